@@ -1,0 +1,188 @@
+//! One in-order queue of copies, signals and waits.
+
+use std::task::Waker;
+use std::time::Duration;
+
+use crate::error::Error;
+
+/// A byte place inside a region: `offset` bytes from its start.
+#[derive(Debug)]
+pub struct At<'a, M> {
+    /// The region, local or imported.
+    pub region: &'a M,
+    /// Bytes from the region's start.
+    pub offset: u64,
+}
+
+/// A flag inside a region: the aligned 64-bit word number `word`.
+///
+/// Counted in words and not in bytes, so that a flag cannot be misaligned and cannot be passed
+/// where bytes are meant.
+#[derive(Debug)]
+pub struct Flag<'a, M> {
+    /// The region, registered as [`Role::Flags`](crate::Role::Flags).
+    pub region: &'a M,
+    /// 64-bit words from the region's start.
+    pub word: u64,
+}
+
+// Derives would demand `M: Copy`; a reference is always `Copy`.
+impl<M> Clone for At<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<M> Copy for At<'_, M> {}
+impl<M> Clone for Flag<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<M> Copy for Flag<'_, M> {}
+
+/// The whole vocabulary of an engine.
+///
+/// Oneself is a peer too: with a region imported from oneself, `Put` is a local copy and `Signal`
+/// a local store.
+#[derive(Debug)]
+pub enum Op<'a, L, R> {
+    /// Copy `bytes` from this rank's `src` to a peer's `dst`; zero bytes are allowed and copy nothing.
+    Put {
+        /// Where the bytes go.
+        dst: At<'a, R>,
+        /// Where they come from.
+        src: At<'a, L>,
+        /// How many.
+        bytes: u64,
+    },
+    /// Store `value` in a peer's flag, after everything put to that peer before.
+    Signal {
+        /// The flag, of which this engine is the only writer.
+        flag: Flag<'a, R>,
+        /// The value that the waiter wants to see.
+        value: u64,
+    },
+    /// Hold what follows in this queue until the flag is at least `value`.
+    Wait {
+        /// The flag, of which this engine is the only reader.
+        flag: Flag<'a, L>,
+        /// The smallest value that lets pass.
+        value: u64,
+        /// Store 0 in the flag before anything that follows; for captured starts, where a constant
+        /// is baked in.
+        reset: bool,
+    },
+}
+
+impl<L, R> Clone for Op<'_, L, R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<L, R> Copy for Op<'_, L, R> {}
+
+/// How far a queue has come: the number of a submitted slice, from 1, monotone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+impl Ticket {
+    /// Before the first slice.
+    pub const NONE: Self = Self(0);
+}
+
+/// What an engine can do natively, and its exact limits.
+///
+/// An ability that is missing here is supplied in software above the backends; no call answers
+/// "unsupported".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// [`Op::Wait`] may be submitted. Otherwise the caller reads the flag itself and submits what
+    /// follows once it is there.
+    pub queued_wait: bool,
+    /// Nothing moves, neither what was submitted nor what peers send, unless somebody calls
+    /// [`CopyEngine::completed`].
+    pub polled: bool,
+    /// Most ops in one slice, inclusive, at least 1.
+    pub slice_ops_max: usize,
+    /// The largest copy that is done in one piece, in bytes, inclusive; larger puts are split by
+    /// the backend.
+    pub piece_bytes_max: u64,
+    /// Offsets and lengths of a put must be multiples of it; 1 where there is no rule.
+    pub put_align_bytes: u64,
+}
+
+/// One in-order queue, reaching every connected peer.
+///
+/// The rules that hold between calls, queues and ranks are in the [contract](crate::contract).
+pub trait CopyEngine: Send {
+    /// The backend's error.
+    type Error: Error;
+    /// This rank's registered memory.
+    type Local;
+    /// A peer's imported memory.
+    type Remote;
+    /// The vendor's queue on which a caller computes; uninhabited where there is none.
+    type Stream: 'static;
+
+    /// What this engine can do; constant over its life.
+    fn caps(&self) -> &Caps;
+
+    /// Takes a slice of ops into the queue.
+    ///
+    /// *Ordering.* Ops to one peer take effect in the order submitted; a wait holds everything
+    /// behind it. *Completion.* The ticket completes when every op up to and with this slice has;
+    /// an empty slice gets a ticket too.
+    ///
+    /// # Errors
+    /// [`QueueFull`](crate::ErrorKind::QueueFull): nothing was taken; try again after
+    /// [`completed`](Self::completed). [`InvalidArgument`](crate::ErrorKind::InvalidArgument): an op
+    /// breaks a limit of [`caps`](Self::caps) or leaves its region; nothing was taken. Any other
+    /// kind poisons the engine.
+    ///
+    /// # Safety
+    /// Until the ticket completes, the regions of all ops live, nobody writes to a source and
+    /// nobody else touches a destination. Of a flag this engine is the only writer (or reader).
+    unsafe fn submit(
+        &mut self,
+        ops: &[Op<'_, Self::Local, Self::Remote>],
+    ) -> Result<Ticket, Self::Error>;
+
+    /// The last ticket up to which everything is complete: sources may be reused, puts to oneself
+    /// are visible here. Monotone; never blocks; drives a polled engine.
+    ///
+    /// # Errors
+    /// The error that poisoned the engine.
+    fn completed(&mut self) -> Result<Ticket, Self::Error>;
+
+    /// Gives the processor away until [`completed`](Self::completed) may say more, a flag of this
+    /// rank may have changed, the [`waker`](Self::waker) was used, or `limit` has passed. It may
+    /// return early; between two looks at the same flag, call it once for every look.
+    ///
+    /// # Errors
+    /// The error that poisoned the engine.
+    fn park(&mut self, limit: Duration) -> Result<(), Self::Error>;
+
+    /// A handle with which another thread ends a [`park`](Self::park), the present or the next.
+    fn waker(&self) -> Waker;
+
+    /// Lets every queued wait pass, so that the queue drains. What stood behind such a wait is run
+    /// or dropped; its results are worthless. From now on [`submit`](Self::submit) answers
+    /// [`Aborted`](crate::ErrorKind::Aborted), while [`completed`](Self::completed) goes on to the
+    /// last ticket. Call it again until that is reached.
+    ///
+    /// # Errors
+    /// The error that poisoned the engine.
+    fn release(&mut self) -> Result<(), Self::Error>;
+
+    /// What is submitted next comes after what `from` holds now.
+    ///
+    /// # Errors
+    /// The vendor's refusal, or the error that poisoned the engine.
+    fn fork(&mut self, from: &Self::Stream) -> Result<(), Self::Error>;
+
+    /// What `into` gets next comes after what was submitted here.
+    ///
+    /// # Errors
+    /// The vendor's refusal, or the error that poisoned the engine.
+    fn join(&mut self, into: &Self::Stream) -> Result<(), Self::Error>;
+}

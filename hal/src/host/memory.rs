@@ -1,0 +1,184 @@
+//! Regions of host memory, local and imported.
+
+mod handover;
+mod mapping;
+mod registry;
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+pub(super) use handover::Server;
+use mapping::Mapping;
+use registry::Backing;
+pub(super) use registry::Registration;
+pub(super) use registry::process_token;
+
+use super::engine::Bell;
+use super::error::Error;
+use super::fabric::Peers;
+use super::key::{Key, Reach};
+use crate::deadline::Deadline;
+use crate::key::Generation;
+use crate::memory::{PeerMemory, Region, Role, Space};
+use crate::rank::Rank;
+
+const WORD_BYTES: u64 = size_of::<u64>() as u64;
+
+/// Registers memory of this rank and imports that of its peers.
+#[derive(Debug)]
+pub struct Memory {
+    pub(super) rank: Rank,
+    pub(super) peers: Arc<Peers>,
+}
+
+/// Registered memory of this rank.
+#[derive(Debug)]
+pub struct Local {
+    registration: Arc<Registration>,
+    generation: Generation,
+    role: Role,
+}
+
+/// Imported memory of a peer.
+pub struct Remote {
+    registration: Arc<Registration>,
+    /// Rung when a flag of this region is signalled.
+    bell: Arc<Bell>,
+    peer: Rank,
+}
+
+impl Local {
+    /// Allocates zeroed memory that any process can map.
+    pub(super) fn allocate(bytes: u64, role: Role) -> Result<Self, Error> {
+        let backing = Backing::Mapped(Mapping::create(bytes)?);
+        Ok(Self::enter(Registration { backing, bytes }, role))
+    }
+
+    fn enter(registration: Registration, role: Role) -> Self {
+        let registration = Arc::new(registration);
+        let generation = registry::enter(Arc::clone(&registration));
+        Self { registration, generation, role }
+    }
+
+    pub(super) fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    pub(super) fn share(&self) -> Arc<Registration> {
+        Arc::clone(&self.registration)
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        registry::remove(self.generation);
+    }
+}
+
+impl Region for Local {
+    fn base(&self) -> NonNull<u8> {
+        self.registration.base()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.registration.bytes
+    }
+
+    fn space(&self) -> Space {
+        Space::Host
+    }
+
+    fn flags(&self) -> Option<&[AtomicU64]> {
+        (self.role == Role::Flags).then(|| {
+            let words = self.registration.bytes / WORD_BYTES;
+            let words = usize::try_from(words).expect("a mapped region fits the address space");
+            // SAFETY: `register` checked the alignment of flags and made their lifetime the
+            // caller's duty; engines touch flags as atomics only.
+            unsafe { std::slice::from_raw_parts(self.base().as_ptr().cast(), words) }
+        })
+    }
+}
+
+impl Remote {
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.registration.base()
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.registration.bytes
+    }
+
+    pub(super) fn bell(&self) -> &Arc<Bell> {
+        &self.bell
+    }
+
+    /// Whose memory it is.
+    pub fn peer(&self) -> Rank {
+        self.peer
+    }
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remote").field("peer", &self.peer).field("bytes", &self.bytes()).finish()
+    }
+}
+
+/// Opens a region of another process, or of this one.
+pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Registration>, Error> {
+    if key.process == process_token() {
+        let found = registry::find(key.generation).filter(|found| found.bytes == key.bytes);
+        return found.ok_or(Error::Freed { peer, generation: key.generation.0 });
+    }
+    if key.reach == Reach::Private {
+        return Err(Error::PrivateMemory { peer });
+    }
+    let fd = handover::ask(peer, key.process, key.generation, deadline)?;
+    let backing = Backing::Mapped(Mapping::import(fd, key.bytes, peer)?);
+    Ok(Arc::new(Registration { backing, bytes: key.bytes }))
+}
+
+impl PeerMemory for Memory {
+    type Error = Error;
+    type Key = Key;
+    type Local = Local;
+    type Remote = Remote;
+
+    fn allocate(&self, bytes: u64, role: Role) -> Result<Local, Error> {
+        Local::allocate(bytes, role)
+    }
+
+    unsafe fn register(&self, base: NonNull<u8>, bytes: u64, role: Role) -> Result<Local, Error> {
+        if role == Role::Flags && !(base.as_ptr() as u64).is_multiple_of(WORD_BYTES) {
+            let text = format!("flags at {base:p} are not aligned to {WORD_BYTES} bytes");
+            return Err(Error::Argument(text));
+        }
+        Ok(Local::enter(Registration { backing: Backing::Borrowed(base), bytes }, role))
+    }
+
+    fn export(&self, local: &Local) -> Result<Key, Error> {
+        let reach = match local.registration.backing {
+            Backing::Mapped(_) => Reach::Shared,
+            Backing::Borrowed(_) => Reach::Private,
+        };
+        Ok(Key {
+            process: process_token(),
+            generation: local.generation,
+            rank: self.rank,
+            reach,
+            bytes: local.registration.bytes,
+        })
+    }
+
+    fn import(&self, peer: Rank, key: &Key, deadline: Deadline) -> Result<Remote, Error> {
+        let Some(bell) = self.peers.bell(peer) else {
+            return Err(Error::NotConnected { peer });
+        };
+        if key.rank != peer {
+            return Err(Error::ForeignKey { wanted: peer, seen: key.rank });
+        }
+        Ok(Remote { registration: open(peer, key, deadline)?, bell, peer })
+    }
+}

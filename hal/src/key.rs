@@ -1,0 +1,230 @@
+//! Remote keys: what travels out of band so that a peer can import a region.
+//!
+//! Every backend's key is sealed in the same envelope: magic, version, backend, generation, length
+//! and payload, little-endian. Whoever receives one can say what it is before any backend looks at
+//! the payload.
+
+use std::fmt;
+
+use crate::error::{Error, ErrorKind};
+use crate::wire::{Reader, Truncated, Writer};
+
+/// The first four bytes of every encoded key.
+pub const KEY_MAGIC: [u8; 4] = *b"PLRK";
+/// The version of the envelope that this build writes and reads.
+pub const KEY_VERSION: u16 = 1;
+
+/// The number of a backend, as keys and addresses carry it.
+///
+/// Numbers below 0x8000 are given out by this crate; a backend that lives elsewhere takes one above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BackendId(pub u16);
+
+impl BackendId {
+    /// The reference backend over host memory.
+    pub const HOST: Self = Self(1);
+    /// CUDA: NVLink copy engines.
+    pub const CUDA: Self = Self(2);
+    /// ROCm: XGMI SDMA engines.
+    pub const ROCM: Self = Self(3);
+    /// RDMA verbs.
+    pub const RDMA: Self = Self(4);
+
+    /// The backend's name, as the program's `--backend` takes it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::HOST => "host",
+            Self::CUDA => "cuda",
+            Self::ROCM => "rocm",
+            Self::RDMA => "rdma",
+            _ => "foreign",
+        }
+    }
+}
+
+impl fmt::Display for BackendId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            "foreign" => write!(f, "backend {:#06x}", self.0),
+            name => f.write_str(name),
+        }
+    }
+}
+
+/// Tells two registrations apart, also at the same address; never reused by a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Generation(pub u64);
+
+/// The bytes that let a peer import a region.
+pub trait RemoteKey: Sized + Send {
+    /// The key in its envelope.
+    fn encode(&self) -> Vec<u8>;
+
+    /// Parses a peer's bytes; never panics, whatever they are.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    fn decode(bytes: &[u8]) -> Result<Self, KeyError>;
+
+    /// The length of the region in bytes.
+    fn region_bytes(&self) -> u64;
+
+    /// Which registration it names.
+    fn generation(&self) -> Generation;
+}
+
+/// The envelope of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Envelope<'a> {
+    /// Whose payload it is.
+    pub backend: BackendId,
+    /// Which registration it names.
+    pub generation: Generation,
+    /// The backend's own fields.
+    pub payload: &'a [u8],
+}
+
+impl<'a> Envelope<'a> {
+    /// Seals a payload.
+    ///
+    /// # Panics
+    /// If the payload is longer than 4 GiB.
+    pub fn seal(self) -> Vec<u8> {
+        let length = u32::try_from(self.payload.len()).expect("a key is shorter than 4 GiB");
+        Writer::new()
+            .bytes(&KEY_MAGIC)
+            .u16(KEY_VERSION)
+            .u16(self.backend.0)
+            .u64(self.generation.0)
+            .u32(length)
+            .bytes(self.payload)
+            .finish()
+    }
+
+    /// Opens bytes that claim to be a key of `backend`.
+    ///
+    /// # Errors
+    /// If they are anything else.
+    pub fn open(bytes: &'a [u8], backend: BackendId) -> Result<Self, KeyError> {
+        let mut reader = Reader::new(bytes);
+        let magic = reader.array("magic")?;
+        if magic != KEY_MAGIC {
+            return Err(KeyError::Foreign { magic });
+        }
+        let version = reader.u16("version")?;
+        if version != KEY_VERSION {
+            return Err(KeyError::Version { seen: version });
+        }
+        let seen = BackendId(reader.u16("backend")?);
+        if seen != backend {
+            return Err(KeyError::Backend { wanted: backend, seen });
+        }
+        let generation = Generation(reader.u64("generation")?);
+        let length = reader.u32("payload length")? as usize;
+        let payload = reader.bytes("payload", length)?;
+        if !reader.rest().is_empty() {
+            return Err(KeyError::Trailing { bytes: reader.rest().len() });
+        }
+        Ok(Self { backend, generation, payload })
+    }
+}
+
+/// Why bytes are not a usable key.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The bytes end too early.
+    #[error("remote key is truncated: {0}")]
+    Truncated(#[from] Truncated),
+    /// The bytes are no key at all.
+    #[error(
+        "remote key is foreign: it starts with {magic:02x?}, wanted {KEY_MAGIC:02x?} (\"PLRK\")"
+    )]
+    Foreign {
+        /// What they start with.
+        magic: [u8; 4],
+    },
+    /// The key was written by another version of Peerlane.
+    #[error(
+        "remote key has version {seen}, this build reads {KEY_VERSION}; run the same Peerlane on all ranks"
+    )]
+    Version {
+        /// The key's version.
+        seen: u16,
+    },
+    /// The key is of another backend.
+    #[error("remote key is of backend {seen}, wanted {wanted}")]
+    Backend {
+        /// Who was asked to read it.
+        wanted: BackendId,
+        /// Who wrote it.
+        seen: BackendId,
+    },
+    /// Bytes are left over.
+    #[error("remote key has {bytes} bytes too many")]
+    Trailing {
+        /// How many.
+        bytes: usize,
+    },
+    /// A field holds a value that no key can have.
+    #[error("remote key field {field} is {seen}, wanted {wanted}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// What it holds.
+        seen: u64,
+        /// What it may hold.
+        wanted: &'static str,
+    },
+}
+
+impl Error for KeyError {
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::InvalidKey
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sealed() -> Vec<u8> {
+        Envelope { backend: BackendId::HOST, generation: Generation(7), payload: b"body" }.seal()
+    }
+
+    #[test]
+    fn a_sealed_key_opens() {
+        let bytes = sealed();
+        let envelope = Envelope::open(&bytes, BackendId::HOST).unwrap();
+        assert_eq!((envelope.generation, envelope.payload), (Generation(7), &b"body"[..]));
+    }
+
+    #[test]
+    fn every_truncation_is_an_error() {
+        let bytes = sealed();
+        for end in 0..bytes.len() {
+            let error = Envelope::open(&bytes[..end], BackendId::HOST).unwrap_err();
+            assert!(matches!(error, KeyError::Truncated(_)), "{end} bytes: {error}");
+        }
+    }
+
+    #[test]
+    fn foreign_bytes_are_named() {
+        let text = |bytes: &[u8]| Envelope::open(bytes, BackendId::CUDA).unwrap_err().to_string();
+        assert_eq!(
+            text(b"ELF\x7f and more bytes"),
+            "remote key is foreign: it starts with [45, 4c, 46, 7f], wanted [50, 4c, 52, 4b] (\"PLRK\")"
+        );
+        assert_eq!(text(&sealed()), "remote key is of backend host, wanted cuda");
+        let mut newer = sealed();
+        newer[4] = 9;
+        assert_eq!(
+            text(&newer),
+            "remote key has version 9, this build reads 1; run the same Peerlane on all ranks"
+        );
+        let mut longer = sealed();
+        longer.push(0);
+        let error = Envelope::open(&longer, BackendId::HOST).unwrap_err();
+        assert_eq!(error.to_string(), "remote key has 1 bytes too many");
+    }
+}

@@ -1,0 +1,45 @@
+//! The hardware abstraction layer of Peerlane: bytes move between the memories of peers on the
+//! engines that are made for it, and the compute units are left to compute.
+//!
+//! Four traits carry everything: a [`Fabric`] is a way to reach peers; its [`PeerMemory`] registers
+//! memory and imports a peer's by a [`RemoteKey`]; its [`CopyEngine`] is an in-order queue of three
+//! [`Op`]s: put, signal, wait. What they promise is the [`contract`].
+//!
+//! - You bring up an accelerator: read [`for_backend_authors`].
+//! - You write an algorithm or a runtime on top: read [`for_algorithm_authors`].
+//! - You want to gather shards: take the crate `peerlane`, which has it ready.
+//!
+//! With the feature `host` (default) the crate holds the reference backend, [`host`]: ranks as
+//! threads or processes of one machine.
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("Peerlane runs on Linux only");
+
+mod deadline;
+mod engine;
+mod error;
+mod fabric;
+#[cfg(feature = "host")]
+pub mod host;
+mod key;
+pub mod mechanics;
+mod memory;
+mod rank;
+pub mod wire;
+
+pub use deadline::Deadline;
+pub use engine::{At, Caps, CopyEngine, Flag, Op, Ticket};
+pub use error::{Error, ErrorKind};
+pub use fabric::{Fabric, Link, LinkKind};
+pub use key::{BackendId, Envelope, Generation, KEY_MAGIC, KEY_VERSION, KeyError, RemoteKey};
+pub use memory::{PeerMemory, Region, Role, Space};
+pub use rank::Rank;
+
+#[doc = include_str!("../CONTRACT.md")]
+pub mod contract {}
+
+#[doc = include_str!("../guide/backend-authors.md")]
+pub mod for_backend_authors {}
+
+#[doc = include_str!("../guide/algorithm-authors.md")]
+pub mod for_algorithm_authors {}

@@ -1,0 +1,10 @@
+//! What every backend does alike, once: counting tickets, cutting copies at a limit, staying
+//! poisoned after the first error.
+
+mod ledger;
+mod pieces;
+mod poison;
+
+pub use ledger::Ledger;
+pub use pieces::{Piece, pieces};
+pub use poison::Poison;

@@ -1,0 +1,98 @@
+//! Registered memory, local and imported.
+
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+use crate::deadline::Deadline;
+use crate::error::Error;
+use crate::key::RemoteKey;
+use crate::rank::Rank;
+
+/// What a region is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Bytes that are put and received.
+    Data,
+    /// Aligned 64-bit words that are signalled and waited for; zero at first.
+    Flags,
+}
+
+/// Where the bytes of a region lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Space {
+    /// The host can load and store them.
+    Host,
+    /// Only a device can.
+    Device,
+}
+
+/// Registered memory of this rank.
+pub trait Region: Send + Sync {
+    /// The first byte, in the address space that [`space`](Self::space) names.
+    fn base(&self) -> NonNull<u8>;
+
+    /// The length in bytes.
+    fn bytes(&self) -> u64;
+
+    /// Who can load and store the bytes.
+    fn space(&self) -> Space;
+
+    /// The region as flags that the host can read, where it was registered as [`Role::Flags`] and
+    /// the host sees it; an executor polls these where waits cannot be queued, and names the
+    /// missing one when a deadline passes.
+    fn flags(&self) -> Option<&[AtomicU64]>;
+}
+
+/// Makes memory reachable for peers, and peers' memory reachable from here.
+pub trait PeerMemory: Send + Sync {
+    /// The backend's error.
+    type Error: Error;
+    /// What a peer needs to import a region.
+    type Key: RemoteKey;
+    /// Registered memory of this rank.
+    type Local: Region;
+    /// Imported memory of a peer; dropping it ends the import.
+    type Remote: Send + Sync;
+
+    /// Allocates zeroed memory that every peer of the fabric can import.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), naming the bytes wanted.
+    fn allocate(&self, bytes: u64, role: Role) -> Result<Self::Local, Self::Error>;
+
+    /// Registers the caller's own memory, at any offset inside its allocation.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the fabric cannot use such memory,
+    /// or flags are not aligned to 8 bytes.
+    ///
+    /// # Safety
+    /// `base..base + bytes` stays allocated until the result is dropped and every importer has
+    /// dropped its import. As [`Role::Flags`], it is zero, and only engines touch it.
+    unsafe fn register(
+        &self,
+        base: NonNull<u8>,
+        bytes: u64,
+        role: Role,
+    ) -> Result<Self::Local, Self::Error>;
+
+    /// The key of a region. It names this registration only: once the region is dropped, the key is
+    /// refused, also when other memory is registered at the same address.
+    ///
+    /// # Errors
+    /// The vendor's refusal.
+    fn export(&self, local: &Self::Local) -> Result<Self::Key, Self::Error>;
+
+    /// Opens a region of `peer`, which must be connected; one's own key gives an alias.
+    ///
+    /// # Errors
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey): the key is of freed memory or of another rank.
+    /// [`PeerLost`](crate::ErrorKind::PeerLost): the peer is gone or not connected.
+    /// [`Timeout`](crate::ErrorKind::Timeout): it did not answer in time.
+    fn import(
+        &self,
+        peer: Rank,
+        key: &Self::Key,
+        deadline: Deadline,
+    ) -> Result<Self::Remote, Self::Error>;
+}

@@ -1,0 +1,139 @@
+//! Reading and writing the few fixed-width fields of keys and addresses, little-endian.
+//!
+//! A peer's bytes are parsed here once, at the edge, and never index or allocate by what they say.
+
+/// The bytes ended before a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field} wants {wanted} bytes, {left} are left")]
+pub struct Truncated {
+    /// The field that was read.
+    pub field: &'static str,
+    /// Its width in bytes.
+    pub wanted: usize,
+    /// What there was.
+    pub left: usize,
+}
+
+/// Appends fields to a buffer.
+#[derive(Debug, Default)]
+pub struct Writer(Vec<u8>);
+
+impl Writer {
+    /// An empty buffer.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends raw bytes, without a length.
+    #[must_use]
+    pub fn bytes(mut self, bytes: &[u8]) -> Self {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    /// Appends 16 bits.
+    #[must_use]
+    pub fn u16(self, value: u16) -> Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    /// Appends 32 bits.
+    #[must_use]
+    pub fn u32(self, value: u32) -> Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    /// Appends 64 bits.
+    #[must_use]
+    pub fn u64(self, value: u64) -> Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    /// The buffer.
+    pub fn finish(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+/// Takes fields off a slice.
+#[derive(Clone, Copy, Debug)]
+pub struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    /// Reads from the start of `bytes`.
+    pub const fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    /// Takes `count` raw bytes.
+    ///
+    /// # Errors
+    /// If fewer are left.
+    pub fn bytes(&mut self, field: &'static str, count: usize) -> Result<&'a [u8], Truncated> {
+        let Some((taken, rest)) = self.0.split_at_checked(count) else {
+            return Err(Truncated { field, wanted: count, left: self.0.len() });
+        };
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    /// Takes an array of `N` bytes.
+    ///
+    /// # Errors
+    /// If fewer are left.
+    pub fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], Truncated> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.bytes(field, N)?);
+        Ok(array)
+    }
+
+    /// Takes 16 bits.
+    ///
+    /// # Errors
+    /// If fewer are left.
+    pub fn u16(&mut self, field: &'static str) -> Result<u16, Truncated> {
+        self.array(field).map(u16::from_le_bytes)
+    }
+
+    /// Takes 32 bits.
+    ///
+    /// # Errors
+    /// If fewer are left.
+    pub fn u32(&mut self, field: &'static str) -> Result<u32, Truncated> {
+        self.array(field).map(u32::from_le_bytes)
+    }
+
+    /// Takes 64 bits.
+    ///
+    /// # Errors
+    /// If fewer are left.
+    pub fn u64(&mut self, field: &'static str) -> Result<u64, Truncated> {
+        self.array(field).map(u64::from_le_bytes)
+    }
+
+    /// What is left.
+    pub const fn rest(&self) -> &'a [u8] {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_read() {
+        let bytes = Writer::new().u16(1).u32(2).u64(3).bytes(b"end").finish();
+        let mut reader = Reader::new(&bytes);
+        assert_eq!(reader.u16("a"), Ok(1));
+        assert_eq!(reader.u32("b"), Ok(2));
+        assert_eq!(reader.u64("c"), Ok(3));
+        assert_eq!(reader.rest(), b"end");
+    }
+
+    #[test]
+    fn a_short_slice_names_the_field() {
+        let error = Reader::new(&[0; 3]).u64("generation").unwrap_err();
+        assert_eq!(error.to_string(), "generation wants 8 bytes, 3 are left");
+    }
+}
