@@ -118,9 +118,9 @@ pub trait CopyEngine: Send {
     /// The backend's error.
     type Error: Error;
     /// This rank's registered memory.
-    type Local;
+    type Local: 'static;
     /// A peer's imported memory.
-    type Remote;
+    type Remote: 'static;
     /// The vendor's queue on which a caller computes; uninhabited where there is none.
     type Stream: 'static;
 

@@ -27,7 +27,7 @@ pub enum Space {
 }
 
 /// Registered memory of this rank.
-pub trait Region: Send + Sync {
+pub trait Region: Send + Sync + 'static {
     /// The first byte, in the address space that [`space`](Self::space) names.
     fn base(&self) -> NonNull<u8>;
 
@@ -44,7 +44,7 @@ pub trait Region: Send + Sync {
 }
 
 /// Makes memory reachable for peers, and peers' memory reachable from here.
-pub trait PeerMemory: Send + Sync {
+pub trait PeerMemory: Send + Sync + 'static {
     /// The backend's error.
     type Error: Error;
     /// What a peer needs to import a region.
@@ -52,7 +52,7 @@ pub trait PeerMemory: Send + Sync {
     /// Registered memory of this rank.
     type Local: Region;
     /// Imported memory of a peer; dropping it ends the import.
-    type Remote: Send + Sync;
+    type Remote: Send + Sync + 'static;
 
     /// Allocates zeroed memory that every peer of the fabric can import.
     ///

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-pub(super) use bell::Bell;
 use bell::Parker;
+pub(super) use bell::{Bell, Crowd};
 
 use super::error::Error;
 use super::fabric::Options;
@@ -60,12 +60,12 @@ enum Work {
 unsafe impl Send for Work {}
 
 impl Engine {
-    pub(super) fn new(options: Options, spin: Duration, bell: Arc<Bell>) -> Self {
+    pub(super) fn new(options: Options, spin: Duration, bell: Arc<Bell>, crowd: Crowd) -> Self {
         Self {
             streaming_bytes_min: options.streaming_bytes_min.unwrap_or(copy::STREAMING_BYTES_MIN),
             queue: VecDeque::with_capacity(options.queue_ops),
             ledger: Ledger::with_capacity(options.queue_ops),
-            parker: Parker::new(bell, spin),
+            parker: Parker::new(bell, spin, crowd),
             released: false,
             options,
         }

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::engine::{Bell, Engine};
+use super::engine::{Bell, Crowd, Engine};
 use super::error::Error;
 use super::key::{Key, ProcessToken, Reach};
 use super::memory::{Local, Memory, Server, process_token};
@@ -18,6 +18,11 @@ use crate::memory::Role;
 use crate::rank::Rank;
 use crate::wire::{Reader, Writer};
 
+/// How long a rank with a core of its own spins: a few times what waking an idle core takes.
+const SPIN: Duration = Duration::from_micros(100);
+/// How long a rank spins that shares a core, while the others seem to sleep: about what waking an
+/// idle core takes. Not longer, since an awake rank may stand in line for this very core.
+const SPIN_SHARED: Duration = Duration::from_micros(20);
 const ADDRESS_MAGIC: [u8; 4] = *b"PLRA";
 const ADDRESS_VERSION: u16 = 1;
 
@@ -30,8 +35,9 @@ pub struct Options {
     pub caps: Caps,
     /// Ops that a queue holds; at least `caps.slice_ops_max`.
     pub queue_ops: usize,
-    /// How long [`park`](crate::CopyEngine::park) spins before it sleeps; by default long where
-    /// every rank has a core of its own, and hardly at all elsewhere.
+    /// How long [`park`](crate::CopyEngine::park) spins at most before it sleeps; it does not spin
+    /// while more ranks are awake than there are cores. By default 100 µs, or 20 µs where ranks
+    /// share cores.
     pub spin: Option<Duration>,
     /// Copies of at least so many bytes bypass the cache; by default the measured best.
     pub streaming_bytes_min: Option<u64>,
@@ -81,8 +87,9 @@ impl Peers {
         bells.get(peer.index()).cloned().flatten()
     }
 
-    fn connected(&self) -> usize {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().flatten().count()
+    fn bells(&self) -> Box<[Arc<Bell>]> {
+        let bells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        bells.iter().flatten().cloned().collect()
     }
 
     fn enter(&self, peer: Rank, bell: Arc<Bell>) {
@@ -157,14 +164,6 @@ impl Fabric {
         }
         Ok(Key { process, generation, rank, reach: Reach::Shared, bytes: Bell::BYTES })
     }
-
-    /// Ranks that have a core of their own can afford to spin for as long as a wake-up takes.
-    fn spin(&self) -> Duration {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let crowded = self.memory.peers.connected() > cores;
-        let default = if crowded { Duration::from_micros(2) } else { Duration::from_micros(100) };
-        self.options.spin.unwrap_or(default)
-    }
 }
 
 impl FabricTrait for Fabric {
@@ -221,6 +220,9 @@ impl FabricTrait for Fabric {
     }
 
     fn engine(&mut self) -> Result<Engine, Error> {
-        Ok(Engine::new(self.options, self.spin(), Arc::clone(&self.bell)))
+        let crowd = Crowd::new(self.memory.peers.bells());
+        let default = if crowd.shares_cores() { SPIN_SHARED } else { SPIN };
+        let spin = self.options.spin.unwrap_or(default);
+        Ok(Engine::new(self.options, spin, Arc::clone(&self.bell), crowd))
     }
 }

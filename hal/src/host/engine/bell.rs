@@ -1,57 +1,80 @@
 //! How a rank sleeps until a flag may have changed, and how others wake it.
 //!
-//! A bell is two words in a small shared region of the sleeping rank. A sleeper announces itself,
-//! looks at its flags once more, and sleeps on the count of rings; a writer stores its flag, and
-//! rings only if somebody is announced. Sequentially consistent fences on both sides make it
-//! impossible that the writer misses the sleeper and the sleeper misses the flag. So a signal costs
-//! a system call only when somebody really sleeps.
+//! A bell is one word in a small shared region of the sleeping rank: an even count of rings, and an
+//! odd bit that says that somebody is about to sleep. A sleeper sets the bit, looks at its flags
+//! once more, and sleeps on the word; a writer stores its flag, and where it finds the bit set,
+//! clears it, counts a ring and wakes. Fences on both sides make it impossible that the writer
+//! misses the bit and the sleeper misses the flag. So a signal costs a system call only when
+//! somebody really sleeps, and of several signals only the first.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::task::{Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::thread::futex;
 
 use crate::host::memory::Registration;
 
-/// Two words on cache lines of their own.
-#[repr(C, align(64))]
-struct Words {
-    rings: AtomicU32,
-    _line: [u32; 15],
-    sleepers: AtomicU32,
-}
+/// The bit of the word that announces a sleeper.
+const ANNOUNCED: u32 = 1;
 
 /// A rank's bell, one's own or a peer's.
 #[derive(Debug)]
 pub(in crate::host) struct Bell(Arc<Registration>);
 
 impl Bell {
-    pub(in crate::host) const BYTES: u64 = size_of::<Words>() as u64;
+    pub(in crate::host) const BYTES: u64 = size_of::<AtomicU32>() as u64;
 
     /// The bell in a region of [`BYTES`](Self::BYTES) that was zero when it was made.
     pub(in crate::host) fn of(region: Arc<Registration>) -> Arc<Self> {
         Arc::new(Self(region))
     }
 
-    fn words(&self) -> &Words {
+    fn word(&self) -> &AtomicU32 {
         // SAFETY: the region is a page-aligned mapping of at least `BYTES` (`Fabric::open_with`
         // allocates it, `memory::open` checks what a peer hands over), it lives as long as `self`,
-        // and everyone touches it as these atomics.
+        // and everyone touches it as this atomic.
         unsafe { self.0.base().cast().as_ref() }
     }
 
-    /// Wakes whoever sleeps here; called after the flag was stored.
-    pub(super) fn ring_if_awaited(&self) {
-        // Orders the caller's store before the look for sleepers.
+    fn is_announced(&self) -> bool {
+        self.word().load(Ordering::Relaxed) & ANNOUNCED != 0
+    }
+
+    /// Announces a sleeper; the word as it stands then.
+    fn announce(&self) -> u32 {
+        let word = self.word().fetch_or(ANNOUNCED, Ordering::SeqCst) | ANNOUNCED;
+        // Orders the announcement before the next look at a flag.
         fence(Ordering::SeqCst);
-        let words = self.words();
-        if words.sleepers.load(Ordering::Relaxed) > 0 {
-            words.rings.fetch_add(1, Ordering::SeqCst);
-            // Nobody left to wake is no error.
-            let _ = futex::wake(&words.rings, futex::Flags::empty(), i32::MAX.cast_unsigned());
+        word
+    }
+
+    /// Wakes whoever is announced; called after the flag was stored.
+    pub(super) fn ring_if_awaited(&self) {
+        // Orders the store of the flag before the look for sleepers.
+        fence(Ordering::SeqCst);
+        let word = self.word();
+        let seen = word.load(Ordering::Relaxed);
+        if seen & ANNOUNCED == 0 {
+            return;
         }
+        // Adding to the odd word clears the bit and counts. Who loses this race need not wake.
+        let rung = seen.wrapping_add(1);
+        if word.compare_exchange(seen, rung, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            // Nobody left to wake is no error.
+            let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
+        }
+    }
+
+    /// Sleeps while the word is `announced`.
+    fn sleep(&self, announced: u32, limit: Duration) {
+        let limit = rustix::time::Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(limit.subsec_nanos()),
+        };
+        // Woken, rung before, interrupted or out of time: the caller looks in any case.
+        let _ = futex::wait(self.word(), futex::Flags::empty(), announced, Some(&limit));
     }
 }
 
@@ -73,12 +96,17 @@ impl Wake for Alarm {
 }
 
 /// The parking place of one engine: spin for a while, announce, look again, sleep.
+///
+/// Spinning is right while every rank that is awake has a core: it costs nobody anything, and a
+/// core that falls idle takes long to wake. Where more ranks are awake than there are cores, a rank
+/// that has nothing to do gives its core away at once. Who is awake, the bells tell.
 pub(super) struct Parker {
     alarm: Arc<Alarm>,
     spin: Duration,
+    crowd: Crowd,
     /// Since when the engine has had nothing to do.
-    idle_since: Option<std::time::Instant>,
-    /// The count of rings at the announcement, while announced.
+    idle_since: Option<Instant>,
+    /// The bell's word at the announcement, while announced.
     announced: Option<u32>,
 }
 
@@ -86,9 +114,9 @@ impl Parker {
     /// Looks at the clock are dear next to a look at a flag, so a step spins a little.
     const SPINS_A_STEP: u32 = 4;
 
-    pub(super) fn new(bell: Arc<Bell>, spin: Duration) -> Self {
+    pub(super) fn new(bell: Arc<Bell>, spin: Duration, crowd: Crowd) -> Self {
         let alarm = Arc::new(Alarm { bell, rung: AtomicBool::new(false) });
-        Self { alarm, spin, idle_since: None, announced: None }
+        Self { alarm, spin, crowd, idle_since: None, announced: None }
     }
 
     pub(super) fn waker(&self) -> Waker {
@@ -101,55 +129,53 @@ impl Parker {
         if self.alarm.rung.swap(false, Ordering::SeqCst) {
             return self.busy();
         }
-        if let Some(rings) = self.announced {
-            self.sleep(rings, limit);
-            return self.withdraw();
+        if let Some(announced) = self.announced.take() {
+            // An alarm before the look above was seen there, one after it moves the word.
+            return self.alarm.bell.sleep(announced, limit);
         }
-        let now = std::time::Instant::now();
+        let now = Instant::now();
         let idle_since = *self.idle_since.get_or_insert(now);
-        if now.duration_since(idle_since) < self.spin.min(limit) {
+        let patient = now.duration_since(idle_since) < self.spin.min(limit);
+        if patient && !self.crowd.is_crowded() {
             for _ in 0..Self::SPINS_A_STEP {
                 std::hint::spin_loop();
             }
-            return;
+        } else {
+            self.announced = Some(self.alarm.bell.announce());
         }
-        let words = self.alarm.bell.words();
-        words.sleepers.fetch_add(1, Ordering::SeqCst);
-        // Orders the announcement before the caller's next look at a flag.
-        fence(Ordering::SeqCst);
-        self.announced = Some(words.rings.load(Ordering::SeqCst));
     }
 
-    /// Something moved: the next park spins again.
+    /// Something moved: the next park spins again. An announcement stays in the bell: another
+    /// engine of this rank may have made it, too, and a ring for nobody is harmless.
     pub(super) fn busy(&mut self) {
         self.idle_since = None;
-        self.withdraw();
-    }
-
-    fn sleep(&self, rings: u32, limit: Duration) {
-        // A ring of the alarm before this look is seen here, one after it moves the count.
-        if self.alarm.rung.swap(false, Ordering::SeqCst) {
-            return;
-        }
-        let limit = rustix::time::Timespec {
-            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(limit.subsec_nanos()),
-        };
-        // Woken, rung before, interrupted or out of time: the caller looks in any case.
-        let rings_word = &self.alarm.bell.words().rings;
-        let _ = futex::wait(rings_word, futex::Flags::empty(), rings, Some(&limit));
-    }
-
-    fn withdraw(&mut self) {
-        if self.announced.take().is_some() {
-            self.alarm.bell.words().sleepers.fetch_sub(1, Ordering::SeqCst);
-        }
+        self.announced = None;
     }
 }
 
-impl Drop for Parker {
-    fn drop(&mut self) {
-        self.withdraw();
+/// The ranks of this machine and the cores that they share.
+#[derive(Debug)]
+pub(in crate::host) struct Crowd {
+    ranks: Box<[Arc<Bell>]>,
+    cores: usize,
+}
+
+impl Crowd {
+    /// Of ranks with these bells, this rank among them.
+    pub(in crate::host) fn new(ranks: Box<[Arc<Bell>]>) -> Self {
+        Self { ranks, cores: std::thread::available_parallelism().map_or(1, usize::from) }
+    }
+
+    /// Whether there are more ranks than cores.
+    pub(in crate::host) fn shares_cores(&self) -> bool {
+        self.ranks.len() > self.cores
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.shares_cores() && {
+            let asleep = self.ranks.iter().filter(|bell| bell.is_announced()).count();
+            self.ranks.len() - asleep > self.cores
+        }
     }
 }
 

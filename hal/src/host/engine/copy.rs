@@ -4,7 +4,7 @@
 //! and pushes everything else out of the cache. Streaming stores do neither.
 
 /// From this size streaming stores were faster on the machines tried: docs/perf/host-copy.md.
-pub(super) const STREAMING_BYTES_MIN: u64 = 4 << 20;
+pub(super) const STREAMING_BYTES_MIN: u64 = 2 << 20;
 
 /// Copies `bytes` with streaming stores where the processor has them.
 ///

@@ -67,8 +67,8 @@ impl Server {
         let name = name(registry::process_token());
         let address = SocketAddr::from_abstract_name(&name)
             .map_err(Error::io(format!("name the abstract socket {name}")))?;
-        let listener = UnixListener::bind_addr(&address)
-            .map_err(Error::io(format!("listen at the abstract socket {name}")))?;
+        let listener =
+            bind(&address).map_err(Error::io(format!("listen at the abstract socket {name}")))?;
         let listener = Arc::new(listener);
         let accepting = Arc::clone(&listener);
         let thread = std::thread::Builder::new()
@@ -85,6 +85,22 @@ impl Drop for Server {
         let _ = rustix::net::shutdown(&*self.listener, Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
+        }
+    }
+}
+
+/// Listens once the server before this one, which may be ending on another thread, has let go of
+/// the name.
+fn bind(address: &SocketAddr) -> std::io::Result<UnixListener> {
+    let deadline = Deadline::after(ASKER_TIMEOUT * 2);
+    loop {
+        match UnixListener::bind_addr(address) {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::AddrInUse && !deadline.has_passed() =>
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            bound => return bound,
         }
     }
 }
