@@ -1,0 +1,84 @@
+//! Algorithms of the all-gather: pure functions from a topology to plans.
+//!
+//! Nothing here touches an engine, and nothing knows how many bytes a shard has: cells get their
+//! bytes from the [layout](crate::layout).
+
+use peerlane_hal::{ErrorKind, Rank};
+
+use crate::error::Error;
+use crate::plan::{Algorithm, OUTPUTS_MAX, PARTS_MAX, Plan};
+use crate::topology::Topology;
+
+mod direct;
+
+/// The plan of `rank`.
+///
+/// # Errors
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the topology has no such rank, `parts` is not
+/// 1 to [`PARTS_MAX`], or `outputs` not 1 to [`OUTPUTS_MAX`]; in place there is one output.
+pub fn plan(
+    algorithm: Algorithm,
+    topology: &Topology,
+    rank: Rank,
+    parts: u32,
+    in_place: bool,
+    outputs: u32,
+) -> Result<Plan, Error> {
+    let invalid = |text| Err(Error::new(ErrorKind::InvalidArgument, text));
+    if rank.index() >= topology.ranks() {
+        return invalid(format!("rank is {rank}, expected a rank of {topology}"));
+    }
+    if !(1..=PARTS_MAX).contains(&parts) {
+        return invalid(format!("parts is {parts}, expected 1 to {PARTS_MAX}"));
+    }
+    let outputs_max = if in_place { 1 } else { OUTPUTS_MAX };
+    if !(1..=outputs_max).contains(&outputs) {
+        let place = if in_place { "in place" } else { "out of place" };
+        return invalid(format!("outputs is {outputs}, expected 1 to {outputs_max} {place}"));
+    }
+    let ranks = Rank::at(topology.ranks()).0;
+    let lanes = match algorithm {
+        Algorithm::Direct => direct::lanes(rank, ranks, parts, in_place, outputs),
+    };
+    Ok(Plan { algorithm, rank, ranks, parts, in_place, outputs, lanes })
+}
+
+/// The plans of all ranks, in rank order.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plans(
+    algorithm: Algorithm,
+    topology: &Topology,
+    parts: u32,
+    in_place: bool,
+    outputs: u32,
+) -> Result<Vec<Plan>, Error> {
+    Rank::all(topology.ranks())
+        .map(|rank| plan(algorithm, topology, rank, parts, in_place, outputs))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::*;
+
+    #[test]
+    fn impossible_arguments_are_named() {
+        let topology = Topology::of_nodes(&[0, 1, 1]).unwrap();
+        let refused = |rank, parts, in_place, outputs| {
+            let plan = plan(Algorithm::Direct, &topology, rank, parts, in_place, outputs);
+            let error = plan.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            error.to_string()
+        };
+        let text = |rank, parts| refused(rank, parts, false, 1);
+        assert_snapshot!(refused(Rank(0), 1, false, 3), @"outputs is 3, expected 1 to 2 out of place");
+        assert_snapshot!(refused(Rank(0), 1, true, 2), @"outputs is 2, expected 1 to 1 in place");
+        assert_snapshot!(text(Rank(3), 1), @"rank is 3, expected a rank of 3 ranks on 2 nodes");
+        assert_snapshot!(text(Rank(0), 0), @"parts is 0, expected 1 to 65536");
+        assert_snapshot!(text(Rank(0), 65537), @"parts is 65537, expected 1 to 65536");
+    }
+}

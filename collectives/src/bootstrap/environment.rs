@@ -1,0 +1,242 @@
+//! What the launcher has told this process: which rank it is, of how many, and where the hub is.
+//!
+//! | launcher | rank, ranks | on this host | hub |
+//! | --- | --- | --- | --- |
+//! | torchrun, Kubernetes operators, by hand | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | `MASTER_ADDR`, `MASTER_PORT` |
+//! | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK`, `_LOCAL_SIZE` | the same, to be set by hand |
+//! | Slurm | `SLURM_PROCID`, `SLURM_NTASKS` | `SLURM_LOCALID` | the same, to be set by hand |
+//!
+//! The first row whose rank or size is set counts: `mpirun` inside of a Slurm job is Open MPI.
+//!
+//! - `MASTER_ADDR` may be missing where the launcher says that all ranks are on one host: then it is
+//!   127.0.0.1. `MASTER_PORT` may be missing anywhere: then it is [`DEFAULT_PORT`].
+//! - With `TORCHELASTIC_USE_AGENT_STORE=True` torchrun's own store listens at `MASTER_PORT`; the hub
+//!   takes the port after it. A program that opens a store there itself sets `PEERLANE_PORT`.
+//! - `PEERLANE_PORT` goes before `MASTER_PORT`.
+//! - `PEERLANE_HUB=host:port` names an [external hub](super::tcp::Hub): rank 0 opens none, and the
+//!   address and ports above do not matter.
+//!
+//! A variable that is set to nothing counts as not set.
+
+use std::net::Ipv6Addr;
+
+use peerlane_hal::{ErrorKind, Rank};
+
+use crate::error::Error;
+
+/// The port of the hub where no variable names one.
+pub const DEFAULT_PORT: u16 = 29501;
+
+/// This process's place in its group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Environment {
+    /// Which rank this process is.
+    pub rank: Rank,
+    /// How many ranks the group has.
+    pub ranks: usize,
+    /// The number of this rank among those of its host, from 0, if the launcher says so.
+    pub local_rank: Option<u32>,
+    /// How many ranks this host has, if the launcher says so.
+    pub local_ranks: Option<u32>,
+    /// Where ranks meet.
+    pub hub: HubAddress,
+}
+
+/// Where ranks meet, as `host:port`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HubAddress {
+    /// Rank 0 opens the hub there.
+    RankZero(String),
+    /// The hub is open there already.
+    External(String),
+}
+
+impl Environment {
+    /// A place in a group that meets at the open hub `hub`, without a launcher.
+    pub fn at_hub(hub: impl ToString, rank: Rank, ranks: usize) -> Self {
+        let hub = HubAddress::External(hub.to_string());
+        Self { rank, ranks, local_rank: None, local_ranks: None, hub }
+    }
+
+    /// Reads the environment of this process; `None` if no launcher has set it.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) naming the variable that is missing, is not
+    /// what it should be, or does not fit another.
+    pub fn from_env() -> Result<Option<Self>, Error> {
+        Self::from_lookup(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
+    }
+
+    /// The same, with `lookup` giving the value of each variable.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, Error> {
+        let variables = Variables(&lookup);
+        for launcher in &LAUNCHERS {
+            if let Some((rank, ranks)) = variables.place(launcher)? {
+                return Ok(Some(variables.environment(launcher, rank, ranks)?));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The names that one launcher gives to the same things.
+struct Launcher {
+    rank: &'static str,
+    ranks: &'static str,
+    local_rank: &'static str,
+    local_ranks: Option<&'static str>,
+    hosts: Option<&'static str>,
+}
+
+const LAUNCHERS: [Launcher; 3] = [
+    Launcher {
+        rank: "RANK",
+        ranks: "WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
+        local_ranks: Some("LOCAL_WORLD_SIZE"),
+        hosts: None,
+    },
+    Launcher {
+        rank: "OMPI_COMM_WORLD_RANK",
+        ranks: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_ranks: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
+        hosts: None,
+    },
+    Launcher {
+        rank: "SLURM_PROCID",
+        ranks: "SLURM_NTASKS",
+        local_rank: "SLURM_LOCALID",
+        local_ranks: None,
+        hosts: Some("SLURM_NNODES"),
+    },
+];
+
+struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
+
+impl Variables<'_> {
+    fn place(&self, launcher: &Launcher) -> Result<Option<(u32, u32)>, Error> {
+        let Launcher { rank: rank_name, ranks: ranks_name, .. } = launcher;
+        let (rank, ranks) = match (self.number(rank_name)?, self.number(ranks_name)?) {
+            (None, None) => return Ok(None),
+            (Some(rank), Some(ranks)) => (rank, ranks),
+            (Some(rank), None) => {
+                return Err(invalid(format!(
+                    "{rank_name}={rank} is set, but {ranks_name} is not: set both or neither"
+                )));
+            }
+            (None, Some(ranks)) => {
+                return Err(invalid(format!(
+                    "{ranks_name}={ranks} is set, but {rank_name} is not: set both or neither"
+                )));
+            }
+        };
+        if ranks == 0 {
+            return Err(invalid(format!("{ranks_name}=0: a group needs at least one rank")));
+        }
+        check_below(rank_name, rank, ranks_name, ranks)?;
+        Ok(Some((rank, ranks)))
+    }
+
+    fn environment(
+        &self,
+        launcher: &Launcher,
+        rank: u32,
+        ranks: u32,
+    ) -> Result<Environment, Error> {
+        let local_rank = self.number(launcher.local_rank)?;
+        let local_ranks = match launcher.local_ranks {
+            Some(name) => self.number(name)?.map(|ranks| (name, ranks)),
+            None => None,
+        };
+        if let (Some(rank), Some((name, ranks))) = (local_rank, local_ranks) {
+            check_below(launcher.local_rank, rank, name, ranks)?;
+        }
+        let hosts = launcher.hosts.map(|name| self.number(name)).transpose()?.flatten();
+        let local_ranks = local_ranks.map(|(_, ranks)| ranks);
+        let one_host = ranks == 1 || local_ranks == Some(ranks) || hosts == Some(1);
+        let hub = self.hub(one_host)?;
+        Ok(Environment { rank: Rank(rank), ranks: ranks as usize, local_rank, local_ranks, hub })
+    }
+
+    fn hub(&self, one_host: bool) -> Result<HubAddress, Error> {
+        if let Some(address) = self.text("PEERLANE_HUB") {
+            let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+            return match port.map(|(_, port)| port.parse::<u16>()) {
+                Some(Ok(1..)) => Ok(HubAddress::External(address)),
+                _ => Err(invalid(format!(
+                    "PEERLANE_HUB={address:?} is not a host and a port, such as 10.0.0.1:29501"
+                ))),
+            };
+        }
+        let host = match self.text("MASTER_ADDR") {
+            Some(host) => host,
+            None if one_host => "127.0.0.1".into(),
+            None => {
+                return Err(invalid(
+                    "MASTER_ADDR is not set: set it, on every rank, to the name or address of \
+                     the host of rank 0",
+                ));
+            }
+        };
+        let port = self.hub_port()?;
+        Ok(HubAddress::RankZero(match host.parse::<Ipv6Addr>() {
+            Ok(host) => format!("[{host}]:{port}"),
+            Err(_) => format!("{host}:{port}"),
+        }))
+    }
+
+    fn hub_port(&self) -> Result<u16, Error> {
+        if let Some(port) = self.port("PEERLANE_PORT")? {
+            return Ok(port);
+        }
+        let Some(port) = self.port("MASTER_PORT")? else { return Ok(DEFAULT_PORT) };
+        if self.text("TORCHELASTIC_USE_AGENT_STORE").as_deref() != Some("True") {
+            return Ok(port);
+        }
+        port.checked_add(1).ok_or_else(|| {
+            invalid(format!(
+                "MASTER_PORT={port} is torchrun's own and has no port after it: set PEERLANE_PORT \
+                 to a free port, the same for every rank"
+            ))
+        })
+    }
+
+    fn port(&self, name: &str) -> Result<Option<u16>, Error> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        match text.parse() {
+            Ok(port @ 1..) => Ok(Some(port)),
+            _ => Err(invalid(format!("{name}={text:?} is not a port, from 1 to {}", u16::MAX))),
+        }
+    }
+
+    fn number(&self, name: &str) -> Result<Option<u32>, Error> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        match text.parse() {
+            Ok(number) => Ok(Some(number)),
+            Err(_) => {
+                Err(invalid(format!("{name}={text:?} is not a number, from 0 to {}", u32::MAX)))
+            }
+        }
+    }
+
+    fn text(&self, name: &str) -> Option<String> {
+        (self.0)(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+    }
+}
+
+fn check_below(name: &str, number: u32, bound_name: &str, bound: u32) -> Result<(), Error> {
+    if number < bound {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "{name}={number} does not fit {bound_name}={bound}: it must be below, counted from 0"
+    )))
+}
+
+fn invalid(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidArgument, text)
+}

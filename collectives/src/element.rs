@@ -1,0 +1,189 @@
+//! What shards are made of: plain numbers, checked for alignment and length where bytes become them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use bytemuck::PodCastError;
+use peerlane_hal::ErrorKind;
+
+use crate::error::Error;
+
+/// The type of an element, as a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DType {
+    /// 8 bits, unsigned; also plain bytes.
+    U8,
+    /// 32 bits, signed.
+    I32,
+    /// 64 bits, signed.
+    I64,
+    /// IEEE 754 half precision.
+    F16,
+    /// The upper half of an `f32`.
+    Bf16,
+    /// IEEE 754 single precision.
+    F32,
+    /// IEEE 754 double precision.
+    F64,
+}
+
+impl DType {
+    /// Every type, in the order of the documentation.
+    pub const ALL: [Self; 7] =
+        [Self::U8, Self::I32, Self::I64, Self::F16, Self::Bf16, Self::F32, Self::F64];
+
+    /// The name that [`FromStr`] reads.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::U8 => "u8",
+            Self::I32 => "i32",
+            Self::I64 => "i64",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+        }
+    }
+
+    /// The size of one element in bytes; also its alignment.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::U8 => 1,
+            Self::F16 | Self::Bf16 => 2,
+            Self::I32 | Self::F32 => 4,
+            Self::I64 | Self::F64 => 8,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for DType {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == text).ok_or_else(|| {
+            let known = Self::ALL.map(Self::name).join(", ");
+            let text = format!("dtype is {text:?}, wanted one of {known}");
+            Error::new(ErrorKind::InvalidArgument, text)
+        })
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A number that a shard can be made of: any bit pattern is a value, so that a peer's bytes can be
+/// read as they come.
+pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + sealed::Sealed {
+    /// The type as a value.
+    const DTYPE: DType;
+}
+
+macro_rules! elements {
+    ($($(#[$feature:meta])? $element:ty => $dtype:ident),* $(,)?) => {$(
+        $(#[$feature])?
+        impl sealed::Sealed for $element {}
+        $(#[$feature])?
+        impl Element for $element {
+            const DTYPE: DType = DType::$dtype;
+        }
+        $(#[$feature])?
+        const _: () = assert!(size_of::<$element>() == DType::$dtype.bytes());
+    )*};
+}
+
+elements! {
+    u8 => U8,
+    i32 => I32,
+    i64 => I64,
+    #[cfg(feature = "half")] half::f16 => F16,
+    #[cfg(feature = "half")] half::bf16 => Bf16,
+    f32 => F32,
+    f64 => F64,
+}
+
+/// Reads bytes as elements, without copying.
+///
+/// # Errors
+/// If the bytes are not aligned for `T`, or are no whole number of elements.
+pub fn cast<T: Element>(bytes: &[u8]) -> Result<&[T], Error> {
+    let (address, length) = (bytes.as_ptr().addr(), bytes.len());
+    bytemuck::try_cast_slice(bytes).map_err(|error| refused::<T>(address, length, error))
+}
+
+/// The same, to write.
+///
+/// # Errors
+/// As [`cast`].
+pub fn cast_mut<T: Element>(bytes: &mut [u8]) -> Result<&mut [T], Error> {
+    let (address, length) = (bytes.as_ptr().addr(), bytes.len());
+    bytemuck::try_cast_slice_mut(bytes).map_err(|error| refused::<T>(address, length, error))
+}
+
+fn refused<T: Element>(address: usize, length: usize, error: PodCastError) -> Error {
+    let (dtype, bytes) = (T::DTYPE, T::DTYPE.bytes());
+    let text = match error {
+        PodCastError::TargetAlignmentGreaterAndInputNotAligned => format!(
+            "a slice of {dtype} must be aligned to {bytes} bytes, it starts {} bytes off",
+            address % bytes
+        ),
+        _ => format!("{length} bytes are no whole number of {dtype}, which has {bytes} bytes"),
+    };
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        for dtype in DType::ALL {
+            assert_eq!(dtype.name().parse::<DType>().unwrap(), dtype);
+        }
+        insta::assert_snapshot!(
+            "f8".parse::<DType>().unwrap_err(),
+            @r#"dtype is "f8", wanted one of u8, i32, i64, f16, bf16, f32, f64"#
+        );
+    }
+
+    #[test]
+    fn aligned_bytes_are_cast_without_a_copy() {
+        let mut words = [1.0_f64, 2.0];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+        assert_eq!(cast::<f64>(bytes).unwrap(), [1.0, 2.0]);
+        cast_mut::<f64>(bytes).unwrap()[1] = 3.0;
+        assert_eq!(words[1], 3.0);
+    }
+
+    #[test]
+    fn misaligned_slices_and_odd_lengths_are_refused() {
+        let words = [0_u64; 2];
+        let bytes: &[u8] = bytemuck::cast_slice(&words);
+        insta::assert_snapshot!(
+            cast::<f32>(&bytes[1..5]).unwrap_err(),
+            @"a slice of f32 must be aligned to 4 bytes, it starts 1 bytes off"
+        );
+        insta::assert_snapshot!(
+            cast::<i64>(&bytes[..12]).unwrap_err(),
+            @"12 bytes are no whole number of i64, which has 8 bytes"
+        );
+    }
+
+    #[cfg(feature = "half")]
+    #[test]
+    fn halves_are_elements() {
+        let bytes = half::bf16::from_f32(1.5).to_ne_bytes();
+        let words = [u16::from_ne_bytes(bytes)];
+        let bytes: &[u8] = bytemuck::cast_slice(&words);
+        assert_eq!(cast::<half::bf16>(bytes).unwrap()[0].to_f32(), 1.5);
+        assert_eq!(half::f16::DTYPE, DType::F16);
+    }
+}

@@ -1,0 +1,77 @@
+//! The error of everything above the backends.
+
+use std::fmt;
+use std::sync::Arc;
+
+use peerlane_hal::{ErrorKind, Rank};
+
+/// What went wrong, where, what was wanted and what was seen.
+///
+/// [`kind`](Self::kind) is for programs, the text for people; a backend's own error is the
+/// [`source`](std::error::Error::source).
+#[derive(Clone, Debug)]
+pub struct Error(Box<Body>);
+
+#[derive(Clone, Debug)]
+struct Body {
+    kind: ErrorKind,
+    text: String,
+    peer: Option<Rank>,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+}
+
+impl Error {
+    /// An error of `kind` that says `text`.
+    pub fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
+        Self(Box::new(Body { kind, text: text.into(), peer: None, source: None }))
+    }
+
+    /// The same, naming the rank that it is about.
+    #[must_use]
+    pub fn with_peer(mut self, peer: Rank) -> Self {
+        self.0.peer = Some(peer);
+        self
+    }
+
+    /// The same, keeping what caused it.
+    #[must_use]
+    pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        self.0.source = Some(Arc::new(source));
+        self
+    }
+
+    /// A backend's error, met while doing `what`; the kind stays.
+    pub fn of_backend(what: impl fmt::Display, error: impl peerlane_hal::Error) -> Self {
+        Self::new(error.kind(), format!("{what}: {error}")).with_source(error)
+    }
+
+    /// The class of the failure.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The rank that is gone, missing or disagrees, where there is one.
+    pub fn peer(&self) -> Option<Rank> {
+        self.0.peer
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.text)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_deref().map(|source| source as _)
+    }
+}
+
+// This crate's error is no `peerlane_hal::Error` itself, which leaves room for this conversion: a
+// program opens a fabric and a group with the same `?`.
+impl<E: peerlane_hal::Error> From<E> for Error {
+    fn from(error: E) -> Self {
+        Self::new(error.kind(), error.to_string()).with_source(error)
+    }
+}

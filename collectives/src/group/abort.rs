@@ -1,0 +1,96 @@
+//! Why a group is over: one record, the same on every rank.
+
+use std::fmt;
+
+use peerlane_hal::{ErrorKind, Rank};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// The cause of an abort.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Cause {
+    /// A rank is gone.
+    PeerLost,
+    /// A deadline passed.
+    Timeout,
+    /// An engine failed.
+    EngineFailed,
+}
+
+/// Who ended the group, when and why; the first writer's is the one that every rank reports.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AbortRecord {
+    /// The class of the failure.
+    pub cause: Cause,
+    /// The rank that noticed; none where the bootstrap did, which tells all ranks alike.
+    pub by: Option<u32>,
+    /// The rank that is to blame, if that is known.
+    pub peer: Option<u32>,
+    /// The operation, such as `all-gather 1`; empty outside of one.
+    pub operation: String,
+    /// What was waited for, in the words of the plan.
+    pub phase: String,
+    /// The start of the operation, from 1.
+    pub epoch: u64,
+    /// The whole story in a sentence.
+    pub text: String,
+}
+
+impl AbortRecord {
+    pub(crate) fn lost(rank: Rank, how: &str) -> Self {
+        Self {
+            cause: Cause::PeerLost,
+            by: None,
+            peer: Some(rank.0),
+            operation: String::new(),
+            phase: String::new(),
+            epoch: 0,
+            text: format!("rank {rank} is lost: {how}"),
+        }
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).expect("plain data always encodes")
+    }
+
+    /// What `from` sent. A bootstrap that gives up an exchange says why in plain text.
+    pub(crate) fn decode(bytes: &[u8], from: Rank) -> Self {
+        postcard::from_bytes(bytes).unwrap_or_else(|error| {
+            let (cause, text) = match std::str::from_utf8(bytes) {
+                Ok(text) => (Cause::Timeout, text.to_owned()),
+                Err(_) => {
+                    let text = "aborted with a record that cannot be read";
+                    (Cause::EngineFailed, format!("rank {from} {text}: {error}"))
+                }
+            };
+            Self {
+                cause,
+                by: Some(from.0),
+                peer: None,
+                operation: String::new(),
+                phase: String::new(),
+                epoch: 0,
+                text,
+            }
+        })
+    }
+
+    /// The record as the error of every later call.
+    pub(crate) fn to_error(&self) -> Error {
+        let kind = match self.cause {
+            Cause::PeerLost => ErrorKind::PeerLost,
+            Cause::Timeout => ErrorKind::Timeout,
+            Cause::EngineFailed => ErrorKind::Aborted,
+        };
+        let error = Error::new(kind, self.to_string());
+        self.peer.map_or_else(|| error.clone(), |peer| error.clone().with_peer(Rank(peer)))
+    }
+}
+
+impl fmt::Display for AbortRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}

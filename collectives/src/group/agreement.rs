@@ -1,0 +1,171 @@
+//! Preparing together: what every rank must say alike, and what it brings along.
+//!
+//! A rank that fails on its own still takes part and says so, so that all ranks return an error at
+//! once and none waits for a rank that gave up.
+
+use peerlane_hal::{Deadline, ErrorKind, Rank};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::group::shared::Shared;
+
+/// What a rank says of an operation: the fields of its fingerprint, in one order, and its keys.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Offer {
+    fields: Vec<(String, String)>,
+    pub(crate) blobs: Vec<Vec<u8>>,
+}
+
+impl Offer {
+    /// Adds a field that must be equal on all ranks.
+    #[must_use]
+    pub(crate) fn field(mut self, name: &str, value: impl ToString) -> Self {
+        self.fields.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// Adds bytes that are this rank's own.
+    #[must_use]
+    pub(crate) fn blob(mut self, bytes: Vec<u8>) -> Self {
+        self.blobs.push(bytes);
+        self
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+enum Said {
+    Ready(Offer),
+    Failed { kind: String, text: String },
+}
+
+/// Exchanges offers; either all ranks get all offers, or all ranks get an error.
+///
+/// # Errors
+/// This rank's own failure; another rank's, naming it; or
+/// [`Mismatch`](ErrorKind::Mismatch), naming the first rank and field that differ from rank 0's.
+pub(crate) fn agree(
+    shared: &Shared,
+    label: &str,
+    mine: Result<Offer, Error>,
+    deadline: Deadline,
+) -> Result<Vec<Offer>, Error> {
+    let (said, own_error) = match mine {
+        Ok(offer) => (Said::Ready(offer), None),
+        Err(error) => {
+            let (kind, text) = (error.kind().to_string(), error.to_string());
+            (Said::Failed { kind, text }, Some(error))
+        }
+    };
+    let bytes = postcard::to_stdvec(&said).expect("plain data always encodes");
+    let exchanged = shared.bootstrap.exchange(label, &bytes, deadline);
+    if let Some(error) = own_error {
+        return Err(error);
+    }
+    let exchanged = exchanged.map_err(|error| shared.cause(error))?;
+    let mut offers = Vec::with_capacity(exchanged.len());
+    for (index, bytes) in exchanged.iter().enumerate() {
+        offers.push(parse(label, Rank::at(index), bytes)?);
+    }
+    compare(label, &offers)?;
+    Ok(offers)
+}
+
+fn parse(label: &str, rank: Rank, bytes: &[u8]) -> Result<Offer, Error> {
+    match postcard::from_bytes(bytes) {
+        Ok(Said::Ready(offer)) => Ok(offer),
+        Ok(Said::Failed { kind, text }) => {
+            let text = format!("{label}: rank {rank} failed ({kind}): {text}");
+            Err(Error::new(ErrorKind::Aborted, text).with_peer(rank))
+        }
+        Err(error) => {
+            let text = format!(
+                "{label}: what rank {rank} sent cannot be read ({error}); run the same Peerlane on \
+                 all ranks"
+            );
+            Err(Error::new(ErrorKind::Mismatch, text).with_peer(rank).with_source(error))
+        }
+    }
+}
+
+fn compare(label: &str, offers: &[Offer]) -> Result<(), Error> {
+    let Some((first, others)) = offers.split_first() else { return Ok(()) };
+    for (index, other) in others.iter().enumerate() {
+        let rank = Rank::at(index + 1);
+        let differing =
+            first.fields.iter().zip(&other.fields).find(|(ours, theirs)| ours != theirs);
+        let text = match differing {
+            Some(((name, wanted), (seen_name, seen))) if name == seen_name => {
+                format!(
+                    "{label}: ranks disagree: {name} is {seen} on rank {rank}, {wanted} on rank 0"
+                )
+            }
+            None if first.fields.len() == other.fields.len() => continue,
+            _ => format!(
+                "{label}: rank {rank} describes the operation in other fields than rank 0; run the \
+                 same Peerlane on all ranks"
+            ),
+        };
+        return Err(Error::new(ErrorKind::Mismatch, text).with_peer(rank));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::{Bootstrap, in_process};
+    use std::time::Duration;
+
+    fn agreed(offers: impl Fn(Rank) -> Result<Offer, Error> + Sync) -> Vec<Result<usize, Error>> {
+        let results = in_process::run(3, |bootstrap| {
+            let timeout = Duration::from_secs(5);
+            let (deadline, offer) = (Deadline::after(timeout), offers(bootstrap.rank()));
+            let shared = Shared::new(Box::new(bootstrap), timeout);
+            let agreed = agree(&shared, "all-gather 1", offer, deadline);
+            shared.bootstrap.leave(deadline)?;
+            Ok(agreed.map(|offers| offers.len()))
+        });
+        results.unwrap()
+    }
+
+    #[test]
+    fn equal_fields_agree() {
+        for result in agreed(|_| Ok(Offer::default().field("parts", 1))) {
+            assert_eq!(result.unwrap(), 3);
+        }
+    }
+
+    #[test]
+    fn the_rank_and_the_field_are_named_on_every_rank() {
+        for result in agreed(|rank| {
+            let bytes = if rank.0 == 2 { 8 } else { 4 };
+            Ok(Offer::default().field("dtype", "f32").field("shard_bytes", bytes))
+        }) {
+            let error = result.unwrap_err();
+            assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(Rank(2))));
+            assert_eq!(
+                error.to_string(),
+                "all-gather 1: ranks disagree: shard_bytes is 8 on rank 2, 4 on rank 0"
+            );
+        }
+    }
+
+    #[test]
+    fn a_failure_of_one_rank_is_an_error_on_all() {
+        let results = agreed(|rank| match rank.0 {
+            1 => Err(Error::new(ErrorKind::OutOfMemory, "no room for the output")),
+            _ => Ok(Offer::default()),
+        });
+        for (index, result) in results.into_iter().enumerate() {
+            let text = result.unwrap_err().to_string();
+            if index == 1 {
+                assert_eq!(text, "no room for the output");
+            } else {
+                assert_eq!(
+                    text,
+                    "all-gather 1: rank 1 failed (out of memory): no room for the output"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Describing an all-gather.
+
+use std::fmt;
+use std::time::Duration;
+
+use peerlane_hal::Fabric;
+
+use super::AllGather;
+use super::prepare;
+use crate::element::Element;
+use crate::error::Error;
+use crate::group::buffer::Buffer;
+use crate::group::{Group, Local};
+use crate::plan::Algorithm;
+
+/// An all-gather that is being described; [`prepare`](Self::prepare) makes it ready.
+pub struct AllGatherBuilder<'g, F: Fabric, T> {
+    group: &'g mut Group<F>,
+    shard_len: usize,
+    algorithm: Algorithm,
+    parts: u32,
+    in_place: bool,
+    outputs: Option<u32>,
+    timeout: Duration,
+    input: Option<Buffer<Local<F>, T>>,
+    output: Option<Buffer<Local<F>, T>>,
+}
+
+impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
+    pub(in crate::group) fn new(group: &'g mut Group<F>, shard_len: usize) -> Self {
+        let timeout = group.timeout();
+        Self {
+            group,
+            shard_len,
+            algorithm: Algorithm::Direct,
+            parts: 1,
+            in_place: false,
+            outputs: None,
+            timeout,
+            input: None,
+            output: None,
+        }
+    }
+
+    /// Which schedule; [`Direct`](Algorithm::Direct) at first.
+    #[must_use]
+    pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
+        self.algorithm = algorithm;
+        self
+    }
+
+    /// In how many parts a shard travels; one at first.
+    #[must_use]
+    pub fn parts(mut self, parts: u32) -> Self {
+        self.parts = parts;
+        self
+    }
+
+    /// The own shard lies in its place in the output already; there is no input buffer.
+    #[must_use]
+    pub fn in_place(mut self) -> Self {
+        self.in_place = true;
+        self
+    }
+
+    /// How many outputs are used in turn. With two, a start needs only one flag each way, because it
+    /// writes where the start before the last one did; [`AllGather::output`] is always the newest.
+    /// Two at first for small results that are out of place and in memory that Peerlane allocates,
+    /// one otherwise.
+    #[must_use]
+    pub fn outputs(mut self, outputs: u32) -> Self {
+        self.outputs = Some(outputs);
+        self
+    }
+
+    /// How long a start may take; the group's timeout at first.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// The buffer of the own shard; allocated if it is not given.
+    #[must_use]
+    pub fn input(mut self, input: Buffer<Local<F>, T>) -> Self {
+        self.input = Some(input);
+        self
+    }
+
+    /// The buffer of the result; allocated if it is not given.
+    #[must_use]
+    pub fn output(mut self, output: Buffer<Local<F>, T>) -> Self {
+        self.output = Some(output);
+        self
+    }
+
+    /// Makes the operation ready: plans and verifies it, checks that all ranks mean the same,
+    /// exchanges keys. Collective; an error on one rank is an error on all.
+    ///
+    /// # Errors
+    /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch), naming the rank and the field that differs;
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument);
+    /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory); the group's end.
+    pub fn prepare(self) -> Result<AllGather<T>, Error> {
+        let Self { group, shard_len, algorithm, parts, in_place, outputs, timeout, input, output } =
+            self;
+        let wish = prepare::Wish {
+            shard_len,
+            algorithm,
+            parts,
+            in_place,
+            outputs,
+            timeout,
+            input,
+            output,
+        };
+        prepare::prepare(group, wish)
+    }
+}
+
+impl<F: Fabric, T> fmt::Debug for AllGatherBuilder<'_, F, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AllGatherBuilder")
+            .field("shard_len", &self.shard_len)
+            .field("algorithm", &self.algorithm)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,181 @@
+//! A group: ranks that have found each other over one fabric and prepare operations together.
+
+mod abort;
+mod agreement;
+mod all_gather;
+mod buffer;
+mod options;
+mod report;
+pub(crate) mod shared;
+pub(crate) mod watch;
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use peerlane_hal::{Deadline, Fabric, PeerMemory, Rank, Role};
+
+pub use abort::{AbortRecord, Cause};
+use agreement::{Offer, agree};
+pub use all_gather::{AllGather, AllGatherBuilder, Started};
+pub use buffer::Buffer;
+pub use options::GroupOptions;
+pub use report::{LaneReport, Report};
+use shared::Shared;
+
+use crate::bootstrap::Bootstrap;
+use crate::element::Element;
+use crate::error::Error;
+use crate::topology::Topology;
+
+type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
+
+/// Ranks that are connected over the fabric `F`.
+///
+/// Every method marked *collective* is called by all ranks in the same order. When a rank is lost
+/// or a deadline passes, the group is over on every rank: all calls return the same error, and the
+/// outputs of unfinished operations are worthless.
+pub struct Group<F: Fabric> {
+    fabric: F,
+    topology: Topology,
+    shared: Arc<Shared>,
+    watchdog: Option<JoinHandle<()>>,
+    /// Operations prepared so far; part of the fingerprint.
+    prepared: u64,
+    barrier: Option<AllGather<u8>>,
+}
+
+impl<F: Fabric> Group<F> {
+    /// Opens a group with the default options. Collective.
+    ///
+    /// # Errors
+    /// As [`GroupOptions::open`].
+    pub fn open(bootstrap: impl Bootstrap + 'static, fabric: F) -> Result<Self, Error> {
+        Self::options().open(bootstrap, fabric)
+    }
+
+    /// The options of a group, to change before opening it.
+    pub fn options() -> GroupOptions {
+        GroupOptions::default()
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.shared.bootstrap.rank()
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.shared.bootstrap.ranks()
+    }
+
+    /// Which ranks share a node.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// How long a call waits unless it says otherwise.
+    pub fn timeout(&self) -> Duration {
+        self.shared.timeout
+    }
+
+    /// The fabric.
+    pub fn fabric(&self) -> &F {
+        &self.fabric
+    }
+
+    /// Why the group is over, if it is.
+    pub fn abort_record(&self) -> Option<AbortRecord> {
+        self.shared.record()
+    }
+
+    /// Allocates zeroed memory for `len` elements that every rank can reach.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory).
+    pub fn allocate<T: Element>(&self, len: usize) -> Result<Buffer<Local<F>, T>, Error> {
+        let bytes = all_gather::shard_bytes::<T>(len)?;
+        let region = self.fabric.memory().allocate(bytes, Role::Data);
+        region.map(Buffer::new).map_err(|error| Error::of_backend("allocate a buffer", error))
+    }
+
+    /// Registers the caller's own memory.
+    ///
+    /// # Errors
+    /// If the fabric cannot use such memory.
+    ///
+    /// # Safety
+    /// The slice stays allocated, and nobody touches it, until the buffer and whatever it was given
+    /// to are dropped on this rank and every peer has closed the group.
+    pub unsafe fn register<T: Element>(
+        &self,
+        slice: &mut [T],
+    ) -> Result<Buffer<Local<F>, T>, Error> {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(slice);
+        let (base, length) = (std::ptr::NonNull::from(&mut *bytes).cast(), bytes.len() as u64);
+        // SAFETY: the caller's.
+        let region = unsafe { self.fabric.memory().register(base, length, Role::Data) };
+        region.map(Buffer::new).map_err(|error| Error::of_backend("register a buffer", error))
+    }
+
+    /// Describes an all-gather of `shard_len` elements from each rank, to prepare it.
+    pub fn all_gather<T: Element>(&mut self, shard_len: usize) -> AllGatherBuilder<'_, F, T> {
+        AllGatherBuilder::new(self, shard_len)
+    }
+
+    /// Waits until every rank is here. Collective.
+    ///
+    /// # Errors
+    /// The group's end, or that a rank did not come in time.
+    pub fn barrier(&mut self) -> Result<(), Error> {
+        let mut barrier = match self.barrier.take() {
+            Some(barrier) => barrier,
+            None => self.all_gather::<u8>(0).prepare()?,
+        };
+        let passed = barrier.run();
+        self.barrier = Some(barrier);
+        passed
+    }
+
+    /// Ends the group when every rank has come here; what was prepared can start no more.
+    /// Collective. A group that is dropped without it counts as lost for its peers.
+    ///
+    /// # Errors
+    /// The group's end before, or that a rank did not come in time.
+    pub fn close(mut self) -> Result<(), Error> {
+        self.barrier = None;
+        self.shared.check()?;
+        let deadline = Deadline::after(self.shared.timeout);
+        agree(&self.shared, "close", Ok(Offer::default()), deadline)?;
+        self.shared.close();
+        self.shared.bootstrap.leave(deadline)
+    }
+}
+
+impl<F: Fabric> Drop for Group<F> {
+    fn drop(&mut self) {
+        self.barrier = None;
+        if self.shared.check().is_ok() {
+            // What is prepared may outlive the group and keeps the connection open.
+            let how = "its group was dropped without a close";
+            let record = AbortRecord::lost(self.rank(), how).encode();
+            // If nobody can be told, there is nobody left.
+            let _ = self.shared.bootstrap.abort(&record);
+        }
+        self.shared.close();
+        if let Some(watchdog) = self.watchdog.take() {
+            // A panic there has been printed; there is nobody to hand it to.
+            let _ = watchdog.join();
+        }
+    }
+}
+
+impl<F: Fabric> fmt::Debug for Group<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Group")
+            .field("rank", &self.rank())
+            .field("topology", &self.topology)
+            .finish_non_exhaustive()
+    }
+}

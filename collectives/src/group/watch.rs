@@ -1,0 +1,154 @@
+//! What is known of an operation's open starts from outside: deadline, and what is still missing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use peerlane_hal::{Deadline, Rank};
+
+use crate::error::Error;
+use crate::group::abort::{AbortRecord, Cause};
+use crate::group::shared::Shared;
+use crate::run::program::Awaited;
+use crate::window::HostView;
+
+/// One prepared operation, as the watchdog and the error texts see it.
+pub(crate) struct Watch {
+    operation: String,
+    rank: Rank,
+    timeout: Duration,
+    waits: Vec<Awaited>,
+    view: Arc<dyn HostView>,
+    opened: AtomicU64,
+    closed: AtomicU64,
+    /// The deadline of the oldest open start, in nanoseconds after `origin`.
+    deadline_nanos: AtomicU64,
+    origin: Instant,
+}
+
+impl Watch {
+    pub(crate) fn new(
+        operation: String,
+        rank: Rank,
+        timeout: Duration,
+        waits: Vec<Awaited>,
+        view: Arc<dyn HostView>,
+    ) -> Self {
+        Self {
+            operation,
+            rank,
+            timeout,
+            waits,
+            view,
+            opened: AtomicU64::new(0),
+            closed: AtomicU64::new(0),
+            deadline_nanos: AtomicU64::new(0),
+            origin: Instant::now(),
+        }
+    }
+
+    pub(crate) fn view(&self) -> &dyn HostView {
+        &*self.view
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    pub(crate) fn open(&self, epoch: u64, deadline: Deadline) {
+        if self.closed.load(Ordering::Relaxed) + 1 == epoch {
+            self.set_deadline(deadline);
+        }
+        self.opened.store(epoch, Ordering::Release);
+    }
+
+    pub(crate) fn close(&self, epoch: u64) {
+        self.closed.fetch_max(epoch, Ordering::Release);
+        if self.opened.load(Ordering::Relaxed) > epoch {
+            self.set_deadline(Deadline::after(self.timeout));
+        }
+    }
+
+    /// The deadline of the oldest open start, or a new one.
+    pub(crate) fn deadline(&self) -> Deadline {
+        let left = self.due().map(|due| due.saturating_duration_since(Instant::now()));
+        Deadline::after(left.unwrap_or(self.timeout))
+    }
+
+    /// When the oldest open start is overdue, if one is open.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let open = self.opened.load(Ordering::Acquire) > self.closed.load(Ordering::Acquire);
+        let nanos = self.deadline_nanos.load(Ordering::Relaxed);
+        open.then(|| self.origin + Duration::from_nanos(nanos))
+    }
+
+    fn set_deadline(&self, deadline: Deadline) {
+        let nanos = deadline.at().saturating_duration_since(self.origin).as_nanos();
+        self.deadline_nanos.store(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// The first flag, in the order of the plan, that has not reached the oldest open start, and
+    /// what it holds.
+    pub(crate) fn missing(&self) -> Option<(Awaited, u64)> {
+        let epoch = self.epoch();
+        self.waits.iter().find_map(|wait| {
+            let seen = self.view.flag(wait.word, epoch)?.load(Ordering::Acquire);
+            (seen < epoch).then_some((*wait, seen))
+        })
+    }
+
+    /// The oldest open start.
+    fn epoch(&self) -> u64 {
+        self.closed.load(Ordering::Acquire) + 1
+    }
+
+    /// The record of a deadline that has passed.
+    pub(crate) fn overdue(&self, timeout: Duration) -> AbortRecord {
+        let (rank, epoch) = (self.rank, self.epoch());
+        let Some((wait, seen)) = self.missing() else {
+            let text = format!("its own copies were not done on rank {rank}");
+            return self.record(
+                Cause::Timeout,
+                None,
+                "copy",
+                &format!("within {timeout:?}: {text}"),
+            );
+        };
+        let (flag, writer) = (wait.flag, wait.writer);
+        let text = format!(
+            "within {timeout:?}: rank {rank} waited for \"{flag}\" from rank {writer}, saw epoch \
+             {seen}, wanted {epoch}"
+        );
+        self.record(Cause::Timeout, Some(writer), &flag.to_string(), &text)
+    }
+
+    /// The record of waiting for a rank that has left the group.
+    pub(crate) fn deserted(&self, shared: &Shared) -> Option<AbortRecord> {
+        let (wait, _) = self.missing().filter(|(wait, _)| shared.has_left(wait.writer))?;
+        let text = format!(
+            "because rank {} has left the group; rank {} waited for \"{}\"",
+            wait.writer, self.rank, wait.flag
+        );
+        let phase = wait.flag.to_string();
+        Some(self.record(Cause::PeerLost, Some(wait.writer), &phase, &text))
+    }
+
+    /// The record of an engine that failed.
+    pub(crate) fn broken(&self, error: &Error) -> AbortRecord {
+        let text = format!("because the engine of rank {} failed: {error}", self.rank);
+        self.record(Cause::EngineFailed, Some(self.rank), "engine", &text)
+    }
+
+    fn record(&self, cause: Cause, peer: Option<Rank>, phase: &str, text: &str) -> AbortRecord {
+        let (operation, epoch) = (self.operation.clone(), self.epoch());
+        AbortRecord {
+            cause,
+            by: Some(self.rank.0),
+            peer: peer.map(|peer| peer.0),
+            phase: phase.to_owned(),
+            epoch,
+            text: format!("{operation}, start {epoch}, did not finish {text}"),
+            operation,
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Where the flags that one rank reads lie in its flag region.
+
+use crate::plan::{Flag, LaneId};
+
+/// Every flag has a cache line of its own, so that writers of two flags do not disturb each other:
+/// 8 words of 64 bits.
+pub const FLAG_WORDS: u64 = 8;
+
+/// Numbers the flags that one rank reads.
+///
+/// Where a flag lies does not depend on how many lanes the reader has, so a writer need not know.
+/// All sums saturate: no memory is that large, and allocating it fails with a proper error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FlagLayout {
+    ranks: u64,
+    parts: u64,
+    lanes: u64,
+}
+
+impl FlagLayout {
+    /// The flags of a rank with `lanes` lanes in a plan of `ranks` ranks and `parts` parts.
+    pub fn new(ranks: usize, parts: u32, lanes: usize) -> Self {
+        Self { ranks: ranks as u64, parts: parts.into(), lanes: lanes as u64 }
+    }
+
+    /// The word of `flag` in its reader's region. The flag must be one of a verified plan of these
+    /// sizes; for any other the word means nothing.
+    pub fn word(&self, flag: Flag) -> u64 {
+        let line = match flag {
+            Flag::Arrived { cell } => {
+                u64::from(cell.shard.0).saturating_mul(self.parts).saturating_add(cell.part.into())
+            }
+            Flag::Ready { from, lane } => self.lane_line(lane).saturating_add(from.0.into()),
+            Flag::Go { lane } => self.lane_line(lane).saturating_add(self.ranks),
+            Flag::Sent { lane } => {
+                self.lane_line(lane).saturating_add(self.ranks.saturating_add(1))
+            }
+        };
+        line.saturating_mul(FLAG_WORDS)
+    }
+
+    /// How many words the region has.
+    pub fn words(&self) -> u64 {
+        self.first_line(self.lanes).saturating_mul(FLAG_WORDS)
+    }
+
+    fn lane_line(&self, lane: LaneId) -> u64 {
+        self.first_line(lane.0.into())
+    }
+
+    fn first_line(&self, lane: u64) -> u64 {
+        let arrivals = self.ranks.saturating_mul(self.parts);
+        arrivals.saturating_add(lane.saturating_mul(self.ranks.saturating_add(2)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use peerlane_hal::Rank;
+
+    use super::*;
+    use crate::plan::Cell;
+
+    fn all_flags(ranks: u32, parts: u32, lanes: u32) -> Vec<Flag> {
+        let mut flags = Vec::new();
+        for shard in (0..ranks).map(Rank) {
+            flags.extend((0..parts).map(|part| Flag::Arrived { cell: Cell { shard, part } }));
+        }
+        for lane in (0..lanes).map(LaneId) {
+            flags.extend((0..ranks).map(|from| Flag::Ready { from: Rank(from), lane }));
+            flags.extend([Flag::Go { lane }, Flag::Sent { lane }]);
+        }
+        flags
+    }
+
+    #[test]
+    fn flags_fill_the_region_each_on_a_line_of_its_own() {
+        for (ranks, parts, lanes) in [(1, 1, 1), (2, 1, 1), (3, 2, 2), (9, 5, 3)] {
+            let layout = FlagLayout::new(ranks as usize, parts, lanes as usize);
+            let flags = all_flags(ranks, parts, lanes);
+            let words: BTreeSet<u64> = flags.iter().map(|&flag| layout.word(flag)).collect();
+            assert_eq!(words.len(), flags.len(), "{layout:?}");
+            assert!(words.iter().all(|word| word % FLAG_WORDS == 0), "{layout:?}");
+            assert_eq!(words.last().unwrap() + FLAG_WORDS, layout.words(), "{layout:?}");
+        }
+    }
+
+    #[test]
+    fn a_writer_need_not_know_the_lanes_of_the_reader() {
+        let (few, many) = (FlagLayout::new(4, 3, 1), FlagLayout::new(4, 3, 8));
+        for flag in all_flags(4, 3, 1) {
+            assert_eq!(few.word(flag), many.word(flag), "{flag:?}");
+        }
+    }
+
+    #[test]
+    fn impossible_sizes_saturate() {
+        assert_eq!(FlagLayout::new(usize::MAX, u32::MAX, usize::MAX).words(), u64::MAX);
+    }
+}

@@ -1,0 +1,13 @@
+//! Collectives on copy engines, written once over `peerlane-hal`.
+
+pub mod allgather;
+pub mod bootstrap;
+pub mod element;
+pub mod error;
+pub mod group;
+pub mod layout;
+pub mod plan;
+mod run;
+pub mod topology;
+pub mod verify;
+mod window;

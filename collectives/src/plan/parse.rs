@@ -1,0 +1,228 @@
+//! Reads the text form of a plan.
+//!
+//! Blank lines and indentation mean nothing; everything else must be as the text form has it. Only
+//! the form is checked here, not whether the plan makes sense.
+
+use std::str::FromStr;
+
+use peerlane_hal::{ErrorKind, Rank};
+
+use super::algorithm;
+use super::{Algorithm, Cell, Flag, Lane, LaneId, Plan, Source, Step};
+
+/// A text is not a plan: which line, what it says, and what was expected there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line} {text:?}: expected {expected}, found {found}")]
+pub struct ParseError {
+    /// The number of the line, from 1.
+    pub line: usize,
+    /// The line, trimmed.
+    pub text: String,
+    /// What was expected.
+    pub expected: String,
+    /// The word that was found instead, in quotes, or that the line ends.
+    pub found: String,
+}
+
+impl peerlane_hal::Error for ParseError {
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::InvalidArgument
+    }
+}
+
+impl FromStr for Plan {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let mut lines = (1..)
+            .zip(text.lines())
+            .map(|(number, text)| Line::new(number, text))
+            .filter(|line| !line.words.is_empty());
+        let mut plan = header(lines.next().unwrap_or_else(|| Line::new(1, "")))?;
+        for mut line in lines {
+            if line.words[0] == "lane" {
+                line.literal("lane")?;
+                line.literal(&plan.lanes.len().to_string())?;
+                line.end()?;
+                plan.lanes.push(Lane::default());
+            } else if let Some(lane) = plan.lanes.last_mut() {
+                lane.steps.push(step(line, plan.rank)?);
+            } else {
+                return Err(line.fault(0, "lane 0"));
+            }
+        }
+        Ok(plan)
+    }
+}
+
+fn header(mut line: Line<'_>) -> Result<Plan, ParseError> {
+    line.literal("all-gather")?;
+    let algorithm = line.read(&algorithm::known(), |word| word.parse::<Algorithm>().ok())?;
+    line.literal(":")?;
+    line.literal("rank")?;
+    let rank = line.rank()?;
+    line.literal("of")?;
+    let ranks = line.number("the number of ranks")?;
+    line.literal(",")?;
+    let parts = line.number("the number of parts")?;
+    line.literal(if parts == 1 { "part" } else { "parts" })?;
+    line.literal(",")?;
+    let in_place = line.read("in place or out of place", |word| match word {
+        "in" => Some(true),
+        "out" => Some(false),
+        _ => None,
+    })?;
+    if !in_place {
+        line.literal("of")?;
+    }
+    line.literal("place")?;
+    let outputs = if line.peek() == Some(",") { outputs(&mut line)? } else { 1 };
+    line.end()?;
+    Ok(Plan { algorithm, rank, ranks, parts, in_place, outputs, lanes: Vec::new() })
+}
+
+fn outputs(line: &mut Line<'_>) -> Result<u32, ParseError> {
+    line.literal(",")?;
+    let outputs = line.number("the number of outputs")?;
+    ["outputs", "in", "turn"].into_iter().try_for_each(|word| line.literal(word))?;
+    Ok(outputs)
+}
+
+fn step(mut line: Line<'_>, rank: Rank) -> Result<Step, ParseError> {
+    let step = match line.word() {
+        Some("put") => {
+            let cell = line.cell()?;
+            let from = line.read("input or output", |word| match word {
+                "input" => Some(Source::Input),
+                "output" => Some(Source::Output),
+                _ => None,
+            })?;
+            Step::Put { cell, from, peer: line.peer()? }
+        }
+        Some("signal") => {
+            let flag = flag(&mut line, Some(rank))?;
+            Step::Signal { flag, peer: line.peer()? }
+        }
+        Some("wait") => Step::Wait { flag: flag(&mut line, None)? },
+        _ => return Err(line.fault(0, "put, signal, wait or lane")),
+    };
+    line.end()?;
+    Ok(step)
+}
+
+/// `speaker` is the rank that `ready` speaks of where the text does not say.
+fn flag(line: &mut Line<'_>, speaker: Option<Rank>) -> Result<Flag, ParseError> {
+    let at = line.next;
+    match line.word() {
+        Some("ready") => ready(line, speaker),
+        Some("arrived") => Ok(Flag::Arrived { cell: line.cell()? }),
+        Some("go") => Ok(Flag::Go { lane: line.lane()? }),
+        Some("sent") => Ok(Flag::Sent { lane: line.lane()? }),
+        _ => Err(line.fault(at, "ready, arrived, go or sent")),
+    }
+}
+
+fn ready(line: &mut Line<'_>, speaker: Option<Rank>) -> Result<Flag, ParseError> {
+    let mut lane = LaneId::HOME;
+    if line.peek() == Some("for") {
+        line.literal("for")?;
+        lane = line.lane()?;
+    }
+    let from = match speaker {
+        Some(speaker) if line.peek() != Some("from") => speaker,
+        _ => {
+            line.literal("from")?;
+            line.rank()?
+        }
+    };
+    Ok(Flag::Ready { from, lane })
+}
+
+/// The words of one line; commas and colons are words of their own.
+struct Line<'a> {
+    number: usize,
+    text: &'a str,
+    words: Vec<&'a str>,
+    next: usize,
+}
+
+impl<'a> Line<'a> {
+    fn new(number: usize, text: &'a str) -> Self {
+        let words = text.split_whitespace().flat_map(split_mark).collect();
+        Self { number, text: text.trim(), words, next: 0 }
+    }
+
+    fn peek(&self) -> Option<&'a str> {
+        self.words.get(self.next).copied()
+    }
+
+    fn word(&mut self) -> Option<&'a str> {
+        let word = self.peek();
+        self.next += 1;
+        word
+    }
+
+    fn read<T>(
+        &mut self,
+        expected: &str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<T, ParseError> {
+        let at = self.next;
+        self.word().and_then(parse).ok_or_else(|| self.fault(at, expected))
+    }
+
+    fn literal(&mut self, wanted: &str) -> Result<(), ParseError> {
+        self.read(&format!("{wanted:?}"), |word| (word == wanted).then_some(()))
+    }
+
+    fn number(&mut self, what: &str) -> Result<u32, ParseError> {
+        self.read(what, number)
+    }
+
+    fn rank(&mut self) -> Result<Rank, ParseError> {
+        self.number("the number of a rank").map(Rank)
+    }
+
+    fn lane(&mut self) -> Result<LaneId, ParseError> {
+        self.literal("lane")?;
+        self.number("the number of a lane").map(LaneId)
+    }
+
+    fn peer(&mut self) -> Result<Rank, ParseError> {
+        self.literal("to")?;
+        self.rank()
+    }
+
+    fn cell(&mut self) -> Result<Cell, ParseError> {
+        self.read("a cell such as 2.0, shard and part", |word| {
+            let (shard, part) = word.split_once('.')?;
+            Some(Cell { shard: Rank(number(shard)?), part: number(part)? })
+        })
+    }
+
+    fn end(&mut self) -> Result<(), ParseError> {
+        match self.peek() {
+            None => Ok(()),
+            Some(_) => Err(self.fault(self.next, "the end of the line")),
+        }
+    }
+
+    fn fault(&self, at: usize, expected: &str) -> ParseError {
+        let found = self.words.get(at).map_or("the end of the line".into(), |w| format!("{w:?}"));
+        ParseError { line: self.number, text: self.text.into(), expected: expected.into(), found }
+    }
+}
+
+/// Digits only: the standard parser also takes a plus sign.
+fn number(word: &str) -> Option<u32> {
+    if word.starts_with('+') {
+        return None;
+    }
+    word.parse().ok()
+}
+
+fn split_mark(word: &str) -> impl Iterator<Item = &str> {
+    let body = word.strip_suffix([',', ':']).unwrap_or(word);
+    let (body, mark) = word.split_at(body.len());
+    [body, mark].into_iter().filter(|word| !word.is_empty())
+}

@@ -1,0 +1,138 @@
+//! One lane on its way through the starts of a prepared plan.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::task::Waker;
+use std::time::Duration;
+
+use peerlane_hal::{ErrorKind, Ticket};
+
+use crate::error::Error;
+use crate::run::port::{Bound, Port};
+use crate::run::program::Program;
+use crate::window::HostView;
+
+/// Starts whose tickets are remembered without allocating.
+const OPEN_STARTS: usize = 64;
+
+/// A lane: its program, its port, and how far it has come.
+pub(crate) struct Lane {
+    program: Program,
+    port: Box<dyn Port>,
+    /// The start that is being submitted, and the next step of it.
+    epoch: u64,
+    next: usize,
+    /// Starts that are submitted whole, each with its last ticket.
+    open: VecDeque<(u64, Ticket)>,
+    last: Ticket,
+    done: u64,
+}
+
+impl Lane {
+    pub(crate) fn new(program: Program, port: Box<dyn Port>) -> Self {
+        let open = VecDeque::with_capacity(OPEN_STARTS);
+        Self { program, port, epoch: 1, next: 0, open, last: Ticket::NONE, done: 0 }
+    }
+
+    pub(crate) fn program(&self) -> &Program {
+        &self.program
+    }
+
+    pub(crate) fn queues_waits(&self) -> bool {
+        self.port.caps().queued_wait
+    }
+
+    /// The last start that this lane has completed.
+    pub(crate) fn done(&self) -> u64 {
+        self.done
+    }
+
+    pub(crate) fn waker(&self) -> Waker {
+        self.port.waker()
+    }
+
+    pub(crate) fn park(&mut self, limit: Duration) -> Result<(), Error> {
+        self.port.park(limit)
+    }
+
+    /// Submits what can be submitted of the starts up to `started`, and looks what is complete.
+    ///
+    /// # Safety
+    /// As [`Port::submit`], for every step of the program.
+    pub(crate) unsafe fn drive(&mut self, started: u64, view: &dyn HostView) -> Result<(), Error> {
+        // SAFETY: the caller's.
+        unsafe { self.submit(started, view) }?;
+        self.look()
+    }
+
+    fn look(&mut self) -> Result<(), Error> {
+        let completed = self.port.completed()?;
+        while let Some(&(epoch, ticket)) = self.open.front()
+            && ticket <= completed
+        {
+            self.open.pop_front();
+            self.done = epoch;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`Port::submit`].
+    unsafe fn submit(&mut self, started: u64, view: &dyn HostView) -> Result<(), Error> {
+        while self.epoch <= started {
+            if self.next == self.program.steps.len() {
+                if self.next == 0 {
+                    // A lane without steps still gets a ticket a start.
+                    // SAFETY: no op.
+                    self.last = unsafe { self.port.submit(&[], self.epoch) }?;
+                }
+                self.open.push_back((self.epoch, self.last));
+                (self.epoch, self.next) = (self.epoch + 1, 0);
+                continue;
+            }
+            let rest = &self.program.steps[self.next..];
+            if let (false, Bound::Wait { word }) = (self.queues_waits(), rest[0]) {
+                if !reached(view, word, self.epoch)? {
+                    return Ok(());
+                }
+                self.next += 1;
+                continue;
+            }
+            let slice = &rest[..self.slice(rest)];
+            // SAFETY: the caller's.
+            match unsafe { self.port.submit(slice, self.epoch) } {
+                Ok(ticket) => (self.next, self.last) = (self.next + slice.len(), ticket),
+                Err(error) if error.kind() == ErrorKind::QueueFull => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// How many steps of `rest` go into the next slice: up to the limit, and where waits cannot be
+    /// queued, up to the next wait.
+    fn slice(&self, rest: &[Bound]) -> usize {
+        let caps = self.port.caps();
+        let most = rest.len().min(caps.slice_ops_max);
+        if caps.queued_wait {
+            return most;
+        }
+        let wait = rest[..most].iter().position(|step| matches!(step, Bound::Wait { .. }));
+        wait.unwrap_or(most)
+    }
+
+    /// Lets blocked waits pass and forgets what was not submitted; whether the engine is drained.
+    pub(crate) fn release(&mut self) -> Result<bool, Error> {
+        self.port.release()?;
+        Ok(self.port.completed()? >= self.last)
+    }
+}
+
+fn reached(view: &dyn HostView, word: u64, epoch: u64) -> Result<bool, Error> {
+    let flag = view.flag(word, epoch).ok_or_else(|| {
+        let text = "an engine without queued waits needs flags that the host can read";
+        Error::new(ErrorKind::Mismatch, text)
+    })?;
+    // Acquire: what the writer published is readable by what is submitted next.
+    Ok(flag.load(Ordering::Acquire) >= epoch)
+}

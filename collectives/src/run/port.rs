@@ -1,0 +1,130 @@
+//! The one seam of dynamic dispatch: an engine and its window behind a vtable.
+//!
+//! Above it a step names (peer, buffer, offset); below it regions have the fabric's own types. One
+//! call carries a whole slice, so that the seam costs nanoseconds a start.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use peerlane_hal::{At, Caps, CopyEngine, Flag, Op, PeerMemory, Rank, Ticket};
+
+use crate::error::Error;
+use crate::plan::Source;
+use crate::window::Window;
+
+/// A step with its places, still without a vendor and without an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bound {
+    Put { peer: Rank, dst_offset: u64, from: Source, src_offset: u64, bytes: u64 },
+    Signal { peer: Rank, word: u64 },
+    Wait { word: u64 },
+}
+
+/// A lane's engine with the window's regions.
+pub(crate) trait Port: Send {
+    fn caps(&self) -> &Caps;
+
+    /// Submits a slice; signals and waits carry `epoch`.
+    ///
+    /// # Safety
+    /// As [`CopyEngine::submit`].
+    unsafe fn submit(&mut self, steps: &[Bound], epoch: u64) -> Result<Ticket, Error>;
+
+    fn completed(&mut self) -> Result<Ticket, Error>;
+    fn park(&mut self, limit: Duration) -> Result<(), Error>;
+    fn waker(&self) -> Waker;
+    fn release(&mut self) -> Result<(), Error>;
+}
+
+type Ops<'a, E> = Vec<Op<'a, <E as CopyEngine>::Local, <E as CopyEngine>::Remote>>;
+
+/// The port of any engine over a window of its fabric.
+pub(crate) struct Bind<E: CopyEngine, M: PeerMemory> {
+    engine: E,
+    window: Arc<Window<M>>,
+    /// Empty between calls; only its allocation is kept.
+    ops: Ops<'static, E>,
+}
+
+impl<E, M> Bind<E, M>
+where
+    M: PeerMemory,
+    E: CopyEngine<Local = M::Local, Remote = M::Remote>,
+{
+    pub(crate) fn new(engine: E, window: Arc<Window<M>>) -> Self {
+        Self { engine, window, ops: Vec::new() }
+    }
+}
+
+impl<E, M> Port for Bind<E, M>
+where
+    M: PeerMemory,
+    E: CopyEngine<Local = M::Local, Remote = M::Remote>,
+{
+    fn caps(&self) -> &Caps {
+        self.engine.caps()
+    }
+
+    unsafe fn submit(&mut self, steps: &[Bound], epoch: u64) -> Result<Ticket, Error> {
+        let mut ops: Ops<'_, E> = recycle(std::mem::take(&mut self.ops));
+        ops.extend(steps.iter().map(|step| resolve(&self.window, step, epoch)));
+        // SAFETY: the caller's.
+        let submitted = unsafe { self.engine.submit(&ops) };
+        self.ops = recycle(ops);
+        submitted.map_err(|error| Error::of_backend("submit", error))
+    }
+
+    fn completed(&mut self) -> Result<Ticket, Error> {
+        self.engine.completed().map_err(|error| Error::of_backend("completed", error))
+    }
+
+    fn park(&mut self, limit: Duration) -> Result<(), Error> {
+        self.engine.park(limit).map_err(|error| Error::of_backend("park", error))
+    }
+
+    fn waker(&self) -> Waker {
+        self.engine.waker()
+    }
+
+    fn release(&mut self) -> Result<(), Error> {
+        self.engine.release().map_err(|error| Error::of_backend("release", error))
+    }
+}
+
+fn resolve<'a, M: PeerMemory>(
+    window: &'a Window<M>,
+    step: &Bound,
+    epoch: u64,
+) -> Op<'a, M::Local, M::Remote> {
+    let flag_word = |word| window.turns.flag_word(word, epoch);
+    let output_offset = window.turns.output_offset(epoch);
+    match *step {
+        Bound::Put { peer, dst_offset, from, src_offset, bytes } => {
+            let src = match (from, &window.input) {
+                (Source::Input, Some(region)) => At { region, offset: src_offset },
+                // In place, the own shard lies in the output.
+                (Source::Input, None) | (Source::Output, _) => {
+                    At { region: &window.output, offset: output_offset + src_offset }
+                }
+            };
+            let region = &window.peer(peer).output;
+            Op::Put { dst: At { region, offset: output_offset + dst_offset }, src, bytes }
+        }
+        Bound::Signal { peer, word } => {
+            let flag = Flag { region: &window.peer(peer).flags, word: flag_word(word) };
+            Op::Signal { flag, value: epoch }
+        }
+        Bound::Wait { word } => {
+            let flag = Flag { region: &window.flags, word: flag_word(word) };
+            Op::Wait { flag, value: epoch, reset: false }
+        }
+    }
+}
+
+/// The same allocation for ops of another lifetime. Collecting an emptied vector in place keeps its
+/// buffer; that a start allocates nothing is tested in tests/tests/steady_state.rs.
+fn recycle<'b, L, R>(mut ops: Vec<Op<'_, L, R>>) -> Vec<Op<'b, L, R>> {
+    ops.clear();
+    ops.into_iter().map(|_| unreachable!("cleared above")).collect()
+}

@@ -1,0 +1,159 @@
+//! Where the ranks are: the node of every rank, as data.
+//!
+//! Node counts may be uneven and ranks of one node need not be neighbours. What links the nodes and
+//! how fast is left out on purpose: that is a matter of fabrics and costs, not of place.
+
+use std::fmt;
+
+use peerlane_hal::{ErrorKind, Rank};
+
+use crate::error::Error;
+
+/// The node of every rank. Nodes are numbered from 0 without a gap; each has at least one rank.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Topology {
+    node_of_rank: Vec<u32>,
+    members: Vec<Vec<Rank>>,
+}
+
+impl Topology {
+    /// `ranks` ranks on one node.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if `ranks` is 0 or does not fit in 32 bits.
+    pub fn flat(ranks: usize) -> Result<Self, Error> {
+        check_ranks("ranks", ranks)?;
+        Self::of_nodes(&vec![0; ranks])
+    }
+
+    /// Rank r on node `node_of_rank[r]`.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank, or a node below the
+    /// largest has none.
+    pub fn of_nodes(node_of_rank: &[u32]) -> Result<Self, Error> {
+        check_ranks("length of node_of_rank", node_of_rank.len())?;
+        check_no_gap(node_of_rank)?;
+        let nodes = node_of_rank.iter().max().map_or(0, |&last| last as usize + 1);
+        let mut members = vec![Vec::new(); nodes];
+        for (rank, &node) in Rank::all(node_of_rank.len()).zip(node_of_rank) {
+            members[node as usize].push(rank);
+        }
+        Ok(Self { node_of_rank: node_of_rank.to_vec(), members })
+    }
+
+    /// How many ranks there are, at least 1.
+    pub fn ranks(&self) -> usize {
+        self.node_of_rank.len()
+    }
+
+    /// How many nodes there are, at least 1.
+    pub fn nodes(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The node of `rank`.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn node(&self, rank: Rank) -> u32 {
+        self.node_of_rank[rank.index()]
+    }
+
+    /// The node of every rank, in rank order.
+    pub fn node_of_rank(&self) -> &[u32] {
+        &self.node_of_rank
+    }
+
+    /// The ranks of `node`, in rank order.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    pub fn members(&self, node: u32) -> &[Rank] {
+        &self.members[node as usize]
+    }
+
+    /// The place of `rank` among the [`members`](Self::members) of its node.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn local_index(&self, rank: Rank) -> usize {
+        self.members(self.node(rank)).partition_point(|&member| member < rank)
+    }
+}
+
+impl fmt::Display for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = |count: usize| if count == 1 { "" } else { "s" };
+        let (ranks, nodes) = (self.ranks(), self.nodes());
+        write!(f, "{ranks} rank{} on {nodes} node{}", plural(ranks), plural(nodes))
+    }
+}
+
+fn check_ranks(field: &str, ranks: usize) -> Result<(), Error> {
+    if ranks == 0 || u32::try_from(ranks).is_err() {
+        let text = format!("{field} is {ranks}, expected 1 to {}", u32::MAX);
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    Ok(())
+}
+
+fn check_no_gap(node_of_rank: &[u32]) -> Result<(), Error> {
+    let mut nodes = node_of_rank.to_vec();
+    nodes.sort_unstable();
+    nodes.dedup();
+    match (0u32..).zip(&nodes).find(|(wanted, node)| wanted != *node) {
+        None => Ok(()),
+        Some((wanted, node)) => {
+            let text = format!(
+                "node_of_rank names node {node} but not node {wanted}; expected nodes from 0 without a gap"
+            );
+            Err(Error::new(ErrorKind::InvalidArgument, text))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::*;
+
+    #[test]
+    fn flat_is_one_node() {
+        for ranks in 1..=9 {
+            let topology = Topology::flat(ranks).unwrap();
+            assert_eq!((topology.ranks(), topology.nodes()), (ranks, 1));
+            assert!(topology.members(0).iter().copied().eq(Rank::all(ranks)));
+        }
+        assert_snapshot!(Topology::flat(1).unwrap(), @"1 rank on 1 node");
+        assert_snapshot!(Topology::flat(4).unwrap(), @"4 ranks on 1 node");
+    }
+
+    #[test]
+    fn uneven_and_interleaved_nodes_are_known() {
+        let nodes = [0, 1, 0, 2, 1, 0];
+        let topology = Topology::of_nodes(&nodes).unwrap();
+        assert_snapshot!(topology, @"6 ranks on 3 nodes");
+        assert_eq!(topology.node_of_rank(), nodes);
+        for rank in Rank::all(nodes.len()) {
+            let node = topology.node(rank);
+            assert_eq!(topology.members(node)[topology.local_index(rank)], rank);
+        }
+        assert_eq!(topology.members(0), [Rank(0), Rank(2), Rank(5)]);
+    }
+
+    #[test]
+    fn impossible_topologies_are_named() {
+        let text = |result: Result<Topology, Error>| {
+            let error = result.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            error.to_string()
+        };
+        assert_snapshot!(text(Topology::flat(0)), @"ranks is 0, expected 1 to 4294967295");
+        assert_snapshot!(text(Topology::flat(1 << 40)), @"ranks is 1099511627776, expected 1 to 4294967295");
+        assert_snapshot!(text(Topology::of_nodes(&[])), @"length of node_of_rank is 0, expected 1 to 4294967295");
+        assert_snapshot!(text(Topology::of_nodes(&[0, 3, 0])), @"node_of_rank names node 3 but not node 1; expected nodes from 0 without a gap");
+        assert_snapshot!(text(Topology::of_nodes(&[u32::MAX])), @"node_of_rank names node 4294967295 but not node 0; expected nodes from 0 without a gap");
+    }
+}

@@ -1,0 +1,338 @@
+//! What can be wrong with plans.
+
+use std::fmt;
+
+use peerlane_hal::{ErrorKind, Rank};
+
+use crate::plan::{Cell, Flag, LaneId, OUTPUTS_MAX, PARTS_MAX, Step, StepOf};
+
+/// The classes of faults, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum FaultClass {
+    /// The plans do not belong together.
+    Disagreement,
+    /// A plan names a rank, cell, source or lane that is not there.
+    Unknown,
+    /// A byte of a result does not arrive.
+    Missing,
+    /// A byte of a result arrives more than once.
+    Twice,
+    /// A byte is read before it is known to have arrived.
+    ReadEarly,
+    /// Lanes wait for each other for ever.
+    Deadlock,
+    /// A flag has two writers or two readers.
+    Shared,
+    /// A flag does not end where it began.
+    Unbalanced,
+    /// A wait could pass on a value that was meant for an earlier one.
+    Stale,
+    /// Something is overwritten while somebody may still read it.
+    Overwritten,
+}
+
+impl FaultClass {
+    /// Every class.
+    pub const ALL: &'static [Self] = &[
+        Self::Disagreement,
+        Self::Unknown,
+        Self::Missing,
+        Self::Twice,
+        Self::ReadEarly,
+        Self::Deadlock,
+        Self::Shared,
+        Self::Unbalanced,
+        Self::Stale,
+        Self::Overwritten,
+    ];
+
+    /// A short name for tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Disagreement => "disagreement",
+            Self::Unknown => "unknown name",
+            Self::Missing => "missing byte",
+            Self::Twice => "byte twice",
+            Self::ReadEarly => "read too early",
+            Self::Deadlock => "deadlock",
+            Self::Shared => "shared flag",
+            Self::Unbalanced => "unbalanced flag",
+            Self::Stale => "stale flag",
+            Self::Overwritten => "overwritten too early",
+        }
+    }
+}
+
+impl fmt::Display for FaultClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Where a step stands in its lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Position {
+    /// In the entry, which closes the lane towards the caller.
+    Entry,
+    /// The step of this number in the plan, from 1, as the lines of the text form count.
+    Step(usize),
+    /// In the exit.
+    Exit,
+}
+
+/// A step, and where it stands; as text `rank 0, lane 0, step 3 (wait ready from 1)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// Whose plan.
+    pub rank: Rank,
+    /// Which lane of it.
+    pub lane: LaneId,
+    /// Where in the lane.
+    pub position: Position,
+    /// The step.
+    pub step: Step,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, lane, position, step } = *self;
+        write!(f, "rank {rank}, lane {lane}, ")?;
+        match position {
+            Position::Entry => f.write_str("entry")?,
+            Position::Step(number) => write!(f, "step {number}")?,
+            Position::Exit => f.write_str("exit")?,
+        }
+        write!(f, " ({})", StepOf { rank, step })
+    }
+}
+
+/// Why plans must not run. `start` counts the starts from 1.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// There is no plan.
+    #[error("there is no plan, expected one for every rank")]
+    NoPlan,
+    /// A field of a plan is not what the number, order or first of the plans say.
+    #[error("plan {index}: {field} is {seen}, expected {wanted}")]
+    Disagrees {
+        /// The place of the plan among the plans, from 0.
+        index: usize,
+        /// The field.
+        field: &'static str,
+        /// What it holds.
+        seen: String,
+        /// What it must hold.
+        wanted: String,
+    },
+    /// The number of parts is impossible.
+    #[error("rank {rank}: parts is {parts}, expected 1 to {PARTS_MAX}")]
+    Parts {
+        /// Whose plan.
+        rank: Rank,
+        /// The number.
+        parts: u32,
+    },
+    /// The number of outputs is impossible.
+    #[error("rank {rank}: outputs is {outputs}, expected 1, or out of place up to {OUTPUTS_MAX}")]
+    Outputs {
+        /// Whose plan.
+        rank: Rank,
+        /// The number.
+        outputs: u32,
+    },
+    /// The plan has not even lane 0.
+    #[error("rank {rank}: there is no lane, expected at least lane 0")]
+    NoLane {
+        /// Whose plan.
+        rank: Rank,
+    },
+    /// A step names something that is not there.
+    #[error("{place}: {what} is not there, expected {wanted}")]
+    Unknown {
+        /// The step.
+        place: Place,
+        /// What is not there.
+        what: String,
+        /// What there is.
+        wanted: String,
+    },
+    /// A flag that closes a lane is used as a step.
+    #[error("{place}: go and sent belong to the entry and exit of lanes, expected another flag")]
+    Reserved {
+        /// The step.
+        place: Place,
+    },
+    /// No step puts a cell into an output.
+    #[error("rank {rank}: no step puts cell {cell} into its output")]
+    NeverPut {
+        /// Whose output.
+        rank: Rank,
+        /// The cell.
+        cell: Cell,
+    },
+    /// The caller gets an output of which a cell is not known to be there.
+    #[error("rank {rank}, end of lane 0 in start {start}: cell {cell} may not have arrived")]
+    NotArrived {
+        /// Whose output.
+        rank: Rank,
+        /// The cell.
+        cell: Cell,
+        /// In which start.
+        start: u32,
+    },
+    /// Two steps put the same cell into the same output.
+    #[error("{second}: {first} puts the same cell already")]
+    PutTwice {
+        /// One step.
+        first: Place,
+        /// The other.
+        second: Place,
+    },
+    /// A step puts a cell that is there from the start.
+    #[error("{place}: in place, the own shard is there already")]
+    PutInPlace {
+        /// The step.
+        place: Place,
+    },
+    /// A put reads what is not known to be there.
+    #[error("{place} in start {start}: the source may not have arrived")]
+    ReadEarly {
+        /// The step.
+        place: Place,
+        /// In which start.
+        start: u32,
+    },
+    /// Lanes wait for each other in a circle.
+    #[error("deadlock in start {start}: {}", circle(.waits))]
+    Deadlock {
+        /// The waits; each is for a signal that stands behind the next one, the last for one that
+        /// stands behind the first.
+        waits: Vec<Place>,
+        /// In which start.
+        start: u32,
+    },
+    /// Two lanes signal one flag.
+    #[error("{second}: {first} is in another lane; expected one writer")]
+    TwoWriters {
+        /// One signal.
+        first: Place,
+        /// The other.
+        second: Place,
+    },
+    /// Two lanes wait for one flag.
+    #[error("{second}: {first} is in another lane; expected one reader")]
+    TwoReaders {
+        /// One wait.
+        first: Place,
+        /// The other.
+        second: Place,
+    },
+    /// A `ready` flag is waited for in a lane that is not the one it names.
+    #[error("{place}: expected the wait in lane {lane}, which the flag names")]
+    OtherReader {
+        /// The wait.
+        place: Place,
+        /// The lane that the flag names.
+        lane: LaneId,
+    },
+    /// A flag is not waited for as often as it is signalled.
+    #[error(
+        "{place}: rank {reader} gets {signals} signals and waits {waits} times for {flag} in a start, expected 1 and 1"
+    )]
+    Unbalanced {
+        /// A step that names the flag.
+        place: Place,
+        /// The reader of the flag.
+        reader: Rank,
+        /// The flag.
+        flag: Flag,
+        /// How often it is signalled in one start.
+        signals: usize,
+        /// How often it is waited for in one start.
+        waits: usize,
+    },
+    /// A flag is signalled more than once in a start, so a later wait passes on the first value.
+    #[error(
+        "{second}: {first} signals the flag in the same start already, a wait may pass too early"
+    )]
+    Repeated {
+        /// The first signal.
+        first: Place,
+        /// The next.
+        second: Place,
+    },
+    /// A flag is signalled again, though its reader may not have seen the last start's value.
+    #[error(
+        "{place} in start {start}: the reader may not have passed the wait of the start before"
+    )]
+    NotConsumed {
+        /// The signal.
+        place: Place,
+        /// In which start.
+        start: u32,
+    },
+    /// A put into an output that its owner's caller may still use.
+    #[error("{place} in start {start}: rank {peer} may not have entered this start")]
+    PeerInUse {
+        /// The put.
+        place: Place,
+        /// The owner of the output.
+        peer: Rank,
+        /// In which start.
+        start: u32,
+    },
+    /// The caller gets its memory back while a lane may still read it.
+    #[error("rank {rank}, end of lane 0 in start {start}: lane {lane} may still read its sources")]
+    SourceInUse {
+        /// Whose memory.
+        rank: Rank,
+        /// The lane that reads.
+        lane: LaneId,
+        /// In which start.
+        start: u32,
+    },
+}
+
+impl Fault {
+    /// The class of the fault.
+    pub const fn class(&self) -> FaultClass {
+        match self {
+            Self::NoPlan | Self::Disagrees { .. } => FaultClass::Disagreement,
+            Self::Parts { .. }
+            | Self::Outputs { .. }
+            | Self::NoLane { .. }
+            | Self::Unknown { .. }
+            | Self::Reserved { .. } => FaultClass::Unknown,
+            Self::NeverPut { .. } | Self::NotArrived { .. } => FaultClass::Missing,
+            Self::PutTwice { .. } | Self::PutInPlace { .. } => FaultClass::Twice,
+            Self::ReadEarly { .. } => FaultClass::ReadEarly,
+            Self::Deadlock { .. } => FaultClass::Deadlock,
+            Self::TwoWriters { .. } | Self::TwoReaders { .. } | Self::OtherReader { .. } => {
+                FaultClass::Shared
+            }
+            Self::Unbalanced { .. } => FaultClass::Unbalanced,
+            Self::Repeated { .. } | Self::NotConsumed { .. } => FaultClass::Stale,
+            Self::PeerInUse { .. } | Self::SourceInUse { .. } => FaultClass::Overwritten,
+        }
+    }
+}
+
+impl peerlane_hal::Error for Fault {
+    fn kind(&self) -> ErrorKind {
+        match self.class() {
+            FaultClass::Disagreement => ErrorKind::Mismatch,
+            _ => ErrorKind::InvalidArgument,
+        }
+    }
+}
+
+fn circle(waits: &[Place]) -> String {
+    let mut text = String::new();
+    for (number, wait) in waits.iter().enumerate() {
+        let which = if number == 0 { "" } else { ", which" };
+        text += &format!("{wait}{which} is for a signal behind ");
+    }
+    text + if waits.len() == 1 { "itself" } else { "the first" }
+}

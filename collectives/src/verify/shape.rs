@@ -1,0 +1,128 @@
+//! The plans agree, and name only what there is.
+
+use std::fmt::Display;
+
+use peerlane_hal::Rank;
+
+use super::fault::{Fault, Place, Position};
+use crate::plan::{Cell, Flag, LaneId, OUTPUTS_MAX, PARTS_MAX, Plan, Source, Step};
+
+/// Checks all plans and returns the first.
+pub(super) fn check(plans: &[Plan]) -> Result<&Plan, Fault> {
+    let first = plans.first().ok_or(Fault::NoPlan)?;
+    for (index, plan) in plans.iter().enumerate() {
+        agrees(index, "ranks", &u64::from(plan.ranks), &(plans.len() as u64))?;
+        agrees(index, "rank", &plan.rank, &Rank::at(index))?;
+        agrees(index, "algorithm", &plan.algorithm, &first.algorithm)?;
+        agrees(index, "parts", &plan.parts, &first.parts)?;
+        agrees(index, "in_place", &plan.in_place, &first.in_place)?;
+        agrees(index, "outputs", &plan.outputs, &first.outputs)?;
+    }
+    plans.iter().try_for_each(check_sizes)?;
+    plans.iter().try_for_each(|plan| check_plan(plans, plan))?;
+    Ok(first)
+}
+
+fn agrees<T: PartialEq + Display>(
+    index: usize,
+    field: &'static str,
+    seen: &T,
+    wanted: &T,
+) -> Result<(), Fault> {
+    if seen == wanted {
+        return Ok(());
+    }
+    Err(Fault::Disagrees { index, field, seen: seen.to_string(), wanted: wanted.to_string() })
+}
+
+fn check_sizes(plan: &Plan) -> Result<(), Fault> {
+    let &Plan { rank, parts, in_place, outputs, .. } = plan;
+    if !(1..=PARTS_MAX).contains(&parts) {
+        return Err(Fault::Parts { rank, parts });
+    }
+    if !(1..=OUTPUTS_MAX).contains(&outputs) || (in_place && outputs > 1) {
+        return Err(Fault::Outputs { rank, outputs });
+    }
+    if plan.lanes.is_empty() {
+        return Err(Fault::NoLane { rank });
+    }
+    Ok(())
+}
+
+fn check_plan(plans: &[Plan], plan: &Plan) -> Result<(), Fault> {
+    for (lane, steps) in plan.lane_ids().zip(&plan.lanes) {
+        for (at, &step) in steps.steps.iter().enumerate() {
+            let place = Place { rank: plan.rank, lane, position: Position::Step(at + 1), step };
+            Names { plans, place }.check()?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks the names in one step.
+struct Names<'a> {
+    plans: &'a [Plan],
+    place: Place,
+}
+
+impl Names<'_> {
+    fn check(&self) -> Result<(), Fault> {
+        let me = self.place.rank;
+        match self.place.step {
+            Step::Put { peer, cell, from } => {
+                self.rank(peer)?;
+                self.cell(cell)?;
+                let there = from == Source::Output || cell.shard == me;
+                self.there(there, || {
+                    (format!("cell {cell} of the input"), format!("a cell of shard {me}"))
+                })
+            }
+            Step::Signal { peer, flag } => {
+                self.rank(peer)?;
+                self.flag(peer, flag)
+            }
+            Step::Wait { flag } => self.flag(me, flag),
+        }
+    }
+
+    fn rank(&self, rank: Rank) -> Result<(), Fault> {
+        let ranks = self.plans.len();
+        self.there(rank.index() < ranks, || {
+            (format!("rank {rank}"), format!("a rank below {ranks}"))
+        })
+    }
+
+    fn cell(&self, cell: Cell) -> Result<(), Fault> {
+        self.rank(cell.shard)?;
+        let parts = self.plans[0].parts;
+        self.there(cell.part < parts, || {
+            (format!("part {}", cell.part), format!("a part below {parts}"))
+        })
+    }
+
+    fn flag(&self, reader: Rank, flag: Flag) -> Result<(), Fault> {
+        match flag {
+            Flag::Ready { from, lane } => {
+                self.rank(from)?;
+                self.lane(reader, lane)
+            }
+            Flag::Arrived { cell } => self.cell(cell),
+            Flag::Go { .. } | Flag::Sent { .. } => Err(Fault::Reserved { place: self.place }),
+        }
+    }
+
+    fn lane(&self, rank: Rank, lane: LaneId) -> Result<(), Fault> {
+        let lanes = self.plans[rank.index()].lanes.len();
+        self.there(lane.index() < lanes, || {
+            (format!("lane {lane} of rank {rank}"), format!("a lane below {lanes}"))
+        })
+    }
+
+    fn there(&self, there: bool, say: impl FnOnce() -> (String, String)) -> Result<(), Fault> {
+        if there {
+            return Ok(());
+        }
+        let (what, wanted) = say();
+        Err(Fault::Unknown { place: self.place, what, wanted })
+    }
+}

@@ -1,0 +1,53 @@
+//! The whole way once: ranks as threads, host fabric, prepare, run, check.
+
+use peerlane_collectives::bootstrap::Bootstrap;
+use peerlane_collectives::bootstrap::in_process::{self, InProcess};
+use peerlane_collectives::element::Element;
+use peerlane_collectives::error::Error;
+use peerlane_collectives::group::{AllGather, Group};
+use peerlane_hal::host;
+
+fn open(bootstrap: InProcess) -> Result<Group<host::Fabric>, Error> {
+    let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    Group::open(bootstrap, fabric)
+}
+
+fn check<T: Element + PartialEq>(
+    gather: &mut AllGather<T>,
+    rank: usize,
+    ranks: usize,
+    value: impl Fn(usize, usize) -> T,
+) -> Result<(), Error> {
+    for (index, element) in gather.input_mut()?.iter_mut().enumerate() {
+        *element = value(rank, index);
+    }
+    gather.run()?;
+    let shard_len = gather.output()?.len() / ranks;
+    for (index, element) in gather.output()?.iter().enumerate() {
+        assert_eq!(*element, value(index / shard_len, index % shard_len), "element {index}");
+    }
+    Ok(())
+}
+
+#[test]
+fn every_rank_gets_every_shard() {
+    for ranks in 1..=9 {
+        let reports = in_process::run(ranks, |bootstrap| {
+            let rank = bootstrap.rank().index();
+            let mut group = open(bootstrap)?;
+            let mut gather = group.all_gather::<i64>(257).prepare()?;
+            for round in 0..5 {
+                let value = |rank, index| (round * 1_000_000 + rank * 1000 + index) as i64;
+                check(&mut gather, rank, ranks, value)?;
+            }
+            group.barrier()?;
+            let mut in_place = group.all_gather::<u8>(33).in_place().parts(2).prepare()?;
+            check(&mut in_place, rank, ranks, |rank, index| (rank * 7 + index) as u8)?;
+            let report = gather.report().to_string();
+            group.close()?;
+            Ok(report)
+        });
+        let reports = reports.unwrap_or_else(|error| panic!("{ranks} ranks: {error}"));
+        assert!(reports[0].starts_with("direct"), "{}", reports[0]);
+    }
+}

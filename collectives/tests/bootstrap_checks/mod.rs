@@ -1,0 +1,101 @@
+//! What every bootstrap must do; each test file runs the whole list over its own.
+
+pub(crate) mod endings;
+pub(crate) mod exchanges;
+
+use std::any::Any;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use peerlane_collectives::bootstrap::{Bootstrap, Notice};
+use peerlane_hal::{Deadline, Rank};
+
+pub(crate) type Handle = Box<dyn Bootstrap>;
+
+/// An open group, with whatever must outlive its ranks.
+pub(crate) struct Opened {
+    pub(crate) ranks: Vec<Handle>,
+    pub(crate) keep: Box<dyn Any>,
+}
+
+/// Opens a group of that many ranks.
+pub(crate) type Open = fn(usize) -> Opened;
+
+/// Long enough to be reached only by a failure.
+pub(crate) fn long() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+/// Far below [`long`], yet enough for a crowded machine: what comes sooner was not waited for.
+pub(crate) const AT_ONCE: Duration = Duration::from_secs(15);
+
+/// Runs `body` as every rank at once; results in rank order.
+pub(crate) fn each<R: Send>(ranks: &[Handle], body: impl Fn(&dyn Bootstrap) -> R + Sync) -> Vec<R> {
+    thread::scope(|scope| {
+        let body = &body;
+        let threads: Vec<_> =
+            ranks.iter().map(|rank| scope.spawn(move || body(rank.as_ref()))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).collect()
+    })
+}
+
+/// Collects the notices of a rank from now on.
+pub(crate) fn hear(rank: &dyn Bootstrap) -> Receiver<Notice> {
+    let (sender, heard) = channel();
+    let sender = Mutex::new(sender);
+    rank.listen(Arc::new(move |notice| {
+        let _ = sender.lock().unwrap().send(notice);
+    }));
+    heard
+}
+
+/// The next notices of a rank.
+pub(crate) fn next(heard: &Receiver<Notice>, count: usize) -> Vec<Notice> {
+    let next = || heard.recv_timeout(AT_ONCE).expect("a notice is missing");
+    (0..count).map(|_| next()).collect()
+}
+
+/// Checks that a rank hears of a loss, and that it is the only cause it hears of.
+pub(crate) fn assert_hears_loss(heard: &Receiver<Notice>, lost: Rank) {
+    match &next(heard, 2)[..] {
+        [Notice::Lost { rank, .. }, Notice::Told] if *rank == lost => {}
+        other => panic!("expected the loss of rank {lost}, heard {other:?}"),
+    }
+}
+
+/// Makes a test of every check, over the groups that `$open` opens.
+macro_rules! run_all {
+    ($open:expr) => {
+        bootstrap_checks::run_all!($open, exchanges:
+            every_rank_gets_what_every_rank_gave,
+            exchanges_one_after_another_do_not_mix,
+            labels_that_differ_are_a_mismatch_on_every_rank,
+            what_is_too_long_is_refused,
+            a_rank_that_never_comes_is_named,
+            what_follows_a_timeout_is_aborted,
+            a_deadline_that_has_passed_is_a_timeout,
+            hosts_agree,
+        );
+        bootstrap_checks::run_all!($open, endings:
+            a_loss_before_an_exchange_is_told,
+            a_loss_ends_an_exchange_at_once,
+            what_was_complete_before_a_loss_stays_complete,
+            the_first_of_two_aborts_is_heard_by_all,
+            an_abort_ends_an_exchange_at_once,
+            notices_wait_for_a_listener,
+            a_goodbye_is_no_loss,
+            nothing_follows_a_goodbye,
+            a_goodbye_after_an_abort_succeeds,
+        );
+    };
+    ($open:expr, $topic:ident: $($check:ident),* $(,)?) => {
+        $(#[test]
+        fn $check() {
+            bootstrap_checks::$topic::$check($open);
+        })*
+    };
+}
+
+pub(crate) use run_all;

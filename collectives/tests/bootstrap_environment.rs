@@ -1,0 +1,115 @@
+//! What launchers say, and what is wrong with it.
+
+use insta::assert_snapshot;
+use peerlane_collectives::bootstrap::environment::{Environment, HubAddress};
+use peerlane_collectives::error::Error;
+use peerlane_hal::{ErrorKind, Rank};
+
+/// Reads an environment given as `NAME=value NAME=value`.
+fn read(variables: &str) -> Result<Option<Environment>, Error> {
+    Environment::from_lookup(|name| {
+        let mut pairs = variables.split(' ').filter_map(|pair| pair.split_once('='));
+        pairs.find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
+    })
+}
+
+fn place(variables: &str) -> Environment {
+    read(variables).unwrap().expect("a launcher is there")
+}
+
+fn hub(variables: &str) -> HubAddress {
+    place(&format!("RANK=1 WORLD_SIZE=4 {variables}")).hub
+}
+
+fn text(variables: &str) -> String {
+    let error = read(variables).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    error.to_string()
+}
+
+fn rank_zero(address: &str) -> HubAddress {
+    HubAddress::RankZero(address.into())
+}
+
+#[test]
+fn without_a_launcher_there_is_no_place() {
+    assert_eq!(read("").unwrap(), None);
+    assert_eq!(read("MASTER_ADDR=node0 LOCAL_RANK=1 PEERLANE_HUB=node0:1").unwrap(), None);
+    assert_eq!(read("RANK= WORLD_SIZE=").unwrap(), None);
+}
+
+#[test]
+fn torchrun_is_understood() {
+    let variables = "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=node0 \
+                     MASTER_PORT=29500 TORCHELASTIC_USE_AGENT_STORE=True";
+    let expected = Environment {
+        rank: Rank(5),
+        ranks: 8,
+        local_rank: Some(1),
+        local_ranks: Some(4),
+        hub: rank_zero("node0:29501"),
+    };
+    assert_eq!(place(variables), expected);
+}
+
+#[test]
+fn open_mpi_is_understood_also_inside_of_slurm() {
+    let variables = "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_LOCAL_RANK=2 \
+                     OMPI_COMM_WORLD_LOCAL_SIZE=3 SLURM_PROCID=0 SLURM_NTASKS=1";
+    let expected = Environment {
+        rank: Rank(2),
+        ranks: 3,
+        local_rank: Some(2),
+        local_ranks: Some(3),
+        hub: rank_zero("127.0.0.1:29501"),
+    };
+    assert_eq!(place(variables), expected);
+}
+
+#[test]
+fn slurm_is_understood() {
+    let variables = "SLURM_PROCID=7 SLURM_NTASKS=16 SLURM_LOCALID=3 MASTER_ADDR=node0";
+    let expected = Environment {
+        rank: Rank(7),
+        ranks: 16,
+        local_rank: Some(3),
+        local_ranks: None,
+        hub: rank_zero("node0:29501"),
+    };
+    assert_eq!(place(variables), expected);
+    let one_host = place("SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_NNODES=1");
+    assert_eq!(one_host.hub, rank_zero("127.0.0.1:29501"));
+}
+
+#[test]
+fn the_hub_is_where_the_variables_say() {
+    assert_eq!(hub("MASTER_ADDR=node0"), rank_zero("node0:29501"));
+    assert_eq!(hub("MASTER_ADDR=node0 MASTER_PORT=1234"), rank_zero("node0:1234"));
+    assert_eq!(hub("MASTER_ADDR=fe80::1 MASTER_PORT=1234"), rank_zero("[fe80::1]:1234"));
+    assert_eq!(hub("LOCAL_WORLD_SIZE=4"), rank_zero("127.0.0.1:29501"));
+    let agent = "MASTER_ADDR=node0 MASTER_PORT=1234 TORCHELASTIC_USE_AGENT_STORE=False";
+    assert_eq!(hub(agent), rank_zero("node0:1234"));
+    let own =
+        "MASTER_ADDR=node0 MASTER_PORT=1234 PEERLANE_PORT=77 TORCHELASTIC_USE_AGENT_STORE=True";
+    assert_eq!(hub(own), rank_zero("node0:77"));
+    let external = "MASTER_ADDR=node0 MASTER_PORT=1234 PEERLANE_HUB=[::1]:99";
+    assert_eq!(hub(external), HubAddress::External("[::1]:99".into()));
+    assert_eq!(place("RANK=0 WORLD_SIZE=1").hub, rank_zero("127.0.0.1:29501"));
+}
+
+#[test]
+fn says_which_variable_is_wrong_and_why() {
+    assert_snapshot!(text("RANK=3"), @"RANK=3 is set, but WORLD_SIZE is not: set both or neither");
+    assert_snapshot!(text("OMPI_COMM_WORLD_SIZE=3"), @"OMPI_COMM_WORLD_SIZE=3 is set, but OMPI_COMM_WORLD_RANK is not: set both or neither");
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=0"), @"WORLD_SIZE=0: a group needs at least one rank");
+    assert_snapshot!(text("RANK=4 WORLD_SIZE=4"), @"RANK=4 does not fit WORLD_SIZE=4: it must be below, counted from 0");
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=four"), @r#"WORLD_SIZE="four" is not a number, from 0 to 4294967295"#);
+    assert_snapshot!(text("SLURM_PROCID=-1 SLURM_NTASKS=2"), @r#"SLURM_PROCID="-1" is not a number, from 0 to 4294967295"#);
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=4 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2"), @"LOCAL_RANK=2 does not fit LOCAL_WORLD_SIZE=2: it must be below, counted from 0");
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=4"), @"MASTER_ADDR is not set: set it, on every rank, to the name or address of the host of rank 0");
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=1 MASTER_PORT=70000"), @r#"MASTER_PORT="70000" is not a port, from 1 to 65535"#);
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=1 PEERLANE_PORT=0"), @r#"PEERLANE_PORT="0" is not a port, from 1 to 65535"#);
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=1 PEERLANE_HUB=node0"), @r#"PEERLANE_HUB="node0" is not a host and a port, such as 10.0.0.1:29501"#);
+    let last = "RANK=0 WORLD_SIZE=1 MASTER_PORT=65535 TORCHELASTIC_USE_AGENT_STORE=True";
+    assert_snapshot!(text(last), @"MASTER_PORT=65535 is torchrun's own and has no port after it: set PEERLANE_PORT to a free port, the same for every rank");
+}

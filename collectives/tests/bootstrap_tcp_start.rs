@@ -1,0 +1,312 @@
+//! The start of a group of processes: who is taken, who is refused, and who is missed.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use insta::{allow_duplicates, assert_snapshot};
+use peerlane_collectives::bootstrap::Bootstrap;
+use peerlane_collectives::bootstrap::environment::{Environment, HubAddress};
+use peerlane_collectives::bootstrap::tcp::{Hub, Tcp};
+use peerlane_collectives::error::Error;
+use peerlane_hal::{Deadline, ErrorKind, Rank};
+
+const PREAMBLE: &[u8; 12] = b"PEERLANE\x01\0\0\0";
+
+/// Far below [`long`], yet enough for a crowded machine: what comes sooner was not waited for.
+const AT_ONCE: Duration = Duration::from_secs(15);
+
+fn hub(ranks: usize) -> Hub {
+    Hub::bind("127.0.0.1:0", ranks).unwrap()
+}
+
+fn long() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+fn after_ms(milliseconds: u64) -> Deadline {
+    Deadline::after(Duration::from_millis(milliseconds))
+}
+
+fn join(hub: SocketAddr, rank: u32, ranks: usize, deadline: Deadline) -> Result<Tcp, Error> {
+    Tcp::join(&Environment::at_hub(hub, Rank(rank), ranks), deadline)
+}
+
+/// The text of the error, with each address of this run replaced by its name.
+fn text(error: &Error, names: &[(SocketAddr, &str)]) -> String {
+    names
+        .iter()
+        .fold(error.to_string(), |text, (address, name)| text.replace(&address.to_string(), name))
+}
+
+/// Somebody who says what it likes.
+fn stranger(hub: &Hub, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(hub.address()).unwrap();
+    stream.set_read_timeout(Some(AT_ONCE)).unwrap();
+    stream.write_all(bytes).unwrap();
+    stream
+}
+
+fn hello(rank: u32, ranks: u32) -> Vec<u8> {
+    let hello = postcard::to_stdvec(&(rank, ranks, "a host")).unwrap();
+    [&PREAMBLE[..], &(hello.len() as u32).to_le_bytes(), &hello].concat()
+}
+
+/// A rank that is there and only listens.
+struct Silent(TcpStream);
+
+impl Silent {
+    fn join(hub: &Hub, rank: u32, ranks: u32) -> Self {
+        let mut stream = stranger(hub, &hello(rank, ranks));
+        stream.read_exact(&mut [0; PREAMBLE.len()]).unwrap();
+        let mut silent = Self(stream);
+        assert_eq!(silent.frame(), [0], "not welcome");
+        silent
+    }
+
+    fn origin(&self) -> SocketAddr {
+        self.0.local_addr().unwrap()
+    }
+
+    fn frame(&mut self) -> Vec<u8> {
+        let mut length = [0; 4];
+        self.0.read_exact(&mut length).unwrap();
+        let mut body = vec![0; u32::from_le_bytes(length) as usize];
+        self.0.read_exact(&mut body).unwrap();
+        body
+    }
+
+    /// Waits until `count` ranks are there, of which the hub tells in messages of number 0.
+    fn wait_here(&mut self, count: u8) {
+        while self.frame()[..2] != [0, count] {}
+    }
+
+    /// Waits until the group is over, which is message number 2.
+    fn wait_over(&mut self) {
+        while self.frame()[0] != 2 {}
+    }
+}
+
+/// Checks that a group of two still comes together at `hub`.
+fn assert_starts(hub: &Hub) {
+    thread::scope(|scope| {
+        let other = scope.spawn(|| join(hub.address(), 1, 2, long()).unwrap());
+        let rank = join(hub.address(), 0, 2, long()).unwrap();
+        let other = other.join().unwrap();
+        other.leave(long()).unwrap();
+        rank.leave(long()).unwrap();
+    });
+}
+
+#[test]
+fn a_hub_needs_ranks_and_a_free_port() {
+    let error = Hub::bind("127.0.0.1:0", 0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert_snapshot!(error, @"a group of 0 ranks: it needs at least one");
+
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let error = Hub::bind(&address.to_string(), 2).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_snapshot!(text(&error, &[(address, "HUB")]), @"cannot listen at HUB: the port is in use; set PEERLANE_PORT, or MASTER_PORT, to a free port, the same for every rank");
+
+    let error = Hub::bind("192.0.2.1:0", 2).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_snapshot!(error, @"cannot listen at 192.0.2.1:0 for the ranks of the group: Cannot assign requested address (os error 99)");
+}
+
+#[test]
+fn rank_0_opens_the_hub_and_others_wait_for_it() {
+    // The port is free a moment ago; nothing else in this process asks for that very one.
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    for host in ["127.0.0.1", "localhost"] {
+        let place = |rank| Environment {
+            hub: HubAddress::RankZero(format!("{host}:{}", address.port())),
+            ..Environment::at_hub("", Rank(rank), 2)
+        };
+        thread::scope(|scope| {
+            let other = scope.spawn(|| Tcp::join(&place(1), long()).unwrap());
+            thread::sleep(Duration::from_millis(50));
+            let first = Tcp::join(&place(0), long()).unwrap();
+            other.join().unwrap().leave(long()).unwrap();
+            first.leave(long()).unwrap();
+        });
+    }
+}
+
+#[test]
+fn every_rank_names_all_that_did_not_come() {
+    let hub = hub(6);
+    let address = hub.address();
+    let mut silent = Silent::join(&hub, 5, 6);
+    let start = Instant::now();
+    thread::scope(|scope| {
+        let patient = [0, 4].map(|rank| scope.spawn(move || join(address, rank, 6, long())));
+        silent.wait_here(3);
+        let error = join(address, 2, 6, after_ms(300)).unwrap_err();
+        let others = patient.map(|thread| thread.join().unwrap().unwrap_err());
+        assert!(start.elapsed() < AT_ONCE, "the patience of one must cut that of all short");
+        allow_duplicates!(for error in [error].into_iter().chain(others) {
+            assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(1))));
+            assert_snapshot!(error, @"the group did not start: ranks 1 and 3 did not come within 0.3 s: check that every rank was started, with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
+        });
+    });
+}
+
+#[test]
+fn rank_0_that_gives_up_takes_the_hub_with_it_and_still_tells() {
+    let hub = hub(4);
+    let address = hub.address();
+    let mut silent = Silent::join(&hub, 3, 4);
+    thread::scope(|scope| {
+        let other = scope.spawn(move || join(address, 2, 4, long()).unwrap_err());
+        silent.wait_here(2);
+        let error = Tcp::join_with_hub(hub, after_ms(300)).unwrap_err();
+        let errors = [error, other.join().unwrap()];
+        allow_duplicates!(for error in errors {
+            assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(1))));
+            assert_snapshot!(error, @"the group did not start: rank 1 did not come within 0.3 s: check that every rank was started, with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
+        });
+    });
+}
+
+#[test]
+fn who_comes_after_the_others_gave_up_is_told_why() {
+    let hub = hub(3);
+    let mut silent = Silent::join(&hub, 2, 3);
+    join(hub.address(), 0, 3, after_ms(100)).unwrap_err();
+    silent.wait_over();
+    let error = join(hub.address(), 1, 3, long()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Aborted);
+    assert_snapshot!(text(&error, &[(hub.address(), "HUB")]), @"the hub at HUB does not take this rank: the group is over already: rank 1 did not come within 0.1 s: check that every rank was started, with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
+}
+
+#[test]
+fn a_rank_that_comes_and_goes_is_lost() {
+    let hub = hub(3);
+    let mut silent = Silent::join(&hub, 1, 3);
+    let origin = silent.origin();
+    let start = Instant::now();
+    thread::scope(|scope| {
+        let rank = scope.spawn(|| join(hub.address(), 0, 3, long()).unwrap_err());
+        silent.wait_here(2);
+        drop(silent);
+        let error = rank.join().unwrap();
+        assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(Rank(1))));
+        assert_snapshot!(text(&error, &[(origin, "ORIGIN")]), @"the group did not start: rank 1 is lost: its connection from ORIGIN closed without a goodbye");
+    });
+    assert!(start.elapsed() < AT_ONCE);
+}
+
+#[test]
+fn a_hub_that_is_not_there_is_waited_for_and_then_named() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let start = Instant::now();
+    let error = join(address, 1, 2, after_ms(200)).unwrap_err();
+    assert!(start.elapsed() >= Duration::from_millis(200));
+    assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(0))));
+    assert_snapshot!(text(&error, &[(address, "HUB")]), @"rank 1 did not reach the hub at HUB within 0.2 s: Connection refused (os error 111). Check that rank 0 runs, that MASTER_ADDR and MASTER_PORT name its host and a free port, and that no firewall is between");
+
+    let place = Environment::at_hub("no-such-host.invalid:1", Rank(1), 2);
+    let error = Tcp::join(&place, after_ms(200)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(error.to_string().contains("the hub at no-such-host.invalid:1 within 0.2 s: "));
+}
+
+#[test]
+fn who_disagrees_is_refused_and_the_group_starts_without_it() {
+    let hub = hub(2);
+    let names = [(hub.address(), "HUB")];
+    let error = join(hub.address(), 0, 3, long()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
+    assert_snapshot!(text(&error, &names), @"the hub at HUB does not take this rank: rank 0 was started for a group of 3 ranks, the hub for one of 2: WORLD_SIZE must be the same everywhere");
+    let error = join(hub.address(), 2, 2, long()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
+    assert_snapshot!(text(&error, &names), @"the hub at HUB does not take this rank: rank 2 is out of range: the group has 2 ranks, numbered from 0");
+    assert_starts(&hub);
+}
+
+#[test]
+fn the_second_of_two_equal_ranks_is_refused() {
+    let hub = hub(2);
+    let first = Silent::join(&hub, 1, 2);
+    let origin = first.origin();
+    let error = join(hub.address(), 1, 2, long()).unwrap_err();
+    assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(Rank(1))));
+    assert_snapshot!(text(&error, &[(hub.address(), "HUB"), (origin, "ORIGIN")]), @"the hub at HUB does not take this rank: rank 1 is taken already, by a process on another host that came from ORIGIN: RANK must be different in every process, and the port another for every job");
+    // The group goes on with the first.
+    join(hub.address(), 0, 2, long()).unwrap();
+}
+
+#[test]
+fn strangers_do_not_disturb_a_group() {
+    let hub = hub(2);
+    let mut foreign = stranger(&hub, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let mut answer = Vec::new();
+    foreign.read_to_end(&mut answer).unwrap();
+    assert_eq!(&answer[..12], PREAMBLE);
+    let answer = String::from_utf8(answer.split_off(12)).unwrap();
+    assert_snapshot!(answer.trim(), @"This is the hub of a Peerlane group of 2 ranks, protocol version 1. What came is not that protocol.");
+
+    let oversized = [&PREAMBLE[..], &[255; 4]].concat();
+    let malformed = [&PREAMBLE[..], &[1, 0, 0, 0, 200]].concat();
+    for bytes in [b"PEERLANE\x02\0\0\0".to_vec(), oversized, malformed] {
+        let mut stream = stranger(&hub, &bytes);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert_eq!(answer, PREAMBLE, "{bytes:?}");
+    }
+    let _silent = stranger(&hub, b"");
+    let _cut = stranger(&hub, &hello(0, 2)[..20]);
+    assert_starts(&hub);
+}
+
+#[test]
+fn a_rank_that_sends_no_frames_is_lost() {
+    for (bytes, wanted) in [
+        (&[255; 4][..], "a frame of 4294967295 bytes was announced; at most 67108864 are allowed"),
+        (&[2, 0, 0, 0, 99, 99], "a frame holds no message of this protocol"),
+    ] {
+        let hub = hub(2);
+        let mut broken = Silent::join(&hub, 1, 2);
+        let origin = broken.origin();
+        let rank = join(hub.address(), 0, 2, long()).unwrap();
+        broken.0.write_all(bytes).unwrap();
+        let error = rank.exchange("keys", &[], long()).unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(Rank(1))));
+        let expected =
+            format!("exchange \"keys\": rank 1 is lost: on its connection from {origin}, {wanted}");
+        assert_eq!(error.to_string(), expected);
+    }
+}
+
+/// Something else at the port of the hub: takes one connection, says `words`, and waits.
+fn impostor(words: &'static [u8]) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        stream.write_all(words).unwrap();
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    address
+}
+
+#[test]
+fn what_is_no_hub_is_told_apart() {
+    let address = impostor(b"SSH-2.0-OpenSSH_9.2\r\n");
+    let error = join(address, 1, 2, long()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
+    assert_snapshot!(text(&error, &[(address, "HUB")]), @r#"what listens at HUB is no Peerlane hub; it began with "SSH-2.0-Open". Set PEERLANE_PORT, or MASTER_PORT, to another port, the same for every rank"#);
+
+    let address = impostor(b"PEERLANE\x02\0\0\0");
+    let error = join(address, 1, 2, long()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
+    assert_snapshot!(text(&error, &[(address, "HUB")]), @"the hub at HUB speaks version 2 of the protocol, this rank version 1: every rank must run the same version of Peerlane");
+
+    let address = impostor(b"");
+    let error = join(address, 1, 2, after_ms(200)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert_snapshot!(text(&error, &[(address, "HUB")]), @"rank 1 did not reach the hub at HUB within 0.2 s: it took the connection and said nothing, as something other than a hub may. Check that rank 0 runs, that MASTER_ADDR and MASTER_PORT name its host and a free port, and that no firewall is between");
+}

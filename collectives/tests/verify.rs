@@ -1,0 +1,211 @@
+//! The verifier on right plans, and one wrong plan for each fault, with its literal text.
+
+use insta::assert_snapshot;
+use peerlane_collectives::allgather;
+use peerlane_collectives::plan::{Algorithm, Plan};
+use peerlane_collectives::topology::Topology;
+use peerlane_collectives::verify::{Fault, FaultClass, Proof, verify};
+use peerlane_hal::{Error as _, ErrorKind};
+
+use edit::edit;
+use shapes::Shape;
+
+#[path = "support/edit.rs"]
+mod edit;
+#[path = "support/shapes.rs"]
+mod shapes;
+
+/// A change in the text of one rank's plan: which rank, what stands there, what shall stand there.
+type Edit = (usize, &'static str, &'static str);
+
+/// Verifies plans of 3 ranks, 1 part, out of place, with some lines of their text changed.
+fn edited(shape: Shape, edits: &[Edit]) -> Result<Proof, Fault> {
+    let mut plans = shape.plans(3, 1, false);
+    for &(rank, from, to) in edits {
+        edit(&mut plans[rank], from, to);
+    }
+    verify(&plans)
+}
+
+fn refused(class: FaultClass, shape: Shape, edits: &[Edit]) -> Fault {
+    let fault = edited(shape, edits).unwrap_err();
+    assert_eq!(fault.class(), class, "{fault}");
+    fault
+}
+
+fn refused_after(class: FaultClass, change: impl FnOnce(&mut Vec<Plan>)) -> Fault {
+    let mut plans = Shape::Direct.plans(3, 1, false);
+    change(&mut plans);
+    let fault = verify(&plans).unwrap_err();
+    assert_eq!(fault.class(), class, "{fault}");
+    fault
+}
+
+#[test]
+fn right_plans_are_proven() {
+    for shape in Shape::ALL {
+        for ranks in (1..=9).chain([12, 16]) {
+            for (parts, in_place) in [(1, false), (1, true), (2, true), (3, false)] {
+                let proof = verify(&shape.plans(ranks, parts, in_place)).unwrap_or_else(|fault| {
+                    panic!("{shape:?}, {ranks} ranks, {parts} parts, in place {in_place}: {fault}")
+                });
+                let starts = if shape == Shape::InTurn { 4 } else { 2 };
+                assert_eq!((proof.ranks, proof.parts, proof.starts), (ranks, parts, starts));
+            }
+        }
+    }
+}
+
+#[test]
+fn direct_serves_any_topology() {
+    for nodes in [&[0, 0, 1][..], &[0, 1, 2], &[0, 1, 0, 1, 1], &[2, 0, 1, 1, 1, 0, 0]] {
+        let topology = Topology::of_nodes(nodes).unwrap();
+        let plans = allgather::plans(Algorithm::Direct, &topology, 2, false, 1).unwrap();
+        verify(&plans).unwrap_or_else(|fault| panic!("{topology}: {fault}"));
+    }
+}
+
+#[test]
+fn sixty_four_ranks_are_proven() {
+    let proof = verify(&Shape::Direct.plans(64, 1, false)).unwrap();
+    assert_eq!((proof.steps, proof.flags), (64 * (1 + 63 * 5), 2 * 64 * 63));
+}
+
+#[test]
+fn the_proof_says_what_is_proven() {
+    let proof = verify(&Shape::Away.plans(2, 1, true)).unwrap();
+    assert_snapshot!(proof, @"verified (ranks: 2, parts: 1, starts: 2, steps: 18, flags: 8): every byte of every output arrives exactly once; no byte is read before it has arrived; no deadlock; every flag has one writer and one reader and ends where it began; no start passes on the flags of the one before; nothing is overwritten while somebody may still read it");
+}
+
+#[test]
+fn plans_that_disagree_are_refused() {
+    let text = |change: fn(&mut Vec<Plan>)| refused_after(FaultClass::Disagreement, change);
+    assert_eq!(text(Vec::clear).kind(), ErrorKind::Mismatch);
+    assert_snapshot!(text(Vec::clear), @"there is no plan, expected one for every rank");
+    assert_snapshot!(text(|plans| plans.truncate(2)), @"plan 0: ranks is 3, expected 2");
+    assert_snapshot!(text(|plans| plans.swap(0, 2)), @"plan 0: rank is 2, expected 0");
+    assert_snapshot!(text(|plans| plans[2].parts = 2), @"plan 2: parts is 2, expected 1");
+    assert_snapshot!(text(|plans| plans[1].in_place = true), @"plan 1: in_place is true, expected false");
+}
+
+#[test]
+fn impossible_sizes_are_refused() {
+    let text = |change: fn(&mut Vec<Plan>)| refused_after(FaultClass::Unknown, change);
+    assert_eq!(text(|plans| plans[1].lanes.clear()).kind(), ErrorKind::InvalidArgument);
+    assert_snapshot!(text(|plans| plans[1].lanes.clear()), @"rank 1: there is no lane, expected at least lane 0");
+    let of_parts = |parts| {
+        let change = |plans: &mut Vec<Plan>| plans.iter_mut().for_each(|plan| plan.parts = parts);
+        refused_after(FaultClass::Unknown, change)
+    };
+    assert_snapshot!(of_parts(0), @"rank 0: parts is 0, expected 1 to 65536");
+    assert_snapshot!(of_parts(u32::MAX), @"rank 0: parts is 4294967295, expected 1 to 65536");
+}
+
+#[test]
+fn names_of_nothing_are_refused() {
+    let text = |from, to| refused(FaultClass::Unknown, Shape::Direct, &[(1, from, to)]);
+    assert_snapshot!(text("put 1.0 input to 2", "put 1.0 input to 3"), @"rank 1, lane 0, step 5 (put 1.0 input to 3): rank 3 is not there, expected a rank below 3");
+    assert_snapshot!(text("put 1.0 input to 2", "put 3.0 output to 2"), @"rank 1, lane 0, step 5 (put 3.0 output to 2): rank 3 is not there, expected a rank below 3");
+    assert_snapshot!(text("put 1.0 input to 2", "put 1.1 input to 2"), @"rank 1, lane 0, step 5 (put 1.1 input to 2): part 1 is not there, expected a part below 1");
+    assert_snapshot!(text("put 1.0 input to 2", "put 0.0 input to 2"), @"rank 1, lane 0, step 5 (put 0.0 input to 2): cell 0.0 of the input is not there, expected a cell of shard 1");
+    assert_snapshot!(text("wait arrived 0.0", "wait arrived 0.7"), @"rank 1, lane 0, step 10 (wait arrived 0.7): part 7 is not there, expected a part below 1");
+    assert_snapshot!(text("signal ready to 2", "signal ready for lane 1 to 2"), @"rank 1, lane 0, step 1 (signal ready for lane 1 to 2): lane 1 of rank 2 is not there, expected a lane below 1");
+    assert_snapshot!(text("signal ready to 2", "signal ready from 9 to 2"), @"rank 1, lane 0, step 1 (signal ready from 9 to 2): rank 9 is not there, expected a rank below 3");
+    assert_snapshot!(text("wait arrived 0.0", "wait sent lane 0"), @"rank 1, lane 0, step 10 (wait sent lane 0): go and sent belong to the entry and exit of lanes, expected another flag");
+}
+
+#[test]
+fn missing_bytes_are_refused() {
+    let text = |from, to| refused(FaultClass::Missing, Shape::Direct, &[(1, from, to)]);
+    assert_snapshot!(text("put 1.0 input to 2\n", "\n"), @"rank 2: no step puts cell 1.0 into its output");
+    // The signal overtakes the put that it announces.
+    assert_snapshot!(text("put 1.0 input to 2\n  signal arrived 1.0 to 2", "signal arrived 1.0 to 2\n put 1.0 input to 2"), @"rank 2, end of lane 0 in start 1: cell 1.0 may not have arrived");
+}
+
+#[test]
+fn bytes_that_arrive_twice_are_refused() {
+    let twice = [(1, "put 1.0 input to 2", "put 1.0 input to 2\nput 1.0 input to 2")];
+    assert_snapshot!(refused(FaultClass::Twice, Shape::Direct, &twice), @"rank 1, lane 0, step 6 (put 1.0 input to 2): rank 1, lane 0, step 5 (put 1.0 input to 2) puts the same cell already");
+    let mut plans = Shape::Direct.plans(2, 1, true);
+    edit(&mut plans[0], "wait ready", "put 0.0 output to 0\n wait ready");
+    let fault = verify(&plans).unwrap_err();
+    assert_eq!(fault.class(), FaultClass::Twice);
+    assert_snapshot!(fault, @"rank 0, lane 0, step 2 (put 0.0 output to 0): in place, the own shard is there already");
+}
+
+#[test]
+fn early_reads_are_refused() {
+    let text = |shape, edit| refused(FaultClass::ReadEarly, shape, &[edit]);
+    let swapped =
+        (1, "wait arrived 0.0\n  put 0.0 output to 2", "put 0.0 output to 2\n wait arrived 0.0");
+    assert_snapshot!(text(Shape::Ring, swapped), @"rank 1, lane 0, step 6 (put 0.0 output to 2) in start 1: the source may not have arrived");
+    // Not even the lane's own copy is there without a flag.
+    let copied = (1, "put 1.0 input to 2", "put 1.0 output to 2");
+    assert_snapshot!(text(Shape::Direct, copied), @"rank 1, lane 0, step 5 (put 1.0 output to 2) in start 1: the source may not have arrived");
+    assert_snapshot!(text(Shape::Aside, copied), @"rank 1, lane 0, step 4 (put 1.0 output to 2) in start 1: the source may not have arrived");
+}
+
+#[test]
+fn a_flag_to_oneself_makes_a_copy_known() {
+    let own = "put 1.0 input to 1";
+    let announced = "put 1.0 input to 1\n signal arrived 1.0 to 1";
+    let forwarded = (1, "put 1.0 input to 2", "wait arrived 1.0\n put 1.0 output to 2");
+    for shape in [Shape::Direct, Shape::Aside] {
+        edited(shape, &[(1, own, announced), forwarded]).unwrap();
+    }
+}
+
+#[test]
+fn deadlocks_are_refused() {
+    let last = [
+        (0, "signal ready to 1\n", "\n"),
+        (0, "wait arrived 1.0", "wait arrived 1.0\n signal ready to 1"),
+    ];
+    assert_snapshot!(refused(FaultClass::Deadlock, Shape::Direct, &last), @"deadlock in start 1: rank 0, lane 0, step 10 (wait arrived 1.0) is for a signal behind rank 1, lane 0, step 7 (wait ready from 0), which is for a signal behind the first");
+}
+
+#[test]
+fn shared_flags_are_refused() {
+    let text = |edits: &[Edit]| refused(FaultClass::Shared, Shape::Direct, edits);
+    let writer = (0, "wait arrived 1.0", "wait arrived 1.0\n signal arrived 1.0 to 2");
+    assert_snapshot!(text(&[writer]), @"rank 1, lane 0, step 6 (signal arrived 1.0 to 2): rank 0, lane 0, step 12 (signal arrived 1.0 to 2) is in another lane; expected one writer");
+    let reader = (0, "wait arrived 1.0", "wait arrived 1.0\n lane 1\n wait arrived 1.0");
+    assert_snapshot!(text(&[reader]), @"rank 0, lane 1, step 1 (wait arrived 1.0): rank 0, lane 0, step 11 (wait arrived 1.0) is in another lane; expected one reader");
+    let moved = [
+        (0, "wait ready from 2\n", "\n"),
+        (0, "wait arrived 1.0", "wait arrived 1.0\n lane 1\n wait ready from 2"),
+    ];
+    assert_snapshot!(text(&moved), @"rank 0, lane 1, step 1 (wait ready from 2): expected the wait in lane 0, which the flag names");
+}
+
+#[test]
+fn unbalanced_flags_are_refused() {
+    let text = |from, to| refused(FaultClass::Unbalanced, Shape::Direct, &[(1, from, to)]);
+    assert_snapshot!(text("signal ready to 2\n", "\n"), @"rank 2, lane 0, step 7 (wait ready from 1): rank 2 gets 0 signals and waits 1 times for ready from 1 in a start, expected 1 and 1");
+    assert_snapshot!(text("wait arrived 2.0", ""), @"rank 2, lane 0, step 9 (signal arrived 2.0 to 1): rank 1 gets 1 signals and waits 0 times for arrived 2.0 in a start, expected 1 and 1");
+    assert_snapshot!(text("signal ready to 2", "signal ready to 2\n signal ready to 2"), @"rank 1, lane 0, step 1 (signal ready to 2): rank 2 gets 2 signals and waits 1 times for ready from 1 in a start, expected 1 and 1");
+}
+
+#[test]
+fn stale_flags_are_refused() {
+    let text = |edits: &[Edit]| refused(FaultClass::Stale, Shape::Direct, edits);
+    // The second wait passes on the first value, which is of the same epoch.
+    let repeated = [
+        (1, "signal ready to 2", "signal ready to 2\n signal ready to 2"),
+        (2, "wait ready from 1", "wait ready from 1\n wait ready from 1"),
+    ];
+    assert_snapshot!(text(&repeated), @"rank 1, lane 0, step 2 (signal ready to 2): rank 1, lane 0, step 1 (signal ready to 2) signals the flag in the same start already, a wait may pass too early");
+    // In the second start, rank 1 may still be at the end of the first.
+    let unanswered = [
+        (0, "signal ready to 1", "signal arrived 1.0 to 1\n signal ready to 1"),
+        (1, "wait arrived 2.0", "wait arrived 2.0\n wait arrived 1.0"),
+    ];
+    assert_snapshot!(text(&unanswered), @"rank 0, lane 0, step 1 (signal arrived 1.0 to 1) in start 2: the reader may not have passed the wait of the start before");
+}
+
+#[test]
+fn outputs_in_use_are_not_overwritten() {
+    let late =
+        [(1, "wait ready from 2\n  put 1.0 input to 2", "put 1.0 input to 2\n wait ready from 2")];
+    assert_snapshot!(refused(FaultClass::Overwritten, Shape::Direct, &late), @"rank 1, lane 0, step 4 (put 1.0 input to 2) in start 1: rank 2 may not have entered this start");
+}
