@@ -1,0 +1,86 @@
+//! Times an operation between all ranks: barrier (not timed), clock, operation, clock.
+
+use std::time::Duration;
+
+use peerlane::Group;
+use peerlane::hal::Fabric;
+
+use super::circle::Circle;
+use super::statistics::{Interval, Statistics};
+use crate::error::Result;
+
+/// What the timed iterations of one size may take, where their number is not given.
+const BUDGET: Duration = Duration::from_millis(500);
+const ITERATIONS_MIN: u32 = 20;
+const ITERATIONS_MAX: u32 = 1000;
+
+/// How many iterations there are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// Iterations before the timed ones, at least 1.
+    pub(crate) warmup: u32,
+    /// Timed iterations; `None` for as many as the budget holds.
+    pub(crate) iterations: Option<u32>,
+}
+
+/// What was timed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timing {
+    pub(crate) statistics: Statistics,
+    pub(crate) iterations: usize,
+}
+
+impl Pace {
+    /// Times `operation` on every rank; `reduce` makes one time of each iteration. Collective.
+    ///
+    /// # Errors
+    /// That of the operation, or of the group.
+    pub(crate) fn time<F: Fabric>(
+        &self,
+        circle: &Circle,
+        group: &mut Group<F>,
+        reduce: fn(&[Vec<Interval>]) -> Vec<Duration>,
+        mut operation: impl FnMut() -> Result<()>,
+    ) -> Result<Timing> {
+        let mut timed = || {
+            group.barrier()?;
+            let begin = Interval::now();
+            operation()?;
+            Ok(Interval { begin, end: Interval::now() })
+        };
+        let begun = Interval::now();
+        for _ in 0..self.warmup {
+            timed()?;
+        }
+        let estimate = Interval { begin: begun, end: Interval::now() }.length();
+        let iterations = self.agree(circle, estimate / self.warmup.max(1))?;
+        let times = (0..iterations).map(|_| timed()).collect::<Result<Vec<_>>>()?;
+        let all = circle.share("times", &times)?;
+        Ok(Timing { statistics: Statistics::of(reduce(&all)), iterations: times.len() })
+    }
+
+    /// Ranks see unlike times and must iterate alike: the slowest decides.
+    fn agree(&self, circle: &Circle, estimate: Duration) -> Result<u32> {
+        let all = circle.share("time of an iteration", &estimate)?;
+        let slowest = all.into_iter().max().unwrap_or_default();
+        Ok(self.iterations.unwrap_or_else(|| within_budget(slowest)))
+    }
+}
+
+fn within_budget(iteration: Duration) -> u32 {
+    let fitting = BUDGET.as_nanos() / iteration.as_nanos().max(1);
+    u32::try_from(fitting).unwrap_or(u32::MAX).clamp(ITERATIONS_MIN, ITERATIONS_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_budget_is_kept_within_bounds() {
+        assert_eq!(within_budget(Duration::ZERO), 1000);
+        assert_eq!(within_budget(Duration::from_micros(5)), 1000);
+        assert_eq!(within_budget(Duration::from_millis(5)), 100);
+        assert_eq!(within_budget(Duration::from_secs(5)), 20);
+    }
+}

@@ -1,0 +1,164 @@
+//! What shards hold, and what outputs must hold: seeded random bytes.
+//!
+//! Any rank can make any rank's shard, so nothing but the seed has to be agreed on. Outputs are
+//! poisoned before a gather whose result is compared; a byte that was never written shows.
+
+use std::fmt;
+
+use fastrand::Rng;
+
+/// Bytes that are made and compared at a time; a multiple of 8, so that they are those of one fill.
+const CHUNK_BYTES: usize = 16 << 10;
+/// What an output holds before a gather that is checked.
+const POISON: u8 = 0xA5;
+
+/// The data of one gather: all shards of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Data {
+    pub(crate) seed: u64,
+    /// Number of the size in the sweep.
+    pub(crate) size: u64,
+    /// Number of the checked gather of that size.
+    pub(crate) round: u64,
+}
+
+/// A byte that is not what its rank sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mismatch {
+    pub(crate) data: Data,
+    pub(crate) shard: usize,
+    pub(crate) offset: usize,
+    pub(crate) wanted: u8,
+    pub(crate) seen: u8,
+}
+
+impl Data {
+    /// Fills the shard of `rank`.
+    pub(crate) fn fill(&self, rank: usize, shard: &mut [u8]) {
+        self.generator(rank).fill(shard);
+    }
+
+    /// Compares a whole output of equal shards, byte by byte.
+    ///
+    /// # Errors
+    /// The first byte that differs.
+    pub(crate) fn check(&self, output: &[u8], ranks: usize) -> Result<(), Mismatch> {
+        let shard_bytes = output.len() / ranks;
+        let mut wanted = vec![0; CHUNK_BYTES.min(shard_bytes)];
+        for rank in 0..ranks {
+            let mut generator = self.generator(rank);
+            let shard = &output[rank * shard_bytes..][..shard_bytes];
+            for (index, seen) in shard.chunks(CHUNK_BYTES).enumerate() {
+                let wanted = &mut wanted[..seen.len()];
+                generator.fill(wanted);
+                if *wanted != *seen {
+                    return Err(self.mismatch(rank, index * CHUNK_BYTES, wanted, seen));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn mismatch(&self, shard: usize, start: usize, wanted: &[u8], seen: &[u8]) -> Mismatch {
+        let at = wanted.iter().zip(seen).position(|(wanted, seen)| wanted != seen).unwrap_or(0);
+        let (wanted, seen) = (wanted[at], seen[at]);
+        Mismatch { data: *self, shard, offset: start + at, wanted, seen }
+    }
+
+    /// Seeds are folded through a generator each, so that neighbouring numbers share no bytes.
+    fn generator(&self, rank: usize) -> Rng {
+        [self.size, self.round, rank as u64]
+            .into_iter()
+            .fold(Rng::with_seed(self.seed), |mut generator, number| {
+                Rng::with_seed(generator.u64(..) ^ number)
+            })
+    }
+}
+
+/// Overwrites an output before a gather whose result is checked.
+pub(crate) fn poison(output: &mut [u8]) {
+    output.fill(POISON);
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { data, shard, offset, wanted, seen } = self;
+        write!(
+            f,
+            "shard {shard}, offset {offset}: wanted {wanted:#04x}, seen {seen:#04x}{} (--seed {}, \
+             check {})",
+            if *seen == POISON { ", as if never written" } else { "" },
+            data.seed,
+            data.round
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gathered(data: Data, ranks: usize, shard_bytes: usize) -> Vec<u8> {
+        let mut output = vec![0; ranks * shard_bytes];
+        for (rank, shard) in output.chunks_exact_mut(shard_bytes.max(1)).enumerate() {
+            data.fill(rank, shard);
+        }
+        output
+    }
+
+    #[test]
+    fn a_right_output_passes_at_every_odd_size() {
+        let data = Data { seed: 1, size: 2, round: 3 };
+        for shard_bytes in [0, 1, 7, 8, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1] {
+            for ranks in [1, 2, 5] {
+                let output = gathered(data, ranks, shard_bytes);
+                assert_eq!(
+                    data.check(&output, ranks),
+                    Ok(()),
+                    "{ranks} ranks, {shard_bytes} bytes"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn one_wrong_bit_anywhere_is_found_and_placed() {
+        let data = Data { seed: 9, size: 0, round: 0 };
+        let mut rng = Rng::with_seed(4);
+        for _ in 0..200 {
+            let mut output = gathered(data, 3, CHUNK_BYTES + 5);
+            let at = rng.usize(..output.len());
+            let wanted = output[at];
+            output[at] ^= 1 << rng.u32(..8);
+            let mismatch = data.check(&output, 3).unwrap_err();
+            assert_eq!(mismatch.shard * (CHUNK_BYTES + 5) + mismatch.offset, at);
+            assert_eq!((mismatch.wanted, mismatch.seen), (wanted, output[at]));
+        }
+    }
+
+    #[test]
+    fn the_data_of_another_rank_round_size_or_seed_is_wrong() {
+        let data = Data { seed: 5, size: 1, round: 1 };
+        let output = gathered(data, 2, 64);
+        for other in [
+            Data { seed: 6, ..data },
+            Data { size: 2, ..data },
+            Data { size: 0, round: 0, ..data },
+            Data { round: 2, ..data },
+        ] {
+            assert!(other.check(&output, 2).is_err(), "{other:?}");
+        }
+        let (left, right) = output.split_at(64);
+        assert!(data.check(&[right, left].concat(), 2).is_err());
+    }
+
+    #[test]
+    fn a_mismatch_says_where_and_whether_anything_was_written() {
+        let data = Data { seed: 7, size: 0, round: 1 };
+        let mut output = gathered(data, 2, 32);
+        output[40] = 0x11;
+        insta::assert_snapshot!(data.check(&output, 2).unwrap_err(), @"shard 1, offset 8: wanted 0x3c, seen 0x11 (--seed 7, check 1)");
+        poison(&mut output[32..]);
+        insta::assert_snapshot!(data.check(&output, 2).unwrap_err(), @"shard 1, offset 0: wanted 0xb9, seen 0xa5, as if never written (--seed 7, check 1)");
+    }
+}

@@ -1,0 +1,80 @@
+//! What rank 0 tells the one who prints: a JSON object a line over a pipe where that is another
+//! process.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Failure, Result};
+use crate::report::Row;
+use crate::size::Size;
+
+/// A step of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(crate) enum Event {
+    /// The group stands; so many sizes will be measured.
+    Begin { sizes: usize },
+    /// Something begins that takes a while.
+    Doing { activity: Activity, total_bytes: u64 },
+    /// A size is finished.
+    Row { row: Row },
+}
+
+/// What takes a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Activity {
+    Limit,
+    Check,
+    Measure,
+}
+
+/// Takes events.
+pub(crate) type Sink<'a> = &'a mut dyn FnMut(Event) -> Result<()>;
+
+/// Writes events to the standard output, for the process that spawned this one.
+///
+/// # Errors
+/// If it is gone.
+pub(crate) fn write_to_parent(event: &Event) -> Result<()> {
+    let mut line = serde_json::to_vec(event).map_err(|error| Failure::failed(error.to_string()))?;
+    line.push(b'\n');
+    let mut stdout = io::stdout().lock();
+    stdout
+        .write_all(&line)
+        .and_then(|()| stdout.flush())
+        .map_err(|error| Failure::io("cannot tell the parent process", &error))
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Begin { sizes } => write!(f, "beginning {sizes} sizes"),
+            Self::Doing { activity, total_bytes } => {
+                let verb = match activity {
+                    Activity::Limit => "measuring the limit of",
+                    Activity::Check => "checking",
+                    Activity::Measure => "measuring",
+                };
+                write!(f, "{verb} {}", Size(*total_bytes))
+            }
+            Self::Row { row } => write!(f, "finished {}", Size(row.total_bytes)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_a_line_and_is_read_back() {
+        let event = Event::Doing { activity: Activity::Check, total_bytes: 3 << 20 };
+        let line = serde_json::to_string(&event).unwrap();
+        assert_eq!(line, r#"{"event":"doing","activity":"check","total_bytes":3145728}"#);
+        assert_eq!(serde_json::from_str::<Event>(&line).unwrap(), event);
+        assert_eq!(event.to_string(), "checking 3 MiB");
+    }
+}

@@ -1,0 +1,95 @@
+//! The physical limit: as many concurrent plain copies of the same sizes between the same kind of
+//! buffers as the operation must make. No flags; a barrier between iterations.
+
+use std::time::Duration;
+
+use peerlane::bootstrap::Bootstrap;
+use peerlane::hal::{At, Fabric, Op};
+use peerlane::{Group, Rank};
+
+use super::circle::Circle;
+use super::clock::Pace;
+use super::ground::Ground;
+use super::statistics::{longest_of_each, span_of_each};
+use crate::error::Result;
+
+/// The copies of one all-gather.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Copies {
+    pub(crate) shard_bytes: u64,
+    /// The own shard needs no copy.
+    pub(crate) in_place: bool,
+}
+
+/// Fabrics that copy in unlike ways; the fastest is the limit.
+pub(crate) struct Limit<F: Fabric> {
+    ways: Vec<Ground<F>>,
+}
+
+impl<F: Fabric> Limit<F> {
+    /// Over these fabrics. Collective.
+    ///
+    /// # Errors
+    /// If one refuses.
+    pub(crate) fn open(ways: Vec<F>, circle: &Circle) -> Result<Self> {
+        let ways = ways.into_iter().map(|fabric| Ground::open(fabric, circle));
+        Ok(Self { ways: ways.collect::<Result<_>>()? })
+    }
+
+    /// The median time of the copies, in the fastest way. Collective.
+    ///
+    /// # Errors
+    /// If memory cannot be had, or a copy fails.
+    pub(crate) fn measure(
+        &mut self,
+        copies: Copies,
+        pace: Pace,
+        circle: &Circle,
+        group: &mut Group<F>,
+    ) -> Result<Duration> {
+        let mut best = Duration::MAX;
+        for ground in &mut self.ways {
+            best = best.min(measure_one(ground, copies, pace, circle, group)?);
+        }
+        Ok(best)
+    }
+}
+
+fn measure_one<F: Fabric>(
+    ground: &mut Ground<F>,
+    Copies { shard_bytes, in_place }: Copies,
+    pace: Pace,
+    circle: &Circle,
+    group: &mut Group<F>,
+) -> Result<Duration> {
+    let (rank, ranks) = (circle.rank(), circle.ranks());
+    let own_offset = u64::from(rank.0) * shard_bytes;
+    let output = ground.allocate(ranks as u64 * shard_bytes)?;
+    let input = if in_place { None } else { Some(ground.allocate(shard_bytes)?) };
+    let outputs = ground.import(&output)?;
+    let src = match &input {
+        Some(region) => At { region, offset: 0 },
+        None => At { region: &output, offset: own_offset },
+    };
+    let first = if in_place { 1 } else { 0 };
+    let puts: Vec<_> = (first..ranks)
+        .map(|step| Rank::at((rank.index() + step) % ranks))
+        .map(|peer| {
+            let dst = At { region: &outputs[peer.index()], offset: own_offset };
+            Op::Put { dst, src, bytes: shard_bytes }
+        })
+        .collect();
+    // With a core for each rank, each one's own time counts. Ranks that share cores run one after
+    // the other, which their own times leave out.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let reduce = if ranks <= cores { longest_of_each } else { span_of_each };
+    let timing = pace.time(circle, group, reduce, || {
+        // SAFETY: the regions live until after the last ticket has completed here and, behind the
+        // barrier below, on every rank; nobody reads or writes what a rank's own puts cover.
+        let ticket = unsafe { ground.submit(&puts) }?;
+        ground.finish(ticket)
+    })?;
+    // Peers may still copy into this rank's output.
+    group.barrier()?;
+    Ok(timing.statistics.median)
+}

@@ -1,0 +1,314 @@
+//! The command line of `peerlane allgather`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use peerlane::plan::Algorithm;
+use peerlane::{DType, Deadline, cuda, rdma, rocm};
+
+use super::sweep::Sweep;
+use crate::error::{Failure, Result};
+use crate::report::Plot;
+use crate::size::Size;
+
+/// Measure all-gathers between ranks, and check every byte of their results.
+///
+/// Spawns one process per rank on this machine. Under a launcher that has set RANK and WORLD_SIZE
+/// (torchrun, or Slurm's and Open MPI's own variables) it joins that group instead, and rank 0
+/// prints.
+///
+/// For each size, every rank fills its shard with fresh random data, poisons its output, gathers,
+/// and compares every byte, before and after the timed iterations. A timed iteration is one
+/// all-gather between two looks at the clock, behind a barrier that is not timed; of the times of
+/// all ranks the longest counts. The table shows the median and the 99th percentile of the
+/// iterations. algbw is the total by the median, busbw is algbw × (n − 1) / n, both in 10^9 bytes a
+/// second, as nccl-tests define them.
+///
+/// Where the total does not divide into n equal shards of whole elements, the shard is rounded up;
+/// the table shows the real total.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// What moves the bytes; auto takes the host backend
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    pub(crate) backend: Backend,
+    /// Processes to spawn [default: 4]; under a launcher, the ranks that it must have started
+    #[arg(long, value_name = "N", value_parser = parse_ranks)]
+    pub(crate) ranks: Option<usize>,
+    /// auto, or an algorithm by its name: direct
+    #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_algorithm)]
+    pub(crate) algorithm: AlgorithmChoice,
+    /// The smallest total; sizes take K, M, G or KiB, MiB, GiB, powers of 1024
+    #[arg(long, default_value = "1K", value_name = "SIZE")]
+    pub(crate) min_bytes: Size,
+    /// The largest total
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    pub(crate) max_bytes: Size,
+    /// What each total is multiplied by to get the next
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
+    pub(crate) factor: u64,
+    /// Timed iterations of each size [default: as many as half a second holds, 20 to 1000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) iterations: Option<u32>,
+    /// Iterations before the timed ones
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) warmup: u32,
+    /// Each rank's shard lies in its place of the output already
+    #[arg(long)]
+    pub(crate) in_place: bool,
+    /// Outputs that starts use in turn, 1 or 2; with two, one flag each way is enough [default: two
+    /// for small results out of place, one otherwise]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=2))]
+    pub(crate) outputs: Option<u32>,
+    /// The element type: u8, i32, i64, f16, bf16, f32 or f64
+    #[arg(long, default_value = "u8", value_parser = parse_dtype)]
+    pub(crate) dtype: DType,
+    /// The longest that anything may wait for a peer
+    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = parse_timeout)]
+    pub(crate) timeout: Duration,
+    /// Where the random data starts [default: another one each run, named when a check fails]
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) seed: Option<u64>,
+    /// Measure also how long bare copies of the same bytes between the same ranks take, all at
+    /// once and without flags: the physical limit. Of each iteration the slowest rank's time counts;
+    /// where ranks share cores, the time from the first begin to the last end
+    #[arg(long)]
+    pub(crate) limit: bool,
+    /// Write a JSON object a line, a line a size; - is the standard output, the table then goes to
+    /// the standard error output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Draw bandwidth and time over the size
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+    /// The process that spawned this rank; set by this program for itself
+    #[arg(long, hide = true, value_name = "PID")]
+    pub(crate) spawned_by: Option<u32>,
+}
+
+/// What moves the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Backend {
+    Auto,
+    Host,
+    Cuda,
+    Rocm,
+    Rdma,
+}
+
+/// Which algorithm runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AlgorithmChoice {
+    /// What the library takes.
+    Auto,
+    /// This one.
+    Named(Algorithm),
+}
+
+impl Options {
+    /// Ranks that are spawned unless told otherwise.
+    pub(crate) const RANKS_DEFAULT: usize = 4;
+
+    /// What single options cannot see: whether they fit together.
+    ///
+    /// # Errors
+    /// A usage failure that names the options.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Size(min) = self.min_bytes;
+        if min == 0 {
+            return Err(Failure::usage("--min-bytes is 0: a sweep that starts at 0 never grows")
+                .with_advice("start at 1 byte or more"));
+        }
+        if self.max_bytes < self.min_bytes {
+            return Err(Failure::usage(format!(
+                "--max-bytes {} is less than --min-bytes {}",
+                self.max_bytes, self.min_bytes
+            ))
+            .with_advice("raise --max-bytes or lower --min-bytes"));
+        }
+        if let Some(path) = &self.plot {
+            Plot::to(path)?;
+        }
+        Ok(())
+    }
+
+    /// When to give up a wait that begins now.
+    pub(crate) fn deadline(&self) -> Deadline {
+        Deadline::after(self.timeout)
+    }
+
+    /// The sizes to measure between `ranks`.
+    pub(crate) fn sweep(&self, ranks: usize) -> Sweep {
+        Sweep {
+            ranks,
+            element_bytes: self.dtype.bytes() as u64,
+            min_bytes: self.min_bytes.0,
+            max_bytes: self.max_bytes.0,
+            factor: self.factor,
+        }
+    }
+}
+
+impl Backend {
+    /// The name of the backend that runs.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Auto | Self::Host => "host",
+            Self::Cuda => "cuda",
+            Self::Rocm => "rocm",
+            Self::Rdma => "rdma",
+        }
+    }
+
+    /// # Errors
+    /// If this machine or this build cannot run it, in the backend's own words.
+    pub(crate) fn check(self) -> Result<()> {
+        match self {
+            Self::Auto | Self::Host => Ok(()),
+            Self::Cuda => usable(self, cuda::discover()),
+            Self::Rocm => usable(self, rocm::discover()),
+            Self::Rdma => usable(self, rdma::discover()),
+        }
+    }
+}
+
+impl AlgorithmChoice {
+    /// The name that the command line takes.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Named(algorithm) => algorithm.name(),
+        }
+    }
+}
+
+/// The name of an algorithm or `auto`.
+///
+/// # Errors
+/// A text that lists the names.
+pub(crate) fn parse_algorithm(text: &str) -> std::result::Result<AlgorithmChoice, String> {
+    if text == "auto" {
+        return Ok(AlgorithmChoice::Auto);
+    }
+    let algorithm = text.parse::<Algorithm>().map_err(|_| {
+        let names: Vec<_> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
+        format!("there is no such algorithm; write auto or {}", names.join(", "))
+    })?;
+    Ok(AlgorithmChoice::Named(algorithm))
+}
+
+/// A number of ranks.
+///
+/// # Errors
+/// A text that says what can be one.
+pub(crate) fn parse_ranks(text: &str) -> std::result::Result<usize, String> {
+    match text.parse() {
+        Ok(ranks @ 1..=4096) => Ok(ranks),
+        _ => Err("wanted a number of ranks from 1 to 4096".to_owned()),
+    }
+}
+
+/// A backend that this program opens no fabric of yet has no device either.
+fn usable<D, E: peerlane::hal::Error>(
+    backend: Backend,
+    devices: std::result::Result<Vec<D>, E>,
+) -> Result<()> {
+    let text = match devices {
+        Ok(_) => format!("the backend {} finds no device", backend.name()),
+        Err(error) => error.to_string(),
+    };
+    Err(Failure::failed(text).with_advice("`peerlane doctor` shows what this machine has"))
+}
+
+fn parse_dtype(text: &str) -> std::result::Result<DType, String> {
+    text.parse().map_err(|_| "wanted u8, i32, i64, f16, bf16, f32 or f64".to_owned())
+}
+
+fn parse_timeout(text: &str) -> std::result::Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "wanted seconds, such as 30 or 0.5".to_owned())?;
+    let timeout = Duration::try_from_secs_f64(seconds)
+        .map_err(|_| "wanted seconds above 0, such as 30 or 0.5".to_owned())?;
+    if timeout.is_zero() {
+        return Err("no rank can answer within no time; wanted seconds above 0".to_owned());
+    }
+    Ok(timeout)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    /// The options of a command line; its error as clap shows it.
+    pub(crate) fn parse(line: &str) -> std::result::Result<Options, String> {
+        let words = std::iter::once("allgather").chain(line.split_whitespace());
+        Line::try_parse_from(words).map(|line| line.options).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_help() {
+        let options = parse("").unwrap();
+        assert_eq!(options.check(), Ok(()));
+        assert_eq!((options.min_bytes, options.max_bytes), (Size(1 << 10), Size(64 << 20)));
+        assert_eq!((options.factor, options.warmup, options.iterations), (4, 5, None));
+        assert_eq!((options.backend, options.algorithm), (Backend::Auto, AlgorithmChoice::Auto));
+        assert_eq!((options.dtype, options.timeout), (DType::U8, Duration::from_secs(30)));
+        assert!(!options.in_place && !options.limit && options.ranks.is_none());
+    }
+
+    #[test]
+    fn every_option_is_read() {
+        let options = parse(
+            "--backend host --ranks 3 --algorithm direct --min-bytes 7 --max-bytes 2MiB --factor 2 \
+             --outputs 1 --iterations 9 --warmup 1 --in-place --dtype bf16 --timeout 0.25 --seed 5 --limit \
+             --json - --plot out.svg",
+        );
+        let options = options.unwrap();
+        assert_eq!(options.check(), Ok(()));
+        assert_eq!(options.algorithm, AlgorithmChoice::Named(Algorithm::Direct));
+        assert_eq!((options.dtype, options.timeout), (DType::Bf16, Duration::from_millis(250)));
+        assert_eq!((options.seed, options.iterations, options.ranks), (Some(5), Some(9), Some(3)));
+        assert_eq!(options.outputs, Some(1));
+    }
+
+    #[test]
+    fn a_wrong_value_says_what_is_right() {
+        let first_line = |line: &str| parse(line).unwrap_err().lines().next().unwrap().to_owned();
+        insta::assert_snapshot!(first_line("--ranks 0"), @"error: invalid value '0' for '--ranks <N>': wanted a number of ranks from 1 to 4096");
+        insta::assert_snapshot!(first_line("--ranks 5000"), @"error: invalid value '5000' for '--ranks <N>': wanted a number of ranks from 1 to 4096");
+        insta::assert_snapshot!(first_line("--algorithm ring"), @"error: invalid value 'ring' for '--algorithm <NAME>': there is no such algorithm; write auto or direct");
+        insta::assert_snapshot!(first_line("--dtype f8"), @"error: invalid value 'f8' for '--dtype <DTYPE>': wanted u8, i32, i64, f16, bf16, f32 or f64");
+        insta::assert_snapshot!(first_line("--timeout 0"), @"error: invalid value '0' for '--timeout <SECONDS>': no rank can answer within no time; wanted seconds above 0");
+        insta::assert_snapshot!(first_line("--timeout=-1"), @"error: invalid value '-1' for '--timeout <SECONDS>': wanted seconds above 0, such as 30 or 0.5");
+        insta::assert_snapshot!(first_line("--timeout soon"), @"error: invalid value 'soon' for '--timeout <SECONDS>': wanted seconds, such as 30 or 0.5");
+        insta::assert_snapshot!(first_line("--max-bytes 1KB"), @"error: invalid value '1KB' for '--max-bytes <SIZE>': the suffix KB is unknown; write K, M or G (KiB, MiB, GiB), powers of 1024");
+        insta::assert_snapshot!(first_line("--factor 1"), @"error: invalid value '1' for '--factor <FACTOR>': 1 is not in 2..18446744073709551615");
+        insta::assert_snapshot!(first_line("--iterations 0"), @"error: invalid value '0' for '--iterations <N>': 0 is not in 1..=1000000");
+        insta::assert_snapshot!(first_line("--backend tpu"), @"error: invalid value 'tpu' for '--backend <BACKEND>'");
+    }
+
+    #[test]
+    fn options_that_do_not_fit_together_are_named() {
+        let refusal = |line: &str| parse(line).unwrap().check().unwrap_err();
+        insta::assert_snapshot!(refusal("--min-bytes 2K --max-bytes 1K"), @"
+        error: --max-bytes 1 KiB is less than --min-bytes 2 KiB
+         help: raise --max-bytes or lower --min-bytes
+        ");
+        insta::assert_snapshot!(refusal("--min-bytes 0"), @"
+        error: --min-bytes is 0: a sweep that starts at 0 never grows
+         help: start at 1 byte or more
+        ");
+        insta::assert_snapshot!(refusal("--plot sizes.png"), @"
+        error: --plot sizes.png is no SVG file
+         help: name it *.svg; no other format is written
+        ");
+    }
+}

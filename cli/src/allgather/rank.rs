@@ -1,0 +1,78 @@
+//! One rank of a run: opens the group, agrees with the others, and measures size by size.
+
+use peerlane::bootstrap::Bootstrap;
+use peerlane::hal::Fabric;
+use peerlane::{DType, Element, Group, host};
+
+use super::circle::Circle;
+use super::clock::Pace;
+use super::event::{Event, Sink};
+use super::limit::Limit;
+use super::measure::Bench;
+use super::options::{Backend, Options};
+use super::settings::Settings;
+use crate::error::{Failure, Result};
+
+/// Runs this rank over `bootstrap`; on rank 0, `sink` hears of the progress.
+///
+/// # Errors
+/// Whatever ends the run on this rank.
+pub(crate) fn run(
+    options: &Options,
+    bootstrap: impl Bootstrap + 'static,
+    sink: Sink<'_>,
+) -> Result<()> {
+    let circle = Circle::new(bootstrap, options.timeout);
+    let seed = Settings::of(options).agree(&circle)?;
+    match options.backend {
+        Backend::Auto | Backend::Host => on_host(options, circle, seed, sink),
+        other => other.check(),
+    }
+}
+
+fn on_host(options: &Options, circle: Circle, seed: u64, sink: Sink<'_>) -> Result<()> {
+    let (rank, ranks) = (circle.rank(), circle.ranks());
+    let open = |streaming_bytes_min| {
+        let options = host::Options { streaming_bytes_min, ..host::Options::default() };
+        host::Fabric::open_with(rank, ranks, options).map_err(Failure::of_backend)
+    };
+    // All copies through the cache, and none.
+    let ways = if options.limit { vec![open(Some(u64::MAX))?, open(Some(0))?] } else { vec![] };
+    with_fabric(options, circle, seed, open(None)?, ways, sink)
+}
+
+fn with_fabric<F: Fabric + 'static>(
+    options: &Options,
+    circle: Circle,
+    seed: u64,
+    fabric: F,
+    ways: Vec<F>,
+    sink: Sink<'_>,
+) -> Result<()> {
+    let backend = fabric.backend();
+    let group = Group::<F>::options().timeout(options.timeout).open(circle.clone(), fabric)?;
+    let limit = if ways.is_empty() { None } else { Some(Limit::open(ways, &circle)?) };
+    let pace = Pace { warmup: options.warmup, iterations: options.iterations };
+    let bench = Bench { options, backend, seed, pace, circle, group, limit, sink };
+    match options.dtype {
+        DType::U8 => sweep::<u8, F>(bench),
+        DType::I32 => sweep::<i32, F>(bench),
+        DType::I64 => sweep::<i64, F>(bench),
+        DType::F16 => sweep::<half::f16, F>(bench),
+        DType::Bf16 => sweep::<half::bf16, F>(bench),
+        DType::F32 => sweep::<f32, F>(bench),
+        DType::F64 => sweep::<f64, F>(bench),
+        other => Err(Failure::usage(format!("--dtype {other} is not measured by this program"))),
+    }
+}
+
+fn sweep<T: Element, F: Fabric>(mut bench: Bench<'_, F>) -> Result<()> {
+    let lengths = bench.options.sweep(bench.circle.ranks()).shard_lengths();
+    bench.tell(Event::Begin { sizes: lengths.len() })?;
+    for (index, length) in lengths.into_iter().enumerate() {
+        bench.size::<T>(index, length)?;
+    }
+    // What the limit imported ends before its peers do.
+    drop(bench.limit.take());
+    Ok(bench.group.close()?)
+}

@@ -1,0 +1,45 @@
+//! The program `peerlane`: measures all-gathers, explains plans, and says what a machine lacks.
+//!
+//! Exit codes: 0 ok, 1 failed, 2 the command line asks for something that cannot be.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod allgather;
+mod doctor;
+mod error;
+mod memory;
+mod plan;
+mod report;
+mod size;
+
+/// Collectives on copy engines: measure them, look at their plans, see what a machine has.
+#[derive(Debug, Parser)]
+#[command(name = "peerlane", version, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Allgather(allgather::Options),
+    Plan(plan::Options),
+    Doctor(doctor::Options),
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Allgather(options) => allgather::run(&options),
+        Command::Plan(options) => plan::run(&options),
+        Command::Doctor(options) => doctor::run(&options),
+    };
+    let Err(failure) = result else { return ExitCode::SUCCESS };
+    if !failure.is_quiet() {
+        // A closed standard error leaves nobody to tell.
+        writeln!(io::stderr(), "{failure}").ok();
+    }
+    failure.exit_code()
+}

@@ -1,0 +1,117 @@
+//! How much memory can be had, and whether a run fits.
+
+use std::fs;
+use std::path::Path;
+
+use crate::error::{Failure, Result};
+use crate::size::Size;
+
+/// What a process takes beside its buffers.
+const PROCESS_BYTES: u64 = 8 << 20;
+
+/// What a run will allocate on this machine at its largest size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Need {
+    /// Ranks of this machine.
+    pub(crate) ranks: u64,
+    /// One rank's output.
+    pub(crate) total_bytes: u64,
+    /// One rank's input; 0 in place.
+    pub(crate) input_bytes: u64,
+}
+
+impl Need {
+    /// # Errors
+    /// If it is more than can be had: how much is wanted, how much there is, what to lower.
+    pub(crate) fn check(&self, available: Option<u64>) -> Result<()> {
+        let Some(available) = available.filter(|available| self.bytes() > *available) else {
+            return Ok(());
+        };
+        let Self { ranks, total_bytes, input_bytes } = *self;
+        let plural = if ranks == 1 { "" } else { "s" };
+        let failure = Failure::failed(format!(
+            "the largest size wants {} of memory ({ranks} rank{plural}, each with an output of {} \
+             and an input of {}), {} are available",
+            Size(self.bytes()),
+            Size(total_bytes),
+            Size(input_bytes),
+            Size(available)
+        ));
+        // Half of what is left beside the process fits whatever the shard adds to the output.
+        let fits = (available / ranks.max(1)).saturating_sub(PROCESS_BYTES) / 2;
+        Err(failure.with_advice(match fits.checked_ilog2() {
+            Some(power) => format!("lower --max-bytes, to {} say, or --ranks", Size(1 << power)),
+            None => "lower --ranks".to_owned(),
+        }))
+    }
+
+    fn bytes(&self) -> u64 {
+        let rank = self.total_bytes.saturating_add(self.input_bytes).saturating_add(PROCESS_BYTES);
+        rank.saturating_mul(self.ranks)
+    }
+}
+
+/// Bytes that can be had without swapping, within the limits of this process's control groups;
+/// `None` where the system does not say.
+pub(crate) fn available_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let machine = field(&text, "MemAvailable:")?.checked_mul(1024)?;
+    Some(control_group_bytes().map_or(machine, |group| group.min(machine)))
+}
+
+/// What the tightest control group of this process leaves; `None` without a limit.
+pub(crate) fn control_group_bytes() -> Option<u64> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let root = Path::new("/sys/fs/cgroup");
+    let group = root.join(group);
+    let folders = group.ancestors().take_while(|folder| folder.starts_with(root));
+    folders.filter_map(left_in).min()
+}
+
+/// The limit of a group less what it holds and cannot give back.
+fn left_in(folder: &Path) -> Option<u64> {
+    let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
+    let limit: u64 = read("memory.max")?.trim().parse().ok()?;
+    let used: u64 = read("memory.current")?.trim().parse().ok()?;
+    let cached = read("memory.stat").and_then(|text| field(&text, "inactive_file")).unwrap_or(0);
+    Some(limit.saturating_sub(used.saturating_sub(cached)))
+}
+
+/// The number behind `name` at the start of a line.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEED: Need = Need { ranks: 4, total_bytes: 64 << 20, input_bytes: 16 << 20 };
+
+    #[test]
+    fn what_fits_passes() {
+        assert_eq!(NEED.check(Some(4 * (88 << 20))), Ok(()));
+        assert_eq!(NEED.check(None), Ok(()));
+    }
+
+    #[test]
+    fn what_does_not_fit_says_what_is_wanted_and_what_there_is() {
+        insta::assert_snapshot!(NEED.check(Some(200 << 20)).unwrap_err(), @"
+        error: the largest size wants 352 MiB of memory (4 ranks, each with an output of 64 MiB and an input of 16 MiB), 200 MiB are available
+         help: lower --max-bytes, to 16 MiB say, or --ranks
+        ");
+        let endless = Need { ranks: 2, total_bytes: u64::MAX, input_bytes: 0 };
+        insta::assert_snapshot!(endless.check(Some(0)).unwrap_err(), @"
+        error: the largest size wants 16.00 EiB of memory (2 ranks, each with an output of 16.00 EiB and an input of 0 B), 0 B are available
+         help: lower --ranks
+        ");
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        assert!(available_bytes().is_none_or(|bytes| bytes > 0));
+        assert_eq!(field("MemTotal: 9 kB\nMemAvailable:   7 kB\n", "MemAvailable:"), Some(7));
+    }
+}

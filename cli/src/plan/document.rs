@@ -1,0 +1,185 @@
+//! Verified plans as text and as JSON.
+
+use std::fmt::Write;
+
+use peerlane::layout::Layout;
+use peerlane::plan::{Cell, Plan};
+use peerlane::topology::Topology;
+use peerlane::{Rank, allgather, verify};
+use serde::Serialize;
+
+use super::options::Options;
+use crate::error::{Failure, Result};
+
+/// The plans of all ranks, proven, and where their cells lie.
+#[derive(Clone, Debug)]
+pub(super) struct Document {
+    topology: Topology,
+    plans: Vec<Plan>,
+    verdict: String,
+    layout: Option<Layout>,
+}
+
+/// The JSON form.
+#[derive(Serialize)]
+struct Json<'a> {
+    node_of_rank: &'a [u32],
+    verdict: &'a str,
+    plans: Vec<&'a Plan>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    layout: Option<JsonLayout>,
+}
+
+#[derive(Serialize)]
+struct JsonLayout {
+    total_bytes: u64,
+    cells: Vec<JsonCell>,
+}
+
+#[derive(Serialize)]
+struct JsonCell {
+    cell: Cell,
+    input_offset: u64,
+    output_offset: u64,
+    bytes: u64,
+}
+
+impl Document {
+    /// Makes the plans that are asked for and verifies them.
+    ///
+    /// # Errors
+    /// If the options do not fit together, or the plans have a fault.
+    pub(super) fn make(options: &Options) -> Result<Self> {
+        let topology = options.topology()?;
+        let usage = |error: peerlane::Error| Failure::usage(error.to_string());
+        let Options { parts, in_place, outputs, .. } = *options;
+        let plans = allgather::plans(options.algorithm(), &topology, parts, in_place, outputs);
+        let plans = plans.map_err(usage)?;
+        let layout = options
+            .shard_bytes(topology.ranks())?
+            .map(|shard_bytes| Layout::new(&shard_bytes, options.parts).map_err(usage))
+            .transpose()?;
+        let verdict = verdict(&plans)?;
+        Ok(Self { topology, plans, verdict, layout })
+    }
+
+    /// The plan of `shown`, or of all, a line a step; everything else behind a `#`.
+    pub(super) fn text(&self, shown: Option<Rank>) -> String {
+        let mut text = format!("# {}\n", self.topology);
+        for line in self.verdict.lines() {
+            text += &format!("# {line}\n");
+        }
+        for plan in self.shown(shown) {
+            text += &format!("\n{plan}");
+        }
+        if let Some(layout) = &self.layout {
+            text += &layout_text(layout);
+        }
+        text
+    }
+
+    /// The same as one JSON object.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub(super) fn json(&self, shown: Option<Rank>) -> Result<String> {
+        let document = Json {
+            node_of_rank: self.topology.node_of_rank(),
+            verdict: &self.verdict,
+            plans: self.shown(shown),
+            layout: self.layout.as_ref().map(|layout| JsonLayout {
+                total_bytes: layout.total_bytes(),
+                cells: cells(layout).map(|cell| JsonCell::new(layout, cell)).collect(),
+            }),
+        };
+        let json = serde_json::to_string_pretty(&document);
+        Ok(json.map_err(|error| Failure::failed(error.to_string()))? + "\n")
+    }
+
+    fn shown(&self, rank: Option<Rank>) -> Vec<&Plan> {
+        self.plans.iter().filter(|plan| rank.is_none_or(|rank| plan.rank == rank)).collect()
+    }
+}
+
+impl JsonCell {
+    fn new(layout: &Layout, cell: Cell) -> Self {
+        let span = layout.cell(cell);
+        Self {
+            cell,
+            input_offset: span.input_offset,
+            output_offset: span.output_offset,
+            bytes: span.bytes,
+        }
+    }
+}
+
+/// What the verifier says of the plans of all ranks.
+///
+/// # Errors
+/// The fault that it found.
+pub(super) fn verdict(plans: &[Plan]) -> Result<String> {
+    match verify::verify(plans) {
+        Ok(proof) => Ok(proof.to_string()),
+        Err(fault) => Err(Failure::failed(format!("the plans have a fault: {fault}"))),
+    }
+}
+
+fn layout_text(layout: &Layout) -> String {
+    let mut text = format!("\n# output of each rank: {} bytes\n", layout.total_bytes());
+    text += "#  cell  input offset  output offset         bytes\n";
+    for cell in cells(layout) {
+        let span = layout.cell(cell);
+        let name = cell.to_string();
+        let (input, output, bytes) = (span.input_offset, span.output_offset, span.bytes);
+        // Writing to a string does not fail.
+        writeln!(text, "# {name:>5} {input:>13} {output:>14} {bytes:>13}").ok();
+    }
+    text
+}
+
+fn cells(layout: &Layout) -> impl Iterator<Item = Cell> {
+    let parts = layout.parts();
+    Rank::all(layout.ranks())
+        .flat_map(move |shard| (0..parts).map(move |part| Cell { shard, part }))
+}
+
+#[cfg(test)]
+mod tests {
+    use peerlane::plan::Algorithm;
+
+    use super::*;
+
+    #[test]
+    fn everything_that_is_no_plan_stands_behind_a_hash() {
+        let topology = Topology::flat(2).unwrap();
+        let document = Document {
+            plans: allgather::plans(Algorithm::Direct, &topology, 2, true, 1).unwrap(),
+            topology,
+            verdict: "proven\non two lines".to_owned(),
+            layout: Some(Layout::new(&[100, 64], 2).unwrap()),
+        };
+        insta::assert_snapshot!(document.text(Some(Rank(1))), @"
+        # 2 ranks on 1 node
+        # proven
+        # on two lines
+
+        all-gather direct: rank 1 of 2, 2 parts, in place
+        lane 0
+          signal ready to 0
+          wait ready from 0
+          put 1.0 input to 0
+          signal arrived 1.0 to 0
+          put 1.1 input to 0
+          signal arrived 1.1 to 0
+          wait arrived 0.0
+          wait arrived 0.1
+
+        # output of each rank: 164 bytes
+        #  cell  input offset  output offset         bytes
+        #   0.0             0              0            64
+        #   0.1            64             64            36
+        #   1.0             0            100             0
+        #   1.1             0            100            64
+        ");
+    }
+}

@@ -1,0 +1,131 @@
+//! The command line of `peerlane plan`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use peerlane::Rank;
+use peerlane::plan::Algorithm;
+use peerlane::topology::Topology;
+
+use crate::allgather::{AlgorithmChoice, parse_algorithm, parse_ranks};
+use crate::error::{Failure, Result};
+use crate::size::Size;
+
+/// More cells than that are no plan that somebody reads; checking them takes minutes.
+const CELLS_MAX: u64 = 1 << 20;
+
+/// Show the plan of each rank, a line a step, with the verdict of the verifier.
+///
+/// The verifier proves for all ranks together that every byte arrives exactly once and is not read
+/// before, that nothing deadlocks, and that a second start cannot pass on flags of the first.
+/// Nothing runs. Lines that begin with # are no part of a plan; what is printed can be edited and
+/// checked with --check.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// Ranks, all on one node [default: 4]
+    #[arg(long, value_name = "N", value_parser = parse_ranks, conflicts_with = "nodes")]
+    pub(super) ranks: Option<usize>,
+    /// Ranks of each node, such as 2,2,3
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',', value_parser = parse_ranks)]
+    pub(super) nodes: Vec<usize>,
+    /// auto, or an algorithm by its name: direct
+    #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_algorithm)]
+    pub(super) algorithm: AlgorithmChoice,
+    /// Parts of each shard
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) parts: u32,
+    /// Each rank's shard lies in its place of the output already
+    #[arg(long)]
+    pub(super) in_place: bool,
+    /// Outputs that starts use in turn; with two there is no ready
+    #[arg(long, default_value_t = 1)]
+    pub(super) outputs: u32,
+    /// The size of every shard, or one size for each rank; shows where each cell lies
+    #[arg(long, value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
+    pub(super) shard_bytes: Vec<Size>,
+    /// The rank whose plan is shown, or all; the verdict is always on all
+    #[arg(long, default_value = "all", value_name = "RANK")]
+    pub(super) rank: String,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Read the plans of all ranks from a file, as text or JSON, and print only the verdict
+    #[arg(long, value_name = "FILE")]
+    #[arg(conflicts_with_all = [
+        "ranks", "nodes", "algorithm", "parts", "in_place", "outputs", "shard_bytes", "rank", "json",
+    ])]
+    pub(super) check: Option<PathBuf>,
+}
+
+impl Options {
+    /// Ranks unless told otherwise.
+    const RANKS_DEFAULT: usize = 4;
+
+    /// The topology that is asked for.
+    ///
+    /// # Errors
+    /// If it is too large to print.
+    pub(super) fn topology(&self) -> Result<Topology> {
+        let nodes = (0..).zip(&self.nodes);
+        let node_of_rank: Vec<u32> =
+            nodes.flat_map(|(node, ranks)| std::iter::repeat_n(node, *ranks)).collect();
+        let topology = if self.nodes.is_empty() {
+            Topology::flat(self.ranks.unwrap_or(Self::RANKS_DEFAULT))
+        } else {
+            Topology::of_nodes(&node_of_rank)
+        };
+        let topology = topology.map_err(|error| Failure::usage(error.to_string()))?;
+        let ranks = topology.ranks() as u64;
+        let cells = (ranks * ranks).saturating_mul(u64::from(self.parts));
+        if cells > CELLS_MAX {
+            return Err(Failure::usage(format!(
+                "{ranks} ranks with {} parts put {cells} cells, more than the {CELLS_MAX} that are \
+                 printed",
+                self.parts
+            ))
+            .with_advice("lower --ranks or --parts; plans of few ranks show the same pattern"));
+        }
+        Ok(topology)
+    }
+
+    /// The algorithm that is asked for.
+    pub(super) fn algorithm(&self) -> Algorithm {
+        match self.algorithm {
+            AlgorithmChoice::Auto => Algorithm::Direct,
+            AlgorithmChoice::Named(algorithm) => algorithm,
+        }
+    }
+
+    /// The bytes of each rank's shard, where sizes are given.
+    ///
+    /// # Errors
+    /// If there are neither one nor `ranks` of them.
+    pub(super) fn shard_bytes(&self, ranks: usize) -> Result<Option<Vec<u64>>> {
+        match self.shard_bytes.as_slice() {
+            [] => Ok(None),
+            [Size(all)] => Ok(Some(vec![*all; ranks])),
+            each if each.len() == ranks => Ok(Some(each.iter().map(|size| size.0).collect())),
+            each => Err(Failure::usage(format!(
+                "--shard-bytes has {} sizes for {ranks} ranks",
+                each.len()
+            ))
+            .with_advice("give one size for all ranks, or one for each")),
+        }
+    }
+
+    /// The rank whose plan is shown; `None` for all.
+    ///
+    /// # Errors
+    /// If there is no such rank.
+    pub(super) fn shown_rank(&self) -> Result<Option<Rank>> {
+        if self.rank == "all" {
+            return Ok(None);
+        }
+        let ranks = self.topology()?.ranks();
+        match self.rank.parse::<usize>() {
+            Ok(rank) if rank < ranks => Ok(Some(Rank::at(rank))),
+            _ => Err(Failure::usage(format!("--rank {} is no rank of {ranks}", self.rank))
+                .with_advice(format!("give 0 to {}, or all", ranks - 1))),
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Rows as a picture: bandwidth and latency over the total size, both axes logarithmic.
+
+use std::path::{Path, PathBuf};
+
+use plotters::coord::combinators::BindKeyPoints;
+use plotters::prelude::*;
+
+use super::row::Row;
+use crate::error::{Failure, Result};
+use crate::size::Size;
+
+const WIDTH: u32 = 1280;
+const HEIGHT: u32 = 560;
+const MEDIAN: RGBColor = RGBColor(31, 90, 180);
+const SECOND: RGBColor = RGBColor(214, 106, 20);
+const LIMIT: RGBColor = RGBColor(110, 110, 110);
+
+/// An SVG file that shows rows.
+#[derive(Clone, Debug)]
+pub(crate) struct Plot {
+    path: PathBuf,
+}
+
+/// One line of a panel: a name, a colour, and points of total bytes and value.
+struct Line {
+    name: &'static str,
+    colour: RGBColor,
+    points: Vec<(f64, f64)>,
+}
+
+impl Plot {
+    /// A plot that will be written to `path`.
+    ///
+    /// # Errors
+    /// If the name promises another format.
+    pub(crate) fn to(path: &Path) -> Result<Self> {
+        if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("svg")) {
+            let text = format!("--plot {} is no SVG file", path.display());
+            return Err(
+                Failure::usage(text).with_advice("name it *.svg; no other format is written")
+            );
+        }
+        Ok(Self { path: path.to_owned() })
+    }
+
+    /// Draws the rows and writes the file.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(crate) fn write(&self, title: &str, rows: &[Row]) -> Result<()> {
+        let svg = render(title, rows).map_err(|error| Failure::failed(error.to_string()))?;
+        std::fs::write(&self.path, svg).map_err(|error| {
+            Failure::io(format_args!("cannot write {}", self.path.display()), &error)
+                .with_advice("--plot takes a file in a folder that exists")
+        })
+    }
+}
+
+fn render(title: &str, rows: &[Row]) -> std::result::Result<String, Box<dyn std::error::Error>> {
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
+        area.fill(&WHITE)?;
+        let area = area.titled(title, ("sans-serif", 22))?;
+        let (left, right) = area.split_horizontally(WIDTH / 2);
+        let (bandwidth, time) = (bandwidth_lines(rows), time_lines(rows));
+        // Both rise to the right: bandwidth leaves the corner below free, time the one above.
+        let corners = (SeriesLabelPosition::LowerRight, SeriesLabelPosition::UpperLeft);
+        panel(&left, "Bandwidth", "GB/s (10^9 bytes a second)", &bandwidth, corners.0)?;
+        panel(&right, "Time of one all-gather", "microseconds", &time, corners.1)?;
+        area.present()?;
+    }
+    Ok(svg)
+}
+
+fn bandwidth_lines(rows: &[Row]) -> Vec<Line> {
+    let limit = |row: &Row| row.limit.map(|limit| row.total_bytes as f64 / 1000.0 / limit.limit_us);
+    vec![
+        line("algorithm", MEDIAN, rows, |row| Some(row.algbw_gbs)),
+        line("bus", SECOND, rows, |row| Some(row.busbw_gbs)),
+        line("algorithm, at the limit of bare copies", LIMIT, rows, limit),
+    ]
+}
+
+fn time_lines(rows: &[Row]) -> Vec<Line> {
+    vec![
+        line("median", MEDIAN, rows, |row| Some(row.median_us)),
+        line("99th percentile", SECOND, rows, |row| Some(row.p99_us)),
+        line("limit of bare copies", LIMIT, rows, |row| row.limit.map(|limit| limit.limit_us)),
+    ]
+}
+
+/// Only what a logarithmic axis can show.
+fn line(
+    name: &'static str,
+    colour: RGBColor,
+    rows: &[Row],
+    value: impl Fn(&Row) -> Option<f64>,
+) -> Line {
+    let points = rows
+        .iter()
+        .filter_map(|row| Some((row.total_bytes as f64, value(row)?)))
+        .filter(|(bytes, value)| *bytes > 0.0 && *value > 0.0 && value.is_finite())
+        .collect();
+    Line { name, colour, points }
+}
+
+fn panel<B>(
+    area: &DrawingArea<B, plotters::coord::Shift>,
+    caption: &str,
+    unit: &str,
+    lines: &[Line],
+    legend: SeriesLabelPosition,
+) -> std::result::Result<(), Box<dyn std::error::Error>>
+where
+    B: DrawingBackend,
+    B::ErrorType: 'static,
+{
+    let points = || lines.iter().flat_map(|line| line.points.iter().copied());
+    let (x, x_ticks) = axis(points().map(|(bytes, _)| bytes), 2.0);
+    let (y, y_ticks) = axis(points().map(|(_, value)| value), 10.0);
+    let mut chart = ChartBuilder::on(area)
+        .caption(caption, ("sans-serif", 19))
+        .margin(14)
+        .margin_right(36)
+        .x_label_area_size(52)
+        .y_label_area_size(76)
+        .build_cartesian_2d(
+            x.log_scale().with_key_points(x_ticks),
+            y.log_scale().with_key_points(y_ticks),
+        )?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(BLACK.mix(0.15))
+        .label_style(("sans-serif", 15))
+        .axis_desc_style(("sans-serif", 16))
+        .x_desc("total size (all shards)")
+        .y_desc(unit)
+        .x_label_formatter(&|bytes| Size(*bytes as u64).to_string())
+        .y_label_formatter(&|value| value.to_string())
+        .draw()?;
+    for line in lines.iter().filter(|line| !line.points.is_empty()) {
+        let style = line.colour.stroke_width(2);
+        chart
+            .draw_series(LineSeries::new(line.points.iter().copied(), style))?
+            .label(line.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
+        let dots = line.points.iter().map(|point| Circle::new(*point, 3, line.colour.filled()));
+        chart.draw_series(dots)?;
+    }
+    chart
+        .configure_series_labels()
+        .position(legend)
+        .background_style(WHITE.mix(0.85))
+        .border_style(BLACK.mix(0.3))
+        .label_font(("sans-serif", 15))
+        .draw()?;
+    Ok(())
+}
+
+/// A range that holds all values with room above for the legend, and at most nine ticks on powers
+/// of `base`.
+fn axis(values: impl Iterator<Item = f64>, base: f64) -> (std::ops::Range<f64>, Vec<f64>) {
+    let (low, high) = values
+        .fold((f64::INFINITY, 0.0f64), |(low, high), value| (low.min(value), high.max(value)));
+    let (low, high) = if low.is_finite() { (low, high) } else { (1.0, 1.0) };
+    let first = low.log(base).floor() as i32;
+    let last = (high.log(base).ceil() as i32).max(first + 1);
+    let step = (last - first).unsigned_abs().div_ceil(9) as usize;
+    let ticks = (first..=last).step_by(step).map(|power| base.powi(power)).collect();
+    (base.powi(first)..base.powi(last), ticks)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::row::tests::row;
+    use super::*;
+
+    #[test]
+    fn both_panels_show_names_units_and_sizes() {
+        let rows: Vec<Row> = (0..9)
+            .map(|step| {
+                let time = Duration::from_nanos(5_000 + (100 << (2 * step)));
+                row(1024 << (2 * step), time, Some(time * 9 / 10))
+            })
+            .collect();
+        let svg = render("all-gather, 4 ranks", &rows).unwrap();
+        for text in [
+            "all-gather, 4 ranks",
+            "Bandwidth",
+            "Time of one all-gather",
+            "median",
+            "99th percentile",
+            "limit of bare copies",
+            "microseconds",
+            "1 KiB",
+            "64 MiB",
+        ] {
+            assert!(svg.contains(text), "{text} is missing");
+        }
+    }
+
+    #[test]
+    fn one_row_of_one_rank_has_no_bus_bandwidth_and_is_drawn() {
+        let mut row = row(1024, Duration::from_micros(1), None);
+        row.busbw_gbs = 0.0;
+        let svg = render("one", &[row]).unwrap();
+        assert!(!svg.contains(">\nbus\n<"));
+        assert!(svg.contains("1 KiB"));
+        assert!(render("none", &[]).is_ok());
+    }
+
+    #[test]
+    fn ticks_are_powers_of_the_base() {
+        assert_eq!(
+            axis([3.0, 700.0].into_iter(), 10.0),
+            (1.0..1000.0, vec![1.0, 10.0, 100.0, 1000.0])
+        );
+        assert_eq!(axis([5.0].into_iter(), 10.0), (1.0..10.0, vec![1.0, 10.0]));
+        assert_eq!(axis(std::iter::empty(), 2.0), (1.0..2.0, vec![1.0, 2.0]));
+    }
+
+    #[test]
+    fn another_format_is_refused() {
+        let refusal = Plot::to(Path::new("sizes.png")).unwrap_err();
+        insta::assert_snapshot!(refusal, @"
+        error: --plot sizes.png is no SVG file
+         help: name it *.svg; no other format is written
+        ");
+    }
+}

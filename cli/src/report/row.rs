@@ -1,0 +1,104 @@
+//! The result of one size.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// One measured size, with the field names that the JSON output has.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Row {
+    pub(crate) backend: String,
+    pub(crate) ranks: usize,
+    pub(crate) algorithm: String,
+    pub(crate) engine: String,
+    pub(crate) dtype: String,
+    pub(crate) in_place: bool,
+    /// Outputs that starts used in turn.
+    pub(crate) outputs: u32,
+    /// All shards together: the bytes of one rank's output.
+    pub(crate) total_bytes: u64,
+    pub(crate) shard_bytes: u64,
+    pub(crate) iterations: usize,
+    pub(crate) median_us: f64,
+    pub(crate) p99_us: f64,
+    /// `total_bytes` by the median, in 10^9 bytes a second.
+    pub(crate) algbw_gbs: f64,
+    /// What each rank receives from its peers, `(n - 1) / n` of the total, by the median.
+    pub(crate) busbw_gbs: f64,
+    /// Every byte of every rank's output was compared.
+    pub(crate) checked: bool,
+    #[serde(flatten)]
+    pub(crate) limit: Option<Limit>,
+}
+
+/// What bare copies of the same bytes take.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Limit {
+    /// The median of the copies.
+    pub(crate) limit_us: f64,
+    /// The limit by the median of the operation: 1 is as fast as bare copies.
+    pub(crate) limit_share: f64,
+}
+
+impl Limit {
+    /// The limit beside the operation that took `median`.
+    pub(crate) fn new(limit: Duration, median: Duration) -> Self {
+        let limit_us = microseconds(limit);
+        Self { limit_us, limit_share: limit_us / microseconds(median).max(0.001) }
+    }
+}
+
+/// A time in microseconds, to the nanosecond.
+pub(crate) fn microseconds(time: Duration) -> f64 {
+    time.as_nanos() as f64 / 1000.0
+}
+
+/// The algorithm and bus bandwidths in 10^9 bytes a second, as nccl-tests define them for the
+/// all-gather.
+pub(crate) fn bandwidths(total_bytes: u64, ranks: usize, median: Duration) -> (f64, f64) {
+    let nanoseconds = (median.as_nanos() as f64).max(1.0);
+    let algorithm = total_bytes as f64 / nanoseconds;
+    (algorithm, algorithm * ranks.saturating_sub(1) as f64 / ranks.max(1) as f64)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A row such as a run of 4 ranks makes.
+    pub(crate) fn row(total_bytes: u64, median: Duration, limit: Option<Duration>) -> Row {
+        let (algbw_gbs, busbw_gbs) = bandwidths(total_bytes, 4, median);
+        Row {
+            backend: "host".into(),
+            ranks: 4,
+            algorithm: "direct".into(),
+            engine: "host".into(),
+            dtype: "u8".into(),
+            in_place: false,
+            outputs: 1,
+            total_bytes,
+            shard_bytes: total_bytes / 4,
+            iterations: 20,
+            median_us: microseconds(median),
+            p99_us: microseconds(median * 3 / 2),
+            algbw_gbs,
+            busbw_gbs,
+            checked: true,
+            limit: limit.map(|limit| Limit::new(limit, median)),
+        }
+    }
+
+    #[test]
+    fn bandwidths_are_those_of_nccl_tests() {
+        let (algorithm, bus) = bandwidths(4_000_000, 4, Duration::from_millis(1));
+        assert!((algorithm - 4.0).abs() < 1e-12, "{algorithm}");
+        assert!((bus - 3.0).abs() < 1e-12, "{bus}");
+        assert_eq!(bandwidths(1 << 20, 1, Duration::from_millis(1)).1, 0.0);
+    }
+
+    #[test]
+    fn the_share_of_the_limit_is_one_at_the_limit() {
+        let limit = Limit::new(Duration::from_micros(9), Duration::from_micros(10));
+        assert_eq!(limit, Limit { limit_us: 9.0, limit_share: 0.9 });
+    }
+}

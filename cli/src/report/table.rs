@@ -1,0 +1,104 @@
+//! Rows as a table for people.
+
+use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
+
+use super::row::Row;
+use crate::size::Size;
+
+/// The rows as a table; a column for the limit only where it was measured.
+pub(crate) fn table(rows: &[Row]) -> String {
+    let limits = rows.iter().any(|row| row.limit.is_some());
+    let mut table = Table::new();
+    let line = LineStyle::none().fill('─').junction('─');
+    table.load_style(TableStyle::new().header_separator(line));
+    table.set_header(header(limits));
+    for row in rows {
+        table.add_row(cells(row, limits));
+    }
+    for (index, column) in table.column_iter_mut().enumerate() {
+        if !(2..=3).contains(&index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.trim_fmt()
+}
+
+fn header(limits: bool) -> Vec<&'static str> {
+    let mut header = vec![
+        "total",
+        "shard",
+        "algorithm",
+        "engine",
+        "median µs",
+        "p99 µs",
+        "algbw GB/s",
+        "busbw GB/s",
+        "checked",
+    ];
+    if limits {
+        header.extend(["limit µs", "of limit"]);
+    }
+    header
+}
+
+fn cells(row: &Row, limits: bool) -> Vec<String> {
+    let mut cells = vec![
+        Size(row.total_bytes).to_string(),
+        Size(row.shard_bytes).to_string(),
+        row.algorithm.clone(),
+        row.engine.clone(),
+        time(row.median_us),
+        time(row.p99_us),
+        format!("{:.3}", row.algbw_gbs),
+        format!("{:.3}", row.busbw_gbs),
+        if row.checked { "yes" } else { "no" }.to_owned(),
+    ];
+    match &row.limit {
+        Some(limit) => {
+            cells.extend([time(limit.limit_us), format!("{:.0} %", limit.limit_share * 100.0)])
+        }
+        None if limits => cells.extend(["-".to_owned(), "-".to_owned()]),
+        None => {}
+    }
+    cells
+}
+
+fn time(microseconds: f64) -> String {
+    format!("{microseconds:.1}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::row::tests::row;
+    use super::*;
+
+    #[test]
+    fn a_table_without_limits() {
+        let rows = [
+            row(1024, Duration::from_nanos(6_543), None),
+            row(64 << 20, Duration::from_micros(9_000), None),
+        ];
+        insta::assert_snapshot!(table(&rows), @"
+          total    shard   algorithm   engine   median µs    p99 µs   algbw GB/s   busbw GB/s   checked
+        ────────────────────────────────────────────────────────────────────────────────────────────────
+          1 KiB    256 B   direct      host           6.5       9.8        0.157        0.117       yes
+         64 MiB   16 MiB   direct      host        9000.0   13500.0        7.457        5.592       yes
+        ");
+    }
+
+    #[test]
+    fn a_table_with_limits() {
+        let rows = [
+            row(1 << 20, Duration::from_micros(125), None),
+            row(1 << 22, Duration::from_micros(500), Some(Duration::from_micros(450))),
+        ];
+        insta::assert_snapshot!(table(&rows), @"
+         total     shard   algorithm   engine   median µs   p99 µs   algbw GB/s   busbw GB/s   checked   limit µs   of limit
+        ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+         1 MiB   256 KiB   direct      host         125.0    187.5        8.389        6.291       yes          -          -
+         4 MiB     1 MiB   direct      host         500.0    750.0        8.389        6.291       yes      450.0       90 %
+        ");
+    }
+}

@@ -1,0 +1,75 @@
+//! Runs the built program as people do, outside of any launcher.
+
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+/// Variables of launchers that the machine of the test may have set.
+const LAUNCHER_VARIABLES: [&str; 12] = [
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "PEERLANE_HUB",
+    "PEERLANE_PORT",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "SLURM_PROCID",
+    "SLURM_NTASKS",
+];
+
+/// How a run of the program ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// The exit code; `None` if a signal ended it.
+    pub(crate) code: Option<i32>,
+    /// The standard output.
+    pub(crate) stdout: String,
+    /// The standard error output.
+    pub(crate) stderr: String,
+}
+
+/// The program with these words, its outputs piped.
+pub(crate) fn command(words: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peerlane"));
+    command.args(words.split_whitespace()).stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    for variable in LAUNCHER_VARIABLES {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// Runs the program to its end.
+pub(crate) fn run(words: &str) -> Ended {
+    end(&mut command(words))
+}
+
+/// Runs a command to its end.
+pub(crate) fn end(command: &mut Command) -> Ended {
+    let output = command.output().expect("the program starts");
+    Ended {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).expect("the output is text"),
+        stderr: String::from_utf8(output.stderr).expect("the output is text"),
+    }
+}
+
+impl Ended {
+    /// The JSON lines of a run that succeeded.
+    pub(crate) fn rows(&self) -> Vec<Value> {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        let row = |line| serde_json::from_str(line).expect("every line is JSON");
+        self.stdout.lines().map(row).collect()
+    }
+
+    /// The error of a run that failed with `code`.
+    pub(crate) fn error(&self, code: i32) -> &str {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        let unseemly = ["panicked", "RUST_BACKTRACE"];
+        assert!(!unseemly.iter().any(|word| self.stderr.contains(word)), "{self:?}");
+        &self.stderr
+    }
+}

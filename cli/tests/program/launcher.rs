@@ -1,0 +1,84 @@
+//! `peerlane allgather` as a rank that somebody else has started.
+
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+
+use crate::common::{Ended, command, end};
+
+const SMALL: &str = "allgather --max-bytes 4K --iterations 3 --warmup 1 --json -";
+
+/// A port that was free a moment ago.
+fn port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn rank(line: &str, rank: usize, ranks: usize, port: u16) -> Command {
+    let mut command = command(line);
+    command.envs([("RANK", rank), ("WORLD_SIZE", ranks)].map(|(name, n)| (name, n.to_string())));
+    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+    command
+}
+
+/// Starts one process for each line, as ranks in order, and waits for all.
+fn launch(lines: &[&str]) -> Vec<Ended> {
+    let port = port();
+    std::thread::scope(|scope| {
+        let start = |(number, line): (usize, &&str)| {
+            let mut command = rank(line, number, lines.len(), port);
+            scope.spawn(move || end(&mut command))
+        };
+        let ranks: Vec<_> = lines.iter().enumerate().map(start).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn ranks_of_a_launcher_join_and_rank_0_prints() {
+    let ranks = launch(&[SMALL; 3]);
+    assert_eq!(ranks[0].rows().len(), 2);
+    assert!(ranks[0].rows().iter().all(|row| row["checked"] == true && row["ranks"] == 3));
+    for rank in &ranks[1..] {
+        assert_eq!((rank.code, rank.stdout.as_str(), rank.stderr.as_str()), (Some(0), "", ""));
+    }
+}
+
+#[test]
+fn ranks_that_were_told_otherwise_are_named() {
+    let other = format!("{SMALL} --dtype f32");
+    for ended in launch(&[SMALL, &other]) {
+        let error = ended.error(1);
+        assert!(error.contains("has --dtype"), "{error}");
+        assert!(error.contains("start all ranks with the same program"), "{error}");
+    }
+}
+
+#[test]
+fn a_number_of_ranks_that_the_launcher_has_not_started_is_a_usage_error() {
+    let ended = end(&mut rank(&format!("{SMALL} --ranks 3"), 0, 2, port()));
+    assert!(ended.error(2).contains("--ranks is 3, the launcher has started 2"), "{ended:?}");
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named() {
+    let ended = end(&mut rank(&format!("{SMALL} --timeout 0.4"), 0, 2, port()));
+    assert!(ended.error(1).contains("rank 1"), "{ended:?}");
+    let ended = end(&mut rank(&format!("{SMALL} --timeout 0.4"), 1, 2, port()));
+    assert!(ended.error(1).contains("rank 0"), "{ended:?}");
+}
+
+#[test]
+fn a_port_in_use_says_which_and_what_to_set() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let ended = end(&mut rank(&format!("{SMALL} --timeout 2"), 0, 2, port));
+    let error = ended.error(1);
+    assert!(error.contains("in use") && error.contains("MASTER_PORT"), "{error}");
+    assert!(error.contains(&port.to_string()), "{error}");
+}
+
+#[test]
+fn half_an_environment_is_named() {
+    let mut command = command(SMALL);
+    let ended = end(command.env("RANK", "0").stdout(Stdio::piped()));
+    assert!(ended.error(1).contains("WORLD_SIZE"), "{ended:?}");
+}

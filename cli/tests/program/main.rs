@@ -1,0 +1,8 @@
+//! Runs the built program from end to end.
+
+mod allgather;
+mod common;
+mod failure;
+mod launcher;
+mod plan;
+mod usage;

@@ -1,0 +1,94 @@
+//! `peerlane plan` and `peerlane doctor`.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::common::{Ended, command, end, run};
+
+/// A file of this test.
+fn file(name: &str, text: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::write(&path, text).unwrap();
+    path
+}
+
+fn check(name: &str, text: &str) -> Ended {
+    end(command("plan --check").arg(file(name, text)))
+}
+
+#[test]
+fn what_is_printed_is_verified_and_can_be_checked_again() {
+    for options in ["", "--ranks 1", "--ranks 5 --parts 3", "--nodes 2,2,3 --in-place"] {
+        let text = run(&format!("plan {options}"));
+        assert_eq!((text.code, text.stderr.as_str()), (Some(0), ""));
+        let verdict = check("plans.txt", &text.stdout);
+        assert_eq!(verdict.code, Some(0), "{options}: {verdict:?}");
+        assert!(verdict.stdout.contains("verified ("), "{verdict:?}");
+        let json = run(&format!("plan {options} --json"));
+        assert_eq!(check("plans.json", &json.stdout).stdout, verdict.stdout);
+    }
+}
+
+#[test]
+fn json_holds_the_verdict_the_plans_and_the_layout() {
+    let ended = run("plan --nodes 1,2 --parts 2 --shard-bytes 100,1K,0 --rank 2 --json");
+    let json: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(json["node_of_rank"], serde_json::json!([0, 1, 1]));
+    assert!(json["verdict"].as_str().unwrap().starts_with("verified ("));
+    assert_eq!(json["plans"].as_array().unwrap().len(), 1);
+    assert_eq!(json["plans"][0]["rank"], 2);
+    assert_eq!(json["layout"]["total_bytes"], 1124);
+    assert_eq!(json["layout"]["cells"].as_array().unwrap().len(), 6);
+}
+
+#[test]
+fn a_plan_that_was_broken_is_a_fault() {
+    let text = run("plan --ranks 3").stdout;
+    let lines: Vec<_> = text.lines().collect();
+    let steps = lines.iter().enumerate().filter(|(_, line)| line.starts_with("  "));
+    let mut broken = 0;
+    for (index, step) in steps {
+        let mut lines = lines.clone();
+        lines.remove(index);
+        let ended = check("broken.txt", &lines.join("\n"));
+        assert!(ended.error(1).contains("the plans have a fault: "), "without {step}: {ended:?}");
+        broken += 1;
+    }
+    assert!(broken > 10);
+}
+
+#[test]
+fn a_file_that_holds_no_plan_says_where() {
+    let ended = check("words.txt", "all-gather direct: rank 0 of 1, 1 part, in place\nlane one\n");
+    assert!(ended.error(1).contains("line 2"), "{ended:?}");
+    let ended = check("nothing.txt", "# nothing\n");
+    assert!(ended.error(1).contains("holds no plan"), "{ended:?}");
+    let ended = check("list.json", "{\"plans\": 3}");
+    assert!(ended.error(1).contains("is neither a list of plans"), "{ended:?}");
+    let ended = run("plan --check /proc/none");
+    assert!(ended.error(1).contains("cannot read /proc/none"), "{ended:?}");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let mut child = command("plan --ranks 64").spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(output.stderr.is_empty());
+}
+
+#[test]
+fn the_doctor_names_every_backend() {
+    let ended = run("doctor");
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    for word in ["memory", "processors", "host", "cuda", "rocm", "rdma", "ready: host"] {
+        assert!(ended.stdout.contains(word), "{word}: {ended:?}");
+    }
+    let json: Value = serde_json::from_str(&run("doctor --json").stdout).unwrap();
+    let backends = json["backends"].as_array().unwrap();
+    assert_eq!(backends[0]["state"], "ok");
+    assert!(backends[1..].iter().all(|backend| backend["advice"].is_string()));
+}

@@ -1,0 +1,50 @@
+//! What the program says to a command line that cannot be, and to a machine that cannot do it.
+
+use crate::common::run;
+
+#[test]
+fn wrong_options_are_usage_errors_that_say_what_is_right() {
+    for (line, wanted) in [
+        ("allgather --ranks 0", "wanted a number of ranks from 1 to 4096"),
+        ("allgather --max-bytes 1KB", "the suffix KB is unknown"),
+        (
+            "allgather --min-bytes 2K --max-bytes 1K",
+            "--max-bytes 1 KiB is less than --min-bytes 2 KiB",
+        ),
+        ("allgather --algorithm ring", "there is no such algorithm; write auto or direct"),
+        ("allgather --timeout 0", "wanted seconds above 0"),
+        ("allgather --plot sizes.png", "--plot sizes.png is no SVG file"),
+        ("allgather --backend tpu", "[possible values: auto, host, cuda, rocm, rdma]"),
+        ("allreduce", "unrecognized subcommand 'allreduce'"),
+        ("plan --ranks 4 --rank 4", "--rank 4 is no rank of 4"),
+        ("plan --ranks 2 --shard-bytes 1,2,3", "--shard-bytes has 3 sizes for 2 ranks"),
+        ("plan --ranks 4096", "lower --ranks or --parts"),
+        ("plan --ranks 2 --nodes 1,1", "cannot be used with"),
+    ] {
+        let ended = run(line);
+        assert!(ended.error(2).contains(wanted), "{line}: {ended:?}");
+    }
+}
+
+#[test]
+fn absent_backends_answer_in_their_own_words() {
+    for backend in ["cuda", "rocm", "rdma"] {
+        let ended = run(&format!("allgather --backend {backend}"));
+        assert!(ended.error(1).contains("peerlane doctor"), "{ended:?}");
+        assert!(ended.stdout.is_empty());
+    }
+}
+
+#[test]
+fn too_little_memory_is_said_before_anything_runs() {
+    let ended = run("allgather --ranks 4 --min-bytes 1K --max-bytes 1048576G --factor 1024");
+    let error = ended.error(1);
+    assert!(error.contains("the largest size wants"), "{error}");
+    assert!(error.contains("lower --max-bytes"), "{error}");
+}
+
+#[test]
+fn files_that_cannot_be_written_are_named() {
+    let ended = run("allgather --ranks 1 --max-bytes 1K --json /proc/none/rows.json");
+    assert!(ended.error(1).contains("cannot create /proc/none/rows.json"), "{ended:?}");
+}
