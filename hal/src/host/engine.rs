@@ -21,7 +21,7 @@ use super::fabric::Options;
 use super::memory::{Local, Remote};
 use crate::engine::{Caps, CopyEngine, Op, Ticket};
 use crate::mechanics::{Ledger, pieces};
-use crate::memory::Region;
+use crate::memory::{Region, Role};
 
 /// Bytes that one call of `completed` copies at most before it returns, so that it never blocks for
 /// long; about a millisecond.
@@ -89,6 +89,7 @@ impl Engine {
             }
             Op::Signal { flag, value } => {
                 let region = flag.region;
+                check_role("signalled flag", region.role())?;
                 let at = word_within("signalled flag", flag.word, region.bytes())?;
                 let word = region.base().as_ptr().wrapping_add(at).cast();
                 Ok(Work::Store { flag: word, value, bell: Arc::as_ptr(region.bell()) })
@@ -98,6 +99,7 @@ impl Engine {
                     .to_owned(),
             )),
             Op::Wait { flag, value, reset } => {
+                check_role("awaited flag", flag.region.role())?;
                 let at = word_within("awaited flag", flag.word, flag.region.bytes())?;
                 let word = flag.region.base().as_ptr().wrapping_add(at).cast();
                 Ok(Work::Hold { flag: word, value, reset })
@@ -199,6 +201,16 @@ fn within(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<usiz
     }
 }
 
+/// Only regions of flags are known to be aligned.
+fn check_role(what: &str, role: Role) -> Result<(), Error> {
+    match role {
+        Role::Flags => Ok(()),
+        Role::Data => Err(Error::Argument(format!(
+            "the {what} lies in a region registered as Data, wanted Flags"
+        ))),
+    }
+}
+
 fn word_within(what: &str, word: u64, region_bytes: u64) -> Result<usize, Error> {
     // Saturated, the end overflows and is refused.
     within(what, word.saturating_mul(WORD_BYTES), WORD_BYTES, region_bytes)
@@ -226,7 +238,8 @@ impl CopyEngine for Engine {
             )));
         }
         let (queued, room) = (self.queue.len(), self.options.queue_ops);
-        if queued + ops.len() > room {
+        // Slices without ops take tickets, which have no more room than ops.
+        if queued + ops.len() > room || self.ledger.open() >= room {
             return Err(Error::QueueFull { queued, room, wanted: ops.len() });
         }
         let parts = u32::try_from(ops.len()).expect("a queue holds fewer than 2^32 ops");

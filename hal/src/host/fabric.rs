@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::engine::{Bell, Crowd, Engine};
 use super::error::Error;
 use super::key::{Key, ProcessToken, Reach};
-use super::memory::{Local, Memory, Server, process_token};
+use super::memory::{Local, Memory, ServerUser, process_token};
 use crate::deadline::Deadline;
 use crate::engine::Caps;
 use crate::fabric::{Fabric as FabricTrait, Link, LinkKind};
@@ -107,7 +107,7 @@ pub struct Fabric {
     bell: Arc<Bell>,
     /// Keeps the bell importable.
     bell_region: Local,
-    _server: Arc<Server>,
+    _server: ServerUser,
 }
 
 impl Fabric {
@@ -130,8 +130,8 @@ impl Fabric {
             )));
         }
         options.check()?;
-        let server = Server::shared()?;
-        let bell_region = Local::allocate(Bell::BYTES, Role::Data)?;
+        let server = ServerUser::enter()?;
+        let bell_region = Local::allocate(rank, Bell::BYTES, Role::Flags)?;
         let bell = Bell::of(bell_region.share());
         let peers = Arc::new(Peers(Mutex::new(vec![None; ranks])));
         let memory = Memory { rank, peers };
@@ -162,7 +162,8 @@ impl Fabric {
         if !reader.rest().is_empty() {
             return malformed(format!("it has {} bytes too many", reader.rest().len()));
         }
-        Ok(Key { process, generation, rank, reach: Reach::Shared, bytes: Bell::BYTES })
+        let (role, reach, bytes) = (Role::Flags, Reach::Shared, Bell::BYTES);
+        Ok(Key { process, generation, rank, role, reach, bytes })
     }
 }
 

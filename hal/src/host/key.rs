@@ -1,12 +1,30 @@
 //! The host backend's remote key: which process, which registration, how large.
 
 use crate::key::{BackendId, Envelope, Generation, KeyError, RemoteKey};
+use crate::memory::Role;
 use crate::rank::Rank;
 use crate::wire::{Reader, Writer};
 
 /// Names a process; random, so that a recycled process id is no danger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ProcessToken(pub(super) [u8; 16]);
+
+/// A role as keys carry it.
+pub(super) fn role_number(role: Role) -> u32 {
+    match role {
+        Role::Data => 0,
+        Role::Flags => 1,
+    }
+}
+
+/// The role of such a number.
+pub(super) fn role_of(number: u32) -> Result<Role, KeyError> {
+    match number {
+        0 => Ok(Role::Data),
+        1 => Ok(Role::Flags),
+        seen => Err(KeyError::Field { field: "role", seen: seen.into(), wanted: "0 or 1" }),
+    }
+}
 
 /// How a region can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +41,7 @@ pub struct Key {
     pub(super) process: ProcessToken,
     pub(super) generation: Generation,
     pub(super) rank: Rank,
+    pub(super) role: Role,
     pub(super) reach: Reach,
     pub(super) bytes: u64,
 }
@@ -36,6 +55,7 @@ impl RemoteKey for Key {
         let payload = Writer::new()
             .bytes(&self.process.0)
             .u32(self.rank.0)
+            .u32(role_number(self.role))
             .u32(reach)
             .u64(self.bytes)
             .finish();
@@ -47,6 +67,7 @@ impl RemoteKey for Key {
         let mut reader = Reader::new(envelope.payload);
         let process = ProcessToken(reader.array("process token")?);
         let rank = Rank(reader.u32("rank")?);
+        let role = role_of(reader.u32("role")?)?;
         let reach = match reader.u32("reach")? {
             0 => Reach::Shared,
             1 => Reach::Private,
@@ -63,7 +84,7 @@ impl RemoteKey for Key {
         if !reader.rest().is_empty() {
             return Err(KeyError::Trailing { bytes: reader.rest().len() });
         }
-        Ok(Self { process, generation: envelope.generation, rank, reach, bytes })
+        Ok(Self { process, generation: envelope.generation, rank, role, reach, bytes })
     }
 
     fn region_bytes(&self) -> u64 {

@@ -9,11 +9,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-pub(super) use handover::Server;
+pub(super) use handover::ServerUser;
 use mapping::Mapping;
-use registry::Backing;
 pub(super) use registry::Registration;
 pub(super) use registry::process_token;
+use registry::{Backing, Wanted};
 
 use super::engine::Bell;
 use super::error::Error;
@@ -38,7 +38,6 @@ pub struct Memory {
 pub struct Local {
     registration: Arc<Registration>,
     generation: Generation,
-    role: Role,
 }
 
 /// Imported memory of a peer.
@@ -51,19 +50,23 @@ pub struct Remote {
 
 impl Local {
     /// Allocates zeroed memory that any process can map.
-    pub(super) fn allocate(bytes: u64, role: Role) -> Result<Self, Error> {
+    pub(super) fn allocate(owner: Rank, bytes: u64, role: Role) -> Result<Self, Error> {
         let backing = Backing::Mapped(Mapping::create(bytes)?);
-        Ok(Self::enter(Registration { backing, bytes }, role))
+        Ok(Self::enter(Registration { backing, bytes, owner, role }))
     }
 
-    fn enter(registration: Registration, role: Role) -> Self {
+    fn enter(registration: Registration) -> Self {
         let registration = Arc::new(registration);
         let generation = registry::enter(Arc::clone(&registration));
-        Self { registration, generation, role }
+        Self { registration, generation }
     }
 
     pub(super) fn generation(&self) -> Generation {
         self.generation
+    }
+
+    pub(super) fn role(&self) -> Role {
+        self.registration.role
     }
 
     pub(super) fn share(&self) -> Arc<Registration> {
@@ -91,7 +94,7 @@ impl Region for Local {
     }
 
     fn flags(&self) -> Option<&[AtomicU64]> {
-        (self.role == Role::Flags).then(|| {
+        (self.role() == Role::Flags).then(|| {
             let words = self.registration.bytes / WORD_BYTES;
             let words = usize::try_from(words).expect("a mapped region fits the address space");
             // SAFETY: `register` checked the alignment of flags and made their lifetime the
@@ -108,6 +111,10 @@ impl Remote {
 
     pub(super) fn bytes(&self) -> u64 {
         self.registration.bytes
+    }
+
+    pub(super) fn role(&self) -> Role {
+        self.registration.role
     }
 
     pub(super) fn bell(&self) -> &Arc<Bell> {
@@ -128,16 +135,18 @@ impl fmt::Debug for Remote {
 
 /// Opens a region of another process, or of this one.
 pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Registration>, Error> {
+    let (bytes, owner, role) = (key.bytes, peer, key.role);
+    let wanted = Wanted { generation: key.generation, owner, role };
     if key.process == process_token() {
-        let found = registry::find(key.generation).filter(|found| found.bytes == key.bytes);
+        let found = registry::find(&wanted).filter(|found| found.bytes == bytes);
         return found.ok_or(Error::Freed { peer, generation: key.generation.0 });
     }
     if key.reach == Reach::Private {
         return Err(Error::PrivateMemory { peer });
     }
-    let fd = handover::ask(peer, key.process, key.generation, deadline)?;
-    let backing = Backing::Mapped(Mapping::import(fd, key.bytes, peer)?);
-    Ok(Arc::new(Registration { backing, bytes: key.bytes }))
+    let fd = handover::ask(key.process, &wanted, deadline)?;
+    let backing = Backing::Mapped(Mapping::import(fd, bytes, peer)?);
+    Ok(Arc::new(Registration { backing, bytes, owner, role }))
 }
 
 impl PeerMemory for Memory {
@@ -147,7 +156,7 @@ impl PeerMemory for Memory {
     type Remote = Remote;
 
     fn allocate(&self, bytes: u64, role: Role) -> Result<Local, Error> {
-        Local::allocate(bytes, role)
+        Local::allocate(self.rank, bytes, role)
     }
 
     unsafe fn register(&self, base: NonNull<u8>, bytes: u64, role: Role) -> Result<Local, Error> {
@@ -155,7 +164,8 @@ impl PeerMemory for Memory {
             let text = format!("flags at {base:p} are not aligned to {WORD_BYTES} bytes");
             return Err(Error::Argument(text));
         }
-        Ok(Local::enter(Registration { backing: Backing::Borrowed(base), bytes }, role))
+        let backing = Backing::Borrowed(base);
+        Ok(Local::enter(Registration { backing, bytes, owner: self.rank, role }))
     }
 
     fn export(&self, local: &Local) -> Result<Key, Error> {
@@ -166,7 +176,8 @@ impl PeerMemory for Memory {
         Ok(Key {
             process: process_token(),
             generation: local.generation,
-            rank: self.rank,
+            rank: local.registration.owner,
+            role: local.role(),
             reach,
             bytes: local.registration.bytes,
         })

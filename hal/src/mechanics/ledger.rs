@@ -51,6 +51,11 @@ impl Ledger {
         self.open.clear();
     }
 
+    /// How many tickets are not complete.
+    pub fn open(&self) -> usize {
+        self.open.len()
+    }
+
     /// The last ticket handed out.
     pub fn last(&self) -> Ticket {
         Ticket(self.done + self.open.len() as u64)

@@ -24,7 +24,8 @@ const ANNOUNCED: u32 = 1;
 pub(in crate::host) struct Bell(Arc<Registration>);
 
 impl Bell {
-    pub(in crate::host) const BYTES: u64 = size_of::<AtomicU32>() as u64;
+    /// A whole word of flags, of which the lower half is used.
+    pub(in crate::host) const BYTES: u64 = size_of::<u64>() as u64;
 
     /// The bell in a region of [`BYTES`](Self::BYTES) that was zero when it was made.
     pub(in crate::host) fn of(region: Arc<Registration>) -> Arc<Self> {

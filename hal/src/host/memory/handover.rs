@@ -4,7 +4,7 @@
 //! that a killed process could leave behind. Only processes of the same user are answered. One
 //! question and one answer a connection:
 //!
-//! | question | `PLRQ`, version, generation |
+//! | question | `PLRQ`, version, generation, the rank that owns it, its role |
 //! | --- | --- |
 //! | answer | status (0: here it is, 1: freed), and the descriptor |
 
@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -22,17 +22,16 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 
-use super::registry::{self, Backing};
+use super::registry::{self, Backing, Wanted};
 use crate::deadline::Deadline;
 use crate::host::error::Error;
 use crate::host::key::ProcessToken;
-use crate::key::Generation;
 use crate::rank::Rank;
 use crate::wire::{Reader, Writer};
 
 const MAGIC: [u8; 4] = *b"PLRQ";
 const VERSION: u16 = 1;
-const QUESTION_BYTES: usize = 4 + 2 + 8;
+const QUESTION_BYTES: usize = 4 + 2 + 8 + 4 + 4;
 const HERE: u8 = 0;
 const FREED: u8 = 1;
 /// How long the server lets one asker keep the others waiting.
@@ -43,32 +42,55 @@ fn name(process: ProcessToken) -> String {
     format!("peerlane-{hex}")
 }
 
-/// The thread of this process that answers; it ends with the last fabric.
+/// Keeps the server of this process alive; it ends with the last fabric.
 #[derive(Debug)]
-pub(in crate::host) struct Server {
+pub(in crate::host) struct ServerUser(());
+
+/// The server and its users. It starts and ends under the lock, so that the next one finds the name
+/// of the socket free.
+#[derive(Default)]
+struct Shared {
+    users: usize,
+    server: Option<Server>,
+}
+
+static SHARED: Mutex<Shared> = Mutex::new(Shared { users: 0, server: None });
+
+impl ServerUser {
+    /// Starts the server if there is none.
+    pub(in crate::host) fn enter() -> Result<Self, Error> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if shared.server.is_none() {
+            shared.server = Some(Server::start()?);
+        }
+        shared.users += 1;
+        Ok(Self(()))
+    }
+}
+
+impl Drop for ServerUser {
+    fn drop(&mut self) {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.users -= 1;
+        if shared.users == 0 {
+            shared.server = None;
+        }
+    }
+}
+
+/// The thread that answers.
+struct Server {
     listener: Arc<UnixListener>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    /// The server of this process, started if there is none.
-    pub(in crate::host) fn shared() -> Result<Arc<Self>, Error> {
-        static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(server) = shared.upgrade() {
-            return Ok(server);
-        }
-        let server = Arc::new(Self::start()?);
-        *shared = Arc::downgrade(&server);
-        Ok(server)
-    }
-
     fn start() -> Result<Self, Error> {
         let name = name(registry::process_token());
         let address = SocketAddr::from_abstract_name(&name)
             .map_err(Error::io(format!("name the abstract socket {name}")))?;
-        let listener =
-            bind(&address).map_err(Error::io(format!("listen at the abstract socket {name}")))?;
+        let listener = UnixListener::bind_addr(&address)
+            .map_err(Error::io(format!("listen at the abstract socket {name}")))?;
         let listener = Arc::new(listener);
         let accepting = Arc::clone(&listener);
         let thread = std::thread::Builder::new()
@@ -85,22 +107,6 @@ impl Drop for Server {
         let _ = rustix::net::shutdown(&*self.listener, Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
-        }
-    }
-}
-
-/// Listens once the server before this one, which may be ending on another thread, has let go of
-/// the name.
-fn bind(address: &SocketAddr) -> std::io::Result<UnixListener> {
-    let deadline = Deadline::after(ASKER_TIMEOUT * 2);
-    loop {
-        match UnixListener::bind_addr(address) {
-            Err(error)
-                if error.kind() == std::io::ErrorKind::AddrInUse && !deadline.has_passed() =>
-            {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            bound => return bound,
         }
     }
 }
@@ -131,8 +137,8 @@ fn answer(asker: &UnixStream) -> std::io::Result<()> {
     if user != rustix::process::geteuid() {
         return Ok(());
     }
-    let Some(generation) = read_question(asker)? else { return Ok(()) };
-    let registration = registry::find(generation);
+    let Some(wanted) = read_question(asker)? else { return Ok(()) };
+    let registration = registry::find(&wanted);
     let fd = registration.as_deref().and_then(|registration| match &registration.backing {
         Backing::Mapped(mapping) => Some(mapping.fd()),
         Backing::Borrowed(_) => None,
@@ -148,23 +154,23 @@ fn answer(asker: &UnixStream) -> std::io::Result<()> {
     Ok(())
 }
 
-fn read_question(mut asker: &UnixStream) -> std::io::Result<Option<Generation>> {
+fn read_question(mut asker: &UnixStream) -> std::io::Result<Option<Wanted>> {
     let mut question = [0; QUESTION_BYTES];
     std::io::Read::read_exact(&mut asker, &mut question)?;
     let mut reader = Reader::new(&question);
     let known = reader.array("magic") == Ok(MAGIC) && reader.u16("version") == Ok(VERSION);
-    Ok(reader.u64("generation").ok().filter(|_| known).map(Generation))
+    Ok(Wanted::read(&mut reader).ok().filter(|_| known))
 }
 
-/// Asks the process of `peer` for the descriptor of a region.
+/// Asks another process for the descriptor of a region.
 pub(super) fn ask(
-    peer: Rank,
     process: ProcessToken,
-    generation: Generation,
+    wanted: &Wanted,
     deadline: Deadline,
 ) -> Result<OwnedFd, Error> {
+    let peer = wanted.owner;
     let socket = connect(peer, process, deadline)?;
-    let question = Writer::new().bytes(&MAGIC).u16(VERSION).u64(generation.0).finish();
+    let question = wanted.write(Writer::new().bytes(&MAGIC).u16(VERSION)).finish();
     rustix::net::send(&socket, &question, SendFlags::NOSIGNAL).map_err(broken(peer, deadline))?;
 
     let mut status = [u8::MAX];
@@ -180,7 +186,7 @@ pub(super) fn ask(
     });
     match (answer.bytes, status, fd) {
         (1, [HERE], Some(fd)) => Ok(fd),
-        (1, [FREED], _) => Err(Error::Freed { peer, generation: generation.0 }),
+        (1, [FREED], _) => Err(Error::Freed { peer, generation: wanted.generation.0 }),
         (0, ..) => Err(Error::PeerLost {
             peer,
             how: "it closed the connection instead of handing over memory; all ranks of a host \

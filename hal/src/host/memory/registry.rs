@@ -9,8 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::mapping::Mapping;
-use crate::host::key::ProcessToken;
-use crate::key::Generation;
+use crate::host::key::{ProcessToken, role_number, role_of};
+use crate::key::{Generation, KeyError};
+use crate::memory::Role;
+use crate::rank::Rank;
+use crate::wire::{Reader, Writer};
 
 /// Memory behind a registration.
 #[derive(Debug)]
@@ -26,6 +29,29 @@ pub(super) enum Backing {
 pub(in crate::host) struct Registration {
     pub(super) backing: Backing,
     pub(super) bytes: u64,
+    pub(super) owner: Rank,
+    pub(super) role: Role,
+}
+
+/// What a key names. The generation alone would do; owner and role are checked too, so that a key
+/// that was tampered with opens nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) generation: Generation,
+    pub(super) owner: Rank,
+    pub(super) role: Role,
+}
+
+impl Wanted {
+    pub(super) fn write(&self, writer: Writer) -> Writer {
+        writer.u64(self.generation.0).u32(self.owner.0).u32(role_number(self.role))
+    }
+
+    pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, KeyError> {
+        let generation = Generation(reader.u64("generation")?);
+        let owner = Rank(reader.u32("rank")?);
+        Ok(Self { generation, owner, role: role_of(reader.u32("role")?)? })
+    }
 }
 
 // SAFETY: a registration only names memory; who may touch which byte when is the contract of the
@@ -59,8 +85,9 @@ pub(super) fn enter(registration: Arc<Registration>) -> Generation {
     generation
 }
 
-pub(super) fn find(generation: Generation) -> Option<Arc<Registration>> {
-    live().get(&generation).cloned()
+pub(super) fn find(wanted: &Wanted) -> Option<Arc<Registration>> {
+    let found = live().get(&wanted.generation).cloned()?;
+    (found.owner == wanted.owner && found.role == wanted.role).then_some(found)
 }
 
 pub(super) fn remove(generation: Generation) {
