@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use bell::Parker;
 pub(super) use bell::{Bell, Crowd};
+use bell::{Parker, Rings};
 
 use super::error::Error;
 use super::fabric::Options;
@@ -28,6 +28,9 @@ use crate::memory::{Region, Role};
 const COMPLETED_BYTES_MAX: usize = 8 << 20;
 /// Bytes that `submit` copies at most: small messages go out at once, large ones when driven.
 const SUBMIT_BYTES_MAX: usize = 64 << 10;
+/// A larger copy does not stand between a signal and its ring; a smaller one takes less time than to
+/// wake somebody.
+const RING_DELAY_BYTES_MAX: usize = 16 << 10;
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
 /// An in-order queue, driven by its caller.
@@ -37,6 +40,7 @@ pub struct Engine {
     streaming_bytes_min: u64,
     queue: VecDeque<Queued>,
     ledger: Ledger,
+    rings: Rings,
     parker: Parker,
     released: bool,
 }
@@ -65,6 +69,7 @@ impl Engine {
             streaming_bytes_min: options.streaming_bytes_min.unwrap_or(copy::STREAMING_BYTES_MIN),
             queue: VecDeque::with_capacity(options.queue_ops),
             ledger: Ledger::with_capacity(options.queue_ops),
+            rings: Rings::with_capacity(options.queue_ops, &crowd),
             parker: Parker::new(bell, spin, crowd),
             released: false,
             options,
@@ -121,7 +126,8 @@ impl Engine {
     fn run(&mut self, mut bytes_max: usize) {
         let mut moved = false;
         while let Some(head) = self.queue.front_mut() {
-            let (done, copied) = head.work.advance(bytes_max, self.options.caps.piece_bytes_max);
+            let piece_bytes_max = self.options.caps.piece_bytes_max;
+            let (done, copied) = head.work.advance(bytes_max, piece_bytes_max, &mut self.rings);
             bytes_max -= copied;
             moved |= done || copied > 0;
             if !done {
@@ -130,6 +136,7 @@ impl Engine {
             self.ledger.finish_part(head.ticket);
             self.queue.pop_front();
         }
+        self.rings.flush();
         if moved {
             self.parker.busy();
         }
@@ -138,10 +145,18 @@ impl Engine {
 
 impl Work {
     /// Does as much as it may; whether it is done, and the bytes copied.
-    fn advance(&mut self, bytes_max: usize, piece_bytes_max: u64) -> (bool, usize) {
+    fn advance(
+        &mut self,
+        bytes_max: usize,
+        piece_bytes_max: u64,
+        rings: &mut Rings,
+    ) -> (bool, usize) {
         match self {
             Self::Copy { dst, src, bytes, streaming } => {
                 let now = (*bytes).min(bytes_max);
+                if now > RING_DELAY_BYTES_MAX {
+                    rings.flush();
+                }
                 for piece in pieces(now as u64, piece_bytes_max) {
                     // Both fit: the pieces tile `now`, which is a `usize`.
                     let (at, length) = (piece.offset as usize, piece.bytes as usize);
@@ -159,8 +174,7 @@ impl Work {
                 // SAFETY: `resolve` bounded it, words of a region are aligned, and `submit`'s
                 // contract keeps the region alive.
                 unsafe { &**flag }.store(*value, Ordering::Release);
-                // SAFETY: the region holds its bell.
-                unsafe { &**bell }.ring_if_awaited();
+                rings.push(*bell);
                 (true, 0)
             }
             Self::Hold { flag, value, reset } => {

@@ -1,11 +1,14 @@
 //! How a rank sleeps until a flag may have changed, and how others wake it.
 //!
-//! A bell is one word in a small shared region of the sleeping rank: an even count of rings, and an
+//! A bell is a word in a small shared region of the sleeping rank: an even count of rings, and an
 //! odd bit that says that somebody is about to sleep. A sleeper sets the bit, looks at its flags
-//! once more, and sleeps on the word; a writer stores its flag, and where it finds the bit set,
+//! once more, and sleeps on the word; a writer stores its flags, and where it finds the bit set,
 //! clears it, counts a ring and wakes. Fences on both sides make it impossible that the writer
 //! misses the bit and the sleeper misses the flag. So a signal costs a system call only when
 //! somebody really sleeps, and of several signals only the first.
+//!
+//! Beside the word stands the core on which the sleeper went to sleep: to wake a rank of one's own
+//! core is cheap, and leaves those of other cores to the ranks that run there.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
@@ -23,20 +26,31 @@ const ANNOUNCED: u32 = 1;
 #[derive(Debug)]
 pub(in crate::host) struct Bell(Arc<Registration>);
 
+/// What is shared of a bell.
+#[repr(C)]
+struct Words {
+    rings: AtomicU32,
+    /// The core of the last sleeper; only a hint.
+    core: AtomicU32,
+}
+
 impl Bell {
-    /// A whole word of flags, of which the lower half is used.
-    pub(in crate::host) const BYTES: u64 = size_of::<u64>() as u64;
+    pub(in crate::host) const BYTES: u64 = size_of::<Words>() as u64;
 
     /// The bell in a region of [`BYTES`](Self::BYTES) that was zero when it was made.
     pub(in crate::host) fn of(region: Arc<Registration>) -> Arc<Self> {
         Arc::new(Self(region))
     }
 
-    fn word(&self) -> &AtomicU32 {
+    fn words(&self) -> &Words {
         // SAFETY: the region is a page-aligned mapping of at least `BYTES` (`Fabric::open_with`
         // allocates it, `memory::open` checks what a peer hands over), it lives as long as `self`,
-        // and everyone touches it as this atomic.
+        // and everyone touches it as these atomics.
         unsafe { self.0.base().cast().as_ref() }
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        &self.words().rings
     }
 
     fn is_announced(&self) -> bool {
@@ -45,16 +59,15 @@ impl Bell {
 
     /// Announces a sleeper; the word as it stands then.
     fn announce(&self) -> u32 {
+        self.words().core.store(this_core(), Ordering::Relaxed);
         let word = self.word().fetch_or(ANNOUNCED, Ordering::SeqCst) | ANNOUNCED;
         // Orders the announcement before the next look at a flag.
         fence(Ordering::SeqCst);
         word
     }
 
-    /// Wakes whoever is announced; called after the flag was stored.
-    pub(super) fn ring_if_awaited(&self) {
-        // Orders the store of the flag before the look for sleepers.
-        fence(Ordering::SeqCst);
+    /// Wakes whoever is announced; called after the flag was stored, behind a fence.
+    fn ring_if_awaited(&self) {
         let word = self.word();
         let seen = word.load(Ordering::Relaxed);
         if seen & ANNOUNCED == 0 {
@@ -79,6 +92,52 @@ impl Bell {
     }
 }
 
+fn this_core() -> u32 {
+    // A core's number fits; if it did not, the hint would be worthless and nothing else.
+    rustix::thread::sched_getcpu() as u32
+}
+
+/// The bells that are to be rung for the flags that an engine has stored.
+#[derive(Debug)]
+pub(super) struct Rings {
+    bells: Vec<*const Bell>,
+    /// Where every rank has a core, there is nobody on this one to wake.
+    by_core: bool,
+}
+
+// SAFETY: the pointers name bells that the remote regions of a submitted op keep, as `Work` does.
+unsafe impl Send for Rings {}
+
+impl Rings {
+    /// Allocates nothing while at most `signals` are pending.
+    pub(super) fn with_capacity(signals: usize, crowd: &Crowd) -> Self {
+        Self { bells: Vec::with_capacity(signals), by_core: crowd.shares_cores() }
+    }
+
+    /// A flag of this bell's rank has been stored. The bell must live until [`flush`](Self::flush).
+    pub(super) fn push(&mut self, bell: *const Bell) {
+        self.bells.push(bell);
+    }
+
+    /// Rings them all, those that sleep on this core first.
+    pub(super) fn flush(&mut self) {
+        if self.bells.is_empty() {
+            return;
+        }
+        // Orders the stores of the flags before the looks for sleepers.
+        fence(Ordering::SeqCst);
+        // SAFETY: `push`'s contract, which `Engine::run` keeps.
+        let bells = || self.bells.iter().map(|bell| unsafe { &**bell });
+        if self.by_core {
+            let core = this_core();
+            let here = bells().filter(|bell| bell.words().core.load(Ordering::Relaxed) == core);
+            here.for_each(Bell::ring_if_awaited);
+        }
+        bells().for_each(Bell::ring_if_awaited);
+        self.bells.clear();
+    }
+}
+
 /// Ends a park from another thread of this process.
 struct Alarm {
     bell: Arc<Bell>,
@@ -92,6 +151,7 @@ impl Wake for Alarm {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.rung.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         self.bell.ring_if_awaited();
     }
 }
