@@ -140,17 +140,21 @@ impl Shared {
     /// Why an exchange failed: the group's record where it is over, else `error` itself.
     pub(crate) fn cause(&self, error: Error) -> Error {
         let kinds = [ErrorKind::Timeout, ErrorKind::PeerLost, ErrorKind::Aborted];
-        // The bootstrap knows of the end a moment before its listener hears of it.
-        if kinds.contains(&error.kind()) {
-            self.wait_while(Deadline::after(TELL_TIMEOUT), |state| state.record.is_none());
+        if !kinds.contains(&error.kind()) {
+            return error;
         }
+        // The bootstrap knows of the end a moment before its listener hears of it.
+        self.wait_while(Deadline::after(TELL_TIMEOUT), |state| state.record.is_none());
         self.check().err().unwrap_or(error)
     }
 
     /// The abort record, after every live rank has it or can no longer be told.
     pub(crate) fn wait_until_told(&self) -> Error {
         let deadline = Deadline::after(TELL_TIMEOUT);
-        self.wait_while(deadline, |state| state.record.is_some() && !state.told);
+        if !self.wait_while(deadline, |state| state.record.is_some() && !state.told) {
+            // Later calls need not wait for the same silent rank.
+            self.state().told = true;
+        }
         match self.check() {
             Err(error) => error,
             Ok(()) => Error::new(ErrorKind::Aborted, "the operation was aborted"),

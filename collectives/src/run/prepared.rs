@@ -37,6 +37,14 @@ impl Prepared {
         self.started
     }
 
+    /// Waits for whatever is open; at no cost where nothing is.
+    pub(crate) fn settle(&mut self, timeout: Duration) -> Result<(), Error> {
+        if self.done() < self.started {
+            return self.wait(self.started, Deadline::after(timeout));
+        }
+        if self.shared.check().is_err() { self.fail() } else { Ok(()) }
+    }
+
     /// Starts once more, behind the starts before; returns its epoch.
     pub(crate) fn start(&mut self, deadline: Deadline) -> Result<u64, Error> {
         self.shared.check()?;

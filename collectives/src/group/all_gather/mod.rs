@@ -115,8 +115,7 @@ impl<T: Element> AllGather<T> {
 
     /// Waits for a start whose handle was dropped.
     fn settle(&mut self) -> Result<(), Error> {
-        let started = self.prepared.started();
-        self.prepared.wait(started, Deadline::after(self.timeout))
+        self.prepared.settle(self.timeout)
     }
 }
 

@@ -7,8 +7,9 @@
 //! misses the bit and the sleeper misses the flag. So a signal costs a system call only when
 //! somebody really sleeps, and of several signals only the first.
 //!
-//! Beside the word stands the core on which the sleeper went to sleep: to wake a rank of one's own
-//! core is cheap, and leaves those of other cores to the ranks that run there.
+//! Beside the word stands the core on which the rank ran last. To wake a rank of one's own core is
+//! cheap, and leaves those of other cores to the ranks that run there; and who spins on a core where
+//! an awake rank stands in line keeps it from running.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
@@ -30,7 +31,7 @@ pub(in crate::host) struct Bell(Arc<Registration>);
 #[repr(C)]
 struct Words {
     rings: AtomicU32,
-    /// The core of the last sleeper; only a hint.
+    /// Where the rank ran last; only a hint.
     core: AtomicU32,
 }
 
@@ -53,13 +54,26 @@ impl Bell {
         &self.words().rings
     }
 
+    fn core(&self) -> u32 {
+        self.words().core.load(Ordering::Relaxed)
+    }
+
+    /// Tells peers where this rank runs.
+    fn publish_core(&self) {
+        let core = this_core();
+        // A store would take the line from the peers that read it.
+        if self.core() != core {
+            self.words().core.store(core, Ordering::Relaxed);
+        }
+    }
+
     fn is_announced(&self) -> bool {
         self.word().load(Ordering::Relaxed) & ANNOUNCED != 0
     }
 
     /// Announces a sleeper; the word as it stands then.
     fn announce(&self) -> u32 {
-        self.words().core.store(this_core(), Ordering::Relaxed);
+        self.publish_core();
         let word = self.word().fetch_or(ANNOUNCED, Ordering::SeqCst) | ANNOUNCED;
         // Orders the announcement before the next look at a flag.
         fence(Ordering::SeqCst);
@@ -130,7 +144,7 @@ impl Rings {
         let bells = || self.bells.iter().map(|bell| unsafe { &**bell });
         if self.by_core {
             let core = this_core();
-            let here = bells().filter(|bell| bell.words().core.load(Ordering::Relaxed) == core);
+            let here = bells().filter(|bell| bell.core() == core);
             here.for_each(Bell::ring_if_awaited);
         }
         bells().for_each(Bell::ring_if_awaited);
@@ -158,9 +172,9 @@ impl Wake for Alarm {
 
 /// The parking place of one engine: spin for a while, announce, look again, sleep.
 ///
-/// Spinning is right while every rank that is awake has a core: it costs nobody anything, and a
-/// core that falls idle takes long to wake. Where more ranks are awake than there are cores, a rank
-/// that has nothing to do gives its core away at once. Who is awake, the bells tell.
+/// Spinning is right while every rank that is awake has a core of its own: it costs nobody anything,
+/// and a core that falls idle takes long to wake. Otherwise a rank that has nothing to do gives its
+/// core away at once. Who is awake and where, the bells tell.
 pub(super) struct Parker {
     alarm: Arc<Alarm>,
     spin: Duration,
@@ -195,9 +209,12 @@ impl Parker {
             return self.alarm.bell.sleep(announced, limit);
         }
         let now = Instant::now();
-        let idle_since = *self.idle_since.get_or_insert(now);
+        let idle_since = *self.idle_since.get_or_insert_with(|| {
+            self.alarm.bell.publish_core();
+            now
+        });
         let patient = now.duration_since(idle_since) < self.spin.min(limit);
-        if patient && !self.crowd.is_crowded() {
+        if patient && !self.crowd.is_crowded(&self.alarm.bell) {
             for _ in 0..Self::SPINS_A_STEP {
                 std::hint::spin_loop();
             }
@@ -232,11 +249,17 @@ impl Crowd {
         self.ranks.len() > self.cores
     }
 
-    fn is_crowded(&self) -> bool {
-        self.shares_cores() && {
-            let asleep = self.ranks.iter().filter(|bell| bell.is_announced()).count();
-            self.ranks.len() - asleep > self.cores
+    /// Whether a rank that is awake may be waiting for a core that `me` keeps by spinning.
+    fn is_crowded(&self, me: &Bell) -> bool {
+        let (core, mut awake) = (this_core(), 0);
+        for bell in self.ranks.iter().filter(|bell| !bell.is_announced()) {
+            let is_me = std::ptr::eq(bell.words(), me.words());
+            if !is_me && bell.core() == core {
+                return true;
+            }
+            awake += 1;
         }
+        awake > self.cores
     }
 }
 
