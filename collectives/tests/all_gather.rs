@@ -51,3 +51,54 @@ fn every_rank_gets_every_shard() {
         assert!(reports[0].starts_with("direct"), "{}", reports[0]);
     }
 }
+
+/// Large enough that no shard goes out at the start itself.
+const LARGE: usize = 3 << 20;
+
+#[test]
+fn starts_may_be_waited_for_in_any_order() {
+    in_process::run(3, |bootstrap| {
+        let rank = bootstrap.rank().0;
+        let mut group = open(bootstrap)?;
+        let mut first = group.all_gather::<u8>(LARGE).prepare()?;
+        let mut second = group.all_gather::<u8>(LARGE).prepare()?;
+        first.input_mut()?.fill(rank as u8 + 1);
+        second.input_mut()?.fill(rank as u8 + 101);
+        let (one, two) = (first.start()?, second.start()?);
+        if rank == 1 {
+            two.wait()?;
+            one.wait()?;
+        } else {
+            one.wait()?;
+            two.wait()?;
+        }
+        for (gather, base) in [(&mut first, 1), (&mut second, 101)] {
+            for (rank, shard) in gather.output()?.chunks(LARGE).enumerate() {
+                assert!(shard.iter().all(|byte| *byte == base + rank as u8));
+            }
+        }
+        group.close()
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_barrier_may_stand_before_or_behind_a_wait() {
+    in_process::run(3, |bootstrap| {
+        let rank = bootstrap.rank().0;
+        let mut group = open(bootstrap)?;
+        let mut gather = group.all_gather::<u8>(LARGE).prepare()?;
+        gather.input_mut()?.fill(rank as u8 + 1);
+        let started = gather.start()?;
+        if rank == 1 {
+            group.barrier()?;
+            started.wait()?;
+        } else {
+            started.wait()?;
+            group.barrier()?;
+        }
+        assert_eq!(gather.output()?[2 * LARGE], 3);
+        group.close()
+    })
+    .unwrap();
+}

@@ -2,7 +2,7 @@
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::Fabric;
-use peerlane::{DType, Element, Group, host};
+use peerlane::{DType, Element, GroupOptions, host};
 
 use super::circle::Circle;
 use super::clock::Pace;
@@ -50,7 +50,7 @@ fn with_fabric<F: Fabric + 'static>(
     sink: Sink<'_>,
 ) -> Result<()> {
     let backend = fabric.backend();
-    let group = Group::<F>::options().timeout(options.timeout).open(circle.clone(), fabric)?;
+    let group = GroupOptions::default().timeout(options.timeout).open(circle.clone(), fabric)?;
     let limit = if ways.is_empty() { None } else { Some(Limit::open(ways, &circle)?) };
     let pace = Pace { warmup: options.warmup, iterations: options.iterations };
     let bench = Bench { options, backend, seed, pace, circle, group, limit, sink };

@@ -57,6 +57,8 @@ pub(crate) fn agree(
         }
     };
     let bytes = postcard::to_stdvec(&said).expect("plain data always encodes");
+    // Peers may want to finish what is open before they come here.
+    shared.finish_open(deadline);
     let exchanged = shared.bootstrap.exchange(label, &bytes, deadline);
     if let Some(error) = own_error {
         return Err(error);

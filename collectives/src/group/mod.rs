@@ -47,17 +47,12 @@ pub struct Group<F: Fabric> {
 }
 
 impl<F: Fabric> Group<F> {
-    /// Opens a group with the default options. Collective.
+    /// Opens a group with the default [options](GroupOptions). Collective.
     ///
     /// # Errors
     /// As [`GroupOptions::open`].
     pub fn open(bootstrap: impl Bootstrap + 'static, fabric: F) -> Result<Self, Error> {
-        Self::options().open(bootstrap, fabric)
-    }
-
-    /// The options of a group, to change before opening it.
-    pub fn options() -> GroupOptions {
-        GroupOptions::default()
+        GroupOptions::default().open(bootstrap, fabric)
     }
 
     /// This rank.

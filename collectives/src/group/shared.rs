@@ -11,9 +11,13 @@ use crate::bootstrap::{Bootstrap, Listener, Notice};
 use crate::error::Error;
 use crate::group::abort::AbortRecord;
 use crate::group::watch::Watch;
+use crate::run::course::Course;
 
 /// How long a rank waits for the others to be told of an abort before it releases its own waits.
 const TELL_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// The pause between two looks at starts that are driven while nobody waits for them.
+const FINISH_PAUSE: Duration = Duration::from_micros(50);
 
 pub(crate) struct Shared {
     pub(crate) bootstrap: Box<dyn Bootstrap>,
@@ -24,6 +28,8 @@ pub(crate) struct Shared {
     aborted: AtomicBool,
     left: Vec<AtomicBool>,
     left_count: AtomicUsize,
+    /// Operations with a start that is not complete.
+    open: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -36,6 +42,7 @@ pub(crate) struct State {
 
 struct Watched {
     watch: Arc<Watch>,
+    course: Arc<Mutex<Course>>,
     wakers: Vec<Waker>,
 }
 
@@ -50,6 +57,7 @@ impl Shared {
             aborted: AtomicBool::new(false),
             left,
             left_count: AtomicUsize::new(0),
+            open: AtomicUsize::new(0),
         });
         shared.bootstrap.listen(Self::listener(Arc::downgrade(&shared)));
         shared
@@ -175,11 +183,20 @@ impl Shared {
         true
     }
 
-    pub(crate) fn enter(&self, watch: &Arc<Watch>, wakers: Vec<Waker>) {
-        self.state().watched.push(Watched { watch: Arc::clone(watch), wakers });
+    pub(crate) fn enter(
+        &self,
+        watch: &Arc<Watch>,
+        course: &Arc<Mutex<Course>>,
+        wakers: Vec<Waker>,
+    ) {
+        let (watch, course) = (Arc::clone(watch), Arc::clone(course));
+        self.state().watched.push(Watched { watch, course, wakers });
     }
 
     pub(crate) fn remove(&self, watch: &Arc<Watch>) {
+        if watch.due().is_some() {
+            self.open.fetch_sub(1, Ordering::Relaxed);
+        }
         self.state().watched.retain(|watched| !Arc::ptr_eq(&watched.watch, watch));
     }
 
@@ -188,6 +205,63 @@ impl Shared {
         self.state().closed = true;
         self.aborted.store(true, Ordering::Release);
         self.wake();
+    }
+
+    /// Start `epoch` of an operation is under way.
+    pub(crate) fn open(&self, watch: &Watch, epoch: u64, deadline: Deadline) {
+        if watch.due().is_none() {
+            self.open.fetch_add(1, Ordering::Relaxed);
+        }
+        watch.open(epoch, deadline);
+        if deadline.timeout() < self.timeout {
+            // The watchdog may sleep past it.
+            self.changed.notify_all();
+        }
+    }
+
+    /// Start `epoch` of an operation is complete.
+    pub(crate) fn close_start(&self, watch: &Watch, epoch: u64) {
+        let was_open = watch.due().is_some();
+        watch.close(epoch);
+        if was_open && watch.due().is_none() {
+            self.open.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Drives the open starts of all operations but `own`; whether some are not complete. Peers may
+    /// wait for them in another order than this rank does.
+    pub(crate) fn drive_others(&self, own: &Arc<Watch>) -> bool {
+        self.open.load(Ordering::Relaxed) > 1 && self.drive_open(|watch| !Arc::ptr_eq(watch, own))
+    }
+
+    /// Drives all open starts until they are complete, before this rank blocks where it cannot.
+    pub(crate) fn finish_open(&self, deadline: Deadline) {
+        while self.open.load(Ordering::Relaxed) > 0
+            && self.drive_open(|_| true)
+            && self.check().is_ok()
+            && !deadline.has_passed()
+        {
+            std::thread::sleep(FINISH_PAUSE);
+        }
+    }
+
+    fn drive_open(&self, picked: impl Fn(&Arc<Watch>) -> bool) -> bool {
+        let (mut unfinished, mut broken) = (false, None);
+        for watched in &self.state().watched {
+            if watched.watch.due().is_none() || !picked(&watched.watch) {
+                continue;
+            }
+            // Somebody else drives a course that is locked.
+            let Ok(mut course) = watched.course.try_lock() else { continue };
+            match course.drive() {
+                Ok(()) => unfinished |= course.done() < course.started(),
+                Err(error) => broken = Some(watched.watch.broken(&error)),
+            }
+        }
+        if let Some(record) = broken {
+            self.raise(record);
+        }
+        unfinished
     }
 
     /// The watchdog's thread: sleeps until a start is overdue, and ends the group then.

@@ -1,6 +1,6 @@
 //! A plan bound to regions, ready to start any number of times.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use peerlane_hal::Deadline;
@@ -8,39 +8,45 @@ use peerlane_hal::Deadline;
 use crate::error::Error;
 use crate::group::shared::Shared;
 use crate::group::watch::Watch;
+use crate::run::course::Course;
 use crate::run::lane::Lane;
 
-/// How long a rank with several lanes sleeps on one of them before it looks at all.
-const SEVERAL_LANES_PARK_MAX: Duration = Duration::from_micros(100);
-/// How long an engine may take to drain once it is released.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a caller sleeps on one lane before it looks at the others, where it drives several.
+const SEVERAL_PARK_MAX: Duration = Duration::from_micros(100);
 
-/// The executor's state of one prepared plan.
+/// The handle of one prepared plan.
 pub(crate) struct Prepared {
-    lanes: Vec<Lane>,
+    course: Arc<Mutex<Course>>,
     shared: Arc<Shared>,
     watch: Arc<Watch>,
-    started: u64,
 }
 
 impl Prepared {
-    /// # Safety
-    /// The lanes' programs stay inside their windows, which their ports keep alive; the plan is
-    /// verified, so that ranks that run it do not race.
-    pub(crate) unsafe fn new(lanes: Vec<Lane>, shared: Arc<Shared>, watch: Arc<Watch>) -> Self {
-        shared.enter(&watch, lanes.iter().map(Lane::waker).collect());
-        Self { lanes, shared, watch, started: 0 }
+    pub(crate) fn new(course: Course, shared: Arc<Shared>, watch: Arc<Watch>) -> Self {
+        let wakers = course.lanes().iter().map(Lane::waker).collect();
+        let course = Arc::new(Mutex::new(course));
+        shared.enter(&watch, &course, wakers);
+        Self { course, shared, watch }
+    }
+
+    fn course(&self) -> MutexGuard<'_, Course> {
+        // A panic inside is a bug of an engine; what is left is released on drop.
+        self.course.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The last start.
     pub(crate) fn started(&self) -> u64 {
-        self.started
+        self.course().started()
     }
 
     /// Waits for whatever is open; at no cost where nothing is.
     pub(crate) fn settle(&mut self, timeout: Duration) -> Result<(), Error> {
-        if self.done() < self.started {
-            return self.wait(self.started, Deadline::after(timeout));
+        let (started, done) = {
+            let course = self.course();
+            (course.started(), course.done())
+        };
+        if done < started {
+            return self.wait(started, Deadline::after(timeout));
         }
         if self.shared.check().is_err() { self.fail() } else { Ok(()) }
     }
@@ -48,27 +54,26 @@ impl Prepared {
     /// Starts once more, behind the starts before; returns its epoch.
     pub(crate) fn start(&mut self, deadline: Deadline) -> Result<u64, Error> {
         self.shared.check()?;
-        self.started += 1;
-        self.watch.open(self.started, deadline);
+        let epoch = self.course().start();
+        self.shared.open(&self.watch, epoch, deadline);
         self.drive()?;
-        Ok(self.started)
+        Ok(epoch)
     }
 
     /// Whether start `epoch` is complete; drives what is driven by its caller.
     pub(crate) fn poll(&mut self, epoch: u64) -> Result<bool, Error> {
-        self.drive()?;
-        let done = self.done() >= epoch;
+        let done = self.drive()? >= epoch;
         // The completion was seen first: only if nobody has aborted by now is it a result.
         if self.shared.check().is_err() {
             return self.fail();
         }
         if done {
-            self.watch.close(epoch);
+            self.shared.close_start(&self.watch, epoch);
         }
         Ok(done)
     }
 
-    /// Waits until start `epoch` is complete.
+    /// Waits until start `epoch` is complete, and drives what else is open meanwhile.
     pub(crate) fn wait(&mut self, epoch: u64, deadline: Deadline) -> Result<(), Error> {
         while !self.poll(epoch)? {
             let left = deadline.remaining();
@@ -79,7 +84,8 @@ impl Prepared {
             if self.shared.somebody_left() && self.is_deserted(epoch)? {
                 return self.fail();
             }
-            self.park(left)?;
+            let others = self.shared.drive_others(&self.watch);
+            self.park(left, others)?;
         }
         Ok(())
     }
@@ -94,58 +100,41 @@ impl Prepared {
         Ok(record.map(|record| self.shared.raise(record)).is_some())
     }
 
-    fn done(&self) -> u64 {
-        self.lanes.iter().map(Lane::done).min().unwrap_or(self.started)
+    /// Drives the own lanes; the last start that is complete.
+    fn drive(&mut self) -> Result<u64, Error> {
+        let driven = {
+            let mut course = self.course();
+            course.drive().map(|()| course.done())
+        };
+        driven.or_else(|error| {
+            self.shared.raise(self.watch.broken(&error));
+            self.fail()
+        })
     }
 
-    fn drive(&mut self) -> Result<(), Error> {
-        let view = self.watch.view();
-        for lane in &mut self.lanes {
-            // SAFETY: `new`'s contract.
-            if let Err(error) = unsafe { lane.drive(self.started, view) } {
-                self.shared.raise(self.watch.broken(&error));
-                return self.fail();
-            }
-        }
-        Ok(())
-    }
-
-    fn park(&mut self, left: Duration) -> Result<(), Error> {
-        let several = self.lanes.len() > 1;
-        let limit = if several { left.min(SEVERAL_LANES_PARK_MAX) } else { left };
-        match self.lanes.iter_mut().find(|lane| lane.done() < self.started) {
-            Some(lane) => lane.park(limit),
-            None => Ok(()),
-        }
+    fn park(&mut self, left: Duration, others: bool) -> Result<(), Error> {
+        let mut course = self.course();
+        let several = others || course.lanes().len() > 1;
+        course.park(if several { left.min(SEVERAL_PARK_MAX) } else { left })
     }
 
     /// Ends this plan after an abort: waits until every live rank knows, then releases.
     fn fail<T>(&mut self) -> Result<T, Error> {
         let error = self.shared.wait_until_told();
-        self.release();
+        self.course().release();
         Err(error)
-    }
-
-    fn release(&mut self) {
-        let deadline = Deadline::after(DRAIN_TIMEOUT);
-        for lane in &mut self.lanes {
-            // An engine that is broken beyond release has its own error recorded.
-            while matches!(lane.release(), Ok(false)) && !deadline.has_passed() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
     }
 }
 
 impl Drop for Prepared {
     fn drop(&mut self) {
         // A start that nobody waited for still uses the window, and peers count on it.
-        let open = self.done() < self.started && self.shared.check().is_ok();
-        if open && !std::thread::panicking() {
+        if !std::thread::panicking() && self.shared.check().is_ok() {
             // Whatever goes wrong is recorded with the group.
-            let _ = self.wait(self.started, self.watch.deadline());
+            let left = self.watch.deadline().remaining();
+            let _ = self.settle(left);
         }
-        self.release();
+        self.course().release();
         self.shared.remove(&self.watch);
     }
 }

@@ -17,6 +17,7 @@ use crate::group::watch::Watch;
 use crate::group::{Group, Local};
 use crate::layout::{FlagLayout, Layout};
 use crate::plan::{Algorithm, LaneId, Plan};
+use crate::run::course::Course;
 use crate::run::lane::Lane;
 use crate::run::port::Bind;
 use crate::run::prepared::Prepared;
@@ -256,7 +257,8 @@ impl<F: Fabric> Ready<F> {
         let watch = Arc::new(Watch::new(name, me, self.timeout, waits, Arc::clone(&view)));
         // SAFETY: the layout puts every cell inside the window's buffers, whose lengths were
         // checked on both sides; ports keep the window; `verify` has passed the plans.
-        let prepared = unsafe { Prepared::new(lanes, Arc::clone(&group.shared), watch) };
+        let course = unsafe { Course::new(lanes, Arc::clone(&watch)) };
+        let prepared = Prepared::new(course, Arc::clone(&group.shared), watch);
         AllGather::new(prepared, view, report, self.timeout, offset)
     }
 }
