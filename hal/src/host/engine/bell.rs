@@ -190,6 +190,8 @@ impl Parker {
     const SPINS_A_STEP: u32 = 4;
 
     pub(super) fn new(bell: Arc<Bell>, spin: Duration, crowd: Crowd) -> Self {
+        // Also makes the first look for the core here, which costs a system call once.
+        bell.publish_core();
         let alarm = Arc::new(Alarm { bell, rung: AtomicBool::new(false) });
         Self { alarm, spin, crowd, idle_since: None, announced: None }
     }

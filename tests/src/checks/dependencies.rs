@@ -1,0 +1,98 @@
+//! Contract 9: dependencies.
+
+use std::sync::atomic::Ordering;
+
+use peerlane_hal::{Fabric, PeerMemory, Role};
+
+use crate::data::{aligned, pattern, seed};
+use crate::driver::{OpOf, put, signal, wait_reset, word};
+use crate::failure::{Failure, Outcome, ensure};
+use crate::harness::Harness;
+use crate::world::{on_each, on_ranks};
+
+/// All ranks signal interleaved words of every rank at once; each word ends with its own value, also
+/// beside words that are reset.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn flags_of_one_region_do_not_disturb_each_other<H: Harness>(harness: &H) -> Outcome {
+    const WORDS: u64 = 64;
+    const ROUNDS: u64 = 5;
+    on_each(harness, 1..=4, |me| {
+        let ranks = me.ranks as u64;
+        let flags = me.flags(WORDS * ranks)?;
+        let mut driver = me.engine()?;
+        let value = |word: u64, round: u64| round << 40 | word << 8 | 0x5A;
+        let mut random = fastrand::Rng::with_seed(seed(me.me, 0));
+        for round in 1..=ROUNDS {
+            let mut ops: Vec<OpOf<'_, H>> = Vec::new();
+            for word in (0..WORDS).map(|word| word * ranks + me.me as u64) {
+                ops.extend(flags.remote.iter().map(|to| signal(to, word, value(word, round))));
+            }
+            random.shuffle(&mut ops);
+            driver.run(&ops)?;
+            for word in 0..WORDS * ranks {
+                driver.reach(&flags.local, word, value(word, round))?;
+            }
+            me.meet()?;
+            for at in 0..WORDS * ranks {
+                let wanted = value(at, round);
+                let seen = word(&flags.local, at).map_or(wanted, |f| f.load(Ordering::Acquire));
+                ensure!(seen == wanted, "flag {at} is {seen:#x}, wanted {wanted:#x}");
+            }
+            me.meet()?;
+        }
+        if driver.caps().queued_wait {
+            let odd = (0..WORDS * ranks).filter(|word| word % 2 == 1);
+            let ops: Vec<OpOf<'_, H>> = odd.map(|at| wait_reset(&flags.local, at, 1)).collect();
+            driver.run(&ops)?;
+            for at in 0..WORDS * ranks {
+                let wanted = if at % 2 == 1 { 0 } else { value(at, ROUNDS) };
+                let seen = word(&flags.local, at).map_or(wanted, |f| f.load(Ordering::Acquire));
+                ensure!(seen == wanted, "flag {at} is {seen:#x} beside resets, wanted {wanted:#x}");
+            }
+        }
+        me.meet()
+    })
+}
+
+/// Two aliases of one region, allocated and registered at an odd place of own memory: what is put
+/// through them is in the region, and it lives on when they are gone.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn ones_own_key_gives_an_alias<H: Harness>(harness: &H) -> Outcome {
+    on_ranks(harness, 1, |me| {
+        let caps = me.caps;
+        let bytes = aligned(&caps, 1000);
+        let align = aligned(&caps, 1);
+        let mut regions = vec![("allocated", me.allocate(2 * bytes, Role::Data)?)];
+        if let Some(memory) = me.own_memory(2 * bytes + 2 * align) {
+            let start = usize::try_from(align).expect("an alignment");
+            let end = start + usize::try_from(2 * bytes).expect("a few bytes");
+            regions.push(("registered", me.register(&*memory, start..end, Role::Data)?));
+        }
+        let source = me.allocate(bytes, Role::Data)?;
+        for (name, region) in regions {
+            me.poison(&region, 0..2 * bytes);
+            let sent = [pattern(seed(0, 1), bytes), pattern(seed(0, 2), bytes)];
+            {
+                let key = me.fabric.memory().export(&region)?;
+                let alias = || {
+                    let alias = me.fabric.memory().import(me.rank(), &key, me.deadline());
+                    alias.map_err(|e| Failure::from(e).within(format!("alias of {name} memory")))
+                };
+                let aliases = [alias()?, alias()?];
+                let mut driver = me.engine()?;
+                for (slot, alias) in (0..).zip(&aliases) {
+                    me.write(&source, 0, &sent[slot]);
+                    let to = (alias, slot as u64 * bytes);
+                    driver.run(&[put(to, (&source, 0), bytes)])?;
+                }
+            }
+            let what = format!("{name} memory, written through aliases");
+            me.ensure_bytes(&what, &region, 0, &sent.concat())?;
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,151 @@
+//! The checks: one file a topic of the contract, one public function a bold sentence.
+//!
+//! Lanes and streams have no bold sentence: what the contract says of them binds the executor.
+
+pub mod all_or_nothing;
+pub mod arrival;
+pub mod completion;
+pub mod dependencies;
+pub mod failure;
+pub mod limits;
+pub mod order;
+pub mod polling;
+pub mod release;
+mod rounds;
+pub mod wait;
+
+use std::fmt;
+use std::ops::ControlFlow;
+
+use peerlane_hal::{Caps, CopyEngine, Error, ErrorKind, Fabric, PeerMemory, Rank, Role};
+
+use crate::driver::word;
+use crate::failure::Outcome;
+use crate::harness::{EngineOf, ErrorOf, Harness};
+
+/// What a check needs beside the four traits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Waits can be queued.
+    QueuedWait,
+    /// Nothing moves unless it is polled.
+    Polled,
+    /// The host can read flags.
+    HostFlags,
+    /// The harness can break an engine.
+    BreakEngine,
+}
+
+/// A sentence of the contract as a function.
+pub struct Check<H: Harness> {
+    /// The contract's chapter.
+    pub topic: &'static str,
+    /// The sentence in snake case.
+    pub name: &'static str,
+    /// Without these it is skipped.
+    pub needs: &'static [Need],
+    /// The check.
+    pub run: fn(&H) -> Outcome,
+}
+
+impl<H: Harness> fmt::Debug for Check<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}::{}", self.topic, self.name)
+    }
+}
+
+macro_rules! checks {
+    ($($topic:ident :: $name:ident [$($need:ident),*];)*) => {
+        /// All checks, in the order of the contract.
+        pub fn all<H: Harness>() -> Vec<Check<H>> {
+            vec![$(Check {
+                topic: stringify!($topic),
+                name: stringify!($name),
+                needs: &[$(Need::$need),*],
+                run: $topic::$name::<H>,
+            }),*]
+        }
+    };
+}
+
+checks! {
+    order::ops_to_one_peer_take_effect_in_submission_order [];
+    order::bytes_put_before_a_signal_are_readable_when_the_flag_is_seen [];
+    order::a_signal_to_oneself_takes_effect_after_everything_before_it_is_complete [HostFlags];
+    order::a_signal_stores_all_64_bits_at_once [HostFlags];
+    wait::a_wait_holds_everything_behind_it_until_the_flag_is_reached [QueuedWait];
+    wait::a_wait_acquires_what_any_writer_published [QueuedWait];
+    wait::the_reset_of_a_wait_takes_effect_before_anything_behind_it [QueuedWait];
+    arrival::no_flag_is_seen_before_the_flush_of_the_bytes_it_announces [];
+    completion::a_completed_ticket_frees_its_sources [];
+    completion::a_completed_put_to_oneself_is_visible_here [];
+    completion::completion_is_monotone [];
+    completion::an_empty_slice_gets_a_ticket [];
+    all_or_nothing::a_full_queue_takes_nothing_of_a_slice [];
+    all_or_nothing::a_slice_within_the_limit_fits_an_empty_queue [];
+    release::release_lets_every_queued_wait_pass_within_a_bound [QueuedWait];
+    release::a_released_engine_drains_and_takes_no_more [];
+    limits::a_put_of_any_length_arrives_whole [];
+    limits::a_put_at_any_aligned_offset_writes_only_its_own_bytes [];
+    limits::a_slice_of_exactly_the_limit_is_taken [];
+    limits::a_span_outside_its_region_is_refused [];
+    failure::the_first_error_poisons_the_engine [BreakEngine];
+    failure::malformed_keys_are_refused [];
+    failure::a_key_survives_encoding [];
+    failure::the_key_of_freed_memory_is_refused [];
+    failure::malformed_addresses_are_refused [];
+    failure::dropping_an_engine_with_a_blocked_wait_returns [QueuedWait];
+    dependencies::flags_of_one_region_do_not_disturb_each_other [];
+    dependencies::ones_own_key_gives_an_alias [];
+    polling::a_polled_engine_moves_when_it_is_polled [Polled];
+    polling::park_returns_when_a_flag_of_this_rank_is_signalled [];
+    polling::park_returns_when_the_waker_is_used [];
+    polling::park_returns_at_its_limit [];
+}
+
+/// What a harness can do, found out before its checks are listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    caps: Caps,
+    host_flags: bool,
+    break_engine: bool,
+}
+
+impl Abilities {
+    /// Opens a fabric of one rank and looks.
+    ///
+    /// # Errors
+    /// Those of the backend; of kind [`Unavailable`](ErrorKind::Unavailable) where it is absent.
+    pub fn probe<H: Harness>(harness: &H) -> Result<Self, ErrorOf<H>> {
+        let mut fabric = harness.open(Rank(0), 1)?;
+        let deadline = peerlane_hal::Deadline::after(harness.timeout());
+        let address = fabric.address();
+        fabric.connect(Rank(0), &address, deadline)?;
+        let flags = fabric.memory().allocate(64, Role::Flags)?;
+        let mut engine: EngineOf<H> = fabric.engine()?;
+        Ok(Self {
+            caps: *engine.caps(),
+            host_flags: word(&flags, 0).is_some(),
+            break_engine: harness.break_engine(&mut engine).is_some(),
+        })
+    }
+
+    /// Why a check with these needs is skipped, if it is.
+    pub fn missing(&self, needs: &[Need]) -> Option<&'static str> {
+        let missing = needs.iter().try_for_each(|need| {
+            let (has, reason) = match need {
+                Need::QueuedWait => (self.caps.queued_wait, "no queued_wait: the executor polls"),
+                Need::Polled => (self.caps.polled, "not polled: it moves by itself"),
+                Need::HostFlags => (self.host_flags, "the host does not see flags"),
+                Need::BreakEngine => (self.break_engine, "the harness cannot break an engine"),
+            };
+            if has { ControlFlow::Continue(()) } else { ControlFlow::Break(reason) }
+        });
+        missing.break_value()
+    }
+}
+
+/// Whether the error only says that the backend is absent here.
+pub(crate) fn is_absent<E: Error>(error: &E) -> bool {
+    error.kind() == ErrorKind::Unavailable
+}

@@ -1,0 +1,211 @@
+//! Contract 1: order.
+
+use std::sync::atomic::Ordering;
+
+use peerlane_hal::Fabric;
+
+use super::rounds::Rounds;
+use crate::data::{POISON, aligned, lengths, pattern, seed};
+use crate::driver::{Driver, OpOf, put, signal, word};
+use crate::failure::{Failure, Outcome, ensure, ensure_bytes};
+use crate::harness::{Harness, LocalOf};
+use crate::world::{Participant, on_each, on_ranks, read};
+
+/// Blocks are put one over the other, and two flags are signalled in turn: the last block stays, and
+/// the second flag is never ahead of the first.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn ops_to_one_peer_take_effect_in_submission_order<H: Harness>(harness: &H) -> Outcome {
+    const BLOCKS: u64 = 16;
+    const ROUNDS: u64 = 200;
+    on_each(harness, 1..=4, |me| {
+        let caps = me.caps;
+        let block = aligned(&caps, 72);
+        let (source, landing) = (me.bytes(BLOCKS * block)?, me.bytes(block)?);
+        let flags = me.flags(2)?;
+        me.write(&source.local, 0, &pattern(seed(me.me, 0), BLOCKS * block));
+        me.meet()?;
+
+        let mut driver = me.engine()?;
+        let (to, from) = (me.after(1), me.after(me.ranks - 1));
+        let ops: Vec<OpOf<'_, H>> = (1..=ROUNDS)
+            .flat_map(|round| {
+                let block_at = (&source.local, round % BLOCKS * block);
+                [
+                    put((&landing.remote[to], 0), block_at, block),
+                    signal(&flags.remote[to], 0, round),
+                    signal(&flags.remote[to], 1, round),
+                ]
+            })
+            .collect();
+        let mut rest = &ops[..];
+        let mut random = fastrand::Rng::with_seed(seed(me.me, 1));
+        let mut last = driver.submit(&[])?;
+        while !rest.is_empty() {
+            let taken = random.usize(1..=17).min(caps.slice_ops_max).min(rest.len());
+            last = driver.submit(&rest[..taken])?;
+            rest = &rest[taken..];
+            ensure_in_turn::<H>(&flags.local)?;
+        }
+        let patience = me.patience("the last signal");
+        while ensure_in_turn::<H>(&flags.local)?.is_some_and(|second| second < ROUNDS) {
+            driver.completed()?;
+            patience.check(|| "an earlier one".to_owned())?;
+        }
+        driver.reach(&flags.local, 1, ROUNDS)?;
+        let sent = pattern(seed(from, 0), BLOCKS * block);
+        let start = usize::try_from(ROUNDS % BLOCKS * block).expect("a few blocks");
+        let wanted = &sent[start..][..usize::try_from(block).expect("a block")];
+        me.ensure_bytes("the block put last", &landing.local, 0, wanted)?;
+        driver.finish(last)?;
+        me.meet()
+    })
+}
+
+/// The second flag, if the host sees it.
+fn ensure_in_turn<H: Harness>(flags: &LocalOf<H>) -> Outcome<Option<u64>> {
+    let (Some(first), Some(second)) = (word(flags, 0), word(flags, 1)) else { return Ok(None) };
+    // The second one first, since both grow.
+    let second = second.load(Ordering::Acquire);
+    let first = first.load(Ordering::Acquire);
+    ensure!(first >= second, "the second flag is {second} when the first is {first}");
+    Ok(Some(second))
+}
+
+/// Everybody to everybody, odd lengths and those around the largest piece, with new data each round.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn bytes_put_before_a_signal_are_readable_when_the_flag_is_seen<H: Harness>(
+    harness: &H,
+) -> Outcome {
+    on_each(harness, 1..=5, |me| {
+        let lengths = lengths(&me.caps);
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let rounds = Rounds::open(me, longest)?;
+        let mut driver = me.engine()?;
+        for (round, bytes) in (1..).zip(lengths.iter().chain(&lengths)) {
+            rounds.round(me, &mut driver, round, *bytes)?;
+        }
+        me.meet()
+    })
+}
+
+/// A thread watches the flag and overwrites the sources the moment it sees it: all peers still get
+/// what was put.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn a_signal_to_oneself_takes_effect_after_everything_before_it_is_complete<H: Harness>(
+    harness: &H,
+) -> Outcome {
+    const ROUNDS: u64 = 6;
+    const GATE: u64 = 0;
+    const DONE: u64 = 1;
+    const ARRIVED: u64 = 2;
+    on_each(harness, 1..=4, |me| {
+        let bytes = aligned(&me.caps, 300_000);
+        let (source, landing) = (me.bytes(bytes)?, me.bytes(bytes * me.ranks as u64)?);
+        let flags = me.flags(ARRIVED + me.ranks as u64)?;
+        let (mut driver, mut opener) = (me.engine()?, me.engine()?);
+        for round in 1..=ROUNDS {
+            let sent = pattern(seed(me.me, round), bytes);
+            me.write(&source.local, 0, &sent);
+            me.meet()?;
+            let own_slot = me.me as u64 * bytes;
+            let mut ops: Vec<OpOf<'_, H>> = Vec::new();
+            if driver.caps().queued_wait {
+                ops.extend(driver.hold(&flags.local, GATE, round)?);
+            }
+            ops.extend((1..=me.ranks).map(|step| {
+                let slot = (&landing.remote[me.after(step)], own_slot);
+                put(slot, (&source.local, 0), bytes)
+            }));
+            ops.push(signal(&flags.remote[me.me], DONE, round));
+            std::thread::scope(|scope| {
+                let me = &*me;
+                let (harness, patience) = (me.harness, me.patience("one's own signal"));
+                let (flags_here, source, landing) = (&flags.local, &source.local, &landing.local);
+                let watcher = scope.spawn(move || {
+                    let done = word(flags_here, DONE).expect("the check needs flags for the host");
+                    while done.load(Ordering::Acquire) < round {
+                        patience.check(|| "no flag".to_owned())?;
+                        std::thread::yield_now();
+                    }
+                    harness.write(source, 0, &vec![POISON; sent.len()]);
+                    let here = read(harness, landing, own_slot, bytes);
+                    ensure_bytes("a put to oneself before the signal", &here, &sent)
+                });
+                let (_, rest) = driver.submit_held(&ops)?;
+                opener.run(&[signal(&flags.remote[me.me], GATE, round)])?;
+                let last = driver.submit_all(rest)?;
+                driver.finish(last)?;
+                watcher.join().map_err(|_| Failure::new("the watching thread panicked"))?
+            })?;
+            let told: Vec<OpOf<'_, H>> = (0..me.ranks)
+                .map(|peer| signal(&flags.remote[peer], ARRIVED + me.me as u64, round))
+                .collect();
+            driver.run(&told)?;
+            for peer in 0..me.ranks {
+                driver.reach(&flags.local, ARRIVED + peer as u64, round)?;
+                let wanted = pattern(seed(peer, round), bytes);
+                let what = format!("bytes of rank {peer}, whose own signal came early");
+                me.ensure_bytes(&what, &landing.local, peer as u64 * bytes, &wanted)?;
+            }
+            me.meet()?;
+        }
+        Ok(())
+    })
+}
+
+/// The halves of each value belong together; a reader that never pauses sees no mixture.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn a_signal_stores_all_64_bits_at_once<H: Harness>(harness: &H) -> Outcome {
+    const SIGNALS: u32 = 2000;
+    on_ranks(harness, 2, |me| {
+        let flags = me.flags(1)?;
+        let mut driver = me.engine()?;
+        if me.me == 0 {
+            write_halves(&mut driver, &flags.remote[1], SIGNALS)?
+        } else {
+            read_halves(me, &mut driver, &flags.local, SIGNALS)?
+        }
+        me.meet()
+    })
+}
+
+fn write_halves<'r, H: Harness>(
+    driver: &mut Driver<'r, '_, H>,
+    flags: &'r crate::harness::RemoteOf<H>,
+    signals: u32,
+) -> Outcome {
+    for value in 1..=signals {
+        driver.submit(&[signal(flags, 0, u64::from(!value) << 32 | u64::from(value))])?;
+    }
+    let last = driver.submit(&[])?;
+    driver.finish(last)
+}
+
+fn read_halves<H: Harness>(
+    me: &Participant<'_, H>,
+    driver: &mut Driver<'_, '_, H>,
+    flags: &LocalOf<H>,
+    signals: u32,
+) -> Outcome {
+    let flag = word(flags, 0).expect("the check needs flags for the host");
+    let patience = me.patience(format!("signal {signals} of {}", me.fabric.backend()));
+    let mut last = 0;
+    while last < signals {
+        let seen = flag.load(Ordering::Acquire);
+        let (high, low) = ((seen >> 32) as u32, seen as u32);
+        ensure!(seen == 0 || high == !low, "the flag is {seen:#018x}: halves of two values");
+        ensure!(low >= last, "the flag went back from value {last} to {low}");
+        last = low;
+        driver.completed()?;
+        patience.check(|| format!("value {last}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,52 @@
+//! Test data: seeded patterns, and sizes that follow from an engine's limits.
+
+use peerlane_hal::Caps;
+
+/// What destinations hold before anything arrives.
+pub(crate) const POISON: u8 = 0xA5;
+
+/// Pieces above this are not reached: a check would take long and show nothing new.
+const PIECE_BYTES_REACHED: u64 = 4 << 20;
+
+/// Bytes that only this seed gives: a random block again and again, each time with its number in
+/// front, so that also a block at a wrong place is seen.
+pub(crate) fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
+    let bytes = usize::try_from(bytes).expect("test data fits the address space");
+    let mut block = [0; 1000];
+    fastrand::Rng::with_seed(seed).fill(&mut block);
+    let mut pattern = Vec::with_capacity(bytes + block.len());
+    for number in 0_u32.. {
+        if pattern.len() >= bytes {
+            break;
+        }
+        block[..4].copy_from_slice(&(number ^ seed as u32).to_le_bytes());
+        pattern.extend_from_slice(&block);
+    }
+    pattern.truncate(bytes);
+    pattern
+}
+
+/// The seed of what `rank` sends in `round`.
+pub(crate) fn seed(rank: usize, round: u64) -> u64 {
+    (rank as u64 + 1) << 32 | round
+}
+
+/// `bytes` or a little more, as the engine's alignment wants it.
+pub(crate) fn aligned(caps: &Caps, bytes: u64) -> u64 {
+    bytes.next_multiple_of(caps.put_align_bytes)
+}
+
+/// Lengths of puts that are worth a look, in order: odd ones, and those around the largest piece.
+pub(crate) fn lengths(caps: &Caps) -> Vec<u64> {
+    let mut lengths = vec![0, 1, 2, 3, 7, 8, 9, 63, 64, 65, 255, 4095, 4096, 4097, 65_537, 300_001];
+    let piece = caps.piece_bytes_max;
+    if piece <= PIECE_BYTES_REACHED {
+        lengths.extend([piece - 1, piece, piece + 1, 2 * piece - 1, 2 * piece, 2 * piece + 1]);
+    }
+    for length in &mut lengths {
+        *length = aligned(caps, *length);
+    }
+    lengths.sort_unstable();
+    lengths.dedup();
+    lengths
+}

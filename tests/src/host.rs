@@ -1,0 +1,42 @@
+//! The harness of the reference backend.
+
+use peerlane_hal::{Rank, host};
+
+use crate::harness::Harness;
+
+/// The host backend with any options.
+#[derive(Clone, Debug)]
+pub struct HostHarness {
+    name: String,
+    options: host::Options,
+}
+
+impl HostHarness {
+    /// The host backend under a name of its own.
+    pub fn new(name: impl Into<String>, options: host::Options) -> Self {
+        Self { name: name.into(), options }
+    }
+}
+
+impl Default for HostHarness {
+    fn default() -> Self {
+        Self::new("host", host::Options::default())
+    }
+}
+
+impl Harness for HostHarness {
+    type Fabric = host::Fabric;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn open(&self, rank: Rank, ranks: usize) -> Result<host::Fabric, host::Error> {
+        host::Fabric::open_with(rank, ranks, self.options)
+    }
+
+    // The machine is there, so nothing excuses its absence.
+    fn required(&self) -> bool {
+        true
+    }
+}

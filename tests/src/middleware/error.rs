@@ -1,0 +1,53 @@
+//! A backend's error, or a layer's own.
+
+use std::fmt;
+
+use peerlane_hal::{self as hal, ErrorKind};
+
+/// The error of a wrapped fabric.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error<E> {
+    /// The fabric below said so.
+    Inner(E),
+    /// The layer said so.
+    Layer {
+        /// The class of the failure.
+        kind: ErrorKind,
+        /// What was wanted and what was seen.
+        text: String,
+    },
+}
+
+impl<E> Error<E> {
+    /// A layer's own error.
+    pub fn layer(kind: ErrorKind, text: impl Into<String>) -> Self {
+        Self::Layer { kind, text: text.into() }
+    }
+}
+
+impl<E: fmt::Display> fmt::Display for Error<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Inner(error) => error.fmt(f),
+            Self::Layer { text, .. } => f.write_str(text),
+        }
+    }
+}
+
+impl<E: std::error::Error> std::error::Error for Error<E> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Inner(error) => error.source(),
+            Self::Layer { .. } => None,
+        }
+    }
+}
+
+impl<E: hal::Error> hal::Error for Error<E> {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Inner(error) => error.kind(),
+            Self::Layer { kind, .. } => *kind,
+        }
+    }
+}

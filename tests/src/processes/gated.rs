@@ -1,0 +1,77 @@
+//! A bootstrap that halts its rank at a chosen exchange.
+
+use std::fmt;
+
+use peerlane_collectives::bootstrap::{Bootstrap, Listener};
+use peerlane_collectives::error::Error;
+use peerlane_hal::{Deadline, Rank};
+
+/// The label under which a goodbye can be chosen.
+pub const LEAVE: &str = "goodbye";
+
+/// A bootstrap that calls back just before one exchange or its goodbye.
+pub struct Gated<B> {
+    inner: B,
+    label: Option<&'static str>,
+    halt: Box<dyn Fn() + Send + Sync>,
+}
+
+impl<B> Gated<B> {
+    /// Calls `halt` before the exchange with this label.
+    pub fn new(
+        inner: B,
+        label: Option<&'static str>,
+        halt: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
+        Self { inner, label, halt: Box::new(halt) }
+    }
+
+    fn pass(&self, label: &str) {
+        if self.label == Some(label) {
+            (self.halt)();
+        }
+    }
+}
+
+impl<B: Bootstrap> Bootstrap for Gated<B> {
+    fn rank(&self) -> Rank {
+        self.inner.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.inner.ranks()
+    }
+
+    fn host(&self) -> &str {
+        self.inner.host()
+    }
+
+    fn exchange(
+        &self,
+        label: &str,
+        mine: &[u8],
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<u8>>, Error> {
+        self.pass(label);
+        self.inner.exchange(label, mine, deadline)
+    }
+
+    fn abort(&self, record: &[u8]) -> Result<(), Error> {
+        self.inner.abort(record)
+    }
+
+    fn listen(&self, listener: Listener) {
+        self.inner.listen(listener);
+    }
+
+    fn leave(&self, deadline: Deadline) -> Result<(), Error> {
+        self.pass(LEAVE);
+        self.inner.leave(deadline)
+    }
+}
+
+impl<B> fmt::Debug for Gated<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gated").field("label", &self.label).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,172 @@
+//! One rank of a scenario.
+
+use std::time::Duration;
+
+use peerlane_collectives::bootstrap::in_process::InProcess;
+use peerlane_collectives::element::{DType, Element};
+use peerlane_collectives::group::{Group, GroupOptions, Started};
+use peerlane_hal::{Fabric, Rank, host};
+
+use super::memory::Guarded;
+use super::operation::Operation;
+use super::{Engine, Phase, Scenario, failed};
+use crate::failure::Outcome;
+use crate::middleware::{DelayLayer, Wrapped};
+
+/// Nothing takes so long; a fault that loses a flag shows as this timeout.
+const TIMEOUT: Duration = Duration::from_secs(20);
+const POLLS_BETWEEN_NAPS: u32 = 8;
+
+/// Opens the rank's fabrics and lives on them.
+pub(super) fn live(
+    scenario: &Scenario,
+    rank: Rank,
+    bootstraps: Vec<InProcess>,
+    memory: &mut [Guarded],
+) -> Outcome {
+    let engine = &scenario.engines[rank.index()];
+    let open = || host::Fabric::open_with(rank, scenario.ranks, engine.options);
+    let mut fabrics = Vec::new();
+    for _ in &bootstraps {
+        fabrics.push(open()?);
+    }
+    let Engine { delay, downgrade, .. } = *engine;
+    let Some(longest) = delay else { return typed(scenario, bootstraps, fabrics, memory) };
+    let delayed = fabrics.into_iter().enumerate().map(|(number, fabric)| {
+        let seed = scenario.seed ^ (number as u64 + 1) << 48;
+        Wrapped::new(Wrapped::new(fabric, DelayLayer::new(seed, longest)), downgrade)
+    });
+    typed(scenario, bootstraps, delayed.collect(), memory)
+}
+
+fn typed<F: Fabric>(
+    scenario: &Scenario,
+    bootstraps: Vec<InProcess>,
+    fabrics: Vec<F>,
+    memory: &mut [Guarded],
+) -> Outcome {
+    match scenario.dtype {
+        DType::F32 => gather::<F, f32>(scenario, bootstraps, fabrics, memory),
+        DType::I64 => gather::<F, i64>(scenario, bootstraps, fabrics, memory),
+        _ => gather::<F, u8>(scenario, bootstraps, fabrics, memory),
+    }
+}
+
+fn gather<F: Fabric, T: Element>(
+    scenario: &Scenario,
+    bootstraps: Vec<InProcess>,
+    fabrics: Vec<F>,
+    memory: &mut [Guarded],
+) -> Outcome {
+    let mut groups = Vec::new();
+    for (bootstrap, fabric) in bootstraps.into_iter().zip(fabrics) {
+        let options = GroupOptions::default().timeout(TIMEOUT);
+        groups.push(options.open(bootstrap, fabric).map_err(failed)?);
+    }
+    let rank = groups[0].rank();
+    let mut life = Life { scenario, rank, random: scenario.random(rank), operations: Vec::new() };
+    for _ in 0..scenario.operations {
+        for group in &mut groups {
+            life.pause(Phase::Prepare);
+            let number = life.operations.len();
+            life.operations.push(Operation::<T>::prepare(scenario, group, number, memory)?);
+        }
+    }
+    for start in 1..=scenario.starts {
+        life.start(start)?;
+        life.meet(start, &mut groups)?;
+    }
+    drop(life);
+    for group in groups {
+        group.close().map_err(failed)?;
+    }
+    memory.iter().try_for_each(Guarded::check)
+}
+
+struct Life<'s, T> {
+    scenario: &'s Scenario,
+    rank: Rank,
+    random: fastrand::Rng,
+    operations: Vec<Operation<'s, T>>,
+}
+
+impl<T: Element> Life<'_, T> {
+    /// One operation after the other, or all at once.
+    fn start(&mut self, start: u64) -> Outcome {
+        let several = self.operations.len();
+        let at_once = if self.scenario.overlap { several } else { 1 };
+        for first in (0..several).step_by(at_once) {
+            let turn = first..first + at_once;
+            self.pause(Phase::Fill);
+            for operation in &mut self.operations[turn.clone()] {
+                operation.fill(start)?;
+            }
+            self.pause(Phase::Start);
+            let mut open = Vec::new();
+            for operation in &mut self.operations[turn.clone()] {
+                open.push(operation.gather.start().map_err(failed)?);
+            }
+            pause(self.scenario, self.rank, &mut self.random, Phase::Drive);
+            for started in open {
+                finish(self.scenario, self.rank, &mut self.random, started)?;
+            }
+            self.pause(Phase::Read);
+            for operation in &mut self.operations[turn] {
+                operation.check(start)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn meet<F: Fabric>(&self, start: u64, groups: &mut [Group<F>]) -> Outcome {
+        if self.scenario.barrier_every.is_some_and(|every| start.is_multiple_of(every)) {
+            for group in groups {
+                group.barrier().map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn pause(&mut self, phase: Phase) {
+        pause(self.scenario, self.rank, &mut self.random, phase);
+    }
+}
+
+/// Waits, polls, or drops the handle; whoever looks at the output then waits.
+fn finish<T: Element>(
+    scenario: &Scenario,
+    rank: Rank,
+    random: &mut fastrand::Rng,
+    mut started: Started<'_, T>,
+) -> Outcome {
+    // Started at once, operations are waited for in one order on all ranks: an engine of the host
+    // moves when its caller looks at that operation.
+    let ways = if scenario.overlap { 2 } else { 3 };
+    match random.u32(..ways) {
+        0 => {
+            for poll in 1_u32.. {
+                pause(scenario, rank, random, Phase::Poll);
+                if started.poll().map_err(failed)? {
+                    break;
+                }
+                if poll.is_multiple_of(POLLS_BETWEEN_NAPS) {
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+                std::thread::yield_now();
+            }
+            Ok(())
+        }
+        2 => {
+            drop(started);
+            Ok(())
+        }
+        _ => started.wait().map_err(failed),
+    }
+}
+
+/// The slow rank takes its time.
+fn pause(scenario: &Scenario, rank: Rank, random: &mut fastrand::Rng, phase: Phase) {
+    if scenario.slow == Some((rank, phase)) {
+        std::thread::sleep(phase.pause().mul_f64(random.f64()));
+    }
+}

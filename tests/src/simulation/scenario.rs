@@ -1,0 +1,211 @@
+//! What a seed stands for.
+
+use std::fmt;
+use std::time::Duration;
+
+use peerlane_collectives::element::DType;
+use peerlane_hal::{Rank, host};
+
+use super::memory::Guarded;
+use crate::middleware::DowngradeLayer;
+
+/// Numbers of ranks: every small one, and two that are more than any machine of the tests has cores.
+pub const RANKS: [usize; 11] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16];
+/// Bytes of a shard: none, odd, and around a page.
+pub const SHARD_BYTES: [usize; 6] = [0, 1, 3, 4095, 4096, 4097];
+
+/// About how long the ops of one start are held back on one rank, all together.
+const DELAY_A_START: Duration = Duration::from_millis(4);
+
+/// Where a rank can be slow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Before it prepares.
+    Prepare,
+    /// Before it fills its shard.
+    Fill,
+    /// Before it starts.
+    Start,
+    /// Between its start and the first look at it.
+    Drive,
+    /// Between two looks.
+    Poll,
+    /// Between the end of a start and the look at the result.
+    Read,
+}
+
+impl Phase {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Prepare, Self::Fill, Self::Start, Self::Drive, Self::Poll, Self::Read];
+
+    pub(super) fn pause(self) -> Duration {
+        // There are many polls in a start.
+        Duration::from_micros(if self == Self::Poll { 200 } else { 3000 })
+    }
+}
+
+/// The engines of one rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Engine {
+    /// What the backend is told.
+    pub options: host::Options,
+    /// The longest delay of an op; without one there is no layer at all.
+    pub delay: Option<Duration>,
+    /// What is taken away on top of the delays.
+    pub downgrade: DowngradeLayer,
+}
+
+/// A group's life: ranks, sizes, engines, and who is slow.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Draws data, delays and everything below.
+    pub seed: u64,
+    /// How many ranks.
+    pub ranks: usize,
+    /// Bytes of a shard.
+    pub shard_bytes: usize,
+    /// The element type, of which a shard is a whole number.
+    pub dtype: DType,
+    /// Parts of a shard.
+    pub parts: u32,
+    /// Whether the shards lie in the output.
+    pub in_place: bool,
+    /// Outputs that are used in turn; the group's choice if it is not said.
+    pub outputs: Option<u32>,
+    /// Starts of every operation.
+    pub starts: u64,
+    /// Groups that live at once.
+    pub groups: usize,
+    /// Operations of each group.
+    pub operations: usize,
+    /// Whether all operations are started before any is waited for.
+    pub overlap: bool,
+    /// After how many starts the ranks meet; else nothing but the gathers keeps them in step.
+    pub barrier_every: Option<u64>,
+    /// Whether each rank brings its own memory, at an offset of its own.
+    pub own_memory: bool,
+    /// Who is slow, and where.
+    pub slow: Option<(Rank, Phase)>,
+    /// By rank.
+    pub engines: Vec<Engine>,
+}
+
+impl Scenario {
+    /// What `seed` stands for. The seeds below `RANKS.len() * SHARD_BYTES.len()` have every number
+    /// of ranks with every number of bytes; so have the next as many, and so on.
+    pub fn draw(seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let place = usize::try_from(seed % 1_000_000).expect("it is small");
+        let ranks = RANKS[place % RANKS.len()];
+        let shard_bytes = SHARD_BYTES[place / RANKS.len() % SHARD_BYTES.len()];
+        let parts = random.u32(1..=3);
+        let dtypes = [DType::U8, DType::U8, DType::F32, DType::I64];
+        let fits = |dtype: &DType| shard_bytes.is_multiple_of(dtype.bytes());
+        let dtype = random.choice(dtypes).filter(fits).unwrap_or(DType::U8);
+        let slow = random.bool().then(|| {
+            let rank = Rank::at(random.usize(..ranks));
+            (rank, Phase::ALL[random.usize(..Phase::ALL.len())])
+        });
+        let (in_place, own_memory) = (random.bool(), random.u32(..3) == 0);
+        let free = !in_place && !own_memory;
+        Self {
+            seed,
+            ranks,
+            shard_bytes,
+            dtype,
+            parts,
+            in_place,
+            outputs: Some(random.u32(1..=2)).filter(|_| free && random.bool()),
+            starts: random.u64(10..14),
+            groups: if random.u32(..4) == 0 { 2 } else { 1 },
+            operations: if random.u32(..4) == 0 { 2 } else { 1 },
+            overlap: random.bool(),
+            barrier_every: (random.u32(..4) == 0).then(|| random.u64(1..5)),
+            own_memory,
+            slow,
+            engines: (0..ranks)
+                .map(|_| Engine::draw(&mut random, ranks, parts, shard_bytes))
+                .collect(),
+        }
+    }
+
+    /// The random choices that `rank` makes on its way.
+    pub(super) fn random(&self, rank: Rank) -> fastrand::Rng {
+        fastrand::Rng::with_seed(self.seed ^ (u64::from(rank.0) + 1) << 40)
+    }
+
+    /// An input and an output for each operation, if the ranks bring their own.
+    pub(super) fn own_memory(&self, rank: Rank) -> Vec<Guarded> {
+        let mut random = self.random(rank);
+        let operations = if self.own_memory { self.groups * self.operations } else { 0 };
+        let mut offset = || random.usize(..64) * self.dtype.bytes();
+        let bytes = [self.shard_bytes, self.shard_bytes * self.ranks];
+        (0..operations).flat_map(|_| bytes).map(|bytes| Guarded::new(bytes, offset())).collect()
+    }
+}
+
+impl Engine {
+    /// The backend as it is.
+    pub fn plain() -> Self {
+        let (options, downgrade) = (host::Options::default(), DowngradeLayer::default());
+        Self { options, delay: None, downgrade }
+    }
+
+    fn draw(random: &mut fastrand::Rng, ranks: usize, parts: u32, shard_bytes: usize) -> Self {
+        let mut engine = Self::plain();
+        if random.u32(..8) == 0 {
+            return engine;
+        }
+        let delayed = random.bool();
+        let slices = [1, 2, 3, 1024];
+        let slice = slices[random.usize(..slices.len())];
+        let queued_wait = random.u32(..3) > 0;
+        let options = &mut engine.options;
+        options.spin =
+            [None, Some(Duration::ZERO), Some(Duration::from_micros(20))][random.usize(..3)];
+        options.caps.piece_bytes_max = [7, 64, u64::MAX][random.usize(..3)];
+        let around = shard_bytes as u64 + random.u64(..3);
+        options.streaming_bytes_min =
+            [None, Some(1), Some(around.saturating_sub(1))][random.usize(..3)];
+        if !delayed {
+            options.caps.queued_wait = queued_wait;
+            options.caps.slice_ops_max = slice;
+            options.queue_ops = slice + random.usize(..4);
+            return engine;
+        }
+        // A delay needs the backend whole; what is taken away is taken away on top of it.
+        let ops = (4 * parts as usize + 2) * ranks;
+        engine.delay = Some(DELAY_A_START * 4 / u32::try_from(ops).expect("plans are short"));
+        engine.downgrade = DowngradeLayer { queued_wait, slice_ops_max: slice, put_align_bytes: 1 };
+        engine
+    }
+}
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { seed, ranks, shard_bytes, dtype, parts, in_place, outputs, starts, .. } = self;
+        write!(
+            f,
+            "SEED={seed}: {ranks} ranks, {shard_bytes} bytes of {dtype} in {parts} part(s), "
+        )?;
+        write!(f, "in place: {in_place}, outputs: {outputs:?}, {starts} starts, ")?;
+        let Self { groups, operations, overlap, barrier_every, own_memory, slow, .. } = self;
+        write!(f, "{groups} group(s) of {operations} operation(s), overlap: {overlap}, ")?;
+        write!(f, "barrier every {barrier_every:?}, own memory: {own_memory}, slow: {slow:?}")?;
+        let mut engines = Rank::all(*ranks).zip(&self.engines);
+        engines.try_for_each(|(rank, engine)| write!(f, "\n  engines of rank {rank}: {engine}"))
+    }
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { options, delay, downgrade } = self;
+        let host::Options { caps, queue_ops, spin, streaming_bytes_min } = options;
+        let queued_wait = caps.queued_wait && downgrade.queued_wait;
+        let slice_ops_max = caps.slice_ops_max.min(downgrade.slice_ops_max);
+        write!(f, "delay {delay:?}, queued waits: {queued_wait}, slices of {slice_ops_max}, ")?;
+        write!(f, "queue of {queue_ops}, pieces of {}, spin {spin:?}, ", caps.piece_bytes_max)?;
+        write!(f, "streaming from {streaming_bytes_min:?}")
+    }
+}

@@ -1,0 +1,174 @@
+//! The checks as tests with names, filters and an exit code.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use crate::checks::{Abilities, Check, all, is_absent};
+use crate::failure::{Failure, Outcome};
+use crate::harness::Harness;
+
+/// Everything that is to be run, over any number of harnesses.
+#[derive(Debug, Default)]
+pub struct Suite {
+    trials: Vec<Trial>,
+    /// Names, and why they are skipped.
+    skipped: Vec<(String, String)>,
+}
+
+impl Suite {
+    /// An empty suite.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds all checks on a harness. Those that it cannot run are listed as ignored; where it is
+    /// absent that is all of them, unless it is required: then all fail.
+    #[must_use]
+    pub fn with<H: Harness>(mut self, harness: H) -> Self {
+        let abilities = Abilities::probe(&harness);
+        let harness = Arc::new(harness);
+        for check in all::<H>() {
+            let name = format!("{}::{}::{}", harness.name(), check.topic, check.name);
+            let (skip, fail) = match &abilities {
+                Ok(abilities) => (abilities.missing(check.needs).map(str::to_owned), None),
+                Err(e) if is_absent(e) && !harness.required() => (Some(e.to_string()), None),
+                Err(error) => (None, Some(format!("it cannot be opened: {error}"))),
+            };
+            self.add(name, skip, fail, Arc::clone(&harness), check);
+        }
+        self
+    }
+
+    fn add<H: Harness>(
+        &mut self,
+        name: String,
+        skip: Option<String>,
+        fail: Option<String>,
+        harness: Arc<H>,
+        check: Check<H>,
+    ) {
+        if let Some(reason) = skip {
+            let run = {
+                let reason = reason.clone();
+                move || Err(Failed::from(format!("skipped: {reason}")))
+            };
+            self.trials.push(Trial::test(name.clone(), run).with_ignored_flag(true));
+            self.skipped.push((name, reason));
+            return;
+        }
+        let run = move || match fail {
+            Some(reason) => Err(Failed::from(reason)),
+            None => run_bounded(&harness, &check).map_err(Failed::from),
+        };
+        self.trials.push(Trial::test(name, run));
+    }
+
+    /// Runs what the command line of the test program asks for, and prints what was skipped and
+    /// why.
+    pub fn run(self) -> ExitCode {
+        let arguments = Arguments::from_args();
+        let conclusion = libtest_mimic::run(&arguments, self.trials);
+        // Not on standard output, which other programs parse.
+        for (name, reason) in &self.skipped {
+            eprintln!("skipped {name}: {reason}");
+        }
+        conclusion.exit_code()
+    }
+}
+
+/// A check may wait for many things, each at most the harness's timeout; after so many timeouts it
+/// is given up.
+const TIMEOUTS_A_CHECK: u32 = 9;
+
+/// Runs one check on a thread of its own, and gives the thread up if it does not come back: a
+/// backend under test may block for ever.
+///
+/// # Errors
+/// That of the check.
+pub fn run_bounded<H: Harness>(harness: &Arc<H>, check: &Check<H>) -> Outcome {
+    let (done, outcome) = mpsc::channel();
+    let (subject, run) = (Arc::clone(harness), check.run);
+    std::thread::spawn(move || {
+        // Nobody listens once it is given up.
+        let _ = done.send(run(&subject));
+    });
+    let limit = harness.timeout() * TIMEOUTS_A_CHECK;
+    outcome.recv_timeout(limit).unwrap_or_else(|_| {
+        Err(Failure::new(format!("the check did not come back within {limit:?}: a call blocks")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use peerlane_hal::{ErrorKind, Fabric, Rank};
+
+    use super::*;
+    use crate::host::HostHarness;
+    use crate::middleware::{Downgrade, Error, Layer, Layered};
+
+    /// Hardware that is not there.
+    struct Absent;
+
+    impl<F: Fabric> Layer<F> for Absent {
+        type Engine = Downgrade<F::Engine>;
+
+        fn engine(&mut self, _: &mut F) -> Result<Self::Engine, Error<F::Error>> {
+            Err(Error::layer(ErrorKind::Unavailable, "no device; plug one in"))
+        }
+    }
+
+    /// The host backend, as something that may be absent.
+    struct Optional(HostHarness);
+
+    impl Harness for Optional {
+        type Fabric = peerlane_hal::host::Fabric;
+
+        fn name(&self) -> &str {
+            "optional"
+        }
+
+        fn open(
+            &self,
+            rank: Rank,
+            ranks: usize,
+        ) -> Result<Self::Fabric, peerlane_hal::host::Error> {
+            self.0.open(rank, ranks)
+        }
+    }
+
+    #[test]
+    fn absent_hardware_is_skipped_with_its_reason() {
+        let harness = Layered::new(Optional(HostHarness::default()), "absent", |_| Absent);
+        let suite = Suite::new().with(harness);
+        assert_eq!(suite.trials.len(), all::<HostHarness>().len());
+        assert!(suite.trials.iter().all(Trial::has_ignored_flag));
+        let (name, reason) = &suite.skipped[0];
+        assert!(name.starts_with("optional+absent::order::"), "{name}");
+        assert_eq!(reason, "no device; plug one in");
+    }
+
+    #[test]
+    fn absent_hardware_that_is_required_fails() {
+        let harness = Layered::new(HostHarness::default(), "absent", |_| Absent);
+        let suite = Suite::new().with(harness);
+        assert!(suite.skipped.is_empty());
+        assert!(!suite.trials.iter().any(Trial::has_ignored_flag));
+    }
+
+    #[test]
+    fn a_check_that_blocks_is_given_up() {
+        let harness = HostHarness::default();
+        let harness = Layered::new(harness, "absent", |_| Absent)
+            .timeout(std::time::Duration::from_millis(1));
+        let run = |_: &_| {
+            std::thread::sleep(std::time::Duration::from_secs(3));
+            Ok(())
+        };
+        let check = Check { topic: "topic", name: "name", needs: &[], run };
+        let failure = run_bounded(&Arc::new(harness), &check).unwrap_err();
+        assert_eq!(failure.to_string(), "the check did not come back within 9ms: a call blocks");
+    }
+}

@@ -1,0 +1,168 @@
+//! Arguments that can never be right, on one rank or on all.
+
+use std::time::Duration;
+
+use insta::assert_snapshot;
+use peerlane_collectives::bootstrap::Bootstrap;
+use peerlane_collectives::bootstrap::environment::Environment;
+use peerlane_collectives::bootstrap::in_process;
+use peerlane_collectives::bootstrap::tcp::Hub;
+use peerlane_collectives::element;
+use peerlane_collectives::error::Error;
+use peerlane_collectives::group::AllGather;
+use peerlane_hal::{Rank, host};
+
+use crate::ranks::{Host, LONG, all_said, gather, in_group, on_ranks, open, said};
+
+/// Prepares, must fail, and gathers afterwards: the group is still good.
+fn prepared(prepare: impl Fn(&mut Host) -> Result<AllGather<f32>, Error> + Sync) -> String {
+    let results = in_group(2, LONG, |mut group| {
+        let refused = prepare(&mut group).map(drop);
+        gather(&mut group).expect("the group is still whole");
+        group.close().expect("the group closes");
+        refused
+    });
+    all_said(results)
+}
+
+fn environment(ranks: &str, rank: &str) -> Result<Option<Environment>, Error> {
+    Environment::from_lookup(|name| match name {
+        "WORLD_SIZE" => Some(ranks.to_owned()),
+        "RANK" => Some(rank.to_owned()),
+        _ => None,
+    })
+}
+
+#[test]
+fn no_ranks() {
+    let fabric = host::Fabric::open(Rank(0), 0).map_err(Error::from);
+    assert_snapshot!(said(fabric), @"invalid argument, no rank: rank is 0, wanted less than the number of ranks, 0");
+    assert_snapshot!(said(in_process::group(0)), @"invalid argument, no rank: a group of 0 ranks: it needs at least one");
+    assert_snapshot!(said(Hub::bind("127.0.0.1:0", 0)), @"invalid argument, no rank: a group of 0 ranks: it needs at least one");
+    assert_snapshot!(said(environment("0", "0")), @"invalid argument, no rank: WORLD_SIZE=0: a group needs at least one rank");
+}
+
+#[test]
+fn a_rank_beyond_the_last() {
+    let fabric = host::Fabric::open(Rank(3), 3).map_err(Error::from);
+    assert_snapshot!(said(fabric), @"invalid argument, no rank: rank is 3, wanted less than the number of ranks, 3");
+    assert_snapshot!(said(environment("3", "3")), @"invalid argument, no rank: RANK=3 does not fit WORLD_SIZE=3: it must be below, counted from 0");
+}
+
+#[test]
+fn no_time_to_open() {
+    let results = on_ranks(2, |bootstrap| open(bootstrap, Duration::ZERO).map(drop));
+    assert_snapshot!(all_said(results), @"all: invalid argument, no rank: timeout is 0 s, wanted more; nothing can finish in no time");
+    let results = on_ranks(3, |bootstrap| {
+        let timeout = if bootstrap.rank() == Rank(1) { Duration::ZERO } else { LONG };
+        open(bootstrap, timeout).map(drop)
+    });
+    assert_snapshot!(all_said(results), @r"
+    rank 0: peer lost, rank 1: rank 1 is lost: its handle was dropped without a goodbye
+    rank 1: invalid argument, no rank: timeout is 0 s, wanted more; nothing can finish in no time
+    rank 2: peer lost, rank 1: rank 1 is lost: its handle was dropped without a goodbye
+    ");
+}
+
+#[test]
+fn no_time_to_finish() {
+    let text = prepared(|group| {
+        let timeout = if group.rank() == Rank(1) { Duration::ZERO } else { LONG };
+        group.all_gather(4).timeout(timeout).prepare()
+    });
+    assert_snapshot!(text, @r"
+    rank 0: aborted, rank 1: all-gather 1: rank 1 failed (invalid argument): timeout is 0 s, wanted more; nothing can finish in no time
+    rank 1: invalid argument, no rank: timeout is 0 s, wanted more; nothing can finish in no time
+    ");
+}
+
+#[test]
+fn no_parts() {
+    assert_snapshot!(prepared(|group| group.all_gather(4).parts(0).prepare()), @"all: invalid argument, no rank: parts is 0, expected at least 1");
+}
+
+#[test]
+fn no_outputs_or_too_many() {
+    assert_snapshot!(prepared(|group| group.all_gather(4).outputs(0).prepare()), @"all: invalid argument, no rank: outputs is 0, expected 1 to 2 out of place");
+    assert_snapshot!(prepared(|group| group.all_gather(4).outputs(3).prepare()), @"all: invalid argument, no rank: outputs is 3, expected 1 to 2 out of place");
+    assert_snapshot!(prepared(|group| group.all_gather(4).outputs(2).in_place().prepare()), @"all: invalid argument, no rank: outputs is 2, expected 1 to 1 in place");
+}
+
+#[test]
+fn a_shard_that_no_address_space_holds() {
+    assert_snapshot!(prepared(|group| group.all_gather(usize::MAX / 2).prepare()), @"all: invalid argument, no rank: shard_len is 9223372036854775807, too many elements of f32");
+    let half = isize::MAX as usize / 4;
+    let text = prepared(|group| group.all_gather(half).prepare());
+    assert_snapshot!(without_available(&text), @"all: out of memory, no rank: allocate the output: cannot allocate 18446744073709551608 bytes of shared memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks");
+}
+
+#[test]
+fn a_buffer_that_no_address_space_holds() {
+    let results = in_group(1, LONG, |group| group.allocate::<f64>(usize::MAX / 4).map(drop));
+    assert_snapshot!(all_said(results), @"all: invalid argument, no rank: shard_len is 4611686018427387903, too many elements of f64");
+}
+
+#[test]
+fn more_memory_than_the_machine_has_on_one_rank() {
+    let text = prepared(|group| {
+        let shard_len = if group.rank() == Rank(1) { 1 << 45 } else { 4 };
+        group.all_gather(shard_len).prepare()
+    });
+    assert_snapshot!(without_available(&text), @r"
+    rank 0: aborted, rank 1: all-gather 1: rank 1 failed (out of memory): allocate the output: cannot allocate 281474976710656 bytes of shared memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks
+    rank 1: out of memory, no rank: allocate the output: cannot allocate 281474976710656 bytes of shared memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks
+    ");
+}
+
+#[test]
+fn more_memory_than_the_machine_has() {
+    let results = in_group(2, LONG, |group| group.allocate::<u8>(1 << 50).map(drop));
+    assert_snapshot!(without_available(&all_said(results)), @"all: out of memory, no rank: allocate a buffer: cannot allocate 1125899906842624 bytes of shared memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks");
+}
+
+/// How much memory the machine has left differs from run to run.
+fn without_available(text: &str) -> String {
+    let lines = text.lines().map(|line| {
+        let Some((head, tail)) = line.split_once(" bytes are available") else {
+            return line.to_owned();
+        };
+        let head = head.trim_end_matches(|letter: char| letter.is_ascii_digit());
+        format!("{head}SOME bytes are available{tail}")
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn buffers_of_a_wrong_size() {
+    let text = prepared(|group| {
+        let input = group.allocate(if group.rank() == Rank(0) { 5 } else { 4 })?;
+        group.all_gather(4).input(input).prepare()
+    });
+    assert_snapshot!(text, @r"
+    rank 0: invalid argument, no rank: the input has 20 bytes, wanted 16
+    rank 1: aborted, rank 0: all-gather 1: rank 0 failed (invalid argument): the input has 20 bytes, wanted 16
+    ");
+    let text = prepared(|group| {
+        let output = group.allocate(4)?;
+        group.all_gather(4).output(output).prepare()
+    });
+    assert_snapshot!(text, @"all: invalid argument, no rank: the output has 16 bytes, wanted 32");
+}
+
+#[test]
+fn an_input_in_place() {
+    let text = prepared(|group| {
+        let input = group.allocate(4)?;
+        group.all_gather(4).in_place().input(input).prepare()
+    });
+    assert_snapshot!(text, @"all: invalid argument, no rank: in place there is no input buffer; the shard lies in the output");
+}
+
+#[test]
+fn slices_that_are_misaligned_or_of_an_odd_length() {
+    let words = [0_u64; 2];
+    let bytes: &[u8] = bytemuck::cast_slice(&words);
+    assert_snapshot!(said(element::cast::<f64>(&bytes[4..12])), @"invalid argument, no rank: a slice of f64 must be aligned to 8 bytes, it starts 4 bytes off");
+    assert_snapshot!(said(element::cast::<half::bf16>(&bytes[1..3])), @"invalid argument, no rank: a slice of bf16 must be aligned to 2 bytes, it starts 1 bytes off");
+    assert_snapshot!(said(element::cast::<i32>(&bytes[..7])), @"invalid argument, no rank: 7 bytes are no whole number of i32, which has 4 bytes");
+}

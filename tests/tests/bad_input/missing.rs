@@ -1,0 +1,140 @@
+//! A rank that never comes: the others say who, after their timeout and not later.
+
+use insta::assert_snapshot;
+use peerlane_collectives::bootstrap::Bootstrap;
+use peerlane_collectives::bootstrap::environment::Environment;
+use peerlane_collectives::bootstrap::tcp::{Hub, Tcp};
+use peerlane_collectives::error::Error;
+use peerlane_hal::{Deadline, Rank};
+
+use crate::ranks::{Host, LONG, Latch, SHORT, all_said, in_group, on_ranks, open};
+
+/// All but the last of three ranks make a call; then the last one makes it too.
+fn late(call: impl Fn(Host) -> Result<(), Error> + Sync) -> String {
+    let latch = Latch::default();
+    let results = in_group(3, SHORT, |group| {
+        if group.rank() == Rank(2) {
+            latch.wait_for(2);
+            return call(group);
+        }
+        let called = call(group);
+        latch.come();
+        called
+    });
+    all_said(results)
+}
+
+#[test]
+fn to_open() {
+    let latch = Latch::default();
+    let results = on_ranks(3, |bootstrap| {
+        if bootstrap.rank() == Rank(2) {
+            latch.wait_for(2);
+            return open(bootstrap, SHORT).map(drop);
+        }
+        let opened = open(bootstrap, SHORT).map(drop);
+        latch.come();
+        opened
+    });
+    assert_snapshot!(all_said(results), @r#"all: timeout, no rank: exchange "open": rank 2 did not come within 1 s"#);
+}
+
+#[test]
+fn to_prepare() {
+    let text = late(|mut group| group.all_gather::<u8>(4).prepare().map(drop));
+    assert_snapshot!(text, @r#"all: timeout, no rank: exchange "all-gather 1": rank 2 did not come within 1 s"#);
+}
+
+#[test]
+fn to_a_barrier() {
+    assert_snapshot!(late(|mut group| group.barrier()), @r#"all: timeout, no rank: exchange "all-gather 1": rank 2 did not come within 1 s"#);
+}
+
+#[test]
+fn to_close() {
+    assert_snapshot!(late(Host::close), @r#"all: timeout, no rank: exchange "close": rank 2 did not come within 1 s"#);
+}
+
+#[test]
+fn to_a_start() {
+    let latch = Latch::default();
+    let results = in_group(2, SHORT, |mut group| {
+        let mut gather = group.all_gather::<u8>(4).outputs(1).prepare()?;
+        if group.rank() == Rank(1) {
+            latch.wait_for(1);
+            let late = gather.run();
+            assert_eq!(said_again(&mut group, gather.run()), said_again(&mut group, late.clone()));
+            return late;
+        }
+        let ran = gather.run();
+        latch.come();
+        assert_eq!(said_again(&mut group, gather.run()), said_again(&mut group, ran.clone()));
+        ran
+    });
+    assert_snapshot!(all_said(results), @r#"all: timeout, rank 1: all-gather 1, start 1, did not finish within 1s: rank 0 waited for "ready from 1" from rank 1, saw epoch 0, wanted 1"#);
+}
+
+#[test]
+fn to_a_start_without_ready() {
+    let latch = Latch::default();
+    let results = in_group(2, SHORT, |mut group| {
+        let mut gather = group.all_gather::<u8>(4).outputs(2).prepare()?;
+        if group.rank() == Rank(1) {
+            latch.wait_for(1);
+            return gather.run();
+        }
+        let ran = gather.run();
+        latch.come();
+        ran
+    });
+    assert_snapshot!(all_said(results), @r#"all: timeout, rank 1: all-gather 1, start 1, did not finish within 1s: rank 0 waited for "arrived 1.0" from rank 1, saw epoch 0, wanted 1"#);
+}
+
+/// A start that nobody waits for is overdue all the same.
+#[test]
+fn to_a_start_that_nobody_waits_for() {
+    let results = in_group(2, SHORT, |mut group| {
+        let mut gather = group.all_gather::<u8>(4).outputs(1).prepare()?;
+        if group.rank() == Rank(0) {
+            drop(gather.start()?);
+        }
+        std::thread::sleep(SHORT * 2);
+        gather.output().map(drop)
+    });
+    assert_snapshot!(all_said(results), @r#"all: timeout, rank 1: all-gather 1, start 1, did not finish within 1s: rank 0 waited for "ready from 1" from rank 1, saw epoch 0, wanted 1"#);
+}
+
+#[test]
+fn two_processes_of_one_rank() {
+    let hub = Hub::bind("127.0.0.1:0", 2).expect("a hub");
+    let join = |rank| {
+        let environment = Environment::at_hub(hub.address(), Rank(rank), 2);
+        Tcp::join(&environment, Deadline::after(LONG))
+    };
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| join(1));
+        // Whoever comes second is refused; the other waits for rank 0.
+        let second = scope.spawn(|| join(1));
+        let zero = scope.spawn(|| join(0));
+        let mut results = [first, second].map(|thread| thread.join().expect("no panic"));
+        results.sort_by_key(Result::is_err);
+        let [taken, refused] = results;
+        assert!(taken.is_ok() && zero.join().expect("no panic").is_ok());
+        let text = crate::ranks::said(refused);
+        let (begin, end) = (text.find("127.0.0.1"), text.find(" does not"));
+        assert!(begin.is_some() && end.is_some(), "{text}");
+        let hub = hub.address().to_string();
+        let text = text.replace(&hub, "HUB");
+        let (head, tail) = text.split_once("came from 127.0.0.1:").expect("the other's address");
+        let tail = tail.trim_start_matches(|letter: char| letter.is_ascii_digit());
+        assert_snapshot!(format!("{head}came from OTHER{tail}"), @"mismatch, rank 1: the hub at HUB does not take this rank: rank 1 is taken already, by a process on this host that came from OTHER: RANK must be different in every process, and the port another for every job");
+    });
+}
+
+fn said_again(group: &mut Host, result: Result<(), Error>) -> String {
+    // The group itself says the same.
+    let barrier = crate::ranks::said(group.barrier());
+    let said = crate::ranks::said(result);
+    assert_eq!(barrier, said);
+    said
+}

@@ -1,0 +1,106 @@
+//! Ranks as threads, each with its own result.
+
+use std::sync::{Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use peerlane_collectives::bootstrap::in_process::{self, InProcess};
+use peerlane_collectives::error::Error;
+use peerlane_collectives::group::{Group, GroupOptions};
+use peerlane_hal::{Fabric, Rank, host};
+
+/// Far above what any test here waits for.
+pub(crate) const LONG: Duration = Duration::from_secs(20);
+/// What is waited for on purpose.
+pub(crate) const SHORT: Duration = Duration::from_secs(1);
+/// Nobody waits longer than this beyond the timeout.
+const GRACE: Duration = Duration::from_secs(10);
+
+pub(crate) type Host = Group<host::Fabric>;
+
+/// Runs `body` as each rank; whatever they return, they return it soon.
+pub(crate) fn on_ranks<R: Send>(ranks: usize, body: impl Fn(InProcess) -> R + Sync) -> Vec<R> {
+    let begin = Instant::now();
+    let handles = in_process::group(ranks).expect("a group of threads");
+    let results = std::thread::scope(|scope| {
+        let body = &body;
+        let threads: Vec<_> =
+            handles.into_iter().map(|handle| scope.spawn(move || body(handle))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).collect()
+    });
+    assert!(begin.elapsed() < GRACE, "it took {:?}", begin.elapsed());
+    results
+}
+
+/// Runs `body` as each rank of an open group over the host backend.
+pub(crate) fn in_group<R: Send>(
+    ranks: usize,
+    timeout: Duration,
+    body: impl Fn(Host) -> R + Sync,
+) -> Vec<R> {
+    on_ranks(ranks, |bootstrap| body(open(bootstrap, timeout).expect("the group opens")))
+}
+
+pub(crate) fn open(bootstrap: InProcess, timeout: Duration) -> Result<Group<host::Fabric>, Error> {
+    let fabric = fabric(&bootstrap);
+    GroupOptions::default().timeout(timeout).open(bootstrap, fabric)
+}
+
+pub(crate) fn fabric(bootstrap: &InProcess) -> host::Fabric {
+    use peerlane_collectives::bootstrap::Bootstrap;
+    host::Fabric::open(bootstrap.rank(), bootstrap.ranks()).expect("a fabric")
+}
+
+/// What an error says, on one line: its kind, the rank that it names, and its text.
+pub(crate) fn said<T>(result: Result<T, Error>) -> String {
+    match result {
+        Ok(_) => "ok".to_owned(),
+        Err(error) => {
+            let peer = error.peer().map_or_else(|| "no rank".into(), |peer| format!("rank {peer}"));
+            format!("{}, {peer}: {error}", error.kind())
+        }
+    }
+}
+
+/// What all ranks said, a line each; one line if all said the same.
+pub(crate) fn all_said<T>(results: Vec<Result<T, Error>>) -> String {
+    let lines: Vec<_> = results.into_iter().map(said).collect();
+    if lines.iter().all(|line| *line == lines[0]) {
+        return format!("all: {}", lines[0]);
+    }
+    let lines =
+        Rank::all(lines.len()).zip(lines).map(|(rank, line)| format!("rank {rank}: {line}"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Gathers in a group that must still be whole.
+pub(crate) fn gather<F: Fabric>(group: &mut Group<F>) -> Result<(), Error> {
+    let mut gather = group.all_gather::<u8>(3).prepare()?;
+    let rank = u8::try_from(group.rank().0).expect("groups of tests are small");
+    gather.input_mut()?.fill(rank);
+    gather.run()?;
+    let wanted: Vec<u8> = (0..group.ranks()).flat_map(|rank| [rank as u8; 3]).collect();
+    assert_eq!(gather.output()?, wanted);
+    Ok(())
+}
+
+/// Holds ranks until another has done something.
+#[derive(Default)]
+pub(crate) struct Latch {
+    count: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Latch {
+    pub(crate) fn come(&self) {
+        *self.count.lock().expect("nobody panics in here") += 1;
+        self.changed.notify_all();
+    }
+
+    /// Waits until so many have come.
+    pub(crate) fn wait_for(&self, count: usize) {
+        let came = self.count.lock().expect("nobody panics in here");
+        let waited = self.changed.wait_timeout_while(came, LONG, |came| *came < count);
+        let timeout = waited.expect("nobody panics in here").1;
+        assert!(!timeout.timed_out(), "{count} ranks did not come");
+    }
+}

@@ -1,0 +1,196 @@
+//! Each check is shown to fail, for the right reason, on a backend that breaks its sentence.
+
+mod mutants;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use peerlane_conformance::checks::all;
+use peerlane_conformance::middleware::Layered;
+use peerlane_conformance::{Harness, HostHarness, run_bounded};
+
+use mutants::{EngineMutant, FabricMutant, Fault, flaw};
+
+/// What a broken backend never does need not be waited for as long as what a slow one does late.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The fault, the check that must find it, and what the check then says.
+const ENGINES: &[(Fault, &str, &str)] = &[
+    (Fault::OpsBackwards, "ops_to_one_peer_take_effect_in_submission_order", "the second flag is"),
+    (
+        Fault::SignalsFirst,
+        "bytes_put_before_a_signal_are_readable_when_the_flag_is_seen",
+        "bytes from rank",
+    ),
+    (
+        Fault::SignalsFirst,
+        "a_signal_to_oneself_takes_effect_after_everything_before_it_is_complete",
+        "before the signal",
+    ),
+    (Fault::SignalsInHalves, "a_signal_stores_all_64_bits_at_once", "halves of two values"),
+    (
+        Fault::WaitsIgnored,
+        "a_wait_holds_everything_behind_it_until_the_flag_is_reached",
+        "the ticket behind the wait is complete",
+    ),
+    (
+        Fault::WaitsHoldEverything,
+        "a_wait_holds_everything_behind_it_until_the_flag_is_reached",
+        "to complete; seen",
+    ),
+    (Fault::WaitsIgnored, "a_wait_acquires_what_any_writer_published", "byte 0 is 0xa5, wanted"),
+    (
+        Fault::ResetsForgotten,
+        "the_reset_of_a_wait_takes_effect_before_anything_behind_it",
+        "the flag is 1 after the last reset",
+    ),
+    (Fault::SignalsFirst, "no_flag_is_seen_before_the_flush_of_the_bytes_it_announces", " saw"),
+    (
+        Fault::CompleteAtOnce,
+        "a_completed_ticket_frees_its_sources",
+        "whose source was then overwritten",
+    ),
+    (
+        Fault::CompleteAtOnce,
+        "a_completed_put_to_oneself_is_visible_here",
+        "a completed put to oneself",
+    ),
+    (Fault::CompletionGoesBack, "completion_is_monotone", "completion went back"),
+    (
+        Fault::EmptySlicesHaveNoTicket,
+        "an_empty_slice_gets_a_ticket",
+        "the first ticket is 0, wanted 1",
+    ),
+    (
+        Fault::EmptySlicesCompleteAtOnce,
+        "an_empty_slice_gets_a_ticket",
+        "complete behind a blocked wait",
+    ),
+    (
+        Fault::FullQueueTakesAPart,
+        "a_full_queue_takes_nothing_of_a_slice",
+        "slots of the slice that was refused",
+    ),
+    (
+        Fault::LongSlicesNeverFit,
+        "a_slice_within_the_limit_fits_an_empty_queue",
+        "ops, an empty queue",
+    ),
+    (
+        Fault::ReleaseDoesNothing,
+        "release_lets_every_queued_wait_pass_within_a_bound",
+        "a released engine to drain",
+    ),
+    (Fault::ReleasedTakesMore, "a_released_engine_drains_and_takes_no_more", "wanted Err(Aborted)"),
+    (Fault::PutsLoseAByte, "a_put_of_any_length_arrives_whole", "a put of 65 bytes: byte 128"),
+    (
+        Fault::PutsAreRoundedUp,
+        "a_put_at_any_aligned_offset_writes_only_its_own_bytes",
+        "1 bytes from offset 0 to offset 0: byte 1",
+    ),
+    (
+        Fault::OneOpMoreIsTaken,
+        "a_slice_of_exactly_the_limit_is_taken",
+        "one more than the limit: taken",
+    ),
+    (Fault::TheLimitIsRefused, "a_slice_of_exactly_the_limit_is_taken", "one less, please"),
+    (
+        Fault::OutsideIsTaken,
+        "a_span_outside_its_region_is_refused",
+        "ends behind the region: taken",
+    ),
+    (Fault::ErrorsAreForgotten, "the_first_error_poisons_the_engine", "wanted DeviceLost"),
+    (Fault::DropWaits, "dropping_an_engine_with_a_blocked_wait_returns", "the drop took"),
+    (Fault::SignalsSpill, "flags_of_one_region_do_not_disturb_each_other", "flag"),
+    (Fault::PeersMustHelp, "a_polled_engine_moves_when_it_is_polled", "to complete; seen"),
+    (
+        Fault::ParkIsDeaf,
+        "park_returns_when_a_flag_of_this_rank_is_signalled",
+        "while a flag was signalled",
+    ),
+    (Fault::WakerIsDeaf, "park_returns_when_the_waker_is_used", "past its waker"),
+    (Fault::ParkIsLong, "park_returns_at_its_limit", "its limit was"),
+];
+
+fn main() -> ExitCode {
+    let mut trials = Vec::new();
+    for (fault, check, says) in ENGINES {
+        let layered = move || {
+            let polls = Arc::default();
+            Layered::new(HostHarness::default(), "mutant", move |rank| EngineMutant {
+                fault: *fault,
+                rank,
+                polls: Arc::clone(&polls),
+            })
+            .timeout(TIMEOUT)
+        };
+        trials.push(trial(&format!("{fault:?}"), check, says, layered));
+    }
+    trials.extend([
+        flawed::<{ flaw::ANY_BYTES_ARE_A_KEY }>(
+            "AnyBytesAreAKey",
+            "malformed_keys_are_refused",
+            "was taken for a key",
+        ),
+        flawed::<{ flaw::NO_KEY_PANICS }>(
+            "NoKeyPanics",
+            "malformed_keys_are_refused",
+            "panicked: bytes are a key",
+        ),
+        flawed::<{ flaw::KEYS_GROW }>("KeysGrow", "a_key_survives_encoding", "region_bytes is 9"),
+        flawed::<{ flaw::FREED_KEYS_OPEN }>(
+            "FreedKeysOpen",
+            "the_key_of_freed_memory_is_refused",
+            "of freed memory of rank",
+        ),
+        flawed::<{ flaw::ALIASES_ARE_COPIES }>(
+            "AliasesAreCopies",
+            "ones_own_key_gives_an_alias",
+            "written through aliases",
+        ),
+        flawed::<{ flaw::ANY_ADDRESS_CONNECTS }>(
+            "AnyAddressConnects",
+            "malformed_addresses_are_refused",
+            "was connected to",
+        ),
+    ]);
+    trials.push(Trial::test("every_check_has_a_mutant", every_check_has_a_mutant(&trials)));
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+fn flawed<const FLAW: u8>(name: &str, check: &'static str, says: &'static str) -> Trial {
+    trial(name, check, says, || FabricMutant::<FLAW> { timeout: TIMEOUT })
+}
+
+fn trial<H: Harness>(
+    name: &str,
+    check: &'static str,
+    says: &'static str,
+    harness: impl FnOnce() -> H + Send + 'static,
+) -> Trial {
+    Trial::test(format!("{check}::{name}"), move || {
+        let found = all::<H>().into_iter().find(|candidate| candidate.name == check);
+        let found = found.ok_or_else(|| Failed::from(format!("there is no check {check}")))?;
+        match run_bounded(&Arc::new(harness()), &found) {
+            Ok(()) => Err(Failed::from("the check passes on a backend that breaks its sentence")),
+            Err(failure) if failure.to_string().contains(says) => Ok(()),
+            Err(failure) => Err(Failed::from(format!("the check says {failure}, wanted {says}"))),
+        }
+    })
+}
+
+fn every_check_has_a_mutant(
+    trials: &[Trial],
+) -> impl FnOnce() -> Result<(), Failed> + Send + 'static {
+    let names: Vec<String> = trials.iter().map(|trial| trial.name().to_owned()).collect();
+    let has = move |check: &str| names.iter().any(|name| name.starts_with(&format!("{check}::")));
+    move || {
+        let checks = all::<HostHarness>();
+        match checks.iter().find(|check| !has(check.name)) {
+            None => Ok(()),
+            Some(check) => Err(Failed::from(format!("{check:?} is never seen to fail"))),
+        }
+    }
+}

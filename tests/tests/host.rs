@@ -1,0 +1,51 @@
+//! The conformance suite over the host backend: with its capabilities switched down one by one, and
+//! under every layer.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use peerlane_conformance::middleware::{
+    DelayLayer, DowngradeLayer, FailAtLayer, Layered, TraceLayer, TraceLog,
+};
+use peerlane_conformance::{HostHarness, Suite};
+use peerlane_hal::host::Options;
+use peerlane_hal::{ErrorKind, Rank};
+
+fn host(name: &str, change: impl FnOnce(&mut Options)) -> HostHarness {
+    let mut options = Options::default();
+    change(&mut options);
+    HostHarness::new(name, options)
+}
+
+fn delayed(seed: u64) -> Layered<HostHarness, DelayLayer> {
+    Layered::new(HostHarness::default(), "delay", move |_: Rank| {
+        DelayLayer::new(seed, Duration::from_micros(60))
+    })
+}
+
+fn main() -> ExitCode {
+    let single_ops = host("host-single-ops", |options| {
+        options.caps.slice_ops_max = 1;
+        options.queue_ops = 3;
+    });
+    let tiny_pieces = host("host-tiny-pieces", |options| {
+        options.caps.piece_bytes_max = 7;
+        options.caps.put_align_bytes = 1;
+    });
+    let no_queued_wait = DowngradeLayer { queued_wait: false, ..DowngradeLayer::default() };
+    let coarse = DowngradeLayer { slice_ops_max: 3, put_align_bytes: 32, ..no_queued_wait };
+    let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost };
+    Suite::new()
+        .with(HostHarness::default())
+        .with(host("host-no-queued-wait", |options| options.caps.queued_wait = false))
+        .with(single_ops)
+        .with(tiny_pieces)
+        .with(host("host-aligned", |options| options.caps.put_align_bytes = 16))
+        .with(host("host-streaming", |options| options.streaming_bytes_min = Some(1)))
+        .with(delayed(1))
+        .with(Layered::<_, DowngradeLayer>::new(delayed(2), "downgrade", move |_| no_queued_wait))
+        .with(Layered::new(HostHarness::default(), "downgrade", move |_| coarse))
+        .with(Layered::new(HostHarness::default(), "fail-at", move |_| broken))
+        .with(Layered::new(HostHarness::default(), "trace", |_| TraceLayer::new(TraceLog::new())))
+        .run()
+}

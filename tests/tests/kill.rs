@@ -1,0 +1,45 @@
+//! Ranks as processes of which one is killed, or stopped, in every phase: all others must say who
+//! is gone, soon, with one record, and must leave nothing behind.
+//!
+//! The victim halts at a place that it chooses itself, and the parent kills it there once all
+//! others wait for it. Left out on purpose: killing two ranks at once; which of them is named is a
+//! matter of chance.
+
+#[path = "kill/case.rs"]
+mod case;
+#[path = "kill/rank.rs"]
+mod rank;
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Trial};
+use peerlane_conformance::processes::Parent;
+
+use case::{Case, End, Hub, Phase};
+
+fn main() -> ExitCode {
+    if let Some(parent) = Parent::find() {
+        return rank::play(&parent);
+    }
+    let trials =
+        cases().map(|case| Trial::test(case.to_string(), move || case.run().map_err(Into::into)));
+    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
+}
+
+fn cases() -> impl Iterator<Item = Case> {
+    let killed =
+        |ranks, victim, phase| Case { ranks, victim, phase, hub: Hub::RankZero, end: End::Killed };
+    let in_every_phase = Phase::ALL.into_iter().flat_map(move |phase| {
+        // Rank 0 holds the hub.
+        [killed(3, 0, phase), killed(3, 2, phase)]
+    });
+    let sizes = [Phase::Opened, Phase::Importing, Phase::Ready, Phase::BetweenStarts];
+    let sizes = sizes.into_iter().flat_map(move |phase| [killed(2, 1, phase), killed(4, 1, phase)]);
+    let outside = [Phase::BeforeJoin, Phase::Joined, Phase::Opened, Phase::Pushing, Phase::Closing];
+    let outside = outside.map(|phase| Case { hub: Hub::Parent, ..killed(3, 0, phase) });
+    let stopped = [Phase::Prepared, Phase::Ready, Phase::BetweenStarts];
+    let stopped = stopped.into_iter().flat_map(move |phase| {
+        [0, 1].map(|victim| Case { end: End::Stopped, ..killed(3, victim, phase) })
+    });
+    in_every_phase.chain(sizes).chain(outside).chain(stopped)
+}

@@ -1,0 +1,293 @@
+//! One case, as the test that starts the ranks sees it.
+
+use std::fmt;
+use std::net::{SocketAddr, TcpListener};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use peerlane_collectives::bootstrap::tcp;
+use peerlane_collectives::error::Error;
+use peerlane_conformance::processes::{Child, named_files};
+use peerlane_conformance::{Failure, Outcome};
+use peerlane_hal::{Deadline, Rank};
+
+/// The timeout of a group whose victim is killed: nobody may wait that long.
+const KILLED_TIMEOUT: Duration = Duration::from_secs(20);
+/// The timeout of a group whose victim never comes, or is stopped: all wait so long.
+const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How much later than it must a rank may return.
+const GRACE: Duration = Duration::from_secs(2);
+/// A survivor that has said that it goes into a call is in it by then.
+const SETTLING: Duration = Duration::from_millis(30);
+
+/// Where the victim is when it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    BeforeJoin,
+    Joined,
+    Connecting,
+    Opened,
+    Preparing,
+    Importing,
+    Prepared,
+    Ready,
+    Arrived,
+    Pushing,
+    BetweenStarts,
+    Closing,
+    Leaving,
+}
+
+impl Phase {
+    pub(crate) const ALL: [Self; 13] = [
+        Self::BeforeJoin,
+        Self::Joined,
+        Self::Connecting,
+        Self::Opened,
+        Self::Preparing,
+        Self::Importing,
+        Self::Prepared,
+        Self::Ready,
+        Self::Arrived,
+        Self::Pushing,
+        Self::BetweenStarts,
+        Self::Closing,
+        Self::Leaving,
+    ];
+
+    /// An engine of the host copies 8 MiB in each look at it. A start looks once, so that the
+    /// victim's first push is not over; a poll looks once more.
+    fn shard_bytes(self) -> usize {
+        match self {
+            Self::Ready | Self::Arrived => 12 << 20,
+            Self::Pushing => 20 << 20,
+            _ => 1000,
+        }
+    }
+
+    /// The call in which the others are.
+    fn others_are_in(self) -> &'static str {
+        match self {
+            Self::BeforeJoin => "join",
+            Self::Joined | Self::Connecting => "open",
+            Self::Opened | Self::Preparing | Self::Importing => "prepare",
+            Self::Prepared | Self::Ready | Self::Arrived | Self::Pushing => "start 1",
+            Self::BetweenStarts => "start 2",
+            Self::Closing | Self::Leaving => "close",
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl FromStr for Phase {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Self::ALL.into_iter().find(|phase| phase.to_string() == text).ok_or(())
+    }
+}
+
+/// Who runs the hub.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hub {
+    RankZero,
+    Parent,
+}
+
+/// What happens to the victim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Killed,
+    Stopped,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    pub(crate) ranks: usize,
+    pub(crate) victim: usize,
+    pub(crate) phase: Phase,
+    pub(crate) hub: Hub,
+    pub(crate) end: End,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ranks, victim, phase, hub, end } = self;
+        write!(f, "{end:?}::{phase}::rank_{victim}_of_{ranks}::hub_in_{hub:?}")
+    }
+}
+
+/// How a survivor's story ended, in its own words.
+struct Fate {
+    rank: usize,
+    after: Duration,
+    words: String,
+}
+
+impl Case {
+    pub(crate) fn run(self) -> Outcome {
+        let files = named_files();
+        let hub = match self.hub {
+            Hub::Parent => Some(tcp::Hub::bind("127.0.0.1:0", self.ranks).map_err(refused)?),
+            Hub::RankZero => None,
+        };
+        let mut children = self.start(hub.as_ref())?;
+        self.gather_around_victim(&mut children)?;
+        let ended = Instant::now();
+        match self.end {
+            End::Killed => children[self.victim].kill()?,
+            End::Stopped => children[self.victim].stop()?,
+        }
+        let mut fates = Vec::new();
+        for rank in self.survivors() {
+            let words = children[rank].hear(patience())?;
+            fates.push(Fate { rank, after: ended.elapsed(), words });
+        }
+        self.judge(&fates)?;
+        self.gather_again(&mut children)?;
+        drop(children);
+        check(named_files() == files, || format!("files are left behind: {:?}", named_files()))
+    }
+
+    fn survivors(self) -> impl Iterator<Item = usize> {
+        (0..self.ranks).filter(move |rank| *rank != self.victim)
+    }
+
+    fn timeout(self) -> Duration {
+        if self.phase == Phase::BeforeJoin { SHORT_TIMEOUT } else { KILLED_TIMEOUT }
+    }
+
+    fn start_timeout(self) -> Duration {
+        if self.end == End::Stopped { SHORT_TIMEOUT } else { KILLED_TIMEOUT }
+    }
+
+    /// Whether no connection closes, so that only the deadline tells.
+    fn all_wait_in_vain(self) -> bool {
+        self.end == End::Stopped || self.phase == Phase::BeforeJoin
+    }
+
+    fn takes_the_hub(self) -> bool {
+        self.victim == 0 && self.hub == Hub::RankZero
+    }
+
+    /// Starts all ranks and tells them where the hub is.
+    fn start(self, hub: Option<&tcp::Hub>) -> Outcome<Vec<Child>> {
+        let mut children = Vec::new();
+        // Rank 0 ends before it opens the hub.
+        let address = match hub {
+            Some(hub) => Some(hub.address()),
+            None if self.takes_the_hub() && self.phase == Phase::BeforeJoin => Some(deserted()?),
+            None => None,
+        };
+        for rank in 0..self.ranks {
+            let phase =
+                if rank == self.victim { self.phase.to_string() } else { "none".to_owned() };
+            let values = [
+                ("RANK", rank.to_string()),
+                ("RANKS", self.ranks.to_string()),
+                ("PHASE", phase),
+                ("SHARD_BYTES", self.phase.shard_bytes().to_string()),
+                ("HUB", if address.is_none() && rank == 0 { "own" } else { "told" }.to_owned()),
+                ("TIMEOUT_MILLIS", self.timeout().as_millis().to_string()),
+                ("START_TIMEOUT_MILLIS", self.start_timeout().as_millis().to_string()),
+            ];
+            children.push(Child::start("rank", &values)?);
+        }
+        let (address, told) = match address {
+            Some(address) => (address.to_string(), &mut children[..]),
+            None => (children[0].expect("hub", patience())?, &mut children[1..]),
+        };
+        told.iter_mut().try_for_each(|child| child.tell(&address))?;
+        Ok(children)
+    }
+
+    /// Returns when the victim is where it is to end, and all others wait for it.
+    fn gather_around_victim(self, children: &mut [Child]) -> Outcome {
+        let victim = &mut children[self.victim];
+        match self.phase {
+            Phase::Pushing => victim.hear_until("at ready", patience())?,
+            phase => victim.hear_until(&format!("at {phase}"), patience())?,
+        }
+        let step = format!("step {}", self.phase.others_are_in());
+        for rank in self.survivors() {
+            children[rank].hear_until(&step, patience())?;
+        }
+        std::thread::sleep(SETTLING);
+        if self.phase == Phase::Pushing {
+            children[self.victim].tell("push")?;
+            children[self.victim].hear_until("at Pushing", patience())?;
+        }
+        Ok(())
+    }
+
+    fn judge(self, fates: &[Fate]) -> Outcome {
+        let (victim, step) = (Rank::at(self.victim), self.phase.others_are_in());
+        let late = self.all_wait_in_vain();
+        let kind = if late { "timeout" } else { "peer lost" };
+        let limit = GRACE + if late { SHORT_TIMEOUT } else { Duration::ZERO };
+        for Fate { rank, after, words } in fates {
+            check(*after < limit, || {
+                format!("rank {rank} took {after:?}, wanted {limit:?}: {words}")
+            })?;
+            // A goodbye needs nobody: the group was over before.
+            let wanted = match self.phase {
+                Phase::Leaving => "ended".to_owned(),
+                _ => format!("fell in {step}: {kind}, rank {victim}: "),
+            };
+            check(words.starts_with(&wanted), || {
+                format!("rank {rank} {words:?}, wanted {wanted:?}")
+            })?;
+        }
+        // A hub that hangs tells nobody which record was first.
+        if self.end == End::Stopped && self.takes_the_hub() {
+            return Ok(());
+        }
+        let record =
+            |fate: &Fate| fate.words.split_once("; record ").map(|(_, record)| record.to_owned());
+        let first = record(&fates[0]);
+        let differing = fates.iter().find(|fate| record(fate) != first);
+        check(differing.is_none(), || {
+            let words: Vec<_> = fates.iter().map(|fate| &fate.words).collect();
+            format!("the records differ: {words:#?}")
+        })
+    }
+
+    /// Those who are left find each other again, gather, and are clean.
+    fn gather_again(self, children: &mut [Child]) -> Outcome {
+        let ranks = self.survivors().count();
+        let hub = tcp::Hub::bind("127.0.0.1:0", ranks).map_err(refused)?;
+        for (rank, survivor) in self.survivors().enumerate() {
+            children[survivor].expect("clean", patience())?;
+            children[survivor].tell(format_args!("{} {rank} {ranks}", hub.address()))?;
+        }
+        for survivor in self.survivors() {
+            children[survivor].expect("gathered again", patience())?;
+            children[survivor].finish(patience())?;
+        }
+        Ok(())
+    }
+}
+
+/// A bound for what no case waits for on purpose.
+fn patience() -> Deadline {
+    Deadline::after(Duration::from_secs(30))
+}
+
+/// An address at which nobody listens.
+fn deserted() -> Outcome<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    listener.map_err(|error| Failure::new(format!("find a free port: {error}")))
+}
+
+fn refused(error: Error) -> Failure {
+    Failure::new(format!("{error} ({})", error.kind()))
+}
+
+fn check(holds: bool, text: impl FnOnce() -> String) -> Outcome {
+    if holds { Ok(()) } else { Err(Failure::new(text())) }
+}

@@ -1,0 +1,274 @@
+//! One rank of a case, in its own process.
+
+use std::fmt;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use peerlane_collectives::bootstrap::environment::Environment;
+use peerlane_collectives::bootstrap::tcp::{Hub, Tcp};
+use peerlane_collectives::error::Error;
+use peerlane_collectives::group::{AbortRecord, AllGather, Group, GroupOptions};
+use peerlane_conformance::processes::{Gated, LEAVE, Parent, leftovers};
+use peerlane_conformance::{Failure, Outcome};
+use peerlane_hal::{Deadline, Rank, host};
+
+use crate::case::Phase;
+
+/// The shard of the group that the survivors open afterwards.
+const AGAIN_BYTES: usize = 1000;
+
+/// Why a rank could not go on, and what its group said.
+struct Fall {
+    step: &'static str,
+    error: Error,
+    record: Option<AbortRecord>,
+}
+
+impl fmt::Display for Fall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { step, error, record } = self;
+        let peer = error.peer().map_or_else(|| "none".to_owned(), |peer| peer.to_string());
+        write!(f, "fell in {step}: {}, rank {peer}: {error}; record {record:?}", error.kind())
+    }
+}
+
+/// Plays one rank; the exit code says whether it behaved.
+pub(crate) fn play(parent: &Parent) -> ExitCode {
+    match story(parent) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            parent.say(format_args!("broken: {failure}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn story(parent: &Parent) -> Outcome {
+    Cast::read(parent)?.live(parent)?;
+    let left = leftovers();
+    parent.say(if left.is_empty() { "clean".to_owned() } else { format!("left {left:?}") });
+    again(&parent.hear()?)?;
+    parent.say("gathered again");
+    Ok(())
+}
+
+/// What this rank is.
+struct Cast {
+    environment: Environment,
+    hub: Option<Hub>,
+    /// Where it halts to be killed.
+    phase: Option<Phase>,
+    shard_bytes: usize,
+    timeout: Duration,
+    start_timeout: Duration,
+}
+
+impl Cast {
+    fn read(parent: &Parent) -> Outcome<Self> {
+        let (rank, ranks) = (Rank(parent.value("RANK")?), parent.value("RANKS")?);
+        let hub = match parent.value::<String>("HUB")?.as_str() {
+            "own" => Some(Hub::bind("127.0.0.1:0", ranks).map_err(unexpected)?),
+            _ => None,
+        };
+        let address = match &hub {
+            Some(hub) => {
+                parent.say(format_args!("hub {}", hub.address()));
+                hub.address().to_string()
+            }
+            None => parent.hear()?,
+        };
+        Ok(Self {
+            environment: Environment::at_hub(address, rank, ranks),
+            hub,
+            phase: parent.value("PHASE").ok(),
+            shard_bytes: parent.value("SHARD_BYTES")?,
+            timeout: Duration::from_millis(parent.value("TIMEOUT_MILLIS")?),
+            start_timeout: Duration::from_millis(parent.value("START_TIMEOUT_MILLIS")?),
+        })
+    }
+
+    /// Halts if this is the place.
+    fn reach(&self, parent: &Parent, phase: Phase) -> Outcome {
+        if self.phase == Some(phase) { parent.halt(phase) } else { Ok(()) }
+    }
+
+    /// A whole life, up to the step at which the group ends; what it ends with is said before
+    /// anything is dropped.
+    fn live(mut self, parent: &Parent) -> Outcome {
+        let step = |step| parent.say(format_args!("step {step}"));
+        let fell = |step, error, record| {
+            parent.say(Fall { step, error, record });
+            Ok(())
+        };
+        self.reach(parent, Phase::BeforeJoin)?;
+        step("join");
+        let bootstrap = match self.join() {
+            Ok(bootstrap) => bootstrap,
+            Err(error) => return fell("join", error, None),
+        };
+        self.reach(parent, Phase::Joined)?;
+        step("open");
+        let mut group = match self.open(bootstrap)? {
+            Ok(group) => group,
+            Err(error) => return fell("open", error, None),
+        };
+        self.reach(parent, Phase::Opened)?;
+        step("prepare");
+        let gather = group.all_gather::<u8>(self.shard_bytes).timeout(self.start_timeout);
+        let mut gather = match gather.in_place().prepare() {
+            Ok(gather) => gather,
+            Err(error) => {
+                is_repeated(&error, group.barrier().err())?;
+                return fell("prepare", error, group.abort_record());
+            }
+        };
+        self.reach(parent, Phase::Prepared)?;
+        step("start 1");
+        fill(&mut gather, self.environment.rank)?;
+        if let Err(error) = self.first_start(parent, &mut gather)? {
+            is_final(&mut gather, &mut group, &error)?;
+            return fell("start 1", error, group.abort_record());
+        }
+        self.reach(parent, Phase::BetweenStarts)?;
+        step("start 2");
+        if let Err(error) = gather.run() {
+            is_final(&mut gather, &mut group, &error)?;
+            return fell("start 2", error, group.abort_record());
+        }
+        verify(&mut gather, self.environment.ranks)?;
+        drop(gather);
+        step("close");
+        if let Err(error) = group.close() {
+            return fell("close", error, None);
+        }
+        parent.say("ended");
+        Ok(())
+    }
+
+    fn open(&self, bootstrap: Tcp) -> Outcome<Result<Group<host::Fabric>, Error>> {
+        let fabric = host::Fabric::open(self.environment.rank, self.environment.ranks)?;
+        let options = GroupOptions::default().timeout(self.timeout);
+        Ok(options.open(self.gate(bootstrap), fabric))
+    }
+
+    fn join(&mut self) -> Result<Tcp, Error> {
+        let deadline = Deadline::after(self.timeout);
+        match self.hub.take() {
+            Some(hub) => Tcp::join_with_hub(hub, deadline),
+            None => Tcp::join(&self.environment, deadline),
+        }
+    }
+
+    /// Halts inside of calls that exchange.
+    fn gate(&self, bootstrap: Tcp) -> Gated<Tcp> {
+        let label = match self.phase {
+            Some(Phase::Connecting) => Some("connect"),
+            Some(Phase::Preparing) => Some("all-gather 1"),
+            Some(Phase::Importing) => Some("all-gather 1, import"),
+            Some(Phase::Closing) => Some("close"),
+            Some(Phase::Leaving) => Some(LEAVE),
+            _ => None,
+        };
+        let phase = self.phase;
+        Gated::new(bootstrap, label, move || {
+            let parent = Parent::find().expect("this process is a rank");
+            let _ = phase.map(|phase| parent.halt(phase));
+        })
+    }
+
+    fn first_start(
+        &self,
+        parent: &Parent,
+        gather: &mut AllGather<u8>,
+    ) -> Outcome<Result<(), Error>> {
+        let mut started = match gather.start() {
+            Ok(started) => started,
+            Err(error) => return Ok(Err(error)),
+        };
+        match self.phase {
+            // It has said that it is ready, and none of its pushes is over.
+            Some(Phase::Ready) => parent.halt(Phase::Ready)?,
+            // By the time that the others rest, all that they push is here.
+            Some(Phase::Arrived) => {
+                std::thread::sleep(Duration::from_millis(200));
+                parent.halt(Phase::Arrived)?;
+            }
+            Some(Phase::Pushing) => {
+                parent.halt("ready")?;
+                let done = started.poll().map_err(unexpected)?;
+                let place = if done { "the end" } else { "Pushing" };
+                parent.halt(place)?;
+            }
+            _ => {}
+        }
+        Ok(started.wait())
+    }
+}
+
+/// After the end of a group, every call says why it ended.
+fn is_final(gather: &mut AllGather<u8>, group: &mut Group<host::Fabric>, first: &Error) -> Outcome {
+    let later = [gather.run().err(), gather.output().err(), group.barrier().err()];
+    later.into_iter().try_for_each(|later| is_repeated(first, later))
+}
+
+fn is_repeated(first: &Error, later: Option<Error>) -> Outcome {
+    let said = |error: &Error| (error.kind(), error.peer(), error.to_string());
+    let (later, wanted) = (later.as_ref().map(said), Some(said(first)));
+    if later == wanted {
+        return Ok(());
+    }
+    Err(Failure::new(format!("a later call says {later:?}, wanted {wanted:?}")))
+}
+
+fn fill(gather: &mut AllGather<u8>, rank: Rank) -> Outcome {
+    gather
+        .input_mut()
+        .map_err(unexpected)?
+        .iter_mut()
+        .enumerate()
+        .for_each(|(at, byte)| *byte = pattern(rank, at));
+    Ok(())
+}
+
+fn verify(gather: &mut AllGather<u8>, ranks: usize) -> Outcome {
+    let output = gather.output().map_err(unexpected)?;
+    let shards = output.chunks_exact(output.len() / ranks).zip(Rank::all(ranks));
+    for (shard, rank) in shards {
+        if let Some(at) = (0..shard.len()).find(|at| shard[*at] != pattern(rank, *at)) {
+            return Err(Failure::new(format!("byte {at} of the shard of rank {rank} is wrong")));
+        }
+    }
+    Ok(())
+}
+
+fn pattern(rank: Rank, at: usize) -> u8 {
+    (at as u32 * 31 + rank.0 * 97 + 5) as u8
+}
+
+fn unexpected(error: Error) -> Failure {
+    Failure::new(format!("{error} ({})", error.kind()))
+}
+
+/// A new group of the survivors, from the parent's `address rank ranks`.
+fn again(told: &str) -> Outcome {
+    let words: Vec<_> = told.split(' ').collect();
+    let [address, rank, ranks] = words[..] else {
+        return Err(Failure::new(format!("told {told:?}")));
+    };
+    let number =
+        |text: &str| text.parse::<u32>().map_err(|_| Failure::new(format!("told {text:?}")));
+    let (rank, ranks) = (Rank(number(rank)?), Rank(number(ranks)?).index());
+    let environment = Environment::at_hub(address, rank, ranks);
+    let deadline = Deadline::after(Duration::from_secs(20));
+    let bootstrap = Tcp::join(&environment, deadline).map_err(unexpected)?;
+    let fabric = host::Fabric::open(rank, ranks)?;
+    let mut group = Group::open(bootstrap, fabric).map_err(unexpected)?;
+    let mut gather = group.all_gather::<u8>(AGAIN_BYTES).prepare().map_err(unexpected)?;
+    for _ in 0..3 {
+        fill(&mut gather, rank)?;
+        gather.run().map_err(unexpected)?;
+        verify(&mut gather, ranks)?;
+    }
+    drop(gather);
+    group.close().map_err(unexpected)
+}

@@ -1,0 +1,313 @@
+//! Engines of the host backend with one rule broken.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Waker;
+use std::time::Duration;
+
+use peerlane_conformance::middleware::{Error, Layer};
+use peerlane_hal::{Caps, CopyEngine, Error as _, ErrorKind, Fabric, Flag, Op, Rank, Ticket, host};
+
+type HostOp<'a> = Op<'a, host::Local, host::Remote>;
+type Answer<T = ()> = Result<T, Error<host::Error>>;
+
+/// Long enough for another thread to look in between.
+const PAUSE: Duration = Duration::from_millis(2);
+/// More than a mutant's harness waits for anything.
+pub(crate) const TOO_LONG: Duration = Duration::from_millis(2500);
+
+/// The broken rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    OpsBackwards,
+    SignalsFirst,
+    SignalsInHalves,
+    WaitsIgnored,
+    WaitsHoldEverything,
+    ResetsForgotten,
+    CompleteAtOnce,
+    CompletionGoesBack,
+    EmptySlicesHaveNoTicket,
+    EmptySlicesCompleteAtOnce,
+    FullQueueTakesAPart,
+    LongSlicesNeverFit,
+    ReleaseDoesNothing,
+    ReleasedTakesMore,
+    PutsLoseAByte,
+    PutsAreRoundedUp,
+    OneOpMoreIsTaken,
+    TheLimitIsRefused,
+    OutsideIsTaken,
+    ErrorsAreForgotten,
+    DropWaits,
+    SignalsSpill,
+    PeersMustHelp,
+    ParkIsDeaf,
+    WakerIsDeaf,
+    ParkIsLong,
+}
+
+/// Makes broken engines.
+#[derive(Clone, Debug)]
+pub(crate) struct EngineMutant {
+    pub(crate) fault: Fault,
+    pub(crate) rank: Rank,
+    /// How often any engine of the group was polled, by even and odd rank.
+    pub(crate) polls: Arc<[AtomicU64; 2]>,
+}
+
+impl Layer<host::Fabric> for EngineMutant {
+    type Engine = Mutant;
+
+    fn engine(&mut self, fabric: &mut host::Fabric) -> Answer<Mutant> {
+        let engine = fabric.engine().map_err(Error::Inner)?;
+        let layer = self.clone();
+        Ok(Mutant {
+            engine,
+            layer,
+            tickets: Vec::new(),
+            told: 0,
+            calls: 0,
+            heard: 0,
+            broken: 0,
+            released: false,
+        })
+    }
+
+    fn break_engine(engine: &mut Mutant) -> Option<ErrorKind> {
+        engine.broken = 1;
+        Some(ErrorKind::DeviceLost)
+    }
+}
+
+/// A broken engine.
+pub(crate) struct Mutant {
+    engine: host::Engine,
+    layer: EngineMutant,
+    /// The engine's ticket behind each of the mutant's.
+    tickets: Vec<Ticket>,
+    told: u64,
+    calls: u64,
+    heard: u64,
+    /// How many calls still fail.
+    broken: u32,
+    released: bool,
+}
+
+impl Mutant {
+    fn has(&self, fault: Fault) -> bool {
+        self.layer.fault == fault
+    }
+
+    fn pass(&mut self, ops: &[HostOp<'_>]) -> Answer<Ticket> {
+        // SAFETY: the promise of whoever called `submit` on the mutant.
+        unsafe { self.engine.submit(ops) }.map_err(Error::Inner)
+    }
+
+    fn issue(&mut self, ticket: Ticket) -> Ticket {
+        self.tickets.push(ticket);
+        Ticket(self.tickets.len() as u64)
+    }
+
+    fn fail(&mut self) -> Answer {
+        match self.broken.checked_sub(1) {
+            None => Ok(()),
+            Some(left) => {
+                self.broken = left;
+                Err(Error::layer(ErrorKind::DeviceLost, "broken once"))
+            }
+        }
+    }
+
+    /// The slices that a broken engine makes of one.
+    fn distort<'a>(&self, ops: &[HostOp<'a>]) -> Vec<Vec<HostOp<'a>>> {
+        let all = || ops.iter().copied();
+        let is_signal = |op: &HostOp<'a>| matches!(op, Op::Signal { .. });
+        let is_wait = |op: &HostOp<'a>| matches!(op, Op::Wait { .. });
+        match self.layer.fault {
+            Fault::OpsBackwards => vec![all().rev().collect()],
+            Fault::SignalsFirst => {
+                vec![all().filter(is_signal).collect(), all().filter(|op| !is_signal(op)).collect()]
+            }
+            Fault::SignalsInHalves => all().flat_map(halves).collect(),
+            Fault::WaitsIgnored => vec![all().filter(|op| !is_wait(op)).collect()],
+            Fault::WaitsHoldEverything => vec![all().map(never).collect()],
+            _ => vec![all().flat_map(|op| self.distort_op(op)).collect()],
+        }
+    }
+
+    fn distort_op<'a>(&self, op: HostOp<'a>) -> Vec<HostOp<'a>> {
+        match (self.layer.fault, op) {
+            (Fault::ResetsForgotten, Op::Wait { flag, value, .. }) => {
+                vec![Op::Wait { flag, value, reset: false }]
+            }
+            (Fault::PutsLoseAByte, Op::Put { dst, src, bytes }) if bytes > 64 => {
+                vec![Op::Put { dst, src, bytes: bytes - 1 }]
+            }
+            (Fault::PutsAreRoundedUp, Op::Put { dst, src, bytes }) if !bytes.is_multiple_of(8) => {
+                vec![Op::Put { dst, src, bytes: bytes.next_multiple_of(8) }]
+            }
+            (Fault::SignalsSpill, Op::Signal { flag, value }) => {
+                let beside = Flag { word: flag.word ^ 1, ..flag };
+                vec![op, Op::Signal { flag: beside, value }]
+            }
+            (_, op) => vec![op],
+        }
+    }
+
+    fn submit_distorted(&mut self, ops: &[HostOp<'_>]) -> Answer<Ticket> {
+        let slices = self.distort(ops);
+        let mut last = None;
+        for slice in slices {
+            if last.is_some() {
+                std::thread::sleep(PAUSE / 4);
+            }
+            last = Some(self.pass(&slice)?);
+        }
+        last.map_or_else(|| self.pass(&[]), Ok)
+    }
+
+    fn submit_beyond(&mut self, ops: &[HostOp<'_>]) -> Option<Answer<Ticket>> {
+        let limit = self.engine.caps().slice_ops_max;
+        let full = || Err(Error::layer(ErrorKind::QueueFull, "too long for this mutant"));
+        match self.layer.fault {
+            Fault::EmptySlicesHaveNoTicket if ops.is_empty() => {
+                Some(Ok(Ticket(self.tickets.len() as u64)))
+            }
+            Fault::LongSlicesNeverFit if ops.len() > limit / 2 => Some(full()),
+            Fault::ReleasedTakesMore if self.released => {
+                Some(Ok(Ticket(self.tickets.len() as u64)))
+            }
+            Fault::TheLimitIsRefused if ops.len() == limit => {
+                Some(Err(Error::layer(ErrorKind::InvalidArgument, "one less, please")))
+            }
+            Fault::OneOpMoreIsTaken if ops.len() == limit + 1 => {
+                Some(self.pass(&ops[..1]).and_then(|_| self.pass(&ops[1..])))
+            }
+            _ => None,
+        }
+    }
+
+    fn after_refusal(&mut self, ops: &[HostOp<'_>], kind: ErrorKind) -> Option<Answer<Ticket>> {
+        match (self.layer.fault, kind) {
+            (Fault::FullQueueTakesAPart, ErrorKind::QueueFull) => {
+                for op in ops {
+                    if let Err(error) = self.pass(&[*op]) {
+                        return Some(Err(error));
+                    }
+                }
+                None
+            }
+            (Fault::OutsideIsTaken, ErrorKind::InvalidArgument) => Some(self.pass(&[])),
+            (Fault::PutsAreRoundedUp, ErrorKind::InvalidArgument) => Some(self.pass(ops)),
+            _ => None,
+        }
+    }
+}
+
+fn halves(op: HostOp<'_>) -> Vec<Vec<HostOp<'_>>> {
+    match op {
+        Op::Signal { flag, value } => {
+            vec![vec![Op::Signal { flag, value: value & 0xFFFF_FFFF }], vec![op]]
+        }
+        op => vec![vec![op]],
+    }
+}
+
+/// A wait that wants the flag to be more than there can be.
+fn never(op: HostOp<'_>) -> HostOp<'_> {
+    match op {
+        Op::Wait { flag, reset, .. } => Op::Wait { flag, value: u64::MAX, reset },
+        op => op,
+    }
+}
+
+impl CopyEngine for Mutant {
+    type Error = Error<host::Error>;
+    type Local = host::Local;
+    type Remote = host::Remote;
+    type Stream = <host::Engine as CopyEngine>::Stream;
+
+    fn caps(&self) -> &Caps {
+        self.engine.caps()
+    }
+
+    unsafe fn submit(&mut self, ops: &[HostOp<'_>]) -> Answer<Ticket> {
+        self.fail()?;
+        let answer = match self.submit_beyond(ops) {
+            Some(Ok(ticket)) if ticket.0 == self.tickets.len() as u64 => return Ok(ticket),
+            Some(answer) => answer,
+            None => match self.submit_distorted(ops) {
+                Err(error) => self.after_refusal(ops, error.kind()).unwrap_or(Err(error)),
+                answer => answer,
+            },
+        };
+        let ticket = answer?;
+        if ops.is_empty() && self.has(Fault::EmptySlicesCompleteAtOnce) {
+            self.told = self.tickets.len() as u64 + 1;
+        }
+        Ok(self.issue(ticket))
+    }
+
+    fn completed(&mut self) -> Answer<Ticket> {
+        self.fail()?;
+        self.calls += 1;
+        let polls = &self.layer.polls;
+        let own = self.layer.rank.index() % 2;
+        polls[own].fetch_add(1, Ordering::SeqCst);
+        let others = polls[1 - own].load(Ordering::SeqCst);
+        if self.has(Fault::PeersMustHelp) && others == self.heard {
+            return Ok(Ticket(self.told));
+        }
+        self.heard = others;
+        let done = self.engine.completed().map_err(Error::Inner)?;
+        let whole = self.tickets.partition_point(|ticket| *ticket <= done) as u64;
+        if self.has(Fault::CompleteAtOnce) {
+            return Ok(Ticket(self.tickets.len() as u64));
+        }
+        if self.has(Fault::CompletionGoesBack) && self.calls.is_multiple_of(2) {
+            return Ok(Ticket(whole.saturating_sub(1)));
+        }
+        self.told = self.told.max(whole);
+        Ok(Ticket(self.told))
+    }
+
+    fn park(&mut self, limit: Duration) -> Answer {
+        self.fail()?;
+        match self.layer.fault {
+            Fault::ParkIsDeaf => std::thread::sleep(limit),
+            Fault::ParkIsLong => std::thread::sleep(limit + TOO_LONG / 2),
+            _ => return self.engine.park(limit).map_err(Error::Inner),
+        }
+        Ok(())
+    }
+
+    fn waker(&self) -> Waker {
+        if self.has(Fault::WakerIsDeaf) { Waker::noop().clone() } else { self.engine.waker() }
+    }
+
+    fn release(&mut self) -> Answer {
+        self.fail()?;
+        if self.has(Fault::ReleaseDoesNothing) {
+            return Ok(());
+        }
+        self.released = true;
+        self.engine.release().map_err(Error::Inner)
+    }
+
+    fn fork(&mut self, from: &Self::Stream) -> Answer {
+        match *from {}
+    }
+
+    fn join(&mut self, into: &Self::Stream) -> Answer {
+        match *into {}
+    }
+}
+
+impl Drop for Mutant {
+    fn drop(&mut self) {
+        if self.has(Fault::DropWaits) && !self.released && self.told < self.tickets.len() as u64 {
+            std::thread::sleep(TOO_LONG);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Fabrics of the host backend whose keys, imports or addresses have one rule broken.
+
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use peerlane_conformance::Harness;
+use peerlane_hal::{
+    BackendId, Deadline, Error as _, ErrorKind, Fabric, Generation, KeyError, Link, PeerMemory,
+    Rank, RemoteKey, Role, host,
+};
+
+/// The broken rule; a number, since a key is decoded without an object at hand.
+pub(crate) mod flaw {
+    /// Bytes that are no key make a key of nothing.
+    pub(crate) const ANY_BYTES_ARE_A_KEY: u8 = 0;
+    /// Bytes that are no key panic.
+    pub(crate) const NO_KEY_PANICS: u8 = 1;
+    /// A key that travelled names a byte more.
+    pub(crate) const KEYS_GROW: u8 = 2;
+    /// A refused key opens other memory.
+    pub(crate) const FREED_KEYS_OPEN: u8 = 3;
+    /// One's own key opens a copy.
+    pub(crate) const ALIASES_ARE_COPIES: u8 = 4;
+    /// A malformed address is connected to nobody.
+    pub(crate) const ANY_ADDRESS_CONNECTS: u8 = 5;
+}
+
+/// The harness of a broken fabric.
+pub(crate) struct FabricMutant<const FLAW: u8> {
+    pub(crate) timeout: Duration,
+}
+
+impl<const FLAW: u8> Harness for FabricMutant<FLAW> {
+    type Fabric = Flawed<FLAW>;
+
+    fn name(&self) -> &str {
+        "mutant"
+    }
+
+    fn open(&self, rank: Rank, ranks: usize) -> Result<Flawed<FLAW>, host::Error> {
+        let fabric = host::Fabric::open(rank, ranks)?;
+        // Memory of a second fabric, since the first cannot be borrowed and wrapped at once.
+        let mut own = host::Fabric::open(rank, ranks)?;
+        let address = own.address();
+        own.connect(rank, &address, Deadline::after(self.timeout))?;
+        Ok(Flawed { memory: FlawedMemory { own }, fabric })
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+}
+
+pub(crate) struct Flawed<const FLAW: u8> {
+    memory: FlawedMemory<FLAW>,
+    fabric: host::Fabric,
+}
+
+pub(crate) struct FlawedMemory<const FLAW: u8> {
+    own: host::Fabric,
+}
+
+/// `None`: no key, taken for one.
+pub(crate) struct FlawedKey<const FLAW: u8> {
+    key: Option<host::Key>,
+    travelled: bool,
+}
+
+impl<const FLAW: u8> RemoteKey for FlawedKey<FLAW> {
+    fn encode(&self) -> Vec<u8> {
+        self.key.as_ref().map_or_else(Vec::new, RemoteKey::encode)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, KeyError> {
+        let key = host::Key::decode(bytes);
+        match FLAW {
+            flaw::ANY_BYTES_ARE_A_KEY => Ok(Self { key: key.ok(), travelled: true }),
+            flaw::NO_KEY_PANICS => {
+                Ok(Self { key: Some(key.expect("bytes are a key")), travelled: true })
+            }
+            _ => key.map(|key| Self { key: Some(key), travelled: true }),
+        }
+    }
+
+    fn region_bytes(&self) -> u64 {
+        let more = u64::from(FLAW == flaw::KEYS_GROW && self.travelled);
+        self.key.as_ref().map_or(0, RemoteKey::region_bytes) + more
+    }
+
+    fn generation(&self) -> Generation {
+        self.key.as_ref().map_or(Generation(0), RemoteKey::generation)
+    }
+}
+
+impl<const FLAW: u8> FlawedMemory<FLAW> {
+    /// Some memory, only not that of the key.
+    fn other(&self, bytes: u64, deadline: Deadline) -> Result<host::Remote, host::Error> {
+        let memory = self.own.memory();
+        let local = memory.allocate(bytes, Role::Data)?;
+        let key = memory.export(&local)?;
+        memory.import(self.own.rank(), &key, deadline)
+    }
+}
+
+impl<const FLAW: u8> PeerMemory for FlawedMemory<FLAW> {
+    type Error = host::Error;
+    type Key = FlawedKey<FLAW>;
+    type Local = host::Local;
+    type Remote = host::Remote;
+
+    fn allocate(&self, bytes: u64, role: Role) -> Result<host::Local, host::Error> {
+        self.own.memory().allocate(bytes, role)
+    }
+
+    unsafe fn register(
+        &self,
+        base: NonNull<u8>,
+        bytes: u64,
+        role: Role,
+    ) -> Result<host::Local, host::Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.own.memory().register(base, bytes, role) }
+    }
+
+    fn export(&self, local: &host::Local) -> Result<Self::Key, host::Error> {
+        Ok(FlawedKey { key: Some(self.own.memory().export(local)?), travelled: false })
+    }
+
+    fn import(
+        &self,
+        peer: Rank,
+        key: &Self::Key,
+        deadline: Deadline,
+    ) -> Result<host::Remote, host::Error> {
+        let Some(inner) = &key.key else { return self.other(1, deadline) };
+        if FLAW == flaw::ALIASES_ARE_COPIES && peer == self.own.rank() {
+            return self.other(inner.region_bytes(), deadline);
+        }
+        match self.own.memory().import(peer, inner, deadline) {
+            Err(error)
+                if FLAW == flaw::FREED_KEYS_OPEN && error.kind() == ErrorKind::InvalidKey =>
+            {
+                self.other(inner.region_bytes(), deadline)
+            }
+            answer => answer,
+        }
+    }
+}
+
+impl<const FLAW: u8> Fabric for Flawed<FLAW> {
+    type Error = host::Error;
+    type Memory = FlawedMemory<FLAW>;
+    type Engine = host::Engine;
+
+    fn backend(&self) -> BackendId {
+        self.fabric.backend()
+    }
+
+    fn rank(&self) -> Rank {
+        self.fabric.rank()
+    }
+
+    fn memory(&self) -> &Self::Memory {
+        &self.memory
+    }
+
+    fn address(&self) -> Vec<u8> {
+        self.fabric.address()
+    }
+
+    fn connect(
+        &mut self,
+        peer: Rank,
+        address: &[u8],
+        deadline: Deadline,
+    ) -> Result<(), host::Error> {
+        // The memory's fabric reaches the same peers.
+        let connected = self.memory.own.connect(peer, address, deadline);
+        match connected.and_then(|()| self.fabric.connect(peer, address, deadline)) {
+            Err(error)
+                if FLAW == flaw::ANY_ADDRESS_CONNECTS && error.kind() == ErrorKind::Mismatch =>
+            {
+                Ok(())
+            }
+            answer => answer,
+        }
+    }
+
+    fn link(&self, peer: Rank) -> Option<Link> {
+        self.fabric.link(peer)
+    }
+
+    fn engine(&mut self) -> Result<host::Engine, host::Error> {
+        self.fabric.engine()
+    }
+}
