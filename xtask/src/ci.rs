@@ -1,0 +1,129 @@
+//! `cargo xtask ci`: everything that must be green before a change is merged.
+//!
+//! All steps share one target folder. Checking (clippy, the feature powerset, the oldest Rust) and
+//! testing are the only two ways in which dependencies are built. A step that fails does not keep
+//! the later ones from running.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::process::{self, Outcome, cargo};
+use crate::{deps, test, tidy};
+
+/// How a step went when it did not fail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It was done.
+    Passed,
+    /// It could not be done here, for this reason.
+    Skipped(String),
+}
+
+struct Step {
+    name: &'static str,
+    run: fn() -> Outcome<Verdict>,
+}
+
+const STEPS: &[Step] = &[
+    Step { name: "format", run: || passed(process::run(&mut cargo(["fmt", "--all", "--check"]))) },
+    Step { name: "tidy", run: || passed(tidy::run()) },
+    Step { name: "clippy, default features", run: || passed(clippy(&[])) },
+    Step { name: "clippy, all features", run: || passed(clippy(&["--all-features"])) },
+    Step { name: "documentation", run: || passed(documentation()) },
+    Step { name: "test", run: || passed(test::run(None)) },
+    Step { name: "feature powerset", run: || passed(feature_powerset()) },
+    Step { name: "bans, licences, sources", run: || passed(deps::deny()) },
+    Step { name: "advisories", run: deps::advisories },
+    Step { name: "oldest Rust", run: deps::oldest_rust },
+];
+
+/// Runs every step and prints a table; fails if one failed.
+pub(crate) fn run() -> Outcome {
+    let rows: Vec<Row> = STEPS.iter().map(run_step).collect();
+    println!("\n{}", table(&rows));
+    let failed = rows.iter().filter(|row| row.verdict.is_err()).count();
+    if failed == 0 {
+        Ok(())
+    } else {
+        Err(format!("{failed} of {} steps failed", rows.len()).into())
+    }
+}
+
+fn run_step(step: &Step) -> Row {
+    println!("\n=== {} ===", step.name);
+    let start = Instant::now();
+    let verdict = (step.run)().map_err(|error| error.to_string());
+    let took = start.elapsed();
+    let row = Row { name: step.name, took, verdict };
+    println!("--- {row}");
+    row
+}
+
+fn passed(outcome: Outcome) -> Outcome<Verdict> {
+    outcome.map(|()| Verdict::Passed)
+}
+
+fn clippy(features: &[&str]) -> Outcome {
+    let mut command = cargo(["clippy", "--workspace", "--all-targets"]);
+    process::run(command.args(features).args(["--", "-D", "warnings"]))
+}
+
+fn documentation() -> Outcome {
+    // Libraries only: the program and the facade share the name `peerlane`, hence one page.
+    let mut command = cargo(["doc", "--workspace", "--lib", "--no-deps", "--all-features"]);
+    process::run(command.env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+fn feature_powerset() -> Outcome {
+    if !process::answers(&mut cargo(["hack", "--version"])) {
+        return Err("cargo-hack is missing; run `cargo install --locked cargo-hack`".into());
+    }
+    // Clippy and not check: it takes `-D warnings` without rebuilding the dependencies.
+    let mut command = cargo(["hack", "clippy", "--workspace", "--feature-powerset"]);
+    process::run(command.args(["--exclude-features", "default", "--", "-D", "warnings"]))
+}
+
+struct Row {
+    name: &'static str,
+    took: Duration,
+    verdict: Result<Verdict, String>,
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<26}{:>7.1} s  ", self.name, self.took.as_secs_f64())?;
+        match &self.verdict {
+            Ok(Verdict::Passed) => f.write_str("ok"),
+            Ok(Verdict::Skipped(why)) => write!(f, "skipped: {why}"),
+            Err(error) => write!(f, "FAILED: {}", error.lines().next().unwrap_or_default()),
+        }
+    }
+}
+
+fn table(rows: &[Row]) -> String {
+    let took: Duration = rows.iter().map(|row| row.took).sum();
+    let lines: Vec<String> = rows.iter().map(Row::to_string).collect();
+    format!("{}\n{:<26}{:>7.1} s", lines.join("\n"), "total", took.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_shows_what_was_skipped_and_what_failed() {
+        let row =
+            |name, millis, verdict| Row { name, took: Duration::from_millis(millis), verdict };
+        let rows = [
+            row("format", 1200, Ok(Verdict::Passed)),
+            row("advisories", 0, Ok(Verdict::Skipped("no database".into()))),
+            row("test", 61_040, Err("cargo test failed\nand more".into())),
+        ];
+        let wanted = "\
+            format                        1.2 s  ok\n\
+            advisories                    0.0 s  skipped: no database\n\
+            test                         61.0 s  FAILED: cargo test failed\n\
+            total                        62.2 s";
+        assert_eq!(table(&rows), wanted);
+    }
+}

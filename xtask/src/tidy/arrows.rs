@@ -1,0 +1,204 @@
+//! Which crate may depend on which, and on what of others.
+
+use cargo_metadata::{DependencyKind, Metadata};
+
+use super::Finding;
+use super::tree::Tree;
+
+/// A crate's place among the others.
+struct Place {
+    name: &'static str,
+    manifest: &'static str,
+    /// The crates of this workspace that it may use.
+    arrows: &'static [&'static str],
+    /// The crates of others that it may use; `None` where nobody inherits them.
+    others: Option<&'static [&'static str]>,
+}
+
+const HAL: &str = "peerlane-hal";
+
+/// Every crate of the workspace; the arrows are drawn in docs/ARCHITECTURE.md.
+const PLACES: &[Place] = &[
+    Place {
+        name: HAL,
+        manifest: "hal/Cargo.toml",
+        arrows: &[],
+        others: Some(&["rustix", "thiserror"]),
+    },
+    Place {
+        name: "peerlane-cuda",
+        manifest: "backend-cuda/Cargo.toml",
+        arrows: &[HAL],
+        others: Some(&["libloading", "thiserror"]),
+    },
+    Place {
+        name: "peerlane-rocm",
+        manifest: "backend-rocm/Cargo.toml",
+        arrows: &[HAL],
+        others: Some(&["libloading", "thiserror"]),
+    },
+    Place {
+        name: "peerlane-rdma",
+        manifest: "backend-rdma/Cargo.toml",
+        arrows: &[HAL],
+        others: Some(&["libloading", "thiserror"]),
+    },
+    Place {
+        name: "peerlane-collectives",
+        manifest: "collectives/Cargo.toml",
+        arrows: &[HAL],
+        others: Some(&["bytemuck", "half", "postcard", "serde", "thiserror"]),
+    },
+    Place {
+        name: "peerlane",
+        manifest: "Cargo.toml",
+        arrows: &[HAL, "peerlane-cuda", "peerlane-rocm", "peerlane-rdma", "peerlane-collectives"],
+        others: Some(&[]),
+    },
+    Place {
+        name: "peerlane-conformance",
+        manifest: "tests/Cargo.toml",
+        arrows: &[
+            HAL,
+            "peerlane-cuda",
+            "peerlane-rocm",
+            "peerlane-rdma",
+            "peerlane-collectives",
+            "peerlane",
+        ],
+        others: None,
+    },
+    Place { name: "peerlane-cli", manifest: "cli/Cargo.toml", arrows: &["peerlane"], others: None },
+    Place { name: "xtask", manifest: "xtask/Cargo.toml", arrows: &[], others: None },
+];
+
+/// A crate as its manifest has it.
+#[derive(Debug)]
+pub(super) struct Member {
+    name: String,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Debug)]
+struct Dependency {
+    name: String,
+    /// Only for tests, examples and benchmarks.
+    development: bool,
+}
+
+/// The members that cargo knows.
+pub(super) fn members(metadata: &Metadata) -> Vec<Member> {
+    let packages = metadata.workspace_packages().into_iter();
+    packages
+        .map(|package| Member {
+            name: package.name.to_string(),
+            dependencies: package
+                .dependencies
+                .iter()
+                .map(|dependency| Dependency {
+                    name: dependency.name.clone(),
+                    development: dependency.kind == DependencyKind::Development,
+                })
+                .collect(),
+        })
+        .collect()
+}
+
+/// Checks every dependency of every member.
+pub(super) fn check(members: &[Member], tree: &Tree) -> Vec<Finding> {
+    let findings_of = |member: &Member| match PLACES.iter().find(|place| place.name == member.name)
+    {
+        Some(place) => {
+            let found = member.dependencies.iter().filter_map(|it| misplaced(place, it, tree));
+            found.collect()
+        }
+        None => vec![Finding {
+            path: "Cargo.toml".into(),
+            line: 1,
+            what: format!("the crate {} has no place among the others", member.name),
+            mend: "say in xtask/src/tidy/arrows.rs what it may depend on".into(),
+        }],
+    };
+    members.iter().flat_map(findings_of).collect()
+}
+
+fn misplaced(place: &Place, dependency: &Dependency, tree: &Tree) -> Option<Finding> {
+    let name = dependency.name.as_str();
+    let (what, mend) = if PLACES.iter().any(|other| other.name == name) {
+        if place.arrows.contains(&name) {
+            return None;
+        }
+        let allowed = if place.arrows.is_empty() { "none".into() } else { place.arrows.join(", ") };
+        (
+            format!("{} depends on {name}; of this workspace it may use {allowed}", place.name),
+            "move the code to where the arrows allow it; docs/ARCHITECTURE.md draws them"
+                .to_owned(),
+        )
+    } else {
+        let others = place.others?;
+        if dependency.development || others.contains(&name) {
+            return None;
+        }
+        (
+            format!("{} depends on {name}, which everyone who uses it would inherit", place.name),
+            "do without; or give the reason in docs/adr/0006-msrv-and-dependencies.md and list it in \
+             xtask/src/tidy/arrows.rs"
+                .to_owned(),
+        )
+    };
+    let manifest = tree.file(place.manifest);
+    let line = manifest.map_or(1, |file| file.line_where(|line| declares(line, name)));
+    Some(Finding { path: place.manifest.into(), line, what, mend })
+}
+
+/// Whether a line of a manifest is `name = …` or `name.workspace = …`.
+fn declares(line: &str, name: &str) -> bool {
+    line.trim_start().strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '.', '=']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check_one(name: &str, dependency: &str, development: bool) -> Vec<String> {
+        let dependency = Dependency { name: dependency.into(), development };
+        let member = Member { name: name.into(), dependencies: vec![dependency] };
+        let manifest = "[dependencies]\nserde.workspace = true\npeerlane-cuda = { path = \"x\" }\n";
+        let tree = Tree::of(&[("hal/Cargo.toml", manifest), ("collectives/Cargo.toml", manifest)]);
+        check(&[member], &tree)
+            .iter()
+            .map(|it| format!("{}:{} {}", it.path, it.line, it.what))
+            .collect()
+    }
+
+    #[test]
+    fn a_collective_knows_no_vendor() {
+        assert_eq!(
+            check_one("peerlane-collectives", "peerlane-cuda", true),
+            ["collectives/Cargo.toml:3 peerlane-collectives depends on peerlane-cuda; \
+              of this workspace it may use peerlane-hal"]
+        );
+        assert_eq!(check_one("peerlane-collectives", "peerlane-hal", false), [""; 0]);
+    }
+
+    #[test]
+    fn a_library_inherits_only_what_is_listed() {
+        assert_eq!(
+            check_one(HAL, "serde", false),
+            [
+                "hal/Cargo.toml:2 peerlane-hal depends on serde, which everyone who uses it would inherit"
+            ]
+        );
+        assert_eq!(check_one(HAL, "serde", true), [""; 0]);
+        assert_eq!(check_one(HAL, "thiserror", false), [""; 0]);
+        assert_eq!(check_one("peerlane-cli", "plotters", false), [""; 0]);
+    }
+
+    #[test]
+    fn a_new_crate_needs_a_place() {
+        assert_eq!(
+            check_one("peerlane-new", "serde", false),
+            ["Cargo.toml:1 the crate peerlane-new has no place among the others"]
+        );
+    }
+}
