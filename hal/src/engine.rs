@@ -158,6 +158,9 @@ pub trait CopyEngine: Send {
     /// rank may have changed, the [`waker`](Self::waker) was used, or `limit` has passed. It may
     /// return early; between two looks at the same flag, call it once for every look.
     ///
+    /// [`Duration::MAX`] sets no timer, which makes the sleep cheaper: for callers whose deadline is
+    /// kept by somebody who uses the waker.
+    ///
     /// # Errors
     /// The error that poisoned the engine.
     fn park(&mut self, limit: Duration) -> Result<(), Self::Error>;

@@ -40,7 +40,7 @@ const ENGINES: &[(Fault, &str, &str)] = &[
         "a_wait_holds_everything_behind_it_until_the_flag_is_reached",
         "to complete; seen",
     ),
-    (Fault::WaitsIgnored, "a_wait_acquires_what_any_writer_published", "byte 0 is 0xa5, wanted"),
+    (Fault::WaitsIgnored, "a_wait_acquires_what_any_writer_published", "is 0xa5, wanted"),
     (
         Fault::ResetsForgotten,
         "the_reset_of_a_wait_takes_effect_before_anything_behind_it",

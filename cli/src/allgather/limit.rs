@@ -10,6 +10,7 @@ use peerlane::{Group, Rank};
 use super::circle::Circle;
 use super::clock::Pace;
 use super::ground::Ground;
+use super::placement;
 use super::statistics::{longest_of_each, span_of_each};
 use crate::error::Result;
 
@@ -81,8 +82,7 @@ fn measure_one<F: Fabric>(
         .collect();
     // With a core for each rank, each one's own time counts. Ranks that share cores run one after
     // the other, which their own times leave out.
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let reduce = if ranks <= cores { longest_of_each } else { span_of_each };
+    let reduce = if ranks <= placement::cores() { longest_of_each } else { span_of_each };
     let timing = pace.time(circle, group, reduce, || {
         // SAFETY: the regions live until after the last ticket has completed here and, behind the
         // barrier below, on every rank; nobody reads or writes what a rank's own puts cover.

@@ -17,6 +17,7 @@ mod limit;
 mod measure;
 mod options;
 mod outcome;
+mod placement;
 mod rank;
 mod screen;
 mod settings;
@@ -25,6 +26,7 @@ mod statistics;
 mod sweep;
 
 pub(crate) use options::{AlgorithmChoice, Options, parse_algorithm, parse_ranks};
+use placement::Bind;
 use screen::Screen;
 
 /// Joins the group of a launcher, or spawns one.
@@ -39,6 +41,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let Some(environment) = Environment::from_env()? else { return spawn(options) };
     if options.spawned_by.is_some() {
+        if options.bind == Bind::Core {
+            placement::bind(environment.rank.index(), environment.ranks)?;
+        }
         let bootstrap = Tcp::join(&environment, options.deadline())?;
         return rank::run(options, bootstrap, &mut |event| event::write_to_parent(&event));
     }

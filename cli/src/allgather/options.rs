@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use peerlane::plan::Algorithm;
 use peerlane::{DType, Deadline, cuda, rdma, rocm};
 
+use super::placement::Bind;
 use super::sweep::Sweep;
 use crate::error::{Failure, Result};
 use crate::report::Plot;
@@ -61,6 +62,9 @@ pub(crate) struct Options {
     /// for small results out of place, one otherwise]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: Option<u32>,
+    /// Bind each spawned rank to a core, in turn; under a launcher that is the launcher's business
+    #[arg(long, value_enum, default_value_t = Bind::Core, value_name = "HOW")]
+    pub(crate) bind: Bind,
     /// The element type: u8, i32, i64, f16, bf16, f32 or f64
     #[arg(long, default_value = "u8", value_parser = parse_dtype)]
     pub(crate) dtype: DType,

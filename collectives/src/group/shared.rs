@@ -266,7 +266,7 @@ impl Shared {
 
     /// The watchdog's thread: sleeps until a start is overdue, and ends the group then.
     ///
-    /// It covers the starts that nobody waits for; whoever waits keeps the deadline himself. With
+    /// It covers the starts that nobody waits for, and wakes callers who sleep without a timer. With
     /// nothing open it looks again after the group's timeout, before anything that starts meanwhile
     /// can be overdue.
     pub(crate) fn guard(&self) {
@@ -286,7 +286,11 @@ impl Shared {
                 continue;
             }
             let sleep = next.map_or(self.timeout, |next| next.saturating_duration_since(now));
-            // An overdue start that misses nothing only waits for its caller.
+            // An overdue start that misses nothing only waits for its caller to look.
+            let is_overdue = |watched: &&Watched| watched.watch.due().is_some_and(|due| due <= now);
+            let wakers =
+                state.watched.iter().filter(is_overdue).flat_map(|watched| &watched.wakers);
+            wakers.for_each(Waker::wake_by_ref);
             let sleep = if sleep.is_zero() { self.timeout } else { sleep };
             let waited = self.changed.wait_timeout(state, sleep);
             (state, _) = waited.unwrap_or_else(PoisonError::into_inner);

@@ -76,8 +76,7 @@ impl Prepared {
     /// Waits until start `epoch` is complete, and drives what else is open meanwhile.
     pub(crate) fn wait(&mut self, epoch: u64, deadline: Deadline) -> Result<(), Error> {
         while !self.poll(epoch)? {
-            let left = deadline.remaining();
-            if left.is_zero() {
+            if deadline.has_passed() {
                 self.shared.raise(self.watch.overdue(deadline.timeout()));
                 return self.fail();
             }
@@ -85,7 +84,7 @@ impl Prepared {
                 return self.fail();
             }
             let others = self.shared.drive_others(&self.watch);
-            self.park(left, others)?;
+            self.park(others)?;
         }
         Ok(())
     }
@@ -112,10 +111,11 @@ impl Prepared {
         })
     }
 
-    fn park(&mut self, left: Duration, others: bool) -> Result<(), Error> {
+    /// Without a timer: the watchdog keeps the deadline and wakes whoever sleeps.
+    fn park(&mut self, others: bool) -> Result<(), Error> {
         let mut course = self.course();
         let several = others || course.lanes().len() > 1;
-        course.park(if several { left.min(SEVERAL_PARK_MAX) } else { left })
+        course.park(if several { SEVERAL_PARK_MAX } else { Duration::MAX })
     }
 
     /// Ends this plan after an abort: waits until every live rank knows, then releases.

@@ -64,13 +64,13 @@ enum Work {
 unsafe impl Send for Work {}
 
 impl Engine {
-    pub(super) fn new(options: Options, spin: Duration, bell: Arc<Bell>, crowd: Crowd) -> Self {
+    pub(super) fn new(options: Options, bell: Arc<Bell>, crowd: Crowd) -> Self {
         Self {
             streaming_bytes_min: options.streaming_bytes_min.unwrap_or(copy::STREAMING_BYTES_MIN),
             queue: VecDeque::with_capacity(options.queue_ops),
             ledger: Ledger::with_capacity(options.queue_ops),
-            rings: Rings::with_capacity(options.queue_ops, &crowd),
-            parker: Parker::new(bell, spin, crowd),
+            rings: Rings::with_capacity(options.queue_ops),
+            parker: Parker::new(bell, options.spin, crowd),
             released: false,
             options,
         }

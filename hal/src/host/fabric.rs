@@ -18,11 +18,6 @@ use crate::memory::Role;
 use crate::rank::Rank;
 use crate::wire::{Reader, Writer};
 
-/// How long a rank with a core of its own spins: a few times what waking an idle core takes.
-const SPIN: Duration = Duration::from_micros(100);
-/// How long a rank spins that shares a core, while the others seem to sleep: about what waking an
-/// idle core takes. Not longer, since an awake rank may stand in line for this very core.
-const SPIN_SHARED: Duration = Duration::from_micros(20);
 const ADDRESS_MAGIC: [u8; 4] = *b"PLRA";
 const ADDRESS_VERSION: u16 = 1;
 
@@ -36,8 +31,8 @@ pub struct Options {
     /// Ops that a queue holds; at least `caps.slice_ops_max`.
     pub queue_ops: usize,
     /// How long [`park`](crate::CopyEngine::park) spins at most before it sleeps; it does not spin
-    /// while more ranks are awake than there are cores. By default 100 µs, or 20 µs where ranks
-    /// share cores.
+    /// while another rank is awake on its core. By default 100 µs, or 20 µs where ranks share the
+    /// core.
     pub spin: Option<Duration>,
     /// Copies of at least so many bytes bypass the cache; by default the measured best.
     pub streaming_bytes_min: Option<u64>,
@@ -87,7 +82,7 @@ impl Peers {
         bells.get(peer.index()).cloned().flatten()
     }
 
-    fn bells(&self) -> Box<[Arc<Bell>]> {
+    fn bells(&self) -> Vec<Arc<Bell>> {
         let bells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         bells.iter().flatten().cloned().collect()
     }
@@ -221,9 +216,7 @@ impl FabricTrait for Fabric {
     }
 
     fn engine(&mut self) -> Result<Engine, Error> {
-        let crowd = Crowd::new(self.memory.peers.bells());
-        let default = if crowd.shares_cores() { SPIN_SHARED } else { SPIN };
-        let spin = self.options.spin.unwrap_or(default);
-        Ok(Engine::new(self.options, spin, Arc::clone(&self.bell), crowd))
+        let crowd = Crowd::new(self.memory.peers.bells().into_iter(), &self.bell);
+        Ok(Engine::new(self.options, Arc::clone(&self.bell), crowd))
     }
 }

@@ -20,6 +20,12 @@ use rustix::thread::futex;
 
 use crate::host::memory::Registration;
 
+/// How long a rank with a core of its own spins: a few times what waking an idle core takes.
+const SPIN: Duration = Duration::from_micros(100);
+/// How long a rank spins that shares its core, while the others there seem to sleep: about what
+/// waking an idle core takes. Not longer, since an awake rank may stand in line for this very core.
+const SPIN_SHARED: Duration = Duration::from_micros(20);
+
 /// The bit of the word that announces a sleeper.
 const ANNOUNCED: u32 = 1;
 
@@ -97,12 +103,12 @@ impl Bell {
 
     /// Sleeps while the word is `announced`.
     fn sleep(&self, announced: u32, limit: Duration) {
-        let limit = rustix::time::Timespec {
+        let limit = (limit < Duration::MAX).then(|| rustix::time::Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(limit.subsec_nanos()),
-        };
+        });
         // Woken, rung before, interrupted or out of time: the caller looks in any case.
-        let _ = futex::wait(self.word(), futex::Flags::empty(), announced, Some(&limit));
+        let _ = futex::wait(self.word(), futex::Flags::empty(), announced, limit.as_ref());
     }
 }
 
@@ -115,8 +121,6 @@ fn this_core() -> u32 {
 #[derive(Debug)]
 pub(super) struct Rings {
     bells: Vec<*const Bell>,
-    /// Where every rank has a core, there is nobody on this one to wake.
-    by_core: bool,
 }
 
 // SAFETY: the pointers name bells that the remote regions of a submitted op keep, as `Work` does.
@@ -124,8 +128,8 @@ unsafe impl Send for Rings {}
 
 impl Rings {
     /// Allocates nothing while at most `signals` are pending.
-    pub(super) fn with_capacity(signals: usize, crowd: &Crowd) -> Self {
-        Self { bells: Vec::with_capacity(signals), by_core: crowd.shares_cores() }
+    pub(super) fn with_capacity(signals: usize) -> Self {
+        Self { bells: Vec::with_capacity(signals) }
     }
 
     /// A flag of this bell's rank has been stored. The bell must live until [`flush`](Self::flush).
@@ -142,11 +146,8 @@ impl Rings {
         fence(Ordering::SeqCst);
         // SAFETY: `push`'s contract, which `Engine::run` keeps.
         let bells = || self.bells.iter().map(|bell| unsafe { &**bell });
-        if self.by_core {
-            let core = this_core();
-            let here = bells().filter(|bell| bell.core() == core);
-            here.for_each(Bell::ring_if_awaited);
-        }
+        let core = this_core();
+        bells().filter(|bell| bell.core() == core).for_each(Bell::ring_if_awaited);
         bells().for_each(Bell::ring_if_awaited);
         self.bells.clear();
     }
@@ -156,6 +157,13 @@ impl Rings {
 struct Alarm {
     bell: Arc<Bell>,
     rung: AtomicBool,
+}
+
+impl Alarm {
+    fn was_rung(&self) -> bool {
+        // Mostly it was not, and a look is cheaper than a swap.
+        self.rung.load(Ordering::SeqCst) && self.rung.swap(false, Ordering::SeqCst)
+    }
 }
 
 impl Wake for Alarm {
@@ -172,12 +180,13 @@ impl Wake for Alarm {
 
 /// The parking place of one engine: spin for a while, announce, look again, sleep.
 ///
-/// Spinning is right while every rank that is awake has a core of its own: it costs nobody anything,
-/// and a core that falls idle takes long to wake. Otherwise a rank that has nothing to do gives its
-/// core away at once. Who is awake and where, the bells tell.
+/// Spinning is right while no other rank is awake on this core: it costs nobody anything, and a core
+/// that falls idle takes long to wake. Otherwise a rank that has nothing to do gives its core away at
+/// once. Who is awake and where, the bells tell.
 pub(super) struct Parker {
     alarm: Arc<Alarm>,
-    spin: Duration,
+    /// Where it is given; otherwise the crowd decides.
+    spin: Option<Duration>,
     crowd: Crowd,
     /// Since when the engine has had nothing to do.
     idle_since: Option<Instant>,
@@ -186,10 +195,7 @@ pub(super) struct Parker {
 }
 
 impl Parker {
-    /// Looks at the clock are dear next to a look at a flag, so a step spins a little.
-    const SPINS_A_STEP: u32 = 4;
-
-    pub(super) fn new(bell: Arc<Bell>, spin: Duration, crowd: Crowd) -> Self {
+    pub(super) fn new(bell: Arc<Bell>, spin: Option<Duration>, crowd: Crowd) -> Self {
         // Also makes the first look for the core here, which costs a system call once.
         bell.publish_core();
         let alarm = Arc::new(Alarm { bell, rung: AtomicBool::new(false) });
@@ -203,26 +209,32 @@ impl Parker {
     /// One step: the caller looks at its flags between two of them, which is what makes the
     /// announcement safe.
     pub(super) fn park(&mut self, limit: Duration) {
-        if self.alarm.rung.swap(false, Ordering::SeqCst) {
+        if self.alarm.was_rung() {
             return self.busy();
         }
         if let Some(announced) = self.announced.take() {
             // An alarm before the look above was seen there, one after it moves the word.
             return self.alarm.bell.sleep(announced, limit);
         }
+        if self.may_spin(limit) {
+            std::hint::spin_loop();
+        } else {
+            self.announced = Some(self.alarm.bell.announce());
+        }
+    }
+
+    fn may_spin(&mut self, limit: Duration) -> bool {
+        let mates = self.crowd.mates();
+        if mates == Mates::Awake {
+            return false;
+        }
+        let default = if mates == Mates::None { SPIN } else { SPIN_SHARED };
         let now = Instant::now();
         let idle_since = *self.idle_since.get_or_insert_with(|| {
             self.alarm.bell.publish_core();
             now
         });
-        let patient = now.duration_since(idle_since) < self.spin.min(limit);
-        if patient && !self.crowd.is_crowded(&self.alarm.bell) {
-            for _ in 0..Self::SPINS_A_STEP {
-                std::hint::spin_loop();
-            }
-        } else {
-            self.announced = Some(self.alarm.bell.announce());
-        }
+        now.duration_since(idle_since) < self.spin.unwrap_or(default).min(limit)
     }
 
     /// Something moved: the next park spins again. An announcement stays in the bell: another
@@ -233,36 +245,36 @@ impl Parker {
     }
 }
 
-/// The ranks of this machine and the cores that they share.
+/// The other ranks of this machine, as far as they are connected.
 #[derive(Debug)]
-pub(in crate::host) struct Crowd {
-    ranks: Box<[Arc<Bell>]>,
-    cores: usize,
-}
+pub(in crate::host) struct Crowd(Box<[Arc<Bell>]>);
 
 impl Crowd {
-    /// Of ranks with these bells, this rank among them.
-    pub(in crate::host) fn new(ranks: Box<[Arc<Bell>]>) -> Self {
-        Self { ranks, cores: std::thread::available_parallelism().map_or(1, usize::from) }
+    /// Of ranks with these bells, `me` perhaps among them.
+    pub(in crate::host) fn new(ranks: impl Iterator<Item = Arc<Bell>>, me: &Bell) -> Self {
+        Self(ranks.filter(|bell| !std::ptr::eq(bell.words(), me.words())).collect())
     }
 
-    /// Whether there are more ranks than cores.
-    pub(in crate::host) fn shares_cores(&self) -> bool {
-        self.ranks.len() > self.cores
-    }
-
-    /// Whether a rank that is awake may be waiting for a core that `me` keeps by spinning.
-    fn is_crowded(&self, me: &Bell) -> bool {
-        let (core, mut awake) = (this_core(), 0);
-        for bell in self.ranks.iter().filter(|bell| !bell.is_announced()) {
-            let is_me = std::ptr::eq(bell.words(), me.words());
-            if !is_me && bell.core() == core {
-                return true;
+    fn mates(&self) -> Mates {
+        let core = this_core();
+        let mut mates = Mates::None;
+        for bell in self.0.iter().filter(|bell| bell.core() == core) {
+            if !bell.is_announced() {
+                return Mates::Awake;
             }
-            awake += 1;
+            mates = Mates::Asleep;
         }
-        awake > self.cores
+        mates
     }
+}
+
+/// The other ranks that ran on this core last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mates {
+    None,
+    Asleep,
+    /// One at least.
+    Awake,
 }
 
 impl std::fmt::Debug for Parker {

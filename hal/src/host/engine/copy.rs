@@ -23,7 +23,7 @@ pub(super) unsafe fn stream(dst: *mut u8, src: *const u8, bytes: usize) {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use std::arch::x86_64::{__m256i, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
+    use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
 
     const LINE_BYTES: usize = 64;
     const VECTOR_BYTES: usize = size_of::<__m256i>();
@@ -42,7 +42,9 @@ mod x86 {
             unsafe { stream_line(dst.wrapping_add(line), src.wrapping_add(line)) };
         }
         // Streaming stores are weakly ordered; the flag that follows must not overtake them.
-        _mm_sfence();
+        // SAFETY: a fence touches no memory, register or flag. The intrinsic is unsafe up to Rust 1.88
+        // and safe from 1.89 on, so neither form of calling it is right for both.
+        unsafe { std::arch::asm!("sfence", options(nostack, preserves_flags)) };
         let done = head + body;
         let (dst, src) = (dst.wrapping_add(done), src.wrapping_add(done));
         // SAFETY: the tail ends at `bytes`.

@@ -36,6 +36,8 @@ const HERE: u8 = 0;
 const FREED: u8 = 1;
 /// How long the server lets one asker keep the others waiting.
 const ASKER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the name of the socket may stay taken.
+const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 
 fn name(process: ProcessToken) -> String {
     let hex = process.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -89,8 +91,8 @@ impl Server {
         let name = name(registry::process_token());
         let address = SocketAddr::from_abstract_name(&name)
             .map_err(Error::io(format!("name the abstract socket {name}")))?;
-        let listener = UnixListener::bind_addr(&address)
-            .map_err(Error::io(format!("listen at the abstract socket {name}")))?;
+        let listener =
+            bind(&address).map_err(Error::io(format!("listen at the abstract socket {name}")))?;
         let listener = Arc::new(listener);
         let accepting = Arc::clone(&listener);
         let thread = std::thread::Builder::new()
@@ -107,6 +109,22 @@ impl Drop for Server {
         let _ = rustix::net::shutdown(&*self.listener, Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
+        }
+    }
+}
+
+/// Listens once the name is free: a process that another thread is just starting holds the socket of
+/// the server before this one between its fork and its exec.
+fn bind(address: &SocketAddr) -> std::io::Result<UnixListener> {
+    let deadline = Deadline::after(BIND_TIMEOUT);
+    loop {
+        match UnixListener::bind_addr(address) {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::AddrInUse && !deadline.has_passed() =>
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            bound => return bound,
         }
     }
 }
