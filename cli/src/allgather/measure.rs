@@ -14,7 +14,7 @@ use super::data::{Data, poison};
 use super::event::{Activity, Event, Sink};
 use super::limit::{Copies, Limit};
 use super::options::{AlgorithmChoice, Options};
-use super::statistics::longest_of_each;
+use super::statistics::{Statistics, longest_of_each};
 use crate::error::{Failure, Result};
 use crate::report::{Row, bandwidths, microseconds};
 
@@ -121,7 +121,7 @@ impl<F: Fabric> Bench<'_, F> {
     }
 
     fn row(&self, report: &Report, timing: Timing, limit: Option<Duration>) -> Row {
-        let (median, p99) = (timing.statistics.median, timing.statistics.p99);
+        let Statistics { median, p99, max } = timing.statistics;
         let (algbw_gbs, busbw_gbs) = bandwidths(report.total_bytes, report.ranks, median);
         Row {
             backend: self.backend.to_string(),
@@ -136,6 +136,7 @@ impl<F: Fabric> Bench<'_, F> {
             iterations: timing.iterations,
             median_us: microseconds(median),
             p99_us: microseconds(p99),
+            max_us: microseconds(max),
             algbw_gbs,
             busbw_gbs,
             checked: true,

@@ -24,11 +24,12 @@ impl Interval {
     }
 }
 
-/// The median and the 99th percentile of some times.
+/// The median, the 99th percentile and the longest of some times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Statistics {
     pub(crate) median: Duration,
     pub(crate) p99: Duration,
+    pub(crate) max: Duration,
 }
 
 impl Statistics {
@@ -43,7 +44,8 @@ impl Statistics {
         };
         // The nearest rank: the smallest time that 99 of 100 do not exceed.
         let p99 = (times.len() * 99).div_ceil(100).checked_sub(1);
-        Self { median, p99: p99.map_or(Duration::ZERO, |index| times[index]) }
+        let max = times.last().copied().unwrap_or_default();
+        Self { median, p99: p99.map_or(Duration::ZERO, |index| times[index]), max }
     }
 }
 
@@ -81,7 +83,8 @@ mod tests {
     #[test]
     fn median_and_p99() {
         let of = |nanoseconds: Vec<u64>| {
-            let Statistics { median, p99 } = Statistics::of(times(nanoseconds));
+            let Statistics { median, p99, max } = Statistics::of(times(nanoseconds));
+            assert!(median <= p99 && p99 <= max);
             (median.as_nanos(), p99.as_nanos())
         };
         assert_eq!(of(vec![]), (0, 0));

@@ -21,6 +21,8 @@ pub(crate) struct Row {
     pub(crate) iterations: usize,
     pub(crate) median_us: f64,
     pub(crate) p99_us: f64,
+    /// The longest iteration: a stall shows here.
+    pub(crate) max_us: f64,
     /// `total_bytes` by the median, in 10^9 bytes a second.
     pub(crate) algbw_gbs: f64,
     /// What each rank receives from its peers, `(n - 1) / n` of the total, by the median.
@@ -81,6 +83,7 @@ pub(super) mod tests {
             iterations: 20,
             median_us: microseconds(median),
             p99_us: microseconds(median * 3 / 2),
+            max_us: microseconds(median * 2),
             algbw_gbs,
             busbw_gbs,
             checked: true,

@@ -27,8 +27,8 @@ use crate::verify::{Proof, verify};
 use crate::window::{HostView, Peer, Window};
 
 /// Results up to this size use two outputs in turn unless told otherwise: there the second phase of
-/// flags costs more than the memory is worth.
-const TWO_OUTPUTS_BYTES_MAX: u64 = 1 << 20;
+/// flags costs more than what a second output takes from the cache: docs/adr/0007.
+const TWO_OUTPUTS_BYTES_MAX: u64 = 256 << 10;
 /// What an offer brings along, in this order.
 const OUTPUT_KEY: usize = 0;
 const FLAGS_KEY: usize = 1;
