@@ -1,11 +1,13 @@
 //! The whole way once: ranks as threads, host fabric, prepare, run, check.
 
+use std::time::{Duration, Instant};
+
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process::{self, InProcess};
 use peerlane_collectives::element::Element;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{AllGather, Group};
-use peerlane_hal::host;
+use peerlane_hal::{ErrorKind, Rank, host};
 
 fn open(bootstrap: InProcess) -> Result<Group<host::Fabric>, Error> {
     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
@@ -49,6 +51,31 @@ fn every_rank_gets_every_shard() {
         });
         let reports = reports.unwrap_or_else(|error| panic!("{ranks} ranks: {error}"));
         assert!(reports[0].starts_with("direct"), "{}", reports[0]);
+    }
+}
+
+/// Callers sleep without a timer, so it is the watchdog that must not sleep past this.
+#[test]
+fn a_short_timeout_is_kept_in_a_group_with_a_long_one() {
+    for round in 0..10 {
+        let ended = in_process::run(2, |bootstrap| {
+            let rank = bootstrap.rank().0;
+            let mut group = open(bootstrap)?;
+            let timeout = Duration::from_millis(200);
+            let mut gather = group.all_gather::<u8>(1).timeout(timeout).prepare()?;
+            let begin = Instant::now();
+            if rank == 0 {
+                let error = gather.run().unwrap_err();
+                assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(1))));
+            } else {
+                while group.abort_record().is_none() {
+                    std::thread::yield_now();
+                }
+            }
+            Ok(begin.elapsed())
+        });
+        let longest = ended.unwrap().into_iter().max().unwrap();
+        assert!(longest < Duration::from_secs(5), "round {round} took {longest:?}");
     }
 }
 

@@ -214,7 +214,9 @@ impl Shared {
         }
         watch.open(epoch, deadline);
         if deadline.timeout() < self.timeout {
-            // The watchdog may sleep past it.
+            // The watchdog may sleep past it. It holds the lock from its look at the deadlines until it
+            // sleeps, so behind the lock it is either asleep or still to look.
+            drop(self.state());
             self.changed.notify_all();
         }
     }
