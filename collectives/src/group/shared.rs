@@ -33,7 +33,7 @@ pub(crate) struct Shared {
 }
 
 #[derive(Default)]
-pub(crate) struct State {
+struct State {
     record: Option<AbortRecord>,
     told: bool,
     closed: bool,
@@ -99,7 +99,7 @@ impl Shared {
         }
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State> {
         // Every statement leaves the state whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
