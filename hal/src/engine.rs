@@ -102,6 +102,9 @@ pub struct Caps {
     /// Nothing moves, neither what was submitted nor what peers send, unless somebody calls
     /// [`CopyEngine::completed`].
     pub polled: bool,
+    /// Neighbouring signals and waits of one slice cost about as much as one of them. Plans then
+    /// keep them together instead of signalling right behind each put.
+    pub flags_batched: bool,
     /// Most ops in one slice, inclusive, at least 1.
     pub slice_ops_max: usize,
     /// The largest copy that is done in one piece, in bytes, inclusive; larger puts are split by
@@ -171,21 +174,40 @@ pub trait CopyEngine: Send {
     /// Lets every queued wait pass, so that the queue drains. What stood behind such a wait is run
     /// or dropped; its results are worthless. From now on [`submit`](Self::submit) answers
     /// [`Aborted`](crate::ErrorKind::Aborted), while [`completed`](Self::completed) goes on to the
-    /// last ticket. Call it again until that is reached.
+    /// last ticket. Call it again until that is reached; waits of graphs that are being replayed
+    /// pass too.
     ///
     /// # Errors
     /// The error that poisoned the engine.
     fn release(&mut self) -> Result<(), Self::Error>;
 
+    /// Whether what `stream` gets now is recorded into a graph instead of run.
+    ///
+    /// # Errors
+    /// [`Mismatch`](crate::ErrorKind::Mismatch): the stream is of another device. The vendor's
+    /// refusal, or the error that poisoned the engine.
+    fn is_capturing(&mut self, stream: &Self::Stream) -> Result<bool, Self::Error>;
+
     /// What is submitted next comes after what `from` holds now.
     ///
-    /// # Errors
-    /// The vendor's refusal, or the error that poisoned the engine.
-    fn fork(&mut self, from: &Self::Stream) -> Result<(), Self::Error>;
-
-    /// What `into` gets next comes after what was submitted here.
+    /// *Ordering.* Until the [`join`](Self::join) the engine may put its work straight onto `from`:
+    /// whoever forks gives `from` nothing else in between. A stream that is joined to may be
+    /// another one. Forking from one stream and then from another is allowed; the join in between
+    /// is not optional. *Capture.* While `from` captures, a submit is recorded with its constants,
+    /// runs at each replay, and makes no new ticket: it answers the last one. What it names must
+    /// live as long as the graph, and its flags must be of no use to eager slices.
     ///
     /// # Errors
-    /// The vendor's refusal, or the error that poisoned the engine.
+    /// [`Mismatch`](crate::ErrorKind::Mismatch): the stream is of another device.
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument): nothing may be put on such a stream.
+    /// The vendor's refusal, or the error that poisoned the engine. The engine is then not forked.
+    fn fork(&mut self, from: &Self::Stream) -> Result<(), Self::Error>;
+
+    /// What `into` gets next comes after what was submitted here. What is submitted later has the
+    /// engine's own order again.
+    ///
+    /// # Errors
+    /// The vendor's refusal, or the error that poisoned the engine. The fork is then over all the
+    /// same.
     fn join(&mut self, into: &Self::Stream) -> Result<(), Self::Error>;
 }

@@ -53,8 +53,9 @@ pub struct Link {
 
 /// A way to reach peers, opened by a constructor of the backend as one rank of a group.
 ///
-/// The order is: [`connect`](Self::connect) all peers, then import their regions, then make
-/// engines. An engine reaches the peers that were connected before it was made.
+/// The order is: [`connect`](Self::connect) all peers, then import their regions and make engines.
+/// An engine reaches the peers that were connected before it was made, whether their regions were
+/// imported before or after.
 pub trait Fabric: Send {
     /// The backend's error.
     type Error: Error;

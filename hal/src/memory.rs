@@ -1,7 +1,7 @@
 //! Registered memory, local and imported.
 
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::deadline::Deadline;
 use crate::error::Error;
@@ -41,6 +41,14 @@ pub trait Region: Send + Sync + 'static {
     /// the host sees it; an executor polls these where waits cannot be queued, and names the
     /// missing one when a deadline passes.
     fn flags(&self) -> Option<&[AtomicU64]>;
+
+    /// What the flag `word` holds now, also where the host cannot load it; `None` where there is no
+    /// such flag, or it cannot be found out within a short bound. For diagnosis only: it may be
+    /// slow, and orders nothing.
+    fn flag_value(&self, word: u64) -> Option<u64> {
+        let word = usize::try_from(word).ok()?;
+        Some(self.flags()?.get(word)?.load(Ordering::Acquire))
+    }
 }
 
 /// Makes memory reachable for peers, and peers' memory reachable from here.

@@ -298,6 +298,10 @@ impl CopyEngine for Engine {
         Ok(())
     }
 
+    fn is_capturing(&mut self, stream: &Infallible) -> Result<bool, Error> {
+        match *stream {}
+    }
+
     fn fork(&mut self, from: &Infallible) -> Result<(), Error> {
         match *from {}
     }

@@ -3,7 +3,8 @@
 use rustix::io::Errno;
 
 use crate::error::ErrorKind;
-use crate::key::KeyError;
+use crate::key::{Generation, KeyError};
+use crate::mechanics::handover::Refusal;
 use crate::rank::Rank;
 use crate::wire::Truncated;
 
@@ -118,6 +119,19 @@ impl Error {
         move |error| {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
             Self::System { what: what.into(), errno }
+        }
+    }
+
+    /// What asking `peer`'s process for its memory came to.
+    pub(super) fn of_handover(peer: Rank, generation: Generation) -> impl FnOnce(Refusal) -> Self {
+        move |refusal| match refusal {
+            Refusal::Freed => Self::Freed { peer, generation: generation.0 },
+            Refusal::Gone { how } => Self::PeerLost { peer, how },
+            Refusal::Late { timeout } => {
+                Self::Timeout { peer, what: "hand over its memory", timeout }
+            }
+            Refusal::Failed { why } => Self::PeerLost { peer, how: why },
+            Refusal::System { what, errno } => Self::System { what, errno },
         }
     }
 

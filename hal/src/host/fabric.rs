@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use super::engine::{Bell, Crowd, Engine};
 use super::error::Error;
-use super::key::{Key, ProcessToken, Reach};
-use super::memory::{Local, Memory, ServerUser, process_token};
+use super::key::{Key, Reach};
+use super::memory::{Local, Memory};
 use crate::deadline::Deadline;
 use crate::engine::Caps;
 use crate::fabric::{Fabric as FabricTrait, Link, LinkKind};
 use crate::key::{BackendId, Generation};
+use crate::mechanics::handover::{ProcessToken, Server};
 use crate::memory::Role;
 use crate::rank::Rank;
 use crate::wire::{Reader, Writer};
@@ -44,6 +45,7 @@ impl Default for Options {
             caps: Caps {
                 queued_wait: true,
                 polled: true,
+                flags_batched: false,
                 slice_ops_max: 1024,
                 piece_bytes_max: u64::MAX,
                 put_align_bytes: 1,
@@ -102,7 +104,7 @@ pub struct Fabric {
     bell: Arc<Bell>,
     /// Keeps the bell importable.
     bell_region: Local,
-    _server: ServerUser,
+    _server: Server,
 }
 
 impl Fabric {
@@ -125,7 +127,7 @@ impl Fabric {
             )));
         }
         options.check()?;
-        let server = ServerUser::enter()?;
+        let server = Server::enter().map_err(Error::of_handover(rank, Generation(0)))?;
         let bell_region = Local::allocate(rank, Bell::BYTES, Role::Flags)?;
         let bell = Bell::of(bell_region.share());
         let peers = Arc::new(Peers(Mutex::new(vec![None; ranks])));
@@ -185,7 +187,7 @@ impl FabricTrait for Fabric {
             .u16(ADDRESS_VERSION)
             .u16(BackendId::HOST.0)
             .u32(self.memory.rank.0)
-            .bytes(&process_token().0)
+            .bytes(&ProcessToken::own().0)
             .u64(self.bell_region.generation().0)
             .finish()
     }

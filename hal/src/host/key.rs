@@ -1,30 +1,10 @@
 //! The host backend's remote key: which process, which registration, how large.
 
 use crate::key::{BackendId, Envelope, Generation, KeyError, RemoteKey};
+use crate::mechanics::handover::{ProcessToken, role_number, role_of};
 use crate::memory::Role;
 use crate::rank::Rank;
 use crate::wire::{Reader, Writer};
-
-/// Names a process; random, so that a recycled process id is no danger.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct ProcessToken(pub(super) [u8; 16]);
-
-/// A role as keys carry it.
-pub(super) fn role_number(role: Role) -> u32 {
-    match role {
-        Role::Data => 0,
-        Role::Flags => 1,
-    }
-}
-
-/// The role of such a number.
-pub(super) fn role_of(number: u32) -> Result<Role, KeyError> {
-    match number {
-        0 => Ok(Role::Data),
-        1 => Ok(Role::Flags),
-        seen => Err(KeyError::Field { field: "role", seen: seen.into(), wanted: "0 or 1" }),
-    }
-}
 
 /// How a region can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,26 +1,24 @@
 //! Regions of host memory, local and imported.
 
-mod handover;
 mod mapping;
-mod registry;
+mod registration;
 
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-pub(super) use handover::ServerUser;
 use mapping::Mapping;
-pub(super) use registry::Registration;
-pub(super) use registry::process_token;
-use registry::{Backing, Wanted};
+use registration::Backing;
+pub(super) use registration::Registration;
 
 use super::engine::Bell;
 use super::error::Error;
 use super::fabric::Peers;
 use super::key::{Key, Reach};
 use crate::deadline::Deadline;
-use crate::key::Generation;
+use crate::key::{BackendId, Generation};
+use crate::mechanics::handover::{self, Claim, Entry, ProcessToken};
 use crate::memory::{PeerMemory, Region, Role, Space};
 use crate::rank::Rank;
 
@@ -37,7 +35,8 @@ pub struct Memory {
 #[derive(Debug)]
 pub struct Local {
     registration: Arc<Registration>,
-    generation: Generation,
+    /// Taken out of the process's registrations when this is dropped.
+    entry: Entry,
 }
 
 /// Imported memory of a peer.
@@ -56,13 +55,15 @@ impl Local {
     }
 
     fn enter(registration: Registration) -> Self {
+        let (owner, role) = (registration.owner, registration.role);
         let registration = Arc::new(registration);
-        let generation = registry::enter(Arc::clone(&registration));
-        Self { registration, generation }
+        let shared = Arc::clone(&registration);
+        let entry = handover::enter(BackendId::HOST, owner, role, shared);
+        Self { registration, entry }
     }
 
     pub(super) fn generation(&self) -> Generation {
-        self.generation
+        self.entry.generation()
     }
 
     pub(super) fn role(&self) -> Role {
@@ -71,12 +72,6 @@ impl Local {
 
     pub(super) fn share(&self) -> Arc<Registration> {
         Arc::clone(&self.registration)
-    }
-}
-
-impl Drop for Local {
-    fn drop(&mut self) {
-        registry::remove(self.generation);
     }
 }
 
@@ -136,15 +131,21 @@ impl fmt::Debug for Remote {
 /// Opens a region of another process, or of this one.
 pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Registration>, Error> {
     let (bytes, owner, role) = (key.bytes, peer, key.role);
-    let wanted = Wanted { generation: key.generation, owner, role };
-    if key.process == process_token() {
-        let found = registry::find(&wanted).filter(|found| found.bytes == bytes);
+    let claim = Claim { backend: BackendId::HOST, generation: key.generation, owner, role };
+    if key.process == ProcessToken::own() {
+        let found = handover::find::<Registration>(&claim).filter(|found| found.bytes == bytes);
         return found.ok_or(Error::Freed { peer, generation: key.generation.0 });
     }
     if key.reach == Reach::Private {
         return Err(Error::PrivateMemory { peer });
     }
-    let fd = handover::ask(key.process, &wanted, deadline)?;
+    let fds = handover::ask(key.process, &claim, deadline)
+        .map_err(Error::of_handover(peer, key.generation))?;
+    let count = fds.len();
+    let Ok([fd]) = <[_; 1]>::try_from(fds) else {
+        let how = format!("it handed over {count} descriptors for one region, wanted 1");
+        return Err(Error::PeerLost { peer, how });
+    };
     let backing = Backing::Mapped(Mapping::import(fd, bytes, peer)?);
     Ok(Arc::new(Registration { backing, bytes, owner, role }))
 }
@@ -174,8 +175,8 @@ impl PeerMemory for Memory {
             Backing::Borrowed(_) => Reach::Private,
         };
         Ok(Key {
-            process: process_token(),
-            generation: local.generation,
+            process: ProcessToken::own(),
+            generation: local.generation(),
             rank: local.registration.owner,
             role: local.role(),
             reach,

@@ -1,6 +1,9 @@
 //! What every backend does alike, once: counting tickets, cutting copies at a limit, staying
-//! poisoned after the first error.
+//! poisoned after the first error, and, with the feature `handover`, handing memory to other
+//! processes.
 
+#[cfg(feature = "handover")]
+pub mod handover;
 mod ledger;
 mod pieces;
 mod poison;
