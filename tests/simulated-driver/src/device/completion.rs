@@ -1,0 +1,45 @@
+//! Something that happens once, and that queues and callers wait for.
+
+use std::sync::{Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use super::sync::lock;
+
+/// How often who waits looks whether waiting still makes sense.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Not done, then done for ever.
+#[derive(Debug, Default)]
+pub(crate) struct Completion {
+    done: Mutex<Option<Instant>>,
+    changed: Condvar,
+}
+
+impl Completion {
+    pub(crate) fn finish(&self) {
+        lock(&self.done).get_or_insert_with(Instant::now);
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.at().is_some()
+    }
+
+    /// When it was done.
+    pub(crate) fn at(&self) -> Option<Instant> {
+        *lock(&self.done)
+    }
+
+    /// Waits until it is done; `false` if `give_up` said so first.
+    pub(crate) fn wait(&self, mut give_up: impl FnMut() -> bool) -> bool {
+        let mut done = lock(&self.done);
+        while done.is_none() {
+            if give_up() {
+                return false;
+            }
+            let waited = self.changed.wait_timeout(done, LOOK);
+            done = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        }
+        true
+    }
+}

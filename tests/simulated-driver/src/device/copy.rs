@@ -1,0 +1,156 @@
+//! Copies and fills, as a copy engine does them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use super::counters::Counter;
+use super::engines::Engine;
+use super::fault::Fault;
+use super::jitter;
+use super::memory::{AddressSpace, Range};
+use super::session::Session;
+use super::settings::Setting;
+
+/// Copies up to this many bytes go word by word, so that a flag that a copy carries is never torn.
+const WORDWISE_BYTES_MAX: u64 = 64;
+
+/// One end of a copy.
+#[derive(Clone, Debug)]
+pub(crate) enum End {
+    /// An address that the table must know when the copy runs.
+    Memory(u64),
+    /// Ordinary memory of the host; the caller keeps it alive.
+    Host(u64),
+    /// What ordinary memory of the host held when the copy was asked for.
+    Staged(Arc<[u8]>),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Copy {
+    pub(crate) dst: End,
+    pub(crate) src: End,
+    pub(crate) bytes: u64,
+}
+
+/// The same bytes over and over.
+#[derive(Clone, Debug)]
+pub(crate) struct Fill {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) pattern: [u8; 4],
+}
+
+impl End {
+    fn address(&self) -> u64 {
+        match self {
+            Self::Memory(address) | Self::Host(address) => *address,
+            Self::Staged(bytes) => bytes.as_ptr() as u64,
+        }
+    }
+
+    fn pin(
+        &self,
+        bytes: u64,
+        session: &Session,
+        memory: &AddressSpace,
+    ) -> Result<Vec<Arc<Range>>, Fault> {
+        match self {
+            Self::Memory(address) => memory.pin(*address, bytes, session),
+            Self::Host(_) | Self::Staged(_) => Ok(Vec::new()),
+        }
+    }
+
+    fn is_host(&self, pinned: &[Arc<Range>]) -> bool {
+        pinned.iter().all(|range| range.is_host())
+    }
+}
+
+impl Copy {
+    pub(crate) fn run(&self, session: &Session, memory: &AddressSpace) -> Result<(), Fault> {
+        if self.bytes == 0 {
+            return Ok(());
+        }
+        let device = session.device();
+        let _engine = Engine::take(device);
+        self.take_time();
+
+        let src = self.src.pin(self.bytes, session, memory)?;
+        let dst = self.dst.pin(self.bytes, session, memory)?;
+        let host = self.src.is_host(&src) || self.dst.is_host(&dst);
+        let foreign = src.iter().chain(&dst).any(|range| range.is_foreign_to(session));
+        let dropped = match Setting::DropCopies.value() {
+            1 => foreign,
+            2 => !foreign,
+            3 => true,
+            _ => false,
+        };
+        if !dropped {
+            // The ends stay pinned, or are the caller's, until the bytes are across.
+            move_bytes(self.dst.address(), self.src.address(), self.bytes);
+        }
+
+        let counter = if host { Counter::HostCopies } else { Counter::Copies };
+        counter.add(device, 1);
+        Counter::CopyBytes.add(device, self.bytes.cast_signed());
+        Ok(())
+    }
+
+    fn take_time(&self) {
+        let nanos = (self.bytes >> 10).saturating_mul(Setting::CopyNanosPerKib.value());
+        let delay = Duration::from_micros(Setting::CopyDelayMicros.value())
+            + Duration::from_nanos(nanos)
+            + jitter::next();
+        if !delay.is_zero() {
+            std::thread::sleep(delay);
+        }
+    }
+}
+
+impl Fill {
+    pub(crate) fn run(&self, session: &Session, memory: &AddressSpace) -> Result<(), Fault> {
+        let _pinned = memory.pin(self.address, self.bytes, session)?;
+        fence(Ordering::SeqCst);
+        if self.pattern.iter().all(|byte| *byte == self.pattern[0]) {
+            // SAFETY: the span is pinned; that nobody else uses it meanwhile is up to the caller,
+            // as it is on a device.
+            unsafe {
+                std::ptr::write_bytes(
+                    self.address as *mut u8,
+                    self.pattern[0],
+                    self.bytes as usize,
+                );
+            }
+        } else {
+            for at in (0..self.bytes).step_by(self.pattern.len()) {
+                let place = (self.address + at) as *mut [u8; 4];
+                // SAFETY: as above; the length is a multiple of the pattern's.
+                unsafe { place.write_unaligned(self.pattern) };
+            }
+        }
+        fence(Ordering::SeqCst);
+        Counter::Fills.add(session.device(), 1);
+        Ok(())
+    }
+}
+
+/// Copies between two ends that are mapped and as long as this.
+fn move_bytes(dst: u64, src: u64, bytes: u64) {
+    fence(Ordering::SeqCst);
+    let wordwise =
+        bytes <= WORDWISE_BYTES_MAX && [dst, src, bytes].iter().all(|it| it.is_multiple_of(8));
+    if wordwise {
+        for at in (0..bytes).step_by(8) {
+            // SAFETY: inside the source, aligned; see above.
+            let from = unsafe { AtomicU64::from_ptr((src + at) as *mut u64) };
+            // SAFETY: inside the destination, aligned; see above.
+            let to = unsafe { AtomicU64::from_ptr((dst + at) as *mut u64) };
+            to.store(from.load(Ordering::Acquire), Ordering::Release);
+        }
+    } else {
+        // SAFETY: both ends are mapped and this long; that nobody else uses the bytes meanwhile is
+        // up to the caller, as it is on a device.
+        unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes as usize) };
+    }
+    fence(Ordering::SeqCst);
+}

@@ -1,0 +1,89 @@
+//! What the machine did, counted by device, for tests to look at.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use super::settings::DEVICES_MAX;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $counter:ident = $name:literal;)*) => {
+        /// One thing that is counted.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Counter {
+            $($(#[$doc])* $counter,)*
+        }
+
+        const NAMES: &[(&str, Counter)] = &[$(($name, Counter::$counter),)*];
+    };
+}
+
+counters! {
+    Copies = "copies";
+    CopyBytes = "copy_bytes";
+    /// Copies between host and device.
+    HostCopies = "host_copies";
+    /// The most copies that wanted an engine at once, running or not.
+    MostCopiesAtOnce = "most_copies_at_once";
+    /// The most copies that ran at once; never more than there are engines.
+    MostCopiesRunning = "most_copies_running";
+    /// Copies that found every engine taken.
+    CopiesThatWaited = "copies_that_waited";
+    /// Batches of words, and how many words they held.
+    Batches = "batches";
+    BatchedWords = "batched_words";
+    /// Words that came alone.
+    SingleWords = "single_words";
+    Fills = "fills";
+    GraphLaunches = "graph_launches";
+    DefaultStreamUses = "default_stream_uses";
+    /// What exists now.
+    LiveAllocations = "live_allocations";
+    LiveBytes = "live_bytes";
+    OpenImports = "open_imports";
+    LiveReservations = "live_reservations";
+    LiveMappings = "live_mappings";
+    LiveStreams = "live_streams";
+    LiveEvents = "live_events";
+    LiveGraphs = "live_graphs";
+    LiveContexts = "live_contexts";
+    /// The time that callers spent inside the driver.
+    HostNanos = "host_ns";
+}
+
+/// What belongs to no device is counted behind the last one.
+pub(crate) const NO_DEVICE: u32 = DEVICES_MAX as u32;
+
+static COUNTS: [[AtomicI64; DEVICES_MAX + 1]; NAMES.len()] =
+    [const { [const { AtomicI64::new(0) }; DEVICES_MAX + 1] }; NAMES.len()];
+
+impl Counter {
+    fn place(self, device: u32) -> &'static AtomicI64 {
+        &COUNTS[self as usize][(device as usize).min(DEVICES_MAX)]
+    }
+
+    pub(crate) fn add(self, device: u32, count: i64) {
+        self.place(device).fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Keeps the largest.
+    pub(crate) fn peak(self, device: u32, value: i64) {
+        self.place(device).fetch_max(value, Ordering::Relaxed);
+    }
+}
+
+/// The count of one device, or of all together; `None` if there is no such counter.
+pub(crate) fn read(name: &str, device: Option<u32>) -> Option<i64> {
+    let (_, counter) = NAMES.iter().find(|(known, _)| *known == name)?;
+    if let Some(device) = device {
+        return Some(counter.place(device).load(Ordering::Relaxed));
+    }
+    let counts = COUNTS[*counter as usize].iter().map(|count| count.load(Ordering::Relaxed));
+    if name.starts_with("most_") { counts.max() } else { Some(counts.sum()) }
+}
+
+/// Sets the peaks and the sums back; what exists now stays counted.
+pub(crate) fn reset() {
+    let passing = NAMES.iter().filter(|(name, _)| !name.starts_with("live_"));
+    for (_, counter) in passing.filter(|(_, counter)| *counter != Counter::OpenImports) {
+        COUNTS[*counter as usize].iter().for_each(|count| count.store(0, Ordering::Relaxed));
+    }
+}

@@ -1,0 +1,147 @@
+//! Graphs: commands with an order that is no more than it has to be, run as often as asked.
+//!
+//! When a graph is made ready its nodes are dealt into chains, each node behind one that it comes
+//! after. Each chain runs on a thread of its own and waits only where it depends on another.
+
+use std::sync::{Arc, Mutex};
+
+use super::command::Command;
+use super::completion::Completion;
+use super::counters::Counter;
+use super::session::Session;
+use super::sync::lock;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) command: Command,
+    /// Whose queue was told.
+    pub(crate) session: Arc<Session>,
+    /// The nodes that it comes after, all with smaller numbers.
+    pub(crate) after: Vec<usize>,
+}
+
+/// A graph that is ready to run.
+#[derive(Debug)]
+pub(crate) struct Program {
+    nodes: Vec<Node>,
+    chains: Vec<Vec<usize>>,
+    /// Of the last launch: launches of one program follow each other.
+    last: Mutex<Option<Arc<Completion>>>,
+}
+
+/// One run of a program.
+#[derive(Clone, Debug)]
+pub(crate) struct Launch {
+    program: Arc<Program>,
+    before: Option<Arc<Completion>>,
+    done: Option<Arc<Completion>>,
+}
+
+impl Program {
+    pub(crate) fn new(nodes: Vec<Node>) -> Arc<Self> {
+        let chains = chains(&nodes);
+        Arc::new(Self { nodes, chains, last: Mutex::default() })
+    }
+
+    /// The next run; `place` hands it to a queue.
+    pub(crate) fn launch<T, E>(
+        self: &Arc<Self>,
+        place: impl FnOnce(Launch) -> Result<T, E>,
+    ) -> Result<T, E> {
+        // The lock is held until the run has its place, so that runs are placed in their order.
+        let mut last = lock(&self.last);
+        let done = Arc::new(Completion::default());
+        let before = last.clone().filter(|before| !before.is_done());
+        let launch = Launch { program: self.clone(), before, done: Some(done.clone()) };
+        let placed = place(launch)?;
+        *last = Some(done);
+        Ok(placed)
+    }
+
+    /// A run as a node of another graph; that graph's launches order it.
+    pub(crate) fn nested(self: &Arc<Self>) -> Launch {
+        Launch { program: self.clone(), before: None, done: None }
+    }
+
+    fn run(&self) {
+        let done: Vec<Completion> = self.nodes.iter().map(|_| Completion::default()).collect();
+        let done = &done;
+        std::thread::scope(|scope| {
+            for chain in self.chains.iter().skip(1) {
+                scope.spawn(|| self.run_chain(chain, done));
+            }
+            if let Some(chain) = self.chains.first() {
+                self.run_chain(chain, done);
+            }
+        });
+    }
+
+    fn run_chain(&self, chain: &[usize], done: &[Completion]) {
+        for &at in chain {
+            let node = &self.nodes[at];
+            for &before in &node.after {
+                done[before].wait(|| false);
+            }
+            if node.session.fault().is_some() {
+                node.command.abandon();
+            } else if let Err(fault) = node.command.run(&node.session) {
+                node.session.break_with(fault);
+            }
+            done[at].finish();
+        }
+    }
+}
+
+impl Launch {
+    pub(super) fn run(&self, session: &Session) -> Result<(), super::fault::Fault> {
+        if let Some(before) = &self.before {
+            before.wait(|| session.fault().is_some());
+        }
+        self.program.run();
+        Counter::GraphLaunches.add(session.device(), 1);
+        self.abandon();
+        Ok(())
+    }
+
+    /// Lets the next launch begin.
+    pub(super) fn abandon(&self) {
+        if let Some(done) = &self.done {
+            done.finish();
+        }
+    }
+}
+
+/// Deals the nodes into chains; a node follows the last node of a chain that it comes after.
+fn chains(nodes: &[Node]) -> Vec<Vec<usize>> {
+    let mut chains: Vec<Vec<usize>> = Vec::new();
+    for (at, node) in nodes.iter().enumerate() {
+        let follows = chains
+            .iter_mut()
+            .find(|chain| chain.last().is_some_and(|last| node.after.contains(last)));
+        match follows {
+            Some(chain) => chain.push(at),
+            None => chains.push(vec![at]),
+        }
+    }
+    chains
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn branches_become_chains() {
+        let session = Session::begin(0);
+        let node = |after: &[usize]| Node {
+            command: Command::Words(Arc::default()),
+            session: session.clone(),
+            after: after.to_vec(),
+        };
+        // One, then two branches of two, then their join.
+        let nodes = [node(&[]), node(&[0]), node(&[0]), node(&[1]), node(&[2]), node(&[3, 4])];
+        assert_eq!(chains(&nodes), [vec![0, 1, 3, 5], vec![2, 4]]);
+        assert!(chains(&[]).is_empty());
+        Program::new(nodes.to_vec()).run();
+    }
+}

@@ -1,0 +1,25 @@
+//! Random delays from a seed, so that a failure can be repeated.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::settings::Setting;
+
+/// The next delay, from nothing to the setting.
+pub(crate) fn next() -> Duration {
+    static DRAWN: AtomicU64 = AtomicU64::new(0);
+    let most = Setting::JitterMicros.value();
+    if most == 0 {
+        return Duration::ZERO;
+    }
+    let draw = DRAWN.fetch_add(1, Ordering::Relaxed);
+    Duration::from_micros(mix(Setting::Seed.value() ^ draw.rotate_left(32)) % (most + 1))
+}
+
+/// A random-looking word for each word: the finisher of SplitMix64.
+fn mix(word: u64) -> u64 {
+    let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}

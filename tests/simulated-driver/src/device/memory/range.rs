@@ -1,0 +1,115 @@
+//! One range of device addresses and who may touch it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::backing::{Backing, unmap};
+use crate::device::counters::Counter;
+use crate::device::session::Session;
+
+/// How a range came to be.
+#[derive(Clone, Debug)]
+pub(crate) enum Kind {
+    /// Allocated on a device, by a session.
+    Plain { session: u64 },
+    /// The same, ordered by a queue; it cannot be shared by name.
+    Pooled { session: u64 },
+    /// Of the host, pinned; every device reaches it.
+    Host { session: u64 },
+    /// Of the host and the caller's own, pinned.
+    Registered { session: u64 },
+    /// Opened by its name, by a session on this device.
+    Imported { session: u64, by: u32 },
+    /// A piece of a block, mapped into a reservation.
+    Mapped { block: u64 },
+}
+
+/// The range; whoever runs a command on it holds it, so that it stays mapped so long.
+#[derive(Debug)]
+pub(crate) struct Range {
+    pub(crate) base: u64,
+    pub(crate) bytes: u64,
+    pub(crate) backing: Arc<Backing>,
+    pub(crate) kind: Kind,
+    /// Never used again in this process, other than addresses.
+    pub(crate) id: u64,
+    /// The devices that may touch a mapped piece, a bit each.
+    access: AtomicU64,
+}
+
+impl Range {
+    pub(super) fn new(base: u64, bytes: u64, backing: Arc<Backing>, kind: Kind) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let range = Self { base, bytes, backing, kind, id, access: AtomicU64::new(0) };
+        range.live_counter().add(range.device(), 1);
+        range
+    }
+
+    /// The device whose memory it is.
+    pub(crate) fn device(&self) -> u32 {
+        self.backing.identity().device
+    }
+
+    pub(crate) fn end(&self) -> u64 {
+        self.base + self.bytes
+    }
+
+    pub(crate) fn is_host(&self) -> bool {
+        matches!(self.kind, Kind::Host { .. } | Kind::Registered { .. })
+    }
+
+    /// The session that goes with it, if any.
+    pub(crate) fn session(&self) -> Option<u64> {
+        match self.kind {
+            Kind::Plain { session }
+            | Kind::Pooled { session }
+            | Kind::Host { session }
+            | Kind::Registered { session }
+            | Kind::Imported { session, .. } => Some(session),
+            Kind::Mapped { .. } => None,
+        }
+    }
+
+    pub(crate) fn allow(&self, device: u32, access: bool) {
+        let bit = 1 << device;
+        if access {
+            self.access.fetch_or(bit, Ordering::AcqRel);
+        } else {
+            self.access.fetch_and(!bit, Ordering::AcqRel);
+        }
+    }
+
+    pub(crate) fn is_reached_by(&self, session: &Session) -> bool {
+        match self.kind {
+            Kind::Host { .. } | Kind::Registered { .. } => true,
+            Kind::Plain { .. } | Kind::Pooled { .. } => session.reaches(self.device()),
+            Kind::Imported { by, .. } => by == session.device() || session.reaches(self.device()),
+            Kind::Mapped { .. } => {
+                self.access.load(Ordering::Acquire) & (1 << session.device()) != 0
+            }
+        }
+    }
+
+    /// Whether it belongs to another device or process than the session's.
+    pub(crate) fn is_foreign_to(&self, session: &Session) -> bool {
+        !self.is_host() && (self.device() != session.device() || self.backing.is_imported())
+    }
+
+    fn live_counter(&self) -> Counter {
+        match self.kind {
+            Kind::Imported { .. } | Kind::Mapped { .. } => Counter::LiveMappings,
+            _ => Counter::LiveAllocations,
+        }
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        self.live_counter().add(self.device(), -1);
+        // A piece lies in a reservation, which takes its addresses back.
+        if !matches!(self.kind, Kind::Mapped { .. } | Kind::Registered { .. }) {
+            unmap(self.base, self.bytes);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Names by which other processes open an allocation while its owner lives.
+//!
+//! The name holds the owner's process and descriptor, and the token of the memory. Opening goes
+//! through the kernel's list of the owner's descriptors, so nobody has to answer; the token tells
+//! when the number means something else by now.
+
+use std::fs::OpenOptions;
+use std::os::fd::OwnedFd;
+
+use super::backing::{Backing, Identity};
+
+/// The bytes of a name.
+pub(crate) const NAME_BYTES: usize = 64;
+const MAGIC: [u8; 8] = *b"simshar1";
+
+/// Why memory cannot be opened by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CannotOpen {
+    /// These bytes name nothing.
+    Malformed,
+    /// It was named by this very process.
+    OwnProcess,
+    /// The owner is gone, or has freed it.
+    Stale,
+}
+
+/// The name of memory of this process.
+pub(crate) fn name(backing: &Backing) -> [u8; NAME_BYTES] {
+    let mut name = [0; NAME_BYTES];
+    let fields: [&[u8]; 4] = [
+        &MAGIC,
+        &std::process::id().to_le_bytes(),
+        &backing.raw_fd().to_le_bytes(),
+        &backing.identity().token.to_le_bytes(),
+    ];
+    let mut at = 0;
+    for field in fields {
+        name[at..at + field.len()].copy_from_slice(field);
+        at += field.len();
+    }
+    name
+}
+
+/// The token in a name: one allocation, one token.
+pub(crate) fn token(name: &[u8; NAME_BYTES]) -> u128 {
+    u128::from_le_bytes(field(name, 16))
+}
+
+/// Opens what another process named.
+pub(crate) fn open(name: &[u8; NAME_BYTES]) -> Result<Backing, CannotOpen> {
+    if field(name, 0) != MAGIC {
+        return Err(CannotOpen::Malformed);
+    }
+    let (process, number) =
+        (u32::from_le_bytes(field(name, 8)), i32::from_le_bytes(field(name, 12)));
+    if process == std::process::id() {
+        return Err(CannotOpen::OwnProcess);
+    }
+    let path = format!("/proc/{process}/fd/{number}");
+    let opened = OpenOptions::new().read(true).write(true).open(path);
+    let fd = OwnedFd::from(opened.map_err(|_| CannotOpen::Stale)?);
+    match Identity::of(&fd) {
+        Some(identity) if identity.token == token(name) => {
+            Backing::open(fd).ok_or(CannotOpen::Stale)
+        }
+        _ => Err(CannotOpen::Stale),
+    }
+}
+
+fn field<const N: usize>(name: &[u8; NAME_BYTES], at: usize) -> [u8; N] {
+    let mut field = [0; N];
+    field.copy_from_slice(&name[at..at + N]);
+    field
+}

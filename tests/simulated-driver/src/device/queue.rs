@@ -1,0 +1,228 @@
+//! A queue: a thread that does one command after the other.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::capture::{CaptureError, Member};
+use super::command::Command;
+use super::completion::Completion;
+use super::counters::Counter;
+use super::session::Session;
+use super::settings::Setting;
+use super::sync::lock;
+
+/// How a queue orders itself with the default queue of its session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QueueKind {
+    /// Each waits for what the other was given before.
+    Blocking,
+    /// Not at all.
+    NonBlocking,
+    Default,
+}
+
+/// Why a command was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// The queue stayed full, or did not drain, for as long as callers wait.
+    TooLong,
+    Capture(CaptureError),
+}
+
+impl From<CaptureError> for Refused {
+    fn from(error: CaptureError) -> Self {
+        Self::Capture(error)
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    pending: VecDeque<Command>,
+    /// A command is out of the queue and not done.
+    running: bool,
+    closed: bool,
+    /// Set while commands are recorded instead of run.
+    member: Option<Member>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Queue {
+    session: Arc<Session>,
+    kind: QueueKind,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Queue {
+    /// Starts its thread, which ends when the queue is closed and empty.
+    pub(super) fn start(session: Arc<Session>, kind: QueueKind) -> Arc<Self> {
+        Counter::LiveStreams.add(session.device(), 1);
+        let queue =
+            Arc::new(Self { session, kind, state: Mutex::default(), changed: Condvar::new() });
+        let worker = queue.clone();
+        let name = format!("sim-queue-{}", queue.session.device());
+        std::thread::Builder::new()
+            .name(name)
+            .stack_size(256 << 10)
+            .spawn(move || worker.work())
+            .expect("a thread for a simulated queue");
+        queue
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    pub(crate) fn kind(&self) -> QueueKind {
+        self.kind
+    }
+
+    fn work(&self) {
+        let mut state = lock(&self.state);
+        loop {
+            let Some(command) = state.pending.pop_front() else {
+                if state.closed {
+                    return;
+                }
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            state.running = true;
+            drop(state);
+            if self.session.fault().is_some() {
+                command.abandon();
+            } else if let Err(fault) = command.run(&self.session) {
+                self.session.break_with(fault);
+                command.abandon();
+            }
+            // What the command held goes before anybody hears that it is done.
+            drop(command);
+            state = lock(&self.state);
+            state.running = false;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Takes no more; what was taken is still done.
+    pub(crate) fn close(&self) {
+        let mut state = lock(&self.state);
+        if !state.closed {
+            state.closed = true;
+            Counter::LiveStreams.add(self.session.device(), -1);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Takes a command: into the capture, if there is one, or to be run.
+    pub(crate) fn submit(&self, command: Command) -> Result<(), Refused> {
+        self.order_with_default()?;
+        let mut state = lock(&self.state);
+        if let Some(member) = &mut state.member {
+            member.record(command, &self.session)?;
+            return Ok(());
+        }
+        self.push(state, command)
+    }
+
+    /// Takes a command to be run, whatever is captured.
+    fn submit_now(&self, command: Command) -> Result<(), Refused> {
+        self.push(lock(&self.state), command)
+    }
+
+    fn push(&self, mut state: MutexGuard<'_, State>, command: Command) -> Result<(), Refused> {
+        let full = |state: &State| state.pending.len() as u64 >= Setting::QueueLength.value();
+        let deadline = patience();
+        while full(&state) {
+            state = self.wait_until(state, deadline).ok_or(Refused::TooLong)?;
+        }
+        state.pending.push_back(command);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// The default queue and the blocking ones wait for what each was given before.
+    fn order_with_default(&self) -> Result<(), Refused> {
+        let others = match self.kind {
+            QueueKind::NonBlocking => return Ok(()),
+            QueueKind::Blocking => Vec::from_iter(self.session.existing_default_queue()),
+            QueueKind::Default => {
+                let mut queues = self.session.queues();
+                queues.retain(|queue| queue.kind == QueueKind::Blocking);
+                queues
+            }
+        };
+        for other in others {
+            if self.is_capturing() {
+                continue;
+            }
+            if other.is_capturing() {
+                other.invalidate_capture();
+                return Err(CaptureError::Implicit.into());
+            }
+            if !other.is_idle() {
+                let completion = Arc::new(Completion::default());
+                other.submit_now(Command::Finish(completion.clone()))?;
+                self.submit_now(Command::Await(completion))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = lock(&self.state);
+        state.pending.is_empty() && !state.running
+    }
+
+    /// Waits until everything that was taken is done.
+    pub(crate) fn drain(&self) -> Result<(), Refused> {
+        let deadline = patience();
+        let mut state = lock(&self.state);
+        while !state.pending.is_empty() || state.running {
+            state = self.wait_until(state, deadline).ok_or(Refused::TooLong)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for a change; `None` after the deadline.
+    fn wait_until<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        deadline: Instant,
+    ) -> Option<MutexGuard<'a, State>> {
+        let left = deadline.checked_duration_since(Instant::now()).filter(|it| !it.is_zero())?;
+        let waited = self.changed.wait_timeout(state, left);
+        Some(waited.unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    /// Looks at the queue's part in a capture, or changes it.
+    pub(crate) fn with_member<T>(&self, look: impl FnOnce(&mut Option<Member>) -> T) -> T {
+        look(&mut lock(&self.state).member)
+    }
+
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.with_member(|member| member.is_some())
+    }
+
+    pub(crate) fn invalidate_capture(&self) {
+        self.with_member(|member| {
+            if let Some(member) = member {
+                member.capture().invalidate();
+            }
+        });
+    }
+
+    /// For calls that a captured queue cannot answer: they spoil its capture.
+    pub(crate) fn refuse_while_capturing(&self) -> Result<(), CaptureError> {
+        if self.is_capturing() {
+            self.invalidate_capture();
+            return Err(CaptureError::Unsupported);
+        }
+        Ok(())
+    }
+}
+
+/// When a caller that waits from now on gives up.
+pub(crate) fn patience() -> Instant {
+    Instant::now() + Duration::from_millis(Setting::PatienceMillis.value())
+}

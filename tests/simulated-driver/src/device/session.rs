@@ -1,0 +1,122 @@
+//! One device as this process has it open: its queues, whom it reaches, and whether it still works.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use super::counters::Counter;
+use super::fault::Fault;
+use super::memory::AddressSpace;
+use super::queue::{Queue, QueueKind};
+use super::sync::lock;
+
+/// From the first user of a device to the last. A new one begins whole.
+#[derive(Debug)]
+pub(crate) struct Session {
+    id: u64,
+    device: u32,
+    fault: OnceLock<Fault>,
+    gone: AtomicBool,
+    /// The other devices that it may touch, a bit each.
+    peers: AtomicU64,
+    queues: Mutex<Vec<Weak<Queue>>>,
+    default_queue: Mutex<Option<Arc<Queue>>>,
+}
+
+impl Session {
+    pub(crate) fn begin(device: u32) -> Arc<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Counter::LiveContexts.add(device, 1);
+        Arc::new(Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            device,
+            fault: OnceLock::new(),
+            gone: AtomicBool::new(false),
+            peers: AtomicU64::new(0),
+            queues: Mutex::default(),
+            default_queue: Mutex::default(),
+        })
+    }
+
+    /// Never used again in this process.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Numbered as the machine does.
+    pub(crate) fn device(&self) -> u32 {
+        self.device
+    }
+
+    pub(crate) fn reaches(&self, device: u32) -> bool {
+        device == self.device || self.peers.load(Ordering::Acquire) & (1 << device) != 0
+    }
+
+    /// Lets it touch the other device's memory, or no longer; `false` if that was so already.
+    pub(crate) fn reach(&self, device: u32, access: bool) -> bool {
+        let bit = 1 << device;
+        let before = if access {
+            self.peers.fetch_or(bit, Ordering::AcqRel)
+        } else {
+            self.peers.fetch_and(!bit, Ordering::AcqRel)
+        };
+        (before & bit != 0) != access
+    }
+
+    /// The first fault stays.
+    pub(crate) fn break_with(&self, fault: Fault) {
+        let _ = self.fault.set(fault);
+    }
+
+    /// Why it takes no more work.
+    pub(crate) fn fault(&self) -> Option<Fault> {
+        if self.gone.load(Ordering::Acquire) {
+            Some(Fault::Gone)
+        } else {
+            self.fault.get().copied()
+        }
+    }
+
+    /// Ends it under its users.
+    pub(crate) fn destroy(&self) {
+        self.gone.store(true, Ordering::Release);
+        self.break_with(Fault::Gone);
+    }
+
+    /// Ends it after its last user: what it allocated and opened goes.
+    pub(crate) fn end(&self, memory: &AddressSpace) {
+        self.destroy();
+        self.queues().iter().for_each(|queue| queue.close());
+        *lock(&self.default_queue) = None;
+        for range in memory.select(|range| range.session() == Some(self.id)) {
+            let _ = memory.remove(range.base, |found| found.id == range.id);
+        }
+    }
+
+    pub(crate) fn new_queue(self: &Arc<Self>, kind: QueueKind) -> Arc<Queue> {
+        let queue = Queue::start(self.clone(), kind);
+        let mut queues = lock(&self.queues);
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(Arc::downgrade(&queue));
+        queue
+    }
+
+    /// The queue that belongs to nobody and orders itself with every blocking one.
+    pub(crate) fn default_queue(self: &Arc<Self>) -> Arc<Queue> {
+        let mut queue = lock(&self.default_queue);
+        queue.get_or_insert_with(|| self.new_queue(QueueKind::Default)).clone()
+    }
+
+    pub(crate) fn existing_default_queue(&self) -> Option<Arc<Queue>> {
+        lock(&self.default_queue).clone()
+    }
+
+    pub(crate) fn queues(&self) -> Vec<Arc<Queue>> {
+        lock(&self.queues).iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        Counter::LiveContexts.add(self.device, -1);
+    }
+}

@@ -1,0 +1,170 @@
+//! What the simulated machine is like: from the environment when it starts, and changed by tests
+//! while it runs.
+//!
+//! Every setting is a number or one of a few words. Its environment variable is its name behind
+//! [`PREFIX`].
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What the names of all environment variables begin with.
+pub(crate) const PREFIX: &str = "PEERLANE_SIM_";
+/// The most devices of a machine.
+pub(crate) const DEVICES_MAX: usize = 16;
+
+#[derive(Clone, Copy, Debug)]
+enum Values {
+    /// From the first to the second, both inclusive.
+    Number(u64, u64),
+    Words(&'static [&'static str]),
+}
+
+macro_rules! settings {
+    ($($(#[$doc:meta])* $setting:ident = $name:literal, $values:expr, $default:literal;)*) => {
+        /// One property of the machine.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Setting {
+            $($(#[$doc])* $setting,)*
+        }
+
+        impl Setting {
+            const ALL: &[(Setting, &'static str, Values)] =
+                &[$((Setting::$setting, $name, $values),)*];
+        }
+
+        static VALUES: [AtomicU64; Setting::ALL.len()] = [$(AtomicU64::new($default),)*];
+    };
+}
+
+const ANY: Values = Values::Number(0, u64::MAX);
+const OFF_ON: Values = Values::Words(&["off", "on"]);
+
+settings! {
+    Devices = "DEVICES", Values::Number(0, DEVICES_MAX as u64), 4;
+    CopyEngines = "COPY_ENGINES", Values::Number(1, 64), 3;
+    /// The memory of each device, as each process counts it.
+    MemoryMib = "MEMORY_MIB", Values::Number(1, 1 << 20), 4096;
+    /// The unit of virtual memory management.
+    GranularityKib = "GRANULARITY_KIB", Values::Number(4, 1 << 20), 2048;
+    DriverVersion = "DRIVER_VERSION", Values::Number(1000, 99_990), 13_000;
+    /// Numbered as the vendors number it.
+    ComputeMode = "COMPUTE_MODE", Values::Words(&["default", "exclusive-thread", "prohibited", "exclusive"]), 0;
+    /// Whether devices reach each other's memory.
+    PeerAccess = "P2P", OFF_ON, 1;
+    /// The best is 0.
+    PeerRank = "P2P_RANK", Values::Number(0, 100), 0;
+    /// Whether there is virtual memory management.
+    VirtualMemory = "VMM", OFF_ON, 1;
+    /// Whether that memory travels as file descriptors.
+    Descriptors = "POSIX_FD", OFF_ON, 1;
+    /// Handles for other nodes: not there; claimed, but refused when an allocation asks; there.
+    FabricHandles = "FABRIC", Values::Words(&["none", "refused", "works"]), 1;
+    /// Whether plain allocations can be shared between processes by handle.
+    LegacyShare = "LEGACY_IPC", OFF_ON, 1;
+    /// Whether queues write and await words of 64 bits.
+    LongWords = "WORDS_64", OFF_ON, 1;
+    /// The most words of a batch; the vendor asks for fewer than 256.
+    BatchMax = "BATCH_MAX", Values::Number(1, 65_536), 255;
+    /// What happens to words that a queue writes to memory of others.
+    PeerWrites = "PEER_WRITES", Values::Words(&["allow", "refuse", "drop"]), 0;
+    /// Which copies do nothing, and say that all is well.
+    DropCopies = "DROP_COPIES", Values::Words(&["none", "peer", "local", "all"]), 0;
+    /// What happens to words while their queue is captured: `now` writes them at once.
+    CapturedWords = "CAPTURED_WORDS", Values::Words(&["record", "refuse", "drop", "now"]), 0;
+    /// What every copy takes at least.
+    CopyDelayMicros = "COPY_DELAY_US", Values::Number(0, 60_000_000), 0;
+    CopyNanosPerKib = "COPY_NS_PER_KIB", Values::Number(0, 1_000_000_000), 0;
+    /// The most that is added to a copy, to a batch of words and before an event, at random.
+    JitterMicros = "JITTER_US", Values::Number(0, 60_000_000), 0;
+    Seed = "SEED", ANY, 1;
+    /// How many commands a queue holds before a caller has to wait.
+    QueueLength = "QUEUE_LENGTH", Values::Number(1, 1 << 20), 1024;
+    /// How long a caller waits for a queue at most.
+    PatienceMillis = "PATIENCE_MS", Values::Number(1, 86_400_000), 120_000;
+    /// What new memory holds: not zero, because nothing promises zero.
+    Junk = "JUNK", Values::Number(0, 255), 0xa5;
+}
+
+impl Setting {
+    pub(crate) fn value(self) -> u64 {
+        VALUES[self as usize].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_on(self) -> bool {
+        self.value() == 1
+    }
+
+    /// Whether the setting is this word.
+    pub(crate) fn is(self, word: &str) -> bool {
+        let Values::Words(words) = Self::ALL[self as usize].2 else { return false };
+        words.get(self.value() as usize) == Some(&word)
+    }
+}
+
+/// Takes over what the environment says.
+///
+/// # Errors
+/// Says which variable is wrong and what was wanted.
+pub(crate) fn read_environment() -> Result<(), String> {
+    for (_, name, _) in Setting::ALL {
+        let variable = format!("{PREFIX}{name}");
+        if let Some(text) = std::env::var_os(&variable) {
+            change(name, &text.to_string_lossy())?;
+        }
+    }
+    Ok(())
+}
+
+/// Changes the setting of this name, such as `COPY_ENGINES`.
+///
+/// # Errors
+/// Says what was wanted.
+pub(crate) fn change(name: &str, text: &str) -> Result<(), String> {
+    let found = Setting::ALL.iter().find(|(_, known, _)| *known == name);
+    let Some((setting, _, values)) = found else {
+        return Err(format!("the simulated driver has no setting {name}"));
+    };
+    VALUES[*setting as usize].store(parse(name, text, *values)?, Ordering::Relaxed);
+    Ok(())
+}
+
+fn parse(name: &str, text: &str, values: Values) -> Result<u64, String> {
+    match values {
+        Values::Number(least, most) => {
+            let number = text.trim().parse().ok();
+            number.filter(|number| (least..=most).contains(number)).ok_or_else(|| {
+                format!("{PREFIX}{name}={text}: wanted a number from {least} to {most}")
+            })
+        }
+        Values::Words(words) => {
+            let found = words.iter().position(|word| *word == text.trim());
+            found
+                .map(|at| at as u64)
+                .ok_or_else(|| format!("{PREFIX}{name}={text}: wanted one of {}", words.join(", ")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_stands_at_its_own_place() {
+        for (place, (setting, name, _)) in Setting::ALL.iter().enumerate() {
+            assert_eq!(*setting as usize, place, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_says_what_was_wanted() {
+        assert_eq!(
+            change("DEVICES", "many").unwrap_err(),
+            "PEERLANE_SIM_DEVICES=many: wanted a number from 0 to 16"
+        );
+        assert_eq!(
+            change("P2P", "yes").unwrap_err(),
+            "PEERLANE_SIM_P2P=yes: wanted one of off, on"
+        );
+        assert!(change("WINGS", "2").is_err());
+    }
+}

@@ -1,0 +1,122 @@
+//! Other machines: without devices, with some hidden, older, in exclusive use, wrongly set up.
+
+mod driver;
+
+use std::process::{Command, ExitCode};
+
+use driver::child::{self, Other, hear, tell};
+use driver::*;
+use peerlane_simulated_driver::{install_from, library_folder, without_symbols};
+
+fn main() -> ExitCode {
+    let roles: &[(&str, fn())] = &[("look", look), ("older", older), ("hold", hold)];
+    child::main(
+        roles,
+        &[
+            ("no_device_is_said_when_the_driver_starts", no_device),
+            ("hidden_devices_are_not_there", hidden),
+            ("a_wrong_setting_stops_the_driver", wrong_setting),
+            ("calls_fail_as_the_environment_says", failing),
+            ("an_older_driver_lacks_symbols", missing_symbols),
+            ("a_device_in_exclusive_use_is_not_available", exclusive),
+            ("the_library_is_found_by_other_programs", by_path),
+        ],
+    )
+}
+
+fn ask(variables: &[(&str, &str)]) -> String {
+    let mut other = Other::start("look", variables);
+    let told = other.hear();
+    other.end();
+    told
+}
+
+/// Tells how starting went, and the buses of the devices.
+fn look() {
+    install();
+    if let Err(code) = cuda!(cuInit(0 => u32)) {
+        return tell(&format!("failed {code}"));
+    }
+    let (mut count, mut buses) = (0, Vec::new());
+    cuda!(cuDeviceGetCount(&mut count => &mut i32)).unwrap();
+    for device in 0..count {
+        let mut id = [0_u8; 13];
+        cuda!(cuDeviceGetPCIBusId(&mut id => &mut [u8; 13], 13 => i32, device => i32)).unwrap();
+        buses.push(String::from_utf8_lossy(&id[..12]).into_owned());
+    }
+    tell(&buses.join(" "));
+}
+
+fn no_device() {
+    assert_eq!(ask(&[("PEERLANE_SIM_DEVICES", "0")]), "failed 100");
+    assert_eq!(ask(&[("CUDA_VISIBLE_DEVICES", "")]), "failed 100");
+}
+
+fn hidden() {
+    assert_eq!(ask(&[("PEERLANE_SIM_DEVICES", "2")]), "0000:10:00.0 0000:11:00.0");
+    assert_eq!(ask(&[("CUDA_VISIBLE_DEVICES", "3,1")]), "0000:13:00.0 0000:11:00.0");
+    let uuid = "GPU-73696d75-6c61-7465-6420-677075203032";
+    assert_eq!(ask(&[("CUDA_VISIBLE_DEVICES", uuid)]), "0000:12:00.0");
+}
+
+fn wrong_setting() {
+    assert_eq!(ask(&[("PEERLANE_SIM_COPY_ENGINES", "none")]), "failed 999");
+    assert_eq!(ask(&[("PEERLANE_SIM_FAIL", "cuInit:soon")]), "failed 999");
+}
+
+fn failing() {
+    assert_eq!(ask(&[("PEERLANE_SIM_FAIL", "cuInit:0:9999")]), "failed 9999");
+    assert_eq!(ask(&[("PEERLANE_SIM_FAIL", "cuMemAlloc_v2:0:2,cuInit:0:803")]), "failed 803");
+}
+
+fn missing_symbols() {
+    let other = Other::start("older", &[]);
+    other.end();
+}
+
+fn older() {
+    let folder = without_symbols(&["cuMemCreate", "cuStreamBatchMemOp_v2"]);
+    install_from(&folder);
+    for missing in ["cuMemCreate", "cuStreamBatchMemOp_v2"] {
+        assert!(symbol(missing).is_null(), "{missing} is still there");
+    }
+    assert!(!symbol("cuMemRelease").is_null());
+    cuda!(cuInit(0 => u32)).unwrap();
+}
+
+/// Takes a device, tells so, and waits to be told to go.
+fn hold() {
+    install();
+    cuda!(cuInit(0 => u32)).unwrap();
+    let mut context = 0;
+    let answer = cuda!(cuDevicePrimaryCtxRetain(&mut context => &mut usize, 1 => i32));
+    tell(&format!("{answer:?}"));
+    hear();
+}
+
+fn exclusive() {
+    let machine = std::process::id().to_string();
+    let variables =
+        [("PEERLANE_SIM_COMPUTE_MODE", "exclusive"), ("PEERLANE_SIM_MACHINE", &*machine)];
+    let mut first = Other::start("hold", &variables);
+    assert_eq!(first.hear(), "Ok(())");
+    let mut second = Other::start("hold", &variables);
+    assert_eq!(second.hear(), "Err(46)");
+    second.end();
+    first.kill();
+    let mut third = Other::start("hold", &variables);
+    assert_eq!(third.hear(), "Ok(())");
+    third.end();
+}
+
+/// The dynamic linker finds the library by the environment alone; `ld.so` can say which it takes.
+fn by_path() {
+    let folder = library_folder();
+    let library = folder.join("libcuda.so.1");
+    assert!(library.exists(), "{library:?}");
+    let header = std::fs::read(&library).unwrap();
+    assert_eq!(&header[..4], b"\x7fELF");
+    let mut command = Command::new("true");
+    let status = command.env("LD_LIBRARY_PATH", &folder).env("LD_PRELOAD", "libcuda.so.1").output();
+    assert!(status.unwrap().stderr.is_empty(), "the linker does not find libcuda.so.1");
+}
