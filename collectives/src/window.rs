@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 
 use peerlane_hal::{PeerMemory, Rank, Region};
 
-use crate::run::turns::Turns;
+use crate::run::turns::{Start, Turns};
 
 /// The buffers of this rank, and those of its peers that it may reach.
 pub(crate) struct Window<M: PeerMemory> {
@@ -44,9 +44,11 @@ impl<M: PeerMemory> Window<M> {
 /// The host's view of a window, whatever fabric it is on.
 pub(crate) trait HostView: Send + Sync {
     /// The flag of a start, where the host can read it; `word` as the layout numbers it.
-    fn flag(&self, word: u64, epoch: u64) -> Option<&AtomicU64>;
+    fn flag(&self, word: u64, start: Start) -> Option<&AtomicU64>;
+    /// What the flag of a start holds, also where the host cannot read it; slow there.
+    fn flag_value(&self, word: u64, start: Start) -> Option<u64>;
     /// Where the output of a start begins.
-    fn output_offset(&self, epoch: u64) -> u64;
+    fn output_offset(&self, start: Start) -> u64;
     /// The region that holds the own shard.
     fn input(&self) -> &dyn Region;
     /// The gathered region.
@@ -54,13 +56,17 @@ pub(crate) trait HostView: Send + Sync {
 }
 
 impl<M: PeerMemory> HostView for Window<M> {
-    fn flag(&self, word: u64, epoch: u64) -> Option<&AtomicU64> {
-        let word = usize::try_from(self.turns.flag_word(word, epoch)).ok()?;
+    fn flag(&self, word: u64, start: Start) -> Option<&AtomicU64> {
+        let word = usize::try_from(self.turns.flag_word(word, start)).ok()?;
         self.flags.flags()?.get(word)
     }
 
-    fn output_offset(&self, epoch: u64) -> u64 {
-        self.turns.output_offset(epoch)
+    fn flag_value(&self, word: u64, start: Start) -> Option<u64> {
+        self.flags.flag_value(self.turns.flag_word(word, start))
+    }
+
+    fn output_offset(&self, start: Start) -> u64 {
+        self.turns.output_offset(start)
     }
 
     fn input(&self) -> &dyn Region {

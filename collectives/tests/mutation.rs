@@ -52,6 +52,12 @@ fn broken_plans_with_outputs_in_turn_are_refused() {
 }
 
 #[test]
+fn broken_plans_with_batched_flags_are_refused() {
+    check(Shape::Batched);
+    check(Shape::BatchedInTurn);
+}
+
+#[test]
 fn broken_plans_with_an_own_copy_aside_are_refused() {
     check(Shape::Aside);
 }

@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use insta::assert_snapshot;
 use peerlane_collectives::plan::{
-    Algorithm, Cell, Flag, Lane, LaneId, ParseError, Plan, Source, Step,
+    Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, ParseError, Plan, Source, Step,
 };
 use peerlane_hal::{Error as _, ErrorKind, Rank};
 
@@ -25,6 +25,7 @@ fn random_plan(rng: &mut Rng) -> Plan {
         parts: number(rng),
         in_place: rng.bool(),
         outputs: if rng.bool() { 1 } else { number(rng) },
+        flags: *rng.choice(FlagOrder::ALL).unwrap(),
         lanes,
     }
 }
@@ -113,7 +114,7 @@ fn the_text_is_readable() {
 fn the_json_is_readable() {
     let mut plan = Shape::Away.plans(2, 1, true).swap_remove(1);
     plan.lanes[1].steps.push(Step::Wait { flag: Flag::Go { lane: LaneId(2) } });
-    assert_snapshot!(serde_json::to_string(&plan).unwrap(), @r#"{"algorithm":"direct","rank":1,"ranks":2,"parts":1,"in_place":true,"outputs":1,"lanes":[{"steps":[{"signal":{"peer":0,"flag":{"ready":{"from":1,"lane":1}}}},{"wait":{"flag":{"arrived":{"cell":{"shard":0,"part":0}}}}}]},{"steps":[{"wait":{"flag":{"ready":{"from":0,"lane":1}}}},{"put":{"peer":0,"cell":{"shard":1,"part":0},"from":"input"}},{"signal":{"peer":0,"flag":{"arrived":{"cell":{"shard":1,"part":0}}}}},{"wait":{"flag":{"go":{"lane":2}}}}]}]}"#);
+    assert_snapshot!(serde_json::to_string(&plan).unwrap(), @r#"{"algorithm":"direct","rank":1,"ranks":2,"parts":1,"in_place":true,"outputs":1,"flags":"prompt","lanes":[{"steps":[{"signal":{"peer":0,"flag":{"ready":{"from":1,"lane":1}}}},{"wait":{"flag":{"arrived":{"cell":{"shard":0,"part":0}}}}}]},{"steps":[{"wait":{"flag":{"ready":{"from":0,"lane":1}}}},{"put":{"peer":0,"cell":{"shard":1,"part":0},"from":"input"}},{"signal":{"peer":0,"flag":{"arrived":{"cell":{"shard":1,"part":0}}}}},{"wait":{"flag":{"go":{"lane":2}}}}]}]}"#);
 }
 
 #[test]

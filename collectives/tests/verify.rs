@@ -49,7 +49,7 @@ fn right_plans_are_proven() {
                 let proof = verify(&shape.plans(ranks, parts, in_place)).unwrap_or_else(|fault| {
                     panic!("{shape:?}, {ranks} ranks, {parts} parts, in place {in_place}: {fault}")
                 });
-                let starts = if shape == Shape::InTurn { 4 } else { 2 };
+                let starts = 2 * shape.outputs();
                 assert_eq!((proof.ranks, proof.parts, proof.starts), (ranks, parts, starts));
             }
         }
@@ -60,7 +60,8 @@ fn right_plans_are_proven() {
 fn direct_serves_any_topology() {
     for nodes in [&[0, 0, 1][..], &[0, 1, 2], &[0, 1, 0, 1, 1], &[2, 0, 1, 1, 1, 0, 0]] {
         let topology = Topology::of_nodes(nodes).unwrap();
-        let plans = allgather::plans(Algorithm::Direct, &topology, 2, false, 1).unwrap();
+        let shape = allgather::Shape { parts: 2, ..Default::default() };
+        let plans = allgather::plans(Algorithm::Direct, &topology, shape).unwrap();
         verify(&plans).unwrap_or_else(|fault| panic!("{topology}: {fault}"));
     }
 }

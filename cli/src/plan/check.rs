@@ -75,7 +75,7 @@ fn sections(text: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use peerlane::allgather;
+    use peerlane::allgather::{self, Shape};
     use peerlane::plan::Algorithm;
     use peerlane::topology::Topology;
 
@@ -83,7 +83,8 @@ mod tests {
 
     fn plans() -> Vec<Plan> {
         let topology = Topology::flat(3).unwrap();
-        allgather::plans(Algorithm::Direct, &topology, 2, false, 1).unwrap()
+        let shape = Shape { parts: 2, ..Shape::default() };
+        allgather::plans(Algorithm::Direct, &topology, shape).unwrap()
     }
 
     #[test]

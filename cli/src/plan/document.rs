@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use peerlane::allgather::Shape;
 use peerlane::layout::Layout;
 use peerlane::plan::{Cell, Plan};
 use peerlane::topology::Topology;
@@ -52,8 +53,9 @@ impl Document {
     pub(super) fn make(options: &Options) -> Result<Self> {
         let topology = options.topology()?;
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
-        let Options { parts, in_place, outputs, .. } = *options;
-        let plans = allgather::plans(options.algorithm(), &topology, parts, in_place, outputs);
+        let Options { parts, in_place, outputs, flags, .. } = *options;
+        let shape = Shape { parts, in_place, outputs, flags };
+        let plans = allgather::plans(options.algorithm(), &topology, shape);
         let plans = plans.map_err(usage)?;
         let layout = options
             .shard_bytes(topology.ranks())?
@@ -153,7 +155,12 @@ mod tests {
     fn everything_that_is_no_plan_stands_behind_a_hash() {
         let topology = Topology::flat(2).unwrap();
         let document = Document {
-            plans: allgather::plans(Algorithm::Direct, &topology, 2, true, 1).unwrap(),
+            plans: allgather::plans(
+                Algorithm::Direct,
+                &topology,
+                Shape { parts: 2, in_place: true, ..Shape::default() },
+            )
+            .unwrap(),
             topology,
             verdict: "proven\non two lines".to_owned(),
             layout: Some(Layout::new(&[100, 64], 2).unwrap()),

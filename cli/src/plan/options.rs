@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use peerlane::Rank;
-use peerlane::plan::Algorithm;
+use peerlane::plan::{Algorithm, FlagOrder};
 use peerlane::topology::Topology;
 
 use crate::allgather::{AlgorithmChoice, parse_algorithm, parse_ranks};
@@ -40,6 +40,10 @@ pub(crate) struct Options {
     /// Outputs that starts use in turn; with two there is no ready
     #[arg(long, default_value_t = 1)]
     pub(super) outputs: u32,
+    /// prompt: signal right behind each put; batched: flags side by side, for engines that do many
+    /// at the price of one
+    #[arg(long, default_value = "prompt", value_name = "ORDER", value_parser = parse_flags)]
+    pub(super) flags: FlagOrder,
     /// The size of every shard, or one size for each rank; shows where each cell lies
     #[arg(long, value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     pub(super) shard_bytes: Vec<Size>,
@@ -52,9 +56,14 @@ pub(crate) struct Options {
     /// Read the plans of all ranks from a file, as text or JSON, and print only the verdict
     #[arg(long, value_name = "FILE")]
     #[arg(conflicts_with_all = [
-        "ranks", "nodes", "algorithm", "parts", "in_place", "outputs", "shard_bytes", "rank", "json",
+        "ranks", "nodes", "algorithm", "parts", "in_place", "outputs", "flags", "shard_bytes", "rank",
+        "json",
     ])]
     pub(super) check: Option<PathBuf>,
+}
+
+fn parse_flags(name: &str) -> std::result::Result<FlagOrder, String> {
+    name.parse().map_err(|error: peerlane::Error| error.to_string())
 }
 
 impl Options {

@@ -1,29 +1,45 @@
 //! Direct: every rank puts its shard to every peer.
 //!
 //! One lane. A peer's `ready` says that its output may be overwritten; where two outputs are used in
-//! turn, its arrivals of the start before say so already. There is no barrier at the end, because a push reads only the rank's own source, and the end of the lane gives that back.
+//! turn, its arrivals of the start before say so already. There is no barrier at the end, because a
+//! push reads only the rank's own source, and the end of the lane gives that back.
 //! Peers are served in shifted order, so that no two ranks push to the same peer first. Nodes do
 //! not matter: any topology is served, each pair of ranks over the fabric that links it.
+//!
+//! With batched flags the lane is a few groups: all `ready` signals and waits, all puts, all
+//! `arrived` signals and waits. The own copy stands with the puts, so that no group is cut.
 
 use peerlane_hal::Rank;
 
-use crate::plan::{Cell, Flag, Lane, LaneId, Source, Step};
+use super::Shape;
+use crate::plan::{Cell, Flag, FlagOrder, Lane, LaneId, Source, Step};
 
 /// The lanes of `rank`.
-pub(super) fn lanes(rank: Rank, ranks: u32, parts: u32, in_place: bool, outputs: u32) -> Vec<Lane> {
+pub(super) fn lanes(rank: Rank, ranks: u32, shape: Shape) -> Vec<Lane> {
+    let Shape { parts, in_place, outputs, flags } = shape;
     let says_ready = outputs == 1;
+    let peers = || after(rank, ranks);
+    let own_cells = || cells(rank, parts);
     let mut steps = Vec::new();
     if says_ready {
-        steps.extend(after(rank, ranks).map(|peer| signal_ready(rank, peer)));
+        steps.extend(peers().map(|peer| signal_ready(rank, peer)));
     }
-    if !in_place {
-        steps.extend(cells(rank, parts).map(|cell| put(rank, cell)));
-    }
-    for peer in after(rank, ranks) {
-        if says_ready {
-            steps.push(Step::Wait { flag: Flag::Ready { from: peer, lane: LaneId::HOME } });
+    let own_copy = own_cells().filter(|_| !in_place).map(|cell| put(rank, cell));
+    match flags {
+        FlagOrder::Prompt => {
+            steps.extend(own_copy);
+            for peer in peers() {
+                steps.extend(says_ready.then(|| wait_ready(peer)));
+                steps.extend(own_cells().flat_map(|cell| [put(peer, cell), arrived(peer, cell)]));
+            }
         }
-        steps.extend(cells(rank, parts).flat_map(|cell| push(peer, cell)));
+        FlagOrder::Batched => {
+            steps.extend(peers().filter(|_| says_ready).map(wait_ready));
+            steps.extend(own_copy);
+            let to_peers = || peers().flat_map(|peer| own_cells().map(move |cell| (peer, cell)));
+            steps.extend(to_peers().map(|(peer, cell)| put(peer, cell)));
+            steps.extend(to_peers().map(|(peer, cell)| arrived(peer, cell)));
+        }
     }
     for peer in before(rank, ranks) {
         steps.extend(cells(peer, parts).map(|cell| Step::Wait { flag: Flag::Arrived { cell } }));
@@ -49,10 +65,14 @@ fn signal_ready(rank: Rank, peer: Rank) -> Step {
     Step::Signal { peer, flag: Flag::Ready { from: rank, lane: LaneId::HOME } }
 }
 
+fn wait_ready(peer: Rank) -> Step {
+    Step::Wait { flag: Flag::Ready { from: peer, lane: LaneId::HOME } }
+}
+
 fn put(peer: Rank, cell: Cell) -> Step {
     Step::Put { peer, cell, from: Source::Input }
 }
 
-fn push(peer: Rank, cell: Cell) -> [Step; 2] {
-    [put(peer, cell), Step::Signal { peer, flag: Flag::Arrived { cell } }]
+fn arrived(peer: Rank, cell: Cell) -> Step {
+    Step::Signal { peer, flag: Flag::Arrived { cell } }
 }

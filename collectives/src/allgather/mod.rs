@@ -6,28 +6,47 @@
 use peerlane_hal::{ErrorKind, Rank};
 
 use crate::error::Error;
-use crate::plan::{Algorithm, OUTPUTS_MAX, PARTS_MAX, Plan};
+use crate::plan::{Algorithm, FlagOrder, OUTPUTS_MAX, PARTS_MAX, Plan};
 use crate::topology::Topology;
 
 mod direct;
 
+/// What a plan is for, beside algorithm and topology.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// How many parts each shard has, 1 to [`PARTS_MAX`].
+    pub parts: u32,
+    /// Whether the own shard lies in the output from the start.
+    pub in_place: bool,
+    /// How many outputs starts use in turn, 1 to [`OUTPUTS_MAX`]; in place one.
+    pub outputs: u32,
+    /// Where the flags stand.
+    pub flags: FlagOrder,
+}
+
+impl Default for Shape {
+    /// Whole shards, out of place, one output, prompt flags.
+    fn default() -> Self {
+        Self { parts: 1, in_place: false, outputs: 1, flags: FlagOrder::Prompt }
+    }
+}
+
 /// The plan of `rank`.
 ///
 /// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the topology has no such rank, `parts` is not
-/// 1 to [`PARTS_MAX`], or `outputs` not 1 to [`OUTPUTS_MAX`]; in place there is one output.
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the topology has no such rank, or a field of
+/// the shape is out of its bounds.
 pub fn plan(
     algorithm: Algorithm,
     topology: &Topology,
     rank: Rank,
-    parts: u32,
-    in_place: bool,
-    outputs: u32,
+    shape: Shape,
 ) -> Result<Plan, Error> {
     let invalid = |text| Err(Error::new(ErrorKind::InvalidArgument, text));
     if rank.index() >= topology.ranks() {
         return invalid(format!("rank is {rank}, expected a rank of {topology}"));
     }
+    let Shape { parts, in_place, outputs, flags } = shape;
     if !(1..=PARTS_MAX).contains(&parts) {
         return invalid(format!("parts is {parts}, expected 1 to {PARTS_MAX}"));
     }
@@ -38,25 +57,17 @@ pub fn plan(
     }
     let ranks = Rank::at(topology.ranks()).0;
     let lanes = match algorithm {
-        Algorithm::Direct => direct::lanes(rank, ranks, parts, in_place, outputs),
+        Algorithm::Direct => direct::lanes(rank, ranks, shape),
     };
-    Ok(Plan { algorithm, rank, ranks, parts, in_place, outputs, lanes })
+    Ok(Plan { algorithm, rank, ranks, parts, in_place, outputs, flags, lanes })
 }
 
 /// The plans of all ranks, in rank order.
 ///
 /// # Errors
 /// As [`plan`].
-pub fn plans(
-    algorithm: Algorithm,
-    topology: &Topology,
-    parts: u32,
-    in_place: bool,
-    outputs: u32,
-) -> Result<Vec<Plan>, Error> {
-    Rank::all(topology.ranks())
-        .map(|rank| plan(algorithm, topology, rank, parts, in_place, outputs))
-        .collect()
+pub fn plans(algorithm: Algorithm, topology: &Topology, shape: Shape) -> Result<Vec<Plan>, Error> {
+    Rank::all(topology.ranks()).map(|rank| plan(algorithm, topology, rank, shape)).collect()
 }
 
 #[cfg(test)]
@@ -69,7 +80,8 @@ mod tests {
     fn impossible_arguments_are_named() {
         let topology = Topology::of_nodes(&[0, 1, 1]).unwrap();
         let refused = |rank, parts, in_place, outputs| {
-            let plan = plan(Algorithm::Direct, &topology, rank, parts, in_place, outputs);
+            let shape = Shape { parts, in_place, outputs, ..Shape::default() };
+            let plan = plan(Algorithm::Direct, &topology, rank, shape);
             let error = plan.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
             error.to_string()

@@ -7,6 +7,7 @@ use peerlane_hal::{ErrorKind, Region, Space};
 
 use crate::element::{self, Element};
 use crate::error::Error;
+use crate::group::place::Place;
 
 /// Registered memory of this rank, for the shards of an operation.
 pub struct Buffer<L, T> {
@@ -31,6 +32,11 @@ impl<L: Region, T: Element> Buffer<L, T> {
     /// Whether it holds none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Where they lie.
+    pub fn place(&self) -> Place {
+        Place::within(&self.region, 0, self.region.bytes())
     }
 
     /// The elements, to read.

@@ -4,7 +4,9 @@ mod abort;
 mod agreement;
 mod all_gather;
 mod buffer;
+mod guard;
 mod options;
+mod place;
 mod report;
 pub(crate) mod shared;
 pub(crate) mod watch;
@@ -18,11 +20,12 @@ use peerlane_hal::{Deadline, Fabric, PeerMemory, Rank, Role};
 
 pub use abort::{AbortRecord, Cause};
 use agreement::{Offer, agree};
-pub use all_gather::{AllGather, AllGatherBuilder, Started};
+pub use all_gather::{AllGather, AllGatherBuilder, Lease, Started};
 pub use buffer::Buffer;
 pub use options::GroupOptions;
+pub use place::Place;
 pub use report::{LaneReport, Report};
-use shared::Shared;
+use shared::{Closed, Shared};
 
 use crate::bootstrap::Bootstrap;
 use crate::element::Element;
@@ -107,10 +110,26 @@ impl<F: Fabric> Group<F> {
         &self,
         slice: &mut [T],
     ) -> Result<Buffer<Local<F>, T>, Error> {
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(slice);
-        let (base, length) = (std::ptr::NonNull::from(&mut *bytes).cast(), bytes.len() as u64);
         // SAFETY: the caller's.
-        let region = unsafe { self.fabric.memory().register(base, length, Role::Data) };
+        unsafe { self.register_at(std::ptr::NonNull::from(&mut *slice).cast(), slice.len()) }
+    }
+
+    /// Registers the caller's own memory by the address of its first byte, such as memory of a device,
+    /// which is no slice of the host.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    ///
+    /// # Safety
+    /// As for [`register`](Self::register): `len` elements from `base` on.
+    pub unsafe fn register_at<T: Element>(
+        &self,
+        base: std::ptr::NonNull<u8>,
+        len: usize,
+    ) -> Result<Buffer<Local<F>, T>, Error> {
+        let bytes = all_gather::shard_bytes::<T>(len)?;
+        // SAFETY: the caller's.
+        let region = unsafe { self.fabric.memory().register(base, bytes, Role::Data) };
         region.map(Buffer::new).map_err(|error| Error::of_backend("register a buffer", error))
     }
 
@@ -143,7 +162,7 @@ impl<F: Fabric> Group<F> {
         self.shared.check()?;
         let deadline = Deadline::after(self.shared.timeout);
         agree(&self.shared, "close", Ok(Offer::default()), deadline)?;
-        self.shared.close();
+        self.shared.close(Closed::Together);
         self.shared.bootstrap.leave(deadline)
     }
 }
@@ -158,7 +177,7 @@ impl<F: Fabric> Drop for Group<F> {
             // If nobody can be told, there is nobody left.
             let _ = self.shared.bootstrap.abort(&record);
         }
-        self.shared.close();
+        self.shared.close(Closed::Alone);
         if let Some(watchdog) = self.watchdog.take() {
             // A panic there has been printed; there is nobody to hand it to.
             let _ = watchdog.join();

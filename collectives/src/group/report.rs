@@ -4,7 +4,7 @@ use std::fmt;
 
 use peerlane_hal::BackendId;
 
-use crate::plan::Algorithm;
+use crate::plan::{Algorithm, FlagOrder};
 
 /// How a prepared operation runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +17,10 @@ pub struct Report {
     pub parts: u32,
     /// Outputs that are used in turn; with two there is no `ready`.
     pub outputs: u32,
+    /// Where the flags stand among the copies.
+    pub flags: FlagOrder,
+    /// Whether starts may be recorded into graphs.
+    pub capturable: bool,
     /// Bytes that each rank contributes.
     pub shard_bytes: u64,
     /// Bytes gathered.
@@ -38,11 +42,11 @@ pub struct LaneReport {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { algorithm, ranks, parts, outputs, shard_bytes, total_bytes, .. } = self;
+        let Self { algorithm, ranks, parts, outputs, flags, shard_bytes, total_bytes, .. } = self;
         write!(
             f,
             "{algorithm}, {ranks} ranks, {shard_bytes} bytes a shard in {parts} part(s), \
-             {total_bytes} bytes in all, {outputs} output(s) in turn"
+             {total_bytes} bytes in all, {outputs} output(s) in turn, flags {flags}"
         )?;
         for (index, lane) in self.lanes.iter().enumerate() {
             let waits = if lane.queued_waits { "queued" } else { "polled" };

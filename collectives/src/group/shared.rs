@@ -1,7 +1,7 @@
 //! What a group's handles, its watchdog and its bootstrap share: the abort record and who left.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::group::watch::Watch;
 use crate::run::course::Course;
 
 /// How long a rank waits for the others to be told of an abort before it releases its own waits.
-const TELL_TIMEOUT: Duration = Duration::from_millis(1500);
+pub(super) const TELL_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// The pause between two looks at starts that are driven while nobody waits for them.
 const FINISH_PAUSE: Duration = Duration::from_micros(50);
@@ -33,17 +33,39 @@ pub(crate) struct Shared {
 }
 
 #[derive(Default)]
-struct State {
-    record: Option<AbortRecord>,
+pub(super) struct State {
+    pub(super) record: Option<AbortRecord>,
     told: bool,
-    closed: bool,
-    watched: Vec<Watched>,
+    /// How the group ended, if it has.
+    pub(super) closed: Option<Closed>,
+    pub(super) watched: Vec<Watched>,
 }
 
-struct Watched {
-    watch: Arc<Watch>,
+/// The end of a group on this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closed {
+    /// Together with all ranks; nothing is under way.
+    Together,
+    /// Without the others.
+    Alone,
+}
+
+#[derive(Clone)]
+pub(super) struct Watched {
+    pub(super) watch: Arc<Watch>,
     course: Arc<Mutex<Course>>,
-    wakers: Vec<Waker>,
+    pub(super) wakers: Vec<Waker>,
+}
+
+impl Watched {
+    /// The course, unless somebody else drives it.
+    pub(super) fn free_course(&self) -> Option<MutexGuard<'_, Course>> {
+        match self.course.try_lock() {
+            Ok(course) => Some(course),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
 }
 
 impl Shared {
@@ -99,15 +121,20 @@ impl Shared {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // Every statement leaves the state whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there is an abort record, or the group is closed; takes no lock.
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.aborted.load(Ordering::Acquire)
     }
 
     /// # Errors
     /// The abort record, or that the group is closed.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        if !self.aborted.load(Ordering::Acquire) {
+        if !self.is_aborted() {
             return Ok(());
         }
         let state = self.state();
@@ -170,17 +197,25 @@ impl Shared {
     }
 
     /// Whether `waiting` ended before the deadline.
-    fn wait_while(&self, deadline: Deadline, waiting: impl Fn(&State) -> bool) -> bool {
+    pub(super) fn wait_while(&self, deadline: Deadline, waiting: impl Fn(&State) -> bool) -> bool {
         let mut state = self.state();
         while waiting(&state) {
             let left = deadline.remaining();
             if left.is_zero() {
                 return false;
             }
-            let waited = self.changed.wait_timeout(state, left);
-            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            state = self.sleep(state, left);
         }
         true
+    }
+
+    /// Sleeps until something changes, at most for `limit`.
+    pub(super) fn sleep<'s>(
+        &self,
+        state: MutexGuard<'s, State>,
+        limit: Duration,
+    ) -> MutexGuard<'s, State> {
+        self.changed.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
     }
 
     pub(crate) fn enter(
@@ -193,6 +228,7 @@ impl Shared {
         self.state().watched.push(Watched { watch, course, wakers });
     }
 
+    /// Forgets an operation, whose course the caller has locked.
     pub(crate) fn remove(&self, watch: &Arc<Watch>) {
         if watch.due().is_some() {
             self.open.fetch_sub(1, Ordering::Relaxed);
@@ -201,13 +237,13 @@ impl Shared {
     }
 
     /// Ends the watchdog; what is prepared can start no more.
-    pub(crate) fn close(&self) {
-        self.state().closed = true;
+    pub(crate) fn close(&self, how: Closed) {
+        self.state().closed.get_or_insert(how);
         self.aborted.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Start `epoch` of an operation is under way.
+    /// Start `epoch` of an operation is under way. The caller has locked its course.
     pub(crate) fn open(&self, watch: &Watch, epoch: u64, deadline: Deadline) {
         if watch.due().is_none() {
             self.open.fetch_add(1, Ordering::Relaxed);
@@ -221,13 +257,18 @@ impl Shared {
         }
     }
 
-    /// Start `epoch` of an operation is complete.
-    pub(crate) fn close_start(&self, watch: &Watch, epoch: u64) {
-        let was_open = watch.due().is_some();
-        watch.close(epoch);
-        if was_open && watch.due().is_none() {
-            self.open.fetch_sub(1, Ordering::Relaxed);
+    /// Closes the starts that are complete in `course`, the locked course of `watch`; the last of
+    /// them. After an abort completion means nothing.
+    pub(crate) fn close_done(&self, watch: &Watch, course: &Course) -> u64 {
+        let done = course.done();
+        if done > watch.closed() && !self.is_aborted() {
+            let was_open = watch.due().is_some();
+            watch.close(done);
+            if was_open && watch.due().is_none() {
+                self.open.fetch_sub(1, Ordering::Relaxed);
+            }
         }
+        done
     }
 
     /// Drives the open starts of all operations but `own`; whether some are not complete. Peers may
@@ -253,10 +294,9 @@ impl Shared {
             if watched.watch.due().is_none() || !picked(&watched.watch) {
                 continue;
             }
-            // Somebody else drives a course that is locked.
-            let Ok(mut course) = watched.course.try_lock() else { continue };
+            let Some(mut course) = watched.free_course() else { continue };
             match course.drive() {
-                Ok(()) => unfinished |= course.done() < course.started(),
+                Ok(()) => unfinished |= self.close_done(&watched.watch, &course) < course.started(),
                 Err(error) => broken = Some(watched.watch.broken(&error)),
             }
         }
@@ -264,38 +304,5 @@ impl Shared {
             self.raise(record);
         }
         unfinished
-    }
-
-    /// The watchdog's thread: sleeps until a start is overdue, and ends the group then.
-    ///
-    /// It covers the starts that nobody waits for, and wakes callers who sleep without a timer. With
-    /// nothing open it looks again after the group's timeout, before anything that starts meanwhile
-    /// can be overdue.
-    pub(crate) fn guard(&self) {
-        let mut state = self.state();
-        while !state.closed {
-            let now = std::time::Instant::now();
-            let next = state.watched.iter().filter_map(|watched| watched.watch.due()).min();
-            let overdue = state.watched.iter().map(|watched| &watched.watch).find(|watch| {
-                watch.due().is_some_and(|due| due <= now) && watch.missing().is_some()
-            });
-            if let Some(watch) = overdue.cloned()
-                && state.record.is_none()
-            {
-                drop(state);
-                self.raise(watch.overdue(watch.timeout()));
-                state = self.state();
-                continue;
-            }
-            let sleep = next.map_or(self.timeout, |next| next.saturating_duration_since(now));
-            // An overdue start that misses nothing only waits for its caller to look.
-            let is_overdue = |watched: &&Watched| watched.watch.due().is_some_and(|due| due <= now);
-            let wakers =
-                state.watched.iter().filter(is_overdue).flat_map(|watched| &watched.wakers);
-            wakers.for_each(Waker::wake_by_ref);
-            let sleep = if sleep.is_zero() { self.timeout } else { sleep };
-            let waited = self.changed.wait_timeout(state, sleep);
-            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! What is known of an operation's open starts from outside: deadline, and what is still missing.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{Deadline, Rank};
@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::group::abort::{AbortRecord, Cause};
 use crate::group::shared::Shared;
 use crate::run::program::Awaited;
+use crate::run::turns::Start;
 use crate::window::HostView;
 
 /// One prepared operation, as the watchdog and the error texts see it.
@@ -24,6 +25,8 @@ pub(crate) struct Watch {
     /// The deadline of the oldest open start, in nanoseconds after `origin`.
     deadline_nanos: AtomicU64,
     origin: Instant,
+    on_stream: AtomicBool,
+    captured: AtomicBool,
 }
 
 impl Watch {
@@ -44,6 +47,8 @@ impl Watch {
             closed: AtomicU64::new(0),
             deadline_nanos: AtomicU64::new(0),
             origin: Instant::now(),
+            on_stream: AtomicBool::new(false),
+            captured: AtomicBool::new(false),
         }
     }
 
@@ -55,6 +60,24 @@ impl Watch {
         self.timeout
     }
 
+    /// From now on there may be starts that nobody waits for.
+    pub(crate) fn mark_on_stream(&self) {
+        self.on_stream.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_on_stream(&self) -> bool {
+        self.on_stream.load(Ordering::Acquire)
+    }
+
+    /// From now on there may be replays that nobody knows of.
+    pub(crate) fn mark_captured(&self) {
+        self.captured.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_captured(&self) -> bool {
+        self.captured.load(Ordering::Acquire)
+    }
+
     pub(crate) fn open(&self, epoch: u64, deadline: Deadline) {
         if self.closed.load(Ordering::Relaxed) + 1 == epoch {
             self.set_deadline(deadline);
@@ -62,6 +85,7 @@ impl Watch {
         self.opened.store(epoch, Ordering::Release);
     }
 
+    /// Every start up to `epoch` is complete. Who opens and closes holds the lock of the course.
     pub(crate) fn close(&self, epoch: u64) {
         self.closed.fetch_max(epoch, Ordering::Release);
         if self.opened.load(Ordering::Relaxed) > epoch {
@@ -82,6 +106,16 @@ impl Watch {
         open.then(|| self.origin + Duration::from_nanos(nanos))
     }
 
+    /// Whether the oldest open start should be complete by now.
+    pub(crate) fn is_overdue(&self) -> bool {
+        self.due().is_some_and(|due| due <= Instant::now())
+    }
+
+    /// The last start that is known to be complete.
+    pub(crate) fn closed(&self) -> u64 {
+        self.closed.load(Ordering::Acquire)
+    }
+
     fn set_deadline(&self, deadline: Deadline) {
         let nanos = deadline.at().saturating_duration_since(self.origin).as_nanos();
         self.deadline_nanos.store(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
@@ -92,21 +126,22 @@ impl Watch {
     pub(crate) fn missing(&self) -> Option<(Awaited, u64)> {
         let epoch = self.epoch();
         self.waits.iter().find_map(|wait| {
-            let seen = self.view.flag(wait.word, epoch)?.load(Ordering::Acquire);
+            let seen = self.view.flag_value(wait.word, Start::Eager(epoch))?;
             (seen < epoch).then_some((*wait, seen))
         })
     }
 
     /// The oldest open start.
     fn epoch(&self) -> u64 {
-        self.closed.load(Ordering::Acquire) + 1
+        self.closed() + 1
     }
 
     /// The record of a deadline that has passed.
     pub(crate) fn overdue(&self, timeout: Duration) -> AbortRecord {
         let (rank, epoch) = (self.rank, self.epoch());
         let Some((wait, seen)) = self.missing() else {
-            let text = format!("its own copies were not done on rank {rank}");
+            let before = if self.is_on_stream() { "what its stream held before, or " } else { "" };
+            let text = format!("{before}its own copies were not done on rank {rank}");
             return self.record(
                 Cause::Timeout,
                 None,

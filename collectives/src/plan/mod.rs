@@ -11,10 +11,12 @@ use peerlane_hal::Rank;
 use serde::{Deserialize, Serialize};
 
 mod algorithm;
+mod order;
 mod parse;
 mod text;
 
 pub use algorithm::Algorithm;
+pub use order::FlagOrder;
 pub use parse::ParseError;
 pub(crate) use text::StepOf;
 
@@ -147,6 +149,8 @@ pub struct Plan {
     /// start writes where the start before the last one did: who has entered the last start is done
     /// with that, and need not say `ready`.
     pub outputs: u32,
+    /// Where the flags stand. Says what was meant; the steps are what counts.
+    pub flags: FlagOrder,
     /// The lanes. Lane 0 is [home](LaneId::HOME).
     pub lanes: Vec<Lane>,
 }
@@ -215,6 +219,7 @@ mod tests {
             parts: 2,
             in_place: false,
             outputs: 1,
+            flags: FlagOrder::Prompt,
             lanes,
         }
     }

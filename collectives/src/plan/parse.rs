@@ -8,7 +8,7 @@ use std::str::FromStr;
 use peerlane_hal::{ErrorKind, Rank};
 
 use super::algorithm;
-use super::{Algorithm, Cell, Flag, Lane, LaneId, Plan, Source, Step};
+use super::{Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, Plan, Source, Step};
 
 /// A text is not a plan: which line, what it says, and what was expected there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,16 +76,27 @@ fn header(mut line: Line<'_>) -> Result<Plan, ParseError> {
         line.literal("of")?;
     }
     line.literal("place")?;
-    let outputs = if line.peek() == Some(",") { outputs(&mut line)? } else { 1 };
+    let (mut outputs, mut flags) = (1, FlagOrder::Prompt);
+    if line.peek() == Some(",") {
+        line.literal(",")?;
+        if line.peek() != Some("flags") {
+            outputs = line.number("the number of outputs, or flags")?;
+            ["outputs", "in", "turn"].into_iter().try_for_each(|word| line.literal(word))?;
+            if line.peek() == Some(",") {
+                line.literal(",")?;
+                flags = flag_order(&mut line)?;
+            }
+        } else {
+            flags = flag_order(&mut line)?;
+        }
+    }
     line.end()?;
-    Ok(Plan { algorithm, rank, ranks, parts, in_place, outputs, lanes: Vec::new() })
+    Ok(Plan { algorithm, rank, ranks, parts, in_place, outputs, flags, lanes: Vec::new() })
 }
 
-fn outputs(line: &mut Line<'_>) -> Result<u32, ParseError> {
-    line.literal(",")?;
-    let outputs = line.number("the number of outputs")?;
-    ["outputs", "in", "turn"].into_iter().try_for_each(|word| line.literal(word))?;
-    Ok(outputs)
+fn flag_order(line: &mut Line<'_>) -> Result<FlagOrder, ParseError> {
+    line.literal("flags")?;
+    line.read("prompt or batched", |word| word.parse().ok())
 }
 
 fn step(mut line: Line<'_>, rank: Rank) -> Result<Step, ParseError> {

@@ -8,7 +8,7 @@ use std::fmt;
 
 use peerlane_hal::Rank;
 
-use super::{Flag, LaneId, Plan, Source, Step};
+use super::{Flag, FlagOrder, LaneId, Plan, Source, Step};
 
 /// The text form, which [`FromStr`](std::str::FromStr) reads back:
 ///
@@ -24,14 +24,17 @@ use super::{Flag, LaneId, Plan, Source, Step};
 /// ```
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { algorithm, rank, ranks, parts, in_place, outputs, lanes } = self;
+        let Self { algorithm, rank, ranks, parts, in_place, outputs, flags, lanes } = self;
         let plural = if *parts == 1 { "" } else { "s" };
         let place = if *in_place { "in place" } else { "out of place" };
         write!(f, "all-gather {algorithm}: rank {rank} of {ranks}, {parts} part{plural}, {place}")?;
-        match outputs {
-            1 => writeln!(f)?,
-            _ => writeln!(f, ", {outputs} outputs in turn")?,
+        if *outputs != 1 {
+            write!(f, ", {outputs} outputs in turn")?;
         }
+        if *flags != FlagOrder::Prompt {
+            write!(f, ", flags {flags}")?;
+        }
+        writeln!(f)?;
         for (number, lane) in lanes.iter().enumerate() {
             writeln!(f, "lane {number}")?;
             for &step in &lane.steps {

@@ -1,33 +1,62 @@
 //! The lanes of one prepared plan on their way, for whoever drives them.
 //!
 //! Mostly that is the caller who waits for the operation. A caller who waits for another one drives
-//! this one too, since peers may be waiting for it.
+//! this one too, since peers may be waiting for it. Starts on a stream are driven by nobody; the
+//! watchdog looks at them when they are due.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::Deadline;
+use peerlane_hal::{Deadline, ErrorKind};
 
 use crate::error::Error;
 use crate::group::watch::Watch;
 use crate::run::lane::Lane;
 
+#[cfg(test)]
+mod tests;
+
 /// How long an engine may take to drain once it is released.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// All lanes of this rank in one plan, and the last start.
 pub(crate) struct Course {
     lanes: Vec<Lane>,
     watch: Arc<Watch>,
+    capturable: bool,
     started: u64,
 }
 
+/// Why a start on a stream did not get onto it.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// It was refused before anything happened; the group goes on.
+    Refused(Error),
+    /// An engine failed.
+    Broken(Error),
+    /// The queue had no room until the deadline.
+    Overdue,
+    /// The group is over.
+    Aborted,
+}
+
+impl Stop {
+    /// An engine's answer to a call that comes before anything is submitted.
+    fn before_submit(error: Error) -> Self {
+        let refusals = [ErrorKind::Mismatch, ErrorKind::InvalidArgument, ErrorKind::Unavailable];
+        if refusals.contains(&error.kind()) { Self::Refused(error) } else { Self::Broken(error) }
+    }
+}
+
 impl Course {
+    /// `capturable` says that the window has flags for captured starts.
+    ///
     /// # Safety
     /// The lanes' programs stay inside their windows, which their ports keep alive; the plan is
     /// verified, so that ranks that run it do not race.
-    pub(crate) unsafe fn new(lanes: Vec<Lane>, watch: Arc<Watch>) -> Self {
-        Self { lanes, watch, started: 0 }
+    pub(crate) unsafe fn new(lanes: Vec<Lane>, watch: Arc<Watch>, capturable: bool) -> Self {
+        Self { lanes, watch, capturable, started: 0 }
     }
 
     pub(crate) fn lanes(&self) -> &[Lane] {
@@ -41,6 +70,16 @@ impl Course {
     /// The last start that all lanes have completed.
     pub(crate) fn done(&self) -> u64 {
         self.lanes.iter().map(Lane::done).min().unwrap_or(self.started)
+    }
+
+    /// Whether everything that was started has been handed to the engines.
+    pub(crate) fn is_submitted(&self) -> bool {
+        self.lanes.iter().all(|lane| lane.is_submitted(self.started))
+    }
+
+    /// Whether something moves only while somebody calls.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.lanes.iter().any(Lane::is_polled)
     }
 
     /// One start more; [`drive`](Self::drive) gets it under way.
@@ -66,14 +105,79 @@ impl Course {
         }
     }
 
+    /// Whether a start on `stream` is recorded instead of run; refuses what cannot be either.
+    pub(crate) fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Stop> {
+        let refuse = |text: &str| Err(Stop::Refused(Error::new(ErrorKind::InvalidArgument, text)));
+        let mut captures = false;
+        for lane in self.lanes.iter_mut().filter(|lane| lane.takes_stream()) {
+            captures |= lane.is_capturing(stream).map_err(Stop::before_submit)?;
+        }
+        if !self.lanes.iter().all(Lane::queues_waits) {
+            return refuse("a start on a stream needs engines that queue waits; use `start`");
+        }
+        if captures && !self.capturable {
+            return refuse(
+                "the stream is being captured, and this all-gather has no flags for that; prepare \
+                 it with `capturable()`",
+            );
+        }
+        if captures && !self.lanes.iter().all(Lane::takes_stream) {
+            return refuse("the plan has lanes that cannot be captured");
+        }
+        Ok(captures)
+    }
+
+    /// Forks all lanes that take the stream, does `body`, and joins them whatever came of it.
+    pub(crate) fn forked<T>(
+        &mut self,
+        stream: &dyn Any,
+        body: impl FnOnce(&mut Self) -> Result<T, Stop>,
+    ) -> Result<T, Stop> {
+        let mut forks = 0;
+        let mut failure = None;
+        for lane in self.lanes.iter_mut().filter(|lane| lane.takes_stream()) {
+            match lane.fork(stream) {
+                Ok(()) => forks += 1,
+                Err(error) => {
+                    failure = Some(Stop::before_submit(error));
+                    break;
+                }
+            }
+        }
+        let mut answer = failure.map_or_else(|| body(self), Err);
+        for lane in self.lanes.iter_mut().filter(|lane| lane.takes_stream()).take(forks) {
+            if let Err(error) = lane.join(stream)
+                && answer.is_ok()
+            {
+                answer = Err(Stop::Broken(error));
+            }
+        }
+        answer
+    }
+
+    /// Records one start into the graph for which the lanes are forked.
+    pub(crate) fn capture(&mut self) -> Result<(), Stop> {
+        // SAFETY: `new`'s contract; that all lives as long as the graph is said to whoever asked
+        // for a capturable operation.
+        let capture = |lane: &mut Lane| unsafe { lane.capture() };
+        self.lanes.iter_mut().try_for_each(capture).map_err(Stop::before_submit)
+    }
+
     /// Lets every wait pass after an abort, until the engines are drained.
     pub(crate) fn release(&mut self) {
         let deadline = Deadline::after(DRAIN_TIMEOUT);
+        while !self.release_once() && !deadline.has_passed() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The same once; whether the engines are drained.
+    pub(crate) fn release_once(&mut self) -> bool {
+        let mut drained = true;
         for lane in &mut self.lanes {
             // An engine that is broken beyond release has its own error recorded.
-            while matches!(lane.release(), Ok(false)) && !deadline.has_passed() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            drained &= !matches!(lane.release(), Ok(false));
         }
+        drained
     }
 }

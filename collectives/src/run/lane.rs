@@ -1,5 +1,6 @@
 //! One lane on its way through the starts of a prepared plan.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
@@ -10,6 +11,7 @@ use peerlane_hal::{ErrorKind, Ticket};
 use crate::error::Error;
 use crate::run::port::{Bound, Port};
 use crate::run::program::Program;
+use crate::run::turns::Start;
 use crate::window::HostView;
 
 /// Starts whose tickets are remembered without allocating.
@@ -19,6 +21,7 @@ const OPEN_STARTS: usize = 64;
 pub(crate) struct Lane {
     program: Program,
     port: Box<dyn Port>,
+    takes_stream: bool,
     /// The start that is being submitted, and the next step of it.
     epoch: u64,
     next: usize,
@@ -29,9 +32,11 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(program: Program, port: Box<dyn Port>) -> Self {
+    /// `takes_stream` says that the lane begins and ends with the caller's stream, where there is
+    /// one; every other lane does by flags.
+    pub(crate) fn new(program: Program, port: Box<dyn Port>, takes_stream: bool) -> Self {
         let open = VecDeque::with_capacity(OPEN_STARTS);
-        Self { program, port, epoch: 1, next: 0, open, last: Ticket::NONE, done: 0 }
+        Self { program, port, takes_stream, epoch: 1, next: 0, open, last: Ticket::NONE, done: 0 }
     }
 
     pub(crate) fn program(&self) -> &Program {
@@ -40,6 +45,31 @@ impl Lane {
 
     pub(crate) fn queues_waits(&self) -> bool {
         self.port.caps().queued_wait
+    }
+
+    pub(crate) fn is_polled(&self) -> bool {
+        self.port.caps().polled
+    }
+
+    pub(crate) fn takes_stream(&self) -> bool {
+        self.takes_stream
+    }
+
+    pub(crate) fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Error> {
+        self.port.is_capturing(stream)
+    }
+
+    pub(crate) fn fork(&mut self, from: &dyn Any) -> Result<(), Error> {
+        self.port.fork(from)
+    }
+
+    pub(crate) fn join(&mut self, into: &dyn Any) -> Result<(), Error> {
+        self.port.join(into)
+    }
+
+    /// Whether all of the starts up to `started` has been handed to the engine.
+    pub(crate) fn is_submitted(&self, started: u64) -> bool {
+        self.epoch > started
     }
 
     /// The last start that this lane has completed.
@@ -65,6 +95,18 @@ impl Lane {
         self.look()
     }
 
+    /// Submits one start into the graph that is being captured; it has neither epoch nor ticket.
+    ///
+    /// # Safety
+    /// As [`Port::submit`], for every step of the program, as long as the graph lives.
+    pub(crate) unsafe fn capture(&mut self) -> Result<(), Error> {
+        for slice in self.program.steps.chunks(self.port.caps().slice_ops_max) {
+            // SAFETY: the caller's.
+            unsafe { self.port.submit(slice, Start::Captured) }?;
+        }
+        Ok(())
+    }
+
     fn look(&mut self) -> Result<(), Error> {
         let completed = self.port.completed()?;
         while let Some(&(epoch, ticket)) = self.open.front()
@@ -84,7 +126,7 @@ impl Lane {
                 if self.next == 0 {
                     // A lane without steps still gets a ticket a start.
                     // SAFETY: no op.
-                    self.last = unsafe { self.port.submit(&[], self.epoch) }?;
+                    self.last = unsafe { self.port.submit(&[], Start::Eager(self.epoch)) }?;
                 }
                 self.open.push_back((self.epoch, self.last));
                 (self.epoch, self.next) = (self.epoch + 1, 0);
@@ -100,7 +142,7 @@ impl Lane {
             }
             let slice = &rest[..self.slice(rest)];
             // SAFETY: the caller's.
-            match unsafe { self.port.submit(slice, self.epoch) } {
+            match unsafe { self.port.submit(slice, Start::Eager(self.epoch)) } {
                 Ok(ticket) => (self.next, self.last) = (self.next + slice.len(), ticket),
                 Err(error) if error.kind() == ErrorKind::QueueFull => return Ok(()),
                 Err(error) => return Err(error),
@@ -129,7 +171,7 @@ impl Lane {
 }
 
 fn reached(view: &dyn HostView, word: u64, epoch: u64) -> Result<bool, Error> {
-    let flag = view.flag(word, epoch).ok_or_else(|| {
+    let flag = view.flag(word, Start::Eager(epoch)).ok_or_else(|| {
         let text = "an engine without queued waits needs flags that the host can read";
         Error::new(ErrorKind::Mismatch, text)
     })?;

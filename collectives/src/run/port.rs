@@ -3,14 +3,19 @@
 //! Above it a step names (peer, buffer, offset); below it regions have the fabric's own types. One
 //! call carries a whole slice, so that the seam costs nanoseconds a start.
 
+use std::any::{Any, TypeId, type_name};
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use peerlane_hal::{At, Caps, CopyEngine, Flag, Op, PeerMemory, Rank, Ticket};
+use peerlane_hal::{
+    At, BackendId, Caps, CopyEngine, ErrorKind, Flag, Op, PeerMemory, Rank, Ticket,
+};
 
 use crate::error::Error;
 use crate::plan::Source;
+use crate::run::turns::Start;
 use crate::window::Window;
 
 /// A step with its places, still without a vendor and without an epoch.
@@ -25,16 +30,22 @@ pub(crate) enum Bound {
 pub(crate) trait Port: Send {
     fn caps(&self) -> &Caps;
 
-    /// Submits a slice; signals and waits carry `epoch`.
+    /// Submits a slice; signals and waits carry the value of `start`.
     ///
     /// # Safety
     /// As [`CopyEngine::submit`].
-    unsafe fn submit(&mut self, steps: &[Bound], epoch: u64) -> Result<Ticket, Error>;
+    unsafe fn submit(&mut self, steps: &[Bound], start: Start) -> Result<Ticket, Error>;
 
     fn completed(&mut self) -> Result<Ticket, Error>;
     fn park(&mut self, limit: Duration) -> Result<(), Error>;
     fn waker(&self) -> Waker;
     fn release(&mut self) -> Result<(), Error>;
+
+    // The caller's stream crosses the seam without its type. One of another backend is a mismatch.
+
+    fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Error>;
+    fn fork(&mut self, from: &dyn Any) -> Result<(), Error>;
+    fn join(&mut self, into: &dyn Any) -> Result<(), Error>;
 }
 
 type Ops<'a, E> = Vec<Op<'a, <E as CopyEngine>::Local, <E as CopyEngine>::Remote>>;
@@ -42,6 +53,7 @@ type Ops<'a, E> = Vec<Op<'a, <E as CopyEngine>::Local, <E as CopyEngine>::Remote
 /// The port of any engine over a window of its fabric.
 pub(crate) struct Bind<E: CopyEngine, M: PeerMemory> {
     engine: E,
+    backend: BackendId,
     window: Arc<Window<M>>,
     /// Empty between calls; only its allocation is kept.
     ops: Ops<'static, E>,
@@ -52,8 +64,21 @@ where
     M: PeerMemory,
     E: CopyEngine<Local = M::Local, Remote = M::Remote>,
 {
-    pub(crate) fn new(engine: E, window: Arc<Window<M>>) -> Self {
-        Self { engine, window, ops: Vec::new() }
+    pub(crate) fn new(engine: E, backend: BackendId, window: Arc<Window<M>>) -> Self {
+        Self { engine, backend, window, ops: Vec::new() }
+    }
+
+    fn stream<'s>(&self, stream: &'s dyn Any) -> Result<&'s E::Stream, Error> {
+        stream.downcast_ref().ok_or_else(|| {
+            let backend = self.backend;
+            let text = if TypeId::of::<E::Stream>() == TypeId::of::<Infallible>() {
+                format!("the backend {backend} has no streams; use `start`")
+            } else {
+                let wanted = type_name::<E::Stream>();
+                format!("the stream is of another type than {wanted} of the backend {backend}")
+            };
+            Error::new(ErrorKind::Mismatch, text)
+        })
     }
 }
 
@@ -66,9 +91,9 @@ where
         self.engine.caps()
     }
 
-    unsafe fn submit(&mut self, steps: &[Bound], epoch: u64) -> Result<Ticket, Error> {
+    unsafe fn submit(&mut self, steps: &[Bound], start: Start) -> Result<Ticket, Error> {
         let mut ops: Ops<'_, E> = recycle(std::mem::take(&mut self.ops));
-        ops.extend(steps.iter().map(|step| resolve(&self.window, step, epoch)));
+        ops.extend(steps.iter().map(|step| resolve(&self.window, step, start)));
         // SAFETY: the caller's.
         let submitted = unsafe { self.engine.submit(&ops) };
         self.ops = recycle(ops);
@@ -90,15 +115,32 @@ where
     fn release(&mut self) -> Result<(), Error> {
         self.engine.release().map_err(|error| Error::of_backend("release", error))
     }
+
+    fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Error> {
+        let stream = self.stream(stream)?;
+        let capturing = self.engine.is_capturing(stream);
+        capturing.map_err(|error| Error::of_backend("look at the stream", error))
+    }
+
+    fn fork(&mut self, from: &dyn Any) -> Result<(), Error> {
+        let from = self.stream(from)?;
+        self.engine.fork(from).map_err(|error| Error::of_backend("fork from the stream", error))
+    }
+
+    fn join(&mut self, into: &dyn Any) -> Result<(), Error> {
+        let into = self.stream(into)?;
+        self.engine.join(into).map_err(|error| Error::of_backend("join the stream", error))
+    }
 }
 
 fn resolve<'a, M: PeerMemory>(
     window: &'a Window<M>,
     step: &Bound,
-    epoch: u64,
+    start: Start,
 ) -> Op<'a, M::Local, M::Remote> {
-    let flag_word = |word| window.turns.flag_word(word, epoch);
-    let output_offset = window.turns.output_offset(epoch);
+    let flag_word = |word| window.turns.flag_word(word, start);
+    let output_offset = window.turns.output_offset(start);
+    let value = start.value();
     match *step {
         Bound::Put { peer, dst_offset, from, src_offset, bytes } => {
             let src = match (from, &window.input) {
@@ -113,11 +155,11 @@ fn resolve<'a, M: PeerMemory>(
         }
         Bound::Signal { peer, word } => {
             let flag = Flag { region: &window.peer(peer).flags, word: flag_word(word) };
-            Op::Signal { flag, value: epoch }
+            Op::Signal { flag, value }
         }
         Bound::Wait { word } => {
             let flag = Flag { region: &window.flags, word: flag_word(word) };
-            Op::Wait { flag, value: epoch, reset: false }
+            Op::Wait { flag, value, reset: start == Start::Captured }
         }
     }
 }

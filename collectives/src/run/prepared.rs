@@ -1,5 +1,6 @@
 //! A plan bound to regions, ready to start any number of times.
 
+use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -8,11 +9,14 @@ use peerlane_hal::Deadline;
 use crate::error::Error;
 use crate::group::shared::Shared;
 use crate::group::watch::Watch;
-use crate::run::course::Course;
+use crate::run::course::{Course, Stop};
 use crate::run::lane::Lane;
+use crate::run::turns::Start;
 
 /// How long a caller sleeps on one lane before it looks at the others, where it drives several.
 const SEVERAL_PARK_MAX: Duration = Duration::from_micros(100);
+/// The same where it waits for room in a full queue.
+const ROOM_PARK_MAX: Duration = Duration::from_millis(1);
 
 /// The handle of one prepared plan.
 pub(crate) struct Prepared {
@@ -46,7 +50,9 @@ impl Prepared {
             (course.started(), course.done())
         };
         if done < started {
-            return self.wait(started, Deadline::after(timeout));
+            // On a stream there may be many; each has its own deadline.
+            let one = (!self.watch.is_on_stream()).then(|| Deadline::after(timeout));
+            return self.wait(started, one);
         }
         if self.shared.check().is_err() { self.fail() } else { Ok(()) }
     }
@@ -54,10 +60,70 @@ impl Prepared {
     /// Starts once more, behind the starts before; returns its epoch.
     pub(crate) fn start(&mut self, deadline: Deadline) -> Result<u64, Error> {
         self.shared.check()?;
-        let epoch = self.course().start();
-        self.shared.open(&self.watch, epoch, deadline);
+        let epoch = self.begin(&mut self.course(), deadline);
         self.drive()?;
         Ok(epoch)
+    }
+
+    /// Puts one start more onto the caller's stream, or into the graph that is captured there.
+    pub(crate) fn start_on(&mut self, stream: &dyn Any, timeout: Duration) -> Result<Start, Error> {
+        self.shared.check()?;
+        if !self.course().is_submitted() {
+            // A start of the host that met a full queue would be put onto the stream as well.
+            self.settle(timeout)?;
+        }
+        let put = self.put_on(&mut self.course(), stream, timeout);
+        match put {
+            Ok(start) => return Ok(start),
+            Err(Stop::Refused(error)) => return Err(error),
+            Err(Stop::Broken(error)) => self.shared.raise(self.watch.broken(&error)),
+            Err(Stop::Overdue) => self.shared.raise(self.watch.overdue(timeout)),
+            Err(Stop::Aborted) => {}
+        }
+        self.fail()
+    }
+
+    fn put_on(
+        &self,
+        course: &mut Course,
+        stream: &dyn Any,
+        timeout: Duration,
+    ) -> Result<Start, Stop> {
+        if course.is_capturing(stream)? {
+            self.watch.mark_captured();
+            course.forked(stream, Course::capture)?;
+            return Ok(Start::Captured);
+        }
+        self.watch.mark_on_stream();
+        course.forked(stream, |course| {
+            let epoch = self.begin(course, Deadline::after(timeout));
+            self.enqueue(course)?;
+            Ok(Start::Eager(epoch))
+        })
+    }
+
+    fn begin(&self, course: &mut Course, deadline: Deadline) -> u64 {
+        let epoch = course.start();
+        self.shared.open(&self.watch, epoch, deadline);
+        epoch
+    }
+
+    /// Submits whatever is started; waits for room where a queue is full.
+    fn enqueue(&self, course: &mut Course) -> Result<(), Stop> {
+        loop {
+            course.drive().map_err(Stop::Broken)?;
+            self.shared.close_done(&self.watch, course);
+            if course.is_submitted() {
+                return Ok(());
+            }
+            if self.shared.is_aborted() {
+                return Err(Stop::Aborted);
+            }
+            if self.watch.is_overdue() {
+                return Err(Stop::Overdue);
+            }
+            course.park(ROOM_PARK_MAX).map_err(Stop::Broken)?;
+        }
     }
 
     /// Whether start `epoch` is complete; drives what is driven by its caller.
@@ -67,17 +133,19 @@ impl Prepared {
         if self.shared.check().is_err() {
             return self.fail();
         }
-        if done {
-            self.shared.close_start(&self.watch, epoch);
-        }
         Ok(done)
     }
 
-    /// Waits until start `epoch` is complete, and drives what else is open meanwhile.
-    pub(crate) fn wait(&mut self, epoch: u64, deadline: Deadline) -> Result<(), Error> {
+    /// Waits until start `epoch` is complete, and drives what else is open meanwhile. Without a
+    /// deadline of its own, every start up to this one has until its own.
+    pub(crate) fn wait(&mut self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
         while !self.poll(epoch)? {
-            if deadline.has_passed() {
-                self.shared.raise(self.watch.overdue(deadline.timeout()));
+            let overdue = match deadline {
+                Some(deadline) => deadline.has_passed().then(|| deadline.timeout()),
+                None => self.watch.is_overdue().then(|| self.watch.timeout()),
+            };
+            if let Some(timeout) = overdue {
+                self.shared.raise(self.watch.overdue(timeout));
                 return self.fail();
             }
             if self.shared.somebody_left() && self.is_deserted(epoch)? {
@@ -103,7 +171,7 @@ impl Prepared {
     fn drive(&mut self) -> Result<u64, Error> {
         let driven = {
             let mut course = self.course();
-            course.drive().map(|()| course.done())
+            course.drive().map(|()| self.shared.close_done(&self.watch, &course))
         };
         driven.or_else(|error| {
             self.shared.raise(self.watch.broken(&error));
@@ -134,7 +202,8 @@ impl Drop for Prepared {
             let left = self.watch.deadline().remaining();
             let _ = self.settle(left);
         }
-        self.course().release();
+        let mut course = self.course();
+        course.release();
         self.shared.remove(&self.watch);
     }
 }

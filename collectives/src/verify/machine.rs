@@ -291,7 +291,7 @@ mod tests {
     use insta::assert_snapshot;
 
     use super::*;
-    use crate::plan::{Algorithm, Lane, Plan};
+    use crate::plan::{Algorithm, FlagOrder, Lane, Plan};
     use crate::verify::flags;
 
     /// One rank that copies its shard in lane 1; `change` gets the closed lanes 0 and 1.
@@ -302,7 +302,8 @@ mod tests {
         let lanes = vec![Lane::default(), Lane { steps: vec![copy] }];
         let algorithm = Algorithm::Direct;
         let (in_place, outputs) = (false, 1);
-        let plan = Plan { algorithm, rank, ranks: 1, parts: 1, in_place, outputs, lanes };
+        let flags = FlagOrder::Prompt;
+        let plan = Plan { algorithm, rank, ranks: 1, parts: 1, in_place, outputs, flags, lanes };
         let mut program = Program::new(&[plan]);
         change(&mut program.lanes);
         let flags = flags::check(&program).unwrap();

@@ -8,7 +8,10 @@
 //! used the same output, which left every flag as this one does.
 //!
 //! The proof holds for flags that carry epochs, and for flags that a captured start resets: nobody
-//! signals a flag again before it knows that the last signal was taken.
+//! signals a flag again before it knows that the last signal was taken. A wait resets its flag before
+//! anything behind it, so to know that it was taken is to know that it is 0, and each flag alternates
+//! between its writer and its reader. Captured starts have one output and flags of their own, so
+//! starts that run at once in between take nothing from what is known.
 //!
 //! Lanes are run closed, with `go` and `sent`; fork and join give the same order. Which bytes a cell
 //! has is left out on purpose: cells tile the output by the [layout](crate::layout), and a plan is

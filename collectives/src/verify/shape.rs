@@ -17,6 +17,7 @@ pub(super) fn check(plans: &[Plan]) -> Result<&Plan, Fault> {
         agrees(index, "parts", &plan.parts, &first.parts)?;
         agrees(index, "in_place", &plan.in_place, &first.in_place)?;
         agrees(index, "outputs", &plan.outputs, &first.outputs)?;
+        agrees(index, "flags", &plan.flags, &first.flags)?;
     }
     plans.iter().try_for_each(check_sizes)?;
     plans.iter().try_for_each(|plan| check_plan(plans, plan))?;

@@ -2,7 +2,9 @@
 //! forwarding and several lanes are met too.
 
 use peerlane_collectives::allgather;
-use peerlane_collectives::plan::{Algorithm, Cell, Flag, Lane, LaneId, Plan, Source, Step};
+use peerlane_collectives::plan::{
+    Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, Plan, Source, Step,
+};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
 
@@ -15,6 +17,10 @@ pub(crate) enum Shape {
     Ring,
     /// Direct, with two outputs in turn, so without `ready`; never in place.
     InTurn,
+    /// Direct, with batched flags.
+    Batched,
+    /// Both; only arrivals are left of the flags.
+    BatchedInTurn,
     /// Direct, with the own shard copied in lane 1.
     Aside,
     /// Direct, with the pushes in lane 1.
@@ -22,18 +28,36 @@ pub(crate) enum Shape {
 }
 
 impl Shape {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Direct, Self::Ring, Self::InTurn, Self::Aside, Self::Away];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Direct,
+        Self::Ring,
+        Self::InTurn,
+        Self::Batched,
+        Self::BatchedInTurn,
+        Self::Aside,
+        Self::Away,
+    ];
+
+    /// How many outputs its plans use in turn.
+    pub(crate) fn outputs(self) -> u32 {
+        if matches!(self, Self::InTurn | Self::BatchedInTurn) { 2 } else { 1 }
+    }
 
     /// The plans of all ranks.
     pub(crate) fn plans(self, ranks: u32, parts: u32, in_place: bool) -> Vec<Plan> {
         let topology = Topology::flat(ranks as usize).unwrap();
-        let (in_place, outputs) = if self == Self::InTurn { (false, 2) } else { (in_place, 1) };
-        let plans = allgather::plans(Algorithm::Direct, &topology, parts, in_place, outputs);
+        let outputs = self.outputs();
+        let flags = match self {
+            Self::Batched | Self::BatchedInTurn => FlagOrder::Batched,
+            _ => FlagOrder::Prompt,
+        };
+        let in_place = in_place && outputs == 1;
+        let shape = allgather::Shape { parts, in_place, outputs, flags };
+        let plans = allgather::plans(Algorithm::Direct, &topology, shape);
         let mut plans = plans.unwrap();
         for plan in &mut plans {
             match self {
-                Self::Direct | Self::InTurn => {}
+                Self::Direct | Self::InTurn | Self::Batched | Self::BatchedInTurn => {}
                 Self::Ring => plan.lanes = vec![Lane { steps: ring(plan) }],
                 Self::Aside => split(plan, is_own_copy),
                 Self::Away => split(plan, is_push),

@@ -21,6 +21,7 @@ pub struct AllGatherBuilder<'g, F: Fabric, T> {
     parts: u32,
     in_place: bool,
     outputs: Option<u32>,
+    capturable: bool,
     timeout: Duration,
     input: Option<Buffer<Local<F>, T>>,
     output: Option<Buffer<Local<F>, T>>,
@@ -36,6 +37,7 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
             parts: 1,
             in_place: false,
             outputs: None,
+            capturable: false,
             timeout,
             input: None,
             output: None,
@@ -65,11 +67,23 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
 
     /// How many outputs are used in turn. With two, a start needs only one flag each way, because it
     /// writes where the start before the last one did; [`AllGather::output`] is always the newest.
-    /// Two at first for small results that are out of place and in memory that Peerlane allocates,
-    /// one otherwise.
+    /// Two at first for small results that are out of place, not capturable and in memory that
+    /// Peerlane allocates, one otherwise.
     #[must_use]
     pub fn outputs(mut self, outputs: u32) -> Self {
         self.outputs = Some(outputs);
+        self
+    }
+
+    /// Starts may be recorded into graphs: [`AllGather::start_on`] does so on a stream that is being
+    /// captured. There is one output then. Starts that run at once and replays may alternate.
+    ///
+    /// All ranks record and replay alike, on one stream or on streams in the same order. The
+    /// operation and its group outlive the last replay of the graph. A replay is not under the
+    /// deadline of a start; when the group ends, it is let go like one, and its output is worthless.
+    #[must_use]
+    pub fn capturable(mut self) -> Self {
+        self.capturable = true;
         self
     }
 
@@ -102,19 +116,18 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument);
     /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory); the group's end.
     pub fn prepare(self) -> Result<AllGather<T>, Error> {
-        let Self { group, shard_len, algorithm, parts, in_place, outputs, timeout, input, output } =
-            self;
         let wish = prepare::Wish {
-            shard_len,
-            algorithm,
-            parts,
-            in_place,
-            outputs,
-            timeout,
-            input,
-            output,
+            shard_len: self.shard_len,
+            algorithm: self.algorithm,
+            parts: self.parts,
+            in_place: self.in_place,
+            outputs: self.outputs,
+            capturable: self.capturable,
+            timeout: self.timeout,
+            input: self.input,
+            output: self.output,
         };
-        prepare::prepare(group, wish)
+        prepare::prepare(self.group, wish)
     }
 }
 

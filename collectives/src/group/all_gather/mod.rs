@@ -1,8 +1,10 @@
 //! The all-gather as its callers see it: describe, prepare, start, wait.
 
 mod builder;
+mod lease;
 mod prepare;
 
+use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -12,13 +14,16 @@ use std::time::Duration;
 use peerlane_hal::Deadline;
 
 pub use builder::AllGatherBuilder;
+pub use lease::Lease;
 pub(in crate::group) use prepare::shard_bytes;
 
 use super::buffer;
+use super::place::Place;
 use super::report::Report;
 use crate::element::{self, Element};
 use crate::error::Error;
 use crate::run::prepared::Prepared;
+use crate::run::turns::Start;
 use crate::window::HostView;
 
 /// A prepared all-gather: the shard of every rank, in rank order, to every rank.
@@ -81,7 +86,7 @@ impl<T: Element> AllGather<T> {
 
     /// The bytes of the last start's output in the region of all outputs.
     fn output_span(&self) -> Range<usize> {
-        let begin = self.view.output_offset(self.prepared.started());
+        let begin = self.view.output_offset(Start::Eager(self.prepared.started()));
         host_span(begin, self.report.total_bytes)
     }
 
@@ -106,6 +111,52 @@ impl<T: Element> AllGather<T> {
         let deadline = Deadline::after(self.timeout);
         let epoch = self.prepared.start(deadline)?;
         Ok(Started { gather: self, epoch, deadline })
+    }
+
+    /// Puts a start onto the caller's stream, and returns as soon as it is there. Collective.
+    ///
+    /// *Order.* What the stream holds now comes before the start, and may fill the input and read
+    /// the output of earlier starts. What the stream gets next comes after it, and may read the
+    /// output and overwrite the input. The [`Lease`] keeps the next start away until the reader of
+    /// this output is on the stream as well. The host is not part of that order: before a
+    /// [`start`](Self::start) or an access such as [`input_mut`](Self::input_mut), synchronise the
+    /// streams that still use the memory.
+    ///
+    /// *Deadline.* A start is overdue when its timeout has passed since it was made and since the
+    /// start before it was seen to be complete, work that the stream held before it included. That
+    /// is noticed also if nobody waits; then the group ends, the stream goes on, and the outputs of
+    /// unfinished starts are worthless. So ask before results leave the program: the next call on
+    /// this handle, such as [`Lease::wait`], returns the error.
+    ///
+    /// *Capture.* On a stream that is being captured the start is recorded, if the operation was
+    /// prepared as [`capturable`](AllGatherBuilder::capturable).
+    ///
+    /// With engines that are driven by their caller, a start moves only in [`Lease::poll`] and
+    /// [`Lease::wait`].
+    ///
+    /// # Errors
+    /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch) for a stream of another backend or device, and
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if it can take no start; nothing
+    /// has started then. Else as [`run`](Self::run).
+    pub fn start_on<S: Any>(&mut self, stream: &S) -> Result<Lease<'_, T>, Error> {
+        let start = self.prepared.start_on(stream, self.timeout)?;
+        Ok(Lease::new(self, start))
+    }
+
+    /// Where the own shard lies: for work that is put onto a stream before a start, or done when no
+    /// start is open.
+    pub fn input_place(&self) -> Place {
+        Place::within(self.view.input(), self.offset, self.report.shard_bytes)
+    }
+
+    /// Where the last start gathers; with two outputs in turn, the next one uses the other.
+    pub fn output_place(&self) -> Place {
+        self.place_of_output(Start::Eager(self.prepared.started()))
+    }
+
+    fn place_of_output(&self, start: Start) -> Place {
+        let offset = self.view.output_offset(start);
+        Place::within(self.view.output(), offset, self.report.total_bytes)
     }
 
     /// How it runs.
@@ -138,7 +189,7 @@ impl<T: Element> Started<'_, T> {
     /// # Errors
     /// As [`AllGather::run`].
     pub fn wait(self) -> Result<(), Error> {
-        self.gather.prepared.wait(self.epoch, self.deadline)
+        self.gather.prepared.wait(self.epoch, Some(self.deadline))
     }
 
     /// Whether every shard is here; never waits.

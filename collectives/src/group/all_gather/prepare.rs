@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::{Deadline, ErrorKind, Fabric, PeerMemory, Rank, Region, RemoteKey, Role};
+use peerlane_hal::{
+    CopyEngine, Deadline, ErrorKind, Fabric, PeerMemory, Rank, Region, RemoteKey, Role,
+};
 
 use super::AllGather;
-use crate::allgather;
+use crate::allgather::{self, Shape};
 use crate::element::Element;
 use crate::error::Error;
 use crate::group::agreement::{Offer, agree};
@@ -16,7 +18,7 @@ use crate::group::report::{LaneReport, Report};
 use crate::group::watch::Watch;
 use crate::group::{Group, Local};
 use crate::layout::{FlagLayout, Layout};
-use crate::plan::{Algorithm, LaneId, Plan};
+use crate::plan::{Algorithm, FlagOrder, LaneId, Plan};
 use crate::run::course::Course;
 use crate::run::lane::Lane;
 use crate::run::port::Bind;
@@ -29,6 +31,9 @@ use crate::window::{HostView, Peer, Window};
 /// Results up to this size use two outputs in turn unless told otherwise: there the second phase of
 /// flags costs more than what a second output takes from the cache: docs/adr/0007.
 const TWO_OUTPUTS_BYTES_MAX: u64 = 256 << 10;
+/// The same where flags come in batches, as on devices: a phase less saves a round between devices
+/// and the second output costs no cache of the host. To be measured.
+const TWO_OUTPUTS_BATCHED_BYTES_MAX: u64 = 16 << 20;
 /// What an offer brings along, in this order.
 const OUTPUT_KEY: usize = 0;
 const FLAGS_KEY: usize = 1;
@@ -40,6 +45,7 @@ pub(super) struct Wish<F: Fabric, T> {
     pub(super) parts: u32,
     pub(super) in_place: bool,
     pub(super) outputs: Option<u32>,
+    pub(super) capturable: bool,
     pub(super) timeout: Duration,
     pub(super) input: Option<Buffer<Local<F>, T>>,
     pub(super) output: Option<Buffer<Local<F>, T>>,
@@ -73,6 +79,7 @@ pub(super) fn prepare<F: Fabric, T: Element>(
 /// Everything that needs no other rank.
 struct Draft<F: Fabric> {
     timeout: Duration,
+    capturable: bool,
     layout: Layout,
     flag_layout: FlagLayout,
     turns: Turns,
@@ -82,27 +89,40 @@ struct Draft<F: Fabric> {
     input: Option<Local<F>>,
     output: Local<F>,
     flags: Local<F>,
+    /// Of lane 0. Only an engine knows what engines can do, and the plan depends on that.
+    home: F::Engine,
 }
 
 impl<F: Fabric> Draft<F> {
-    fn new<T: Element>(group: &Group<F>, wish: Wish<F, T>) -> Result<Self, Error> {
-        let Wish { algorithm, parts, in_place, timeout, .. } = wish;
+    fn new<T: Element>(group: &mut Group<F>, wish: Wish<F, T>) -> Result<Self, Error> {
+        let Wish { algorithm, parts, in_place, capturable, timeout, .. } = wish;
         check_timeout(timeout)?;
         let ranks = group.ranks();
         let bytes = shard_bytes::<T>(wish.shard_len)?;
         let layout = Layout::new(&vec![bytes; ranks], parts)?;
+        let home = make_engine(group)?;
+        let (flags, two_outputs_bytes_max) = match home.caps().flags_batched {
+            true => (FlagOrder::Batched, TWO_OUTPUTS_BATCHED_BYTES_MAX),
+            false => (FlagOrder::Prompt, TWO_OUTPUTS_BYTES_MAX),
+        };
         let outputs = wish.outputs.unwrap_or_else(|| {
-            let small = layout.total_bytes() <= TWO_OUTPUTS_BYTES_MAX;
-            if small && !in_place && wish.output.is_none() { 2 } else { 1 }
+            let small = layout.total_bytes() <= two_outputs_bytes_max;
+            if small && !in_place && !capturable && wish.output.is_none() { 2 } else { 1 }
         });
-        let plans = allgather::plans(algorithm, group.topology(), parts, in_place, outputs)?;
+        if capturable && outputs > 1 {
+            // A graph writes to the same place at each replay.
+            let text = format!("outputs is {outputs}, wanted 1 of a capturable all-gather");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let shape = Shape { parts, in_place, outputs, flags };
+        let plans = allgather::plans(algorithm, group.topology(), shape)?;
         let proof = verify(&plans).map_err(|fault| {
             let text = format!("the plan of {algorithm} is faulty: {fault}");
             Error::new(ErrorKind::Other, text).with_source(fault)
         })?;
         let lanes = plans.iter().map(|plan| plan.lanes.len()).max().unwrap_or(1);
         let flag_layout = FlagLayout::new(ranks, parts, lanes);
-        let turns = Turns::new(outputs, layout.total_bytes(), flag_layout.words());
+        let turns = Turns::new(outputs, layout.total_bytes(), flag_layout.words(), capturable);
         let turns = turns.ok_or_else(|| {
             let text = format!("{outputs} outputs of {} bytes overflow", layout.total_bytes());
             Error::new(ErrorKind::InvalidArgument, text)
@@ -119,7 +139,20 @@ impl<F: Fabric> Draft<F> {
             }
         };
         let dtype = T::DTYPE;
-        Ok(Self { timeout, layout, flag_layout, turns, plans, proof, dtype, input, output, flags })
+        Ok(Self {
+            timeout,
+            capturable,
+            layout,
+            flag_layout,
+            turns,
+            plans,
+            proof,
+            dtype,
+            input,
+            output,
+            flags,
+            home,
+        })
     }
 
     /// The fingerprint and the keys.
@@ -137,6 +170,8 @@ impl<F: Fabric> Draft<F> {
             .field("parts", plan.parts)
             .field("in_place", plan.in_place)
             .field("outputs", plan.outputs)
+            .field("flags", plan.flags)
+            .field("capturable", self.capturable)
             .field("timeout", format_args!("{:?}", self.timeout))
             .field("topology", group.topology())
             .blob(key(&self.output)?)
@@ -159,17 +194,19 @@ impl<F: Fabric> Draft<F> {
             let flags = import(FLAGS_KEY, self.turns.flag_bytes())?;
             peers.push(Peer { output, flags });
         }
-        let mut engines = Vec::new();
-        for _ in &self.plans[group.rank().index()].lanes {
-            let engine = group.fabric.engine();
-            engines.push(engine.map_err(|error| Error::of_backend("make an engine", error))?);
+        let mut engines = vec![self.home];
+        for _ in self.plans[group.rank().index()].lanes.iter().skip(1) {
+            engines.push(make_engine(group)?);
         }
-        let Self {
-            timeout, layout, flag_layout, turns, plans, proof, input, output, flags, ..
-        } = self;
+        let Self { timeout, capturable, layout, flag_layout, turns, plans, proof, .. } = self;
+        let (input, output, flags) = (self.input, self.output, self.flags);
         let window = Arc::new(Window { input, output, flags, peers, turns });
-        Ok(Ready { timeout, layout, flag_layout, plans, proof, window, engines })
+        Ok(Ready { timeout, capturable, layout, flag_layout, plans, proof, window, engines })
     }
+}
+
+fn make_engine<F: Fabric>(group: &mut Group<F>) -> Result<F::Engine, Error> {
+    group.fabric.engine().map_err(|error| Error::of_backend("make an engine", error))
 }
 
 fn import<M: PeerMemory>(
@@ -220,6 +257,7 @@ fn given_or_new<F: Fabric, T: Element>(
 /// Everything is exchanged; only this rank's executor is missing.
 struct Ready<F: Fabric> {
     timeout: Duration,
+    capturable: bool,
     layout: Layout,
     flag_layout: FlagLayout,
     plans: Vec<Plan>,
@@ -235,7 +273,10 @@ impl<F: Fabric> Ready<F> {
         for (index, engine) in self.engines.into_iter().enumerate() {
             let lane = LaneId(Rank::at(index).0);
             let program = Program::bind(&self.plans, me, lane, &self.layout, &self.flag_layout);
-            lanes.push(Lane::new(program, Box::new(Bind::new(engine, Arc::clone(&self.window)))));
+            let port = Bind::new(engine, backend, Arc::clone(&self.window));
+            // An engine may put its work straight onto the stream, where two lanes would be one
+            // queue, and the last wait of lane 0 would hold up the other.
+            lanes.push(Lane::new(program, Box::new(port), lane == LaneId::HOME));
         }
         let plan = &self.plans[me.index()];
         let report = Report {
@@ -243,6 +284,8 @@ impl<F: Fabric> Ready<F> {
             ranks: group.ranks(),
             parts: plan.parts,
             outputs: plan.outputs,
+            flags: plan.flags,
+            capturable: self.capturable,
             shard_bytes: self.layout.shard_bytes(me),
             total_bytes: self.layout.total_bytes(),
             lanes: lanes
@@ -257,7 +300,7 @@ impl<F: Fabric> Ready<F> {
         let watch = Arc::new(Watch::new(name, me, self.timeout, waits, Arc::clone(&view)));
         // SAFETY: the layout puts every cell inside the window's buffers, whose lengths were
         // checked on both sides; ports keep the window; `verify` has passed the plans.
-        let course = unsafe { Course::new(lanes, Arc::clone(&watch)) };
+        let course = unsafe { Course::new(lanes, Arc::clone(&watch), self.capturable) };
         let prepared = Prepared::new(course, Arc::clone(&group.shared), watch);
         AllGather::new(prepared, view, report, self.timeout, offset)
     }

@@ -1,0 +1,153 @@
+//! The watchdog's thread: ends the group when a start is overdue, and lets go what nobody waits for.
+//!
+//! It covers the starts of which no caller waits for the end, and wakes callers who sleep without a
+//! timer. A start on a stream has nobody who looks at it: the guard looks when it is due, and after
+//! an abort it is the guard who releases the lanes, so that the caller's stream goes on.
+
+use std::sync::MutexGuard;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use peerlane_hal::Deadline;
+
+use crate::group::shared::{Closed, Shared, State, TELL_TIMEOUT, Watched};
+use crate::run::course::DRAIN_TIMEOUT;
+
+/// Between two releases of engines that are not drained.
+const RELEASE_PAUSE: Duration = Duration::from_millis(1);
+/// The same where a graph may be replayed at any time, or an engine does not drain.
+const REPLAY_PAUSE: Duration = Duration::from_millis(20);
+
+impl Shared {
+    /// Runs until the group is closed. With nothing open it looks again after the group's timeout,
+    /// before anything that starts meanwhile can be overdue.
+    pub(crate) fn guard(&self) {
+        let mut drain = None;
+        let mut judged = false;
+        let mut state = self.state();
+        let how = loop {
+            if let Some(how) = state.closed {
+                break how;
+            }
+            let pause;
+            if state.record.is_some() {
+                let streams = on_streams(&state);
+                drop(state);
+                let drain = *drain.get_or_insert_with(|| Deadline::after(DRAIN_TIMEOUT));
+                pause = self.let_go(&streams, drain);
+                state = self.state();
+                if state.closed.is_some() {
+                    continue;
+                }
+            } else {
+                let overdue = if judged { Vec::new() } else { overdue(&state) };
+                // What was judged and is still overdue only waits for its caller to look.
+                judged = !overdue.is_empty();
+                if judged {
+                    drop(state);
+                    self.judge(&overdue);
+                    state = self.state();
+                    continue;
+                }
+                // From this look until it sleeps, the guard holds the lock.
+                pause = next_due(&state).unwrap_or(self.timeout);
+            }
+            state = self.sleep(state, pause);
+        };
+        let streams = on_streams(&state);
+        drop(state);
+        self.end(&streams, how);
+    }
+
+    /// Looks at starts that should be complete, and ends the group if one is not.
+    fn judge(&self, overdue: &[Watched]) {
+        for watched in overdue {
+            let watch = &watched.watch;
+            let mut looked = false;
+            if let Some(mut course) = watched.free_course()
+                && (watch.is_on_stream() || !course.is_polled())
+            {
+                if let Err(error) = course.drive() {
+                    drop(course);
+                    return self.raise(watch.broken(&error));
+                }
+                self.close_done(watch, &course);
+                looked = watch.is_on_stream();
+            }
+            if !watch.is_overdue() {
+                continue;
+            }
+            // With every flag there, a start of the host waits for its caller; nobody looks at one
+            // on a stream but this thread.
+            if looked || watch.missing().is_some() {
+                return self.raise(watch.overdue(watch.timeout()));
+            }
+            watched.wakers.iter().for_each(Waker::wake_by_ref);
+        }
+    }
+
+    /// Releases once, after an abort; when to do it again.
+    fn let_go(&self, streams: &[Watched], drain: Deadline) -> Duration {
+        if streams.is_empty() {
+            return self.timeout;
+        }
+        self.wait_until_told();
+        let drained = release(streams);
+        let replayed = streams.iter().any(|watched| watched.watch.is_captured());
+        match (drained, drain.has_passed()) {
+            (true, _) if !replayed => self.timeout,
+            (false, false) => RELEASE_PAUSE,
+            _ => REPLAY_PAUSE,
+        }
+    }
+
+    /// The last look: nobody may be left blocked where the group ended before its starts.
+    fn end(&self, streams: &[Watched], how: Closed) {
+        let blocked: Vec<Watched> = streams
+            .iter()
+            .filter(|watched| how == Closed::Alone || watched.watch.due().is_some())
+            .cloned()
+            .collect();
+        if blocked.is_empty() {
+            return;
+        }
+        if how == Closed::Alone {
+            // The others are being told; the record comes back.
+            self.wait_while(Deadline::after(TELL_TIMEOUT), |state| state.record.is_none());
+            self.wait_until_told();
+        }
+        let deadline = Deadline::after(DRAIN_TIMEOUT);
+        while !release(&blocked) && !deadline.has_passed() {
+            std::thread::sleep(RELEASE_PAUSE);
+        }
+    }
+}
+
+/// The operations that have been put onto streams.
+fn on_streams(state: &MutexGuard<'_, State>) -> Vec<Watched> {
+    let on_stream = |watched: &&Watched| {
+        let watch = &watched.watch;
+        watch.is_on_stream() || watch.is_captured()
+    };
+    state.watched.iter().filter(on_stream).cloned().collect()
+}
+
+fn overdue(state: &MutexGuard<'_, State>) -> Vec<Watched> {
+    state.watched.iter().filter(|watched| watched.watch.is_overdue()).cloned().collect()
+}
+
+/// How long until the next start is due that is not yet.
+fn next_due(state: &MutexGuard<'_, State>) -> Option<Duration> {
+    let now = Instant::now();
+    let dues = state.watched.iter().filter_map(|watched| watched.watch.due());
+    dues.filter(|due| *due > now).min().map(|due| due - now)
+}
+
+/// Releases what nobody else drives; whether all of it is drained.
+fn release(courses: &[Watched]) -> bool {
+    let mut drained = true;
+    for watched in courses {
+        drained &= watched.free_course().is_some_and(|mut course| course.release_once());
+    }
+    drained
+}

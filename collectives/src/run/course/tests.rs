@@ -1,0 +1,278 @@
+//! Starts on streams, on ports that only write down what they are told.
+
+use std::any::Any;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+use std::time::Duration;
+
+use peerlane_hal::{Caps, ErrorKind, Rank, Region, Ticket};
+
+use super::{Course, Stop};
+use crate::error::Error;
+use crate::group::watch::Watch;
+use crate::run::lane::Lane;
+use crate::run::port::{Bound, Port};
+use crate::run::program::Program;
+use crate::run::turns::Start;
+use crate::window::HostView;
+
+/// The caller's stream.
+struct Stream {
+    captures: bool,
+}
+
+/// What all ports of a test share.
+#[derive(Default)]
+struct Told {
+    log: Vec<String>,
+    /// The call that fails, as the log has it.
+    fails: Option<(String, ErrorKind)>,
+}
+
+struct FakePort {
+    name: char,
+    caps: Caps,
+    told: Arc<Mutex<Told>>,
+    tickets: u64,
+    /// Slices that the queue takes before it is parked for once more.
+    room: u64,
+}
+
+impl FakePort {
+    fn tell(&self, what: &str) -> Result<(), Error> {
+        let mut told = self.told.lock().unwrap();
+        let line = format!("{}: {what}", self.name);
+        told.log.push(line.clone());
+        match &told.fails {
+            Some((fails, kind)) if *fails == line => Err(Error::new(*kind, line)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn stream(stream: &dyn Any) -> &Stream {
+    stream.downcast_ref().unwrap()
+}
+
+impl Port for FakePort {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    unsafe fn submit(&mut self, steps: &[Bound], start: Start) -> Result<Ticket, Error> {
+        if self.room == 0 {
+            return Err(Error::new(ErrorKind::QueueFull, "no room"));
+        }
+        self.tell(&format!("submit {} of {start:?}", steps.len()))?;
+        if start != Start::Captured {
+            self.tickets += 1;
+            self.room -= 1;
+        }
+        Ok(Ticket(self.tickets))
+    }
+
+    fn completed(&mut self) -> Result<Ticket, Error> {
+        Ok(Ticket(self.tickets))
+    }
+
+    fn park(&mut self, _limit: Duration) -> Result<(), Error> {
+        self.room += 1;
+        Ok(())
+    }
+
+    fn waker(&self) -> Waker {
+        Waker::noop().clone()
+    }
+
+    fn release(&mut self) -> Result<(), Error> {
+        self.tell("release")
+    }
+
+    fn is_capturing(&mut self, from: &dyn Any) -> Result<bool, Error> {
+        Ok(stream(from).captures)
+    }
+
+    fn fork(&mut self, _from: &dyn Any) -> Result<(), Error> {
+        self.tell("fork")
+    }
+
+    fn join(&mut self, _into: &dyn Any) -> Result<(), Error> {
+        self.tell("join")
+    }
+}
+
+struct NoView;
+
+impl HostView for NoView {
+    fn flag(&self, _word: u64, _start: Start) -> Option<&AtomicU64> {
+        None
+    }
+
+    fn flag_value(&self, _word: u64, _start: Start) -> Option<u64> {
+        None
+    }
+
+    fn output_offset(&self, _start: Start) -> u64 {
+        0
+    }
+
+    fn input(&self) -> &dyn Region {
+        unreachable!("no test looks at bytes")
+    }
+
+    fn output(&self) -> &dyn Region {
+        unreachable!("no test looks at bytes")
+    }
+}
+
+const CAPS: Caps = Caps {
+    queued_wait: true,
+    polled: false,
+    flags_batched: true,
+    slice_ops_max: 2,
+    piece_bytes_max: u64::MAX,
+    put_align_bytes: 1,
+};
+
+/// A course of two lanes with three steps each that both take the stream.
+fn course(caps: Caps, capturable: bool) -> (Course, Arc<Mutex<Told>>) {
+    course_with_room(caps, capturable, u64::MAX)
+}
+
+fn course_with_room(caps: Caps, capturable: bool, room: u64) -> (Course, Arc<Mutex<Told>>) {
+    let told: Arc<Mutex<Told>> = Arc::default();
+    let lanes = ['a', 'b'].map(|name| {
+        let steps = vec![Bound::Signal { peer: Rank(0), word: 0 }; 3].into_boxed_slice();
+        let program = Program { steps, waits: Box::default() };
+        let told = Arc::clone(&told);
+        Lane::new(program, Box::new(FakePort { name, caps, told, tickets: 0, room }), true)
+    });
+    let (rank, timeout) = (Rank(0), Duration::from_secs(1));
+    let watch = Watch::new("test".to_owned(), rank, timeout, Vec::new(), Arc::new(NoView));
+    // SAFETY: no port touches memory.
+    let course = unsafe { Course::new(lanes.into(), Arc::new(watch), capturable) };
+    (course, told)
+}
+
+fn log(told: &Mutex<Told>) -> Vec<String> {
+    std::mem::take(&mut told.lock().unwrap().log)
+}
+
+/// One start on a stream, as the handle of the operation makes it.
+fn start_on(course: &mut Course, stream: &Stream) -> Result<(), Stop> {
+    if course.is_capturing(stream)? {
+        return course.forked(stream, Course::capture);
+    }
+    course.forked(stream, |course| {
+        course.start();
+        course.drive().map_err(Stop::Broken)
+    })
+}
+
+const EAGER: Stream = Stream { captures: false };
+const CAPTURING: Stream = Stream { captures: true };
+
+#[test]
+fn all_are_forked_then_submitted_to_then_joined() {
+    let (mut course, told) = course(CAPS, false);
+    start_on(&mut course, &EAGER).unwrap();
+    assert!(course.is_submitted());
+    let wanted = [
+        "a: fork",
+        "b: fork",
+        "a: submit 2 of Eager(1)",
+        "a: submit 1 of Eager(1)",
+        "b: submit 2 of Eager(1)",
+        "b: submit 1 of Eager(1)",
+        "a: join",
+        "b: join",
+    ];
+    assert_eq!(log(&told), wanted);
+}
+
+#[test]
+fn an_error_in_between_still_joins_whatever_was_forked() {
+    let cases = [
+        ("b: fork", "Refused", vec!["a: fork", "b: fork", "a: join"]),
+        (
+            "a: submit 1 of Eager(1)",
+            "Broken",
+            vec![
+                "a: fork",
+                "b: fork",
+                "a: submit 2 of Eager(1)",
+                "a: submit 1 of Eager(1)",
+                "a: join",
+                "b: join",
+            ],
+        ),
+    ];
+    for (fails, stop, wanted) in cases {
+        let (mut course, told) = course(CAPS, false);
+        told.lock().unwrap().fails = Some((fails.to_owned(), ErrorKind::InvalidArgument));
+        let seen = start_on(&mut course, &EAGER).unwrap_err();
+        assert!(format!("{seen:?}").starts_with(stop), "{fails}: {seen:?}");
+        assert_eq!(log(&told), wanted, "{fails}");
+    }
+    let (mut course, told) = course(CAPS, false);
+    told.lock().unwrap().fails = Some(("a: join".to_owned(), ErrorKind::DeviceLost));
+    assert!(matches!(start_on(&mut course, &EAGER), Err(Stop::Broken(_))));
+    assert_eq!(log(&told).last().map(String::as_str), Some("b: join"));
+}
+
+#[test]
+fn a_captured_start_has_no_epoch_and_no_ticket() {
+    let (mut course, told) = course(CAPS, true);
+    start_on(&mut course, &EAGER).unwrap();
+    log(&told);
+    start_on(&mut course, &CAPTURING).unwrap();
+    let wanted = [
+        "a: fork",
+        "b: fork",
+        "a: submit 2 of Captured",
+        "a: submit 1 of Captured",
+        "b: submit 2 of Captured",
+        "b: submit 1 of Captured",
+        "a: join",
+        "b: join",
+    ];
+    assert_eq!(log(&told), wanted);
+    course.drive().unwrap();
+    assert_eq!((course.started(), course.done(), course.is_submitted()), (1, 1, true));
+}
+
+#[test]
+fn what_cannot_be_captured_is_refused_before_anything_is_recorded() {
+    let (mut course, told) = course(CAPS, false);
+    let Err(Stop::Refused(error)) = start_on(&mut course, &CAPTURING) else {
+        panic!("it was recorded");
+    };
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    insta::assert_snapshot!(error, @"the stream is being captured, and this all-gather has no flags for that; prepare it with `capturable()`");
+    assert_eq!(log(&told), [""; 0]);
+}
+
+#[test]
+fn engines_that_cannot_queue_waits_take_no_stream() {
+    let (mut course, told) = course(Caps { queued_wait: false, ..CAPS }, true);
+    let Err(Stop::Refused(error)) = start_on(&mut course, &EAGER) else {
+        panic!("it was started");
+    };
+    insta::assert_snapshot!(error, @"a start on a stream needs engines that queue waits; use `start`");
+    assert_eq!((log(&told), course.started()), (vec![], 0));
+}
+
+#[test]
+fn a_full_queue_takes_the_rest_when_there_is_room() {
+    let (mut course, told) = course_with_room(CAPS, false, 1);
+    start_on(&mut course, &EAGER).unwrap();
+    assert!(!course.is_submitted());
+    assert_eq!(log(&told).len(), 6, "two forks, one slice of each lane, two joins");
+    for _ in 0..2 {
+        course.park(Duration::ZERO).unwrap();
+        course.drive().unwrap();
+    }
+    assert!(course.is_submitted());
+    assert_eq!(log(&told), ["a: submit 1 of Eager(1)", "b: submit 1 of Eager(1)"]);
+}
