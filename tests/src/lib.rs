@@ -54,6 +54,7 @@
 
 mod board;
 pub mod checks;
+mod cuda;
 mod data;
 mod driver;
 mod failure;
@@ -65,6 +66,7 @@ pub mod simulation;
 mod suite;
 mod world;
 
+pub use cuda::{CudaDriver, CudaHarness};
 pub use failure::{Failure, Outcome};
 pub use harness::{
     EngineOf, ErrorOf, FabricOf, Harness, HostMemory, KeyOf, LocalOf, MemoryOf, OwnMemory, RemoteOf,

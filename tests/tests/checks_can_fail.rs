@@ -104,6 +104,7 @@ const ENGINES: &[(Fault, &str, &str)] = &[
     (Fault::ErrorsAreForgotten, "the_first_error_poisons_the_engine", "wanted DeviceLost"),
     (Fault::DropWaits, "dropping_an_engine_with_a_blocked_wait_returns", "the drop took"),
     (Fault::SignalsSpill, "flags_of_one_region_do_not_disturb_each_other", "flag"),
+    (Fault::SignalsSpill, "a_region_tells_what_its_flags_hold", "flag 1 is said to be"),
     (Fault::PeersMustHelp, "a_polled_engine_moves_when_it_is_polled", "to complete; seen"),
     (
         Fault::ParkIsDeaf,

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use peerlane_conformance::middleware::{
-    DelayLayer, DowngradeLayer, FailAtLayer, Layered, TraceLayer, TraceLog,
+    DelayLayer, DowngradeLayer, FailAtLayer, Layered, StreamLayer, TraceLayer, TraceLog,
 };
 use peerlane_conformance::{HostHarness, Suite};
 use peerlane_hal::host::Options;
@@ -46,6 +46,7 @@ fn main() -> ExitCode {
         .with(Layered::<_, DowngradeLayer>::new(delayed(2), "downgrade", move |_| no_queued_wait))
         .with(Layered::new(HostHarness::default(), "downgrade", move |_| coarse))
         .with(Layered::new(HostHarness::default(), "fail-at", move |_| broken))
+        .with(Layered::new(HostHarness::default(), "streams", |_| StreamLayer::default()))
         .with(Layered::new(HostHarness::default(), "trace", |_| TraceLayer::new(TraceLog::new())))
         .run()
 }

@@ -1,11 +1,9 @@
 //! Contract 9: dependencies.
 
-use std::sync::atomic::Ordering;
-
-use peerlane_hal::{Fabric, PeerMemory, Role};
+use peerlane_hal::{Fabric, PeerMemory, Region, Role};
 
 use crate::data::{aligned, pattern, seed};
-use crate::driver::{OpOf, put, signal, wait_reset, word};
+use crate::driver::{OpOf, put, signal, wait_reset};
 use crate::failure::{Failure, Outcome, ensure};
 use crate::harness::Harness;
 use crate::world::{on_each, on_ranks};
@@ -37,7 +35,7 @@ pub fn flags_of_one_region_do_not_disturb_each_other<H: Harness>(harness: &H) ->
             me.meet()?;
             for at in 0..WORDS * ranks {
                 let wanted = value(at, round);
-                let seen = word(&flags.local, at).map_or(wanted, |f| f.load(Ordering::Acquire));
+                let seen = flags.local.flag_value(at).unwrap_or(wanted);
                 ensure!(seen == wanted, "flag {at} is {seen:#x}, wanted {wanted:#x}");
             }
             me.meet()?;
@@ -48,7 +46,7 @@ pub fn flags_of_one_region_do_not_disturb_each_other<H: Harness>(harness: &H) ->
             driver.run(&ops)?;
             for at in 0..WORDS * ranks {
                 let wanted = if at % 2 == 1 { 0 } else { value(at, ROUNDS) };
-                let seen = word(&flags.local, at).map_or(wanted, |f| f.load(Ordering::Acquire));
+                let seen = flags.local.flag_value(at).unwrap_or(wanted);
                 ensure!(seen == wanted, "flag {at} is {seen:#x} beside resets, wanted {wanted:#x}");
             }
         }
@@ -94,5 +92,36 @@ pub fn ones_own_key_gives_an_alias<H: Harness>(harness: &H) -> Outcome {
             me.ensure_bytes(&what, &region, 0, &sent.concat())?;
         }
         Ok(())
+    })
+}
+
+/// Flags that were signalled, beside others that were not; words behind the end, and data.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn a_region_tells_what_its_flags_hold<H: Harness>(harness: &H) -> Outcome {
+    const WORDS: u64 = 8;
+    on_ranks(harness, 2, |me| {
+        let flags = me.flags(WORDS)?;
+        let data = me.allocate(64, Role::Data)?;
+        let mut driver = me.engine()?;
+        let value = |word: u64| [0x1234_5678_9ABC_DEF0, 0, 1, u64::MAX][(word % 4) as usize];
+        let words = (0..WORDS).filter(|word| word % 4 != 1);
+        let to = &flags.remote[me.after(1)];
+        let ops: Vec<OpOf<'_, H>> = words.map(|word| signal(to, word, value(word))).collect();
+        driver.run(&ops)?;
+        // The peer's ticket says nothing of this rank; its flags are here once the last one is.
+        driver.reach(&flags.local, WORDS - 1, value(WORDS - 1))?;
+        for word in 0..WORDS {
+            let (seen, wanted) = (flags.local.flag_value(word), Some(value(word)));
+            ensure!(seen == wanted, "flag {word} is said to be {seen:x?}, wanted {wanted:x?}");
+        }
+        for word in [WORDS, u64::MAX] {
+            let seen = flags.local.flag_value(word);
+            ensure!(seen.is_none(), "word {word} behind the end is said to be {seen:x?}");
+        }
+        let seen = data.flag_value(0);
+        ensure!(seen.is_none(), "a region of data is said to have a flag of {seen:x?}");
+        me.meet()
     })
 }

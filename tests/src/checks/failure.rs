@@ -269,7 +269,9 @@ pub fn malformed_addresses_are_refused<H: Harness>(harness: &H) -> Outcome {
         wrong("an address with a byte too many", connect(&[&address[..], &[0]].concat()))?;
         wrong("another rank's address", connect(&addresses[me.me]))?;
         wrong("bytes of no form", connect(&pattern(seed(0, 9), address.len() as u64)))?;
-        let kinds = [ErrorKind::Mismatch, ErrorKind::PeerLost, ErrorKind::Timeout];
+        // A changed address may be one of form, of a rank elsewhere that is gone or out of reach.
+        let kinds =
+            [ErrorKind::Mismatch, ErrorKind::PeerLost, ErrorKind::Timeout, ErrorKind::Unavailable];
         for (byte, mask) in flips(address.len()) {
             if let Err(error) = connect(&flip(address, byte, mask)) {
                 one_of(&error, &kinds, &format!("byte {byte} of the address ^ {mask:#04x}"))?;

@@ -197,6 +197,10 @@ impl<F: Fabric> CopyEngine for Delay<F> {
         self.engine.release().map_err(Error::Inner)
     }
 
+    fn is_capturing(&mut self, stream: &Self::Stream) -> Result<bool, Self::Error> {
+        self.engine.is_capturing(stream).map_err(Error::Inner)
+    }
+
     fn fork(&mut self, from: &Self::Stream) -> Result<(), Self::Error> {
         self.engine.fork(from).map_err(Error::Inner)
     }

@@ -108,6 +108,11 @@ impl<E: CopyEngine> CopyEngine for FailAt<E> {
         self.engine.release().map_err(Error::Inner)
     }
 
+    fn is_capturing(&mut self, stream: &E::Stream) -> Result<bool, Self::Error> {
+        self.check()?;
+        self.engine.is_capturing(stream).map_err(Error::Inner)
+    }
+
     fn fork(&mut self, from: &E::Stream) -> Result<(), Self::Error> {
         self.check()?;
         self.engine.fork(from).map_err(Error::Inner)

@@ -9,6 +9,7 @@ mod downgrade;
 mod error;
 mod fail_at;
 mod layered;
+mod streams;
 mod trace;
 
 use std::fmt;
@@ -23,6 +24,7 @@ pub use downgrade::{Downgrade, DowngradeLayer};
 pub use error::Error;
 pub use fail_at::{FailAt, FailAtLayer};
 pub use layered::Layered;
+pub use streams::{Graph, Stream, StreamLayer, Streams};
 pub use trace::{Event, Trace, TraceLayer, TraceLog};
 
 /// The local regions of a fabric.

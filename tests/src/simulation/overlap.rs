@@ -7,7 +7,7 @@
 use std::sync::Barrier;
 use std::time::Duration;
 
-use peerlane_collectives::allgather;
+use peerlane_collectives::allgather::{self, Shape};
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process::{self, InProcess};
 use peerlane_collectives::error::Error;
@@ -89,8 +89,8 @@ fn look(log: &TraceLog, slow: Rank, ranks: usize, outputs: u32) -> Outcome {
 /// The ops of each rank's lane in front of the first wait for the slow one; nothing of that itself.
 fn wanted(slow: Rank, ranks: usize, outputs: u32) -> Outcome<Vec<Ticket>> {
     let topology = Topology::flat(ranks).map_err(failed)?;
-    let plans =
-        allgather::plans(Algorithm::Direct, &topology, 1, false, outputs).map_err(failed)?;
+    let shape = Shape { outputs, ..Shape::default() };
+    let plans = allgather::plans(Algorithm::Direct, &topology, shape).map_err(failed)?;
     let ops = plans.iter().map(|plan| {
         let steps = &plan.lanes[0].steps;
         let free = steps.iter().take_while(|step| !waits_for(step, slow)).count();

@@ -295,6 +295,10 @@ impl CopyEngine for Mutant {
         self.engine.release().map_err(Error::Inner)
     }
 
+    fn is_capturing(&mut self, stream: &Self::Stream) -> Answer<bool> {
+        match *stream {}
+    }
+
     fn fork(&mut self, from: &Self::Stream) -> Answer {
         match *from {}
     }

@@ -1,0 +1,36 @@
+//! The conformance suite over the CUDA backend: on GPUs where there are any, on the simulated driver
+//! otherwise; with its ways of signalling, and under the layers.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use peerlane_conformance::middleware::{
+    DelayLayer, DowngradeLayer, FailAtLayer, Layered, TraceLayer, TraceLog,
+};
+use peerlane_conformance::{CudaDriver, CudaHarness, Suite};
+use peerlane_cuda::{Options, SignalBy};
+use peerlane_hal::{ErrorKind, Rank};
+
+fn main() -> ExitCode {
+    let driver = CudaDriver::load();
+    eprintln!("running on: {driver:?}");
+    let cuda = |name, change: fn(&mut Options)| {
+        let mut options = Options::default();
+        change(&mut options);
+        CudaHarness::new(name, driver, options)
+    };
+    let plain = || cuda("", |_| {});
+    let delayed =
+        Layered::new(plain(), "delay", |_: Rank| DelayLayer::new(1, Duration::from_micros(60)));
+    let coarse =
+        DowngradeLayer { slice_ops_max: 3, put_align_bytes: 32, ..DowngradeLayer::default() };
+    let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost };
+    Suite::new()
+        .with(plain())
+        .with(cuda("-signal-by-copy", |options| options.signal = Some(SignalBy::Copy)))
+        .with(delayed)
+        .with(Layered::new(plain(), "downgrade", move |_| coarse))
+        .with(Layered::new(plain(), "fail-at", move |_| broken))
+        .with(Layered::new(plain(), "trace", |_| TraceLayer::new(TraceLog::new())))
+        .run()
+}

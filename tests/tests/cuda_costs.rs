@@ -1,0 +1,150 @@
+//! What groups on GPUs cost: calls of the driver and allocations of a start, copies at once, and what
+//! is left when they are gone.
+//!
+//! The simulated driver counts; on GPUs only allocations are counted. Each rank is a process.
+
+#[path = "steady_state/counting.rs"]
+mod counting;
+#[path = "steady_state/rest.rs"]
+mod rest;
+
+#[path = "cuda_support/mod.rs"]
+mod cuda_support;
+
+#[path = "cuda_costs/calls.rs"]
+mod calls;
+#[path = "cuda_costs/machine.rs"]
+mod machine;
+
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Trial};
+use peerlane_collectives::bootstrap::tcp::Hub;
+use peerlane_conformance::processes::{Child, Parent};
+use peerlane_conformance::{CudaDriver, Failure, Outcome};
+use peerlane_hal::Deadline;
+
+use cuda_support::data::{check, unexpected};
+use cuda_support::stage::Stage;
+
+/// Why most of it is not looked at on GPUs.
+const COUNTED: &str = "only the simulated driver counts";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Settings of the simulated driver.
+type Variables = &'static [(&'static str, &'static str)];
+
+const ENGINES: [Variables; 4] = [
+    &[("COPY_ENGINES", "1")],
+    &[("COPY_ENGINES", "2")],
+    &[("COPY_ENGINES", "3")],
+    &[("COPY_ENGINES", "5")],
+];
+const LEFTOVERS: [Variables; 3] = [&[], &[("VMM", "off")], &[("PEER_WRITES", "refuse")]];
+
+fn main() -> ExitCode {
+    if let Some(parent) = Parent::find() {
+        return match play(&parent) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(failure) => {
+                parent.say(format_args!("broken: {failure}"));
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let driver = CudaDriver::load();
+    eprintln!("running on: {driver:?}");
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(1);
+    let mut trials = Vec::new();
+    let mut add = |bill: Bill| {
+        let counted = bill.what != "allocations";
+        let name = format!("{}::{bill}", driver.name());
+        let trial = Trial::test(name, move || bill.run(driver).map_err(Into::into));
+        trials.push(trial.with_ignored_flag(counted && driver == CudaDriver::Device));
+    };
+    for ranks in 1..=4 {
+        add(Bill { what: "calls", ranks, variables: &[] });
+        add(Bill { what: "allocations", ranks, variables: &[] });
+    }
+    for variables in ENGINES {
+        add(Bill { what: "copies", ranks: 4, variables });
+    }
+    for variables in LEFTOVERS {
+        add(Bill { what: "leftovers", ranks: 2, variables });
+    }
+    add(Bill { what: "captured_leftovers", ranks: 2, variables: &[] });
+    if driver == CudaDriver::Device {
+        eprintln!("some are ignored: {COUNTED}");
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// What is counted, of how many ranks, on which machine.
+#[derive(Clone, Copy, Debug)]
+struct Bill {
+    what: &'static str,
+    ranks: usize,
+    variables: Variables,
+}
+
+impl std::fmt::Display for Bill {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}::{}_ranks", self.what, self.ranks)?;
+        self.variables.iter().try_for_each(|(name, value)| write!(f, "::{name}_{value}"))
+    }
+}
+
+impl Bill {
+    fn run(self, driver: CudaDriver) -> Outcome {
+        let groups = if self.what.ends_with("leftovers") { 1 + machine::GROUPS } else { 1 };
+        let hubs = (0..groups).map(|_| Hub::bind("127.0.0.1:0", self.ranks));
+        let hubs = hubs.collect::<Result<Vec<_>, _>>().map_err(unexpected)?;
+        let addresses: Vec<_> = hubs.iter().map(|hub| hub.address().to_string()).collect();
+        let start = |rank| self.start(driver, rank, &addresses.join(","));
+        let mut children = (0..self.ranks).map(start).collect::<Outcome<Vec<_>>>()?;
+        let deadline = Deadline::after(PATIENCE);
+        let said = children.iter_mut().map(|child| child.hear(deadline));
+        let said = said.collect::<Outcome<Vec<_>>>()?;
+        check(said.iter().all(|text| text == "done"), || said.join("\n"))?;
+        children.iter_mut().try_for_each(|child| child.finish(deadline))
+    }
+
+    fn start(self, driver: CudaDriver, rank: usize, hubs: &str) -> Outcome<Child> {
+        let program = std::env::current_exe();
+        let program =
+            program.map_err(|error| Failure::new(format!("find the program: {error}")))?;
+        let mut command = Command::new(program);
+        command.env("PEERLANE_TEST_ROLE", self.what);
+        command.env("PEERLANE_TEST_RANK", rank.to_string());
+        command.env("PEERLANE_TEST_RANKS", self.ranks.to_string());
+        command.env("PEERLANE_TEST_HUBS", hubs);
+        let choice = match driver {
+            CudaDriver::Device => "device",
+            CudaDriver::Simulated => "simulated",
+        };
+        command.env("PEERLANE_TEST_CUDA", choice);
+        command.env("PEERLANE_SIM_GRANULARITY_KIB", "64");
+        for (name, value) in self.variables {
+            command.env(format!("PEERLANE_SIM_{name}"), value);
+        }
+        Child::spawn(self.what, command)
+    }
+}
+
+/// One rank.
+fn play(parent: &Parent) -> Outcome {
+    let mut stage = Stage::open(parent)?;
+    match parent.role() {
+        "calls" => calls::calls(&mut stage),
+        "allocations" => calls::allocations(&mut stage),
+        "copies" => machine::copies(&mut stage),
+        "leftovers" => machine::leftovers(&mut stage),
+        "captured_leftovers" => machine::captured_leftovers(&mut stage),
+        role => Err(Failure::new(format!("there is no role {role:?}"))),
+    }?;
+    stage.group.close().map_err(unexpected)?;
+    parent.say("done");
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! What one start asks of the driver and of the allocator, once everything has run for a while.
+
+use std::fmt::Write as _;
+
+use peerlane_collectives::group::AllGather;
+use peerlane_conformance::Outcome;
+use peerlane_cuda::Stream;
+use peerlane_simulated_driver::Driver;
+
+use crate::counting::Counts;
+use crate::cuda_support::data::{check, unexpected};
+use crate::cuda_support::stage::{Form, Stage};
+use crate::rest::come_to_rest;
+
+const SHARD_BYTES: usize = 10_000;
+/// More than are looked at, so that everything has grown as far as it will.
+const WARM_UP: usize = 40;
+const STARTS: usize = 30;
+
+/// Calls of one start; of every other entry point that the backend uses there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Calls {
+    copies: u64,
+    /// Batches of memory operations: signals, waits, resets.
+    batches: u64,
+    records: u64,
+    waits: u64,
+}
+
+/// Where these are counted.
+const COUNTED: [&str; 4] =
+    ["cuMemcpyAsync", "cuStreamBatchMemOp_v2", "cuEventRecord", "cuStreamWaitEvent"];
+
+/// Looks at what is current and at the stream, which cost next to nothing. Also how often a ticket is
+/// looked at is a matter of time.
+const LOOKS: [&str; 6] = [
+    "cuCtxGetCurrent",
+    "cuStreamGetCtx",
+    "cuStreamIsCapturing",
+    "cuStreamGetCaptureInfo_v2",
+    "cuEventQuery",
+    "cuThreadExchangeStreamCaptureMode",
+];
+/// So many looks of each kind a start may take.
+const LOOKS_MAX: u64 = 6;
+
+/// What a start has no use for.
+const UNUSED: [&str; 19] = [
+    "cuCtxSetCurrent",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuGetErrorName",
+    "cuMemAlloc_v2",
+    "cuMemCreate",
+    "cuMemFreeHost",
+    "cuMemFree_v2",
+    "cuMemHostAlloc",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemsetD8Async",
+    "cuPointerGetAttribute",
+    "cuStreamCreate",
+    "cuStreamCreateWithPriority",
+    "cuStreamDestroy_v2",
+    "cuStreamQuery",
+    "cuStreamWaitValue64_v2",
+    "cuStreamWriteValue64_v2",
+];
+
+/// What a start asks of the driver, by ranks and form.
+fn wanted(ranks: usize, form: Form) -> Calls {
+    let own_copy = u64::from(form != Form::InPlace);
+    let batches = match (ranks, form) {
+        (1, _) => 0,
+        // With outputs in turn there is no first phase.
+        (_, Form::TwoOutputs) => 1,
+        _ => 2,
+    };
+    let peers = ranks as u64 - 1;
+    // Streams beside the caller's own: for the copy inside the device, and for every second peer.
+    let sides = if peers == 0 { 0 } else { own_copy + u64::from(peers > 1) };
+    Calls {
+        copies: peers + own_copy,
+        batches,
+        // Where they begin, where each ends, and the ticket.
+        records: u64::from(sides > 0) + sides + 1,
+        waits: 2 * sides,
+    }
+}
+
+pub(crate) fn calls(stage: &mut Stage) -> Outcome {
+    let driver = peerlane_simulated_driver::install();
+    let mut wrong = String::new();
+    for form in Form::ALL {
+        let builder = stage.group.all_gather::<u8>(SHARD_BYTES);
+        let mut gather = form.of(builder).prepare().map_err(unexpected)?;
+        let stream = stage.stream.for_starts();
+        warm_up(stage, &mut gather)?;
+        let before = [count(&driver, &COUNTED), count(&driver, &LOOKS), count(&driver, &UNUSED)];
+        repeat(&mut gather, &stream, STARTS)?;
+        let after = [count(&driver, &COUNTED), count(&driver, &LOOKS), count(&driver, &UNUSED)];
+        stage.stream.finish()?;
+        let during =
+            |kind: usize| after[kind].iter().zip(&before[kind]).map(|(now, old)| now - old);
+        let seen: Vec<u64> = during(0).collect();
+        let Calls { copies, batches, records, waits } = wanted(stage.ranks, form);
+        let wanted = [copies, batches, records, waits].map(|each| each * STARTS as u64);
+        if seen != wanted {
+            let _ = write!(wrong, "{form:?}: {COUNTED:?} {seen:?}, wanted {wanted:?}; ");
+        }
+        let looks: Vec<u64> = during(1).collect();
+        if looks.iter().any(|looks| *looks > LOOKS_MAX * STARTS as u64) {
+            let _ = write!(wrong, "{form:?}: {LOOKS:?} {looks:?}; ");
+        }
+        for (call, calls) in UNUSED.iter().zip(during(2)).filter(|(_, calls)| *calls > 0) {
+            let _ = write!(wrong, "{form:?}: {calls} calls of {call}, wanted none; ");
+        }
+    }
+    check(wrong.is_empty(), || format!("{STARTS} starts: {wrong}"))
+}
+
+fn count(driver: &Driver, calls: &[&str]) -> Vec<u64> {
+    calls.iter().map(|call| driver.calls(call)).collect()
+}
+
+/// More starts than are looked at, all of which are open at once.
+fn warm_up(stage: &Stage, gather: &mut AllGather<u8>) -> Outcome {
+    let gate = stage.gpu.pinned(4)?;
+    gate.write(0, &[0; 4]);
+    stage.stream.hold(&gate)?;
+    repeat(gather, &stage.stream.for_starts(), WARM_UP)?;
+    gate.write(0, &[1, 0, 0, 0]);
+    stage.stream.finish()?;
+    gather.run().map_err(unexpected)
+}
+
+/// Starts that nobody waits for.
+fn repeat(gather: &mut AllGather<u8>, stream: &Stream, starts: usize) -> Outcome {
+    (0..starts).try_for_each(|_| gather.start_on(stream).map(drop).map_err(unexpected))
+}
+
+/// A start allocates and frees nothing.
+pub(crate) fn allocations(stage: &mut Stage) -> Outcome {
+    for form in Form::ALL {
+        let builder = stage.group.all_gather::<u8>(SHARD_BYTES);
+        let mut gather = form.of(builder).prepare().map_err(unexpected)?;
+        let stream = stage.stream.for_starts();
+        warm_up(stage, &mut gather)?;
+        come_to_rest();
+        let before = Counts::now();
+        repeat(&mut gather, &stream, STARTS)?;
+        stage.stream.finish()?;
+        let during = Counts::now().since(before);
+        // Behind it all have looked, and may talk to each other again.
+        gather.run().map_err(unexpected)?;
+        check(during == Counts::default(), || format!("{form:?}: {STARTS} starts: {during:?}"))?;
+    }
+    Ok(())
+}

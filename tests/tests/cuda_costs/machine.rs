@@ -1,0 +1,132 @@
+//! What the simulated machine saw: how many copies ran at once, and what exists when groups are gone.
+
+use std::fs;
+
+use cudarc::driver::sys::CUstreamCaptureMode;
+use peerlane_conformance::Outcome;
+use peerlane_simulated_driver::Driver;
+
+use crate::cuda_support::data::{check, unexpected};
+use crate::cuda_support::gpu::refused;
+use crate::cuda_support::stage::{Form, Stage, TIMEOUT, gather_once, open_group};
+
+/// Groups, one after the other.
+pub(crate) const GROUPS: usize = 50;
+/// Those before have brought whatever is kept for later ones.
+const WARM_UP: usize = 3;
+const SHARD_BYTES: usize = 70_000;
+const STARTS: usize = 4;
+
+/// Never more copies than the device has engines, and nothing on the default stream.
+pub(crate) fn copies(stage: &mut Stage) -> Outcome {
+    let driver = peerlane_simulated_driver::install();
+    let engines = i64::from(stage.group.fabric().device().copy_engines);
+    driver.reset_counters();
+    for form in Form::ALL {
+        for shard_bytes in [1, SHARD_BYTES, 3 << 20] {
+            let builder = stage.group.all_gather::<u8>(shard_bytes);
+            let mut gather = form.of(builder).prepare().map_err(unexpected)?;
+            let stream = stage.stream.for_starts();
+            for _ in 0..STARTS {
+                drop(gather.start_on(&stream).map_err(unexpected)?);
+            }
+            stage.stream.finish()?;
+            gather.run().map_err(unexpected)?;
+        }
+    }
+    let mut gather =
+        stage.group.all_gather::<u8>(SHARD_BYTES).capturable().prepare().map_err(unexpected)?;
+    let stream = stage.stream.for_starts();
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    let graph = stage.stream.record(mode, || {
+        (0..STARTS).try_for_each(|_| gather.start_on(&stream).map(drop).map_err(unexpected))
+    })?;
+    for _ in 0..STARTS {
+        graph.launch().map_err(refused("replay"))?;
+    }
+    stage.stream.finish()?;
+    let most = driver.counter("most_copies_at_once", Some(stage.gpu.ordinal));
+    check(most <= engines, || format!("{most} copies at once, the device has {engines} engines"))?;
+    let ran = driver.counter("copies", Some(stage.gpu.ordinal));
+    check(ran > 0, || "no copy was counted".to_owned())?;
+    let uses = driver.counter("default_stream_uses", None);
+    check(uses == 0, || format!("the default stream was used {uses} times"))
+}
+
+/// Groups that come and go leave as much as the first ones did.
+pub(crate) fn leftovers(stage: &mut Stage) -> Outcome {
+    let driver = peerlane_simulated_driver::install();
+    let forms = Form::ALL;
+    let one = |index: usize| one_group(stage, index, forms[index % forms.len()], false);
+    (0..WARM_UP).try_for_each(one)?;
+    let wanted = Inventory::take(&driver);
+    (WARM_UP..GROUPS).try_for_each(one)?;
+    let seen = Inventory::take(&driver);
+    check(seen == wanted, || format!("after {GROUPS} groups {seen:?}, wanted {wanted:?}"))
+}
+
+/// The same with graphs, which may outlive their groups: only the words that they write to stay.
+pub(crate) fn captured_leftovers(stage: &mut Stage) -> Outcome {
+    let driver = peerlane_simulated_driver::install();
+    let one = |index: usize| one_group(stage, index, Form::OneOutput, true);
+    (0..WARM_UP).try_for_each(one)?;
+    let before = Inventory::take(&driver);
+    (WARM_UP..GROUPS).try_for_each(one)?;
+    let seen = Inventory::take(&driver);
+    let kept = (GROUPS - WARM_UP) as i64;
+    let wanted = Inventory {
+        allocations: before.allocations + kept,
+        descriptors: before.descriptors + kept,
+        ..before
+    };
+    check(seen == wanted, || format!("after {GROUPS} groups {seen:?}, wanted {wanted:?}"))
+}
+
+fn one_group(stage: &Stage, index: usize, form: Form, captured: bool) -> Outcome {
+    let (me, ranks) = (stage.me, stage.ranks);
+    let mut group = open_group(&stage.gpu, &stage.hubs[index], me, ranks, TIMEOUT)?;
+    let builder = form.of(group.all_gather::<u8>(1000));
+    let builder = if captured { builder.capturable() } else { builder };
+    let mut gather = builder.prepare().map_err(unexpected)?;
+    gather_once(&stage.gpu, &stage.stream, &mut gather, (me, ranks), index as u64)?;
+    let stream = stage.stream.for_starts();
+    drop(gather.start_on(&stream).map_err(unexpected)?);
+    if captured {
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        let record = || gather.start_on(&stream).map(drop).map_err(unexpected);
+        let graph = stage.stream.record(mode, record)?;
+        graph.launch().map_err(refused("replay"))?;
+    }
+    stage.stream.finish()?;
+    drop(gather);
+    group.close().map_err(unexpected)
+}
+
+/// What exists in this process.
+#[derive(Debug, PartialEq, Eq)]
+struct Inventory {
+    of_the_driver: Vec<(&'static str, i64)>,
+    allocations: i64,
+    /// The simulated driver has one for each allocation.
+    descriptors: i64,
+}
+
+impl Inventory {
+    fn take(driver: &Driver) -> Self {
+        let names = [
+            "live_bytes",
+            "open_imports",
+            "live_reservations",
+            "live_mappings",
+            "live_streams",
+            "live_events",
+            "live_graphs",
+            "live_contexts",
+        ];
+        let of_the_driver = names.map(|name| (name, driver.counter(name, None))).into();
+        let allocations = driver.counter("live_allocations", None);
+        let descriptors = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+        let descriptors = i64::try_from(descriptors).unwrap_or(i64::MAX);
+        Self { of_the_driver, allocations, descriptors }
+    }
+}

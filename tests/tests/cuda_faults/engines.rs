@@ -1,0 +1,67 @@
+//! A driver that fails, and a device that goes, in the middle of a start on one rank.
+
+use std::time::{Duration, Instant};
+
+use peerlane_conformance::{CudaDriver, Outcome};
+
+use crate::Fault;
+use crate::cast::{finish, ranks, says, words};
+use crate::cuda_support::data::check;
+
+const RANKS: usize = 3;
+/// The rank on which it happens.
+const BROKEN: usize = 1;
+/// The others are told, and need not wait for a timeout.
+const SOON: Duration = Duration::from_secs(6);
+
+pub(crate) fn faults() -> Vec<Fault> {
+    let mut faults = Vec::new();
+    for (call, after, named) in [
+        ("cuMemcpyAsync", 0, "cuMemcpyAsync"),
+        ("cuMemcpyAsync", 4, "cuMemcpyAsync"),
+        ("cuStreamBatchMemOp_v2", 0, "cuStreamBatchMemOp"),
+        ("cuStreamBatchMemOp_v2", 3, "cuStreamBatchMemOp"),
+        ("cuEventRecord", 1, "cuEventRecord"),
+        ("cuStreamWaitEvent", 1, "cuStreamWaitEvent"),
+    ] {
+        faults.push(Fault::simulated(format!("unknown_code::{call}_{after}"), move |driver| {
+            let holds = [named, "device 1 (", "9999", "engine of rank 1 failed"];
+            broken(driver, &format!("fail:{call}:{after}:9999"), &holds)
+        }));
+    }
+    for (name, inject, holds) in [
+        ("illegal_address", "break:700", "CUDA_ERROR_ILLEGAL_ADDRESS (700)"),
+        ("nvlink_error", "break:220", "(220)"),
+        ("context_destroyed", "destroy", "(709)"),
+    ] {
+        faults.push(Fault::simulated(format!("device_lost::{name}"), move |driver| {
+            broken(driver, inject, &["device 1 (", holds, "engine of rank 1 failed"])
+        }));
+    }
+    faults
+}
+
+/// One rank fails; all say so, with the driver's own words, and live on.
+fn broken(driver: CudaDriver, inject: &str, holds: &[&str]) -> Outcome {
+    let (_hub, mut children) = ranks(driver, "gather", RANKS, |rank, player| {
+        // A rank that comes late lets the device break while the others are waited for.
+        let late = if rank == 0 && !inject.starts_with("fail") { "sleep" } else { "" };
+        player.value("INJECT", if rank == BROKEN { inject } else { late })
+    })?;
+    let fallen = words(&mut children)?;
+    let begun = Instant::now();
+    for (rank, text) in fallen.iter().enumerate() {
+        says(&format!("rank {rank}"), text, "fell in start: ", &["rank 1: "])?;
+        says(&format!("rank {rank}"), text, "fell in start: ", holds)?;
+    }
+    let later = words(&mut children)?;
+    for (rank, (text, first)) in later.iter().zip(&fallen).enumerate() {
+        let wanted = first.replace("fell in start", "fell in barrier");
+        says(&format!("rank {rank}, later,"), text, &wanted, &[])?;
+    }
+    for (rank, text) in words(&mut children)?.iter().enumerate() {
+        says(&format!("rank {rank}"), text, "alive", &[])?;
+    }
+    check(begun.elapsed() < SOON, || format!("the end took {:?}", begun.elapsed()))?;
+    finish(children)
+}

@@ -1,0 +1,142 @@
+//! Memory that is not there, not of the device, or too much.
+
+use std::ptr::NonNull;
+
+use cudarc::driver::result;
+use peerlane_collectives::error::Error;
+use peerlane_conformance::processes::Parent;
+use peerlane_conformance::{Failure, Outcome};
+use peerlane_hal::ErrorKind;
+
+use crate::Fault;
+use crate::cast::{finish, ranks, words};
+use crate::cuda_support::data::{check, unexpected};
+use crate::cuda_support::gpu::{Gpu, refused};
+use crate::cuda_support::stage::Stage;
+
+const BYTES: usize = 10_000;
+
+pub(crate) fn faults() -> Vec<Fault> {
+    let names = [
+        ("too_much", 1),
+        ("too_much_for_one_rank", 2),
+        ("host_memory", 1),
+        ("pinned_memory", 1),
+        ("freed_memory", 1),
+        ("beyond_the_end", 1),
+        ("another_device", 1),
+    ];
+    let faults = names.map(|(name, count)| {
+        Fault::new(format!("memory::{name}"), move |driver| {
+            let (_hub, mut children) = ranks(driver, "memory", count, |_, player| {
+                player.value("CASE", name).variable("PEERLANE_SIM_MEMORY_MIB", "256")
+            })?;
+            let said = words(&mut children)?;
+            check(said.iter().all(|text| text == "done"), || format!("ranks said {said:#?}"))?;
+            finish(children)
+        })
+    });
+    faults.into()
+}
+
+/// One rank, which meets an error and then gathers as if nothing had been.
+pub(crate) fn play(parent: &Parent) -> Outcome {
+    let mut stage = Stage::open(parent)?;
+    match parent.value::<String>("CASE")?.as_str() {
+        "too_much" => too_much(&mut stage),
+        "too_much_for_one_rank" => too_much_for_one_rank(&mut stage),
+        "host_memory" => host_memory(&stage),
+        "pinned_memory" => pinned_memory(&stage),
+        "freed_memory" => freed_memory(&stage),
+        "beyond_the_end" => beyond_the_end(&stage),
+        "another_device" => another_device(&stage),
+        case => Err(Failure::new(format!("there is no case {case:?}"))),
+    }?;
+    let mut gather = stage.group.all_gather::<u8>(BYTES).prepare().map_err(unexpected)?;
+    stage.gather_once(&mut gather)?;
+    drop(gather);
+    stage.group.close().map_err(unexpected)?;
+    parent.say("done");
+    Ok(())
+}
+
+/// More than the device has.
+fn too_much_bytes(stage: &Stage) -> usize {
+    let bytes = stage.group.fabric().device().memory_bytes + (1 << 30);
+    usize::try_from(bytes).expect("64 bits")
+}
+
+fn too_much(stage: &mut Stage) -> Outcome {
+    let bytes = too_much_bytes(stage);
+    let device = format!("device {} (", stage.gpu.ordinal);
+    let holds = [bytes.to_string(), device, "are free".to_owned()];
+    let refused = stage.group.allocate::<u8>(bytes);
+    wanted(refused.map(drop).err(), ErrorKind::OutOfMemory, &holds)?;
+    let prepared = stage.group.all_gather::<u8>(bytes).prepare();
+    wanted(prepared.map(drop).err(), ErrorKind::OutOfMemory, &["device 0 (".to_owned()])
+}
+
+/// All ranks hear of it, and who it was.
+fn too_much_for_one_rank(stage: &mut Stage) -> Outcome {
+    let bytes = if stage.me == 1 { too_much_bytes(stage) } else { BYTES };
+    let error = stage.group.all_gather::<u8>(bytes).prepare().map(drop).err();
+    let kind = if stage.me == 1 { ErrorKind::OutOfMemory } else { ErrorKind::Aborted };
+    let others = ["rank 1 failed (out of memory)".to_owned(), "device 1 (".to_owned()];
+    let own = [(bytes * stage.ranks).to_string(), "device 1 (".to_owned()];
+    wanted(error, kind, if stage.me == 1 { &own } else { &others })
+}
+
+fn host_memory(stage: &Stage) -> Outcome {
+    let memory = vec![0_u8; BYTES];
+    let address = memory.as_ptr() as u64;
+    register(stage, address, BYTES, &["wanted device memory", "host memory"])
+}
+
+fn pinned_memory(stage: &Stage) -> Outcome {
+    let memory = stage.gpu.pinned(BYTES)?;
+    let address = memory.address();
+    register(stage, address, BYTES, &["host"])
+}
+
+fn freed_memory(stage: &Stage) -> Outcome {
+    // SAFETY: the context is current on this thread.
+    let address = unsafe { result::malloc_sync(BYTES) }.map_err(refused("allocate"))?;
+    // SAFETY: just allocated, and used by nobody.
+    unsafe { result::free_sync(address) }.map_err(refused("free"))?;
+    register(stage, address, BYTES, &["freed"])
+}
+
+fn beyond_the_end(stage: &Stage) -> Outcome {
+    let memory = stage.gpu.memory(BYTES)?;
+    // Allocations may be larger than asked for, but not by so much.
+    let bytes = BYTES + (64 << 20);
+    register(stage, memory.address, bytes, &[&bytes.to_string()])
+}
+
+fn another_device(stage: &Stage) -> Outcome {
+    let own = &stage.gpu;
+    if own.driver.devices()? < 2 {
+        return Ok(());
+    }
+    let other = Gpu::open(own.driver, own.ordinal + 1)?;
+    let memory = other.memory(BYTES)?;
+    own.context.bind_to_thread().map_err(refused("go back to the device"))?;
+    register(stage, memory.address, BYTES, &["device 1", "device 0"])
+}
+
+/// The address must be refused, in words that name it.
+fn register(stage: &Stage, address: u64, bytes: usize, holds: &[&str]) -> Outcome {
+    let base = NonNull::new(address as *mut u8).expect("not at 0");
+    // SAFETY: it must be refused; and if it is not, nobody uses it.
+    let registered = unsafe { stage.group.register_at::<u8>(base, bytes) };
+    let holds = holds.iter().map(|words| (*words).to_owned());
+    let holds: Vec<String> = holds.chain([format!("{address:#x}")]).collect();
+    wanted(registered.map(drop).err(), ErrorKind::InvalidArgument, &holds)
+}
+
+fn wanted(error: Option<Error>, kind: ErrorKind, holds: &[String]) -> Outcome {
+    let seen = error.as_ref().map(Error::kind);
+    let text = error.map(|error| error.to_string()).unwrap_or_default();
+    let whole = seen == Some(kind) && holds.iter().all(|words| text.contains(words.as_str()));
+    check(whole, || format!("{seen:?}: {text:?}, wanted {kind:?} and {holds:?}"))
+}

@@ -1,0 +1,140 @@
+//! Ranks that open and gather, and say how that ended.
+
+use std::time::Duration;
+
+use peerlane_collectives::error::Error;
+use peerlane_conformance::processes::Parent;
+use peerlane_conformance::{CudaDriver, Outcome};
+use peerlane_cuda::Fabric;
+use peerlane_hal::{Error as _, Rank};
+
+use crate::cuda_support::data::{gathered, same, shard};
+use crate::cuda_support::stage::Stage;
+use crate::cuda_support::stream::CallerStream;
+
+pub(crate) const SHARD_BYTES: usize = 5001;
+const STARTS: usize = 3;
+
+/// How an error looks to the parent.
+pub(crate) fn fallen(step: &str, error: &Error) -> String {
+    let peer = error.peer().map_or_else(|| "none".to_owned(), |peer| peer.to_string());
+    format!("fell in {step}: {}, rank {peer}: {error}", error.kind())
+}
+
+/// Opens a fabric and says what came of it.
+pub(crate) fn open(parent: &Parent) -> Outcome {
+    CudaDriver::load();
+    let device = parent.value("DEVICE")?;
+    // Whoever has the device keeps it until the parent has seen enough.
+    let opened = Fabric::open(Rank(0), 1, device);
+    match &opened {
+        Ok(fabric) => parent.say(format_args!("opened device {}", fabric.device().ordinal)),
+        Err(error) => parent.say(format_args!("{}: {error}", error.kind())),
+    }
+    parent.hear().map(drop)
+}
+
+/// A rank that gathers on a stream and from the host. Before its starts it lets a call of the driver
+/// fail, or loses its device, if the parent wants that.
+pub(crate) fn gather(parent: &Parent) -> Outcome {
+    let mut stage = match Stage::open(parent) {
+        Ok(stage) => stage,
+        Err(failure) => {
+            parent.say(format_args!("closed: {failure}"));
+            return Ok(());
+        }
+    };
+    match rounds(parent, &mut stage)? {
+        Ok(()) => parent.say("gathered"),
+        Err((step, error)) => {
+            parent.say(fallen(step, &error));
+            // Later calls say the same, and nothing is worth waiting for.
+            if let Err(later) = stage.group.barrier() {
+                parent.say(fallen("barrier", &later));
+            } else {
+                parent.say("the barrier was passed");
+            }
+            drop(stage);
+            parent.say("alive");
+            return Ok(());
+        }
+    }
+    match stage.group.close() {
+        Ok(()) => parent.say("closed well"),
+        Err(error) => parent.say(fallen("close", &error)),
+    }
+    Ok(())
+}
+
+type Fallen = (&'static str, Error);
+
+fn rounds(parent: &Parent, stage: &mut Stage) -> Outcome<Result<(), Fallen>> {
+    let mut gather = match stage.group.all_gather::<u8>(SHARD_BYTES).outputs(1).prepare() {
+        Ok(gather) => gather,
+        Err(error) => return Ok(Err(("prepare", error))),
+    };
+    let total = SHARD_BYTES * stage.ranks;
+    let (send, receive) = (stage.gpu.pinned(SHARD_BYTES)?, stage.gpu.pinned(total)?);
+    inject(parent, stage)?;
+    for start in 0..2 * STARTS {
+        let round = stage.next_round();
+        send.write(0, &shard(stage.me, round, SHARD_BYTES));
+        let stream = &stage.stream;
+        let put = copy_in(stream, &gather.input_place(), &send);
+        let started = if start % 2 == 0 {
+            put?;
+            gather.start_on(&stream.for_starts()).and_then(|mut lease| lease.wait())
+        } else {
+            put?;
+            stream.finish()?;
+            gather.run()
+        };
+        if let Err(error) = started {
+            return Ok(Err(("start", error)));
+        }
+        stream.copy_out(&receive, 0, gather.output_place().base.as_ptr() as u64, total)?;
+        stream.finish()?;
+        let wanted = gathered(stage.ranks, round, SHARD_BYTES);
+        same(format_args!("start {}", start + 1), &receive.read(0, total), &wanted)?;
+    }
+    Ok(Ok(()))
+}
+
+fn copy_in(
+    stream: &CallerStream,
+    input: &peerlane_collectives::group::Place,
+    send: &crate::cuda_support::memory::Pinned,
+) -> Outcome {
+    stream.copy_in(input.base.as_ptr() as u64, send, 0, SHARD_BYTES)
+}
+
+/// Makes what the parent wants to go wrong on this rank.
+fn inject(parent: &Parent, stage: &Stage) -> Outcome {
+    let wanted: String = parent.value("INJECT").unwrap_or_default();
+    let fields: Vec<&str> = wanted.split(':').collect();
+    let simulated = || peerlane_simulated_driver::install();
+    let number = |text: &str| text.parse::<i32>().expect("the parent gave a number");
+    match fields[..] {
+        ["fail", call, after, code] => {
+            simulated().fail(call, number(after) as u32, number(code));
+        }
+        ["break", code] => {
+            let (device, code) = (stage.gpu.ordinal, number(code));
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(100));
+                simulated().break_device(device, code);
+            });
+            // The device breaks while this rank waits for the others.
+        }
+        ["destroy"] => {
+            let device = stage.gpu.ordinal;
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(100));
+                simulated().destroy_context(device);
+            });
+        }
+        ["sleep"] => std::thread::sleep(Duration::from_millis(400)),
+        _ => {}
+    }
+    Ok(())
+}

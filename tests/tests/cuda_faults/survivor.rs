@@ -1,0 +1,183 @@
+//! A rank that loses a peer, and the peer that is lost.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use cudarc::driver::sys::CUstreamCaptureMode;
+use peerlane_collectives::error::Error;
+use peerlane_collectives::group::AllGather;
+use peerlane_conformance::processes::Parent;
+use peerlane_conformance::{CudaDriver, Failure, Outcome};
+
+use crate::cuda_support::data::{POISON, same, unexpected};
+use crate::cuda_support::gpu::refused;
+use crate::cuda_support::stage::{Stage, TIMEOUT, gather_once, open_group};
+use crate::rank::fallen;
+
+const STARTS: usize = 3;
+/// Within which a stream must be free again whatever happens.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// What the victim has done when it is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Nothing; the others have starts on their streams.
+    BeforeItStarts,
+    /// Nothing; the others wait on the host.
+    HostWaits,
+    /// Its starts are on its stream and run.
+    WhileItPushes,
+    /// All of its starts are complete; the others have more of them.
+    AfterItPushed,
+    /// The others replay graphs.
+    Replayed,
+}
+
+impl Phase {
+    pub(crate) const ALL: [Self; 5] = [
+        Self::BeforeItStarts,
+        Self::HostWaits,
+        Self::WhileItPushes,
+        Self::AfterItPushed,
+        Self::Replayed,
+    ];
+
+    fn shard_bytes(self, driver: CudaDriver) -> usize {
+        match (self, driver) {
+            // Long enough for a signal to arrive before the copies are over.
+            (Self::WhileItPushes, CudaDriver::Device) => 256 << 20,
+            (Self::WhileItPushes, CudaDriver::Simulated) => 64 << 10,
+            _ => 5001,
+        }
+    }
+
+    fn starts(self, driver: CudaDriver) -> usize {
+        if self == Self::WhileItPushes && driver == CudaDriver::Device { 100 } else { STARTS }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::BeforeItStarts => "before_it_starts",
+            Self::HostWaits => "host_waits",
+            Self::WhileItPushes => "while_it_pushes",
+            Self::AfterItPushed => "after_it_pushed",
+            Self::Replayed => "replayed",
+        })
+    }
+}
+
+impl FromStr for Phase {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Self::ALL.into_iter().find(|phase| phase.to_string() == text).ok_or(())
+    }
+}
+
+pub(crate) fn play(parent: &Parent) -> Outcome {
+    let (phase, victim): (Phase, bool) = (parent.value("PHASE")?, parent.value("VICTIM")?);
+    let timeout = Duration::from_millis(parent.value("TIMEOUT_MILLIS")?);
+    let mut stage = Stage::open(parent)?;
+    let builder = stage.group.all_gather::<u8>(phase.shard_bytes(stage.gpu.driver));
+    let builder = builder.outputs(1).timeout(timeout);
+    let builder = if phase == Phase::Replayed { builder.capturable() } else { builder };
+    let mut gather = builder.prepare().map_err(unexpected)?;
+    if victim {
+        be_lost(parent, &stage, gather, phase)
+    } else {
+        let error = lose(parent, &mut stage, &mut gather, phase)?;
+        parent.say(fallen("start", &error));
+        drop(gather);
+        live_on(parent, stage)
+    }
+}
+
+/// The victim: comes to its place and goes no further.
+fn be_lost(parent: &Parent, stage: &Stage, mut gather: AllGather<u8>, phase: Phase) -> Outcome {
+    match phase {
+        Phase::WhileItPushes => queue(stage, &mut gather, phase).map_err(unexpected)?,
+        Phase::AfterItPushed => {
+            queue(stage, &mut gather, phase).map_err(unexpected)?;
+            stage.stream.finish()?;
+        }
+        _ => {}
+    }
+    parent.halt("its place")?;
+    // It was not killed, only late.
+    match gather.run() {
+        Ok(()) => Err(Failure::new("a start of a group that is over has finished")),
+        Err(error) => {
+            parent.say(fallen("start", &error));
+            Ok(())
+        }
+    }
+}
+
+fn queue(stage: &Stage, gather: &mut AllGather<u8>, phase: Phase) -> Result<(), Error> {
+    let stream = stage.stream.for_starts();
+    (0..phase.starts(stage.gpu.driver)).try_for_each(|_| gather.start_on(&stream).map(drop))
+}
+
+/// A survivor: waits for the victim, and returns with what its group says then. On a stream nobody
+/// asks meanwhile; the stream must go on by itself.
+fn lose(
+    parent: &Parent,
+    stage: &mut Stage,
+    gather: &mut AllGather<u8>,
+    phase: Phase,
+) -> Outcome<Error> {
+    match phase {
+        Phase::HostWaits => {
+            parent.say("waits");
+            return gather.run().err().ok_or_else(|| Failure::new("a start without a peer ended"));
+        }
+        Phase::Replayed => {
+            let stream = &stage.stream;
+            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+            let graph = stream.record(mode, || queue(stage, gather, phase).map_err(unexpected))?;
+            for _ in 0..2 {
+                graph.launch().map_err(refused("replay"))?;
+            }
+            parent.say("waits");
+            stream.finish_within(PATIENCE)?;
+        }
+        _ => {
+            if phase == Phase::AfterItPushed {
+                queue(stage, gather, phase).map_err(unexpected)?;
+                stage.stream.finish()?;
+            }
+            queue(stage, gather, phase).map_err(unexpected)?;
+            parent.say("waits");
+            stage.stream.finish_within(PATIENCE)?;
+        }
+    }
+    let late = gather.run().err();
+    late.ok_or_else(|| Failure::new("a start of a group that is over has finished"))
+}
+
+/// Uses the device as before, and gathers with those who are left.
+fn live_on(parent: &Parent, stage: Stage) -> Outcome {
+    let Stage { gpu, stream, group, ranks, .. } = stage;
+    drop(group);
+    let (memory, seen) = (gpu.memory(1000)?, gpu.pinned(1000)?);
+    stream.copy_out(&seen, 0, memory.address, 1000)?;
+    stream.finish()?;
+    same("memory of the device", &seen.read(0, 1000), &[POISON; 1000])?;
+    parent.say("alive");
+    let told = parent.hear()?;
+    let place = told.split_once(' ').and_then(|(hub, me)| Some((hub, me.parse().ok()?)));
+    let (hub, me) = place.ok_or_else(|| Failure::new(format!("told {told:?}")))?;
+    let ranks = ranks - 1;
+    let mut group = open_group(&gpu, hub, me, ranks, TIMEOUT)?;
+    let mut gather = group.all_gather::<u8>(5001).prepare().map_err(unexpected)?;
+    for round in 1..=3 {
+        gather_once(&gpu, &stream, &mut gather, (me, ranks), round)?;
+    }
+    drop(gather);
+    group.close().map_err(unexpected)?;
+    parent.say("gathered again");
+    Ok(())
+}

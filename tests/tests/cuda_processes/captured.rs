@@ -1,0 +1,193 @@
+//! Starts in graphs, replayed any number of times, between starts that run at once.
+
+use cudarc::driver::CudaGraph;
+use cudarc::driver::sys::CUstreamCaptureMode;
+use peerlane_collectives::group::AllGather;
+use peerlane_conformance::Outcome;
+use peerlane_hal::ErrorKind;
+
+use crate::Case;
+use crate::cuda_support::data::{POISON, check, gathered, same, shard, unexpected};
+use crate::cuda_support::gpu::refused;
+use crate::cuda_support::memory::DeviceMemory;
+use crate::cuda_support::stage::{Form, Stage};
+use crate::cuda_support::stream::CallerStream;
+use crate::streams::{Book, start_once};
+
+const SHARD_BYTES: usize = 5001;
+/// Nothing that could disturb a capture is done by any thread meanwhile.
+const GLOBAL: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+const THREAD: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+
+pub(crate) fn cases() -> Vec<Case> {
+    let mut cases = vec![Case::new("not capturable", refused_before_recording)];
+    for (starts, replays, form, mode) in [
+        (1, 1, Form::OneOutput, GLOBAL),
+        (1, 5, Form::InPlace, THREAD),
+        (2, 2, Form::OneOutput, THREAD),
+        (2, 5, Form::InPlace, GLOBAL),
+        (10, 2, Form::OneOutput, GLOBAL),
+        (10, 5, Form::OneOutput, THREAD),
+    ] {
+        let name = format!("a graph of {starts}, {replays} replays, {form:?}, {mode:?}");
+        cases.push(Case::new(name, move |stage| replayed(stage, starts, replays, form, mode)));
+    }
+    cases.push(Case::new("two graphs by turns", two_graphs));
+    cases
+}
+
+/// An operation that was not prepared for it is refused, and the capture goes on.
+fn refused_before_recording(stage: &mut Stage) -> Outcome {
+    let mut gather = stage.group.all_gather::<u8>(SHARD_BYTES).prepare().map_err(unexpected)?;
+    let (stream, scratch) = (stage.gpu.stream()?, stage.gpu.memory(100)?);
+    let graph = stream.record(GLOBAL, || {
+        stream.fill(scratch.address, 1, 50)?;
+        let error = gather.start_on(&stream.for_starts()).map(drop).err();
+        let kind = error.as_ref().map(peerlane_collectives::error::Error::kind);
+        check(kind == Some(ErrorKind::InvalidArgument), || format!("{error:?}"))?;
+        let text = error.map(|error| error.to_string()).unwrap_or_default();
+        check(text.contains("prepare it with `capturable()`"), || text)?;
+        stream.fill(scratch.address + 50, 2, 50)
+    })?;
+    replay(&graph)?;
+    let seen = stage.gpu.pinned(100)?;
+    stream.copy_out(&seen, 0, scratch.address, 100)?;
+    stream.finish()?;
+    same("the graph", &seen.read(0, 100), &[[1; 50], [2; 50]].concat())?;
+    // Nothing is broken by that.
+    let mut book = Book::new(stage, SHARD_BYTES, 1)?;
+    start_once(stage, &stream, &mut gather, &mut book)?;
+    stream.finish()?;
+    book.check()
+}
+
+/// A graph of starts, with the places on the device that it reads and writes.
+struct Recording {
+    graph: CudaGraph,
+    starts: usize,
+    /// The shards of one replay, which the graph copies to the input one by one.
+    fresh: DeviceMemory,
+    /// What its starts gathered.
+    seen: DeviceMemory,
+}
+
+impl Recording {
+    fn new(
+        stage: &Stage,
+        stream: &CallerStream,
+        gather: &mut AllGather<u8>,
+        starts: usize,
+        mode: CUstreamCaptureMode,
+    ) -> Outcome<Self> {
+        let total = SHARD_BYTES * stage.ranks;
+        let fresh = stage.gpu.memory(starts * SHARD_BYTES)?;
+        let seen = stage.gpu.memory(starts * total)?;
+        let graph = stream.record(mode, || {
+            for index in 0..starts {
+                let input = gather.input_place().base.as_ptr() as u64;
+                let from = fresh.address + (index * SHARD_BYTES) as u64;
+                stream.copy(input, from, SHARD_BYTES)?;
+                let lease = gather.start_on(&stream.for_starts()).map_err(unexpected)?;
+                check(lease.epoch().is_none(), || format!("{lease:?} runs at once"))?;
+                let output = lease.output().base.as_ptr() as u64;
+                stream.copy(seen.address + (index * total) as u64, output, total)?;
+                stream.fill(output, POISON, total)?;
+            }
+            Ok(())
+        })?;
+        Ok(Self { graph, starts, fresh, seen })
+    }
+}
+
+fn replay(graph: &CudaGraph) -> Outcome {
+    graph.launch().map_err(refused("replay a graph"))
+}
+
+/// Replays with data of their own, with nobody waiting between them, and starts that run at once.
+fn replayed(
+    stage: &mut Stage,
+    starts: usize,
+    replays: usize,
+    form: Form,
+    mode: CUstreamCaptureMode,
+) -> Outcome {
+    let builder = stage.group.all_gather::<u8>(SHARD_BYTES).capturable();
+    let mut gather = form.of(builder).prepare().map_err(unexpected)?;
+    let stream = stage.gpu.stream()?;
+    let recording = Recording::new(stage, &stream, &mut gather, starts, mode)?;
+    let mut pages = Pages::new(stage, starts * replays)?;
+    let mut book = Book::new(stage, SHARD_BYTES, replays)?;
+    for index in 0..replays {
+        pages.replay(stage, &stream, &recording)?;
+        if index % 2 == 0 {
+            start_once(stage, &stream, &mut gather, &mut book)?;
+        }
+    }
+    stream.finish()?;
+    pages.check()?;
+    book.check()
+}
+
+/// Two graphs of two operations on one stream, one instance of which is there already.
+fn two_graphs(stage: &mut Stage) -> Outcome {
+    let stream = stage.gpu.stream()?;
+    let mut first = stage.group.all_gather::<u8>(SHARD_BYTES).capturable().prepare();
+    let mut second = stage.group.all_gather::<u8>(SHARD_BYTES).capturable().in_place().prepare();
+    let gathers = [first.as_mut(), second.as_mut()];
+    let mut recordings = Vec::new();
+    for gather in gathers {
+        let gather = gather.map_err(|error| unexpected(error.clone()))?;
+        recordings.push(Recording::new(stage, &stream, gather, 2, THREAD)?);
+    }
+    let mut pages = Pages::new(stage, 12)?;
+    for index in [0, 1, 1, 0, 0, 1] {
+        pages.replay(stage, &stream, &recordings[index])?;
+    }
+    stream.finish()?;
+    pages.check()
+}
+
+/// Data for replays, and what they gathered.
+struct Pages {
+    rounds: Vec<u64>,
+    ranks: usize,
+    send: crate::cuda_support::memory::Pinned,
+    receive: crate::cuda_support::memory::Pinned,
+}
+
+impl Pages {
+    fn new(stage: &Stage, starts: usize) -> Outcome<Self> {
+        let bytes = starts * SHARD_BYTES;
+        let (send, receive) = (stage.gpu.pinned(bytes)?, stage.gpu.pinned(bytes * stage.ranks)?);
+        Ok(Self { rounds: Vec::new(), ranks: stage.ranks, send, receive })
+    }
+
+    fn replay(
+        &mut self,
+        stage: &mut Stage,
+        stream: &CallerStream,
+        recording: &Recording,
+    ) -> Outcome {
+        let begin = self.rounds.len();
+        for index in begin..begin + recording.starts {
+            let round = stage.next_round();
+            self.rounds.push(round);
+            self.send.write(index * SHARD_BYTES, &shard(stage.me, round, SHARD_BYTES));
+        }
+        let (fresh, seen) = (&recording.fresh, &recording.seen);
+        stream.copy_in(fresh.address, &self.send, begin * SHARD_BYTES, fresh.bytes)?;
+        replay(&recording.graph)?;
+        let at = begin * SHARD_BYTES * self.ranks;
+        stream.copy_out(&self.receive, at, seen.address, seen.bytes)?;
+        stream.fill(seen.address, POISON, seen.bytes)
+    }
+
+    fn check(&self) -> Outcome {
+        let total = SHARD_BYTES * self.ranks;
+        self.rounds.iter().enumerate().try_for_each(|(index, round)| {
+            let seen = self.receive.read(index * total, total);
+            let wanted = gathered(self.ranks, *round, SHARD_BYTES);
+            same(format_args!("replayed start {}", index + 1), &seen, &wanted)
+        })
+    }
+}

@@ -1,0 +1,129 @@
+//! Inputs and outputs in memory that the caller has allocated.
+
+use std::ptr::NonNull;
+
+use peerlane_collectives::group::Buffer;
+use peerlane_conformance::Outcome;
+use peerlane_cuda::Local;
+
+use crate::Case;
+use crate::cuda_support::data::{POISON, same, unexpected};
+use crate::cuda_support::memory::DeviceMemory;
+use crate::cuda_support::segments::Segments;
+use crate::cuda_support::stage::Stage;
+
+const SHARD_BYTES: usize = 10_001;
+/// Around the spans that are registered.
+const MARGIN_BYTES: usize = 64;
+const STARTS: usize = 3;
+
+pub(crate) fn cases() -> Vec<Case> {
+    let mut cases: Vec<Case> = Vec::new();
+    for again in [false, true] {
+        let name = if again { "the same memory again" } else { "inside allocations" };
+        cases.push(Case::new(name, allocations));
+    }
+    cases.push(Case::new("in place inside an allocation", in_place));
+    cases.push(Case::new("both in one allocation", one_allocation));
+    cases.push(Case::new("over several segments", segments));
+    cases
+}
+
+/// Memory at odd places, which differ from rank to rank.
+fn allocations(stage: &mut Stage) -> Outcome {
+    let total = SHARD_BYTES * stage.ranks;
+    let input = stage.gpu.memory(SHARD_BYTES + MARGIN_BYTES)?;
+    let output = stage.gpu.memory(total + MARGIN_BYTES)?;
+    let (input_at, output_at) = (7 + stage.me, 33 + 2 * stage.me);
+    let buffers = [
+        buffer(stage, input.address + input_at as u64, SHARD_BYTES)?,
+        buffer(stage, output.address + output_at as u64, total)?,
+    ];
+    gather(stage, buffers, SHARD_BYTES)?;
+    margins_are_whole(stage, &input, &[(input_at, SHARD_BYTES)])?;
+    margins_are_whole(stage, &output, &[(output_at, total)])
+}
+
+fn in_place(stage: &mut Stage) -> Outcome {
+    let total = SHARD_BYTES * stage.ranks;
+    let output = stage.gpu.memory(total + MARGIN_BYTES)?;
+    let output_at = 1 + stage.me;
+    let buffer = buffer(stage, output.address + output_at as u64, total)?;
+    let builder = stage.group.all_gather::<u8>(SHARD_BYTES).in_place().output(buffer);
+    let mut gather = builder.prepare().map_err(unexpected)?;
+    (0..STARTS).try_for_each(|_| stage.gather_once(&mut gather))?;
+    drop(gather);
+    stage.group.barrier().map_err(unexpected)?;
+    margins_are_whole(stage, &output, &[(output_at, total)])
+}
+
+fn one_allocation(stage: &mut Stage) -> Outcome {
+    let total = SHARD_BYTES * stage.ranks;
+    let memory = stage.gpu.memory(SHARD_BYTES + total + MARGIN_BYTES)?;
+    let (input_at, output_at) = (3, 3 + SHARD_BYTES + 1 + stage.me);
+    let buffers = [
+        buffer(stage, memory.address + input_at as u64, SHARD_BYTES)?,
+        buffer(stage, memory.address + output_at as u64, total)?,
+    ];
+    gather(stage, buffers, SHARD_BYTES)?;
+    margins_are_whole(stage, &memory, &[(input_at, SHARD_BYTES), (output_at, total)])
+}
+
+/// Spans that begin and end inside of segments, over their borders.
+fn segments(stage: &mut Stage) -> Outcome {
+    let input = Segments::new(&stage.gpu, 2);
+    let output = Segments::new(&stage.gpu, 3);
+    let (input, output) = match (input, output) {
+        (Ok(input), Ok(output)) => (input, output),
+        // All ranks have the same driver, and skip together.
+        (Err(failure), _) | (_, Err(failure)) => {
+            eprintln!("skipped memory of several segments: {failure}");
+            return Ok(());
+        }
+    };
+    let unit = output.segment_bytes;
+    let shard_bytes = (unit + 2000) / stage.ranks;
+    let input_at = input.address + (unit - 100) as u64;
+    let input_bytes = shard_bytes.min(unit);
+    let shard_bytes = input_bytes;
+    let total = shard_bytes * stage.ranks;
+    let buffers = [
+        buffer(stage, input_at, shard_bytes)?,
+        buffer(stage, output.address + (unit - 777) as u64, total)?,
+    ];
+    gather(stage, buffers, shard_bytes)
+}
+
+/// Registered memory of the caller's.
+fn buffer(stage: &Stage, address: u64, bytes: usize) -> Outcome<Buffer<Local, u8>> {
+    let base = NonNull::new(address as *mut u8).expect("the driver allocates nothing at 0");
+    // SAFETY: whoever calls keeps the memory until all ranks have passed the barrier of `gather`.
+    let buffer = unsafe { stage.group.register_at(base, bytes) };
+    buffer.map_err(unexpected)
+}
+
+fn gather(stage: &mut Stage, buffers: [Buffer<Local, u8>; 2], shard_bytes: usize) -> Outcome {
+    let [input, output] = buffers;
+    let builder = stage.group.all_gather::<u8>(shard_bytes).input(input).output(output);
+    let mut gather = builder.prepare().map_err(unexpected)?;
+    let gathered = (0..STARTS).try_for_each(|_| stage.gather_once(&mut gather));
+    drop(gather);
+    // Behind it no peer holds an import any more.
+    stage.group.barrier().map_err(unexpected)?;
+    gathered
+}
+
+/// Fails if anything outside of the spans was written to.
+fn margins_are_whole(stage: &Stage, memory: &DeviceMemory, spans: &[(usize, usize)]) -> Outcome {
+    let seen = stage.gpu.pinned(memory.bytes)?;
+    stage.stream.copy_out(&seen, 0, memory.address, memory.bytes)?;
+    stage.stream.finish()?;
+    let mut begin = 0;
+    let ends = spans.iter().copied().chain([(memory.bytes, 0)]);
+    for (at, bytes) in ends {
+        let margin = seen.read(begin, at - begin);
+        same(format_args!("the margin at {begin}"), &margin, &vec![POISON; margin.len()])?;
+        begin = at + bytes;
+    }
+    Ok(())
+}

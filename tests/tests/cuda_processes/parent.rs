@@ -1,0 +1,107 @@
+//! The test's side of a chapter: starts the ranks, and collects what they say.
+
+use std::process::Command;
+use std::time::Duration;
+
+use peerlane_collectives::bootstrap::tcp::Hub;
+use peerlane_conformance::processes::Child;
+use peerlane_conformance::{CudaDriver, Failure, Outcome};
+use peerlane_hal::Deadline;
+
+use crate::Chapter;
+use crate::cuda_support::data::unexpected;
+
+/// Why groups of more ranks need the simulated driver.
+pub(crate) const TOO_MANY: &str = "only the simulated driver has a device for each of so many";
+/// How long a rank may take for a chapter.
+const PATIENCE: Duration = Duration::from_secs(100);
+/// How much longer the others may take to notice that one has failed.
+const ECHO: Duration = Duration::from_secs(30);
+/// Groups of the same ranks at once.
+const GROUPS: usize = 2;
+/// Ranks beyond this need the simulated driver.
+const DEVICES: usize = 4;
+/// Of the simulated driver.
+const DEVICES_SIMULATED: usize = 9;
+
+/// The ranks of one chapter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Troupe {
+    pub(crate) driver: CudaDriver,
+    pub(crate) ranks: usize,
+    pub(crate) chapter: Chapter,
+}
+
+impl Troupe {
+    pub(crate) fn reason_to_skip(self) -> Option<&'static str> {
+        (self.driver == CudaDriver::Device && self.ranks > DEVICES).then_some(TOO_MANY)
+    }
+
+    pub(crate) fn run(self) -> Outcome {
+        let hubs: Result<Vec<Hub>, _> =
+            (0..GROUPS).map(|_| Hub::bind("127.0.0.1:0", self.ranks)).collect();
+        let hubs = hubs.map_err(unexpected)?;
+        let addresses: Vec<_> = hubs.iter().map(|hub| hub.address().to_string()).collect();
+        let start = |rank| self.start(rank, &addresses.join(","));
+        let mut children: Vec<Child> = (0..self.ranks).map(start).collect::<Outcome<_>>()?;
+        let mut deadline = Deadline::after(PATIENCE);
+        let mut failures = Vec::new();
+        for (rank, child) in children.iter_mut().enumerate() {
+            let ended = hear_out(child, deadline).and_then(|()| child.finish(deadline));
+            if let Err(failure) = ended {
+                if failures.is_empty() {
+                    deadline = Deadline::after(deadline.remaining().min(ECHO));
+                }
+                failures.push(format!("rank {rank}: {failure}"));
+            }
+        }
+        if failures.is_empty() { Ok(()) } else { Err(Failure::new(failures.join("\n"))) }
+    }
+
+    fn start(self, rank: usize, hubs: &str) -> Outcome<Child> {
+        let program = std::env::current_exe();
+        let program =
+            program.map_err(|error| Failure::new(format!("find the program: {error}")))?;
+        let mut command = Command::new(program);
+        command.env("PEERLANE_TEST_ROLE", "rank");
+        for (name, value) in [
+            ("RANK", rank.to_string()),
+            ("RANKS", self.ranks.to_string()),
+            ("HUBS", hubs.to_owned()),
+            ("CHAPTER", self.chapter.to_string()),
+        ] {
+            command.env(format!("PEERLANE_TEST_{name}"), value);
+        }
+        match self.driver {
+            CudaDriver::Device => command.env("PEERLANE_TEST_CUDA", "device"),
+            CudaDriver::Simulated => self.simulate(rank, &mut command),
+        };
+        Child::spawn("rank", command)
+    }
+
+    /// A machine with a device for each rank, and with copies that take their time.
+    fn simulate(self, rank: usize, command: &mut Command) -> &mut Command {
+        let devices = if self.ranks > DEVICES { DEVICES_SIMULATED } else { DEVICES };
+        command.env("PEERLANE_TEST_CUDA", "simulated");
+        command.env("PEERLANE_SIM_DEVICES", devices.to_string());
+        command.env("PEERLANE_SIM_GRANULARITY_KIB", "64");
+        if self.chapter == Chapter::Delayed {
+            command.env("PEERLANE_SIM_JITTER_US", "300");
+            command.env("PEERLANE_SIM_SEED", rank.to_string());
+        }
+        command
+    }
+}
+
+/// Passes over what a rank has done, to its end.
+fn hear_out(child: &mut Child, deadline: Deadline) -> Outcome {
+    let mut passed = String::from("nothing");
+    loop {
+        match child.hear(deadline) {
+            Ok(line) if line == "done" => return Ok(()),
+            Ok(line) if line.starts_with("passed ") => passed = line,
+            Ok(line) => return Err(Failure::new(line)),
+            Err(failure) => return Err(failure.within(format!("after it had {passed}"))),
+        }
+    }
+}

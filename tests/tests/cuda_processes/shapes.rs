@@ -1,0 +1,28 @@
+//! Sizes and forms, with starts that the host waits for.
+
+use peerlane_conformance::Outcome;
+
+use crate::Case;
+use crate::cuda_support::data::unexpected;
+use crate::cuda_support::stage::{Form, Stage};
+
+/// Around the sizes at which pages end and copies take other ways.
+const SHARD_BYTES: [usize; 8] = [0, 1, 777, 4096, 65_535, 65_536, 65_537, 3 << 20];
+/// The same where there are many ranks.
+const FEW_SHARD_BYTES: [usize; 2] = [1, 65_537];
+const STARTS: usize = 3;
+
+pub(crate) fn cases(ranks: usize) -> Vec<Case> {
+    let shards = if ranks > 4 { &FEW_SHARD_BYTES[..] } else { &SHARD_BYTES[..] };
+    let shapes = shards.iter().flat_map(|bytes| Form::ALL.map(|form| (*bytes, form)));
+    let cases = shapes.map(|(bytes, form)| {
+        Case::new(format_args!("{bytes} bytes, {form:?}"), move |stage| run(stage, bytes, form))
+    });
+    cases.collect()
+}
+
+fn run(stage: &mut Stage, shard_bytes: usize, form: Form) -> Outcome {
+    let builder = stage.group.all_gather::<u8>(shard_bytes);
+    let mut gather = form.of(builder).prepare().map_err(unexpected)?;
+    (0..STARTS).try_for_each(|_| stage.gather_once(&mut gather))
+}

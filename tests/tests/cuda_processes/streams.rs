@@ -1,0 +1,156 @@
+//! Starts on the caller's stream, one behind the other with nobody waiting in between.
+
+use std::time::Duration;
+
+use peerlane_collectives::group::AllGather;
+use peerlane_conformance::Outcome;
+
+use crate::Case;
+use crate::cuda_support::data::{gathered, same, shard, unexpected};
+use crate::cuda_support::memory::{DeviceMemory, Pinned};
+use crate::cuda_support::stage::{Form, Stage};
+use crate::cuda_support::stream::CallerStream;
+
+const SPOILT: u8 = 0xEE;
+const SCRATCH_BYTES: usize = 4 << 20;
+
+pub(crate) fn back_to_back(ranks: usize) -> Vec<Case> {
+    let shapes = [(1, 40), (5001, 20), (65_537, 12), (600_000, 4)];
+    let shapes = if ranks > 4 { &shapes[1..2] } else { &shapes[..] };
+    let forms = shapes.iter().flat_map(|shape| Form::ALL.map(|form| (*shape, form)));
+    let cases = forms.map(|((bytes, starts), form)| {
+        let name = format!("{starts} starts of {bytes} bytes, {form:?}");
+        Case::new(name, move |stage| run(stage, bytes, starts, form, &mut |_, _, _| Ok(())))
+    });
+    cases.collect()
+}
+
+/// What delays the slow rank.
+#[derive(Clone, Copy, Debug)]
+enum Slow {
+    Host,
+    Stream,
+}
+
+/// Each rank once as the slow one, on its host or on its stream.
+pub(crate) fn delayed(ranks: usize) -> Vec<Case> {
+    let slow = (0..ranks).flat_map(|rank| [(rank, Slow::Host), (rank, Slow::Stream)]);
+    let cases = slow.enumerate().map(|(index, (rank, slow))| {
+        let form = Form::ALL[index % Form::ALL.len()];
+        Case::new(format_args!("rank {rank} by its {slow:?}, {form:?}"), move |stage| {
+            let scratch = stage.gpu.memory(SCRATCH_BYTES)?;
+            let mut delay = |stage: &mut Stage, stream: &CallerStream, _: u64| {
+                if stage.me != rank || stage.random.u8(..3) > 0 {
+                    return Ok(());
+                }
+                delay(stage, slow, stream, &scratch)
+            };
+            run(stage, 5001, 12, form, &mut delay)
+        })
+    });
+    cases.collect()
+}
+
+fn delay(stage: &mut Stage, slow: Slow, stream: &CallerStream, scratch: &DeviceMemory) -> Outcome {
+    match slow {
+        Slow::Host => {
+            std::thread::sleep(Duration::from_micros(stage.random.u64(..3000)));
+            Ok(())
+        }
+        Slow::Stream => stream.busy(stage.gpu.driver, scratch),
+    }
+}
+
+/// Called between the steps of a start.
+type Between<'a> = &'a mut dyn FnMut(&mut Stage, &CallerStream, u64) -> Outcome;
+
+/// So many starts; what they gathered is looked at when all are on the stream.
+fn run(
+    stage: &mut Stage,
+    shard_bytes: usize,
+    starts: usize,
+    form: Form,
+    between: Between<'_>,
+) -> Outcome {
+    let builder = stage.group.all_gather::<u8>(shard_bytes);
+    let mut gather = form.of(builder).prepare().map_err(unexpected)?;
+    let mut book = Book::new(stage, shard_bytes, starts)?;
+    let stream = stage.gpu.stream()?;
+    for _ in 0..starts {
+        let round = book.fill(stage, &stream, gather.input_place().base.as_ptr() as u64)?;
+        between(stage, &stream, round)?;
+        let input = gather.input_place().base.as_ptr() as u64;
+        let lease = gather.start_on(&stream.for_starts()).map_err(unexpected)?;
+        let output = lease.output().base.as_ptr() as u64;
+        drop(lease);
+        between(stage, &stream, round)?;
+        // The source may be overwritten, and the output read and spoilt, by what comes behind.
+        if form != Form::InPlace {
+            stream.fill(input, SPOILT, shard_bytes)?;
+        }
+        book.take(&stream, output)?;
+        between(stage, &stream, round)?;
+        stream.fill(output, SPOILT, shard_bytes * stage.ranks)?;
+    }
+    stream.finish()?;
+    book.check()
+}
+
+/// Data for starts, and what they gathered: a place for each, so that nothing has to wait.
+pub(crate) struct Book {
+    shard_bytes: usize,
+    ranks: usize,
+    rounds: Vec<u64>,
+    send: Pinned,
+    receive: Pinned,
+}
+
+impl Book {
+    pub(crate) fn new(stage: &Stage, shard_bytes: usize, starts: usize) -> Outcome<Self> {
+        let (ranks, bytes) = (stage.ranks, shard_bytes * starts);
+        let (send, receive) = (stage.gpu.pinned(bytes)?, stage.gpu.pinned(bytes * ranks)?);
+        Ok(Self { shard_bytes, ranks, rounds: Vec::with_capacity(starts), send, receive })
+    }
+
+    /// The stream copies fresh data to the address; the number of the round.
+    pub(crate) fn fill(
+        &mut self,
+        stage: &mut Stage,
+        stream: &CallerStream,
+        address: u64,
+    ) -> Outcome<u64> {
+        let (round, at) = (stage.next_round(), self.rounds.len() * self.shard_bytes);
+        self.rounds.push(round);
+        self.send.write(at, &shard(stage.me, round, self.shard_bytes));
+        stream.copy_in(address, &self.send, at, self.shard_bytes)?;
+        Ok(round)
+    }
+
+    /// The stream copies what was gathered last.
+    pub(crate) fn take(&self, stream: &CallerStream, address: u64) -> Outcome {
+        let total = self.shard_bytes * self.ranks;
+        stream.copy_out(&self.receive, (self.rounds.len() - 1) * total, address, total)
+    }
+
+    /// Looks at all rounds, once the streams are finished.
+    pub(crate) fn check(&self) -> Outcome {
+        let total = self.shard_bytes * self.ranks;
+        self.rounds.iter().enumerate().try_for_each(|(index, round)| {
+            let wanted = gathered(self.ranks, *round, self.shard_bytes);
+            let seen = self.receive.read(index * total, total);
+            same(format_args!("start {} (round {round})", index + 1), &seen, &wanted)
+        })
+    }
+}
+
+/// One start on the stream, with data of its own; checked with the book.
+pub(crate) fn start_once(
+    stage: &mut Stage,
+    stream: &CallerStream,
+    gather: &mut AllGather<u8>,
+    book: &mut Book,
+) -> Outcome {
+    book.fill(stage, stream, gather.input_place().base.as_ptr() as u64)?;
+    let lease = gather.start_on(&stream.for_starts()).map_err(unexpected)?;
+    book.take(stream, lease.output().base.as_ptr() as u64)
+}

@@ -1,0 +1,52 @@
+//! What ranks contribute, and failures in words.
+
+use std::fmt;
+
+use peerlane_collectives::error::Error;
+use peerlane_conformance::{Failure, Outcome};
+
+/// What memory holds where nothing may arrive, or nothing has yet.
+pub(crate) const POISON: u8 = 0xA5;
+
+/// What `rank` contributes in `round`.
+pub(crate) fn shard(rank: usize, round: u64, bytes: usize) -> Vec<u8> {
+    let mut shard = vec![0; bytes];
+    fastrand::Rng::with_seed((rank as u64 + 1) << 32 | round).fill(&mut shard);
+    if let Some(first) = shard.first_mut() {
+        // Also single bytes differ from those of the round before.
+        *first = (round * 31 + rank as u64 * 7 + 1) as u8;
+    }
+    shard
+}
+
+/// What `round` gathers.
+pub(crate) fn gathered(ranks: usize, round: u64, bytes: usize) -> Vec<u8> {
+    (0..ranks).flat_map(|rank| shard(rank, round, bytes)).collect()
+}
+
+/// Fails unless the bytes are the wanted ones; names the first that is wrong.
+pub(crate) fn same(what: impl fmt::Display, seen: &[u8], wanted: &[u8]) -> Outcome {
+    if seen == wanted {
+        return Ok(());
+    }
+    let wrong = seen.iter().zip(wanted).filter(|(seen, wanted)| seen != wanted).count();
+    let first = seen.iter().zip(wanted).position(|(seen, wanted)| seen != wanted);
+    Err(Failure::new(match first {
+        Some(at) => format!(
+            "{what}: byte {at} of {} is {:#04x}, wanted {:#04x}; {wrong} are wrong",
+            wanted.len(),
+            seen[at],
+            wanted[at]
+        ),
+        None => format!("{what}: {} bytes, wanted {}", seen.len(), wanted.len()),
+    }))
+}
+
+/// An error where none was due.
+pub(crate) fn unexpected(error: Error) -> Failure {
+    Failure::new(format!("{error} ({})", error.kind()))
+}
+
+pub(crate) fn check(holds: bool, text: impl FnOnce() -> String) -> Outcome {
+    if holds { Ok(()) } else { Err(Failure::new(text())) }
+}

@@ -1,0 +1,94 @@
+//! Memory of the caller: of a device, and of the host where streams reach it.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, result};
+use peerlane_conformance::Outcome;
+
+use super::data::POISON;
+use super::gpu::{Gpu, refused};
+
+/// Memory of `cuMemAlloc`, the same as that of `cudaMalloc`; poisoned at first.
+pub(crate) struct DeviceMemory {
+    context: Arc<CudaContext>,
+    pub(crate) address: u64,
+    pub(crate) bytes: usize,
+}
+
+impl DeviceMemory {
+    pub(super) fn new(gpu: &Gpu, bytes: usize) -> Outcome<Self> {
+        let context = Arc::clone(&gpu.context);
+        let size = bytes.max(1);
+        // SAFETY: the context is current on this thread.
+        let address = unsafe { result::malloc_sync(size) }.map_err(refused("allocate"))?;
+        let memory = Self { context, address, bytes };
+        let stream = gpu.stream()?;
+        stream.fill(address, POISON, size)?;
+        stream.finish()?;
+        Ok(memory)
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: allocated by `new`; the tests finish their streams before. What cannot be
+            // freed is the driver's.
+            let _ = unsafe { result::free_sync(self.address) };
+        }
+    }
+}
+
+/// Host memory that copies of streams read and write on their own.
+pub(crate) struct Pinned {
+    context: Arc<CudaContext>,
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+impl Pinned {
+    pub(super) fn new(gpu: &Gpu, bytes: usize) -> Outcome<Self> {
+        let context = Arc::clone(&gpu.context);
+        // SAFETY: the context is current on this thread.
+        let base = unsafe { result::malloc_host(bytes.max(1), 0) }.map_err(refused("pin"))?;
+        let base = NonNull::new(base.cast()).expect("the driver allocates nothing at 0");
+        let pinned = Self { context, base, bytes };
+        // SAFETY: so many bytes were allocated, and nobody else knows them.
+        unsafe { base.write_bytes(POISON, bytes) };
+        Ok(pinned)
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    pub(super) fn at(&self, offset: usize, bytes: usize) -> NonNull<u8> {
+        assert!(offset + bytes <= self.bytes, "{bytes} bytes at {offset} of {}", self.bytes);
+        // SAFETY: inside the allocation, as was just checked.
+        unsafe { self.base.add(offset) }
+    }
+
+    /// Before the copies that read it are on a stream, or after them.
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
+        let place = self.at(offset, bytes.len());
+        // SAFETY: the place holds so many bytes, which no copy of a stream uses now.
+        unsafe { place.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+    }
+
+    /// After the stream with the copies that write it was finished.
+    pub(crate) fn read(&self, offset: usize, bytes: usize) -> Vec<u8> {
+        let place = self.at(offset, bytes);
+        // SAFETY: the place holds so many bytes, which no copy of a stream uses now.
+        unsafe { std::slice::from_raw_parts(place.as_ptr(), bytes) }.to_vec()
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: allocated by `new`; the tests finish their streams before.
+            let _ = unsafe { result::free_host(self.base.as_ptr().cast()) };
+        }
+    }
+}

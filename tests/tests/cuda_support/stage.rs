@@ -1,0 +1,119 @@
+//! What a rank has while it plays: its device, a stream, and an open group.
+
+use std::time::Duration;
+
+use peerlane_collectives::bootstrap::environment::Environment;
+use peerlane_collectives::bootstrap::tcp::Tcp;
+use peerlane_collectives::group::{AllGather, AllGatherBuilder, Group, GroupOptions};
+use peerlane_conformance::processes::Parent;
+use peerlane_conformance::{CudaDriver, Outcome};
+use peerlane_cuda::Fabric;
+use peerlane_hal::{Deadline, Rank};
+
+use super::data::{POISON, gathered, same, shard, unexpected};
+use super::gpu::Gpu;
+use super::stream::CallerStream;
+
+/// Far above what any start here takes.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// One rank, with its group.
+pub(crate) struct Stage {
+    pub(crate) gpu: Gpu,
+    pub(crate) stream: CallerStream,
+    pub(crate) group: Group<Fabric>,
+    pub(crate) me: usize,
+    pub(crate) ranks: usize,
+    /// Where more groups of these ranks can meet.
+    pub(crate) hubs: Vec<String>,
+    /// Of this rank alone.
+    pub(crate) random: fastrand::Rng,
+    round: u64,
+}
+
+impl Stage {
+    /// What the parent has told this rank to be.
+    pub(crate) fn open(parent: &Parent) -> Outcome<Self> {
+        let (me, ranks) = (parent.value("RANK")?, parent.value("RANKS")?);
+        let hubs: String = parent.value("HUBS")?;
+        let mut hubs: Vec<String> = hubs.split(',').map(str::to_owned).collect();
+        let gpu = Gpu::of_rank(CudaDriver::load(), me)?;
+        let stream = gpu.stream()?;
+        let group = open_group(&gpu, &hubs.remove(0), me, ranks, TIMEOUT)?;
+        let random = fastrand::Rng::with_seed(me as u64);
+        Ok(Self { gpu, stream, group, me, ranks, hubs, random, round: 0 })
+    }
+
+    /// A number for data that was not used before, the same on all ranks.
+    pub(crate) fn next_round(&mut self) -> u64 {
+        self.round += 1;
+        self.round
+    }
+
+    /// One start that the host waits for, with data of its own.
+    pub(crate) fn gather_once(&mut self, gather: &mut AllGather<u8>) -> Outcome {
+        let round = self.next_round();
+        let (me, ranks) = (self.me, self.ranks);
+        gather_once(&self.gpu, &self.stream, gather, (me, ranks), round)
+    }
+}
+
+/// One start that the host waits for; the data is checked.
+pub(crate) fn gather_once(
+    gpu: &Gpu,
+    stream: &CallerStream,
+    gather: &mut AllGather<u8>,
+    (me, ranks): (usize, usize),
+    round: u64,
+) -> Outcome {
+    let input = gather.input_place();
+    let (bytes, total) = (input.bytes as usize, input.bytes as usize * ranks);
+    let (send, receive) = (gpu.pinned(bytes)?, gpu.pinned(total)?);
+    send.write(0, &shard(me, round, bytes));
+    stream.copy_in(input.base.as_ptr() as u64, &send, 0, bytes)?;
+    stream.finish()?;
+    gather.run().map_err(unexpected)?;
+    let output = gather.output_place();
+    let base = output.base.as_ptr() as u64;
+    stream.copy_out(&receive, 0, base, total)?;
+    stream.fill(base, POISON, total)?;
+    stream.finish()?;
+    same(format!("round {round}"), &receive.read(0, total), &gathered(ranks, round, bytes))
+}
+
+/// A group of all ranks that meet at the hub.
+pub(crate) fn open_group(
+    gpu: &Gpu,
+    hub: &str,
+    me: usize,
+    ranks: usize,
+    timeout: Duration,
+) -> Outcome<Group<Fabric>> {
+    let environment = Environment::at_hub(hub, Rank::at(me), ranks);
+    let bootstrap = Tcp::join(&environment, Deadline::after(timeout)).map_err(unexpected)?;
+    let fabric = Fabric::open(Rank::at(me), ranks, gpu.ordinal)?;
+    GroupOptions::default().timeout(timeout).open(bootstrap, fabric).map_err(unexpected)
+}
+
+/// How a gather is prepared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    InPlace,
+    OneOutput,
+    TwoOutputs,
+}
+
+impl Form {
+    pub(crate) const ALL: [Self; 3] = [Self::InPlace, Self::OneOutput, Self::TwoOutputs];
+
+    pub(crate) fn of<'g>(
+        self,
+        builder: AllGatherBuilder<'g, Fabric, u8>,
+    ) -> AllGatherBuilder<'g, Fabric, u8> {
+        match self {
+            Self::InPlace => builder.in_place(),
+            Self::OneOutput => builder.outputs(1),
+            Self::TwoOutputs => builder.outputs(2),
+        }
+    }
+}

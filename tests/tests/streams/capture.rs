@@ -1,0 +1,133 @@
+//! Starts that are recorded into graphs.
+
+use std::sync::Barrier;
+
+use peerlane_collectives::error::Error;
+use peerlane_conformance::middleware::Stream;
+use peerlane_hal::ErrorKind;
+
+use crate::support::{GRACE, LONG, Rounds, SHARD_BYTES, in_group};
+
+#[test]
+fn replays_and_eager_starts_alternate() {
+    for (ranks, in_place) in [(1, false), (2, false), (3, true), (4, false)] {
+        let results = in_group(ranks, LONG, |mut group| {
+            let me = group.rank().index();
+            let builder = group.all_gather::<u8>(SHARD_BYTES).capturable();
+            let builder = if in_place { builder.in_place() } else { builder };
+            let mut gather = builder.prepare()?;
+            assert_eq!((gather.report().outputs, gather.report().capturable), (1, true));
+            let (stream, rounds) = (Stream::new(), Rounds::default());
+            stream.begin_capture();
+            // Two starts in one graph.
+            for _ in 0..2 {
+                rounds.fill(&stream, me, gather.input_place());
+                let lease = gather.start_on(&stream)?;
+                assert_eq!(lease.epoch(), None);
+                rounds.look(&stream, ranks, lease.output());
+            }
+            let graph = stream.end_capture();
+            assert_eq!(rounds.right(), 0);
+            for turn in 1..=10 {
+                for _ in 0..turn % 3 {
+                    graph.replay(&stream);
+                }
+                rounds.fill(&stream, me, gather.input_place());
+                let lease = gather.start_on(&stream)?;
+                assert_eq!(lease.epoch(), Some(turn));
+                rounds.look(&stream, ranks, lease.output());
+            }
+            assert!(stream.is_idle_within(LONG));
+            assert_eq!(rounds.right(), 10 + 2 * 10);
+            group.close()
+        });
+        results.into_iter().for_each(|result: Result<(), Error>| result.unwrap());
+    }
+}
+
+#[test]
+fn an_operation_without_flags_for_it_is_not_recorded() {
+    in_group(2, LONG, |mut group| {
+        let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare().unwrap();
+        let stream = Stream::new();
+        stream.begin_capture();
+        let error = gather.start_on(&stream).unwrap_err();
+        assert!(stream.end_capture().is_empty());
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert_eq!(
+            error.to_string(),
+            "the stream is being captured, and this all-gather has no flags for that; prepare it with `capturable()`"
+        );
+        // Nothing is broken by that.
+        gather.start_on(&stream).unwrap().wait().unwrap();
+        drop(gather);
+        group.close().unwrap();
+    });
+}
+
+#[test]
+fn a_recorded_start_cannot_be_waited_for() {
+    in_group(1, LONG, |mut group| {
+        let mut gather = group.all_gather::<u8>(SHARD_BYTES).capturable().prepare().unwrap();
+        let stream = Stream::new();
+        stream.begin_capture();
+        let mut lease = gather.start_on(&stream).unwrap();
+        let errors = [lease.wait().unwrap_err(), lease.poll().unwrap_err()];
+        for error in errors {
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert_eq!(
+                error.to_string(),
+                "this start was recorded into a graph, not run; wait for the graph's replay"
+            );
+        }
+        assert_eq!(stream.end_capture().len(), 1);
+        drop(gather);
+        group.close().unwrap();
+    });
+}
+
+#[test]
+fn a_capturable_operation_has_one_output() {
+    in_group(2, LONG, |mut group| {
+        let refused = group.all_gather::<u8>(4).capturable().outputs(2).prepare().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+        assert_eq!(refused.to_string(), "outputs is 2, wanted 1 of a capturable all-gather");
+    });
+}
+
+#[test]
+fn ranks_agree_on_it() {
+    in_group(2, LONG, |mut group| {
+        let capturable = group.rank().0 == 1;
+        let builder = group.all_gather::<u8>(4).outputs(1);
+        let prepared = if capturable { builder.capturable() } else { builder }.prepare();
+        assert_eq!(
+            prepared.unwrap_err().to_string(),
+            "all-gather 1: ranks disagree: capturable is true on rank 1, false on rank 0"
+        );
+    });
+}
+
+/// Nobody watches a replay; when the group ends, it is let go, and so is one that comes later.
+#[test]
+fn a_replay_that_a_peer_does_not_join_ends_with_the_group() {
+    let recorded = Barrier::new(2);
+    in_group(2, LONG, |mut group| {
+        let mut gather = group.all_gather::<u8>(SHARD_BYTES).capturable().prepare().unwrap();
+        let stream = Stream::new();
+        if group.rank().0 == 1 {
+            recorded.wait();
+            // Leaves without a word.
+            return drop((gather, group));
+        }
+        stream.begin_capture();
+        drop(gather.start_on(&stream).unwrap());
+        let graph = stream.end_capture();
+        recorded.wait();
+        for _ in 0..2 {
+            graph.replay(&stream);
+            assert!(stream.is_idle_within(GRACE), "the stream is blocked");
+        }
+        assert_eq!(gather.start_on(&stream).unwrap_err().kind(), ErrorKind::PeerLost);
+    });
+}

@@ -1,0 +1,177 @@
+//! What a stream holds before a start comes before it, what it gets next comes after it.
+
+use std::time::Duration;
+
+use peerlane_collectives::error::Error;
+use peerlane_conformance::middleware::{Stream, StreamLayer};
+
+use crate::support::{
+    Fabric, LONG, Rounds, SHARD_BYTES, SHORT, byte, gathered, in_group, in_group_with, pause,
+};
+
+type Builder<'g> = peerlane_collectives::group::AllGatherBuilder<'g, Fabric, u8>;
+
+const ROUNDS: u64 = 40;
+
+/// Rounds in a row without a look of the host in between.
+fn rounds(ranks: usize, layer: StreamLayer, describe: impl Fn(Builder<'_>) -> Builder<'_> + Sync) {
+    let results = in_group_with(layer, ranks, LONG, |mut group| {
+        let me = group.rank().index();
+        let mut gather = describe(group.all_gather(SHARD_BYTES)).prepare()?;
+        let (stream, rounds) = (Stream::new(), Rounds::default());
+        for round in 1..=ROUNDS {
+            if round % 7 == me as u64 {
+                pause(&stream, Duration::from_millis(2));
+            }
+            rounds.fill(&stream, me, gather.input_place());
+            let lease = gather.start_on(&stream)?;
+            assert_eq!(lease.epoch(), Some(round));
+            rounds.look(&stream, ranks, lease.output());
+        }
+        assert!(stream.is_idle_within(LONG));
+        assert_eq!(rounds.right(), ROUNDS, "rank {me}");
+        group.close()
+    });
+    results.into_iter().for_each(|result: Result<(), Error>| result.unwrap());
+}
+
+#[test]
+fn one_output() {
+    for ranks in 1..=4 {
+        rounds(ranks, StreamLayer::default(), |builder| builder.outputs(1));
+    }
+}
+
+#[test]
+fn two_outputs() {
+    for ranks in [2, 3] {
+        rounds(ranks, StreamLayer::default(), |builder| builder.outputs(2));
+    }
+}
+
+#[test]
+fn in_place() {
+    rounds(3, StreamLayer::default(), |builder| builder.in_place());
+}
+
+#[test]
+fn a_queue_that_is_always_full() {
+    rounds(3, StreamLayer { slices_max: 1 }, |builder| builder.outputs(2));
+}
+
+#[test]
+fn starts_of_the_host_and_on_a_stream_alternate() {
+    let results = in_group(2, LONG, |mut group| {
+        let me = group.rank().index();
+        let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare()?;
+        let (stream, rounds) = (Stream::new(), Rounds::default());
+        for round in 1..=5 {
+            rounds.fill(&stream, me, gather.input_place());
+            let mut lease = gather.start_on(&stream)?;
+            rounds.look(&stream, 2, lease.output());
+            lease.wait()?;
+            assert!(lease.poll()?);
+            assert!(stream.is_idle_within(LONG));
+            assert_eq!(rounds.right(), round);
+            gather.input_mut()?.fill(byte(me, 200 + round));
+            gather.run()?;
+            assert_eq!(gather.output()?, gathered(2, 200 + round));
+        }
+        drop(gather);
+        group.close()
+    });
+    results.into_iter().for_each(|result: Result<(), Error>| result.unwrap());
+}
+
+#[test]
+fn two_operations_on_two_streams() {
+    let results = in_group(3, LONG, |mut group| {
+        let me = group.rank().index();
+        let mut gathers = Vec::new();
+        for _ in 0..2 {
+            let gather = group.all_gather::<u8>(SHARD_BYTES).prepare()?;
+            gathers.push((gather, Stream::new(), Rounds::default()));
+        }
+        for round in 0..20 {
+            // Ranks put them onto their streams in other orders.
+            for turn in 0..2 {
+                let (gather, stream, rounds) = &mut gathers[(turn + me + round) % 2];
+                rounds.fill(stream, me, gather.input_place());
+                let lease = gather.start_on(stream)?;
+                rounds.look(stream, 3, lease.output());
+            }
+        }
+        for (_, stream, rounds) in &gathers {
+            assert!(stream.is_idle_within(LONG));
+            assert_eq!(rounds.right(), 20);
+        }
+        group.close()
+    });
+    results.into_iter().for_each(|result: Result<(), Error>| result.unwrap());
+}
+
+/// Each start has its own timeout, not all of them together.
+#[test]
+fn many_slow_starts_are_not_overdue() {
+    let results = in_group(2, SHORT, |mut group| {
+        let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare()?;
+        let stream = Stream::new();
+        for turn in 0..2 {
+            for _ in 0..20 {
+                pause(&stream, SHORT / 8);
+                drop(gather.start_on(&stream)?);
+            }
+            if turn == 0 {
+                gather.start_on(&stream)?.wait()?;
+            }
+        }
+        // Waits for the rest.
+        drop(gather);
+        group.close()
+    });
+    results.into_iter().for_each(|result: Result<(), Error>| result.unwrap());
+}
+
+/// Complete starts are closed by the watchdog, and later ones are not blamed.
+#[test]
+fn starts_that_nobody_looks_at_are_not_overdue() {
+    let results = in_group(2, SHORT, |mut group| {
+        let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare()?;
+        let stream = Stream::new();
+        for _ in 0..3 {
+            for _ in 0..3 {
+                drop(gather.start_on(&stream)?);
+            }
+            std::thread::sleep(SHORT * 2);
+        }
+        gather.start_on(&stream)?.wait()?;
+        drop(gather);
+        group.close()
+    });
+    results.into_iter().for_each(|result: Result<(), Error>| result.unwrap());
+}
+
+#[test]
+fn dropping_or_closing_waits_for_open_starts() {
+    for close_first in [false, true] {
+        let results = in_group(2, LONG, |mut group| {
+            let me = group.rank().index();
+            let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare()?;
+            let (stream, rounds) = (Stream::new(), Rounds::default());
+            pause(&stream, Duration::from_millis(50 * me as u64));
+            rounds.fill(&stream, me, gather.input_place());
+            drop(gather.start_on(&stream)?);
+            if close_first {
+                group.close()?;
+                assert!(stream.is_idle_within(Duration::from_millis(20)));
+                drop(gather);
+            } else {
+                drop(gather);
+                assert!(stream.is_idle_within(Duration::from_millis(20)));
+                group.close()?;
+            }
+            Ok(())
+        });
+        results.into_iter().for_each(|result: Result<(), Error>| result.unwrap());
+    }
+}

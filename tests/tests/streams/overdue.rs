@@ -1,0 +1,126 @@
+//! Starts that do not come to an end, though nobody waits for them: the stream goes on, and every
+//! later call says why.
+
+use std::sync::Barrier;
+use std::time::Instant;
+
+use insta::assert_snapshot;
+use peerlane_conformance::middleware::{Stream, StreamLayer};
+use peerlane_hal::{ErrorKind, Rank};
+
+use crate::support::{GRACE, Gate, LONG, SHARD_BYTES, SHORT, in_group, in_group_with};
+
+#[test]
+fn a_peer_that_does_not_come_is_named_on_all_ranks() {
+    let done = Gate::default();
+    let texts = in_group(3, SHORT, |mut group| {
+        let mut gather = group.all_gather::<u8>(SHARD_BYTES).outputs(1).prepare().unwrap();
+        let stream = Stream::new();
+        if group.rank() == Rank(1) {
+            done.wait();
+        } else {
+            drop(gather.start_on(&stream).unwrap());
+            assert!(stream.is_idle_within(SHORT + GRACE), "the stream is blocked");
+            done.open();
+        }
+        let error = gather.start_on(&stream).unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(1))));
+        assert_eq!(gather.input_mut().unwrap_err().to_string(), error.to_string());
+        error.to_string().replace("rank 2 waited", "rank 0 waited")
+    });
+    assert_eq!((&texts[0], &texts[1]), (&texts[1], &texts[2]));
+    assert_snapshot!(texts[0], @r#"all-gather 1, start 1, did not finish within 400ms: rank 0 waited for "ready from 1" from rank 1, saw epoch 0, wanted 1"#);
+}
+
+#[test]
+fn waiting_on_the_host_says_the_same() {
+    let done = Gate::default();
+    in_group(2, SHORT, |mut group| {
+        let mut gather = group.all_gather::<u8>(SHARD_BYTES).outputs(2).prepare().unwrap();
+        if group.rank() == Rank(1) {
+            return done.wait();
+        }
+        let stream = Stream::new();
+        drop(gather.start_on(&stream).unwrap());
+        let mut lease = gather.start_on(&stream).unwrap();
+        assert!(!lease.poll().unwrap());
+        let error = lease.wait().unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(1))));
+        assert!(stream.is_idle_within(GRACE), "the stream is blocked");
+        done.open();
+    });
+}
+
+/// Long before the timeout.
+#[test]
+fn a_peer_that_is_lost_ends_starts_that_nobody_waits_for() {
+    let started = Barrier::new(3);
+    in_group(3, LONG, |mut group| {
+        let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare().unwrap();
+        if group.rank() == Rank(2) {
+            started.wait();
+            return drop((gather, group));
+        }
+        let stream = Stream::new();
+        drop(gather.start_on(&stream).unwrap());
+        started.wait();
+        assert!(stream.is_idle_within(GRACE), "the stream is blocked");
+        let error = gather.start_on(&stream).unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(Rank(2))));
+    });
+}
+
+#[test]
+fn a_stream_that_holds_a_start_up_is_named() {
+    let done = Gate::default();
+    in_group(1, SHORT, |mut group| {
+        let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare().unwrap();
+        let stream = Stream::new();
+        done.hold(&stream);
+        drop(gather.start_on(&stream).unwrap());
+        std::thread::sleep(SHORT * 2);
+        done.open();
+        assert!(stream.is_idle_within(GRACE), "the stream is blocked");
+        let error = gather.start_on(&stream).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert_snapshot!(error, @"all-gather 1, start 1, did not finish within 400ms: what its stream held before, or its own copies were not done on rank 0");
+    });
+}
+
+#[test]
+fn a_queue_that_stays_full_is_an_error_in_time() {
+    in_group_with(StreamLayer { slices_max: 2 }, 1, SHORT, |mut group| {
+        let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare().unwrap();
+        let (stream, gate) = (Stream::new(), Gate::default());
+        gate.hold(&stream);
+        let begin = Instant::now();
+        let error = loop {
+            match gather.start_on(&stream) {
+                Ok(lease) => assert!(lease.epoch() <= Some(2), "there is no room"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert!(begin.elapsed() < SHORT + GRACE);
+        gate.open();
+        assert!(stream.is_idle_within(GRACE));
+    });
+}
+
+/// A group that is dropped is over; a handle that outlives it leaves no stream blocked.
+#[test]
+fn dropping_the_group_lets_the_own_streams_go() {
+    let done = Gate::default();
+    in_group(2, LONG, |mut group| {
+        let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare().unwrap();
+        if group.rank() == Rank(1) {
+            return done.wait();
+        }
+        let stream = Stream::new();
+        drop(gather.start_on(&stream).unwrap());
+        drop(group);
+        assert!(stream.is_idle_within(GRACE), "the stream is blocked");
+        assert!(gather.start_on(&stream).is_err());
+        done.open();
+    });
+}

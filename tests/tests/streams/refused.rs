@@ -1,0 +1,62 @@
+//! Streams that can take no start.
+
+use insta::assert_snapshot;
+use peerlane_collectives::bootstrap::Bootstrap;
+use peerlane_collectives::bootstrap::in_process;
+use peerlane_collectives::group::Group;
+use peerlane_conformance::middleware::{DowngradeLayer, Stream, StreamLayer, Wrapped};
+use peerlane_hal::{ErrorKind, host};
+
+use crate::support::{LONG, in_group};
+
+#[test]
+fn a_stream_of_another_backend() {
+    in_group(2, LONG, |mut group| {
+        let mut gather = group.all_gather::<u8>(4).prepare().unwrap();
+        let error = gather.start_on(&7_u64).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        assert_eq!(
+            error.to_string(),
+            "the stream is of another type than peerlane_conformance::middleware::streams::queue::Stream of the backend host"
+        );
+        // Nothing has started.
+        gather.start_on(&Stream::new()).unwrap().wait().unwrap();
+        drop(gather);
+        group.close().unwrap();
+    });
+}
+
+#[test]
+fn any_stream_where_the_backend_has_none() {
+    let refused = in_process::run(1, |bootstrap| {
+        let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+        let mut group = Group::open(bootstrap, fabric)?;
+        let mut gather = group.all_gather::<u8>(4).prepare()?;
+        let error = gather.start_on(&Stream::new()).unwrap_err();
+        drop(gather);
+        group.close()?;
+        Ok((error.kind(), error.to_string()))
+    });
+    let (kind, text) = &refused.unwrap()[0];
+    assert_eq!(*kind, ErrorKind::Mismatch);
+    assert_snapshot!(text, @"the backend host has no streams; use `start`");
+}
+
+#[test]
+fn any_stream_where_waits_cannot_be_queued() {
+    let refused = in_process::run(1, |bootstrap| {
+        let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+        let fabric = Wrapped::new(fabric, StreamLayer::default());
+        let layer = DowngradeLayer { queued_wait: false, ..DowngradeLayer::default() };
+        let mut group = Group::open(bootstrap, Wrapped::new(fabric, layer))?;
+        let mut gather = group.all_gather::<u8>(4).prepare()?;
+        let error = gather.start_on(&Stream::new()).unwrap_err();
+        gather.run()?;
+        drop(gather);
+        group.close()?;
+        Ok((error.kind(), error.to_string()))
+    });
+    let (kind, text) = &refused.unwrap()[0];
+    assert_eq!(*kind, ErrorKind::InvalidArgument);
+    assert_snapshot!(text, @"a start on a stream needs engines that queue waits; use `start`");
+}
