@@ -1,39 +1,47 @@
 //! The CUDA backend of Peerlane: the copy engines of NVIDIA GPUs, over NVLink or PCI Express inside
-//! one host.
+//! one host. One rank has one device; ranks are processes, or threads of one.
 //!
-//! **Not built yet.** The crate holds the files that every backend has, each with what goes into
-//! it, and [`discover`], which says so. [`Memory`], [`Key`], [`Engine`] and [`Fabric`] have no
-//! values, so no program can believe that it moves bytes with them.
+//! At run time it needs `libcuda.so.1`, which the NVIDIA driver brings, from CUDA 12.0 on. The CUDA
+//! toolkit is not needed, neither to build nor to run. Where there is no driver every call says so,
+//! with what to install.
 //!
-//! At run time the backend will need `libcuda.so.1`, which the NVIDIA driver brings. The CUDA
-//! toolkit is not needed, neither to build nor to run.
-//!
-//! # How the contract will map to CUDA
+//! # How the contract maps to CUDA
 //!
 //! | the contract | CUDA |
 //! | --- | --- |
-//! | `Fabric::open` | retain the device's primary context; probe each ability once by doing it |
-//! | `Fabric::connect` | `cuCtxEnablePeerAccess` between ranks of one process; a Unix socket for file descriptors between processes |
-//! | `PeerMemory::allocate` | `cuMemCreate`, exportable as a file descriptor, mapped with `cuMemMap` |
-//! | `PeerMemory::register` | the allocation's base and the caller's offset into it (`cuMemGetAddressRange`) |
-//! | `PeerMemory::export`, `import` | `cuMemExportToShareableHandle` and its counterpart, or `cuIpcGetMemHandle` for foreign allocations |
-//! | `Op::Put` | `cuMemcpyDtoDAsync` on the engine's stream |
-//! | `Op::Signal`, `Op::Wait` | neighbours of a slice in one `cuStreamBatchMemOp`; where stream writes to a peer are refused, a copy of 8 bytes from a ring of words |
-//! | `completed` | a ticket word that the stream writes into host memory, never a stream query, so that it is legal while any stream captures |
-//! | `release` | the host writes the awaited values into the flags |
-//! | `fork`, `join` | `cuEventRecord` and `cuStreamWaitEvent` |
+//! | `Fabric::open` | retain the device's primary context, which the runtime and cudarc use too |
+//! | `Fabric::connect` | same host, peer access between the devices, then import a few flags of the peer |
+//! | `PeerMemory::allocate` | `cuMemCreate` with a file descriptor, `cuMemMap`; `cuMemAlloc` where there is no such thing |
+//! | `PeerMemory::register` | look up the allocation, or all segments, that the caller's span covers |
+//! | `PeerMemory::export`, `import` | descriptors over a Unix socket and `cuMemMap`, or `cuIpcGetMemHandle` and `cuIpcOpenMemHandle`; between ranks of one process the same addresses, and access for the other device |
+//! | `Op::Put` | `cuMemcpyAsync`, on one of two streams |
+//! | `Op::Signal`, `Op::Wait` | neighbours of a slice in one `cuStreamBatchMemOp`; where stream writes to a peer do not work, a copy of 8 bytes |
+//! | `completed` | a word that the stream writes into host memory, never a stream query, so that it is legal while any stream captures |
+//! | `release` | writes of the awaited values from a stream of its own |
+//! | `fork`, `join` | the caller's stream itself carries the flags, so that most starts need no event |
+//!
+//! # What is left out
+//!
+//! - Ways through host memory where two devices do not reach each other: an error says so.
+//! - Fabric handles between hosts of one NVLink domain; [`try_handles`] tells whether they would work.
+//! - The legacy default stream: nothing is ever put there.
 
 mod device;
 mod engine;
 mod error;
 mod fabric;
+#[cfg(feature = "cudarc")]
+mod interop;
 mod key;
 mod memory;
 mod sys;
 
-pub use device::{Device, discover};
-pub use engine::Engine;
-pub use error::Error;
-pub use fabric::Fabric;
+pub use device::{
+    Abilities, ComputeMode, Device, DeviceLink, HandleTrials, discover, driver_version, link,
+    try_handles,
+};
+pub use engine::{Engine, SignalBy, Stream};
+pub use error::{CudaResult, Error};
+pub use fabric::{Fabric, Options};
 pub use key::Key;
 pub use memory::{Local, Memory, Remote};

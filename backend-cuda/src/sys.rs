@@ -1,4 +1,191 @@
-//! Raw calls, and the only file that will have any: a table of the driver's entry points, looked up
-//! in `libcuda.so.1` when first needed: plain integer results, required symbols apart from optional
-//! ones. A missing library or symbol and an error code newer than this crate are values of
-//! [`Error`](crate::Error), never a panic.
+//! Raw calls, and the only file that has any: the entry points of the CUDA driver that this crate
+//! uses, looked up in `libcuda.so.1` when first needed.
+//!
+//! Results are plain integers, because a driver may be newer than this crate and an `enum` with an
+//! unknown value would be undefined behaviour. Without a required symbol the driver is too old and
+//! loading is an error; an optional one is an `Option`, and what needs it is not claimed.
+//!
+//! Symbols are looked up by the exact name that the header maps a function to (`cuMemAlloc_v2`), so
+//! that the signature here is the signature there.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
+
+use libloading::Library;
+
+use crate::error::Error;
+
+mod types;
+
+pub(crate) use types::*;
+
+/// The driver's library; its soname has not changed since there is a driver API.
+pub(crate) const LIBRARY: &str = "libcuda.so.1";
+
+macro_rules! table {
+    (
+        required { $($need:ident = $need_symbol:literal ($($need_arg:ty),*);)* }
+        optional { $($may:ident = $may_symbol:literal ($($may_arg:ty),*);)* }
+    ) => {
+        /// The driver's entry points.
+        pub(crate) struct Driver {
+            $(pub(crate) $need: unsafe extern "C" fn($($need_arg),*) -> CUresult,)*
+            $(pub(crate) $may: Option<unsafe extern "C" fn($($may_arg),*) -> CUresult>,)*
+            /// Keeps the code mapped; never closed, because the driver has threads of its own.
+            _library: Library,
+        }
+
+        impl Driver {
+            fn look_up(library: Library) -> Result<Self, Error> {
+                Ok(Self {
+                    // SAFETY: the type is the declaration of this symbol in cuda.h.
+                    $($need: unsafe { symbol(&library, $need_symbol) }?,)*
+                    // SAFETY: as above.
+                    $($may: unsafe { symbol(&library, $may_symbol) }.ok(),)*
+                    _library: library,
+                })
+            }
+        }
+    };
+}
+
+table! {
+    required {
+        init = "cuInit" (c_uint);
+        driver_get_version = "cuDriverGetVersion" (*mut c_int);
+        get_error_name = "cuGetErrorName" (CUresult, *mut *const c_char);
+        get_error_string = "cuGetErrorString" (CUresult, *mut *const c_char);
+
+        device_get_count = "cuDeviceGetCount" (*mut c_int);
+        device_get = "cuDeviceGet" (*mut CUdevice, c_int);
+        device_get_name = "cuDeviceGetName" (*mut c_char, c_int, CUdevice);
+        device_get_uuid = "cuDeviceGetUuid_v2" (*mut CUuuid, CUdevice);
+        device_total_mem = "cuDeviceTotalMem_v2" (*mut usize, CUdevice);
+        device_get_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, CUdevice);
+        device_get_pci_bus_id = "cuDeviceGetPCIBusId" (*mut c_char, c_int, CUdevice);
+        device_can_access_peer = "cuDeviceCanAccessPeer" (*mut c_int, CUdevice, CUdevice);
+        device_get_p2p_attribute = "cuDeviceGetP2PAttribute" (*mut c_int, c_int, CUdevice, CUdevice);
+
+        primary_ctx_retain = "cuDevicePrimaryCtxRetain" (*mut CUcontext, CUdevice);
+        primary_ctx_release = "cuDevicePrimaryCtxRelease_v2" (CUdevice);
+        ctx_get_current = "cuCtxGetCurrent" (*mut CUcontext);
+        ctx_set_current = "cuCtxSetCurrent" (CUcontext);
+        ctx_enable_peer_access = "cuCtxEnablePeerAccess" (CUcontext, c_uint);
+
+        mem_alloc = "cuMemAlloc_v2" (*mut CUdeviceptr, usize);
+        mem_free = "cuMemFree_v2" (CUdeviceptr);
+        mem_get_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
+        mem_get_address_range = "cuMemGetAddressRange_v2" (*mut CUdeviceptr, *mut usize, CUdeviceptr);
+        mem_host_alloc = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
+        mem_host_register = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+        mem_free_host = "cuMemFreeHost" (*mut c_void);
+        mem_host_get_device_pointer = "cuMemHostGetDevicePointer_v2" (*mut CUdeviceptr, *mut c_void, c_uint);
+        pointer_get_attribute = "cuPointerGetAttribute" (*mut c_void, c_int, CUdeviceptr);
+        memset_d8_async = "cuMemsetD8Async" (CUdeviceptr, u8, usize, CUstream);
+        memcpy_async = "cuMemcpyAsync" (CUdeviceptr, CUdeviceptr, usize, CUstream);
+        memcpy_htod_async = "cuMemcpyHtoDAsync_v2" (CUdeviceptr, *const c_void, usize, CUstream);
+        memcpy_dtoh_async = "cuMemcpyDtoHAsync_v2" (*mut c_void, CUdeviceptr, usize, CUstream);
+
+        ipc_get_mem_handle = "cuIpcGetMemHandle" (*mut CUipcMemHandle, CUdeviceptr);
+        ipc_open_mem_handle = "cuIpcOpenMemHandle_v2" (*mut CUdeviceptr, CUipcMemHandle, c_uint);
+        ipc_close_mem_handle = "cuIpcCloseMemHandle" (CUdeviceptr);
+
+        stream_create = "cuStreamCreate" (*mut CUstream, c_uint);
+        stream_destroy = "cuStreamDestroy_v2" (CUstream);
+        stream_query = "cuStreamQuery" (CUstream);
+        stream_wait_event = "cuStreamWaitEvent" (CUstream, CUevent, c_uint);
+        stream_is_capturing = "cuStreamIsCapturing" (CUstream, *mut c_int);
+        stream_get_ctx = "cuStreamGetCtx" (CUstream, *mut CUcontext);
+        stream_begin_capture = "cuStreamBeginCapture_v2" (CUstream, c_int);
+        stream_end_capture = "cuStreamEndCapture" (CUstream, *mut CUgraph);
+        graph_instantiate = "cuGraphInstantiateWithFlags" (*mut CUgraphExec, CUgraph, u64);
+        graph_launch = "cuGraphLaunch" (CUgraphExec, CUstream);
+        graph_exec_destroy = "cuGraphExecDestroy" (CUgraphExec);
+        graph_destroy = "cuGraphDestroy" (CUgraph);
+
+        event_create = "cuEventCreate" (*mut CUevent, c_uint);
+        event_destroy = "cuEventDestroy_v2" (CUevent);
+        event_record = "cuEventRecord" (CUevent, CUstream);
+        event_query = "cuEventQuery" (CUevent);
+    }
+    optional {
+        // From 11.7 on in this form, with 64-bit values.
+        stream_batch_mem_op = "cuStreamBatchMemOp_v2" (CUstream, c_uint, *mut CUstreamBatchMemOpParams, c_uint);
+        stream_write_value_64 = "cuStreamWriteValue64_v2" (CUstream, CUdeviceptr, u64, c_uint);
+        stream_wait_value_64 = "cuStreamWaitValue64_v2" (CUstream, CUdeviceptr, u64, c_uint);
+
+        // A stream that does not share its channel with those that wait.
+        ctx_get_stream_priority_range = "cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
+        stream_create_with_priority = "cuStreamCreateWithPriority" (*mut CUstream, c_uint, c_int);
+        // Which capture a stream is part of.
+        stream_get_capture_info = "cuStreamGetCaptureInfo_v2" (CUstream, *mut c_int, *mut u64, *mut CUgraph, *mut *const c_void, *mut usize);
+
+        // Keeps the captures of other threads out of what a thread does.
+        thread_exchange_stream_capture_mode = "cuThreadExchangeStreamCaptureMode" (*mut c_int);
+
+        // Virtual memory management.
+        mem_create = "cuMemCreate" (*mut CUmemHandle, usize, *const CUmemAllocationProp, u64);
+        mem_release = "cuMemRelease" (CUmemHandle);
+        mem_address_reserve = "cuMemAddressReserve" (*mut CUdeviceptr, usize, usize, CUdeviceptr, u64);
+        mem_address_free = "cuMemAddressFree" (CUdeviceptr, usize);
+        mem_map = "cuMemMap" (CUdeviceptr, usize, usize, CUmemHandle, u64);
+        mem_unmap = "cuMemUnmap" (CUdeviceptr, usize);
+        mem_set_access = "cuMemSetAccess" (CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+        mem_get_allocation_granularity = "cuMemGetAllocationGranularity" (*mut usize, *const CUmemAllocationProp, c_int);
+        mem_export_to_shareable_handle = "cuMemExportToShareableHandle" (*mut c_void, CUmemHandle, c_int, u64);
+        mem_import_from_shareable_handle = "cuMemImportFromShareableHandle" (*mut CUmemHandle, *mut c_void, c_int);
+        mem_retain_allocation_handle = "cuMemRetainAllocationHandle" (*mut CUmemHandle, *mut c_void);
+        mem_get_allocation_properties = "cuMemGetAllocationPropertiesFromHandle" (*mut CUmemAllocationProp, CUmemHandle);
+    }
+}
+
+impl Driver {
+    /// The driver of this machine, loaded and initialised once.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]: no library, a driver that is too old, or one that does not start.
+    pub(crate) fn load() -> Result<&'static Self, Error> {
+        static DRIVER: OnceLock<Result<Driver, Error>> = OnceLock::new();
+        DRIVER.get_or_init(Self::open).as_ref().map_err(Error::clone)
+    }
+
+    fn open() -> Result<Self, Error> {
+        // SAFETY: loading the vendor's driver runs its initialisers, which every CUDA program does.
+        let library =
+            unsafe { Library::new(LIBRARY) }.map_err(|error| Error::no_library(LIBRARY, &error))?;
+        let driver = Self::look_up(library)?;
+        // SAFETY: `cuInit` takes flags, which must be 0.
+        let code = unsafe { (driver.init)(0) };
+        if code == CUDA_SUCCESS { Ok(driver) } else { Err(Error::no_start(&driver, code)) }
+    }
+
+    /// The name that the driver gives a result, such as `CUDA_ERROR_OUT_OF_MEMORY`, and its
+    /// explanation; both empty for a code that the driver does not know.
+    pub(crate) fn name_of(&self, code: CUresult) -> (String, String) {
+        let ask = |call: unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult| {
+            let mut text = std::ptr::null();
+            // SAFETY: the call stores a pointer to a static string, or null.
+            let asked = unsafe { call(code, &raw mut text) };
+            if asked != CUDA_SUCCESS || text.is_null() {
+                return String::new();
+            }
+            // SAFETY: a static string of the driver that ends with a zero.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        };
+        (ask(self.get_error_name), ask(self.get_error_string))
+    }
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Driver")
+    }
+}
+
+/// # Safety
+/// `F` is the type of the function that the library exports under this name.
+unsafe fn symbol<F: Copy>(library: &Library, name: &'static str) -> Result<F, Error> {
+    // SAFETY: the caller's; the pointer is copied out and the library is never closed.
+    let found = unsafe { library.get::<F>(name) };
+    found.map(|symbol| *symbol).map_err(|_| Error::no_symbol(LIBRARY, name))
+}

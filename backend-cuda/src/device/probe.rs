@@ -1,0 +1,43 @@
+//! What a device really does, by doing it: an attribute may say yes where the deed is refused, for
+//! instance fabric handles without a channel to the fabric's manager.
+
+use super::Context;
+use crate::error::Error;
+use crate::memory::{Handle, Plain};
+use crate::sys;
+
+/// What came of a trial allocation with each kind of handle; the error says why it is off.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct HandleTrials {
+    /// A file descriptor, which other processes of this host import. What
+    /// [`Memory::allocate`](crate::Memory) prefers.
+    pub posix: Result<(), Error>,
+    /// A handle that other hosts of an NVLink domain import. Not used yet.
+    pub fabric: Result<(), Error>,
+    /// The legacy IPC handle, which is how memory of `cudaMalloc` travels.
+    pub legacy: Result<(), Error>,
+}
+
+/// Allocates the least that the device gives, with each kind of handle, and exports it.
+///
+/// # Errors
+/// The device cannot be opened.
+pub fn try_handles(ordinal: u32) -> Result<HandleTrials, Error> {
+    let context = Context::open(ordinal)?;
+    let _current = context.enter_relaxed()?;
+    Ok(HandleTrials {
+        posix: try_kind(&context, sys::MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+        fabric: try_kind(&context, sys::MEM_HANDLE_TYPE_FABRIC),
+        legacy: Plain::allocate(&context, 1).and_then(|plain| plain.ipc_handle()).map(drop),
+    })
+}
+
+fn try_kind(context: &std::sync::Arc<Context>, kind: std::ffi::c_int) -> Result<(), Error> {
+    let handle = Handle::create(context, 1, kind)?;
+    if kind == sys::MEM_HANDLE_TYPE_FABRIC {
+        handle.export_fabric().map(drop)
+    } else {
+        handle.export_fd().map(drop)
+    }
+}

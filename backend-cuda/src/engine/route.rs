@@ -1,0 +1,124 @@
+//! Which stream a put takes.
+//!
+//! Copies that are in flight at once must not be more than copy engines: with three engines, six
+//! copies at once ran at 60 % of the rate. Puts to peers on two streams were the best of those that
+//! were tried, for all sizes from 4 KiB up; a third one was worse from 64 MiB up
+//! (docs/perf/cuda-streams.md).
+//!
+//! A copy inside the device is a kernel of the driver, whichever call asks for it, on all drivers that
+//! were tried (docs/perf/cuda-local-copies.md). It waits for room on the multiprocessors, so it has
+//! a stream of its own, where nothing else waits for that; and it goes in one piece, because each
+//! piece would wait anew.
+//!
+//! The puts of one slice to one peer take one stream, so that their order is that of the stream;
+//! between slices everything is joined, so that the next slice is free to choose.
+
+/// Streams that carry puts to peers at once.
+const PEER_TRACKS_MAX: usize = 2;
+/// With the one for copies inside the device.
+const TRACKS_MAX: usize = PEER_TRACKS_MAX + 1;
+
+/// Whose memory a put or a signal goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whom {
+    Oneself,
+    /// The rank as an index.
+    Peer(usize),
+}
+
+/// What a slice is to do.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Shape {
+    pub(super) puts: usize,
+    pub(super) waits: usize,
+}
+
+/// The tracks of a slice: 0 is the main stream, the others stand beside it.
+#[derive(Debug)]
+pub(super) struct Routes {
+    tracks: usize,
+    /// The slice that is being routed, and how many tracks it uses.
+    slice: u64,
+    spread: usize,
+    /// The peers that have a track in this slice.
+    seen: usize,
+    /// For each rank, the slice that gave it a track, and the track.
+    of: Vec<(u64, usize)>,
+}
+
+impl Routes {
+    /// Room for ranks below `ranks`, on a device with so many copy engines.
+    pub(super) fn new(ranks: usize, copy_engines: u32) -> Self {
+        let tracks = TRACKS_MAX.min(copy_engines.max(1) as usize);
+        Self { tracks, slice: 0, spread: 1, seen: 0, of: vec![(0, 0); ranks] }
+    }
+
+    /// Streams beside the main one.
+    pub(super) fn sides(&self) -> usize {
+        self.tracks - 1
+    }
+
+    /// Begins a slice, with `sides` streams beside the main one to be had.
+    pub(super) fn begin(&mut self, shape: &Shape, sides: usize) {
+        self.slice += 1;
+        self.seen = 0;
+        self.spread = if shape.puts < 2 { 1 } else { self.tracks.min(1 + sides) };
+    }
+
+    /// The track of a put. Peers take theirs by turns, in the order in which the slice names them.
+    pub(super) fn track(&mut self, whom: Whom) -> usize {
+        let peer = match whom {
+            Whom::Oneself => return self.spread - 1,
+            Whom::Peer(peer) => peer,
+        };
+        let (slice, track) = &mut self.of[peer];
+        if *slice != self.slice {
+            (*slice, *track) = (self.slice, self.seen % self.spread.min(PEER_TRACKS_MAX));
+            self.seen += 1;
+        }
+        *track
+    }
+
+    /// The track of the puts to a peer, if the slice had any.
+    pub(super) fn put_track(&self, whom: Whom) -> Option<usize> {
+        let Whom::Peer(peer) = whom else { return None };
+        let (slice, track) = self.of[peer];
+        (slice == self.slice).then_some(track)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GATHER: [Whom; 4] = [Whom::Oneself, Whom::Peer(3), Whom::Peer(0), Whom::Peer(1)];
+
+    fn routes(copy_engines: u32, order: &[Whom]) -> Vec<usize> {
+        let mut routes = Routes::new(8, copy_engines);
+        let sides = routes.sides();
+        routes.begin(&Shape { puts: order.len(), waits: 0 }, sides);
+        order.iter().map(|whom| routes.track(*whom)).collect()
+    }
+
+    #[test]
+    fn the_own_copy_has_a_stream_and_peers_share_two() {
+        assert_eq!(routes(3, &GATHER), [2, 0, 1, 0]);
+        let again = [Whom::Peer(5), Whom::Peer(6), Whom::Peer(5), Whom::Peer(6)];
+        assert_eq!(routes(3, &again), [0, 1, 0, 1]);
+        assert_eq!(routes(9, &GATHER), [2, 0, 1, 0]);
+    }
+
+    #[test]
+    fn there_are_no_more_streams_than_copy_engines() {
+        assert_eq!(routes(2, &GATHER), [1, 0, 1, 0]);
+        assert_eq!(routes(1, &GATHER), [0; 4]);
+        assert_eq!(routes(0, &GATHER), [0; 4]);
+        assert_eq!((Routes::new(2, 1).sides(), Routes::new(2, 0).sides()), (0, 0));
+    }
+
+    #[test]
+    fn a_single_put_needs_no_other_stream() {
+        assert_eq!(routes(3, &[Whom::Peer(1)]), [0]);
+        assert_eq!(routes(3, &[Whom::Oneself]), [0]);
+    }
+}

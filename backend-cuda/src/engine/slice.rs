@@ -1,0 +1,104 @@
+//! Slices on their way: eager ones onto the streams, captured ones into a graph.
+
+use peerlane_hal::Ticket;
+
+use super::Engine;
+use super::emit::{Busy, Emitter};
+use super::pending::Awaited;
+use super::route::{Routes, Shape};
+use super::step::Step;
+use crate::error::Error;
+use crate::sys::CUstream;
+
+impl Engine {
+    /// Puts the steps of an eager slice onto the streams.
+    pub(super) fn emit(&mut self, shape: &Shape) -> Result<Ticket, Error> {
+        let _entered = self.context.enter()?;
+        let hardware = &mut *self.hardware;
+        let main = self.forked.as_ref().map_or(hardware.main.raw(), |forked| forked.stream.raw());
+        let last = self.pending.last();
+        let elsewhere = self.last_main != main && self.pending.done() < last;
+        self.routes.begin(shape, hardware.sides.len());
+        if elsewhere {
+            // By the event and not by the stream, which need not live any more.
+            hardware.tickets.order(&self.context, main)?;
+        }
+        let mut emitter = Emitter {
+            context: &self.context,
+            main,
+            sides: &mut hardware.sides,
+            started: &hardware.started,
+            marked: false,
+            batch: &mut self.batch,
+            words: hardware.words.as_mut(),
+            captured: false,
+            busy: None,
+            commands: [0; 2],
+        };
+        for awaited in awaited(&self.steps) {
+            self.pending.await_flag(awaited);
+        }
+        emitter.begin();
+        walk(&mut emitter, &self.steps, &mut self.routes)?;
+        emitter.end()?;
+        // With its event.
+        let commands = emitter.commands() + 1;
+        hardware.tickets.record(&self.context, last + 1, main)?;
+        self.last_main = main;
+        Ok(Ticket(self.pending.issue(commands)))
+    }
+
+    /// Records the steps of a slice on `main`, which captures.
+    pub(super) fn record(
+        &mut self,
+        shape: &Shape,
+        main: CUstream,
+        sides: usize,
+    ) -> Result<(), Error> {
+        let hardware = &mut *self.hardware;
+        let busy = match shape.waits {
+            0 => None,
+            waits => {
+                let word = hardware.captures.busy_word(awaited(&self.steps))?;
+                Some(Busy { word: hardware.page.address(word), waits, begun: false })
+            }
+        };
+        let _entered = self.context.enter()?;
+        hardware.captures.note_use();
+        self.routes.begin(shape, sides);
+        let (sides, started) = hardware.captures.sides(sides);
+        let mut emitter = Emitter {
+            context: &self.context,
+            main,
+            sides,
+            started,
+            marked: false,
+            batch: &mut self.batch,
+            words: hardware.words.as_mut(),
+            captured: true,
+            busy,
+            commands: [0; 2],
+        };
+        emitter.begin();
+        walk(&mut emitter, &self.steps, &mut self.routes)?;
+        emitter.end()
+    }
+}
+
+/// What the waits of a slice wait for.
+fn awaited(steps: &[Step]) -> impl Iterator<Item = Awaited> + Clone {
+    steps.iter().filter_map(|step| match *step {
+        Step::Wait { flag, value, .. } => Some(Awaited { flag, value }),
+        _ => None,
+    })
+}
+
+fn walk(emitter: &mut Emitter<'_>, steps: &[Step], routes: &mut Routes) -> Result<(), Error> {
+    steps.iter().try_for_each(|step| match *step {
+        Step::Put { whom, dst, src, bytes } => emitter.put((dst, src), bytes, routes.track(whom)),
+        Step::Signal { whom, flag, value } => {
+            emitter.signal(whom, routes.put_track(whom), (flag, value))
+        }
+        Step::Wait { flag, value, reset } => emitter.wait(flag, value, reset),
+    })
+}

@@ -1,0 +1,278 @@
+//! Registration, export and import between ranks of one process, on the simulated driver.
+
+mod support;
+
+use peerlane_cuda::{Error, Fabric, Options};
+use peerlane_hal::{
+    At, CopyEngine as _, Error as _, ErrorKind, Fabric as _, LinkKind, Op, PeerMemory as _, Rank,
+    Region as _, RemoteKey as _, Role, Ticket,
+};
+use support::{Allocation, Segments, driver, pattern, pointer, ranks, soon};
+
+/// What exists in this process; none of it may be left behind.
+const LIVING: [&str; 5] =
+    ["live_allocations", "live_mappings", "live_reservations", "live_streams", "open_imports"];
+
+fn living(driver: &peerlane_simulated_driver::Driver) -> Vec<i64> {
+    LIVING.iter().map(|counter| driver.counter(counter, None)).collect()
+}
+
+/// The error of a registration that must not be possible.
+fn refused(fabric: &Fabric, address: u64, bytes: u64) -> String {
+    // SAFETY: nothing is ever done with what is registered.
+    let result = unsafe { fabric.memory().register(pointer(address), bytes, Role::Data) };
+    let error = result.expect_err("it is no memory of this device");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    error.to_string()
+}
+
+#[test]
+fn memory_is_zero_at_first_and_holds_what_is_copied() {
+    let (_driver, _turn) = driver();
+    let fabrics = ranks(1).unwrap();
+    for bytes in [0, 1, 3, (1 << 20) - 1, (1 << 20) + 1, (5 << 20) + 7] {
+        let region = fabrics[0].memory().allocate(bytes, Role::Data).unwrap();
+        let mut seen = vec![1; bytes as usize];
+        region.download(0, &mut seen).unwrap();
+        assert!(seen.iter().all(|byte| *byte == 0), "{bytes} bytes");
+        let wanted = pattern(7, bytes as usize);
+        region.upload(0, &wanted).unwrap();
+        region.download(0, &mut seen).unwrap();
+        assert_eq!(seen, wanted);
+    }
+    let region = fabrics[0].memory().allocate(10, Role::Flags).unwrap();
+    let error = region.upload(3, &[0; 8]).unwrap_err();
+    assert_eq!(error.to_string(), "8 bytes from offset 3 on leave the region of 10 bytes");
+    region.upload(0, &5_u64.to_le_bytes()).unwrap();
+    assert_eq!((region.flag_value(0), region.flag_value(1)), (Some(5), None));
+    assert_eq!(region.flag_value(u64::MAX), None);
+    assert!(region.flags().is_none());
+}
+
+#[test]
+fn bytes_reach_every_kind_of_memory_of_another_device() {
+    let (driver, _turn) = driver();
+    let before = living(&driver);
+    {
+        let mut fabrics = ranks(2).unwrap();
+        assert_eq!(fabrics[0].link(Rank(1)).unwrap().kind, LinkKind::NvLink);
+        assert_eq!(fabrics[0].link(Rank(0)).unwrap().kind, LinkKind::Own);
+        let mut engine = fabrics[0].engine().unwrap();
+        let (allocation, segments) = (Allocation::new(1, 4096), Segments::new(1, 3, true));
+        let memory = fabrics[1].memory();
+        // The second one begins inside the first segment and ends inside the third.
+        let start = segments.address + segments.segment_bytes - 100;
+        // SAFETY: both outlive their registration and its import.
+        let legacy =
+            unsafe { memory.register(pointer(allocation.address + 3), 999, Role::Data) }.unwrap();
+        let span = segments.segment_bytes + 300;
+        // SAFETY: as above.
+        let mapped = unsafe { memory.register(pointer(start), span, Role::Data) }.unwrap();
+        let own = memory.allocate(1 << 16, Role::Data).unwrap();
+        for (seed, target) in [(1, &legacy), (2, &mapped), (3, &own)] {
+            let key = memory.export(target).unwrap();
+            let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
+            let bytes = target.bytes();
+            let source = fabrics[0].memory().allocate(bytes, Role::Data).unwrap();
+            source.upload(0, &pattern(seed, bytes as usize)).unwrap();
+            let put = Op::Put {
+                dst: At { region: &remote, offset: 0 },
+                src: At { region: &source, offset: 0 },
+                bytes,
+            };
+            // SAFETY: both regions live until the ticket is complete, and nobody else uses them.
+            let ticket = unsafe { engine.submit(&[put]) }.unwrap();
+            finish(&mut engine, ticket);
+            let mut seen = vec![0; bytes as usize];
+            target.download(0, &mut seen).unwrap();
+            assert_eq!(seen, pattern(seed, bytes as usize));
+        }
+    }
+    // An engine leaves pages for the next one.
+    let after = living(&driver);
+    assert_eq!(before[1..], after[1..], "{LIVING:?}");
+}
+
+fn finish(engine: &mut peerlane_cuda::Engine, ticket: Ticket) {
+    let deadline = soon();
+    while engine.completed().unwrap() < ticket {
+        assert!(!deadline.has_passed(), "{ticket:?} is not complete");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_is_no_memory_of_the_device_is_refused_by_name() {
+    let (_driver, _turn) = driver();
+    let fabrics = ranks(1).unwrap();
+    let fabric = &fabrics[0];
+    let here = Box::new([0_u8; 64]);
+    let text = refused(fabric, here.as_ptr() as u64, 64);
+    assert!(text.contains("does not know this address, wanted device memory"), "{text}");
+
+    let allocation = Allocation::new(0, 1000);
+    let address = allocation.address;
+    let text = refused(fabric, address + 900, 1 << 30);
+    assert!(text.contains("the allocation that begins at"), "{text}");
+    let text = refused(fabric, address, u64::MAX);
+    assert!(text.contains("leaves the address space"), "{text}");
+    drop(allocation);
+    let text = refused(fabric, address, 1000);
+    assert!(text.contains("does not know this address"), "{text}");
+
+    let other = Allocation::new(1, 1000);
+    let text = refused(fabric, other.address, 1000);
+    assert!(text.contains("it is memory of device 1, wanted device 0 ("), "{text}");
+
+    let segments = Segments::new(0, 2, true);
+    let text = refused(fabric, segments.address, 2 * segments.segment_bytes + 1);
+    assert!(text.contains("the span ends at"), "{text}");
+    // SAFETY: nothing is ever done with what is registered.
+    let flags = unsafe { fabric.memory().register(pointer(segments.address + 4), 8, Role::Flags) };
+    assert_eq!(flags.unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn the_key_of_freed_memory_is_refused() {
+    let (_driver, _turn) = driver();
+    let fabrics = ranks(2).unwrap();
+    let region = fabrics[1].memory().allocate(64, Role::Data).unwrap();
+    let key = fabrics[1].memory().export(&region).unwrap();
+    let import = |key| fabrics[0].memory().import(Rank(1), key, soon());
+    let held = import(&key).unwrap();
+    drop(region);
+    // Who has it keeps it, and nobody gets it any more.
+    assert_eq!(import(&key).unwrap_err().kind(), ErrorKind::InvalidKey);
+    assert_eq!(held.peer(), Rank(1));
+    let error = fabrics[0].memory().import(Rank(0), &key, soon()).unwrap_err();
+    assert_eq!(error.to_string(), "remote key is of rank 1, wanted one of rank 0");
+}
+
+#[test]
+fn a_region_of_no_bytes_can_be_exported() {
+    let (_driver, _turn) = driver();
+    let fabrics = ranks(2).unwrap();
+    let memory = fabrics[1].memory();
+    // SAFETY: there is nothing to touch.
+    let nothing = unsafe { memory.register(std::ptr::NonNull::dangling(), 0, Role::Data) }.unwrap();
+    let key = memory.export(&nothing).unwrap();
+    assert_eq!(key.region_bytes(), 0);
+    fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
+}
+
+#[test]
+fn an_allocation_that_is_too_large_names_the_bytes() {
+    let (_driver, _turn) = driver();
+    let fabrics = ranks(1).unwrap();
+    for bytes in [1 << 50, u64::MAX] {
+        let error = fabrics[0].memory().allocate(bytes, Role::Data).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+        let start = format!("cannot allocate {bytes} bytes on device 0 (");
+        assert!(error.to_string().starts_with(&start), "{error}");
+    }
+}
+
+#[test]
+fn without_descriptors_memory_is_plain_and_strict_refuses_that() {
+    let (driver, _turn) = driver();
+    let fabrics = ranks(2).unwrap();
+    let strict = Options { device: 2, strict: true, ..Options::default() };
+    let strict = Fabric::open_with(Rank(0), 1, strict).unwrap();
+    driver.fail_always("cuMemCreate", 0, 801);
+    let region = fabrics[0].memory().allocate(64, Role::Data).unwrap();
+    region.upload(0, &pattern(1, 64)).unwrap();
+    let key = fabrics[0].memory().export(&region).unwrap();
+    fabrics[1].memory().import(Rank(0), &key, soon()).unwrap();
+    let error = strict.memory().allocate(64, Role::Data).unwrap_err();
+    driver.clear();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().starts_with("cuMemCreate on device 2 ("), "{error}");
+}
+
+#[test]
+fn a_stuck_device_is_an_error_in_time() {
+    let (driver, _turn) = driver();
+    let fabrics = ranks(1).unwrap();
+    let flags = fabrics[0].memory().allocate(8, Role::Flags).unwrap();
+    driver.fail_always("cuEventQuery", 0, 600);
+    assert_eq!(flags.flag_value(0), None);
+    driver.clear();
+    assert_eq!(flags.flag_value(0), Some(0));
+}
+
+#[test]
+fn opening_says_what_is_wrong() {
+    let (driver, _turn) = driver();
+    let open = |rank, ranks, device| Fabric::open(Rank(rank), ranks, device).unwrap_err();
+    let error = open(2, 2, 0);
+    assert_eq!(error.to_string(), "rank is 2, wanted less than the number of ranks, 2");
+    let error = open(0, 1, 9);
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.to_string().starts_with("device is 9, wanted less than"), "{error}");
+    driver.fail("cuDevicePrimaryCtxRetain", 0, 46);
+    let error = open(0, 1, 0);
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("exclusive compute mode"), "{error}");
+    driver.fail("cuDevicePrimaryCtxRetain", 0, 9999);
+    let error = open(0, 1, 0);
+    assert_eq!(error.kind(), ErrorKind::Other);
+    assert!(error.to_string().contains("result 9999"), "{error}");
+}
+
+#[test]
+fn devices_that_do_not_reach_each_other_say_so() {
+    let (driver, _turn) = driver();
+    driver.set("P2P", "off");
+    let result = ranks(2);
+    driver.set("P2P", "on");
+    let error: Error = result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("gives no peer access between them"), "{error}");
+    // Two ranks of one device need none.
+    driver.set("P2P", "off");
+    let mut first = Fabric::open(Rank(0), 2, 0).unwrap();
+    let second = Fabric::open(Rank(1), 2, 0).unwrap();
+    first.connect(Rank(1), &second.address(), soon()).unwrap();
+    driver.set("P2P", "on");
+    assert_eq!(first.link(Rank(1)).unwrap().kind, LinkKind::Own);
+}
+
+#[test]
+fn a_closed_fabric_and_another_group_are_named() {
+    let (_driver, _turn) = driver();
+    let mut fabric = Fabric::open(Rank(0), 2, 0).unwrap();
+    let other = Fabric::open(Rank(1), 3, 1).unwrap();
+    let error = fabric.connect(Rank(1), &other.address(), soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
+    assert_eq!(error.to_string(), "rank 1 opened the fabric for 3 ranks, rank 0 for 2");
+    let peer = Fabric::open(Rank(1), 2, 1).unwrap();
+    let address = peer.address();
+    drop(peer);
+    let error = fabric.connect(Rank(1), &address, soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PeerLost);
+    let region = other.memory().allocate(8, Role::Data).unwrap();
+    let key = other.memory().export(&region).unwrap();
+    let error = fabric.memory().import(Rank(1), &key, soon()).unwrap_err();
+    assert_eq!(error.to_string(), "rank 1 is not connected: call `connect` before `import`");
+}
+
+#[test]
+fn the_devices_are_described() {
+    let (_driver, _turn) = driver();
+    let devices = peerlane_cuda::discover().unwrap();
+    assert_eq!(devices.len(), 4);
+    for (ordinal, device) in devices.iter().enumerate() {
+        assert_eq!(device.ordinal as usize, ordinal);
+        assert_eq!(device.copy_engines, 3);
+        assert!(device.abilities.posix_handles && device.memory_bytes > 0);
+        assert!(device.uuid_text().starts_with("GPU-"));
+    }
+    assert_eq!(peerlane_cuda::driver_version().unwrap(), (13, 0));
+    assert!(peerlane_cuda::link(0, 1).unwrap().peer_access);
+    let trials = peerlane_cuda::try_handles(0).unwrap();
+    trials.posix.unwrap();
+    trials.legacy.unwrap();
+    // Claimed and refused, as where there is no channel to the fabric's manager.
+    assert!(devices[0].abilities.fabric_handles);
+    assert_eq!(trials.fabric.unwrap_err().kind(), ErrorKind::Unavailable);
+}

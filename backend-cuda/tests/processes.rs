@@ -1,0 +1,217 @@
+//! Memory of one process in another, on the simulated driver.
+
+mod support;
+
+use std::time::Duration;
+
+use peerlane_cuda::{Engine, Fabric, Key, Local, Remote};
+use peerlane_hal::{
+    At, CopyEngine as _, Deadline, Error as _, ErrorKind, Fabric as _, Op, PeerMemory as _, Rank,
+    Region as _, RemoteKey as _, Role,
+};
+use support::child::{Other, hear, tell};
+use support::{Allocation, Segments, driver, pattern, pointer, soon};
+
+const OWNER: Rank = Rank(0);
+const IMPORTER: Rank = Rank(1);
+
+/// Both processes, connected; this one owns the memory, and the other one puts to it.
+struct Pair {
+    fabric: Fabric,
+    other: Other,
+}
+
+impl Pair {
+    fn open() -> Self {
+        let mut fabric = Fabric::open(OWNER, 2, 0).unwrap();
+        let mut other = Other::start("importer", &[]);
+        other.tell(&fabric.address());
+        let address = other.hear();
+        fabric.connect(IMPORTER, &address, soon()).unwrap();
+        Self { fabric, other }
+    }
+
+    /// Lets the other process import the region; how many imports the driver holds there, or why it
+    /// was refused.
+    fn import(&mut self, key: &Key) -> Result<u8, String> {
+        self.other.tell(&[b"import".as_slice(), &key.encode()].concat());
+        match self.other.hear_text() {
+            text if text.starts_with("open ") => Ok(text[5..].parse().expect("a number")),
+            text => Err(text),
+        }
+    }
+
+    /// Lets it put a pattern to all of the region that it imported last, and looks at what came.
+    fn check(&mut self, seed: u8, region: &Local) {
+        self.other.tell(&[b"put___".as_slice(), &[seed]].concat());
+        assert_eq!(self.other.hear_text(), "done");
+        let mut seen = vec![0; region.bytes() as usize];
+        region.download(0, &mut seen).unwrap();
+        assert_eq!(seen, pattern(seed, seen.len()));
+    }
+
+    fn drop_imports(&mut self) -> String {
+        self.other.tell(b"drop__");
+        self.other.hear_text()
+    }
+
+    fn key(&self, region: &Local) -> Key {
+        self.fabric.memory().export(region).unwrap()
+    }
+
+    fn register(&self, address: u64, bytes: u64) -> Local {
+        // SAFETY: every test keeps the memory until the other process has dropped its imports.
+        unsafe { self.fabric.memory().register(pointer(address), bytes, Role::Data) }.unwrap()
+    }
+}
+
+/// The other process: does what it is told.
+#[test]
+#[ignore = "started by the other tests of this program"]
+fn importer() {
+    let (driver, _turn) = driver();
+    let address = hear().expect("an address");
+    let mut fabric = Fabric::open(IMPORTER, 2, 1).unwrap();
+    tell(&fabric.address());
+    fabric.connect(OWNER, &address, soon()).unwrap();
+    let at_first = driver.counter("open_imports", None);
+    let mut engine = fabric.engine().unwrap();
+    let mut imports: Vec<(Remote, u64)> = Vec::new();
+    while let Some(line) = hear() {
+        let (word, rest) = line.split_at(6);
+        let answer = match word {
+            b"import" => {
+                let key = Key::decode(rest).unwrap();
+                match fabric.memory().import(OWNER, &key, soon()) {
+                    Ok(remote) => {
+                        imports.push((remote, key.region_bytes()));
+                        format!("open {}", driver.counter("open_imports", None) - at_first)
+                    }
+                    Err(error) => format!("{}: {error}", error.kind()),
+                }
+            }
+            b"drop__" => {
+                imports.clear();
+                format!("open {}", driver.counter("open_imports", None) - at_first)
+            }
+            b"put___" => {
+                let (remote, bytes) = imports.last().expect("an import");
+                put(&fabric, &mut engine, remote, *bytes, rest[0]);
+                "done".to_owned()
+            }
+            word => panic!("{word:?}"),
+        };
+        tell(answer.as_bytes());
+    }
+}
+
+fn put(fabric: &Fabric, engine: &mut Engine, remote: &Remote, bytes: u64, seed: u8) {
+    let source = fabric.memory().allocate(bytes, Role::Data).unwrap();
+    source.upload(0, &pattern(seed, bytes as usize)).unwrap();
+    let (dst, src) = (At { region: remote, offset: 0 }, At { region: &source, offset: 0 });
+    // SAFETY: both live until the ticket is complete, and nobody else touches them.
+    let ticket = unsafe { engine.submit(&[Op::Put { dst, src, bytes }]) }.unwrap();
+    let deadline = Deadline::after(Duration::from_secs(20));
+    while engine.completed().unwrap() < ticket {
+        assert!(!deadline.has_passed(), "the put is not complete");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn memory_that_peerlane_allocates() {
+    let (_driver, _turn) = driver();
+    let mut pair = Pair::open();
+    let region = pair.fabric.memory().allocate(100_001, Role::Data).unwrap();
+    let key = pair.key(&region);
+    pair.import(&key).unwrap();
+    pair.check(1, &region);
+    pair.drop_imports();
+    drop(region);
+    let error = pair.import(&key).unwrap_err();
+    assert!(error.starts_with("invalid key: ") && error.ends_with("has been freed"), "{error}");
+    pair.other.end();
+}
+
+#[test]
+fn two_regions_of_one_allocation_are_opened_once() {
+    let (_driver, _turn) = driver();
+    let mut pair = Pair::open();
+    let allocation = Allocation::new(0, 10_000);
+    let (first, second) =
+        (pair.register(allocation.address + 1, 999), pair.register(allocation.address + 5000, 777));
+    assert_eq!(pair.import(&pair.key(&first)), Ok(1));
+    pair.check(1, &first);
+    assert_eq!(pair.import(&pair.key(&second)), Ok(1));
+    pair.check(2, &second);
+    assert_eq!(pair.import(&pair.key(&second)), Ok(1));
+    assert_eq!(pair.drop_imports(), "open 0");
+    // Freed memory is refused, also by a handle that still opens.
+    let key = pair.key(&first);
+    drop(first);
+    let error = pair.import(&key).unwrap_err();
+    assert!(error.starts_with("invalid key: "), "{error}");
+    pair.other.end();
+}
+
+#[test]
+fn every_segment_of_mapped_memory() {
+    let (_driver, _turn) = driver();
+    let mut pair = Pair::open();
+    let segments = Segments::new(0, 3, true);
+    let (start, bytes) =
+        (segments.address + segments.segment_bytes - 77, 2 * segments.segment_bytes);
+    let region = pair.register(start, bytes);
+    pair.import(&pair.key(&region)).unwrap();
+    pair.check(3, &region);
+    assert_eq!(pair.drop_imports(), "open 0");
+    pair.other.end();
+}
+
+#[test]
+fn memory_without_a_handle_says_what_to_do() {
+    let (_driver, _turn) = driver();
+    let mut pair = Pair::open();
+    let segments = Segments::new(0, 1, false);
+    let region = pair.register(segments.address, 100);
+    let error = pair.import(&pair.key(&region)).unwrap_err();
+    assert!(
+        error.starts_with(
+            "invalid argument: memory of rank 0 cannot be imported here: it is mapped"
+        ) && error.contains("CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"),
+        "{error}"
+    );
+    pair.other.end();
+}
+
+#[test]
+fn an_owner_that_cannot_export_now_is_heard() {
+    let (driver, _turn) = driver();
+    let mut pair = Pair::open();
+    let region = pair.fabric.memory().allocate(64, Role::Data).unwrap();
+    let key = pair.key(&region);
+    driver.fail("cuMemExportToShareableHandle", 0, 999);
+    let error = pair.import(&key).unwrap_err();
+    let start =
+        "other: rank 0 cannot hand over its memory: cuMemExportToShareableHandle on device 0 (";
+    assert!(error.starts_with(start), "{error}");
+    pair.import(&key).unwrap();
+    pair.other.end();
+}
+
+#[test]
+fn a_peer_that_was_killed_is_gone_and_the_context_is_not() {
+    let (_driver, _turn) = driver();
+    let mut pair = Pair::open();
+    let address = pair.fabric.address();
+    let mut other = Other::start("importer", &[]);
+    other.tell(&address);
+    let lost = other.hear();
+    other.kill();
+    let error = pair.fabric.connect(IMPORTER, &lost, soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+    let region = pair.fabric.memory().allocate(64, Role::Data).unwrap();
+    pair.import(&pair.key(&region)).unwrap();
+    pair.check(9, &region);
+    pair.other.end();
+}

@@ -1,0 +1,149 @@
+//! What the tests of the backend share: the simulated driver, and memory as a caller allocates it.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+
+pub(crate) mod child;
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use cudarc::driver::{CudaContext, result, sys};
+use peerlane_cuda::{Error, Fabric};
+use peerlane_hal::{Deadline, Fabric as _, Rank};
+use peerlane_simulated_driver::Driver;
+
+/// Settings and counters belong to the process, so tests that look at them run one by one.
+pub(crate) fn driver() -> (Driver, MutexGuard<'static, ()>) {
+    static ONE_BY_ONE: Mutex<()> = Mutex::new(());
+    let turn = ONE_BY_ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let driver = peerlane_simulated_driver::install();
+    driver.clear();
+    driver.reset_counters();
+    (driver, turn)
+}
+
+pub(crate) fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(20))
+}
+
+/// As many ranks of this process, each on the device with its number, connected with all.
+pub(crate) fn ranks(count: usize) -> Result<Vec<Fabric>, Error> {
+    let open = |rank: Rank| Fabric::open(rank, count, rank.0);
+    let mut fabrics: Vec<Fabric> = Rank::all(count).map(open).collect::<Result<_, _>>()?;
+    let addresses: Vec<Vec<u8>> = fabrics.iter().map(|fabric| fabric.address()).collect();
+    for fabric in &mut fabrics {
+        for (peer, address) in Rank::all(count).zip(&addresses) {
+            fabric.connect(peer, address, soon())?;
+        }
+    }
+    Ok(fabrics)
+}
+
+/// Bytes that tell every place from its neighbours.
+pub(crate) fn pattern(seed: u8, length: usize) -> Vec<u8> {
+    (0..length).map(|index| (index % 251) as u8 ^ seed).collect()
+}
+
+pub(crate) fn pointer(address: u64) -> NonNull<u8> {
+    NonNull::new(address as *mut u8).expect("no test uses address 0")
+}
+
+/// Memory of `cuMemAlloc`.
+pub(crate) struct Allocation {
+    context: Arc<CudaContext>,
+    pub(crate) address: u64,
+}
+
+impl Allocation {
+    pub(crate) fn new(device: usize, bytes: usize) -> Self {
+        let context = CudaContext::new(device).expect("a device");
+        // SAFETY: the context is current since it was made.
+        let address = unsafe { result::malloc_sync(bytes) }.expect("memory");
+        Self { context, address }
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        self.context.bind_to_thread().expect("the context lives");
+        // SAFETY: allocated above; whoever registered it is done.
+        unsafe { result::free_sync(self.address) }.expect("freed once");
+    }
+}
+
+/// Memory of `cuMemMap`: segments one behind the other, as an allocator of expandable segments
+/// makes.
+pub(crate) struct Segments {
+    context: Arc<CudaContext>,
+    pub(crate) address: u64,
+    pub(crate) segment_bytes: u64,
+    handles: Vec<u64>,
+}
+
+impl Segments {
+    pub(crate) fn new(device: usize, count: u64, exportable: bool) -> Self {
+        let context = CudaContext::new(device).expect("a device");
+        let ok = sys::CUresult::CUDA_SUCCESS;
+        let location = sys::CUmemLocation {
+            type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: context.cu_device(),
+        };
+        use sys::CUmemAllocationHandleType as Handle;
+        let properties = sys::CUmemAllocationProp {
+            type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: match exportable {
+                true => Handle::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                false => Handle::CU_MEM_HANDLE_TYPE_NONE,
+            },
+            location,
+            win32HandleMetaData: std::ptr::null_mut(),
+            allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: 0,
+                usage: 0,
+                reserved: [0; 4],
+            },
+        };
+        let segment_bytes = 2 << 20;
+        let whole = (count * segment_bytes) as usize;
+        let mut address = 0;
+        // SAFETY: the result is stored in a local.
+        let code = unsafe { sys::cuMemAddressReserve(&raw mut address, whole, 0, 0, 0) };
+        assert_eq!(code, ok);
+        let mut handles = Vec::new();
+        for index in 0..count {
+            let (mut handle, bytes) = (0, segment_bytes as usize);
+            // SAFETY: both are locals.
+            let code =
+                unsafe { sys::cuMemCreate(&raw mut handle, bytes, &raw const properties, 0) };
+            assert_eq!(code, ok);
+            let at = address + index * segment_bytes;
+            // SAFETY: inside what was reserved, and free.
+            let code = unsafe { sys::cuMemMap(at, bytes, 0, handle, 0) };
+            assert_eq!(code, ok);
+            handles.push(handle);
+        }
+        let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let access = sys::CUmemAccessDesc { location, flags };
+        // SAFETY: all of it is mapped.
+        let code = unsafe { sys::cuMemSetAccess(address, whole, &raw const access, 1) };
+        assert_eq!(code, ok);
+        Self { context, address, segment_bytes, handles }
+    }
+}
+
+impl Drop for Segments {
+    fn drop(&mut self) {
+        self.context.bind_to_thread().expect("the context lives");
+        let bytes = self.segment_bytes as usize;
+        for (index, handle) in self.handles.iter().enumerate() {
+            // SAFETY: one of the mappings above; whoever registered them is done.
+            unsafe { sys::cuMemUnmap(self.address + (index * bytes) as u64, bytes) };
+            // SAFETY: created above.
+            unsafe { sys::cuMemRelease(*handle) };
+        }
+        // SAFETY: reserved above, and nothing is mapped there now.
+        unsafe { sys::cuMemAddressFree(self.address, bytes * self.handles.len()) };
+    }
+}

@@ -1,0 +1,83 @@
+//! Drivers that are not there, too old, or do not start.
+
+mod support;
+
+use std::path::Path;
+
+use peerlane_hal::Error as _;
+use support::child::{Other, tell};
+
+/// The other process: says what it found.
+#[test]
+#[ignore = "started by the other tests of this program"]
+fn discoverer() {
+    let text = match peerlane_cuda::discover() {
+        Ok(devices) => format!("{} devices", devices.len()),
+        Err(error) => format!("{}: {error}", error.kind()),
+    };
+    tell(text.as_bytes());
+}
+
+fn discover(folder: &Path, variables: &[(&str, &str)]) -> String {
+    let folder = folder.to_str().expect("cargo's folders are texts");
+    let variables = [&[("LD_LIBRARY_PATH", folder)], variables].concat();
+    let mut other = Other::start("discoverer", &variables);
+    let text = other.hear_text();
+    other.end();
+    text
+}
+
+#[test]
+fn the_whole_driver_is_found() {
+    let folder = peerlane_simulated_driver::library_folder();
+    assert_eq!(discover(&folder, &[]), "4 devices");
+    assert_eq!(discover(&folder, &[("CUDA_VISIBLE_DEVICES", "2")]), "1 devices");
+}
+
+#[test]
+fn an_old_driver_is_named() {
+    let folder = peerlane_simulated_driver::without_symbols(&["cuStreamGetCtx"]);
+    assert_eq!(
+        discover(&folder, &[]),
+        "unavailable: libcuda.so.1 has no cuStreamGetCtx: the driver is too old, wanted CUDA 12.0, \
+         NVIDIA driver 525, or newer"
+    );
+}
+
+#[test]
+fn what_is_optional_may_be_missing() {
+    let folder = peerlane_simulated_driver::without_symbols(&["cuMemCreate"]);
+    assert_eq!(discover(&folder, &[]), "4 devices");
+}
+
+#[test]
+fn a_driver_that_does_not_start_says_what_to_do() {
+    let folder = peerlane_simulated_driver::library_folder();
+    for (variable, value, wanted) in [
+        ("PEERLANE_SIM_DEVICES", "0", "there is no NVIDIA GPU that this process may use"),
+        ("PEERLANE_SIM_FAIL", "cuInit:0:34", "take its folder out of LD_LIBRARY_PATH"),
+        ("PEERLANE_SIM_FAIL", "cuInit:0:803", "load the new module or restart the machine"),
+        ("PEERLANE_SIM_FAIL", "cuInit:0:999", "see with nvidia-smi whether the driver works"),
+        ("PEERLANE_SIM_FAIL", "cuInit:0:31415", "result 31415, which this driver has no name for"),
+    ] {
+        let text = discover(&folder, &[(variable, value)]);
+        assert!(
+            text.starts_with("unavailable: the CUDA driver does not start: cuInit: "),
+            "{text}"
+        );
+        assert!(text.contains(wanted), "{text}");
+    }
+    let text = discover(&folder, &[("CUDA_VISIBLE_DEVICES", "")]);
+    assert!(text.ends_with("CUDA_VISIBLE_DEVICES is \"\""), "{text}");
+}
+
+#[test]
+fn no_driver_at_all_says_what_to_install() {
+    // A library of that name that is none stands for one that is missing: the real one may be there.
+    let folder = peerlane_simulated_driver::library_folder().with_file_name("empty");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("libcuda.so.1"), b"").unwrap();
+    let text = discover(&folder, &[]);
+    assert!(text.starts_with("unavailable: cannot load libcuda.so.1: "), "{text}");
+    assert!(text.contains("it comes with the NVIDIA driver"), "{text}");
+}
