@@ -64,6 +64,11 @@ impl Failure {
         self
     }
 
+    /// What happened, without the advice.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
     /// The exit code: 0 ok, 1 failed, 2 usage.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self.exit {

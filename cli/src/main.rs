@@ -8,9 +8,12 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod allgather;
+mod cublas;
 mod doctor;
 mod error;
+mod library;
 mod memory;
+mod nccl;
 mod plan;
 mod report;
 mod size;

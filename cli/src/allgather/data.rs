@@ -10,7 +10,7 @@ use fastrand::Rng;
 /// Bytes that are made and compared at a time; a multiple of 8, so that they are those of one fill.
 const CHUNK_BYTES: usize = 16 << 10;
 /// What an output holds before a gather that is checked.
-const POISON: u8 = 0xA5;
+pub(crate) const POISON: u8 = 0xA5;
 
 /// The data of one gather: all shards of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,15 @@ pub(crate) struct Mismatch {
     pub(crate) seen: u8,
 }
 
+/// One shard, as it is made or compared in pieces.
+#[derive(Clone, Debug)]
+pub(crate) struct Shard {
+    data: Data,
+    rank: usize,
+    generator: Rng,
+    offset: usize,
+}
+
 impl Data {
     /// Fills the shard of `rank`.
     pub(crate) fn fill(&self, rank: usize, shard: &mut [u8]) {
@@ -46,23 +55,15 @@ impl Data {
         let shard_bytes = output.len() / ranks;
         let mut wanted = vec![0; CHUNK_BYTES.min(shard_bytes)];
         for rank in 0..ranks {
-            let mut generator = self.generator(rank);
             let shard = &output[rank * shard_bytes..][..shard_bytes];
-            for (index, seen) in shard.chunks(CHUNK_BYTES).enumerate() {
-                let wanted = &mut wanted[..seen.len()];
-                generator.fill(wanted);
-                if *wanted != *seen {
-                    return Err(self.mismatch(rank, index * CHUNK_BYTES, wanted, seen));
-                }
-            }
+            self.shard(rank).compare(shard, &mut wanted)?;
         }
         Ok(())
     }
 
-    fn mismatch(&self, shard: usize, start: usize, wanted: &[u8], seen: &[u8]) -> Mismatch {
-        let at = wanted.iter().zip(seen).position(|(wanted, seen)| wanted != seen).unwrap_or(0);
-        let (wanted, seen) = (wanted[at], seen[at]);
-        Mismatch { data: *self, shard, offset: start + at, wanted, seen }
+    /// The shard of `rank`, to be made or compared piece by piece from its start.
+    pub(crate) fn shard(&self, rank: usize) -> Shard {
+        Shard { data: *self, rank, generator: self.generator(rank), offset: 0 }
     }
 
     /// Seeds are folded through a generator each, so that neighbouring numbers share no bytes.
@@ -72,6 +73,40 @@ impl Data {
             .fold(Rng::with_seed(self.seed), |mut generator, number| {
                 Rng::with_seed(generator.u64(..) ^ number)
             })
+    }
+}
+
+impl Shard {
+    /// Bytes that a piece is made of; every piece but the last is a multiple.
+    pub(crate) const PIECE_BYTES: usize = CHUNK_BYTES;
+
+    /// Makes the next bytes.
+    pub(crate) fn fill(&mut self, piece: &mut [u8]) {
+        self.generator.fill(piece);
+        self.offset += piece.len();
+    }
+
+    /// Compares the next bytes with those that are wanted; `scratch` holds at least a chunk or `seen`.
+    ///
+    /// # Errors
+    /// The first byte that differs.
+    pub(crate) fn compare(&mut self, seen: &[u8], scratch: &mut [u8]) -> Result<(), Mismatch> {
+        for seen in seen.chunks(CHUNK_BYTES) {
+            let wanted = &mut scratch[..seen.len()];
+            self.generator.fill(wanted);
+            if *wanted != *seen {
+                return Err(self.mismatch(wanted, seen));
+            }
+            self.offset += seen.len();
+        }
+        Ok(())
+    }
+
+    fn mismatch(&self, wanted: &[u8], seen: &[u8]) -> Mismatch {
+        let at = wanted.iter().zip(seen).position(|(wanted, seen)| wanted != seen).unwrap_or(0);
+        let (wanted, seen) = (wanted[at], seen[at]);
+        let Self { data, rank, offset, .. } = self;
+        Mismatch { data: *data, shard: *rank, offset: offset + at, wanted, seen }
     }
 }
 

@@ -19,7 +19,7 @@ pub(crate) enum Event {
     /// Something begins that takes a while.
     Doing { activity: Activity, total_bytes: u64 },
     /// A size is finished.
-    Row { row: Row },
+    Row { row: Box<Row> },
 }
 
 /// What takes a while.
@@ -29,6 +29,8 @@ pub(crate) enum Activity {
     Limit,
     Check,
     Measure,
+    /// Beside compute.
+    Beside,
 }
 
 /// Takes events.
@@ -57,6 +59,7 @@ impl fmt::Display for Event {
                     Activity::Limit => "measuring the limit of",
                     Activity::Check => "checking",
                     Activity::Measure => "measuring",
+                    Activity::Beside => "measuring beside compute",
                 };
                 write!(f, "{verb} {}", Size(*total_bytes))
             }

@@ -69,7 +69,7 @@ impl<F: Fabric> Bench<'_, F> {
         drop(gather);
         // The next size is allocated when the memory of this one is free on every rank.
         self.group.barrier()?;
-        self.tell(Event::Row { row })
+        self.tell(Event::Row { row: Box::new(row) })
     }
 
     fn measure_limit(&mut self, shard_bytes: u64) -> Result<Option<Duration>> {
@@ -141,12 +141,16 @@ impl<F: Fabric> Bench<'_, F> {
             busbw_gbs,
             checked: true,
             limit: limit.map(|limit| crate::report::Limit::new(limit, median)),
+            device: None,
+            rivals_version: None,
+            rivals: Vec::new(),
+            beside: Vec::new(),
         }
     }
 }
 
 /// The backends of the lanes, each once, with a count where it has several.
-fn engine(report: &Report) -> String {
+pub(crate) fn engine(report: &Report) -> String {
     let mut counts: Vec<(String, usize)> = Vec::new();
     for lane in &report.lanes {
         let name = lane.backend.to_string();

@@ -5,11 +5,15 @@ use std::process::Command;
 use peerlane::bootstrap::environment::Environment;
 use peerlane::bootstrap::tcp::{Hub, Tcp};
 
+use crate::cublas;
 use crate::error::{Failure, Result};
 use crate::memory::{self, Need};
+use crate::nccl::Nccl;
 
+mod backend;
 mod circle;
 mod clock;
+mod cuda;
 mod data;
 mod event;
 mod ground;
@@ -25,6 +29,7 @@ mod spawn;
 mod statistics;
 mod sweep;
 
+use backend::Chosen;
 pub(crate) use options::{AlgorithmChoice, Options, parse_algorithm, parse_ranks};
 use placement::Bind;
 use screen::Screen;
@@ -35,19 +40,41 @@ use screen::Screen;
 /// Whatever ends the run.
 pub(crate) fn run(options: &Options) -> Result<()> {
     options.check()?;
-    options.backend.check()?;
+    if options.vs.is_some() {
+        leave_multicast_off();
+    }
     if let Some(parent) = options.spawned_by {
         spawn::die_with_parent(parent)?;
     }
     let Some(environment) = Environment::from_env()? else { return spawn(options) };
     if options.spawned_by.is_some() {
-        if options.bind == Bind::Core {
-            placement::bind(environment.rank.index(), environment.ranks)?;
-        }
-        let bootstrap = Tcp::join(&environment, options.deadline())?;
-        return rank::run(options, bootstrap, &mut |event| event::write_to_parent(&event));
+        return run_spawned(options, &environment);
     }
     join(options, &environment)
+}
+
+/// NCCL's multicast over NVLink (NVLS) reserves what all processes of a machine share, and copies
+/// between GPUs are compared here. Whoever has set the variable has decided otherwise.
+fn leave_multicast_off() {
+    const VARIABLE: &str = "NCCL_NVLS_ENABLE";
+    if std::env::var_os(VARIABLE).is_none() {
+        // SAFETY: the program has no other thread yet.
+        unsafe { std::env::set_var(VARIABLE, "0") };
+    }
+}
+
+/// As a rank that this program has spawned.
+fn run_spawned(options: &Options, environment: &Environment) -> Result<()> {
+    let chosen = Chosen::of(options, Some(environment.ranks))?;
+    let rank = environment.rank.index();
+    if options.bind == Bind::Core {
+        match chosen.seat(rank) {
+            None => placement::bind(rank, environment.ranks)?,
+            Some(seat) => placement::bind_near(&seat.pci_bus_id)?,
+        }
+    }
+    let bootstrap = Tcp::join(environment, options.deadline())?;
+    rank::run(options, &chosen, rank, bootstrap, &mut |event| event::write_to_parent(&event))
 }
 
 /// As a rank that somebody else has started; rank 0 prints.
@@ -61,23 +88,29 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
     }
     // Launchers that do not say how many ranks this machine has are taken for one a machine.
     let local_ranks = environment.local_ranks.unwrap_or(1) as usize;
-    need(options, environment.ranks, local_ranks).check(memory::available_bytes())?;
+    let local_rank = environment.local_rank.unwrap_or(0) as usize;
+    let chosen = Chosen::of(options, Some(local_ranks))?;
+    need(options, &chosen, environment.ranks, local_ranks).check(memory::available_bytes())?;
     let deadline = options.deadline();
     if environment.rank.0 != 0 {
-        return rank::run(options, Tcp::join(environment, deadline)?, &mut |_| Ok(()));
+        let bootstrap = Tcp::join(environment, deadline)?;
+        return rank::run(options, &chosen, local_rank, bootstrap, &mut |_| Ok(()));
     }
-    let mut screen = Screen::open(options)?;
+    let mut screen = Screen::open(options, chosen.note.as_deref())?;
     let bootstrap = Tcp::join(environment, deadline)?;
-    let result = rank::run(options, bootstrap, &mut |event| screen.show(event));
+    let show = &mut |event| screen.show(event);
+    let result = rank::run(options, &chosen, local_rank, bootstrap, show);
     let shown = screen.finish();
     result.and(shown)
 }
 
 /// As the parent of one process per rank.
 fn spawn(options: &Options) -> Result<()> {
-    let ranks = options.ranks.unwrap_or(Options::RANKS_DEFAULT);
-    need(options, ranks, ranks).check(memory::available_bytes())?;
-    let mut screen = Screen::open(options)?;
+    let chosen = Chosen::of(options, options.ranks)?;
+    let ranks = options.ranks.unwrap_or(chosen.ranks_default());
+    libraries(options)?;
+    need(options, &chosen, ranks, ranks).check(memory::available_bytes())?;
+    let mut screen = Screen::open(options, chosen.note.as_deref())?;
     let program = std::env::current_exe()
         .map_err(|error| Failure::io("cannot find this program's own file", &error))?;
     let hub = Hub::bind("127.0.0.1:0", ranks)?;
@@ -98,8 +131,22 @@ fn spawn(options: &Options) -> Result<()> {
     result.and(shown)
 }
 
-/// What `local_ranks` of the ranks allocate on this machine.
-fn need(options: &Options, ranks: usize, local_ranks: usize) -> Need {
+/// Looks for what the ranks will load, so that what is missing is said once.
+fn libraries(options: &Options) -> Result<()> {
+    if options.vs.is_some() {
+        Nccl::open(options.nccl.as_deref())?;
+    }
+    if options.beside.is_some() {
+        cublas::WANTED.open(options.cublas.as_deref())?;
+    }
+    Ok(())
+}
+
+/// What `local_ranks` of the ranks allocate in the host memory of this machine.
+fn need(options: &Options, chosen: &Chosen, ranks: usize, local_ranks: usize) -> Need {
+    if !chosen.seats.is_empty() {
+        return Need { ranks: local_ranks as u64, total_bytes: 0, input_bytes: 0 };
+    }
     let sweep = options.sweep(ranks);
     let largest = sweep.shard_lengths().last().copied().unwrap_or(0);
     let input_bytes = if options.in_place { 0 } else { sweep.shard_bytes(largest) };

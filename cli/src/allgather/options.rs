@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use peerlane::plan::Algorithm;
-use peerlane::{DType, Deadline, cuda, rdma, rocm};
+use peerlane::{DType, Deadline};
 
+use super::backend::{Backend, Devices};
 use super::placement::Bind;
 use super::sweep::Sweep;
 use crate::error::{Failure, Result};
@@ -26,16 +27,25 @@ use crate::size::Size;
 /// iterations. algbw is the total by the median, busbw is algbw × (n − 1) / n, both in 10^9 bytes a
 /// second, as nccl-tests define them.
 ///
+/// On GPUs one rank is one GPU, and starts are timed back to back: many in a row on one stream
+/// between two events, without the host in between. The time of one is the elapsed time by their
+/// number; of all ranks the longest counts, and the table shows the median of several repetitions,
+/// beside what a start costs the host.
+///
 /// Where the total does not divide into n equal shards of whole elements, the shard is rounded up;
 /// the table shows the real total.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// What moves the bytes; auto takes the host backend
+    /// What moves the bytes; auto takes cuda where two GPUs or more can be used, and else host
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub(crate) backend: Backend,
-    /// Processes to spawn [default: 4]; under a launcher, the ranks that it must have started
+    /// Processes to spawn [default: one a GPU, or 4]; under a launcher, the ranks that it must have
+    /// started
     #[arg(long, value_name = "N", value_parser = parse_ranks)]
     pub(crate) ranks: Option<usize>,
+    /// The GPUs of the ranks of this machine, in turn, as the driver numbers them [default: all]
+    #[arg(long, value_name = "N,N,…")]
+    pub(crate) devices: Option<Devices>,
     /// auto, or an algorithm by its name: direct
     #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_algorithm)]
     pub(crate) algorithm: AlgorithmChoice,
@@ -48,7 +58,8 @@ pub(crate) struct Options {
     /// What each total is multiplied by to get the next
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
     pub(crate) factor: u64,
-    /// Timed iterations of each size [default: as many as half a second holds, 20 to 1000]
+    /// Timed iterations of each size [default: as many as half a second holds, 20 to 1000; on GPUs
+    /// starts in a row, 50 below 256 MiB and 10 from there]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) iterations: Option<u32>,
     /// Iterations before the timed ones
@@ -62,7 +73,8 @@ pub(crate) struct Options {
     /// for small results out of place, one otherwise]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: Option<u32>,
-    /// Bind each spawned rank to a core, in turn; under a launcher that is the launcher's business
+    /// Bind each spawned rank to a core, in turn, or to the cores near its GPU; under a launcher that
+    /// is the launcher's business
     #[arg(long, value_enum, default_value_t = Bind::Core, value_name = "HOW")]
     pub(crate) bind: Bind,
     /// The element type: u8, i32, i64, f16, bf16, f32 or f64
@@ -76,9 +88,27 @@ pub(crate) struct Options {
     pub(crate) seed: Option<u64>,
     /// Measure also how long bare copies of the same bytes between the same ranks take, all at
     /// once and without flags: the physical limit. Of each iteration the slowest rank's time counts;
-    /// where ranks share cores, the time from the first begin to the last end
+    /// where ranks share cores, the time from the first begin to the last end. Between GPUs the
+    /// copies to peers alone, in the fastest of several ways
     #[arg(long)]
     pub(crate) limit: bool,
+    /// Time starts that are captured in a graph and replayed (cuda)
+    #[arg(long)]
+    pub(crate) graph: bool,
+    /// Time another library's all-gathers in the same processes, in turn with ours (cuda). NCCL is
+    /// timed on three paths: its own choice, symmetric windows, and copy engines
+    #[arg(long, value_enum, value_name = "LIBRARY")]
+    pub(crate) vs: Option<Versus>,
+    /// The file libnccl.so.2 or its folder [default: looked for in the usual places]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) nccl: Option<PathBuf>,
+    /// Time gathers and compute beside each other, and each alone (cuda): bf16 matrix products of
+    /// 8192 × 8192 through cuBLAS
+    #[arg(long, value_enum, value_name = "COMPUTE")]
+    pub(crate) beside: Option<Beside>,
+    /// The file libcublas.so or its folder [default: looked for in the usual places]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) cublas: Option<PathBuf>,
     /// Write a JSON object a line, a line a size; - is the standard output, the table then goes to
     /// the standard error output
     #[arg(long, value_name = "FILE")]
@@ -91,14 +121,16 @@ pub(crate) struct Options {
     pub(crate) spawned_by: Option<u32>,
 }
 
-/// What moves the bytes.
+/// What is timed in turn with ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Backend {
-    Auto,
-    Host,
-    Cuda,
-    Rocm,
-    Rdma,
+pub(crate) enum Versus {
+    Nccl,
+}
+
+/// What is computed beside the gathers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Beside {
+    Gemm,
 }
 
 /// Which algorithm runs.
@@ -131,10 +163,35 @@ impl Options {
             ))
             .with_advice("raise --max-bytes or lower --min-bytes"));
         }
+        if self.graph && self.outputs == Some(2) {
+            return Err(Failure::usage("--graph and --outputs 2 do not fit together").with_advice(
+                "a start in a graph always writes to the same output: leave one out",
+            ));
+        }
         if let Some(path) = &self.plot {
             Plot::to(path)?;
         }
         Ok(())
+    }
+
+    /// What only GPUs can do.
+    ///
+    /// # Errors
+    /// If something of it is asked for: a usage failure that names it.
+    pub(crate) fn check_without_gpus(&self, backend: &str) -> Result<()> {
+        let asked = [
+            ("--graph", self.graph),
+            ("--vs", self.vs.is_some()),
+            ("--beside", self.beside.is_some()),
+            ("--devices", self.devices.is_some()),
+        ];
+        match asked.into_iter().find(|(_, asked)| *asked) {
+            None => Ok(()),
+            Some((option, _)) => {
+                Err(Failure::usage(format!("{option} needs GPUs, the backend is {backend}"))
+                    .with_advice("take --backend cuda, or leave it out"))
+            }
+        }
     }
 
     /// When to give up a wait that begins now.
@@ -150,29 +207,6 @@ impl Options {
             min_bytes: self.min_bytes.0,
             max_bytes: self.max_bytes.0,
             factor: self.factor,
-        }
-    }
-}
-
-impl Backend {
-    /// The name of the backend that runs.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Auto | Self::Host => "host",
-            Self::Cuda => "cuda",
-            Self::Rocm => "rocm",
-            Self::Rdma => "rdma",
-        }
-    }
-
-    /// # Errors
-    /// If this machine or this build cannot run it, in the backend's own words.
-    pub(crate) fn check(self) -> Result<()> {
-        match self {
-            Self::Auto | Self::Host => Ok(()),
-            Self::Cuda => usable(self, cuda::discover()),
-            Self::Rocm => usable(self, rocm::discover()),
-            Self::Rdma => usable(self, rdma::discover()),
         }
     }
 }
@@ -211,18 +245,6 @@ pub(crate) fn parse_ranks(text: &str) -> std::result::Result<usize, String> {
         Ok(ranks @ 1..=4096) => Ok(ranks),
         _ => Err("wanted a number of ranks from 1 to 4096".to_owned()),
     }
-}
-
-/// A backend that this program opens no fabric of yet has no device either.
-fn usable<D, E: peerlane::hal::Error>(
-    backend: Backend,
-    devices: std::result::Result<Vec<D>, E>,
-) -> Result<()> {
-    let text = match devices {
-        Ok(_) => format!("the backend {} finds no device", backend.name()),
-        Err(error) => error.to_string(),
-    };
-    Err(Failure::failed(text).with_advice("`peerlane doctor` shows what this machine has"))
 }
 
 fn parse_dtype(text: &str) -> std::result::Result<DType, String> {

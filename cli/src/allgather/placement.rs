@@ -14,7 +14,7 @@ use crate::error::{Failure, Result};
 /// Whether spawned ranks are bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Bind {
-    /// Each to a core, in turn.
+    /// Each to a core, in turn; a rank with a GPU to the cores near that.
     Core,
     /// Not at all: the system moves them as it likes.
     None,
@@ -50,11 +50,64 @@ pub(crate) fn bind(rank: usize, ranks: usize) -> Result<()> {
     }
 }
 
+/// Binds this process to the cores that the system says are near the device at this place of the bus;
+/// not at all where it does not say, or where none of them may be used. Called before it has threads.
+///
+/// # Errors
+/// If the system refuses.
+pub(crate) fn bind_near(pci_bus_id: &str) -> Result<()> {
+    let path = format!("/sys/bus/pci/devices/{}/local_cpulist", pci_bus_id.to_ascii_lowercase());
+    let Ok(list) = std::fs::read_to_string(path) else { return Ok(()) };
+    let refused = |error: std::io::Error| {
+        Failure::io(format_args!("cannot bind to the cores near {pci_bus_id}"), &error)
+            .with_advice("run with --bind none")
+    };
+    let allowed = sched_getaffinity(None).map_err(|errno| refused(errno.into()))?;
+    let mut near = CpuSet::new();
+    for core in core_list(&list).filter(|core| *core < CpuSet::MAX_CPU && allowed.is_set(*core)) {
+        near.set(core);
+    }
+    if near.count() == 0 {
+        return Ok(());
+    }
+    sched_setaffinity(None, &near).map_err(|errno| refused(errno.into()))
+}
+
+/// The numbers of a list such as `0-3,8`; what is no number is left out.
+fn core_list(text: &str) -> impl Iterator<Item = usize> {
+    text.trim()
+        .split(',')
+        .filter_map(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            Some(first.parse().ok()?..=last.parse().ok()?)
+        })
+        .flatten()
+}
+
 fn schedule_as_batch() -> std::io::Result<()> {
     let priority = libc::sched_param { sched_priority: 0 };
     // SAFETY: the call reads the parameter, which lives until it returns; 0 is this process.
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &priority) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_cores_is_read() {
+        let cores = |text| core_list(text).collect::<Vec<_>>();
+        assert_eq!(cores("0-3,8\n"), [0, 1, 2, 3, 8]);
+        assert_eq!(cores("5"), [5]);
+        assert!(cores("").is_empty());
+        assert_eq!(cores("x,1-y,7"), [7]);
+    }
+
+    #[test]
+    fn a_device_that_the_system_does_not_know_binds_nothing() {
+        assert_eq!(bind_near("ffff:ff:1f.7"), Ok(()));
     }
 }

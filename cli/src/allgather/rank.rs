@@ -4,29 +4,34 @@ use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::Fabric;
 use peerlane::{DType, Element, GroupOptions, host};
 
+use super::backend::Chosen;
 use super::circle::Circle;
 use super::clock::Pace;
+use super::cuda;
 use super::event::{Event, Sink};
 use super::limit::Limit;
 use super::measure::Bench;
-use super::options::{Backend, Options};
+use super::options::Options;
 use super::settings::Settings;
 use crate::error::{Failure, Result};
 
-/// Runs this rank over `bootstrap`; on rank 0, `sink` hears of the progress.
+/// Runs this rank, which has the number `local_rank` on this machine, over `bootstrap`; on rank 0,
+/// `sink` hears of the progress.
 ///
 /// # Errors
 /// Whatever ends the run on this rank.
 pub(crate) fn run(
     options: &Options,
+    chosen: &Chosen,
+    local_rank: usize,
     bootstrap: impl Bootstrap + 'static,
     sink: Sink<'_>,
 ) -> Result<()> {
     let circle = Circle::new(bootstrap, options.timeout);
-    let seed = Settings::of(options).agree(&circle)?;
-    match options.backend {
-        Backend::Auto | Backend::Host => on_host(options, circle, seed, sink),
-        other => other.check(),
+    let seed = Settings::of(options, chosen.name).agree(&circle)?;
+    match chosen.seat(local_rank) {
+        None => on_host(options, circle, seed, sink),
+        Some(seat) => cuda::run(options, circle, seat, seed, sink),
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use super::event::Event;
 use super::options::Options;
 use crate::error::{Failure, Result};
-use crate::report::{JsonLines, Plot, Progress, Row, table};
+use crate::report::{JsonLines, Plot, Progress, Row, tables};
 
 /// Everything that a run shows.
 pub(crate) struct Screen {
@@ -17,14 +17,16 @@ pub(crate) struct Screen {
     /// What is being done, for the text of a failure.
     doing: String,
     rows: Vec<Row>,
+    /// What the backend was taken for.
+    note: Option<String>,
 }
 
 impl Screen {
-    /// Opens the outputs that the options name.
+    /// Opens the outputs that the options name; `note` says which backend was taken, and why.
     ///
     /// # Errors
     /// If one cannot be opened.
-    pub(crate) fn open(options: &Options) -> Result<Self> {
+    pub(crate) fn open(options: &Options, note: Option<&str>) -> Result<Self> {
         Ok(Self {
             json: options.json.as_deref().map(JsonLines::open).transpose()?,
             json_is_stdout: options.json.as_deref().is_some_and(|path| path.as_os_str() == "-"),
@@ -32,6 +34,7 @@ impl Screen {
             progress: None,
             doing: "the ranks were starting".to_owned(),
             rows: Vec::new(),
+            note: note.map(str::to_owned),
         })
     }
 
@@ -55,7 +58,7 @@ impl Screen {
                 if let Some(progress) = &self.progress {
                     progress.advance();
                 }
-                self.rows.push(row);
+                self.rows.push(*row);
             }
         }
         Ok(())
@@ -83,7 +86,8 @@ impl Screen {
         self.progress = None;
         let Some(first) = self.rows.first() else { return Ok(()) };
         let title = title(first);
-        let text = format!("{title}\n\n{}\n", table(&self.rows));
+        let note = self.note.as_ref().map_or(String::new(), |note| format!("{note}\n"));
+        let text = format!("{title}\n{note}\n{}\n", tables(&self.rows));
         let written = if self.json_is_stdout {
             io::stderr().write_all(text.as_bytes())
         } else {
@@ -97,5 +101,11 @@ impl Screen {
 fn title(row: &Row) -> String {
     let ranks = if row.ranks == 1 { "rank" } else { "ranks" };
     let place = if row.in_place { "in place" } else { "out of place" };
-    format!("all-gather, {} {ranks}, {} backend, {}, {place}", row.ranks, row.backend, row.dtype)
+    let how = match &row.device {
+        None => "",
+        Some(device) if device.captured => ", captured, back to back",
+        Some(_) => ", back to back",
+    };
+    let Row { backend, dtype, .. } = row;
+    format!("all-gather, {} {ranks}, {backend} backend, {dtype}, {place}{how}", row.ranks)
 }

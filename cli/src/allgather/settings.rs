@@ -16,13 +16,13 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// Of this rank.
-    pub(crate) fn of(options: &Options) -> Self {
+    pub(crate) fn of(options: &Options, backend: &str) -> Self {
         let Options { algorithm, dtype, min_bytes, max_bytes, factor, warmup, in_place, .. } =
             options;
         let iterations = options.iterations.map_or("as many as fit".to_owned(), |n| n.to_string());
         let options_as_written = [
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
-            ("--backend", options.backend.name().to_owned()),
+            ("--backend", backend.to_owned()),
             ("--algorithm", algorithm.name().to_owned()),
             ("--dtype", dtype.to_string()),
             ("--in-place", in_place.to_string()),
@@ -34,6 +34,9 @@ impl Settings {
             ("--warmup", warmup.to_string()),
             ("--timeout", options.timeout.as_secs_f64().to_string()),
             ("--limit", options.limit.to_string()),
+            ("--graph", options.graph.to_string()),
+            ("--vs", options.vs.map_or("nothing".to_owned(), |vs| format!("{vs:?}"))),
+            ("--beside", options.beside.map_or("nothing".to_owned(), |what| format!("{what:?}"))),
         ];
         Self {
             options: options_as_written.map(|(name, value)| (name.to_owned(), value)).to_vec(),
@@ -72,7 +75,7 @@ mod tests {
 
     #[test]
     fn the_first_option_that_differs_is_named_with_its_rank() {
-        let settings = |line: &str| Settings::of(&parse(line).unwrap());
+        let settings = |line: &str| Settings::of(&parse(line).unwrap(), "host");
         let mine = settings("--dtype f32 --seed 7");
         assert_eq!(mine.compare(0, 1, &settings("--dtype f32 --seed 8")), Ok(()));
         let error = mine.compare(0, 2, &settings("--dtype i32")).unwrap_err();

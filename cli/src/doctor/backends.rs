@@ -12,8 +12,8 @@ pub(super) fn look() -> Vec<Finding> {
         finding(
             "cuda",
             cuda::discover(),
-            |device| match *device {},
-            "it will need libcuda.so.1, which the NVIDIA driver brings",
+            |device| device.name.clone(),
+            "it needs libcuda.so.1, which the NVIDIA driver brings",
         ),
         finding(
             "rocm",

@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::error::{Failure, Result};
 
 mod backends;
+mod cuda;
 mod finding;
 mod machine;
 
@@ -26,6 +27,9 @@ pub(crate) struct Options {
 struct Findings {
     machine: Vec<Finding>,
     backends: Vec<Finding>,
+    /// More of the CUDA backend, where it has devices.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    cuda: Vec<Finding>,
 }
 
 /// Looks around and prints what there is.
@@ -33,7 +37,8 @@ struct Findings {
 /// # Errors
 /// If it cannot be printed; what is missing is no failure.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let findings = Findings { machine: machine::look(), backends: backends::look() };
+    let findings =
+        Findings { machine: machine::look(), backends: backends::look(), cuda: cuda::look() };
     let text = if options.json {
         let json = serde_json::to_string_pretty(&findings);
         json.map_err(|error| Failure::failed(error.to_string()))? + "\n"
@@ -47,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 impl Findings {
     fn text(&self) -> String {
-        let all = || self.machine.iter().chain(&self.backends);
+        let all = || self.machine.iter().chain(&self.backends).chain(&self.cuda);
         let width = all().map(|finding| finding.topic.len()).max().unwrap_or(0);
         let section = |name: &str, findings: &[Finding]| {
             let lines: String = findings.iter().map(|finding| finding.text(width)).collect();
@@ -61,7 +66,11 @@ impl Findings {
         };
         let machine = section("machine", &self.machine);
         let backends = section("backends", &self.backends);
-        format!("{machine}\n{backends}\n{verdict}\n")
+        let cuda = match self.cuda.as_slice() {
+            [] => String::new(),
+            findings => section("cuda", findings) + "\n",
+        };
+        format!("{machine}\n{backends}\n{cuda}{verdict}\n")
     }
 }
 
@@ -77,6 +86,7 @@ mod tests {
                 Finding::ok("host", "1 device: a processor"),
                 Finding::missing("cuda", "libcuda.so.1 cannot be loaded", "install the driver"),
             ],
+            cuda: vec![],
         };
         insta::assert_snapshot!(findings.text(), @"
         machine

@@ -31,6 +31,17 @@ pub(crate) struct Row {
     pub(crate) checked: bool,
     #[serde(flatten)]
     pub(crate) limit: Option<Limit>,
+    #[serde(flatten)]
+    pub(crate) device: Option<OnDevice>,
+    /// Whose the rivals are: NCCL's version and file.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) rivals_version: Option<String>,
+    /// What was timed in turn.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub(crate) rivals: Vec<Rival>,
+    /// What compute and gathers cost each other.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub(crate) beside: Vec<Beside>,
 }
 
 /// What bare copies of the same bytes take.
@@ -40,6 +51,86 @@ pub(crate) struct Limit {
     pub(crate) limit_us: f64,
     /// The limit by the median of the operation: 1 is as fast as bare copies.
     pub(crate) limit_share: f64,
+}
+
+/// What is timed on a device only.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct OnDevice {
+    /// What a start costs the host.
+    pub(crate) host_us: f64,
+    /// Starts between two events: the times above are those of one.
+    pub(crate) starts_in_a_row: u32,
+    /// They were replayed from a graph.
+    pub(crate) captured: bool,
+}
+
+/// The same gather by another library.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Rival {
+    pub(crate) path: String,
+    #[serde(flatten)]
+    pub(crate) times: Option<RivalTimes>,
+    /// Why it was not timed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) missing: Option<String>,
+}
+
+/// The times of a rival.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RivalTimes {
+    pub(crate) rival_us: f64,
+    pub(crate) rival_host_us: f64,
+    pub(crate) rival_busbw_gbs: f64,
+    /// The rival's time by ours: above 1, ours is faster.
+    pub(crate) rival_ratio: f64,
+}
+
+/// Gathers and compute beside each other, and each alone.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Beside {
+    /// Whose gathers.
+    pub(crate) path: String,
+    pub(crate) compute_alone_us: f64,
+    pub(crate) compute_us: f64,
+    /// 1 is as fast as alone.
+    pub(crate) compute_ratio: f64,
+    pub(crate) gather_alone_us: f64,
+    pub(crate) gather_us: f64,
+    pub(crate) gather_ratio: f64,
+    /// Each ran all along while the other was timed.
+    pub(crate) overlapped: bool,
+}
+
+impl Row {
+    /// The fastest rival's time.
+    pub(crate) fn best_rival_us(&self) -> Option<f64> {
+        let times = self.rivals.iter().filter_map(|rival| rival.times);
+        times.map(|times| times.rival_us).min_by(f64::total_cmp)
+    }
+}
+
+impl Rival {
+    /// One that was timed.
+    pub(crate) fn timed(
+        path: &str,
+        median: Duration,
+        ours: Duration,
+        host: Duration,
+        busbw_gbs: f64,
+    ) -> Self {
+        let times = RivalTimes {
+            rival_us: microseconds(median),
+            rival_host_us: microseconds(host),
+            rival_busbw_gbs: busbw_gbs,
+            rival_ratio: microseconds(median) / microseconds(ours).max(0.001),
+        };
+        Self { path: path.to_owned(), times: Some(times), missing: None }
+    }
+
+    /// One that is not there.
+    pub(crate) fn missing(path: &str, why: &str) -> Self {
+        Self { path: path.to_owned(), times: None, missing: Some(why.to_owned()) }
+    }
 }
 
 impl Limit {
@@ -88,6 +179,10 @@ pub(super) mod tests {
             busbw_gbs,
             checked: true,
             limit: limit.map(|limit| Limit::new(limit, median)),
+            device: None,
+            rivals_version: None,
+            rivals: Vec::new(),
+            beside: Vec::new(),
         }
     }
 

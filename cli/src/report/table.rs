@@ -2,53 +2,66 @@
 
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 
+use super::comparison;
 use super::row::Row;
 use crate::size::Size;
 
-/// The rows as a table; a column for the limit only where it was measured.
-pub(crate) fn table(rows: &[Row]) -> String {
+/// The rows as a table, and one each for what they are compared with.
+pub(crate) fn tables(rows: &[Row]) -> String {
+    let tables = [Some(table(rows)), comparison::rivals(rows), comparison::beside(rows)];
+    tables.into_iter().flatten().collect::<Vec<_>>().join("\n\n")
+}
+
+/// The rows as a table; columns for the limit and for the host's part only where they were measured.
+fn table(rows: &[Row]) -> String {
     let limits = rows.iter().any(|row| row.limit.is_some());
+    let device = rows.iter().any(|row| row.device.is_some());
+    aligned(header(limits, device), rows.iter().map(|row| cells(row, limits, device)), &[2, 3])
+}
+
+/// A table whose columns are flush right but for those named.
+pub(super) fn aligned(
+    header: Vec<&'static str>,
+    rows: impl Iterator<Item = Vec<String>>,
+    left: &[usize],
+) -> String {
     let mut table = Table::new();
     let line = LineStyle::none().fill('─').junction('─');
     table.load_style(TableStyle::new().header_separator(line));
-    table.set_header(header(limits));
+    table.set_header(header);
     for row in rows {
-        table.add_row(cells(row, limits));
+        table.add_row(row);
     }
     for (index, column) in table.column_iter_mut().enumerate() {
-        if !(2..=3).contains(&index) {
+        if !left.contains(&index) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
     table.trim_fmt()
 }
 
-fn header(limits: bool) -> Vec<&'static str> {
-    let mut header = vec![
-        "total",
-        "shard",
-        "algorithm",
-        "engine",
-        "median µs",
-        "p99 µs",
-        "algbw GB/s",
-        "busbw GB/s",
-        "checked",
-    ];
+fn header(limits: bool, device: bool) -> Vec<&'static str> {
+    let mut header = vec!["total", "shard", "algorithm", "engine", "median µs"];
+    header.push(if device { "host µs" } else { "p99 µs" });
+    header.extend(["algbw GB/s", "busbw GB/s", "checked"]);
     if limits {
         header.extend(["limit µs", "of limit"]);
     }
     header
 }
 
-fn cells(row: &Row, limits: bool) -> Vec<String> {
+fn cells(row: &Row, limits: bool, device: bool) -> Vec<String> {
     let mut cells = vec![
         Size(row.total_bytes).to_string(),
         Size(row.shard_bytes).to_string(),
         row.algorithm.clone(),
         row.engine.clone(),
         time(row.median_us),
-        time(row.p99_us),
+        match &row.device {
+            Some(device) => time(device.host_us),
+            None if device => "-".to_owned(),
+            None => time(row.p99_us),
+        },
         format!("{:.3}", row.algbw_gbs),
         format!("{:.3}", row.busbw_gbs),
         if row.checked { "yes" } else { "no" }.to_owned(),
@@ -63,7 +76,8 @@ fn cells(row: &Row, limits: bool) -> Vec<String> {
     cells
 }
 
-fn time(microseconds: f64) -> String {
+/// A time in a cell.
+pub(super) fn time(microseconds: f64) -> String {
     format!("{microseconds:.1}")
 }
 

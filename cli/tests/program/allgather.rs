@@ -74,7 +74,8 @@ fn the_limit_is_measured_beside() {
 
 #[test]
 fn a_table_goes_to_the_standard_output_and_nothing_else_is_said() {
-    let ended = run("allgather --ranks 2 --max-bytes 4K --iterations 2 --warmup 1");
+    let line = "allgather --backend host --ranks 2 --max-bytes 4K --iterations 2 --warmup 1";
+    let ended = run(line);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     let lines: Vec<_> = ended.stdout.lines().collect();
     assert_eq!(lines[0], "all-gather, 2 ranks, host backend, u8, out of place");
@@ -99,4 +100,12 @@ fn json_and_a_plot_are_written_to_files() {
 fn ranks_that_outnumber_the_cores_make_progress() {
     let rows = run("allgather --ranks 9 --min-bytes 64K --max-bytes 64K --iterations 5 --json -");
     check(&rows.rows(), 9);
+}
+
+#[test]
+fn auto_says_what_it_took_and_why() {
+    let ended = run("allgather --ranks 2 --max-bytes 1K --iterations 2 --warmup 1");
+    let lines: Vec<_> = ended.stdout.lines().collect();
+    assert_eq!(lines[0], "all-gather, 2 ranks, host backend, u8, out of place");
+    assert!(lines[1].starts_with("auto took host; cuda: "), "{ended:?}");
 }

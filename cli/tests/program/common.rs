@@ -39,6 +39,8 @@ pub(crate) fn command(words: &str) -> Command {
     for variable in LAUNCHER_VARIABLES {
         command.env_remove(variable);
     }
+    // GPUs of the machine that tests run on are for the tests that ask for them.
+    command.env("CUDA_VISIBLE_DEVICES", "");
     command
 }
 

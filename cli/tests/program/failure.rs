@@ -25,7 +25,7 @@ fn endless(timeout: &str) -> (Child, Vec<u32>) {
 }
 
 /// The children of `parent`, by the rank that their environment says.
-fn ranks_of(parent: u32) -> Vec<u32> {
+pub(crate) fn ranks_of(parent: u32) -> Vec<u32> {
     let mut ranks: Vec<(String, u32)> = fs::read_dir("/proc")
         .unwrap()
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
@@ -49,7 +49,7 @@ fn variable(process: u32, name: &str) -> Option<String> {
 }
 
 /// Half a second of work in a run whose beginning takes far less.
-fn has_moved_bytes(process: u32) -> bool {
+pub(crate) fn has_moved_bytes(process: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     let ticks = |index| fields.split_whitespace().nth(index).and_then(|ticks| ticks.parse().ok());
@@ -74,7 +74,7 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn signal(process: u32, signal: Signal) {
+pub(crate) fn signal(process: u32, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(process).unwrap()).unwrap();
     kill_process(pid, signal).unwrap();
 }

@@ -20,7 +20,13 @@ fn check(name: &str, text: &str) -> Ended {
 
 #[test]
 fn what_is_printed_is_verified_and_can_be_checked_again() {
-    for options in ["", "--ranks 1", "--ranks 5 --parts 3", "--nodes 2,2,3 --in-place"] {
+    for options in [
+        "",
+        "--ranks 1",
+        "--ranks 5 --parts 3",
+        "--nodes 2,2,3 --in-place",
+        "--ranks 3 --outputs 2 --flags batched",
+    ] {
         let text = run(&format!("plan {options}"));
         assert_eq!((text.code, text.stderr.as_str()), (Some(0), ""));
         let verdict = check("plans.txt", &text.stdout);

@@ -1,0 +1,115 @@
+//! The physical limit between GPUs: every rank pushes its shard to its peers, all at once, by plain
+//! copies and without flags. Independent of the library that is measured: CUDA's own memory, IPC
+//! and copies.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaEvent, CudaStream};
+use peerlane::bootstrap::Bootstrap;
+
+use super::entrant::Gatherer;
+use super::gpu::{Gpu, Memory, Opened, Span};
+use crate::allgather::circle::Circle;
+use crate::error::Result;
+
+/// Memory of every rank for the largest size, and streams to copy on.
+pub(super) struct Ground {
+    gpu: Gpu,
+    rank: usize,
+    input: Memory,
+    output: Memory,
+    /// The outputs of the peers, in shifted order from this rank.
+    peers: Vec<Opened>,
+    /// More than are used at a time.
+    streams: Vec<Arc<CudaStream>>,
+    event: CudaEvent,
+}
+
+/// One way to push: on so many streams, peers in turn.
+struct Pushes<'a> {
+    ground: &'a Ground,
+    shard_bytes: u64,
+    streams: &'a [Arc<CudaStream>],
+    timing: Arc<CudaStream>,
+}
+
+impl Ground {
+    /// Allocates for shards of up to `shard_bytes` and opens the peers' memory. Collective.
+    ///
+    /// # Errors
+    /// If memory cannot be had or opened.
+    pub(super) fn open(gpu: &Gpu, circle: &Circle, shard_bytes: u64) -> Result<Self> {
+        let (rank, ranks) = (circle.rank().index(), circle.ranks());
+        let input = gpu.allocate(shard_bytes)?;
+        let output = gpu.allocate(shard_bytes.saturating_mul(ranks as u64))?;
+        let handles = circle.share("memory of the limit", &output.handle()?)?;
+        let peers = (1..ranks).map(|step| gpu.open_memory(&handles[(rank + step) % ranks]));
+        let peers = peers.collect::<Result<Vec<_>>>()?;
+        let streams = gpu.copy_engines()?.min(peers.len());
+        let streams = (0..streams).map(|_| gpu.stream()).collect::<Result<Vec<_>>>()?;
+        let event = gpu.event()?;
+        Ok(Self { gpu: gpu.clone(), rank, input, output, peers, streams, event })
+    }
+
+    /// Ways to push that may be the fastest: one stream, two, and one a peer; never more copies at
+    /// once than copy engines, which is far slower.
+    pub(super) fn ways<'a>(
+        &'a self,
+        shard_bytes: u64,
+        timing: &Arc<CudaStream>,
+    ) -> Vec<(Box<dyn Gatherer + 'a>, Span)> {
+        let mut counts = vec![1, 2, self.streams.len()];
+        counts.retain(|count| *count <= self.streams.len());
+        counts.dedup();
+        let way = |count: usize| {
+            let (streams, timing) = (&self.streams[..count], Arc::clone(timing));
+            let pushes = Pushes { ground: self, shard_bytes, streams, timing };
+            let input = Span { bytes: shard_bytes, ..self.input.span() };
+            (Box::new(pushes) as Box<dyn Gatherer + 'a>, input)
+        };
+        counts.into_iter().map(way).collect()
+    }
+
+    /// Gives the memory back when all ranks have ended. Collective.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub(super) fn close(mut self, circle: &Circle) -> Result<()> {
+        self.peers.clear();
+        circle.share("end of the limit", &()).map(drop)
+    }
+}
+
+impl Gatherer for Pushes<'_> {
+    fn name(&self) -> &'static str {
+        "bare copies"
+    }
+
+    fn start(&mut self) -> Result<Span> {
+        let Ground { gpu, rank, input, output, peers, .. } = self.ground;
+        let offset = *rank as u64 * self.shard_bytes;
+        for (index, peer) in peers.iter().enumerate() {
+            let stream = &self.streams[index % self.streams.len()];
+            let (to, from) = (peer.address() + offset, input.span().address);
+            // SAFETY: both hold the largest size and are closed after the streams are finished; each
+            // rank writes to a place of its own, and nobody reads it.
+            unsafe { gpu.copy(stream, to, from, self.shard_bytes) }?;
+        }
+        Ok(output.span())
+    }
+
+    fn fork(&mut self) -> Result<()> {
+        let Ground { gpu, event, .. } = self.ground;
+        gpu.check("record an event", event.record(&self.timing))?;
+        let wait = |stream: &Arc<CudaStream>| gpu.check("wait for an event", stream.wait(event));
+        self.streams.iter().try_for_each(wait)
+    }
+
+    fn join(&mut self) -> Result<()> {
+        let Ground { gpu, event, .. } = self.ground;
+        self.streams.iter().try_for_each(|stream| {
+            gpu.check("record an event", event.record(stream))?;
+            gpu.check("wait for an event", self.timing.wait(event))
+        })
+    }
+}

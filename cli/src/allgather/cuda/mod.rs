@@ -1,0 +1,96 @@
+//! All-gathers between GPUs: one rank is one GPU, timed back to back on a stream.
+
+use peerlane::bootstrap::Bootstrap;
+use peerlane::{GroupOptions, cuda};
+
+use super::backend::Seat;
+use super::circle::Circle;
+use super::event::{Event, Sink};
+use super::options::Options;
+use crate::error::{Failure, Result};
+use crate::size::Size;
+
+mod beside;
+mod bounded;
+mod content;
+mod entrant;
+mod gpu;
+mod limit;
+mod ours;
+mod rivals;
+mod size;
+mod track;
+
+use beside::Compute;
+use gpu::Gpu;
+use limit::Ground;
+use rivals::Rivals;
+use size::Bench;
+use track::Track;
+
+/// Runs this rank on the GPU `seat`.
+///
+/// # Errors
+/// Whatever ends the run on this rank.
+pub(super) fn run(
+    options: &Options,
+    circle: Circle,
+    seat: &Seat,
+    seed: u64,
+    sink: Sink<'_>,
+) -> Result<()> {
+    let (rank, ranks) = (circle.rank(), circle.ranks());
+    let sweep = options.sweep(ranks);
+    let lengths = sweep.shard_lengths();
+    let shard_bytes = lengths.last().map_or(0, |length| sweep.shard_bytes(*length));
+    let gpu = Gpu::open(seat.ordinal, options.timeout)?;
+    need(options, ranks, shard_bytes, &gpu)?;
+    let fabric = cuda::Fabric::open(rank, ranks, seat.ordinal).map_err(Failure::of_backend)?;
+    let mut group =
+        GroupOptions::default().timeout(options.timeout).open(circle.clone(), fabric)?;
+    let line = group.all_gather::<u8>(0).outputs(1).timeout(options.timeout).prepare()?;
+    let track = Track::new(gpu.clone(), gpu.stream()?, line)?;
+    let ground = options.limit.then(|| Ground::open(&gpu, &circle, shard_bytes)).transpose()?;
+    let rivals = match options.vs {
+        None => None,
+        Some(_) => Some(Rivals::open(options, &circle, &gpu, shard_bytes)?),
+    };
+    let compute = options.beside.map(|_| Compute::open(options, &gpu)).transpose()?;
+    let mut bench = Bench { options, seed, circle, sink, track, ground, rivals, compute, group };
+    bench.tell(Event::Begin { sizes: lengths.len() })?;
+    for (index, length) in lengths.into_iter().enumerate() {
+        bench.size(index, length)?;
+    }
+    let Bench { circle, track, ground, rivals, compute, group, .. } = bench;
+    drop((track, compute));
+    if let Some(rivals) = rivals {
+        rivals.close()?;
+    }
+    if let Some(ground) = ground {
+        ground.close(&circle)?;
+    }
+    Ok(group.close()?)
+}
+
+/// Whether everything fits into the memory of this GPU at the largest size.
+fn need(options: &Options, ranks: usize, shard_bytes: u64, gpu: &Gpu) -> Result<()> {
+    let output = shard_bytes.saturating_mul(ranks as u64);
+    let pair = output.saturating_add(shard_bytes);
+    let pairs = 1 + u64::from(options.limit) + if options.vs.is_some() { 3 } else { 0 };
+    let outputs = u64::from(options.outputs.unwrap_or(1).saturating_sub(1));
+    let beside = if options.beside.is_some() { beside::MEMORY_BYTES } else { 0 };
+    let wanted = pair
+        .saturating_mul(pairs)
+        .saturating_add(output.saturating_mul(outputs))
+        .saturating_add(beside);
+    let free = gpu.free_bytes()?;
+    if wanted <= free {
+        return Ok(());
+    }
+    Err(Failure::failed(format!(
+        "the largest size wants {} of the memory of each GPU, {} are free",
+        Size(wanted),
+        Size(free)
+    ))
+    .with_advice("lower --max-bytes, or see with nvidia-smi who holds the memory"))
+}

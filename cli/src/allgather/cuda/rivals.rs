@@ -1,0 +1,232 @@
+//! NCCL's all-gathers in the same processes: its own choice, symmetric windows, copy engines.
+
+use std::ffi::c_void;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::CudaStream;
+use peerlane::bootstrap::Bootstrap;
+
+use super::bounded::bounded;
+use super::entrant::Gatherer;
+use super::gpu::{Gpu, Memory, Span};
+use crate::allgather::circle::Circle;
+use crate::allgather::options::Options;
+use crate::error::{Failure, Result};
+use crate::nccl::{Communicator, Nccl, Policy, Window};
+
+/// What NCCL is timed on.
+pub(super) struct Rivals {
+    version: String,
+    paths: [Path; 3],
+    timeout: Duration,
+}
+
+/// One of NCCL's ways to gather.
+pub(super) struct Path {
+    pub(super) name: &'static str,
+    /// Or why it cannot be had.
+    state: std::result::Result<Open, String>,
+}
+
+struct Open {
+    communicator: Rc<Communicator>,
+    input: Held,
+    output: Held,
+}
+
+/// Device memory for the largest size.
+enum Held {
+    Plain(Memory),
+    Window(Window),
+}
+
+/// A path at one size.
+struct Gather {
+    name: &'static str,
+    communicator: Rc<Communicator>,
+    input: u64,
+    output: Span,
+    shard_bytes: usize,
+    stream: Arc<CudaStream>,
+}
+
+const DEFAULT: &str = "default";
+const SYMMETRIC: &str = "symmetric";
+const COPY_ENGINES: &str = "copy engines";
+
+impl Rivals {
+    /// Loads NCCL and joins, with memory for shards of up to `shard_bytes`. Collective.
+    ///
+    /// # Errors
+    /// If NCCL cannot be loaded on a rank, or ranks have unlike versions, or it fails on its default
+    /// path. The other paths may be missing with a reason.
+    pub(super) fn open(
+        options: &Options,
+        circle: &Circle,
+        gpu: &Gpu,
+        shard_bytes: u64,
+    ) -> Result<Self> {
+        // No rank may wait inside of NCCL for one that cannot load it.
+        let loaded = Nccl::open(options.nccl.as_deref());
+        let mine = loaded.as_ref().map(|nccl| nccl.version()).map_err(|why| why.text().to_owned());
+        let versions = circle.share("version of NCCL", &mine)?;
+        let nccl = loaded?;
+        for (rank, theirs) in versions.into_iter().enumerate() {
+            match theirs {
+                Ok(version) if version == nccl.version() => {}
+                Ok(version) => {
+                    let (mine, me) = (nccl.version(), circle.rank());
+                    let text = format!("rank {rank} has NCCL {version}, rank {me} has {mine}");
+                    return Err(Failure::failed(text).with_advice("name the same with --nccl"));
+                }
+                Err(why) => return Err(Failure::failed(format!("rank {rank}: {why}"))),
+            }
+        }
+        let timeout = circle.timeout();
+        let join = |policy| {
+            gpu.enter()?;
+            let id = if circle.rank().0 == 0 { nccl.unique_id()? } else { Vec::new() };
+            let ids = circle.share("unique id of NCCL", &id)?;
+            let id = ids.into_iter().next().unwrap_or_default();
+            let (rank, ranks) = (circle.rank().index(), circle.ranks());
+            bounded("ncclCommInitRankConfig", timeout, || {
+                Communicator::join(&nccl, &id, rank, ranks, policy)
+            })
+        };
+        let output_bytes = shard_bytes.saturating_mul(circle.ranks() as u64);
+        let plain = join(Policy::Default)?;
+        let state = Open {
+            communicator: Rc::clone(&plain),
+            input: Held::Plain(gpu.allocate(shard_bytes)?),
+            output: Held::Plain(gpu.allocate(output_bytes)?),
+        };
+        let default = Path { name: DEFAULT, state: Ok(state) };
+        let windows = |communicator: Rc<Communicator>| {
+            let window = |bytes| {
+                let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).max(1);
+                bounded("ncclCommWindowRegister", timeout, || communicator.window(bytes))
+            };
+            let input = Held::Window(window(shard_bytes)?);
+            let output = Held::Window(window(output_bytes)?);
+            Ok(Open { communicator, input, output })
+        };
+        let symmetric = Path::agreed(SYMMETRIC, circle, windows(plain))?;
+        let copy_engines =
+            Path::agreed(COPY_ENGINES, circle, join(Policy::CopyEngines).and_then(windows))?;
+        let paths = [default, symmetric, copy_engines];
+        Ok(Self { version: format!("{} ({})", nccl.version(), nccl.place()), paths, timeout })
+    }
+
+    /// The version, and the file.
+    pub(super) fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// The paths, in the order of the columns.
+    pub(super) fn paths(&self) -> &[Path] {
+        &self.paths
+    }
+
+    /// Leaves. Collective.
+    ///
+    /// # Errors
+    /// NCCL's.
+    pub(super) fn close(self) -> Result<()> {
+        let mut left: Vec<Rc<Communicator>> = Vec::new();
+        for path in self.paths {
+            let Ok(Open { communicator, input, output }) = path.state else { continue };
+            for held in [input, output] {
+                if let Held::Window(window) = held {
+                    let close = || communicator.close_window(&window);
+                    bounded("ncclCommWindowDeregister", self.timeout, close)?;
+                }
+            }
+            if !left.iter().any(|seen| Rc::ptr_eq(seen, &communicator)) {
+                left.push(communicator);
+            }
+        }
+        for communicator in left {
+            bounded("ncclCommDestroy", self.timeout, || communicator.close())?;
+        }
+        Ok(())
+    }
+}
+
+impl Path {
+    /// Open where it is open on every rank. Collective.
+    fn agreed(name: &'static str, circle: &Circle, open: Result<Open>) -> Result<Self> {
+        let mine = open.as_ref().err().map(|why| why.text().to_owned());
+        let refusals = circle.share("path of NCCL", &mine)?;
+        let refusal = refusals.into_iter().flatten().next();
+        let state = match (open, refusal) {
+            (Ok(open), None) => Ok(open),
+            (_, refusal) => Err(refusal.unwrap_or_default()),
+        };
+        Ok(Self { name, state })
+    }
+
+    /// Why it cannot be had, if it cannot.
+    pub(super) fn refusal(&self) -> Option<&str> {
+        self.state.as_ref().err().map(String::as_str)
+    }
+
+    /// A gatherer of shards of so many bytes, and where its shard is.
+    pub(super) fn at(
+        &self,
+        shard_bytes: u64,
+        circle: &Circle,
+        in_place: bool,
+        stream: &Arc<CudaStream>,
+    ) -> Option<(Box<dyn Gatherer>, Span)> {
+        let Ok(Open { communicator, input, output }) = &self.state else { return None };
+        let output = Span { address: output.address(), bytes: shard_bytes * circle.ranks() as u64 };
+        let input = if in_place {
+            output.address + circle.rank().index() as u64 * shard_bytes
+        } else {
+            input.address()
+        };
+        let gather = Gather {
+            name: self.name,
+            communicator: Rc::clone(communicator),
+            input,
+            output,
+            shard_bytes: shard_bytes as usize,
+            stream: Arc::clone(stream),
+        };
+        Some((Box::new(gather), Span { address: input, bytes: shard_bytes }))
+    }
+}
+
+impl Held {
+    fn address(&self) -> u64 {
+        match self {
+            Self::Plain(memory) => memory.span().address,
+            Self::Window(window) => window.address(),
+        }
+    }
+}
+
+impl Gatherer for Gather {
+    fn name(&self) -> &'static str {
+        match self.name {
+            SYMMETRIC => "NCCL with symmetric windows",
+            COPY_ENGINES => "NCCL on copy engines",
+            _ => "NCCL",
+        }
+    }
+
+    fn may_hang(&self) -> bool {
+        true
+    }
+
+    fn start(&mut self) -> Result<Span> {
+        let stream: *mut c_void = self.stream.cu_stream().cast();
+        let Self { communicator, input, output, shard_bytes, .. } = self;
+        // SAFETY: the memory holds the largest size and lives until the communicator is closed; the
+        // stream is of the same GPU.
+        unsafe { communicator.all_gather(*input, output.address, *shard_bytes, stream) }?;
+        Ok(*output)
+    }
+}

@@ -1,0 +1,228 @@
+//! One size: everything that is compared is opened, checked, and timed in turn.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerlane::bootstrap::Bootstrap;
+use peerlane::group::Report;
+use peerlane::{Group, cuda};
+use serde::{Deserialize, Serialize};
+
+use super::beside::{Compute, beside};
+use super::bounded::bounded;
+use super::entrant::Entrant;
+use super::limit::Ground;
+use super::ours::{self, Prepared};
+use super::rivals::Rivals;
+use super::track::{Counts, Track};
+use crate::allgather::circle::Circle;
+use crate::allgather::data::Data;
+use crate::allgather::event::{Activity, Event, Sink};
+use crate::allgather::measure::engine;
+use crate::allgather::options::Options;
+use crate::allgather::statistics::Statistics;
+use crate::error::Result;
+use crate::report::{Beside, Limit, OnDevice, Rival, Row, bandwidths, microseconds};
+
+/// Laps of each; the median counts.
+const REPETITIONS: usize = 5;
+/// From here on a start takes long enough that a few in a row are enough.
+const LARGE_BYTES: u64 = 256 << 20;
+const STARTS: u32 = 50;
+const STARTS_LARGE: u32 = 10;
+
+/// Everything that a rank measures with.
+pub(super) struct Bench<'a> {
+    pub(super) options: &'a Options,
+    pub(super) seed: u64,
+    pub(super) circle: Circle,
+    pub(super) sink: Sink<'a>,
+    pub(super) track: Track,
+    pub(super) ground: Option<Ground>,
+    pub(super) rivals: Option<Rivals>,
+    pub(super) compute: Option<Compute>,
+    pub(super) group: Group<cuda::Fabric>,
+}
+
+/// What one rank has seen of one entrant, a time for each lap.
+#[derive(Debug, Serialize, Deserialize)]
+struct Laps {
+    device: Vec<Duration>,
+    host: Vec<Duration>,
+}
+
+/// What all ranks together have seen of it: of each lap the longest.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    device: Statistics,
+    host: Duration,
+}
+
+impl Bench<'_> {
+    /// Tells the one who prints, if this rank is the one that tells.
+    pub(super) fn tell(&mut self, event: Event) -> Result<()> {
+        if self.circle.rank().0 == 0 { (self.sink)(event) } else { Ok(()) }
+    }
+
+    /// Measures and checks shards of so many elements; `index` counts the sizes. Collective.
+    ///
+    /// # Errors
+    /// If an operation fails, or a byte is wrong on any rank.
+    pub(super) fn size(&mut self, index: usize, shard_length: u64) -> Result<()> {
+        let (rank, ranks) = (self.circle.rank().index(), self.circle.ranks());
+        let sweep = self.options.sweep(ranks);
+        let (total_bytes, shard_bytes) =
+            (sweep.total_bytes(shard_length), sweep.shard_bytes(shard_length));
+        let counts = self.counts(total_bytes);
+        let data = |round| Data { seed: self.seed, size: index as u64, round };
+        let (before, after) = (data(0), data(1));
+        let doing = |activity| Event::Doing { activity, total_bytes };
+
+        self.tell(doing(Activity::Check))?;
+        let Prepared { gatherer, report, input } =
+            ours::prepare(self.options, &mut self.group, &self.track.stream, shard_length)?;
+        let Self { options, circle, track, ground, rivals, compute, sink, .. } = self;
+        let (gpu, stream) = (track.gpu.clone(), Arc::clone(&track.stream));
+        let mut tell = |event| if rank == 0 { sink(event) } else { Ok(()) };
+        let outputs = report.outputs;
+        let ours = Entrant::open(gatherer, &gpu, &stream, (input, outputs), options.graph)?;
+        let mut entrants = vec![ours];
+        for path in rivals.iter().flat_map(|rivals| rivals.paths()) {
+            if let Some((gatherer, input)) = path.at(shard_bytes, circle, options.in_place, &stream)
+            {
+                let open = || Entrant::open(gatherer, &gpu, &stream, (input, 1), options.graph);
+                entrants.push(bounded("NCCL's first all-gather", circle.timeout(), open)?);
+            }
+        }
+        for entrant in &mut entrants {
+            entrant.guarded(|entrant| entrant.check(circle, rank, before))?;
+        }
+
+        let ways = ground.iter().flat_map(|ground| ground.ways(shard_bytes, &stream));
+        let ways = ways.map(|(way, input)| Entrant::open(way, &gpu, &stream, (input, 1), false));
+        let mut ways = ways.collect::<Result<Vec<_>>>()?;
+        tell(doing(Activity::Measure))?;
+        let gatherers = entrants.len();
+        let mut all: Vec<&mut Entrant<'_>> = entrants.iter_mut().chain(&mut ways).collect();
+        let times = time(track, circle, &mut all, counts)?;
+        let (times, limits) = times.split_at(gatherers);
+
+        let mut besides = Vec::new();
+        if let Some(compute) = compute {
+            tell(doing(Activity::Beside))?;
+            for entrant in &mut entrants {
+                let work = |entrant: &mut Entrant<'_>| beside(track, circle, compute, entrant);
+                besides.push(entrant.guarded(work)?);
+            }
+        }
+        tell(doing(Activity::Check))?;
+        for entrant in &mut entrants {
+            entrant.guarded(|entrant| entrant.check(circle, rank, after))?;
+        }
+
+        let limit = limits.iter().map(|way| way.device.median).min();
+        let mut row = row(options, &report, times[0], limit, entrants[0].whole(counts.timed));
+        if let Some(rivals) = rivals {
+            row.rivals = compare(rivals, times, row.total_bytes, ranks);
+            row.rivals_version = Some(rivals.version().to_owned());
+        }
+        row.beside = besides;
+        drop(ways);
+        drop(entrants);
+        // The next size is allocated when the memory of this one is free on every rank.
+        self.group.barrier()?;
+        self.tell(Event::Row { row: Box::new(row) })
+    }
+
+    fn counts(&self, total_bytes: u64) -> Counts {
+        let starts = if total_bytes < LARGE_BYTES { STARTS } else { STARTS_LARGE };
+        let timed = self.options.iterations.unwrap_or(starts);
+        Counts { warmup: self.options.warmup, timed }
+    }
+}
+
+/// Laps of all, in turn, so that what disturbs one disturbs all alike. Collective.
+fn time(
+    track: &mut Track,
+    circle: &Circle,
+    entrants: &mut [&mut Entrant<'_>],
+    counts: Counts,
+) -> Result<Vec<Times>> {
+    let new = |_: &&mut Entrant<'_>| Laps { device: Vec::new(), host: Vec::new() };
+    let mut laps: Vec<Laps> = entrants.iter().map(new).collect();
+    for _ in 0..REPETITIONS {
+        for (entrant, laps) in entrants.iter_mut().zip(&mut laps) {
+            let (device, host) = entrant
+                .guarded(|entrant| Ok((track.lap(entrant, counts)?, track.host_time(entrant)?)))?;
+            laps.device.push(device);
+            laps.host.push(host);
+        }
+    }
+    let ranks = circle.share("times", &laps)?;
+    let longest = |of: &dyn Fn(&Laps) -> Vec<Duration>, entrant: usize| -> Vec<Duration> {
+        let laps: Vec<Vec<Duration>> = ranks.iter().map(|rank| of(&rank[entrant])).collect();
+        let of_lap = |lap: usize| laps.iter().map(|rank| rank[lap]).max().unwrap_or_default();
+        (0..REPETITIONS).map(of_lap).collect()
+    };
+    let times = |entrant: usize| Times {
+        device: Statistics::of(longest(&|laps| laps.device.clone(), entrant)),
+        host: Statistics::of(longest(&|laps| laps.host.clone(), entrant)).median,
+    };
+    Ok((0..entrants.len()).map(times).collect())
+}
+
+fn row(
+    options: &Options,
+    report: &Report,
+    times: Times,
+    limit: Option<Duration>,
+    starts: u32,
+) -> Row {
+    let Statistics { median, p99, max } = times.device;
+    let (algbw_gbs, busbw_gbs) = bandwidths(report.total_bytes, report.ranks, median);
+    Row {
+        backend: "cuda".to_owned(),
+        ranks: report.ranks,
+        algorithm: report.algorithm.to_string(),
+        engine: engine(report),
+        dtype: options.dtype.to_string(),
+        in_place: options.in_place,
+        outputs: report.outputs,
+        total_bytes: report.total_bytes,
+        shard_bytes: report.shard_bytes,
+        iterations: starts as usize * REPETITIONS,
+        median_us: microseconds(median),
+        p99_us: microseconds(p99),
+        max_us: microseconds(max),
+        algbw_gbs,
+        busbw_gbs,
+        checked: true,
+        limit: limit.map(|limit| Limit::new(limit, median)),
+        device: Some(OnDevice {
+            host_us: microseconds(times.host),
+            starts_in_a_row: starts,
+            captured: options.graph,
+        }),
+        rivals_version: None,
+        rivals: Vec::new(),
+        beside: Vec::<Beside>::new(),
+    }
+}
+
+/// The paths of NCCL, also those that it lacks; `times` are ours and of those that it has.
+fn compare(rivals: &Rivals, times: &[Times], total_bytes: u64, ranks: usize) -> Vec<Rival> {
+    let ours = times[0].device.median;
+    let mut times = times[1..].iter();
+    let rival = |path: &super::rivals::Path| match path.refusal() {
+        Some(why) => Rival::missing(path.name, why),
+        None => times.next().map_or_else(
+            || Rival::missing(path.name, "it was not timed"),
+            |times| {
+                let median = times.device.median;
+                let busbw = bandwidths(total_bytes, ranks, median).1;
+                Rival::timed(path.name, median, ours, times.host, busbw)
+            },
+        ),
+    };
+    rivals.paths().iter().map(rival).collect()
+}

@@ -1,0 +1,259 @@
+//! The CUDA backend's devices: what each can do, how they reach each other, and what is off and why.
+
+use peerlane::cuda::{self, ComputeMode, Device};
+use peerlane::hal::LinkKind;
+
+use super::finding::Finding;
+use crate::cublas;
+use crate::nccl::{self, Nccl};
+use crate::size::Size;
+
+/// GPUs that a matrix of links shows.
+const MATRIX_MAX: usize = 16;
+
+/// Looks at every device; nothing where there is none, which the section of backends says.
+pub(super) fn look() -> Vec<Finding> {
+    let Ok(devices) = cuda::discover() else { return Vec::new() };
+    if devices.is_empty() {
+        return Vec::new();
+    }
+    let mut findings = vec![driver()];
+    findings.extend(devices.iter().map(device));
+    findings.extend(devices.iter().filter_map(limits));
+    findings.extend(handles(&devices));
+    findings.push(links(&devices));
+    findings.push(nccl());
+    findings.push(cublas());
+    findings
+}
+
+fn driver() -> Finding {
+    match cuda::driver_version() {
+        Ok((major, minor)) => Finding::ok("driver", format!("CUDA {major}.{minor}")),
+        Err(error) => Finding::warning("driver", error.to_string(), "see nvidia-smi"),
+    }
+}
+
+fn device(device: &Device) -> Finding {
+    let Device { ordinal, name, pci_bus_id, memory_bytes, copy_engines, .. } = device;
+    let (major, minor) = device.compute_capability;
+    let mut found = format!(
+        "{ordinal}: {name}, {}, {copy_engines} copy engines, sm_{major}{minor}, {pci_bus_id}, {}",
+        Size(*memory_bytes),
+        device.uuid_text()
+    );
+    if device.mig {
+        found += ", a MIG instance";
+    }
+    match device.compute_mode {
+        ComputeMode::Shared => Finding::ok("GPU", found),
+        ComputeMode::ExclusiveProcess => Finding::warning(
+            "GPU",
+            format!("{found}, for one process at a time"),
+            "nvidia-smi -c DEFAULT, if other programs shall use it beside a rank",
+        ),
+        ComputeMode::Prohibited => Finding::missing(
+            "GPU",
+            format!("{found}, whose use is prohibited"),
+            "nvidia-smi -c DEFAULT",
+        ),
+        other => {
+            Finding::warning("GPU", format!("{found}, compute mode {other:?}"), "nvidia-smi -q")
+        }
+    }
+}
+
+/// What a device lacks that the backend uses.
+fn limits(device: &Device) -> Option<Finding> {
+    let abilities = &device.abilities;
+    let lacks: Vec<&str> = [
+        (abilities.virtual_memory, "virtual memory management (cuMemCreate)"),
+        (abilities.posix_handles, "memory handles as file descriptors"),
+        (abilities.stream_values_64, "64-bit stream memory operations"),
+        (!device.mig, "peers: MIG instances do not reach each other"),
+    ]
+    .into_iter()
+    .filter_map(|(has, what)| (!has).then_some(what))
+    .collect();
+    if lacks.is_empty() {
+        return None;
+    }
+    let found = format!("{}: lacks {}", device.ordinal, lacks.join("; "));
+    Some(Finding::warning(
+        "GPU limits",
+        found,
+        "a newer driver may bring it; MIG: nvidia-smi -mig 0",
+    ))
+}
+
+/// What trial allocations gave, once where all devices agree.
+fn handles(devices: &[Device]) -> Vec<Finding> {
+    let of = |device: &Device| {
+        let trials = cuda::try_handles(device.ordinal);
+        trials.map_err(|error| error.to_string()).map(|trials| {
+            [
+                ("file descriptor", trials.posix.err().map(|error| error.to_string())),
+                ("legacy IPC", trials.legacy.err().map(|error| error.to_string())),
+                ("fabric", trials.fabric.err().map(|error| error.to_string())),
+            ]
+        })
+    };
+    devices.iter().map(|device| handle_finding(device.ordinal, of(device))).collect()
+}
+
+type Trials = [(&'static str, Option<String>); 3];
+
+fn handle_finding(ordinal: u32, trials: Result<Trials, String>) -> Finding {
+    let topic = "handles";
+    let trials = match trials {
+        Ok(trials) => trials,
+        Err(error) => {
+            let found = format!("{ordinal}: cannot be tried: {error}");
+            return Finding::warning(topic, found, "see whether another process has the GPU");
+        }
+    };
+    let works: Vec<_> =
+        trials.iter().filter(|(_, refusal)| refusal.is_none()).map(|(name, _)| *name).collect();
+    let off: Vec<_> = trials
+        .iter()
+        .filter_map(|(name, refusal)| Some(format!("{name} off: {}", refusal.as_ref()?)))
+        .collect();
+    let works = if works.is_empty() { "none".to_owned() } else { works.join(", ") };
+    let mut found = format!("{ordinal}: {works}");
+    if !off.is_empty() {
+        found += &format!("; {}", off.join("; "));
+    }
+    // Fabric handles are for NVLink between hosts; a host does without.
+    match trials {
+        [(_, None), (_, None), _] => Finding::ok(topic, found),
+        [(_, Some(_)), (_, Some(_)), _] => Finding::missing(
+            topic,
+            found,
+            "no memory can go to another process: see the driver's log",
+        ),
+        _ => Finding::warning(topic, found, "memory of one kind cannot go to another process"),
+    }
+}
+
+/// The links between all pairs, in words where all are alike, and as a matrix otherwise.
+fn links(devices: &[Device]) -> Finding {
+    let ordinals: Vec<u32> = devices.iter().map(|device| device.ordinal).collect();
+    let matrix: Vec<Vec<String>> =
+        ordinals.iter().map(|from| ordinals.iter().map(|to| link(*from, *to)).collect()).collect();
+    links_finding(&matrix)
+}
+
+fn link(from: u32, to: u32) -> String {
+    match cuda::link(from, to) {
+        Err(error) => format!("? ({error})"),
+        Ok(link) if link.kind == LinkKind::Own => "-".to_owned(),
+        Ok(link) if link.peer_access => link.kind.name().to_owned(),
+        Ok(_) => "none".to_owned(),
+    }
+}
+
+fn links_finding(matrix: &[Vec<String>]) -> Finding {
+    let topic = "links";
+    let pairs = || {
+        matrix.iter().enumerate().flat_map(|(from, row)| {
+            row.iter().enumerate().filter(move |(to, _)| *to != from).map(|(_, link)| link.as_str())
+        })
+    };
+    let Some(first) = pairs().next() else {
+        return Finding::warning(
+            topic,
+            "one GPU: no peers",
+            "CUDA_VISIBLE_DEVICES may hide others",
+        );
+    };
+    let advice = "P2P is off between some GPUs: nvidia-smi topo -p2p r says why; in a virtual \
+                  machine or container the host decides";
+    if pairs().all(|link| link == first) {
+        let found = format!("{first} between all {} GPUs", matrix.len());
+        return if first == "none" {
+            Finding::missing(topic, found, advice)
+        } else {
+            Finding::ok(topic, found)
+        };
+    }
+    let rows = matrix.iter().take(MATRIX_MAX).enumerate().map(|(from, row)| {
+        let row: Vec<_> = row.iter().take(MATRIX_MAX).map(String::as_str).collect();
+        format!("{from} → [{}]", row.join(", "))
+    });
+    let found = rows.collect::<Vec<_>>().join("; ");
+    if pairs().any(|link| link == "none") {
+        Finding::warning(topic, found, advice)
+    } else {
+        Finding::ok(topic, found)
+    }
+}
+
+fn nccl() -> Finding {
+    match Nccl::open(None) {
+        Ok(nccl) => Finding::ok("NCCL", format!("{} ({})", nccl.version(), nccl.place())),
+        Err(error) => Finding::warning(
+            "NCCL",
+            error.text(),
+            format!("only --vs nccl needs it; {} PATH names it", nccl::WANTED.option),
+        ),
+    }
+}
+
+fn cublas() -> Finding {
+    match cublas::WANTED.open(None) {
+        Ok(found) => Finding::ok("cuBLAS", found.place),
+        Err(error) => Finding::warning(
+            "cuBLAS",
+            error.text(),
+            format!("only --beside gemm needs it; {} PATH names it", cublas::WANTED.option),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matrix(rows: &[&[&str]]) -> Vec<Vec<String>> {
+        rows.iter().map(|row| row.iter().map(|link| (*link).to_owned()).collect()).collect()
+    }
+
+    #[test]
+    fn links_are_told_in_words_where_all_are_alike() {
+        let text = |rows: &[&[&str]]| links_finding(&matrix(rows)).text(5);
+        insta::assert_snapshot!(text(&[&["-", "NVLink"], &["NVLink", "-"]]), @"  ok  links  NVLink between all 2 GPUs");
+        insta::assert_snapshot!(text(&[&["-"]]), @"
+        --  links  one GPU: no peers
+                   → CUDA_VISIBLE_DEVICES may hide others
+        ");
+        insta::assert_snapshot!(text(&[&["-", "none"], &["none", "-"]]), @"
+        no  links  none between all 2 GPUs
+                   → P2P is off between some GPUs: nvidia-smi topo -p2p r says why; in a virtual machine or container the host decides
+        ");
+        insta::assert_snapshot!(text(&[&["-", "NVLink", "none"], &["NVLink", "-", "PCIe"], &["none", "PCIe", "-"]]), @"
+        --  links  0 → [-, NVLink, none]; 1 → [NVLink, -, PCIe]; 2 → [none, PCIe, -]
+                   → P2P is off between some GPUs: nvidia-smi topo -p2p r says why; in a virtual machine or container the host decides
+        ");
+    }
+
+    #[test]
+    fn a_handle_that_is_off_says_why() {
+        let trials = [
+            ("file descriptor", None),
+            ("legacy IPC", None),
+            ("fabric", Some("CUDA_ERROR_NOT_PERMITTED (800)".to_owned())),
+        ];
+        let text = |trials| handle_finding(1, trials).text(7);
+        insta::assert_snapshot!(text(Ok(trials.clone())), @"  ok  handles  1: file descriptor, legacy IPC; fabric off: CUDA_ERROR_NOT_PERMITTED (800)");
+        let mut worse = trials.clone();
+        worse[1].1 = Some("refused".to_owned());
+        insta::assert_snapshot!(text(Ok(worse)), @"
+        --  handles  1: file descriptor; legacy IPC off: refused; fabric off: CUDA_ERROR_NOT_PERMITTED (800)
+                     → memory of one kind cannot go to another process
+        ");
+        insta::assert_snapshot!(text(Err("busy".to_owned())), @"
+        --  handles  1: cannot be tried: busy
+                     → see whether another process has the GPU
+        ");
+    }
+}

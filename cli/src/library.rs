@@ -1,0 +1,249 @@
+//! Libraries of others that a comparison needs, found when the program runs.
+//!
+//! Looked for in this order, and the first that loads is taken: what the option names, and nothing
+//! else then; the folder that a variable names; the loader's own places; where Python packages and
+//! CUDA toolkits put them. The search reads some dozens of folders and starts no other program.
+
+use std::error::Error;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use libloading::Library;
+
+use crate::error::{Failure, Result};
+
+/// A library as people look for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    /// Its name for people.
+    pub(crate) name: &'static str,
+    /// The option that names it.
+    pub(crate) option: &'static str,
+    /// Variables that name the folder of an installation.
+    pub(crate) variables: &'static [&'static str],
+    /// File names, the newest first.
+    pub(crate) files: &'static [&'static str],
+    /// Its folders inside of the `site-packages` of a Python.
+    pub(crate) packages: &'static [&'static str],
+    /// What brings it.
+    pub(crate) advice: &'static str,
+}
+
+/// A library that is loaded, and from where.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) library: Library,
+    pub(crate) place: String,
+}
+
+/// Roots under which a Python or a toolkit may lie; the last segment of a pattern is a folder.
+const ROOTS: [&str; 5] = ["/usr/local", "/usr", "/opt", "/opt/*", "/opt/*/.venv"];
+/// Below the home folder: packages without an environment, and environments.
+const AT_HOME: [&str; 2] = [".local", "*"];
+/// Below a root.
+const PYTHONS: [&str; 4] = [
+    "lib/python3*/site-packages",
+    "lib/python3*/dist-packages",
+    "lib64/python3*/site-packages",
+    "local/lib/python3*/dist-packages",
+];
+/// Folders of toolkits and distributions.
+const FOLDERS: [&str; 4] =
+    ["/usr/local/cuda/lib64", "/usr/local/cuda*/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
+
+impl Wanted {
+    /// Loads the library; `given` is the value of its option.
+    ///
+    /// # Errors
+    /// If it is nowhere, or what was found cannot be loaded: what was tried.
+    pub(crate) fn open(&self, given: Option<&Path>) -> Result<Found> {
+        if let Some(given) = given {
+            return self.open_given(given);
+        }
+        let mut refusals = Vec::new();
+        for candidate in self.candidates() {
+            match load(&candidate) {
+                Ok(library) => {
+                    return Ok(Found { library, place: candidate.display().to_string() });
+                }
+                Err(refusal) => refusals.push(refusal),
+            }
+        }
+        let first = refusals.into_iter().next().unwrap_or_default();
+        Err(Failure::failed(format!("{} is not found: {first}", self.name)).with_advice(format!(
+            "name the file with {}, or install it: {}",
+            self.option, self.advice
+        )))
+    }
+
+    fn open_given(&self, given: &Path) -> Result<Found> {
+        let tried: Vec<PathBuf> = if given.is_dir() {
+            self.files.iter().map(|file| given.join(file)).collect()
+        } else {
+            vec![given.to_owned()]
+        };
+        let mut refusal = String::new();
+        for candidate in tried {
+            match load(&candidate) {
+                Ok(library) => {
+                    return Ok(Found { library, place: candidate.display().to_string() });
+                }
+                Err(why) => refusal = why,
+            }
+        }
+        let (option, given) = (self.option, given.display());
+        Err(Failure::failed(format!("{option} {given} cannot be loaded: {refusal}"))
+            .with_advice(format!("{option} takes {} or its folder", self.files[0])))
+    }
+
+    /// Existing files, and bare names for the loader.
+    fn candidates(&self) -> Vec<PathBuf> {
+        let named = self.variables.iter().filter_map(std::env::var_os).map(PathBuf::from);
+        let named = named.flat_map(|home| [home.join("lib"), home.join("lib64"), home]);
+        let mut candidates: Vec<PathBuf> = self.in_folders(named);
+        candidates.extend(self.files.iter().map(PathBuf::from));
+        let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter();
+        let environments = environments.filter_map(std::env::var_os).map(PathBuf::from);
+        let home = std::env::var_os("HOME").map(PathBuf::from).into_iter();
+        let roots = environments
+            .chain(pythons_of_path())
+            .chain(home.flat_map(|home| AT_HOME.map(|root| expand(&home, root))).flatten())
+            .chain(ROOTS.into_iter().flat_map(|root| expand(Path::new("/"), root)));
+        let packages = roots.flat_map(|root| PYTHONS.map(|python| expand(&root, python)));
+        let packages = packages.flatten().flat_map(|site| {
+            self.packages.iter().map(move |package| site.join(package)).collect::<Vec<_>>()
+        });
+        candidates.extend(self.in_folders(packages));
+        let folders = FOLDERS.into_iter().flat_map(|folder| expand(Path::new("/"), folder));
+        candidates.extend(self.in_folders(folders));
+        candidates
+    }
+
+    fn in_folders(&self, folders: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
+        let files = |folder: PathBuf| self.files.iter().map(move |file| folder.join(file));
+        folders.flat_map(files).filter(|path| path.is_file()).collect()
+    }
+}
+
+/// The installations whose `python3` this environment would run.
+fn pythons_of_path() -> Vec<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).filter(|folder| folder.join("python3").exists());
+    folders.filter_map(|folder| Some(folder.parent()?.to_owned())).collect()
+}
+
+fn load(path: &Path) -> std::result::Result<Library, String> {
+    // SAFETY: loading runs the library's initialisers; these are vendor libraries made to be loaded
+    // into any process, and the person at the command line chose or installed them.
+    unsafe { Library::new(path) }.map_err(|error| {
+        // The loader's own words are one step down.
+        error.source().map_or_else(|| error.to_string(), ToString::to_string)
+    })
+}
+
+/// The folders below `root` that `pattern` matches, those with the highest names first; a segment
+/// may hold one `*`.
+fn expand(root: &Path, pattern: &str) -> Vec<PathBuf> {
+    let segments = pattern.split('/').filter(|segment| !segment.is_empty());
+    segments.fold(vec![root.to_owned()], |folders, segment| {
+        folders.iter().flat_map(|folder| children(folder, segment)).collect()
+    })
+}
+
+fn children(folder: &Path, segment: &str) -> Vec<PathBuf> {
+    let Some((head, tail)) = segment.split_once('*') else {
+        let child = folder.join(segment);
+        return if child.is_dir() { vec![child] } else { vec![] };
+    };
+    let matches = |name: &OsStr| {
+        name.to_str().is_some_and(|name| {
+            name.len() >= head.len() + tail.len() && name.starts_with(head) && name.ends_with(tail)
+        })
+    };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = entries
+        .filter(|entry| matches(&entry.file_name()))
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir())
+        .collect();
+    found.sort_unstable_by(|left, right| right.cmp(left));
+    found
+}
+
+/// Declares a table of a library's functions and looks them all up.
+macro_rules! functions {
+    (
+        $(#[$meta:meta])*
+        struct $table:ident { $($field:ident = $symbol:literal ($($arg:ty),*) -> $result:ty;)* }
+    ) => {
+        $(#[$meta])*
+        pub(crate) struct $table {
+            $(pub(crate) $field: unsafe extern "C" fn($($arg),*) -> $result,)*
+            /// Keeps the code mapped; never closed, because vendor libraries have threads.
+            _library: std::mem::ManuallyDrop<libloading::Library>,
+        }
+
+        impl $table {
+            /// Looks every function up.
+            ///
+            /// # Errors
+            /// The name of the first that is missing.
+            pub(crate) fn look_up(
+                library: libloading::Library,
+            ) -> std::result::Result<Self, &'static str> {
+                Ok(Self {
+                    $($field: {
+                        // SAFETY: the type is the declaration of this symbol in the vendor's header.
+                        let symbol = unsafe { library.get($symbol.as_bytes()) };
+                        *symbol.map_err(|_| $symbol)?
+                    },)*
+                    _library: std::mem::ManuallyDrop::new(library),
+                })
+            }
+        }
+    };
+}
+
+pub(crate) use functions;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOTHING: Wanted = Wanted {
+        name: "Nothing",
+        option: "--nothing",
+        variables: &["PEERLANE_TEST_NOTHING_HOME"],
+        files: &["libpeerlane-nothing.so.1"],
+        packages: &["nothing/lib"],
+        advice: "pip install nothing",
+    };
+
+    #[test]
+    fn what_is_nowhere_says_how_to_name_it() {
+        let error = NOTHING.open(None).unwrap_err().to_string();
+        assert!(error.starts_with("error: Nothing is not found: libpeerlane-nothing"), "{error}");
+        assert!(error.contains("name the file with --nothing, or install it: pip"), "{error}");
+    }
+
+    #[test]
+    fn what_is_given_is_the_only_thing_tried() {
+        let error = NOTHING.open(Some(Path::new("/proc/none.so"))).unwrap_err().to_string();
+        assert!(error.contains("--nothing /proc/none.so cannot be loaded"), "{error}");
+        let error = NOTHING.open(Some(Path::new("/proc"))).unwrap_err().to_string();
+        assert!(error.contains("/proc/libpeerlane-nothing.so.1"), "{error}");
+    }
+
+    #[test]
+    fn patterns_match_folders_only_and_the_newest_first() {
+        let root = std::env::temp_dir().join(format!("peerlane-library-{}", std::process::id()));
+        for folder in ["lib/python3.9/site", "lib/python3.12/site", "lib/python2/site"] {
+            std::fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        std::fs::write(root.join("lib/python3.txt"), "").unwrap();
+        let found = expand(&root, "lib/python3*/site");
+        let wanted = ["lib/python3.9/site", "lib/python3.12/site"].map(|path| root.join(path));
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(found, wanted);
+    }
+}

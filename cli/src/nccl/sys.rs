@@ -1,0 +1,115 @@
+//! NCCL's C interface as far as this program calls it: the layout of NCCL 2.28, which newer
+//! versions take too, because the struct says its own size and version.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+use crate::library::functions;
+
+/// A result code; a plain integer, because a newer library may know more of them.
+pub(crate) type NcclResult = c_int;
+
+/// Everything went well.
+pub(crate) const SUCCESS: NcclResult = 0;
+/// `ncclUint8`.
+pub(crate) const UINT8: c_int = 1;
+/// `NCCL_WIN_COLL_SYMMETRIC`.
+pub(crate) const WINDOW_SYMMETRIC: c_int = 1;
+/// `NCCL_CTA_POLICY_DEFAULT`.
+pub(crate) const POLICY_DEFAULT: c_int = 0;
+/// `NCCL_CTA_POLICY_ZERO`: no thread blocks where copy engines can do it.
+pub(crate) const POLICY_ZERO: c_int = 2;
+/// `NCCL_VERSION(2, 28, 0)`: the version that the layout below is of.
+pub(crate) const VERSION: c_int = 22800;
+
+/// `NCCL_CONFIG_UNDEF_INT`: the library's own choice.
+const UNDEFINED: c_int = c_int::MIN;
+/// Marks an initialised config.
+const MAGIC: c_uint = 0xcafe_beef;
+
+/// `ncclUniqueId`: where ranks meet.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct UniqueId(pub(crate) [u8; 128]);
+
+/// `ncclComm`, opaque.
+#[repr(C)]
+pub(crate) struct Comm {
+    _opaque: [u8; 0],
+}
+
+/// `ncclWindow_vidmem`, opaque.
+#[repr(C)]
+pub(crate) struct Window {
+    _opaque: [u8; 0],
+}
+
+/// `ncclConfig_v22800`.
+#[repr(C)]
+pub(crate) struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+    traffic_class: c_int,
+    comm_name: *const c_char,
+    collnet_enable: c_int,
+    cta_policy: c_int,
+    shrink_share: c_int,
+    nvls_ctas: c_int,
+    channels_per_net_peer: c_int,
+    nvlink_centric_sched: c_int,
+}
+
+impl Config {
+    /// Everything as the library chooses, but for the policy.
+    pub(crate) fn with_policy(cta_policy: c_int) -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: MAGIC,
+            version: VERSION.unsigned_abs(),
+            blocking: UNDEFINED,
+            cga_cluster_size: UNDEFINED,
+            min_ctas: UNDEFINED,
+            max_ctas: UNDEFINED,
+            net_name: std::ptr::null(),
+            split_share: UNDEFINED,
+            traffic_class: UNDEFINED,
+            comm_name: std::ptr::null(),
+            collnet_enable: UNDEFINED,
+            cta_policy,
+            shrink_share: UNDEFINED,
+            nvls_ctas: UNDEFINED,
+            channels_per_net_peer: UNDEFINED,
+            nvlink_centric_sched: UNDEFINED,
+        }
+    }
+}
+
+// The size that NCCL 2.28 compares with; the pointers force what lies between.
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<Config>() == 80 && align_of::<Config>() == 8);
+
+functions! {
+    /// NCCL's functions.
+    struct Functions {
+        version = "ncclGetVersion" (*mut c_int) -> NcclResult;
+        unique_id = "ncclGetUniqueId" (*mut UniqueId) -> NcclResult;
+        join = "ncclCommInitRankConfig"
+            (*mut *mut Comm, c_int, UniqueId, c_int, *mut Config) -> NcclResult;
+        destroy = "ncclCommDestroy" (*mut Comm) -> NcclResult;
+        all_gather = "ncclAllGather"
+            (*const c_void, *mut c_void, usize, c_int, *mut Comm, *mut c_void) -> NcclResult;
+        allocate = "ncclMemAlloc" (*mut *mut c_void, usize) -> NcclResult;
+        free = "ncclMemFree" (*mut c_void) -> NcclResult;
+        register = "ncclCommWindowRegister"
+            (*mut Comm, *mut c_void, usize, *mut *mut Window, c_int) -> NcclResult;
+        deregister = "ncclCommWindowDeregister" (*mut Comm, *mut Window) -> NcclResult;
+        error_text = "ncclGetErrorString" (NcclResult) -> *const c_char;
+        last_error = "ncclGetLastError" (*mut Comm) -> *const c_char;
+    }
+}

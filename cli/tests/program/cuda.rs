@@ -1,0 +1,305 @@
+//! `peerlane allgather --backend cuda` and `peerlane doctor` on simulated GPUs.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::common::{Ended, command, end};
+
+const SMALL: &str = "--max-bytes 4K --iterations 3 --warmup 1 --timeout 20 --json -";
+
+/// The program with the simulated driver in place of the real one, and these settings of it.
+fn simulated(words: &str, settings: &[(&str, &str)]) -> Command {
+    with_driver(words, &peerlane_simulated_driver::library_folder(), settings)
+}
+
+fn with_driver(words: &str, folder: &Path, settings: &[(&str, &str)]) -> Command {
+    let mut command = command(words);
+    command.env("LD_LIBRARY_PATH", folder).env_remove("CUDA_VISIBLE_DEVICES");
+    command.env("PEERLANE_SIM_NCCL_FOLDER", env!("CARGO_TARGET_TMPDIR"));
+    for (name, value) in settings {
+        command.env(format!("PEERLANE_SIM_{name}"), value);
+    }
+    command
+}
+
+fn run(words: &str, settings: &[(&str, &str)]) -> Ended {
+    end(&mut simulated(words, settings))
+}
+
+fn number(row: &Value, field: &str) -> f64 {
+    row[field].as_f64().unwrap_or_else(|| panic!("{field} of {row} is no number"))
+}
+
+fn check(ended: &Ended, ranks: u64) -> Vec<Value> {
+    let rows = ended.rows();
+    assert!(!rows.is_empty());
+    for row in &rows {
+        assert_eq!(row["checked"], true, "{row}");
+        assert_eq!((&row["backend"], &row["engine"]), (&"cuda".into(), &"cuda".into()));
+        assert_eq!(row["ranks"], ranks);
+        assert!(number(row, "median_us") > 0.0 && number(row, "host_us") > 0.0, "{row}");
+        assert!(number(row, "median_us") < 20e6, "{row}");
+    }
+    rows
+}
+
+#[test]
+fn one_to_four_ranks_gather_between_gpus_and_check_every_size() {
+    for ranks in 1..=4 {
+        for place in ["", "--in-place", "--outputs 2", "--outputs 1"] {
+            let line = format!("allgather --backend cuda --ranks {ranks} {place} {SMALL}");
+            let rows = check(&run(&line, &[]), ranks);
+            assert_eq!(rows.len(), 2, "1 KiB and 4 KiB");
+            assert!(rows.iter().all(|row| row["captured"] == false));
+        }
+    }
+}
+
+#[test]
+fn captured_starts_are_replayed_and_checked() {
+    for place in ["", "--in-place"] {
+        let line = format!("allgather --backend cuda --ranks 3 --graph {place} {SMALL}");
+        let rows = check(&run(&line, &[]), 3);
+        assert!(rows.iter().all(|row| row["captured"] == true && row["outputs"] == 1));
+        // A graph holds ten starts, and three were asked for.
+        assert!(rows.iter().all(|row| row["starts_in_a_row"] == 10), "{rows:?}");
+    }
+}
+
+#[test]
+fn odd_sizes_of_every_width_gather_between_gpus() {
+    for dtype in ["u8", "bf16", "f64"] {
+        let line = format!("allgather --backend cuda --ranks 3 --dtype {dtype} --min-bytes 1");
+        let rows = check(&run(&format!("{line} --factor 7 {SMALL}"), &[]), 3);
+        assert!(rows.iter().all(|row| row["dtype"] == dtype));
+    }
+}
+
+#[test]
+fn large_outputs_are_compared_in_chunks() {
+    let line = "allgather --backend cuda --ranks 2 --min-bytes 65M --max-bytes 65M --iterations 1";
+    check(&run(&format!("{line} --warmup 1 --json -"), &[]), 2);
+}
+
+#[test]
+fn the_limit_is_measured_beside() {
+    for copy_engines in ["1", "3"] {
+        let line = format!("allgather --backend cuda --ranks 3 --limit {SMALL}");
+        for row in check(&run(&line, &[("COPY_ENGINES", copy_engines)]), 3) {
+            let share = number(&row, "limit_us") / number(&row, "median_us");
+            assert!((number(&row, "limit_share") / share - 1.0).abs() < 1e-9 && share > 0.0);
+        }
+    }
+}
+
+#[test]
+fn a_table_says_how_it_was_measured() {
+    let line = "allgather --ranks 2 --max-bytes 1K --iterations 2 --warmup 1 --graph";
+    let ended = run(line, &[]);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+    let lines: Vec<_> = ended.stdout.lines().collect();
+    let title = "all-gather, 2 ranks, cuda backend, u8, out of place, captured, back to back";
+    assert_eq!(lines[..2], [title, "auto took cuda: 4 GPUs"]);
+    assert!(lines[3].contains("host µs"), "{ended:?}");
+}
+
+#[test]
+fn auto_takes_the_host_where_there_is_one_gpu_or_too_few() {
+    let line = "allgather --max-bytes 1K --iterations 2 --warmup 1";
+    let one = run(&format!("{line} --ranks 2"), &[("DEVICES", "1")]);
+    assert!(one.stdout.contains("auto took host; cuda: 1 GPU, wanted 2 or more"), "{one:?}");
+    let few = run(&format!("{line} --ranks 3"), &[("DEVICES", "2")]);
+    assert!(few.stdout.contains("auto took host; cuda: 2 GPUs for 3 ranks"), "{few:?}");
+    let none = run(&format!("{line} --ranks 2"), &[("DEVICES", "0")]);
+    assert!(none.stdout.contains("auto took host; cuda: "), "{none:?}");
+    let all = run("allgather --max-bytes 1K --iterations 2 --json -", &[("DEVICES", "3")]);
+    check(&all, 3);
+}
+
+#[test]
+fn ranks_share_gpus_where_they_are_asked_to() {
+    let line = format!("allgather --backend cuda --ranks 2 {SMALL}");
+    check(&run(&line, &[("DEVICES", "1")]), 2);
+    let line = format!("allgather --backend cuda --ranks 3 --devices 3,1 {SMALL}");
+    check(&run(&line, &[]), 3);
+}
+
+#[test]
+fn what_cannot_be_is_said_before_anything_runs() {
+    let ended = run("allgather --backend cuda --devices 0,9", &[]);
+    assert!(ended.error(2).contains("--devices names GPU 9, this process sees 4"), "{ended:?}");
+    let ended = run("allgather --backend cuda --devices one", &[]);
+    assert!(ended.error(2).contains("wanted the numbers of GPUs, such as 0,1,3"), "{ended:?}");
+    let ended = run("allgather --graph --outputs 2", &[]);
+    assert!(ended.error(2).contains("--graph and --outputs 2 do not fit together"), "{ended:?}");
+    let ended = end(&mut command("allgather --backend host --vs nccl"));
+    assert!(ended.error(2).contains("--vs needs GPUs, the backend is host"), "{ended:?}");
+    let ended = run("allgather --backend cuda", &[("DEVICES", "0")]);
+    assert!(ended.error(1).contains("peerlane doctor"), "{ended:?}");
+    let line = "allgather --backend cuda --ranks 2 --max-bytes 1G";
+    let ended = run(line, &[("MEMORY_MIB", "64")]);
+    assert!(ended.error(1).contains("of the memory of each GPU"), "{ended:?}");
+}
+
+#[test]
+fn a_driver_that_is_missing_or_too_old_is_named() {
+    let folder = peerlane_simulated_driver::without_symbols(&["cuStreamWaitEvent"]);
+    let ended = end(&mut with_driver("allgather --backend cuda", &folder, &[]));
+    assert!(ended.error(1).contains("cuStreamWaitEvent"), "{ended:?}");
+    // The name of the library, or that this machine's driver has no device for the test.
+    let ended = end(&mut command("allgather --backend cuda"));
+    assert!(ended.error(1).contains("peerlane doctor"), "{ended:?}");
+}
+
+#[test]
+fn gpus_that_do_not_reach_each_other_are_named() {
+    let line = format!("allgather --backend cuda --ranks 2 {SMALL}");
+    let ended = run(&line, &[("P2P", "off")]);
+    assert!(ended.error(1).contains("P2P") || ended.error(1).contains("peer"), "{ended:?}");
+}
+
+#[test]
+fn bytes_that_never_came_are_found() {
+    let line = format!("allgather --backend cuda --ranks 2 {SMALL}");
+    let ended = run(&line, &[("DROP_COPIES", "local")]);
+    assert!(ended.error(1).contains("wrong data in the output of rank"), "{ended:?}");
+    assert!(ended.stderr.contains("gathered by peerlane"), "{ended:?}");
+    // Between GPUs the backend finds it before anything is gathered.
+    let ended = run(&line, &[("DROP_COPIES", "peer")]);
+    assert!(ended.error(1).contains("to a peer does not arrive"), "{ended:?}");
+}
+
+#[test]
+fn a_killed_rank_is_named_and_the_others_end() {
+    let line = "allgather --backend cuda --ranks 3 --min-bytes 64K --max-bytes 64K --timeout 10";
+    let child = simulated(&format!("{line} --iterations 1000000"), &[]).spawn().unwrap();
+    let begun = Instant::now();
+    let victim = loop {
+        let ranks = crate::failure::ranks_of(child.id());
+        if ranks.len() == 3 && ranks.iter().all(|rank| crate::failure::has_moved_bytes(*rank)) {
+            break ranks[1];
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "the ranks never ran");
+        sleep(Duration::from_millis(20));
+    };
+    crate::failure::signal(victim, rustix::process::Signal::KILL);
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("rank 1 was killed by signal 9"), "{stderr}");
+    assert!(stderr.contains("rank 1 is lost"), "{stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+}
+
+/// A stand-in for a vendor's library that cargo builds with the tests of this package.
+fn stand_in(name: &str) -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let built = program.ancestors().nth(2).unwrap().join(format!("examples/lib{name}.so"));
+    assert!(built.is_file(), "{built:?} is missing; `cargo test -p peerlane-cli` builds it");
+    built
+}
+
+fn beside_nccl(settings: &[(&str, &str)]) -> Ended {
+    let line = "allgather --backend cuda --ranks 2 --vs nccl --max-bytes 4K --iterations 2";
+    let mut command = simulated(&format!("{line} --warmup 1 --timeout 20 --json -"), settings);
+    end(command.arg("--nccl").arg(stand_in("simulated_nccl")))
+}
+
+#[test]
+fn nccl_is_timed_on_three_paths_in_turn() {
+    let ended = beside_nccl(&[]);
+    for row in check(&ended, 2) {
+        let paths = row["rivals"].as_array().unwrap();
+        let names: Vec<_> = paths.iter().map(|path| path["path"].as_str().unwrap()).collect();
+        assert_eq!(names, ["default", "symmetric", "copy engines"]);
+        for path in paths {
+            let ratio = number(path, "rival_us") / number(&row, "median_us");
+            assert!((number(path, "rival_ratio") / ratio - 1.0).abs() < 1e-9, "{row}");
+            assert!(number(path, "rival_host_us") > 0.0);
+        }
+        assert!(row["rivals_version"].as_str().unwrap().starts_with("2.28.9 ("), "{row}");
+    }
+    assert!(ended.stderr.contains("copy engines µs"), "{ended:?}");
+}
+
+#[test]
+fn a_path_that_nccl_lacks_says_why() {
+    let ended = beside_nccl(&[("NCCL_REFUSES", "windows")]);
+    for row in check(&ended, 2) {
+        assert!(row["rivals"][0]["rival_us"].is_number(), "{row}");
+        for path in [1, 2] {
+            let why = row["rivals"][path]["missing"].as_str().unwrap();
+            assert!(why.contains("ncclCommWindowRegister: invalid usage"), "{row}");
+        }
+    }
+    assert!(ended.stderr.contains("NCCL copy engines: n/a, NCCL 2.28.9"), "{ended:?}");
+}
+
+#[test]
+fn wrong_bytes_of_nccl_are_found_too() {
+    let ended = beside_nccl(&[("NCCL_SPOILS", "bytes")]);
+    assert!(ended.error(1).contains("gathered by NCCL: shard"), "{ended:?}");
+}
+
+#[test]
+fn an_nccl_that_is_missing_or_too_old_is_named() {
+    let ended = beside_nccl(&[("NCCL_VERSION", "22705")]);
+    assert!(ended.error(1).contains("is 2.27.5; the comparison wants NCCL 2.28"), "{ended:?}");
+    for line in ["--vs nccl --nccl /proc/none.so", "--beside gemm --cublas /proc/none.so"] {
+        let ended = run(&format!("allgather --backend cuda --ranks 2 {line}"), &[]);
+        assert!(ended.error(1).contains("/proc/none.so cannot be loaded: "), "{ended:?}");
+        assert!(ended.stdout.is_empty());
+    }
+}
+
+#[test]
+fn gathers_and_compute_are_timed_beside_each_other() {
+    let line = "allgather --backend cuda --ranks 2 --vs nccl --beside gemm --max-bytes 1K";
+    let mut command = simulated(&format!("{line} --iterations 2 --warmup 1 --json -"), &[]);
+    command.arg("--nccl").arg(stand_in("simulated_nccl"));
+    let ended = end(command.arg("--cublas").arg(stand_in("simulated_cublas")));
+    for row in check(&ended, 2) {
+        let besides = row["beside"].as_array().unwrap();
+        let names: Vec<_> = besides.iter().map(|beside| beside["path"].as_str().unwrap()).collect();
+        let nccl = ["NCCL", "NCCL with symmetric windows", "NCCL on copy engines"];
+        assert_eq!((names[0], &names[1..]), ("peerlane", &nccl[..]));
+        for beside in besides {
+            for what in ["compute", "gather"] {
+                let (alone, together) = (format!("{what}_alone_us"), format!("{what}_us"));
+                let ratio = number(beside, &together) / number(beside, &alone);
+                let said = number(beside, &format!("{what}_ratio"));
+                assert!((said / ratio - 1.0).abs() < 1e-2 && said > 0.0, "{beside}");
+            }
+            assert!(beside["overlapped"].is_boolean(), "{beside}");
+        }
+    }
+    assert!(ended.stderr.contains("GEMM alone µs"), "{ended:?}");
+}
+
+#[test]
+fn the_doctor_shows_gpus_links_and_what_is_off() {
+    let ended = run("doctor", &[]);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    for words in [
+        "ready: host, cuda",
+        "CUDA 13.0",
+        "3: Simulated GPU, 4 GiB, 3 copy engines",
+        "NVLink between all 4 GPUs",
+        "0: file descriptor, legacy IPC; fabric off: ",
+        "NOT_PERMITTED",
+        "NCCL",
+    ] {
+        assert!(ended.stdout.contains(words), "{words}: {ended:?}");
+    }
+    let ended = run("doctor", &[("P2P", "off"), ("DEVICES", "2"), ("WORDS_64", "off")]);
+    for words in ["none between all 2 GPUs", "64-bit stream memory operations", "nvidia-smi topo"] {
+        assert!(ended.stdout.contains(words), "{words}: {ended:?}");
+    }
+    let json: Value = serde_json::from_str(&run("doctor --json", &[]).stdout).unwrap();
+    assert!(json["cuda"].as_array().unwrap().len() >= 8, "{json}");
+}

@@ -1,0 +1,118 @@
+//! A stand-in for cuBLAS on the simulated driver, for tests of what the program does with it.
+//!
+//! It has the C symbols that the program looks up, checks what it is given, and keeps the stream busy
+//! for a while instead of multiplying.
+
+#![allow(
+    missing_docs,
+    missing_debug_implementations,
+    clippy::missing_safety_doc,
+    reason = "these are the vendor's functions; its header documents them"
+)]
+
+use std::ffi::{c_int, c_void};
+
+use libloading::Library;
+
+const SUCCESS: c_int = 0;
+const NOT_INITIALIZED: c_int = 1;
+const INVALID_VALUE: c_int = 7;
+const EXECUTION_FAILED: c_int = 13;
+
+/// Bytes that a product sets.
+const BUSY_BYTES: usize = 2 << 20;
+
+pub struct Context {
+    driver: Library,
+    stream: *mut c_void,
+    has_workspace: bool,
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasCreate_v2(context: *mut *mut Context) -> c_int {
+    // SAFETY: the simulated driver is made to be loaded, and is loaded already.
+    let Ok(driver) = (unsafe { Library::new("libcuda.so.1") }) else { return NOT_INITIALIZED };
+    let made = Context { driver, stream: std::ptr::null_mut(), has_workspace: false };
+    // SAFETY: the caller gives a place for the context.
+    unsafe { context.write(Box::into_raw(Box::new(made))) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasDestroy_v2(context: *mut Context) -> c_int {
+    // SAFETY: the caller gives back what it was given by `cublasCreate_v2`.
+    drop(unsafe { Box::from_raw(context) });
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasSetStream_v2(context: *mut Context, stream: *mut c_void) -> c_int {
+    // SAFETY: the caller gives what it was given by `cublasCreate_v2`, and nobody else has it.
+    let context = unsafe { &mut *context };
+    context.stream = stream;
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasSetWorkspace_v2(
+    context: *mut Context,
+    workspace: *mut c_void,
+    bytes: usize,
+) -> c_int {
+    // SAFETY: as for the stream.
+    let context = unsafe { &mut *context };
+    context.has_workspace = !workspace.is_null() && bytes > 0;
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasGemmEx(
+    context: *mut Context,
+    transpose_left: c_int,
+    transpose_right: c_int,
+    rows: c_int,
+    columns: c_int,
+    depth: c_int,
+    alpha: *const f32,
+    left: u64,
+    left_type: c_int,
+    left_stride: c_int,
+    right: u64,
+    right_type: c_int,
+    right_stride: c_int,
+    beta: *const f32,
+    product: u64,
+    product_type: c_int,
+    product_stride: c_int,
+    compute: c_int,
+    algorithm: c_int,
+) -> c_int {
+    // SAFETY: as for the stream.
+    let context = unsafe { &*context };
+    // SAFETY: the caller gives a factor.
+    let alpha = unsafe { alpha.read() };
+    // SAFETY: as above.
+    let beta = unsafe { beta.read() };
+    let sides = [rows, columns, depth, left_stride, right_stride, product_stride];
+    let right_in_all = context.has_workspace
+        && !context.stream.is_null()
+        && (alpha, beta) == (1.0, 0.0)
+        && [transpose_left, transpose_right] == [0, 0]
+        && sides == [8192; 6]
+        && [left_type, right_type, product_type] == [14; 3]
+        && [left, right, product].iter().all(|address| *address != 0)
+        && (compute, algorithm) == (68, -1);
+    if !right_in_all {
+        return INVALID_VALUE;
+    }
+    type Set = unsafe extern "C" fn(u64, u8, usize, *mut c_void) -> c_int;
+    // SAFETY: this is the type of the symbol in the driver's header.
+    let Ok(set) = (unsafe { context.driver.get::<Set>("cuMemsetD8Async") }) else {
+        return NOT_INITIALIZED;
+    };
+    // SAFETY: the product is larger, and lives until the stream has passed this.
+    match unsafe { set(product, 1, BUSY_BYTES, context.stream) } {
+        0 => SUCCESS,
+        _ => EXECUTION_FAILED,
+    }
+}
