@@ -33,6 +33,10 @@ enum Task {
     Test {
         /// Which backend; without it, whatever this machine can run.
         backend: Option<test::Backend>,
+        /// Run on the vendor's devices, and fail where there are none; otherwise a simulated driver
+        /// takes their place.
+        #[arg(long, requires = "backend")]
+        require_device: bool,
     },
     /// The rules of the tree that no compiler checks.
     Tidy,
@@ -46,7 +50,7 @@ enum Task {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Ci => ci::run(),
-        Task::Test { backend } => test::run(backend),
+        Task::Test { backend, require_device } => test::run(backend, require_device),
         Task::Tidy => tidy::run(),
         Task::Deps => deps::run(),
         Task::Bench(bench) => bench::run(bench),

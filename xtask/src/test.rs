@@ -1,7 +1,8 @@
 //! `cargo xtask test`: the tests of one backend, or of all that this machine can run.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::Stdio;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use clap::ValueEnum;
 
@@ -22,37 +23,75 @@ pub(crate) enum Backend {
     All,
 }
 
-const VENDORS: [Backend; 3] = [Backend::Cuda, Backend::Rocm, Backend::Rdma];
+/// Backends that cannot be tested yet.
+const UNBUILT: [Backend; 2] = [Backend::Rocm, Backend::Rdma];
+/// What the tests of the CUDA backend read: `device` or `simulated`.
+const CUDA_DRIVER: &str = "PEERLANE_TEST_CUDA";
+/// What the kernel module of the NVIDIA driver makes.
+const CUDA_DEVICE: &str = "/dev/nvidiactl";
 
 /// Runs the tests; `None` is whatever this machine can run, and says what was left out.
-pub(crate) fn run(backend: Option<Backend>) -> Outcome {
+pub(crate) fn run(backend: Option<Backend>, require_device: bool) -> Outcome {
     match backend {
         None => {
-            host()?;
-            VENDORS.iter().for_each(|vendor| println!("not run: {}", lacks(*vendor)));
+            everything()?;
+            println!("{}", cuda_driver());
+            UNBUILT.iter().for_each(|vendor| println!("not run: {}", lacks(*vendor)));
             Ok(())
         }
-        Some(Backend::Host) => host(),
-        Some(Backend::All) => {
-            host()?;
-            Err(VENDORS.map(lacks).join("\n       ").into())
+        Some(Backend::Host | Backend::All) if require_device => {
+            Err("--require-device is for a vendor's backend, such as cuda".into())
         }
-        Some(vendor) => Err(format!("{}; run `cargo xtask test host`", lacks(vendor)).into()),
+        Some(Backend::Host) => everything(),
+        Some(Backend::Cuda) => cuda(require_device),
+        Some(Backend::All) => {
+            everything()?;
+            Err(UNBUILT.map(lacks).join("\n       ").into())
+        }
+        Some(vendor @ (Backend::Rocm | Backend::Rdma)) => {
+            Err(format!("{}; run `cargo xtask test host`", lacks(vendor)).into())
+        }
     }
 }
 
 fn lacks(vendor: Backend) -> String {
     let (name, crate_name) = match vendor {
-        Backend::Cuda => ("cuda", "peerlane-cuda"),
         Backend::Rocm => ("rocm", "peerlane-rocm"),
         Backend::Rdma => ("rdma", "peerlane-rdma"),
-        Backend::Host | Backend::All => unreachable!("the host backend is always there"),
+        Backend::Host | Backend::Cuda | Backend::All => unreachable!("these are built"),
     };
     format!("{name}: the backend is not built yet, {crate_name} holds only its skeleton")
 }
 
-fn host() -> Outcome {
-    let mut command = process::cargo(["test", "--workspace", "--no-fail-fast"]);
+/// On what the tests of the CUDA backend run here.
+fn cuda_driver() -> &'static str {
+    if Path::new(CUDA_DEVICE).exists() {
+        "cuda: tested on the GPUs of this machine"
+    } else {
+        "cuda: tested on the simulated driver; there is no NVIDIA GPU here"
+    }
+}
+
+/// The contract and the processes of the CUDA backend alone.
+fn cuda(require_device: bool) -> Outcome {
+    if require_device && !Path::new(CUDA_DEVICE).exists() {
+        return Err(format!("there is no NVIDIA GPU here: {CUDA_DEVICE} is missing").into());
+    }
+    println!("{}", cuda_driver());
+    let mut command = process::cargo(["test", "--no-fail-fast"]);
+    command.args(["--package", "peerlane-cuda", "--package", "peerlane-simulated-driver"]);
+    command.args(["--package", "peerlane-conformance", "--lib", "--test", "cuda*"]);
+    if require_device {
+        command.env(CUDA_DRIVER, "device");
+    }
+    tests(command)
+}
+
+fn everything() -> Outcome {
+    tests(process::cargo(["test", "--workspace", "--no-fail-fast"]))
+}
+
+fn tests(mut command: Command) -> Outcome {
     let mut child = command
         .stdout(Stdio::piped())
         .spawn()
@@ -133,8 +172,8 @@ mod tests {
     #[test]
     fn a_vendor_says_what_it_lacks() {
         assert_eq!(
-            run(Some(Backend::Cuda)).unwrap_err().to_string(),
-            "cuda: the backend is not built yet, peerlane-cuda holds only its skeleton; \
+            run(Some(Backend::Rocm), false).unwrap_err().to_string(),
+            "rocm: the backend is not built yet, peerlane-rocm holds only its skeleton; \
              run `cargo xtask test host`"
         );
     }

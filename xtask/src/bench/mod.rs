@@ -2,6 +2,7 @@
 
 use crate::process::Outcome;
 
+mod cuda;
 mod facts;
 mod goals;
 mod host;
@@ -14,12 +15,15 @@ mod record;
 pub(crate) enum Bench {
     /// The all-gather between processes of this host, against Open MPI's.
     Host(host::Options),
+    /// The all-gather between GPUs of this host, against NCCL's and bare copies.
+    Cuda(cuda::Options),
 }
 
 /// Measures, prints a table and writes the record.
 pub(crate) fn run(bench: Bench) -> Outcome {
     match bench {
         Bench::Host(options) => host::run(&options),
+        Bench::Cuda(options) => cuda::run(&options),
     }
 }
 

@@ -16,6 +16,7 @@ struct Place {
 }
 
 const HAL: &str = "peerlane-hal";
+const SIMULATED: &str = "peerlane-simulated-driver";
 
 /// Every crate of the workspace; the arrows are drawn in docs/ARCHITECTURE.md.
 const PLACES: &[Place] = &[
@@ -28,8 +29,9 @@ const PLACES: &[Place] = &[
     Place {
         name: "peerlane-cuda",
         manifest: "backend-cuda/Cargo.toml",
-        arrows: &[HAL],
-        others: Some(&["libloading", "thiserror"]),
+        // Its tests run on the simulated driver.
+        arrows: &[HAL, SIMULATED],
+        others: Some(&["cudarc", "libloading", "thiserror"]),
     },
     Place {
         name: "peerlane-rocm",
@@ -65,10 +67,22 @@ const PLACES: &[Place] = &[
             "peerlane-rdma",
             "peerlane-collectives",
             "peerlane",
+            SIMULATED,
         ],
         others: None,
     },
-    Place { name: "peerlane-cli", manifest: "cli/Cargo.toml", arrows: &["peerlane"], others: None },
+    Place {
+        name: SIMULATED,
+        manifest: "tests/simulated-driver/Cargo.toml",
+        arrows: &[],
+        others: None,
+    },
+    Place {
+        name: "peerlane-cli",
+        manifest: "cli/Cargo.toml",
+        arrows: &["peerlane", SIMULATED],
+        others: None,
+    },
     Place { name: "xtask", manifest: "xtask/Cargo.toml", arrows: &[], others: None },
 ];
 
