@@ -14,6 +14,7 @@
 //! four devices is one or two batches, four copies, four events recorded and four waited for. In the
 //! steady state nothing is allocated and no lock is taken.
 
+mod back;
 mod batch;
 mod capture;
 mod capture_probe;
@@ -39,6 +40,8 @@ use std::time::Duration;
 use peerlane_hal::mechanics::Poison;
 use peerlane_hal::{Caps, CopyEngine, Error as _, ErrorKind, Op, Rank, Ticket};
 
+pub use self::back::OwnCopy;
+use self::back::Part;
 use self::batch::Batch;
 use self::capture::Captures;
 use self::emit::Side;
@@ -81,6 +84,8 @@ pub(crate) struct EngineSetup {
     pub(crate) peers: Vec<Rank>,
     /// How signals get to them.
     pub(crate) signal: SignalBy,
+    /// How own copies are made.
+    pub(crate) own_copy: OwnCopy,
 }
 
 /// One in-order queue over CUDA.
@@ -94,7 +99,9 @@ pub struct Engine {
     hardware: ManuallyDrop<Hardware>,
     /// The steps of the slice at hand, and its open batch.
     steps: Vec<Step>,
+    parts: Vec<Part>,
     batch: Batch,
+    own_copy: OwnCopy,
     pending: Pending,
     forked: Option<Forked>,
     /// The stream that the last eager slice went onto.
@@ -142,7 +149,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Unavailable`] if the driver or the device lacks what signals and waits need.
     pub(crate) fn open(context: Arc<Context>, setup: EngineSetup) -> Result<Self, Error> {
-        let EngineSetup { rank, peers, signal } = setup;
+        let EngineSetup { rank, peers, signal, own_copy } = setup;
         let reach = Reach::new(rank, &peers);
         let routes = Routes::new(reach.ranks(), context.copy_engines);
         let relaxed = context.enter_relaxed()?;
@@ -179,6 +186,8 @@ impl Engine {
             last_main: hardware.main.raw(),
             hardware: ManuallyDrop::new(hardware),
             steps: Vec::with_capacity(SLICE_OPS_MAX),
+            parts: Vec::with_capacity(SLICE_OPS_MAX),
+            own_copy,
             batch: Batch::new(),
             pending: Pending::new(),
             forked: None,

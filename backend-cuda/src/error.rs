@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerlane_hal::mechanics::handover::{self, Errno};
+use peerlane_hal::mechanics::mapping::MappingError;
 use peerlane_hal::{ErrorKind, KeyError, Rank};
 
 use crate::sys::{self, CUresult, Driver};
@@ -63,6 +64,17 @@ pub enum Error {
         /// The driver's answer.
         #[source]
         result: CudaResult,
+    },
+    /// The host has no room for memory through which peers reach each other.
+    #[error(
+        "cannot allocate {wanted} bytes of host memory: {available} bytes are available on this \
+         machine; use smaller buffers or fewer ranks"
+    )]
+    HostOutOfMemory {
+        /// Bytes wanted.
+        wanted: u64,
+        /// Bytes available.
+        available: u64,
     },
     /// The operating system refused.
     #[error("{what}: {errno}")]
@@ -234,6 +246,25 @@ impl Error {
         matches!(self, Self::Driver { result, .. } if refusals.contains(&result.code))
     }
 
+    /// Whether the driver says that a device does not reach what it was to map.
+    pub(crate) fn is_no_access(&self) -> bool {
+        let refusals = [
+            sys::CUDA_ERROR_INVALID_DEVICE,
+            sys::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+            sys::CUDA_ERROR_NOT_SUPPORTED,
+        ];
+        matches!(self, Self::Driver { result, .. } if refusals.contains(&result.code))
+    }
+
+    /// Memory of `owner` on the host that is not mapped.
+    pub(crate) fn of_mapping(owner: Rank) -> impl FnOnce(MappingError) -> Self {
+        move |error| match error {
+            MappingError::System { what, errno } => Self::System { what, errno },
+            MappingError::Full { wanted, available } => Self::HostOutOfMemory { wanted, available },
+            MappingError::Unsound { how } => Self::PeerLost { peer: owner, how },
+        }
+    }
+
     /// What asking `peer`'s process for its memory came to.
     pub(crate) fn of_handover(
         peer: Rank,
@@ -266,7 +297,7 @@ impl peerlane_hal::Error for Error {
         match self {
             Self::Unavailable { .. } => ErrorKind::Unavailable,
             Self::Driver { kind, .. } => *kind,
-            Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
+            Self::OutOfMemory { .. } | Self::HostOutOfMemory { .. } => ErrorKind::OutOfMemory,
             Self::System { errno, .. } => match *errno {
                 Errno::NOMEM | Errno::NOSPC | Errno::MFILE | Errno::NFILE => ErrorKind::OutOfMemory,
                 Errno::PERM | Errno::ACCESS | Errno::NOSYS => ErrorKind::Unavailable,

@@ -2,11 +2,14 @@
 //!
 //! An address names host, process and device of a rank, and carries the key of a few flags. To
 //! connect is to import them: what would stand against a gather (another host, access between the
-//! devices turned off, a process that is gone) shows here. Before the first engine is made, a signal
+//! devices turned off, a process that is gone) shows here. Where two devices do not reach each other,
+//! the memory that their ranks allocate from then on lies on the host, unless the options say
+//! `strict`. Before the first engine is made, a signal
 //! is written to each peer's flags and read back, because not every driver writes to a peer's address
 //! from a stream.
 
 mod address;
+mod way;
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -18,9 +21,10 @@ use peerlane_hal::{
 };
 
 use address::{Address, Host, Place};
+use way::Way;
 
-use crate::device::{self, Context, DeviceLink};
-use crate::engine::{Engine, EngineSetup, SignalBy, probe_signal};
+use crate::device::Context;
+use crate::engine::{Engine, EngineSetup, OwnCopy, SignalBy, probe_signal};
 use crate::error::Error;
 use crate::memory::{Local, Memory, Owner, Remote};
 
@@ -32,10 +36,13 @@ pub struct Options {
     /// Which of the visible devices.
     pub device: u32,
     /// Whether a way that is only second best is refused: memory without a descriptor where the
-    /// device says that it has them.
+    /// device says that it has them, and memory of the host between devices that do not reach each
+    /// other.
     pub strict: bool,
     /// How signals get to peers; by default, what works.
     pub signal: Option<SignalBy>,
+    /// How a rank's own bytes get to their place in its own memory.
+    pub own_copy: OwnCopy,
 }
 
 /// A connected peer.
@@ -43,8 +50,8 @@ pub struct Options {
 struct Peer {
     place: Place,
     kind: LinkKind,
-    /// Its flags; the one with this rank's number is for trials.
-    flags: Remote,
+    /// Its flags, where its device is reached; the one with this rank's number is for trials.
+    flags: Option<Remote>,
 }
 
 /// The GPUs of one host, as one rank.
@@ -106,15 +113,16 @@ impl Fabric {
         }
         let word = u64::from(self.memory.rank().0) * WORD_BYTES;
         for (rank, peer) in self.connected() {
-            if peer.kind == LinkKind::Own {
+            // Streams write to memory of their own device, and of the host, with every driver.
+            let Some(flags) = peer.flags.as_ref().filter(|_| peer.kind != LinkKind::Own) else {
                 continue;
-            }
+            };
             let pair = (self.context.found.uuid, peer.place.uuid);
             let known = lock(&TRIED).get(&pair).copied();
             let signal = match known {
                 Some(signal) => signal,
                 None => {
-                    let signal = probe_signal(&self.context, peer.flags.address() + word)
+                    let signal = probe_signal(&self.context, flags.address() + word)
                         .map_err(|error| unreachable_peer(rank, &peer.place, error))?;
                     lock(&TRIED).insert(pair, signal);
                     signal
@@ -131,38 +139,6 @@ impl Fabric {
     fn connected(&self) -> impl Iterator<Item = (Rank, &Peer)> {
         let peers = self.peers.iter().enumerate();
         peers.filter_map(|(index, peer)| Some((Rank::at(index), peer.as_ref()?)))
-    }
-
-    /// How the devices reach each other, or why not.
-    fn link_to(&self, peer: Rank, place: &Place) -> Result<LinkKind, Error> {
-        let own = &self.context.found;
-        if place.uuid == own.uuid {
-            return Ok(LinkKind::Own);
-        }
-        let apart = |why: &str| {
-            Err(Error::unavailable(format!(
-                "rank {} on {} does not reach rank {peer} on {}: {why}; there is no way through \
-                 host memory yet: use the backend host, or devices that reach each other",
-                self.rank(),
-                Place::of(own).text(),
-                place.text()
-            )))
-        };
-        if place.mig || own.mig {
-            return apart("instances of a divided GPU (MIG) have no access to other devices");
-        }
-        let Some((other, _)) = device::find(self.context.driver, &place.uuid)? else {
-            // CUDA_VISIBLE_DEVICES hides it. The import tells whether there is access, and nothing
-            // tells what carries the bytes.
-            return Ok(LinkKind::Pcie);
-        };
-        match device::between(self.context.driver, self.context.device, other)? {
-            DeviceLink { peer_access: true, kind, .. } => Ok(kind),
-            _ => apart(
-                "the driver gives no peer access between them (see nvidia-smi topo -p2p r; it is \
-                 off across PCIe roots, under some IOMMUs, and on consumer GPUs)",
-            ),
-        }
     }
 }
 
@@ -234,21 +210,18 @@ impl FabricTrait for Fabric {
                 self.ranks
             )));
         }
-        let kind = self.link_to(peer, &place)?;
-        let flags = self.memory.open_key(peer, &probe, deadline).map_err(|error| match error {
-            Error::Freed { .. } => {
-                let how = "the process at its address has closed this fabric".to_owned();
-                Error::PeerLost { peer, how }
-            }
-            error => unreachable_peer(peer, &place, error),
-        })?;
-        self.memory.connect(peer, Owner { process: probe.process, device: probe.device });
+        let Way { kind, flags, apart } = self.way_to(peer, &place, &probe, deadline)?;
+        let owner = Owner { process: probe.process, device: probe.device };
+        self.memory.connect(peer, owner, apart);
         self.peers[peer.index()] = Some(Peer { place, kind, flags });
         Ok(())
     }
 
     fn link(&self, peer: Rank) -> Option<Link> {
-        let kind = self.peers.get(peer.index())?.as_ref()?.kind;
+        let mut kind = self.peers.get(peer.index())?.as_ref()?.kind;
+        if self.memory.is_on_host(peer) {
+            kind = LinkKind::HostStaged;
+        }
         // The driver names no rate; only a measurement does.
         Some(Link { peer, kind, bytes_per_second: None })
     }
@@ -256,7 +229,8 @@ impl FabricTrait for Fabric {
     fn engine(&mut self) -> Result<Engine, Error> {
         let signal = self.signal()?;
         let peers = self.connected().map(|(rank, _)| rank).collect();
-        let setup = EngineSetup { rank: self.rank(), peers, signal };
+        let own_copy = self.options.own_copy;
+        let setup = EngineSetup { rank: self.rank(), peers, signal, own_copy };
         Engine::open(Arc::clone(&self.context), setup)
     }
 }

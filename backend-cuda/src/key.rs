@@ -14,6 +14,7 @@
 //! | 1, only in its process: why | 4 |
 //! | 2, segments: bytes before the region, count, length of each | 8, 4, 8 each |
 //! | 3, legacy IPC: bytes before the region, handle | 8, 64 |
+//! | 4, memory of the host, as one descriptor | |
 
 use peerlane_hal::mechanics::handover::{DESCRIPTORS_MAX, ProcessToken, role_number, role_of};
 use peerlane_hal::wire::{Reader, Writer};
@@ -84,6 +85,8 @@ pub(crate) enum Reach {
         /// The driver's handle.
         handle: [u8; 64],
     },
+    /// Memory of the host, handed over as a descriptor; the region begins where it begins.
+    Host,
 }
 
 /// The bytes that let a peer import a region of device memory.
@@ -115,6 +118,7 @@ impl RemoteKey for Key {
                 segments.iter().fold(start, |start, bytes| start.u64(*bytes))
             }
             Reach::Ipc { head, handle } => start.u32(3).u64(*head).bytes(handle),
+            Reach::Host => start.u32(4),
         };
         let payload = payload.finish();
         Envelope { backend: BackendId::CUDA, generation: self.generation, payload: &payload }.seal()
@@ -161,7 +165,8 @@ fn read_reach(reader: &mut Reader<'_>, bytes: u64) -> Result<Reach, KeyError> {
             let head = read_head(reader)?;
             Ok(Reach::Ipc { head, handle: reader.array("IPC handle")? })
         }
-        seen => Err(field("reach", seen.into(), "0 to 3")),
+        4 => Ok(Reach::Host),
+        seen => Err(field("reach", seen.into(), "0 to 4")),
     }
 }
 
@@ -219,12 +224,13 @@ mod tests {
         }
     }
 
-    fn keys() -> [Key; 4] {
+    fn keys() -> [Key; 5] {
         [
             key(0, Reach::Nothing),
             key(5, Reach::Private(Why::Pool)),
             key(30, Reach::Segments { head: 9, segments: vec![10, 10, 19] }),
             key(7, Reach::Ipc { head: 9, handle: [6; 64] }),
+            key(5, Reach::Host),
         ]
     }
 

@@ -12,17 +12,17 @@
 //! | `Fabric::open` | retain the device's primary context, which the runtime and cudarc use too |
 //! | `Fabric::connect` | same host, peer access between the devices, then import a few flags of the peer |
 //! | `PeerMemory::allocate` | `cuMemCreate` with a file descriptor, `cuMemMap`; `cuMemAlloc` where there is no such thing |
+//! | the same, where two devices do not reach each other | a memfd and `cuMemHostRegister`: bytes and flags go through host memory, and `Fabric::link` says so |
 //! | `PeerMemory::register` | look up the allocation, or all segments, that the caller's span covers |
 //! | `PeerMemory::export`, `import` | descriptors over a Unix socket and `cuMemMap`, or `cuIpcGetMemHandle` and `cuIpcOpenMemHandle`; between ranks of one process the same addresses, and access for the other device |
-//! | `Op::Put` | `cuMemcpyAsync`, on one of two streams |
+//! | `Op::Put` | `cuMemcpyAsync`, on one of two streams; to oneself on a third, or back from a peer ([`OwnCopy`]) |
 //! | `Op::Signal`, `Op::Wait` | neighbours of a slice in one `cuStreamBatchMemOp`; where stream writes to a peer do not work, a copy of 8 bytes |
-//! | `completed` | a word that the stream writes into host memory, never a stream query, so that it is legal while any stream captures |
+//! | `completed` | a look at the event of the oldest slice, in a mode that captures of other threads do not mind |
 //! | `release` | writes of the awaited values from a stream of its own |
 //! | `fork`, `join` | the caller's stream itself carries the flags, so that most starts need no event |
 //!
 //! # What is left out
 //!
-//! - Ways through host memory where two devices do not reach each other: an error says so.
 //! - Fabric handles between hosts of one NVLink domain; [`try_handles`] tells whether they would work.
 //! - The legacy default stream: nothing is ever put there.
 
@@ -40,7 +40,7 @@ pub use device::{
     Abilities, ComputeMode, Device, DeviceLink, HandleTrials, discover, driver_version, link,
     try_handles,
 };
-pub use engine::{Engine, SignalBy, Stream};
+pub use engine::{Engine, OwnCopy, SignalBy, Stream};
 pub use error::{CudaResult, Error};
 pub use fabric::{Fabric, Options};
 pub use key::Key;

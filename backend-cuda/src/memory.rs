@@ -5,6 +5,7 @@
 //! | that Peerlane allocates | physical memory with a descriptor, mapped by each importer |
 //! | of `cudaMalloc` | its legacy IPC handle; the caller's offset travels beside it |
 //! | that the caller mapped, such as expandable segments | a descriptor for every segment |
+//! | that Peerlane allocates, where a peer's device does not reach this one | host memory with a descriptor, mapped by each importer and registered with its driver |
 //! | of a stream-ordered pool | not at all; it can be put from, and received into by oneself |
 //!
 //! Ranks of one process share addresses: an import there only lets the importer's device reach them.
@@ -17,19 +18,21 @@ mod borrowed;
 mod handle;
 mod import;
 mod mapped;
+mod open;
+mod pinned;
 mod plain;
 mod registration;
 mod transfer;
 
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use peerlane_hal::mechanics::handover::{self, Claim, Entry, ProcessToken};
+use peerlane_hal::mechanics::handover::{self, Entry, ProcessToken};
 use peerlane_hal::{BackendId, Deadline, PeerMemory, Rank, Region, Role, Space};
 
-use import::{Allocation, Identity, Import, Opened};
-use mapped::Mapped;
+use import::Import;
 use registration::Registration;
 use transfer::Transfer;
 
@@ -52,6 +55,16 @@ pub(crate) struct Owner {
     pub(crate) device: [u8; 16],
 }
 
+/// A connected peer.
+#[derive(Debug)]
+struct Connected {
+    owner: Owner,
+    /// Why the two devices do not reach each other, if they do not.
+    apart: Option<String>,
+    /// It has handed out memory of the host.
+    on_host: bool,
+}
+
 /// Registers memory of this rank's device and imports that of its peers.
 #[derive(Debug)]
 pub struct Memory {
@@ -60,8 +73,7 @@ pub struct Memory {
     transfer: Arc<Transfer>,
     /// Whether memory without a descriptor is refused where the device says that it has them.
     strict: bool,
-    /// The connected peers.
-    owners: Mutex<Vec<Option<Owner>>>,
+    peers: Mutex<Vec<Option<Connected>>>,
 }
 
 /// Registered memory of this rank.
@@ -99,25 +111,67 @@ impl Memory {
         strict: bool,
     ) -> Result<Self, Error> {
         let transfer = Arc::new(Transfer::open(context)?);
-        let owners = Mutex::new(vec![None; ranks]);
-        Ok(Self { rank, context: Arc::clone(context), transfer, strict, owners })
+        let peers = Mutex::new((0..ranks).map(|_| None).collect());
+        Ok(Self { rank, context: Arc::clone(context), transfer, strict, peers })
     }
 
     pub(crate) fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// From now on regions of `peer` can be imported, if they are this owner's.
-    pub(crate) fn connect(&self, peer: Rank, owner: Owner) {
-        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(place) = owners.get_mut(peer.index()) {
-            *place = Some(owner);
+    fn peers(&self) -> MutexGuard<'_, Vec<Option<Connected>>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on regions of `peer` can be imported, if they are this owner's. With `apart`, the
+    /// reason why its device and this one do not reach each other, what is allocated from now on
+    /// lies on the host.
+    pub(crate) fn connect(&self, peer: Rank, owner: Owner, apart: Option<String>) {
+        if let Some(place) = self.peers().get_mut(peer.index()) {
+            *place = Some(Connected { owner, apart, on_host: false });
         }
     }
 
-    fn owner(&self, peer: Rank) -> Result<Owner, Error> {
-        let owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
-        owners.get(peer.index()).copied().flatten().ok_or(Error::NotConnected { peer })
+    /// Whether bytes to that peer go through memory of the host, as far as it is known: its memory
+    /// may lie there because of a third rank, and that shows when it is imported.
+    pub(crate) fn is_on_host(&self, peer: Rank) -> bool {
+        let peers = self.peers();
+        let peer = peers.get(peer.index()).and_then(Option::as_ref);
+        peer.is_some_and(|peer| peer.on_host || peer.apart.is_some())
+    }
+
+    fn needs_host(&self) -> bool {
+        self.peers().iter().flatten().any(|peer| peer.apart.is_some())
+    }
+
+    /// Refuses a key that is not of this peer, or of memory that this device does not reach.
+    fn check_owner(&self, peer: Rank, key: &Key) -> Result<(), Error> {
+        let mut peers = self.peers();
+        let connected = peers.get_mut(peer.index()).and_then(Option::as_mut);
+        let connected = connected.ok_or(Error::NotConnected { peer })?;
+        if key.rank != peer {
+            let (wanted, seen) = (format!("rank {peer}"), format!("rank {}", key.rank));
+            return Err(Error::ForeignKey { wanted, seen });
+        }
+        if (Owner { process: key.process, device: key.device }) != connected.owner {
+            return Err(Error::ForeignKey {
+                wanted: format!("rank {peer} as it is connected"),
+                seen: "another process or device of it".to_owned(),
+            });
+        }
+        match (&key.reach, &connected.apart) {
+            (Reach::Nothing, _) => {}
+            (Reach::Host, _) => connected.on_host |= peer != self.rank,
+            (_, Some(apart)) => {
+                return Err(Error::unavailable(format!(
+                    "cannot import memory of rank {peer}: {apart}, and it is memory of a device; \
+                     let Peerlane allocate it, after all peers are connected, or use devices that \
+                     reach each other"
+                )));
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     fn enter(&self, registration: Registration) -> Local {
@@ -125,95 +179,6 @@ impl Memory {
         let shared = Arc::clone(&registration);
         let entry = handover::enter(BackendId::CUDA, self.rank, registration.role, shared);
         Local { registration, transfer: Arc::clone(&self.transfer), entry }
-    }
-
-    /// Imports a region of a peer that need not be connected.
-    pub(crate) fn open_key(
-        &self,
-        peer: Rank,
-        key: &Key,
-        deadline: Deadline,
-    ) -> Result<Remote, Error> {
-        let (role, bytes) = (key.role, key.bytes);
-        let claim =
-            Claim { backend: BackendId::CUDA, generation: key.generation, owner: peer, role };
-        if key.process == ProcessToken::own() {
-            let found = handover::find::<Registration>(&claim).filter(|found| found.bytes == bytes);
-            let Some(registration) = found else {
-                return Err(Error::Freed { peer, generation: key.generation.0 });
-            };
-            registration.allow(&self.context)?;
-            let address = registration.address;
-            let hold = Hold::SameProcess { _registration: registration };
-            return Ok(Remote { peer, role, address, bytes, _hold: hold });
-        }
-        if let Reach::Private(why) = key.reach {
-            let why = why.text().to_owned();
-            return Err(Error::PrivateMemory { peer, why });
-        }
-        let refused = Error::of_handover(peer, key.generation.0);
-        let fds = handover::ask(key.process, &claim, deadline).map_err(refused)?;
-        let _current = self.context.enter_relaxed()?;
-        let identity = |allocation| {
-            let (process, device) = (key.process, self.context.device);
-            Identity { process, allocation, device }
-        };
-        let (head, import) = match &key.reach {
-            Reach::Nothing | Reach::Private(_) => {
-                return Ok(Remote { peer, role, address: 0, bytes: 0, _hold: Hold::Nothing });
-            }
-            Reach::Segments { head, segments } => {
-                let identity = identity(Allocation::Segments(key.generation));
-                let open = || self.map_segments(peer, segments, &fds);
-                (*head, Import::share(identity, open)?)
-            }
-            Reach::Ipc { head, handle } => {
-                let identity = identity(Allocation::Ipc(*handle));
-                let import = Import::share(identity, || Opened::ipc(&self.context, *handle))?;
-                self.check_extent(peer, import.address(), *head, bytes)?;
-                (*head, import)
-            }
-        };
-        let address = import.address() + head;
-        Ok(Remote { peer, role, address, bytes, _hold: Hold::OtherProcess { _import: import } })
-    }
-
-    fn map_segments(
-        &self,
-        peer: Rank,
-        segments: &[u64],
-        fds: &[std::os::fd::OwnedFd],
-    ) -> Result<Opened, Error> {
-        if fds.len() != segments.len() {
-            let (seen, wanted) = (fds.len(), segments.len());
-            let how = format!("it handed over {seen} descriptors, its key has {wanted} segments");
-            return Err(Error::PeerLost { peer, how });
-        }
-        let handles: Result<Vec<Handle>, Error> = segments
-            .iter()
-            .zip(fds)
-            .map(|(bytes, fd)| Handle::import(&self.context, std::os::fd::AsFd::as_fd(fd), *bytes))
-            .collect();
-        Ok(Opened::Mapped(Mapped::map(&self.context, &handles?)?))
-    }
-
-    /// Refuses a key that claims more than the allocation has, as far as the driver tells.
-    fn check_extent(
-        &self,
-        peer: Rank,
-        address: CUdeviceptr,
-        head: u64,
-        bytes: u64,
-    ) -> Result<(), Error> {
-        match borrowed::extent(&self.context, address)? {
-            Some(extent) if head + bytes > extent.bytes - (address - extent.address) => {
-                Err(Error::ForeignKey {
-                    wanted: format!("an allocation of at least {} bytes", head + bytes),
-                    seen: format!("one of rank {peer} with {} bytes", extent.bytes),
-                })
-            }
-            _ => Ok(()),
-        }
     }
 }
 
@@ -225,6 +190,12 @@ impl PeerMemory for Memory {
 
     fn allocate(&self, bytes: u64, role: Role) -> Result<Local, Error> {
         let _current = self.context.enter_relaxed()?;
+        if self.needs_host() {
+            // A new memfd is zero.
+            let registration =
+                Registration::allocate_on_host(&self.context, bytes, self.rank, role)?;
+            return Ok(self.enter(registration));
+        }
         let registration =
             Registration::allocate(&self.context, bytes, self.rank, role, self.strict)?;
         self.transfer.zero(registration.address, registration.allocated_bytes())?;
@@ -256,17 +227,7 @@ impl PeerMemory for Memory {
     }
 
     fn import(&self, peer: Rank, key: &Key, deadline: Deadline) -> Result<Remote, Error> {
-        let owner = self.owner(peer)?;
-        if key.rank != peer {
-            let (wanted, seen) = (format!("rank {peer}"), format!("rank {}", key.rank));
-            return Err(Error::ForeignKey { wanted, seen });
-        }
-        if (Owner { process: key.process, device: key.device }) != owner {
-            return Err(Error::ForeignKey {
-                wanted: format!("rank {peer} as it is connected"),
-                seen: "another process or device of it".to_owned(),
-            });
-        }
+        self.check_owner(peer, key)?;
         self.open_key(peer, key, deadline)
     }
 }
@@ -292,7 +253,12 @@ impl Local {
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument): the span leaves the region.
     /// [`Timeout`](peerlane_hal::ErrorKind::Timeout): the device is stuck. The driver's refusal.
     pub fn upload(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.transfer.upload(self.span(offset, bytes.len())?, bytes)
+        let address = self.span(offset, bytes.len())?;
+        match self.registration.pinned() {
+            Some(pinned) => pinned.write(offset, bytes),
+            None => self.transfer.upload(address, bytes)?,
+        }
+        Ok(())
     }
 
     /// Copies from the region, in the same way.
@@ -300,7 +266,12 @@ impl Local {
     /// # Errors
     /// As [`upload`](Self::upload).
     pub fn download(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
-        self.transfer.download(self.span(offset, bytes.len())?, bytes)
+        let address = self.span(offset, bytes.len())?;
+        match self.registration.pinned() {
+            Some(pinned) => pinned.read(offset, bytes),
+            None => self.transfer.download(address, bytes)?,
+        }
+        Ok(())
     }
 
     fn span(&self, offset: u64, length: usize) -> Result<CUdeviceptr, Error> {
@@ -323,17 +294,26 @@ impl Region for Local {
         self.registration.bytes
     }
 
+    /// The host, where it reaches the memory at the address that the device has for it: whoever
+    /// has the base may take it for either.
     fn space(&self) -> Space {
-        Space::Device
+        match self.registration.pinned() {
+            Some(pinned) if pinned.is_unified() => Space::Host,
+            _ => Space::Device,
+        }
     }
 
-    fn flags(&self) -> Option<&[std::sync::atomic::AtomicU64]> {
-        None
+    fn flags(&self) -> Option<&[AtomicU64]> {
+        let pinned = self.registration.pinned()?;
+        (self.role() == Role::Flags).then(|| pinned.words(self.registration.bytes))
     }
 
     fn flag_value(&self, word: u64) -> Option<u64> {
         if self.role() != Role::Flags {
             return None;
+        }
+        if let Some(flags) = self.flags() {
+            return Some(flags.get(usize::try_from(word).ok()?)?.load(Ordering::Acquire));
         }
         let mut value = [0; 8];
         let address = self.span(word.checked_mul(WORD_BYTES)?, value.len()).ok()?;

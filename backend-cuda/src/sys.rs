@@ -78,6 +78,7 @@ table! {
         mem_get_address_range = "cuMemGetAddressRange_v2" (*mut CUdeviceptr, *mut usize, CUdeviceptr);
         mem_host_alloc = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
         mem_host_register = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+        mem_host_unregister = "cuMemHostUnregister" (*mut c_void);
         mem_free_host = "cuMemFreeHost" (*mut c_void);
         mem_host_get_device_pointer = "cuMemHostGetDevicePointer_v2" (*mut CUdeviceptr, *mut c_void, c_uint);
         pointer_get_attribute = "cuPointerGetAttribute" (*mut c_void, c_int, CUdeviceptr);

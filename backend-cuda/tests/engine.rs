@@ -4,6 +4,8 @@
 mod calls;
 #[path = "engine/capture.rs"]
 mod capture;
+#[path = "engine/order.rs"]
+mod order;
 #[path = "engine/release.rs"]
 mod release;
 #[path = "engine/streams.rs"]

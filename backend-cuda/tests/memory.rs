@@ -2,7 +2,7 @@
 
 mod support;
 
-use peerlane_cuda::{Error, Fabric, Options};
+use peerlane_cuda::{Fabric, Options};
 use peerlane_hal::{
     At, CopyEngine as _, Error as _, ErrorKind, Fabric as _, LinkKind, Op, PeerMemory as _, Rank,
     Region as _, RemoteKey as _, Role, Ticket,
@@ -217,24 +217,6 @@ fn opening_says_what_is_wrong() {
     let error = open(0, 1, 0);
     assert_eq!(error.kind(), ErrorKind::Other);
     assert!(error.to_string().contains("result 9999"), "{error}");
-}
-
-#[test]
-fn devices_that_do_not_reach_each_other_say_so() {
-    let (driver, _turn) = driver();
-    driver.set("P2P", "off");
-    let result = ranks(2);
-    driver.set("P2P", "on");
-    let error: Error = result.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(error.to_string().contains("gives no peer access between them"), "{error}");
-    // Two ranks of one device need none.
-    driver.set("P2P", "off");
-    let mut first = Fabric::open(Rank(0), 2, 0).unwrap();
-    let second = Fabric::open(Rank(1), 2, 0).unwrap();
-    first.connect(Rank(1), &second.address(), soon()).unwrap();
-    driver.set("P2P", "on");
-    assert_eq!(first.link(Rank(1)).unwrap().kind, LinkKind::Own);
 }
 
 #[test]

@@ -21,11 +21,18 @@ pub enum LinkKind {
     Xgmi,
     /// PCI Express between two devices.
     Pcie,
+    /// Memory of the host, because the two devices do not reach each other.
+    HostStaged,
     /// An RDMA network.
     Rdma,
 }
 
 impl LinkKind {
+    /// Whether it is a way around what devices lack, and slower than they could be.
+    pub const fn is_fallback(self) -> bool {
+        matches!(self, Self::HostStaged)
+    }
+
     /// A short name for tables, such as `shared memory`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -34,6 +41,7 @@ impl LinkKind {
             Self::NvLink => "NVLink",
             Self::Xgmi => "XGMI",
             Self::Pcie => "PCIe",
+            Self::HostStaged => "through host memory",
             Self::Rdma => "RDMA",
         }
     }

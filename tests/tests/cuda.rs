@@ -8,7 +8,7 @@ use peerlane_conformance::middleware::{
     DelayLayer, DowngradeLayer, FailAtLayer, Layered, TraceLayer, TraceLog,
 };
 use peerlane_conformance::{CudaDriver, CudaHarness, Suite};
-use peerlane_cuda::{Options, SignalBy};
+use peerlane_cuda::{Options, OwnCopy, SignalBy};
 use peerlane_hal::{ErrorKind, Rank};
 
 fn main() -> ExitCode {
@@ -28,6 +28,7 @@ fn main() -> ExitCode {
     Suite::new()
         .with(plain())
         .with(cuda("-signal-by-copy", |options| options.signal = Some(SignalBy::Copy)))
+        .with(cuda("-own-copy-by-link", |options| options.own_copy = OwnCopy::Link))
         .with(delayed)
         .with(Layered::new(plain(), "downgrade", move |_| coarse))
         .with(Layered::new(plain(), "fail-at", move |_| broken))

@@ -19,6 +19,8 @@ mod opening;
 mod peers;
 #[path = "cuda_faults/rank.rs"]
 mod rank;
+#[path = "cuda_faults/staged.rs"]
+mod staged;
 #[path = "cuda_faults/survivor.rs"]
 mod survivor;
 #[path = "cuda_faults/ways.rs"]
@@ -49,7 +51,7 @@ fn main() -> ExitCode {
     // Several cases say how soon something must be over.
     arguments.test_threads.get_or_insert(1);
     let faults = [opening::faults(), memory::faults(), ways::faults(), engines::faults()];
-    let faults = faults.into_iter().flatten().chain(peers::faults());
+    let faults = faults.into_iter().flatten().chain(staged::faults()).chain(peers::faults());
     let trials = faults.map(|Fault { name, on_demand, play }| {
         let name = format!("{}::{name}", driver.name());
         Trial::test(name, move || play(driver).map_err(Into::into))
@@ -90,7 +92,10 @@ fn play(parent: &Parent) -> Outcome {
     match parent.role() {
         "open" => rank::open(parent),
         "gather" => rank::gather(parent),
+        "capture" => rank::capture(parent),
         "memory" => memory::play(parent),
+        "staged" => staged::gather(parent),
+        "strict" => staged::refuse(parent),
         "survive" => survivor::play(parent),
         role => Err(Failure::new(format!("there is no role {role:?}"))),
     }

@@ -30,7 +30,7 @@ use peerlane_conformance::{CudaDriver, Outcome};
 
 use cuda_support::data::unexpected;
 use cuda_support::stage::Stage;
-use parent::Troupe;
+use parent::{Machine, Troupe};
 
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
@@ -49,15 +49,19 @@ fn main() -> ExitCode {
     arguments.test_threads.get_or_insert(1);
     let chapters = (1..=4).flat_map(|ranks| Chapter::ALL.map(|chapter| (ranks, chapter)));
     let large = (5..=9).flat_map(|ranks| [(ranks, Chapter::Shapes), (ranks, Chapter::BackToBack)]);
-    let trials = chapters.chain(large).map(|(ranks, chapter)| {
-        let troupe = Troupe { driver, ranks, chapter };
-        let name = format!("{}::{chapter}::{ranks}_ranks", driver.name());
+    let on_all = chapters.chain(large).map(|(ranks, chapter)| (ranks, chapter, Machine::Whole));
+    let on_others = Machine::OTHERS.into_iter().flat_map(|machine| {
+        [Chapter::BackToBack, Chapter::Captured].map(|chapter| (3, chapter, machine))
+    });
+    let trials = on_all.chain(on_others).map(|(ranks, chapter, machine)| {
+        let troupe = Troupe { driver, ranks, chapter, machine };
+        let name = format!("{}::{chapter}::{ranks}_ranks{machine}", driver.name());
         Trial::test(name, move || troupe.run().map_err(Into::into))
             .with_ignored_flag(troupe.reason_to_skip().is_some())
     });
     let trials = trials.collect();
     if driver == CudaDriver::Device {
-        eprintln!("more than 4 ranks are ignored: {}", parent::TOO_MANY);
+        eprintln!("some are ignored: {}; {}", parent::TOO_MANY, parent::OTHER);
     }
     libtest_mimic::run(&arguments, trials).exit_code()
 }

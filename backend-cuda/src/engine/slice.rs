@@ -3,6 +3,7 @@
 use peerlane_hal::Ticket;
 
 use super::Engine;
+use super::back::{self, Part};
 use super::emit::{Busy, Emitter};
 use super::pending::Awaited;
 use super::route::{Routes, Shape};
@@ -39,7 +40,8 @@ impl Engine {
             self.pending.await_flag(awaited);
         }
         emitter.begin();
-        walk(&mut emitter, &self.steps, &mut self.routes)?;
+        back::mark(self.own_copy, &self.steps, &mut self.parts);
+        walk(&mut emitter, &self.steps, &self.parts, &mut self.routes)?;
         emitter.end()?;
         // With its event.
         let commands = emitter.commands() + 1;
@@ -80,7 +82,8 @@ impl Engine {
             commands: [0; 2],
         };
         emitter.begin();
-        walk(&mut emitter, &self.steps, &mut self.routes)?;
+        back::mark(self.own_copy, &self.steps, &mut self.parts);
+        walk(&mut emitter, &self.steps, &self.parts, &mut self.routes)?;
         emitter.end()
     }
 }
@@ -93,12 +96,26 @@ fn awaited(steps: &[Step]) -> impl Iterator<Item = Awaited> + Clone {
     })
 }
 
-fn walk(emitter: &mut Emitter<'_>, steps: &[Step], routes: &mut Routes) -> Result<(), Error> {
-    steps.iter().try_for_each(|step| match *step {
-        Step::Put { whom, dst, src, bytes } => emitter.put((dst, src), bytes, routes.track(whom)),
-        Step::Signal { whom, flag, value } => {
+fn walk(
+    emitter: &mut Emitter<'_>,
+    steps: &[Step],
+    parts: &[Part],
+    routes: &mut Routes,
+) -> Result<(), Error> {
+    steps.iter().zip(parts).try_for_each(|(step, part)| match (*step, *part) {
+        (_, Part::Spared) => Ok(()),
+        (Step::Put { whom, dst, src, bytes }, part) => {
+            let track = routes.track(whom);
+            emitter.put((dst, src), bytes, track)?;
+            match part {
+                // Behind it in the same stream.
+                Part::Returns(own) => emitter.put((own, dst), bytes, track),
+                _ => Ok(()),
+            }
+        }
+        (Step::Signal { whom, flag, value }, _) => {
             emitter.signal(whom, routes.put_track(whom), (flag, value))
         }
-        Step::Wait { flag, value, reset } => emitter.wait(flag, value, reset),
+        (Step::Wait { flag, value, reset }, _) => emitter.wait(flag, value, reset),
     })
 }

@@ -8,6 +8,7 @@ use peerlane_hal::Generation;
 use peerlane_hal::mechanics::handover::ProcessToken;
 
 use super::mapped::Mapped;
+use super::pinned::Pinned;
 use crate::device::Context;
 use crate::error::Error;
 use crate::sys::{self, CUdevice, CUdeviceptr, CUipcMemHandle};
@@ -25,7 +26,7 @@ pub(super) struct Identity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Allocation {
     /// Its descriptors have no name that both sides know; the registration has.
-    Segments(Generation),
+    Registration(Generation),
     /// Every region of one allocation has the same handle.
     Ipc([u8; 64]),
 }
@@ -35,6 +36,7 @@ pub(super) enum Allocation {
 pub(super) enum Opened {
     Mapped(Mapped),
     Ipc { context: Arc<Context>, address: CUdeviceptr },
+    Host(Pinned),
 }
 
 impl Opened {
@@ -53,6 +55,7 @@ impl Opened {
         match self {
             Self::Mapped(mapped) => mapped.address(),
             Self::Ipc { address, .. } => *address,
+            Self::Host(pinned) => pinned.address(),
         }
     }
 }

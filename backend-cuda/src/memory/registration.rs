@@ -9,6 +9,7 @@ use peerlane_hal::{Rank, Role};
 use super::borrowed::{Borrowed, Kind};
 use super::handle::Handle;
 use super::mapped::{self, Mapped};
+use super::pinned::Pinned;
 use super::plain::{self, Plain};
 use crate::device::Context;
 use crate::error::Error;
@@ -22,6 +23,8 @@ pub(super) enum Backing {
     Mapped(Mapped),
     /// Allocated here, where there is no virtual memory.
     Plain(Plain),
+    /// Allocated here, on the host.
+    Host(Pinned),
     /// The caller's own.
     Borrowed(Borrowed),
     /// No bytes at all.
@@ -43,6 +46,8 @@ enum Exported {
         head: u64,
         handle: CUipcMemHandle,
     },
+    /// Memory of the host.
+    Host,
 }
 
 /// One registration; importers in this process share it.
@@ -94,6 +99,19 @@ impl Registration {
         Ok(Self { context, address, bytes, owner, role, backing, exported })
     }
 
+    /// Allocates memory of the host, for peers that do not reach this device.
+    pub(super) fn allocate_on_host(
+        context: &Arc<Context>,
+        bytes: u64,
+        owner: Rank,
+        role: Role,
+    ) -> Result<Self, Error> {
+        let pinned = Pinned::create(context, bytes, owner)?;
+        let (context, address) = (Arc::clone(context), pinned.address());
+        let (backing, exported) = (Backing::Host(pinned), OnceLock::from(Exported::Host));
+        Ok(Self { context, address, bytes, owner, role, backing, exported })
+    }
+
     /// Registers the caller's memory at `address`.
     pub(super) fn borrow(
         context: &Arc<Context>,
@@ -118,6 +136,14 @@ impl Registration {
         }
     }
 
+    /// The memory, where it is of the host.
+    pub(super) fn pinned(&self) -> Option<&Pinned> {
+        match &self.backing {
+            Backing::Host(pinned) => Some(pinned),
+            _ => None,
+        }
+    }
+
     /// How peers reach the memory; from now on the server hands it out.
     pub(super) fn export(&self) -> Result<Reach, Error> {
         if self.exported.get().is_none() {
@@ -135,6 +161,7 @@ impl Registration {
             Some(Exported::Ipc { head, handle }) => {
                 Reach::Ipc { head: *head, handle: handle.reserved }
             }
+            Some(Exported::Host) => Reach::Host,
         })
     }
 
@@ -148,6 +175,7 @@ impl Registration {
             Backing::Nothing => Ok(Exported::Nothing),
             // Exported when it was made.
             Backing::Mapped(_) => Ok(Exported::Private(Why::NoHandle)),
+            Backing::Host(_) => Ok(Exported::Host),
             Backing::Plain(plain) => ipc(plain.address()),
             Backing::Borrowed(borrowed) => match borrowed.kind {
                 Kind::Legacy => ipc(borrowed.extents[0].address),
@@ -169,15 +197,24 @@ impl Registration {
         Ok(Exported::Segments { head, handles })
     }
 
-    /// Lets the device of another rank of this process reach the memory, at the same addresses.
-    pub(super) fn allow(&self, reader: &Context) -> Result<(), Error> {
+    /// Lets the device of another rank of this process reach the memory; where it does.
+    pub(super) fn allow(&self, reader: &Context) -> Result<CUdeviceptr, Error> {
         if self.context.device == reader.device {
-            return Ok(());
+            return Ok(self.address);
         }
         let _current = reader.enter_relaxed()?;
+        if let Backing::Host(pinned) = &self.backing {
+            return pinned.address_for(reader);
+        }
+        self.allow_device(reader)?;
+        Ok(self.address)
+    }
+
+    fn allow_device(&self, reader: &Context) -> Result<(), Error> {
         let allow = |address, bytes| mapped::allow(&self.context, reader, address, bytes);
         match &self.backing {
-            Backing::Nothing => Ok(()),
+            // The host's memory is there for all devices.
+            Backing::Nothing | Backing::Host(_) => Ok(()),
             Backing::Mapped(mapped) => allow(mapped.address(), mapped.bytes()),
             Backing::Plain(_) => self.enable_peer_access(reader),
             Backing::Borrowed(borrowed) => match borrowed.kind {
@@ -211,10 +248,16 @@ impl Handover for Registration {
             // Nothing to hand over, but the asker learns that the memory lives.
             Exported::Nothing | Exported::Ipc { .. } => Some(0),
             Exported::Segments { handles, .. } => u32::try_from(handles.len()).ok(),
+            Exported::Host => Some(1),
         }
     }
 
     fn descriptor(&self, index: u32) -> Result<OwnedFd, String> {
+        if let Backing::Host(pinned) = &self.backing {
+            return pinned.fd().try_clone_to_owned().map_err(|error| {
+                format!("cannot duplicate the descriptor of the memory: {error}")
+            });
+        }
         let Some(Exported::Segments { handles, .. }) = self.exported.get() else {
             return Err("the memory has no descriptors".to_owned());
         };

@@ -114,11 +114,7 @@ fn gather(me: usize, regions: &Regions, epoch: u64, way: Way) -> Vec<OpOf<'_>> {
     } else {
         (&regions.source, 0)
     };
-    let put = |peer: usize| Op::Put {
-        dst: At { region: &regions.outputs[peer], offset: me as u64 * regions.shard },
-        src: At { region, offset },
-        bytes: regions.shard,
-    };
+    let put = |peer: usize| put(me, regions, (region, offset), peer);
     let mut ops = Vec::new();
     if way.ready {
         ops.extend(peers().map(|peer| signal(0, peer)));
@@ -133,6 +129,16 @@ fn gather(me: usize, regions: &Regions, epoch: u64, way: Way) -> Vec<OpOf<'_>> {
     ops
 }
 
+fn put<'a>(
+    me: usize,
+    regions: &'a Regions,
+    (region, offset): (&'a Local, u64),
+    peer: usize,
+) -> OpOf<'a> {
+    let to = At { region: &regions.outputs[peer], offset: me as u64 * regions.shard };
+    Op::Put { dst: to, src: At { region, offset }, bytes: regions.shard }
+}
+
 impl Member {
     pub(crate) fn submit(&mut self, epoch: u64, way: Way) -> Ticket {
         self.try_submit(epoch, way).unwrap()
@@ -145,7 +151,62 @@ impl Member {
         unsafe { self.engine.submit(&ops) }
     }
 
-    /// Submits any op of the own flags.
+    /// Puts to all, and then a gather behind a gate that is closed below `gate`.
+    pub(crate) fn submit_held(&mut self, gate: u64) -> Ticket {
+        let (regions, me) = (&self.regions, self.me);
+        let ranks = regions.outputs.len();
+        let source = (&regions.source, 0);
+        let mut ops: Vec<OpOf<'_>> =
+            (0..ranks).map(|step| put(me, regions, source, (me + step) % ranks)).collect();
+        let flag = Flag { region: &regions.flags, word: self.gate() };
+        ops.push(Op::Wait { flag, value: gate, reset: false });
+        ops.extend(gather(me, regions, gate, Way { ready: false, ..PLAIN }));
+        // SAFETY: as in `try_submit`.
+        unsafe { self.engine.submit(&ops) }.unwrap()
+    }
+
+    /// A flag that nobody signals: that of this rank's readiness for itself.
+    fn gate(&self) -> u64 {
+        self.me as u64
+    }
+
+    pub(crate) fn open_gate(&self, gate: u64) {
+        self.regions.flags.upload(self.gate() * 8, &gate.to_ne_bytes()).unwrap();
+    }
+
+    /// Puts something to another rank, then the shard to `to` in quarters, then signals its arrival,
+    /// then goes on.
+    pub(crate) fn put_quarters_and_signal(&mut self, to: usize, value: u64) -> Ticket {
+        let (regions, me) = (&self.regions, self.me);
+        let ranks = regions.outputs.len();
+        let mut ops = vec![put(me, regions, (&regions.source, 0), (to + 1) % ranks)];
+        for offset in (0..4).map(|quarter| quarter * regions.shard / 4) {
+            let dst =
+                At { region: &regions.outputs[to], offset: me as u64 * regions.shard + offset };
+            let src = At { region: &regions.source, offset };
+            ops.push(Op::Put { dst, src, bytes: regions.shard / 4 });
+        }
+        let flag = Flag { region: &regions.peers_flags[to], word: (ranks + me) as u64 };
+        ops.push(Op::Signal { flag, value });
+        // What follows puts the signal on its way before the slice ends.
+        ops.push(ops[0]);
+        // SAFETY: as in `try_submit`.
+        unsafe { self.engine.submit(&ops) }.unwrap()
+    }
+
+    /// Returns when another engine of this rank sees the value.
+    pub(crate) fn reach(&mut self, word: u64, value: u64) {
+        let mut engine = self.fabric.engine().unwrap();
+        let flag = Flag { region: &self.regions.flags, word };
+        // SAFETY: the flags outlive the engine.
+        unsafe { engine.submit(&[Op::Wait { flag, value, reset: false }]) }.unwrap();
+        let start = Instant::now();
+        while engine.completed().unwrap() < Ticket(1) {
+            assert!(start.elapsed() < Duration::from_secs(20), "rank {}: word {word}", self.me);
+        }
+    }
+
+    /// Submits a wait for one of the own flags.
     pub(crate) fn wait_for(&mut self, word: u64, value: u64) -> Ticket {
         let Self { engine, regions, .. } = self;
         let flag = Flag { region: &regions.flags, word };

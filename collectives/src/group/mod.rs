@@ -24,7 +24,7 @@ pub use all_gather::{AllGather, AllGatherBuilder, Lease, Started};
 pub use buffer::Buffer;
 pub use options::GroupOptions;
 pub use place::Place;
-pub use report::{LaneReport, Report};
+pub use report::{LaneReport, LinkReport, Report};
 use shared::{Closed, Shared};
 
 use crate::bootstrap::Bootstrap;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use peerlane_hal::BackendId;
+use peerlane_hal::{BackendId, LinkKind, Rank};
 
 use crate::plan::{Algorithm, FlagOrder};
 
@@ -25,10 +25,21 @@ pub struct Report {
     pub shard_bytes: u64,
     /// Bytes gathered.
     pub total_bytes: u64,
+    /// How this rank reaches the peers that its fabric names, oneself included.
+    pub links: Vec<LinkReport>,
     /// The lanes of this rank.
     pub lanes: Vec<LaneReport>,
     /// What was proven of the plans before they ran.
     pub proof: String,
+}
+
+/// The way to one peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkReport {
+    /// The peer.
+    pub peer: Rank,
+    /// What carries the bytes.
+    pub kind: LinkKind,
 }
 
 /// One lane of this rank.
@@ -40,6 +51,13 @@ pub struct LaneReport {
     pub queued_waits: bool,
 }
 
+impl Report {
+    /// The peers to whom bytes go around what devices lack, more slowly than they could.
+    pub fn fallbacks(&self) -> impl Iterator<Item = &LinkReport> {
+        self.links.iter().filter(|link| link.kind.is_fallback())
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { algorithm, ranks, parts, outputs, flags, shard_bytes, total_bytes, .. } = self;
@@ -48,6 +66,9 @@ impl fmt::Display for Report {
             "{algorithm}, {ranks} ranks, {shard_bytes} bytes a shard in {parts} part(s), \
              {total_bytes} bytes in all, {outputs} output(s) in turn, flags {flags}"
         )?;
+        for LinkReport { peer, kind } in self.fallbacks() {
+            write!(f, "; to rank {peer} {}", kind.name())?;
+        }
         for (index, lane) in self.lanes.iter().enumerate() {
             let waits = if lane.queued_waits { "queued" } else { "polled" };
             write!(f, "; lane {index} on {}, waits {waits}", lane.backend)?;

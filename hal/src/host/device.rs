@@ -3,6 +3,7 @@
 use std::fs;
 
 use super::error::Error;
+use crate::mechanics::mapping::MemoryInfo;
 
 /// The machine as a device: its processors move the bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,32 +29,13 @@ pub fn discover() -> Result<Vec<Device>, Error> {
         .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
         .map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let memory = MemoryInfo::read()?;
+    let memory = MemoryInfo::read().map_err(Error::io("read /proc/meminfo"))?;
     Ok(vec![Device {
         name,
         cores,
         memory_bytes: memory.total_bytes,
         available_bytes: memory.available_bytes,
     }])
-}
-
-/// The two lines of `/proc/meminfo` that matter.
-pub(super) struct MemoryInfo {
-    pub(super) total_bytes: u64,
-    pub(super) available_bytes: u64,
-}
-
-impl MemoryInfo {
-    pub(super) fn read() -> Result<Self, Error> {
-        let text = fs::read_to_string("/proc/meminfo").map_err(Error::io("read /proc/meminfo"))?;
-        let bytes = |name: &str| {
-            let kib = text.lines().find_map(|line| line.strip_prefix(name));
-            let kib =
-                kib.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-            kib.map_or(0, |kib| kib * 1024)
-        };
-        Ok(Self { total_bytes: bytes("MemTotal:"), available_bytes: bytes("MemAvailable:") })
-    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use rustix::io::Errno;
 use crate::error::ErrorKind;
 use crate::key::{Generation, KeyError};
 use crate::mechanics::handover::Refusal;
+use crate::mechanics::mapping::MappingError;
 use crate::rank::Rank;
 use crate::wire::Truncated;
 
@@ -111,10 +112,6 @@ pub enum Error {
 }
 
 impl Error {
-    pub(super) fn system(what: impl Into<String>) -> impl FnOnce(Errno) -> Self {
-        move |errno| Self::System { what: what.into(), errno }
-    }
-
     pub(super) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         move |error| {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
@@ -132,6 +129,15 @@ impl Error {
             }
             Refusal::Failed { why } => Self::PeerLost { peer, how: why },
             Refusal::System { what, errno } => Self::System { what, errno },
+        }
+    }
+
+    /// Memory of `owner` that is not mapped.
+    pub(super) fn of_mapping(owner: Rank) -> impl FnOnce(MappingError) -> Self {
+        move |error| match error {
+            MappingError::System { what, errno } => Self::System { what, errno },
+            MappingError::Full { wanted, available } => Self::OutOfMemory { wanted, available },
+            MappingError::Unsound { how } => Self::PeerLost { peer: owner, how },
         }
     }
 

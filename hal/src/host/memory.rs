@@ -1,6 +1,5 @@
 //! Regions of host memory, local and imported.
 
-mod mapping;
 mod registration;
 
 use std::fmt;
@@ -8,7 +7,6 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use mapping::Mapping;
 use registration::Backing;
 pub(super) use registration::Registration;
 
@@ -19,6 +17,7 @@ use super::key::{Key, Reach};
 use crate::deadline::Deadline;
 use crate::key::{BackendId, Generation};
 use crate::mechanics::handover::{self, Claim, Entry, ProcessToken};
+use crate::mechanics::mapping::Mapping;
 use crate::memory::{PeerMemory, Region, Role, Space};
 use crate::rank::Rank;
 
@@ -50,7 +49,7 @@ pub struct Remote {
 impl Local {
     /// Allocates zeroed memory that any process can map.
     pub(super) fn allocate(owner: Rank, bytes: u64, role: Role) -> Result<Self, Error> {
-        let backing = Backing::Mapped(Mapping::create(bytes)?);
+        let backing = Backing::Mapped(Mapping::create(bytes).map_err(Error::of_mapping(owner))?);
         Ok(Self::enter(Registration { backing, bytes, owner, role }))
     }
 
@@ -146,7 +145,7 @@ pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Regi
         let how = format!("it handed over {count} descriptors for one region, wanted 1");
         return Err(Error::PeerLost { peer, how });
     };
-    let backing = Backing::Mapped(Mapping::import(fd, bytes, peer)?);
+    let backing = Backing::Mapped(Mapping::import(fd, bytes).map_err(Error::of_mapping(peer))?);
     Ok(Arc::new(Registration { backing, bytes, owner, role }))
 }
 

@@ -30,6 +30,7 @@
 //! | `DRIVER_VERSION` | as the driver says it | 13000 |
 //! | `COMPUTE_MODE` | `default`, `exclusive`, `prohibited` | `default` |
 //! | `P2P`, `P2P_RANK` | `on`, `off`; the performance rank of all pairs | `on`, 0 |
+//! | `P2P_ISLAND` | devices in an island, which reach each other only | 16 |
 //! | `VMM`, `POSIX_FD`, `LEGACY_IPC`, `WORDS_64` | `on`, `off` | `on` |
 //! | `FABRIC` | handles for other nodes: `none`; `refused`, claimed but not permitted; `works` | `refused` |
 //! | `BATCH_MAX` | the most memory operations of a batch | 255 |
@@ -38,6 +39,7 @@
 //! | `CAPTURED_WORDS` | memory operations in a capture: `record`, `refuse`, `drop`, `now` | `record` |
 //! | `COPY_DELAY_US`, `COPY_NS_PER_KIB` | what a copy takes | 0 |
 //! | `JITTER_US`, `SEED` | the most that is added at random to copies, batches and events | 0, 1 |
+//! | `PEER_JITTER_US` | the same, of copies to or from memory of others alone | 0 |
 //! | `QUEUE_LENGTH`, `PATIENCE_MS` | commands in a stream; how long a call waits for one before 999 | 1024, 120000 |
 //! | `JUNK` | the byte that new memory up to 16 MiB holds | 165 |
 //! | `FAIL` | `CALL:AFTER:CODE` or `CALL:AFTER:CODE:always`, with commas between | |

@@ -1,6 +1,7 @@
 //! What the simulated machine saw: how many copies ran at once, and what exists when groups are gone.
 
 use std::fs;
+use std::time::Duration;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
 use peerlane_conformance::Outcome;
@@ -16,6 +17,10 @@ pub(crate) const GROUPS: usize = 50;
 const WARM_UP: usize = 3;
 const SHARD_BYTES: usize = 70_000;
 const STARTS: usize = 4;
+/// Nothing moves any more if so many looks see the same.
+const LOOKS: u32 = 5;
+const LOOKS_MAX: u32 = 100;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
 /// Never more copies than the device has engines, and nothing on the default stream.
 pub(crate) fn copies(stage: &mut Stage) -> Outcome {
@@ -59,9 +64,9 @@ pub(crate) fn leftovers(stage: &mut Stage) -> Outcome {
     let forms = Form::ALL;
     let one = |index: usize| one_group(stage, index, forms[index % forms.len()], false);
     (0..WARM_UP).try_for_each(one)?;
-    let wanted = Inventory::take(&driver);
+    let wanted = Inventory::at_rest(&driver);
     (WARM_UP..GROUPS).try_for_each(one)?;
-    let seen = Inventory::take(&driver);
+    let seen = Inventory::at_rest(&driver);
     check(seen == wanted, || format!("after {GROUPS} groups {seen:?}, wanted {wanted:?}"))
 }
 
@@ -70,9 +75,9 @@ pub(crate) fn captured_leftovers(stage: &mut Stage) -> Outcome {
     let driver = peerlane_simulated_driver::install();
     let one = |index: usize| one_group(stage, index, Form::OneOutput, true);
     (0..WARM_UP).try_for_each(one)?;
-    let before = Inventory::take(&driver);
+    let before = Inventory::at_rest(&driver);
     (WARM_UP..GROUPS).try_for_each(one)?;
-    let seen = Inventory::take(&driver);
+    let seen = Inventory::at_rest(&driver);
     let kept = (GROUPS - WARM_UP) as i64;
     let wanted = Inventory {
         allocations: before.allocations + kept,
@@ -112,6 +117,22 @@ struct Inventory {
 }
 
 impl Inventory {
+    /// Threads of a group that is over may still be closing what they had.
+    fn at_rest(driver: &Driver) -> Self {
+        let mut last = Self::take(driver);
+        let mut quiet = 0;
+        for _ in 0..LOOKS_MAX {
+            std::thread::sleep(BETWEEN_LOOKS);
+            let now = Self::take(driver);
+            quiet = if now == last { quiet + 1 } else { 0 };
+            last = now;
+            if quiet == LOOKS {
+                break;
+            }
+        }
+        last
+    }
+
     fn take(driver: &Driver) -> Self {
         let names = [
             "live_bytes",

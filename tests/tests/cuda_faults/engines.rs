@@ -29,6 +29,7 @@ pub(crate) fn faults() -> Vec<Fault> {
             broken(driver, &format!("fail:{call}:{after}:9999"), &holds)
         }));
     }
+    faults.push(Fault::simulated("unknown_code::while_it_captures", in_a_capture));
     for (name, inject, holds) in [
         ("illegal_address", "break:700", "CUDA_ERROR_ILLEGAL_ADDRESS (700)"),
         ("nvlink_error", "break:220", "(220)"),
@@ -39,6 +40,23 @@ pub(crate) fn faults() -> Vec<Fault> {
         }));
     }
     faults
+}
+
+/// A call fails while a start is recorded: the group ends, and the capture gives no graph.
+fn in_a_capture(driver: CudaDriver) -> Outcome {
+    let (_hub, mut children) = ranks(driver, "capture", 2, |rank, player| {
+        player.value("INJECT", if rank == 1 { "fail:cuMemcpyAsync:1:9999" } else { "" })
+    })?;
+    let holds = ["engine of rank 1 failed", "cuMemcpyAsync on device 1 (", "9999"];
+    let recorded = words(&mut children)?;
+    // It may have heard of the end before it recorded anything.
+    if !recorded[0].starts_with("Lease ") {
+        says("rank 0", &recorded[0], "aborted: ", &holds)?;
+    }
+    says("rank 1", &recorded[1], "aborted: ", &holds)?;
+    let ended = words(&mut children)?;
+    says("rank 0", &ended[0], "broken: ", &holds)?;
+    says("rank 1", &ended[1], "broken: end a capture: ", &[])
 }
 
 /// One rank fails; all say so, with the driver's own words, and live on.

@@ -1,9 +1,11 @@
 //! Peers that are killed, or that never come, while starts are on streams: the others say who is
 //! missing, their streams go on, and they gather again without it.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use peerlane_collectives::bootstrap::tcp::Hub;
+use peerlane_conformance::processes::Child;
 use peerlane_conformance::{CudaDriver, Outcome};
 
 use crate::Fault;
@@ -11,8 +13,6 @@ use crate::cast::{finish, patience, ranks, says};
 use crate::cuda_support::data::{check, unexpected};
 use crate::survivor::Phase;
 
-const RANKS: usize = 3;
-const VICTIM: usize = 1;
 /// A survivor that has said that it waits is waiting by then.
 const SETTLING: Duration = Duration::from_millis(30);
 /// The timeout of a start to which a peer never comes.
@@ -21,69 +21,120 @@ const LONG_TIMEOUT: Duration = Duration::from_secs(20);
 /// How much later than it must a stream may go on.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// What happens to the victim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Killed,
+    /// It lives, and does nothing.
+    Silent,
+    /// It does not even hear that the group is over.
+    Stopped,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Loss {
+    ranks: usize,
+    victim: usize,
+    phase: Phase,
+    end: End,
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ranks, victim, phase, end } = self;
+        write!(f, "peer_lost::{end:?}::{phase}::rank_{victim}_of_{ranks}")
+    }
+}
+
 pub(crate) fn faults() -> Vec<Fault> {
-    let killed = Phase::ALL.map(|phase| {
-        Fault::new(format!("peer_killed::{phase}"), move |driver| lost(driver, phase, true))
-    });
-    let silent = [Phase::BeforeItStarts, Phase::HostWaits].map(|phase| {
-        Fault::new(format!("peer_silent::{phase}"), move |driver| lost(driver, phase, false))
-    });
-    killed.into_iter().chain(silent).collect()
-}
-
-/// The victim is killed once all others wait for it; or lives, and does nothing.
-fn lost(driver: CudaDriver, phase: Phase, killed: bool) -> Outcome {
-    let timeout = if killed { LONG_TIMEOUT } else { SHORT_TIMEOUT };
-    let (_hub, mut children) = ranks(driver, "survive", RANKS, |rank, player| {
-        let player = player.value("PHASE", phase).value("TIMEOUT_MILLIS", timeout.as_millis());
-        let player = player.value("VICTIM", rank == VICTIM);
-        match rank == VICTIM && phase == Phase::WhileItPushes {
-            // Its copies are still to run when it is killed.
-            true => player.variable("PEERLANE_SIM_COPY_DELAY_US", "30000"),
-            false => player,
+    let killed = |ranks, victim, phase| Loss { ranks, victim, phase, end: End::Killed };
+    let mut losses: Vec<Loss> = Phase::ALL.map(|phase| killed(3, 1, phase)).into();
+    losses.push(killed(3, 0, Phase::WhileItPushes));
+    for phase in [Phase::BeforeItStarts, Phase::WhileItPushes, Phase::Replayed] {
+        losses.extend([killed(2, 1, phase), killed(4, 2, phase)]);
+    }
+    for end in [End::Silent, End::Stopped] {
+        for phase in [Phase::BeforeItStarts, Phase::HostWaits] {
+            losses.push(Loss { end, ..killed(3, 1, phase) });
         }
-    })?;
-    children[VICTIM].expect("at its place", patience())?;
-    let survivors = || (0..RANKS).filter(|rank| *rank != VICTIM);
-    for rank in survivors() {
-        children[rank].expect("waits", patience())?;
     }
-    std::thread::sleep(SETTLING);
-    let begun = Instant::now();
-    if killed {
-        children[VICTIM].kill()?;
-    }
-    for rank in survivors() {
-        let text = children[rank].hear(patience())?;
-        let (took, limit) = (begun.elapsed(), if killed { GRACE } else { timeout + GRACE });
-        check(took < limit, || format!("rank {rank} took {took:?}, wanted {limit:?}: {text}"))?;
-        judge(rank, &text, killed)?;
-    }
-    if !killed {
-        children[VICTIM].tell("go on")?;
-        let text = children[VICTIM].hear(patience())?;
-        says("the silent rank", &text, "fell in start: timeout, rank 1: ", &["within 1s"])?;
-        children[VICTIM].finish(patience())?;
-    }
-    let hub = Hub::bind("127.0.0.1:0", RANKS - 1).map_err(unexpected)?;
-    for (place, rank) in survivors().enumerate() {
-        children[rank].expect("alive", patience())?;
-        children[rank].tell(format_args!("{} {place}", hub.address()))?;
-    }
-    for rank in survivors() {
-        children[rank].expect("gathered again", patience())?;
-    }
-    drop(children.remove(VICTIM));
-    finish(children)
+    let fault = |loss: Loss| Fault::new(loss.to_string(), move |driver| loss.play(driver));
+    losses.into_iter().map(fault).collect()
 }
 
-/// Names the victim, and what was waited for.
-fn judge(rank: usize, text: &str, killed: bool) -> Outcome {
-    let who = format!("rank {rank}");
-    if killed {
-        return says(&who, text, "fell in start: peer lost, rank 1: ", &["rank 1 is lost"]);
+impl Loss {
+    fn survivors(self) -> impl Iterator<Item = usize> {
+        (0..self.ranks).filter(move |rank| *rank != self.victim)
     }
-    // Whoever was first has written the record.
-    let holds = ["start 1", "within 1s", "waited for \"ready from 1\" from rank 1"];
-    says(&who, text, "fell in start: timeout, rank 1: ", &holds)
+
+    fn timeout(self) -> Duration {
+        if self.end == End::Killed { LONG_TIMEOUT } else { SHORT_TIMEOUT }
+    }
+
+    /// The victim ends once all others wait for it.
+    fn play(self, driver: CudaDriver) -> Outcome {
+        let Self { ranks: count, victim, phase, end } = self;
+        let (_hub, mut children) = ranks(driver, "survive", count, |rank, player| {
+            let timeout = self.timeout().as_millis();
+            let player = player.value("PHASE", phase).value("TIMEOUT_MILLIS", timeout);
+            let player = player.value("VICTIM", rank == victim);
+            match rank == victim && phase == Phase::WhileItPushes {
+                // Its copies are still to run when it is killed.
+                true => player.variable("PEERLANE_SIM_COPY_DELAY_US", "30000"),
+                false => player,
+            }
+        })?;
+        children[victim].expect("at its place", patience())?;
+        for rank in self.survivors() {
+            children[rank].expect("waits", patience())?;
+        }
+        std::thread::sleep(SETTLING);
+        let begun = Instant::now();
+        match end {
+            End::Killed => children[victim].kill()?,
+            End::Stopped => children[victim].stop()?,
+            End::Silent => {}
+        }
+        for rank in self.survivors() {
+            let text = children[rank].hear(patience())?;
+            let limit = if end == End::Killed { GRACE } else { self.timeout() + GRACE };
+            let took = begun.elapsed();
+            check(took < limit, || format!("rank {rank} took {took:?}, wanted {limit:?}: {text}"))?;
+            self.judge(&format!("rank {rank}"), &text)?;
+        }
+        if end == End::Silent {
+            children[victim].tell("go on")?;
+            let text = children[victim].hear(patience())?;
+            self.judge("the silent rank", &text)?;
+            children[victim].finish(patience())?;
+        }
+        self.gather_again(&mut children)?;
+        drop(children.remove(victim));
+        finish(children)
+    }
+
+    /// Those who are left find each other, on the devices that they had.
+    fn gather_again(self, children: &mut [Child]) -> Outcome {
+        let ranks = self.ranks - 1;
+        let hub = Hub::bind("127.0.0.1:0", ranks).map_err(unexpected)?;
+        for (place, rank) in self.survivors().enumerate() {
+            children[rank].expect("alive", patience())?;
+            children[rank].tell(format_args!("{} {place}", hub.address()))?;
+        }
+        let mut survivors = self.survivors();
+        survivors.try_for_each(|rank| children[rank].expect("gathered again", patience()).map(drop))
+    }
+
+    /// Names the victim, and what was waited for.
+    fn judge(self, who: &str, text: &str) -> Outcome {
+        let victim = self.victim;
+        if self.end == End::Killed {
+            let begins = format!("fell in start: peer lost, rank {victim}: ");
+            return says(who, text, &begins, &[&format!("rank {victim} is lost")]);
+        }
+        let begins = format!("fell in start: timeout, rank {victim}: ");
+        // Whoever was first has written the record.
+        let flag = format!("waited for \"ready from {victim}\" from rank {victim}");
+        says(who, text, &begins, &["start 1", "within 1s", &flag])
+    }
 }

@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
+use cudarc::driver::sys::CUstreamCaptureMode;
 use peerlane_collectives::error::Error;
+use peerlane_collectives::group::{Place, Report};
 use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{CudaDriver, Outcome};
 use peerlane_cuda::Fabric;
 use peerlane_hal::{Error as _, Rank};
 
-use crate::cuda_support::data::{gathered, same, shard};
+use crate::cuda_support::data::{gathered, same, shard, unexpected};
+use crate::cuda_support::gpu::refused;
+use crate::cuda_support::memory::Pinned;
 use crate::cuda_support::stage::Stage;
 use crate::cuda_support::stream::CallerStream;
 
@@ -45,7 +49,7 @@ pub(crate) fn gather(parent: &Parent) -> Outcome {
         }
     };
     match rounds(parent, &mut stage)? {
-        Ok(()) => parent.say("gathered"),
+        Ok(report) => parent.say(format_args!("gathered: {report}")),
         Err((step, error)) => {
             parent.say(fallen(step, &error));
             // Later calls say the same, and nothing is worth waiting for.
@@ -68,7 +72,7 @@ pub(crate) fn gather(parent: &Parent) -> Outcome {
 
 type Fallen = (&'static str, Error);
 
-fn rounds(parent: &Parent, stage: &mut Stage) -> Outcome<Result<(), Fallen>> {
+fn rounds(parent: &Parent, stage: &mut Stage) -> Outcome<Result<Report, Fallen>> {
     let mut gather = match stage.group.all_gather::<u8>(SHARD_BYTES).outputs(1).prepare() {
         Ok(gather) => gather,
         Err(error) => return Ok(Err(("prepare", error))),
@@ -97,14 +101,34 @@ fn rounds(parent: &Parent, stage: &mut Stage) -> Outcome<Result<(), Fallen>> {
         let wanted = gathered(stage.ranks, round, SHARD_BYTES);
         same(format_args!("start {}", start + 1), &receive.read(0, total), &wanted)?;
     }
-    Ok(Ok(()))
+    Ok(Ok(gather.report().clone()))
 }
 
-fn copy_in(
-    stream: &CallerStream,
-    input: &peerlane_collectives::group::Place,
-    send: &crate::cuda_support::memory::Pinned,
-) -> Outcome {
+/// A rank whose capture is refused, and which then gathers without one.
+pub(crate) fn capture(parent: &Parent) -> Outcome {
+    let mut stage = Stage::open(parent)?;
+    let builder = stage.group.all_gather::<u8>(SHARD_BYTES).capturable();
+    let mut gather = builder.prepare().map_err(unexpected)?;
+    let stream = &stage.stream;
+    let memory = stage.gpu.memory(8)?;
+    inject(parent, &stage)?;
+    let graph = stream.record(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL, || {
+        match gather.start_on(&stream.for_starts()) {
+            Ok(lease) => parent.say(format_args!("{lease:?}")),
+            Err(error) => parent.say(format_args!("{}: {error}", error.kind())),
+        }
+        stream.fill(memory.address, 1, 8)
+    })?;
+    graph.launch().map_err(refused("replay"))?;
+    stream.finish()?;
+    (0..STARTS).try_for_each(|_| stage.gather_once(&mut gather))?;
+    drop(gather);
+    stage.group.close().map_err(unexpected)?;
+    parent.say("the capture is whole, gathered");
+    Ok(())
+}
+
+fn copy_in(stream: &CallerStream, input: &Place, send: &Pinned) -> Outcome {
     stream.copy_in(input.base.as_ptr() as u64, send, 0, SHARD_BYTES)
 }
 

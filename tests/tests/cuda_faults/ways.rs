@@ -1,6 +1,7 @@
 //! Drivers that lack something, or do something in their own way: gathers are right all the same, or
 //! an error says what stands against it.
 
+use peerlane_conformance::processes::Child;
 use peerlane_conformance::{CudaDriver, Outcome};
 
 use crate::Fault;
@@ -14,7 +15,6 @@ pub(crate) fn faults() -> Vec<Fault> {
         Fault::new("one_device_for_two_ranks", |driver| {
             gathers(driver, 2, |player| player.variable("CUDA_VISIBLE_DEVICES", "0"))
         }),
-        Fault::simulated("no_peer_access", no_peer_access),
         Fault::simulated("device_hidden_by_each_rank", |driver| {
             let (_hub, children) = ranks(driver, "gather", RANKS, |rank, player| {
                 player.variable("CUDA_VISIBLE_DEVICES", rank.to_string())
@@ -47,7 +47,42 @@ pub(crate) fn faults() -> Vec<Fault> {
             gathers(driver, RANKS, |player| player.variable(&name, value))
         }));
     }
+    for (value, says) in [
+        ("refuse", "cuStreamBatchMemOp"),
+        ("drop", "does not do what was recorded"),
+        ("now", "does not do what was recorded"),
+    ] {
+        faults.push(Fault::simulated(format!("captures_that_{value}"), move |driver| {
+            no_captures(driver, value, says)
+        }));
+    }
+    faults.push(Fault::simulated("copies_to_peers_that_do_nothing", |driver| {
+        let change = |_, player: Player| player.variable("PEERLANE_SIM_DROP_COPIES", "peer");
+        let (_hub, mut children) = ranks(driver, "gather", 2, change)?;
+        for (rank, text) in words(&mut children)?.iter().enumerate() {
+            let begins = "fell in prepare: unavailable, rank none: make an engine: ";
+            let holds = [&format!("device {rank} ("), "does not arrive", "peer access"];
+            says(&format!("rank {rank}"), text, begins, &holds)?;
+        }
+        Ok(())
+    }));
     faults
+}
+
+/// Where captures cannot be trusted they are refused before anything is recorded, and starts that run
+/// at once go on.
+fn no_captures(driver: CudaDriver, value: &str, reason: &str) -> Outcome {
+    let (_hub, mut children) = ranks(driver, "capture", 2, |_, player| {
+        player.variable("PEERLANE_SIM_CAPTURED_WORDS", value)
+    })?;
+    for (rank, text) in words(&mut children)?.iter().enumerate() {
+        let holds = [&format!("device {rank} ("), reason];
+        says(&format!("rank {rank}"), text, "unavailable: ", &holds)?;
+    }
+    for text in words(&mut children)? {
+        says("a rank", &text, "the capture is whole, gathered", &[])?;
+    }
+    finish(children)
 }
 
 /// All ranks gather what they should.
@@ -56,24 +91,11 @@ fn gathers(driver: CudaDriver, count: usize, change: impl Fn(Player) -> Player) 
     all_gathered(children)
 }
 
-fn all_gathered(mut children: Vec<peerlane_conformance::processes::Child>) -> Outcome {
-    for wanted in ["gathered", "closed well"] {
+fn all_gathered(mut children: Vec<Child>) -> Outcome {
+    for wanted in ["gathered: ", "closed well"] {
         for (rank, text) in words(&mut children)?.iter().enumerate() {
             says(&format!("rank {rank}"), text, wanted, &[])?;
         }
-    }
-    finish(children)
-}
-
-/// Nobody can gather, and everybody says which two devices stand against it.
-fn no_peer_access(driver: CudaDriver) -> Outcome {
-    let (_hub, mut children) =
-        ranks(driver, "gather", 2, |_, player| player.variable("PEERLANE_SIM_P2P", "off"))?;
-    for (rank, text) in words(&mut children)?.iter().enumerate() {
-        // By their UUIDs, because each process counts its devices by itself.
-        let (own, other) = (format!("rank {rank} on GPU-"), format!("rank {} on GPU-", 1 - rank));
-        let holds = [own.as_str(), &other, "peer access", "(unavailable)"];
-        says(&format!("rank {rank}"), text, "closed: ", &holds)?;
     }
     finish(children)
 }

@@ -1,5 +1,6 @@
 //! The test's side of a chapter: starts the ranks, and collects what they say.
 
+use std::fmt;
 use std::process::Command;
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use crate::cuda_support::data::unexpected;
 
 /// Why groups of more ranks need the simulated driver.
 pub(crate) const TOO_MANY: &str = "only the simulated driver has a device for each of so many";
+/// Why other machines need it.
+pub(crate) const OTHER: &str = "only the simulated driver can lack what GPUs have";
 /// How long a rank may take for a chapter.
 const PATIENCE: Duration = Duration::from_secs(100);
 /// How much longer the others may take to notice that one has failed.
@@ -24,17 +27,57 @@ const DEVICES: usize = 4;
 /// Of the simulated driver.
 const DEVICES_SIMULATED: usize = 9;
 
+/// What the machine of the simulated driver is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Machine {
+    Whole,
+    /// With another value of a setting.
+    With(&'static str, &'static str),
+    /// Without an entry point.
+    Without(&'static str),
+}
+
+impl Machine {
+    /// Those on which the engine goes other ways.
+    pub(crate) const OTHERS: [Self; 7] = [
+        // Everything through memory of the host; and some of it, between two islands.
+        Self::With("P2P", "off"),
+        Self::With("P2P_ISLAND", "2"),
+        // Puts that are on their way for long, and end in any order.
+        Self::With("PEER_JITTER_US", "2000"),
+        Self::With("PEER_WRITES", "drop"),
+        Self::With("COPY_ENGINES", "1"),
+        Self::With("COPY_ENGINES", "2"),
+        Self::Without("cuStreamBatchMemOp_v2"),
+    ];
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Whole => Ok(()),
+            Self::With(setting, value) => write!(f, "::with_{setting}_{value}"),
+            Self::Without(symbol) => write!(f, "::without_{symbol}"),
+        }
+    }
+}
+
 /// The ranks of one chapter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Troupe {
     pub(crate) driver: CudaDriver,
     pub(crate) ranks: usize,
     pub(crate) chapter: Chapter,
+    pub(crate) machine: Machine,
 }
 
 impl Troupe {
     pub(crate) fn reason_to_skip(self) -> Option<&'static str> {
-        (self.driver == CudaDriver::Device && self.ranks > DEVICES).then_some(TOO_MANY)
+        match (self.driver, self.machine) {
+            (CudaDriver::Simulated, _) => None,
+            (CudaDriver::Device, Machine::Whole) => (self.ranks > DEVICES).then_some(TOO_MANY),
+            (CudaDriver::Device, _) => Some(OTHER),
+        }
     }
 
     pub(crate) fn run(self) -> Outcome {
@@ -85,6 +128,18 @@ impl Troupe {
         command.env("PEERLANE_TEST_CUDA", "simulated");
         command.env("PEERLANE_SIM_DEVICES", devices.to_string());
         command.env("PEERLANE_SIM_GRANULARITY_KIB", "64");
+        match self.machine {
+            Machine::Whole => {}
+            Machine::With(setting, value) => {
+                command.env(format!("PEERLANE_SIM_{setting}"), value);
+            }
+            Machine::Without(symbol) => {
+                // Found as a program finds it that knows nothing of tests.
+                command.env("PEERLANE_TEST_CUDA", "device");
+                let folder = peerlane_simulated_driver::without_symbols(&[symbol]);
+                command.env("LD_LIBRARY_PATH", folder);
+            }
+        }
         if self.chapter == Chapter::Delayed {
             command.env("PEERLANE_SIM_JITTER_US", "300");
             command.env("PEERLANE_SIM_SEED", rank.to_string());

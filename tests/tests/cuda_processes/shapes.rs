@@ -11,6 +11,8 @@ const SHARD_BYTES: [usize; 8] = [0, 1, 777, 4096, 65_535, 65_536, 65_537, 3 << 2
 /// The same where there are many ranks.
 const FEW_SHARD_BYTES: [usize; 2] = [1, 65_537];
 const STARTS: usize = 3;
+/// From here on one more start shows nothing new.
+const LONG_BYTES: usize = 1 << 20;
 
 pub(crate) fn cases(ranks: usize) -> Vec<Case> {
     let shards = if ranks > 4 { &FEW_SHARD_BYTES[..] } else { &SHARD_BYTES[..] };
@@ -24,5 +26,6 @@ pub(crate) fn cases(ranks: usize) -> Vec<Case> {
 fn run(stage: &mut Stage, shard_bytes: usize, form: Form) -> Outcome {
     let builder = stage.group.all_gather::<u8>(shard_bytes);
     let mut gather = form.of(builder).prepare().map_err(unexpected)?;
-    (0..STARTS).try_for_each(|_| stage.gather_once(&mut gather))
+    let starts = if shard_bytes >= LONG_BYTES { 2 } else { STARTS };
+    (0..starts).try_for_each(|_| stage.gather_once(&mut gather))
 }

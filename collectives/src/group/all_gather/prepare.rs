@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::group::agreement::{Offer, agree};
 use crate::group::buffer::Buffer;
 use crate::group::options::{blob, check_timeout};
-use crate::group::report::{LaneReport, Report};
+use crate::group::report::{LaneReport, LinkReport, Report};
 use crate::group::watch::Watch;
 use crate::group::{Group, Local};
 use crate::layout::{FlagLayout, Layout};
@@ -31,9 +31,9 @@ use crate::window::{HostView, Peer, Window};
 /// Results up to this size use two outputs in turn unless told otherwise: there the second phase of
 /// flags costs more than what a second output takes from the cache: docs/adr/0007.
 const TWO_OUTPUTS_BYTES_MAX: u64 = 256 << 10;
-/// The same where flags come in batches, as on devices: a phase less saves a round between devices
-/// and the second output costs no cache of the host. To be measured.
-const TWO_OUTPUTS_BATCHED_BYTES_MAX: u64 = 16 << 20;
+/// The same where flags come in batches, as on devices: a phase less saves a round between devices,
+/// which is 7 to 20 µs of a gather up to this size, and 1 % beyond (docs/perf/cuda-allgather.md).
+const TWO_OUTPUTS_BATCHED_BYTES_MAX: u64 = 256 << 20;
 /// What an offer brings along, in this order.
 const OUTPUT_KEY: usize = 0;
 const FLAGS_KEY: usize = 1;
@@ -279,7 +279,11 @@ impl<F: Fabric> Ready<F> {
             lanes.push(Lane::new(program, Box::new(port), lane == LaneId::HOME));
         }
         let plan = &self.plans[me.index()];
+        // Once everything is imported a fabric knows where the peers' memory lies.
+        let links = Rank::all(group.ranks()).filter_map(|peer| group.fabric.link(peer));
+        let links = links.map(|link| LinkReport { peer: link.peer, kind: link.kind }).collect();
         let report = Report {
+            links,
             algorithm: plan.algorithm,
             ranks: group.ranks(),
             parts: plan.parts,

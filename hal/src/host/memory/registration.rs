@@ -4,8 +4,8 @@ use std::ptr::NonNull;
 
 use rustix::fd::OwnedFd;
 
-use super::mapping::Mapping;
 use crate::mechanics::handover::Handover;
+use crate::mechanics::mapping::Mapping;
 use crate::memory::Role;
 use crate::rank::Rank;
 

@@ -14,7 +14,7 @@ use super::types::{CUcontext, CUdevice, Out, store};
 use crate::device::fault::Fault;
 use crate::device::machine::{Claim, memory};
 use crate::device::session::Session;
-use crate::device::settings::{DEVICES_MAX, Setting};
+use crate::device::settings::{DEVICES_MAX, Setting, reaches};
 use crate::device::sync::lock;
 
 /// The primary context of one device.
@@ -206,7 +206,7 @@ extern "C" fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) -> CUresult 
         if own.device() == peer.device() {
             return Err(INVALID_DEVICE);
         }
-        if !Setting::PeerAccess.is_on() {
+        if !reaches(own.device(), peer.device()) {
             return Err(PEER_ACCESS_UNSUPPORTED);
         }
         if own.reach(peer.device(), true) { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }

@@ -7,7 +7,7 @@ use super::code::{CUresult, INVALID_DEVICE, INVALID_VALUE, Outcome, UNKNOWN};
 use super::init::visible;
 use super::types::{CUdevice, CUuuid, Out, store};
 use crate::device::memory;
-use crate::device::settings::Setting;
+use crate::device::settings::{Setting, reaches};
 
 const NAME: &CStr = c"Simulated GPU";
 /// The bus of the first device.
@@ -190,8 +190,8 @@ extern "C" fn cuDeviceCanAccessPeer(
     peer: CUdevice,
 ) -> CUresult {
     enter("cuDeviceCanAccessPeer", || {
-        let others = physical(device)? != physical(peer)?;
-        store(can, c_int::from(others && Setting::PeerAccess.is_on()))
+        let (device, peer) = (physical(device)?, physical(peer)?);
+        store(can, c_int::from(device != peer && reaches(device, peer)))
     })
 }
 
@@ -203,12 +203,13 @@ extern "C" fn cuDeviceGetP2PAttribute(
     to: CUdevice,
 ) -> CUresult {
     enter("cuDeviceGetP2PAttribute", || {
-        if physical(from)? == physical(to)? {
+        let (from, to) = (physical(from)?, physical(to)?);
+        if from == to {
             return Err(INVALID_DEVICE);
         }
         let number = match attribute {
             1 => Setting::PeerRank.value(),
-            2 | 3 => Setting::PeerAccess.value(),
+            2 | 3 => u64::from(reaches(from, to)),
             4 => 0,
             _ => return Err(INVALID_VALUE),
         };

@@ -11,7 +11,7 @@ use super::types::{CUdeviceptr, CUipcMemHandle, Out, store};
 use crate::device::machine::memory;
 use crate::device::memory::{Kind, share};
 use crate::device::session::Session;
-use crate::device::settings::Setting;
+use crate::device::settings::{Setting, reaches};
 use crate::device::sync::lock;
 
 /// The only flag, without which a handle cannot be opened.
@@ -62,8 +62,7 @@ fn open(session: &Session, handle: &CUipcMemHandle) -> Outcome<CUdeviceptr> {
         return Ok(*address);
     }
     let backing = share::open(&handle.0)?;
-    let foreign = backing.identity().device != session.device();
-    if foreign && !Setting::PeerAccess.is_on() {
+    if !reaches(session.device(), backing.identity().device) {
         return Err(PEER_ACCESS_UNSUPPORTED);
     }
     let kind = Kind::Imported { session: session.id(), by: session.device() };

@@ -19,7 +19,7 @@ use super::types::{
 use crate::device::machine::memory;
 use crate::device::memory::share::{self, NAME_BYTES};
 use crate::device::memory::{Backing, Kind, granularity, new_backing};
-use crate::device::settings::Setting;
+use crate::device::settings::{Setting, reaches};
 
 fn supported() -> Outcome {
     visible()?;
@@ -174,8 +174,7 @@ extern "C" fn cuMemSetAccess(
                 return Err(INVALID_VALUE);
             }
             let device = physical(description.location.id)?;
-            let foreign = pieces.iter().any(|piece| piece.device() != device);
-            if foreign && !Setting::PeerAccess.is_on() {
+            if !pieces.iter().all(|piece| reaches(device, piece.device())) {
                 return Err(INVALID_DEVICE);
             }
             let access = match description.flags {

@@ -85,6 +85,9 @@ impl Copy {
             3 => true,
             _ => false,
         };
+        if foreign {
+            pause(jitter::next_of_peers());
+        }
         if !dropped {
             // The ends stay pinned, or are the caller's, until the bytes are across.
             move_bytes(self.dst.address(), self.src.address(), self.bytes);
@@ -98,12 +101,14 @@ impl Copy {
 
     fn take_time(&self) {
         let nanos = (self.bytes >> 10).saturating_mul(Setting::CopyNanosPerKib.value());
-        let delay = Duration::from_micros(Setting::CopyDelayMicros.value())
-            + Duration::from_nanos(nanos)
-            + jitter::next();
-        if !delay.is_zero() {
-            std::thread::sleep(delay);
-        }
+        let least = Duration::from_micros(Setting::CopyDelayMicros.value());
+        pause(least + Duration::from_nanos(nanos) + jitter::next());
+    }
+}
+
+fn pause(delay: Duration) {
+    if !delay.is_zero() {
+        std::thread::sleep(delay);
     }
 }
 

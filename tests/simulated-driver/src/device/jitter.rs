@@ -5,10 +5,19 @@ use std::time::Duration;
 
 use super::settings::Setting;
 
-/// The next delay, from nothing to the setting.
+/// The next delay of anything, from nothing to the setting.
 pub(crate) fn next() -> Duration {
+    draw(Setting::JitterMicros)
+}
+
+/// The next delay of a copy to or from memory of others.
+pub(crate) fn next_of_peers() -> Duration {
+    draw(Setting::PeerJitterMicros)
+}
+
+fn draw(setting: Setting) -> Duration {
     static DRAWN: AtomicU64 = AtomicU64::new(0);
-    let most = Setting::JitterMicros.value();
+    let most = setting.value();
     if most == 0 {
         return Duration::ZERO;
     }

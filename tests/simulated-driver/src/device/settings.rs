@@ -50,6 +50,8 @@ settings! {
     ComputeMode = "COMPUTE_MODE", Values::Words(&["default", "exclusive-thread", "prohibited", "exclusive"]), 0;
     /// Whether devices reach each other's memory.
     PeerAccess = "P2P", OFF_ON, 1;
+    /// Devices reach those of their island only; so many make one.
+    PeerIsland = "P2P_ISLAND", Values::Number(1, DEVICES_MAX as u64), 16;
     /// The best is 0.
     PeerRank = "P2P_RANK", Values::Number(0, 100), 0;
     /// Whether there is virtual memory management.
@@ -75,6 +77,9 @@ settings! {
     CopyNanosPerKib = "COPY_NS_PER_KIB", Values::Number(0, 1_000_000_000), 0;
     /// The most that is added to a copy, to a batch of words and before an event, at random.
     JitterMicros = "JITTER_US", Values::Number(0, 60_000_000), 0;
+    /// The most that is added to a copy to or from memory of others, at random: then puts that start
+    /// together end apart, and whatever was to wait for them is seen to.
+    PeerJitterMicros = "PEER_JITTER_US", Values::Number(0, 60_000_000), 0;
     Seed = "SEED", ANY, 1;
     /// How many commands a queue holds before a caller has to wait.
     QueueLength = "QUEUE_LENGTH", Values::Number(1, 1 << 20), 1024;
@@ -82,6 +87,12 @@ settings! {
     PatienceMillis = "PATIENCE_MS", Values::Number(1, 86_400_000), 120_000;
     /// What new memory holds: not zero, because nothing promises zero.
     Junk = "JUNK", Values::Number(0, 255), 0xa5;
+}
+
+/// Whether a device reaches the memory of another.
+pub(crate) fn reaches(device: u32, other: u32) -> bool {
+    let island = |device| u64::from(device) / Setting::PeerIsland.value();
+    device == other || Setting::PeerAccess.is_on() && island(device) == island(other)
 }
 
 impl Setting {

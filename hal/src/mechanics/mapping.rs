@@ -1,14 +1,12 @@
 //! Shared mappings: a sealed memfd and its place in this address space.
 
+use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::fs::{MemfdFlags, SealFlags};
+pub use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-
-use crate::host::device::MemoryInfo;
-use crate::host::error::Error;
-use crate::rank::Rank;
 
 /// Below this the check of free memory costs more than it can tell.
 const CHECKED_BYTES_MIN: u64 = 16 << 20;
@@ -16,10 +14,40 @@ const CHECKED_BYTES_MIN: u64 = 16 << 20;
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const PAGE_BYTES: u64 = 4096;
 
+/// Why memory of the host is not mapped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MappingError {
+    /// This system refused something.
+    System {
+        /// What was asked of it.
+        what: String,
+        /// Its answer.
+        errno: Errno,
+    },
+    /// The machine has too little memory.
+    Full {
+        /// Bytes wanted.
+        wanted: u64,
+        /// Bytes that can be had without swapping.
+        available: u64,
+    },
+    /// What a peer handed over is not what it should be.
+    Unsound {
+        /// What it is, and what was wanted.
+        how: String,
+    },
+}
+
+impl MappingError {
+    fn system(what: impl Into<String>) -> impl FnOnce(Errno) -> Self {
+        move |errno| Self::System { what: what.into(), errno }
+    }
+}
+
 /// A memfd, mapped and resident. Its size is sealed, so that no owner can pull pages away from
 /// under an importer.
 #[derive(Debug)]
-pub(super) struct Mapping {
+pub struct Mapping {
     base: NonNull<u8>,
     mapped_bytes: usize,
     fd: OwnedFd,
@@ -32,35 +60,46 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Creates zeroed memory.
-    pub(super) fn create(bytes: u64) -> Result<Self, Error> {
+    ///
+    /// # Errors
+    /// The machine has too little memory, or the system refuses.
+    pub fn create(bytes: u64) -> Result<Self, MappingError> {
         let mapped = bytes.max(1).checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
         if mapped >= CHECKED_BYTES_MIN {
-            let available = MemoryInfo::read()?.available_bytes;
+            let memory = MemoryInfo::read().map_err(|error| {
+                let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                MappingError::System { what: "read /proc/meminfo".to_owned(), errno }
+            });
+            let available = memory?.available_bytes;
             // Over-commit would let the allocation pass and kill a process later.
             if mapped > available {
-                return Err(Error::OutOfMemory { wanted: bytes, available });
+                return Err(MappingError::Full { wanted: bytes, available });
             }
         }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("peerlane", flags)
-            .map_err(Error::system("create a memfd for shared memory"))?;
+            .map_err(MappingError::system("create a memfd for shared memory"))?;
         rustix::fs::ftruncate(&fd, mapped)
-            .map_err(Error::system(format!("size shared memory to {mapped} bytes")))?;
+            .map_err(MappingError::system(format!("size shared memory to {mapped} bytes")))?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&fd, seals).map_err(Error::system("seal shared memory"))?;
+        rustix::fs::fcntl_add_seals(&fd, seals)
+            .map_err(MappingError::system("seal shared memory"))?;
         Self::map(fd, mapped)
     }
 
-    /// Maps a memfd that `peer` handed over, which must hold at least `bytes`.
-    pub(super) fn import(fd: OwnedFd, bytes: u64, peer: Rank) -> Result<Self, Error> {
+    /// Maps a memfd that a peer handed over, which must hold at least `bytes`.
+    ///
+    /// # Errors
+    /// It is shorter, or could be shortened; or the system refuses.
+    pub fn import(fd: OwnedFd, bytes: u64) -> Result<Self, MappingError> {
         let mapped = bytes.max(1).next_multiple_of(PAGE_BYTES);
-        let size = rustix::fs::fstat(&fd).map_err(Error::system("stat shared memory"))?.st_size;
+        let size =
+            rustix::fs::fstat(&fd).map_err(MappingError::system("stat shared memory"))?.st_size;
         let seals = rustix::fs::fcntl_get_seals(&fd)
-            .map_err(Error::system(format!("read the seals of rank {peer}'s memory")))?;
+            .map_err(MappingError::system("read the seals of shared memory"))?;
         let whole = u64::try_from(size).is_ok_and(|size| size >= mapped);
         if !whole || !seals.contains(SealFlags::SHRINK) {
-            return Err(Error::PeerLost {
-                peer,
+            return Err(MappingError::Unsound {
                 how: format!(
                     "it handed over memory of {size} bytes with seals {seals:?}, wanted at least \
                      {mapped} bytes that cannot shrink"
@@ -70,9 +109,10 @@ impl Mapping {
         Self::map(fd, mapped)
     }
 
-    fn map(fd: OwnedFd, mapped: u64) -> Result<Self, Error> {
-        let mapped_bytes = usize::try_from(mapped)
-            .map_err(|_| Error::Argument(format!("{mapped} bytes exceed the address space")))?;
+    fn map(fd: OwnedFd, mapped: u64) -> Result<Self, MappingError> {
+        let mapped_bytes = usize::try_from(mapped).map_err(|_| Errno::NOMEM);
+        let mapped_bytes =
+            mapped_bytes.map_err(MappingError::system(format!("map {mapped} bytes")))?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
         let base = unsafe {
@@ -85,7 +125,7 @@ impl Mapping {
                 0,
             )
         };
-        let base = base.map_err(Error::system(format!("map {mapped_bytes} bytes")))?;
+        let base = base.map_err(MappingError::system(format!("map {mapped_bytes} bytes")))?;
         let base = NonNull::new(base.cast()).expect("mmap never maps page zero by choice");
         let mapping = Self { base, mapped_bytes, fd };
         mapping.make_resident()?;
@@ -94,15 +134,15 @@ impl Mapping {
 
     /// Faults every page in now, in huge pages where the system gives them, so that the first
     /// gather is no slower than the next.
-    fn make_resident(&self) -> Result<(), Error> {
+    fn make_resident(&self) -> Result<(), MappingError> {
         if self.mapped_bytes >= HUGE_PAGE_BYTES {
             // A hint: where shared memory has no huge pages it changes nothing.
             let _ = self.advise(Advice::LinuxHugepage);
         }
         match self.advise(Advice::LinuxPopulateWrite) {
             // Linux before 5.14 does not know it; the pages come on first touch.
-            Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
-            Err(errno) => Err(Error::system("make shared memory resident")(errno)),
+            Ok(()) | Err(Errno::INVAL) => Ok(()),
+            Err(errno) => Err(MappingError::system("make shared memory resident")(errno)),
         }
     }
 
@@ -111,11 +151,18 @@ impl Mapping {
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.mapped_bytes, advice) }
     }
 
-    pub(super) fn base(&self) -> NonNull<u8> {
+    /// The first byte.
+    pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+    /// The bytes that are mapped: whole pages.
+    pub fn mapped_bytes(&self) -> usize {
+        self.mapped_bytes
+    }
+
+    /// What another process maps.
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
@@ -125,5 +172,26 @@ impl Drop for Mapping {
         // SAFETY: the range is this mapping, and whoever holds a pointer into it holds the mapping.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
         debug_assert_eq!(unmapped, Ok(()));
+    }
+}
+
+/// The two lines of `/proc/meminfo` that matter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemoryInfo {
+    #[cfg_attr(not(feature = "host"), expect(dead_code, reason = "for the device of the host"))]
+    pub(crate) total_bytes: u64,
+    pub(crate) available_bytes: u64,
+}
+
+impl MemoryInfo {
+    pub(crate) fn read() -> std::io::Result<Self> {
+        let text = fs::read_to_string("/proc/meminfo")?;
+        let bytes = |name: &str| {
+            let kib = text.lines().find_map(|line| line.strip_prefix(name));
+            let kib =
+                kib.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+            kib.map_or(0, |kib| kib * 1024)
+        };
+        Ok(Self { total_bytes: bytes("MemTotal:"), available_bytes: bytes("MemAvailable:") })
     }
 }

@@ -1,0 +1,102 @@
+//! Devices that do not reach each other: ranks gather through memory of the host and say so, unless
+//! they are strict.
+
+use std::time::Duration;
+
+use peerlane_collectives::bootstrap::environment::Environment;
+use peerlane_collectives::bootstrap::tcp::Tcp;
+use peerlane_collectives::group::Group;
+use peerlane_conformance::processes::Parent;
+use peerlane_conformance::{CudaDriver, Outcome};
+use peerlane_cuda::{Fabric, Options};
+use peerlane_hal::{Deadline, Rank};
+
+use crate::Fault;
+use crate::cast::{Player, finish, ranks, says, words};
+use crate::cuda_support::data::unexpected;
+use crate::cuda_support::stage::{Form, Stage};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+const SHARD_BYTES: usize = 5001;
+
+pub(crate) fn faults() -> Vec<Fault> {
+    let apart = |_, player: Player| player.variable("PEERLANE_SIM_P2P", "off");
+    let mut faults: Vec<Fault> = [2, 3]
+        .into_iter()
+        .map(|count| {
+            Fault::simulated(format!("no_peer_access::{count}_ranks"), move |driver| {
+                gathers(driver, count, apart)
+            })
+        })
+        .collect();
+    faults.push(Fault::simulated("no_peer_access::hidden_devices", move |driver| {
+        gathers(driver, 2, |rank, player| {
+            apart(rank, player).variable("CUDA_VISIBLE_DEVICES", rank.to_string())
+        })
+    }));
+    // The third rank is alone, and for its sake the memory of the others is on the host.
+    faults.push(Fault::simulated("no_peer_access::islands", |driver| {
+        gathers(driver, 3, |_, player| player.variable("PEERLANE_SIM_P2P_ISLAND", "2"))
+    }));
+    faults.push(Fault::simulated("no_peer_access::strict", strict));
+    faults
+}
+
+/// All ranks gather what they should, and report every peer.
+fn gathers(driver: CudaDriver, count: usize, change: impl Fn(usize, Player) -> Player) -> Outcome {
+    let (_hub, mut children) = ranks(driver, "staged", count, change)?;
+    for _ in Form::ALL {
+        for (rank, text) in words(&mut children)?.iter().enumerate() {
+            let others = (0..count).filter(|peer| *peer != rank);
+            let holds: Vec<_> =
+                others.map(|peer| format!("to rank {peer} through host memory")).collect();
+            let holds: Vec<_> = holds.iter().map(String::as_str).collect();
+            says(&format!("rank {rank}"), text, "gathered: ", &holds)?;
+            let own = format!("to rank {rank} ");
+            if text.contains(&own) {
+                return says(&format!("rank {rank}"), text, "nothing of its own memory", &[]);
+            }
+        }
+    }
+    finish(children)
+}
+
+/// Nobody can gather, and everybody says which two devices stand against it.
+fn strict(driver: CudaDriver) -> Outcome {
+    let (_hub, mut children) =
+        ranks(driver, "strict", 2, |_, player| player.variable("PEERLANE_SIM_P2P", "off"))?;
+    for (rank, text) in words(&mut children)?.iter().enumerate() {
+        // By their UUIDs, because each process counts its devices by itself.
+        let (own, other) = (format!("rank {rank} on GPU-"), format!("rank {} on GPU-", 1 - rank));
+        let holds = [own.as_str(), &other, "peer access", "strict"];
+        says(&format!("rank {rank}"), text, "unavailable: ", &holds)?;
+    }
+    finish(children)
+}
+
+/// A rank that gathers in every form, and says how.
+pub(crate) fn gather(parent: &Parent) -> Outcome {
+    let mut stage = Stage::open(parent)?;
+    for form in Form::ALL {
+        let builder = stage.group.all_gather::<u8>(SHARD_BYTES);
+        let mut gather = form.of(builder).prepare().map_err(unexpected)?;
+        (0..4).try_for_each(|_| stage.gather_once(&mut gather))?;
+        parent.say(format_args!("gathered: {}", gather.report()));
+    }
+    stage.group.close().map_err(unexpected)
+}
+
+/// A rank that wants the best way or none.
+pub(crate) fn refuse(parent: &Parent) -> Outcome {
+    CudaDriver::load();
+    let (me, ranks): (usize, usize) = (parent.value("RANK")?, parent.value("RANKS")?);
+    let environment = Environment::at_hub(&parent.value::<String>("HUBS")?, Rank::at(me), ranks);
+    let bootstrap = Tcp::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
+    let options = Options { device: me as u32, strict: true, ..Options::default() };
+    let fabric = Fabric::open_with(Rank::at(me), ranks, options)?;
+    match Group::open(bootstrap, fabric) {
+        Ok(_) => parent.say("opened"),
+        Err(error) => parent.say(format_args!("{}: {error}", error.kind())),
+    }
+    Ok(())
+}
