@@ -70,7 +70,7 @@ fn run_spawned(options: &Options, environment: &Environment) -> Result<()> {
     if options.bind == Bind::Core {
         match chosen.seat(rank) {
             None => placement::bind(rank, environment.ranks)?,
-            Some(seat) => placement::bind_near(&seat.pci_bus_id)?,
+            Some(seat) => placement::bind_near(&seat.pci_bus_id, rank, environment.ranks)?,
         }
     }
     let bootstrap = Tcp::join(environment, options.deadline())?;

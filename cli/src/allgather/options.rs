@@ -73,6 +73,10 @@ pub(crate) struct Options {
     /// for small results out of place, one otherwise]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: Option<u32>,
+    /// How a GPU's own shard gets into its output: by a copy inside the GPU, which is a kernel and waits
+    /// beside compute, or back over the link from a peer, by copy engines alone
+    #[arg(long, value_enum, default_value_t = OwnCopy::Local, value_name = "HOW")]
+    pub(crate) own_copy: OwnCopy,
     /// Bind each spawned rank to a core, in turn, or to the cores near its GPU; under a launcher that
     /// is the launcher's business
     #[arg(long, value_enum, default_value_t = Bind::Core, value_name = "HOW")]
@@ -119,6 +123,23 @@ pub(crate) struct Options {
     /// The process that spawned this rank; set by this program for itself
     #[arg(long, hide = true, value_name = "PID")]
     pub(crate) spawned_by: Option<u32>,
+}
+
+/// How a GPU's own shard gets into its output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OwnCopy {
+    Local,
+    Link,
+}
+
+impl OwnCopy {
+    /// As the command line takes it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Link => "link",
+        }
+    }
 }
 
 /// What is timed in turn with ours.

@@ -50,12 +50,13 @@ pub(crate) fn bind(rank: usize, ranks: usize) -> Result<()> {
     }
 }
 
-/// Binds this process to the cores that the system says are near the device at this place of the bus;
-/// not at all where it does not say, or where none of them may be used. Called before it has threads.
+/// Binds this process, which is `rank` of `ranks` on this machine, to its share of the cores that the
+/// system says are near the device at this place of the bus; not at all where it does not say, or where
+/// none of them may be used. Called before it has threads.
 ///
 /// # Errors
 /// If the system refuses.
-pub(crate) fn bind_near(pci_bus_id: &str) -> Result<()> {
+pub(crate) fn bind_near(pci_bus_id: &str, rank: usize, ranks: usize) -> Result<()> {
     let path = format!("/sys/bus/pci/devices/{}/local_cpulist", pci_bus_id.to_ascii_lowercase());
     let Ok(list) = std::fs::read_to_string(path) else { return Ok(()) };
     let refused = |error: std::io::Error| {
@@ -63,14 +64,22 @@ pub(crate) fn bind_near(pci_bus_id: &str) -> Result<()> {
             .with_advice("run with --bind none")
     };
     let allowed = sched_getaffinity(None).map_err(|errno| refused(errno.into()))?;
-    let mut near = CpuSet::new();
-    for core in core_list(&list).filter(|core| *core < CpuSet::MAX_CPU && allowed.is_set(*core)) {
-        near.set(core);
-    }
-    if near.count() == 0 {
+    let is_allowed = |core: &usize| *core < CpuSet::MAX_CPU && allowed.is_set(*core);
+    let near: Vec<usize> = core_list(&list).filter(is_allowed).collect();
+    let mut own = CpuSet::new();
+    share(&near, rank, ranks).iter().for_each(|core| own.set(*core));
+    if own.count() == 0 {
         return Ok(());
     }
-    sched_setaffinity(None, &near).map_err(|errno| refused(errno.into()))
+    sched_setaffinity(None, &own).map_err(|errno| refused(errno.into()))
+}
+
+/// The cores of a rank: an equal part, or all if there are fewer cores than ranks.
+fn share(cores: &[usize], rank: usize, ranks: usize) -> &[usize] {
+    match cores.len() / ranks.max(1) {
+        0 => cores,
+        part => cores.chunks_exact(part).nth(rank).unwrap_or(cores),
+    }
 }
 
 /// The numbers of a list such as `0-3,8`; what is no number is left out.
@@ -108,6 +117,15 @@ mod tests {
 
     #[test]
     fn a_device_that_the_system_does_not_know_binds_nothing() {
-        assert_eq!(bind_near("ffff:ff:1f.7"), Ok(()));
+        assert_eq!(bind_near("ffff:ff:1f.7", 0, 1), Ok(()));
+    }
+
+    #[test]
+    fn ranks_share_the_cores_near_their_devices() {
+        let cores = [0, 1, 2, 3, 8, 9, 10];
+        assert_eq!(share(&cores, 0, 3), [0, 1]);
+        assert_eq!(share(&cores, 2, 3), [8, 9]);
+        assert_eq!(share(&cores, 1, 1), cores);
+        assert_eq!(share(&cores[..2], 1, 3), [0, 1]);
     }
 }

@@ -95,7 +95,8 @@ mod tests {
         row.backend = "cuda".into();
         row.engine = "cuda".into();
         let (host, starts_in_a_row) = (6.25, 50);
-        row.device = Some(OnDevice { host_us: host, starts_in_a_row, captured: false });
+        let own_copy = "local".to_owned();
+        row.device = Some(OnDevice { host_us: host, starts_in_a_row, captured: false, own_copy });
         let time = Duration::from_micros;
         row.rivals = vec![
             Rival::timed("default", time(186), time(150), time(5), 270.0),

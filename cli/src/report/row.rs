@@ -54,7 +54,7 @@ pub(crate) struct Limit {
 }
 
 /// What is timed on a device only.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OnDevice {
     /// What a start costs the host.
     pub(crate) host_us: f64,
@@ -62,6 +62,8 @@ pub(crate) struct OnDevice {
     pub(crate) starts_in_a_row: u32,
     /// They were replayed from a graph.
     pub(crate) captured: bool,
+    /// How own shards were copied: local, link.
+    pub(crate) own_copy: String,
 }
 
 /// The same gather by another library.

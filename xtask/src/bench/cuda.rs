@@ -103,14 +103,15 @@ fn script(options: &Options) -> String {
         let sizes = format!("--min-bytes {min_bytes} --max-bytes {max_bytes} --limit");
         run("out-of-place", &sizes, "");
         run("in-place", &sizes, "--in-place");
-        // With one output a start asks for `ready` first; large results have one in any case.
-        run("with-ready", "--min-bytes 4K --max-bytes 16M --limit", "--outputs 1");
+        // With one output a start asks for `ready` first, as it does in place.
+        run("with-ready", &sizes, "--outputs 1");
         run("captured", &sizes, "--graph");
         run("captured-in-place", &sizes, "--graph --in-place");
         if !options.without_compute {
             let sizes = "--min-bytes 64M --max-bytes 1G --factor 16";
             run("beside-out-of-place", sizes, "--beside gemm");
             run("beside-in-place", sizes, "--beside gemm --in-place");
+            run("beside-own-copy-by-link", sizes, "--beside gemm --own-copy link");
         }
     }
     lines.join("\n") + "\n"
@@ -161,7 +162,7 @@ mod tests {
             from: None,
         };
         let script = script(&options);
-        assert_eq!(script.lines().count(), 5 + 7);
+        assert_eq!(script.lines().count(), 5 + 8);
         let wanted = "\"$1\" allgather --backend cuda --ranks 4 --min-bytes 4K --max-bytes 1G \
                       --limit --vs nccl --graph --nccl x.so --json \"$2/4-captured.jsonl\" > \
                       \"$2/4-captured.txt\"";

@@ -5,7 +5,7 @@
 //! came out so is read from the events; if not, the shorter side gets more and both run again.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream};
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,7 @@ use super::gpu::{Gpu, Memory};
 use super::track::{Counts, Track};
 use crate::allgather::circle::Circle;
 use crate::allgather::options::Options;
+use crate::allgather::statistics::Statistics;
 use crate::cublas::{Cublas, Matrices};
 use crate::error::Result;
 use crate::report::{Beside, microseconds};
@@ -28,8 +29,12 @@ const RANDOM_BYTES: usize = 8 << 20;
 /// Products before the timed ones, and the timed ones.
 const LEAD: u32 = 2;
 const TIMED: u32 = 12;
-/// Tries until both sides outlast each other.
+/// Rounds of each alone and both together, in turn; the medians count.
+const ROUNDS: usize = 5;
+/// Tries of a round until both sides outlast each other.
 const TRIES: u32 = 4;
+/// How long products run before anything is timed: a GPU that has rested runs faster for a while.
+const WARM_UP: Duration = Duration::from_millis(1500);
 const GATHERS_MAX: u32 = 4000;
 
 /// Device memory that it takes.
@@ -63,6 +68,13 @@ struct Seen {
     products_last: bool,
     /// The gathers outlasted the timed products.
     gathers_last: bool,
+}
+
+/// What all ranks together have seen in a round.
+struct Round {
+    product_alone: Duration,
+    gather_alone: Duration,
+    seen: Seen,
 }
 
 impl Compute {
@@ -105,6 +117,17 @@ impl Compute {
         (0..products).try_for_each(|_| unsafe { self.cublas.multiply(self.matrices) })
     }
 
+    /// Brings the GPU to the speed that it keeps.
+    fn warm_up(&self) -> Result<()> {
+        let begun = Instant::now();
+        while begun.elapsed() < WARM_UP {
+            self.enqueue(TIMED)?;
+            let end = self.mark()?;
+            self.gpu.wait(&end, "matrix products")?;
+        }
+        Ok(())
+    }
+
     /// The time of one product with nothing beside it.
     fn alone(&self) -> Result<Duration> {
         self.enqueue(LEAD)?;
@@ -120,7 +143,7 @@ impl Compute {
     }
 }
 
-/// Times `entrant` beside products, and both alone. Collective.
+/// Times `entrant` beside products, and both alone, in rounds. Collective.
 ///
 /// # Errors
 /// If a product or a gather fails.
@@ -130,25 +153,23 @@ pub(super) fn beside(
     compute: &Compute,
     entrant: &mut Entrant<'_>,
 ) -> Result<Beside> {
-    let product_alone = longest(circle, compute.alone()?)?;
+    compute.warm_up()?;
+    let product = longest(circle, compute.alone()?)?;
     let first = longest(circle, track.lap(entrant, Counts { warmup: 2, timed: 4 })?)?;
-    let mut amounts = Amounts::of(product_alone, first, entrant);
-    let counts = Counts { warmup: 2, timed: amounts.gathers };
-    let gather_alone = longest(circle, track.lap(entrant, counts)?)?;
-    let mut seen = run(track, compute, entrant, amounts)?;
-    let mut all = circle.share("beside compute", &seen)?;
-    for _ in 1..TRIES {
-        let products_last = all.iter().all(|seen| seen.products_last);
-        let gathers_last = all.iter().all(|seen| seen.gathers_last);
-        if products_last && gathers_last {
-            break;
-        }
-        amounts.stretch(products_last, gathers_last, entrant);
-        seen = run(track, compute, entrant, amounts)?;
-        all = circle.share("beside compute", &seen)?;
+    let mut amounts = Amounts::of(product, first, entrant);
+    let mut rounds = Vec::with_capacity(ROUNDS);
+    for _ in 0..ROUNDS {
+        let product_alone = longest(circle, compute.alone()?)?;
+        let counts = Counts { warmup: 2, timed: amounts.gathers };
+        let gather_alone = longest(circle, track.lap(entrant, counts)?)?;
+        let seen = overlapped(track, circle, compute, entrant, &mut amounts)?;
+        rounds.push(Round { product_alone, gather_alone, seen });
     }
-    let product = all.iter().map(|seen| seen.product).max().unwrap_or_default();
-    let gather = all.iter().map(|seen| seen.gather).max().unwrap_or_default();
+    let median =
+        |of: fn(&Round) -> Duration| Statistics::of(rounds.iter().map(of).collect()).median;
+    let (product_alone, gather_alone) =
+        (median(|round| round.product_alone), median(|round| round.gather_alone));
+    let (product, gather) = (median(|round| round.seen.product), median(|round| round.seen.gather));
     let ratio = |beside: Duration, alone: Duration| beside.as_secs_f64() / alone.as_secs_f64();
     Ok(Beside {
         path: entrant.name().to_owned(),
@@ -158,8 +179,34 @@ pub(super) fn beside(
         gather_alone_us: microseconds(gather_alone),
         gather_us: microseconds(gather),
         gather_ratio: ratio(gather, gather_alone),
-        overlapped: all.iter().all(|seen| seen.products_last && seen.gathers_last),
+        overlapped: rounds.iter().all(|round| round.seen.products_last && round.seen.gathers_last),
     })
+}
+
+/// Both together, again with more of what ended too early; the longest of all ranks.
+fn overlapped(
+    track: &mut Track,
+    circle: &Circle,
+    compute: &Compute,
+    entrant: &mut Entrant<'_>,
+    amounts: &mut Amounts,
+) -> Result<Seen> {
+    let mut tries = 0;
+    loop {
+        let seen = run(track, compute, entrant, *amounts)?;
+        let all = circle.share("beside compute", &seen)?;
+        let seen = Seen {
+            product: all.iter().map(|seen| seen.product).max().unwrap_or_default(),
+            gather: all.iter().map(|seen| seen.gather).max().unwrap_or_default(),
+            products_last: all.iter().all(|seen| seen.products_last),
+            gathers_last: all.iter().all(|seen| seen.gathers_last),
+        };
+        tries += 1;
+        if tries == TRIES || (seen.products_last && seen.gathers_last) {
+            return Ok(seen);
+        }
+        amounts.stretch(seen.products_last, seen.gathers_last, entrant);
+    }
 }
 
 /// One run of both. Products come first into their queue, which holds them all; the host may have to

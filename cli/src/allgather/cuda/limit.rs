@@ -29,9 +29,13 @@ pub(super) struct Ground {
 struct Pushes<'a> {
     ground: &'a Ground,
     shard_bytes: u64,
-    streams: &'a [Arc<CudaStream>],
+    streams: Vec<Arc<CudaStream>>,
     timing: Arc<CudaStream>,
 }
+
+/// Sets of streams that are tried for each number of them. The driver puts streams on copy engines
+/// as it likes, and two on one engine are slower than one.
+const SETS: usize = 3;
 
 impl Ground {
     /// Allocates for shards of up to `shard_bytes` and opens the peers' memory. Collective.
@@ -46,28 +50,29 @@ impl Ground {
         let peers = (1..ranks).map(|step| gpu.open_memory(&handles[(rank + step) % ranks]));
         let peers = peers.collect::<Result<Vec<_>>>()?;
         let streams = gpu.copy_engines()?.min(peers.len());
-        let streams = (0..streams).map(|_| gpu.stream()).collect::<Result<Vec<_>>>()?;
+        let streams = (0..streams * SETS).map(|_| gpu.stream()).collect::<Result<Vec<_>>>()?;
         let event = gpu.event()?;
         Ok(Self { gpu: gpu.clone(), rank, input, output, peers, streams, event })
     }
 
-    /// Ways to push that may be the fastest: one stream, two, and one a peer; never more copies at
-    /// once than copy engines, which is far slower.
+    /// Ways to push that may be the fastest: one stream, and sets of two and of one a peer; never
+    /// more copies at once than copy engines, which is far slower.
     pub(super) fn ways<'a>(
         &'a self,
         shard_bytes: u64,
         timing: &Arc<CudaStream>,
     ) -> Vec<(Box<dyn Gatherer + 'a>, Span)> {
-        let mut counts = vec![1, 2, self.streams.len()];
-        counts.retain(|count| *count <= self.streams.len());
-        counts.dedup();
-        let way = |count: usize| {
-            let (streams, timing) = (&self.streams[..count], Arc::clone(timing));
+        let most = self.streams.len() / SETS;
+        let sets = (2..=most).flat_map(|count| (0..SETS).map(move |set| (count, set)));
+        let way = |(count, set): (usize, usize)| {
+            // Neighbours, every second one, every third one.
+            let streams = (0..count).map(|index| Arc::clone(&self.streams[index * (set + 1)]));
+            let (streams, timing) = (streams.collect(), Arc::clone(timing));
             let pushes = Pushes { ground: self, shard_bytes, streams, timing };
             let input = Span { bytes: shard_bytes, ..self.input.span() };
             (Box::new(pushes) as Box<dyn Gatherer + 'a>, input)
         };
-        counts.into_iter().map(way).collect()
+        std::iter::once((most.min(1), 0)).chain(sets).map(way).collect()
     }
 
     /// Gives the memory back when all ranks have ended. Collective.

@@ -6,7 +6,7 @@ use peerlane::{GroupOptions, cuda};
 use super::backend::Seat;
 use super::circle::Circle;
 use super::event::{Event, Sink};
-use super::options::Options;
+use super::options::{Options, OwnCopy};
 use crate::error::{Failure, Result};
 use crate::size::Size;
 
@@ -45,7 +45,12 @@ pub(super) fn run(
     let shard_bytes = lengths.last().map_or(0, |length| sweep.shard_bytes(*length));
     let gpu = Gpu::open(seat.ordinal, options.timeout)?;
     need(options, ranks, shard_bytes, &gpu)?;
-    let fabric = cuda::Fabric::open(rank, ranks, seat.ordinal).map_err(Failure::of_backend)?;
+    let own_copy = match options.own_copy {
+        OwnCopy::Local => cuda::OwnCopy::Local,
+        OwnCopy::Link => cuda::OwnCopy::Link,
+    };
+    let how = cuda::Options { device: seat.ordinal, own_copy, ..cuda::Options::default() };
+    let fabric = cuda::Fabric::open_with(rank, ranks, how).map_err(Failure::of_backend)?;
     let mut group =
         GroupOptions::default().timeout(options.timeout).open(circle.clone(), fabric)?;
     let line = group.all_gather::<u8>(0).outputs(1).timeout(options.timeout).prepare()?;
@@ -77,7 +82,7 @@ fn need(options: &Options, ranks: usize, shard_bytes: u64, gpu: &Gpu) -> Result<
     let output = shard_bytes.saturating_mul(ranks as u64);
     let pair = output.saturating_add(shard_bytes);
     let pairs = 1 + u64::from(options.limit) + if options.vs.is_some() { 3 } else { 0 };
-    let outputs = u64::from(options.outputs.unwrap_or(1).saturating_sub(1));
+    let outputs = u64::from(options.outputs.unwrap_or(2).saturating_sub(1));
     let beside = if options.beside.is_some() { beside::MEMORY_BYTES } else { 0 };
     let wanted = pair
         .saturating_mul(pairs)

@@ -202,6 +202,7 @@ fn row(
             host_us: microseconds(times.host),
             starts_in_a_row: starts,
             captured: options.graph,
+            own_copy: options.own_copy.name().to_owned(),
         }),
         rivals_version: None,
         rivals: Vec::new(),

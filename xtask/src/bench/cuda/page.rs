@@ -44,8 +44,11 @@ const RUNS: [(&str, &str); 5] = [
     ("captured", "Captured, out of place"),
     ("captured-in-place", "Captured, in place"),
 ];
-const BESIDE: [(&str, &str); 2] =
-    [("beside-out-of-place", "out of place"), ("beside-in-place", "in place")];
+const BESIDE: [(&str, &str); 3] = [
+    ("beside-out-of-place", "out of place"),
+    ("beside-own-copy-by-link", "out of place, own copy back over the link"),
+    ("beside-in-place", "in place"),
+];
 
 const HEAD: &str = "\
 | ranks | total | Peerlane, µs | host, µs | bus, GB/s | limit, µs | of the limit | NCCL default, µs | symmetric, µs | copy engines, µs | × best | × copy engines | goal |
