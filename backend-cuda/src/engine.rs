@@ -16,6 +16,7 @@
 
 mod back;
 mod batch;
+mod bounce;
 mod capture;
 mod capture_probe;
 mod close;
@@ -43,6 +44,7 @@ use peerlane_hal::{Caps, CopyEngine, Error as _, ErrorKind, Op, Rank, Ticket};
 pub use self::back::OwnCopy;
 use self::back::Part;
 use self::batch::Batch;
+use self::bounce::Bounce;
 use self::capture::Captures;
 use self::emit::Side;
 use self::page::Pinned;
@@ -86,6 +88,8 @@ pub(crate) struct EngineSetup {
     pub(crate) signal: SignalBy,
     /// How own copies are made.
     pub(crate) own_copy: OwnCopy,
+    /// A peer is reached through host memory.
+    pub(crate) staged: bool,
 }
 
 /// One in-order queue over CUDA.
@@ -130,6 +134,8 @@ struct Hardware {
     captures: Captures,
     release: Release,
     words: Option<Words>,
+    /// For eager slices and for captured ones, which may run at once.
+    bounces: Option<[Bounce; 2]>,
     page: Pinned,
     /// Orders streams of the caller.
     joined: Event,
@@ -149,7 +155,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Unavailable`] if the driver or the device lacks what signals and waits need.
     pub(crate) fn open(context: Arc<Context>, setup: EngineSetup) -> Result<Self, Error> {
-        let EngineSetup { rank, peers, signal, own_copy } = setup;
+        let EngineSetup { rank, peers, signal, own_copy, staged } = setup;
         let reach = Reach::new(rank, &peers);
         let routes = Routes::new(reach.ranks(), context.copy_engines);
         let relaxed = context.enter_relaxed()?;
@@ -165,6 +171,10 @@ impl Engine {
             words: match signal {
                 SignalBy::StreamWrite => None,
                 SignalBy::Copy => Some(Words::new(&context)?),
+            },
+            bounces: match staged {
+                true => Some([Bounce::new(&context)?, Bounce::new(&context)?]),
+                false => None,
             },
             page: Pinned::take(&context)?,
             joined: Event::create(&context)?,
@@ -270,7 +280,7 @@ impl CopyEngine for Engine {
                 Err(error) => self.poison.keep(Err(error)),
             };
         }
-        let commands = commands_max(ops.len());
+        let commands = commands_max(ops.len()).saturating_add(shape.more_copies);
         if self.pending.admit(commands).is_err() {
             let settled = self.settle();
             self.poison.keep(settled)?;

@@ -230,7 +230,8 @@ impl FabricTrait for Fabric {
         let signal = self.signal()?;
         let peers = self.connected().map(|(rank, _)| rank).collect();
         let own_copy = self.options.own_copy;
-        let setup = EngineSetup { rank: self.rank(), peers, signal, own_copy };
+        let staged = self.connected().any(|(_, peer)| peer.kind == LinkKind::HostStaged);
+        let setup = EngineSetup { rank: self.rank(), peers, signal, own_copy, staged };
         Engine::open(Arc::clone(&self.context), setup)
     }
 }

@@ -92,6 +92,8 @@ pub struct Remote {
     role: Role,
     address: CUdeviceptr,
     bytes: u64,
+    /// It is host memory.
+    pinned: bool,
     _hold: Hold,
 }
 
@@ -233,6 +235,11 @@ impl PeerMemory for Memory {
 }
 
 impl Local {
+    /// Whether it is host memory.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.registration.pinned().is_some()
+    }
+
     pub(crate) fn address(&self) -> CUdeviceptr {
         self.registration.address
     }
@@ -325,6 +332,10 @@ impl Region for Local {
 impl Remote {
     pub(crate) fn address(&self) -> CUdeviceptr {
         self.address
+    }
+
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.pinned
     }
 
     pub(crate) fn bytes(&self) -> u64 {

@@ -159,7 +159,10 @@ fn ranks_of_one_process_gather_through_the_host() {
     for count in [2, 3] {
         let before = driver.counter("live_mappings", None);
         let mut players = Player::cast(connected(count, false).unwrap());
+        let held = driver.counter("host_to_host_copies", None);
         gather(&mut players);
+        // Such a copy holds its caller, behind a blocked wait for ever.
+        assert_eq!(driver.counter("host_to_host_copies", None), held);
         let first = &players[0];
         assert_eq!(kind(&first.fabric, 0), LinkKind::Own);
         assert_eq!(kind(&first.fabric, 1), LinkKind::HostStaged);

@@ -76,9 +76,10 @@ impl Engine {
 impl Hardware {
     /// Everything is complete; the context is current.
     fn close(self, context: &Context) {
-        let Self { captures, words, page, .. } = self;
+        let Self { captures, words, bounces, page, .. } = self;
         // Graphs outlive the engine and still write to its words.
         if !captures.is_used() {
+            bounces.into_iter().flatten().for_each(|bounce| bounce.free(context));
             page.leave(context);
             if let Some(words) = words {
                 words.leave(context);

@@ -5,7 +5,10 @@
 //! told by an event of its end, when something needs that: a signal to a peer whose puts are there,
 //! a signal to oneself, the end of the slice.
 
+use peerlane_hal::mechanics::pieces;
+
 use super::batch::Batch;
+use super::bounce::{BUFFER_BYTES, Bounce};
 use super::queue::{Event, OwnStream};
 use super::route::Whom;
 use super::signal::Words;
@@ -64,6 +67,8 @@ pub(super) struct Emitter<'a> {
     pub(super) batch: &'a mut Batch,
     /// Where signals are copied from, if they are.
     pub(super) words: Option<&'a mut Words>,
+    /// Where puts from host memory to host memory go through.
+    pub(super) bounce: Option<&'a Bounce>,
     pub(super) captured: bool,
     pub(super) busy: Option<Busy>,
     /// Commands on the main stream, and on those beside it together.
@@ -85,7 +90,7 @@ impl Emitter<'_> {
     pub(super) fn put(
         &mut self,
         (dst, src): (CUdeviceptr, CUdeviceptr),
-        bytes: u64,
+        (bytes, both_on_host): (u64, bool),
         track: usize,
     ) -> Result<(), Error> {
         self.flush()?;
@@ -109,9 +114,26 @@ impl Emitter<'_> {
                 stream
             }
         };
+        match self.bounce.filter(|_| both_on_host) {
+            None => self.copy((dst, src), bytes, stream, track),
+            Some(bounce) => pieces(bytes, BUFFER_BYTES).try_for_each(|piece| {
+                let buffer = bounce.buffer(track);
+                self.copy((buffer, src + piece.offset), piece.bytes, stream, track)?;
+                self.copy((dst + piece.offset, buffer), piece.bytes, stream, track)
+            }),
+        }
+    }
+
+    fn copy(
+        &mut self,
+        (dst, src): (CUdeviceptr, CUdeviceptr),
+        bytes: u64,
+        stream: CUstream,
+        track: usize,
+    ) -> Result<(), Error> {
         let copy = self.context.driver.memcpy_async;
         // SAFETY: the spans were checked against their regions, which live (`submit`) and fit the
-        // address space.
+        // address space; or one of them is the buffer of the track, which is as long as a piece.
         let code = unsafe { copy(dst, src, bytes as usize, stream) };
         self.context.check("cuMemcpyAsync", code)?;
         self.commands[track.min(1)] += 1;

@@ -16,7 +16,7 @@
 /// Streams that carry puts to peers at once.
 const PEER_TRACKS_MAX: usize = 2;
 /// With the one for copies inside the device.
-const TRACKS_MAX: usize = PEER_TRACKS_MAX + 1;
+pub(super) const TRACKS_MAX: usize = PEER_TRACKS_MAX + 1;
 
 /// Whose memory a put or a signal goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub(super) enum Whom {
 pub(super) struct Shape {
     pub(super) puts: usize,
     pub(super) waits: usize,
+    /// Copies beyond one a put.
+    pub(super) more_copies: usize,
 }
 
 /// The tracks of a slice: 0 is the main stream, the others stand beside it.
@@ -96,7 +98,7 @@ mod tests {
     fn routes(copy_engines: u32, order: &[Whom]) -> Vec<usize> {
         let mut routes = Routes::new(8, copy_engines);
         let sides = routes.sides();
-        routes.begin(&Shape { puts: order.len(), waits: 0 }, sides);
+        routes.begin(&Shape { puts: order.len(), ..Shape::default() }, sides);
         order.iter().map(|whom| routes.track(*whom)).collect()
     }
 

@@ -32,6 +32,7 @@ impl Engine {
             marked: false,
             batch: &mut self.batch,
             words: hardware.words.as_mut(),
+            bounce: hardware.bounces.as_ref().map(|[eager, _]| eager),
             captured: false,
             busy: None,
             commands: [0; 2],
@@ -77,6 +78,7 @@ impl Engine {
             marked: false,
             batch: &mut self.batch,
             words: hardware.words.as_mut(),
+            bounce: hardware.bounces.as_ref().map(|[_, captured]| captured),
             captured: true,
             busy,
             commands: [0; 2],
@@ -104,8 +106,8 @@ fn walk(
 ) -> Result<(), Error> {
     steps.iter().zip(parts).try_for_each(|(step, part)| match (*step, *part) {
         (_, Part::Spared) => Ok(()),
-        (Step::Put { whom, dst, src, bytes }, part) => {
-            let track = routes.track(whom);
+        (Step::Put { whom, dst, src, bytes, both_on_host }, part) => {
+            let (track, bytes) = (routes.track(whom), (bytes, both_on_host));
             emitter.put((dst, src), bytes, track)?;
             match part {
                 // Behind it in the same stream.

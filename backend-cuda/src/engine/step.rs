@@ -3,6 +3,7 @@
 
 use peerlane_hal::{At, Flag, Op, Rank, Region, Role};
 
+use super::bounce::BUFFER_BYTES;
 use super::route::{Shape, Whom};
 use crate::error::Error;
 use crate::memory::{Local, Remote};
@@ -13,7 +14,7 @@ const WORD_BYTES: u64 = size_of::<u64>() as u64;
 /// An op that is in order; `submit`'s contract keeps what it names alive.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
-    Put { whom: Whom, dst: CUdeviceptr, src: CUdeviceptr, bytes: u64 },
+    Put { whom: Whom, dst: CUdeviceptr, src: CUdeviceptr, bytes: u64, both_on_host: bool },
     Signal { whom: Whom, flag: CUdeviceptr, value: u64 },
     Wait { flag: CUdeviceptr, value: u64, reset: bool },
 }
@@ -71,8 +72,14 @@ pub(super) fn resolve(
                 let whom = reach.whom(dst.region)?;
                 let (to, from) = put_places(dst, src, bytes)?;
                 if bytes > 0 {
+                    let both_on_host = dst.region.is_pinned() && src.region.is_pinned();
                     shape.puts += 1;
-                    steps.push(Step::Put { whom, dst: to, src: from, bytes });
+                    if both_on_host {
+                        let pieces = usize::try_from(bytes.div_ceil(BUFFER_BYTES));
+                        let copies = pieces.unwrap_or(usize::MAX).saturating_mul(2);
+                        shape.more_copies = shape.more_copies.saturating_add(copies);
+                    }
+                    steps.push(Step::Put { whom, dst: to, src: from, bytes, both_on_host });
                 }
             }
             Op::Signal { flag, value } => {

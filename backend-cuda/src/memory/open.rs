@@ -42,8 +42,9 @@ impl Memory {
                 return Err(Error::Freed { peer, generation: key.generation.0 });
             };
             let address = registration.allow(&self.context)?;
+            let pinned = registration.pinned().is_some();
             let hold = Hold::SameProcess { _registration: registration };
-            return Ok(Remote { peer, role, address, bytes, _hold: hold });
+            return Ok(Remote { peer, role, address, bytes, pinned, _hold: hold });
         }
         if let Reach::Private(why) = key.reach {
             let why = why.text().to_owned();
@@ -58,7 +59,8 @@ impl Memory {
         };
         let (head, import) = match &key.reach {
             Reach::Nothing | Reach::Private(_) => {
-                return Ok(Remote { peer, role, address: 0, bytes: 0, _hold: Hold::Nothing });
+                let (address, bytes, pinned, _hold) = (0, 0, false, Hold::Nothing);
+                return Ok(Remote { peer, role, address, bytes, pinned, _hold });
             }
             Reach::Segments { head, segments } => {
                 let identity = identity(Allocation::Registration(key.generation));
@@ -77,7 +79,9 @@ impl Memory {
             }
         };
         let address = import.address() + head;
-        Ok(Remote { peer, role, address, bytes, _hold: Hold::OtherProcess { _import: import } })
+        let (pinned, _hold) =
+            (matches!(key.reach, Reach::Host), Hold::OtherProcess { _import: import });
+        Ok(Remote { peer, role, address, bytes, pinned, _hold })
     }
 
     fn map_segments(&self, peer: Rank, segments: &[u64], fds: &[OwnedFd]) -> Result<Opened, Error> {

@@ -149,7 +149,8 @@ impl<F: Fabric> Bench<'_, F> {
     }
 }
 
-/// The backends of the lanes, each once, with a count where it has several.
+/// The backends of the lanes, each once, with a count where it has several, and the ways around what
+/// devices lack.
 pub(crate) fn engine(report: &Report) -> String {
     let mut counts: Vec<(String, usize)> = Vec::new();
     for lane in &report.lanes {
@@ -163,5 +164,11 @@ pub(crate) fn engine(report: &Report) -> String {
         1 => name,
         _ => format!("{count} × {name}"),
     });
-    names.collect::<Vec<_>>().join(" + ")
+    let mut text = names.collect::<Vec<_>>().join(" + ");
+    let mut ways: Vec<_> = report.fallbacks().map(|link| link.kind.name()).collect();
+    ways.dedup();
+    for way in ways {
+        text = format!("{text}, {way}");
+    }
+    text
 }

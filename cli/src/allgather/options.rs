@@ -77,6 +77,9 @@ pub(crate) struct Options {
     /// beside compute, or back over the link from a peer, by copy engines alone
     #[arg(long, value_enum, default_value_t = OwnCopy::Local, value_name = "HOW")]
     pub(crate) own_copy: OwnCopy,
+    /// Refuse ways around what GPUs lack, such as through host memory where two do not reach each other
+    #[arg(long)]
+    pub(crate) strict: bool,
     /// Bind each spawned rank to a core, in turn, or to the cores near its GPU; under a launcher that
     /// is the launcher's business
     #[arg(long, value_enum, default_value_t = Bind::Core, value_name = "HOW")]

@@ -35,6 +35,7 @@ impl Settings {
             ("--timeout", options.timeout.as_secs_f64().to_string()),
             ("--limit", options.limit.to_string()),
             ("--graph", options.graph.to_string()),
+            ("--strict", options.strict.to_string()),
             ("--own-copy", options.own_copy.name().to_owned()),
             ("--vs", options.vs.map_or("nothing".to_owned(), |vs| format!("{vs:?}"))),
             ("--beside", options.beside.map_or("nothing".to_owned(), |what| format!("{what:?}"))),

@@ -156,10 +156,17 @@ fn a_driver_that_is_missing_or_too_old_is_named() {
 }
 
 #[test]
-fn gpus_that_do_not_reach_each_other_are_named() {
+fn gpus_that_do_not_reach_each_other_gather_through_the_host_and_say_so() {
     let line = format!("allgather --backend cuda --ranks 2 {SMALL}");
     let ended = run(&line, &[("P2P", "off")]);
-    assert!(ended.error(1).contains("P2P") || ended.error(1).contains("peer"), "{ended:?}");
+    let rows = ended.rows();
+    assert_eq!(rows.len(), 2, "{ended:?}");
+    for row in rows {
+        assert_eq!(row["engine"], "cuda, through host memory", "{row}");
+        assert_eq!(row["checked"], true, "{row}");
+    }
+    let ended = run(&format!("{line} --strict"), &[("P2P", "off")]);
+    assert!(ended.error(1).contains("strict"), "{ended:?}");
 }
 
 #[test]

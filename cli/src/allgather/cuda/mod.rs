@@ -49,7 +49,8 @@ pub(super) fn run(
         OwnCopy::Local => cuda::OwnCopy::Local,
         OwnCopy::Link => cuda::OwnCopy::Link,
     };
-    let how = cuda::Options { device: seat.ordinal, own_copy, ..cuda::Options::default() };
+    let (device, strict) = (seat.ordinal, options.strict);
+    let how = cuda::Options { device, strict, own_copy, ..cuda::Options::default() };
     let fabric = cuda::Fabric::open_with(rank, ranks, how).map_err(Failure::of_backend)?;
     let mut group =
         GroupOptions::default().timeout(options.timeout).open(circle.clone(), fabric)?;

@@ -37,8 +37,16 @@ fn end(address: u64, bytes: usize, said: Said) -> Outcome<End> {
     }
 }
 
+fn is_host(end: &End) -> bool {
+    match end {
+        End::Memory(address) => memory().find(*address).is_some_and(|range| range.is_host()),
+        End::Host(_) | End::Staged(_) => true,
+    }
+}
+
 /// Takes a copy. From ordinary host memory the bytes are taken at once, and into such memory the
-/// call returns when they are there; both as the vendor says.
+/// call returns when they are there, as it does from host memory to host memory of any kind; all as
+/// the vendor says.
 fn copy(
     queue: &Queue,
     (dst, dst_said): (u64, Said),
@@ -55,7 +63,8 @@ fn copy(
         let staged = unsafe { std::slice::from_raw_parts(*address as *const u8, bytes) };
         src = End::Staged(Arc::from(staged));
     }
-    let waits = matches!(dst, End::Host(_)) && !captured;
+    let both_on_host = is_host(&dst) && is_host(&src);
+    let waits = (matches!(dst, End::Host(_)) || both_on_host) && !captured;
     queue.submit(Command::Copy(Copy { dst, src, bytes: bytes as u64 }))?;
     if waits { finish(queue) } else { Ok(()) }
 }

@@ -77,7 +77,7 @@ impl Copy {
 
         let src = self.src.pin(self.bytes, session, memory)?;
         let dst = self.dst.pin(self.bytes, session, memory)?;
-        let host = self.src.is_host(&src) || self.dst.is_host(&dst);
+        let (from_host, to_host) = (self.src.is_host(&src), self.dst.is_host(&dst));
         let foreign = src.iter().chain(&dst).any(|range| range.is_foreign_to(session));
         let dropped = match Setting::DropCopies.value() {
             1 => foreign,
@@ -93,8 +93,11 @@ impl Copy {
             move_bytes(self.dst.address(), self.src.address(), self.bytes);
         }
 
-        let counter = if host { Counter::HostCopies } else { Counter::Copies };
+        let counter = if from_host || to_host { Counter::HostCopies } else { Counter::Copies };
         counter.add(device, 1);
+        if from_host && to_host {
+            Counter::HostToHostCopies.add(device, 1);
+        }
         Counter::CopyBytes.add(device, self.bytes.cast_signed());
         Ok(())
     }

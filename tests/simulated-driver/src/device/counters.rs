@@ -21,6 +21,8 @@ counters! {
     CopyBytes = "copy_bytes";
     /// Copies between host and device.
     HostCopies = "host_copies";
+    /// Copies from host memory to host memory, which hold their caller.
+    HostToHostCopies = "host_to_host_copies";
     /// The most copies that wanted an engine at once, running or not.
     MostCopiesAtOnce = "most_copies_at_once";
     /// The most copies that ran at once; never more than there are engines.
