@@ -121,7 +121,11 @@ fn another_device(stage: &Stage) -> Outcome {
     let other = Gpu::open(own.driver, own.ordinal + 1)?;
     let memory = other.memory(BYTES)?;
     own.context.bind_to_thread().map_err(refused("go back to the device"))?;
-    register(stage, memory.address, BYTES, &["device 1", "device 0"])
+    let refusal = register(stage, memory.address, BYTES, &["device 1", "device 0"]);
+    // The other context ends with its last user, and leaves itself current on this thread.
+    drop((memory, other));
+    own.context.bind_to_thread().map_err(refused("go back to the device"))?;
+    refusal
 }
 
 /// The address must be refused, in words that name it.
