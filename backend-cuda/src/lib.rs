@@ -21,6 +21,13 @@
 //! | `release` | writes of the awaited values from a stream of its own |
 //! | `fork`, `join` | the caller's stream itself carries the flags, so that most starts need no event |
 //!
+//! # Streams in one process
+//!
+//! The driver puts streams onto a few channels of the device, 8 unless `CUDA_DEVICE_MAX_CONNECTIONS`
+//! says otherwise, and a stream that waits for a peer holds what stands behind it in its channel. An
+//! engine has up to three streams beside the caller's. A process with many operations under way at once
+//! may need more channels; they make each start somewhat slower.
+//!
 //! # What is left out
 //!
 //! - Fabric handles between hosts of one NVLink domain; [`try_handles`] tells whether they would work.

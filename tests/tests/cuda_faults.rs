@@ -37,13 +37,7 @@ const ON_DEMAND: &str = "the fault is made inside of the simulated driver";
 
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
-        return match play(&parent) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(failure) => {
-                parent.say(format_args!("broken: {failure}"));
-                ExitCode::FAILURE
-            }
-        };
+        return parent.ended(play(&parent));
     }
     let driver = CudaDriver::load();
     eprintln!("running on: {driver:?}");

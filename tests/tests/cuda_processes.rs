@@ -34,13 +34,7 @@ use parent::{Machine, Troupe};
 
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
-        return match play(&parent) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(failure) => {
-                parent.say(format_args!("broken: {failure}"));
-                ExitCode::FAILURE
-            }
-        };
+        return parent.ended(play(&parent));
     }
     let driver = CudaDriver::load();
     eprintln!("running on: {driver:?}");

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::Write;
+use std::process::ExitCode;
 use std::str::FromStr;
 
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -42,6 +43,17 @@ impl Parent {
     pub fn value<T: FromStr>(&self, name: &str) -> Outcome<T> {
         let text = std::env::var(variable(name)).unwrap_or_default();
         text.parse().map_err(|_| Failure::new(format!("{name} is {text:?}")))
+    }
+
+    /// The exit code of this process after its story; a failure is said.
+    pub fn ended(&self, story: Outcome) -> ExitCode {
+        match story {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(failure) => {
+                self.say(format_args!("broken: {failure}"));
+                ExitCode::FAILURE
+            }
+        }
     }
 
     /// Says a line.

@@ -34,13 +34,7 @@ impl fmt::Display for Fall {
 
 /// Plays one rank; the exit code says whether it behaved.
 pub(crate) fn play(parent: &Parent) -> ExitCode {
-    match story(parent) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            parent.say(format_args!("broken: {failure}"));
-            ExitCode::FAILURE
-        }
-    }
+    parent.ended(story(parent))
 }
 
 fn story(parent: &Parent) -> Outcome {
