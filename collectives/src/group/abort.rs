@@ -17,6 +17,8 @@ pub enum Cause {
     Timeout,
     /// An engine failed.
     EngineFailed,
+    /// The device of a rank stopped working.
+    DeviceLost,
 }
 
 /// Who ended the group, when and why; the first writer's is the one that every rank reports.
@@ -77,12 +79,15 @@ impl AbortRecord {
         })
     }
 
-    /// The record as the error of every later call.
-    pub(crate) fn to_error(&self) -> Error {
+    /// The record as the error of every later call of rank `own`.
+    pub(crate) fn to_error(&self, own: Rank) -> Error {
         let kind = match self.cause {
             Cause::PeerLost => ErrorKind::PeerLost,
             Cause::Timeout => ErrorKind::Timeout,
             Cause::EngineFailed => ErrorKind::Aborted,
+            // For the others that rank is gone.
+            Cause::DeviceLost if self.by == Some(own.0) => ErrorKind::DeviceLost,
+            Cause::DeviceLost => ErrorKind::PeerLost,
         };
         let error = Error::new(kind, self.to_string());
         self.peer.map_or_else(|| error.clone(), |peer| error.clone().with_peer(Rank(peer)))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{Deadline, Rank};
+use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 use crate::error::Error;
 use crate::group::abort::{AbortRecord, Cause};
@@ -171,7 +171,9 @@ impl Watch {
     /// The record of an engine that failed.
     pub(crate) fn broken(&self, error: &Error) -> AbortRecord {
         let text = format!("because the engine of rank {} failed: {error}", self.rank);
-        self.record(Cause::EngineFailed, Some(self.rank), "engine", &text)
+        let lost = error.kind() == ErrorKind::DeviceLost;
+        let cause = if lost { Cause::DeviceLost } else { Cause::EngineFailed };
+        self.record(cause, Some(self.rank), "engine", &text)
     }
 
     fn record(&self, cause: Cause, peer: Option<Rank>, phase: &str, text: &str) -> AbortRecord {

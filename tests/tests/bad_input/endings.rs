@@ -10,10 +10,10 @@ use peerlane_hal::{ErrorKind, Rank};
 use crate::ranks::{LONG, Latch, all_said, fabric, in_group, on_ranks, said};
 
 /// Rank 1 of three has an engine that fails after so many ops.
-fn failing(ops: u64, outputs: u32) -> String {
+fn failing(ops: u64, outputs: u32, kind: ErrorKind) -> String {
     let results = on_ranks(3, |bootstrap| {
         let ops = if bootstrap.rank() == Rank(1) { ops } else { u64::MAX };
-        let layer = FailAtLayer { ops, kind: ErrorKind::DeviceLost };
+        let layer = FailAtLayer { ops, kind };
         let fabric = Wrapped::new(fabric(&bootstrap), layer);
         let mut group = GroupOptions::default().timeout(LONG).open(bootstrap, fabric)?;
         let mut gather = group.all_gather::<u8>(4).outputs(outputs).prepare()?;
@@ -36,13 +36,22 @@ fn failing(ops: u64, outputs: u32) -> String {
 
 #[test]
 fn an_engine_that_fails_at_once() {
-    assert_snapshot!(failing(0, 1), @"all: aborted, rank 1: all-gather 1, start 1, did not finish because the engine of rank 1 failed: submit: op 1 of a slice was made to fail: device lost");
+    assert_snapshot!(failing(0, 1, ErrorKind::Other), @"all: aborted, rank 1: all-gather 1, start 1, did not finish because the engine of rank 1 failed: submit: op 1 of a slice was made to fail: other");
 }
 
 #[test]
 fn an_engine_that_fails_in_the_middle() {
-    assert_snapshot!(failing(20, 1), @"all: aborted, rank 1: all-gather 1, start 2, did not finish because the engine of rank 1 failed: submit: op 10 of a slice was made to fail: device lost");
-    assert_snapshot!(failing(20, 2), @"all: aborted, rank 1: all-gather 1, start 3, did not finish because the engine of rank 1 failed: submit: op 7 of a slice was made to fail: device lost");
+    assert_snapshot!(failing(20, 1, ErrorKind::Other), @"all: aborted, rank 1: all-gather 1, start 2, did not finish because the engine of rank 1 failed: submit: op 10 of a slice was made to fail: other");
+    assert_snapshot!(failing(20, 2, ErrorKind::Other), @"all: aborted, rank 1: all-gather 1, start 3, did not finish because the engine of rank 1 failed: submit: op 7 of a slice was made to fail: other");
+}
+
+#[test]
+fn a_device_that_is_lost_is_a_lost_peer_for_the_others() {
+    assert_snapshot!(failing(0, 1, ErrorKind::DeviceLost), @r"
+    rank 0: peer lost, rank 1: all-gather 1, start 1, did not finish because the engine of rank 1 failed: submit: op 1 of a slice was made to fail: device lost
+    rank 1: device lost, rank 1: all-gather 1, start 1, did not finish because the engine of rank 1 failed: submit: op 1 of a slice was made to fail: device lost
+    rank 2: peer lost, rank 1: all-gather 1, start 1, did not finish because the engine of rank 1 failed: submit: op 1 of a slice was made to fail: device lost
+    ");
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub(crate) fn faults() -> Vec<Fault> {
     ] {
         faults.push(Fault::simulated(format!("unknown_code::{call}_{after}"), move |driver| {
             let holds = [named, "device 1 (", "9999", "engine of rank 1 failed"];
-            broken(driver, &format!("fail:{call}:{after}:9999"), &holds)
+            broken(driver, &format!("fail:{call}:{after}:9999"), &holds, ["aborted"; 2])
         }));
     }
     faults.push(Fault::simulated("unknown_code::while_it_captures", in_a_capture));
@@ -36,7 +36,8 @@ pub(crate) fn faults() -> Vec<Fault> {
         ("context_destroyed", "destroy", "(709)"),
     ] {
         faults.push(Fault::simulated(format!("device_lost::{name}"), move |driver| {
-            broken(driver, inject, &["device 1 (", holds, "engine of rank 1 failed"])
+            let holds = ["device 1 (", holds, "engine of rank 1 failed"];
+            broken(driver, inject, &holds, ["device lost", "peer lost"])
         }));
     }
     faults
@@ -59,8 +60,9 @@ fn in_a_capture(driver: CudaDriver) -> Outcome {
     says("rank 1", &ended[1], "broken: end a capture: ", &[])
 }
 
-/// One rank fails; all say so, with the driver's own words, and live on.
-fn broken(driver: CudaDriver, inject: &str, holds: &[&str]) -> Outcome {
+/// One rank fails; all say so, with the driver's own words, and live on. `kinds` are those of the
+/// errors there and on the others.
+fn broken(driver: CudaDriver, inject: &str, holds: &[&str], kinds: [&str; 2]) -> Outcome {
     let (_hub, mut children) = ranks(driver, "gather", RANKS, |rank, player| {
         // A rank that comes late lets the device break while the others are waited for.
         let late = if rank == 0 && !inject.starts_with("fail") { "sleep" } else { "" };
@@ -69,7 +71,8 @@ fn broken(driver: CudaDriver, inject: &str, holds: &[&str]) -> Outcome {
     let fallen = words(&mut children)?;
     let begun = Instant::now();
     for (rank, text) in fallen.iter().enumerate() {
-        says(&format!("rank {rank}"), text, "fell in start: ", &["rank 1: "])?;
+        let kind = kinds[usize::from(rank != BROKEN)];
+        says(&format!("rank {rank}"), text, &format!("fell in start: {kind}, rank 1: "), &[])?;
         says(&format!("rank {rank}"), text, "fell in start: ", holds)?;
     }
     let later = words(&mut children)?;
