@@ -17,9 +17,8 @@ pub mod wait;
 use std::fmt;
 use std::ops::ControlFlow;
 
-use peerlane_hal::{Caps, CopyEngine, Error, ErrorKind, Fabric, PeerMemory, Rank, Role};
+use peerlane_hal::{Caps, CopyEngine, Error, ErrorKind, Fabric, Rank};
 
-use crate::driver::word;
 use crate::failure::Outcome;
 use crate::harness::{EngineOf, ErrorOf, Harness};
 
@@ -30,8 +29,6 @@ pub enum Need {
     QueuedWait,
     /// Nothing moves unless it is polled.
     Polled,
-    /// The host can read flags.
-    HostFlags,
     /// The harness can break an engine.
     BreakEngine,
 }
@@ -71,8 +68,8 @@ macro_rules! checks {
 checks! {
     order::ops_to_one_peer_take_effect_in_submission_order [];
     order::bytes_put_before_a_signal_are_readable_when_the_flag_is_seen [];
-    order::a_signal_to_oneself_takes_effect_after_everything_before_it_is_complete [HostFlags];
-    order::a_signal_stores_all_64_bits_at_once [HostFlags];
+    order::a_signal_to_oneself_takes_effect_after_everything_before_it_is_complete [];
+    order::a_signal_stores_all_64_bits_at_once [];
     wait::a_wait_holds_everything_behind_it_until_the_flag_is_reached [QueuedWait];
     wait::a_wait_acquires_what_any_writer_published [QueuedWait];
     wait::the_reset_of_a_wait_takes_effect_before_anything_behind_it [QueuedWait];
@@ -108,7 +105,6 @@ checks! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
     caps: Caps,
-    host_flags: bool,
     break_engine: bool,
 }
 
@@ -122,13 +118,8 @@ impl Abilities {
         let deadline = peerlane_hal::Deadline::after(harness.timeout());
         let address = fabric.address();
         fabric.connect(Rank(0), &address, deadline)?;
-        let flags = fabric.memory().allocate(64, Role::Flags)?;
         let mut engine: EngineOf<H> = fabric.engine()?;
-        Ok(Self {
-            caps: *engine.caps(),
-            host_flags: word(&flags, 0).is_some(),
-            break_engine: harness.break_engine(&mut engine).is_some(),
-        })
+        Ok(Self { caps: *engine.caps(), break_engine: harness.break_engine(&mut engine).is_some() })
     }
 
     /// Why a check with these needs is skipped, if it is.
@@ -137,7 +128,6 @@ impl Abilities {
             let (has, reason) = match need {
                 Need::QueuedWait => (self.caps.queued_wait, "no queued_wait: the executor polls"),
                 Need::Polled => (self.caps.polled, "not polled: it moves by itself"),
-                Need::HostFlags => (self.host_flags, "the host does not see flags"),
                 Need::BreakEngine => (self.break_engine, "the harness cannot break an engine"),
             };
             if has { ControlFlow::Continue(()) } else { ControlFlow::Break(reason) }
