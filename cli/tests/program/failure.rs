@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Read;
-use std::process::Child;
+use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -16,12 +16,28 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A run that lasts until it is disturbed, and the processes of its ranks in rank order.
 fn endless(timeout: &str) -> (Child, Vec<u32>) {
     let line = "allgather --ranks 3 --min-bytes 64K --max-bytes 64K --iterations 1000000";
-    let child = command(&format!("{line} --timeout {timeout}")).spawn().unwrap();
+    let program = command(&format!("{line} --timeout {timeout}"));
+    let child = interruptible(&program).spawn().unwrap();
     let ranks = until("all ranks run", || {
         let ranks = ranks_of(child.id());
         (ranks.len() == RANKS && ranks.iter().all(|rank| has_moved_bytes(*rank))).then_some(ranks)
     });
     (child, ranks)
+}
+
+/// The same command, with SIGINT as a terminal leaves it: who runs these tests in the background may
+/// ignore it, and children inherit that. The program takes the place of `env` and keeps its number.
+fn interruptible(program: &Command) -> Command {
+    let mut command = Command::new("env");
+    command.arg("--default-signal=INT").arg(program.get_program()).args(program.get_args());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
 }
 
 /// The children of `parent`, by the rank that their environment says.
