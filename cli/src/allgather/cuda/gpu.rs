@@ -174,14 +174,11 @@ impl Gpu {
         address: u64,
         staging: Vec<u8>,
     ) -> Result<Vec<u8>> {
-        self.enter()?;
-        let staging = Box::leak(staging.into_boxed_slice());
-        // SAFETY: the source lives, leaked, until the copy is complete; the destination is a span
-        // that its maker keeps.
-        let copied = unsafe { result::memcpy_htod_async(address, staging, stream.cu_stream()) };
-        self.check("copy from the host", copied)?;
-        self.finish(stream, "a copy from the host")?;
-        Ok(reclaim(staging))
+        self.pass(stream, "copy from the host", staging, |staging| {
+            // SAFETY: the source lives, leaked, until the copy is complete; the destination is a
+            // span that its maker keeps.
+            unsafe { result::memcpy_htod_async(address, staging, stream.cu_stream()) }
+        })
     }
 
     /// Copies from `address` over all of `staging`, and gives it back.
@@ -194,12 +191,24 @@ impl Gpu {
         address: u64,
         staging: Vec<u8>,
     ) -> Result<Vec<u8>> {
+        self.pass(stream, "copy to the host", staging, |staging| {
+            // SAFETY: as for `upload`, the other way.
+            unsafe { result::memcpy_dtoh_async(staging, address, stream.cu_stream()) }
+        })
+    }
+
+    /// Copies by way of `staging`, which lives until the copy is complete, and gives it back.
+    fn pass(
+        &self,
+        stream: &CudaStream,
+        what: &str,
+        staging: Vec<u8>,
+        copy: impl FnOnce(&mut [u8]) -> std::result::Result<(), DriverError>,
+    ) -> Result<Vec<u8>> {
         self.enter()?;
         let staging = Box::leak(staging.into_boxed_slice());
-        // SAFETY: as for `upload`, the other way.
-        let copied = unsafe { result::memcpy_dtoh_async(staging, address, stream.cu_stream()) };
-        self.check("copy to the host", copied)?;
-        self.finish(stream, "a copy to the host")?;
+        self.check(what, copy(staging))?;
+        self.finish(stream, &format!("a {what}"))?;
         Ok(reclaim(staging))
     }
 
