@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use insta::assert_snapshot;
 use peerlane_collectives::plan::{
-    Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, ParseError, Plan, Source, Step,
+    Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, ParseError, Plan, Source, Step, Tier,
 };
 use peerlane_hal::{Error as _, ErrorKind, Rank};
 
@@ -14,8 +14,10 @@ mod shapes;
 
 /// A plan that makes no sense but has steps of all kinds.
 fn random_plan(rng: &mut Rng) -> Plan {
-    let lanes = (0..rng.usize(0..4))
-        .map(|_| Lane { steps: (0..rng.usize(0..12)).map(|_| random_step(rng)).collect() });
+    let lanes = (0..rng.usize(0..4)).map(|_| Lane {
+        tier: *rng.choice(Tier::ALL).unwrap(),
+        steps: (0..rng.usize(0..12)).map(|_| random_step(rng)).collect(),
+    });
     let lanes = lanes.collect();
     let number = |rng: &mut Rng| if rng.bool() { rng.u32(..4) } else { rng.u32(..) };
     Plan {
@@ -31,18 +33,20 @@ fn random_plan(rng: &mut Rng) -> Plan {
 }
 
 fn random_step(rng: &mut Rng) -> Step {
-    let mut number = || rng.u32(..4);
+    let mut number = || rng.u32(..5);
     let (peer, lane) = (Rank(number()), LaneId(number()));
     let cell = Cell { shard: Rank(number()), part: number() };
     let flag = match number() {
         0 => Flag::Ready { from: Rank(number()), lane },
-        1 => Flag::Arrived { cell },
-        2 => Flag::Go { lane },
+        1 => Flag::Arrived { cell, lane },
+        2 => Flag::Taken { by: Rank(number()), lane },
+        3 => Flag::Go { lane },
         _ => Flag::Sent { lane },
     };
+    let from = if number() < 2 { Source::Input } else { Source::Output };
     match number() {
-        0 => Step::Put { peer, cell, from: Source::Input },
-        1 => Step::Put { peer, cell, from: Source::Output },
+        0 => Step::Put { peer, cell, from },
+        1 => Step::Get { peer, cell, from },
         2 => Step::Signal { peer, flag },
         _ => Step::Wait { flag },
     }

@@ -55,7 +55,16 @@ pub enum Op<'a, L, R> {
         /// How many.
         bytes: u64,
     },
-    /// Store `value` in a peer's flag, after everything put to that peer before.
+    /// Copy `bytes` from a peer's `src` to this rank's `dst`; zero bytes are allowed and copy nothing.
+    Get {
+        /// Where the bytes go.
+        dst: At<'a, L>,
+        /// Where they come from.
+        src: At<'a, R>,
+        /// How many.
+        bytes: u64,
+    },
+    /// Store `value` in a peer's flag, after everything put to that peer and got from it before.
     Signal {
         /// The flag, of which this engine is the only writer.
         flag: Flag<'a, R>,
@@ -107,10 +116,10 @@ pub struct Caps {
     pub flags_batched: bool,
     /// Most ops in one slice, inclusive, at least 1.
     pub slice_ops_max: usize,
-    /// The largest copy that is done in one piece, in bytes, inclusive; larger puts are split by
+    /// The largest copy that is done in one piece, in bytes, inclusive; larger ones are split by
     /// the backend.
     pub piece_bytes_max: u64,
-    /// Offsets and lengths of a put must be multiples of it; 1 where there is no rule.
+    /// Offsets and lengths of puts and gets must be multiples of it; 1 where there is no rule.
     pub put_align_bytes: u64,
 }
 
@@ -151,7 +160,7 @@ pub trait CopyEngine: Send {
     ) -> Result<Ticket, Self::Error>;
 
     /// The last ticket up to which everything is complete: sources may be reused, puts to oneself
-    /// are visible here. Monotone; never blocks; drives a polled engine.
+    /// and gets are visible here. Monotone; never blocks; drives a polled engine.
     ///
     /// # Errors
     /// The error that poisoned the engine.

@@ -55,9 +55,9 @@ pub(super) fn mark(own: OwnCopy, steps: &[Step], parts: &mut Vec<Part>) {
 /// `None` if a put to oneself cannot come back.
 fn mark_phase(steps: &[Step], parts: &mut [Part]) -> Option<()> {
     for (index, step) in steps.iter().enumerate() {
-        let Step::Put { whom: Whom::Oneself, dst, src, bytes, .. } = *step else { continue };
+        let Step::Copy { whom: Whom::Oneself, dst, src, bytes, .. } = *step else { continue };
         let shares_place = |other: &Step| match *other {
-            Step::Put { whom: Whom::Oneself, dst: place, bytes: length, .. } => {
+            Step::Copy { whom: Whom::Oneself, dst: place, bytes: length, .. } => {
                 // Spans of mapped regions do not overflow.
                 place < dst + bytes && dst < place + length
             }
@@ -67,7 +67,7 @@ fn mark_phase(steps: &[Step], parts: &mut [Part]) -> Option<()> {
             return None;
         }
         let same = |(_, step): &(usize, &Step)| {
-            matches!(**step, Step::Put { whom: Whom::Peer(_), src: from, bytes: length, .. }
+            matches!(**step, Step::Copy { whom: Whom::Peer(_), src: from, bytes: length, .. }
                 if (from, length) == (src, bytes))
         };
         let mut carriers = steps.iter().enumerate().skip(index + 1).filter(same);
@@ -88,11 +88,11 @@ mod tests {
     use super::*;
 
     fn own(dst: u64, src: u64, bytes: u64) -> Step {
-        Step::Put { whom: Whom::Oneself, dst, src, bytes, both_on_host: false }
+        Step::Copy { whom: Whom::Oneself, dst, src, bytes, both_on_host: false }
     }
 
     fn put(peer: usize, src: u64, bytes: u64) -> Step {
-        Step::Put { whom: Whom::Peer(peer), dst: 900, src, bytes, both_on_host: false }
+        Step::Copy { whom: Whom::Peer(peer), dst: 900, src, bytes, both_on_host: false }
     }
 
     const WAIT: Step = Step::Wait { flag: 8, value: 1, reset: false };

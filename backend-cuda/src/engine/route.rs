@@ -29,7 +29,7 @@ pub(super) enum Whom {
 /// What a slice is to do.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Shape {
-    pub(super) puts: usize,
+    pub(super) copies: usize,
     pub(super) waits: usize,
     /// Copies beyond one a put.
     pub(super) more_copies: usize,
@@ -64,7 +64,7 @@ impl Routes {
     pub(super) fn begin(&mut self, shape: &Shape, sides: usize) {
         self.slice += 1;
         self.seen = 0;
-        self.spread = if shape.puts < 2 { 1 } else { self.tracks.min(1 + sides) };
+        self.spread = if shape.copies < 2 { 1 } else { self.tracks.min(1 + sides) };
     }
 
     /// The track of a put. Peers take theirs by turns, in the order in which the slice names them.
@@ -98,7 +98,7 @@ mod tests {
     fn routes(copy_engines: u32, order: &[Whom]) -> Vec<usize> {
         let mut routes = Routes::new(8, copy_engines);
         let sides = routes.sides();
-        routes.begin(&Shape { puts: order.len(), ..Shape::default() }, sides);
+        routes.begin(&Shape { copies: order.len(), ..Shape::default() }, sides);
         order.iter().map(|whom| routes.track(*whom)).collect()
     }
 

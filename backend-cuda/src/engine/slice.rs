@@ -106,7 +106,7 @@ fn walk(
 ) -> Result<(), Error> {
     steps.iter().zip(parts).try_for_each(|(step, part)| match (*step, *part) {
         (_, Part::Spared) => Ok(()),
-        (Step::Put { whom, dst, src, bytes, both_on_host }, part) => {
+        (Step::Copy { whom, dst, src, bytes, both_on_host }, part) => {
             let (track, bytes) = (routes.track(whom), (bytes, both_on_host));
             emitter.put((dst, src), bytes, track)?;
             match part {

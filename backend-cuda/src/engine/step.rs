@@ -1,7 +1,7 @@
 //! Ops with their places resolved: everything that can be wrong with a slice is found before
 //! anything of it goes onto a stream.
 
-use peerlane_hal::{At, Flag, Op, Rank, Region, Role};
+use peerlane_hal::{Flag, Op, Rank, Region, Role};
 
 use super::bounce::BUFFER_BYTES;
 use super::route::{Shape, Whom};
@@ -14,9 +14,24 @@ const WORD_BYTES: u64 = size_of::<u64>() as u64;
 /// An op that is in order; `submit`'s contract keeps what it names alive.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
-    Put { whom: Whom, dst: CUdeviceptr, src: CUdeviceptr, bytes: u64, both_on_host: bool },
-    Signal { whom: Whom, flag: CUdeviceptr, value: u64 },
-    Wait { flag: CUdeviceptr, value: u64, reset: bool },
+    /// A put, or a get: one copy from address to address, beside the others of the same peer.
+    Copy {
+        whom: Whom,
+        dst: CUdeviceptr,
+        src: CUdeviceptr,
+        bytes: u64,
+        both_on_host: bool,
+    },
+    Signal {
+        whom: Whom,
+        flag: CUdeviceptr,
+        value: u64,
+    },
+    Wait {
+        flag: CUdeviceptr,
+        value: u64,
+        reset: bool,
+    },
 }
 
 /// Who can be reached.
@@ -58,7 +73,7 @@ impl Reach {
     }
 }
 
-/// Resolves a slice into `steps`. Puts of no bytes vanish.
+/// Resolves a slice into `steps`.
 pub(super) fn resolve(
     ops: &[Op<'_, Local, Remote>],
     reach: &Reach,
@@ -70,17 +85,19 @@ pub(super) fn resolve(
         match *op {
             Op::Put { dst, src, bytes } => {
                 let whom = reach.whom(dst.region)?;
-                let (to, from) = put_places(dst, src, bytes)?;
-                if bytes > 0 {
-                    let both_on_host = dst.region.is_pinned() && src.region.is_pinned();
-                    shape.puts += 1;
-                    if both_on_host {
-                        let pieces = usize::try_from(bytes.div_ceil(BUFFER_BYTES));
-                        let copies = pieces.unwrap_or(usize::MAX).saturating_mul(2);
-                        shape.more_copies = shape.more_copies.saturating_add(copies);
-                    }
-                    steps.push(Step::Put { whom, dst: to, src: from, bytes, both_on_host });
-                }
+                let to = within("put destination", dst.offset, bytes, dst.region.bytes())?;
+                let from = within("put source", src.offset, bytes, src.region.bytes())?;
+                let places = (dst.region.address() + to, src.region.address() + from);
+                let both_on_host = dst.region.is_pinned() && src.region.is_pinned();
+                copy(whom, places, (bytes, both_on_host), &mut shape, steps);
+            }
+            Op::Get { dst, src, bytes } => {
+                let whom = reach.whom(src.region)?;
+                let to = within("get destination", dst.offset, bytes, dst.region.bytes())?;
+                let from = within("get source", src.offset, bytes, src.region.bytes())?;
+                let places = (dst.region.address() + to, src.region.address() + from);
+                let both_on_host = dst.region.is_pinned() && src.region.is_pinned();
+                copy(whom, places, (bytes, both_on_host), &mut shape, steps);
             }
             Op::Signal { flag, value } => {
                 let whom = reach.whom(flag.region)?;
@@ -100,14 +117,24 @@ pub(super) fn resolve(
     Ok(shape)
 }
 
-fn put_places(
-    dst: At<'_, Remote>,
-    src: At<'_, Local>,
-    bytes: u64,
-) -> Result<(CUdeviceptr, CUdeviceptr), Error> {
-    let to = within("put destination", dst.offset, bytes, dst.region.bytes())?;
-    let from = within("put source", src.offset, bytes, src.region.bytes())?;
-    Ok((dst.region.address() + to, src.region.address() + from))
+/// Adds a copy; one of no bytes vanishes.
+fn copy(
+    whom: Whom,
+    (dst, src): (CUdeviceptr, CUdeviceptr),
+    (bytes, both_on_host): (u64, bool),
+    shape: &mut Shape,
+    steps: &mut Vec<Step>,
+) {
+    if bytes == 0 {
+        return;
+    }
+    shape.copies += 1;
+    if both_on_host {
+        let pieces = usize::try_from(bytes.div_ceil(BUFFER_BYTES));
+        let copies = pieces.unwrap_or(usize::MAX).saturating_mul(2);
+        shape.more_copies = shape.more_copies.saturating_add(copies);
+    }
+    steps.push(Step::Copy { whom, dst, src, bytes, both_on_host });
 }
 
 /// The offset, if `bytes` from it lie inside a region of `region_bytes`.

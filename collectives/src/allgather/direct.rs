@@ -30,7 +30,9 @@ pub(super) fn lanes(rank: Rank, ranks: u32, shape: Shape) -> Vec<Lane> {
             steps.extend(own_copy);
             for peer in peers() {
                 steps.extend(says_ready.then(|| wait_ready(peer)));
-                steps.extend(own_cells().flat_map(|cell| [put(peer, cell), arrived(peer, cell)]));
+                steps.extend(
+                    own_cells().flat_map(|cell| [put(peer, cell), signal_arrived(peer, cell)]),
+                );
             }
         }
         FlagOrder::Batched => {
@@ -38,13 +40,13 @@ pub(super) fn lanes(rank: Rank, ranks: u32, shape: Shape) -> Vec<Lane> {
             steps.extend(own_copy);
             let to_peers = || peers().flat_map(|peer| own_cells().map(move |cell| (peer, cell)));
             steps.extend(to_peers().map(|(peer, cell)| put(peer, cell)));
-            steps.extend(to_peers().map(|(peer, cell)| arrived(peer, cell)));
+            steps.extend(to_peers().map(|(peer, cell)| signal_arrived(peer, cell)));
         }
     }
     for peer in before(rank, ranks) {
-        steps.extend(cells(peer, parts).map(|cell| Step::Wait { flag: Flag::Arrived { cell } }));
+        steps.extend(cells(peer, parts).map(|cell| Step::Wait { flag: arrived(cell) }));
     }
-    vec![Lane { steps }]
+    vec![Lane { steps, ..Lane::default() }]
 }
 
 /// The other ranks, from the next one upwards: the order in which this rank serves them.
@@ -73,6 +75,10 @@ fn put(peer: Rank, cell: Cell) -> Step {
     Step::Put { peer, cell, from: Source::Input }
 }
 
-fn arrived(peer: Rank, cell: Cell) -> Step {
-    Step::Signal { peer, flag: Flag::Arrived { cell } }
+fn signal_arrived(peer: Rank, cell: Cell) -> Step {
+    Step::Signal { peer, flag: arrived(cell) }
+}
+
+fn arrived(cell: Cell) -> Flag {
+    Flag::Arrived { cell, lane: LaneId::HOME }
 }

@@ -1,6 +1,8 @@
 //! Where the flags that one rank reads lie in its flag region.
 
-use crate::plan::{Flag, LaneId};
+use peerlane_hal::Rank;
+
+use crate::plan::Flag;
 
 /// Every flag has a cache line of its own, so that writers of two flags do not disturb each other:
 /// 8 words of 64 bits.
@@ -26,17 +28,25 @@ impl FlagLayout {
     /// The word of `flag` in its reader's region. The flag must be one of a verified plan of these
     /// sizes; for any other the word means nothing.
     pub fn word(&self, flag: Flag) -> u64 {
+        let (Flag::Arrived { lane, .. }
+        | Flag::Ready { lane, .. }
+        | Flag::Taken { lane, .. }
+        | Flag::Go { lane }
+        | Flag::Sent { lane }) = flag;
+        let arrivals = self.ranks.saturating_mul(self.parts);
+        let of_rank = |number: u64, rank: Rank| {
+            self.ranks.saturating_mul(number).saturating_add(rank.0.into())
+        };
         let line = match flag {
-            Flag::Arrived { cell } => {
+            Flag::Arrived { cell, .. } => {
                 u64::from(cell.shard.0).saturating_mul(self.parts).saturating_add(cell.part.into())
             }
-            Flag::Ready { from, lane } => self.lane_line(lane).saturating_add(from.0.into()),
-            Flag::Go { lane } => self.lane_line(lane).saturating_add(self.ranks),
-            Flag::Sent { lane } => {
-                self.lane_line(lane).saturating_add(self.ranks.saturating_add(1))
-            }
+            Flag::Ready { from, .. } => arrivals.saturating_add(of_rank(0, from)),
+            Flag::Taken { by, .. } => arrivals.saturating_add(of_rank(1, by)),
+            Flag::Go { .. } => arrivals.saturating_add(of_rank(2, Rank(0))),
+            Flag::Sent { .. } => arrivals.saturating_add(of_rank(2, Rank(1))),
         };
-        line.saturating_mul(FLAG_WORDS)
+        self.first_line(lane.0.into()).saturating_add(line).saturating_mul(FLAG_WORDS)
     }
 
     /// How many words the region has.
@@ -44,13 +54,9 @@ impl FlagLayout {
         self.first_line(self.lanes).saturating_mul(FLAG_WORDS)
     }
 
-    fn lane_line(&self, lane: LaneId) -> u64 {
-        self.first_line(lane.0.into())
-    }
-
     fn first_line(&self, lane: u64) -> u64 {
-        let arrivals = self.ranks.saturating_mul(self.parts);
-        arrivals.saturating_add(lane.saturating_mul(self.ranks.saturating_add(2)))
+        let a_lane = self.ranks.saturating_mul(self.parts.saturating_add(2)).saturating_add(2);
+        lane.saturating_mul(a_lane)
     }
 }
 
@@ -58,18 +64,17 @@ impl FlagLayout {
 mod tests {
     use std::collections::BTreeSet;
 
-    use peerlane_hal::Rank;
-
     use super::*;
-    use crate::plan::Cell;
+    use crate::plan::{Cell, LaneId};
 
     fn all_flags(ranks: u32, parts: u32, lanes: u32) -> Vec<Flag> {
         let mut flags = Vec::new();
-        for shard in (0..ranks).map(Rank) {
-            flags.extend((0..parts).map(|part| Flag::Arrived { cell: Cell { shard, part } }));
-        }
         for lane in (0..lanes).map(LaneId) {
-            flags.extend((0..ranks).map(|from| Flag::Ready { from: Rank(from), lane }));
+            for rank in (0..ranks).map(Rank) {
+                let cells = (0..parts).map(|part| Cell { shard: rank, part });
+                flags.extend(cells.map(|cell| Flag::Arrived { cell, lane }));
+                flags.extend([Flag::Ready { from: rank, lane }, Flag::Taken { by: rank, lane }]);
+            }
             flags.extend([Flag::Go { lane }, Flag::Sent { lane }]);
         }
         flags

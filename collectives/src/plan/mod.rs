@@ -14,11 +14,13 @@ mod algorithm;
 mod order;
 mod parse;
 mod text;
+mod tier;
 
 pub use algorithm::Algorithm;
 pub use order::FlagOrder;
 pub use parse::ParseError;
 pub(crate) use text::StepOf;
+pub use tier::Tier;
 
 /// The most parts that a shard is split into, inclusive: far beyond use, and few enough that sizes
 /// computed from a peer's or a user's number stay small.
@@ -38,13 +40,14 @@ pub struct Cell {
     pub part: u32,
 }
 
-/// Where a put reads.
+/// Where a put or a get reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// The rank's own shard, as the caller gave it; in place, that is its place in the output.
+    /// The own shard of the rank that is read, as its caller gave it; in place, that is its place in
+    /// the output.
     Input,
-    /// The rank's output.
+    /// The output of the rank that is read.
     Output,
 }
 
@@ -68,18 +71,28 @@ impl LaneId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Flag {
-    /// The output of `from` may be written; waited for in lane `lane` of the reader.
+    /// The buffers of `from` may be used: its output written, its own shard read.
     Ready {
-        /// Whose output.
+        /// Whose buffers.
         #[serde(with = "RankNumber")]
         from: Rank,
-        /// The lane of the reader.
+        /// The lane of the reader that waits.
         lane: LaneId,
     },
     /// The cell is there in the reader's output.
     Arrived {
         /// Which.
         cell: Cell,
+        /// The lane of the reader that waits. Two lanes that need one cell get a flag each.
+        lane: LaneId,
+    },
+    /// `by` has got all that it gets from the reader, which may reuse its sources.
+    Taken {
+        /// Who got it.
+        #[serde(with = "RankNumber")]
+        by: Rank,
+        /// The lane of the reader that waits.
+        lane: LaneId,
     },
     /// The caller has started the plan: from lane 0 to `lane` of the same rank.
     Go {
@@ -107,6 +120,16 @@ pub enum Step {
         /// Where it is read.
         from: Source,
     },
+    /// Copy a cell of `peer`, which may be this rank, into the own output.
+    Get {
+        /// Whose memory is read.
+        #[serde(with = "RankNumber")]
+        peer: Rank,
+        /// Which cell.
+        cell: Cell,
+        /// Where it is read.
+        from: Source,
+    },
     /// Signal a flag that `peer` reads, which may be this rank.
     Signal {
         /// The reader.
@@ -126,6 +149,9 @@ pub enum Step {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lane {
+    /// Which fabric carries it. The same for the same lane of all ranks.
+    #[serde(default)]
+    pub tier: Tier,
     /// The steps, without entry and exit.
     pub steps: Vec<Step>,
 }
@@ -151,22 +177,24 @@ pub struct Plan {
     pub outputs: u32,
     /// Where the flags stand. Says what was meant; the steps are what counts.
     pub flags: FlagOrder,
-    /// The lanes. Lane 0 is [home](LaneId::HOME).
+    /// The lanes, as many on every rank; those in which a rank has nothing to do are empty. Lane 0 is
+    /// [home](LaneId::HOME).
     pub lanes: Vec<Lane>,
 }
 
 impl Plan {
     /// The steps of `lane` with its entry and exit.
     ///
-    /// A lane that can fork from the caller's stream and join it needs none. Every other lane, for
-    /// which `flagged` is true, waits for [`Flag::Go`] first and signals [`Flag::Sent`] last; lane
-    /// 0 holds the counterparts. `flagged` is not asked about lane 0.
+    /// A lane that can fork from the caller's stream and join it needs none, nor does an empty one.
+    /// Every other lane, for which `flagged` is true, waits for [`Flag::Go`] first and signals
+    /// [`Flag::Sent`] last; lane 0 holds the counterparts. `flagged` is not asked about lane 0.
     ///
     /// # Panics
     /// If the plan has no such lane.
     pub fn closed_lane(&self, lane: LaneId, flagged: impl Fn(LaneId) -> bool) -> Vec<Step> {
         let steps = &self.lanes[lane.index()].steps;
         let peer = self.rank;
+        let flagged = |lane: LaneId| !self.lanes[lane.index()].steps.is_empty() && flagged(lane);
         if lane != LaneId::HOME {
             let flagged = flagged(lane);
             let entry = flagged.then_some(Step::Wait { flag: Flag::Go { lane } });
@@ -211,7 +239,7 @@ mod tests {
         let rank = Rank(3);
         let put =
             |part| Step::Put { peer: rank, cell: Cell { shard: rank, part }, from: Source::Input };
-        let lanes = vec![Lane { steps: vec![put(0)] }, Lane { steps: vec![put(1)] }];
+        let lanes = [0, 1].map(|part| Lane { steps: vec![put(part)], ..Lane::default() }).into();
         Plan {
             algorithm: Algorithm::Direct,
             rank,

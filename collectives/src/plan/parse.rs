@@ -8,7 +8,7 @@ use std::str::FromStr;
 use peerlane_hal::{ErrorKind, Rank};
 
 use super::algorithm;
-use super::{Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, Plan, Source, Step};
+use super::{Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, Plan, Source, Step, Tier};
 
 /// A text is not a plan: which line, what it says, and what was expected there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -43,8 +43,14 @@ impl FromStr for Plan {
             if line.words[0] == "lane" {
                 line.literal("lane")?;
                 line.literal(&plan.lanes.len().to_string())?;
+                let tier = match line.peek() {
+                    None => Tier::Local,
+                    Some(_) => line.read("network", |word| {
+                        (word == Tier::Network.name()).then_some(Tier::Network)
+                    })?,
+                };
                 line.end()?;
-                plan.lanes.push(Lane::default());
+                plan.lanes.push(Lane { tier, steps: Vec::new() });
             } else if let Some(lane) = plan.lanes.last_mut() {
                 lane.steps.push(step(line, plan.rank)?);
             } else {
@@ -102,51 +108,41 @@ fn flag_order(line: &mut Line<'_>) -> Result<FlagOrder, ParseError> {
 fn step(mut line: Line<'_>, rank: Rank) -> Result<Step, ParseError> {
     let step = match line.word() {
         Some("put") => {
-            let cell = line.cell()?;
-            let from = line.read("input or output", |word| match word {
-                "input" => Some(Source::Input),
-                "output" => Some(Source::Output),
-                _ => None,
-            })?;
-            Step::Put { cell, from, peer: line.peer()? }
+            let (cell, from) = line.cell_and_source()?;
+            Step::Put { cell, from, peer: line.peer("to")? }
+        }
+        Some("get") => {
+            let (cell, from) = line.cell_and_source()?;
+            Step::Get { cell, from, peer: line.peer("of")? }
         }
         Some("signal") => {
             let flag = flag(&mut line, Some(rank))?;
-            Step::Signal { flag, peer: line.peer()? }
+            Step::Signal { flag, peer: line.peer("to")? }
         }
         Some("wait") => Step::Wait { flag: flag(&mut line, None)? },
-        _ => return Err(line.fault(0, "put, signal, wait or lane")),
+        _ => return Err(line.fault(0, "put, get, signal, wait or lane")),
     };
     line.end()?;
     Ok(step)
 }
 
-/// `speaker` is the rank that `ready` speaks of where the text does not say.
+/// `speaker` is the rank that `ready` and `taken` speak of where the text does not say.
 fn flag(line: &mut Line<'_>, speaker: Option<Rank>) -> Result<Flag, ParseError> {
     let at = line.next;
     match line.word() {
-        Some("ready") => ready(line, speaker),
-        Some("arrived") => Ok(Flag::Arrived { cell: line.cell()? }),
+        Some("ready") => {
+            let lane = line.for_lane()?;
+            Ok(Flag::Ready { lane, from: line.speaker("from", speaker)? })
+        }
+        Some("arrived") => Ok(Flag::Arrived { cell: line.cell()?, lane: line.for_lane()? }),
+        Some("taken") => {
+            let lane = line.for_lane()?;
+            Ok(Flag::Taken { lane, by: line.speaker("by", speaker)? })
+        }
         Some("go") => Ok(Flag::Go { lane: line.lane()? }),
         Some("sent") => Ok(Flag::Sent { lane: line.lane()? }),
-        _ => Err(line.fault(at, "ready, arrived, go or sent")),
+        _ => Err(line.fault(at, "ready, arrived, taken, go or sent")),
     }
-}
-
-fn ready(line: &mut Line<'_>, speaker: Option<Rank>) -> Result<Flag, ParseError> {
-    let mut lane = LaneId::HOME;
-    if line.peek() == Some("for") {
-        line.literal("for")?;
-        lane = line.lane()?;
-    }
-    let from = match speaker {
-        Some(speaker) if line.peek() != Some("from") => speaker,
-        _ => {
-            line.literal("from")?;
-            line.rank()?
-        }
-    };
-    Ok(Flag::Ready { from, lane })
 }
 
 /// The words of one line; commas and colons are words of their own.
@@ -199,9 +195,36 @@ impl<'a> Line<'a> {
         self.number("the number of a lane").map(LaneId)
     }
 
-    fn peer(&mut self) -> Result<Rank, ParseError> {
-        self.literal("to")?;
+    /// The lane that waits; home where the text does not say.
+    fn for_lane(&mut self) -> Result<LaneId, ParseError> {
+        if self.peek() != Some("for") {
+            return Ok(LaneId::HOME);
+        }
+        self.literal("for")?;
+        self.lane()
+    }
+
+    /// The rank behind `word`, or the speaker where neither stands there.
+    fn speaker(&mut self, word: &str, speaker: Option<Rank>) -> Result<Rank, ParseError> {
+        match speaker {
+            Some(speaker) if self.peek() != Some(word) => Ok(speaker),
+            _ => self.peer(word),
+        }
+    }
+
+    fn peer(&mut self, word: &str) -> Result<Rank, ParseError> {
+        self.literal(word)?;
         self.rank()
+    }
+
+    fn cell_and_source(&mut self) -> Result<(Cell, Source), ParseError> {
+        let cell = self.cell()?;
+        let from = self.read("input or output", |word| match word {
+            "input" => Some(Source::Input),
+            "output" => Some(Source::Output),
+            _ => None,
+        })?;
+        Ok((cell, from))
     }
 
     fn cell(&mut self) -> Result<Cell, ParseError> {

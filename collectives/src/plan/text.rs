@@ -1,14 +1,14 @@
 //! Plans as text, a line a step.
 //!
-//! What goes without saying is left out: a rank that signals `ready` speaks of its own output, and
-//! lane 0 of the reader waits for it. Where that is not so, the text says it, so that every plan,
+//! What goes without saying is left out: a rank that signals `ready` or `taken` speaks of itself, and
+//! lane 0 of the reader waits for a flag. Where that is not so, the text says it, so that every plan,
 //! also a wrong one, reads back as it was.
 
 use std::fmt;
 
 use peerlane_hal::Rank;
 
-use super::{Flag, FlagOrder, LaneId, Plan, Source, Step};
+use super::{Flag, FlagOrder, LaneId, Plan, Source, Step, Tier};
 
 /// The text form, which [`FromStr`](std::str::FromStr) reads back:
 ///
@@ -36,7 +36,10 @@ impl fmt::Display for Plan {
         }
         writeln!(f)?;
         for (number, lane) in lanes.iter().enumerate() {
-            writeln!(f, "lane {number}")?;
+            match lane.tier {
+                Tier::Local => writeln!(f, "lane {number}")?,
+                tier @ Tier::Network => writeln!(f, "lane {number} {tier}")?,
+            }
             for &step in &lane.steps {
                 writeln!(f, "  {}", StepOf { rank: *rank, step })?;
             }
@@ -58,8 +61,12 @@ impl fmt::Display for StepOf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.step {
             Step::Put { peer, cell, from } => write!(f, "put {cell} {from} to {peer}"),
+            Step::Get { peer, cell, from } => write!(f, "get {cell} {from} of {peer}"),
+            Step::Signal { peer, flag: Flag::Taken { by, lane } } if by == self.rank => {
+                write!(f, "signal taken{} to {peer}", For(lane))
+            }
             Step::Signal { peer, flag: Flag::Ready { from, lane } } if from == self.rank => {
-                write!(f, "signal {} to {peer}", Ready(lane))
+                write!(f, "signal ready{} to {peer}", For(lane))
             }
             Step::Signal { peer, flag } => write!(f, "signal {flag} to {peer}"),
             Step::Wait { flag } => write!(f, "wait {flag}"),
@@ -70,8 +77,9 @@ impl fmt::Display for StepOf {
 impl fmt::Display for Flag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Ready { from, lane } => write!(f, "{} from {from}", Ready(*lane)),
-            Self::Arrived { cell } => write!(f, "arrived {cell}"),
+            Self::Ready { from, lane } => write!(f, "ready{} from {from}", For(*lane)),
+            Self::Arrived { cell, lane } => write!(f, "arrived {cell}{}", For(*lane)),
+            Self::Taken { by, lane } => write!(f, "taken{} by {by}", For(*lane)),
             Self::Go { lane } => write!(f, "go lane {lane}"),
             Self::Sent { lane } => write!(f, "sent lane {lane}"),
         }
@@ -87,13 +95,14 @@ impl fmt::Display for Source {
     }
 }
 
-struct Ready(LaneId);
+/// The lane that waits, where it is not home.
+struct For(LaneId);
 
-impl fmt::Display for Ready {
+impl fmt::Display for For {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            LaneId::HOME => f.write_str("ready"),
-            lane => write!(f, "ready for lane {lane}"),
+            LaneId::HOME => Ok(()),
+            lane => write!(f, " for lane {lane}"),
         }
     }
 }

@@ -49,6 +49,7 @@ fn bound(step: &Step, in_place: bool, layout: &Layout, flags: &FlagLayout) -> Op
     match *step {
         Step::Signal { peer, flag } => Some(Bound::Signal { peer, word: flags.word(flag) }),
         Step::Wait { flag } => Some(Bound::Wait { word: flags.word(flag) }),
+        Step::Get { .. } => unimplemented!("gets are not bound yet"),
         Step::Put { peer, cell, from } => {
             let span = layout.cell(cell);
             // In place, the own shard lies in the output.

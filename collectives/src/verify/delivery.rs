@@ -16,6 +16,7 @@ pub(super) fn check(program: &Program) -> Result<(), Fault> {
         .steps()
         .filter_map(|(lane, at, step)| match step {
             Step::Put { peer, cell, .. } => Some((peer, cell, lane, at)),
+            Step::Get { cell, .. } => Some((program.lanes[lane].rank, cell, lane, at)),
             Step::Signal { .. } | Step::Wait { .. } => None,
         })
         .collect();

@@ -10,7 +10,7 @@ use peerlane_hal::Rank;
 
 use super::fault::Fault;
 use super::program::Program;
-use crate::plan::{Flag, Step};
+use crate::plan::{Flag, LaneId, Step};
 
 /// The flags of all ranks, numbered.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ pub(super) fn check(program: &Program) -> Result<Flags, Fault> {
     let mut uses: Vec<((Rank, Flag), bool, Use)> = program
         .steps()
         .filter_map(|(lane, at, step)| match step {
-            Step::Put { .. } => None,
+            Step::Put { .. } | Step::Get { .. } => None,
             Step::Signal { peer, flag } => Some(((peer, flag), false, (lane, at))),
             Step::Wait { flag } => Some(((program.lanes[lane].rank, flag), true, (lane, at))),
         })
@@ -86,10 +86,17 @@ impl Ends {
         if let Some((first, second)) = two_lanes(waits) {
             return Err(Fault::TwoReaders { first: place(first), second: place(second) });
         }
-        if let (Flag::Ready { lane, .. }, Some(&wait)) = (flag, waits.first())
-            && program.lanes[wait.0].lane != lane
+        let named = match flag {
+            Flag::Ready { lane, .. } | Flag::Arrived { lane, .. } | Flag::Taken { lane, .. } => {
+                lane
+            }
+            Flag::Go { lane } => lane,
+            Flag::Sent { .. } => LaneId::HOME,
+        };
+        if let Some(&wait) = waits.first()
+            && program.lanes[wait.0].lane != named
         {
-            return Err(Fault::OtherReader { place: place(wait), lane });
+            return Err(Fault::OtherReader { place: place(wait), lane: named });
         }
         match (signals, waits) {
             (&[signal], &[wait]) => Ok(Self { writer: signal.0, reader: wait.0 }),

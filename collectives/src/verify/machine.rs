@@ -121,6 +121,7 @@ impl<'a> Machine<'a> {
                     let written = self.domain.index(Fact::Written(peer, cell));
                     self.lanes[number].posted[peer.index()].push(written);
                 }
+                Step::Get { .. } => unimplemented!("gets are not followed yet"),
                 Step::Signal { peer, flag } => {
                     let flag = self.flags.number(peer, flag);
                     self.check_signal(number, flag)?;
@@ -276,7 +277,7 @@ impl<'a> Machine<'a> {
         let lane = &self.program.lanes[number];
         match *lane.steps.get(self.lanes[number].at)? {
             Step::Wait { flag } => Some(self.flags.number(lane.rank, flag)),
-            Step::Put { .. } | Step::Signal { .. } => None,
+            Step::Put { .. } | Step::Get { .. } | Step::Signal { .. } => None,
         }
     }
 
@@ -299,7 +300,7 @@ mod tests {
         let rank = Rank(0);
         let cell = Cell { shard: rank, part: 0 };
         let copy = Step::Put { peer: rank, cell, from: Source::Input };
-        let lanes = vec![Lane::default(), Lane { steps: vec![copy] }];
+        let lanes = vec![Lane::default(), Lane { steps: vec![copy], ..Lane::default() }];
         let algorithm = Algorithm::Direct;
         let (in_place, outputs) = (false, 1);
         let flags = FlagOrder::Prompt;

@@ -78,6 +78,14 @@ impl Names<'_> {
                     (format!("cell {cell} of the input"), format!("a cell of shard {me}"))
                 })
             }
+            Step::Get { peer, cell, from } => {
+                self.rank(peer)?;
+                self.cell(cell)?;
+                let there = from == Source::Output || cell.shard == peer;
+                self.there(there, || {
+                    (format!("cell {cell} of the input"), format!("a cell of shard {peer}"))
+                })
+            }
             Step::Signal { peer, flag } => {
                 self.rank(peer)?;
                 self.flag(peer, flag)
@@ -103,11 +111,14 @@ impl Names<'_> {
 
     fn flag(&self, reader: Rank, flag: Flag) -> Result<(), Fault> {
         match flag {
-            Flag::Ready { from, lane } => {
-                self.rank(from)?;
+            Flag::Ready { from: rank, lane } | Flag::Taken { by: rank, lane } => {
+                self.rank(rank)?;
                 self.lane(reader, lane)
             }
-            Flag::Arrived { cell } => self.cell(cell),
+            Flag::Arrived { cell, lane } => {
+                self.cell(cell)?;
+                self.lane(reader, lane)
+            }
             Flag::Go { .. } | Flag::Sent { .. } => Err(Fault::Reserved { place: self.place }),
         }
     }

@@ -106,11 +106,12 @@ fn move_to_other_lane(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
         lanes.push(Lane::default());
     }
     let to = rng.usize(..=lanes[to_lane].steps.len());
-    if let Step::Wait { flag: Flag::Ready { from, .. } } = step
+    if let Step::Wait {
+        flag: Flag::Ready { lane, .. } | Flag::Arrived { lane, .. } | Flag::Taken { lane, .. },
+    } = &mut step
         && rng.bool()
     {
-        let lane = LaneId(u32::try_from(to_lane).unwrap());
-        step = Step::Wait { flag: Flag::Ready { from, lane } };
+        *lane = LaneId(u32::try_from(to_lane).unwrap());
     }
     lanes[to_lane].steps.insert(to, step);
     Some(format!("move {spot:?} to lane {to_lane} at {to}"))
@@ -120,7 +121,7 @@ fn retarget_peer(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     let spot = spot(plans, rng)?;
     let to = any_rank(plans, rng);
     match &mut steps(plans, spot)[spot.at] {
-        Step::Put { peer, .. } | Step::Signal { peer, .. } => *peer = to,
+        Step::Put { peer, .. } | Step::Get { peer, .. } | Step::Signal { peer, .. } => *peer = to,
         Step::Wait { .. } => return None,
     }
     Some(format!("retarget {spot:?} to {to}"))
@@ -131,8 +132,9 @@ fn change_cell(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     let to = any_cell(plans, rng);
     match &mut steps(plans, spot)[spot.at] {
         Step::Put { cell, .. }
-        | Step::Signal { flag: Flag::Arrived { cell }, .. }
-        | Step::Wait { flag: Flag::Arrived { cell } } => *cell = to,
+        | Step::Get { cell, .. }
+        | Step::Signal { flag: Flag::Arrived { cell, .. }, .. }
+        | Step::Wait { flag: Flag::Arrived { cell, .. } } => *cell = to,
         _ => return None,
     }
     Some(format!("cell {to} in {spot:?}"))
@@ -143,14 +145,16 @@ fn change_flag(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     let to = any_flag(plans, rng);
     match &mut steps(plans, spot)[spot.at] {
         Step::Signal { flag, .. } | Step::Wait { flag } => *flag = to,
-        Step::Put { .. } => return None,
+        Step::Put { .. } | Step::Get { .. } => return None,
     }
     Some(format!("{to:?} in {spot:?}"))
 }
 
 fn change_source(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     let spot = spot(plans, rng)?;
-    let Step::Put { from, .. } = &mut steps(plans, spot)[spot.at] else { return None };
+    let (Step::Put { from, .. } | Step::Get { from, .. }) = &mut steps(plans, spot)[spot.at] else {
+        return None;
+    };
     *from = if *from == Source::Input { Source::Output } else { Source::Input };
     Some(format!("other source in {spot:?}"))
 }
@@ -158,10 +162,11 @@ fn change_source(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
 /// A new flag from anywhere to anywhere, signalled and waited for.
 fn add_flag(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     let (signal, wait) = (spot(plans, rng)?, spot(plans, rng)?);
+    let lane = LaneId(u32::try_from(wait.lane).unwrap());
     let flag = match any_flag(plans, rng) {
-        Flag::Ready { from, .. } => {
-            Flag::Ready { from, lane: LaneId(u32::try_from(wait.lane).unwrap()) }
-        }
+        Flag::Ready { from, .. } => Flag::Ready { from, lane },
+        Flag::Arrived { cell, .. } => Flag::Arrived { cell, lane },
+        Flag::Taken { by, .. } => Flag::Taken { by, lane },
         other => other,
     };
     let peer = Rank::at(wait.rank);
@@ -206,10 +211,11 @@ fn any_cell(plans: &[Plan], rng: &mut Rng) -> Cell {
 
 fn any_flag(plans: &[Plan], rng: &mut Rng) -> Flag {
     let lane = LaneId(rng.u32(..3));
-    match rng.u8(..6) {
+    match rng.u8(..7) {
         0 => Flag::Go { lane },
         1 => Flag::Sent { lane },
         2 | 3 => Flag::Ready { from: any_rank(plans, rng), lane },
-        _ => Flag::Arrived { cell: any_cell(plans, rng) },
+        4 => Flag::Taken { by: any_rank(plans, rng), lane },
+        _ => Flag::Arrived { cell: any_cell(plans, rng), lane },
     }
 }

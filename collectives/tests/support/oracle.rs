@@ -91,6 +91,7 @@ fn action(
         *names.entry((reader, flag)).or_insert(next)
     };
     Some(match step {
+        Step::Get { .. } => return None,
         Step::Put { peer, cell: Cell { shard, part }, from } => {
             let edge = |part: u32| SHARD_UNITS * part as usize / plan.parts as usize;
             let units = (part < plan.parts).then(|| edge(part)..edge(part + 1))?;

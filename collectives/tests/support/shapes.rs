@@ -58,7 +58,7 @@ impl Shape {
         for plan in &mut plans {
             match self {
                 Self::Direct | Self::InTurn | Self::Batched | Self::BatchedInTurn => {}
-                Self::Ring => plan.lanes = vec![Lane { steps: ring(plan) }],
+                Self::Ring => plan.lanes = vec![Lane { steps: ring(plan), ..Lane::default() }],
                 Self::Aside => split(plan, is_own_copy),
                 Self::Away => split(plan, is_push),
             }
@@ -83,7 +83,7 @@ fn split(plan: &mut Plan, aside: impl Fn(&Plan, &Step) -> bool) {
     };
     plan.lanes = [home, moved]
         .into_iter()
-        .map(|steps| Lane { steps: steps.into_iter().map(name_lane).collect() })
+        .map(|steps| Lane { steps: steps.into_iter().map(name_lane).collect(), ..Lane::default() })
         .collect();
 }
 
@@ -93,7 +93,7 @@ fn is_own_copy(plan: &Plan, step: &Step) -> bool {
 
 fn is_push(plan: &Plan, step: &Step) -> bool {
     match step {
-        Step::Put { peer, .. } => *peer != plan.rank,
+        Step::Put { peer, .. } | Step::Get { peer, .. } => *peer != plan.rank,
         Step::Signal { flag, .. } => matches!(flag, Flag::Arrived { .. }),
         Step::Wait { flag } => matches!(flag, Flag::Ready { .. }),
     }
@@ -117,13 +117,13 @@ fn ring(plan: &Plan) -> Vec<Step> {
     for hop in 0..ranks - 1 {
         let from = if hop == 0 { Source::Input } else { Source::Output };
         for cell in cells(turned(ranks - hop)) {
-            let flag = Flag::Arrived { cell };
+            let flag = Flag::Arrived { cell, lane };
             if hop > 0 {
                 steps.push(Step::Wait { flag });
             }
             steps.extend([Step::Put { peer: next, cell, from }, Step::Signal { peer: next, flag }]);
         }
     }
-    steps.extend(cells(next).map(|cell| Step::Wait { flag: Flag::Arrived { cell } }));
+    steps.extend(cells(next).map(|cell| Step::Wait { flag: Flag::Arrived { cell, lane } }));
     steps
 }

@@ -8,6 +8,7 @@ mod copy;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
@@ -80,17 +81,16 @@ impl Engine {
     fn resolve(&self, op: &Op<'_, Local, Remote>) -> Result<Work, Error> {
         match *op {
             Op::Put { dst, src, bytes } => {
-                self.check_alignment([dst.offset, src.offset, bytes])?;
-                let dst_base = dst.region.base().as_ptr();
+                self.check_alignment("put", [dst.offset, src.offset, bytes])?;
                 let to = within("put destination", dst.offset, bytes, dst.region.bytes())?;
                 let from = within("put source", src.offset, bytes, src.region.bytes())?;
-                let src_base = src.region.base().as_ptr();
-                Ok(Work::Copy {
-                    dst: dst_base.wrapping_add(to),
-                    src: src_base.wrapping_add(from),
-                    bytes: usize::try_from(bytes).expect("a span lies inside a mapped region"),
-                    streaming: bytes >= self.streaming_bytes_min,
-                })
+                Ok(self.copy((dst.region.base(), to), (src.region.base(), from), bytes))
+            }
+            Op::Get { dst, src, bytes } => {
+                self.check_alignment("get", [dst.offset, src.offset, bytes])?;
+                let to = within("get destination", dst.offset, bytes, dst.region.bytes())?;
+                let from = within("get source", src.offset, bytes, src.region.bytes())?;
+                Ok(self.copy((dst.region.base(), to), (src.region.base(), from), bytes))
             }
             Op::Signal { flag, value } => {
                 let region = flag.region;
@@ -112,12 +112,22 @@ impl Engine {
         }
     }
 
-    fn check_alignment(&self, numbers: [u64; 3]) -> Result<(), Error> {
+    /// A copy whose spans were checked.
+    fn copy(&self, dst: (NonNull<u8>, usize), src: (NonNull<u8>, usize), bytes: u64) -> Work {
+        Work::Copy {
+            dst: dst.0.as_ptr().wrapping_add(dst.1),
+            src: src.0.as_ptr().wrapping_add(src.1),
+            bytes: usize::try_from(bytes).expect("a span lies inside a mapped region"),
+            streaming: bytes >= self.streaming_bytes_min,
+        }
+    }
+
+    fn check_alignment(&self, what: &str, numbers: [u64; 3]) -> Result<(), Error> {
         let align = self.options.caps.put_align_bytes;
         match numbers.into_iter().find(|number| !number.is_multiple_of(align)) {
             None => Ok(()),
             Some(odd) => Err(Error::Argument(format!(
-                "a put has an offset or length of {odd}, wanted a multiple of {align} bytes"
+                "a {what} has an offset or length of {odd}, wanted a multiple of {align} bytes"
             ))),
         }
     }

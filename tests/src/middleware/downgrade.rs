@@ -70,21 +70,23 @@ impl<E: CopyEngine> Downgrade<E> {
                 ops.len()
             ));
         }
+        let check = |what, dst: u64, src: u64, bytes: u64| {
+            let odd = [dst, src, bytes].map(|number| !number.is_multiple_of(align));
+            if !odd.contains(&true) {
+                return Ok(());
+            }
+            refuse(format!(
+                "a {what} of {bytes} bytes from offset {src} to offset {dst}, wanted multiples of \
+                 {align}"
+            ))
+        };
         for op in ops {
             match *op {
                 Op::Wait { .. } if !self.caps.queued_wait => {
                     return refuse("a wait was submitted without queued_wait".to_owned());
                 }
-                Op::Put { dst, src, bytes } => {
-                    let odd = [dst.offset, src.offset, bytes].map(|n| !n.is_multiple_of(align));
-                    if odd.contains(&true) {
-                        return refuse(format!(
-                            "a put of {bytes} bytes from offset {} to offset {}, wanted multiples \
-                             of {align}",
-                            src.offset, dst.offset
-                        ));
-                    }
-                }
+                Op::Put { dst, src, bytes } => check("put", dst.offset, src.offset, bytes)?,
+                Op::Get { dst, src, bytes } => check("get", dst.offset, src.offset, bytes)?,
                 Op::Wait { .. } | Op::Signal { .. } => {}
             }
         }

@@ -116,6 +116,11 @@ impl<E: CopyEngine> Trace<E> {
                 let (src, dst) = (src.offset, dst.offset);
                 format!("put {bytes} bytes from local {from} + {src} to remote {to} + {dst}")
             }
+            Op::Get { dst, src, bytes } => {
+                let (from, to) = (self.region(src.region), self.region(dst.region));
+                let (src, dst) = (src.offset, dst.offset);
+                format!("get {bytes} bytes from remote {from} + {src} to local {to} + {dst}")
+            }
             Op::Signal { flag, value } => {
                 let region = self.region(flag.region);
                 format!("signal remote {region} word {} = {value}", flag.word)

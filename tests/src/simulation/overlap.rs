@@ -102,7 +102,7 @@ fn wanted(slow: Rank, ranks: usize, outputs: u32) -> Outcome<Vec<Ticket>> {
 fn waits_for(step: &Step, slow: Rank) -> bool {
     match *step {
         Step::Wait { flag: Flag::Ready { from, .. } } => from == slow,
-        Step::Wait { flag: Flag::Arrived { cell } } => cell.shard == slow,
+        Step::Wait { flag: Flag::Arrived { cell, .. } } => cell.shard == slow,
         _ => false,
     }
 }

@@ -74,6 +74,7 @@ impl Wake for Bell {
 /// enough.
 enum Kept<F: Fabric> {
     Put { dst: (*const Remote<F>, u64), src: (*const Local<F>, u64), bytes: u64 },
+    Get { dst: (*const Local<F>, u64), src: (*const Remote<F>, u64), bytes: u64 },
     Signal { flag: (*const Remote<F>, u64), value: u64 },
     Wait { flag: (*const Local<F>, u64), value: u64, reset: bool },
 }
@@ -88,6 +89,9 @@ impl<F: Fabric> Kept<F> {
         match *op {
             Op::Put { dst, src, bytes } => {
                 Self::Put { dst: (dst.region, dst.offset), src: (src.region, src.offset), bytes }
+            }
+            Op::Get { dst, src, bytes } => {
+                Self::Get { dst: (dst.region, dst.offset), src: (src.region, src.offset), bytes }
             }
             Op::Signal { flag, value } => Self::Signal { flag: (flag.region, flag.word), value },
             Op::Wait { flag, value, reset } => {
@@ -107,6 +111,14 @@ impl<F: Fabric> Kept<F> {
                 let from = unsafe { &*src.0 };
                 let dst = At { region: to, offset: dst.1 };
                 Op::Put { dst, src: At { region: from, offset: src.1 }, bytes }
+            }
+            Self::Get { dst, src, bytes } => {
+                // SAFETY: the caller's.
+                let to = unsafe { &*dst.0 };
+                // SAFETY: the caller's.
+                let from = unsafe { &*src.0 };
+                let dst = At { region: to, offset: dst.1 };
+                Op::Get { dst, src: At { region: from, offset: src.1 }, bytes }
             }
             Self::Signal { flag, value } => {
                 // SAFETY: the caller's.

@@ -1,0 +1,38 @@
+//! Which fabric a lane is on.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The fabric of a lane, without a vendor.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Tier {
+    /// The fabric that the group was opened with. Where there is no other, it reaches every rank;
+    /// else the ranks of the own node.
+    #[default]
+    Local,
+    /// The fabric between nodes.
+    Network,
+}
+
+impl Tier {
+    /// Both.
+    pub const ALL: &'static [Self] = &[Self::Local, Self::Network];
+
+    /// The name in texts and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Network => "network",
+        }
+    }
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
