@@ -81,18 +81,13 @@ impl Options {
     /// # Errors
     /// If the nodes do not fit the ranks.
     pub(super) fn topology(&self) -> Result<Topology> {
-        match &self.nodes {
-            None => Topology::flat(self.ranks.unwrap_or(Self::RANKS_DEFAULT))
-                .map_err(|error| Failure::usage(error.to_string())),
-            Some(nodes) => {
-                let ranks = match nodes {
-                    Nodes::Count(_) => Some(self.ranks.unwrap_or(Self::RANKS_DEFAULT)),
-                    _ => self.ranks,
-                };
-                let topology = nodes.topology(ranks);
-                topology.map_err(|text| Failure::usage(format!("--nodes: {text}")))
-            }
-        }
+        let written = self.nodes.as_ref().and_then(Nodes::ranks);
+        let ranks = self.ranks.or(written).unwrap_or(Self::RANKS_DEFAULT);
+        let topology = match &self.nodes {
+            None => Topology::flat(ranks).map_err(|error| error.to_string()),
+            Some(nodes) => nodes.topology(ranks).map_err(|text| format!("--nodes: {text}")),
+        };
+        topology.map_err(Failure::usage)
     }
 
     /// Why the plans of all ranks are not made, if so: they are too large to verify.
