@@ -1,4 +1,4 @@
-//! Engines between a caller and a backend, for tests: they watch, delay, take away or break.
+//! Engines between a caller and a backend: they watch, delay, take away or break.
 //!
 //! A layer makes such engines; [`Wrapped`] is a fabric whose engines are a layer's and whose regions
 //! and keys are the backend's own, so whatever runs on a fabric runs on a wrapped one, also wrapped
@@ -8,7 +8,7 @@ mod delay;
 mod downgrade;
 mod error;
 mod fail_at;
-mod layered;
+mod pass;
 mod streams;
 mod trace;
 
@@ -23,7 +23,6 @@ pub use delay::{Delay, DelayLayer};
 pub use downgrade::{Downgrade, DowngradeLayer};
 pub use error::Error;
 pub use fail_at::{FailAt, FailAtLayer};
-pub use layered::Layered;
 pub use streams::{Graph, Stream, StreamLayer, Streams};
 pub use trace::{Event, Trace, TraceLayer, TraceLog};
 
@@ -43,7 +42,8 @@ pub trait Layer<F: Fabric>: Send {
     /// Those of the fabric, or why the layer cannot work on it.
     fn engine(&mut self, fabric: &mut F) -> Result<Self::Engine, Error<F::Error>>;
 
-    /// As [`Harness::break_engine`](crate::Harness::break_engine).
+    /// Makes the next submission to `engine` fail with an error that poisons, and says with which
+    /// kind; `None` where the layer cannot. For tests of what comes after a failure.
     fn break_engine(engine: &mut Self::Engine) -> Option<ErrorKind> {
         let _ = engine;
         None

@@ -10,8 +10,8 @@ use peerlane_hal::{
     Ticket,
 };
 
-use super::super::{Error, Local, Remote};
 use super::queue::Stream;
+use crate::{Error, Local, Remote};
 
 const GATE: u64 = 0;
 const GATE_BYTES: u64 = 64;

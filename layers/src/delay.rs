@@ -3,18 +3,18 @@
 //! Every op is put behind a queued wait of its own, and a second engine of the rank opens these
 //! gates at random times, whenever the delayed engine is called. So the backend itself keeps the
 //! contract, no op is copied, and the ops of one slice take effect far apart. It needs an engine
-//! with queued waits; a caller without them gets one by [`Downgrade`](super::Downgrade) on top.
+//! with queued waits; a caller without them gets one by [`Downgrade`](crate::Downgrade) on top.
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{
     Caps, CopyEngine, Deadline, ErrorKind, Fabric, Flag, Op, PeerMemory, Role, Ticket,
 };
 
-use super::{Error, Layer, Local, Remote};
+use crate::pass::pass_to_engine;
+use crate::{Error, Layer, Local, Remote};
 
 const GATE: u64 = 0;
 const GATE_BYTES: u64 = 64;
@@ -189,25 +189,7 @@ impl<F: Fabric> CopyEngine for Delay<F> {
         self.engine.park(until.map_or(limit, |until| until.min(limit))).map_err(Error::Inner)
     }
 
-    fn waker(&self) -> Waker {
-        self.engine.waker()
-    }
-
-    fn release(&mut self) -> Result<(), Self::Error> {
-        self.engine.release().map_err(Error::Inner)
-    }
-
-    fn is_capturing(&mut self, stream: &Self::Stream) -> Result<bool, Self::Error> {
-        self.engine.is_capturing(stream).map_err(Error::Inner)
-    }
-
-    fn fork(&mut self, from: &Self::Stream) -> Result<(), Self::Error> {
-        self.engine.fork(from).map_err(Error::Inner)
-    }
-
-    fn join(&mut self, into: &Self::Stream) -> Result<(), Self::Error> {
-        self.engine.join(into).map_err(Error::Inner)
-    }
+    pass_to_engine!(waker release streams);
 }
 
 impl<F: Fabric> fmt::Debug for Delay<F> {
