@@ -184,6 +184,11 @@ fn main() -> ExitCode {
             "ones_own_key_gives_an_alias",
             "written through aliases",
         ),
+        flawed::<{ flaw::REGISTERED_IS_COPIED }>(
+            "RegisteredIsCopied",
+            "what_one_fabric_allocated_another_can_register",
+            "waited 1s for flag 3",
+        ),
         flawed::<{ flaw::ANY_ADDRESS_CONNECTS }>(
             "AnyAddressConnects",
             "malformed_addresses_are_refused",

@@ -159,7 +159,7 @@ impl Fabric {
         if !reader.rest().is_empty() {
             return malformed(format!("it has {} bytes too many", reader.rest().len()));
         }
-        let (role, reach, bytes) = (Role::Flags, Reach::Shared, Bell::BYTES);
+        let (role, reach, bytes) = (Role::Flags, Reach::Shared { head: 0 }, Bell::BYTES);
         Ok(Key { process, generation, rank, role, reach, bytes })
     }
 }

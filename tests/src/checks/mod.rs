@@ -95,6 +95,7 @@ checks! {
     failure::dropping_an_engine_with_a_blocked_wait_returns [QueuedWait];
     dependencies::flags_of_one_region_do_not_disturb_each_other [];
     dependencies::ones_own_key_gives_an_alias [];
+    dependencies::what_one_fabric_allocated_another_can_register [];
     dependencies::a_region_tells_what_its_flags_hold [];
     polling::a_polled_engine_moves_when_it_is_polled [Polled];
     polling::park_returns_when_a_flag_of_this_rank_is_signalled [];
