@@ -144,7 +144,7 @@ pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Regi
         let how = format!("it handed over {count} descriptors for one region, wanted 1");
         return Err(Error::PeerLost { peer, how });
     };
-    let mapped = Mapping::import_part(fd, head, bytes).map_err(Error::of_mapping(peer));
+    let mapped = Mapping::import(fd, head, bytes).map_err(Error::of_mapping(peer));
     let (mapping, head) = mapped?;
     let backing = Backing::Mapped(mapping, head);
     Ok(Arc::new(Registration { backing, bytes, owner, role }))

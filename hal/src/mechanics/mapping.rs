@@ -95,20 +95,12 @@ impl Mapping {
         Self::map(fd, 0, mapped)
     }
 
-    /// Maps a memfd that a peer handed over, which must hold at least `bytes`.
+    /// Maps the `bytes` behind the first `head` of a memfd that a peer handed over, which must hold
+    /// them; and says how far into the mapping they begin, since a mapping begins with a page.
     ///
     /// # Errors
     /// It is shorter, or could be shortened; or the system refuses.
-    pub fn import(fd: OwnedFd, bytes: u64) -> Result<Self, MappingError> {
-        Self::import_part(fd, 0, bytes).map(|(mapping, _)| mapping)
-    }
-
-    /// Maps `bytes` of such a memfd from byte `head` on; and how far into the mapping they begin,
-    /// since a mapping begins with a page.
-    ///
-    /// # Errors
-    /// As [`import`](Self::import).
-    pub fn import_part(fd: OwnedFd, head: u64, bytes: u64) -> Result<(Self, usize), MappingError> {
+    pub fn import(fd: OwnedFd, head: u64, bytes: u64) -> Result<(Self, usize), MappingError> {
         let start = head / PAGE_BYTES * PAGE_BYTES;
         let end = head.saturating_add(bytes.max(1));
         let end = end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);

@@ -90,7 +90,7 @@ mod tests {
         for head in [0_usize, 1, 4095, 4096, 5000, 8192] {
             let place = find(at(&mapping, head), 1000).unwrap();
             let fd = place.fd().try_clone_to_owned().unwrap();
-            let (part, begin) = Mapping::import_part(fd, place.head, 1000).unwrap();
+            let (part, begin) = Mapping::import(fd, place.head, 1000).unwrap();
             // SAFETY: inside both mappings, which nobody else knows.
             unsafe { at(&mapping, head + 7).write(head as u8 | 1) };
             // SAFETY: as above.
@@ -101,7 +101,7 @@ mod tests {
         let fd = find(mapping.base(), 1).unwrap().fd().try_clone_to_owned().unwrap();
         for (head, bytes) in [(4096, 8193), (u64::MAX, 1), (1, u64::MAX)] {
             let fd = fd.try_clone().unwrap();
-            assert!(Mapping::import_part(fd, head, bytes).is_err(), "{bytes} from {head}");
+            assert!(Mapping::import(fd, head, bytes).is_err(), "{bytes} from {head}");
         }
     }
 }
