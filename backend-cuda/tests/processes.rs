@@ -208,7 +208,7 @@ fn host_memory_that_another_fabric_of_the_process_allocated() {
         pair.drop_imports();
     }
     // The caller's own can be used here, and by ranks of this process.
-    let words = vec![0_u64; 8];
+    let words = [0_u64; 8];
     // SAFETY: they outlive the registration, and nobody touches them.
     let flags =
         unsafe { pair.fabric.memory().register(pointer(words.as_ptr() as u64), 64, Role::Flags) };

@@ -27,7 +27,7 @@ fn everybody_gets_from_everybody() {
             let seed = |rank: usize| (rank as u8 * 16) ^ epoch as u8;
             offer(&members, seed);
             let tickets: Vec<Ticket> =
-                members.iter_mut().map(|member| member.get_from_all(epoch)).collect();
+                members.iter_mut().map(|member| member.pull_from_all(epoch)).collect();
             for (member, ticket) in members.iter_mut().zip(tickets) {
                 member.finish(ticket);
             }
@@ -47,7 +47,7 @@ fn a_signal_comes_behind_the_gets_of_its_stream() {
             let mut members = world(RANKS, SHARD, signal);
             offer(&members, |rank| rank as u8 + 1);
             driver.set("COPY_DELAY_US", "20000");
-            let ticket = members[0].get_from_all(1);
+            let ticket = members[0].pull_from_all(1);
             members[from].reach(RANKS as u64, 1);
             driver.set("COPY_DELAY_US", "0");
             offer(&members[from..=from], |_| 99);
@@ -67,10 +67,10 @@ fn gets_cost_what_puts_do() {
     let (driver, _turn) = driver();
     let mut members = world(RANKS, SHARD, None);
     offer(&members, |rank| rank as u8);
-    let first = members[0].get_from_all(1);
+    let first = members[0].pull_from_all(1);
     members[0].finish(first);
     let before = CALLS.map(|call| driver.calls(call));
-    let second = members[0].get_from_all(2);
+    let second = members[0].pull_from_all(2);
     let calls: Vec<u64> =
         CALLS.iter().zip(before).map(|(call, before)| driver.calls(call) - before).collect();
     members[0].finish(second);

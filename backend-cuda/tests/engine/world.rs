@@ -195,7 +195,7 @@ impl Member {
     }
 
     /// Gets the shard of every other rank from its output to the own one, and then says so to each.
-    pub(crate) fn get_from_all(&mut self, value: u64) -> Ticket {
+    pub(crate) fn pull_from_all(&mut self, value: u64) -> Ticket {
         let (regions, me) = (&self.regions, self.me);
         let ranks = regions.outputs.len();
         let peers = || (1..ranks).map(|step| (me + step) % ranks);
