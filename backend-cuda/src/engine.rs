@@ -2,7 +2,7 @@
 //!
 //! | the contract | here |
 //! | --- | --- |
-//! | put | `cuMemcpyAsync`, on the main stream or on one beside it |
+//! | put, get | on the main stream or on one beside it; neighbours on one stream in one `cuMemcpyBatchAsync`, or each a `cuMemcpyAsync` |
 //! | neighbouring signals, waits, resets | one `cuStreamBatchMemOp` on the main stream |
 //! | ticket | an event on the main stream at the end of a slice |
 //! | `completed` | looks at these events, in a mode in which captures of others do not mind |
@@ -20,6 +20,7 @@ mod bounce;
 mod capture;
 mod capture_probe;
 mod close;
+mod copies;
 mod emit;
 mod page;
 mod park;
@@ -46,6 +47,7 @@ use self::back::Part;
 use self::batch::Batch;
 use self::bounce::Bounce;
 use self::capture::Captures;
+use self::copies::Copies;
 use self::emit::Side;
 use self::page::Pinned;
 use self::park::Parker;
@@ -105,6 +107,9 @@ pub struct Engine {
     steps: Vec<Step>,
     parts: Vec<Part>,
     batch: Batch,
+    copies: Vec<Copies>,
+    /// Whether the driver takes several copies in one call.
+    copies_together: bool,
     own_copy: OwnCopy,
     pending: Pending,
     forked: Option<Forked>,
@@ -161,12 +166,13 @@ impl Engine {
         let relaxed = context.enter_relaxed()?;
         batch::check_ability(&context)?;
         let sides = (0..routes.sides()).map(|_| Side::create(&context));
+        let main = OwnStream::create(&context)?;
         let hardware = Hardware {
-            main: OwnStream::create(&context)?,
+            captures: Captures::new(&context, &main)?,
+            main,
             sides: sides.collect::<Result<_, _>>()?,
             started: Event::create(&context)?,
             tickets: Tickets::new(),
-            captures: Captures::new(&context)?,
             release: Release::new(&context)?,
             words: match signal {
                 SignalBy::StreamWrite => None,
@@ -180,6 +186,7 @@ impl Engine {
             joined: Event::create(&context)?,
         };
         let capture_ability = capture_probe::check(&context);
+        let copies_together = copies::probe(&context, &hardware.main, &hardware.page);
         drop(relaxed);
         let caps = Caps {
             queued_wait: true,
@@ -197,8 +204,14 @@ impl Engine {
             hardware: ManuallyDrop::new(hardware),
             steps: Vec::with_capacity(SLICE_OPS_MAX),
             parts: Vec::with_capacity(SLICE_OPS_MAX),
-            own_copy,
+            own_copy: match own_copy {
+                // A peer's memory may lie beyond the host.
+                OwnCopy::Auto if staged => OwnCopy::Local,
+                other => other,
+            },
             batch: Batch::new(),
+            copies: (0..route::TRACKS_MAX).map(|_| Copies::with_capacity(SLICE_OPS_MAX)).collect(),
+            copies_together,
             pending: Pending::new(),
             forked: None,
             capture_ability,
@@ -227,10 +240,11 @@ impl Engine {
 
     /// One round of a release.
     fn release_round(&mut self) -> Result<(), Error> {
-        let _entered = self.context.enter()?;
+        let _relaxed = self.context.enter_relaxed()?;
         let Hardware { captures, release, page, .. } = &mut *self.hardware;
+        let looked = captures.look(&self.context, release.stream(), page);
         let awaited = self.pending.awaited().chain(captures.awaited(page));
-        release.round(&self.context, page, awaited)
+        release.round(&self.context, page, awaited).and(looked)
     }
 
     /// What `into` gets next comes after the last ticket.

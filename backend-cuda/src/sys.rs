@@ -115,6 +115,10 @@ table! {
         stream_write_value_64 = "cuStreamWriteValue64_v2" (CUstream, CUdeviceptr, u64, c_uint);
         stream_wait_value_64 = "cuStreamWaitValue64_v2" (CUstream, CUdeviceptr, u64, c_uint);
 
+        // Several copies in one call: from 12.8 on, and from 13.0 on in another form.
+        memcpy_batch_async = "cuMemcpyBatchAsync" (*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut CUmemcpyAttributes, *mut usize, usize, *mut usize, CUstream);
+        memcpy_batch_async_v2 = "cuMemcpyBatchAsync_v2" (*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut CUmemcpyAttributes, *mut usize, usize, CUstream);
+
         // A stream that does not share its channel with those that wait.
         ctx_get_stream_priority_range = "cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
         stream_create_with_priority = "cuStreamCreateWithPriority" (*mut CUstream, c_uint, c_int);

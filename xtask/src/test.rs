@@ -84,6 +84,11 @@ fn cuda(require_device: bool) -> Outcome {
     if require_device {
         command.env(CUDA_DRIVER, "device");
     }
+    if Path::new(CUDA_DEVICE).exists() {
+        // Streams of one process share the channels of a device: the waits of one test would hold up
+        // the streams of another.
+        command.args(["--", "--test-threads=1"]);
+    }
     tests(command)
 }
 

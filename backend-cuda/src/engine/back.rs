@@ -5,20 +5,54 @@
 //! a peer anyway, they can be copied back from there by a copy engine: once more over the link, and
 //! without any kernel. Which is better is the caller's to know: [`OwnCopy`].
 
-use super::route::Whom;
+use super::route::{Shape, Whom};
 use super::step::Step;
 use crate::sys::CUdeviceptr;
 
 /// How a rank's own bytes get to their place in its own memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OwnCopy {
+    /// Over the link up to 256 KiB, where a kernel costs the host more than the link takes, and up to
+    /// 2 MiB in a graph, where it also costs a branch; else local.
+    #[default]
+    Auto,
     /// By a copy inside the device: the fastest where multiprocessors are free. On all drivers that
     /// were tried it is a kernel.
-    #[default]
     Local,
     /// From a peer's memory, where the same bytes were just put: without a kernel, for one shard
     /// more on the link. A copy inside the device where nothing of the kind was put.
     Link,
+}
+
+/// The largest own copy that comes back over the link by itself: docs/perf/cuda-submission.md.
+const AUTO_LINK_BYTES_MAX: u64 = 256 << 10;
+/// The same in a graph.
+const AUTO_LINK_CAPTURED_BYTES_MAX: u64 = 2 << 20;
+
+/// Which of the puts of the same bytes brings them back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Carrier {
+    /// The first: what follows it in the stream goes on beside the way back.
+    First,
+    /// The second, which shares its stream with fewer puts where peers are on two.
+    Second,
+}
+
+impl OwnCopy {
+    /// Whether own copies of a slice come back, and who brings them.
+    pub(super) fn back(self, shape: &Shape, peer_tracks: usize, captured: bool) -> Option<Carrier> {
+        let auto_max = match captured {
+            true => AUTO_LINK_CAPTURED_BYTES_MAX,
+            false => AUTO_LINK_BYTES_MAX,
+        };
+        let back = match self {
+            Self::Auto => shape.own_bytes_max <= auto_max,
+            Self::Local => false,
+            Self::Link => true,
+        };
+        let carrier = if peer_tracks > 1 { Carrier::Second } else { Carrier::First };
+        back.then_some(carrier)
+    }
 }
 
 /// What a step of a slice has to do with it.
@@ -31,21 +65,19 @@ pub(super) enum Part {
     Returns(CUdeviceptr),
 }
 
-/// Marks the steps of a slice, all of them with [`Part::None`] if own copies are local.
+/// Marks the steps of a slice, all of them with [`Part::None`] without a carrier.
 ///
 /// Between two waits, either every put to oneself comes back or none does, and none whose place
 /// another one shares: so their order never matters.
-pub(super) fn mark(own: OwnCopy, steps: &[Step], parts: &mut Vec<Part>) {
+pub(super) fn mark(carrier: Option<Carrier>, steps: &[Step], parts: &mut Vec<Part>) {
     parts.clear();
     parts.resize(steps.len(), Part::None);
-    if own == OwnCopy::Local {
-        return;
-    }
+    let Some(carrier) = carrier else { return };
     let mut begin = 0;
     while begin < steps.len() {
         let length = steps[begin..].iter().position(|step| matches!(step, Step::Wait { .. }));
         let end = length.map_or(steps.len(), |length| begin + length);
-        if mark_phase(&steps[begin..end], &mut parts[begin..end]).is_none() {
+        if mark_phase(carrier, &steps[begin..end], &mut parts[begin..end]).is_none() {
             parts[begin..end].fill(Part::None);
         }
         begin = end + 1;
@@ -53,7 +85,7 @@ pub(super) fn mark(own: OwnCopy, steps: &[Step], parts: &mut Vec<Part>) {
 }
 
 /// `None` if a put to oneself cannot come back.
-fn mark_phase(steps: &[Step], parts: &mut [Part]) -> Option<()> {
+fn mark_phase(carrier: Carrier, steps: &[Step], parts: &mut [Part]) -> Option<()> {
     for (index, step) in steps.iter().enumerate() {
         let Step::Copy { whom: Whom::Oneself, dst, src, bytes, .. } = *step else { continue };
         let shares_place = |other: &Step| match *other {
@@ -71,9 +103,11 @@ fn mark_phase(steps: &[Step], parts: &mut [Part]) -> Option<()> {
                 if (from, length) == (src, bytes))
         };
         let mut carriers = steps.iter().enumerate().skip(index + 1).filter(same);
-        // The second one shares its stream with fewer puts.
-        let (first, second) = (carriers.next()?, carriers.next());
-        let (carrier, _) = second.unwrap_or(first);
+        let first = carriers.next()?;
+        let (carrier, _) = match carrier {
+            Carrier::First => first,
+            Carrier::Second => carriers.next().unwrap_or(first),
+        };
         if parts[carrier] != Part::None {
             return None;
         }
@@ -99,7 +133,7 @@ mod tests {
 
     fn marked(steps: &[Step]) -> Vec<Part> {
         let mut parts = Vec::new();
-        mark(OwnCopy::Link, steps, &mut parts);
+        mark(Some(Carrier::Second), steps, &mut parts);
         parts
     }
 
@@ -112,8 +146,24 @@ mod tests {
         let parts = [own(100, 0, 4), own(104, 4, 6), put(1, 0, 4), put(1, 4, 6)];
         assert_eq!(marked(&parts), [Spared, Spared, Returns(100), Returns(104)]);
         let mut local = Vec::new();
-        mark(OwnCopy::Local, &gather, &mut local);
+        mark(Option::None, &gather, &mut local);
         assert_eq!(local, [None; 6]);
+        mark(Some(Carrier::First), &gather, &mut local);
+        assert_eq!(local, [None, Spared, Returns(100), None, None, None]);
+    }
+
+    #[test]
+    fn small_own_copies_come_back_by_themselves() {
+        let shape = |bytes| Shape { own_bytes_max: bytes, ..Shape::default() };
+        let back = |own: OwnCopy, bytes| own.back(&shape(bytes), 1, false);
+        assert_eq!(back(OwnCopy::Auto, 256 << 10), Some(Carrier::First));
+        assert_eq!(back(OwnCopy::Auto, (256 << 10) + 1), None);
+        assert_eq!(back(OwnCopy::Link, u64::MAX), Some(Carrier::First));
+        assert_eq!(back(OwnCopy::Local, 1), None);
+        assert_eq!(OwnCopy::Auto.back(&shape(1), 2, false), Some(Carrier::Second));
+        let captured = |bytes| OwnCopy::Auto.back(&shape(bytes), 1, true);
+        assert_eq!(captured(2 << 20), Some(Carrier::First));
+        assert_eq!(captured((2 << 20) + 1), None);
     }
 
     #[test]

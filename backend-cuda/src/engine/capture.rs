@@ -1,20 +1,26 @@
 //! Slices that are recorded into graphs.
 //!
 //! A graph may be replayed at any time, and nobody says when it is gone. So what a recorded slice
-//! uses is its own: streams beside the main one, events, and a word that it sets to 1 before its
-//! first wait and to 0 behind its last one. While that word is 1 the graph runs, hence lives, and
+//! uses is its own: streams beside the main one, events, and a word on the device that it sets to 1
+//! before its first wait and to 0 behind its last one. While that word is 1 the graph runs, hence lives, and
 //! hence the flags that it waits for live: only then does a release write to them.
 
+use std::time::Duration;
+
+use super::copies;
 use super::emit::Side;
-use super::page::{PAGE_WORDS, Pinned};
+use super::page::{OnDevice, PAGE_WORDS, Pinned};
 use super::pending::Awaited;
-use super::queue::{self, CaptureState, Event};
+use super::queue::{self, CaptureState, Event, OwnStream};
 use super::stream::Stream;
 use crate::device::Context;
 use crate::error::Error;
+use crate::sys::CUdeviceptr;
 
 /// The first word of the page that a recorded slice can have.
 const BUSY_FIRST: usize = 64;
+/// How long a look may take on a device that is alive.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A recorded slice that waits.
 #[derive(Debug)]
@@ -27,17 +33,21 @@ struct Recorded {
 pub(super) struct Captures {
     sides: Vec<Side>,
     started: Event,
-    /// Each has the word at its index behind `BUSY_FIRST`.
+    /// Each has the word of its index.
     recorded: Vec<Recorded>,
+    /// A write to the host would hold up the stream until it is seen there.
+    busy: OnDevice,
     /// Whether a slice was ever recorded: from then on graphs may write to the engine's pages.
     used: bool,
 }
 
 impl Captures {
     /// The context is current.
-    pub(super) fn new(context: &Context) -> Result<Self, Error> {
-        let started = Event::create(context)?;
-        Ok(Self { sides: Vec::new(), started, recorded: Vec::new(), used: false })
+    pub(super) fn new(context: &Context, stream: &OwnStream) -> Result<Self, Error> {
+        let (started, busy) = (Event::create(context)?, OnDevice::take(context)?);
+        busy.clear(context, stream)?;
+        stream.finish(context, LOOK_TIMEOUT, "the clearing of a page")?;
+        Ok(Self { sides: Vec::new(), started, recorded: Vec::new(), busy, used: false })
     }
 
     /// Prepares for slices on `stream`, which captures; how many streams beside it they can use.
@@ -76,7 +86,7 @@ impl Captures {
     pub(super) fn busy_word(
         &mut self,
         awaited: impl Iterator<Item = Awaited> + Clone,
-    ) -> Result<usize, Error> {
+    ) -> Result<CUdeviceptr, Error> {
         let same = |it: &Recorded| it.awaited.iter().copied().eq(awaited.clone());
         let index = match self.recorded.iter().position(same) {
             Some(index) => index,
@@ -92,7 +102,12 @@ impl Captures {
                 self.recorded.len() - 1
             }
         };
-        Ok(BUSY_FIRST + index)
+        Ok(self.busy.address(index))
+    }
+
+    /// For the next engine; nothing was recorded.
+    pub(super) fn leave(self, context: &Context) {
+        self.busy.leave(context);
     }
 
     pub(super) fn note_use(&mut self) {
@@ -103,7 +118,24 @@ impl Captures {
         self.used
     }
 
-    /// What graphs wait for that run now.
+    /// Takes down which graphs run now.
+    pub(super) fn look(
+        &self,
+        context: &Context,
+        stream: &OwnStream,
+        page: &Pinned,
+    ) -> Result<(), Error> {
+        if self.recorded.is_empty() {
+            return Ok(());
+        }
+        let bytes = self.recorded.len() * size_of::<u64>();
+        let (to, from) = (page.address(BUSY_FIRST), self.busy.address(0));
+        // SAFETY: words of two pages, which are never freed.
+        unsafe { copies::copy(context, stream.raw(), to, from, bytes) }?;
+        stream.finish(context, LOOK_TIMEOUT, "the look at graphs that run")
+    }
+
+    /// What graphs wait for that ran at the last look.
     pub(super) fn awaited<'a>(&'a self, page: &'a Pinned) -> impl Iterator<Item = Awaited> + 'a {
         let busy = |(index, _): &(usize, &Recorded)| page.load(BUSY_FIRST + index) != 0;
         let running = self.recorded.iter().enumerate().filter(busy);

@@ -58,6 +58,11 @@ impl Engine {
     /// `None` if the device does not answer any more.
     fn is_drained(&self, rounds: u32) -> Option<bool> {
         let Hardware { captures, release, page, sides, main, .. } = &*self.hardware;
+        let looked = self
+            .context
+            .enter_relaxed()
+            .and_then(|_relaxed| captures.look(&self.context, release.stream(), page));
+        looked.ok()?;
         if !release.is_written(page) || captures.awaited(page).next().is_some() {
             return Some(false);
         }
@@ -77,10 +82,11 @@ impl Hardware {
     /// Everything is complete; the context is current.
     fn close(self, context: &Context) {
         let Self { captures, words, bounces, page, .. } = self;
+        page.leave(context);
         // Graphs outlive the engine and still write to its words.
         if !captures.is_used() {
             bounces.into_iter().flatten().for_each(|bounce| bounce.free(context));
-            page.leave(context);
+            captures.leave(context);
             if let Some(words) = words {
                 words.leave(context);
             }

@@ -9,6 +9,7 @@ use peerlane_hal::mechanics::pieces;
 
 use super::batch::Batch;
 use super::bounce::{BUFFER_BYTES, Bounce};
+use super::copies::Copies;
 use super::queue::{Event, OwnStream};
 use super::route::Whom;
 use super::signal::Words;
@@ -65,6 +66,10 @@ pub(super) struct Emitter<'a> {
     /// It is recorded behind the last wait.
     pub(super) marked: bool,
     pub(super) batch: &'a mut Batch,
+    /// Copies that wait to go onto the stream of each track; while there are any, no batch is open.
+    pub(super) copies: &'a mut [Copies],
+    /// Whether copies go together; else at once.
+    pub(super) together: bool,
     /// Where signals are copied from, if they are.
     pub(super) words: Option<&'a mut Words>,
     /// Where puts from host memory to host memory go through.
@@ -80,6 +85,7 @@ impl Emitter<'_> {
     pub(super) fn begin(&mut self) {
         // What a slice that failed has left.
         self.batch.clear();
+        self.copies.iter_mut().for_each(Copies::clear);
         if let Some(words) = &mut self.words {
             words.forget_owed();
         }
@@ -131,12 +137,34 @@ impl Emitter<'_> {
         stream: CUstream,
         track: usize,
     ) -> Result<(), Error> {
-        let copy = self.context.driver.memcpy_async;
-        // SAFETY: the spans were checked against their regions, which live (`submit`) and fit the
-        // address space; or one of them is the buffer of the track, which is as long as a piece.
-        let code = unsafe { copy(dst, src, bytes as usize, stream) };
-        self.context.check("cuMemcpyAsync", code)?;
-        self.commands[track.min(1)] += 1;
+        // The spans were checked against their regions, so they fit the address space.
+        let length = bytes as usize;
+        if self.copies[track].touch(dst, src, length) {
+            self.issue(track, stream)?;
+        }
+        self.copies[track].push(dst, src, length);
+        if self.together { Ok(()) } else { self.issue(track, stream) }
+    }
+
+    fn issue(&mut self, track: usize, stream: CUstream) -> Result<(), Error> {
+        // SAFETY: the spans lie in regions that live (`submit`), or in the buffer of the track, which
+        // is as long as a piece.
+        let issued = unsafe { self.copies[track].issue(self.context, stream) }?;
+        self.commands[track.min(1)] += issued;
+        Ok(())
+    }
+
+    /// Puts all copies onto their streams, before a flag.
+    fn issue_all(&mut self) -> Result<(), Error> {
+        for track in 0..self.copies.len() {
+            if !self.copies[track].is_empty() {
+                let stream = match track.checked_sub(1) {
+                    None => self.main,
+                    Some(side) => self.sides[side].stream.raw(),
+                };
+                self.issue(track, stream)?;
+            }
+        }
         Ok(())
     }
 
@@ -147,6 +175,7 @@ impl Emitter<'_> {
         track: Option<usize>,
         (flag, value): (CUdeviceptr, u64),
     ) -> Result<(), Error> {
+        self.issue_all()?;
         self.make_room()?;
         match whom {
             Whom::Oneself => {
@@ -175,6 +204,7 @@ impl Emitter<'_> {
     }
 
     pub(super) fn wait(&mut self, flag: CUdeviceptr, value: u64, reset: bool) -> Result<(), Error> {
+        self.issue_all()?;
         // Signals before a wait must be out: the peer may answer them.
         self.pay()?;
         self.make_room()?;
@@ -200,6 +230,7 @@ impl Emitter<'_> {
 
     /// Ends the slice: everything joined, and everything on its stream.
     pub(super) fn end(&mut self) -> Result<(), Error> {
+        self.issue_all()?;
         self.join_all()?;
         self.pay()?;
         self.flush()

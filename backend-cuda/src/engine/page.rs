@@ -10,6 +10,7 @@ use std::ffi::c_void;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::queue::OwnStream;
 use crate::device::Context;
 use crate::error::Error;
 use crate::sys::{self, CUdeviceptr};
@@ -157,6 +158,14 @@ impl OnDevice {
         let code = unsafe { (context.driver.mem_alloc)(&raw mut device, PAGE_BYTES) };
         context.check("cuMemAlloc", code)?;
         Ok(Self { device })
+    }
+
+    /// Makes it a page of zeros, in the order of the stream.
+    pub(super) fn clear(&self, context: &Context, stream: &OwnStream) -> Result<(), Error> {
+        let clear = context.driver.memset_d8_async;
+        // SAFETY: the page is never freed; the context is current.
+        let code = unsafe { clear(self.device, 0, PAGE_BYTES, stream.raw()) };
+        context.check("cuMemsetD8Async", code)
     }
 
     /// For the next engine; no stream and no graph uses it any more.

@@ -34,6 +34,11 @@ impl Release {
         Ok(Self { stream, batch: Batch::new(), targets: Vec::new(), rounds: 0 })
     }
 
+    /// The stream that passes those that wait.
+    pub(super) fn stream(&self) -> &OwnStream {
+        &self.stream
+    }
+
     /// Whether the last round has been written.
     pub(super) fn is_written(&self, page: &Pinned) -> bool {
         page.load(ROUND_WORD) == self.rounds

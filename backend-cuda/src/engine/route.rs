@@ -3,7 +3,8 @@
 //! Copies that are in flight at once must not be more than copy engines: with three engines, six
 //! copies at once ran at 60 % of the rate. Puts to peers on two streams were the best of those that
 //! were tried, for all sizes from 4 KiB up; a third one was worse from 64 MiB up
-//! (docs/perf/cuda-streams.md).
+//! (docs/perf/cuda-streams.md). Small ones that go onto their stream in one call take one stream: to
+//! begin and join another one takes longer than they do (docs/perf/cuda-submission.md).
 //!
 //! A copy inside the device is a kernel of the driver, whichever call asks for it, on all drivers that
 //! were tried (docs/perf/cuda-local-copies.md). It waits for room on the multiprocessors, so it has
@@ -15,6 +16,8 @@
 
 /// Streams that carry puts to peers at once.
 const PEER_TRACKS_MAX: usize = 2;
+/// Copies to peers up to this size are done sooner on one stream, if they go there in one call.
+const ONE_TRACK_BYTES_MAX: u64 = 512 << 10;
 /// With the one for copies inside the device.
 pub(super) const TRACKS_MAX: usize = PEER_TRACKS_MAX + 1;
 
@@ -31,6 +34,9 @@ pub(super) enum Whom {
 pub(super) struct Shape {
     pub(super) copies: usize,
     pub(super) waits: usize,
+    /// The largest copy inside the device, and the largest of the others.
+    pub(super) own_bytes_max: u64,
+    pub(super) peer_bytes_max: u64,
     /// Copies beyond one a put.
     pub(super) more_copies: usize,
 }
@@ -42,6 +48,7 @@ pub(super) struct Routes {
     /// The slice that is being routed, and how many tracks it uses.
     slice: u64,
     spread: usize,
+    peer_tracks: usize,
     /// The peers that have a track in this slice.
     seen: usize,
     /// For each rank, the slice that gave it a track, and the track.
@@ -52,7 +59,7 @@ impl Routes {
     /// Room for ranks below `ranks`, on a device with so many copy engines.
     pub(super) fn new(ranks: usize, copy_engines: u32) -> Self {
         let tracks = TRACKS_MAX.min(copy_engines.max(1) as usize);
-        Self { tracks, slice: 0, spread: 1, seen: 0, of: vec![(0, 0); ranks] }
+        Self { tracks, slice: 0, spread: 1, peer_tracks: 1, seen: 0, of: vec![(0, 0); ranks] }
     }
 
     /// Streams beside the main one.
@@ -60,11 +67,23 @@ impl Routes {
         self.tracks - 1
     }
 
-    /// Begins a slice, with `sides` streams beside the main one to be had.
-    pub(super) fn begin(&mut self, shape: &Shape, sides: usize) {
+    /// Begins a slice, with `sides` streams beside the main one to be had; `together` says that copies
+    /// on one stream go there in one call.
+    pub(super) fn begin(&mut self, shape: &Shape, sides: usize, together: bool) {
         self.slice += 1;
         self.seen = 0;
-        self.spread = if shape.copies < 2 { 1 } else { self.tracks.min(1 + sides) };
+        let tracks = self.tracks.min(1 + sides);
+        let one = together && shape.peer_bytes_max <= ONE_TRACK_BYTES_MAX;
+        self.peer_tracks = if one { 1 } else { tracks.min(PEER_TRACKS_MAX) };
+        self.spread = match shape.copies {
+            0 | 1 => 1,
+            _ => tracks.min(self.peer_tracks + 1),
+        };
+    }
+
+    /// Streams that copies to peers are spread over.
+    pub(super) fn peer_tracks(&self) -> usize {
+        self.peer_tracks.min(self.spread)
     }
 
     /// The track of a put. Peers take theirs by turns, in the order in which the slice names them.
@@ -73,9 +92,10 @@ impl Routes {
             Whom::Oneself => return self.spread - 1,
             Whom::Peer(peer) => peer,
         };
+        let tracks = self.peer_tracks();
         let (slice, track) = &mut self.of[peer];
         if *slice != self.slice {
-            (*slice, *track) = (self.slice, self.seen % self.spread.min(PEER_TRACKS_MAX));
+            (*slice, *track) = (self.slice, self.seen % tracks);
             self.seen += 1;
         }
         *track
@@ -96,9 +116,14 @@ mod tests {
     const GATHER: [Whom; 4] = [Whom::Oneself, Whom::Peer(3), Whom::Peer(0), Whom::Peer(1)];
 
     fn routes(copy_engines: u32, order: &[Whom]) -> Vec<usize> {
+        routes_of(copy_engines, order, 1 << 20, true)
+    }
+
+    fn routes_of(copy_engines: u32, order: &[Whom], bytes: u64, together: bool) -> Vec<usize> {
         let mut routes = Routes::new(8, copy_engines);
         let sides = routes.sides();
-        routes.begin(&Shape { copies: order.len(), ..Shape::default() }, sides);
+        let shape = Shape { copies: order.len(), peer_bytes_max: bytes, ..Shape::default() };
+        routes.begin(&shape, sides, together);
         order.iter().map(|whom| routes.track(*whom)).collect()
     }
 
@@ -108,6 +133,14 @@ mod tests {
         let again = [Whom::Peer(5), Whom::Peer(6), Whom::Peer(5), Whom::Peer(6)];
         assert_eq!(routes(3, &again), [0, 1, 0, 1]);
         assert_eq!(routes(9, &GATHER), [2, 0, 1, 0]);
+    }
+
+    #[test]
+    fn small_copies_that_go_together_take_one_stream() {
+        assert_eq!(routes_of(3, &GATHER, 512 << 10, true), [1, 0, 0, 0]);
+        assert_eq!(routes_of(3, &GATHER, (512 << 10) + 1, true), [2, 0, 1, 0]);
+        assert_eq!(routes_of(3, &GATHER, 512 << 10, false), [2, 0, 1, 0]);
+        assert_eq!(routes_of(1, &GATHER, 512 << 10, true), [0; 4]);
     }
 
     #[test]

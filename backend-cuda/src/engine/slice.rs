@@ -19,7 +19,8 @@ impl Engine {
         let main = self.forked.as_ref().map_or(hardware.main.raw(), |forked| forked.stream.raw());
         let last = self.pending.last();
         let elsewhere = self.last_main != main && self.pending.done() < last;
-        self.routes.begin(shape, hardware.sides.len());
+        let together = self.copies_together;
+        self.routes.begin(shape, hardware.sides.len(), together);
         if elsewhere {
             // By the event and not by the stream, which need not live any more.
             hardware.tickets.order(&self.context, main)?;
@@ -31,6 +32,8 @@ impl Engine {
             started: &hardware.started,
             marked: false,
             batch: &mut self.batch,
+            copies: &mut self.copies,
+            together,
             words: hardware.words.as_mut(),
             bounce: hardware.bounces.as_ref().map(|[eager, _]| eager),
             captured: false,
@@ -41,7 +44,8 @@ impl Engine {
             self.pending.await_flag(awaited);
         }
         emitter.begin();
-        back::mark(self.own_copy, &self.steps, &mut self.parts);
+        let back = self.own_copy.back(shape, self.routes.peer_tracks(), false);
+        back::mark(back, &self.steps, &mut self.parts);
         walk(&mut emitter, &self.steps, &self.parts, &mut self.routes)?;
         emitter.end()?;
         // With its event.
@@ -63,12 +67,12 @@ impl Engine {
             0 => None,
             waits => {
                 let word = hardware.captures.busy_word(awaited(&self.steps))?;
-                Some(Busy { word: hardware.page.address(word), waits, begun: false })
+                Some(Busy { word, waits, begun: false })
             }
         };
         let _entered = self.context.enter()?;
         hardware.captures.note_use();
-        self.routes.begin(shape, sides);
+        self.routes.begin(shape, sides, false);
         let (sides, started) = hardware.captures.sides(sides);
         let mut emitter = Emitter {
             context: &self.context,
@@ -77,6 +81,8 @@ impl Engine {
             started,
             marked: false,
             batch: &mut self.batch,
+            copies: &mut self.copies,
+            together: false,
             words: hardware.words.as_mut(),
             bounce: hardware.bounces.as_ref().map(|[_, captured]| captured),
             captured: true,
@@ -84,7 +90,8 @@ impl Engine {
             commands: [0; 2],
         };
         emitter.begin();
-        back::mark(self.own_copy, &self.steps, &mut self.parts);
+        let back = self.own_copy.back(shape, self.routes.peer_tracks(), true);
+        back::mark(back, &self.steps, &mut self.parts);
         walk(&mut emitter, &self.steps, &self.parts, &mut self.routes)?;
         emitter.end()
     }

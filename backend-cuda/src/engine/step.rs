@@ -129,6 +129,10 @@ fn copy(
         return;
     }
     shape.copies += 1;
+    match whom {
+        Whom::Oneself => shape.own_bytes_max = shape.own_bytes_max.max(bytes),
+        Whom::Peer(_) => shape.peer_bytes_max = shape.peer_bytes_max.max(bytes),
+    }
     if both_on_host {
         let pieces = usize::try_from(bytes.div_ceil(BUFFER_BYTES));
         let copies = pieces.unwrap_or(usize::MAX).saturating_mul(2);

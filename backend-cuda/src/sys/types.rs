@@ -173,7 +173,21 @@ pub(crate) struct CUstreamBatchMemOpParams {
     pub(crate) rest: u64,
 }
 
+/// How the copies of a batch are to be made.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CUmemcpyAttributes {
+    pub(crate) src_access_order: c_int,
+    pub(crate) src_location_hint: CUmemLocation,
+    pub(crate) dst_location_hint: CUmemLocation,
+    pub(crate) flags: c_uint,
+}
+
+/// Sources are read in the order of the stream.
+pub(crate) const MEMCPY_SRC_ACCESS_ORDER_STREAM: c_int = 1;
+
 const _: () = {
+    assert!(size_of::<CUmemcpyAttributes>() == 24);
     assert!(size_of::<CUstreamBatchMemOpParams>() == 48);
     assert!(std::mem::offset_of!(CUstreamBatchMemOpParams, address) == 8);
     assert!(std::mem::offset_of!(CUstreamBatchMemOpParams, value) == 16);

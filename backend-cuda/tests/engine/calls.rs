@@ -7,8 +7,13 @@ use crate::support::driver;
 use crate::world::{Member, PLAIN, Way, world};
 
 /// Everything that a start may call.
-const CALLS: [&str; 4] =
-    ["cuStreamBatchMemOp_v2", "cuMemcpyAsync", "cuEventRecord", "cuStreamWaitEvent"];
+const CALLS: [&str; 5] = [
+    "cuStreamBatchMemOp_v2",
+    "cuMemcpyAsync",
+    "cuMemcpyBatchAsync_v2",
+    "cuEventRecord",
+    "cuStreamWaitEvent",
+];
 /// What no start may call: it waits, or is not legal in a capture, or allocates.
 const NEVER: [&str; 8] = [
     "cuStreamSynchronize",
@@ -22,7 +27,7 @@ const NEVER: [&str; 8] = [
 ];
 
 /// Four ranks, a few starts: the calls of one start of one rank.
-fn calls(shard: u64, way: Way, signal: Option<SignalBy>) -> [u64; 4] {
+fn calls(shard: u64, way: Way, signal: Option<SignalBy>) -> [u64; 5] {
     const STARTS: u64 = 5;
     let (driver, _turn) = driver();
     let mut members = world(4, shard, signal);
@@ -59,17 +64,25 @@ fn a_start_takes_few_calls() {
     let in_place = Way { in_place: true, ..PLAIN };
     let elided_in_place = Way { ready: false, ..in_place };
     let copy = Some(SignalBy::Copy);
-    for shard in [4 << 10, (2 << 20) + 1] {
-        // Batches, copies, events recorded, waits for events. Of the events one is the ticket, one
-        // starts the streams aside, and each of those ends with one.
-        assert_eq!(calls(shard, elided, None), [1, 4, 4, 4]);
-        assert_eq!(calls(shard, PLAIN, None), [2, 4, 4, 4]);
-        assert_eq!(calls(shard, elided_in_place, None), [1, 3, 3, 2]);
-        assert_eq!(calls(shard, in_place, None), [2, 3, 3, 2]);
-        // The values, three copies, then the waits.
-        assert_eq!(calls(shard, elided, copy), [2, 7, 4, 4]);
-        assert_eq!(calls(shard, PLAIN, copy), [4, 10, 4, 4]);
-    }
+    // Batches of flags, copies alone, copies together, events recorded, waits for events.
+    // Small shards: the first put, and behind it its way back with the other puts; the ticket.
+    let small = 4 << 10;
+    assert_eq!(calls(small, elided, None), [1, 1, 1, 1, 0]);
+    assert_eq!(calls(small, PLAIN, None), [2, 1, 1, 1, 0]);
+    assert_eq!(calls(small, elided_in_place, None), [1, 0, 1, 1, 0]);
+    assert_eq!(calls(small, in_place, None), [2, 0, 1, 1, 0]);
+    // The values, three copies, then the waits.
+    assert_eq!(calls(small, elided, copy), [2, 4, 1, 1, 0]);
+    assert_eq!(calls(small, PLAIN, copy), [4, 7, 1, 1, 0]);
+    // Large ones: two puts on one stream, one on another, the own copy on a third. Of the events one
+    // is the ticket, one starts the streams aside, and each of those ends with one.
+    let large = (2 << 20) + 1;
+    assert_eq!(calls(large, elided, None), [1, 2, 1, 4, 4]);
+    assert_eq!(calls(large, PLAIN, None), [2, 2, 1, 4, 4]);
+    assert_eq!(calls(large, elided_in_place, None), [1, 1, 1, 3, 2]);
+    assert_eq!(calls(large, in_place, None), [2, 1, 1, 3, 2]);
+    assert_eq!(calls(large, elided, copy), [2, 5, 1, 4, 4]);
+    assert_eq!(calls(large, PLAIN, copy), [4, 8, 1, 4, 4]);
 }
 
 #[test]
@@ -77,7 +90,7 @@ fn never_more_copies_at_once_than_streams_or_engines() {
     for (engines, most) in [("4", 3), ("3", 3), ("2", 2), ("1", 1)] {
         let (driver, _turn) = driver();
         driver.set("COPY_ENGINES", engines);
-        let mut members = world(4, 1 << 16, None);
+        let mut members = world(4, 1 << 20, None);
         members.iter().for_each(|member| member.fill(member.me as u8));
         driver.set("COPY_DELAY_US", "2000");
         driver.reset_counters();

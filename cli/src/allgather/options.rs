@@ -74,8 +74,9 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: Option<u32>,
     /// How a GPU's own shard gets into its output: by a copy inside the GPU, which is a kernel and waits
-    /// beside compute, or back over the link from a peer, by copy engines alone
-    #[arg(long, value_enum, default_value_t = OwnCopy::Local, value_name = "HOW")]
+    /// beside compute; back over the link from a peer, by copy engines alone; or the link for small
+    /// shards and else inside
+    #[arg(long, value_enum, default_value_t = OwnCopy::Auto, value_name = "HOW")]
     pub(crate) own_copy: OwnCopy,
     /// Refuse ways around what GPUs lack, such as through host memory where two do not reach each other
     #[arg(long)]
@@ -131,6 +132,7 @@ pub(crate) struct Options {
 /// How a GPU's own shard gets into its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OwnCopy {
+    Auto,
     Local,
     Link,
 }
@@ -139,6 +141,7 @@ impl OwnCopy {
     /// As the command line takes it.
     pub(crate) fn name(self) -> &'static str {
         match self {
+            Self::Auto => "auto",
             Self::Local => "local",
             Self::Link => "link",
         }

@@ -46,6 +46,7 @@ pub(super) fn run(
     let gpu = Gpu::open(seat.ordinal, options.timeout)?;
     need(options, ranks, shard_bytes, &gpu)?;
     let own_copy = match options.own_copy {
+        OwnCopy::Auto => cuda::OwnCopy::Auto,
         OwnCopy::Local => cuda::OwnCopy::Local,
         OwnCopy::Link => cuda::OwnCopy::Link,
     };

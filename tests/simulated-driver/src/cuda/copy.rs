@@ -15,7 +15,7 @@ use crate::device::queue::Queue;
 
 /// What a caller says an address is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Said {
+pub(super) enum Said {
     Device,
     Host,
     /// Whatever the table says.
@@ -47,7 +47,7 @@ fn is_host(end: &End) -> bool {
 /// Takes a copy. From ordinary host memory the bytes are taken at once, and into such memory the
 /// call returns when they are there, as it does from host memory to host memory of any kind; all as
 /// the vendor says.
-fn copy(
+pub(super) fn copy(
     queue: &Queue,
     (dst, dst_said): (u64, Said),
     (src, src_said): (u64, Said),

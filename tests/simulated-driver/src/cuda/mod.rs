@@ -13,6 +13,7 @@
 
 #![allow(non_snake_case, reason = "the symbols' own names")]
 
+mod batch_copy;
 mod blocks;
 mod call;
 mod code;
