@@ -1,11 +1,12 @@
 //! An operation on its way to being prepared, without types.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use peerlane_hal::{BackendId, Caps, Deadline, ErrorKind, Rank};
 
-use super::ready::{BoundLane, Ready};
+use super::bound::{Bound, BoundLane, Finished};
 use crate::allgather::{self, Shape};
 use crate::element::DType;
 use crate::error::Error;
@@ -16,7 +17,7 @@ use crate::group::side::{Keys, Side};
 use crate::layout::{FlagLayout, Layout};
 use crate::plan::{Algorithm, LaneId, Plan, Step, Tier};
 use crate::run::crossings::{Crossings, is_tiered};
-use crate::run::port::Bound;
+use crate::run::port;
 use crate::run::program::Binding;
 use crate::run::turns::Turns;
 use crate::run::writers::Writers;
@@ -197,12 +198,9 @@ impl<'g> Draft<'g> {
         Ok(offer.blob(blob(network.keys(&buffers)?)))
     }
 
-    /// Binds the plan, and imports what its steps name.
-    pub(super) fn import(
-        mut self,
-        offers: &[Offer],
-        deadline: Deadline,
-    ) -> Result<Ready<'g>, Error> {
+    /// Binds the plan, and imports what its steps name. After an error the draft must live until all
+    /// ranks know of it: they may be importing from here.
+    pub(super) fn import(&mut self, offers: &[Offer], deadline: Deadline) -> Result<Bound, Error> {
         let Planned { plan, crossings, flags, turns, .. } = &self.planned;
         let binding = Binding { plan, layout: &self.terms.layout, flags: *flags, crossings };
         let lane = |id: LaneId| &plan.lanes[id.index()];
@@ -214,32 +212,34 @@ impl<'g> Draft<'g> {
             caps,
         };
         let lanes: Vec<BoundLane> = used.zip(&self.caps).map(bound).collect();
-        for tier in Tier::ALL.iter().copied() {
-            if tier == Tier::Network && self.sides.network.is_none() {
-                continue;
-            }
+        for tier in self.sides.iter().map(|(tier, _)| tier).collect::<Vec<_>>() {
             let side = self.sides.of(tier)?;
             let keys = keys_of(offers, tier)?;
             let lanes = lanes.iter().filter(|lane| lane.tier == tier);
-            for step in lanes.flat_map(|lane| &lane.program.steps) {
-                if let Some((peer, buffer)) = named(step) {
-                    let bytes = self.terms.bytes(turns, peer, buffer);
-                    side.import(peer, buffer, &keys[peer.index()], bytes, deadline)?;
-                }
+            let steps = lanes.flat_map(|lane| &lane.program.steps);
+            // Data before flags, so that what is wrong with the caller's memory is said first.
+            for (buffer, peer) in steps.filter_map(named).collect::<BTreeSet<_>>() {
+                let bytes = self.terms.bytes(turns, peer, buffer);
+                side.import(peer, buffer, &keys[peer.index()], bytes, deadline)?;
             }
         }
+        Bound::new(&self.ground, &self.terms, &self.planned, &self.sides, lanes)
+    }
+
+    /// Everything is exchanged.
+    pub(super) fn finish(self, bound: Bound, name: String) -> Finished {
         let Self { ground, terms, planned, sides, .. } = self;
-        Ready::new(ground, terms, planned, sides, lanes)
+        bound.finish(ground, &terms, &planned, sides, name)
     }
 }
 
 /// What a step names of a rank, perhaps this one.
-fn named(step: &Bound) -> Option<(Rank, BufferId)> {
+fn named(step: &port::Bound) -> Option<(BufferId, Rank)> {
     match *step {
-        Bound::Put { peer, dst, .. } => Some((peer, dst.buffer)),
-        Bound::Get { peer, src, .. } => Some((peer, src.buffer)),
-        Bound::Signal { peer, flag } => Some((peer, flag.buffer())),
-        Bound::Wait { .. } => None,
+        port::Bound::Put { peer, dst, .. } => Some((dst.buffer, peer)),
+        port::Bound::Get { peer, src, .. } => Some((src.buffer, peer)),
+        port::Bound::Signal { peer, flag } => Some((flag.buffer(), peer)),
+        port::Bound::Wait { .. } => None,
     }
 }
 

@@ -1,10 +1,10 @@
 //! The all-gather as its callers see it: describe, prepare, start, wait.
 
+mod bound;
 mod builder;
 mod draft;
 mod lease;
 mod prepare;
-mod ready;
 
 use std::any::Any;
 use std::fmt;
@@ -19,7 +19,7 @@ pub use builder::AllGatherBuilder;
 pub use lease::Lease;
 pub(in crate::group) use prepare::shard_bytes;
 
-use self::ready::Finished;
+use self::bound::Finished;
 use super::buffer;
 use super::place::Place;
 use super::report::Report;

@@ -58,16 +58,19 @@ pub(super) fn prepare<F: Fabric, T: Element>(
     let shared = Arc::clone(&group.shared);
 
     let drafted = draft(group, ground, wish).and_then(|draft| Ok((draft.offer()?, draft)));
-    let (offer, draft) = match drafted {
+    let (offer, mut draft) = match drafted {
         Ok((offer, draft)) => (Ok(offer), Ok(draft)),
         Err(error) => (Err(error.clone()), Err(error)),
     };
     let offers = agree(&shared, &name, offer, deadline)?;
-    let ready = draft.and_then(|draft| draft.import(&offers, deadline));
-    let vote = ready.as_ref().map(|_| Offer::default()).map_err(Error::clone);
+    let bound = match &mut draft {
+        Ok(draft) => draft.import(&offers, deadline),
+        Err(error) => Err(error.clone()),
+    };
+    let vote = bound.as_ref().map(|_| Offer::default()).map_err(Error::clone);
     // Nobody signals before every rank has imported every flag.
     agree(&shared, &format!("{name}, import"), vote, deadline)?;
-    Ok(AllGather::new(ready?.finish(name)))
+    Ok(AllGather::new(draft?.finish(bound?, name)))
 }
 
 /// Everything that needs no other rank, as far as it needs types.
