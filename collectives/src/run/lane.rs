@@ -22,6 +22,8 @@ pub(crate) struct Lane {
     program: Program,
     port: Box<dyn Port>,
     takes_stream: bool,
+    /// The next step of the replay that is being driven, where there may be replays.
+    armed: Option<usize>,
     /// The start that is being submitted, and the next step of it.
     epoch: u64,
     next: usize,
@@ -36,8 +38,8 @@ impl Lane {
     /// one; every other lane does by flags.
     pub(crate) fn new(program: Program, port: Box<dyn Port>, takes_stream: bool) -> Self {
         let open = VecDeque::with_capacity(OPEN_STARTS);
-        let (epoch, next, last, done) = (1, 0, Ticket::NONE, 0);
-        Self { program, port, takes_stream, epoch, next, open, last, done }
+        let (epoch, next, last, done, armed) = (1, 0, Ticket::NONE, 0, None);
+        Self { program, port, takes_stream, armed, epoch, next, open, last, done }
     }
 
     pub(crate) fn queues_waits(&self) -> bool {
@@ -52,6 +54,25 @@ impl Lane {
     pub(crate) fn hears_other_fabrics(&self) -> bool {
         let mut steps = self.program.steps.iter();
         steps.any(|step| matches!(step, Bound::Wait { flag } if flag.crossing))
+    }
+
+    /// Whether it comes further only when somebody calls.
+    pub(crate) fn is_driven(&self) -> bool {
+        self.is_polled() || !self.queues_waits()
+    }
+
+    /// Whether somebody can wait in its place, as replays need where the lane takes no stream.
+    pub(crate) fn can_be_armed(&self) -> bool {
+        let readable = |step: &Bound| match *step {
+            Bound::Wait { flag } => self.port.flag(flag, Start::Captured).is_some(),
+            _ => true,
+        };
+        self.program.steps.iter().all(readable)
+    }
+
+    /// From now on the lane runs whenever a replay lets it.
+    pub(crate) fn arm(&mut self) {
+        self.armed.get_or_insert(0);
     }
 
     pub(crate) fn takes_stream(&self) -> bool {
@@ -113,11 +134,46 @@ impl Lane {
     /// # Safety
     /// As [`Port::submit`], for every step of the program.
     pub(crate) unsafe fn drive(&mut self, started: u64) -> Result<bool, Error> {
-        let before = (self.epoch, self.next, self.done);
+        let before = (self.epoch, self.next, self.done, self.last);
         // SAFETY: the caller's.
         unsafe { self.submit(started) }?;
+        // SAFETY: the caller's.
+        unsafe { self.replay() }?;
         self.look()?;
-        Ok(before != (self.epoch, self.next, self.done))
+        Ok(before != (self.epoch, self.next, self.done, self.last))
+    }
+
+    /// Takes part in replays as far as their flags let it; one after the other, for ever.
+    ///
+    /// # Safety
+    /// As [`Port::submit`].
+    unsafe fn replay(&mut self) -> Result<(), Error> {
+        let Some(mut next) = self.armed else { return Ok(()) };
+        while let Some(step) = self.program.steps.get(next) {
+            let taken = if let Bound::Wait { flag } = *step {
+                if !reached(&*self.port, flag, Start::Captured)? {
+                    break;
+                }
+                1
+            } else {
+                let rest = &self.program.steps[next..];
+                let most = rest.len().min(self.port.caps().slice_ops_max);
+                let slice = &rest[..until_wait(&rest[..most])];
+                // SAFETY: the caller's.
+                match unsafe { self.port.submit(slice, Start::Captured) } {
+                    Ok(ticket) => self.last = ticket,
+                    Err(error) if error.kind() == ErrorKind::QueueFull => break,
+                    Err(error) => return Err(error),
+                }
+                slice.len()
+            };
+            next += taken;
+            if next == self.program.steps.len() {
+                next = 0;
+            }
+        }
+        self.armed = Some(next);
+        Ok(())
     }
 
     /// Submits the entry of a start into the graph that is being captured. A captured start has
@@ -168,7 +224,7 @@ impl Lane {
             }
             let rest = &self.program.steps[self.next..];
             if let (false, Bound::Wait { flag }) = (self.queues_waits(), rest[0]) {
-                if !reached(&*self.port, flag, self.epoch)? {
+                if !reached(&*self.port, flag, Start::Eager(self.epoch))? {
                     return Ok(());
                 }
                 self.next += 1;
@@ -193,12 +249,12 @@ impl Lane {
         if caps.queued_wait {
             return most;
         }
-        let wait = rest[..most].iter().position(|step| matches!(step, Bound::Wait { .. }));
-        wait.unwrap_or(most)
+        until_wait(&rest[..most])
     }
 
     /// Lets blocked waits pass and forgets what was not submitted; whether the engine is drained.
     pub(crate) fn release(&mut self) -> Result<bool, Error> {
+        self.armed = None;
         self.port.release()?;
         Ok(self.port.completed()? >= self.last)
     }
@@ -214,11 +270,23 @@ unsafe fn capture(port: &mut dyn Port, steps: &[Bound]) -> Result<(), Error> {
     Ok(())
 }
 
-fn reached(port: &dyn Port, flag: FlagSpot, epoch: u64) -> Result<bool, Error> {
-    let flag = port.flag(flag, Start::Eager(epoch)).ok_or_else(|| {
+/// How many steps come before the next wait.
+fn until_wait(steps: &[Bound]) -> usize {
+    let wait = steps.iter().position(|step| matches!(step, Bound::Wait { .. }));
+    wait.unwrap_or(steps.len())
+}
+
+/// Whether a flag is there; that of a captured start is taken then.
+fn reached(port: &dyn Port, flag: FlagSpot, start: Start) -> Result<bool, Error> {
+    let flag = port.flag(flag, start).ok_or_else(|| {
         let text = "an engine without queued waits needs flags that the host can read";
         Error::new(ErrorKind::Mismatch, text)
     })?;
     // Acquire: what the writer published is readable by what is submitted next.
-    Ok(flag.load(Ordering::Acquire) >= epoch)
+    let reached = flag.load(Ordering::Acquire) >= start.value();
+    if reached && start == Start::Captured {
+        // Release: whoever sees the zero may signal again.
+        flag.store(0, Ordering::Release);
+    }
+    Ok(reached)
 }

@@ -90,9 +90,15 @@ impl Prepared {
         stream: &dyn Any,
         timeout: Duration,
     ) -> Result<Start, Stop> {
-        if course.is_capturing(stream)? {
+        let captures = course.is_capturing(stream)?;
+        if if captures { course.is_armed_by_capture() } else { course.is_driven() } {
+            // Before anything is on the stream that nobody would drive.
+            self.shared.drive_beside(&self.watch).map_err(Stop::Refused)?;
+        }
+        if captures {
             self.watch.mark_captured();
             course.forked(stream, Course::capture)?;
+            self.shared.wake_progress();
             return Ok(Start::Captured);
         }
         self.watch.mark_on_stream();

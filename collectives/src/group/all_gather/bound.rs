@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::group::report::{Fallback, LaneReport, LinkReport, Report, TierReport};
 use crate::group::watch::Watch;
 use crate::plan::{LaneId, Tier};
-use crate::run::course::Course;
+use crate::run::course::{Course, Manner};
 use crate::run::lane::Lane;
 use crate::run::port;
 use crate::run::prepared::Prepared;
@@ -100,9 +100,10 @@ impl Bound {
         let views = Views { local: Arc::clone(&local), network };
         let writers = terms.writers(&ground);
         let watch = Arc::new(Watch::new(name, me, terms.timeout, waits, writers, views));
+        let manner = Manner { capturable: terms.capturable, strict: terms.strict };
         // SAFETY: the layout puts every cell inside the windows' buffers, whose lengths were
         // checked on both sides; ports keep the windows; `verify` has passed the plans.
-        let course = unsafe { Course::new(lanes, terms.capturable) };
+        let course = unsafe { Course::new(lanes, manner) };
         let prepared = Prepared::new(course, ground.shared, watch);
         Finished { prepared, view: local, report, timeout: terms.timeout, offset }
     }

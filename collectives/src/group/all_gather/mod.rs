@@ -129,8 +129,9 @@ impl<T: Element> AllGather<T> {
     /// *Capture.* On a stream that is being captured the start is recorded, if the operation was
     /// prepared as [`capturable`](AllGatherBuilder::capturable).
     ///
-    /// With engines that are driven by their caller, a start moves only in [`Lease::poll`] and
-    /// [`Lease::wait`].
+    /// *Progress.* Lanes whose engines do not move or wait by themselves are driven by a thread of the
+    /// group, the same for all its operations, which is started when it is first needed. With
+    /// [`strict`](AllGatherBuilder::strict) such a start is refused.
     ///
     /// # Errors
     /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch) for a stream of another backend or device, and

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use peerlane_hal::{Caps, ErrorKind, Rank, Ticket};
 
-use super::{Course, Stop};
+use super::{Course, Manner, Stop};
 use crate::error::Error;
 use crate::run::lane::Lane;
 use crate::run::port::{Bound, Port};
@@ -136,7 +136,7 @@ fn course_with(
         Lane::new(program, Box::new(FakePort { name, caps, told, tickets: 0, room }), true)
     });
     // SAFETY: no port touches memory.
-    let course = unsafe { Course::new(lanes.into(), capturable) };
+    let course = unsafe { Course::new(lanes.into(), Manner { capturable, strict: false }) };
     (course, told)
 }
 
