@@ -22,7 +22,7 @@ mod places;
 pub(crate) use flags::reader;
 pub use flags::{FLAG_WORDS, FlagLayout};
 pub use lengths::Lengths;
-pub use places::{InputPlaces, OutputPlaces, Places, Spot};
+pub use places::{BUFFERS_MAX, InputPlaces, OutputPlaces, Places, Spot};
 
 /// Parts begin at multiples of this many bytes from the start of their shard: no two parts share a
 /// cache line where the shard itself is aligned to one.
@@ -158,6 +158,14 @@ impl Layout {
         self.tensors[tensor].total()
     }
 
+    /// The lengths of the pieces of a tensor.
+    ///
+    /// # Panics
+    /// If there is no such tensor.
+    pub fn tensor(&self, tensor: usize) -> &Lengths {
+        &self.tensors[tensor]
+    }
+
     /// What `rank` contributes to a tensor.
     ///
     /// # Panics
@@ -217,6 +225,20 @@ impl Layout {
             let dst = self.output_spot(into, tensor, cell.shard);
             Some(Span { src: spot(src), dst: spot(dst), bytes: last - first })
         })
+    }
+
+    /// Where `rank` keeps its piece of `tensor` before a start.
+    ///
+    /// # Panics
+    /// If there is no such rank or tensor.
+    pub fn own_spot(&self, rank: Rank, tensor: usize, from: Source) -> Spot {
+        match from {
+            Source::Input => {
+                let before = (0..tensor).map(|tensor| self.piece_bytes(tensor, rank)).sum();
+                self.input_spot(rank, tensor, before)
+            }
+            Source::Output => self.output_spot(rank, tensor, rank),
+        }
     }
 
     /// Where the input of `rank` has its piece of `tensor`, which has `before` bytes before it in the

@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 use super::Layout;
 use crate::error::Error;
 
+/// Buffers are numbered below this; more have no use.
+pub const BUFFERS_MAX: u32 = 1 << 20;
+
 /// A byte of one of a rank's buffers.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
@@ -70,6 +73,13 @@ impl Places {
         let inputs = inputs.iter().map(|named| ("input", named));
         for (what, named) in inputs.chain(outputs.iter().map(|named| ("output", named))) {
             let Named { kind, number, spot: Spot { buffer, offset }, bytes } = named;
+            if *buffer >= BUFFERS_MAX {
+                let text = format!(
+                    "the {what} of rank {rank}: {kind} {number} is in buffer {buffer}, expected less \
+                     than {BUFFERS_MAX}"
+                );
+                return Err(invalid(text));
+            }
             if offset.checked_add(*bytes).is_none() {
                 let text = format!(
                     "the {what} of rank {rank}: {kind} {number} has {bytes} bytes from byte {offset} of \
