@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use peerlane_hal::{BackendId, Caps, Deadline, ErrorKind, Rank};
 
-use super::ready::{BoundLane, Ready};
+use super::bound::{Bound, BoundLane, Finished};
 use super::request::Request;
 use crate::allgather::{self, Shape};
 use crate::element::DType;
@@ -15,10 +15,11 @@ use crate::group::agreement::Offer;
 use crate::group::options::blob;
 use crate::group::shared::Shared;
 use crate::group::side::{Keys, Side};
+use crate::group::window::Extent;
 use crate::layout::{FlagLayout, Layout, Places};
 use crate::plan::{Algorithm, LaneId, Plan, Step, Tier};
 use crate::run::crossings::{Crossings, is_tiered};
-use crate::run::port::Bound;
+use crate::run::port;
 use crate::run::program::Binding;
 use crate::run::turns::Turns;
 use crate::run::writers::Writers;
@@ -214,12 +215,9 @@ impl<'g> Draft<'g> {
         Ok(offer.blob(blob(network.keys(&buffers)?)))
     }
 
-    /// Binds the plan, and imports what its steps name.
-    pub(super) fn import(
-        mut self,
-        offers: &[Offer],
-        deadline: Deadline,
-    ) -> Result<Ready<'g>, Error> {
+    /// Binds the plan, and imports what its steps name. After an error the draft must live until all
+    /// ranks know of it: they may be importing from here.
+    pub(super) fn import(&mut self, offers: &[Offer], deadline: Deadline) -> Result<Bound, Error> {
         let (layout, places) = (self.terms.layout.clone(), places_of(offers)?);
         self.terms.layout = layout.with_places(places)?;
         let Planned { plan, crossings, flags, turns, .. } = &self.planned;
@@ -233,32 +231,34 @@ impl<'g> Draft<'g> {
             caps,
         };
         let lanes: Vec<BoundLane> = used.zip(&self.caps).map(bound).collect();
-        for tier in Tier::ALL.iter().copied() {
-            if tier == Tier::Network && self.sides.network.is_none() {
-                continue;
-            }
+        for tier in self.sides.iter().map(|(tier, _)| tier).collect::<Vec<_>>() {
             let side = self.sides.of(tier)?;
             let keys = keys_of(offers, tier)?;
             let lanes = lanes.iter().filter(|lane| lane.tier == tier);
-            let named: BTreeSet<_> =
-                lanes.flat_map(|lane| &lane.program.steps).filter_map(named).collect();
-            for (buffer, peer) in named {
+            let steps = lanes.flat_map(|lane| &lane.program.steps);
+            // Data before flags, so that what is wrong with the caller's memory is said first.
+            for (buffer, peer) in steps.filter_map(named).collect::<BTreeSet<_>>() {
                 let bytes = self.terms.bytes(turns, peer, buffer);
                 side.import(peer, buffer, &keys[peer.index()], bytes, deadline)?;
             }
         }
+        Bound::new(&self.ground, &self.terms, &self.planned, &self.sides, lanes)
+    }
+
+    /// Everything is exchanged.
+    pub(super) fn finish(self, bound: Bound, name: String) -> (Finished, Vec<Extent>) {
         let Self { ground, terms, planned, sides, .. } = self;
-        Ready::new(ground, terms, planned, sides, lanes)
+        bound.finish(ground, terms, &planned, sides, name)
     }
 }
 
 /// What a step names of a rank, perhaps this one.
-fn named(step: &Bound) -> Option<(BufferId, Rank)> {
+fn named(step: &port::Bound) -> Option<(BufferId, Rank)> {
     match *step {
-        Bound::Put { peer, dst, .. } => Some((dst.buffer, peer)),
-        Bound::Get { peer, src, .. } => Some((src.buffer, peer)),
-        Bound::Signal { peer, flag } => Some((flag.buffer(), peer)),
-        Bound::Wait { .. } => None,
+        port::Bound::Put { peer, dst, .. } => Some((dst.buffer, peer)),
+        port::Bound::Get { peer, src, .. } => Some((src.buffer, peer)),
+        port::Bound::Signal { peer, flag } => Some((flag.buffer(), peer)),
+        port::Bound::Wait { .. } => None,
     }
 }
 

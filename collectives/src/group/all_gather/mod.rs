@@ -1,13 +1,13 @@
 //! The all-gather as its callers see it: describe, prepare, start, wait.
 
 mod access;
+mod bound;
 mod builder;
 mod draft;
 mod gathered;
 mod lease;
 mod operations;
 mod prepare;
-mod ready;
 mod request;
 mod shards;
 
@@ -25,7 +25,7 @@ pub use lease::Lease;
 pub use shards::Destination;
 pub(in crate::group) use shards::bytes;
 
-use self::ready::Finished;
+use self::bound::Finished;
 use super::report::Report;
 use super::window::{Entry, Inner};
 use crate::element::Element;

@@ -64,16 +64,19 @@ pub(super) fn prepare<F: Fabric, T: Element>(
     let (shared, users) = (Arc::clone(&group.shared), Arc::clone(&group.users));
 
     let drafted = draft(group, ground, wish).and_then(|draft| Ok((draft.offer()?, draft)));
-    let (offer, draft) = match drafted {
+    let (offer, mut draft) = match drafted {
         Ok((offer, draft)) => (Ok(offer), Ok(draft)),
         Err(error) => (Err(error.clone()), Err(error)),
     };
     let offers = agree(&shared, &name, offer, deadline)?;
-    let ready = draft.and_then(|draft| draft.import(&offers, deadline));
-    let vote = ready.as_ref().map(|_| Offer::default()).map_err(Error::clone);
+    let bound = match &mut draft {
+        Ok(draft) => draft.import(&offers, deadline),
+        Err(error) => Err(error.clone()),
+    };
+    let vote = bound.as_ref().map(|_| Offer::default()).map_err(Error::clone);
     // Nobody signals before every rank has imported every flag.
     agree(&shared, &format!("{name}, import"), vote, deadline)?;
-    let (finished, extents) = ready?.finish(name.clone());
+    let (finished, extents) = draft?.finish(bound?, name.clone());
     let uses = (!extents.is_empty()).then(|| {
         let watch: Arc<dyn Active> = Arc::clone(&finished.watch) as _;
         users.enter(name, extents, watch)

@@ -39,18 +39,20 @@ pub(in crate::group) fn open<F: Fabric, T: Element>(
         let sides = sides(group, given, bytes)?;
         Ok((offer::<T>(&sides, bytes)?, (sides, bytes)))
     });
-    let (offer, draft) = match drafted {
+    let (offer, mut draft) = match drafted {
         Ok((offer, draft)) => (Ok(offer), Ok(draft)),
         Err(error) => (Err(error.clone()), Err(error)),
     };
     let offers = agree(&shared, &name, offer, deadline)?;
-    let imported = draft.and_then(|(mut sides, bytes)| {
-        import(&mut sides, me, &topology, &offers, bytes, deadline)?;
-        Ok(sides)
-    });
-    let vote = imported.as_ref().map(|_| Offer::default()).map_err(Error::clone);
+    let imported = match &mut draft {
+        Ok((sides, bytes)) => import(sides, me, &topology, &offers, *bytes, deadline),
+        Err(error) => Err(error.clone()),
+    };
+    let vote = imported.as_ref().map(|()| Offer::default()).map_err(Error::clone);
+    // After an error the draft lives until all ranks know of it: they may be importing from here.
     agree(&shared, &format!("{name}, import"), vote, deadline)?;
-    let mut lent = imported?.into_iter().map(|side| side.share(WINDOW));
+    imported?;
+    let mut lent = draft?.0.into_iter().map(|side| side.share(WINDOW));
     let local = lent.next().expect("there is a local fabric");
     Ok(Window::new(Inner { number, local, network: lent.next(), users, shared }))
 }

@@ -1,4 +1,4 @@
-//! An operation of which everything is exchanged: its report, and then its executor.
+//! An operation of which everything is imported: its report, and then its executor.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::layout::Layout;
 use crate::plan::{LaneId, Source, Tier};
 use crate::run::course::Course;
 use crate::run::lane::Lane;
-use crate::run::port::Bound;
+use crate::run::port;
 use crate::run::prepared::Prepared;
 use crate::run::program::Program;
 use crate::window::{BufferId, HostView, Views};
@@ -27,12 +27,8 @@ pub(super) struct BoundLane {
     pub(super) caps: Caps,
 }
 
-/// Everything is exchanged; only this rank's executor is missing.
-pub(super) struct Ready<'g> {
-    ground: Ground,
-    terms: Terms,
-    planned: Planned,
-    sides: Sides<'g>,
+/// The bound lanes of this rank; only their executor is missing.
+pub(super) struct Bound {
     lanes: Vec<BoundLane>,
     report: Report,
 }
@@ -53,15 +49,17 @@ pub(super) struct Finished {
     pub(super) windows: [Option<Arc<Inner>>; 2],
 }
 
-impl<'g> Ready<'g> {
+impl Bound {
+    /// # Errors
+    /// With `strict`, if there is a fallback.
     pub(super) fn new(
-        ground: Ground,
-        terms: Terms,
-        planned: Planned,
-        sides: Sides<'g>,
+        ground: &Ground,
+        terms: &Terms,
+        planned: &Planned,
+        sides: &Sides<'_>,
         lanes: Vec<BoundLane>,
     ) -> Result<Self, Error> {
-        let report = report(&ground, &terms, &planned, &sides, &lanes);
+        let report = report(ground, terms, planned, sides, &lanes);
         if terms.strict {
             // That a thread drives lanes matters to starts on a stream only, and is refused there.
             let refused =
@@ -71,12 +69,19 @@ impl<'g> Ready<'g> {
                 return Err(Error::new(ErrorKind::Unavailable, text));
             }
         }
-        Ok(Self { ground, terms, planned, sides, lanes, report })
+        Ok(Self { lanes, report })
     }
 
     /// What the handle is made from, and which bytes of windows it uses.
-    pub(super) fn finish(self, name: String) -> (Finished, Vec<Extent>) {
-        let Self { ground, terms, planned, sides, lanes, report } = self;
+    pub(super) fn finish(
+        self,
+        ground: Ground,
+        terms: Terms,
+        planned: &Planned,
+        sides: Sides<'_>,
+        name: String,
+    ) -> (Finished, Vec<Extent>) {
+        let Self { lanes, report } = self;
         let (me, turns) = (ground.rank, planned.turns);
         let from = if planned.plan.in_place { Source::Output } else { Source::Input };
         let waits = lanes.iter().flat_map(|lane| lane.program.waits.iter().copied()).collect();
@@ -187,12 +192,14 @@ fn tier_report(me: Rank, tier: Tier, lanes: &[BoundLane]) -> TierReport {
     let lanes = lanes.iter().filter(|lane| lane.tier == tier);
     for step in lanes.flat_map(|lane| &lane.program.steps) {
         match *step {
-            Bound::Put { peer, bytes, .. } | Bound::Get { peer, bytes, .. } if peer == me => {
+            port::Bound::Put { peer, bytes, .. } | port::Bound::Get { peer, bytes, .. }
+                if peer == me =>
+            {
                 report.own_bytes += bytes;
             }
-            Bound::Put { bytes, .. } => report.put_bytes += bytes,
-            Bound::Get { bytes, .. } => report.got_bytes += bytes,
-            Bound::Signal { .. } | Bound::Wait { .. } => {}
+            port::Bound::Put { bytes, .. } => report.put_bytes += bytes,
+            port::Bound::Get { bytes, .. } => report.got_bytes += bytes,
+            port::Bound::Signal { .. } | port::Bound::Wait { .. } => {}
         }
     }
     report
