@@ -8,6 +8,7 @@ use peerlane_hal::{Deadline, ErrorKind, Rank};
 use crate::error::Error;
 use crate::group::abort::{AbortRecord, Cause};
 use crate::group::shared::Shared;
+use crate::group::window::{Active, Activity};
 use crate::run::program::Awaited;
 use crate::run::turns::Start;
 use crate::run::writers::Writers;
@@ -208,6 +209,17 @@ impl Watch {
             epoch,
             text: format!("{operation}, start {epoch}, did not finish {text}"),
             operation,
+        }
+    }
+}
+
+impl Active for Watch {
+    fn activity(&self) -> Activity {
+        match (self.is_captured(), self.due().is_some()) {
+            (true, _) => Activity::Captured,
+            (false, true) if self.is_on_stream() => Activity::OnStream,
+            (false, true) => Activity::Open,
+            (false, false) => Activity::Idle,
         }
     }
 }

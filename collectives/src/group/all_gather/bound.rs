@@ -9,13 +9,15 @@ use super::draft::{Ground, Planned, Sides, Terms};
 use crate::error::Error;
 use crate::group::report::{Fallback, LaneReport, LinkReport, Report, TierReport};
 use crate::group::watch::Watch;
-use crate::plan::{LaneId, Tier};
+use crate::group::window::{Extent, Inner};
+use crate::layout::Layout;
+use crate::plan::{LaneId, Source, Tier};
 use crate::run::course::{Course, Manner};
 use crate::run::lane::Lane;
 use crate::run::port;
 use crate::run::prepared::Prepared;
 use crate::run::program::Program;
-use crate::window::{HostView, Views};
+use crate::window::{BufferId, HostView, Views};
 
 /// A lane that is bound, and what its engine can do.
 pub(super) struct BoundLane {
@@ -37,8 +39,14 @@ pub(super) struct Finished {
     pub(super) view: Arc<dyn HostView>,
     pub(super) report: Report,
     pub(super) timeout: Duration,
-    /// Where the own shard begins in the region that holds it, in bytes.
-    pub(super) offset: u64,
+    pub(super) watch: Arc<Watch>,
+    pub(super) layout: Layout,
+    pub(super) rank: Rank,
+    /// Where the own shard lies before a start.
+    pub(super) from: Source,
+    pub(super) output_buffers: u32,
+    /// The windows that are its input and its output.
+    pub(super) windows: [Option<Arc<Inner>>; 2],
 }
 
 impl Bound {
@@ -64,17 +72,18 @@ impl Bound {
         Ok(Self { lanes, report })
     }
 
+    /// What the handle is made from, and which bytes of windows it uses.
     pub(super) fn finish(
         self,
         ground: Ground,
-        terms: &Terms,
+        terms: Terms,
         planned: &Planned,
         sides: Sides<'_>,
         name: String,
-    ) -> Finished {
+    ) -> (Finished, Vec<Extent>) {
         let Self { lanes, report } = self;
-        let (me, plan, turns) = (ground.rank, &planned.plan, planned.turns);
-        let offset = if plan.in_place { terms.layout.shard_offset(me) } else { 0 };
+        let (me, turns) = (ground.rank, planned.turns);
+        let from = if planned.plan.in_place { Source::Output } else { Source::Input };
         let waits = lanes.iter().flat_map(|lane| lane.program.waits.iter().copied()).collect();
         let (local_ports, local) = sides.local.finish(turns);
         let (network_ports, network) = match sides.network {
@@ -104,8 +113,25 @@ impl Bound {
         // SAFETY: the layout puts every cell inside the windows' buffers, whose lengths were
         // checked on both sides; ports keep the windows; `verify` has passed the plans.
         let course = unsafe { Course::new(lanes, manner) };
-        let prepared = Prepared::new(course, ground.shared, watch);
-        Finished { prepared, view: local, report, timeout: terms.timeout, offset }
+        let prepared = Prepared::new(course, ground.shared, Arc::clone(&watch));
+        let Terms { layout, timeout, request, .. } = terms;
+        let windows =
+            [BufferId::INPUT, BufferId::OUTPUT].map(|buffer| request.window(buffer).cloned());
+        let view = local;
+        let output_buffers = request.outputs();
+        let finished = Finished {
+            prepared,
+            watch,
+            view,
+            report,
+            timeout,
+            layout,
+            rank: me,
+            from,
+            output_buffers,
+            windows,
+        };
+        (finished, request.extents)
     }
 }
 
@@ -150,6 +176,9 @@ fn report(
         flags: plan.flags,
         capturable: terms.capturable,
         shard_bytes: terms.layout.shard_bytes(ground.rank),
+        shortest_shard_bytes: terms.layout.shards().iter().min().unwrap_or(0),
+        longest_shard_bytes: terms.layout.shards().iter().max().unwrap_or(0),
+        tensors: terms.layout.tensors(),
         total_bytes: terms.layout.total_bytes(),
         links,
         lanes: lane_reports,

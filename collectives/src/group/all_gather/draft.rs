@@ -1,12 +1,13 @@
 //! An operation on its way to being prepared, without types.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use peerlane_hal::{BackendId, Caps, Deadline, ErrorKind, Rank};
 
 use super::bound::{Bound, BoundLane, Finished};
+use super::request::Request;
 use crate::allgather::{self, Shape};
 use crate::element::DType;
 use crate::error::Error;
@@ -14,7 +15,8 @@ use crate::group::agreement::Offer;
 use crate::group::options::blob;
 use crate::group::shared::Shared;
 use crate::group::side::{Keys, Side};
-use crate::layout::{FlagLayout, Layout};
+use crate::group::window::Extent;
+use crate::layout::{FlagLayout, Layout, Places};
 use crate::plan::{Algorithm, LaneId, Plan, Step, Tier};
 use crate::run::crossings::{Crossings, is_tiered};
 use crate::run::port;
@@ -34,9 +36,12 @@ pub(super) struct Ground {
 
 /// What is gathered, and how.
 pub(super) struct Terms {
+    pub(super) operation: &'static str,
     pub(super) algorithm: Algorithm,
     pub(super) shape: Shape,
+    /// With the places of all ranks as soon as they are known.
     pub(super) layout: Layout,
+    pub(super) request: Request,
     pub(super) dtype: DType,
     pub(super) capturable: bool,
     pub(super) strict: bool,
@@ -92,11 +97,14 @@ impl Terms {
         })
     }
 
-    /// How long a buffer of `peer` is.
+    /// How long a buffer of `peer` must be at least.
     fn bytes(&self, turns: &Turns, peer: Rank, buffer: BufferId) -> u64 {
+        let (layout, places) = (&self.layout, self.layout.places(peer));
+        let need = |needs: BTreeMap<u32, u64>, number| needs.get(&number).copied().unwrap_or(0);
         match buffer {
-            BufferId::Input(_) => self.layout.shard_bytes(peer),
-            BufferId::Output(_) => turns.output_bytes(),
+            BufferId::Input(number) => need(places.input_needs(layout, peer), number),
+            BufferId::Output(_) if self.shape.outputs > 1 => turns.output_bytes(),
+            BufferId::Output(number) => need(places.output_needs(layout), number),
             BufferId::Flags | BufferId::Crossing => turns.flag_bytes(),
         }
     }
@@ -162,8 +170,11 @@ impl<'g> Draft<'g> {
         }
         sides.local.allocate(BufferId::Flags, flag_bytes)?;
         if let Some(network) = &mut sides.network {
-            for buffer in data_buffers(plan) {
-                network.register(buffer, sides.local.held(buffer))?;
+            for buffer in terms.request.buffers() {
+                match terms.request.window(buffer) {
+                    Some(window) => window.lend(Tier::Network, buffer, &mut **network)?,
+                    None => network.register(buffer, sides.local.held(buffer))?,
+                }
             }
             network.allocate(BufferId::Flags, flag_bytes)?;
             network.allocate(BufferId::Crossing, flag_bytes)?;
@@ -175,15 +186,20 @@ impl<'g> Draft<'g> {
     /// The fingerprint and the keys: of the local fabric first, then of the network.
     pub(super) fn offer(&self) -> Result<Offer, Error> {
         let (plan, terms) = (&self.planned.plan, &self.terms);
-        let mut buffers = vec![BufferId::OUTPUT, BufferId::Flags];
-        if has_gets(plan) && !plan.in_place {
-            buffers.push(BufferId::INPUT);
-        }
+        let (gets, request) = (has_gets(plan), &terms.request);
+        // The keys of a window have been exchanged, and nobody but gets reads the input of a peer.
+        let told =
+            |buffer: &BufferId| request.window(*buffer).is_none() && (gets || buffer.is_output());
+        let mut buffers: Vec<_> = request.buffers().filter(told).collect();
+        buffers.push(BufferId::Flags);
         let blob = |keys: Keys| postcard::to_stdvec(&keys).expect("plain data always encodes");
-        let offer = Offer::default()
-            .field("operation", "all-gather")
-            .field("dtype", terms.dtype)
-            .field("shard_bytes", terms.layout.shard_bytes(self.ground.rank))
+        let places = postcard::to_stdvec(&request.places).expect("plain data always encodes");
+        let mut offer =
+            Offer::default().field("operation", terms.operation).field("dtype", terms.dtype);
+        for (name, value) in &request.fields {
+            offer = offer.field(name, value);
+        }
+        let offer = offer
             .field("algorithm", plan.algorithm)
             .field("parts", plan.parts)
             .field("in_place", plan.in_place)
@@ -192,6 +208,7 @@ impl<'g> Draft<'g> {
             .field("capturable", terms.capturable)
             .field("timeout", format_args!("{:?}", terms.timeout))
             .field("topology", &self.ground.topology)
+            .blob(places)
             .blob(blob(self.sides.local.keys(&buffers)?));
         let Some(network) = &self.sides.network else { return Ok(offer) };
         buffers.push(BufferId::Crossing);
@@ -201,6 +218,8 @@ impl<'g> Draft<'g> {
     /// Binds the plan, and imports what its steps name. After an error the draft must live until all
     /// ranks know of it: they may be importing from here.
     pub(super) fn import(&mut self, offers: &[Offer], deadline: Deadline) -> Result<Bound, Error> {
+        let (layout, places) = (self.terms.layout.clone(), places_of(offers)?);
+        self.terms.layout = layout.with_places(places)?;
         let Planned { plan, crossings, flags, turns, .. } = &self.planned;
         let binding = Binding { plan, layout: &self.terms.layout, flags: *flags, crossings };
         let lane = |id: LaneId| &plan.lanes[id.index()];
@@ -227,9 +246,9 @@ impl<'g> Draft<'g> {
     }
 
     /// Everything is exchanged.
-    pub(super) fn finish(self, bound: Bound, name: String) -> Finished {
+    pub(super) fn finish(self, bound: Bound, name: String) -> (Finished, Vec<Extent>) {
         let Self { ground, terms, planned, sides, .. } = self;
-        bound.finish(ground, &terms, &planned, sides, name)
+        bound.finish(ground, terms, &planned, sides, name)
     }
 }
 
@@ -244,7 +263,7 @@ fn named(step: &port::Bound) -> Option<(BufferId, Rank)> {
 }
 
 fn keys_of(offers: &[Offer], tier: Tier) -> Result<Vec<Keys>, Error> {
-    let index = usize::from(tier == Tier::Network);
+    let index = 1 + usize::from(tier == Tier::Network);
     let keys = |(peer, offer)| {
         postcard::from_bytes(blob(offer, peer, index)?).map_err(|error| {
             let text = format!("the keys of rank {peer} cannot be read: {error}");
@@ -254,10 +273,15 @@ fn keys_of(offers: &[Offer], tier: Tier) -> Result<Vec<Keys>, Error> {
     Rank::all(offers.len()).zip(offers).map(keys).collect()
 }
 
-/// The buffers that hold bytes.
-fn data_buffers(plan: &Plan) -> impl Iterator<Item = BufferId> {
-    let input = (!plan.in_place).then_some(BufferId::INPUT);
-    [BufferId::OUTPUT].into_iter().chain(input)
+/// Where each rank keeps what it has.
+fn places_of(offers: &[Offer]) -> Result<Vec<Places>, Error> {
+    let places = |(peer, offer)| {
+        postcard::from_bytes(blob(offer, peer, 0)?).map_err(|error| {
+            let text = format!("the places of rank {peer} cannot be read: {error}");
+            Error::new(ErrorKind::Mismatch, text).with_peer(peer)
+        })
+    };
+    Rank::all(offers.len()).zip(offers).map(places).collect()
 }
 
 fn has_gets(plan: &Plan) -> bool {
