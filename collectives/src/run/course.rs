@@ -5,18 +5,22 @@
 //! watchdog looks at them when they are due.
 
 use std::any::Any;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use peerlane_hal::{Deadline, ErrorKind};
 
 use crate::error::Error;
 use crate::run::lane::Lane;
+use crate::trace::TracedStart;
 
 #[cfg(test)]
 mod tests;
 
 /// How long an engine may take to drain once it is released.
 pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The most starts that are traced.
+const TRACED_STARTS_MAX: usize = 1 << 12;
 
 /// All lanes of this rank in one plan, and the last start.
 pub(crate) struct Course {
@@ -25,6 +29,8 @@ pub(crate) struct Course {
     /// Whether a sleep on one lane may miss what another lane, or another fabric, has to tell.
     several: bool,
     started: u64,
+    /// When the traced starts were made.
+    made: Vec<(Instant, SystemTime)>,
 }
 
 /// What was asked for when the operation was prepared.
@@ -34,6 +40,8 @@ pub(crate) struct Manner {
     pub(crate) capturable: bool,
     /// No thread may drive what is on a stream.
     pub(crate) strict: bool,
+    /// Steps are written down.
+    pub(crate) traced: bool,
 }
 
 /// Why a start on a stream did not get onto it.
@@ -63,7 +71,7 @@ impl Course {
     /// verified, so that ranks that run it do not race.
     pub(crate) unsafe fn new(lanes: Vec<Lane>, manner: Manner) -> Self {
         let several = lanes.len() > 1 || lanes.iter().any(Lane::hears_other_fabrics);
-        Self { lanes, manner, several, started: 0 }
+        Self { lanes, manner, several, started: 0, made: Vec::new() }
     }
 
     pub(crate) fn lanes(&self) -> &[Lane] {
@@ -104,7 +112,26 @@ impl Course {
     /// One start more; [`drive`](Self::drive) gets it under way.
     pub(crate) fn start(&mut self) -> u64 {
         self.started += 1;
+        if self.manner.traced && self.made.len() < TRACED_STARTS_MAX {
+            self.made.push((Instant::now(), SystemTime::now()));
+        }
         self.started
+    }
+
+    /// What has been traced: the starts, and whether something is missing.
+    pub(crate) fn traced(&self) -> Option<(Vec<TracedStart>, bool)> {
+        if !self.manner.traced {
+            return None;
+        }
+        let start = |(epoch, &(origin, made)): (u64, &(Instant, SystemTime))| {
+            let since = made.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            let unix_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+            let steps = self.lanes.iter().flat_map(|lane| lane.traced(epoch, origin)).collect();
+            TracedStart { epoch, unix_ns, steps }
+        };
+        let is_cut = self.started > self.made.len() as u64;
+        let is_cut = is_cut || self.lanes.iter().any(Lane::is_trace_cut);
+        Some(((1..).zip(&self.made).map(start).collect(), is_cut))
     }
 
     /// Submits and moves what can be; never waits. Whether anything came further.

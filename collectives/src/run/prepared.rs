@@ -12,6 +12,7 @@ use crate::group::watch::Watch;
 use crate::run::course::{Course, Stop};
 use crate::run::lane::Lane;
 use crate::run::turns::Start;
+use crate::trace::TracedStart;
 
 /// How long a caller sleeps on one lane before it looks at the others, where it drives several, or at
 /// flags that another fabric's engines write.
@@ -54,6 +55,11 @@ impl Prepared {
     /// The last start.
     pub(crate) fn started(&self) -> u64 {
         self.course().started()
+    }
+
+    /// What has been traced so far.
+    pub(crate) fn traced(&self) -> Option<(Vec<TracedStart>, bool)> {
+        self.course().traced()
     }
 
     /// Waits for whatever is open; at no cost where nothing is.

@@ -33,6 +33,7 @@ use crate::error::Error;
 use crate::layout::Layout;
 use crate::plan::Source;
 use crate::run::prepared::Prepared;
+use crate::trace::{Trace, TracedLane};
 use crate::window::HostView;
 
 /// A prepared all-gather: the shard of every rank to every rank.
@@ -131,6 +132,18 @@ impl<T: Element> AllGather<T> {
         let start = self.prepared.start_on(stream, self.timeout)?;
         drop(begun);
         Ok(Lease::new(self, start))
+    }
+
+    /// What the starts so far did and when, where the operation was prepared with
+    /// [`trace`](AllGatherBuilder::trace). Of starts that are open, what has been seen.
+    pub fn trace(&self) -> Option<Trace> {
+        let (starts, is_cut) = self.prepared.traced()?;
+        let lanes = self.report.lanes.iter().map(|lane| TracedLane {
+            lane: lane.lane,
+            tier: lane.tier,
+            backend: lane.backend.to_string(),
+        });
+        Some(Trace { rank: self.rank.0, lanes: lanes.collect(), starts, is_cut })
     }
 
     /// How it runs.
