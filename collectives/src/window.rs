@@ -32,6 +32,11 @@ impl BufferId {
     pub(crate) const INPUT: Self = Self::Input(0);
     pub(crate) const OUTPUT: Self = Self::Output(0);
 
+    /// Whether something is gathered there.
+    pub(crate) fn is_output(self) -> bool {
+        matches!(self, Self::Output(_))
+    }
+
     pub(crate) fn role(self) -> Role {
         match self {
             Self::Input(_) | Self::Output(_) => Role::Data,
@@ -78,14 +83,31 @@ impl FlagSpot {
 
 /// One region of every rank: the own one, and those of peers that steps name.
 pub(crate) struct Window<M: PeerMemory> {
-    pub(crate) local: Arc<M::Local>,
+    /// Peers may have more buffers than this rank.
+    local: Option<Arc<M::Local>>,
     /// By rank, as far as anything is imported; oneself is a peer too.
     peers: Vec<Option<Arc<M::Remote>>>,
 }
 
+impl<M: PeerMemory> Clone for Window<M> {
+    fn clone(&self) -> Self {
+        Self { local: self.local.clone(), peers: self.peers.clone() }
+    }
+}
+
 impl<M: PeerMemory> Window<M> {
     pub(crate) fn new(local: M::Local) -> Self {
-        Self { local: Arc::new(local), peers: Vec::new() }
+        Self { local: Some(Arc::new(local)), peers: Vec::new() }
+    }
+
+    /// Of a buffer that only peers have.
+    pub(crate) fn of_peers() -> Self {
+        Self { local: None, peers: Vec::new() }
+    }
+
+    /// The own region.
+    pub(crate) fn local(&self) -> &Arc<M::Local> {
+        self.local.as_ref().expect("a buffer is made before it is used")
     }
 
     /// Enters the region that was imported from `peer`.
@@ -134,7 +156,7 @@ impl<M: PeerMemory> Windows<M> {
 
     /// Bytes of this rank, in a start.
     pub(crate) fn local(&self, spot: Spot, start: Start) -> At<'_, M::Local> {
-        let region = &*self.window(spot.buffer).local;
+        let region = &**self.window(spot.buffer).local();
         At { region, offset: self.turns.offset(spot, start) }
     }
 
@@ -146,7 +168,7 @@ impl<M: PeerMemory> Windows<M> {
 
     /// A flag of this rank, in a start.
     pub(crate) fn own_flag(&self, spot: FlagSpot, start: Start) -> Flag<'_, M::Local> {
-        let region = &*self.window(spot.buffer()).local;
+        let region = &**self.window(spot.buffer()).local();
         Flag { region, word: self.turns.flag_word(spot.word, start) }
     }
 
@@ -168,14 +190,6 @@ pub(crate) trait HostView: Send + Sync {
     /// still touch it, and nobody will ever say that they are done.
     fn quarantine(&self);
 
-    /// The region that holds the own shard.
-    fn input(&self) -> &dyn Region;
-
-    /// The gathered region.
-    fn output(&self) -> &dyn Region {
-        self.region(BufferId::OUTPUT)
-    }
-
     /// Where the output of a start begins.
     fn output_offset(&self, start: Start) -> u64 {
         self.turns().output_offset(start)
@@ -195,7 +209,7 @@ pub(crate) trait HostView: Send + Sync {
 
 impl<M: PeerMemory> HostView for Windows<M> {
     fn region(&self, buffer: BufferId) -> &dyn Region {
-        &*self.window(buffer).local
+        &**self.window(buffer).local()
     }
 
     fn turns(&self) -> Turns {
@@ -205,10 +219,6 @@ impl<M: PeerMemory> HostView for Windows<M> {
     fn quarantine(&self) {
         // A few at most, once, and the group is over.
         std::mem::forget(self.keep.clone());
-    }
-
-    fn input(&self) -> &dyn Region {
-        if self.inputs.is_empty() { self.output() } else { self.region(BufferId::INPUT) }
     }
 }
 

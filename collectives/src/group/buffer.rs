@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use peerlane_hal::{ErrorKind, Region, Space};
 
@@ -45,7 +46,7 @@ impl<L: Region, T: Element> Buffer<L, T> {
     /// If only a device can read them.
     pub fn as_slice(&self) -> Result<&[T], Error> {
         // SAFETY: the buffer is in no operation, so that nobody writes to it.
-        element::cast(unsafe { bytes(&self.region) }?)
+        element::cast(unsafe { bytes(&self.region, 0..self.region.bytes()) }?)
     }
 
     /// The elements, to write.
@@ -54,7 +55,7 @@ impl<L: Region, T: Element> Buffer<L, T> {
     /// If only a device can write them.
     pub fn as_mut_slice(&mut self) -> Result<&mut [T], Error> {
         // SAFETY: the buffer is in no operation, and borrowed for as long as the slice.
-        element::cast_mut(unsafe { bytes_mut(&self.region) }?)
+        element::cast_mut(unsafe { bytes_mut(&self.region, 0..self.region.bytes()) }?)
     }
 }
 
@@ -64,37 +65,44 @@ impl<L, T> fmt::Debug for Buffer<L, T> {
     }
 }
 
-/// The bytes of a region that the host can read.
+/// Bytes of a region that the host can read.
 ///
 /// # Safety
 /// Nobody writes to them while the slice lives.
-pub(crate) unsafe fn bytes(region: &dyn Region) -> Result<&[u8], Error> {
-    let length = host_bytes(region)?;
+///
+/// # Panics
+/// If they are not all in the region.
+pub(crate) unsafe fn bytes(region: &dyn Region, range: Range<u64>) -> Result<&[u8], Error> {
+    let (base, length) = host_bytes(region, range)?;
     // SAFETY: a host region is readable over its length while it lives; nobody writes, as the
     // caller says.
-    Ok(unsafe { std::slice::from_raw_parts(region.base().as_ptr(), length) })
+    Ok(unsafe { std::slice::from_raw_parts(base, length) })
 }
 
-/// The bytes of a region that the host can write.
+/// Bytes of a region that the host can write.
 ///
 /// # Safety
 /// Nobody else touches them while the slice lives.
+///
+/// # Panics
+/// If they are not all in the region.
 #[expect(
     clippy::mut_from_ref,
     reason = "a region only names memory; exclusiveness is the caller's"
 )]
-pub(crate) unsafe fn bytes_mut(region: &dyn Region) -> Result<&mut [u8], Error> {
-    let length = host_bytes(region)?;
+pub(crate) unsafe fn bytes_mut(region: &dyn Region, range: Range<u64>) -> Result<&mut [u8], Error> {
+    let (base, length) = host_bytes(region, range)?;
     // SAFETY: as for `bytes`; nobody else touches them, as the caller says.
-    Ok(unsafe { std::slice::from_raw_parts_mut(region.base().as_ptr(), length) })
+    Ok(unsafe { std::slice::from_raw_parts_mut(base, length) })
 }
 
-fn host_bytes(region: &dyn Region) -> Result<usize, Error> {
-    match (region.space(), usize::try_from(region.bytes())) {
-        (Space::Host, Ok(length)) => Ok(length),
-        _ => Err(Error::new(
-            ErrorKind::InvalidArgument,
-            "the buffer is device memory; read and write it on the device",
-        )),
+fn host_bytes(region: &dyn Region, range: Range<u64>) -> Result<(*mut u8, usize), Error> {
+    let Range { start, end } = range;
+    assert!(start <= end && end <= region.bytes(), "bytes {start} to {end} are not in the region");
+    if region.space() != Space::Host {
+        let text = "the buffer is device memory; read and write it on the device";
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
+    let index = |at| usize::try_from(at).expect("a host region fits the address space");
+    Ok((region.base().as_ptr().wrapping_add(index(start)), index(end - start)))
 }

@@ -7,11 +7,13 @@ mod buffer;
 mod guard;
 mod options;
 mod place;
+mod progress;
 mod reach;
 mod report;
 pub(crate) mod shared;
 mod side;
 pub(crate) mod watch;
+mod window;
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,13 +24,15 @@ use peerlane_hal::{Deadline, Fabric, PeerMemory, Rank, Role};
 
 pub use abort::{AbortRecord, Cause};
 use agreement::{Offer, agree};
-pub use all_gather::{AllGather, AllGatherBuilder, Lease, Started};
+pub use all_gather::{AllGather, AllGatherBuilder, Destination, Gathered, Lease, Started};
 pub use buffer::Buffer;
 pub use options::GroupOptions;
 pub use place::Place;
 use reach::Reach;
 pub use report::{Fallback, LaneReport, LinkReport, Report, TierReport};
 use shared::{Closed, Shared};
+use window::Users;
+pub use window::{Window, WindowSlice, WindowSliceMut};
 
 use crate::bootstrap::Bootstrap;
 use crate::element::Element;
@@ -52,6 +56,9 @@ pub struct Group<F: Fabric> {
     watchdog: Option<JoinHandle<()>>,
     /// Operations prepared so far; part of the fingerprint.
     prepared: u64,
+    /// Windows opened so far.
+    windows: u64,
+    users: Arc<Users>,
     barrier: Option<AllGather<u8>>,
 }
 
@@ -99,7 +106,7 @@ impl<F: Fabric> Group<F> {
     /// # Errors
     /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory).
     pub fn allocate<T: Element>(&self, len: usize) -> Result<Buffer<Local<F>, T>, Error> {
-        let bytes = all_gather::shard_bytes::<T>(len)?;
+        let bytes = all_gather::bytes::<T>("len", len)?;
         let region = self.fabric.memory().allocate(bytes, Role::Data);
         region.map(Buffer::new).map_err(|error| Error::of_backend("allocate a buffer", error))
     }
@@ -133,15 +140,10 @@ impl<F: Fabric> Group<F> {
         base: std::ptr::NonNull<u8>,
         len: usize,
     ) -> Result<Buffer<Local<F>, T>, Error> {
-        let bytes = all_gather::shard_bytes::<T>(len)?;
+        let bytes = all_gather::bytes::<T>("len", len)?;
         // SAFETY: the caller's.
         let region = unsafe { self.fabric.memory().register(base, bytes, Role::Data) };
         region.map(Buffer::new).map_err(|error| Error::of_backend("register a buffer", error))
-    }
-
-    /// Describes an all-gather of `shard_len` elements from each rank, to prepare it.
-    pub fn all_gather<T: Element>(&mut self, shard_len: usize) -> AllGatherBuilder<'_, F, T> {
-        AllGatherBuilder::new(self, shard_len)
     }
 
     /// Waits until every rank is here. Collective.
@@ -184,9 +186,9 @@ impl<F: Fabric> Drop for Group<F> {
             let _ = self.shared.bootstrap.abort(&record);
         }
         self.shared.close(Closed::Alone);
-        if let Some(watchdog) = self.watchdog.take() {
+        for thread in [self.watchdog.take(), self.shared.take_progress()].into_iter().flatten() {
             // A panic there has been printed; there is nobody to hand it to.
-            let _ = watchdog.join();
+            let _ = thread.join();
         }
     }
 }

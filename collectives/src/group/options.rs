@@ -125,6 +125,8 @@ impl GroupOptions {
             shared,
             watchdog,
             prepared: 0,
+            windows: 0,
+            users: Arc::default(),
             barrier: None,
         })
     }

@@ -23,6 +23,12 @@ pub struct Report {
     pub capturable: bool,
     /// Bytes that this rank contributes.
     pub shard_bytes: u64,
+    /// Bytes of the shortest shard of all ranks.
+    pub shortest_shard_bytes: u64,
+    /// Bytes of the longest shard of all ranks.
+    pub longest_shard_bytes: u64,
+    /// How many tensors are gathered at once.
+    pub tensors: usize,
     /// Bytes gathered.
     pub total_bytes: u64,
     /// How this rank reaches the peers that its fabrics name, oneself included.
@@ -115,12 +121,17 @@ impl fmt::Display for Fallback {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { algorithm, ranks, parts, outputs, flags, shard_bytes, total_bytes, .. } = self;
-        write!(
-            f,
-            "{algorithm}, {ranks} ranks, {shard_bytes} bytes a shard in {parts} part(s), \
-             {total_bytes} bytes in all, {outputs} output(s) in turn, flags {flags}"
-        )?;
+        let Self { algorithm, ranks, parts, outputs, flags, total_bytes, .. } = self;
+        let (shortest, longest) = (self.shortest_shard_bytes, self.longest_shard_bytes);
+        write!(f, "{algorithm}, {ranks} ranks, {shortest} ")?;
+        if shortest != longest {
+            write!(f, "to {longest} ")?;
+        }
+        write!(f, "bytes a shard in {parts} part(s), {total_bytes} bytes in all, ")?;
+        if self.tensors > 1 {
+            write!(f, "{} tensors, ", self.tensors)?;
+        }
+        write!(f, "{outputs} output(s) in turn, flags {flags}")?;
         for fallback in &self.fallbacks {
             write!(f, "; {fallback}")?;
         }

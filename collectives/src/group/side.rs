@@ -30,6 +30,18 @@ pub(crate) struct Held {
     keep: Arc<dyn Any + Send + Sync>,
 }
 
+/// A buffer of one fabric that several operations use, without types.
+pub(crate) struct Adoptable {
+    pub(crate) region: Arc<dyn Region>,
+    shared: Box<dyn Any + Send + Sync>,
+}
+
+/// The same with types.
+struct Lent<M: PeerMemory> {
+    window: Window<M>,
+    keep: Vec<Arc<dyn Any + Send + Sync>>,
+}
+
 /// One fabric's side of an operation, without types.
 pub(crate) trait Side {
     fn backend(&self) -> BackendId;
@@ -43,10 +55,16 @@ pub(crate) trait Side {
     /// Registers a buffer that the other fabric holds.
     fn register(&mut self, buffer: BufferId, held: Held) -> Result<(), Error>;
 
+    /// A buffer and what is imported of it, for other operations to [adopt](Self::adopt).
+    fn share(&self, buffer: BufferId) -> Adoptable;
+
+    /// Takes what an operation on this fabric has shared.
+    fn adopt(&mut self, buffer: BufferId, shared: &Adoptable) -> Result<(), Error>;
+
     /// What peers need to import these buffers.
     fn keys(&self, buffers: &[BufferId]) -> Result<Keys, Error>;
 
-    /// Imports a buffer of `peer`, of which it must have exactly `bytes`; once, however often it is
+    /// Imports a buffer of `peer`, which must have at least `bytes`; once, however often it is
     /// called.
     fn import(
         &mut self,
@@ -89,8 +107,16 @@ impl<'f, F: Fabric> FabricSide<'f, F> {
         self.windows.get(&buffer).expect("a buffer is made before it is used")
     }
 
+    /// The windows from number 0 to the last one that there is; where this rank or its peers have
+    /// fewer, some stand for nothing.
     fn take(&mut self, name: fn(u32) -> BufferId) -> Vec<Window<F::Memory>> {
-        (0..).map_while(|number| self.windows.remove(&name(number))).collect()
+        let (first, last) = (name(0), name(u32::MAX));
+        let count = match self.windows.range(first..=last).next_back() {
+            Some((BufferId::Input(last) | BufferId::Output(last), _)) => last + 1,
+            _ => 0,
+        };
+        let take = |number| self.windows.remove(&name(number)).unwrap_or_else(Window::of_peers);
+        (0..count).map(take).collect()
     }
 }
 
@@ -108,7 +134,7 @@ impl<F: Fabric> Side for FabricSide<'_, F> {
     }
 
     fn held(&self, buffer: BufferId) -> Held {
-        let local = &self.window(buffer).local;
+        let local = self.window(buffer).local();
         let (base, bytes, space) = (local.base(), local.bytes(), local.space());
         Held { base, bytes, space, keep: Arc::clone(local) as _ }
     }
@@ -133,9 +159,26 @@ impl<F: Fabric> Side for FabricSide<'_, F> {
         Ok(())
     }
 
+    fn share(&self, buffer: BufferId) -> Adoptable {
+        let local = Arc::clone(self.window(buffer).local());
+        let shared =
+            Lent::<F::Memory> { window: self.window(buffer).clone(), keep: self.keep.clone() };
+        Adoptable { region: local, shared: Box::new(shared) }
+    }
+
+    fn adopt(&mut self, buffer: BufferId, shared: &Adoptable) -> Result<(), Error> {
+        let Some(Lent { window, keep }) = shared.shared.downcast_ref::<Lent<F::Memory>>() else {
+            let text = format!("{buffer} is not memory of the fabric {}", self.fabric.backend());
+            return Err(Error::new(ErrorKind::Mismatch, text));
+        };
+        self.windows.insert(buffer, window.clone());
+        self.keep.extend(keep.iter().cloned());
+        Ok(())
+    }
+
     fn keys(&self, buffers: &[BufferId]) -> Result<Keys, Error> {
         let key = |&buffer| {
-            let key = self.fabric.memory().export(&self.window(buffer).local);
+            let key = self.fabric.memory().export(self.window(buffer).local());
             let key = key.map_err(|error| Error::of_backend(format!("export {buffer}"), error))?;
             Ok((buffer, key.encode()))
         };
@@ -150,7 +193,7 @@ impl<F: Fabric> Side for FabricSide<'_, F> {
         bytes: u64,
         deadline: Deadline,
     ) -> Result<(), Error> {
-        if self.window(buffer).has(peer) {
+        if self.windows.get(&buffer).is_some_and(|window| window.has(peer)) {
             return Ok(());
         }
         let what = format!("import {buffer} of rank {peer}");
@@ -158,7 +201,7 @@ impl<F: Fabric> Side for FabricSide<'_, F> {
         let memory = self.fabric.memory();
         let key = if peer == self.fabric.rank() {
             // Some memory is exported to nobody else.
-            let key = memory.export(&self.window(buffer).local);
+            let key = memory.export(self.window(buffer).local());
             key.map_err(|error| failed(Error::of_backend(&what, error)))?
         } else {
             let Some(key) = keys.0.get(&buffer) else {
@@ -168,13 +211,14 @@ impl<F: Fabric> Side for FabricSide<'_, F> {
             let key = <F::Memory as PeerMemory>::Key::decode(key);
             key.map_err(|error| failed(Error::of_backend(&what, error)))?
         };
-        if key.region_bytes() != bytes {
-            let text = format!("{what}: it has {} bytes, wanted {bytes}", key.region_bytes());
+        if key.region_bytes() < bytes {
+            let seen = key.region_bytes();
+            let text = format!("{what}: it has {seen} bytes, wanted at least {bytes}");
             return Err(failed(Error::new(ErrorKind::Mismatch, text)));
         }
         let region = memory.import(peer, &key, deadline);
         let region = region.map_err(|error| failed(Error::of_backend(&what, error)))?;
-        self.windows.get_mut(&buffer).expect("seen above").enter(peer, region);
+        self.windows.entry(buffer).or_insert_with(Window::of_peers).enter(peer, region);
         Ok(())
     }
 

@@ -1,17 +1,28 @@
 //! Where the cells of a plan lie in bytes, and where its flags lie in words.
 //!
-//! The output is the shards in rank order without a gap. Strides, list outputs and several tensors
-//! are left out on purpose: they are other layouts under the same plans.
+//! Every rank contributes a shard: a piece of each of one or several tensors, one piece after another.
+//! Parts divide the shard as a whole, so that a plan knows nothing of tensors; a cell is a run of
+//! bytes of a shard, and lies in as many [spans](Span) as there are pieces that it touches.
+//!
+//! Where a rank keeps its shard and what it gathers is its own affair: its [`Places`]. Without others
+//! the output is all tensors one after another, each its pieces in rank order, without a gap.
+
+use std::ops::Range;
+use std::sync::Arc;
 
 use peerlane_hal::{ErrorKind, Rank};
 
 use crate::error::Error;
-use crate::plan::Cell;
+use crate::plan::{Cell, Source};
 
 mod flags;
+mod lengths;
+mod places;
 
 pub(crate) use flags::reader;
 pub use flags::{FLAG_WORDS, FlagLayout};
+pub use lengths::Lengths;
+pub use places::{BUFFERS_MAX, InputPlaces, OutputPlaces, Places, Spot};
 
 /// Parts begin at multiples of this many bytes from the start of their shard: no two parts share a
 /// cache line where the shard itself is aligned to one.
@@ -20,56 +31,100 @@ pub const PART_ALIGN_BYTES: u64 = 64;
 /// The byte ranges of all cells of one all-gather; shards may have unlike lengths.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
-    shard_bytes: Vec<u64>,
-    shard_offsets: Vec<u64>,
-    total_bytes: u64,
+    tensors: Box<[Lengths]>,
+    /// Where each tensor begins behind those before it.
+    tensor_offsets: Box<[u64]>,
+    /// What each rank contributes to all tensors together.
+    shards: Lengths,
     parts: u32,
+    /// By rank; one for all that are alike.
+    places: Box<[Arc<Places>]>,
 }
 
-/// Where one cell lies.
+/// Where one cell lies if every rank has [`Places::JOINED`] and there is one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CellSpan {
-    /// Bytes from the start of the owner's input.
+    /// Bytes from the start of the owner's shard.
     pub input_offset: u64,
-    /// Bytes from the start of every rank's output.
+    /// Bytes from the start of the first shard, if shards lie one after another.
     pub output_offset: u64,
     /// The length in bytes; 0 where the shard has fewer bytes than it takes to fill every part.
     pub bytes: u64,
 }
 
+/// Bytes of a cell that lie in one piece where they are read and where they are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Span {
+    /// Where they are read: in an input or in an output of the rank that has them.
+    pub src: Spot,
+    /// Where they are written: in an output of the rank that gets them.
+    pub dst: Spot,
+    /// How many; never 0.
+    pub bytes: u64,
+}
+
 impl Layout {
-    /// Shards of `shard_bytes` bytes in rank order, each in `parts` parts.
+    /// One tensor: shards of `shard_bytes` bytes in rank order, each in `parts` parts.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no shard, `parts` is 0, or the
     /// output is longer than 2^64 - 1 bytes.
     pub fn new(shard_bytes: &[u64], parts: u32) -> Result<Self, Error> {
-        let invalid = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
-        if shard_bytes.is_empty() {
-            return invalid("shard_bytes is empty, expected one length for every rank".into());
-        }
+        Self::of_tensors(vec![Lengths::of(shard_bytes)?], parts)
+    }
+
+    /// Several tensors that are gathered at once, each with the lengths of its pieces.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); also if there is no tensor, or they differ in their number of ranks.
+    pub fn of_tensors(tensors: Vec<Lengths>, parts: u32) -> Result<Self, Error> {
+        let shards = Lengths::sum(&tensors)?;
         if parts == 0 {
-            return invalid("parts is 0, expected at least 1".into());
+            return Err(invalid("parts is 0, expected at least 1".into()));
         }
-        let mut shard_offsets = Vec::with_capacity(shard_bytes.len());
-        let mut total_bytes = 0u64;
-        for (rank, &bytes) in Rank::all(shard_bytes.len()).zip(shard_bytes) {
-            shard_offsets.push(total_bytes);
-            let Some(sum) = total_bytes.checked_add(bytes) else {
-                return invalid(format!(
-                    "shard_bytes of rank {rank} is {bytes}, behind {total_bytes} bytes of the ranks \
-                     before it; expected a sum of at most {}",
-                    u64::MAX
-                ));
-            };
-            total_bytes = sum;
+        let mut end = 0;
+        let begins = tensors.iter().map(|tensor| {
+            end += tensor.total();
+            end - tensor.total()
+        });
+        let tensor_offsets = begins.collect();
+        let places = [Arc::new(Places::JOINED)].into();
+        Ok(Self { tensors: tensors.into(), tensor_offsets, shards, parts, places })
+    }
+
+    /// The same with other places on every rank.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is not one for each rank, or as
+    /// [`Places::check`].
+    pub fn with_places(mut self, places: Vec<Places>) -> Result<Self, Error> {
+        let (seen, ranks) = (places.len(), self.ranks());
+        if seen != ranks {
+            return Err(invalid(format!("places of {seen} ranks, expected {ranks}")));
         }
-        Ok(Self { shard_bytes: shard_bytes.to_vec(), shard_offsets, total_bytes, parts })
+        let mut shared: Vec<Arc<Places>> = Vec::with_capacity(ranks);
+        for (rank, places) in Rank::all(ranks).zip(places) {
+            places.check(&self, rank)?;
+            // Mostly all ranks have the same, and a rank has a spot for every other one.
+            let known = shared.iter().take(1).chain(shared.last()).find(|known| ***known == places);
+            let places = known.map_or_else(|| Arc::new(places), Arc::clone);
+            shared.push(places);
+        }
+        if shared.iter().all(|places| Arc::ptr_eq(places, &shared[0])) {
+            shared.truncate(1);
+        }
+        self.places = shared.into();
+        Ok(self)
     }
 
     /// How many ranks there are, at least 1.
     pub fn ranks(&self) -> usize {
-        self.shard_bytes.len()
+        self.shards.ranks()
+    }
+
+    /// How many tensors there are, at least 1.
+    pub fn tensors(&self) -> usize {
+        self.tensors.len()
     }
 
     /// How many parts each shard has, at least 1.
@@ -77,9 +132,9 @@ impl Layout {
         self.parts
     }
 
-    /// The length of every rank's output.
+    /// The length of what every rank gathers.
     pub fn total_bytes(&self) -> u64 {
-        self.total_bytes
+        self.shards.total()
     }
 
     /// The length of the shard of `rank`.
@@ -87,31 +142,132 @@ impl Layout {
     /// # Panics
     /// If there is no such rank.
     pub fn shard_bytes(&self, rank: Rank) -> u64 {
-        self.shard_bytes[rank.index()]
+        self.shards.bytes(rank)
     }
 
-    /// Where the shard of `rank` begins in every rank's output, in bytes.
+    /// The lengths of all shards.
+    pub fn shards(&self) -> &Lengths {
+        &self.shards
+    }
+
+    /// The length of a whole tensor.
+    ///
+    /// # Panics
+    /// If there is no such tensor.
+    pub fn tensor_bytes(&self, tensor: usize) -> u64 {
+        self.tensors[tensor].total()
+    }
+
+    /// The lengths of the pieces of a tensor.
+    ///
+    /// # Panics
+    /// If there is no such tensor.
+    pub fn tensor(&self, tensor: usize) -> &Lengths {
+        &self.tensors[tensor]
+    }
+
+    /// What `rank` contributes to a tensor.
+    ///
+    /// # Panics
+    /// If there is no such tensor or rank.
+    pub fn piece_bytes(&self, tensor: usize, rank: Rank) -> u64 {
+        self.tensors[tensor].bytes(rank)
+    }
+
+    /// Where `rank` keeps its shard and what it gathers.
     ///
     /// # Panics
     /// If there is no such rank.
-    pub fn shard_offset(&self, rank: Rank) -> u64 {
-        self.shard_offsets[rank.index()]
+    pub fn places(&self, rank: Rank) -> &Places {
+        assert!(rank.index() < self.ranks(), "rank {rank} is not one of {} ranks", self.ranks());
+        self.places.get(rank.index()).unwrap_or(&self.places[0])
     }
 
-    /// Where `cell` lies. The cells of a shard tile it, in part order; their lengths differ by at
-    /// most [`PART_ALIGN_BYTES`], but for the last, which may be up to that much shorter still.
+    /// Where `cell` lies in its shard, and among shards that lie one after another. The cells of a
+    /// shard tile it, in part order; their lengths differ by at most [`PART_ALIGN_BYTES`], but for
+    /// the last, which may be up to that much shorter still.
     ///
     /// # Panics
     /// If there is no such shard or part.
     pub fn cell(&self, cell: Cell) -> CellSpan {
+        let Range { start, end } = self.range(cell);
+        let output_offset = self.shards.offset(cell.shard) + start;
+        CellSpan { input_offset: start, output_offset, bytes: end - start }
+    }
+
+    /// The copies that bring `cell` from `of`, which has it in its input or its output as `from` says,
+    /// into the output of `into`. A cell of no bytes has none.
+    ///
+    /// # Panics
+    /// If there is no such shard, part or rank, or `from` is the input of a rank that does not own
+    /// the shard.
+    pub fn spans(
+        &self,
+        cell: Cell,
+        (of, from): (Rank, Source),
+        into: Rank,
+    ) -> impl Iterator<Item = Span> {
+        assert!(from == Source::Output || of == cell.shard, "rank {of} does not own {cell}");
+        let Range { start, end } = self.range(cell);
+        let mut piece_end = 0;
+        (0..self.tensors()).filter_map(move |tensor| {
+            let piece_start = piece_end;
+            piece_end += self.piece_bytes(tensor, cell.shard);
+            let (first, last) = (start.max(piece_start), end.min(piece_end));
+            if first >= last {
+                return None;
+            }
+            let spot = |spot: Spot| Spot { offset: spot.offset + (first - piece_start), ..spot };
+            let src = match from {
+                Source::Input => self.input_spot(of, tensor, piece_start),
+                Source::Output => self.output_spot(of, tensor, cell.shard),
+            };
+            let dst = self.output_spot(into, tensor, cell.shard);
+            Some(Span { src: spot(src), dst: spot(dst), bytes: last - first })
+        })
+    }
+
+    /// Where `rank` keeps its piece of `tensor` before a start.
+    ///
+    /// # Panics
+    /// If there is no such rank or tensor.
+    pub fn own_spot(&self, rank: Rank, tensor: usize, from: Source) -> Spot {
+        match from {
+            Source::Input => {
+                let before = (0..tensor).map(|tensor| self.piece_bytes(tensor, rank)).sum();
+                self.input_spot(rank, tensor, before)
+            }
+            Source::Output => self.output_spot(rank, tensor, rank),
+        }
+    }
+
+    /// Where the input of `rank` has its piece of `tensor`, which has `before` bytes before it in the
+    /// shard.
+    fn input_spot(&self, rank: Rank, tensor: usize, before: u64) -> Spot {
+        match &self.places(rank).input {
+            InputPlaces::Joined(spot) => Spot { offset: spot.offset + before, ..*spot },
+            InputPlaces::ByTensor(spots) => spots[tensor],
+        }
+    }
+
+    /// Where the output of `rank` has the piece of `shard` of `tensor`.
+    ///
+    /// # Panics
+    /// If there is no such rank, tensor or shard.
+    pub fn output_spot(&self, rank: Rank, tensor: usize, shard: Rank) -> Spot {
+        let (spot, before) = match &self.places(rank).output {
+            OutputPlaces::Joined(spot) => (*spot, self.tensor_offsets[tensor]),
+            OutputPlaces::ByTensor(spots) => (spots[tensor], 0),
+            OutputPlaces::ByShard(spots) => return spots[shard.index()],
+        };
+        Spot { offset: spot.offset + before + self.tensors[tensor].offset(shard), ..spot }
+    }
+
+    /// The bytes of `cell` in its shard.
+    fn range(&self, cell: Cell) -> Range<u64> {
         assert!(cell.part < self.parts, "cell {cell} is not one of {} parts", self.parts);
         let shard_bytes = self.shard_bytes(cell.shard);
-        let input_offset = self.part_offset(shard_bytes, cell.part);
-        CellSpan {
-            input_offset,
-            output_offset: self.shard_offset(cell.shard) + input_offset,
-            bytes: self.part_offset(shard_bytes, cell.part + 1) - input_offset,
-        }
+        self.part_offset(shard_bytes, cell.part)..self.part_offset(shard_bytes, cell.part + 1)
     }
 
     fn part_offset(&self, shard_bytes: u64, part: u32) -> u64 {
@@ -124,73 +280,9 @@ impl Layout {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use insta::assert_snapshot;
-
-    use super::*;
-
-    fn check_tiling(layout: &Layout, context: &str) {
-        let mut output_end = 0;
-        for shard in Rank::all(layout.ranks()) {
-            let mut input_end = 0;
-            for part in 0..layout.parts() {
-                let span = layout.cell(Cell { shard, part });
-                let place = (span.input_offset, span.output_offset);
-                assert_eq!(place, (input_end, output_end), "{context}, cell {shard}.{part}");
-                if span.input_offset < layout.shard_bytes(shard) {
-                    assert_eq!(
-                        span.input_offset % PART_ALIGN_BYTES,
-                        0,
-                        "{context}, {shard}.{part}"
-                    );
-                }
-                input_end += span.bytes;
-                output_end += span.bytes;
-            }
-            assert_eq!(input_end, layout.shard_bytes(shard), "{context}, shard {shard}");
-        }
-        assert_eq!(output_end, layout.total_bytes(), "{context}");
-    }
-
-    #[test]
-    fn cells_tile_the_output_exactly() {
-        for seed in 0..500 {
-            let mut rng = fastrand::Rng::with_seed(seed);
-            let ranks = rng.usize(1..=9);
-            let parts = rng.u32(1..=17);
-            let around = [0, 1, 3, 63, 64, 65, 4095, 4096, 4097, 1 << 33];
-            let shard_bytes: Vec<u64> = (0..ranks)
-                .map(|_| if rng.bool() { *rng.choice(&around).unwrap() } else { rng.u64(..10_000) })
-                .collect();
-            let layout = Layout::new(&shard_bytes, parts).unwrap();
-            check_tiling(&layout, &format!("seed {seed}, shards {shard_bytes:?}, {parts} parts"));
-        }
-    }
-
-    #[test]
-    fn the_largest_shard_and_the_most_parts_do_not_overflow() {
-        let layout = Layout::new(&[u64::MAX], u32::MAX).unwrap();
-        let last = layout.cell(Cell { shard: Rank(0), part: u32::MAX - 1 });
-        assert_eq!(last.input_offset + last.bytes, u64::MAX);
-    }
-
-    #[test]
-    fn parts_are_even_to_one_unit() {
-        let layout = Layout::new(&[10 * 64], 4).unwrap();
-        let bytes = |part| layout.cell(Cell { shard: Rank(0), part }).bytes;
-        assert_eq!([bytes(0), bytes(1), bytes(2), bytes(3)], [128, 192, 128, 192]);
-    }
-
-    #[test]
-    fn impossible_layouts_are_named() {
-        let text = |shard_bytes: &[u64], parts| {
-            let error = Layout::new(shard_bytes, parts).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-            error.to_string()
-        };
-        assert_snapshot!(text(&[], 1), @"shard_bytes is empty, expected one length for every rank");
-        assert_snapshot!(text(&[8], 0), @"parts is 0, expected at least 1");
-        assert_snapshot!(text(&[1, u64::MAX], 1), @"shard_bytes of rank 1 is 18446744073709551615, behind 1 bytes of the ranks before it; expected a sum of at most 18446744073709551615");
-    }
+fn invalid(text: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, text)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,8 @@
 //! Binding a plan: cells become offsets, flags become words.
 
-use crate::layout::{FlagLayout, Layout};
+use peerlane_hal::Rank;
+
+use crate::layout::{FlagLayout, Layout, Span};
 use crate::plan::{Flag, LaneId, Plan, Source, Step, Tier};
 use crate::run::crossings::Crossings;
 use crate::run::port::Bound;
@@ -10,6 +12,8 @@ use crate::window::{BufferId, FlagSpot, Spot};
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) steps: Box<[Bound]>,
+    /// The plan's step of each, where that is wanted.
+    pub(crate) origins: Option<Box<[Step]>>,
     /// How many of the steps are the entry.
     pub(crate) entry: usize,
     /// The waits in order, for people.
@@ -32,6 +36,8 @@ pub(crate) struct Binding<'a> {
     pub(crate) layout: &'a Layout,
     pub(crate) flags: FlagLayout,
     pub(crate) crossings: &'a Crossings,
+    /// Whether programs are to tell where their steps come from.
+    pub(crate) with_origins: bool,
 }
 
 impl Binding<'_> {
@@ -44,51 +50,62 @@ impl Binding<'_> {
             _ => None,
         });
         let entry = closed.iter().take_while(|step| is_entry(step)).count();
-        Program {
-            steps: closed.iter().filter_map(|step| self.step(step, tier)).collect(),
-            entry,
-            waits: waits.collect(),
+        let mut steps = Vec::with_capacity(closed.len());
+        let mut origins = Vec::new();
+        for step in &closed {
+            self.step(step, tier, &mut steps);
+            if self.with_origins {
+                origins.resize(steps.len(), *step);
+            }
         }
+        let origins = self.with_origins.then(|| origins.into());
+        Program { steps: steps.into(), origins, entry, waits: waits.collect() }
     }
 
-    fn step(&self, step: &Step, tier: Tier) -> Option<Bound> {
-        Some(match *step {
+    /// Appends what a step is bound to: for a copy, as many as its cell has spans.
+    fn step(&self, step: &Step, tier: Tier, bound: &mut Vec<Bound>) {
+        match *step {
             Step::Signal { peer, flag } => {
                 let (crossing, word) =
                     (self.crossings.signalled(tier, flag), self.flags.word(flag));
-                Bound::Signal { peer, flag: FlagSpot { crossing, word } }
+                bound.push(Bound::Signal { peer, flag: FlagSpot { crossing, word } });
             }
-            Step::Wait { flag } => Bound::Wait { flag: self.awaited(flag) },
+            Step::Wait { flag } => bound.push(Bound::Wait { flag: self.awaited(flag) }),
             Step::Put { peer, cell, from } => {
-                let span = self.layout.cell(cell);
-                let dst = Spot { buffer: BufferId::OUTPUT, offset: span.output_offset };
-                let src = self.source(from, span.input_offset, span.output_offset);
-                (span.bytes > 0).then_some(Bound::Put { peer, dst, src, bytes: span.bytes })?
+                let spans = self.layout.spans(cell, self.source(self.plan.rank, from), peer);
+                bound.extend(spans.map(|span| {
+                    let (src, dst) = spots(from, self.plan.in_place, &span);
+                    Bound::Put { peer, dst, src, bytes: span.bytes }
+                }));
             }
             Step::Get { peer, cell, from } => {
-                let span = self.layout.cell(cell);
-                let dst = Spot { buffer: BufferId::OUTPUT, offset: span.output_offset };
-                let src = self.source(from, span.input_offset, span.output_offset);
-                (span.bytes > 0).then_some(Bound::Get { peer, dst, src, bytes: span.bytes })?
-            }
-        })
-    }
-
-    /// Where a cell is read. In place, the own shard lies in the output.
-    fn source(&self, from: Source, input_offset: u64, output_offset: u64) -> Spot {
-        match from {
-            Source::Input if !self.plan.in_place => {
-                Spot { buffer: BufferId::INPUT, offset: input_offset }
-            }
-            Source::Input | Source::Output => {
-                Spot { buffer: BufferId::OUTPUT, offset: output_offset }
+                let spans = self.layout.spans(cell, self.source(peer, from), self.plan.rank);
+                bound.extend(spans.map(|span| {
+                    let (src, dst) = spots(from, self.plan.in_place, &span);
+                    Bound::Get { peer, dst, src, bytes: span.bytes }
+                }));
             }
         }
+    }
+
+    /// Where `of` has what is read. In place, the own shard lies in the output.
+    fn source(&self, of: Rank, from: Source) -> (Rank, Source) {
+        (of, if self.plan.in_place { Source::Output } else { from })
     }
 
     fn awaited(&self, flag: Flag) -> FlagSpot {
         FlagSpot { crossing: self.crossings.awaited(flag), word: self.flags.word(flag) }
     }
+}
+
+/// The buffers of a span, by name: where it is read and where it is written.
+fn spots(from: Source, in_place: bool, span: &Span) -> (Spot, Spot) {
+    let src = match from {
+        Source::Input if !in_place => BufferId::Input(span.src.buffer),
+        Source::Input | Source::Output => BufferId::Output(span.src.buffer),
+    };
+    let dst = Spot { buffer: BufferId::Output(span.dst.buffer), offset: span.dst.offset };
+    (Spot { buffer: src, offset: span.src.offset }, dst)
 }
 
 /// Only lane 0 signals `go`, and only at its entry.

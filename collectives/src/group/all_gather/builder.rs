@@ -1,48 +1,66 @@
 //! Describing an all-gather.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use peerlane_hal::Fabric;
 
 use super::AllGather;
 use super::prepare;
+use super::request::Target;
+use super::shards::Shards;
 use crate::element::Element;
 use crate::error::Error;
 use crate::group::buffer::Buffer;
+use crate::group::window::{Inner, Window};
 use crate::group::{Group, Local};
 use crate::plan::Algorithm;
 
 /// An all-gather that is being described; [`prepare`](Self::prepare) makes it ready.
 pub struct AllGatherBuilder<'g, F: Fabric, T> {
     group: &'g mut Group<F>,
-    shard_len: usize,
+    operation: &'static str,
+    shards: Shards,
+    target: Target,
     algorithm: Algorithm,
     parts: u32,
     in_place: bool,
     outputs: Option<u32>,
     capturable: bool,
     strict: bool,
+    traced: bool,
     timeout: Duration,
-    input: Option<Buffer<Local<F>, T>>,
-    output: Option<Buffer<Local<F>, T>>,
+    inputs: Vec<Buffer<Local<F>, T>>,
+    source: Option<(Arc<Inner>, usize)>,
+    output_buffers: Vec<Buffer<Local<F>, T>>,
 }
 
 impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
-    pub(in crate::group) fn new(group: &'g mut Group<F>, shard_len: usize) -> Self {
+    /// `operation` is what all ranks must call alike.
+    pub(in crate::group) fn new(
+        group: &'g mut Group<F>,
+        operation: &'static str,
+        shards: Shards,
+        target: Target,
+    ) -> Self {
         let (timeout, strict) = (group.timeout(), group.strict);
         Self {
             group,
-            shard_len,
+            operation,
+            shards,
+            target,
             algorithm: Algorithm::Direct,
             parts: 1,
             in_place: false,
             outputs: None,
             capturable: false,
             strict,
+            traced: false,
             timeout,
-            input: None,
-            output: None,
+            inputs: Vec::new(),
+            source: None,
+            output_buffers: Vec::new(),
         }
     }
 
@@ -60,7 +78,8 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
         self
     }
 
-    /// The own shard lies in its place in the output already; there is no input buffer.
+    /// The own shard lies in its place in the output already, be that a list, several tensors or a
+    /// range of a window; there is no input buffer.
     #[must_use]
     pub fn in_place(mut self) -> Self {
         self.in_place = true;
@@ -98,6 +117,16 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
         self
     }
 
+    /// Whether every step is timed, for [`AllGather::trace`]; not at first. Each step is submitted by
+    /// itself then and looked at, which makes starts slower: what takes how long compared with the
+    /// rest shows, and what overlaps, but not the speed. Not together with
+    /// [`capturable`](Self::capturable).
+    #[must_use]
+    pub fn trace(mut self, trace: bool) -> Self {
+        self.traced = trace;
+        self
+    }
+
     /// How long a start may take; the group's timeout at first.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -107,15 +136,37 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
 
     /// The buffer of the own shard; allocated if it is not given.
     #[must_use]
-    pub fn input(mut self, input: Buffer<Local<F>, T>) -> Self {
-        self.input = Some(input);
+    pub fn input(self, input: Buffer<Local<F>, T>) -> Self {
+        self.input_buffers(vec![input])
+    }
+
+    /// The buffers of the own shard: one, in which its pieces of all tensors lie one after another, or
+    /// one for each tensor.
+    #[must_use]
+    pub fn input_buffers(mut self, inputs: Vec<Buffer<Local<F>, T>>) -> Self {
+        self.inputs = inputs;
+        self
+    }
+
+    /// The own shard lies in a window, from this element on.
+    #[must_use]
+    pub fn input_from(mut self, window: &Window<T>, begin: usize) -> Self {
+        self.source = Some((Arc::clone(&window.inner), begin));
         self
     }
 
     /// The buffer of the result; allocated if it is not given.
     #[must_use]
-    pub fn output(mut self, output: Buffer<Local<F>, T>) -> Self {
-        self.output = Some(output);
+    pub fn output(self, output: Buffer<Local<F>, T>) -> Self {
+        self.output_buffers(vec![output])
+    }
+
+    /// The buffers of the result: one, in which all tensors lie one after another, or one for each
+    /// tensor. Of a list, those that its destinations count; what nothing is gathered to is not
+    /// touched.
+    #[must_use]
+    pub fn output_buffers(mut self, outputs: Vec<Buffer<Local<F>, T>>) -> Self {
+        self.output_buffers = outputs;
         self
     }
 
@@ -128,16 +179,20 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
     /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory); the group's end.
     pub fn prepare(self) -> Result<AllGather<T>, Error> {
         let wish = prepare::Wish {
-            shard_len: self.shard_len,
+            operation: self.operation,
+            shards: self.shards,
+            target: self.target,
             algorithm: self.algorithm,
             parts: self.parts,
             in_place: self.in_place,
             outputs: self.outputs,
             capturable: self.capturable,
             strict: self.strict,
+            traced: self.traced,
             timeout: self.timeout,
-            input: self.input,
-            output: self.output,
+            inputs: self.inputs,
+            source: self.source,
+            output_buffers: self.output_buffers,
         };
         prepare::prepare(self.group, wish)
     }
@@ -146,7 +201,8 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
 impl<F: Fabric, T> fmt::Debug for AllGatherBuilder<'_, F, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AllGatherBuilder")
-            .field("shard_len", &self.shard_len)
+            .field("operation", &self.operation)
+            .field("shards", &self.shards)
             .field("algorithm", &self.algorithm)
             .finish_non_exhaustive()
     }

@@ -1,11 +1,13 @@
 //! An operation on its way to being prepared, without types.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use peerlane_hal::{BackendId, Caps, Deadline, ErrorKind, Rank};
 
-use super::ready::{BoundLane, Ready};
+use super::bound::{Bound, BoundLane, Finished};
+use super::request::Request;
 use crate::allgather::{self, Shape};
 use crate::element::DType;
 use crate::error::Error;
@@ -13,10 +15,11 @@ use crate::group::agreement::Offer;
 use crate::group::options::blob;
 use crate::group::shared::Shared;
 use crate::group::side::{Keys, Side};
-use crate::layout::{FlagLayout, Layout};
+use crate::group::window::Extent;
+use crate::layout::{FlagLayout, Layout, Places};
 use crate::plan::{Algorithm, LaneId, Plan, Step, Tier};
 use crate::run::crossings::{Crossings, is_tiered};
-use crate::run::port::Bound;
+use crate::run::port;
 use crate::run::program::Binding;
 use crate::run::turns::Turns;
 use crate::run::writers::Writers;
@@ -33,12 +36,16 @@ pub(super) struct Ground {
 
 /// What is gathered, and how.
 pub(super) struct Terms {
+    pub(super) operation: &'static str,
     pub(super) algorithm: Algorithm,
     pub(super) shape: Shape,
+    /// With the places of all ranks as soon as they are known.
     pub(super) layout: Layout,
+    pub(super) request: Request,
     pub(super) dtype: DType,
     pub(super) capturable: bool,
     pub(super) strict: bool,
+    pub(super) traced: bool,
     pub(super) timeout: Duration,
 }
 
@@ -91,11 +98,14 @@ impl Terms {
         })
     }
 
-    /// How long a buffer of `peer` is.
+    /// How long a buffer of `peer` must be at least.
     fn bytes(&self, turns: &Turns, peer: Rank, buffer: BufferId) -> u64 {
+        let (layout, places) = (&self.layout, self.layout.places(peer));
+        let need = |needs: BTreeMap<u32, u64>, number| needs.get(&number).copied().unwrap_or(0);
         match buffer {
-            BufferId::Input(_) => self.layout.shard_bytes(peer),
-            BufferId::Output(_) => turns.output_bytes(),
+            BufferId::Input(number) => need(places.input_needs(layout, peer), number),
+            BufferId::Output(_) if self.shape.outputs > 1 => turns.output_bytes(),
+            BufferId::Output(number) => need(places.output_needs(layout), number),
             BufferId::Flags | BufferId::Crossing => turns.flag_bytes(),
         }
     }
@@ -161,8 +171,11 @@ impl<'g> Draft<'g> {
         }
         sides.local.allocate(BufferId::Flags, flag_bytes)?;
         if let Some(network) = &mut sides.network {
-            for buffer in data_buffers(plan) {
-                network.register(buffer, sides.local.held(buffer))?;
+            for buffer in terms.request.buffers() {
+                match terms.request.window(buffer) {
+                    Some(window) => window.lend(Tier::Network, buffer, &mut **network)?,
+                    None => network.register(buffer, sides.local.held(buffer))?,
+                }
             }
             network.allocate(BufferId::Flags, flag_bytes)?;
             network.allocate(BufferId::Crossing, flag_bytes)?;
@@ -174,15 +187,20 @@ impl<'g> Draft<'g> {
     /// The fingerprint and the keys: of the local fabric first, then of the network.
     pub(super) fn offer(&self) -> Result<Offer, Error> {
         let (plan, terms) = (&self.planned.plan, &self.terms);
-        let mut buffers = vec![BufferId::OUTPUT, BufferId::Flags];
-        if has_gets(plan) && !plan.in_place {
-            buffers.push(BufferId::INPUT);
-        }
+        let (gets, request) = (has_gets(plan), &terms.request);
+        // The keys of a window have been exchanged, and nobody but gets reads the input of a peer.
+        let told =
+            |buffer: &BufferId| request.window(*buffer).is_none() && (gets || buffer.is_output());
+        let mut buffers: Vec<_> = request.buffers().filter(told).collect();
+        buffers.push(BufferId::Flags);
         let blob = |keys: Keys| postcard::to_stdvec(&keys).expect("plain data always encodes");
-        let offer = Offer::default()
-            .field("operation", "all-gather")
-            .field("dtype", terms.dtype)
-            .field("shard_bytes", terms.layout.shard_bytes(self.ground.rank))
+        let places = postcard::to_stdvec(&request.places).expect("plain data always encodes");
+        let mut offer =
+            Offer::default().field("operation", terms.operation).field("dtype", terms.dtype);
+        for (name, value) in &request.fields {
+            offer = offer.field(name, value);
+        }
+        let offer = offer
             .field("algorithm", plan.algorithm)
             .field("parts", plan.parts)
             .field("in_place", plan.in_place)
@@ -191,20 +209,23 @@ impl<'g> Draft<'g> {
             .field("capturable", terms.capturable)
             .field("timeout", format_args!("{:?}", terms.timeout))
             .field("topology", &self.ground.topology)
+            .blob(places)
             .blob(blob(self.sides.local.keys(&buffers)?));
         let Some(network) = &self.sides.network else { return Ok(offer) };
         buffers.push(BufferId::Crossing);
         Ok(offer.blob(blob(network.keys(&buffers)?)))
     }
 
-    /// Binds the plan, and imports what its steps name.
-    pub(super) fn import(
-        mut self,
-        offers: &[Offer],
-        deadline: Deadline,
-    ) -> Result<Ready<'g>, Error> {
+    /// Binds the plan, and imports what its steps name. After an error the draft must live until all
+    /// ranks know of it: they may be importing from here.
+    pub(super) fn import(&mut self, offers: &[Offer], deadline: Deadline) -> Result<Bound, Error> {
+        let (layout, places) = (self.terms.layout.clone(), places_of(offers)?);
+        self.terms.layout = layout.with_places(places)?;
         let Planned { plan, crossings, flags, turns, .. } = &self.planned;
-        let binding = Binding { plan, layout: &self.terms.layout, flags: *flags, crossings };
+        let binding = {
+            let (layout, with_origins) = (&self.terms.layout, self.terms.traced);
+            Binding { plan, layout, flags: *flags, crossings, with_origins }
+        };
         let lane = |id: LaneId| &plan.lanes[id.index()];
         let used = plan.lane_ids().filter(|&id| id == LaneId::HOME || !lane(id).steps.is_empty());
         let bound = |(id, &caps): (LaneId, &Caps)| BoundLane {
@@ -214,37 +235,39 @@ impl<'g> Draft<'g> {
             caps,
         };
         let lanes: Vec<BoundLane> = used.zip(&self.caps).map(bound).collect();
-        for tier in Tier::ALL.iter().copied() {
-            if tier == Tier::Network && self.sides.network.is_none() {
-                continue;
-            }
+        for tier in self.sides.iter().map(|(tier, _)| tier).collect::<Vec<_>>() {
             let side = self.sides.of(tier)?;
             let keys = keys_of(offers, tier)?;
             let lanes = lanes.iter().filter(|lane| lane.tier == tier);
-            for step in lanes.flat_map(|lane| &lane.program.steps) {
-                if let Some((peer, buffer)) = named(step) {
-                    let bytes = self.terms.bytes(turns, peer, buffer);
-                    side.import(peer, buffer, &keys[peer.index()], bytes, deadline)?;
-                }
+            let steps = lanes.flat_map(|lane| &lane.program.steps);
+            // Data before flags, so that what is wrong with the caller's memory is said first.
+            for (buffer, peer) in steps.filter_map(named).collect::<BTreeSet<_>>() {
+                let bytes = self.terms.bytes(turns, peer, buffer);
+                side.import(peer, buffer, &keys[peer.index()], bytes, deadline)?;
             }
         }
+        Bound::new(&self.ground, &self.terms, &self.planned, &self.sides, lanes)
+    }
+
+    /// Everything is exchanged.
+    pub(super) fn finish(self, bound: Bound, name: String) -> (Finished, Vec<Extent>) {
         let Self { ground, terms, planned, sides, .. } = self;
-        Ready::new(ground, terms, planned, sides, lanes)
+        bound.finish(ground, terms, &planned, sides, name)
     }
 }
 
 /// What a step names of a rank, perhaps this one.
-fn named(step: &Bound) -> Option<(Rank, BufferId)> {
+fn named(step: &port::Bound) -> Option<(BufferId, Rank)> {
     match *step {
-        Bound::Put { peer, dst, .. } => Some((peer, dst.buffer)),
-        Bound::Get { peer, src, .. } => Some((peer, src.buffer)),
-        Bound::Signal { peer, flag } => Some((peer, flag.buffer())),
-        Bound::Wait { .. } => None,
+        port::Bound::Put { peer, dst, .. } => Some((dst.buffer, peer)),
+        port::Bound::Get { peer, src, .. } => Some((src.buffer, peer)),
+        port::Bound::Signal { peer, flag } => Some((flag.buffer(), peer)),
+        port::Bound::Wait { .. } => None,
     }
 }
 
 fn keys_of(offers: &[Offer], tier: Tier) -> Result<Vec<Keys>, Error> {
-    let index = usize::from(tier == Tier::Network);
+    let index = 1 + usize::from(tier == Tier::Network);
     let keys = |(peer, offer)| {
         postcard::from_bytes(blob(offer, peer, index)?).map_err(|error| {
             let text = format!("the keys of rank {peer} cannot be read: {error}");
@@ -254,10 +277,15 @@ fn keys_of(offers: &[Offer], tier: Tier) -> Result<Vec<Keys>, Error> {
     Rank::all(offers.len()).zip(offers).map(keys).collect()
 }
 
-/// The buffers that hold bytes.
-fn data_buffers(plan: &Plan) -> impl Iterator<Item = BufferId> {
-    let input = (!plan.in_place).then_some(BufferId::INPUT);
-    [BufferId::OUTPUT].into_iter().chain(input)
+/// Where each rank keeps what it has.
+fn places_of(offers: &[Offer]) -> Result<Vec<Places>, Error> {
+    let places = |(peer, offer)| {
+        postcard::from_bytes(blob(offer, peer, 0)?).map_err(|error| {
+            let text = format!("the places of rank {peer} cannot be read: {error}");
+            Error::new(ErrorKind::Mismatch, text).with_peer(peer)
+        })
+    };
+    Rank::all(offers.len()).zip(offers).map(places).collect()
 }
 
 fn has_gets(plan: &Plan) -> bool {

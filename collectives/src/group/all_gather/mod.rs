@@ -1,91 +1,77 @@
 //! The all-gather as its callers see it: describe, prepare, start, wait.
 
+mod access;
+mod bound;
 mod builder;
 mod draft;
+mod gathered;
 mod lease;
+mod operations;
 mod prepare;
-mod ready;
+mod request;
+mod shards;
 
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::Deadline;
+use peerlane_hal::{Deadline, Rank};
 
 pub use builder::AllGatherBuilder;
+pub use gathered::Gathered;
 pub use lease::Lease;
-pub(in crate::group) use prepare::shard_bytes;
+pub use shards::Destination;
+pub(in crate::group) use shards::bytes;
 
-use self::ready::Finished;
-use super::buffer;
-use super::place::Place;
+use self::bound::Finished;
 use super::report::Report;
-use crate::element::{self, Element};
+use super::window::{Entry, Inner};
+use crate::element::Element;
 use crate::error::Error;
+use crate::layout::Layout;
+use crate::plan::Source;
 use crate::run::prepared::Prepared;
-use crate::run::turns::Start;
+use crate::trace::{Trace, TracedLane};
 use crate::window::HostView;
 
-/// A prepared all-gather: the shard of every rank, in rank order, to every rank.
+/// A prepared all-gather: the shard of every rank to every rank.
 pub struct AllGather<T> {
     prepared: Prepared,
     view: Arc<dyn HostView>,
     report: Report,
     timeout: Duration,
-    /// Where the own shard begins in the region that holds it, in bytes; in place there is one output.
-    offset: u64,
+    layout: Layout,
+    rank: Rank,
+    /// Where the own shard lies before a start.
+    from: Source,
+    output_buffers: u32,
+    /// The windows that are its input and its output.
+    windows: [Option<Arc<Inner>>; 2],
+    /// Its entry among the users of windows.
+    uses: Option<Entry>,
     elements: PhantomData<T>,
 }
 
 impl<T: Element> AllGather<T> {
-    fn new(finished: Finished) -> Self {
-        let Finished { prepared, view, report, timeout, offset } = finished;
-        Self { prepared, view, report, timeout, offset, elements: PhantomData }
-    }
-
-    /// The own shard, to fill before a start; waits for a start that is still open.
-    ///
-    /// # Errors
-    /// The group's end, or if only a device can write it.
-    pub fn input_mut(&mut self) -> Result<&mut [T], Error> {
-        self.settle()?;
-        // SAFETY: no start is open, so no engine of this rank reads it, and no peer writes to the
-        // own shard at all; `&mut self` keeps the next start away.
-        let bytes = unsafe { buffer::bytes_mut(self.view.input()) }?;
-        element::cast_mut(&mut bytes[host_span(self.offset, self.report.shard_bytes)])
-    }
-
-    /// What the last start gathered: shard after shard in rank order.
-    ///
-    /// # Errors
-    /// The group's end: then the bytes are worthless. Or if only a device can read them.
-    pub fn output(&mut self) -> Result<&[T], Error> {
-        self.settle()?;
-        let span = self.output_span();
-        // SAFETY: no start is open, and until the next start peers write at most to the other
-        // output: to this one only between this rank's `ready` and their `arrived`, or after it has
-        // entered the next start. `&mut self` keeps that away.
-        element::cast(&unsafe { buffer::bytes(self.view.output()) }?[span])
-    }
-
-    /// The same, to write: as scratch, or to poison it.
-    ///
-    /// # Errors
-    /// As [`output`](Self::output).
-    pub fn output_mut(&mut self) -> Result<&mut [T], Error> {
-        self.settle()?;
-        let span = self.output_span();
-        // SAFETY: as for `output`.
-        element::cast_mut(&mut unsafe { buffer::bytes_mut(self.view.output()) }?[span])
-    }
-
-    /// The bytes of the last start's output in the region of all outputs.
-    fn output_span(&self) -> Range<usize> {
-        let begin = self.view.output_offset(Start::Eager(self.prepared.started()));
-        host_span(begin, self.report.total_bytes)
+    fn new(finished: Finished, uses: Option<Entry>) -> Self {
+        let Finished { prepared, view, report, timeout, layout, rank, from, .. } = finished;
+        let (output_buffers, windows) = (finished.output_buffers, finished.windows);
+        let elements = PhantomData;
+        Self {
+            prepared,
+            view,
+            report,
+            timeout,
+            layout,
+            rank,
+            from,
+            output_buffers,
+            windows,
+            uses,
+            elements,
+        }
     }
 
     /// Starts, and waits until every shard is here. Collective.
@@ -107,7 +93,10 @@ impl<T: Element> AllGather<T> {
     pub fn start(&mut self) -> Result<Started<'_, T>, Error> {
         self.settle()?;
         let deadline = Deadline::after(self.timeout);
+        // Held until the start is open.
+        let begun = self.uses.as_ref().map(|uses| uses.begin(false)).transpose()?;
         let epoch = self.prepared.start(deadline)?;
+        drop(begun);
         Ok(Started { gather: self, epoch, deadline })
     }
 
@@ -115,7 +104,8 @@ impl<T: Element> AllGather<T> {
     ///
     /// *Order.* What the stream holds now comes before the start, and may fill the input and read
     /// the output of earlier starts. What the stream gets next comes after it, and may read the
-    /// output and overwrite the input. The [`Lease`] keeps the next start away until the reader of
+    /// output and overwrite the input. So come starts of operations over one window, also of those
+    /// that overlap, in the order of the streams. The [`Lease`] keeps the next start away until the reader of
     /// this output is on the stream as well. The host is not part of that order: before a
     /// [`start`](Self::start) or an access such as [`input_mut`](Self::input_mut), synchronise the
     /// streams that still use the memory.
@@ -129,32 +119,31 @@ impl<T: Element> AllGather<T> {
     /// *Capture.* On a stream that is being captured the start is recorded, if the operation was
     /// prepared as [`capturable`](AllGatherBuilder::capturable).
     ///
-    /// With engines that are driven by their caller, a start moves only in [`Lease::poll`] and
-    /// [`Lease::wait`].
+    /// *Progress.* Lanes whose engines do not move or wait by themselves are driven by a thread of the
+    /// group, the same for all its operations, which is started when it is first needed. With
+    /// [`strict`](AllGatherBuilder::strict) such a start is refused.
     ///
     /// # Errors
     /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch) for a stream of another backend or device, and
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if it can take no start; nothing
     /// has started then. Else as [`run`](Self::run).
     pub fn start_on<S: Any>(&mut self, stream: &S) -> Result<Lease<'_, T>, Error> {
+        let begun = self.uses.as_ref().map(|uses| uses.begin(true)).transpose()?;
         let start = self.prepared.start_on(stream, self.timeout)?;
+        drop(begun);
         Ok(Lease::new(self, start))
     }
 
-    /// Where the own shard lies: for work that is put onto a stream before a start, or done when no
-    /// start is open.
-    pub fn input_place(&self) -> Place {
-        Place::within(self.view.input(), self.offset, self.report.shard_bytes)
-    }
-
-    /// Where the last start gathers; with two outputs in turn, the next one uses the other.
-    pub fn output_place(&self) -> Place {
-        self.place_of_output(Start::Eager(self.prepared.started()))
-    }
-
-    fn place_of_output(&self, start: Start) -> Place {
-        let offset = self.view.output_offset(start);
-        Place::within(self.view.output(), offset, self.report.total_bytes)
+    /// What the starts so far did and when, where the operation was prepared with
+    /// [`trace`](AllGatherBuilder::trace). Of starts that are open, what has been seen.
+    pub fn trace(&self) -> Option<Trace> {
+        let (starts, is_cut) = self.prepared.traced()?;
+        let lanes = self.report.lanes.iter().map(|lane| TracedLane {
+            lane: lane.lane,
+            tier: lane.tier,
+            backend: lane.backend.to_string(),
+        });
+        Some(Trace { rank: self.rank.0, lanes: lanes.collect(), starts, is_cut })
     }
 
     /// How it runs.
@@ -166,11 +155,6 @@ impl<T: Element> AllGather<T> {
     fn settle(&mut self) -> Result<(), Error> {
         self.prepared.settle(self.timeout)
     }
-}
-
-fn host_span(begin: u64, bytes: u64) -> Range<usize> {
-    let index = |at| usize::try_from(at).expect("a host region fits the address space");
-    index(begin)..index(begin + bytes)
 }
 
 /// A start that is under way.

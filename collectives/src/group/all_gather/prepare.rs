@@ -7,6 +7,8 @@ use peerlane_hal::{Deadline, ErrorKind, Fabric, Region};
 
 use super::AllGather;
 use super::draft::{Draft, Ground, Terms};
+use super::request::{Asked, Request, Target};
+use super::shards::Shards;
 use crate::allgather::Shape;
 use crate::element::Element;
 use crate::error::Error;
@@ -14,9 +16,9 @@ use crate::group::agreement::{Offer, agree};
 use crate::group::buffer::Buffer;
 use crate::group::options::check_timeout;
 use crate::group::side::{FabricSide, Side};
+use crate::group::window::{Active, Inner};
 use crate::group::{Group, Local};
-use crate::layout::Layout;
-use crate::plan::{Algorithm, FlagOrder};
+use crate::plan::{Algorithm, FlagOrder, Tier};
 use crate::window::BufferId;
 
 /// Results up to this size use two outputs in turn unless told otherwise: there the second phase of
@@ -28,16 +30,21 @@ const TWO_OUTPUTS_BATCHED_BYTES_MAX: u64 = 256 << 20;
 
 /// What the builder was told.
 pub(super) struct Wish<F: Fabric, T> {
-    pub(super) shard_len: usize,
+    pub(super) operation: &'static str,
+    pub(super) shards: Shards,
+    pub(super) target: Target,
     pub(super) algorithm: Algorithm,
     pub(super) parts: u32,
     pub(super) in_place: bool,
     pub(super) outputs: Option<u32>,
     pub(super) capturable: bool,
     pub(super) strict: bool,
+    pub(super) traced: bool,
     pub(super) timeout: Duration,
-    pub(super) input: Option<Buffer<Local<F>, T>>,
-    pub(super) output: Option<Buffer<Local<F>, T>>,
+    pub(super) inputs: Vec<Buffer<Local<F>, T>>,
+    /// A window, and the element at which the own shard begins there.
+    pub(super) source: Option<(Arc<Inner>, usize)>,
+    pub(super) output_buffers: Vec<Buffer<Local<F>, T>>,
 }
 
 pub(super) fn prepare<F: Fabric, T: Element>(
@@ -55,19 +62,27 @@ pub(super) fn prepare<F: Fabric, T: Element>(
         topology: group.topology.clone(),
         shared: Arc::clone(&group.shared),
     };
-    let shared = Arc::clone(&group.shared);
+    let (shared, users) = (Arc::clone(&group.shared), Arc::clone(&group.users));
 
     let drafted = draft(group, ground, wish).and_then(|draft| Ok((draft.offer()?, draft)));
-    let (offer, draft) = match drafted {
+    let (offer, mut draft) = match drafted {
         Ok((offer, draft)) => (Ok(offer), Ok(draft)),
         Err(error) => (Err(error.clone()), Err(error)),
     };
     let offers = agree(&shared, &name, offer, deadline)?;
-    let ready = draft.and_then(|draft| draft.import(&offers, deadline));
-    let vote = ready.as_ref().map(|_| Offer::default()).map_err(Error::clone);
+    let bound = match &mut draft {
+        Ok(draft) => draft.import(&offers, deadline),
+        Err(error) => Err(error.clone()),
+    };
+    let vote = bound.as_ref().map(|_| Offer::default()).map_err(Error::clone);
     // Nobody signals before every rank has imported every flag.
     agree(&shared, &format!("{name}, import"), vote, deadline)?;
-    Ok(AllGather::new(ready?.finish(name)))
+    let (finished, extents) = draft?.finish(bound?, name.clone());
+    let uses = (!extents.is_empty()).then(|| {
+        let watch: Arc<dyn Active> = Arc::clone(&finished.watch) as _;
+        users.enter(name, extents, watch)
+    });
+    Ok(AllGather::new(finished, uses))
 }
 
 /// Everything that needs no other rank, as far as it needs types.
@@ -76,10 +91,19 @@ fn draft<F: Fabric, T: Element>(
     ground: Ground,
     wish: Wish<F, T>,
 ) -> Result<Draft<'_>, Error> {
-    let Wish { algorithm, parts, in_place, capturable, strict, timeout, .. } = wish;
+    let Wish { operation, algorithm, parts, in_place, capturable, strict, traced, timeout, .. } =
+        wish;
     check_timeout(timeout)?;
-    let bytes = shard_bytes::<T>(wish.shard_len)?;
-    let layout = Layout::new(&vec![bytes; group.ranks()], parts)?;
+    let layout = wish.shards.layout::<T>(group.ranks(), parts)?;
+    let asked = Asked {
+        target: &wish.target,
+        source: wish.source.as_ref(),
+        in_place,
+        inputs: wish.inputs.len(),
+        outputs: wish.output_buffers.len(),
+    };
+    let mut request = Request::new::<T>(&asked, &layout, ground.rank, &ground.shared)?;
+    request.fields.extend(wish.shards.fields(&layout));
     let mut local = FabricSide::new(&mut group.fabric);
     // Of lane 0. Only an engine knows what engines can do, and the plan depends on that.
     let caps = local.engine()?;
@@ -87,51 +111,70 @@ fn draft<F: Fabric, T: Element>(
         true => (FlagOrder::Batched, TWO_OUTPUTS_BATCHED_BYTES_MAX),
         false => (FlagOrder::Prompt, TWO_OUTPUTS_BYTES_MAX),
     };
+    if capturable && traced {
+        let text = "trace is set for a capturable all-gather, whose replays nobody sees; wanted one of them";
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    let takes_turns = request.takes_turns() && !capturable;
     let outputs = wish.outputs.unwrap_or_else(|| {
         let small = layout.total_bytes() <= two_outputs_bytes_max;
-        if small && !in_place && !capturable && wish.output.is_none() { 2 } else { 1 }
+        let own = wish.output_buffers.is_empty();
+        if small && !in_place && takes_turns && own { 2 } else { 1 }
     });
-    if capturable && outputs > 1 {
-        // A graph writes to the same place at each replay.
-        let text = format!("outputs is {outputs}, wanted 1 of a capturable all-gather");
+    if outputs > 1 && !takes_turns {
+        // A graph writes to the same place at each replay; the caller's places are where they are.
+        let what = if capturable { "capturable all-gather" } else { "all-gather to given places" };
+        let text = format!("outputs is {outputs}, wanted 1 of a {what}");
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     let shape = Shape { parts, in_place, outputs, flags, tiers: group.network.is_some() };
-    let terms = Terms { algorithm, shape, layout, dtype: T::DTYPE, capturable, strict, timeout };
+    let (dtype, rank) = (T::DTYPE, ground.rank);
+    let terms = Terms {
+        operation,
+        algorithm,
+        shape,
+        layout,
+        request,
+        dtype,
+        capturable,
+        strict,
+        traced,
+        timeout,
+    };
     let planned = terms.plan(&ground)?;
-    give(&mut local, BufferId::OUTPUT, wish.output, planned.turns.output_bytes())?;
-    match (in_place, wish.input) {
-        (true, None) => {}
-        (false, input) => give(&mut local, BufferId::INPUT, input, bytes)?,
-        (true, Some(_)) => {
-            let text = "in place there is no input buffer; the shard lies in the output";
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
+    let turns = planned.turns;
+    let need = |buffer| match buffer {
+        BufferId::OUTPUT if outputs > 1 => turns.output_bytes(),
+        buffer => terms.request.need(&terms.layout, rank, buffer),
+    };
+    // What a list does not use is the caller's affair.
+    let exact = !matches!(wish.target, Target::List(_));
+    let (mut outputs, mut inputs) = (wish.output_buffers.into_iter(), wish.inputs.into_iter());
+    for buffer in terms.request.buffers() {
+        let (given, exact) =
+            if buffer.is_output() { (outputs.next(), exact) } else { (inputs.next(), true) };
+        match terms.request.window(buffer) {
+            Some(window) => window.lend(Tier::Local, buffer, &mut local)?,
+            None => give(&mut local, buffer, given, need(buffer), exact)?,
         }
     }
     let network = group.network.as_deref_mut().map(|network| network.side());
     Draft::new(ground, terms, planned, Box::new(local), caps, network)
 }
 
-/// The length of a shard of `len` elements in bytes.
-pub(in crate::group) fn shard_bytes<T: Element>(len: usize) -> Result<u64, Error> {
-    let bytes = len.checked_mul(T::DTYPE.bytes()).filter(|bytes| isize::try_from(*bytes).is_ok());
-    bytes.map(|bytes| bytes as u64).ok_or_else(|| {
-        let text = format!("shard_len is {len}, too many elements of {}", T::DTYPE);
-        Error::new(ErrorKind::InvalidArgument, text)
-    })
-}
-
-/// The caller's region, or a new one.
+/// The caller's region, or a new one; as long as it must be, or longer unless that is `exact`.
 fn give<F: Fabric, T: Element>(
     side: &mut FabricSide<'_, F>,
     buffer: BufferId,
     given: Option<Buffer<Local<F>, T>>,
     bytes: u64,
+    exact: bool,
 ) -> Result<(), Error> {
     let Some(given) = given else { return side.allocate(buffer, bytes) };
     let region = given.into_region();
-    if region.bytes() != bytes {
-        let text = format!("{buffer} has {} bytes, wanted {bytes}", region.bytes());
+    if region.bytes() < bytes || (exact && region.bytes() != bytes) {
+        let least = if exact { "" } else { "at least " };
+        let text = format!("{buffer} has {} bytes, wanted {least}{bytes}", region.bytes());
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     side.insert(buffer, region);

@@ -1,4 +1,4 @@
-//! An operation of which everything is exchanged: its report, and then its executor.
+//! An operation of which everything is imported: its report, and then its executor.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,13 +9,15 @@ use super::draft::{Ground, Planned, Sides, Terms};
 use crate::error::Error;
 use crate::group::report::{Fallback, LaneReport, LinkReport, Report, TierReport};
 use crate::group::watch::Watch;
-use crate::plan::{LaneId, Tier};
-use crate::run::course::Course;
+use crate::group::window::{Extent, Inner};
+use crate::layout::Layout;
+use crate::plan::{LaneId, Source, Tier};
+use crate::run::course::{Course, Manner};
 use crate::run::lane::Lane;
-use crate::run::port::Bound;
+use crate::run::port;
 use crate::run::prepared::Prepared;
 use crate::run::program::Program;
-use crate::window::{HostView, Views};
+use crate::window::{BufferId, HostView, Views};
 
 /// A lane that is bound, and what its engine can do.
 pub(super) struct BoundLane {
@@ -25,12 +27,8 @@ pub(super) struct BoundLane {
     pub(super) caps: Caps,
 }
 
-/// Everything is exchanged; only this rank's executor is missing.
-pub(super) struct Ready<'g> {
-    ground: Ground,
-    terms: Terms,
-    planned: Planned,
-    sides: Sides<'g>,
+/// The bound lanes of this rank; only their executor is missing.
+pub(super) struct Bound {
     lanes: Vec<BoundLane>,
     report: Report,
 }
@@ -41,19 +39,27 @@ pub(super) struct Finished {
     pub(super) view: Arc<dyn HostView>,
     pub(super) report: Report,
     pub(super) timeout: Duration,
-    /// Where the own shard begins in the region that holds it, in bytes.
-    pub(super) offset: u64,
+    pub(super) watch: Arc<Watch>,
+    pub(super) layout: Layout,
+    pub(super) rank: Rank,
+    /// Where the own shard lies before a start.
+    pub(super) from: Source,
+    pub(super) output_buffers: u32,
+    /// The windows that are its input and its output.
+    pub(super) windows: [Option<Arc<Inner>>; 2],
 }
 
-impl<'g> Ready<'g> {
+impl Bound {
+    /// # Errors
+    /// With `strict`, if there is a fallback.
     pub(super) fn new(
-        ground: Ground,
-        terms: Terms,
-        planned: Planned,
-        sides: Sides<'g>,
+        ground: &Ground,
+        terms: &Terms,
+        planned: &Planned,
+        sides: &Sides<'_>,
         lanes: Vec<BoundLane>,
     ) -> Result<Self, Error> {
-        let report = report(&ground, &terms, &planned, &sides, &lanes);
+        let report = report(ground, terms, planned, sides, &lanes);
         if terms.strict {
             // That a thread drives lanes matters to starts on a stream only, and is refused there.
             let refused =
@@ -63,13 +69,21 @@ impl<'g> Ready<'g> {
                 return Err(Error::new(ErrorKind::Unavailable, text));
             }
         }
-        Ok(Self { ground, terms, planned, sides, lanes, report })
+        Ok(Self { lanes, report })
     }
 
-    pub(super) fn finish(self, name: String) -> Finished {
-        let Self { ground, terms, planned, sides, lanes, report } = self;
-        let (me, plan, turns) = (ground.rank, &planned.plan, planned.turns);
-        let offset = if plan.in_place { terms.layout.shard_offset(me) } else { 0 };
+    /// What the handle is made from, and which bytes of windows it uses.
+    pub(super) fn finish(
+        self,
+        ground: Ground,
+        terms: Terms,
+        planned: &Planned,
+        sides: Sides<'_>,
+        name: String,
+    ) -> (Finished, Vec<Extent>) {
+        let Self { lanes, report } = self;
+        let (me, turns) = (ground.rank, planned.turns);
+        let from = if planned.plan.in_place { Source::Output } else { Source::Input };
         let waits = lanes.iter().flat_map(|lane| lane.program.waits.iter().copied()).collect();
         let (local_ports, local) = sides.local.finish(turns);
         let (network_ports, network) = match sides.network {
@@ -89,17 +103,38 @@ impl<'g> Ready<'g> {
             let port = ports.next().expect("every lane has had its engine made");
             // An engine may put its work straight onto the stream, where two lanes would be one
             // queue, and the last wait of lane 0 would hold up the other.
-            Lane::new(lane.program, port, lane.id == LaneId::HOME)
+            Lane::new(lane.id, lane.program, port, lane.id == LaneId::HOME)
         });
         let lanes = lanes.collect();
         let views = Views { local: Arc::clone(&local), network };
         let writers = terms.writers(&ground);
         let watch = Arc::new(Watch::new(name, me, terms.timeout, waits, writers, views));
+        let manner = {
+            let Terms { capturable, strict, traced, .. } = terms;
+            Manner { capturable, strict, traced }
+        };
         // SAFETY: the layout puts every cell inside the windows' buffers, whose lengths were
         // checked on both sides; ports keep the windows; `verify` has passed the plans.
-        let course = unsafe { Course::new(lanes, terms.capturable) };
-        let prepared = Prepared::new(course, ground.shared, watch);
-        Finished { prepared, view: local, report, timeout: terms.timeout, offset }
+        let course = unsafe { Course::new(lanes, manner) };
+        let prepared = Prepared::new(course, ground.shared, Arc::clone(&watch));
+        let Terms { layout, timeout, request, .. } = terms;
+        let windows =
+            [BufferId::INPUT, BufferId::OUTPUT].map(|buffer| request.window(buffer).cloned());
+        let view = local;
+        let output_buffers = request.outputs();
+        let finished = Finished {
+            prepared,
+            watch,
+            view,
+            report,
+            timeout,
+            layout,
+            rank: me,
+            from,
+            output_buffers,
+            windows,
+        };
+        (finished, request.extents)
     }
 }
 
@@ -144,6 +179,9 @@ fn report(
         flags: plan.flags,
         capturable: terms.capturable,
         shard_bytes: terms.layout.shard_bytes(ground.rank),
+        shortest_shard_bytes: terms.layout.shards().iter().min().unwrap_or(0),
+        longest_shard_bytes: terms.layout.shards().iter().max().unwrap_or(0),
+        tensors: terms.layout.tensors(),
         total_bytes: terms.layout.total_bytes(),
         links,
         lanes: lane_reports,
@@ -158,12 +196,14 @@ fn tier_report(me: Rank, tier: Tier, lanes: &[BoundLane]) -> TierReport {
     let lanes = lanes.iter().filter(|lane| lane.tier == tier);
     for step in lanes.flat_map(|lane| &lane.program.steps) {
         match *step {
-            Bound::Put { peer, bytes, .. } | Bound::Get { peer, bytes, .. } if peer == me => {
+            port::Bound::Put { peer, bytes, .. } | port::Bound::Get { peer, bytes, .. }
+                if peer == me =>
+            {
                 report.own_bytes += bytes;
             }
-            Bound::Put { bytes, .. } => report.put_bytes += bytes,
-            Bound::Get { bytes, .. } => report.got_bytes += bytes,
-            Bound::Signal { .. } | Bound::Wait { .. } => {}
+            port::Bound::Put { bytes, .. } => report.put_bytes += bytes,
+            port::Bound::Get { bytes, .. } => report.got_bytes += bytes,
+            port::Bound::Signal { .. } | port::Bound::Wait { .. } => {}
         }
     }
     report

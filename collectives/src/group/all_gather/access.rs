@@ -1,0 +1,148 @@
+//! Where an all-gather has what it reads and writes, and what the host writes between its starts.
+
+use std::ops::Range;
+
+use peerlane_hal::{ErrorKind, Rank};
+
+use super::AllGather;
+use crate::element::{self, Element};
+use crate::error::Error;
+use crate::group::buffer;
+use crate::group::place::Place;
+use crate::layout::{InputPlaces, OutputPlaces, Spot};
+use crate::plan::Source;
+use crate::run::turns::Start;
+use crate::window::BufferId;
+
+/// Bytes of a buffer.
+pub(super) type Bytes = (BufferId, Range<u64>);
+
+impl<T: Element> AllGather<T> {
+    /// The own shard, to fill before a start; waits for a start that is still open.
+    ///
+    /// # Errors
+    /// The group's end, or if only a device can write it. If it is not in one piece: then take it by
+    /// [`input_piece_mut`](Self::input_piece_mut). If it is in a window.
+    pub fn input_mut(&mut self) -> Result<&mut [T], Error> {
+        self.settle()?;
+        let bytes = self.input_bytes()?;
+        self.own_mut(bytes)
+    }
+
+    /// The own piece of a tensor, to fill before a start; waits for a start that is still open.
+    ///
+    /// # Errors
+    /// The group's end, or if only a device can write it; if there is no such tensor, or it is in a
+    /// window.
+    pub fn input_piece_mut(&mut self, tensor: usize) -> Result<&mut [T], Error> {
+        self.settle()?;
+        self.check_tensor(tensor)?;
+        let bytes = self.input_piece_bytes(tensor);
+        self.own_mut(bytes)
+    }
+
+    /// The [`output`](Self::output), to write: as scratch, or to poison it.
+    ///
+    /// # Errors
+    /// As [`output`](Self::output).
+    pub fn output_mut(&mut self) -> Result<&mut [T], Error> {
+        self.settle()?;
+        let bytes = self.output_bytes()?;
+        self.own_mut(bytes)
+    }
+
+    /// One output buffer, to write.
+    ///
+    /// # Errors
+    /// As [`output_buffer`](Self::output_buffer).
+    pub fn output_buffer_mut(&mut self, number: usize) -> Result<&mut [T], Error> {
+        self.settle()?;
+        let bytes = self.output_buffer_bytes(number)?;
+        self.own_mut(bytes)
+    }
+
+    /// Where the own shard lies: for work that is put onto a stream before a start, or done when no
+    /// start is open. With several tensors it may be in pieces; this is the piece of the first then.
+    pub fn input_place(&self) -> Place {
+        self.place(self.input_bytes().unwrap_or_else(|_| self.input_piece_bytes(0)))
+    }
+
+    /// Where the last start gathers; with two outputs in turn, the next one uses the other. With
+    /// several output buffers this is the first.
+    pub fn output_place(&self) -> Place {
+        self.place_of_output(Start::Eager(self.prepared.started()))
+    }
+
+    /// Where the last start gathers what comes from `rank` of a tensor.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor or rank.
+    pub fn piece_place(&self, tensor: usize, rank: Rank) -> Result<Place, Error> {
+        self.check_tensor(tensor)?;
+        self.check_rank(rank)?;
+        Ok(self.place(self.piece_bytes(tensor, rank)))
+    }
+
+    pub(super) fn place_of_output(&self, start: Start) -> Place {
+        let bytes = match &self.layout.places(self.rank).output {
+            OutputPlaces::Joined(spot) => {
+                let begin = self.view.output_offset(start) + spot.offset;
+                begin..begin + self.layout.total_bytes()
+            }
+            _ => 0..self.view.region(BufferId::OUTPUT).bytes(),
+        };
+        self.place((BufferId::OUTPUT, bytes))
+    }
+
+    fn place(&self, (buffer, bytes): Bytes) -> Place {
+        Place::within(self.view.region(buffer), bytes.start, bytes.end - bytes.start)
+    }
+
+    fn input_bytes(&self) -> Result<Bytes, Error> {
+        let joined = matches!(self.layout.places(self.rank).input, InputPlaces::Joined(_));
+        let (buffer, Range { start, end }) = self.input_piece_bytes(0);
+        match (self.layout.tensors(), self.from) {
+            (1, _) => Ok((buffer, start..end)),
+            (_, Source::Input) if joined => {
+                Ok((buffer, start..start + self.layout.shard_bytes(self.rank)))
+            }
+            (tensors, _) => invalid(format!(
+                "the input is a piece of each of {tensors} tensors; take them by `input_piece_mut`"
+            )),
+        }
+    }
+
+    fn input_piece_bytes(&self, tensor: usize) -> Bytes {
+        let Spot { buffer, offset } = self.layout.own_spot(self.rank, tensor, self.from);
+        let bytes = offset..offset + self.layout.piece_bytes(tensor, self.rank);
+        match self.from {
+            Source::Input => (BufferId::Input(buffer), bytes),
+            Source::Output => (BufferId::Output(buffer), bytes),
+        }
+    }
+
+    fn own_mut(&mut self, (buffer, bytes): Bytes) -> Result<&mut [T], Error> {
+        self.check_no_window(buffer)?;
+        // SAFETY: no start is open, so no engine of this rank uses it, and no peer writes, as in
+        // `gathered`; `&mut self` keeps the next start away.
+        element::cast_mut(unsafe { buffer::bytes_mut(self.view.region(buffer), bytes) }?)
+    }
+
+    /// Several operations share a window: only it knows who uses what.
+    pub(super) fn check_no_window(&self, buffer: BufferId) -> Result<(), Error> {
+        let (window, what) = match buffer {
+            BufferId::Input(_) => (self.windows[0].is_some(), "input"),
+            _ => (self.windows[1].is_some(), "output"),
+        };
+        if window {
+            return invalid(format!(
+                "the {what} is a range of a window; take it by `Window::slice`"
+            ));
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn invalid<R>(text: String) -> Result<R, Error> {
+    Err(Error::new(ErrorKind::InvalidArgument, text))
+}

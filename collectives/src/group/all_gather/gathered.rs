@@ -1,0 +1,190 @@
+//! What an all-gather has gathered, for the host to read between its starts.
+
+use std::fmt;
+use std::ops::Range;
+
+use peerlane_hal::Rank;
+
+use super::AllGather;
+use super::access::{Bytes, invalid};
+use crate::element::{self, Element};
+use crate::error::Error;
+use crate::group::buffer;
+use crate::layout::{OutputPlaces, Spot};
+use crate::run::turns::Start;
+use crate::window::BufferId;
+
+/// What the last start gathered. The next start waits for this to be dropped.
+pub struct Gathered<'a, T> {
+    gather: &'a AllGather<T>,
+}
+
+impl<'a, T: Element> Gathered<'a, T> {
+    /// The whole of the output buffer: the tensors one after another, each its shards in rank order;
+    /// of a list, also what lies between.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if only a device can read it, if
+    /// there are several output buffers, or the output is in a window.
+    pub fn output(&self) -> Result<&'a [T], Error> {
+        self.gather.gathered_bytes(self.gather.output_bytes()?)
+    }
+
+    /// One output buffer, whole.
+    ///
+    /// # Errors
+    /// As [`output`](Self::output), for one buffer; if there is no such buffer.
+    pub fn output_buffer(&self, number: usize) -> Result<&'a [T], Error> {
+        self.gather.gathered_bytes(self.gather.output_buffer_bytes(number)?)
+    }
+
+    /// What was gathered from `rank`, of one tensor.
+    ///
+    /// # Errors
+    /// As [`output_buffer`](Self::output_buffer); if there is no such rank, or several tensors are
+    /// gathered: then take it by [`piece`](Self::piece).
+    pub fn shard(&self, rank: Rank) -> Result<&'a [T], Error> {
+        let tensors = self.gather.layout.tensors();
+        if tensors > 1 {
+            return invalid(format!(
+                "a shard is a piece of each of {tensors} tensors; take it by `piece`"
+            ));
+        }
+        self.piece(0, rank)
+    }
+
+    /// What was gathered of a tensor from `rank`.
+    ///
+    /// # Errors
+    /// As [`output_buffer`](Self::output_buffer); if there is no such tensor or rank.
+    pub fn piece(&self, tensor: usize, rank: Rank) -> Result<&'a [T], Error> {
+        self.gather.check_tensor(tensor)?;
+        self.gather.check_rank(rank)?;
+        self.gather.gathered_bytes(self.gather.piece_bytes(tensor, rank))
+    }
+
+    /// What was gathered of a tensor: its pieces in rank order.
+    ///
+    /// # Errors
+    /// As [`output_buffer`](Self::output_buffer); if there is no such tensor, or it is not in one
+    /// piece, because each shard has a destination of its own.
+    pub fn tensor(&self, tensor: usize) -> Result<&'a [T], Error> {
+        self.gather.check_tensor(tensor)?;
+        let layout = &self.gather.layout;
+        if matches!(layout.places(self.gather.rank).output, OutputPlaces::ByShard(_)) {
+            return invalid("each shard has a place of its own; take them by `shard`".to_owned());
+        }
+        let (buffer, Range { start, .. }) = self.gather.piece_bytes(tensor, Rank(0));
+        self.gather.gathered_bytes((buffer, start..start + layout.tensor_bytes(tensor)))
+    }
+}
+
+impl<T: Element> AllGather<T> {
+    /// What the last start gathered, for several looks at it; waits for a start that is still open.
+    ///
+    /// # Errors
+    /// The group's end: then the bytes are worthless.
+    pub fn gathered(&mut self) -> Result<Gathered<'_, T>, Error> {
+        self.settle()?;
+        Ok(Gathered { gather: self })
+    }
+
+    /// What the last start gathered: see [`Gathered::output`].
+    ///
+    /// # Errors
+    /// As [`gathered`](Self::gathered) and [`Gathered::output`].
+    pub fn output(&mut self) -> Result<&[T], Error> {
+        self.gathered()?.output()
+    }
+
+    /// One output buffer: see [`Gathered::output_buffer`].
+    ///
+    /// # Errors
+    /// As [`gathered`](Self::gathered) and [`Gathered::output_buffer`].
+    pub fn output_buffer(&mut self, number: usize) -> Result<&[T], Error> {
+        self.gathered()?.output_buffer(number)
+    }
+
+    /// What the last start gathered from `rank`: see [`Gathered::shard`].
+    ///
+    /// # Errors
+    /// As [`gathered`](Self::gathered) and [`Gathered::shard`].
+    pub fn shard(&mut self, rank: Rank) -> Result<&[T], Error> {
+        self.gathered()?.shard(rank)
+    }
+
+    /// What the last start gathered of a tensor from `rank`: see [`Gathered::piece`].
+    ///
+    /// # Errors
+    /// As [`gathered`](Self::gathered) and [`Gathered::piece`].
+    pub fn piece(&mut self, tensor: usize, rank: Rank) -> Result<&[T], Error> {
+        self.gathered()?.piece(tensor, rank)
+    }
+
+    /// What the last start gathered of a tensor: see [`Gathered::tensor`].
+    ///
+    /// # Errors
+    /// As [`gathered`](Self::gathered) and [`Gathered::tensor`].
+    pub fn tensor(&mut self, tensor: usize) -> Result<&[T], Error> {
+        self.gathered()?.tensor(tensor)
+    }
+
+    pub(super) fn output_bytes(&self) -> Result<Bytes, Error> {
+        let buffers = self.output_buffers;
+        if buffers > 1 {
+            return invalid(format!(
+                "the output is {buffers} buffers; take them by `shard`, `tensor` or `output_buffer`"
+            ));
+        }
+        self.output_buffer_bytes(0)
+    }
+
+    pub(super) fn output_buffer_bytes(&self, number: usize) -> Result<Bytes, Error> {
+        let buffers = self.output_buffers;
+        if number >= buffers as usize {
+            return invalid(format!("output buffer is {number}, expected less than {buffers}"));
+        }
+        let buffer = BufferId::Output(Rank::at(number).0);
+        if let OutputPlaces::Joined(_) = self.layout.places(self.rank).output {
+            let begin = self.view.output_offset(Start::Eager(self.prepared.started()));
+            return Ok((buffer, begin..begin + self.layout.total_bytes()));
+        }
+        Ok((buffer, 0..self.view.region(buffer).bytes()))
+    }
+
+    pub(super) fn piece_bytes(&self, tensor: usize, shard: Rank) -> Bytes {
+        let Spot { buffer, offset } = self.layout.output_spot(self.rank, tensor, shard);
+        let begin = self.view.output_offset(Start::Eager(self.prepared.started())) + offset;
+        (BufferId::Output(buffer), begin..begin + self.layout.piece_bytes(tensor, shard))
+    }
+
+    pub(super) fn check_tensor(&self, tensor: usize) -> Result<(), Error> {
+        let tensors = self.layout.tensors();
+        if tensor < tensors {
+            return Ok(());
+        }
+        invalid(format!("tensor is {tensor}, expected less than {tensors}"))
+    }
+
+    pub(super) fn check_rank(&self, rank: Rank) -> Result<(), Error> {
+        let ranks = self.layout.ranks();
+        if rank.index() < ranks {
+            return Ok(());
+        }
+        invalid(format!("rank is {rank}, expected less than {ranks}"))
+    }
+
+    fn gathered_bytes(&self, (buffer, bytes): Bytes) -> Result<&[T], Error> {
+        self.check_no_window(buffer)?;
+        // SAFETY: whoever has a `Gathered` has settled and keeps the next start away. No start is
+        // open, and until the next one peers write at most to the other output: to this one only
+        // between this rank's `ready` and their `arrived`, or after it has entered the next start.
+        element::cast(unsafe { buffer::bytes(self.view.region(buffer), bytes) }?)
+    }
+}
+
+impl<T> fmt::Debug for Gathered<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gathered").field("gather", self.gather).finish()
+    }
+}

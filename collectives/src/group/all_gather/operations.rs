@@ -1,0 +1,217 @@
+//! The all-gathers that a group offers. Each describes what is gathered; a builder says how, and
+//! `prepare` makes it ready to start any number of times.
+//!
+//! Handles that say which shard has arrived, before all have, are left out on purpose: a start is
+//! complete when every shard is there.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use peerlane_hal::Fabric;
+
+use super::AllGatherBuilder;
+use super::request::{Part, Target};
+use super::shards::{self, Destination, Shards};
+use crate::element::Element;
+use crate::error::Error;
+use crate::group::buffer::Buffer;
+use crate::group::window::{self, Window};
+use crate::group::{Group, Local};
+
+impl<F: Fabric> Group<F> {
+    /// Describes an all-gather of `shard_len` elements from each rank, to prepare it. The result is
+    /// all shards in rank order.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_hal::host;
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let rank = group.rank().0;
+    /// let mut gather = group.all_gather::<f32>(2).prepare()?;
+    /// gather.input_mut()?.fill(rank as f32);
+    /// gather.run()?;
+    /// assert_eq!(gather.output()?, [0.0, 0.0, 1.0, 1.0]);
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    pub fn all_gather<T: Element>(&mut self, shard_len: usize) -> AllGatherBuilder<'_, F, T> {
+        self.describe("all-gather", Shards::Equal(shard_len), Target::Buffers)
+    }
+
+    /// Describes an all-gather of `shard_lens[r]` elements from rank r, which may be none. Every rank
+    /// gives the same lengths. The result is all shards in rank order, without a gap.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_hal::{Rank, host};
+    /// # in_process::run(3, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let rank = group.rank().0;
+    /// let mut gather = group.all_gather_v::<i32>(&[1, 0, 3]).prepare()?;
+    /// gather.input_mut()?.fill(rank as i32);
+    /// gather.run()?;
+    /// assert_eq!(gather.output()?, [0, 2, 2, 2]);
+    /// assert_eq!(gather.shard(Rank(2))?, [2, 2, 2]);
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    pub fn all_gather_v<T: Element>(&mut self, shard_lens: &[usize]) -> AllGatherBuilder<'_, F, T> {
+        let shards = Shards::Uneven(shard_lens.to_vec());
+        self.describe("all-gather-v", shards, Target::Buffers)
+    }
+
+    /// Describes an all-gather of `shard_lens[r]` elements from rank r, each shard to a destination of
+    /// its own in this rank's output buffers. Destinations are this rank's alone; other ranks may
+    /// have others. What lies beside them is not touched.
+    ///
+    /// Buffers that are not given are allocated, as long as their destinations need.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::{Destination, Group};
+    /// # use peerlane_hal::{Rank, host};
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let rank = group.rank().0;
+    /// let to = |buffer, offset| Destination { buffer, offset };
+    /// let mut gather = group.all_gather_list::<u8>(&[2, 1], &[to(1, 0), to(0, 4)]).prepare()?;
+    /// gather.input_mut()?.fill(7 + rank as u8);
+    /// gather.run()?;
+    /// assert_eq!(gather.shard(Rank(0))?, [7, 7]);
+    /// assert_eq!(gather.output_buffer(0)?, [0, 0, 0, 0, 8]);
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    pub fn all_gather_list<T: Element>(
+        &mut self,
+        shard_lens: &[usize],
+        destinations: &[Destination],
+    ) -> AllGatherBuilder<'_, F, T> {
+        let shards = Shards::Uneven(shard_lens.to_vec());
+        self.describe("all-gather-list", shards, Target::List(destinations.to_vec()))
+    }
+
+    /// Describes an all-gather of several tensors in one start: each rank contributes
+    /// `tensor_lens[k]` elements to tensor k, and every tensor is gathered to its own place, its
+    /// pieces in rank order. Parts divide what a rank contributes to all tensors together.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_hal::host;
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let rank = group.rank().0;
+    /// let mut gather = group.all_gather_tensors::<f32>(&[1, 2]).prepare()?;
+    /// gather.input_piece_mut(0)?.fill(rank as f32);
+    /// gather.input_piece_mut(1)?.fill(rank as f32 + 10.0);
+    /// gather.run()?;
+    /// assert_eq!(gather.tensor(0)?, [0.0, 1.0]);
+    /// assert_eq!(gather.tensor(1)?, [10.0, 10.0, 11.0, 11.0]);
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    pub fn all_gather_tensors<T: Element>(
+        &mut self,
+        tensor_lens: &[usize],
+    ) -> AllGatherBuilder<'_, F, T> {
+        let shards = Shards::Tensors(tensor_lens.to_vec());
+        self.describe("all-gather-tensors", shards, Target::Buffers)
+    }
+
+    /// The same with pieces of unlike lengths: rank r contributes `tensor_lens[k][r]` elements to
+    /// tensor k. Every rank gives the same lengths.
+    pub fn all_gather_tensors_v<T: Element>(
+        &mut self,
+        tensor_lens: &[&[usize]],
+    ) -> AllGatherBuilder<'_, F, T> {
+        let lens = tensor_lens.iter().map(|lens| lens.to_vec()).collect();
+        self.describe("all-gather-tensors-v", Shards::UnevenTensors(lens), Target::Buffers)
+    }
+
+    /// Describes an all-gather into a range of a window, the same on every rank; each rank
+    /// contributes an equal share of it. It exchanges no key of the window again, and many operations
+    /// may be prepared over one window, also over ranges that overlap.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_hal::host;
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let rank = group.rank().index();
+    /// let window = group.window::<f32>(100)?;
+    /// let mut first = group.all_gather_into(&window, 0..4).in_place().prepare()?;
+    /// let mut second = group.all_gather_into(&window, 50..52).in_place().prepare()?;
+    /// window.slice_mut(2 * rank..2 * rank + 2)?.fill(rank as f32);
+    /// window.slice_mut(50 + rank..51 + rank)?.fill(5.0);
+    /// first.run()?;
+    /// second.run()?;
+    /// assert_eq!(window.slice(0..4)?[..], [0.0, 0.0, 1.0, 1.0]);
+    /// assert_eq!(window.slice(50..52)?[..], [5.0, 5.0]);
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    pub fn all_gather_into<T: Element>(
+        &mut self,
+        window: &Window<T>,
+        range: Range<usize>,
+    ) -> AllGatherBuilder<'_, F, T> {
+        let shards = Shards::Shared(range.end.saturating_sub(range.start));
+        let target = Target::Window(Part { window: Arc::clone(&window.inner), range });
+        self.describe("all-gather-into", shards, target)
+    }
+
+    /// The same with shards of unlike lengths: those of all ranks, `shard_lens[r]` elements from rank
+    /// r, lie one after another from element `begin` of the window on.
+    pub fn all_gather_into_v<T: Element>(
+        &mut self,
+        window: &Window<T>,
+        begin: usize,
+        shard_lens: &[usize],
+    ) -> AllGatherBuilder<'_, F, T> {
+        let end = shard_lens.iter().fold(begin, |end, &len| end.saturating_add(len));
+        let target = Target::Window(Part { window: Arc::clone(&window.inner), range: begin..end });
+        self.describe("all-gather-into-v", Shards::Uneven(shard_lens.to_vec()), target)
+    }
+
+    fn describe<T: Element>(
+        &mut self,
+        operation: &'static str,
+        shards: Shards,
+        target: Target,
+    ) -> AllGatherBuilder<'_, F, T> {
+        AllGatherBuilder::new(self, operation, shards, target)
+    }
+
+    /// Opens a window: allocates zeroed memory for `len` elements on every rank and makes it known to
+    /// all, once for all operations [over it](Self::all_gather_into). Collective.
+    ///
+    /// # Errors
+    /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch), naming the rank and the field that differs;
+    /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory); the group's end.
+    pub fn window<T: Element>(&mut self, len: usize) -> Result<Window<T>, Error> {
+        let bytes = shards::bytes::<T>("window_len", len);
+        window::open(self, None, bytes)
+    }
+
+    /// The same in memory that the caller has, as long on every rank. Collective.
+    ///
+    /// # Errors
+    /// As [`window`](Self::window).
+    pub fn window_over<T: Element>(
+        &mut self,
+        buffer: Buffer<Local<F>, T>,
+    ) -> Result<Window<T>, Error> {
+        let bytes = shards::bytes::<T>("window_len", buffer.len());
+        window::open(self, Some(buffer), bytes)
+    }
+}

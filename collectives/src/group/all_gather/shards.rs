@@ -1,0 +1,161 @@
+//! What is gathered, as the caller says it: in elements. It becomes bytes here, and is checked before
+//! anything is exchanged.
+
+use peerlane_hal::{ErrorKind, Rank};
+
+use crate::element::Element;
+use crate::error::Error;
+use crate::layout::{BUFFERS_MAX, Layout, Lengths, Spot};
+
+/// Where a shard of a list goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Destination {
+    /// Which of the output buffers, from 0.
+    pub buffer: usize,
+    /// Elements from its start.
+    pub offset: usize,
+}
+
+/// How much every rank contributes, in elements; the same on every rank.
+#[derive(Clone, Debug)]
+pub(in crate::group) enum Shards {
+    /// As much as every other rank.
+    Equal(usize),
+    /// An equal share of so many elements.
+    Shared(usize),
+    /// By rank.
+    Uneven(Vec<usize>),
+    /// By tensor, as much as every other rank.
+    Tensors(Vec<usize>),
+    /// By tensor, and in it by rank.
+    UnevenTensors(Vec<Vec<usize>>),
+}
+
+impl Shards {
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming what does not fit.
+    pub(super) fn layout<T: Element>(&self, ranks: usize, parts: u32) -> Result<Layout, Error> {
+        let tensors = match self {
+            Self::Equal(len) => {
+                vec![Lengths::equal(ranks, bytes::<T>("shard_len", *len)?)?]
+            }
+            Self::Shared(len) if len % ranks != 0 => {
+                return Err(invalid(format!(
+                    "the range has {len} elements, expected a multiple of {ranks}, the number of ranks"
+                )));
+            }
+            Self::Shared(len) => {
+                vec![Lengths::equal(ranks, bytes::<T>("shard_len", len / ranks)?)?]
+            }
+            Self::Uneven(lens) => vec![uneven::<T>("shard_lens", lens, ranks)?],
+            Self::Tensors(lens) => (0..)
+                .zip(lens)
+                .map(|(index, &len): (usize, _)| {
+                    Lengths::equal(ranks, bytes::<T>(&format!("tensor_lens[{index}]"), len)?)
+                })
+                .collect::<Result<_, Error>>()?,
+            Self::UnevenTensors(lens) => (0..)
+                .zip(lens)
+                .map(|(index, lens): (usize, _)| {
+                    uneven::<T>(&format!("tensor_lens[{index}]"), lens, ranks)
+                })
+                .collect::<Result<_, Error>>()?,
+        };
+        Layout::of_tensors(tensors, parts)
+    }
+
+    /// What must be equal on all ranks, as fields of the fingerprint.
+    pub(super) fn fields(&self, layout: &Layout) -> Vec<(String, String)> {
+        let mut fields = Vec::new();
+        let mut add = |name: String, value: u64| fields.push((name, value.to_string()));
+        match self {
+            Self::Equal(_) | Self::Shared(_) => {
+                add("shard_bytes".into(), layout.shard_bytes(Rank(0)))
+            }
+            Self::Uneven(_) => named("shard_bytes", layout.shards(), &mut add),
+            Self::Tensors(lens) => {
+                add("tensors".into(), layout.tensors() as u64);
+                for tensor in 0..lens.len() {
+                    let name = format!("shard_bytes of tensor {tensor}");
+                    add(name, layout.piece_bytes(tensor, Rank(0)));
+                }
+            }
+            Self::UnevenTensors(lens) => {
+                add("tensors".into(), layout.tensors() as u64);
+                for tensor in 0..lens.len() {
+                    let name = format!("shard_bytes of tensor {tensor}");
+                    named(&name, layout.tensor(tensor), &mut add);
+                }
+            }
+        }
+        fields
+    }
+}
+
+/// Up to this many lengths are compared one by one, so that an error can name the one that differs.
+const NAMED_LENGTHS_MAX: usize = 64;
+
+fn named(name: &str, lengths: &Lengths, add: &mut impl FnMut(String, u64)) {
+    if lengths.ranks() <= NAMED_LENGTHS_MAX {
+        for (rank, bytes) in Rank::all(lengths.ranks()).zip(lengths.iter()) {
+            add(format!("{name} of rank {rank}"), bytes);
+        }
+        return;
+    }
+    add(format!("the sum of {name}"), lengths.total());
+    // FNV-1a: the same in every build.
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let digest = lengths.iter().flat_map(u64::to_le_bytes).fold(0xcbf2_9ce4_8422_2325, mix);
+    add(format!("the digest of {name}"), digest);
+}
+
+fn uneven<T: Element>(name: &str, lens: &[usize], ranks: usize) -> Result<Lengths, Error> {
+    if lens.len() != ranks {
+        let text =
+            format!("{name} has {} lengths, expected one for each of {ranks} ranks", lens.len());
+        return Err(invalid(text));
+    }
+    let of_rank = |(rank, &len)| bytes::<T>(&format!("{name}[{rank}]"), len);
+    let bytes: Vec<u64> = lens.iter().enumerate().map(of_rank).collect::<Result<_, Error>>()?;
+    Lengths::of(&bytes)
+}
+
+/// `len` elements in bytes.
+pub(in crate::group) fn bytes<T: Element>(name: &str, len: usize) -> Result<u64, Error> {
+    let bytes = len.checked_mul(T::DTYPE.bytes()).filter(|bytes| isize::try_from(*bytes).is_ok());
+    bytes
+        .map(|bytes| bytes as u64)
+        .ok_or_else(|| invalid(format!("{name} is {len}, too many elements of {}", T::DTYPE)))
+}
+
+/// The spots of a list.
+///
+/// # Errors
+/// [`InvalidArgument`](ErrorKind::InvalidArgument): not one for each rank, or too far away.
+pub(super) fn spots<T: Element>(
+    destinations: &[Destination],
+    ranks: usize,
+) -> Result<Vec<Spot>, Error> {
+    if destinations.len() != ranks {
+        let seen = destinations.len();
+        let text =
+            format!("destinations has {seen} places, expected one for each of {ranks} ranks");
+        return Err(invalid(text));
+    }
+    let spot = |(shard, to): (usize, &Destination)| {
+        let buffer = u32::try_from(to.buffer).ok().filter(|&buffer| buffer < BUFFERS_MAX);
+        let buffer = buffer.ok_or_else(|| {
+            let seen = to.buffer;
+            invalid(format!(
+                "destinations[{shard}].buffer is {seen}, expected less than {BUFFERS_MAX}"
+            ))
+        })?;
+        let offset = bytes::<T>(&format!("destinations[{shard}].offset"), to.offset)?;
+        Ok(Spot { buffer, offset })
+    };
+    destinations.iter().enumerate().map(spot).collect()
+}
+
+fn invalid(text: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, text)
+}

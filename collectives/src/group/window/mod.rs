@@ -1,0 +1,137 @@
+//! A window: one region of every rank, exchanged once, over whose ranges operations run.
+//!
+//! What an operation over a window exchanges when it is prepared is its description and its flags. The
+//! memory is known to all ranks already, so a caller may keep the memory of a whole model in one
+//! window and prepare an operation for each of its pieces, also for pieces that overlap.
+
+mod open;
+mod slice;
+mod users;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Arc;
+
+use peerlane_hal::ErrorKind;
+
+pub(in crate::group) use open::open;
+pub use slice::{WindowSlice, WindowSliceMut};
+pub(crate) use users::{Active, Activity, Entry, Extent, Users};
+
+use crate::element::Element;
+use crate::error::Error;
+use crate::group::place::Place;
+use crate::group::shared::Shared;
+use crate::group::side::{Adoptable, Side};
+use crate::plan::Tier;
+use crate::window::BufferId;
+
+/// A region of every rank, exchanged once, over whose ranges operations run: see
+/// [`Group::window`](crate::group::Group::window).
+///
+/// Operations keep the memory for as long as they live. Two that overlap are prepared side by side
+/// and start in turn: a start is refused while another one is under way over the same elements, or
+/// while the host has [borrowed](Self::slice) them.
+pub struct Window<T> {
+    pub(in crate::group) inner: Arc<Inner>,
+    elements: PhantomData<T>,
+}
+
+/// What operations keep of a window.
+pub(in crate::group) struct Inner {
+    /// Counted by the group.
+    pub(in crate::group) number: u64,
+    pub(in crate::group) shared: Arc<Shared>,
+    users: Arc<Users>,
+    local: Adoptable,
+    network: Option<Adoptable>,
+}
+
+impl Inner {
+    /// Gives the window to an operation, as one of its buffers.
+    pub(in crate::group) fn lend(
+        &self,
+        tier: Tier,
+        buffer: BufferId,
+        side: &mut dyn Side,
+    ) -> Result<(), Error> {
+        match (tier, &self.network) {
+            (Tier::Local, _) => side.adopt(buffer, &self.local),
+            (Tier::Network, Some(network)) => side.adopt(buffer, network),
+            (Tier::Network, None) => {
+                let text = "the window is not registered with the network";
+                Err(Error::new(ErrorKind::Other, text))
+            }
+        }
+    }
+
+    /// The bytes of elements, all of which must be there.
+    pub(in crate::group) fn bytes_of<T: Element>(
+        &self,
+        range: &Range<usize>,
+    ) -> Result<Range<u64>, Error> {
+        let Range { start, end } = *range;
+        let size = T::DTYPE.bytes();
+        let len = usize::try_from(self.local.region.bytes()).unwrap_or(usize::MAX) / size;
+        if start > end || end > len {
+            let text = format!(
+                "the range is {start} to {end}, expected one within 0 to {len}, the length of the \
+                 window"
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Ok((start * size) as u64..(end * size) as u64)
+    }
+}
+
+impl<T: Element> Window<T> {
+    fn new(inner: Inner) -> Self {
+        Self { inner: Arc::new(inner), elements: PhantomData }
+    }
+
+    /// How many elements it has on every rank.
+    pub fn len(&self) -> usize {
+        usize::try_from(self.inner.local.region.bytes()).unwrap_or(usize::MAX) / T::DTYPE.bytes()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where elements lie: for work that is put onto a stream, or done when no start is open.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they are not all in the window.
+    pub fn place(&self, range: Range<usize>) -> Result<Place, Error> {
+        let bytes = self.inner.bytes_of::<T>(&range)?;
+        Ok(Place::within(&*self.inner.local.region, bytes.start, bytes.end - bytes.start))
+    }
+
+    /// Borrows elements to read. As long as the slice lives, no operation that writes them starts.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they are not all in the window, if an
+    /// operation that writes them is under way, or if only a device can read them; the group's end:
+    /// then the bytes are worthless.
+    pub fn slice(&self, range: Range<usize>) -> Result<WindowSlice<'_, T>, Error> {
+        let bytes = self.inner.bytes_of::<T>(&range)?;
+        WindowSlice::borrow(&self.inner, bytes)
+    }
+
+    /// Borrows elements to write. As long as the slice lives, no operation that uses them starts.
+    ///
+    /// # Errors
+    /// As [`slice`](Self::slice), for any operation that uses them.
+    pub fn slice_mut(&self, range: Range<usize>) -> Result<WindowSliceMut<'_, T>, Error> {
+        let bytes = self.inner.bytes_of::<T>(&range)?;
+        WindowSliceMut::borrow(&self.inner, bytes)
+    }
+}
+
+impl<T> fmt::Debug for Window<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Window").field("number", &self.inner.number).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,119 @@
+//! Opening a window: each rank offers its region on every fabric, and imports those of the ranks that
+//! the fabric reaches.
+
+use std::sync::Arc;
+
+use peerlane_hal::{Deadline, ErrorKind, Fabric, Rank};
+
+use super::{Inner, Window};
+use crate::element::Element;
+use crate::error::Error;
+use crate::group::agreement::{Offer, agree};
+use crate::group::buffer::Buffer;
+use crate::group::options::blob;
+use crate::group::side::{FabricSide, Keys, Side};
+use crate::group::{Group, Local};
+use crate::topology::Topology;
+use crate::window::BufferId;
+
+/// The buffer as which a window is imported.
+const WINDOW: BufferId = BufferId::OUTPUT;
+
+/// The sides of both fabrics, the local one first.
+type Sides<'g> = Vec<Box<dyn Side + 'g>>;
+
+/// `bytes` is an error if the caller's wish was one; then all ranks get it.
+pub(in crate::group) fn open<F: Fabric, T: Element>(
+    group: &mut Group<F>,
+    given: Option<Buffer<Local<F>, T>>,
+    bytes: Result<u64, Error>,
+) -> Result<Window<T>, Error> {
+    group.shared.check()?;
+    group.windows += 1;
+    let (number, me, topology) = (group.windows, group.rank(), group.topology.clone());
+    let name = format!("window {number}");
+    let deadline = Deadline::after(group.timeout());
+    let (shared, users) = (Arc::clone(&group.shared), Arc::clone(&group.users));
+
+    let drafted = bytes.and_then(|bytes| {
+        let sides = sides(group, given, bytes)?;
+        Ok((offer::<T>(&sides, bytes)?, (sides, bytes)))
+    });
+    let (offer, mut draft) = match drafted {
+        Ok((offer, draft)) => (Ok(offer), Ok(draft)),
+        Err(error) => (Err(error.clone()), Err(error)),
+    };
+    let offers = agree(&shared, &name, offer, deadline)?;
+    let imported = match &mut draft {
+        Ok((sides, bytes)) => import(sides, me, &topology, &offers, *bytes, deadline),
+        Err(error) => Err(error.clone()),
+    };
+    let vote = imported.as_ref().map(|()| Offer::default()).map_err(Error::clone);
+    // After an error the draft lives until all ranks know of it: they may be importing from here.
+    agree(&shared, &format!("{name}, import"), vote, deadline)?;
+    imported?;
+    let mut lent = draft?.0.into_iter().map(|side| side.share(WINDOW));
+    let local = lent.next().expect("there is a local fabric");
+    Ok(Window::new(Inner { number, local, network: lent.next(), users, shared }))
+}
+
+fn sides<F: Fabric, T: Element>(
+    group: &mut Group<F>,
+    given: Option<Buffer<Local<F>, T>>,
+    bytes: u64,
+) -> Result<Sides<'_>, Error> {
+    let mut local = FabricSide::new(&mut group.fabric);
+    match given {
+        Some(buffer) => local.insert(WINDOW, buffer.into_region()),
+        None => local.allocate(WINDOW, bytes)?,
+    }
+    let network = match group.network.as_deref_mut() {
+        Some(network) => {
+            let mut network = network.side();
+            network.register(WINDOW, local.held(WINDOW))?;
+            Some(network)
+        }
+        None => None,
+    };
+    let local: Box<dyn Side + '_> = Box::new(local);
+    Ok([local].into_iter().chain(network).collect())
+}
+
+fn offer<T: Element>(sides: &Sides<'_>, bytes: u64) -> Result<Offer, Error> {
+    let mut offer = Offer::default()
+        .field("operation", "window")
+        .field("dtype", T::DTYPE)
+        .field("window_bytes", bytes);
+    for side in sides {
+        let keys = side.keys(&[WINDOW])?;
+        offer = offer.blob(postcard::to_stdvec(&keys).expect("plain data always encodes"));
+    }
+    Ok(offer)
+}
+
+/// From the ranks that each fabric reaches: one from all; of two, the local one from those of the own
+/// node, and the network from the others.
+fn import(
+    sides: &mut Sides<'_>,
+    me: Rank,
+    topology: &Topology,
+    offers: &[Offer],
+    bytes: u64,
+    deadline: Deadline,
+) -> Result<(), Error> {
+    let alone = sides.len() == 1;
+    for (index, side) in sides.iter_mut().enumerate() {
+        for (peer, offer) in Rank::all(offers.len()).zip(offers) {
+            let near = topology.node(peer) == topology.node(me);
+            if !alone && peer != me && near != (index == 0) {
+                continue;
+            }
+            let keys: Keys = postcard::from_bytes(blob(offer, peer, index)?).map_err(|error| {
+                let text = format!("the keys of rank {peer} cannot be read: {error}");
+                Error::new(ErrorKind::InvalidKey, text).with_peer(peer)
+            })?;
+            side.import(peer, WINDOW, &keys, bytes, deadline)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,79 @@
+//! Elements of a window that the host has borrowed.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut, Range};
+
+use super::{Entry, Extent, Inner};
+use crate::element::{self, Element};
+use crate::error::Error;
+use crate::group::buffer;
+
+/// Elements of a window, to read; they are given back when this is dropped.
+pub struct WindowSlice<'w, T> {
+    elements: &'w [T],
+    _borrowed: Entry,
+}
+
+/// Elements of a window, to write; they are given back when this is dropped.
+pub struct WindowSliceMut<'w, T> {
+    elements: &'w mut [T],
+    _borrowed: Entry,
+}
+
+fn enter(inner: &Inner, bytes: &Range<u64>, writes: bool) -> Result<Entry, Error> {
+    inner.shared.check()?;
+    inner.users.borrow(Extent { window: inner.number, bytes: bytes.clone(), writes })
+}
+
+impl<'w, T: Element> WindowSlice<'w, T> {
+    pub(super) fn borrow(inner: &'w Inner, bytes: Range<u64>) -> Result<Self, Error> {
+        let borrowed = enter(inner, &bytes, false)?;
+        // SAFETY: peers write to a window only between the begin and the end of a start of this rank,
+        // and none that writes here is open: see `Users`.
+        let bytes = unsafe { buffer::bytes(&*inner.local.region, bytes) }?;
+        Ok(Self { elements: element::cast(bytes)?, _borrowed: borrowed })
+    }
+}
+
+impl<'w, T: Element> WindowSliceMut<'w, T> {
+    pub(super) fn borrow(inner: &'w Inner, bytes: Range<u64>) -> Result<Self, Error> {
+        let borrowed = enter(inner, &bytes, true)?;
+        // SAFETY: as above; nor does any start read here, nor is there another slice.
+        let bytes = unsafe { buffer::bytes_mut(&*inner.local.region, bytes) }?;
+        Ok(Self { elements: element::cast_mut(bytes)?, _borrowed: borrowed })
+    }
+}
+
+impl<T> Deref for WindowSlice<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        self.elements
+    }
+}
+
+impl<T> Deref for WindowSliceMut<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        self.elements
+    }
+}
+
+impl<T> DerefMut for WindowSliceMut<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        self.elements
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for WindowSlice<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.elements.fmt(f)
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for WindowSliceMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.elements.fmt(f)
+    }
+}

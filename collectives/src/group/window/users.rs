@@ -1,0 +1,228 @@
+//! Who uses which bytes of the windows of a group now.
+//!
+//! Several operations run over one window, and its host reads and writes it between their starts. The
+//! borrow checker cannot see which of them overlap; this table does, as a `RefCell` would.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use peerlane_hal::ErrorKind;
+
+use crate::error::Error;
+
+/// Bytes of one window.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    /// The number of the window in its group.
+    pub(crate) window: u64,
+    pub(crate) bytes: Range<u64>,
+    pub(crate) writes: bool,
+}
+
+impl Extent {
+    /// Whether two users at once could see each other's writes.
+    pub(crate) fn conflicts(&self, other: &Self) -> bool {
+        let overlap = self.bytes.start.max(other.bytes.start) < self.bytes.end.min(other.bytes.end);
+        self.window == other.window && overlap && (self.writes || other.writes)
+    }
+}
+
+/// What an operation does now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Activity {
+    /// No start is open.
+    Idle,
+    /// A start is open.
+    Open,
+    /// A start is open on a stream of the caller, whose order is the caller's affair.
+    OnStream,
+    /// It has been recorded into a graph; nobody knows when that is replayed.
+    Captured,
+}
+
+/// An operation, as far as this table knows it.
+pub(crate) trait Active: Send + Sync {
+    fn activity(&self) -> Activity;
+}
+
+/// The table.
+#[derive(Default)]
+pub(crate) struct Users(Mutex<State>);
+
+#[derive(Default)]
+pub(crate) struct State {
+    users: Vec<User>,
+    next: u64,
+}
+
+struct User {
+    number: u64,
+    /// For people.
+    name: String,
+    extents: Vec<Extent>,
+    /// `None`: the host has borrowed them.
+    operation: Option<Arc<dyn Active>>,
+}
+
+/// An entry of the table; it goes with this value.
+pub(crate) struct Entry {
+    users: Arc<Users>,
+    number: u64,
+}
+
+impl Users {
+    /// Enters an operation; it uses nothing yet.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        name: String,
+        extents: Vec<Extent>,
+        operation: Arc<dyn Active>,
+    ) -> Entry {
+        self.add(&mut self.state(), name, extents, Some(operation))
+    }
+
+    /// Borrows bytes for the host.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if somebody else uses them.
+    pub(crate) fn borrow(self: &Arc<Self>, extent: Extent) -> Result<Entry, Error> {
+        let mut state = self.state();
+        state.check(None, std::slice::from_ref(&extent), false)?;
+        Ok(self.add(&mut state, "the host".to_owned(), vec![extent], None))
+    }
+
+    fn add(
+        self: &Arc<Self>,
+        state: &mut State,
+        name: String,
+        extents: Vec<Extent>,
+        operation: Option<Arc<dyn Active>>,
+    ) -> Entry {
+        let number = state.next;
+        state.next += 1;
+        state.users.push(User { number, name, extents, operation });
+        Entry { users: Arc::clone(self), number }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change is whole before anything can panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    /// Whether this operation may start now. Nobody borrows anything while the answer lives; by then
+    /// the start is open. Starts on streams come in the order of the streams.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if somebody else uses what it uses.
+    pub(crate) fn begin(&self, on_stream: bool) -> Result<MutexGuard<'_, State>, Error> {
+        let state = self.users.state();
+        let own = state.users.iter().find(|user| user.number == self.number);
+        let extents = own.map(|user| &user.extents[..]).unwrap_or_default();
+        state.check(Some(self.number), extents, on_stream)?;
+        Ok(state)
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.users.state().users.retain(|user| user.number != self.number);
+    }
+}
+
+impl State {
+    fn check(&self, own: Option<u64>, wanted: &[Extent], on_stream: bool) -> Result<(), Error> {
+        for user in self.users.iter().filter(|user| Some(user.number) != own) {
+            let conflicts = |extent: &&Extent| wanted.iter().any(|own| own.conflicts(extent));
+            let Some(extent) = user.extents.iter().find(conflicts) else { continue };
+            let activity = user.operation.as_ref().map(|operation| operation.activity());
+            let does = match activity {
+                Some(Activity::Idle) => continue,
+                Some(Activity::OnStream | Activity::Captured) if on_stream => continue,
+                None => "has borrowed them; drop that slice first",
+                Some(Activity::Open | Activity::OnStream) => {
+                    "is under way there; wait for it first"
+                }
+                Some(Activity::Captured) => {
+                    "is recorded into a graph, and nobody knows of its replays; stay on the stream"
+                }
+            };
+            let (name, Extent { window, bytes, .. }) = (&user.name, extent);
+            let text = format!(
+                "bytes {} to {} of window {window} are in use: {name} {does}",
+                bytes.start, bytes.end
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::*;
+
+    struct Operation(Mutex<Activity>);
+
+    impl Active for Operation {
+        fn activity(&self) -> Activity {
+            *self.0.lock().unwrap()
+        }
+    }
+
+    fn extent(window: u64, bytes: Range<u64>, writes: bool) -> Extent {
+        Extent { window, bytes, writes }
+    }
+
+    fn said<T>(result: Result<T, Error>) -> String {
+        result.err().map_or_else(|| "ok".to_owned(), |error| error.to_string())
+    }
+
+    #[test]
+    fn borrows_may_overlap_if_none_writes() {
+        let users = Arc::new(Users::default());
+        let borrow = |bytes, writes| users.borrow(extent(1, bytes, writes));
+        let _first = borrow(0..8, false).unwrap();
+        let second = borrow(4..12, false).unwrap();
+        assert_snapshot!(said(borrow(11..20, true)), @"bytes 4 to 12 of window 1 are in use: the host has borrowed them; drop that slice first");
+        let _beside = borrow(12..20, true).unwrap();
+        drop(second);
+        let _again = borrow(8..12, true).unwrap();
+        users.borrow(extent(2, 0..20, true)).unwrap();
+        borrow(5..5, true).unwrap();
+    }
+
+    #[test]
+    fn starts_and_borrows_exclude_each_other() {
+        let users = Arc::new(Users::default());
+        let one = Arc::new(Operation(Mutex::new(Activity::Idle)));
+        let two = Arc::new(Operation(Mutex::new(Activity::Idle)));
+        let enter = |name: &str, bytes, operation: &Arc<Operation>| {
+            users.enter(name.to_owned(), vec![extent(1, bytes, true)], Arc::clone(operation) as _)
+        };
+        let (first, second) =
+            (enter("all-gather 1", 0..8, &one), enter("all-gather 2", 4..12, &two));
+        let borrow = |bytes| users.borrow(extent(1, bytes, false));
+        let held = borrow(0..1).unwrap();
+        assert_eq!(said(second.begin(false)), "ok");
+        assert_snapshot!(said(first.begin(false)), @"bytes 0 to 1 of window 1 are in use: the host has borrowed them; drop that slice first");
+        assert_snapshot!(said(first.begin(true)), @"bytes 0 to 1 of window 1 are in use: the host has borrowed them; drop that slice first");
+        drop(held);
+        drop(first.begin(false).unwrap());
+        *one.0.lock().unwrap() = Activity::Open;
+        assert_eq!(said(first.begin(false)), "ok");
+        assert_snapshot!(said(second.begin(false)), @"bytes 0 to 8 of window 1 are in use: all-gather 1 is under way there; wait for it first");
+        assert_snapshot!(said(borrow(7..9)), @"bytes 0 to 8 of window 1 are in use: all-gather 1 is under way there; wait for it first");
+        assert_eq!(said(borrow(8..9)), "ok");
+        *one.0.lock().unwrap() = Activity::OnStream;
+        assert_eq!(said(second.begin(true)), "ok");
+        assert!(second.begin(false).is_err() && borrow(7..9).is_err());
+        *one.0.lock().unwrap() = Activity::Captured;
+        assert_snapshot!(said(borrow(0..2)), @"bytes 0 to 8 of window 1 are in use: all-gather 1 is recorded into a graph, and nobody knows of its replays; stay on the stream");
+        drop(first);
+        assert_eq!(said(borrow(7..9)), "ok");
+    }
+}

@@ -1,0 +1,100 @@
+//! `all_gather_list`: every rank has destinations of its own, in any order and with gaps.
+
+use peerlane_collectives::error::Error;
+use peerlane_collectives::group::Destination;
+use peerlane_hal::Rank;
+
+use crate::ranks::{Host, LENGTHS, UNTOUCHED, check, fill, in_group};
+
+/// Destinations in `buffers` buffers, scattered with gaps, and the length of each buffer.
+fn scattered(lens: &[usize], buffers: usize, seed: u64) -> (Vec<Destination>, Vec<usize>) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut order: Vec<usize> = (0..lens.len()).collect();
+    rng.shuffle(&mut order);
+    let mut ends = vec![0; buffers];
+    let mut destinations = vec![Destination::default(); lens.len()];
+    for shard in order {
+        let buffer = rng.usize(..buffers);
+        let offset = ends[buffer] + rng.usize(..20);
+        ends[buffer] = offset + lens[shard];
+        destinations[shard] = Destination { buffer, offset };
+    }
+    ends.iter_mut().for_each(|end| *end += rng.usize(..20));
+    (destinations, ends)
+}
+
+fn gather(group: &mut Host, lens: &[usize], parts: u32, in_place: bool) -> Result<(), Error> {
+    let me = group.rank();
+    let buffers = 1 + me.index() % 3;
+    let (destinations, buffer_lens) = scattered(lens, buffers, 1000 + u64::from(me.0));
+    let mut outputs = Vec::new();
+    for len in &buffer_lens {
+        let mut buffer = group.allocate::<u8>(*len)?;
+        buffer.as_mut_slice()?.fill(UNTOUCHED);
+        outputs.push(buffer);
+    }
+    let builder = group.all_gather_list::<u8>(lens, &destinations).parts(parts);
+    let builder = builder.output_buffers(outputs);
+    let mut gather = if in_place { builder.in_place() } else { builder }.prepare()?;
+    for start in 0..3 {
+        fill(gather.input_mut()?, me, 0, start);
+        gather.run()?;
+        let mut gathered = 0;
+        for (rank, &len) in Rank::all(lens.len()).zip(lens) {
+            let shard = gather.shard(rank)?;
+            assert_eq!(shard.len(), len);
+            check(shard, rank, 0, start);
+            gathered += len;
+        }
+        let mut untouched = 0;
+        for (buffer, len) in buffer_lens.iter().enumerate() {
+            let bytes = gather.output_buffer(buffer)?;
+            assert_eq!(bytes.len(), *len);
+            untouched += bytes.iter().filter(|byte| **byte == UNTOUCHED).count();
+        }
+        assert_eq!(untouched, buffer_lens.iter().sum::<usize>() - gathered, "gaps");
+    }
+    Ok(())
+}
+
+#[test]
+fn every_shard_comes_to_its_place_and_gaps_stay() {
+    for ranks in 1..=9 {
+        in_group(ranks, |group| {
+            for round in 0..3 {
+                let lens: Vec<usize> =
+                    (0..ranks).map(|rank| LENGTHS[(rank * 5 + round) % LENGTHS.len()]).collect();
+                gather(group, &lens, 1 + round as u32, false)?;
+                gather(group, &lens, 1 + round as u32, true)?;
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn buffers_that_are_not_given_are_as_long_as_they_must_be() {
+    in_group(2, |group| {
+        let me = group.rank();
+        let to = |buffer, offset| Destination { buffer, offset };
+        let destinations = if me == Rank(0) { [to(1, 3), to(0, 0)] } else { [to(0, 0), to(0, 4)] };
+        let mut gather = group.all_gather_list::<f32>(&[4, 2], &destinations).prepare()?;
+        gather.input_mut()?.fill(me.0 as f32 + 1.0);
+        gather.run()?;
+        let gathered = gather.gathered()?;
+        let shards = (gathered.shard(Rank(0))?, gathered.shard(Rank(1))?);
+        assert_eq!(shards, (&[1.0; 4][..], &[2.0; 2][..]));
+        if me == Rank(0) {
+            assert_eq!(gather.output_buffer(0)?, [2.0; 2]);
+            assert_eq!(gather.output_buffer(1)?, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+            let error = gather.output().unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                "the output is 2 buffers; take them by `shard`, `tensor` or `output_buffer`"
+            );
+        } else {
+            assert_eq!(gather.output()?, [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]);
+        }
+        Ok(())
+    });
+}

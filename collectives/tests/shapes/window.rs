@@ -1,0 +1,159 @@
+//! Windows: regions that are exchanged once, over whose ranges operations run.
+
+use std::sync::Barrier;
+
+use peerlane_collectives::error::Error;
+use peerlane_collectives::group::{AllGather, Window};
+use peerlane_hal::{ErrorKind, Rank};
+
+use crate::ranks::{UNTOUCHED, check, fill, in_group};
+
+fn shard_of(begin: usize, lens: &[usize], rank: Rank) -> std::ops::Range<usize> {
+    let begin = begin + lens[..rank.index()].iter().sum::<usize>();
+    begin..begin + lens[rank.index()]
+}
+
+/// Gathers in place over the range that begins at `begin`; beside it nothing changes.
+fn run(
+    gather: &mut AllGather<u8>,
+    window: &Window<u8>,
+    begin: usize,
+    lens: &[usize],
+    (me, start): (Rank, usize),
+) -> Result<(), Error> {
+    window.slice_mut(0..window.len())?.fill(UNTOUCHED);
+    fill(&mut window.slice_mut(shard_of(begin, lens, me))?, me, 0, start);
+    gather.run()?;
+    for rank in Rank::all(lens.len()) {
+        check(&window.slice(shard_of(begin, lens, rank))?, rank, 0, start);
+    }
+    let end = begin + lens.iter().sum::<usize>();
+    let beside = [window.slice(0..begin)?, window.slice(end..window.len())?];
+    assert!(beside.iter().all(|slice| slice.iter().all(|byte| *byte == UNTOUCHED)));
+    Ok(())
+}
+
+#[test]
+fn operations_run_over_ranges_in_turn() {
+    for ranks in 1..=6 {
+        in_group(ranks, |group| {
+            let me = group.rank();
+            let window = group.window::<u8>(4000)?;
+            let even = vec![65; ranks];
+            let uneven: Vec<usize> = (0..ranks).map(|rank| rank * 33).collect();
+            let ranges = [(0, &even), (17, &even), (100, &uneven), (50, &uneven)];
+            let mut gathers = Vec::new();
+            for (index, (begin, lens)) in ranges.into_iter().enumerate() {
+                let builder = group.all_gather_into_v(&window, begin, lens);
+                let builder = builder.parts(1 + index as u32).in_place();
+                gathers.push((builder.prepare()?, begin, lens));
+            }
+            for start in 0..12 {
+                let index = start % gathers.len();
+                let (gather, begin, lens) = &mut gathers[index];
+                run(gather, &window, *begin, lens, (me, start))?;
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn the_own_shard_may_come_from_a_buffer_or_from_a_window() {
+    in_group(3, |group| {
+        let me = group.rank();
+        let (window, shards) = (group.window::<u8>(400)?, group.window::<u8>(130)?);
+        let mut input = group.allocate(65)?;
+        fill(input.as_mut_slice()?, me, 0, 0);
+        let mut first = group.all_gather_into(&window, 3..198).input(input).prepare()?;
+        let builder = group.all_gather_into(&window, 200..395);
+        let mut second = builder.input_from(&shards, 65).prepare()?;
+        fill(&mut shards.slice_mut(65..130)?, me, 0, 1);
+        let (one, two) = (first.start()?, second.start()?);
+        two.wait()?;
+        one.wait()?;
+        for rank in Rank::all(3) {
+            let index = 65 * rank.index();
+            check(&window.slice(3 + index..68 + index)?, rank, 0, 0);
+            check(&window.slice(200 + index..265 + index)?, rank, 0, 1);
+        }
+        fill(first.input_mut()?, me, 0, 2);
+        first.run()?;
+        check(&window.slice(3..68)?, Rank(0), 0, 2);
+        Ok(())
+    });
+}
+
+#[test]
+fn the_callers_own_memory_becomes_a_window() {
+    in_group(2, |group| {
+        let me = group.rank();
+        let mut buffer = group.allocate::<f32>(8)?;
+        buffer.as_mut_slice()?.fill(me.0 as f32);
+        let window = group.window_over(buffer)?;
+        let mut gather = group.all_gather_into(&window, 2..6).in_place().prepare()?;
+        gather.run()?;
+        let other = [0.0, 0.0, 1.0, 1.0];
+        assert_eq!(window.slice(2..6)?[..], other);
+        assert_eq!((window.slice(0..2)?[0], window.slice(6..8)?[1]), (me.0 as f32, me.0 as f32));
+        Ok(())
+    });
+}
+
+fn refused<T>(result: Result<T, Error>) -> String {
+    let error = result.err().expect("it is refused");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    error.to_string()
+}
+
+#[test]
+fn the_host_and_operations_do_not_use_the_same_bytes_at_once() {
+    let checked = Barrier::new(2);
+    in_group(2, |group| {
+        let window = group.window::<u8>(100)?;
+        let mut first = group.all_gather_into(&window, 0..40).in_place().prepare()?;
+        let mut second = group.all_gather_into(&window, 30..60).in_place().prepare()?;
+        if group.rank() == Rank(1) {
+            // Until here the start of rank 0 is open.
+            checked.wait();
+            first.run()?;
+            return second.run();
+        }
+        let slice = window.slice(35..36)?;
+        assert_eq!(
+            refused(first.start().map(drop)),
+            "bytes 35 to 36 of window 1 are in use: the host has borrowed them; drop that slice first"
+        );
+        assert!(refused(window.slice_mut(0..100).map(drop)).contains("the host has borrowed them"));
+        drop(slice);
+        let started = first.start()?;
+        assert_eq!(
+            refused(second.start().map(drop)),
+            "bytes 0 to 40 of window 1 are in use: all-gather 1 is under way there; wait for it first"
+        );
+        assert!(refused(window.slice(0..1).map(drop)).contains("all-gather 1 is under way"));
+        window.slice(40..100)?;
+        checked.wait();
+        started.wait()?;
+        second.run()?;
+        assert_eq!(
+            refused(second.output().map(drop)),
+            "the output is a range of a window; take it by `Window::slice`"
+        );
+        assert_eq!(
+            refused(window.slice(90..101).map(drop)),
+            "the range is 90 to 101, expected one within 0 to 100, the length of the window"
+        );
+        Ok(())
+    });
+}
+
+#[test]
+fn a_window_lives_as_long_as_its_operations() {
+    in_group(2, |group| {
+        let window = group.window::<u8>(10)?;
+        let mut gather = group.all_gather_into(&window, 0..10).in_place().prepare()?;
+        drop(window);
+        gather.run()
+    });
+}
