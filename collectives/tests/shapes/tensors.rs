@@ -75,9 +75,9 @@ fn gather(
     let mut gather = prepare(group, algorithm, uneven, (parts, outputs), places)?;
     let lens = lens(group.ranks(), uneven);
     for start in 0..3 {
-        for tensor in 0..TENSORS.len() {
+        for (tensor, lens) in lens.iter().enumerate() {
             let piece = gather.input_piece_mut(tensor)?;
-            assert_eq!(piece.len(), lens[tensor][me.index()]);
+            assert_eq!(piece.len(), lens[me.index()]);
             fill(piece, me, tensor, start);
         }
         gather.run()?;
