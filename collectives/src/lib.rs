@@ -9,5 +9,6 @@ pub mod layout;
 pub mod plan;
 mod run;
 pub mod topology;
+pub mod trace;
 pub mod verify;
 mod window;

@@ -5,6 +5,8 @@
 #[path = "streams/support.rs"]
 mod support;
 
+#[path = "streams/beside.rs"]
+mod beside;
 #[path = "streams/capture.rs"]
 mod capture;
 #[path = "streams/order.rs"]

@@ -7,6 +7,7 @@ mod buffer;
 mod guard;
 mod options;
 mod place;
+mod progress;
 mod reach;
 mod report;
 pub(crate) mod shared;
@@ -185,9 +186,9 @@ impl<F: Fabric> Drop for Group<F> {
             let _ = self.shared.bootstrap.abort(&record);
         }
         self.shared.close(Closed::Alone);
-        if let Some(watchdog) = self.watchdog.take() {
+        for thread in [self.watchdog.take(), self.shared.take_progress()].into_iter().flatten() {
             // A panic there has been printed; there is nobody to hand it to.
-            let _ = watchdog.join();
+            let _ = thread.join();
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::Waker;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
@@ -30,6 +31,10 @@ pub(crate) struct Shared {
     left_count: AtomicUsize,
     /// Operations with a start that is not complete.
     open: AtomicUsize,
+    pub(super) progress: Mutex<Option<JoinHandle<()>>>,
+    pub(super) progress_sleeps: AtomicBool,
+    /// With `state`.
+    pub(super) progress_wanted: Condvar,
 }
 
 #[derive(Default)]
@@ -58,6 +63,10 @@ pub(super) struct Watched {
 }
 
 impl Watched {
+    pub(super) fn driven(&self) -> (Arc<Watch>, Arc<Mutex<Course>>) {
+        (Arc::clone(&self.watch), Arc::clone(&self.course))
+    }
+
     /// The course, unless somebody else drives it.
     pub(super) fn free_course(&self) -> Option<MutexGuard<'_, Course>> {
         match self.course.try_lock() {
@@ -80,6 +89,9 @@ impl Shared {
             left,
             left_count: AtomicUsize::new(0),
             open: AtomicUsize::new(0),
+            progress: Mutex::default(),
+            progress_sleeps: AtomicBool::new(false),
+            progress_wanted: Condvar::new(),
         });
         shared.bootstrap.listen(Self::listener(Arc::downgrade(&shared)));
         shared
@@ -241,6 +253,7 @@ impl Shared {
         self.state().closed.get_or_insert(how);
         self.aborted.store(true, Ordering::Release);
         self.wake();
+        self.progress_wanted.notify_all();
     }
 
     /// Start `epoch` of an operation is under way. The caller has locked its course.
@@ -249,6 +262,7 @@ impl Shared {
             self.open.fetch_add(1, Ordering::Relaxed);
         }
         watch.open(epoch, deadline);
+        self.wake_progress();
         if deadline.timeout() < self.timeout {
             // The watchdog may sleep past it. It holds the lock from its look at the deadlines until it
             // sleeps, so behind the lock it is either asleep or still to look.

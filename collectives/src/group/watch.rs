@@ -29,6 +29,7 @@ pub(crate) struct Watch {
     origin: Instant,
     on_stream: AtomicBool,
     captured: AtomicBool,
+    beside: AtomicBool,
 }
 
 impl Watch {
@@ -53,6 +54,7 @@ impl Watch {
             origin: Instant::now(),
             on_stream: AtomicBool::new(false),
             captured: AtomicBool::new(false),
+            beside: AtomicBool::new(false),
         }
     }
 
@@ -79,6 +81,16 @@ impl Watch {
         self.captured.store(true, Ordering::Release);
     }
 
+    /// From now on the progress thread drives what is open.
+    pub(crate) fn mark_beside(&self) {
+        self.beside.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the progress thread has something to drive here.
+    pub(crate) fn is_beside(&self) -> bool {
+        self.beside.load(Ordering::SeqCst) && (self.is_captured() || self.due().is_some())
+    }
+
     pub(crate) fn is_captured(&self) -> bool {
         self.captured.load(Ordering::Acquire)
     }
@@ -87,7 +99,8 @@ impl Watch {
         if self.closed.load(Ordering::Relaxed) + 1 == epoch {
             self.set_deadline(deadline);
         }
-        self.opened.store(epoch, Ordering::Release);
+        // Ordered before the look at whether the progress thread sleeps.
+        self.opened.store(epoch, Ordering::SeqCst);
     }
 
     /// Every start up to `epoch` is complete. Who opens and closes holds the lock of the course.
@@ -106,7 +119,7 @@ impl Watch {
 
     /// When the oldest open start is overdue, if one is open.
     pub(crate) fn due(&self) -> Option<Instant> {
-        let open = self.opened.load(Ordering::Acquire) > self.closed.load(Ordering::Acquire);
+        let open = self.opened.load(Ordering::SeqCst) > self.closed.load(Ordering::Acquire);
         let nanos = self.deadline_nanos.load(Ordering::Relaxed);
         open.then(|| self.origin + Duration::from_nanos(nanos))
     }

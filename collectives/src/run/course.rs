@@ -5,12 +5,13 @@
 //! watchdog looks at them when they are due.
 
 use std::any::Any;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use peerlane_hal::{Deadline, ErrorKind};
 
 use crate::error::Error;
 use crate::run::lane::Lane;
+use crate::trace::TracedStart;
 
 #[cfg(test)]
 mod tests;
@@ -18,13 +19,29 @@ mod tests;
 /// How long an engine may take to drain once it is released.
 pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The most starts that are traced.
+const TRACED_STARTS_MAX: usize = 1 << 12;
+
 /// All lanes of this rank in one plan, and the last start.
 pub(crate) struct Course {
     lanes: Vec<Lane>,
-    capturable: bool,
+    manner: Manner,
     /// Whether a sleep on one lane may miss what another lane, or another fabric, has to tell.
     several: bool,
     started: u64,
+    /// When the traced starts were made.
+    made: Vec<(Instant, SystemTime)>,
+}
+
+/// What was asked for when the operation was prepared.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Manner {
+    /// The windows have flags for captured starts.
+    pub(crate) capturable: bool,
+    /// No thread may drive what is on a stream.
+    pub(crate) strict: bool,
+    /// Steps are written down.
+    pub(crate) traced: bool,
 }
 
 /// Why a start on a stream did not get onto it.
@@ -49,14 +66,12 @@ impl Stop {
 }
 
 impl Course {
-    /// `capturable` says that the window has flags for captured starts.
-    ///
     /// # Safety
     /// The lanes' programs stay inside their windows, which their ports keep alive; the plan is
     /// verified, so that ranks that run it do not race.
-    pub(crate) unsafe fn new(lanes: Vec<Lane>, capturable: bool) -> Self {
+    pub(crate) unsafe fn new(lanes: Vec<Lane>, manner: Manner) -> Self {
         let several = lanes.len() > 1 || lanes.iter().any(Lane::hears_other_fabrics);
-        Self { lanes, capturable, several, started: 0 }
+        Self { lanes, manner, several, started: 0, made: Vec::new() }
     }
 
     pub(crate) fn lanes(&self) -> &[Lane] {
@@ -72,9 +87,21 @@ impl Course {
         self.lanes.iter().map(Lane::done).min().unwrap_or(self.started)
     }
 
-    /// Whether everything that was started has been handed to the engines.
+    /// Whether everything that was started has been handed to the engines, but for what somebody has
+    /// to drive beside a stream.
     pub(crate) fn is_submitted(&self) -> bool {
-        self.lanes.iter().all(|lane| lane.is_submitted(self.started))
+        let mut lanes = self.lanes.iter().filter(|lane| lane.takes_stream() || !lane.is_driven());
+        lanes.all(|lane| lane.is_submitted(self.started))
+    }
+
+    /// Whether a start on a stream comes further only while somebody drives it.
+    pub(crate) fn is_driven(&self) -> bool {
+        self.lanes.iter().any(Lane::is_driven)
+    }
+
+    /// Whether somebody has to drive a part of every replay.
+    pub(crate) fn is_armed_by_capture(&self) -> bool {
+        !self.lanes.iter().all(Lane::takes_stream)
     }
 
     /// Whether something moves only while somebody calls.
@@ -85,7 +112,26 @@ impl Course {
     /// One start more; [`drive`](Self::drive) gets it under way.
     pub(crate) fn start(&mut self) -> u64 {
         self.started += 1;
+        if self.manner.traced && self.made.len() < TRACED_STARTS_MAX {
+            self.made.push((Instant::now(), SystemTime::now()));
+        }
         self.started
+    }
+
+    /// What has been traced: the starts, and whether something is missing.
+    pub(crate) fn traced(&self) -> Option<(Vec<TracedStart>, bool)> {
+        if !self.manner.traced {
+            return None;
+        }
+        let start = |(epoch, &(origin, made)): (u64, &(Instant, SystemTime))| {
+            let since = made.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            let unix_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+            let steps = self.lanes.iter().flat_map(|lane| lane.traced(epoch, origin)).collect();
+            TracedStart { epoch, unix_ns, steps }
+        };
+        let is_cut = self.started > self.made.len() as u64;
+        let is_cut = is_cut || self.lanes.iter().any(Lane::is_trace_cut);
+        Some(((1..).zip(&self.made).map(start).collect(), is_cut))
     }
 
     /// Submits and moves what can be; never waits. Whether anything came further.
@@ -127,16 +173,21 @@ impl Course {
         for lane in self.lanes.iter_mut().filter(|lane| lane.takes_stream()) {
             captures |= lane.is_capturing(stream).map_err(Stop::before_submit)?;
         }
-        if !self.lanes.iter().all(Lane::queues_waits) {
+        if !self.lanes.iter().filter(|lane| lane.takes_stream()).all(Lane::queues_waits) {
             return refuse("a start on a stream needs engines that queue waits; use `start`");
         }
-        if captures && !self.capturable {
+        if self.manner.strict && self.is_driven() {
+            return refuse(
+                "strict is set, and a thread would have to drive lanes beside the stream; use `start`",
+            );
+        }
+        if captures && !self.manner.capturable {
             return refuse(
                 "the stream is being captured, and this all-gather has no flags for that; prepare \
                  it with `capturable()`",
             );
         }
-        if captures && !self.lanes.iter().all(Lane::takes_stream) {
+        if captures && !self.lanes.iter().all(|lane| lane.takes_stream() || lane.can_be_armed()) {
             return refuse("the plan has lanes that cannot be captured");
         }
         Ok(captures)
@@ -171,15 +222,19 @@ impl Course {
     }
 
     /// Records one start into the graph for which the lanes are forked, in the order of
-    /// [`drive`](Self::drive).
+    /// [`drive`](Self::drive). Lanes that are not forked are armed instead: driven at every replay.
     pub(crate) fn capture(&mut self) -> Result<(), Stop> {
         let [home, others @ ..] = &mut self.lanes[..] else { return Ok(()) };
         // SAFETY: `new`'s contract; that all lives as long as the graph is said to whoever asked
         // for a capturable operation.
         unsafe { home.capture_entry() }.map_err(Stop::before_submit)?;
         for lane in others {
-            // SAFETY: as above.
-            unsafe { lane.capture_rest() }.map_err(Stop::before_submit)?;
+            if lane.takes_stream() {
+                // SAFETY: as above.
+                unsafe { lane.capture_rest() }.map_err(Stop::before_submit)?;
+            } else {
+                lane.arm();
+            }
         }
         // SAFETY: as above.
         unsafe { home.capture_rest() }.map_err(Stop::before_submit)

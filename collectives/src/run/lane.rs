@@ -4,14 +4,17 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerlane_hal::{ErrorKind, Ticket};
 
 use crate::error::Error;
+use crate::plan::LaneId;
 use crate::run::port::{Bound, Port};
 use crate::run::program::Program;
+use crate::run::tracer::Tracer;
 use crate::run::turns::Start;
+use crate::trace::TracedStep;
 use crate::window::FlagSpot;
 
 /// Starts whose tickets are remembered without allocating.
@@ -22,6 +25,9 @@ pub(crate) struct Lane {
     program: Program,
     port: Box<dyn Port>,
     takes_stream: bool,
+    tracer: Option<Tracer>,
+    /// The next step of the replay that is being driven, where there may be replays.
+    armed: Option<usize>,
     /// The start that is being submitted, and the next step of it.
     epoch: u64,
     next: usize,
@@ -34,10 +40,27 @@ pub(crate) struct Lane {
 impl Lane {
     /// `takes_stream` says that the lane begins and ends with the caller's stream, where there is
     /// one; every other lane does by flags.
-    pub(crate) fn new(program: Program, port: Box<dyn Port>, takes_stream: bool) -> Self {
+    pub(crate) fn new(
+        id: LaneId,
+        mut program: Program,
+        port: Box<dyn Port>,
+        takes_stream: bool,
+    ) -> Self {
+        let tracer = program.origins.take().map(|origins| Tracer::new(id, origins));
         let open = VecDeque::with_capacity(OPEN_STARTS);
-        let (epoch, next, last, done) = (1, 0, Ticket::NONE, 0);
-        Self { program, port, takes_stream, epoch, next, open, last, done }
+        let (epoch, next, last, done, armed) = (1, 0, Ticket::NONE, 0, None);
+        Self { program, port, takes_stream, tracer, armed, epoch, next, open, last, done }
+    }
+
+    /// What was traced of start `epoch`, made at `origin`.
+    pub(crate) fn traced(&self, epoch: u64, origin: Instant) -> Vec<TracedStep> {
+        let tracer = self.tracer.as_ref();
+        tracer.map_or_else(Vec::new, |tracer| tracer.steps(epoch, origin, &self.program.steps))
+    }
+
+    /// Whether more was done than is traced.
+    pub(crate) fn is_trace_cut(&self) -> bool {
+        self.tracer.as_ref().is_some_and(Tracer::is_cut)
     }
 
     pub(crate) fn queues_waits(&self) -> bool {
@@ -52,6 +75,25 @@ impl Lane {
     pub(crate) fn hears_other_fabrics(&self) -> bool {
         let mut steps = self.program.steps.iter();
         steps.any(|step| matches!(step, Bound::Wait { flag } if flag.crossing))
+    }
+
+    /// Whether it comes further only when somebody calls.
+    pub(crate) fn is_driven(&self) -> bool {
+        self.is_polled() || !self.queues_waits()
+    }
+
+    /// Whether somebody can wait in its place, as replays need where the lane takes no stream.
+    pub(crate) fn can_be_armed(&self) -> bool {
+        let readable = |step: &Bound| match *step {
+            Bound::Wait { flag } => self.port.flag(flag, Start::Captured).is_some(),
+            _ => true,
+        };
+        self.program.steps.iter().all(readable)
+    }
+
+    /// From now on the lane runs whenever a replay lets it.
+    pub(crate) fn arm(&mut self) {
+        self.armed.get_or_insert(0);
     }
 
     pub(crate) fn takes_stream(&self) -> bool {
@@ -93,18 +135,36 @@ impl Lane {
     /// # Safety
     /// As [`Port::submit`], for every step of the program.
     pub(crate) unsafe fn enter(&mut self, started: u64) -> Result<(), Error> {
-        if self.epoch > started || self.next >= self.program.entry {
-            return Ok(());
-        }
-        let entry = &self.program.steps[self.next..self.program.entry];
-        let slice = &entry[..entry.len().min(self.port.caps().slice_ops_max)];
-        // SAFETY: the caller's.
-        match unsafe { self.port.submit(slice, Start::Eager(self.epoch)) } {
-            Ok(ticket) => (self.next, self.last) = (self.next + slice.len(), ticket),
-            Err(error) if error.kind() == ErrorKind::QueueFull => {}
-            Err(error) => return Err(error),
+        while self.epoch <= started && self.next < self.program.entry {
+            // SAFETY: the caller's.
+            if !unsafe { self.submit_slice(self.program.entry) }? {
+                break;
+            }
         }
         Ok(())
+    }
+
+    /// Submits the next slice of the start, none of it at `end` or behind; whether there was room.
+    ///
+    /// # Safety
+    /// As [`Port::submit`].
+    unsafe fn submit_slice(&mut self, end: usize) -> Result<bool, Error> {
+        let rest = &self.program.steps[self.next..end];
+        let slice = &rest[..self.slice(rest)];
+        let submitted_at = self.tracer.is_some().then(Instant::now);
+        // SAFETY: the caller's.
+        match unsafe { self.port.submit(slice, Start::Eager(self.epoch)) } {
+            Ok(ticket) => self.last = ticket,
+            Err(error) if error.kind() == ErrorKind::QueueFull => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        let index = self.next;
+        self.next += slice.len();
+        if let (Some(tracer), Some(at)) = (&mut self.tracer, submitted_at) {
+            tracer.submitted(self.epoch, index, self.last, at);
+            self.look()?;
+        }
+        Ok(true)
     }
 
     /// Submits what can be submitted of the starts up to `started`, and looks what is complete;
@@ -113,11 +173,46 @@ impl Lane {
     /// # Safety
     /// As [`Port::submit`], for every step of the program.
     pub(crate) unsafe fn drive(&mut self, started: u64) -> Result<bool, Error> {
-        let before = (self.epoch, self.next, self.done);
+        let before = (self.epoch, self.next, self.done, self.last);
         // SAFETY: the caller's.
         unsafe { self.submit(started) }?;
+        // SAFETY: the caller's.
+        unsafe { self.replay() }?;
         self.look()?;
-        Ok(before != (self.epoch, self.next, self.done))
+        Ok(before != (self.epoch, self.next, self.done, self.last))
+    }
+
+    /// Takes part in replays as far as their flags let it; one after the other, for ever.
+    ///
+    /// # Safety
+    /// As [`Port::submit`].
+    unsafe fn replay(&mut self) -> Result<(), Error> {
+        let Some(mut next) = self.armed else { return Ok(()) };
+        while let Some(step) = self.program.steps.get(next) {
+            let taken = if let Bound::Wait { flag } = *step {
+                if !reached(&*self.port, flag, Start::Captured)? {
+                    break;
+                }
+                1
+            } else {
+                let rest = &self.program.steps[next..];
+                let most = rest.len().min(self.port.caps().slice_ops_max);
+                let slice = &rest[..until_wait(&rest[..most])];
+                // SAFETY: the caller's.
+                match unsafe { self.port.submit(slice, Start::Captured) } {
+                    Ok(ticket) => self.last = ticket,
+                    Err(error) if error.kind() == ErrorKind::QueueFull => break,
+                    Err(error) => return Err(error),
+                }
+                slice.len()
+            };
+            next += taken;
+            if next == self.program.steps.len() {
+                next = 0;
+            }
+        }
+        self.armed = Some(next);
+        Ok(())
     }
 
     /// Submits the entry of a start into the graph that is being captured. A captured start has
@@ -143,6 +238,9 @@ impl Lane {
 
     fn look(&mut self) -> Result<(), Error> {
         let completed = self.port.completed()?;
+        if let Some(tracer) = &mut self.tracer {
+            tracer.completed(completed);
+        }
         while let Some(&(epoch, ticket)) = self.open.front()
             && ticket <= completed
         {
@@ -168,37 +266,39 @@ impl Lane {
             }
             let rest = &self.program.steps[self.next..];
             if let (false, Bound::Wait { flag }) = (self.queues_waits(), rest[0]) {
-                if !reached(&*self.port, flag, self.epoch)? {
+                if !reached(&*self.port, flag, Start::Eager(self.epoch))? {
+                    self.tracer.as_mut().map(Tracer::looks);
                     return Ok(());
+                }
+                if let Some(tracer) = &mut self.tracer {
+                    tracer.reached(self.epoch, self.next);
                 }
                 self.next += 1;
                 continue;
             }
-            let slice = &rest[..self.slice(rest)];
             // SAFETY: the caller's.
-            match unsafe { self.port.submit(slice, Start::Eager(self.epoch)) } {
-                Ok(ticket) => (self.next, self.last) = (self.next + slice.len(), ticket),
-                Err(error) if error.kind() == ErrorKind::QueueFull => return Ok(()),
-                Err(error) => return Err(error),
+            if !unsafe { self.submit_slice(self.program.steps.len()) }? {
+                return Ok(());
             }
         }
         Ok(())
     }
 
     /// How many steps of `rest` go into the next slice: up to the limit, and where waits cannot be
-    /// queued, up to the next wait.
+    /// queued, up to the next wait. Traced, every step is a slice with a ticket of its own.
     fn slice(&self, rest: &[Bound]) -> usize {
         let caps = self.port.caps();
-        let most = rest.len().min(caps.slice_ops_max);
+        let slice_ops_max = if self.tracer.is_some() { 1 } else { caps.slice_ops_max };
+        let most = rest.len().min(slice_ops_max);
         if caps.queued_wait {
             return most;
         }
-        let wait = rest[..most].iter().position(|step| matches!(step, Bound::Wait { .. }));
-        wait.unwrap_or(most)
+        until_wait(&rest[..most])
     }
 
     /// Lets blocked waits pass and forgets what was not submitted; whether the engine is drained.
     pub(crate) fn release(&mut self) -> Result<bool, Error> {
+        self.armed = None;
         self.port.release()?;
         Ok(self.port.completed()? >= self.last)
     }
@@ -214,11 +314,23 @@ unsafe fn capture(port: &mut dyn Port, steps: &[Bound]) -> Result<(), Error> {
     Ok(())
 }
 
-fn reached(port: &dyn Port, flag: FlagSpot, epoch: u64) -> Result<bool, Error> {
-    let flag = port.flag(flag, Start::Eager(epoch)).ok_or_else(|| {
+/// How many steps come before the next wait.
+fn until_wait(steps: &[Bound]) -> usize {
+    let wait = steps.iter().position(|step| matches!(step, Bound::Wait { .. }));
+    wait.unwrap_or(steps.len())
+}
+
+/// Whether a flag is there; that of a captured start is taken then.
+fn reached(port: &dyn Port, flag: FlagSpot, start: Start) -> Result<bool, Error> {
+    let flag = port.flag(flag, start).ok_or_else(|| {
         let text = "an engine without queued waits needs flags that the host can read";
         Error::new(ErrorKind::Mismatch, text)
     })?;
     // Acquire: what the writer published is readable by what is submitted next.
-    Ok(flag.load(Ordering::Acquire) >= epoch)
+    let reached = flag.load(Ordering::Acquire) >= start.value();
+    if reached && start == Start::Captured {
+        // Release: whoever sees the zero may signal again.
+        flag.store(0, Ordering::Release);
+    }
+    Ok(reached)
 }

@@ -11,5 +11,6 @@ pub(crate) mod lane;
 pub(crate) mod port;
 pub(crate) mod prepared;
 pub(crate) mod program;
+pub(crate) mod tracer;
 pub(crate) mod turns;
 pub(crate) mod writers;

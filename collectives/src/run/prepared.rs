@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerlane_hal::Deadline;
 
@@ -12,10 +12,13 @@ use crate::group::watch::Watch;
 use crate::run::course::{Course, Stop};
 use crate::run::lane::Lane;
 use crate::run::turns::Start;
+use crate::trace::TracedStart;
 
 /// How long a caller sleeps on one lane before it looks at the others, where it drives several, or at
 /// flags that another fabric's engines write.
-const SEVERAL_PARK_MAX: Duration = Duration::from_micros(100);
+const SEVERAL_PARK_MAX: Duration = Duration::from_micros(50);
+/// A look at the lanes that takes longer has copied bytes, and there may be more.
+const COPYING: Duration = Duration::from_micros(20);
 /// The same where it waits for room in a full queue.
 const ROOM_PARK_MAX: Duration = Duration::from_millis(1);
 
@@ -24,14 +27,24 @@ pub(crate) struct Prepared {
     course: Arc<Mutex<Course>>,
     shared: Arc<Shared>,
     watch: Arc<Watch>,
+    several: bool,
+}
+
+/// What a look at the lanes has found.
+struct Further {
+    /// The last start that is complete.
+    done: u64,
+    /// Whether a lane came further.
+    moved: bool,
 }
 
 impl Prepared {
     pub(crate) fn new(course: Course, shared: Arc<Shared>, watch: Arc<Watch>) -> Self {
         let wakers = course.lanes().iter().map(Lane::waker).collect();
+        let several = course.is_several();
         let course = Arc::new(Mutex::new(course));
         shared.enter(&watch, &course, wakers);
-        Self { course, shared, watch }
+        Self { course, shared, watch, several }
     }
 
     fn course(&self) -> MutexGuard<'_, Course> {
@@ -42,6 +55,11 @@ impl Prepared {
     /// The last start.
     pub(crate) fn started(&self) -> u64 {
         self.course().started()
+    }
+
+    /// What has been traced so far.
+    pub(crate) fn traced(&self) -> Option<(Vec<TracedStart>, bool)> {
+        self.course().traced()
     }
 
     /// Waits for whatever is open; at no cost where nothing is.
@@ -90,9 +108,16 @@ impl Prepared {
         stream: &dyn Any,
         timeout: Duration,
     ) -> Result<Start, Stop> {
-        if course.is_capturing(stream)? {
+        let captures = course.is_capturing(stream)?;
+        let needs_thread = if captures { course.is_armed_by_capture() } else { course.is_driven() };
+        if needs_thread {
+            // Before anything is on the stream that nobody would drive.
+            self.shared.drive_beside(&self.watch).map_err(Stop::Refused)?;
+        }
+        if captures {
             self.watch.mark_captured();
             course.forked(stream, Course::capture)?;
+            self.shared.wake_progress();
             return Ok(Start::Captured);
         }
         self.watch.mark_on_stream();
@@ -129,18 +154,27 @@ impl Prepared {
 
     /// Whether start `epoch` is complete; drives what is driven by its caller.
     pub(crate) fn poll(&mut self, epoch: u64) -> Result<bool, Error> {
-        let done = self.drive()? >= epoch;
+        let done = self.drive()?.done;
+        self.is_done(done, epoch)
+    }
+
+    fn is_done(&mut self, done: u64, epoch: u64) -> Result<bool, Error> {
         // The completion was seen first: only if nobody has aborted by now is it a result.
         if self.shared.check().is_err() {
             return self.fail();
         }
-        Ok(done)
+        Ok(done >= epoch)
     }
 
     /// Waits until start `epoch` is complete, and drives what else is open meanwhile. Without a
     /// deadline of its own, every start up to this one has until its own.
     pub(crate) fn wait(&mut self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
-        while !self.poll(epoch)? {
+        loop {
+            let looked_at = Instant::now();
+            let further = self.drive()?;
+            if self.is_done(further.done, epoch)? {
+                return Ok(());
+            }
             let overdue = match deadline {
                 Some(deadline) => deadline.has_passed().then(|| deadline.timeout()),
                 None => self.watch.is_overdue().then(|| self.watch.timeout()),
@@ -153,9 +187,16 @@ impl Prepared {
                 return self.fail();
             }
             let others = self.shared.drive_others(&self.watch);
-            self.park(others)?;
+            if !self.is_moving(further.moved, looked_at, others) {
+                self.park(others)?;
+            }
         }
-        Ok(())
+    }
+
+    /// Whether the lanes should be looked at again at once. A single lane says so itself, when it is
+    /// parked on; of several, that one may sleep while another has work.
+    fn is_moving(&self, moved: bool, looked_at: Instant, others: bool) -> bool {
+        (others || self.several) && (moved || looked_at.elapsed() > COPYING)
     }
 
     /// Whether a rank that has left owes a flag; that ends the group.
@@ -168,11 +209,14 @@ impl Prepared {
         Ok(record.map(|record| self.shared.raise(record)).is_some())
     }
 
-    /// Drives the own lanes; the last start that is complete.
-    fn drive(&mut self) -> Result<u64, Error> {
+    /// Drives the own lanes.
+    fn drive(&mut self) -> Result<Further, Error> {
         let driven = {
             let mut course = self.course();
-            course.drive().map(|_| self.shared.close_done(&self.watch, &course))
+            course.drive().map(|moved| {
+                let done = self.shared.close_done(&self.watch, &course);
+                Further { done, moved }
+            })
         };
         driven.or_else(|error| {
             self.shared.raise(self.watch.broken(&error));
@@ -183,8 +227,7 @@ impl Prepared {
     /// Without a timer: the watchdog keeps the deadline and wakes whoever sleeps.
     fn park(&mut self, others: bool) -> Result<(), Error> {
         let mut course = self.course();
-        let several = others || course.is_several();
-        course.park(if several { SEVERAL_PARK_MAX } else { Duration::MAX })
+        course.park(if others || self.several { SEVERAL_PARK_MAX } else { Duration::MAX })
     }
 
     /// Ends this plan after an abort: waits until every live rank knows, then releases.

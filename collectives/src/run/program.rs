@@ -12,6 +12,8 @@ use crate::window::{BufferId, FlagSpot, Spot};
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) steps: Box<[Bound]>,
+    /// The plan's step of each, where that is wanted.
+    pub(crate) origins: Option<Box<[Step]>>,
     /// How many of the steps are the entry.
     pub(crate) entry: usize,
     /// The waits in order, for people.
@@ -34,6 +36,8 @@ pub(crate) struct Binding<'a> {
     pub(crate) layout: &'a Layout,
     pub(crate) flags: FlagLayout,
     pub(crate) crossings: &'a Crossings,
+    /// Whether programs are to tell where their steps come from.
+    pub(crate) with_origins: bool,
 }
 
 impl Binding<'_> {
@@ -47,10 +51,15 @@ impl Binding<'_> {
         });
         let entry = closed.iter().take_while(|step| is_entry(step)).count();
         let mut steps = Vec::with_capacity(closed.len());
+        let mut origins = Vec::new();
         for step in &closed {
             self.step(step, tier, &mut steps);
+            if self.with_origins {
+                origins.resize(steps.len(), *step);
+            }
         }
-        Program { steps: steps.into(), entry, waits: waits.collect() }
+        let origins = self.with_origins.then(|| origins.into());
+        Program { steps: steps.into(), origins, entry, waits: waits.collect() }
     }
 
     /// Appends what a step is bound to: for a copy, as many as its cell has spans.

@@ -12,7 +12,7 @@ use crate::group::watch::Watch;
 use crate::group::window::{Extent, Inner};
 use crate::layout::Layout;
 use crate::plan::{LaneId, Source, Tier};
-use crate::run::course::Course;
+use crate::run::course::{Course, Manner};
 use crate::run::lane::Lane;
 use crate::run::port;
 use crate::run::prepared::Prepared;
@@ -103,15 +103,19 @@ impl Bound {
             let port = ports.next().expect("every lane has had its engine made");
             // An engine may put its work straight onto the stream, where two lanes would be one
             // queue, and the last wait of lane 0 would hold up the other.
-            Lane::new(lane.program, port, lane.id == LaneId::HOME)
+            Lane::new(lane.id, lane.program, port, lane.id == LaneId::HOME)
         });
         let lanes = lanes.collect();
         let views = Views { local: Arc::clone(&local), network };
         let writers = terms.writers(&ground);
         let watch = Arc::new(Watch::new(name, me, terms.timeout, waits, writers, views));
+        let manner = {
+            let Terms { capturable, strict, traced, .. } = terms;
+            Manner { capturable, strict, traced }
+        };
         // SAFETY: the layout puts every cell inside the windows' buffers, whose lengths were
         // checked on both sides; ports keep the windows; `verify` has passed the plans.
-        let course = unsafe { Course::new(lanes, terms.capturable) };
+        let course = unsafe { Course::new(lanes, manner) };
         let prepared = Prepared::new(course, ground.shared, Arc::clone(&watch));
         let Terms { layout, timeout, request, .. } = terms;
         let windows =

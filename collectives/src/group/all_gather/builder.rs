@@ -29,6 +29,7 @@ pub struct AllGatherBuilder<'g, F: Fabric, T> {
     outputs: Option<u32>,
     capturable: bool,
     strict: bool,
+    traced: bool,
     timeout: Duration,
     inputs: Vec<Buffer<Local<F>, T>>,
     source: Option<(Arc<Inner>, usize)>,
@@ -55,6 +56,7 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
             outputs: None,
             capturable: false,
             strict,
+            traced: false,
             timeout,
             inputs: Vec::new(),
             source: None,
@@ -112,6 +114,16 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
         self.strict = strict;
+        self
+    }
+
+    /// Whether every step is timed, for [`AllGather::trace`]; not at first. Each step is submitted by
+    /// itself then and looked at, which makes starts slower: what takes how long compared with the
+    /// rest shows, and what overlaps, but not the speed. Not together with
+    /// [`capturable`](Self::capturable).
+    #[must_use]
+    pub fn trace(mut self, trace: bool) -> Self {
+        self.traced = trace;
         self
     }
 
@@ -176,6 +188,7 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
             outputs: self.outputs,
             capturable: self.capturable,
             strict: self.strict,
+            traced: self.traced,
             timeout: self.timeout,
             inputs: self.inputs,
             source: self.source,

@@ -45,6 +45,7 @@ pub(super) struct Terms {
     pub(super) dtype: DType,
     pub(super) capturable: bool,
     pub(super) strict: bool,
+    pub(super) traced: bool,
     pub(super) timeout: Duration,
 }
 
@@ -220,7 +221,10 @@ impl<'g> Draft<'g> {
         let (layout, places) = (self.terms.layout.clone(), places_of(offers)?);
         self.terms.layout = layout.with_places(places)?;
         let Planned { plan, crossings, flags, turns, .. } = &self.planned;
-        let binding = Binding { plan, layout: &self.terms.layout, flags: *flags, crossings };
+        let binding = {
+            let (layout, with_origins) = (&self.terms.layout, self.terms.traced);
+            Binding { plan, layout, flags: *flags, crossings, with_origins }
+        };
         let lane = |id: LaneId| &plan.lanes[id.index()];
         let used = plan.lane_ids().filter(|&id| id == LaneId::HOME || !lane(id).steps.is_empty());
         let bound = |(id, &caps): (LaneId, &Caps)| BoundLane {

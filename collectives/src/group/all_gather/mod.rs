@@ -33,6 +33,7 @@ use crate::error::Error;
 use crate::layout::Layout;
 use crate::plan::Source;
 use crate::run::prepared::Prepared;
+use crate::trace::{Trace, TracedLane};
 use crate::window::HostView;
 
 /// A prepared all-gather: the shard of every rank to every rank.
@@ -118,8 +119,9 @@ impl<T: Element> AllGather<T> {
     /// *Capture.* On a stream that is being captured the start is recorded, if the operation was
     /// prepared as [`capturable`](AllGatherBuilder::capturable).
     ///
-    /// With engines that are driven by their caller, a start moves only in [`Lease::poll`] and
-    /// [`Lease::wait`].
+    /// *Progress.* Lanes whose engines do not move or wait by themselves are driven by a thread of the
+    /// group, the same for all its operations, which is started when it is first needed. With
+    /// [`strict`](AllGatherBuilder::strict) such a start is refused.
     ///
     /// # Errors
     /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch) for a stream of another backend or device, and
@@ -130,6 +132,18 @@ impl<T: Element> AllGather<T> {
         let start = self.prepared.start_on(stream, self.timeout)?;
         drop(begun);
         Ok(Lease::new(self, start))
+    }
+
+    /// What the starts so far did and when, where the operation was prepared with
+    /// [`trace`](AllGatherBuilder::trace). Of starts that are open, what has been seen.
+    pub fn trace(&self) -> Option<Trace> {
+        let (starts, is_cut) = self.prepared.traced()?;
+        let lanes = self.report.lanes.iter().map(|lane| TracedLane {
+            lane: lane.lane,
+            tier: lane.tier,
+            backend: lane.backend.to_string(),
+        });
+        Some(Trace { rank: self.rank.0, lanes: lanes.collect(), starts, is_cut })
     }
 
     /// How it runs.

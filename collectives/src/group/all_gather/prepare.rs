@@ -39,6 +39,7 @@ pub(super) struct Wish<F: Fabric, T> {
     pub(super) outputs: Option<u32>,
     pub(super) capturable: bool,
     pub(super) strict: bool,
+    pub(super) traced: bool,
     pub(super) timeout: Duration,
     pub(super) inputs: Vec<Buffer<Local<F>, T>>,
     /// A window, and the element at which the own shard begins there.
@@ -90,7 +91,8 @@ fn draft<F: Fabric, T: Element>(
     ground: Ground,
     wish: Wish<F, T>,
 ) -> Result<Draft<'_>, Error> {
-    let Wish { operation, algorithm, parts, in_place, capturable, strict, timeout, .. } = wish;
+    let Wish { operation, algorithm, parts, in_place, capturable, strict, traced, timeout, .. } =
+        wish;
     check_timeout(timeout)?;
     let layout = wish.shards.layout::<T>(group.ranks(), parts)?;
     let asked = Asked {
@@ -109,6 +111,10 @@ fn draft<F: Fabric, T: Element>(
         true => (FlagOrder::Batched, TWO_OUTPUTS_BATCHED_BYTES_MAX),
         false => (FlagOrder::Prompt, TWO_OUTPUTS_BYTES_MAX),
     };
+    if capturable && traced {
+        let text = "trace is set for a capturable all-gather, whose replays nobody sees; wanted one of them";
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
     let takes_turns = request.takes_turns() && !capturable;
     let outputs = wish.outputs.unwrap_or_else(|| {
         let small = layout.total_bytes() <= two_outputs_bytes_max;
@@ -124,8 +130,18 @@ fn draft<F: Fabric, T: Element>(
     }
     let shape = Shape { parts, in_place, outputs, flags, tiers: group.network.is_some() };
     let (dtype, rank) = (T::DTYPE, ground.rank);
-    let terms =
-        Terms { operation, algorithm, shape, layout, request, dtype, capturable, strict, timeout };
+    let terms = Terms {
+        operation,
+        algorithm,
+        shape,
+        layout,
+        request,
+        dtype,
+        capturable,
+        strict,
+        traced,
+        timeout,
+    };
     let planned = terms.plan(&ground)?;
     let turns = planned.turns;
     let need = |buffer| match buffer {

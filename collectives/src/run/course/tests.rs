@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use peerlane_hal::{Caps, ErrorKind, Rank, Ticket};
 
-use super::{Course, Stop};
+use super::{Course, Manner, Stop};
 use crate::error::Error;
+use crate::plan::LaneId;
 use crate::run::lane::Lane;
 use crate::run::port::{Bound, Port};
 use crate::run::program::Program;
@@ -131,12 +132,17 @@ fn course_with(
         let flag = FlagSpot { crossing: false, word: 0 };
         let steps = vec![Bound::Signal { peer: Rank(0), flag }; 3].into_boxed_slice();
         let entry = if name == 'a' { entry } else { 0 };
-        let program = Program { steps, entry, waits: Box::default() };
+        let program = Program { steps, origins: None, entry, waits: Box::default() };
         let told = Arc::clone(&told);
-        Lane::new(program, Box::new(FakePort { name, caps, told, tickets: 0, room }), true)
+        Lane::new(
+            LaneId::HOME,
+            program,
+            Box::new(FakePort { name, caps, told, tickets: 0, room }),
+            true,
+        )
     });
     // SAFETY: no port touches memory.
-    let course = unsafe { Course::new(lanes.into(), capturable) };
+    let course = unsafe { Course::new(lanes.into(), Manner { capturable, ..Manner::default() }) };
     (course, told)
 }
 

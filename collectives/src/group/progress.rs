@@ -1,0 +1,120 @@
+//! The progress thread: drives lanes beside a stream, where engines do not move by themselves.
+//!
+//! There is at most one a rank, and none until a start on a stream needs it; a start that its caller
+//! waits for is driven by the caller. It ends with the group. While nothing is open it sleeps.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use peerlane_hal::ErrorKind;
+
+use crate::error::Error;
+use crate::group::shared::{Shared, Watched};
+use crate::group::watch::Watch;
+use crate::run::course::Course;
+
+/// How long after the last move the thread looks without a pause.
+const EAGER: Duration = Duration::from_micros(100);
+/// How long after the last move pauses are short.
+const AWAKE: Duration = Duration::from_millis(10);
+const SHORT_PAUSE: Duration = Duration::from_micros(20);
+/// The pause where a graph may be replayed at any time, or a peer is late.
+const LONG_PAUSE: Duration = Duration::from_micros(200);
+
+type Driven = (Arc<Watch>, Arc<Mutex<Course>>);
+
+impl Shared {
+    /// Sees to it that the thread drives `watch`'s operation whenever something of it is open.
+    ///
+    /// # Errors
+    /// [`Other`](ErrorKind::Other) if the system has no thread.
+    pub(crate) fn drive_beside(self: &Arc<Self>, watch: &Watch) -> Result<(), Error> {
+        watch.mark_beside();
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        if progress.is_none() {
+            let shared = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("peerlane-progress".to_owned());
+            *progress = Some(thread.spawn(move || shared.make_progress()).map_err(|error| {
+                let text = format!("start the progress thread: {error}");
+                Error::new(ErrorKind::Other, text).with_source(error)
+            })?);
+        }
+        Ok(())
+    }
+
+    /// Wakes the thread, where there is one, for a start that has been opened.
+    pub(crate) fn wake_progress(&self) {
+        if self.progress_sleeps.load(Ordering::SeqCst) {
+            // The thread holds the lock from its look until it sleeps.
+            drop(self.state());
+            self.progress_wanted.notify_all();
+        }
+    }
+
+    /// Takes the thread, to be joined once the group is closed.
+    pub(crate) fn take_progress(&self) -> Option<JoinHandle<()>> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn make_progress(&self) {
+        let mut driven: Vec<Driven> = Vec::new();
+        let mut moved_at = Instant::now();
+        while self.pick(&mut driven) {
+            if self.drive_picked(&driven) {
+                moved_at = Instant::now();
+            }
+            // What is dropped meanwhile ends here, and not with the next start.
+            driven.clear();
+            match moved_at.elapsed() {
+                idle if idle < EAGER => std::thread::yield_now(),
+                idle if idle < AWAKE => std::thread::sleep(SHORT_PAUSE),
+                _ => std::thread::sleep(LONG_PAUSE),
+            }
+        }
+    }
+
+    /// Waits until something is to be driven; false at the end of the group.
+    fn pick(&self, driven: &mut Vec<Driven>) -> bool {
+        let mut state = self.state();
+        loop {
+            // Before the look: a start that is opened behind the look finds it, and wakes the thread.
+            self.progress_sleeps.store(true, Ordering::SeqCst);
+            // After an abort nothing is driven any more; it is released.
+            if state.record.is_none() {
+                let wanted = state.watched.iter().filter(|watched| watched.watch.is_beside());
+                driven.extend(wanted.map(Watched::driven));
+            }
+            if state.closed.is_some() || !driven.is_empty() {
+                self.progress_sleeps.store(false, Ordering::SeqCst);
+                return state.closed.is_none();
+            }
+            let (slept, _) = self
+                .progress_wanted
+                .wait_timeout(state, self.timeout)
+                .unwrap_or_else(PoisonError::into_inner);
+            state = slept;
+        }
+    }
+
+    /// Drives each once; whether anything came further.
+    fn drive_picked(&self, driven: &[Driven]) -> bool {
+        let mut moved = false;
+        for (watch, course) in driven {
+            // Who holds it drives it.
+            let Ok(mut course) = course.try_lock() else { continue };
+            match course.drive() {
+                Ok(further) => {
+                    moved |= further;
+                    self.close_done(watch, &course);
+                }
+                Err(error) => {
+                    drop(course);
+                    self.raise(watch.broken(&error));
+                }
+            }
+        }
+        moved
+    }
+}
