@@ -44,11 +44,16 @@ pub struct Link {
     pub bytes_per_second: f64,
     /// All flows of one lane of one rank together, in each direction.
     pub engine_bytes_per_second: f64,
+    /// All flows out of one rank together, of all its lanes.
+    pub send_bytes_per_second: f64,
     /// All flows into one rank together (incast).
     pub receive_bytes_per_second: f64,
     /// How many puts of one lane are under way at once, at least 1. With 1 a put begins when the one
     /// before it has ended.
     pub puts_in_flight: u32,
+    /// The rank's own thread makes the copies: all its lanes together one at a time, and all ranks of
+    /// the node together as many as there are [processors](Node::processors).
+    pub by_processor: bool,
 }
 
 /// What the ranks of one node share.
@@ -59,11 +64,24 @@ pub struct Node {
     pub nics: Option<u32>,
     /// What one network card carries in each direction; `None`: as much as its lanes.
     pub nic_bytes_per_second: Option<f64>,
-    /// How many ranks of a node copy at once, where processors do the copies and there are fewer
-    /// of them than ranks; `None`: all.
-    pub copies_at_once: Option<u32>,
-    /// All copies of the node together: its memory; `None`: no limit beside those of the links.
+    /// Processors of a node; `None`: at least one for each rank.
+    pub processors: Option<u32>,
+    /// All copies by processors of a node together: its memory; `None`: no limit beside those of
+    /// the links.
     pub copy_bytes_per_second: Option<f64>,
+    /// What is left of the rates of links [by processors](Link::by_processor) when a start touches
+    /// more memory than the caches hold; ascending, empty for as much as there is.
+    pub reach: Vec<Reach>,
+}
+
+/// How fast copies are where a start touches so many bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reach {
+    /// Bytes that one rank reads and writes in a start: its input and its outputs.
+    pub bytes: u64,
+    /// By how much longer a byte takes than the links say.
+    pub times_longer: f64,
 }
 
 impl Links {
@@ -99,8 +117,9 @@ impl Links {
             link.check(name)?;
         }
         check_seconds("start_seconds", self.start_seconds)?;
-        let Node { nics, nic_bytes_per_second, copies_at_once, copy_bytes_per_second } = &self.node;
-        for (name, count) in [("node.nics", nics), ("node.copies_at_once", copies_at_once)] {
+        let Node { nics, nic_bytes_per_second, processors, copy_bytes_per_second, reach } =
+            &self.node;
+        for (name, count) in [("node.nics", nics), ("node.processors", processors)] {
             if *count == Some(0) {
                 return Err(invalid(format!("{name} is 0, expected at least 1 or nothing")));
             }
@@ -109,7 +128,42 @@ impl Links {
             ("node.nic_bytes_per_second", nic_bytes_per_second),
             ("node.copy_bytes_per_second", copy_bytes_per_second),
         ];
-        rates.into_iter().try_for_each(|(name, rate)| rate.map_or(Ok(()), |r| check_rate(name, r)))
+        for (name, rate) in rates {
+            rate.map_or(Ok(()), |rate| check_rate(name, rate))?;
+        }
+        check_reach(reach)
+    }
+
+    /// The same links where one rank reads and writes `bytes` in a start: rates of copies by
+    /// processors are what the caches leave of them. Between two points of [`Node::reach`] the time
+    /// of a byte grows evenly; before the first and behind the last it is that of the point.
+    #[must_use]
+    pub fn reaching(&self, bytes: u64) -> Self {
+        let times = times_longer(&self.node.reach, bytes);
+        let mut links = self.clone();
+        links.node.reach.clear();
+        for link in [&mut links.own, &mut links.local, &mut links.network] {
+            if link.by_processor {
+                link.bytes_per_second /= times;
+                link.engine_bytes_per_second /= times;
+                link.send_bytes_per_second /= times;
+                link.receive_bytes_per_second /= times;
+            }
+        }
+        links
+    }
+}
+
+fn times_longer(reach: &[Reach], bytes: u64) -> f64 {
+    let behind = reach.partition_point(|point| point.bytes <= bytes);
+    match (behind.checked_sub(1).map(|before| reach[before]), reach.get(behind)) {
+        (None, None) => 1.0,
+        (Some(only), None) => only.times_longer,
+        (None, Some(only)) => only.times_longer,
+        (Some(low), Some(high)) => {
+            let share = (bytes - low.bytes) as f64 / (high.bytes - low.bytes) as f64;
+            low.times_longer + share * (high.times_longer - low.times_longer)
+        }
     }
 }
 
@@ -146,8 +200,10 @@ impl Link {
             step_seconds,
             bytes_per_second: flow,
             engine_bytes_per_second: engine,
+            send_bytes_per_second: engine,
             receive_bytes_per_second: engine,
             puts_in_flight,
+            by_processor: matches!(kind, LinkKind::Own | LinkKind::SharedMemory),
         }
     }
 
@@ -160,8 +216,10 @@ impl Link {
             step_seconds: 0.3e-6,
             bytes_per_second: rate,
             engine_bytes_per_second: rate,
+            send_bytes_per_second: rate,
             receive_bytes_per_second: rate,
             puts_in_flight: 1,
+            by_processor: false,
         }
     }
 
@@ -176,6 +234,7 @@ impl Link {
         for (name, rate) in [
             ("bytes_per_second", self.bytes_per_second),
             ("engine_bytes_per_second", self.engine_bytes_per_second),
+            ("send_bytes_per_second", self.send_bytes_per_second),
             ("receive_bytes_per_second", self.receive_bytes_per_second),
         ] {
             check_rate(&format!("{link}.{name}"), rate)?;
@@ -211,6 +270,22 @@ fn check_rate(name: &str, rate: f64) -> Result<(), Error> {
         return Ok(());
     }
     Err(invalid(format!("{name} is {rate}, expected 1 to 1e18 bytes per second")))
+}
+
+fn check_reach(reach: &[Reach]) -> Result<(), Error> {
+    for (index, point) in reach.iter().enumerate() {
+        let Reach { bytes, times_longer } = *point;
+        if !(times_longer.is_finite() && (1e-3..=1e3).contains(&times_longer)) {
+            let text = format!("node.reach[{index}].times_longer is {times_longer}");
+            return Err(invalid(format!("{text}, expected 0.001 to 1000")));
+        }
+        if index > 0 && reach[index - 1].bytes >= bytes {
+            let before = reach[index - 1].bytes;
+            let text = format!("node.reach[{index}].bytes is {bytes}, behind {before}");
+            return Err(invalid(format!("{text}; expected ascending ones")));
+        }
+    }
+    Ok(())
 }
 
 fn invalid(text: String) -> Error {
@@ -250,6 +325,20 @@ mod tests {
         assert_snapshot!(text(|links| links.network.puts_in_flight = 0), @"network.puts_in_flight is 0, expected at least 1");
         assert_snapshot!(text(|links| links.node.nics = Some(0)), @"node.nics is 0, expected at least 1 or nothing");
         assert_snapshot!(text(|links| links.start_seconds = f64::NAN), @"start_seconds is NaN, expected 0 to 1000 seconds");
+    }
+
+    #[test]
+    fn copies_beyond_the_caches_take_longer() {
+        let mut links = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
+        let reach = [(1000, 1.0), (3000, 2.0)];
+        links.node.reach =
+            reach.map(|(bytes, times_longer)| Reach { bytes, times_longer }).to_vec();
+        links.check().unwrap();
+        let rate = |bytes| links.reaching(bytes).local.bytes_per_second;
+        assert_eq!([0, 1000, 2000, 3000, 9000].map(rate), [10e9, 10e9, 10e9 / 1.5, 5e9, 5e9]);
+        assert_eq!(links.reaching(9000).network, links.network);
+        links.node.reach.reverse();
+        assert_snapshot!(links.check().unwrap_err(), @"node.reach[1].bytes is 1000, behind 3000; expected ascending ones");
     }
 
     #[test]

@@ -2,4 +2,4 @@
 
 mod links;
 
-pub use links::{Link, Links, Node, picoseconds, transfer_picoseconds};
+pub use links::{Link, Links, Node, Reach, picoseconds, transfer_picoseconds};
