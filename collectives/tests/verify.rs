@@ -2,7 +2,7 @@
 
 use insta::assert_snapshot;
 use peerlane_collectives::allgather;
-use peerlane_collectives::plan::{Algorithm, Plan};
+use peerlane_collectives::plan::{Algorithm, Lane, Plan, Tier};
 use peerlane_collectives::topology::Topology;
 use peerlane_collectives::verify::{Fault, FaultClass, Proof, verify};
 use peerlane_hal::{Error as _, ErrorKind};
@@ -24,6 +24,8 @@ fn edited(shape: Shape, edits: &[Edit]) -> Result<Proof, Fault> {
     for &(rank, from, to) in edits {
         edit(&mut plans[rank], from, to);
     }
+    let lanes = plans.iter().map(|plan| plan.lanes.len()).max().unwrap();
+    plans.iter_mut().for_each(|plan| plan.lanes.resize(lanes, Lane::default()));
     verify(&plans)
 }
 
@@ -209,4 +211,114 @@ fn outputs_in_use_are_not_overwritten() {
     let late =
         [(1, "wait ready from 2\n  put 1.0 input to 2", "put 1.0 input to 2\n wait ready from 2")];
     assert_snapshot!(refused(FaultClass::Overwritten, Shape::Direct, &late), @"rank 1, lane 0, step 4 (put 1.0 input to 2) in start 1: rank 2 may not have entered this start");
+}
+
+/// Direct by gets, written by hand.
+fn pull(ranks: u32, in_place: bool) -> Vec<Plan> {
+    let place = if in_place { "in place" } else { "out of place" };
+    let plan = |rank: u32| {
+        let peers = || (rank + 1..ranks).chain(0..rank);
+        let each = |line: &dyn Fn(u32) -> String| peers().map(line).collect::<String>();
+        let own = if in_place { String::new() } else { format!("put {rank}.0 input to {rank}\n") };
+        format!("all-gather direct: rank {rank} of {ranks}, 1 part, {place}\nlane 0\n")
+            + &each(&|peer| format!("signal ready to {peer}\n"))
+            + &own
+            + &each(&|peer| {
+                format!(
+                    "wait ready from {peer}\nget {peer}.0 input of {peer}\nsignal taken to {peer}\n"
+                )
+            })
+            + &each(&|peer| format!("wait taken by {peer}\n"))
+    };
+    (0..ranks).map(|rank| plan(rank).parse().unwrap()).collect()
+}
+
+fn pull_refused(class: FaultClass, edits: &[Edit]) -> Fault {
+    let mut plans = pull(3, false);
+    for &(rank, from, to) in edits {
+        edit(&mut plans[rank], from, to);
+    }
+    let fault = verify(&plans).unwrap_err();
+    assert_eq!(fault.class(), class, "{fault}");
+    fault
+}
+
+#[test]
+fn gets_are_proven() {
+    for ranks in 1..=9 {
+        for in_place in [false, true] {
+            verify(&pull(ranks, in_place)).unwrap_or_else(|fault| panic!("{ranks}: {fault}"));
+        }
+    }
+}
+
+#[test]
+fn a_source_is_not_given_back_while_a_peer_gets_from_it() {
+    let text = |edits: &[Edit]| pull_refused(FaultClass::Overwritten, edits);
+    let early =
+        [(1, "get 0.0 input of 0\n  signal taken to 0", "signal taken to 0\n get 0.0 input of 0")];
+    assert_snapshot!(text(&early), @"rank 0, end of lane 0 in start 1: rank 1, lane 0 may still get from rank 0");
+    let never = [(1, "signal taken to 0", ""), (0, "wait taken by 1", "")];
+    assert_snapshot!(text(&never), @"rank 0, end of lane 0 in start 1: rank 1, lane 0 may still get from rank 0");
+    // A third rank that knows of the get may say so.
+    let mut plans = pull(3, false);
+    edit(&mut plans[1], "signal taken to 0", "signal arrived 1.0 to 2");
+    edit(
+        &mut plans[2],
+        "wait taken by 1",
+        "wait taken by 1\n wait arrived 1.0\n signal taken by 1 to 0",
+    );
+    assert_eq!(verify(&plans).unwrap_err().class(), FaultClass::Overwritten);
+}
+
+#[test]
+fn a_get_waits_for_its_source() {
+    let early =
+        [(1, "wait ready from 0\n  get 0.0 input of 0", "get 0.0 input of 0\n wait ready from 0")];
+    assert_snapshot!(pull_refused(FaultClass::ReadEarly, &early), @"rank 1, lane 0, step 7 (get 0.0 input of 0) in start 1: the source may not have arrived");
+    let of_output = [(1, "get 0.0 input of 0", "get 0.0 output of 0")];
+    assert_snapshot!(pull_refused(FaultClass::ReadEarly, &of_output), @"rank 1, lane 0, step 8 (get 0.0 output of 0) in start 1: the source may not have arrived");
+    let other = [(1, "get 0.0 input of 0", "get 2.0 input of 0")];
+    assert_snapshot!(pull_refused(FaultClass::Unknown, &other), @"rank 1, lane 0, step 8 (get 2.0 input of 0): cell 2.0 of the input is not there, expected a cell of shard 0");
+}
+
+/// What is got may be passed on after a flag to oneself, or after a signal to where it came from.
+#[test]
+fn a_got_cell_is_passed_on() {
+    let get = "get 0.0 input of 0\n  signal taken to 0";
+    let passed = "signal arrived 0.0 to 1\n wait arrived 0.0\n put 0.0 output to 2\n signal arrived 0.0 to 2";
+    let mut plans = pull(3, false);
+    edit(&mut plans[1], get, &format!("{get}\n {passed}"));
+    edit(&mut plans[2], "get 0.0 input of 0\n", "");
+    edit(&mut plans[2], "wait taken by 1", "wait taken by 1\n wait arrived 0.0");
+    verify(&plans).unwrap();
+    edit(&mut plans[1], "  signal arrived 0.0 to 1\n  wait arrived 0.0\n", "");
+    assert_eq!(verify(&plans).unwrap_err().class(), FaultClass::ReadEarly);
+}
+
+#[test]
+fn lanes_and_tiers_agree() {
+    let text = |class, change: fn(&mut [Plan])| {
+        let mut plans = Shape::Away.plans(3, 1, false);
+        change(&mut plans);
+        let fault = verify(&plans).unwrap_err();
+        assert_eq!(fault.class(), class, "{fault}");
+        fault
+    };
+    let class = FaultClass::Disagreement;
+    assert_snapshot!(text(class, |plans| { plans[1].lanes.pop(); }), @"plan 1: number of lanes is 1, expected 2");
+    assert_snapshot!(text(class, |plans| plans[1].lanes[1].tier = Tier::Network), @"plan 1: tier of lane 1 is network, expected local");
+    assert_snapshot!(text(class, |plans| plans[2].lanes[0].tier = Tier::Network), @"plan 2: tier of lane 0 is network, expected local");
+    let class = FaultClass::Unreachable;
+    let network =
+        |plans: &mut [Plan]| plans.iter_mut().for_each(|plan| plan.lanes[1].tier = Tier::Network);
+    assert_snapshot!(text(class, network), @"rank 1, lane 0, step 2 (signal ready for lane 1 to 0): a local lane cannot signal a network lane of rank 0; expected its lane 0 to relay");
+}
+
+/// A lane in which a rank has nothing to do has no entry and no exit.
+#[test]
+fn empty_lanes_are_not_waited_for() {
+    let mut plans = Shape::Direct.plans(3, 1, false);
+    plans.iter_mut().for_each(|plan| plan.lanes.push(Lane::default()));
+    assert_eq!(verify(&plans).unwrap(), edited(Shape::Direct, &[]).unwrap());
 }

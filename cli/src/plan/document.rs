@@ -54,7 +54,7 @@ impl Document {
         let topology = options.topology()?;
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
         let Options { parts, in_place, outputs, flags, .. } = *options;
-        let shape = Shape { parts, in_place, outputs, flags };
+        let shape = Shape { parts, in_place, outputs, flags, tiers: false };
         let plans = allgather::plans(options.algorithm(), &topology, shape);
         let plans = plans.map_err(usage)?;
         let layout = options

@@ -6,10 +6,19 @@
 use peerlane_hal::{ErrorKind, Rank};
 
 use crate::error::Error;
+#[cfg(doc)]
+use crate::plan::Tier;
 use crate::plan::{Algorithm, FlagOrder, OUTPUTS_MAX, PARTS_MAX, Plan};
 use crate::topology::Topology;
 
 mod direct;
+mod hierarchical;
+mod hierarchical_ring;
+mod peers;
+mod pull;
+mod rails;
+mod ring;
+mod steps;
 
 /// What a plan is for, beside algorithm and topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,12 +31,36 @@ pub struct Shape {
     pub outputs: u32,
     /// Where the flags stand.
     pub flags: FlagOrder,
+    /// Whether ranks of other nodes are reached by lanes of [`Tier::Network`]; else one fabric reaches
+    /// all ranks.
+    pub tiers: bool,
 }
 
 impl Default for Shape {
-    /// Whole shards, out of place, one output, prompt flags.
+    /// Whole shards, out of place, one output, prompt flags, one fabric.
     fn default() -> Self {
-        Self { parts: 1, in_place: false, outputs: 1, flags: FlagOrder::Prompt }
+        Self { parts: 1, in_place: false, outputs: 1, flags: FlagOrder::Prompt, tiers: false }
+    }
+}
+
+/// Whose lanes an algorithm makes, and for what.
+#[derive(Clone, Copy, Debug)]
+struct Task<'a> {
+    topology: &'a Topology,
+    rank: Rank,
+    shape: Shape,
+}
+
+impl Task<'_> {
+    /// Whether some ranks are reached by network lanes.
+    fn has_network(&self) -> bool {
+        self.shape.tiers && self.topology.nodes() > 1
+    }
+
+    /// Whether outputs may be overwritten only behind `ready`. With two outputs in turn, who has got
+    /// a shard of the start before knows that its owner has entered that.
+    fn says_ready(&self) -> bool {
+        self.shape.outputs == 1
     }
 }
 
@@ -46,7 +79,7 @@ pub fn plan(
     if rank.index() >= topology.ranks() {
         return invalid(format!("rank is {rank}, expected a rank of {topology}"));
     }
-    let Shape { parts, in_place, outputs, flags } = shape;
+    let Shape { parts, in_place, outputs, flags, tiers: _ } = shape;
     if !(1..=PARTS_MAX).contains(&parts) {
         return invalid(format!("parts is {parts}, expected 1 to {PARTS_MAX}"));
     }
@@ -56,8 +89,14 @@ pub fn plan(
         return invalid(format!("outputs is {outputs}, expected 1 to {outputs_max} {place}"));
     }
     let ranks = Rank::at(topology.ranks()).0;
+    let task = &Task { topology, rank, shape };
     let lanes = match algorithm {
-        Algorithm::Direct => direct::lanes(rank, ranks, shape),
+        Algorithm::Direct => direct::lanes(task),
+        Algorithm::Pull => pull::lanes(task),
+        Algorithm::Ring => ring::lanes(task),
+        Algorithm::DoubleRing => ring::double_lanes(task),
+        Algorithm::Hierarchical => hierarchical::lanes(task),
+        Algorithm::HierarchicalRing => hierarchical_ring::lanes(task),
     };
     Ok(Plan { algorithm, rank, ranks, parts, in_place, outputs, flags, lanes })
 }

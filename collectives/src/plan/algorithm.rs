@@ -10,21 +10,43 @@ use crate::error::Error;
 
 /// How an all-gather moves its cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Algorithm {
     /// Every rank puts its shard to every peer.
     Direct,
+    /// Every rank gets the shard of every peer.
+    Pull,
+    /// Every rank passes what arrives on to the next rank.
+    Ring,
+    /// Two rings, each of which takes every shard half of the way round.
+    DoubleRing,
+    /// Every shard goes to one rank of each other node, which spreads it there.
+    Hierarchical,
+    /// The same, with shards passed on from node to node.
+    HierarchicalRing,
 }
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: &'static [Self] = &[Self::Direct];
+    pub const ALL: &'static [Self] = &[
+        Self::Direct,
+        Self::Pull,
+        Self::Ring,
+        Self::DoubleRing,
+        Self::Hierarchical,
+        Self::HierarchicalRing,
+    ];
 
     /// The name in texts, options and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
+            Self::Pull => "pull",
+            Self::Ring => "ring",
+            Self::DoubleRing => "double-ring",
+            Self::Hierarchical => "hierarchical",
+            Self::HierarchicalRing => "hierarchical-ring",
         }
     }
 }
@@ -50,7 +72,8 @@ impl FromStr for Algorithm {
 /// The names of all algorithms, for error texts.
 pub(super) fn known() -> String {
     let names: Vec<_> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
-    names.join(" or ")
+    let (last, others) = names.split_last().expect("there is an algorithm");
+    format!("{} or {last}", others.join(", "))
 }
 
 #[cfg(test)]
@@ -70,6 +93,6 @@ mod tests {
     fn an_unknown_name_is_an_error() {
         let error = "spiral".parse::<Algorithm>().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        assert_snapshot!(error, @r#"algorithm "spiral" is unknown, expected direct"#);
+        assert_snapshot!(error, @r#"algorithm "spiral" is unknown, expected direct, pull, ring, double-ring, hierarchical or hierarchical-ring"#);
     }
 }

@@ -19,6 +19,8 @@ pub(super) enum Fact {
     Written(Rank, Cell),
     /// The sources of a lane may be reused.
     Done(usize),
+    /// A lane has got all that it gets from a rank: the number of the pair.
+    Taken(usize),
     /// The wait for a flag has passed.
     Consumed(usize, Age),
 }
@@ -29,17 +31,19 @@ pub(super) struct Domain {
     ranks: usize,
     parts: usize,
     lanes: usize,
+    takings: usize,
     flags: usize,
     /// Ages up to this one are remembered.
     age_max: Age,
 }
 
 impl Domain {
-    pub(super) fn new(program: &Program, flags: &Flags) -> Self {
+    pub(super) fn new(program: &Program, flags: &Flags, takings: usize) -> Self {
         Self {
             ranks: program.ranks as usize,
             parts: program.parts as usize,
             lanes: program.lanes.len(),
+            takings,
             flags: flags.len(),
             age_max: program.outputs,
         }
@@ -75,6 +79,7 @@ impl Domain {
                 self.first_written() + shard * self.parts + part as usize
             }
             Fact::Done(lane) => self.first_done() + lane,
+            Fact::Taken(taking) => self.first_taken() + taking,
             Fact::Consumed(flag, age) => self.first_consumed() + age as usize * self.flags + flag,
         }
     }
@@ -91,8 +96,12 @@ impl Domain {
         self.first_written() + self.ranks * self.ranks * self.parts
     }
 
-    fn first_consumed(&self) -> usize {
+    fn first_taken(&self) -> usize {
         self.first_done() + self.lanes
+    }
+
+    fn first_consumed(&self) -> usize {
+        self.first_taken() + self.takings
     }
 }
 

@@ -30,6 +30,8 @@ pub enum FaultClass {
     Stale,
     /// Something is overwritten while somebody may still read it.
     Overwritten,
+    /// The fabric of a lane does not reach where a step goes.
+    Unreachable,
 }
 
 impl FaultClass {
@@ -45,6 +47,7 @@ impl FaultClass {
         Self::Unbalanced,
         Self::Stale,
         Self::Overwritten,
+        Self::Unreachable,
     ];
 
     /// A short name for tables.
@@ -60,6 +63,7 @@ impl FaultClass {
             Self::Unbalanced => "unbalanced flag",
             Self::Stale => "stale flag",
             Self::Overwritten => "overwritten too early",
+            Self::Unreachable => "out of reach",
         }
     }
 }
@@ -120,7 +124,7 @@ pub enum Fault {
         /// The place of the plan among the plans, from 0.
         index: usize,
         /// The field.
-        field: &'static str,
+        field: String,
         /// What it holds.
         seen: String,
         /// What it must hold.
@@ -196,7 +200,7 @@ pub enum Fault {
         /// The step.
         place: Place,
     },
-    /// A put reads what is not known to be there.
+    /// A put or a get reads what is not known to be there.
     #[error("{place} in start {start}: the source may not have arrived")]
     ReadEarly {
         /// The step.
@@ -229,7 +233,7 @@ pub enum Fault {
         /// The other.
         second: Place,
     },
-    /// A `ready` flag is waited for in a lane that is not the one it names.
+    /// A flag is waited for in a lane that is not the one it names.
     #[error("{place}: expected the wait in lane {lane}, which the flag names")]
     OtherReader {
         /// The wait.
@@ -273,10 +277,10 @@ pub enum Fault {
         /// In which start.
         start: u32,
     },
-    /// A put into an output that its owner's caller may still use.
+    /// A put or a get into an output that its owner's caller may still use.
     #[error("{place} in start {start}: rank {peer} may not have entered this start")]
     PeerInUse {
-        /// The put.
+        /// The step.
         place: Place,
         /// The owner of the output.
         peer: Rank,
@@ -292,6 +296,32 @@ pub enum Fault {
         lane: LaneId,
         /// In which start.
         start: u32,
+    },
+    /// The caller gets its memory back while a peer may still get from it.
+    #[error(
+        "rank {rank}, end of lane 0 in start {start}: rank {by}, lane {lane} may still get from rank {rank}"
+    )]
+    StillGot {
+        /// Whose memory.
+        rank: Rank,
+        /// Who gets.
+        by: Rank,
+        /// In which of its lanes.
+        lane: LaneId,
+        /// In which start.
+        start: u32,
+    },
+    /// A local lane signals the network lane of a peer: the flag would lie where the signal cannot
+    /// go, since only flags of one's own and arrivals over the network cross tiers.
+    #[error(
+        "{place}: a local lane cannot signal a network lane of rank {peer}; expected its lane 0 to \
+         relay"
+    )]
+    AcrossTiers {
+        /// The signal.
+        place: Place,
+        /// The reader.
+        peer: Rank,
     },
 }
 
@@ -314,7 +344,10 @@ impl Fault {
             }
             Self::Unbalanced { .. } => FaultClass::Unbalanced,
             Self::Repeated { .. } | Self::NotConsumed { .. } => FaultClass::Stale,
-            Self::PeerInUse { .. } | Self::SourceInUse { .. } => FaultClass::Overwritten,
+            Self::PeerInUse { .. } | Self::SourceInUse { .. } | Self::StillGot { .. } => {
+                FaultClass::Overwritten
+            }
+            Self::AcrossTiers { .. } => FaultClass::Unreachable,
         }
     }
 }

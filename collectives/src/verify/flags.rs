@@ -1,5 +1,5 @@
-//! Every flag has one writer lane and one reader lane, and is signalled once and waited for once a
-//! start.
+//! Every flag has one writer lane and one reader lane, on tiers that it can cross, and is signalled
+//! once and waited for once a start.
 //!
 //! Once, and not as often as one likes: all values of a start are the same epoch, so a second wait
 //! of the same start would pass on the first value.
@@ -10,7 +10,7 @@ use peerlane_hal::Rank;
 
 use super::fault::Fault;
 use super::program::Program;
-use crate::plan::{Flag, LaneId, Step};
+use crate::plan::{Flag, LaneId, Step, Tier};
 
 /// The flags of all ranks, numbered.
 #[derive(Debug)]
@@ -99,7 +99,14 @@ impl Ends {
             return Err(Fault::OtherReader { place: place(wait), lane: named });
         }
         match (signals, waits) {
-            (&[signal], &[wait]) => Ok(Self { writer: signal.0, reader: wait.0 }),
+            (&[signal], &[wait]) => {
+                let (writer, reading) = (&program.lanes[signal.0], &program.lanes[wait.0]);
+                let crosses = (writer.tier, reading.tier) == (Tier::Local, Tier::Network);
+                if crosses && writer.rank != reader {
+                    return Err(Fault::AcrossTiers { place: place(signal), peer: reader });
+                }
+                Ok(Self { writer: signal.0, reader: wait.0 })
+            }
             (&[first, second, ..], _) if signals.len() == waits.len() => {
                 Err(Fault::Repeated { first: place(first), second: place(second) })
             }

@@ -1,9 +1,10 @@
 //! Runs the lanes of all ranks and follows what each lane knows.
 //!
 //! A lane learns only by its own waits: a wait gives it what the signal published. A signal
-//! publishes what its lane knew, and the cells that its lane has put to that same peer; cells put
-//! to others are in flight as far as anybody knows. A signal to oneself comes after everything
-//! before it in the lane is complete, so it also says that the lane has no source left to read.
+//! publishes what its lane knew, the cells that its lane has put to that same peer, and that its
+//! lane has got what it gets from that peer; cells put to and got from others are in flight as far as
+//! anybody knows. A signal to oneself comes after everything before it in the lane is complete, so it
+//! publishes all that the lane has got, and that the lane has no source left to read.
 //!
 //! One interleaving decides for all. Only a wait can hold a lane, and since its flag has one writer,
 //! one reader and one signal a start, no other lane can take that signal away: a lane that can go on
@@ -36,6 +37,8 @@ struct Machine<'a> {
     domain: Domain,
     start: u32,
     lanes: Vec<LaneState>,
+    /// Which lane gets from which rank, in order.
+    takings: Vec<Taking>,
     /// What the signal of each flag has published, until the wait takes it.
     mail: Vec<Option<Letter>>,
 }
@@ -49,10 +52,19 @@ struct LaneState {
     version: u64,
     /// The latest version of every lane's knowledge that this lane has got.
     versions_got: Vec<u64>,
-    /// The cells put to each peer in this start, as numbers of facts.
+    /// The cells put to each peer in this start, and those got from it, as numbers of facts; those got
+    /// from any peer stand at the own rank too.
     posted: Vec<Vec<usize>>,
-    /// The first index behind all puts of the lane.
-    puts_end: usize,
+    /// The first index behind all puts and gets of the lane.
+    copies_end: usize,
+}
+
+/// That a lane gets from a rank.
+struct Taking {
+    lane: usize,
+    peer: Rank,
+    /// The first index behind all of these gets.
+    end: usize,
 }
 
 /// What a signal publishes.
@@ -62,25 +74,26 @@ struct Letter {
     version: u64,
     /// How many of the cells that the writer has posted to the reader's rank.
     posted: usize,
-    /// Whether the writer has no source left to read.
-    done: bool,
+    /// Where the signal stands in its lane.
+    at: usize,
 }
 
 impl<'a> Machine<'a> {
     fn new(program: &'a Program, flags: &'a Flags) -> Self {
-        let domain = Domain::new(program, flags);
-        let is_put = |step: &Step| matches!(step, Step::Put { .. });
+        let takings = takings(program);
+        let domain = Domain::new(program, flags, takings.len());
+        let is_copy = |step: &Step| matches!(step, Step::Put { .. } | Step::Get { .. });
         let lanes = program.lanes.iter().map(|lane| LaneState {
             at: 0,
             known: Rc::new(domain.nothing()),
             version: 0,
             versions_got: vec![0; program.lanes.len()],
             posted: vec![Vec::new(); program.ranks as usize],
-            puts_end: lane.steps.iter().rposition(is_put).map_or(0, |last| last + 1),
+            copies_end: lane.steps.iter().rposition(is_copy).map_or(0, |last| last + 1),
         });
         let lanes = lanes.collect();
         let mail = (0..flags.len()).map(|_| None).collect();
-        Self { program, flags, domain, start: 0, lanes, mail }
+        Self { program, flags, domain, start: 0, lanes, takings, mail }
     }
 
     fn run_start(&mut self, start: u32) -> Result<(), Fault> {
@@ -121,7 +134,14 @@ impl<'a> Machine<'a> {
                     let written = self.domain.index(Fact::Written(peer, cell));
                     self.lanes[number].posted[peer.index()].push(written);
                 }
-                Step::Get { .. } => unimplemented!("gets are not followed yet"),
+                Step::Get { peer, cell, from } => {
+                    self.check_get(number, peer, cell, from)?;
+                    let written = self.domain.index(Fact::Written(lane.rank, cell));
+                    self.lanes[number].posted[peer.index()].push(written);
+                    if peer != lane.rank {
+                        self.lanes[number].posted[lane.rank.index()].push(written);
+                    }
+                }
                 Step::Signal { peer, flag } => {
                     let flag = self.flags.number(peer, flag);
                     self.check_signal(number, flag)?;
@@ -142,18 +162,35 @@ impl<'a> Machine<'a> {
 
     fn check_put(&self, number: usize, peer: Rank, cell: Cell, from: Source) -> Result<(), Fault> {
         let me = self.program.lanes[number].rank;
+        self.check_copy(number, (me, from), peer, cell)
+    }
+
+    fn check_get(&self, number: usize, peer: Rank, cell: Cell, from: Source) -> Result<(), Fault> {
+        let me = self.program.lanes[number].rank;
+        self.check_copy(number, (peer, from), me, cell)
+    }
+
+    /// Checks a copy from the memory of one rank to the output of another.
+    fn check_copy(
+        &self,
+        number: usize,
+        (source, from): (Rank, Source),
+        target: Rank,
+        cell: Cell,
+    ) -> Result<(), Fault> {
         let start = self.start;
-        let source_is_there = match from {
-            Source::Output if !self.is_there_from_the_start(number, cell) => {
-                self.knows(number, Fact::Written(me, cell))
-            }
-            Source::Input | Source::Output => self.knows(number, Fact::Entered(me, 0)),
+        let there_from_the_start =
+            from == Source::Input || self.program.is_there_from_the_start(source, cell);
+        let needed = if there_from_the_start {
+            Fact::Entered(source, 0)
+        } else {
+            Fact::Written(source, cell)
         };
-        if !source_is_there {
+        if !self.knows(number, needed) {
             return Err(Fault::ReadEarly { place: self.place(number), start });
         }
-        if !self.may_overwrite(number, peer) {
-            return Err(Fault::PeerInUse { place: self.place(number), peer, start });
+        if !self.may_overwrite(number, target) {
+            return Err(Fault::PeerInUse { place: self.place(number), peer: target, start });
         }
         Ok(())
     }
@@ -182,12 +219,12 @@ impl<'a> Machine<'a> {
             known: Rc::clone(&state.known),
             version: state.version,
             posted: state.posted[peer.index()].len(),
-            done: peer == self.program.lanes[number].rank && state.at >= state.puts_end,
+            at: state.at,
         }
     }
 
     fn take(&mut self, number: usize, letter: Letter) {
-        let Letter { writer, known, version, posted, done } = letter;
+        let Letter { writer, known, version, posted, at } = letter;
         let rank = self.program.lanes[number].rank;
         let state = &mut self.lanes[number];
         state.version += 1;
@@ -199,8 +236,19 @@ impl<'a> Machine<'a> {
             let written = self.lanes[writer].posted[rank.index()][index];
             Rc::make_mut(&mut self.lanes[number].known).insert(written);
         }
-        if done {
+        let to_oneself = self.program.lanes[writer].rank == rank;
+        if to_oneself && at >= self.lanes[writer].copies_end {
             self.learn(number, Fact::Done(writer));
+        }
+        let first = self.takings.partition_point(|taking| taking.lane < writer);
+        for index in first..self.takings.len() {
+            let &Taking { lane, peer, end } = &self.takings[index];
+            if lane != writer {
+                break;
+            }
+            if (peer == rank || to_oneself) && at >= end {
+                self.learn(number, Fact::Taken(index));
+            }
         }
     }
 
@@ -219,6 +267,9 @@ impl<'a> Machine<'a> {
         if let Some(lane) = self.lane_not_done(number) {
             return Err(Fault::SourceInUse { rank, lane, start });
         }
+        if let Some((by, lane)) = self.lane_that_still_gets(number) {
+            return Err(Fault::StillGot { rank, by, lane, start });
+        }
         match self.cell_not_there(number) {
             Some(cell) => Err(Fault::NotArrived { rank, cell, start }),
             None => Ok(()),
@@ -230,13 +281,24 @@ impl<'a> Machine<'a> {
         let rank = self.program.lanes[home].rank;
         let lanes = self.program.lanes.iter().enumerate();
         lanes
-            .filter(|&(number, lane)| lane.rank == rank && number != home)
+            .filter(|&(number, lane)| lane.rank == rank && number != home && !lane.steps.is_empty())
             .find(|&(number, _)| !self.knows(home, Fact::Done(number)))
             .map(|(_, lane)| lane.lane)
     }
 
+    /// A lane of another rank that may still get from this one, as far as `home` knows.
+    fn lane_that_still_gets(&self, home: usize) -> Option<(Rank, LaneId)> {
+        let rank = self.program.lanes[home].rank;
+        let takings = self.takings.iter().enumerate();
+        takings
+            .filter(|(_, taking)| taking.peer == rank && taking.lane != home)
+            .find(|&(index, _)| !self.knows(home, Fact::Taken(index)))
+            .map(|(_, taking)| &self.program.lanes[taking.lane])
+            .map(|lane| (lane.rank, lane.lane))
+    }
+
     /// A cell of the rank's output that may be missing when `home` has ended. What `home` itself has
-    /// put there is complete then.
+    /// put or got there is complete then.
     fn cell_not_there(&self, home: usize) -> Option<Cell> {
         let rank = self.program.lanes[home].rank;
         let mut there = Facts::clone(&self.lanes[home].known);
@@ -244,13 +306,9 @@ impl<'a> Machine<'a> {
             there.insert(written);
         }
         self.program.cells().find(|&cell| {
-            !self.is_there_from_the_start(home, cell)
+            !self.program.is_there_from_the_start(rank, cell)
                 && !there.has(self.domain.index(Fact::Written(rank, cell)))
         })
-    }
-
-    fn is_there_from_the_start(&self, number: usize, cell: Cell) -> bool {
-        self.program.in_place && cell.shard == self.program.lanes[number].rank
     }
 
     fn knows(&self, number: usize, fact: Fact) -> bool {
@@ -284,6 +342,20 @@ impl<'a> Machine<'a> {
     fn place(&self, number: usize) -> Place {
         self.program.place(number, self.lanes[number].at)
     }
+}
+
+/// Who gets from whom.
+fn takings(program: &Program) -> Vec<Taking> {
+    let gets = program.steps().filter_map(|(lane, at, step)| match step {
+        Step::Get { peer, .. } => Some((lane, peer, at + 1)),
+        Step::Put { .. } | Step::Signal { .. } | Step::Wait { .. } => None,
+    });
+    let mut gets: Vec<_> = gets.collect();
+    gets.sort_unstable();
+    let last = gets.chunk_by(|(lane, peer, _), other| (*lane, *peer) == (other.0, other.1));
+    last.filter_map(|gets| gets.last())
+        .map(|&(lane, peer, end)| Taking { lane, peer, end })
+        .collect()
 }
 
 /// Faults that no plan can have, because lanes are closed here: what if they were closed wrongly.

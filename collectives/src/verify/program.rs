@@ -3,7 +3,7 @@
 use peerlane_hal::Rank;
 
 use super::fault::{Place, Position};
-use crate::plan::{Cell, LaneId, Plan, Step};
+use crate::plan::{Cell, LaneId, Plan, Step, Tier};
 
 /// The lanes of all ranks, rank by rank; a lane's number here names it in the whole verifier.
 #[derive(Debug)]
@@ -20,6 +20,7 @@ pub(super) struct Program {
 pub(super) struct ClosedLane {
     pub(super) rank: Rank,
     pub(super) lane: LaneId,
+    pub(super) tier: Tier,
     pub(super) steps: Vec<Step>,
     entry: usize,
     body: usize,
@@ -51,6 +52,11 @@ impl Program {
             .flat_map(move |shard| (0..parts).map(move |part| Cell { shard: Rank(shard), part }))
     }
 
+    /// Whether a cell lies in the output of `rank` before anything is copied.
+    pub(super) fn is_there_from_the_start(&self, rank: Rank, cell: Cell) -> bool {
+        self.in_place && cell.shard == rank
+    }
+
     /// Where a step stands.
     pub(super) fn place(&self, lane: usize, at: usize) -> Place {
         self.lanes[lane].place(at)
@@ -59,9 +65,12 @@ impl Program {
 
 impl ClosedLane {
     fn new(plan: &Plan, lane: LaneId) -> Self {
-        let entry = if lane == LaneId::HOME { plan.lanes.len() - 1 } else { 1 };
         let body = plan.lanes[lane.index()].steps.len();
-        Self { rank: plan.rank, lane, steps: plan.closed_lane(lane, |_| true), entry, body }
+        let others = || plan.lanes.iter().skip(1).filter(|lane| !lane.steps.is_empty());
+        let entry = if lane == LaneId::HOME { others().count() } else { usize::from(body > 0) };
+        let tier = plan.lanes[lane.index()].tier;
+        let steps = plan.closed_lane(lane, |_| true);
+        Self { rank: plan.rank, lane, tier, steps, entry, body }
     }
 
     fn place(&self, at: usize) -> Place {

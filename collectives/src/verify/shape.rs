@@ -5,7 +5,7 @@ use std::fmt::Display;
 use peerlane_hal::Rank;
 
 use super::fault::{Fault, Place, Position};
-use crate::plan::{Cell, Flag, LaneId, OUTPUTS_MAX, PARTS_MAX, Plan, Source, Step};
+use crate::plan::{Cell, Flag, LaneId, OUTPUTS_MAX, PARTS_MAX, Plan, Source, Step, Tier};
 
 /// Checks all plans and returns the first.
 pub(super) fn check(plans: &[Plan]) -> Result<&Plan, Fault> {
@@ -20,20 +20,32 @@ pub(super) fn check(plans: &[Plan]) -> Result<&Plan, Fault> {
         agrees(index, "flags", &plan.flags, &first.flags)?;
     }
     plans.iter().try_for_each(check_sizes)?;
+    for (index, plan) in plans.iter().enumerate() {
+        agrees(index, "number of lanes", &plan.lanes.len(), &first.lanes.len())?;
+        agrees(index, "tier of lane 0", &plan.lanes[0].tier, &Tier::Local)?;
+        for (lane, (seen, wanted)) in plan.lanes.iter().zip(&first.lanes).enumerate() {
+            agrees(index, &format!("tier of lane {lane}"), &seen.tier, &wanted.tier)?;
+        }
+    }
     plans.iter().try_for_each(|plan| check_plan(plans, plan))?;
     Ok(first)
 }
 
 fn agrees<T: PartialEq + Display>(
     index: usize,
-    field: &'static str,
+    field: &str,
     seen: &T,
     wanted: &T,
 ) -> Result<(), Fault> {
     if seen == wanted {
         return Ok(());
     }
-    Err(Fault::Disagrees { index, field, seen: seen.to_string(), wanted: wanted.to_string() })
+    Err(Fault::Disagrees {
+        index,
+        field: field.to_owned(),
+        seen: seen.to_string(),
+        wanted: wanted.to_string(),
+    })
 }
 
 fn check_sizes(plan: &Plan) -> Result<(), Fault> {

@@ -1,7 +1,7 @@
 //! Breaks plans in random ways.
 
 use fastrand::Rng;
-use peerlane_collectives::plan::{Cell, Flag, Lane, LaneId, Plan, Source, Step};
+use peerlane_collectives::plan::{Cell, Flag, Lane, LaneId, Plan, Source, Step, Tier};
 use peerlane_hal::Rank;
 
 type Mutation = fn(&mut [Plan], &mut Rng) -> Option<String>;
@@ -17,6 +17,8 @@ const MUTATIONS: &[Mutation] = &[
     change_cell,
     change_flag,
     change_source,
+    change_direction,
+    change_tier,
     add_flag,
     flip_in_place,
     change_parts,
@@ -100,11 +102,11 @@ fn move_within_lane(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
 fn move_to_other_lane(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     let spot = spot(plans, rng)?;
     let mut step = steps(plans, spot).remove(spot.at);
-    let lanes = &mut plans[spot.rank].lanes;
-    let to_lane = rng.usize(..=lanes.len());
-    if to_lane == lanes.len() {
-        lanes.push(Lane::default());
+    let to_lane = rng.usize(..=plans[spot.rank].lanes.len());
+    if to_lane == plans[spot.rank].lanes.len() {
+        plans.iter_mut().for_each(|plan| plan.lanes.push(Lane::default()));
     }
+    let lanes = &mut plans[spot.rank].lanes;
     let to = rng.usize(..=lanes[to_lane].steps.len());
     if let Step::Wait {
         flag: Flag::Ready { lane, .. } | Flag::Arrived { lane, .. } | Flag::Taken { lane, .. },
@@ -157,6 +159,32 @@ fn change_source(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     };
     *from = if *from == Source::Input { Source::Output } else { Source::Input };
     Some(format!("other source in {spot:?}"))
+}
+
+/// A get instead of a put, or the other way round.
+fn change_direction(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
+    let spot = spot(plans, rng)?;
+    let step = &mut steps(plans, spot)[spot.at];
+    *step = match *step {
+        Step::Put { peer, cell, from } => Step::Get { peer, cell, from },
+        Step::Get { peer, cell, from } => Step::Put { peer, cell, from },
+        Step::Signal { .. } | Step::Wait { .. } => return None,
+    };
+    Some(format!("other direction in {spot:?}"))
+}
+
+/// Of all ranks alike, or of one.
+fn change_tier(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
+    let tier = *rng.choice(Tier::ALL)?;
+    let lanes = plans.iter().map(|plan| plan.lanes.len()).min()?;
+    let lane = rng.usize(..lanes);
+    if rng.bool() {
+        plans.iter_mut().for_each(|plan| plan.lanes[lane].tier = tier);
+        return Some(format!("lane {lane} of all ranks is {tier}"));
+    }
+    let plan = rng.choice(plans)?;
+    plan.lanes[lane].tier = tier;
+    Some(format!("lane {lane} of rank {} is {tier}", plan.rank))
 }
 
 /// A new flag from anywhere to anywhere, signalled and waited for.

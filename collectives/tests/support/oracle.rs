@@ -1,8 +1,8 @@
 //! An oracle for plans: runs them in random interleavings and looks at the bytes.
 //!
 //! It shares no code with the verifier and knows no facts, only contents. Every rank starts several
-//! times, back to back, with fresh data. A put reads its source late or at once, and is seen late,
-//! unless a signal to the same peer comes behind it. As soon as lane 0 is complete, the caller reads
+//! times, back to back, with fresh data. A put or a get reads its source late or at once, and is seen
+//! late, unless a signal to the same peer comes behind it. As soon as lane 0 is complete, the caller reads
 //! the output, scribbles over it and over the source, and starts again. Some runs use epochs as
 //! flag values; the others, as captured starts do, mailboxes that a wait empties. Where outputs are
 //! used in turn, the caller scribbles over the last one only, and flags come in as many sets.
@@ -45,9 +45,21 @@ struct Program {
 
 #[derive(Clone)]
 enum Action {
-    Put { peer: usize, units: Range<usize>, shard: usize, from: Source },
-    Signal { peer: usize, flag: usize },
-    Wait { flag: usize },
+    /// A put to, or a get from, `peer`.
+    Copy {
+        peer: usize,
+        is_get: bool,
+        units: Range<usize>,
+        shard: usize,
+        from: Source,
+    },
+    Signal {
+        peer: usize,
+        flag: usize,
+    },
+    Wait {
+        flag: usize,
+    },
 }
 
 impl Oracle {
@@ -91,11 +103,12 @@ fn action(
         *names.entry((reader, flag)).or_insert(next)
     };
     Some(match step {
-        Step::Get { .. } => return None,
-        Step::Put { peer, cell: Cell { shard, part }, from } => {
+        Step::Put { peer, cell: Cell { shard, part }, from }
+        | Step::Get { peer, cell: Cell { shard, part }, from } => {
+            let is_get = matches!(step, Step::Get { .. });
             let edge = |part: u32| SHARD_UNITS * part as usize / plan.parts as usize;
             let units = (part < plan.parts).then(|| edge(part)..edge(part + 1))?;
-            Action::Put { peer: in_range(peer)?, units, shard: in_range(shard)?, from }
+            Action::Copy { peer: in_range(peer)?, is_get, units, shard: in_range(shard)?, from }
         }
         Step::Signal { peer, flag } => {
             Action::Signal { peer: in_range(peer)?, flag: number(peer, flag) }
@@ -108,7 +121,7 @@ struct Run<'a> {
     oracle: &'a Oracle,
     rng: Rng,
     mailboxes: bool,
-    /// Of 4 puts, how many read their source at once.
+    /// Of 4 copies, how many read their source at once.
     hasty: u8,
     callers: Vec<Caller>,
     lanes: Vec<Lane>,
@@ -146,13 +159,24 @@ struct Flying {
 }
 
 enum Freight {
-    Put { start: u64, units: Range<usize>, shard: usize, from: Source, taken: Option<Vec<u64>> },
-    Signal { flag: usize, value: u64 },
+    Copy {
+        start: u64,
+        units: Range<usize>,
+        shard: usize,
+        is_get: bool,
+        from: Source,
+        taken: Option<Vec<u64>>,
+    },
+    Signal {
+        flag: usize,
+        value: u64,
+    },
 }
 
 impl Flying {
-    fn is_untaken(&self) -> bool {
-        matches!(self.what, Freight::Put { taken: None, .. })
+    /// Whether the lane's completion is held: by a source that is not read yet, and by a get.
+    fn is_incomplete(&self) -> bool {
+        matches!(self.what, Freight::Copy { taken: None, .. } | Freight::Copy { is_get: true, .. })
     }
 }
 
@@ -227,7 +251,7 @@ impl<'a> Run<'a> {
         if let Some(peer) = actor.checked_sub(1) {
             let Some(first) = lane.under_way[peer].front() else { return false };
             let is_held =
-                |flying: &Flying| flying.is_untaken() && flying.submitted < first.submitted;
+                |flying: &Flying| flying.is_incomplete() && flying.submitted < first.submitted;
             return match first.what {
                 Freight::Signal { .. } if peer == program.rank => {
                     !lane.under_way.iter().flatten().any(is_held)
@@ -245,7 +269,7 @@ impl<'a> Run<'a> {
             Some(_) => true,
             None if program.is_home => {
                 lane.under_way[program.rank].is_empty()
-                    && !lane.under_way.iter().flatten().any(Flying::is_untaken)
+                    && !lane.under_way.iter().flatten().any(Flying::is_incomplete)
             }
             None => true,
         }
@@ -288,10 +312,11 @@ impl<'a> Run<'a> {
             Action::Signal { peer, flag } => {
                 (peer, Freight::Signal { flag: self.in_turn(flag, start), value })
             }
-            Action::Put { peer, units, shard, from } => {
+            Action::Copy { peer, is_get, units, shard, from } => {
                 let hasty = self.rng.u8(..4) < self.hasty;
-                let taken = hasty.then(|| self.read(rank, start, shard, &units, from));
-                (peer, Freight::Put { start, units, shard, from, taken })
+                let source = if is_get { peer } else { rank };
+                let taken = hasty.then(|| self.read(source, start, shard, &units, from));
+                (peer, Freight::Copy { start, units, shard, is_get, from, taken })
             }
         };
         self.lanes[number].under_way[peer].push_back(Flying { submitted, what });
@@ -304,14 +329,16 @@ impl<'a> Run<'a> {
         let Some(first) = self.lanes[number].under_way[peer].pop_front() else { return Ok(()) };
         let submitted = first.submitted;
         match first.what {
-            Freight::Put { start, units, shard, from, taken: None } => {
-                let taken = Some(self.read(rank, start, shard, &units, from));
-                let what = Freight::Put { start, units, shard, from, taken };
+            Freight::Copy { start, units, shard, is_get, from, taken: None } => {
+                let source = if is_get { peer } else { rank };
+                let taken = Some(self.read(source, start, shard, &units, from));
+                let what = Freight::Copy { start, units, shard, is_get, from, taken };
                 self.lanes[number].under_way[peer].push_front(Flying { submitted, what });
             }
-            Freight::Put { start, units, shard, taken: Some(content), .. } => {
+            Freight::Copy { start, units, shard, is_get, taken: Some(content), .. } => {
                 let at = shard * SHARD_UNITS;
-                let output = self.callers[peer].output(start);
+                let target = if is_get { rank } else { peer };
+                let output = self.callers[target].output(start);
                 output[at + units.start..at + units.end].copy_from_slice(&content);
             }
             Freight::Signal { flag, value } => {

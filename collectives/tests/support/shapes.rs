@@ -52,7 +52,7 @@ impl Shape {
             _ => FlagOrder::Prompt,
         };
         let in_place = in_place && outputs == 1;
-        let shape = allgather::Shape { parts, in_place, outputs, flags };
+        let shape = allgather::Shape { parts, in_place, outputs, flags, tiers: false };
         let plans = allgather::plans(Algorithm::Direct, &topology, shape);
         let mut plans = plans.unwrap();
         for plan in &mut plans {

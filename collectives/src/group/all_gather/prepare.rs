@@ -114,7 +114,7 @@ impl<F: Fabric> Draft<F> {
             let text = format!("outputs is {outputs}, wanted 1 of a capturable all-gather");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let shape = Shape { parts, in_place, outputs, flags };
+        let shape = Shape { parts, in_place, outputs, flags, tiers: false };
         let plans = allgather::plans(algorithm, group.topology(), shape)?;
         let proof = verify(&plans).map_err(|fault| {
             let text = format!("the plan of {algorithm} is faulty: {fault}");

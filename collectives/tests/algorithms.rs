@@ -1,0 +1,61 @@
+//! Every algorithm on many topologies and shapes, proven.
+
+use peerlane_collectives::allgather::{self, Shape};
+use peerlane_collectives::plan::{Algorithm, FlagOrder};
+use peerlane_collectives::topology::Topology;
+use peerlane_collectives::verify::verify;
+
+/// The shapes that there are, with these numbers of parts.
+fn shapes(parts: &[u32]) -> Vec<Shape> {
+    let mut shapes = Vec::new();
+    for &parts in parts {
+        for (in_place, outputs) in [(false, 1), (false, 2), (true, 1)] {
+            for &flags in FlagOrder::ALL {
+                for tiers in [false, true] {
+                    shapes.push(Shape { parts, in_place, outputs, flags, tiers });
+                }
+            }
+        }
+    }
+    shapes
+}
+
+fn prove_all(topology: &Topology, parts: &[u32]) {
+    for &algorithm in Algorithm::ALL {
+        for shape in shapes(parts) {
+            let plans = allgather::plans(algorithm, topology, shape).unwrap();
+            verify(&plans).unwrap_or_else(|fault| {
+                let nodes = topology.node_of_rank();
+                panic!("{algorithm}, nodes {nodes:?}, {shape:?}: {fault}\n{}", plans[0])
+            });
+        }
+    }
+}
+
+#[test]
+fn one_node_is_served() {
+    for ranks in (1..=9).chain([12, 16]) {
+        prove_all(&Topology::flat(ranks).unwrap(), &[1, 2, 3]);
+    }
+}
+
+#[test]
+fn every_topology_is_served() {
+    for nodes in [
+        &[0, 1][..],
+        &[0, 1, 2],
+        &[0, 1, 2, 3, 4],
+        &[0, 0, 1],
+        &[0, 1, 1, 1],
+        &[0, 0, 1, 1],
+        &[0, 1, 0, 1],
+        &[0, 0, 0, 1, 1, 2],
+        &[2, 0, 1, 1, 1, 0, 0],
+        &[0, 0, 1, 1, 2, 2],
+        &[0, 0, 0, 0, 1, 1, 1, 1],
+        &[0, 1, 2, 0, 1, 2, 0, 1, 0],
+        &[0, 0, 0, 0, 0, 1, 2, 2, 3, 3, 3, 4],
+    ] {
+        prove_all(&Topology::of_nodes(nodes).unwrap(), &[1, 2, 3]);
+    }
+}
