@@ -64,7 +64,11 @@ fn direct_with_batched_flags() {
     for ranks in 1..=4 {
         for (in_place, outputs) in [(false, 1), (false, 2), (true, 1)] {
             let flags = FlagOrder::Batched;
-            compare(Algorithm::Direct, ranks, Shape { parts: 1, in_place, outputs, flags, tiers: false });
+            compare(
+                Algorithm::Direct,
+                ranks,
+                Shape { parts: 1, in_place, outputs, flags, tiers: false },
+            );
         }
     }
 }

@@ -40,6 +40,9 @@ pub struct Link {
     /// What a signal, or a wait for a flag that is there already, keeps its own lane from the next
     /// step.
     pub step_seconds: f64,
+    /// What it costs the host to hand a put over to its engine. Engines that are given work faster
+    /// than they do it hide it.
+    pub submit_seconds: f64,
     /// One flow alone (1 / β).
     pub bytes_per_second: f64,
     /// All flows of one lane of one rank together, in each direction.
@@ -194,10 +197,17 @@ impl Link {
             // Assumed: a copy by one core; a flag is a line that goes from one core to another.
             _ => (0.1e-6, 1e-6, 0.05e-6, 10e9, 10e9, 1),
         };
+        let device = matches!(kind, LinkKind::NvLink | LinkKind::Xgmi | LinkKind::Pcie);
         Self {
             put_seconds,
             flag_seconds,
             step_seconds,
+            // 11 µs for 2 copies and 25 µs for 4 (docs/perf/cuda-allgather.md); assumed for others.
+            submit_seconds: match kind {
+                _ if device => 6e-6,
+                LinkKind::Rdma => 0.1e-6,
+                _ => 0.0,
+            },
             bytes_per_second: flow,
             engine_bytes_per_second: engine,
             send_bytes_per_second: engine,
@@ -214,6 +224,7 @@ impl Link {
             put_seconds: 1.9e-6,
             flag_seconds: 2e-6,
             step_seconds: 0.3e-6,
+            submit_seconds: 6e-6,
             bytes_per_second: rate,
             engine_bytes_per_second: rate,
             send_bytes_per_second: rate,
@@ -228,6 +239,7 @@ impl Link {
             ("put_seconds", self.put_seconds),
             ("flag_seconds", self.flag_seconds),
             ("step_seconds", self.step_seconds),
+            ("submit_seconds", self.submit_seconds),
         ] {
             check_seconds(&format!("{link}.{name}"), seconds)?;
         }

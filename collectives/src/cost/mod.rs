@@ -1,5 +1,14 @@
-//! What a plan costs: time, bytes, flags and memory, predicted from the rates of the links.
+//! What a plan costs: time, bytes and memory, predicted from the rates of the links; and which
+//! algorithm and how many parts are therefore chosen.
 
+mod choose;
+mod ground;
 mod links;
+mod model;
+mod predict;
+mod seen;
+mod units;
 
+pub use choose::{Candidate, Choice, Question, choose};
 pub use links::{Link, Links, Node, Reach, picoseconds, transfer_picoseconds};
+pub use predict::{Cost, Term, Traffic, predict};
