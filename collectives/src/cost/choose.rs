@@ -3,6 +3,7 @@
 use std::fmt;
 
 use peerlane_hal::ErrorKind;
+use serde::Serialize;
 
 use super::ground::Ground;
 use super::links::Links;
@@ -43,7 +44,7 @@ pub struct Question<'a> {
 }
 
 /// What was chosen, and from what.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Choice {
     /// The algorithm.
     pub algorithm: Algorithm,
@@ -59,7 +60,7 @@ pub struct Choice {
 }
 
 /// One algorithm with its best number of parts.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Candidate {
     /// The algorithm.
     pub algorithm: Algorithm,
