@@ -9,7 +9,7 @@ use peerlane::cost::{self, Links, Question};
 use peerlane::plan::FlagOrder;
 use peerlane::topology::Topology;
 
-use crate::allgather::{AlgorithmChoice, parse_algorithm, parse_ranks};
+use crate::allgather::{AlgorithmChoice, parse_algorithm};
 use crate::calibrate;
 use crate::error::{Failure, Result};
 use crate::size::Size;
@@ -21,8 +21,8 @@ use crate::size::Size;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     /// Ranks of each node: 2x4 for two nodes of four, or 3+1+2
-    #[arg(long, default_value = "1x4", value_name = "NxN|N+N+…", value_parser = parse_nodes)]
-    nodes: Nodes,
+    #[arg(long, default_value = "1x4", value_name = "NODES", value_parser = parse_topology)]
+    nodes: Topology,
     /// The shard of every rank, or one size for each rank
     #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     shard_bytes: Vec<Size>,
@@ -49,16 +49,8 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// The ranks of each node.
-#[derive(Clone, Debug)]
-struct Nodes(Vec<usize>);
-
-fn parse_nodes(text: &str) -> std::result::Result<Nodes, String> {
-    let nodes = match text.split_once('x') {
-        Some((nodes, ranks)) => vec![parse_ranks(ranks)?; parse_ranks(nodes)?],
-        None => text.split('+').map(parse_ranks).collect::<std::result::Result<_, _>>()?,
-    };
-    Ok(Nodes(nodes))
+fn parse_topology(text: &str) -> std::result::Result<Topology, String> {
+    text.parse().map_err(|error: peerlane::Error| error.to_string())
 }
 
 fn parse_flags(name: &str) -> std::result::Result<FlagOrder, String> {
@@ -70,9 +62,7 @@ fn parse_flags(name: &str) -> std::result::Result<FlagOrder, String> {
 /// # Errors
 /// If the options do not fit together, or nothing can be printed.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let nodes = (0..).zip(&options.nodes.0);
-    let node_of_rank: Vec<u32> = nodes.flat_map(|(node, n)| vec![node; *n]).collect();
-    let topology = Topology::of_nodes(&node_of_rank)?;
+    let topology = &options.nodes;
     let shard_bytes = options.shard_bytes(topology.ranks())?;
     let (links, flags) = match &options.calibration {
         None => (Links::default(), FlagOrder::Batched),
@@ -95,7 +85,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         AlgorithmChoice::Named(algorithm) => Some(algorithm),
     };
     let question = Question {
-        topology: &topology,
+        topology,
         shard_bytes: &shard_bytes,
         shape,
         links: &links,

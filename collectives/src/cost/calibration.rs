@@ -25,9 +25,9 @@ pub struct Key {
     pub backend: String,
     /// What they are moved in and by: processors or GPUs, as the system names them.
     pub machine: String,
-    /// The topology in words.
+    /// The topology in its [notation](Topology::notation).
     pub topology: String,
-    /// The topology's [fingerprint](topology_fingerprint).
+    /// The topology's [fingerprint](Topology::fingerprint).
     pub fingerprint: u64,
 }
 
@@ -52,8 +52,8 @@ impl Key {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             backend: backend.to_owned(),
             machine: machine.to_owned(),
-            topology: topology.to_string(),
-            fingerprint: topology_fingerprint(topology),
+            topology: topology.notation(),
+            fingerprint: topology.fingerprint(),
         }
     }
 
@@ -128,12 +128,6 @@ impl fmt::Display for Calibration {
             worst * 100.0
         )
     }
-}
-
-/// A number for the node of every rank: the same on every machine and in every version.
-pub fn topology_fingerprint(topology: &Topology) -> u64 {
-    let nodes = topology.node_of_rank().iter().flat_map(|node| node.to_le_bytes());
-    fingerprint(nodes)
 }
 
 /// FNV-1a.

@@ -12,7 +12,7 @@ mod sample;
 mod seen;
 mod units;
 
-pub use calibration::{Calibration, GOOD, Key, topology_fingerprint};
+pub use calibration::{Calibration, GOOD, Key};
 pub use choose::{Candidate, Choice, Question, choose};
 pub use fit::fit;
 pub use links::{Link, Links, Node, Reach, picoseconds, transfer_picoseconds};

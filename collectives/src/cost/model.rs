@@ -100,14 +100,16 @@ impl Task<'_> {
     }
 
     /// From the signals that say `ready` to the moment at which a peer's is there. With prompt flags
-    /// the own copy stands between.
-    fn ready_term(&self, seen: &Seen, peers: u64, own: &Seen) -> Term {
-        let signals = self.flags(seen, peers);
-        let between = match self.shape.flags {
-            FlagOrder::Prompt => self.own_copy(own),
-            FlagOrder::Batched => 0,
+    /// the own copy stands between where it is made by the same lane, and hides some of that where it
+    /// takes the same thread.
+    fn ready(&self, seen: &Seen, peers: u64, own: Option<&Seen>) -> u64 {
+        if peers == 0 || self.shape.outputs > 1 && self.algorithm != Algorithm::Pull {
+            return 0;
+        }
+        let between = match (self.shape.flags, own) {
+            (FlagOrder::Prompt, Some(own)) if own.by_processor => self.own_copy(own),
+            _ => 0,
         };
-        let time = signals.saturating_add(seen.hop.saturating_sub(between));
-        Term::new("ready", time, format!("{peers} peers"))
+        self.flags(seen, peers).saturating_add(seen.hop.saturating_sub(between))
     }
 }

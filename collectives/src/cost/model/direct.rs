@@ -14,37 +14,38 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64) -> Way {
     let mates = if task.has_network() { node_ranks - 1 } else { ground.ranks - 1 };
     let others = ground.ranks - 1 - mates;
     let pull = algorithm == Algorithm::Pull;
-    let lane = |seen: &Seen, peers: u64, from: u64| Lane::new(task, seen, peers, from, pull);
-    let near = lane(
-        &local,
-        mates,
-        if others == 0 { ground.total_bytes } else { ground.node_bytes(node_ranks) },
-    );
-    let far = lane(&network, others, ground.total_bytes);
+    let among = if others == 0 { ground.total_bytes } else { ground.node_bytes(node_ranks) };
+    let near = Lane::new(task, &local, mates, among, Some(&own));
+    let far = Lane::new(task, &network, others, ground.total_bytes, None);
     // Two lanes of one thread take turns.
-    let one_thread = local.by_processor && network.by_processor;
-    let puts = if one_thread { near.puts + far.puts } else { near.puts.max(far.puts) };
-    let slower = if far.puts >= near.puts { &network } else { &local };
-    let verb = if pull { "gets" } else { "puts" };
-    let mut terms = Vec::new();
-    let peers = mates + others;
-    if peers > 0 && (pull || task.shape.outputs == 1) {
-        let last = if others > 0 { &network } else { &local };
-        terms.push(task.ready_term(last, peers, &own));
+    let one_thread = others > 0 && local.by_processor && network.by_processor;
+    let (mut ready, mut puts, mut flags, mut hop) = near.terms();
+    let copy = if own.by_processor { task.own_copy(&own) } else { 0 };
+    let mut copied = task.own_term(&own, puts.max(far.puts));
+    if one_thread {
+        puts += far.puts;
+        flags += far.flags;
+        hop = hop.max(far.hop);
+    } else if far.end() > near.end().saturating_add(copy) {
+        (ready, puts, flags, hop) = far.terms();
+        if own.by_processor {
+            copied = Term::new(copied.name, 0, "");
+        }
     }
-    terms.push(task.own_term(&own, puts));
-    if others > 0 {
-        let near = note(task, &local, mates);
-        let far = note(task, &network, others);
-        terms.push(Term::new(verb, puts, format!("{far} between nodes beside {near} inside")));
-    } else {
-        terms.push(Term::new(verb, puts, note(task, &local, mates)));
-    }
-    terms.push(Term::new("flags", near.flags.max(far.flags), "signals and waits"));
-    if peers > 0 {
-        let name = if pull { "last taken" } else { "last arrival" };
-        terms.push(Term::new(name, slower.hop, ""));
-    }
+    let (verb, last) = if pull { ("gets", "last taken") } else { ("puts", "last arrival") };
+    let inside = note(task, &local, mates);
+    let note = match (mates, others) {
+        (_, 0) => inside,
+        (0, _) => format!("{} between nodes", note(task, &network, others)),
+        _ => format!("{} between nodes, {inside} inside", note(task, &network, others)),
+    };
+    let terms = vec![
+        Term::new("ready", ready, format!("of {} peers", mates + others)),
+        copied,
+        Term::new(verb, puts, note),
+        Term::new("flags", flags, "signals and waits"),
+        Term::new(last, hop, ""),
+    ];
     let copies = task.own_puts().saturating_mul(own.submit);
     let host = copies
         .saturating_add((mates * task.parts()).saturating_mul(local.submit))
@@ -52,23 +53,42 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64) -> Way {
     Way { terms, host }
 }
 
+#[derive(Default)]
 struct Lane {
+    ready: u64,
     puts: u64,
     flags: u64,
+    hop: u64,
 }
 
 impl Lane {
-    /// To `peers` peers, of a group whose shards are `all` bytes.
-    fn new(task: &Task<'_>, seen: &Seen, peers: u64, all: u64, pull: bool) -> Self {
+    /// To `peers` peers, of a group whose shards are `among` bytes; home makes the `own` copy too.
+    fn new(task: &Task<'_>, seen: &Seen, peers: u64, among: u64, own: Option<&Seen>) -> Self {
+        if peers == 0 {
+            return Self::default();
+        }
         let ground = task.ground;
+        let pull = task.algorithm == Algorithm::Pull;
         let count = peers.saturating_mul(task.parts());
         let sent = ground.shard_bytes_max.saturating_mul(peers);
-        let got = all.saturating_sub(ground.shard_bytes_min).min(sent);
+        let got = among.saturating_sub(ground.shard_bytes_min).min(sent);
         let (lane, other) = if pull { (got, sent) } else { (sent, got) };
-        let puts = seen.puts(count, lane).max(seen.receives(other));
+        // Signals of arrival, or that something was taken; and as many waits.
         let signals = if pull { peers } else { count };
-        let flags = task.flags(seen, signals).saturating_add(task.flags(seen, signals));
-        Self { puts: if peers == 0 { 0 } else { puts }, flags }
+        Self {
+            ready: task.ready(seen, peers, own),
+            puts: seen.puts(count, lane).max(seen.receives(other)),
+            flags: task.flags(seen, signals).saturating_mul(2),
+            hop: seen.hop,
+        }
+    }
+
+    fn terms(&self) -> (u64, u64, u64, u64) {
+        (self.ready, self.puts, self.flags, self.hop)
+    }
+
+    fn end(&self) -> u64 {
+        self.ready.saturating_add(self.puts).saturating_add(self.flags).saturating_add(self.hop)
     }
 }
 

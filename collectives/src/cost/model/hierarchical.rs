@@ -22,26 +22,25 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64) -> Way {
     let copy = task.own_copy(&own);
     let copy_home = if own.by_processor { copy } else { 0 };
 
-    let mut terms = Vec::new();
-    if shape.outputs == 1 && ground.ranks > 1 {
-        let last = if rails.time > 0 { &network } else { &local };
-        terms.push(task.ready_term(last, mates.max(rails.targets), &own));
-    }
+    // Both lanes ask for `ready`; only home has the own copy between.
+    let ready_home = task.ready(&local, mates, Some(&own));
+    let ready_network = task.ready(&network, rails.targets, None);
     // By the network: all parts come in, and the last of them are spread.
     let at_once = ground.entering_from_one(node_ranks);
     let tail = if rails.time > 0 { spread_cells(cell, at_once) } else { 0 };
     let go = if rails.time > 0 { own.hop } else { 0 };
-    let by_network = go + rails.time + rails.hop + tail;
+    let by_network = ready_network + go + rails.time + rails.hop + tail;
     // By home: it begins with its own shard, or waits for the first part.
-    let first = go + rails.first + rails.hop;
-    let home = copy_home.saturating_add(spread);
+    let first = ready_network + go + rails.first + rails.hop;
+    let home = ready_home + copy_home.saturating_add(spread);
     let by_home = if forwards > 0 { home.max(first).saturating_add(forwards) } else { home };
     // Both lanes on one fabric share what the rank can send.
     let sent = (entering + 1).saturating_mul(mates).saturating_add(rails.shards);
     let sent = local.sends(sent.saturating_mul(ground.shard_bytes_max));
-    let by_home = if tier == Tier::Local { by_home.max(sent) } else { by_home };
+    let by_home = if tier == Tier::Local { by_home.max(ready_home + sent) } else { by_home };
     let one_thread = local.by_processor && network.by_processor;
-    let by_thread = if one_thread { copy_home + rails.work + spread + forwards } else { 0 };
+    let by_thread =
+        if one_thread { ready_home + copy_home + rails.work + spread + forwards } else { 0 };
 
     let inside = format!("{} own, {} passed on", time(spread), time(forwards));
     let outside = format!(
@@ -51,21 +50,25 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64) -> Way {
         rate(network.rate(rails.puts))
     );
     let longest = by_network.max(by_home).max(by_thread);
+    let ready = if longest == by_network { ready_network } else { ready_home };
+    let mut terms = vec![Term::new("ready", ready, format!("of {} peers", mates + rails.targets))];
     terms.push(match longest {
-        _ if longest == by_thread => {
-            Term::new("both lanes in turn", by_thread, format!("{outside} between nodes; {inside}"))
-        }
+        _ if longest == by_thread => Term::new(
+            "both lanes in turn",
+            by_thread - ready,
+            format!("{outside} between nodes; {inside}"),
+        ),
         _ if longest == by_home => {
             let hidden = if rails.time > 0 {
                 format!("; {outside} between nodes beside it")
             } else {
                 String::new()
             };
-            Term::new("puts inside the node", by_home, format!("{inside}{hidden}"))
+            Term::new("puts inside the node", by_home - ready, format!("{inside}{hidden}"))
         }
         _ => Term::new(
             "puts between nodes",
-            by_network,
+            by_network - ready,
             format!("{outside}, the last spread in {}; inside {inside} beside it", time(tail)),
         ),
     });

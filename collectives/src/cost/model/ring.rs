@@ -1,7 +1,7 @@
 //! Ring and double ring: every part goes on as soon as it is there.
 //!
-//! A step is one shard, part by part. The first part of the next step is there one hop after it was
-//! put; while the other parts of a step take longer than that, nobody waits for it.
+//! A step is one shard, part by part. Either the slowest link is busy all the time, or what takes
+//! longest is the journey of one shard: its first part over every link, then the others behind it.
 
 use super::{Task, Way};
 use crate::cost::links::transfer_picoseconds;
@@ -28,9 +28,6 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64, ways: u64) -> Way {
     // Of links that are as slow the last, which there always is.
     let slowest = used().max_by_key(|seen| part_time(seen)).unwrap_or(&local);
     let part = part_time(slowest);
-    // What leaves the node is relayed by a signal from the home lane.
-    let relay = if task.has_network() && inside { own.hop } else { 0 };
-    let hop = used().map(|seen| seen.hop).max().unwrap_or(0) + relay;
     let parts = task.parts();
     // With two directions, even parts go further the one way, odd ones the other way.
     let (near, hops) = (peers / ways, peers.div_ceil(ways));
@@ -41,15 +38,26 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64, ways: u64) -> Way {
     } else {
         slowest.sends(ground.shard_bytes_max.saturating_mul(peers))
     };
-    let beside = if local.by_processor { parts * ways } else { parts };
-    let bubble = hop.saturating_sub(part.saturating_mul(beside - 1));
+    let all = uneven(task, slowest, part.saturating_mul(puts).max(every));
+    // What leaves the node is relayed by a signal from the home lane.
+    let relay = if task.has_network() && inside { own.hop } else { 0 };
+    let last_hop = used().map(|seen| seen.hop).max().unwrap_or(0);
+    let edge = |seen: &Seen, relay: u64| part_time(seen).saturating_add(seen.hop + relay);
+    let (near_edge, far_edge) = (edge(&local, 0), edge(&network, relay));
+    // A shard crosses at most one way out of each node, and every other link at most once.
+    let out = if task.has_network() { ground.nodes.min(hops) } else { 0 };
+    let stay = hops.min(ground.ranks - if task.has_network() { ground.nodes } else { 0 });
+    let by = |out: u64| {
+        far_edge.saturating_mul(out).saturating_add(near_edge.saturating_mul(hops - out))
+    };
+    let others = part.saturating_mul(if local.by_processor { parts * ways } else { parts } - 1);
+    let journey = by(out).max(by(hops - stay)).saturating_add(others);
+    let waits = journey.saturating_sub(all.saturating_add(last_hop));
 
     let mut terms = Vec::new();
-    if peers > 0 && task.shape.outputs == 1 {
-        terms.push(task.ready_term(slowest, 1, &own));
-    }
-    let all = part.saturating_mul(puts).max(every);
-    let all = uneven(task, slowest, all);
+    let furthest = used().max_by_key(|seen| seen.hop).unwrap_or(&local);
+    let ready = task.ready(furthest, peers.min(1), Some(&own));
+    terms.push(Term::new("ready", ready, "of the next rank"));
     terms.push(task.own_term(&own, all));
     let note = format!(
         "{hops} steps of {parts} × {} at {}",
@@ -57,12 +65,9 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64, ways: u64) -> Way {
         rate(slowest.rate(1))
     );
     terms.push(Term::new("puts", all, note));
-    if hops > 1 {
-        let waits = bubble.saturating_mul(hops - 1);
-        terms.push(Term::new("waits for the next part", waits, format!("{} times", hops - 1)));
-    }
-    if peers > 0 {
-        terms.push(Term::new("last arrival", hop, ""));
+    if hops > 0 {
+        terms.push(Term::new("waits for the next part", waits, format!("on {hops} steps")));
+        terms.push(Term::new("last arrival", last_hop, ""));
     }
     let puts = peers.saturating_mul(parts).saturating_mul(slowest.submit);
     let host = puts.saturating_add(task.own_puts().saturating_mul(own.submit));
