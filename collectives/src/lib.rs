@@ -2,6 +2,7 @@
 
 pub mod allgather;
 pub mod bootstrap;
+pub mod cost;
 pub mod element;
 pub mod error;
 pub mod group;

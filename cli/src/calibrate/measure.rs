@@ -1,0 +1,143 @@
+//! Measuring: this program itself, as `peerlane allgather`.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+use clap::ValueEnum;
+use peerlane::cost::Sample;
+use peerlane::plan::{Algorithm, FlagOrder};
+
+use super::options::Options;
+use crate::error::{Failure, Result};
+use crate::report::Row;
+
+/// One way to run an all-gather.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Way {
+    pub(super) algorithm: Algorithm,
+    pub(super) outputs: u32,
+    pub(super) in_place: bool,
+}
+
+/// What was measured, and between how many ranks.
+pub(super) struct Measured {
+    pub(super) backend: String,
+    pub(super) ranks: usize,
+    pub(super) samples: Vec<Sample>,
+}
+
+/// Measures all `ways` in turn, round after round.
+///
+/// # Errors
+/// If one cannot be measured.
+pub(super) fn measure(options: &Options, ways: &[Way]) -> Result<Measured> {
+    let mut times = BTreeMap::<(Way, u64), Vec<f64>>::new();
+    let (mut backend, mut ranks) = (String::new(), 0);
+    for round in 0..options.rounds {
+        for way in ways {
+            eprintln!("round {} of {}: {}", round + 1, options.rounds, way.text());
+            for row in rows(options, way)? {
+                (backend, ranks) = (row.backend.clone(), row.ranks);
+                times.entry((*way, row.shard_bytes)).or_default().push(row.median_us * 1e-6);
+            }
+        }
+    }
+    // Devices take neighbouring flags in one batch, and plans for them keep flags together.
+    let flags = if backend == "host" { FlagOrder::Prompt } else { FlagOrder::Batched };
+    let samples = times.into_iter().map(|((way, shard_bytes), times)| {
+        let Way { algorithm, outputs, in_place } = way;
+        let seconds = median(times);
+        Sample { algorithm, parts: 1, in_place, outputs, flags, tiers: false, shard_bytes, seconds }
+    });
+    let samples = samples.collect();
+    Ok(Measured { backend, ranks, samples })
+}
+
+impl Way {
+    /// Each algorithm with one output and with two.
+    pub(super) fn all(algorithms: &[Algorithm]) -> Vec<Self> {
+        let ways = algorithms.iter().flat_map(|&algorithm| {
+            [1, 2].map(|outputs| Self { algorithm, outputs, in_place: false })
+        });
+        ways.collect()
+    }
+
+    fn text(self) -> String {
+        let place = if self.in_place { ", in place" } else { "" };
+        format!("{}, outputs {}{place}", self.algorithm, self.outputs)
+    }
+}
+
+fn rows(options: &Options, way: &Way) -> Result<Vec<Row>> {
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::io("cannot find this program's own file", &error))?;
+    let mut command = Command::new(program);
+    command.args(arguments(options, way)).stdin(Stdio::null()).stderr(Stdio::piped());
+    let output =
+        command.output().map_err(|error| Failure::io("cannot start peerlane allgather", &error))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(Failure::failed(format!("{} cannot be measured: {}", way.text(), said.trim())));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines = text.lines().filter(|line| line.starts_with('{'));
+    let rows = lines.map(|line| {
+        serde_json::from_str(line).map_err(|error| {
+            Failure::failed(format!("peerlane allgather said {line:?}, which is no row: {error}"))
+        })
+    });
+    rows.collect()
+}
+
+fn arguments(options: &Options, way: &Way) -> Vec<String> {
+    let backend = options.backend.to_possible_value();
+    let backend = backend.map_or("auto".to_owned(), |value| value.get_name().to_owned());
+    let mut arguments: Vec<String> = [
+        "allgather",
+        "--backend",
+        &backend,
+        "--algorithm",
+        way.algorithm.name(),
+        "--min-bytes",
+        &options.min_bytes.0.to_string(),
+        "--max-bytes",
+        &options.max_bytes.0.to_string(),
+        "--factor",
+        &options.factor.to_string(),
+        "--timeout",
+        &options.timeout,
+        "--json",
+        "-",
+    ]
+    .map(str::to_owned)
+    .into();
+    if way.in_place {
+        arguments.push("--in-place".to_owned());
+    } else {
+        arguments.extend(["--outputs".to_owned(), way.outputs.to_string()]);
+    }
+    if let Some(ranks) = options.ranks {
+        arguments.extend(["--ranks".to_owned(), ranks.to_string()]);
+    }
+    if let Some(devices) = &options.devices {
+        arguments.extend(["--devices".to_owned(), devices.to_string()]);
+    }
+    arguments
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let last = values.len() - 1;
+    f64::midpoint(values[last / 2], values[last.div_ceil(2)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_rounds_counts() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0]), 2.5);
+    }
+}
