@@ -16,6 +16,7 @@ mod explain;
 mod library;
 mod memory;
 mod nccl;
+mod nodes;
 mod plan;
 mod report;
 mod size;
