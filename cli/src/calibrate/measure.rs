@@ -16,7 +16,6 @@ use crate::report::Row;
 pub(super) struct Way {
     pub(super) algorithm: Algorithm,
     pub(super) outputs: u32,
-    pub(super) in_place: bool,
 }
 
 /// What was measured, and between how many ranks.
@@ -26,17 +25,17 @@ pub(super) struct Measured {
     pub(super) samples: Vec<Sample>,
 }
 
-/// Measures all `ways` in turn, round after round.
+/// Measures all `ways` in turn, round after round, from the smallest total on.
 ///
 /// # Errors
 /// If one cannot be measured.
-pub(super) fn measure(options: &Options, ways: &[Way]) -> Result<Measured> {
+pub(super) fn measure(options: &Options, ways: &[Way], min_bytes: u64) -> Result<Measured> {
     let mut times = BTreeMap::<(Way, u64), Vec<f64>>::new();
     let (mut backend, mut ranks) = (String::new(), 0);
     for round in 0..options.rounds {
         for way in ways {
             eprintln!("round {} of {}: {}", round + 1, options.rounds, way.text());
-            for row in rows(options, way)? {
+            for row in rows(options, way, min_bytes)? {
                 (backend, ranks) = (row.backend.clone(), row.ranks);
                 times.entry((*way, row.shard_bytes)).or_default().push(row.median_us * 1e-6);
             }
@@ -45,9 +44,18 @@ pub(super) fn measure(options: &Options, ways: &[Way]) -> Result<Measured> {
     // Devices take neighbouring flags in one batch, and plans for them keep flags together.
     let flags = if backend == "host" { FlagOrder::Prompt } else { FlagOrder::Batched };
     let samples = times.into_iter().map(|((way, shard_bytes), times)| {
-        let Way { algorithm, outputs, in_place } = way;
+        let Way { algorithm, outputs } = way;
         let seconds = median(times);
-        Sample { algorithm, parts: 1, in_place, outputs, flags, tiers: false, shard_bytes, seconds }
+        Sample {
+            algorithm,
+            parts: 1,
+            in_place: false,
+            outputs,
+            flags,
+            tiers: false,
+            shard_bytes,
+            seconds,
+        }
     });
     let samples = samples.collect();
     Ok(Measured { backend, ranks, samples })
@@ -56,23 +64,22 @@ pub(super) fn measure(options: &Options, ways: &[Way]) -> Result<Measured> {
 impl Way {
     /// Each algorithm with one output and with two.
     pub(super) fn all(algorithms: &[Algorithm]) -> Vec<Self> {
-        let ways = algorithms.iter().flat_map(|&algorithm| {
-            [1, 2].map(|outputs| Self { algorithm, outputs, in_place: false })
-        });
+        let ways = algorithms
+            .iter()
+            .flat_map(|&algorithm| [1, 2].map(|outputs| Self { algorithm, outputs }));
         ways.collect()
     }
 
     fn text(self) -> String {
-        let place = if self.in_place { ", in place" } else { "" };
-        format!("{}, outputs {}{place}", self.algorithm, self.outputs)
+        format!("{}, outputs {}", self.algorithm, self.outputs)
     }
 }
 
-fn rows(options: &Options, way: &Way) -> Result<Vec<Row>> {
+fn rows(options: &Options, way: &Way, min_bytes: u64) -> Result<Vec<Row>> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::io("cannot find this program's own file", &error))?;
     let mut command = Command::new(program);
-    command.args(arguments(options, way)).stdin(Stdio::null()).stderr(Stdio::piped());
+    command.args(arguments(options, way, min_bytes)).stdin(Stdio::null()).stderr(Stdio::piped());
     let output =
         command.output().map_err(|error| Failure::io("cannot start peerlane allgather", &error))?;
     if !output.status.success() {
@@ -89,7 +96,7 @@ fn rows(options: &Options, way: &Way) -> Result<Vec<Row>> {
     rows.collect()
 }
 
-fn arguments(options: &Options, way: &Way) -> Vec<String> {
+fn arguments(options: &Options, way: &Way, min_bytes: u64) -> Vec<String> {
     let backend = options.backend.to_possible_value();
     let backend = backend.map_or("auto".to_owned(), |value| value.get_name().to_owned());
     let mut arguments: Vec<String> = [
@@ -99,7 +106,7 @@ fn arguments(options: &Options, way: &Way) -> Vec<String> {
         "--algorithm",
         way.algorithm.name(),
         "--min-bytes",
-        &options.min_bytes.0.to_string(),
+        &min_bytes.to_string(),
         "--max-bytes",
         &options.max_bytes.0.to_string(),
         "--factor",
@@ -111,11 +118,7 @@ fn arguments(options: &Options, way: &Way) -> Vec<String> {
     ]
     .map(str::to_owned)
     .into();
-    if way.in_place {
-        arguments.push("--in-place".to_owned());
-    } else {
-        arguments.extend(["--outputs".to_owned(), way.outputs.to_string()]);
-    }
+    arguments.extend(["--outputs".to_owned(), way.outputs.to_string()]);
     if let Some(ranks) = options.ranks {
         arguments.extend(["--ranks".to_owned(), ranks.to_string()]);
     }

@@ -7,12 +7,15 @@ use peerlane::cost::{Calibration, Key, Links};
 use peerlane::hal::LinkKind;
 use peerlane::topology::Topology;
 use peerlane::{cuda, host};
+use serde::Serialize;
 
 use crate::error::{Failure, Result};
 
+mod check;
 mod measure;
 mod options;
 
+use check::Check;
 use measure::{Measured, Way, measure};
 pub(crate) use options::Options;
 
@@ -22,17 +25,27 @@ pub(crate) use options::Options;
 /// If something cannot be measured or written.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let ways = Way::all(&options.algorithms()?);
-    let Measured { backend, ranks, samples } = measure(options, &ways)?;
+    let Measured { backend, ranks, samples } = measure(options, &ways, options.min_bytes.0)?;
     let topology = Topology::flat(ranks)?;
     let key = Key::new(&backend, &machine(&backend), &topology);
     let calibration = Calibration::new(key, known(&backend), &topology, samples)?;
-    let json = serde_json::to_string_pretty(&calibration)
-        .map_err(|error| Failure::failed(error.to_string()))?;
-    fs::write(&options.out, json + "\n").map_err(|error| {
-        Failure::io(format_args!("cannot write {}", options.out.display()), &error)
-    })?;
+    write(&options.out, &calibration)?;
     println!("{calibration}");
+    let Some(path) = &options.check else { return Ok(()) };
+    // In the middle between two sizes, as factors go.
+    let between = options.min_bytes.0.saturating_mul(options.factor.isqrt());
+    let others = measure(options, &ways, between)?.samples;
+    let check = Check::new(&calibration, &topology, &others)?;
+    write(path, &check)?;
+    println!("{}", check.text());
     Ok(())
+}
+
+fn write(path: &Path, what: &impl Serialize) -> Result<()> {
+    let json =
+        serde_json::to_string_pretty(what).map_err(|error| Failure::failed(error.to_string()))?;
+    fs::write(path, json + "\n")
+        .map_err(|error| Failure::io(format_args!("cannot write {}", path.display()), &error))
 }
 
 /// Reads a calibration from a file.

@@ -45,6 +45,10 @@ pub(crate) struct Options {
     /// How often everything is measured
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(super) rounds: u32,
+    /// Measure the sizes between those as well, and write to this file how well they are predicted and
+    /// what would have been chosen
+    #[arg(long, value_name = "FILE")]
+    pub(super) check: Option<PathBuf>,
     /// The longest that anything may wait for a peer
     #[arg(long, default_value = "30", value_name = "SECONDS")]
     pub(super) timeout: String,
