@@ -45,7 +45,7 @@ pub use peerlane_collectives::element::{DType, Element};
 pub use peerlane_collectives::error::Error;
 pub use peerlane_collectives::group::{AllGather, Group, GroupOptions, Lease, Place, Started};
 pub use peerlane_collectives::{
-    allgather, bootstrap, cost, element, error, group, layout, plan, topology, verify,
+    allgather, bootstrap, cost, element, error, group, layout, plan, simulate, topology, verify,
 };
 pub use peerlane_hal as hal;
 #[cfg(feature = "host")]

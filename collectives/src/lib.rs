@@ -9,6 +9,7 @@ pub mod group;
 pub mod layout;
 pub mod plan;
 mod run;
+pub mod simulate;
 pub mod topology;
 pub mod verify;
 mod window;
