@@ -58,15 +58,19 @@ impl Seen {
         }
     }
 
-    /// How long `count` puts of together `bytes` bytes take, one behind the other as far as the
-    /// engine does so.
+    /// How long `count` puts of together `bytes` bytes take. Where several are in flight, the lane goes
+    /// on to the next while the bytes of the last ones move.
     pub(super) fn puts(&self, count: u64, bytes: u64) -> u64 {
         if count == 0 {
             return 0;
         }
-        let at_once = self.in_flight.min(count);
-        let latency = count.div_ceil(at_once).saturating_mul(self.put);
-        latency.saturating_add(transfer_picoseconds(bytes, self.rate(count)))
+        let latency = count.saturating_mul(self.put);
+        if self.in_flight == 1 {
+            return latency.saturating_add(transfer_picoseconds(bytes, self.rate(1)));
+        }
+        let last = transfer_picoseconds(bytes / count, self.rate(1));
+        let all = transfer_picoseconds(bytes, self.rate(count));
+        latency.saturating_add(last).max(self.put.saturating_add(all))
     }
 
     /// What `count` puts at once reach together.
@@ -97,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn puts_share_an_engine_and_latency_overlaps_in_flight() {
+    fn puts_share_an_engine_and_overlap_in_flight() {
         let mut links = Links::of_kinds(LinkKind::NvLink, LinkKind::Rdma);
         links.local.put_seconds = 1e-6;
         links.local.puts_in_flight = 2;
@@ -107,7 +111,8 @@ mod tests {
         let seen = Seen::new(&links, Some(Tier::Local), 4, 4);
         // One put alone has the flow's rate, two together the engine's, two lanes the rank's.
         assert_eq!(seen.puts(1, 100_000), 2_000_000);
-        assert_eq!(seen.puts(3, 150_000), 3_000_000);
+        assert_eq!(seen.puts(3, 150_000), 3_500_000);
+        assert_eq!(seen.puts(3, 1_500_000), 11_000_000);
         assert_eq!(seen.sends(200_000), 1_000_000);
         assert_eq!(seen.puts(0, 0), 0);
     }

@@ -16,7 +16,12 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64) -> Way {
     let pull = algorithm == Algorithm::Pull;
     let among = if others == 0 { ground.total_bytes } else { ground.node_bytes(node_ranks) };
     let near = Lane::new(task, &local, mates, among, Some(&own));
-    let far = Lane::new(task, &network, others, ground.total_bytes, None);
+    let mut far = Lane::new(task, &network, others, ground.total_bytes, None);
+    if others > 0 {
+        // The lane starts on a flag from home, and ends with one to it.
+        far.ready = far.ready.saturating_add(own.hop);
+        far.hop = far.hop.saturating_add(own.hop);
+    }
     // Two lanes of one thread take turns.
     let one_thread = others > 0 && local.by_processor && network.by_processor;
     let (mut ready, mut puts, mut flags, mut hop) = near.terms();

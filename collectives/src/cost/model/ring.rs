@@ -14,8 +14,8 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64, ways: u64) -> Way {
     let Task { ground, links, .. } = *task;
     let own = Seen::new(links, None, node_ranks, node_ranks);
     let local = Seen::new(links, Some(Tier::Local), node_ranks, node_ranks);
-    // The circle leaves each node once.
-    let network = Seen::new(links, Some(Tier::Network), node_ranks, 1);
+    // The circle leaves each node once in each direction.
+    let network = Seen::new(links, Some(Tier::Network), node_ranks, ways);
     let peers = ground.ranks - 1;
     let inside = !task.has_network() || node_ranks > 1;
     let used = [(inside, &local), (task.has_network(), &network)];
@@ -32,12 +32,20 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64, ways: u64) -> Way {
     // With two directions, even parts go further the one way, odd ones the other way.
     let (near, hops) = (peers / ways, peers.div_ceil(ways));
     let puts = hops * parts.div_ceil(ways) + near * (parts - parts.div_ceil(ways));
-    let every = if local.by_processor {
+    let shards = |count: u64| ground.shard_bytes_max.saturating_mul(count);
+    // Two directions leave a node at two ranks, unless it has only one; and of two ranks each has one
+    // direction inside.
+    let one_way = peers.div_ceil(ways);
+    let inside_shards = if task.has_network() && node_ranks == 2 { one_way } else { peers };
+    let out_shards = if node_ranks > 1 { one_way } else { peers };
+    let every = match local.by_processor {
+        _ if !inside => 0,
         // Two directions of one thread take turns.
-        part.saturating_mul(peers.saturating_mul(parts))
-    } else {
-        slowest.sends(ground.shard_bytes_max.saturating_mul(peers))
+        true => part_time(&local).saturating_mul(inside_shards.saturating_mul(parts)),
+        false => local.sends(shards(inside_shards)),
     };
+    let out = if task.has_network() { network.sends(shards(out_shards)) } else { 0 };
+    let every = every.max(out);
     let all = uneven(task, slowest, part.saturating_mul(puts).max(every));
     // What leaves the node is relayed by a signal from the home lane.
     let relay = if task.has_network() && inside { own.hop } else { 0 };
@@ -50,15 +58,18 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64, ways: u64) -> Way {
     let by = |out: u64| {
         far_edge.saturating_mul(out).saturating_add(near_edge.saturating_mul(hops - out))
     };
-    let others = part.saturating_mul(if local.by_processor { parts * ways } else { parts } - 1);
+    let others = part.saturating_mul(parts - 1);
     let journey = by(out).max(by(hops - stay)).saturating_add(others);
     let waits = journey.saturating_sub(all.saturating_add(last_hop));
 
     let mut terms = Vec::new();
     let furthest = used().max_by_key(|seen| seen.hop).unwrap_or(&local);
     let ready = task.ready(furthest, peers.min(1), Some(&own));
+    // Where only network lanes have work, they start on a flag from home and end with one to it.
+    let entry = if inside { 0 } else { own.hop };
+    let (ready, last_hop) = (ready + entry, last_hop + entry);
     terms.push(Term::new("ready", ready, "of the next rank"));
-    terms.push(task.own_term(&own, all));
+    terms.push(task.own_term(&own, all.saturating_add(waits)));
     let note = format!(
         "{hops} steps of {parts} × {} at {}",
         bytes(task.part_bytes()),
