@@ -11,8 +11,8 @@ use crate::size::Size;
 
 /// Measure all-gathers and fit what the links give, for the choice of algorithms.
 ///
-/// Runs `peerlane allgather` with several algorithms and sizes, round after round, takes the median of
-/// the rounds, and fits latencies and rates so that the model predicts these times. The file holds for
+/// Runs `peerlane allgather` with several algorithms and sizes, round after round, takes the fastest of
+/// the rounds, since other work only makes them slower, and fits latencies and rates so that the model predicts these times. The file holds for
 /// this version, backend, machine and number of ranks; whoever loads it for something else is told what
 /// differs. Keep the machine free of other work meanwhile.
 #[derive(Args, Clone, Debug)]

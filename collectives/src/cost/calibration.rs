@@ -148,3 +148,64 @@ impl Links {
 fn invalid(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::*;
+    use crate::plan::{Algorithm, FlagOrder};
+
+    fn sample(seconds: f64) -> Sample {
+        Sample {
+            algorithm: Algorithm::Direct,
+            parts: 1,
+            in_place: false,
+            outputs: 1,
+            flags: FlagOrder::Prompt,
+            tiers: false,
+            shard_bytes: 1 << 20,
+            seconds,
+        }
+    }
+
+    #[test]
+    fn what_a_calibration_holds_for_is_checked_field_by_field() {
+        let (two, four) = (Topology::flat(2).unwrap(), Topology::flat(4).unwrap());
+        let key = Key::new("host", "2 cores", &two);
+        key.check(&key).unwrap();
+        let text = |wanted: Key| key.check(&wanted).unwrap_err().to_string();
+        assert_snapshot!(text(Key::new("host", "2 cores", &four)), @r#"the calibration is for topology "1x2", wanted "1x4"; calibrate again"#);
+        assert_snapshot!(text(Key::new("cuda", "2 cores", &two)), @r#"the calibration is for backend "host", wanted "cuda"; calibrate again"#);
+        assert_snapshot!(text(Key::new("host", "8 cores", &two)), @r#"the calibration is for machine "2 cores", wanted "8 cores"; calibrate again"#);
+        let other = Key { version: "9.9.9".to_owned(), ..key.clone() };
+        assert!(text(other).contains("version"));
+        let error = key.check(&Key { fingerprint: 1, ..key.clone() }).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+    }
+
+    #[test]
+    fn a_calibration_survives_json() {
+        let topology = Topology::flat(2).unwrap();
+        let key = Key::new("host", "2 cores", &topology);
+        let samples = vec![sample(1e-4)];
+        let calibration = Calibration::new(key, Links::default(), &topology, samples).unwrap();
+        assert_eq!(calibration.good_share(), 1.0, "{calibration}");
+        let text = serde_json::to_string(&calibration).unwrap();
+        let read: Calibration = serde_json::from_str(&text).unwrap();
+        assert_eq!(read.links.fingerprint(), calibration.links.fingerprint());
+        assert_eq!(read, calibration);
+        assert_ne!(Links::default().fingerprint(), calibration.links.fingerprint());
+    }
+
+    #[test]
+    fn impossible_samples_are_named() {
+        let topology = Topology::flat(2).unwrap();
+        let text = |samples| {
+            let key = Key::new("host", "2 cores", &topology);
+            Calibration::new(key, Links::default(), &topology, samples).unwrap_err().to_string()
+        };
+        assert_snapshot!(text(vec![]), @"samples is empty, expected one measurement at least");
+        assert_snapshot!(text(vec![sample(1.0), sample(0.0)]), @"samples[1].seconds is 0, expected more than 0");
+    }
+}

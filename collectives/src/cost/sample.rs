@@ -26,7 +26,7 @@ pub struct Sample {
     pub tiers: bool,
     /// Each shard.
     pub shard_bytes: u64,
-    /// The median time of a start.
+    /// The median time of a start, in the fastest of several rounds.
     pub seconds: f64,
 }
 

@@ -169,7 +169,7 @@ impl Record {
         writeln!(page, "- {cores} cores of {cpu}, {kernel}")?;
         writeln!(
             page,
-            "- A time is the median of the iterations of a run, then the median of {} rounds. The links \
+            "- A time is the median of the iterations of a run, in the fastest of {} rounds. The links \
              are fitted to every second size; the others are predicted only.",
             self.rounds
         )?;
