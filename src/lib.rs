@@ -43,7 +43,9 @@ pub use peerlane_rocm as rocm;
 
 pub use peerlane_collectives::element::{DType, Element};
 pub use peerlane_collectives::error::Error;
-pub use peerlane_collectives::group::{AllGather, Group, GroupOptions, Lease, Place, Started};
+pub use peerlane_collectives::group::{
+    AllGather, Destination, Gathered, Group, GroupOptions, Lease, Place, Started, Window,
+};
 pub use peerlane_collectives::{
     allgather, bootstrap, element, error, group, layout, plan, topology, verify,
 };

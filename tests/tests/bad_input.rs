@@ -17,3 +17,5 @@ mod endings;
 mod keys;
 #[path = "bad_input/missing.rs"]
 mod missing;
+#[path = "bad_input/shapes.rs"]
+mod shapes;

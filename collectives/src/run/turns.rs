@@ -71,6 +71,11 @@ impl Turns {
         self.outputs * self.output_stride_bytes
     }
 
+    /// How long a buffer must be where a start uses so many bytes of it from where its output begins.
+    pub(crate) fn reach(&self, bytes: u64) -> u64 {
+        (self.outputs - 1).saturating_mul(self.output_stride_bytes).saturating_add(bytes)
+    }
+
     /// The bytes of all flags.
     pub(crate) fn flag_bytes(&self) -> u64 {
         self.flag_sets * self.flag_stride_words * size_of::<u64>() as u64
@@ -121,6 +126,7 @@ mod tests {
     fn two_outputs_take_turns_and_do_not_overlap() {
         let turns = Turns::new(2, 5000, 24, false).unwrap();
         assert_eq!((turns.output_bytes(), turns.flag_bytes()), (16384, 384));
+        assert_eq!((turns.reach(5000), turns.reach(u64::MAX)), (13192, u64::MAX));
         let of = |epoch| (turns.output_offset(Eager(epoch)), turns.flag_word(5, Eager(epoch)));
         assert_eq!([of(1), of(2), of(3)], [(8192, 29), (0, 5), (8192, 29)]);
     }

@@ -2,9 +2,10 @@
 
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Destination;
+use peerlane_collectives::plan::Algorithm;
 use peerlane_hal::Rank;
 
-use crate::ranks::{Host, LENGTHS, UNTOUCHED, check, fill, in_group};
+use crate::ranks::{Host, LENGTHS, UNTOUCHED, check, fill, in_flat_group, in_group};
 
 /// Destinations in `buffers` buffers, scattered with gaps, and the length of each buffer.
 fn scattered(lens: &[usize], buffers: usize, seed: u64) -> (Vec<Destination>, Vec<usize>) {
@@ -23,7 +24,13 @@ fn scattered(lens: &[usize], buffers: usize, seed: u64) -> (Vec<Destination>, Ve
     (destinations, ends)
 }
 
-fn gather(group: &mut Host, lens: &[usize], parts: u32, in_place: bool) -> Result<(), Error> {
+fn gather(
+    group: &mut Host,
+    algorithm: Algorithm,
+    lens: &[usize],
+    parts: u32,
+    in_place: bool,
+) -> Result<(), Error> {
     let me = group.rank();
     let buffers = 1 + me.index() % 3;
     let (destinations, buffer_lens) = scattered(lens, buffers, 1000 + u64::from(me.0));
@@ -33,7 +40,8 @@ fn gather(group: &mut Host, lens: &[usize], parts: u32, in_place: bool) -> Resul
         buffer.as_mut_slice()?.fill(UNTOUCHED);
         outputs.push(buffer);
     }
-    let builder = group.all_gather_list::<u8>(lens, &destinations).parts(parts);
+    let builder = group.all_gather_list::<u8>(lens, &destinations);
+    let builder = builder.algorithm(algorithm).parts(parts);
     let builder = builder.output_buffers(outputs);
     let mut gather = if in_place { builder.in_place() } else { builder }.prepare()?;
     for start in 0..3 {
@@ -60,12 +68,12 @@ fn gather(group: &mut Host, lens: &[usize], parts: u32, in_place: bool) -> Resul
 #[test]
 fn every_shard_comes_to_its_place_and_gaps_stay() {
     for ranks in 1..=9 {
-        in_group(ranks, |group| {
+        in_group(ranks, |group, algorithm| {
             for round in 0..3 {
                 let lens: Vec<usize> =
                     (0..ranks).map(|rank| LENGTHS[(rank * 5 + round) % LENGTHS.len()]).collect();
-                gather(group, &lens, 1 + round as u32, false)?;
-                gather(group, &lens, 1 + round as u32, true)?;
+                gather(group, algorithm, &lens, 1 + round as u32, false)?;
+                gather(group, algorithm, &lens, 1 + round as u32, true)?;
             }
             Ok(())
         });
@@ -74,7 +82,7 @@ fn every_shard_comes_to_its_place_and_gaps_stay() {
 
 #[test]
 fn buffers_that_are_not_given_are_as_long_as_they_must_be() {
-    in_group(2, |group| {
+    in_flat_group(2, |group| {
         let me = group.rank();
         let to = |buffer, offset| Destination { buffer, offset };
         let destinations = if me == Rank(0) { [to(1, 3), to(0, 0)] } else { [to(0, 0), to(0, 4)] };

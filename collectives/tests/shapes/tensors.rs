@@ -2,9 +2,10 @@
 
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::AllGather;
+use peerlane_collectives::plan::Algorithm;
 use peerlane_hal::Rank;
 
-use crate::ranks::{Host, check, fill, in_group};
+use crate::ranks::{Host, check, fill, in_flat_group, in_group};
 
 /// Tensors of unlike lengths, an empty one among them.
 const TENSORS: [usize; 5] = [65, 0, 1, 300, 64];
@@ -35,6 +36,7 @@ fn lens(ranks: usize, uneven: bool) -> Vec<Vec<usize>> {
 
 fn prepare(
     group: &mut Host,
+    algorithm: Algorithm,
     uneven: bool,
     (parts, outputs): (u32, u32),
     places: Places,
@@ -51,7 +53,7 @@ fn prepare(
         false => group.all_gather_tensors::<u8>(&TENSORS),
     };
     // Two in turn are the default only where Peerlane allocates them, which not all ranks let it.
-    let builder = builder.parts(parts).outputs(outputs);
+    let builder = builder.algorithm(algorithm).parts(parts).outputs(outputs);
     match places {
         Places::Joined => builder,
         Places::InputsApart => builder.input_buffers(pieces),
@@ -64,17 +66,18 @@ fn prepare(
 
 fn gather(
     group: &mut Host,
+    algorithm: Algorithm,
     uneven: bool,
     (parts, outputs): (u32, u32),
     places: Places,
 ) -> Result<(), Error> {
     let me = group.rank();
-    let mut gather = prepare(group, uneven, (parts, outputs), places)?;
+    let mut gather = prepare(group, algorithm, uneven, (parts, outputs), places)?;
     let lens = lens(group.ranks(), uneven);
     for start in 0..3 {
-        for tensor in 0..TENSORS.len() {
+        for (tensor, lens) in lens.iter().enumerate() {
             let piece = gather.input_piece_mut(tensor)?;
-            assert_eq!(piece.len(), lens[tensor][me.index()]);
+            assert_eq!(piece.len(), lens[me.index()]);
             fill(piece, me, tensor, start);
         }
         gather.run()?;
@@ -95,28 +98,28 @@ fn gather(
 #[test]
 fn each_tensor_is_gathered_to_its_own_place() {
     for ranks in 1..=9 {
-        in_group(ranks, |group| {
+        in_group(ranks, |group, algorithm| {
             for places in ALL {
-                gather(group, false, (1, 1), places)?;
-                gather(group, true, (3, 1), places)?;
+                gather(group, algorithm, false, (1, 1), places)?;
+                gather(group, algorithm, true, (3, 1), places)?;
             }
-            gather(group, true, (2, 2), Places::Joined)?;
-            gather(group, true, (2, 2), Places::InputsApart)
+            gather(group, algorithm, true, (2, 2), Places::Joined)?;
+            gather(group, algorithm, true, (2, 2), Places::InputsApart)
         });
     }
 }
 
 #[test]
 fn ranks_may_keep_their_tensors_in_unlike_ways() {
-    in_group(3, |group| {
+    in_group(3, |group, algorithm| {
         let places = ALL[group.rank().index()];
-        gather(group, true, (2, 1), places)
+        gather(group, algorithm, true, (2, 1), places)
     });
 }
 
 #[test]
 fn joined_tensors_lie_one_after_another() {
-    in_group(2, |group| {
+    in_flat_group(2, |group| {
         let me = group.rank().0;
         let mut gather = group.all_gather_tensors::<i32>(&[1, 2]).prepare()?;
         let input = gather.input_mut()?;

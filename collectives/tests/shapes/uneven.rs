@@ -1,13 +1,20 @@
 //! `all_gather_v`.
 
 use peerlane_collectives::error::Error;
+use peerlane_collectives::plan::Algorithm;
 use peerlane_hal::Rank;
 
-use crate::ranks::{Host, LENGTHS, check, fill, in_group};
+use crate::ranks::{Host, LENGTHS, check, fill, in_flat_group, in_group};
 
-fn gather(group: &mut Host, lens: &[usize], parts: u32, in_place: bool) -> Result<(), Error> {
+fn gather(
+    group: &mut Host,
+    algorithm: Algorithm,
+    lens: &[usize],
+    parts: u32,
+    in_place: bool,
+) -> Result<(), Error> {
     let me = group.rank();
-    let builder = group.all_gather_v::<u8>(lens).parts(parts);
+    let builder = group.all_gather_v::<u8>(lens).algorithm(algorithm).parts(parts);
     let mut gather = if in_place { builder.in_place() } else { builder }.prepare()?;
     let report = gather.report();
     let own = lens[me.index()] as u64;
@@ -48,10 +55,10 @@ fn all_lens(ranks: usize) -> Vec<Vec<usize>> {
 #[test]
 fn every_rank_gets_every_shard_whatever_the_lengths() {
     for ranks in 1..=9 {
-        in_group(ranks, |group| {
+        in_group(ranks, |group, algorithm| {
             for (index, lens) in all_lens(ranks).iter().enumerate() {
                 for in_place in [false, true] {
-                    gather(group, lens, 1 + index as u32, in_place)?;
+                    gather(group, algorithm, lens, 1 + index as u32, in_place)?;
                 }
             }
             Ok(())
@@ -61,7 +68,7 @@ fn every_rank_gets_every_shard_whatever_the_lengths() {
 
 #[test]
 fn elements_larger_than_a_byte_keep_their_order() {
-    in_group(4, |group| {
+    in_flat_group(4, |group| {
         let (me, lens) = (group.rank().0, [10, 20, 30, 40]);
         let mut gather = group.all_gather_v::<f64>(&lens).parts(3).prepare()?;
         gather.input_mut()?.fill(f64::from(me) + 0.5);
@@ -76,7 +83,7 @@ fn elements_larger_than_a_byte_keep_their_order() {
 
 #[test]
 fn equal_shards_have_shards_too() {
-    in_group(3, |group| {
+    in_flat_group(3, |group| {
         let me = group.rank();
         let mut gather = group.all_gather::<u8>(65).prepare()?;
         fill(gather.input_mut()?, me, 0, 0);

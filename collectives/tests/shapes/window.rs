@@ -6,7 +6,7 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{AllGather, Window};
 use peerlane_hal::{ErrorKind, Rank};
 
-use crate::ranks::{UNTOUCHED, check, fill, in_group};
+use crate::ranks::{UNTOUCHED, check, fill, in_flat_group, in_group};
 
 fn shard_of(begin: usize, lens: &[usize], rank: Rank) -> std::ops::Range<usize> {
     let begin = begin + lens[..rank.index()].iter().sum::<usize>();
@@ -36,7 +36,7 @@ fn run(
 #[test]
 fn operations_run_over_ranges_in_turn() {
     for ranks in 1..=6 {
-        in_group(ranks, |group| {
+        in_group(ranks, |group, algorithm| {
             let me = group.rank();
             let window = group.window::<u8>(4000)?;
             let even = vec![65; ranks];
@@ -45,7 +45,7 @@ fn operations_run_over_ranges_in_turn() {
             let mut gathers = Vec::new();
             for (index, (begin, lens)) in ranges.into_iter().enumerate() {
                 let builder = group.all_gather_into_v(&window, begin, lens);
-                let builder = builder.parts(1 + index as u32).in_place();
+                let builder = builder.algorithm(algorithm).parts(1 + index as u32).in_place();
                 gathers.push((builder.prepare()?, begin, lens));
             }
             for start in 0..12 {
@@ -60,13 +60,14 @@ fn operations_run_over_ranges_in_turn() {
 
 #[test]
 fn the_own_shard_may_come_from_a_buffer_or_from_a_window() {
-    in_group(3, |group| {
+    in_group(3, |group, algorithm| {
         let me = group.rank();
         let (window, shards) = (group.window::<u8>(400)?, group.window::<u8>(130)?);
         let mut input = group.allocate(65)?;
         fill(input.as_mut_slice()?, me, 0, 0);
-        let mut first = group.all_gather_into(&window, 3..198).input(input).prepare()?;
-        let builder = group.all_gather_into(&window, 200..395);
+        let mut first =
+            group.all_gather_into(&window, 3..198).algorithm(algorithm).input(input).prepare()?;
+        let builder = group.all_gather_into(&window, 200..395).algorithm(algorithm);
         let mut second = builder.input_from(&shards, 65).prepare()?;
         fill(&mut shards.slice_mut(65..130)?, me, 0, 1);
         let (one, two) = (first.start()?, second.start()?);
@@ -86,7 +87,7 @@ fn the_own_shard_may_come_from_a_buffer_or_from_a_window() {
 
 #[test]
 fn the_callers_own_memory_becomes_a_window() {
-    in_group(2, |group| {
+    in_flat_group(2, |group| {
         let me = group.rank();
         let mut buffer = group.allocate::<f32>(8)?;
         buffer.as_mut_slice()?.fill(me.0 as f32);
@@ -109,7 +110,7 @@ fn refused<T>(result: Result<T, Error>) -> String {
 #[test]
 fn the_host_and_operations_do_not_use_the_same_bytes_at_once() {
     let checked = Barrier::new(2);
-    in_group(2, |group| {
+    in_flat_group(2, |group| {
         let window = group.window::<u8>(100)?;
         let mut first = group.all_gather_into(&window, 0..40).in_place().prepare()?;
         let mut second = group.all_gather_into(&window, 30..60).in_place().prepare()?;
@@ -150,7 +151,7 @@ fn the_host_and_operations_do_not_use_the_same_bytes_at_once() {
 
 #[test]
 fn a_window_lives_as_long_as_its_operations() {
-    in_group(2, |group| {
+    in_flat_group(2, |group| {
         let window = group.window::<u8>(10)?;
         let mut gather = group.all_gather_into(&window, 0..10).in_place().prepare()?;
         drop(window);

@@ -3,7 +3,9 @@
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process;
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::Group;
+use peerlane_collectives::group::{Group, GroupOptions};
+use peerlane_collectives::plan::Algorithm;
+use peerlane_collectives::topology::Topology;
 use peerlane_hal::{Rank, host};
 
 pub(crate) type Host = Group<host::Fabric>;
@@ -14,15 +16,52 @@ pub(crate) const UNTOUCHED: u8 = 0xEE;
 /// Lengths around what parts and cache lines are made of.
 pub(crate) const LENGTHS: [usize; 9] = [0, 1, 7, 63, 64, 65, 127, 1000, 4097];
 
-/// Runs `body` as each rank of a group, and closes it.
-pub(crate) fn in_group(ranks: usize, body: impl Fn(&mut Host) -> Result<(), Error> + Sync) {
+/// Runs `body` as each rank of a group, and closes it: over one fabric, and where there are several
+/// ranks also over two, on uneven nodes. Some algorithms, for few ranks all.
+pub(crate) fn in_group(
+    ranks: usize,
+    body: impl Fn(&mut Host, Algorithm) -> Result<(), Error> + Sync,
+) {
+    let some = |first: usize| {
+        let number = if ranks == 3 { Algorithm::ALL.len() } else { 2 };
+        (0..number).map(move |index| Algorithm::ALL[(first + index) % Algorithm::ALL.len()])
+    };
+    run(ranks, None, |group| some(2 * ranks).try_for_each(|algorithm| body(group, algorithm)));
+    if ranks > 1 {
+        let node_of_rank: Vec<u32> = (0..ranks).map(|rank| u32::from(rank % 3 == 1)).collect();
+        let topology = Topology::of_nodes(&node_of_rank).expect("two nodes");
+        run(ranks, Some(topology), |group| {
+            some(2 * ranks + 2).try_for_each(|algorithm| body(group, algorithm))
+        });
+    }
+}
+
+/// The same over one fabric, with the default algorithm.
+pub(crate) fn in_flat_group(ranks: usize, body: impl Fn(&mut Host) -> Result<(), Error> + Sync) {
+    run(ranks, None, body);
+}
+
+/// With a topology, over two fabrics.
+fn run(
+    ranks: usize,
+    topology: Option<Topology>,
+    body: impl Fn(&mut Host) -> Result<(), Error> + Sync,
+) {
+    let context = format!("{ranks} ranks, {topology:?}");
     let ended = in_process::run(ranks, |bootstrap| {
-        let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
-        let mut group = Group::open(bootstrap, fabric)?;
+        let open = || host::Fabric::open(bootstrap.rank(), bootstrap.ranks());
+        let (local, network) = (open()?, open()?);
+        let mut group = match &topology {
+            None => Group::open(bootstrap, local)?,
+            Some(topology) => {
+                let options = GroupOptions::default().topology(topology.clone());
+                options.open_tiers(bootstrap, local, network)?
+            }
+        };
         body(&mut group)?;
         group.close()
     });
-    ended.unwrap_or_else(|error| panic!("{ranks} ranks: {error}"));
+    ended.unwrap_or_else(|error| panic!("{context}: {error}"));
 }
 
 /// What the shard of a rank, or its piece of a tensor, holds in a start; never [`UNTOUCHED`].

@@ -99,7 +99,7 @@ fn a_shard_that_no_address_space_holds() {
 #[test]
 fn a_buffer_that_no_address_space_holds() {
     let results = in_group(1, LONG, |group| group.allocate::<f64>(usize::MAX / 4).map(drop));
-    assert_snapshot!(all_said(results), @"all: invalid argument, no rank: shard_len is 4611686018427387903, too many elements of f64");
+    assert_snapshot!(all_said(results), @"all: invalid argument, no rank: len is 4611686018427387903, too many elements of f64");
 }
 
 #[test]

@@ -104,8 +104,7 @@ impl Terms {
         let need = |needs: BTreeMap<u32, u64>, number| needs.get(&number).copied().unwrap_or(0);
         match buffer {
             BufferId::Input(number) => need(places.input_needs(layout, peer), number),
-            BufferId::Output(_) if self.shape.outputs > 1 => turns.output_bytes(),
-            BufferId::Output(number) => need(places.output_needs(layout), number),
+            BufferId::Output(number) => turns.reach(need(places.output_needs(layout), number)),
             BufferId::Flags | BufferId::Crossing => turns.flag_bytes(),
         }
     }

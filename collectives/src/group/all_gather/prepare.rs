@@ -123,8 +123,9 @@ fn draft<F: Fabric, T: Element>(
     });
     if outputs > 1 && !takes_turns {
         // A graph writes to the same place at each replay; the caller's places are where they are.
-        let what = if capturable { "capturable all-gather" } else { "all-gather to given places" };
-        let text = format!("outputs is {outputs}, wanted 1 of a {what}");
+        let what =
+            if capturable { "a capturable all-gather" } else { "an all-gather to given places" };
+        let text = format!("outputs is {outputs}, wanted 1 of {what}");
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     let shape = Shape { parts, in_place, outputs, flags, tiers: group.network.is_some() };

@@ -159,3 +159,26 @@ pub(super) fn spots<T: Element>(
 fn invalid(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(lens: Vec<usize>) -> Vec<(String, String)> {
+        let ranks = lens.len();
+        let shards = Shards::Uneven(lens);
+        shards.fields(&shards.layout::<u8>(ranks, 1).unwrap())
+    }
+
+    #[test]
+    fn few_lengths_are_compared_one_by_one_and_many_at_once() {
+        let few = fields((0..64).collect());
+        assert_eq!((few.len(), few[63].0.as_str()), (64, "shard_bytes of rank 63"));
+        let many = |last| fields((0..64).chain([last, 100]).collect());
+        let (one, same, other) = (many(1), many(1), many(2));
+        let names: Vec<_> = one.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["the sum of shard_bytes", "the digest of shard_bytes"]);
+        assert_eq!(one, same);
+        assert!(one.iter().zip(&other).all(|(one, other)| one != other));
+    }
+}
