@@ -5,18 +5,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{
-    At, Caps, CopyEngine, Deadline, Error as _, ErrorKind, Fabric, Flag, Op, PeerMemory, Role,
-    Ticket,
-};
+use peerlane_hal::{At, Caps, CopyEngine, Error as _, ErrorKind, Fabric, Flag, Op, Ticket};
 
-use super::super::{Error, Local, Remote};
 use super::queue::Stream;
+use crate::gate::Gate;
+use crate::{Error, Local, Remote};
 
 const GATE: u64 = 0;
-const GATE_BYTES: u64 = 64;
-/// One's own key is at hand, so its import asks nobody.
-const ALIAS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two looks of a stream at its slice.
 const LOOK_PAUSE: Duration = Duration::from_micros(20);
 /// Flags of a device wake nobody; a parked caller looks so often.
@@ -48,9 +43,8 @@ struct Engines<F: Fabric> {
     replayer: F::Engine,
     /// Why a job failed.
     broken: Option<Error<F::Error>>,
-    // Boxed, so that the queue never sees them move; behind the engines, so that they go last.
-    alias: Box<Remote<F>>,
-    gate: Box<Local<F>>,
+    // Behind the engines, so that it goes last.
+    gate: Gate<F>,
     released: bool,
     /// Counts releases: a replay that comes after one is blocked until the next.
     releases: u64,
@@ -140,7 +134,7 @@ impl<F: Fabric> Engines<F> {
         self.keeper.completed().map_err(Error::Inner)?;
         let done = self.engine.completed().map_err(Error::Inner)?;
         if !*opened && !self.released && done.0 + 1 >= ticket.0 {
-            let flag = Flag { region: &*self.alias, word: GATE };
+            let flag = Flag { region: self.gate.alias(), word: GATE };
             let open = [Op::Signal { flag, value: ticket.0 }];
             // SAFETY: the alias lives as long as the keeper, which is the gate's only writer.
             match unsafe { self.keeper.submit(&open) } {
@@ -200,18 +194,12 @@ impl<F: Fabric + 'static> Streams<F> {
             let text = format!("streams need queued waits and slices of two ops, seen {own:?}");
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
-        let memory = fabric.memory();
-        let gate = Box::new(memory.allocate(GATE_BYTES, Role::Flags).map_err(Error::Inner)?);
-        let key = memory.export(&gate).map_err(Error::Inner)?;
-        let alias = memory.import(fabric.rank(), &key, Deadline::after(ALIAS_TIMEOUT));
-        let alias = Box::new(alias.map_err(Error::Inner)?);
         let engines = Engines {
             engine,
             keeper,
             replayer,
             broken: None,
-            alias,
-            gate,
+            gate: Gate::new(fabric)?,
             released: false,
             releases: 0,
             dropped: false,
@@ -275,7 +263,7 @@ impl<F: Fabric + 'static> CopyEngine for Streams<F> {
             return Err(Error::layer(ErrorKind::QueueFull, text));
         }
         let Engines { engine, gate, .. } = &mut *engines;
-        let flag = Flag { region: &**gate, word: GATE };
+        let flag = Flag { region: gate.local(), word: GATE };
         let wait = Op::Wait { flag, value: self.last.0 + 1, reset: false };
         let gated: Vec<_> = std::iter::once(wait).chain(ops.iter().copied()).collect();
         // SAFETY: the caller's promise; the gate is boxed and lives as long as the engine, its only

@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Waker;
-use std::time::Duration;
 
-use peerlane_hal::{Caps, CopyEngine, Fabric, Op, Rank, Ticket};
+use peerlane_hal::{CopyEngine, Fabric, Op, Rank, Ticket};
 
-use super::{Error, Layer};
+use crate::pass::pass_to_engine;
+use crate::{Error, Layer};
 
 /// One line of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,10 +139,6 @@ impl<E: CopyEngine> CopyEngine for Trace<E> {
     type Remote = E::Remote;
     type Stream = E::Stream;
 
-    fn caps(&self) -> &Caps {
-        self.engine.caps()
-    }
-
     unsafe fn submit(
         &mut self,
         ops: &[Op<'_, E::Local, E::Remote>],
@@ -171,28 +166,10 @@ impl<E: CopyEngine> CopyEngine for Trace<E> {
         Ok(completed)
     }
 
-    fn park(&mut self, limit: Duration) -> Result<(), Self::Error> {
-        self.engine.park(limit).map_err(Error::Inner)
-    }
-
-    fn waker(&self) -> Waker {
-        self.engine.waker()
-    }
-
     fn release(&mut self) -> Result<(), Self::Error> {
         self.write(self.completed, "released");
         self.engine.release().map_err(Error::Inner)
     }
 
-    fn is_capturing(&mut self, stream: &E::Stream) -> Result<bool, Self::Error> {
-        self.engine.is_capturing(stream).map_err(Error::Inner)
-    }
-
-    fn fork(&mut self, from: &E::Stream) -> Result<(), Self::Error> {
-        self.engine.fork(from).map_err(Error::Inner)
-    }
-
-    fn join(&mut self, into: &E::Stream) -> Result<(), Self::Error> {
-        self.engine.join(into).map_err(Error::Inner)
-    }
+    pass_to_engine!(caps park waker streams);
 }

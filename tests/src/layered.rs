@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerlane_hal::{ErrorKind, Rank};
+use peerlane_layers::{Error, Layer, Wrapped};
 
-use super::{Error, Layer, Wrapped};
 use crate::harness::{EngineOf, ErrorOf, Harness, LocalOf, OwnMemory};
 
 /// A harness whose fabrics are wrapped in a layer, one for each rank.

@@ -3,23 +3,19 @@
 //! Every op is put behind a queued wait of its own, and a second engine of the rank opens these
 //! gates at random times, whenever the delayed engine is called. So the backend itself keeps the
 //! contract, no op is copied, and the ops of one slice take effect far apart. It needs an engine
-//! with queued waits; a caller without them gets one by [`Downgrade`](super::Downgrade) on top.
+//! with queued waits; a caller without them gets one by [`Downgrade`](crate::Downgrade) on top.
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{
-    Caps, CopyEngine, Deadline, ErrorKind, Fabric, Flag, Op, PeerMemory, Role, Ticket,
-};
+use peerlane_hal::{Caps, CopyEngine, ErrorKind, Fabric, Flag, Op, Ticket};
 
-use super::{Error, Layer, Local, Remote};
+use crate::gate::Gate;
+use crate::pass::pass_to_engine;
+use crate::{Error, Layer, Local, Remote};
 
 const GATE: u64 = 0;
-const GATE_BYTES: u64 = 64;
-/// One's own key is at hand, so its import asks nobody.
-const ALIAS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Delays all engines of a fabric.
 #[derive(Clone, Copy, Debug)]
@@ -53,9 +49,8 @@ pub struct Delay<F: Fabric> {
     engine: F::Engine,
     /// Opens the gates.
     keeper: F::Engine,
-    // Boxed, so that the queue never sees them move; behind the engines, so that they go last.
-    alias: Box<Remote<F>>,
-    gate: Box<Local<F>>,
+    // Behind the engines, so that it goes last.
+    gate: Gate<F>,
     caps: Caps,
     random: fastrand::Rng,
     longest: Duration,
@@ -86,15 +81,10 @@ impl<F: Fabric> Delay<F> {
             let text = format!("a delay needs queued waits and slices of two ops, seen {own:?}");
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
-        let memory = fabric.memory();
-        let gate = Box::new(memory.allocate(GATE_BYTES, Role::Flags).map_err(Error::Inner)?);
-        let key = memory.export(&gate).map_err(Error::Inner)?;
-        let alias = memory.import(fabric.rank(), &key, Deadline::after(ALIAS_TIMEOUT));
         Ok(Self {
             engine,
             keeper,
-            alias: Box::new(alias.map_err(Error::Inner)?),
-            gate,
+            gate: Gate::new(fabric)?,
             // Half of each slice is gates; and they open only while somebody calls.
             caps: Caps { slice_ops_max: own.slice_ops_max / 2, polled: true, ..own },
             random,
@@ -115,7 +105,7 @@ impl<F: Fabric> Delay<F> {
             return Ok(());
         }
         let closed = (self.due.len() - ripe) as u64;
-        let flag = Flag { region: &*self.alias, word: GATE };
+        let flag = Flag { region: self.gate.alias(), word: GATE };
         let open = [Op::Signal { flag, value: self.gates - closed }];
         // SAFETY: the alias lives as long as the keeper, which is the gate's only writer.
         match unsafe { self.keeper.submit(&open) } {
@@ -160,7 +150,7 @@ impl<F: Fabric> CopyEngine for Delay<F> {
             let text = format!("a slice has {seen} ops, wanted at most {wanted}");
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
-        let flag = Flag { region: &*self.gate, word: GATE };
+        let flag = Flag { region: self.gate.local(), word: GATE };
         let gates = (self.gates + 1..).map(|value| Op::Wait { flag, value, reset: false });
         let held: Vec<_> = gates.zip(ops).flat_map(|(gate, op)| [gate, *op]).collect();
         // SAFETY: the caller's promise; the gate lives as long as the engine, its only reader.
@@ -189,25 +179,7 @@ impl<F: Fabric> CopyEngine for Delay<F> {
         self.engine.park(until.map_or(limit, |until| until.min(limit))).map_err(Error::Inner)
     }
 
-    fn waker(&self) -> Waker {
-        self.engine.waker()
-    }
-
-    fn release(&mut self) -> Result<(), Self::Error> {
-        self.engine.release().map_err(Error::Inner)
-    }
-
-    fn is_capturing(&mut self, stream: &Self::Stream) -> Result<bool, Self::Error> {
-        self.engine.is_capturing(stream).map_err(Error::Inner)
-    }
-
-    fn fork(&mut self, from: &Self::Stream) -> Result<(), Self::Error> {
-        self.engine.fork(from).map_err(Error::Inner)
-    }
-
-    fn join(&mut self, into: &Self::Stream) -> Result<(), Self::Error> {
-        self.engine.join(into).map_err(Error::Inner)
-    }
+    pass_to_engine!(waker release streams);
 }
 
 impl<F: Fabric> fmt::Debug for Delay<F> {

@@ -3,12 +3,10 @@
 //!
 //! `piece_bytes_max` is not taken away here: no put is forbidden by it, since every backend splits.
 
-use std::task::Waker;
-use std::time::Duration;
-
 use peerlane_hal::{Caps, CopyEngine, ErrorKind, Fabric, Op, Ticket};
 
-use super::{Error, Layer};
+use crate::pass::pass_to_engine;
+use crate::{Error, Layer};
 
 /// What is taken away from every engine; by default nothing.
 #[derive(Clone, Copy, Debug)]
@@ -113,31 +111,5 @@ impl<E: CopyEngine> CopyEngine for Downgrade<E> {
         unsafe { self.engine.submit(ops) }.map_err(Error::Inner)
     }
 
-    fn completed(&mut self) -> Result<Ticket, Self::Error> {
-        self.engine.completed().map_err(Error::Inner)
-    }
-
-    fn park(&mut self, limit: Duration) -> Result<(), Self::Error> {
-        self.engine.park(limit).map_err(Error::Inner)
-    }
-
-    fn waker(&self) -> Waker {
-        self.engine.waker()
-    }
-
-    fn release(&mut self) -> Result<(), Self::Error> {
-        self.engine.release().map_err(Error::Inner)
-    }
-
-    fn is_capturing(&mut self, stream: &E::Stream) -> Result<bool, Self::Error> {
-        self.engine.is_capturing(stream).map_err(Error::Inner)
-    }
-
-    fn fork(&mut self, from: &E::Stream) -> Result<(), Self::Error> {
-        self.engine.fork(from).map_err(Error::Inner)
-    }
-
-    fn join(&mut self, into: &E::Stream) -> Result<(), Self::Error> {
-        self.engine.join(into).map_err(Error::Inner)
-    }
+    pass_to_engine!(completed park waker release streams);
 }

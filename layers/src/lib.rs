@@ -1,4 +1,4 @@
-//! Engines between a caller and a backend, for tests: they watch, delay, take away or break.
+//! Engines between a caller and a backend: they watch, delay, throttle, take away or break.
 //!
 //! A layer makes such engines; [`Wrapped`] is a fabric whose engines are a layer's and whose regions
 //! and keys are the backend's own, so whatever runs on a fabric runs on a wrapped one, also wrapped
@@ -8,8 +8,10 @@ mod delay;
 mod downgrade;
 mod error;
 mod fail_at;
-mod layered;
+mod gate;
+mod pass;
 mod streams;
+mod throttle;
 mod trace;
 
 use std::fmt;
@@ -23,8 +25,8 @@ pub use delay::{Delay, DelayLayer};
 pub use downgrade::{Downgrade, DowngradeLayer};
 pub use error::Error;
 pub use fail_at::{FailAt, FailAtLayer};
-pub use layered::Layered;
 pub use streams::{Graph, Stream, StreamLayer, Streams};
+pub use throttle::{Throttle, ThrottleLayer};
 pub use trace::{Event, Trace, TraceLayer, TraceLog};
 
 /// The local regions of a fabric.
@@ -43,7 +45,13 @@ pub trait Layer<F: Fabric>: Send {
     /// Those of the fabric, or why the layer cannot work on it.
     fn engine(&mut self, fabric: &mut F) -> Result<Self::Engine, Error<F::Error>>;
 
-    /// As [`Harness::break_engine`](crate::Harness::break_engine).
+    /// How a peer is reached through the layer.
+    fn link(&self, link: Link) -> Link {
+        link
+    }
+
+    /// Makes the next submission to `engine` fail with an error that poisons, and says with which
+    /// kind; `None` where the layer cannot. For tests of what comes after a failure.
     fn break_engine(engine: &mut Self::Engine) -> Option<ErrorKind> {
         let _ = engine;
         None
@@ -95,7 +103,7 @@ impl<F: Fabric, L: Layer<F>> Fabric for Wrapped<F, L> {
     }
 
     fn link(&self, peer: Rank) -> Option<Link> {
-        self.fabric.link(peer)
+        self.fabric.link(peer).map(|link| self.layer.link(link))
     }
 
     fn engine(&mut self) -> Result<L::Engine, Self::Error> {

@@ -15,7 +15,7 @@ use peerlane_hal::Fabric;
 pub use engine::Streams;
 pub use queue::{Graph, Stream};
 
-use super::{Error, Layer};
+use crate::{Error, Layer};
 
 /// Gives streams to all engines of a fabric.
 #[derive(Clone, Copy, Debug)]

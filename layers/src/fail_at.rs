@@ -1,11 +1,11 @@
 //! Fails at a chosen op, and stays failed, as a backend does whose device or peer is lost.
 
-use std::task::Waker;
 use std::time::Duration;
 
-use peerlane_hal::{Caps, CopyEngine, ErrorKind, Fabric, Op, Ticket};
+use peerlane_hal::{CopyEngine, ErrorKind, Fabric, Op, Ticket};
 
-use super::{Error, Layer};
+use crate::pass::pass_to_engine;
+use crate::{Error, Layer};
 
 /// Lets every engine fail at the same op.
 #[derive(Clone, Copy, Debug)]
@@ -68,10 +68,6 @@ impl<E: CopyEngine> CopyEngine for FailAt<E> {
     type Remote = E::Remote;
     type Stream = E::Stream;
 
-    fn caps(&self) -> &Caps {
-        self.engine.caps()
-    }
-
     unsafe fn submit(
         &mut self,
         ops: &[Op<'_, E::Local, E::Remote>],
@@ -99,10 +95,6 @@ impl<E: CopyEngine> CopyEngine for FailAt<E> {
         self.engine.park(limit).map_err(Error::Inner)
     }
 
-    fn waker(&self) -> Waker {
-        self.engine.waker()
-    }
-
     fn release(&mut self) -> Result<(), Self::Error> {
         self.check()?;
         self.engine.release().map_err(Error::Inner)
@@ -122,4 +114,6 @@ impl<E: CopyEngine> CopyEngine for FailAt<E> {
         self.check()?;
         self.engine.join(into).map_err(Error::Inner)
     }
+
+    pass_to_engine!(caps waker);
 }
