@@ -30,6 +30,8 @@ pub(crate) enum Why {
     NoHandle,
     /// Memory of a stream-ordered pool.
     Pool,
+    /// The caller's own memory of the host.
+    Host,
 }
 
 impl Why {
@@ -45,6 +47,9 @@ impl Why {
                 "it is memory of a stream-ordered pool (cudaMallocAsync), which has no handle; use \
                  cudaMalloc, or memory that the fabric allocates"
             }
+            Self::Host => {
+                "it is host memory of its own process; use memory that a fabric allocates"
+            }
         }
     }
 
@@ -52,6 +57,7 @@ impl Why {
         match self {
             Self::NoHandle => 0,
             Self::Pool => 1,
+            Self::Host => 2,
         }
     }
 
@@ -59,7 +65,8 @@ impl Why {
         match number {
             0 => Ok(Self::NoHandle),
             1 => Ok(Self::Pool),
-            seen => Err(field("reason of private memory", seen.into(), "0 or 1")),
+            2 => Ok(Self::Host),
+            seen => Err(field("reason of private memory", seen.into(), "0 to 2")),
         }
     }
 }
@@ -85,8 +92,11 @@ pub(crate) enum Reach {
         /// The driver's handle.
         handle: [u8; 64],
     },
-    /// Memory of the host, handed over as a descriptor; the region begins where it begins.
-    Host,
+    /// Memory of the host, handed over as a descriptor.
+    Host {
+        /// Bytes of the descriptor that lie before the region.
+        head: u64,
+    },
 }
 
 /// The bytes that let a peer import a region of device memory.
@@ -118,7 +128,7 @@ impl RemoteKey for Key {
                 segments.iter().fold(start, |start, bytes| start.u64(*bytes))
             }
             Reach::Ipc { head, handle } => start.u32(3).u64(*head).bytes(handle),
-            Reach::Host => start.u32(4),
+            Reach::Host { head } => start.u32(4).u64(*head),
         };
         let payload = payload.finish();
         Envelope { backend: BackendId::CUDA, generation: self.generation, payload: &payload }.seal()
@@ -135,7 +145,7 @@ impl RemoteKey for Key {
         if bytes > BYTES_MAX {
             return Err(field("region bytes", bytes, "at most 2^56"));
         }
-        let reach = read_reach(&mut reader, bytes)?;
+        let reach = read_reach(&mut reader, role, bytes)?;
         if !reader.rest().is_empty() {
             return Err(KeyError::Trailing { bytes: reader.rest().len() });
         }
@@ -155,7 +165,7 @@ fn field(field: &'static str, seen: u64, wanted: &'static str) -> KeyError {
     KeyError::Field { field, seen, wanted }
 }
 
-fn read_reach(reader: &mut Reader<'_>, bytes: u64) -> Result<Reach, KeyError> {
+fn read_reach(reader: &mut Reader<'_>, role: Role, bytes: u64) -> Result<Reach, KeyError> {
     match reader.u32("reach")? {
         0 if bytes == 0 => Ok(Reach::Nothing),
         0 => Err(field("region bytes", bytes, "0, as there is no memory")),
@@ -165,7 +175,13 @@ fn read_reach(reader: &mut Reader<'_>, bytes: u64) -> Result<Reach, KeyError> {
             let head = read_head(reader)?;
             Ok(Reach::Ipc { head, handle: reader.array("IPC handle")? })
         }
-        4 => Ok(Reach::Host),
+        4 => {
+            let head = read_head(reader)?;
+            if role == Role::Flags && !head.is_multiple_of(size_of::<u64>() as u64) {
+                return Err(field("bytes before the region", head, "aligned, as there are flags"));
+            }
+            Ok(Reach::Host { head })
+        }
         seen => Err(field("reach", seen.into(), "0 to 4")),
     }
 }
@@ -230,7 +246,7 @@ mod tests {
             key(5, Reach::Private(Why::Pool)),
             key(30, Reach::Segments { head: 9, segments: vec![10, 10, 19] }),
             key(7, Reach::Ipc { head: 9, handle: [6; 64] }),
-            key(5, Reach::Host),
+            key(5, Reach::Host { head: 8 }),
         ]
     }
 
@@ -266,6 +282,8 @@ mod tests {
             (1, segments(10, vec![10, 10]), "bytes before the region"),
             (1, segments(u64::MAX, vec![10]), "bytes before the region"),
             (1, Reach::Ipc { head: u64::MAX, handle: [0; 64] }, "bytes before the region"),
+            (8, Reach::Host { head: 1 << 57 }, "bytes before the region"),
+            (8, Reach::Host { head: 4 }, "aligned, as there are flags"),
         ] {
             let error = Key::decode(&key(bytes, reach).encode()).unwrap_err().to_string();
             assert!(error.contains(text), "{error}, wanted {text}");

@@ -6,6 +6,7 @@
 //! | of `cudaMalloc` | its legacy IPC handle; the caller's offset travels beside it |
 //! | that the caller mapped, such as expandable segments | a descriptor for every segment |
 //! | that Peerlane allocates, where a peer's device does not reach this one | host memory with a descriptor, mapped by each importer and registered with its driver |
+//! | of the host, that another fabric has allocated; of the host as flags | the descriptor that it was allocated with; the caller's own not at all |
 //! | of a stream-ordered pool | not at all; it can be put from, and received into by oneself |
 //!
 //! Ranks of one process share addresses: an import there only lets the importer's device reach them.
@@ -14,6 +15,7 @@
 //! and mapped memory, alive until the import is dropped. Memory of `cudaMalloc` is the caller's to
 //! keep, see [`PeerMemory::register`].
 
+mod adopted;
 mod borrowed;
 mod handle;
 mod import;
@@ -32,6 +34,7 @@ use std::time::Duration;
 use peerlane_hal::mechanics::handover::{self, Entry, ProcessToken};
 use peerlane_hal::{BackendId, Deadline, PeerMemory, Rank, Region, Role, Space};
 
+use adopted::Adopted;
 use import::Import;
 use registration::Registration;
 use transfer::Transfer;
@@ -163,7 +166,7 @@ impl Memory {
         }
         match (&key.reach, &connected.apart) {
             (Reach::Nothing, _) => {}
-            (Reach::Host, _) => connected.on_host |= peer != self.rank,
+            (Reach::Host { .. }, _) => connected.on_host |= peer != self.rank,
             (_, Some(apart)) => {
                 return Err(Error::unavailable(format!(
                     "cannot import memory of rank {peer}: {apart}, and it is memory of a device; \
@@ -211,7 +214,11 @@ impl PeerMemory for Memory {
             return Err(Error::Argument(text));
         }
         let _current = self.context.enter_relaxed()?;
-        let registration = Registration::borrow(&self.context, address, bytes, self.rank, role)?;
+        let (context, rank) = (&self.context, self.rank);
+        let registration = match Adopted::find(context, base, bytes, role)? {
+            Some(adopted) => Registration::adopt(context, adopted, bytes, rank, role),
+            None => Registration::borrow(context, address, bytes, rank, role)?,
+        };
         Ok(self.enter(registration))
     }
 
@@ -237,7 +244,7 @@ impl PeerMemory for Memory {
 impl Local {
     /// Whether it is host memory.
     pub(crate) fn is_pinned(&self) -> bool {
-        self.registration.pinned().is_some()
+        self.registration.host().is_some()
     }
 
     pub(crate) fn address(&self) -> CUdeviceptr {
@@ -261,8 +268,8 @@ impl Local {
     /// [`Timeout`](peerlane_hal::ErrorKind::Timeout): the device is stuck. The driver's refusal.
     pub fn upload(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let address = self.span(offset, bytes.len())?;
-        match self.registration.pinned() {
-            Some(pinned) => pinned.write(offset, bytes),
+        match self.registration.host() {
+            Some(host) => host.write(offset, bytes),
             None => self.transfer.upload(address, bytes)?,
         }
         Ok(())
@@ -274,8 +281,8 @@ impl Local {
     /// As [`upload`](Self::upload).
     pub fn download(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
         let address = self.span(offset, bytes.len())?;
-        match self.registration.pinned() {
-            Some(pinned) => pinned.read(offset, bytes),
+        match self.registration.host() {
+            Some(host) => host.read(offset, bytes),
             None => self.transfer.download(address, bytes)?,
         }
         Ok(())
@@ -304,15 +311,14 @@ impl Region for Local {
     /// The host, where it reaches the memory at the address that the device has for it: whoever
     /// has the base may take it for either.
     fn space(&self) -> Space {
-        match self.registration.pinned() {
-            Some(pinned) if pinned.is_unified() => Space::Host,
+        match self.registration.host() {
+            Some(host) if host.is_unified() => Space::Host,
             _ => Space::Device,
         }
     }
 
     fn flags(&self) -> Option<&[AtomicU64]> {
-        let pinned = self.registration.pinned()?;
-        (self.role() == Role::Flags).then(|| pinned.words(self.registration.bytes))
+        self.registration.words()
     }
 
     fn flag_value(&self, word: u64) -> Option<u64> {

@@ -4,6 +4,8 @@
 mod calls;
 #[path = "engine/capture.rs"]
 mod capture;
+#[path = "engine/gets.rs"]
+mod gets;
 #[path = "engine/order.rs"]
 mod order;
 #[path = "engine/release.rs"]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use peerlane_cuda::{Engine, Fabric, Key, Local, Remote};
 use peerlane_hal::{
     At, CopyEngine as _, Deadline, Error as _, ErrorKind, Fabric as _, Op, PeerMemory as _, Rank,
-    Region as _, RemoteKey as _, Role,
+    Region as _, RemoteKey as _, Role, host,
 };
 use support::child::{Other, hear, tell};
 use support::{Allocation, Segments, driver, pattern, pointer, soon};
@@ -165,6 +165,55 @@ fn every_segment_of_mapped_memory() {
     pair.import(&pair.key(&region)).unwrap();
     pair.check(3, &region);
     assert_eq!(pair.drop_imports(), "open 0");
+    pair.other.end();
+}
+
+#[test]
+fn memory_that_another_fabric_of_the_process_allocated() {
+    let (_driver, _turn) = driver();
+    let mut pair = Pair::open();
+    let another = Fabric::open(OWNER, 1, 0).unwrap();
+    for (role, head) in [(Role::Data, 0), (Role::Data, 4097), (Role::Flags, 0), (Role::Flags, 808)]
+    {
+        let region = another.memory().allocate(50_000, role).unwrap();
+        let base = pointer(region.device_ptr() + head);
+        // SAFETY: inside the region, which outlives the imports.
+        let part = unsafe { pair.fabric.memory().register(base, 40_000, role) }.unwrap();
+        pair.import(&pair.key(&part)).unwrap();
+        pair.check(5, &part);
+        let mut before = vec![1; head as usize];
+        region.download(0, &mut before).unwrap();
+        assert!(before.iter().all(|byte| *byte == 0));
+        pair.drop_imports();
+    }
+    pair.other.end();
+}
+
+#[test]
+fn host_memory_that_another_fabric_of_the_process_allocated() {
+    let (_driver, _turn) = driver();
+    let mut pair = Pair::open();
+    let host = host::Fabric::open(OWNER, 1).unwrap();
+    for (role, head) in [(Role::Data, 0), (Role::Data, 4097), (Role::Flags, 0), (Role::Flags, 808)]
+    {
+        let region = host.memory().allocate(50_000, role).unwrap();
+        let base = pointer(region.base().as_ptr() as u64 + head);
+        // SAFETY: inside the region, which outlives the imports.
+        let part = unsafe { pair.fabric.memory().register(base, 40_000, role) }.unwrap();
+        pair.import(&pair.key(&part)).unwrap();
+        pair.check(5, &part);
+        // SAFETY: the first byte of what was just put, which nobody writes any more.
+        let seen = unsafe { base.read() };
+        assert_eq!(seen, pattern(5, 1)[0]);
+        pair.drop_imports();
+    }
+    // The caller's own can be used here, and by ranks of this process.
+    let words = [0_u64; 8];
+    // SAFETY: they outlive the registration, and nobody touches them.
+    let flags =
+        unsafe { pair.fabric.memory().register(pointer(words.as_ptr() as u64), 64, Role::Flags) };
+    let error = pair.import(&pair.key(&flags.unwrap())).unwrap_err();
+    assert!(error.contains("it is host memory of its own process"), "{error}");
     pair.other.end();
 }
 

@@ -2,8 +2,8 @@
 //! engines that are made for it, and the compute units are left to compute.
 //!
 //! Four traits carry everything: a [`Fabric`] is a way to reach peers; its [`PeerMemory`] registers
-//! memory and imports a peer's by a [`RemoteKey`]; its [`CopyEngine`] is an in-order queue of three
-//! [`Op`]s: put, signal, wait. What they promise is the [`contract`].
+//! memory and imports a peer's by a [`RemoteKey`]; its [`CopyEngine`] is an in-order queue of four
+//! [`Op`]s: put, get, signal, wait. What they promise is the [`contract`].
 //!
 //! - You bring up an accelerator: read [`for_backend_authors`].
 //! - You write an algorithm or a runtime on top: read [`for_algorithm_authors`].

@@ -25,6 +25,15 @@ pub(crate) fn put<'r, L, R>(
     Op::Put { dst, src, bytes }
 }
 
+pub(crate) fn get<'r, L, R>(
+    (dst, to): (&'r L, u64),
+    (src, from): (&'r R, u64),
+    bytes: u64,
+) -> Op<'r, L, R> {
+    let (dst, src) = (At { region: dst, offset: to }, At { region: src, offset: from });
+    Op::Get { dst, src, bytes }
+}
+
 pub(crate) fn signal<L, R>(region: &R, word: u64, value: u64) -> Op<'_, L, R> {
     Op::Signal { flag: Flag { region, word }, value }
 }

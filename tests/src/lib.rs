@@ -48,8 +48,8 @@
 //!
 //! # Layers over engines
 //!
-//! [`middleware`] holds engines that trace, delay, take abilities away and fail on purpose, over any
-//! fabric. The suite runs over them as well, and whole groups can be opened on a
+//! The crate `peerlane-layers`, here as [`middleware`], holds engines that trace, delay, throttle, take
+//! abilities away and fail on purpose, over any fabric. The suite runs over them as well, and whole groups can be opened on a
 //! [`middleware::Wrapped`] fabric.
 
 mod board;
@@ -60,13 +60,20 @@ mod driver;
 mod failure;
 mod harness;
 mod host;
-pub mod middleware;
+mod layered;
 pub mod processes;
 pub mod simulation;
 mod suite;
 mod world;
 
 pub use cuda::{CudaDriver, CudaHarness};
+/// The layers, and a harness that has one.
+pub mod middleware {
+    pub use peerlane_layers::*;
+
+    pub use crate::layered::Layered;
+}
+
 pub use failure::{Failure, Outcome};
 pub use harness::{
     EngineOf, ErrorOf, FabricOf, Harness, HostMemory, KeyOf, LocalOf, MemoryOf, OwnMemory, RemoteOf,

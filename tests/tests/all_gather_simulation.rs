@@ -4,6 +4,7 @@
 //! all_gather_simulation` runs that one scenario alone. `PEERLANE_SIMULATION_ROUNDS=10` draws ten
 //! scenarios for each number of ranks and bytes, instead of three.
 
+use peerlane_collectives::topology::Topology;
 use peerlane_conformance::simulation::{self, Engine, Phase, RANKS, SHARD_BYTES, Scenario};
 use peerlane_hal::Rank;
 
@@ -53,7 +54,10 @@ fn a_rank_may_be_slow_in_every_phase() {
             let drawn = Scenario::draw(seed);
             let engines = drawn.engines.iter().cycle().take(ranks).copied().collect();
             let slow = Some((Rank::at(seed as usize % ranks), phase));
-            run(&Scenario { ranks, engines, slow, barrier_every: None, ..drawn });
+            let topology = Topology::of_nodes(&(0..ranks as u32).collect::<Vec<_>>()).unwrap();
+            let networks = drawn.networks.map(|_| vec![Engine::plain(); ranks]);
+            let barrier_every = None;
+            run(&Scenario { ranks, engines, slow, barrier_every, topology, networks, ..drawn });
         }
     }
 }
@@ -68,6 +72,8 @@ fn shards_around_the_streaming_threshold_arrive_whole() {
             let (starts, groups, operations) = (2, 1, 1);
             let drawn = Scenario {
                 ranks,
+                topology: Topology::flat(ranks).unwrap(),
+                networks: None,
                 in_place,
                 shard_bytes,
                 dtype,

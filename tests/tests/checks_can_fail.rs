@@ -113,6 +113,39 @@ const ENGINES: &[(Fault, &str, &str)] = &[
     ),
     (Fault::WakerIsDeaf, "park_returns_when_the_waker_is_used", "past its waker"),
     (Fault::ParkIsLong, "park_returns_at_its_limit", "its limit was"),
+    (Fault::GetsLoseAByte, "a_get_copies_exactly_its_bytes", "a get of 65 bytes: byte 128"),
+    (Fault::PutsAreRoundedUp, "a_get_copies_exactly_its_bytes", "a get of 1 bytes: byte 65"),
+    (
+        Fault::GetsFirst,
+        "gets_and_puts_with_one_peer_take_effect_in_submission_order",
+        "blocks put and got back",
+    ),
+    (
+        Fault::SignalsFirst,
+        "a_signal_to_a_peer_comes_after_the_gets_from_it",
+        "bytes got before a signal, then overwritten",
+    ),
+    (
+        Fault::SignalsFirst,
+        "a_signal_to_oneself_announces_the_gets_before_it",
+        "announced to oneself",
+    ),
+    (Fault::CompleteAtOnce, "a_completed_get_is_visible_here", "a completed get"),
+    (
+        Fault::GetsLoseAByte,
+        "a_get_from_oneself_is_a_local_copy",
+        "a get from oneself, allocated memory",
+    ),
+    (
+        Fault::WaitsIgnored,
+        "a_get_behind_a_wait_sees_what_the_wait_acquired",
+        "the get behind the wait is complete",
+    ),
+    (
+        Fault::OutsideIsTaken,
+        "a_get_outside_its_regions_is_refused",
+        "ends behind the region: taken",
+    ),
 ];
 
 fn main() -> ExitCode {
@@ -150,6 +183,11 @@ fn main() -> ExitCode {
             "AliasesAreCopies",
             "ones_own_key_gives_an_alias",
             "written through aliases",
+        ),
+        flawed::<{ flaw::REGISTERED_IS_COPIED }>(
+            "RegisteredIsCopied",
+            "what_one_fabric_allocated_another_can_register",
+            "waited 1s for flag 3",
         ),
         flawed::<{ flaw::ANY_ADDRESS_CONNECTS }>(
             "AnyAddressConnects",

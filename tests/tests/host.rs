@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use peerlane_conformance::middleware::{
-    DelayLayer, DowngradeLayer, FailAtLayer, Layered, StreamLayer, TraceLayer, TraceLog,
+    DelayLayer, DowngradeLayer, FailAtLayer, Layered, StreamLayer, ThrottleLayer, TraceLayer,
+    TraceLog,
 };
 use peerlane_conformance::{HostHarness, Suite};
 use peerlane_hal::host::Options;
@@ -21,6 +22,15 @@ fn delayed(seed: u64) -> Layered<HostHarness, DelayLayer> {
     Layered::new(HostHarness::default(), "delay", move |_: Rank| {
         DelayLayer::new(seed, Duration::from_micros(60))
     })
+}
+
+/// Slow enough to be seen, and fast enough for every check.
+const THROTTLE: ThrottleLayer =
+    ThrottleLayer { bytes_per_second: 2e9, delay: Duration::from_micros(50) };
+
+fn throttled(layer: ThrottleLayer) -> Layered<HostHarness, ThrottleLayer> {
+    let what = if layer.bytes_per_second.is_finite() { "throttle" } else { "far" };
+    Layered::new(HostHarness::default(), what, move |_| layer)
 }
 
 fn main() -> ExitCode {
@@ -46,6 +56,9 @@ fn main() -> ExitCode {
         .with(Layered::<_, DowngradeLayer>::new(delayed(2), "downgrade", move |_| no_queued_wait))
         .with(Layered::new(HostHarness::default(), "downgrade", move |_| coarse))
         .with(Layered::new(HostHarness::default(), "fail-at", move |_| broken))
+        .with(throttled(THROTTLE))
+        .with(Layered::new(throttled(THROTTLE), "downgrade", move |_| no_queued_wait))
+        .with(throttled(ThrottleLayer { bytes_per_second: f64::INFINITY, ..THROTTLE }))
         .with(Layered::new(HostHarness::default(), "streams", |_| StreamLayer::default()))
         .with(Layered::new(HostHarness::default(), "trace", |_| TraceLayer::new(TraceLog::new())))
         .run()

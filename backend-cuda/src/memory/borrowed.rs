@@ -151,6 +151,11 @@ pub(super) fn extent(context: &Context, address: CUdeviceptr) -> Result<Option<E
     Ok(Some(Extent { address: base, bytes: bytes as u64 }))
 }
 
+/// Whose memory the driver takes it for; `None` where it does not know the address.
+pub(super) fn memory_type(context: &Context, address: CUdeviceptr) -> Result<Option<u64>, Error> {
+    attribute(context, sys::POINTER_ATTRIBUTE_MEMORY_TYPE, address)
+}
+
 /// An attribute of a pointer; `None` where the driver does not know the pointer, or the attribute.
 fn attribute(context: &Context, number: c_int, address: CUdeviceptr) -> Result<Option<u64>, Error> {
     // The attributes have between 1 and 8 bytes; the rest stays zero.

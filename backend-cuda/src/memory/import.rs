@@ -55,7 +55,7 @@ impl Opened {
         match self {
             Self::Mapped(mapped) => mapped.address(),
             Self::Ipc { address, .. } => *address,
-            Self::Host(pinned) => pinned.address(),
+            Self::Host(pinned) => pinned.view().address,
         }
     }
 }

@@ -42,7 +42,7 @@ impl Memory {
                 return Err(Error::Freed { peer, generation: key.generation.0 });
             };
             let address = registration.allow(&self.context)?;
-            let pinned = registration.pinned().is_some();
+            let pinned = registration.host().is_some();
             let hold = Hold::SameProcess { _registration: registration };
             return Ok(Remote { peer, role, address, bytes, pinned, _hold: hold });
         }
@@ -73,14 +73,14 @@ impl Memory {
                 self.check_extent(peer, import.address(), *head, bytes)?;
                 (*head, import)
             }
-            Reach::Host => {
+            Reach::Host { head } => {
                 let identity = identity(Allocation::Registration(key.generation));
-                (0, Import::share(identity, || self.map_host(peer, fds, bytes))?)
+                (0, Import::share(identity, || self.map_host(peer, fds, (*head, bytes)))?)
             }
         };
         let address = import.address() + head;
         let (pinned, _hold) =
-            (matches!(key.reach, Reach::Host), Hold::OtherProcess { _import: import });
+            (matches!(key.reach, Reach::Host { .. }), Hold::OtherProcess { _import: import });
         Ok(Remote { peer, role, address, bytes, pinned, _hold })
     }
 
@@ -98,13 +98,13 @@ impl Memory {
         Ok(Opened::Mapped(Mapped::map(&self.context, &handles?)?))
     }
 
-    fn map_host(&self, peer: Rank, fds: Vec<OwnedFd>, bytes: u64) -> Result<Opened, Error> {
+    fn map_host(&self, peer: Rank, fds: Vec<OwnedFd>, span: (u64, u64)) -> Result<Opened, Error> {
         let count = fds.len();
         let Ok([fd]) = <[_; 1]>::try_from(fds) else {
             let how = format!("it handed over {count} descriptors for host memory, wanted 1");
             return Err(Error::PeerLost { peer, how });
         };
-        Ok(Opened::Host(Pinned::import(&self.context, fd, bytes, peer)?))
+        Ok(Opened::Host(Pinned::import(&self.context, fd, span, peer)?))
     }
 
     /// Refuses a key that claims more than the allocation has, as far as the driver tells.

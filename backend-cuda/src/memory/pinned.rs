@@ -8,7 +8,6 @@ use std::ffi::c_void;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use peerlane_hal::Rank;
 use peerlane_hal::mechanics::mapping::Mapping;
@@ -17,6 +16,47 @@ use crate::device::Context;
 use crate::error::Error;
 use crate::sys::{self, CUdeviceptr};
 
+/// Host memory as host and device find it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HostView {
+    /// For the host.
+    pub(super) base: NonNull<u8>,
+    /// For the device of its registration.
+    pub(super) address: CUdeviceptr,
+}
+
+impl HostView {
+    /// Whether host and device have the same address for it.
+    pub(super) fn is_unified(self) -> bool {
+        self.address == self.base.as_ptr() as CUdeviceptr
+    }
+
+    /// Copies to the memory; the caller has checked the span against the region.
+    pub(super) fn write(self, offset: u64, bytes: &[u8]) {
+        let to = self.base.as_ptr().wrapping_add(offset as usize);
+        // SAFETY: inside the region, as the caller has checked; who may touch which byte when is
+        // the contract of the ops.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    /// Copies from the memory, in the same way.
+    pub(super) fn read(self, offset: u64, bytes: &mut [u8]) {
+        let from = self.base.as_ptr().wrapping_add(offset as usize);
+        // SAFETY: as for `write`.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+    }
+}
+
+/// Where a device reaches what was registered at `start`; its context is current.
+pub(super) fn device_pointer(reader: &Context, start: NonNull<u8>) -> Result<CUdeviceptr, Error> {
+    let mut address = 0;
+    let host: *mut c_void = start.as_ptr().cast();
+    // SAFETY: registered for all contexts, to be mapped; the result is stored in a local.
+    let code = unsafe { (reader.driver.mem_host_get_device_pointer)(&raw mut address, host, 0) };
+    reader.check("cuMemHostGetDevicePointer_v2", code)?;
+    Ok(address)
+}
+
 /// Mapped and registered; given back when dropped.
 #[derive(Debug)]
 pub(super) struct Pinned {
@@ -24,29 +64,32 @@ pub(super) struct Pinned {
     address: CUdeviceptr,
     registered: bool,
     mapping: Mapping,
+    /// The region begins so far into the mapping.
+    begin: usize,
 }
 
 impl Pinned {
     /// Zeroed memory; the context is current.
     pub(super) fn create(context: &Arc<Context>, bytes: u64, owner: Rank) -> Result<Self, Error> {
         let mapping = Mapping::create(bytes).map_err(Error::of_mapping(owner))?;
-        Self::register(context, mapping)
+        Self::register(context, mapping, 0)
     }
 
-    /// The memory behind a peer's descriptor, which must hold at least `bytes`.
+    /// The `bytes` behind the first `head` of a peer's descriptor, which must hold them.
     pub(super) fn import(
         context: &Arc<Context>,
         fd: OwnedFd,
-        bytes: u64,
+        (head, bytes): (u64, u64),
         peer: Rank,
     ) -> Result<Self, Error> {
-        let mapping = Mapping::import(fd, bytes).map_err(Error::of_mapping(peer))?;
-        Self::register(context, mapping)
+        let imported = Mapping::import(fd, head, bytes).map_err(Error::of_mapping(peer));
+        let (mapping, begin) = imported?;
+        Self::register(context, mapping, begin)
     }
 
-    fn register(context: &Arc<Context>, mapping: Mapping) -> Result<Self, Error> {
+    fn register(context: &Arc<Context>, mapping: Mapping, begin: usize) -> Result<Self, Error> {
         let context = Arc::clone(context);
-        let mut pinned = Self { context, address: 0, registered: false, mapping };
+        let mut pinned = Self { context, address: 0, registered: false, mapping, begin };
         let (context, mapping) = (&pinned.context, &pinned.mapping);
         let flags = sys::MEMHOSTREGISTER_PORTABLE | sys::MEMHOSTREGISTER_DEVICEMAP;
         let host: *mut c_void = mapping.base().as_ptr().cast();
@@ -59,52 +102,15 @@ impl Pinned {
         Ok(pinned)
     }
 
-    /// Where its own device reaches it.
-    pub(super) fn address(&self) -> CUdeviceptr {
-        self.address
-    }
-
     /// Where another device of this process reaches it; that context is current.
     pub(super) fn address_for(&self, reader: &Context) -> Result<CUdeviceptr, Error> {
-        let mut address = 0;
-        let host: *mut c_void = self.base().as_ptr().cast();
-        // SAFETY: registered for all contexts, to be mapped; the result is stored in a local.
-        let code =
-            unsafe { (reader.driver.mem_host_get_device_pointer)(&raw mut address, host, 0) };
-        reader.check("cuMemHostGetDevicePointer_v2", code)?;
-        Ok(address)
+        Ok(device_pointer(reader, self.mapping.base())? + self.begin as u64)
     }
 
-    /// Where the host reaches it.
-    pub(super) fn base(&self) -> NonNull<u8> {
-        self.mapping.base()
-    }
-
-    /// Whether host and device have the same address for it.
-    pub(super) fn is_unified(&self) -> bool {
-        self.address == self.base().as_ptr() as CUdeviceptr
-    }
-
-    /// The first `bytes` as flags.
-    pub(super) fn words(&self, bytes: u64) -> &[AtomicU64] {
-        let count = self.mapping.mapped_bytes().min(bytes as usize) / size_of::<u64>();
-        // SAFETY: page-aligned, mapped as long as `self`, and flags are touched as atomics only.
-        unsafe { std::slice::from_raw_parts(self.base().as_ptr().cast(), count) }
-    }
-
-    /// Copies to the memory; the caller has checked the span against the region.
-    pub(super) fn write(&self, offset: u64, bytes: &[u8]) {
-        let to = self.base().as_ptr().wrapping_add(offset as usize);
-        // SAFETY: inside the mapping, as the caller has checked; who may touch which byte when is
-        // the contract of the ops.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
-    }
-
-    /// Copies from the memory, in the same way.
-    pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) {
-        let from = self.base().as_ptr().wrapping_add(offset as usize);
-        // SAFETY: as for `write`.
-        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+    pub(super) fn view(&self) -> HostView {
+        let base = self.mapping.base().as_ptr().wrapping_add(self.begin);
+        let base = NonNull::new(base).expect("a mapping does not wrap around");
+        HostView { base, address: self.address }
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -119,7 +125,7 @@ impl Drop for Pinned {
         }
         // Failures mean that the device is gone; the pages are the process's own.
         let Ok(_current) = self.context.enter_relaxed() else { return };
-        let host: *mut c_void = self.base().as_ptr().cast();
+        let host: *mut c_void = self.mapping.base().as_ptr().cast();
         // SAFETY: registered once by `register`; nobody uses it any more, as for a mapping.
         let _ = unsafe { (self.context.driver.mem_host_unregister)(host) };
     }

@@ -1,15 +1,17 @@
 //! A registration: memory that has a generation, and how it leaves its process.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
 use peerlane_hal::mechanics::handover::Handover;
 use peerlane_hal::{Rank, Role};
 
+use super::adopted::Adopted;
 use super::borrowed::{Borrowed, Kind};
 use super::handle::Handle;
 use super::mapped::{self, Mapped};
-use super::pinned::Pinned;
+use super::pinned::{HostView, Pinned};
 use super::plain::{self, Plain};
 use crate::device::Context;
 use crate::error::Error;
@@ -25,8 +27,10 @@ pub(super) enum Backing {
     Plain(Plain),
     /// Allocated here, on the host.
     Host(Pinned),
-    /// The caller's own.
+    /// The caller's own, of a device.
     Borrowed(Borrowed),
+    /// The caller's own, of the host.
+    Adopted(Adopted),
     /// No bytes at all.
     Nothing,
 }
@@ -46,8 +50,10 @@ enum Exported {
         head: u64,
         handle: CUipcMemHandle,
     },
-    /// Memory of the host.
-    Host,
+    /// Memory of the host; the region begins `head` bytes into the descriptor.
+    Host {
+        head: u64,
+    },
 }
 
 /// One registration; importers in this process share it.
@@ -107,8 +113,9 @@ impl Registration {
         role: Role,
     ) -> Result<Self, Error> {
         let pinned = Pinned::create(context, bytes, owner)?;
-        let (context, address) = (Arc::clone(context), pinned.address());
-        let (backing, exported) = (Backing::Host(pinned), OnceLock::from(Exported::Host));
+        let (context, address) = (Arc::clone(context), pinned.view().address);
+        let (backing, exported) =
+            (Backing::Host(pinned), OnceLock::from(Exported::Host { head: 0 }));
         Ok(Self { context, address, bytes, owner, role, backing, exported })
     }
 
@@ -128,6 +135,20 @@ impl Registration {
         Ok(Self { context, address, bytes, owner, role, backing, exported })
     }
 
+    /// Registers the caller's host memory.
+    pub(super) fn adopt(
+        context: &Arc<Context>,
+        adopted: Adopted,
+        bytes: u64,
+        owner: Rank,
+        role: Role,
+    ) -> Self {
+        let (context, address, exported) =
+            (Arc::clone(context), adopted.view().address, OnceLock::new());
+        let backing = Backing::Adopted(adopted);
+        Self { context, address, bytes, owner, role, backing, exported }
+    }
+
     /// The bytes that the driver really holds for a region that was allocated here.
     pub(super) fn allocated_bytes(&self) -> u64 {
         match &self.backing {
@@ -137,11 +158,21 @@ impl Registration {
     }
 
     /// The memory, where it is of the host.
-    pub(super) fn pinned(&self) -> Option<&Pinned> {
+    pub(super) fn host(&self) -> Option<HostView> {
         match &self.backing {
-            Backing::Host(pinned) => Some(pinned),
+            Backing::Host(pinned) => Some(pinned.view()),
+            Backing::Adopted(adopted) => Some(adopted.view()),
             _ => None,
         }
+    }
+
+    /// Flags that the host sees.
+    pub(super) fn words(&self) -> Option<&[AtomicU64]> {
+        let base = self.host().filter(|_| self.role == Role::Flags)?.base.as_ptr().cast();
+        let count = self.bytes as usize / size_of::<u64>();
+        // SAFETY: the region is aligned (`Memory::register` checks it, `Mapping` has pages), lives as
+        // long as `self`, and flags are touched as atomics only.
+        Some(unsafe { std::slice::from_raw_parts(base, count) })
     }
 
     /// How peers reach the memory; from now on the server hands it out.
@@ -161,7 +192,7 @@ impl Registration {
             Some(Exported::Ipc { head, handle }) => {
                 Reach::Ipc { head: *head, handle: handle.reserved }
             }
-            Some(Exported::Host) => Reach::Host,
+            Some(Exported::Host { head }) => Reach::Host { head: *head },
         })
     }
 
@@ -175,7 +206,11 @@ impl Registration {
             Backing::Nothing => Ok(Exported::Nothing),
             // Exported when it was made.
             Backing::Mapped(_) => Ok(Exported::Private(Why::NoHandle)),
-            Backing::Host(_) => Ok(Exported::Host),
+            Backing::Host(_) => Ok(Exported::Host { head: 0 }),
+            Backing::Adopted(adopted) => Ok(match adopted.head() {
+                Some(head) => Exported::Host { head },
+                None => Exported::Private(Why::Host),
+            }),
             Backing::Plain(plain) => ipc(plain.address()),
             Backing::Borrowed(borrowed) => match borrowed.kind {
                 Kind::Legacy => ipc(borrowed.extents[0].address),
@@ -203,8 +238,10 @@ impl Registration {
             return Ok(self.address);
         }
         let _current = reader.enter_relaxed()?;
-        if let Backing::Host(pinned) = &self.backing {
-            return pinned.address_for(reader);
+        match &self.backing {
+            Backing::Host(pinned) => return pinned.address_for(reader),
+            Backing::Adopted(adopted) => return adopted.address_for(reader),
+            _ => {}
         }
         self.allow_device(reader)?;
         Ok(self.address)
@@ -214,7 +251,7 @@ impl Registration {
         let allow = |address, bytes| mapped::allow(&self.context, reader, address, bytes);
         match &self.backing {
             // The host's memory is there for all devices.
-            Backing::Nothing | Backing::Host(_) => Ok(()),
+            Backing::Nothing | Backing::Host(_) | Backing::Adopted(_) => Ok(()),
             Backing::Mapped(mapped) => allow(mapped.address(), mapped.bytes()),
             Backing::Plain(_) => self.enable_peer_access(reader),
             Backing::Borrowed(borrowed) => match borrowed.kind {
@@ -248,13 +285,18 @@ impl Handover for Registration {
             // Nothing to hand over, but the asker learns that the memory lives.
             Exported::Nothing | Exported::Ipc { .. } => Some(0),
             Exported::Segments { handles, .. } => u32::try_from(handles.len()).ok(),
-            Exported::Host => Some(1),
+            Exported::Host { .. } => Some(1),
         }
     }
 
     fn descriptor(&self, index: u32) -> Result<OwnedFd, String> {
-        if let Backing::Host(pinned) = &self.backing {
-            return pinned.fd().try_clone_to_owned().map_err(|error| {
+        let host = match &self.backing {
+            Backing::Host(pinned) => Some(pinned.fd()),
+            Backing::Adopted(adopted) => adopted.fd(),
+            _ => None,
+        };
+        if let Some(fd) = host {
+            return fd.try_clone_to_owned().map_err(|error| {
                 format!("cannot duplicate the descriptor of the memory: {error}")
             });
         }

@@ -194,6 +194,25 @@ impl Member {
         unsafe { self.engine.submit(&ops) }.unwrap()
     }
 
+    /// Gets the shard of every other rank from its output to the own one, and then says so to each.
+    pub(crate) fn pull_from_all(&mut self, value: u64) -> Ticket {
+        let (regions, me) = (&self.regions, self.me);
+        let ranks = regions.outputs.len();
+        let peers = || (1..ranks).map(|step| (me + step) % ranks);
+        let get = |peer: usize| {
+            let offset = peer as u64 * regions.shard;
+            let src = At { region: &regions.outputs[peer], offset };
+            Op::Get { dst: At { region: &regions.output, offset }, src, bytes: regions.shard }
+        };
+        let taken = |peer: usize| {
+            let flag = Flag { region: &regions.peers_flags[peer], word: (ranks + me) as u64 };
+            Op::Signal { flag, value }
+        };
+        let ops: Vec<OpOf<'_>> = peers().map(get).chain(peers().map(taken)).collect();
+        // SAFETY: as in `try_submit`.
+        unsafe { self.engine.submit(&ops) }.unwrap()
+    }
+
     /// Returns when another engine of this rank sees the value.
     pub(crate) fn reach(&mut self, word: u64, value: u64) {
         let mut engine = self.fabric.engine().unwrap();

@@ -1,7 +1,7 @@
-//! Every cell of every output is put exactly once in a start.
+//! Every cell of every output is put or got exactly once in a start.
 //!
 //! That it is also known to be there when the caller gets the output is for the
-//! [machine](super::machine) to prove.
+//! [walk](super::walk) to prove.
 
 use peerlane_hal::Rank;
 
@@ -9,47 +9,65 @@ use super::fault::Fault;
 use super::program::Program;
 use crate::plan::{Cell, Step};
 
-/// Walks the puts in the order of outputs and cells, beside the cells that there must be. Nothing
-/// is allocated by numbers of the plans: a missing cell ends the walk.
-pub(super) fn check(program: &Program) -> Result<(), Fault> {
-    let mut puts: Vec<(Rank, Cell, usize, usize)> = program
-        .steps()
-        .filter_map(|(lane, at, step)| match step {
-            Step::Put { peer, cell, .. } => Some((peer, cell, lane, at)),
-            Step::Get { cell, .. } => Some((program.lanes[lane].rank, cell, lane, at)),
-            Step::Signal { .. } | Step::Wait { .. } => None,
-        })
-        .collect();
-    puts.sort_unstable();
-    check_in_place(program, &puts)?;
-    for pair in puts.windows(2) {
-        let [(peer, cell, lane, at), (next_peer, next_cell, next_lane, next_at)] = pair else {
-            continue;
-        };
-        if (peer, cell) == (next_peer, next_cell) {
-            let (first, second) = (program.place(*lane, *at), program.place(*next_lane, *next_at));
-            return Err(Fault::PutTwice { first, second });
-        }
+/// The copies into the outputs of the followed ranks, output by output, in the order of cells.
+#[derive(Debug)]
+pub(super) struct Deliveries {
+    of_rank: Vec<Vec<Delivery>>,
+}
+
+/// A copy into an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Delivery {
+    cell: Cell,
+    /// The rank that copies.
+    pub(super) rank: Rank,
+    /// The number of the lane that stands for its lane, and the step's index in it.
+    pub(super) step: (usize, usize),
+}
+
+impl Deliveries {
+    /// The copy of `cell` into the output of the followed rank `rank`.
+    pub(super) fn of(&self, program: &Program, rank: Rank, cell: Cell) -> Delivery {
+        self.of_rank[program.symmetry.number(rank)][program.order(rank, cell)]
     }
-    let mut puts = puts.iter().map(|&(peer, cell, ..)| (peer, cell));
-    match wanted(program).find(|&wanted| puts.next() != Some(wanted)) {
-        Some((rank, cell)) => Err(Fault::NeverPut { rank, cell }),
+}
+
+/// Walks the copies in the order of outputs and cells, beside the cells that there must be. Nothing
+/// is allocated by numbers of the plans: a missing cell ends the walk.
+pub(super) fn check(program: &Program) -> Result<Deliveries, Fault> {
+    let symmetry = &program.symmetry;
+    let mut of_rank: Vec<Vec<Delivery>> = vec![Vec::new(); program.lanes.len() / program.width];
+    for (lane, at, step) in program.steps() {
+        let me = program.lanes[lane].rank;
+        let (target, cell) = match step {
+            Step::Put { peer, cell, .. } => (peer, cell),
+            Step::Get { cell, .. } => (me, cell),
+            Step::Signal { .. } | Step::Wait { .. } => continue,
+        };
+        let turn = symmetry.turn_back(target);
+        let (cell, rank) = (symmetry.turned_cell(turn, cell), symmetry.turned(turn, me));
+        of_rank[symmetry.number(target)].push(Delivery { cell, rank, step: (lane, at) });
+    }
+    for ((rank, _), deliveries) in program.homes().zip(&mut of_rank) {
+        deliveries.sort_unstable();
+        check_output(program, rank, deliveries)?;
+    }
+    Ok(Deliveries { of_rank })
+}
+
+fn check_output(program: &Program, rank: Rank, deliveries: &[Delivery]) -> Result<(), Fault> {
+    let place = |delivery: &Delivery| program.turned_place(delivery.rank, delivery.step);
+    let is_there = |delivery: &&Delivery| program.is_there_from_the_start(rank, delivery.cell);
+    if let Some(delivery) = deliveries.iter().find(is_there) {
+        return Err(Fault::PutInPlace { place: place(delivery) });
+    }
+    let twice = deliveries.windows(2).find(|pair| pair[0].cell == pair[1].cell);
+    if let Some([first, second]) = twice {
+        return Err(Fault::PutTwice { first: place(first), second: place(second) });
+    }
+    let mut seen = deliveries.iter().map(|delivery| delivery.cell);
+    match program.wanted(rank).find(|&wanted| seen.next() != Some(wanted)) {
+        Some(cell) => Err(Fault::NeverPut { rank, cell }),
         None => Ok(()),
     }
-}
-
-fn check_in_place(program: &Program, puts: &[(Rank, Cell, usize, usize)]) -> Result<(), Fault> {
-    let own = puts.iter().find(|(peer, cell, ..)| program.in_place && cell.shard == *peer);
-    own.map_or(Ok(()), |&(_, _, lane, at)| {
-        Err(Fault::PutInPlace { place: program.place(lane, at) })
-    })
-}
-
-/// The cells that must be put, output by output, in order.
-fn wanted(program: &Program) -> impl Iterator<Item = (Rank, Cell)> {
-    let in_place = program.in_place;
-    (0..program.ranks).map(Rank).flat_map(move |rank| {
-        let missing = program.cells().filter(move |cell| !(in_place && cell.shard == rank));
-        missing.map(move |cell| (rank, cell))
-    })
 }

@@ -4,26 +4,29 @@
 //! Once, and not as often as one likes: all values of a start are the same epoch, so a second wait
 //! of the same start would pass on the first value.
 
-use std::collections::HashMap;
-
 use peerlane_hal::Rank;
 
-use super::fault::Fault;
+use super::fault::{Fault, Place};
 use super::program::Program;
 use crate::plan::{Flag, LaneId, Step, Tier};
 
-/// The flags of all ranks, numbered.
+/// The flags that the followed ranks read, numbered, and which step names which.
 #[derive(Debug)]
 pub(super) struct Flags {
-    numbers: HashMap<(Rank, Flag), usize>,
     ends: Vec<Ends>,
+    /// The flag of every signal and wait, lane by lane; of a copy any number.
+    of_step: Vec<Vec<u32>>,
 }
 
-/// The lanes at the two ends of one flag.
+/// The two ends of one flag.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
-    pub(super) writer: usize,
-    pub(super) reader: usize,
+    /// The rank that signals the flag of the followed rank.
+    pub(super) writer: Rank,
+    /// The number of the lane that stands for the writer's, and the signal's index in it.
+    pub(super) signal: (usize, usize),
+    /// The number of the reader's lane, and the wait's index in it.
+    pub(super) wait: (usize, usize),
 }
 
 impl Flags {
@@ -32,54 +35,64 @@ impl Flags {
         self.ends.len()
     }
 
-    /// The number of a flag that the program names.
-    pub(super) fn number(&self, reader: Rank, flag: Flag) -> usize {
-        self.numbers[&(reader, flag)]
-    }
-
-    /// The lanes at its two ends.
-    pub(super) fn ends(&self, number: usize) -> Ends {
-        self.ends[number]
+    /// The two ends of the flag that a step names.
+    pub(super) fn of_step(&self, lane: usize, at: usize) -> Ends {
+        self.ends[self.of_step[lane][at] as usize]
     }
 }
 
-/// A step that names a flag: the lane, and the step's index in it.
-type Use = (usize, usize);
+/// A step that names a flag, by the rank that it is turned to: its lane stands for that rank's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Use {
+    flag: Flag,
+    is_wait: bool,
+    rank: Rank,
+    lane: usize,
+    at: usize,
+}
 
 /// Checks and numbers the flags.
 pub(super) fn check(program: &Program) -> Result<Flags, Fault> {
-    let mut uses: Vec<((Rank, Flag), bool, Use)> = program
-        .steps()
-        .filter_map(|(lane, at, step)| match step {
-            Step::Put { .. } | Step::Get { .. } => None,
-            Step::Signal { peer, flag } => Some(((peer, flag), false, (lane, at))),
-            Step::Wait { flag } => Some(((program.lanes[lane].rank, flag), true, (lane, at))),
-        })
-        .collect();
-    uses.sort_unstable();
-    let mut flags = Flags { numbers: HashMap::with_capacity(uses.len() / 2), ends: Vec::new() };
-    for uses in uses.chunk_by(|(a, ..), (b, ..)| a == b) {
-        let name = uses[0].0;
-        let (signals, waits) = uses.split_at(uses.partition_point(|&(_, is_wait, _)| !is_wait));
-        let ends = Ends::check(program, name, &places(signals), &places(waits))?;
-        flags.numbers.insert(name, flags.ends.len());
-        flags.ends.push(ends);
+    let symmetry = &program.symmetry;
+    let mut uses: Vec<Vec<Use>> = vec![Vec::new(); program.lanes.len() / program.width];
+    for (lane, at, step) in program.steps() {
+        let me = program.lanes[lane].rank;
+        let (reader, flag, is_wait) = match step {
+            Step::Put { .. } | Step::Get { .. } => continue,
+            Step::Signal { peer, flag } => (peer, flag, false),
+            Step::Wait { flag } => (me, flag, true),
+        };
+        let turn = symmetry.turn_back(reader);
+        let (flag, rank) = (symmetry.turned_flag(turn, flag), symmetry.turned(turn, me));
+        uses[symmetry.number(reader)].push(Use { flag, is_wait, rank, lane, at });
+    }
+    let of_step = program.lanes.iter().map(|lane| vec![0; lane.steps.len()]).collect();
+    let mut flags = Flags { ends: Vec::new(), of_step };
+    for ((reader, _), mut uses) in program.homes().zip(uses) {
+        uses.sort_unstable();
+        for uses in uses.chunk_by(|a, b| a.flag == b.flag) {
+            let ends = Ends::check(program, reader, uses)?;
+            let number = u32::try_from(flags.ends.len()).expect("fewer than 2^32 flags");
+            flags.ends.push(ends);
+            for (lane, at) in [ends.signal, ends.wait] {
+                flags.of_step[lane][at] = number;
+            }
+        }
     }
     Ok(flags)
 }
 
-fn places(uses: &[((Rank, Flag), bool, Use)]) -> Vec<Use> {
-    uses.iter().map(|&(_, _, place)| place).collect()
+impl Use {
+    fn place(&self, program: &Program) -> Place {
+        program.turned_place(self.rank, (self.lane, self.at))
+    }
 }
 
 impl Ends {
-    fn check(
-        program: &Program,
-        (reader, flag): (Rank, Flag),
-        signals: &[Use],
-        waits: &[Use],
-    ) -> Result<Self, Fault> {
-        let place = |(lane, at): Use| program.place(lane, at);
+    fn check(program: &Program, reader: Rank, uses: &[Use]) -> Result<Self, Fault> {
+        let place = |used: &Use| used.place(program);
+        let flag = uses[0].flag;
+        let (signals, waits) = uses.split_at(uses.partition_point(|used| !used.is_wait));
         if let Some((first, second)) = two_lanes(signals) {
             return Err(Fault::TwoWriters { first: place(first), second: place(second) });
         }
@@ -93,25 +106,25 @@ impl Ends {
             Flag::Go { lane } => lane,
             Flag::Sent { .. } => LaneId::HOME,
         };
-        if let Some(&wait) = waits.first()
-            && program.lanes[wait.0].lane != named
+        if let Some(wait) = waits.first()
+            && program.lanes[wait.lane].lane != named
         {
             return Err(Fault::OtherReader { place: place(wait), lane: named });
         }
         match (signals, waits) {
-            (&[signal], &[wait]) => {
-                let (writer, reading) = (&program.lanes[signal.0], &program.lanes[wait.0]);
-                let crosses = (writer.tier, reading.tier) == (Tier::Local, Tier::Network);
-                if crosses && writer.rank != reader {
+            ([signal], [wait]) => {
+                let tiers = (program.lanes[signal.lane].tier, program.lanes[wait.lane].tier);
+                if tiers == (Tier::Local, Tier::Network) && signal.rank != reader {
                     return Err(Fault::AcrossTiers { place: place(signal), peer: reader });
                 }
-                Ok(Self { writer: signal.0, reader: wait.0 })
+                let (signal, writer) = ((signal.lane, signal.at), signal.rank);
+                Ok(Self { writer, signal, wait: (wait.lane, wait.at) })
             }
-            (&[first, second, ..], _) if signals.len() == waits.len() => {
+            ([first, second, ..], _) if signals.len() == waits.len() => {
                 Err(Fault::Repeated { first: place(first), second: place(second) })
             }
             _ => Err(Fault::Unbalanced {
-                place: place(*signals.first().or(waits.first()).expect("a use names the flag")),
+                place: place(&uses[0]),
                 reader,
                 flag,
                 signals: signals.len(),
@@ -121,7 +134,8 @@ impl Ends {
     }
 }
 
-fn two_lanes(uses: &[Use]) -> Option<(Use, Use)> {
-    let first = *uses.first()?;
-    uses.iter().find(|other| other.0 != first.0).map(|&second| (first, second))
+fn two_lanes(uses: &[Use]) -> Option<(&Use, &Use)> {
+    let first = uses.first()?;
+    let is_other = |other: &&Use| (other.rank, other.lane) != (first.rank, first.lane);
+    uses.iter().find(is_other).map(|second| (first, second))
 }

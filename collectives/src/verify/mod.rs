@@ -21,20 +21,25 @@ use std::fmt;
 
 use crate::plan::Plan;
 
+mod clocks;
 mod delivery;
-mod facts;
 mod fault;
 mod flags;
-mod machine;
+mod order;
+mod past;
 mod program;
+mod published;
 mod shape;
+mod symmetry;
+#[cfg(test)]
+mod tests;
+mod walk;
 
 pub use fault::{Fault, FaultClass, Place, Position};
 
+use flags::Flags;
 use program::Program;
-
-/// How often every output is used in the starts that are run.
-const ROUNDS: u32 = 2;
+use symmetry::Symmetry;
 
 /// What [`verify`] has proven, of which plans; as text, the claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,16 +76,22 @@ impl fmt::Display for Proof {
 /// The first fault found; plans with a fault must not run.
 pub fn verify(plans: &[Plan]) -> Result<Proof, Fault> {
     let first = shape::check(plans)?;
-    let program = Program::new(plans);
-    delivery::check(&program)?;
-    let flags = flags::check(&program)?;
-    let starts = ROUNDS * first.outputs;
-    machine::run(&program, &flags, starts)?;
+    let program = Program::new(plans, Symmetry::none(plans.len()));
+    let flags = follow(&program)?;
     Ok(Proof {
         ranks: first.ranks,
         parts: first.parts,
-        starts,
+        starts: first.outputs + 1,
         steps: program.lanes.iter().map(|lane| lane.steps.len()).sum(),
         flags: flags.len(),
     })
+}
+
+/// What must hold for the lanes that are followed.
+fn follow(program: &Program) -> Result<Flags, Fault> {
+    let deliveries = delivery::check(program)?;
+    let flags = flags::check(program)?;
+    order::check(program, &flags)?;
+    walk::check(program, &flags, &deliveries)?;
+    Ok(flags)
 }

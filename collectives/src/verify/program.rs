@@ -1,11 +1,13 @@
-//! The closed lanes of all ranks in one list.
+//! The closed lanes of all ranks, or of those that stand for the others, in one list.
 
 use peerlane_hal::Rank;
 
 use super::fault::{Place, Position};
+use super::symmetry::Symmetry;
 use crate::plan::{Cell, LaneId, Plan, Step, Tier};
 
-/// The lanes of all ranks, rank by rank; a lane's number here names it in the whole verifier.
+/// The lanes that are followed, representative by representative; a lane's number here names it in
+/// the whole verifier.
 #[derive(Debug)]
 pub(super) struct Program {
     pub(super) ranks: u32,
@@ -13,6 +15,9 @@ pub(super) struct Program {
     pub(super) in_place: bool,
     /// How many outputs and sets of flags are used in turn.
     pub(super) outputs: u32,
+    /// How many lanes each rank has.
+    pub(super) width: usize,
+    pub(super) symmetry: Symmetry,
     pub(super) lanes: Vec<ClosedLane>,
 }
 
@@ -27,15 +32,42 @@ pub(super) struct ClosedLane {
 }
 
 impl Program {
-    /// Closes the lanes of plans that agree.
-    pub(super) fn new(plans: &[Plan]) -> Self {
+    /// Closes the lanes of plans that agree: those of the representatives, in order.
+    pub(super) fn new(plans: &[Plan], symmetry: Symmetry) -> Self {
         let lanes = plans
             .iter()
             .flat_map(|plan| plan.lane_ids().map(|lane| ClosedLane::new(plan, lane)))
             .collect();
-        let (parts, in_place, outputs) =
-            plans.first().map_or((0, false, 1), |plan| (plan.parts, plan.in_place, plan.outputs));
-        Self { ranks: Rank::at(plans.len()).0, parts, in_place, outputs, lanes }
+        let first = plans.first();
+        Self {
+            ranks: Rank::at(symmetry.ranks()).0,
+            parts: first.map_or(0, |plan| plan.parts),
+            in_place: first.is_some_and(|plan| plan.in_place),
+            outputs: first.map_or(1, |plan| plan.outputs),
+            width: first.map_or(1, |plan| plan.lanes.len()),
+            symmetry,
+            lanes,
+        }
+    }
+
+    /// The ranks that are followed, with the number of their home lane.
+    pub(super) fn homes(&self) -> impl Iterator<Item = (Rank, usize)> + '_ {
+        (0..self.lanes.len()).step_by(self.width).map(|home| (self.lanes[home].rank, home))
+    }
+
+    /// The number of the lane that stands for `lane` of `rank`.
+    pub(super) fn lane(&self, rank: Rank, lane: LaneId) -> usize {
+        self.symmetry.number(rank) * self.width + lane.index()
+    }
+
+    /// Numbers all lanes of all ranks.
+    pub(super) fn column(&self, rank: Rank, lane: LaneId) -> usize {
+        rank.index() * self.width + lane.index()
+    }
+
+    /// The lane with the number of [`column`](Self::column).
+    pub(super) fn lane_of_column(&self, column: usize) -> (Rank, LaneId) {
+        (Rank::at(column / self.width), LaneId(Rank::at(column % self.width).0))
     }
 
     /// Every step of every lane, with the lane's number and the step's index in it.
@@ -45,11 +77,17 @@ impl Program {
         })
     }
 
-    /// All cells of one output, in order.
-    pub(super) fn cells(&self) -> impl Iterator<Item = Cell> + use<> {
-        let &Self { ranks, parts, .. } = self;
-        (0..ranks)
-            .flat_map(move |shard| (0..parts).map(move |part| Cell { shard: Rank(shard), part }))
+    /// All cells of one output that are not there from the start, in order.
+    pub(super) fn wanted(&self, rank: Rank) -> impl Iterator<Item = Cell> + use<> {
+        let &Self { ranks, parts, in_place, .. } = self;
+        let shards = (0..ranks).map(Rank).filter(move |&shard| !(in_place && shard == rank));
+        shards.flat_map(move |shard| (0..parts).map(move |part| Cell { shard, part }))
+    }
+
+    /// The place of a cell among those that are [`wanted`](Self::wanted).
+    pub(super) fn order(&self, rank: Rank, cell: Cell) -> usize {
+        let missing = self.in_place && rank < cell.shard;
+        (cell.shard.index() - usize::from(missing)) * self.parts as usize + cell.part as usize
     }
 
     /// Whether a cell lies in the output of `rank` before anything is copied.
@@ -57,9 +95,16 @@ impl Program {
         self.in_place && cell.shard == rank
     }
 
-    /// Where a step stands.
+    /// Where a step of a followed lane stands.
     pub(super) fn place(&self, lane: usize, at: usize) -> Place {
         self.lanes[lane].place(at)
+    }
+
+    /// Where the same step stands in the lane of a rank for which the followed lane stands.
+    pub(super) fn turned_place(&self, rank: Rank, (lane, at): (usize, usize)) -> Place {
+        let place = self.place(lane, at);
+        let step = self.symmetry.turned_step(self.symmetry.turn_of(rank), place.step);
+        Place { rank, step, ..place }
     }
 }
 

@@ -103,7 +103,7 @@ pub struct Fabric {
     memory: Memory,
     bell: Arc<Bell>,
     /// Keeps the bell importable.
-    bell_region: Local,
+    bell_region: Arc<Local>,
     _server: Server,
 }
 
@@ -128,10 +128,26 @@ impl Fabric {
         }
         options.check()?;
         let server = Server::enter().map_err(Error::of_handover(rank, Generation(0)))?;
-        let bell_region = Local::allocate(rank, Bell::BYTES, Role::Flags)?;
+        let bell_region = Arc::new(Local::allocate(rank, Bell::BYTES, Role::Flags)?);
         let bell = Bell::of(bell_region.share());
         let peers = Arc::new(Peers(Mutex::new(vec![None; ranks])));
         let memory = Memory { rank, peers };
+        Ok(Self { ranks, options, memory, bell, bell_region, _server: server })
+    }
+
+    /// Opens a second fabric of this rank, with options of its own and connections to be made. The two
+    /// have one bell: whoever parks on an engine of either is woken by signals that come over the
+    /// other, too.
+    ///
+    /// # Errors
+    /// As [`open_with`](Self::open_with).
+    pub fn beside(&self, options: Options) -> Result<Self, Error> {
+        options.check()?;
+        let (rank, ranks) = (self.memory.rank, self.ranks);
+        let server = Server::enter().map_err(Error::of_handover(rank, Generation(0)))?;
+        let peers = Arc::new(Peers(Mutex::new(vec![None; ranks])));
+        let memory = Memory { rank, peers };
+        let (bell, bell_region) = (Arc::clone(&self.bell), Arc::clone(&self.bell_region));
         Ok(Self { ranks, options, memory, bell, bell_region, _server: server })
     }
 
@@ -159,7 +175,7 @@ impl Fabric {
         if !reader.rest().is_empty() {
             return malformed(format!("it has {} bytes too many", reader.rest().len()));
         }
-        let (role, reach, bytes) = (Role::Flags, Reach::Shared, Bell::BYTES);
+        let (role, reach, bytes) = (Role::Flags, Reach::Shared { head: 0 }, Bell::BYTES);
         Ok(Key { process, generation, rank, role, reach, bytes })
     }
 }
@@ -220,5 +236,45 @@ impl FabricTrait for Fabric {
     fn engine(&mut self) -> Result<Engine, Error> {
         let crowd = Crowd::new(self.memory.peers.bells().into_iter(), &self.bell);
         Ok(Engine::new(self.options, Arc::clone(&self.bell), crowd))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::engine::{CopyEngine, Flag, Op};
+    use crate::memory::{PeerMemory, Region};
+
+    #[test]
+    fn who_parks_on_one_fabric_is_woken_over_the_one_beside_it() {
+        let late = Duration::from_secs(20);
+        let mut first = Fabric::open(Rank(0), 1).unwrap();
+        let mut second = first.beside(Options::default()).unwrap();
+        for fabric in [&mut first, &mut second] {
+            let address = fabric.address();
+            fabric.connect(Rank(0), &address, Deadline::after(late)).unwrap();
+        }
+        let flags = first.memory().allocate(8, Role::Flags).unwrap();
+        // SAFETY: the region outlives its second registration, and only engines touch the flags.
+        let again = unsafe { second.memory().register(flags.base(), 8, Role::Flags) }.unwrap();
+        let key = second.memory().export(&again).unwrap();
+        let alias = second.memory().import(Rank(0), &key, Deadline::after(late)).unwrap();
+        let (mut parked, mut other) = (first.engine().unwrap(), second.engine().unwrap());
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(30));
+                let signal = Op::Signal { flag: Flag { region: &alias, word: 0 }, value: 1 };
+                // SAFETY: the region lives, and this engine is the flag's only writer.
+                unsafe { other.submit(&[signal]) }.unwrap();
+            });
+            while flags.flag_value(0) != Some(1) {
+                parked.completed().unwrap();
+                parked.park(late).unwrap();
+            }
+        });
+        assert!(start.elapsed() < late / 2, "{:?}", start.elapsed());
     }
 }

@@ -9,8 +9,8 @@ use crate::wire::{Reader, Writer};
 /// How a region can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
-    /// A memfd that the owner hands to any process.
-    Shared,
+    /// A memfd that the owner hands to any process; the region begins so many bytes into it.
+    Shared { head: u64 },
     /// Memory of the owner's process alone.
     Private,
 }
@@ -28,9 +28,9 @@ pub struct Key {
 
 impl RemoteKey for Key {
     fn encode(&self) -> Vec<u8> {
-        let reach = match self.reach {
-            Reach::Shared => 0,
-            Reach::Private => 1,
+        let (reach, head) = match self.reach {
+            Reach::Shared { head } => (0, head),
+            Reach::Private => (1, 0),
         };
         let payload = Writer::new()
             .bytes(&self.process.0)
@@ -38,6 +38,7 @@ impl RemoteKey for Key {
             .u32(role_number(self.role))
             .u32(reach)
             .u64(self.bytes)
+            .u64(head)
             .finish();
         Envelope { backend: BackendId::HOST, generation: self.generation, payload: &payload }.seal()
     }
@@ -48,18 +49,26 @@ impl RemoteKey for Key {
         let process = ProcessToken(reader.array("process token")?);
         let rank = Rank(reader.u32("rank")?);
         let role = role_of(reader.u32("role")?)?;
-        let reach = match reader.u32("reach")? {
-            0 => Reach::Shared,
+        let reach = reader.u32("reach")?;
+        let bytes = reader.u64("region bytes")?;
+        let head = reader.u64("bytes before the region")?;
+        let reach = match reach {
+            0 => Reach::Shared { head },
             1 => Reach::Private,
             seen => {
                 let (field, wanted) = ("reach", "0 or 1");
                 return Err(KeyError::Field { field, seen: seen.into(), wanted });
             }
         };
-        let bytes = reader.u64("region bytes")?;
         if bytes > isize::MAX as u64 {
             let (field, wanted) = ("region bytes", "at most 2^63 - 1");
             return Err(KeyError::Field { field, seen: bytes, wanted });
+        }
+        let aligned = role == Role::Data || head.is_multiple_of(size_of::<u64>() as u64);
+        if head > isize::MAX as u64 || !aligned {
+            let (field, wanted) =
+                ("bytes before the region", "at most 2^63 - 1, aligned for flags");
+            return Err(KeyError::Field { field, seen: head, wanted });
         }
         if !reader.rest().is_empty() {
             return Err(KeyError::Trailing { bytes: reader.rest().len() });

@@ -17,7 +17,7 @@ use super::key::{Key, Reach};
 use crate::deadline::Deadline;
 use crate::key::{BackendId, Generation};
 use crate::mechanics::handover::{self, Claim, Entry, ProcessToken};
-use crate::mechanics::mapping::Mapping;
+use crate::mechanics::mapping::{self, Mapping};
 use crate::memory::{PeerMemory, Region, Role, Space};
 use crate::rank::Rank;
 
@@ -49,7 +49,8 @@ pub struct Remote {
 impl Local {
     /// Allocates zeroed memory that any process can map.
     pub(super) fn allocate(owner: Rank, bytes: u64, role: Role) -> Result<Self, Error> {
-        let backing = Backing::Mapped(Mapping::create(bytes).map_err(Error::of_mapping(owner))?);
+        let mapping = Mapping::create(bytes).map_err(Error::of_mapping(owner))?;
+        let backing = Backing::Mapped(mapping, 0);
         Ok(Self::enter(Registration { backing, bytes, owner, role }))
     }
 
@@ -135,9 +136,7 @@ pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Regi
         let found = handover::find::<Registration>(&claim).filter(|found| found.bytes == bytes);
         return found.ok_or(Error::Freed { peer, generation: key.generation.0 });
     }
-    if key.reach == Reach::Private {
-        return Err(Error::PrivateMemory { peer });
-    }
+    let Reach::Shared { head } = key.reach else { return Err(Error::PrivateMemory { peer }) };
     let fds = handover::ask(key.process, &claim, deadline)
         .map_err(Error::of_handover(peer, key.generation))?;
     let count = fds.len();
@@ -145,7 +144,9 @@ pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Regi
         let how = format!("it handed over {count} descriptors for one region, wanted 1");
         return Err(Error::PeerLost { peer, how });
     };
-    let backing = Backing::Mapped(Mapping::import(fd, bytes).map_err(Error::of_mapping(peer))?);
+    let mapped = Mapping::import(fd, head, bytes).map_err(Error::of_mapping(peer));
+    let (mapping, head) = mapped?;
+    let backing = Backing::Mapped(mapping, head);
     Ok(Arc::new(Registration { backing, bytes, owner, role }))
 }
 
@@ -164,21 +165,20 @@ impl PeerMemory for Memory {
             let text = format!("flags at {base:p} are not aligned to {WORD_BYTES} bytes");
             return Err(Error::Argument(text));
         }
-        let backing = Backing::Borrowed(base);
+        let backing = match mapping::find(base, bytes) {
+            Some(place) => Backing::Part(base, place),
+            None => Backing::Borrowed(base),
+        };
         Ok(Local::enter(Registration { backing, bytes, owner: self.rank, role }))
     }
 
     fn export(&self, local: &Local) -> Result<Key, Error> {
-        let reach = match local.registration.backing {
-            Backing::Mapped(_) => Reach::Shared,
-            Backing::Borrowed(_) => Reach::Private,
-        };
         Ok(Key {
             process: ProcessToken::own(),
             generation: local.generation(),
             rank: local.registration.owner,
             role: local.role(),
-            reach,
+            reach: local.registration.reach(),
             bytes: local.registration.bytes,
         })
     }

@@ -1,12 +1,20 @@
 //! Shared mappings: a sealed memfd and its place in this address space.
+//!
+//! Every mapping of the process can be found by its addresses, so that memory which one fabric has
+//! allocated can be registered with another and leave the process from there too.
+
+mod place;
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 pub use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+pub use place::{Place, find};
 
 /// Below this the check of free memory costs more than it can tell.
 const CHECKED_BYTES_MIN: u64 = 16 << 20;
@@ -50,7 +58,7 @@ impl MappingError {
 pub struct Mapping {
     base: NonNull<u8>,
     mapped_bytes: usize,
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
 }
 
 // SAFETY: a mapping is plain memory; who may touch which byte when is the contract of the ops.
@@ -84,32 +92,36 @@ impl Mapping {
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals)
             .map_err(MappingError::system("seal shared memory"))?;
-        Self::map(fd, mapped)
+        Self::map(fd, 0, mapped)
     }
 
-    /// Maps a memfd that a peer handed over, which must hold at least `bytes`.
+    /// Maps the `bytes` behind the first `head` of a memfd that a peer handed over, which must hold
+    /// them; and says how far into the mapping they begin, since a mapping begins with a page.
     ///
     /// # Errors
     /// It is shorter, or could be shortened; or the system refuses.
-    pub fn import(fd: OwnedFd, bytes: u64) -> Result<Self, MappingError> {
-        let mapped = bytes.max(1).next_multiple_of(PAGE_BYTES);
+    pub fn import(fd: OwnedFd, head: u64, bytes: u64) -> Result<(Self, usize), MappingError> {
+        let start = head / PAGE_BYTES * PAGE_BYTES;
+        let end = head.saturating_add(bytes.max(1));
+        let end = end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
         let size =
             rustix::fs::fstat(&fd).map_err(MappingError::system("stat shared memory"))?.st_size;
         let seals = rustix::fs::fcntl_get_seals(&fd)
             .map_err(MappingError::system("read the seals of shared memory"))?;
-        let whole = u64::try_from(size).is_ok_and(|size| size >= mapped);
+        let whole = u64::try_from(size).is_ok_and(|size| size >= end);
         if !whole || !seals.contains(SealFlags::SHRINK) {
             return Err(MappingError::Unsound {
                 how: format!(
                     "it handed over memory of {size} bytes with seals {seals:?}, wanted at least \
-                     {mapped} bytes that cannot shrink"
+                     {end} bytes that cannot shrink"
                 ),
             });
         }
-        Self::map(fd, mapped)
+        // Less than a page.
+        Ok((Self::map(fd, start, end - start)?, (head - start) as usize))
     }
 
-    fn map(fd: OwnedFd, mapped: u64) -> Result<Self, MappingError> {
+    fn map(fd: OwnedFd, start: u64, mapped: u64) -> Result<Self, MappingError> {
         let mapped_bytes = usize::try_from(mapped).map_err(|_| Errno::NOMEM);
         let mapped_bytes =
             mapped_bytes.map_err(MappingError::system(format!("map {mapped} bytes")))?;
@@ -122,12 +134,13 @@ impl Mapping {
                 access,
                 MapFlags::SHARED,
                 fd.as_fd(),
-                0,
+                start,
             )
         };
         let base = base.map_err(MappingError::system(format!("map {mapped_bytes} bytes")))?;
         let base = NonNull::new(base.cast()).expect("mmap never maps page zero by choice");
-        let mapping = Self { base, mapped_bytes, fd };
+        let mapping = Self { base, mapped_bytes, fd: Arc::new(fd) };
+        place::enter(&mapping, start);
         mapping.make_resident()?;
         Ok(mapping)
     }
@@ -169,6 +182,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // Before the kernel can give the addresses to another one.
+        place::leave(self);
         // SAFETY: the range is this mapping, and whoever holds a pointer into it holds the mapping.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
         debug_assert_eq!(unmapped, Ok(()));

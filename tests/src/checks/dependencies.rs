@@ -1,11 +1,13 @@
 //! Contract 9: dependencies.
 
+use std::ptr::NonNull;
+
 use peerlane_hal::{Fabric, PeerMemory, Region, Role};
 
 use crate::data::{aligned, pattern, seed};
 use crate::driver::{OpOf, put, signal, wait_reset};
 use crate::failure::{Failure, Outcome, ensure};
-use crate::harness::Harness;
+use crate::harness::{Harness, LocalOf};
 use crate::world::{on_each, on_ranks};
 
 /// All ranks signal interleaved words of every rank at once; each word ends with its own value, also
@@ -90,6 +92,53 @@ pub fn ones_own_key_gives_an_alias<H: Harness>(harness: &H) -> Outcome {
             }
             let what = format!("{name} memory, written through aliases");
             me.ensure_bytes(&what, &region, 0, &sent.concat())?;
+        }
+        Ok(())
+    })
+}
+
+/// A second fabric registers a part of what the first one has allocated, as data and as flags. What it
+/// puts and signals there is seen by the first one, which still knows the memory by its own name.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn what_one_fabric_allocated_another_can_register<H: Harness>(harness: &H) -> Outcome {
+    const WORDS: u64 = 8;
+    const WORD: u64 = 3;
+    on_ranks(harness, 1, |me| {
+        let caps = me.caps;
+        let (bytes, head) = (aligned(&caps, 5000), aligned(&caps, 33));
+        let landing = me.bytes(bytes + 2 * head)?;
+        let flags = me.flags(WORDS)?;
+        let sent = pattern(seed(0, 1), bytes);
+        on_ranks(me.harness, 1, |other| {
+            let part = |region: &LocalOf<H>, head: u64, bytes: u64, role| {
+                let base = region.base().as_ptr().wrapping_add(head as usize);
+                let base = NonNull::new(base).expect("an address inside a region");
+                // SAFETY: inside the region, which lives as long as the other fabric's ranks; the
+                // flags are zero, and only engines touch them.
+                let part = unsafe { other.fabric.memory().register(base, bytes, role) };
+                part.map_err(|e| Failure::from(e).within(format!("register as {role:?}")))
+            };
+            let data = part(&landing.local, head, bytes, Role::Data)?;
+            let word = part(&flags.local, WORD * 8, 8, Role::Flags)?;
+            let (data, word) = (other.share(data)?, other.share(word)?);
+            let source = other.bytes(bytes)?;
+            other.write(&source.local, 0, &sent);
+            other.engine()?.run(&[
+                put((&data.remote[0], 0), (&source.local, 0), bytes),
+                signal(&word.remote[0], 0, 7),
+            ])
+        })
+        .map_err(|failure: Failure| failure.within("the other fabric"))?;
+        me.engine()?.reach(&flags.local, WORD, 7)?;
+        me.ensure_bytes("memory of two fabrics", &landing.local, head, &sent)?;
+        me.ensure_poison("the bytes before", &landing.local, 0..head)?;
+        me.ensure_poison("the bytes behind", &landing.local, head + bytes..bytes + 2 * head)?;
+        for word in 0..WORDS {
+            let wanted = if word == WORD { 7 } else { 0 };
+            let seen = flags.local.flag_value(word).unwrap_or(wanted);
+            ensure!(seen == wanted, "flag {word} of two fabrics is {seen}, wanted {wanted}");
         }
         Ok(())
     })

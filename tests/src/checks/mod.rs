@@ -7,6 +7,7 @@ pub mod arrival;
 pub mod completion;
 pub mod dependencies;
 pub mod failure;
+pub mod gets;
 pub mod limits;
 pub mod order;
 pub mod polling;
@@ -94,11 +95,20 @@ checks! {
     failure::dropping_an_engine_with_a_blocked_wait_returns [QueuedWait];
     dependencies::flags_of_one_region_do_not_disturb_each_other [];
     dependencies::ones_own_key_gives_an_alias [];
+    dependencies::what_one_fabric_allocated_another_can_register [];
     dependencies::a_region_tells_what_its_flags_hold [];
     polling::a_polled_engine_moves_when_it_is_polled [Polled];
     polling::park_returns_when_a_flag_of_this_rank_is_signalled [];
     polling::park_returns_when_the_waker_is_used [];
     polling::park_returns_at_its_limit [];
+    gets::a_get_copies_exactly_its_bytes [];
+    gets::gets_and_puts_with_one_peer_take_effect_in_submission_order [];
+    gets::a_signal_to_a_peer_comes_after_the_gets_from_it [];
+    gets::a_signal_to_oneself_announces_the_gets_before_it [];
+    gets::a_completed_get_is_visible_here [];
+    gets::a_get_from_oneself_is_a_local_copy [];
+    gets::a_get_behind_a_wait_sees_what_the_wait_acquired [QueuedWait];
+    gets::a_get_outside_its_regions_is_refused [];
 }
 
 /// What a harness can do, found out before its checks are listed.

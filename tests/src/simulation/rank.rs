@@ -9,7 +9,7 @@ use peerlane_hal::{Fabric, Rank, host};
 
 use super::memory::Guarded;
 use super::operation::Operation;
-use super::{Engine, Phase, Scenario, failed};
+use super::{Phase, Scenario, failed};
 use crate::failure::Outcome;
 use crate::middleware::{DelayLayer, Wrapped};
 
@@ -30,13 +30,34 @@ pub(super) fn live(
     for _ in &bootstraps {
         fabrics.push(open()?);
     }
-    let Engine { delay, downgrade, .. } = *engine;
-    let Some(longest) = delay else { return typed(scenario, bootstraps, fabrics, memory) };
-    let delayed = fabrics.into_iter().enumerate().map(|(number, fabric)| {
-        let seed = scenario.seed ^ (number as u64 + 1) << 48;
-        Wrapped::new(Wrapped::new(fabric, DelayLayer::new(seed, longest)), downgrade)
+    let Some(longest) = engine.delay else { return typed(scenario, bootstraps, fabrics, memory) };
+    let delayed = (1..).zip(fabrics).map(|(number, fabric)| {
+        let seed = scenario.seed ^ number << 48;
+        Wrapped::new(Wrapped::new(fabric, DelayLayer::new(seed, longest)), engine.downgrade)
     });
     typed(scenario, bootstraps, delayed.collect(), memory)
+}
+
+/// Opens a group, over a second fabric too if the scenario has one.
+fn join<F: Fabric>(
+    scenario: &Scenario,
+    bootstrap: InProcess,
+    local: F,
+    number: usize,
+) -> Outcome<Group<F>> {
+    let options = GroupOptions::default().timeout(TIMEOUT).topology(scenario.topology.clone());
+    let Some(networks) = &scenario.networks else {
+        return options.open(bootstrap, local).map_err(failed);
+    };
+    let engine = &networks[local.rank().index()];
+    let network = host::Fabric::open_with(local.rank(), scenario.ranks, engine.options)?;
+    let Some(longest) = engine.delay else {
+        return options.open_tiers(bootstrap, local, network).map_err(failed);
+    };
+    let seed = scenario.seed ^ (number as u64 + 1) << 52;
+    let delayed = Wrapped::new(network, DelayLayer::new(seed, longest));
+    let network = Wrapped::new(delayed, engine.downgrade);
+    options.open_tiers(bootstrap, local, network).map_err(failed)
 }
 
 fn typed<F: Fabric>(
@@ -59,9 +80,8 @@ fn gather<F: Fabric, T: Element>(
     memory: &mut [Guarded],
 ) -> Outcome {
     let mut groups = Vec::new();
-    for (bootstrap, fabric) in bootstraps.into_iter().zip(fabrics) {
-        let options = GroupOptions::default().timeout(TIMEOUT);
-        groups.push(options.open(bootstrap, fabric).map_err(failed)?);
+    for (number, (bootstrap, fabric)) in bootstraps.into_iter().zip(fabrics).enumerate() {
+        groups.push(join(scenario, bootstrap, fabric, number)?);
     }
     let rank = groups[0].rank();
     let mut life = Life { scenario, rank, random: scenario.random(rank), operations: Vec::new() };

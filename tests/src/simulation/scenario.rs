@@ -4,6 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use peerlane_collectives::element::DType;
+use peerlane_collectives::plan::Algorithm;
+use peerlane_collectives::topology::Topology;
 use peerlane_hal::{Rank, host};
 
 use super::memory::Guarded;
@@ -87,8 +89,14 @@ pub struct Scenario {
     pub own_memory: bool,
     /// Who is slow, and where.
     pub slow: Option<(Rank, Phase)>,
-    /// By rank.
+    /// By rank; those of the fabric inside the node where there is another one between nodes.
     pub engines: Vec<Engine>,
+    /// How cells move.
+    pub algorithm: Algorithm,
+    /// Which ranks share a node.
+    pub topology: Topology,
+    /// By rank, the engines of a fabric between nodes, where there is one.
+    pub networks: Option<Vec<Engine>>,
 }
 
 impl Scenario {
@@ -109,7 +117,10 @@ impl Scenario {
         });
         let (in_place, own_memory) = (random.bool(), random.u32(..3) == 0);
         let free = !in_place && !own_memory;
-        Self {
+        let engines = |random: &mut fastrand::Rng| {
+            (0..ranks).map(|_| Engine::draw(random, ranks, parts, shard_bytes)).collect()
+        };
+        let mut scenario = Self {
             seed,
             ranks,
             shard_bytes,
@@ -124,10 +135,18 @@ impl Scenario {
             barrier_every: (random.u32(..4) == 0).then(|| random.u64(1..5)),
             own_memory,
             slow,
-            engines: (0..ranks)
-                .map(|_| Engine::draw(&mut random, ranks, parts, shard_bytes))
-                .collect(),
+            engines: engines(&mut random),
+            algorithm: Algorithm::Direct,
+            topology: Topology::flat(ranks).expect("there are some ranks"),
+            networks: None,
+        };
+        // Behind the rest, which a seed has stood for since before there were nodes.
+        scenario.algorithm = *random.choice(Algorithm::ALL).expect("there are some");
+        if random.u32(..4) > 0 {
+            scenario.topology = nodes(&mut random, ranks);
+            scenario.networks = random.bool().then(|| engines(&mut random));
         }
+        scenario
     }
 
     /// The random choices that `rank` makes on its way.
@@ -143,6 +162,16 @@ impl Scenario {
         let bytes = [self.shard_bytes, self.shard_bytes * self.ranks];
         (0..operations).flat_map(|_| bytes).map(|bytes| Guarded::new(bytes, offset())).collect()
     }
+}
+
+/// Up to four nodes, uneven, of ranks that need not be neighbours.
+fn nodes(random: &mut fastrand::Rng, ranks: usize) -> Topology {
+    let drawn: Vec<u32> = (0..ranks).map(|_| random.u32(..4)).collect();
+    let members: Vec<Vec<Rank>> = (0..4)
+        .map(|node| Rank::all(ranks).filter(|rank| drawn[rank.index()] == node).collect())
+        .filter(|members: &Vec<Rank>| !members.is_empty())
+        .collect();
+    Topology::from_members(&members).expect("every rank is on one node")
 }
 
 impl Engine {
@@ -193,8 +222,15 @@ impl fmt::Display for Scenario {
         let Self { groups, operations, overlap, barrier_every, own_memory, slow, .. } = self;
         write!(f, "{groups} group(s) of {operations} operation(s), overlap: {overlap}, ")?;
         write!(f, "barrier every {barrier_every:?}, own memory: {own_memory}, slow: {slow:?}")?;
-        let mut engines = Rank::all(*ranks).zip(&self.engines);
-        engines.try_for_each(|(rank, engine)| write!(f, "\n  engines of rank {rank}: {engine}"))
+        write!(f, ", {} on nodes {}", self.algorithm, self.topology.notation())?;
+        for (what, engines) in
+            [("engines", Some(&self.engines)), ("network", self.networks.as_ref())]
+        {
+            for (rank, engine) in Rank::all(*ranks).zip(engines.into_iter().flatten()) {
+                write!(f, "\n  {what} of rank {rank}: {engine}")?;
+            }
+        }
+        Ok(())
     }
 }
 

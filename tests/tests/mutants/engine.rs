@@ -35,6 +35,8 @@ pub(crate) enum Fault {
     ReleasedTakesMore,
     PutsLoseAByte,
     PutsAreRoundedUp,
+    GetsLoseAByte,
+    GetsFirst,
     OneOpMoreIsTaken,
     TheLimitIsRefused,
     OutsideIsTaken,
@@ -123,11 +125,15 @@ impl Mutant {
     fn distort<'a>(&self, ops: &[HostOp<'a>]) -> Vec<Vec<HostOp<'a>>> {
         let all = || ops.iter().copied();
         let is_signal = |op: &HostOp<'a>| matches!(op, Op::Signal { .. });
+        let is_get = |op: &HostOp<'a>| matches!(op, Op::Get { .. });
         let is_wait = |op: &HostOp<'a>| matches!(op, Op::Wait { .. });
         match self.layer.fault {
             Fault::OpsBackwards => vec![all().rev().collect()],
             Fault::SignalsFirst => {
                 vec![all().filter(is_signal).collect(), all().filter(|op| !is_signal(op)).collect()]
+            }
+            Fault::GetsFirst => {
+                vec![all().filter(is_get).collect(), all().filter(|op| !is_get(op)).collect()]
             }
             Fault::SignalsInHalves => all().flat_map(halves).collect(),
             Fault::WaitsIgnored => vec![all().filter(|op| !is_wait(op)).collect()],
@@ -143,6 +149,12 @@ impl Mutant {
             }
             (Fault::PutsLoseAByte, Op::Put { dst, src, bytes }) if bytes > 64 => {
                 vec![Op::Put { dst, src, bytes: bytes - 1 }]
+            }
+            (Fault::GetsLoseAByte, Op::Get { dst, src, bytes }) if bytes > 64 => {
+                vec![Op::Get { dst, src, bytes: bytes - 1 }]
+            }
+            (Fault::PutsAreRoundedUp, Op::Get { dst, src, bytes }) if !bytes.is_multiple_of(8) => {
+                vec![Op::Get { dst, src, bytes: bytes.next_multiple_of(8) }]
             }
             (Fault::PutsAreRoundedUp, Op::Put { dst, src, bytes }) if !bytes.is_multiple_of(8) => {
                 vec![Op::Put { dst, src, bytes: bytes.next_multiple_of(8) }]

@@ -21,6 +21,8 @@ pub(crate) mod flaw {
     pub(crate) const FREED_KEYS_OPEN: u8 = 3;
     /// One's own key opens a copy.
     pub(crate) const ALIASES_ARE_COPIES: u8 = 4;
+    /// Registered memory is other memory.
+    pub(crate) const REGISTERED_IS_COPIED: u8 = 6;
     /// A malformed address is connected to nobody.
     pub(crate) const ANY_ADDRESS_CONNECTS: u8 = 5;
 }
@@ -118,6 +120,9 @@ impl<const FLAW: u8> PeerMemory for FlawedMemory<FLAW> {
         bytes: u64,
         role: Role,
     ) -> Result<host::Local, host::Error> {
+        if FLAW == flaw::REGISTERED_IS_COPIED {
+            return self.allocate(bytes, role);
+        }
         // SAFETY: the caller's promise.
         unsafe { self.own.memory().register(base, bytes, role) }
     }

@@ -16,6 +16,7 @@ struct Place {
 }
 
 const HAL: &str = "peerlane-hal";
+const LAYERS: &str = "peerlane-layers";
 const SIMULATED: &str = "peerlane-simulated-driver";
 
 /// Every crate of the workspace; the arrows are drawn in docs/ARCHITECTURE.md.
@@ -52,6 +53,12 @@ const PLACES: &[Place] = &[
         others: Some(&["bytemuck", "half", "postcard", "serde", "thiserror"]),
     },
     Place {
+        name: LAYERS,
+        manifest: "layers/Cargo.toml",
+        arrows: &[HAL],
+        others: Some(&["fastrand"]),
+    },
+    Place {
         name: "peerlane",
         manifest: "Cargo.toml",
         arrows: &[HAL, "peerlane-cuda", "peerlane-rocm", "peerlane-rdma", "peerlane-collectives"],
@@ -66,6 +73,7 @@ const PLACES: &[Place] = &[
             "peerlane-rocm",
             "peerlane-rdma",
             "peerlane-collectives",
+            LAYERS,
             "peerlane",
             SIMULATED,
         ],
@@ -80,7 +88,7 @@ const PLACES: &[Place] = &[
     Place {
         name: "peerlane-cli",
         manifest: "cli/Cargo.toml",
-        arrows: &["peerlane", SIMULATED],
+        arrows: &["peerlane", LAYERS, SIMULATED],
         others: None,
     },
     Place { name: "xtask", manifest: "xtask/Cargo.toml", arrows: &[], others: None },

@@ -6,7 +6,7 @@ use super::Finding;
 use super::tree::Tree;
 
 /// Folders and files that must be there; beside them only names that begin with a dot.
-const ENTRIES: [&str; 19] = [
+const ENTRIES: [&str; 20] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "Cargo.lock",
@@ -22,6 +22,7 @@ const ENTRIES: [&str; 19] = [
     "deny.toml",
     "docs",
     "hal",
+    "layers",
     "rustfmt.toml",
     "src",
     "tests",

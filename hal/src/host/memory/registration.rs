@@ -4,16 +4,19 @@ use std::ptr::NonNull;
 
 use rustix::fd::OwnedFd;
 
+use crate::host::key::Reach;
 use crate::mechanics::handover::Handover;
-use crate::mechanics::mapping::Mapping;
+use crate::mechanics::mapping::{Mapping, Place};
 use crate::memory::Role;
 use crate::rank::Rank;
 
 /// Memory behind a registration.
 #[derive(Debug)]
 pub(super) enum Backing {
-    /// Allocated here, or imported from another process.
-    Mapped(Mapping),
+    /// Allocated here, or imported from another process; the region begins so far into it.
+    Mapped(Mapping, usize),
+    /// A part of what this process has mapped already.
+    Part(NonNull<u8>, Place),
     /// The caller's own.
     Borrowed(NonNull<u8>),
 }
@@ -36,24 +39,34 @@ unsafe impl Sync for Registration {}
 impl Registration {
     pub(in crate::host) fn base(&self) -> NonNull<u8> {
         match &self.backing {
-            Backing::Mapped(mapping) => mapping.base(),
-            Backing::Borrowed(base) => *base,
+            // SAFETY: a mapping holds the bytes of its region.
+            Backing::Mapped(mapping, head) => unsafe { mapping.base().add(*head) },
+            Backing::Part(base, _) | Backing::Borrowed(base) => *base,
+        }
+    }
+
+    /// How another process reaches it.
+    pub(super) fn reach(&self) -> Reach {
+        match &self.backing {
+            Backing::Mapped(_, head) => Reach::Shared { head: *head as u64 },
+            Backing::Part(_, place) => Reach::Shared { head: place.head },
+            Backing::Borrowed(_) => Reach::Private,
         }
     }
 }
 
 impl Handover for Registration {
     fn descriptors(&self) -> Option<u32> {
-        matches!(self.backing, Backing::Mapped(_)).then_some(1)
+        (!matches!(self.backing, Backing::Borrowed(_))).then_some(1)
     }
 
     fn descriptor(&self, _index: u32) -> Result<OwnedFd, String> {
-        match &self.backing {
-            Backing::Mapped(mapping) => mapping
-                .fd()
-                .try_clone_to_owned()
-                .map_err(|error| format!("cannot duplicate the descriptor of the memory: {error}")),
-            Backing::Borrowed(_) => Err("it is memory of its process alone".to_owned()),
-        }
+        let fd = match &self.backing {
+            Backing::Mapped(mapping, _) => mapping.fd(),
+            Backing::Part(_, place) => place.fd(),
+            Backing::Borrowed(_) => return Err("it is memory of its process alone".to_owned()),
+        };
+        fd.try_clone_to_owned()
+            .map_err(|error| format!("cannot duplicate the descriptor of the memory: {error}"))
     }
 }

@@ -1,0 +1,103 @@
+//! Whether one step is in the past of another: the search that misses nothing.
+//!
+//! Backwards along lanes and from every wait to its signal. Only what the [walk](super::walk) cannot
+//! tell at a glance comes here.
+
+use std::collections::VecDeque;
+
+use peerlane_hal::Rank;
+
+use super::flags::Flags;
+use super::program::Program;
+use crate::plan::{LaneId, Step};
+
+/// A moment in a lane of any rank; the times of all starts that are looked at are one sequence, see
+/// [`Past::at`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Moment {
+    pub(super) rank: Rank,
+    pub(super) lane: LaneId,
+    pub(super) time: i64,
+}
+
+/// The search, and what it needs again and again.
+#[derive(Debug)]
+pub(super) struct Past<'a> {
+    program: &'a Program,
+    flags: &'a Flags,
+    /// More than any lane has steps.
+    pub(super) stride: i64,
+    /// The waits of every lane, by index.
+    waits: Vec<Vec<usize>>,
+    /// How far each lane of each rank is known to have come; empty between searches.
+    reached: Vec<i64>,
+    touched: Vec<usize>,
+}
+
+impl<'a> Past<'a> {
+    pub(super) fn new(program: &'a Program, flags: &'a Flags) -> Self {
+        let steps = program.lanes.iter().map(|lane| lane.steps.len()).max().unwrap_or(0);
+        let is_wait = |step: &Step| matches!(step, Step::Wait { .. });
+        let waits = |steps: &[Step]| (0..steps.len()).filter(|&at| is_wait(&steps[at])).collect();
+        Self {
+            program,
+            flags,
+            stride: i64::try_from(steps).expect("memory is smaller") + 2,
+            waits: program.lanes.iter().map(|lane| waits(&lane.steps)).collect(),
+            reached: Vec::new(),
+            touched: Vec::new(),
+        }
+    }
+
+    /// When a lane stands at its step `at` of start `start`, with all before it behind it.
+    pub(super) fn at(&self, start: i64, at: usize) -> i64 {
+        start * self.stride + 1 + i64::try_from(at).expect("memory is smaller")
+    }
+
+    /// Whether `wanted` is in the past of `now`; nothing is older than start 0.
+    pub(super) fn holds(&mut self, now: Moment, wanted: Moment) -> bool {
+        self.reached.resize(self.program.ranks as usize * self.program.width, 0);
+        let mut open = VecDeque::from([now]);
+        let mut found = false;
+        while let Some(moment) = open.pop_front() {
+            let column = self.program.column(moment.rank, moment.lane);
+            let before = std::mem::replace(&mut self.reached[column], moment.time);
+            if moment.time <= before {
+                self.reached[column] = before;
+                continue;
+            }
+            self.touched.push(column);
+            let Moment { rank, lane, time } = wanted;
+            found = (moment.rank, moment.lane) == (rank, lane) && moment.time >= time;
+            if found {
+                break;
+            }
+            self.open(before, moment, &mut open);
+        }
+        self.touched.drain(..).for_each(|column| self.reached[column] = 0);
+        found
+    }
+
+    /// Adds the signals that a lane has waited for between two moments.
+    fn open(&self, before: i64, Moment { rank, lane, time }: Moment, open: &mut VecDeque<Moment>) {
+        let symmetry = &self.program.symmetry;
+        let turn = symmetry.turn_of(rank);
+        let number = self.program.lane(rank, lane);
+        let waits = &self.waits[number];
+        for start in (before / self.stride..=time / self.stride).rev() {
+            let passed = |until| waits.partition_point(|&at| self.at(start, at) < until);
+            for &at in waits[passed(before)..passed(time)].iter().rev() {
+                let ends = self.flags.of_step(number, at);
+                let (writer, signal) = ends.signal;
+                let moment = Moment {
+                    rank: symmetry.turned(turn, ends.writer),
+                    lane: self.program.lanes[writer].lane,
+                    time: self.at(start, signal),
+                };
+                if self.reached[self.program.column(moment.rank, moment.lane)] < moment.time {
+                    open.push_back(moment);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Behind which waits something is known.
+//!
+//! A signal to a peer publishes that its lane has completed all puts to that peer and all gets from
+//! it; a signal to oneself, that the lane has completed everything, which says nothing of puts to
+//! others beyond that their sources are free. Whoever passes the wait for such a signal knows it. So
+//! for everything that a lane completes, the first signal behind it to each lane that may hear of it
+//! names a wait; who has one of these waits in its past knows.
+
+use std::ops::Range;
+
+use peerlane_hal::Rank;
+
+use super::flags::Flags;
+use super::program::Program;
+use crate::plan::{LaneId, Step};
+
+/// A wait of any rank: its lane, and the index of the wait in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Waited {
+    pub(super) rank: Rank,
+    pub(super) lane: LaneId,
+    pub(super) at: usize,
+}
+
+/// That a lane gets from a rank.
+#[derive(Clone, Debug)]
+pub(super) struct Taking {
+    /// The rank that gets.
+    pub(super) by: Rank,
+    /// The number of the lane that stands for its lane.
+    pub(super) lane: usize,
+    waits: Range<usize>,
+}
+
+/// What the followed lanes publish.
+#[derive(Debug)]
+pub(super) struct Published {
+    waits: Vec<Waited>,
+    /// Of every copy of every lane, in the lane's order.
+    copies: Vec<Vec<(usize, Range<usize>)>>,
+    /// Of every lane, that it has no source left to read.
+    done: Vec<Range<usize>>,
+    /// Who gets from each followed rank.
+    takings: Vec<Vec<Taking>>,
+}
+
+impl Published {
+    pub(super) fn new(program: &Program, flags: &Flags) -> Self {
+        let mut published = Self {
+            waits: Vec::new(),
+            copies: Vec::with_capacity(program.lanes.len()),
+            done: Vec::with_capacity(program.lanes.len()),
+            takings: vec![Vec::new(); program.lanes.len() / program.width],
+        };
+        let mut soonest =
+            Soonest { program, at: vec![None; program.ranks as usize * program.width] };
+        for lane in 0..program.lanes.len() {
+            soonest.at.fill(None);
+            published.add(program, flags, lane, &mut soonest);
+        }
+        published
+    }
+
+    /// Looks at a lane from its end, so that what stands behind a copy is known there.
+    fn add(&mut self, program: &Program, flags: &Flags, lane: usize, soonest: &mut Soonest<'_>) {
+        let me = program.lanes[lane].rank;
+        let mut copies = Vec::new();
+        let mut done = None;
+        for (at, &step) in program.lanes[lane].steps.iter().enumerate().rev() {
+            let (peer, other) = match step {
+                Step::Wait { .. } => continue,
+                Step::Signal { peer, .. } => {
+                    let (reader, wait) = flags.of_step(lane, at).wait;
+                    soonest.hear(peer, program.lanes[reader].lane, wait);
+                    continue;
+                }
+                Step::Put { peer, .. } => (peer, peer),
+                Step::Get { peer, .. } => (peer, me),
+            };
+            if done.is_none() {
+                done = Some(self.push(soonest.waits([me, me])));
+            }
+            let waits = self.push(soonest.waits([peer, other]));
+            if matches!(step, Step::Get { .. }) {
+                self.take(program, lane, peer, &waits);
+            }
+            copies.push((at, waits));
+        }
+        copies.reverse();
+        self.copies.push(copies);
+        let done = done.unwrap_or_else(|| self.push(soonest.waits([me, me])));
+        self.done.push(done);
+    }
+
+    fn push(&mut self, waits: impl Iterator<Item = Waited>) -> Range<usize> {
+        let first = self.waits.len();
+        self.waits.extend(waits);
+        first..self.waits.len()
+    }
+
+    /// Notes the last get of a lane from a rank, which is the first that is seen.
+    fn take(&mut self, program: &Program, lane: usize, peer: Rank, waits: &Range<usize>) {
+        let symmetry = &program.symmetry;
+        let by = symmetry.turned(symmetry.turn_back(peer), program.lanes[lane].rank);
+        let takings = &mut self.takings[symmetry.number(peer)];
+        let mut of_lane = takings.iter().rev().take_while(|taking| taking.lane == lane);
+        if of_lane.all(|taking| taking.by != by) {
+            takings.push(Taking { by, lane, waits: waits.clone() });
+        }
+    }
+
+    /// Behind which waits the copy at `at` of a followed lane is known to be complete.
+    pub(super) fn copy(&self, (lane, at): (usize, usize)) -> &[Waited] {
+        let copies = &self.copies[lane];
+        let found = copies.binary_search_by_key(&at, |&(at, _)| at);
+        found.map_or(&[], |found| &self.waits[copies[found].1.clone()])
+    }
+
+    /// Behind which waits a followed lane is known to have no source left to read.
+    pub(super) fn done(&self, lane: usize) -> &[Waited] {
+        &self.waits[self.done[lane].clone()]
+    }
+
+    /// Who gets from the followed rank `rank`.
+    pub(super) fn takings(&self, program: &Program, rank: Rank) -> &[Taking] {
+        &self.takings[program.symmetry.number(rank)]
+    }
+
+    /// Behind which waits the gets are known to be complete, as the lane that stands for the getting
+    /// one has them.
+    pub(super) fn taken(&self, taking: &Taking) -> &[Waited] {
+        &self.waits[taking.waits.clone()]
+    }
+}
+
+/// The first waits of each lane of each rank for signals behind the present step.
+struct Soonest<'a> {
+    program: &'a Program,
+    at: Vec<Option<u32>>,
+}
+
+impl Soonest<'_> {
+    fn hear(&mut self, rank: Rank, lane: LaneId, at: usize) {
+        let soonest = &mut self.at[self.program.column(rank, lane)];
+        let at = u32::try_from(at).expect("fewer than 2^32 steps");
+        *soonest = Some(soonest.map_or(at, |soonest| soonest.min(at)));
+    }
+
+    /// The waits of two ranks, or of one that is named twice.
+    fn waits(&self, [first, second]: [Rank; 2]) -> impl Iterator<Item = Waited> + '_ {
+        let second = (second != first).then_some(second);
+        [Some(first), second].into_iter().flatten().flat_map(move |rank| {
+            let columns = self.program.column(rank, LaneId::HOME)..;
+            columns.take(self.program.width).filter_map(move |column| {
+                let (rank, lane) = self.program.lane_of_column(column);
+                self.at[column].map(|at| Waited { rank, lane, at: at as usize })
+            })
+        })
+    }
+}

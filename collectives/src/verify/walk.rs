@@ -1,0 +1,372 @@
+//! Follows what the lanes of each rank know, and checks that it is enough for what they do.
+//!
+//! A lane learns only by its own waits: a wait gives it what the signal published. Since every wait
+//! passes (see [order](super::order)), what a lane knows at a step does not depend on the order in
+//! which lanes run: it is what lies in the step's past, along lanes and from waits back to signals.
+//!
+//! A fact of the same start can only come by flags of the same start, and all starts are alike. So it
+//! suffices to look at one start with as many before it as facts may be old: a flag is as it was
+//! `outputs` starts ago, and an output has been used then. Earlier starts know less of what was
+//! before, but find flags and outputs new.
+//!
+//! A rank is followed with all its lanes. Of what it hears from others it keeps how far the writer,
+//! and the writer's other lanes as far as that one knew, had come. That is nearly always all that is
+//! needed, and costs the same for any number of ranks; if it is not enough, [the past](super::past)
+//! is searched, so nothing true is refused.
+
+use std::collections::HashMap;
+
+use peerlane_hal::Rank;
+
+use super::clocks::Clocks;
+use super::delivery::Deliveries;
+use super::fault::{Fault, Place};
+use super::flags::Flags;
+use super::past::{Moment, Past};
+use super::program::Program;
+use super::published::{Published, Waited};
+use crate::plan::{Cell, LaneId, Source, Step};
+
+/// Checks the ranks that are followed.
+pub(super) fn check(
+    program: &Program,
+    flags: &Flags,
+    deliveries: &Deliveries,
+) -> Result<(), Fault> {
+    let siblings = siblings(program, flags);
+    let past = Past::new(program, flags);
+    let clocks = Clocks::new(program.width, program.ranks as usize * program.width);
+    let published = Published::new(program, flags);
+    let later = None;
+    let mut walk = Walk { program, flags, deliveries, published, siblings, past, clocks, later };
+    program.homes().try_for_each(|(rank, home)| walk.check_rank(rank, home))?;
+    walk.later.map_or(Ok(()), |(_, fault)| Err(fault))
+}
+
+/// How far the other lanes of a rank had come, as far as each lane knew at each of its signals: for
+/// every followed lane, step by step, a time for each lane, counted from the beginning of the start.
+type Siblings = Vec<Vec<i64>>;
+
+fn siblings(program: &Program, flags: &Flags) -> Siblings {
+    let width = program.width;
+    let mut siblings = Siblings::new();
+    if width == 1 {
+        return siblings;
+    }
+    let past = Past::new(program, flags);
+    siblings.extend(program.lanes.iter().map(|lane| vec![0; lane.steps.len() * width]));
+    let mut clocks = Clocks::new(width, width);
+    for (_, home) in program.homes() {
+        clocks.clear();
+        for start in 0..=i64::from(program.outputs) {
+            let begun = past.at(start, 0);
+            run_start(program, flags, home, |moment| {
+                let Passing { lane, at, kind } = moment;
+                match kind {
+                    Kind::Copy | Kind::Heard => {}
+                    Kind::Told { from, snapshot } => clocks.take(lane, from, snapshot),
+                    Kind::Signal => {
+                        clocks.learn(lane, lane, past.at(start, at));
+                        let times = (0..width).map(|other| clocks.known(lane, other) - begun);
+                        let first = at * width;
+                        for (slot, time) in siblings[home + lane][first..].iter_mut().zip(times) {
+                            *slot = time;
+                        }
+                    }
+                }
+                Ok(clocks.snapshot(lane))
+            })
+            .expect("nothing is checked here");
+        }
+    }
+    siblings
+}
+
+/// A step that a lane of a rank comes to.
+struct Passing {
+    /// Which of the rank's lanes.
+    lane: usize,
+    at: usize,
+    kind: Kind,
+}
+
+enum Kind {
+    Copy,
+    Signal,
+    /// A wait for a signal of another rank.
+    Heard,
+    /// A wait for a signal of a lane of the same rank, and what `visit` had answered there.
+    Told {
+        from: usize,
+        snapshot: usize,
+    },
+}
+
+/// Runs the lanes of one rank through a start, as if all other ranks had gone ahead. What `visit`
+/// answers at a signal goes to the wait.
+fn run_start(
+    program: &Program,
+    flags: &Flags,
+    home: usize,
+    mut visit: impl FnMut(Passing) -> Result<usize, Fault>,
+) -> Result<(), Fault> {
+    let rank = program.lanes[home].rank;
+    let mut next = vec![0; program.width];
+    let mut told: HashMap<(usize, usize), usize> = HashMap::new();
+    let mut moves = true;
+    while moves {
+        moves = false;
+        for lane in 0..program.width {
+            let number = home + lane;
+            while let Some(step) = program.lanes[number].steps.get(next[lane]) {
+                let at = next[lane];
+                let kind = match step {
+                    Step::Put { .. } | Step::Get { .. } => Kind::Copy,
+                    Step::Signal { .. } => Kind::Signal,
+                    Step::Wait { .. } => {
+                        let ends = flags.of_step(number, at);
+                        if ends.writer != rank {
+                            Kind::Heard
+                        } else if let Some(&snapshot) = told.get(&ends.signal) {
+                            Kind::Told { from: ends.signal.0 - home, snapshot }
+                        } else {
+                            break;
+                        }
+                    }
+                };
+                let is_relay = matches!(step, Step::Signal { peer, .. } if *peer == rank);
+                let snapshot = visit(Passing { lane, at, kind })?;
+                if is_relay {
+                    told.insert((number, at), snapshot);
+                }
+                next[lane] += 1;
+                moves = true;
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Walk<'a> {
+    program: &'a Program,
+    flags: &'a Flags,
+    deliveries: &'a Deliveries,
+    published: Published,
+    siblings: Siblings,
+    past: Past<'a>,
+    clocks: Clocks,
+    /// The first fault that does not show in the first start yet.
+    later: Option<(u32, Fault)>,
+}
+
+/// Something of which it must be known that it has happened, in the start that is looked at or so
+/// many before.
+#[derive(Clone, Copy)]
+struct Fact {
+    rank: Rank,
+    lane: LaneId,
+    /// The step at which the lane must have come to stand.
+    at: usize,
+    age: u32,
+}
+
+impl Fact {
+    /// The caller of a rank has handed over its input and output.
+    fn entered(rank: Rank, age: u32) -> Self {
+        Self { rank, lane: LaneId::HOME, at: 0, age }
+    }
+
+    /// A wait has passed.
+    fn waited(Waited { rank, lane, at }: Waited, age: u32) -> Self {
+        Self { rank, lane, at: at + 1, age }
+    }
+}
+
+/// Where knowledge is needed: a step of a lane of the rank that is followed.
+#[derive(Clone, Copy)]
+struct Here {
+    rank: Rank,
+    home: usize,
+    lane: usize,
+    at: usize,
+}
+
+impl Here {
+    fn place(&self, program: &Program) -> Place {
+        program.place(self.home + self.lane, self.at)
+    }
+}
+
+impl Walk<'_> {
+    /// The start that is looked at; those from 0 are before it.
+    fn start(&self) -> i64 {
+        self.program.outputs.into()
+    }
+
+    fn check_rank(&mut self, rank: Rank, home: usize) -> Result<(), Fault> {
+        self.clocks.clear();
+        let (program, flags) = (self.program, self.flags);
+        for start in 0..=self.start() {
+            run_start(program, flags, home, |Passing { lane, at, kind }| {
+                let here = Here { rank, home, lane, at };
+                let column = program.column(rank, LaneId(Rank::at(lane).0));
+                self.clocks.learn(lane, column, self.past.at(start, at));
+                if start == self.start() {
+                    self.check_step(here)?;
+                }
+                match kind {
+                    Kind::Copy | Kind::Signal => {}
+                    Kind::Heard => self.hear(here, start),
+                    Kind::Told { from, snapshot } => self.clocks.take(lane, from, snapshot),
+                }
+                Ok(self.clocks.snapshot(lane))
+            })?;
+            let ends = program.lanes[home].steps.len();
+            let column = program.column(rank, LaneId::HOME);
+            self.clocks.learn(0, column, self.past.at(start, ends));
+        }
+        self.check_end(Here { rank, home, lane: 0, at: program.lanes[home].steps.len() })
+    }
+
+    /// Learns from a wait for a signal of another rank.
+    fn hear(&mut self, Here { home, lane, at, .. }: Here, start: i64) {
+        let ends = self.flags.of_step(home + lane, at);
+        let (writer, signal) = ends.signal;
+        let column = self.program.column(ends.writer, self.program.lanes[writer].lane);
+        self.clocks.learn(lane, column, self.past.at(start, signal));
+        let width = self.program.width;
+        if let Some(siblings) = self.siblings.get(writer) {
+            let first = self.program.column(ends.writer, LaneId::HOME);
+            for (other, time) in siblings[signal * width..][..width].iter().enumerate() {
+                self.clocks.learn(lane, first + other, self.past.at(start, 0) + time);
+            }
+        }
+    }
+
+    fn knows(&mut self, here: Here, fact: Fact) -> bool {
+        let column = self.program.column(fact.rank, fact.lane);
+        let time = self.past.at(self.start() - i64::from(fact.age), fact.at);
+        if self.clocks.known(here.lane, column) >= time {
+            return true;
+        }
+        let lane = self.program.lanes[here.home + here.lane].lane;
+        let now = Moment { rank: here.rank, lane, time: self.past.at(self.start(), here.at) };
+        let wanted = Moment { rank: fact.rank, lane: fact.lane, time };
+        let found = self.past.holds(now, wanted);
+        if found {
+            self.clocks.learn(here.lane, column, time);
+        }
+        found
+    }
+
+    /// Whether one of some waits of the present start has passed; they are as the lane that stands
+    /// for a lane of `owner` has them.
+    fn knows_any(&mut self, here: Here, owner: Rank, waits: &[Waited]) -> bool {
+        let symmetry = &self.program.symmetry;
+        let turn = symmetry.turn_of(owner);
+        let turned = |wait: &Waited| Waited { rank: symmetry.turned(turn, wait.rank), ..*wait };
+        waits.iter().any(|wait| self.knows(here, Fact::waited(turned(wait), 0)))
+    }
+
+    /// Whether a cell that is copied there is known to lie in the output of `rank`.
+    fn knows_written(&mut self, here: Here, rank: Rank, cell: Cell) -> bool {
+        let symmetry = &self.program.symmetry;
+        let back = symmetry.turn_back(rank);
+        let standing = symmetry.turned(back, rank);
+        let delivery = self.deliveries.of(self.program, standing, symmetry.turned_cell(back, cell));
+        let owner = symmetry.turned(symmetry.turn_of(rank), delivery.rank);
+        let waits = self.published.copy(delivery.step).to_vec();
+        self.knows_any(here, owner, &waits)
+    }
+
+    fn check_step(&mut self, here: Here) -> Result<(), Fault> {
+        let me = here.rank;
+        match here.place(self.program).step {
+            Step::Put { peer, cell, from } => self.check_copy(here, (me, from), peer, cell),
+            Step::Get { peer, cell, from } => self.check_copy(here, (peer, from), me, cell),
+            Step::Signal { peer, .. } => self.check_signal(here, peer),
+            Step::Wait { .. } => Ok(()),
+        }
+    }
+
+    /// Checks a copy from the memory of one rank to the output of another.
+    fn check_copy(
+        &mut self,
+        here: Here,
+        (source, from): (Rank, Source),
+        target: Rank,
+        cell: Cell,
+    ) -> Result<(), Fault> {
+        let there_from_the_start =
+            from == Source::Input || self.program.is_there_from_the_start(source, cell);
+        let is_there = if there_from_the_start {
+            self.knows(here, Fact::entered(source, 0))
+        } else {
+            self.knows_written(here, source, cell)
+        };
+        if !is_there {
+            return Err(Fault::ReadEarly { place: here.place(self.program), start: 1 });
+        }
+        // Of several outputs a start uses that of `outputs` starts ago, which the caller had until it
+        // entered the start behind that.
+        let age = self.program.outputs - 1;
+        if !self.knows(here, Fact::entered(target, age)) {
+            let (place, start) = (here.place(self.program), age + 1);
+            return self.refuse(start, Fault::PeerInUse { place, peer: target, start });
+        }
+        Ok(())
+    }
+
+    /// A fault of the first start is the verdict, a later one only if there is none.
+    fn refuse(&mut self, start: u32, fault: Fault) -> Result<(), Fault> {
+        if start == 1 {
+            return Err(fault);
+        }
+        if self.later.as_ref().is_none_or(|&(first, _)| start < first) {
+            self.later = Some((start, fault));
+        }
+        Ok(())
+    }
+
+    fn check_signal(&mut self, here: Here, peer: Rank) -> Result<(), Fault> {
+        let (reader, at) = self.flags.of_step(here.home + here.lane, here.at).wait;
+        let wait = Waited { rank: peer, lane: self.program.lanes[reader].lane, at };
+        let age = self.program.outputs;
+        if self.knows(here, Fact::waited(wait, age)) {
+            return Ok(());
+        }
+        let (place, start) = (here.place(self.program), age + 1);
+        self.refuse(start, Fault::NotConsumed { place, start })
+    }
+
+    /// What the caller relies on when lane 0 has ended.
+    fn check_end(&mut self, here: Here) -> Result<(), Fault> {
+        let Here { rank, home, .. } = here;
+        let (program, start) = (self.program, 1);
+        for number in home + 1..home + program.width {
+            let done = self.published.done(number).to_vec();
+            if !program.lanes[number].steps.is_empty() && !self.knows_any(here, rank, &done) {
+                let lane = program.lanes[number].lane;
+                return Err(Fault::SourceInUse { rank, lane, start });
+            }
+        }
+        for taking in self.published.takings(program, rank).to_vec() {
+            let lane = program.lanes[taking.lane].lane;
+            let is_own = taking.by == rank && lane == LaneId::HOME;
+            let waits = self.published.taken(&taking).to_vec();
+            if !is_own && !self.knows_any(here, taking.by, &waits) {
+                return Err(Fault::StillGot { rank, by: taking.by, lane, start });
+            }
+        }
+        for cell in program.wanted(rank) {
+            let delivery = self.deliveries.of(program, rank, cell);
+            let lane = program.lanes[delivery.step.0].lane;
+            // What the lane itself has copied is complete when it has ended.
+            let is_own = delivery.rank == rank && lane == LaneId::HOME;
+            if !is_own && !self.knows_written(here, rank, cell) {
+                return Err(Fault::NotArrived { rank, cell, start });
+            }
+        }
+        Ok(())
+    }
+}

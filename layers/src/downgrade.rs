@@ -1,0 +1,115 @@
+//! Takes abilities away and refuses what then is forbidden, so that an executor's fallbacks run on
+//! hardware that does not need them.
+//!
+//! `piece_bytes_max` is not taken away here: no put is forbidden by it, since every backend splits.
+
+use peerlane_hal::{Caps, CopyEngine, ErrorKind, Fabric, Op, Ticket};
+
+use crate::pass::pass_to_engine;
+use crate::{Error, Layer};
+
+/// What is taken away from every engine; by default nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct DowngradeLayer {
+    /// Whether waits may still be queued.
+    pub queued_wait: bool,
+    /// Most ops in one slice, where that is less than the engine's own limit.
+    pub slice_ops_max: usize,
+    /// Alignment of puts, where that is more than the engine's own.
+    pub put_align_bytes: u64,
+}
+
+impl Default for DowngradeLayer {
+    fn default() -> Self {
+        Self { queued_wait: true, slice_ops_max: usize::MAX, put_align_bytes: 1 }
+    }
+}
+
+impl<F: Fabric> Layer<F> for DowngradeLayer {
+    type Engine = Downgrade<F::Engine>;
+
+    fn engine(&mut self, fabric: &mut F) -> Result<Self::Engine, Error<F::Error>> {
+        Ok(Downgrade::new(fabric.engine().map_err(Error::Inner)?, *self))
+    }
+}
+
+/// An engine with fewer abilities.
+#[derive(Debug)]
+pub struct Downgrade<E> {
+    engine: E,
+    caps: Caps,
+}
+
+impl<E: CopyEngine> Downgrade<E> {
+    /// Takes the layer's abilities away from `engine`.
+    ///
+    /// # Panics
+    /// If the layer's limits are zero, or its alignment is no multiple of the engine's.
+    pub fn new(engine: E, layer: DowngradeLayer) -> Self {
+        let own = *engine.caps();
+        let put_align_bytes = own.put_align_bytes.max(layer.put_align_bytes);
+        assert!(put_align_bytes.is_multiple_of(own.put_align_bytes), "{layer:?} over {own:?}");
+        assert!(layer.slice_ops_max > 0, "{layer:?} leaves no op in a slice");
+        let caps = Caps {
+            queued_wait: own.queued_wait && layer.queued_wait,
+            slice_ops_max: own.slice_ops_max.min(layer.slice_ops_max),
+            put_align_bytes,
+            ..own
+        };
+        Self { engine, caps }
+    }
+
+    fn check(&self, ops: &[Op<'_, E::Local, E::Remote>]) -> Result<(), Error<E::Error>> {
+        let refuse = |text| Err(Error::layer(ErrorKind::InvalidArgument, text));
+        let Caps { slice_ops_max, put_align_bytes: align, .. } = self.caps;
+        if ops.len() > slice_ops_max {
+            return refuse(format!(
+                "a slice has {} ops, wanted at most {slice_ops_max}",
+                ops.len()
+            ));
+        }
+        let check = |what, dst: u64, src: u64, bytes: u64| {
+            let odd = [dst, src, bytes].map(|number| !number.is_multiple_of(align));
+            if !odd.contains(&true) {
+                return Ok(());
+            }
+            refuse(format!(
+                "a {what} of {bytes} bytes from offset {src} to offset {dst}, wanted multiples of \
+                 {align}"
+            ))
+        };
+        for op in ops {
+            match *op {
+                Op::Wait { .. } if !self.caps.queued_wait => {
+                    return refuse("a wait was submitted without queued_wait".to_owned());
+                }
+                Op::Put { dst, src, bytes } => check("put", dst.offset, src.offset, bytes)?,
+                Op::Get { dst, src, bytes } => check("get", dst.offset, src.offset, bytes)?,
+                Op::Wait { .. } | Op::Signal { .. } => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<E: CopyEngine> CopyEngine for Downgrade<E> {
+    type Error = Error<E::Error>;
+    type Local = E::Local;
+    type Remote = E::Remote;
+    type Stream = E::Stream;
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    unsafe fn submit(
+        &mut self,
+        ops: &[Op<'_, E::Local, E::Remote>],
+    ) -> Result<Ticket, Self::Error> {
+        self.check(ops)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.engine.submit(ops) }.map_err(Error::Inner)
+    }
+
+    pass_to_engine!(completed park waker release streams);
+}

@@ -1,0 +1,119 @@
+//! Fails at a chosen op, and stays failed, as a backend does whose device or peer is lost.
+
+use std::time::Duration;
+
+use peerlane_hal::{CopyEngine, ErrorKind, Fabric, Op, Ticket};
+
+use crate::pass::pass_to_engine;
+use crate::{Error, Layer};
+
+/// Lets every engine fail at the same op.
+#[derive(Clone, Copy, Debug)]
+pub struct FailAtLayer {
+    /// How many ops succeed before it; `u64::MAX` for an engine that fails only when broken by
+    /// [`FailAt::fail_at`].
+    pub ops: u64,
+    /// With what it fails.
+    pub kind: ErrorKind,
+}
+
+impl<F: Fabric> Layer<F> for FailAtLayer {
+    type Engine = FailAt<F::Engine>;
+
+    fn engine(&mut self, fabric: &mut F) -> Result<Self::Engine, Error<F::Error>> {
+        Ok(FailAt::new(fabric.engine().map_err(Error::Inner)?, *self))
+    }
+
+    fn break_engine(engine: &mut Self::Engine) -> Option<ErrorKind> {
+        engine.fail_at(0);
+        Some(engine.kind)
+    }
+}
+
+/// An engine that fails at an op: nothing of its slice is run, and nothing more ever completes.
+#[derive(Debug)]
+pub struct FailAt<E> {
+    engine: E,
+    /// Ops that still succeed.
+    left: u64,
+    kind: ErrorKind,
+    failed: bool,
+}
+
+impl<E: CopyEngine> FailAt<E> {
+    /// Lets `engine` fail as `layer` says.
+    pub fn new(engine: E, layer: FailAtLayer) -> Self {
+        Self { engine, left: layer.ops, kind: layer.kind, failed: false }
+    }
+
+    /// Lets so many more ops succeed; the next one fails.
+    pub fn fail_at(&mut self, ops: u64) {
+        self.left = ops;
+    }
+
+    fn check(&self) -> Result<(), Error<E::Error>> {
+        if self.failed {
+            return Err(Error::layer(
+                self.kind,
+                format!("this engine failed before: {}", self.kind),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl<E: CopyEngine> CopyEngine for FailAt<E> {
+    type Error = Error<E::Error>;
+    type Local = E::Local;
+    type Remote = E::Remote;
+    type Stream = E::Stream;
+
+    unsafe fn submit(
+        &mut self,
+        ops: &[Op<'_, E::Local, E::Remote>],
+    ) -> Result<Ticket, Self::Error> {
+        self.check()?;
+        let count = ops.len() as u64;
+        if count > self.left {
+            self.failed = true;
+            let text = format!("op {} of a slice was made to fail: {}", self.left + 1, self.kind);
+            return Err(Error::layer(self.kind, text));
+        }
+        // SAFETY: the caller's promise.
+        let ticket = unsafe { self.engine.submit(ops) }.map_err(Error::Inner)?;
+        self.left -= count;
+        Ok(ticket)
+    }
+
+    fn completed(&mut self) -> Result<Ticket, Self::Error> {
+        self.check()?;
+        self.engine.completed().map_err(Error::Inner)
+    }
+
+    fn park(&mut self, limit: Duration) -> Result<(), Self::Error> {
+        self.check()?;
+        self.engine.park(limit).map_err(Error::Inner)
+    }
+
+    fn release(&mut self) -> Result<(), Self::Error> {
+        self.check()?;
+        self.engine.release().map_err(Error::Inner)
+    }
+
+    fn is_capturing(&mut self, stream: &E::Stream) -> Result<bool, Self::Error> {
+        self.check()?;
+        self.engine.is_capturing(stream).map_err(Error::Inner)
+    }
+
+    fn fork(&mut self, from: &E::Stream) -> Result<(), Self::Error> {
+        self.check()?;
+        self.engine.fork(from).map_err(Error::Inner)
+    }
+
+    fn join(&mut self, into: &E::Stream) -> Result<(), Self::Error> {
+        self.check()?;
+        self.engine.join(into).map_err(Error::Inner)
+    }
+
+    pass_to_engine!(caps waker);
+}

@@ -1,0 +1,163 @@
+//! Engines between a caller and a backend: they watch, delay, throttle, take away or break.
+//!
+//! A layer makes such engines; [`Wrapped`] is a fabric whose engines are a layer's and whose regions
+//! and keys are the backend's own, so whatever runs on a fabric runs on a wrapped one, also wrapped
+//! again. A correct layer keeps the contract; the conformance suite runs over each of them.
+
+mod delay;
+mod downgrade;
+mod error;
+mod fail_at;
+mod gate;
+mod pass;
+mod streams;
+mod throttle;
+mod trace;
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use peerlane_hal::{
+    BackendId, CopyEngine, Deadline, ErrorKind, Fabric, Link, PeerMemory, Rank, Role,
+};
+
+pub use delay::{Delay, DelayLayer};
+pub use downgrade::{Downgrade, DowngradeLayer};
+pub use error::Error;
+pub use fail_at::{FailAt, FailAtLayer};
+pub use streams::{Graph, Stream, StreamLayer, Streams};
+pub use throttle::{Throttle, ThrottleLayer};
+pub use trace::{Event, Trace, TraceLayer, TraceLog};
+
+/// The local regions of a fabric.
+pub type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
+/// Its imported regions.
+pub type Remote<F> = <<F as Fabric>::Memory as PeerMemory>::Remote;
+
+/// Makes the engines of a wrapped fabric.
+pub trait Layer<F: Fabric>: Send {
+    /// An engine over the fabric's regions.
+    type Engine: CopyEngine<Error = Error<F::Error>, Local = Local<F>, Remote = Remote<F>> + 'static;
+
+    /// A new engine, over one or more of `fabric`'s.
+    ///
+    /// # Errors
+    /// Those of the fabric, or why the layer cannot work on it.
+    fn engine(&mut self, fabric: &mut F) -> Result<Self::Engine, Error<F::Error>>;
+
+    /// How a peer is reached through the layer.
+    fn link(&self, link: Link) -> Link {
+        link
+    }
+
+    /// Makes the next submission to `engine` fail with an error that poisons, and says with which
+    /// kind; `None` where the layer cannot. For tests of what comes after a failure.
+    fn break_engine(engine: &mut Self::Engine) -> Option<ErrorKind> {
+        let _ = engine;
+        None
+    }
+}
+
+/// A fabric with a layer over its engines.
+#[derive(Debug)]
+pub struct Wrapped<F, L> {
+    fabric: F,
+    layer: L,
+}
+
+impl<F: Fabric, L: Layer<F>> Wrapped<F, L> {
+    /// Puts `layer` over the engines of `fabric`.
+    pub fn new(fabric: F, layer: L) -> Self {
+        Self { fabric, layer }
+    }
+}
+
+impl<F: Fabric, L: Layer<F>> Fabric for Wrapped<F, L> {
+    type Error = Error<F::Error>;
+    type Memory = Memory<F::Memory>;
+    type Engine = L::Engine;
+
+    fn backend(&self) -> BackendId {
+        self.fabric.backend()
+    }
+
+    fn rank(&self) -> Rank {
+        self.fabric.rank()
+    }
+
+    fn memory(&self) -> &Self::Memory {
+        Memory::of(self.fabric.memory())
+    }
+
+    fn address(&self) -> Vec<u8> {
+        self.fabric.address()
+    }
+
+    fn connect(
+        &mut self,
+        peer: Rank,
+        address: &[u8],
+        deadline: Deadline,
+    ) -> Result<(), Self::Error> {
+        self.fabric.connect(peer, address, deadline).map_err(Error::Inner)
+    }
+
+    fn link(&self, peer: Rank) -> Option<Link> {
+        self.fabric.link(peer).map(|link| self.layer.link(link))
+    }
+
+    fn engine(&mut self) -> Result<L::Engine, Self::Error> {
+        self.layer.engine(&mut self.fabric)
+    }
+}
+
+/// The backend's memory; only its errors are wrapped.
+#[repr(transparent)]
+pub struct Memory<M>(M);
+
+impl<M> Memory<M> {
+    fn of(inner: &M) -> &Self {
+        // SAFETY: `repr(transparent)`: both references have one layout and one meaning.
+        unsafe { NonNull::from(inner).cast().as_ref() }
+    }
+}
+
+impl<M> fmt::Debug for Memory<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").finish_non_exhaustive()
+    }
+}
+
+impl<M: PeerMemory> PeerMemory for Memory<M> {
+    type Error = Error<M::Error>;
+    type Key = M::Key;
+    type Local = M::Local;
+    type Remote = M::Remote;
+
+    fn allocate(&self, bytes: u64, role: Role) -> Result<M::Local, Self::Error> {
+        self.0.allocate(bytes, role).map_err(Error::Inner)
+    }
+
+    unsafe fn register(
+        &self,
+        base: NonNull<u8>,
+        bytes: u64,
+        role: Role,
+    ) -> Result<M::Local, Self::Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.register(base, bytes, role) }.map_err(Error::Inner)
+    }
+
+    fn export(&self, local: &M::Local) -> Result<M::Key, Self::Error> {
+        self.0.export(local).map_err(Error::Inner)
+    }
+
+    fn import(
+        &self,
+        peer: Rank,
+        key: &M::Key,
+        deadline: Deadline,
+    ) -> Result<M::Remote, Self::Error> {
+        self.0.import(peer, key, deadline).map_err(Error::Inner)
+    }
+}

@@ -1,0 +1,45 @@
+//! What most layers do with most calls: nothing.
+
+/// Writes methods of `CopyEngine` that hand the call to `self.engine`, and wrap its error.
+macro_rules! pass_to_engine {
+    ($($method:ident)+) => { $($crate::pass::pass_to_engine!(=> $method);)+ };
+    (=> caps) => {
+        fn caps(&self) -> &peerlane_hal::Caps {
+            self.engine.caps()
+        }
+    };
+    (=> waker) => {
+        fn waker(&self) -> std::task::Waker {
+            self.engine.waker()
+        }
+    };
+    (=> completed) => {
+        fn completed(&mut self) -> Result<peerlane_hal::Ticket, Self::Error> {
+            self.engine.completed().map_err($crate::Error::Inner)
+        }
+    };
+    (=> park) => {
+        fn park(&mut self, limit: std::time::Duration) -> Result<(), Self::Error> {
+            self.engine.park(limit).map_err($crate::Error::Inner)
+        }
+    };
+    (=> release) => {
+        fn release(&mut self) -> Result<(), Self::Error> {
+            self.engine.release().map_err($crate::Error::Inner)
+        }
+    };
+    (=> streams) => {
+        fn is_capturing(&mut self, stream: &Self::Stream) -> Result<bool, Self::Error> {
+            self.engine.is_capturing(stream).map_err($crate::Error::Inner)
+        }
+
+        fn fork(&mut self, from: &Self::Stream) -> Result<(), Self::Error> {
+            self.engine.fork(from).map_err($crate::Error::Inner)
+        }
+
+        fn join(&mut self, into: &Self::Stream) -> Result<(), Self::Error> {
+            self.engine.join(into).map_err($crate::Error::Inner)
+        }
+    };
+}
+pub(crate) use pass_to_engine;

@@ -1,0 +1,175 @@
+//! Writes down what an engine is asked to do, as text that a person can compare.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use peerlane_hal::{CopyEngine, Fabric, Op, Rank, Ticket};
+
+use crate::pass::pass_to_engine;
+use crate::{Error, Layer};
+
+/// One line of a trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Whose engine it is.
+    pub rank: Rank,
+    /// Which of the rank's engines, from 0.
+    pub engine: usize,
+    /// The slice.
+    pub ticket: Ticket,
+    /// What: an op, or `complete`, `released`, `refused: …`.
+    pub text: String,
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, engine, ticket, text } = self;
+        write!(f, "rank {rank} engine {engine} ticket {}: {text}", ticket.0)
+    }
+}
+
+/// A trace, shared by the engines that write it; [`Display`](fmt::Display) prints a line an event.
+#[derive(Clone, Debug, Default)]
+pub struct TraceLog(Arc<Mutex<Vec<Event>>>);
+
+impl TraceLog {
+    /// An empty trace.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What has been written so far.
+    pub fn events(&self) -> Vec<Event> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Event>> {
+        // Events are pushed whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Display for TraceLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lock().iter().try_for_each(|event| writeln!(f, "{event}"))
+    }
+}
+
+/// Traces all engines of a fabric.
+#[derive(Clone, Debug, Default)]
+pub struct TraceLayer {
+    log: TraceLog,
+    engines: usize,
+}
+
+impl TraceLayer {
+    /// Writes to `log`.
+    pub fn new(log: TraceLog) -> Self {
+        Self { log, engines: 0 }
+    }
+}
+
+impl<F: Fabric> Layer<F> for TraceLayer {
+    type Engine = Trace<F::Engine>;
+
+    fn engine(&mut self, fabric: &mut F) -> Result<Self::Engine, Error<F::Error>> {
+        let engine = fabric.engine().map_err(Error::Inner)?;
+        self.engines += 1;
+        Ok(Trace::new(engine, fabric.rank(), self.engines - 1, self.log.clone()))
+    }
+}
+
+/// An engine that writes a trace.
+#[derive(Debug)]
+pub struct Trace<E> {
+    engine: E,
+    rank: Rank,
+    number: usize,
+    log: TraceLog,
+    /// Regions by address, numbered as they are first named.
+    regions: HashMap<usize, usize>,
+    completed: Ticket,
+}
+
+impl<E: CopyEngine> Trace<E> {
+    /// Traces `engine`, engine `number` of `rank`.
+    pub fn new(engine: E, rank: Rank, number: usize, log: TraceLog) -> Self {
+        Self { engine, rank, number, log, regions: HashMap::new(), completed: Ticket::NONE }
+    }
+
+    fn write(&self, ticket: Ticket, text: impl Into<String>) {
+        let event = Event { rank: self.rank, engine: self.number, ticket, text: text.into() };
+        self.log.lock().push(event);
+    }
+
+    fn region<R>(&mut self, region: &R) -> usize {
+        let next = self.regions.len();
+        *self.regions.entry(std::ptr::from_ref(region).addr()).or_insert(next)
+    }
+
+    fn describe(&mut self, op: &Op<'_, E::Local, E::Remote>) -> String {
+        match *op {
+            Op::Put { dst, src, bytes } => {
+                let (from, to) = (self.region(src.region), self.region(dst.region));
+                let (src, dst) = (src.offset, dst.offset);
+                format!("put {bytes} bytes from local {from} + {src} to remote {to} + {dst}")
+            }
+            Op::Get { dst, src, bytes } => {
+                let (from, to) = (self.region(src.region), self.region(dst.region));
+                let (src, dst) = (src.offset, dst.offset);
+                format!("get {bytes} bytes from remote {from} + {src} to local {to} + {dst}")
+            }
+            Op::Signal { flag, value } => {
+                let region = self.region(flag.region);
+                format!("signal remote {region} word {} = {value}", flag.word)
+            }
+            Op::Wait { flag, value, reset } => {
+                let region = self.region(flag.region);
+                let then = if reset { ", then reset" } else { "" };
+                format!("wait local {region} word {} >= {value}{then}", flag.word)
+            }
+        }
+    }
+}
+
+impl<E: CopyEngine> CopyEngine for Trace<E> {
+    type Error = Error<E::Error>;
+    type Local = E::Local;
+    type Remote = E::Remote;
+    type Stream = E::Stream;
+
+    unsafe fn submit(
+        &mut self,
+        ops: &[Op<'_, E::Local, E::Remote>],
+    ) -> Result<Ticket, Self::Error> {
+        let texts: Vec<String> = ops.iter().map(|op| self.describe(op)).collect();
+        // SAFETY: the caller's promise.
+        match unsafe { self.engine.submit(ops) } {
+            Ok(ticket) => {
+                texts.into_iter().for_each(|text| self.write(ticket, text));
+                Ok(ticket)
+            }
+            Err(error) => {
+                self.write(Ticket::NONE, format!("refused: {error}"));
+                Err(Error::Inner(error))
+            }
+        }
+    }
+
+    fn completed(&mut self) -> Result<Ticket, Self::Error> {
+        let completed = self.engine.completed().map_err(Error::Inner)?;
+        if completed > self.completed {
+            self.completed = completed;
+            self.write(completed, "complete");
+        }
+        Ok(completed)
+    }
+
+    fn release(&mut self) -> Result<(), Self::Error> {
+        self.write(self.completed, "released");
+        self.engine.release().map_err(Error::Inner)
+    }
+
+    pass_to_engine!(caps park waker streams);
+}

@@ -1,0 +1,76 @@
+//! A harness with a layer over its fabric.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerlane_hal::{ErrorKind, Rank};
+use peerlane_layers::{Error, Layer, Wrapped};
+
+use crate::harness::{EngineOf, ErrorOf, Harness, LocalOf, OwnMemory};
+
+/// A harness whose fabrics are wrapped in a layer, one for each rank.
+pub struct Layered<H, L> {
+    inner: H,
+    name: String,
+    timeout: Duration,
+    layer: Box<dyn Fn(Rank) -> L + Send + Sync>,
+}
+
+impl<H: Harness, L: Layer<H::Fabric> + 'static> Layered<H, L> {
+    /// Puts `layer`, made for each rank, over `inner`; the name is `inner`'s, `+`, and `what`.
+    pub fn new(inner: H, what: &str, layer: impl Fn(Rank) -> L + Send + Sync + 'static) -> Self {
+        let name = format!("{}+{what}", inner.name());
+        let timeout = inner.timeout();
+        Self { inner, name, timeout, layer: Box::new(layer) }
+    }
+
+    /// Replaces the inner harness's timeout.
+    #[must_use]
+    pub fn timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
+    }
+}
+
+impl<H: fmt::Debug, L> fmt::Debug for Layered<H, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Layered").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+impl<H: Harness, L: Layer<H::Fabric> + 'static> Harness for Layered<H, L> {
+    type Fabric = Wrapped<H::Fabric, L>;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn open(&self, rank: Rank, ranks: usize) -> Result<Self::Fabric, Error<ErrorOf<H>>> {
+        let fabric = self.inner.open(rank, ranks).map_err(Error::Inner)?;
+        Ok(Wrapped::new(fabric, (self.layer)(rank)))
+    }
+
+    fn required(&self) -> bool {
+        self.inner.required()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    fn write(&self, region: &LocalOf<Self>, offset: u64, bytes: &[u8]) {
+        self.inner.write(region, offset, bytes);
+    }
+
+    fn read(&self, region: &LocalOf<Self>, offset: u64, bytes: &mut [u8]) {
+        self.inner.read(region, offset, bytes);
+    }
+
+    fn own_memory(&self, bytes: u64) -> Option<Arc<dyn OwnMemory>> {
+        self.inner.own_memory(bytes)
+    }
+
+    fn break_engine(&self, engine: &mut EngineOf<Self>) -> Option<ErrorKind> {
+        L::break_engine(engine)
+    }
+}
