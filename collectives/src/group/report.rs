@@ -11,6 +11,8 @@ use crate::plan::{Algorithm, FlagOrder, LaneId, Tier};
 pub struct Report {
     /// The algorithm.
     pub algorithm: Algorithm,
+    /// Why this one, and so many parts.
+    pub why: String,
     /// Ranks of the group.
     pub ranks: usize,
     /// Parts of a shard.

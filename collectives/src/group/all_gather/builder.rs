@@ -23,8 +23,8 @@ pub struct AllGatherBuilder<'g, F: Fabric, T> {
     operation: &'static str,
     shards: Shards,
     target: Target,
-    algorithm: Algorithm,
-    parts: u32,
+    algorithm: Option<Algorithm>,
+    parts: Option<u32>,
     in_place: bool,
     outputs: Option<u32>,
     capturable: bool,
@@ -50,8 +50,8 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
             operation,
             shards,
             target,
-            algorithm: Algorithm::Direct,
-            parts: 1,
+            algorithm: None,
+            parts: None,
             in_place: false,
             outputs: None,
             capturable: false,
@@ -64,17 +64,19 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
         }
     }
 
-    /// Which schedule; [`Direct`](Algorithm::Direct) at first.
+    /// Which schedule. Unless it is said, the one that should be the fastest by what the group knows
+    /// of its [links](Group::links), the same on every rank; the [report](crate::group::Report) says
+    /// why.
     #[must_use]
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
-        self.algorithm = algorithm;
+        self.algorithm = Some(algorithm);
         self
     }
 
-    /// In how many parts a shard travels; one at first.
+    /// In how many parts a shard travels. Unless it is said, as many as should be the fastest.
     #[must_use]
     pub fn parts(mut self, parts: u32) -> Self {
-        self.parts = parts;
+        self.parts = Some(parts);
         self
     }
 

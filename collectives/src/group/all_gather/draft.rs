@@ -38,6 +38,7 @@ pub(super) struct Ground {
 pub(super) struct Terms {
     pub(super) operation: &'static str,
     pub(super) algorithm: Algorithm,
+    pub(super) why: String,
     pub(super) shape: Shape,
     /// With the places of all ranks as soon as they are known.
     pub(super) layout: Layout,

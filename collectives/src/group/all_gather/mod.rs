@@ -3,6 +3,7 @@
 mod access;
 mod bound;
 mod builder;
+mod chosen;
 mod draft;
 mod gathered;
 mod lease;

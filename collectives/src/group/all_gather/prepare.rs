@@ -6,6 +6,7 @@ use std::time::Duration;
 use peerlane_hal::{Deadline, ErrorKind, Fabric, Region};
 
 use super::AllGather;
+use super::chosen::Wanted;
 use super::draft::{Draft, Ground, Terms};
 use super::request::{Asked, Request, Target};
 use super::shards::Shards;
@@ -33,8 +34,8 @@ pub(super) struct Wish<F: Fabric, T> {
     pub(super) operation: &'static str,
     pub(super) shards: Shards,
     pub(super) target: Target,
-    pub(super) algorithm: Algorithm,
-    pub(super) parts: u32,
+    pub(super) algorithm: Option<Algorithm>,
+    pub(super) parts: Option<u32>,
     pub(super) in_place: bool,
     pub(super) outputs: Option<u32>,
     pub(super) capturable: bool,
@@ -91,10 +92,9 @@ fn draft<F: Fabric, T: Element>(
     ground: Ground,
     wish: Wish<F, T>,
 ) -> Result<Draft<'_>, Error> {
-    let Wish { operation, algorithm, parts, in_place, capturable, strict, traced, timeout, .. } =
-        wish;
+    let Wish { operation, in_place, capturable, strict, traced, timeout, .. } = wish;
     check_timeout(timeout)?;
-    let layout = wish.shards.layout::<T>(group.ranks(), parts)?;
+    let layout = wish.shards.layout::<T>(group.ranks(), wish.parts.unwrap_or(1))?;
     let asked = Asked {
         target: &wish.target,
         source: wish.source.as_ref(),
@@ -128,11 +128,17 @@ fn draft<F: Fabric, T: Element>(
         let text = format!("outputs is {outputs}, wanted 1 of {what}");
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
-    let shape = Shape { parts, in_place, outputs, flags, tiers: group.network.is_some() };
+    let tiers = group.network.is_some();
+    let shape = Shape { parts: layout.parts(), in_place, outputs, flags, tiers };
+    let wanted = Wanted { algorithm: wish.algorithm, parts: wish.parts, capturable };
+    let chosen = wanted.choose(&ground.topology, &layout, shape, &group.links)?;
+    let (algorithm, shape) = (chosen.algorithm, Shape { parts: chosen.parts, ..shape });
+    let layout = wish.shards.layout::<T>(ground.topology.ranks(), shape.parts)?;
     let (dtype, rank) = (T::DTYPE, ground.rank);
     let terms = Terms {
         operation,
         algorithm,
+        why: chosen.why,
         shape,
         layout,
         request,
