@@ -14,6 +14,7 @@ mod error;
 mod library;
 mod memory;
 mod nccl;
+mod nodes;
 mod plan;
 mod report;
 mod size;

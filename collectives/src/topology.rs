@@ -9,6 +9,8 @@ use peerlane_hal::{ErrorKind, Rank};
 
 use crate::error::Error;
 
+mod notation;
+
 /// The node of every rank. Nodes are numbered from 0 without a gap; each has at least one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Topology {
@@ -40,6 +42,57 @@ impl Topology {
             members[node as usize].push(rank);
         }
         Ok(Self { node_of_rank: node_of_rank.to_vec(), members })
+    }
+
+    /// `nodes` nodes of `ranks_per_node` neighbouring ranks each.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if either is 0, or the ranks do not fit in 32
+    /// bits.
+    pub fn even(nodes: usize, ranks_per_node: usize) -> Result<Self, Error> {
+        check_ranks("nodes", nodes)?;
+        check_ranks("ranks_per_node", ranks_per_node)?;
+        check_ranks("nodes × ranks_per_node", nodes.saturating_mul(ranks_per_node))?;
+        let node = |rank: Rank| rank.0 / Rank::at(ranks_per_node).0;
+        Self::of_nodes(&Rank::all(nodes * ranks_per_node).map(node).collect::<Vec<_>>())
+    }
+
+    /// The ranks of every node.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a rank is named twice or left out, or a node
+    /// has none.
+    pub fn from_members<M: AsRef<[Rank]>>(members: &[M]) -> Result<Self, Error> {
+        let invalid = |text| Err(Error::new(ErrorKind::InvalidArgument, text));
+        let ranks = members.iter().map(|node| node.as_ref().len()).sum();
+        check_ranks("number of ranks in members", ranks)?;
+        let mut node_of_rank: Vec<Option<u32>> = vec![None; ranks];
+        let mut surplus = None;
+        for (node, members) in (0..).zip(members) {
+            if members.as_ref().is_empty() {
+                return invalid(format!("members of node {node} are none, expected at least one"));
+            }
+            for &rank in members.as_ref() {
+                match node_of_rank.get_mut(rank.index()) {
+                    Some(Some(first)) => {
+                        let text = format!(
+                            "members name rank {rank} twice, on node {first} and on node {node}"
+                        );
+                        return invalid(text);
+                    }
+                    Some(place) => *place = Some(node),
+                    None => surplus = surplus.or(Some(rank)),
+                }
+            }
+        }
+        if let Some(rank) = surplus {
+            let missing = node_of_rank.iter().position(Option::is_none).unwrap_or(0);
+            return invalid(format!(
+                "members leave rank {missing} out and name rank {rank}; expected each of 0 to {}",
+                ranks - 1
+            ));
+        }
+        Self::of_nodes(&node_of_rank.into_iter().flatten().collect::<Vec<_>>())
     }
 
     /// How many ranks there are, at least 1.
@@ -144,6 +197,14 @@ mod tests {
     }
 
     #[test]
+    fn nodes_may_be_given_by_their_members() {
+        let members = [vec![Rank(0), Rank(2)], vec![Rank(1)], vec![Rank(3), Rank(4)]];
+        let topology = Topology::from_members(&members).unwrap();
+        assert_eq!(topology.node_of_rank(), [0, 1, 0, 2, 2]);
+        assert_eq!(Topology::even(2, 3).unwrap().node_of_rank(), [0, 0, 0, 1, 1, 1]);
+    }
+
+    #[test]
     fn impossible_topologies_are_named() {
         let text = |result: Result<Topology, Error>| {
             let error = result.unwrap_err();
@@ -154,6 +215,18 @@ mod tests {
         assert_snapshot!(text(Topology::flat(1 << 40)), @"ranks is 1099511627776, expected 1 to 4294967295");
         assert_snapshot!(text(Topology::of_nodes(&[])), @"length of node_of_rank is 0, expected 1 to 4294967295");
         assert_snapshot!(text(Topology::of_nodes(&[0, 3, 0])), @"node_of_rank names node 3 but not node 1; expected nodes from 0 without a gap");
+        assert_snapshot!(text(Topology::even(0, 4)), @"nodes is 0, expected 1 to 4294967295");
+        assert_snapshot!(text(Topology::even(2, 0)), @"ranks_per_node is 0, expected 1 to 4294967295");
+        assert_snapshot!(text(Topology::even(1 << 20, 1 << 12)), @"nodes × ranks_per_node is 4294967296, expected 1 to 4294967295");
+        let members = |members: &[&[u32]]| {
+            let members: Vec<Vec<Rank>> =
+                members.iter().map(|node| node.iter().copied().map(Rank).collect()).collect();
+            text(Topology::from_members(&members))
+        };
+        assert_snapshot!(members(&[]), @"number of ranks in members is 0, expected 1 to 4294967295");
+        assert_snapshot!(members(&[&[0, 1], &[]]), @"members of node 1 are none, expected at least one");
+        assert_snapshot!(members(&[&[0, 1], &[2, 1]]), @"members name rank 1 twice, on node 0 and on node 1");
+        assert_snapshot!(members(&[&[0, 3], &[2]]), @"members leave rank 1 out and name rank 3; expected each of 0 to 2");
         assert_snapshot!(text(Topology::of_nodes(&[u32::MAX])), @"node_of_rank names node 4294967295 but not node 0; expected nodes from 0 without a gap");
     }
 }

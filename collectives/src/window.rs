@@ -1,79 +1,238 @@
-//! The buffers of one operation, registered here and imported from every peer.
+//! The buffers of one operation on one fabric, registered here and imported from peers.
 //!
-//! A plan names bytes by (rank, buffer, offset); a window is what these names mean on one fabric.
+//! A bound step names bytes by (rank, buffer, offset); windows are what these names mean on one
+//! fabric. Two fabrics over the same bytes share no type: each has its own registrations and imports,
+//! and the names are all that they have in common.
 
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use peerlane_hal::{PeerMemory, Rank, Region};
+use peerlane_hal::{At, Flag, PeerMemory, Rank, Region, Role};
+use serde::{Deserialize, Serialize};
 
+use crate::plan::Tier;
 use crate::run::turns::{Start, Turns};
 
-/// The buffers of this rank, and those of its peers that it may reach.
-pub(crate) struct Window<M: PeerMemory> {
-    /// The own shard; `None` in place, where it is part of the output.
-    pub(crate) input: Option<M::Local>,
-    /// What is gathered.
-    pub(crate) output: M::Local,
-    /// The flags that this rank waits for.
-    pub(crate) flags: M::Local,
-    /// By rank; oneself is a peer too.
-    pub(crate) peers: Vec<Peer<M>>,
-    /// How outputs and flags are divided among starts; alike on all ranks.
-    pub(crate) turns: Turns,
+/// A buffer of an operation; every rank has one of that name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) enum BufferId {
+    /// A buffer of the own shard; there is none in place, where the shard is part of the output.
+    Input(u32),
+    /// A buffer of what is gathered.
+    Output(u32),
+    /// The flags between lanes of this tier.
+    Flags,
+    /// The flags between lanes of unlike tiers: memory of the host that both fabrics know.
+    Crossing,
 }
 
-/// A peer's exported buffers.
-pub(crate) struct Peer<M: PeerMemory> {
-    /// Where puts go.
-    pub(crate) output: M::Remote,
-    /// Where signals go.
-    pub(crate) flags: M::Remote,
+impl BufferId {
+    pub(crate) const INPUT: Self = Self::Input(0);
+    pub(crate) const OUTPUT: Self = Self::Output(0);
+
+    pub(crate) fn role(self) -> Role {
+        match self {
+            Self::Input(_) | Self::Output(_) => Role::Data,
+            Self::Flags | Self::Crossing => Role::Flags,
+        }
+    }
+}
+
+impl fmt::Display for BufferId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Input(0) => f.write_str("the input"),
+            Self::Output(0) => f.write_str("the output"),
+            Self::Input(number) => write!(f, "input {number}"),
+            Self::Output(number) => write!(f, "output {number}"),
+            Self::Flags => f.write_str("flags"),
+            Self::Crossing => f.write_str("flags between tiers"),
+        }
+    }
+}
+
+/// A byte of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spot {
+    pub(crate) buffer: BufferId,
+    /// From the start of the buffer, or of one start's output in it.
+    pub(crate) offset: u64,
+}
+
+/// A flag, as its writer and its reader both name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FlagSpot {
+    /// Whether it lies among the flags between unlike tiers.
+    pub(crate) crossing: bool,
+    /// As the layout numbers it.
+    pub(crate) word: u64,
+}
+
+impl FlagSpot {
+    pub(crate) fn buffer(self) -> BufferId {
+        if self.crossing { BufferId::Crossing } else { BufferId::Flags }
+    }
+}
+
+/// One region of every rank: the own one, and those of peers that steps name.
+pub(crate) struct Window<M: PeerMemory> {
+    pub(crate) local: Arc<M::Local>,
+    /// By rank, as far as anything is imported; oneself is a peer too.
+    peers: Vec<Option<Arc<M::Remote>>>,
 }
 
 impl<M: PeerMemory> Window<M> {
-    /// The region that holds the own shard.
-    pub(crate) fn input(&self) -> &M::Local {
-        self.input.as_ref().unwrap_or(&self.output)
+    pub(crate) fn new(local: M::Local) -> Self {
+        Self { local: Arc::new(local), peers: Vec::new() }
     }
 
-    pub(crate) fn peer(&self, rank: Rank) -> &Peer<M> {
-        &self.peers[rank.index()]
+    /// Enters the region that was imported from `peer`.
+    pub(crate) fn enter(&mut self, peer: Rank, region: M::Remote) {
+        if self.peers.len() <= peer.index() {
+            self.peers.resize_with(peer.index() + 1, || None);
+        }
+        self.peers[peer.index()] = Some(Arc::new(region));
+    }
+
+    /// Whether the region of `peer` has been imported.
+    pub(crate) fn has(&self, peer: Rank) -> bool {
+        self.peers.get(peer.index()).is_some_and(Option::is_some)
+    }
+
+    fn peer(&self, rank: Rank) -> &M::Remote {
+        self.peers[rank.index()].as_ref().expect("what steps name has been imported")
     }
 }
 
-/// The host's view of a window, whatever fabric it is on.
+/// All windows of one operation on one fabric.
+pub(crate) struct Windows<M: PeerMemory> {
+    /// Empty in place.
+    pub(crate) inputs: Vec<Window<M>>,
+    pub(crate) outputs: Vec<Window<M>>,
+    pub(crate) flags: Window<M>,
+    /// Where lanes are on two tiers.
+    pub(crate) crossing: Option<Window<M>>,
+    /// How outputs and flags are divided among starts; alike on all ranks.
+    pub(crate) turns: Turns,
+    /// What the other fabric allocated and this one registered. Dropped last.
+    pub(crate) keep: Vec<Arc<dyn Any + Send + Sync>>,
+}
+
+impl<M: PeerMemory> Windows<M> {
+    fn window(&self, buffer: BufferId) -> &Window<M> {
+        match buffer {
+            BufferId::Input(number) => &self.inputs[number as usize],
+            BufferId::Output(number) => &self.outputs[number as usize],
+            BufferId::Flags => &self.flags,
+            BufferId::Crossing => {
+                self.crossing.as_ref().expect("lanes of two tiers have flags between them")
+            }
+        }
+    }
+
+    /// Bytes of this rank, in a start.
+    pub(crate) fn local(&self, spot: Spot, start: Start) -> At<'_, M::Local> {
+        let region = &*self.window(spot.buffer).local;
+        At { region, offset: self.turns.offset(spot, start) }
+    }
+
+    /// The same bytes of `peer`.
+    pub(crate) fn remote(&self, peer: Rank, spot: Spot, start: Start) -> At<'_, M::Remote> {
+        let region = self.window(spot.buffer).peer(peer);
+        At { region, offset: self.turns.offset(spot, start) }
+    }
+
+    /// A flag of this rank, in a start.
+    pub(crate) fn own_flag(&self, spot: FlagSpot, start: Start) -> Flag<'_, M::Local> {
+        let region = &*self.window(spot.buffer()).local;
+        Flag { region, word: self.turns.flag_word(spot.word, start) }
+    }
+
+    /// The same flag of `peer`.
+    pub(crate) fn flag_of(&self, peer: Rank, spot: FlagSpot, start: Start) -> Flag<'_, M::Remote> {
+        let region = self.window(spot.buffer()).peer(peer);
+        Flag { region, word: self.turns.flag_word(spot.word, start) }
+    }
+}
+
+/// The host's view of an operation's windows, whatever fabric they are on.
 pub(crate) trait HostView: Send + Sync {
-    /// The flag of a start, where the host can read it; `word` as the layout numbers it.
-    fn flag(&self, word: u64, start: Start) -> Option<&AtomicU64>;
-    /// What the flag of a start holds, also where the host cannot read it; slow there.
-    fn flag_value(&self, word: u64, start: Start) -> Option<u64>;
-    /// Where the output of a start begins.
-    fn output_offset(&self, start: Start) -> u64;
+    /// The own region of a buffer.
+    fn region(&self, buffer: BufferId) -> &dyn Region;
+
+    fn turns(&self) -> Turns;
+
+    /// Gives up the memory that one fabric allocated and another registered: after an abort peers may
+    /// still touch it, and nobody will ever say that they are done.
+    fn quarantine(&self);
+
     /// The region that holds the own shard.
     fn input(&self) -> &dyn Region;
+
     /// The gathered region.
-    fn output(&self) -> &dyn Region;
+    fn output(&self) -> &dyn Region {
+        self.region(BufferId::OUTPUT)
+    }
+
+    /// Where the output of a start begins.
+    fn output_offset(&self, start: Start) -> u64 {
+        self.turns().output_offset(start)
+    }
+
+    /// The flag of a start, where the host can read it.
+    fn flag(&self, spot: FlagSpot, start: Start) -> Option<&AtomicU64> {
+        let word = usize::try_from(self.turns().flag_word(spot.word, start)).ok()?;
+        self.region(spot.buffer()).flags()?.get(word)
+    }
+
+    /// What the flag of a start holds, also where the host cannot read it; slow there.
+    fn flag_value(&self, spot: FlagSpot, start: Start) -> Option<u64> {
+        self.region(spot.buffer()).flag_value(self.turns().flag_word(spot.word, start))
+    }
 }
 
-impl<M: PeerMemory> HostView for Window<M> {
-    fn flag(&self, word: u64, start: Start) -> Option<&AtomicU64> {
-        let word = usize::try_from(self.turns.flag_word(word, start)).ok()?;
-        self.flags.flags()?.get(word)
+impl<M: PeerMemory> HostView for Windows<M> {
+    fn region(&self, buffer: BufferId) -> &dyn Region {
+        &*self.window(buffer).local
     }
 
-    fn flag_value(&self, word: u64, start: Start) -> Option<u64> {
-        self.flags.flag_value(self.turns.flag_word(word, start))
+    fn turns(&self) -> Turns {
+        self.turns
     }
 
-    fn output_offset(&self, start: Start) -> u64 {
-        self.turns.output_offset(start)
+    fn quarantine(&self) {
+        // A few at most, once, and the group is over.
+        std::mem::forget(self.keep.clone());
     }
 
     fn input(&self) -> &dyn Region {
-        self.input()
+        if self.inputs.is_empty() { self.output() } else { self.region(BufferId::INPUT) }
+    }
+}
+
+/// The views of both tiers.
+#[derive(Clone)]
+pub(crate) struct Views {
+    pub(crate) local: Arc<dyn HostView>,
+    pub(crate) network: Option<Arc<dyn HostView>>,
+}
+
+impl Views {
+    /// See [`HostView::quarantine`].
+    pub(crate) fn quarantine(&self) {
+        self.local.quarantine();
+        if let Some(network) = &self.network {
+            network.quarantine();
+        }
     }
 
-    fn output(&self) -> &dyn Region {
-        &self.output
+    /// The view of a tier on which the plan has lanes.
+    pub(crate) fn of(&self, tier: Tier) -> Option<&dyn HostView> {
+        match tier {
+            Tier::Local => Some(&*self.local),
+            Tier::Network => self.network.as_deref(),
+        }
     }
 }

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use fastrand::Rng;
+use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::verify::{FaultClass, verify};
 
 use edit::edit;
@@ -65,6 +66,24 @@ fn broken_plans_with_an_own_copy_aside_are_refused() {
 #[test]
 fn broken_plans_with_pushes_away_are_refused() {
     check(Shape::Away);
+}
+
+#[test]
+fn broken_plans_of_one_fabric_are_refused() {
+    check(Shape::Flat(Algorithm::Pull));
+    check(Shape::Flat(Algorithm::DoubleRing));
+    check(Shape::Nodes(Algorithm::Hierarchical));
+}
+
+#[test]
+fn broken_plans_with_a_network_are_refused() {
+    Algorithm::ALL.iter().for_each(|&algorithm| check(Shape::Tiers(algorithm)));
+}
+
+#[test]
+fn broken_plans_with_a_network_and_outputs_in_turn_are_refused() {
+    check(Shape::TiersInTurn(Algorithm::Ring));
+    check(Shape::TiersInTurn(Algorithm::HierarchicalRing));
 }
 
 #[test]

@@ -118,7 +118,7 @@ fn the_text_is_readable() {
 fn the_json_is_readable() {
     let mut plan = Shape::Away.plans(2, 1, true).swap_remove(1);
     plan.lanes[1].steps.push(Step::Wait { flag: Flag::Go { lane: LaneId(2) } });
-    assert_snapshot!(serde_json::to_string(&plan).unwrap(), @r#"{"algorithm":"direct","rank":1,"ranks":2,"parts":1,"in_place":true,"outputs":1,"flags":"prompt","lanes":[{"steps":[{"signal":{"peer":0,"flag":{"ready":{"from":1,"lane":1}}}},{"wait":{"flag":{"arrived":{"cell":{"shard":0,"part":0}}}}}]},{"steps":[{"wait":{"flag":{"ready":{"from":0,"lane":1}}}},{"put":{"peer":0,"cell":{"shard":1,"part":0},"from":"input"}},{"signal":{"peer":0,"flag":{"arrived":{"cell":{"shard":1,"part":0}}}}},{"wait":{"flag":{"go":{"lane":2}}}}]}]}"#);
+    assert_snapshot!(serde_json::to_string(&plan).unwrap(), @r#"{"algorithm":"direct","rank":1,"ranks":2,"parts":1,"in_place":true,"outputs":1,"flags":"prompt","lanes":[{"tier":"local","steps":[{"signal":{"peer":0,"flag":{"ready":{"from":1,"lane":1}}}},{"wait":{"flag":{"arrived":{"cell":{"shard":0,"part":0},"lane":0}}}}]},{"tier":"local","steps":[{"wait":{"flag":{"ready":{"from":0,"lane":1}}}},{"put":{"peer":0,"cell":{"shard":1,"part":0},"from":"input"}},{"signal":{"peer":0,"flag":{"arrived":{"cell":{"shard":1,"part":0},"lane":0}}}},{"wait":{"flag":{"go":{"lane":2}}}}]}]}"#);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn indentation_and_blank_lines_mean_nothing() {
 #[test]
 fn faults_in_the_header_are_named() {
     assert_snapshot!(fault(""), @r#"line 1 "": expected "all-gather", found the end of the line"#);
-    assert_snapshot!(fault("\n\nall-gather spiral: rank"), @r#"line 3 "all-gather spiral: rank": expected direct, found "spiral""#);
+    assert_snapshot!(fault("\n\nall-gather spiral: rank"), @r#"line 3 "all-gather spiral: rank": expected direct, pull, ring, double-ring, hierarchical or hierarchical-ring, found "spiral""#);
     assert_snapshot!(fault("all-gather direct rank 0 of 2"), @r#"line 1 "all-gather direct rank 0 of 2": expected ":", found "rank""#);
     assert_snapshot!(fault("all-gather direct: rank -1 of 2"), @r#"line 1 "all-gather direct: rank -1 of 2": expected the number of a rank, found "-1""#);
     assert_snapshot!(fault("all-gather direct: rank 0 of 4294967296"), @r#"line 1 "all-gather direct: rank 0 of 4294967296": expected the number of ranks, found "4294967296""#);
@@ -145,16 +145,19 @@ fn faults_in_steps_are_named() {
     let step = |step: &str| {
         fault(&format!("all-gather direct: rank 0 of 2, 1 part, in place\nlane 0\n\n  {step}"))
     };
-    assert_snapshot!(step("get 0.0"), @r#"line 4 "get 0.0": expected put, signal, wait or lane, found "get""#);
+    assert_snapshot!(step("copy 0.0"), @r#"line 4 "copy 0.0": expected put, get, signal, wait or lane, found "copy""#);
+    assert_snapshot!(step("get 0.0 input to 1"), @r#"line 4 "get 0.0 input to 1": expected "of", found "to""#);
     assert_snapshot!(step("put 0 input to 1"), @r#"line 4 "put 0 input to 1": expected a cell such as 2.0, shard and part, found "0""#);
     assert_snapshot!(step("put 0.+1 input to 1"), @r#"line 4 "put 0.+1 input to 1": expected a cell such as 2.0, shard and part, found "0.+1""#);
     assert_snapshot!(step("put 0.0 to 1"), @r#"line 4 "put 0.0 to 1": expected input or output, found "to""#);
     assert_snapshot!(step("put 0.0 input"), @r#"line 4 "put 0.0 input": expected "to", found the end of the line"#);
-    assert_snapshot!(step("signal done to 1"), @r#"line 4 "signal done to 1": expected ready, arrived, go or sent, found "done""#);
+    assert_snapshot!(step("signal done to 1"), @r#"line 4 "signal done to 1": expected ready, arrived, taken, go or sent, found "done""#);
     assert_snapshot!(step("signal ready 1"), @r#"line 4 "signal ready 1": expected "to", found "1""#);
     assert_snapshot!(step("wait ready"), @r#"line 4 "wait ready": expected "from", found the end of the line"#);
     assert_snapshot!(step("wait go 1"), @r#"line 4 "wait go 1": expected "lane", found "1""#);
     assert_snapshot!(step("wait arrived 1.0 twice"), @r#"line 4 "wait arrived 1.0 twice": expected the end of the line, found "twice""#);
+    assert_snapshot!(step("wait arrived 1.0 for 1"), @r#"line 4 "wait arrived 1.0 for 1": expected "lane", found "1""#);
+    assert_snapshot!(step("lane 1 remote"), @r#"line 4 "lane 1 remote": expected network, found "remote""#);
     assert_snapshot!(step("lane 2"), @r#"line 4 "lane 2": expected "1", found "2""#);
 }
 
@@ -187,7 +190,7 @@ fn json_of_other_shapes_is_refused() {
     let refused = |broken: String| serde_json::from_str::<Plan>(&broken).is_err();
     assert!(!refused(json.clone()));
     assert!(refused(json.replace("\"parts\"", "\"pieces\"")));
-    assert!(refused(json.replace("\"put\"", "\"get\"")));
+    assert!(refused(json.replace("\"put\"", "\"copy\"")));
     assert!(refused(json.replace("\"part\":0", "\"part\":-1")));
     assert!(refused(json.replace("\"in_place\":true", "\"in_place\":true,\"more\":1")));
 }

@@ -150,8 +150,8 @@ fn one_plan_of_many_ranks_is_cheap() {
             let steps: usize = plan.lanes.iter().map(|lane| lane.steps.capacity()).sum();
             let bytes = steps * size_of::<Step>();
             assert!(bytes < 5 << 20, "{algorithm}: {bytes} bytes");
+            println!("{algorithm}, rank {rank}: {best:?}, {bytes} bytes");
         }
-        println!("{algorithm}: {best:?}");
         assert!(best < limit, "{algorithm}: {best:?}");
     }
 }

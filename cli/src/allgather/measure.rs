@@ -165,7 +165,7 @@ pub(crate) fn engine(report: &Report) -> String {
         _ => format!("{count} × {name}"),
     });
     let mut text = names.collect::<Vec<_>>().join(" + ");
-    let mut ways: Vec<_> = report.fallbacks().map(|link| link.kind.name()).collect();
+    let mut ways: Vec<_> = report.fallbacks.iter().map(|fallback| fallback.name()).collect();
     ways.dedup();
     for way in ways {
         text = format!("{text}, {way}");

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::options::Options;
 use crate::error::{Failure, Result};
 
-/// The plans of all ranks, proven, and where their cells lie.
+/// The plans that are shown, what is known of the plans of all ranks, and where their cells lie.
 #[derive(Clone, Debug)]
 pub(super) struct Document {
     topology: Topology,
@@ -26,7 +26,7 @@ pub(super) struct Document {
 struct Json<'a> {
     node_of_rank: &'a [u32],
     verdict: &'a str,
-    plans: Vec<&'a Plan>,
+    plans: &'a [Plan],
     #[serde(skip_serializing_if = "Option::is_none")]
     layout: Option<JsonLayout>,
 }
@@ -46,32 +46,50 @@ struct JsonCell {
 }
 
 impl Document {
-    /// Makes the plans that are asked for and verifies them.
+    /// Makes the plans of all ranks, verifies them, and keeps those that are asked for. Of ranks that
+    /// are too many for that it makes the one plan that is asked for.
     ///
     /// # Errors
     /// If the options do not fit together, or the plans have a fault.
     pub(super) fn make(options: &Options) -> Result<Self> {
         let topology = options.topology()?;
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
-        let Options { parts, in_place, outputs, flags, .. } = *options;
-        let shape = Shape { parts, in_place, outputs, flags, tiers: false };
-        let plans = allgather::plans(options.algorithm(), &topology, shape);
-        let plans = plans.map_err(usage)?;
+        let shown = options.shown_rank(topology.ranks())?;
+        let Options { parts, in_place, outputs, flags, tiers, .. } = *options;
+        let shape = Shape { parts, in_place, outputs, flags, tiers };
+        let excess = options.excess(&topology)?;
         let layout = options
             .shard_bytes(topology.ranks())?
             .map(|shard_bytes| Layout::new(&shard_bytes, options.parts).map_err(usage))
             .transpose()?;
-        let verdict = verdict(&plans)?;
+        let algorithm = options.algorithm();
+        let (plans, verdict) = match (excess, shown) {
+            (None, _) => {
+                let mut plans = allgather::plans(algorithm, &topology, shape).map_err(usage)?;
+                let verdict = verdict(&plans)?;
+                plans.retain(|plan| shown.is_none_or(|rank| plan.rank == rank));
+                (plans, verdict)
+            }
+            (Some(excess), Some(rank)) => {
+                let plan = allgather::plan(algorithm, &topology, rank, shape).map_err(usage)?;
+                (vec![plan], format!("not verified: {excess}"))
+            }
+            (Some(excess), None) => {
+                let advice = "lower --ranks, --nodes or --parts, plans of few ranks show the same \
+                              pattern; or give the --rank whose plan is to be shown";
+                return Err(Failure::usage(excess).with_advice(advice));
+            }
+        };
         Ok(Self { topology, plans, verdict, layout })
     }
 
-    /// The plan of `shown`, or of all, a line a step; everything else behind a `#`.
-    pub(super) fn text(&self, shown: Option<Rank>) -> String {
+    /// The plans, a line a step; everything else behind a `#`.
+    pub(super) fn text(&self) -> String {
         let mut text = format!("# {}\n", self.topology);
         for line in self.verdict.lines() {
             text += &format!("# {line}\n");
         }
-        for plan in self.shown(shown) {
+        for plan in &self.plans {
             text += &format!("\n{plan}");
         }
         if let Some(layout) = &self.layout {
@@ -84,11 +102,11 @@ impl Document {
     ///
     /// # Errors
     /// None that is known.
-    pub(super) fn json(&self, shown: Option<Rank>) -> Result<String> {
+    pub(super) fn json(&self) -> Result<String> {
         let document = Json {
             node_of_rank: self.topology.node_of_rank(),
             verdict: &self.verdict,
-            plans: self.shown(shown),
+            plans: &self.plans,
             layout: self.layout.as_ref().map(|layout| JsonLayout {
                 total_bytes: layout.total_bytes(),
                 cells: cells(layout).map(|cell| JsonCell::new(layout, cell)).collect(),
@@ -96,10 +114,6 @@ impl Document {
         };
         let json = serde_json::to_string_pretty(&document);
         Ok(json.map_err(|error| Failure::failed(error.to_string()))? + "\n")
-    }
-
-    fn shown(&self, rank: Option<Rank>) -> Vec<&Plan> {
-        self.plans.iter().filter(|plan| rank.is_none_or(|rank| plan.rank == rank)).collect()
     }
 }
 
@@ -154,18 +168,14 @@ mod tests {
     #[test]
     fn everything_that_is_no_plan_stands_behind_a_hash() {
         let topology = Topology::flat(2).unwrap();
+        let shape = Shape { parts: 2, in_place: true, ..Shape::default() };
         let document = Document {
-            plans: allgather::plans(
-                Algorithm::Direct,
-                &topology,
-                Shape { parts: 2, in_place: true, ..Shape::default() },
-            )
-            .unwrap(),
+            plans: vec![allgather::plan(Algorithm::Direct, &topology, Rank(1), shape).unwrap()],
             topology,
             verdict: "proven\non two lines".to_owned(),
             layout: Some(Layout::new(&[100, 64], 2).unwrap()),
         };
-        insta::assert_snapshot!(document.text(Some(Rank(1))), @"
+        insta::assert_snapshot!(document.text(), @"
         # 2 ranks on 1 node
         # proven
         # on two lines

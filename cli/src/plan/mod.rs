@@ -20,8 +20,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return print(&check::check(path)?);
     }
     let document = Document::make(options)?;
-    let shown = options.shown_rank()?;
-    let text = if options.json { document.json(shown)? } else { document.text(shown) };
+    let text = if options.json { document.json()? } else { document.text() };
     print(&text)
 }
 

@@ -9,6 +9,7 @@ use peerlane::topology::Topology;
 
 use crate::allgather::{AlgorithmChoice, parse_algorithm, parse_ranks};
 use crate::error::{Failure, Result};
+use crate::nodes::Nodes;
 use crate::size::Size;
 
 /// More cells than that are no plan that somebody reads; checking them takes minutes.
@@ -22,13 +23,18 @@ const CELLS_MAX: u64 = 1 << 20;
 /// checked with --check.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Ranks, all on one node [default: 4]
-    #[arg(long, value_name = "N", value_parser = parse_ranks, conflicts_with = "nodes")]
+    /// Ranks, all on one node unless --nodes says otherwise [default: 4]
+    #[arg(long, value_name = "N", value_parser = parse_ranks)]
     pub(super) ranks: Option<usize>,
-    /// Ranks of each node, such as 2,2,3
-    #[arg(long, value_name = "N,N,...", value_delimiter = ',', value_parser = parse_ranks)]
-    pub(super) nodes: Vec<usize>,
-    /// auto, or an algorithm by its name: direct
+    /// The nodes: 2x4 for 2 nodes of 4 ranks, 3+1+2 for the ranks of each node, 0,0,1,1 for the node of
+    /// each rank, or 2 for so many nodes
+    #[arg(long, value_name = "NODES")]
+    pub(super) nodes: Option<Nodes>,
+    /// Other nodes are reached over a network, by lanes of their own; else one fabric reaches all ranks
+    #[arg(long)]
+    pub(super) tiers: bool,
+    /// auto, or an algorithm by its name: direct, pull, ring, double-ring, hierarchical,
+    /// hierarchical-ring
     #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_algorithm)]
     pub(super) algorithm: AlgorithmChoice,
     /// Parts of each shard
@@ -47,7 +53,7 @@ pub(crate) struct Options {
     /// The size of every shard, or one size for each rank; shows where each cell lies
     #[arg(long, value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     pub(super) shard_bytes: Vec<Size>,
-    /// The rank whose plan is shown, or all; the verdict is always on all
+    /// The rank whose plan is shown, or all. The verdict is on all, unless they are too many to verify
     #[arg(long, default_value = "all", value_name = "RANK")]
     pub(super) rank: String,
     /// Print one JSON object
@@ -56,7 +62,7 @@ pub(crate) struct Options {
     /// Read the plans of all ranks from a file, as text or JSON, and print only the verdict
     #[arg(long, value_name = "FILE")]
     #[arg(conflicts_with_all = [
-        "ranks", "nodes", "algorithm", "parts", "in_place", "outputs", "flags", "shard_bytes", "rank",
+        "ranks", "nodes", "tiers", "algorithm", "parts", "in_place", "outputs", "flags", "shard_bytes", "rank",
         "json",
     ])]
     pub(super) check: Option<PathBuf>,
@@ -73,28 +79,34 @@ impl Options {
     /// The topology that is asked for.
     ///
     /// # Errors
-    /// If it is too large to print.
+    /// If the nodes do not fit the ranks.
     pub(super) fn topology(&self) -> Result<Topology> {
-        let nodes = (0..).zip(&self.nodes);
-        let node_of_rank: Vec<u32> =
-            nodes.flat_map(|(node, ranks)| std::iter::repeat_n(node, *ranks)).collect();
-        let topology = if self.nodes.is_empty() {
-            Topology::flat(self.ranks.unwrap_or(Self::RANKS_DEFAULT))
-        } else {
-            Topology::of_nodes(&node_of_rank)
+        let written = self.nodes.as_ref().and_then(Nodes::ranks);
+        let ranks = self.ranks.or(written).unwrap_or(Self::RANKS_DEFAULT);
+        let topology = match &self.nodes {
+            None => Topology::flat(ranks).map_err(|error| error.to_string()),
+            Some(nodes) => nodes.topology(ranks).map_err(|text| format!("--nodes: {text}")),
         };
-        let topology = topology.map_err(|error| Failure::usage(error.to_string()))?;
-        let ranks = topology.ranks() as u64;
-        let cells = (ranks * ranks).saturating_mul(u64::from(self.parts));
+        topology.map_err(Failure::usage)
+    }
+
+    /// Why the plans of all ranks are not made, if so: they are too large to verify.
+    ///
+    /// # Errors
+    /// If the plan of one rank is too large as well.
+    pub(super) fn excess(&self, topology: &Topology) -> Result<Option<String>> {
+        let (ranks, parts) = (topology.ranks() as u64, u64::from(self.parts));
+        let plural = |count: u64| if count == 1 { "" } else { "s" };
+        let who = format!("{ranks} rank{} with {parts} part{}", plural(ranks), plural(parts));
+        let cells = ranks.saturating_mul(parts);
         if cells > CELLS_MAX {
-            return Err(Failure::usage(format!(
-                "{ranks} ranks with {} parts put {cells} cells, more than the {CELLS_MAX} that are \
-                 printed",
-                self.parts
-            ))
-            .with_advice("lower --ranks or --parts; plans of few ranks show the same pattern"));
+            let text =
+                format!("{who} are {cells} cells, more than the {CELLS_MAX} that are printed");
+            return Err(Failure::usage(text).with_advice("lower --ranks, --nodes or --parts"));
         }
-        Ok(topology)
+        let puts = cells.saturating_mul(ranks);
+        let text = format!("{who} put {puts} cells, more than the {CELLS_MAX} that are verified");
+        Ok((puts > CELLS_MAX).then_some(text))
     }
 
     /// The algorithm that is asked for.
@@ -126,11 +138,10 @@ impl Options {
     ///
     /// # Errors
     /// If there is no such rank.
-    pub(super) fn shown_rank(&self) -> Result<Option<Rank>> {
+    pub(super) fn shown_rank(&self, ranks: usize) -> Result<Option<Rank>> {
         if self.rank == "all" {
             return Ok(None);
         }
-        let ranks = self.topology()?.ranks();
         match self.rank.parse::<usize>() {
             Ok(rank) if rank < ranks => Ok(Some(Rank::at(rank))),
             _ => Err(Failure::usage(format!("--rank {} is no rank of {ranks}", self.rank))

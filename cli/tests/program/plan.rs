@@ -24,7 +24,12 @@ fn what_is_printed_is_verified_and_can_be_checked_again() {
         "",
         "--ranks 1",
         "--ranks 5 --parts 3",
-        "--nodes 2,2,3 --in-place",
+        "--nodes 2+2+3 --in-place",
+        "--nodes 0,1,0,1 --tiers --algorithm ring",
+        "--nodes 2 --ranks 5 --algorithm hierarchical --tiers --parts 2",
+        "--nodes 3x2 --algorithm hierarchical-ring --tiers --outputs 2",
+        "--algorithm pull --in-place",
+        "--algorithm double-ring --flags batched",
         "--ranks 3 --outputs 2 --flags batched",
     ] {
         let text = run(&format!("plan {options}"));
@@ -39,7 +44,7 @@ fn what_is_printed_is_verified_and_can_be_checked_again() {
 
 #[test]
 fn json_holds_the_verdict_the_plans_and_the_layout() {
-    let ended = run("plan --nodes 1,2 --parts 2 --shard-bytes 100,1K,0 --rank 2 --json");
+    let ended = run("plan --nodes 1+2 --parts 2 --shard-bytes 100,1K,0 --rank 2 --json");
     let json: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(json["node_of_rank"], serde_json::json!([0, 1, 1]));
     assert!(json["verdict"].as_str().unwrap().starts_with("verified ("));
@@ -63,6 +68,15 @@ fn a_plan_that_was_broken_is_a_fault() {
         broken += 1;
     }
     assert!(broken > 10);
+}
+
+/// What was not verified says so.
+#[test]
+fn one_plan_of_very_many_ranks_is_shown() {
+    let ended = run("plan --nodes 2048x8 --algorithm hierarchical --tiers --rank 16383");
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    assert!(ended.stdout.starts_with("# 16384 ranks on 2048 nodes\n# not verified: "));
+    assert!(ended.stdout.contains("all-gather hierarchical: rank 16383 of 16384, 1 part"));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Hierarchical with rings for rails: shards are passed on from node to node.
 //!
-//! Home is that of the [hierarchical](super::hierarchical) plan. Lane 1 puts the own shard to the next
+//! Home is that of the [hierarchical] plan. Lane 1 puts the own shard to the next
 //! node only, then every part that arrives from the node before, until it has been everywhere. So a
 //! rank has few peers in other nodes, however many nodes there are. Two lanes need what arrives, home
 //! to spread it and lane 1 to pass it on, and each is told by a flag of its own.

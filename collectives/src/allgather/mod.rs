@@ -27,7 +27,8 @@ pub struct Shape {
     pub parts: u32,
     /// Whether the own shard lies in the output from the start.
     pub in_place: bool,
-    /// How many outputs starts use in turn, 1 to [`OUTPUTS_MAX`]; in place one.
+    /// How many outputs starts use in turn, 1 to [`OUTPUTS_MAX`]; in place one. With two, plans that
+    /// push have no `ready`.
     pub outputs: u32,
     /// Where the flags stand.
     pub flags: FlagOrder,

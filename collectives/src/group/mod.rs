@@ -1,4 +1,4 @@
-//! A group: ranks that have found each other over one fabric and prepare operations together.
+//! A group: ranks that have found each other over their fabrics and prepare operations together.
 
 mod abort;
 mod agreement;
@@ -7,8 +7,10 @@ mod buffer;
 mod guard;
 mod options;
 mod place;
+mod reach;
 mod report;
 pub(crate) mod shared;
+mod side;
 pub(crate) mod watch;
 
 use std::fmt;
@@ -24,7 +26,8 @@ pub use all_gather::{AllGather, AllGatherBuilder, Lease, Started};
 pub use buffer::Buffer;
 pub use options::GroupOptions;
 pub use place::Place;
-pub use report::{LaneReport, LinkReport, Report};
+use reach::Reach;
+pub use report::{Fallback, LaneReport, LinkReport, Report, TierReport};
 use shared::{Closed, Shared};
 
 use crate::bootstrap::Bootstrap;
@@ -34,14 +37,17 @@ use crate::topology::Topology;
 
 type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
 
-/// Ranks that are connected over the fabric `F`.
+/// Ranks that are connected over the fabric `F`, and perhaps over another one between nodes.
 ///
 /// Every method marked *collective* is called by all ranks in the same order. When a rank is lost
 /// or a deadline passes, the group is over on every rank: all calls return the same error, and the
 /// outputs of unfinished operations are worthless.
 pub struct Group<F: Fabric> {
     fabric: F,
+    /// The fabric between nodes.
+    network: Option<Box<dyn Reach>>,
     topology: Topology,
+    strict: bool,
     shared: Arc<Shared>,
     watchdog: Option<JoinHandle<()>>,
     /// Operations prepared so far; part of the fingerprint.
@@ -78,7 +84,7 @@ impl<F: Fabric> Group<F> {
         self.shared.timeout
     }
 
-    /// The fabric.
+    /// The fabric that the ranks of a node are connected over; without another one, all ranks.
     pub fn fabric(&self) -> &F {
         &self.fabric
     }

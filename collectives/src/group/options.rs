@@ -1,5 +1,6 @@
 //! Opening a group.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,18 +10,26 @@ use crate::bootstrap::Bootstrap;
 use crate::error::Error;
 use crate::group::Group;
 use crate::group::agreement::{Offer, agree};
+use crate::group::reach::Reach;
 use crate::group::shared::Shared;
 use crate::topology::Topology;
 
+/// What an offer brings along, in this order.
+const HOST: usize = 0;
+const LOCAL_ADDRESS: usize = 1;
+const NETWORK_ADDRESS: usize = 2;
+
 /// How a group behaves.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct GroupOptions {
     timeout: Duration,
+    topology: Option<Topology>,
+    strict: bool,
 }
 
 impl Default for GroupOptions {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(30) }
+        Self { timeout: Duration::from_secs(30), topology: None, strict: false }
     }
 }
 
@@ -32,24 +41,70 @@ impl GroupOptions {
         self
     }
 
-    /// Opens the group: ranks exchange addresses and connect. Collective.
+    /// Which ranks share a node, equal on all ranks. Otherwise ranks whose bootstrap names the same
+    /// host do.
+    #[must_use]
+    pub fn topology(mut self, topology: Topology) -> Self {
+        self.topology = Some(topology);
+        self
+    }
+
+    /// Whether every [fallback](crate::group::Fallback) is an error, on every rank, when an operation
+    /// is prepared. Not at first; an operation may say otherwise.
+    #[must_use]
+    pub fn strict(mut self, strict: bool) -> Self {
+        self.strict = strict;
+        self
+    }
+
+    /// Opens the group over one fabric, which reaches every rank: ranks exchange addresses and
+    /// connect. Collective.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a zero timeout;
-    /// [`Mismatch`](ErrorKind::Mismatch) if ranks differ in backend, version or timeout;
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a zero timeout, or a topology of another
+    /// number of ranks than the bootstrap's;
+    /// [`Mismatch`](ErrorKind::Mismatch) if ranks differ in backend, version, timeout or topology;
     /// [`PeerLost`](ErrorKind::PeerLost) and [`Timeout`](ErrorKind::Timeout), naming the rank.
     pub fn open<F: Fabric>(
         self,
         bootstrap: impl Bootstrap + 'static,
+        fabric: F,
+    ) -> Result<Group<F>, Error> {
+        self.open_with(Box::new(bootstrap), fabric, None)
+    }
+
+    /// Opens the group over two fabrics: `local` reaches the ranks of a node, `network` those of other
+    /// nodes. Collective. The caller's memory is the local fabric's; the network registers it too.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_tiers<F: Fabric, N: Fabric + 'static>(
+        self,
+        bootstrap: impl Bootstrap + 'static,
+        local: F,
+        network: N,
+    ) -> Result<Group<F>, Error> {
+        self.open_with(Box::new(bootstrap), local, Some(Box::new(network)))
+    }
+
+    fn open_with<F: Fabric>(
+        self,
+        bootstrap: Box<dyn Bootstrap>,
         mut fabric: F,
+        mut network: Option<Box<dyn Reach>>,
     ) -> Result<Group<F>, Error> {
         check_timeout(self.timeout)?;
-        let shared = Shared::new(Box::new(bootstrap), self.timeout);
+        let shared = Shared::new(bootstrap, self.timeout);
         let deadline = Deadline::after(self.timeout);
-        let offers = agree(&shared, "open", offer(&shared, &fabric), deadline)?;
-        let connected = connect(&mut fabric, &offers, deadline);
-        let topology = connected.and_then(|()| topology(&offers));
-        let vote = topology.as_ref().map(|_| Offer::default()).map_err(Error::clone);
+        let offer = self.offer(&shared, &fabric, network.as_deref());
+        let offers = agree(&shared, "open", offer, deadline)?;
+        let topology = self.topology.map_or_else(|| of_hosts(&offers), Ok);
+        let connected = topology.and_then(|topology| {
+            let network = network.as_deref_mut();
+            connect(&mut fabric, network, &topology, &offers, deadline)?;
+            Ok(topology)
+        });
+        let vote = connected.as_ref().map(|_| Offer::default()).map_err(Error::clone);
         agree(&shared, "connect", vote, deadline)?;
 
         let guarded = Arc::clone(&shared);
@@ -60,51 +115,94 @@ impl GroupOptions {
                 Error::new(ErrorKind::Other, format!("start the watchdog: {error}"))
                     .with_source(error)
             })?;
-        let topology = topology?;
-        Ok(Group { fabric, topology, shared, watchdog: Some(watchdog), prepared: 0, barrier: None })
+        let (topology, strict) = (connected?, self.strict);
+        let watchdog = Some(watchdog);
+        Ok(Group {
+            fabric,
+            network,
+            topology,
+            strict,
+            shared,
+            watchdog,
+            prepared: 0,
+            barrier: None,
+        })
+    }
+
+    fn offer(
+        &self,
+        shared: &Shared,
+        local: &dyn Reach,
+        network: Option<&dyn Reach>,
+    ) -> Result<Offer, Error> {
+        let bootstrap = &shared.bootstrap;
+        for fabric in [Some(local), network].into_iter().flatten() {
+            if fabric.rank() != bootstrap.rank() {
+                let text = format!(
+                    "the fabric was opened as rank {}, the bootstrap as rank {}",
+                    fabric.rank(),
+                    bootstrap.rank()
+                );
+                return Err(Error::new(ErrorKind::InvalidArgument, text));
+            }
+        }
+        if let Some(topology) = &self.topology
+            && topology.ranks() != bootstrap.ranks()
+        {
+            let text = format!(
+                "topology is {topology}, expected {} ranks, as many as the bootstrap has",
+                bootstrap.ranks()
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let name = |fabric: &dyn Reach| fabric.backend().to_string();
+        let nodes = self.topology.as_ref().map(Topology::notation);
+        let offer = Offer::default()
+            .field("version", env!("CARGO_PKG_VERSION"))
+            .field("backend", name(local))
+            .field("network", network.map_or_else(|| "none".to_owned(), name))
+            .field("topology", nodes.as_deref().unwrap_or("that of the hosts"))
+            .field("timeout", format_args!("{:?}", shared.timeout))
+            .blob(bootstrap.host().as_bytes().to_vec())
+            .blob(local.address());
+        Ok(match network {
+            Some(network) => offer.blob(network.address()),
+            None => offer,
+        })
     }
 }
 
-fn offer<F: Fabric>(shared: &Shared, fabric: &F) -> Result<Offer, Error> {
-    let bootstrap = &shared.bootstrap;
-    if fabric.rank() != bootstrap.rank() {
-        let text = format!(
-            "the fabric was opened as rank {}, the bootstrap as rank {}",
-            fabric.rank(),
-            bootstrap.rank()
-        );
-        return Err(Error::new(ErrorKind::InvalidArgument, text));
-    }
-    Ok(Offer::default()
-        .field("version", env!("CARGO_PKG_VERSION"))
-        .field("backend", fabric.backend())
-        .field("timeout", format_args!("{:?}", shared.timeout))
-        .blob(bootstrap.host().as_bytes().to_vec())
-        .blob(fabric.address()))
-}
-
-fn connect<F: Fabric>(fabric: &mut F, offers: &[Offer], deadline: Deadline) -> Result<(), Error> {
+/// Connects each fabric to the ranks that it reaches, this one among them.
+fn connect(
+    local: &mut dyn Reach,
+    mut network: Option<&mut (dyn Reach + 'static)>,
+    topology: &Topology,
+    offers: &[Offer],
+    deadline: Deadline,
+) -> Result<(), Error> {
+    let me = local.rank();
     for (index, offer) in offers.iter().enumerate() {
         let peer = Rank::at(index);
-        fabric.connect(peer, blob(offer, peer, 1)?, deadline).map_err(|error| {
-            Error::of_backend(format!("connect to rank {peer}"), error).with_peer(peer)
-        })?;
+        let near = topology.node(peer) == topology.node(me);
+        if near || network.is_none() {
+            local.connect(peer, blob(offer, peer, LOCAL_ADDRESS)?, deadline)?;
+        }
+        if let Some(network) = network.as_deref_mut()
+            && (!near || peer == me)
+        {
+            network.connect(peer, blob(offer, peer, NETWORK_ADDRESS)?, deadline)?;
+        }
     }
     Ok(())
 }
 
 /// Ranks that name the same host share a node; nodes are numbered as they appear.
-fn topology(offers: &[Offer]) -> Result<Topology, Error> {
-    let mut hosts: Vec<&[u8]> = Vec::new();
+fn of_hosts(offers: &[Offer]) -> Result<Topology, Error> {
+    let mut hosts: BTreeMap<&[u8], u32> = BTreeMap::new();
     let mut nodes = Vec::with_capacity(offers.len());
     for (index, offer) in offers.iter().enumerate() {
-        let host = blob(offer, Rank::at(index), 0)?;
-        let known = hosts.iter().position(|known| *known == host);
-        let node = known.unwrap_or_else(|| {
-            hosts.push(host);
-            hosts.len() - 1
-        });
-        nodes.push(Rank::at(node).0);
+        let next = Rank::at(hosts.len()).0;
+        nodes.push(*hosts.entry(blob(offer, Rank::at(index), HOST)?).or_insert(next));
     }
     Topology::of_nodes(&nodes)
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use peerlane_hal::{BackendId, LinkKind, Rank};
 
-use crate::plan::{Algorithm, FlagOrder};
+use crate::plan::{Algorithm, FlagOrder, LaneId, Tier};
 
 /// How a prepared operation runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,14 +21,18 @@ pub struct Report {
     pub flags: FlagOrder,
     /// Whether starts may be recorded into graphs.
     pub capturable: bool,
-    /// Bytes that each rank contributes.
+    /// Bytes that this rank contributes.
     pub shard_bytes: u64,
     /// Bytes gathered.
     pub total_bytes: u64,
-    /// How this rank reaches the peers that its fabric names, oneself included.
+    /// How this rank reaches the peers that its fabrics name, oneself included.
     pub links: Vec<LinkReport>,
-    /// The lanes of this rank.
+    /// The lanes in which this rank has something to do.
     pub lanes: Vec<LaneReport>,
+    /// What this rank moves over each fabric.
+    pub tiers: Vec<TierReport>,
+    /// What is not done as it could be.
+    pub fallbacks: Vec<Fallback>,
     /// What was proven of the plans before they ran.
     pub proof: String,
 }
@@ -38,23 +42,74 @@ pub struct Report {
 pub struct LinkReport {
     /// The peer.
     pub peer: Rank,
+    /// Which fabric it is of.
+    pub tier: Tier,
     /// What carries the bytes.
     pub kind: LinkKind,
 }
 
 /// One lane of this rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneReport {
+    /// Its number in the plan.
+    pub lane: LaneId,
+    /// Which fabric it is on.
+    pub tier: Tier,
     /// Whose engine it is.
     pub backend: BackendId,
-    /// Whether its waits are queued with the engine; otherwise the caller's thread polls them.
+    /// Whether its waits are queued with the engine; otherwise a thread of this rank polls them.
     pub queued_waits: bool,
+    /// Whether nothing moves unless a thread of this rank drives the engine.
+    pub polled: bool,
 }
 
-impl Report {
-    /// The peers to whom bytes go around what devices lack, more slowly than they could.
-    pub fn fallbacks(&self) -> impl Iterator<Item = &LinkReport> {
-        self.links.iter().filter(|link| link.kind.is_fallback())
+/// What this rank moves over one fabric in a start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierReport {
+    /// Which fabric.
+    pub tier: Tier,
+    /// Bytes that it puts to other ranks.
+    pub put_bytes: u64,
+    /// Bytes that it gets from other ranks.
+    pub got_bytes: u64,
+    /// Bytes that it copies within its own memory.
+    pub own_bytes: u64,
+}
+
+/// Something that is done another way than the best one, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fallback {
+    /// Bytes to a peer go around what devices lack, more slowly than they could.
+    Link(LinkReport),
+    /// Starts on a stream need a thread of this rank, because an engine cannot wait by itself.
+    Driven(LaneReport),
+}
+
+impl Fallback {
+    /// A short name for tables, such as `through host memory`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Link(link) => link.kind.name(),
+            Self::Driven(_) => "driven by a thread",
+        }
+    }
+}
+
+impl fmt::Display for Fallback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Link(LinkReport { peer, kind, .. }) => {
+                write!(f, "to rank {peer} {}", kind.name())
+            }
+            Self::Driven(LaneReport { lane, backend, .. }) => {
+                write!(
+                    f,
+                    "starts on a stream keep a thread busy, because engines of {backend} (lane \
+                     {lane}) do not move by themselves"
+                )
+            }
+        }
     }
 }
 
@@ -66,12 +121,18 @@ impl fmt::Display for Report {
             "{algorithm}, {ranks} ranks, {shard_bytes} bytes a shard in {parts} part(s), \
              {total_bytes} bytes in all, {outputs} output(s) in turn, flags {flags}"
         )?;
-        for LinkReport { peer, kind } in self.fallbacks() {
-            write!(f, "; to rank {peer} {}", kind.name())?;
+        for fallback in &self.fallbacks {
+            write!(f, "; {fallback}")?;
         }
-        for (index, lane) in self.lanes.iter().enumerate() {
-            let waits = if lane.queued_waits { "queued" } else { "polled" };
-            write!(f, "; lane {index} on {}, waits {waits}", lane.backend)?;
+        for LaneReport { lane, tier, backend, queued_waits, .. } in &self.lanes {
+            let waits = if *queued_waits { "queued" } else { "polled" };
+            let network = if *tier == Tier::Network { " (network)" } else { "" };
+            write!(f, "; lane {lane} on {backend}{network}, waits {waits}")?;
+        }
+        for TierReport { tier, put_bytes, got_bytes, .. } in &self.tiers {
+            if put_bytes + got_bytes > 0 {
+                write!(f, "; {tier}: {put_bytes} bytes put, {got_bytes} got")?;
+            }
         }
         Ok(())
     }

@@ -296,7 +296,7 @@ impl Shared {
             }
             let Some(mut course) = watched.free_course() else { continue };
             match course.drive() {
-                Ok(()) => unfinished |= self.close_done(&watched.watch, &course) < course.started(),
+                Ok(_) => unfinished |= self.close_done(&watched.watch, &course) < course.started(),
                 Err(error) => broken = Some(watched.watch.broken(&error)),
             }
         }

@@ -1,6 +1,5 @@
 //! What is known of an operation's open starts from outside: deadline, and what is still missing.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,8 @@ use crate::group::abort::{AbortRecord, Cause};
 use crate::group::shared::Shared;
 use crate::run::program::Awaited;
 use crate::run::turns::Start;
-use crate::window::HostView;
+use crate::run::writers::Writers;
+use crate::window::Views;
 
 /// One prepared operation, as the watchdog and the error texts see it.
 pub(crate) struct Watch {
@@ -19,7 +19,8 @@ pub(crate) struct Watch {
     rank: Rank,
     timeout: Duration,
     waits: Vec<Awaited>,
-    view: Arc<dyn HostView>,
+    writers: Writers,
+    views: Views,
     opened: AtomicU64,
     closed: AtomicU64,
     /// The deadline of the oldest open start, in nanoseconds after `origin`.
@@ -35,14 +36,16 @@ impl Watch {
         rank: Rank,
         timeout: Duration,
         waits: Vec<Awaited>,
-        view: Arc<dyn HostView>,
+        writers: Writers,
+        views: Views,
     ) -> Self {
         Self {
             operation,
             rank,
             timeout,
             waits,
-            view,
+            writers,
+            views,
             opened: AtomicU64::new(0),
             closed: AtomicU64::new(0),
             deadline_nanos: AtomicU64::new(0),
@@ -52,12 +55,13 @@ impl Watch {
         }
     }
 
-    pub(crate) fn view(&self) -> &dyn HostView {
-        &*self.view
-    }
-
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout
+    }
+
+    /// The group has been aborted: peers may still write.
+    pub(crate) fn quarantine(&self) {
+        self.views.quarantine();
     }
 
     /// From now on there may be starts that nobody waits for.
@@ -126,7 +130,8 @@ impl Watch {
     pub(crate) fn missing(&self) -> Option<(Awaited, u64)> {
         let epoch = self.epoch();
         self.waits.iter().find_map(|wait| {
-            let seen = self.view.flag_value(wait.word, Start::Eager(epoch))?;
+            let view = self.views.of(wait.tier)?;
+            let seen = view.flag_value(wait.spot, Start::Eager(epoch))?;
             (seen < epoch).then_some((*wait, seen))
         })
     }
@@ -149,7 +154,7 @@ impl Watch {
                 &format!("within {timeout:?}: {text}"),
             );
         };
-        let (flag, writer) = (wait.flag, wait.writer);
+        let (flag, writer) = (wait.flag, self.writers.of(wait.flag));
         let text = format!(
             "within {timeout:?}: rank {rank} waited for \"{flag}\" from rank {writer}, saw epoch \
              {seen}, wanted {epoch}"
@@ -159,13 +164,17 @@ impl Watch {
 
     /// The record of waiting for a rank that has left the group.
     pub(crate) fn deserted(&self, shared: &Shared) -> Option<AbortRecord> {
-        let (wait, _) = self.missing().filter(|(wait, _)| shared.has_left(wait.writer))?;
+        let (wait, _) = self.missing()?;
+        let writer = self.writers.of(wait.flag);
+        if !shared.has_left(writer) {
+            return None;
+        }
         let text = format!(
-            "because rank {} has left the group; rank {} waited for \"{}\"",
-            wait.writer, self.rank, wait.flag
+            "because rank {writer} has left the group; rank {} waited for \"{}\"",
+            self.rank, wait.flag
         );
         let phase = wait.flag.to_string();
-        Some(self.record(Cause::PeerLost, Some(wait.writer), &phase, &text))
+        Some(self.record(Cause::PeerLost, Some(writer), &phase, &text))
     }
 
     /// The record of an engine that failed.

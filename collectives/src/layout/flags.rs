@@ -2,7 +2,7 @@
 
 use peerlane_hal::Rank;
 
-use crate::plan::Flag;
+use crate::plan::{Flag, LaneId};
 
 /// Every flag has a cache line of its own, so that writers of two flags do not disturb each other:
 /// 8 words of 64 bits.
@@ -28,11 +28,7 @@ impl FlagLayout {
     /// The word of `flag` in its reader's region. The flag must be one of a verified plan of these
     /// sizes; for any other the word means nothing.
     pub fn word(&self, flag: Flag) -> u64 {
-        let (Flag::Arrived { lane, .. }
-        | Flag::Ready { lane, .. }
-        | Flag::Taken { lane, .. }
-        | Flag::Go { lane }
-        | Flag::Sent { lane }) = flag;
+        let lane = numbered_with(flag);
         let arrivals = self.ranks.saturating_mul(self.parts);
         let of_rank = |number: u64, rank: Rank| {
             self.ranks.saturating_mul(number).saturating_add(rank.0.into())
@@ -58,6 +54,24 @@ impl FlagLayout {
         let a_lane = self.ranks.saturating_mul(self.parts.saturating_add(2)).saturating_add(2);
         lane.saturating_mul(a_lane)
     }
+}
+
+/// The lane that waits for `flag`.
+pub(crate) fn reader(flag: Flag) -> LaneId {
+    match flag {
+        Flag::Sent { .. } => LaneId::HOME,
+        flag => numbered_with(flag),
+    }
+}
+
+/// The lane that `flag` names.
+fn numbered_with(flag: Flag) -> LaneId {
+    let (Flag::Arrived { lane, .. }
+    | Flag::Ready { lane, .. }
+    | Flag::Taken { lane, .. }
+    | Flag::Go { lane }
+    | Flag::Sent { lane }) = flag;
+    lane
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use crate::plan::Cell;
 
 mod flags;
 
+pub(crate) use flags::reader;
 pub use flags::{FLAG_WORDS, FlagLayout};
 
 /// Parts begin at multiples of this many bytes from the start of their shard: no two parts share a

@@ -18,9 +18,10 @@ pub enum FlagOrder {
     /// behind.
     #[default]
     Prompt,
-    /// Side by side, for engines that do [many at the price of one](peerlane_hal::Caps). Every put
-    /// waits for all peers then, and every arrival is announced after the last put: a rank that is
-    /// late holds up all pushes, and shards of several parts gain nothing.
+    /// Side by side, for engines that do [many at the price of one](peerlane_hal::Caps). The first put
+    /// waits for all peers then: a rank that is late holds up all pushes. Arrivals are announced
+    /// together where nobody passes them on, so there shards of several parts gain nothing; what is
+    /// passed on is announced at once.
     Batched,
 }
 

@@ -5,13 +5,11 @@
 //! watchdog looks at them when they are due.
 
 use std::any::Any;
-use std::sync::Arc;
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind};
 
 use crate::error::Error;
-use crate::group::watch::Watch;
 use crate::run::lane::Lane;
 
 #[cfg(test)]
@@ -23,8 +21,9 @@ pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// All lanes of this rank in one plan, and the last start.
 pub(crate) struct Course {
     lanes: Vec<Lane>,
-    watch: Arc<Watch>,
     capturable: bool,
+    /// Whether a sleep on one lane may miss what another lane, or another fabric, has to tell.
+    several: bool,
     started: u64,
 }
 
@@ -55,8 +54,9 @@ impl Course {
     /// # Safety
     /// The lanes' programs stay inside their windows, which their ports keep alive; the plan is
     /// verified, so that ranks that run it do not race.
-    pub(crate) unsafe fn new(lanes: Vec<Lane>, watch: Arc<Watch>, capturable: bool) -> Self {
-        Self { lanes, watch, capturable, started: 0 }
+    pub(crate) unsafe fn new(lanes: Vec<Lane>, capturable: bool) -> Self {
+        let several = lanes.len() > 1 || lanes.iter().any(Lane::hears_other_fabrics);
+        Self { lanes, capturable, several, started: 0 }
     }
 
     pub(crate) fn lanes(&self) -> &[Lane] {
@@ -88,13 +88,28 @@ impl Course {
         self.started
     }
 
-    /// Submits and moves what can be; never waits.
-    pub(crate) fn drive(&mut self) -> Result<(), Error> {
-        for lane in &mut self.lanes {
+    /// Submits and moves what can be; never waits. Whether anything came further.
+    ///
+    /// The entry of lane 0 is submitted before any other lane, and these before the rest of lane 0:
+    /// a queue that waits for what the same process submits only later may wait for ever on CUDA.
+    pub(crate) fn drive(&mut self) -> Result<bool, Error> {
+        let mut moved = false;
+        if let [home, others @ ..] = &mut self.lanes[..] {
             // SAFETY: `new`'s contract.
-            unsafe { lane.drive(self.started, self.watch.view()) }?;
+            unsafe { home.enter(self.started) }?;
+            for lane in others {
+                // SAFETY: `new`'s contract.
+                moved |= unsafe { lane.drive(self.started) }?;
+            }
+            // SAFETY: `new`'s contract.
+            moved |= unsafe { home.drive(self.started) }?;
         }
-        Ok(())
+        Ok(moved)
+    }
+
+    /// Whether [`park`](Self::park) needs a short limit.
+    pub(crate) fn is_several(&self) -> bool {
+        self.several
     }
 
     /// Gives the processor away on the first lane that is not done.
@@ -155,12 +170,19 @@ impl Course {
         answer
     }
 
-    /// Records one start into the graph for which the lanes are forked.
+    /// Records one start into the graph for which the lanes are forked, in the order of
+    /// [`drive`](Self::drive).
     pub(crate) fn capture(&mut self) -> Result<(), Stop> {
+        let [home, others @ ..] = &mut self.lanes[..] else { return Ok(()) };
         // SAFETY: `new`'s contract; that all lives as long as the graph is said to whoever asked
         // for a capturable operation.
-        let capture = |lane: &mut Lane| unsafe { lane.capture() };
-        self.lanes.iter_mut().try_for_each(capture).map_err(Stop::before_submit)
+        unsafe { home.capture_entry() }.map_err(Stop::before_submit)?;
+        for lane in others {
+            // SAFETY: as above.
+            unsafe { lane.capture_rest() }.map_err(Stop::before_submit)?;
+        }
+        // SAFETY: as above.
+        unsafe { home.capture_rest() }.map_err(Stop::before_submit)
     }
 
     /// Lets every wait pass after an abort, until the engines are drained.

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::run::port::{Bound, Port};
 use crate::run::program::Program;
 use crate::run::turns::Start;
-use crate::window::HostView;
+use crate::window::FlagSpot;
 
 /// Starts whose tickets are remembered without allocating.
 const OPEN_STARTS: usize = 64;
@@ -36,11 +36,8 @@ impl Lane {
     /// one; every other lane does by flags.
     pub(crate) fn new(program: Program, port: Box<dyn Port>, takes_stream: bool) -> Self {
         let open = VecDeque::with_capacity(OPEN_STARTS);
-        Self { program, port, takes_stream, epoch: 1, next: 0, open, last: Ticket::NONE, done: 0 }
-    }
-
-    pub(crate) fn program(&self) -> &Program {
-        &self.program
+        let (epoch, next, last, done) = (1, 0, Ticket::NONE, 0);
+        Self { program, port, takes_stream, epoch, next, open, last, done }
     }
 
     pub(crate) fn queues_waits(&self) -> bool {
@@ -49,6 +46,12 @@ impl Lane {
 
     pub(crate) fn is_polled(&self) -> bool {
         self.port.caps().polled
+    }
+
+    /// Whether engines of another fabric signal to this lane, which do not wake its engine's park.
+    pub(crate) fn hears_other_fabrics(&self) -> bool {
+        let mut steps = self.program.steps.iter();
+        steps.any(|step| matches!(step, Bound::Wait { flag } if flag.crossing))
     }
 
     pub(crate) fn takes_stream(&self) -> bool {
@@ -85,26 +88,57 @@ impl Lane {
         self.port.park(limit)
     }
 
-    /// Submits what can be submitted of the starts up to `started`, and looks what is complete.
+    /// Submits the entry of the next start, up to `started`, where that is next.
     ///
     /// # Safety
     /// As [`Port::submit`], for every step of the program.
-    pub(crate) unsafe fn drive(&mut self, started: u64, view: &dyn HostView) -> Result<(), Error> {
+    pub(crate) unsafe fn enter(&mut self, started: u64) -> Result<(), Error> {
+        if self.epoch > started || self.next >= self.program.entry {
+            return Ok(());
+        }
+        let entry = &self.program.steps[self.next..self.program.entry];
+        let slice = &entry[..entry.len().min(self.port.caps().slice_ops_max)];
         // SAFETY: the caller's.
-        unsafe { self.submit(started, view) }?;
-        self.look()
+        match unsafe { self.port.submit(slice, Start::Eager(self.epoch)) } {
+            Ok(ticket) => (self.next, self.last) = (self.next + slice.len(), ticket),
+            Err(error) if error.kind() == ErrorKind::QueueFull => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
-    /// Submits one start into the graph that is being captured; it has neither epoch nor ticket.
+    /// Submits what can be submitted of the starts up to `started`, and looks what is complete;
+    /// whether either came further.
+    ///
+    /// # Safety
+    /// As [`Port::submit`], for every step of the program.
+    pub(crate) unsafe fn drive(&mut self, started: u64) -> Result<bool, Error> {
+        let before = (self.epoch, self.next, self.done);
+        // SAFETY: the caller's.
+        unsafe { self.submit(started) }?;
+        self.look()?;
+        Ok(before != (self.epoch, self.next, self.done))
+    }
+
+    /// Submits the entry of a start into the graph that is being captured. A captured start has
+    /// neither epoch nor ticket.
     ///
     /// # Safety
     /// As [`Port::submit`], for every step of the program, as long as the graph lives.
-    pub(crate) unsafe fn capture(&mut self) -> Result<(), Error> {
-        for slice in self.program.steps.chunks(self.port.caps().slice_ops_max) {
-            // SAFETY: the caller's.
-            unsafe { self.port.submit(slice, Start::Captured) }?;
-        }
-        Ok(())
+    pub(crate) unsafe fn capture_entry(&mut self) -> Result<(), Error> {
+        let entry = &self.program.steps[..self.program.entry];
+        // SAFETY: the caller's.
+        unsafe { capture(&mut *self.port, entry) }
+    }
+
+    /// Submits what follows the entry.
+    ///
+    /// # Safety
+    /// As [`capture_entry`](Self::capture_entry).
+    pub(crate) unsafe fn capture_rest(&mut self) -> Result<(), Error> {
+        let rest = &self.program.steps[self.program.entry..];
+        // SAFETY: the caller's.
+        unsafe { capture(&mut *self.port, rest) }
     }
 
     fn look(&mut self) -> Result<(), Error> {
@@ -120,7 +154,7 @@ impl Lane {
 
     /// # Safety
     /// As [`Port::submit`].
-    unsafe fn submit(&mut self, started: u64, view: &dyn HostView) -> Result<(), Error> {
+    unsafe fn submit(&mut self, started: u64) -> Result<(), Error> {
         while self.epoch <= started {
             if self.next == self.program.steps.len() {
                 if self.next == 0 {
@@ -133,8 +167,8 @@ impl Lane {
                 continue;
             }
             let rest = &self.program.steps[self.next..];
-            if let (false, Bound::Wait { word }) = (self.queues_waits(), rest[0]) {
-                if !reached(view, word, self.epoch)? {
+            if let (false, Bound::Wait { flag }) = (self.queues_waits(), rest[0]) {
+                if !reached(&*self.port, flag, self.epoch)? {
                     return Ok(());
                 }
                 self.next += 1;
@@ -170,8 +204,18 @@ impl Lane {
     }
 }
 
-fn reached(view: &dyn HostView, word: u64, epoch: u64) -> Result<bool, Error> {
-    let flag = view.flag(word, Start::Eager(epoch)).ok_or_else(|| {
+/// # Safety
+/// As [`Port::submit`], as long as the graph lives.
+unsafe fn capture(port: &mut dyn Port, steps: &[Bound]) -> Result<(), Error> {
+    for slice in steps.chunks(port.caps().slice_ops_max) {
+        // SAFETY: the caller's.
+        unsafe { port.submit(slice, Start::Captured) }?;
+    }
+    Ok(())
+}
+
+fn reached(port: &dyn Port, flag: FlagSpot, epoch: u64) -> Result<bool, Error> {
+    let flag = port.flag(flag, Start::Eager(epoch)).ok_or_else(|| {
         let text = "an engine without queued waits needs flags that the host can read";
         Error::new(ErrorKind::Mismatch, text)
     })?;

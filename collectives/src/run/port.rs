@@ -1,4 +1,4 @@
-//! The one seam of dynamic dispatch: an engine and its window behind a vtable.
+//! The one seam of dynamic dispatch: an engine and its windows behind a vtable.
 //!
 //! Above it a step names (peer, buffer, offset); below it regions have the fabric's own types. One
 //! call carries a whole slice, so that the seam costs nanoseconds a start.
@@ -6,27 +6,26 @@
 use std::any::{Any, TypeId, type_name};
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::task::Waker;
 use std::time::Duration;
 
-use peerlane_hal::{
-    At, BackendId, Caps, CopyEngine, ErrorKind, Flag, Op, PeerMemory, Rank, Ticket,
-};
+use peerlane_hal::{BackendId, Caps, CopyEngine, ErrorKind, Op, PeerMemory, Rank, Ticket};
 
 use crate::error::Error;
-use crate::plan::Source;
 use crate::run::turns::Start;
-use crate::window::Window;
+use crate::window::{FlagSpot, HostView, Spot, Windows};
 
 /// A step with its places, still without a vendor and without an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bound {
-    Put { peer: Rank, dst_offset: u64, from: Source, src_offset: u64, bytes: u64 },
-    Signal { peer: Rank, word: u64 },
-    Wait { word: u64 },
+    Put { peer: Rank, dst: Spot, src: Spot, bytes: u64 },
+    Get { peer: Rank, dst: Spot, src: Spot, bytes: u64 },
+    Signal { peer: Rank, flag: FlagSpot },
+    Wait { flag: FlagSpot },
 }
 
-/// A lane's engine with the window's regions.
+/// A lane's engine with the operation's windows.
 pub(crate) trait Port: Send {
     fn caps(&self) -> &Caps;
 
@@ -35,6 +34,9 @@ pub(crate) trait Port: Send {
     /// # Safety
     /// As [`CopyEngine::submit`].
     unsafe fn submit(&mut self, steps: &[Bound], start: Start) -> Result<Ticket, Error>;
+
+    /// The own flag of a start, where the host can read it.
+    fn flag(&self, flag: FlagSpot, start: Start) -> Option<&AtomicU64>;
 
     fn completed(&mut self) -> Result<Ticket, Error>;
     fn park(&mut self, limit: Duration) -> Result<(), Error>;
@@ -50,11 +52,11 @@ pub(crate) trait Port: Send {
 
 type Ops<'a, E> = Vec<Op<'a, <E as CopyEngine>::Local, <E as CopyEngine>::Remote>>;
 
-/// The port of any engine over a window of its fabric.
+/// The port of any engine over windows of its fabric.
 pub(crate) struct Bind<E: CopyEngine, M: PeerMemory> {
     engine: E,
     backend: BackendId,
-    window: Arc<Window<M>>,
+    windows: Arc<Windows<M>>,
     /// Empty between calls; only its allocation is kept.
     ops: Ops<'static, E>,
 }
@@ -64,8 +66,8 @@ where
     M: PeerMemory,
     E: CopyEngine<Local = M::Local, Remote = M::Remote>,
 {
-    pub(crate) fn new(engine: E, backend: BackendId, window: Arc<Window<M>>) -> Self {
-        Self { engine, backend, window, ops: Vec::new() }
+    pub(crate) fn new(engine: E, backend: BackendId, windows: Arc<Windows<M>>) -> Self {
+        Self { engine, backend, windows, ops: Vec::new() }
     }
 
     fn stream<'s>(&self, stream: &'s dyn Any) -> Result<&'s E::Stream, Error> {
@@ -93,11 +95,15 @@ where
 
     unsafe fn submit(&mut self, steps: &[Bound], start: Start) -> Result<Ticket, Error> {
         let mut ops: Ops<'_, E> = recycle(std::mem::take(&mut self.ops));
-        ops.extend(steps.iter().map(|step| resolve(&self.window, step, start)));
+        ops.extend(steps.iter().map(|step| resolve(&self.windows, step, start)));
         // SAFETY: the caller's.
         let submitted = unsafe { self.engine.submit(&ops) };
         self.ops = recycle(ops);
         submitted.map_err(|error| Error::of_backend("submit", error))
+    }
+
+    fn flag(&self, flag: FlagSpot, start: Start) -> Option<&AtomicU64> {
+        HostView::flag(&*self.windows, flag, start)
     }
 
     fn completed(&mut self) -> Result<Ticket, Error> {
@@ -134,32 +140,24 @@ where
 }
 
 fn resolve<'a, M: PeerMemory>(
-    window: &'a Window<M>,
+    windows: &'a Windows<M>,
     step: &Bound,
     start: Start,
 ) -> Op<'a, M::Local, M::Remote> {
-    let flag_word = |word| window.turns.flag_word(word, start);
-    let output_offset = window.turns.output_offset(start);
     let value = start.value();
     match *step {
-        Bound::Put { peer, dst_offset, from, src_offset, bytes } => {
-            let src = match (from, &window.input) {
-                (Source::Input, Some(region)) => At { region, offset: src_offset },
-                // In place, the own shard lies in the output.
-                (Source::Input, None) | (Source::Output, _) => {
-                    At { region: &window.output, offset: output_offset + src_offset }
-                }
-            };
-            let region = &window.peer(peer).output;
-            Op::Put { dst: At { region, offset: output_offset + dst_offset }, src, bytes }
+        Bound::Put { peer, dst, src, bytes } => {
+            Op::Put { dst: windows.remote(peer, dst, start), src: windows.local(src, start), bytes }
         }
-        Bound::Signal { peer, word } => {
-            let flag = Flag { region: &window.peer(peer).flags, word: flag_word(word) };
-            Op::Signal { flag, value }
+        Bound::Get { peer, dst, src, bytes } => {
+            Op::Get { dst: windows.local(dst, start), src: windows.remote(peer, src, start), bytes }
         }
-        Bound::Wait { word } => {
-            let flag = Flag { region: &window.flags, word: flag_word(word) };
-            Op::Wait { flag, value, reset: start == Start::Captured }
+        Bound::Signal { peer, flag } => {
+            Op::Signal { flag: windows.flag_of(peer, flag, start), value }
+        }
+        Bound::Wait { flag } => {
+            let reset = start == Start::Captured;
+            Op::Wait { flag: windows.own_flag(flag, start), value, reset }
         }
     }
 }

@@ -13,7 +13,8 @@ use crate::run::course::{Course, Stop};
 use crate::run::lane::Lane;
 use crate::run::turns::Start;
 
-/// How long a caller sleeps on one lane before it looks at the others, where it drives several.
+/// How long a caller sleeps on one lane before it looks at the others, where it drives several, or at
+/// flags that another fabric's engines write.
 const SEVERAL_PARK_MAX: Duration = Duration::from_micros(100);
 /// The same where it waits for room in a full queue.
 const ROOM_PARK_MAX: Duration = Duration::from_millis(1);
@@ -171,7 +172,7 @@ impl Prepared {
     fn drive(&mut self) -> Result<u64, Error> {
         let driven = {
             let mut course = self.course();
-            course.drive().map(|()| self.shared.close_done(&self.watch, &course))
+            course.drive().map(|_| self.shared.close_done(&self.watch, &course))
         };
         driven.or_else(|error| {
             self.shared.raise(self.watch.broken(&error));
@@ -182,7 +183,7 @@ impl Prepared {
     /// Without a timer: the watchdog keeps the deadline and wakes whoever sleeps.
     fn park(&mut self, others: bool) -> Result<(), Error> {
         let mut course = self.course();
-        let several = others || course.lanes().len() > 1;
+        let several = others || course.is_several();
         course.park(if several { SEVERAL_PARK_MAX } else { Duration::MAX })
     }
 
@@ -201,6 +202,9 @@ impl Drop for Prepared {
             // Whatever goes wrong is recorded with the group.
             let left = self.watch.deadline().remaining();
             let _ = self.settle(left);
+        }
+        if self.shared.record().is_some() {
+            self.watch.quarantine();
         }
         let mut course = self.course();
         course.release();

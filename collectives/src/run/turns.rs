@@ -7,6 +7,8 @@
 //! A graph replays constants, so a captured start has no epoch: it signals 1, waits for 1 and resets
 //! to 0. For that it has a set of flags of its own, behind the others.
 
+use crate::window::{BufferId, Spot};
+
 /// Offset of one output from the next is a multiple of it, so that all are aligned alike.
 const OUTPUT_ALIGN_BYTES: u64 = 4096;
 /// What a captured start signals.
@@ -79,6 +81,14 @@ impl Turns {
         match start {
             Start::Eager(epoch) => epoch % self.outputs * self.output_stride_bytes,
             Start::Captured => 0,
+        }
+    }
+
+    /// Where a byte of a buffer lies in a start. Inputs are the same in all.
+    pub(crate) fn offset(&self, spot: Spot, start: Start) -> u64 {
+        match spot.buffer {
+            BufferId::Output(_) => self.output_offset(start) + spot.offset,
+            BufferId::Input(_) | BufferId::Flags | BufferId::Crossing => spot.offset,
         }
     }
 

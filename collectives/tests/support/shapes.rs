@@ -1,17 +1,14 @@
-//! Right plans of several forms, for tests: more forms than the crate has algorithms, so that
-//! forwarding and several lanes are met too.
+//! Right plans of several forms, for tests: every algorithm of the crate, and direct plans with other
+//! lanes than it gives them.
 
 use peerlane_collectives::allgather;
-use peerlane_collectives::plan::{
-    Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, Plan, Source, Step,
-};
+use peerlane_collectives::plan::{Algorithm, Flag, FlagOrder, Lane, LaneId, Plan, Step};
 use peerlane_collectives::topology::Topology;
-use peerlane_hal::Rank;
 
 /// The form of a set of plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// The crate's own: one lane that pushes to all.
+    /// One lane that pushes to all.
     Direct,
     /// One lane that forwards to the next rank.
     Ring,
@@ -25,10 +22,18 @@ pub(crate) enum Shape {
     Aside,
     /// Direct, with the pushes in lane 1.
     Away,
+    /// An algorithm on one node.
+    Flat(Algorithm),
+    /// An algorithm on uneven nodes that one fabric reaches.
+    Nodes(Algorithm),
+    /// An algorithm on uneven nodes with a network between them.
+    Tiers(Algorithm),
+    /// The same with two outputs in turn and batched flags.
+    TiersInTurn(Algorithm),
 }
 
 impl Shape {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 24] = [
         Self::Direct,
         Self::Ring,
         Self::InTurn,
@@ -36,38 +41,79 @@ impl Shape {
         Self::BatchedInTurn,
         Self::Aside,
         Self::Away,
+        Self::Flat(Algorithm::Pull),
+        Self::Flat(Algorithm::DoubleRing),
+        Self::Nodes(Algorithm::Ring),
+        Self::Nodes(Algorithm::Hierarchical),
+        Self::Nodes(Algorithm::HierarchicalRing),
+        Self::Tiers(Algorithm::Direct),
+        Self::Tiers(Algorithm::Pull),
+        Self::Tiers(Algorithm::Ring),
+        Self::Tiers(Algorithm::DoubleRing),
+        Self::Tiers(Algorithm::Hierarchical),
+        Self::Tiers(Algorithm::HierarchicalRing),
+        Self::TiersInTurn(Algorithm::Direct),
+        Self::TiersInTurn(Algorithm::Pull),
+        Self::TiersInTurn(Algorithm::Ring),
+        Self::TiersInTurn(Algorithm::DoubleRing),
+        Self::TiersInTurn(Algorithm::Hierarchical),
+        Self::TiersInTurn(Algorithm::HierarchicalRing),
     ];
 
     /// How many outputs its plans use in turn.
     pub(crate) fn outputs(self) -> u32 {
-        if matches!(self, Self::InTurn | Self::BatchedInTurn) { 2 } else { 1 }
+        match self {
+            Self::InTurn | Self::BatchedInTurn | Self::TiersInTurn(_) => 2,
+            _ => 1,
+        }
     }
 
     /// The plans of all ranks.
     pub(crate) fn plans(self, ranks: u32, parts: u32, in_place: bool) -> Vec<Plan> {
-        let topology = Topology::flat(ranks as usize).unwrap();
         let outputs = self.outputs();
         let flags = match self {
-            Self::Batched | Self::BatchedInTurn => FlagOrder::Batched,
+            Self::Batched | Self::BatchedInTurn | Self::TiersInTurn(_) => FlagOrder::Batched,
             _ => FlagOrder::Prompt,
         };
         let in_place = in_place && outputs == 1;
-        let shape = allgather::Shape { parts, in_place, outputs, flags, tiers: false };
-        let plans = allgather::plans(Algorithm::Direct, &topology, shape);
-        let mut plans = plans.unwrap();
+        let tiers = matches!(self, Self::Tiers(_) | Self::TiersInTurn(_));
+        let shape = allgather::Shape { parts, in_place, outputs, flags, tiers };
+        let mut plans = allgather::plans(self.algorithm(), &self.topology(ranks), shape).unwrap();
         for plan in &mut plans {
             match self {
-                Self::Direct | Self::InTurn | Self::Batched | Self::BatchedInTurn => {}
-                Self::Ring => plan.lanes = vec![Lane { steps: ring(plan), ..Lane::default() }],
                 Self::Aside => split(plan, is_own_copy),
                 Self::Away => split(plan, is_push),
+                _ => {}
             }
         }
         plans
     }
+
+    fn algorithm(self) -> Algorithm {
+        match self {
+            Self::Ring => Algorithm::Ring,
+            Self::Flat(algorithm)
+            | Self::Nodes(algorithm)
+            | Self::Tiers(algorithm)
+            | Self::TiersInTurn(algorithm) => algorithm,
+            _ => Algorithm::Direct,
+        }
+    }
+
+    /// One node, or nodes of 2, 1, 3, 2, 1, 3, … ranks.
+    fn topology(self, ranks: u32) -> Topology {
+        match self {
+            Self::Nodes(_) | Self::Tiers(_) | Self::TiersInTurn(_) => {
+                let node = |rank: u32| rank / 6 * 3 + [0, 0, 1, 2, 2, 2][rank as usize % 6];
+                Topology::of_nodes(&(0..ranks).map(node).collect::<Vec<_>>()).unwrap()
+            }
+            _ => Topology::flat(ranks as usize).unwrap(),
+        }
+    }
 }
 
-/// Moves the steps that `aside` picks into a lane 1.
+/// Moves the steps that `aside` picks into a lane 1, and names it in the flags for which it waits now:
+/// of pushes, `ready`. Arrivals are waited for at home in any case.
 fn split(plan: &mut Plan, aside: impl Fn(&Plan, &Step) -> bool) {
     let steps = std::mem::take(&mut plan.lanes[0].steps);
     let (moved, home): (Vec<Step>, Vec<Step>) = steps.iter().partition(|step| aside(plan, step));
@@ -97,33 +143,4 @@ fn is_push(plan: &Plan, step: &Step) -> bool {
         Step::Signal { flag, .. } => matches!(flag, Flag::Arrived { .. }),
         Step::Wait { flag } => matches!(flag, Flag::Ready { .. }),
     }
-}
-
-fn ring(plan: &Plan) -> Vec<Step> {
-    let &Plan { rank, ranks, parts, in_place, .. } = plan;
-    let turned = |by: u32| Rank((rank.0 + by) % ranks);
-    let (next, previous) = (turned(1), turned(ranks - 1));
-    let cells = |shard| (0..parts).map(move |part| Cell { shard, part });
-    let mut steps = Vec::new();
-    if !in_place {
-        steps.extend(cells(rank).map(|cell| Step::Put { peer: rank, cell, from: Source::Input }));
-    }
-    if ranks == 1 {
-        return steps;
-    }
-    let lane = LaneId::HOME;
-    steps.insert(0, Step::Signal { peer: previous, flag: Flag::Ready { from: rank, lane } });
-    steps.push(Step::Wait { flag: Flag::Ready { from: next, lane } });
-    for hop in 0..ranks - 1 {
-        let from = if hop == 0 { Source::Input } else { Source::Output };
-        for cell in cells(turned(ranks - hop)) {
-            let flag = Flag::Arrived { cell, lane };
-            if hop > 0 {
-                steps.push(Step::Wait { flag });
-            }
-            steps.extend([Step::Put { peer: next, cell, from }, Step::Signal { peer: next, flag }]);
-        }
-    }
-    steps.extend(cells(next).map(|cell| Step::Wait { flag: Flag::Arrived { cell, lane } }));
-    steps
 }

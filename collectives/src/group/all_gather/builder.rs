@@ -22,6 +22,7 @@ pub struct AllGatherBuilder<'g, F: Fabric, T> {
     in_place: bool,
     outputs: Option<u32>,
     capturable: bool,
+    strict: bool,
     timeout: Duration,
     input: Option<Buffer<Local<F>, T>>,
     output: Option<Buffer<Local<F>, T>>,
@@ -29,7 +30,7 @@ pub struct AllGatherBuilder<'g, F: Fabric, T> {
 
 impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
     pub(in crate::group) fn new(group: &'g mut Group<F>, shard_len: usize) -> Self {
-        let timeout = group.timeout();
+        let (timeout, strict) = (group.timeout(), group.strict);
         Self {
             group,
             shard_len,
@@ -38,6 +39,7 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
             in_place: false,
             outputs: None,
             capturable: false,
+            strict,
             timeout,
             input: None,
             output: None,
@@ -87,6 +89,15 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
         self
     }
 
+    /// Whether a [fallback](crate::group::Fallback) is an error, on every rank, when the operation is
+    /// prepared; as the group has it at first. That a thread has to drive starts on a stream is an
+    /// error of the start, or of the preparation of what is [`capturable`](Self::capturable).
+    #[must_use]
+    pub fn strict(mut self, strict: bool) -> Self {
+        self.strict = strict;
+        self
+    }
+
     /// How long a start may take; the group's timeout at first.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -123,6 +134,7 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
             in_place: self.in_place,
             outputs: self.outputs,
             capturable: self.capturable,
+            strict: self.strict,
             timeout: self.timeout,
             input: self.input,
             output: self.output,

@@ -1,8 +1,10 @@
 //! The all-gather as its callers see it: describe, prepare, start, wait.
 
 mod builder;
+mod draft;
 mod lease;
 mod prepare;
+mod ready;
 
 use std::any::Any;
 use std::fmt;
@@ -17,6 +19,7 @@ pub use builder::AllGatherBuilder;
 pub use lease::Lease;
 pub(in crate::group) use prepare::shard_bytes;
 
+use self::ready::Finished;
 use super::buffer;
 use super::place::Place;
 use super::report::Report;
@@ -38,13 +41,8 @@ pub struct AllGather<T> {
 }
 
 impl<T: Element> AllGather<T> {
-    fn new(
-        prepared: Prepared,
-        view: Arc<dyn HostView>,
-        report: Report,
-        timeout: Duration,
-        offset: u64,
-    ) -> Self {
+    fn new(finished: Finished) -> Self {
+        let Finished { prepared, view, report, timeout, offset } = finished;
         Self { prepared, view, report, timeout, offset, elements: PhantomData }
     }
 

@@ -6,16 +6,15 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
 
-use peerlane_hal::{Caps, ErrorKind, Rank, Region, Ticket};
+use peerlane_hal::{Caps, ErrorKind, Rank, Ticket};
 
 use super::{Course, Stop};
 use crate::error::Error;
-use crate::group::watch::Watch;
 use crate::run::lane::Lane;
 use crate::run::port::{Bound, Port};
 use crate::run::program::Program;
 use crate::run::turns::Start;
-use crate::window::HostView;
+use crate::window::FlagSpot;
 
 /// The caller's stream.
 struct Stream {
@@ -72,6 +71,10 @@ impl Port for FakePort {
         Ok(Ticket(self.tickets))
     }
 
+    fn flag(&self, _flag: FlagSpot, _start: Start) -> Option<&AtomicU64> {
+        None
+    }
+
     fn completed(&mut self) -> Result<Ticket, Error> {
         Ok(Ticket(self.tickets))
     }
@@ -102,30 +105,6 @@ impl Port for FakePort {
     }
 }
 
-struct NoView;
-
-impl HostView for NoView {
-    fn flag(&self, _word: u64, _start: Start) -> Option<&AtomicU64> {
-        None
-    }
-
-    fn flag_value(&self, _word: u64, _start: Start) -> Option<u64> {
-        None
-    }
-
-    fn output_offset(&self, _start: Start) -> u64 {
-        0
-    }
-
-    fn input(&self) -> &dyn Region {
-        unreachable!("no test looks at bytes")
-    }
-
-    fn output(&self) -> &dyn Region {
-        unreachable!("no test looks at bytes")
-    }
-}
-
 const CAPS: Caps = Caps {
     queued_wait: true,
     polled: false,
@@ -137,21 +116,27 @@ const CAPS: Caps = Caps {
 
 /// A course of two lanes with three steps each that both take the stream.
 fn course(caps: Caps, capturable: bool) -> (Course, Arc<Mutex<Told>>) {
-    course_with_room(caps, capturable, u64::MAX)
+    course_with(caps, capturable, u64::MAX, 0)
 }
 
-fn course_with_room(caps: Caps, capturable: bool, room: u64) -> (Course, Arc<Mutex<Told>>) {
+/// Of lane a `entry` steps are the entry; each queue has `room`.
+fn course_with(
+    caps: Caps,
+    capturable: bool,
+    room: u64,
+    entry: usize,
+) -> (Course, Arc<Mutex<Told>>) {
     let told: Arc<Mutex<Told>> = Arc::default();
     let lanes = ['a', 'b'].map(|name| {
-        let steps = vec![Bound::Signal { peer: Rank(0), word: 0 }; 3].into_boxed_slice();
-        let program = Program { steps, waits: Box::default() };
+        let flag = FlagSpot { crossing: false, word: 0 };
+        let steps = vec![Bound::Signal { peer: Rank(0), flag }; 3].into_boxed_slice();
+        let entry = if name == 'a' { entry } else { 0 };
+        let program = Program { steps, entry, waits: Box::default() };
         let told = Arc::clone(&told);
         Lane::new(program, Box::new(FakePort { name, caps, told, tickets: 0, room }), true)
     });
-    let (rank, timeout) = (Rank(0), Duration::from_secs(1));
-    let watch = Watch::new("test".to_owned(), rank, timeout, Vec::new(), Arc::new(NoView));
     // SAFETY: no port touches memory.
-    let course = unsafe { Course::new(lanes.into(), Arc::new(watch), capturable) };
+    let course = unsafe { Course::new(lanes.into(), capturable) };
     (course, told)
 }
 
@@ -166,7 +151,7 @@ fn start_on(course: &mut Course, stream: &Stream) -> Result<(), Stop> {
     }
     course.forked(stream, |course| {
         course.start();
-        course.drive().map_err(Stop::Broken)
+        course.drive().map(|_| ()).map_err(Stop::Broken)
     })
 }
 
@@ -181,12 +166,26 @@ fn all_are_forked_then_submitted_to_then_joined() {
     let wanted = [
         "a: fork",
         "b: fork",
+        "b: submit 2 of Eager(1)",
+        "b: submit 1 of Eager(1)",
         "a: submit 2 of Eager(1)",
+        "a: submit 1 of Eager(1)",
+        "a: join",
+        "b: join",
+    ];
+    assert_eq!(log(&told), wanted);
+}
+
+#[test]
+fn the_entry_of_lane_0_comes_first_and_its_rest_last() {
+    let (mut course, told) = course_with(CAPS, false, u64::MAX, 1);
+    course.start();
+    course.drive().unwrap();
+    let wanted = [
         "a: submit 1 of Eager(1)",
         "b: submit 2 of Eager(1)",
         "b: submit 1 of Eager(1)",
-        "a: join",
-        "b: join",
+        "a: submit 2 of Eager(1)",
     ];
     assert_eq!(log(&told), wanted);
 }
@@ -201,6 +200,8 @@ fn an_error_in_between_still_joins_whatever_was_forked() {
             vec![
                 "a: fork",
                 "b: fork",
+                "b: submit 2 of Eager(1)",
+                "b: submit 1 of Eager(1)",
                 "a: submit 2 of Eager(1)",
                 "a: submit 1 of Eager(1)",
                 "a: join",
@@ -230,10 +231,10 @@ fn a_captured_start_has_no_epoch_and_no_ticket() {
     let wanted = [
         "a: fork",
         "b: fork",
-        "a: submit 2 of Captured",
-        "a: submit 1 of Captured",
         "b: submit 2 of Captured",
         "b: submit 1 of Captured",
+        "a: submit 2 of Captured",
+        "a: submit 1 of Captured",
         "a: join",
         "b: join",
     ];
@@ -265,7 +266,7 @@ fn engines_that_cannot_queue_waits_take_no_stream() {
 
 #[test]
 fn a_full_queue_takes_the_rest_when_there_is_room() {
-    let (mut course, told) = course_with_room(CAPS, false, 1);
+    let (mut course, told) = course_with(CAPS, false, 1, 0);
     start_on(&mut course, &EAGER).unwrap();
     assert!(!course.is_submitted());
     assert_eq!(log(&told).len(), 6, "two forks, one slice of each lane, two joins");

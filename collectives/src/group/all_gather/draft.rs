@@ -1,0 +1,266 @@
+//! An operation on its way to being prepared, without types.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerlane_hal::{BackendId, Caps, Deadline, ErrorKind, Rank};
+
+use super::ready::{BoundLane, Ready};
+use crate::allgather::{self, Shape};
+use crate::element::DType;
+use crate::error::Error;
+use crate::group::agreement::Offer;
+use crate::group::options::blob;
+use crate::group::shared::Shared;
+use crate::group::side::{Keys, Side};
+use crate::layout::{FlagLayout, Layout};
+use crate::plan::{Algorithm, LaneId, Plan, Step, Tier};
+use crate::run::crossings::{Crossings, is_tiered};
+use crate::run::port::Bound;
+use crate::run::program::Binding;
+use crate::run::turns::Turns;
+use crate::run::writers::Writers;
+use crate::topology::Topology;
+use crate::verify::verify;
+use crate::window::BufferId;
+
+/// The group, as far as an operation needs it.
+pub(super) struct Ground {
+    pub(super) rank: Rank,
+    pub(super) topology: Topology,
+    pub(super) shared: Arc<Shared>,
+}
+
+/// What is gathered, and how.
+pub(super) struct Terms {
+    pub(super) algorithm: Algorithm,
+    pub(super) shape: Shape,
+    pub(super) layout: Layout,
+    pub(super) dtype: DType,
+    pub(super) capturable: bool,
+    pub(super) strict: bool,
+    pub(super) timeout: Duration,
+}
+
+/// The plan of this rank and what follows from it.
+pub(super) struct Planned {
+    pub(super) plan: Plan,
+    crossings: Crossings,
+    flags: FlagLayout,
+    pub(super) turns: Turns,
+    pub(super) proof: String,
+}
+
+impl Terms {
+    /// Plans and verifies.
+    pub(super) fn plan(&self, ground: &Ground) -> Result<Planned, Error> {
+        let Self { algorithm, shape, layout, .. } = self;
+        let mut plans = allgather::plans(*algorithm, &ground.topology, *shape)?;
+        let proof = verify(&plans).map_err(|fault| {
+            let text = format!("the plan of {algorithm} is faulty: {fault}");
+            Error::new(ErrorKind::Other, text).with_source(fault)
+        })?;
+        let plan = plans.swap_remove(ground.rank.index());
+        let mates = self.mates(ground, &plan)?;
+        let crossings = Crossings::new(&plan, &mates);
+        let flags = FlagLayout::new(ground.topology.ranks(), shape.parts, plan.lanes.len());
+        let (outputs, bytes) = (shape.outputs, layout.total_bytes());
+        let turns = Turns::new(outputs, bytes, flags.words(), self.capturable);
+        let turns = turns.ok_or_else(|| {
+            let text = format!("{outputs} outputs of {bytes} bytes overflow");
+            Error::new(ErrorKind::InvalidArgument, text)
+        })?;
+        Ok(Planned { plan, crossings, flags, turns, proof: proof.to_string() })
+    }
+
+    /// The plans of the other ranks of this node, where flags may lie between tiers.
+    fn mates(&self, ground: &Ground, plan: &Plan) -> Result<Vec<Plan>, Error> {
+        if !is_tiered(plan) {
+            return Ok(Vec::new());
+        }
+        let topology = &ground.topology;
+        let mates = topology.members(topology.node(ground.rank)).iter();
+        let mates = mates.filter(|&&mate| mate != ground.rank);
+        mates.map(|&mate| allgather::plan(self.algorithm, topology, mate, self.shape)).collect()
+    }
+
+    pub(super) fn writers(&self, ground: &Ground) -> Writers {
+        let (algorithm, shape, topology) = (self.algorithm, self.shape, ground.topology.clone());
+        Writers::new(ground.rank, ground.topology.clone(), move |rank| {
+            allgather::plan(algorithm, &topology, rank, shape).ok()
+        })
+    }
+
+    /// How long a buffer of `peer` is.
+    fn bytes(&self, turns: &Turns, peer: Rank, buffer: BufferId) -> u64 {
+        match buffer {
+            BufferId::Input(_) => self.layout.shard_bytes(peer),
+            BufferId::Output(_) => turns.output_bytes(),
+            BufferId::Flags | BufferId::Crossing => turns.flag_bytes(),
+        }
+    }
+}
+
+/// The fabrics' sides of one operation.
+pub(super) struct Sides<'g> {
+    pub(super) local: Box<dyn Side + 'g>,
+    /// Where the plan has lanes there.
+    pub(super) network: Option<Box<dyn Side + 'g>>,
+}
+
+impl<'g> Sides<'g> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Tier, &(dyn Side + 'g))> {
+        let network = self.network.as_deref().map(|network| (Tier::Network, network));
+        [(Tier::Local, &*self.local)].into_iter().chain(network)
+    }
+
+    /// Whose engines the lanes of a tier have.
+    pub(super) fn backend(&self, tier: Tier) -> BackendId {
+        let network = self.network.as_ref().filter(|_| tier == Tier::Network);
+        network.unwrap_or(&self.local).backend()
+    }
+
+    fn of(&mut self, tier: Tier) -> Result<&mut (dyn Side + 'g), Error> {
+        match (tier, &mut self.network) {
+            (Tier::Local, _) => Ok(&mut *self.local),
+            (Tier::Network, Some(network)) => Ok(&mut **network),
+            (Tier::Network, None) => {
+                let text = "the plan has lanes on the network, and the group has no such fabric";
+                Err(Error::new(ErrorKind::Other, text))
+            }
+        }
+    }
+}
+
+/// Everything that needs no other rank.
+pub(super) struct Draft<'g> {
+    ground: Ground,
+    terms: Terms,
+    planned: Planned,
+    sides: Sides<'g>,
+    /// What the engines can do, lane by lane of those that have one.
+    caps: Vec<Caps>,
+}
+
+impl<'g> Draft<'g> {
+    /// `local` holds the buffers, and the engine of lane 0, which has these `caps`.
+    pub(super) fn new(
+        ground: Ground,
+        terms: Terms,
+        planned: Planned,
+        local: Box<dyn Side + 'g>,
+        caps: Caps,
+        network: Option<Box<dyn Side + 'g>>,
+    ) -> Result<Self, Error> {
+        let plan = &planned.plan;
+        let flag_bytes = planned.turns.flag_bytes();
+        let mut sides = Sides { local, network: network.filter(|_| is_tiered(plan)) };
+        let mut caps = vec![caps];
+        for lane in plan.lanes[1..].iter().filter(|lane| !lane.steps.is_empty()) {
+            caps.push(sides.of(lane.tier)?.engine()?);
+        }
+        sides.local.allocate(BufferId::Flags, flag_bytes)?;
+        if let Some(network) = &mut sides.network {
+            for buffer in data_buffers(plan) {
+                network.register(buffer, sides.local.held(buffer))?;
+            }
+            network.allocate(BufferId::Flags, flag_bytes)?;
+            network.allocate(BufferId::Crossing, flag_bytes)?;
+            sides.local.register(BufferId::Crossing, network.held(BufferId::Crossing))?;
+        }
+        Ok(Self { ground, terms, planned, sides, caps })
+    }
+
+    /// The fingerprint and the keys: of the local fabric first, then of the network.
+    pub(super) fn offer(&self) -> Result<Offer, Error> {
+        let (plan, terms) = (&self.planned.plan, &self.terms);
+        let mut buffers = vec![BufferId::OUTPUT, BufferId::Flags];
+        if has_gets(plan) && !plan.in_place {
+            buffers.push(BufferId::INPUT);
+        }
+        let blob = |keys: Keys| postcard::to_stdvec(&keys).expect("plain data always encodes");
+        let offer = Offer::default()
+            .field("operation", "all-gather")
+            .field("dtype", terms.dtype)
+            .field("shard_bytes", terms.layout.shard_bytes(self.ground.rank))
+            .field("algorithm", plan.algorithm)
+            .field("parts", plan.parts)
+            .field("in_place", plan.in_place)
+            .field("outputs", plan.outputs)
+            .field("flags", plan.flags)
+            .field("capturable", terms.capturable)
+            .field("timeout", format_args!("{:?}", terms.timeout))
+            .field("topology", &self.ground.topology)
+            .blob(blob(self.sides.local.keys(&buffers)?));
+        let Some(network) = &self.sides.network else { return Ok(offer) };
+        buffers.push(BufferId::Crossing);
+        Ok(offer.blob(blob(network.keys(&buffers)?)))
+    }
+
+    /// Binds the plan, and imports what its steps name.
+    pub(super) fn import(
+        mut self,
+        offers: &[Offer],
+        deadline: Deadline,
+    ) -> Result<Ready<'g>, Error> {
+        let Planned { plan, crossings, flags, turns, .. } = &self.planned;
+        let binding = Binding { plan, layout: &self.terms.layout, flags: *flags, crossings };
+        let lane = |id: LaneId| &plan.lanes[id.index()];
+        let used = plan.lane_ids().filter(|&id| id == LaneId::HOME || !lane(id).steps.is_empty());
+        let bound = |(id, &caps): (LaneId, &Caps)| BoundLane {
+            id,
+            tier: lane(id).tier,
+            program: binding.bind(id),
+            caps,
+        };
+        let lanes: Vec<BoundLane> = used.zip(&self.caps).map(bound).collect();
+        for tier in Tier::ALL.iter().copied() {
+            if tier == Tier::Network && self.sides.network.is_none() {
+                continue;
+            }
+            let side = self.sides.of(tier)?;
+            let keys = keys_of(offers, tier)?;
+            let lanes = lanes.iter().filter(|lane| lane.tier == tier);
+            for step in lanes.flat_map(|lane| &lane.program.steps) {
+                if let Some((peer, buffer)) = named(step) {
+                    let bytes = self.terms.bytes(turns, peer, buffer);
+                    side.import(peer, buffer, &keys[peer.index()], bytes, deadline)?;
+                }
+            }
+        }
+        let Self { ground, terms, planned, sides, .. } = self;
+        Ready::new(ground, terms, planned, sides, lanes)
+    }
+}
+
+/// What a step names of a rank, perhaps this one.
+fn named(step: &Bound) -> Option<(Rank, BufferId)> {
+    match *step {
+        Bound::Put { peer, dst, .. } => Some((peer, dst.buffer)),
+        Bound::Get { peer, src, .. } => Some((peer, src.buffer)),
+        Bound::Signal { peer, flag } => Some((peer, flag.buffer())),
+        Bound::Wait { .. } => None,
+    }
+}
+
+fn keys_of(offers: &[Offer], tier: Tier) -> Result<Vec<Keys>, Error> {
+    let index = usize::from(tier == Tier::Network);
+    let keys = |(peer, offer)| {
+        postcard::from_bytes(blob(offer, peer, index)?).map_err(|error| {
+            let text = format!("the keys of rank {peer} cannot be read: {error}");
+            Error::new(ErrorKind::InvalidKey, text).with_peer(peer)
+        })
+    };
+    Rank::all(offers.len()).zip(offers).map(keys).collect()
+}
+
+/// The buffers that hold bytes.
+fn data_buffers(plan: &Plan) -> impl Iterator<Item = BufferId> {
+    let input = (!plan.in_place).then_some(BufferId::INPUT);
+    [BufferId::OUTPUT].into_iter().chain(input)
+}
+
+fn has_gets(plan: &Plan) -> bool {
+    let mut steps = plan.lanes.iter().flat_map(|lane| &lane.steps);
+    steps.any(|step| matches!(step, Step::Get { .. }))
+}

@@ -1,0 +1,43 @@
+//! A fabric behind a vtable: what opening a group needs of it.
+//!
+//! A group has a type parameter for its local fabric only, whose memory the caller holds. Whatever
+//! needs no such type goes through here, for the fabric between nodes and the local one alike.
+
+use peerlane_hal::{BackendId, Deadline, Fabric, Rank};
+
+use crate::error::Error;
+use crate::group::side::{FabricSide, Side};
+
+/// A fabric without its types.
+pub(crate) trait Reach: Send {
+    fn backend(&self) -> BackendId;
+    fn rank(&self) -> Rank;
+    fn address(&self) -> Vec<u8>;
+    fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), Error>;
+    /// Begins an operation on this fabric.
+    fn side(&mut self) -> Box<dyn Side + '_>;
+}
+
+impl<F: Fabric> Reach for F {
+    fn backend(&self) -> BackendId {
+        Fabric::backend(self)
+    }
+
+    fn rank(&self) -> Rank {
+        Fabric::rank(self)
+    }
+
+    fn address(&self) -> Vec<u8> {
+        Fabric::address(self)
+    }
+
+    fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), Error> {
+        Fabric::connect(self, peer, address, deadline).map_err(|error| {
+            Error::of_backend(format!("connect to rank {peer}"), error).with_peer(peer)
+        })
+    }
+
+    fn side(&mut self) -> Box<dyn Side + '_> {
+        Box::new(FabricSide::new(self))
+    }
+}

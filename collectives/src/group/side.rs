@@ -1,0 +1,203 @@
+//! What an operation that is being prepared has on one fabric: regions, imports, engines.
+//!
+//! Of two fabrics, the one registers what the other has allocated.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use peerlane_hal::{
+    BackendId, Caps, CopyEngine, Deadline, ErrorKind, Fabric, Link, PeerMemory, Rank, Region,
+    RemoteKey, Space,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::run::port::{Bind, Port};
+use crate::run::turns::Turns;
+use crate::window::{BufferId, HostView, Window, Windows};
+
+/// The keys of one rank's buffers on one fabric.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Keys(BTreeMap<BufferId, Vec<u8>>);
+
+/// Memory that one fabric holds and another registers.
+pub(crate) struct Held {
+    base: NonNull<u8>,
+    bytes: u64,
+    space: Space,
+    keep: Arc<dyn Any + Send + Sync>,
+}
+
+/// One fabric's side of an operation, without types.
+pub(crate) trait Side {
+    fn backend(&self) -> BackendId;
+
+    /// Allocates a buffer.
+    fn allocate(&mut self, buffer: BufferId, bytes: u64) -> Result<(), Error>;
+
+    /// The memory of a buffer, to be registered with the other fabric.
+    fn held(&self, buffer: BufferId) -> Held;
+
+    /// Registers a buffer that the other fabric holds.
+    fn register(&mut self, buffer: BufferId, held: Held) -> Result<(), Error>;
+
+    /// What peers need to import these buffers.
+    fn keys(&self, buffers: &[BufferId]) -> Result<Keys, Error>;
+
+    /// Imports a buffer of `peer`, of which it must have exactly `bytes`; once, however often it is
+    /// called.
+    fn import(
+        &mut self,
+        peer: Rank,
+        buffer: BufferId,
+        keys: &Keys,
+        bytes: u64,
+        deadline: Deadline,
+    ) -> Result<(), Error>;
+
+    /// Makes one engine more.
+    fn engine(&mut self) -> Result<Caps, Error>;
+
+    /// How `peer` is reached.
+    fn link(&self, peer: Rank) -> Option<Link>;
+
+    /// The ports of the engines, in the order in which they were made, and the host's view.
+    fn finish(self: Box<Self>, turns: Turns) -> (Vec<Box<dyn Port>>, Arc<dyn HostView>);
+}
+
+/// One fabric's side of an operation.
+pub(crate) struct FabricSide<'f, F: Fabric> {
+    fabric: &'f mut F,
+    engines: Vec<F::Engine>,
+    windows: BTreeMap<BufferId, Window<F::Memory>>,
+    keep: Vec<Arc<dyn Any + Send + Sync>>,
+}
+
+impl<'f, F: Fabric> FabricSide<'f, F> {
+    pub(crate) fn new(fabric: &'f mut F) -> Self {
+        Self { fabric, engines: Vec::new(), windows: BTreeMap::new(), keep: Vec::new() }
+    }
+
+    /// Takes a region that the caller has.
+    pub(crate) fn insert(&mut self, buffer: BufferId, region: <F::Memory as PeerMemory>::Local) {
+        self.windows.insert(buffer, Window::new(region));
+    }
+
+    fn window(&self, buffer: BufferId) -> &Window<F::Memory> {
+        self.windows.get(&buffer).expect("a buffer is made before it is used")
+    }
+
+    fn take(&mut self, name: fn(u32) -> BufferId) -> Vec<Window<F::Memory>> {
+        (0..).map_while(|number| self.windows.remove(&name(number))).collect()
+    }
+}
+
+impl<F: Fabric> Side for FabricSide<'_, F> {
+    fn backend(&self) -> BackendId {
+        self.fabric.backend()
+    }
+
+    fn allocate(&mut self, buffer: BufferId, bytes: u64) -> Result<(), Error> {
+        let region = self.fabric.memory().allocate(bytes, buffer.role());
+        let region =
+            region.map_err(|error| Error::of_backend(format!("allocate {buffer}"), error))?;
+        self.insert(buffer, region);
+        Ok(())
+    }
+
+    fn held(&self, buffer: BufferId) -> Held {
+        let local = &self.window(buffer).local;
+        let (base, bytes, space) = (local.base(), local.bytes(), local.space());
+        Held { base, bytes, space, keep: Arc::clone(local) as _ }
+    }
+
+    fn register(&mut self, buffer: BufferId, held: Held) -> Result<(), Error> {
+        let Held { base, bytes, space, keep } = held;
+        let what = || format!("register {buffer} with the fabric {}", self.fabric.backend());
+        if buffer == BufferId::Crossing && space != Space::Host {
+            let text = format!(
+                "{}: it is memory of a device, wanted memory of the host, where fabrics of two \
+                 kinds see each other's flags",
+                what()
+            );
+            return Err(Error::new(ErrorKind::Mismatch, text));
+        }
+        // SAFETY: `keep` holds the memory until this registration is dropped; that peers are done
+        // with it by then is the plan's doing, and an abort's: see `Windows::keep`.
+        let region = unsafe { self.fabric.memory().register(base, bytes, buffer.role()) };
+        let region = region.map_err(|error| Error::of_backend(what(), error))?;
+        self.insert(buffer, region);
+        self.keep.push(keep);
+        Ok(())
+    }
+
+    fn keys(&self, buffers: &[BufferId]) -> Result<Keys, Error> {
+        let key = |&buffer| {
+            let key = self.fabric.memory().export(&self.window(buffer).local);
+            let key = key.map_err(|error| Error::of_backend(format!("export {buffer}"), error))?;
+            Ok((buffer, key.encode()))
+        };
+        buffers.iter().map(key).collect::<Result<_, Error>>().map(Keys)
+    }
+
+    fn import(
+        &mut self,
+        peer: Rank,
+        buffer: BufferId,
+        keys: &Keys,
+        bytes: u64,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        if self.window(buffer).has(peer) {
+            return Ok(());
+        }
+        let what = format!("import {buffer} of rank {peer}");
+        let failed = |error: Error| error.with_peer(peer);
+        let memory = self.fabric.memory();
+        let key = if peer == self.fabric.rank() {
+            // Some memory is exported to nobody else.
+            let key = memory.export(&self.window(buffer).local);
+            key.map_err(|error| failed(Error::of_backend(&what, error)))?
+        } else {
+            let Some(key) = keys.0.get(&buffer) else {
+                let text = format!("{what}: it was not offered");
+                return Err(failed(Error::new(ErrorKind::Mismatch, text)));
+            };
+            let key = <F::Memory as PeerMemory>::Key::decode(key);
+            key.map_err(|error| failed(Error::of_backend(&what, error)))?
+        };
+        if key.region_bytes() != bytes {
+            let text = format!("{what}: it has {} bytes, wanted {bytes}", key.region_bytes());
+            return Err(failed(Error::new(ErrorKind::Mismatch, text)));
+        }
+        let region = memory.import(peer, &key, deadline);
+        let region = region.map_err(|error| failed(Error::of_backend(&what, error)))?;
+        self.windows.get_mut(&buffer).expect("seen above").enter(peer, region);
+        Ok(())
+    }
+
+    fn engine(&mut self) -> Result<Caps, Error> {
+        let engine = self.fabric.engine();
+        let engine = engine.map_err(|error| Error::of_backend("make an engine", error))?;
+        let caps = *engine.caps();
+        self.engines.push(engine);
+        Ok(caps)
+    }
+
+    fn link(&self, peer: Rank) -> Option<Link> {
+        self.fabric.link(peer)
+    }
+
+    fn finish(mut self: Box<Self>, turns: Turns) -> (Vec<Box<dyn Port>>, Arc<dyn HostView>) {
+        let backend = self.fabric.backend();
+        let (inputs, outputs) = (self.take(BufferId::Input), self.take(BufferId::Output));
+        let flags = self.windows.remove(&BufferId::Flags).expect("every side has flags");
+        let crossing = self.windows.remove(&BufferId::Crossing);
+        let keep = std::mem::take(&mut self.keep);
+        let windows = Arc::new(Windows { inputs, outputs, flags, crossing, turns, keep });
+        let bind = |engine| Box::new(Bind::new(engine, backend, Arc::clone(&windows))) as _;
+        (self.engines.into_iter().map(bind).collect(), Arc::clone(&windows) as _)
+    }
+}
