@@ -26,7 +26,7 @@ mod shapes;
 
 const CASES: u64 = 1000;
 /// Looks for harm that would prove an accepted mutant wrong.
-const RUNS_ACCEPTED: u64 = 40;
+const RUNS_ACCEPTED: u64 = 24;
 /// Looks only for the statistics.
 const RUNS_REFUSED: u64 = 6;
 
