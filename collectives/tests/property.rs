@@ -65,7 +65,7 @@ impl Case {
         let topology = Topology::of_nodes(&self.node_of_rank).map_err(|error| said(&error))?;
         let plans = allgather::plans(self.algorithm, &topology, self.shape);
         let plans = plans.map_err(|error| said(&error))?;
-        let oracle = Oracle::with_shards(&plans, &self.shards, self.starts)
+        let oracle = Oracle::new(&plans, &self.shards, self.starts)
             .map_err(|harm| said(&format!("{harm:?}")))?;
         oracle.run(number).map_err(|harm| said(&format!("{harm:?}")))?;
         let of_local =
@@ -74,7 +74,7 @@ impl Case {
             return Err(said(&"a network lane without a network"));
         }
         verify(&plans).map_err(|fault| said(&fault))?;
-        if number % PROVEN == 0 {
+        if number.is_multiple_of(PROVEN) {
             let thrifty = Effort { followed_steps: 0, unlike_steps: 0, compared_steps: usize::MAX };
             prove(self.algorithm, &topology, self.shape, thrifty).map_err(|fault| said(&fault))?;
         }
