@@ -9,7 +9,7 @@ use peerlane_hal::host;
 use super::{SHARD_LEN, STARTS, WARM_UP, count};
 
 pub(super) fn allocates_nothing(ranks: usize) -> Result<(), Failed> {
-    count(ranks, |bootstrap| warm(bootstrap), |gathers| repeat(gathers, STARTS))
+    count(ranks, warm, |gathers| repeat(gathers, STARTS))
 }
 
 /// Two operations over ranges that overlap.
