@@ -6,4 +6,5 @@ mod cuda;
 mod failure;
 mod launcher;
 mod plan;
+mod simulate;
 mod usage;
