@@ -88,10 +88,14 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     }
     let ground = Ground::new(topology, shard_bytes);
     let links = links.reaching(touched_bytes(&ground, shape));
-    let reason = |algorithm| refused.iter().find(|(other, _)| *other == algorithm);
+    let reason = |one| refused.iter().find(|(other, _)| *other == one);
+    // One that is asked for by name is made, pointless or not.
+    let pointless = |one| algorithm.is_none().then(|| pointless(one, &ground)).flatten();
     let mut candidates = Vec::new();
     for &one in Algorithm::ALL {
-        if algorithm.is_some_and(|wanted| wanted != one) || reason(one).is_some() {
+        if algorithm.is_some_and(|wanted| wanted != one)
+            || reason(one).or(pointless(one).as_ref()).is_some()
+        {
             continue;
         }
         let numbers = parts.map_or_else(|| numbers_of_parts(one, &ground, shape), |n| vec![n]);
@@ -106,9 +110,25 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     let place = |candidate: &Candidate| (*candidate != best, candidate.cost.picoseconds);
     candidates.sort_by_key(place);
     let subject = subject(topology, &ground);
-    let refused = refused.iter().map(|(which, why)| (*which, (*why).to_owned())).collect();
+    let beside = Algorithm::ALL.iter().filter_map(|&one| pointless(one));
+    let refused = refused.iter().copied().chain(beside);
+    let refused = refused.map(|(which, why)| (which, why.to_owned())).collect();
     let Candidate { algorithm, parts, cost } = best;
     Ok(Choice { algorithm, parts, cost, candidates, refused, subject })
+}
+
+/// Why an algorithm is another one by a longer name here.
+fn pointless(algorithm: Algorithm, ground: &Ground) -> Option<(Algorithm, &'static str)> {
+    let why = match algorithm {
+        Algorithm::Hierarchical | Algorithm::HierarchicalRing if ground.nodes == 1 => {
+            "there is one node"
+        }
+        Algorithm::Ring | Algorithm::DoubleRing if ground.ranks <= 2 => {
+            "there are no more than two ranks"
+        }
+        _ => return None,
+    };
+    Some((algorithm, why))
 }
 
 /// The first that is about as fast as the fastest.
