@@ -99,6 +99,7 @@ impl Ground {
             shard_bytes,
             shape,
             links,
+            measured: options.links.is_some(),
             algorithm,
             parts: options.parts,
             refused: &[],

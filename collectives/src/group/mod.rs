@@ -56,6 +56,8 @@ pub struct Group<F: Fabric> {
     strict: bool,
     /// What operations choose their algorithm by; equal on all ranks.
     links: Links,
+    /// Whether the caller gave them.
+    links_measured: bool,
     shared: Arc<Shared>,
     watchdog: Option<JoinHandle<()>>,
     /// Operations prepared so far; part of the fingerprint.

@@ -139,6 +139,7 @@ impl GroupOptions {
             topology,
             strict,
             links,
+            links_measured: self.links.is_some(),
             shared,
             watchdog,
             prepared: 0,

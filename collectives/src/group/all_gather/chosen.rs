@@ -32,7 +32,7 @@ impl Wanted {
         topology: &Topology,
         layout: &Layout,
         shape: Shape,
-        links: &Links,
+        (links, measured): (&Links, bool),
     ) -> Result<Chosen, Error> {
         if let (Some(algorithm), Some(parts)) = (self.algorithm, self.parts) {
             return Ok(Chosen { algorithm, parts, why: "the caller says so".to_owned() });
@@ -49,6 +49,7 @@ impl Wanted {
             shard_bytes: &shards,
             shape,
             links,
+            measured,
             algorithm: self.algorithm,
             parts: self.parts,
             refused,

@@ -131,7 +131,8 @@ fn draft<F: Fabric, T: Element>(
     let tiers = group.network.is_some();
     let shape = Shape { parts: layout.parts(), in_place, outputs, flags, tiers };
     let wanted = Wanted { algorithm: wish.algorithm, parts: wish.parts, capturable };
-    let chosen = wanted.choose(&ground.topology, &layout, shape, &group.links)?;
+    let chosen =
+        wanted.choose(&ground.topology, &layout, shape, (&group.links, group.links_measured))?;
     let (algorithm, shape) = (chosen.algorithm, Shape { parts: chosen.parts, ..shape });
     let layout = wish.shards.layout::<T>(ground.topology.ranks(), shape.parts)?;
     let (dtype, rank) = (T::DTYPE, ground.rank);
