@@ -7,6 +7,7 @@ mod facts;
 mod goals;
 mod host;
 mod openmpi;
+mod plan;
 mod program;
 mod record;
 
@@ -17,6 +18,8 @@ pub(crate) enum Bench {
     Host(host::Options),
     /// The all-gather between GPUs of this host, against NCCL's and bare copies.
     Cuda(cuda::Options),
+    /// Planning for one rank, and simulating all, over their number.
+    Plan,
 }
 
 /// Measures, prints a table and writes the record.
@@ -24,6 +27,7 @@ pub(crate) fn run(bench: Bench) -> Outcome {
     match bench {
         Bench::Host(options) => host::run(&options),
         Bench::Cuda(options) => cuda::run(&options),
+        Bench::Plan => plan::run(),
     }
 }
 
