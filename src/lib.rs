@@ -47,7 +47,7 @@ pub use peerlane_collectives::group::{
     AllGather, Destination, Gathered, Group, GroupOptions, Lease, Place, Started, Window,
 };
 pub use peerlane_collectives::{
-    allgather, bootstrap, element, error, group, layout, plan, topology, verify,
+    allgather, bootstrap, cost, element, error, group, layout, plan, simulate, topology, verify,
 };
 pub use peerlane_hal as hal;
 #[cfg(feature = "host")]

@@ -8,9 +8,11 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod allgather;
+mod calibrate;
 mod cublas;
 mod doctor;
 mod error;
+mod explain;
 mod library;
 mod memory;
 mod nccl;
@@ -31,6 +33,8 @@ struct Arguments {
 enum Command {
     Allgather(allgather::Options),
     Plan(plan::Options),
+    Explain(explain::Options),
+    Calibrate(calibrate::Options),
     Doctor(doctor::Options),
 }
 
@@ -38,6 +42,8 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Allgather(options) => allgather::run(&options),
         Command::Plan(options) => plan::run(&options),
+        Command::Explain(options) => explain::run(&options),
+        Command::Calibrate(options) => calibrate::run(&options),
         Command::Doctor(options) => doctor::run(&options),
     };
     let Err(failure) = result else { return ExitCode::SUCCESS };

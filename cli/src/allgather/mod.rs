@@ -30,6 +30,7 @@ mod statistics;
 mod sweep;
 
 use backend::Chosen;
+pub(crate) use backend::{Backend, Devices};
 pub(crate) use options::{AlgorithmChoice, Options, parse_algorithm, parse_ranks};
 use placement::Bind;
 use screen::Screen;

@@ -2,6 +2,7 @@
 
 mod allgather;
 mod common;
+mod cost;
 mod cuda;
 mod failure;
 mod launcher;

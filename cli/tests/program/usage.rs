@@ -30,6 +30,12 @@ fn wrong_options_are_usage_errors_that_say_what_is_right() {
         ("plan --algorithm spiral", "there is no such algorithm; write auto or direct, pull, "),
         ("plan --ranks 2 --parts 65537", "parts is 65537, expected 1 to 65536"),
         ("plan --in-place --outputs 2", "outputs is 2, expected 1 to 1 in place"),
+        ("explain --nodes 2y4", "topology is \"2y4\""),
+        ("explain --nodes 1x2 --shard-bytes 1,2,3", "--shard-bytes has 3 sizes for 2 ranks"),
+        ("explain --parts 65537", "parts is 65537, expected 1 to 65536"),
+        ("explain --calibration Cargo.toml", "Cargo.toml is no calibration"),
+        ("calibrate --out links.json --algorithms auto", "--algorithms has auto"),
+        ("calibrate --out links.json --algorithms spiral", "there is no such algorithm"),
         ("plan --tiers --check plans.txt", "cannot be used with"),
     ] {
         let ended = run(line);

@@ -2,6 +2,7 @@
 
 use crate::process::Outcome;
 
+mod cost;
 mod cuda;
 mod facts;
 mod goals;
@@ -15,6 +16,8 @@ mod record;
 pub(crate) enum Bench {
     /// The all-gather between processes of this host, against Open MPI's.
     Host(host::Options),
+    /// What the model of costs predicts, against what is measured.
+    Cost(cost::Options),
     /// The all-gather between GPUs of this host, against NCCL's and bare copies.
     Cuda(cuda::Options),
 }
@@ -23,6 +26,7 @@ pub(crate) enum Bench {
 pub(crate) fn run(bench: Bench) -> Outcome {
     match bench {
         Bench::Host(options) => host::run(&options),
+        Bench::Cost(options) => cost::run(&options),
         Bench::Cuda(options) => cuda::run(&options),
     }
 }

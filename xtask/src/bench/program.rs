@@ -20,6 +20,11 @@ impl Peerlane {
         Ok(Self { program: target.join("release/peerlane") })
     }
 
+    /// Runs it with these arguments.
+    pub(super) fn run(&self, arguments: impl IntoIterator<Item = String>) -> Outcome {
+        process::run(Command::new(&self.program).args(arguments))
+    }
+
     /// Measures one size, and what as many bare copies take.
     pub(super) fn measure(
         &self,

@@ -1,0 +1,134 @@
+//! How well the fitted links predict what was not fitted: the sizes between.
+
+use std::collections::BTreeMap;
+
+use peerlane::cost::{Calibration, GOOD, Question, Sample, choose, predict};
+use peerlane::plan::Algorithm;
+use peerlane::topology::Topology;
+use serde::Serialize;
+
+use crate::error::Result;
+
+/// Everything that was compared.
+#[derive(Debug, Serialize)]
+pub(super) struct Check {
+    machine: String,
+    backend: String,
+    topology: String,
+    points: Vec<Point>,
+    choices: Vec<Chosen>,
+    /// The share of the points that are predicted within 20 %.
+    good_share: f64,
+    /// How much longer than the best measured algorithm a choice takes, at most, as a share.
+    worst_choice: f64,
+}
+
+/// One measured all-gather.
+#[derive(Debug, Serialize)]
+struct Point {
+    algorithm: Algorithm,
+    outputs: u32,
+    shard_bytes: u64,
+    measured_us: f64,
+    predicted_us: f64,
+    /// Whether the links were fitted to it.
+    fitted: bool,
+}
+
+/// One size and number of outputs.
+#[derive(Debug, Serialize)]
+struct Chosen {
+    outputs: u32,
+    shard_bytes: u64,
+    chosen: Algorithm,
+    chosen_us: f64,
+    best: Algorithm,
+    best_us: f64,
+}
+
+impl Check {
+    /// Of the fitted samples and of `others`.
+    ///
+    /// # Errors
+    /// If a sample cannot be predicted.
+    pub(super) fn new(
+        calibration: &Calibration,
+        topology: &Topology,
+        others: &[Sample],
+    ) -> Result<Self> {
+        let mut points = Vec::new();
+        let mut groups = BTreeMap::<(u64, u32), Vec<&Sample>>::new();
+        let fitted = calibration.samples.iter().map(|sample| (sample, true));
+        for (sample, fitted) in fitted.chain(others.iter().map(|sample| (sample, false))) {
+            let shards = vec![sample.shard_bytes; topology.ranks()];
+            let (algorithm, shape) = (sample.algorithm, sample.shape());
+            let cost = predict(algorithm, topology, shape, &shards, &calibration.links)?;
+            points.push(Point {
+                algorithm,
+                outputs: sample.outputs,
+                shard_bytes: sample.shard_bytes,
+                measured_us: sample.seconds * 1e6,
+                predicted_us: cost.seconds() * 1e6,
+                fitted,
+            });
+            groups.entry((sample.shard_bytes, sample.outputs)).or_default().push(sample);
+        }
+        let choices = groups.values().map(|group| Chosen::of(group, calibration, topology));
+        let choices = choices.collect::<Result<Vec<_>>>()?;
+        let good = |point: &&Point| (point.predicted_us / point.measured_us - 1.0).abs() <= GOOD;
+        let good_share = points.iter().filter(good).count() as f64 / points.len().max(1) as f64;
+        let longer = choices.iter().map(|choice| choice.chosen_us / choice.best_us - 1.0);
+        Ok(Self {
+            machine: calibration.key.machine.clone(),
+            backend: calibration.key.backend.clone(),
+            topology: calibration.key.topology.clone(),
+            good_share,
+            worst_choice: longer.fold(0.0, f64::max),
+            points,
+            choices,
+        })
+    }
+
+    /// The two figures in words.
+    pub(super) fn text(&self) -> String {
+        format!(
+            "{} points, {:.0} % of them predicted within {:.0} %; no choice more than {:.0} % slower \
+             than the best measured",
+            self.points.len(),
+            self.good_share * 100.0,
+            GOOD * 100.0,
+            self.worst_choice * 100.0
+        )
+    }
+}
+
+impl Chosen {
+    /// Among the algorithms that were measured.
+    fn of(group: &[&Sample], calibration: &Calibration, topology: &Topology) -> Result<Self> {
+        let first = group[0];
+        let shards = vec![first.shard_bytes; topology.ranks()];
+        let measured = |algorithm| group.iter().find(|sample| sample.algorithm == algorithm);
+        let others = Algorithm::ALL.iter().filter(|algorithm| measured(**algorithm).is_none());
+        let refused: Vec<_> = others.map(|algorithm| (*algorithm, "it was not measured")).collect();
+        let choice = choose(&Question {
+            topology,
+            shard_bytes: &shards,
+            shape: first.shape(),
+            links: &calibration.links,
+            algorithm: None,
+            parts: Some(first.parts),
+            refused: &refused,
+        })?;
+        let best = group.iter().min_by(|one, other| one.seconds.total_cmp(&other.seconds));
+        let best = best.unwrap_or(&group[0]);
+        let chosen = measured(choice.algorithm).unwrap_or(best);
+        Ok(Self {
+            outputs: first.outputs,
+            shard_bytes: first.shard_bytes,
+            chosen: chosen.algorithm,
+            chosen_us: chosen.seconds * 1e6,
+            best: best.algorithm,
+            best_us: best.seconds * 1e6,
+        })
+    }
+}

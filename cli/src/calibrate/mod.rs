@@ -1,0 +1,101 @@
+//! `peerlane calibrate`: measures all-gathers and writes what the links give.
+
+use std::fs;
+use std::path::Path;
+
+use peerlane::cost::{Calibration, Key, Links};
+use peerlane::hal::LinkKind;
+use peerlane::topology::Topology;
+use peerlane::{cuda, host};
+use serde::Serialize;
+
+use crate::error::{Failure, Result};
+
+mod check;
+mod measure;
+mod options;
+
+use check::Check;
+use measure::{Measured, Way, measure};
+pub(crate) use options::Options;
+
+/// Measures, fits and writes.
+///
+/// # Errors
+/// If something cannot be measured or written.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let ways = Way::all(&options.algorithms()?);
+    let Measured { backend, ranks, samples } = measure(options, &ways, options.min_bytes.0)?;
+    let topology = Topology::flat(ranks)?;
+    let key = Key::new(&backend, &machine(&backend), &topology);
+    let calibration = Calibration::new(key, known(&backend), &topology, samples)?;
+    write(&options.out, &calibration)?;
+    println!("{calibration}");
+    let Some(path) = &options.check else { return Ok(()) };
+    // In the middle between two sizes, as factors go.
+    let between = options.min_bytes.0.saturating_mul(options.factor.isqrt());
+    let others = measure(options, &ways, between)?.samples;
+    let check = Check::new(&calibration, &topology, &others)?;
+    write(path, &check)?;
+    println!("{}", check.text());
+    Ok(())
+}
+
+fn write(path: &Path, what: &impl Serialize) -> Result<()> {
+    let json =
+        serde_json::to_string_pretty(what).map_err(|error| Failure::failed(error.to_string()))?;
+    fs::write(path, json + "\n")
+        .map_err(|error| Failure::io(format_args!("cannot write {}", path.display()), &error))
+}
+
+/// Reads a calibration from a file.
+///
+/// # Errors
+/// If it cannot be read, or holds for something else than `wanted`.
+pub(crate) fn load(path: &Path, wanted: Option<&Key>) -> Result<Calibration> {
+    let what = path.display();
+    let text = fs::read_to_string(path)
+        .map_err(|error| Failure::io(format_args!("cannot read {what}"), &error))?;
+    let calibration: Calibration = serde_json::from_str(&text).map_err(|error| {
+        Failure::usage(format!("{what} is no calibration: {error}"))
+            .with_advice("write one with `peerlane calibrate --out FILE`")
+    })?;
+    calibration.links.check().map_err(|error| Failure::usage(format!("{what}: {error}")))?;
+    if let Some(wanted) = wanted {
+        calibration
+            .key
+            .check(wanted)
+            .map_err(|error| Failure::usage(format!("{what}: {error}")))?;
+    }
+    Ok(calibration)
+}
+
+/// What the ranks of a backend run on, in the system's words.
+pub(crate) fn machine(backend: &str) -> String {
+    if backend == "cuda"
+        && let Ok(devices) = cuda::discover()
+        && let Some(device) = devices.first()
+    {
+        return device.name.clone();
+    }
+    let devices = host::discover().unwrap_or_default();
+    let cores = cores();
+    match devices.first() {
+        Some(device) => format!("{cores} cores of {}", device.name),
+        None => format!("{cores} cores"),
+    }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// What is known without a measurement.
+pub(crate) fn known(backend: &str) -> Links {
+    if backend == "cuda" {
+        return Links::default();
+    }
+    let mut links = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
+    links.node.processors = u32::try_from(cores()).ok();
+    links
+}

@@ -1,0 +1,64 @@
+//! `peerlane explain` and `peerlane calibrate`.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::common::{command, end, run};
+
+#[test]
+fn a_choice_is_explained() {
+    let ended = run("explain --nodes 2x4 --shard-bytes 64M");
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    insta::assert_snapshot!(ended.stdout, @"
+    8 ranks on 2 nodes, shards of 64 MiB, 512 MiB in all: hierarchical, parts 16
+      hierarchical      parts 16    1.46 ms  chosen
+      hierarchical-ring parts 16    1.47 ms  as fast, not as simple
+      direct            parts 1     5.61 ms  3.84 times as long
+      pull              parts 1     5.61 ms  3.84 times as long
+      double-ring       parts 8     5.62 ms  3.84 times as long
+      ring              parts 8     9.84 ms  6.74 times as long
+    predicted: 1.46 ms
+          10 µs  start
+         3.2 µs  ready  of 4 peers
+        1.44 ms  puts between nodes  16 × 4 MiB at 48 GB/s, the last spread in 34.6 µs; inside 516 µs own, 554 µs passed on beside it
+         6.5 µs  last arrival
+      own copies: 512 MiB in all, at most 64 MiB of one rank
+      local: 3 GiB in all, at most 384 MiB of one rank
+      network: 512 MiB in all, at most 64 MiB of one rank
+      memory of one rank: 576 MiB
+    ");
+}
+
+#[test]
+fn a_choice_is_one_json_object() {
+    let ended = run("explain --nodes 3+1+2 --shard-bytes 1K,2K,3K,0,1,7 --outputs 2 --json");
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    let choice: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let terms = choice["cost"]["terms"].as_array().unwrap();
+    let sum: u64 = terms.iter().map(|term| term["picoseconds"].as_u64().unwrap()).sum();
+    assert_eq!(choice["cost"]["picoseconds"].as_u64().unwrap(), sum);
+    assert_eq!(choice["algorithm"], choice["candidates"][0]["algorithm"]);
+}
+
+#[test]
+fn what_is_calibrated_is_used() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let (out, check) = (folder.join("links.json"), folder.join("check.json"));
+    let words =
+        "calibrate --backend host --ranks 2 --max-bytes 4K --rounds 1 --algorithms direct,ring";
+    let ended = end(command(words).arg("--out").arg(&out).arg("--check").arg(&check));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.starts_with("host, 1x2, "), "{ended:?}");
+
+    let calibration: Value = serde_json::from_slice(&std::fs::read(&out).unwrap()).unwrap();
+    assert_eq!(calibration["key"]["backend"], "host");
+    // Two algorithms with one output and two; 1 KiB and 4 KiB.
+    assert_eq!(calibration["samples"].as_array().unwrap().len(), 8);
+    let check: Value = serde_json::from_slice(&std::fs::read(&check).unwrap()).unwrap();
+    assert_eq!(check["points"].as_array().unwrap().len(), 12);
+
+    let ended = end(command("explain --nodes 1x2 --shard-bytes 1K --calibration").arg(&out));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.starts_with("2 ranks on 1 node, shards of 1 KiB"), "{ended:?}");
+}

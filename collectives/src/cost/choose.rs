@@ -1,0 +1,193 @@
+//! Which algorithm, and how many parts: the fastest prediction, and why.
+
+use std::fmt;
+
+use peerlane_hal::ErrorKind;
+use serde::Serialize;
+
+use super::ground::Ground;
+use super::links::Links;
+use super::model::Task;
+use super::predict::{Cost, check_shards, cost, touched_bytes};
+use super::units::{bytes, time};
+use crate::allgather::Shape;
+use crate::error::Error;
+use crate::plan::{Algorithm, PARTS_MAX};
+use crate::topology::Topology;
+
+/// Predictions that differ by less count as equal, and the simpler plan is taken: one over so many.
+/// No model is as exact as that.
+const EQUAL_ONE_OVER: u64 = 50;
+/// The smallest part that is tried, and in how many a shard is cut at most.
+const PART_BYTES_MIN: u64 = 64 << 10;
+const PARTS_TRIED_MAX: u32 = 64;
+/// The largest part over a network: the first part is spread in the node only when it has arrived.
+const NETWORK_PART_BYTES_MAX: u64 = 8 << 20;
+
+/// What is to be chosen for. Equal on all ranks, and the choice is.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    /// Where the ranks are.
+    pub topology: &'a Topology,
+    /// The shard of every rank.
+    pub shard_bytes: &'a [u64],
+    /// What the plan must be, but for [`Shape::parts`].
+    pub shape: Shape,
+    /// What the links give.
+    pub links: &'a Links,
+    /// The algorithm, if the caller has said which.
+    pub algorithm: Option<Algorithm>,
+    /// The parts, if the caller has said how many.
+    pub parts: Option<u32>,
+    /// What cannot run here, and why.
+    pub refused: &'a [(Algorithm, &'a str)],
+}
+
+/// What was chosen, and from what.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Choice {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Parts of a shard.
+    pub parts: u32,
+    /// What it costs.
+    pub cost: Cost,
+    /// The best of every algorithm, the fastest first.
+    pub candidates: Vec<Candidate>,
+    /// What was not asked, and why.
+    pub refused: Vec<(Algorithm, String)>,
+    subject: String,
+}
+
+/// One algorithm with its best number of parts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Candidate {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Parts of a shard.
+    pub parts: u32,
+    /// What it costs.
+    pub cost: Cost,
+}
+
+/// Chooses the algorithm with the smallest predicted time, and its parts. Among times that differ by
+/// less than 2 % from the fastest, the first algorithm in the order of [`Algorithm::ALL`] and the
+/// fewest parts win.
+///
+/// Only whole numbers are compared: the same question has the same answer on every rank.
+///
+/// # Errors
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as many
+/// shards as ranks, the parts are out of their bounds, or every algorithm is refused.
+pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
+    let Question { topology, shard_bytes, shape, links, algorithm, parts, refused } = *question;
+    links.check()?;
+    check_shards(topology, shard_bytes)?;
+    if let Some(parts) = parts.filter(|parts| !(1..=PARTS_MAX).contains(parts)) {
+        return Err(invalid(format!("parts is {parts}, expected 1 to {PARTS_MAX}")));
+    }
+    let ground = Ground::new(topology, shard_bytes);
+    let links = links.reaching(touched_bytes(&ground, shape));
+    let reason = |algorithm| refused.iter().find(|(other, _)| *other == algorithm);
+    let mut candidates = Vec::new();
+    for &one in Algorithm::ALL {
+        if algorithm.is_some_and(|wanted| wanted != one) || reason(one).is_some() {
+            continue;
+        }
+        let numbers = parts.map_or_else(|| numbers_of_parts(one, &ground, shape), |n| vec![n]);
+        let costs = numbers.into_iter().map(|parts| {
+            let shape = Shape { parts, ..shape };
+            let cost = cost(&Task { algorithm: one, ground: &ground, shape, links: &links });
+            Candidate { algorithm: one, parts, cost }
+        });
+        candidates.extend(simplest(costs.collect()));
+    }
+    let best = simplest(candidates.clone()).ok_or_else(|| nothing(algorithm, refused))?;
+    let place = |candidate: &Candidate| (*candidate != best, candidate.cost.picoseconds);
+    candidates.sort_by_key(place);
+    let subject = subject(topology, &ground);
+    let refused = refused.iter().map(|(which, why)| (*which, (*why).to_owned())).collect();
+    let Candidate { algorithm, parts, cost } = best;
+    Ok(Choice { algorithm, parts, cost, candidates, refused, subject })
+}
+
+/// The first that is about as fast as the fastest.
+fn simplest(candidates: Vec<Candidate>) -> Option<Candidate> {
+    let fastest = candidates.iter().map(|candidate| candidate.cost.picoseconds).min()?;
+    let limit = fastest.saturating_add(fastest / EQUAL_ONE_OVER);
+    candidates.into_iter().find(|candidate| candidate.cost.picoseconds <= limit)
+}
+
+/// Powers of two, ascending. Parts help where something else goes on with them.
+fn numbers_of_parts(algorithm: Algorithm, ground: &Ground, shape: Shape) -> Vec<u32> {
+    let passed_on = match algorithm {
+        Algorithm::Direct | Algorithm::Pull => false,
+        Algorithm::Ring | Algorithm::DoubleRing => ground.ranks > 2,
+        Algorithm::Hierarchical | Algorithm::HierarchicalRing => ground.nodes > 1,
+    };
+    if !passed_on {
+        return vec![1];
+    }
+    let shard = ground.shard_bytes_max;
+    let all = (0..).map(|power| 1u32 << power).take_while(|parts| *parts <= PARTS_TRIED_MAX);
+    let numbers: Vec<u32> =
+        all.filter(|parts| *parts == 1 || shard / u64::from(*parts) >= PART_BYTES_MIN).collect();
+    // Larger parts than that only where there is no smaller number to try.
+    let network = shape.tiers && ground.nodes > 1;
+    let small = |parts: &&u32| !network || shard / u64::from(**parts) <= NETWORK_PART_BYTES_MAX;
+    let fitting: Vec<u32> = numbers.iter().filter(small).copied().collect();
+    if fitting.is_empty() { numbers.last().copied().into_iter().collect() } else { fitting }
+}
+
+fn nothing(wanted: Option<Algorithm>, refused: &[(Algorithm, &str)]) -> Error {
+    let mine = |(which, _): &&(Algorithm, &str)| wanted.is_none_or(|wanted| *which == wanted);
+    let reasons = refused.iter().filter(mine).map(|(which, why)| format!("{which}: {why}"));
+    let reasons = reasons.collect::<Vec<_>>().join("; ");
+    invalid(format!("no algorithm can serve this all-gather: {reasons}"))
+}
+
+fn subject(topology: &Topology, ground: &Ground) -> String {
+    let Ground { shard_bytes_min: least, shard_bytes_max: most, total_bytes, .. } = *ground;
+    let shards =
+        if least == most { bytes(most) } else { format!("{} to {}", bytes(least), bytes(most)) };
+    format!("{topology}, shards of {shards}, {} in all", bytes(total_bytes))
+}
+
+fn invalid(text: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+impl Choice {
+    /// Why, in a few lines: the best of every algorithm, what was refused, and where the time of the
+    /// chosen one goes.
+    pub fn explain(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { algorithm, parts, cost, subject, .. } = self;
+        writeln!(f, "{subject}: {algorithm}, parts {parts}")?;
+        for candidate in &self.candidates {
+            let Candidate { algorithm, parts, cost: other } = candidate;
+            let relation = relation(cost.picoseconds, other.picoseconds);
+            let note = if candidate.algorithm == self.algorithm { "chosen" } else { &relation };
+            let time = time(other.picoseconds);
+            writeln!(f, "  {algorithm:<17} parts {parts:<3} {time:>9}  {note}")?;
+        }
+        for (algorithm, why) in &self.refused {
+            writeln!(f, "  {algorithm:<17} not asked: {why}")?;
+        }
+        write!(f, "predicted: {cost}")
+    }
+}
+
+/// How another time compares with the chosen one's.
+fn relation(chosen: u64, other: u64) -> String {
+    let times = other as f64 / chosen.max(1) as f64;
+    if other.saturating_sub(other / EQUAL_ONE_OVER) <= chosen {
+        return "as fast, not as simple".to_owned();
+    }
+    format!("{times:.2} times as long")
+}

@@ -1,0 +1,255 @@
+//! From measured all-gathers to links: least squares, robust against outliers.
+//!
+//! What is minimised is the sum of squared relative errors of the model itself, in which an error
+//! beyond 30 % counts only linearly. The model has maxima and no derivative worth having, so the
+//! search goes along one figure at a time, by factors that get smaller. A figure on which no sample
+//! depends stays as it was.
+
+use super::links::{Link, Links, Reach};
+use super::predict::predict;
+use super::sample::Sample;
+use crate::error::Error;
+use crate::plan::Tier;
+use crate::topology::Topology;
+
+/// Relative errors beyond it count linearly.
+const OUTLIER: f64 = 0.3;
+/// By which factors a figure is changed, in turn.
+const FACTORS: [f64; 6] = [4.0, 2.0, 1.4, 1.15, 1.05, 1.02];
+/// Rounds over all figures with one factor, at most.
+const ROUNDS_MAX: usize = 40;
+/// Points of [`Reach`] are so far apart: finer than caches are.
+const REACH_STEP: u64 = 4;
+
+/// One figure of the links.
+type Figure = fn(&mut Links) -> &mut f64;
+
+/// Changes `links` until they predict the samples best; the error that is left, as a share of each
+/// time, in the samples' order.
+///
+/// # Errors
+/// As [`predict`].
+pub fn fit(
+    mut links: Links,
+    topology: &Topology,
+    samples: &[Sample],
+) -> Result<(Links, Vec<f64>), Error> {
+    if links.local.by_processor {
+        links.node.reach = reach(topology, samples);
+    }
+    first_line(&mut links, topology, samples);
+    let figures = figures(&links, samples);
+    let points = links.node.reach.len();
+    let mut best = loss(&links, topology, samples)?;
+    for factor in FACTORS {
+        for _ in 0..ROUNDS_MAX {
+            let before = best;
+            for at in 0..figures.len() + points {
+                for by in [factor, 1.0 / factor] {
+                    let mut other = links.clone();
+                    scale(&mut other, &figures, at, by);
+                    if other.check().is_err() {
+                        continue;
+                    }
+                    let found = loss(&other, topology, samples)?;
+                    if found < best {
+                        (best, links) = (found, other);
+                    }
+                }
+            }
+            if best > before * 0.999 {
+                break;
+            }
+        }
+    }
+    let errors = errors(&links, topology, samples)?;
+    Ok((links, errors))
+}
+
+fn scale(links: &mut Links, figures: &[Figure], at: usize, by: f64) {
+    match figures.get(at) {
+        Some(figure) => {
+            let value = figure(links);
+            *value = (*value * by).max(1e-9);
+        }
+        None => {
+            let point = &mut links.node.reach[at - figures.len()];
+            point.times_longer = (point.times_longer * by).clamp(1e-3, 1e3);
+        }
+    }
+}
+
+/// α and β of a straight line through the times of the direct samples: where the search begins.
+fn first_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
+    let peers = topology.ranks() as f64 - 1.0;
+    let direct = samples.iter().filter(|sample| sample.is_plain_direct() && peers > 0.0);
+    let points: Vec<_> =
+        direct.map(|sample| (sample.shard_bytes as f64 * peers, sample.seconds)).collect();
+    let Some((_, beta)) = line(&points) else { return };
+    if beta > 0.0 {
+        let longer = |link: &mut Link| {
+            let factor = 1.0 / (beta * link.engine_bytes_per_second);
+            for rate in rates(link) {
+                *rate = (*rate * factor).clamp(1.0, 1e18);
+            }
+        };
+        longer(&mut links.local);
+    }
+}
+
+/// The line `seconds = α + β · bytes` with the least squares of relative errors; `None` through
+/// fewer than two places.
+pub(super) fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
+    let (mut w, mut wx, mut wy, mut wxx, mut wxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
+    for &(x, y) in points.iter().filter(|(_, y)| *y > 0.0) {
+        let weight = 1.0 / (y * y);
+        w += weight;
+        wx += weight * x;
+        wy += weight * y;
+        wxx += weight * x * x;
+        wxy += weight * x * y;
+    }
+    let determinant = w * wxx - wx * wx;
+    if determinant.is_nan() || determinant <= w * wxx * 1e-12 {
+        return None;
+    }
+    let beta = (w * wxy - wx * wy) / determinant;
+    Some(((wy - beta * wx) / w, beta))
+}
+
+/// Points over the memory that the samples touch.
+fn reach(topology: &Topology, samples: &[Sample]) -> Vec<Reach> {
+    let touched = || samples.iter().map(|sample| sample.touched_bytes(topology));
+    let (Some(least), Some(most)) = (touched().min(), touched().max()) else { return Vec::new() };
+    let mut points = Vec::new();
+    let mut bytes = least.max(64 << 10);
+    while bytes <= most {
+        points.push(Reach { bytes, times_longer: 1.0 });
+        bytes = bytes.saturating_mul(REACH_STEP);
+    }
+    points
+}
+
+fn rates(link: &mut Link) -> [&mut f64; 4] {
+    [
+        &mut link.bytes_per_second,
+        &mut link.engine_bytes_per_second,
+        &mut link.send_bytes_per_second,
+        &mut link.receive_bytes_per_second,
+    ]
+}
+
+/// The figures that the samples may say something about.
+fn figures(links: &Links, samples: &[Sample]) -> Vec<Figure> {
+    let mut figures: Vec<Figure> = vec![
+        |links| &mut links.start_seconds,
+        |links| &mut links.local.put_seconds,
+        |links| &mut links.local.step_seconds,
+        |links| &mut links.local.flag_seconds,
+        |links| &mut links.local.bytes_per_second,
+        |links| &mut links.local.engine_bytes_per_second,
+        |links| &mut links.local.send_bytes_per_second,
+        |links| &mut links.local.receive_bytes_per_second,
+        |links| &mut links.own.put_seconds,
+        |links| &mut links.own.bytes_per_second,
+    ];
+    if links.local.submit_seconds > 0.0 {
+        figures.push(|links| &mut links.local.submit_seconds);
+        figures.push(|links| &mut links.own.submit_seconds);
+    }
+    if samples.iter().any(|sample| sample.tiers) {
+        figures.push(|links| &mut links.network.put_seconds);
+        figures.push(|links| &mut links.network.step_seconds);
+        figures.push(|links| &mut links.network.flag_seconds);
+        figures.push(|links| &mut links.network.bytes_per_second);
+        figures.push(|links| &mut links.network.engine_bytes_per_second);
+        figures.push(|links| &mut links.network.receive_bytes_per_second);
+    }
+    debug_assert!(links.of(Tier::Local, false) == &links.local, "figures name links directly");
+    figures
+}
+
+fn loss(links: &Links, topology: &Topology, samples: &[Sample]) -> Result<f64, Error> {
+    let errors = errors(links, topology, samples)?;
+    let each = errors.iter().map(|error| match error.abs() {
+        large if large > OUTLIER => OUTLIER * (2.0 * large - OUTLIER),
+        small => small * small,
+    });
+    Ok(each.sum())
+}
+
+/// By how much the predictions are longer, as a share of the measured times.
+fn errors(links: &Links, topology: &Topology, samples: &[Sample]) -> Result<Vec<f64>, Error> {
+    let error = |sample: &Sample| {
+        let shards = vec![sample.shard_bytes; topology.ranks()];
+        let cost = predict(sample.algorithm, topology, sample.shape(), &shards, links)?;
+        Ok(cost.seconds() / sample.seconds - 1.0)
+    };
+    samples.iter().map(error).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use peerlane_hal::LinkKind;
+
+    use super::*;
+    use crate::plan::{Algorithm, FlagOrder};
+
+    #[test]
+    fn a_line_is_found() {
+        let points = [1e3, 1e5, 1e7].map(|bytes| (bytes, 2e-6 + bytes / 10e9));
+        let (alpha, beta) = line(&points).unwrap();
+        assert!((alpha - 2e-6).abs() < 1e-9 && (beta * 10e9 - 1.0).abs() < 1e-6);
+        assert_eq!(line(&points[..1]), None);
+        assert_eq!(line(&[(5.0, 1.0), (5.0, 2.0)]), None);
+    }
+
+    fn samples(links: &Links, topology: &Topology, flags: FlagOrder) -> Vec<Sample> {
+        let mut samples = Vec::new();
+        for algorithm in [Algorithm::Direct, Algorithm::Ring] {
+            for outputs in [1, 2] {
+                for power in 0..10 {
+                    let shard_bytes = 256 << (2 * power);
+                    let mut sample = Sample {
+                        algorithm,
+                        parts: 1,
+                        in_place: false,
+                        outputs,
+                        flags,
+                        tiers: false,
+                        shard_bytes,
+                        seconds: 0.0,
+                    };
+                    let shards = vec![shard_bytes; topology.ranks()];
+                    let cost = predict(algorithm, topology, sample.shape(), &shards, links);
+                    sample.seconds = cost.unwrap().seconds();
+                    samples.push(sample);
+                }
+            }
+        }
+        samples
+    }
+
+    #[test]
+    fn links_are_found_again_from_what_they_predict() {
+        let topology = Topology::flat(4).unwrap();
+        for (kind, flags) in
+            [(LinkKind::SharedMemory, FlagOrder::Prompt), (LinkKind::NvLink, FlagOrder::Batched)]
+        {
+            let mut truth = Links::of_kinds(kind, LinkKind::Rdma);
+            truth.start_seconds *= 1.7;
+            truth.local.flag_seconds *= 0.6;
+            for rate in rates(&mut truth.local) {
+                *rate *= 0.4;
+            }
+            let mut samples = samples(&truth, &topology, flags);
+            // One measurement went wrong.
+            samples[3].seconds *= 5.0;
+            let (_, mut errors) =
+                fit(Links::of_kinds(kind, LinkKind::Rdma), &topology, &samples).unwrap();
+            errors.remove(3);
+            let worst = errors.into_iter().map(f64::abs).fold(0.0, f64::max);
+            assert!(worst < 0.1, "{kind:?}: an error of {worst}");
+        }
+    }
+}

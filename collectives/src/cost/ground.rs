@@ -1,0 +1,106 @@
+//! What the model knows of topology and shards: a few sums, so that a prediction for any number of
+//! ranks takes no longer than to make them.
+
+use std::collections::BTreeMap;
+
+use peerlane_hal::Rank;
+
+use crate::topology::Topology;
+
+/// Sums over ranks and nodes. All saturate: no time that comes of such sizes matters.
+#[derive(Clone, Debug)]
+pub(super) struct Ground {
+    pub(super) ranks: u64,
+    pub(super) nodes: u64,
+    /// All shards.
+    pub(super) total_bytes: u64,
+    pub(super) shard_bytes_max: u64,
+    pub(super) shard_bytes_min: u64,
+    /// How many nodes have so many ranks, and the most bytes of the shards of one of them.
+    sizes: BTreeMap<u64, Size>,
+    /// Over all ranks: bytes of a shard by the other ranks of its node.
+    pub(super) inside_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Size {
+    nodes: u64,
+    shard_bytes_max: u64,
+}
+
+impl Ground {
+    /// Of as many shards as the topology has ranks.
+    pub(super) fn new(topology: &Topology, shard_bytes: &[u64]) -> Self {
+        let mut sizes = BTreeMap::<u64, Size>::new();
+        let mut inside_bytes = 0u64;
+        for node in 0..Rank::at(topology.nodes()).0 {
+            let members = topology.members(node);
+            let bytes = sum(members.iter().map(|rank| shard_bytes[rank.index()]));
+            let ranks = members.len() as u64;
+            inside_bytes = inside_bytes.saturating_add(bytes.saturating_mul(ranks - 1));
+            let size = sizes.entry(ranks).or_default();
+            size.nodes += 1;
+            size.shard_bytes_max = size.shard_bytes_max.max(bytes);
+        }
+        Self {
+            ranks: topology.ranks() as u64,
+            nodes: topology.nodes() as u64,
+            total_bytes: sum(shard_bytes.iter().copied()),
+            shard_bytes_max: shard_bytes.iter().copied().max().unwrap_or(0),
+            shard_bytes_min: shard_bytes.iter().copied().min().unwrap_or(0),
+            sizes,
+            inside_bytes,
+        }
+    }
+
+    /// How many ranks nodes have: every number that occurs, ascending.
+    pub(super) fn node_ranks(&self) -> impl Iterator<Item = u64> + '_ {
+        self.sizes.keys().copied()
+    }
+
+    /// The most bytes of the shards of a node with so many ranks.
+    pub(super) fn node_bytes(&self, node_ranks: u64) -> u64 {
+        self.sizes.get(&node_ranks).map_or(0, |size| size.shard_bytes_max)
+    }
+
+    /// The most shards of other nodes that enter a node of `node_ranks` at one rank, where the shard
+    /// of local index l goes to the rank of local index l mod `node_ranks`.
+    pub(super) fn entering(&self, node_ranks: u64) -> u64 {
+        let all = self.sizes.iter().map(|(ranks, size)| ranks.div_ceil(node_ranks) * size.nodes);
+        sum(all) - 1
+    }
+
+    /// The most shards that one node sends to one rank of a node of `node_ranks`.
+    pub(super) fn entering_from_one(&self, node_ranks: u64) -> u64 {
+        self.sizes.keys().last().map_or(1, |most| most.div_ceil(node_ranks))
+    }
+}
+
+pub(super) fn sum(terms: impl Iterator<Item = u64>) -> u64 {
+    terms.fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uneven_nodes_are_counted() {
+        let topology = Topology::of_nodes(&[0, 0, 0, 1, 2, 2]).unwrap();
+        let ground = Ground::new(&topology, &[1, 2, 3, 40, 5, 6]);
+        assert_eq!((ground.ranks, ground.nodes, ground.total_bytes), (6, 3, 57));
+        assert_eq!((ground.shard_bytes_max, ground.shard_bytes_min), (40, 1));
+        assert_eq!(ground.node_ranks().collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!([1, 2, 3].map(|ranks| ground.node_bytes(ranks)), [40, 11, 6]);
+        assert_eq!(ground.inside_bytes, 6 * 2 + 11);
+        // A lone rank gets all 5 foreign shards, the first of two gets 2 + 1, the first of three 1 + 1.
+        assert_eq!([1, 2, 3].map(|ranks| ground.entering(ranks)), [5, 3, 2]);
+        assert_eq!([1, 2, 3].map(|ranks| ground.entering_from_one(ranks)), [3, 2, 1]);
+    }
+
+    #[test]
+    fn sums_saturate() {
+        let topology = Topology::flat(2).unwrap();
+        assert_eq!(Ground::new(&topology, &[u64::MAX, 7]).total_bytes, u64::MAX);
+    }
+}

@@ -1,0 +1,362 @@
+//! What the links give, as data: latencies and rates of each tier, and what ranks share.
+//!
+//! Seconds and bytes per second throughout, as `f64`: they are multiplied and divided only, which
+//! every machine does alike, and times are compared as [whole picoseconds](picoseconds). Rates count
+//! one direction. Where a figure has no source it says *assumed*: calibrate, before it decides
+//! anything.
+
+use peerlane_hal::{ErrorKind, LinkKind};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::plan::Tier;
+
+/// The link of each tier, and of a rank to itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Links {
+    /// From a rank to itself: the copy of the own shard, and flags between its lanes.
+    pub own: Link,
+    /// To the ranks that [`Tier::Local`] reaches.
+    pub local: Link,
+    /// To the ranks that [`Tier::Network`] reaches.
+    pub network: Link,
+    /// What the ranks of one node share.
+    pub node: Node,
+    /// What a start costs beside its steps: from the call to the first step and from the last step
+    /// to the return.
+    pub start_seconds: f64,
+}
+
+/// One way to move bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// What a put or a get costs beside its bytes (α): its lane is taken for so long.
+    pub put_seconds: f64,
+    /// From the end of the step before a signal to the moment at which the reader's lane is past
+    /// its wait, if it waits already (a flag hop).
+    pub flag_seconds: f64,
+    /// What a signal, or a wait for a flag that is there already, keeps its own lane from the next
+    /// step.
+    pub step_seconds: f64,
+    /// What it costs the host to hand a put over to its engine. Engines that are given work faster
+    /// than they do it hide it.
+    pub submit_seconds: f64,
+    /// One flow alone (1 / β).
+    pub bytes_per_second: f64,
+    /// All flows of one lane of one rank together, in each direction.
+    pub engine_bytes_per_second: f64,
+    /// All flows out of one rank together, of all its lanes.
+    pub send_bytes_per_second: f64,
+    /// All flows into one rank together (incast).
+    pub receive_bytes_per_second: f64,
+    /// How many puts of one lane are under way at once, at least 1. With 1 a put begins when the one
+    /// before it has ended.
+    pub puts_in_flight: u32,
+    /// The rank's own thread makes the copies: all its lanes together one at a time, and all ranks of
+    /// the node together as many as there are [processors](Node::processors).
+    pub by_processor: bool,
+}
+
+/// What the ranks of one node share.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    /// Network cards; `None`: each rank has its own. Rank with local index l uses card l mod this.
+    pub nics: Option<u32>,
+    /// What one network card carries in each direction; `None`: as much as its lanes.
+    pub nic_bytes_per_second: Option<f64>,
+    /// Processors of a node; `None`: at least one for each rank.
+    pub processors: Option<u32>,
+    /// All copies by processors of a node together: its memory; `None`: no limit beside those of
+    /// the links.
+    pub copy_bytes_per_second: Option<f64>,
+    /// What is left of the rates of links [by processors](Link::by_processor) when a start touches
+    /// more memory than the caches hold; ascending, empty for as much as there is.
+    pub reach: Vec<Reach>,
+}
+
+/// How fast copies are where a start touches so many bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reach {
+    /// Bytes that one rank reads and writes in a start: its input and its outputs.
+    pub bytes: u64,
+    /// By how much longer a byte takes than the links say.
+    pub times_longer: f64,
+}
+
+impl Links {
+    /// What is known of these kinds of links without a measurement.
+    pub fn of_kinds(local: LinkKind, network: LinkKind) -> Self {
+        let gpu = matches!(local, LinkKind::NvLink | LinkKind::Xgmi | LinkKind::Pcie);
+        let own = if gpu { Link::own_copy_of_gpu() } else { Link::of_kind(LinkKind::Own) };
+        Self {
+            own,
+            local: Link::of_kind(local),
+            network: Link::of_kind(network),
+            node: Node::default(),
+            // Between the sum of the steps and what 4 KiB take on 4 x H200
+            // (docs/perf/cuda-allgather.md); assumed for the others.
+            start_seconds: if gpu { 10e-6 } else { 2e-6 },
+        }
+    }
+
+    /// The link over which a lane of `tier` reaches a rank, which is the lane's own if `to_self`.
+    pub fn of(&self, tier: Tier, to_self: bool) -> &Link {
+        match tier {
+            _ if to_self => &self.own,
+            Tier::Local => &self.local,
+            Tier::Network => &self.network,
+        }
+    }
+
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument): a figure is not one, naming the field.
+    pub fn check(&self) -> Result<(), Error> {
+        for (name, link) in [("own", &self.own), ("local", &self.local), ("network", &self.network)]
+        {
+            link.check(name)?;
+        }
+        check_seconds("start_seconds", self.start_seconds)?;
+        let Node { nics, nic_bytes_per_second, processors, copy_bytes_per_second, reach } =
+            &self.node;
+        for (name, count) in [("node.nics", nics), ("node.processors", processors)] {
+            if *count == Some(0) {
+                return Err(invalid(format!("{name} is 0, expected at least 1 or nothing")));
+            }
+        }
+        let rates = [
+            ("node.nic_bytes_per_second", nic_bytes_per_second),
+            ("node.copy_bytes_per_second", copy_bytes_per_second),
+        ];
+        for (name, rate) in rates {
+            rate.map_or(Ok(()), |rate| check_rate(name, rate))?;
+        }
+        check_reach(reach)
+    }
+
+    /// The same links where one rank reads and writes `bytes` in a start: rates of copies by
+    /// processors are what the caches leave of them. Between two points of [`Node::reach`] the time
+    /// of a byte grows evenly; before the first and behind the last it is that of the point.
+    #[must_use]
+    pub fn reaching(&self, bytes: u64) -> Self {
+        let times = times_longer(&self.node.reach, bytes);
+        let mut links = self.clone();
+        links.node.reach.clear();
+        for link in [&mut links.own, &mut links.local, &mut links.network] {
+            if link.by_processor {
+                link.bytes_per_second /= times;
+                link.engine_bytes_per_second /= times;
+                link.send_bytes_per_second /= times;
+                link.receive_bytes_per_second /= times;
+            }
+        }
+        links
+    }
+}
+
+fn times_longer(reach: &[Reach], bytes: u64) -> f64 {
+    let behind = reach.partition_point(|point| point.bytes <= bytes);
+    match (behind.checked_sub(1).map(|before| reach[before]), reach.get(behind)) {
+        (None, None) => 1.0,
+        (Some(only), None) => only.times_longer,
+        (None, Some(only)) => only.times_longer,
+        (Some(low), Some(high)) => {
+            let share = (bytes - low.bytes) as f64 / (high.bytes - low.bytes) as f64;
+            low.times_longer + share * (high.times_longer - low.times_longer)
+        }
+    }
+}
+
+impl Default for Links {
+    /// GPUs of one host over NVLink, hosts over RDMA.
+    fn default() -> Self {
+        Self::of_kinds(LinkKind::NvLink, LinkKind::Rdma)
+    }
+}
+
+impl Link {
+    /// What is known of a link of this kind without a measurement.
+    pub fn of_kind(kind: LinkKind) -> Self {
+        let (put_seconds, flag_seconds, step_seconds, flow, engine, puts_in_flight) = match kind {
+            // 4 x H200, 18 links each (docs/perf/cuda-allgather.md): 1.9 µs for each of a chain of
+            // copies of 4 KiB; 13 µs for a flag there and back; one pair 396 GB/s, three peers at
+            // once 392 GB/s, on the two streams that an engine uses.
+            LinkKind::NvLink => (1.9e-6, 6.5e-6, 0.3e-6, 396e9, 392e9, 2),
+            // Assumed: 4th generation, 64 GB/s a link and direction on paper, 48 in use; 7 links.
+            LinkKind::Xgmi => (3e-6, 8e-6, 0.5e-6, 48e9, 48e9, 2),
+            // Assumed: 5th generation, 16 lanes: 64 GB/s on paper, 50 in use.
+            LinkKind::Pcie => (2.5e-6, 8e-6, 0.5e-6, 50e9, 50e9, 2),
+            // Assumed: two copies over PCI Express, one behind the other.
+            LinkKind::HostStaged => (5e-6, 10e-6, 0.5e-6, 25e9, 25e9, 1),
+            // Assumed: 400 Gb/s, 96 % of it in use; a write is there in 2 µs, its completion seen
+            // and the flag set in 1 µs more.
+            LinkKind::Rdma => (0.2e-6, 3e-6, 0.2e-6, 48e9, 48e9, 64),
+            // Assumed: a copy by one core; a flag is a line that goes from one core to another.
+            _ => (0.1e-6, 1e-6, 0.05e-6, 10e9, 10e9, 1),
+        };
+        let device = matches!(kind, LinkKind::NvLink | LinkKind::Xgmi | LinkKind::Pcie);
+        Self {
+            put_seconds,
+            flag_seconds,
+            step_seconds,
+            // 11 µs for 2 copies and 25 µs for 4 (docs/perf/cuda-allgather.md); assumed for others.
+            submit_seconds: match kind {
+                _ if device => 6e-6,
+                LinkKind::Rdma => 0.1e-6,
+                _ => 0.0,
+            },
+            bytes_per_second: flow,
+            engine_bytes_per_second: engine,
+            send_bytes_per_second: engine,
+            receive_bytes_per_second: engine,
+            puts_in_flight,
+            by_processor: matches!(kind, LinkKind::Own | LinkKind::SharedMemory),
+        }
+    }
+
+    /// 2136 GB/s on an H200; assumed for others.
+    fn own_copy_of_gpu() -> Self {
+        let rate = 2136e9;
+        Self {
+            put_seconds: 1.9e-6,
+            flag_seconds: 2e-6,
+            step_seconds: 0.3e-6,
+            submit_seconds: 6e-6,
+            bytes_per_second: rate,
+            engine_bytes_per_second: rate,
+            send_bytes_per_second: rate,
+            receive_bytes_per_second: rate,
+            puts_in_flight: 1,
+            by_processor: false,
+        }
+    }
+
+    fn check(&self, link: &str) -> Result<(), Error> {
+        for (name, seconds) in [
+            ("put_seconds", self.put_seconds),
+            ("flag_seconds", self.flag_seconds),
+            ("step_seconds", self.step_seconds),
+            ("submit_seconds", self.submit_seconds),
+        ] {
+            check_seconds(&format!("{link}.{name}"), seconds)?;
+        }
+        for (name, rate) in [
+            ("bytes_per_second", self.bytes_per_second),
+            ("engine_bytes_per_second", self.engine_bytes_per_second),
+            ("send_bytes_per_second", self.send_bytes_per_second),
+            ("receive_bytes_per_second", self.receive_bytes_per_second),
+        ] {
+            check_rate(&format!("{link}.{name}"), rate)?;
+        }
+        if self.puts_in_flight == 0 {
+            return Err(invalid(format!("{link}.puts_in_flight is 0, expected at least 1")));
+        }
+        Ok(())
+    }
+}
+
+/// The seconds as whole picoseconds, in which times are added and compared: 2^64 of them are half a
+/// year.
+pub fn picoseconds(seconds: f64) -> u64 {
+    // A cast from a float saturates.
+    (seconds * 1e12).round() as u64
+}
+
+/// How long `bytes` take at `bytes_per_second`, in picoseconds, rounded up.
+pub fn transfer_picoseconds(bytes: u64, bytes_per_second: f64) -> u64 {
+    (bytes as f64 * 1e12 / bytes_per_second).ceil() as u64
+}
+
+fn check_seconds(name: &str, seconds: f64) -> Result<(), Error> {
+    if seconds.is_finite() && (0.0..=1e3).contains(&seconds) {
+        return Ok(());
+    }
+    Err(invalid(format!("{name} is {seconds}, expected 0 to 1000 seconds")))
+}
+
+fn check_rate(name: &str, rate: f64) -> Result<(), Error> {
+    if rate.is_finite() && (1.0..=1e18).contains(&rate) {
+        return Ok(());
+    }
+    Err(invalid(format!("{name} is {rate}, expected 1 to 1e18 bytes per second")))
+}
+
+fn check_reach(reach: &[Reach]) -> Result<(), Error> {
+    for (index, point) in reach.iter().enumerate() {
+        let Reach { bytes, times_longer } = *point;
+        if !(times_longer.is_finite() && (1e-3..=1e3).contains(&times_longer)) {
+            let text = format!("node.reach[{index}].times_longer is {times_longer}");
+            return Err(invalid(format!("{text}, expected 0.001 to 1000")));
+        }
+        if index > 0 && reach[index - 1].bytes >= bytes {
+            let before = reach[index - 1].bytes;
+            let text = format!("node.reach[{index}].bytes is {bytes}, behind {before}");
+            return Err(invalid(format!("{text}; expected ascending ones")));
+        }
+    }
+    Ok(())
+}
+
+fn invalid(text: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::*;
+
+    #[test]
+    fn what_is_known_without_a_measurement_is_possible() {
+        use LinkKind::{HostStaged, NvLink, Pcie, Rdma, SharedMemory, Xgmi};
+        for local in [SharedMemory, NvLink, Xgmi, Pcie, HostStaged] {
+            Links::of_kinds(local, Rdma).check().unwrap();
+        }
+    }
+
+    #[test]
+    fn links_survive_json() {
+        let links = Links::default();
+        let text = serde_json::to_string(&links).unwrap();
+        assert_eq!(serde_json::from_str::<Links>(&text).unwrap(), links);
+    }
+
+    #[test]
+    fn impossible_figures_are_named() {
+        let text = |change: fn(&mut Links)| {
+            let mut links = Links::default();
+            change(&mut links);
+            links.check().unwrap_err().to_string()
+        };
+        assert_snapshot!(text(|links| links.local.bytes_per_second = 0.0), @"local.bytes_per_second is 0, expected 1 to 1e18 bytes per second");
+        assert_snapshot!(text(|links| links.own.put_seconds = -1.0), @"own.put_seconds is -1, expected 0 to 1000 seconds");
+        assert_snapshot!(text(|links| links.network.puts_in_flight = 0), @"network.puts_in_flight is 0, expected at least 1");
+        assert_snapshot!(text(|links| links.node.nics = Some(0)), @"node.nics is 0, expected at least 1 or nothing");
+        assert_snapshot!(text(|links| links.start_seconds = f64::NAN), @"start_seconds is NaN, expected 0 to 1000 seconds");
+    }
+
+    #[test]
+    fn copies_beyond_the_caches_take_longer() {
+        let mut links = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
+        let reach = [(1000, 1.0), (3000, 2.0)];
+        links.node.reach =
+            reach.map(|(bytes, times_longer)| Reach { bytes, times_longer }).to_vec();
+        links.check().unwrap();
+        let rate = |bytes| links.reaching(bytes).local.bytes_per_second;
+        assert_eq!([0, 1000, 2000, 3000, 9000].map(rate), [10e9, 10e9, 10e9 / 1.5, 5e9, 5e9]);
+        assert_eq!(links.reaching(9000).network, links.network);
+        links.node.reach.reverse();
+        assert_snapshot!(links.check().unwrap_err(), @"node.reach[1].bytes is 1000, behind 3000; expected ascending ones");
+    }
+
+    #[test]
+    fn times_are_whole_and_saturate() {
+        assert_eq!(picoseconds(1.5e-6), 1_500_000);
+        assert_eq!(transfer_picoseconds(1, 3e12), 1);
+        assert_eq!(transfer_picoseconds(u64::MAX, 1.0), u64::MAX);
+    }
+}

@@ -1,0 +1,20 @@
+//! What a plan costs: time, bytes and memory, predicted from the rates of the links; and which
+//! algorithm and how many parts are therefore chosen.
+
+mod calibration;
+mod choose;
+mod fit;
+mod ground;
+mod links;
+mod model;
+mod predict;
+mod sample;
+mod seen;
+mod units;
+
+pub use calibration::{Calibration, GOOD, Key};
+pub use choose::{Candidate, Choice, Question, choose};
+pub use fit::fit;
+pub use links::{Link, Links, Node, Reach, picoseconds, transfer_picoseconds};
+pub use predict::{Cost, Term, Traffic, predict};
+pub use sample::Sample;

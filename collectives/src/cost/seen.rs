@@ -1,0 +1,142 @@
+//! A link as one rank sees it while all other ranks use it alike.
+
+use super::ground::Ground;
+use super::links::{Link, Links, picoseconds, transfer_picoseconds};
+use crate::plan::Tier;
+
+/// Latencies in picoseconds, and what is left of the rates.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    put: u64,
+    in_flight: u64,
+    flow: f64,
+    /// All flows of the lane together, and all of the rank.
+    lane: f64,
+    send: f64,
+    /// Into the rank.
+    receive: f64,
+    pub(super) step: u64,
+    pub(super) hop: u64,
+    pub(super) submit: u64,
+    pub(super) by_processor: bool,
+}
+
+impl Seen {
+    /// By a rank of a node of `node_ranks`, of which `senders` use the link at once.
+    pub(super) fn new(links: &Links, tier: Option<Tier>, node_ranks: u64, senders: u64) -> Self {
+        let link = links.of(tier.unwrap_or_default(), tier.is_none());
+        let Link { put_seconds, step_seconds, flag_seconds, submit_seconds, .. } = *link;
+        let senders = senders.max(1);
+        let mut slower = 1.0;
+        let mut shared = f64::INFINITY;
+        if link.by_processor {
+            let processors = links.node.processors.map_or(node_ranks, u64::from).max(1);
+            slower = (node_ranks as f64 / processors as f64).max(1.0);
+            let copies = node_ranks.min(processors) as f64;
+            shared = links.node.copy_bytes_per_second.map_or(shared, |all| all / copies);
+        }
+        if tier == Some(Tier::Network)
+            && let Some(nics) = links.node.nics
+        {
+            let nic = links.node.nic_bytes_per_second.unwrap_or(link.engine_bytes_per_second);
+            let busy = senders.min(nics.into()) as f64;
+            shared = shared.min(nic * busy / senders as f64);
+        }
+        let lane = link.engine_bytes_per_second.min(link.send_bytes_per_second);
+        let stretched = |seconds: f64| picoseconds(seconds * slower);
+        Self {
+            put: stretched(put_seconds),
+            in_flight: link.puts_in_flight.max(1).into(),
+            flow: link.bytes_per_second.min(shared) / slower,
+            lane: lane.min(shared) / slower,
+            send: link.send_bytes_per_second.min(shared) / slower,
+            receive: link.receive_bytes_per_second.min(shared) / slower,
+            step: stretched(step_seconds),
+            hop: picoseconds(flag_seconds),
+            submit: picoseconds(submit_seconds),
+            by_processor: link.by_processor,
+        }
+    }
+
+    /// How long `count` puts of together `bytes` bytes take. Where several are in flight, the lane goes
+    /// on to the next while the bytes of the last ones move.
+    pub(super) fn puts(&self, count: u64, bytes: u64) -> u64 {
+        if count == 0 {
+            return 0;
+        }
+        let latency = count.saturating_mul(self.put);
+        if self.in_flight == 1 {
+            return latency.saturating_add(transfer_picoseconds(bytes, self.rate(1)));
+        }
+        let last = transfer_picoseconds(bytes / count, self.rate(1));
+        let all = transfer_picoseconds(bytes, self.rate(count));
+        latency.saturating_add(last).max(self.put.saturating_add(all))
+    }
+
+    /// What `count` puts at once reach together.
+    pub(super) fn rate(&self, count: u64) -> f64 {
+        self.lane.min(self.flow * self.in_flight.min(count).max(1) as f64)
+    }
+
+    /// How long a rank sends that many bytes at least, with all its lanes.
+    pub(super) fn sends(&self, bytes: u64) -> u64 {
+        transfer_picoseconds(bytes, self.send)
+    }
+
+    /// How long a rank takes in that many bytes at least.
+    pub(super) fn receives(&self, bytes: u64) -> u64 {
+        transfer_picoseconds(bytes, self.receive)
+    }
+}
+
+/// The tier of a lane between nodes.
+pub(super) fn between(ground: &Ground, tiers: bool) -> Tier {
+    if tiers && ground.nodes > 1 { Tier::Network } else { Tier::Local }
+}
+
+#[cfg(test)]
+mod tests {
+    use peerlane_hal::LinkKind;
+
+    use super::*;
+
+    #[test]
+    fn puts_share_an_engine_and_overlap_in_flight() {
+        let mut links = Links::of_kinds(LinkKind::NvLink, LinkKind::Rdma);
+        links.local.put_seconds = 1e-6;
+        links.local.puts_in_flight = 2;
+        links.local.bytes_per_second = 100e9;
+        links.local.engine_bytes_per_second = 150e9;
+        links.local.send_bytes_per_second = 200e9;
+        let seen = Seen::new(&links, Some(Tier::Local), 4, 4);
+        // One put alone has the flow's rate, two together the engine's, two lanes the rank's.
+        assert_eq!(seen.puts(1, 100_000), 2_000_000);
+        assert_eq!(seen.puts(3, 150_000), 3_500_000);
+        assert_eq!(seen.puts(3, 1_500_000), 11_000_000);
+        assert_eq!(seen.sends(200_000), 1_000_000);
+        assert_eq!(seen.puts(0, 0), 0);
+    }
+
+    #[test]
+    fn ranks_share_network_cards() {
+        let mut links = Links::default();
+        links.network.put_seconds = 0.0;
+        links.node.nics = Some(2);
+        links.node.nic_bytes_per_second = Some(40e9);
+        let time = |senders| Seen::new(&links, Some(Tier::Network), 8, senders).puts(1, 40_000);
+        assert_eq!([1, 2, 8].map(time), [1_000_000, 1_000_000, 4_000_000]);
+    }
+
+    #[test]
+    fn ranks_share_processors_and_memory() {
+        let mut links = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
+        links.local.put_seconds = 1e-6;
+        links.node.processors = Some(2);
+        let time = |links: &Links, ranks| {
+            Seen::new(links, Some(Tier::Local), ranks, ranks).puts(1, 10_000)
+        };
+        assert_eq!([1, 2, 4].map(|ranks| time(&links, ranks)), [2_000_000, 2_000_000, 4_000_000]);
+        links.node.copy_bytes_per_second = Some(10e9);
+        assert_eq!([1, 2, 4].map(|ranks| time(&links, ranks)), [2_000_000, 3_000_000, 6_000_000]);
+    }
+}

@@ -1,0 +1,268 @@
+//! Costs: hand-computed times, bytes as the plans carry them, choices, and their texts in files.
+//!
+//! Run with `UPDATE_GOLDEN=1` to write the files anew, then read the difference.
+
+use std::path::Path;
+use std::{env, fs};
+
+use peerlane_collectives::allgather::{self, Shape};
+use peerlane_collectives::cost::{self, Cost, Link, Links, Question, Traffic};
+use peerlane_collectives::layout::Layout;
+use peerlane_collectives::plan::{Algorithm, FlagOrder, Step, Tier};
+use peerlane_collectives::topology::Topology;
+use peerlane_hal::{LinkKind, Rank};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+fn uneven(node_ranks: &[usize]) -> Topology {
+    let nodes = (0u32..).zip(node_ranks).flat_map(|(node, ranks)| vec![node; *ranks]);
+    Topology::of_nodes(&nodes.collect::<Vec<_>>()).unwrap()
+}
+
+/// 1 µs a put, 10 µs a hop, 1 GB/s everywhere, one put at a time, nothing else.
+fn plain() -> Links {
+    let mut links = Links::default();
+    let link = Link {
+        put_seconds: 1e-6,
+        flag_seconds: 10e-6,
+        step_seconds: 0.0,
+        submit_seconds: 0.0,
+        bytes_per_second: 1e9,
+        engine_bytes_per_second: 1e9,
+        send_bytes_per_second: 1e9,
+        receive_bytes_per_second: 1e9,
+        puts_in_flight: 1,
+        by_processor: false,
+    };
+    (links.own, links.local, links.network) = (link.clone(), link.clone(), link);
+    links.start_seconds = 0.0;
+    links
+}
+
+fn cost(
+    algorithm: Algorithm,
+    topology: &Topology,
+    shape: Shape,
+    bytes: u64,
+    links: &Links,
+) -> Cost {
+    cost::predict(algorithm, topology, shape, &vec![bytes; topology.ranks()], links).unwrap()
+}
+
+#[test]
+fn times_are_those_computed_by_hand() {
+    let in_place = Shape { in_place: true, ..Shape::default() };
+    let two_parts = Shape { parts: 2, ..in_place };
+    let four = Topology::flat(4).unwrap();
+    let links = plain();
+    let micros = |algorithm, topology: &Topology, shape, bytes| {
+        cost(algorithm, topology, shape, bytes, &links).picoseconds as f64 / 1e6
+    };
+    // Ready 10; three puts of 1 + 20; the last arrival 10.
+    assert_eq!(micros(Algorithm::Direct, &four, in_place, 20_000), 10.0 + 3.0 * 21.0 + 10.0);
+    assert_eq!(micros(Algorithm::Pull, &four, in_place, 20_000), 10.0 + 3.0 * 21.0 + 10.0);
+    // Each of the three steps waits for what the one before has put.
+    assert_eq!(micros(Algorithm::Ring, &four, in_place, 20_000), 10.0 + 3.0 * 21.0 + 3.0 * 10.0);
+    // In two parts of 1 + 10 the hop hides all but 10 - 11 of itself behind the other part.
+    assert_eq!(micros(Algorithm::Ring, &four, two_parts, 20_000), 10.0 + 6.0 * 11.0 + 10.0);
+    // Nodes 2 x 2: one shard over the network, which home passes on: 1 + 20, the hop, 1 + 20 again.
+    let tiers = Shape { tiers: true, ..in_place };
+    let ground = uneven(&[2, 2]);
+    let hierarchical = micros(Algorithm::Hierarchical, &ground, tiers, 20_000);
+    assert_eq!(hierarchical, 10.0 + (10.0 + 21.0 + 10.0 + 21.0) + 10.0);
+    // One rank a node: only the rails.
+    let ground = uneven(&[1, 1, 1]);
+    let hierarchical = micros(Algorithm::Hierarchical, &ground, tiers, 20_000);
+    assert_eq!(hierarchical, 10.0 + (10.0 + 2.0 * 21.0 + 10.0));
+    // Alone there is the own copy.
+    let one = Topology::flat(1).unwrap();
+    for &algorithm in Algorithm::ALL {
+        assert_eq!(micros(algorithm, &one, Shape::default(), 20_000), 21.0, "{algorithm}");
+        assert_eq!(micros(algorithm, &one, in_place, 20_000), 0.0, "{algorithm}");
+    }
+}
+
+#[test]
+fn more_bytes_never_take_less_time() {
+    for links in [Links::default(), Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma)] {
+        for nodes in [&[4][..], &[2, 2], &[3, 1, 2], &[1, 1, 1, 1]] {
+            let topology = uneven(nodes);
+            for &algorithm in Algorithm::ALL {
+                let shape = Shape { tiers: true, ..Shape::default() };
+                let times =
+                    (0..30).map(|power| cost(algorithm, &topology, shape, 1 << power, &links));
+                let times: Vec<u64> = times.map(|cost| cost.picoseconds).collect();
+                assert!(times.is_sorted(), "{algorithm} on {nodes:?}: {times:?}");
+            }
+        }
+    }
+}
+
+/// What the plans of all ranks carry: to oneself, over the local fabric, over the network.
+fn carried(
+    algorithm: Algorithm,
+    topology: &Topology,
+    shape: Shape,
+    shards: &[u64],
+) -> [Traffic; 3] {
+    let plans = allgather::plans(algorithm, topology, shape).unwrap();
+    let layout = Layout::new(shards, shape.parts).unwrap();
+    let mut traffic = [Traffic::default(); 3];
+    for plan in &plans {
+        let mut of_rank = [0; 3];
+        for lane in &plan.lanes {
+            for step in &lane.steps {
+                let (Step::Put { peer, cell, .. } | Step::Get { peer, cell, .. }) = *step else {
+                    continue;
+                };
+                let to = match lane.tier {
+                    _ if peer == plan.rank => 0,
+                    Tier::Local => 1,
+                    Tier::Network => 2,
+                };
+                of_rank[to] += layout.cell(cell).bytes;
+            }
+        }
+        for (traffic, bytes) in traffic.iter_mut().zip(of_rank) {
+            traffic.rank_bytes_max = traffic.rank_bytes_max.max(bytes);
+            traffic.total_bytes += bytes;
+        }
+    }
+    traffic
+}
+
+#[test]
+fn bytes_are_those_that_the_plans_carry() {
+    for nodes in [&[1][..], &[5], &[2, 4], &[3, 3], &[3, 1, 2], &[1, 1, 1, 1], &[2, 2, 2]] {
+        let topology = uneven(nodes);
+        for &algorithm in Algorithm::ALL {
+            for (parts, in_place, tiers) in [(1, false, true), (4, true, true), (2, false, false)] {
+                let shape = Shape { parts, in_place, tiers, ..Shape::default() };
+                let shards = vec![4 * KIB; topology.ranks()];
+                let cost =
+                    cost::predict(algorithm, &topology, shape, &shards, &Links::default()).unwrap();
+                let seen = carried(algorithm, &topology, shape, &shards);
+                let even = nodes.iter().all(|ranks| *ranks == nodes[0]);
+                let context = format!("{algorithm} on {nodes:?}, {shape:?}");
+                for (said, seen) in [cost.own, cost.local, cost.network].into_iter().zip(seen) {
+                    assert!(said.rank_bytes_max >= seen.rank_bytes_max, "{context}: {cost:?}");
+                    // Two directions share the ways between nodes about evenly.
+                    if algorithm != Algorithm::DoubleRing {
+                        assert_eq!(said.total_bytes, seen.total_bytes, "{context}");
+                    }
+                    if even && matches!(algorithm, Algorithm::Direct | Algorithm::Hierarchical) {
+                        assert_eq!(said.rank_bytes_max, seen.rank_bytes_max, "{context}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn question<'a>(topology: &'a Topology, shard_bytes: &'a [u64], links: &'a Links) -> Question<'a> {
+    let shape =
+        Shape { flags: FlagOrder::Batched, tiers: topology.nodes() > 1, ..Shape::default() };
+    Question { topology, shard_bytes, shape, links, algorithm: None, parts: None, refused: &[] }
+}
+
+#[test]
+fn the_choice_depends_on_nothing_but_the_question() {
+    let topology = uneven(&[3, 1, 2]);
+    for bytes in [0, 1, KIB, MIB, 64 * MIB, 1 << 40] {
+        let shards = vec![bytes; topology.ranks()];
+        // As every rank does it: on its own, with links that came over the wire.
+        let choices = (0..topology.ranks()).map(|_| {
+            let text = serde_json::to_string(&Links::default()).unwrap();
+            let links: Links = serde_json::from_str(&text).unwrap();
+            cost::choose(&question(&topology, &shards, &links)).unwrap()
+        });
+        let choices: Vec<_> = choices.collect();
+        assert!(choices.windows(2).all(|pair| pair[0] == pair[1]), "{bytes}");
+        assert_eq!(choices[0].algorithm, choices[0].candidates[0].algorithm);
+    }
+}
+
+#[test]
+fn what_is_refused_is_not_chosen() {
+    let (topology, links) = (uneven(&[4, 4]), Links::default());
+    let shards = vec![64 * MIB; 8];
+    let asked = question(&topology, &shards, &links);
+    assert_eq!(cost::choose(&asked).unwrap().algorithm, Algorithm::Hierarchical);
+    let refused =
+        [(Algorithm::Hierarchical, "has two lanes"), (Algorithm::HierarchicalRing, "too")];
+    let choice = cost::choose(&Question { refused: &refused, ..asked }).unwrap();
+    assert_eq!(choice.algorithm, Algorithm::Direct);
+    assert!(choice.explain().contains("hierarchical      not asked: has two lanes"), "{choice}");
+    let error = cost::choose(&Question {
+        refused: &refused,
+        algorithm: Some(Algorithm::Hierarchical),
+        ..asked
+    });
+    let text = error.unwrap_err().to_string();
+    assert_eq!(text, "no algorithm can serve this all-gather: hierarchical: has two lanes");
+}
+
+#[test]
+fn what_the_caller_has_said_stays() {
+    let (topology, links) = (uneven(&[4, 4]), Links::default());
+    let shards = vec![64 * MIB; 8];
+    let asked = question(&topology, &shards, &links);
+    let wanted = Question { algorithm: Some(Algorithm::Ring), parts: Some(3), ..asked };
+    let choice = cost::choose(&wanted).unwrap();
+    assert_eq!((choice.algorithm, choice.parts, choice.candidates.len()), (Algorithm::Ring, 3, 1));
+}
+
+#[test]
+fn impossible_questions_are_named() {
+    let (topology, links) = (Topology::flat(2).unwrap(), Links::default());
+    let text = |question: Question<'_>| cost::choose(&question).unwrap_err().to_string();
+    let asked = question(&topology, &[1, 2, 3], &links);
+    assert_eq!(text(asked), "shard_bytes has 3 shards, expected one for each of 2 ranks");
+    let asked = Question { parts: Some(0), ..question(&topology, &[1, 2], &links) };
+    assert_eq!(text(asked), "parts is 0, expected 1 to 65536");
+}
+
+#[test]
+fn choosing_for_16384_ranks_takes_no_time() {
+    let topology = uneven(&[8; 2048]);
+    let shards = vec![MIB; 16384];
+    let links = Links::default();
+    let started = std::time::Instant::now();
+    let choice = cost::choose(&question(&topology, &shards, &links)).unwrap();
+    assert_eq!(choice.algorithm, Algorithm::Hierarchical);
+    // Below 1 ms; the rest is for a busy machine and a build that is not optimised.
+    assert!(started.elapsed().as_millis() < 50, "{:?}", started.elapsed());
+}
+
+fn compare(name: &str, topology: &Topology) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/cost_{name}.txt"));
+    let links = Links::default();
+    let texts = [KIB, MIB, 64 * MIB].map(|bytes| {
+        let shards: Vec<u64> = Rank::all(topology.ranks()).map(|_| bytes).collect();
+        cost::choose(&question(topology, &shards, &links)).unwrap().explain()
+    });
+    let text = texts.join("\n");
+    if env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+        fs::write(&path, &text).unwrap();
+    }
+    let golden = fs::read_to_string(&path)
+        .unwrap_or_else(|error| panic!("{}: {error}; run with UPDATE_GOLDEN=1", path.display()));
+    assert_eq!(text, golden, "{} differs; run with UPDATE_GOLDEN=1 if it should", path.display());
+}
+
+#[test]
+fn explanations_on_one_node() {
+    for ranks in 1..=8 {
+        let plural = if ranks == 1 { "" } else { "s" };
+        compare(&format!("{ranks}_rank{plural}"), &Topology::flat(ranks).unwrap());
+    }
+}
+
+#[test]
+fn explanations_on_several_nodes() {
+    compare("2x4", &uneven(&[4, 4]));
+    compare("3x2", &uneven(&[2, 2, 2]));
+    compare("4x1", &uneven(&[1, 1, 1, 1]));
+    compare("3+1+2", &uneven(&[3, 1, 2]));
+}

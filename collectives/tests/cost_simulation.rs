@@ -1,0 +1,61 @@
+//! The closed formulas of the cost model against the simulation, which takes every step.
+//!
+//! They differ where many ranks send to the lone rank of a small node at once: the others wait for
+//! each other there, which no formula sees.
+
+use peerlane_collectives::allgather::{self, Shape};
+use peerlane_collectives::cost::{self, Links};
+use peerlane_collectives::layout::Layout;
+use peerlane_collectives::plan::{Algorithm, FlagOrder};
+use peerlane_collectives::simulate::{self, Options};
+use peerlane_collectives::topology::Topology;
+use peerlane_hal::LinkKind;
+
+#[test]
+fn formulas_and_simulation_agree() {
+    let gpu = Links::default();
+    let host = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
+    let mut off = Vec::new();
+    let mut count = 0;
+    for (name, links, flags) in
+        [("gpu", gpu, FlagOrder::Batched), ("host", host, FlagOrder::Prompt)]
+    {
+        let mut links = links;
+        links.local.submit_seconds = 0.0;
+        links.network.submit_seconds = 0.0;
+        links.own.submit_seconds = 0.0;
+        links.start_seconds = 0.0;
+        if flags == FlagOrder::Batched {
+            // The simulation knows no batches of flags.
+            links.local.step_seconds = 0.0;
+            links.network.step_seconds = 0.0;
+            links.own.step_seconds = 0.0;
+        }
+        for nodes in ["1x2", "1x4", "1x7", "2x4", "3x2", "4x1", "3+1+2", "8x4"] {
+            let topology: Topology = nodes.parse().unwrap();
+            for &algorithm in Algorithm::ALL {
+                for (bytes, parts) in [(4 << 10, 1), (1 << 20, 1), (1 << 20, 4), (64 << 20, 8)] {
+                    let tiers = topology.nodes() > 1;
+                    let shape = Shape { parts, in_place: true, outputs: 1, flags, tiers };
+                    let shards = vec![bytes; topology.ranks()];
+                    let layout = Layout::new(&shards, parts).unwrap();
+                    let plan = |rank| allgather::plan(algorithm, &topology, rank, shape);
+                    let simulated =
+                        simulate::simulate(&topology, &layout, &links, &Options::default(), plan)
+                            .unwrap()
+                            .seconds();
+                    let said = cost::predict(algorithm, &topology, shape, &shards, &links);
+                    let ratio = said.unwrap().seconds() / simulated;
+                    count += 1;
+                    if !(0.8..=1.25).contains(&ratio) {
+                        off.push(format!(
+                            "{name} {nodes} {algorithm} {bytes} x{parts}: {ratio:.2} of {:.1} µs",
+                            simulated * 1e6
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    assert!(off.len() * 20 <= count, "{} of {count} are off\n{}", off.len(), off.join("\n"));
+}

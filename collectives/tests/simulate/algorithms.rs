@@ -1,0 +1,171 @@
+//! All algorithms over many topologies: they end, move what the definition says, and take the time
+//! that their formulas say.
+
+use peerlane_collectives::allgather::{self, Shape};
+use peerlane_collectives::cost::Links;
+use peerlane_collectives::layout::Layout;
+use peerlane_collectives::plan::{Algorithm, FlagOrder};
+use peerlane_collectives::simulate::{self, Options, Simulation, Way};
+use peerlane_collectives::topology::Topology;
+use peerlane_hal::Rank;
+
+use super::links;
+
+fn simulate(
+    algorithm: Algorithm,
+    topology: &Topology,
+    shard_bytes: &[u64],
+    shape: Shape,
+    links: &Links,
+    options: &Options,
+) -> Simulation {
+    let layout = Layout::new(shard_bytes, shape.parts).unwrap();
+    let plan = |rank| allgather::plan(algorithm, topology, rank, shape);
+    simulate::simulate(topology, &layout, links, options, plan)
+        .unwrap_or_else(|error| panic!("{algorithm} on {topology}, {shape:?}: {error}"))
+}
+
+fn topologies() -> Vec<Topology> {
+    let flat = (1..=9).map(|ranks| vec![0; ranks]);
+    let nodes = [
+        vec![0, 0, 0, 0, 1, 1, 1, 1],
+        vec![0, 0, 1, 1, 2, 2],
+        vec![0, 1, 2, 3],
+        vec![0, 0, 0, 1, 2, 2],
+        vec![0, 1, 0, 2, 1, 0, 0],
+    ];
+    flat.chain(nodes).map(|nodes| Topology::of_nodes(&nodes).unwrap()).collect()
+}
+
+#[test]
+fn all_algorithms_end_and_move_what_the_definition_says() {
+    for topology in topologies() {
+        let ranks = topology.ranks();
+        let uneven: Vec<u64> = (0..ranks as u64).map(|rank| rank % 3 * 10_007).collect();
+        for &algorithm in Algorithm::ALL {
+            for parts in [1, 3] {
+                for (in_place, outputs) in [(false, 1), (true, 1), (false, 2)] {
+                    for flags in [FlagOrder::Prompt, FlagOrder::Batched] {
+                        for tiers in [false, true] {
+                            let shape = Shape { parts, in_place, outputs, flags, tiers };
+                            let forks = parts == 3;
+                            let options = Options { forks, ..Options::default() };
+                            let links = Links::default();
+                            let simulation =
+                                simulate(algorithm, &topology, &uneven, shape, &links, &options);
+                            check_bytes(&simulation, &uneven, in_place);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn check_bytes(simulation: &Simulation, shard_bytes: &[u64], in_place: bool) {
+    let total: u64 = shard_bytes.iter().sum();
+    for (own, rank) in shard_bytes.iter().zip(&simulation.ranks) {
+        let received = |way: Way| rank.traffic[way as usize].received_bytes;
+        assert_eq!(received(Way::Own), if in_place { 0 } else { *own });
+        assert_eq!(received(Way::Local) + received(Way::Network), total - own);
+    }
+    for way in Way::ALL {
+        let received =
+            simulation.ranks.iter().map(|rank| rank.traffic[way as usize].received_bytes);
+        assert_eq!(received.sum::<u64>(), simulation.bytes(way));
+    }
+}
+
+#[test]
+fn a_simulation_repeats_to_the_picosecond() {
+    for &algorithm in Algorithm::ALL {
+        let topology = Topology::of_nodes(&[0, 0, 0, 1, 1, 2]).unwrap();
+        let shape = Shape { parts: 2, tiers: true, ..Shape::default() };
+        let options = Options {
+            delays: vec![0, 5_000_000, 1, 77_777],
+            traced: Rank::all(6).collect(),
+            forks: false,
+        };
+        let bytes = [1 << 20, 3, 700_001, 0, 1 << 19, 4096];
+        let run = || simulate(algorithm, &topology, &bytes, shape, &Links::default(), &options);
+        let simulation = run();
+        assert_eq!(run(), simulation);
+        let path = &simulation.critical_path;
+        assert_eq!(path.first().map(|stage| stage.begin_ps), Some(0));
+        assert!(path.windows(2).all(|pair| pair[0].end_ps == pair[1].begin_ps));
+        assert!(path.iter().all(|stage| stage.begin_ps <= stage.end_ps));
+        assert!(simulation.end_ps() >= path.last().unwrap().end_ps);
+        // Every step is recorded, copies as often as they are.
+        assert_eq!(simulation.slices.len() as u64, simulation.steps, "{algorithm}");
+    }
+}
+
+#[test]
+fn a_ring_takes_a_put_and_a_flag_for_each_step() {
+    for ranks in 2..=9u64 {
+        let mut links = links();
+        links.local.put_seconds = 100e-12;
+        links.local.flag_seconds = 30e-12;
+        let topology = Topology::flat(ranks as usize).unwrap();
+        let shape = Shape { in_place: true, ..Shape::default() };
+        let bytes = vec![6400; ranks as usize];
+        let options = Options::default();
+        let whole = simulate(Algorithm::Ring, &topology, &bytes, shape, &links, &options);
+        // One flag more for `ready` at the start.
+        assert_eq!(whole.end_ps(), 30 + (ranks - 1) * (100 + 6400 + 30));
+        // In parts a step's flags are hidden behind the next part.
+        let shape = Shape { parts: 10, ..shape };
+        let parts = simulate(Algorithm::Ring, &topology, &bytes, shape, &links, &options);
+        assert_eq!(parts.end_ps(), 30 + (ranks - 1) * 10 * (100 + 640) + 30);
+    }
+}
+
+#[test]
+fn direct_takes_a_put_for_each_peer_and_pull_the_same() {
+    for ranks in 2..=9u64 {
+        let mut links = links();
+        links.local.put_seconds = 100e-12;
+        links.local.flag_seconds = 30e-12;
+        let topology = Topology::flat(ranks as usize).unwrap();
+        let shape = Shape { in_place: true, ..Shape::default() };
+        let bytes = vec![1000; ranks as usize];
+        for algorithm in [Algorithm::Direct, Algorithm::Pull] {
+            let options = Options::default();
+            let simulation = simulate(algorithm, &topology, &bytes, shape, &links, &options);
+            assert_eq!(simulation.end_ps(), 30 + (ranks - 1) * 1100 + 30, "{algorithm}");
+            assert_eq!(simulation.incast[0].flows, 1, "{algorithm}: no two into one rank");
+        }
+    }
+}
+
+#[test]
+fn hierarchical_hides_the_nodes_behind_the_network() {
+    let topology = Topology::of_nodes(&[0, 0, 0, 0, 1, 1, 1, 1]).unwrap();
+    let shape = Shape { in_place: true, tiers: true, parts: 16, ..Shape::default() };
+    let mut links = links();
+    // Three local puts for each that comes over the network: both legs take equally long.
+    links.local.engine_bytes_per_second = 3e12;
+    links.local.bytes_per_second = 3e12;
+    links.local.send_bytes_per_second = 3e12;
+    links.local.receive_bytes_per_second = 3e12;
+    let bytes = [64_000 * 16; 8];
+    let options = Options::default();
+    let simulation = simulate(Algorithm::Hierarchical, &topology, &bytes, shape, &links, &options);
+    // The own shard is spread first, which the last parts wait for.
+    let (network, own) = (64_000 * 16, 64_000 * 16);
+    assert!(simulation.end_ps() >= network, "{}", simulation.end_ps());
+    assert!(simulation.end_ps() <= network + own + 64_000, "{}", simulation.end_ps());
+}
+
+#[test]
+fn a_rank_that_is_late_holds_up_those_that_need_it() {
+    let topology = Topology::flat(4).unwrap();
+    let late = 1_000_000_000;
+    let run = |delays: Vec<u64>| {
+        let options = Options { delays, ..Options::default() };
+        let links = Links::default();
+        simulate(Algorithm::Ring, &topology, &[1 << 20; 4], Shape::default(), &links, &options)
+    };
+    let (prompt, delayed) = (run(vec![]).end_ps(), run(vec![0, 0, late]).end_ps());
+    assert!((late..=late + prompt).contains(&delayed), "{prompt}, then {delayed}");
+}

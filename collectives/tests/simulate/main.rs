@@ -1,0 +1,82 @@
+//! The simulation of plans over links, against times worked out by hand and against the definition.
+
+mod algorithms;
+mod by_hand;
+mod faults;
+mod golden;
+
+use peerlane_collectives::cost::{Link, Links, Node};
+use peerlane_collectives::error::Error;
+use peerlane_collectives::layout::Layout;
+use peerlane_collectives::plan::Plan;
+use peerlane_collectives::simulate::{self, Options, Simulation};
+use peerlane_collectives::topology::Topology;
+
+/// A byte takes a picosecond, everything else no time.
+fn link() -> Link {
+    let rate = 1e12;
+    Link {
+        put_seconds: 0.0,
+        flag_seconds: 0.0,
+        step_seconds: 0.0,
+        submit_seconds: 0.0,
+        bytes_per_second: rate,
+        engine_bytes_per_second: rate,
+        send_bytes_per_second: rate,
+        receive_bytes_per_second: rate,
+        puts_in_flight: 1,
+        by_processor: false,
+    }
+}
+
+fn links() -> Links {
+    Links { own: link(), local: link(), network: link(), node: Node::default(), start_seconds: 0.0 }
+}
+
+/// Plans of as many lines as it takes, `|` between the lanes of a rank and a blank line between
+/// ranks, of as many ranks as there are nodes named.
+struct Case {
+    plans: Vec<Plan>,
+    topology: Topology,
+    shard_bytes: Vec<u64>,
+    options: Options,
+}
+
+impl Case {
+    /// Ranks on `nodes`, each with 1000 bytes, and what each lane of each does; lane 1 and those
+    /// behind it are on the network if `network`.
+    fn new(nodes: &[u32], network: bool, lanes: &[&[&str]]) -> Self {
+        let plan = |(rank, lanes): (usize, &&[&str])| {
+            let ranks = nodes.len();
+            let mut text = format!("all-gather direct: rank {rank} of {ranks}, 1 part, in place\n");
+            for (lane, steps) in lanes.iter().enumerate() {
+                let tier = if lane > 0 && network { " network" } else { "" };
+                text += &format!("lane {lane}{tier}\n{}\n", steps.replace("; ", "\n"));
+            }
+            text.parse().unwrap_or_else(|error| panic!("{error}"))
+        };
+        Self {
+            plans: lanes.iter().enumerate().map(plan).collect(),
+            topology: Topology::of_nodes(nodes).unwrap(),
+            shard_bytes: vec![1000; nodes.len()],
+            options: Options { forks: true, ..Options::default() },
+        }
+    }
+
+    /// With ranks that start late.
+    fn delayed(mut self, delays: &[u64]) -> Self {
+        self.options.delays = delays.to_vec();
+        self
+    }
+
+    fn run(&self, links: &Links) -> Result<Simulation, Error> {
+        let layout = Layout::new(&self.shard_bytes, 1).unwrap();
+        let plan = |rank: peerlane_hal::Rank| Ok(self.plans[rank.index()].clone());
+        simulate::simulate(&self.topology, &layout, links, &self.options, plan)
+    }
+
+    /// When the ranks end, in picoseconds.
+    fn ends(&self, links: &Links) -> Vec<u64> {
+        self.run(links).unwrap_or_else(|error| panic!("{error}")).ends_ps
+    }
+}
