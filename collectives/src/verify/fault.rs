@@ -4,75 +4,8 @@ use std::fmt;
 
 use peerlane_hal::{ErrorKind, Rank};
 
-use crate::plan::{Cell, Flag, LaneId, OUTPUTS_MAX, PARTS_MAX, Step, StepOf};
-
-/// The classes of faults, for programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum FaultClass {
-    /// The plans do not belong together.
-    Disagreement,
-    /// A plan names a rank, cell, source or lane that is not there.
-    Unknown,
-    /// A byte of a result does not arrive.
-    Missing,
-    /// A byte of a result arrives more than once.
-    Twice,
-    /// A byte is read before it is known to have arrived.
-    ReadEarly,
-    /// Lanes wait for each other for ever.
-    Deadlock,
-    /// A flag has two writers or two readers.
-    Shared,
-    /// A flag does not end where it began.
-    Unbalanced,
-    /// A wait could pass on a value that was meant for an earlier one.
-    Stale,
-    /// Something is overwritten while somebody may still read it.
-    Overwritten,
-    /// The fabric of a lane does not reach where a step goes.
-    Unreachable,
-}
-
-impl FaultClass {
-    /// Every class.
-    pub const ALL: &'static [Self] = &[
-        Self::Disagreement,
-        Self::Unknown,
-        Self::Missing,
-        Self::Twice,
-        Self::ReadEarly,
-        Self::Deadlock,
-        Self::Shared,
-        Self::Unbalanced,
-        Self::Stale,
-        Self::Overwritten,
-        Self::Unreachable,
-    ];
-
-    /// A short name for tables.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Disagreement => "disagreement",
-            Self::Unknown => "unknown name",
-            Self::Missing => "missing byte",
-            Self::Twice => "byte twice",
-            Self::ReadEarly => "read too early",
-            Self::Deadlock => "deadlock",
-            Self::Shared => "shared flag",
-            Self::Unbalanced => "unbalanced flag",
-            Self::Stale => "stale flag",
-            Self::Overwritten => "overwritten too early",
-            Self::Unreachable => "out of reach",
-        }
-    }
-}
-
-impl fmt::Display for FaultClass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
+use super::class::FaultClass;
+use crate::plan::{Cell, Flag, LaneId, OUTPUTS_MAX, PARTS_MAX, Step, StepOf, Tier};
 
 /// Where a step stands in its lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -311,6 +244,28 @@ pub enum Fault {
         /// In which start.
         start: u32,
     },
+    /// There are no plans to prove.
+    #[error("there are no such plans: {reason}")]
+    NotPlanned {
+        /// What the algorithm says.
+        reason: String,
+    },
+    /// The plans of all ranks taken together lack something or have too much of it.
+    #[error("of the plans of all ranks, the {what}")]
+    Uncounted {
+        /// Of what.
+        what: &'static str,
+    },
+    /// A step goes where the fabric of its lane does not.
+    #[error("{place}: rank {peer} is out of reach of a {tier} lane")]
+    OutOfReach {
+        /// The step.
+        place: Place,
+        /// The rank to which it goes.
+        peer: Rank,
+        /// The lane's tier.
+        tier: Tier,
+    },
     /// A local lane signals the network lane of a peer: the flag would lie where the signal cannot
     /// go, since only flags of one's own and arrivals over the network cross tiers.
     #[error(
@@ -323,33 +278,6 @@ pub enum Fault {
         /// The reader.
         peer: Rank,
     },
-}
-
-impl Fault {
-    /// The class of the fault.
-    pub const fn class(&self) -> FaultClass {
-        match self {
-            Self::NoPlan | Self::Disagrees { .. } => FaultClass::Disagreement,
-            Self::Parts { .. }
-            | Self::Outputs { .. }
-            | Self::NoLane { .. }
-            | Self::Unknown { .. }
-            | Self::Reserved { .. } => FaultClass::Unknown,
-            Self::NeverPut { .. } | Self::NotArrived { .. } => FaultClass::Missing,
-            Self::PutTwice { .. } | Self::PutInPlace { .. } => FaultClass::Twice,
-            Self::ReadEarly { .. } => FaultClass::ReadEarly,
-            Self::Deadlock { .. } => FaultClass::Deadlock,
-            Self::TwoWriters { .. } | Self::TwoReaders { .. } | Self::OtherReader { .. } => {
-                FaultClass::Shared
-            }
-            Self::Unbalanced { .. } => FaultClass::Unbalanced,
-            Self::Repeated { .. } | Self::NotConsumed { .. } => FaultClass::Stale,
-            Self::PeerInUse { .. } | Self::SourceInUse { .. } | Self::StillGot { .. } => {
-                FaultClass::Overwritten
-            }
-            Self::AcrossTiers { .. } => FaultClass::Unreachable,
-        }
-    }
 }
 
 impl peerlane_hal::Error for Fault {

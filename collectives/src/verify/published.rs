@@ -6,8 +6,6 @@
 //! for everything that a lane completes, the first signal behind it to each lane that may hear of it
 //! names a wait; who has one of these waits in its past knows.
 
-use std::ops::Range;
-
 use peerlane_hal::Rank;
 
 use super::flags::Flags;
@@ -22,24 +20,39 @@ pub(super) struct Waited {
     pub(super) at: usize,
 }
 
+/// Some waits, by their numbers; the lane that publishes has them as its own rank sees them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waits {
+    first: u32,
+    end: u32,
+}
+
+impl Waits {
+    pub(super) fn indices(self) -> impl Iterator<Item = usize> {
+        self.first as usize..self.end as usize
+    }
+}
+
 /// That a lane gets from a rank.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Taking {
     /// The rank that gets.
     pub(super) by: Rank,
     /// The number of the lane that stands for its lane.
     pub(super) lane: usize,
-    waits: Range<usize>,
+    pub(super) waits: Waits,
 }
 
 /// What the followed lanes publish.
 #[derive(Debug)]
 pub(super) struct Published {
     waits: Vec<Waited>,
-    /// Of every copy of every lane, in the lane's order.
-    copies: Vec<Vec<(usize, Range<usize>)>>,
+    /// Of every copy of every lane; of other steps none.
+    copies: Vec<Vec<Waits>>,
     /// Of every lane, that it has no source left to read.
-    done: Vec<Range<usize>>,
+    done: Vec<Waits>,
+    /// Whether every lane ends with a flag to lane 0 of its rank, or is that.
+    joins: Vec<bool>,
     /// Who gets from each followed rank.
     takings: Vec<Vec<Taking>>,
 }
@@ -50,6 +63,7 @@ impl Published {
             waits: Vec::new(),
             copies: Vec::with_capacity(program.lanes.len()),
             done: Vec::with_capacity(program.lanes.len()),
+            joins: (0..program.lanes.len()).map(|lane| joins(program, flags, lane)).collect(),
             takings: vec![Vec::new(); program.lanes.len() / program.width],
         };
         let mut soonest =
@@ -64,7 +78,8 @@ impl Published {
     /// Looks at a lane from its end, so that what stands behind a copy is known there.
     fn add(&mut self, program: &Program, flags: &Flags, lane: usize, soonest: &mut Soonest<'_>) {
         let me = program.lanes[lane].rank;
-        let mut copies = Vec::new();
+        let none = Waits { first: 0, end: 0 };
+        let mut copies = vec![none; program.lanes[lane].steps.len()];
         let mut done = None;
         for (at, &step) in program.lanes[lane].steps.iter().enumerate().rev() {
             let (peer, other) = match step {
@@ -82,43 +97,46 @@ impl Published {
             }
             let waits = self.push(soonest.waits([peer, other]));
             if matches!(step, Step::Get { .. }) {
-                self.take(program, lane, peer, &waits);
+                self.take(program, lane, peer, waits);
             }
-            copies.push((at, waits));
+            copies[at] = waits;
         }
-        copies.reverse();
         self.copies.push(copies);
         let done = done.unwrap_or_else(|| self.push(soonest.waits([me, me])));
         self.done.push(done);
     }
 
-    fn push(&mut self, waits: impl Iterator<Item = Waited>) -> Range<usize> {
-        let first = self.waits.len();
+    fn push(&mut self, waits: impl Iterator<Item = Waited>) -> Waits {
+        let next = |waits: &[Waited]| u32::try_from(waits.len()).expect("fewer than 2^32 waits");
+        let first = next(&self.waits);
         self.waits.extend(waits);
-        first..self.waits.len()
+        Waits { first, end: next(&self.waits) }
     }
 
     /// Notes the last get of a lane from a rank, which is the first that is seen.
-    fn take(&mut self, program: &Program, lane: usize, peer: Rank, waits: &Range<usize>) {
+    fn take(&mut self, program: &Program, lane: usize, peer: Rank, waits: Waits) {
         let symmetry = &program.symmetry;
         let by = symmetry.turned(symmetry.turn_back(peer), program.lanes[lane].rank);
         let takings = &mut self.takings[symmetry.number(peer)];
         let mut of_lane = takings.iter().rev().take_while(|taking| taking.lane == lane);
         if of_lane.all(|taking| taking.by != by) {
-            takings.push(Taking { by, lane, waits: waits.clone() });
+            takings.push(Taking { by, lane, waits });
         }
     }
 
     /// Behind which waits the copy at `at` of a followed lane is known to be complete.
-    pub(super) fn copy(&self, (lane, at): (usize, usize)) -> &[Waited] {
-        let copies = &self.copies[lane];
-        let found = copies.binary_search_by_key(&at, |&(at, _)| at);
-        found.map_or(&[], |found| &self.waits[copies[found].1.clone()])
+    pub(super) fn copy(&self, (lane, at): (usize, usize)) -> Waits {
+        self.copies[lane][at]
     }
 
     /// Behind which waits a followed lane is known to have no source left to read.
-    pub(super) fn done(&self, lane: usize) -> &[Waited] {
-        &self.waits[self.done[lane].clone()]
+    pub(super) fn done(&self, lane: usize) -> Waits {
+        self.done[lane]
+    }
+
+    /// Whether a followed lane has ended when lane 0 of its rank has.
+    pub(super) fn joins(&self, lane: usize) -> bool {
+        self.joins[lane]
     }
 
     /// Who gets from the followed rank `rank`.
@@ -126,11 +144,24 @@ impl Published {
         &self.takings[program.symmetry.number(rank)]
     }
 
-    /// Behind which waits the gets are known to be complete, as the lane that stands for the getting
-    /// one has them.
-    pub(super) fn taken(&self, taking: &Taking) -> &[Waited] {
-        &self.waits[taking.waits.clone()]
+    pub(super) fn waits(&self, waits: Waits) -> impl Iterator<Item = Waited> + '_ {
+        waits.indices().map(|index| self.waits[index])
     }
+
+    pub(super) fn wait(&self, index: usize) -> Waited {
+        self.waits[index]
+    }
+}
+
+fn joins(program: &Program, flags: &Flags, lane: usize) -> bool {
+    let closed = &program.lanes[lane];
+    let Some((last, Step::Signal { peer, .. })) = closed.steps.iter().enumerate().next_back()
+    else {
+        return closed.lane == LaneId::HOME;
+    };
+    let (reader, _) = flags.of_step(lane, last).wait;
+    closed.lane == LaneId::HOME
+        || (*peer == closed.rank && program.lanes[reader].lane == LaneId::HOME)
 }
 
 /// The first waits of each lane of each rank for signals behind the present step.

@@ -7,12 +7,17 @@ use peerlane_hal::Rank;
 use super::fault::{Fault, Place, Position};
 use crate::plan::{Cell, Flag, LaneId, OUTPUTS_MAX, PARTS_MAX, Plan, Source, Step, Tier};
 
-/// Checks all plans and returns the first.
-pub(super) fn check(plans: &[Plan]) -> Result<&Plan, Fault> {
+/// Checks plans that stand for those of all `ranks` ranks, each the plan of the rank that `owners` has
+/// in its place, and returns the first.
+pub(super) fn check<'a>(
+    plans: &'a [Plan],
+    ranks: usize,
+    owners: &[Rank],
+) -> Result<&'a Plan, Fault> {
     let first = plans.first().ok_or(Fault::NoPlan)?;
-    for (index, plan) in plans.iter().enumerate() {
-        agrees(index, "ranks", &u64::from(plan.ranks), &(plans.len() as u64))?;
-        agrees(index, "rank", &plan.rank, &Rank::at(index))?;
+    for (index, (plan, owner)) in plans.iter().zip(owners).enumerate() {
+        agrees(index, "ranks", &u64::from(plan.ranks), &(ranks as u64))?;
+        agrees(index, "rank", &plan.rank, owner)?;
         agrees(index, "algorithm", &plan.algorithm, &first.algorithm)?;
         agrees(index, "parts", &plan.parts, &first.parts)?;
         agrees(index, "in_place", &plan.in_place, &first.in_place)?;
@@ -24,10 +29,12 @@ pub(super) fn check(plans: &[Plan]) -> Result<&Plan, Fault> {
         agrees(index, "number of lanes", &plan.lanes.len(), &first.lanes.len())?;
         agrees(index, "tier of lane 0", &plan.lanes[0].tier, &Tier::Local)?;
         for (lane, (seen, wanted)) in plan.lanes.iter().zip(&first.lanes).enumerate() {
-            agrees(index, &format!("tier of lane {lane}"), &seen.tier, &wanted.tier)?;
+            if seen.tier != wanted.tier {
+                agrees(index, &format!("tier of lane {lane}"), &seen.tier, &wanted.tier)?;
+            }
         }
     }
-    plans.iter().try_for_each(|plan| check_plan(plans, plan))?;
+    plans.iter().try_for_each(check_plan)?;
     Ok(first)
 }
 
@@ -62,11 +69,11 @@ fn check_sizes(plan: &Plan) -> Result<(), Fault> {
     Ok(())
 }
 
-fn check_plan(plans: &[Plan], plan: &Plan) -> Result<(), Fault> {
+fn check_plan(plan: &Plan) -> Result<(), Fault> {
     for (lane, steps) in plan.lane_ids().zip(&plan.lanes) {
         for (at, &step) in steps.steps.iter().enumerate() {
             let place = Place { rank: plan.rank, lane, position: Position::Step(at + 1), step };
-            Names { plans, place }.check()?;
+            Names { plan, place }.check()?;
         }
     }
     Ok(())
@@ -74,7 +81,7 @@ fn check_plan(plans: &[Plan], plan: &Plan) -> Result<(), Fault> {
 
 /// Checks the names in one step.
 struct Names<'a> {
-    plans: &'a [Plan],
+    plan: &'a Plan,
     place: Place,
 }
 
@@ -107,7 +114,7 @@ impl Names<'_> {
     }
 
     fn rank(&self, rank: Rank) -> Result<(), Fault> {
-        let ranks = self.plans.len();
+        let ranks = self.plan.ranks as usize;
         self.there(rank.index() < ranks, || {
             (format!("rank {rank}"), format!("a rank below {ranks}"))
         })
@@ -115,7 +122,7 @@ impl Names<'_> {
 
     fn cell(&self, cell: Cell) -> Result<(), Fault> {
         self.rank(cell.shard)?;
-        let parts = self.plans[0].parts;
+        let parts = self.plan.parts;
         self.there(cell.part < parts, || {
             (format!("part {}", cell.part), format!("a part below {parts}"))
         })
@@ -136,7 +143,7 @@ impl Names<'_> {
     }
 
     fn lane(&self, rank: Rank, lane: LaneId) -> Result<(), Fault> {
-        let lanes = self.plans[rank.index()].lanes.len();
+        let lanes = self.plan.lanes.len();
         self.there(lane.index() < lanes, || {
             (format!("lane {lane} of rank {rank}"), format!("a lane below {lanes}"))
         })

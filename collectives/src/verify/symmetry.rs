@@ -36,13 +36,17 @@ impl Symmetry {
         Self::new(Rank::all(ranks).collect(), 1, (false, false))
     }
 
-    /// The symmetries that plans for a topology may have, those with the fewest orbits first.
-    pub(super) fn candidates(topology: &Topology) -> Vec<Self> {
-        let circle = Self::new(Rank::all(topology.ranks()).collect(), 1, (true, false));
+    /// The symmetries that plans for a topology may have, those with the fewest orbits first; some
+    /// take ranks of one node to different nodes, unless that matters.
+    pub(super) fn candidates(topology: &Topology, keeps_nodes: bool) -> Vec<Self> {
+        let circle = || Self::new(Rank::all(topology.ranks()).collect(), 1, (true, false));
         let nodes = || (0u32..).take(topology.nodes());
         let columns = topology.members(0).len();
         let is_even = nodes().all(|node| topology.members(node).len() == columns);
-        let mut candidates = vec![circle];
+        let mut candidates = Vec::new();
+        if !keeps_nodes || topology.nodes() == 1 {
+            candidates.push(circle());
+        }
         if is_even && topology.nodes() > 1 {
             let grid: Vec<Rank> =
                 nodes().flat_map(|node| topology.members(node)).copied().collect();
@@ -140,6 +144,17 @@ impl Symmetry {
         }
     }
 
+    /// The plan of `rank`, by the plan of its representative.
+    #[cfg(test)]
+    pub(super) fn turned_plan(&self, representative: &Plan, rank: Rank) -> Plan {
+        let turn = self.turn_of(rank);
+        let mut plan = Plan { rank, ..representative.clone() };
+        for step in plan.lanes.iter_mut().flat_map(|lane| &mut lane.steps) {
+            *step = self.turned_step(turn, *step);
+        }
+        plan
+    }
+
     /// Whether `plan` is the plan of its representative, turned.
     pub(super) fn matches(&self, representative: &Plan, plan: &Plan) -> bool {
         let turn = self.turn_of(plan.rank);
@@ -169,7 +184,7 @@ mod tests {
         for nodes in [vec![0; 5], vec![0, 0, 1, 1, 2, 2], interleaved, vec![0]] {
             let topology = Topology::of_nodes(&nodes).unwrap();
             let none = Symmetry::none(topology.ranks());
-            for symmetry in Symmetry::candidates(&topology).into_iter().chain([none]) {
+            for symmetry in Symmetry::candidates(&topology, false).into_iter().chain([none]) {
                 let representatives = symmetry.representatives();
                 assert_eq!(representatives.len() * symmetry.orbit(), topology.ranks());
                 for rank in Rank::all(topology.ranks()) {
@@ -184,6 +199,6 @@ mod tests {
     #[test]
     fn uneven_nodes_have_only_the_circle() {
         let topology = Topology::of_nodes(&[0, 0, 1]).unwrap();
-        assert_eq!(Symmetry::candidates(&topology).len(), 1);
+        assert_eq!(Symmetry::candidates(&topology, false).len(), 1);
     }
 }

@@ -4,7 +4,9 @@ use insta::assert_snapshot;
 use peerlane_hal::Rank;
 
 use super::*;
+use crate::allgather::{self, Shape};
 use crate::plan::{Algorithm, Cell, FlagOrder, Lane, Source, Step};
+use crate::topology::Topology;
 use crate::verify::program::ClosedLane;
 
 /// One rank that copies its shard in lane 1; `change` gets the closed lanes 0 and 1.
@@ -47,4 +49,63 @@ fn a_caller_that_does_not_wait_for_a_lane_is_a_fault() {
         }
     });
     assert_snapshot!(unawaited.unwrap(), @"rank 0, end of lane 0 in start 1: lane 1 may still read its sources");
+}
+
+/// What a rank that stands for others is refused for, the plans of all ranks are refused for, and
+/// what it is proven for, they are.
+#[test]
+fn a_turned_fault_is_a_fault_of_all() {
+    let even = |nodes: u32, ranks: u32| {
+        let of_rank: Vec<u32> = (0..nodes * ranks).map(|rank| rank / ranks).collect();
+        Topology::of_nodes(&of_rank).unwrap()
+    };
+    let mut refused = 0;
+    for topology in [even(1, 4), even(2, 2), even(3, 1)] {
+        for &algorithm in Algorithm::ALL {
+            for outputs in [1, 2] {
+                let tiers = topology.nodes() == 2;
+                let shape = Shape { outputs, tiers, ..Shape::default() };
+                let plans = allgather::plans(algorithm, &topology, shape).unwrap();
+                for symmetry in Symmetry::candidates(&topology, tiers) {
+                    let standing = |rank| symmetry.representatives()[symmetry.number(rank)];
+                    let matches =
+                        |plan: &Plan| symmetry.matches(&plans[standing(plan.rank).index()], plan);
+                    if plans.iter().all(matches) {
+                        refused += check_turned(&plans, &symmetry);
+                    }
+                }
+            }
+        }
+    }
+    assert!(refused > 1000, "{refused}");
+}
+
+/// Drops each step of the first plan, and swaps it with the next; how many changes are refused.
+fn check_turned(plans: &[Plan], symmetry: &Symmetry) -> usize {
+    let standing = symmetry.representatives();
+    let mut refused = 0;
+    for lane in 0..plans[0].lanes.len() {
+        for at in 0..plans[0].lanes[lane].steps.len() {
+            for drops in [true, false] {
+                let mut few: Vec<Plan> =
+                    standing.iter().map(|rank| plans[rank.index()].clone()).collect();
+                let steps = &mut few[0].lanes[lane].steps;
+                if drops {
+                    steps.remove(at);
+                } else if at + 1 < steps.len() {
+                    steps.swap(at, at + 1);
+                }
+                let all: Vec<Plan> = Rank::all(plans.len())
+                    .map(|rank| symmetry.turned_plan(&few[symmetry.number(rank)], rank))
+                    .collect();
+                let turned = shape::check(&few, plans.len(), &standing)
+                    .and_then(|_| follow(&Program::new(&few, symmetry.clone())).map(|_| ()));
+                let whole = verify(&all).map(|_| ());
+                let class = |verdict: &Result<(), Fault>| verdict.clone().map_err(|f| f.class());
+                assert_eq!(class(&turned), class(&whole), "{turned:?} {whole:?} {}", few[0]);
+                refused += usize::from(turned.is_err());
+            }
+        }
+    }
+    refused
 }

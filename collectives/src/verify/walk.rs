@@ -14,8 +14,6 @@
 //! needed, and costs the same for any number of ranks; if it is not enough, [the past](super::past)
 //! is searched, so nothing true is refused.
 
-use std::collections::HashMap;
-
 use peerlane_hal::Rank;
 
 use super::clocks::Clocks;
@@ -24,7 +22,9 @@ use super::fault::{Fault, Place};
 use super::flags::Flags;
 use super::past::{Moment, Past};
 use super::program::Program;
-use super::published::{Published, Waited};
+use super::published::{Published, Waited, Waits};
+use super::siblings::{Siblings, siblings};
+use super::start::{Kind, Passing, run_start};
 use crate::plan::{Cell, LaneId, Source, Step};
 
 /// Checks the ranks that are followed.
@@ -41,110 +41,6 @@ pub(super) fn check(
     let mut walk = Walk { program, flags, deliveries, published, siblings, past, clocks, later };
     program.homes().try_for_each(|(rank, home)| walk.check_rank(rank, home))?;
     walk.later.map_or(Ok(()), |(_, fault)| Err(fault))
-}
-
-/// How far the other lanes of a rank had come, as far as each lane knew at each of its signals: for
-/// every followed lane, step by step, a time for each lane, counted from the beginning of the start.
-type Siblings = Vec<Vec<i64>>;
-
-fn siblings(program: &Program, flags: &Flags) -> Siblings {
-    let width = program.width;
-    let mut siblings = Siblings::new();
-    if width == 1 {
-        return siblings;
-    }
-    let past = Past::new(program, flags);
-    siblings.extend(program.lanes.iter().map(|lane| vec![0; lane.steps.len() * width]));
-    let mut clocks = Clocks::new(width, width);
-    for (_, home) in program.homes() {
-        clocks.clear();
-        for start in 0..=i64::from(program.outputs) {
-            let begun = past.at(start, 0);
-            run_start(program, flags, home, |moment| {
-                let Passing { lane, at, kind } = moment;
-                match kind {
-                    Kind::Copy | Kind::Heard => {}
-                    Kind::Told { from, snapshot } => clocks.take(lane, from, snapshot),
-                    Kind::Signal => {
-                        clocks.learn(lane, lane, past.at(start, at));
-                        let times = (0..width).map(|other| clocks.known(lane, other) - begun);
-                        let first = at * width;
-                        for (slot, time) in siblings[home + lane][first..].iter_mut().zip(times) {
-                            *slot = time;
-                        }
-                    }
-                }
-                Ok(clocks.snapshot(lane))
-            })
-            .expect("nothing is checked here");
-        }
-    }
-    siblings
-}
-
-/// A step that a lane of a rank comes to.
-struct Passing {
-    /// Which of the rank's lanes.
-    lane: usize,
-    at: usize,
-    kind: Kind,
-}
-
-enum Kind {
-    Copy,
-    Signal,
-    /// A wait for a signal of another rank.
-    Heard,
-    /// A wait for a signal of a lane of the same rank, and what `visit` had answered there.
-    Told {
-        from: usize,
-        snapshot: usize,
-    },
-}
-
-/// Runs the lanes of one rank through a start, as if all other ranks had gone ahead. What `visit`
-/// answers at a signal goes to the wait.
-fn run_start(
-    program: &Program,
-    flags: &Flags,
-    home: usize,
-    mut visit: impl FnMut(Passing) -> Result<usize, Fault>,
-) -> Result<(), Fault> {
-    let rank = program.lanes[home].rank;
-    let mut next = vec![0; program.width];
-    let mut told: HashMap<(usize, usize), usize> = HashMap::new();
-    let mut moves = true;
-    while moves {
-        moves = false;
-        for lane in 0..program.width {
-            let number = home + lane;
-            while let Some(step) = program.lanes[number].steps.get(next[lane]) {
-                let at = next[lane];
-                let kind = match step {
-                    Step::Put { .. } | Step::Get { .. } => Kind::Copy,
-                    Step::Signal { .. } => Kind::Signal,
-                    Step::Wait { .. } => {
-                        let ends = flags.of_step(number, at);
-                        if ends.writer != rank {
-                            Kind::Heard
-                        } else if let Some(&snapshot) = told.get(&ends.signal) {
-                            Kind::Told { from: ends.signal.0 - home, snapshot }
-                        } else {
-                            break;
-                        }
-                    }
-                };
-                let is_relay = matches!(step, Step::Signal { peer, .. } if *peer == rank);
-                let snapshot = visit(Passing { lane, at, kind })?;
-                if is_relay {
-                    told.insert((number, at), snapshot);
-                }
-                next[lane] += 1;
-                moves = true;
-            }
-        }
-    }
-    Ok(())
 }
 
 struct Walk<'a> {
@@ -244,11 +140,37 @@ impl Walk<'_> {
     }
 
     fn knows(&mut self, here: Here, fact: Fact) -> bool {
+        self.sees(here, fact) || self.finds(here, fact)
+    }
+
+    fn time(&self, fact: Fact) -> i64 {
+        self.past.at(self.start() - i64::from(fact.age), fact.at)
+    }
+
+    /// Whether the lane knows what it needs at a glance.
+    ///
+    /// Who has entered a start has ended the one before, with a cell of every rank in the output.
+    /// Each cell has come, from copy to copy, from the input of its owner, so the owner had entered.
+    /// Thus every rank has entered the start before any that somebody has entered, and has ended the
+    /// one before that. (If a cell does not come so, that is a fault of the first start, which is the
+    /// verdict whatever else is believed.)
+    fn sees(&self, here: Here, fact: Fact) -> bool {
         let column = self.program.column(fact.rank, fact.lane);
-        let time = self.past.at(self.start() - i64::from(fact.age), fact.at);
-        if self.clocks.known(here.lane, column) >= time {
+        if self.clocks.known(here.lane, column) >= self.time(fact) {
             return true;
         }
+        let Some(age) = fact.age.checked_sub(1) else { return false };
+        if fact.at > 0 || fact.lane != LaneId::HOME {
+            let joins = self.published.joins(self.program.lane(fact.rank, fact.lane));
+            return joins && self.sees(here, Fact::entered(fact.rank, age));
+        }
+        let own = self.program.column(here.rank, LaneId::HOME);
+        self.clocks.known(here.lane, own) >= self.time(Fact::entered(here.rank, age))
+    }
+
+    /// Whether the search finds that the lane knows.
+    fn finds(&mut self, here: Here, fact: Fact) -> bool {
+        let (column, time) = (self.program.column(fact.rank, fact.lane), self.time(fact));
         let lane = self.program.lanes[here.home + here.lane].lane;
         let now = Moment { rank: here.rank, lane, time: self.past.at(self.start(), here.at) };
         let wanted = Moment { rank: fact.rank, lane: fact.lane, time };
@@ -261,11 +183,15 @@ impl Walk<'_> {
 
     /// Whether one of some waits of the present start has passed; they are as the lane that stands
     /// for a lane of `owner` has them.
-    fn knows_any(&mut self, here: Here, owner: Rank, waits: &[Waited]) -> bool {
+    fn knows_any(&mut self, here: Here, owner: Rank, waits: Waits) -> bool {
         let symmetry = &self.program.symmetry;
         let turn = symmetry.turn_of(owner);
-        let turned = |wait: &Waited| Waited { rank: symmetry.turned(turn, wait.rank), ..*wait };
-        waits.iter().any(|wait| self.knows(here, Fact::waited(turned(wait), 0)))
+        let fact = |wait: Waited| {
+            Fact::waited(Waited { rank: symmetry.turned(turn, wait.rank), ..wait }, 0)
+        };
+        // A search is dear, so only when nothing is seen.
+        self.published.waits(waits).any(|wait| self.sees(here, fact(wait)))
+            || waits.indices().any(|wait| self.finds(here, fact(self.published.wait(wait))))
     }
 
     /// Whether a cell that is copied there is known to lie in the output of `rank`.
@@ -275,8 +201,8 @@ impl Walk<'_> {
         let standing = symmetry.turned(back, rank);
         let delivery = self.deliveries.of(self.program, standing, symmetry.turned_cell(back, cell));
         let owner = symmetry.turned(symmetry.turn_of(rank), delivery.rank);
-        let waits = self.published.copy(delivery.step).to_vec();
-        self.knows_any(here, owner, &waits)
+        let waits = self.published.copy(delivery.step);
+        self.knows_any(here, owner, waits)
     }
 
     fn check_step(&mut self, here: Here) -> Result<(), Fault> {
@@ -344,8 +270,8 @@ impl Walk<'_> {
         let Here { rank, home, .. } = here;
         let (program, start) = (self.program, 1);
         for number in home + 1..home + program.width {
-            let done = self.published.done(number).to_vec();
-            if !program.lanes[number].steps.is_empty() && !self.knows_any(here, rank, &done) {
+            let done = self.published.done(number);
+            if !program.lanes[number].steps.is_empty() && !self.knows_any(here, rank, done) {
                 let lane = program.lanes[number].lane;
                 return Err(Fault::SourceInUse { rank, lane, start });
             }
@@ -353,8 +279,8 @@ impl Walk<'_> {
         for taking in self.published.takings(program, rank).to_vec() {
             let lane = program.lanes[taking.lane].lane;
             let is_own = taking.by == rank && lane == LaneId::HOME;
-            let waits = self.published.taken(&taking).to_vec();
-            if !is_own && !self.knows_any(here, taking.by, &waits) {
+
+            if !is_own && !self.knows_any(here, taking.by, taking.waits) {
                 return Err(Fault::StillGot { rank, by: taking.by, lane, start });
             }
         }

@@ -1,0 +1,47 @@
+//! What a lane knows of the other lanes of its rank, and tells with every signal.
+
+use super::clocks::Clocks;
+use super::flags::Flags;
+use super::past::Past;
+use super::program::Program;
+use super::start::{Kind, Passing, run_start};
+
+/// How far the other lanes of a rank had come, as far as each lane knew at each of its signals: for
+/// every followed lane, step by step, a time for each lane, counted from the beginning of the start.
+pub(super) type Siblings = Vec<Vec<i64>>;
+
+/// Of all lanes that are followed; nothing where ranks have one lane.
+pub(super) fn siblings(program: &Program, flags: &Flags) -> Siblings {
+    let width = program.width;
+    let mut siblings = Siblings::new();
+    if width == 1 {
+        return siblings;
+    }
+    let past = Past::new(program, flags);
+    siblings.extend(program.lanes.iter().map(|lane| vec![0; lane.steps.len() * width]));
+    let mut clocks = Clocks::new(width, width);
+    for (_, home) in program.homes() {
+        clocks.clear();
+        for start in 0..=i64::from(program.outputs) {
+            let begun = past.at(start, 0);
+            run_start(program, flags, home, |moment| {
+                let Passing { lane, at, kind } = moment;
+                match kind {
+                    Kind::Copy | Kind::Heard => {}
+                    Kind::Told { from, snapshot } => clocks.take(lane, from, snapshot),
+                    Kind::Signal => {
+                        clocks.learn(lane, lane, past.at(start, at));
+                        let times = (0..width).map(|other| clocks.known(lane, other) - begun);
+                        let first = at * width;
+                        for (slot, time) in siblings[home + lane][first..].iter_mut().zip(times) {
+                            *slot = time;
+                        }
+                    }
+                }
+                Ok(clocks.snapshot(lane))
+            })
+            .expect("nothing is checked here");
+        }
+    }
+    siblings
+}

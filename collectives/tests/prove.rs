@@ -1,0 +1,120 @@
+//! Proofs for many ranks: the same verdict by fewer plans, and a claim that says by which.
+
+use insta::assert_snapshot;
+use peerlane_collectives::allgather::{self, Shape};
+use peerlane_collectives::plan::{Algorithm, FlagOrder};
+use peerlane_collectives::topology::Topology;
+use peerlane_collectives::verify::{Claim, Effort, FaultClass, prove, verify};
+
+/// Not even few plans are all made.
+const THRIFTY: Effort = Effort { followed_steps: 0, unlike_steps: 0, compared_steps: usize::MAX };
+
+fn shapes() -> impl Iterator<Item = Shape> {
+    let shapes = FlagOrder::ALL.iter().flat_map(|&flags| {
+        [(1, false), (2, false), (1, true)].map(|(outputs, in_place)| Shape {
+            outputs,
+            in_place,
+            flags,
+            ..Shape::default()
+        })
+    });
+    shapes.flat_map(|shape| [false, true].map(|tiers| Shape { tiers, parts: 2, ..shape }))
+}
+
+fn even(nodes: u32, ranks: u32) -> Topology {
+    let of_rank: Vec<u32> = (0..nodes * ranks).map(|rank| rank / ranks).collect();
+    Topology::of_nodes(&of_rank).unwrap()
+}
+
+#[test]
+fn the_whole_proof_is_that_of_the_plans() {
+    for topology in [even(1, 5), even(2, 3), Topology::of_nodes(&[0, 1, 1, 0, 2]).unwrap()] {
+        for &algorithm in Algorithm::ALL {
+            for shape in shapes() {
+                let plans = allgather::plans(algorithm, &topology, shape).unwrap();
+                let proof = prove(algorithm, &topology, shape, Effort::WHOLE);
+                assert_eq!(proof, verify(&plans), "{algorithm}, {topology}, {shape:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_stand_for_others_where_the_topology_is_even() {
+    let interleaved = Topology::of_nodes(&[0, 1, 2, 0, 1, 2]).unwrap();
+    for topology in [even(1, 7), even(2, 4), even(3, 2), even(5, 1), interleaved] {
+        for &algorithm in Algorithm::ALL {
+            for shape in shapes() {
+                let context = format!("{algorithm}, {topology}, {shape:?}");
+                let proof = prove(algorithm, &topology, shape, THRIFTY).unwrap();
+                let whole = prove(algorithm, &topology, shape, Effort::WHOLE).unwrap();
+                assert_eq!((proof.steps, proof.flags), (whole.steps, whole.flags), "{context}");
+                let Claim::Turned { followed, compared } = &proof.claim else {
+                    panic!("{context}: {proof}")
+                };
+                assert!(followed.len() <= topology.members(0).len(), "{context}: {proof}");
+                assert_eq!(*compared, topology.ranks(), "{context}");
+            }
+        }
+    }
+}
+
+#[test]
+fn uneven_nodes_are_counted_and_some_are_followed() {
+    let nodes: Vec<u32> = (0..12).flat_map(|node| vec![node; 1 + node as usize % 4]).collect();
+    let topology = Topology::of_nodes(&nodes).unwrap();
+    let effort = Effort { followed_steps: 1500, ..THRIFTY };
+    let shape = Shape { tiers: true, ..Shape::default() };
+    for &algorithm in Algorithm::ALL {
+        let proof = prove(algorithm, &topology, shape, effort).unwrap();
+        let whole = prove(algorithm, &topology, shape, Effort::WHOLE).unwrap();
+        assert_eq!((proof.steps, proof.flags), (whole.steps, whole.flags), "{algorithm}");
+        assert!(
+            matches!(proof.claim, Claim::Counted { counted: 30, ranks: 4.., nodes: 2.. }),
+            "{proof}"
+        );
+    }
+}
+
+#[test]
+fn a_sample_is_the_same_every_time() {
+    let effort = Effort { compared_steps: 5_000, ..THRIFTY };
+    let topology = even(16, 4);
+    let shape = Shape { tiers: true, ..Shape::default() };
+    let proof = || prove(Algorithm::Hierarchical, &topology, shape, effort).unwrap();
+    assert!(matches!(proof().claim, Claim::Turned { compared: 2..64, .. }), "{}", proof());
+    assert_eq!(proof(), proof());
+}
+
+#[test]
+fn many_ranks_are_proven() {
+    for topology in [Topology::flat(512).unwrap(), even(64, 8)] {
+        for &algorithm in Algorithm::ALL {
+            let proof = prove(algorithm, &topology, Shape::default(), Effort::default()).unwrap();
+            assert!(matches!(proof.claim, Claim::Turned { compared: 512, .. }), "{proof}");
+        }
+    }
+}
+
+#[test]
+fn the_claim_is_said() {
+    let text = |topology: &Topology, effort| {
+        let shape = Shape { tiers: true, ..Shape::default() };
+        let proof = prove(Algorithm::Ring, topology, shape, effort).unwrap().to_string();
+        proof.split(": every byte").next().unwrap().to_owned()
+    };
+    let few = Effort { compared_steps: 300, ..THRIFTY };
+    let uneven = Topology::of_nodes(&[0, 0, 0, 1, 2, 2]).unwrap();
+    assert_snapshot!(text(&even(1, 4), THRIFTY), @"verified (ranks: 4, parts: 1, starts: 2, steps: 48, flags: 16; followed for 1 rank that stands for the others, all plans compared)");
+    assert_snapshot!(text(&even(3, 2), THRIFTY), @"verified (ranks: 6, parts: 1, starts: 2, steps: 156, flags: 60; followed for 2 ranks that stand for the others, all plans compared)");
+    assert_snapshot!(text(&even(8, 3), few), @"verified (ranks: 24, parts: 1, starts: 2, steps: 2144, flags: 784; followed for 3 ranks that stand for the others, 4 of 24 plans compared)");
+    assert_snapshot!(text(&uneven, THRIFTY), @"verified (ranks: 6, parts: 1, starts: 2, steps: 144, flags: 54; all plans counted, followed only for 1 rank on 1 node by themselves)");
+}
+
+#[test]
+fn impossible_shapes_are_not_proven() {
+    let shape = Shape { parts: 0, ..Shape::default() };
+    let fault = prove(Algorithm::Direct, &even(1, 2), shape, Effort::default()).unwrap_err();
+    assert_eq!(fault.class(), FaultClass::Unknown);
+    assert_snapshot!(fault, @"there are no such plans: parts is 0, expected 1 to 65536");
+}
