@@ -6,6 +6,7 @@ mod builder;
 mod draft;
 mod gathered;
 mod lease;
+mod method;
 mod operations;
 mod prepare;
 mod request;

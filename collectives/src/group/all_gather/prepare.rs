@@ -7,6 +7,7 @@ use peerlane_hal::{Deadline, ErrorKind, Fabric, Region};
 
 use super::AllGather;
 use super::draft::{Draft, Ground, Terms};
+use super::method::Method;
 use super::request::{Asked, Request, Target};
 use super::shards::Shards;
 use crate::allgather::Shape;
@@ -18,7 +19,7 @@ use crate::group::options::check_timeout;
 use crate::group::side::{FabricSide, Side};
 use crate::group::window::{Active, Inner};
 use crate::group::{Group, Local};
-use crate::plan::{Algorithm, FlagOrder, Tier};
+use crate::plan::{FlagOrder, Tier};
 use crate::window::BufferId;
 
 /// Results up to this size use two outputs in turn unless told otherwise: there the second phase of
@@ -33,8 +34,7 @@ pub(super) struct Wish<F: Fabric, T> {
     pub(super) operation: &'static str,
     pub(super) shards: Shards,
     pub(super) target: Target,
-    pub(super) algorithm: Algorithm,
-    pub(super) parts: u32,
+    pub(super) method: Method,
     pub(super) in_place: bool,
     pub(super) outputs: Option<u32>,
     pub(super) capturable: bool,
@@ -91,10 +91,9 @@ fn draft<F: Fabric, T: Element>(
     ground: Ground,
     wish: Wish<F, T>,
 ) -> Result<Draft<'_>, Error> {
-    let Wish { operation, algorithm, parts, in_place, capturable, strict, traced, timeout, .. } =
-        wish;
+    let Wish { operation, in_place, capturable, strict, traced, timeout, .. } = wish;
     check_timeout(timeout)?;
-    let layout = wish.shards.layout::<T>(group.ranks(), parts)?;
+    let mut layout = wish.shards.layout::<T>(group.ranks(), wish.method.parts.unwrap_or(1))?;
     let asked = Asked {
         target: &wish.target,
         source: wish.source.as_ref(),
@@ -128,7 +127,14 @@ fn draft<F: Fabric, T: Element>(
         let text = format!("outputs is {outputs}, wanted 1 of {what}");
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
-    let shape = Shape { parts, in_place, outputs, flags, tiers: group.network.is_some() };
+    let shape =
+        Shape { parts: layout.parts(), in_place, outputs, flags, tiers: group.network.is_some() };
+    let backends = (local.backend(), group.network.as_ref().map(|network| network.backend()));
+    let (algorithm, parts) = wish.method.decide(&ground.topology, &layout, shape, backends)?;
+    if parts != layout.parts() {
+        layout = wish.shards.layout::<T>(ground.topology.ranks(), parts)?;
+    }
+    let shape = Shape { parts, ..shape };
     let (dtype, rank) = (T::DTYPE, ground.rank);
     let terms = Terms {
         operation,

@@ -1,0 +1,110 @@
+//! Which algorithm, and in how many parts, where the caller leaves that open: by predicted cost.
+//!
+//! Every rank decides by itself. What it decides by is equal on all ranks, or the fingerprint of the
+//! operation tells where it is not.
+
+use peerlane_hal::{BackendId, LinkKind};
+
+use crate::allgather::Shape;
+use crate::cost::{self, Links, Question};
+use crate::error::Error;
+use crate::layout::Layout;
+use crate::plan::Algorithm;
+use crate::topology::Topology;
+
+/// What the caller says of it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Method {
+    pub(super) algorithm: Option<Algorithm>,
+    pub(super) parts: Option<u32>,
+    pub(super) links: Option<Links>,
+}
+
+impl Method {
+    /// The algorithm and the parts. `shape` is what the plan must be but for its parts.
+    ///
+    /// # Errors
+    /// As [`cost::choose`].
+    pub(super) fn decide(
+        &self,
+        topology: &Topology,
+        layout: &Layout,
+        shape: Shape,
+        backends: (BackendId, Option<BackendId>),
+    ) -> Result<(Algorithm, u32), Error> {
+        let Self { algorithm, parts, links } = self;
+        if let (Some(algorithm), Some(parts)) = (algorithm, parts) {
+            return Ok((*algorithm, *parts));
+        }
+        let known;
+        let links = match links {
+            Some(links) => links,
+            None => {
+                known = of_backends(backends);
+                &known
+            }
+        };
+        let shard_bytes: Vec<u64> = layout.shards().iter().collect();
+        let choice = cost::choose(&Question {
+            topology,
+            shard_bytes: &shard_bytes,
+            shape,
+            links,
+            algorithm: *algorithm,
+            parts: *parts,
+            refused: &[],
+        })?;
+        Ok((choice.algorithm, choice.parts))
+    }
+}
+
+/// What is known of links without a measurement. By the backends and not by the links that a rank
+/// has: ranks may reach their peers by unlike ones, and must decide alike.
+fn of_backends((local, network): (BackendId, Option<BackendId>)) -> Links {
+    Links::of_kinds(kind(local), network.map_or(LinkKind::Rdma, kind))
+}
+
+fn kind(backend: BackendId) -> LinkKind {
+    match backend {
+        BackendId::CUDA => LinkKind::NvLink,
+        BackendId::ROCM => LinkKind::Xgmi,
+        BackendId::RDMA => LinkKind::Rdma,
+        _ => LinkKind::SharedMemory,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decided(method: &Method, nodes: &[u32], shard_bytes: u64) -> (Algorithm, u32) {
+        let topology = Topology::of_nodes(nodes).unwrap();
+        let layout = Layout::new(&vec![shard_bytes; nodes.len()], 1).unwrap();
+        let shape = Shape { tiers: topology.nodes() > 1, ..Shape::default() };
+        let backends = (BackendId::CUDA, shape.tiers.then_some(BackendId::RDMA));
+        method.decide(&topology, &layout, shape, backends).unwrap()
+    }
+
+    #[test]
+    fn what_is_left_open_is_chosen_and_what_is_said_is_kept() {
+        let open = Method::default();
+        assert_eq!(decided(&open, &[0, 0], 64), (Algorithm::Direct, 1));
+        let (algorithm, parts) = decided(&open, &[0, 0, 0, 0, 1, 1, 1, 1], 64 << 20);
+        assert!(algorithm == Algorithm::Hierarchical && parts > 1, "{algorithm}, {parts}");
+        let ring = Method { algorithm: Some(Algorithm::Ring), ..open.clone() };
+        let (algorithm, parts) = decided(&ring, &[0; 4], 64 << 20);
+        assert!(algorithm == Algorithm::Ring && parts > 1, "{algorithm}, {parts}");
+        let both = Method { algorithm: Some(Algorithm::Ring), parts: Some(3), links: None };
+        assert_eq!(decided(&both, &[0; 4], 64 << 20), (Algorithm::Ring, 3));
+    }
+
+    #[test]
+    fn the_links_decide() {
+        let mut links = of_backends((BackendId::CUDA, None));
+        links.local.put_seconds = 1.0;
+        let method = Method { links: Some(links), ..Method::default() };
+        let (_, parts) =
+            decided(&Method { algorithm: Some(Algorithm::Ring), ..method }, &[0; 4], 64 << 20);
+        assert_eq!(parts, 1, "a put that takes a second is not cut");
+    }
+}
