@@ -19,7 +19,9 @@ mod nccl;
 mod nodes;
 mod plan;
 mod report;
+mod simulate;
 mod size;
+mod trace;
 
 /// Collectives on copy engines: measure them, look at their plans, see what a machine has.
 #[derive(Debug, Parser)]
@@ -33,6 +35,7 @@ struct Arguments {
 enum Command {
     Allgather(allgather::Options),
     Plan(plan::Options),
+    Simulate(simulate::Options),
     Explain(explain::Options),
     Calibrate(calibrate::Options),
     Doctor(doctor::Options),
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Allgather(options) => allgather::run(&options),
         Command::Plan(options) => plan::run(&options),
+        Command::Simulate(options) => simulate::run(&options),
         Command::Explain(options) => explain::run(&options),
         Command::Calibrate(options) => calibrate::run(&options),
         Command::Doctor(options) => doctor::run(&options),

@@ -12,4 +12,4 @@ pub(crate) use json::JsonLines;
 pub(crate) use plot::Plot;
 pub(crate) use progress::Progress;
 pub(crate) use row::{Beside, Limit, OnDevice, Rival, Row, bandwidths, microseconds};
-pub(crate) use table::tables;
+pub(crate) use table::{aligned, tables};

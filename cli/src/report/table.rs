@@ -20,7 +20,7 @@ fn table(rows: &[Row]) -> String {
 }
 
 /// A table whose columns are flush right but for those named.
-pub(super) fn aligned(
+pub(crate) fn aligned(
     header: Vec<&'static str>,
     rows: impl Iterator<Item = Vec<String>>,
     left: &[usize],

@@ -7,4 +7,5 @@ mod cuda;
 mod failure;
 mod launcher;
 mod plan;
+mod simulate;
 mod usage;

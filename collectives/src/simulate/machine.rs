@@ -18,8 +18,9 @@ use crate::topology::Topology;
 
 /// A time that is not known yet.
 const UNKNOWN: u64 = u64::MAX;
-/// The most flows that one lane moves at once; a lane has a bit for each.
-const FLOWS_MAX: u32 = u64::BITS;
+/// The most puts of one lane whose bytes move at once, all to different peers. More of them would
+/// only be slower each; those behind them have been issued and follow in order.
+const FLOWS_MAX: u32 = 8;
 
 /// The figures of one link in picoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -28,9 +29,7 @@ struct Price {
     flag: u64,
     step: u64,
     puts_in_flight: usize,
-    /// Puts of one lane whose bytes move at once: as many as it takes to fill the engine. The others
-    /// that are under way have been issued and follow in order, so that more of them hide the cost
-    /// of issuing and nothing else.
+    /// Puts of one lane whose bytes move at once.
     flows: u32,
     bytes_per_second: f64,
     submit: u64,
@@ -38,13 +37,12 @@ struct Price {
 
 impl Price {
     fn of(link: &Link) -> Self {
-        let flows = (link.engine_bytes_per_second / link.bytes_per_second).ceil() as u32;
         Self {
             put: picoseconds(link.put_seconds),
             flag: picoseconds(link.flag_seconds),
             step: picoseconds(link.step_seconds),
             puts_in_flight: link.puts_in_flight as usize,
-            flows: flows.clamp(1, link.puts_in_flight.min(FLOWS_MAX)),
+            flows: link.puts_in_flight.min(FLOWS_MAX),
             bytes_per_second: link.bytes_per_second,
             submit: picoseconds(link.submit_seconds),
         }

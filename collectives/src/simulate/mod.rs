@@ -10,8 +10,8 @@
 //! - A signal follows all puts of its lane to the reader, one to the own rank all puts of its lane.
 //!   Its flag is there after [`flag_seconds`](Link::flag_seconds). A wait holds its lane.
 //! - Flows share, in equal parts, engines, the ways into and out of a rank, network cards,
-//!   processors and memory. Of a lane only as many puts as fill its engine move bytes at once; those
-//!   behind them follow in order.
+//!   processors and memory. Puts of one lane to one peer follow each other; to different peers up to
+//!   8 that are in flight move their bytes at once.
 //! - A rank's host hands puts over to its engines meanwhile, and a start takes no less than
 //!   [that](Link::submit_seconds).
 //!

@@ -11,7 +11,7 @@ use super::program::{Place, Program};
 use super::resources::Way;
 use crate::cost::Link;
 use crate::error::Error;
-use crate::plan::{LaneId, Step, StepOf};
+use crate::plan::{LaneId, Step, StepOf, Tier};
 use crate::topology::Topology;
 
 /// One start of all ranks. Times are picoseconds from the moment at which the first rank starts.
@@ -21,6 +21,8 @@ pub struct Simulation {
     pub ends_ps: Vec<u64>,
     /// Steps of all ranks, with entry and exit of lanes.
     pub steps: u64,
+    /// The tier of each lane of a rank.
+    pub tiers: Vec<Tier>,
     /// What each rank has moved, by rank.
     pub ranks: Vec<RankUse>,
     /// The most flows at once into one rank over [`Way::Local`], and into one rank over
@@ -113,6 +115,16 @@ impl Simulation {
         self.end_ps() as f64 / 1e12
     }
 
+    /// Where the bytes of a slice go; `None` of a signal or a wait.
+    pub fn way(&self, slice: &Slice) -> Option<Way> {
+        match slice.step {
+            Step::Put { peer, .. } | Step::Get { peer, .. } => {
+                Some(Way::of(self.tiers[slice.lane.index()], peer == slice.rank))
+            }
+            Step::Signal { .. } | Step::Wait { .. } => None,
+        }
+    }
+
     /// Bytes that all ranks together have sent on a way.
     pub fn bytes(&self, way: Way) -> u64 {
         self.ranks.iter().map(|rank| rank.traffic[way as usize].sent_bytes).sum()
@@ -174,6 +186,7 @@ pub(super) fn collect(
     Ok(Simulation {
         ends_ps,
         steps: program.steps.len() as u64,
+        tiers: program.tiers.clone(),
         ranks,
         incast: [into(Way::Local), into(Way::Network)],
         card_incast: most(topology, |rank| machine.flows.most(machine.resources.card_in(rank))),

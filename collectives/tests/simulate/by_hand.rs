@@ -143,8 +143,9 @@ fn puts_in_flight_hide_the_cost_of_issuing() {
     links.local.put_seconds = 100.0 * PICO;
     assert_eq!(three_puts().ends(&links), [3300, 1100, 2200, 3300]);
     links.local.puts_in_flight = 2;
-    assert_eq!(three_puts().ends(&links), [3100, 1100, 2100, 3100]);
-    // Two flows fill an engine that is faster than one.
+    // The first is alone for 100, then both share the engine; the third follows the first.
+    assert_eq!(three_puts().ends(&links), [3100, 2000, 2100, 3100]);
+    // An engine that is faster than one flow.
     links.local.engine_bytes_per_second = 2e12;
     links.local.send_bytes_per_second = 2e12;
     assert_eq!(three_puts().ends(&links), [2200, 1100, 1200, 2200]);

@@ -18,19 +18,39 @@ pub(super) struct Facts {
     pub(super) cores: usize,
 }
 
-impl Facts {
+/// The same without a peer.
+#[derive(Debug, Default, serde::Serialize)]
+pub(super) struct Machine {
+    pub(super) command: String,
+    pub(super) date: String,
+    pub(super) peerlane: String,
+    pub(super) rustc: String,
+    pub(super) kernel: String,
+    pub(super) cpu: String,
+    pub(super) cores: usize,
+}
+
+impl Machine {
     /// Asks the machine.
-    pub(super) fn collect() -> Outcome<Self> {
+    pub(super) fn ask() -> Outcome<Self> {
         Ok(Self {
             command: command(std::env::args().skip(1)),
             date: line_of(Command::new("date").args(["-u", "+%Y-%m-%d %H:%M UTC"]))?,
             peerlane: peerlane(),
-            open_mpi: OpenMpi::version()?,
             rustc: line_of(Command::new("rustc").arg("--version"))?,
             kernel: line_of(Command::new("uname").arg("-sr"))?,
             cpu: processor(&std::fs::read_to_string("/proc/cpuinfo")?),
             cores: std::thread::available_parallelism()?.get(),
         })
+    }
+}
+
+impl Facts {
+    /// Asks the machine.
+    pub(super) fn collect() -> Outcome<Self> {
+        let Machine { command, date, peerlane, rustc, kernel, cpu, cores } = Machine::ask()?;
+        let open_mpi = OpenMpi::version()?;
+        Ok(Self { command, date, peerlane, open_mpi, rustc, kernel, cpu, cores })
     }
 }
 

@@ -8,6 +8,7 @@ mod facts;
 mod goals;
 mod host;
 mod openmpi;
+mod plan;
 mod program;
 mod record;
 
@@ -20,6 +21,8 @@ pub(crate) enum Bench {
     Cost(cost::Options),
     /// The all-gather between GPUs of this host, against NCCL's and bare copies.
     Cuda(cuda::Options),
+    /// Planning for one rank, and simulating all, over their number.
+    Plan,
 }
 
 /// Measures, prints a table and writes the record.
@@ -28,6 +31,7 @@ pub(crate) fn run(bench: Bench) -> Outcome {
         Bench::Host(options) => host::run(&options),
         Bench::Cost(options) => cost::run(&options),
         Bench::Cuda(options) => cuda::run(&options),
+        Bench::Plan => plan::run(),
     }
 }
 

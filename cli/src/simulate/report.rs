@@ -1,0 +1,238 @@
+//! What a simulation has found, for people and for programs.
+
+use std::fmt::Write;
+
+use peerlane::simulate::{Simulation, Stage, Way};
+use serde_json::{Value, json};
+
+use super::{Ground, Run};
+use crate::error::{Failure, Result};
+use crate::report::aligned;
+use crate::size::Size;
+
+/// Simulations on one ground.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Report<'a> {
+    pub(super) ground: &'a Ground,
+    pub(super) runs: &'a [Run],
+    /// How many steps of a critical path are shown.
+    pub(super) path: usize,
+}
+
+/// The first and last steps of a path, and how many were left out between them.
+struct Shown<'a> {
+    first: &'a [Stage],
+    left_out: usize,
+    last: &'a [Stage],
+}
+
+impl<'a> Shown<'a> {
+    fn of(path: &'a [Stage], most: usize) -> Self {
+        if path.len() <= most {
+            return Self { first: path, left_out: 0, last: &[] };
+        }
+        let (first, rest) = path.split_at(most.div_ceil(2));
+        let (middle, last) = rest.split_at(rest.len() - most / 2);
+        Self { first, left_out: middle.len(), last }
+    }
+}
+
+impl Report<'_> {
+    /// What `run` simulated, in a line.
+    pub(super) fn title(&self, run: &Run) -> String {
+        let Run { algorithm, parts, .. } = run;
+        let plural = if *parts == 1 { "" } else { "s" };
+        format!("{algorithm} in {parts} part{plural}, {}, {}", self.ground.topology, self.shards())
+    }
+
+    /// A table, and the critical path of each run.
+    pub(super) fn text(&self) -> String {
+        let mut text = format!("{}, {}\n\n", self.ground.topology, self.shards());
+        let cells = self.runs.iter().map(|run| self.cells(run));
+        text += &aligned(HEADER.to_vec(), cells, &[0]);
+        text += "\n";
+        for run in self.runs.iter().filter(|_| self.path > 0) {
+            text += &self.path_text(run);
+        }
+        text
+    }
+
+    /// One object.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub(super) fn json(&self) -> Result<String> {
+        let document = json!({
+            "topology": self.ground.topology.notation(),
+            "ranks": self.ground.topology.ranks(),
+            "total_bytes": self.total_bytes(),
+            "links": self.ground.links,
+            "runs": self.runs.iter().map(|run| self.run_json(run)).collect::<Vec<_>>(),
+        });
+        let text = serde_json::to_string_pretty(&document);
+        Ok(text.map_err(|error| Failure::failed(error.to_string()))? + "\n")
+    }
+
+    fn total_bytes(&self) -> u64 {
+        self.ground.shard_bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+
+    fn shards(&self) -> String {
+        match self.ground.shard_bytes.as_slice() {
+            [first, rest @ ..] if rest.iter().all(|bytes| bytes == first) => {
+                format!("shards of {}", Size(*first))
+            }
+            _ => format!("shards of {} together", Size(self.total_bytes())),
+        }
+    }
+
+    fn cells(&self, run: &Run) -> Vec<String> {
+        let Run { algorithm, parts, predicted_ps, simulation } = run;
+        let links = &self.ground.links;
+        let carried = |way: Way| match simulation.bytes(way) {
+            0 => ["-".to_owned(), "-".to_owned()],
+            bytes => {
+                let share = simulation.utilisation(way, way.link(links));
+                [Size(bytes).to_string(), format!("{:.0} %", share.most * 100.0)]
+            }
+        };
+        let mut cells = vec![
+            algorithm.to_string(),
+            parts.to_string(),
+            microseconds(simulation.end_ps()),
+            microseconds(*predicted_ps),
+            format!("{:.1}", self.gigabytes_per_second(simulation)),
+        ];
+        cells.extend(carried(Way::Local));
+        cells.extend(carried(Way::Network));
+        let [local, network] = simulation.incast;
+        cells.push(local.flows.to_string());
+        cells.push(network.flows.max(simulation.card_incast.flows).to_string());
+        cells
+    }
+
+    fn gigabytes_per_second(&self, simulation: &Simulation) -> f64 {
+        match simulation.seconds() {
+            seconds if seconds > 0.0 => self.total_bytes() as f64 / 1e9 / seconds,
+            _ => 0.0,
+        }
+    }
+
+    fn path_text(&self, run: &Run) -> String {
+        let path = &run.simulation.critical_path;
+        let mut text = format!("\ncritical path of {}, {} steps\n", run.algorithm, path.len());
+        let line = |stage: &Stage| {
+            let (end, took) = (stage.end_ps, stage.end_ps - stage.begin_ps);
+            format!("  {:>12} µs  +{:>10}  {stage}\n", microseconds(end), microseconds(took))
+        };
+        let Shown { first, left_out, last } = Shown::of(path, self.path);
+        text.extend(first.iter().map(line));
+        if left_out > 0 {
+            // Writing to a string does not fail.
+            writeln!(text, "  … {left_out} steps …").ok();
+        }
+        text.extend(last.iter().map(line));
+        let (end, lanes) = (run.simulation.end_ps(), path.last().map_or(0, |stage| stage.end_ps));
+        let host = run.simulation.ranks.iter().map(|rank| rank.host_ps).max().unwrap_or(0);
+        if host == end && host > lanes {
+            let host = microseconds(host);
+            writeln!(text, "  a host takes {host} µs to hand its puts over, longer than that").ok();
+        }
+        text
+    }
+
+    fn run_json(&self, run: &Run) -> Value {
+        let Run { algorithm, parts, predicted_ps, simulation } = run;
+        let ends = || simulation.ends_ps.iter().copied();
+        let ways = Way::ALL.map(|way| {
+            let share = simulation.utilisation(way, way.link(&self.ground.links));
+            json!({
+                "way": way.name(),
+                "bytes": simulation.bytes(way),
+                "utilisation_mean": share.mean,
+                "utilisation_max": share.most,
+            })
+        });
+        let incast = |place: &str, incast: peerlane::simulate::Incast| json!({"into": place, "flows_max": incast.flows, "rank": incast.rank.0});
+        let [local, network] = simulation.incast;
+        json!({
+            "algorithm": algorithm,
+            "parts": parts,
+            "microseconds": simulation.end_ps() as f64 / 1e6,
+            "first_rank_microseconds": ends().min().unwrap_or(0) as f64 / 1e6,
+            "predicted_microseconds": *predicted_ps as f64 / 1e6,
+            "host_microseconds_max":
+                simulation.ranks.iter().map(|rank| rank.host_ps).max().unwrap_or(0) as f64 / 1e6,
+            "algbw_gbs": self.gigabytes_per_second(simulation),
+            "steps": simulation.steps,
+            "ways": ways,
+            "incast": [
+                incast("rank, local", local),
+                incast("rank, network", network),
+                incast("network card", simulation.card_incast),
+            ],
+            "critical_path": self.path_json(&simulation.critical_path),
+        })
+    }
+
+    fn path_json(&self, path: &[Stage]) -> Value {
+        let Shown { first, left_out, last } = Shown::of(path, self.path);
+        let stages = first.iter().chain(last).map(|stage| {
+            json!({
+                "rank": stage.rank.0,
+                "lane": stage.lane.0,
+                "step": stage.text(),
+                "begin_microseconds": stage.begin_ps as f64 / 1e6,
+                "end_microseconds": stage.end_ps as f64 / 1e6,
+            })
+        });
+        json!({"steps": path.len(), "left_out": left_out, "stages": stages.collect::<Vec<_>>()})
+    }
+}
+
+const HEADER: [&str; 11] = [
+    "algorithm",
+    "parts",
+    "µs",
+    "predicted µs",
+    "GB/s",
+    "local",
+    "used",
+    "network",
+    "used",
+    "local incast",
+    "network incast",
+];
+
+fn microseconds(picoseconds: u64) -> String {
+    format!("{:.1}", picoseconds as f64 / 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_paths_are_shown_from_both_ends() {
+        use peerlane::Rank;
+        use peerlane::plan::{Flag, LaneId, Step};
+        let lane = LaneId::HOME;
+        let stage = |end_ps| Stage {
+            rank: Rank(0),
+            lane,
+            step: Step::Wait { flag: Flag::Go { lane } },
+            begin_ps: 0,
+            end_ps,
+        };
+        let path: Vec<Stage> = (0..9).map(stage).collect();
+        let shown = |most| {
+            let Shown { first, left_out, last } = Shown::of(&path, most);
+            assert_eq!(first.len() + left_out + last.len(), path.len());
+            (first.len(), last.first().map(|stage| stage.end_ps))
+        };
+        assert_eq!(shown(9), (9, None));
+        assert_eq!(shown(5), (3, Some(7)));
+        assert_eq!(shown(1), (1, None));
+        assert_eq!(shown(0), (0, None));
+    }
+}

@@ -1,0 +1,125 @@
+//! `peerlane simulate`.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::common::run;
+
+/// A file of this test.
+fn file(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+fn json(words: &str) -> Value {
+    let ended = run(&format!("simulate {words} --json"));
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    serde_json::from_str(&ended.stdout).unwrap()
+}
+
+#[test]
+fn a_table_and_the_critical_path_are_printed() {
+    let words = "--nodes 2 --ranks-per-node 2 --algorithm hierarchical --parts 1 --path 6";
+    let ended = run(&format!("simulate {words}"));
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    insta::assert_snapshot!(ended.stdout, @"
+    4 ranks on 2 nodes, shards of 1 MiB
+
+     algorithm      parts     µs   predicted µs   GB/s   local   used   network   used   local incast   network incast
+    ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+     hierarchical       1   51.4           49.7   81.6   8 MiB   10 %     4 MiB   42 %              1                1
+
+    critical path of hierarchical, 11 steps
+              10.0 µs  +      10.0  rank 1 lane 0: signal go lane 1 to 1
+              12.0 µs  +       2.0  rank 1 lane 1: wait go lane 1
+              12.0 µs  +       0.0  rank 1 lane 1: signal ready for lane 1 to 3
+      … 5 steps …
+              44.6 µs  +       0.0  rank 1 lane 0: signal arrived 3.0 to 0
+              51.1 µs  +       6.5  rank 0 lane 0: wait arrived 3.0
+              51.4 µs  +       0.3  rank 0 lane 0: wait sent lane 1
+    ");
+    assert_eq!(run(&format!("simulate {words}")).stdout, ended.stdout);
+}
+
+#[test]
+fn all_algorithms_are_compared() {
+    let document = json("--nodes 3+1+2 --algorithm all --shard 64K --parts 2");
+    let runs = document["runs"].as_array().unwrap();
+    assert_eq!(document["ranks"], 6);
+    assert_eq!(runs.len(), 6);
+    for run in runs {
+        // All shards to all others, wherever the bytes go.
+        let bytes = |way: usize| run["ways"][way]["bytes"].as_u64().unwrap();
+        assert_eq!(bytes(1) + bytes(2), 6 * 5 * 65536, "{run}");
+        assert_eq!(bytes(0), 6 * 65536, "{run}");
+        assert!(run["microseconds"].as_f64() >= run["first_rank_microseconds"].as_f64());
+        assert!(run["microseconds"].as_f64() > Some(0.0));
+    }
+}
+
+#[test]
+fn figures_of_links_and_late_ranks_count() {
+    let time = |words: &str| {
+        let document = json(&format!("--nodes 2x2 --shard 64M --algorithm direct {words}"));
+        document["runs"][0]["microseconds"].as_f64().unwrap()
+    };
+    let plain = time("");
+    assert!(time("--network-gbs 12") > 3.0 * plain);
+    assert!(time("--network-gbs 480") < plain / 3.0);
+    assert!(time("--nics 1") > 1.8 * plain);
+    assert_eq!(time("--nics 2"), plain);
+    assert!(time("--delay 3:1000000") > 1e6);
+    assert!(time("--one-fabric") < plain);
+    let links = file("links.json");
+    let mut figures = json("")["links"].clone();
+    figures["start_seconds"] = 1.0.into();
+    fs::write(&links, figures.to_string()).unwrap();
+    assert!(time(&format!("--links {}", links.display())) > 1e6);
+}
+
+#[test]
+fn a_picture_and_a_trace_are_written() {
+    let (svg, trace) = (file("lanes.svg"), file("lanes.json"));
+    let (svg_text, trace_text) = (svg.display(), trace.display());
+    let ended =
+        run(&format!("simulate --nodes 2x4 --show 3 --svg {svg_text} --trace {trace_text}"));
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    let picture = fs::read_to_string(svg).unwrap();
+    assert!(picture.contains("rank 2 lane 1") && !picture.contains("rank 3"), "{picture}");
+    let trace: Value = serde_json::from_str(&fs::read_to_string(trace).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let slices: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
+    assert!(slices.iter().any(|slice| slice["pid"] == 2 && slice["dur"].as_f64() > Some(0.0)));
+    assert!(slices.iter().all(|slice| slice["pid"].as_u64() < Some(3)));
+}
+
+#[test]
+fn what_cannot_be_simulated_says_why() {
+    for (words, wanted) in [
+        ("--nodes 0", "the number of nodes is 0"),
+        ("--nodes 2x4 --ranks-per-node 2", "leave out --ranks-per-node 2"),
+        ("--nodes 100000 --ranks-per-node 4096", "409600000 ranks, more than 1048576"),
+        ("--shard 1,2,3", "--shard has 3 sizes for 16 ranks"),
+        ("--algorithm spiral", "there is no such algorithm"),
+        ("--parts 70000", "parts is 70000, expected 1 to 65536"),
+        ("--in-place --outputs 2", "outputs is 2, expected 1 to 1 in place"),
+        ("--delay 16:3", "--delay 16:3 is of no rank of 16"),
+        ("--delay 3", "wanted a rank and microseconds"),
+        ("--network-gbs 0", "network.bytes_per_second is 0"),
+        ("--nics 0", "node.nics is 0"),
+        ("--svg lanes.png", "--svg lanes.png is no SVG file"),
+        ("--trace lanes.svg", "--trace lanes.svg is no JSON file"),
+        ("--nodes 16384 --ranks-per-node 8", "the most that are simulated at once"),
+    ] {
+        let ended = run(&format!("simulate {words}"));
+        assert!(ended.error(2).contains(wanted), "{words}: {ended:?}");
+        assert!(ended.stdout.is_empty(), "{words}: {ended:?}");
+    }
+    let ended = run("simulate --links /proc/none");
+    assert!(ended.error(1).contains("cannot read /proc/none"), "{ended:?}");
+    let links = file("no-links.json");
+    fs::write(&links, "{}").unwrap();
+    let ended = run(&format!("simulate --links {}", links.display()));
+    assert!(ended.error(2).contains("holds no links"), "{ended:?}");
+}

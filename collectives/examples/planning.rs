@@ -1,0 +1,138 @@
+//! Measures what it costs to plan for one rank, and to simulate all: `cargo xtask bench plan` runs
+//! this and records it.
+//!
+//! Prints a line of JSON for each algorithm and number of ranks. Memory is what the heap holds at
+//! most, beyond what it held before.
+
+use std::alloc::{GlobalAlloc, Layout as Block, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use peerlane_collectives::allgather::{self, Shape};
+use peerlane_collectives::cost::Links;
+use peerlane_collectives::layout::Layout;
+use peerlane_collectives::plan::Algorithm;
+use peerlane_collectives::simulate::{self, Options};
+use peerlane_collectives::topology::Topology;
+use peerlane_hal::Rank;
+use serde_json::json;
+
+const RANKS_PER_NODE: usize = 8;
+const PLANNED_NODES_MAX: usize = 2048;
+const SIMULATED_NODES_MAX: usize = 512;
+const SHARD_BYTES: u64 = 1 << 20;
+/// What is simulated: the others send as much or more.
+const SIMULATED: [Algorithm; 3] =
+    [Algorithm::Ring, Algorithm::Hierarchical, Algorithm::HierarchicalRing];
+
+/// Counts the bytes that the heap holds.
+struct Counting;
+
+static HELD: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+#[global_allocator]
+static HEAP: Counting = Counting;
+
+// SAFETY: everything is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, block: Block) -> *mut u8 {
+        let held = HELD.fetch_add(block.size(), Ordering::Relaxed) + block.size();
+        MOST.fetch_max(held, Ordering::Relaxed);
+        // SAFETY: the caller keeps the rules of `alloc`.
+        unsafe { System.alloc(block) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, block: Block) {
+        HELD.fetch_sub(block.size(), Ordering::Relaxed);
+        // SAFETY: the caller keeps the rules of `dealloc`, and `place` came from the system.
+        unsafe { System.dealloc(place, block) }
+    }
+}
+
+/// What `work` makes the heap hold at most.
+fn peak_bytes<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    let before = HELD.load(Ordering::Relaxed);
+    MOST.store(before, Ordering::Relaxed);
+    let result = work();
+    (result, MOST.load(Ordering::Relaxed) - before)
+}
+
+/// How long this thread has run on a processor; other load does not count.
+fn processor_time() -> Option<Duration> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    Some(Duration::from_nanos(text.split_whitespace().next()?.parse().ok()?))
+}
+
+fn main() {
+    for &algorithm in Algorithm::ALL {
+        for nodes in powers(PLANNED_NODES_MAX) {
+            plan(algorithm, nodes);
+        }
+    }
+    for algorithm in SIMULATED {
+        for nodes in powers(SIMULATED_NODES_MAX) {
+            simulate(algorithm, nodes);
+        }
+    }
+}
+
+/// 1, 2, 4 … up to `last`.
+fn powers(last: usize) -> impl Iterator<Item = usize> {
+    std::iter::successors(Some(1), |nodes| Some(nodes * 2)).take_while(move |&n| n <= last)
+}
+
+fn shape() -> Shape {
+    Shape { tiers: true, ..Shape::default() }
+}
+
+/// The slowest of a few ranks, each at its best of a few times.
+fn plan(algorithm: Algorithm, nodes: usize) {
+    let topology = Topology::even(nodes, RANKS_PER_NODE).expect("nodes have ranks");
+    let ranks = topology.ranks();
+    let make = |rank| allgather::plan(algorithm, &topology, rank, shape()).expect("it has a plan");
+    let best = |rank| {
+        let times = (0..5).map(|_| {
+            let start = Instant::now();
+            std::hint::black_box(make(rank));
+            start.elapsed()
+        });
+        times.min().unwrap_or_default()
+    };
+    let some = || [0, ranks / 3, ranks - 1].map(Rank::at).into_iter();
+    let time = some().map(best).max().unwrap_or_default();
+    let peaks = some().map(|rank| peak_bytes(|| make(rank)));
+    let (steps, bytes) = peaks
+        .map(|(plan, bytes)| {
+            let steps: usize = plan.lanes.iter().map(|lane| lane.steps.len()).sum();
+            (steps, bytes)
+        })
+        .max_by_key(|&(_, bytes)| bytes)
+        .unwrap_or_default();
+    let line = json!({
+        "what": "plan", "algorithm": algorithm, "nodes": nodes, "ranks": ranks, "steps": steps,
+        "seconds": time.as_secs_f64(), "peak_bytes": bytes,
+    });
+    println!("{line}");
+}
+
+fn simulate(algorithm: Algorithm, nodes: usize) {
+    let topology = Topology::even(nodes, RANKS_PER_NODE).expect("nodes have ranks");
+    let ranks = topology.ranks();
+    let layout = Layout::new(&vec![SHARD_BYTES; ranks], 1).expect("shards fit");
+    let plan = |rank| allgather::plan(algorithm, &topology, rank, shape());
+    let (start, on_processor) = (Instant::now(), processor_time());
+    let (simulation, bytes) = peak_bytes(|| {
+        let (links, options) = (Links::default(), Options::default());
+        simulate::simulate(&topology, &layout, &links, &options, plan).expect("it can be simulated")
+    });
+    let time = match (on_processor, processor_time()) {
+        (Some(before), Some(after)) => after - before,
+        _ => start.elapsed(),
+    };
+    let line = json!({
+        "what": "simulate", "algorithm": algorithm, "nodes": nodes, "ranks": ranks,
+        "steps": simulation.steps, "seconds": time.as_secs_f64(), "peak_bytes": bytes,
+    });
+    println!("{line}");
+}
