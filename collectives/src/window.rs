@@ -15,6 +15,9 @@ use serde::{Deserialize, Serialize};
 use crate::plan::Tier;
 use crate::run::turns::{Start, Turns};
 
+/// Memory that lives as long as this is held.
+pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
+
 /// A buffer of an operation; every rank has one of that name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) enum BufferId {
@@ -139,7 +142,7 @@ pub(crate) struct Windows<M: PeerMemory> {
     /// How outputs and flags are divided among starts; alike on all ranks.
     pub(crate) turns: Turns,
     /// What the other fabric allocated and this one registered. Dropped last.
-    pub(crate) keep: Vec<Arc<dyn Any + Send + Sync>>,
+    pub(crate) keep: Vec<Kept>,
 }
 
 impl<M: PeerMemory> Windows<M> {
@@ -186,9 +189,8 @@ pub(crate) trait HostView: Send + Sync {
 
     fn turns(&self) -> Turns;
 
-    /// Gives up the memory that one fabric allocated and another registered: after an abort peers may
-    /// still touch it, and nobody will ever say that they are done.
-    fn quarantine(&self);
+    /// The memory that another fabric allocated and this one registered.
+    fn kept(&self) -> &[Kept];
 
     /// Where the output of a start begins.
     fn output_offset(&self, start: Start) -> u64 {
@@ -216,9 +218,8 @@ impl<M: PeerMemory> HostView for Windows<M> {
         self.turns
     }
 
-    fn quarantine(&self) {
-        // A few at most, once, and the group is over.
-        std::mem::forget(self.keep.clone());
+    fn kept(&self) -> &[Kept] {
+        &self.keep
     }
 }
 
@@ -230,12 +231,10 @@ pub(crate) struct Views {
 }
 
 impl Views {
-    /// See [`HostView::quarantine`].
-    pub(crate) fn quarantine(&self) {
-        self.local.quarantine();
-        if let Some(network) = &self.network {
-            network.quarantine();
-        }
+    /// See [`HostView::kept`].
+    pub(crate) fn kept(&self) -> impl Iterator<Item = &Kept> {
+        let network = self.network.iter().flat_map(|network| network.kept());
+        self.local.kept().iter().chain(network)
     }
 
     /// The view of a tier on which the plan has lanes.

@@ -27,8 +27,10 @@ fn main() -> ExitCode {
 }
 
 fn cases() -> impl Iterator<Item = Case> {
-    let killed =
-        |ranks, victim, phase| Case { ranks, victim, phase, hub: Hub::RankZero, end: End::Killed };
+    let killed = |ranks, victim, phase| {
+        let (hub, end, nodes) = (Hub::RankZero, End::Killed, None);
+        Case { ranks, victim, phase, hub, end, nodes }
+    };
     let in_every_phase = Phase::ALL.into_iter().flat_map(move |phase| {
         // Rank 0 holds the hub.
         [killed(3, 0, phase), killed(3, 2, phase)]
@@ -41,5 +43,11 @@ fn cases() -> impl Iterator<Item = Case> {
     let stopped = stopped.into_iter().flat_map(move |phase| {
         [0, 1].map(|victim| Case { end: End::Stopped, ..killed(3, victim, phase) })
     });
-    in_every_phase.chain(sizes).chain(outside).chain(stopped)
+    let tiers = [Phase::Importing, Phase::Prepared, Phase::Ready, Phase::Pushing];
+    let tiers = tiers.into_iter().chain([Phase::BetweenStarts]).flat_map(move |phase| {
+        [1, 3].map(|victim| Case { nodes: Some("2x2"), ..killed(4, victim, phase) })
+    });
+    let waiting = Case { nodes: Some("2x1"), end: End::Stopped, ..killed(2, 1, Phase::Ready) };
+    let tiers = tiers.chain([waiting]);
+    in_every_phase.chain(sizes).chain(outside).chain(stopped).chain(tiers)
 }

@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::group::abort::AbortRecord;
 use crate::group::watch::Watch;
 use crate::run::course::Course;
+use crate::window::Kept;
 
 /// How long a rank waits for the others to be told of an abort before it releases its own waits.
 pub(super) const TELL_TIMEOUT: Duration = Duration::from_millis(1500);
@@ -31,6 +32,8 @@ pub(crate) struct Shared {
     left_count: AtomicUsize,
     /// Operations with a start that is not complete.
     open: AtomicUsize,
+    /// Memory of operations of an aborted group; see [`quarantine`](Self::quarantine).
+    quarantined: Mutex<Vec<Kept>>,
     pub(super) progress: Mutex<Option<JoinHandle<()>>>,
     pub(super) progress_sleeps: AtomicBool,
     /// With `state`.
@@ -89,6 +92,7 @@ impl Shared {
             left,
             left_count: AtomicUsize::new(0),
             open: AtomicUsize::new(0),
+            quarantined: Mutex::default(),
             progress: Mutex::default(),
             progress_sleeps: AtomicBool::new(false),
             progress_wanted: Condvar::new(),
@@ -246,6 +250,13 @@ impl Shared {
             self.open.fetch_sub(1, Ordering::Relaxed);
         }
         self.state().watched.retain(|watched| !Arc::ptr_eq(&watched.watch, watch));
+    }
+
+    /// Keeps memory that two fabrics of this rank know until the group and all handles are gone: after
+    /// an abort peers may still be on their way to it, and a registration need not keep what it names.
+    pub(crate) fn quarantine<'k>(&self, kept: impl Iterator<Item = &'k Kept>) {
+        let mut quarantined = self.quarantined.lock().unwrap_or_else(PoisonError::into_inner);
+        quarantined.extend(kept.cloned());
     }
 
     /// Ends the watchdog; what is prepared can start no more.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::run::port::{Bind, Port};
 use crate::run::turns::Turns;
-use crate::window::{BufferId, HostView, Window, Windows};
+use crate::window::{BufferId, HostView, Kept, Window, Windows};
 
 /// The keys of one rank's buffers on one fabric.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -27,7 +27,7 @@ pub(crate) struct Held {
     base: NonNull<u8>,
     bytes: u64,
     space: Space,
-    keep: Arc<dyn Any + Send + Sync>,
+    keep: Kept,
 }
 
 /// A buffer of one fabric that several operations use, without types.
@@ -39,7 +39,7 @@ pub(crate) struct Adoptable {
 /// The same with types.
 struct Lent<M: PeerMemory> {
     window: Window<M>,
-    keep: Vec<Arc<dyn Any + Send + Sync>>,
+    keep: Vec<Kept>,
 }
 
 /// One fabric's side of an operation, without types.
@@ -90,7 +90,7 @@ pub(crate) struct FabricSide<'f, F: Fabric> {
     fabric: &'f mut F,
     engines: Vec<F::Engine>,
     windows: BTreeMap<BufferId, Window<F::Memory>>,
-    keep: Vec<Arc<dyn Any + Send + Sync>>,
+    keep: Vec<Kept>,
 }
 
 impl<'f, F: Fabric> FabricSide<'f, F> {
@@ -151,7 +151,7 @@ impl<F: Fabric> Side for FabricSide<'_, F> {
             return Err(Error::new(ErrorKind::Mismatch, text));
         }
         // SAFETY: `keep` holds the memory until this registration is dropped; that peers are done
-        // with it by then is the plan's doing, and an abort's: see `Windows::keep`.
+        // with it by then is the plan's doing, and an abort's: see `Shared::quarantine`.
         let region = unsafe { self.fabric.memory().register(base, bytes, buffer.role()) };
         let region = region.map_err(|error| Error::of_backend(what(), error))?;
         self.insert(buffer, region);

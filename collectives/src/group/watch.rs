@@ -12,7 +12,7 @@ use crate::group::window::{Active, Activity};
 use crate::run::program::Awaited;
 use crate::run::turns::Start;
 use crate::run::writers::Writers;
-use crate::window::Views;
+use crate::window::{Kept, Views};
 
 /// One prepared operation, as the watchdog and the error texts see it.
 pub(crate) struct Watch {
@@ -62,9 +62,9 @@ impl Watch {
         self.timeout
     }
 
-    /// The group has been aborted: peers may still write.
-    pub(crate) fn quarantine(&self) {
-        self.views.quarantine();
+    /// What one fabric of this rank allocated and another registered.
+    pub(crate) fn kept(&self) -> impl Iterator<Item = &Kept> {
+        self.views.kept()
     }
 
     /// From now on there may be starts that nobody waits for.

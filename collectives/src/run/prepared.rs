@@ -247,7 +247,7 @@ impl Drop for Prepared {
             let _ = self.settle(left);
         }
         if self.shared.record().is_some() {
-            self.watch.quarantine();
+            self.shared.quarantine(self.watch.kept());
         }
         let mut course = self.course();
         course.release();

@@ -56,15 +56,21 @@ impl MappingError {
 /// under an importer.
 #[derive(Debug)]
 pub struct Mapping {
+    pages: Arc<Pages>,
+}
+
+/// What is mapped; a [`Place`] in it keeps it mapped.
+#[derive(Debug)]
+struct Pages {
     base: NonNull<u8>,
     mapped_bytes: usize,
-    fd: Arc<OwnedFd>,
+    fd: OwnedFd,
 }
 
 // SAFETY: a mapping is plain memory; who may touch which byte when is the contract of the ops.
-unsafe impl Send for Mapping {}
+unsafe impl Send for Pages {}
 // SAFETY: as above; the type itself has no interior state.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for Pages {}
 
 impl Mapping {
     /// Creates zeroed memory.
@@ -139,12 +145,29 @@ impl Mapping {
         };
         let base = base.map_err(MappingError::system(format!("map {mapped_bytes} bytes")))?;
         let base = NonNull::new(base.cast()).expect("mmap never maps page zero by choice");
-        let mapping = Self { base, mapped_bytes, fd: Arc::new(fd) };
-        place::enter(&mapping, start);
-        mapping.make_resident()?;
-        Ok(mapping)
+        let pages = Arc::new(Pages { base, mapped_bytes, fd });
+        place::enter(&pages, start);
+        pages.make_resident()?;
+        Ok(Self { pages })
     }
 
+    /// The first byte.
+    pub fn base(&self) -> NonNull<u8> {
+        self.pages.base
+    }
+
+    /// The bytes that are mapped: whole pages.
+    pub fn mapped_bytes(&self) -> usize {
+        self.pages.mapped_bytes
+    }
+
+    /// What another process maps.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.pages.fd.as_fd()
+    }
+}
+
+impl Pages {
     /// Faults every page in now, in huge pages where the system gives them, so that the first
     /// gather is no slower than the next.
     fn make_resident(&self) -> Result<(), MappingError> {
@@ -163,24 +186,9 @@ impl Mapping {
         // SAFETY: the range is this mapping; neither advice changes its content.
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.mapped_bytes, advice) }
     }
-
-    /// The first byte.
-    pub fn base(&self) -> NonNull<u8> {
-        self.base
-    }
-
-    /// The bytes that are mapped: whole pages.
-    pub fn mapped_bytes(&self) -> usize {
-        self.mapped_bytes
-    }
-
-    /// What another process maps.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
 }
 
-impl Drop for Mapping {
+impl Drop for Pages {
     fn drop(&mut self) {
         // Before the kernel can give the addresses to another one.
         place::leave(self);

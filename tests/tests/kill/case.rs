@@ -113,12 +113,15 @@ pub(crate) struct Case {
     pub(crate) phase: Phase,
     pub(crate) hub: Hub,
     pub(crate) end: End,
+    /// The nodes, where there is a second fabric between them.
+    pub(crate) nodes: Option<&'static str>,
 }
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ranks, victim, phase, hub, end } = self;
-        write!(f, "{end:?}::{phase}::rank_{victim}_of_{ranks}::hub_in_{hub:?}")
+        let Self { ranks, victim, phase, hub, end, nodes } = self;
+        write!(f, "{end:?}::{phase}::rank_{victim}_of_{ranks}::hub_in_{hub:?}")?;
+        nodes.iter().try_for_each(|nodes| write!(f, "::nodes_{nodes}"))
     }
 }
 
@@ -191,6 +194,7 @@ impl Case {
                 ("RANK", rank.to_string()),
                 ("RANKS", self.ranks.to_string()),
                 ("PHASE", phase),
+                ("NODES", self.nodes.unwrap_or("none").to_owned()),
                 ("SHARD_BYTES", self.phase.shard_bytes().to_string()),
                 ("HUB", if address.is_none() && rank == 0 { "own" } else { "told" }.to_owned()),
                 ("TIMEOUT_MILLIS", self.timeout().as_millis().to_string()),

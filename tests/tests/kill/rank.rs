@@ -8,6 +8,8 @@ use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::{Hub, Tcp};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{AbortRecord, AllGather, Group, GroupOptions};
+use peerlane_collectives::plan::Algorithm;
+use peerlane_collectives::topology::Topology;
 use peerlane_conformance::processes::{Gated, LEAVE, Parent, leftovers};
 use peerlane_conformance::{Failure, Outcome};
 use peerlane_hal::{Deadline, Rank, host};
@@ -52,6 +54,8 @@ struct Cast {
     hub: Option<Hub>,
     /// Where it halts to be killed.
     phase: Option<Phase>,
+    /// The nodes, where there is a second fabric between them.
+    nodes: Option<Topology>,
     shard_bytes: usize,
     timeout: Duration,
     start_timeout: Duration,
@@ -75,6 +79,7 @@ impl Cast {
             environment: Environment::at_hub(address, rank, ranks),
             hub,
             phase: parent.value("PHASE").ok(),
+            nodes: parent.value("NODES").ok(),
             shard_bytes: parent.value("SHARD_BYTES")?,
             timeout: Duration::from_millis(parent.value("TIMEOUT_MILLIS")?),
             start_timeout: Duration::from_millis(parent.value("START_TIMEOUT_MILLIS")?),
@@ -109,6 +114,8 @@ impl Cast {
         self.reach(parent, Phase::Opened)?;
         step("prepare");
         let gather = group.all_gather::<u8>(self.shard_bytes).timeout(self.start_timeout);
+        let tiered = self.nodes.is_some();
+        let gather = if tiered { gather.algorithm(Algorithm::Hierarchical) } else { gather };
         let mut gather = match gather.in_place().prepare() {
             Ok(gather) => gather,
             Err(error) => {
@@ -142,7 +149,10 @@ impl Cast {
     fn open(&self, bootstrap: Tcp) -> Outcome<Result<Group<host::Fabric>, Error>> {
         let fabric = host::Fabric::open(self.environment.rank, self.environment.ranks)?;
         let options = GroupOptions::default().timeout(self.timeout);
-        Ok(options.open(self.gate(bootstrap), fabric))
+        let bootstrap = self.gate(bootstrap);
+        let Some(nodes) = &self.nodes else { return Ok(options.open(bootstrap, fabric)) };
+        let network = fabric.beside(host::Options::default())?;
+        Ok(options.topology(nodes.clone()).open_tiers(bootstrap, fabric, network))
     }
 
     fn join(&mut self) -> Result<Tcp, Error> {

@@ -24,7 +24,7 @@ use crate::run::program::Binding;
 use crate::run::turns::Turns;
 use crate::run::writers::Writers;
 use crate::topology::Topology;
-use crate::verify::verify;
+use crate::verify::{Effort, prove};
 use crate::window::BufferId;
 
 /// The group, as far as an operation needs it.
@@ -62,12 +62,12 @@ impl Terms {
     /// Plans and verifies.
     pub(super) fn plan(&self, ground: &Ground) -> Result<Planned, Error> {
         let Self { algorithm, shape, layout, .. } = self;
-        let mut plans = allgather::plans(*algorithm, &ground.topology, *shape)?;
-        let proof = verify(&plans).map_err(|fault| {
+        let topology = &ground.topology;
+        let plan = allgather::plan(*algorithm, topology, ground.rank, *shape)?;
+        let proof = prove(*algorithm, topology, *shape, Effort::default()).map_err(|fault| {
             let text = format!("the plan of {algorithm} is faulty: {fault}");
             Error::new(ErrorKind::Other, text).with_source(fault)
         })?;
-        let plan = plans.swap_remove(ground.rank.index());
         let mates = self.mates(ground, &plan)?;
         let crossings = Crossings::new(&plan, &mates);
         let flags = FlagLayout::new(ground.topology.ranks(), shape.parts, plan.lanes.len());

@@ -1,16 +1,17 @@
 //! Which mapping of this process an address belongs to.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::Mapping;
+use super::Pages;
 
-/// Bytes of a mapping of this process, as another process finds them.
+/// Bytes of a mapping of this process, as another process finds them. They stay mapped as long as
+/// this lives.
 #[derive(Clone, Debug)]
 pub struct Place {
-    fd: Arc<OwnedFd>,
+    pages: Arc<Pages>,
     /// Bytes of the memfd that lie before them.
     pub head: u64,
     /// The first byte of the mapping.
@@ -27,14 +28,14 @@ unsafe impl Sync for Place {}
 impl Place {
     /// What another process maps.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.pages.fd.as_fd()
     }
 }
 
-/// All mappings by their first byte; the head of a place is that of its mapping.
-static MAPPED: Mutex<BTreeMap<usize, Place>> = Mutex::new(BTreeMap::new());
+/// All mappings by their first byte, each with the bytes of its memfd that lie before it.
+static MAPPED: Mutex<BTreeMap<usize, (Weak<Pages>, u64)>> = Mutex::new(BTreeMap::new());
 
-fn mapped() -> MutexGuard<'static, BTreeMap<usize, Place>> {
+fn mapped() -> MutexGuard<'static, BTreeMap<usize, (Weak<Pages>, u64)>> {
     // Each change is one call, so a panic elsewhere leaves the map whole.
     MAPPED.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -42,27 +43,30 @@ fn mapped() -> MutexGuard<'static, BTreeMap<usize, Place>> {
 /// The mapping that holds all of `base..base + bytes`, if one does.
 pub fn find(base: NonNull<u8>, bytes: u64) -> Option<Place> {
     let address = base.as_ptr().addr();
-    let mapped = mapped();
-    let (start, place) = mapped.range(..=address).next_back()?;
-    let at = (address - start) as u64;
-    let inside = at.checked_add(bytes.max(1)).is_some_and(|end| end <= place.mapped_bytes as u64);
-    inside.then(|| Place { head: place.head + at, ..place.clone() })
+    let (at, pages, head) = {
+        let mapped = mapped();
+        let (start, (pages, head)) = mapped.range(..=address).next_back()?;
+        ((address - start) as u64, pages.upgrade()?, *head)
+    };
+    // Out of the lock: to drop the last hold on the pages takes it, too.
+    let (mapping_base, mapped_bytes) = (pages.base, pages.mapped_bytes);
+    let inside = at.checked_add(bytes.max(1)).is_some_and(|end| end <= mapped_bytes as u64);
+    inside.then(|| Place { pages, head: head + at, mapping_base, mapped_bytes })
 }
 
 /// `head` bytes of the memfd lie before the mapping.
-pub(super) fn enter(mapping: &Mapping, head: u64) {
-    let (mapping_base, mapped_bytes) = (mapping.base(), mapping.mapped_bytes());
-    let place = Place { fd: Arc::clone(&mapping.fd), head, mapping_base, mapped_bytes };
-    mapped().insert(mapping_base.as_ptr().addr(), place);
+pub(super) fn enter(pages: &Arc<Pages>, head: u64) {
+    mapped().insert(pages.base.as_ptr().addr(), (Arc::downgrade(pages), head));
 }
 
-pub(super) fn leave(mapping: &Mapping) {
-    mapped().remove(&mapping.base().as_ptr().addr());
+pub(super) fn leave(pages: &Pages) {
+    mapped().remove(&pages.base.as_ptr().addr());
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mechanics::mapping::Mapping;
 
     fn at(mapping: &Mapping, offset: usize) -> NonNull<u8> {
         NonNull::new(mapping.base().as_ptr().wrapping_add(offset)).unwrap()
@@ -80,7 +84,11 @@ mod tests {
         let heap = Box::new(0_u64);
         assert!(find(NonNull::from(&*heap).cast(), 8).is_none());
         let base = mapping.base();
+        let place = find(base, 1).unwrap();
         drop(mapping);
+        // SAFETY: the place keeps it mapped, and nobody else knows it.
+        unsafe { base.write(1) };
+        drop(place);
         assert!(find(base, 1).is_none());
     }
 

@@ -1,0 +1,340 @@
+//! One run of the oracle.
+//!
+//! Actors take turns: each lane, and what each lane has under way to each peer. Mostly the last actor
+//! goes on; else the one of highest priority does, and priorities change now and then. An actor that
+//! cannot act rests until something happens that it may have waited for.
+
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
+use std::ops::Range;
+
+use fastrand::Rng;
+use peerlane_collectives::plan::Source;
+
+use super::{Action, Harm, Oracle};
+
+const SCRIBBLE: u64 = u64::MAX;
+
+pub(super) struct Run<'a> {
+    oracle: &'a Oracle,
+    rng: Rng,
+    mailboxes: bool,
+    /// Of 4 copies, how many read their source at once.
+    hasty: u8,
+    callers: Vec<Caller>,
+    lanes: Vec<Lane>,
+    flags: Vec<u64>,
+    /// The actors that may be able to act, by priority.
+    awake: BinaryHeap<(u32, Actor)>,
+}
+
+/// A lane, and whose turn it is: its own, or that of what is under way to a peer.
+type Actor = (usize, Option<usize>);
+
+struct Caller {
+    input: Vec<u64>,
+    outputs: Vec<Vec<u64>>,
+    /// The start that runs, or the next one; from 1.
+    start: u64,
+    running: bool,
+}
+
+impl Caller {
+    fn output(&mut self, start: u64) -> &mut Vec<u64> {
+        let turn = start as usize % self.outputs.len();
+        &mut self.outputs[turn]
+    }
+}
+
+struct Lane {
+    start: u64,
+    at: usize,
+    submitted: u64,
+    /// What is under way to each peer, in submission order.
+    under_way: Vec<VecDeque<Flying>>,
+    /// The submissions that hold the lane's completion: copies whose source is not read yet, and gets.
+    incomplete: BTreeSet<u64>,
+    /// Of the lane's own turn, then of that for each peer; 0 rests.
+    priorities: Vec<u32>,
+}
+
+struct Flying {
+    submitted: u64,
+    what: Freight,
+}
+
+enum Freight {
+    Copy {
+        start: u64,
+        units: Range<usize>,
+        shard: usize,
+        is_get: bool,
+        from: Source,
+        taken: Option<Vec<u64>>,
+    },
+    Signal {
+        flag: usize,
+        value: u64,
+    },
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn new(oracle: &'a Oracle, mut rng: Rng) -> Self {
+        let ranks = oracle.ranks;
+        let callers = (0..ranks).map(|rank| Caller {
+            input: vec![SCRIBBLE; oracle.units(rank)],
+            outputs: vec![vec![SCRIBBLE; oracle.shards[ranks]]; oracle.outputs as usize],
+            start: 1,
+            running: false,
+        });
+        let callers = callers.collect();
+        let lanes = oracle.lanes.iter().map(|_| Lane {
+            start: 1,
+            at: 0,
+            submitted: 0,
+            under_way: (0..ranks).map(|_| VecDeque::new()).collect(),
+            incomplete: BTreeSet::new(),
+            priorities: vec![0; ranks + 1],
+        });
+        let lanes = lanes.collect();
+        let (mailboxes, hasty) = (rng.bool(), rng.u8(0..=4));
+        let flags = vec![0; oracle.flags * oracle.outputs as usize];
+        let awake = BinaryHeap::new();
+        let mut run = Self { oracle, rng, mailboxes, hasty, callers, lanes, flags, awake };
+        (0..oracle.lanes.len()).for_each(|lane| run.wake((lane, None)));
+        run
+    }
+
+    pub(super) fn finish(mut self) -> Result<(), Harm> {
+        while let Some((_, actor)) = self.awake.pop() {
+            *self.priority(actor) = 0;
+            while self.can_act(actor) {
+                match actor.1 {
+                    None => self.advance(actor.0)?,
+                    Some(peer) => self.carry(actor.0, peer)?,
+                }
+                if self.rng.u8(..4) == 0 {
+                    self.wake(actor);
+                    break;
+                }
+            }
+        }
+        let starts = self.oracle.starts;
+        if self.callers.iter().any(|caller| caller.start <= starts) {
+            return Err(Harm::Hang);
+        }
+        if self.lanes.iter().any(|lane| lane.start <= starts) {
+            return Err(Harm::Hang);
+        }
+        if self.mailboxes && self.flags.iter().any(|&value| value != 0) {
+            return Err(Harm::BrokenFlag);
+        }
+        (0..self.oracle.ranks).try_for_each(|rank| self.check_scribble(rank))
+    }
+
+    fn priority(&mut self, (lane, peer): Actor) -> &mut u32 {
+        &mut self.lanes[lane].priorities[peer.map_or(0, |peer| peer + 1)]
+    }
+
+    /// An actor may be able to act now.
+    fn wake(&mut self, actor: Actor) {
+        let priority = self.rng.u32(1..);
+        let present = self.priority(actor);
+        if *present == 0 {
+            *present = priority;
+            self.awake.push((priority, actor));
+        }
+    }
+
+    fn can_act(&self, (number, peer): Actor) -> bool {
+        let (program, lane) = (&self.oracle.lanes[number], &self.lanes[number]);
+        if let Some(peer) = peer {
+            let Some(first) = lane.under_way[peer].front() else { return false };
+            // A signal to oneself comes after everything before it is complete.
+            let waits = matches!(first.what, Freight::Signal { .. }) && peer == program.rank;
+            return !waits || lane.incomplete.first().is_none_or(|&held| held > first.submitted);
+        }
+        if lane.start > self.oracle.starts {
+            return false;
+        }
+        match program.actions.get(lane.at) {
+            Some(Action::Wait { flag }) => {
+                self.flags[self.in_turn(*flag, lane.start)] >= self.value(number)
+            }
+            Some(_) => true,
+            None if program.is_home => {
+                lane.under_way[program.rank].is_empty() && lane.incomplete.is_empty()
+            }
+            None => true,
+        }
+    }
+
+    /// The flag in the set of a start.
+    fn in_turn(&self, flag: usize, start: u64) -> usize {
+        (start % self.oracle.outputs) as usize * self.oracle.flags + flag
+    }
+
+    fn value(&self, lane: usize) -> u64 {
+        if self.mailboxes { 1 } else { self.lanes[lane].start }
+    }
+
+    /// Submits the next step of a lane, or ends its start.
+    fn advance(&mut self, number: usize) -> Result<(), Harm> {
+        let oracle = self.oracle;
+        let program = &oracle.lanes[number];
+        let rank = program.rank;
+        if program.is_home && !self.callers[rank].running {
+            return self.enter(rank);
+        }
+        let value = self.value(number);
+        let start = self.lanes[number].start;
+        let lane = &mut self.lanes[number];
+        let Some(action) = program.actions.get(lane.at) else {
+            (lane.start, lane.at) = (lane.start + 1, 0);
+            return if program.is_home { self.leave(rank) } else { Ok(()) };
+        };
+        lane.at += 1;
+        lane.submitted += 1;
+        let submitted = lane.submitted;
+        let (peer, what) = match action.clone() {
+            Action::Wait { flag } => {
+                if self.mailboxes {
+                    let flag = self.in_turn(flag, start);
+                    self.flags[flag] = 0;
+                }
+                return Ok(());
+            }
+            Action::Signal { peer, flag } => (peer, Freight::Signal { flag, value }),
+            Action::Copy { peer, is_get, units, shard, from } => {
+                let hasty = self.rng.u8(..4) < self.hasty;
+                let source = if is_get { peer } else { rank };
+                let taken = hasty.then(|| self.read(source, start, shard, &units, from));
+                if is_get || taken.is_none() {
+                    self.lanes[number].incomplete.insert(submitted);
+                }
+                (peer, Freight::Copy { start, units, shard, is_get, from, taken })
+            }
+        };
+        let what = match what {
+            Freight::Signal { flag, value } => {
+                Freight::Signal { flag: self.in_turn(flag, start), value }
+            }
+            copy @ Freight::Copy { .. } => copy,
+        };
+        self.lanes[number].under_way[peer].push_back(Flying { submitted, what });
+        self.wake((number, Some(peer)));
+        Ok(())
+    }
+
+    /// Moves what is first on the way from a lane to a peer.
+    fn carry(&mut self, number: usize, peer: usize) -> Result<(), Harm> {
+        let rank = self.oracle.lanes[number].rank;
+        let Some(first) = self.lanes[number].under_way[peer].pop_front() else { return Ok(()) };
+        let submitted = first.submitted;
+        match first.what {
+            Freight::Copy { start, units, shard, is_get, from, taken: None } => {
+                let source = if is_get { peer } else { rank };
+                let taken = Some(self.read(source, start, shard, &units, from));
+                if !is_get {
+                    self.lanes[number].incomplete.remove(&submitted);
+                }
+                let what = Freight::Copy { start, units, shard, is_get, from, taken };
+                self.lanes[number].under_way[peer].push_front(Flying { submitted, what });
+            }
+            Freight::Copy { start, units, shard, is_get, taken: Some(content), .. } => {
+                let target = if is_get { rank } else { peer };
+                let place = self.oracle.place(shard, &units);
+                self.callers[target].output(start)[place].copy_from_slice(&content);
+                self.lanes[number].incomplete.remove(&submitted);
+            }
+            Freight::Signal { flag, value } => {
+                if self.mailboxes && self.flags[flag] != 0 {
+                    return Err(Harm::BrokenFlag);
+                }
+                self.flags[flag] = value;
+                let oracle = self.oracle;
+                oracle.readers[flag % oracle.flags]
+                    .iter()
+                    .for_each(|&lane| self.wake((lane, None)));
+            }
+        }
+        // A signal to oneself, and the end of the start, may have waited for this.
+        self.wake((number, Some(rank)));
+        self.wake((number, None));
+        Ok(())
+    }
+
+    fn read(
+        &mut self,
+        rank: usize,
+        start: u64,
+        shard: usize,
+        units: &Range<usize>,
+        from: Source,
+    ) -> Vec<u64> {
+        let oracle = self.oracle;
+        let caller = &mut self.callers[rank];
+        match from {
+            // A source that is shorter than asked for is a fault of the plan too.
+            Source::Input if !oracle.in_place[rank] => {
+                units.clone().map(|unit| *caller.input.get(unit).unwrap_or(&SCRIBBLE)).collect()
+            }
+            Source::Input => {
+                let end = oracle.shards[oracle.ranks];
+                let at = |unit: usize| (oracle.shards[rank] + unit).min(end - 1);
+                units.clone().map(|unit| caller.output(start)[at(unit)]).collect()
+            }
+            Source::Output => caller.output(start)[oracle.place(shard, units)].to_vec(),
+        }
+    }
+
+    /// The caller hands over its memory, which nobody has touched since it got it back.
+    fn enter(&mut self, rank: usize) -> Result<(), Harm> {
+        self.check_scribble(rank)?;
+        let oracle = self.oracle;
+        let caller = &mut self.callers[rank];
+        let start = caller.start;
+        let own = if oracle.in_place[rank] {
+            &mut caller.output(start)[oracle.shards[rank]..oracle.shards[rank + 1]]
+        } else {
+            &mut caller.input[..]
+        };
+        for (unit, word) in own.iter_mut().enumerate() {
+            *word = content(start, rank, unit);
+        }
+        caller.running = true;
+        Ok(())
+    }
+
+    /// The caller gets its memory back, reads it, and scribbles over it.
+    fn leave(&mut self, rank: usize) -> Result<(), Harm> {
+        let oracle = self.oracle;
+        let caller = &mut self.callers[rank];
+        let start = caller.start;
+        let output = caller.output(start);
+        for shard in 0..oracle.ranks {
+            for (unit, word) in
+                output[oracle.shards[shard]..oracle.shards[shard + 1]].iter().enumerate()
+            {
+                if *word != content(start, shard, unit) {
+                    return Err(Harm::WrongBytes);
+                }
+            }
+        }
+        output.fill(SCRIBBLE);
+        caller.input.fill(SCRIBBLE);
+        caller.start += 1;
+        caller.running = false;
+        Ok(())
+    }
+
+    /// Nobody has touched the output that the caller got back last.
+    fn check_scribble(&mut self, rank: usize) -> Result<(), Harm> {
+        let last = self.callers[rank].start - 1;
+        let untouched = self.callers[rank].output(last).iter().all(|&word| word == SCRIBBLE);
+        if untouched { Ok(()) } else { Err(Harm::WrongBytes) }
+    }
+}
+
+fn content(start: u64, shard: usize, unit: usize) -> u64 {
+    (start * 100 + shard as u64) * 100 + unit as u64
+}
