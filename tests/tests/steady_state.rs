@@ -11,6 +11,8 @@ mod counting;
 mod rest;
 #[path = "steady_state/system_calls.rs"]
 mod system_calls;
+#[path = "steady_state/windows.rs"]
+mod windows;
 
 use std::process::ExitCode;
 use std::sync::Barrier;
@@ -21,7 +23,7 @@ use peerlane_collectives::bootstrap::in_process;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{AllGather, Group};
 use peerlane_conformance::processes::{Parent, leftovers};
-use peerlane_hal::{Rank, host};
+use peerlane_hal::{Fabric, Rank, host};
 
 use counting::Counts;
 
@@ -43,6 +45,10 @@ fn main() -> ExitCode {
             trials.push(Trial::test(name, move || allocates_nothing(ranks, outputs)));
         }
     }
+    for ranks in [1, 3] {
+        let name = format!("a_start_over_a_window_allocates_nothing::{ranks}_ranks");
+        trials.push(Trial::test(name, move || windows::allocates_nothing(ranks)));
+    }
     let skipped = system_calls::reason_to_skip();
     for ranks in [2, 4] {
         for outputs in [1, 2] {
@@ -60,6 +66,15 @@ fn main() -> ExitCode {
 }
 
 fn allocates_nothing(ranks: usize, outputs: u32) -> Result<(), Failed> {
+    count(ranks, |bootstrap| warm(bootstrap, outputs), |gather| repeat(gather, STARTS))
+}
+
+/// Counts what `measured` allocates on any rank, after `warm` has run.
+fn count<F: Fabric, G>(
+    ranks: usize,
+    warm: impl Fn(in_process::InProcess) -> Result<(Group<F>, G), Error> + Sync,
+    measured: impl Fn(&mut G) -> Result<(), Error> + Sync,
+) -> Result<(), Failed> {
     // Threads of the trial before, which may still be ending, are counted too.
     let left = leftovers();
     if !left.is_empty() {
@@ -67,7 +82,7 @@ fn allocates_nothing(ranks: usize, outputs: u32) -> Result<(), Failed> {
     }
     let gate = Barrier::new(ranks);
     let counts = in_process::run(ranks, |bootstrap| {
-        let warm = warm(bootstrap, outputs);
+        let warm = warm(bootstrap);
         // Also with an error: the others wait.
         gate.wait();
         let (group, mut gather) = warm?;
@@ -77,7 +92,7 @@ fn allocates_nothing(ranks: usize, outputs: u32) -> Result<(), Failed> {
         gate.wait();
         let before = Counts::now();
         gate.wait();
-        let gathered = repeat(&mut gather, STARTS);
+        let gathered = measured(&mut gather);
         gate.wait();
         let during = Counts::now().since(before);
         gate.wait();

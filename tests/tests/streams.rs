@@ -15,3 +15,5 @@ mod order;
 mod overdue;
 #[path = "streams/refused.rs"]
 mod refused;
+#[path = "streams/windows.rs"]
+mod windows;

@@ -1,10 +1,12 @@
 //! Windows: regions that are exchanged once, over whose ranges operations run.
 
 use std::sync::Barrier;
+use std::time::Duration;
 
+use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{AllGather, Window};
-use peerlane_hal::{ErrorKind, Rank};
+use peerlane_collectives::group::{AllGather, GroupOptions, Window};
+use peerlane_hal::{ErrorKind, Rank, host};
 
 use crate::ranks::{UNTOUCHED, check, fill, in_flat_group, in_group};
 
@@ -157,4 +159,25 @@ fn a_window_lives_as_long_as_its_operations() {
         drop(window);
         gather.run()
     });
+}
+
+#[test]
+fn what_an_ended_group_left_in_a_window_is_not_read() {
+    let results = in_process::run(2, |bootstrap| {
+        let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+        let timeout = Duration::from_millis(200);
+        let mut group = GroupOptions::default().timeout(timeout).open(bootstrap, fabric)?;
+        let window = group.window::<u8>(8)?;
+        let mut gather = group.all_gather_into(&window, 0..8).in_place().prepare()?;
+        if group.rank() == Rank(0) {
+            let error = gather.run().unwrap_err();
+            assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(1))));
+        }
+        while group.abort_record().is_none() {
+            std::thread::yield_now();
+        }
+        let errors = [window.slice(0..1).map(drop), window.slice_mut(0..1).map(drop)];
+        Ok(errors.map(|error| error.unwrap_err().kind()))
+    });
+    assert_eq!(results.unwrap(), [[ErrorKind::Timeout; 2]; 2]);
 }

@@ -78,9 +78,18 @@ impl<T: Element> AllGather<T> {
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor or rank.
     pub fn piece_place(&self, tensor: usize, rank: Rank) -> Result<Place, Error> {
+        self.place_of_piece(Start::Eager(self.prepared.started()), tensor, rank)
+    }
+
+    pub(super) fn place_of_piece(
+        &self,
+        start: Start,
+        tensor: usize,
+        rank: Rank,
+    ) -> Result<Place, Error> {
         self.check_tensor(tensor)?;
         self.check_rank(rank)?;
-        Ok(self.place(self.piece_bytes(tensor, rank)))
+        Ok(self.place(self.piece_bytes(start, tensor, rank)))
     }
 
     pub(super) fn place_of_output(&self, start: Start) -> Place {

@@ -97,8 +97,9 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
 
     /// How many outputs are used in turn. With two, a start needs only one flag each way, because it
     /// writes where the start before the last one did; [`AllGather::output`] is always the newest.
-    /// Two at first for small results that are out of place, not capturable and in memory that
-    /// Peerlane allocates, one otherwise.
+    /// Two at first for small results that are out of place, not capturable and in one buffer that
+    /// Peerlane allocates, one otherwise; always one for lists and windows. Where only some ranks give
+    /// buffers of their own, all say how many.
     #[must_use]
     pub fn outputs(mut self, outputs: u32) -> Self {
         self.outputs = Some(outputs);

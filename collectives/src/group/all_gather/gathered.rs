@@ -60,7 +60,7 @@ impl<'a, T: Element> Gathered<'a, T> {
     pub fn piece(&self, tensor: usize, rank: Rank) -> Result<&'a [T], Error> {
         self.gather.check_tensor(tensor)?;
         self.gather.check_rank(rank)?;
-        self.gather.gathered_bytes(self.gather.piece_bytes(tensor, rank))
+        self.gather.gathered_bytes(self.gather.piece_bytes(self.last(), tensor, rank))
     }
 
     /// What was gathered of a tensor: its pieces in rank order.
@@ -74,8 +74,12 @@ impl<'a, T: Element> Gathered<'a, T> {
         if matches!(layout.places(self.gather.rank).output, OutputPlaces::ByShard(_)) {
             return invalid("each shard has a place of its own; take them by `shard`".to_owned());
         }
-        let (buffer, Range { start, .. }) = self.gather.piece_bytes(tensor, Rank(0));
+        let (buffer, Range { start, .. }) = self.gather.piece_bytes(self.last(), tensor, Rank(0));
         self.gather.gathered_bytes((buffer, start..start + layout.tensor_bytes(tensor)))
+    }
+
+    fn last(&self) -> Start {
+        Start::Eager(self.gather.prepared.started())
     }
 }
 
@@ -152,9 +156,9 @@ impl<T: Element> AllGather<T> {
         Ok((buffer, 0..self.view.region(buffer).bytes()))
     }
 
-    pub(super) fn piece_bytes(&self, tensor: usize, shard: Rank) -> Bytes {
+    pub(super) fn piece_bytes(&self, start: Start, tensor: usize, shard: Rank) -> Bytes {
         let Spot { buffer, offset } = self.layout.output_spot(self.rank, tensor, shard);
-        let begin = self.view.output_offset(Start::Eager(self.prepared.started())) + offset;
+        let begin = self.view.output_offset(start) + offset;
         (BufferId::Output(buffer), begin..begin + self.layout.piece_bytes(tensor, shard))
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use peerlane_hal::ErrorKind;
+use peerlane_hal::{ErrorKind, Rank};
 
 use super::AllGather;
 use crate::element::Element;
@@ -28,9 +28,17 @@ impl<'a, T: Element> Lease<'a, T> {
     }
 
     /// Where this start gathers: what the stream gets next may read it. With two outputs in turn,
-    /// neighbouring starts have different ones.
+    /// neighbouring starts have different ones. With several output buffers this is the first.
     pub fn output(&self) -> Place {
         self.gather.place_of_output(self.start)
+    }
+
+    /// Where this start gathers what comes from `rank` of a tensor.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor or rank.
+    pub fn piece(&self, tensor: usize, rank: Rank) -> Result<Place, Error> {
+        self.gather.place_of_piece(self.start, tensor, rank)
     }
 
     /// The number of this start, from 1; `None` if it was recorded into a graph.

@@ -50,7 +50,7 @@ pub(crate) trait Active: Send + Sync {
 pub(crate) struct Users(Mutex<State>);
 
 #[derive(Default)]
-pub(crate) struct State {
+struct State {
     users: Vec<User>,
     next: u64,
 }
@@ -62,7 +62,12 @@ struct User {
     extents: Vec<Extent>,
     /// `None`: the host has borrowed them.
     operation: Option<Arc<dyn Active>>,
+    /// What its operation is about to do.
+    begun: Option<Activity>,
 }
+
+/// A start that is being made: its bytes count as used until this is dropped.
+pub(crate) struct Begun<'a>(&'a Entry);
 
 /// An entry of the table; it goes with this value.
 pub(crate) struct Entry {
@@ -100,7 +105,7 @@ impl Users {
     ) -> Entry {
         let number = state.next;
         state.next += 1;
-        state.users.push(User { number, name, extents, operation });
+        state.users.push(User { number, name, extents, operation, begun: None });
         Entry { users: Arc::clone(self), number }
     }
 
@@ -111,17 +116,25 @@ impl Users {
 }
 
 impl Entry {
-    /// Whether this operation may start now. Nobody borrows anything while the answer lives; by then
-    /// the start is open. Starts on streams come in the order of the streams.
+    /// Whether this operation may start now. The answer is kept until the start is open. Starts on
+    /// streams come in the order of the streams.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if somebody else uses what it uses.
-    pub(crate) fn begin(&self, on_stream: bool) -> Result<MutexGuard<'_, State>, Error> {
-        let state = self.users.state();
+    pub(crate) fn begin(&self, on_stream: bool) -> Result<Begun<'_>, Error> {
+        let mut state = self.users.state();
         let own = state.users.iter().find(|user| user.number == self.number);
         let extents = own.map(|user| &user.extents[..]).unwrap_or_default();
         state.check(Some(self.number), extents, on_stream)?;
-        Ok(state)
+        let activity = if on_stream { Activity::OnStream } else { Activity::Open };
+        state.set_begun(self.number, Some(activity));
+        Ok(Begun(self))
+    }
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        self.0.users.state().set_begun(self.0.number, None);
     }
 }
 
@@ -132,11 +145,17 @@ impl Drop for Entry {
 }
 
 impl State {
+    fn set_begun(&mut self, number: u64, begun: Option<Activity>) {
+        let own = self.users.iter_mut().find(|user| user.number == number);
+        own.into_iter().for_each(|user| user.begun = begun);
+    }
+
     fn check(&self, own: Option<u64>, wanted: &[Extent], on_stream: bool) -> Result<(), Error> {
         for user in self.users.iter().filter(|user| Some(user.number) != own) {
             let conflicts = |extent: &&Extent| wanted.iter().any(|own| own.conflicts(extent));
             let Some(extent) = user.extents.iter().find(conflicts) else { continue };
-            let activity = user.operation.as_ref().map(|operation| operation.activity());
+            let operation = user.operation.as_ref();
+            let activity = operation.map(|operation| user.begun.unwrap_or(operation.activity()));
             let does = match activity {
                 Some(Activity::Idle) => continue,
                 Some(Activity::OnStream | Activity::Captured) if on_stream => continue,
@@ -211,7 +230,9 @@ mod tests {
         assert_snapshot!(said(first.begin(false)), @"bytes 0 to 1 of window 1 are in use: the host has borrowed them; drop that slice first");
         assert_snapshot!(said(first.begin(true)), @"bytes 0 to 1 of window 1 are in use: the host has borrowed them; drop that slice first");
         drop(held);
-        drop(first.begin(false).unwrap());
+        let begun = first.begin(false).unwrap();
+        assert!(second.begin(false).is_err() && borrow(0..1).is_err());
+        drop(begun);
         *one.0.lock().unwrap() = Activity::Open;
         assert_eq!(said(first.begin(false)), "ok");
         assert_snapshot!(said(second.begin(false)), @"bytes 0 to 8 of window 1 are in use: all-gather 1 is under way there; wait for it first");

@@ -1,0 +1,32 @@
+//! Starts over ranges of a window, which are checked for being in each other's way.
+
+use libtest_mimic::Failed;
+use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+use peerlane_collectives::error::Error;
+use peerlane_collectives::group::{AllGather, Group};
+use peerlane_hal::host;
+
+use super::{SHARD_LEN, STARTS, WARM_UP, count};
+
+pub(super) fn allocates_nothing(ranks: usize) -> Result<(), Failed> {
+    count(ranks, warm, |gathers| repeat(gathers, STARTS))
+}
+
+/// Two operations over ranges that overlap.
+type Gathers = [AllGather<i64>; 2];
+
+fn warm(bootstrap: in_process::InProcess) -> Result<(Group<host::Fabric>, Gathers), Error> {
+    let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    let mut group = Group::open(bootstrap, fabric)?;
+    let len = group.ranks() * SHARD_LEN;
+    let window = group.window::<i64>(len + 100)?;
+    let mut prepare =
+        |begin| group.all_gather_into(&window, begin..begin + len).in_place().prepare();
+    let mut gathers = [prepare(0)?, prepare(100)?];
+    repeat(&mut gathers, WARM_UP)?;
+    Ok((group, gathers))
+}
+
+fn repeat(gathers: &mut Gathers, starts: u32) -> Result<(), Error> {
+    (0..starts).try_for_each(|start| gathers[start as usize % 2].run())
+}

@@ -1,0 +1,60 @@
+//! Operations over one window on streams: ranges that overlap come in the order of the stream.
+
+use peerlane_collectives::error::Error;
+use peerlane_conformance::middleware::Stream;
+
+use crate::support::{Gate, LONG, Rounds, SHARD_BYTES, in_group};
+
+const RANKS: usize = 3;
+const ROUNDS: u64 = 30;
+
+#[test]
+fn overlapping_ranges_come_in_the_order_of_the_stream() {
+    let results = in_group(RANKS, LONG, |mut group| {
+        let me = group.rank().index();
+        let window = group.window::<u8>(RANKS * SHARD_BYTES + 50)?;
+        let mut gathers = Vec::new();
+        for begin in [0, 50, 17] {
+            let range = begin..begin + RANKS * SHARD_BYTES;
+            gathers.push(group.all_gather_into(&window, range).in_place().prepare()?);
+        }
+        let (stream, rounds) = (Stream::new(), Rounds::default());
+        for round in 0..ROUNDS {
+            let gather = &mut gathers[round as usize % 3];
+            rounds.fill(&stream, me, gather.input_place());
+            let lease = gather.start_on(&stream)?;
+            rounds.look(&stream, RANKS, lease.output());
+        }
+        assert!(stream.is_idle_within(LONG));
+        assert_eq!(rounds.right(), ROUNDS, "rank {me}");
+        group.barrier()?;
+        group.close()
+    });
+    results.into_iter().for_each(|result: Result<(), Error>| result.unwrap());
+}
+
+#[test]
+fn the_host_keeps_away_until_it_has_waited() {
+    let results = in_group(2, LONG, |mut group| {
+        let window = group.window::<u8>(2 * SHARD_BYTES)?;
+        let mut gather = group.all_gather_into(&window, 0..2 * SHARD_BYTES).in_place().prepare()?;
+        let (stream, gate) = (Stream::new(), Gate::default());
+        gate.hold(&stream);
+        let mut lease = gather.start_on(&stream)?;
+        let error = window.slice(0..1).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "bytes 0 to {} of window 1 are in use: all-gather 1 is under way there; wait for it \
+                 first",
+                2 * SHARD_BYTES
+            )
+        );
+        gate.open();
+        lease.wait()?;
+        drop(lease);
+        drop(window.slice(0..1)?);
+        group.close()
+    });
+    results.into_iter().for_each(|result: Result<(), Error>| result.unwrap());
+}
