@@ -14,6 +14,7 @@ use shapes::Shape;
 mod edit;
 #[path = "support/shapes.rs"]
 mod shapes;
+mod stories;
 
 /// A change in the text of one rank's plan: which rank, what stands there, what shall stand there.
 type Edit = (usize, &'static str, &'static str);

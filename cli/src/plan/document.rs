@@ -136,7 +136,10 @@ impl JsonCell {
 pub(super) fn verdict(plans: &[Plan]) -> Result<String> {
     match verify::verify(plans) {
         Ok(proof) => Ok(proof.to_string()),
-        Err(fault) => Err(Failure::failed(format!("the plans have a fault: {fault}"))),
+        Err(fault) => {
+            let story = fault.story(plans);
+            Err(Failure::failed(format!("the plans have a fault: {fault}\n\n{story}\n")))
+        }
     }
 }
 

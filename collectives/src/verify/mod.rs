@@ -41,6 +41,7 @@ mod sample;
 mod shape;
 mod siblings;
 mod start;
+mod story;
 mod symmetry;
 #[cfg(test)]
 mod tests;
@@ -49,6 +50,7 @@ mod walk;
 pub use class::FaultClass;
 pub use fault::{Fault, Place, Position};
 pub use prove::{Effort, prove};
+pub use story::Story;
 
 use flags::Flags;
 use program::Program;

@@ -56,26 +56,40 @@ impl<'a> Past<'a> {
 
     /// Whether `wanted` is in the past of `now`; nothing is older than start 0.
     pub(super) fn holds(&mut self, now: Moment, wanted: Moment) -> bool {
+        let found = self.search(now, Some(wanted));
+        self.touched.drain(..).for_each(|column| self.reached[column] = 0);
+        found
+    }
+
+    /// How far every lane of every rank has come for sure when a lane has come to `now`; 0 where
+    /// nothing is sure.
+    pub(super) fn of(&mut self, now: Moment) -> Vec<i64> {
+        self.search(now, None);
+        self.touched.clear();
+        std::mem::take(&mut self.reached)
+    }
+
+    fn search(&mut self, now: Moment, wanted: Option<Moment>) -> bool {
         self.reached.resize(self.program.ranks as usize * self.program.width, 0);
         let mut open = VecDeque::from([now]);
-        let mut found = false;
         while let Some(moment) = open.pop_front() {
             let column = self.program.column(moment.rank, moment.lane);
-            let before = std::mem::replace(&mut self.reached[column], moment.time);
+            let before = self.reached[column];
             if moment.time <= before {
-                self.reached[column] = before;
                 continue;
             }
+            self.reached[column] = moment.time;
             self.touched.push(column);
-            let Moment { rank, lane, time } = wanted;
-            found = (moment.rank, moment.lane) == (rank, lane) && moment.time >= time;
-            if found {
-                break;
+            let is_wanted = |wanted: Moment| {
+                (moment.rank, moment.lane) == (wanted.rank, wanted.lane)
+                    && moment.time >= wanted.time
+            };
+            if wanted.is_some_and(is_wanted) {
+                return true;
             }
             self.open(before, moment, &mut open);
         }
-        self.touched.drain(..).for_each(|column| self.reached[column] = 0);
-        found
+        false
     }
 
     /// Adds the signals that a lane has waited for between two moments.

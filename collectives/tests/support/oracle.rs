@@ -28,10 +28,6 @@ pub(crate) enum Harm {
     NoSuchPlace,
 }
 
-/// Enough to use each of two outputs twice.
-const STARTS: u64 = 5;
-const SHARD_UNITS: usize = 12;
-
 /// Plans made ready to run many times.
 pub(crate) struct Oracle {
     ranks: usize,
@@ -72,13 +68,9 @@ enum Action {
 }
 
 impl Oracle {
-    /// All shards alike. Fails for plans that name places that are not there.
-    pub(crate) fn new(plans: &[Plan]) -> Result<Self, Harm> {
-        Self::with_shards(plans, &vec![SHARD_UNITS; plans.len()], STARTS)
-    }
-
-    /// Shard r has `shards[r]` units.
-    pub(crate) fn with_shards(plans: &[Plan], shards: &[usize], starts: u64) -> Result<Self, Harm> {
+    /// For shards of so many units each, and so many starts; four use each of two outputs twice. Fails
+    /// for plans that name places that are not there.
+    pub(crate) fn new(plans: &[Plan], shards: &[usize], starts: u64) -> Result<Self, Harm> {
         let mut names = HashMap::new();
         let mut lanes = Vec::new();
         for (rank, plan) in plans.iter().enumerate() {

@@ -1,0 +1,158 @@
+//! Every algorithm on random topologies, in random shapes, with random delays: the result is what an
+//! all-gather is defined to be, start after start, and the plans are proven.
+//!
+//! `PEERLANE_PROPERTY_CASES` asks for more cases than the gate runs, or fewer;
+//! `PEERLANE_PROPERTY_FIRST` is the number of the first, which repeats a case that failed.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use fastrand::Rng;
+use peerlane_collectives::allgather::{self, Shape};
+use peerlane_collectives::plan::{Algorithm, FlagOrder, Tier};
+use peerlane_collectives::topology::Topology;
+use peerlane_collectives::verify::{Effort, prove, verify};
+
+use oracle::Oracle;
+
+#[path = "support/oracle.rs"]
+mod oracle;
+
+const CASES: u64 = 10_000;
+/// Of so many cases one is large, and one is also proven by other ways than following all plans.
+const LARGE: u64 = 200;
+const PROVEN: u64 = 4;
+const RANKS_MAX: usize = 64;
+
+/// What one case gathers, and how.
+#[derive(Debug)]
+struct Case {
+    algorithm: Algorithm,
+    node_of_rank: Vec<u32>,
+    shape: Shape,
+    /// The units of each shard.
+    shards: Vec<usize>,
+    starts: u64,
+}
+
+impl Case {
+    fn new(number: u64) -> Self {
+        let mut rng = Rng::with_seed(number);
+        let ranks = match number % LARGE {
+            0 => rng.usize(17..=RANKS_MAX),
+            few if few < LARGE / 10 => rng.usize(7..=16),
+            _ => rng.usize(1..=6),
+        };
+        let in_place = rng.u8(..4) == 0;
+        let shape = Shape {
+            parts: rng.u32(1..=if ranks > 16 { 2 } else { 4 }),
+            in_place,
+            outputs: if in_place { 1 } else { rng.u32(1..=2) },
+            flags: *rng.choice(FlagOrder::ALL).unwrap(),
+            tiers: rng.bool(),
+        };
+        Self {
+            algorithm: *rng.choice(Algorithm::ALL).unwrap(),
+            node_of_rank: nodes(ranks, &mut rng),
+            shape,
+            shards: shards(ranks, &mut rng),
+            starts: if ranks > 16 { 3 } else { 5 },
+        }
+    }
+
+    fn check(&self, number: u64) -> Result<(), String> {
+        let said = |error: &dyn std::fmt::Display| format!("case {number}: {error}, {self:?}");
+        let topology = Topology::of_nodes(&self.node_of_rank).map_err(|error| said(&error))?;
+        let plans = allgather::plans(self.algorithm, &topology, self.shape);
+        let plans = plans.map_err(|error| said(&error))?;
+        let oracle = Oracle::new(&plans, &self.shards, self.starts)
+            .map_err(|harm| said(&format!("{harm:?}")))?;
+        oracle.run(number).map_err(|harm| said(&format!("{harm:?}")))?;
+        let of_local =
+            plans.iter().flat_map(|plan| &plan.lanes).all(|lane| lane.tier == Tier::Local);
+        if !of_local && !self.shape.tiers {
+            return Err(said(&"a network lane without a network"));
+        }
+        verify(&plans).map_err(|fault| said(&fault))?;
+        if number.is_multiple_of(PROVEN) {
+            let thrifty = Effort { followed_steps: 0, unlike_steps: 0, compared_steps: usize::MAX };
+            prove(self.algorithm, &topology, self.shape, thrifty).map_err(|fault| said(&fault))?;
+        }
+        Ok(())
+    }
+}
+
+/// One node, even nodes, or any, side by side or mixed.
+fn nodes(ranks: usize, rng: &mut Rng) -> Vec<u32> {
+    let mut nodes: Vec<u32> = match rng.u8(..4) {
+        0 => vec![0; ranks],
+        1 => {
+            let size = rng.usize(1..=ranks);
+            (0..ranks).map(|rank| (rank / size) as u32).collect()
+        }
+        _ => {
+            let mut node = 0;
+            let next = (0..ranks).map(|rank| {
+                node += u32::from(rank > 0 && rng.u8(..3) == 0);
+                node
+            });
+            next.collect()
+        }
+    };
+    if rng.bool() {
+        rng.shuffle(&mut nodes);
+    }
+    nodes
+}
+
+/// Equal, uneven, or mostly empty shards.
+fn shards(ranks: usize, rng: &mut Rng) -> Vec<usize> {
+    let units = rng.usize(0..=9);
+    match rng.u8(..3) {
+        0 => vec![units; ranks],
+        1 => (0..ranks).map(|_| rng.usize(0..=9)).collect(),
+        _ => (0..ranks).map(|_| if rng.u8(..4) == 0 { units } else { 0 }).collect(),
+    }
+}
+
+fn asked(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, expected a number")))
+}
+
+#[test]
+fn results_are_as_defined() {
+    let first = asked("PEERLANE_PROPERTY_FIRST").unwrap_or(0);
+    let cases = asked("PEERLANE_PROPERTY_CASES").unwrap_or(CASES);
+    let next = AtomicU64::new(first);
+    let work = || {
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= first + cases {
+                return;
+            }
+            Case::new(number).check(number).unwrap_or_else(|said| panic!("{said}"));
+        }
+    };
+    thread::scope(|scope| {
+        let workers = thread::available_parallelism().map_or(2, usize::from);
+        (0..workers).for_each(|_| {
+            scope.spawn(work);
+        });
+    });
+}
+
+#[test]
+fn cases_are_of_every_kind() {
+    let cases: Vec<Case> = (0..1000).map(Case::new).collect();
+    let some = |holds: &dyn Fn(&Case) -> bool| assert!(cases.iter().any(holds));
+    for &algorithm in Algorithm::ALL {
+        some(&|case| case.algorithm == algorithm && case.shape.tiers);
+        some(&|case| case.algorithm == algorithm && case.shape.outputs == 2);
+    }
+    some(&|case| case.node_of_rank.len() > 32);
+    some(&|case| case.node_of_rank.len() == 1);
+    some(&|case| !case.node_of_rank.is_sorted());
+    some(&|case| case.shards.contains(&0) && case.shards.iter().any(|&units| units > 0));
+    some(&|case| case.shape.in_place && case.shape.flags == FlagOrder::Batched);
+}
