@@ -92,6 +92,8 @@ fn parse_flags(name: &str) -> std::result::Result<FlagOrder, String> {
     name.parse().map_err(|error: peerlane::Error| error.to_string())
 }
 
+/// More ranks than that are a slip of the pen.
+const RANKS_MAX: usize = 1 << 20;
 /// The longest delay, so that times fit: an hour.
 const DELAY_MAX_US: f64 = 3.6e9;
 
@@ -111,17 +113,18 @@ impl Options {
     /// If --nodes and --ranks-per-node do not fit together.
     pub(super) fn topology(&self) -> Result<Topology> {
         let ranks = match (&self.nodes, self.ranks_per_node) {
-            (Nodes::Count(nodes), each) => Some(nodes.saturating_mul(each.unwrap_or(8))),
-            (_, None) => None,
-            (nodes, Some(each)) => {
+            (Nodes::Count(nodes), each) => nodes.saturating_mul(each.unwrap_or(8)),
+            (Nodes::Each(topology), None) => return Ok(topology.clone()),
+            (Nodes::Each(topology), Some(each)) => {
+                let nodes = topology.notation();
                 let text = format!("--nodes {nodes} says how many ranks each node has");
                 let advice = format!("leave out --ranks-per-node {each}, or give --nodes a number");
                 return Err(Failure::usage(text).with_advice(advice));
             }
         };
-        if let Some(ranks) = ranks.filter(|&ranks| ranks > crate::nodes::RANKS_MAX) {
-            let most = crate::nodes::RANKS_MAX;
-            let text = format!("{} nodes are {ranks} ranks, more than {most}", self.nodes);
+        if ranks > RANKS_MAX {
+            let text =
+                format!("--nodes and --ranks-per-node make {ranks} ranks, more than {RANKS_MAX}");
             return Err(Failure::usage(text));
         }
         self.nodes.topology(ranks).map_err(|text| Failure::usage(format!("--nodes: {text}")))
