@@ -18,6 +18,7 @@ mod memory;
 mod nccl;
 mod nodes;
 mod plan;
+mod rate;
 mod report;
 mod simulate;
 mod size;

@@ -31,18 +31,19 @@ pub(crate) struct Timing {
 }
 
 impl Pace {
-    /// Times `operation` on every rank; `reduce` makes one time of each iteration. Collective.
+    /// Times operations on every rank, in turn, so that what disturbs one disturbs all alike; `reduce`
+    /// makes one time of each iteration. Collective.
     ///
     /// # Errors
-    /// That of the operation, or of the group.
+    /// That of an operation, or of the group.
     pub(crate) fn time<F: Fabric>(
         &self,
         circle: &Circle,
         group: &mut Group<F>,
         reduce: fn(&[Vec<Interval>]) -> Vec<Duration>,
-        mut operation: impl FnMut() -> Result<()>,
-    ) -> Result<Timing> {
-        let mut timed = || {
+        operations: &mut [&mut dyn FnMut() -> Result<()>],
+    ) -> Result<Vec<Timing>> {
+        let mut timed = |operation: &mut dyn FnMut() -> Result<()>| -> Result<Interval> {
             group.barrier()?;
             let begin = Interval::now();
             operation()?;
@@ -50,13 +51,23 @@ impl Pace {
         };
         let begun = Interval::now();
         for _ in 0..self.warmup {
-            timed()?;
+            operations.iter_mut().try_for_each(|operation| timed(operation).map(drop))?;
         }
+        let turns = self.warmup.max(1) * u32::try_from(operations.len().max(1)).unwrap_or(u32::MAX);
         let estimate = Interval { begin: begun, end: Interval::now() }.length();
-        let iterations = self.agree(circle, estimate / self.warmup.max(1))?;
-        let times = (0..iterations).map(|_| timed()).collect::<Result<Vec<_>>>()?;
-        let all = circle.share("times", &times)?;
-        Ok(Timing { statistics: Statistics::of(reduce(&all)), iterations: times.len() })
+        let iterations = self.agree(circle, estimate / turns)?;
+        let mut times = vec![Vec::new(); operations.len()];
+        for _ in 0..iterations {
+            for (operation, times) in operations.iter_mut().zip(&mut times) {
+                times.push(timed(operation)?);
+            }
+        }
+        let all: Vec<Vec<Vec<Interval>>> = circle.share("times", &times)?;
+        let timing = |index: usize| {
+            let ranks: Vec<_> = all.iter().map(|rank| rank[index].clone()).collect();
+            Timing { statistics: Statistics::of(reduce(&ranks)), iterations: iterations as usize }
+        };
+        Ok((0..operations.len()).map(timing).collect())
     }
 
     /// Ranks see unlike times and must iterate alike: the slowest decides.

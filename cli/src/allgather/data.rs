@@ -36,39 +36,34 @@ pub(crate) struct Mismatch {
 #[derive(Clone, Debug)]
 pub(crate) struct Shard {
     data: Data,
-    rank: usize,
+    number: usize,
     generator: Rng,
     offset: usize,
 }
 
 impl Data {
-    /// Fills the shard of `rank`.
-    pub(crate) fn fill(&self, rank: usize, shard: &mut [u8]) {
-        self.generator(rank).fill(shard);
+    /// Fills a shard.
+    pub(crate) fn fill(&self, shard: usize, bytes: &mut [u8]) {
+        self.shard(shard).fill(bytes);
     }
 
-    /// Compares a whole output of equal shards, byte by byte.
+    /// Compares a whole shard, byte by byte.
     ///
     /// # Errors
     /// The first byte that differs.
-    pub(crate) fn check(&self, output: &[u8], ranks: usize) -> Result<(), Mismatch> {
-        let shard_bytes = output.len() / ranks;
-        let mut wanted = vec![0; CHUNK_BYTES.min(shard_bytes)];
-        for rank in 0..ranks {
-            let shard = &output[rank * shard_bytes..][..shard_bytes];
-            self.shard(rank).compare(shard, &mut wanted)?;
-        }
-        Ok(())
+    pub(crate) fn check(&self, shard: usize, seen: &[u8]) -> Result<(), Mismatch> {
+        self.shard(shard).compare(seen, &mut vec![0; CHUNK_BYTES.min(seen.len())])
     }
 
-    /// The shard of `rank`, to be made or compared piece by piece from its start.
-    pub(crate) fn shard(&self, rank: usize) -> Shard {
-        Shard { data: *self, rank, generator: self.generator(rank), offset: 0 }
+    /// A shard, to be made or compared piece by piece from its start: that of a rank; of several
+    /// tensors the pieces of all ranks are counted on, tensor by tensor.
+    pub(crate) fn shard(&self, number: usize) -> Shard {
+        Shard { data: *self, number, generator: self.generator(number), offset: 0 }
     }
 
     /// Seeds are folded through a generator each, so that neighbouring numbers share no bytes.
-    fn generator(&self, rank: usize) -> Rng {
-        [self.size, self.round, rank as u64]
+    fn generator(&self, shard: usize) -> Rng {
+        [self.size, self.round, shard as u64]
             .into_iter()
             .fold(Rng::with_seed(self.seed), |mut generator, number| {
                 Rng::with_seed(generator.u64(..) ^ number)
@@ -105,8 +100,8 @@ impl Shard {
     fn mismatch(&self, wanted: &[u8], seen: &[u8]) -> Mismatch {
         let at = wanted.iter().zip(seen).position(|(wanted, seen)| wanted != seen).unwrap_or(0);
         let (wanted, seen) = (wanted[at], seen[at]);
-        let Self { data, rank, offset, .. } = self;
-        Mismatch { data: *data, shard: *rank, offset: offset + at, wanted, seen }
+        let Self { data, number, offset, .. } = self;
+        Mismatch { data: *data, shard: *number, offset: offset + at, wanted, seen }
     }
 }
 
@@ -133,6 +128,11 @@ impl fmt::Display for Mismatch {
 mod tests {
     use super::*;
 
+    fn check(data: Data, output: &[u8], ranks: usize) -> Result<(), Mismatch> {
+        let bytes = output.len() / ranks;
+        (0..ranks).try_for_each(|rank| data.check(rank, &output[rank * bytes..][..bytes]))
+    }
+
     fn gathered(data: Data, ranks: usize, shard_bytes: usize) -> Vec<u8> {
         let mut output = vec![0; ranks * shard_bytes];
         for (rank, shard) in output.chunks_exact_mut(shard_bytes.max(1)).enumerate() {
@@ -148,7 +148,7 @@ mod tests {
             for ranks in [1, 2, 5] {
                 let output = gathered(data, ranks, shard_bytes);
                 assert_eq!(
-                    data.check(&output, ranks),
+                    check(data, &output, ranks),
                     Ok(()),
                     "{ranks} ranks, {shard_bytes} bytes"
                 );
@@ -165,7 +165,7 @@ mod tests {
             let at = rng.usize(..output.len());
             let wanted = output[at];
             output[at] ^= 1 << rng.u32(..8);
-            let mismatch = data.check(&output, 3).unwrap_err();
+            let mismatch = check(data, &output, 3).unwrap_err();
             assert_eq!(mismatch.shard * (CHUNK_BYTES + 5) + mismatch.offset, at);
             assert_eq!((mismatch.wanted, mismatch.seen), (wanted, output[at]));
         }
@@ -181,10 +181,10 @@ mod tests {
             Data { size: 0, round: 0, ..data },
             Data { round: 2, ..data },
         ] {
-            assert!(other.check(&output, 2).is_err(), "{other:?}");
+            assert!(check(other, &output, 2).is_err(), "{other:?}");
         }
         let (left, right) = output.split_at(64);
-        assert!(data.check(&[right, left].concat(), 2).is_err());
+        assert!(check(data, &[right, left].concat(), 2).is_err());
     }
 
     #[test]
@@ -192,8 +192,8 @@ mod tests {
         let data = Data { seed: 7, size: 0, round: 1 };
         let mut output = gathered(data, 2, 32);
         output[40] = 0x11;
-        insta::assert_snapshot!(data.check(&output, 2).unwrap_err(), @"shard 1, offset 8: wanted 0x3c, seen 0x11 (--seed 7, check 1)");
+        insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 8: wanted 0x3c, seen 0x11 (--seed 7, check 1)");
         poison(&mut output[32..]);
-        insta::assert_snapshot!(data.check(&output, 2).unwrap_err(), @"shard 1, offset 0: wanted 0xb9, seen 0xa5, as if never written (--seed 7, check 1)");
+        insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 0: wanted 0xb9, seen 0xa5, as if never written (--seed 7, check 1)");
     }
 }

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
 
+use super::timeline::Traced;
 use crate::error::{Failure, Result};
 use crate::report::Row;
 use crate::size::Size;
@@ -14,12 +15,16 @@ use crate::size::Size;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event {
-    /// The group stands; so many sizes will be measured.
-    Begin { sizes: usize },
+    /// The group stands; there will be so many rows.
+    Begin { rows: usize },
     /// Something begins that takes a while.
     Doing { activity: Activity, total_bytes: u64 },
-    /// A size is finished.
+    /// A size is finished, with one algorithm.
     Row { row: Box<Row> },
+    /// Something that people want to know.
+    Note { text: String },
+    /// What every rank did in a start.
+    Trace { starts: Vec<Traced> },
 }
 
 /// What takes a while.
@@ -31,6 +36,8 @@ pub(crate) enum Activity {
     Measure,
     /// Beside compute.
     Beside,
+    /// Step by step.
+    Trace,
 }
 
 /// Takes events.
@@ -53,16 +60,19 @@ pub(crate) fn write_to_parent(event: &Event) -> Result<()> {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Begin { sizes } => write!(f, "beginning {sizes} sizes"),
+            Self::Begin { rows } => write!(f, "beginning {rows} measurements"),
             Self::Doing { activity, total_bytes } => {
                 let verb = match activity {
                     Activity::Limit => "measuring the limit of",
                     Activity::Check => "checking",
                     Activity::Measure => "measuring",
                     Activity::Beside => "measuring beside compute",
+                    Activity::Trace => "tracing",
                 };
                 write!(f, "{verb} {}", Size(*total_bytes))
             }
+            Self::Note { .. } => f.write_str("explaining"),
+            Self::Trace { .. } => f.write_str("tracing"),
             Self::Row { row } => write!(f, "finished {}", Size(row.total_bytes)),
         }
     }

@@ -17,7 +17,12 @@ use crate::error::Result;
 /// The copies of one all-gather.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Copies {
+    /// Where this rank's shard begins among all.
+    pub(crate) own_offset: u64,
+    /// The bytes of this rank's shard.
     pub(crate) shard_bytes: u64,
+    /// The bytes of all shards.
+    pub(crate) total_bytes: u64,
     /// The own shard needs no copy.
     pub(crate) in_place: bool,
 }
@@ -58,14 +63,13 @@ impl<F: Fabric> Limit<F> {
 
 fn measure_one<F: Fabric>(
     ground: &mut Ground<F>,
-    Copies { shard_bytes, in_place }: Copies,
+    Copies { own_offset, shard_bytes, total_bytes, in_place }: Copies,
     pace: Pace,
     circle: &Circle,
     group: &mut Group<F>,
 ) -> Result<Duration> {
     let (rank, ranks) = (circle.rank(), circle.ranks());
-    let own_offset = u64::from(rank.0) * shard_bytes;
-    let output = ground.allocate(ranks as u64 * shard_bytes)?;
+    let output = ground.allocate(total_bytes)?;
     let input = if in_place { None } else { Some(ground.allocate(shard_bytes)?) };
     let outputs = ground.import(&output)?;
     let src = match &input {
@@ -83,13 +87,14 @@ fn measure_one<F: Fabric>(
     // With a core for each rank, each one's own time counts. Ranks that share cores run one after
     // the other, which their own times leave out.
     let reduce = if ranks <= placement::cores() { longest_of_each } else { span_of_each };
-    let timing = pace.time(circle, group, reduce, || {
+    let mut copy = || {
         // SAFETY: the regions live until after the last ticket has completed here and, behind the
         // barrier below, on every rank; nobody reads or writes what a rank's own puts cover.
         let ticket = unsafe { ground.submit(&puts) }?;
         ground.finish(ticket)
-    })?;
+    };
+    let timings = pace.time(circle, group, reduce, &mut [&mut copy])?;
     // Peers may still copy into this rank's output.
     group.barrier()?;
-    Ok(timing.statistics.median)
+    Ok(timings[0].statistics.median)
 }

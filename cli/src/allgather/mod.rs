@@ -9,29 +9,39 @@ use crate::cublas;
 use crate::error::{Failure, Result};
 use crate::memory::{self, Need};
 use crate::nccl::Nccl;
+use crate::nodes::Nodes;
 
 mod backend;
 mod circle;
 mod clock;
+mod content;
 mod cuda;
 mod data;
+mod dtype;
 mod event;
+mod figures;
 mod ground;
 mod limit;
 mod measure;
+mod method;
 mod options;
 mod outcome;
 mod placement;
 mod rank;
 mod screen;
 mod settings;
+mod setup;
+mod shape;
 mod spawn;
 mod statistics;
 mod sweep;
+mod tiers;
+mod timeline;
 
 use backend::Chosen;
 pub(crate) use backend::{Backend, Devices};
-pub(crate) use options::{AlgorithmChoice, Options, parse_algorithm, parse_ranks};
+pub(crate) use method::{AlgorithmChoice, parse_algorithm};
+pub(crate) use options::{Options, parse_ranks};
 use placement::Bind;
 use screen::Screen;
 
@@ -91,6 +101,7 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
     let local_ranks = environment.local_ranks.unwrap_or(1) as usize;
     let local_rank = environment.local_rank.unwrap_or(0) as usize;
     let chosen = Chosen::of(options, Some(local_ranks))?;
+    setup::check(options, chosen.name, environment.ranks)?;
     need(options, &chosen, environment.ranks, local_ranks).check(memory::available_bytes())?;
     let deadline = options.deadline();
     if environment.rank.0 != 0 {
@@ -107,8 +118,10 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
 
 /// As the parent of one process per rank.
 fn spawn(options: &Options) -> Result<()> {
-    let chosen = Chosen::of(options, options.ranks)?;
-    let ranks = options.ranks.unwrap_or(chosen.ranks_default());
+    let ranks = options.ranks.or(options.tiers.nodes.as_ref().and_then(Nodes::ranks));
+    let chosen = Chosen::of(options, ranks)?;
+    let ranks = ranks.unwrap_or(chosen.ranks_default());
+    setup::check(options, chosen.name, ranks)?;
     libraries(options)?;
     need(options, &chosen, ranks, ranks).check(memory::available_bytes())?;
     let mut screen = Screen::open(options, chosen.note.as_deref())?;
@@ -150,6 +163,13 @@ fn need(options: &Options, chosen: &Chosen, ranks: usize, local_ranks: usize) ->
     }
     let sweep = options.sweep(ranks);
     let largest = sweep.shard_lengths().last().copied().unwrap_or(0);
-    let input_bytes = if options.in_place { 0 } else { sweep.shard_bytes(largest) };
-    Need { ranks: local_ranks as u64, total_bytes: sweep.total_bytes(largest), input_bytes }
+    // Gathers of all algorithms stand side by side.
+    let nodes = options.tiers.topology(ranks).ok().flatten().map_or(1, |nodes| nodes.nodes());
+    let gathers = options.method.algorithms(nodes).len() as u64;
+    let shard = if options.in_place { 0 } else { sweep.shard_bytes(largest) };
+    Need {
+        ranks: local_ranks as u64,
+        total_bytes: sweep.total_bytes(largest).saturating_mul(gathers),
+        input_bytes: shard.saturating_mul(gathers),
+    }
 }

@@ -4,15 +4,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use peerlane::plan::Algorithm;
 use peerlane::{DType, Deadline};
 
 use super::backend::{Backend, Devices};
+use super::method::Method;
 use super::placement::Bind;
+use super::shape::Shape;
 use super::sweep::Sweep;
+use super::tiers::Tiers;
 use crate::error::{Failure, Result};
 use crate::report::Plot;
 use crate::size::Size;
+use crate::trace::TraceFile;
 
 /// Measure all-gathers between ranks, and check every byte of their results.
 ///
@@ -46,9 +49,12 @@ pub(crate) struct Options {
     /// The GPUs of the ranks of this machine, in turn, as the driver numbers them [default: all]
     #[arg(long, value_name = "N,N,…")]
     pub(crate) devices: Option<Devices>,
-    /// auto, or an algorithm by its name: direct
-    #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_algorithm)]
-    pub(crate) algorithm: AlgorithmChoice,
+    #[command(flatten)]
+    pub(crate) method: Method,
+    #[command(flatten)]
+    pub(crate) tiers: Tiers,
+    #[command(flatten)]
+    pub(crate) shape: Shape,
     /// The smallest total; sizes take K, M, G or KiB, MiB, GiB, powers of 1024
     #[arg(long, default_value = "1K", value_name = "SIZE")]
     pub(crate) min_bytes: Size,
@@ -78,7 +84,8 @@ pub(crate) struct Options {
     /// shards and else inside
     #[arg(long, value_enum, default_value_t = OwnCopy::Auto, value_name = "HOW")]
     pub(crate) own_copy: OwnCopy,
-    /// Refuse ways around what GPUs lack, such as through host memory where two do not reach each other
+    /// Refuse what is not done as it could be: ways around what GPUs lack, such as through host memory
+    /// where two do not reach each other, and lanes that a thread has to drive
     #[arg(long)]
     pub(crate) strict: bool,
     /// Bind each spawned rank to a core, in turn, or to the cores near its GPU; under a launcher that
@@ -124,6 +131,10 @@ pub(crate) struct Options {
     /// Draw bandwidth and time over the size
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
+    /// Write what all lanes of all ranks do in one start of the largest size, for Perfetto; that start
+    /// is not timed with the others
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) trace: Option<PathBuf>,
     /// The process that spawned this rank; set by this program for itself
     #[arg(long, hide = true, value_name = "PID")]
     pub(crate) spawned_by: Option<u32>,
@@ -160,15 +171,6 @@ pub(crate) enum Beside {
     Gemm,
 }
 
-/// Which algorithm runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AlgorithmChoice {
-    /// What the library takes.
-    Auto,
-    /// This one.
-    Named(Algorithm),
-}
-
 impl Options {
     /// Ranks that are spawned unless told otherwise.
     pub(crate) const RANKS_DEFAULT: usize = 4;
@@ -195,8 +197,21 @@ impl Options {
                 "a start in a graph always writes to the same output: leave one out",
             ));
         }
+        if self.outputs == Some(2) && (self.shape.list || self.in_place) {
+            let place = if self.shape.list { "--list" } else { "--in-place" };
+            return Err(Failure::usage(format!("{place} and --outputs 2 do not fit together"))
+                .with_advice("places that are given stay where they are: leave one out"));
+        }
+        if self.vs.is_some() && self.shape.text().is_some() {
+            return Err(Failure::usage("--vs compares equal shards in one place")
+                .with_advice("leave out --shards, --list and --tensors"));
+        }
+        self.method.check()?;
         if let Some(path) = &self.plot {
             Plot::to(path)?;
+        }
+        if let Some(path) = &self.trace {
+            TraceFile::to(path)?;
         }
         Ok(())
     }
@@ -236,31 +251,6 @@ impl Options {
             factor: self.factor,
         }
     }
-}
-
-impl AlgorithmChoice {
-    /// The name that the command line takes.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Named(algorithm) => algorithm.name(),
-        }
-    }
-}
-
-/// The name of an algorithm or `auto`.
-///
-/// # Errors
-/// A text that lists the names.
-pub(crate) fn parse_algorithm(text: &str) -> std::result::Result<AlgorithmChoice, String> {
-    if text == "auto" {
-        return Ok(AlgorithmChoice::Auto);
-    }
-    let algorithm = text.parse::<Algorithm>().map_err(|_| {
-        let names: Vec<_> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
-        format!("there is no such algorithm; write auto or {}", names.join(", "))
-    })?;
-    Ok(AlgorithmChoice::Named(algorithm))
 }
 
 /// A number of ranks.
@@ -312,7 +302,7 @@ pub(super) mod tests {
         assert_eq!(options.check(), Ok(()));
         assert_eq!((options.min_bytes, options.max_bytes), (Size(1 << 10), Size(64 << 20)));
         assert_eq!((options.factor, options.warmup, options.iterations), (4, 5, None));
-        assert_eq!((options.backend, options.algorithm), (Backend::Auto, AlgorithmChoice::Auto));
+        assert_eq!((options.backend, options.method.wanted.name()), (Backend::Auto, "auto"));
         assert_eq!((options.dtype, options.timeout), (DType::U8, Duration::from_secs(30)));
         assert!(!options.in_place && !options.limit && options.ranks.is_none());
     }
@@ -326,7 +316,7 @@ pub(super) mod tests {
         );
         let options = options.unwrap();
         assert_eq!(options.check(), Ok(()));
-        assert_eq!(options.algorithm, AlgorithmChoice::Named(Algorithm::Direct));
+        assert_eq!((options.method.wanted.name(), options.method.parts), ("direct", None));
         assert_eq!((options.dtype, options.timeout), (DType::Bf16, Duration::from_millis(250)));
         assert_eq!((options.seed, options.iterations, options.ranks), (Some(5), Some(9), Some(3)));
         assert_eq!(options.outputs, Some(1));
@@ -337,7 +327,8 @@ pub(super) mod tests {
         let first_line = |line: &str| parse(line).unwrap_err().lines().next().unwrap().to_owned();
         insta::assert_snapshot!(first_line("--ranks 0"), @"error: invalid value '0' for '--ranks <N>': wanted a number of ranks from 1 to 4096");
         insta::assert_snapshot!(first_line("--ranks 5000"), @"error: invalid value '5000' for '--ranks <N>': wanted a number of ranks from 1 to 4096");
-        insta::assert_snapshot!(first_line("--algorithm ring"), @"error: invalid value 'ring' for '--algorithm <NAME>': there is no such algorithm; write auto or direct");
+        insta::assert_snapshot!(first_line("--algorithm spiral"), @"");
+        insta::assert_snapshot!(first_line("--parts 0"), @"");
         insta::assert_snapshot!(first_line("--dtype f8"), @"error: invalid value 'f8' for '--dtype <DTYPE>': wanted u8, i32, i64, f16, bf16, f32 or f64");
         insta::assert_snapshot!(first_line("--timeout 0"), @"error: invalid value '0' for '--timeout <SECONDS>': no rank can answer within no time; wanted seconds above 0");
         insta::assert_snapshot!(first_line("--timeout=-1"), @"error: invalid value '-1' for '--timeout <SECONDS>': wanted seconds above 0, such as 30 or 0.5");
@@ -359,6 +350,9 @@ pub(super) mod tests {
         error: --min-bytes is 0: a sweep that starts at 0 never grows
          help: start at 1 byte or more
         ");
+        insta::assert_snapshot!(refusal("--list --outputs 2"), @"");
+        insta::assert_snapshot!(refusal("--vs nccl --shards 1:2"), @"");
+        insta::assert_snapshot!(refusal("--trace trace.svg"), @"");
         insta::assert_snapshot!(refusal("--plot sizes.png"), @"
         error: --plot sizes.png is no SVG file
          help: name it *.svg; no other format is written

@@ -2,17 +2,20 @@
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::Fabric;
-use peerlane::{DType, Element, GroupOptions, host};
+use peerlane::{Element, host};
 
 use super::backend::Chosen;
 use super::circle::Circle;
 use super::clock::Pace;
 use super::cuda;
+use super::dtype::of_dtype;
 use super::event::{Event, Sink};
 use super::limit::Limit;
 use super::measure::Bench;
 use super::options::Options;
 use super::settings::Settings;
+use super::setup::Setup;
+use super::tiers;
 use crate::error::{Failure, Result};
 
 /// Runs this rank, which has the number `local_rank` on this machine, over `bootstrap`; on rank 0,
@@ -43,39 +46,34 @@ fn on_host(options: &Options, circle: Circle, seed: u64, sink: Sink<'_>) -> Resu
     };
     // All copies through the cache, and none.
     let ways = if options.limit { vec![open(Some(u64::MAX))?, open(Some(0))?] } else { vec![] };
-    with_fabric(options, circle, seed, open(None)?, ways, sink)
+    with_fabric(options, circle, seed, || open(None), ways, sink)
 }
 
 fn with_fabric<F: Fabric + 'static>(
     options: &Options,
     circle: Circle,
     seed: u64,
-    fabric: F,
+    fabric: impl Fn() -> Result<F>,
     ways: Vec<F>,
     sink: Sink<'_>,
 ) -> Result<()> {
-    let backend = fabric.backend();
-    let group = GroupOptions::default().timeout(options.timeout).open(circle.clone(), fabric)?;
+    let (group, tiers) = tiers::open(options, &circle, fabric)?;
+    let setup = Setup::of(options, &circle, &group, tiers)?;
     let limit = if ways.is_empty() { None } else { Some(Limit::open(ways, &circle)?) };
     let pace = Pace { warmup: options.warmup, iterations: options.iterations };
-    let bench = Bench { options, backend, seed, pace, circle, group, limit, sink };
-    match options.dtype {
-        DType::U8 => sweep::<u8, F>(bench),
-        DType::I32 => sweep::<i32, F>(bench),
-        DType::I64 => sweep::<i64, F>(bench),
-        DType::F16 => sweep::<half::f16, F>(bench),
-        DType::Bf16 => sweep::<half::bf16, F>(bench),
-        DType::F32 => sweep::<f32, F>(bench),
-        DType::F64 => sweep::<f64, F>(bench),
-        other => Err(Failure::usage(format!("--dtype {other} is not measured by this program"))),
-    }
+    let bench = Bench { setup, seed, pace, circle, group, limit, sink };
+    of_dtype!(options.dtype, T => sweep::<T, F>(bench))
 }
 
 fn sweep<T: Element, F: Fabric>(mut bench: Bench<'_, F>) -> Result<()> {
-    let lengths = bench.options.sweep(bench.circle.ranks()).shard_lengths();
-    bench.tell(Event::Begin { sizes: lengths.len() })?;
-    for (index, length) in lengths.into_iter().enumerate() {
-        bench.size::<T>(index, length)?;
+    let options = bench.setup.options;
+    let lengths = options.sweep(bench.circle.ranks()).shard_lengths();
+    bench.tell(Event::Begin { rows: lengths.len() * bench.setup.algorithms().len() })?;
+    for (index, length) in lengths.iter().enumerate() {
+        bench.size::<T>(index, *length)?;
+    }
+    if let Some(length) = lengths.last().filter(|_| options.trace.is_some()) {
+        bench.trace::<T>(*length)?;
     }
     // What the limit imported ends before its peers do.
     drop(bench.limit.take());

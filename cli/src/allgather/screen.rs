@@ -4,8 +4,10 @@ use std::io::{self, Write};
 
 use super::event::Event;
 use super::options::Options;
+use super::timeline::{self, Traced};
 use crate::error::{Failure, Result};
-use crate::report::{JsonLines, Plot, Progress, Row, tables};
+use crate::report::{JsonLines, Plot, Progress, Row, lanes, tables};
+use crate::trace::TraceFile;
 
 /// Everything that a run shows.
 pub(crate) struct Screen {
@@ -17,6 +19,11 @@ pub(crate) struct Screen {
     /// What is being done, for the text of a failure.
     doing: String,
     rows: Vec<Row>,
+    /// Why algorithms were chosen.
+    notes: Vec<String>,
+    explains: bool,
+    trace: Option<TraceFile>,
+    traced: Vec<Traced>,
     /// What the backend was taken for.
     note: Option<String>,
 }
@@ -34,6 +41,10 @@ impl Screen {
             progress: None,
             doing: "the ranks were starting".to_owned(),
             rows: Vec::new(),
+            notes: Vec::new(),
+            explains: options.method.explain,
+            trace: options.trace.as_deref().map(TraceFile::to).transpose()?,
+            traced: Vec::new(),
             note: note.map(str::to_owned),
         })
     }
@@ -45,7 +56,7 @@ impl Screen {
     pub(crate) fn show(&mut self, event: Event) -> Result<()> {
         self.doing = event.to_string();
         match event {
-            Event::Begin { sizes } => self.progress = Some(Progress::new(sizes)),
+            Event::Begin { rows } => self.progress = Some(Progress::new(rows)),
             Event::Doing { .. } => {
                 if let Some(progress) = &self.progress {
                     progress.doing(&self.doing);
@@ -60,6 +71,8 @@ impl Screen {
                 }
                 self.rows.push(*row);
             }
+            Event::Note { text } => self.notes.push(text),
+            Event::Trace { starts } => self.traced = starts,
         }
         Ok(())
     }
@@ -87,15 +100,33 @@ impl Screen {
         let Some(first) = self.rows.first() else { return Ok(()) };
         let title = title(first);
         let note = self.note.as_ref().map_or(String::new(), |note| format!("{note}\n"));
-        let text = format!("{title}\n{note}\n{}\n", tables(&self.rows));
+        let lanes = lanes(&self.rows, self.explains);
+        let notes: String = self.notes.iter().map(|note| format!("\n{note}\n")).collect();
+        let text = format!("{title}\n{note}\n{}\n{lanes}{notes}", tables(&self.rows));
         let written = if self.json_is_stdout {
             io::stderr().write_all(text.as_bytes())
         } else {
             io::stdout().write_all(text.as_bytes())
         };
         written.map_err(|error| Failure::io("cannot print the table", &error))?;
-        self.plot.map_or(Ok(()), |plot| plot.write(&title, &self.rows))
+        if let Some(trace) = &self.trace {
+            trace.write(&title, timeline::events(&self.traced))?;
+        }
+        self.plot.map_or(Ok(()), |plot| plot.write(&title, &fastest(&self.rows)))
     }
+}
+
+/// Of each size the fastest row.
+fn fastest(rows: &[Row]) -> Vec<Row> {
+    let mut fastest: Vec<Row> = Vec::new();
+    for row in rows {
+        match fastest.last_mut().filter(|last| last.total_bytes == row.total_bytes) {
+            Some(last) if last.median_us <= row.median_us => {}
+            Some(last) => *last = row.clone(),
+            None => fastest.push(row.clone()),
+        }
+    }
+    fastest
 }
 
 fn title(row: &Row) -> String {
@@ -106,6 +137,11 @@ fn title(row: &Row) -> String {
         Some(device) if device.captured => ", captured, back to back",
         Some(_) => ", back to back",
     };
-    let Row { backend, dtype, .. } = row;
-    format!("all-gather, {} {ranks}, {backend} backend, {dtype}, {place}{how}", row.ranks)
+    let Row { backend, dtype, nodes, .. } = row;
+    let nodes = if nodes.starts_with("1x") { String::new() } else { format!(" on nodes {nodes}") };
+    let shape = row.shape.as_ref().map_or_else(String::new, |shape| format!(", {shape}"));
+    format!(
+        "all-gather, {} {ranks}{nodes}, {backend} backend, {dtype}, {place}{shape}{how}",
+        row.ranks
+    )
 }

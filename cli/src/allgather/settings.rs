@@ -17,13 +17,23 @@ pub(crate) struct Settings {
 impl Settings {
     /// Of this rank.
     pub(crate) fn of(options: &Options, backend: &str) -> Self {
-        let Options { algorithm, dtype, min_bytes, max_bytes, factor, warmup, in_place, .. } =
-            options;
+        let Options { method, tiers, shape, dtype, min_bytes, max_bytes, factor, .. } = options;
+        let (warmup, in_place) = (options.warmup, options.in_place);
+        let given = |value: Option<String>| value.unwrap_or_else(|| "nothing".to_owned());
         let iterations = options.iterations.map_or("as many as fit".to_owned(), |n| n.to_string());
         let options_as_written = [
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
             ("--backend", backend.to_owned()),
-            ("--algorithm", algorithm.name().to_owned()),
+            ("--algorithm", method.wanted.name().to_owned()),
+            ("--parts", given(method.parts.map(|parts| parts.to_string()))),
+            ("--part-bytes", given(method.part_bytes.map(|size| size.0.to_string()))),
+            ("--nodes", given(tiers.nodes.as_ref().map(|nodes| format!("{nodes:?}")))),
+            ("--network-bandwidth", given(tiers.network_bandwidth.map(|rate| rate.to_string()))),
+            ("--network-delay", given(tiers.network_delay.map(|delay| delay.to_string()))),
+            ("--shards", given(shape.shards.as_ref().map(ToString::to_string))),
+            ("--list", shape.list.to_string()),
+            ("--tensors", given(shape.tensors.map(|tensors| tensors.to_string()))),
+            ("--trace", options.trace.is_some().to_string()),
             ("--dtype", dtype.to_string()),
             ("--in-place", in_place.to_string()),
             ("--outputs", options.outputs.map_or("auto".to_owned(), |n| n.to_string())),

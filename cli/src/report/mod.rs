@@ -3,13 +3,17 @@
 
 mod comparison;
 mod json;
+mod lanes;
 mod plot;
 mod progress;
 mod row;
 mod table;
 
 pub(crate) use json::JsonLines;
+pub(crate) use lanes::lanes;
 pub(crate) use plot::Plot;
 pub(crate) use progress::Progress;
-pub(crate) use row::{Beside, Limit, OnDevice, Rival, Row, bandwidths, microseconds};
+pub(crate) use row::{
+    Beside, LaneRow, Limit, OnDevice, Predicted, Rival, Row, TierRow, bandwidths, microseconds,
+};
 pub(crate) use table::{aligned, tables};

@@ -9,14 +9,22 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Row {
     pub(crate) backend: String,
     pub(crate) ranks: usize,
+    /// The nodes of the ranks, such as `2x4`.
+    pub(crate) nodes: String,
     pub(crate) algorithm: String,
+    /// Parts of a shard.
+    pub(crate) parts: u32,
     pub(crate) engine: String,
     pub(crate) dtype: String,
     pub(crate) in_place: bool,
+    /// What is gathered, unless that is equal shards in one tensor.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) shape: Option<String>,
     /// Outputs that starts used in turn.
     pub(crate) outputs: u32,
     /// All shards together: the bytes of one rank's output.
     pub(crate) total_bytes: u64,
+    /// The longest shard.
     pub(crate) shard_bytes: u64,
     pub(crate) iterations: usize,
     pub(crate) median_us: f64,
@@ -32,6 +40,8 @@ pub(crate) struct Row {
     #[serde(flatten)]
     pub(crate) limit: Option<Limit>,
     #[serde(flatten)]
+    pub(crate) predicted: Option<Predicted>,
+    #[serde(flatten)]
     pub(crate) device: Option<OnDevice>,
     /// Whose the rivals are: NCCL's version and file.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -42,6 +52,43 @@ pub(crate) struct Row {
     /// What compute and gathers cost each other.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(crate) beside: Vec<Beside>,
+    /// The lanes of rank 0.
+    pub(crate) lanes: Vec<LaneRow>,
+    /// What rank 0 moves.
+    pub(crate) tiers: Vec<TierRow>,
+    /// What is not done as it could be.
+    pub(crate) fallbacks: Vec<String>,
+}
+
+/// One lane of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LaneRow {
+    pub(crate) lane: u32,
+    /// local, network.
+    pub(crate) tier: String,
+    pub(crate) backend: String,
+    /// Its waits are queued with the engine.
+    pub(crate) queued_waits: bool,
+    /// Nothing moves unless a thread drives it.
+    pub(crate) polled: bool,
+}
+
+/// What one rank moves over a fabric in a start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TierRow {
+    /// local, network.
+    pub(crate) tier: String,
+    pub(crate) put_bytes: u64,
+    pub(crate) got_bytes: u64,
+    pub(crate) own_bytes: u64,
+}
+
+/// What the model of costs says.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Predicted {
+    pub(crate) predicted_us: f64,
+    /// The prediction by the median: above 1, it was faster than predicted.
+    pub(crate) predicted_ratio: f64,
 }
 
 /// What bare copies of the same bytes take.
@@ -135,6 +182,14 @@ impl Rival {
     }
 }
 
+impl Predicted {
+    /// The prediction beside the operation that took `median`.
+    pub(crate) fn new(predicted: Duration, median: Duration) -> Self {
+        let predicted_us = microseconds(predicted);
+        Self { predicted_us, predicted_ratio: predicted_us / microseconds(median).max(0.001) }
+    }
+}
+
 impl Limit {
     /// The limit beside the operation that took `median`.
     pub(crate) fn new(limit: Duration, median: Duration) -> Self {
@@ -166,10 +221,13 @@ pub(super) mod tests {
         Row {
             backend: "host".into(),
             ranks: 4,
+            nodes: "1x4".into(),
             algorithm: "direct".into(),
+            parts: 1,
             engine: "host".into(),
             dtype: "u8".into(),
             in_place: false,
+            shape: None,
             outputs: 1,
             total_bytes,
             shard_bytes: total_bytes / 4,
@@ -181,10 +239,14 @@ pub(super) mod tests {
             busbw_gbs,
             checked: true,
             limit: limit.map(|limit| Limit::new(limit, median)),
+            predicted: None,
             device: None,
             rivals_version: None,
             rivals: Vec::new(),
             beside: Vec::new(),
+            lanes: Vec::new(),
+            tiers: Vec::new(),
+            fallbacks: Vec::new(),
         }
     }
 

@@ -12,11 +12,22 @@ pub(crate) fn tables(rows: &[Row]) -> String {
     tables.into_iter().flatten().collect::<Vec<_>>().join("\n\n")
 }
 
-/// The rows as a table; columns for the limit and for the host's part only where they were measured.
+/// The columns that are there only where something of them was measured.
+#[derive(Clone, Copy)]
+struct Columns {
+    limits: bool,
+    predictions: bool,
+    device: bool,
+}
+
+/// The rows as a table.
 fn table(rows: &[Row]) -> String {
-    let limits = rows.iter().any(|row| row.limit.is_some());
-    let device = rows.iter().any(|row| row.device.is_some());
-    aligned(header(limits, device), rows.iter().map(|row| cells(row, limits, device)), &[2, 3])
+    let columns = Columns {
+        limits: rows.iter().any(|row| row.limit.is_some()),
+        predictions: rows.iter().any(|row| row.predicted.is_some()),
+        device: rows.iter().any(|row| row.device.is_some()),
+    };
+    aligned(header(columns), rows.iter().map(|row| cells(row, columns)), &[2, 4])
 }
 
 /// A table whose columns are flush right but for those named.
@@ -40,21 +51,25 @@ pub(crate) fn aligned(
     table.trim_fmt()
 }
 
-fn header(limits: bool, device: bool) -> Vec<&'static str> {
-    let mut header = vec!["total", "shard", "algorithm", "engine", "median µs"];
+fn header(Columns { limits, predictions, device }: Columns) -> Vec<&'static str> {
+    let mut header = vec!["total", "shard", "algorithm", "parts", "engine", "median µs"];
     header.push(if device { "host µs" } else { "p99 µs" });
     header.extend(["algbw GB/s", "busbw GB/s", "checked"]);
     if limits {
         header.extend(["limit µs", "of limit"]);
     }
+    if predictions {
+        header.extend(["predicted µs", "of median"]);
+    }
     header
 }
 
-fn cells(row: &Row, limits: bool, device: bool) -> Vec<String> {
+fn cells(row: &Row, Columns { limits, predictions, device }: Columns) -> Vec<String> {
     let mut cells = vec![
         Size(row.total_bytes).to_string(),
         Size(row.shard_bytes).to_string(),
         row.algorithm.clone(),
+        row.parts.to_string(),
         row.engine.clone(),
         time(row.median_us),
         match &row.device {
@@ -66,14 +81,22 @@ fn cells(row: &Row, limits: bool, device: bool) -> Vec<String> {
         format!("{:.3}", row.busbw_gbs),
         if row.checked { "yes" } else { "no" }.to_owned(),
     ];
-    match &row.limit {
-        Some(limit) => {
-            cells.extend([time(limit.limit_us), format!("{:.0} %", limit.limit_share * 100.0)])
-        }
-        None if limits => cells.extend(["-".to_owned(), "-".to_owned()]),
-        None => {}
+    if limits {
+        cells.extend(beside(row.limit.map(|limit| (limit.limit_us, limit.limit_share))));
+    }
+    if predictions {
+        let predicted = row.predicted.map(|by| (by.predicted_us, by.predicted_ratio));
+        cells.extend(beside(predicted));
     }
     cells
+}
+
+/// Another time, and its share of the median.
+fn beside(time_and_share: Option<(f64, f64)>) -> [String; 2] {
+    match time_and_share {
+        Some((other, share)) => [time(other), format!("{:.0} %", share * 100.0)],
+        None => ["-".to_owned(), "-".to_owned()],
+    }
 }
 
 /// A time in a cell.

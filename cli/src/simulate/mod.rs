@@ -99,7 +99,7 @@ impl Ground {
             shard_bytes,
             shape,
             links,
-            measured: options.links.is_some(),
+            measured: true,
             algorithm,
             parts: options.parts,
             refused: &[],

@@ -92,7 +92,7 @@ fn parse_flags(name: &str) -> std::result::Result<FlagOrder, String> {
     name.parse().map_err(|error: peerlane::Error| error.to_string())
 }
 
-/// The most ranks that are simulated.
+/// More ranks than that are a slip of the pen.
 const RANKS_MAX: usize = 1 << 20;
 /// The longest delay, so that times fit: an hour.
 const DELAY_MAX_US: f64 = 3.6e9;
@@ -114,7 +114,7 @@ impl Options {
     pub(super) fn topology(&self) -> Result<Topology> {
         let ranks = match (&self.nodes, self.ranks_per_node) {
             (Nodes::Count(nodes), each) => nodes.saturating_mul(each.unwrap_or(8)),
-            (Nodes::Each(topology), None) => topology.ranks(),
+            (Nodes::Each(topology), None) => return Ok(topology.clone()),
             (Nodes::Each(topology), Some(each)) => {
                 let nodes = topology.notation();
                 let text = format!("--nodes {nodes} says how many ranks each node has");
@@ -123,7 +123,8 @@ impl Options {
             }
         };
         if ranks > RANKS_MAX {
-            let text = format!("--nodes gives {ranks} ranks, more than {RANKS_MAX}");
+            let text =
+                format!("--nodes and --ranks-per-node make {ranks} ranks, more than {RANKS_MAX}");
             return Err(Failure::usage(text));
         }
         self.nodes.topology(ranks).map_err(|text| Failure::usage(format!("--nodes: {text}")))

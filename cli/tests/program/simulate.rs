@@ -97,7 +97,7 @@ fn a_picture_and_a_trace_are_written() {
 #[test]
 fn what_cannot_be_simulated_says_why() {
     for (words, wanted) in [
-        ("--nodes 0", "the number of nodes is 0"),
+        ("--nodes 0", "wanted at least one node"),
         ("--nodes 2x4 --ranks-per-node 2", "leave out --ranks-per-node 2"),
         ("--nodes 100000 --ranks-per-node 4096", "409600000 ranks, more than 1048576"),
         ("--shard 1,2,3", "--shard has 3 sizes for 16 ranks"),

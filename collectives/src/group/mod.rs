@@ -39,6 +39,7 @@ use crate::bootstrap::Bootstrap;
 use crate::cost::Links;
 use crate::element::Element;
 use crate::error::Error;
+use crate::plan::Algorithm;
 use crate::topology::Topology;
 
 type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
@@ -164,7 +165,7 @@ impl<F: Fabric> Group<F> {
     pub fn barrier(&mut self) -> Result<(), Error> {
         let mut barrier = match self.barrier.take() {
             Some(barrier) => barrier,
-            None => self.all_gather::<u8>(0).prepare()?,
+            None => self.all_gather::<u8>(0).algorithm(Algorithm::Direct).parts(1).prepare()?,
         };
         let passed = barrier.run();
         self.barrier = Some(barrier);

@@ -10,52 +10,62 @@ use crate::error::{Failure, Result};
 
 /// Bytes of a chunk, a multiple of the pieces that data are made of.
 const CHUNK_BYTES: u64 = 32 << 20;
+/// Shards that are compared at once.
+const THREADS_MAX: usize = 8;
 const _: () = assert!(CHUNK_BYTES.is_multiple_of(Shard::PIECE_BYTES as u64));
 
-/// Fills the own shard, which `input` is.
-pub(super) fn fill(gpu: &Gpu, data: Data, rank: usize, input: Span) -> Result<()> {
+/// Fills the own shard, a piece for each tensor, as `rank` of `ranks`.
+pub(super) fn fill(
+    gpu: &Gpu,
+    data: Data,
+    (rank, ranks): (usize, usize),
+    input: &[Span],
+) -> Result<()> {
     let stream = gpu.stream()?;
-    let mut shard = data.shard(rank);
     let mut staging = Vec::new();
-    for chunk in chunks(input) {
-        staging.resize(chunk.bytes as usize, 0);
-        shard.fill(&mut staging);
-        staging = gpu.upload(&stream, chunk.address, staging)?;
+    for (tensor, piece) in input.iter().enumerate() {
+        let mut shard = data.shard(tensor * ranks + rank);
+        for chunk in chunks(*piece) {
+            staging.resize(chunk.bytes as usize, 0);
+            shard.fill(&mut staging);
+            staging = gpu.upload(&stream, chunk.address, staging)?;
+        }
     }
     Ok(())
 }
 
 /// Overwrites outputs before a gather whose result is compared.
-pub(super) fn poison(gpu: &Gpu, outputs: &[Span]) -> Result<()> {
+pub(super) fn poison(gpu: &Gpu, outputs: &[Vec<Span>]) -> Result<()> {
     let stream = gpu.stream()?;
-    for output in outputs {
-        gpu.set(&stream, *output, POISON)?;
+    for shard in outputs.iter().flatten().filter(|shard| shard.bytes > 0) {
+        gpu.set(&stream, *shard, POISON)?;
     }
     gpu.finish(&stream, "to poison the output")
 }
 
-/// Compares an output of equal shards, a thread for each shard.
+/// Compares the shards of an output, several threads at a time.
 ///
 /// # Errors
 /// If a copy fails; the inner result is the first byte that differs.
 pub(super) fn compare(
     gpu: &Gpu,
     data: Data,
-    ranks: usize,
-    output: Span,
+    shards: &[Span],
 ) -> Result<std::result::Result<(), Mismatch>> {
-    let bytes = output.bytes / ranks as u64;
-    let shard = |rank: usize| Span { address: output.address + rank as u64 * bytes, bytes };
-    let compared: Vec<_> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..ranks)
-            .map(|rank| scope.spawn(move || compare_shard(gpu, data.shard(rank), shard(rank))))
-            .collect();
-        let lost = || Err(Failure::failed("a thread that compares bytes has died"));
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
-    });
-    for shard in compared {
-        if let Err(wrong) = shard? {
-            return Ok(Err(wrong));
+    let numbered: Vec<_> = shards.iter().copied().enumerate().collect();
+    for some in numbered.chunks(THREADS_MAX) {
+        let compared: Vec<_> = thread::scope(|scope| {
+            let compare = |&(number, shard): &(usize, Span)| {
+                scope.spawn(move || compare_shard(gpu, data.shard(number), shard))
+            };
+            let threads: Vec<_> = some.iter().map(compare).collect();
+            let lost = || Err(Failure::failed("a thread that compares bytes has died"));
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
+        });
+        for shard in compared {
+            if let Err(wrong) = shard? {
+                return Ok(Err(wrong));
+            }
         }
     }
     Ok(Ok(()))

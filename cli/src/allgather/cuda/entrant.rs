@@ -20,12 +20,17 @@ pub(super) trait Gatherer {
     /// Its name in texts.
     fn name(&self) -> &'static str;
 
-    /// Puts one start on the stream, or into the graph that the stream records, and says where its
-    /// result will lie. Collective.
+    /// Puts one start on the stream, or into the graph that the stream records. Collective.
     ///
     /// # Errors
     /// If it is refused.
-    fn start(&mut self) -> Result<Span>;
+    fn start(&mut self) -> Result<()>;
+
+    /// Where the result of the last start lies: the shards in rank order, tensor by tensor.
+    ///
+    /// # Errors
+    /// If that is not known.
+    fn output(&self) -> Result<Vec<Span>>;
 
     /// Whether its calls and its waits on the device may outlast a peer that is lost: it has no
     /// deadlines of its own.
@@ -58,10 +63,10 @@ pub(super) struct Entrant<'a> {
     gatherer: Box<dyn Gatherer + 'a>,
     stream: Arc<CudaStream>,
     gpu: Gpu,
-    /// The own shard.
-    input: Span,
+    /// The own shard, a piece for each tensor.
+    input: Vec<Span>,
     /// Outputs that starts use in turn, found by starting.
-    outputs: Vec<Span>,
+    outputs: Vec<Vec<Span>>,
 }
 
 impl<'a> Entrant<'a> {
@@ -74,15 +79,15 @@ impl<'a> Entrant<'a> {
         gatherer: Box<dyn Gatherer + 'a>,
         gpu: &Gpu,
         stream: &Arc<CudaStream>,
-        (input, count): (Span, u32),
+        (input, count): (Vec<Span>, u32),
         captured: bool,
     ) -> Result<Self> {
         let (gpu, stream) = (gpu.clone(), Arc::clone(stream));
         let mut entrant = Self { graph: None, gatherer, stream, gpu, input, outputs: Vec::new() };
         entrant.fork()?;
         for _ in 0..count {
-            let output = entrant.gatherer.start()?;
-            entrant.outputs.push(output);
+            entrant.gatherer.start()?;
+            entrant.outputs.push(entrant.gatherer.output()?);
         }
         entrant.join()?;
         entrant.finish()?;
@@ -125,7 +130,7 @@ impl<'a> Entrant<'a> {
     /// If one is refused.
     pub(super) fn enqueue(&mut self, starts: u32) -> Result<()> {
         match &self.graph {
-            None => (0..starts).try_for_each(|_| self.gatherer.start().map(drop)),
+            None => (0..starts).try_for_each(|_| self.gatherer.start()),
             Some(graph) => (0..starts / STARTS_IN_A_GRAPH)
                 .try_for_each(|_| self.gpu.check("launch a graph", graph.launch())),
         }
@@ -148,21 +153,24 @@ impl<'a> Entrant<'a> {
     pub(super) fn check(&mut self, circle: &Circle, rank: usize, data: Data) -> Result<()> {
         let ranks = circle.share("to check", &())?.len();
         content::poison(&self.gpu, &self.outputs)?;
-        content::fill(&self.gpu, data, rank, self.input)?;
+        content::fill(&self.gpu, data, (rank, ranks), &self.input)?;
         // In place the poison covers the own shard, which is filled after it. No rank starts before
         // all have poisoned, because peers write here as soon as they do.
         circle.share("poisoned and filled", &())?;
         let mut found = Ok(());
         for index in 0..self.outputs.len() {
             let output = match self.graph {
-                None => self.gatherer.start()?,
+                None => {
+                    self.gatherer.start()?;
+                    self.gatherer.output()?
+                }
                 Some(_) => {
                     self.enqueue(STARTS_IN_A_GRAPH)?;
-                    self.outputs[index]
+                    self.outputs[index].clone()
                 }
             };
             self.finish()?;
-            found = found.and(content::compare(&self.gpu, data, ranks, output)?);
+            found = found.and(content::compare(&self.gpu, data, &output)?);
         }
         content::agree(circle, self.name(), found)
     }
@@ -176,7 +184,7 @@ impl<'a> Entrant<'a> {
         let name = self.gatherer.name();
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.gpu.check("begin a capture", self.stream.begin_capture(mode))?;
-        let started = (0..STARTS_IN_A_GRAPH).try_for_each(|_| self.gatherer.start().map(drop));
+        let started = (0..STARTS_IN_A_GRAPH).try_for_each(|_| self.gatherer.start());
         // Ended also after a refusal, so that the stream can be used and destroyed.
         let graph = self.stream.end_capture(CUgraphInstantiate_flags(0));
         started?;

@@ -15,7 +15,6 @@ use crate::error::Result;
 /// Memory of every rank for the largest size, and streams to copy on.
 pub(super) struct Ground {
     gpu: Gpu,
-    rank: usize,
     input: Memory,
     output: Memory,
     /// The outputs of the peers, in shifted order from this rank.
@@ -28,6 +27,8 @@ pub(super) struct Ground {
 /// One way to push: on so many streams, peers in turn.
 struct Pushes<'a> {
     ground: &'a Ground,
+    /// Where the own shard begins among all.
+    own_offset: u64,
     shard_bytes: u64,
     streams: Vec<Arc<CudaStream>>,
     timing: Arc<CudaStream>,
@@ -38,28 +39,33 @@ struct Pushes<'a> {
 const SETS: usize = 3;
 
 impl Ground {
-    /// Allocates for shards of up to `shard_bytes` and opens the peers' memory. Collective.
+    /// Allocates for shards of up to `shard_bytes`, `total_bytes` together, and opens the peers' memory.
+    /// Collective.
     ///
     /// # Errors
     /// If memory cannot be had or opened.
-    pub(super) fn open(gpu: &Gpu, circle: &Circle, shard_bytes: u64) -> Result<Self> {
+    pub(super) fn open(
+        gpu: &Gpu,
+        circle: &Circle,
+        (shard_bytes, total_bytes): (u64, u64),
+    ) -> Result<Self> {
         let (rank, ranks) = (circle.rank().index(), circle.ranks());
         let input = gpu.allocate(shard_bytes)?;
-        let output = gpu.allocate(shard_bytes.saturating_mul(ranks as u64))?;
+        let output = gpu.allocate(total_bytes)?;
         let handles = circle.share("memory of the limit", &output.handle()?)?;
         let peers = (1..ranks).map(|step| gpu.open_memory(&handles[(rank + step) % ranks]));
         let peers = peers.collect::<Result<Vec<_>>>()?;
         let streams = gpu.copy_engines()?.min(peers.len());
         let streams = (0..streams * SETS).map(|_| gpu.stream()).collect::<Result<Vec<_>>>()?;
         let event = gpu.event()?;
-        Ok(Self { gpu: gpu.clone(), rank, input, output, peers, streams, event })
+        Ok(Self { gpu: gpu.clone(), input, output, peers, streams, event })
     }
 
     /// Ways to push that may be the fastest: one stream, and sets of two and of one a peer; never
     /// more copies at once than copy engines, which is far slower.
     pub(super) fn ways<'a>(
         &'a self,
-        shard_bytes: u64,
+        (own_offset, shard_bytes): (u64, u64),
         timing: &Arc<CudaStream>,
     ) -> Vec<(Box<dyn Gatherer + 'a>, Span)> {
         let most = self.streams.len() / SETS;
@@ -68,7 +74,7 @@ impl Ground {
             // Neighbours, every second one, every third one.
             let streams = (0..count).map(|index| Arc::clone(&self.streams[index * (set + 1)]));
             let (streams, timing) = (streams.collect(), Arc::clone(timing));
-            let pushes = Pushes { ground: self, shard_bytes, streams, timing };
+            let pushes = Pushes { ground: self, own_offset, shard_bytes, streams, timing };
             let input = Span { bytes: shard_bytes, ..self.input.span() };
             (Box::new(pushes) as Box<dyn Gatherer + 'a>, input)
         };
@@ -90,17 +96,20 @@ impl Gatherer for Pushes<'_> {
         "bare copies"
     }
 
-    fn start(&mut self) -> Result<Span> {
-        let Ground { gpu, rank, input, output, peers, .. } = self.ground;
-        let offset = *rank as u64 * self.shard_bytes;
+    fn start(&mut self) -> Result<()> {
+        let Ground { gpu, input, peers, .. } = self.ground;
         for (index, peer) in peers.iter().enumerate() {
             let stream = &self.streams[index % self.streams.len()];
-            let (to, from) = (peer.address() + offset, input.span().address);
+            let (to, from) = (peer.address() + self.own_offset, input.span().address);
             // SAFETY: both hold the largest size and are closed after the streams are finished; each
             // rank writes to a place of its own, and nobody reads it.
             unsafe { gpu.copy(stream, to, from, self.shard_bytes) }?;
         }
-        Ok(output.span())
+        Ok(())
+    }
+
+    fn output(&self) -> Result<Vec<Span>> {
+        Ok(vec![self.ground.output.span()])
     }
 
     fn fork(&mut self) -> Result<()> {

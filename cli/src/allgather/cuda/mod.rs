@@ -1,12 +1,15 @@
 //! All-gathers between GPUs: one rank is one GPU, timed back to back on a stream.
 
 use peerlane::bootstrap::Bootstrap;
-use peerlane::{GroupOptions, cuda};
+use peerlane::cuda;
+use peerlane::plan::Algorithm;
 
 use super::backend::Seat;
 use super::circle::Circle;
 use super::event::{Event, Sink};
 use super::options::{Options, OwnCopy};
+use super::setup::Setup;
+use super::tiers;
 use crate::error::{Failure, Result};
 use crate::size::Size;
 
@@ -40,11 +43,8 @@ pub(super) fn run(
     sink: Sink<'_>,
 ) -> Result<()> {
     let (rank, ranks) = (circle.rank(), circle.ranks());
-    let sweep = options.sweep(ranks);
-    let lengths = sweep.shard_lengths();
-    let shard_bytes = lengths.last().map_or(0, |length| sweep.shard_bytes(*length));
+    let lengths = options.sweep(ranks).shard_lengths();
     let gpu = Gpu::open(seat.ordinal, options.timeout)?;
-    need(options, ranks, shard_bytes, &gpu)?;
     let own_copy = match options.own_copy {
         OwnCopy::Auto => cuda::OwnCopy::Auto,
         OwnCopy::Local => cuda::OwnCopy::Local,
@@ -52,21 +52,29 @@ pub(super) fn run(
     };
     let (device, strict) = (seat.ordinal, options.strict);
     let how = cuda::Options { device, strict, own_copy, ..cuda::Options::default() };
-    let fabric = cuda::Fabric::open_with(rank, ranks, how).map_err(Failure::of_backend)?;
-    let mut group =
-        GroupOptions::default().timeout(options.timeout).open(circle.clone(), fabric)?;
-    let line = group.all_gather::<u8>(0).outputs(1).timeout(options.timeout).prepare()?;
+    let fabric = || cuda::Fabric::open_with(rank, ranks, how.clone()).map_err(Failure::of_backend);
+    let (mut group, tiers) = tiers::open(options, &circle, fabric)?;
+    let setup = Setup::of(options, &circle, &group, tiers)?;
+    let shards = lengths.last().map_or_else(Vec::new, |length| setup.shard_bytes(*length));
+    let shard_bytes = shards.iter().copied().max().unwrap_or(0);
+    let largest = (shard_bytes, shards.iter().sum());
+    need(&setup, largest, &gpu)?;
+    let line = group.all_gather::<u8>(0).algorithm(Algorithm::Direct).parts(1).outputs(1);
+    let line = line.timeout(options.timeout).prepare()?;
     let track = Track::new(gpu.clone(), gpu.stream()?, line)?;
-    let ground = options.limit.then(|| Ground::open(&gpu, &circle, shard_bytes)).transpose()?;
+    let ground = options.limit.then(|| Ground::open(&gpu, &circle, largest)).transpose()?;
     let rivals = match options.vs {
         None => None,
         Some(_) => Some(Rivals::open(options, &circle, &gpu, shard_bytes)?),
     };
     let compute = options.beside.map(|_| Compute::open(options, &gpu)).transpose()?;
-    let mut bench = Bench { options, seed, circle, sink, track, ground, rivals, compute, group };
-    bench.tell(Event::Begin { sizes: lengths.len() })?;
-    for (index, length) in lengths.into_iter().enumerate() {
-        bench.size(index, length)?;
+    let mut bench = Bench { setup, seed, circle, sink, track, ground, rivals, compute, group };
+    bench.tell(Event::Begin { rows: lengths.len() * bench.setup.algorithms().len() })?;
+    for (index, length) in lengths.iter().enumerate() {
+        bench.size(index, *length)?;
+    }
+    if let Some(length) = lengths.last().filter(|_| options.trace.is_some()) {
+        bench.trace(*length)?;
     }
     let Bench { circle, track, ground, rivals, compute, group, .. } = bench;
     drop((track, compute));
@@ -80,11 +88,12 @@ pub(super) fn run(
 }
 
 /// Whether everything fits into the memory of this GPU at the largest size.
-fn need(options: &Options, ranks: usize, shard_bytes: u64, gpu: &Gpu) -> Result<()> {
-    let output = shard_bytes.saturating_mul(ranks as u64);
+fn need(setup: &Setup<'_>, (shard_bytes, output): (u64, u64), gpu: &Gpu) -> Result<()> {
+    let options = setup.options;
+    let gathers = setup.algorithms().len() as u64;
     let pair = output.saturating_add(shard_bytes);
-    let pairs = 1 + u64::from(options.limit) + if options.vs.is_some() { 3 } else { 0 };
-    let outputs = u64::from(options.outputs.unwrap_or(2).saturating_sub(1));
+    let pairs = gathers + u64::from(options.limit) + if options.vs.is_some() { 3 } else { 0 };
+    let outputs = gathers * u64::from(options.outputs.unwrap_or(2).saturating_sub(1));
     let beside = if options.beside.is_some() { beside::MEMORY_BYTES } else { 0 };
     let wanted = pair
         .saturating_mul(pairs)

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
-use peerlane::{AllGather, DType, Element, Group, cuda};
+use peerlane::{AllGather, Element, Group, Rank, cuda};
 
 use super::entrant::Gatherer;
 use super::gpu::Span;
 use super::track::borrowed;
-use crate::allgather::options::{AlgorithmChoice, Options};
-use crate::error::{Failure, Result};
+use crate::allgather::dtype::of_dtype;
+use crate::allgather::setup::{Setup, Way};
+use crate::error::Result;
 
 /// Prepared, and the stream that it is started on.
 struct Ours<T> {
@@ -17,63 +18,52 @@ struct Ours<T> {
     stream: cuda::Stream,
     /// Keeps the raw stream valid.
     _stream: Arc<CudaStream>,
+    ranks: usize,
 }
 
 /// What a report of ours is made from.
 pub(super) struct Prepared {
     pub(super) gatherer: Box<dyn Gatherer>,
     pub(super) report: peerlane::group::Report,
-    pub(super) input: Span,
+    /// The own shard, a piece for each tensor.
+    pub(super) input: Vec<Span>,
 }
 
-/// Prepares an all-gather of `shard_length` elements from each rank. Collective.
+/// Prepares an all-gather of shards of `shard_length` elements in the mean. Collective.
 ///
 /// # Errors
 /// That of the group.
 pub(super) fn prepare(
-    options: &Options,
+    setup: &Setup<'_>,
     group: &mut Group<cuda::Fabric>,
     stream: &Arc<CudaStream>,
     shard_length: u64,
+    way: Way,
 ) -> Result<Prepared> {
-    match options.dtype {
-        DType::U8 => prepare_of::<u8>(options, group, stream, shard_length),
-        DType::I32 => prepare_of::<i32>(options, group, stream, shard_length),
-        DType::I64 => prepare_of::<i64>(options, group, stream, shard_length),
-        DType::F16 => prepare_of::<half::f16>(options, group, stream, shard_length),
-        DType::Bf16 => prepare_of::<half::bf16>(options, group, stream, shard_length),
-        DType::F32 => prepare_of::<f32>(options, group, stream, shard_length),
-        DType::F64 => prepare_of::<f64>(options, group, stream, shard_length),
-        other => Err(Failure::usage(format!("--dtype {other} is not measured by this program"))),
-    }
+    of_dtype!(setup.options.dtype, T => {
+        let gather: AllGather<T> = setup.prepare(group, shard_length, way)?;
+        let report = gather.report().clone();
+        let input = input(&gather, group.rank(), setup.options.in_place)?;
+        let (stream, _stream) = (borrowed(stream), Arc::clone(stream));
+        let ours = Ours { gather, stream, _stream, ranks: group.ranks() };
+        Ok(Prepared { gatherer: Box::new(ours), report, input })
+    })
 }
 
-fn prepare_of<T: Element>(
-    options: &Options,
-    group: &mut Group<cuda::Fabric>,
-    stream: &Arc<CudaStream>,
-    shard_length: u64,
-) -> Result<Prepared> {
-    let length = usize::try_from(shard_length)
-        .map_err(|_| Failure::usage("--max-bytes is more than this machine can address"))?;
-    let mut builder = group.all_gather::<T>(length).timeout(options.timeout);
-    if let AlgorithmChoice::Named(algorithm) = options.algorithm {
-        builder = builder.algorithm(algorithm);
+/// The pieces of the own shard, one for each tensor.
+fn input<T: Element>(gather: &AllGather<T>, rank: Rank, in_place: bool) -> Result<Vec<Span>> {
+    let tensors = 0..gather.report().tensors;
+    let pieces = tensors.map(|tensor| Ok(span(gather.piece_place(tensor, rank)?)));
+    let mut pieces = pieces.collect::<Result<Vec<_>>>()?;
+    if !in_place {
+        // As long as in the output, one after another in the input.
+        let mut address = span(gather.input_place()).address;
+        for piece in &mut pieces {
+            piece.address = address;
+            address += piece.bytes;
+        }
     }
-    if options.in_place {
-        builder = builder.in_place();
-    }
-    if let Some(outputs) = options.outputs {
-        builder = builder.outputs(outputs);
-    }
-    if options.graph {
-        builder = builder.capturable();
-    }
-    let gather = builder.prepare()?;
-    let report = gather.report().clone();
-    let input = span(gather.input_place());
-    let ours = Ours { gather, stream: borrowed(stream), _stream: Arc::clone(stream) };
-    Ok(Prepared { gatherer: Box::new(ours), report, input })
+    Ok(pieces)
 }
 
 impl<T: Element> Gatherer for Ours<T> {
@@ -81,11 +71,18 @@ impl<T: Element> Gatherer for Ours<T> {
         "peerlane"
     }
 
-    fn start(&mut self) -> Result<Span> {
+    fn start(&mut self) -> Result<()> {
         // Nothing on the device reads the output between two starts; the host does, after it has
         // waited for the stream. So the lease can end at once.
-        let lease = self.gather.start_on(&self.stream)?;
-        Ok(span(lease.output()))
+        drop(self.gather.start_on(&self.stream)?);
+        Ok(())
+    }
+
+    fn output(&self) -> Result<Vec<Span>> {
+        let tensors = 0..self.gather.report().tensors;
+        let pieces =
+            tensors.flat_map(|tensor| Rank::all(self.ranks).map(move |rank| (tensor, rank)));
+        pieces.map(|(tensor, rank)| Ok(span(self.gather.piece_place(tensor, rank)?))).collect()
     }
 }
 

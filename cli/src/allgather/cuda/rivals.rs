@@ -221,12 +221,19 @@ impl Gatherer for Gather {
         true
     }
 
-    fn start(&mut self) -> Result<Span> {
+    fn start(&mut self) -> Result<()> {
         let stream: *mut c_void = self.stream.cu_stream().cast();
         let Self { communicator, input, output, shard_bytes, .. } = self;
         // SAFETY: the memory holds the largest size and lives until the communicator is closed; the
         // stream is of the same GPU.
         unsafe { communicator.all_gather(*input, output.address, *shard_bytes, stream) }?;
-        Ok(*output)
+        Ok(())
+    }
+
+    fn output(&self) -> Result<Vec<Span>> {
+        let bytes = self.shard_bytes as u64;
+        let shards = 0..self.output.bytes / bytes.max(1);
+        let shard = |number| Span { address: self.output.address + number * bytes, bytes };
+        Ok(shards.map(shard).collect())
     }
 }

@@ -12,17 +12,19 @@ use super::beside::{Compute, beside};
 use super::bounded::bounded;
 use super::entrant::Entrant;
 use super::limit::Ground;
-use super::ours::{self, Prepared};
+use super::ours;
 use super::rivals::Rivals;
 use super::track::{Counts, Track};
 use crate::allgather::circle::Circle;
 use crate::allgather::data::Data;
+use crate::allgather::dtype::of_dtype;
 use crate::allgather::event::{Activity, Event, Sink};
-use crate::allgather::measure::engine;
-use crate::allgather::options::Options;
+use crate::allgather::figures::{self, Figures};
+use crate::allgather::setup::{Setup, Way};
 use crate::allgather::statistics::Statistics;
+use crate::allgather::timeline;
 use crate::error::Result;
-use crate::report::{Beside, Limit, OnDevice, Rival, Row, bandwidths, microseconds};
+use crate::report::{OnDevice, Rival, Row, bandwidths, microseconds};
 
 /// Laps of each; the median counts.
 const REPETITIONS: usize = 5;
@@ -33,7 +35,7 @@ const STARTS_LARGE: u32 = 10;
 
 /// Everything that a rank measures with.
 pub(super) struct Bench<'a> {
-    pub(super) options: &'a Options,
+    pub(super) setup: Setup<'a>,
     pub(super) seed: u64,
     pub(super) circle: Circle,
     pub(super) sink: Sink<'a>,
@@ -69,37 +71,41 @@ impl Bench<'_> {
     /// # Errors
     /// If an operation fails, or a byte is wrong on any rank.
     pub(super) fn size(&mut self, index: usize, shard_length: u64) -> Result<()> {
-        let (rank, ranks) = (self.circle.rank().index(), self.circle.ranks());
-        let sweep = self.options.sweep(ranks);
-        let (total_bytes, shard_bytes) =
-            (sweep.total_bytes(shard_length), sweep.shard_bytes(shard_length));
+        let (rank, ranks) = (self.circle.rank(), self.circle.ranks());
+        let own = self.setup.own_bytes(shard_length, rank);
+        let total_bytes = self.total_bytes(shard_length);
         let counts = self.counts(total_bytes);
         let data = |round| Data { seed: self.seed, size: index as u64, round };
         let (before, after) = (data(0), data(1));
         let doing = |activity| Event::Doing { activity, total_bytes };
 
         self.tell(doing(Activity::Check))?;
-        let Prepared { gatherer, report, input } =
-            ours::prepare(self.options, &mut self.group, &self.track.stream, shard_length)?;
-        let Self { options, circle, track, ground, rivals, compute, sink, .. } = self;
-        let (gpu, stream) = (track.gpu.clone(), Arc::clone(&track.stream));
-        let mut tell = |event| if rank == 0 { sink(event) } else { Ok(()) };
-        let outputs = report.outputs;
-        let ours = Entrant::open(gatherer, &gpu, &stream, (input, outputs), options.graph)?;
-        let mut entrants = vec![ours];
+        let Self { setup, circle, track, ground, rivals, compute, sink, group, .. } = self;
+        let (options, gpu, stream) = (setup.options, track.gpu.clone(), Arc::clone(&track.stream));
+        let mut tell = |event| if rank.0 == 0 { sink(event) } else { Ok(()) };
+        let (mut entrants, mut reports) = (Vec::new(), Vec::new());
+        for algorithm in setup.algorithms() {
+            let way = Way { algorithm, captured: options.graph, traced: false };
+            let prepared = ours::prepare(setup, group, &stream, shard_length, way)?;
+            let memory = (prepared.input, prepared.report.outputs);
+            let gatherer = prepared.gatherer;
+            entrants.push(Entrant::open(gatherer, &gpu, &stream, memory, options.graph)?);
+            reports.push((way, prepared.report));
+        }
         for path in rivals.iter().flat_map(|rivals| rivals.paths()) {
-            if let Some((gatherer, input)) = path.at(shard_bytes, circle, options.in_place, &stream)
-            {
-                let open = || Entrant::open(gatherer, &gpu, &stream, (input, 1), options.graph);
+            if let Some((gatherer, input)) = path.at(own.1, circle, options.in_place, &stream) {
+                let memory = (vec![input], 1);
+                let open = || Entrant::open(gatherer, &gpu, &stream, memory, options.graph);
                 entrants.push(bounded("NCCL's first all-gather", circle.timeout(), open)?);
             }
         }
         for entrant in &mut entrants {
-            entrant.guarded(|entrant| entrant.check(circle, rank, before))?;
+            entrant.guarded(|entrant| entrant.check(circle, rank.index(), before))?;
         }
 
-        let ways = ground.iter().flat_map(|ground| ground.ways(shard_bytes, &stream));
-        let ways = ways.map(|(way, input)| Entrant::open(way, &gpu, &stream, (input, 1), false));
+        let ways = ground.iter().flat_map(|ground| ground.ways(own, &stream));
+        let ways =
+            ways.map(|(way, input)| Entrant::open(way, &gpu, &stream, (vec![input], 1), false));
         let mut ways = ways.collect::<Result<Vec<_>>>()?;
         tell(doing(Activity::Measure))?;
         let gatherers = entrants.len();
@@ -117,27 +123,60 @@ impl Bench<'_> {
         }
         tell(doing(Activity::Check))?;
         for entrant in &mut entrants {
-            entrant.guarded(|entrant| entrant.check(circle, rank, after))?;
+            entrant.guarded(|entrant| entrant.check(circle, rank.index(), after))?;
         }
 
         let limit = limits.iter().map(|way| way.device.median).min();
-        let mut row = row(options, &report, times[0], limit, entrants[0].whole(counts.timed));
-        if let Some(rivals) = rivals {
-            row.rivals = compare(rivals, times, row.total_bytes, ranks);
-            row.rivals_version = Some(rivals.version().to_owned());
+        let starts = entrants[0].whole(counts.timed);
+        // Those of the rivals go with the first row.
+        let mut besides = besides.into_iter();
+        let own_besides: Vec<_> = besides.by_ref().take(reports.len()).collect();
+        for (index, (way, report)) in reports.iter().enumerate() {
+            let predicted = setup.predicted(report, shard_length)?;
+            let mut row = row(setup, report, times[index], (limit, predicted), starts);
+            if let Some(rivals) = rivals {
+                let rivals_times = &times[reports.len()..];
+                row.rivals = compare(rivals, times[index], rivals_times, row.total_bytes, ranks);
+                row.rivals_version = Some(rivals.version().to_owned());
+            }
+            row.beside = own_besides.get(index).cloned().into_iter().collect();
+            if index == 0 {
+                row.beside.extend(besides.by_ref());
+            }
+            if let Some(text) = setup.explanation(report, shard_length, *way)? {
+                tell(Event::Note { text })?;
+            }
+            tell(Event::Row { row: Box::new(row) })?;
         }
-        row.beside = besides;
         drop(ways);
         drop(entrants);
         // The next size is allocated when the memory of this one is free on every rank.
-        self.group.barrier()?;
-        self.tell(Event::Row { row: Box::new(row) })
+        Ok(self.group.barrier()?)
+    }
+
+    /// Traces a start at shards of so many elements. Collective.
+    ///
+    /// # Errors
+    /// If it fails.
+    pub(super) fn trace(&mut self, shard_length: u64) -> Result<()> {
+        let total_bytes = self.total_bytes(shard_length);
+        self.tell(Event::Doing { activity: Activity::Trace, total_bytes })?;
+        let Self { setup, circle, group, .. } = self;
+        let starts = of_dtype!(setup.options.dtype, T => {
+            timeline::trace::<cuda::Fabric, T>(setup, circle, group, shard_length)
+        })?;
+        self.tell(Event::Trace { starts })
+    }
+
+    fn total_bytes(&self, shard_length: u64) -> u64 {
+        self.setup.shard_bytes(shard_length).iter().sum()
     }
 
     fn counts(&self, total_bytes: u64) -> Counts {
         let starts = if total_bytes < LARGE_BYTES { STARTS } else { STARTS_LARGE };
-        let timed = self.options.iterations.unwrap_or(starts);
-        Counts { warmup: self.options.warmup, timed }
+        let options = self.setup.options;
+        let timed = options.iterations.unwrap_or(starts);
+        Counts { warmup: options.warmup, timed }
     }
 }
 
@@ -172,48 +211,33 @@ fn time(
 }
 
 fn row(
-    options: &Options,
+    setup: &Setup<'_>,
     report: &Report,
     times: Times,
-    limit: Option<Duration>,
+    (limit, predicted): (Option<Duration>, Option<Duration>),
     starts: u32,
 ) -> Row {
-    let Statistics { median, p99, max } = times.device;
-    let (algbw_gbs, busbw_gbs) = bandwidths(report.total_bytes, report.ranks, median);
-    Row {
-        backend: "cuda".to_owned(),
-        ranks: report.ranks,
-        algorithm: report.algorithm.to_string(),
-        engine: engine(report),
-        dtype: options.dtype.to_string(),
-        in_place: options.in_place,
-        outputs: report.outputs,
-        total_bytes: report.total_bytes,
-        shard_bytes: report.shard_bytes,
-        iterations: starts as usize * REPETITIONS,
-        median_us: microseconds(median),
-        p99_us: microseconds(p99),
-        max_us: microseconds(max),
-        algbw_gbs,
-        busbw_gbs,
-        checked: true,
-        limit: limit.map(|limit| Limit::new(limit, median)),
-        device: Some(OnDevice {
-            host_us: microseconds(times.host),
-            starts_in_a_row: starts,
-            captured: options.graph,
-            own_copy: options.own_copy.name().to_owned(),
-        }),
-        rivals_version: None,
-        rivals: Vec::new(),
-        beside: Vec::<Beside>::new(),
-    }
+    let iterations = starts as usize * REPETITIONS;
+    let figures = Figures { statistics: times.device, iterations, limit, predicted };
+    let device = OnDevice {
+        host_us: microseconds(times.host),
+        starts_in_a_row: starts,
+        captured: setup.options.graph,
+        own_copy: setup.options.own_copy.name().to_owned(),
+    };
+    Row { device: Some(device), ..figures::row(setup, report, figures) }
 }
 
-/// The paths of NCCL, also those that it lacks; `times` are ours and of those that it has.
-fn compare(rivals: &Rivals, times: &[Times], total_bytes: u64, ranks: usize) -> Vec<Rival> {
-    let ours = times[0].device.median;
-    let mut times = times[1..].iter();
+/// The paths of NCCL, also those that it lacks; `times` are of those that it has.
+fn compare(
+    rivals: &Rivals,
+    ours: Times,
+    times: &[Times],
+    total_bytes: u64,
+    ranks: usize,
+) -> Vec<Rival> {
+    let ours = ours.device.median;
+    let mut times = times.iter();
     let rival = |path: &super::rivals::Path| match path.refusal() {
         Some(why) => Rival::missing(path.name, why),
         None => times.next().map_or_else(

@@ -7,9 +7,11 @@ use std::time::Duration;
 use peerlane_hal::Fabric;
 
 use super::AllGather;
+use super::method::Method;
 use super::prepare;
 use super::request::Target;
 use super::shards::Shards;
+use crate::cost::Links;
 use crate::element::Element;
 use crate::error::Error;
 use crate::group::buffer::Buffer;
@@ -23,8 +25,7 @@ pub struct AllGatherBuilder<'g, F: Fabric, T> {
     operation: &'static str,
     shards: Shards,
     target: Target,
-    algorithm: Option<Algorithm>,
-    parts: Option<u32>,
+    method: Method,
     in_place: bool,
     outputs: Option<u32>,
     capturable: bool,
@@ -50,8 +51,7 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
             operation,
             shards,
             target,
-            algorithm: None,
-            parts: None,
+            method: Method::default(),
             in_place: false,
             outputs: None,
             capturable: false,
@@ -64,19 +64,26 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
         }
     }
 
-    /// Which schedule. Unless it is said, the one that should be the fastest by what the group knows
-    /// of its [links](Group::links), the same on every rank; the [report](crate::group::Report) says
-    /// why.
+    /// Which schedule; at first the one that is [predicted](crate::cost::choose) to be the fastest.
     #[must_use]
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
-        self.algorithm = Some(algorithm);
+        self.method.algorithm = Some(algorithm);
         self
     }
 
-    /// In how many parts a shard travels. Unless it is said, as many as should be the fastest.
+    /// In how many parts a shard travels; at first as many as are predicted to be the fastest.
     #[must_use]
     pub fn parts(mut self, parts: u32) -> Self {
-        self.parts = Some(parts);
+        self.method.parts = Some(parts);
+        self
+    }
+
+    /// What the links give, for the choice of algorithm and parts, such as the links of a
+    /// [`Calibration`](crate::cost::Calibration); equal on all ranks. At first those of the
+    /// [group](Group::links).
+    #[must_use]
+    pub fn links(mut self, links: Links) -> Self {
+        self.method.links = Some(links);
         self
     }
 
@@ -185,8 +192,7 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
             operation: self.operation,
             shards: self.shards,
             target: self.target,
-            algorithm: self.algorithm,
-            parts: self.parts,
+            method: self.method,
             in_place: self.in_place,
             outputs: self.outputs,
             capturable: self.capturable,
@@ -206,7 +212,7 @@ impl<F: Fabric, T> fmt::Debug for AllGatherBuilder<'_, F, T> {
         f.debug_struct("AllGatherBuilder")
             .field("operation", &self.operation)
             .field("shards", &self.shards)
-            .field("algorithm", &self.algorithm)
+            .field("method", &self.method)
             .finish_non_exhaustive()
     }
 }

@@ -3,10 +3,10 @@
 mod access;
 mod bound;
 mod builder;
-mod chosen;
 mod draft;
 mod gathered;
 mod lease;
+mod method;
 mod operations;
 mod prepare;
 mod request;

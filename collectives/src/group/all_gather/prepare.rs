@@ -6,8 +6,8 @@ use std::time::Duration;
 use peerlane_hal::{Deadline, ErrorKind, Fabric, Region};
 
 use super::AllGather;
-use super::chosen::Wanted;
 use super::draft::{Draft, Ground, Terms};
+use super::method::Method;
 use super::request::{Asked, Request, Target};
 use super::shards::Shards;
 use crate::allgather::Shape;
@@ -19,7 +19,7 @@ use crate::group::options::check_timeout;
 use crate::group::side::{FabricSide, Side};
 use crate::group::window::{Active, Inner};
 use crate::group::{Group, Local};
-use crate::plan::{Algorithm, FlagOrder, Tier};
+use crate::plan::{FlagOrder, Tier};
 use crate::window::BufferId;
 
 /// Results up to this size use two outputs in turn unless told otherwise: there the second phase of
@@ -34,8 +34,7 @@ pub(super) struct Wish<F: Fabric, T> {
     pub(super) operation: &'static str,
     pub(super) shards: Shards,
     pub(super) target: Target,
-    pub(super) algorithm: Option<Algorithm>,
-    pub(super) parts: Option<u32>,
+    pub(super) method: Method,
     pub(super) in_place: bool,
     pub(super) outputs: Option<u32>,
     pub(super) capturable: bool,
@@ -94,7 +93,7 @@ fn draft<F: Fabric, T: Element>(
 ) -> Result<Draft<'_>, Error> {
     let Wish { operation, in_place, capturable, strict, traced, timeout, .. } = wish;
     check_timeout(timeout)?;
-    let layout = wish.shards.layout::<T>(group.ranks(), wish.parts.unwrap_or(1))?;
+    let layout = wish.shards.layout::<T>(group.ranks(), wish.method.parts.unwrap_or(1))?;
     let asked = Asked {
         target: &wish.target,
         source: wish.source.as_ref(),
@@ -130,16 +129,15 @@ fn draft<F: Fabric, T: Element>(
     }
     let tiers = group.network.is_some();
     let shape = Shape { parts: layout.parts(), in_place, outputs, flags, tiers };
-    let wanted = Wanted { algorithm: wish.algorithm, parts: wish.parts, capturable };
-    let chosen =
-        wanted.choose(&ground.topology, &layout, shape, (&group.links, group.links_measured))?;
-    let (algorithm, shape) = (chosen.algorithm, Shape { parts: chosen.parts, ..shape });
+    let links = (&group.links, group.links_measured);
+    let decided = wish.method.decide(&ground.topology, &layout, (shape, capturable), links)?;
+    let (algorithm, shape) = (decided.algorithm, Shape { parts: decided.parts, ..shape });
     let layout = wish.shards.layout::<T>(ground.topology.ranks(), shape.parts)?;
     let (dtype, rank) = (T::DTYPE, ground.rank);
     let terms = Terms {
         operation,
         algorithm,
-        why: chosen.why,
+        why: decided.why,
         shape,
         layout,
         request,

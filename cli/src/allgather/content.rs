@@ -1,0 +1,87 @@
+//! What the memory of the host holds: random shards put there, and outputs compared byte by byte.
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use peerlane::{AllGather, Element, Rank};
+
+use super::data::{Data, Mismatch, POISON, poison};
+use super::setup::Setup;
+use super::shape::{GAP, destinations};
+use crate::error::Result;
+
+/// What a look at an output has found.
+pub(super) type Found = std::result::Result<(), Wrong>;
+
+/// What is wrong with an output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Wrong {
+    /// A byte of a shard.
+    Byte(Mismatch),
+    /// Something lies where nothing is gathered to.
+    Gap { buffer: usize, element: usize },
+}
+
+/// Poisons the output, and fills the own shard.
+///
+/// # Errors
+/// That of the group.
+pub(super) fn fill<T: Element>(
+    setup: &Setup<'_>,
+    gather: &mut AllGather<T>,
+    rank: Rank,
+    data: Data,
+) -> Result<()> {
+    for buffer in 0..setup.options.shape.output_buffers(setup.ranks()) {
+        poison(cast_slice_mut(gather.output_buffer_mut(buffer)?));
+    }
+    for tensor in 0..gather.report().tensors {
+        let shard = tensor * setup.ranks() + rank.index();
+        data.fill(shard, cast_slice_mut(gather.input_piece_mut(tensor)?));
+    }
+    Ok(())
+}
+
+/// Compares every byte of the output, and of the gaps of a list.
+///
+/// # Errors
+/// That of the group; the inner result is the first byte that is wrong.
+pub(super) fn compare<T: Element>(
+    setup: &Setup<'_>,
+    gather: &mut AllGather<T>,
+    shard_length: u64,
+    data: Data,
+) -> Result<Found> {
+    let (ranks, tensors) = (setup.ranks(), gather.report().tensors);
+    let gathered = gather.gathered()?;
+    for tensor in 0..tensors {
+        for rank in Rank::all(ranks) {
+            let seen = cast_slice(gathered.piece(tensor, rank)?);
+            if let Err(wrong) = data.check(tensor * ranks + rank.index(), seen) {
+                return Ok(Err(Wrong::Byte(wrong)));
+            }
+        }
+    }
+    if setup.options.shape.list {
+        let pieces = setup.options.shape.pieces(shard_length, ranks)?;
+        for place in destinations(&pieces[0]) {
+            let (buffer, gap) = (place.buffer, place.offset - GAP..place.offset);
+            let begin = gap.start;
+            let seen: &[u8] = cast_slice(&gathered.output_buffer(buffer)?[gap]);
+            if let Some(at) = seen.iter().position(|byte| *byte != POISON) {
+                let element = begin + at / T::DTYPE.bytes();
+                return Ok(Err(Wrong::Gap { buffer, element }));
+            }
+        }
+    }
+    Ok(Ok(()))
+}
+
+impl std::fmt::Display for Wrong {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Byte(wrong) => wrong.fmt(f),
+            Self::Gap { buffer, element } => {
+                write!(f, "output buffer {buffer}, element {element}: written, where no shard lies")
+            }
+        }
+    }
+}

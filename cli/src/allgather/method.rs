@@ -1,0 +1,175 @@
+//! Which algorithms run, in how many parts, and what is known of the links for the choice.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use peerlane::plan::{Algorithm, PARTS_MAX};
+
+use crate::error::{Failure, Result};
+use crate::size::Size;
+
+/// The options of the method.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Method {
+    /// auto, what is predicted to be the fastest; all, every algorithm in turn, a row each; or one by
+    /// its name: direct, pull, ring, double-ring, hierarchical, hierarchical-ring
+    #[arg(long = "algorithm", default_value = "auto", value_name = "NAME")]
+    #[arg(value_parser = parse_wanted)]
+    pub(crate) wanted: Wanted,
+    /// In how many parts a shard travels [default: as many as are predicted to be the fastest]
+    #[arg(long, value_name = "N", conflicts_with = "part_bytes", value_parser = parse_parts)]
+    pub(crate) parts: Option<u32>,
+    /// The size of a part, of which the longest shard has as many as it takes
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) part_bytes: Option<Size>,
+    /// Predict by what `peerlane calibrate` has measured here; shows predictions [default: what is
+    /// known of such links without a measurement]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) calibration: Option<PathBuf>,
+    /// Show the predicted time beside the measured one
+    #[arg(long)]
+    pub(crate) predict: bool,
+    /// Say why the algorithm was chosen, and what runs on which lanes
+    #[arg(long)]
+    pub(crate) explain: bool,
+}
+
+/// What `--algorithm` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// One: this, or the library's choice.
+    One(AlgorithmChoice),
+    /// Each that makes a difference on the topology.
+    All,
+}
+
+/// Which algorithm runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AlgorithmChoice {
+    /// What the library takes.
+    Auto,
+    /// This one.
+    Named(Algorithm),
+}
+
+impl Method {
+    /// # Errors
+    /// A usage failure that names the option.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.part_bytes == Some(Size(0)) {
+            return Err(Failure::usage("--part-bytes is 0: no number of such parts is a shard")
+                .with_advice("take 64K or more, or leave it out"));
+        }
+        Ok(())
+    }
+
+    /// The parts that are asked for, of a longest shard of so many bytes.
+    ///
+    /// # Errors
+    /// If `--part-bytes` makes too many.
+    pub(super) fn parts(&self, longest_shard_bytes: u64) -> Result<Option<u32>> {
+        let Some(Size(part)) = self.part_bytes else { return Ok(self.parts) };
+        let parts = longest_shard_bytes.div_ceil(part.max(1)).max(1);
+        let fitting = u32::try_from(parts).ok().filter(|parts| *parts <= PARTS_MAX);
+        fitting.map(Some).ok_or_else(|| {
+            let text = format!(
+                "--part-bytes {} makes {parts} parts of a shard of {}, {PARTS_MAX} are the most",
+                Size(part),
+                Size(longest_shard_bytes)
+            );
+            Failure::usage(text).with_advice("raise --part-bytes or lower --max-bytes")
+        })
+    }
+
+    /// The algorithms that run where there are so many nodes; `None` is the library's choice.
+    pub(super) fn algorithms(&self, nodes: usize) -> Vec<Option<Algorithm>> {
+        // On one node hierarchical plans are the direct one.
+        let differs = |algorithm: &Algorithm| match algorithm {
+            Algorithm::Hierarchical | Algorithm::HierarchicalRing => nodes > 1,
+            _ => true,
+        };
+        match self.wanted {
+            Wanted::One(AlgorithmChoice::Auto) => vec![None],
+            Wanted::One(AlgorithmChoice::Named(algorithm)) => vec![Some(algorithm)],
+            Wanted::All => Algorithm::ALL.iter().copied().filter(differs).map(Some).collect(),
+        }
+    }
+
+    /// Whether rows show predictions.
+    pub(super) fn predicts(&self) -> bool {
+        self.predict || self.calibration.is_some()
+    }
+}
+
+impl Wanted {
+    /// The name that the command line takes.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::One(AlgorithmChoice::Auto) => "auto",
+            Self::One(AlgorithmChoice::Named(algorithm)) => algorithm.name(),
+            Self::All => "all",
+        }
+    }
+}
+
+/// The name of an algorithm or `auto`.
+///
+/// # Errors
+/// A text that lists the names.
+pub(crate) fn parse_algorithm(text: &str) -> std::result::Result<AlgorithmChoice, String> {
+    if text == "auto" {
+        return Ok(AlgorithmChoice::Auto);
+    }
+    let algorithm = text.parse::<Algorithm>().map_err(|_| unknown("auto"))?;
+    Ok(AlgorithmChoice::Named(algorithm))
+}
+
+fn parse_wanted(text: &str) -> std::result::Result<Wanted, String> {
+    if text == "all" {
+        return Ok(Wanted::All);
+    }
+    parse_algorithm(text).map(Wanted::One).map_err(|_| unknown("auto, all"))
+}
+
+fn unknown(others: &str) -> String {
+    let names: Vec<_> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
+    format!("there is no such algorithm; write {others} or {}", names.join(", "))
+}
+
+fn parse_parts(text: &str) -> std::result::Result<u32, String> {
+    match text.parse() {
+        Ok(parts @ 1..=PARTS_MAX) => Ok(parts),
+        _ => Err(format!("wanted a number of parts from 1 to {PARTS_MAX}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::tests::parse;
+    use super::*;
+
+    #[test]
+    fn all_leaves_out_what_is_the_same_on_one_node() {
+        let method = parse("--algorithm all").unwrap().method;
+        let names = |nodes| {
+            let algorithms = method.algorithms(nodes).into_iter().flatten();
+            algorithms.map(Algorithm::name).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names(1), "direct pull ring double-ring");
+        assert_eq!(names(2), "direct pull ring double-ring hierarchical hierarchical-ring");
+        assert_eq!(method.wanted.name(), "all");
+        assert_eq!(parse("").unwrap().method.algorithms(2), [None]);
+    }
+
+    #[test]
+    fn parts_of_a_size_cover_the_longest_shard() {
+        let parts = |line: &str, bytes| parse(line).unwrap().method.parts(bytes);
+        assert_eq!(parts("", 1 << 20), Ok(None));
+        assert_eq!(parts("--parts 3", 1 << 20), Ok(Some(3)));
+        assert_eq!(parts("--part-bytes 64K", 1 << 20), Ok(Some(16)));
+        assert_eq!(parts("--part-bytes 64K", (1 << 20) + 1), Ok(Some(17)));
+        assert_eq!(parts("--part-bytes 64K", 0), Ok(Some(1)));
+        insta::assert_snapshot!(parts("--part-bytes 1", 1 << 20).unwrap_err(), @"");
+        insta::assert_snapshot!(parse("--part-bytes 0").unwrap().method.check().unwrap_err(), @"");
+    }
+}

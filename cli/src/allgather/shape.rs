@@ -1,0 +1,201 @@
+//! What is gathered: equal shards or unlike ones, to one place or many, one tensor or several.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::Args;
+use peerlane::group::AllGatherBuilder;
+use peerlane::hal::Fabric;
+use peerlane::{Destination, Element, Group};
+
+use crate::error::{Failure, Result};
+
+/// Elements between the shards of a list, which must stay as they are.
+pub(super) const GAP: usize = 3;
+/// Buffers that a list is scattered over.
+const LIST_BUFFERS: usize = 2;
+
+/// The options of the shape.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Shape {
+    /// Shards of unlike lengths, by rank in this ratio; a 0 is a rank without a shard
+    #[arg(long, value_name = "N:N:…")]
+    pub(crate) shards: Option<Ratio>,
+    /// Each shard to a place of its own: in reverse order, in two buffers, with gaps
+    #[arg(long, conflicts_with = "tensors")]
+    pub(crate) list: bool,
+    /// Gather so many tensors at once, of which each rank has a piece of each
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) tensors: Option<u32>,
+}
+
+/// Numbers by rank, not all 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ratio(Vec<u32>);
+
+impl Shape {
+    /// # Errors
+    /// If the ratio is not one of so many ranks.
+    pub(super) fn check(&self, ranks: usize) -> Result<()> {
+        match &self.shards {
+            Some(ratio) if ratio.0.len() != ranks => Err(Failure::usage(format!(
+                "--shards {ratio} has {} numbers for {ranks} ranks",
+                ratio.0.len()
+            ))
+            .with_advice("give one for each rank, or another --ranks")),
+            _ => Ok(()),
+        }
+    }
+
+    /// How many elements each rank has, where the mean is `shard_length`.
+    pub(super) fn lengths(&self, shard_length: u64, ranks: usize) -> Vec<u64> {
+        let Some(Ratio(numbers)) = &self.shards else { return vec![shard_length; ranks] };
+        let sum: u128 = numbers.iter().map(|number| u128::from(*number)).sum();
+        let total = u128::from(shard_length) * ranks as u128;
+        cuts(numbers.iter().map(|number| u128::from(*number)), sum, total)
+    }
+
+    /// The elements of every piece, by tensor and in it by rank.
+    ///
+    /// # Errors
+    /// If they are more than this machine can address.
+    pub(super) fn pieces(&self, shard_length: u64, ranks: usize) -> Result<Vec<Vec<usize>>> {
+        let tensors = self.tensors.unwrap_or(1);
+        let of_rank = |length| {
+            let ones = (0..tensors).map(|_| 1);
+            cuts(ones, tensors.into(), u128::from(length))
+        };
+        let by_rank: Vec<_> = self.lengths(shard_length, ranks).into_iter().map(of_rank).collect();
+        let piece = |length: u64| {
+            usize::try_from(length)
+                .map_err(|_| Failure::usage("--max-bytes is more than this machine can address"))
+        };
+        let of_tensor =
+            |tensor: usize| by_rank.iter().map(|of_rank| piece(of_rank[tensor])).collect();
+        (0..tensors as usize).map(of_tensor).collect()
+    }
+
+    /// How many output buffers there are for so many ranks.
+    pub(super) fn output_buffers(&self, ranks: usize) -> usize {
+        if self.list { ranks.min(LIST_BUFFERS) } else { 1 }
+    }
+
+    /// Describes the gather of these [pieces](Self::pieces).
+    pub(super) fn describe<'g, F: Fabric, T: Element>(
+        &self,
+        group: &'g mut Group<F>,
+        pieces: &[Vec<usize>],
+    ) -> AllGatherBuilder<'g, F, T> {
+        let first = &pieces[0];
+        match (self.tensors, &self.shards) {
+            _ if self.list => group.all_gather_list(first, &destinations(first)),
+            (None, None) => group.all_gather(first[0]),
+            (None, Some(_)) => group.all_gather_v(first),
+            (Some(_), None) => {
+                group.all_gather_tensors(&pieces.iter().map(|piece| piece[0]).collect::<Vec<_>>())
+            }
+            (Some(_), Some(_)) => {
+                group.all_gather_tensors_v(&pieces.iter().map(Vec::as_slice).collect::<Vec<_>>())
+            }
+        }
+    }
+
+    /// In the words of the table's title; nothing for equal shards in one tensor.
+    pub(super) fn text(&self) -> Option<String> {
+        let shards = self.shards.as_ref().map(|ratio| format!("shards {ratio}"));
+        let list = self.list.then(|| "to a list".to_owned());
+        let tensors = self.tensors.map(|tensors| format!("{tensors} tensors"));
+        let words: Vec<_> = [shards, list, tensors].into_iter().flatten().collect();
+        (!words.is_empty()).then(|| words.join(", "))
+    }
+}
+
+/// Where the shards of a list go on every rank.
+pub(super) fn destinations(lengths: &[usize]) -> Vec<Destination> {
+    let mut ends = [GAP; LIST_BUFFERS];
+    let mut destinations = vec![Destination::default(); lengths.len()];
+    for (rank, length) in lengths.iter().enumerate().rev() {
+        let buffer = rank % LIST_BUFFERS;
+        destinations[rank] = Destination { buffer, offset: ends[buffer] };
+        ends[buffer] += length + GAP;
+    }
+    destinations
+}
+
+/// Cuts a whole into pieces of these weights; together they are the whole.
+fn cuts(weights: impl Iterator<Item = u128>, sum: u128, whole: u128) -> Vec<u64> {
+    let mut before = 0;
+    let cut = |weights: u128| u64::try_from(whole * weights / sum.max(1)).unwrap_or(u64::MAX);
+    weights
+        .map(|weight| {
+            let begin = cut(before);
+            before += weight;
+            cut(before) - begin
+        })
+        .collect()
+}
+
+impl FromStr for Ratio {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let numbers: Option<Vec<u32>> = text.split(':').map(|word| word.parse().ok()).collect();
+        match numbers {
+            Some(numbers) if numbers.iter().any(|number| *number > 0) => Ok(Self(numbers)),
+            _ => Err("wanted whole numbers by rank, not all 0, such as 1:2:3:4".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words: Vec<_> = self.0.iter().map(u32::to_string).collect();
+        f.write_str(&words.join(":"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::tests::parse;
+    use super::*;
+
+    fn shape(line: &str) -> Shape {
+        parse(line).unwrap().shape
+    }
+
+    #[test]
+    fn a_ratio_shares_the_whole_total() {
+        assert_eq!(shape("").lengths(7, 3), [7, 7, 7]);
+        assert_eq!(shape("--shards 1:2:3:4").lengths(25, 4), [10, 20, 30, 40]);
+        for length in [0, 1, 7, 1000, u64::MAX / 8] {
+            let lengths = shape("--shards 1:0:5").lengths(length, 3);
+            assert_eq!((lengths.iter().sum::<u64>(), lengths[1]), (3 * length, 0));
+        }
+    }
+
+    #[test]
+    fn tensors_share_each_shard() {
+        let pieces = shape("--shards 1:3 --tensors 3").pieces(10, 2).unwrap();
+        assert_eq!(pieces, [[1, 5], [2, 5], [2, 5]]);
+        assert_eq!(shape("").pieces(4, 2).unwrap(), [[4, 4]]);
+    }
+
+    #[test]
+    fn the_places_of_a_list_keep_their_distance() {
+        let places = destinations(&[5, 0, 7]);
+        let places: Vec<_> = places.iter().map(|place| (place.buffer, place.offset)).collect();
+        assert_eq!(places, [(0, 13), (1, 3), (0, 3)]);
+        assert_eq!(shape("--list").output_buffers(1), 1);
+    }
+
+    #[test]
+    fn what_is_no_shape_is_named() {
+        let error = |line: &str| parse(line).unwrap_err().lines().next().unwrap().to_owned();
+        for line in ["--shards 1:x", "--shards 0:0", "--shards 1,2"] {
+            assert!(error(line).contains("such as 1:2:3:4"), "{line}");
+        }
+        assert!(error("--list --tensors 2").contains("cannot be used with"));
+        assert!(error("--tensors 0").contains("0 is not in 1..=1024"));
+        insta::assert_snapshot!(shape("--shards 1:2:3").check(4).unwrap_err(), @"");
+    }
+}

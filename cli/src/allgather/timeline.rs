@@ -1,0 +1,160 @@
+//! A traced start of all ranks, as events of one timeline.
+//!
+//! A traced gather is prepared beside those that are timed, because it is slower: every step is
+//! submitted and watched by itself.
+
+use peerlane::bootstrap::Bootstrap;
+use peerlane::hal::Fabric;
+use peerlane::plan::{Step, Tier};
+use peerlane::trace::{Trace, TracedStart};
+use peerlane::{Element, Group};
+use serde::{Deserialize, Serialize};
+
+use super::circle::Circle;
+use super::setup::{Setup, Way};
+use crate::error::Result;
+use crate::trace::Event;
+
+/// Starts that are traced; the last is shown.
+const STARTS: usize = 2;
+/// Time between the starts of two algorithms on one timeline.
+const PAUSE_NS: f64 = 10_000.0;
+
+/// One start of one algorithm, by rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Traced {
+    algorithm: String,
+    ranks: Vec<Trace>,
+}
+
+/// Traces a start of every algorithm, at shards of so many elements. Collective.
+///
+/// # Errors
+/// If a start fails.
+pub(super) fn trace<F: Fabric, T: Element>(
+    setup: &Setup<'_>,
+    circle: &Circle,
+    group: &mut Group<F>,
+    shard_length: u64,
+) -> Result<Vec<Traced>> {
+    let mut starts = Vec::new();
+    for algorithm in setup.algorithms() {
+        let way = Way { algorithm, captured: false, traced: true };
+        let mut gather = setup.prepare::<F, T>(group, shard_length, way)?;
+        for _ in 0..STARTS {
+            group.barrier()?;
+            gather.run()?;
+        }
+        let mut trace = gather.trace().unwrap_or_default();
+        trace.starts.drain(..trace.starts.len().saturating_sub(1));
+        let ranks = circle.share("trace", &trace)?;
+        let report = gather.report();
+        let algorithm = format!("{}, parts {}", report.algorithm, report.parts);
+        if circle.rank().0 == 0 {
+            starts.push(Traced { algorithm, ranks });
+        }
+        drop(gather);
+        group.barrier()?;
+    }
+    Ok(starts)
+}
+
+/// All starts one after another.
+pub(super) fn events(starts: &[Traced]) -> Vec<Event> {
+    let mut origin = 0.0;
+    let mut events = Vec::new();
+    for traced in starts {
+        let all = || traced.ranks.iter().flat_map(|rank| &rank.starts);
+        let first = all().map(|start| start.unix_ns).min().unwrap_or(0);
+        let mut end: f64 = origin;
+        for rank in &traced.ranks {
+            for start in &rank.starts {
+                let begun = origin + (start.unix_ns - first) as f64;
+                for event in of_start(&traced.algorithm, rank, start, begun) {
+                    end = end.max(event.start_ns + event.duration_ns);
+                    events.push(event);
+                }
+            }
+        }
+        origin = end + PAUSE_NS;
+    }
+    events
+}
+
+fn of_start<'a>(
+    algorithm: &'a str,
+    rank: &'a Trace,
+    start: &'a TracedStart,
+    begun: f64,
+) -> impl Iterator<Item = Event> + 'a {
+    start.steps.iter().map(move |step| {
+        let lane = rank.lanes.iter().find(|lane| lane.lane == step.lane);
+        let network = lane.is_some_and(|lane| lane.tier == Tier::Network);
+        let place = if network { " (network)" } else { "" };
+        // What was never seen complete has no length.
+        let end = step.end_ns.unwrap_or(step.begin_ns);
+        Event {
+            rank: rank.rank,
+            lane: step.lane.0,
+            name: format!("{}{place} [{algorithm}]", name(&step.step)),
+            start_ns: begun + step.begin_ns as f64,
+            duration_ns: end.saturating_sub(step.begin_ns) as f64,
+        }
+    })
+}
+
+fn name(step: &Step) -> String {
+    match step {
+        Step::Put { peer, cell, .. } => format!("put {cell} to {peer}"),
+        Step::Get { peer, cell, .. } => format!("get {cell} of {peer}"),
+        Step::Signal { peer, flag } => format!("signal {flag} to {peer}"),
+        Step::Wait { flag } => format!("wait {flag}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use peerlane::Rank;
+    use peerlane::plan::{Cell, Flag, LaneId, Source};
+    use peerlane::trace::{TracedLane, TracedStep};
+
+    use super::*;
+
+    fn of_rank(rank: u32, unix_ns: u64) -> Trace {
+        let lane = LaneId::HOME;
+        let cell = Cell { shard: Rank(rank), part: 0 };
+        let peer = Rank(1 - rank);
+        let traced = |step, submitted_ns, begin_ns, end_ns| TracedStep {
+            lane,
+            step,
+            bytes: 8,
+            submitted_ns,
+            begin_ns,
+            end_ns,
+        };
+        let steps = vec![
+            traced(Step::Put { peer, cell, from: Source::Input }, 10, 20, Some(120)),
+            traced(Step::Wait { flag: Flag::Arrived { cell, lane } }, 10, 120, None),
+        ];
+        let lanes = vec![TracedLane { lane, tier: Tier::Network, backend: "host".to_owned() }];
+        let starts = vec![TracedStart { epoch: 2, unix_ns, steps }];
+        Trace { rank, lanes, starts, is_cut: false }
+    }
+
+    #[test]
+    fn ranks_share_a_clock_and_algorithms_follow_each_other() {
+        let traced = |algorithm: &str| Traced {
+            algorithm: algorithm.to_owned(),
+            ranks: vec![of_rank(0, 1_000_000), of_rank(1, 1_000_500)],
+        };
+        let events = events(&[traced("direct, parts 1"), traced("ring, parts 1")]);
+        let lines: Vec<_> = events
+            .iter()
+            .map(|event| {
+                let Event { rank, lane, name, start_ns, duration_ns } = event;
+                format!("{rank} {lane} {start_ns} +{duration_ns}: {name}")
+            })
+            .collect();
+        insta::assert_snapshot!(lines.join("\n"), @"");
+    }
+}
