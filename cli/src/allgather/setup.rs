@@ -25,6 +25,8 @@ pub(crate) struct Setup<'a> {
     /// Whether a second fabric is between nodes.
     tiers: bool,
     links: Links,
+    /// Whether somebody has measured or set them; else the group chooses by its own.
+    measured: bool,
 }
 
 /// One way to prepare a gather.
@@ -48,14 +50,20 @@ impl<'a> Setup<'a> {
         tiers: bool,
     ) -> Result<Self> {
         let backend = group.fabric().backend().to_string();
-        let links = links(options, &backend, circle.ranks())?;
+        let calibrated = calibrated(options, &backend, circle.ranks())?;
+        let measured = calibrated.is_some() || options.tiers.nodes.is_some();
+        let links = calibrated.unwrap_or_else(|| group.links().clone());
+        let links = match options.tiers.nodes {
+            Some(_) => options.tiers.between(links),
+            None => links,
+        };
         let all = circle.share("links", &links.fingerprint())?;
         if let Some(rank) = all.iter().position(|seen| *seen != all[0]) {
             let text = format!("rank {rank} has another --calibration than rank 0");
             return Err(Failure::failed(text).with_advice("give all ranks the same file"));
         }
         let topology = group.topology().clone();
-        Ok(Self { options, topology, backend, tiers, links })
+        Ok(Self { options, topology, backend, tiers, links, measured })
     }
 
     /// How many ranks there are.
@@ -83,7 +91,10 @@ impl<'a> Setup<'a> {
         let longest = self.shard_bytes(shard_length).into_iter().max().unwrap_or(0);
         let parts = method.parts(longest)?;
         let mut builder = shape.describe::<F, T>(group, &pieces);
-        builder = builder.timeout(self.options.timeout).links(self.links.clone());
+        builder = builder.timeout(self.options.timeout);
+        if self.measured {
+            builder = builder.links(self.links.clone());
+        }
         if let Some(algorithm) = way.algorithm {
             builder = builder.algorithm(algorithm);
         }
@@ -148,7 +159,7 @@ impl<'a> Setup<'a> {
             shard_bytes: &shard_bytes,
             shape: self.shape(report),
             links: &self.links,
-            measured: true,
+            measured: self.measured,
             algorithm: way.algorithm,
             parts: self.options.method.parts(longest)?,
             refused: &[],
@@ -170,22 +181,14 @@ impl<'a> Setup<'a> {
 pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()> {
     options.shape.check(ranks)?;
     options.tiers.topology(ranks)?;
-    links(options, backend, ranks).map(drop)
+    calibrated(options, backend, ranks).map(drop)
 }
 
-/// What is known of the links between these ranks: measured, if there is a calibration.
-fn links(options: &Options, backend: &str, ranks: usize) -> Result<Links> {
-    let links = match &options.method.calibration {
-        Some(path) => {
-            // Virtual nodes are this machine's ranks, which were calibrated as one node.
-            let topology = Topology::flat(ranks)?;
-            let wanted = Key::new(backend, &calibrate::machine(backend), &topology);
-            calibrate::load(path, Some(&wanted))?.links
-        }
-        // Machines of a launcher may be unlike, and all ranks must predict alike.
-        None if options.spawned_by.is_some() => calibrate::known(backend),
-        None if backend == "host" => Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma),
-        None => Links::default(),
-    };
-    Ok(if options.tiers.nodes.is_some() { options.tiers.between(links) } else { links })
+/// The links of the calibration, if there is one.
+fn calibrated(options: &Options, backend: &str, ranks: usize) -> Result<Option<Links>> {
+    let Some(path) = &options.method.calibration else { return Ok(None) };
+    // Virtual nodes are this machine's ranks, which were calibrated as one node.
+    let topology = Topology::flat(ranks)?;
+    let wanted = Key::new(backend, &calibrate::machine(backend), &topology);
+    Ok(Some(calibrate::load(path, Some(&wanted))?.links))
 }
