@@ -173,6 +173,7 @@ fn report(
     let tiers = sides.iter().map(|(tier, _)| tier_report(ground.rank, tier, lanes)).collect();
     Report {
         algorithm: plan.algorithm,
+        choice: terms.choice.clone(),
         ranks: ground.topology.ranks(),
         parts: plan.parts,
         outputs: plan.outputs,

@@ -6,7 +6,7 @@
 use peerlane_hal::{BackendId, LinkKind};
 
 use crate::allgather::Shape;
-use crate::cost::{self, Links, Question};
+use crate::cost::{self, Choice, Links, Question};
 use crate::error::Error;
 use crate::layout::Layout;
 use crate::plan::Algorithm;
@@ -21,23 +21,19 @@ pub(super) struct Method {
 }
 
 impl Method {
-    /// The algorithm and the parts. `shape` is what the plan must be but for its parts.
+    /// What runs, and what it is predicted to take. `shape` is what the plan must be but for its parts.
     ///
     /// # Errors
     /// As [`cost::choose`].
-    pub(super) fn decide(
+    pub(super) fn choose(
         &self,
         topology: &Topology,
         layout: &Layout,
         shape: Shape,
-        backends: (BackendId, Option<BackendId>),
-    ) -> Result<(Algorithm, u32), Error> {
-        let Self { algorithm, parts, links } = self;
-        if let (Some(algorithm), Some(parts)) = (algorithm, parts) {
-            return Ok((*algorithm, *parts));
-        }
+        (backends, capturable): ((BackendId, Option<BackendId>), bool),
+    ) -> Result<Choice, Error> {
         let known;
-        let links = match links {
+        let links = match &self.links {
             Some(links) => links,
             None => {
                 known = of_backends(backends);
@@ -45,16 +41,37 @@ impl Method {
             }
         };
         let shard_bytes: Vec<u64> = layout.shards().iter().collect();
-        let choice = cost::choose(&Question {
+        let refused = match self.algorithm {
+            Some(_) => Vec::new(),
+            None => self.refused(topology, capturable),
+        };
+        cost::choose(&Question {
             topology,
             shard_bytes: &shard_bytes,
             shape,
             links,
-            algorithm: *algorithm,
-            parts: *parts,
-            refused: &[],
-        })?;
-        Ok((choice.algorithm, choice.parts))
+            algorithm: self.algorithm,
+            parts: self.parts,
+            refused: &refused,
+        })
+    }
+
+    /// What is not taken unless it is asked for.
+    fn refused(&self, topology: &Topology, capturable: bool) -> Vec<(Algorithm, &'static str)> {
+        let one_node = topology.nodes() == 1;
+        let reason = |algorithm| match algorithm {
+            Algorithm::Direct => None,
+            Algorithm::Hierarchical | Algorithm::HierarchicalRing => {
+                one_node.then_some("on one node it is direct with more lanes")
+            }
+            Algorithm::DoubleRing if one_node && capturable => {
+                Some("a graph may not hold its second lane")
+            }
+            // Assumed figures are not good enough to leave what is the best wherever it was measured.
+            _ => (one_node && self.links.is_none()).then_some("no links were measured"),
+        };
+        let all = Algorithm::ALL.iter();
+        all.filter_map(|&algorithm| Some((algorithm, reason(algorithm)?))).collect()
     }
 }
 
@@ -82,13 +99,17 @@ mod tests {
         let layout = Layout::new(&vec![shard_bytes; nodes.len()], 1).unwrap();
         let shape = Shape { tiers: topology.nodes() > 1, ..Shape::default() };
         let backends = (BackendId::CUDA, shape.tiers.then_some(BackendId::RDMA));
-        method.decide(&topology, &layout, shape, backends).unwrap()
+        let choice = method.choose(&topology, &layout, shape, (backends, false)).unwrap();
+        (choice.algorithm, choice.parts)
     }
 
     #[test]
     fn what_is_left_open_is_chosen_and_what_is_said_is_kept() {
         let open = Method::default();
-        assert_eq!(decided(&open, &[0, 0], 64), (Algorithm::Direct, 1));
+        for bytes in [0, 341, 64 << 20] {
+            assert_eq!(decided(&open, &[0], bytes), (Algorithm::Direct, 1));
+            assert_eq!(decided(&open, &[0; 3], bytes), (Algorithm::Direct, 1));
+        }
         let (algorithm, parts) = decided(&open, &[0, 0, 0, 0, 1, 1, 1, 1], 64 << 20);
         assert!(algorithm == Algorithm::Hierarchical && parts > 1, "{algorithm}, {parts}");
         let ring = Method { algorithm: Some(Algorithm::Ring), ..open.clone() };

@@ -130,15 +130,17 @@ fn draft<F: Fabric, T: Element>(
     let shape =
         Shape { parts: layout.parts(), in_place, outputs, flags, tiers: group.network.is_some() };
     let backends = (local.backend(), group.network.as_ref().map(|network| network.backend()));
-    let (algorithm, parts) = wish.method.decide(&ground.topology, &layout, shape, backends)?;
-    if parts != layout.parts() {
-        layout = wish.shards.layout::<T>(ground.topology.ranks(), parts)?;
+    let (topology, method) = (&ground.topology, &wish.method);
+    let choice = method.choose(topology, &layout, shape, (backends, capturable))?;
+    if choice.parts != layout.parts() {
+        layout = wish.shards.layout::<T>(topology.ranks(), choice.parts)?;
     }
-    let shape = Shape { parts, ..shape };
+    let (algorithm, shape) = (choice.algorithm, Shape { parts: choice.parts, ..shape });
     let (dtype, rank) = (T::DTYPE, ground.rank);
     let terms = Terms {
         operation,
         algorithm,
+        choice,
         shape,
         layout,
         request,
