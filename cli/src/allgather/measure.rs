@@ -30,12 +30,6 @@ pub(crate) struct Bench<'a, F: Fabric> {
     pub(crate) sink: Sink<'a>,
 }
 
-/// A gather that is measured, and how it was asked for.
-struct Entrant<T> {
-    way: Way,
-    gather: AllGather<T>,
-}
-
 impl<F: Fabric> Bench<'_, F> {
     /// Tells the one who prints, if this rank is the one that tells.
     ///
@@ -67,12 +61,12 @@ impl<F: Fabric> Bench<'_, F> {
         let timings = self.time(&mut entrants)?;
         self.tell(doing(Activity::Check))?;
         self.check(&mut entrants, shard_length, after)?;
-        for (Entrant { way, gather }, timing) in entrants.iter().zip(timings) {
+        for (gather, timing) in entrants.iter().zip(timings) {
             let report = gather.report();
-            if let Some(text) = self.setup.explanation(report, shard_length, *way)? {
+            if let Some(text) = self.setup.explanation(report) {
                 self.tell(Event::Note { text })?;
             }
-            let row = self.row(gather, shard_length, timing, limit)?;
+            let row = self.row(gather, timing, limit);
             self.tell(Event::Row { row: Box::new(row) })?;
         }
         drop(entrants);
@@ -106,20 +100,18 @@ impl<F: Fabric> Bench<'_, F> {
         limit.measure(copies, *pace, circle, group).map(Some)
     }
 
-    fn entrants<T: Element>(&mut self, shard_length: u64) -> Result<Vec<Entrant<T>>> {
+    fn entrants<T: Element>(&mut self, shard_length: u64) -> Result<Vec<AllGather<T>>> {
         let Self { setup, group, .. } = self;
         let entrant = |algorithm| {
             let way = Way { algorithm, captured: false, traced: false };
-            let gather = setup.prepare::<F, T>(group, shard_length, way)?;
-            Ok(Entrant { way, gather })
+            setup.prepare::<F, T>(group, shard_length, way)
         };
         setup.algorithms().into_iter().map(entrant).collect()
     }
 
-    fn time<T: Element>(&mut self, entrants: &mut [Entrant<T>]) -> Result<Vec<Timing>> {
+    fn time<T: Element>(&mut self, entrants: &mut [AllGather<T>]) -> Result<Vec<Timing>> {
         let Self { pace, circle, group, .. } = self;
-        let mut runs: Vec<_> =
-            entrants.iter_mut().map(|entrant| || Ok(entrant.gather.run()?)).collect();
+        let mut runs: Vec<_> = entrants.iter_mut().map(|gather| || Ok(gather.run()?)).collect();
         let mut operations: Vec<&mut dyn FnMut() -> Result<()>> =
             runs.iter_mut().map(|run| run as _).collect();
         pace.time(circle, group, longest_of_each, &mut operations)
@@ -129,12 +121,12 @@ impl<F: Fabric> Bench<'_, F> {
     /// ranks found theirs right.
     fn check<T: Element>(
         &mut self,
-        entrants: &mut [Entrant<T>],
+        entrants: &mut [AllGather<T>],
         shard_length: u64,
         data: Data,
     ) -> Result<()> {
         let rank = self.circle.rank();
-        for Entrant { gather, .. } in entrants {
+        for gather in entrants {
             let mut found: Found = Ok(());
             // Of two outputs in turn the next start fills the other one: after the last of these
             // starts every output has been poisoned, filled and compared.
@@ -159,12 +151,11 @@ impl<F: Fabric> Bench<'_, F> {
     fn row<T: Element>(
         &self,
         gather: &AllGather<T>,
-        shard_length: u64,
         Timing { statistics, iterations }: Timing,
         limit: Option<Duration>,
-    ) -> Result<Row> {
-        let report = gather.report();
-        let predicted = self.setup.predicted(report, shard_length)?;
-        Ok(figures::row(&self.setup, report, Figures { statistics, iterations, limit, predicted }))
+    ) -> Row {
+        let (setup, report) = (&self.setup, gather.report());
+        let predicted = setup.predicted(report);
+        figures::row(setup, report, Figures { statistics, iterations, limit, predicted })
     }
 }

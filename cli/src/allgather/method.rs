@@ -169,7 +169,13 @@ mod tests {
         assert_eq!(parts("--part-bytes 64K", 1 << 20), Ok(Some(16)));
         assert_eq!(parts("--part-bytes 64K", (1 << 20) + 1), Ok(Some(17)));
         assert_eq!(parts("--part-bytes 64K", 0), Ok(Some(1)));
-        insta::assert_snapshot!(parts("--part-bytes 1", 1 << 20).unwrap_err(), @"");
-        insta::assert_snapshot!(parse("--part-bytes 0").unwrap().method.check().unwrap_err(), @"");
+        insta::assert_snapshot!(parts("--part-bytes 1", 1 << 20).unwrap_err(), @"
+        error: --part-bytes 1 B makes 1048576 parts of a shard of 1 MiB, 65536 are the most
+         help: raise --part-bytes or lower --max-bytes
+        ");
+        insta::assert_snapshot!(parse("--part-bytes 0").unwrap().method.check().unwrap_err(), @"
+        error: --part-bytes is 0: no number of such parts is a shard
+         help: take 64K or more, or leave it out
+        ");
     }
 }

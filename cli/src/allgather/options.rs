@@ -327,8 +327,8 @@ pub(super) mod tests {
         let first_line = |line: &str| parse(line).unwrap_err().lines().next().unwrap().to_owned();
         insta::assert_snapshot!(first_line("--ranks 0"), @"error: invalid value '0' for '--ranks <N>': wanted a number of ranks from 1 to 4096");
         insta::assert_snapshot!(first_line("--ranks 5000"), @"error: invalid value '5000' for '--ranks <N>': wanted a number of ranks from 1 to 4096");
-        insta::assert_snapshot!(first_line("--algorithm spiral"), @"");
-        insta::assert_snapshot!(first_line("--parts 0"), @"");
+        insta::assert_snapshot!(first_line("--algorithm spiral"), @"error: invalid value 'spiral' for '--algorithm <NAME>': there is no such algorithm; write auto, all or direct, pull, ring, double-ring, hierarchical, hierarchical-ring");
+        insta::assert_snapshot!(first_line("--parts 0"), @"error: invalid value '0' for '--parts <N>': wanted a number of parts from 1 to 65536");
         insta::assert_snapshot!(first_line("--dtype f8"), @"error: invalid value 'f8' for '--dtype <DTYPE>': wanted u8, i32, i64, f16, bf16, f32 or f64");
         insta::assert_snapshot!(first_line("--timeout 0"), @"error: invalid value '0' for '--timeout <SECONDS>': no rank can answer within no time; wanted seconds above 0");
         insta::assert_snapshot!(first_line("--timeout=-1"), @"error: invalid value '-1' for '--timeout <SECONDS>': wanted seconds above 0, such as 30 or 0.5");
@@ -350,9 +350,18 @@ pub(super) mod tests {
         error: --min-bytes is 0: a sweep that starts at 0 never grows
          help: start at 1 byte or more
         ");
-        insta::assert_snapshot!(refusal("--list --outputs 2"), @"");
-        insta::assert_snapshot!(refusal("--vs nccl --shards 1:2"), @"");
-        insta::assert_snapshot!(refusal("--trace trace.svg"), @"");
+        insta::assert_snapshot!(refusal("--list --outputs 2"), @"
+        error: --list and --outputs 2 do not fit together
+         help: places that are given stay where they are: leave one out
+        ");
+        insta::assert_snapshot!(refusal("--vs nccl --shards 1:2"), @"
+        error: --vs compares equal shards in one place
+         help: leave out --shards, --list and --tensors
+        ");
+        insta::assert_snapshot!(refusal("--trace trace.svg"), @"
+        error: --trace trace.svg is no JSON file
+         help: name it *.json; no other format is written
+        ");
         insta::assert_snapshot!(refusal("--plot sizes.png"), @"
         error: --plot sizes.png is no SVG file
          help: name it *.svg; no other format is written

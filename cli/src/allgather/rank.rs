@@ -57,8 +57,8 @@ fn with_fabric<F: Fabric + 'static>(
     ways: Vec<F>,
     sink: Sink<'_>,
 ) -> Result<()> {
-    let (group, tiers) = tiers::open(options, &circle, fabric)?;
-    let setup = Setup::of(options, &circle, &group, tiers)?;
+    let group = tiers::open(options, &circle, fabric)?;
+    let setup = Setup::of(options, &circle, &group)?;
     let limit = if ways.is_empty() { None } else { Some(Limit::open(ways, &circle)?) };
     let pace = Pace { warmup: options.warmup, iterations: options.iterations };
     let bench = Bench { setup, seed, pace, circle, group, limit, sink };

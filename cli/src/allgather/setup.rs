@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use peerlane::bootstrap::Bootstrap;
-use peerlane::cost::{self, Key, Links, Question};
+use peerlane::cost::{Key, Links};
 use peerlane::group::Report;
 use peerlane::hal::{Fabric, LinkKind};
 use peerlane::plan::Algorithm;
@@ -22,11 +22,8 @@ pub(crate) struct Setup<'a> {
     pub(super) topology: Topology,
     /// The name of the backend inside a node.
     pub(super) backend: String,
-    /// Whether a second fabric is between nodes.
-    tiers: bool,
-    links: Links,
-    /// Whether somebody has measured or set them; else the group chooses by its own.
-    measured: bool,
+    /// What is known of the links beside what the library knows.
+    links: Option<Links>,
 }
 
 /// One way to prepare a gather.
@@ -47,23 +44,16 @@ impl<'a> Setup<'a> {
         options: &'a Options,
         circle: &Circle,
         group: &Group<F>,
-        tiers: bool,
     ) -> Result<Self> {
         let backend = group.fabric().backend().to_string();
-        let calibrated = calibrated(options, &backend, circle.ranks())?;
-        let measured = calibrated.is_some() || options.tiers.nodes.is_some();
-        let links = calibrated.unwrap_or_else(|| group.links().clone());
-        let links = match options.tiers.nodes {
-            Some(_) => options.tiers.between(links),
-            None => links,
-        };
-        let all = circle.share("links", &links.fingerprint())?;
+        let links = links(options, &backend, circle.ranks())?;
+        let all = circle.share("links", &links.as_ref().map(Links::fingerprint))?;
         if let Some(rank) = all.iter().position(|seen| *seen != all[0]) {
             let text = format!("rank {rank} has another --calibration than rank 0");
             return Err(Failure::failed(text).with_advice("give all ranks the same file"));
         }
         let topology = group.topology().clone();
-        Ok(Self { options, topology, backend, tiers, links, measured })
+        Ok(Self { options, topology, backend, links })
     }
 
     /// How many ranks there are.
@@ -92,8 +82,8 @@ impl<'a> Setup<'a> {
         let parts = method.parts(longest)?;
         let mut builder = shape.describe::<F, T>(group, &pieces);
         builder = builder.timeout(self.options.timeout);
-        if self.measured {
-            builder = builder.links(self.links.clone());
+        if let Some(links) = &self.links {
+            builder = builder.links(links.clone());
         }
         if let Some(algorithm) = way.algorithm {
             builder = builder.algorithm(algorithm);
@@ -127,50 +117,14 @@ impl<'a> Setup<'a> {
     }
 
     /// The time that is predicted for what was prepared, if predictions are shown.
-    ///
-    /// # Errors
-    /// If the links are impossible.
-    pub(super) fn predicted(&self, report: &Report, shard_length: u64) -> Result<Option<Duration>> {
-        if !self.options.method.predicts() {
-            return Ok(None);
-        }
-        let (shards, shape) = (self.shard_bytes(shard_length), self.shape(report));
-        let cost = cost::predict(report.algorithm, &self.topology, shape, &shards, &self.links)?;
-        Ok(Some(Duration::from_nanos(cost.picoseconds / 1000)))
+    pub(super) fn predicted(&self, report: &Report) -> Option<Duration> {
+        let predicts = self.options.method.predicts();
+        predicts.then(|| Duration::from_nanos(report.choice.cost.picoseconds / 1000))
     }
 
-    /// Why the library chooses what it does, if that is asked for.
-    ///
-    /// # Errors
-    /// If the links are impossible.
-    pub(super) fn explanation(
-        &self,
-        report: &Report,
-        shard_length: u64,
-        way: Way,
-    ) -> Result<Option<String>> {
-        if !self.options.method.explain {
-            return Ok(None);
-        }
-        let shard_bytes = self.shard_bytes(shard_length);
-        let longest = shard_bytes.iter().copied().max().unwrap_or(0);
-        let choice = cost::choose(&Question {
-            topology: &self.topology,
-            shard_bytes: &shard_bytes,
-            shape: self.shape(report),
-            links: &self.links,
-            measured: self.measured,
-            algorithm: way.algorithm,
-            parts: self.options.method.parts(longest)?,
-            refused: &[],
-        })?;
-        Ok(Some(choice.explain()))
-    }
-
-    fn shape(&self, report: &Report) -> peerlane::allgather::Shape {
-        let Report { parts, outputs, flags, .. } = *report;
-        let in_place = self.options.in_place;
-        peerlane::allgather::Shape { parts, in_place, outputs, flags, tiers: self.tiers }
+    /// Why it is what was prepared, if that is asked for.
+    pub(super) fn explanation(&self, report: &Report) -> Option<String> {
+        self.options.method.explain.then(|| report.choice.explain())
     }
 }
 
@@ -181,14 +135,34 @@ impl<'a> Setup<'a> {
 pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()> {
     options.shape.check(ranks)?;
     options.tiers.topology(ranks)?;
-    calibrated(options, backend, ranks).map(drop)
+    let largest = options.sweep(ranks).shard_lengths().last().copied().unwrap_or(0);
+    let longest = options.shape.lengths(largest, ranks).into_iter().max().unwrap_or(0);
+    options.method.parts(longest.saturating_mul(options.dtype.bytes() as u64))?;
+    links(options, backend, ranks).map(drop)
 }
 
-/// The links of the calibration, if there is one.
-fn calibrated(options: &Options, backend: &str, ranks: usize) -> Result<Option<Links>> {
-    let Some(path) = &options.method.calibration else { return Ok(None) };
-    // Virtual nodes are this machine's ranks, which were calibrated as one node.
-    let topology = Topology::flat(ranks)?;
-    let wanted = Key::new(backend, &calibrate::machine(backend), &topology);
-    Ok(Some(calibrate::load(path, Some(&wanted))?.links))
+/// What is known of the links between these ranks beside what the library knows: what was measured,
+/// and how slow the network is made.
+fn links(options: &Options, backend: &str, ranks: usize) -> Result<Option<Links>> {
+    let calibration = match &options.method.calibration {
+        Some(path) => {
+            // Virtual nodes are this machine's ranks, which were calibrated as one node.
+            let topology = Topology::flat(ranks)?;
+            // A spawned rank is bound to a core and sees no more; its parent has checked.
+            let sees = options.spawned_by.is_none();
+            let wanted = sees.then(|| Key::new(backend, &calibrate::machine(backend), &topology));
+            Some(calibrate::load(path, wanted.as_ref())?.links)
+        }
+        None => None,
+    };
+    let has_network = options.tiers.topology(ranks)?.is_some_and(|topology| topology.nodes() > 1);
+    if !has_network {
+        return Ok(calibration);
+    }
+    let known = || match backend {
+        // Not by what this machine has: all ranks must know the same.
+        "host" => Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma),
+        _ => Links::default(),
+    };
+    Ok(Some(options.tiers.between(calibration.unwrap_or_else(known))))
 }

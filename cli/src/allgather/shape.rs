@@ -196,6 +196,9 @@ mod tests {
         }
         assert!(error("--list --tensors 2").contains("cannot be used with"));
         assert!(error("--tensors 0").contains("0 is not in 1..=1024"));
-        insta::assert_snapshot!(shape("--shards 1:2:3").check(4).unwrap_err(), @"");
+        insta::assert_snapshot!(shape("--shards 1:2:3").check(4).unwrap_err(), @"
+        error: --shards 1:2:3 has 3 numbers for 4 ranks
+         help: give one for each rank, or another --ranks
+        ");
     }
 }

@@ -75,7 +75,7 @@ impl Tiers {
     }
 }
 
-/// Opens the group over fabrics that `fabric` opens, one or two; whether there are two. Collective.
+/// Opens the group over fabrics that `fabric` opens, one or two. Collective.
 ///
 /// # Errors
 /// That of the group.
@@ -83,23 +83,22 @@ pub(super) fn open<F: Fabric + 'static>(
     options: &Options,
     circle: &Circle,
     fabric: impl Fn() -> Result<F>,
-) -> Result<(Group<F>, bool)> {
+) -> Result<Group<F>> {
     let group = GroupOptions::default().timeout(options.timeout).strict(options.strict);
     let circle = circle.clone();
     let Some(topology) = options.tiers.topology(circle.ranks())? else {
-        return Ok((group.open(circle, fabric()?)?, false));
+        return Ok(group.open(circle, fabric()?)?);
     };
     let has_network = topology.nodes() > 1;
     let group = group.topology(topology);
-    let group = match options.tiers.throttle() {
+    Ok(match options.tiers.throttle() {
         _ if !has_network => group.open(circle, fabric()?)?,
         None => group.open_tiers(circle, fabric()?, fabric()?)?,
         Some(layer) => {
             let network = Wrapped::new(fabric()?, layer);
             group.open_tiers(circle, fabric()?, network)?
         }
-    };
-    Ok((group, has_network))
+    })
 }
 
 #[cfg(test)]
@@ -110,8 +109,14 @@ mod tests {
     #[test]
     fn what_does_not_fit_names_the_option() {
         let refusal = |line: &str| parse(line).unwrap().tiers.topology(4).unwrap_err();
-        insta::assert_snapshot!(refusal("--nodes 2+1"), @"");
-        insta::assert_snapshot!(refusal("--nodes 5"), @"");
+        insta::assert_snapshot!(refusal("--nodes 2+1"), @"
+        error: --nodes: 2+1 is 3 ranks on 2 nodes, not 4
+         help: give the ranks of each node, such as 2+1+3, or another --ranks
+        ");
+        insta::assert_snapshot!(refusal("--nodes 5"), @"
+        error: --nodes: 5 nodes are too many for 4 ranks
+         help: give the ranks of each node, such as 2+1+3, or another --ranks
+        ");
         assert!(parse("--nodes 0").is_err());
         assert!(parse("--network-delay 20us").unwrap_err().contains("--nodes"));
         assert_eq!(parse("").unwrap().tiers.topology(4), Ok(None));

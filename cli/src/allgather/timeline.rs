@@ -155,6 +155,15 @@ mod tests {
                 format!("{rank} {lane} {start_ns} +{duration_ns}: {name}")
             })
             .collect();
-        insta::assert_snapshot!(lines.join("\n"), @"");
+        insta::assert_snapshot!(lines.join("\n"), @"
+        0 0 20 +100: put 0.0 to 1 (network) [direct, parts 1]
+        0 0 120 +0: wait arrived 0.0 (network) [direct, parts 1]
+        1 0 520 +100: put 1.0 to 0 (network) [direct, parts 1]
+        1 0 620 +0: wait arrived 1.0 (network) [direct, parts 1]
+        0 0 10640 +100: put 0.0 to 1 (network) [ring, parts 1]
+        0 0 10740 +0: wait arrived 0.0 (network) [ring, parts 1]
+        1 0 11140 +100: put 1.0 to 0 (network) [ring, parts 1]
+        1 0 11240 +0: wait arrived 1.0 (network) [ring, parts 1]
+        ");
     }
 }

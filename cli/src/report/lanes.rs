@@ -64,7 +64,10 @@ mod tests {
     #[test]
     fn the_largest_size_is_told() {
         let rows = [row(1 << 20, Duration::from_millis(1), None), hierarchical()];
-        insta::assert_snapshot!(lanes(&rows, false), @"");
+        insta::assert_snapshot!(lanes(&rows, false), @"
+
+        hierarchical, parts 4, rank 0: lane 0 local on host, waits queued; lane 1 network on host, waits polled; local: 3 MiB put, 1 MiB own; network: 2 MiB put; fallback: to rank 2 through host memory
+        ");
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub(crate) fn tables(rows: &[Row]) -> String {
 /// The columns that are there only where something of them was measured.
 #[derive(Clone, Copy)]
 struct Columns {
+    parts: bool,
     limits: bool,
     predictions: bool,
     device: bool,
@@ -23,11 +24,13 @@ struct Columns {
 /// The rows as a table.
 fn table(rows: &[Row]) -> String {
     let columns = Columns {
+        parts: rows.iter().any(|row| row.parts > 1),
         limits: rows.iter().any(|row| row.limit.is_some()),
         predictions: rows.iter().any(|row| row.predicted.is_some()),
         device: rows.iter().any(|row| row.device.is_some()),
     };
-    aligned(header(columns), rows.iter().map(|row| cells(row, columns)), &[2, 4])
+    let engine = if columns.parts { 4 } else { 3 };
+    aligned(header(columns), rows.iter().map(|row| cells(row, columns)), &[2, engine])
 }
 
 /// A table whose columns are flush right but for those named.
@@ -51,8 +54,12 @@ pub(crate) fn aligned(
     table.trim_fmt()
 }
 
-fn header(Columns { limits, predictions, device }: Columns) -> Vec<&'static str> {
-    let mut header = vec!["total", "shard", "algorithm", "parts", "engine", "median µs"];
+fn header(Columns { parts, limits, predictions, device }: Columns) -> Vec<&'static str> {
+    let mut header = vec!["total", "shard", "algorithm"];
+    if parts {
+        header.push("parts");
+    }
+    header.extend(["engine", "median µs"]);
     header.push(if device { "host µs" } else { "p99 µs" });
     header.extend(["algbw GB/s", "busbw GB/s", "checked"]);
     if limits {
@@ -64,12 +71,16 @@ fn header(Columns { limits, predictions, device }: Columns) -> Vec<&'static str>
     header
 }
 
-fn cells(row: &Row, Columns { limits, predictions, device }: Columns) -> Vec<String> {
+fn cells(row: &Row, Columns { parts, limits, predictions, device }: Columns) -> Vec<String> {
     let mut cells = vec![
         Size(row.total_bytes).to_string(),
         Size(row.shard_bytes).to_string(),
         row.algorithm.clone(),
-        row.parts.to_string(),
+    ];
+    if parts {
+        cells.push(row.parts.to_string());
+    }
+    cells.extend([
         row.engine.clone(),
         time(row.median_us),
         match &row.device {
@@ -80,7 +91,7 @@ fn cells(row: &Row, Columns { limits, predictions, device }: Columns) -> Vec<Str
         format!("{:.3}", row.algbw_gbs),
         format!("{:.3}", row.busbw_gbs),
         if row.checked { "yes" } else { "no" }.to_owned(),
-    ];
+    ]);
     if limits {
         cells.extend(beside(row.limit.map(|limit| (limit.limit_us, limit.limit_share))));
     }
@@ -108,6 +119,7 @@ pub(super) fn time(microseconds: f64) -> String {
 mod tests {
     use std::time::Duration;
 
+    use super::super::row::Predicted;
     use super::super::row::tests::row;
     use super::*;
 
@@ -122,6 +134,24 @@ mod tests {
         ────────────────────────────────────────────────────────────────────────────────────────────────
           1 KiB    256 B   direct      host           6.5       9.8        0.157        0.117       yes
          64 MiB   16 MiB   direct      host        9000.0   13500.0        7.457        5.592       yes
+        ");
+    }
+
+    #[test]
+    fn parts_and_predictions_are_shown_where_there_are_any() {
+        let mut rows = [
+            row(1 << 20, Duration::from_micros(125), None),
+            row(1 << 20, Duration::from_micros(500), None),
+        ];
+        rows[1].algorithm = "hierarchical".into();
+        rows[1].parts = 4;
+        let time = Duration::from_micros;
+        rows[1].predicted = Some(Predicted::new(time(450), time(500)));
+        insta::assert_snapshot!(table(&rows), @"
+         total     shard   algorithm      parts   engine   median µs   p99 µs   algbw GB/s   busbw GB/s   checked   predicted µs   of median
+        ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+         1 MiB   256 KiB   direct             1   host         125.0    187.5        8.389        6.291       yes              -           -
+         1 MiB   256 KiB   hierarchical       4   host         500.0    750.0        2.097        1.573       yes          450.0        90 %
         ");
     }
 

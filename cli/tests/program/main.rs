@@ -6,6 +6,8 @@ mod cost;
 mod cuda;
 mod failure;
 mod launcher;
+mod methods;
 mod plan;
+mod shapes;
 mod simulate;
 mod usage;

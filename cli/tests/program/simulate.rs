@@ -28,7 +28,7 @@ fn a_table_and_the_critical_path_are_printed() {
 
      algorithm      parts     µs   predicted µs   GB/s   local   used   network   used   local incast   network incast
     ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────
-     hierarchical       1   51.4           49.7   81.6   8 MiB   10 %     4 MiB   42 %              1                1
+     hierarchical       1   51.4           52.1   81.6   8 MiB   10 %     4 MiB   42 %              1                1
 
     critical path of hierarchical, 11 steps
               10.0 µs  +      10.0  rank 1 lane 0: signal go lane 1 to 1

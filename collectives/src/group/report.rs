@@ -4,6 +4,7 @@ use std::fmt;
 
 use peerlane_hal::{BackendId, LinkKind, Rank};
 
+use crate::cost::Choice;
 use crate::plan::{Algorithm, FlagOrder, LaneId, Tier};
 
 /// How a prepared operation runs.
@@ -11,8 +12,8 @@ use crate::plan::{Algorithm, FlagOrder, LaneId, Tier};
 pub struct Report {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Why this one, and so many parts.
-    pub why: String,
+    /// What it was chosen from and why, as far as that was left open, and what it is predicted to take.
+    pub choice: Choice,
     /// Ranks of the group.
     pub ranks: usize,
     /// Parts of a shard.

@@ -24,6 +24,7 @@ pub(crate) struct Keys(BTreeMap<BufferId, Vec<u8>>);
 
 /// Memory that one fabric holds and another registers.
 pub(crate) struct Held {
+    by: BackendId,
     base: NonNull<u8>,
     bytes: u64,
     space: Space,
@@ -136,13 +137,14 @@ impl<F: Fabric> Side for FabricSide<'_, F> {
     fn held(&self, buffer: BufferId) -> Held {
         let local = self.window(buffer).local();
         let (base, bytes, space) = (local.base(), local.bytes(), local.space());
-        Held { base, bytes, space, keep: Arc::clone(local) as _ }
+        Held { by: self.fabric.backend(), base, bytes, space, keep: Arc::clone(local) as _ }
     }
 
     fn register(&mut self, buffer: BufferId, held: Held) -> Result<(), Error> {
-        let Held { base, bytes, space, keep } = held;
+        let Held { by, base, bytes, space, keep } = held;
+        let foreign = by != self.fabric.backend();
         let what = || format!("register {buffer} with the fabric {}", self.fabric.backend());
-        if buffer == BufferId::Crossing && space != Space::Host {
+        if buffer == BufferId::Crossing && foreign && space != Space::Host {
             let text = format!(
                 "{}: it is memory of a device, wanted memory of the host, where fabrics of two \
                  kinds see each other's flags",

@@ -53,8 +53,8 @@ pub(super) fn run(
     let (device, strict) = (seat.ordinal, options.strict);
     let how = cuda::Options { device, strict, own_copy, ..cuda::Options::default() };
     let fabric = || cuda::Fabric::open_with(rank, ranks, how.clone()).map_err(Failure::of_backend);
-    let (mut group, tiers) = tiers::open(options, &circle, fabric)?;
-    let setup = Setup::of(options, &circle, &group, tiers)?;
+    let mut group = tiers::open(options, &circle, fabric)?;
+    let setup = Setup::of(options, &circle, &group)?;
     let shards = lengths.last().map_or_else(Vec::new, |length| setup.shard_bytes(*length));
     let shard_bytes = shards.iter().copied().max().unwrap_or(0);
     let largest = (shard_bytes, shards.iter().sum());

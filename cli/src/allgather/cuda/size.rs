@@ -90,7 +90,7 @@ impl Bench<'_> {
             let memory = (prepared.input, prepared.report.outputs);
             let gatherer = prepared.gatherer;
             entrants.push(Entrant::open(gatherer, &gpu, &stream, memory, options.graph)?);
-            reports.push((way, prepared.report));
+            reports.push(prepared.report);
         }
         for path in rivals.iter().flat_map(|rivals| rivals.paths()) {
             if let Some((gatherer, input)) = path.at(own.1, circle, options.in_place, &stream) {
@@ -131,8 +131,8 @@ impl Bench<'_> {
         // Those of the rivals go with the first row.
         let mut besides = besides.into_iter();
         let own_besides: Vec<_> = besides.by_ref().take(reports.len()).collect();
-        for (index, (way, report)) in reports.iter().enumerate() {
-            let predicted = setup.predicted(report, shard_length)?;
+        for (index, report) in reports.iter().enumerate() {
+            let predicted = setup.predicted(report);
             let mut row = row(setup, report, times[index], (limit, predicted), starts);
             if let Some(rivals) = rivals {
                 let rivals_times = &times[reports.len()..];
@@ -143,7 +143,7 @@ impl Bench<'_> {
             if index == 0 {
                 row.beside.extend(besides.by_ref());
             }
-            if let Some(text) = setup.explanation(report, shard_length, *way)? {
+            if let Some(text) = setup.explanation(report) {
                 tell(Event::Note { text })?;
             }
             tell(Event::Row { row: Box::new(row) })?;

@@ -173,7 +173,7 @@ fn report(
     let tiers = sides.iter().map(|(tier, _)| tier_report(ground.rank, tier, lanes)).collect();
     Report {
         algorithm: plan.algorithm,
-        why: terms.why.clone(),
+        choice: terms.choice.clone(),
         ranks: ground.topology.ranks(),
         parts: plan.parts,
         outputs: plan.outputs,

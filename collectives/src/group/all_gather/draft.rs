@@ -9,6 +9,7 @@ use peerlane_hal::{BackendId, Caps, Deadline, ErrorKind, Rank};
 use super::bound::{Bound, BoundLane, Finished};
 use super::request::Request;
 use crate::allgather::{self, Shape};
+use crate::cost::Choice;
 use crate::element::DType;
 use crate::error::Error;
 use crate::group::agreement::Offer;
@@ -38,7 +39,7 @@ pub(super) struct Ground {
 pub(super) struct Terms {
     pub(super) operation: &'static str,
     pub(super) algorithm: Algorithm,
-    pub(super) why: String,
+    pub(super) choice: Choice,
     pub(super) shape: Shape,
     /// With the places of all ranks as soon as they are known.
     pub(super) layout: Layout,

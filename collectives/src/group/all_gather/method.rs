@@ -4,7 +4,7 @@
 //! operation tells where it is not.
 
 use crate::allgather::Shape;
-use crate::cost::{self, Links, Question};
+use crate::cost::{self, Choice, Links, Question};
 use crate::error::Error;
 use crate::layout::Layout;
 use crate::plan::Algorithm;
@@ -18,44 +18,29 @@ pub(super) struct Method {
     pub(super) links: Option<Links>,
 }
 
-/// What was decided, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Decision {
-    pub(super) algorithm: Algorithm,
-    pub(super) parts: u32,
-    pub(super) why: String,
-}
-
-/// What a graph takes: what drives another lane beside it is slower than any plan of one lane.
-const BESIDE_GRAPHS: &[(Algorithm, &str)] = &[
-    (Algorithm::DoubleRing, "it has a lane that no graph records"),
-    (Algorithm::Hierarchical, "it has a lane that no graph records"),
-    (Algorithm::HierarchicalRing, "it has a lane that no graph records"),
-];
-
 impl Method {
-    /// The algorithm and the parts. `shape` is what the plan must be but for its parts; `known` are
-    /// the group's links, and whether somebody has measured them.
+    /// What runs, and what it is predicted to take. `shape` is what the plan must be but for its parts;
+    /// `known` are the group's links, and whether somebody has measured them.
     ///
     /// # Errors
     /// As [`cost::choose`].
-    pub(super) fn decide(
+    pub(super) fn choose(
         &self,
         topology: &Topology,
         layout: &Layout,
         (shape, capturable): (Shape, bool),
         (known, measured): (&Links, bool),
-    ) -> Result<Decision, Error> {
-        if let (Some(algorithm), Some(parts)) = (self.algorithm, self.parts) {
-            return Ok(Decision { algorithm, parts, why: "the caller says so".to_owned() });
-        }
+    ) -> Result<Choice, Error> {
         let (links, measured) = match &self.links {
             Some(links) => (links, true),
             None => (known, measured),
         };
-        let one_lane = capturable && !shape.tiers && self.algorithm.is_none();
         let shard_bytes: Vec<u64> = layout.shards().iter().collect();
-        let choice = cost::choose(&Question {
+        let refused = match self.algorithm {
+            Some(_) => Vec::new(),
+            None => refused(topology.nodes() == 1, capturable && !shape.tiers, measured),
+        };
+        cost::choose(&Question {
             topology,
             shard_bytes: &shard_bytes,
             shape,
@@ -63,11 +48,26 @@ impl Method {
             measured,
             algorithm: self.algorithm,
             parts: self.parts,
-            refused: if one_lane { BESIDE_GRAPHS } else { &[] },
-        })?;
-        let why = choice.explain();
-        Ok(Decision { algorithm: choice.algorithm, parts: choice.parts, why })
+            refused: &refused,
+        })
     }
+}
+
+/// What is not taken unless it is asked for.
+fn refused(one_node: bool, in_graph: bool, measured: bool) -> Vec<(Algorithm, &'static str)> {
+    let reason = |algorithm| match algorithm {
+        Algorithm::Direct => None,
+        Algorithm::DoubleRing | Algorithm::Hierarchical | Algorithm::HierarchicalRing
+            if in_graph =>
+        {
+            Some("it has a lane that no graph records")
+        }
+        Algorithm::Hierarchical | Algorithm::HierarchicalRing => None,
+        // Assumed figures are not good enough to leave what is the best wherever it was measured.
+        _ => (one_node && !measured).then_some("no links were measured"),
+    };
+    let all = Algorithm::ALL.iter();
+    all.filter_map(|&algorithm| Some((algorithm, reason(algorithm)?))).collect()
 }
 
 #[cfg(test)]
@@ -76,19 +76,25 @@ mod tests {
 
     use super::*;
 
+    fn known() -> Links {
+        Links::of_kinds(LinkKind::NvLink, LinkKind::Rdma)
+    }
+
     fn decided(method: &Method, nodes: &[u32], shard_bytes: u64) -> (Algorithm, u32) {
         let topology = Topology::of_nodes(nodes).unwrap();
         let layout = Layout::new(&vec![shard_bytes; nodes.len()], 1).unwrap();
         let shape = Shape { tiers: topology.nodes() > 1, ..Shape::default() };
-        let known = Links::of_kinds(LinkKind::NvLink, LinkKind::Rdma);
-        let decided = method.decide(&topology, &layout, (shape, false), (&known, true)).unwrap();
-        (decided.algorithm, decided.parts)
+        let choice = method.choose(&topology, &layout, (shape, false), (&known(), false)).unwrap();
+        (choice.algorithm, choice.parts)
     }
 
     #[test]
     fn what_is_left_open_is_chosen_and_what_is_said_is_kept() {
         let open = Method::default();
-        assert_eq!(decided(&open, &[0, 0], 64), (Algorithm::Direct, 1));
+        for bytes in [0, 341, 64 << 20] {
+            assert_eq!(decided(&open, &[0], bytes), (Algorithm::Direct, 1));
+            assert_eq!(decided(&open, &[0; 3], bytes), (Algorithm::Direct, 1));
+        }
         let (algorithm, parts) = decided(&open, &[0, 0, 0, 0, 1, 1, 1, 1], 64 << 20);
         assert!(algorithm == Algorithm::Hierarchical && parts > 1, "{algorithm}, {parts}");
         let ring = Method { algorithm: Some(Algorithm::Ring), ..open.clone() };
@@ -100,7 +106,7 @@ mod tests {
 
     #[test]
     fn the_links_decide() {
-        let mut links = Links::of_kinds(LinkKind::NvLink, LinkKind::Rdma);
+        let mut links = known();
         links.local.put_seconds = 1.0;
         let method = Method { links: Some(links), ..Method::default() };
         let (_, parts) =
@@ -112,11 +118,13 @@ mod tests {
     fn a_graph_gets_a_plan_of_one_lane() {
         let topology = Topology::of_nodes(&[0, 0, 0, 0, 1, 1, 1, 1]).unwrap();
         let layout = Layout::new(&[64 << 20; 8], 1).unwrap();
-        let known = Links::of_kinds(LinkKind::NvLink, LinkKind::Rdma);
-        let decided = Method::default()
-            .decide(&topology, &layout, (Shape::default(), true), (&known, true))
-            .unwrap();
-        assert!(decided.why.contains("no graph records"), "{}", decided.why);
-        assert!(BESIDE_GRAPHS.iter().all(|(refused, _)| *refused != decided.algorithm));
+        let choose = |measured| {
+            let shape = (Shape::default(), true);
+            Method::default().choose(&topology, &layout, shape, (&known(), measured)).unwrap()
+        };
+        for choice in [choose(false), choose(true)] {
+            assert!(choice.explain().contains("no graph records"), "{choice}");
+            assert!(matches!(choice.algorithm, Algorithm::Direct | Algorithm::Ring), "{choice}");
+        }
     }
 }

@@ -93,7 +93,7 @@ fn draft<F: Fabric, T: Element>(
 ) -> Result<Draft<'_>, Error> {
     let Wish { operation, in_place, capturable, strict, traced, timeout, .. } = wish;
     check_timeout(timeout)?;
-    let layout = wish.shards.layout::<T>(group.ranks(), wish.method.parts.unwrap_or(1))?;
+    let mut layout = wish.shards.layout::<T>(group.ranks(), wish.method.parts.unwrap_or(1))?;
     let asked = Asked {
         target: &wish.target,
         source: wish.source.as_ref(),
@@ -130,14 +130,17 @@ fn draft<F: Fabric, T: Element>(
     let tiers = group.network.is_some();
     let shape = Shape { parts: layout.parts(), in_place, outputs, flags, tiers };
     let links = (&group.links, group.links_measured);
-    let decided = wish.method.decide(&ground.topology, &layout, (shape, capturable), links)?;
-    let (algorithm, shape) = (decided.algorithm, Shape { parts: decided.parts, ..shape });
-    let layout = wish.shards.layout::<T>(ground.topology.ranks(), shape.parts)?;
+    let (topology, method) = (&ground.topology, &wish.method);
+    let choice = method.choose(topology, &layout, (shape, capturable), links)?;
+    if choice.parts != layout.parts() {
+        layout = wish.shards.layout::<T>(topology.ranks(), choice.parts)?;
+    }
+    let (algorithm, shape) = (choice.algorithm, Shape { parts: choice.parts, ..shape });
     let (dtype, rank) = (T::DTYPE, ground.rank);
     let terms = Terms {
         operation,
         algorithm,
-        why: decided.why,
+        choice,
         shape,
         layout,
         request,
