@@ -53,7 +53,7 @@ pub(super) fn run(
     let (device, strict) = (seat.ordinal, options.strict);
     let how = cuda::Options { device, strict, own_copy, ..cuda::Options::default() };
     let fabric = || cuda::Fabric::open_with(rank, ranks, how.clone()).map_err(Failure::of_backend);
-    let mut group = tiers::open(options, &circle, fabric)?;
+    let mut group = tiers::open(options, &circle, fabric()?, fabric)?;
     let setup = Setup::of(options, &circle, &group)?;
     let shards = lengths.last().map_or_else(Vec::new, |length| setup.shard_bytes(*length));
     let shard_bytes = shards.iter().copied().max().unwrap_or(0);
