@@ -112,20 +112,20 @@ mod tests {
         }
         let (algorithm, parts) = decided(&open, &[0, 0, 0, 0, 1, 1, 1, 1], 64 << 20);
         assert!(algorithm == Algorithm::Hierarchical && parts > 1, "{algorithm}, {parts}");
-        let ring = Method { algorithm: Some(Algorithm::Ring), ..open.clone() };
-        let (algorithm, parts) = decided(&ring, &[0; 4], 64 << 20);
-        assert!(algorithm == Algorithm::Ring && parts > 1, "{algorithm}, {parts}");
         let both = Method { algorithm: Some(Algorithm::Ring), parts: Some(3), links: None };
         assert_eq!(decided(&both, &[0; 4], 64 << 20), (Algorithm::Ring, 3));
     }
 
     #[test]
     fn the_links_decide() {
-        let mut links = of_backends((BackendId::CUDA, None));
+        let nodes = [0, 0, 0, 0, 1, 1, 1, 1];
+        let of = |links| {
+            let algorithm = Some(Algorithm::Hierarchical);
+            decided(&Method { algorithm, links, ..Method::default() }, &nodes, 8 << 20).1
+        };
+        let mut links = of_backends((BackendId::CUDA, Some(BackendId::RDMA)));
+        assert!(of(None) > 1 && of(Some(links.clone())) == of(None));
         links.local.put_seconds = 1.0;
-        let method = Method { links: Some(links), ..Method::default() };
-        let (_, parts) =
-            decided(&Method { algorithm: Some(Algorithm::Ring), ..method }, &[0; 4], 64 << 20);
-        assert_eq!(parts, 1, "a put that takes a second is not cut");
+        assert_eq!(of(Some(links)), 1, "what is put at a second a piece is not cut");
     }
 }
