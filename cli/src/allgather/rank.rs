@@ -2,7 +2,8 @@
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::Fabric;
-use peerlane::{Element, host};
+use peerlane::{Element, Group, host};
+use peerlane_layers::Wrapped;
 
 use super::backend::Chosen;
 use super::circle::Circle;
@@ -46,18 +47,31 @@ fn on_host(options: &Options, circle: Circle, seed: u64, sink: Sink<'_>) -> Resu
     };
     // All copies through the cache, and none.
     let ways = if options.limit { vec![open(Some(u64::MAX))?, open(Some(0))?] } else { vec![] };
-    with_fabric(options, circle, seed, || open(None), ways, sink)
+    // Whoever waits on one of the two is woken over the other, too.
+    let local = open(None)?;
+    let network = local.beside(host::Options::default()).map_err(Failure::of_backend);
+    let network = || network;
+    match options.tiers.throttle_inside() {
+        None => {
+            let group = tiers::open(options, &circle, local, network)?;
+            with_group(options, circle, seed, group, ways, sink)
+        }
+        Some(layer) => {
+            let slow = |fabric| Wrapped::new(fabric, layer);
+            let group = tiers::open(options, &circle, slow(local), network)?;
+            with_group(options, circle, seed, group, ways.into_iter().map(slow).collect(), sink)
+        }
+    }
 }
 
-fn with_fabric<F: Fabric + 'static>(
+fn with_group<F: Fabric>(
     options: &Options,
     circle: Circle,
     seed: u64,
-    fabric: impl Fn() -> Result<F>,
+    group: Group<F>,
     ways: Vec<F>,
     sink: Sink<'_>,
 ) -> Result<()> {
-    let group = tiers::open(options, &circle, fabric)?;
     let setup = Setup::of(options, &circle, &group)?;
     let limit = if ways.is_empty() { None } else { Some(Limit::open(ways, &circle)?) };
     let pace = Pace { warmup: options.warmup, iterations: options.iterations };

@@ -30,6 +30,7 @@ impl Settings {
             ("--nodes", given(tiers.nodes.as_ref().map(|nodes| format!("{nodes:?}")))),
             ("--network-bandwidth", given(tiers.network_bandwidth.map(|rate| rate.to_string()))),
             ("--network-delay", given(tiers.network_delay.map(|delay| delay.to_string()))),
+            ("--local-bandwidth", given(tiers.local_bandwidth.map(|rate| rate.to_string()))),
             ("--shards", given(shape.shards.as_ref().map(ToString::to_string))),
             ("--list", shape.list.to_string()),
             ("--tensors", given(shape.tensors.map(|tensors| tensors.to_string()))),

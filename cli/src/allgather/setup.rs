@@ -135,6 +135,10 @@ impl<'a> Setup<'a> {
 pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()> {
     options.shape.check(ranks)?;
     options.tiers.topology(ranks)?;
+    if backend != "host" && options.tiers.local_bandwidth.is_some() {
+        let text = format!("--local-bandwidth is of the host backend, this one is {backend}");
+        return Err(Failure::usage(text).with_advice("leave it out, or take --backend host"));
+    }
     let largest = options.sweep(ranks).shard_lengths().last().copied().unwrap_or(0);
     let longest = options.shape.lengths(largest, ranks).into_iter().max().unwrap_or(0);
     options.method.parts(longest.saturating_mul(options.dtype.bytes() as u64))?;

@@ -30,6 +30,10 @@ pub(crate) struct Tiers {
     /// How much later everything between nodes takes effect, such as 20us
     #[arg(long, value_name = "TIME", requires = "nodes")]
     pub(crate) network_delay: Option<Delay>,
+    /// What a rank sends and gets inside its node at most (host): so that cores which ranks share do
+    /// not set the pace
+    #[arg(long, value_name = "RATE")]
+    pub(crate) local_bandwidth: Option<Rate>,
 }
 
 impl Tiers {
@@ -43,6 +47,13 @@ impl Tiers {
             Failure::usage(format!("--nodes: {text}"))
                 .with_advice("give the ranks of each node, such as 2+1+3, or another --ranks")
         })
+    }
+
+    /// How slow it is made inside of nodes.
+    pub(super) fn throttle_inside(&self) -> Option<ThrottleLayer> {
+        let layer =
+            |Rate(bytes_per_second)| ThrottleLayer { bytes_per_second, delay: Duration::ZERO };
+        self.local_bandwidth.map(layer)
     }
 
     /// What is known of the links of virtual nodes: between them it is as inside, and then slower.
@@ -75,29 +86,28 @@ impl Tiers {
     }
 }
 
-/// Opens the group over fabrics that `fabric` opens, one or two. Collective.
+/// Opens the group over the fabric `local`, and over what `network` opens if there are several nodes.
+/// Collective.
 ///
 /// # Errors
 /// That of the group.
-pub(super) fn open<F: Fabric + 'static>(
+pub(super) fn open<F: Fabric, N: Fabric + 'static>(
     options: &Options,
     circle: &Circle,
-    fabric: impl Fn() -> Result<F>,
+    local: F,
+    network: impl FnOnce() -> Result<N>,
 ) -> Result<Group<F>> {
     let group = GroupOptions::default().timeout(options.timeout).strict(options.strict);
     let circle = circle.clone();
     let Some(topology) = options.tiers.topology(circle.ranks())? else {
-        return Ok(group.open(circle, fabric()?)?);
+        return Ok(group.open(circle, local)?);
     };
     let has_network = topology.nodes() > 1;
     let group = group.topology(topology);
     Ok(match options.tiers.throttle() {
-        _ if !has_network => group.open(circle, fabric()?)?,
-        None => group.open_tiers(circle, fabric()?, fabric()?)?,
-        Some(layer) => {
-            let network = Wrapped::new(fabric()?, layer);
-            group.open_tiers(circle, fabric()?, network)?
-        }
+        _ if !has_network => group.open(circle, local)?,
+        None => group.open_tiers(circle, local, network()?)?,
+        Some(layer) => group.open_tiers(circle, local, Wrapped::new(network()?, layer))?,
     })
 }
 

@@ -82,3 +82,51 @@ fn files_that_cannot_be_written_are_named() {
     let ended = run("allgather --ranks 1 --max-bytes 1K --json /proc/none/rows.json");
     assert!(ended.error(1).contains("cannot create /proc/none/rows.json"), "{ended:?}");
 }
+
+#[test]
+fn the_help_names_every_option() {
+    let ended = run("allgather --help");
+    assert_eq!(ended.code, Some(0));
+    let lines = ended.stdout.lines().map(str::trim_start);
+    let options: Vec<_> = lines.filter(|line| line.starts_with("--")).collect();
+    insta::assert_snapshot!(options.join("\n"), @"
+    --backend <BACKEND>
+    --ranks <N>
+    --devices <N,N,…>
+    --algorithm <NAME>
+    --parts <N>
+    --part-bytes <SIZE>
+    --calibration <FILE>
+    --predict
+    --explain
+    --nodes <NODES>
+    --network-bandwidth <RATE>
+    --network-delay <TIME>
+    --local-bandwidth <RATE>
+    --shards <N:N:…>
+    --list
+    --tensors <N>
+    --min-bytes <SIZE>
+    --max-bytes <SIZE>
+    --factor <FACTOR>
+    --iterations <N>
+    --warmup <N>
+    --in-place
+    --outputs <N>
+    --own-copy <HOW>
+    --strict
+    --bind <HOW>
+    --dtype <DTYPE>
+    --timeout <SECONDS>
+    --seed <NUMBER>
+    --limit
+    --graph
+    --vs <LIBRARY>
+    --nccl <PATH>
+    --beside <COMPUTE>
+    --cublas <PATH>
+    --json <FILE>
+    --plot <FILE.svg>
+    --trace <FILE.json>
+    ");
+}

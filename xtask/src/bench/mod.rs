@@ -6,6 +6,7 @@ mod cost;
 mod cuda;
 mod facts;
 mod goals;
+mod hierarchical;
 mod host;
 mod openmpi;
 mod plan;
@@ -19,6 +20,8 @@ pub(crate) enum Bench {
     Host(host::Options),
     /// What the model of costs predicts, against what is measured.
     Cost(cost::Options),
+    /// The hierarchical all-gather on virtual nodes of this host, against its phases alone.
+    Hierarchical(hierarchical::Options),
     /// The all-gather between GPUs of this host, against NCCL's and bare copies.
     Cuda(cuda::Options),
     /// Planning for one rank, and simulating all, over their number.
@@ -30,6 +33,7 @@ pub(crate) fn run(bench: Bench) -> Outcome {
     match bench {
         Bench::Host(options) => host::run(&options),
         Bench::Cost(options) => cost::run(&options),
+        Bench::Hierarchical(options) => hierarchical::run(&options),
         Bench::Cuda(options) => cuda::run(&options),
         Bench::Plan => plan::run(),
     }

@@ -53,7 +53,7 @@ pub(super) fn run(
     let (device, strict) = (seat.ordinal, options.strict);
     let how = cuda::Options { device, strict, own_copy, ..cuda::Options::default() };
     let fabric = || cuda::Fabric::open_with(rank, ranks, how.clone()).map_err(Failure::of_backend);
-    let mut group = tiers::open(options, &circle, fabric)?;
+    let mut group = tiers::open(options, &circle, fabric()?, fabric)?;
     let setup = Setup::of(options, &circle, &group)?;
     let shards = lengths.last().map_or_else(Vec::new, |length| setup.shard_bytes(*length));
     let shard_bytes = shards.iter().copied().max().unwrap_or(0);
@@ -61,14 +61,19 @@ pub(super) fn run(
     need(&setup, largest, &gpu)?;
     let line = group.all_gather::<u8>(0).algorithm(Algorithm::Direct).parts(1).outputs(1);
     let line = line.timeout(options.timeout).prepare()?;
-    let track = Track::new(gpu.clone(), gpu.stream()?, line)?;
-    let ground = options.limit.then(|| Ground::open(&gpu, &circle, largest)).transpose()?;
+    let mut track = Track::new(gpu.clone(), gpu.stream()?, line)?;
+    let mut limits = Vec::new();
+    if options.limit {
+        let ground = Ground::open(&gpu, &circle, largest)?;
+        limits = size::limits(&setup, &circle, &mut track, &ground, &lengths)?;
+        ground.close(&circle)?;
+    }
     let rivals = match options.vs {
         None => None,
         Some(_) => Some(Rivals::open(options, &circle, &gpu, shard_bytes)?),
     };
     let compute = options.beside.map(|_| Compute::open(options, &gpu)).transpose()?;
-    let mut bench = Bench { setup, seed, circle, sink, track, ground, rivals, compute, group };
+    let mut bench = Bench { setup, seed, circle, sink, track, limits, rivals, compute, group };
     bench.tell(Event::Begin { rows: lengths.len() * bench.setup.algorithms().len() })?;
     for (index, length) in lengths.iter().enumerate() {
         bench.size(index, *length)?;
@@ -76,13 +81,10 @@ pub(super) fn run(
     if let Some(length) = lengths.last().filter(|_| options.trace.is_some()) {
         bench.trace(*length)?;
     }
-    let Bench { circle, track, ground, rivals, compute, group, .. } = bench;
+    let Bench { track, rivals, compute, group, .. } = bench;
     drop((track, compute));
     if let Some(rivals) = rivals {
         rivals.close()?;
-    }
-    if let Some(ground) = ground {
-        ground.close(&circle)?;
     }
     Ok(group.close()?)
 }

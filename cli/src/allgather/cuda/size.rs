@@ -20,6 +20,7 @@ use crate::allgather::data::Data;
 use crate::allgather::dtype::of_dtype;
 use crate::allgather::event::{Activity, Event, Sink};
 use crate::allgather::figures::{self, Figures};
+use crate::allgather::options::Options;
 use crate::allgather::setup::{Setup, Way};
 use crate::allgather::statistics::Statistics;
 use crate::allgather::timeline;
@@ -40,7 +41,8 @@ pub(super) struct Bench<'a> {
     pub(super) circle: Circle,
     pub(super) sink: Sink<'a>,
     pub(super) track: Track,
-    pub(super) ground: Option<Ground>,
+    /// Of each size, if they were measured.
+    pub(super) limits: Vec<Duration>,
     pub(super) rivals: Option<Rivals>,
     pub(super) compute: Option<Compute>,
     pub(super) group: Group<cuda::Fabric>,
@@ -74,13 +76,14 @@ impl Bench<'_> {
         let (rank, ranks) = (self.circle.rank(), self.circle.ranks());
         let own = self.setup.own_bytes(shard_length, rank);
         let total_bytes = self.total_bytes(shard_length);
-        let counts = self.counts(total_bytes);
+        let counts = counts(self.setup.options, total_bytes);
+        let limit = self.limits.get(index).copied();
         let data = |round| Data { seed: self.seed, size: index as u64, round };
         let (before, after) = (data(0), data(1));
         let doing = |activity| Event::Doing { activity, total_bytes };
 
         self.tell(doing(Activity::Check))?;
-        let Self { setup, circle, track, ground, rivals, compute, sink, group, .. } = self;
+        let Self { setup, circle, track, rivals, compute, sink, group, .. } = self;
         let (options, gpu, stream) = (setup.options, track.gpu.clone(), Arc::clone(&track.stream));
         let mut tell = |event| if rank.0 == 0 { sink(event) } else { Ok(()) };
         let (mut entrants, mut reports) = (Vec::new(), Vec::new());
@@ -103,15 +106,8 @@ impl Bench<'_> {
             entrant.guarded(|entrant| entrant.check(circle, rank.index(), before))?;
         }
 
-        let ways = ground.iter().flat_map(|ground| ground.ways(own, &stream));
-        let ways =
-            ways.map(|(way, input)| Entrant::open(way, &gpu, &stream, (vec![input], 1), false));
-        let mut ways = ways.collect::<Result<Vec<_>>>()?;
         tell(doing(Activity::Measure))?;
-        let gatherers = entrants.len();
-        let mut all: Vec<&mut Entrant<'_>> = entrants.iter_mut().chain(&mut ways).collect();
-        let times = time(track, circle, &mut all, counts)?;
-        let (times, limits) = times.split_at(gatherers);
+        let times = time(track, circle, &mut entrants, counts)?;
 
         let mut besides = Vec::new();
         if let Some(compute) = compute {
@@ -126,7 +122,6 @@ impl Bench<'_> {
             entrant.guarded(|entrant| entrant.check(circle, rank.index(), after))?;
         }
 
-        let limit = limits.iter().map(|way| way.device.median).min();
         let starts = entrants[0].whole(counts.timed);
         // Those of the rivals go with the first row.
         let mut besides = besides.into_iter();
@@ -148,7 +143,6 @@ impl Bench<'_> {
             }
             tell(Event::Row { row: Box::new(row) })?;
         }
-        drop(ways);
         drop(entrants);
         // The next size is allocated when the memory of this one is free on every rank.
         Ok(self.group.barrier()?)
@@ -171,23 +165,48 @@ impl Bench<'_> {
     fn total_bytes(&self, shard_length: u64) -> u64 {
         self.setup.shard_bytes(shard_length).iter().sum()
     }
+}
 
-    fn counts(&self, total_bytes: u64) -> Counts {
-        let starts = if total_bytes < LARGE_BYTES { STARTS } else { STARTS_LARGE };
-        let options = self.setup.options;
-        let timed = options.iterations.unwrap_or(starts);
-        Counts { warmup: options.warmup, timed }
-    }
+fn counts(options: &Options, total_bytes: u64) -> Counts {
+    let starts = if total_bytes < LARGE_BYTES { STARTS } else { STARTS_LARGE };
+    let timed = options.iterations.unwrap_or(starts);
+    Counts { warmup: options.warmup, timed }
+}
+
+/// The times of bare copies at shards of so many elements each, of the ways to copy the fastest.
+/// Before anything else is prepared: the more streams there are, the more of them share the queues of
+/// the device. Collective.
+///
+/// # Errors
+/// If a copy fails, or a rank is lost.
+pub(super) fn limits(
+    setup: &Setup<'_>,
+    circle: &Circle,
+    track: &mut Track,
+    ground: &Ground,
+    lengths: &[u64],
+) -> Result<Vec<Duration>> {
+    let (gpu, stream) = (track.gpu.clone(), Arc::clone(&track.stream));
+    let limit = |&length: &u64| {
+        let own = setup.own_bytes(length, circle.rank());
+        let open = |(way, input)| Entrant::open(way, &gpu, &stream, (vec![input], 1), false);
+        let ways = ground.ways(own, &stream).into_iter().map(open);
+        let mut ways = ways.collect::<Result<Vec<_>>>()?;
+        let total_bytes = setup.shard_bytes(length).iter().sum();
+        let times = time(track, circle, &mut ways, counts(setup.options, total_bytes))?;
+        Ok(times.iter().map(|way| way.device.median).min().unwrap_or_default())
+    };
+    lengths.iter().map(limit).collect()
 }
 
 /// Laps of all, in turn, so that what disturbs one disturbs all alike. Collective.
 fn time(
     track: &mut Track,
     circle: &Circle,
-    entrants: &mut [&mut Entrant<'_>],
+    entrants: &mut [Entrant<'_>],
     counts: Counts,
 ) -> Result<Vec<Times>> {
-    let new = |_: &&mut Entrant<'_>| Laps { device: Vec::new(), host: Vec::new() };
+    let new = |_: &Entrant<'_>| Laps { device: Vec::new(), host: Vec::new() };
     let mut laps: Vec<Laps> = entrants.iter().map(new).collect();
     for _ in 0..REPETITIONS {
         for (entrant, laps) in entrants.iter_mut().zip(&mut laps) {

@@ -106,12 +106,15 @@ mod tests {
 
     #[test]
     fn the_links_decide() {
+        let nodes = [0, 0, 0, 0, 1, 1, 1, 1];
+        let of = |links| {
+            let algorithm = Some(Algorithm::Hierarchical);
+            decided(&Method { algorithm, links, ..Method::default() }, &nodes, 8 << 20).1
+        };
         let mut links = known();
+        assert!(of(Some(links.clone())) > 1);
         links.local.put_seconds = 1.0;
-        let method = Method { links: Some(links), ..Method::default() };
-        let (_, parts) =
-            decided(&Method { algorithm: Some(Algorithm::Ring), ..method }, &[0; 4], 64 << 20);
-        assert_eq!(parts, 1, "a put that takes a second is not cut");
+        assert_eq!(of(Some(links)), 1, "what is put at a second a piece is not cut");
     }
 
     #[test]
