@@ -97,7 +97,8 @@ mod tests {
         }
         let (algorithm, parts) = decided(&open, &[0, 0, 0, 0, 1, 1, 1, 1], 64 << 20);
         assert!(algorithm == Algorithm::Hierarchical && parts > 1, "{algorithm}, {parts}");
-        let ring = Method { algorithm: Some(Algorithm::Ring), ..open.clone() };
+        let links = Some(known());
+        let ring = Method { algorithm: Some(Algorithm::Ring), links, ..open.clone() };
         let (algorithm, parts) = decided(&ring, &[0; 4], 64 << 20);
         assert!(algorithm == Algorithm::Ring && parts > 1, "{algorithm}, {parts}");
         let both = Method { algorithm: Some(Algorithm::Ring), parts: Some(3), links: None };
