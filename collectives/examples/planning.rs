@@ -58,6 +58,9 @@ fn peak_bytes<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (result, MOST.load(Ordering::Relaxed) - before)
 }
 
+/// What is shorter is timed by the clock: the processor's time goes on in steps of milliseconds.
+const SHORT: Duration = Duration::from_millis(200);
+
 /// How long this thread has run on a processor; other load does not count.
 fn processor_time() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
@@ -121,18 +124,25 @@ fn simulate(algorithm: Algorithm, nodes: usize) {
     let ranks = topology.ranks();
     let layout = Layout::new(&vec![SHARD_BYTES; ranks], 1).expect("shards fit");
     let plan = |rank| allgather::plan(algorithm, &topology, rank, shape());
-    let (start, on_processor) = (Instant::now(), processor_time());
-    let (simulation, bytes) = peak_bytes(|| {
-        let (links, options) = (Links::default(), Options::default());
-        simulate::simulate(&topology, &layout, &links, &options, plan).expect("it can be simulated")
-    });
-    let time = match (on_processor, processor_time()) {
-        (Some(before), Some(after)) => after - before,
-        _ => start.elapsed(),
+    let run = || {
+        let (start, on_processor) = (Instant::now(), processor_time());
+        let (simulation, bytes) = peak_bytes(|| {
+            let (links, options) = (Links::default(), Options::default());
+            let simulation = simulate::simulate(&topology, &layout, &links, &options, plan);
+            simulation.expect("it can be simulated")
+        });
+        let elapsed = start.elapsed();
+        let on_processor = on_processor.zip(processor_time()).map(|(before, now)| now - before);
+        let time = on_processor.filter(|_| elapsed > SHORT).unwrap_or(elapsed);
+        (time, bytes, simulation.steps)
     };
+    let first = run();
+    let repeats = if first.0 < SHORT { 4 } else { 0 };
+    let best = (0..repeats).map(|_| run()).chain([first]).min_by_key(|run| run.0);
+    let (time, bytes, steps) = best.expect("it has run");
     let line = json!({
         "what": "simulate", "algorithm": algorithm, "nodes": nodes, "ranks": ranks,
-        "steps": simulation.steps, "seconds": time.as_secs_f64(), "peak_bytes": bytes,
+        "steps": steps, "seconds": time.as_secs_f64(), "peak_bytes": bytes,
     });
     println!("{line}");
 }

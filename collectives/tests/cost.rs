@@ -163,7 +163,8 @@ fn bytes_are_those_that_the_plans_carry() {
 fn question<'a>(topology: &'a Topology, shard_bytes: &'a [u64], links: &'a Links) -> Question<'a> {
     let shape =
         Shape { flags: FlagOrder::Batched, tiers: topology.nodes() > 1, ..Shape::default() };
-    Question { topology, shard_bytes, shape, links, algorithm: None, parts: None, refused: &[] }
+    let (algorithm, parts, refused) = (None, None, &[]);
+    Question { topology, shard_bytes, shape, links, measured: false, algorithm, parts, refused }
 }
 
 #[test]

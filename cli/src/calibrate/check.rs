@@ -115,6 +115,7 @@ impl Chosen {
             shard_bytes: &shards,
             shape: first.shape(),
             links: &calibration.links,
+            measured: true,
             algorithm: None,
             parts: Some(first.parts),
             refused: &refused,

@@ -89,6 +89,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         shard_bytes: &shard_bytes,
         shape,
         links: &links,
+        measured: options.calibration.is_some(),
         algorithm,
         parts: options.parts,
         refused: &[],

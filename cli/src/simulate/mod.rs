@@ -99,6 +99,7 @@ impl Ground {
             shard_bytes,
             shape,
             links,
+            measured: true,
             algorithm,
             parts: options.parts,
             refused: &[],

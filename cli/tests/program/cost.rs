@@ -11,17 +11,17 @@ fn a_choice_is_explained() {
     let ended = run("explain --nodes 2x4 --shard-bytes 64M");
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     insta::assert_snapshot!(ended.stdout, @"
-    8 ranks on 2 nodes, shards of 64 MiB, 512 MiB in all: hierarchical, parts 16
-      hierarchical      parts 16    1.46 ms  chosen
-      hierarchical-ring parts 16    1.47 ms  as fast, not as simple
-      direct            parts 1     5.61 ms  3.84 times as long
-      pull              parts 1     5.61 ms  3.84 times as long
-      double-ring       parts 8     5.62 ms  3.84 times as long
-      ring              parts 8     9.84 ms  6.74 times as long
-    predicted: 1.46 ms
+    8 ranks on 2 nodes, shards of 64 MiB, 512 MiB in all: hierarchical, parts 8
+      hierarchical      parts 8     1.49 ms  chosen
+      hierarchical-ring parts 8     1.49 ms  as fast, not as simple
+      direct            parts 1     5.61 ms  3.76 times as long
+      pull              parts 1     5.61 ms  3.76 times as long
+      double-ring       parts 8     5.62 ms  3.77 times as long
+      ring              parts 8     9.84 ms  6.60 times as long
+    predicted: 1.49 ms
           10 µs  start
          3.2 µs  ready  of 4 peers
-        1.44 ms  puts between nodes  16 × 4 MiB at 48 GB/s, the last spread in 34.6 µs; inside 516 µs own, 554 µs passed on beside it
+        1.47 ms  puts between nodes  8 × 8 MiB at 48 GB/s, the last spread in 66.7 µs; inside 516 µs own, 534 µs passed on beside it
          6.5 µs  last arrival
       own copies: 512 MiB in all, at most 64 MiB of one rank
       local: 3 GiB in all, at most 384 MiB of one rank

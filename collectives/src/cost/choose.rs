@@ -18,6 +18,8 @@ use crate::topology::Topology;
 /// Predictions that differ by less count as equal, and the simpler plan is taken: one over so many.
 /// No model is as exact as that.
 const EQUAL_ONE_OVER: u64 = 50;
+/// The same where nobody has measured the links.
+const EQUAL_ONE_OVER_ASSUMED: u64 = 5;
 /// The smallest part that is tried, and in how many a shard is cut at most.
 const PART_BYTES_MIN: u64 = 64 << 10;
 const PARTS_TRIED_MAX: u32 = 64;
@@ -35,6 +37,8 @@ pub struct Question<'a> {
     pub shape: Shape,
     /// What the links give.
     pub links: &'a Links,
+    /// Whether that was measured here. Otherwise a plan that is less simple must be faster by a fifth.
+    pub measured: bool,
     /// The algorithm, if the caller has said which.
     pub algorithm: Option<Algorithm>,
     /// The parts, if the caller has said how many.
@@ -57,6 +61,8 @@ pub struct Choice {
     /// What was not asked, and why.
     pub refused: Vec<(Algorithm, String)>,
     subject: String,
+    #[serde(skip)]
+    one_over: u64,
 }
 
 /// One algorithm with its best number of parts.
@@ -71,7 +77,7 @@ pub struct Candidate {
 }
 
 /// Chooses the algorithm with the smallest predicted time, and its parts. Among times that differ by
-/// less than 2 % from the fastest, the first algorithm in the order of [`Algorithm::ALL`] and the
+/// less than 2 % from the fastest, or 20 % where the links were not measured, the first algorithm in the order of [`Algorithm::ALL`] and the
 /// fewest parts win.
 ///
 /// Only whole numbers are compared: the same question has the same answer on every rank.
@@ -80,7 +86,8 @@ pub struct Candidate {
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as many
 /// shards as ranks, the parts are out of their bounds, or every algorithm is refused.
 pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
-    let Question { topology, shard_bytes, shape, links, algorithm, parts, refused } = *question;
+    let Question { topology, shard_bytes, shape, links, algorithm, parts, refused, .. } = *question;
+    let one_over = if question.measured { EQUAL_ONE_OVER } else { EQUAL_ONE_OVER_ASSUMED };
     links.check()?;
     check_shards(topology, shard_bytes)?;
     if let Some(parts) = parts.filter(|parts| !(1..=PARTS_MAX).contains(parts)) {
@@ -88,10 +95,14 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     }
     let ground = Ground::new(topology, shard_bytes);
     let links = links.reaching(touched_bytes(&ground, shape));
-    let reason = |algorithm| refused.iter().find(|(other, _)| *other == algorithm);
+    let reason = |one| refused.iter().find(|(other, _)| *other == one);
+    // One that is asked for by name is made, pointless or not.
+    let pointless = |one| algorithm.is_none().then(|| pointless(one, &ground)).flatten();
     let mut candidates = Vec::new();
     for &one in Algorithm::ALL {
-        if algorithm.is_some_and(|wanted| wanted != one) || reason(one).is_some() {
+        if algorithm.is_some_and(|wanted| wanted != one)
+            || reason(one).or(pointless(one).as_ref()).is_some()
+        {
             continue;
         }
         let numbers = parts.map_or_else(|| numbers_of_parts(one, &ground, shape), |n| vec![n]);
@@ -100,21 +111,37 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
             let cost = cost(&Task { algorithm: one, ground: &ground, shape, links: &links });
             Candidate { algorithm: one, parts, cost }
         });
-        candidates.extend(simplest(costs.collect()));
+        candidates.extend(simplest(costs.collect(), one_over));
     }
-    let best = simplest(candidates.clone()).ok_or_else(|| nothing(algorithm, refused))?;
+    let best = simplest(candidates.clone(), one_over).ok_or_else(|| nothing(algorithm, refused))?;
     let place = |candidate: &Candidate| (*candidate != best, candidate.cost.picoseconds);
     candidates.sort_by_key(place);
     let subject = subject(topology, &ground);
-    let refused = refused.iter().map(|(which, why)| (*which, (*why).to_owned())).collect();
+    let beside = Algorithm::ALL.iter().filter_map(|&one| pointless(one));
+    let refused = refused.iter().copied().chain(beside);
+    let refused = refused.map(|(which, why)| (which, why.to_owned())).collect();
     let Candidate { algorithm, parts, cost } = best;
-    Ok(Choice { algorithm, parts, cost, candidates, refused, subject })
+    Ok(Choice { algorithm, parts, cost, candidates, refused, subject, one_over })
+}
+
+/// Why an algorithm is another one by a longer name here.
+fn pointless(algorithm: Algorithm, ground: &Ground) -> Option<(Algorithm, &'static str)> {
+    let why = match algorithm {
+        Algorithm::Hierarchical | Algorithm::HierarchicalRing if ground.nodes == 1 => {
+            "there is one node"
+        }
+        Algorithm::Ring | Algorithm::DoubleRing if ground.ranks <= 2 => {
+            "there are no more than two ranks"
+        }
+        _ => return None,
+    };
+    Some((algorithm, why))
 }
 
 /// The first that is about as fast as the fastest.
-fn simplest(candidates: Vec<Candidate>) -> Option<Candidate> {
+fn simplest(candidates: Vec<Candidate>, one_over: u64) -> Option<Candidate> {
     let fastest = candidates.iter().map(|candidate| candidate.cost.picoseconds).min()?;
-    let limit = fastest.saturating_add(fastest / EQUAL_ONE_OVER);
+    let limit = fastest.saturating_add(fastest / one_over);
     candidates.into_iter().find(|candidate| candidate.cost.picoseconds <= limit)
 }
 
@@ -167,11 +194,11 @@ impl Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { algorithm, parts, cost, subject, .. } = self;
+        let Self { algorithm, parts, cost, subject, one_over, .. } = self;
         writeln!(f, "{subject}: {algorithm}, parts {parts}")?;
         for candidate in &self.candidates {
             let Candidate { algorithm, parts, cost: other } = candidate;
-            let relation = relation(cost.picoseconds, other.picoseconds);
+            let relation = relation(cost.picoseconds, other.picoseconds, *one_over);
             let note = if candidate.algorithm == self.algorithm { "chosen" } else { &relation };
             let time = time(other.picoseconds);
             writeln!(f, "  {algorithm:<17} parts {parts:<3} {time:>9}  {note}")?;
@@ -184,9 +211,9 @@ impl fmt::Display for Choice {
 }
 
 /// How another time compares with the chosen one's.
-fn relation(chosen: u64, other: u64) -> String {
+fn relation(chosen: u64, other: u64, one_over: u64) -> String {
     let times = other as f64 / chosen.max(1) as f64;
-    if other.saturating_sub(other / EQUAL_ONE_OVER) <= chosen {
+    if other.saturating_sub(other / one_over) <= chosen {
         return "as fast, not as simple".to_owned();
     }
     format!("{times:.2} times as long")

@@ -202,9 +202,9 @@ impl Link {
             put_seconds,
             flag_seconds,
             step_seconds,
-            // 11 µs for 2 copies and 25 µs for 4 (docs/perf/cuda-allgather.md); assumed for others.
+            // 4 to 5 µs for 3 copies in one call (docs/perf/cuda-submission.md); assumed for others.
             submit_seconds: match kind {
-                _ if device => 6e-6,
+                _ if device => 1.5e-6,
                 LinkKind::Rdma => 0.1e-6,
                 _ => 0.0,
             },
@@ -224,7 +224,7 @@ impl Link {
             put_seconds: 1.9e-6,
             flag_seconds: 2e-6,
             step_seconds: 0.3e-6,
-            submit_seconds: 6e-6,
+            submit_seconds: 2e-6,
             bytes_per_second: rate,
             engine_bytes_per_second: rate,
             send_bytes_per_second: rate,

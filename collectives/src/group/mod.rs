@@ -5,6 +5,7 @@ mod agreement;
 mod all_gather;
 mod buffer;
 mod guard;
+mod links;
 mod options;
 mod place;
 mod progress;
@@ -35,6 +36,7 @@ use window::Users;
 pub use window::{Window, WindowSlice, WindowSliceMut};
 
 use crate::bootstrap::Bootstrap;
+use crate::cost::Links;
 use crate::element::Element;
 use crate::error::Error;
 use crate::plan::Algorithm;
@@ -53,6 +55,10 @@ pub struct Group<F: Fabric> {
     network: Option<Box<dyn Reach>>,
     topology: Topology,
     strict: bool,
+    /// What operations choose their algorithm by; equal on all ranks.
+    links: Links,
+    /// Whether the caller gave them.
+    links_measured: bool,
     shared: Arc<Shared>,
     watchdog: Option<JoinHandle<()>>,
     /// Operations prepared so far; part of the fingerprint.
@@ -95,6 +101,11 @@ impl<F: Fabric> Group<F> {
     /// The fabric that the ranks of a node are connected over; without another one, all ranks.
     pub fn fabric(&self) -> &F {
         &self.fabric
+    }
+
+    /// What operations choose their algorithm by, unless they are told.
+    pub fn links(&self) -> &Links {
+        &self.links
     }
 
     /// Why the group is over, if it is.

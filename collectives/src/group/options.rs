@@ -7,9 +7,11 @@ use std::time::Duration;
 use peerlane_hal::{Deadline, ErrorKind, Fabric, Rank};
 
 use crate::bootstrap::Bootstrap;
+use crate::cost::Links;
 use crate::error::Error;
 use crate::group::Group;
 use crate::group::agreement::{Offer, agree};
+use crate::group::links;
 use crate::group::reach::Reach;
 use crate::group::shared::Shared;
 use crate::topology::Topology;
@@ -24,12 +26,13 @@ const NETWORK_ADDRESS: usize = 2;
 pub struct GroupOptions {
     timeout: Duration,
     topology: Option<Topology>,
+    links: Option<Links>,
     strict: bool,
 }
 
 impl Default for GroupOptions {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(30), topology: None, strict: false }
+        Self { timeout: Duration::from_secs(30), topology: None, links: None, strict: false }
     }
 }
 
@@ -46,6 +49,15 @@ impl GroupOptions {
     #[must_use]
     pub fn topology(mut self, topology: Topology) -> Self {
         self.topology = Some(topology);
+        self
+    }
+
+    /// What the links give, by which operations choose their algorithm and parts: such as the
+    /// [links of a calibration](crate::cost::Calibration); equal on all ranks. Otherwise what is known
+    /// of the kinds of links without a measurement.
+    #[must_use]
+    pub fn links(mut self, links: Links) -> Self {
+        self.links = Some(links);
         self
     }
 
@@ -104,8 +116,12 @@ impl GroupOptions {
             connect(&mut fabric, network, &topology, &offers, deadline)?;
             Ok(topology)
         });
-        let vote = connected.as_ref().map(|_| Offer::default()).map_err(Error::clone);
-        agree(&shared, "connect", vote, deadline)?;
+        let vote = connected.as_ref().map(|topology| {
+            let known = links::of_fabrics(&fabric, network.as_deref(), topology);
+            Offer::default().blob(links::encode(self.links.as_ref().unwrap_or(&known)))
+        });
+        let offers = agree(&shared, "connect", vote.map_err(Error::clone), deadline)?;
+        let links = links::of_all(&offers, 0)?;
 
         let guarded = Arc::clone(&shared);
         let watchdog = std::thread::Builder::new()
@@ -122,6 +138,8 @@ impl GroupOptions {
             network,
             topology,
             strict,
+            links,
+            links_measured: self.links.is_some(),
             shared,
             watchdog,
             prepared: 0,
@@ -159,11 +177,19 @@ impl GroupOptions {
         }
         let name = |fabric: &dyn Reach| fabric.backend().to_string();
         let nodes = self.topology.as_ref().map(Topology::notation);
+        let links = match &self.links {
+            Some(links) => {
+                links.check()?;
+                Some(format!("{:016x}", links.fingerprint()))
+            }
+            None => None,
+        };
         let offer = Offer::default()
             .field("version", env!("CARGO_PKG_VERSION"))
             .field("backend", name(local))
             .field("network", network.map_or_else(|| "none".to_owned(), name))
             .field("topology", nodes.as_deref().unwrap_or("that of the hosts"))
+            .field("links", links.as_deref().unwrap_or("those of the fabrics"))
             .field("timeout", format_args!("{:?}", shared.timeout))
             .blob(bootstrap.host().as_bytes().to_vec())
             .blob(local.address());

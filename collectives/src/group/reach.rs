@@ -3,7 +3,7 @@
 //! A group has a type parameter for its local fabric only, whose memory the caller holds. Whatever
 //! needs no such type goes through here, for the fabric between nodes and the local one alike.
 
-use peerlane_hal::{BackendId, Deadline, Fabric, Rank};
+use peerlane_hal::{BackendId, Deadline, Fabric, Link, Rank};
 
 use crate::error::Error;
 use crate::group::side::{FabricSide, Side};
@@ -14,6 +14,8 @@ pub(crate) trait Reach: Send {
     fn rank(&self) -> Rank;
     fn address(&self) -> Vec<u8>;
     fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), Error>;
+    /// How a connected peer is reached.
+    fn link(&self, peer: Rank) -> Option<Link>;
     /// Begins an operation on this fabric.
     fn side(&mut self) -> Box<dyn Side + '_>;
 }
@@ -35,6 +37,10 @@ impl<F: Fabric> Reach for F {
         Fabric::connect(self, peer, address, deadline).map_err(|error| {
             Error::of_backend(format!("connect to rank {peer}"), error).with_peer(peer)
         })
+    }
+
+    fn link(&self, peer: Rank) -> Option<Link> {
+        Fabric::link(self, peer)
     }
 
     fn side(&mut self) -> Box<dyn Side + '_> {

@@ -37,7 +37,7 @@ pub struct Effort {
 }
 
 impl Default for Effort {
-    /// Below 1 s and 150 MB on a slow core, for any number of ranks.
+    /// Below 1 s and 150 MB up to 16,384 ranks, in a release build on a slow core.
     fn default() -> Self {
         Self { followed_steps: 100_000, unlike_steps: 1_000_000, compared_steps: 32_000_000 }
     }
@@ -48,6 +48,9 @@ impl Effort {
     pub const WHOLE: Self =
         Self { followed_steps: usize::MAX, unlike_steps: usize::MAX, compared_steps: usize::MAX };
 }
+
+/// So many plans tell how many steps there are in all.
+const ESTIMATED: usize = 16;
 
 /// Proves what [`plan`](allgather::plan) makes for all ranks of a topology.
 ///
@@ -61,11 +64,11 @@ pub fn prove(
 ) -> Result<Proof, Fault> {
     let family = Family { algorithm, topology, shape };
     let ranks = topology.ranks();
-    let steps = ranks.saturating_mul(steps(&family.plan(Rank(0))?));
+    let steps = family.steps()?;
     if steps <= effort.followed_steps {
         return family.verify_all();
     }
-    let compared = effort.compared_steps.saturating_mul(ranks) / steps;
+    let compared = effort.compared_steps.saturating_mul(ranks) / steps.max(1);
     let sample = Sample::new(topology, compared);
     for symmetry in Symmetry::candidates(topology, shape.tiers) {
         if let ControlFlow::Break(proof) = family.verify_turned(symmetry, &sample)? {
@@ -76,10 +79,6 @@ pub fn prove(
         return family.verify_all();
     }
     family.verify_some(&sample, effort.followed_steps)
-}
-
-fn steps(plan: &Plan) -> usize {
-    plan.lanes.iter().map(|lane| lane.steps.len()).sum()
 }
 
 /// The plans of all ranks, which are made when they are needed.
@@ -94,6 +93,16 @@ impl Family<'_> {
     fn plan(&self, rank: Rank) -> Result<Plan, Fault> {
         let plan = allgather::plan(self.algorithm, self.topology, rank, self.shape);
         plan.map_err(|error| Fault::NotPlanned { reason: error.to_string() })
+    }
+
+    /// About how many steps the plans of all ranks have.
+    fn steps(&self) -> Result<usize, Fault> {
+        let sample = Sample::new(self.topology, ESTIMATED);
+        let mut steps = 0;
+        for rank in sample.ranks() {
+            steps += self.plan(rank)?.lanes.iter().map(|lane| lane.steps.len()).sum::<usize>();
+        }
+        Ok(steps.saturating_mul(self.topology.ranks()) / sample.ranks().count())
     }
 
     fn verify_all(&self) -> Result<Proof, Fault> {
@@ -148,8 +157,7 @@ impl Family<'_> {
         let mut most = part.ranks();
         let proof = loop {
             let family = Family { topology: &part, ..*self };
-            let all = most.saturating_mul(steps(&family.plan(Rank(0))?));
-            if all <= followed_steps || most <= 2 {
+            if family.steps()? <= followed_steps || most <= 2 {
                 break family.verify_all()?;
             }
             most = most / 2 + 1;

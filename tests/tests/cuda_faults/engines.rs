@@ -22,7 +22,7 @@ pub(crate) fn faults() -> Vec<Fault> {
         ("cuStreamBatchMemOp_v2", 0, "cuStreamBatchMemOp"),
         ("cuStreamBatchMemOp_v2", 3, "cuStreamBatchMemOp"),
         ("cuEventRecord", 1, "cuEventRecord"),
-        ("cuStreamWaitEvent", 1, "cuStreamWaitEvent"),
+        ("cuMemcpyBatchAsync_v2", 1, "cuMemcpyBatchAsync_v2"),
     ] {
         faults.push(Fault::simulated(format!("unknown_code::{call}_{after}"), move |driver| {
             let holds = [named, "device 1 (", "9999", "engine of rank 1 failed"];
@@ -43,7 +43,7 @@ pub(crate) fn faults() -> Vec<Fault> {
     faults
 }
 
-/// A call fails while a start is recorded: the group ends, and the capture gives no graph.
+/// A call fails while a start is recorded: the group ends, and nothing comes of the capture.
 fn in_a_capture(driver: CudaDriver) -> Outcome {
     let (_hub, mut children) = ranks(driver, "capture", 2, |rank, player| {
         player.value("INJECT", if rank == 1 { "fail:cuMemcpyAsync:1:9999" } else { "" })
@@ -57,7 +57,7 @@ fn in_a_capture(driver: CudaDriver) -> Outcome {
     says("rank 1", &recorded[1], "aborted: ", &holds)?;
     let ended = words(&mut children)?;
     says("rank 0", &ended[0], "broken: ", &holds)?;
-    says("rank 1", &ended[1], "broken: end a capture: ", &[])
+    says("rank 1", &ended[1], "broken: ", &[])
 }
 
 /// One rank fails; all say so, with the driver's own words, and live on. `kinds` are those of the

@@ -79,8 +79,8 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
     }
 
     /// What the links give, for the choice of algorithm and parts, such as the links of a
-    /// [`Calibration`](crate::cost::Calibration); equal on all ranks. At first what is known of the
-    /// fabrics without a measurement.
+    /// [`Calibration`](crate::cost::Calibration); equal on all ranks. At first those of the
+    /// [group](Group::links).
     #[must_use]
     pub fn links(mut self, links: Links) -> Self {
         self.method.links = Some(links);

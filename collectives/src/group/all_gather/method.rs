@@ -3,8 +3,6 @@
 //! Every rank decides by itself. What it decides by is equal on all ranks, or the fingerprint of the
 //! operation tells where it is not.
 
-use peerlane_hal::{BackendId, LinkKind};
-
 use crate::allgather::Shape;
 use crate::cost::{self, Choice, Links, Question};
 use crate::error::Error;
@@ -21,7 +19,8 @@ pub(super) struct Method {
 }
 
 impl Method {
-    /// What runs, and what it is predicted to take. `shape` is what the plan must be but for its parts.
+    /// What runs, and what it is predicted to take. `shape` is what the plan must be but for its parts;
+    /// `known` are the group's links, and whether somebody has measured them.
     ///
     /// # Errors
     /// As [`cost::choose`].
@@ -29,77 +28,63 @@ impl Method {
         &self,
         topology: &Topology,
         layout: &Layout,
-        shape: Shape,
-        (backends, capturable): ((BackendId, Option<BackendId>), bool),
+        (shape, capturable): (Shape, bool),
+        (known, measured): (&Links, bool),
     ) -> Result<Choice, Error> {
-        let known;
-        let links = match &self.links {
-            Some(links) => links,
-            None => {
-                known = of_backends(backends);
-                &known
-            }
+        let (links, measured) = match &self.links {
+            Some(links) => (links, true),
+            None => (known, measured),
         };
         let shard_bytes: Vec<u64> = layout.shards().iter().collect();
         let refused = match self.algorithm {
             Some(_) => Vec::new(),
-            None => self.refused(topology, capturable),
+            None => refused(topology.nodes() == 1, capturable && !shape.tiers, measured),
         };
         cost::choose(&Question {
             topology,
             shard_bytes: &shard_bytes,
             shape,
             links,
+            measured,
             algorithm: self.algorithm,
             parts: self.parts,
             refused: &refused,
         })
     }
-
-    /// What is not taken unless it is asked for.
-    fn refused(&self, topology: &Topology, capturable: bool) -> Vec<(Algorithm, &'static str)> {
-        let one_node = topology.nodes() == 1;
-        let reason = |algorithm| match algorithm {
-            Algorithm::Direct => None,
-            Algorithm::Hierarchical | Algorithm::HierarchicalRing => {
-                one_node.then_some("on one node it is direct with more lanes")
-            }
-            Algorithm::DoubleRing if one_node && capturable => {
-                Some("a graph may not hold its second lane")
-            }
-            // Assumed figures are not good enough to leave what is the best wherever it was measured.
-            _ => (one_node && self.links.is_none()).then_some("no links were measured"),
-        };
-        let all = Algorithm::ALL.iter();
-        all.filter_map(|&algorithm| Some((algorithm, reason(algorithm)?))).collect()
-    }
 }
 
-/// What is known of links without a measurement. By the backends and not by the links that a rank
-/// has: ranks may reach their peers by unlike ones, and must decide alike.
-fn of_backends((local, network): (BackendId, Option<BackendId>)) -> Links {
-    Links::of_kinds(kind(local), network.map_or(LinkKind::Rdma, kind))
-}
-
-fn kind(backend: BackendId) -> LinkKind {
-    match backend {
-        BackendId::CUDA => LinkKind::NvLink,
-        BackendId::ROCM => LinkKind::Xgmi,
-        BackendId::RDMA => LinkKind::Rdma,
-        _ => LinkKind::SharedMemory,
-    }
+/// What is not taken unless it is asked for.
+fn refused(one_node: bool, in_graph: bool, measured: bool) -> Vec<(Algorithm, &'static str)> {
+    let reason = |algorithm| match algorithm {
+        Algorithm::Direct => None,
+        Algorithm::DoubleRing | Algorithm::Hierarchical | Algorithm::HierarchicalRing
+            if in_graph =>
+        {
+            Some("it has a lane that no graph records")
+        }
+        Algorithm::Hierarchical | Algorithm::HierarchicalRing => None,
+        // Assumed figures are not good enough to leave what is the best wherever it was measured.
+        _ => (one_node && !measured).then_some("no links were measured"),
+    };
+    let all = Algorithm::ALL.iter();
+    all.filter_map(|&algorithm| Some((algorithm, reason(algorithm)?))).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use peerlane_hal::LinkKind;
+
     use super::*;
+
+    fn known() -> Links {
+        Links::of_kinds(LinkKind::NvLink, LinkKind::Rdma)
+    }
 
     fn decided(method: &Method, nodes: &[u32], shard_bytes: u64) -> (Algorithm, u32) {
         let topology = Topology::of_nodes(nodes).unwrap();
         let layout = Layout::new(&vec![shard_bytes; nodes.len()], 1).unwrap();
         let shape = Shape { tiers: topology.nodes() > 1, ..Shape::default() };
-        let backends = (BackendId::CUDA, shape.tiers.then_some(BackendId::RDMA));
-        let choice = method.choose(&topology, &layout, shape, (backends, false)).unwrap();
+        let choice = method.choose(&topology, &layout, (shape, false), (&known(), false)).unwrap();
         (choice.algorithm, choice.parts)
     }
 
@@ -123,9 +108,23 @@ mod tests {
             let algorithm = Some(Algorithm::Hierarchical);
             decided(&Method { algorithm, links, ..Method::default() }, &nodes, 8 << 20).1
         };
-        let mut links = of_backends((BackendId::CUDA, Some(BackendId::RDMA)));
-        assert!(of(None) > 1 && of(Some(links.clone())) == of(None));
+        let mut links = known();
+        assert!(of(Some(links.clone())) > 1, "what is measured decides");
         links.local.put_seconds = 1.0;
         assert_eq!(of(Some(links)), 1, "what is put at a second a piece is not cut");
+    }
+
+    #[test]
+    fn a_graph_gets_a_plan_of_one_lane() {
+        let topology = Topology::of_nodes(&[0, 0, 0, 0, 1, 1, 1, 1]).unwrap();
+        let layout = Layout::new(&[64 << 20; 8], 1).unwrap();
+        let choose = |measured| {
+            let shape = (Shape::default(), true);
+            Method::default().choose(&topology, &layout, shape, (&known(), measured)).unwrap()
+        };
+        for choice in [choose(false), choose(true)] {
+            assert!(choice.explain().contains("no graph records"), "{choice}");
+            assert!(matches!(choice.algorithm, Algorithm::Direct | Algorithm::Ring), "{choice}");
+        }
     }
 }

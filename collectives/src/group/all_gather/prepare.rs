@@ -127,11 +127,11 @@ fn draft<F: Fabric, T: Element>(
         let text = format!("outputs is {outputs}, wanted 1 of {what}");
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
-    let shape =
-        Shape { parts: layout.parts(), in_place, outputs, flags, tiers: group.network.is_some() };
-    let backends = (local.backend(), group.network.as_ref().map(|network| network.backend()));
+    let tiers = group.network.is_some();
+    let shape = Shape { parts: layout.parts(), in_place, outputs, flags, tiers };
+    let links = (&group.links, group.links_measured);
     let (topology, method) = (&ground.topology, &wish.method);
-    let choice = method.choose(topology, &layout, shape, (backends, capturable))?;
+    let choice = method.choose(topology, &layout, (shape, capturable), links)?;
     if choice.parts != layout.parts() {
         layout = wish.shards.layout::<T>(topology.ranks(), choice.parts)?;
     }
