@@ -1,10 +1,10 @@
-//! `cargo xtask bench cost`: how well the model of costs predicts the host backend.
+//! `cargo xtask bench cost`: how well the model of costs predicts a backend.
 //!
 //! The program calibrates itself on some sizes and predicts those and the sizes between; see
 //! `peerlane calibrate --check`. Here the figures are only written down.
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::facts::Facts;
 use super::program::Peerlane;
@@ -31,6 +31,9 @@ pub(crate) struct Options {
     /// The largest total.
     #[arg(long, default_value_t = 64 << 20)]
     max_bytes: u64,
+    /// Instead of measuring the host here: what `peerlane calibrate --check` has written elsewhere
+    #[arg(long, value_name = "FILE")]
+    from: Option<PathBuf>,
 }
 
 /// What the program writes.
@@ -72,12 +75,25 @@ struct Record {
     checks: Vec<Check>,
 }
 
-/// Measures everything, then writes docs/perf/cost-host; a missed goal is an error.
+/// Writes docs/perf/cost-host, or that of the backend of a file; a missed goal is an error.
 pub(super) fn run(options: &Options) -> Outcome {
     let metadata = workspace::members()?;
-    let (root, target) = (metadata.workspace_root.as_std_path(), &metadata.target_directory);
     let facts = Facts::collect()?;
-    let peerlane = Peerlane::build(target.as_std_path())?;
+    let checks = match &options.from {
+        Some(file) => vec![serde_json::from_str(&std::fs::read_to_string(file)?)?],
+        None => measure(options, metadata.target_directory.as_std_path())?,
+    };
+    let record = Record { facts, rounds: options.rounds, checks };
+    let name = format!("cost-{}", record.backend());
+    record.save(&metadata.workspace_root.as_std_path().join("docs/perf"), &name)?;
+    println!("\nwritten: docs/perf/{name}.json, docs/perf/{name}.md");
+    let missed: Vec<_> = record.checks.iter().filter_map(Check::missed).collect();
+    if missed.is_empty() { Ok(()) } else { Err(missed.join("; ").into()) }
+}
+
+/// Calibrates the host backend here and checks what that predicts.
+fn measure(options: &Options, target: &Path) -> Outcome<Vec<Check>> {
+    let peerlane = Peerlane::build(target)?;
     let scratch = target.join("cost");
     std::fs::create_dir_all(&scratch)?;
     let mut checks: Vec<Check> = Vec::new();
@@ -90,16 +106,12 @@ pub(super) fn run(options: &Options) -> Outcome {
             format!("--algorithms={}", options.algorithms),
             format!("--rounds={}", options.rounds),
             format!("--max-bytes={}", options.max_bytes),
-            format!("--out={out}"),
-            format!("--check={check}"),
+            format!("--out={}", out.display()),
+            format!("--check={}", check.display()),
         ])?;
         checks.push(serde_json::from_str(&std::fs::read_to_string(&check)?)?);
     }
-    let record = Record { facts, rounds: options.rounds, checks };
-    record.save(&root.join("docs/perf"))?;
-    println!("\nwritten: docs/perf/cost-host.json, docs/perf/cost-host.md");
-    let missed: Vec<_> = record.checks.iter().filter_map(Check::missed).collect();
-    if missed.is_empty() { Ok(()) } else { Err(missed.join("; ").into()) }
+    Ok(checks)
 }
 
 impl Check {
@@ -152,21 +164,28 @@ impl Check {
 }
 
 impl Record {
-    fn save(&self, folder: &Path) -> Outcome {
+    fn backend(&self) -> &str {
+        self.checks.first().map_or("host", |check| &check.backend)
+    }
+
+    fn save(&self, folder: &Path, name: &str) -> Outcome {
         std::fs::create_dir_all(folder)?;
         let json = serde_json::to_string_pretty(self)? + "\n";
-        std::fs::write(folder.join("cost-host.json"), json)?;
-        std::fs::write(folder.join("cost-host.md"), self.page()?)?;
+        std::fs::write(folder.join(format!("{name}.json")), json)?;
+        std::fs::write(folder.join(format!("{name}.md")), self.page()?)?;
         Ok(())
     }
 
     fn page(&self) -> Result<String, std::fmt::Error> {
         let Facts { command, date, peerlane, rustc, kernel, cpu, cores, .. } = &self.facts;
         let mut page = String::new();
-        writeln!(page, "# What the model of costs predicts for the host backend\n")?;
+        writeln!(page, "# What the model of costs predicts for the {} backend\n", self.backend())?;
         writeln!(page, "Written by `{command}` on {date}; do not edit.\n")?;
         writeln!(page, "- Peerlane {peerlane}, {rustc}")?;
-        writeln!(page, "- {cores} cores of {cpu}, {kernel}")?;
+        match self.checks.first().filter(|check| check.backend != "host") {
+            Some(check) => writeln!(page, "- {} of {}", check.topology, check.machine)?,
+            None => writeln!(page, "- {cores} cores of {cpu}, {kernel}")?,
+        }
         writeln!(
             page,
             "- A time is the median of the iterations of a run, in the fastest of {} rounds. The links \
