@@ -60,7 +60,11 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64, ways: u64) -> Way {
     };
     let others = part.saturating_mul(parts - 1);
     let journey = by(out).max(by(hops - stay)).saturating_add(others);
-    let waits = journey.saturating_sub(all.saturating_add(last_hop));
+    let uneven_overlap = overlaps(task, slowest) && ground.shard_bytes_max > ground.shard_bytes_min;
+    let waits = match uneven_overlap {
+        true => 0,
+        false => journey.saturating_sub(all.saturating_add(last_hop)),
+    };
 
     let mut terms = Vec::new();
     let furthest = used().max_by_key(|seen| seen.hop).unwrap_or(&local);
@@ -85,8 +89,14 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64, ways: u64) -> Way {
     Way { terms, host }
 }
 
+/// Whether what one start still waits for goes on beside the next start.
+fn overlaps(task: &Task<'_>, seen: &Seen) -> bool {
+    task.shape.outputs > 1 && !seen.by_processor
+}
+
 /// The time of the puts where shards are unlike: every link carries all shards but one, and the
-/// largest shard comes a part at a time to the last rank.
+/// largest shard comes a part at a time to the last rank. Starts that have outputs in turn and engines
+/// of a device overlap: there the journey of one start goes on beside the next one.
 fn uneven(task: &Task<'_>, seen: &Seen, even: u64) -> u64 {
     let ground = task.ground;
     let peers = ground.ranks - 1;
@@ -96,6 +106,7 @@ fn uneven(task: &Task<'_>, seen: &Seen, even: u64) -> u64 {
     let equal = ground.shard_bytes_max.saturating_mul(peers);
     let carried = ground.total_bytes - ground.shard_bytes_min;
     let journey = ground.shard_bytes_max + task.part_bytes().saturating_mul(peers - 1);
-    let saved = equal.saturating_sub(carried.max(journey));
+    let needed = if overlaps(task, seen) { carried } else { carried.max(journey) };
+    let saved = equal.saturating_sub(needed);
     even.saturating_sub(transfer_picoseconds(saved, seen.rate(1)))
 }
