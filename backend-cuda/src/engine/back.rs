@@ -13,7 +13,7 @@ use crate::sys::CUdeviceptr;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OwnCopy {
     /// Over the link up to 256 KiB, where a kernel costs the host more than the link takes, and up to
-    /// 2 MiB in a graph, where it also costs a branch; else local.
+    /// 512 KiB in a graph, where it also costs a branch; else local.
     #[default]
     Auto,
     /// By a copy inside the device: the fastest where multiprocessors are free. On all drivers that
@@ -27,7 +27,7 @@ pub enum OwnCopy {
 /// The largest own copy that comes back over the link by itself: docs/perf/cuda-submission.md.
 const AUTO_LINK_BYTES_MAX: u64 = 256 << 10;
 /// The same in a graph.
-const AUTO_LINK_CAPTURED_BYTES_MAX: u64 = 2 << 20;
+const AUTO_LINK_CAPTURED_BYTES_MAX: u64 = 512 << 10;
 
 /// Which of the puts of the same bytes brings them back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,8 +162,8 @@ mod tests {
         assert_eq!(back(OwnCopy::Local, 1), None);
         assert_eq!(OwnCopy::Auto.back(&shape(1), 2, false), Some(Carrier::Second));
         let captured = |bytes| OwnCopy::Auto.back(&shape(bytes), 1, true);
-        assert_eq!(captured(2 << 20), Some(Carrier::First));
-        assert_eq!(captured((2 << 20) + 1), None);
+        assert_eq!(captured(512 << 10), Some(Carrier::First));
+        assert_eq!(captured((512 << 10) + 1), None);
     }
 
     #[test]
