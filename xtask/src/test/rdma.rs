@@ -32,8 +32,6 @@ mod perftest;
 mod programs;
 mod tools;
 
-/// What one test program may take.
-const PROGRAM_LIMIT: Duration = Duration::from_secs(180);
 /// Where the kernel lists the RDMA devices of a machine.
 const DEVICES: &str = "/sys/class/infiniband";
 /// What the tests read the devices' names from.
@@ -43,7 +41,7 @@ const DEVICES_VARIABLE: &str = "PEERLANE_TEST_RDMA_DEVICES";
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Options {
     /// rdma: on this machine's own RDMA devices instead of those of a virtual machine.
-    #[arg(long, requires = "backend", conflicts_with_all = ["smoke", "perftest", "nodes"])]
+    #[arg(long, requires = "backend", conflicts_with_all = ["smoke", "perftest", "command", "stock_kernel"])]
     here: bool,
     /// rdma: boot, look at the devices and measure one latency, without the Rust tests.
     #[arg(long, requires = "backend")]
@@ -51,6 +49,16 @@ pub(crate) struct Options {
     /// rdma: measure with ib_write_bw and its like besides.
     #[arg(long, requires = "backend")]
     perftest: bool,
+    /// rdma: run this line of shell in the virtual machine instead of the Rust tests; several are
+    /// run one after another.
+    #[arg(long, requires = "backend", value_name = "LINE")]
+    command: Vec<String>,
+    /// rdma: seconds that a test program or line of shell may take.
+    #[arg(long, requires = "backend", value_name = "SECONDS", default_value_t = 180)]
+    limit: u64,
+    /// rdma: boot the distribution's own kernel and not a newer one; one device stands for all nodes.
+    #[arg(long, requires = "backend")]
+    stock_kernel: bool,
     /// rdma: how many nodes the virtual machine stands for.
     #[arg(long, requires = "backend", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=8))]
     nodes: u32,
@@ -69,6 +77,8 @@ impl Options {
             (self.here, "--here"),
             (self.smoke, "--smoke"),
             (self.perftest, "--perftest"),
+            (!self.command.is_empty(), "--command"),
+            (self.stock_kernel, "--stock-kernel"),
             (self.workspace, "--workspace"),
             (!self.arguments.is_empty(), "arguments of test programs"),
         ];
@@ -77,7 +87,12 @@ impl Options {
 
     /// For the gate: all tests, built as the step before has built them.
     pub(crate) fn for_gate() -> Self {
-        Self { nodes: 3, workspace: true, ..Self::default() }
+        Self { nodes: 3, limit: 180, workspace: true, ..Self::default() }
+    }
+
+    /// Whether the Rust tests run.
+    fn tests(&self) -> bool {
+        !self.smoke && self.command.is_empty()
     }
 }
 
@@ -131,15 +146,16 @@ fn in_machine(options: &Options) -> Outcome {
     let metadata = workspace::members()?;
     let folder = metadata.target_directory.join("rdma-vm").into_std_path_buf();
     let tools = Tools::obtain(&folder.join("tools"))?;
-    let kernel = Kernel::obtain(&folder.join("kernel"))?;
+    let kept = if options.stock_kernel { "kernel-stock" } else { "kernel" };
+    let kernel = Kernel::obtain(&folder.join(kept), options.stock_kernel)?;
     let taken = begun.elapsed();
 
-    let built = if options.smoke {
-        Built::default()
-    } else {
+    let built = if options.tests() {
         programs::build(&metadata, options.workspace)?
+    } else {
+        Built::default()
     };
-    if built.tests.is_empty() && !options.smoke {
+    if built.tests.is_empty() && options.tests() {
         return Err(format!("{NO_TESTS}; --smoke tries the virtual machine alone").into());
     }
     let nodes = if kernel.namespaces() {
@@ -170,11 +186,11 @@ fn in_machine(options: &Options) -> Outcome {
         (assembled - compiled).as_secs_f64(),
         (begun.elapsed() - assembled).as_secs_f64()
     );
-    if !options.smoke {
+    if options.tests() {
         println!("\n{}", console.totals);
     }
     console.verdict(end, jobs.len())?;
-    if !options.smoke && console.totals.passed == 0 {
+    if options.tests() && console.totals.passed == 0 {
         return Err("no test ran".into());
     }
     Ok(())
@@ -182,14 +198,21 @@ fn in_machine(options: &Options) -> Outcome {
 
 fn jobs(options: &Options, nodes: Nodes, built: &Built) -> Vec<Job> {
     let arguments: Vec<String> = options.arguments.iter().map(|word| guest::quoted(word)).collect();
-    let mut jobs = perftest::smoke(nodes);
+    let limit = Duration::from_secs(options.limit);
+    let mut jobs = if options.command.is_empty() { perftest::smoke(nodes) } else { Vec::new() };
+    jobs.extend(options.command.iter().map(|line| Job {
+        name: line.lines().next().unwrap_or_default().to_owned(),
+        command: line.clone(),
+        folder: "/".into(),
+        limit,
+    }));
     jobs.extend(built.tests.iter().map(|program| {
         let words = [&[guest::quoted(&program.file.to_string_lossy())], &arguments[..]].concat();
         Job {
             name: program.name.clone(),
             command: format!("exec {}", words.join(" ")),
             folder: program.folder.to_string_lossy().into_owned(),
-            limit: PROGRAM_LIMIT,
+            limit,
         }
     }));
     if options.perftest {

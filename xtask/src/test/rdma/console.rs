@@ -143,7 +143,7 @@ impl Ended {
 
 impl std::fmt::Display for Ended {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:<26}{:>7.1} s  ", self.name, self.seconds)?;
+        write!(f, "{:<36}{:>7.1} s  ", self.name, self.seconds)?;
         match self.status {
             Status::Exit(0) => f.write_str("ok"),
             Status::Exit(status) => write!(f, "FAILED: exit status {status}"),
@@ -178,7 +178,7 @@ mod tests {
         let good = console(&GOOD);
         assert_eq!(good.verdict(End::Exited, 1), Ok(()));
         assert_eq!(good.totals, Totals { passed: 4, failed: 0, ignored: 1 });
-        assert_eq!(good.ended[0].to_string(), "the tests                     2.5 s  ok");
+        assert_eq!(good.ended[0].to_string(), "the tests                               2.5 s  ok");
         assert_eq!(good.verdict(End::Exited, 2).unwrap_err(), "1 of 2 jobs ended");
 
         let cut = console(&GOOD[..5]).verdict(End::Exited, 1).unwrap_err();

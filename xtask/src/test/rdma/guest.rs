@@ -130,7 +130,6 @@ mount -t devtmpfs dev /dev
 mkdir -p /dev/shm /dev/pts
 mount -t tmpfs shm /dev/shm
 mount -t tmpfs run /run
-mount -t tmpfs tmp /tmp
 ip link set lo up
 ";
 

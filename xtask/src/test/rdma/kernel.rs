@@ -29,13 +29,13 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// The kept one, or a new one.
-    pub(super) fn obtain(folder: &Path) -> Outcome<Self> {
+    /// The kept one, or a new one; with `stock` of the machine's own sources.
+    pub(super) fn obtain(folder: &Path, stock: bool) -> Outcome<Self> {
         if let Some(kept) = Self::kept(folder) {
             return Ok(kept);
         }
         let mut refused = Vec::new();
-        for (what, sources) in candidates() {
+        for (what, sources) in candidates(stock) {
             println!("kernel: taking it from {what}");
             match Self::take(folder, sources.as_deref()) {
                 Ok(kernel) => return Ok(kernel),
@@ -101,12 +101,12 @@ impl Kernel {
 }
 
 /// Where kernels may come from; `None` is the machine's own sources.
-fn candidates() -> Vec<(String, Option<Vec<String>>)> {
+fn candidates(stock: bool) -> Vec<(String, Option<Vec<String>>)> {
     let sources = packages::sources();
     let mut found: Vec<(String, Option<Vec<String>>)> = Vec::new();
     // Of Debian, and neither security nor somebody else's.
     let debian = |source: &&Source| source.address.trim_end_matches('/').ends_with("/debian");
-    if let Some(source) = sources.iter().find(debian) {
+    if let Some(source) = sources.iter().find(debian).filter(|_| !stock) {
         for suite in SUITES {
             found.push((suite.to_owned(), Some(vec![source.line(suite)])));
         }

@@ -10,8 +10,8 @@ use crate::process::{self, Outcome};
 
 /// Packages all of whose tests are about RDMA.
 const PACKAGES: [&str; 2] = ["peerlane-rdma", "peerlane-ibverbs-sys"];
-/// The package of the conformance suite, and what its tests about RDMA begin with.
-const CONFORMANCE: (&str, &str) = ("peerlane-conformance", "rdma");
+/// What the names of tests about RDMA begin with in other packages.
+const PREFIX: &str = "rdma";
 
 /// A test program.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(super) struct Built {
 /// `cargo test` for the tests of the RDMA backend; `None` if there are none.
 pub(super) fn command(metadata: &Metadata) -> Option<Command> {
     let mut command = process::cargo(["test", "--no-fail-fast"]);
-    let mut found = false;
+    let (mut found, mut library) = (false, false);
     for package in &metadata.packages {
         let tests = tests(package);
         if !tests.is_empty() {
@@ -43,11 +43,14 @@ pub(super) fn command(metadata: &Metadata) -> Option<Command> {
         }
         for (name, is_library) in tests {
             if is_library {
-                command.arg("--lib");
+                library = true;
             } else {
                 command.args(["--test", &name]);
             }
         }
+    }
+    if library {
+        command.arg("--lib");
     }
     found.then_some(command)
 }
@@ -100,14 +103,32 @@ pub(super) fn build(metadata: &Metadata, workspace: bool) -> Outcome<Built> {
 /// The names of the package's tests about RDMA, and whether each is the library.
 fn tests(package: &Package) -> Vec<(String, bool)> {
     let whole = PACKAGES.contains(&package.name.as_str());
-    let (conformance, prefix) = CONFORMANCE;
-    let some = package.name.as_str() == conformance;
     let targets = package.targets.iter().filter_map(|target| {
         let is_library = target.kind.contains(&TargetKind::Lib);
         let is_test = target.kind.contains(&TargetKind::Test);
-        let wanted =
-            whole && (is_library || is_test) || some && is_test && target.name.starts_with(prefix);
+        let wanted = whole && (is_library || is_test) || is_test && target.name.starts_with(PREFIX);
         wanted.then(|| (target.name.clone(), is_library))
     });
     targets.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace;
+
+    #[test]
+    fn the_tests_of_the_backend_are_chosen() {
+        let metadata = workspace::members().unwrap();
+        let package = |name: &str| {
+            tests(metadata.packages.iter().find(|package| package.name.as_str() == name).unwrap())
+        };
+        assert!(package("peerlane-rdma").contains(&("peerlane_rdma".to_owned(), true)));
+        assert!(package("peerlane-hal").is_empty());
+        assert!(!package("peerlane-conformance").iter().any(|(name, _)| name == "host"));
+
+        let command = process::line(&command(&metadata).unwrap());
+        assert_eq!(command.matches("--lib").count(), 1, "{command}");
+        assert!(command.contains("--package peerlane-rdma"), "{command}");
+    }
 }
