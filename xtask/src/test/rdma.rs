@@ -173,7 +173,9 @@ fn in_machine(options: &Options) -> Outcome {
     let image = assemble(&tools, &kernel, nodes, &jobs, &built, &folder)?;
     println!("rdma: kernel {}, devices {}", kernel.release, nodes.devices().join(", "));
     let assembled = begun.elapsed();
-    let (console, end) = machine::boot(&tools, &kernel, &image)?;
+    let booted = machine::boot(&tools, &kernel, &image);
+    fs::remove_file(&image)?;
+    let (console, end) = booted?;
 
     println!();
     for job in &console.ended {
@@ -236,7 +238,8 @@ fn assemble(
     for job in jobs {
         image.folder(Path::new(&job.folder));
     }
-    let file = folder.join("image.cpio");
+    // Of this run alone: another may be under way.
+    let file = folder.join(format!("image-{}.cpio", std::process::id()));
     fs::write(&file, image.finish(&guest::script(nodes, &kernel.order, jobs)))?;
     Ok(file)
 }

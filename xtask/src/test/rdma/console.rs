@@ -15,6 +15,9 @@ pub(super) const BOOT_LIMIT: Duration = Duration::from_secs(120);
 /// How much longer than its limit a job may be silent: the guest itself ends it at its limit.
 const GRACE: Duration = Duration::from_secs(30);
 
+/// Of a row of the summary.
+const NAME_WIDTH: usize = 44;
+
 /// How the guest's machine came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
@@ -143,7 +146,8 @@ impl Ended {
 
 impl std::fmt::Display for Ended {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:<36}{:>7.1} s  ", self.name, self.seconds)?;
+        let name: String = self.name.chars().take(NAME_WIDTH).collect();
+        write!(f, "{name:<NAME_WIDTH$}{:>7.1} s  ", self.seconds)?;
         match self.status {
             Status::Exit(0) => f.write_str("ok"),
             Status::Exit(status) => write!(f, "FAILED: exit status {status}"),
@@ -178,7 +182,7 @@ mod tests {
         let good = console(&GOOD);
         assert_eq!(good.verdict(End::Exited, 1), Ok(()));
         assert_eq!(good.totals, Totals { passed: 4, failed: 0, ignored: 1 });
-        assert_eq!(good.ended[0].to_string(), "the tests                               2.5 s  ok");
+        assert_eq!(good.ended[0].to_string(), format!("{:<44}    2.5 s  ok", "the tests"));
         assert_eq!(good.verdict(End::Exited, 2).unwrap_err(), "1 of 2 jobs ended");
 
         let cut = console(&GOOD[..5]).verdict(End::Exited, 1).unwrap_err();

@@ -1,5 +1,11 @@
 //! What the guest does: its first process is a shell script that sets up the nodes, runs the jobs
 //! one after another, and says on the console what became of each.
+//!
+//! Node `N` is the network namespace `nodeN` with the address `10.0.0.(N+1)` and the device `rxeN`,
+//! whose GID with index 1 follows from that address. Jobs run as root in the namespace of the bridge,
+//! `10.0.0.254`, from which every node is reached, every device can be opened, and
+//! `ip netns exec nodeN …` starts a program on a node. `PEERLANE_TEST_RDMA_DEVICES` and
+//! `PEERLANE_TEST_RDMA_NAMESPACES` list both; the latter is unset where there is one device only.
 
 use std::fmt::Write;
 use std::time::Duration;

@@ -69,12 +69,13 @@ impl Image {
     pub(super) fn programs(&mut self, tools: &Tools, programs: &[PathBuf], work: &Path) -> Outcome {
         fs::create_dir_all(work)?;
         for program in programs {
-            let stripped = work.join("stripped");
+            let stripped = work.join(format!("stripped-{}", std::process::id()));
             let mut strip = Command::new("strip");
             strip.arg("--strip-debug").arg("-o").args([&stripped, program]);
             let file = if process::answers(&mut strip) { &stripped } else { program };
             let content = fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
             self.file(program, &content);
+            let _ = fs::remove_file(stripped);
         }
         self.closure(tools, programs.to_vec())
     }

@@ -104,11 +104,16 @@ impl Kernel {
 fn candidates(stock: bool) -> Vec<(String, Option<Vec<String>>)> {
     let sources = packages::sources();
     let mut found: Vec<(String, Option<Vec<String>>)> = Vec::new();
-    // Of Debian, and neither security nor somebody else's.
-    let debian = |source: &&Source| source.address.trim_end_matches('/').ends_with("/debian");
-    if let Some(source) = sources.iter().find(debian).filter(|_| !stock) {
+    // Of Debian; others may use its name, and turn out not to have the suite.
+    let debian = |source: &&Source| source.address.trim_end_matches('/').ends_with("debian");
+    let mut seen = Vec::new();
+    for source in sources.iter().filter(debian).filter(|_| !stock) {
+        if seen.contains(&&source.address) {
+            continue;
+        }
+        seen.push(&source.address);
         for suite in SUITES {
-            found.push((suite.to_owned(), Some(vec![source.line(suite)])));
+            found.push((format!("{suite}, {}", source.address), Some(vec![source.line(suite)])));
         }
     }
     found.push(("the machine's own sources".to_owned(), None));
