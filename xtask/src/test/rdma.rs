@@ -163,7 +163,8 @@ fn in_machine(options: &Options) -> Outcome {
     } else {
         println!(
             "note: kernel {} has no RDMA device inside a network namespace: one device that sends \
-             to itself stands for all nodes, and the tests of several nodes are skipped",
+             to itself stands for all nodes, and the tests of several nodes are skipped; removing \
+             target/rdma-vm looks for a newer kernel",
             kernel.release
         );
         Nodes::Loopback

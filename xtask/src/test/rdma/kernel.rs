@@ -39,7 +39,7 @@ impl Kernel {
             println!("kernel: taking it from {what}");
             match Self::take(folder, sources.as_deref()) {
                 Ok(kernel) => return Ok(kernel),
-                Err(error) => refused.push(format!("{what}: {error}")),
+                Err(error) => refused.push(format!("{what}: {}", error.to_string().trim_end())),
             }
         }
         Err(format!("no kernel with soft RoCE was found\n{}", refused.join("\n")).into())
@@ -69,7 +69,8 @@ impl Kernel {
         let packages = Store::open(&store, sources)?;
         let names = packages_of(&packages);
         if names.is_empty() {
-            return Err("there is no package of a kernel".into());
+            let complaints = packages.complaints();
+            return Err(format!("there is no package of a kernel\n{complaints}").into());
         }
         println!("kernel: {}", names.join(", "));
         packages.unpack_alone(&names, &tree)?;

@@ -14,6 +14,8 @@ use crate::process::{self, Outcome};
 pub(super) struct Store {
     folder: PathBuf,
     config: PathBuf,
+    /// What apt complained of while it fetched the lists, which alone fails nothing.
+    complaints: String,
 }
 
 impl Store {
@@ -43,8 +45,9 @@ impl Store {
         }
         let config = folder.join("apt.conf");
         fs::write(&config, lines)?;
-        let store = Self { folder: folder.to_owned(), config };
-        process::output(store.apt("apt-get").args(["--quiet=2", "update"]))?;
+        let mut store = Self { folder: folder.to_owned(), config, complaints: String::new() };
+        let update = store.apt("apt-get").args(["--quiet=2", "update"]).output()?;
+        store.complaints = String::from_utf8_lossy(&update.stderr).into_owned();
         Ok(store)
     }
 
@@ -53,7 +56,7 @@ impl Store {
         let mut command = self.apt("apt-get");
         // Downloading alone: what apt would remove in order to install stays where it is.
         command.args(["--quiet=2", "--yes", "--download-only", "--no-install-recommends"]);
-        process::output(command.arg("install").args(names))?;
+        self.download(command.arg("install").args(names))?;
         self.unpack(into)
     }
 
@@ -61,7 +64,7 @@ impl Store {
     pub(super) fn unpack_alone(&self, names: &[String], into: &Path) -> Outcome {
         let mut command = self.apt("apt-get");
         command.current_dir(self.folder.join("archives"));
-        process::output(command.args(["--quiet=2", "download"]).args(names))?;
+        self.download(command.args(["--quiet=2", "download"]).args(names))?;
         self.unpack(into)
     }
 
@@ -76,6 +79,17 @@ impl Store {
     pub(super) fn names(&self, prefix: &str) -> Vec<String> {
         let shown = process::output(self.apt("apt-cache").args(["pkgnames", prefix]));
         shown.map(|shown| shown.lines().map(str::to_owned).collect()).unwrap_or_default()
+    }
+
+    /// What apt complained of while it fetched the lists.
+    pub(super) fn complaints(&self) -> &str {
+        self.complaints.trim_end()
+    }
+
+    fn download(&self, command: &mut Command) -> Outcome {
+        process::output(command)
+            .map_err(|error| format!("{}\n{}", error.to_string().trim_end(), self.complaints()))?;
+        Ok(())
     }
 
     fn unpack(&self, into: &Path) -> Outcome {
