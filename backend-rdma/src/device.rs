@@ -76,7 +76,7 @@ pub enum LinkLayer {
 /// may not be opened.
 pub fn discover() -> Result<Vec<Device>, Error> {
     let contexts = sys::open_all(sys::library()?, |_, _| true)?;
-    contexts.iter().map(|context| describe(context)).collect()
+    contexts.iter().map(describe).collect()
 }
 
 /// A device, asked for everything.

@@ -1,12 +1,12 @@
 //! The conformance suite over the RDMA backend, where there is a device: with its ways of signalling,
-//! with queues so small that they are always full, and under a layer that delays.
+//! with queues so small that they are always full, and under a layer that breaks it.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use peerlane_conformance::middleware::{DelayLayer, FailAtLayer, Layered};
+use peerlane_conformance::middleware::{FailAtLayer, Layered};
 use peerlane_conformance::{RdmaHarness, Suite};
-use peerlane_hal::{ErrorKind, Rank};
+use peerlane_hal::ErrorKind;
 use peerlane_rdma::{Options, SignalBy};
 
 fn main() -> ExitCode {
@@ -26,13 +26,10 @@ fn main() -> ExitCode {
         options.spin = Duration::ZERO;
     });
     let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost };
-    let delayed =
-        Layered::new(plain(), "delay", |_: Rank| DelayLayer::new(1, Duration::from_micros(60)));
     Suite::new()
         .with(plain())
         .with(rdma("rdma-signal-by-write", |options| options.signal = Some(SignalBy::Write)))
         .with(tiny)
-        .with(delayed)
         .with(Layered::new(plain(), "fail-at", move |_| broken))
         .run()
 }

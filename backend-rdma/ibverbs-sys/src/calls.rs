@@ -9,6 +9,14 @@ use crate::table::Library;
 /// What a call that a provider left out would answer.
 const EOPNOTSUPP: c_int = 95;
 
+/// # Safety
+/// The context is open for as long as the result is used.
+#[inline]
+unsafe fn operations<'a>(context: *mut ibv_context) -> &'a ibv_context_ops {
+    // SAFETY: the caller's; nobody changes the operations of an open context.
+    unsafe { &(*context).ops }
+}
+
 /// Posts a chain of requests to a send queue; on an error `bad` is the first that was not taken.
 ///
 /// # Safety
@@ -21,7 +29,9 @@ pub unsafe fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: the queue pair is alive, and its context as long as it is.
-    let post = unsafe { (*(*qp).context).ops.post_send };
+    let context = unsafe { (*qp).context };
+    // SAFETY: as above.
+    let post = unsafe { operations(context) }.post_send;
     // SAFETY: the caller's.
     post.map_or(EOPNOTSUPP, |post| unsafe { post(qp, wr, bad) })
 }
@@ -37,7 +47,9 @@ pub unsafe fn post_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: the queue pair is alive, and its context as long as it is.
-    let post = unsafe { (*(*qp).context).ops.post_recv };
+    let context = unsafe { (*qp).context };
+    // SAFETY: as above.
+    let post = unsafe { operations(context) }.post_recv;
     // SAFETY: the caller's.
     post.map_or(EOPNOTSUPP, |post| unsafe { post(qp, wr, bad) })
 }
@@ -53,7 +65,9 @@ pub unsafe fn post_srq_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: the queue is alive, and its context as long as it is.
-    let post = unsafe { (*(*srq).context).ops.post_srq_recv };
+    let context = unsafe { (*srq).context };
+    // SAFETY: as above.
+    let post = unsafe { operations(context) }.post_srq_recv;
     // SAFETY: the caller's.
     post.map_or(EOPNOTSUPP, |post| unsafe { post(srq, wr, bad) })
 }
@@ -65,7 +79,9 @@ pub unsafe fn post_srq_recv(
 #[inline]
 pub unsafe fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the queue is alive, and its context as long as it is.
-    let poll = unsafe { (*(*cq).context).ops.poll_cq };
+    let context = unsafe { (*cq).context };
+    // SAFETY: as above.
+    let poll = unsafe { operations(context) }.poll_cq;
     // SAFETY: the caller's.
     poll.map_or(-EOPNOTSUPP, |poll| unsafe { poll(cq, count, wc) })
 }
@@ -77,7 +93,9 @@ pub unsafe fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc) -> c_int {
 #[inline]
 pub unsafe fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: the queue is alive, and its context as long as it is.
-    let ask = unsafe { (*(*cq).context).ops.req_notify_cq };
+    let context = unsafe { (*cq).context };
+    // SAFETY: as above.
+    let ask = unsafe { operations(context) }.req_notify_cq;
     // SAFETY: the caller's.
     ask.map_or(EOPNOTSUPP, |ask| unsafe { ask(cq, solicited_only) })
 }

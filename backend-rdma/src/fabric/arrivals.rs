@@ -275,7 +275,7 @@ impl State {
         let at = message.word as usize;
         // SAFETY: inside the region, which is taken out of the table before it is freed, under the lock
         // that is held; everybody touches flags as atomics.
-        let flag = unsafe { words.base.add(at).as_ref() };
+        let flag = unsafe { &*words.base.as_ptr().wrapping_add(at) };
         flag.store(message.value, Ordering::Release);
         true
     }

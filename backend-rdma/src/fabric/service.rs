@@ -212,7 +212,9 @@ impl Asker {
             },
             (Question::Close { pair }, _) => {
                 let place = self.pairs.iter().position(|open| open.number() == pair);
-                place.map(|place| close(inner, self.pairs.swap_remove(place)));
+                if let Some(place) = place {
+                    close(inner, self.pairs.swap_remove(place));
+                }
                 Answer::Yes
             }
         }
@@ -234,6 +236,8 @@ impl Asker {
         });
         if signal == SignalBy::Write {
             arrivals.silent.store(true, Ordering::SeqCst);
+            // Who sleeps already would miss what nobody announces.
+            arrivals.wake();
         }
         self.pairs.push(qp);
         Ok((own, signal))

@@ -18,8 +18,8 @@ use crate::rdma_support::{shard, unexpected};
 
 /// Far above what any start here takes.
 const TIMEOUT: Duration = Duration::from_secs(30);
-const SHARD_BYTES: [usize; 5] = [1, 8, 5001, 65_536, 600_000];
-const STARTS: u64 = 4;
+const SHARD_BYTES: [usize; 3] = [1, 5001, 300_000];
+const STARTS: u64 = 3;
 /// Beyond what a card needs to find out that a peer does not answer.
 const LOST_WITHIN: Duration = Duration::from_secs(20);
 
