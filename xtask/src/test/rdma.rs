@@ -207,7 +207,13 @@ fn in_machine(options: &Options) -> Outcome {
 }
 
 fn jobs(options: &Options, nodes: Nodes, built: &Built) -> Vec<Job> {
-    let arguments: Vec<String> = options.arguments.iter().map(|word| guest::quoted(word)).collect();
+    let mut arguments: Vec<String> =
+        options.arguments.iter().map(|word| guest::quoted(word)).collect();
+    if !options.arguments.iter().any(|word| word.starts_with("--test-threads")) {
+        // A test has several threads that wait for each other, and the guest has two processors: two
+        // tests at once take five times as long as one after the other.
+        arguments.push("--test-threads=1".to_owned());
+    }
     let limit = Duration::from_secs(options.limit);
     let mut jobs = if options.command.is_empty() { perftest::smoke(nodes) } else { Vec::new() };
     jobs.extend(options.command.iter().map(|line| Job {
