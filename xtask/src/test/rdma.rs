@@ -46,6 +46,9 @@ pub(crate) struct Options {
     /// rdma: boot, look at the devices and measure one latency, without the Rust tests.
     #[arg(long, requires = "backend")]
     smoke: bool,
+    /// rdma: test optimised programs.
+    #[arg(long, requires = "backend")]
+    release: bool,
     /// rdma: measure with ib_write_bw and its like besides.
     #[arg(long, requires = "backend")]
     perftest: bool,
@@ -76,6 +79,7 @@ impl Options {
         let named = [
             (self.here, "--here"),
             (self.smoke, "--smoke"),
+            (self.release, "--release"),
             (self.perftest, "--perftest"),
             (!self.command.is_empty(), "--command"),
             (self.stock_kernel, "--stock-kernel"),
@@ -129,6 +133,9 @@ fn here(options: &Options) -> Outcome {
         .into());
     }
     let mut command = programs::command(&workspace::members()?).ok_or(NO_TESTS)?;
+    if options.release {
+        command.arg("--release");
+    }
     if std::env::var_os(DEVICES_VARIABLE).is_none() {
         println!("rdma: on {}", devices.join(", "));
         command.env(DEVICES_VARIABLE, devices.join(","));
@@ -151,7 +158,7 @@ fn in_machine(options: &Options) -> Outcome {
     let taken = begun.elapsed();
 
     let built = if options.tests() {
-        programs::build(&metadata, options.workspace)?
+        programs::build(&metadata, options.workspace, options.release)?
     } else {
         Built::default()
     };
@@ -200,7 +207,13 @@ fn in_machine(options: &Options) -> Outcome {
 }
 
 fn jobs(options: &Options, nodes: Nodes, built: &Built) -> Vec<Job> {
-    let arguments: Vec<String> = options.arguments.iter().map(|word| guest::quoted(word)).collect();
+    let mut arguments: Vec<String> =
+        options.arguments.iter().map(|word| guest::quoted(word)).collect();
+    if !options.arguments.iter().any(|word| word.starts_with("--test-threads")) {
+        // A test has several threads that wait for each other, and the guest has two processors: two
+        // tests at once take five times as long as one after the other.
+        arguments.push("--test-threads=1".to_owned());
+    }
     let limit = Duration::from_secs(options.limit);
     let mut jobs = if options.command.is_empty() { perftest::smoke(nodes) } else { Vec::new() };
     jobs.extend(options.command.iter().map(|line| Job {

@@ -129,7 +129,7 @@ const START: &str = r"#!/bin/sh
 /bin/busybox mkdir -p APPLETS /proc /sys /dev /run /tmp
 /bin/busybox --install -s APPLETS
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:APPLETS
-export HOME=/tmp RUST_BACKTRACE=1
+export HOME=/tmp RUST_BACKTRACE=1 TERM=dumb NO_COLOR=1
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
