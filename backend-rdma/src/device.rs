@@ -1,37 +1,198 @@
-//! Which RDMA network cards this machine has.
-//!
-//! What goes here: `ibv_get_device_list`; a null list with errno 38 means that the kernel has no
-//! RDMA, which is no error but no device.
+//! Which RDMA network cards this machine has, their ports and addresses.
+
+mod choice;
+mod gid;
+
+use std::sync::Arc;
+
+use ibverbs_sys::{
+    IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, ibv_mtu, ibv_port_attr, ibv_port_state,
+};
 
 use crate::error::Error;
+use crate::sys::{self, Context};
 
-/// An RDMA network card; there is no value of it yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Device {}
+pub use choice::DeviceChoice;
+pub(crate) use choice::{Place, choose};
+pub use gid::{Gid, GidKind};
 
-/// The RDMA network cards of this machine.
+/// An RDMA network card.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Device {
+    /// Its name, such as `mlx5_0` or `rxe0`.
+    pub name: String,
+    /// Its firmware's version; empty for software devices.
+    pub firmware: String,
+    /// Its number in the fabric.
+    pub node_guid: u64,
+    /// Where it is plugged in, such as `0000:17:00.0`; none for software devices.
+    pub pci: Option<String>,
+    /// The most queue pairs.
+    pub queue_pairs_max: u32,
+    /// The most bytes of one registration.
+    pub region_bytes_max: u64,
+    /// Its ports, from number 1.
+    pub ports: Vec<Port>,
+}
+
+/// A port of a card.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Port {
+    /// Its number, from 1.
+    pub number: u8,
+    /// Whether it can be used now.
+    pub active: bool,
+    /// What the library calls its state.
+    pub state: &'static str,
+    /// What it is plugged into.
+    pub link: LinkLayer,
+    /// The largest packet's payload in bytes.
+    pub mtu_bytes: u32,
+    /// Bytes per second and direction by width and speed; what a software device says of itself means
+    /// little.
+    pub bytes_per_second: Option<f64>,
+    /// The largest single message in bytes.
+    pub message_bytes_max: u32,
+    /// Its addresses.
+    pub gids: Vec<Gid>,
+}
+
+/// The network behind a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LinkLayer {
+    /// InfiniBand.
+    InfiniBand,
+    /// Ethernet: RoCE.
+    Ethernet,
+    /// Something else.
+    Other,
+}
+
+/// The RDMA network cards of this machine; none where the kernel has no RDMA.
 ///
 /// # Errors
-/// Always [`Error::NotBuilt`], of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): this
-/// build did not look.
+/// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): libibverbs is missing or too old, or a device
+/// may not be opened.
 pub fn discover() -> Result<Vec<Device>, Error> {
-    Err(Error::NotBuilt)
+    let contexts = sys::open_all(sys::library()?, |_, _| true)?;
+    contexts.iter().map(describe).collect()
+}
+
+/// A device, asked for everything.
+pub(crate) fn describe(context: &Arc<Context>) -> Result<Device, Error> {
+    let attributes = context.attributes()?;
+    let ports = (1..=attributes.phys_port_cnt)
+        .map(|number| context.port(number).map(|port| describe_port(context, number, &port)))
+        .collect::<Result<_, _>>()?;
+    let firmware = attributes.fw_ver.iter().map(|byte| byte.cast_unsigned());
+    let firmware: Vec<u8> = firmware.take_while(|byte| *byte != 0).collect();
+    Ok(Device {
+        name: context.name.to_string(),
+        firmware: String::from_utf8_lossy(&firmware).into_owned(),
+        node_guid: u64::from_be(attributes.node_guid),
+        pci: pci_of(&context.name),
+        queue_pairs_max: attributes.max_qp.max(0).cast_unsigned(),
+        region_bytes_max: attributes.max_mr_size,
+        ports,
+    })
+}
+
+fn pci_of(name: &str) -> Option<String> {
+    let device = std::fs::canonicalize(format!("/sys/class/infiniband/{name}/device")).ok()?;
+    let last = device.file_name()?.to_string_lossy().into_owned();
+    (last.matches(':').count() == 2).then_some(last)
+}
+
+fn describe_port(context: &Context, number: u8, port: &ibv_port_attr) -> Port {
+    let places = port.gid_tbl_len.max(0).cast_unsigned();
+    let gids =
+        (0..places).filter_map(|index| Some(Gid::of(&context.gid(number, index)?))).collect();
+    Port {
+        number,
+        active: port.state == ibv_port_state::ACTIVE,
+        state: state_name(port.state),
+        link: link_layer(port),
+        mtu_bytes: mtu_bytes(port.active_mtu),
+        bytes_per_second: bytes_per_second(port),
+        message_bytes_max: port.max_msg_sz,
+        gids,
+    }
+}
+
+fn link_layer(port: &ibv_port_attr) -> LinkLayer {
+    match port.link_layer {
+        IBV_LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
+        IBV_LINK_LAYER_INFINIBAND | 0 => LinkLayer::InfiniBand,
+        _ => LinkLayer::Other,
+    }
+}
+
+fn state_name(state: ibv_port_state) -> &'static str {
+    match state {
+        ibv_port_state::DOWN => "down",
+        ibv_port_state::INIT => "initializing",
+        ibv_port_state::ARMED => "armed",
+        ibv_port_state::ACTIVE => "active",
+        ibv_port_state::ACTIVE_DEFER => "active, deferred",
+        _ => "unknown",
+    }
+}
+
+fn mtu_bytes(mtu: ibv_mtu) -> u32 {
+    128_u32.checked_shl(mtu.0).filter(|_| (1..=5).contains(&mtu.0)).unwrap_or(0)
+}
+
+/// Width times speed, as the InfiniBand specification numbers them.
+fn bytes_per_second(port: &ibv_port_attr) -> Option<f64> {
+    let lanes = match port.active_width {
+        1 => 1.0,
+        2 => 4.0,
+        4 => 8.0,
+        8 => 12.0,
+        16 => 2.0,
+        _ => return None,
+    };
+    let gigabits = match port.active_speed {
+        1 => 2.5,
+        2 => 5.0,
+        4 | 8 => 10.0,
+        16 => 14.062_5,
+        32 => 25.781_25,
+        64 => 50.0,
+        128 => 100.0,
+        _ => return None,
+    };
+    Some(lanes * gigabits * 1e9 / 8.0)
 }
 
 #[cfg(test)]
 mod tests {
-    use peerlane_hal::{Error as _, ErrorKind};
-
     use super::*;
 
     #[test]
-    fn discovery_says_that_the_backend_is_not_built() {
-        let error = discover().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
-        assert_eq!(
-            error.to_string(),
-            "this version of Peerlane has no RDMA backend yet and did not look for \
-             RDMA network cards; use the backend host"
-        );
+    fn numbers_of_the_specification_are_read() {
+        assert_eq!(mtu_bytes(ibv_mtu::MTU_256), 256);
+        assert_eq!(mtu_bytes(ibv_mtu::MTU_4096), 4096);
+        assert_eq!(mtu_bytes(ibv_mtu(0)), 0);
+        assert_eq!(mtu_bytes(ibv_mtu(900)), 0);
+        let port = ibv_port_attr { active_width: 2, active_speed: 64, ..Default::default() };
+        assert_eq!(bytes_per_second(&port), Some(25e9));
+        assert_eq!(bytes_per_second(&ibv_port_attr::default()), None);
+    }
+
+    #[test]
+    fn discovery_answers_or_says_what_is_missing() {
+        match discover() {
+            Ok(devices) => {
+                for device in devices {
+                    assert!(!device.name.is_empty());
+                }
+            }
+            Err(error) => {
+                use peerlane_hal::Error as _;
+                assert_eq!(error.kind(), peerlane_hal::ErrorKind::Unavailable, "{error}");
+            }
+        }
     }
 }

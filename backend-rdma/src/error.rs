@@ -1,37 +1,321 @@
-//! What went wrong, and the vendor's code.
-//!
-//! What goes here: an errno, or the status of a completion with the peer that it belongs to. A
-//! retry limit that was exceeded is `PeerLost`; a null device list with errno 38 is `Unavailable`.
+//! What went wrong, and the system's or the card's code.
 
-use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
-use peerlane_hal::ErrorKind;
+use ibverbs_sys::{LoadError, ibv_wc_status};
+use peerlane_hal::mechanics::mapping::MappingError;
+use peerlane_hal::wire::Truncated;
+use peerlane_hal::{ErrorKind, KeyError, Rank};
+use rustix::io::Errno;
 
-/// Why the RDMA backend could not do something.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Error {
-    /// This build of Peerlane cannot use RDMA network cards.
-    NotBuilt,
+/// The status of a completion, as the library names it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text} (status {code})")]
+pub struct VerbsStatus {
+    /// The number of `enum ibv_wc_status`.
+    pub code: u32,
+    /// The library's words.
+    pub text: String,
+    /// What the provider adds; 0 where it says nothing.
+    pub vendor: u32,
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotBuilt => f.write_str(
-                "this version of Peerlane has no RDMA backend yet and did not look for \
-                 RDMA network cards; use the backend host",
-            ),
+/// The RDMA backend's error.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A library, device, port or permission is not there; the text says what to do.
+    #[error("{0}")]
+    Unavailable(String),
+    /// A call of libibverbs, or of the operating system, was refused.
+    #[error("{call} on {place}: {errno}{}", hint(*.errno))]
+    Verbs {
+        /// The function.
+        call: &'static str,
+        /// The device, such as `rxe0`.
+        place: Arc<str>,
+        /// Its answer.
+        #[source]
+        errno: Errno,
+    },
+    /// Something that was posted failed.
+    #[error("{what} rank {peer} at {address} failed on {place}: {status}{}", advice(status))]
+    Completion {
+        /// What was under way, such as `a put to`.
+        what: &'static str,
+        /// The other side.
+        peer: Rank,
+        /// Its address.
+        address: String,
+        /// The device here.
+        place: Arc<str>,
+        /// How it ended.
+        #[source]
+        status: VerbsStatus,
+    },
+    /// The device stopped working.
+    #[error("{place} stopped working: {event}; everything on it is lost")]
+    DeviceLost {
+        /// The device.
+        place: Arc<str>,
+        /// What it said.
+        event: String,
+    },
+    /// Memory cannot be locked for the card.
+    #[error(
+        "cannot register {bytes} bytes with {place}: {errno}; registered memory is locked: see \
+         `ulimit -l` (memlock), wanted unlimited, and the free memory of this machine"
+    )]
+    NotLocked {
+        /// How many bytes.
+        bytes: u64,
+        /// The device.
+        place: Arc<str>,
+        /// The answer.
+        #[source]
+        errno: Errno,
+    },
+    /// The host has no room for an allocation.
+    #[error(
+        "cannot allocate {wanted} bytes of host memory: {available} bytes are available on this \
+         machine; use smaller buffers or fewer ranks"
+    )]
+    OutOfMemory {
+        /// Bytes wanted.
+        wanted: u64,
+        /// Bytes available.
+        available: u64,
+    },
+    /// The operating system refused.
+    #[error("{what}: {errno}")]
+    System {
+        /// What was asked of it.
+        what: String,
+        /// Its answer.
+        #[source]
+        errno: Errno,
+    },
+    /// The bytes of a key are wrong.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The key names memory that its owner has freed, or never had.
+    #[error("remote key of rank {peer}, generation {generation}: the memory has been freed")]
+    Freed {
+        /// The owner.
+        peer: Rank,
+        /// Which registration.
+        generation: u64,
+    },
+    /// The key was exported by another rank than the caller says.
+    #[error("remote key is of rank {seen}, wanted one of rank {wanted}")]
+    ForeignKey {
+        /// The rank that the caller named.
+        wanted: Rank,
+        /// The rank that the key names.
+        seen: Rank,
+    },
+    /// The bytes of an address are wrong.
+    #[error("address of rank {peer} is malformed: {what}")]
+    Address {
+        /// Whose address.
+        peer: Rank,
+        /// What is wrong.
+        what: String,
+    },
+    /// Two sides that must agree do not.
+    #[error("{0}")]
+    Mismatch(String),
+    /// The peer is not connected.
+    #[error("rank {peer} is not connected: call `connect` first")]
+    NotConnected {
+        /// The peer.
+        peer: Rank,
+    },
+    /// The peer is gone, or cannot be reached.
+    #[error("rank {peer} is gone: {how}")]
+    PeerLost {
+        /// The peer.
+        peer: Rank,
+        /// How it was noticed.
+        how: String,
+    },
+    /// The peer did not answer in time.
+    #[error("rank {peer} did not {what} within {timeout:?}")]
+    Timeout {
+        /// The peer.
+        peer: Rank,
+        /// What was wanted of it.
+        what: &'static str,
+        /// The timeout.
+        timeout: Duration,
+    },
+    /// An argument can never be right.
+    #[error("{0}")]
+    Argument(String),
+    /// The queue has no room for the slice.
+    #[error("the queue holds {queued} of {room} ops, {wanted} more do not fit now")]
+    QueueFull {
+        /// Ops in the queue.
+        queued: usize,
+        /// Ops that fit.
+        room: usize,
+        /// Ops in the slice.
+        wanted: usize,
+    },
+    /// The engine was released.
+    #[error("the engine was released after an abort and takes no more ops")]
+    Released,
+}
+
+fn hint(errno: Errno) -> &'static str {
+    match errno {
+        Errno::PERM | Errno::ACCESS => {
+            "; the user needs to read and write /dev/infiniband/uverbs*, in a container too"
         }
+        Errno::NOMEM => "; see the limits of the device, and `ulimit -l` (memlock)",
+        _ => "",
     }
 }
 
-impl std::error::Error for Error {}
+fn advice(status: &VerbsStatus) -> &'static str {
+    match ibv_wc_status(status.code) {
+        ibv_wc_status::RETRY_EXC_ERR | ibv_wc_status::RESP_TIMEOUT_ERR => {
+            "; it does not answer: its process or host is gone, or the link between them"
+        }
+        ibv_wc_status::REM_ACCESS_ERR => "; the remote key does not allow it: its memory was freed",
+        _ => "",
+    }
+}
+
+fn kind_of(status: &VerbsStatus) -> ErrorKind {
+    match ibv_wc_status(status.code) {
+        ibv_wc_status::REM_ACCESS_ERR | ibv_wc_status::REM_INV_RD_REQ_ERR => ErrorKind::InvalidKey,
+        ibv_wc_status::RETRY_EXC_ERR
+        | ibv_wc_status::RNR_RETRY_EXC_ERR
+        | ibv_wc_status::RESP_TIMEOUT_ERR
+        | ibv_wc_status::REM_ABORT_ERR
+        | ibv_wc_status::REM_INV_REQ_ERR
+        | ibv_wc_status::REM_OP_ERR
+        | ibv_wc_status::WR_FLUSH_ERR => ErrorKind::PeerLost,
+        ibv_wc_status::FATAL_ERR => ErrorKind::DeviceLost,
+        ibv_wc_status::LOC_PROT_ERR | ibv_wc_status::LOC_ACCESS_ERR => ErrorKind::InvalidArgument,
+        _ => ErrorKind::Other,
+    }
+}
+
+impl Error {
+    pub(crate) fn no_library(error: &LoadError) -> Self {
+        Self::Unavailable(format!(
+            "{error}; it comes with the package libibverbs1 or rdma-core; without it use the backend \
+             host"
+        ))
+    }
+
+    /// A call that set `errno`.
+    pub(crate) fn last(call: &'static str, place: &Arc<str>) -> Self {
+        let errno = Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO);
+        Self::Verbs { call, place: Arc::clone(place), errno }
+    }
+
+    /// A call that answered an `errno`, with either sign, or -1 and set it.
+    pub(crate) fn of_answer(call: &'static str, place: &Arc<str>, answer: i32) -> Self {
+        match answer {
+            -1 => Self::last(call, place),
+            code => {
+                let errno = Errno::from_raw_os_error(code.abs());
+                Self::Verbs { call, place: Arc::clone(place), errno }
+            }
+        }
+    }
+
+    pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(Errno) -> Self {
+        move |errno| Self::System { what: what.into(), errno }
+    }
+
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        move |error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            Self::System { what: what.into(), errno }
+        }
+    }
+
+    pub(crate) fn of_mapping(error: MappingError) -> Self {
+        match error {
+            MappingError::System { what, errno } => Self::System { what, errno },
+            MappingError::Full { wanted, available } => Self::OutOfMemory { wanted, available },
+            MappingError::Unsound { how } => Self::Mismatch(how),
+        }
+    }
+
+    pub(crate) fn address(peer: Rank) -> impl Fn(Truncated) -> Self {
+        move |truncated| Self::Address { peer, what: truncated.to_string() }
+    }
+}
 
 impl peerlane_hal::Error for Error {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::NotBuilt => ErrorKind::Unavailable,
+            Self::Unavailable(_) => ErrorKind::Unavailable,
+            Self::Verbs { errno, .. } | Self::System { errno, .. } => match *errno {
+                Errno::NOMEM | Errno::NOSPC | Errno::MFILE | Errno::NFILE => ErrorKind::OutOfMemory,
+                Errno::PERM | Errno::ACCESS | Errno::NOSYS => ErrorKind::Unavailable,
+                Errno::NODEV | Errno::IO => ErrorKind::DeviceLost,
+                _ => ErrorKind::Other,
+            },
+            Self::Completion { status, .. } => kind_of(status),
+            Self::DeviceLost { .. } => ErrorKind::DeviceLost,
+            Self::NotLocked { errno, .. } => match *errno {
+                Errno::NOMEM | Errno::AGAIN => ErrorKind::OutOfMemory,
+                Errno::FAULT | Errno::INVAL => ErrorKind::InvalidArgument,
+                _ => ErrorKind::Other,
+            },
+            Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
+            Self::Key(error) => error.kind(),
+            Self::Freed { .. } | Self::ForeignKey { .. } => ErrorKind::InvalidKey,
+            Self::Argument(_) => ErrorKind::InvalidArgument,
+            Self::Address { .. } | Self::Mismatch(_) => ErrorKind::Mismatch,
+            Self::NotConnected { .. } | Self::PeerLost { .. } => ErrorKind::PeerLost,
+            Self::Timeout { .. } => ErrorKind::Timeout,
+            Self::QueueFull { .. } => ErrorKind::QueueFull,
+            Self::Released => ErrorKind::Aborted,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use peerlane_hal::Error as _;
+
+    use super::*;
+
+    fn completion(status: ibv_wc_status, text: &str) -> Error {
+        Error::Completion {
+            what: "a put to",
+            peer: Rank(3),
+            address: "10.0.0.2".into(),
+            place: "rxe0".into(),
+            status: VerbsStatus { code: status.0, text: text.into(), vendor: 0 },
+        }
+    }
+
+    #[test]
+    fn a_failed_completion_names_peer_address_and_device() {
+        let error = completion(ibv_wc_status::RETRY_EXC_ERR, "transport retry counter exceeded");
+        assert_eq!(error.kind(), ErrorKind::PeerLost);
+        assert_eq!(
+            error.to_string(),
+            "a put to rank 3 at 10.0.0.2 failed on rxe0: transport retry counter exceeded (status \
+             12); it does not answer: its process or host is gone, or the link between them"
+        );
+        assert!(std::error::Error::source(&error).is_some());
+    }
+
+    #[test]
+    fn statuses_have_kinds_also_those_of_newer_libraries() {
+        let kind = |status| completion(status, "").kind();
+        assert_eq!(kind(ibv_wc_status::REM_ACCESS_ERR), ErrorKind::InvalidKey);
+        assert_eq!(kind(ibv_wc_status::FATAL_ERR), ErrorKind::DeviceLost);
+        assert_eq!(kind(ibv_wc_status(4711)), ErrorKind::Other);
     }
 }

@@ -1,8 +1,114 @@
-//! What a peer needs to import a region.
-//!
-//! What goes here: the payload of the envelope: address, length, rkey, and for flags the first slot
-//! of the table.
+//! The remote key: whose memory, which registration, where, how large, and the card's own key.
 
-/// The remote key of a region; there is no value of it yet.
-#[derive(Debug)]
-pub enum Key {}
+use peerlane_hal::mechanics::handover::{role_number, role_of};
+use peerlane_hal::wire::{Reader, Writer};
+use peerlane_hal::{BackendId, Envelope, Generation, KeyError, Rank, RemoteKey, Role};
+
+const WORD_BYTES: u64 = size_of::<u64>() as u64;
+
+/// The bytes that let a peer import a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    pub(crate) generation: Generation,
+    pub(crate) rank: Rank,
+    pub(crate) role: Role,
+    /// The first byte in the owner's address space.
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    /// What the card wants to see of whoever writes there.
+    pub(crate) remote_key: u32,
+}
+
+impl Key {
+    /// The fields, as keys and questions carry them.
+    pub(crate) fn write(&self, writer: Writer) -> Writer {
+        writer
+            .u32(self.rank.0)
+            .u32(role_number(self.role))
+            .u64(self.address)
+            .u64(self.bytes)
+            .u32(self.remote_key)
+    }
+
+    pub(crate) fn read(reader: &mut Reader<'_>, generation: Generation) -> Result<Self, KeyError> {
+        let rank = Rank(reader.u32("rank")?);
+        let role = role_of(reader.u32("role")?)?;
+        let address = reader.u64("address")?;
+        let bytes = reader.u64("region bytes")?;
+        let remote_key = reader.u32("remote key")?;
+        if bytes > isize::MAX as u64 {
+            let (field, wanted) = ("region bytes", "at most 2^63 - 1");
+            return Err(KeyError::Field { field, seen: bytes, wanted });
+        }
+        let aligned = role == Role::Data || address.is_multiple_of(WORD_BYTES);
+        if address.checked_add(bytes).is_none() || !aligned {
+            let (field, wanted) = ("address", "an end below 2^64, aligned for flags");
+            return Err(KeyError::Field { field, seen: address, wanted });
+        }
+        Ok(Self { generation, rank, role, address, bytes, remote_key })
+    }
+}
+
+impl RemoteKey for Key {
+    fn encode(&self) -> Vec<u8> {
+        let payload = self.write(Writer::new()).finish();
+        Envelope { backend: BackendId::RDMA, generation: self.generation, payload: &payload }.seal()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, KeyError> {
+        let envelope = Envelope::open(bytes, BackendId::RDMA)?;
+        let mut reader = Reader::new(envelope.payload);
+        let key = Self::read(&mut reader, envelope.generation)?;
+        match reader.rest() {
+            [] => Ok(key),
+            rest => Err(KeyError::Trailing { bytes: rest.len() }),
+        }
+    }
+
+    fn region_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn generation(&self) -> Generation {
+        self.generation
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> Key {
+        Key {
+            generation: Generation(9),
+            rank: Rank(3),
+            role: Role::Flags,
+            address: 0x7f00_0000_1000,
+            bytes: 4096,
+            remote_key: 0xabcd,
+        }
+    }
+
+    #[test]
+    fn a_key_survives_encoding() {
+        assert_eq!(Key::decode(&key().encode()), Ok(key()));
+    }
+
+    #[test]
+    fn impossible_fields_are_refused() {
+        let wrong = [
+            Key { bytes: u64::MAX, ..key() },
+            Key { address: u64::MAX - 7, ..key() },
+            Key { address: 0x1001, ..key() },
+        ];
+        for key in wrong {
+            let error = Key::decode(&key.encode()).unwrap_err();
+            assert!(matches!(error, KeyError::Field { .. }), "{error}");
+        }
+        let whole = key().encode();
+        for length in 0..whole.len() {
+            Key::decode(&whole[..length]).unwrap_err();
+        }
+        Key::decode(&[&whole[..], &[0]].concat()).unwrap_err();
+    }
+}

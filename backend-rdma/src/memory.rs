@@ -1,17 +1,164 @@
-//! Registration, export and import.
-//!
-//! What goes here: host memory, or device memory through dma-buf. As
-//! [`Role::Flags`](peerlane_hal::Role::Flags) a region also gets slots in the flag table, because
-//! an immediate has 32 bits and no address.
+//! Registration, export and import of host memory. Memory of devices is not registered yet.
 
-/// Makes memory reachable over RDMA; there is no value of it yet.
-#[derive(Debug)]
-pub enum Memory {}
+mod registration;
 
-/// Registered memory of this rank; there is no value of it yet.
-#[derive(Debug)]
-pub enum Local {}
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
-/// Imported memory of a peer; there is no value of it yet.
+use peerlane_hal::mechanics::handover::{self, Claim, Entry};
+use peerlane_hal::mechanics::mapping::Mapping;
+use peerlane_hal::{
+    BackendId, Deadline, Generation, PeerMemory, Rank, Region, RemoteKey as _, Role, Space,
+};
+
+use crate::error::Error;
+use crate::fabric::Shared;
+use crate::key::Key;
+
+pub(crate) use registration::{Registration, find};
+
+const WORD_BYTES: u64 = size_of::<u64>() as u64;
+
+/// Registers memory of this rank and imports that of its peers.
 #[derive(Debug)]
-pub enum Remote {}
+pub struct Memory {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// Registered memory of this rank.
+#[derive(Debug)]
+pub struct Local {
+    registration: Arc<Registration>,
+    /// Taken out of the process's registrations when this is dropped.
+    entry: Entry,
+    shared: Arc<Shared>,
+}
+
+/// Imported memory of a peer.
+pub struct Remote {
+    pub(crate) key: Key,
+    /// Where it is one's own.
+    pub(crate) own: Option<Arc<Registration>>,
+}
+
+impl Memory {
+    fn enter(&self, registration: Registration) -> Local {
+        let (owner, role) = (registration.owner, registration.role);
+        let registration = Arc::new(registration);
+        let shared = Arc::clone(&registration);
+        let entry = handover::enter(BackendId::RDMA, owner, role, shared);
+        if role == Role::Flags {
+            self.shared.arrivals().enter(entry.generation().0, &registration);
+        }
+        Local { registration, entry, shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl Local {
+    pub(crate) fn registration(&self) -> &Registration {
+        &self.registration
+    }
+
+    fn generation(&self) -> Generation {
+        self.entry.generation()
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        // What is still under way to these flags is dropped from now on.
+        self.shared.arrivals().forget(self.generation().0);
+    }
+}
+
+impl Region for Local {
+    fn base(&self) -> NonNull<u8> {
+        self.registration.base
+    }
+
+    fn bytes(&self) -> u64 {
+        self.registration.bytes
+    }
+
+    fn space(&self) -> Space {
+        Space::Host
+    }
+
+    fn flags(&self) -> Option<&[AtomicU64]> {
+        (self.registration.role == Role::Flags).then(|| {
+            let words = self.registration.bytes / WORD_BYTES;
+            let words = usize::try_from(words).expect("a region fits the address space");
+            // SAFETY: `register` checked the alignment of flags and made their lifetime the caller's
+            // duty; engines and the card touch flags as whole words only.
+            unsafe { std::slice::from_raw_parts(self.base().as_ptr().cast(), words) }
+        })
+    }
+}
+
+impl Remote {
+    /// Whose memory it is.
+    pub fn peer(&self) -> Rank {
+        self.key.rank
+    }
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remote")
+            .field("peer", &self.key.rank)
+            .field("bytes", &self.key.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PeerMemory for Memory {
+    type Error = Error;
+    type Key = Key;
+    type Local = Local;
+    type Remote = Remote;
+
+    fn allocate(&self, bytes: u64, role: Role) -> Result<Local, Error> {
+        let mapping = Mapping::create(bytes).map_err(Error::of_mapping)?;
+        let base = mapping.base();
+        let (domain, owner) = (self.shared.domain(), self.shared.rank());
+        // SAFETY: the registration keeps the mapping.
+        let registration =
+            unsafe { Registration::new(domain, base, bytes, owner, role, Some(mapping)) };
+        Ok(self.enter(registration?))
+    }
+
+    unsafe fn register(&self, base: NonNull<u8>, bytes: u64, role: Role) -> Result<Local, Error> {
+        if role == Role::Flags && !(base.as_ptr() as u64).is_multiple_of(WORD_BYTES) {
+            let text = format!("flags at {base:p} are not aligned to {WORD_BYTES} bytes");
+            return Err(Error::Argument(text));
+        }
+        let (domain, owner) = (self.shared.domain(), self.shared.rank());
+        // SAFETY: the caller's.
+        let registration = unsafe { Registration::new(domain, base, bytes, owner, role, None) };
+        Ok(self.enter(registration?))
+    }
+
+    fn export(&self, local: &Local) -> Result<Key, Error> {
+        Ok(local.registration.key(local.generation()))
+    }
+
+    fn import(&self, peer: Rank, key: &Key, deadline: Deadline) -> Result<Remote, Error> {
+        let connected = self.shared.peer(peer)?;
+        if key.rank != peer {
+            return Err(Error::ForeignKey { wanted: peer, seen: key.rank });
+        }
+        let Some(control) = &connected.control else {
+            let own = find(key).ok_or(Error::Freed { peer, generation: key.generation().0 })?;
+            return Ok(Remote { key: *key, own: Some(own) });
+        };
+        control.import(key, deadline)?;
+        Ok(Remote { key: *key, own: None })
+    }
+}
+
+/// What a key of this process names, as the handover knows it.
+fn claim(key: &Key) -> Claim {
+    Claim { backend: BackendId::RDMA, generation: key.generation, owner: key.rank, role: key.role }
+}

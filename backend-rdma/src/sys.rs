@@ -1,4 +1,272 @@
-//! Raw calls, and the only file that will have any: a table of the entry points of
-//! `libibverbs.so.1`, looked up when first needed. `ibv_post_send` and `ibv_poll_cq` are no symbols
-//! but inline functions over the operations of a context, so they are written here. A missing
-//! library or symbol is a value of [`Error`](crate::Error), never a panic.
+//! Raw calls, and the only file that has any, with its parts: each object of libibverbs as a value
+//! that destroys it when dropped, and keeps alive what it was made from.
+
+mod queues;
+
+use std::ffi::{CStr, c_int};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use ibverbs_sys::*;
+use rustix::io::Errno;
+
+use crate::error::Error;
+
+pub(crate) use queues::{Cq, Qp, QpSizes, Srq};
+
+/// The library, or what to install.
+pub(crate) fn library() -> Result<&'static Library, Error> {
+    Library::load().map_err(|error| Error::no_library(&error))
+}
+
+/// The opened devices' names; empty where the kernel has no RDMA at all.
+pub(crate) fn open_all(
+    library: &'static Library,
+    wanted: impl Fn(usize, &str) -> bool,
+) -> Result<Vec<Arc<Context>>, Error> {
+    let mut count: c_int = 0;
+    // SAFETY: the count lives for the call.
+    let list = unsafe { (library.get_device_list)(&mut count) };
+    if list.is_null() {
+        let error = Error::last("ibv_get_device_list", &"this machine".into());
+        return match error {
+            Error::Verbs { errno: Errno::NOSYS, .. } => Ok(Vec::new()),
+            error => Err(error),
+        };
+    }
+    let count = usize::try_from(count).unwrap_or(0);
+    // SAFETY: the list has `count` entries.
+    let devices = unsafe { std::slice::from_raw_parts(list, count) };
+    let mut opened = Ok(Vec::new());
+    for (index, device) in devices.iter().enumerate() {
+        // SAFETY: the device is of the list, which is not freed yet.
+        let name = unsafe { (library.get_device_name)(*device) };
+        // SAFETY: the library's names end with a zero and live as long as the list.
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+        if !wanted(index, &name) {
+            continue;
+        }
+        let context = Context::open(library, *device, name.into());
+        let Ok(contexts) = &mut opened else { break };
+        match context {
+            Ok(context) => contexts.push(Arc::new(context)),
+            Err(error) => opened = Err(error),
+        }
+    }
+    // SAFETY: the list is the library's; opened devices outlive it.
+    unsafe { (library.free_device_list)(list) };
+    opened
+}
+
+/// The names of the devices, in the library's order.
+pub(crate) fn names(library: &'static Library) -> Result<Vec<String>, Error> {
+    let names = std::sync::Mutex::new(Vec::new());
+    open_all(library, |_, name| {
+        names.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(name.to_owned());
+        false
+    })?;
+    Ok(names.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))
+}
+
+/// An opened device.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) library: &'static Library,
+    pub(crate) name: Arc<str>,
+    raw: NonNull<ibv_context>,
+}
+
+// SAFETY: libibverbs may be called from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above; its calls lock where they must.
+unsafe impl Sync for Context {}
+
+impl Context {
+    fn open(
+        library: &'static Library,
+        device: *mut ibv_device,
+        name: Arc<str>,
+    ) -> Result<Self, Error> {
+        // SAFETY: the device is of a list that is not freed yet.
+        let raw = unsafe { (library.open_device)(device) };
+        let raw = NonNull::new(raw).ok_or_else(|| Error::last("ibv_open_device", &name))?;
+        Ok(Self { library, name, raw })
+    }
+
+    pub(crate) fn raw(&self) -> *mut ibv_context {
+        self.raw.as_ptr()
+    }
+
+    pub(crate) fn attributes(&self) -> Result<ibv_device_attr, Error> {
+        let mut attributes = ibv_device_attr::default();
+        // SAFETY: the context is open, and the structure is the library's.
+        let answer = unsafe { (self.library.query_device)(self.raw(), &mut attributes) };
+        self.check("ibv_query_device", answer).map(|()| attributes)
+    }
+
+    pub(crate) fn port(&self, port: u8) -> Result<ibv_port_attr, Error> {
+        let mut attributes = ibv_port_attr::default();
+        // SAFETY: as above.
+        let answer = unsafe { (self.library.query_port)(self.raw(), port, &mut attributes) };
+        self.check("ibv_query_port", answer).map(|()| attributes)
+    }
+
+    /// The address at a place of the port's table, and its type; `None` for an empty place.
+    pub(crate) fn gid(&self, port: u8, index: u32) -> Option<ibv_gid_entry> {
+        let mut entry = ibv_gid_entry::default();
+        // SAFETY: the context is open; the library refuses ports that it has not.
+        let answer =
+            unsafe { query_gid_entry(self.library, self.raw(), port.into(), index, &mut entry) };
+        match answer {
+            Some(0) => Some(entry),
+            Some(_) => None,
+            None => self.gid_of_old_library(port, index),
+        }
+    }
+
+    fn gid_of_old_library(&self, port: u8, index: u32) -> Option<ibv_gid_entry> {
+        let place = c_int::try_from(index).ok()?;
+        let mut gid = ibv_gid::default();
+        // SAFETY: as above.
+        let answer = unsafe { (self.library.query_gid)(self.raw(), port, place, &mut gid) };
+        let path =
+            format!("/sys/class/infiniband/{}/ports/{port}/gid_attrs/types/{index}", self.name);
+        let gid_type = match std::fs::read_to_string(path).unwrap_or_default().trim() {
+            "RoCE v2" => IBV_GID_TYPE_ROCE_V2,
+            _ => IBV_GID_TYPE_ROCE_V1,
+        };
+        let entry = ibv_gid_entry { gid, gid_index: index, gid_type, ..ibv_gid_entry::default() };
+        (answer == 0 && gid != ibv_gid::default()).then_some(entry)
+    }
+
+    /// The descriptor that becomes readable when something happens to the device.
+    pub(crate) fn event_fd(&self) -> c_int {
+        // SAFETY: the context is open.
+        unsafe { (*self.raw()).async_fd }
+    }
+
+    /// The next event; to be called when the descriptor is readable.
+    pub(crate) fn event(&self) -> Result<(ibv_event_type, String), Error> {
+        let mut event =
+            ibv_async_event { element: std::ptr::null_mut(), event_type: ibv_event_type(0) };
+        // SAFETY: the context is open, and the structure is the library's.
+        let answer = unsafe { (self.library.get_async_event)(self.raw(), &mut event) };
+        if answer != 0 {
+            return Err(Error::last("ibv_get_async_event", &self.name));
+        }
+        // SAFETY: the event was just taken, and is acknowledged once.
+        unsafe { (self.library.ack_async_event)(&mut event) };
+        // SAFETY: the library answers a constant text for every number.
+        let text = unsafe { (self.library.event_type_str)(event.event_type) };
+        // SAFETY: as above.
+        let text = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+        Ok((event.event_type, text))
+    }
+
+    /// The library's words for a status.
+    pub(crate) fn status_text(&self, status: ibv_wc_status) -> String {
+        // SAFETY: the library answers a constant text for every number.
+        let text = unsafe { (self.library.wc_status_str)(status) };
+        // SAFETY: as above.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    }
+
+    pub(crate) fn check(&self, call: &'static str, answer: c_int) -> Result<(), Error> {
+        match answer {
+            0 => Ok(()),
+            code => Err(Error::of_answer(call, &self.name, code)),
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: whatever was made from it holds it, so nothing is left.
+        let _ = unsafe { (self.library.close_device)(self.raw()) };
+    }
+}
+
+/// A protection domain: what belongs together on a device.
+#[derive(Debug)]
+pub(crate) struct Domain {
+    pub(crate) context: Arc<Context>,
+    raw: NonNull<ibv_pd>,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for Domain {}
+// SAFETY: as for `Context`.
+unsafe impl Sync for Domain {}
+
+impl Domain {
+    pub(crate) fn open(context: Arc<Context>) -> Result<Self, Error> {
+        // SAFETY: the context is open.
+        let raw = unsafe { (context.library.alloc_pd)(context.raw()) };
+        let raw = NonNull::new(raw).ok_or_else(|| Error::last("ibv_alloc_pd", &context.name))?;
+        Ok(Self { context, raw })
+    }
+
+    /// Registers memory for writes and reads by peers.
+    ///
+    /// # Safety
+    /// The memory stays allocated until the result is dropped.
+    pub(crate) unsafe fn register(
+        self: &Arc<Self>,
+        base: NonNull<u8>,
+        bytes: usize,
+    ) -> Result<Mr, Error> {
+        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+        let register = self.context.library.reg_mr;
+        let start = base.as_ptr().cast();
+        // SAFETY: the domain is open; the caller keeps the memory.
+        let raw = unsafe { register(self.raw.as_ptr(), start, bytes, access.cast_signed()) };
+        let raw = NonNull::new(raw).ok_or_else(|| {
+            let place = Arc::clone(&self.context.name);
+            match Error::last("ibv_reg_mr", &place) {
+                Error::Verbs { errno, .. } => {
+                    Error::NotLocked { bytes: bytes as u64, place, errno }
+                }
+                error => error,
+            }
+        })?;
+        Ok(Mr { domain: Arc::clone(self), raw })
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // SAFETY: whatever was made in it holds it, so nothing is left.
+        let _ = unsafe { (self.context.library.dealloc_pd)(self.raw.as_ptr()) };
+    }
+}
+
+/// Registered memory.
+#[derive(Debug)]
+pub(crate) struct Mr {
+    domain: Arc<Domain>,
+    raw: NonNull<ibv_mr>,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for Mr {}
+// SAFETY: as for `Context`.
+unsafe impl Sync for Mr {}
+
+impl Mr {
+    pub(crate) fn local_key(&self) -> u32 {
+        // SAFETY: it is registered until dropped, and the key never changes.
+        unsafe { (*self.raw.as_ptr()).lkey }
+    }
+
+    pub(crate) fn remote_key(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (*self.raw.as_ptr()).rkey }
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        // SAFETY: it was registered once, and nobody uses it after its owner.
+        let _ = unsafe { (self.domain.context.library.dereg_mr)(self.raw.as_ptr()) };
+    }
+}

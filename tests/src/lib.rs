@@ -62,6 +62,7 @@ mod harness;
 mod host;
 mod layered;
 pub mod processes;
+mod rdma;
 pub mod simulation;
 mod suite;
 mod world;
@@ -79,4 +80,5 @@ pub use harness::{
     EngineOf, ErrorOf, FabricOf, Harness, HostMemory, KeyOf, LocalOf, MemoryOf, OwnMemory, RemoteOf,
 };
 pub use host::HostHarness;
+pub use rdma::RdmaHarness;
 pub use suite::{Suite, run_bounded};

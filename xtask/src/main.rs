@@ -37,6 +37,8 @@ enum Task {
         /// takes their place.
         #[arg(long, requires = "backend")]
         require_device: bool,
+        #[command(flatten)]
+        rdma: test::rdma::Options,
     },
     /// The rules of the tree that no compiler checks.
     Tidy,
@@ -50,7 +52,7 @@ enum Task {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Ci => ci::run(),
-        Task::Test { backend, require_device } => test::run(backend, require_device),
+        Task::Test { backend, require_device, rdma } => test::run(backend, require_device, &rdma),
         Task::Tidy => tidy::run(),
         Task::Deps => deps::run(),
         Task::Bench(bench) => bench::run(bench),

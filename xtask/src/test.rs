@@ -8,6 +8,8 @@ use clap::ValueEnum;
 
 use crate::process::{self, Outcome};
 
+pub(crate) mod rdma;
+
 /// Whose tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Backend {
@@ -23,20 +25,26 @@ pub(crate) enum Backend {
     All,
 }
 
-/// Backends that cannot be tested yet.
-const UNBUILT: [Backend; 2] = [Backend::Rocm, Backend::Rdma];
 /// What the tests of the CUDA backend read: `device` or `simulated`.
 const CUDA_DRIVER: &str = "PEERLANE_TEST_CUDA";
 /// What the kernel module of the NVIDIA driver makes.
 const CUDA_DEVICE: &str = "/dev/nvidiactl";
 
 /// Runs the tests; `None` is whatever this machine can run, and says what was left out.
-pub(crate) fn run(backend: Option<Backend>, require_device: bool) -> Outcome {
+pub(crate) fn run(
+    backend: Option<Backend>,
+    require_device: bool,
+    options: &rdma::Options,
+) -> Outcome {
+    if let Some(option) = options.given().filter(|_| backend != Some(Backend::Rdma)) {
+        return Err(format!("{option}: for rdma alone; run `cargo xtask test rdma`").into());
+    }
     match backend {
         None => {
             everything()?;
             println!("{}", cuda_driver());
-            UNBUILT.iter().for_each(|vendor| println!("not run: {}", lacks(*vendor)));
+            println!("not run: {ROCM}");
+            println!("not run: rdma in a virtual machine; run `cargo xtask test rdma`");
             Ok(())
         }
         Some(Backend::Host | Backend::All) if require_device => {
@@ -44,24 +52,21 @@ pub(crate) fn run(backend: Option<Backend>, require_device: bool) -> Outcome {
         }
         Some(Backend::Host) => everything(),
         Some(Backend::Cuda) => cuda(require_device),
+        Some(Backend::Rdma) if require_device => {
+            Err("--require-device is for cuda; --here runs on this machine's RDMA devices".into())
+        }
+        Some(Backend::Rdma) => rdma::run(options),
         Some(Backend::All) => {
             everything()?;
-            Err(UNBUILT.map(lacks).join("\n       ").into())
+            rdma::run(options)?;
+            Err(ROCM.into())
         }
-        Some(vendor @ (Backend::Rocm | Backend::Rdma)) => {
-            Err(format!("{}; run `cargo xtask test host`", lacks(vendor)).into())
-        }
+        Some(Backend::Rocm) => Err(format!("{ROCM}; run `cargo xtask test host`").into()),
     }
 }
 
-fn lacks(vendor: Backend) -> String {
-    let (name, crate_name) = match vendor {
-        Backend::Rocm => ("rocm", "peerlane-rocm"),
-        Backend::Rdma => ("rdma", "peerlane-rdma"),
-        Backend::Host | Backend::Cuda | Backend::All => unreachable!("these are built"),
-    };
-    format!("{name}: the backend is not built yet, {crate_name} holds only its skeleton")
-}
+/// A backend that cannot be tested yet.
+const ROCM: &str = "rocm: the backend is not built yet, peerlane-rocm holds only its skeleton";
 
 /// On what the tests of the CUDA backend run here.
 fn cuda_driver() -> &'static str {
@@ -94,6 +99,12 @@ fn cuda(require_device: bool) -> Outcome {
 
 fn everything() -> Outcome {
     tests(process::cargo(["test", "--workspace", "--no-fail-fast"]))
+}
+
+/// With arguments for every test program.
+fn tests_with(mut command: Command, arguments: &[String]) -> Outcome {
+    command.arg("--").args(arguments);
+    tests(command)
 }
 
 fn tests(mut command: Command) -> Outcome {
@@ -177,7 +188,7 @@ mod tests {
     #[test]
     fn a_vendor_says_what_it_lacks() {
         assert_eq!(
-            run(Some(Backend::Rocm), false).unwrap_err().to_string(),
+            run(Some(Backend::Rocm), false, &rdma::Options::default()).unwrap_err().to_string(),
             "rocm: the backend is not built yet, peerlane-rocm holds only its skeleton; \
              run `cargo xtask test host`"
         );

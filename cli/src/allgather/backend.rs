@@ -139,7 +139,8 @@ fn unusable<D, E: peerlane::hal::Error>(
     devices: std::result::Result<Vec<D>, E>,
 ) -> Failure {
     let text = match devices {
-        Ok(_) => format!("the backend {backend} finds no device"),
+        Ok(devices) if devices.is_empty() => format!("the backend {backend} finds no device"),
+        Ok(_) => format!("the program does not run on the backend {backend} yet"),
         Err(error) => error.to_string(),
     };
     Failure::failed(text).with_advice("`peerlane doctor` shows what this machine has")

@@ -24,8 +24,9 @@ pub(super) fn look() -> Vec<Finding> {
         finding(
             "rdma",
             rdma::discover(),
-            |device| match *device {},
-            "it will need libibverbs.so.1, which the package libibverbs1 or rdma-core brings",
+            |device| device.name.clone(),
+            "it needs libibverbs.so.1, which the package libibverbs1 or rdma-core brings, and a network \
+             card",
         ),
     ]
 }

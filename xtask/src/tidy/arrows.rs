@@ -43,7 +43,13 @@ const PLACES: &[Place] = &[
     Place {
         name: "peerlane-rdma",
         manifest: "backend-rdma/Cargo.toml",
-        arrows: &[HAL],
+        arrows: &[HAL, "peerlane-ibverbs-sys"],
+        others: Some(&["rustix", "thiserror"]),
+    },
+    Place {
+        name: "peerlane-ibverbs-sys",
+        manifest: "backend-rdma/ibverbs-sys/Cargo.toml",
+        arrows: &[],
         others: Some(&["libloading", "thiserror"]),
     },
     Place {

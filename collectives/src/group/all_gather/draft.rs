@@ -18,7 +18,7 @@ use crate::group::shared::Shared;
 use crate::group::side::{Keys, Side};
 use crate::group::window::Extent;
 use crate::layout::{FlagLayout, Layout, Places};
-use crate::plan::{Algorithm, LaneId, Plan, Step, Tier};
+use crate::plan::{Algorithm, Lane, LaneId, Plan, Step, Tier};
 use crate::run::crossings::{Crossings, is_tiered};
 use crate::run::port;
 use crate::run::program::Binding;
@@ -167,8 +167,8 @@ impl<'g> Draft<'g> {
         let flag_bytes = planned.turns.flag_bytes();
         let mut sides = Sides { local, network: network.filter(|_| is_tiered(plan)) };
         let mut caps = vec![caps];
-        for lane in plan.lanes[1..].iter().filter(|lane| !lane.steps.is_empty()) {
-            caps.push(sides.of(lane.tier)?.engine()?);
+        for id in plan.lane_ids().filter(|&id| id != LaneId::HOME && has_engine(plan, id)) {
+            caps.push(sides.of(plan.lanes[id.index()].tier)?.engine()?);
         }
         sides.local.allocate(BufferId::Flags, flag_bytes)?;
         if let Some(network) = &mut sides.network {
@@ -228,7 +228,7 @@ impl<'g> Draft<'g> {
             Binding { plan, layout, flags: *flags, crossings, with_origins }
         };
         let lane = |id: LaneId| &plan.lanes[id.index()];
-        let used = plan.lane_ids().filter(|&id| id == LaneId::HOME || !lane(id).steps.is_empty());
+        let used = plan.lane_ids().filter(|&id| has_engine(plan, id));
         let bound = |(id, &caps): (LaneId, &Caps)| BoundLane {
             id,
             tier: lane(id).tier,
@@ -292,4 +292,13 @@ fn places_of(offers: &[Offer]) -> Result<Vec<Places>, Error> {
 fn has_gets(plan: &Plan) -> bool {
     let mut steps = plan.lanes.iter().flat_map(|lane| &lane.steps);
     steps.any(|step| matches!(step, Step::Get { .. }))
+}
+
+/// Whether a lane needs an engine: because it has steps, or to hear what comes over the network to lanes
+/// of the other tier, which a polled engine brings only when it is polled.
+fn has_engine(plan: &Plan, id: LaneId) -> bool {
+    let first_of_network = plan.lanes.iter().position(|lane| lane.tier == Tier::Network);
+    let is_silent = |lane: &Lane| lane.tier != Tier::Network || lane.steps.is_empty();
+    let hears = first_of_network == Some(id.index()) && plan.lanes.iter().all(is_silent);
+    id == LaneId::HOME || hears || !plan.lanes[id.index()].steps.is_empty()
 }

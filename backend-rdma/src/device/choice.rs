@@ -1,0 +1,223 @@
+//! Choosing a device, a port of it and an address of that.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ibverbs_sys::{ibv_device_attr, ibv_mtu, ibv_port_attr};
+
+use super::{Device, Gid, GidKind, LinkLayer, Port, describe};
+use crate::error::Error;
+use crate::sys::{self, Context};
+
+/// Which device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The first that has an active port.
+    #[default]
+    Any,
+    /// The one of this name.
+    Name(String),
+    /// The one at this place of the list, from 0.
+    Index(usize),
+}
+
+impl DeviceChoice {
+    fn takes(&self, index: usize, name: &str) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Name(wanted) => wanted == name,
+            Self::Index(wanted) => *wanted == index,
+        }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => f.write_str("any"),
+            Self::Name(name) => write!(f, "{name:?}"),
+            Self::Index(index) => write!(f, "number {index}"),
+        }
+    }
+}
+
+/// A port that is used, with all that connecting needs.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) context: Arc<Context>,
+    pub(crate) limits: ibv_device_attr,
+    pub(crate) port: u8,
+    pub(crate) link: LinkLayer,
+    pub(crate) lid: u16,
+    pub(crate) gid: Gid,
+    pub(crate) mtu: ibv_mtu,
+    pub(crate) message_bytes_max: u32,
+    pub(crate) bytes_per_second: Option<f64>,
+}
+
+/// The device, port and address that the options want.
+pub(crate) fn choose(
+    device: &DeviceChoice,
+    port: Option<u8>,
+    gid: Option<u32>,
+) -> Result<Place, Error> {
+    let library = sys::library()?;
+    let contexts = sys::open_all(library, |index, name| device.takes(index, name))?;
+    if contexts.is_empty() {
+        return Err(none_found(device, &sys::names(library)?));
+    }
+    let mut refused = Vec::new();
+    for context in contexts {
+        match place_on(&context, port, gid) {
+            Err(Error::Unavailable(text)) => refused.push(text),
+            answer => return answer,
+        }
+    }
+    Err(Error::Unavailable(refused.join("; ")))
+}
+
+fn none_found(device: &DeviceChoice, names: &[String]) -> Error {
+    if names.is_empty() {
+        return Error::Unavailable(
+            "there is no RDMA device: see `rdma link` and /sys/class/infiniband; for tests, soft RoCE \
+             makes one of a network interface: `rdma link add rxe0 type rxe netdev eth0`"
+                .to_owned(),
+        );
+    }
+    let names = names.join(", ");
+    Error::Unavailable(format!("there is no RDMA device {device}; there are: {names}"))
+}
+
+fn place_on(context: &Arc<Context>, port: Option<u8>, gid: Option<u32>) -> Result<Place, Error> {
+    let limits = context.attributes()?;
+    let device = describe(context)?;
+    let found = port_of(&device, port)?;
+    let gid = gid_of(&device.name, found, gid)?;
+    let attributes: ibv_port_attr = context.port(found.number)?;
+    Ok(Place {
+        context: Arc::clone(context),
+        limits,
+        port: found.number,
+        link: found.link,
+        lid: attributes.lid,
+        gid,
+        mtu: attributes.active_mtu,
+        message_bytes_max: found.message_bytes_max,
+        bytes_per_second: found.bytes_per_second,
+    })
+}
+
+fn port_of(device: &Device, wanted: Option<u8>) -> Result<&Port, Error> {
+    let name = &device.name;
+    let named = |port: &&Port| wanted.is_none_or(|wanted| wanted == port.number);
+    if let Some(wanted) = wanted.filter(|_| !device.ports.iter().any(|port| named(&port))) {
+        let count = device.ports.len();
+        return Err(Error::Argument(format!("port is {wanted}, {name} has 1 to {count}")));
+    }
+    let mut ports = device.ports.iter().filter(named);
+    ports.clone().find(|port| port.active).ok_or_else(|| {
+        let states: Vec<String> =
+            ports.by_ref().map(|port| format!("port {} is {}", port.number, port.state)).collect();
+        let states = states.join(", ");
+        Error::Unavailable(format!("{name} has no active port: {states}; see `rdma link`"))
+    })
+}
+
+fn gid_of(name: &str, port: &Port, wanted: Option<u32>) -> Result<Gid, Error> {
+    let seen = || {
+        let seen: Vec<String> = port.gids.iter().map(ToString::to_string).collect();
+        if seen.is_empty() { "none".to_owned() } else { seen.join(", ") }
+    };
+    if let Some(wanted) = wanted {
+        let found = port.gids.iter().find(|gid| gid.index == wanted);
+        return found.copied().ok_or_else(|| {
+            let (number, seen) = (port.number, seen());
+            Error::Argument(format!(
+                "gid_index is {wanted}, port {number} of {name} has no address there; it has: {seen}"
+            ))
+        });
+    }
+    if port.link != LinkLayer::Ethernet {
+        let own = port.gids.first().copied();
+        return Ok(own.unwrap_or(Gid { index: 0, bytes: [0; 16], kind: GidKind::InfiniBand }));
+    }
+    // Of two that are alike the first.
+    let best =
+        port.gids.iter().rev().filter(|gid| gid.rank().is_some()).max_by_key(|gid| gid.rank());
+    best.copied().ok_or_else(|| {
+        let (number, seen) = (port.number, seen());
+        Error::Unavailable(format!(
+            "port {number} of {name} has no address that other hosts reach; it has: {seen}; give its \
+             network interface an IP address, or choose one by gid_index"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use peerlane_hal::{Error as _, ErrorKind};
+
+    use super::*;
+    use crate::device::gid::tests::gid;
+
+    fn port(number: u8, active: bool, gids: Vec<Gid>) -> Port {
+        Port {
+            number,
+            active,
+            state: if active { "active" } else { "down" },
+            link: LinkLayer::Ethernet,
+            mtu_bytes: 1024,
+            bytes_per_second: None,
+            message_bytes_max: 1 << 23,
+            gids,
+        }
+    }
+
+    fn device(ports: Vec<Port>) -> Device {
+        Device {
+            name: "rxe0".into(),
+            firmware: String::new(),
+            node_guid: 1,
+            pci: None,
+            queue_pairs_max: 1000,
+            region_bytes_max: u64::MAX,
+            ports,
+        }
+    }
+
+    #[test]
+    fn the_first_active_port_is_taken_and_a_missing_one_is_named() {
+        let two = device(vec![port(1, false, vec![]), port(2, true, vec![])]);
+        assert_eq!(port_of(&two, None).unwrap().number, 2);
+        let error = port_of(&two, Some(1)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert_eq!(error.to_string(), "rxe0 has no active port: port 1 is down; see `rdma link`");
+        let error = port_of(&two, Some(3)).unwrap_err();
+        assert_eq!(error.to_string(), "port is 3, rxe0 has 1 to 2");
+    }
+
+    #[test]
+    fn the_best_address_is_taken_and_link_local_only_on_demand() {
+        let local = gid(0, "fe80::1", GidKind::RoceV2);
+        let old = gid(1, "10.0.0.1", GidKind::RoceV1);
+        let best = gid(2, "10.0.0.1", GidKind::RoceV2);
+        let later = gid(3, "10.0.0.2", GidKind::RoceV2);
+        let full = port(1, true, vec![local, old, best, later]);
+        assert_eq!(gid_of("rxe0", &full, None).unwrap(), best);
+        assert_eq!(gid_of("rxe0", &full, Some(0)).unwrap(), local);
+        let error = gid_of("rxe0", &full, Some(9)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.to_string().starts_with("gid_index is 9, port 1 of rxe0 has no address"));
+        let error = gid_of("rxe0", &port(1, true, vec![local]), None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("it has: fe80::1 (RoCE v2, index 0)"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_device_is_named_with_those_that_there_are() {
+        let wanted = DeviceChoice::Name("mlx5_7".into());
+        let text = none_found(&wanted, &["rxe0".into(), "rxe1".into()]).to_string();
+        assert_eq!(text, "there is no RDMA device \"mlx5_7\"; there are: rxe0, rxe1");
+        assert!(none_found(&wanted, &[]).to_string().starts_with("there is no RDMA device: see"));
+    }
+}

@@ -1,0 +1,56 @@
+//! Requests that are posted together, for one ring of the doorbell.
+
+use ibverbs_sys::{ibv_send_wr, ibv_sge};
+
+use crate::error::Error;
+use crate::sys::Qp;
+
+/// Requests of one chain, inclusive.
+const REQUESTS_MAX: usize = 64;
+
+/// Requests and the places that they name, in buffers that are allocated once.
+#[derive(Debug)]
+pub(super) struct Chain {
+    requests: Vec<ibv_send_wr>,
+    places: Vec<ibv_sge>,
+}
+
+// SAFETY: the pointers of the requests are set and used in `post` only.
+unsafe impl Send for Chain {}
+
+impl Chain {
+    pub(super) fn new() -> Self {
+        let requests = Vec::with_capacity(REQUESTS_MAX);
+        Self { requests, places: Vec::with_capacity(REQUESTS_MAX) }
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.requests.len() == REQUESTS_MAX
+    }
+
+    /// Adds a request; without a place it has no bytes.
+    pub(super) fn push(&mut self, mut request: ibv_send_wr, place: Option<ibv_sge>) {
+        request.num_sge = place.is_some().into();
+        self.requests.push(request);
+        self.places.push(place.unwrap_or_default());
+    }
+
+    /// Posts them all.
+    pub(super) fn post(&mut self, qp: &Qp) -> Result<(), Error> {
+        let mut next = std::ptr::null_mut();
+        for (request, place) in self.requests.iter_mut().zip(&mut self.places).rev() {
+            request.next = next;
+            request.sg_list = place;
+            next = request;
+        }
+        let posted = match self.requests.first_mut() {
+            // SAFETY: the chain was just made and lives for the call; `submit`'s contract keeps what
+            // it names, and messages lie in memory of the pair.
+            Some(first) => unsafe { qp.post(first) },
+            None => Ok(()),
+        };
+        self.requests.clear();
+        self.places.clear();
+        posted
+    }
+}

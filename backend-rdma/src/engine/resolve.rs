@@ -1,0 +1,107 @@
+//! Checking an op against its regions, and finding its places.
+
+use peerlane_hal::{Op, Rank, Region as _, Role};
+
+use super::own::OwnWork;
+use super::pair::{Span, Work};
+use crate::error::Error;
+use crate::memory::{Local, Remote};
+
+const WORD_BYTES: u64 = size_of::<u64>() as u64;
+
+/// An op whose places are known.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Resolved {
+    /// No bytes.
+    Nothing,
+    Own(OwnWork),
+    Peer(Rank, Work),
+}
+
+pub(super) fn resolve(op: &Op<'_, Local, Remote>) -> Result<Resolved, Error> {
+    match *op {
+        Op::Put { dst, src, bytes } => {
+            within("put destination", dst.offset, bytes, dst.region.key.bytes)?;
+            within("put source", src.offset, bytes, src.region.bytes())?;
+            let here = (src.region, src.offset);
+            Ok(copy(here, (dst.region, dst.offset), bytes, Direction::Put))
+        }
+        Op::Get { dst, src, bytes } => {
+            within("get destination", dst.offset, bytes, dst.region.bytes())?;
+            within("get source", src.offset, bytes, src.region.key.bytes)?;
+            let here = (dst.region, dst.offset);
+            Ok(copy(here, (src.region, src.offset), bytes, Direction::Get))
+        }
+        Op::Signal { flag, value } => {
+            let key = &flag.region.key;
+            if key.role == Role::Data {
+                return Err(Error::Argument(
+                    "the signalled flag lies in a region registered as Data, wanted Flags"
+                        .to_owned(),
+                ));
+            }
+            // Saturated, the end overflows and is refused.
+            let at = flag.word.saturating_mul(WORD_BYTES);
+            within("signalled flag", at, WORD_BYTES, key.bytes)?;
+            Ok(match &flag.region.own {
+                Some(own) => {
+                    let flag = own.base.as_ptr().wrapping_add(at as usize).cast();
+                    Resolved::Own(OwnWork::Store { flag, value })
+                }
+                None => {
+                    let (generation, word) = (key.generation.0, flag.word);
+                    let (address, remote_key) = (key.address + at, key.remote_key);
+                    let work = Work::Signal { generation, word, value, address, key: remote_key };
+                    Resolved::Peer(key.rank, work)
+                }
+            })
+        }
+        Op::Wait { .. } => Err(Error::Argument(
+            "a wait was submitted to an engine without queued_wait; poll the flag instead"
+                .to_owned(),
+        )),
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Put,
+    Get,
+}
+
+/// A copy whose spans were checked.
+fn copy(
+    (local, at): (&Local, u64),
+    (remote, offset): (&Remote, u64),
+    bytes: u64,
+    direction: Direction,
+) -> Resolved {
+    if bytes == 0 {
+        return Resolved::Nothing;
+    }
+    // Spans lie inside regions, which fit the address space.
+    let here = local.base().as_ptr().wrapping_add(at as usize);
+    if let Some(own) = &remote.own {
+        let there = own.base.as_ptr().wrapping_add(offset as usize);
+        let (dst, src) = if direction == Direction::Put { (there, here) } else { (here, there) };
+        return Resolved::Own(OwnWork::Copy { dst, src, bytes: bytes as usize });
+    }
+    let span = Span {
+        here: here as u64,
+        here_key: local.registration().local_key(),
+        there: remote.key.address + offset,
+        there_key: remote.key.remote_key,
+        bytes,
+    };
+    let work = if direction == Direction::Put { Work::Write(span) } else { Work::Read(span) };
+    Resolved::Peer(remote.key.rank, work)
+}
+
+fn within(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<(), Error> {
+    match offset.checked_add(bytes) {
+        Some(end) if end <= region_bytes => Ok(()),
+        _ => Err(Error::Argument(format!(
+            "{what} spans {bytes} bytes from offset {offset}, the region has {region_bytes}"
+        ))),
+    }
+}

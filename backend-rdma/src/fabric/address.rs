@@ -1,0 +1,157 @@
+//! What a rank tells its peers so that they connect: where its service listens, and with which token.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use peerlane_hal::wire::{Reader, Writer};
+use peerlane_hal::{BackendId, Rank};
+
+use crate::error::Error;
+
+const MAGIC: [u8; 4] = *b"PLRA";
+const VERSION: u16 = 1;
+/// The longest name of a host or a device, inclusive.
+const NAME_BYTES_MAX: usize = 255;
+
+/// An address, parsed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Address {
+    pub(crate) rank: Rank,
+    pub(crate) ranks: u32,
+    /// Names this opening of the fabric; whoever asks must know it.
+    pub(crate) token: [u8; 16],
+    /// Where the service listens.
+    pub(crate) service: SocketAddr,
+    /// For texts.
+    pub(crate) host: String,
+    pub(crate) device: String,
+}
+
+impl Address {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let ip = match self.service.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        let start = Writer::new()
+            .bytes(&MAGIC)
+            .u16(VERSION)
+            .u16(BackendId::RDMA.0)
+            .u32(self.rank.0)
+            .u32(self.ranks)
+            .bytes(&self.token)
+            .bytes(&ip.octets())
+            .u16(self.service.port());
+        let bytes = write_name(write_name(start, &self.host), &self.device).finish();
+        let sum = checksum(&bytes);
+        Writer::new().bytes(&bytes).u64(sum).finish()
+    }
+
+    /// Parses what `peer` sent; never panics, whatever it is.
+    pub(crate) fn decode(peer: Rank, bytes: &[u8]) -> Result<Self, Error> {
+        let malformed = |what: String| Err(Error::Address { peer, what });
+        let short = Error::address(peer);
+        let mut reader = Reader::new(bytes);
+        let magic: [u8; 4] = reader.array("magic").map_err(&short)?;
+        if magic != MAGIC {
+            return malformed(format!("it starts with {magic:02x?}, wanted {MAGIC:02x?}"));
+        }
+        let version = reader.u16("version").map_err(&short)?;
+        if version != VERSION {
+            return malformed(format!("it has version {version}, wanted {VERSION}"));
+        }
+        let backend = BackendId(reader.u16("backend").map_err(&short)?);
+        if backend != BackendId::RDMA {
+            return malformed(format!("it is of backend {backend}, wanted {}", BackendId::RDMA));
+        }
+        let rank = Rank(reader.u32("rank").map_err(&short)?);
+        let ranks = reader.u32("number of ranks").map_err(&short)?;
+        let token = reader.array("token").map_err(&short)?;
+        let ip = Ipv6Addr::from(reader.array::<16>("address of the service").map_err(&short)?);
+        let port = reader.u16("port of the service").map_err(&short)?;
+        let host = read_name(&mut reader, "name of the host").map_err(&short)?;
+        let device = read_name(&mut reader, "name of the device").map_err(&short)?;
+        let summed = &bytes[..bytes.len() - reader.rest().len()];
+        let sum = reader.u64("checksum").map_err(&short)?;
+        // To ask at a wrong address would take until a deadline.
+        if sum != checksum(summed) {
+            return malformed("its checksum is wrong".to_owned());
+        }
+        if !reader.rest().is_empty() {
+            return malformed(format!("it has {} bytes too many", reader.rest().len()));
+        }
+        if rank != peer {
+            return malformed(format!("it is of rank {rank}"));
+        }
+        let service = SocketAddr::new(ip.to_canonical(), port);
+        Ok(Self { rank, ranks, token, service, host, device })
+    }
+
+    /// Where it is, for texts.
+    pub(crate) fn place(&self) -> String {
+        format!("{} ({}, {})", self.service.ip(), self.host, self.device)
+    }
+}
+
+/// FNV-1a: against accidents, not against enemies.
+fn checksum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+        (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+fn write_name(writer: Writer, name: &str) -> Writer {
+    let bytes = &name.as_bytes()[..name.len().min(NAME_BYTES_MAX)];
+    writer.u16(bytes.len() as u16).bytes(bytes)
+}
+
+fn read_name(
+    reader: &mut Reader<'_>,
+    field: &'static str,
+) -> Result<String, peerlane_hal::wire::Truncated> {
+    let length = usize::from(reader.u16(field)?);
+    Ok(String::from_utf8_lossy(reader.bytes(field, length)?).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use peerlane_hal::{Error as _, ErrorKind};
+
+    use super::*;
+
+    fn address() -> Address {
+        Address {
+            rank: Rank(2),
+            ranks: 4,
+            token: [9; 16],
+            service: "10.0.0.7:4711".parse().unwrap(),
+            host: "node-3".into(),
+            device: "rxe0".into(),
+        }
+    }
+
+    #[test]
+    fn an_address_survives_encoding() {
+        let address = address();
+        assert_eq!(Address::decode(Rank(2), &address.encode()).unwrap(), address);
+        assert_eq!(address.place(), "10.0.0.7 (node-3, rxe0)");
+    }
+
+    #[test]
+    fn every_malformed_address_is_refused() {
+        let whole = address().encode();
+        let kind = |bytes: &[u8]| Address::decode(Rank(2), bytes).map_err(|error| error.kind());
+        for length in 0..whole.len() {
+            assert_eq!(kind(&whole[..length]), Err(ErrorKind::Mismatch));
+        }
+        for index in 0..whole.len() {
+            for bit in 0..8 {
+                let mut changed = whole.clone();
+                changed[index] ^= 1 << bit;
+                assert_eq!(kind(&changed), Err(ErrorKind::Mismatch), "byte {index}");
+            }
+        }
+        assert_eq!(kind(&[&whole[..], &[0]].concat()), Err(ErrorKind::Mismatch));
+        let error = Address::decode(Rank(1), &whole).unwrap_err();
+        assert_eq!(error.to_string(), "address of rank 1 is malformed: it is of rank 2");
+    }
+}

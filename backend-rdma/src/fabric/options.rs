@@ -1,0 +1,125 @@
+//! How a fabric behaves.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::device::DeviceChoice;
+use crate::error::Error;
+
+/// How a signal gets to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SignalBy {
+    /// A message, whose completion at the peer proves that the bytes before it have come; the peer
+    /// stores the flag, and may sleep until then.
+    Message,
+    /// A write of the flag itself. Only right where the receiving card says that it writes in order
+    /// (`ibv_query_qp_data_in_order`); the peer has to look at its flags from time to time.
+    Write,
+}
+
+/// How a fabric behaves; the defaults are what the backend does best.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Which device.
+    pub device: DeviceChoice,
+    /// Which port, from 1; by default the first active one.
+    pub port: Option<u8>,
+    /// Which address of the port; by default the best: RoCE version 2, IPv4, never link-local.
+    pub gid_index: Option<u32>,
+    /// The address at which peers reach this host by TCP to connect; by default that of the port where
+    /// it has one, else that of the way to the default gateway.
+    pub service_ip: Option<IpAddr>,
+    /// How signals get to peers; by default, what the receiving card allows.
+    pub signal: Option<SignalBy>,
+    /// InfiniBand's service level, 0 to 15.
+    pub service_level: u8,
+    /// The traffic class of packets: with RoCE, the type of service of the IP header.
+    pub traffic_class: u8,
+    /// How long a packet waits for its acknowledgement: 4.096 µs × 2 to the power of this, 1 to 31.
+    pub timeout_exponent: u8,
+    /// How often it is then sent again, 0 to 7. With the default timeout of 67 ms and the default of 7
+    /// a peer that does not answer is lost after half a second, with some cards after two.
+    pub retries: u8,
+    /// Ops that a queue holds.
+    pub queue_ops: usize,
+    /// Most requests that one queue pair has posted at a time; the device may have fewer.
+    pub requests_max: u32,
+    /// Most bytes that are under way to one peer, give or take a piece.
+    pub posted_bytes_max: u64,
+    /// The largest piece of a put or get in bytes; the port may have less.
+    pub piece_bytes_max: u64,
+    /// Puts of at most so many bytes travel inside their request; the device may have less.
+    pub inline_bytes: u32,
+    /// Places for messages from all peers together; the device may have fewer.
+    pub receives: u32,
+    /// How long `park` looks before it sleeps.
+    pub spin: Duration,
+    /// How long the first op to a peer may take to open a queue pair.
+    pub open_timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            device: DeviceChoice::Any,
+            port: None,
+            gid_index: None,
+            service_ip: None,
+            signal: None,
+            service_level: 0,
+            traffic_class: 0,
+            timeout_exponent: 14,
+            retries: 7,
+            queue_ops: 4096,
+            requests_max: 512,
+            posted_bytes_max: 8 << 20,
+            piece_bytes_max: 1 << 20,
+            inline_bytes: 220,
+            receives: 1024,
+            spin: Duration::from_micros(100),
+            open_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Options {
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let wrong = |field, seen: u64, wanted| {
+            Err(Error::Argument(format!("{field} is {seen}, wanted {wanted}")))
+        };
+        match self {
+            Self { service_level: 16.., .. } => {
+                wrong("service_level", self.service_level.into(), "0 to 15")
+            }
+            Self { timeout_exponent: 0 | 32.., .. } => {
+                wrong("timeout_exponent", self.timeout_exponent.into(), "1 to 31")
+            }
+            Self { retries: 8.., .. } => wrong("retries", self.retries.into(), "0 to 7"),
+            Self { queue_ops: 0, .. } => wrong("queue_ops", 0, "at least 1"),
+            Self { requests_max: 0..8, .. } => {
+                wrong("requests_max", self.requests_max.into(), "at least 8")
+            }
+            Self { posted_bytes_max: 0, .. } => wrong("posted_bytes_max", 0, "at least 1"),
+            Self { piece_bytes_max: 0, .. } => wrong("piece_bytes_max", 0, "at least 1"),
+            Self { receives: 0..8, .. } => wrong("receives", self.receives.into(), "at least 8"),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_out_of_range_are_named() {
+        Options::default().check().unwrap();
+        let text = |options: Options| options.check().unwrap_err().to_string();
+        let retries = Options { retries: 8, ..Options::default() };
+        assert_eq!(text(retries), "retries is 8, wanted 0 to 7");
+        let timeout = Options { timeout_exponent: 0, ..Options::default() };
+        assert_eq!(text(timeout), "timeout_exponent is 0, wanted 1 to 31");
+        let few = Options { receives: 7, ..Options::default() };
+        assert_eq!(text(few), "receives is 7, wanted at least 8");
+    }
+}

@@ -1,0 +1,187 @@
+//! What ranks ask each other's services, over TCP.
+//!
+//! A message is its length in four bytes and then so many bytes. One question has one answer, in order.
+//!
+//! | question | fields | answer |
+//! | --- | --- | --- |
+//! | hello | token of the fabric that is asked, rank and number of ranks of the asker | yes, or why not |
+//! | import | generation and fields of a key | yes, or that the memory is freed |
+//! | open | the end of an engine's queue pair, and how it wants to signal | the other end, and how it may |
+//! | close | the other end's queue pair | yes |
+
+use peerlane_hal::wire::{Reader, Writer};
+use peerlane_hal::{Generation, KeyError, Rank};
+
+use super::SignalBy;
+use super::ends::End;
+use crate::key::Key;
+
+/// The longest message, inclusive.
+pub(super) const MESSAGE_BYTES_MAX: usize = 4096;
+
+const HELLO: u16 = 1;
+const IMPORT: u16 = 2;
+const OPEN: u16 = 3;
+const CLOSE: u16 = 4;
+
+/// A question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Question {
+    Hello { token: [u8; 16], rank: Rank, ranks: u32 },
+    Import(Key),
+    Open { end: End, signal: Option<SignalBy> },
+    Close { pair: u32 },
+}
+
+impl Question {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let writer = Writer::new();
+        match self {
+            Self::Hello { token, rank, ranks } => {
+                writer.u16(HELLO).bytes(token).u32(rank.0).u32(*ranks).finish()
+            }
+            Self::Import(key) => key.write(writer.u16(IMPORT).u64(key.generation.0)).finish(),
+            Self::Open { end, signal } => {
+                end.write(writer.u16(OPEN)).u16(signal_number(*signal)).finish()
+            }
+            Self::Close { pair } => writer.u16(CLOSE).u32(*pair).finish(),
+        }
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, KeyError> {
+        let mut reader = Reader::new(bytes);
+        Ok(match reader.u16("question")? {
+            HELLO => Self::Hello {
+                token: reader.array("token")?,
+                rank: Rank(reader.u32("rank")?),
+                ranks: reader.u32("number of ranks")?,
+            },
+            IMPORT => {
+                let generation = Generation(reader.u64("generation")?);
+                Self::Import(Key::read(&mut reader, generation)?)
+            }
+            OPEN => Self::Open {
+                end: End::read(&mut reader)?,
+                signal: signal_of(reader.u16("way of signals")?)?,
+            },
+            CLOSE => Self::Close { pair: reader.u32("queue pair")? },
+            seen => {
+                let (field, wanted) = ("question", "1 to 4");
+                return Err(KeyError::Field { field, seen: seen.into(), wanted });
+            }
+        })
+    }
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Yes,
+    /// The memory is freed.
+    Freed,
+    /// In the words of the other side.
+    Refused(String),
+    Opened {
+        end: End,
+        signal: SignalBy,
+    },
+}
+
+impl Answer {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let writer = Writer::new();
+        match self {
+            Self::Yes => writer.u16(0).finish(),
+            Self::Freed => writer.u16(1).finish(),
+            Self::Refused(why) => {
+                let why = &why.as_bytes()[..why.len().min(MESSAGE_BYTES_MAX / 2)];
+                writer.u16(2).bytes(why).finish()
+            }
+            Self::Opened { end, signal } => {
+                end.write(writer.u16(3)).u16(signal_number(Some(*signal))).finish()
+            }
+        }
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, KeyError> {
+        let mut reader = Reader::new(bytes);
+        Ok(match reader.u16("answer")? {
+            0 => Self::Yes,
+            1 => Self::Freed,
+            2 => Self::Refused(String::from_utf8_lossy(reader.rest()).into_owned()),
+            3 => Self::Opened {
+                end: End::read(&mut reader)?,
+                signal: signal_of(reader.u16("way of signals")?)?.unwrap_or(SignalBy::Message),
+            },
+            seen => {
+                let (field, wanted) = ("answer", "0 to 3");
+                return Err(KeyError::Field { field, seen: seen.into(), wanted });
+            }
+        })
+    }
+}
+
+fn signal_number(signal: Option<SignalBy>) -> u16 {
+    match signal {
+        None => 0,
+        Some(SignalBy::Message) => 1,
+        Some(SignalBy::Write) => 2,
+    }
+}
+
+fn signal_of(number: u16) -> Result<Option<SignalBy>, KeyError> {
+    match number {
+        0 => Ok(None),
+        1 => Ok(Some(SignalBy::Message)),
+        2 => Ok(Some(SignalBy::Write)),
+        seen => {
+            let (field, wanted) = ("way of signals", "0 to 2");
+            Err(KeyError::Field { field, seen: seen.into(), wanted })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use peerlane_hal::Role;
+
+    use super::*;
+
+    #[test]
+    fn questions_and_answers_survive_the_wire() {
+        let end = End { pair: 17, first: 1, gid: [3; 16], lid: 5, mtu: 3, reads: 16 };
+        let key = Key {
+            generation: Generation(5),
+            rank: Rank(1),
+            role: Role::Data,
+            address: 4096,
+            bytes: 77,
+            remote_key: 8,
+        };
+        let questions = [
+            Question::Hello { token: [7; 16], rank: Rank(3), ranks: 5 },
+            Question::Import(key),
+            Question::Open { end, signal: Some(SignalBy::Write) },
+            Question::Open { end, signal: None },
+            Question::Close { pair: 3 },
+        ];
+        for question in questions {
+            let bytes = question.encode();
+            assert_eq!(Question::decode(&bytes), Ok(question));
+            for length in 0..bytes.len() {
+                Question::decode(&bytes[..length]).unwrap_err();
+            }
+        }
+        let answers = [
+            Answer::Yes,
+            Answer::Freed,
+            Answer::Refused("no".into()),
+            Answer::Opened { end, signal: SignalBy::Message },
+        ];
+        for answer in answers {
+            assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
+        }
+        Question::decode(&[9, 9]).unwrap_err();
+        Answer::decode(&[9, 9]).unwrap_err();
+    }
+}

@@ -1,0 +1,251 @@
+//! The thread of a fabric that answers its peers, and hears what happens to the device.
+//!
+//! It holds the passive ends of the peers' queue pairs: they live as long as the connection that asked
+//! for them.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Wake;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use ibverbs_sys::ibv_event_type;
+use peerlane_hal::{Rank, RemoteKey as _};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::alarm::Alarm;
+use super::control::framed;
+use super::ends::{self, End};
+use super::question::{Answer, MESSAGE_BYTES_MAX, Question};
+use super::{Inner, SignalBy};
+use crate::error::Error;
+use crate::memory;
+use crate::sys::{Qp, QpSizes};
+
+/// How long an asker may take to take its answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Keeps the thread.
+#[derive(Debug)]
+pub(super) struct Service {
+    pub(super) at: SocketAddr,
+    stop: Arc<Alarm>,
+    stopped: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Service {
+    /// Listens at a free port; `ip` is what peers are told.
+    pub(super) fn start(inner: &Arc<Inner>, ip: IpAddr) -> Result<Self, Error> {
+        let any: IpAddr = match ip {
+            IpAddr::V4(_) => [0; 4].into(),
+            IpAddr::V6(_) => [0; 16].into(),
+        };
+        let listener = TcpListener::bind((any, 0)).map_err(Error::io("listen for peers"))?;
+        listener.set_nonblocking(true).map_err(Error::io("listen for peers"))?;
+        let port = listener.local_addr().map_err(Error::io("listen for peers"))?.port();
+        let stop = Alarm::new()?;
+        stop.announce(true);
+        let stopped = Arc::new(AtomicBool::new(false));
+        let mut server = Server {
+            inner: Arc::clone(inner),
+            listener,
+            askers: Vec::new(),
+            stop: Arc::clone(&stop),
+            stopped: Arc::clone(&stopped),
+        };
+        let thread = std::thread::Builder::new()
+            .name("peerlane-rdma".to_owned())
+            .spawn(move || server.run())
+            .map_err(Error::io("start the thread that answers peers"))?;
+        Ok(Self { at: SocketAddr::new(ip, port), stop, stopped, thread: Some(thread) })
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        self.stop.wake_by_ref();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Server {
+    inner: Arc<Inner>,
+    listener: TcpListener,
+    askers: Vec<Asker>,
+    stop: Arc<Alarm>,
+    stopped: Arc<AtomicBool>,
+}
+
+/// A connection, and what it has opened.
+struct Asker {
+    stream: TcpStream,
+    bytes: Vec<u8>,
+    /// Who it is, once it has said the token.
+    rank: Option<Rank>,
+    pairs: Vec<Qp>,
+}
+
+impl Server {
+    fn run(&mut self) {
+        while !self.stopped.load(Ordering::SeqCst) {
+            let Ok(ready) = self.sleep() else { return };
+            if ready.device {
+                self.hear_device();
+            }
+            if ready.listener {
+                self.accept();
+            }
+            for index in ready.askers.into_iter().rev() {
+                if self.answer_all(index).is_err() {
+                    let asker = self.askers.swap_remove(index);
+                    asker.pairs.into_iter().for_each(|pair| close(&self.inner, pair));
+                }
+            }
+        }
+    }
+
+    fn sleep(&self) -> rustix::io::Result<Ready> {
+        // SAFETY: the context is open as long as `inner`.
+        let device = unsafe { BorrowedFd::borrow_raw(self.inner.place.context.event_fd()) };
+        let fixed = [self.stop.fd(), device, self.listener.as_fd()];
+        let askers = self.askers.iter().map(|asker| asker.stream.as_fd());
+        let mut fds: Vec<PollFd<'_>> = fixed
+            .into_iter()
+            .chain(askers)
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        match poll(&mut fds, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        let is_ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let askers = (0..self.askers.len()).filter(|index| is_ready[3 + index]).collect();
+        Ok(Ready { device: is_ready[1], listener: is_ready[2], askers })
+    }
+
+    fn hear_device(&self) {
+        let Ok((event, text)) = self.inner.place.context.event() else { return };
+        if event == ibv_event_type::DEVICE_FATAL {
+            self.inner.lose_device(text);
+        }
+    }
+
+    fn accept(&mut self) {
+        let Ok((stream, _)) = self.listener.accept() else { return };
+        let ready = stream
+            .set_nonblocking(false)
+            .and_then(|()| stream.set_nodelay(true))
+            .and_then(|()| stream.set_write_timeout(Some(ANSWER_TIMEOUT)));
+        if ready.is_ok() {
+            self.askers.push(Asker { stream, bytes: Vec::new(), rank: None, pairs: Vec::new() });
+        }
+    }
+
+    /// Takes what has come and answers whole questions; an error ends the connection.
+    fn answer_all(&mut self, index: usize) -> std::io::Result<()> {
+        let asker = &mut self.askers[index];
+        let mut buffer = [0; 4096];
+        let count = asker.stream.read(&mut buffer)?;
+        if count == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        asker.bytes.extend_from_slice(&buffer[..count]);
+        while let Some(question) = asker.question()? {
+            let answer = asker.answer(&self.inner, &question);
+            asker.stream.write_all(&framed(&answer.encode()))?;
+        }
+        Ok(())
+    }
+}
+
+struct Ready {
+    device: bool,
+    listener: bool,
+    askers: Vec<usize>,
+}
+
+impl Asker {
+    /// The next whole question.
+    fn question(&mut self) -> std::io::Result<Option<Question>> {
+        let Some((length, rest)) = self.bytes.split_first_chunk::<4>() else { return Ok(None) };
+        let length = u32::from_le_bytes(*length) as usize;
+        if length > MESSAGE_BYTES_MAX {
+            return Err(std::io::Error::other("no question is so long"));
+        }
+        let Some(question) = rest.get(..length) else { return Ok(None) };
+        let question = Question::decode(question).map_err(std::io::Error::other)?;
+        self.bytes.drain(..4 + length);
+        Ok(Some(question))
+    }
+
+    fn answer(&mut self, inner: &Arc<Inner>, question: &Question) -> Answer {
+        match (*question, self.rank) {
+            (Question::Hello { token, rank, ranks }, _) => {
+                if token != inner.token {
+                    return Answer::Refused(
+                        "the address is of a fabric that was closed there".to_owned(),
+                    );
+                }
+                if ranks as usize != inner.ranks {
+                    let wanted = inner.ranks;
+                    return Answer::Refused(format!("it was opened for {wanted} ranks"));
+                }
+                self.rank = Some(rank);
+                Answer::Yes
+            }
+            (_, None) => Answer::Refused("it wants the token first".to_owned()),
+            (Question::Import(key), _) => {
+                let known = key.rank == inner.rank && memory::find(&key).is_some();
+                let known = known && key.region_bytes() == key.bytes;
+                if known { Answer::Yes } else { Answer::Freed }
+            }
+            (Question::Open { end, signal }, _) => match self.open(inner, &end, signal) {
+                Ok((end, signal)) => Answer::Opened { end, signal },
+                Err(error) => Answer::Refused(error.to_string()),
+            },
+            (Question::Close { pair }, _) => {
+                let place = self.pairs.iter().position(|open| open.number() == pair);
+                if let Some(place) = place {
+                    close(inner, self.pairs.swap_remove(place));
+                }
+                Answer::Yes
+            }
+        }
+    }
+
+    fn open(
+        &mut self,
+        inner: &Inner,
+        other: &End,
+        signal: Option<SignalBy>,
+    ) -> Result<(End, SignalBy), Error> {
+        let sizes = QpSizes { sends: 1, inline_bytes: 0 };
+        let arrivals = &inner.arrivals;
+        let qp = Qp::create(&inner.domain, &arrivals.cq, Some(&arrivals.srq), sizes)?;
+        let own = End::of(&qp, &inner.place)?;
+        ends::receive_from(&qp, &inner.place, &inner.options, &own, other)?;
+        let signal = signal.unwrap_or_else(|| {
+            if qp.writes_in_order() { SignalBy::Write } else { SignalBy::Message }
+        });
+        if signal == SignalBy::Write {
+            arrivals.silent.store(true, Ordering::SeqCst);
+            // Who sleeps already would miss what nobody announces.
+            arrivals.wake();
+        }
+        self.pairs.push(qp);
+        Ok((own, signal))
+    }
+}
+
+/// Ends a passive end; what it has brought is taken first, because destroying it may drop that.
+fn close(inner: &Inner, pair: Qp) {
+    pair.fail();
+    inner.arrivals.close(pair.number());
+}

@@ -1,0 +1,126 @@
+//! Whole groups over RDMA, a process for each rank, on several nodes: over the network alone, and with
+//! memory of the host inside a node. And what becomes of a group when a process of it is killed.
+//!
+//! The nodes are network namespaces, each with a device of its own; where there are none the tests are
+//! skipped.
+
+#[path = "rdma_processes/chapter.rs"]
+mod chapter;
+#[path = "rdma_support/mod.rs"]
+mod rdma_support;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use peerlane_collectives::bootstrap::tcp::Hub;
+use peerlane_conformance::processes::{Child, Parent};
+use peerlane_conformance::{Failure, Outcome};
+use peerlane_hal::Deadline;
+
+use chapter::Chapter;
+use rdma_support::{hub_address, nodes, reason_to_skip, start, unexpected};
+
+/// How long the ranks may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn main() -> ExitCode {
+    if let Some(parent) = Parent::find() {
+        return parent.ended(chapter::play(&parent));
+    }
+    let mut arguments = Arguments::from_args();
+    // Ranks share the processors already.
+    arguments.test_threads.get_or_insert(1);
+    let trials = Cast::ALL.into_iter().map(|cast| {
+        let skip = reason_to_skip(cast.nodes());
+        let name = format!("rdma_processes::{}::{}", cast.chapter, cast.name());
+        let reason = skip.clone().unwrap_or_default();
+        let run = move || match skip {
+            Some(reason) => Err(Failed::from(reason)),
+            None => cast.run().map_err(Into::into),
+        };
+        let trial = Trial::test(name, run).with_ignored_flag(!reason.is_empty());
+        (trial, reason)
+    });
+    let (trials, reasons): (Vec<_>, Vec<_>) = trials.unzip();
+    if let Some(reason) = reasons.iter().find(|reason| !reason.is_empty()) {
+        eprintln!("skipped: {reason}");
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Ranks on nodes, and what they play.
+#[derive(Clone, Copy, Debug)]
+struct Cast {
+    chapter: Chapter,
+    node_of_rank: &'static [usize],
+}
+
+impl Cast {
+    const ALL: [Self; 8] = [
+        Self { chapter: Chapter::Network, node_of_rank: &[0] },
+        Self { chapter: Chapter::Network, node_of_rank: &[0, 1] },
+        Self { chapter: Chapter::Network, node_of_rank: &[0, 1, 2] },
+        Self { chapter: Chapter::Network, node_of_rank: &[0, 1, 0, 1, 2] },
+        Self { chapter: Chapter::Tiers, node_of_rank: &[0, 0, 1, 1] },
+        Self { chapter: Chapter::Tiers, node_of_rank: &[0, 0, 1, 2, 2] },
+        Self { chapter: Chapter::Killed, node_of_rank: &[0, 1] },
+        Self { chapter: Chapter::Killed, node_of_rank: &[0, 1, 2] },
+    ];
+
+    fn nodes(self) -> usize {
+        self.node_of_rank.iter().max().map_or(0, |node| node + 1).max(1)
+    }
+
+    fn name(self) -> String {
+        let nodes: Vec<String> = self.node_of_rank.iter().map(ToString::to_string).collect();
+        format!("nodes_{}", nodes.join("_"))
+    }
+
+    fn run(self) -> Outcome {
+        let ranks = self.node_of_rank.len();
+        let hub = Hub::bind(&hub_address(), ranks).map_err(unexpected)?;
+        let nodes = nodes();
+        let placed: Vec<String> = self.node_of_rank.iter().map(ToString::to_string).collect();
+        let start = |(rank, node): (usize, &usize)| {
+            let values = [
+                ("RANK", rank.to_string()),
+                ("RANKS", ranks.to_string()),
+                ("NODES", placed.join(",")),
+                ("HUB", hub.address().to_string()),
+                ("CHAPTER", self.chapter.to_string()),
+            ];
+            start(&nodes[*node], &values)
+        };
+        let mut children: Vec<Child> =
+            self.node_of_rank.iter().enumerate().map(start).collect::<Outcome<_>>()?;
+        let deadline = Deadline::after(PATIENCE);
+        if self.chapter == Chapter::Killed {
+            let victim = children.last_mut().expect("there are ranks");
+            victim.hear_until("under way", deadline)?;
+            victim.kill()?;
+            children.pop();
+        }
+        let mut failures = Vec::new();
+        for (rank, child) in children.iter_mut().enumerate() {
+            if let Err(failure) = hear_out(child, deadline).and_then(|()| child.finish(deadline)) {
+                failures.push(format!("rank {rank}: {failure}"));
+            }
+        }
+        if failures.is_empty() { Ok(()) } else { Err(Failure::new(failures.join("\n"))) }
+    }
+}
+
+/// Passes over what a rank has done, to its end.
+fn hear_out(child: &mut Child, deadline: Deadline) -> Outcome {
+    let mut passed = String::from("nothing");
+    loop {
+        match child.hear(deadline) {
+            Ok(line) if line == "done" => return Ok(()),
+            Ok(line) if line == "under way" => {}
+            Ok(line) if line.starts_with("passed ") => passed = line,
+            Ok(line) => return Err(Failure::new(line)),
+            Err(failure) => return Err(failure.within(format!("after it had {passed}"))),
+        }
+    }
+}

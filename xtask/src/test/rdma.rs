@@ -1,0 +1,259 @@
+//! `cargo xtask test rdma`: the tests of the RDMA backend, on real verbs.
+//!
+//! A small virtual machine has what few machines have: a kernel with RDMA devices (soft RoCE), one
+//! on each of several nodes. The code of the tests, of libibverbs and of the kernel is the real one;
+//! only the wire is a bridge. The emulator, the kernel and the programs of the guest come as
+//! packages that are unpacked below `target/rdma-vm`; nothing is installed. Removing that folder
+//! fetches newer ones.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use self::guest::{Job, Nodes};
+use self::image::Image;
+use self::kernel::Kernel;
+use self::programs::Built;
+use self::tools::Tools;
+use crate::process::Outcome;
+use crate::workspace;
+
+mod console;
+mod cpio;
+mod guest;
+mod image;
+mod kernel;
+mod machine;
+mod modules;
+mod packages;
+mod perftest;
+mod programs;
+mod tools;
+
+/// Where the kernel lists the RDMA devices of a machine.
+const DEVICES: &str = "/sys/class/infiniband";
+/// What the tests read the devices' names from.
+const DEVICES_VARIABLE: &str = "PEERLANE_TEST_RDMA_DEVICES";
+
+/// What is run, and where.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct Options {
+    /// rdma: on this machine's own RDMA devices instead of those of a virtual machine.
+    #[arg(long, requires = "backend", conflicts_with_all = ["smoke", "perftest", "command", "stock_kernel"])]
+    here: bool,
+    /// rdma: boot, look at the devices and measure one latency, without the Rust tests.
+    #[arg(long, requires = "backend")]
+    smoke: bool,
+    /// rdma: test optimised programs.
+    #[arg(long, requires = "backend")]
+    release: bool,
+    /// rdma: measure with ib_write_bw and its like besides.
+    #[arg(long, requires = "backend")]
+    perftest: bool,
+    /// rdma: run this line of shell in the virtual machine instead of the Rust tests; several are
+    /// run one after another.
+    #[arg(long, requires = "backend", value_name = "LINE")]
+    command: Vec<String>,
+    /// rdma: seconds that a test program or line of shell may take.
+    #[arg(long, requires = "backend", value_name = "SECONDS", default_value_t = 180)]
+    limit: u64,
+    /// rdma: boot the distribution's own kernel and not a newer one; one device stands for all nodes.
+    #[arg(long, requires = "backend")]
+    stock_kernel: bool,
+    /// rdma: how many nodes the virtual machine stands for.
+    #[arg(long, requires = "backend", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=8))]
+    nodes: u32,
+    /// rdma: build the tests with the whole workspace, as the gate has done already.
+    #[arg(long, requires = "backend", hide = true)]
+    workspace: bool,
+    /// rdma: what every Rust test program is called with, such as the name of a test.
+    #[arg(last = true, requires = "backend")]
+    arguments: Vec<String>,
+}
+
+impl Options {
+    /// The first option that was given, for backends that have none of them.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        let named = [
+            (self.here, "--here"),
+            (self.smoke, "--smoke"),
+            (self.release, "--release"),
+            (self.perftest, "--perftest"),
+            (!self.command.is_empty(), "--command"),
+            (self.stock_kernel, "--stock-kernel"),
+            (self.workspace, "--workspace"),
+            (!self.arguments.is_empty(), "arguments of test programs"),
+        ];
+        named.iter().find(|(given, _)| *given).map(|(_, name)| *name)
+    }
+
+    /// For the gate: all tests, built as the step before has built them.
+    pub(crate) fn for_gate() -> Self {
+        Self { nodes: 3, limit: 180, workspace: true, ..Self::default() }
+    }
+
+    /// Whether the Rust tests run.
+    fn tests(&self) -> bool {
+        !self.smoke && self.command.is_empty()
+    }
+}
+
+/// Why a virtual machine cannot be had here, if so.
+pub(crate) fn lacks() -> Option<&'static str> {
+    if cfg!(not(all(target_os = "linux", target_arch = "x86_64"))) {
+        Some("the virtual machine is for Linux on x86-64")
+    } else if packages::available() {
+        None
+    } else {
+        Some("the virtual machine is put together from packages of Debian; apt-get is missing here")
+    }
+}
+
+/// Runs the tests.
+pub(crate) fn run(options: &Options) -> Outcome {
+    if options.here { here(options) } else { in_machine(options) }
+}
+
+/// On the devices of this machine; what needs several nodes is skipped by the tests themselves.
+fn here(options: &Options) -> Outcome {
+    let mut devices: Vec<String> = fs::read_dir(DEVICES)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    devices.sort();
+    if devices.is_empty() {
+        return Err(format!(
+            "there is no RDMA device here: {DEVICES} is empty or missing; \
+             without --here the tests run in a virtual machine"
+        )
+        .into());
+    }
+    let mut command = programs::command(&workspace::members()?).ok_or(NO_TESTS)?;
+    if options.release {
+        command.arg("--release");
+    }
+    if std::env::var_os(DEVICES_VARIABLE).is_none() {
+        println!("rdma: on {}", devices.join(", "));
+        command.env(DEVICES_VARIABLE, devices.join(","));
+    }
+    super::tests_with(command, &options.arguments)
+}
+
+const NO_TESTS: &str = "there is no test of the RDMA backend in this workspace";
+
+fn in_machine(options: &Options) -> Outcome {
+    if let Some(reason) = lacks() {
+        return Err(format!("{reason}; --here runs on this machine's own RDMA devices").into());
+    }
+    let begun = Instant::now();
+    let metadata = workspace::members()?;
+    let folder = metadata.target_directory.join("rdma-vm").into_std_path_buf();
+    let tools = Tools::obtain(&folder.join("tools"))?;
+    let kept = if options.stock_kernel { "kernel-stock" } else { "kernel" };
+    let kernel = Kernel::obtain(&folder.join(kept), options.stock_kernel)?;
+    let taken = begun.elapsed();
+
+    let built = if options.tests() {
+        programs::build(&metadata, options.workspace, options.release)?
+    } else {
+        Built::default()
+    };
+    if built.tests.is_empty() && options.tests() {
+        return Err(format!("{NO_TESTS}; --smoke tries the virtual machine alone").into());
+    }
+    let nodes = if kernel.namespaces() {
+        Nodes::Namespaces(options.nodes)
+    } else {
+        println!(
+            "note: kernel {} has no RDMA device inside a network namespace: one device that sends \
+             to itself stands for all nodes, and the tests of several nodes are skipped; removing \
+             target/rdma-vm looks for a newer kernel",
+            kernel.release
+        );
+        Nodes::Loopback
+    };
+    let compiled = begun.elapsed();
+    let jobs = jobs(options, nodes, &built);
+    let image = assemble(&tools, &kernel, nodes, &jobs, &built, &folder)?;
+    println!("rdma: kernel {}, devices {}", kernel.release, nodes.devices().join(", "));
+    let assembled = begun.elapsed();
+    let booted = machine::boot(&tools, &kernel, &image);
+    fs::remove_file(&image)?;
+    let (console, end) = booted?;
+
+    println!();
+    for job in &console.ended {
+        println!("{job}");
+    }
+    println!(
+        "packages {:.1} s, build {:.1} s, image {:.1} s, guest {:.1} s",
+        taken.as_secs_f64(),
+        (compiled - taken).as_secs_f64(),
+        (assembled - compiled).as_secs_f64(),
+        (begun.elapsed() - assembled).as_secs_f64()
+    );
+    if options.tests() {
+        println!("\n{}", console.totals);
+    }
+    console.verdict(end, jobs.len())?;
+    if options.tests() && console.totals.passed == 0 {
+        return Err("no test ran".into());
+    }
+    Ok(())
+}
+
+fn jobs(options: &Options, nodes: Nodes, built: &Built) -> Vec<Job> {
+    let mut arguments: Vec<String> =
+        options.arguments.iter().map(|word| guest::quoted(word)).collect();
+    if !options.arguments.iter().any(|word| word.starts_with("--test-threads")) {
+        // A test has several threads that wait for each other, and the guest has two processors: two
+        // tests at once take five times as long as one after the other.
+        arguments.push("--test-threads=1".to_owned());
+    }
+    let limit = Duration::from_secs(options.limit);
+    let mut jobs = if options.command.is_empty() { perftest::smoke(nodes) } else { Vec::new() };
+    jobs.extend(options.command.iter().map(|line| Job {
+        name: line.lines().next().unwrap_or_default().to_owned(),
+        command: line.clone(),
+        folder: "/".into(),
+        limit,
+    }));
+    jobs.extend(built.tests.iter().map(|program| {
+        let words = [&[guest::quoted(&program.file.to_string_lossy())], &arguments[..]].concat();
+        Job {
+            name: program.name.clone(),
+            command: format!("exec {}", words.join(" ")),
+            folder: program.folder.to_string_lossy().into_owned(),
+            limit,
+        }
+    }));
+    if options.perftest {
+        jobs.extend(perftest::measurements(nodes));
+    }
+    jobs
+}
+
+fn assemble(
+    tools: &Tools,
+    kernel: &Kernel,
+    nodes: Nodes,
+    jobs: &[Job],
+    built: &Built,
+    folder: &Path,
+) -> Outcome<PathBuf> {
+    let mut image = Image::new(tools, kernel)?;
+    let tests = built.tests.iter().map(|program| program.file.clone());
+    let programs: Vec<PathBuf> = tests.chain(built.helpers.iter().cloned()).collect();
+    image.programs(tools, &programs, folder)?;
+    for job in jobs {
+        image.folder(Path::new(&job.folder));
+    }
+    // Of this run alone: another may be under way.
+    let file = folder.join(format!("image-{}.cpio", std::process::id()));
+    fs::write(&file, image.finish(&guest::script(nodes, &kernel.order, jobs)))?;
+    Ok(file)
+}

@@ -1,0 +1,233 @@
+//! What the guest's console says, and what follows from it.
+//!
+//! The exit status of the emulator tells nothing: a panic ends it as a success does. Only lines that
+//! the guest's script prints on purpose count, and an end without the last of them is a failure.
+
+use std::time::Duration;
+
+use super::super::Totals;
+
+/// What a line of the guest's script begins with.
+pub(super) const MARK: &str = "##peerlane";
+
+/// How long the guest may take until its nodes are up.
+pub(super) const BOOT_LIMIT: Duration = Duration::from_secs(120);
+/// How much longer than its limit a job may be silent: the guest itself ends it at its limit.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// Of a row of the summary.
+const NAME_WIDTH: usize = 44;
+
+/// How the guest's machine came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// By itself.
+    Exited,
+    /// It was ended after it had said nothing of use for too long.
+    Silent,
+}
+
+/// What a job came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    Exit(u32),
+    /// Its limit ended it.
+    Late,
+}
+
+/// A job that ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Ended {
+    pub(super) name: String,
+    pub(super) status: Status,
+    pub(super) seconds: f64,
+}
+
+/// The console so far.
+#[derive(Debug, Default)]
+pub(super) struct Console {
+    /// Results of the Rust tests.
+    pub(super) totals: Totals,
+    pub(super) ended: Vec<Ended>,
+    ready: bool,
+    done: bool,
+    running: Option<(String, Duration)>,
+    set_up_failed: Option<String>,
+    panic: Option<String>,
+}
+
+impl Console {
+    /// Takes one line; returns whether it is one of the script's.
+    pub(super) fn line(&mut self, line: &str) -> bool {
+        if self.panic.is_none() && line.contains("Kernel panic - not syncing") {
+            self.panic = Some(line.trim().to_owned());
+        }
+        self.totals.add(line);
+        // The kernel may have begun the line.
+        let Some((_, said)) = line.split_once(MARK) else { return false };
+        let words: Vec<&str> = said.split_whitespace().collect();
+        match words[..] {
+            ["ready"] => self.ready = true,
+            ["done"] => self.done = true,
+            ["failed", ..] => self.set_up_failed = Some(words[1..].join(" ")),
+            ["start", limit, ..] => {
+                let limit = Duration::from_secs(limit.parse().unwrap_or_default());
+                self.running = Some((words[2..].join(" "), limit));
+            }
+            ["end", status, begun, end, ..] => {
+                self.running = None;
+                let seconds = |word: &str| word.parse::<f64>().unwrap_or_default();
+                let status = status.parse().map_or(Status::Late, Status::Exit);
+                let seconds = seconds(end) - seconds(begun);
+                self.ended.push(Ended { name: words[4..].join(" "), status, seconds });
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// How long the next line of the script may take.
+    pub(super) fn patience(&self) -> Duration {
+        match &self.running {
+            Some((_, limit)) => *limit + GRACE,
+            None if self.ready => GRACE,
+            None => BOOT_LIMIT,
+        }
+    }
+
+    /// What it all came to: nothing, if every job of `wanted` ended well.
+    pub(super) fn verdict(&self, end: End, wanted: usize) -> Result<(), String> {
+        if let Some(panic) = &self.panic {
+            return Err(format!("the guest's kernel panicked{}: {panic}", self.during()));
+        }
+        if let Some(step) = &self.set_up_failed {
+            return Err(format!("the guest could not set up its nodes; this failed: {step}"));
+        }
+        if end == End::Silent {
+            let patience = self.patience().as_secs();
+            return Err(format!("the guest hangs{}: nothing for {patience} s", self.during()));
+        }
+        if !self.done {
+            return Err(format!(
+                "the guest ended{} without saying that it was done",
+                self.during()
+            ));
+        }
+        let failures: Vec<String> = self.ended.iter().filter_map(Ended::failure).collect();
+        if !failures.is_empty() {
+            return Err(failures.join("\n       "));
+        }
+        if self.ended.len() != wanted {
+            return Err(format!("{} of {wanted} jobs ended", self.ended.len()));
+        }
+        Ok(())
+    }
+
+    fn during(&self) -> String {
+        match &self.running {
+            Some((name, _)) => format!(" during {name}"),
+            None if self.ready => " between two jobs".to_owned(),
+            None => " while it started".to_owned(),
+        }
+    }
+}
+
+impl Ended {
+    fn failure(&self) -> Option<String> {
+        match self.status {
+            Status::Exit(0) => None,
+            Status::Exit(status) => Some(format!("{} failed: exit status {status}", self.name)),
+            Status::Late => {
+                Some(format!("{} was ended at its limit, after {:.0} s", self.name, self.seconds))
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name: String = self.name.chars().take(NAME_WIDTH).collect();
+        write!(f, "{name:<NAME_WIDTH$}{:>7.1} s  ", self.seconds)?;
+        match self.status {
+            Status::Exit(0) => f.write_str("ok"),
+            Status::Exit(status) => write!(f, "FAILED: exit status {status}"),
+            Status::Late => f.write_str("FAILED: ended at its limit"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn console(lines: &[&str]) -> Console {
+        let mut console = Console::default();
+        for line in lines {
+            console.line(line);
+        }
+        console
+    }
+
+    const GOOD: [&str; 6] = [
+        "[    1.0] a word of the kernel",
+        "##peerlane ready",
+        "##peerlane start 30 the tests",
+        "test result: ok. 4 passed; 0 failed; 1 ignored; 0 measured",
+        "##peerlane end 0 1.50 4.00 the tests",
+        "[    4.1] ##peerlane done",
+    ];
+
+    #[test]
+    fn success_needs_every_mark() {
+        let good = console(&GOOD);
+        assert_eq!(good.verdict(End::Exited, 1), Ok(()));
+        assert_eq!(good.totals, Totals { passed: 4, failed: 0, ignored: 1 });
+        assert_eq!(good.ended[0].to_string(), format!("{:<44}    2.5 s  ok", "the tests"));
+        assert_eq!(good.verdict(End::Exited, 2).unwrap_err(), "1 of 2 jobs ended");
+
+        let cut = console(&GOOD[..5]).verdict(End::Exited, 1).unwrap_err();
+        assert_eq!(cut, "the guest ended between two jobs without saying that it was done");
+        let nothing = console(&[]).verdict(End::Exited, 1).unwrap_err();
+        assert_eq!(nothing, "the guest ended while it started without saying that it was done");
+    }
+
+    #[test]
+    fn a_panic_a_hang_and_a_failure_are_told_apart() {
+        let lines = [&GOOD[..3], &["[ 2.0] Kernel panic - not syncing: Fatal exception"]].concat();
+        assert_eq!(
+            console(&lines).verdict(End::Exited, 1).unwrap_err(),
+            "the guest's kernel panicked during the tests: \
+             [ 2.0] Kernel panic - not syncing: Fatal exception"
+        );
+        let hung = console(&GOOD[..3]);
+        assert_eq!(hung.patience(), Duration::from_secs(60));
+        assert_eq!(
+            hung.verdict(End::Silent, 1).unwrap_err(),
+            "the guest hangs during the tests: nothing for 60 s"
+        );
+        let failed = |end: &str| {
+            let lines = [&GOOD[..3], &[end, "##peerlane done"]].concat();
+            console(&lines).verdict(End::Exited, 1).unwrap_err()
+        };
+        assert_eq!(
+            failed("##peerlane end 101 1.5 2.5 the tests"),
+            "the tests failed: exit status 101"
+        );
+        assert_eq!(
+            failed("##peerlane end late 1.5 31.5 the tests"),
+            "the tests was ended at its limit, after 30 s"
+        );
+        let set_up = console(&["##peerlane failed insmod x.ko"]);
+        assert_eq!(
+            set_up.verdict(End::Exited, 1).unwrap_err(),
+            "the guest could not set up its nodes; this failed: insmod x.ko"
+        );
+    }
+
+    #[test]
+    fn a_start_is_waited_for_longer() {
+        assert_eq!(console(&[]).patience(), BOOT_LIMIT);
+        assert_eq!(console(&GOOD[..2]).patience(), GRACE);
+        assert!(!console(&[]).line("##peerlane something else"));
+    }
+}

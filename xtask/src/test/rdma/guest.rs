@@ -1,0 +1,214 @@
+//! What the guest does: its first process is a shell script that sets up the nodes, runs the jobs
+//! one after another, and says on the console what became of each.
+//!
+//! Node `N` is the network namespace `nodeN` with the address `10.0.0.(N+1)` and the device `rxeN`,
+//! whose GID with index 1 follows from that address. Jobs run as root in the namespace of the bridge,
+//! `10.0.0.254`, from which every node is reached, every device can be opened, and
+//! `ip netns exec nodeN …` starts a program on a node. `PEERLANE_TEST_RDMA_DEVICES` and
+//! `PEERLANE_TEST_RDMA_NAMESPACES` list both; the latter is unset where there is one device only.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use super::console::MARK;
+
+/// Bytes of a frame on the wire between nodes, so that RDMA packets of 4096 bytes fit.
+const WIRE_MTU: u32 = 4200;
+/// Where the programs of busybox are, after those of the distribution.
+pub(super) const APPLETS: &str = "/applets";
+/// Where the kernel's modules are.
+pub(super) const MODULES: &str = "/modules";
+
+/// One command with a time limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Job {
+    pub(super) name: String,
+    /// A line of shell.
+    pub(super) command: String,
+    /// Absolute.
+    pub(super) folder: String,
+    pub(super) limit: Duration,
+}
+
+/// The nodes that the guest stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Nodes {
+    /// So many network namespaces on one bridge, each with its own device.
+    Namespaces(u32),
+    /// One device that sends to itself: the kernel knows no device inside a namespace.
+    Loopback,
+}
+
+impl Nodes {
+    /// The names of the devices, as the tests read them from the environment.
+    pub(super) fn devices(self) -> Vec<String> {
+        match self {
+            Self::Namespaces(count) => (0..count).map(|node| format!("rxe{node}")).collect(),
+            Self::Loopback => vec!["rxe0".to_owned()],
+        }
+    }
+
+    /// The names of the namespaces.
+    pub(super) fn namespaces(self) -> Vec<String> {
+        match self {
+            Self::Namespaces(count) => (0..count).map(|node| format!("node{node}")).collect(),
+            Self::Loopback => Vec::new(),
+        }
+    }
+
+    fn set_up(self) -> String {
+        let mut script = String::new();
+        match self {
+            Self::Namespaces(_) => {
+                script += &format!(
+                    "need ip link add br0 mtu {WIRE_MTU} type bridge\n\
+                     need ip address add 10.0.0.254/24 dev br0\nneed ip link set br0 up\n\
+                     rdma system set netns shared\n"
+                );
+                for (at, (node, device)) in
+                    self.namespaces().iter().zip(&self.devices()).enumerate()
+                {
+                    let host = at + 1;
+                    let _ = write!(
+                        script,
+                        "need ip netns add {node}\n\
+                         need ip link add port{at} mtu {WIRE_MTU} type veth \
+                         peer name eth0 mtu {WIRE_MTU} netns {node}\n\
+                         need ip link set port{at} master br0 up\n\
+                         need ip -n {node} link set lo up\n\
+                         need ip -n {node} address add 10.0.0.{host}/24 dev eth0\n\
+                         need ip -n {node} link set eth0 up\n\
+                         need ip netns exec {node} rdma link add {device} type rxe netdev eth0\n"
+                    );
+                }
+            }
+            Self::Loopback => {
+                script += &format!(
+                    "need ip link add eth0 mtu {WIRE_MTU} type veth peer name eth1 mtu {WIRE_MTU}\n\
+                     need ip address add 10.0.0.1/24 dev eth0\n\
+                     need ip link set eth0 up\nneed ip link set eth1 up\n\
+                     need rdma link add rxe0 type rxe netdev eth0\n"
+                );
+            }
+        }
+        for device in self.devices() {
+            let _ = writeln!(script, "active {device}");
+        }
+        script
+    }
+}
+
+/// The guest's first process.
+pub(super) fn script(nodes: Nodes, modules: &[String], jobs: &[Job]) -> String {
+    let mut script = format!("{}{FUNCTIONS}", START.replace("APPLETS", APPLETS));
+    let _ = writeln!(script, "export PEERLANE_TEST_RDMA_DEVICES={}", nodes.devices().join(","));
+    if nodes != Nodes::Loopback {
+        let nodes = nodes.namespaces().join(",");
+        let _ = writeln!(script, "export PEERLANE_TEST_RDMA_NAMESPACES={nodes}");
+    }
+    for module in modules {
+        let _ = writeln!(script, "need insmod {MODULES}/{module}.ko");
+    }
+    script += &nodes.set_up();
+    script += "say ready\n";
+    for job in jobs {
+        let Job { name, command, folder, limit } = job;
+        let (name, command, folder) = (quoted(name), quoted(command), quoted(folder));
+        let _ = writeln!(script, "job {name} {} {folder} {command}", limit.as_secs());
+    }
+    script += "say done\nreboot -f\n";
+    script.replace("MARK", MARK)
+}
+
+/// A word of shell that stands for this text.
+pub(super) fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+const START: &str = r"#!/bin/sh
+/bin/busybox mkdir -p APPLETS /proc /sys /dev /run /tmp
+/bin/busybox --install -s APPLETS
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:APPLETS
+export HOME=/tmp RUST_BACKTRACE=1 TERM=dumb NO_COLOR=1
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+mkdir -p /dev/shm /dev/pts
+mount -t tmpfs shm /dev/shm
+mount -t tmpfs run /run
+ip link set lo up
+";
+
+/// `need` ends the guest where a step of the set-up fails. A job is a session of its own, and
+/// whatever it leaves running ends with it.
+const FUNCTIONS: &str = r#"
+say() { echo; echo "MARK $*"; }
+now() { cut -d ' ' -f 1 /proc/uptime; }
+need() { "$@" || { say failed "$*"; reboot -f; }; }
+active() {
+    port=/sys/class/infiniband/$1/ports/1
+    tries=0
+    until grep -q ACTIVE $port/state && grep -q '[1-9a-f]' $port/gids/1; do
+        tries=$((tries + 1))
+        [ $tries -lt 200 ] || { say failed "$1 is not active with a GID after 20 s"; reboot -f; }
+        sleep 0.1
+    done
+} 2>/dev/null
+job() {
+    say start "$2" "$1"
+    rm -f /run/late
+    begun=$(now)
+    cd "$3"
+    setsid /bin/sh -c "$4" </dev/null &
+    child=$!
+    { sleep "$2"; : >/run/late; kill -KILL -$child; } 2>/dev/null &
+    wait $child
+    status=$?
+    if [ -e /run/late ]; then status=late; fi
+    kill -KILL -1
+    say end "$status" "$begun" "$(now)" "$1"
+} 2>&1
+"#;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_a_namespace_with_its_device() {
+        let jobs = [Job {
+            name: "a test".into(),
+            command: "/bin/test 'x y'".into(),
+            folder: "/tmp".into(),
+            limit: Duration::from_secs(30),
+        }];
+        let script = script(Nodes::Namespaces(2), &["ib_core".into(), "rdma_rxe".into()], &jobs);
+        for wanted in [
+            "need insmod /modules/ib_core.ko\nneed insmod /modules/rdma_rxe.ko\n",
+            "export PEERLANE_TEST_RDMA_DEVICES=rxe0,rxe1\n",
+            "export PEERLANE_TEST_RDMA_NAMESPACES=node0,node1\n",
+            "need ip -n node1 address add 10.0.0.2/24 dev eth0\n",
+            "need ip netns exec node1 rdma link add rxe1 type rxe netdev eth0\n",
+            "active rxe1\nsay ready\n",
+            "job 'a test' 30 '/tmp' '/bin/test '\\''x y'\\'''\nsay done\n",
+        ] {
+            assert!(script.contains(wanted), "{wanted} is not in\n{script}");
+        }
+        assert!(!script.contains("MARK "), "{script}");
+    }
+
+    #[test]
+    fn without_namespaces_one_device_sends_to_itself() {
+        let script = script(Nodes::Loopback, &[], &[]);
+        assert!(script.contains("export PEERLANE_TEST_RDMA_DEVICES=rxe0\n"), "{script}");
+        assert!(!script.contains("netns"), "{script}");
+    }
+
+    #[test]
+    fn the_shell_accepts_the_script() {
+        let script = script(Nodes::Namespaces(3), &["a".into()], &[]);
+        let mut shell = std::process::Command::new("sh");
+        let output = shell.args(["-n", "-c", &script]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}

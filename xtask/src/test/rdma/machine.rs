@@ -1,0 +1,119 @@
+//! The virtual machine: qemu, with the guest's console as its standard output.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use super::console::{Console, End};
+use super::kernel::Kernel;
+use super::tools::Tools;
+use crate::process::{self, Outcome};
+
+/// What the kernel is told. An oops is a panic, so that it cannot pass for a failing test.
+const COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic mitigations=off nokaslr \
+     random.trust_cpu=on";
+/// Memory beside what the image takes.
+const MEMORY_MIB: u64 = 1024;
+
+/// Boots, and passes the console on to the end.
+pub(super) fn boot(tools: &Tools, kernel: &Kernel, image: &Path) -> Outcome<(Console, End)> {
+    let image_mib = fs::metadata(image)?.len() >> 20;
+    let processors = std::thread::available_parallelism()?.get().clamp(2, 4);
+    let mut qemu = tools.command("qemu-system-x86_64")?;
+    for data in ["usr/share/qemu", "usr/share/seabios"] {
+        if let Some(folder) = tools.unpacked(data) {
+            qemu.arg("-L").arg(folder);
+        }
+    }
+    qemu.args(["-M", "pc,usb=off", "-cpu", "max", "-smp", &processors.to_string()]);
+    if hardware() {
+        qemu.args(["-accel", "kvm"]);
+    }
+    qemu.args(["-accel", "tcg,thread=multi"]);
+    // The packed image, its files, and room for both at once.
+    qemu.args(["-m", &(MEMORY_MIB + 2 * image_mib).to_string()]);
+    qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+    qemu.args(["-serial", "stdio", "-append", COMMAND_LINE]);
+    qemu.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(image);
+    let child = qemu
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("{}: {error}", process::line(&qemu)))?;
+    follow(Running(child), std::io::stdout())
+}
+
+/// Whether the machine's own processor may run the guest.
+fn hardware() -> bool {
+    let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let able = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
+    able && fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok()
+}
+
+/// Ends with its owner.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn follow(mut machine: Running, mut out: impl Write) -> Outcome<(Console, End)> {
+    let printed = machine.0.stdout.take().expect("standard output is piped");
+    let (sender, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(printed).split(b'\n') {
+            let Ok(line) = line else { return };
+            let text = String::from_utf8_lossy(&line).trim_end_matches('\r').to_owned();
+            if sender.send(text).is_err() {
+                return;
+            }
+        }
+    });
+    let mut console = Console::default();
+    let mut deadline = Instant::now() + console.patience();
+    let mut end = End::Exited;
+    loop {
+        match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(line) => {
+                writeln!(out, "{line}")?;
+                if console.line(&line) {
+                    deadline = Instant::now() + console.patience();
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => return Ok((console, end)),
+            Err(RecvTimeoutError::Timeout) => {
+                if end == End::Silent {
+                    return Ok((console, end));
+                }
+                // Its end closes the console, of which a last piece of a line may be left.
+                end = End::Silent;
+                machine.0.kill()?;
+                deadline = Instant::now() + Duration::from_secs(5);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn the_console_is_passed_on_to_its_end() {
+        let mut command = Command::new("printf");
+        let child =
+            command.arg("one\r\n##peerlane ready\r\n##peerlane done").stdout(Stdio::piped());
+        let mut out = Vec::new();
+        let (console, end) = follow(Running(child.spawn().unwrap()), &mut out).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "one\n##peerlane ready\n##peerlane done\n");
+        assert_eq!(console.verdict(end, 0), Ok(()));
+    }
+}

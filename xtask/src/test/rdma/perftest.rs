@@ -1,0 +1,77 @@
+//! The programs that others measure RDMA with, between the guest's first two nodes.
+
+use std::time::Duration;
+
+use super::guest::{Job, Nodes};
+
+/// The port at which a perftest server listens, and how the kernel lists it then.
+const PORT: u16 = 18517;
+const LISTENS: &str = ":4855 0+:0000 0A";
+const LIMIT: Duration = Duration::from_secs(60);
+/// Index of the RoCE v2 address that follows from the IPv4 one; index 0 is the link's own.
+const GID_INDEX: u32 = 1;
+
+/// Devices and ports as everybody can read them, and one small measurement: the nodes are joined.
+pub(super) fn smoke(nodes: Nodes) -> Vec<Job> {
+    let devices = Job {
+        name: "devices".into(),
+        command: "ibv_devinfo -v | grep -E 'hca_id|state|active_mtu|GID\\['".into(),
+        folder: "/".into(),
+        limit: LIMIT,
+    };
+    vec![devices, pair(nodes, "ib_write_lat", "-s 8 -n 1000")]
+}
+
+/// What the backend's own figures are held against.
+pub(super) fn measurements(nodes: Nodes) -> Vec<Job> {
+    let mut jobs = vec![pair(nodes, "ib_read_lat", "-s 8 -n 1000")];
+    for (bytes, messages, depth) in [(65536, 1000, 128), (1 << 20, 100, 16)] {
+        for pairs in [1, 4] {
+            let options = format!("-s {bytes} -q {pairs} -n {messages} -t {depth}");
+            jobs.push(pair(nodes, "ib_write_bw", &options));
+        }
+    }
+    jobs
+}
+
+/// A server on the first node and its client on the second.
+fn pair(nodes: Nodes, program: &str, options: &str) -> Job {
+    let devices = nodes.devices();
+    let inside = |node: usize| {
+        let names = nodes.namespaces();
+        names.get(node).map(|name| format!("ip netns exec {name} ")).unwrap_or_default()
+    };
+    let server = &devices[0];
+    let client = devices.get(1).unwrap_or(server);
+    let call = format!("{program} -F -x {GID_INDEX} -p {PORT} {options}");
+    Job {
+        name: format!("{program} {options}"),
+        command: format!(
+            "{server_in}{call} -d {server} >/tmp/server 2>&1 &\n\
+             until {server_in}grep -qE '{LISTENS}' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done\n\
+             {client_in}{call} -d {client} 10.0.0.1 || {{ cat /tmp/server; exit 1; }}\n\
+             wait",
+            server_in = inside(0),
+            client_in = inside(1),
+        ),
+        folder: "/".into(),
+        limit: LIMIT,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn server_and_client_are_on_two_nodes() {
+        let job = pair(Nodes::Namespaces(3), "ib_write_lat", "-s 8");
+        assert!(job.command.starts_with("ip netns exec node0 ib_write_lat -F -x 1 "));
+        assert!(job.command.contains(
+            "\nip netns exec node1 ib_write_lat -F -x 1 -p 18517 -s 8 -d rxe1 10.0.0.1 "
+        ));
+        let alone = pair(Nodes::Loopback, "ib_write_lat", "-s 8");
+        assert!(alone.command.contains("\nib_write_lat -F -x 1 -p 18517 -s 8 -d rxe0 10.0.0.1 "));
+        assert!(LISTENS.starts_with(&format!(":{PORT:04X} ")));
+    }
+}
