@@ -32,6 +32,8 @@ mod perftest;
 mod programs;
 mod tools;
 
+/// What a test program may take: minutes, as a busy machine emulates slowly.
+const LIMIT_SECONDS: u64 = 300;
 /// Where the kernel lists the RDMA devices of a machine.
 const DEVICES: &str = "/sys/class/infiniband";
 /// What the tests read the devices' names from.
@@ -57,7 +59,7 @@ pub(crate) struct Options {
     #[arg(long, requires = "backend", value_name = "LINE")]
     command: Vec<String>,
     /// rdma: seconds that a test program or line of shell may take.
-    #[arg(long, requires = "backend", value_name = "SECONDS", default_value_t = 180)]
+    #[arg(long, requires = "backend", value_name = "SECONDS", default_value_t = LIMIT_SECONDS)]
     limit: u64,
     /// rdma: boot the distribution's own kernel and not a newer one; one device stands for all nodes.
     #[arg(long, requires = "backend")]
@@ -91,7 +93,7 @@ impl Options {
 
     /// For the gate: all tests, built as the step before has built them.
     pub(crate) fn for_gate() -> Self {
-        Self { nodes: 3, limit: 180, workspace: true, ..Self::default() }
+        Self { nodes: 3, limit: LIMIT_SECONDS, workspace: true, ..Self::default() }
     }
 
     /// Whether the Rust tests run.
