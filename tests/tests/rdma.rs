@@ -1,12 +1,10 @@
 //! The conformance suite over the RDMA backend, where there is a device: with its ways of signalling,
-//! with queues so small that they are always full, and under a layer that breaks it.
+//! and with queues so small that they are always full.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use peerlane_conformance::middleware::{FailAtLayer, Layered};
 use peerlane_conformance::{RdmaHarness, Suite};
-use peerlane_hal::ErrorKind;
 use peerlane_rdma::{Options, SignalBy};
 
 fn main() -> ExitCode {
@@ -15,7 +13,6 @@ fn main() -> ExitCode {
         change(&mut options);
         RdmaHarness::new(name, options)
     };
-    let plain = || rdma("rdma", |_| {});
     let tiny = rdma("rdma-tiny", |options| {
         options.requests_max = 8;
         options.posted_bytes_max = 5000;
@@ -25,11 +22,9 @@ fn main() -> ExitCode {
         options.queue_ops = 64;
         options.spin = Duration::ZERO;
     });
-    let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost };
     Suite::new()
-        .with(plain())
+        .with(rdma("rdma", |_| {}))
         .with(rdma("rdma-signal-by-write", |options| options.signal = Some(SignalBy::Write)))
         .with(tiny)
-        .with(Layered::new(plain(), "fail-at", move |_| broken))
         .run()
 }
