@@ -8,7 +8,6 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::process::{self, Outcome, cargo};
-use crate::test::rdma;
 use crate::{deps, tidy};
 
 /// How a step went when it did not fail.
@@ -36,7 +35,6 @@ const STEPS: &[Step] = &[
     Step { name: "bans, licences, sources", run: || passed(deps::deny()) },
     Step { name: "advisories", run: deps::advisories },
     Step { name: "oldest Rust", run: deps::oldest_rust },
-    Step { name: "rdma in a VM", run: rdma_in_machine },
 ];
 
 /// Runs every step and prints a table; fails if one failed.
@@ -74,13 +72,6 @@ fn documentation() -> Outcome {
     // Libraries only: the program and the facade share the name `peerlane`, hence one page.
     let mut command = cargo(["doc", "--workspace", "--lib", "--no-deps", "--all-features"]);
     process::run(command.env("RUSTDOCFLAGS", "-D warnings"))
-}
-
-fn rdma_in_machine() -> Outcome<Verdict> {
-    match rdma::lacks() {
-        Some(reason) => Ok(Verdict::Skipped(reason.to_owned())),
-        None => passed(rdma::run(&rdma::Options::for_gate())),
-    }
 }
 
 fn feature_powerset() -> Outcome {

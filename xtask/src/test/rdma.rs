@@ -90,12 +90,6 @@ impl Options {
         ];
         named.iter().find(|(given, _)| *given).map(|(_, name)| *name)
     }
-
-    /// For the gate: all tests, built as the step before has built them.
-    pub(crate) fn for_gate() -> Self {
-        Self { nodes: 3, limit: LIMIT_SECONDS, workspace: true, ..Self::default() }
-    }
-
     /// Whether the Rust tests run.
     fn tests(&self) -> bool {
         !self.smoke && self.command.is_empty()
