@@ -8,6 +8,14 @@ pub(crate) const POISON: u8 = 0xA5;
 /// Pieces above this are not reached: a check would take long and show nothing new.
 const PIECE_BYTES_REACHED: u64 = 4 << 20;
 
+/// A destination of `total` bytes with `sent` in it, `before` bytes from its start.
+pub(crate) fn surrounded(sent: &[u8], before: u64, total: u64) -> Vec<u8> {
+    let index = |at| usize::try_from(at).expect("test data fits the address space");
+    let mut bytes = vec![POISON; index(total)];
+    bytes[index(before)..][..sent.len()].copy_from_slice(sent);
+    bytes
+}
+
 /// Bytes that only this seed gives: a random block again and again, each time with its number in
 /// front, so that also a block at a wrong place is seen.
 pub(crate) fn pattern(seed: u64, bytes: u64) -> Vec<u8> {

@@ -2,7 +2,7 @@
 
 use peerlane_hal::{Error, ErrorKind, Region};
 
-use crate::data::{POISON, aligned, lengths, pattern, seed};
+use crate::data::{POISON, aligned, lengths, pattern, seed, surrounded};
 use crate::driver::{OpOf, get, put, signal, wait};
 use crate::failure::{Failure, Outcome, ensure, ensure_bytes};
 use crate::harness::Harness;
@@ -29,10 +29,7 @@ fn of_any_length<H: Harness>(me: &mut Participant<'_, H>) -> Outcome {
         me.write(&source.local, 0, &pattern(seed(me.me, round), longest));
         me.meet()?;
         driver.run(&[get((&landing.local, guard), (&source.remote[from], 0), bytes)])?;
-        let mut wanted = vec![POISON; usize::try_from(longest + 2 * guard).expect("it fits")];
-        let start = usize::try_from(guard).expect("it fits");
-        let sent = pattern(seed(from, round), bytes);
-        wanted[start..start + sent.len()].copy_from_slice(&sent);
+        let wanted = surrounded(&pattern(seed(from, round), bytes), guard, longest + 2 * guard);
         me.ensure_bytes(&format!("a get of {bytes} bytes"), &landing.local, 0, &wanted)?;
         me.poison(&landing.local, guard..guard + bytes);
         me.meet()?;

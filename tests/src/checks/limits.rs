@@ -2,7 +2,7 @@
 
 use peerlane_hal::{Error, ErrorKind, Region, Ticket};
 
-use crate::data::{POISON, aligned, lengths, pattern, seed};
+use crate::data::{POISON, aligned, lengths, pattern, seed, surrounded};
 use crate::driver::{Driver, OpOf, put, signal, wait};
 use crate::failure::{Failure, Outcome, ensure, ensure_bytes};
 use crate::harness::Harness;
@@ -31,10 +31,7 @@ pub fn a_put_of_any_length_arrives_whole<H: Harness>(harness: &H) -> Outcome {
                 signal(&flags.remote[to], 0, round),
             ])?;
             driver.reach(&flags.local, 0, round)?;
-            let mut wanted = vec![POISON; usize::try_from(longest + 2 * guard).expect("it fits")];
-            let start = usize::try_from(guard).expect("it fits");
-            let sent = pattern(seed(from, round), bytes);
-            wanted[start..start + sent.len()].copy_from_slice(&sent);
+            let wanted = surrounded(&pattern(seed(from, round), bytes), guard, longest + 2 * guard);
             me.ensure_bytes(&format!("a put of {bytes} bytes"), &landing.local, 0, &wanted)?;
             me.poison(&landing.local, guard..guard + bytes);
             me.meet()?;
