@@ -67,9 +67,6 @@ pub(crate) struct Options {
     /// rdma: how many nodes the virtual machine stands for.
     #[arg(long, requires = "backend", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=8))]
     nodes: u32,
-    /// rdma: build the tests with the whole workspace, as the gate has done already.
-    #[arg(long, requires = "backend", hide = true)]
-    workspace: bool,
     /// rdma: what every Rust test program is called with, such as the name of a test.
     #[arg(last = true, requires = "backend")]
     arguments: Vec<String>,
@@ -85,11 +82,11 @@ impl Options {
             (self.perftest, "--perftest"),
             (!self.command.is_empty(), "--command"),
             (self.stock_kernel, "--stock-kernel"),
-            (self.workspace, "--workspace"),
             (!self.arguments.is_empty(), "arguments of test programs"),
         ];
         named.iter().find(|(given, _)| *given).map(|(_, name)| *name)
     }
+
     /// Whether the Rust tests run.
     fn tests(&self) -> bool {
         !self.smoke && self.command.is_empty()
@@ -97,7 +94,7 @@ impl Options {
 }
 
 /// Why a virtual machine cannot be had here, if so.
-pub(crate) fn lacks() -> Option<&'static str> {
+fn lacks() -> Option<&'static str> {
     if cfg!(not(all(target_os = "linux", target_arch = "x86_64"))) {
         Some("the virtual machine is for Linux on x86-64")
     } else if packages::available() {
@@ -154,7 +151,7 @@ fn in_machine(options: &Options) -> Outcome {
     let taken = begun.elapsed();
 
     let built = if options.tests() {
-        programs::build(&metadata, options.workspace, options.release)?
+        programs::build(&metadata, options.release)?
     } else {
         Built::default()
     };

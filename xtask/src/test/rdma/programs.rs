@@ -57,11 +57,8 @@ pub(super) fn command(metadata: &Metadata) -> Option<Command> {
 
 /// Builds them, and does not run them. With `workspace` the whole workspace's tests are built as
 /// `cargo test --workspace` does, of which the gate has most at hand.
-pub(super) fn build(metadata: &Metadata, workspace: bool, release: bool) -> Outcome<Built> {
+pub(super) fn build(metadata: &Metadata, release: bool) -> Outcome<Built> {
     let Some(mut command) = command(metadata) else { return Ok(Built::default()) };
-    if workspace {
-        command = process::cargo(["test", "--workspace"]);
-    }
     if release {
         command.arg("--release");
     }
