@@ -1,0 +1,88 @@
+//! What a start costs: calls of the driver, and copies in flight. What each vendor's figures are stands
+//! with its backend.
+
+use peerlane_hal::Ticket;
+
+use super::world::{Member, PLAIN, Way, world};
+use crate::backend::{SignalBy, driver};
+
+/// Four ranks, a few starts: how often one start of one rank makes each of the calls `may`. It makes
+/// none of `never`: they wait, or are not legal in a capture, or allocate.
+pub(crate) fn calls<const N: usize>(
+    may: [&str; N],
+    never: &[&str],
+    shard: u64,
+    way: Way,
+    signal: Option<SignalBy>,
+) -> [u64; N] {
+    const STARTS: u64 = 5;
+    let (driver, _turn) = driver();
+    let mut members = world(4, shard, signal);
+    members.iter().for_each(|member| member.fill(member.me as u8));
+    let count = |names: &[&str]| -> Vec<u64> { names.iter().map(|it| driver.calls(it)).collect() };
+    let start = |members: &mut [Member], epoch| {
+        for member in members {
+            member.submit(epoch, way);
+        }
+    };
+    let finish = |members: &mut [Member], epoch| {
+        members.iter_mut().for_each(|member| member.finish(Ticket(epoch)));
+    };
+    // The first ones may make what the later ones use again.
+    (1..=STARTS).for_each(|epoch| start(&mut members, epoch));
+    finish(&mut members, STARTS);
+    let (before, uncalled) = (count(&may), count(never));
+    let uses = driver.counter("default_stream_uses", None);
+    (STARTS + 1..=2 * STARTS).for_each(|epoch| start(&mut members, epoch));
+    assert_eq!(count(never), uncalled, "{never:?}");
+    let all: Vec<u64> = count(&may).iter().zip(before).map(|(now, then)| now - then).collect();
+    assert!(all.iter().all(|calls| calls % (4 * STARTS) == 0), "{all:?}");
+    finish(&mut members, 2 * STARTS);
+    assert_eq!(driver.counter("default_stream_uses", None), uses, "the default stream was used");
+    if !way.in_place {
+        members.iter().for_each(|member| member.ensure_gathered(|rank| rank as u8, "counted"));
+    }
+    std::array::from_fn(|index| all[index] / (4 * STARTS))
+}
+
+/// The most copies of a device that are under way at once, on a device with so many engines.
+pub(crate) fn copies_at_once(engines: &str) -> [i64; 4] {
+    let (driver, _turn) = driver();
+    driver.set("COPY_ENGINES", engines);
+    let mut members = world(4, 1 << 20, None);
+    members.iter().for_each(|member| member.fill(member.me as u8));
+    driver.set("COPY_DELAY_US", "2000");
+    driver.reset_counters();
+    for epoch in 1..=3 {
+        for member in &mut members {
+            member.submit(epoch, PLAIN);
+        }
+    }
+    members.iter_mut().for_each(|member| member.finish(Ticket(3)));
+    let seen = [0, 1, 2, 3].map(|it| driver.counter("most_copies_at_once", Some(it)));
+    driver.set("COPY_DELAY_US", "0");
+    driver.set("COPY_ENGINES", "3");
+    members.iter().for_each(|member| member.ensure_gathered(|rank| rank as u8, "delayed"));
+    seen
+}
+
+#[test]
+fn jitter_changes_no_byte() {
+    for (signal, shard) in [(None, 300_001), (Some(SignalBy::Copy), 300_001), (None, 777)] {
+        let (driver, _turn) = driver();
+        let mut members = world(3, shard, signal);
+        driver.set("JITTER_US", "400");
+        for epoch in 1..=12 {
+            let seed = |rank: usize| (rank as u8 * 16) ^ epoch as u8;
+            members.iter().for_each(|member| member.fill(seed(member.me)));
+            let tickets: Vec<_> =
+                members.iter_mut().map(|member| member.submit(epoch, PLAIN)).collect();
+            for (member, ticket) in members.iter_mut().zip(tickets) {
+                member.finish(ticket);
+            }
+            let what = format!("{signal:?}, epoch {epoch}");
+            members.iter().for_each(|member| member.ensure_gathered(seed, &what));
+        }
+        driver.set("JITTER_US", "0");
+    }
+}

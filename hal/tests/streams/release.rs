@@ -1,0 +1,101 @@
+//! Releasing waits from the host, also those of graphs.
+
+use std::time::{Duration, Instant};
+
+use peerlane_hal::{CopyEngine as _, Error as _, ErrorKind, Region as _};
+
+use super::world::{CAPTURED, Member, PLAIN, world};
+use crate::backend::{Compute, Graph, Mode, driver};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A graph of rank 0 that waits for a peer that never comes.
+fn blocked(members: &mut [Member], compute: &Compute) -> Graph {
+    compute.begin_capture(Mode::ThreadLocal);
+    let member = &mut members[0];
+    member.engine.fork(&compute.handle()).unwrap();
+    member.submit(0, CAPTURED);
+    member.engine.join(&compute.handle()).unwrap();
+    let graph = compute.end_capture();
+    graph.launch();
+    // It signals that it is ready right before it waits.
+    let start = Instant::now();
+    while members[1].regions.flags.flag_value(2 * members.len() as u64) != Some(1) {
+        assert!(start.elapsed() < PATIENCE, "the graph does not run");
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(!compute.is_idle(), "it waits");
+    graph
+}
+
+#[test]
+fn a_graph_that_waits_for_ever_is_released() {
+    let (_driver, _turn) = driver();
+    let mut members = world(2, 5000, None);
+    let compute = Compute::new(0);
+    let _graph = blocked(&mut members, &compute);
+    let start = Instant::now();
+    while !compute.is_idle() {
+        members[0].engine.release().unwrap();
+        assert!(start.elapsed() < PATIENCE, "the graph is still blocked");
+    }
+    // SAFETY: no op.
+    let error = unsafe { members[0].engine.submit(&[]) }.expect_err("released");
+    assert_eq!(error.kind(), ErrorKind::Aborted);
+}
+
+#[test]
+fn a_drop_releases_a_graph() {
+    let (_driver, _turn) = driver();
+    let mut members = world(2, 5000, None);
+    let compute = Compute::new(0);
+    let _graph = blocked(&mut members, &compute);
+    let start = Instant::now();
+    let member = members.remove(0);
+    let Member { engine, regions, .. } = member;
+    drop(engine);
+    while !compute.is_idle() {
+        assert!(start.elapsed() < PATIENCE, "the graph is still blocked");
+    }
+    drop(regions);
+}
+
+/// Eager starts on a caller's stream, many of them, that nobody answers.
+#[test]
+fn starts_on_a_callers_stream_are_released() {
+    let (_driver, _turn) = driver();
+    let mut members = world(2, 5000, None);
+    let compute = Compute::new(0);
+    let member = &mut members[0];
+    for epoch in 1..=20 {
+        member.engine.fork(&compute.handle()).unwrap();
+        member.submit(epoch, PLAIN);
+        member.engine.join(&compute.handle()).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(!compute.is_idle(), "they wait");
+    let start = Instant::now();
+    while member.engine.completed().unwrap().0 < 20 {
+        member.engine.release().unwrap();
+        assert!(start.elapsed() < PATIENCE, "{:?}", member.engine.completed());
+    }
+    compute.finish();
+    assert!(compute.is_idle(), "the device lives");
+}
+
+/// Waits for values of both halves of the range on one flag.
+#[test]
+fn waits_for_unlike_values_are_released() {
+    let (_driver, _turn) = driver();
+    let mut members = world(1, 64, None);
+    let mut last = members[0].engine.completed().unwrap();
+    for value in [u64::MAX, 3, 1 << 63, u64::MAX, 1] {
+        last = members[0].wait_for(0, value);
+    }
+    let start = Instant::now();
+    while members[0].engine.completed().unwrap() < last {
+        members[0].engine.release().unwrap();
+        assert!(start.elapsed() < PATIENCE, "{:?}", members[0].engine.completed());
+        std::thread::yield_now();
+    }
+}

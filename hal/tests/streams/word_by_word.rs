@@ -1,0 +1,27 @@
+//! A driver without batched memory operations: each is a call of its own.
+
+use crate::driver;
+use crate::world::{PLAIN, world};
+
+#[test]
+fn memory_operations_go_one_by_one() {
+    let (driver, _turn) = driver();
+    for shard in [1000, 300_000] {
+        let mut members = world(3, shard, None);
+        for epoch in 1..=3 {
+            let seed = |rank: usize| (16 * rank) as u8 + epoch as u8;
+            members.iter().for_each(|member| member.fill(seed(member.me)));
+            let before = driver.counter("single_words", None);
+            let tickets: Vec<_> =
+                members.iter_mut().map(|member| member.submit(epoch, PLAIN)).collect();
+            for (member, ticket) in members.iter_mut().zip(tickets) {
+                member.finish(ticket);
+                member.ensure_gathered(seed, "word by word");
+            }
+            // Two signals and two waits for ready, the same for arrival.
+            assert_eq!(driver.counter("single_words", None) - before, 3 * 8);
+        }
+    }
+    assert_eq!(driver.counter("batches", None), 0);
+    assert_eq!(driver.counter("no_cu_copies", None), 0);
+}

@@ -1,0 +1,268 @@
+//! Ranks of one process that gather by hand: the ops of the direct plan.
+
+use std::time::{Duration, Instant};
+
+use peerlane_hal::{
+    At, CopyEngine as _, Fabric as _, Flag, Op, PeerMemory as _, Rank, Region as _, Role, Ticket,
+};
+
+use crate::backend::{Engine, Error, Fabric, Local, Options, Remote, SignalBy, pattern, soon};
+
+pub(crate) type OpOf<'a> = Op<'a, Local, Remote>;
+
+/// How a gather is done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    pub(crate) ready: bool,
+    pub(crate) in_place: bool,
+    /// Flags of two states, for graphs.
+    pub(crate) captured: bool,
+}
+
+pub(crate) const PLAIN: Way = Way { ready: true, in_place: false, captured: false };
+pub(crate) const CAPTURED: Way = Way { captured: true, ..PLAIN };
+
+/// One rank, and what it can reach.
+pub(crate) struct Member {
+    pub(crate) me: usize,
+    // In the order in which they go.
+    pub(crate) engine: Engine,
+    pub(crate) regions: Regions,
+    fabric: Fabric,
+}
+
+pub(crate) struct Regions {
+    pub(crate) source: Local,
+    pub(crate) output: Local,
+    pub(crate) flags: Local,
+    outputs: Vec<Remote>,
+    peers_flags: Vec<Remote>,
+    shard: u64,
+}
+
+/// So many ranks, each on the device with its number.
+pub(crate) fn world(count: usize, shard: u64, signal: Option<SignalBy>) -> Vec<Member> {
+    world_on(0, count, shard, signal)
+}
+
+/// The same, on the devices from `first` on.
+pub(crate) fn world_on(
+    first: u32,
+    count: usize,
+    shard: u64,
+    signal: Option<SignalBy>,
+) -> Vec<Member> {
+    let open = |rank: Rank| {
+        let options = Options { device: first + rank.0, signal, ..Options::default() };
+        Fabric::open_with(rank, count, options).unwrap()
+    };
+    let mut fabrics: Vec<Fabric> = Rank::all(count).map(open).collect();
+    let addresses: Vec<Vec<u8>> = fabrics.iter().map(|fabric| fabric.address()).collect();
+    for fabric in &mut fabrics {
+        for (peer, address) in Rank::all(count).zip(&addresses) {
+            fabric.connect(peer, address, soon()).unwrap();
+        }
+    }
+    let regions = |bytes, role| -> Vec<Local> {
+        fabrics.iter().map(|fabric| fabric.memory().allocate(bytes, role).unwrap()).collect()
+    };
+    let sources = regions(shard, Role::Data);
+    let outputs = regions(shard * count as u64, Role::Data);
+    let flags = regions(4 * 8 * count as u64, Role::Flags);
+    let import = |me: &Fabric, regions: &[Local]| -> Vec<Remote> {
+        let peers = Rank::all(count).zip(fabrics.iter().zip(regions));
+        peers
+            .map(|(peer, (owner, region))| {
+                let key = owner.memory().export(region).unwrap();
+                me.memory().import(peer, &key, soon()).unwrap()
+            })
+            .collect()
+    };
+    let reached: Vec<_> =
+        fabrics.iter().map(|me| (import(me, &outputs), import(me, &flags))).collect();
+    let members = fabrics.into_iter().zip(sources).zip(outputs).zip(flags).zip(reached).enumerate();
+    members
+        .map(|(me, ((((mut fabric, source), output), flags), (outputs, peers_flags)))| Member {
+            me,
+            engine: fabric.engine().unwrap(),
+            regions: Regions { source, output, flags, outputs, peers_flags, shard },
+            fabric,
+        })
+        .collect()
+}
+
+/// The ops of one start.
+fn gather(me: usize, regions: &Regions, epoch: u64, way: Way) -> Vec<OpOf<'_>> {
+    let ranks = regions.outputs.len();
+    let peers = || (1..ranks).map(|step| (me + step) % ranks);
+    let value = if way.captured { 1 } else { epoch };
+    // Graphs and eager starts have flags of their own.
+    let base = if way.captured { 2 * ranks } else { 0 };
+    let signal = |first: usize, peer: usize| {
+        let flag = Flag { region: &regions.peers_flags[peer], word: (base + first + me) as u64 };
+        Op::Signal { flag, value }
+    };
+    let wait = |first: usize, peer: usize| {
+        let flag = Flag { region: &regions.flags, word: (base + first + peer) as u64 };
+        Op::Wait { flag, value, reset: way.captured }
+    };
+    let (region, offset) = if way.in_place {
+        (&regions.output, me as u64 * regions.shard)
+    } else {
+        (&regions.source, 0)
+    };
+    let put = |peer: usize| put(me, regions, (region, offset), peer);
+    let mut ops = Vec::new();
+    if way.ready {
+        ops.extend(peers().map(|peer| signal(0, peer)));
+        ops.extend(peers().map(|peer| wait(0, peer)));
+    }
+    if !way.in_place {
+        ops.push(put(me));
+    }
+    ops.extend(peers().map(put));
+    ops.extend(peers().map(|peer| signal(ranks, peer)));
+    ops.extend(peers().map(|peer| wait(ranks, peer)));
+    ops
+}
+
+fn put<'a>(
+    me: usize,
+    regions: &'a Regions,
+    (region, offset): (&'a Local, u64),
+    peer: usize,
+) -> OpOf<'a> {
+    let to = At { region: &regions.outputs[peer], offset: me as u64 * regions.shard };
+    Op::Put { dst: to, src: At { region, offset }, bytes: regions.shard }
+}
+
+impl Member {
+    pub(crate) fn submit(&mut self, epoch: u64, way: Way) -> Ticket {
+        self.try_submit(epoch, way).unwrap()
+    }
+
+    pub(crate) fn try_submit(&mut self, epoch: u64, way: Way) -> Result<Ticket, Error> {
+        let ops = gather(self.me, &self.regions, epoch, way);
+        // SAFETY: the regions live as long as the engine, which is dropped first; tests touch them
+        // only behind the ticket or the stream.
+        unsafe { self.engine.submit(&ops) }
+    }
+
+    /// Puts to all, and then a gather behind a gate that is closed below `gate`.
+    pub(crate) fn submit_held(&mut self, gate: u64) -> Ticket {
+        let (regions, me) = (&self.regions, self.me);
+        let ranks = regions.outputs.len();
+        let source = (&regions.source, 0);
+        let mut ops: Vec<OpOf<'_>> =
+            (0..ranks).map(|step| put(me, regions, source, (me + step) % ranks)).collect();
+        let flag = Flag { region: &regions.flags, word: self.gate() };
+        ops.push(Op::Wait { flag, value: gate, reset: false });
+        ops.extend(gather(me, regions, gate, Way { ready: false, ..PLAIN }));
+        // SAFETY: as in `try_submit`.
+        unsafe { self.engine.submit(&ops) }.unwrap()
+    }
+
+    /// A flag that nobody signals: that of this rank's readiness for itself.
+    fn gate(&self) -> u64 {
+        self.me as u64
+    }
+
+    pub(crate) fn open_gate(&self, gate: u64) {
+        self.regions.flags.upload(self.gate() * 8, &gate.to_ne_bytes()).unwrap();
+    }
+
+    /// Puts something to another rank, then the shard to `to` in quarters, then signals its arrival,
+    /// then goes on.
+    pub(crate) fn put_quarters_and_signal(&mut self, to: usize, value: u64) -> Ticket {
+        let (regions, me) = (&self.regions, self.me);
+        let ranks = regions.outputs.len();
+        let mut ops = vec![put(me, regions, (&regions.source, 0), (to + 1) % ranks)];
+        for offset in (0..4).map(|quarter| quarter * regions.shard / 4) {
+            let dst =
+                At { region: &regions.outputs[to], offset: me as u64 * regions.shard + offset };
+            let src = At { region: &regions.source, offset };
+            ops.push(Op::Put { dst, src, bytes: regions.shard / 4 });
+        }
+        let flag = Flag { region: &regions.peers_flags[to], word: (ranks + me) as u64 };
+        ops.push(Op::Signal { flag, value });
+        // What follows puts the signal on its way before the slice ends.
+        ops.push(ops[0]);
+        // SAFETY: as in `try_submit`.
+        unsafe { self.engine.submit(&ops) }.unwrap()
+    }
+
+    /// Gets the shard of every other rank from its output to the own one, and then says so to each.
+    pub(crate) fn pull_from_all(&mut self, value: u64) -> Ticket {
+        let (regions, me) = (&self.regions, self.me);
+        let ranks = regions.outputs.len();
+        let peers = || (1..ranks).map(|step| (me + step) % ranks);
+        let get = |peer: usize| {
+            let offset = peer as u64 * regions.shard;
+            let src = At { region: &regions.outputs[peer], offset };
+            Op::Get { dst: At { region: &regions.output, offset }, src, bytes: regions.shard }
+        };
+        let taken = |peer: usize| {
+            let flag = Flag { region: &regions.peers_flags[peer], word: (ranks + me) as u64 };
+            Op::Signal { flag, value }
+        };
+        let ops: Vec<OpOf<'_>> = peers().map(get).chain(peers().map(taken)).collect();
+        // SAFETY: as in `try_submit`.
+        unsafe { self.engine.submit(&ops) }.unwrap()
+    }
+
+    /// Returns when another engine of this rank sees the value.
+    pub(crate) fn reach(&mut self, word: u64, value: u64) {
+        let mut engine = self.fabric.engine().unwrap();
+        let flag = Flag { region: &self.regions.flags, word };
+        // SAFETY: the flags outlive the engine.
+        unsafe { engine.submit(&[Op::Wait { flag, value, reset: false }]) }.unwrap();
+        let start = Instant::now();
+        while engine.completed().unwrap() < Ticket(1) {
+            assert!(start.elapsed() < Duration::from_secs(20), "rank {}: word {word}", self.me);
+        }
+    }
+
+    /// Submits a wait for one of the own flags.
+    pub(crate) fn wait_for(&mut self, word: u64, value: u64) -> Ticket {
+        let Self { engine, regions, .. } = self;
+        let flag = Flag { region: &regions.flags, word };
+        // SAFETY: the flags live as long as the member.
+        unsafe { engine.submit(&[Op::Wait { flag, value, reset: false }]) }.unwrap()
+    }
+
+    pub(crate) fn finish(&mut self, ticket: Ticket) {
+        let start = Instant::now();
+        while self.engine.completed().unwrap() < ticket {
+            assert!(start.elapsed() < Duration::from_secs(20), "rank {}: {ticket:?}", self.me);
+            self.engine.park(Duration::from_millis(1)).unwrap();
+        }
+    }
+
+    /// What a round sends, and room for what it receives.
+    pub(crate) fn round(&self, seed: u8) -> (Local, Local) {
+        let memory = self.fabric.memory();
+        let sent = memory.allocate(self.regions.shard, Role::Data).unwrap();
+        sent.upload(0, &pattern(seed, self.regions.shard as usize)).unwrap();
+        (sent, memory.allocate(self.regions.output.bytes(), Role::Data).unwrap())
+    }
+
+    pub(crate) fn fill(&self, seed: u8) {
+        let bytes = pattern(seed, self.regions.shard as usize);
+        self.regions.source.upload(0, &bytes).unwrap();
+    }
+
+    pub(crate) fn ensure_gathered(&self, seed: impl Fn(usize) -> u8, what: &str) {
+        let Regions { output, shard, .. } = &self.regions;
+        ensure_gathered(output, seed, *shard, &format!("rank {}, {what}", self.me));
+    }
+}
+
+pub(crate) fn ensure_gathered(region: &Local, seed: impl Fn(usize) -> u8, shard: u64, what: &str) {
+    let mut seen = vec![0; region.bytes() as usize];
+    region.download(0, &mut seen).unwrap();
+    for (rank, seen) in seen.chunks(shard as usize).enumerate() {
+        let wanted = pattern(seed(rank), seen.len());
+        let wrong = seen.iter().zip(&wanted).position(|(seen, wanted)| seen != wanted);
+        assert_eq!(wrong, None, "{what}: first wrong byte of the shard of rank {rank}");
+    }
+}
