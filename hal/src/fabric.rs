@@ -64,7 +64,7 @@ pub struct Link {
 /// The order is: [`connect`](Self::connect) all peers, then import their regions and make engines.
 /// An engine reaches the peers that were connected before it was made, whether their regions were
 /// imported before or after.
-pub trait Fabric: Send {
+pub trait Fabric: Send + 'static {
     /// The backend's error.
     type Error: Error;
     /// The fabric's memory.

@@ -29,6 +29,8 @@ impl BackendId {
     pub const ROCM: Self = Self(3);
     /// RDMA verbs.
     pub const RDMA: Self = Self(4);
+    /// No backend: memory of a device that goes through the host, on a network of any backend.
+    pub const STAGED: Self = Self(5);
 
     /// The backend's name, as the program's `--backend` takes it.
     pub const fn name(self) -> &'static str {
@@ -37,6 +39,7 @@ impl BackendId {
             Self::CUDA => "cuda",
             Self::ROCM => "rocm",
             Self::RDMA => "rdma",
+            Self::STAGED => "staged",
             _ => "foreign",
         }
     }

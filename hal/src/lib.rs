@@ -19,6 +19,7 @@ mod deadline;
 mod engine;
 mod error;
 mod fabric;
+mod held;
 #[cfg(feature = "host")]
 pub mod host;
 mod key;
@@ -31,6 +32,7 @@ pub use deadline::Deadline;
 pub use engine::{At, Caps, CopyEngine, Flag, Op, Ticket};
 pub use error::{Error, ErrorKind};
 pub use fabric::{Fabric, Link, LinkKind};
+pub use held::{DmaBuf, Flush, Held};
 pub use key::{BackendId, Envelope, Generation, KEY_MAGIC, KEY_VERSION, KeyError, RemoteKey};
 pub use memory::{PeerMemory, Region, Role, Space};
 pub use rank::Rank;

@@ -1,10 +1,12 @@
 //! Registered memory, local and imported.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::deadline::Deadline;
 use crate::error::Error;
+use crate::held::{DmaBuf, Flush, Held};
 use crate::key::RemoteKey;
 use crate::rank::Rank;
 
@@ -24,6 +26,17 @@ pub enum Space {
     Host,
     /// Only a device can.
     Device,
+}
+
+/// Of a device whose backend has not said more: bytes of a card might be announced too early.
+#[derive(Debug)]
+struct Unsaid;
+
+impl Flush for Unsaid {
+    fn flush(&self) -> Result<(), String> {
+        Err("its backend does not say when the device sees what network cards have written"
+            .to_owned())
+    }
 }
 
 /// Registered memory of this rank.
@@ -48,6 +61,24 @@ pub trait Region: Send + Sync + 'static {
     fn flag_value(&self, word: u64) -> Option<u64> {
         let word = usize::try_from(word).ok()?;
         Some(self.flags()?.get(word)?.load(Ordering::Acquire))
+    }
+
+    /// Memory of a device as a fabric of another backend registers it.
+    ///
+    /// # Errors
+    /// Why there is no dma-buf of it.
+    fn dma_buf(&self) -> Result<DmaBuf, String> {
+        Err("its backend makes no dma-bufs".to_owned())
+    }
+
+    /// What has to be done before the device sees what others have written to this memory; `None`
+    /// where it sees it as soon as they say that it has come. Regions of one device give one and the
+    /// same. Where nothing is known to help, it fails, and nothing is to be received there.
+    fn flush(&self) -> Option<Arc<dyn Flush>> {
+        match self.space() {
+            Space::Host => None,
+            Space::Device => Some(Arc::new(Unsaid)),
+        }
     }
 }
 
@@ -83,6 +114,20 @@ pub trait PeerMemory: Send + Sync + 'static {
         bytes: u64,
         role: Role,
     ) -> Result<Self::Local, Self::Error>;
+
+    /// Registers memory that another fabric of this rank holds, by whatever way leads there: for memory
+    /// of a device its base alone may not be enough.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    ///
+    /// # Safety
+    /// As [`register`](Self::register). What keeps `held` keeps the memory.
+    unsafe fn adopt(&self, held: &Held, role: Role) -> Result<Self::Local, Self::Error> {
+        let region = held.region();
+        // SAFETY: the caller's.
+        unsafe { self.register(region.base(), region.bytes(), role) }
+    }
 
     /// The key of a region. It names this registration only: once the region is dropped, the key is
     /// refused, also when other memory is registered at the same address.

@@ -117,6 +117,13 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// FNV-1a: against accidents, not against enemies.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+        (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,6 +15,7 @@ use super::error::Error;
 use super::fabric::Peers;
 use super::key::{Key, Reach};
 use crate::deadline::Deadline;
+use crate::held::Held;
 use crate::key::{BackendId, Generation};
 use crate::mechanics::handover::{self, Claim, Entry, ProcessToken};
 use crate::mechanics::mapping::{self, Mapping};
@@ -170,6 +171,18 @@ impl PeerMemory for Memory {
             None => Backing::Borrowed(base),
         };
         Ok(Local::enter(Registration { backing, bytes, owner: self.rank, role }))
+    }
+
+    unsafe fn adopt(&self, held: &Held, role: Role) -> Result<Local, Error> {
+        let region = held.region();
+        if region.space() == Space::Device {
+            let (bytes, base) = (region.bytes(), region.base());
+            return Err(Error::Argument(format!(
+                "{bytes} bytes at {base:p} are memory of a device, wanted memory of the host"
+            )));
+        }
+        // SAFETY: the caller's.
+        unsafe { self.register(region.base(), region.bytes(), role) }
     }
 
     fn export(&self, local: &Local) -> Result<Key, Error> {
