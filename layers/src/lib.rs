@@ -18,7 +18,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use peerlane_hal::{
-    BackendId, CopyEngine, Deadline, ErrorKind, Fabric, Link, PeerMemory, Rank, Role,
+    BackendId, CopyEngine, Deadline, ErrorKind, Fabric, Held, Link, PeerMemory, Rank, Role,
 };
 
 pub use delay::{Delay, DelayLayer};
@@ -35,7 +35,7 @@ pub type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
 pub type Remote<F> = <<F as Fabric>::Memory as PeerMemory>::Remote;
 
 /// Makes the engines of a wrapped fabric.
-pub trait Layer<F: Fabric>: Send {
+pub trait Layer<F: Fabric>: Send + 'static {
     /// An engine over the fabric's regions.
     type Engine: CopyEngine<Error = Error<F::Error>, Local = Local<F>, Remote = Remote<F>> + 'static;
 
@@ -146,6 +146,11 @@ impl<M: PeerMemory> PeerMemory for Memory<M> {
     ) -> Result<M::Local, Self::Error> {
         // SAFETY: the caller's promise.
         unsafe { self.0.register(base, bytes, role) }.map_err(Error::Inner)
+    }
+
+    unsafe fn adopt(&self, held: &Held, role: Role) -> Result<M::Local, Self::Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.adopt(held, role) }.map_err(Error::Inner)
     }
 
     fn export(&self, local: &M::Local) -> Result<M::Key, Self::Error> {
