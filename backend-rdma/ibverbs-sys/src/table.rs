@@ -88,6 +88,7 @@ table! {
         get_cq_event = "ibv_get_cq_event" (*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
         ack_cq_events = "ibv_ack_cq_events" (*mut ibv_cq, u32) -> ();
         create_srq = "ibv_create_srq" (*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq;
+        modify_srq = "ibv_modify_srq" (*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int;
         destroy_srq = "ibv_destroy_srq" (*mut ibv_srq) -> c_int;
         create_qp = "ibv_create_qp" (*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
         modify_qp = "ibv_modify_qp" (*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;

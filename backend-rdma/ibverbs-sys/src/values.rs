@@ -85,6 +85,8 @@ pub const IBV_QP_SQ_PSN: u32 = 1 << 16;
 pub const IBV_QP_MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
 pub const IBV_QP_DEST_QPN: u32 = 1 << 20;
 
+pub const IBV_SRQ_LIMIT: i32 = 1 << 1;
+
 pub const IBV_SEND_FENCE: u32 = 1;
 pub const IBV_SEND_SIGNALED: u32 = 1 << 1;
 pub const IBV_SEND_SOLICITED: u32 = 1 << 2;
