@@ -1,33 +1,39 @@
-//! The queue of copies, signals and waits: one completion queue, and a queue pair to each peer that an
-//! op has named.
+//! The queue of copies, signals and waits: a completion queue a card, and queue pairs to each peer that
+//! an op has named.
 //!
 //! Everything is posted and completed by whoever calls; there is no thread. Puts are writes, gets are
 //! reads, a signal travels behind the bytes on the same queue pair. What goes to oneself is copied by
 //! the processor, and a flag of one's own waits until all before it is complete.
 
 mod chain;
+mod numbers;
+mod opening;
 mod own;
 mod pair;
 mod park;
 mod resolve;
+mod stillness;
+mod strand;
 
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ibverbs_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
 use peerlane_hal::mechanics::{Ledger, Poison};
 use peerlane_hal::{Caps, CopyEngine, Deadline, Op, Rank, Ticket};
 
 use chain::Chain;
+use opening::Job;
 use own::{Done, Own};
-use pair::{Pair, Room};
+use pair::Pair;
 use park::Parker;
 use resolve::Resolved;
+use strand::{RequestId, Room};
 
 use crate::error::{Error, VerbsStatus};
-use crate::fabric::Shared;
+use crate::fabric::{STRANDS_MAX, Shared};
 use crate::memory::{Local, Remote};
 use crate::sys::Cq;
 
@@ -35,15 +41,13 @@ use crate::sys::Cq;
 const SLICE_OPS_MAX: usize = 1024;
 /// Completions taken at once.
 const BATCH: usize = 32;
-/// Numbers of requests in a completion; above them the peer.
-const NUMBER_MASK: u64 = (1 << 48) - 1;
 /// How long the other ends may take to close when an engine is dropped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// An in-order queue over RDMA, driven by its caller.
 #[derive(Debug)]
 pub struct Engine {
-    // Before the completion queue and all that is shared.
+    // Before the completion queues and all that is shared.
     pairs: Vec<Option<Pair>>,
     own: Own,
     caps: Caps,
@@ -55,11 +59,13 @@ pub struct Engine {
     /// Ops ever submitted.
     order: u64,
     resolved: Vec<Resolved>,
-    chain: Chain,
+    /// One a queue pair of the peer that is being posted to.
+    chains: Vec<Chain>,
     done: Done,
     batch: Vec<ibv_wc>,
     parker: Parker,
-    cq: Arc<Cq>,
+    /// One a card.
+    cqs: Arc<[Arc<Cq>]>,
     shared: Arc<Shared>,
 }
 
@@ -67,27 +73,41 @@ impl Engine {
     pub(crate) fn open(shared: &Arc<Shared>) -> Result<Self, Error> {
         let inner = &shared.inner;
         inner.check()?;
-        let (options, limits) = (&inner.options, &inner.place.limits);
-        // A queue pair in error completes every request, so there must be room for all of them.
-        let peers = u32::try_from(shared.connected().max(1)).unwrap_or(u32::MAX);
-        let most = limits.max_cqe.max(1).cast_unsigned() / peers;
-        let requests = options.requests_max.min(most);
-        let requests = requests.min(limits.max_qp_wr.max(1).cast_unsigned());
-        if requests < 8 {
-            let (name, cqe) = (&inner.place.context.name, limits.max_cqe);
-            return Err(Error::Unavailable(format!(
-                "a completion queue of {name} holds {cqe} completions, too few for {peers} peers"
-            )));
+        let options = &inner.options;
+        let pairs = shared.pairs_max();
+        let mut room = Room {
+            requests: options.requests_max,
+            bytes: options.posted_bytes_max,
+            piece_bytes: options.piece_bytes_max,
+        };
+        for card in &*inner.cards {
+            let limits = &card.place.limits;
+            // A queue pair in error completes every request, so there must be room for all of them.
+            let most = limits.max_cqe.max(1).cast_unsigned() / pairs;
+            let most = most.min(limits.max_qp_wr.max(1).cast_unsigned());
+            if most < 8 {
+                let (name, cqe) = (&card.place.context.name, limits.max_cqe);
+                return Err(Error::Unavailable(format!(
+                    "a completion queue of {name} holds {cqe} completions, too few for {pairs} queue \
+                     pairs"
+                )));
+            }
+            room.requests = room.requests.min(most);
+            room.piece_bytes = room.piece_bytes.min(card.place.message_bytes_max.max(1).into());
         }
-        let cq = Arc::new(Cq::create(&inner.place.context, requests.saturating_mul(peers))?);
-        let piece_bytes = options.piece_bytes_max.min(inner.place.message_bytes_max.max(1).into());
+        let room_of_queue = room.requests.saturating_mul(pairs);
+        let cqs = inner
+            .cards
+            .iter()
+            .map(|card| Cq::create(&card.place.context, room_of_queue).map(Arc::new));
+        let cqs: Arc<[Arc<Cq>]> = cqs.collect::<Result<_, _>>()?;
         let queue_ops = options.queue_ops;
         let caps = Caps {
             queued_wait: false,
             polled: true,
             flags_batched: false,
             slice_ops_max: SLICE_OPS_MAX.min(queue_ops),
-            piece_bytes_max: piece_bytes,
+            piece_bytes_max: room.piece_bytes,
             put_align_bytes: 1,
         };
         Ok(Self {
@@ -95,30 +115,36 @@ impl Engine {
             own: Own::default(),
             caps,
             queue_ops,
-            room: Room { requests, piece_bytes },
+            room,
             ledger: Ledger::with_capacity(queue_ops),
             poison: Poison::new(),
             released: false,
             order: 0,
             resolved: Vec::with_capacity(caps.slice_ops_max),
-            chain: Chain::new(),
+            chains: (0..STRANDS_MAX).map(|_| Chain::new()).collect(),
             done: Done::default(),
             batch: vec![ibv_wc::default(); BATCH],
             parker: Parker::new(&inner.arrivals, options.spin)?,
-            cq,
+            cqs,
             shared: Arc::clone(shared),
         })
     }
 
-    /// The queue pair to a peer, opened when it is first needed.
+    /// The queue to a peer, whose queue pairs begin to open when it is first needed.
     fn open_pair(&mut self, peer: Rank) -> Result<(), Error> {
         if self.pairs[peer.index()].is_some() {
             return Ok(());
         }
         let connected = self.shared.peer(peer)?;
         let control = connected.control.as_ref().ok_or(Error::NotConnected { peer })?;
-        let pair = Pair::open(&self.shared.inner, control, &self.cq, peer.0, self.room)?;
-        self.pairs[peer.index()] = Some(pair);
+        let job = Job {
+            inner: Arc::clone(&self.shared.inner),
+            control: Arc::clone(control),
+            cqs: Arc::clone(&self.cqs),
+            room: self.room,
+            alarm: self.parker.alarm(),
+        };
+        self.pairs[peer.index()] = Some(Pair::open(job)?);
         Ok(())
     }
 
@@ -162,8 +188,8 @@ impl Engine {
     /// Posts what there is room for and does what is one's own.
     fn drive(&mut self) -> Result<(), Error> {
         for pair in self.pairs.iter_mut().flatten() {
-            if pair.waiting() > 0 {
-                pair.pump(&mut self.chain)?;
+            if pair.has_work() {
+                pair.pump(&mut self.chains)?;
             }
         }
         if self.own.len() > 0 {
@@ -185,15 +211,17 @@ impl Engine {
     fn harvest(&mut self) -> Result<(), Error> {
         self.shared.inner.check()?;
         let mut moved = self.shared.arrivals().take()?;
-        loop {
-            let taken = self.cq.poll(&mut self.batch)?;
-            moved |= taken > 0;
-            for index in 0..taken {
-                let completion = self.batch[index];
-                self.complete(&completion)?;
-            }
-            if taken < BATCH {
-                break;
+        for card in 0..self.cqs.len() {
+            loop {
+                let taken = self.cqs[card].poll(&mut self.batch)?;
+                moved |= taken > 0;
+                for index in 0..taken {
+                    let completion = self.batch[index];
+                    self.complete(card, &completion)?;
+                }
+                if taken < BATCH {
+                    break;
+                }
             }
         }
         if moved {
@@ -202,25 +230,28 @@ impl Engine {
         Ok(())
     }
 
-    fn complete(&mut self, completion: &ibv_wc) -> Result<(), Error> {
-        let index = (completion.wr_id >> 48) as usize;
-        let Some(pair) = self.pairs.get_mut(index).and_then(Option::as_mut) else {
+    fn complete(&mut self, card: usize, completion: &ibv_wc) -> Result<(), Error> {
+        let RequestId { peer, strand, number } = RequestId::of(completion.wr_id);
+        let Some(pair) = self.pairs.get_mut(peer).and_then(Option::as_mut) else {
             return Ok(());
         };
         if completion.status != ibv_wc_status::SUCCESS && !self.released {
-            let what = Pair::what(completion.opcode == ibv_wc_opcode::RDMA_READ);
+            let is_read = completion.opcode == ibv_wc_opcode::RDMA_READ;
+            let what = if is_read { "a get from" } else { "a put or signal to" };
             let (peer, address) = (pair.control.peer, pair.control.place.clone());
-            let context = &self.shared.inner.place.context;
+            let card = &self.shared.inner.cards[card];
+            let context = &card.place.context;
             let status = VerbsStatus {
                 code: completion.status.0,
                 text: context.status_text(completion.status),
                 vendor: completion.vendor_err,
             };
             let place = Arc::clone(&context.name);
-            return Err(Error::Completion { what, peer, address, place, status });
+            let trouble = card.trouble();
+            return Err(Error::Completion { what, peer, address, place, status, trouble });
         }
         let (ledger, released) = (&mut self.ledger, self.released);
-        pair.complete(completion.wr_id & NUMBER_MASK, |ticket| {
+        pair.complete((strand, number), |ticket| {
             if !released {
                 ledger.finish_part(ticket);
             }
@@ -233,6 +264,19 @@ impl Engine {
         if self.released && self.pairs.iter().flatten().all(Pair::is_drained) {
             self.ledger.finish_all();
         }
+    }
+
+    /// How long what is posted may still stay incomplete.
+    fn patience(&mut self) -> Result<Duration, Error> {
+        let mut most = Duration::MAX;
+        // Looks in between are cheap, and somebody else keeps their deadline.
+        if !self.released && self.parker.is_announced() {
+            let (now, limit) = (Instant::now(), self.shared.inner.options.stall_timeout);
+            for pair in self.pairs.iter_mut().flatten() {
+                most = most.min(pair.patience(now, limit)?.unwrap_or(Duration::MAX));
+            }
+        }
+        Ok(most)
     }
 
     fn queued(&self) -> usize {
@@ -289,7 +333,9 @@ impl CopyEngine for Engine {
         if self.own.is_copying() {
             return Ok(());
         }
-        let parked = self.parker.park(self.shared.arrivals(), &self.cq, limit);
+        let parked = self
+            .patience()
+            .and_then(|most| self.parker.park(self.shared.arrivals(), &self.cqs, limit.min(most)));
         self.poison.keep(parked)
     }
 
@@ -325,8 +371,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.parker.busy(&self.shared.inner.arrivals);
         let deadline = Deadline::after(CLOSE_TIMEOUT);
-        for pair in self.pairs.iter_mut().filter_map(Option::take) {
-            pair.close(deadline);
-        }
+        // They close when they are dropped, right after this.
+        self.pairs.iter_mut().flatten().for_each(|pair| pair.close_by(deadline));
     }
 }

@@ -24,15 +24,20 @@ impl Chain {
         Self { requests, places: Vec::with_capacity(REQUESTS_MAX) }
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.requests.len() == REQUESTS_MAX
-    }
-
-    /// Adds a request; without a place it has no bytes.
-    pub(super) fn push(&mut self, mut request: ibv_send_wr, place: Option<ibv_sge>) {
+    /// Adds a request; without a place it has no bytes. Posts those before it where there is no room.
+    pub(super) fn push(
+        &mut self,
+        qp: &Qp,
+        mut request: ibv_send_wr,
+        place: Option<ibv_sge>,
+    ) -> Result<(), Error> {
+        if self.requests.len() == REQUESTS_MAX {
+            self.post(qp)?;
+        }
         request.num_sge = place.is_some().into();
         self.requests.push(request);
         self.places.push(place.unwrap_or_default());
+        Ok(())
     }
 
     /// Posts them all.

@@ -1,39 +1,59 @@
-//! The queue of an engine to one peer: what waits to be posted, and what is posted and not complete.
+//! The queue of an engine to one peer: what waits to be posted, and over which queue pairs it goes.
+//!
+//! The first queue pair takes signals and what is small, so their order is its own. Stripes of large
+//! puts and gets go over all of them, by the peer's address: what touches the same bytes of the peer
+//! takes the same queue pair, and its order with it. Where a small op meets a large one, or a put and a
+//! get meet in memory of this rank, the later one is held until the earlier is complete. A signal says
+//! to the peer on which other queue pairs it has to wait for a companion.
 
-use std::collections::{HashMap, VecDeque};
+mod announce;
+
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ibverbs_sys::{
-    IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, ibv_send_rdma, ibv_send_target,
-    ibv_send_wr, ibv_sge, ibv_wr_opcode,
+    IBV_SEND_INLINE, ibv_send_rdma, ibv_send_target, ibv_send_wr, ibv_sge, ibv_wr_opcode,
 };
-use peerlane_hal::mechanics::mapping::Mapping;
 use peerlane_hal::{Deadline, Ticket};
 
 use super::chain::Chain;
+use super::numbers::Numbers;
+use super::opening::{Job, Opened, Opening};
+use super::stillness::Stillness;
+use super::strand::{Flight, Posting, Strand};
 use crate::error::Error;
-use crate::fabric::{
-    Control, End, Inner, MESSAGE_BYTES, Message, NUMBERS_MAX, STEP_MAX, SignalBy, receive_from,
-    send_to,
-};
-use crate::sys::{Cq, Mr, Qp, QpSizes};
+use crate::fabric::{Control, SignalBy};
+use crate::key::CardKeys;
 
 /// Work for one peer, checked against its regions.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Work {
     Write(Span),
     Read(Span),
-    Signal { generation: u64, word: u64, value: u64, address: u64, key: u32 },
+    Signal(Announcement),
 }
 
 /// Bytes here and there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     pub(super) here: u64,
-    pub(super) here_key: u32,
+    pub(super) here_keys: CardKeys,
     pub(super) there: u64,
-    pub(super) there_key: u32,
+    pub(super) there_keys: CardKeys,
     pub(super) bytes: u64,
+    /// Whether the processor does not reach the bytes here.
+    pub(super) of_device: bool,
+}
+
+/// A value for a flag, which the peer knows by registration and word, and its first card by address.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Announcement {
+    pub(super) generation: u64,
+    pub(super) word: u64,
+    pub(super) value: u64,
+    pub(super) address: u64,
+    pub(super) key: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -41,113 +61,52 @@ struct Queued {
     ticket: Ticket,
     order: u64,
     work: Work,
+    /// Cut over all queue pairs.
+    striped: bool,
     /// The last of its slice to this peer, or right before something that waits for it: its completion
     /// is asked for.
     asked: bool,
-    /// The last of its slice to this peer.
-    last: bool,
-}
-
-/// A posted request whose completion was asked for, with those before it whose was not.
-#[derive(Clone, Copy, Debug)]
-struct Mark {
-    /// The number of the request.
-    number: u64,
-    first_order: u64,
-    bytes: u64,
-    finishes: Option<Ticket>,
-}
-
-/// Requests since the last mark.
-#[derive(Clone, Copy, Debug, Default)]
-struct Unmarked {
-    requests: u32,
-    bytes: u64,
-    first_order: Option<u64>,
 }
 
 #[derive(Debug)]
 pub(super) struct Pair {
-    pub(super) qp: Qp,
     pub(super) control: Arc<Control>,
-    other: u32,
-    signal: SignalBy,
-    index: u32,
-    depth: u32,
-    bytes_max: u64,
-    piece_bytes_max: u64,
+    opening: Option<Opening>,
+    opened: Option<Opened>,
+    stripe_bytes: u64,
     pending: VecDeque<Queued>,
-    marks: VecDeque<Mark>,
-    unmarked: Unmarked,
-    /// Numbers of requests, from 1.
-    posted: u64,
-    done: u64,
-    posted_bytes: u64,
-    /// A read is under way: what is posted next must not overtake it.
-    fence: bool,
-    /// Flags that the peer knows by a short number, and what they hold.
-    numbers: HashMap<(u64, u64), (u32, u64)>,
-    messages: Messages,
-}
-
-/// A place for the message of every request that may be posted.
-#[derive(Debug)]
-struct Messages {
-    mr: Mr,
-    memory: Mapping,
-}
-
-/// What a pair may hold.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
-    pub(super) requests: u32,
-    pub(super) piece_bytes: u64,
+    /// The last op of each slice, as its place among all of the engine.
+    ends: VecDeque<(u64, Ticket)>,
+    numbers: Numbers,
+    /// An op ended on another queue pair, and what is before it on the first has to be asked for: where
+    /// an empty write goes, and the op's place.
+    flush: Option<(ibv_send_target, u64)>,
+    still: Stillness,
 }
 
 impl Pair {
-    /// Opens both ends.
-    pub(super) fn open(
-        inner: &Inner,
-        control: &Arc<Control>,
-        cq: &Arc<Cq>,
-        index: u32,
-        room: Room,
-    ) -> Result<Self, Error> {
-        let deadline = Deadline::after(inner.options.open_timeout);
-        let inline_bytes = inner.options.inline_bytes;
-        let sizes = QpSizes { sends: room.requests, inline_bytes };
-        let qp = Qp::create(&inner.domain, cq, None, sizes)?;
-        let own = End::of(&qp, &inner.place)?;
-        let (other, signal) = control.open_pair(own, inner.options.signal, deadline)?;
-        receive_from(&qp, &inner.place, &inner.options, &own, &other)?;
-        send_to(&qp, &inner.options, &own, &other)?;
-        let bytes = room.requests as usize * MESSAGE_BYTES;
-        let memory = Mapping::create(bytes as u64).map_err(Error::of_mapping)?;
-        // SAFETY: the registration is dropped before the mapping, being the field before it.
-        let mr = unsafe { inner.domain.register(memory.base(), bytes) }?;
+    /// Begins to open the queue pairs.
+    pub(super) fn open(job: Job) -> Result<Self, Error> {
+        let (control, stripe_bytes) = (Arc::clone(&job.control), job.inner.options.stripe_bytes);
         Ok(Self {
-            qp,
-            control: Arc::clone(control),
-            other: other.pair,
-            signal,
-            index,
-            depth: room.requests,
-            bytes_max: inner.options.posted_bytes_max,
-            piece_bytes_max: room.piece_bytes,
+            control,
+            opening: Some(Opening::start(job)?),
+            opened: None,
+            stripe_bytes,
             pending: VecDeque::new(),
-            marks: VecDeque::new(),
-            unmarked: Unmarked::default(),
-            posted: 0,
-            done: 0,
-            posted_bytes: 0,
-            fence: false,
-            numbers: HashMap::new(),
-            messages: Messages { mr, memory },
+            ends: VecDeque::new(),
+            numbers: Numbers::default(),
+            flush: None,
+            still: Stillness::default(),
         })
     }
 
     pub(super) fn push(&mut self, ticket: Ticket, order: u64, work: Work) {
-        self.pending.push_back(Queued { ticket, order, work, asked: false, last: false });
+        let striped = match &work {
+            Work::Write(span) | Work::Read(span) => span.bytes >= self.stripe_bytes,
+            Work::Signal(_) => false,
+        };
+        self.pending.push_back(Queued { ticket, order, work, striped, asked: false });
     }
 
     /// Asks for the completion of what was pushed last; what is posted already was asked for with its
@@ -163,7 +122,7 @@ impl Pair {
         let last = self.pending.back_mut().filter(|queued| queued.ticket == ticket);
         last.is_some_and(|queued| {
             queued.asked = true;
-            queued.last = true;
+            self.ends.push_back((queued.order, ticket));
             true
         })
     }
@@ -172,92 +131,186 @@ impl Pair {
         self.pending.len()
     }
 
+    /// Whether a call may come further, for what has been submitted.
+    pub(super) fn has_work(&self) -> bool {
+        !self.pending.is_empty() || self.flush.is_some() || self.opening.is_some()
+    }
+
+    /// How long the peer may take to close its ends when this is dropped.
+    pub(super) fn close_by(&mut self, deadline: Deadline) {
+        self.opening = None;
+        if let Some(opened) = &mut self.opened {
+            opened.close_by = Some(deadline);
+        }
+    }
+
+    fn strands(&self) -> &[Strand] {
+        self.opened.as_ref().map_or(&[], |opened| &opened.strands)
+    }
+
     /// Whether every op up to `order` is complete.
     pub(super) fn is_over(&self, order: u64) -> bool {
-        let first = self
-            .marks
-            .front()
-            .map(|mark| mark.first_order)
-            .or(self.unmarked.first_order)
-            .or_else(|| self.pending.front().map(|queued| queued.order));
-        first.is_none_or(|first| first > order)
+        let posted = self.strands().iter().filter_map(Strand::first_order);
+        let waiting = self.pending.front().map(|queued| queued.order);
+        posted.chain(waiting).all(|first| first > order)
     }
 
     /// Whether nothing is posted any more.
     pub(super) fn is_drained(&self) -> bool {
-        self.done == self.posted
+        self.strands().iter().all(Strand::is_drained)
     }
 
     /// Drops what is not posted, and lets fail what is.
     pub(super) fn fail(&mut self) {
         self.pending.clear();
-        self.qp.fail();
+        (self.opening, self.flush) = (None, None);
+        self.strands().iter().for_each(|strand| strand.qp.fail());
     }
 
-    /// The request of this number is complete, and so are those before it; what that finishes.
-    pub(super) fn complete(&mut self, number: u64, mut finish: impl FnMut(Ticket)) {
-        self.done = self.done.max(number);
-        while let Some(mark) = self.marks.front().filter(|mark| mark.number <= number) {
-            self.posted_bytes -= mark.bytes;
-            mark.finishes.map(&mut finish);
-            self.marks.pop_front();
+    /// A request is complete, and so are those before it on its queue pair; what that finishes.
+    pub(super) fn complete(
+        &mut self,
+        (strand, number): (usize, u64),
+        mut finish: impl FnMut(Ticket),
+    ) {
+        let strands = self.opened.as_mut().map(|opened| &mut opened.strands);
+        if let Some(strand) = strands.and_then(|strands| strands.get_mut(strand)) {
+            strand.complete(number);
+        }
+        while let Some(&(order, ticket)) = self.ends.front()
+            && self.is_over(order)
+        {
+            self.ends.pop_front();
+            finish(ticket);
         }
     }
 
-    /// What a request was, for texts.
-    pub(super) fn what(is_read: bool) -> &'static str {
-        if is_read { "a get from" } else { "a put or signal to" }
+    /// How long what is posted may still stay incomplete, if there is any; an error where that is over.
+    pub(super) fn patience(
+        &mut self,
+        now: Instant,
+        limit: Duration,
+    ) -> Result<Option<Duration>, Error> {
+        if self.is_drained() {
+            self.still.end();
+            return Ok(None);
+        }
+        let done = self.strands().iter().map(Strand::done).sum();
+        let left = self.still.left(done, now, limit);
+        left.map(Some).ok_or_else(|| {
+            let (peer, place) = (self.control.peer, &self.control.place);
+            let how = format!(
+                "{place} answers, but has taken nothing for {limit:?}; its process may be stopped"
+            );
+            Error::PeerLost { peer, how }
+        })
     }
 
     /// Posts what there is room for.
-    pub(super) fn pump(&mut self, chain: &mut Chain) -> Result<(), Error> {
-        while let Some(head) = self.pending.front().copied() {
-            let under_way = self.posted - self.done;
-            let full = under_way >= u64::from(self.depth)
-                || (self.posted_bytes >= self.bytes_max && under_way > 0);
-            if full {
-                break;
-            }
-            if chain.is_full() {
-                chain.post(&self.qp)?;
-            }
-            self.request(head, chain);
+    pub(super) fn pump(&mut self, chains: &mut [Chain]) -> Result<(), Error> {
+        if let Some(opening) = &self.opening {
+            let Some(opened) = opening.poll()? else { return Ok(()) };
+            (self.opened, self.opening) = (Some(opened), None);
         }
-        chain.post(&self.qp)
+        while self.flush(chains)? && self.post_head(chains)? {}
+        for (strand, chain) in self.strands().iter().zip(chains) {
+            chain.post(&strand.qp)?;
+        }
+        Ok(())
     }
 
-    /// Makes a request of the head, and takes off what it does of it.
-    fn request(&mut self, head: Queued, chain: &mut Chain) {
-        let mut request = ibv_send_wr::default();
-        let place;
-        let (mut asked, mut last) = (head.asked, head.last);
-        let (mut whole, mut bytes) = (true, 0);
+    /// Posts a request of the head; whether there was one, and room.
+    fn post_head(&mut self, chains: &mut [Chain]) -> Result<bool, Error> {
+        let Some(head) = self.pending.front().copied() else { return Ok(false) };
         match head.work {
-            Work::Write(span) | Work::Read(span) => {
-                let is_read = matches!(head.work, Work::Read(_));
-                bytes = span.bytes.min(self.piece_bytes_max);
-                whole = bytes == span.bytes;
-                request.opcode =
-                    if is_read { ibv_wr_opcode::RDMA_READ } else { ibv_wr_opcode::RDMA_WRITE };
-                request.wr = target(span.there, span.there_key);
-                // A piece is smaller than the largest message, which has 32 bits.
-                place =
-                    Some(ibv_sge { addr: span.here, length: bytes as u32, lkey: span.here_key });
-                if !is_read && bytes <= u64::from(self.qp.inline_bytes) {
-                    request.send_flags |= IBV_SEND_INLINE;
-                }
-                if whole
-                    && !is_read
-                    && let Some(fused) = self.fuse(head, &mut request)
-                {
-                    asked |= fused.asked;
-                    last |= fused.last;
-                }
-            }
-            Work::Signal { generation, word, value, address, key } => {
-                place = self.signal((generation, word), value, (address, key), &mut request);
-            }
+            Work::Write(span) => self.copy(head, span, false, chains),
+            Work::Read(span) => self.copy(head, span, true, chains),
+            Work::Signal(announcement) => self.announce(head, announcement, chains),
         }
+    }
+
+    /// Posts the empty write that is owed; whether none is owed any more.
+    fn flush(&mut self, chains: &mut [Chain]) -> Result<bool, Error> {
+        let Some((target, order)) = self.flush else { return Ok(true) };
+        let first = &mut self.opened.as_mut().expect("something was posted").strands[0];
+        if !first.has_room() {
+            return Ok(false);
+        }
+        let mut request = ibv_send_wr { opcode: ibv_wr_opcode::RDMA_WRITE, ..Default::default() };
+        request.wr = target;
+        first.count(&mut request, Posting { order, bytes: 0, asked: true });
+        chains[0].push(&first.qp, request, None)?;
+        self.flush = None;
+        Ok(true)
+    }
+
+    /// Posts a piece of a put or get.
+    fn copy(
+        &mut self,
+        head: Queued,
+        span: Span,
+        is_read: bool,
+        chains: &mut [Chain],
+    ) -> Result<bool, Error> {
+        let Some(Opened { strands, signal, .. }) = &mut self.opened else { return Ok(false) };
+        let striped = head.striped && strands.len() > 1;
+        let (stripe, into) = (span.there / self.stripe_bytes, span.there % self.stripe_bytes);
+        let index = if striped { (stripe % strands.len() as u64) as usize } else { 0 };
+        let most = if striped { self.stripe_bytes - into } else { u64::MAX };
+        let bytes = span.bytes.min(strands[index].room.piece_bytes).min(most);
+        if !strands[index].has_room() {
+            return Ok(false);
+        }
+        if strands.len() > 1 {
+            let flight = Flight {
+                here: span.here..span.here + bytes,
+                there: span.there..span.there + bytes,
+                is_read,
+            };
+            let mut others = strands.iter().enumerate().filter(|(other, _)| *other != index);
+            if others.any(|(_, strand)| strand.holds(&flight)) {
+                return Ok(false);
+            }
+            strands[index].fly(flight);
+        }
+        let whole = bytes == span.bytes;
+        let opcode = if is_read { ibv_wr_opcode::RDMA_READ } else { ibv_wr_opcode::RDMA_WRITE };
+        let mut request = ibv_send_wr { opcode, ..Default::default() };
+        // What no signal has to wait for elsewhere may carry it.
+        let may_carry = whole
+            && !is_read
+            && index == 0
+            && *signal == SignalBy::Message
+            && !strands[1..].iter().any(|other| other.is_ahead || other.is_reading());
+        let next = may_carry.then(|| self.fuse(head, &mut request)).flatten();
+        let Some(Opened { strands, .. }) = &mut self.opened else { return Ok(false) };
+        let strand = &mut strands[index];
+        request.wr = target(span.there, span.there_keys[strand.peer_card]);
+        // The processor takes inline bytes now: it reaches no device, and a get that is under way may still
+        // change them.
+        let may_inline = !is_read && !span.of_device && !strand.is_reading();
+        if may_inline && bytes <= u64::from(strand.qp.inline_bytes) {
+            request.send_flags |= IBV_SEND_INLINE;
+        }
+        // A piece is smaller than the largest message, which has 32 bits.
+        let (length, lkey) = (bytes as u32, span.here_keys[strand.card]);
+        let place = ibv_sge { addr: span.here, length, lkey };
+        strand.is_ahead |= !is_read && index > 0;
+        let last = next.unwrap_or(head);
+        // Elsewhere than on the first, requests are few and large.
+        let asked = whole && last.asked || index > 0;
+        strand.count(&mut request, Posting { order: head.order, bytes, asked });
+        chains[index].push(&strand.qp, request, Some(place))?;
+        if whole && last.asked && strands[0].has_unmarked() {
+            let to = target(span.there, span.there_keys[strands[0].peer_card]);
+            self.flush = Some((to, last.order));
+        }
+        self.advance(whole, bytes);
+        Ok(true)
+    }
+
+    /// Takes off the head what was posted of it.
+    fn advance(&mut self, whole: bool, bytes: u64) {
         if whole {
             self.pending.pop_front();
         } else if let Some(Queued { work: Work::Write(span) | Work::Read(span), .. }) =
@@ -265,119 +318,7 @@ impl Pair {
         {
             (span.here, span.there) = (span.here + bytes, span.there + bytes);
             span.bytes -= bytes;
-            (asked, last) = (false, false);
         }
-        if request.opcode != ibv_wr_opcode::RDMA_READ && std::mem::take(&mut self.fence) {
-            request.send_flags |= IBV_SEND_FENCE;
-        }
-        self.fence |= request.opcode == ibv_wr_opcode::RDMA_READ;
-        let finishes = last.then_some(head.ticket);
-        self.count(head.order, bytes, asked, finishes, &mut request);
-        chain.push(request, place);
-    }
-
-    /// Counts the request, and asks for its completion now and then.
-    fn count(
-        &mut self,
-        order: u64,
-        bytes: u64,
-        asked: bool,
-        finishes: Option<Ticket>,
-        request: &mut ibv_send_wr,
-    ) {
-        self.posted += 1;
-        self.posted_bytes += bytes;
-        self.unmarked.requests += 1;
-        self.unmarked.bytes += bytes;
-        let first_order = *self.unmarked.first_order.get_or_insert(order);
-        request.wr_id = u64::from(self.index) << 48 | self.posted;
-        let many = self.unmarked.requests >= self.depth / 4;
-        if asked || many || self.unmarked.bytes >= self.bytes_max / 4 {
-            request.send_flags |= IBV_SEND_SIGNALED;
-            let (number, bytes) = (self.posted, self.unmarked.bytes);
-            self.marks.push_back(Mark { number, first_order, bytes, finishes });
-            self.unmarked = Unmarked::default();
-        }
-    }
-
-    /// The immediate of a flag whose short number the peer knows, if the step is small.
-    fn immediate(&mut self, flag: (u64, u64), value: u64) -> Option<u32> {
-        let (number, known) = self.numbers.get_mut(&flag)?;
-        let step = value.checked_sub(*known).filter(|step| (1..=STEP_MAX).contains(step))?;
-        *known = value;
-        Some(Message::immediate(*number, step))
-    }
-
-    /// Lets a write carry the signal behind it in the same slice.
-    fn fuse(&mut self, head: Queued, request: &mut ibv_send_wr) -> Option<Queued> {
-        let next = self.pending.get(1).copied().filter(|next| next.ticket == head.ticket)?;
-        let Work::Signal { generation, word, value, .. } = next.work else { return None };
-        if self.signal == SignalBy::Write || head.asked {
-            return None;
-        }
-        request.imm_data = self.immediate((generation, word), value)?;
-        request.opcode = ibv_wr_opcode::RDMA_WRITE_WITH_IMM;
-        self.pending.remove(1);
-        Some(next)
-    }
-
-    /// A signal alone.
-    fn signal(
-        &mut self,
-        flag: (u64, u64),
-        value: u64,
-        (address, key): (u64, u32),
-        request: &mut ibv_send_wr,
-    ) -> Option<ibv_sge> {
-        if self.signal == SignalBy::Write {
-            request.opcode = ibv_wr_opcode::RDMA_WRITE;
-            request.wr = target(address, key);
-            return Some(self.message(&value.to_ne_bytes(), request));
-        }
-        if let Some(immediate) = self.immediate(flag, value) {
-            request.opcode = ibv_wr_opcode::RDMA_WRITE_WITH_IMM;
-            request.imm_data = immediate;
-            request.wr = target(address, key);
-            return None;
-        }
-        let fresh = self.numbers.len() as u32;
-        let number = match self.numbers.get_mut(&flag) {
-            Some((number, known)) => {
-                *known = value;
-                *number
-            }
-            None if fresh < NUMBERS_MAX => {
-                self.numbers.insert(flag, (fresh, value));
-                fresh
-            }
-            None => u32::MAX,
-        };
-        let (generation, word) = flag;
-        let message = Message { generation, word, value, number }.encode();
-        request.opcode = ibv_wr_opcode::SEND;
-        Some(self.message(&message, request))
-    }
-
-    /// Where the bytes of a message lie until they are sent.
-    fn message(&mut self, bytes: &[u8], request: &mut ibv_send_wr) -> ibv_sge {
-        // Of this number's place the last request is complete, since no more than `depth` are posted.
-        let at = (self.posted % u64::from(self.depth)) as usize * MESSAGE_BYTES;
-        let place = self.messages.memory.base().as_ptr().wrapping_add(at);
-        // SAFETY: inside the mapping, which has a place a request; nobody else uses this one.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
-        if bytes.len() <= self.qp.inline_bytes as usize {
-            request.send_flags |= IBV_SEND_INLINE;
-        }
-        let lkey = self.messages.mr.local_key();
-        ibv_sge { addr: place as u64, length: bytes.len() as u32, lkey }
-    }
-
-    /// Ends it here and there.
-    pub(super) fn close(self, deadline: Deadline) {
-        let Self { qp, control, other, .. } = self;
-        qp.fail();
-        drop(qp);
-        control.close_pair(other, deadline);
     }
 }
 

@@ -8,11 +8,14 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::error::Error;
-use crate::fabric::{Alarm, Arrivals};
+use crate::fabric::{Alarm, Arrivals, CARDS_MAX};
 use crate::sys::Cq;
 
 /// A sleep while peers may write flags that nothing announces.
 const SILENT_SLEEP_MAX: Duration = Duration::from_micros(200);
+
+/// The alarm, and two queues a card.
+const FDS_MAX: usize = 1 + 2 * CARDS_MAX;
 
 /// The parking place of one engine: look for a while, announce, look again, sleep.
 #[derive(Debug)]
@@ -32,7 +35,16 @@ impl Parker {
     }
 
     pub(super) fn waker(&self) -> Waker {
-        Waker::from(Arc::clone(&self.alarm))
+        Waker::from(self.alarm())
+    }
+
+    pub(super) fn alarm(&self) -> Arc<Alarm> {
+        Arc::clone(&self.alarm)
+    }
+
+    /// Whether the next park sleeps.
+    pub(super) fn is_announced(&self) -> bool {
+        self.announced
     }
 
     /// One step: the caller looks at its flags between two of them, which is what makes the
@@ -40,7 +52,7 @@ impl Parker {
     pub(super) fn park(
         &mut self,
         arrivals: &Arrivals,
-        cq: &Cq,
+        cqs: &[Arc<Cq>],
         limit: Duration,
     ) -> Result<(), Error> {
         if self.alarm.was_used() {
@@ -48,7 +60,7 @@ impl Parker {
             return Ok(());
         }
         if self.announced {
-            let slept = self.sleep(arrivals, cq, limit);
+            let slept = self.sleep(arrivals, cqs, limit);
             self.withdraw(arrivals);
             return slept;
         }
@@ -62,32 +74,39 @@ impl Parker {
         self.announced = true;
         arrivals.asleep.fetch_add(1, Ordering::SeqCst);
         self.alarm.announce(true);
-        arrivals.cq.arm()?;
-        cq.arm()
+        arrivals.arm()?;
+        cqs.iter().try_for_each(|cq| cq.arm())
     }
 
-    fn sleep(&self, arrivals: &Arrivals, cq: &Cq, limit: Duration) -> Result<(), Error> {
+    fn sleep(&self, arrivals: &Arrivals, cqs: &[Arc<Cq>], limit: Duration) -> Result<(), Error> {
         let silent = arrivals.silent.load(Ordering::SeqCst);
         let limit = if silent { limit.min(SILENT_SLEEP_MAX) } else { limit };
         let limit = (limit < Duration::MAX).then(|| Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: limit.subsec_nanos().into(),
         });
-        let fds = [arrivals.cq.fd(), cq.fd(), self.alarm.fd()];
-        let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        match poll(&mut fds, limit.as_ref()) {
+        // The alarm, then what arrives on each card, then what completes there.
+        let alarm = self.alarm.fd();
+        let arriving = arrivals.cards.iter().map(|card| card.cq.fd());
+        let mut places = arriving.chain(cqs.iter().map(|cq| cq.fd()));
+        let mut fds: [PollFd<'_>; FDS_MAX] = std::array::from_fn(|at| {
+            let fd = if at == 0 { None } else { places.next() };
+            PollFd::from_borrowed_fd(fd.unwrap_or(alarm), PollFlags::IN)
+        });
+        match poll(&mut fds[..1 + 2 * cqs.len()], limit.as_ref()) {
             // Woken, interrupted or out of time: the caller looks in any case.
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(Error::system("sleep on completion channels")(errno)),
         }
-        let [arrived, completed, rung] = fds.map(|fd| !fd.revents().is_empty());
-        if arrived {
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let (arriving, completing) = fds[1..].split_at(cqs.len());
+        if arriving.iter().any(is_ready) {
             arrivals.drain_events();
         }
-        if completed {
+        for (cq, _) in cqs.iter().zip(completing).filter(|(_, fd)| is_ready(fd)) {
             cq.drain_events();
         }
-        if rung {
+        if is_ready(&fds[0]) {
             self.alarm.quiet();
         }
         Ok(())

@@ -3,7 +3,7 @@
 use peerlane_hal::{Op, Rank, Region as _, Role};
 
 use super::own::OwnWork;
-use super::pair::{Span, Work};
+use super::pair::{Announcement, Span, Work};
 use crate::error::Error;
 use crate::memory::{Local, Remote};
 
@@ -24,13 +24,13 @@ pub(super) fn resolve(op: &Op<'_, Local, Remote>) -> Result<Resolved, Error> {
             within("put destination", dst.offset, bytes, dst.region.key.bytes)?;
             within("put source", src.offset, bytes, src.region.bytes())?;
             let here = (src.region, src.offset);
-            Ok(copy(here, (dst.region, dst.offset), bytes, Direction::Put))
+            copy(here, (dst.region, dst.offset), bytes, Direction::Put)
         }
         Op::Get { dst, src, bytes } => {
             within("get destination", dst.offset, bytes, dst.region.bytes())?;
             within("get source", src.offset, bytes, src.region.key.bytes)?;
             let here = (dst.region, dst.offset);
-            Ok(copy(here, (src.region, src.offset), bytes, Direction::Get))
+            copy(here, (src.region, src.offset), bytes, Direction::Get)
         }
         Op::Signal { flag, value } => {
             let key = &flag.region.key;
@@ -50,9 +50,9 @@ pub(super) fn resolve(op: &Op<'_, Local, Remote>) -> Result<Resolved, Error> {
                 }
                 None => {
                     let (generation, word) = (key.generation.0, flag.word);
-                    let (address, remote_key) = (key.address + at, key.remote_key);
-                    let work = Work::Signal { generation, word, value, address, key: remote_key };
-                    Resolved::Peer(key.rank, work)
+                    let (address, first) = (key.address + at, key.remote_keys[0]);
+                    let signal = Announcement { generation, word, value, address, key: first };
+                    Resolved::Peer(key.rank, Work::Signal(signal))
                 }
             })
         }
@@ -75,26 +75,32 @@ fn copy(
     (remote, offset): (&Remote, u64),
     bytes: u64,
     direction: Direction,
-) -> Resolved {
+) -> Result<Resolved, Error> {
     if bytes == 0 {
-        return Resolved::Nothing;
+        return Ok(Resolved::Nothing);
     }
     // Spans lie inside regions, which fit the address space.
     let here = local.base().as_ptr().wrapping_add(at as usize);
+    let of_device = local.registration().is_of_device();
     if let Some(own) = &remote.own {
+        if of_device || own.is_of_device() {
+            let text = "a copy to oneself is of memory of a device; its own fabric copies it";
+            return Err(Error::Argument(text.to_owned()));
+        }
         let there = own.base.as_ptr().wrapping_add(offset as usize);
         let (dst, src) = if direction == Direction::Put { (there, here) } else { (here, there) };
-        return Resolved::Own(OwnWork::Copy { dst, src, bytes: bytes as usize });
+        return Ok(Resolved::Own(OwnWork::Copy { dst, src, bytes: bytes as usize }));
     }
     let span = Span {
         here: here as u64,
-        here_key: local.registration().local_key(),
+        here_keys: local.registration().local_keys(),
         there: remote.key.address + offset,
-        there_key: remote.key.remote_key,
+        there_keys: remote.key.remote_keys,
         bytes,
+        of_device,
     };
     let work = if direction == Direction::Put { Work::Write(span) } else { Work::Read(span) };
-    Resolved::Peer(remote.key.rank, work)
+    Ok(Resolved::Peer(remote.key.rank, work))
 }
 
 fn within(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<(), Error> {

@@ -1,0 +1,252 @@
+//! One of the queue pairs to a peer: what is posted there and not complete.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use ibverbs_sys::{IBV_SEND_FENCE, IBV_SEND_SIGNALED, ibv_send_wr, ibv_wr_opcode};
+
+use crate::sys::Qp;
+
+/// Of a request's number, those of its peer and strand.
+const PEER_SHIFT: u32 = 48;
+const STRAND_SHIFT: u32 = 44;
+const NUMBER_MASK: u64 = (1 << STRAND_SHIFT) - 1;
+
+/// What a completion is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RequestId {
+    pub(super) peer: usize,
+    pub(super) strand: usize,
+    pub(super) number: u64,
+}
+
+impl RequestId {
+    pub(super) fn of(id: u64) -> Self {
+        Self {
+            peer: (id >> PEER_SHIFT) as usize,
+            strand: (id >> STRAND_SHIFT & 0xf) as usize,
+            number: id & NUMBER_MASK,
+        }
+    }
+
+    fn pack(self) -> u64 {
+        (self.peer as u64) << PEER_SHIFT | (self.strand as u64) << STRAND_SHIFT | self.number
+    }
+}
+
+/// A posted request whose completion was asked for, with those before it whose was not.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    number: u64,
+    first_order: u64,
+    bytes: u64,
+}
+
+/// Requests since the last mark.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unmarked {
+    requests: u32,
+    bytes: u64,
+    first_order: Option<u64>,
+}
+
+/// Bytes of a put or get that is under way.
+#[derive(Clone, Debug)]
+pub(super) struct Flight {
+    pub(super) here: Range<u64>,
+    pub(super) there: Range<u64>,
+    pub(super) is_read: bool,
+}
+
+impl Flight {
+    /// Whether it matters which of the two takes effect first.
+    fn conflicts(&self, other: &Self) -> bool {
+        let overlap =
+            |one: &Range<u64>, two: &Range<u64>| one.start < two.end && two.start < one.end;
+        overlap(&self.there, &other.there) && !(self.is_read && other.is_read)
+            || overlap(&self.here, &other.here) && (self.is_read || other.is_read)
+    }
+}
+
+/// What a strand may hold.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    pub(super) requests: u32,
+    pub(super) bytes: u64,
+    pub(super) piece_bytes: u64,
+}
+
+/// What is to be known of a request when it is posted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Posting {
+    /// The place of its op among all of the engine.
+    pub(super) order: u64,
+    pub(super) bytes: u64,
+    /// Its completion is wanted.
+    pub(super) asked: bool,
+}
+
+/// A queue pair and its requests.
+#[derive(Debug)]
+pub(super) struct Strand {
+    pub(super) qp: Qp,
+    /// On which card here, and on which of the peer's.
+    pub(super) card: usize,
+    pub(super) peer_card: usize,
+    pub(super) room: Room,
+    peer: usize,
+    index: usize,
+    marks: VecDeque<Mark>,
+    unmarked: Unmarked,
+    /// Numbers of requests, from 1.
+    posted: u64,
+    done: u64,
+    posted_bytes: u64,
+    /// A read is under way: what is posted next must not overtake it.
+    fence: bool,
+    /// The number of the last read.
+    last_read: u64,
+    /// Bytes were put since the last companion.
+    pub(super) is_ahead: bool,
+    /// Only kept where there are other strands.
+    flights: VecDeque<(u64, Flight)>,
+}
+
+impl Strand {
+    pub(super) fn new(
+        qp: Qp,
+        (card, peer_card): (usize, usize),
+        (peer, index): (usize, usize),
+        room: Room,
+    ) -> Self {
+        Self {
+            qp,
+            card,
+            peer_card,
+            room,
+            peer,
+            index,
+            marks: VecDeque::new(),
+            unmarked: Unmarked::default(),
+            posted: 0,
+            done: 0,
+            posted_bytes: 0,
+            fence: false,
+            last_read: 0,
+            is_ahead: false,
+            flights: VecDeque::new(),
+        }
+    }
+
+    /// Whether one more request may be posted.
+    pub(super) fn has_room(&self) -> bool {
+        let under_way = self.posted - self.done;
+        under_way < u64::from(self.room.requests)
+            && (self.posted_bytes < self.room.bytes || under_way == 0)
+    }
+
+    /// Whether nothing is posted any more.
+    pub(super) fn is_drained(&self) -> bool {
+        self.done == self.posted
+    }
+
+    /// Whether a read is posted and not known to be complete.
+    pub(super) fn is_reading(&self) -> bool {
+        self.last_read > self.done
+    }
+
+    /// How many requests were ever complete.
+    pub(super) fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// The place of the next request, of as many as may be posted.
+    pub(super) fn slot(&self) -> usize {
+        (self.posted % u64::from(self.room.requests)) as usize
+    }
+
+    /// Whether requests are posted whose completion was not asked for.
+    pub(super) fn has_unmarked(&self) -> bool {
+        self.unmarked.requests > 0
+    }
+
+    /// The first op of which something is posted and not complete.
+    pub(super) fn first_order(&self) -> Option<u64> {
+        self.marks.front().map(|mark| mark.first_order).or(self.unmarked.first_order)
+    }
+
+    /// Whether something under way here must be complete before this may be posted elsewhere.
+    pub(super) fn holds(&self, flight: &Flight) -> bool {
+        self.flights.iter().any(|(_, under_way)| under_way.conflicts(flight))
+    }
+
+    /// Remembers where the next request copies.
+    pub(super) fn fly(&mut self, flight: Flight) {
+        self.flights.push_back((self.posted + 1, flight));
+    }
+
+    /// Numbers a request that is about to be posted, and asks for its completion now and then.
+    pub(super) fn count(&mut self, request: &mut ibv_send_wr, posting: Posting) {
+        let is_read = request.opcode == ibv_wr_opcode::RDMA_READ;
+        if !is_read && std::mem::take(&mut self.fence) {
+            request.send_flags |= IBV_SEND_FENCE;
+        }
+        self.fence |= is_read;
+        self.posted += 1;
+        if is_read {
+            self.last_read = self.posted;
+        }
+        self.posted_bytes += posting.bytes;
+        self.unmarked.requests += 1;
+        self.unmarked.bytes += posting.bytes;
+        let first_order = *self.unmarked.first_order.get_or_insert(posting.order);
+        let (peer, strand, number) = (self.peer, self.index, self.posted);
+        request.wr_id = RequestId { peer, strand, number }.pack();
+        let many = self.unmarked.requests >= self.room.requests / 4;
+        if posting.asked || many || self.unmarked.bytes >= self.room.bytes / 4 {
+            request.send_flags |= IBV_SEND_SIGNALED;
+            self.marks.push_back(Mark { number, first_order, bytes: self.unmarked.bytes });
+            self.unmarked = Unmarked::default();
+        }
+    }
+
+    /// The request of this number is complete, and so are those before it.
+    pub(super) fn complete(&mut self, number: u64) {
+        self.done = self.done.max(number);
+        while let Some(mark) = self.marks.front().filter(|mark| mark.number <= number) {
+            self.posted_bytes -= mark.bytes;
+            self.marks.pop_front();
+        }
+        while self.flights.front().is_some_and(|(flying, _)| *flying <= number) {
+            self.flights.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_tells_whose_it_is() {
+        let id = RequestId { peer: 65_535, strand: 7, number: NUMBER_MASK };
+        assert_eq!(RequestId::of(id.pack()), id);
+        let id = RequestId { peer: 0, strand: 0, number: 1 };
+        assert_eq!(RequestId::of(id.pack()), id);
+    }
+
+    #[test]
+    fn only_copies_whose_order_shows_conflict() {
+        let flight = |here, there, is_read| Flight { here, there, is_read };
+        let put = flight(0..10, 100..110, false);
+        let conflicts = |other: Flight| put.conflicts(&other) && other.conflicts(&put);
+        assert!(conflicts(flight(50..60, 109..119, false)), "two puts to one place");
+        assert!(!put.conflicts(&flight(50..60, 110..120, false)));
+        assert!(!put.conflicts(&flight(5..15, 110..120, false)), "two puts from one place");
+        assert!(conflicts(flight(50..60, 100..110, true)), "a get of what was put");
+        assert!(conflicts(flight(9..10, 200..201, true)), "a get onto what is put");
+        let get = flight(0..10, 100..110, true);
+        assert!(!get.conflicts(&flight(50..60, 100..110, true)), "two gets of one place");
+        assert!(get.conflicts(&flight(0..10, 200..210, true)), "two gets to one place");
+    }
+}
