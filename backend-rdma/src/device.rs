@@ -1,7 +1,9 @@
 //! Which RDMA network cards this machine has, their ports and addresses.
 
+mod affinity;
 mod choice;
 mod gid;
+mod trial;
 
 use std::sync::Arc;
 
@@ -12,9 +14,11 @@ use ibverbs_sys::{
 use crate::error::Error;
 use crate::sys::{self, Context};
 
+pub use affinity::{Distance, distance};
 pub use choice::DeviceChoice;
 pub(crate) use choice::{Place, choose};
 pub use gid::{Gid, GidKind};
+pub use trial::{DmabufRefusal, try_dmabuf};
 
 /// An RDMA network card.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +35,8 @@ pub struct Device {
     pub queue_pairs_max: u32,
     /// The most bytes of one registration.
     pub region_bytes_max: u64,
+    /// Interrupts that completions may be spread over.
+    pub completion_vectors: u32,
     /// Its ports, from number 1.
     pub ports: Vec<Port>,
 }
@@ -69,6 +75,19 @@ pub enum LinkLayer {
     Other,
 }
 
+impl Port {
+    /// The address that is taken unless one is chosen: with RoCE the best that other hosts reach, with
+    /// InfiniBand the first.
+    pub fn best_gid(&self) -> Option<Gid> {
+        if self.link != LinkLayer::Ethernet {
+            return self.gids.first().copied();
+        }
+        // Of two that are alike the first.
+        let reached = self.gids.iter().rev().filter(|gid| gid.rank().is_some());
+        reached.max_by_key(|gid| gid.rank()).copied()
+    }
+}
+
 /// The RDMA network cards of this machine; none where the kernel has no RDMA.
 ///
 /// # Errors
@@ -94,6 +113,7 @@ pub(crate) fn describe(context: &Arc<Context>) -> Result<Device, Error> {
         pci: pci_of(&context.name),
         queue_pairs_max: attributes.max_qp.max(0).cast_unsigned(),
         region_bytes_max: attributes.max_mr_size,
+        completion_vectors: context.completion_vectors(),
         ports,
     })
 }

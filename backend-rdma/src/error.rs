@@ -40,7 +40,10 @@ pub enum Error {
         errno: Errno,
     },
     /// Something that was posted failed.
-    #[error("{what} rank {peer} at {address} failed on {place}: {status}{}", advice(status))]
+    #[error(
+        "{what} rank {peer} at {address} failed on {place}: {status}{}{trouble}",
+        advice(status)
+    )]
     Completion {
         /// What was under way, such as `a put to`.
         what: &'static str,
@@ -53,6 +56,8 @@ pub enum Error {
         /// How it ended.
         #[source]
         status: VerbsStatus,
+        /// What else is known of the device here; empty if nothing.
+        trouble: String,
     },
     /// The device stopped working.
     #[error("{place} stopped working: {event}; everything on it is lost")]
@@ -76,6 +81,19 @@ pub enum Error {
         #[source]
         errno: Errno,
     },
+    /// Memory of a device that the card does not reach.
+    #[error("cannot register {bytes} bytes of a device with {place}: {reasons}")]
+    OfDevice {
+        /// How many bytes.
+        bytes: u64,
+        /// The card.
+        place: Arc<str>,
+        /// What stands against each way.
+        reasons: String,
+    },
+    /// A device does not make visible what has come.
+    #[error("what has come for memory of a device is not visible there: {0}")]
+    Flush(String),
     /// The host has no room for an allocation.
     #[error(
         "cannot allocate {wanted} bytes of host memory: {available} bytes are available on this \
@@ -256,7 +274,7 @@ impl Error {
 impl peerlane_hal::Error for Error {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Unavailable(_) => ErrorKind::Unavailable,
+            Self::Unavailable(_) | Self::OfDevice { .. } => ErrorKind::Unavailable,
             Self::Verbs { errno, .. } | Self::System { errno, .. } => match *errno {
                 Errno::NOMEM | Errno::NOSPC | Errno::MFILE | Errno::NFILE => ErrorKind::OutOfMemory,
                 Errno::PERM | Errno::ACCESS | Errno::NOSYS => ErrorKind::Unavailable,
@@ -264,7 +282,7 @@ impl peerlane_hal::Error for Error {
                 _ => ErrorKind::Other,
             },
             Self::Completion { status, .. } => kind_of(status),
-            Self::DeviceLost { .. } => ErrorKind::DeviceLost,
+            Self::DeviceLost { .. } | Self::Flush(_) => ErrorKind::DeviceLost,
             Self::NotLocked { errno, .. } => match *errno {
                 Errno::NOMEM | Errno::AGAIN => ErrorKind::OutOfMemory,
                 Errno::FAULT | Errno::INVAL => ErrorKind::InvalidArgument,
@@ -296,6 +314,7 @@ mod tests {
             address: "10.0.0.2".into(),
             place: "rxe0".into(),
             status: VerbsStatus { code: status.0, text: text.into(), vendor: 0 },
+            trouble: String::new(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! The way to reach peers: one port of one card.
+//! The way to reach peers: a port of one card, or of several.
 //!
 //! An address names a small TCP service of the rank. To connect is to open a connection to it and to
 //! say the token of the address; over this connection a rank asks whether memory still lives when it
@@ -9,11 +9,13 @@
 mod address;
 mod alarm;
 mod arrivals;
+mod card;
 mod control;
 mod ends;
 mod options;
 mod question;
 mod service;
+mod streams;
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -23,17 +25,21 @@ use peerlane_hal::{BackendId, Deadline, Fabric as FabricTrait, Link, LinkKind, R
 use address::Address;
 use service::Service;
 
-use crate::device::{self, Device, LinkLayer, Place};
+use crate::device::{self, Device, DeviceChoice, LinkLayer, Place};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::memory::Memory;
-use crate::sys::Domain;
 
 pub(crate) use alarm::Alarm;
-pub(crate) use arrivals::{Arrivals, MESSAGE_BYTES, Message, NUMBERS_MAX, STEP_MAX};
+pub(crate) use arrivals::Arrivals;
+pub(crate) use card::{CARDS_MAX, Card};
 pub(crate) use control::Control;
 pub(crate) use ends::{End, receive_from, send_to};
-pub use options::{Options, SignalBy};
+pub use options::{DeviceMemory, Options, SignalBy};
+pub(crate) use question::Opening;
+pub(crate) use streams::{
+    Immediate, MESSAGE_BYTES, Message, NUMBERS_MAX, STEP_MAX, STRANDS_MAX, Strand,
+};
 
 /// What the fabric, its thread, its memory and its engines have in common.
 #[derive(Debug)]
@@ -41,19 +47,30 @@ pub(crate) struct Inner {
     pub(crate) rank: Rank,
     pub(crate) ranks: usize,
     pub(crate) options: Options,
-    pub(crate) place: Place,
-    pub(crate) domain: Arc<Domain>,
+    /// The first is that of `Options::device`; leads are on it.
+    pub(crate) cards: Arc<[Card]>,
     pub(crate) arrivals: Arrivals,
     token: [u8; 16],
     lost: OnceLock<Error>,
 }
 
 impl Inner {
-    fn lose_device(&self, event: String) {
-        let place = Arc::clone(&self.place.context.name);
+    /// The first card's port.
+    fn place(&self) -> &Place {
+        &self.cards[0].place
+    }
+
+    fn lose_device(&self, card: usize, event: String) {
+        let place = Arc::clone(&self.cards[card].place.context.name);
         // Once it is lost, how it was lost first is what counts.
         let _ = self.lost.set(Error::DeviceLost { place, event });
         self.arrivals.wake();
+    }
+
+    /// How many queue pairs an engine has to a peer with so many cards.
+    pub(crate) fn strands(&self, peer_cards: usize) -> usize {
+        let cards = self.cards.len().max(peer_cards);
+        (self.options.queue_pairs as usize * cards).min(STRANDS_MAX)
     }
 
     /// Whether the device still works.
@@ -82,8 +99,8 @@ impl Shared {
         self.inner.rank
     }
 
-    pub(crate) fn domain(&self) -> &Arc<Domain> {
-        &self.inner.domain
+    pub(crate) fn cards(&self) -> &[Card] {
+        &self.inner.cards
     }
 
     pub(crate) fn arrivals(&self) -> &Arrivals {
@@ -96,14 +113,17 @@ impl Shared {
         found.ok_or(Error::NotConnected { peer })
     }
 
-    /// How many peers are connected.
-    pub(crate) fn connected(&self) -> usize {
+    /// How many queue pairs an engine has on one card if it talks to every connected peer; at least 1.
+    pub(crate) fn pairs_max(&self) -> u32 {
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        peers.iter().flatten().count()
+        let cards = self.inner.cards.len();
+        let pairs = peers.iter().flatten().filter_map(|peer| peer.control.as_ref());
+        let pairs = pairs.map(|peer| self.inner.strands(peer.cards).div_ceil(cards));
+        u32::try_from(pairs.sum::<usize>().max(1)).unwrap_or(u32::MAX)
     }
 }
 
-/// A port of an RDMA network card, as one rank.
+/// A port of an RDMA network card, or several, as one rank.
 #[derive(Debug)]
 pub struct Fabric {
     memory: Memory,
@@ -132,41 +152,33 @@ impl Fabric {
             )));
         }
         options.check()?;
-        let place = device::choose(&options.device, options.port, options.gid_index)?;
-        if place.limits.max_srq == 0 {
-            let name = &place.context.name;
-            let text = format!("{name} has no shared receive queues, which this backend needs");
-            return Err(Error::Unavailable(text));
-        }
-        let domain = Arc::new(Domain::open(Arc::clone(&place.context))?);
-        let receives = options.receives.min(place.limits.max_srq_wr.max(1).cast_unsigned());
-        let room = place.limits.max_cqe.max(2).cast_unsigned();
-        let receives = receives.min(room / 2);
-        let arrivals = Arrivals::open(&domain, receives, receives)?;
+        let cards = open_cards(&options)?;
+        let arrivals = Arrivals::new(Arc::clone(&cards));
         let mut token = [0; 16];
         rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty())
             .map_err(Error::system("ask for random bytes"))?;
-        let ip = service_ip(&options, &place);
-        let device = place.context.name.to_string();
-        let lost = OnceLock::new();
-        let inner = Inner { rank, ranks, options, place, domain, arrivals, token, lost };
+        let ip = service_ip(&options, &cards[0].place);
+        let device: Vec<&str> = cards.iter().map(|card| &*card.place.context.name).collect();
+        let device = device.join(" and ");
+        let (lost, count) = (OnceLock::new(), cards.len() as u16);
+        let inner = Inner { rank, ranks, options, cards, arrivals, token, lost };
         let inner = Arc::new(inner);
         let service = Service::start(&inner, ip)?;
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let (at, host) = (service.at, host.trim().to_owned());
         let ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
-        let address = Address { rank, ranks, token, service: at, host, device };
+        let address = Address { rank, ranks, token, service: at, cards: count, host, device };
         let peers = Mutex::new(vec![None; inner.ranks]);
         let memory = Memory { shared: Arc::new(Shared { service, inner, peers }) };
         Ok(Self { memory, address: address.encode() })
     }
 
-    /// The device on which this rank is, as it is now.
+    /// The first device on which this rank is, as it is now.
     ///
     /// # Errors
     /// The device does not answer.
     pub fn device(&self) -> Result<Device, Error> {
-        device::describe(&self.inner().place.context)
+        device::describe(&self.inner().place().context)
     }
 
     /// Where this rank listens for its peers.
@@ -177,6 +189,16 @@ impl Fabric {
     fn inner(&self) -> &Inner {
         &self.memory.shared.inner
     }
+}
+
+/// The cards that the options want, the first one in front.
+fn open_cards(options: &Options) -> Result<Arc<[Card]>, Error> {
+    let open = |device: &DeviceChoice, port, gid_index| {
+        Card::open(device::choose(device, port, gid_index)?, options.receives)
+    };
+    let first = open(&options.device, options.port, options.gid_index);
+    let further = options.further_devices.iter().map(|device| open(device, None, None));
+    std::iter::once(first).chain(further).collect()
 }
 
 /// What peers reach the service by: with RoCE the port's own address.
@@ -245,7 +267,9 @@ impl FabricTrait for Fabric {
     fn link(&self, peer: Rank) -> Option<Link> {
         self.memory.shared.peer(peer).ok()?;
         let kind = if peer == self.rank() { LinkKind::Own } else { LinkKind::Rdma };
-        let rate = self.inner().place.bytes_per_second.filter(|_| kind == LinkKind::Rdma);
+        // Of a port that does not say how fast it is, nobody knows what it adds.
+        let rates = self.inner().cards.iter().map(|card| card.place.bytes_per_second);
+        let rate = rates.sum::<Option<f64>>().filter(|_| kind == LinkKind::Rdma);
         Some(Link { peer, kind, bytes_per_second: rate })
     }
 

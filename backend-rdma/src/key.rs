@@ -4,7 +4,12 @@ use peerlane_hal::mechanics::handover::{role_number, role_of};
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{BackendId, Envelope, Generation, KeyError, Rank, RemoteKey, Role};
 
+use crate::fabric::CARDS_MAX;
+
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
+
+/// What each card wants to see of whoever names a registration; 0 for those that there are not.
+pub(crate) type CardKeys = [u32; CARDS_MAX];
 
 /// The bytes that let a peer import a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,19 +20,23 @@ pub struct Key {
     /// The first byte in the owner's address space.
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    /// What the card wants to see of whoever writes there.
-    pub(crate) remote_key: u32,
+    /// How many cards the owner has.
+    pub(crate) cards: u16,
+    /// What they want to see of whoever writes there.
+    pub(crate) remote_keys: CardKeys,
 }
 
 impl Key {
     /// The fields, as keys and questions carry them.
     pub(crate) fn write(&self, writer: Writer) -> Writer {
-        writer
+        let start = writer
             .u32(self.rank.0)
             .u32(role_number(self.role))
             .u64(self.address)
             .u64(self.bytes)
-            .u32(self.remote_key)
+            .u16(self.cards);
+        let keys = self.remote_keys.iter().take(self.cards.into());
+        keys.fold(start, |writer, key| writer.u32(*key))
     }
 
     pub(crate) fn read(reader: &mut Reader<'_>, generation: Generation) -> Result<Self, KeyError> {
@@ -35,7 +44,15 @@ impl Key {
         let role = role_of(reader.u32("role")?)?;
         let address = reader.u64("address")?;
         let bytes = reader.u64("region bytes")?;
-        let remote_key = reader.u32("remote key")?;
+        let cards = reader.u16("number of cards")?;
+        if !(1..=CARDS_MAX).contains(&usize::from(cards)) {
+            let (field, wanted) = ("number of cards", "1 to 4");
+            return Err(KeyError::Field { field, seen: cards.into(), wanted });
+        }
+        let mut remote_keys = CardKeys::default();
+        for key in remote_keys.iter_mut().take(cards.into()) {
+            *key = reader.u32("remote key")?;
+        }
         if bytes > isize::MAX as u64 {
             let (field, wanted) = ("region bytes", "at most 2^63 - 1");
             return Err(KeyError::Field { field, seen: bytes, wanted });
@@ -45,7 +62,7 @@ impl Key {
             let (field, wanted) = ("address", "an end below 2^64, aligned for flags");
             return Err(KeyError::Field { field, seen: address, wanted });
         }
-        Ok(Self { generation, rank, role, address, bytes, remote_key })
+        Ok(Self { generation, rank, role, address, bytes, cards, remote_keys })
     }
 }
 
@@ -85,7 +102,8 @@ mod tests {
             role: Role::Flags,
             address: 0x7f00_0000_1000,
             bytes: 4096,
-            remote_key: 0xabcd,
+            cards: 2,
+            remote_keys: [0xabcd, 0xef, 0, 0],
         }
     }
 
@@ -100,6 +118,7 @@ mod tests {
             Key { bytes: u64::MAX, ..key() },
             Key { address: u64::MAX - 7, ..key() },
             Key { address: 0x1001, ..key() },
+            Key { cards: 0, ..key() },
         ];
         for key in wrong {
             let error = Key::decode(&key.encode()).unwrap_err();

@@ -1,5 +1,7 @@
-//! Registration, export and import of host memory. Memory of devices is not registered yet.
+//! Registration, export and import: of memory of the host, and of memory of devices that another fabric
+//! of the rank holds.
 
+mod device;
 mod registration;
 
 use std::fmt;
@@ -10,7 +12,7 @@ use std::sync::atomic::AtomicU64;
 use peerlane_hal::mechanics::handover::{self, Claim, Entry};
 use peerlane_hal::mechanics::mapping::Mapping;
 use peerlane_hal::{
-    BackendId, Deadline, Generation, PeerMemory, Rank, Region, RemoteKey as _, Role, Space,
+    BackendId, Deadline, Generation, Held, PeerMemory, Rank, Region, RemoteKey as _, Role, Space,
 };
 
 use crate::error::Error;
@@ -83,7 +85,7 @@ impl Region for Local {
     }
 
     fn space(&self) -> Space {
-        Space::Host
+        if self.registration.is_of_device() { Space::Device } else { Space::Host }
     }
 
     fn flags(&self) -> Option<&[AtomicU64]> {
@@ -122,10 +124,10 @@ impl PeerMemory for Memory {
     fn allocate(&self, bytes: u64, role: Role) -> Result<Local, Error> {
         let mapping = Mapping::create(bytes).map_err(Error::of_mapping)?;
         let base = mapping.base();
-        let (domain, owner) = (self.shared.domain(), self.shared.rank());
+        let (cards, owner) = (self.shared.cards(), self.shared.rank());
         // SAFETY: the registration keeps the mapping.
         let registration =
-            unsafe { Registration::new(domain, base, bytes, owner, role, Some(mapping)) };
+            unsafe { Registration::new(cards, base, bytes, owner, role, Some(mapping)) };
         Ok(self.enter(registration?))
     }
 
@@ -134,10 +136,40 @@ impl PeerMemory for Memory {
             let text = format!("flags at {base:p} are not aligned to {WORD_BYTES} bytes");
             return Err(Error::Argument(text));
         }
-        let (domain, owner) = (self.shared.domain(), self.shared.rank());
+        let (cards, owner) = (self.shared.cards(), self.shared.rank());
         // SAFETY: the caller's.
-        let registration = unsafe { Registration::new(domain, base, bytes, owner, role, None) };
+        let registration = unsafe { Registration::new(cards, base, bytes, owner, role, None) };
         Ok(self.enter(registration?))
+    }
+
+    unsafe fn adopt(&self, held: &Held, role: Role) -> Result<Local, Error> {
+        let region = held.region();
+        if region.space() == Space::Host {
+            // SAFETY: the caller's.
+            return unsafe { self.register(region.base(), region.bytes(), role) };
+        }
+        if role == Role::Flags {
+            let text = format!(
+                "flags at {:p} are memory of a device, wanted memory of the host",
+                region.base()
+            );
+            return Err(Error::Argument(text));
+        }
+        let (cards, owner) = (self.shared.cards(), self.shared.rank());
+        let ways = self.shared.inner.options.device_memory;
+        let flush = region.flush();
+        // One that fails now would fail when bytes have come.
+        flush.as_ref().map_or(Ok(()), |flush| flush.flush()).map_err(|reasons| {
+            let place = Arc::clone(&cards[0].place.context.name);
+            Error::OfDevice { bytes: region.bytes(), place, reasons }
+        })?;
+        let with = if region.bytes() == 0 { &[] } else { cards };
+        let mrs = with.iter().map(|card| device::register(&card.domain, region, ways));
+        let mrs = mrs.collect::<Result<_, _>>()?;
+        if let Some(flush) = flush {
+            self.shared.arrivals().flush_with(flush)?;
+        }
+        Ok(self.enter(Registration::of_device(mrs, cards.len(), held.clone(), owner)))
     }
 
     fn export(&self, local: &Local) -> Result<Key, Error> {

@@ -4,6 +4,7 @@
 mod queues;
 
 use std::ffi::{CStr, c_int};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -102,6 +103,12 @@ impl Context {
         // SAFETY: the context is open, and the structure is the library's.
         let answer = unsafe { (self.library.query_device)(self.raw(), &mut attributes) };
         self.check("ibv_query_device", answer).map(|()| attributes)
+    }
+
+    pub(crate) fn completion_vectors(&self) -> u32 {
+        // SAFETY: the context is open, and the library fills this field when it opens it.
+        let vectors = unsafe { (*self.raw()).num_comp_vectors };
+        vectors.max(0).cast_unsigned()
     }
 
     pub(crate) fn port(&self, port: u8) -> Result<ibv_port_attr, Error> {
@@ -230,6 +237,47 @@ impl Domain {
             }
         })?;
         Ok(Mr { domain: Arc::clone(self), raw })
+    }
+
+    /// Registers `bytes` from `offset` on of a dma-buf, which requests name by `address`.
+    ///
+    /// # Safety
+    /// What the dma-buf names stays what it is until the registration is dropped.
+    pub(crate) unsafe fn register_dma_buf(
+        self: &Arc<Self>,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        bytes: usize,
+        address: u64,
+    ) -> Result<Mr, Error> {
+        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+        let Some(register) = self.context.library.reg_dmabuf_mr else {
+            let text = format!("{LIBRARY} has no ibv_reg_dmabuf_mr, wanted rdma-core 34 or newer");
+            return Err(Error::Unavailable(text));
+        };
+        let (domain, fd, access) = (self.raw.as_ptr(), fd.as_raw_fd(), access.cast_signed());
+        // SAFETY: the domain is open and so is the descriptor; the caller keeps what it names.
+        let raw = unsafe { register(domain, offset, bytes, address, fd, access) };
+        let raw = NonNull::new(raw);
+        let raw = raw.ok_or_else(|| Error::last("ibv_reg_dmabuf_mr", &self.context.name))?;
+        Ok(Mr { domain: Arc::clone(self), raw })
+    }
+}
+
+impl Domain {
+    /// What the device answers to a registration of a dma-buf that is none; `None` where the library
+    /// does not know of dma-bufs.
+    pub(crate) fn refuse_dmabuf(&self) -> Option<Errno> {
+        let register = self.context.library.reg_dmabuf_mr?;
+        let access = IBV_ACCESS_LOCAL_WRITE.cast_signed();
+        // SAFETY: the domain is open, and -1 is no file, so that nothing can be registered.
+        let registered = unsafe { register(self.raw.as_ptr(), 0, 4096, 0, -1, access) };
+        if registered.is_null() {
+            return Errno::from_io_error(&std::io::Error::last_os_error());
+        }
+        // SAFETY: it was registered right above, and nobody has used it.
+        let _ = unsafe { (self.context.library.dereg_mr)(registered) };
+        None
     }
 }
 

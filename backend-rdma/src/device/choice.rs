@@ -1,10 +1,12 @@
 //! Choosing a device, a port of it and an address of that.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use ibverbs_sys::{ibv_device_attr, ibv_mtu, ibv_port_attr};
 
+use super::affinity::{self, SYSFS};
 use super::{Device, Gid, GidKind, LinkLayer, Port, describe};
 use crate::error::Error;
 use crate::sys::{self, Context};
@@ -19,12 +21,15 @@ pub enum DeviceChoice {
     Name(String),
     /// The one at this place of the list, from 0.
     Index(usize),
+    /// The one nearest to the PCI device at this address, such as a GPU at `0000:3b:00.0`, among those
+    /// that have an active port; of equals the first.
+    Near(String),
 }
 
 impl DeviceChoice {
     fn takes(&self, index: usize, name: &str) -> bool {
         match self {
-            Self::Any => true,
+            Self::Any | Self::Near(_) => true,
             Self::Name(wanted) => wanted == name,
             Self::Index(wanted) => *wanted == index,
         }
@@ -37,6 +42,7 @@ impl fmt::Display for DeviceChoice {
             Self::Any => f.write_str("any"),
             Self::Name(name) => write!(f, "{name:?}"),
             Self::Index(index) => write!(f, "number {index}"),
+            Self::Near(address) => write!(f, "near {address}"),
         }
     }
 }
@@ -62,7 +68,10 @@ pub(crate) fn choose(
     gid: Option<u32>,
 ) -> Result<Place, Error> {
     let library = sys::library()?;
-    let contexts = sys::open_all(library, |index, name| device.takes(index, name))?;
+    let mut contexts = sys::open_all(library, |index, name| device.takes(index, name))?;
+    if let DeviceChoice::Near(address) = device {
+        sort_by_distance(Path::new(SYSFS), &mut contexts, address, |context| &context.name)?;
+    }
     if contexts.is_empty() {
         return Err(none_found(device, &sys::names(library)?));
     }
@@ -74,6 +83,20 @@ pub(crate) fn choose(
         }
     }
     Err(Error::Unavailable(refused.join("; ")))
+}
+
+/// Sorts cards by their distance from a PCI device; equals keep their order.
+fn sort_by_distance<T>(
+    sysfs: &Path,
+    cards: &mut [T],
+    address: &str,
+    name: impl Fn(&T) -> &str,
+) -> Result<(), Error> {
+    let near = affinity::Place::of_address(sysfs, address)?;
+    cards.sort_by_cached_key(|card| {
+        near.distance(affinity::Place::of_card(sysfs, name(card)).as_ref())
+    });
+    Ok(())
 }
 
 fn none_found(device: &DeviceChoice, names: &[String]) -> Error {
@@ -137,14 +160,11 @@ fn gid_of(name: &str, port: &Port, wanted: Option<u32>) -> Result<Gid, Error> {
             ))
         });
     }
+    let best = port.best_gid();
     if port.link != LinkLayer::Ethernet {
-        let own = port.gids.first().copied();
-        return Ok(own.unwrap_or(Gid { index: 0, bytes: [0; 16], kind: GidKind::InfiniBand }));
+        return Ok(best.unwrap_or(Gid { index: 0, bytes: [0; 16], kind: GidKind::InfiniBand }));
     }
-    // Of two that are alike the first.
-    let best =
-        port.gids.iter().rev().filter(|gid| gid.rank().is_some()).max_by_key(|gid| gid.rank());
-    best.copied().ok_or_else(|| {
+    best.ok_or_else(|| {
         let (number, seen) = (port.number, seen());
         Error::Unavailable(format!(
             "port {number} of {name} has no address that other hosts reach; it has: {seen}; give its \
@@ -181,6 +201,7 @@ mod tests {
             pci: None,
             queue_pairs_max: 1000,
             region_bytes_max: u64::MAX,
+            completion_vectors: 1,
             ports,
         }
     }
@@ -211,6 +232,22 @@ mod tests {
         let error = gid_of("rxe0", &port(1, true, vec![local]), None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.to_string().contains("it has: fe80::1 (RoCE v2, index 0)"), "{error}");
+    }
+
+    #[test]
+    fn the_nearest_card_comes_first_and_equals_keep_their_order() {
+        let machine = affinity::tests::machine("choice");
+        let mut cards = ["rxe0", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5"];
+        sort_by_distance(&machine.0, &mut cards, "0000:13:00.0", |name| name).unwrap();
+        assert_eq!(cards, ["mlx5_2", "mlx5_3", "mlx5_1", "mlx5_0", "mlx5_4", "rxe0", "mlx5_5"]);
+        sort_by_distance(&machine.0, &mut cards, "0000:31:00.0", |name| name).unwrap();
+        assert_eq!(cards[0], "mlx5_4");
+        let error = sort_by_distance(&machine.0, &mut cards, "mlx5_1", |name| name).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(
+            error.to_string().starts_with("device is the one nearest to \"mlx5_1\""),
+            "{error}"
+        );
     }
 
     #[test]

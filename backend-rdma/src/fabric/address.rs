@@ -2,13 +2,14 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use peerlane_hal::wire::{Reader, Writer};
+use peerlane_hal::wire::{Reader, Writer, checksum};
 use peerlane_hal::{BackendId, Rank};
 
+use super::card::CARDS_MAX;
 use crate::error::Error;
 
 const MAGIC: [u8; 4] = *b"PLRA";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 /// The longest name of a host or a device, inclusive.
 const NAME_BYTES_MAX: usize = 255;
 
@@ -21,6 +22,8 @@ pub(crate) struct Address {
     pub(crate) token: [u8; 16],
     /// Where the service listens.
     pub(crate) service: SocketAddr,
+    /// How many cards the rank has.
+    pub(crate) cards: u16,
     /// For texts.
     pub(crate) host: String,
     pub(crate) device: String,
@@ -40,7 +43,8 @@ impl Address {
             .u32(self.ranks)
             .bytes(&self.token)
             .bytes(&ip.octets())
-            .u16(self.service.port());
+            .u16(self.service.port())
+            .u16(self.cards);
         let bytes = write_name(write_name(start, &self.host), &self.device).finish();
         let sum = checksum(&bytes);
         Writer::new().bytes(&bytes).u64(sum).finish()
@@ -68,6 +72,7 @@ impl Address {
         let token = reader.array("token").map_err(&short)?;
         let ip = Ipv6Addr::from(reader.array::<16>("address of the service").map_err(&short)?);
         let port = reader.u16("port of the service").map_err(&short)?;
+        let cards = reader.u16("number of cards").map_err(&short)?;
         let host = read_name(&mut reader, "name of the host").map_err(&short)?;
         let device = read_name(&mut reader, "name of the device").map_err(&short)?;
         let summed = &bytes[..bytes.len() - reader.rest().len()];
@@ -79,24 +84,20 @@ impl Address {
         if !reader.rest().is_empty() {
             return malformed(format!("it has {} bytes too many", reader.rest().len()));
         }
+        if !(1..=CARDS_MAX).contains(&usize::from(cards)) {
+            return malformed(format!("it is of {cards} cards, wanted 1 to {CARDS_MAX}"));
+        }
         if rank != peer {
             return malformed(format!("it is of rank {rank}"));
         }
         let service = SocketAddr::new(ip.to_canonical(), port);
-        Ok(Self { rank, ranks, token, service, host, device })
+        Ok(Self { rank, ranks, token, service, cards, host, device })
     }
 
     /// Where it is, for texts.
     pub(crate) fn place(&self) -> String {
         format!("{} ({}, {})", self.service.ip(), self.host, self.device)
     }
-}
-
-/// FNV-1a: against accidents, not against enemies.
-fn checksum(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
-        (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    })
 }
 
 fn write_name(writer: Writer, name: &str) -> Writer {
@@ -124,6 +125,7 @@ mod tests {
             ranks: 4,
             token: [9; 16],
             service: "10.0.0.7:4711".parse().unwrap(),
+            cards: 2,
             host: "node-3".into(),
             device: "rxe0".into(),
         }

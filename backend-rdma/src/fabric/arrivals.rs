@@ -8,71 +8,25 @@
 //! also gives the flag a short number, which is known to this queue pair from then on: the next value,
 //! if it is a little larger, comes as the immediate of a write, in one request with the last bytes.
 
-use std::collections::HashMap;
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use ibverbs_sys::{ibv_recv_wr, ibv_sge, ibv_wc, ibv_wc_opcode, ibv_wc_status};
-use peerlane_hal::mechanics::mapping::Mapping;
+use ibverbs_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
+use peerlane_hal::Flush;
 
 use super::alarm::Alarm;
+use super::card::Card;
+use super::streams::{MESSAGE_BYTES, PairId, Strand, Streams};
 use crate::error::Error;
 use crate::memory::Registration;
-use crate::sys::{Cq, Domain, Mr, Srq};
 
-/// Bytes of a message.
-pub(crate) const MESSAGE_BYTES: usize = 32;
-/// Flags of one queue pair that have short numbers, exclusive.
-pub(crate) const NUMBERS_MAX: u32 = 1 << 14;
-/// The largest step that an immediate announces, inclusive.
-pub(crate) const STEP_MAX: u64 = 0xff;
 /// Completions taken at once.
 const BATCH: usize = 32;
-
-/// A value for a flag.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Message {
-    pub(crate) generation: u64,
-    pub(crate) word: u64,
-    pub(crate) value: u64,
-    /// The flag's short number from now on, if it is below [`NUMBERS_MAX`].
-    pub(crate) number: u32,
-}
-
-impl Message {
-    pub(crate) fn encode(&self) -> [u8; MESSAGE_BYTES] {
-        let mut bytes = [0; MESSAGE_BYTES];
-        bytes[..8].copy_from_slice(&self.generation.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.word.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.value.to_le_bytes());
-        bytes[24..28].copy_from_slice(&self.number.to_le_bytes());
-        bytes
-    }
-
-    fn decode(bytes: &[u8; MESSAGE_BYTES]) -> Self {
-        let word = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(word)
-        };
-        let [a, b, c, d] = [bytes[24], bytes[25], bytes[26], bytes[27]];
-        let number = u32::from_le_bytes([a, b, c, d]);
-        Self { generation: word(0), word: word(8), value: word(16), number }
-    }
-
-    /// An immediate, in the order of the wire.
-    pub(crate) fn immediate(number: u32, step: u64) -> u32 {
-        (number << 8 | (step & STEP_MAX) as u32).to_be()
-    }
-}
 
 /// The receiving side of a rank.
 #[derive(Debug)]
 pub(crate) struct Arrivals {
-    pub(crate) cq: Arc<Cq>,
-    pub(crate) srq: Arc<Srq>,
-    slots: Slots,
+    pub(crate) cards: Arc<[Card]>,
     state: Mutex<State>,
     /// Who may sleep until a flag changes.
     alarms: Mutex<Vec<Weak<Alarm>>>,
@@ -80,101 +34,88 @@ pub(crate) struct Arrivals {
     pub(crate) asleep: AtomicUsize,
     /// Peers write flags without a message: nobody may sleep long.
     pub(crate) silent: AtomicBool,
-}
-
-/// Where messages land.
-#[derive(Debug)]
-struct Slots {
-    mr: Mr,
-    memory: Mapping,
+    /// What has to be done before devices see what has come.
+    flushes: Mutex<Vec<Arc<dyn Flush>>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    flags: HashMap<u64, Words>,
-    /// By queue pair, then by short number.
-    numbered: HashMap<u32, Vec<Message>>,
+    streams: Streams,
     batch: Vec<ibv_wc>,
 }
 
 // SAFETY: completions hold numbers only.
 unsafe impl Send for State {}
 
-/// Flags of this rank.
-#[derive(Clone, Copy, Debug)]
-struct Words {
-    base: NonNull<AtomicU64>,
-    count: u64,
-}
-
 impl Arrivals {
-    pub(super) fn open(domain: &Arc<Domain>, receives: u32, pairs: u32) -> Result<Self, Error> {
-        let cq = Arc::new(Cq::create(&domain.context, receives + pairs)?);
-        let srq = Arc::new(Srq::create(domain, receives)?);
-        let bytes = receives as usize * MESSAGE_BYTES;
-        let memory = Mapping::create(bytes as u64).map_err(Error::of_mapping)?;
-        // SAFETY: the registration is dropped before the mapping, being the field before it.
-        let mr = unsafe { domain.register(memory.base(), bytes) }?;
-        let arrivals = Self {
-            cq,
-            srq,
-            slots: Slots { mr, memory },
+    pub(super) fn new(cards: Arc<[Card]>) -> Self {
+        Self {
+            cards,
             state: Mutex::default(),
             alarms: Mutex::default(),
             asleep: AtomicUsize::new(0),
             silent: AtomicBool::new(false),
-        };
-        for slot in 0..u64::from(receives) {
-            arrivals.receive(slot)?;
+            flushes: Mutex::default(),
         }
-        Ok(arrivals)
-    }
-
-    /// Posts a place for a message.
-    fn receive(&self, slot: u64) -> Result<(), Error> {
-        let addr = self.slots.memory.base().as_ptr() as u64 + slot * MESSAGE_BYTES as u64;
-        let mut place =
-            ibv_sge { addr, length: MESSAGE_BYTES as u32, lkey: self.slots.mr.local_key() };
-        let mut request =
-            ibv_recv_wr { wr_id: slot, sg_list: &mut place, num_sge: 1, ..ibv_recv_wr::default() };
-        // SAFETY: the slots live as long as the queue.
-        unsafe { self.srq.post(&mut request) }
     }
 
     /// Flags that may be announced from now on.
     pub(crate) fn enter(&self, generation: u64, registration: &Registration) {
         let (base, count) = (registration.base.cast(), registration.bytes / 8);
-        self.state().flags.insert(generation, Words { base, count });
+        // SAFETY: the registration's owner calls `forget` before it lets go of it.
+        unsafe { self.state().streams.enter(generation, base, count) };
     }
 
     /// They are about to be freed.
     pub(crate) fn forget(&self, generation: u64) {
-        self.state().flags.remove(&generation);
+        self.state().streams.forget(generation);
     }
 
-    /// Messages of this queue pair will come no more; what has come is taken.
-    pub(super) fn close(&self, pair: u32) {
+    /// From now on no flag is stored before this is done.
+    pub(crate) fn flush_with(&self, flush: Arc<dyn Flush>) -> Result<(), Error> {
+        let mut flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.silent.load(Ordering::SeqCst) {
+            return Err(Error::Unavailable(
+                "peers write flags of this rank without its help already, and memory of its device has \
+                 to be flushed before a flag is seen; set `signal` to Message"
+                    .to_owned(),
+            ));
+        }
+        if !flushes.iter().any(|known| Arc::ptr_eq(known, &flush)) {
+            flushes.push(flush);
+        }
+        Ok(())
+    }
+
+    pub(super) fn has_flushes(&self) -> bool {
+        !self.flushes.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// Makes what has come visible to the devices.
+    fn flush(&self) -> Result<(), Error> {
+        let flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
+        flushes.iter().try_for_each(|flush| flush.flush()).map_err(Error::Flush)
+    }
+
+    /// Messages of this queue pair may come from now on.
+    pub(super) fn open(&self, pair: PairId, strand: Strand) {
+        self.state().streams.open(pair, strand);
+    }
+
+    /// Messages of these queue pairs will come no more; what has come is taken.
+    pub(super) fn close(&self, pairs: impl Iterator<Item = PairId>) {
         // What fails here fails again where somebody hears of it.
         let _ = self.take();
-        self.state().numbered.remove(&pair);
+        let mut state = self.state();
+        pairs.for_each(|pair| state.streams.close(pair));
     }
 
     /// Takes all messages that have come; whether there were any.
     pub(crate) fn take(&self) -> Result<bool, Error> {
         let mut state = self.state();
         let mut any = false;
-        loop {
-            let State { batch, .. } = &mut *state;
-            batch.resize(BATCH, ibv_wc::default());
-            let taken = self.cq.poll(batch)?;
-            for index in 0..taken {
-                let completion = state.batch[index];
-                any |= self.arrive(&mut state, &completion);
-                self.receive_again(&completion)?;
-            }
-            if taken < BATCH {
-                break;
-            }
+        for number in 0..self.cards.len() {
+            any |= self.take_from(&mut state, number)?;
         }
         drop(state);
         if any {
@@ -183,45 +124,30 @@ impl Arrivals {
         Ok(any)
     }
 
-    fn receive_again(&self, completion: &ibv_wc) -> Result<(), Error> {
-        // On an error only the number of the request is sure.
-        let sent = completion.status == ibv_wc_status::SUCCESS
-            && completion.opcode.0 & ibv_wc_opcode::RECV.0 == 0;
-        if sent { Ok(()) } else { self.receive(completion.wr_id) }
-    }
-
-    /// Whether a flag was stored.
-    fn arrive(&self, state: &mut State, completion: &ibv_wc) -> bool {
-        if completion.status != ibv_wc_status::SUCCESS {
-            return false;
-        }
-        match completion.opcode {
-            ibv_wc_opcode::RECV if completion.byte_len as usize == MESSAGE_BYTES => {
-                let message = self.message(completion.wr_id);
-                state.learn(completion.qp_num, message);
-                state.store(message)
+    fn take_from(&self, state: &mut State, number: usize) -> Result<bool, Error> {
+        let card = &self.cards[number];
+        let mut any = false;
+        loop {
+            let State { batch, .. } = &mut *state;
+            batch.resize(BATCH, ibv_wc::default());
+            let taken = card.cq.poll(batch)?;
+            if taken > 0 {
+                self.flush()?;
             }
-            ibv_wc_opcode::RECV_RDMA_WITH_IMM => {
-                let immediate = u32::from_be(completion.imm_data);
-                let numbered = state.numbered.get_mut(&completion.qp_num);
-                let known = numbered.and_then(|them| them.get_mut((immediate >> 8) as usize));
-                let Some(known) = known else { return false };
-                known.value = known.value.wrapping_add(u64::from(immediate & 0xff));
-                let message = *known;
-                state.store(message)
+            for index in 0..taken {
+                let completion = state.batch[index];
+                any |= arrive(&mut state.streams, (number, card), &completion);
+                // On an error only the number of the request is sure.
+                let sent = completion.status == ibv_wc_status::SUCCESS
+                    && completion.opcode.0 & ibv_wc_opcode::RECV.0 == 0;
+                if !sent {
+                    card.receive(completion.wr_id)?;
+                }
             }
-            _ => false,
+            if taken < BATCH {
+                return Ok(any);
+            }
         }
-    }
-
-    fn message(&self, slot: u64) -> Message {
-        let at = slot as usize * MESSAGE_BYTES;
-        let from = self.slots.memory.base().as_ptr().wrapping_add(at);
-        let mut bytes = [0; MESSAGE_BYTES];
-        // SAFETY: the slot was posted by `receive`, so it lies inside; its completion was taken, and
-        // the card writes there only once it is posted again.
-        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), MESSAGE_BYTES) };
-        Message::decode(&bytes)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -247,66 +173,30 @@ impl Arrivals {
         alarms.iter().filter_map(Weak::upgrade).for_each(|alarm| alarm.ring());
     }
 
+    /// Asks for an event at the next arrival.
+    pub(crate) fn arm(&self) -> Result<(), Error> {
+        self.cards.iter().try_for_each(|card| card.cq.arm())
+    }
+
     /// Takes the events that woke a sleeper.
     pub(crate) fn drain_events(&self) {
         let state = self.state();
-        self.cq.drain_events();
+        self.cards.iter().for_each(|card| card.cq.drain_events());
         drop(state);
     }
 }
 
-impl State {
-    fn learn(&mut self, pair: u32, message: Message) {
-        if message.number >= NUMBERS_MAX {
-            return;
+/// Whether a flag was stored.
+fn arrive(streams: &mut Streams, (number, card): (usize, &Card), completion: &ibv_wc) -> bool {
+    if completion.status != ibv_wc_status::SUCCESS {
+        return false;
+    }
+    let pair = (number, completion.qp_num);
+    match completion.opcode {
+        ibv_wc_opcode::RECV if completion.byte_len as usize == MESSAGE_BYTES => {
+            streams.message(pair, card.message(completion.wr_id))
         }
-        let numbered = self.numbered.entry(pair).or_default();
-        let index = message.number as usize;
-        if numbered.len() <= index {
-            numbered.resize(index + 1, Message::default());
-        }
-        numbered[index] = message;
-    }
-
-    fn store(&self, message: Message) -> bool {
-        let words = self.flags.get(&message.generation);
-        let Some(words) = words.filter(|words| message.word < words.count) else { return false };
-        // In bounds, so it fits.
-        let at = message.word as usize;
-        // SAFETY: inside the region, which is taken out of the table before it is freed, under the lock
-        // that is held; everybody touches flags as atomics.
-        let flag = unsafe { &*words.base.as_ptr().wrapping_add(at) };
-        flag.store(message.value, Ordering::Release);
-        true
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_message_survives_the_wire() {
-        let message = Message { generation: 7, word: 1 << 40, value: u64::MAX, number: 99 };
-        assert_eq!(Message::decode(&message.encode()), message);
-        let immediate = u32::from_be(Message::immediate(NUMBERS_MAX - 1, STEP_MAX));
-        assert_eq!((immediate >> 8, immediate & 0xff), (NUMBERS_MAX - 1, 0xff));
-    }
-
-    #[test]
-    fn flags_are_stored_by_registration_and_word_and_nowhere_else() {
-        let flags: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
-        let mut state = State::default();
-        let base = NonNull::from(&flags[0]);
-        state.flags.insert(5, Words { base, count: 4 });
-        let message = Message { generation: 5, word: 3, value: 11, number: 2 };
-        assert!(state.store(message));
-        assert_eq!(flags[3].load(Ordering::Relaxed), 11);
-        assert!(!state.store(Message { word: 4, ..message }));
-        assert!(!state.store(Message { word: u64::MAX, ..message }));
-        assert!(!state.store(Message { generation: 6, ..message }));
-        state.learn(1, message);
-        state.learn(1, Message { number: u32::MAX, ..message });
-        assert_eq!(state.numbered[&1].len(), 3);
+        ibv_wc_opcode::RECV_RDMA_WITH_IMM => streams.immediate(pair, completion.imm_data),
+        _ => false,
     }
 }

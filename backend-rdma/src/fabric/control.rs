@@ -10,7 +10,7 @@ use peerlane_hal::{Deadline, Rank, RemoteKey as _};
 use super::SignalBy;
 use super::address::Address;
 use super::ends::End;
-use super::question::{Answer, MESSAGE_BYTES_MAX, Question};
+use super::question::{Answer, MESSAGE_BYTES_MAX, Opening, Question};
 use crate::error::Error;
 use crate::key::Key;
 
@@ -20,6 +20,8 @@ pub(crate) struct Control {
     pub(crate) peer: Rank,
     /// Where the peer is, for texts.
     pub(crate) place: String,
+    /// How many cards it has.
+    pub(crate) cards: usize,
     /// `None` after a question without an answer: what came next would be its.
     stream: Mutex<Option<TcpStream>>,
 }
@@ -34,7 +36,8 @@ impl Control {
         let stream = stream.map_err(|error| lost(peer, &place, &error, "answer", deadline))?;
         // A question is one small packet; the connection works without this, only slower.
         let _ = stream.set_nodelay(true);
-        let control = Self { peer, place, stream: Mutex::new(Some(stream)) };
+        let cards = usize::from(address.cards);
+        let control = Self { peer, place, cards, stream: Mutex::new(Some(stream)) };
         let Address { token, ranks, .. } = *address;
         match control.ask(&Question::Hello { token, rank: me, ranks }, "say hello", deadline)? {
             Answer::Yes => Ok(control),
@@ -55,11 +58,10 @@ impl Control {
     /// Opens the other end of a queue pair.
     pub(crate) fn open_pair(
         &self,
-        end: End,
-        signal: Option<SignalBy>,
+        opening: Opening,
         deadline: Deadline,
     ) -> Result<(End, SignalBy), Error> {
-        match self.ask(&Question::Open { end, signal }, "open a queue pair", deadline)? {
+        match self.ask(&Question::Open(opening), "open a queue pair", deadline)? {
             Answer::Opened { end, signal } => Ok((end, signal)),
             Answer::Refused(why) => {
                 let (peer, place) = (self.peer, &self.place);
@@ -70,9 +72,9 @@ impl Control {
         }
     }
 
-    /// Closes it; a peer that is gone has closed it already.
-    pub(crate) fn close_pair(&self, pair: u32, deadline: Deadline) {
-        let _ = self.ask(&Question::Close { pair }, "close a queue pair", deadline);
+    /// Closes a lead and its other strands; a peer that is gone has closed them already.
+    pub(crate) fn close_pairs(&self, lead: u32, deadline: Deadline) {
+        let _ = self.ask(&Question::Close { lead }, "close a queue pair", deadline);
     }
 
     fn nonsense(&self, answer: &Answer) -> Error {

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::card::CARDS_MAX;
 use crate::device::DeviceChoice;
 use crate::error::Error;
 
@@ -17,11 +18,34 @@ pub enum SignalBy {
     Write,
 }
 
+/// How memory of devices is registered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DeviceMemory {
+    /// In whichever way works, dma-bufs first.
+    #[default]
+    Any,
+    /// By dma-buf: the kernel and the card's driver must take them.
+    DmaBuf,
+    /// By its address: a kernel module must know that, such as `nvidia_peermem`.
+    PeerMemory,
+    /// Not at all.
+    Refused,
+}
+
 /// How a fabric behaves; the defaults are what the backend does best.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Which device.
     pub device: DeviceChoice,
+    /// Further devices, at most three: large puts and gets are cut over these too, on their first active
+    /// port and best address.
+    pub further_devices: Vec<DeviceChoice>,
+    /// Queue pairs to each peer and device, 1 to 8. With more than one of them, or several devices,
+    /// puts and gets of at least `stripe_bytes` are cut over all; at most 8 are used.
+    pub queue_pairs: u32,
+    /// Which bytes of a large put or get go over which queue pair: stripes of so many bytes of the
+    /// peer's memory take turns. A power of two, at least 4096.
+    pub stripe_bytes: u64,
     /// Which port, from 1; by default the first active one.
     pub port: Option<u8>,
     /// Which address of the port; by default the best: RoCE version 2, IPv4, never link-local.
@@ -31,6 +55,8 @@ pub struct Options {
     pub service_ip: Option<IpAddr>,
     /// How signals get to peers; by default, what the receiving card allows.
     pub signal: Option<SignalBy>,
+    /// How memory of devices is registered.
+    pub device_memory: DeviceMemory,
     /// InfiniBand's service level, 0 to 15.
     pub service_level: u8,
     /// The traffic class of packets: with RoCE, the type of service of the IP header.
@@ -40,6 +66,9 @@ pub struct Options {
     /// How often it is then sent again, 0 to 7. With the default timeout of 67 ms and the default of 7
     /// a peer that does not answer is lost after half a second, with some cards after two.
     pub retries: u8,
+    /// How long posted requests may stay incomplete before the peer counts as lost. A card that answers
+    /// keeps asking for ever where the peer has no place for a message.
+    pub stall_timeout: Duration,
     /// Ops that a queue holds.
     pub queue_ops: usize,
     /// Most requests that one queue pair has posted at a time; the device may have fewer.
@@ -54,7 +83,8 @@ pub struct Options {
     pub receives: u32,
     /// How long `park` looks before it sleeps.
     pub spin: Duration,
-    /// How long the first op to a peer may take to open a queue pair.
+    /// How long the queue pairs to a peer may take to open once an op has named it; nobody is blocked
+    /// meanwhile.
     pub open_timeout: Duration,
 }
 
@@ -62,14 +92,19 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             device: DeviceChoice::Any,
+            further_devices: Vec::new(),
+            queue_pairs: 1,
+            stripe_bytes: 64 << 10,
             port: None,
             gid_index: None,
             service_ip: None,
             signal: None,
+            device_memory: DeviceMemory::Any,
             service_level: 0,
             traffic_class: 0,
             timeout_exponent: 14,
             retries: 7,
+            stall_timeout: Duration::from_secs(60),
             queue_ops: 4096,
             requests_max: 512,
             posted_bytes_max: 8 << 20,
@@ -93,6 +128,18 @@ impl Options {
             }
             Self { timeout_exponent: 0 | 32.., .. } => {
                 wrong("timeout_exponent", self.timeout_exponent.into(), "1 to 31")
+            }
+            Self { further_devices, .. } if further_devices.len() >= CARDS_MAX => {
+                let seen = further_devices.len() as u64;
+                wrong("number of further_devices", seen, "at most 3")
+            }
+            Self { queue_pairs: 0 | 9.., .. } => {
+                wrong("queue_pairs", self.queue_pairs.into(), "1 to 8")
+            }
+            Self { stripe_bytes, .. }
+                if *stripe_bytes < 4096 || !stripe_bytes.is_power_of_two() =>
+            {
+                wrong("stripe_bytes", *stripe_bytes, "a power of two from 4096")
             }
             Self { retries: 8.., .. } => wrong("retries", self.retries.into(), "0 to 7"),
             Self { queue_ops: 0, .. } => wrong("queue_ops", 0, "at least 1"),
@@ -119,6 +166,12 @@ mod tests {
         assert_eq!(text(retries), "retries is 8, wanted 0 to 7");
         let timeout = Options { timeout_exponent: 0, ..Options::default() };
         assert_eq!(text(timeout), "timeout_exponent is 0, wanted 1 to 31");
+        let pairs = Options { queue_pairs: 9, ..Options::default() };
+        assert_eq!(text(pairs), "queue_pairs is 9, wanted 1 to 8");
+        let odd = Options { stripe_bytes: 5000, ..Options::default() };
+        assert_eq!(text(odd), "stripe_bytes is 5000, wanted a power of two from 4096");
+        let many = Options { further_devices: vec![DeviceChoice::Any; 4], ..Options::default() };
+        assert_eq!(text(many), "number of further_devices is 4, wanted at most 3");
         let few = Options { receives: 7, ..Options::default() };
         assert_eq!(text(few), "receives is 7, wanted at least 8");
     }

@@ -6,14 +6,16 @@
 //! | --- | --- | --- |
 //! | hello | token of the fabric that is asked, rank and number of ranks of the asker | yes, or why not |
 //! | import | generation and fields of a key | yes, or that the memory is freed |
-//! | open | the end of an engine's queue pair, and how it wants to signal | the other end, and how it may |
-//! | close | the other end's queue pair | yes |
+//! | open | the end of an engine's queue pair, its strand and card, and how it wants to signal | the other end, and how it may |
+//! | close | the other end of a lead | yes, once it and its other strands are closed |
 
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{Generation, KeyError, Rank};
 
 use super::SignalBy;
+use super::card::CARDS_MAX;
 use super::ends::End;
+use super::streams::{STRANDS_MAX, Strand};
 use crate::key::Key;
 
 /// The longest message, inclusive.
@@ -29,8 +31,18 @@ const CLOSE: u16 = 4;
 pub(super) enum Question {
     Hello { token: [u8; 16], rank: Rank, ranks: u32 },
     Import(Key),
-    Open { end: End, signal: Option<SignalBy> },
-    Close { pair: u32 },
+    Open(Opening),
+    Close { lead: u32 },
+}
+
+/// A queue pair that a peer opens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Opening {
+    pub(crate) end: End,
+    pub(crate) strand: Strand,
+    /// On which of the asked rank's cards.
+    pub(crate) card: u8,
+    pub(crate) signal: Option<SignalBy>,
 }
 
 impl Question {
@@ -41,10 +53,8 @@ impl Question {
                 writer.u16(HELLO).bytes(token).u32(rank.0).u32(*ranks).finish()
             }
             Self::Import(key) => key.write(writer.u16(IMPORT).u64(key.generation.0)).finish(),
-            Self::Open { end, signal } => {
-                end.write(writer.u16(OPEN)).u16(signal_number(*signal)).finish()
-            }
-            Self::Close { pair } => writer.u16(CLOSE).u32(*pair).finish(),
+            Self::Open(opening) => opening.write(writer.u16(OPEN)).finish(),
+            Self::Close { lead } => writer.u16(CLOSE).u32(*lead).finish(),
         }
     }
 
@@ -60,16 +70,46 @@ impl Question {
                 let generation = Generation(reader.u64("generation")?);
                 Self::Import(Key::read(&mut reader, generation)?)
             }
-            OPEN => Self::Open {
-                end: End::read(&mut reader)?,
-                signal: signal_of(reader.u16("way of signals")?)?,
-            },
-            CLOSE => Self::Close { pair: reader.u32("queue pair")? },
+            OPEN => Self::Open(Opening::read(&mut reader)?),
+            CLOSE => Self::Close { lead: reader.u32("queue pair")? },
             seen => {
                 let (field, wanted) = ("question", "1 to 4");
                 return Err(KeyError::Field { field, seen: seen.into(), wanted });
             }
         })
+    }
+}
+
+impl Opening {
+    fn write(&self, writer: Writer) -> Writer {
+        let Self { end, strand, card, signal } = self;
+        // Numbers of queue pairs have 24 bits.
+        let lead = strand.lead.unwrap_or(u32::MAX);
+        end.write(writer)
+            .u32(lead)
+            .u16(strand.index.into())
+            .u16((*card).into())
+            .u16(signal_number(*signal))
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self, KeyError> {
+        let end = End::read(reader)?;
+        let lead = Some(reader.u32("first queue pair")?).filter(|lead| *lead != u32::MAX);
+        let index = reader.u16("strand")?;
+        let card = reader.u16("card")?;
+        let signal = signal_of(reader.u16("way of signals")?)?;
+        let index_max = if lead.is_some() { STRANDS_MAX - 1 } else { 0 };
+        if usize::from(index) > index_max || lead.is_some() && index == 0 {
+            let (field, wanted) = ("strand", "0 for the first queue pair, 1 to 7 for the others");
+            return Err(KeyError::Field { field, seen: index.into(), wanted });
+        }
+        if usize::from(card) >= CARDS_MAX {
+            let (field, wanted) = ("card", "0 to 3");
+            return Err(KeyError::Field { field, seen: card.into(), wanted });
+        }
+        // Both were just seen to be small.
+        let strand = Strand { lead, index: index as u8 };
+        Ok(Self { end, strand, card: card as u8, signal })
     }
 }
 
@@ -156,14 +196,18 @@ mod tests {
             role: Role::Data,
             address: 4096,
             bytes: 77,
-            remote_key: 8,
+            cards: 1,
+            remote_keys: [8, 0, 0, 0],
         };
+        let lead = Strand { lead: None, index: 0 };
+        let opening = Opening { end, strand: lead, card: 3, signal: Some(SignalBy::Write) };
+        let other = Strand { lead: Some(17), index: 7 };
         let questions = [
             Question::Hello { token: [7; 16], rank: Rank(3), ranks: 5 },
             Question::Import(key),
-            Question::Open { end, signal: Some(SignalBy::Write) },
-            Question::Open { end, signal: None },
-            Question::Close { pair: 3 },
+            Question::Open(opening),
+            Question::Open(Opening { strand: other, signal: None, ..opening }),
+            Question::Close { lead: 3 },
         ];
         for question in questions {
             let bytes = question.encode();
@@ -171,6 +215,14 @@ mod tests {
             for length in 0..bytes.len() {
                 Question::decode(&bytes[..length]).unwrap_err();
             }
+        }
+        for wrong in [
+            Opening { strand: Strand { lead: None, index: 1 }, ..opening },
+            Opening { strand: Strand { lead: Some(17), index: 0 }, ..opening },
+            Opening { strand: Strand { lead: Some(17), index: 8 }, ..opening },
+            Opening { card: 4, ..opening },
+        ] {
+            Question::decode(&Question::Open(wrong).encode()).unwrap_err();
         }
         let answers = [
             Answer::Yes,

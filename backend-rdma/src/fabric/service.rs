@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::alarm::Alarm;
 use super::control::framed;
 use super::ends::{self, End};
-use super::question::{Answer, MESSAGE_BYTES_MAX, Question};
+use super::question::{Answer, MESSAGE_BYTES_MAX, Opening, Question};
 use super::{Inner, SignalBy};
 use crate::error::Error;
 use crate::memory;
@@ -89,15 +89,23 @@ struct Asker {
     bytes: Vec<u8>,
     /// Who it is, once it has said the token.
     rank: Option<Rank>,
-    pairs: Vec<Qp>,
+    pairs: Vec<Passive>,
+}
+
+/// The other end of an engine's queue pair.
+struct Passive {
+    qp: Qp,
+    card: usize,
+    /// Its own number where it is the lead.
+    lead: u32,
 }
 
 impl Server {
     fn run(&mut self) {
         while !self.stopped.load(Ordering::SeqCst) {
             let Ok(ready) = self.sleep() else { return };
-            if ready.device {
-                self.hear_device();
+            for card in ready.cards {
+                self.hear(card);
             }
             if ready.listener {
                 self.accept();
@@ -105,19 +113,21 @@ impl Server {
             for index in ready.askers.into_iter().rev() {
                 if self.answer_all(index).is_err() {
                     let asker = self.askers.swap_remove(index);
-                    asker.pairs.into_iter().for_each(|pair| close(&self.inner, pair));
+                    close(&self.inner, asker.pairs);
                 }
             }
         }
     }
 
     fn sleep(&self) -> rustix::io::Result<Ready> {
-        // SAFETY: the context is open as long as `inner`.
-        let device = unsafe { BorrowedFd::borrow_raw(self.inner.place.context.event_fd()) };
-        let fixed = [self.stop.fd(), device, self.listener.as_fd()];
+        let cards = self.inner.cards.iter().map(|card| {
+            // SAFETY: the context is open as long as `inner`.
+            unsafe { BorrowedFd::borrow_raw(card.place.context.event_fd()) }
+        });
         let askers = self.askers.iter().map(|asker| asker.stream.as_fd());
-        let mut fds: Vec<PollFd<'_>> = fixed
+        let mut fds: Vec<PollFd<'_>> = [self.stop.fd(), self.listener.as_fd()]
             .into_iter()
+            .chain(cards)
             .chain(askers)
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
@@ -126,14 +136,28 @@ impl Server {
             Err(errno) => return Err(errno),
         }
         let is_ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        let askers = (0..self.askers.len()).filter(|index| is_ready[3 + index]).collect();
-        Ok(Ready { device: is_ready[1], listener: is_ready[2], askers })
+        let (cards, askers) = is_ready[2..].split_at(self.inner.cards.len());
+        let places = |ready: &[bool]| (0..ready.len()).filter(|index| ready[*index]).collect();
+        Ok(Ready { listener: is_ready[1], cards: places(cards), askers: places(askers) })
     }
 
-    fn hear_device(&self) {
-        let Ok((event, text)) = self.inner.place.context.event() else { return };
-        if event == ibv_event_type::DEVICE_FATAL {
-            self.inner.lose_device(text);
+    /// What happened to a card.
+    fn hear(&self, card: usize) {
+        let Ok((event, text)) = self.inner.cards[card].place.context.event() else { return };
+        match event {
+            ibv_event_type::DEVICE_FATAL | ibv_event_type::CQ_ERR | ibv_event_type::SRQ_ERR => {
+                self.inner.lose_device(card, text);
+            }
+            // Nobody polls at present, and peers go on sending.
+            ibv_event_type::SRQ_LIMIT_REACHED => {
+                // First: were all places taken in between, no message could come that tells.
+                self.inner.cards[card].warn_when_low();
+                // What fails here fails again where somebody hears of it.
+                let _ = self.inner.arrivals.take();
+            }
+            ibv_event_type::PORT_ERR => self.inner.cards[card].set_down(true),
+            ibv_event_type::PORT_ACTIVE => self.inner.cards[card].set_down(false),
+            _ => {}
         }
     }
 
@@ -166,8 +190,8 @@ impl Server {
 }
 
 struct Ready {
-    device: bool,
     listener: bool,
+    cards: Vec<usize>,
     askers: Vec<usize>,
 }
 
@@ -206,46 +230,56 @@ impl Asker {
                 let known = known && key.region_bytes() == key.bytes;
                 if known { Answer::Yes } else { Answer::Freed }
             }
-            (Question::Open { end, signal }, _) => match self.open(inner, &end, signal) {
+            (Question::Open(opening), _) => match self.open(inner, &opening) {
                 Ok((end, signal)) => Answer::Opened { end, signal },
                 Err(error) => Answer::Refused(error.to_string()),
             },
-            (Question::Close { pair }, _) => {
-                let place = self.pairs.iter().position(|open| open.number() == pair);
-                if let Some(place) = place {
-                    close(inner, self.pairs.swap_remove(place));
-                }
+            (Question::Close { lead }, _) => {
+                close(inner, self.pairs.extract_if(.., |pair| pair.lead == lead).collect());
                 Answer::Yes
             }
         }
     }
 
-    fn open(
-        &mut self,
-        inner: &Inner,
-        other: &End,
-        signal: Option<SignalBy>,
-    ) -> Result<(End, SignalBy), Error> {
+    fn open(&mut self, inner: &Inner, opening: &Opening) -> Result<(End, SignalBy), Error> {
+        let Opening { end: other, strand, card: number, signal } = opening;
+        let (number, arrivals) = (usize::from(*number), &inner.arrivals);
+        let card = inner.cards.get(number).ok_or_else(|| {
+            Error::Argument(format!("there is no card {number}, there are {}", inner.cards.len()))
+        })?;
+        if strand.lead.is_some_and(|lead| !self.pairs.iter().any(|open| open.lead == lead)) {
+            return Err(Error::Argument(format!("there is no stream for {strand:?}")));
+        }
         let sizes = QpSizes { sends: 1, inline_bytes: 0 };
-        let arrivals = &inner.arrivals;
-        let qp = Qp::create(&inner.domain, &arrivals.cq, Some(&arrivals.srq), sizes)?;
-        let own = End::of(&qp, &inner.place)?;
-        ends::receive_from(&qp, &inner.place, &inner.options, &own, other)?;
+        let qp = Qp::create(&card.domain, &card.cq, Some(&card.srq), sizes)?;
+        let own = End::of(&qp, &card.place)?;
+        // Before anything can come.
+        arrivals.open((number, qp.number()), *strand);
+        let lead = strand.lead.unwrap_or(qp.number());
+        let passive = Passive { qp, card: number, lead };
+        if let Err(error) =
+            ends::receive_from(&passive.qp, &card.place, &inner.options, &own, other)
+        {
+            close(inner, vec![passive]);
+            return Err(error);
+        }
         let signal = signal.unwrap_or_else(|| {
-            if qp.writes_in_order() { SignalBy::Write } else { SignalBy::Message }
+            if passive.qp.writes_in_order() { SignalBy::Write } else { SignalBy::Message }
         });
+        // What has to be flushed before a flag is seen leaves the flag to this rank.
+        let signal = if arrivals.has_flushes() { SignalBy::Message } else { signal };
         if signal == SignalBy::Write {
             arrivals.silent.store(true, Ordering::SeqCst);
             // Who sleeps already would miss what nobody announces.
             arrivals.wake();
         }
-        self.pairs.push(qp);
+        self.pairs.push(passive);
         Ok((own, signal))
     }
 }
 
-/// Ends a passive end; what it has brought is taken first, because destroying it may drop that.
-fn close(inner: &Inner, pair: Qp) {
-    pair.fail();
-    inner.arrivals.close(pair.number());
+/// Ends passive ends; what they have brought is taken first, because destroying them may drop that.
+fn close(inner: &Inner, pairs: Vec<Passive>) {
+    pairs.iter().for_each(|pair| pair.qp.fail());
+    inner.arrivals.close(pairs.iter().map(|pair| (pair.card, pair.qp.number())));
 }

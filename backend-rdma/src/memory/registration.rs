@@ -5,20 +5,24 @@ use std::sync::Arc;
 
 use peerlane_hal::mechanics::handover::{self, Handover};
 use peerlane_hal::mechanics::mapping::Mapping;
-use peerlane_hal::{Generation, Rank, Role};
+use peerlane_hal::{Generation, Held, Rank, Role};
 use rustix::fd::OwnedFd;
 
 use crate::error::Error;
-use crate::key::Key;
-use crate::sys::{Domain, Mr};
+use crate::fabric::Card;
+use crate::key::{CardKeys, Key};
+use crate::sys::Mr;
 
-/// One registration; aliases in this process share it.
+/// One registration with all cards of a rank; aliases in this process share it.
 #[derive(Debug)]
 pub(crate) struct Registration {
-    /// Dropped before the memory goes. `None` for a region without bytes, which the card refuses and
-    /// nobody can touch.
-    mr: Option<Mr>,
+    /// One a card, dropped before the memory goes. None for a region without bytes, which cards refuse
+    /// and nobody can touch.
+    mrs: Vec<Mr>,
+    cards: u16,
     _mapping: Option<Mapping>,
+    /// Memory of a device, which the processor does not reach.
+    device: Option<Held>,
     pub(crate) base: NonNull<u8>,
     pub(crate) bytes: u64,
     pub(crate) owner: Rank,
@@ -36,7 +40,7 @@ impl Registration {
     /// The memory stays allocated as long as the registration, which holds the mapping where there is
     /// one.
     pub(super) unsafe fn new(
-        domain: &Arc<Domain>,
+        cards: &[Card],
         base: NonNull<u8>,
         bytes: u64,
         owner: Rank,
@@ -49,14 +53,35 @@ impl Registration {
             .ok_or_else(|| {
                 Error::Argument(format!("a region of {bytes} bytes at {base:p} has no end"))
             })?;
+        let with = if length == 0 { &[] } else { cards };
         // SAFETY: the caller's.
-        let mr = if length == 0 { None } else { Some(unsafe { domain.register(base, length) }?) };
-        Ok(Self { mr, _mapping: mapping, base, bytes, owner, role })
+        let mrs = with.iter().map(|card| unsafe { card.domain.register(base, length) });
+        let mrs = mrs.collect::<Result<_, _>>()?;
+        let cards = cards.len() as u16;
+        Ok(Self { mrs, cards, _mapping: mapping, device: None, base, bytes, owner, role })
     }
 
-    /// What requests of this rank name it by.
-    pub(crate) fn local_key(&self) -> u32 {
-        self.mr.as_ref().map_or(0, Mr::local_key)
+    /// Data of a device, registered by `mrs` with as many cards; by none where there are no bytes.
+    pub(super) fn of_device(mrs: Vec<Mr>, cards: usize, held: Held, owner: Rank) -> Self {
+        let (base, bytes) = (held.region().base(), held.region().bytes());
+        let (cards, device, role) = (cards as u16, Some(held), Role::Data);
+        Self { mrs, cards, _mapping: None, device, base, bytes, owner, role }
+    }
+
+    /// Whether only a device can load and store it.
+    pub(crate) fn is_of_device(&self) -> bool {
+        self.device.is_some()
+    }
+
+    /// What requests of this rank name it by, on each card.
+    pub(crate) fn local_keys(&self) -> CardKeys {
+        self.keys(Mr::local_key)
+    }
+
+    fn keys(&self, key: impl Fn(&Mr) -> u32) -> CardKeys {
+        let mut keys = CardKeys::default();
+        keys.iter_mut().zip(&self.mrs).for_each(|(place, mr)| *place = key(mr));
+        keys
     }
 
     pub(super) fn key(&self, generation: Generation) -> Key {
@@ -66,7 +91,8 @@ impl Registration {
             role: self.role,
             address: self.base.as_ptr() as u64,
             bytes: self.bytes,
-            remote_key: self.mr.as_ref().map_or(0, Mr::remote_key),
+            cards: self.cards,
+            remote_keys: self.keys(Mr::remote_key),
         }
     }
 }

@@ -121,6 +121,15 @@ impl Srq {
         Ok(Self { domain: Arc::clone(domain), raw })
     }
 
+    /// Asks for one event when fewer places than this are left.
+    pub(crate) fn warn_below(&self, places: u32) -> Result<(), Error> {
+        let mut attributes = ibv_srq_attr { srq_limit: places, ..ibv_srq_attr::default() };
+        let modify = self.domain.context.library.modify_srq;
+        // SAFETY: the queue is alive, and the structure is the library's.
+        let answer = unsafe { modify(self.raw.as_ptr(), &mut attributes, IBV_SRQ_LIMIT) };
+        self.domain.context.check("ibv_modify_srq", answer)
+    }
+
     /// Posts a chain of requests.
     ///
     /// # Safety

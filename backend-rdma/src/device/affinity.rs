@@ -1,0 +1,218 @@
+//! How far a card is from another PCI device, such as a GPU: what both hang from.
+//!
+//! The kernel's tree of devices is the tree of bridges, so two devices behind one switch share the
+//! beginning of their path there; what goes between them need not pass the processor. Where they share
+//! no bridge, the host bridge and the memory node tell what the way crosses.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::error::Error;
+
+/// Where the kernel shows its devices.
+pub(crate) const SYSFS: &str = "/sys";
+
+/// From near to far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Distance {
+    /// Behind one switch, or one port of the processor: so many bridges apart.
+    Bridges(u32),
+    /// Behind one host bridge of the processor.
+    HostBridge,
+    /// At one memory node.
+    MemoryNode,
+    /// Across the processors.
+    Far,
+    /// Of software devices, or where the kernel does not say.
+    Unknown,
+}
+
+impl fmt::Display for Distance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bridges(count) => write!(f, "{count} bridges apart"),
+            Self::HostBridge => f.write_str("behind one host bridge"),
+            Self::MemoryNode => f.write_str("at one memory node"),
+            Self::Far => f.write_str("across processors"),
+            Self::Unknown => f.write_str("at an unknown distance"),
+        }
+    }
+}
+
+/// How far the card called `name` is from the PCI device at `address`, such as `0000:3b:00.0`.
+///
+/// # Errors
+/// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument): there is no PCI device at that address.
+pub fn distance(name: &str, address: &str) -> Result<Distance, Error> {
+    let sysfs = Path::new(SYSFS);
+    Ok(Place::of_address(sysfs, address)?.distance(Place::of_card(sysfs, name).as_ref()))
+}
+
+/// Where a PCI device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The host bridge, then bridges, then the device.
+    path: Vec<String>,
+    memory_node: Option<u32>,
+}
+
+impl Place {
+    /// That of the PCI device at an address, as the vendors' drivers write it.
+    pub(super) fn of_address(sysfs: &Path, address: &str) -> Result<Self, Error> {
+        let place = normal(address)
+            .and_then(|address| Self::at(sysfs, &sysfs.join("bus/pci/devices").join(address)));
+        place.ok_or_else(|| {
+            Error::Argument(format!(
+                "device is the one nearest to {address:?}, and there is no PCI device at that address; \
+                 wanted one of /sys/bus/pci/devices, such as 0000:3b:00.0"
+            ))
+        })
+    }
+
+    /// That of a card; none for software devices.
+    pub(super) fn of_card(sysfs: &Path, name: &str) -> Option<Self> {
+        Self::at(sysfs, &sysfs.join("class/infiniband").join(name).join("device"))
+    }
+
+    fn at(sysfs: &Path, link: &Path) -> Option<Self> {
+        let device: PathBuf = std::fs::canonicalize(link).ok()?;
+        let devices = std::fs::canonicalize(sysfs.join("devices")).ok()?;
+        let below = device.strip_prefix(devices).ok()?;
+        let path: Vec<String> =
+            below.iter().map(|part| part.to_string_lossy().into_owned()).collect();
+        if !path.first()?.starts_with("pci") {
+            return None;
+        }
+        let memory_node = std::fs::read_to_string(device.join("numa_node")).ok();
+        // -1 where there is only one, or the firmware does not say.
+        let memory_node = memory_node.and_then(|text| text.trim().parse().ok());
+        Some(Self { path, memory_node })
+    }
+
+    pub(super) fn distance(&self, other: Option<&Self>) -> Distance {
+        let Some(other) = other else { return Distance::Unknown };
+        let same = self.path.iter().zip(&other.path).take_while(|(one, two)| one == two).count();
+        match same {
+            // The bridge above both, and those down to each of them.
+            2.. => {
+                let apart = (self.path.len() - same) + (other.path.len() - same);
+                Distance::Bridges(apart.saturating_sub(1) as u32)
+            }
+            1 => Distance::HostBridge,
+            _ => match (self.memory_node, other.memory_node) {
+                (Some(one), Some(two)) if one == two => Distance::MemoryNode,
+                (Some(_), Some(_)) => Distance::Far,
+                _ => Distance::Unknown,
+            },
+        }
+    }
+}
+
+/// As the kernel writes addresses: lower case, and four digits of the domain.
+fn normal(address: &str) -> Option<String> {
+    let mut parts = address.trim().split(':');
+    let (domain, bus, device) = (parts.next()?, parts.next()?, parts.next()?);
+    let (slot, function) = device.split_once('.')?;
+    let number = |text: &str| u32::from_str_radix(text, 16).ok();
+    let [domain, bus, slot, function] =
+        [number(domain)?, number(bus)?, number(slot)?, number(function)?];
+    parts.next().is_none().then(|| format!("{domain:04x}:{bus:02x}:{slot:02x}.{function:x}"))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::os::unix::fs::symlink;
+
+    use peerlane_hal::{Error as _, ErrorKind};
+
+    use super::*;
+
+    /// A made-up machine: two processors with a host bridge of its own for each switch but one. Removed
+    /// when dropped.
+    pub(crate) struct Machine(pub(crate) PathBuf);
+
+    impl Drop for Machine {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    const PLACES: [(&str, &str, &str); 7] = [
+        // A GPU and two cards behind the switch at 0000:11:00.0, one of them behind one more bridge.
+        ("pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0/0000:13:00.0", "gpu", "0"),
+        ("pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:01.0/0000:14:00.0", "mlx5_2", "0"),
+        (
+            "pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:02.0/0000:15:00.0/0000:16:00.0",
+            "mlx5_3",
+            "0",
+        ),
+        // The same host bridge.
+        ("pci0000:10/0000:10:02.0/0000:18:00.0", "mlx5_1", "0"),
+        // The same processor, and the other one.
+        ("pci0000:20/0000:20:01.0/0000:21:00.0", "mlx5_0", "0"),
+        ("pci0000:30/0000:30:01.0/0000:31:00.0", "mlx5_4", "1"),
+        ("pci0000:40/0000:40:01.0/0000:41:00.0", "mlx5_5", "-1"),
+    ];
+
+    pub(crate) fn machine(name: &str) -> Machine {
+        let root = std::env::temp_dir().join(format!("peerlane-{}-{name}", std::process::id()));
+        let machine = Machine(root.clone());
+        let folder = |path: PathBuf| {
+            std::fs::create_dir_all(&path).unwrap();
+            path
+        };
+        let (pci, cards) = (folder(root.join("bus/pci/devices")), root.join("class/infiniband"));
+        for (path, name, node) in PLACES {
+            let device = folder(root.join("devices").join(path));
+            std::fs::write(device.join("numa_node"), format!("{node}\n")).unwrap();
+            symlink(&device, pci.join(device.file_name().unwrap())).unwrap();
+            if name != "gpu" {
+                symlink(&device, folder(cards.join(name)).join("device")).unwrap();
+            }
+        }
+        // Software devices hang from nothing.
+        folder(cards.join("rxe0"));
+        machine
+    }
+
+    #[test]
+    fn what_is_shared_on_the_way_to_the_processor_is_the_distance() {
+        let machine = machine("distances");
+        let gpu = Place::of_address(&machine.0, "0000:13:00.0").unwrap();
+        let distance = |card| gpu.distance(Place::of_card(&machine.0, card).as_ref());
+        assert_eq!(distance("mlx5_2"), Distance::Bridges(3));
+        assert_eq!(distance("mlx5_3"), Distance::Bridges(4));
+        assert_eq!(distance("mlx5_1"), Distance::HostBridge);
+        assert_eq!(distance("mlx5_0"), Distance::MemoryNode);
+        assert_eq!(distance("mlx5_4"), Distance::Far);
+        for card in ["mlx5_5", "rxe0", "mlx5_77"] {
+            assert_eq!(distance(card), Distance::Unknown, "{card}");
+        }
+        let order = ["mlx5_2", "mlx5_3", "mlx5_1", "mlx5_0", "mlx5_4", "rxe0"].map(distance);
+        assert!(order.is_sorted(), "{order:?}");
+        assert_eq!(order[0].to_string(), "3 bridges apart");
+    }
+
+    #[test]
+    fn addresses_are_read_as_drivers_write_them() {
+        let machine = machine("addresses");
+        for address in ["0000:13:00.0", "00000000:13:00.0", "0000:13:00.0\n", "0:13:0.0"] {
+            Place::of_address(&machine.0, address).unwrap();
+        }
+        for address in
+            ["", "13:00.0", "0000:13:00", "0000:13:00.0:1", "0000:zz:00.0", "0000:99:00.0"]
+        {
+            let error = Place::of_address(&machine.0, address).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "device is the one nearest to {address:?}, and there is no PCI device at that \
+                     address; wanted one of /sys/bus/pci/devices, such as 0000:3b:00.0"
+                )
+            );
+        }
+        assert_eq!(normal("0000:3B:0A.1").as_deref(), Some("0000:3b:0a.1"));
+    }
+}
