@@ -1,0 +1,203 @@
+//! The table and the declarations against the real libraries and headers of several releases.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use c_layout::{Claim, Header};
+use hsa_sys::*;
+use libtest_mimic::{Failed, Trial};
+
+#[path = "../../tests/support/releases.rs"]
+mod releases;
+
+use releases::Release;
+
+type Test = fn(&Release) -> Result<(), Failed>;
+
+fn main() -> ExitCode {
+    releases::run(&[("table", print_table), ("no_device", print_no_device)], |release| {
+        let tests: [(&str, Test); 3] = [
+            ("every function that it should have is there", the_table_is_whole),
+            ("without a device it says so", no_device),
+            ("the declarations are those of its header", the_declarations_hold),
+        ];
+        tests
+            .into_iter()
+            .map(|(name, test)| {
+                let name = format!("HSA runtime beside HIP {}: {name}", release.name);
+                let release = release.clone();
+                Trial::test(name, move || test(&release))
+            })
+            .collect()
+    })
+}
+
+/// The release of the HSA runtime that Debian gives to a HIP: 5.7 has that of 6.1.
+fn has(release: &Release, since: &str) -> bool {
+    release.has(since) || since == "6.1"
+}
+
+/// In a process with the release's libraries: every function, and whether it is there.
+fn print_table() {
+    let library = Library::load().unwrap();
+    println!("{}", library.file().display());
+    for symbol in Library::SYMBOLS {
+        println!("{} {}", symbol.name, library.has(symbol.name));
+    }
+}
+
+fn the_table_is_whole(release: &Release) -> Result<(), Failed> {
+    let printed = release.does("table", &[])?;
+    let mut lines = printed.lines();
+    let file = lines.next().unwrap_or_default();
+    assert!(file.contains("libhsa-runtime64.so.1."), "{file}");
+    let wanted = Library::SYMBOLS.iter().map(|symbol| {
+        format!("{} {}", symbol.name, symbol.since.is_none_or(|since| has(release, since)))
+    });
+    assert_eq!(lines.collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
+    Ok(())
+}
+
+/// In a process with the release's libraries and no device: what the first calls say.
+fn print_no_device() {
+    let library = Library::load().unwrap();
+    // SAFETY: starts are counted; the runtime is not shut down.
+    let status = unsafe { (library.init)() };
+    println!("init {:#x}", status.0);
+    for status in [status, hsa_status_t(0x7777)] {
+        let mut text = std::ptr::null();
+        // SAFETY: the call stores a static string, or leaves the local as it is.
+        let asked = unsafe { (library.status_string)(status, &raw mut text) };
+        if asked == hsa_status_t::HSA_STATUS_SUCCESS {
+            // SAFETY: as above.
+            let text = unsafe { std::ffi::CStr::from_ptr(text) }.to_str().unwrap();
+            println!("text {}", text.split(':').next().unwrap());
+        } else {
+            println!("no text: {:#x}", asked.0);
+        }
+    }
+}
+
+fn no_device(release: &Release) -> Result<(), Failed> {
+    if Path::new("/dev/kfd").exists() {
+        return Ok(());
+    }
+    assert_eq!(
+        release.does("no_device", &[])?,
+        "init 0x1008\ntext HSA_STATUS_ERROR_OUT_OF_RESOURCES\nno text: 0x1001\n"
+    );
+    Ok(())
+}
+
+fn the_declarations_hold(release: &Release) -> Result<(), Failed> {
+    let header = Header {
+        includes: "#include <stdbool.h>\n#include <hsa/hsa.h>\n#include <hsa/hsa_ext_amd.h>",
+        arguments: vec!["-I".into(), release.headers().into()],
+    };
+    let claims = [structures(), constants()].concat();
+    Ok(c_layout::check(&header, &claims, Path::new(env!("CARGO_TARGET_TMPDIR")))?)
+}
+
+fn structures() -> Vec<Claim> {
+    [
+        c_layout::claims!("hsa_agent_t", hsa_agent_t { handle }),
+        c_layout::claims!("hsa_signal_t", hsa_signal_t { handle }),
+        c_layout::claims!("hsa_amd_memory_pool_t", hsa_amd_memory_pool_t { handle }),
+        c_layout::claims!("hsa_amd_ipc_memory_t", hsa_amd_ipc_memory_t { handle }),
+        c_layout::claims!(
+            "hsa_amd_memory_pool_link_info_t",
+            hsa_amd_memory_pool_link_info_t {
+                min_latency,
+                max_latency,
+                min_bandwidth,
+                max_bandwidth,
+                atomic_support_32bit,
+                atomic_support_64bit,
+                coherent_support,
+                link_type,
+                numa_distance
+            }
+        ),
+        c_layout::claims!(
+            "hsa_amd_profiling_async_copy_time_t",
+            hsa_amd_profiling_async_copy_time_t { start, end }
+        ),
+        // Newer ones are longer; the runtime is told how long the caller's is.
+        c_layout::claims!(
+            "hsa_amd_pointer_info_t",
+            hsa_amd_pointer_info_t,
+            head {
+                size,
+                agentBaseAddress,
+                hostBaseAddress,
+                sizeInBytes,
+                userData,
+                agentOwner,
+                global_flags
+            }
+        ),
+    ]
+    .concat()
+}
+
+/// By the names of the header, which are the names here.
+macro_rules! constants {
+    ($($group:ident { $($name:ident),* $(,)? })*) => {
+        vec![$($(Claim::of(stringify!($name), $group::$name.0.into())),*),*]
+    };
+}
+
+fn constants() -> Vec<Claim> {
+    let mut claims = constants! {
+        hsa_status_t {
+            HSA_STATUS_SUCCESS, HSA_STATUS_INFO_BREAK, HSA_STATUS_ERROR,
+            HSA_STATUS_ERROR_INVALID_ARGUMENT, HSA_STATUS_ERROR_OUT_OF_RESOURCES,
+            HSA_STATUS_ERROR_NOT_INITIALIZED, HSA_STATUS_ERROR_EXCEPTION, HSA_STATUS_ERROR_FATAL,
+        }
+        hsa_device_type_t { HSA_DEVICE_TYPE_CPU, HSA_DEVICE_TYPE_GPU }
+        hsa_agent_info_t {
+            HSA_AGENT_INFO_NAME, HSA_AGENT_INFO_NODE, HSA_AGENT_INFO_DEVICE,
+        }
+        hsa_amd_agent_info_s {
+            HSA_AMD_AGENT_INFO_BDFID, HSA_AMD_AGENT_INFO_DOMAIN, HSA_AMD_AGENT_INFO_UUID,
+            HSA_AMD_AGENT_INFO_DRIVER_NODE_ID, HSA_AMD_AGENT_INFO_PRODUCT_NAME,
+            HSA_AMD_AGENT_INFO_NUM_SDMA_ENG, HSA_AMD_AGENT_INFO_NUM_SDMA_XGMI_ENG,
+            HSA_AMD_AGENT_INFO_NEAREST_CPU,
+        }
+        hsa_system_info_t {
+            HSA_AMD_SYSTEM_INFO_EXT_VERSION_MAJOR, HSA_AMD_SYSTEM_INFO_EXT_VERSION_MINOR,
+        }
+        hsa_signal_condition_t {
+            HSA_SIGNAL_CONDITION_EQ, HSA_SIGNAL_CONDITION_LT, HSA_SIGNAL_CONDITION_GTE,
+        }
+        hsa_wait_state_t { HSA_WAIT_STATE_BLOCKED, HSA_WAIT_STATE_ACTIVE }
+        hsa_amd_segment_t { HSA_AMD_SEGMENT_GLOBAL }
+        hsa_amd_memory_pool_global_flag_s {
+            HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_KERNARG_INIT,
+            HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_FINE_GRAINED,
+            HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_COARSE_GRAINED,
+        }
+        hsa_amd_memory_pool_info_t {
+            HSA_AMD_MEMORY_POOL_INFO_SEGMENT, HSA_AMD_MEMORY_POOL_INFO_GLOBAL_FLAGS,
+            HSA_AMD_MEMORY_POOL_INFO_SIZE, HSA_AMD_MEMORY_POOL_INFO_RUNTIME_ALLOC_ALLOWED,
+            HSA_AMD_MEMORY_POOL_INFO_RUNTIME_ALLOC_GRANULE,
+        }
+        hsa_amd_agent_memory_pool_info_t {
+            HSA_AMD_AGENT_MEMORY_POOL_INFO_ACCESS, HSA_AMD_AGENT_MEMORY_POOL_INFO_NUM_LINK_HOPS,
+            HSA_AMD_AGENT_MEMORY_POOL_INFO_LINK_INFO,
+        }
+        hsa_amd_link_info_type_t {
+            HSA_AMD_LINK_INFO_TYPE_HYPERTRANSPORT, HSA_AMD_LINK_INFO_TYPE_PCIE,
+            HSA_AMD_LINK_INFO_TYPE_XGMI,
+        }
+        hsa_amd_sdma_engine_id { HSA_AMD_SDMA_ENGINE_0, HSA_AMD_SDMA_ENGINE_15 }
+    };
+    claims.extend([
+        Claim::of(
+            "HSA_STATUS_ERROR_INVALID_MEMORY_POOL",
+            HSA_STATUS_ERROR_INVALID_MEMORY_POOL.0.into(),
+        ),
+        Claim::of("HSA_STATUS_ERROR_MEMORY_FAULT", HSA_STATUS_ERROR_MEMORY_FAULT.0.into()),
+    ]);
+    claims
+}
