@@ -1,10 +1,169 @@
 //! The queue of copies, signals and waits.
 //!
-//! What goes here: copies on the SDMA engine that serves the link to the peer, each waiting for the
-//! signal of the one before. Copies above 128 MiB are cut: some runtimes stall on larger ones.
-//! Stream writes and waits are submitted one by one, and capture is probed by replaying, because
-//! older runtimes ran them at once.
+//! There are two kinds ([`EngineKind`]). Streams of HIP queue waits, take the caller's stream and are
+//! recorded into graphs; that queue is `mechanics::streams` of hal, which CUDA has too, over the calls
+//! in `hip/`:
+//!
+//! | the contract | here |
+//! | --- | --- |
+//! | put, get | `hipMemcpyAsync` on the main stream, or on one of those beside it, which peers take in turn; pieces of at most 128 MiB |
+//! | signals, waits, resets | `hipStreamWriteValue64` and `hipStreamWaitValue64`; neighbours in one `hipStreamBatchMemOp` where a trial shows that their order is kept |
+//! | ticket | an event on the main stream at the end of a slice |
+//! | `completed` | looks at these events |
+//! | `fork` | the caller's stream becomes the main stream, until the `join` |
+//! | a slice while that stream captures | the same calls, where a trial of replays has passed; older runtimes ran them at once |
+//! | `release` | a stream of the highest priority writes the awaited values |
+//!
+//! SDMA engines of the HSA runtime are chosen one by one and driven by the rank; see `sdma.rs`.
 
-/// One in-order queue over ROCm; there is no value of it yet.
+mod hip;
+mod kind;
+mod sdma;
+mod stream;
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use peerlane_hal::mechanics::peers::Purpose;
+use peerlane_hal::mechanics::streams;
+pub(crate) use peerlane_hal::mechanics::streams::{EngineSetup, probe_signal};
+pub use peerlane_hal::mechanics::streams::{OwnCopy, SignalBy};
+use peerlane_hal::{Caps, CopyEngine, Op, Ticket};
+
+pub use self::kind::EngineKind;
+use self::sdma::Sdma;
+pub use self::sdma::SdmaWay;
+pub use self::stream::Stream;
+use crate::device::Context;
+use crate::error::Error;
+use crate::memory::{Local, Remote};
+
+/// One in-order queue over ROCm.
 #[derive(Debug)]
-pub enum Engine {}
+pub struct Engine(Queue);
+
+/// Of one kind.
+#[derive(Debug)]
+enum Queue {
+    Streams(Box<streams::Engine<Context>>),
+    Sdma(Box<Sdma>),
+}
+
+impl Engine {
+    /// An engine that reaches the peers of `purpose`.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if a runtime or the device lacks what the kind needs; the runtime's
+    /// refusal.
+    pub(crate) fn open(
+        context: &Arc<Context>,
+        kind: EngineKind,
+        own_copy: OwnCopy,
+        purpose: &Purpose,
+    ) -> Result<Self, Error> {
+        Ok(Self(match kind.decided(context) {
+            EngineKind::Sdma => {
+                Queue::Sdma(Box::new(Sdma::open(context, purpose.rank, &purpose.peers)?))
+            }
+            EngineKind::Auto | EngineKind::Streams => {
+                let setup = EngineSetup {
+                    rank: purpose.rank,
+                    peers: purpose.peers.iter().map(|peer| peer.peer).collect(),
+                    signal: purpose.signal,
+                    own_copy,
+                    staged: purpose.is_staged(),
+                };
+                Queue::Streams(Box::new(streams::Engine::open(Arc::clone(context), setup)?))
+            }
+        }))
+    }
+
+    /// What it is; never [`EngineKind::Auto`].
+    pub fn kind(&self) -> EngineKind {
+        match self.0 {
+            Queue::Streams(_) => EngineKind::Streams,
+            Queue::Sdma(_) => EngineKind::Sdma,
+        }
+    }
+
+    /// Which SDMA engines copy to and from each peer; nothing of streams, which do not say.
+    pub fn sdma_ways(&self) -> Vec<SdmaWay> {
+        match &self.0 {
+            Queue::Streams(_) => Vec::new(),
+            Queue::Sdma(engine) => engine.ways(),
+        }
+    }
+}
+
+impl CopyEngine for Engine {
+    type Error = Error;
+    type Local = Local;
+    type Remote = Remote;
+    type Stream = Stream;
+
+    fn caps(&self) -> &Caps {
+        match &self.0 {
+            Queue::Streams(engine) => engine.caps(),
+            Queue::Sdma(engine) => engine.caps(),
+        }
+    }
+
+    unsafe fn submit(&mut self, ops: &[Op<'_, Local, Remote>]) -> Result<Ticket, Error> {
+        match &mut self.0 {
+            // SAFETY: the caller's, by the same contract.
+            Queue::Streams(engine) => unsafe { engine.submit(ops) },
+            // SAFETY: as above.
+            Queue::Sdma(engine) => unsafe { engine.submit(ops) },
+        }
+    }
+
+    fn completed(&mut self) -> Result<Ticket, Error> {
+        match &mut self.0 {
+            Queue::Streams(engine) => engine.completed(),
+            Queue::Sdma(engine) => engine.completed(),
+        }
+    }
+
+    fn park(&mut self, limit: Duration) -> Result<(), Error> {
+        match &mut self.0 {
+            Queue::Streams(engine) => engine.park(limit),
+            Queue::Sdma(engine) => engine.park(limit),
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        match &self.0 {
+            Queue::Streams(engine) => engine.waker(),
+            Queue::Sdma(engine) => engine.waker(),
+        }
+    }
+
+    fn release(&mut self) -> Result<(), Error> {
+        match &mut self.0 {
+            Queue::Streams(engine) => engine.release(),
+            Queue::Sdma(engine) => engine.release(),
+        }
+    }
+
+    fn is_capturing(&mut self, stream: &Stream) -> Result<bool, Error> {
+        match &mut self.0 {
+            Queue::Streams(engine) => engine.is_capturing(&stream.0),
+            Queue::Sdma(_) => Err(kind::no_streams()),
+        }
+    }
+
+    fn fork(&mut self, from: &Stream) -> Result<(), Error> {
+        match &mut self.0 {
+            Queue::Streams(engine) => engine.fork(&from.0),
+            Queue::Sdma(_) => Err(kind::no_streams()),
+        }
+    }
+
+    fn join(&mut self, into: &Stream) -> Result<(), Error> {
+        match &mut self.0 {
+            Queue::Streams(engine) => engine.join(&into.0),
+            Queue::Sdma(_) => Err(kind::no_streams()),
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! A release that is given a pointer to a descriptor where later ones are given the descriptor itself.
+//!
+//! A process can load only one release, so this is a program of its own.
+
+mod support;
+
+use peerlane_hal::{Fabric as _, PeerMemory as _, Rank, RemoteKey as _, Role};
+use peerlane_rocm::{Fabric, Key};
+use peerlane_simulated_driver::{Other, hear, tell};
+use support::{driver, pattern, put, seen, soon};
+
+const RELEASE: &str = "6.4";
+
+/// The other process: imports one region and puts to it.
+#[test]
+#[ignore = "started by the other test of this program"]
+fn importer() {
+    let (driver, _turn) = driver(RELEASE);
+    let address = hear().expect("an address");
+    let mut fabric = Fabric::open(Rank(1), 2, 1).unwrap();
+    tell(&fabric.address());
+    fabric.connect(Rank(0), &address, soon()).unwrap();
+    let key = Key::decode(&hear().expect("a key")).unwrap();
+    let before = driver.calls("hipMemImportFromShareableHandle");
+    let remote = fabric.memory().import(Rank(0), &key, soon()).unwrap();
+    assert_eq!(driver.calls("hipMemImportFromShareableHandle") - before, 1);
+    put(&mut fabric, &remote, 7);
+    tell(b"done");
+}
+
+#[test]
+fn descriptors_are_imported_by_pointer() {
+    let (_driver, _turn) = driver(RELEASE);
+    let mut fabric = Fabric::open(Rank(0), 2, 0).unwrap();
+    let mut other = Other::start("importer", &[]);
+    other.tell(&fabric.address());
+    let address = other.hear();
+    fabric.connect(Rank(1), &address, soon()).unwrap();
+    let region = fabric.memory().allocate(5000, Role::Data).unwrap();
+    other.tell(&fabric.memory().export(&region).unwrap().encode());
+    assert_eq!(other.hear_text(), "done");
+    assert_eq!(seen(&region), pattern(7, 5000));
+    other.end();
+}

@@ -1,0 +1,216 @@
+//! Registration, export and import between ranks of one process, on the simulated driver.
+
+mod support;
+
+use peerlane_hal::{
+    Error as _, ErrorKind, Fabric as _, LinkKind, PeerMemory as _, Rank, Region as _,
+    RemoteKey as _, Role,
+};
+use peerlane_rocm::{Fabric, Key};
+use support::{Allocation, driver, pattern, put, ranks, register, seen, soon};
+
+/// The newest release that the simulated driver knows.
+const RELEASE: &str = "7.2";
+
+/// The error of a registration that must not be possible.
+fn refused(fabric: &Fabric, address: u64, bytes: u64, role: Role) -> String {
+    let error = register(fabric, address, bytes, role).expect_err("it is no such memory");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    error.to_string()
+}
+
+#[test]
+fn memory_is_zero_at_first_and_holds_what_is_copied() {
+    let (_driver, _turn) = driver(RELEASE);
+    let fabrics = ranks(1, false).unwrap();
+    for bytes in [0, 1, 3, (1 << 20) - 1, (1 << 20) + 1, (3 << 20) + 7] {
+        for role in [Role::Data, Role::Flags] {
+            let region = fabrics[0].memory().allocate(bytes, role).unwrap();
+            assert!(seen(&region).iter().all(|byte| *byte == 0), "{bytes} bytes as {role:?}");
+            let wanted = pattern(7, bytes as usize);
+            region.upload(0, &wanted).unwrap();
+            assert_eq!(seen(&region), wanted);
+        }
+    }
+    let region = fabrics[0].memory().allocate(10, Role::Flags).unwrap();
+    let error = region.upload(3, &[0; 8]).unwrap_err();
+    assert_eq!(error.to_string(), "8 bytes from offset 3 on leave the region of 10 bytes");
+    region.upload(0, &5_u64.to_le_bytes()).unwrap();
+    assert_eq!((region.flag_value(0), region.flag_value(1)), (Some(5), None));
+}
+
+#[test]
+fn bytes_reach_every_kind_of_memory_of_another_device() {
+    let (driver, _turn) = driver(RELEASE);
+    let mut fabrics = ranks(2, false).unwrap();
+    assert_eq!(fabrics[0].link(Rank(1)).unwrap().kind, LinkKind::Xgmi);
+    assert_eq!(fabrics[0].link(Rank(0)).unwrap().kind, LinkKind::Own);
+    let allocation = Allocation::new(1, 4096);
+    let memory = fabrics[1].memory();
+    let theirs = register(&fabrics[1], allocation.address + 3, 999, Role::Data).unwrap();
+    let before = driver.calls("hipMemMap");
+    let ours = memory.allocate(1 << 16, Role::Data).unwrap();
+    assert_eq!(driver.calls("hipMemMap") - before, 1, "it has a descriptor");
+    let flags = memory.allocate(64, Role::Flags).unwrap();
+    let keys = [&theirs, &ours, &flags].map(|region| memory.export(region).unwrap());
+    for (seed, (region, key)) in [&theirs, &ours, &flags].into_iter().zip(&keys).enumerate() {
+        let remote = fabrics[0].memory().import(Rank(1), key, soon()).unwrap();
+        put(&mut fabrics[0], &remote, seed as u8);
+        assert_eq!(seen(region), pattern(seed as u8, region.bytes() as usize));
+    }
+}
+
+#[test]
+fn flags_lie_in_fine_grained_memory() {
+    let (driver, _turn) = driver(RELEASE);
+    let fabrics = ranks(1, false).unwrap();
+    let before = driver.calls("hipExtMallocWithFlags");
+    let flags = fabrics[0].memory().allocate(64, Role::Flags).unwrap();
+    assert_eq!(driver.calls("hipExtMallocWithFlags") - before, 1);
+    let data = fabrics[0].memory().allocate(64, Role::Data).unwrap();
+    assert_eq!(driver.calls("hipExtMallocWithFlags") - before, 1);
+    drop((flags, data));
+    let fine = Allocation::with_flags(0, 64, hip_sys::hipDeviceMallocFinegrained);
+    register(&fabrics[0], fine.address, 64, Role::Flags).unwrap();
+    let text = refused(&fabrics[0], fine.address + 4, 8, Role::Flags);
+    assert!(text.ends_with("are not aligned to 8 bytes"), "{text}");
+    let coarse = Allocation::new(0, 64);
+    let text = refused(&fabrics[0], coarse.address, 64, Role::Flags);
+    assert!(text.contains(" lie in coarse-grained memory, "), "{text}");
+    assert!(text.contains("of hipExtMallocWithFlags with hipDeviceMallocFinegrained"), "{text}");
+    register(&fabrics[0], coarse.address, 64, Role::Data).unwrap();
+}
+
+#[test]
+fn what_is_no_memory_of_the_device_is_refused_by_name() {
+    let (_driver, _turn) = driver(RELEASE);
+    let fabrics = ranks(1, false).unwrap();
+    let refused = |address, bytes| refused(&fabrics[0], address, bytes, Role::Data);
+    let here = Box::new([0_u8; 64]);
+    let text = refused(here.as_ptr() as u64, 64);
+    assert!(text.contains("does not know this address, wanted device memory"), "{text}");
+
+    let allocation = Allocation::new(0, 1000);
+    let address = allocation.address;
+    let text = refused(address + 900, 1 << 30);
+    assert!(text.contains("the allocation that begins at"), "{text}");
+    let text = refused(address, u64::MAX);
+    assert!(text.contains("leaves the address space"), "{text}");
+    drop(allocation);
+    let text = refused(address, 1000);
+    assert!(text.contains("does not know this address"), "{text}");
+
+    let other = Allocation::new(1, 1000);
+    let text = refused(other.address, 1000);
+    assert!(text.contains("it is memory of device 1, wanted device 0 ("), "{text}");
+}
+
+#[test]
+fn keys_of_freed_memory_and_of_others_are_refused() {
+    let (_driver, _turn) = driver(RELEASE);
+    let fabrics = ranks(2, false).unwrap();
+    let region = fabrics[1].memory().allocate(64, Role::Data).unwrap();
+    let key = fabrics[1].memory().export(&region).unwrap();
+    let import = |rank, key| fabrics[0].memory().import(Rank(rank), key, soon());
+    let held = import(1, &key).unwrap();
+    drop(region);
+    let error = import(1, &key).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidKey);
+    assert!(error.to_string().ends_with("the memory has been freed"), "{error}");
+    assert_eq!(held.peer(), Rank(1));
+    let error = import(0, &key).unwrap_err();
+    assert_eq!(error.to_string(), "remote key is of rank 1, wanted one of rank 0");
+    // As another vendor's key would look.
+    let mut foreign = key.encode();
+    foreign[6] = 2;
+    let error = Key::decode(&foreign).unwrap_err();
+    assert_eq!(error.to_string(), "remote key is of backend cuda, wanted rocm");
+}
+
+#[test]
+fn an_allocation_that_is_too_large_names_the_bytes() {
+    let (_driver, _turn) = driver(RELEASE);
+    let fabrics = ranks(1, false).unwrap();
+    for (bytes, role) in [(1 << 50, Role::Data), (u64::MAX, Role::Data), (1 << 50, Role::Flags)] {
+        let error = fabrics[0].memory().allocate(bytes, role).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+        let start = format!("cannot allocate {bytes} bytes on device 0 (");
+        assert!(error.to_string().starts_with(&start), "{error}");
+    }
+}
+
+#[test]
+fn devices_that_do_not_reach_each_other_meet_on_the_host() {
+    let (driver, _turn) = driver(RELEASE);
+    driver.set("P2P", "off");
+    let staged = ranks(2, false);
+    let strict = ranks(2, true);
+    driver.set("P2P", "on");
+    let mut fabrics = staged.unwrap();
+    let link = fabrics[0].link(Rank(1)).unwrap();
+    assert_eq!((link.kind, link.bytes_per_second), (LinkKind::HostStaged, None));
+    let region = fabrics[1].memory().allocate(5000, Role::Data).unwrap();
+    let key = fabrics[1].memory().export(&region).unwrap();
+    let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
+    put(&mut fabrics[0], &remote, 9);
+    assert_eq!(seen(&region), pattern(9, 5000));
+    let error = strict.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let text = error.to_string();
+    assert!(text.contains("HIP gives no peer access between them"), "{text}");
+    assert!(text.contains("`strict` refuses the way through host memory"), "{text}");
+}
+
+#[test]
+fn network_cards_get_a_dma_buf_and_the_flush_that_it_needs() {
+    let (driver, _turn) = driver(RELEASE);
+    let allocation = Allocation::new(0, 1 << 16);
+    let open = |card_writes| {
+        driver.set("CARD_WRITES", card_writes);
+        let fabrics = ranks(1, false).unwrap();
+        let region = register(&fabrics[0], allocation.address + 96, 5000, Role::Data).unwrap();
+        let (buffer, flush) = (region.dma_buf(), region.flush());
+        driver.set("CARD_WRITES", "flush");
+        (buffer, flush)
+    };
+    let (buffer, flush) = open("flush");
+    // It is of the whole allocation.
+    assert_eq!(buffer.unwrap().offset, 96);
+    flush.expect("a flush").flush().unwrap();
+    let (buffer, flush) = open("ordered");
+    assert!(buffer.is_ok() && flush.is_none());
+    // Bytes that nobody can make visible are not to be received.
+    let (buffer, flush) = open("lost");
+    let text = buffer.unwrap_err();
+    assert!(text.starts_with("hsa_agent_get_info of HDP on device 0 ("), "{text}");
+    assert_eq!(flush.expect("a refusal").flush().unwrap_err(), text);
+
+    let fabrics = ranks(1, false).unwrap();
+    let region = register(&fabrics[0], allocation.address, 8, Role::Data).unwrap();
+    driver.set("DMABUF", "off");
+    let text = region.dma_buf().unwrap_err();
+    driver.set("DMABUF", "on");
+    assert!(text.starts_with("hsa_amd_portable_export_dmabuf on device 0 ("), "{text}");
+}
+
+#[test]
+fn a_stuck_device_is_an_error_in_time() {
+    let (driver, _turn) = driver(RELEASE);
+    let fabrics = ranks(1, false).unwrap();
+    let flags = fabrics[0].memory().allocate(8, Role::Flags).unwrap();
+    driver.fail_always("hipEventQuery", 0, 600);
+    assert_eq!(flags.flag_value(0), None);
+    driver.clear();
+    assert_eq!(flags.flag_value(0), Some(0));
+}
+
+#[test]
+fn opening_says_what_is_wrong() {
+    let (_driver, _turn) = driver(RELEASE);
+    let open = |rank, ranks, device| Fabric::open(Rank(rank), ranks, device).unwrap_err();
+    let error = open(2, 2, 0);
+    assert_eq!(error.to_string(), "rank is 2, wanted less than the number of ranks, 2");
+    let error = open(0, 1, 99);
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.to_string().starts_with("device is 99, wanted less than"), "{error}");
+}

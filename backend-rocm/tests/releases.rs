@@ -1,0 +1,45 @@
+//! Discovery on the real libraries of several releases, where there is no GPU.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use libtest_mimic::{Failed, Trial};
+use peerlane_hal::Error as _;
+
+#[path = "support/releases.rs"]
+mod releases;
+
+use releases::Release;
+
+fn main() -> ExitCode {
+    releases::run(&[("discover", print_discovery)], |release| {
+        let release = release.clone();
+        let name = format!("ROCm {}: without a GPU the text says what is missing", release.name);
+        vec![Trial::test(name, move || no_gpu(&release))]
+    })
+}
+
+/// In a process with the release's libraries.
+fn print_discovery() {
+    match peerlane_rocm::discover() {
+        Ok(devices) => println!("{} devices", devices.len()),
+        Err(error) => println!("{}: {error}", error.kind()),
+    }
+}
+
+fn no_gpu(release: &Release) -> Result<(), Failed> {
+    if Path::new("/dev/kfd").exists() {
+        return Ok(());
+    }
+    let printed = release.does("discover", &[])?;
+    let (begin, end) = (
+        format!("unavailable: HIP {}.", release.name),
+        ") does not start: hipInit: hipErrorNoDevice (100), no ROCm-capable device is detected; there \
+         is no /dev/kfd: is there an AMD GPU, and is the kernel module amdgpu loaded? A container needs \
+         --device=/dev/kfd --device=/dev/dri\n",
+    );
+    assert!(printed.starts_with(&begin), "{printed}");
+    assert!(printed.ends_with(end), "{printed}");
+    assert!(printed.contains(&format!("/libamdhip64.so.{}.", release.name)), "{printed}");
+    Ok(())
+}

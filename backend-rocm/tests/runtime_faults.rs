@@ -1,0 +1,188 @@
+//! What runtimes of ROCm have been seen to do wrong: each is detected or survived.
+//!
+//! What a device does is tried once in a process, so each test has devices of its own.
+
+#[path = "engine/backend.rs"]
+#[allow(dead_code, unused_imports, reason = "a part of it is used here")]
+mod backend;
+#[path = "../../hal/tests/streams/world.rs"]
+#[allow(dead_code, reason = "a part of it is used here")]
+mod world;
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use backend::{Compute, Fabric, Mode, Options, driver, soon};
+use peerlane_hal::{
+    CopyEngine as _, Error as _, ErrorKind, Fabric as _, Flag, Op, PeerMemory as _, Rank, Role,
+};
+use peerlane_rocm::EngineKind;
+use peerlane_simulated_driver::Driver;
+use world::{Member, PLAIN, world_on};
+
+/// What is installed.
+const RELEASE: &str = "7.2";
+/// A machine of so many devices.
+const DEVICES: &str = "16";
+
+fn machine() -> (Driver, std::sync::MutexGuard<'static, ()>) {
+    let (driver, turn) = driver();
+    driver.set("DEVICES", DEVICES);
+    (driver, turn)
+}
+
+/// One start of every rank, with bytes of its own.
+fn ensure_gathers(members: &mut [Member], epoch: u64, what: &str) {
+    let seed = |rank: usize| (16 * rank) as u8 ^ epoch as u8;
+    members.iter().for_each(|member| member.fill(seed(member.me)));
+    let tickets: Vec<_> = members.iter_mut().map(|member| member.submit(epoch, PLAIN)).collect();
+    for (member, ticket) in members.iter_mut().zip(tickets) {
+        member.finish(ticket);
+        member.ensure_gathered(seed, what);
+    }
+}
+
+/// Copies that keep compute units free and copy nothing, or are refused (ROCm/rocm-systems#11318).
+#[test]
+fn copies_that_copy_nothing_are_made_in_another_way() {
+    for (first, fault) in [(0, "drop"), (2, "refuse")] {
+        let (driver, _turn) = machine();
+        driver.set("NO_CU", fault);
+        let mut members = world_on(first, 2, 70_001, None);
+        let before = driver.counter("no_cu_copies", None);
+        for epoch in 1..=3 {
+            ensure_gathers(&mut members, epoch, fault);
+        }
+        assert_eq!(driver.counter("no_cu_copies", None), before, "{fault}");
+        drop(members);
+        driver.set("NO_CU", "works");
+    }
+    let (driver, _turn) = machine();
+    let mut members = world_on(13, 2, 70_001, None);
+    let before = driver.counter("no_cu_copies", None);
+    ensure_gathers(&mut members, 1, "sound");
+    // Of each of two ranks the own copy and the one to the peer.
+    assert_eq!(driver.counter("no_cu_copies", None) - before, 4);
+}
+
+/// Batched memory operations that run at once (ROCm/rocm-systems#8911), or are refused (#2633): each is
+/// a call of its own then.
+#[test]
+fn batches_out_of_order_are_not_used() {
+    for (first, fault) in [(4, true), (5, false)] {
+        let (driver, _turn) = machine();
+        if fault {
+            driver.set("BATCH_ORDER", "parallel");
+        } else {
+            driver.fail("hipStreamBatchMemOp", 0, 1);
+        }
+        let mut members = world_on(first, 1, 1000, None);
+        driver.set("BATCH_ORDER", "parallel");
+        assert!(!members[0].engine.caps().flags_batched, "{fault}");
+        let before = driver.calls("hipStreamBatchMemOp");
+        ensure_gathers(&mut members, 1, "one by one");
+        assert_eq!(driver.calls("hipStreamBatchMemOp"), before);
+        drop(members);
+        driver.set("BATCH_ORDER", "kept");
+    }
+}
+
+/// Memory operations that run while they should be recorded, or never.
+#[test]
+fn captures_that_do_something_else_are_refused() {
+    for (first, fault) in [(6, "now"), (7, "drop"), (8, "refuse")] {
+        let (driver, _turn) = machine();
+        driver.set("CAPTURED_WORDS", fault);
+        let mut members = world_on(first, 1, 500, None);
+        driver.set("CAPTURED_WORDS", "record");
+        let compute = Compute::new(first as usize);
+        compute.begin_capture(Mode::Global);
+        let error = members[0].engine.fork(&compute.handle()).expect_err("captures are broken");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{fault}: {error}");
+        compute.end_empty_capture();
+        ensure_gathers(&mut members, 1, fault);
+    }
+}
+
+/// One copy above 128 MiB stalls its engine (ROCm/rocm-systems#9927).
+#[test]
+fn long_copies_go_in_pieces() {
+    let (driver, _turn) = machine();
+    driver.set("STALL_MIB", "128");
+    let shard = (128 << 20) + 4097;
+    let mut members = world_on(9, 1, shard, None);
+    let before = driver.counter("no_cu_copies", None);
+    ensure_gathers(&mut members, 1, "pieces");
+    assert_eq!(driver.counter("no_cu_copies", None) - before, 2);
+    driver.set("STALL_MIB", "0");
+}
+
+fn alone(device: u32, engine: EngineKind) -> Fabric {
+    let options = Options { device, engine, ..Options::default() };
+    let mut fabric = Fabric::open_with(Rank(0), 1, options).unwrap();
+    let address = fabric.address();
+    fabric.connect(Rank(0), &address, soon()).unwrap();
+    fabric
+}
+
+/// Where streams wait on signal memory only, which holds one word each, an engine of streams says so, and
+/// the choice falls on SDMA engines.
+#[test]
+fn a_runtime_that_wants_signal_memory_gets_no_streams() {
+    let (driver, _turn) = machine();
+    driver.set("WAIT_MEMORY", "signal");
+    let error = alone(10, EngineKind::Streams).engine().expect_err("no waits");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(
+        error.to_string(),
+        "streams of device 10 (Simulated Instinct) do not wait for words of its memory, which signals \
+         and waits need: hipStreamWaitValue64 on device 10 (Simulated Instinct): hipErrorInvalidValue \
+         (1), invalid argument"
+    );
+    let engine = alone(10, EngineKind::Auto).engine().unwrap();
+    assert_eq!(engine.kind(), EngineKind::Sdma);
+    driver.set("WAIT_MEMORY", "any");
+    assert_eq!(alone(11, EngineKind::Auto).engine().unwrap().kind(), EngineKind::Streams);
+}
+
+/// What HIP refuses to the backend is an error value, and nothing that the caller's own look finds.
+#[test]
+fn a_refusal_is_no_last_error_of_the_caller() {
+    let (driver, _turn) = machine();
+    let mut members = world_on(12, 1, 300_000, None);
+    driver.fail("hipMemcpyAsync", 0, 4242);
+    let error = members[0].try_submit(1, PLAIN).expect_err("a call was refused");
+    assert_eq!(error.kind(), ErrorKind::Other);
+    assert!(error.to_string().contains("result 4242"), "{error}");
+    let hip = hip_sys::Library::load().expect("the simulated driver was installed");
+    // SAFETY: it takes nothing.
+    let last = unsafe { (hip.get_last_error)() };
+    assert_eq!(last, hip_sys::hipError_t::hipSuccess);
+}
+
+/// To give memory back, HIP waits for all streams of the device, also for one that waits for a peer.
+#[test]
+fn memory_goes_back_beside_a_blocked_wait() {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let (driver, _turn) = machine();
+    let mut fabric = alone(15, EngineKind::Streams);
+    let (flags, other) = (
+        fabric.memory().allocate(64, Role::Flags).unwrap(),
+        fabric.memory().allocate(64, Role::Flags).unwrap(),
+    );
+    let mut engine = fabric.engine().unwrap();
+    let wait = Op::Wait { flag: Flag { region: &flags, word: 0 }, value: 1, reset: false };
+    // SAFETY: the flags outlive the engine.
+    unsafe { engine.submit(&[wait]) }.unwrap();
+    let before = driver.counter("live_allocations", None);
+    let start = Instant::now();
+    drop(other);
+    assert!(start.elapsed() < Duration::from_secs(2), "it took {:?}", start.elapsed());
+    flags.upload(0, &1_u64.to_ne_bytes()).unwrap();
+    while driver.counter("live_allocations", None) >= before {
+        assert!(start.elapsed() < PATIENCE, "the memory was never given back");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(engine);
+}

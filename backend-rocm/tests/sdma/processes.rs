@@ -1,0 +1,180 @@
+//! Two processes that gather by SDMA engines, and one that is killed.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use peerlane_hal::{
+    At, CopyEngine as _, Error as _, Fabric as _, Flag, Op, PeerMemory as _, Rank, Region as _,
+    RemoteKey as _, Role, Ticket,
+};
+use peerlane_rocm::{Engine, EngineKind, Fabric, Key, Local, Options, Remote};
+use peerlane_simulated_driver::{Other, hear, tell};
+
+use crate::world::{Machine, open, pattern, soon};
+
+const SHARD: u64 = 70_001;
+/// Flags: the peer's bytes have come; it has taken those of this rank.
+const ARRIVED: u64 = 0;
+const TAKEN: u64 = 1;
+
+/// One of two ranks.
+struct Half {
+    engine: Engine,
+    source: Local,
+    output: Local,
+    flags: Local,
+    peer_output: Remote,
+    peer_flags: Remote,
+    me: Rank,
+    peer: Rank,
+    _fabric: Fabric,
+}
+
+impl Half {
+    /// Exchanges addresses and keys with the other rank, by whatever carries bytes.
+    fn open(me: Rank, exchange: &mut dyn FnMut(&[u8]) -> Vec<u8>) -> Self {
+        let peer = Rank(1 - me.0);
+        let mut fabric = open(me, 2, EngineKind::Sdma).unwrap();
+        let own = fabric.address();
+        let other = exchange(&own);
+        fabric.connect(me, &own, soon()).unwrap();
+        fabric.connect(peer, &other, soon()).unwrap();
+        let memory = fabric.memory();
+        let source = memory.allocate(SHARD, Role::Data).unwrap();
+        let output = memory.allocate(SHARD, Role::Data).unwrap();
+        let flags = memory.allocate(16, Role::Flags).unwrap();
+        let mut import = |region: &Local| {
+            let key = exchange(&memory.export(region).unwrap().encode());
+            memory.import(peer, &Key::decode(&key).unwrap(), soon()).unwrap()
+        };
+        let (peer_output, peer_flags) = (import(&output), import(&flags));
+        let engine = fabric.engine().unwrap();
+        Self { engine, source, output, flags, peer_output, peer_flags, me, peer, _fabric: fabric }
+    }
+
+    fn put(&mut self, epoch: u64) -> Ticket {
+        let dst = At { region: &self.peer_output, offset: 0 };
+        let put = Op::Put { dst, src: At { region: &self.source, offset: 0 }, bytes: SHARD };
+        let flag = Flag { region: &self.peer_flags, word: ARRIVED };
+        // SAFETY: the regions outlive the engine; both ranks keep to the flags.
+        unsafe { self.engine.submit(&[put, Op::Signal { flag, value: epoch }]) }.unwrap()
+    }
+
+    fn take(&mut self, epoch: u64) -> Ticket {
+        let flag = Flag { region: &self.peer_flags, word: TAKEN };
+        // SAFETY: as above.
+        unsafe { self.engine.submit(&[Op::Signal { flag, value: epoch }]) }.unwrap()
+    }
+
+    fn wait(&mut self, word: u64, value: u64, ticket: Ticket) {
+        let start = Instant::now();
+        while self.engine.completed().unwrap() < ticket
+            || self.flags.flags().unwrap()[word as usize].load(Ordering::Acquire) < value
+        {
+            assert!(start.elapsed() < Duration::from_secs(60), "rank {}: {value}", self.me);
+            self.engine.park(Duration::from_millis(1)).unwrap();
+        }
+    }
+
+    fn gather(&mut self, epochs: u64) {
+        let bytes = |rank: Rank, epoch| pattern(u64::from(rank.0) + 2 * epoch, SHARD);
+        for epoch in 1..=epochs {
+            self.source.upload(0, &bytes(self.me, epoch)).unwrap();
+            let ticket = self.put(epoch);
+            self.wait(ARRIVED, epoch, ticket);
+            let mut seen = vec![0; SHARD as usize];
+            self.output.download(0, &mut seen).unwrap();
+            assert!(seen == bytes(self.peer, epoch), "rank {}, epoch {epoch}", self.me);
+            let ticket = self.take(epoch);
+            self.wait(TAKEN, epoch, ticket);
+        }
+    }
+}
+
+const EPOCHS: u64 = 40;
+
+/// Sees its own device alone.
+#[test]
+#[ignore = "started by the other tests of this file"]
+fn rank_with_a_hidden_peer() {
+    let _machine = Machine::new();
+    let peer = hear().expect("an address");
+    let options = Options { device: 0, engine: EngineKind::Sdma, ..Options::default() };
+    let mut fabric = Fabric::open_with(Rank(1), 2, options).unwrap();
+    fabric.connect(Rank(0), &peer, soon()).unwrap();
+    let error = fabric.engine().map(drop).unwrap_err();
+    tell(format!("{}: {error}", error.kind()).as_bytes());
+}
+
+#[test]
+fn a_peer_that_is_hidden_is_named() {
+    let _machine = Machine::new();
+    let fabric = open(Rank(0), 2, EngineKind::Sdma).unwrap();
+    let hidden = [("ROCR_VISIBLE_DEVICES", "1")];
+    let mut other = Other::start("processes::rank_with_a_hidden_peer", &hidden);
+    other.tell(&fabric.address());
+    let text = other.hear_text();
+    let (begin, end) = (
+        "unavailable: the device of rank 0 (",
+        ") is hidden from the HSA runtime of device 0 (Simulated Instinct), which copies there: let \
+         ROCR_VISIBLE_DEVICES name it too, or use EngineKind::Streams",
+    );
+    assert!(text.starts_with(begin) && text.ends_with(end), "{text}");
+    other.end();
+}
+
+/// The other process.
+#[test]
+#[ignore = "started by the other tests of this file"]
+fn other_rank() {
+    let _machine = Machine::new();
+    let mut half = Half::open(Rank(1), &mut |bytes| {
+        tell(bytes);
+        hear().expect("the answer")
+    });
+    half.gather(EPOCHS);
+    tell(b"gathered");
+    // Until it is told to end, or is killed.
+    let _ = hear();
+}
+
+fn pair() -> (Half, Other) {
+    let mut other = Other::start("processes::other_rank", &[]);
+    let half = Half::open(Rank(0), &mut |bytes| {
+        let heard = other.hear();
+        other.tell(bytes);
+        heard
+    });
+    (half, other)
+}
+
+#[test]
+fn processes_gather() {
+    let mut machine = Machine::new();
+    machine.set("JITTER_US", "300", "0");
+    let (mut half, mut other) = pair();
+    half.gather(EPOCHS);
+    assert_eq!(other.hear_text(), "gathered");
+    other.end();
+}
+
+#[test]
+fn a_killed_peer_leaves_an_engine_that_ends() {
+    let _machine = Machine::new();
+    let (mut half, mut other) = pair();
+    half.gather(EPOCHS);
+    assert_eq!(other.hear_text(), "gathered");
+    let before = half.put(EPOCHS + 1);
+    other.kill();
+    // What its process had stays mapped here as long as the imports live.
+    let last = (0..20).map(|more| half.put(EPOCHS + 2 + more)).last().unwrap();
+    assert!(last > before);
+    let start = Instant::now();
+    half.engine.release().unwrap();
+    while half.engine.completed().unwrap() < last {
+        assert!(start.elapsed() < Duration::from_secs(20), "a release drains");
+        half.engine.park(Duration::from_millis(1)).unwrap();
+    }
+    drop(half);
+    assert!(start.elapsed() < Duration::from_secs(20));
+}

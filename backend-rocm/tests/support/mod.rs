@@ -1,0 +1,122 @@
+//! What the tests on the simulated driver share: the driver, ranks, memory as a caller allocates it.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hip_sys::{Library, hipError_t};
+use peerlane_hal::{
+    At, CopyEngine as _, Deadline, Fabric as _, Op, PeerMemory as _, Rank, Region as _, Role,
+};
+use peerlane_rocm::{Error, Fabric, Local, Options, Remote};
+use peerlane_simulated_driver::{Driver, Rocm};
+
+/// A release, and the turn of a test: settings and counters belong to the process, so tests that look at
+/// them run one by one.
+pub(crate) fn driver(release: &str) -> (Driver, MutexGuard<'static, ()>) {
+    static ONE_BY_ONE: Mutex<()> = Mutex::new(());
+    let turn = ONE_BY_ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let driver = Rocm::release(release).install();
+    driver.clear();
+    driver.reset_counters();
+    (driver, turn)
+}
+
+pub(crate) fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(20))
+}
+
+/// As many ranks of this process, each on the device with its number, connected with all.
+pub(crate) fn ranks(count: usize, strict: bool) -> Result<Vec<Fabric>, Error> {
+    let open = |rank: Rank| {
+        Fabric::open_with(rank, count, Options { device: rank.0, strict, ..Options::default() })
+    };
+    let mut fabrics: Vec<Fabric> = Rank::all(count).map(open).collect::<Result<_, _>>()?;
+    let addresses: Vec<Vec<u8>> = fabrics.iter().map(|fabric| fabric.address()).collect();
+    for fabric in &mut fabrics {
+        for (peer, address) in Rank::all(count).zip(&addresses) {
+            fabric.connect(peer, address, soon())?;
+        }
+    }
+    Ok(fabrics)
+}
+
+/// Bytes that tell every place from its neighbours.
+pub(crate) fn pattern(seed: u8, length: usize) -> Vec<u8> {
+    (0..length).map(|index| (index % 251) as u8 ^ seed).collect()
+}
+
+pub(crate) fn seen(region: &Local) -> Vec<u8> {
+    let mut seen = vec![0; region.bytes() as usize];
+    region.download(0, &mut seen).unwrap();
+    seen
+}
+
+/// Puts a pattern to all of a peer's region.
+pub(crate) fn put(fabric: &mut Fabric, remote: &Remote, seed: u8) {
+    let bytes = remote.bytes();
+    let mut engine = fabric.engine().unwrap();
+    let source = fabric.memory().allocate(bytes, Role::Data).unwrap();
+    source.upload(0, &pattern(seed, bytes as usize)).unwrap();
+    let (dst, src) = (At { region: remote, offset: 0 }, At { region: &source, offset: 0 });
+    // SAFETY: both live until the ticket is complete, and nobody else touches them.
+    let ticket = unsafe { engine.submit(&[Op::Put { dst, src, bytes }]) }.unwrap();
+    let deadline = soon();
+    while engine.completed().unwrap() < ticket {
+        assert!(!deadline.has_passed(), "the put is not complete");
+        std::thread::yield_now();
+    }
+}
+
+pub(crate) fn register(
+    fabric: &Fabric,
+    address: u64,
+    bytes: u64,
+    role: Role,
+) -> Result<Local, Error> {
+    let base = NonNull::new(address as *mut u8).expect("no test uses address 0");
+    // SAFETY: every test keeps the memory as long as the region and its imports.
+    unsafe { fabric.memory().register(base, bytes, role) }
+}
+
+fn hip() -> &'static Library {
+    Library::load().expect("the simulated driver is installed")
+}
+
+pub(crate) fn ensure(code: hipError_t, call: &str) {
+    assert_eq!(code, hipError_t::hipSuccess, "{call}");
+}
+
+/// Memory of the caller on a device.
+pub(crate) struct Allocation {
+    pub(crate) address: u64,
+}
+
+impl Allocation {
+    /// Of `hipMalloc`.
+    pub(crate) fn new(device: i32, bytes: usize) -> Self {
+        Self::with_flags(device, bytes, hip_sys::hipDeviceMallocDefault)
+    }
+
+    /// Of `hipExtMallocWithFlags`.
+    pub(crate) fn with_flags(device: i32, bytes: usize, flags: u32) -> Self {
+        let mut address: *mut c_void = std::ptr::null_mut();
+        let hip = hip();
+        // SAFETY: the number is a device's.
+        ensure(unsafe { (hip.set_device)(device) }, "hipSetDevice");
+        // SAFETY: the result is stored in a local.
+        let code = unsafe { (hip.ext_malloc_with_flags)(&raw mut address, bytes, flags) };
+        ensure(code, "hipExtMallocWithFlags");
+        Self { address: address as u64 }
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: allocated above, and freed once.
+        ensure(unsafe { (hip().free)(self.address as *mut c_void) }, "hipFree");
+    }
+}

@@ -1,0 +1,154 @@
+//! Runtimes that are not there, too old, of two releases, or do not start; and devices that are hidden or
+//! in another order.
+
+use std::path::Path;
+
+use peerlane_hal::Error as _;
+use peerlane_simulated_driver::{Other, Rocm, tell};
+
+/// The other process: says what it found.
+#[test]
+#[ignore = "started by the other tests of this program"]
+fn discoverer() {
+    let text = match peerlane_rocm::discover() {
+        Ok(devices) => {
+            let matched = |device| match peerlane_rocm::agent(device) {
+                Ok(agent) if agent.pci == device.pci => format!("{} matched", device.pci),
+                Ok(agent) => format!("{} is not {}", device.pci, agent.pci),
+                Err(error) => format!("{}: {error}", error.kind()),
+            };
+            devices.iter().map(matched).collect::<Vec<_>>().join(", ")
+        }
+        Err(error) => format!("{}: {error}", error.kind()),
+    };
+    let mixed = peerlane_rocm::runtimes().ok().and_then(|runtimes| runtimes.mixed());
+    tell([text, mixed.unwrap_or_default()].join("\n").trim_end().as_bytes());
+}
+
+fn discover_in(folder: &Path, variables: &[(&str, &str)]) -> String {
+    let folder = folder.to_str().expect("cargo's folders are texts");
+    let variables = [&[("LD_LIBRARY_PATH", folder)], variables].concat();
+    let mut other = Other::start("discoverer", &variables);
+    let text = other.hear_text();
+    other.end();
+    text
+}
+
+fn discover(rocm: &Rocm, variables: &[(&str, &str)]) -> String {
+    discover_in(&rocm.folder(), variables)
+}
+
+fn addresses(text: &str) -> Vec<&str> {
+    text.split(", ")
+        .map(|it| it.strip_suffix(" matched").unwrap_or_else(|| panic!("{text}")))
+        .collect()
+}
+
+#[test]
+fn devices_are_matched_with_agents_in_whatever_order() {
+    let rocm = Rocm::release("7.2");
+    let same = discover(&rocm, &[]);
+    let mut wanted = addresses(&same);
+    assert_eq!(wanted.len(), 4);
+    let reversed = discover(&rocm, &[("PEERLANE_SIM_HIP_ORDER", "reversed")]);
+    wanted.reverse();
+    assert_eq!(addresses(&reversed), wanted);
+}
+
+#[test]
+fn devices_that_are_hidden_from_one_runtime_or_both_are_matched_all_the_same() {
+    let rocm = Rocm::release("7.2");
+    let all = discover(&rocm, &[]);
+    let all = addresses(&all);
+    for hidden in [
+        &[("HIP_VISIBLE_DEVICES", "3,1")][..],
+        &[("ROCR_VISIBLE_DEVICES", "3,1")],
+        &[("ROCR_VISIBLE_DEVICES", "1,3"), ("HIP_VISIBLE_DEVICES", "1,0")],
+    ] {
+        let seen = discover(&rocm, hidden);
+        assert_eq!(addresses(&seen), [all[3], all[1]], "{hidden:?}");
+    }
+}
+
+#[test]
+fn no_device_says_why() {
+    let rocm = Rocm::release("6.4");
+    for (variable, value) in [
+        ("PEERLANE_SIM_DEVICES", "0"),
+        ("PEERLANE_SIM_KFD", "missing"),
+        ("PEERLANE_SIM_KFD", "denied"),
+        ("HIP_VISIBLE_DEVICES", ""),
+        ("PEERLANE_SIM_FAIL", "hipInit:0:101"),
+    ] {
+        let text = discover(&rocm, &[(variable, value)]);
+        assert!(text.starts_with("unavailable: HIP 6.4."), "{variable}={value}: {text}");
+        assert!(text.contains("libamdhip64.so.6.4."), "{text}");
+        // This machine's own, which the simulated driver does not reach.
+        let why = if Path::new("/dev/kfd").exists() {
+            "the kernel knows"
+        } else {
+            "there is no /dev/kfd"
+        };
+        assert!(text.contains(why), "{text}");
+    }
+}
+
+#[test]
+fn an_unknown_error_is_named_by_its_number() {
+    let text = discover(&Rocm::release("7.2"), &[("PEERLANE_SIM_FAIL", "hipInit:0:4242")]);
+    assert!(
+        text.ends_with(
+            "does not start: hipInit: result 4242, which this runtime has no name for; see with \
+             rocminfo whether the runtime works"
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_missing_function_names_the_file_and_the_release() {
+    let rocm = Rocm::release("5.7").without(&["hipStreamGetDevice"]);
+    let text = discover(&rocm, &[]);
+    assert!(text.starts_with("unavailable: /"), "{text}");
+    assert!(
+        text.ends_with(
+            "/libamdhip64.so.5.7.43482 has no hipStreamGetDevice: it is too old, wanted ROCm 5.7 or newer"
+        ),
+        "{text}"
+    );
+    let rocm = Rocm::release("6.4").without(&["hipStreamBatchMemOp"]);
+    assert_eq!(addresses(&discover(&rocm, &[])).len(), 4);
+}
+
+#[test]
+fn without_an_hsa_runtime_devices_are_found_and_no_agents() {
+    let text = discover(&Rocm::release("7.2").hsa(None), &[]);
+    let first = text.split(", unavailable").next().unwrap();
+    assert!(
+        first.starts_with("unavailable: there is no libhsa-runtime64.so: looked for"),
+        "{text}"
+    );
+    assert!(first.ends_with("without it engines are streams"), "{text}");
+}
+
+#[test]
+fn runtimes_of_two_releases_are_noticed() {
+    let text = discover(&Rocm::release("7.2").hsa(Some("6.1")), &[]);
+    let mixed = text.lines().nth(1).unwrap_or_else(|| panic!("{text}"));
+    assert!(mixed.starts_with("HIP is of ROCm 7.2 (/"), "{mixed}");
+    assert!(mixed.contains("the HSA runtime older, with interface 1.4, wanted 1.15 (/"), "{mixed}");
+    assert_eq!(discover(&Rocm::release("6.1").hsa(Some("7.2")), &[]).lines().count(), 1);
+}
+
+#[test]
+fn where_there_is_no_library_it_says_where_it_looked() {
+    let text = discover_in(Path::new("/none"), &[("ROCM_PATH", "/opt/peerlane-none")]);
+    assert!(
+        text.starts_with(
+            "unavailable: there is no libamdhip64.so: looked for libamdhip64.so.7, libamdhip64.so.6, \
+             libamdhip64.so.5, libamdhip64.so by the loader and in /opt/peerlane-none/lib, /opt/rocm/lib; \
+             it comes with ROCm 5.7 or newer"
+        ),
+        "{text}"
+    );
+}
