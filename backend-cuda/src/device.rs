@@ -14,11 +14,11 @@ mod visible;
 use std::ffi::c_int;
 use std::sync::Arc;
 
-pub(crate) use context::{Context, Relaxed};
+pub use context::Context;
 pub(crate) use link::between;
 pub use link::{DeviceLink, link};
 pub use probe::{HandleTrials, try_handles};
-pub(crate) use visible::find;
+pub(crate) use visible::{attribute, find};
 
 use crate::error::Error;
 use crate::sys::{self, Driver};

@@ -5,11 +5,9 @@
 //! handle, are the caller's fault only where the value came from the caller.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use peerlane_hal::mechanics::handover::{self, Errno};
-use peerlane_hal::mechanics::mapping::MappingError;
-use peerlane_hal::{ErrorKind, KeyError, Rank};
+use peerlane_hal::ErrorKind;
+use peerlane_hal::mechanics::device::Fault;
 
 use crate::sys::{self, CUresult, Driver};
 
@@ -65,110 +63,9 @@ pub enum Error {
         #[source]
         result: CudaResult,
     },
-    /// The host has no room for memory through which peers reach each other.
-    #[error(
-        "cannot allocate {wanted} bytes of host memory: {available} bytes are available on this \
-         machine; use smaller buffers or fewer ranks"
-    )]
-    HostOutOfMemory {
-        /// Bytes wanted.
-        wanted: u64,
-        /// Bytes available.
-        available: u64,
-    },
-    /// The operating system refused.
-    #[error("{what}: {errno}")]
-    System {
-        /// What was asked of it.
-        what: String,
-        /// Its answer.
-        #[source]
-        errno: Errno,
-    },
-    /// The bytes of a key are wrong.
+    /// What the mechanics refuse that all GPUs share.
     #[error(transparent)]
-    Key(#[from] KeyError),
-    /// The key names memory that its owner has freed.
-    #[error("remote key of rank {peer}, generation {generation}: the memory has been freed")]
-    Freed {
-        /// The owner.
-        peer: Rank,
-        /// Which registration.
-        generation: u64,
-    },
-    /// The key was exported by another rank than the caller says, or by an earlier process of it.
-    #[error("remote key is of {seen}, wanted one of {wanted}")]
-    ForeignKey {
-        /// Whom the caller named.
-        wanted: String,
-        /// Whom the key names.
-        seen: String,
-    },
-    /// The caller's memory cannot be reached from where it is wanted.
-    #[error("memory of rank {peer} cannot be imported here: {why}")]
-    PrivateMemory {
-        /// The owner.
-        peer: Rank,
-        /// What stands against it, and what to do.
-        why: String,
-    },
-    /// The owner has the memory and cannot hand it over.
-    #[error("rank {peer} cannot hand over its memory: {why}")]
-    NotHandedOver {
-        /// The owner.
-        peer: Rank,
-        /// In its own words.
-        why: String,
-    },
-    /// The bytes of an address are wrong.
-    #[error("address of rank {peer} is malformed: {what}")]
-    Address {
-        /// Whose address.
-        peer: Rank,
-        /// What is wrong.
-        what: String,
-    },
-    /// Two sides that must agree do not.
-    #[error("{0}")]
-    Mismatch(String),
-    /// The peer is not connected.
-    #[error("rank {peer} is not connected: call `connect` before `import`")]
-    NotConnected {
-        /// The peer.
-        peer: Rank,
-    },
-    /// The peer's process is gone.
-    #[error("rank {peer} is gone: {how}")]
-    PeerLost {
-        /// The peer.
-        peer: Rank,
-        /// How it was noticed.
-        how: String,
-    },
-    /// Something did not happen in time.
-    #[error("{what} within {timeout:?}")]
-    Timeout {
-        /// Who did not do what.
-        what: String,
-        /// The timeout.
-        timeout: Duration,
-    },
-    /// An argument can never be right.
-    #[error("{0}")]
-    Argument(String),
-    /// The queue has no room for the slice.
-    #[error("the queue holds {queued} of {room} commands, {wanted} more do not fit now")]
-    QueueFull {
-        /// Commands in the queue.
-        queued: usize,
-        /// Commands that fit.
-        room: usize,
-        /// Commands of the slice.
-        wanted: usize,
-    },
-    /// The engine was released.
-    #[error("the engine was released after an abort and takes no more ops")]
-    Released,
+    Fault(#[from] Fault),
 }
 
 impl Error {
@@ -240,47 +137,9 @@ impl Error {
         !matches!(kind_of(code), ErrorKind::DeviceLost | ErrorKind::OutOfMemory)
     }
 
-    /// Whether the driver is able but not willing, or the other way round: another way may work.
-    pub(crate) fn is_refusal(&self) -> bool {
-        let refusals = [sys::CUDA_ERROR_NOT_PERMITTED, sys::CUDA_ERROR_NOT_SUPPORTED];
-        matches!(self, Self::Driver { result, .. } if refusals.contains(&result.code))
-    }
-
-    /// Whether the driver says that a device does not reach what it was to map.
-    pub(crate) fn is_no_access(&self) -> bool {
-        let refusals = [
-            sys::CUDA_ERROR_INVALID_DEVICE,
-            sys::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
-            sys::CUDA_ERROR_NOT_SUPPORTED,
-        ];
-        matches!(self, Self::Driver { result, .. } if refusals.contains(&result.code))
-    }
-
-    /// Memory of `owner` on the host that is not mapped.
-    pub(crate) fn of_mapping(owner: Rank) -> impl FnOnce(MappingError) -> Self {
-        move |error| match error {
-            MappingError::System { what, errno } => Self::System { what, errno },
-            MappingError::Full { wanted, available } => Self::HostOutOfMemory { wanted, available },
-            MappingError::Unsound { how } => Self::PeerLost { peer: owner, how },
-        }
-    }
-
-    /// What asking `peer`'s process for its memory came to.
-    pub(crate) fn of_handover(
-        peer: Rank,
-        generation: u64,
-    ) -> impl FnOnce(handover::Refusal) -> Self {
-        use handover::Refusal;
-        move |refusal| match refusal {
-            Refusal::Freed => Self::Freed { peer, generation },
-            Refusal::Gone { how } => Self::PeerLost { peer, how },
-            Refusal::Late { timeout } => {
-                let what = format!("rank {peer} did not hand over its memory");
-                Self::Timeout { what, timeout }
-            }
-            Refusal::Failed { why } => Self::NotHandedOver { peer, why },
-            Refusal::System { what, errno } => Self::System { what, errno },
-        }
+    /// Whether the driver has answered with one of these codes.
+    pub(crate) fn is_one_of(&self, codes: &[CUresult]) -> bool {
+        matches!(self, Self::Driver { result, .. } if codes.contains(&result.code))
     }
 }
 
@@ -297,21 +156,8 @@ impl peerlane_hal::Error for Error {
         match self {
             Self::Unavailable { .. } => ErrorKind::Unavailable,
             Self::Driver { kind, .. } => *kind,
-            Self::OutOfMemory { .. } | Self::HostOutOfMemory { .. } => ErrorKind::OutOfMemory,
-            Self::System { errno, .. } => match *errno {
-                Errno::NOMEM | Errno::NOSPC | Errno::MFILE | Errno::NFILE => ErrorKind::OutOfMemory,
-                Errno::PERM | Errno::ACCESS | Errno::NOSYS => ErrorKind::Unavailable,
-                _ => ErrorKind::Other,
-            },
-            Self::Key(error) => error.kind(),
-            Self::Freed { .. } | Self::ForeignKey { .. } => ErrorKind::InvalidKey,
-            Self::PrivateMemory { .. } | Self::Argument(_) => ErrorKind::InvalidArgument,
-            Self::Address { .. } | Self::Mismatch(_) => ErrorKind::Mismatch,
-            Self::NotConnected { .. } | Self::PeerLost { .. } => ErrorKind::PeerLost,
-            Self::NotHandedOver { .. } => ErrorKind::Other,
-            Self::Timeout { .. } => ErrorKind::Timeout,
-            Self::QueueFull { .. } => ErrorKind::QueueFull,
-            Self::Released => ErrorKind::Aborted,
+            Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
+            Self::Fault(fault) => fault.kind(),
         }
     }
 }

@@ -3,18 +3,20 @@
 //! Both sides use the device's primary context, so that pointers are the same. A stream converts by
 //! `Stream::from`. Memory that cudarc allocates comes from a stream-ordered pool on most devices,
 //! which has no handle that leaves its process: it can be put from, and not be received into by a
-//! peer. For that, allocate here and look at it through [`Local::with_view`].
+//! peer. For that, allocate here and look at it through [`RegionView::with_view`].
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream, CudaViewMut, DevicePtr as _};
+use peerlane_hal::mechanics::device::Fault;
 use peerlane_hal::{PeerMemory as _, Region as _, Role};
 
 use crate::error::Error;
 use crate::memory::{Local, Memory};
 
-impl Memory {
+/// Memory that takes slices of cudarc.
+pub trait SliceMemory {
     /// Registers a slice of cudarc. What `stream` holds now may still write to it: start behind that
     /// stream.
     ///
@@ -24,7 +26,16 @@ impl Memory {
     /// # Safety
     /// As for [`register`](peerlane_hal::PeerMemory::register): the slice outlives the result and all
     /// its imports.
-    pub unsafe fn register_slice<T>(
+    unsafe fn register_slice<T>(
+        &self,
+        slice: &CudaSlice<T>,
+        stream: &CudaStream,
+        role: Role,
+    ) -> Result<Local, Error>;
+}
+
+impl SliceMemory for Memory {
+    unsafe fn register_slice<T>(
         &self,
         slice: &CudaSlice<T>,
         stream: &CudaStream,
@@ -37,7 +48,8 @@ impl Memory {
     }
 }
 
-impl Local {
+/// A region that cudarc looks at.
+pub trait RegionView {
     /// Looks at the first `length` elements of the region as a view of cudarc, for as long as the
     /// call lasts.
     ///
@@ -48,7 +60,16 @@ impl Local {
     /// # Safety
     /// The bytes are valid as `T`, and no engine touches them while the call lasts, or what the
     /// call puts onto streams.
-    pub unsafe fn with_view<T, R>(
+    unsafe fn with_view<T, R>(
+        &self,
+        stream: &Arc<CudaStream>,
+        length: usize,
+        look: impl FnOnce(CudaViewMut<'_, T>) -> R,
+    ) -> Result<R, Error>;
+}
+
+impl RegionView for Local {
+    unsafe fn with_view<T, R>(
         &self,
         stream: &Arc<CudaStream>,
         length: usize,
@@ -59,10 +80,11 @@ impl Local {
         if wanted.is_none_or(|wanted| wanted > bytes)
             || !address.is_multiple_of(align_of::<T>() as u64)
         {
-            return Err(Error::Argument(format!(
+            return Err(Fault::Argument(format!(
                 "the region of {bytes} bytes at {address:#x} holds no {length} elements of {}",
                 std::any::type_name::<T>()
-            )));
+            ))
+            .into());
         }
         // SAFETY: the span was checked, the rest is the caller's. `Lent` gives the memory up again.
         let slice = unsafe { stream.upgrade_device_ptr::<T>(address, length) };

@@ -15,6 +15,7 @@
 //! | the same, where two devices do not reach each other | a memfd and `cuMemHostRegister`: bytes and flags go through host memory, and `Fabric::link` says so |
 //! | `PeerMemory::register` | look up the allocation, or all segments, that the caller's span covers |
 //! | `PeerMemory::export`, `import` | descriptors over a Unix socket and `cuMemMap`, or `cuIpcGetMemHandle` and `cuIpcOpenMemHandle`; between ranks of one process the same addresses, and access for the other device |
+//! | `Region::dma_buf`, `flush` | `cuMemGetHandleForAddressRange`; `cuFlushGPUDirectRDMAWrites` where the device does not keep the order of what cards write |
 //! | `Op::Put` | `cuMemcpyAsync`, on one of two streams; to oneself on a third, or back from a peer ([`OwnCopy`]) |
 //! | `Op::Signal`, `Op::Wait` | neighbours of a slice in one `cuStreamBatchMemOp`; where stream writes to a peer do not work, a copy of 8 bytes |
 //! | `completed` | a look at the event of the oldest slice, in a mode that captures of other threads do not mind |
@@ -44,11 +45,13 @@ mod memory;
 mod sys;
 
 pub use device::{
-    Abilities, ComputeMode, Device, DeviceLink, HandleTrials, discover, driver_version, link,
-    try_handles,
+    Abilities, ComputeMode, Context, Device, DeviceLink, HandleTrials, discover, driver_version,
+    link, try_handles,
 };
 pub use engine::{Engine, OwnCopy, SignalBy, Stream};
 pub use error::{CudaResult, Error};
 pub use fabric::{Fabric, Options};
-pub use key::Key;
+#[cfg(feature = "cudarc")]
+pub use interop::{RegionView, SliceMemory};
+pub use key::{Cuda, Key};
 pub use memory::{Local, Memory, Remote};

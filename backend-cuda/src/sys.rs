@@ -28,7 +28,7 @@ macro_rules! table {
         optional { $($may:ident = $may_symbol:literal ($($may_arg:ty),*);)* }
     ) => {
         /// The driver's entry points.
-        pub(crate) struct Driver {
+        pub struct Driver {
             $(pub(crate) $need: unsafe extern "C" fn($($need_arg),*) -> CUresult,)*
             $(pub(crate) $may: Option<unsafe extern "C" fn($($may_arg),*) -> CUresult>,)*
             /// Keeps the code mapped; never closed, because the driver has threads of its own.
@@ -84,8 +84,6 @@ table! {
         pointer_get_attribute = "cuPointerGetAttribute" (*mut c_void, c_int, CUdeviceptr);
         memset_d8_async = "cuMemsetD8Async" (CUdeviceptr, u8, usize, CUstream);
         memcpy_async = "cuMemcpyAsync" (CUdeviceptr, CUdeviceptr, usize, CUstream);
-        memcpy_htod_async = "cuMemcpyHtoDAsync_v2" (CUdeviceptr, *const c_void, usize, CUstream);
-        memcpy_dtoh_async = "cuMemcpyDtoHAsync_v2" (*mut c_void, CUdeviceptr, usize, CUstream);
 
         ipc_get_mem_handle = "cuIpcGetMemHandle" (*mut CUipcMemHandle, CUdeviceptr);
         ipc_open_mem_handle = "cuIpcOpenMemHandle_v2" (*mut CUdeviceptr, CUipcMemHandle, c_uint);
@@ -141,6 +139,10 @@ table! {
         mem_import_from_shareable_handle = "cuMemImportFromShareableHandle" (*mut CUmemHandle, *mut c_void, c_int);
         mem_retain_allocation_handle = "cuMemRetainAllocationHandle" (*mut CUmemHandle, *mut c_void);
         mem_get_allocation_properties = "cuMemGetAllocationPropertiesFromHandle" (*mut CUmemAllocationProp, CUmemHandle);
+
+        // Memory for network cards: from 11.7 on, and from 11.3 on.
+        mem_get_handle_for_address_range = "cuMemGetHandleForAddressRange" (*mut c_void, CUdeviceptr, usize, c_int, u64);
+        flush_gpu_direct_rdma_writes = "cuFlushGPUDirectRDMAWrites" (c_int, c_int);
     }
 }
 

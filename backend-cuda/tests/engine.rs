@@ -1,17 +1,10 @@
-//! The engine on the simulated driver: what a start costs, streams of the caller, captures, release.
+//! The engine on the simulated driver: what every engine of streams is tested by, and what a start costs.
 
+#[path = "engine/backend.rs"]
+#[allow(dead_code, reason = "a part of it is used here")]
+mod backend;
 #[path = "engine/calls.rs"]
 mod calls;
-#[path = "engine/capture.rs"]
-mod capture;
-#[path = "engine/gets.rs"]
-mod gets;
-#[path = "engine/order.rs"]
-mod order;
-#[path = "engine/release.rs"]
-mod release;
-#[path = "engine/streams.rs"]
-mod streams;
+#[path = "../../hal/tests/streams/mod.rs"]
+mod shared;
 mod support;
-#[path = "engine/world.rs"]
-mod world;

@@ -1,140 +1,19 @@
-//! Engines whose driver fails: refused calls, a broken device, a context that is gone.
-//!
-//! A device that is broken stays so in its process; each test has devices of its own.
+//! Engines whose driver fails.
 
-#[path = "engine/world.rs"]
+#[path = "engine/backend.rs"]
+#[allow(dead_code, unused_imports, reason = "a part of it is used here")]
+mod backend;
+#[path = "../../hal/tests/streams/failure.rs"]
+mod failure;
+mod support;
+#[path = "../../hal/tests/streams/world.rs"]
 #[allow(dead_code, reason = "a part of it is used here")]
 mod world;
 
-mod support;
-
-use std::time::{Duration, Instant};
-
+use failure::{DEVICES, alone};
 use peerlane_cuda::{Fabric, Options, SignalBy};
-use peerlane_hal::{
-    CopyEngine as _, Error as _, ErrorKind, Fabric as _, Flag, Op, PeerMemory as _, Rank, Role,
-};
-use support::{driver, soon};
-use world::{PLAIN, world, world_on};
-
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// A machine of so many devices.
-const DEVICES: &str = "8";
-
-/// One rank alone on a device.
-fn alone(device: u32) -> Fabric {
-    let mut fabric = Fabric::open(Rank(0), 1, device).unwrap();
-    let address = fabric.address();
-    fabric.connect(Rank(0), &address, soon()).unwrap();
-    fabric
-}
-
-/// What the driver refuses poisons one engine, whatever the code; others go on.
-#[test]
-fn a_refused_call_poisons_one_engine() {
-    for (call, code, kind) in [
-        ("cuStreamBatchMemOp_v2", 9999, ErrorKind::Other),
-        ("cuMemcpyAsync", 2, ErrorKind::OutOfMemory),
-        ("cuStreamWaitEvent", 400, ErrorKind::Other),
-        ("cuEventRecord", 700, ErrorKind::DeviceLost),
-    ] {
-        let (driver, _turn) = driver();
-        driver.set("DEVICES", DEVICES);
-        let mut members = world(2, 300_000, None);
-        let mut other = world(2, 300_000, None);
-        driver.fail(call, 0, code);
-        let (first, rest) = members.split_first_mut().unwrap();
-        let error = first.try_submit(1, PLAIN).expect_err(call);
-        assert_eq!(error.kind(), kind, "{error}");
-        assert!(error.to_string().contains("device 0 (Simulated GPU)"), "{error}");
-        for _ in 0..2 {
-            let answers = [
-                first.try_submit(1, PLAIN).map(drop),
-                first.engine.completed().map(drop),
-                first.engine.park(Duration::ZERO),
-                first.engine.release(),
-            ];
-            for answer in answers {
-                assert_eq!(answer.expect_err("poisoned").kind(), kind, "{call}");
-            }
-        }
-        // The peer of the broken rank waits in vain and is released.
-        let last = rest[0].submit(1, PLAIN);
-        let start = Instant::now();
-        while rest[0].engine.completed().unwrap() < last {
-            rest[0].engine.release().unwrap();
-            assert!(start.elapsed() < PATIENCE);
-        }
-        for member in &other {
-            member.fill(member.me as u8);
-        }
-        let tickets: Vec<_> = other.iter_mut().map(|member| member.submit(1, PLAIN)).collect();
-        for (member, ticket) in other.iter_mut().zip(tickets) {
-            member.finish(ticket);
-            member.ensure_gathered(|rank| rank as u8, call);
-        }
-        let start = Instant::now();
-        drop(members);
-        assert!(start.elapsed() < PATIENCE, "the drop took {:?}", start.elapsed());
-    }
-}
-
-/// Nobody asks the driver for anything, and still it is noticed that the device is gone.
-#[test]
-fn a_lost_device_is_noticed_behind_a_wait() {
-    for (device, destroy) in [(6, false), (7, true)] {
-        let (driver, _turn) = driver();
-        driver.set("DEVICES", DEVICES);
-        let mut fabric = alone(device);
-        let flags = fabric.memory().allocate(64, Role::Flags).unwrap();
-        let mut engine = fabric.engine().unwrap();
-        let wait = Op::Wait { flag: Flag { region: &flags, word: 0 }, value: 1, reset: false };
-        // SAFETY: the flags outlive the engine.
-        unsafe { engine.submit(&[wait]) }.unwrap();
-        engine.completed().unwrap();
-        if destroy {
-            driver.destroy_context(device)
-        } else {
-            driver.break_device(device, 700)
-        }
-        let start = Instant::now();
-        let error = loop {
-            match engine.completed() {
-                Ok(done) => assert_eq!(done.0, 0),
-                Err(error) => break error,
-            }
-            assert!(start.elapsed() < PATIENCE, "nobody noticed");
-            std::thread::sleep(Duration::from_millis(1));
-        };
-        assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
-        let start = Instant::now();
-        drop(engine);
-        assert!(start.elapsed() < PATIENCE, "the drop took {:?}", start.elapsed());
-    }
-}
-
-/// Where a driver refuses stream writes to peers, or loses them, signals are copied.
-#[test]
-fn signals_find_their_way() {
-    // What works between two devices is tried once.
-    for (first, writes, batches) in [(0, "allow", 2), (2, "refuse", 4), (4, "drop", 4)] {
-        let (driver, _turn) = driver();
-        driver.set("DEVICES", DEVICES);
-        driver.set("PEER_WRITES", writes);
-        let mut members = world_on(first, 2, 1000, None);
-        members.iter().for_each(|member| member.fill(member.me as u8));
-        let before = driver.calls("cuStreamBatchMemOp_v2");
-        let tickets: Vec<_> = members.iter_mut().map(|member| member.submit(1, PLAIN)).collect();
-        assert_eq!(driver.calls("cuStreamBatchMemOp_v2") - before, 2 * batches, "{writes}");
-        for (member, ticket) in members.iter_mut().zip(tickets) {
-            member.finish(ticket);
-            member.ensure_gathered(|rank| rank as u8, writes);
-        }
-        drop(members);
-        driver.set("PEER_WRITES", "allow");
-    }
-}
+use peerlane_hal::{Error as _, ErrorKind, Fabric as _, Rank};
+use support::driver;
 
 /// Without memory operations of 64 bits there is no engine.
 

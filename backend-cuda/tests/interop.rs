@@ -4,7 +4,7 @@
 mod support;
 
 use cudarc::driver::CudaContext;
-use peerlane_cuda::Stream;
+use peerlane_cuda::{RegionView as _, SliceMemory as _, Stream};
 use peerlane_hal::{At, CopyEngine as _, Fabric as _, Op, PeerMemory as _, Rank, Role};
 use support::{driver, ranks, soon};
 

@@ -190,6 +190,41 @@ fn without_descriptors_memory_is_plain_and_strict_refuses_that() {
 }
 
 #[test]
+fn network_cards_get_a_dma_buf_and_the_flush_that_it_needs() {
+    let (driver, _turn) = driver();
+    let open = |card_writes| {
+        driver.set("CARD_WRITES", card_writes);
+        let fabrics = ranks(1).unwrap();
+        let region = fabrics[0].memory().allocate(5000, Role::Data).unwrap();
+        let (buffer, flush) = (region.dma_buf(), region.flush());
+        driver.set("CARD_WRITES", "flush");
+        (buffer, flush)
+    };
+    let (buffer, flush) = open("flush");
+    assert_eq!(buffer.unwrap().offset, 0);
+    let before = driver.calls("cuFlushGPUDirectRDMAWrites");
+    flush.expect("a flush").flush().unwrap();
+    assert_eq!(driver.calls("cuFlushGPUDirectRDMAWrites") - before, 1);
+    let (buffer, flush) = open("ordered");
+    assert!(buffer.is_ok() && flush.is_none());
+    // Bytes that nobody can make visible are not to be received.
+    let (buffer, flush) = open("lost");
+    let text = buffer.unwrap_err();
+    assert!(
+        text.starts_with("device 0 (") && text.contains(" nor lets the host flush it"),
+        "{text}"
+    );
+    assert_eq!(flush.expect("a refusal").flush().unwrap_err(), text);
+
+    let fabrics = ranks(1).unwrap();
+    let region = fabrics[0].memory().allocate(5000, Role::Data).unwrap();
+    driver.set("DMABUF", "off");
+    let text = region.dma_buf().unwrap_err();
+    driver.set("DMABUF", "on");
+    assert!(text.starts_with("cuMemGetHandleForAddressRange on device 0 ("), "{text}");
+}
+
+#[test]
 fn a_stuck_device_is_an_error_in_time() {
     let (driver, _turn) = driver();
     let fabrics = ranks(1).unwrap();

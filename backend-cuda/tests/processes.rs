@@ -9,7 +9,7 @@ use peerlane_hal::{
     At, CopyEngine as _, Deadline, Error as _, ErrorKind, Fabric as _, Op, PeerMemory as _, Rank,
     Region as _, RemoteKey as _, Role, host,
 };
-use support::child::{Other, hear, tell};
+use peerlane_simulated_driver::{Other, hear, tell};
 use support::{Allocation, Segments, driver, pattern, pointer, soon};
 
 const OWNER: Rank = Rank(0);

@@ -9,7 +9,7 @@ use peerlane_hal::{
     Rank, Region as _, RemoteKey as _, Role, Space, Ticket,
 };
 use peerlane_simulated_driver::Driver;
-use support::child::{Other, hear, tell};
+use peerlane_simulated_driver::{Other, hear, tell};
 use support::{Allocation, driver, pattern, pointer, soon};
 
 const SHARD_BYTES: u64 = 5001;

@@ -5,7 +5,7 @@ mod support;
 use std::path::Path;
 
 use peerlane_hal::Error as _;
-use support::child::{Other, tell};
+use peerlane_simulated_driver::{Other, tell};
 
 /// The other process: says what it found.
 #[test]

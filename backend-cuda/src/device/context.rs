@@ -4,8 +4,10 @@
 //! pointers and streams are valid here. It is made current for each call and what was current before
 //! is put back: a caller's thread keeps its own.
 
-use std::marker::PhantomData;
+use std::ffi::c_int;
 use std::sync::Arc;
+
+use peerlane_hal::mechanics::device::DeviceContext;
 
 use crate::device::{Device, visible};
 use crate::error::Error;
@@ -13,7 +15,7 @@ use crate::sys::{self, CUcontext, CUdevice, CUresult, Driver};
 
 /// The retained primary context of a device; released when dropped.
 #[derive(Debug)]
-pub(crate) struct Context {
+pub struct Context {
     pub(crate) driver: &'static Driver,
     pub(crate) device: CUdevice,
     /// As it was found when the context was opened.
@@ -55,35 +57,6 @@ impl Context {
         &self.label
     }
 
-    /// Makes the context current on this thread until the guard is dropped.
-    pub(crate) fn enter(&self) -> Result<Entered<'_>, Error> {
-        let mut before = std::ptr::null_mut();
-        // SAFETY: the result is stored in a local.
-        let code = unsafe { (self.driver.ctx_get_current)(&raw mut before) };
-        self.check("cuCtxGetCurrent", code)?;
-        if before == self.raw {
-            return Ok(Entered { context: self, before: None, not_send: PhantomData });
-        }
-        // SAFETY: the context is retained as long as `self` lives.
-        let code = unsafe { (self.driver.ctx_set_current)(self.raw) };
-        self.check("cuCtxSetCurrent", code)?;
-        Ok(Entered { context: self, before: Some(before), not_send: PhantomData })
-    }
-
-    /// The same, and nothing that this thread does is taken for part of a capture that another
-    /// thread began in the global mode: allocations and looks at events are else refused, and spoil
-    /// the capture.
-    pub(crate) fn enter_relaxed(&self) -> Result<Relaxed<'_>, Error> {
-        let entered = self.enter()?;
-        let mut mode = sys::STREAM_CAPTURE_MODE_RELAXED;
-        if let Some(exchange) = self.driver.thread_exchange_stream_capture_mode {
-            // SAFETY: it swaps the mode of this thread with that in the local.
-            let code = unsafe { exchange(&raw mut mode) };
-            self.check("cuThreadExchangeStreamCaptureMode", code)?;
-        }
-        Ok(Relaxed { entered, mode })
-    }
-
     /// A result of the driver as an error that names the call and the device.
     pub(crate) fn check(&self, call: &'static str, code: CUresult) -> Result<(), Error> {
         if code == sys::CUDA_SUCCESS { Ok(()) } else { Err(self.refused(call, code)) }
@@ -107,38 +80,66 @@ impl Drop for Context {
     }
 }
 
-/// The context is current on this thread.
-#[derive(Debug)]
-pub(crate) struct Entered<'a> {
-    context: &'a Context,
-    /// What to put back, if it was another one.
-    before: Option<CUcontext>,
-    /// What is current belongs to the thread.
-    not_send: PhantomData<*const ()>,
-}
+/// What was current on a thread; a handle that is put back and never followed.
+#[derive(Clone, Copy, Debug)]
+pub struct Current(CUcontext);
 
-impl Drop for Entered<'_> {
-    fn drop(&mut self) {
-        if let Some(before) = self.before {
-            // SAFETY: it was current when the guard was made. A failure means that its owner has
-            // destroyed it since; there is then nothing to put back.
-            let _ = unsafe { (self.context.driver.ctx_set_current)(before) };
-        }
+impl DeviceContext for Context {
+    type Error = Error;
+    type Library = &'static Driver;
+    type Current = Current;
+    type CaptureMode = c_int;
+
+    fn library(&self) -> &'static Driver {
+        self.driver
     }
-}
 
-/// The context is current, and captures of other threads do not see what this one does.
-#[derive(Debug)]
-pub(crate) struct Relaxed<'a> {
-    entered: Entered<'a>,
-    mode: std::ffi::c_int,
-}
+    fn label(&self) -> &Arc<str> {
+        &self.label
+    }
 
-impl Drop for Relaxed<'_> {
-    fn drop(&mut self) {
-        if let Some(exchange) = self.entered.context.driver.thread_exchange_stream_capture_mode {
+    fn device(&self) -> i32 {
+        self.device
+    }
+
+    fn id(&self) -> usize {
+        self.raw as usize
+    }
+
+    fn make_current(&self) -> Result<Option<Current>, Error> {
+        let mut before = std::ptr::null_mut();
+        // SAFETY: the result is stored in a local.
+        let code = unsafe { (self.driver.ctx_get_current)(&raw mut before) };
+        self.check("cuCtxGetCurrent", code)?;
+        if before == self.raw {
+            return Ok(None);
+        }
+        // SAFETY: the context is retained as long as `self` lives.
+        let code = unsafe { (self.driver.ctx_set_current)(self.raw) };
+        self.check("cuCtxSetCurrent", code)?;
+        Ok(Some(Current(before)))
+    }
+
+    fn put_back(&self, Current(before): Current) {
+        // SAFETY: it was current before. A failure means that its owner has destroyed it since;
+        // there is then nothing to put back.
+        let _ = unsafe { (self.driver.ctx_set_current)(before) };
+    }
+
+    fn relax_captures(&self) -> Result<c_int, Error> {
+        let mut mode = sys::STREAM_CAPTURE_MODE_RELAXED;
+        if let Some(exchange) = self.driver.thread_exchange_stream_capture_mode {
+            // SAFETY: it swaps the mode of this thread with that in the local.
+            let code = unsafe { exchange(&raw mut mode) };
+            self.check("cuThreadExchangeStreamCaptureMode", code)?;
+        }
+        Ok(mode)
+    }
+
+    fn put_back_captures(&self, mut before: c_int) {
+        if let Some(exchange) = self.driver.thread_exchange_stream_capture_mode {
             // SAFETY: it swaps back the mode that it gave out.
-            let _ = unsafe { exchange(&raw mut self.mode) };
+            let _ = unsafe { exchange(&raw mut before) };
         }
     }
 }

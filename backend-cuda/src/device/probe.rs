@@ -1,10 +1,12 @@
 //! What a device really does, by doing it: an attribute may say yes where the deed is refused, for
 //! instance fabric handles without a channel to the fabric's manager.
 
+use peerlane_hal::mechanics::device::DeviceContext as _;
+use peerlane_hal::mechanics::regions::{Physical, Plain};
+
 use super::Context;
 use crate::error::Error;
-use crate::memory::{Handle, Plain};
-use crate::sys;
+use crate::memory::try_fabric;
 
 /// What came of a trial allocation with each kind of handle; the error says why it is off.
 #[derive(Clone, Debug)]
@@ -27,17 +29,8 @@ pub fn try_handles(ordinal: u32) -> Result<HandleTrials, Error> {
     let context = Context::open(ordinal)?;
     let _current = context.enter_relaxed()?;
     Ok(HandleTrials {
-        posix: try_kind(&context, sys::MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
-        fabric: try_kind(&context, sys::MEM_HANDLE_TYPE_FABRIC),
+        posix: Physical::create(&context, 1).and_then(|memory| memory.export()).map(drop),
+        fabric: try_fabric(&context),
         legacy: Plain::allocate(&context, 1).and_then(|plain| plain.ipc_handle()).map(drop),
     })
-}
-
-fn try_kind(context: &std::sync::Arc<Context>, kind: std::ffi::c_int) -> Result<(), Error> {
-    let handle = Handle::create(context, 1, kind)?;
-    if kind == sys::MEM_HANDLE_TYPE_FABRIC {
-        handle.export_fabric().map(drop)
-    } else {
-        handle.export_fd().map(drop)
-    }
 }

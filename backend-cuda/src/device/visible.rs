@@ -2,6 +2,8 @@
 
 use std::ffi::{CStr, c_char, c_int};
 
+use peerlane_hal::mechanics::device::Fault;
+
 use super::{Abilities, ComputeMode, Device};
 use crate::error::Error;
 use crate::sys::{self, CUdevice, CUuuid, Driver};
@@ -44,9 +46,10 @@ pub(super) fn open(driver: &Driver, ordinal: u32) -> Result<(CUdevice, Device), 
             Ok(list) => format!("CUDA_VISIBLE_DEVICES is \"{list}\""),
             Err(_) => "CUDA_VISIBLE_DEVICES is not set".to_owned(),
         };
-        return Err(Error::Argument(format!(
+        return Err(Fault::Argument(format!(
             "device is {ordinal}, wanted less than the number of visible GPUs, {count}; {visible}"
-        )));
+        ))
+        .into());
     };
     let mut device = 0;
     // SAFETY: the result is stored in a local.
@@ -103,7 +106,8 @@ fn describe(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<Device, E
     })
 }
 
-fn attribute(driver: &Driver, device: CUdevice, number: c_int) -> Result<c_int, Error> {
+/// An attribute of a device.
+pub(crate) fn attribute(driver: &Driver, device: CUdevice, number: c_int) -> Result<c_int, Error> {
     let mut value = 0;
     // SAFETY: the result is stored in a local.
     let code = unsafe { (driver.device_get_attribute)(&raw mut value, number, device) };

@@ -1,199 +1,134 @@
-//! Streams and events of the engine's own.
-//!
-//! All streams are non-blocking, so that nothing orders itself by the legacy default stream. Events
-//! carry no time, which makes them cheap.
+//! Streams and events of CUDA.
 
-use std::time::{Duration, Instant};
+use peerlane_hal::mechanics::device::{
+    CaptureState, EventHandle, Fault, StreamCalls, StreamHandle,
+};
 
 use crate::device::Context;
 use crate::error::Error;
-use crate::sys::{self, CUevent, CUstream, Driver};
+use crate::sys::{self, CUresult, Driver};
 
-/// A nap between two looks at a stream.
-const NAP: Duration = Duration::from_micros(50);
-
-/// A stream; whoever drops it has made the context current.
-#[derive(Debug)]
-pub(super) struct OwnStream {
-    driver: &'static Driver,
-    raw: CUstream,
+/// Of a look: whether it is over, or what went wrong.
+fn is_over(context: &Context, call: &'static str, code: CUresult) -> Result<bool, Error> {
+    if code == sys::CUDA_ERROR_NOT_READY {
+        return Ok(false);
+    }
+    context.check(call, code).map(|()| true)
 }
 
-// SAFETY: a stream may be used from any thread; the handle is never dereferenced here.
-unsafe impl Send for OwnStream {}
-
-impl OwnStream {
-    pub(super) fn create(context: &Context) -> Result<Self, Error> {
+impl StreamCalls for Context {
+    fn create_stream(&self, urgent: bool) -> Result<StreamHandle, Error> {
+        let driver = self.driver;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the context is current; the result is stored in a local.
-        let code =
-            unsafe { (context.driver.stream_create)(&raw mut raw, sys::STREAM_NON_BLOCKING) };
-        context.check("cuStreamCreate", code)?;
-        Ok(Self { driver: context.driver, raw })
-    }
-
-    /// A stream of the highest priority. Streams of one priority may share a channel of the
-    /// hardware, and what stands there behind a blocked wait waits too; this one passes.
-    pub(super) fn urgent(context: &Context) -> Result<Self, Error> {
-        let driver = context.driver;
-        let (Some(range), Some(create)) =
-            (driver.ctx_get_stream_priority_range, driver.stream_create_with_priority)
-        else {
-            return Self::create(context);
-        };
-        let (mut least, mut greatest) = (0, 0);
-        // SAFETY: the context is current; the results are stored in locals.
-        let code = unsafe { range(&raw mut least, &raw mut greatest) };
-        context.check("cuCtxGetStreamPriorityRange", code)?;
-        let mut raw = std::ptr::null_mut();
+        if urgent
+            && let (Some(range), Some(create)) =
+                (driver.ctx_get_stream_priority_range, driver.stream_create_with_priority)
+        {
+            let (mut least, mut greatest) = (0, 0);
+            // SAFETY: the context is current; the results are stored in locals.
+            let code = unsafe { range(&raw mut least, &raw mut greatest) };
+            self.check("cuCtxGetStreamPriorityRange", code)?;
+            // SAFETY: as above.
+            let code = unsafe { create(&raw mut raw, sys::STREAM_NON_BLOCKING, greatest) };
+            self.check("cuStreamCreateWithPriority", code)?;
+            return Ok(StreamHandle(raw));
+        }
         // SAFETY: as above.
-        let code = unsafe { create(&raw mut raw, sys::STREAM_NON_BLOCKING, greatest) };
-        context.check("cuStreamCreateWithPriority", code)?;
-        Ok(Self { driver, raw })
+        let code = unsafe { (driver.stream_create)(&raw mut raw, sys::STREAM_NON_BLOCKING) };
+        self.check("cuStreamCreate", code)?;
+        Ok(StreamHandle(raw))
     }
 
-    pub(super) fn raw(&self) -> CUstream {
-        self.raw
+    unsafe fn destroy_stream(driver: &'static Driver, stream: StreamHandle) {
+        // SAFETY: the caller's; what the stream still holds runs on.
+        let _ = unsafe { (driver.stream_destroy)(stream.0) };
     }
 
-    /// Whether everything is complete; an error is usually that of earlier work.
-    ///
-    /// Not for a stream that captures. [`Context::enter_relaxed`] keeps the look out of captures of
-    /// other threads.
-    pub(super) fn is_idle(&self, context: &Context) -> Result<bool, Error> {
-        // SAFETY: the stream lives as long as `self`.
-        let code = unsafe { (self.driver.stream_query)(self.raw) };
-        if code == sys::CUDA_ERROR_NOT_READY {
-            return Ok(false);
+    unsafe fn is_idle(&self, stream: StreamHandle) -> Result<bool, Error> {
+        // SAFETY: the caller's.
+        let code = unsafe { (self.driver.stream_query)(stream.0) };
+        is_over(self, "cuStreamQuery", code)
+    }
+
+    unsafe fn check_stream(&self, stream: StreamHandle) -> Result<(), Error> {
+        if let Some(name) = stream.default_stream() {
+            return Err(Fault::Argument(format!(
+                "the stream is {name}; wanted one that was made with CU_STREAM_NON_BLOCKING or \
+                 cudaStreamNonBlocking"
+            ))
+            .into());
         }
-        context.check("cuStreamQuery", code).map(|()| true)
-    }
-
-    /// Looks until everything is complete.
-    pub(super) fn finish(
-        &self,
-        context: &Context,
-        timeout: Duration,
-        what: &str,
-    ) -> Result<(), Error> {
-        let start = Instant::now();
-        while !self.is_idle(context)? {
-            if start.elapsed() >= timeout {
-                let what = format!("{what} on {} was not over", context.label());
-                return Err(Error::Timeout { what, timeout });
-            }
-            std::thread::sleep(NAP);
+        let mut seen = std::ptr::null_mut();
+        // SAFETY: the caller's; the result is stored in a local.
+        let code = unsafe { (self.driver.stream_get_ctx)(stream.0, &raw mut seen) };
+        self.check("cuStreamGetCtx", code)?;
+        if seen == self.raw() {
+            return Ok(());
         }
-        Ok(())
+        Err(Fault::Mismatch(format!(
+            "the stream {:?} belongs to context {seen:?}, the engine to context {:?} of {}",
+            stream.0,
+            self.raw(),
+            self.label()
+        ))
+        .into())
     }
 
-    /// Which capture the stream is part of; `None` if of none, or if the driver does not tell.
-    pub(super) fn capture(&self, context: &Context) -> Result<CaptureState, Error> {
-        capture(context, self.raw)
+    unsafe fn is_capturing(&self, stream: StreamHandle) -> Result<bool, Error> {
+        let mut status = sys::STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the caller's; the result is stored in a local.
+        let code = unsafe { (self.driver.stream_is_capturing)(stream.0, &raw mut status) };
+        self.check("cuStreamIsCapturing", code)?;
+        Ok(status != sys::STREAM_CAPTURE_STATUS_NONE)
     }
-}
 
-impl Drop for OwnStream {
-    fn drop(&mut self) {
-        // SAFETY: made by `create` and owned; what it still holds runs on.
-        let _ = unsafe { (self.driver.stream_destroy)(self.raw) };
-    }
-}
-
-/// Whether a stream captures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CaptureState {
-    /// It does not.
-    None,
-    /// It does, and the capture has this number.
-    Active(u64),
-    /// It does, or did and was spoilt, and the driver does not say in which one.
-    Unknown,
-}
-
-/// Asks about any stream that lives.
-pub(super) fn capture(context: &Context, raw: CUstream) -> Result<CaptureState, Error> {
-    let mut status = sys::STREAM_CAPTURE_STATUS_NONE;
-    let mut id = 0;
-    if let Some(info) = context.driver.stream_get_capture_info {
+    unsafe fn capture_state(&self, stream: StreamHandle) -> Result<CaptureState, Error> {
+        let Some(info) = self.driver.stream_get_capture_info else {
+            // SAFETY: the caller's.
+            let capturing = unsafe { self.is_capturing(stream) }?;
+            return Ok(if capturing { CaptureState::Unknown } else { CaptureState::None });
+        };
+        let (mut status, mut id) = (sys::STREAM_CAPTURE_STATUS_NONE, 0);
         let (graph, nodes) = (std::ptr::null_mut(), std::ptr::null_mut());
         let count = std::ptr::null_mut();
-        // SAFETY: the stream lives; what is not wanted is null, the rest is stored in locals.
-        let code = unsafe { info(raw, &raw mut status, &raw mut id, graph, nodes, count) };
-        context.check("cuStreamGetCaptureInfo", code)?;
-        if status == sys::STREAM_CAPTURE_STATUS_ACTIVE {
-            return Ok(CaptureState::Active(id));
-        }
-    } else {
-        // SAFETY: the stream lives; the result is stored in a local.
-        let code = unsafe { (context.driver.stream_is_capturing)(raw, &raw mut status) };
-        context.check("cuStreamIsCapturing", code)?;
+        // SAFETY: the caller's; what is not wanted is null, the rest is stored in locals.
+        let code = unsafe { info(stream.0, &raw mut status, &raw mut id, graph, nodes, count) };
+        self.check("cuStreamGetCaptureInfo", code)?;
+        Ok(match status {
+            sys::STREAM_CAPTURE_STATUS_NONE => CaptureState::None,
+            sys::STREAM_CAPTURE_STATUS_ACTIVE => CaptureState::Active(id),
+            _ => CaptureState::Unknown,
+        })
     }
-    let none = status == sys::STREAM_CAPTURE_STATUS_NONE;
-    Ok(if none { CaptureState::None } else { CaptureState::Unknown })
-}
 
-/// An event; whoever drops it has made the context current.
-#[derive(Debug)]
-pub(super) struct Event {
-    driver: &'static Driver,
-    raw: CUevent,
-}
-
-// SAFETY: as for `OwnStream`.
-unsafe impl Send for Event {}
-
-impl Event {
-    pub(super) fn create(context: &Context) -> Result<Self, Error> {
+    fn create_event(&self) -> Result<EventHandle, Error> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the context is current; the result is stored in a local.
-        let code =
-            unsafe { (context.driver.event_create)(&raw mut raw, sys::EVENT_DISABLE_TIMING) };
-        context.check("cuEventCreate", code)?;
-        Ok(Self { driver: context.driver, raw })
+        let code = unsafe { (self.driver.event_create)(&raw mut raw, sys::EVENT_DISABLE_TIMING) };
+        self.check("cuEventCreate", code)?;
+        Ok(EventHandle(raw))
     }
 
-    /// Takes the place behind what the stream holds now.
-    pub(super) fn record(&self, context: &Context, stream: CUstream) -> Result<(), Error> {
-        // SAFETY: both live, the stream by the caller's word or the engine's.
-        let code = unsafe { (self.driver.event_record)(self.raw, stream) };
-        context.check("cuEventRecord", code)
+    unsafe fn destroy_event(driver: &'static Driver, event: EventHandle) {
+        // SAFETY: the caller's.
+        let _ = unsafe { (driver.event_destroy)(event.0) };
     }
 
-    /// What the stream gets next comes after the place where the event is now; it can be recorded
-    /// anew at once.
-    pub(super) fn hold(&self, context: &Context, stream: CUstream) -> Result<(), Error> {
-        // SAFETY: as for `record`.
-        let code = unsafe { (self.driver.stream_wait_event)(stream, self.raw, 0) };
-        context.check("cuStreamWaitEvent", code)
+    unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), Error> {
+        // SAFETY: the caller's.
+        let code = unsafe { (self.driver.event_record)(event.0, stream.0) };
+        self.check("cuEventRecord", code)
     }
 
-    /// What `behind` gets next comes after what `ahead` holds now.
-    pub(super) fn order(
-        &self,
-        context: &Context,
-        ahead: CUstream,
-        behind: CUstream,
-    ) -> Result<(), Error> {
-        self.record(context, ahead)?;
-        self.hold(context, behind)
+    unsafe fn wait_for_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), Error> {
+        // SAFETY: the caller's.
+        let code = unsafe { (self.driver.stream_wait_event)(stream.0, event.0, 0) };
+        self.check("cuStreamWaitEvent", code)
     }
 
-    /// Whether the stream has come past it. Under [`Context::enter_relaxed`], so that captures of
-    /// other threads do not mind.
-    pub(super) fn has_passed(&self, context: &Context) -> Result<bool, Error> {
-        // SAFETY: the event lives.
-        let code = unsafe { (self.driver.event_query)(self.raw) };
-        if code == sys::CUDA_ERROR_NOT_READY {
-            return Ok(false);
-        }
-        context.check("cuEventQuery", code).map(|()| true)
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        // SAFETY: made by `create` and owned; waits for it are not affected.
-        let _ = unsafe { (self.driver.event_destroy)(self.raw) };
+    unsafe fn has_passed(&self, event: EventHandle) -> Result<bool, Error> {
+        // SAFETY: the caller's.
+        let code = unsafe { (self.driver.event_query)(event.0) };
+        is_over(self, "cuEventQuery", code)
     }
 }

@@ -1,119 +1,93 @@
-//! Whether two devices reach each other, and what to do where they do not.
-//!
-//! Both ranks of a pair must come to the same answer, because each allocates what the other one
-//! imports. So it is not enough that one direction works.
+//! What the driver knows of the way to another device.
 
-use peerlane_hal::{Deadline, Fabric as _, LinkKind, Rank};
+use std::sync::Arc;
 
-use super::address::Place;
-use super::{Fabric, unreachable_peer};
-use crate::device::{self, DeviceLink};
+use peerlane_hal::ErrorKind;
+use peerlane_hal::mechanics::device::{DevicePtr, Fault};
+use peerlane_hal::mechanics::peers::{DeviceId, PeerDevice, Purpose, Way};
+
+use super::Options;
+use crate::device::{self, Context, Device, DeviceLink};
+use crate::engine::{Engine, EngineSetup, SignalBy, probe_signal};
 use crate::error::Error;
-use crate::key::Key;
-use crate::memory::Remote;
+use crate::sys;
 
-/// How a peer is reached.
-#[derive(Debug)]
-pub(super) struct Way {
-    pub(super) kind: LinkKind,
-    /// The flags at its address.
-    pub(super) flags: Option<Remote>,
-    /// Why the devices do not reach each other.
-    pub(super) apart: Option<String>,
-}
+impl PeerDevice for Context {
+    type Found = Device;
+    type Options = Options;
+    type Engine = Engine;
 
-/// What the driver says.
-#[derive(Debug)]
-enum Said {
-    Reached(LinkKind),
-    Apart(&'static str),
-    /// `CUDA_VISIBLE_DEVICES` hides the other device.
-    Nothing,
-}
-
-impl Fabric {
-    pub(super) fn way_to(
-        &self,
-        peer: Rank,
-        place: &Place,
-        probe: &Key,
-        deadline: Deadline,
-    ) -> Result<Way, Error> {
-        let import = || self.memory.open_key(peer, probe, deadline);
-        let direct = |kind, flags| Ok(Way { kind, flags: Some(flags), apart: None });
-        match self.ask_driver(place)? {
-            Said::Reached(kind) => {
-                direct(kind, import().map_err(|error| refused(peer, place, error))?)
-            }
-            // The import tells whether there is access, and nothing tells what carries the bytes.
-            Said::Nothing => match import() {
-                Ok(flags) => direct(LinkKind::Pcie, flags),
-                Err(error) if error.is_no_access() => self.around(
-                    peer,
-                    place,
-                    "the driver refuses to map the one's memory on the other",
-                ),
-                Err(error) => Err(refused(peer, place, error)),
-            },
-            Said::Apart(why) => {
-                // Nothing is imported; a process that is gone shows all the same.
-                let lives = self.memory.ask(peer, probe, deadline);
-                lives.map_err(|error| refused(peer, place, error))?;
-                self.around(peer, place, why)
-            }
-        }
+    fn open(options: &Options) -> Result<Arc<Self>, Error> {
+        Self::open(options.device)
     }
 
-    /// The way through memory of the host.
-    fn around(&self, peer: Rank, place: &Place, why: &str) -> Result<Way, Error> {
-        let own = Place::of(&self.context.found);
-        let apart = format!(
-            "rank {} on {} does not reach rank {peer} on {}: {why}",
-            self.rank(),
-            own.text(),
-            place.text()
-        );
-        if self.options.strict {
-            return Err(Error::unavailable(format!(
-                "{apart}; `strict` refuses the way through host memory: use devices that reach \
-                 each other, or do without `strict`"
-            )));
-        }
-        Ok(Way { kind: LinkKind::HostStaged, flags: None, apart: Some(apart) })
+    fn found(&self) -> &Device {
+        &self.found
     }
 
-    fn ask_driver(&self, place: &Place) -> Result<Said, Error> {
-        let (driver, own) = (self.context.driver, &self.context.found);
-        if place.uuid == own.uuid {
-            return Ok(Said::Reached(LinkKind::Own));
-        }
-        if place.mig || own.mig {
+    fn device_id(&self) -> DeviceId {
+        let Device { uuid, mig, name, .. } = &self.found;
+        DeviceId { uuid: *uuid, divided: *mig, text: self.found.uuid_text(), name: name.clone() }
+    }
+
+    fn way_to(&self, other: &DeviceId) -> Result<Way, Error> {
+        if other.divided || self.found.mig {
             let why = "instances of a divided GPU (MIG) have no access to other devices";
-            return Ok(Said::Apart(why));
+            return Ok(Way::Apart(why));
         }
-        let Some((other, _)) = device::find(driver, &place.uuid)? else {
-            return Ok(Said::Nothing);
+        let Some((other, _)) = device::find(self.driver, &other.uuid)? else {
+            return Ok(Way::Hidden);
         };
-        let there = device::between(driver, self.context.device, other)?;
-        let back = device::between(driver, other, self.context.device)?;
-        match there {
+        let there = device::between(self.driver, self.device, other)?;
+        let back = device::between(self.driver, other, self.device)?;
+        Ok(match there {
+            // The driver names no rate; only a measurement does.
             DeviceLink { peer_access: true, kind, .. } if back.peer_access => {
-                Ok(Said::Reached(kind))
+                Way::Reached { kind, bytes_per_second: None }
             }
-            _ => Ok(Said::Apart(
+            _ => Way::Apart(
                 "the driver gives no peer access between them (see nvidia-smi topo -p2p r; it is \
                  off across PCIe roots, under some IOMMUs, and on consumer GPUs)",
-            )),
+            ),
+        })
+    }
+
+    fn try_signal(&self, flag: DevicePtr) -> Result<SignalBy, Error> {
+        probe_signal(self, flag)
+    }
+
+    fn engine(context: &Arc<Self>, options: &Options, purpose: Purpose) -> Result<Engine, Error> {
+        let setup = EngineSetup {
+            rank: purpose.rank,
+            peers: purpose.peers.iter().map(|reached| reached.peer).collect(),
+            signal: purpose.signal,
+            own_copy: options.own_copy,
+            staged: purpose.is_staged(),
+        };
+        Engine::open(Arc::clone(context), setup)
+    }
+
+    fn fault(error: &Error) -> Option<&Fault> {
+        match error {
+            Error::Fault(fault) => Some(fault),
+            _ => None,
         }
     }
-}
 
-fn refused(peer: Rank, place: &Place, error: Error) -> Error {
-    match error {
-        Error::Freed { .. } => {
-            let how = "the process at its address has closed this fabric".to_owned();
-            Error::PeerLost { peer, how }
+    fn is_no_access(error: &Error) -> bool {
+        error.is_one_of(&[
+            sys::CUDA_ERROR_INVALID_DEVICE,
+            sys::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+            sys::CUDA_ERROR_NOT_SUPPORTED,
+        ])
+    }
+
+    fn unreachable(error: Error, text: String) -> Error {
+        match error {
+            Error::Driver { result, kind, .. } if kind != ErrorKind::DeviceLost => {
+                Error::Unavailable { text: format!("{text}: {result}"), result: Some(result) }
+            }
+            error => error,
         }
-        error => unreachable_peer(peer, place, error),
     }
 }

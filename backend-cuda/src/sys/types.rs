@@ -59,6 +59,8 @@ pub(crate) const ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: c_int = 102;
 pub(crate) const ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: c_int = 103;
 pub(crate) const ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: c_int = 110;
 pub(crate) const ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED: c_int = 116;
+pub(crate) const ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS: c_int = 117;
+pub(crate) const ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING: c_int = 118;
 pub(crate) const ATTRIBUTE_DMA_BUF_SUPPORTED: c_int = 124;
 pub(crate) const ATTRIBUTE_IPC_EVENT_SUPPORTED: c_int = 125;
 pub(crate) const ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED: c_int = 128;
@@ -102,6 +104,14 @@ pub(crate) const STREAM_WAIT_VALUE_GEQ: c_uint = 0;
 pub(crate) const STREAM_WRITE_VALUE_DEFAULT: c_uint = 0;
 /// The most operations that one batch takes; "less than 256", says cuda.h.
 pub(crate) const STREAM_BATCH_OPS_MAX: usize = 255;
+
+pub(crate) const MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD: c_int = 1;
+/// The device sees writes of cards in their order by itself.
+pub(crate) const GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER: c_int = 100;
+/// A bit: the host can flush them.
+pub(crate) const FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST: c_int = 1;
+pub(crate) const FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX: c_int = 0;
+pub(crate) const FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER: c_int = 100;
 
 pub(crate) const MEM_ALLOCATION_TYPE_PINNED: c_int = 1;
 pub(crate) const MEM_HANDLE_TYPE_NONE: c_int = 0;
@@ -162,7 +172,7 @@ pub(crate) struct CUmemAccessDesc {
 /// have the same members at the same places, and nothing else is used here.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct CUstreamBatchMemOpParams {
+pub struct CUstreamBatchMemOpParams {
     pub(crate) operation: c_uint,
     pub(crate) address: CUdeviceptr,
     pub(crate) value: u64,

@@ -2,8 +2,6 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
-pub(crate) mod child;
-
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -1,0 +1,117 @@
+//! CUDA, as the tests that engines of streams share want it.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaGraph, CudaStream, result, sys};
+pub(crate) use peerlane_cuda::{Engine, Error, Fabric, Local, Options, Remote, SignalBy, Stream};
+use peerlane_hal::{ErrorKind, Region as _};
+use peerlane_simulated_driver::Driver;
+
+pub(crate) use crate::support::{driver, pattern, ranks, soon};
+
+/// What simulated devices are called.
+pub(crate) const DEVICE_NAME: &str = "Simulated GPU";
+/// Several memory operations in one call.
+pub(crate) const BATCH: &str = "cuStreamBatchMemOp_v2";
+/// Calls of a start, an answer to each, and what a program makes of it.
+pub(crate) const REFUSALS: [(&str, i32, ErrorKind); 4] = [
+    (BATCH, 9999, ErrorKind::Other),
+    ("cuMemcpyAsync", 2, ErrorKind::OutOfMemory),
+    ("cuStreamWaitEvent", 400, ErrorKind::Other),
+    ("cuEventRecord", 700, ErrorKind::DeviceLost),
+];
+/// Ways in which a device goes.
+pub(crate) const LOSSES: [fn(&Driver, u32); 2] =
+    [|driver, device| driver.break_device(device, 700), Driver::destroy_context];
+
+/// Whose work a capture minds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Mode {
+    Global,
+    ThreadLocal,
+    Relaxed,
+}
+
+/// A stream on which a rank computes: here, copies.
+#[derive(Clone)]
+pub(crate) struct Compute {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+}
+
+impl Compute {
+    pub(crate) fn new(device: usize) -> Self {
+        let context = CudaContext::new(device).expect("a device");
+        let stream = context.new_stream().expect("a stream");
+        Self { context, stream }
+    }
+
+    pub(crate) fn handle(&self) -> Stream {
+        // SAFETY: tests keep their streams until the engines are gone.
+        unsafe { Stream::from_raw(self.stream.cu_stream().cast()) }
+    }
+
+    /// Copies a whole region, behind what the stream holds. Copies from and to the host would make
+    /// the host wait.
+    pub(crate) fn copy(&self, to: &Local, from: &Local) {
+        assert_eq!(to.bytes(), from.bytes());
+        self.context.bind_to_thread().unwrap();
+        let (bytes, stream) = (to.bytes() as usize, self.stream.cu_stream());
+        let (to, from) = (to.device_ptr(), from.device_ptr());
+        // SAFETY: both regions are so long, and tests keep them until the stream is finished.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, stream) }.unwrap();
+    }
+
+    /// What it gets next comes after what `other` holds.
+    pub(crate) fn wait_for(&self, other: &Self) {
+        self.stream.join(&other.stream).unwrap();
+    }
+
+    pub(crate) fn finish(&self) {
+        self.stream.synchronize().unwrap();
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.context.bind_to_thread().unwrap();
+        // SAFETY: the stream lives.
+        let code = unsafe { sys::cuStreamQuery(self.stream.cu_stream()) };
+        assert!(
+            [sys::CUresult::CUDA_SUCCESS, sys::CUresult::CUDA_ERROR_NOT_READY].contains(&code),
+            "{code:?}"
+        );
+        code == sys::CUresult::CUDA_SUCCESS
+    }
+
+    pub(crate) fn begin_capture(&self, mode: Mode) {
+        use sys::CUstreamCaptureMode as Raw;
+        let mode = match mode {
+            Mode::Global => Raw::CU_STREAM_CAPTURE_MODE_GLOBAL,
+            Mode::ThreadLocal => Raw::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            Mode::Relaxed => Raw::CU_STREAM_CAPTURE_MODE_RELAXED,
+        };
+        self.stream.begin_capture(mode).unwrap();
+    }
+
+    pub(crate) fn end_capture(&self) -> Graph {
+        Graph(self.end().expect("something was recorded"))
+    }
+
+    /// Nothing was recorded, and nothing disturbed that.
+    pub(crate) fn end_empty_capture(&self) {
+        drop(self.end());
+    }
+
+    fn end(&self) -> Option<CudaGraph> {
+        let flags = sys::CUgraphInstantiate_flags(0);
+        self.stream.end_capture(flags).expect("the capture is whole")
+    }
+}
+
+/// A graph, ready to be replayed on the stream that captured it.
+pub(crate) struct Graph(CudaGraph);
+
+impl Graph {
+    pub(crate) fn launch(&self) {
+        self.0.launch().unwrap();
+    }
+}
