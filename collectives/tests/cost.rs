@@ -25,10 +25,12 @@ fn plain() -> Links {
     let mut links = Links::default();
     let link = Link {
         put_seconds: 1e-6,
+        get_seconds: 1e-6,
         flag_seconds: 10e-6,
         step_seconds: 0.0,
         submit_seconds: 0.0,
         bytes_per_second: 1e9,
+        passed_on_bytes_per_second: None,
         engine_bytes_per_second: 1e9,
         send_bytes_per_second: 1e9,
         receive_bytes_per_second: 1e9,
@@ -37,6 +39,7 @@ fn plain() -> Links {
     };
     (links.own, links.local, links.network) = (link.clone(), link.clone(), link);
     links.start_seconds = 0.0;
+    links.lane_seconds = 0.0;
     links
 }
 
@@ -234,6 +237,21 @@ fn choosing_for_16384_ranks_takes_no_time() {
     assert_eq!(choice.algorithm, Algorithm::Hierarchical);
     // Below 1 ms; the rest is for a busy machine and a build that is not optimised.
     assert!(started.elapsed().as_millis() < 50, "{:?}", started.elapsed());
+}
+
+/// Direct's largest sender puts its shard to all, while on a ring every link carries about as much.
+#[test]
+fn unlike_shards_go_around_a_ring() {
+    let topology = Topology::flat(4).unwrap();
+    let links = Links::default();
+    for total in [64 * MIB, 256 * MIB, 1024 * MIB] {
+        let shards = [1, 2, 3, 4].map(|share| total / 10 * share);
+        let choice = cost::choose(&question(&topology, &shards, &links)).unwrap();
+        assert_eq!(choice.algorithm, Algorithm::Ring, "{choice}");
+        let shards = [total / 4; 4];
+        let choice = cost::choose(&question(&topology, &shards, &links)).unwrap();
+        assert_eq!(choice.algorithm, Algorithm::Direct, "{choice}");
+    }
 }
 
 fn compare(name: &str, topology: &Topology) {

@@ -17,14 +17,21 @@ fn formulas_and_simulation_agree() {
     let host = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
     let mut off = Vec::new();
     let mut count = 0;
-    for (name, links, flags) in
-        [("gpu", gpu, FlagOrder::Batched), ("host", host, FlagOrder::Prompt)]
-    {
+    // What a peer has just put here takes as long again, and so does asking for bytes.
+    let mut far = host.clone();
+    far.local.passed_on_bytes_per_second = Some(far.local.bytes_per_second);
+    far.local.get_seconds = 2.0 * far.local.put_seconds;
+    for (name, links, flags) in [
+        ("gpu", gpu, FlagOrder::Batched),
+        ("host", host, FlagOrder::Prompt),
+        ("far", far, FlagOrder::Prompt),
+    ] {
         let mut links = links;
         links.local.submit_seconds = 0.0;
         links.network.submit_seconds = 0.0;
         links.own.submit_seconds = 0.0;
         links.start_seconds = 0.0;
+        links.lane_seconds = 0.0;
         if flags == FlagOrder::Batched {
             // The simulation knows no batches of flags.
             links.local.step_seconds = 0.0;

@@ -26,6 +26,9 @@ pub struct Links {
     /// What a start costs beside its steps: from the call to the first step and from the last step
     /// to the return.
     pub start_seconds: f64,
+    /// What each lane of [`Tier::Local`] beyond the first adds to a start: its engine begins behind
+    /// the first one and is joined in the end.
+    pub lane_seconds: f64,
 }
 
 /// One way to move bytes.
@@ -34,6 +37,8 @@ pub struct Links {
 pub struct Link {
     /// What a put or a get costs beside its bytes (α): its lane is taken for so long.
     pub put_seconds: f64,
+    /// The same of a get.
+    pub get_seconds: f64,
     /// From the end of the step before a signal to the moment at which the reader's lane is past
     /// its wait, if it waits already (a flag hop).
     pub flag_seconds: f64,
@@ -45,6 +50,9 @@ pub struct Link {
     pub submit_seconds: f64,
     /// One flow alone (1 / β).
     pub bytes_per_second: f64,
+    /// Bytes that a peer has just put here lie in that one's caches: to put them on takes them out of
+    /// there first, at this rate, and then as long as any others; `None` where that costs nothing.
+    pub passed_on_bytes_per_second: Option<f64>,
     /// All flows of one lane of one rank together, in each direction.
     pub engine_bytes_per_second: f64,
     /// All flows out of one rank together, of all its lanes.
@@ -100,7 +108,16 @@ impl Links {
             // Between the sum of the steps and what 4 KiB take on 4 x H200
             // (docs/perf/cuda-allgather.md); assumed for the others.
             start_seconds: if gpu { 10e-6 } else { 2e-6 },
+            // Fitted to the runs of docs/perf/cost-cuda.md; assumed for others.
+            lane_seconds: if gpu { 8e-6 } else { 0.0 },
         }
+    }
+
+    /// What a start of so many lanes of [`Tier::Local`] costs beside its steps, in picoseconds.
+    pub(crate) fn start(&self, local_lanes: usize) -> u64 {
+        let further = local_lanes.saturating_sub(1) as u64;
+        let further = picoseconds(self.lane_seconds).saturating_mul(further);
+        picoseconds(self.start_seconds).saturating_add(further)
     }
 
     /// The link over which a lane of `tier` reaches a rank, which is the lane's own if `to_self`.
@@ -120,6 +137,7 @@ impl Links {
             link.check(name)?;
         }
         check_seconds("start_seconds", self.start_seconds)?;
+        check_seconds("lane_seconds", self.lane_seconds)?;
         let Node { nics, nic_bytes_per_second, processors, copy_bytes_per_second, reach } =
             &self.node;
         for (name, count) in [("node.nics", nics), ("node.processors", processors)] {
@@ -200,6 +218,7 @@ impl Link {
         let device = matches!(kind, LinkKind::NvLink | LinkKind::Xgmi | LinkKind::Pcie);
         Self {
             put_seconds,
+            get_seconds: put_seconds,
             flag_seconds,
             step_seconds,
             // 4 to 5 µs for 3 copies in one call (docs/perf/cuda-submission.md); assumed for others.
@@ -209,6 +228,7 @@ impl Link {
                 _ => 0.0,
             },
             bytes_per_second: flow,
+            passed_on_bytes_per_second: None,
             engine_bytes_per_second: engine,
             send_bytes_per_second: engine,
             receive_bytes_per_second: engine,
@@ -222,10 +242,12 @@ impl Link {
         let rate = 2136e9;
         Self {
             put_seconds: 1.9e-6,
+            get_seconds: 1.9e-6,
             flag_seconds: 2e-6,
             step_seconds: 0.3e-6,
             submit_seconds: 2e-6,
             bytes_per_second: rate,
+            passed_on_bytes_per_second: None,
             engine_bytes_per_second: rate,
             send_bytes_per_second: rate,
             receive_bytes_per_second: rate,
@@ -237,6 +259,7 @@ impl Link {
     fn check(&self, link: &str) -> Result<(), Error> {
         for (name, seconds) in [
             ("put_seconds", self.put_seconds),
+            ("get_seconds", self.get_seconds),
             ("flag_seconds", self.flag_seconds),
             ("step_seconds", self.step_seconds),
             ("submit_seconds", self.submit_seconds),
@@ -250,6 +273,9 @@ impl Link {
             ("receive_bytes_per_second", self.receive_bytes_per_second),
         ] {
             check_rate(&format!("{link}.{name}"), rate)?;
+        }
+        if let Some(rate) = self.passed_on_bytes_per_second {
+            check_rate(&format!("{link}.passed_on_bytes_per_second"), rate)?;
         }
         if self.puts_in_flight == 0 {
             return Err(invalid(format!("{link}.puts_in_flight is 0, expected at least 1")));

@@ -11,7 +11,7 @@ mod hierarchical;
 mod ring;
 
 use super::ground::Ground;
-use super::links::{Links, picoseconds};
+use super::links::Links;
 use super::predict::Term;
 use super::seen::Seen;
 use crate::allgather::Shape;
@@ -37,7 +37,7 @@ pub(super) fn terms(task: &Task<'_>) -> Vec<Term> {
                 hierarchical::way(task, node_ranks)
             }
         };
-        let mut terms = vec![Term::new("start", picoseconds(task.links.start_seconds), "")];
+        let mut terms = vec![Term::new("start", task.links.start(task.local_lanes()), "")];
         terms.extend(way.terms.into_iter().filter(|term| term.picoseconds > 0));
         // Starts follow each other; the slower of host and engines sets the pace.
         let (path, host) = (total(&terms), way.host);
@@ -74,6 +74,21 @@ impl Task<'_> {
 
     fn has_network(&self) -> bool {
         self.shape.tiers && self.ground.nodes > 1
+    }
+
+    fn local_lanes(&self) -> usize {
+        if self.has_network() { self.lanes() / 2 } else { self.lanes() }
+    }
+
+    /// Of each rank.
+    pub(super) fn lanes(&self) -> usize {
+        let tiers = if self.has_network() { 2 } else { 1 };
+        match self.algorithm {
+            Algorithm::Direct | Algorithm::Pull | Algorithm::Ring => tiers,
+            Algorithm::DoubleRing => 2 * tiers,
+            Algorithm::Hierarchical | Algorithm::HierarchicalRing if self.ground.nodes > 1 => 2,
+            Algorithm::Hierarchical | Algorithm::HierarchicalRing => 1,
+        }
     }
 
     /// So many signals or waits side by side.

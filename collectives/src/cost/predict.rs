@@ -110,15 +110,8 @@ pub(super) fn cost(task: &Task<'_>) -> Cost {
 }
 
 fn flag_bytes(task: &Task<'_>) -> u64 {
-    let &Task { algorithm, ground, shape, .. } = task;
-    let tiers = if shape.tiers && ground.nodes > 1 { 2 } else { 1 };
-    let lanes = match algorithm {
-        Algorithm::Direct | Algorithm::Pull | Algorithm::Ring => tiers,
-        Algorithm::DoubleRing => 2 * tiers,
-        Algorithm::Hierarchical | Algorithm::HierarchicalRing if ground.nodes > 1 => 2,
-        Algorithm::Hierarchical | Algorithm::HierarchicalRing => 1,
-    };
-    let words = FlagLayout::new(ground.ranks as usize, shape.parts, lanes).words();
+    let &Task { ground, shape, .. } = task;
+    let words = FlagLayout::new(ground.ranks as usize, shape.parts, task.lanes()).words();
     words.saturating_mul(8).saturating_mul(shape.outputs.into())
 }
 

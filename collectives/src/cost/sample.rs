@@ -42,6 +42,11 @@ impl Sample {
         touched_bytes(&Ground::new(topology, &shards), self.shape())
     }
 
+    /// Whether ranks put what others have put to them.
+    pub(super) fn passes_on(&self) -> bool {
+        !matches!(self.algorithm, Algorithm::Direct | Algorithm::Pull)
+    }
+
     pub(super) fn is_plain_direct(&self) -> bool {
         self.algorithm == Algorithm::Direct && !self.tiers
     }

@@ -8,6 +8,9 @@ use crate::plan::Tier;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     put: u64,
+    get: u64,
+    /// Beside the rate, of bytes that a peer has just put here.
+    passed_on: f64,
     in_flight: u64,
     flow: f64,
     /// All flows of the lane together, and all of the rank.
@@ -25,7 +28,8 @@ impl Seen {
     /// By a rank of a node of `node_ranks`, of which `senders` use the link at once.
     pub(super) fn new(links: &Links, tier: Option<Tier>, node_ranks: u64, senders: u64) -> Self {
         let link = links.of(tier.unwrap_or_default(), tier.is_none());
-        let Link { put_seconds, step_seconds, flag_seconds, submit_seconds, .. } = *link;
+        let Link { put_seconds, get_seconds, step_seconds, flag_seconds, submit_seconds, .. } =
+            *link;
         let senders = senders.max(1);
         let mut slower = 1.0;
         let mut shared = f64::INFINITY;
@@ -46,6 +50,8 @@ impl Seen {
         let stretched = |seconds: f64| picoseconds(seconds * slower);
         Self {
             put: stretched(put_seconds),
+            get: stretched(get_seconds),
+            passed_on: link.passed_on_bytes_per_second.unwrap_or(f64::INFINITY) / slower,
             in_flight: link.puts_in_flight.max(1).into(),
             flow: link.bytes_per_second.min(shared) / slower,
             lane: lane.min(shared) / slower,
@@ -61,16 +67,30 @@ impl Seen {
     /// How long `count` puts of together `bytes` bytes take. Where several are in flight, the lane goes
     /// on to the next while the bytes of the last ones move.
     pub(super) fn puts(&self, count: u64, bytes: u64) -> u64 {
+        self.copies(self.put, count, bytes)
+    }
+
+    /// The same of gets.
+    pub(super) fn gets(&self, count: u64, bytes: u64) -> u64 {
+        self.copies(self.get, count, bytes)
+    }
+
+    /// What puts of `bytes` bytes take longer if peers have just put them here.
+    pub(super) fn passed_on(&self, bytes: u64) -> u64 {
+        transfer_picoseconds(bytes, self.passed_on)
+    }
+
+    fn copies(&self, each: u64, count: u64, bytes: u64) -> u64 {
         if count == 0 {
             return 0;
         }
-        let latency = count.saturating_mul(self.put);
+        let latency = count.saturating_mul(each);
         if self.in_flight == 1 {
             return latency.saturating_add(transfer_picoseconds(bytes, self.rate(1)));
         }
         let last = transfer_picoseconds(bytes / count, self.rate(1));
         let all = transfer_picoseconds(bytes, self.rate(count));
-        latency.saturating_add(last).max(self.put.saturating_add(all))
+        latency.saturating_add(last).max(each.saturating_add(all))
     }
 
     /// What `count` puts at once reach together.

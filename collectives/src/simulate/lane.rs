@@ -31,6 +31,8 @@ pub(super) struct Entry {
     pub(super) peer: u32,
     pub(super) bytes: u64,
     pub(super) get: bool,
+    /// A peer has put the bytes here.
+    pub(super) passed_on: bool,
     /// When it was issued.
     pub(super) issued: u64,
     /// When its bytes began to move, and as which flow of the lane.

@@ -14,6 +14,7 @@ use super::packed::Move;
 use super::program::Program;
 use super::resources::{Copy, Resources, Way};
 use crate::cost::{Link, Links, picoseconds};
+use crate::plan::Tier;
 use crate::topology::Topology;
 
 /// A time that is not known yet.
@@ -26,12 +27,15 @@ const FLOWS_MAX: u32 = 8;
 #[derive(Clone, Copy, Debug)]
 struct Price {
     put: u64,
+    get: u64,
     flag: u64,
     step: u64,
     puts_in_flight: usize,
     /// Puts of one lane whose bytes move at once.
     flows: u32,
     bytes_per_second: f64,
+    /// How much more work a byte is that a peer has put here.
+    passed_on: f64,
     submit: u64,
 }
 
@@ -39,14 +43,27 @@ impl Price {
     fn of(link: &Link) -> Self {
         Self {
             put: picoseconds(link.put_seconds),
+            get: picoseconds(link.get_seconds),
             flag: picoseconds(link.flag_seconds),
             step: picoseconds(link.step_seconds),
             puts_in_flight: link.puts_in_flight as usize,
             flows: link.puts_in_flight.min(FLOWS_MAX),
             bytes_per_second: link.bytes_per_second,
+            passed_on: passed_on(link),
             submit: picoseconds(link.submit_seconds),
         }
     }
+
+    /// What a copy takes its lane for.
+    fn copy(&self, get: bool) -> u64 {
+        if get { self.get } else { self.put }
+    }
+}
+
+/// First out of the caches of another processor, then as any other byte.
+fn passed_on(link: &Link) -> f64 {
+    let Link { bytes_per_second, passed_on_bytes_per_second, .. } = *link;
+    passed_on_bytes_per_second.map_or(1.0, |first| 1.0 + bytes_per_second / first)
 }
 
 /// All lanes of all ranks.
@@ -81,7 +98,8 @@ impl<'a> Machine<'a> {
         let prices = Way::ALL.map(|way| Price::of(way.link(links)));
         let width = prices.iter().map(|price| price.flows).max().unwrap_or(1);
         let lanes = program.first.len() - 1;
-        let start = picoseconds(links.start_seconds);
+        let local_lanes = program.tiers.iter().filter(|&&tier| tier == Tier::Local).count();
+        let start = links.start(local_lanes);
         let lane = |(lane, ends): (usize, &[u32])| {
             let delay = delays.get(lane / program.lanes()).copied().unwrap_or(0);
             Lane::new(ends[0], ends[1], start.saturating_add(delay))
@@ -150,9 +168,8 @@ impl<'a> Machine<'a> {
                 return;
             }
             match self.program.steps[step as usize].unpack() {
-                Move::Put { peer, .. } | Move::Get { peer, .. } => {
-                    return self.prepare(number, peer);
-                }
+                Move::Put { peer, .. } => return self.prepare(number, peer, false),
+                Move::Get { peer, .. } => return self.prepare(number, peer, true),
                 Move::Signal { lane: reader, .. } => self.signal(number, step, reader),
                 Move::Wait { .. } if self.ends[step as usize] == UNKNOWN => {
                     lane.hold = Hold::Flag;
@@ -165,15 +182,16 @@ impl<'a> Machine<'a> {
     }
 
     /// Begins to issue the next step, a put or a get, once it may be.
-    fn prepare(&mut self, number: u32, peer: u32) {
-        let Price { put, puts_in_flight, .. } = *self.price(number, peer);
+    fn prepare(&mut self, number: u32, peer: u32, get: bool) {
+        let price = self.price(number, peer);
+        let (copy, puts_in_flight) = (price.copy(get), price.puts_in_flight);
         let lane = &mut self.lanes[number as usize];
         if lane.entries.len() >= puts_in_flight {
             lane.hold = Hold::Slot;
             return;
         }
         lane.hold = Hold::Issue;
-        self.agenda.schedule(number * (self.width + 1), lane.at.saturating_add(put));
+        self.agenda.schedule(number * (self.width + 1), lane.at.saturating_add(copy));
     }
 
     fn signal(&mut self, number: u32, step: u32, reader: u32) {
@@ -231,9 +249,9 @@ impl<'a> Machine<'a> {
         let rank = Rank(self.rank_of(number));
         let lane = &mut self.lanes[number as usize];
         let step = lane.next;
-        let (peer, bytes, get) = match self.program.steps[step as usize].unpack() {
-            Move::Put { peer, bytes } => (peer, bytes, false),
-            Move::Get { peer, bytes } => (peer, bytes, true),
+        let (peer, bytes, get, passed_on) = match self.program.steps[step as usize].unpack() {
+            Move::Put { peer, bytes, passed_on } => (peer, bytes, false, passed_on),
+            Move::Get { peer, bytes } => (peer, bytes, true, false),
             Move::Signal { .. } | Move::Wait { .. } => unreachable!("only copies are issued"),
         };
         let entry = Entry {
@@ -242,6 +260,7 @@ impl<'a> Machine<'a> {
             peer,
             bytes,
             get,
+            passed_on,
             issued: now,
             begun: None,
             cause: lane.cause,
@@ -274,8 +293,11 @@ impl<'a> Machine<'a> {
             if entry.issued < now {
                 entry.cause = ended;
             }
-            let Entry { bytes, peer, get, .. } = *entry;
+            let Entry { bytes, peer, get, passed_on, .. } = *entry;
             let rate = price(entry).bytes_per_second;
+            // It keeps busy for longer what the bytes go through.
+            let work =
+                if passed_on { (bytes as f64 * price(entry).passed_on) as u64 } else { bytes };
             let way = Way::of(tier, peer == own);
             let (from, to) = if get { (Rank(peer), rank) } else { (rank, Rank(peer)) };
             if lane.moving == 0 {
@@ -283,7 +305,7 @@ impl<'a> Machine<'a> {
             }
             lane.moving |= 1 << flow;
             let uses = self.resources.uses(Copy { lane: number, by: rank, from, to, way });
-            self.flows.begin(number * self.width + flow, now, bytes, rate, uses);
+            self.flows.begin(number * self.width + flow, now, work, rate, uses);
             self.meter.bytes(from, to, way, bytes);
         }
     }
@@ -299,11 +321,11 @@ impl<'a> Machine<'a> {
         let moved = |entry: &Entry| entry.begun.is_some_and(|(_, with)| with == flow);
         let Some(index) = lane.entries.iter().position(moved) else { return };
         let Some(entry) = lane.entries.remove(index) else { return };
-        let Entry { step, peer, issued, begun, cause, .. } = entry;
+        let Entry { step, peer, get, issued, begun, cause, .. } = entry;
         self.ends[step as usize] = now;
         self.causes[step as usize] = cause;
         let begun = begun.map_or(issued, |(begun, _)| begun);
-        let alone = if begun == issued { self.price(number, peer).put } else { 0 };
+        let alone = if begun == issued { self.price(number, peer).copy(get) } else { 0 };
         self.meter.slice(step, begun - alone.min(begun), now);
         while let Some(deferred) = self.lanes[number as usize].release(peer) {
             let Deferred { step: signal, at, .. } = deferred;

@@ -4,9 +4,11 @@
 //! arguments: events happen in order of time, rank, lane. It is no proof; [`verify`] is. What is
 //! modelled:
 //!
-//! - A lane works off its steps in order. A put or a get takes its lane for
-//!   [`put_seconds`](Link::put_seconds) and then moves its bytes; where several may be
-//!   [in flight](Link::puts_in_flight), the lane goes on meanwhile, else it waits for the end.
+//! - A lane works off its steps in order. A put takes its lane for
+//!   [`put_seconds`](Link::put_seconds), a get for [`get_seconds`](Link::get_seconds), and then moves
+//!   its bytes, more slowly where a peer has [just put them here](Link::passed_on_bytes_per_second);
+//!   where several may be [in flight](Link::puts_in_flight), the lane goes on meanwhile, else it waits
+//!   for the end.
 //! - A signal follows all puts of its lane to the reader, one to the own rank all puts of its lane.
 //!   Its flag is there after [`flag_seconds`](Link::flag_seconds). A wait holds its lane.
 //! - Flows share, in equal parts, engines, the ways into and out of a rank, network cards,

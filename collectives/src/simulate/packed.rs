@@ -1,6 +1,6 @@
 //! A step in 8 bytes, so that the plans of thousands of ranks fit in memory at once.
 
-const KIND_BITS: u32 = 2;
+const KIND_BITS: u32 = 3;
 const WHO_BITS: u32 = 22;
 const WHAT_BITS: u32 = u64::BITS - KIND_BITS - WHO_BITS;
 
@@ -14,8 +14,8 @@ const NONE: u64 = WHAT_MAX + 1;
 /// What a step does, as far as its time depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Move {
-    /// Bytes to another rank's output, or the own.
-    Put { peer: u32, bytes: u64 },
+    /// Bytes to another rank's output, or the own; `passed_on` where a peer has put them here.
+    Put { peer: u32, bytes: u64, passed_on: bool },
     /// Bytes from another rank, or the own.
     Get { peer: u32, bytes: u64 },
     /// To a lane, counted over all ranks. `what` is the number of the flag until the program is
@@ -34,7 +34,8 @@ impl Packed {
     /// them.
     pub(super) fn new(step: Move) -> Self {
         let (kind, who, what) = match step {
-            Move::Put { peer, bytes } => (0, peer, bytes),
+            Move::Put { peer, bytes, passed_on: false } => (0, peer, bytes),
+            Move::Put { peer, bytes, passed_on: true } => (4, peer, bytes),
             Move::Get { peer, bytes } => (1, peer, bytes),
             Move::Signal { lane, what } => (2, lane, what),
             Move::Wait { signal } => (3, 0, signal.map_or(NONE, u64::from)),
@@ -47,7 +48,7 @@ impl Packed {
         let who = (self.0 >> KIND_BITS & WHO_MAX) as u32;
         let what = self.0 >> (KIND_BITS + WHO_BITS);
         match self.0 & ((1 << KIND_BITS) - 1) {
-            0 => Move::Put { peer: who, bytes: what },
+            kind @ (0 | 4) => Move::Put { peer: who, bytes: what, passed_on: kind == 4 },
             1 => Move::Get { peer: who, bytes: what },
             2 => Move::Signal { lane: who, what },
             _ => Move::Wait { signal: u32::try_from(what).ok() },
@@ -64,8 +65,8 @@ mod tests {
         assert_eq!(size_of::<Packed>(), 8);
         let who = WHO_MAX as u32;
         for step in [
-            Move::Put { peer: 0, bytes: WHAT_MAX },
-            Move::Put { peer: who, bytes: 0 },
+            Move::Put { peer: 0, bytes: WHAT_MAX, passed_on: false },
+            Move::Put { peer: who, bytes: 0, passed_on: true },
             Move::Get { peer: 1, bytes: 17 },
             Move::Signal { lane: who, what: WHAT_MAX },
             Move::Wait { signal: None },

@@ -184,7 +184,7 @@ impl<'a> Compiler<'a> {
                 }
                 match step {
                     Step::Get { .. } => Move::Get { peer, bytes },
-                    _ => Move::Put { peer, bytes },
+                    _ => Move::Put { peer, bytes, passed_on: cell.shard != rank },
                 }
             }
             Step::Signal { peer, flag } => {

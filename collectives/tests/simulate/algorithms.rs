@@ -117,6 +117,12 @@ fn a_ring_takes_a_put_and_a_flag_for_each_step() {
         let shape = Shape { parts: 10, ..shape };
         let parts = simulate(Algorithm::Ring, &topology, &bytes, shape, &links, &options);
         assert_eq!(parts.end_ps(), 30 + (ranks - 1) * 10 * (100 + 640) + 30);
+        // All shards but the own one were just put here: half as fast.
+        links.local.passed_on_bytes_per_second = Some(1e12);
+        let whole = Shape { parts: 1, ..shape };
+        let whole = simulate(Algorithm::Ring, &topology, &bytes, whole, &links, &options);
+        let passed_on = (ranks - 2) * (100 + 2 * 6400 + 30);
+        assert_eq!(whole.end_ps(), 30 + (100 + 6400 + 30) + passed_on);
     }
 }
 
@@ -124,7 +130,7 @@ fn a_ring_takes_a_put_and_a_flag_for_each_step() {
 fn direct_takes_a_put_for_each_peer_and_pull_the_same() {
     for ranks in 2..=9u64 {
         let mut links = links();
-        links.local.put_seconds = 100e-12;
+        (links.local.put_seconds, links.local.get_seconds) = (100e-12, 100e-12);
         links.local.flag_seconds = 30e-12;
         let topology = Topology::flat(ranks as usize).unwrap();
         let shape = Shape { in_place: true, ..Shape::default() };
@@ -135,6 +141,10 @@ fn direct_takes_a_put_for_each_peer_and_pull_the_same() {
             assert_eq!(simulation.end_ps(), 30 + (ranks - 1) * 1100 + 30, "{algorithm}");
             assert_eq!(simulation.incast[0].flows, 1, "{algorithm}: no two into one rank");
         }
+        links.local.get_seconds = 300e-12;
+        let simulation =
+            simulate(Algorithm::Pull, &topology, &bytes, shape, &links, &Options::default());
+        assert_eq!(simulation.end_ps(), 30 + (ranks - 1) * 1300 + 30);
     }
 }
 

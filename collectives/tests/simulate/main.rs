@@ -17,10 +17,12 @@ fn link() -> Link {
     let rate = 1e12;
     Link {
         put_seconds: 0.0,
+        get_seconds: 0.0,
         flag_seconds: 0.0,
         step_seconds: 0.0,
         submit_seconds: 0.0,
         bytes_per_second: rate,
+        passed_on_bytes_per_second: None,
         engine_bytes_per_second: rate,
         send_bytes_per_second: rate,
         receive_bytes_per_second: rate,
@@ -30,7 +32,14 @@ fn link() -> Link {
 }
 
 fn links() -> Links {
-    Links { own: link(), local: link(), network: link(), node: Node::default(), start_seconds: 0.0 }
+    Links {
+        own: link(),
+        local: link(),
+        network: link(),
+        node: Node::default(),
+        start_seconds: 0.0,
+        lane_seconds: 0.0,
+    }
 }
 
 /// Plans of as many lines as it takes, `|` between the lanes of a rank and a blank line between

@@ -82,7 +82,8 @@ impl Lane {
         let signals = if pull { peers } else { count };
         Self {
             ready: task.ready(seen, peers, own),
-            puts: seen.puts(count, lane).max(seen.receives(other)),
+            puts: if pull { seen.gets(count, lane) } else { seen.puts(count, lane) }
+                .max(seen.receives(other)),
             flags: task.flags(seen, signals).saturating_mul(2),
             hop: seen.hop,
         }

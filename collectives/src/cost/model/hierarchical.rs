@@ -16,7 +16,9 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64) -> Way {
     let rails = Rails::new(task, &network, node_ranks);
 
     let spread = spread(task, &local, mates, task.parts(), ground.shard_bytes_max);
-    let cell = spread_cell(task, &local, mates);
+    // What is spread came from another node.
+    let cell = spread_cell(task, &local, mates)
+        .saturating_add(local.passed_on(task.part_bytes().saturating_mul(mates)));
     let entering = ground.entering(node_ranks);
     let forwards = spread_cells(cell, entering.saturating_mul(task.parts()));
     let copy = task.own_copy(&own);
@@ -119,7 +121,12 @@ impl Rails {
         let puts = shards.saturating_mul(parts);
         let flags =
             task.flags(seen, 1).saturating_mul(puts).saturating_mul(if ring { 3 } else { 1 });
-        let work = seen.puts(puts, shard.saturating_mul(shards)).saturating_add(flags);
+        // On rings all but the own shard came from the node before.
+        let passed_on = if ring { seen.passed_on(shard.saturating_mul(shards - 1)) } else { 0 };
+        let work = seen
+            .puts(puts, shard.saturating_mul(shards))
+            .saturating_add(passed_on)
+            .saturating_add(flags);
         let first = seen.puts(1, task.part_bytes());
         let bubble = if ring {
             let others_parts = first.saturating_mul(parts * entering.div_ceil(others) - 1);

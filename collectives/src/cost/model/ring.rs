@@ -46,7 +46,9 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64, ways: u64) -> Way {
     };
     let out = if task.has_network() { network.sends(shards(out_shards)) } else { 0 };
     let every = every.max(out);
-    let all = uneven(task, slowest, part.saturating_mul(puts).max(every));
+    // All but the own shard came from the rank before.
+    let passed_on = slowest.passed_on(shards(peers.saturating_sub(1)));
+    let all = uneven(task, slowest, part.saturating_mul(puts).max(every).saturating_add(passed_on));
     // What leaves the node is relayed by a signal from the home lane.
     let relay = if task.has_network() && inside { own.hop } else { 0 };
     let last_hop = used().map(|seen| seen.hop).max().unwrap_or(0);
