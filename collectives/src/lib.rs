@@ -10,6 +10,7 @@ pub mod layout;
 pub mod plan;
 mod run;
 pub mod simulate;
+pub mod staged;
 pub mod topology;
 pub mod trace;
 pub mod verify;

@@ -76,6 +76,7 @@ pub(super) fn of_all(offers: &[Offer], index: usize) -> Result<Links, Error> {
         if links.local.bytes_per_second < slowest.local.bytes_per_second {
             (slowest.own, slowest.local) = (links.own, links.local);
             slowest.start_seconds = links.start_seconds;
+            slowest.lane_seconds = links.lane_seconds;
         }
         if links.network.bytes_per_second < slowest.network.bytes_per_second {
             slowest.network = links.network;

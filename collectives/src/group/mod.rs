@@ -6,6 +6,7 @@ mod all_gather;
 mod buffer;
 mod guard;
 mod links;
+mod network;
 mod options;
 mod place;
 mod progress;
@@ -55,6 +56,10 @@ pub struct Group<F: Fabric> {
     network: Option<Box<dyn Reach>>,
     topology: Topology,
     strict: bool,
+    /// Whether local fabrics are of more than one backend.
+    mixed: bool,
+    /// Why the network does not register this rank's memory, if it does not.
+    refusal: Option<Arc<str>>,
     /// What operations choose their algorithm by; equal on all ranks.
     links: Links,
     /// Whether the caller gave them.

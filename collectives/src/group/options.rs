@@ -12,6 +12,8 @@ use crate::error::Error;
 use crate::group::Group;
 use crate::group::agreement::{Offer, agree};
 use crate::group::links;
+use crate::group::network;
+use crate::group::network::{Network, Said};
 use crate::group::reach::Reach;
 use crate::group::shared::Shared;
 use crate::topology::Topology;
@@ -19,6 +21,7 @@ use crate::topology::Topology;
 /// What an offer brings along, in this order.
 const HOST: usize = 0;
 const LOCAL_ADDRESS: usize = 1;
+/// With two fabrics.
 const NETWORK_ADDRESS: usize = 2;
 
 /// How a group behaves.
@@ -86,11 +89,15 @@ impl GroupOptions {
     }
 
     /// Opens the group over two fabrics: `local` reaches the ranks of a node, `network` those of other
-    /// nodes. Collective. The caller's memory is the local fabric's; the network registers it too.
+    /// nodes. Collective. The caller's memory is the local fabric's; the network registers it too. Where
+    /// it cannot, as with memory of a device that the network does not reach, the bytes go through
+    /// memory of the host, and the [report](crate::group::Report) says so.
+    ///
+    /// The local fabrics of different nodes may be of different backends.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_tiers<F: Fabric, N: Fabric + 'static>(
+    /// As [`open`](Self::open); ranks of one node must have one backend.
+    pub fn open_tiers<F: Fabric, N: Fabric>(
         self,
         bootstrap: impl Bootstrap + 'static,
         local: F,
@@ -103,24 +110,70 @@ impl GroupOptions {
         self,
         bootstrap: Box<dyn Bootstrap>,
         mut fabric: F,
-        mut network: Option<Box<dyn Reach>>,
+        network: Option<Box<dyn Network<F>>>,
     ) -> Result<Group<F>, Error> {
         check_timeout(self.timeout)?;
         let shared = Shared::new(bootstrap, self.timeout);
         let deadline = Deadline::after(self.timeout);
-        let offer = self.offer(&shared, &fabric, network.as_deref());
+        let refusal = match &network {
+            Some(network) => network.refusal(&fabric),
+            None => Ok(None),
+        };
+        let offer = refusal.and_then(|refusal| {
+            self.offer(&shared, &fabric, network.as_ref().map(|it| it.reach()), refusal)
+        });
         let offers = agree(&shared, "open", offer, deadline)?;
         let topology = self.topology.map_or_else(|| of_hosts(&offers), Ok);
-        let connected = topology.and_then(|topology| {
-            let network = network.as_deref_mut();
-            connect(&mut fabric, network, &topology, &offers, deadline)?;
-            Ok(topology)
+        let is_tiered = network.is_some();
+        let said = if is_tiered { Said::all(&offers)? } else { Vec::new() };
+        let staged = said.iter().any(|said| said.refusal.is_some());
+        let mut joined = topology.and_then(|topology| {
+            if is_tiered {
+                network::check_backends(&topology, &said)?;
+            }
+            connect(
+                &mut fabric,
+                &topology,
+                is_tiered,
+                Near::Yes,
+                (&offers, LOCAL_ADDRESS),
+                deadline,
+            )?;
+            let (ranks, me) = (topology.ranks(), Fabric::rank(&fabric).index());
+            let network = match network {
+                Some(network) if staged => {
+                    let refused = said[me].refusal.is_some();
+                    Some(network.staged(&mut fabric, ranks, refused, deadline)?)
+                }
+                network => network.map(Network::direct),
+            };
+            Ok((topology, network))
         });
-        let vote = connected.as_ref().map(|topology| {
+        // What a rank is reached by follows from what stands around its network.
+        let restaged = if staged {
+            let address = |(_, network): &(_, Option<Box<dyn Reach>>)| {
+                let address = network.as_ref().map(|network| network.address());
+                Offer::default().blob(address.unwrap_or_default())
+            };
+            let offer = joined.as_ref().map(address).map_err(Error::clone);
+            Some(agree(&shared, "stage", offer, deadline)?)
+        } else {
+            None
+        };
+        let addresses = restaged.as_deref().map_or((&offers[..], NETWORK_ADDRESS), |it| (it, 0));
+        let connected = match &mut joined {
+            Ok((topology, Some(network))) => {
+                connect(&mut **network, topology, true, Near::No, addresses, deadline)
+            }
+            Ok((_, None)) => Ok(()),
+            Err(error) => Err(error.clone()),
+        };
+        let vote = connected.and_then(|()| {
+            let (topology, network) = joined.as_ref().map_err(Error::clone)?;
             let known = links::of_fabrics(&fabric, network.as_deref(), topology);
-            Offer::default().blob(links::encode(self.links.as_ref().unwrap_or(&known)))
+            Ok(Offer::default().blob(links::encode(self.links.as_ref().unwrap_or(&known))))
         });
-        let offers = agree(&shared, "connect", vote.map_err(Error::clone), deadline)?;
+        let offers = agree(&shared, "connect", vote, deadline)?;
         let links = links::of_all(&offers, 0)?;
 
         let guarded = Arc::clone(&shared);
@@ -131,13 +184,18 @@ impl GroupOptions {
                 Error::new(ErrorKind::Other, format!("start the watchdog: {error}"))
                     .with_source(error)
             })?;
-        let (topology, strict) = (connected?, self.strict);
+        let ((topology, network), strict) = (joined?, self.strict);
+        let me = shared.bootstrap.rank().index();
+        let mixed = network::is_mixed(&said);
+        let refusal = said.into_iter().nth(me).and_then(|said| said.refusal).map(Arc::from);
         let watchdog = Some(watchdog);
         Ok(Group {
             fabric,
             network,
             topology,
             strict,
+            mixed,
+            refusal,
             links,
             links_measured: self.links.is_some(),
             shared,
@@ -154,6 +212,7 @@ impl GroupOptions {
         shared: &Shared,
         local: &dyn Reach,
         network: Option<&dyn Reach>,
+        refusal: Option<String>,
     ) -> Result<Offer, Error> {
         let bootstrap = &shared.bootstrap;
         for fabric in [Some(local), network].into_iter().flatten() {
@@ -184,41 +243,50 @@ impl GroupOptions {
             }
             None => None,
         };
+        // With a network between them, nodes may differ.
+        let backend = network.map_or_else(|| name(local), |_| "that of the node".to_owned());
         let offer = Offer::default()
             .field("version", env!("CARGO_PKG_VERSION"))
-            .field("backend", name(local))
             .field("network", network.map_or_else(|| "none".to_owned(), name))
+            .field("backend", backend)
             .field("topology", nodes.as_deref().unwrap_or("that of the hosts"))
             .field("links", links.as_deref().unwrap_or("those of the fabrics"))
             .field("timeout", format_args!("{:?}", shared.timeout))
             .blob(bootstrap.host().as_bytes().to_vec())
             .blob(local.address());
         Ok(match network {
-            Some(network) => offer.blob(network.address()),
+            Some(network) => {
+                let said = Said { backend: name(local), refusal };
+                offer.blob(network.address()).blob(said.encode())
+            }
             None => offer,
         })
     }
 }
 
-/// Connects each fabric to the ranks that it reaches, this one among them.
+/// Which ranks a fabric reaches, beside this one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Near {
+    /// Those of the node; all, without another fabric.
+    Yes,
+    /// Those of other nodes.
+    No,
+}
+
+/// Connects a fabric to the ranks that it reaches, this one among them.
 fn connect(
-    local: &mut dyn Reach,
-    mut network: Option<&mut (dyn Reach + 'static)>,
+    fabric: &mut dyn Reach,
     topology: &Topology,
-    offers: &[Offer],
+    is_tiered: bool,
+    reached: Near,
+    (offers, address): (&[Offer], usize),
     deadline: Deadline,
 ) -> Result<(), Error> {
-    let me = local.rank();
-    for (index, offer) in offers.iter().enumerate() {
-        let peer = Rank::at(index);
+    let me = fabric.rank();
+    for (peer, offer) in Rank::all(offers.len()).zip(offers) {
         let near = topology.node(peer) == topology.node(me);
-        if near || network.is_none() {
-            local.connect(peer, blob(offer, peer, LOCAL_ADDRESS)?, deadline)?;
-        }
-        if let Some(network) = network.as_deref_mut()
-            && (!near || peer == me)
-        {
-            network.connect(peer, blob(offer, peer, NETWORK_ADDRESS)?, deadline)?;
+        if !is_tiered || peer == me || near == (reached == Near::Yes) {
+            fabric.connect(peer, blob(offer, peer, address)?, deadline)?;
         }
     }
     Ok(())

@@ -14,14 +14,12 @@ use crate::error::Error;
 use crate::group::shared::{Shared, Watched};
 use crate::group::watch::Watch;
 use crate::run::course::Course;
+use crate::run::pause::pause;
 
 /// How long after the last move the thread looks without a pause.
 const EAGER: Duration = Duration::from_micros(100);
-/// How long after the last move pauses are short.
-const AWAKE: Duration = Duration::from_millis(10);
+/// The shortest pause; where a graph may be replayed at any time, or a peer is late, they grow.
 const SHORT_PAUSE: Duration = Duration::from_micros(20);
-/// The pause where a graph may be replayed at any time, or a peer is late.
-const LONG_PAUSE: Duration = Duration::from_micros(200);
 
 type Driven = (Arc<Watch>, Arc<Mutex<Course>>);
 
@@ -69,8 +67,7 @@ impl Shared {
             driven.clear();
             match moved_at.elapsed() {
                 idle if idle < EAGER => std::thread::yield_now(),
-                idle if idle < AWAKE => std::thread::sleep(SHORT_PAUSE),
-                _ => std::thread::sleep(LONG_PAUSE),
+                idle => std::thread::sleep(pause(idle, SHORT_PAUSE)),
             }
         }
     }

@@ -1,6 +1,7 @@
 //! What an operation runs on, for people and for logs.
 
 use std::fmt;
+use std::sync::Arc;
 
 use peerlane_hal::{BackendId, LinkKind, Rank};
 
@@ -86,9 +87,14 @@ pub struct TierReport {
 }
 
 /// Something that is done another way than the best one, and why.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fallback {
+    /// Memory of this rank goes through memory of the host on its way to other nodes and from there.
+    Staged {
+        /// Why the network does not register it.
+        reason: Arc<str>,
+    },
     /// Bytes to a peer go around what devices lack, more slowly than they could.
     Link(LinkReport),
     /// Starts on a stream need a thread of this rank, because an engine cannot wait by itself.
@@ -99,6 +105,7 @@ impl Fallback {
     /// A short name for tables, such as `through host memory`.
     pub fn name(&self) -> &'static str {
         match self {
+            Self::Staged { .. } => LinkKind::HostStaged.name(),
             Self::Link(link) => link.kind.name(),
             Self::Driven(_) => "driven by a thread",
         }
@@ -108,6 +115,10 @@ impl Fallback {
 impl fmt::Display for Fallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Staged { reason } => {
+                let way = self.name();
+                write!(f, "between nodes, memory of this rank goes {way}, because {reason}")
+            }
             Self::Link(LinkReport { peer, kind, .. }) => {
                 write!(f, "to rank {peer} {}", kind.name())
             }

@@ -4,11 +4,10 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use peerlane_hal::{
-    BackendId, Caps, CopyEngine, Deadline, ErrorKind, Fabric, Link, PeerMemory, Rank, Region,
+    BackendId, Caps, CopyEngine, Deadline, ErrorKind, Fabric, Held, Link, PeerMemory, Rank, Region,
     RemoteKey, Space,
 };
 use serde::{Deserialize, Serialize};
@@ -23,12 +22,9 @@ use crate::window::{BufferId, HostView, Kept, Window, Windows};
 pub(crate) struct Keys(BTreeMap<BufferId, Vec<u8>>);
 
 /// Memory that one fabric holds and another registers.
-pub(crate) struct Held {
+pub(crate) struct Lendable {
     by: BackendId,
-    base: NonNull<u8>,
-    bytes: u64,
-    space: Space,
-    keep: Kept,
+    held: Held,
 }
 
 /// A buffer of one fabric that several operations use, without types.
@@ -51,10 +47,10 @@ pub(crate) trait Side {
     fn allocate(&mut self, buffer: BufferId, bytes: u64) -> Result<(), Error>;
 
     /// The memory of a buffer, to be registered with the other fabric.
-    fn held(&self, buffer: BufferId) -> Held;
+    fn held(&self, buffer: BufferId) -> Lendable;
 
     /// Registers a buffer that the other fabric holds.
-    fn register(&mut self, buffer: BufferId, held: Held) -> Result<(), Error>;
+    fn register(&mut self, buffer: BufferId, lent: Lendable) -> Result<(), Error>;
 
     /// A buffer and what is imported of it, for other operations to [adopt](Self::adopt).
     fn share(&self, buffer: BufferId) -> Adoptable;
@@ -134,17 +130,16 @@ impl<F: Fabric> Side for FabricSide<'_, F> {
         Ok(())
     }
 
-    fn held(&self, buffer: BufferId) -> Held {
-        let local = self.window(buffer).local();
-        let (base, bytes, space) = (local.base(), local.bytes(), local.space());
-        Held { by: self.fabric.backend(), base, bytes, space, keep: Arc::clone(local) as _ }
+    fn held(&self, buffer: BufferId) -> Lendable {
+        let local = Arc::clone(self.window(buffer).local());
+        Lendable { by: self.fabric.backend(), held: Held::new(local) }
     }
 
-    fn register(&mut self, buffer: BufferId, held: Held) -> Result<(), Error> {
-        let Held { by, base, bytes, space, keep } = held;
+    fn register(&mut self, buffer: BufferId, lent: Lendable) -> Result<(), Error> {
+        let Lendable { by, held } = lent;
         let foreign = by != self.fabric.backend();
         let what = || format!("register {buffer} with the fabric {}", self.fabric.backend());
-        if buffer == BufferId::Crossing && foreign && space != Space::Host {
+        if buffer == BufferId::Crossing && foreign && held.region().space() != Space::Host {
             let text = format!(
                 "{}: it is memory of a device, wanted memory of the host, where fabrics of two \
                  kinds see each other's flags",
@@ -152,12 +147,12 @@ impl<F: Fabric> Side for FabricSide<'_, F> {
             );
             return Err(Error::new(ErrorKind::Mismatch, text));
         }
-        // SAFETY: `keep` holds the memory until this registration is dropped; that peers are done
+        // SAFETY: `held` keeps the memory until this registration is dropped; that peers are done
         // with it by then is the plan's doing, and an abort's: see `Shared::quarantine`.
-        let region = unsafe { self.fabric.memory().register(base, bytes, buffer.role()) };
+        let region = unsafe { self.fabric.memory().adopt(&held, buffer.role()) };
         let region = region.map_err(|error| Error::of_backend(what(), error))?;
         self.insert(buffer, region);
-        self.keep.push(keep);
+        self.keep.push(Arc::new(held));
         Ok(())
     }
 

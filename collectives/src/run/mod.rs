@@ -8,6 +8,7 @@
 pub(crate) mod course;
 pub(crate) mod crossings;
 pub(crate) mod lane;
+pub(crate) mod pause;
 pub(crate) mod port;
 pub(crate) mod prepared;
 pub(crate) mod program;

@@ -11,12 +11,13 @@ use crate::group::shared::Shared;
 use crate::group::watch::Watch;
 use crate::run::course::{Course, Stop};
 use crate::run::lane::Lane;
+use crate::run::pause::pause;
 use crate::run::turns::Start;
 use crate::trace::TracedStart;
 
-/// How long a caller sleeps on one lane before it looks at the others, where it drives several, or at
-/// flags that another fabric's engines write.
-const SEVERAL_PARK_MAX: Duration = Duration::from_micros(50);
+/// How long a caller at least sleeps on one lane before it looks at the others, where it drives several,
+/// or at flags that another fabric's engines write.
+const SEVERAL_PARK: Duration = Duration::from_micros(50);
 /// A look at the lanes that takes longer has copied bytes, and there may be more.
 const COPYING: Duration = Duration::from_micros(20);
 /// The same where it waits for room in a full queue.
@@ -169,9 +170,13 @@ impl Prepared {
     /// Waits until start `epoch` is complete, and drives what else is open meanwhile. Without a
     /// deadline of its own, every start up to this one has until its own.
     pub(crate) fn wait(&mut self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
+        let mut moved_at = Instant::now();
         loop {
             let looked_at = Instant::now();
             let further = self.drive()?;
+            if further.moved {
+                moved_at = looked_at;
+            }
             if self.is_done(further.done, epoch)? {
                 return Ok(());
             }
@@ -188,7 +193,8 @@ impl Prepared {
             }
             let others = self.shared.drive_others(&self.watch);
             if !self.is_moving(further.moved, looked_at, others) {
-                self.park(others)?;
+                let several = others || self.several;
+                self.park(several.then(|| pause(looked_at - moved_at, SEVERAL_PARK)))?;
             }
         }
     }
@@ -224,10 +230,9 @@ impl Prepared {
         })
     }
 
-    /// Without a timer: the watchdog keeps the deadline and wakes whoever sleeps.
-    fn park(&mut self, others: bool) -> Result<(), Error> {
-        let mut course = self.course();
-        course.park(if others || self.several { SEVERAL_PARK_MAX } else { Duration::MAX })
+    /// Mostly without a timer: the watchdog keeps the deadline and wakes whoever sleeps.
+    fn park(&mut self, limit: Option<Duration>) -> Result<(), Error> {
+        self.course().park(limit.unwrap_or(Duration::MAX))
     }
 
     /// Ends this plan after an abort: waits until every live rank knows, then releases.

@@ -169,7 +169,9 @@ fn report(
     // Where even lane 0 is driven, there are no streams to start on.
     let streams = lane_reports.first().is_some_and(|home| home.queued_waits && !home.polled);
     let driven = driven.filter(|_| streams).map(|&lane| Fallback::Driven(lane));
-    let fallbacks = slow.chain(driven).collect();
+    let staged = ground.refusal.iter().filter(|_| sides.network.is_some());
+    let staged = staged.map(|reason| Fallback::Staged { reason: Arc::clone(reason) });
+    let fallbacks = staged.chain(slow).chain(driven).collect();
     let tiers = sides.iter().map(|(tier, _)| tier_report(ground.rank, tier, lanes)).collect();
     Report {
         algorithm: plan.algorithm,

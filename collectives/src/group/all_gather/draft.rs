@@ -32,6 +32,8 @@ use crate::window::BufferId;
 pub(super) struct Ground {
     pub(super) rank: Rank,
     pub(super) topology: Topology,
+    /// Why the network does not register this rank's memory, if it does not.
+    pub(super) refusal: Option<Arc<str>>,
     pub(super) shared: Arc<Shared>,
 }
 

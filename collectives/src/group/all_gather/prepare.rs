@@ -60,6 +60,7 @@ pub(super) fn prepare<F: Fabric, T: Element>(
     let ground = Ground {
         rank: group.rank(),
         topology: group.topology.clone(),
+        refusal: group.refusal.clone(),
         shared: Arc::clone(&group.shared),
     };
     let (shared, users) = (Arc::clone(&group.shared), Arc::clone(&group.users));
@@ -106,7 +107,8 @@ fn draft<F: Fabric, T: Element>(
     let mut local = FabricSide::new(&mut group.fabric);
     // Of lane 0. Only an engine knows what engines can do, and the plan depends on that.
     let caps = local.engine()?;
-    let (flags, two_outputs_bytes_max) = match caps.flags_batched {
+    // Plans are alike on all ranks; that flags come one by one every engine can.
+    let (flags, two_outputs_bytes_max) = match caps.flags_batched && !group.mixed {
         true => (FlagOrder::Batched, TWO_OUTPUTS_BATCHED_BYTES_MAX),
         false => (FlagOrder::Prompt, TWO_OUTPUTS_BYTES_MAX),
     };

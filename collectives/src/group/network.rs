@@ -1,0 +1,163 @@
+//! The fabric between nodes before the group is open: whether it registers the memory of the local one,
+//! and what stands in its place if not.
+
+use std::sync::Arc;
+
+use peerlane_hal::{Deadline, ErrorKind, Fabric, Held, PeerMemory, Rank, Region, Role, Space};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::group::agreement::Offer;
+use crate::group::options::blob;
+use crate::group::reach::Reach;
+use crate::staged::Staged;
+use crate::topology::Topology;
+
+/// Where it stands among what an offer brings along.
+const SAID: usize = 3;
+/// Memory to try it with: a page.
+const PROBE_BYTES: u64 = 4096;
+
+/// A network for the memory of `F`.
+pub(super) trait Network<F: Fabric> {
+    fn reach(&self) -> &dyn Reach;
+
+    /// Why it does not register memory that `local` allocates, if it does not: found out by doing it,
+    /// where that is memory of a device.
+    fn refusal(&self, local: &F) -> Result<Option<String>, Error>;
+
+    /// As it is.
+    fn direct(self: Box<Self>) -> Box<dyn Reach>;
+
+    /// With a way through the host for what it does not register. `local` is connected to itself, and
+    /// `refused` says whether its memory needs that.
+    fn staged(
+        self: Box<Self>,
+        local: &mut F,
+        ranks: usize,
+        refused: bool,
+        deadline: Deadline,
+    ) -> Result<Box<dyn Reach>, Error>;
+}
+
+impl<F: Fabric, N: Fabric> Network<F> for N {
+    fn reach(&self) -> &dyn Reach {
+        self
+    }
+
+    fn refusal(&self, local: &F) -> Result<Option<String>, Error> {
+        let region = local.memory().allocate(PROBE_BYTES, Role::Data);
+        let region = region.map_err(|error| Error::of_backend("allocate a page", error))?;
+        if region.space() == Space::Host {
+            return Ok(None);
+        }
+        let held = Held::new(Arc::new(region));
+        // SAFETY: `held` outlives the registration, which nobody else has seen.
+        let registered = unsafe { self.memory().adopt(&held, Role::Data) };
+        Ok(registered.err().map(|error| error.to_string()))
+    }
+
+    fn direct(self: Box<Self>) -> Box<dyn Reach> {
+        self
+    }
+
+    fn staged(
+        self: Box<Self>,
+        local: &mut F,
+        ranks: usize,
+        refused: bool,
+        deadline: Deadline,
+    ) -> Result<Box<dyn Reach>, Error> {
+        Ok(Box::new(Staged::open(local, *self, ranks, refused, deadline)?))
+    }
+}
+
+/// What a rank says of its local fabric, where there is a network.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Said {
+    pub(super) backend: String,
+    /// Why the network does not register its memory, if it does not.
+    pub(super) refusal: Option<String>,
+}
+
+impl Said {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).expect("plain data always encodes")
+    }
+
+    /// What all ranks have said.
+    pub(super) fn all(offers: &[Offer]) -> Result<Vec<Self>, Error> {
+        let said = |(peer, offer)| {
+            postcard::from_bytes(blob(offer, peer, SAID)?).map_err(|error| {
+                let text = format!("what rank {peer} says of its fabric cannot be read: {error}");
+                Error::new(ErrorKind::Mismatch, text).with_peer(peer)
+            })
+        };
+        Rank::all(offers.len()).zip(offers).map(said).collect()
+    }
+}
+
+/// Whether local fabrics are of more than one backend.
+pub(super) fn is_mixed(said: &[Said]) -> bool {
+    said.windows(2).any(|pair| pair[0].backend != pair[1].backend)
+}
+
+/// # Errors
+/// If ranks of one node have local fabrics of two backends.
+pub(super) fn check_backends(topology: &Topology, said: &[Said]) -> Result<(), Error> {
+    for node in 0..topology.nodes() {
+        let members = topology.members(Rank::at(node).0);
+        let first = members[0];
+        let wanted = &said[first.index()].backend;
+        let other = members.iter().find(|rank| said[rank.index()].backend != *wanted);
+        if let Some(&rank) = other {
+            let seen = &said[rank.index()].backend;
+            let text = format!(
+                "open: ranks disagree: backend is {seen} on rank {rank}, {wanted} on rank {first} of \
+                 the same node"
+            );
+            return Err(Error::new(ErrorKind::Mismatch, text).with_peer(rank));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(backends: &[&str]) -> Vec<Said> {
+        let said = |backend: &&str| Said { backend: (*backend).to_owned(), refusal: None };
+        backends.iter().map(said).collect()
+    }
+
+    #[test]
+    fn nodes_may_differ_and_ranks_of_a_node_may_not() {
+        let topology: Topology = "2+1".parse().unwrap();
+        check_backends(&topology, &said(&["cuda", "cuda", "host"])).unwrap();
+        assert!(is_mixed(&said(&["cuda", "cuda", "host"])));
+        assert!(!is_mixed(&said(&["host", "host", "host"])) && !is_mixed(&[]));
+        let error = check_backends(&topology, &said(&["cuda", "rocm", "host"])).unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(Rank(1))));
+        assert_eq!(
+            error.to_string(),
+            "open: ranks disagree: backend is rocm on rank 1, cuda on rank 0 of the same node"
+        );
+    }
+
+    #[test]
+    fn what_is_said_survives_the_wire_and_nonsense_is_named() {
+        let one = Said { backend: "cuda".into(), refusal: Some("no dma-bufs".into()) };
+        let offer = |bytes: Vec<u8>| {
+            let empty = Offer::default().blob(Vec::new()).blob(Vec::new()).blob(Vec::new());
+            empty.blob(bytes)
+        };
+        assert_eq!(Said::all(&[offer(one.encode())]).unwrap(), std::slice::from_ref(&one));
+        for bytes in [Vec::new(), vec![0xff; 3]] {
+            let error = Said::all(&[offer(one.encode()), offer(bytes)]).unwrap_err();
+            assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(Rank(1))));
+        }
+        let error = Said::all(&[Offer::default()]).unwrap_err();
+        assert_eq!(error.to_string(), "rank 0 sent 0 items, wanted more than 3");
+    }
+}
