@@ -3,46 +3,39 @@
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::OnceLock;
 
-use super::call::enter;
-use super::code::{
-    CUresult, Code, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, Outcome, UNKNOWN, words,
+use super::types::CUresult;
+use crate::device::settings::Setting;
+use crate::runtime::call::enter;
+use crate::runtime::code::{
+    Code, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, Outcome, UNKNOWN, cuda_words,
 };
-use super::device::{parse_visible, uuid_text};
-use super::types::{Out, store};
-use crate::device::script;
-use crate::device::settings::{self, PREFIX, Setting};
+use crate::runtime::out::{Out, store};
+use crate::runtime::pci;
+use crate::runtime::start::{read_environment, variable};
+use crate::runtime::visible::parse;
 
 /// The devices that this process sees, numbered as the machine does, in the order of ordinals.
 static VISIBLE: OnceLock<Vec<u32>> = OnceLock::new();
 
 /// As [`VISIBLE`]; an error before the driver was started.
-pub(crate) fn visible() -> Outcome<&'static [u32]> {
+pub(super) fn visible() -> Outcome<&'static [u32]> {
     VISIBLE.get().map(Vec::as_slice).ok_or(NOT_INITIALIZED)
 }
 
-/// Reads the environment, once in the life of the process.
 fn start() -> Outcome {
     static STARTED: OnceLock<Outcome> = OnceLock::new();
     *STARTED.get_or_init(|| {
-        let read = settings::read_environment()
-            .and_then(|()| script::read(&variable(&format!("{PREFIX}FAIL")).unwrap_or_default()));
-        if let Err(problem) = read {
-            eprintln!("simulated driver: {problem}");
-            return Err(UNKNOWN);
-        }
+        read_environment()?;
         let count = u32::try_from(Setting::Devices.value()).map_err(|_| UNKNOWN)?;
+        let devices: Vec<u32> = (0..count).collect();
         let wanted = variable("CUDA_VISIBLE_DEVICES");
-        let visible = parse_visible(wanted.as_deref(), count, uuid_text);
+        let visible = parse(wanted.as_deref(), &devices, pci::uuid_text);
         if visible.is_empty() {
             return Err(NO_DEVICE);
         }
         VISIBLE.get_or_init(|| visible);
         Ok(())
     })
-}
-
-fn variable(name: &str) -> Option<String> {
-    std::env::var_os(name).map(|text| text.to_string_lossy().into_owned())
 }
 
 #[unsafe(no_mangle)]
@@ -62,12 +55,12 @@ extern "C" fn cuDriverGetVersion(version: Out<'_, c_int>) -> CUresult {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuGetErrorName(code: CUresult, text: Out<'_, *const c_char>) -> CUresult {
-    enter("cuGetErrorName", || say(words(code).map(|(name, _)| name), text))
+    enter("cuGetErrorName", || say(cuda_words(code).map(|(name, _)| name), text))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuGetErrorString(code: CUresult, text: Out<'_, *const c_char>) -> CUresult {
-    enter("cuGetErrorString", || say(words(code).map(|(_, words)| words), text))
+    enter("cuGetErrorString", || say(cuda_words(code).map(|(_, words)| words), text))
 }
 
 fn say(words: Option<&'static CStr>, text: Out<'_, *const c_char>) -> Outcome<()> {

@@ -1,29 +1,16 @@
 //! The CUDA face: the C symbols of `libcuda.so.1` that Peerlane and its users' crates call.
 //!
-//! | the vendor's word | the device's |
-//! | --- | --- |
-//! | primary context | session |
-//! | stream | queue |
-//! | memory operation | word |
-//! | legacy IPC handle, fabric handle | name of shared memory |
-//! | graph, executable graph | nodes, program |
-//!
 //! Left out: kernels, arrays, managed memory, pools beyond the default one, contexts other than
 //! primary ones.
 
 #![allow(non_snake_case, reason = "the symbols' own names")]
 
 mod batch_copy;
-mod blocks;
-mod call;
-mod code;
 mod context;
-mod control;
 mod copy;
 mod device;
 mod event;
 mod graph;
-mod handles;
 mod init;
 mod ipc;
 mod memory;
@@ -32,3 +19,27 @@ mod stream;
 mod types;
 mod vmm;
 mod words;
+
+use std::sync::Arc;
+
+use crate::device::session::Session;
+use crate::runtime::Face;
+use crate::runtime::code::Outcome;
+
+/// Calls are about the context that is current on their thread.
+#[derive(Debug)]
+pub(crate) struct Cuda;
+
+impl Face for Cuda {
+    fn visible() -> Outcome<&'static [u32]> {
+        init::visible()
+    }
+
+    fn current() -> Outcome<Arc<Session>> {
+        context::current()
+    }
+
+    fn ready() -> Outcome {
+        context::current().map(|_| ())
+    }
+}

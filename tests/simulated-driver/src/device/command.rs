@@ -11,6 +11,7 @@ use super::graph::Launch;
 use super::jitter;
 use super::machine::memory;
 use super::session::Session;
+use super::settings::Setting;
 use super::words::Word;
 
 /// A function of the caller that a queue calls.
@@ -85,6 +86,12 @@ fn run_words(words: &[Word], session: &Session) -> Result<(), Fault> {
         Counter::BatchedWords.add(session.device(), words.len() as i64);
     } else {
         Counter::SingleWords.add(session.device(), words.len() as i64);
+    }
+    if Setting::BatchOrder.is("parallel") {
+        let (waits, writes): (Vec<&Word>, Vec<&Word>) =
+            words.iter().partition(|word| word.wait.is_some());
+        let reordered = writes.into_iter().rev().chain(waits);
+        return reordered.into_iter().try_for_each(|word| word.run(session, memory()));
     }
     words.iter().try_for_each(|word| word.run(session, memory()))
 }

@@ -9,6 +9,7 @@ use super::engines::Engine;
 use super::fault::Fault;
 use super::jitter;
 use super::memory::{AddressSpace, Range};
+use super::sdma;
 use super::session::Session;
 use super::settings::Setting;
 
@@ -31,6 +32,8 @@ pub(crate) struct Copy {
     pub(crate) dst: End,
     pub(crate) src: End,
     pub(crate) bytes: u64,
+    /// By one engine of those that do not end copies that are too large.
+    pub(crate) by_one_engine: bool,
 }
 
 /// The same bytes over and over.
@@ -71,10 +74,17 @@ impl Copy {
         if self.bytes == 0 {
             return Ok(());
         }
-        let device = session.device();
-        let _engine = Engine::take(device);
+        let _engine = Engine::take(session.device());
+        if self.by_one_engine {
+            sdma::stall(self.bytes, session)?;
+        }
         self.take_time();
+        self.carry(session, memory)
+    }
 
+    /// Moves the bytes, on whatever engine.
+    pub(super) fn carry(&self, session: &Session, memory: &AddressSpace) -> Result<(), Fault> {
+        let device = session.device();
         let src = self.src.pin(self.bytes, session, memory)?;
         let dst = self.dst.pin(self.bytes, session, memory)?;
         let (from_host, to_host) = (self.src.is_host(&src), self.dst.is_host(&dst));
@@ -102,7 +112,7 @@ impl Copy {
         Ok(())
     }
 
-    fn take_time(&self) {
+    pub(super) fn take_time(&self) {
         let nanos = (self.bytes >> 10).saturating_mul(Setting::CopyNanosPerKib.value());
         let least = Duration::from_micros(Setting::CopyDelayMicros.value());
         pause(least + Duration::from_nanos(nanos) + jitter::next());

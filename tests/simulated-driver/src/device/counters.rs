@@ -23,6 +23,11 @@ counters! {
     HostCopies = "host_copies";
     /// Copies from host memory to host memory, which hold their caller.
     HostToHostCopies = "host_to_host_copies";
+    /// Copies of HIP that asked for an engine.
+    NoCuCopies = "no_cu_copies";
+    /// Copies by numbered engines, and those that no engine will ever end.
+    SdmaCopies = "sdma_copies";
+    StalledCopies = "stalled_copies";
     /// The most copies that wanted an engine at once, running or not.
     MostCopiesAtOnce = "most_copies_at_once";
     /// The most copies that ran at once; never more than there are engines.
@@ -46,6 +51,7 @@ counters! {
     LiveStreams = "live_streams";
     LiveEvents = "live_events";
     LiveGraphs = "live_graphs";
+    LiveSignals = "live_signals";
     LiveContexts = "live_contexts";
     /// The time that callers spent inside the driver.
     HostNanos = "host_ns";

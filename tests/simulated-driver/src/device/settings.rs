@@ -11,6 +11,21 @@ pub(crate) const PREFIX: &str = "PEERLANE_SIM_";
 /// The most devices of a machine.
 pub(crate) const DEVICES_MAX: usize = 16;
 
+/// What settings of a copy of the library begin with, and the room for both. A copy is changed by
+/// `harness::patch`.
+pub(crate) const OWN_MARK: &[u8; 24] = b"settings of this copy:\0\0";
+pub(crate) const OWN_BYTES: usize = 256;
+
+static OWN: [u8; OWN_BYTES] = {
+    let mut own = [0; OWN_BYTES];
+    let mut at = 0;
+    while at < OWN_MARK.len() {
+        own[at] = OWN_MARK[at];
+        at += 1;
+    }
+    own
+};
+
 #[derive(Clone, Copy, Debug)]
 enum Values {
     /// From the first to the second, both inclusive.
@@ -61,17 +76,54 @@ settings! {
     /// Handles for other nodes: not there; claimed, but refused when an allocation asks; there.
     FabricHandles = "FABRIC", Values::Words(&["none", "refused", "works"]), 1;
     /// Whether plain allocations can be shared between processes by handle.
-    LegacyShare = "LEGACY_IPC", OFF_ON, 1;
+    LegacyShare = "LEGACY_IPC", Values::Words(&["off", "on", "refused"]), 1;
     /// Whether queues write and await words of 64 bits.
     LongWords = "WORDS_64", OFF_ON, 1;
     /// The most words of a batch; the vendor asks for fewer than 256.
     BatchMax = "BATCH_MAX", Values::Number(1, 65_536), 255;
+    /// The order of the words of a batch; `parallel` does all writes before it waits.
+    BatchOrder = "BATCH_ORDER", Values::Words(&["kept", "parallel"]), 0;
     /// What happens to words that a queue writes to memory of others.
     PeerWrites = "PEER_WRITES", Values::Words(&["allow", "refuse", "drop"]), 0;
     /// Which copies do nothing, and say that all is well.
     DropCopies = "DROP_COPIES", Values::Words(&["none", "peer", "local", "all"]), 0;
     /// What happens to words while their queue is captured: `now` writes them at once.
     CapturedWords = "CAPTURED_WORDS", Values::Words(&["record", "refuse", "drop", "now"]), 0;
+    /// Memory by descriptors that network cards take.
+    DmaBuf = "DMABUF", OFF_ON, 1;
+    /// What devices need to see what network cards have written: nothing; a flush, which there is or not.
+    CardWrites = "CARD_WRITES", Values::Words(&["ordered", "flush", "lost"]), 1;
+    /// As `rocm_version.h` counts: 60400 is 6.4.
+    RocmVersion = "ROCM_VERSION", Values::Number(50_000, 99_900), 70_200;
+    HsaVersion = "HSA_VERSION", Values::Number(50_000, 99_900), 70_200;
+    /// Whether the kernel's driver of AMD can be opened.
+    KernelDriver = "KFD", Values::Words(&["missing", "denied", "there"]), 2;
+    /// The order of HIP's ordinals, by that of the agents.
+    HipOrder = "HIP_ORDER", Values::Words(&["same", "reversed"]), 0;
+    /// Copies of HIP that ask for an engine.
+    NoCu = "NO_CU", Values::Words(&["works", "drop", "refuse"]), 0;
+    /// Which memory streams of HIP wait on.
+    WaitMemory = "WAIT_MEMORY", Values::Words(&["any", "signal"]), 0;
+    /// Whether giving memory back waits for the device, as HIP does.
+    FreeWaits = "FREE_WAITS", OFF_ON, 1;
+    /// Devices in a hive are joined by XGMI; so many make one.
+    Hive = "HIVE", Values::Number(1, DEVICES_MAX as u64), 16;
+    XgmiHops = "XGMI_HOPS", Values::Number(1, 8), 1;
+    XgmiWeight = "XGMI_WEIGHT", Values::Number(1, 1000), 15;
+    NumaNodes = "NUMA_NODES", Values::Number(1, 8), 2;
+    /// Numbered engines that lead to the host, and those that lead to other devices.
+    SdmaEngines = "SDMA_ENGINES", Values::Number(1, 8), 2;
+    XgmiEngines = "XGMI_ENGINES", Values::Number(0, 14), 14;
+    /// How many of them lead to one device.
+    EnginesPerLink = "ENGINES_PER_LINK", Values::Number(1, 8), 2;
+    /// How many times as long a copy takes on an engine that leads elsewhere.
+    FarFactor = "FAR_FACTOR", Values::Number(1, 1000), 1;
+    /// How many copies a numbered engine holds.
+    SdmaQueue = "SDMA_QUEUE", Values::Number(1, 1 << 20), 4096;
+    /// Larger copies never end on one engine; 0 for none.
+    StallMib = "STALL_MIB", Values::Number(0, 1 << 20), 0;
+    /// How many signals a process has at most.
+    Signals = "SIGNALS", Values::Number(1, 1 << 20), 65_536;
     /// What every copy takes at least.
     CopyDelayMicros = "COPY_DELAY_US", Values::Number(0, 60_000_000), 0;
     CopyNanosPerKib = "COPY_NS_PER_KIB", Values::Number(0, 1_000_000_000), 0;
@@ -111,11 +163,25 @@ impl Setting {
     }
 }
 
-/// Takes over what the environment says.
+/// What this copy of the library was given: `NAME=VALUE`, with commas between.
+fn own() -> String {
+    // Read as it is in the file, not as the compiler knows it.
+    // SAFETY: a reference is valid to read.
+    let own = unsafe { std::ptr::read_volatile(&raw const OWN) };
+    let text = own[OWN_MARK.len()..].split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
+}
+
+/// Takes over what this copy of the library was given, and then what the environment says.
 ///
 /// # Errors
 /// Says which variable is wrong and what was wanted.
 pub(crate) fn read_environment() -> Result<(), String> {
+    for entry in own().split(',').filter(|entry| !entry.is_empty()) {
+        let (name, text) =
+            entry.split_once('=').ok_or_else(|| format!("{entry}: wanted NAME=VALUE"))?;
+        change(name, text)?;
+    }
     for (_, name, _) in Setting::ALL {
         let variable = format!("{PREFIX}{name}");
         if let Some(text) = std::env::var_os(&variable) {

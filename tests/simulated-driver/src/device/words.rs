@@ -34,6 +34,8 @@ pub(crate) struct Word {
     pub(crate) address: u64,
     pub(crate) value: u64,
     pub(crate) width: Width,
+    /// The bits of the memory that a wait looks at.
+    pub(crate) mask: u64,
     /// A wait, or else a write.
     pub(crate) wait: Option<Compare>,
 }
@@ -70,7 +72,7 @@ impl Word {
         loop {
             // Looked up each time: memory may be given back under a wait.
             let range = self.pin(session, memory)?;
-            let seen = load(&range, self);
+            let seen = load(&range, self) & self.mask;
             if compare.passes(self.width, seen, self.value) {
                 fence(Ordering::Acquire);
                 return Ok(());

@@ -5,10 +5,11 @@
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use super::library::{self, NAMES};
+use crate::device::log::Transfer;
 
 /// The driver as this process has loaded it.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +26,7 @@ macro_rules! symbols {
             fn look_up(library: *mut c_void) -> Self {
                 Self { $($name: {
                     let symbol = look_up(library, stringify!($name));
-                    // SAFETY: the library is ours, and `cuda::control` has this function with this
+                    // SAFETY: the library is ours, and `crate::control` has this function with this
                     // signature.
                     unsafe { std::mem::transmute::<*mut c_void, $signature>(symbol) }
                 },)* }
@@ -35,12 +36,15 @@ macro_rules! symbols {
 }
 
 symbols! {
+    peerlane_sim_adopt: extern "C" fn(*const c_char) -> c_int;
     peerlane_sim_fail: extern "C" fn(*const c_char, u32, c_int, c_int);
     peerlane_sim_delay_us: extern "C" fn(*const c_char, u64);
     peerlane_sim_clear: extern "C" fn();
     peerlane_sim_calls: extern "C" fn(*const c_char) -> u64;
     peerlane_sim_set: extern "C" fn(*const c_char, *const c_char) -> c_int;
     peerlane_sim_counter: extern "C" fn(*const c_char, c_int) -> i64;
+    peerlane_sim_log: extern "C" fn(*mut Transfer, usize) -> usize;
+    peerlane_sim_clear_log: extern "C" fn();
     peerlane_sim_reset_counters: extern "C" fn();
     peerlane_sim_break: extern "C" fn(c_int, c_int) -> c_int;
     peerlane_sim_destroy_context: extern "C" fn(c_int) -> c_int;
@@ -52,9 +56,12 @@ symbols! {
 /// # Panics
 /// If there is no library, or another one was loaded first.
 pub fn install() -> Driver {
-    static INSTALLED: OnceLock<Symbols> = OnceLock::new();
-    let symbols = INSTALLED.get_or_init(|| Symbols::look_up(load(&library::library())));
-    Driver { symbols }
+    static INSTALLED: OnceLock<Driver> = OnceLock::new();
+    *INSTALLED.get_or_init(|| {
+        // The names that the library then finds itself under.
+        library::library_folder();
+        load(&library::library(), &NAMES)
+    })
 }
 
 /// As [`install`], from a folder of [`super::without_symbols`]; one process can load only one.
@@ -62,21 +69,26 @@ pub fn install() -> Driver {
 /// # Panics
 /// If it cannot be loaded, or another one was loaded first.
 pub fn install_from(folder: &Path) -> Driver {
-    static INSTALLED: OnceLock<Symbols> = OnceLock::new();
-    let symbols = INSTALLED.get_or_init(|| Symbols::look_up(load(&folder.join(NAMES[0]))));
-    Driver { symbols }
+    load(&folder.join(NAMES[0]), &NAMES)
 }
 
-fn load(path: &Path) -> *mut c_void {
-    let name = CString::new(NAMES[0]).expect("a name without a zero");
-    // SAFETY: asks whether a library of this name is loaded, and loads none.
-    let other = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
-    let text = CString::new(path.as_os_str().as_bytes()).expect("a path without a zero");
-    // SAFETY: our own library; loading it runs nothing.
-    let library = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-    assert!(!library.is_null(), "{path:?} cannot be loaded");
-    assert!(other.is_null() || other == library, "another {name:?} was loaded before {path:?}");
-    library
+/// Loads this file, and gives it these names in this process.
+pub(super) fn load(path: &Path, names: &[impl AsRef<str>]) -> Driver {
+    static INSTALLED: OnceLock<(PathBuf, Symbols)> = OnceLock::new();
+    let (installed, symbols) = INSTALLED.get_or_init(|| {
+        let text = CString::new(path.as_os_str().as_bytes()).expect("a path without a zero");
+        // SAFETY: our own library; loading it runs nothing.
+        let library = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+        assert!(!library.is_null(), "{path:?} cannot be loaded");
+        let symbols = Symbols::look_up(library);
+        for name in names {
+            let adopted = (symbols.peerlane_sim_adopt)(c_text(name.as_ref()).as_ptr());
+            assert_eq!(adopted, 0, "another {} was loaded before {path:?}", name.as_ref());
+        }
+        (path.to_owned(), symbols)
+    });
+    assert_eq!(installed, path, "another simulated driver was installed before");
+    Driver { symbols }
 }
 
 fn look_up(library: *mut c_void, symbol: &str) -> *mut c_void {
@@ -144,6 +156,23 @@ impl Driver {
         let count = (self.symbols.peerlane_sim_counter)(c_text(counter).as_ptr(), device);
         assert!(count != -1, "the simulated driver does not count {counter}");
         count
+    }
+
+    /// What the numbered engines did in this process since the last [`Self::clear_log`], in the order
+    /// in which copies ended.
+    #[must_use]
+    pub fn log(&self) -> Vec<Transfer> {
+        let count = (self.symbols.peerlane_sim_log)(std::ptr::null_mut(), 0);
+        let mut log: Vec<Transfer> = Vec::with_capacity(count);
+        let there = (self.symbols.peerlane_sim_log)(log.as_mut_ptr(), count);
+        // SAFETY: the library has written so many, and not more than there was room for.
+        unsafe { log.set_len(count.min(there)) };
+        log
+    }
+
+    /// Forgets what the engines did.
+    pub fn clear_log(&self) {
+        (self.symbols.peerlane_sim_clear_log)();
     }
 
     /// Sets all counters to 0 but those of what exists now.

@@ -44,10 +44,15 @@ fn candidates(folder: &Path) -> Vec<(SystemTime, PathBuf)> {
 /// # Panics
 /// If the folder cannot be made beside the library.
 pub fn library_folder() -> PathBuf {
+    whole("whole", &NAMES.map(str::to_owned))
+}
+
+/// A folder with the library itself under these names.
+pub(super) fn whole(folder: &str, names: &[String]) -> PathBuf {
     let library = library();
-    let folder = folder_beside(&library, "whole");
-    for name in NAMES {
-        put(&folder, name, |path| std::os::unix::fs::symlink(&library, path));
+    let folder = folder_beside(&library, folder);
+    for name in names {
+        put_link(&folder, name, &library);
     }
     folder
 }
@@ -57,25 +62,55 @@ pub fn library_folder() -> PathBuf {
 /// # Panics
 /// If the library has no such symbol, or the folder cannot be made.
 pub fn without_symbols(symbols: &[&str]) -> PathBuf {
-    let library = library();
-    let mut bytes = std::fs::read(&library).expect("the library can be read");
-    for symbol in symbols {
-        patch::hide(&mut bytes, symbol).unwrap_or_else(|problem| panic!("{library:?}: {problem}"));
+    Copied { names: &NAMES.map(str::to_owned), without: symbols, settings: "" }.folder()
+}
+
+/// A copy of the library that is not quite the same.
+#[derive(Debug, Hash)]
+pub(super) struct Copied<'a> {
+    /// Of its file, and the others that lead there.
+    pub(super) names: &'a [String],
+    /// The symbols that it lacks.
+    pub(super) without: &'a [&'a str],
+    /// Settings that it has of its own.
+    pub(super) settings: &'a str,
+}
+
+impl Copied<'_> {
+    /// The folder that holds it.
+    pub(super) fn folder(&self) -> PathBuf {
+        let library = library();
+        let mut bytes = std::fs::read(&library).expect("the library can be read");
+        let hidden = self.without.iter().try_for_each(|symbol| patch::hide(&mut bytes, symbol));
+        let patched = hidden.and_then(|()| patch::own(&mut bytes, self.settings));
+        patched.unwrap_or_else(|problem| panic!("{library:?}: {problem}"));
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        let folder = folder_beside(&library, &format!("copy-{:016x}", hasher.finish()));
+        let (file, others) = self.names.split_first().expect("a library has a name");
+        // What is there stays: a process that has loaded it looks for the same file by other names.
+        if !std::fs::read(folder.join(file)).is_ok_and(|there| there == bytes) {
+            put(&folder, file, |path| std::fs::write(path, &bytes));
+        }
+        // One file, so that who asks for one name and who asks for another share the driver.
+        for name in others {
+            put_link(&folder, name, Path::new(file));
+        }
+        folder
     }
-    let mut hasher = DefaultHasher::new();
-    symbols.hash(&mut hasher);
-    let folder = folder_beside(&library, &format!("without-{:016x}", hasher.finish()));
-    let [whole, short] = NAMES;
-    put(&folder, whole, |path| std::fs::write(path, &bytes));
-    // One file, so that who asks for one name and who asks for the other share the driver.
-    put(&folder, short, |path| std::os::unix::fs::symlink(whole, path));
-    folder
 }
 
 fn folder_beside(library: &Path, name: &str) -> PathBuf {
     let folder = library.with_file_name(FOLDER).join(name);
     std::fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{folder:?}: {error}"));
     folder
+}
+
+/// Lets a name lead somewhere, if it does not yet.
+fn put_link(folder: &Path, name: &str, target: &Path) {
+    if !std::fs::read_link(folder.join(name)).is_ok_and(|there| there == target) {
+        put(folder, name, |path| std::os::unix::fs::symlink(target, path));
+    }
 }
 
 /// Makes a file whole or not at all: other tests may use the one that is there.

@@ -1,8 +1,11 @@
-//! Takes symbols away from a shared library, so that it looks like an older one.
+//! Takes symbols away from a shared library, so that it looks like an older one, and gives it
+//! settings of its own.
 //!
 //! The first letter of the name in the table of names is changed. The hash of the old name still
 //! leads to the entry, whose name then does not match, so looking it up fails as if it had never
 //! been there.
+
+use crate::device::settings::{OWN_BYTES, OWN_MARK};
 
 /// What the first letter becomes.
 const OTHER: u8 = b'_';
@@ -18,6 +21,22 @@ pub(super) fn hide(library: &mut [u8], symbol: &str) -> Result<(), String> {
     let found = table.windows(wanted.len()).position(|window| window == wanted);
     let at = found.ok_or_else(|| format!("it has no symbol {symbol}"))?;
     library[start + at + 1] = OTHER;
+    Ok(())
+}
+
+/// Writes settings behind the library's mark for them.
+///
+/// # Errors
+/// Says that there is no room.
+pub(super) fn own(library: &mut [u8], settings: &str) -> Result<(), String> {
+    let room = OWN_BYTES - OWN_MARK.len();
+    if settings.len() >= room {
+        return Err(format!("there is room for settings of {room} bytes, not for {settings}"));
+    }
+    let wanted = [&OWN_MARK[..], &vec![0; room]].concat();
+    let found = library.windows(wanted.len()).position(|window| window == wanted);
+    let at = found.ok_or("it has no mark for settings")? + OWN_MARK.len();
+    library[at..at + settings.len()].copy_from_slice(settings.as_bytes());
     Ok(())
 }
 
@@ -57,5 +76,6 @@ mod tests {
     fn what_is_no_library_is_refused() {
         assert!(hide(&mut b"not a library".to_vec(), "cuInit").is_err());
         assert!(hide(&mut b"\x7fELF\x02".to_vec(), "cuInit").is_err());
+        assert_eq!(own(&mut [0; 512], "A=1"), Err("it has no mark for settings".to_owned()));
     }
 }

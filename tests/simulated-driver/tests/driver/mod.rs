@@ -7,6 +7,8 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 pub(crate) mod child;
 pub(crate) mod graph;
+pub(crate) mod hip;
+pub(crate) mod hsa;
 pub(crate) mod vmm;
 
 pub(crate) use peerlane_simulated_driver::{Driver, install};
@@ -16,21 +18,26 @@ pub(crate) type Answer<T = ()> = Result<T, c_int>;
 
 /// The address of a symbol in whatever `libcuda.so.1` is now.
 pub(crate) fn symbol(name: &str) -> *mut c_void {
-    let library = CString::new("libcuda.so.1").expect("no zero");
-    // SAFETY: the library was installed before, so that this only finds it.
-    let library = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOW) };
-    assert!(!library.is_null(), "libcuda.so.1 is not installed");
-    let name = CString::new(name).expect("no zero");
-    // SAFETY: the library stays loaded.
-    unsafe { libc::dlsym(library, name.as_ptr()) }
+    c_symbol("libcuda.so.1", name)
 }
 
-/// Calls a symbol: `cuda!(cuInit(0 => u32))`.
-macro_rules! cuda {
-    ($name:ident($($argument:expr => $type:ty),* $(,)?)) => {{
-        let symbol = crate::driver::symbol(stringify!($name));
+/// The address of a symbol in whatever this library is now.
+pub(crate) fn c_symbol(library: &str, name: &str) -> *mut c_void {
+    let text = CString::new(library).expect("no zero");
+    // SAFETY: the library was installed before, so that this only finds it.
+    let found = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW) };
+    assert!(!found.is_null(), "{library} is not installed");
+    let name = CString::new(name).expect("no zero");
+    // SAFETY: the library stays loaded.
+    unsafe { libc::dlsym(found, name.as_ptr()) }
+}
+
+/// Calls what a function such as [`symbol`] finds.
+macro_rules! call {
+    ($find:path, $name:ident($($argument:expr => $type:ty),* $(,)?)) => {{
+        let symbol = $find(stringify!($name));
         assert!(!symbol.is_null(), "there is no {}", stringify!($name));
-        // SAFETY: this is the declaration of the function in cuda.h.
+        // SAFETY: this is the declaration of the function in the vendor's header.
         let call = unsafe {
             std::mem::transmute::<*mut std::ffi::c_void, extern "C" fn($($type),*) -> std::ffi::c_int>(symbol)
         };
@@ -39,6 +46,14 @@ macro_rules! cuda {
             code => Err(code),
         }
     }};
+}
+pub(crate) use call;
+
+/// Calls a symbol: `cuda!(cuInit(0 => u32))`.
+macro_rules! cuda {
+    ($name:ident($($argument:expr => $type:ty),* $(,)?)) => {
+        crate::driver::call!(crate::driver::symbol, $name($($argument => $type),*))
+    };
 }
 pub(crate) use cuda;
 
@@ -61,16 +76,21 @@ impl std::ops::Deref for Alone {
 /// Starts the driver on a machine of six devices with small units of virtual memory.
 pub(crate) fn start() -> Alone {
     static START: Once = Once::new();
-    static LOCK: Mutex<()> = Mutex::new(());
-    let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
-    let driver = install();
+    let driver = alone(install);
     START.call_once(|| {
         driver.set("GRANULARITY_KIB", "64");
         driver.set("PATIENCE_MS", "20000");
         driver.set("DEVICES", "6");
         cuda!(cuInit(0 => u32)).expect("the simulated driver starts");
     });
-    Alone { driver, _lock: lock }
+    driver
+}
+
+/// Waits until no other test of this program uses the driver.
+pub(crate) fn alone(install: impl FnOnce() -> Driver) -> Alone {
+    static LOCK: Mutex<()> = Mutex::new(());
+    let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    Alone { driver: install(), _lock: lock }
 }
 
 /// Retains the primary context of a device and makes it current here.

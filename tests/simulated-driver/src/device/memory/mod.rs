@@ -46,7 +46,8 @@ impl AddressSpace {
 
     /// Allocates on a device; [`Kind::Host`] allocates on the host.
     pub(crate) fn allocate(&self, device: u32, bytes: u64, kind: Kind) -> Result<u64, NoMemory> {
-        let device = if matches!(kind, Kind::Host { .. }) { NO_DEVICE } else { device };
+        let host = matches!(kind, Kind::Host { .. } | Kind::Signal { .. });
+        let device = if host { NO_DEVICE } else { device };
         // What is smaller than a page gets one, so that its neighbour is never its own.
         let mapped = bytes.checked_next_multiple_of(4096).ok_or(NoMemory::Exhausted)?;
         let backing = Arc::new(new_backing(device, mapped, 0)?);
@@ -65,6 +66,11 @@ impl AddressSpace {
 
     fn insert(&self, range: Range) {
         write(&self.ranges).insert(range.base, Arc::new(range));
+    }
+
+    /// Ends a mapping that is not in the table; the caller says that nobody uses it.
+    pub(super) fn unmap_foreign(address: u64, bytes: u64) {
+        backing::unmap(address, bytes);
     }
 
     /// The range that holds this address.

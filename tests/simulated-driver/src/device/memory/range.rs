@@ -1,7 +1,7 @@
 //! One range of device addresses and who may touch it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::backing::{Backing, unmap};
 use crate::device::counters::Counter;
@@ -16,6 +16,8 @@ pub(crate) enum Kind {
     Pooled { session: u64 },
     /// Of the host, pinned; every device reaches it.
     Host { session: u64 },
+    /// Words that streams may wait for, where the vendor is strict.
+    Signal { session: u64 },
     /// Of the host and the caller's own, pinned.
     Registered { session: u64 },
     /// Opened by its name, by a session on this device.
@@ -33,15 +35,25 @@ pub(crate) struct Range {
     pub(crate) kind: Kind,
     /// Never used again in this process, other than addresses.
     pub(crate) id: u64,
-    /// The devices that may touch a mapped piece, a bit each.
+    /// The devices that were let in one by one, a bit each.
     access: AtomicU64,
+    /// What the face wants to remember of it.
+    note: AtomicU32,
 }
 
 impl Range {
     pub(super) fn new(base: u64, bytes: u64, backing: Arc<Backing>, kind: Kind) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let range = Self { base, bytes, backing, kind, id, access: AtomicU64::new(0) };
+        let range = Self {
+            base,
+            bytes,
+            backing,
+            kind,
+            id,
+            access: AtomicU64::new(0),
+            note: AtomicU32::new(0),
+        };
         range.live_counter().add(range.device(), 1);
         range
     }
@@ -56,7 +68,7 @@ impl Range {
     }
 
     pub(crate) fn is_host(&self) -> bool {
-        matches!(self.kind, Kind::Host { .. } | Kind::Registered { .. })
+        matches!(self.kind, Kind::Host { .. } | Kind::Signal { .. } | Kind::Registered { .. })
     }
 
     /// The session that goes with it, if any.
@@ -65,10 +77,23 @@ impl Range {
             Kind::Plain { session }
             | Kind::Pooled { session }
             | Kind::Host { session }
+            | Kind::Signal { session }
             | Kind::Registered { session }
             | Kind::Imported { session, .. } => Some(session),
             Kind::Mapped { .. } => None,
         }
+    }
+
+    pub(crate) fn note(&self) -> u32 {
+        self.note.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_note(&self, note: u32) {
+        self.note.store(note, Ordering::Relaxed);
+    }
+
+    fn lets_in(&self, device: u32) -> bool {
+        self.access.load(Ordering::Acquire) & (1 << device) != 0
     }
 
     pub(crate) fn allow(&self, device: u32, access: bool) {
@@ -82,12 +107,16 @@ impl Range {
 
     pub(crate) fn is_reached_by(&self, session: &Session) -> bool {
         match self.kind {
-            Kind::Host { .. } | Kind::Registered { .. } => true,
-            Kind::Plain { .. } | Kind::Pooled { .. } => session.reaches(self.device()),
-            Kind::Imported { by, .. } => by == session.device() || session.reaches(self.device()),
-            Kind::Mapped { .. } => {
-                self.access.load(Ordering::Acquire) & (1 << session.device()) != 0
+            Kind::Host { .. } | Kind::Signal { .. } | Kind::Registered { .. } => true,
+            Kind::Plain { .. } | Kind::Pooled { .. } => {
+                session.reaches(self.device()) || self.lets_in(session.device())
             }
+            Kind::Imported { by, .. } => {
+                by == session.device()
+                    || session.reaches(self.device())
+                    || self.lets_in(session.device())
+            }
+            Kind::Mapped { .. } => self.lets_in(session.device()),
         }
     }
 

@@ -8,9 +8,12 @@ use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
 
 use super::backing::{Backing, Identity};
+use crate::device::settings::Setting;
 
 /// The bytes of a name.
 pub(crate) const NAME_BYTES: usize = 64;
+/// Behind magic, process, descriptor and token.
+const OFFSET_AT: usize = 32;
 const MAGIC: [u8; 8] = *b"simshar1";
 
 /// Why memory cannot be opened by its name.
@@ -22,6 +25,8 @@ pub(crate) enum CannotOpen {
     OwnProcess,
     /// The owner is gone, or has freed it.
     Stale,
+    /// The kernel does not let this process.
+    Refused,
 }
 
 /// The name of memory of this process.
@@ -41,6 +46,17 @@ pub(crate) fn name(backing: &Backing) -> [u8; NAME_BYTES] {
     name
 }
 
+/// The name with how far behind the base it points.
+pub(crate) fn with_offset(mut name: [u8; NAME_BYTES], offset: u64) -> [u8; NAME_BYTES] {
+    name[OFFSET_AT..OFFSET_AT + 8].copy_from_slice(&offset.to_le_bytes());
+    name
+}
+
+/// How far behind the base a name points.
+pub(crate) fn offset(name: &[u8; NAME_BYTES]) -> u64 {
+    u64::from_le_bytes(field(name, OFFSET_AT))
+}
+
 /// The token in a name: one allocation, one token.
 pub(crate) fn token(name: &[u8; NAME_BYTES]) -> u128 {
     u128::from_le_bytes(field(name, 16))
@@ -48,14 +64,22 @@ pub(crate) fn token(name: &[u8; NAME_BYTES]) -> u128 {
 
 /// Opens what another process named.
 pub(crate) fn open(name: &[u8; NAME_BYTES]) -> Result<Backing, CannotOpen> {
+    if field(name, 0) == MAGIC && u32::from_le_bytes(field(name, 8)) == std::process::id() {
+        return Err(CannotOpen::OwnProcess);
+    }
+    open_any(name)
+}
+
+/// Opens what any process named, this one as well.
+pub(crate) fn open_any(name: &[u8; NAME_BYTES]) -> Result<Backing, CannotOpen> {
     if field(name, 0) != MAGIC {
         return Err(CannotOpen::Malformed);
     }
+    if Setting::LegacyShare.is("refused") {
+        return Err(CannotOpen::Refused);
+    }
     let (process, number) =
         (u32::from_le_bytes(field(name, 8)), i32::from_le_bytes(field(name, 12)));
-    if process == std::process::id() {
-        return Err(CannotOpen::OwnProcess);
-    }
     let path = format!("/proc/{process}/fd/{number}");
     let opened = OpenOptions::new().read(true).write(true).open(path);
     let fd = OwnedFd::from(opened.map_err(|_| CannotOpen::Stale)?);

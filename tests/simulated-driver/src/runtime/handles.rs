@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
 
+use super::Face;
 use super::code::{INVALID_HANDLE, Outcome};
-use super::context;
-use super::types::{CUstream, STREAM_PER_THREAD};
 use crate::device::counters::Counter;
 use crate::device::event::Event;
 use crate::device::graph::{Node, Program};
@@ -47,10 +46,14 @@ impl<T> Table<T> {
     }
 }
 
-/// The queue behind a stream's handle; needs a current context, and a stream that still works.
-pub(crate) fn stream(handle: CUstream) -> Outcome<Arc<Queue>> {
-    let session = context::current()?;
+/// Null, 1 (legacy) and this stand for default streams.
+pub(crate) const STREAM_PER_THREAD: usize = 2;
+
+/// The queue behind a stream's handle, which must still work.
+pub(crate) fn stream<F: Face>(handle: usize) -> Outcome<Arc<Queue>> {
+    F::ready()?;
     if handle <= STREAM_PER_THREAD {
+        let session = F::current()?;
         Counter::DefaultStreamUses.add(session.device(), 1);
         return Ok(session.default_queue());
     }

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use super::code::{INVALID_HANDLE, Outcome};
-use super::types::CUmemHandle;
 use crate::device::memory::Backing;
 use crate::device::sync::lock;
 
@@ -20,10 +19,10 @@ struct Block {
     mapped: Weak<Backing>,
 }
 
-static BLOCKS: Mutex<BTreeMap<CUmemHandle, Block>> = Mutex::new(BTreeMap::new());
+static BLOCKS: Mutex<BTreeMap<u64, Block>> = Mutex::new(BTreeMap::new());
 
 /// Gives the block a handle.
-pub(super) fn insert(backing: Backing) -> CUmemHandle {
+pub(super) fn insert(backing: Backing) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0x56_0000_0000);
     let handle = NEXT.fetch_add(16, Ordering::Relaxed);
     let backing = Arc::new(backing);
@@ -35,13 +34,13 @@ pub(super) fn insert(backing: Backing) -> CUmemHandle {
 }
 
 /// The memory behind a handle that is held.
-pub(super) fn find(handle: CUmemHandle) -> Outcome<Arc<Backing>> {
+pub(super) fn find(handle: u64) -> Outcome<Arc<Backing>> {
     let blocks = lock(&BLOCKS);
     blocks.get(&handle).and_then(|block| block.backing.clone()).ok_or(INVALID_HANDLE)
 }
 
 /// Holds a block once more, also one that is only mapped.
-pub(super) fn retain(handle: CUmemHandle) -> Outcome {
+pub(super) fn retain(handle: u64) -> Outcome {
     let mut blocks = lock(&BLOCKS);
     let block = blocks.get_mut(&handle).ok_or(INVALID_HANDLE)?;
     block.backing = Some(block.mapped.upgrade().ok_or(INVALID_HANDLE)?);
@@ -50,7 +49,7 @@ pub(super) fn retain(handle: CUmemHandle) -> Outcome {
 }
 
 /// Gives the handle up once.
-pub(super) fn release(handle: CUmemHandle) -> Outcome {
+pub(super) fn release(handle: u64) -> Outcome {
     let mut blocks = lock(&BLOCKS);
     let block = blocks.get_mut(&handle).filter(|block| block.held > 0).ok_or(INVALID_HANDLE)?;
     block.held -= 1;

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use super::code::{CUresult, Code, Outcome};
+use super::code::{Code, Outcome, Status};
 use crate::device::capture::{self, Mode};
 use crate::device::counters::{Counter, NO_DEVICE};
 use crate::device::script;
@@ -14,16 +14,27 @@ thread_local! {
 }
 
 /// Runs the body of a call, unless a test wants it to fail.
-pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Outcome) -> CUresult {
+pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Outcome) -> Status {
+    guard(name, body, Code, super::code::UNKNOWN).map_or_else(|code| code.0, |()| 0)
+}
+
+/// As [`enter`], for results of any kind: `scripted` is what a test asks for, `panicked` what is
+/// answered in place of a panic.
+pub(crate) fn guard<E>(
+    name: &'static str,
+    body: impl FnOnce() -> Result<(), E>,
+    scripted: impl FnOnce(Status) -> E,
+    panicked: E,
+) -> Result<(), E> {
     let start = Instant::now();
     let outcome = match script::begin(name) {
-        Some(code) => Err(Code(code)),
+        Some(code) => Err(scripted(code)),
         // What a body leaves half done is behind locks, see `device::sync`.
-        None => catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(super::code::UNKNOWN)),
+        None => catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(panicked)),
     };
     let nanos = i64::try_from(start.elapsed().as_nanos()).unwrap_or(i64::MAX);
     Counter::HostNanos.add(NO_DEVICE, nanos);
-    outcome.map_or_else(|code| code.0, |()| 0)
+    outcome
 }
 
 /// For calls that a capture forbids, its own or that of another thread.

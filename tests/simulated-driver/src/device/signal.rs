@@ -1,0 +1,218 @@
+//! Signals: 64-bit values that queues of engines and callers change and wait for, of this process
+//! or shared with others.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+use std::time::Instant;
+
+use super::counters::{Counter, NO_DEVICE};
+use super::memory::{AddressSpace, Backing, NoMemory, share};
+use super::settings::Setting;
+use super::sync::{Backoff, read, write};
+
+/// What a signal takes in shared memory.
+const SHARED_BYTES: u64 = 4096;
+
+/// The vendor's layout: users look at the value, and at nothing else.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+struct Place {
+    kind: AtomicI64,
+    value: AtomicI64,
+    rest: [AtomicU64; 2],
+    start: AtomicU64,
+    end: AtomicU64,
+    more: [AtomicU64; 2],
+}
+
+#[derive(Debug)]
+enum Held {
+    Own(Box<Place>),
+    /// Mapped here from memory that has a name.
+    Shared(u64, Backing),
+}
+
+#[derive(Debug)]
+pub(crate) struct Signal(Held);
+
+/// Every signal of this process by its address, which is its handle.
+static SIGNALS: RwLock<BTreeMap<u64, Arc<Signal>>> = RwLock::new(BTreeMap::new());
+
+/// How a value is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Condition {
+    Equal,
+    Other,
+    Less,
+    AtLeast,
+}
+
+impl Condition {
+    fn holds(self, value: i64, with: i64) -> bool {
+        match self {
+            Self::Equal => value == with,
+            Self::Other => value != with,
+            Self::Less => value < with,
+            Self::AtLeast => value >= with,
+        }
+    }
+}
+
+impl Signal {
+    /// Makes one and gives its handle.
+    pub(crate) fn create(value: i64, shared: bool) -> Result<u64, NoMemory> {
+        if read(&SIGNALS).len() as u64 >= Setting::Signals.value() {
+            return Err(NoMemory::Exhausted);
+        }
+        let held = if shared {
+            Self::map(Backing::create(NO_DEVICE, SHARED_BYTES, 0).ok_or(NoMemory::Exhausted)?)?
+        } else {
+            Held::Own(Box::default())
+        };
+        let signal = Self(held);
+        signal.place().kind.store(1, Ordering::Relaxed);
+        signal.store(value);
+        Ok(signal.keep())
+    }
+
+    /// Opens the signal that a name leads to.
+    pub(crate) fn open(backing: Backing) -> Result<u64, NoMemory> {
+        if backing.bytes() != SHARED_BYTES {
+            return Err(NoMemory::BadRange);
+        }
+        Ok(Self(Self::map(backing)?).keep())
+    }
+
+    fn map(backing: Backing) -> Result<Held, NoMemory> {
+        let address = backing.map(0, SHARED_BYTES, None).ok_or(NoMemory::Exhausted)?;
+        Ok(Held::Shared(address, backing))
+    }
+
+    fn keep(self) -> u64 {
+        Counter::LiveSignals.add(NO_DEVICE, 1);
+        let signal = Arc::new(self);
+        let handle = std::ptr::from_ref(signal.place()) as u64;
+        write(&SIGNALS).insert(handle, signal);
+        handle
+    }
+
+    pub(crate) fn find(handle: u64) -> Option<Arc<Self>> {
+        read(&SIGNALS).get(&handle).cloned()
+    }
+
+    /// Gives the handle up; what still waits for the signal keeps it.
+    pub(crate) fn destroy(handle: u64) -> bool {
+        let removed = write(&SIGNALS).remove(&handle);
+        if removed.is_some() {
+            Counter::LiveSignals.add(NO_DEVICE, -1);
+        }
+        removed.is_some()
+    }
+
+    /// The name of a signal that is shared.
+    pub(crate) fn name(&self) -> Option<[u8; share::NAME_BYTES]> {
+        match &self.0 {
+            Held::Own(_) => None,
+            Held::Shared(_, backing) => Some(share::name(backing)),
+        }
+    }
+
+    fn place(&self) -> &Place {
+        match &self.0 {
+            Held::Own(place) => place,
+            Held::Shared(address, _) => {
+                // SAFETY: mapped when the signal was made, page by page, and unmapped when it goes;
+                // all fields are atomic, as other processes change them.
+                unsafe { &*(*address as *const Place) }
+            }
+        }
+    }
+
+    /// Where the value is.
+    pub(crate) fn value_address(&self) -> u64 {
+        std::ptr::from_ref(&self.place().value) as u64
+    }
+
+    pub(crate) fn load(&self) -> i64 {
+        self.place().value.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn store(&self, value: i64) {
+        self.place().value.store(value, Ordering::SeqCst);
+    }
+
+    pub(crate) fn add(&self, value: i64) {
+        self.place().value.fetch_add(value, Ordering::SeqCst);
+    }
+
+    /// The value once the condition holds, or as it is when time is up or `give_up` says so.
+    pub(crate) fn wait(
+        &self,
+        condition: Condition,
+        with: i64,
+        deadline: Option<Instant>,
+        mut give_up: impl FnMut() -> bool,
+    ) -> i64 {
+        let mut backoff = Backoff::default();
+        loop {
+            let value = self.load();
+            let late = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if condition.holds(value, with) || late() || give_up() {
+                return value;
+            }
+            backoff.rest();
+        }
+    }
+
+    /// Notes when the copy began and ended that the signal stands for.
+    pub(crate) fn set_times(&self, start: u64, end: u64) {
+        self.place().start.store(start, Ordering::Relaxed);
+        self.place().end.store(end, Ordering::Relaxed);
+    }
+
+    pub(crate) fn times(&self) -> (u64, u64) {
+        let place = self.place();
+        (place.start.load(Ordering::Relaxed), place.end.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Signal {
+    fn drop(&mut self) {
+        if let Held::Shared(address, _) = self.0 {
+            AddressSpace::unmap_foreign(address, SHARED_BYTES);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_has_the_layout_of_the_vendor() {
+        assert_eq!(size_of::<Place>(), 64);
+        assert_eq!(std::mem::offset_of!(Place, value), 8);
+        assert_eq!(std::mem::offset_of!(Place, start), 32);
+    }
+
+    #[test]
+    fn conditions_are_of_signed_values() {
+        assert!(Condition::Less.holds(-1, 0) && !Condition::Less.holds(0, 0));
+        assert!(Condition::AtLeast.holds(0, 0) && !Condition::AtLeast.holds(-1, 0));
+        assert!(Condition::Equal.holds(3, 3) && Condition::Other.holds(3, 4));
+    }
+
+    #[test]
+    fn a_handle_is_good_until_it_is_given_up() {
+        for shared in [false, true] {
+            let handle = Signal::create(5, shared).unwrap();
+            let signal = Signal::find(handle).unwrap();
+            signal.add(-2);
+            assert_eq!((signal.load(), signal.name().is_some()), (3, shared));
+            assert_eq!(signal.value_address(), handle + 8);
+            assert!(Signal::destroy(handle) && !Signal::destroy(handle));
+            assert_eq!(signal.load(), 3, "kept by who waits for it");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Several copies in one call, in every form of it.
+//!
+//! The vendor promises no order inside such a call. Here the last copy is made first, so that whoever
+//! counts on an order is found out.
+
+use std::ffi::{c_int, c_uint};
+
+use super::Face;
+use super::code::{INVALID_VALUE, Outcome, STREAM_CAPTURE_UNSUPPORTED};
+use super::copy::{Said, copy_on};
+use super::handles::{STREAM_PER_THREAD, stream};
+
+/// The orders in which sources may be read.
+const ACCESS_ORDERS: std::ops::RangeInclusive<c_int> = 1..=3;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attributes {
+    src_access_order: c_int,
+    /// Kind and ordinal.
+    src_location_hint: [c_int; 2],
+    dst_location_hint: [c_int; 2],
+    flags: c_uint,
+}
+
+/// What every form is given.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) to: *const u64,
+    pub(crate) from: *const u64,
+    pub(crate) bytes: *const usize,
+    pub(crate) count: usize,
+    pub(crate) attributes: *const Attributes,
+    pub(crate) firsts: *const usize,
+    pub(crate) attributes_count: usize,
+    /// Where the number of the copy that failed goes, which nobody knows here.
+    pub(crate) failed: *mut usize,
+    pub(crate) handle: usize,
+}
+
+/// # Safety
+/// `array` is null or holds `count` values.
+unsafe fn values<'a, T>(array: *const T, count: usize) -> Outcome<&'a [T]> {
+    if array.is_null() || count == 0 {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: the caller's.
+    Ok(unsafe { std::slice::from_raw_parts(array, count) })
+}
+
+pub(crate) fn run<F: Face>(call: &Call) -> Outcome {
+    let called = submit::<F>(call);
+    if called.is_err() && !call.failed.is_null() {
+        // SAFETY: the caller gives the place of a number.
+        unsafe { call.failed.write(usize::MAX) };
+    }
+    called
+}
+
+fn submit<F: Face>(call: &Call) -> Outcome {
+    let &Call { count, attributes_count, handle, .. } = call;
+    if handle <= STREAM_PER_THREAD {
+        return Err(INVALID_VALUE);
+    }
+    let queue = stream::<F>(handle)?;
+    // SAFETY: the caller gives arrays of these lengths.
+    let to = unsafe { values(call.to, count) }?;
+    // SAFETY: as above.
+    let from = unsafe { values(call.from, count) }?;
+    // SAFETY: as above.
+    let bytes = unsafe { values(call.bytes, count) }?;
+    // SAFETY: as above.
+    let attributes = unsafe { values(call.attributes, attributes_count) }?;
+    // SAFETY: as above.
+    let firsts = unsafe { values(call.firsts, attributes_count) }?;
+    let ordered = attributes.iter().all(|one| ACCESS_ORDERS.contains(&one.src_access_order));
+    let rising = firsts.is_sorted_by(|one, next| one < next);
+    if !ordered || !rising || firsts[0] != 0 || firsts[firsts.len() - 1] >= count {
+        return Err(INVALID_VALUE);
+    }
+    if bytes.contains(&0) {
+        return Err(INVALID_VALUE);
+    }
+    if queue.is_capturing() {
+        return Err(STREAM_CAPTURE_UNSUPPORTED);
+    }
+    (0..count).rev().try_for_each(|index| {
+        copy_on(&queue, (to[index], Said::Either), (from[index], Said::Either), bytes[index], false)
+    })
+}
