@@ -1,5 +1,6 @@
-//! The conformance suite over the RDMA backend, where there is a device: with its ways of signalling,
-//! and with queues so small that they are always full.
+//! The conformance suite over the RDMA backend, where there is a device: as it is by default, over two
+//! queue pairs with signals by write, and over queue pairs on two cards that are so small that they are
+//! always full.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,7 +14,12 @@ fn main() -> ExitCode {
         change(&mut options);
         RdmaHarness::new(name, options)
     };
+    let by_write = rdma("rdma-signal-by-write", |options| {
+        options.signal = Some(SignalBy::Write);
+        (options.queue_pairs, options.stripe_bytes) = (2, 4096);
+    });
     let tiny = rdma("rdma-tiny", |options| {
+        options.stripe_bytes = 4096;
         options.requests_max = 8;
         options.posted_bytes_max = 5000;
         options.piece_bytes_max = 4097;
@@ -22,9 +28,5 @@ fn main() -> ExitCode {
         options.queue_ops = 64;
         options.spin = Duration::ZERO;
     });
-    Suite::new()
-        .with(rdma("rdma", |_| {}))
-        .with(rdma("rdma-signal-by-write", |options| options.signal = Some(SignalBy::Write)))
-        .with(tiny)
-        .run()
+    Suite::new().with(rdma("rdma", |_| {})).with(by_write).with(tiny.cards(2)).run()
 }

@@ -8,6 +8,8 @@
 mod chapter;
 #[path = "rdma_support/mod.rs"]
 mod rdma_support;
+#[path = "rdma_processes/rounds.rs"]
+mod rounds;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -57,13 +59,16 @@ struct Cast {
 }
 
 impl Cast {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 11] = [
         Self { chapter: Chapter::Network, node_of_rank: &[0] },
         Self { chapter: Chapter::Network, node_of_rank: &[0, 1] },
         Self { chapter: Chapter::Network, node_of_rank: &[0, 1, 2] },
         Self { chapter: Chapter::Network, node_of_rank: &[0, 1, 0, 1, 2] },
         Self { chapter: Chapter::Tiers, node_of_rank: &[0, 0, 1, 1] },
         Self { chapter: Chapter::Tiers, node_of_rank: &[0, 0, 1, 2, 2] },
+        Self { chapter: Chapter::Streams, node_of_rank: &[0, 0, 1] },
+        Self { chapter: Chapter::Idle, node_of_rank: &[0, 1] },
+        Self { chapter: Chapter::IdleTiers, node_of_rank: &[0, 0, 1] },
         Self { chapter: Chapter::Killed, node_of_rank: &[0, 1] },
         Self { chapter: Chapter::Killed, node_of_rank: &[0, 1, 2] },
     ];
@@ -118,6 +123,7 @@ fn hear_out(child: &mut Child, deadline: Deadline) -> Outcome {
         match child.hear(deadline) {
             Ok(line) if line == "done" => return Ok(()),
             Ok(line) if line == "under way" => {}
+            Ok(line) if line.starts_with("figure ") => println!("{line}"),
             Ok(line) if line.starts_with("passed ") => passed = line,
             Ok(line) => return Err(Failure::new(line)),
             Err(failure) => return Err(failure.within(format!("after it had {passed}"))),

@@ -16,6 +16,7 @@ const DEVICES: &str = "PEERLANE_TEST_RDMA_DEVICES";
 pub struct RdmaHarness {
     name: String,
     options: Options,
+    cards: usize,
 }
 
 impl RdmaHarness {
@@ -23,7 +24,12 @@ impl RdmaHarness {
     pub fn new(name: impl Into<String>, options: Options) -> Self {
         // The ranks are threads of one process; the network of a device may be another namespace's.
         let service_ip = Some(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        Self { name: name.into(), options: Options { service_ip, ..options } }
+        Self { name: name.into(), options: Options { service_ip, ..options }, cards: 1 }
+    }
+
+    /// With so many cards a rank, if the machine has them: the same ones, in another order for each.
+    pub fn cards(self, cards: usize) -> Self {
+        Self { cards, ..self }
     }
 
     /// The device of a rank; any where the environment names none.
@@ -45,7 +51,10 @@ impl Harness for RdmaHarness {
     }
 
     fn open(&self, rank: Rank, ranks: usize) -> Result<Fabric, Error> {
-        let options = Options { device: Self::device(rank), ..self.options.clone() };
+        let next = |step: usize| Self::device(Rank(rank.0 + step as u32));
+        let further = (1..self.cards).map(next).filter(|device| *device != DeviceChoice::Any);
+        let (device, further_devices) = (next(0), further.collect());
+        let options = Options { device, further_devices, ..self.options.clone() };
         Fabric::open_with(rank, ranks, options)
     }
 

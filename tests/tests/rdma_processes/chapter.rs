@@ -9,12 +9,15 @@ use peerlane_collectives::bootstrap::tcp::Tcp;
 use peerlane_collectives::group::{Group, GroupOptions};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
+use peerlane_conformance::middleware::{Stream, StreamLayer, Wrapped};
 use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{Failure, Outcome};
 use peerlane_hal::{Deadline, ErrorKind, Fabric, Rank, host};
 use peerlane_rdma::{DeviceChoice, Options};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::rdma_support::{shard, unexpected};
+use crate::rounds::Rounds;
 
 /// Far above what any start here takes.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -23,6 +26,16 @@ const STARTS: u64 = 3;
 /// Beyond what a card needs to find out that a peer does not answer.
 const LOST_WITHIN: Duration = Duration::from_secs(20);
 
+/// What is gathered beside waiting.
+const IDLE_SHARD_BYTES: usize = 100_000;
+const BUSY_STARTS: usize = 20;
+/// How long a graph is not replayed.
+const ARMED: Duration = Duration::from_millis(300);
+/// By how much a rank is late.
+const LATE: Duration = Duration::from_secs(1);
+/// Per cent of a processor while it is; whoever looks all the time uses all of one.
+const IDLE_MAX: f64 = 50.0;
+
 /// What a group does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Chapter {
@@ -30,6 +43,12 @@ pub(crate) enum Chapter {
     Network,
     /// Memory of the host inside a node.
     Tiers,
+    /// Starts on a stream, and in a graph, with the network beside it.
+    Streams,
+    /// One fabric, and a rank that lets the others wait.
+    Idle,
+    /// The same with memory of the host inside a node.
+    IdleTiers,
     /// The last rank is killed.
     Killed,
 }
@@ -39,6 +58,9 @@ impl fmt::Display for Chapter {
         f.write_str(match self {
             Self::Network => "network",
             Self::Tiers => "tiers",
+            Self::Streams => "streams",
+            Self::Idle => "idle",
+            Self::IdleTiers => "idle-tiers",
             Self::Killed => "killed",
         })
     }
@@ -48,7 +70,8 @@ impl FromStr for Chapter {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let all = [Self::Network, Self::Tiers, Self::Killed];
+        let all =
+            [Self::Network, Self::Tiers, Self::Streams, Self::Idle, Self::IdleTiers, Self::Killed];
         all.into_iter().find(|chapter| chapter.to_string() == text).ok_or(())
     }
 }
@@ -72,6 +95,16 @@ pub(crate) fn play(parent: &Parent) -> Outcome {
         Chapter::Tiers => {
             let local = host::Fabric::open(rank, ranks)?;
             gathers(parent, group.open_tiers(bootstrap, local, network).map_err(unexpected)?)
+        }
+        Chapter::Streams => {
+            let local = host::Fabric::open(rank, ranks)?;
+            let local = Wrapped::new(local, StreamLayer::default());
+            streams(parent, group.open_tiers(bootstrap, local, network).map_err(unexpected)?)
+        }
+        Chapter::Idle => waits(parent, group.open(bootstrap, network).map_err(unexpected)?),
+        Chapter::IdleTiers => {
+            let local = host::Fabric::open(rank, ranks)?;
+            waits(parent, group.open_tiers(bootstrap, local, network).map_err(unexpected)?)
         }
         Chapter::Killed => deserted(parent, group.open(bootstrap, network).map_err(unexpected)?),
     }
@@ -105,6 +138,93 @@ fn gathers<F: Fabric>(parent: &Parent, mut group: Group<F>) -> Outcome {
     group.close().map_err(unexpected)?;
     parent.say("done");
     Ok(())
+}
+
+/// Starts that nobody waits for, and replays: a thread drives the lanes over the network.
+fn streams(parent: &Parent, mut group: Group<Wrapped<host::Fabric, StreamLayer>>) -> Outcome {
+    let (me, ranks) = (parent.value::<usize>("RANK")?, parent.value::<usize>("RANKS")?);
+    let algorithms =
+        [Algorithm::Direct, Algorithm::Ring, Algorithm::Hierarchical, Algorithm::HierarchicalRing];
+    for algorithm in algorithms {
+        let builder = group.all_gather::<u8>(SHARD_BYTES[1]).algorithm(algorithm).capturable();
+        let mut gather = builder.prepare().map_err(unexpected)?;
+        let (stream, rounds) = (Stream::new(), Rounds::new(me, ranks, SHARD_BYTES[1]));
+        for _ in 0..STARTS {
+            rounds.fill(&stream, gather.input_place());
+            let lease = gather.start_on(&stream).map_err(unexpected)?;
+            rounds.look(&stream, lease.output());
+        }
+        stream.begin_capture();
+        rounds.fill(&stream, gather.input_place());
+        let lease = gather.start_on(&stream).map_err(unexpected)?;
+        rounds.look(&stream, lease.output());
+        let graph = stream.end_capture();
+        for _ in 0..STARTS {
+            graph.replay(&stream);
+        }
+        if !stream.is_idle_within(TIMEOUT) {
+            return Err(Failure::new(format!("{algorithm}: the stream is blocked")));
+        }
+        if rounds.right() != 2 * STARTS {
+            let right = rounds.right();
+            return Err(Failure::new(format!("{algorithm}: {right} rounds of {}", 2 * STARTS)));
+        }
+        let before = processor_time();
+        std::thread::sleep(ARMED);
+        let used = 100.0 * (processor_time() - before).as_secs_f64() / ARMED.as_secs_f64();
+        parent.say(format_args!(
+            "figure rank {me}: {used:.1} % of a processor while {algorithm} is armed"
+        ));
+        if used > IDLE_MAX {
+            return Err(Failure::new(format!("{algorithm}: it used {used} % for nothing")));
+        }
+        // All replays are over on all ranks before anyone lets go.
+        group.barrier().map_err(unexpected)?;
+        parent.say(format_args!("passed {algorithm} on a stream"));
+    }
+    group.close().map_err(unexpected)?;
+    parent.say("done");
+    Ok(())
+}
+
+/// The processor is given away while a peer is late; how much is used then, and in one gather after the
+/// other, is printed.
+fn waits<F: Fabric>(parent: &Parent, mut group: Group<F>) -> Outcome {
+    let me: usize = parent.value("RANK")?;
+    let builder = group.all_gather::<u8>(IDLE_SHARD_BYTES);
+    let mut gather = builder.prepare().map_err(unexpected)?;
+    gather.run().map_err(unexpected)?;
+    if me == 0 {
+        std::thread::sleep(LATE);
+    }
+    let mut run = |starts: usize| -> Outcome<(f64, Duration)> {
+        let (begun, before) = (Instant::now(), processor_time());
+        for _ in 0..starts {
+            gather.run().map_err(unexpected)?;
+        }
+        let (took, used) = (begun.elapsed(), processor_time() - before);
+        Ok((100.0 * used.as_secs_f64() / took.as_secs_f64(), took))
+    };
+    let (idle, waited) = run(1)?;
+    let (busy, _) = run(BUSY_STARTS)?;
+    if me != 0 {
+        parent.say(format_args!(
+            "figure rank {me}: {idle:.1} % of a processor while it waits {waited:.1?}, {busy:.0} % \
+             while it gathers"
+        ));
+        if waited < LATE / 2 || idle > IDLE_MAX {
+            return Err(Failure::new(format!("it used {idle} % in {waited:?}")));
+        }
+    }
+    group.close().map_err(unexpected)?;
+    parent.say("done");
+    Ok(())
+}
+
+/// What all threads of this process have used.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// Gathers until a peer is gone; that is an error, and soon.

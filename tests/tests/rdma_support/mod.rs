@@ -1,5 +1,7 @@
 //! The nodes of a machine that stands for several: network namespaces, each with an RDMA device.
 
+#![allow(dead_code, reason = "each test program uses a part")]
+
 use std::process::Command;
 
 use peerlane_collectives::error::Error;

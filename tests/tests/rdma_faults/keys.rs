@@ -1,0 +1,58 @@
+//! Keys and memory that are not what they were.
+
+use peerlane_conformance::Outcome;
+use peerlane_hal::{
+    CopyEngine as _, ErrorKind, Fabric as _, Flag, Op, PeerMemory, Rank, Region, RemoteKey, Role,
+};
+use peerlane_rdma::Key;
+
+use crate::pair::{ensure, late, pair, put, region, run, wanted};
+
+/// Every bit of a key, one by one: refused, or still the same region.
+pub(crate) fn changed() -> Outcome {
+    let fabrics = pair(|_| {})?;
+    let local = fabrics[1].memory().allocate(4096, Role::Data)?;
+    let key = fabrics[1].memory().export(&local)?;
+    let bytes = key.encode();
+    for at in 0..bytes.len() {
+        for bit in 0..8 {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1 << bit;
+            let Ok(changed) = Key::decode(&changed) else { continue };
+            let answer = fabrics[0].memory().import(Rank(1), &changed, late());
+            wanted(ErrorKind::InvalidKey, answer.map(drop))
+                .map_err(|failure| failure.within(format!("byte {at}, bit {bit}")))?;
+        }
+    }
+    fabrics[0].memory().import(Rank(1), &key, late())?;
+    Ok(())
+}
+
+/// The owner breaks the rule: the card refuses, the origin hears of it, and the target is unharmed.
+pub(crate) fn freed() -> Outcome {
+    let mut fabrics = pair(|_| {})?;
+    let (freed, remote) = region(&fabrics, 4096, Role::Data)?;
+    let (other, alive) = region(&fabrics, 4096, Role::Data)?;
+    let source = fabrics[0].memory().allocate(4096, Role::Data)?;
+    let mut engine = fabrics[0].engine()?;
+    drop(freed);
+    let text =
+        wanted(ErrorKind::InvalidKey, run(&mut engine, &[put(&remote, &source, 4096)]).map(drop))?;
+    ensure(text.contains("rank 1") && text.contains("remote key"), text)?;
+    // It stays so, and another engine works.
+    wanted(ErrorKind::InvalidKey, engine.completed().map(drop))?;
+    drop(engine);
+    let mut engine = fabrics[0].engine()?;
+    // SAFETY: the region lives, and nothing is under way.
+    unsafe { source.base().write_bytes(7, 4096) };
+    run(&mut engine, &[put(&alive, &source, 4096)])?;
+    // SAFETY: the put is complete at the origin, and so in memory of this machine.
+    let seen = unsafe { std::slice::from_raw_parts(other.base().as_ptr(), 4096) };
+    ensure(seen.iter().all(|byte| *byte == 7), "the bytes of the other region are wrong")?;
+    // A flag of a freed region is dropped on the other side.
+    let (freed, remote) = region(&fabrics, 64, Role::Flags)?;
+    drop(freed);
+    let flag = Flag { region: &remote, word: 1 };
+    run(&mut engine, &[Op::Signal { flag, value: 1 }])?;
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! Links that go down while a fabric is open.
+
+use std::process::Command;
+use std::time::Duration;
+
+use peerlane_conformance::{Failure, Outcome};
+use peerlane_hal::{ErrorKind, Fabric as _, PeerMemory, Region, Role};
+
+use crate::pair::{ensure, impatient, pair, put, region, run, wanted};
+
+/// The namespace of the first device, where the tests may change one.
+pub(crate) fn first_node() -> Option<String> {
+    let spaces = std::env::var("PEERLANE_TEST_RDMA_NAMESPACES").unwrap_or_default();
+    spaces.split(',').next().filter(|space| !space.is_empty()).map(str::to_owned)
+}
+
+pub(crate) fn set_link(node: &str, state: &str) -> Outcome {
+    call("ip", &["-n", node, "link", "set", "eth0", state])
+}
+
+pub(crate) fn tc(arguments: &[&str]) -> Outcome {
+    call("tc", arguments)
+}
+
+fn call(program: &str, arguments: &[&str]) -> Outcome {
+    let done = Command::new(program).args(arguments).status();
+    ensure(
+        done.is_ok_and(|status| status.success()),
+        format!("{program} {} failed", arguments.join(" ")),
+    )
+}
+
+/// The other end of a node's cable, on the bridge: without it packets are lost, while the node has its
+/// address and its routes.
+fn set_cable(state: &str) -> Outcome {
+    call("ip", &["link", "set", "port0", state])
+}
+
+/// The cable is away for a moment, in the middle of puts: packets are sent again.
+pub(crate) fn flaps() -> Outcome {
+    const BYTES: u64 = 4 << 20;
+    if first_node().is_none() {
+        return Ok(());
+    }
+    let mut fabrics = pair(|options| {
+        (options.queue_pairs, options.stripe_bytes) = (2, 4096);
+    })?;
+    let (there, remote) = region(&fabrics, BYTES, Role::Data)?;
+    let source = fabrics[0].memory().allocate(BYTES, Role::Data)?;
+    // SAFETY: the region has as many bytes, and nothing is under way.
+    unsafe { source.base().write_bytes(7, BYTES as usize) };
+    let mut engine = fabrics[0].engine()?;
+    run(&mut engine, &[put(&remote, &source, 1)])?;
+    let put_all = std::thread::scope(|scope| {
+        let put_all = scope.spawn(|| run(&mut engine, &[put(&remote, &source, BYTES)]).map(drop));
+        std::thread::sleep(Duration::from_millis(10));
+        let down = set_cable("down");
+        std::thread::sleep(Duration::from_millis(100));
+        let up = set_cable("up");
+        down.and(up).map(|()| put_all.join())
+    })?;
+    put_all.map_err(|_| Failure::new("the thread that puts panicked"))??;
+    // SAFETY: the put is complete at the origin, and so in memory of this machine.
+    let seen = unsafe { std::slice::from_raw_parts(there.base().as_ptr(), BYTES as usize) };
+    ensure(seen.iter().all(|byte| *byte == 7), "bytes are lost")
+}
+
+/// The peer cannot be reached any more, and the text says why.
+pub(crate) fn stays_down() -> Outcome {
+    if first_node().is_none() {
+        return Ok(());
+    }
+    let mut fabrics = pair(impatient)?;
+    let (_there, remote) = region(&fabrics, 4096, Role::Data)?;
+    let source = fabrics[0].memory().allocate(4096, Role::Data)?;
+    let mut engine = fabrics[0].engine()?;
+    run(&mut engine, &[put(&remote, &source, 4096)])?;
+    set_cable("down")?;
+    // The event takes a moment.
+    std::thread::sleep(Duration::from_millis(200));
+    let answer = run(&mut engine, &[put(&remote, &source, 4096)]).map(drop);
+    set_cable("up")?;
+    let text = wanted(ErrorKind::PeerLost, answer)?;
+    ensure(text.contains("rank 1") && text.ends_with("; port 1 of rxe0 is down"), text)
+}

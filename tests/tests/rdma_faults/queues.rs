@@ -1,0 +1,122 @@
+//! Peers that are gone, queues that are full, and copies over several queue pairs.
+
+use peerlane_conformance::Outcome;
+use peerlane_hal::{
+    At, CopyEngine, ErrorKind, Fabric as _, Flag, Op, PeerMemory, Region, Role, Ticket,
+};
+
+use crate::pair::{ensure, impatient, late, pair, put, region, run, wanted};
+
+pub(crate) fn closed() -> Outcome {
+    let mut fabrics = pair(impatient)?;
+    let (local, remote) = region(&fabrics, 4096, Role::Data)?;
+    let source = fabrics[0].memory().allocate(4096, Role::Data)?;
+    let mut engine = fabrics[0].engine()?;
+    run(&mut engine, &[put(&remote, &source, 4096)])?;
+    let mut fresh = fabrics[0].engine()?;
+    drop(local);
+    let [first, second] = fabrics;
+    drop(second);
+    let text =
+        wanted(ErrorKind::PeerLost, run(&mut engine, &[put(&remote, &source, 4096)]).map(drop))?;
+    ensure(text.contains("rank 1") && text.contains("rxe"), text)?;
+    wanted(ErrorKind::PeerLost, run(&mut fresh, &[put(&remote, &source, 4096)]).map(drop))?;
+    drop(first);
+    Ok(())
+}
+
+/// Nobody polls the receiver while more signals come than it has places for: its fabric takes them.
+pub(crate) fn overrun() -> Outcome {
+    const SIGNALS: u64 = 300;
+    let mut fabrics = pair(|options| options.receives = 8)?;
+    let (flags, remote) = region(&fabrics, 64, Role::Flags)?;
+    let mut engine = fabrics[0].engine()?;
+    let mut last = Ticket::NONE;
+    for value in 1..=SIGNALS {
+        let flag = Flag { region: &remote, word: value % 8 };
+        // SAFETY: the region lives, and this engine is the only writer of its flags.
+        last = unsafe { engine.submit(&[Op::Signal { flag, value }]) }?;
+    }
+    let deadline = late();
+    while engine.completed()? < last {
+        ensure(!deadline.has_passed(), "signals do not complete")?;
+    }
+    // The last ones may be in the queue of completions, which has room for them.
+    let mut reader = fabrics[1].engine()?;
+    reader.completed()?;
+    for value in SIGNALS - 7..=SIGNALS {
+        ensure(flags.flag_value(value % 8) == Some(value), format!("signal {value} is lost"))?;
+    }
+    Ok(())
+}
+
+/// Puts and gets of all sizes and places, submitted at once, against the same copies one after the other.
+pub(crate) fn order() -> Outcome {
+    for queue_pairs in [1, 4] {
+        let done = order_over(queue_pairs);
+        done.map_err(|failure| failure.within(format!("{queue_pairs} queue pairs")))?;
+    }
+    Ok(())
+}
+
+fn order_over(queue_pairs: u32) -> Outcome {
+    const BYTES: u64 = 100_000;
+    const OPS: usize = 400;
+    let mut fabrics = pair(|options| {
+        (options.queue_pairs, options.stripe_bytes) = (queue_pairs, 4096);
+    })?;
+    let (there, remote) = region(&fabrics, BYTES, Role::Data)?;
+    let (flags, remote_flags) = region(&fabrics, 64, Role::Flags)?;
+    let here = fabrics[0].memory().allocate(BYTES, Role::Data)?;
+    let mut engine = fabrics[0].engine()?;
+    let mut reader = fabrics[1].engine()?;
+    for seed in 1..=3 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut wanted = [vec![0; BYTES as usize], vec![0; BYTES as usize]];
+        for (region, bytes) in [&here, &there].into_iter().zip(&mut wanted) {
+            random.fill(bytes);
+            // SAFETY: the region has as many bytes, and nothing is under way.
+            unsafe { region.base().as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        }
+        let [here_wanted, there_wanted] = &mut wanted;
+        let mut last = Ticket::NONE;
+        for _ in 0..OPS {
+            let bytes = if random.bool() { random.u64(1..200) } else { random.u64(1..20_000) };
+            let (at, to) = (random.u64(0..BYTES - bytes), random.u64(0..BYTES - bytes));
+            let own = At { region: &here, offset: at };
+            let other = At { region: &remote, offset: to };
+            let here_part = at as usize..(at + bytes) as usize;
+            let there_part = to as usize..(to + bytes) as usize;
+            let op = if random.bool() {
+                there_wanted[there_part].copy_from_slice(&here_wanted[here_part]);
+                Op::Put { dst: other, src: own, bytes }
+            } else {
+                here_wanted[here_part].copy_from_slice(&there_wanted[there_part]);
+                Op::Get { dst: own, src: other, bytes }
+            };
+            // SAFETY: the regions live; the engine itself keeps what overlaps in order.
+            last = unsafe { engine.submit(&[op]) }?;
+        }
+        let flag = Flag { region: &remote_flags, word: 1 };
+        // SAFETY: as above; this engine is the only writer of the flag.
+        unsafe { engine.submit(&[Op::Signal { flag, value: seed }]) }?;
+        let deadline = late();
+        while flags.flag_value(1) != Some(seed) {
+            ensure(!deadline.has_passed(), "the signal is lost")?;
+            engine.completed()?;
+            reader.completed()?;
+        }
+        let seen = |region: &peerlane_rdma::Local| {
+            // SAFETY: the signal has come, and so has everything before it.
+            unsafe { std::slice::from_raw_parts(region.base().as_ptr(), BYTES as usize) }.to_vec()
+        };
+        let right = seen(&there) == *there_wanted;
+        ensure(right, format!("seed {seed}: the peer has wrong bytes"))?;
+        while engine.completed()? < last {
+            ensure(!deadline.has_passed(), "copies do not complete")?;
+        }
+        let right = seen(&here) == *here_wanted;
+        ensure(right, format!("seed {seed}: this rank has wrong bytes"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! Groups whose nodes hold memory of different kinds, with RDMA between them, a process for each rank:
+//! devices of the simulated driver, whose memory a soft RoCE device does not register, and plain memory
+//! of the host.
+//!
+//! The nodes are network namespaces, each with a device of its own; where there are none the tests are
+//! skipped.
+
+#[path = "mixed_support/mod.rs"]
+mod mixed_support;
+#[path = "rdma_support/mod.rs"]
+mod rdma_support;
+#[path = "gpu_support/mod.rs"]
+mod support;
+#[path = "cuda_support/mod.rs"]
+mod vendor;
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use peerlane_conformance::processes::{Child, Parent};
+use peerlane_conformance::{GpuDriver, Outcome};
+use peerlane_rdma::{DeviceChoice, Fabric, Options};
+
+use mixed_support::cast::Kind::{Cuda, Host};
+use mixed_support::cast::{Cast, Chapter};
+use mixed_support::rank;
+use rdma_support::{hub_address, nodes, reason_to_skip};
+
+const CASTS: [Cast; 6] = [
+    Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (1, Cuda)] },
+    Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (0, Cuda), (1, Cuda), (1, Cuda)] },
+    Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (1, Host), (1, Host), (2, Cuda)] },
+    Cast { chapter: Chapter::Strict, ranks: &[(0, Cuda), (1, Host)] },
+    Cast { chapter: Chapter::Disagrees, ranks: &[(0, Cuda), (0, Host), (1, Cuda)] },
+    Cast { chapter: Chapter::Killed, ranks: &[(0, Cuda), (1, Cuda)] },
+];
+
+/// Inside a slot, and of several; software devices in a virtual machine take their time.
+const SHARDS: [usize; 2] = [5001, 300_001];
+
+fn main() -> ExitCode {
+    if let Some(parent) = Parent::find() {
+        let device = parent.value("DEVICE").map(DeviceChoice::Name);
+        return parent.ended(rank::play(&parent, |rank, ranks| {
+            let options = Options { device: device?, ..Options::default() };
+            Ok(Fabric::open_with(rank, ranks, options)?)
+        }));
+    }
+    let driver = GpuDriver::load::<peerlane_cuda::Context>();
+    let mut arguments = Arguments::from_args();
+    // Ranks share the processors already.
+    arguments.test_threads.get_or_insert(1);
+    let trials = CASTS.into_iter().map(|cast| {
+        let skip = reason_to_skip(cast.nodes());
+        if let Some(reason) = &skip {
+            eprintln!("skipped {}: {reason}", cast.name());
+        }
+        let ignored = skip.is_some();
+        let run = move || match skip {
+            Some(reason) => Err(Failed::from(reason)),
+            None => cast.run(&hub_address(), &SHARDS, start).map_err(Into::into),
+        };
+        let name =
+            format!("rdma_mixed::{}::{}", driver.name::<peerlane_cuda::Context>(), cast.name());
+        Trial::test(name, run).with_ignored_flag(ignored)
+    });
+    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+}
+
+/// Starts this program as a rank on a node.
+fn start(node: usize, values: &[(&str, String)]) -> Outcome<Child> {
+    rdma_support::start(&nodes()[node], values)
+}
