@@ -58,16 +58,19 @@ mod cuda;
 mod data;
 mod driver;
 mod failure;
+mod gpu;
 mod harness;
 mod host;
 mod layered;
 pub mod processes;
 mod rdma;
+mod rocm;
 pub mod simulation;
+mod staged;
 mod suite;
 mod world;
 
-pub use cuda::{CudaDriver, CudaHarness};
+pub use cuda::CudaHarness;
 /// The layers, and a harness that has one.
 pub mod middleware {
     pub use peerlane_layers::*;
@@ -76,9 +79,12 @@ pub mod middleware {
 }
 
 pub use failure::{Failure, Outcome};
+pub use gpu::{Gpu, GpuDriver, GpuHarness};
 pub use harness::{
     EngineOf, ErrorOf, FabricOf, Harness, HostMemory, KeyOf, LocalOf, MemoryOf, OwnMemory, RemoteOf,
 };
 pub use host::HostHarness;
 pub use rdma::RdmaHarness;
+pub use rocm::RocmHarness;
+pub use staged::{StagedFabric, StagedHarness, StagedMemory};
 pub use suite::{Suite, run_bounded};

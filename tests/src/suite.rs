@@ -16,6 +16,7 @@ pub struct Suite {
     trials: Vec<Trial>,
     /// Names, and why they are skipped.
     skipped: Vec<(String, String)>,
+    one_by_one: bool,
 }
 
 impl Suite {
@@ -66,10 +67,19 @@ impl Suite {
         self.trials.push(Trial::test(name, run));
     }
 
+    /// Runs one check at a time, where the vendor's calls wait for other users of a device.
+    #[must_use]
+    pub fn one_by_one(self) -> Self {
+        Self { one_by_one: true, ..self }
+    }
+
     /// Runs what the command line of the test program asks for, and prints what was skipped and
     /// why.
     pub fn run(self) -> ExitCode {
-        let arguments = Arguments::from_args();
+        let mut arguments = Arguments::from_args();
+        if self.one_by_one {
+            arguments.test_threads.get_or_insert(1);
+        }
         let conclusion = libtest_mimic::run(&arguments, self.trials);
         // Not on standard output, which other programs parse.
         for (name, reason) in &self.skipped {

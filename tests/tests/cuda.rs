@@ -7,12 +7,12 @@ use std::time::Duration;
 use peerlane_conformance::middleware::{
     DelayLayer, DowngradeLayer, FailAtLayer, Layered, TraceLayer, TraceLog,
 };
-use peerlane_conformance::{CudaDriver, CudaHarness, Suite};
-use peerlane_cuda::{Options, OwnCopy, SignalBy};
+use peerlane_conformance::{CudaHarness, GpuDriver, Suite};
+use peerlane_cuda::{Context, Options, OwnCopy, SignalBy};
 use peerlane_hal::{ErrorKind, Rank};
 
 fn main() -> ExitCode {
-    let driver = CudaDriver::load();
+    let driver = GpuDriver::load::<Context>();
     eprintln!("running on: {driver:?}");
     let cuda = |name, change: fn(&mut Options)| {
         let mut options = Options::default();

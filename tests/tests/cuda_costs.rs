@@ -8,8 +8,10 @@ mod counting;
 #[path = "steady_state/rest.rs"]
 mod rest;
 
+#[path = "gpu_support/mod.rs"]
+mod support;
 #[path = "cuda_support/mod.rs"]
-mod cuda_support;
+mod vendor;
 
 #[path = "cuda_costs/calls.rs"]
 mod calls;
@@ -22,11 +24,12 @@ use std::time::Duration;
 use libtest_mimic::{Arguments, Trial};
 use peerlane_collectives::bootstrap::tcp::Hub;
 use peerlane_conformance::processes::{Child, Parent};
-use peerlane_conformance::{CudaDriver, Failure, Outcome};
+use peerlane_conformance::{Failure, GpuDriver, Outcome};
 use peerlane_hal::Deadline;
 
-use cuda_support::data::{check, unexpected};
-use cuda_support::stage::Stage;
+use support::data::{check, unexpected};
+use support::stage::Stage;
+use vendor::Context;
 
 /// Why most of it is not looked at on GPUs.
 const COUNTED: &str = "only the simulated driver counts";
@@ -47,16 +50,16 @@ fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
         return parent.ended(play(&parent));
     }
-    let driver = CudaDriver::load();
+    let driver = GpuDriver::load::<Context>();
     eprintln!("running on: {driver:?}");
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(1);
     let mut trials = Vec::new();
     let mut add = |bill: Bill| {
         let counted = bill.what != "allocations";
-        let name = format!("{}::{bill}", driver.name());
+        let name = format!("{}::{bill}", driver.name::<Context>());
         let trial = Trial::test(name, move || bill.run(driver).map_err(Into::into));
-        trials.push(trial.with_ignored_flag(counted && driver == CudaDriver::Device));
+        trials.push(trial.with_ignored_flag(counted && driver == GpuDriver::Device));
     };
     for ranks in 1..=4 {
         add(Bill { what: "calls", ranks, variables: &[] });
@@ -69,7 +72,7 @@ fn main() -> ExitCode {
         add(Bill { what: "leftovers", ranks: 2, variables });
     }
     add(Bill { what: "captured_leftovers", ranks: 2, variables: &[] });
-    if driver == CudaDriver::Device {
+    if driver == GpuDriver::Device {
         eprintln!("some are ignored: {COUNTED}");
     }
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -91,7 +94,7 @@ impl std::fmt::Display for Bill {
 }
 
 impl Bill {
-    fn run(self, driver: CudaDriver) -> Outcome {
+    fn run(self, driver: GpuDriver) -> Outcome {
         let groups = if self.what.ends_with("leftovers") { 1 + machine::GROUPS } else { 1 };
         let hubs = (0..groups).map(|_| Hub::bind("127.0.0.1:0", self.ranks));
         let hubs = hubs.collect::<Result<Vec<_>, _>>().map_err(unexpected)?;
@@ -105,7 +108,7 @@ impl Bill {
         children.iter_mut().try_for_each(|child| child.finish(deadline))
     }
 
-    fn start(self, driver: CudaDriver, rank: usize, hubs: &str) -> Outcome<Child> {
+    fn start(self, driver: GpuDriver, rank: usize, hubs: &str) -> Outcome<Child> {
         let program = std::env::current_exe();
         let program =
             program.map_err(|error| Failure::new(format!("find the program: {error}")))?;
@@ -115,8 +118,8 @@ impl Bill {
         command.env("PEERLANE_TEST_RANKS", self.ranks.to_string());
         command.env("PEERLANE_TEST_HUBS", hubs);
         let choice = match driver {
-            CudaDriver::Device => "device",
-            CudaDriver::Simulated => "simulated",
+            GpuDriver::Device => "device",
+            GpuDriver::Simulated => "simulated",
         };
         command.env("PEERLANE_TEST_CUDA", choice);
         command.env("PEERLANE_SIM_GRANULARITY_KIB", "64");

@@ -4,8 +4,10 @@
 //!
 //! On GPUs what must be made to go wrong inside the driver is ignored.
 
+#[path = "gpu_support/mod.rs"]
+mod support;
 #[path = "cuda_support/mod.rs"]
-mod cuda_support;
+mod vendor;
 
 #[path = "cuda_faults/cast.rs"]
 mod cast;
@@ -30,7 +32,8 @@ use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Trial};
 use peerlane_conformance::processes::Parent;
-use peerlane_conformance::{CudaDriver, Failure, Outcome};
+use peerlane_conformance::{Failure, GpuDriver, Outcome};
+use vendor::Context;
 
 /// Why a fault is not tried on GPUs.
 const ON_DEMAND: &str = "the fault is made inside of the simulated driver";
@@ -39,7 +42,7 @@ fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
         return parent.ended(play(&parent));
     }
-    let driver = CudaDriver::load();
+    let driver = GpuDriver::load::<Context>();
     eprintln!("running on: {driver:?}");
     let mut arguments = Arguments::from_args();
     // Several cases say how soon something must be over.
@@ -47,12 +50,12 @@ fn main() -> ExitCode {
     let faults = [opening::faults(), memory::faults(), ways::faults(), engines::faults()];
     let faults = faults.into_iter().flatten().chain(staged::faults()).chain(peers::faults());
     let trials = faults.map(|Fault { name, on_demand, play }| {
-        let name = format!("{}::{name}", driver.name());
+        let name = format!("{}::{name}", driver.name::<Context>());
         Trial::test(name, move || play(driver).map_err(Into::into))
-            .with_ignored_flag(on_demand && driver == CudaDriver::Device)
+            .with_ignored_flag(on_demand && driver == GpuDriver::Device)
     });
     let trials = trials.collect();
-    if driver == CudaDriver::Device {
+    if driver == GpuDriver::Device {
         eprintln!("some are ignored: {ON_DEMAND}");
     }
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -63,19 +66,19 @@ struct Fault {
     name: String,
     /// Whether only the simulated driver can do it.
     on_demand: bool,
-    play: Box<dyn Fn(CudaDriver) -> Outcome + Send>,
+    play: Box<dyn Fn(GpuDriver) -> Outcome + Send>,
 }
 
 impl Fault {
     /// One that GPUs can have as well.
-    fn new(name: impl Into<String>, play: impl Fn(CudaDriver) -> Outcome + Send + 'static) -> Self {
+    fn new(name: impl Into<String>, play: impl Fn(GpuDriver) -> Outcome + Send + 'static) -> Self {
         Self { name: name.into(), on_demand: false, play: Box::new(play) }
     }
 
     /// One that is made inside of the simulated driver.
     fn simulated(
         name: impl Into<String>,
-        play: impl Fn(CudaDriver) -> Outcome + Send + 'static,
+        play: impl Fn(GpuDriver) -> Outcome + Send + 'static,
     ) -> Self {
         Self { on_demand: true, ..Self::new(name, play) }
     }

@@ -8,9 +8,9 @@ use peerlane_cuda::Stream;
 use peerlane_simulated_driver::Driver;
 
 use crate::counting::Counts;
-use crate::cuda_support::data::{check, unexpected};
-use crate::cuda_support::stage::{Form, Stage};
 use crate::rest::come_to_rest;
+use crate::support::data::{check, unexpected};
+use crate::support::stage::{Form, Stage};
 
 const SHARD_BYTES: usize = 10_000;
 /// More than are looked at, so that everything has grown as far as it will.

@@ -3,13 +3,11 @@
 use std::fs;
 use std::time::Duration;
 
-use cudarc::driver::sys::CUstreamCaptureMode;
 use peerlane_conformance::Outcome;
 use peerlane_simulated_driver::Driver;
 
-use crate::cuda_support::data::{check, unexpected};
-use crate::cuda_support::gpu::refused;
-use crate::cuda_support::stage::{Form, Stage, TIMEOUT, gather_once, open_group};
+use crate::support::data::{check, unexpected};
+use crate::support::stage::{CaptureMode, Form, Stage, TIMEOUT, gather_once, open_group};
 
 /// Groups, one after the other.
 pub(crate) const GROUPS: usize = 50;
@@ -44,12 +42,12 @@ pub(crate) fn copies(stage: &mut Stage) -> Outcome {
     let mut gather =
         stage.group.all_gather::<u8>(SHARD_BYTES).capturable().prepare().map_err(unexpected)?;
     let stream = stage.stream.for_starts();
-    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    let mode = CaptureMode::Global;
     let graph = stage.stream.record(mode, || {
         (0..STARTS).try_for_each(|_| gather.start_on(&stream).map(drop).map_err(unexpected))
     })?;
     for _ in 0..STARTS {
-        graph.launch().map_err(refused("replay"))?;
+        graph.replay()?;
     }
     stage.stream.finish()?;
     let most = driver.counter("most_copies_at_once", Some(stage.gpu.ordinal));
@@ -101,10 +99,10 @@ fn one_group(stage: &Stage, index: usize, form: Form, captured: bool) -> Outcome
     let stream = stage.stream.for_starts();
     drop(gather.start_on(&stream).map_err(unexpected)?);
     if captured {
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        let mode = CaptureMode::Global;
         let record = || gather.start_on(&stream).map(drop).map_err(unexpected);
         let graph = stage.stream.record(mode, record)?;
-        graph.launch().map_err(refused("replay"))?;
+        graph.replay()?;
     }
     stage.stream.finish()?;
     drop(gather);

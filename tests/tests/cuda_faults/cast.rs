@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use peerlane_collectives::bootstrap::tcp::Hub;
 use peerlane_conformance::processes::Child;
-use peerlane_conformance::{CudaDriver, Failure, Outcome};
+use peerlane_conformance::{Failure, GpuDriver, Outcome};
 use peerlane_hal::Deadline;
 
-use crate::cuda_support::data::unexpected;
+use crate::support::data::unexpected;
 
 /// A bound for what no fault waits for on purpose.
 pub(crate) fn patience() -> Deadline {
@@ -23,15 +23,15 @@ pub(crate) struct Player {
 }
 
 impl Player {
-    pub(crate) fn new(driver: CudaDriver, role: &'static str) -> Outcome<Self> {
+    pub(crate) fn new(driver: GpuDriver, role: &'static str) -> Outcome<Self> {
         let program = std::env::current_exe();
         let program =
             program.map_err(|error| Failure::new(format!("find the program: {error}")))?;
         let mut command = Command::new(program);
         command.env("PEERLANE_TEST_ROLE", role);
         let choice = match driver {
-            CudaDriver::Device => "device",
-            CudaDriver::Simulated => "simulated",
+            GpuDriver::Device => "device",
+            GpuDriver::Simulated => "simulated",
         };
         command.env("PEERLANE_TEST_CUDA", choice);
         command.env("PEERLANE_SIM_GRANULARITY_KIB", "64");
@@ -61,7 +61,7 @@ impl Player {
 
 /// Starts a rank for each number; `change` makes one what it shall be.
 pub(crate) fn ranks(
-    driver: CudaDriver,
+    driver: GpuDriver,
     role: &'static str,
     ranks: usize,
     change: impl Fn(usize, Player) -> Player,

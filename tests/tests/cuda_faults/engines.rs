@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use peerlane_conformance::{CudaDriver, Outcome};
+use peerlane_conformance::{GpuDriver, Outcome};
 
 use crate::Fault;
 use crate::cast::{finish, ranks, says, words};
-use crate::cuda_support::data::check;
+use crate::support::data::check;
 
 const RANKS: usize = 3;
 /// The rank on which it happens.
@@ -44,7 +44,7 @@ pub(crate) fn faults() -> Vec<Fault> {
 }
 
 /// A call fails while a start is recorded: the group ends, and nothing comes of the capture.
-fn in_a_capture(driver: CudaDriver) -> Outcome {
+fn in_a_capture(driver: GpuDriver) -> Outcome {
     let (_hub, mut children) = ranks(driver, "capture", 2, |rank, player| {
         player.value("INJECT", if rank == 1 { "fail:cuMemcpyAsync:1:9999" } else { "" })
     })?;
@@ -62,7 +62,7 @@ fn in_a_capture(driver: CudaDriver) -> Outcome {
 
 /// One rank fails; all say so, with the driver's own words, and live on. `kinds` are those of the
 /// errors there and on the others.
-fn broken(driver: CudaDriver, inject: &str, holds: &[&str], kinds: [&str; 2]) -> Outcome {
+fn broken(driver: GpuDriver, inject: &str, holds: &[&str], kinds: [&str; 2]) -> Outcome {
     let (_hub, mut children) = ranks(driver, "gather", RANKS, |rank, player| {
         // A rank that comes late lets the device break while the others are waited for.
         let late = if rank == 0 && !inject.starts_with("fail") { "sleep" } else { "" };

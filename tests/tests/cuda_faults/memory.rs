@@ -10,9 +10,10 @@ use peerlane_hal::ErrorKind;
 
 use crate::Fault;
 use crate::cast::{finish, ranks, words};
-use crate::cuda_support::data::{check, unexpected};
-use crate::cuda_support::gpu::{Gpu, refused};
-use crate::cuda_support::stage::Stage;
+use crate::support::data::{check, unexpected};
+use crate::support::stage::Stage;
+use crate::vendor::Context;
+use crate::vendor::gpu::{Gpu, refused};
 
 const BYTES: usize = 10_000;
 
@@ -115,7 +116,7 @@ fn beyond_the_end(stage: &Stage) -> Outcome {
 
 fn another_device(stage: &Stage) -> Outcome {
     let own = &stage.gpu;
-    if own.driver.devices()? < 2 {
+    if own.driver.devices::<Context>()? < 2 {
         return Ok(());
     }
     let other = Gpu::open(own.driver, own.ordinal + 1)?;

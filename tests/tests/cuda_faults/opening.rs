@@ -1,7 +1,7 @@
 //! Drivers that are missing, too old or do not start, and devices that are not there or not free.
 
 use peerlane_conformance::processes::Child;
-use peerlane_conformance::{CudaDriver, Failure, Outcome};
+use peerlane_conformance::{Failure, GpuDriver, Outcome};
 
 use crate::Fault;
 use crate::cast::{Player, finish, patience, says};
@@ -37,7 +37,7 @@ pub(crate) fn faults() -> Vec<Fault> {
     ]
 }
 
-fn opener(driver: CudaDriver, device: u32) -> Outcome<Player> {
+fn opener(driver: GpuDriver, device: u32) -> Outcome<Player> {
     Ok(Player::new(driver, "open")?.value("DEVICE", device))
 }
 
@@ -55,7 +55,7 @@ fn let_go(mut child: Child) -> Outcome {
 
 /// A file of the library's name that is none stands for a library that is missing, which would be
 /// looked for further on.
-fn no_driver(driver: CudaDriver) -> Outcome {
+fn no_driver(driver: GpuDriver) -> Outcome {
     let folder = std::env::temp_dir().join(format!("peerlane-no-driver-{}", std::process::id()));
     let made = std::fs::create_dir_all(&folder);
     made.and_then(|()| std::fs::write(folder.join("libcuda.so.1"), b""))
@@ -68,7 +68,7 @@ fn no_driver(driver: CudaDriver) -> Outcome {
 }
 
 /// Two processes want a device that takes one.
-fn taken(driver: CudaDriver, mode: &str) -> Outcome {
+fn taken(driver: GpuDriver, mode: &str) -> Outcome {
     let machine = format!("taken-{}", std::process::id());
     let player = || {
         let player = opener(driver, 2)?.variable("PEERLANE_SIM_COMPUTE_MODE", mode);

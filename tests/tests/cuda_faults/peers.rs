@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use peerlane_collectives::bootstrap::tcp::Hub;
 use peerlane_conformance::processes::Child;
-use peerlane_conformance::{CudaDriver, Outcome};
+use peerlane_conformance::{GpuDriver, Outcome};
 
 use crate::Fault;
 use crate::cast::{finish, patience, ranks, says};
-use crate::cuda_support::data::{check, unexpected};
+use crate::support::data::{check, unexpected};
 use crate::survivor::Phase;
 
 /// A survivor that has said that it waits is waiting by then.
@@ -72,7 +72,7 @@ impl Loss {
     }
 
     /// The victim ends once all others wait for it.
-    fn play(self, driver: CudaDriver) -> Outcome {
+    fn play(self, driver: GpuDriver) -> Outcome {
         let Self { ranks: count, victim, phase, end } = self;
         let (_hub, mut children) = ranks(driver, "survive", count, |rank, player| {
             let timeout = self.timeout().as_millis();

@@ -2,19 +2,18 @@
 
 use std::time::Duration;
 
-use cudarc::driver::sys::CUstreamCaptureMode;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Place, Report};
 use peerlane_conformance::processes::Parent;
-use peerlane_conformance::{CudaDriver, Outcome};
+use peerlane_conformance::{GpuDriver, Outcome};
 use peerlane_cuda::Fabric;
 use peerlane_hal::{Error as _, Rank};
 
-use crate::cuda_support::data::{gathered, same, shard, unexpected};
-use crate::cuda_support::gpu::refused;
-use crate::cuda_support::memory::Pinned;
-use crate::cuda_support::stage::Stage;
-use crate::cuda_support::stream::CallerStream;
+use crate::support::data::{gathered, same, shard, unexpected};
+use crate::support::stage::{CaptureMode, Stage};
+use crate::vendor::Context;
+use crate::vendor::memory::Pinned;
+use crate::vendor::stream::CallerStream;
 
 pub(crate) const SHARD_BYTES: usize = 5001;
 const STARTS: usize = 3;
@@ -27,7 +26,7 @@ pub(crate) fn fallen(step: &str, error: &Error) -> String {
 
 /// Opens a fabric and says what came of it.
 pub(crate) fn open(parent: &Parent) -> Outcome {
-    CudaDriver::load();
+    GpuDriver::load::<Context>();
     let device = parent.value("DEVICE")?;
     // Whoever has the device keeps it until the parent has seen enough.
     let opened = Fabric::open(Rank(0), 1, device);
@@ -112,14 +111,14 @@ pub(crate) fn capture(parent: &Parent) -> Outcome {
     let stream = &stage.stream;
     let memory = stage.gpu.memory(8)?;
     inject(parent, &stage)?;
-    let graph = stream.record(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL, || {
+    let graph = stream.record(CaptureMode::Global, || {
         match gather.start_on(&stream.for_starts()) {
             Ok(lease) => parent.say(format_args!("{lease:?}")),
             Err(error) => parent.say(format_args!("{}: {error}", error.kind())),
         }
         stream.fill(memory.address, 1, 8)
     })?;
-    graph.launch().map_err(refused("replay"))?;
+    graph.replay()?;
     stream.finish()?;
     (0..STARTS).try_for_each(|_| stage.gather_once(&mut gather))?;
     drop(gather);

@@ -7,14 +7,15 @@ use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::Tcp;
 use peerlane_collectives::group::Group;
 use peerlane_conformance::processes::Parent;
-use peerlane_conformance::{CudaDriver, Outcome};
+use peerlane_conformance::{GpuDriver, Outcome};
 use peerlane_cuda::{Fabric, Options};
 use peerlane_hal::{Deadline, Rank};
 
 use crate::Fault;
 use crate::cast::{Player, finish, ranks, says, words};
-use crate::cuda_support::data::unexpected;
-use crate::cuda_support::stage::{Form, Stage};
+use crate::support::data::unexpected;
+use crate::support::stage::{Form, Stage};
+use crate::vendor::Context;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const SHARD_BYTES: usize = 5001;
@@ -43,7 +44,7 @@ pub(crate) fn faults() -> Vec<Fault> {
 }
 
 /// All ranks gather what they should, and report every peer.
-fn gathers(driver: CudaDriver, count: usize, change: impl Fn(usize, Player) -> Player) -> Outcome {
+fn gathers(driver: GpuDriver, count: usize, change: impl Fn(usize, Player) -> Player) -> Outcome {
     let (_hub, mut children) = ranks(driver, "staged", count, change)?;
     for _ in Form::ALL {
         for (rank, text) in words(&mut children)?.iter().enumerate() {
@@ -62,7 +63,7 @@ fn gathers(driver: CudaDriver, count: usize, change: impl Fn(usize, Player) -> P
 }
 
 /// Nobody can gather, and everybody says which two devices stand against it.
-fn strict(driver: CudaDriver) -> Outcome {
+fn strict(driver: GpuDriver) -> Outcome {
     let (_hub, mut children) =
         ranks(driver, "strict", 2, |_, player| player.variable("PEERLANE_SIM_P2P", "off"))?;
     for (rank, text) in words(&mut children)?.iter().enumerate() {
@@ -88,7 +89,7 @@ pub(crate) fn gather(parent: &Parent) -> Outcome {
 
 /// A rank that wants the best way or none.
 pub(crate) fn refuse(parent: &Parent) -> Outcome {
-    CudaDriver::load();
+    GpuDriver::load::<Context>();
     let (me, ranks): (usize, usize) = (parent.value("RANK")?, parent.value("RANKS")?);
     let environment = Environment::at_hub(&parent.value::<String>("HUBS")?, Rank::at(me), ranks);
     let bootstrap = Tcp::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;

@@ -4,16 +4,14 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use cudarc::driver::sys::CUstreamCaptureMode;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::AllGather;
 use peerlane_conformance::processes::Parent;
-use peerlane_conformance::{CudaDriver, Failure, Outcome};
+use peerlane_conformance::{Failure, GpuDriver, Outcome};
 
-use crate::cuda_support::data::{POISON, same, unexpected};
-use crate::cuda_support::gpu::refused;
-use crate::cuda_support::stage::{Stage, TIMEOUT, gather_once, open_group};
 use crate::rank::fallen;
+use crate::support::data::{POISON, same, unexpected};
+use crate::support::stage::{CaptureMode, Stage, TIMEOUT, gather_once, open_group};
 
 const STARTS: usize = 3;
 /// Within which a stream must be free again whatever happens.
@@ -43,17 +41,17 @@ impl Phase {
         Self::Replayed,
     ];
 
-    fn shard_bytes(self, driver: CudaDriver) -> usize {
+    fn shard_bytes(self, driver: GpuDriver) -> usize {
         match (self, driver) {
             // Long enough for a signal to arrive before the copies are over.
-            (Self::WhileItPushes, CudaDriver::Device) => 256 << 20,
-            (Self::WhileItPushes, CudaDriver::Simulated) => 64 << 10,
+            (Self::WhileItPushes, GpuDriver::Device) => 256 << 20,
+            (Self::WhileItPushes, GpuDriver::Simulated) => 64 << 10,
             _ => 5001,
         }
     }
 
-    fn starts(self, driver: CudaDriver) -> usize {
-        if self == Self::WhileItPushes && driver == CudaDriver::Device { 100 } else { STARTS }
+    fn starts(self, driver: GpuDriver) -> usize {
+        if self == Self::WhileItPushes && driver == GpuDriver::Device { 100 } else { STARTS }
     }
 }
 
@@ -136,10 +134,10 @@ fn lose(
         }
         Phase::Replayed => {
             let stream = &stage.stream;
-            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+            let mode = CaptureMode::Global;
             let graph = stream.record(mode, || queue(stage, gather, phase).map_err(unexpected))?;
             for _ in 0..2 {
-                graph.launch().map_err(refused("replay"))?;
+                graph.replay()?;
             }
             parent.say("waits");
             stream.finish_within(PATIENCE)?;

@@ -2,7 +2,7 @@
 //! an error says what stands against it.
 
 use peerlane_conformance::processes::Child;
-use peerlane_conformance::{CudaDriver, Outcome};
+use peerlane_conformance::{GpuDriver, Outcome};
 
 use crate::Fault;
 use crate::cast::{Player, finish, ranks, says, words};
@@ -71,7 +71,7 @@ pub(crate) fn faults() -> Vec<Fault> {
 
 /// Where captures cannot be trusted they are refused before anything is recorded, and starts that run
 /// at once go on.
-fn no_captures(driver: CudaDriver, value: &str, reason: &str) -> Outcome {
+fn no_captures(driver: GpuDriver, value: &str, reason: &str) -> Outcome {
     let (_hub, mut children) = ranks(driver, "capture", 2, |_, player| {
         player.variable("PEERLANE_SIM_CAPTURED_WORDS", value)
     })?;
@@ -86,7 +86,7 @@ fn no_captures(driver: CudaDriver, value: &str, reason: &str) -> Outcome {
 }
 
 /// All ranks gather what they should.
-fn gathers(driver: CudaDriver, count: usize, change: impl Fn(Player) -> Player) -> Outcome {
+fn gathers(driver: GpuDriver, count: usize, change: impl Fn(Player) -> Player) -> Outcome {
     let (_hub, children) = ranks(driver, "gather", count, |_, player| change(player))?;
     all_gathered(children)
 }

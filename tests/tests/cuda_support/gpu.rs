@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, DriverError};
-use peerlane_conformance::{CudaDriver, Failure, Outcome};
+use peerlane_conformance::{Failure, GpuDriver, Outcome};
 
 use super::memory::{DeviceMemory, Pinned};
 use super::stream::CallerStream;
@@ -14,17 +14,17 @@ use super::stream::CallerStream;
 pub(crate) struct Gpu {
     pub(crate) context: Arc<CudaContext>,
     pub(crate) ordinal: u32,
-    pub(crate) driver: CudaDriver,
+    pub(crate) driver: GpuDriver,
 }
 
 impl Gpu {
     /// The device that `rank` has when ranks take the devices in turn.
-    pub(crate) fn of_rank(driver: CudaDriver, rank: usize) -> Outcome<Self> {
-        let ordinal = u32::try_from(rank).unwrap_or(0) % driver.devices()?;
+    pub(crate) fn of_rank(driver: GpuDriver, rank: usize) -> Outcome<Self> {
+        let ordinal = u32::try_from(rank).unwrap_or(0) % driver.devices::<super::Context>()?;
         Self::open(driver, ordinal)
     }
 
-    pub(crate) fn open(driver: CudaDriver, ordinal: u32) -> Outcome<Self> {
+    pub(crate) fn open(driver: GpuDriver, ordinal: u32) -> Outcome<Self> {
         let context = CudaContext::new(ordinal as usize).map_err(refused("open the device"))?;
         Ok(Self { context, ordinal, driver })
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, result};
 use peerlane_conformance::Outcome;
 
-use super::data::POISON;
 use super::gpu::{Gpu, refused};
+use crate::support::data::POISON;
 
 /// Memory of `cuMemAlloc`, the same as that of `cudaMalloc`; poisoned at first.
 pub(crate) struct DeviceMemory {
@@ -43,8 +43,8 @@ impl Drop for DeviceMemory {
 /// Host memory that copies of streams read and write on their own.
 pub(crate) struct Pinned {
     context: Arc<CudaContext>,
-    base: NonNull<u8>,
-    bytes: usize,
+    pub(crate) base: NonNull<u8>,
+    pub(crate) bytes: usize,
 }
 
 impl Pinned {
@@ -57,30 +57,6 @@ impl Pinned {
         // SAFETY: so many bytes were allocated, and nobody else knows them.
         unsafe { base.write_bytes(POISON, bytes) };
         Ok(pinned)
-    }
-
-    pub(crate) fn address(&self) -> u64 {
-        self.base.as_ptr() as u64
-    }
-
-    pub(super) fn at(&self, offset: usize, bytes: usize) -> NonNull<u8> {
-        assert!(offset + bytes <= self.bytes, "{bytes} bytes at {offset} of {}", self.bytes);
-        // SAFETY: inside the allocation, as was just checked.
-        unsafe { self.base.add(offset) }
-    }
-
-    /// Before the copies that read it are on a stream, or after them.
-    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
-        let place = self.at(offset, bytes.len());
-        // SAFETY: the place holds so many bytes, which no copy of a stream uses now.
-        unsafe { place.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
-    }
-
-    /// After the stream with the copies that write it was finished.
-    pub(crate) fn read(&self, offset: usize, bytes: usize) -> Vec<u8> {
-        let place = self.at(offset, bytes);
-        // SAFETY: the place holds so many bytes, which no copy of a stream uses now.
-        unsafe { std::slice::from_raw_parts(place.as_ptr(), bytes) }.to_vec()
     }
 }
 

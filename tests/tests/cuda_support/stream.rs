@@ -1,18 +1,14 @@
 //! A stream of the caller, and what a caller puts onto it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaGraph, CudaStream, result, sys};
-use peerlane_conformance::{CudaDriver, Failure, Outcome};
+use peerlane_conformance::{Failure, Outcome};
 use peerlane_cuda::Stream;
 
 use super::gpu::{Gpu, refused};
-use super::memory::{DeviceMemory, Pinned};
-
-/// How long the work of a test may take.
-const PATIENCE: Duration = Duration::from_secs(30);
-const NAP: Duration = Duration::from_micros(100);
+use super::memory::Pinned;
+use crate::support::stage::CaptureMode;
 
 /// A stream that does not wait for the default stream.
 pub(crate) struct CallerStream {
@@ -74,17 +70,6 @@ impl CallerStream {
         if bytes == 0 { Ok(()) } else { filled.map_err(refused("fill")) }
     }
 
-    /// Keeps the stream busy for about a millisecond.
-    pub(crate) fn busy(&self, driver: CudaDriver, scratch: &DeviceMemory) -> Outcome {
-        let half = scratch.bytes / 2;
-        let copies = match driver {
-            CudaDriver::Device => 200,
-            CudaDriver::Simulated => 4,
-        };
-        (0..copies)
-            .try_for_each(|_| self.copy(scratch.address + half as u64, scratch.address, half))
-    }
-
     /// What it gets next waits until the host writes a 1 to the first byte of the gate, which held 0.
     pub(crate) fn hold(&self, gate: &Pinned) -> Outcome {
         let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
@@ -102,38 +87,42 @@ impl CallerStream {
         self.raw.join(&other.raw).map_err(refused("wait for a stream"))
     }
 
-    /// Waits until everything on it is done.
-    pub(crate) fn finish(&self) -> Outcome {
-        self.finish_within(PATIENCE).map(drop)
-    }
-
-    /// Waits until everything on it is done; how long that took.
-    pub(crate) fn finish_within(&self, patience: Duration) -> Outcome<Duration> {
-        let begun = Instant::now();
-        loop {
-            // SAFETY: the stream lives.
-            match unsafe { sys::cuStreamQuery(self.raw.cu_stream()) } {
-                sys::CUresult::CUDA_SUCCESS => return Ok(begun.elapsed()),
-                sys::CUresult::CUDA_ERROR_NOT_READY if begun.elapsed() > patience => {
-                    return Err(Failure::new(format!("a stream is not done within {patience:?}")));
-                }
-                sys::CUresult::CUDA_ERROR_NOT_READY => std::thread::sleep(NAP),
-                other => return Err(Failure::new(format!("a stream has failed: {other:?}"))),
-            }
+    /// Whether everything on it is done.
+    pub(crate) fn is_done(&self) -> Outcome<bool> {
+        // SAFETY: the stream lives.
+        match unsafe { sys::cuStreamQuery(self.raw.cu_stream()) } {
+            sys::CUresult::CUDA_SUCCESS => Ok(true),
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => Err(Failure::new(format!("a stream has failed: {other:?}"))),
         }
     }
 
     /// Records what `work` puts onto it.
     pub(crate) fn record(
         &self,
-        mode: sys::CUstreamCaptureMode,
+        mode: CaptureMode,
         work: impl FnOnce() -> Outcome,
-    ) -> Outcome<CudaGraph> {
+    ) -> Outcome<Graph> {
+        let mode = match mode {
+            CaptureMode::Global => sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+            CaptureMode::ThreadLocal => {
+                sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+            }
+        };
         self.raw.begin_capture(mode).map_err(refused("begin a capture"))?;
         let worked = work();
         let graph = self.raw.end_capture(sys::CUgraphInstantiate_flags(0));
         worked?;
         let graph = graph.map_err(refused("end a capture"))?;
-        graph.ok_or_else(|| Failure::new("a capture gave no graph"))
+        graph.map(Graph).ok_or_else(|| Failure::new("a capture gave no graph"))
+    }
+}
+
+/// What was recorded, to be replayed on the stream that recorded it.
+pub(crate) struct Graph(CudaGraph);
+
+impl Graph {
+    pub(crate) fn replay(&self) -> Outcome {
+        self.0.launch().map_err(refused("replay a graph"))
     }
 }

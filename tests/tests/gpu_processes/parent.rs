@@ -1,16 +1,17 @@
 //! The test's side of a chapter: starts the ranks, and collects what they say.
 
-use std::fmt;
 use std::process::Command;
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::tcp::Hub;
 use peerlane_conformance::processes::Child;
-use peerlane_conformance::{CudaDriver, Failure, Outcome};
+use peerlane_conformance::{Failure, Gpu as _, GpuDriver, Outcome};
 use peerlane_hal::Deadline;
 
-use crate::Chapter;
-use crate::cuda_support::data::unexpected;
+use super::Chapter;
+use crate::support::data::unexpected;
+use crate::support::machine::Machine;
+use crate::vendor::{Context, folder_without};
 
 /// Why groups of more ranks need the simulated driver.
 pub(crate) const TOO_MANY: &str = "only the simulated driver has a device for each of so many";
@@ -27,45 +28,10 @@ const DEVICES: usize = 4;
 /// Of the simulated driver.
 const DEVICES_SIMULATED: usize = 9;
 
-/// What the machine of the simulated driver is like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Machine {
-    Whole,
-    /// With another value of a setting.
-    With(&'static str, &'static str),
-    /// Without an entry point.
-    Without(&'static str),
-}
-
-impl Machine {
-    /// Those on which the engine goes other ways.
-    pub(crate) const OTHERS: [Self; 7] = [
-        // Everything through memory of the host; and some of it, between two islands.
-        Self::With("P2P", "off"),
-        Self::With("P2P_ISLAND", "2"),
-        // Puts that are on their way for long, and end in any order.
-        Self::With("PEER_JITTER_US", "2000"),
-        Self::With("PEER_WRITES", "drop"),
-        Self::With("COPY_ENGINES", "1"),
-        Self::With("COPY_ENGINES", "2"),
-        Self::Without("cuStreamBatchMemOp_v2"),
-    ];
-}
-
-impl fmt::Display for Machine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Whole => Ok(()),
-            Self::With(setting, value) => write!(f, "::with_{setting}_{value}"),
-            Self::Without(symbol) => write!(f, "::without_{symbol}"),
-        }
-    }
-}
-
 /// The ranks of one chapter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Troupe {
-    pub(crate) driver: CudaDriver,
+    pub(crate) driver: GpuDriver,
     pub(crate) ranks: usize,
     pub(crate) chapter: Chapter,
     pub(crate) machine: Machine,
@@ -74,9 +40,9 @@ pub(crate) struct Troupe {
 impl Troupe {
     pub(crate) fn reason_to_skip(self) -> Option<&'static str> {
         match (self.driver, self.machine) {
-            (CudaDriver::Simulated, _) => None,
-            (CudaDriver::Device, Machine::Whole) => (self.ranks > DEVICES).then_some(TOO_MANY),
-            (CudaDriver::Device, _) => Some(OTHER),
+            (GpuDriver::Simulated, _) => None,
+            (GpuDriver::Device, Machine::Whole) => (self.ranks > DEVICES).then_some(TOO_MANY),
+            (GpuDriver::Device, _) => Some(OTHER),
         }
     }
 
@@ -116,8 +82,8 @@ impl Troupe {
             command.env(format!("PEERLANE_TEST_{name}"), value);
         }
         match self.driver {
-            CudaDriver::Device => command.env("PEERLANE_TEST_CUDA", "device"),
-            CudaDriver::Simulated => self.simulate(rank, &mut command),
+            GpuDriver::Device => command.env(Context::CHOICE, "device"),
+            GpuDriver::Simulated => self.simulate(rank, &mut command),
         };
         Child::spawn("rank", command)
     }
@@ -125,7 +91,7 @@ impl Troupe {
     /// A machine with a device for each rank, and with copies that take their time.
     fn simulate(self, rank: usize, command: &mut Command) -> &mut Command {
         let devices = if self.ranks > DEVICES { DEVICES_SIMULATED } else { DEVICES };
-        command.env("PEERLANE_TEST_CUDA", "simulated");
+        command.env(Context::CHOICE, "simulated");
         command.env("PEERLANE_SIM_DEVICES", devices.to_string());
         command.env("PEERLANE_SIM_GRANULARITY_KIB", "64");
         match self.machine {
@@ -135,9 +101,11 @@ impl Troupe {
             }
             Machine::Without(symbol) => {
                 // Found as a program finds it that knows nothing of tests.
-                command.env("PEERLANE_TEST_CUDA", "device");
-                let folder = peerlane_simulated_driver::without_symbols(&[symbol]);
-                command.env("LD_LIBRARY_PATH", folder);
+                command.env(Context::CHOICE, "device");
+                command.env("LD_LIBRARY_PATH", folder_without(symbol));
+            }
+            Machine::Release(release) => {
+                command.env(format!("{}_RELEASE", Context::CHOICE), release);
             }
         }
         if self.chapter == Chapter::Delayed {

@@ -2,9 +2,9 @@
 
 use peerlane_conformance::Outcome;
 
-use crate::Case;
-use crate::cuda_support::data::unexpected;
-use crate::cuda_support::stage::{Form, Stage};
+use super::Case;
+use crate::support::data::unexpected;
+use crate::support::stage::{Form, Stage};
 
 /// Around the sizes at which pages end and copies take other ways.
 const SHARD_BYTES: [usize; 8] = [0, 1, 777, 4096, 65_535, 65_536, 65_537, 3 << 20];

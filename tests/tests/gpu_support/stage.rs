@@ -6,13 +6,13 @@ use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::Tcp;
 use peerlane_collectives::group::{AllGather, AllGatherBuilder, Group, GroupOptions};
 use peerlane_conformance::processes::Parent;
-use peerlane_conformance::{CudaDriver, Outcome};
-use peerlane_cuda::Fabric;
+use peerlane_conformance::{GpuDriver, Outcome};
 use peerlane_hal::{Deadline, Rank};
 
 use super::data::{POISON, gathered, same, shard, unexpected};
-use super::gpu::Gpu;
-use super::stream::CallerStream;
+use crate::vendor::gpu::Gpu;
+use crate::vendor::stream::CallerStream;
+use crate::vendor::{Context, Fabric, options};
 
 /// Far above what any start here takes.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
@@ -37,7 +37,7 @@ impl Stage {
         let (me, ranks) = (parent.value("RANK")?, parent.value("RANKS")?);
         let hubs: String = parent.value("HUBS")?;
         let mut hubs: Vec<String> = hubs.split(',').map(str::to_owned).collect();
-        let gpu = Gpu::of_rank(CudaDriver::load(), me)?;
+        let gpu = Gpu::of_rank(GpuDriver::load::<Context>(), me)?;
         let stream = gpu.stream()?;
         let group = open_group(&gpu, &hubs.remove(0), me, ranks, TIMEOUT)?;
         let random = fastrand::Rng::with_seed(me as u64);
@@ -91,7 +91,7 @@ pub(crate) fn open_group(
 ) -> Outcome<Group<Fabric>> {
     let environment = Environment::at_hub(hub, Rank::at(me), ranks);
     let bootstrap = Tcp::join(&environment, Deadline::after(timeout)).map_err(unexpected)?;
-    let fabric = Fabric::open(Rank::at(me), ranks, gpu.ordinal)?;
+    let fabric = Fabric::open_with(Rank::at(me), ranks, options(gpu.ordinal))?;
     GroupOptions::default().timeout(timeout).open(bootstrap, fabric).map_err(unexpected)
 }
 
@@ -116,4 +116,13 @@ impl Form {
             Self::TwoOutputs => builder.outputs(2),
         }
     }
+}
+
+/// Whom a capture forbids calls that might disturb it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CaptureMode {
+    /// Every thread.
+    Global,
+    /// The one that records.
+    ThreadLocal,
 }

@@ -4,13 +4,13 @@ use std::ptr::NonNull;
 
 use peerlane_collectives::group::Buffer;
 use peerlane_conformance::Outcome;
-use peerlane_cuda::Local;
 
-use crate::Case;
-use crate::cuda_support::data::{POISON, same, unexpected};
-use crate::cuda_support::memory::DeviceMemory;
-use crate::cuda_support::segments::Segments;
-use crate::cuda_support::stage::Stage;
+use super::Case;
+use crate::support::data::{POISON, same, unexpected};
+use crate::support::stage::Stage;
+use crate::vendor::Local;
+use crate::vendor::memory::DeviceMemory;
+use crate::vendor::segments::Segments;
 
 const SHARD_BYTES: usize = 10_001;
 /// Around the spans that are registered.

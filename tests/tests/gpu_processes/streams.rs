@@ -5,11 +5,11 @@ use std::time::Duration;
 use peerlane_collectives::group::AllGather;
 use peerlane_conformance::Outcome;
 
-use crate::Case;
-use crate::cuda_support::data::{gathered, same, shard, unexpected};
-use crate::cuda_support::memory::{DeviceMemory, Pinned};
-use crate::cuda_support::stage::{Form, Stage};
-use crate::cuda_support::stream::CallerStream;
+use super::Case;
+use crate::support::data::{gathered, same, shard, unexpected};
+use crate::support::stage::{Form, Stage};
+use crate::vendor::memory::{DeviceMemory, Pinned};
+use crate::vendor::stream::CallerStream;
 
 const SPOILT: u8 = 0xEE;
 const SCRATCH_BYTES: usize = 4 << 20;

@@ -4,10 +4,10 @@ use std::ptr::NonNull;
 
 use peerlane_conformance::Outcome;
 
-use crate::Case;
-use crate::cuda_support::data::unexpected;
-use crate::cuda_support::stage::{Form, Stage, TIMEOUT, open_group};
-use crate::streams::{Book, start_once};
+use super::Case;
+use super::streams::{Book, start_once};
+use crate::support::data::unexpected;
+use crate::support::stage::{Form, Stage, TIMEOUT, open_group};
 
 const SHARD_BYTES: usize = 5001;
 const STARTS: usize = 10;

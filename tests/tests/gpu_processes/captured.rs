@@ -1,23 +1,20 @@
 //! Starts in graphs, replayed any number of times, between starts that run at once.
 
-use cudarc::driver::CudaGraph;
-use cudarc::driver::sys::CUstreamCaptureMode;
 use peerlane_collectives::group::AllGather;
 use peerlane_conformance::Outcome;
 use peerlane_hal::ErrorKind;
 
-use crate::Case;
-use crate::cuda_support::data::{POISON, check, gathered, same, shard, unexpected};
-use crate::cuda_support::gpu::refused;
-use crate::cuda_support::memory::DeviceMemory;
-use crate::cuda_support::stage::{Form, Stage};
-use crate::cuda_support::stream::CallerStream;
-use crate::streams::{Book, start_once};
+use super::Case;
+use super::streams::{Book, start_once};
+use crate::support::data::{POISON, check, gathered, same, shard, unexpected};
+use crate::support::stage::{CaptureMode, Form, Stage};
+use crate::vendor::memory::{DeviceMemory, Pinned};
+use crate::vendor::stream::{CallerStream, Graph};
 
 const SHARD_BYTES: usize = 5001;
 /// Nothing that could disturb a capture is done by any thread meanwhile.
-const GLOBAL: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
-const THREAD: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+const GLOBAL: CaptureMode = CaptureMode::Global;
+const THREAD: CaptureMode = CaptureMode::ThreadLocal;
 
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = vec![Case::new("not capturable", refused_before_recording)];
@@ -49,7 +46,7 @@ fn refused_before_recording(stage: &mut Stage) -> Outcome {
         check(text.contains("prepare it with `capturable()`"), || text)?;
         stream.fill(scratch.address + 50, 2, 50)
     })?;
-    replay(&graph)?;
+    graph.replay()?;
     let seen = stage.gpu.pinned(100)?;
     stream.copy_out(&seen, 0, scratch.address, 100)?;
     stream.finish()?;
@@ -63,7 +60,7 @@ fn refused_before_recording(stage: &mut Stage) -> Outcome {
 
 /// A graph of starts, with the places on the device that it reads and writes.
 struct Recording {
-    graph: CudaGraph,
+    graph: Graph,
     starts: usize,
     /// The shards of one replay, which the graph copies to the input one by one.
     fresh: DeviceMemory,
@@ -77,7 +74,7 @@ impl Recording {
         stream: &CallerStream,
         gather: &mut AllGather<u8>,
         starts: usize,
-        mode: CUstreamCaptureMode,
+        mode: CaptureMode,
     ) -> Outcome<Self> {
         let total = SHARD_BYTES * stage.ranks;
         let fresh = stage.gpu.memory(starts * SHARD_BYTES)?;
@@ -99,17 +96,13 @@ impl Recording {
     }
 }
 
-fn replay(graph: &CudaGraph) -> Outcome {
-    graph.launch().map_err(refused("replay a graph"))
-}
-
 /// Replays with data of their own, with nobody waiting between them, and starts that run at once.
 fn replayed(
     stage: &mut Stage,
     starts: usize,
     replays: usize,
     form: Form,
-    mode: CUstreamCaptureMode,
+    mode: CaptureMode,
 ) -> Outcome {
     let builder = stage.group.all_gather::<u8>(SHARD_BYTES).capturable();
     let mut gather = form.of(builder).prepare().map_err(unexpected)?;
@@ -151,8 +144,8 @@ fn two_graphs(stage: &mut Stage) -> Outcome {
 struct Pages {
     rounds: Vec<u64>,
     ranks: usize,
-    send: crate::cuda_support::memory::Pinned,
-    receive: crate::cuda_support::memory::Pinned,
+    send: Pinned,
+    receive: Pinned,
 }
 
 impl Pages {
@@ -176,7 +169,7 @@ impl Pages {
         }
         let (fresh, seen) = (&recording.fresh, &recording.seen);
         stream.copy_in(fresh.address, &self.send, begin * SHARD_BYTES, fresh.bytes)?;
-        replay(&recording.graph)?;
+        recording.graph.replay()?;
         let at = begin * SHARD_BYTES * self.ranks;
         stream.copy_out(&self.receive, at, seen.address, seen.bytes)?;
         stream.fill(seen.address, POISON, seen.bytes)

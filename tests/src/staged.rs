@@ -1,0 +1,187 @@
+//! The harness of a device's memory on a network that does not reach it.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use peerlane_collectives::staged::{Engine, Error, Key, Local, Memory, Remote, Staged};
+use peerlane_hal::{BackendId, Deadline, Fabric, Held, Link, PeerMemory, Rank, Role};
+
+use crate::harness::{FabricOf, Harness, LocalOf, OwnMemory};
+
+/// Staged memory of the device of one harness on the network of another. All data lies on the device,
+/// each rank's own.
+#[derive(Debug)]
+pub struct StagedHarness<D, N> {
+    name: String,
+    device: D,
+    network: N,
+}
+
+impl<D: Harness, N: Harness> StagedHarness<D, N> {
+    /// Ranks of this network with memory of this device.
+    pub fn new(device: D, network: N) -> Self {
+        let name = format!("{}-staged-on-{}", device.name(), network.name());
+        Self { name, device, network }
+    }
+}
+
+impl<D: Harness, N: Harness> Harness for StagedHarness<D, N> {
+    type Fabric = StagedFabric<FabricOf<D>, FabricOf<N>>;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn open(&self, rank: Rank, ranks: usize) -> Result<Self::Fabric, Error> {
+        let deadline = Deadline::after(self.timeout());
+        let network = self.network.open(rank, ranks);
+        let network = network.map_err(|error| Error::of_backend("open the network", error))?;
+        // Every rank's device is alone with itself, as on a node of its own.
+        let of_device = |error| Error::of_backend("open the device", error);
+        let mut device = self.device.open(Rank(0), 1).map_err(of_device)?;
+        let address = device.address();
+        device.connect(Rank(0), &address, deadline).map_err(of_device)?;
+        let staged = Staged::open(&mut device, network, ranks, true, deadline)?;
+        let memory = StagedMemory { device: Mutex::new(device), memory: staged.memory().clone() };
+        Ok(StagedFabric { staged, memory })
+    }
+
+    fn required(&self) -> bool {
+        self.network.required()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.device.timeout().max(self.network.timeout())
+    }
+
+    fn write(&self, region: &LocalOf<Self>, offset: u64, bytes: &[u8]) {
+        self.device.write(device_of::<D, N>(region), offset, bytes);
+    }
+
+    fn read(&self, region: &LocalOf<Self>, offset: u64, bytes: &mut [u8]) {
+        self.device.read(device_of::<D, N>(region), offset, bytes);
+    }
+
+    fn own_memory(&self, bytes: u64) -> Option<Arc<dyn OwnMemory>> {
+        self.device.own_memory(bytes)
+    }
+}
+
+fn device_of<D: Harness, N: Harness>(region: &Local<FabricOf<D>, FabricOf<N>>) -> &LocalOf<D> {
+    region.device().expect("the data of a check lies on the device")
+}
+
+/// A staged fabric that allocates on the device.
+pub struct StagedFabric<D: Fabric, N: Fabric> {
+    staged: Staged<D, N>,
+    memory: StagedMemory<D, N>,
+}
+
+/// Its memory.
+pub struct StagedMemory<D: Fabric, N: Fabric> {
+    memory: Memory<D, N>,
+    device: Mutex<D>,
+}
+
+impl<D: Fabric, N: Fabric> StagedMemory<D, N> {
+    fn device(&self) -> MutexGuard<'_, D> {
+        self.device.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<D: Fabric, N: Fabric> Fabric for StagedFabric<D, N> {
+    type Error = Error;
+    type Memory = StagedMemory<D, N>;
+    type Engine = Engine<D, N>;
+
+    fn backend(&self) -> BackendId {
+        self.staged.backend()
+    }
+
+    fn rank(&self) -> Rank {
+        self.staged.rank()
+    }
+
+    fn memory(&self) -> &Self::Memory {
+        &self.memory
+    }
+
+    fn address(&self) -> Vec<u8> {
+        self.staged.address()
+    }
+
+    fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), Error> {
+        self.staged.connect(peer, address, deadline)
+    }
+
+    fn link(&self, peer: Rank) -> Option<Link> {
+        self.staged.link(peer)
+    }
+
+    fn engine(&mut self) -> Result<Self::Engine, Error> {
+        self.staged.engine()
+    }
+}
+
+type NetKey<N> = <<N as Fabric>::Memory as PeerMemory>::Key;
+
+impl<D: Fabric, N: Fabric> PeerMemory for StagedMemory<D, N> {
+    type Error = Error;
+    type Key = Key<NetKey<N>>;
+    type Local = Local<D, N>;
+    type Remote = Remote<D, N>;
+
+    fn allocate(&self, bytes: u64, role: Role) -> Result<Self::Local, Error> {
+        if role == Role::Flags {
+            return self.memory.allocate(bytes, role);
+        }
+        let region = self.device().memory().allocate(bytes, role);
+        let region = region.map_err(|error| Error::of_backend("allocate on the device", error))?;
+        // SAFETY: the staged region keeps the device's.
+        unsafe { self.memory.adopt(&Held::new(Arc::new(region)), role) }
+    }
+
+    unsafe fn register(
+        &self,
+        base: NonNull<u8>,
+        bytes: u64,
+        role: Role,
+    ) -> Result<Self::Local, Error> {
+        if role == Role::Data {
+            // SAFETY: the caller's.
+            let region = unsafe { self.device().memory().register(base, bytes, role) };
+            let region = region.map_err(|error| Error::of_backend("register", error))?;
+            // SAFETY: the caller's.
+            return unsafe { self.memory.adopt(&Held::new(Arc::new(region)), role) };
+        }
+        // SAFETY: the caller's.
+        unsafe { self.memory.register(base, bytes, role) }
+    }
+
+    fn export(&self, local: &Self::Local) -> Result<Self::Key, Error> {
+        self.memory.export(local)
+    }
+
+    fn import(
+        &self,
+        peer: Rank,
+        key: &Self::Key,
+        deadline: Deadline,
+    ) -> Result<Self::Remote, Error> {
+        self.memory.import(peer, key, deadline)
+    }
+}
+
+impl<D: Fabric, N: Fabric> fmt::Debug for StagedFabric<D, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.staged.fmt(f)
+    }
+}
+
+impl<D: Fabric, N: Fabric> fmt::Debug for StagedMemory<D, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.memory.fmt(f)
+    }
+}

@@ -1,0 +1,66 @@
+//! Groups whose nodes hold memory of different kinds, a process for each rank: devices of the simulated
+//! driver and plain memory of the host, with the host backend as the network between nodes.
+
+#[path = "mixed_support/mod.rs"]
+mod mixed_support;
+#[path = "gpu_support/mod.rs"]
+mod support;
+#[path = "cuda_support/mod.rs"]
+mod vendor;
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Trial};
+use peerlane_conformance::processes::{Child, Parent};
+use peerlane_conformance::{GpuDriver, Outcome};
+use peerlane_hal::host;
+
+use mixed_support::cast::Kind::{Cuda, Host};
+use mixed_support::cast::{Cast, Chapter};
+use mixed_support::rank;
+
+const CASTS: [Cast; 12] = [
+    Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (1, Cuda)] },
+    Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (0, Cuda), (1, Cuda), (1, Cuda)] },
+    Cast {
+        chapter: Chapter::Gathers,
+        ranks: &[(0, Cuda), (0, Cuda), (1, Cuda), (2, Cuda), (2, Cuda)],
+    },
+    Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (1, Host)] },
+    Cast { chapter: Chapter::Gathers, ranks: &[(0, Host), (0, Host), (1, Cuda)] },
+    Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (0, Cuda), (1, Host), (1, Host)] },
+    Cast {
+        chapter: Chapter::Gathers,
+        ranks: &[(0, Cuda), (1, Host), (0, Cuda), (1, Host), (2, Cuda)],
+    },
+    Cast { chapter: Chapter::Strict, ranks: &[(0, Cuda), (1, Cuda)] },
+    Cast { chapter: Chapter::Strict, ranks: &[(0, Cuda), (1, Host)] },
+    Cast { chapter: Chapter::Disagrees, ranks: &[(0, Cuda), (0, Host), (1, Cuda)] },
+    Cast { chapter: Chapter::Killed, ranks: &[(0, Cuda), (1, Cuda), (2, Cuda)] },
+    Cast { chapter: Chapter::Killed, ranks: &[(0, Host), (1, Cuda), (1, Cuda)] },
+];
+
+/// Around a slot, and beyond all slots together.
+const SHARDS: [usize; 4] = [1, 5001, (256 << 10) + 1, 2_200_001];
+
+fn main() -> ExitCode {
+    if let Some(parent) = Parent::find() {
+        return parent
+            .ended(rank::play(&parent, |rank, ranks| Ok(host::Fabric::open(rank, ranks)?)));
+    }
+    let driver = GpuDriver::load::<peerlane_cuda::Context>();
+    eprintln!("running on: {driver:?}");
+    let mut arguments = Arguments::from_args();
+    // Ranks share the processors already.
+    arguments.test_threads.get_or_insert(1);
+    let trials = CASTS.into_iter().map(|cast| {
+        let name = format!("{}::{}", driver.name::<peerlane_cuda::Context>(), cast.name());
+        Trial::test(name, move || cast.run("127.0.0.1:0", &SHARDS, start).map_err(Into::into))
+    });
+    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+}
+
+/// Starts this program as a rank; all nodes are this machine.
+fn start(_: usize, values: &[(&str, String)]) -> Outcome<Child> {
+    Child::start("rank", values)
+}

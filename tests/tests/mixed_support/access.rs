@@ -1,0 +1,58 @@
+//! Reading and writing what a group gathers, wherever it lies.
+
+use peerlane_collectives::group::Place;
+use peerlane_conformance::Outcome;
+
+use crate::vendor::gpu::Gpu;
+use crate::vendor::stream::CallerStream;
+
+/// The owner of memory.
+pub(crate) enum Access {
+    Host,
+    Cuda { gpu: Gpu, stream: CallerStream },
+}
+
+impl Access {
+    /// A device and a stream of the caller.
+    pub(crate) fn of_gpu(gpu: Gpu) -> Outcome<Self> {
+        let stream = gpu.stream()?;
+        Ok(Self::Cuda { gpu, stream })
+    }
+
+    /// Before a start, or after it.
+    pub(crate) fn write(&self, place: Place, bytes: &[u8]) -> Outcome {
+        assert_eq!(place.bytes, bytes.len() as u64);
+        match self {
+            Self::Host => {
+                let to = place.base.as_ptr();
+                // SAFETY: the place has so many bytes of the host, which no engine uses now.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+                Ok(())
+            }
+            Self::Cuda { gpu, stream } => {
+                let pinned = gpu.pinned(bytes.len())?;
+                pinned.write(0, bytes);
+                stream.copy_in(place.base.as_ptr() as u64, &pinned, 0, bytes.len())?;
+                stream.finish()
+            }
+        }
+    }
+
+    /// After a start.
+    pub(crate) fn read(&self, place: Place) -> Outcome<Vec<u8>> {
+        let bytes = place.bytes as usize;
+        match self {
+            Self::Host => {
+                // SAFETY: as for `write`.
+                let seen = unsafe { std::slice::from_raw_parts(place.base.as_ptr(), bytes) };
+                Ok(seen.to_vec())
+            }
+            Self::Cuda { gpu, stream } => {
+                let pinned = gpu.pinned(bytes)?;
+                stream.copy_out(&pinned, 0, place.base.as_ptr() as u64, bytes)?;
+                stream.finish()?;
+                Ok(pinned.read(0, bytes))
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The test's side: which ranks there are, and what they have to say.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use peerlane_collectives::bootstrap::tcp::Hub;
+use peerlane_conformance::processes::Child;
+use peerlane_conformance::{Failure, Outcome};
+use peerlane_hal::Deadline;
+
+use crate::support::data::unexpected;
+
+/// How long the ranks may take.
+const PATIENCE: Duration = Duration::from_secs(250);
+
+/// What a rank's memory is, and its fabric inside the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Host,
+    Cuda,
+}
+
+/// What a group does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Chapter {
+    /// Every algorithm, with shards of all sizes and shapes.
+    Gathers,
+    /// Fallbacks are refused.
+    Strict,
+    /// The group is not opened, because ranks of one node differ.
+    Disagrees,
+    /// The last rank is killed.
+    Killed,
+}
+
+macro_rules! words {
+    ($type:ident { $($variant:ident = $word:literal),* }) => {
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $(Self::$variant => $word),* })
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = ();
+
+            fn from_str(text: &str) -> Result<Self, ()> {
+                match text { $($word => Ok(Self::$variant),)* _ => Err(()) }
+            }
+        }
+    };
+}
+
+words!(Kind { Host = "host", Cuda = "cuda" });
+words!(Chapter {
+    Gathers = "gathers", Strict = "strict", Disagrees = "disagrees", Killed = "killed"
+});
+
+/// Ranks on nodes, with memory of some kind each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cast {
+    pub(crate) chapter: Chapter,
+    pub(crate) ranks: &'static [(usize, Kind)],
+}
+
+impl Cast {
+    pub(crate) fn nodes(self) -> usize {
+        self.ranks.iter().map(|(node, _)| node + 1).max().unwrap_or(1)
+    }
+
+    pub(crate) fn name(self) -> String {
+        let ranks: Vec<String> =
+            self.ranks.iter().map(|(node, kind)| format!("{kind}{node}")).collect();
+        format!("{}::{}", self.chapter, ranks.join("_"))
+    }
+
+    /// Plays it with shards of these sizes; `start` starts this program as a rank on a node, with these values.
+    pub(crate) fn run(
+        self,
+        hub: &str,
+        shards: &[usize],
+        start: impl Fn(usize, &[(&str, String)]) -> Outcome<Child>,
+    ) -> Outcome {
+        let hub = Hub::bind(hub, self.ranks.len()).map_err(unexpected)?;
+        let shards: Vec<String> = shards.iter().map(ToString::to_string).collect();
+        let nodes: Vec<String> = self.ranks.iter().map(|(node, _)| node.to_string()).collect();
+        let start = |(rank, (node, kind)): (usize, &(usize, Kind))| {
+            let values = [
+                ("RANK", rank.to_string()),
+                ("RANKS", self.ranks.len().to_string()),
+                ("NODES", nodes.join(",")),
+                ("SHARDS", shards.join(",")),
+                ("KIND", kind.to_string()),
+                ("HUB", hub.address().to_string()),
+                ("CHAPTER", self.chapter.to_string()),
+            ];
+            start(*node, &values)
+        };
+        let mut children: Vec<Child> =
+            self.ranks.iter().enumerate().map(start).collect::<Outcome<_>>()?;
+        let deadline = Deadline::after(PATIENCE);
+        if self.chapter == Chapter::Killed {
+            let mut victim = children.pop().expect("there are ranks");
+            victim.hear_until("under way", deadline)?;
+            victim.kill()?;
+        }
+        let mut failures = Vec::new();
+        for (rank, child) in children.iter_mut().enumerate() {
+            if let Err(failure) = hear_out(child, deadline).and_then(|()| child.finish(deadline)) {
+                failures.push(format!("rank {rank}: {failure}"));
+            }
+        }
+        if failures.is_empty() { Ok(()) } else { Err(Failure::new(failures.join("\n"))) }
+    }
+}
+
+/// Passes over what a rank has done, to its end.
+fn hear_out(child: &mut Child, deadline: Deadline) -> Outcome {
+    let mut passed = String::from("nothing");
+    loop {
+        match child.hear(deadline) {
+            Ok(line) if line == "done" => return Ok(()),
+            Ok(line) if line == "under way" => {}
+            Ok(line) if line.starts_with("passed ") => passed = line,
+            Ok(line) => return Err(Failure::new(line)),
+            Err(failure) => return Err(failure.within(format!("after it had {passed}"))),
+        }
+    }
+}

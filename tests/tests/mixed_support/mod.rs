@@ -1,0 +1,7 @@
+//! Groups over two fabrics whose nodes hold memory of different kinds: of devices and of the host.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+
+pub(crate) mod access;
+pub(crate) mod cast;
+pub(crate) mod rank;

@@ -1,0 +1,191 @@
+//! A rank's side: opens its fabrics, and gathers.
+
+use std::time::{Duration, Instant};
+
+use peerlane_collectives::bootstrap::environment::Environment;
+use peerlane_collectives::bootstrap::tcp::Tcp;
+use peerlane_collectives::error::Error;
+use peerlane_collectives::group::{AllGather, Fallback, Group, GroupOptions};
+use peerlane_collectives::plan::{Algorithm, Tier};
+use peerlane_collectives::topology::Topology;
+use peerlane_conformance::processes::Parent;
+use peerlane_conformance::{Failure, GpuDriver, Outcome};
+use peerlane_hal::{Deadline, ErrorKind, Fabric, LinkKind, Rank, host};
+
+use super::access::Access;
+use super::cast::{Chapter, Kind};
+use crate::support::data::{check, same, shard, unexpected};
+use crate::vendor::gpu::Gpu;
+
+/// Far above what any start here takes.
+const TIMEOUT: Duration = Duration::from_secs(40);
+const STARTS: usize = 2;
+/// Beyond what it takes to find out that a peer does not answer.
+const LOST_WITHIN: Duration = Duration::from_secs(20);
+
+/// Plays what the parent wants, with the memory that it wants, over `network`.
+pub(crate) fn play<N: Fabric>(
+    parent: &Parent,
+    network: impl FnOnce(Rank, usize) -> Outcome<N>,
+) -> Outcome {
+    let (rank, ranks) = (Rank(parent.value("RANK")?), parent.value("RANKS")?);
+    let network = network(rank, ranks)?;
+    match parent.value("KIND")? {
+        Kind::Host => {
+            let local = host::Fabric::open(rank, ranks)?;
+            Player::open(parent, local, network, Access::Host)
+        }
+        Kind::Cuda => {
+            let gpu = Gpu::of_rank(GpuDriver::load::<peerlane_cuda::Context>(), rank.index())?;
+            let local = peerlane_cuda::Fabric::open(rank, ranks, gpu.ordinal)?;
+            Player::open(parent, local, network, Access::of_gpu(gpu)?)
+        }
+    }
+}
+
+/// A rank with an open group.
+struct Player<'p, F: Fabric> {
+    parent: &'p Parent,
+    group: Group<F>,
+    access: Access,
+    me: usize,
+    ranks: usize,
+    round: u64,
+}
+
+impl<'p, F: Fabric> Player<'p, F> {
+    fn open<N: Fabric>(parent: &'p Parent, local: F, network: N, access: Access) -> Outcome {
+        let (me, ranks) = (parent.value("RANK")?, parent.value("RANKS")?);
+        let chapter: Chapter = parent.value("CHAPTER")?;
+        let nodes: String = parent.value("NODES")?;
+        let nodes: Vec<u32> = nodes.split(',').filter_map(|node| node.parse().ok()).collect();
+        let topology = Topology::of_nodes(&nodes).map_err(unexpected)?;
+        let hub: String = parent.value("HUB")?;
+        let environment = Environment::at_hub(hub, Rank::at(me), ranks);
+        let bootstrap = Tcp::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
+        let options = GroupOptions::default().timeout(TIMEOUT).topology(topology);
+        let options = options.strict(chapter == Chapter::Strict);
+        let group = options.open_tiers(bootstrap, local, network);
+        if chapter == Chapter::Disagrees {
+            return disagrees(parent, group.map(drop));
+        }
+        let group = group.map_err(unexpected)?;
+        let player = Self { parent, group, access, me, ranks, round: 0 };
+        match chapter {
+            Chapter::Killed => player.deserted()?,
+            Chapter::Strict => player.refused()?,
+            _ => player.gathers()?,
+        }
+        parent.say("done");
+        Ok(())
+    }
+
+    fn gathers(mut self) -> Outcome {
+        let shards: String = self.parent.value("SHARDS")?;
+        let shards: Vec<usize> = shards.split(',').filter_map(|bytes| bytes.parse().ok()).collect();
+        for algorithm in Algorithm::ALL.iter().copied() {
+            for (index, bytes) in shards.iter().copied().enumerate() {
+                let builder = self.group.all_gather::<u8>(bytes).algorithm(algorithm);
+                // In place one time, with two outputs in turn the next.
+                let builder = match index % 2 {
+                    0 => builder.in_place().parts(3),
+                    _ => builder.outputs(2),
+                };
+                let mut gather = builder.prepare().map_err(unexpected)?;
+                self.check_report(&gather)?;
+                let lens = vec![bytes; self.ranks];
+                self.starts(&mut gather, &lens, format_args!("{algorithm}, {bytes} bytes"))?;
+            }
+            // Uneven shards, one of them empty.
+            let lens: Vec<usize> = (0..self.ranks).map(|rank| rank * 30_007 % 70_000).collect();
+            let builder = self.group.all_gather_v::<u8>(&lens).algorithm(algorithm).parts(2);
+            let mut gather = builder.prepare().map_err(unexpected)?;
+            self.starts(&mut gather, &lens, format_args!("{algorithm}, uneven"))?;
+            self.parent.say(format_args!("passed {algorithm}"));
+        }
+        // Memory that is exchanged once, and gathered over in place.
+        let len = 2003;
+        let window = self.group.window::<u8>(len * self.ranks + 90).map_err(unexpected)?;
+        let range = 33..33 + len * self.ranks;
+        let builder = self.group.all_gather_into(&window, range).in_place();
+        let mut gather = builder.prepare().map_err(unexpected)?;
+        let lens = vec![len; self.ranks];
+        self.starts(&mut gather, &lens, "over a window")?;
+        drop((gather, window));
+        self.group.close().map_err(unexpected)
+    }
+
+    fn starts(
+        &mut self,
+        gather: &mut AllGather<u8>,
+        lens: &[usize],
+        what: impl std::fmt::Display,
+    ) -> Outcome {
+        for _ in 0..STARTS {
+            self.round += 1;
+            let place = gather.input_place();
+            self.access.write(place, &shard(self.me, self.round, lens[self.me]))?;
+            gather.run().map_err(|error| unexpected(error).within(&what))?;
+            let seen = self.access.read(gather.output_place())?;
+            let wanted: Vec<u8> = lens
+                .iter()
+                .enumerate()
+                .flat_map(|(rank, bytes)| shard(rank, self.round, *bytes))
+                .collect();
+            same(format_args!("{what}, start {}", self.round), &seen, &wanted)?;
+        }
+        Ok(())
+    }
+
+    /// What goes through the host is said; what does not is not.
+    fn check_report(&self, gather: &AllGather<u8>) -> Outcome {
+        let report = gather.report();
+        let on_device = matches!(self.access, Access::Cuda { .. });
+        let own = report.fallbacks.iter().any(|it| matches!(it, Fallback::Staged { .. }));
+        check(own == on_device, || format!("{report} on memory of a device: {on_device}"))?;
+        let far = report.links.iter().filter(|link| link.tier == Tier::Network);
+        let far = far.filter(|link| link.peer.index() != self.me);
+        let staged = far.filter(|link| link.kind == LinkKind::HostStaged).count();
+        check(!on_device || staged > 0, || format!("no peer through the host: {report}"))
+    }
+
+    /// With `strict`, on all ranks alike.
+    fn refused(mut self) -> Outcome {
+        let refused = self.group.all_gather::<u8>(100).algorithm(Algorithm::Direct).prepare();
+        let error = match refused {
+            Ok(_) => return Err(Failure::new("a fallback was not refused")),
+            Err(error) => error,
+        };
+        let text = error.to_string();
+        let named = text.contains("through host memory");
+        check(named, || format!("the refusal does not name the fallback: {text}"))
+    }
+
+    /// Gathers until a peer is gone; that is an error, and soon.
+    fn deserted(mut self) -> Outcome {
+        let builder = self.group.all_gather::<u8>(3_000_001).algorithm(Algorithm::Direct);
+        let mut gather = builder.prepare().map_err(unexpected)?;
+        let start = Instant::now();
+        loop {
+            let begun = Instant::now();
+            if let Err(error) = gather.run() {
+                let (kind, took) = (error.kind(), begun.elapsed());
+                let known = [ErrorKind::PeerLost, ErrorKind::Aborted].contains(&kind);
+                return check(known && took < LOST_WITHIN, || {
+                    format!("after {took:?}: {error} ({kind})")
+                });
+            }
+            self.parent.say("under way");
+            check(start.elapsed() < TIMEOUT, || "nobody was killed".to_owned())?;
+        }
+    }
+}
+
+/// Ranks 0 and 1 share a node, and have memory of two kinds.
+fn disagrees(parent: &Parent, opened: Result<(), Error>) -> Outcome {
+    let Err(error) = opened else { return Err(Failure::new("the group was opened")) };
+    let wanted = "open: ranks disagree: backend is host on rank 1, cuda on rank 0 of the same node";
+    check(error.to_string() == wanted && error.peer() == Some(Rank(1)), || error.to_string())?;
+    parent.say("done");
+    Ok(())
+}

@@ -1,0 +1,47 @@
+//! The conformance suite over the ROCm backend: on GPUs where there are any, on the simulated driver
+//! otherwise; with its ways of signalling, and under the layers.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use peerlane_conformance::middleware::{
+    DelayLayer, DowngradeLayer, FailAtLayer, Layered, TraceLayer, TraceLog,
+};
+use peerlane_conformance::{GpuDriver, RocmHarness, Suite};
+use peerlane_hal::{ErrorKind, Rank};
+use peerlane_rocm::{Context, EngineKind, Options, OwnCopy, SignalBy};
+
+fn main() -> ExitCode {
+    let driver = GpuDriver::load::<Context>();
+    eprintln!("running on: {driver:?}");
+    let rocm = |name, change: fn(&mut Options)| {
+        let mut options = Options::default();
+        change(&mut options);
+        RocmHarness::new(name, driver, options)
+    };
+    let plain = || rocm("-streams", |options| options.engine = EngineKind::Streams);
+    let sdma = || rocm("-sdma", |options| options.engine = EngineKind::Sdma);
+    let delayed =
+        Layered::new(plain(), "delay", |_: Rank| DelayLayer::new(1, Duration::from_micros(60)));
+    let coarse =
+        DowngradeLayer { slice_ops_max: 3, put_align_bytes: 32, ..DowngradeLayer::default() };
+    let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost };
+    // To give memory back, HIP waits for all streams of the device.
+    let mut suite = Suite::new().one_by_one().with(plain());
+    match peerlane_rocm::runtimes().map(|runtimes| runtimes.hsa) {
+        // Where HIP's symbols are those of another vendor's driver.
+        Ok(Err(why)) => eprintln!("not run: SDMA engines: {why}"),
+        _ => {
+            let downgraded = Layered::new(sdma(), "downgrade", move |_| coarse);
+            suite = suite.with(sdma()).with(downgraded);
+        }
+    }
+    suite
+        .with(rocm("-signal-by-copy", |options| options.signal = Some(SignalBy::Copy)))
+        .with(rocm("-own-copy-by-link", |options| options.own_copy = OwnCopy::Link))
+        .with(delayed)
+        .with(Layered::new(plain(), "downgrade", move |_| coarse))
+        .with(Layered::new(plain(), "fail-at", move |_| broken))
+        .with(Layered::new(plain(), "trace", |_| TraceLayer::new(TraceLog::new())))
+        .run()
+}

@@ -1,0 +1,101 @@
+//! Whole all-gathers of threads over SDMA engines, on GPUs where there are any: every algorithm of one node.
+
+use std::ffi::c_void;
+use std::time::Duration;
+
+use hip_sys::{Library, hipError_t, hipMemcpyKind};
+use peerlane_collectives::bootstrap::{Bootstrap as _, in_process};
+use peerlane_collectives::group::{GroupOptions, Place};
+use peerlane_collectives::plan::Algorithm;
+use peerlane_conformance::GpuDriver;
+use peerlane_rocm::{Context, EngineKind, Fabric, Options};
+use peerlane_simulated_driver::Rocm;
+
+const ALGORITHMS: [Algorithm; 4] =
+    [Algorithm::Direct, Algorithm::Pull, Algorithm::Ring, Algorithm::DoubleRing];
+
+fn copy(to: *mut c_void, from: *const c_void, bytes: usize) {
+    let library = Library::load().expect("the backend has loaded it");
+    let kind = hipMemcpyKind::hipMemcpyDefault;
+    // SAFETY: both spans are so long, and nobody else uses them now.
+    let code = unsafe { (library.memcpy)(to, from, bytes, kind) };
+    assert_eq!(code, hipError_t::hipSuccess);
+}
+
+fn write(place: Place, bytes: &[u8]) {
+    assert_eq!(place.bytes, bytes.len() as u64);
+    copy(place.base.as_ptr().cast(), bytes.as_ptr().cast(), bytes.len());
+}
+
+fn read(place: Place) -> Vec<u8> {
+    let mut bytes = vec![0; place.bytes as usize];
+    copy(bytes.as_mut_ptr().cast(), place.base.as_ptr().cast_const().cast(), bytes.len());
+    bytes
+}
+
+fn shard(rank: usize, step: usize, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|index| (index * 3 + rank * 41 + step * 7 + 1) as u8).collect()
+}
+
+/// Some starts of one operation, with other bytes each time.
+fn gather(devices: u32, ranks: usize, algorithm: Algorithm, bytes: usize, in_place: bool) {
+    let ran = in_process::run(ranks, |bootstrap| {
+        let me = bootstrap.rank();
+        let device = me.0 % devices;
+        let options = Options { device, engine: EngineKind::Sdma, ..Options::default() };
+        let fabric = Fabric::open_with(me, ranks, options).expect("a fabric");
+        let group = GroupOptions::default().timeout(Duration::from_secs(60));
+        let mut group = group.open(bootstrap, fabric)?;
+        let mut gather = group.all_gather::<u8>(bytes).algorithm(algorithm).parts(2);
+        if in_place {
+            gather = gather.in_place();
+        }
+        let mut gather = gather.prepare()?;
+        // The memory that this thread copies to and from is of this device.
+        let library = Library::load().expect("the backend has loaded it");
+        let device = i32::try_from(device).expect("a small number");
+        // SAFETY: changes what this thread has current, which the backend sets at each of its calls.
+        let current = unsafe { (library.set_device)(device) };
+        assert_eq!(current, hipError_t::hipSuccess);
+        for step in 0..3 {
+            write(gather.input_place(), &shard(me.index(), step, bytes));
+            gather.run()?;
+            let seen = read(gather.output_place());
+            let wanted: Vec<u8> = (0..ranks).flat_map(|rank| shard(rank, step, bytes)).collect();
+            let wrong = seen.iter().zip(&wanted).position(|(seen, wanted)| seen != wanted);
+            assert_eq!(wrong, None, "{algorithm}, {ranks} ranks, {bytes} bytes, rank {me}");
+        }
+        drop(gather);
+        group.close()
+    });
+    ran.unwrap_or_else(|error| panic!("{algorithm}, {ranks} ranks, {bytes} bytes: {error}"));
+}
+
+#[test]
+fn every_algorithm_from_1_to_9_ranks() {
+    let driver = GpuDriver::load::<Context>();
+    eprintln!("running on: {driver:?}");
+    if let Err(why) = peerlane_rocm::runtimes().expect("HIP is there").hsa {
+        // Where HIP's symbols are those of another vendor's driver.
+        eprintln!("not run: {why}");
+        return;
+    }
+    let simulated = match driver {
+        GpuDriver::Simulated => Some(Rocm::release("7.2").install()),
+        GpuDriver::Device => None,
+    };
+    if let Some(machine) = &simulated {
+        machine.set("JITTER_US", "100");
+    }
+    let devices = peerlane_rocm::discover().expect("there are devices").len();
+    let devices = u32::try_from(devices).expect("a machine has few devices");
+    for ranks in 1..=9 {
+        for algorithm in ALGORITHMS {
+            for (bytes, in_place) in [(1, false), (4097, true), (70_001, false)] {
+                gather(devices, ranks, algorithm, bytes, in_place);
+            }
+        }
+    }
+    // By SDMA engines and not by streams.
+    assert!(simulated.is_none_or(|machine| machine.counter("sdma_copies", None) > 0));
+}

@@ -1,0 +1,53 @@
+//! HIP as the owner of a rank sees it: memory, streams and graphs by the functions that users have.
+
+#![allow(dead_code, unused_imports, reason = "each test program uses a part")]
+
+pub(crate) mod gpu;
+pub(crate) mod memory;
+pub(crate) mod segments;
+pub(crate) mod stream;
+
+use std::path::PathBuf;
+
+pub(crate) use peerlane_rocm::{Context, EngineKind, Fabric, Local, Options};
+use peerlane_simulated_driver::Rocm;
+
+use crate::support::machine::Machine;
+
+/// Which kind of engines ranks have: `sdma`, or else streams.
+pub(crate) const KIND: &str = "PEERLANE_TEST_ENGINE";
+
+/// Machines on which the engine goes other ways.
+pub(crate) const MACHINES: &[Machine] = &[
+    // Everything through memory of the host; and some of it, between two islands.
+    Machine::With("P2P", "off"),
+    Machine::With("P2P_ISLAND", "2"),
+    // Puts that are on their way for long, and end in any order.
+    Machine::With("PEER_JITTER_US", "2000"),
+    Machine::With("PEER_WRITES", "drop"),
+    Machine::With("COPY_ENGINES", "1"),
+    // What runtimes got wrong: copies without compute units that copy nothing, or are not there, and
+    // batches of memory operations that run in parallel.
+    Machine::With("NO_CU", "drop"),
+    Machine::With("NO_CU", "refuse"),
+    Machine::With("BATCH_ORDER", "parallel"),
+    Machine::With("HIP_ORDER", "reversed"),
+    Machine::Without("hipStreamBatchMemOp"),
+    Machine::Release("6.4"),
+    Machine::Release("6.1"),
+    Machine::Release("5.7"),
+];
+
+/// How ranks open the fabric.
+pub(crate) fn options(device: u32) -> Options {
+    let engine = match std::env::var(KIND).as_deref() {
+        Ok("sdma") => EngineKind::Sdma,
+        _ => EngineKind::Streams,
+    };
+    Options { device, engine, ..Options::default() }
+}
+
+/// A folder with a simulated installation that lacks a symbol.
+pub(crate) fn folder_without(symbol: &'static str) -> PathBuf {
+    Rocm::release("7.2").without(&[symbol]).folder()
+}

@@ -1,0 +1,33 @@
+//! The conformance suite over memory of devices that goes through the host: on the host backend as the
+//! network, with its queues as they are, with tiny ones, and shaken.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use peerlane_conformance::middleware::{DelayLayer, Layered};
+use peerlane_conformance::{CudaHarness, GpuDriver, HostHarness, StagedHarness, Suite};
+use peerlane_hal::Rank;
+use peerlane_hal::host::Options;
+
+fn main() -> ExitCode {
+    let driver = GpuDriver::load::<peerlane_cuda::Context>();
+    eprintln!("running on: {driver:?}");
+    let cuda = || CudaHarness::new("", driver, peerlane_cuda::Options::default());
+    let host = |name, change: fn(&mut Options)| {
+        let mut options = Options::default();
+        change(&mut options);
+        HostHarness::new(name, options)
+    };
+    let single_ops = host("host-single-ops", |options| {
+        options.caps.slice_ops_max = 1;
+        options.queue_ops = 3;
+    });
+    let delayed = Layered::new(HostHarness::default(), "delay", |_: Rank| {
+        DelayLayer::new(3, Duration::from_micros(60))
+    });
+    Suite::new()
+        .with(StagedHarness::new(cuda(), HostHarness::default()))
+        .with(StagedHarness::new(cuda(), single_ops))
+        .with(StagedHarness::new(cuda(), delayed))
+        .run()
+}
