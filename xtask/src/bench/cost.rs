@@ -34,6 +34,9 @@ pub(crate) struct Options {
     /// Instead of measuring the host here: what `peerlane calibrate --check` has written elsewhere
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
+    /// With `--from`: when and with which version the times were measured, if not just now
+    #[arg(long, value_name = "TEXT", requires = "from")]
+    measured: Option<String>,
 }
 
 /// What the program writes.
@@ -52,10 +55,16 @@ struct Check {
 struct Point {
     algorithm: String,
     outputs: u32,
+    #[serde(default = "one")]
+    parts: u32,
     shard_bytes: u64,
     measured_us: f64,
     predicted_us: f64,
     fitted: bool,
+}
+
+fn one() -> u32 {
+    1
 }
 
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
@@ -71,6 +80,7 @@ struct Choice {
 #[derive(Debug, serde::Serialize)]
 struct Record {
     facts: Facts,
+    measured: Option<String>,
     rounds: u32,
     checks: Vec<Check>,
 }
@@ -83,7 +93,8 @@ pub(super) fn run(options: &Options) -> Outcome {
         Some(file) => vec![serde_json::from_str(&std::fs::read_to_string(file)?)?],
         None => measure(options, metadata.target_directory.as_std_path())?,
     };
-    let record = Record { facts, rounds: options.rounds, checks };
+    let measured = options.measured.clone();
+    let record = Record { facts, measured, rounds: options.rounds, checks };
     let name = format!("cost-{}", record.backend());
     record.save(&metadata.workspace_root.as_std_path().join("docs/perf"), &name)?;
     println!("\nwritten: docs/perf/{name}.json, docs/perf/{name}.md");
@@ -150,7 +161,9 @@ impl Check {
         writeln!(page, "| --: | --: | --- | --: | --: | --: | --- |")?;
         let mut points: Vec<&Point> = points.iter().collect();
         points.sort_by_key(|point| (point.shard_bytes, point.outputs));
-        for Point { algorithm, outputs, shard_bytes, measured_us, predicted_us, fitted } in points {
+        for Point { algorithm, outputs, shard_bytes, measured_us, predicted_us, fitted, .. } in
+            points
+        {
             let error = (predicted_us / measured_us - 1.0) * 100.0;
             let (shard, fitted) = (size(*shard_bytes), if *fitted { "fitted" } else { "" });
             writeln!(
@@ -185,6 +198,9 @@ impl Record {
         match self.checks.first().filter(|check| check.backend != "host") {
             Some(check) => writeln!(page, "- {} of {}", check.topology, check.machine)?,
             None => writeln!(page, "- {cores} cores of {cpu}, {kernel}")?,
+        }
+        if let Some(measured) = &self.measured {
+            writeln!(page, "- Measured {measured}; fitted to these times anew.")?;
         }
         writeln!(
             page,

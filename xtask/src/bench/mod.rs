@@ -11,6 +11,7 @@ mod host;
 mod openmpi;
 mod plan;
 mod program;
+mod rdma;
 mod record;
 
 /// What is measured.
@@ -24,6 +25,8 @@ pub(crate) enum Bench {
     Hierarchical(hierarchical::Options),
     /// The all-gather between GPUs of this host, against NCCL's and bare copies.
     Cuda(cuda::Options),
+    /// Puts, signals and all-gathers over RDMA in a virtual machine, against perftest and Open MPI.
+    Rdma(rdma::Options),
     /// Planning for one rank, and simulating all, over their number.
     Plan,
 }
@@ -35,6 +38,7 @@ pub(crate) fn run(bench: Bench) -> Outcome {
         Bench::Cost(options) => cost::run(&options),
         Bench::Hierarchical(options) => hierarchical::run(&options),
         Bench::Cuda(options) => cuda::run(&options),
+        Bench::Rdma(options) => rdma::run(&options),
         Bench::Plan => plan::run(),
     }
 }

@@ -20,6 +20,11 @@ impl Peerlane {
         Ok(Self { program: target.join("release/peerlane") })
     }
 
+    /// Its file.
+    pub(super) fn file(&self) -> &Path {
+        &self.program
+    }
+
     /// Runs it with these arguments.
     pub(super) fn run(&self, arguments: impl IntoIterator<Item = String>) -> Outcome {
         process::run(Command::new(&self.program).args(arguments))

@@ -1,0 +1,95 @@
+//! What RDMA must reach, in one boot of the virtual machine.
+
+use super::record::{Algorithms, Gathers, Put, Signal, Wire};
+use crate::bench::record::size;
+
+/// Our rate of puts by that of ib_write_bw.
+const PUT: f64 = 0.95;
+/// Our time of a put and a signal by that of ib_write_lat.
+const SIGNAL: f64 = 1.3;
+/// What headers and acknowledgements may add to the bytes of a plan.
+const WIRE: f64 = 1.05;
+/// What counts as alike where the same time is asked for.
+const NOISE: f64 = 1.0;
+
+/// `Ok` with what was reached, `Err` with what was missed.
+pub(super) type Verdict = Result<String, String>;
+
+pub(super) fn put(put: &Put) -> Verdict {
+    let what = format!("put {} with {} queue pairs", size(put.bytes), put.queue_pairs);
+    at_least(&what, "of ib_write_bw", put.ratio(), PUT)
+}
+
+pub(super) fn signal(signal: &Signal) -> Verdict {
+    at_most("put 8 B and signal", "× ib_write_lat", signal.ratio(), SIGNAL)
+}
+
+pub(super) fn time(algorithms: &Algorithms) -> Verdict {
+    let what = format!("hierarchical {}", size(algorithms.total_bytes));
+    at_most(&what, "× direct", algorithms.ratio(), NOISE)
+}
+
+pub(super) fn wire(wire: &Wire) -> Verdict {
+    at_most(&format!("{} on the wire", wire.algorithm), "× its plan", wire.ratio(), WIRE)
+}
+
+pub(super) fn gathers(gathers: &Gathers) -> Verdict {
+    let wire = if gathers.shaped { " over the slow wire" } else { "" };
+    let what = format!("all-gather {}{wire}", size(gathers.total_bytes));
+    at_least(&what, "× as fast as Open MPI", gathers.ratio(), 1.0)
+}
+
+fn at_least(what: &str, unit: &str, seen: f64, wanted: f64) -> Verdict {
+    if seen >= wanted {
+        return Ok(format!("≥ {wanted} {unit}"));
+    }
+    Err(format!("{what}: {seen:.2} {unit}, wanted {wanted}"))
+}
+
+fn at_most(what: &str, unit: &str, seen: f64, wanted: f64) -> Verdict {
+    if seen <= wanted {
+        return Ok(format!("≤ {wanted} {unit}"));
+    }
+    Err(format!("{what}: {seen:.2} {unit}, wanted at most {wanted}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn goals_are_reached_or_named() {
+        let of = |theirs, ours| Put {
+            bytes: 65536,
+            queue_pairs: 4,
+            theirs_gbs: vec![theirs],
+            ours_gbs: vec![ours],
+        };
+        assert_eq!(put(&of(0.1, 0.095)), Ok("≥ 0.95 of ib_write_bw".into()));
+        let missed = "put 64 KiB with 4 queue pairs: 0.90 of ib_write_bw, wanted 0.95";
+        assert_eq!(put(&of(0.1, 0.09)), Err(missed.into()));
+        let slow = Signal { theirs_us: vec![10.0], ours_us: vec![14.0] };
+        let missed = "put 8 B and signal: 1.40 × ib_write_lat, wanted at most 1.3";
+        assert_eq!(signal(&slow), Err(missed.into()));
+    }
+
+    #[test]
+    fn what_was_not_measured_is_missed() {
+        assert!(signal(&Signal::default()).is_err());
+        assert!(gathers(&Gathers::default()).is_err());
+    }
+
+    #[test]
+    fn a_hierarchical_plan_sends_the_shards_of_a_node_once() {
+        let of = |algorithm| {
+            let rounds_bytes = vec![[4040.0, 2000.0], [2020.0, 2010.0]];
+            Wire { rounds_bytes, ..Wire::new(algorithm, [2, 2], 1000) }
+        };
+        assert_eq!(of("hierarchical").wanted_bytes, 2000);
+        assert_eq!(of("direct").wanted_bytes, 4000);
+        assert!(wire(&of("hierarchical")).is_ok());
+        let twice = Wire { rounds_bytes: vec![[4040.0, 2000.0]], ..of("hierarchical") };
+        assert!(wire(&twice).is_err());
+        assert!(wire(&Wire::new("direct", [2, 2], 1000)).is_err());
+    }
+}
