@@ -8,6 +8,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::process::{self, Outcome, cargo};
+use crate::test::rdma;
 use crate::{deps, tidy};
 
 /// How a step went when it did not fail.
@@ -31,6 +32,7 @@ const STEPS: &[Step] = &[
     Step { name: "clippy, all features", run: || passed(clippy(&["--all-features"])) },
     Step { name: "documentation", run: || passed(documentation()) },
     Step { name: "test", run: || passed(process::run(&mut cargo(["xtask", "test"]))) },
+    Step { name: "rdma in a VM", run: rdma_in_machine },
     Step { name: "feature powerset", run: || passed(feature_powerset()) },
     Step { name: "bans, licences, sources", run: || passed(deps::deny()) },
     Step { name: "advisories", run: deps::advisories },
@@ -72,6 +74,13 @@ fn documentation() -> Outcome {
     // Libraries only: the program and the facade share the name `peerlane`, hence one page.
     let mut command = cargo(["doc", "--workspace", "--lib", "--no-deps", "--all-features"]);
     process::run(command.env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+fn rdma_in_machine() -> Outcome<Verdict> {
+    match rdma::vm::lacks() {
+        Some(reason) => Ok(Verdict::Skipped(reason.to_owned())),
+        None => passed(rdma::run(&rdma::Options::for_gate())),
+    }
 }
 
 fn feature_powerset() -> Outcome {

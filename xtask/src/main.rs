@@ -7,9 +7,12 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod bindgen;
 mod ci;
 mod deps;
+mod packages;
 mod process;
+mod rocm;
 mod test;
 mod tidy;
 mod workspace;
@@ -38,7 +41,13 @@ enum Task {
         #[arg(long, requires = "backend")]
         require_device: bool,
         #[command(flatten)]
-        rdma: test::rdma::Options,
+        options: test::Options,
+    },
+    /// The raw bindings to HIP and to the HSA runtime, generated from Debian's newest headers.
+    Bindgen {
+        /// Only say whether they are as they would be generated.
+        #[arg(long)]
+        check: bool,
     },
     /// The rules of the tree that no compiler checks.
     Tidy,
@@ -52,7 +61,10 @@ enum Task {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Ci => ci::run(),
-        Task::Test { backend, require_device, rdma } => test::run(backend, require_device, &rdma),
+        Task::Test { backend, require_device, options } => {
+            test::run(backend, require_device, &options)
+        }
+        Task::Bindgen { check } => bindgen::run(check),
         Task::Tidy => tidy::run(),
         Task::Deps => deps::run(),
         Task::Bench(bench) => bench::run(bench),
@@ -63,5 +75,17 @@ fn main() -> ExitCode {
             eprintln!("\nerror: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Arguments::command().debug_assert();
     }
 }

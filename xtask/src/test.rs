@@ -4,11 +4,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 
 use crate::process::{self, Outcome};
 
 pub(crate) mod rdma;
+pub(crate) mod rocm;
 
 /// Whose tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -31,19 +32,23 @@ const CUDA_DRIVER: &str = "PEERLANE_TEST_CUDA";
 const CUDA_DEVICE: &str = "/dev/nvidiactl";
 
 /// Runs the tests; `None` is whatever this machine can run, and says what was left out.
-pub(crate) fn run(
-    backend: Option<Backend>,
-    require_device: bool,
-    options: &rdma::Options,
-) -> Outcome {
-    if let Some(option) = options.given().filter(|_| backend != Some(Backend::Rdma)) {
+pub(crate) fn run(backend: Option<Backend>, require_device: bool, options: &Options) -> Outcome {
+    let Options { rdma, rocm } = options;
+    if let Some(option) = rdma.given().filter(|_| backend != Some(Backend::Rdma)) {
         return Err(format!("{option}: for rdma alone; run `cargo xtask test rdma`").into());
+    }
+    if let Some(option) = rocm.given().filter(|_| backend != Some(Backend::Rocm)) {
+        return Err(format!("{option}: for rocm alone; run `cargo xtask test rocm`").into());
     }
     match backend {
         None => {
             everything()?;
             println!("{}", cuda_driver());
-            println!("not run: {ROCM}");
+            println!("{}", rocm::driver());
+            println!(
+                "not run: bindings of ROCm against real libraries, unless they are fetched; run `cargo \
+                 xtask test rocm`"
+            );
             println!("not run: rdma in a virtual machine; run `cargo xtask test rdma`");
             Ok(())
         }
@@ -53,20 +58,29 @@ pub(crate) fn run(
         Some(Backend::Host) => everything(),
         Some(Backend::Cuda) => cuda(require_device),
         Some(Backend::Rdma) if require_device => {
-            Err("--require-device is for cuda; --here runs on this machine's RDMA devices".into())
+            Err("--require-device is for cuda and rocm; --here runs on this machine's RDMA devices"
+                .into())
         }
-        Some(Backend::Rdma) => rdma::run(options),
+        Some(Backend::Rdma) => rdma::run(rdma),
+        Some(Backend::Rocm) => rocm::run(require_device, rocm),
         Some(Backend::All) => {
+            // Fetched first, so that the tests find them.
+            crate::rocm::releases()?;
             everything()?;
-            rdma::run(options)?;
-            Err(ROCM.into())
+            rdma::run(rdma)
         }
-        Some(Backend::Rocm) => Err(format!("{ROCM}; run `cargo xtask test host`").into()),
     }
 }
 
-/// A backend that cannot be tested yet.
-const ROCM: &str = "rocm: the backend is not built yet, peerlane-rocm holds only its skeleton";
+/// What single backends have of their own.
+#[derive(Args, Clone, Debug, Default)]
+#[group(skip)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    rdma: rdma::Options,
+    #[command(flatten)]
+    rocm: rocm::Options,
+}
 
 /// On what the tests of the CUDA backend run here.
 fn cuda_driver() -> &'static str {
@@ -186,11 +200,12 @@ mod tests {
     }
 
     #[test]
-    fn a_vendor_says_what_it_lacks() {
+    fn an_option_is_for_its_backend_alone() {
+        let rocm = rocm::Options { hip_on_cuda: true };
+        let options = Options { rocm, ..Options::default() };
         assert_eq!(
-            run(Some(Backend::Rocm), false, &rdma::Options::default()).unwrap_err().to_string(),
-            "rocm: the backend is not built yet, peerlane-rocm holds only its skeleton; \
-             run `cargo xtask test host`"
+            run(Some(Backend::Cuda), false, &options).unwrap_err().to_string(),
+            "--hip-on-cuda: for rocm alone; run `cargo xtask test rocm`"
         );
     }
 }

@@ -7,30 +7,27 @@
 //! fetches newer ones.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 
 use self::guest::{Job, Nodes};
-use self::image::Image;
-use self::kernel::Kernel;
 use self::programs::Built;
-use self::tools::Tools;
+use self::vm::{Booted, Vm};
 use crate::process::Outcome;
 use crate::workspace;
 
-mod console;
+pub(crate) mod console;
 mod cpio;
-mod guest;
+pub(crate) mod guest;
 mod image;
 mod kernel;
 mod machine;
 mod modules;
-mod packages;
-mod perftest;
-mod programs;
-mod tools;
+pub(crate) mod perftest;
+pub(crate) mod programs;
+pub(crate) mod tools;
+pub(crate) mod vm;
 
 /// What a test program may take: minutes, as a busy machine emulates slowly.
 const LIMIT_SECONDS: u64 = 300;
@@ -41,6 +38,7 @@ const DEVICES_VARIABLE: &str = "PEERLANE_TEST_RDMA_DEVICES";
 
 /// What is run, and where.
 #[derive(Args, Clone, Debug, Default)]
+#[group(skip)]
 pub(crate) struct Options {
     /// rdma: on this machine's own RDMA devices instead of those of a virtual machine.
     #[arg(long, requires = "backend", conflicts_with_all = ["smoke", "perftest", "command", "stock_kernel"])]
@@ -48,14 +46,14 @@ pub(crate) struct Options {
     /// rdma: boot, look at the devices and measure one latency, without the Rust tests.
     #[arg(long, requires = "backend")]
     smoke: bool,
-    /// rdma: test optimised programs.
+    /// rdma: test and run optimised programs.
     #[arg(long, requires = "backend")]
     release: bool,
     /// rdma: measure with ib_write_bw and its like besides.
     #[arg(long, requires = "backend")]
     perftest: bool,
-    /// rdma: run this line of shell in the virtual machine instead of the Rust tests; several are
-    /// run one after another.
+    /// rdma: run this line of shell in the virtual machine instead of the Rust tests, where the program
+    /// `peerlane` is at hand; several are run one after another.
     #[arg(long, requires = "backend", value_name = "LINE")]
     command: Vec<String>,
     /// rdma: seconds that a test program or line of shell may take.
@@ -67,6 +65,9 @@ pub(crate) struct Options {
     /// rdma: how many nodes the virtual machine stands for.
     #[arg(long, requires = "backend", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=8))]
     nodes: u32,
+    /// rdma: build the tests with the whole workspace, as the gate has done already.
+    #[arg(long, requires = "backend", hide = true)]
+    workspace: bool,
     /// rdma: what every Rust test program is called with, such as the name of a test.
     #[arg(last = true, requires = "backend")]
     arguments: Vec<String>,
@@ -82,25 +83,20 @@ impl Options {
             (self.perftest, "--perftest"),
             (!self.command.is_empty(), "--command"),
             (self.stock_kernel, "--stock-kernel"),
+            (self.workspace, "--workspace"),
             (!self.arguments.is_empty(), "arguments of test programs"),
         ];
         named.iter().find(|(given, _)| *given).map(|(_, name)| *name)
     }
 
+    /// For the gate: all tests, built as the step before has built them.
+    pub(crate) fn for_gate() -> Self {
+        Self { nodes: 3, limit: LIMIT_SECONDS, workspace: true, ..Self::default() }
+    }
+
     /// Whether the Rust tests run.
     fn tests(&self) -> bool {
         !self.smoke && self.command.is_empty()
-    }
-}
-
-/// Why a virtual machine cannot be had here, if so.
-fn lacks() -> Option<&'static str> {
-    if cfg!(not(all(target_os = "linux", target_arch = "x86_64"))) {
-        Some("the virtual machine is for Linux on x86-64")
-    } else if packages::available() {
-        None
-    } else {
-        Some("the virtual machine is put together from packages of Debian; apt-get is missing here")
     }
 }
 
@@ -139,55 +135,36 @@ fn here(options: &Options) -> Outcome {
 const NO_TESTS: &str = "there is no test of the RDMA backend in this workspace";
 
 fn in_machine(options: &Options) -> Outcome {
-    if let Some(reason) = lacks() {
+    if let Some(reason) = vm::lacks() {
         return Err(format!("{reason}; --here runs on this machine's own RDMA devices").into());
     }
     let begun = Instant::now();
     let metadata = workspace::members()?;
-    let folder = metadata.target_directory.join("rdma-vm").into_std_path_buf();
-    let tools = Tools::obtain(&folder.join("tools"))?;
-    let kept = if options.stock_kernel { "kernel-stock" } else { "kernel" };
-    let kernel = Kernel::obtain(&folder.join(kept), options.stock_kernel)?;
+    let target = metadata.target_directory.as_std_path();
+    let vm = Vm::obtain(target, options.nodes, options.stock_kernel)?;
     let taken = begun.elapsed();
 
-    let built = if options.tests() {
-        programs::build(&metadata, options.release)?
-    } else {
-        Built::default()
-    };
-    if built.tests.is_empty() && options.tests() {
-        return Err(format!("{NO_TESTS}; --smoke tries the virtual machine alone").into());
+    let mut built = Built::default();
+    if options.tests() {
+        built = programs::build(&metadata, options.workspace, options.release)?;
+        if built.tests.is_empty() {
+            return Err(format!("{NO_TESTS}; --smoke tries the virtual machine alone").into());
+        }
+    } else if !options.command.is_empty() {
+        built.commands.push(programs::peerlane(&metadata, options.release)?);
     }
-    let nodes = if kernel.namespaces() {
-        Nodes::Namespaces(options.nodes)
-    } else {
-        println!(
-            "note: kernel {} has no RDMA device inside a network namespace: one device that sends \
-             to itself stands for all nodes, and the tests of several nodes are skipped; removing \
-             target/rdma-vm looks for a newer kernel",
-            kernel.release
-        );
-        Nodes::Loopback
-    };
     let compiled = begun.elapsed();
-    let jobs = jobs(options, nodes, &built);
-    let image = assemble(&tools, &kernel, nodes, &jobs, &built, &folder)?;
-    println!("rdma: kernel {}, devices {}", kernel.release, nodes.devices().join(", "));
-    let assembled = begun.elapsed();
-    let booted = machine::boot(&tools, &kernel, &image);
-    fs::remove_file(&image)?;
-    let (console, end) = booted?;
+    let jobs = jobs(options, vm.nodes(), &built);
+    let Booted { console, end, image_seconds, guest_seconds } = vm.boot(&jobs, &built)?;
 
     println!();
     for job in &console.ended {
         println!("{job}");
     }
     println!(
-        "packages {:.1} s, build {:.1} s, image {:.1} s, guest {:.1} s",
+        "packages {:.1} s, build {:.1} s, image {image_seconds:.1} s, guest {guest_seconds:.1} s",
         taken.as_secs_f64(),
         (compiled - taken).as_secs_f64(),
-        (assembled - compiled).as_secs_f64(),
-        (begun.elapsed() - assembled).as_secs_f64()
     );
     if options.tests() {
         println!("\n{}", console.totals);
@@ -228,25 +205,4 @@ fn jobs(options: &Options, nodes: Nodes, built: &Built) -> Vec<Job> {
         jobs.extend(perftest::measurements(nodes));
     }
     jobs
-}
-
-fn assemble(
-    tools: &Tools,
-    kernel: &Kernel,
-    nodes: Nodes,
-    jobs: &[Job],
-    built: &Built,
-    folder: &Path,
-) -> Outcome<PathBuf> {
-    let mut image = Image::new(tools, kernel)?;
-    let tests = built.tests.iter().map(|program| program.file.clone());
-    let programs: Vec<PathBuf> = tests.chain(built.helpers.iter().cloned()).collect();
-    image.programs(tools, &programs, folder)?;
-    for job in jobs {
-        image.folder(Path::new(&job.folder));
-    }
-    // Of this run alone: another may be under way.
-    let file = folder.join(format!("image-{}.cpio", std::process::id()));
-    fs::write(&file, image.finish(&guest::script(nodes, &kernel.order, jobs)))?;
-    Ok(file)
 }

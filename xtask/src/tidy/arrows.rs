@@ -17,6 +17,8 @@ struct Place {
 
 const HAL: &str = "peerlane-hal";
 const LAYERS: &str = "peerlane-layers";
+const C_LAYOUT: &str = "peerlane-c-layout";
+const ROCM_LIBRARY: &str = "peerlane-rocm-library";
 const SIMULATED: &str = "peerlane-simulated-driver";
 
 /// Every crate of the workspace; the arrows are drawn in docs/ARCHITECTURE.md.
@@ -37,8 +39,27 @@ const PLACES: &[Place] = &[
     Place {
         name: "peerlane-rocm",
         manifest: "backend-rocm/Cargo.toml",
-        arrows: &[HAL],
-        others: Some(&["libloading", "thiserror"]),
+        // Its tests run on the simulated driver.
+        arrows: &[HAL, "peerlane-hip-sys", "peerlane-hsa-sys", ROCM_LIBRARY, SIMULATED],
+        others: Some(&["thiserror"]),
+    },
+    Place {
+        name: "peerlane-hip-sys",
+        manifest: "backend-rocm/hip-sys/Cargo.toml",
+        arrows: &[ROCM_LIBRARY, C_LAYOUT],
+        others: Some(&[]),
+    },
+    Place {
+        name: "peerlane-hsa-sys",
+        manifest: "backend-rocm/hsa-sys/Cargo.toml",
+        arrows: &[ROCM_LIBRARY, C_LAYOUT],
+        others: Some(&[]),
+    },
+    Place {
+        name: ROCM_LIBRARY,
+        manifest: "backend-rocm/rocm-library/Cargo.toml",
+        arrows: &[],
+        others: Some(&["libc", "libloading", "thiserror"]),
     },
     Place {
         name: "peerlane-rdma",
@@ -49,7 +70,7 @@ const PLACES: &[Place] = &[
     Place {
         name: "peerlane-ibverbs-sys",
         manifest: "backend-rdma/ibverbs-sys/Cargo.toml",
-        arrows: &[],
+        arrows: &[C_LAYOUT],
         others: Some(&["libloading", "thiserror"]),
     },
     Place {
@@ -77,6 +98,7 @@ const PLACES: &[Place] = &[
             HAL,
             "peerlane-cuda",
             "peerlane-rocm",
+            "peerlane-hip-sys",
             "peerlane-rdma",
             "peerlane-collectives",
             LAYERS,
@@ -86,6 +108,13 @@ const PLACES: &[Place] = &[
         others: None,
     },
     Place {
+        name: "peerlane-hip-on-cuda",
+        manifest: "tests/hip-on-cuda/Cargo.toml",
+        arrows: &["peerlane", "peerlane-hip-sys", SIMULATED],
+        others: None,
+    },
+    Place { name: C_LAYOUT, manifest: "tests/c-layout/Cargo.toml", arrows: &[], others: None },
+    Place {
         name: SIMULATED,
         manifest: "tests/simulated-driver/Cargo.toml",
         arrows: &[],
@@ -94,7 +123,7 @@ const PLACES: &[Place] = &[
     Place {
         name: "peerlane-cli",
         manifest: "cli/Cargo.toml",
-        arrows: &["peerlane", LAYERS, SIMULATED],
+        arrows: &["peerlane", "peerlane-hip-sys", LAYERS, SIMULATED],
         others: None,
     },
     Place { name: "xtask", manifest: "xtask/Cargo.toml", arrows: &[], others: None },

@@ -20,7 +20,7 @@ const NAME_WIDTH: usize = 44;
 
 /// How the guest's machine came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(crate) enum End {
     /// By itself.
     Exited,
     /// It was ended after it had said nothing of use for too long.
@@ -29,7 +29,7 @@ pub(super) enum End {
 
 /// What a job came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Status {
+pub(crate) enum Status {
     Exit(u32),
     /// Its limit ended it.
     Late,
@@ -37,18 +37,22 @@ pub(super) enum Status {
 
 /// A job that ended.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Ended {
-    pub(super) name: String,
+pub(crate) struct Ended {
+    pub(crate) name: String,
     pub(super) status: Status,
     pub(super) seconds: f64,
+    /// The lines that it printed.
+    pub(crate) printed: Vec<String>,
 }
 
 /// The console so far.
 #[derive(Debug, Default)]
-pub(super) struct Console {
+pub(crate) struct Console {
     /// Results of the Rust tests.
     pub(super) totals: Totals,
-    pub(super) ended: Vec<Ended>,
+    pub(crate) ended: Vec<Ended>,
+    /// Of the job that runs.
+    printed: Vec<String>,
     ready: bool,
     done: bool,
     running: Option<(String, Duration)>,
@@ -64,7 +68,12 @@ impl Console {
         }
         self.totals.add(line);
         // The kernel may have begun the line.
-        let Some((_, said)) = line.split_once(MARK) else { return false };
+        let Some((_, said)) = line.split_once(MARK) else {
+            if self.running.is_some() {
+                self.printed.push(line.to_owned());
+            }
+            return false;
+        };
         let words: Vec<&str> = said.split_whitespace().collect();
         match words[..] {
             ["ready"] => self.ready = true,
@@ -79,7 +88,8 @@ impl Console {
                 let seconds = |word: &str| word.parse::<f64>().unwrap_or_default();
                 let status = status.parse().map_or(Status::Late, Status::Exit);
                 let seconds = seconds(end) - seconds(begun);
-                self.ended.push(Ended { name: words[4..].join(" "), status, seconds });
+                let printed = std::mem::take(&mut self.printed);
+                self.ended.push(Ended { name: words[4..].join(" "), status, seconds, printed });
             }
             _ => return false,
         }
@@ -95,8 +105,13 @@ impl Console {
         }
     }
 
+    /// Whether the kernel gave up before the nodes were up.
+    pub(crate) fn panicked_while_starting(&self) -> bool {
+        self.panic.is_some() && !self.ready
+    }
+
     /// What it all came to: nothing, if every job of `wanted` ended well.
-    pub(super) fn verdict(&self, end: End, wanted: usize) -> Result<(), String> {
+    pub(crate) fn verdict(&self, end: End, wanted: usize) -> Result<(), String> {
         if let Some(panic) = &self.panic {
             return Err(format!("the guest's kernel panicked{}: {panic}", self.during()));
         }
@@ -133,6 +148,11 @@ impl Console {
 }
 
 impl Ended {
+    /// Whether nothing went wrong.
+    pub(crate) fn is_well(&self) -> bool {
+        self.status == Status::Exit(0)
+    }
+
     fn failure(&self) -> Option<String> {
         match self.status {
             Status::Exit(0) => None,
@@ -182,6 +202,7 @@ mod tests {
         let good = console(&GOOD);
         assert_eq!(good.verdict(End::Exited, 1), Ok(()));
         assert_eq!(good.totals, Totals { passed: 4, failed: 0, ignored: 1 });
+        assert_eq!(good.ended[0].printed, [GOOD[3]]);
         assert_eq!(good.ended[0].to_string(), format!("{:<44}    2.5 s  ok", "the tests"));
         assert_eq!(good.verdict(End::Exited, 2).unwrap_err(), "1 of 2 jobs ended");
 

@@ -21,18 +21,18 @@ pub(super) const MODULES: &str = "/modules";
 
 /// One command with a time limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Job {
-    pub(super) name: String,
+pub(crate) struct Job {
+    pub(crate) name: String,
     /// A line of shell.
-    pub(super) command: String,
+    pub(crate) command: String,
     /// Absolute.
-    pub(super) folder: String,
-    pub(super) limit: Duration,
+    pub(crate) folder: String,
+    pub(crate) limit: Duration,
 }
 
 /// The nodes that the guest stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Nodes {
+pub(crate) enum Nodes {
     /// So many network namespaces on one bridge, each with its own device.
     Namespaces(u32),
     /// One device that sends to itself: the kernel knows no device inside a namespace.
@@ -41,7 +41,7 @@ pub(super) enum Nodes {
 
 impl Nodes {
     /// The names of the devices, as the tests read them from the environment.
-    pub(super) fn devices(self) -> Vec<String> {
+    pub(crate) fn devices(self) -> Vec<String> {
         match self {
             Self::Namespaces(count) => (0..count).map(|node| format!("rxe{node}")).collect(),
             Self::Loopback => vec!["rxe0".to_owned()],
@@ -49,7 +49,7 @@ impl Nodes {
     }
 
     /// The names of the namespaces.
-    pub(super) fn namespaces(self) -> Vec<String> {
+    pub(crate) fn namespaces(self) -> Vec<String> {
         match self {
             Self::Namespaces(count) => (0..count).map(|node| format!("node{node}")).collect(),
             Self::Loopback => Vec::new(),
@@ -121,7 +121,7 @@ pub(super) fn script(nodes: Nodes, modules: &[String], jobs: &[Job]) -> String {
 }
 
 /// A word of shell that stands for this text.
-pub(super) fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 

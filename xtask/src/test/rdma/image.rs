@@ -51,9 +51,7 @@ impl Image {
         for name in LIBRARIES {
             found.push(tools.library(name)?);
         }
-        for Found { file, place } in &found {
-            image.file(place, &fs::read(file)?);
-        }
+        image.files(&found)?;
         image.closure(tools, found.into_iter().map(|found| found.file).collect())?;
         let provider = tools.file(PROVIDER)?;
         image.file(&provider.place, &fs::read(&provider.file)?);
@@ -67,17 +65,35 @@ impl Image {
 
     /// Adds programs of this machine, without what only a debugger reads.
     pub(super) fn programs(&mut self, tools: &Tools, programs: &[PathBuf], work: &Path) -> Outcome {
-        fs::create_dir_all(work)?;
-        for program in programs {
-            let stripped = work.join(format!("stripped-{}", std::process::id()));
-            let mut strip = Command::new("strip");
-            strip.arg("--strip-debug").arg("-o").args([&stripped, program]);
-            let file = if process::answers(&mut strip) { &stripped } else { program };
-            let content = fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
-            self.file(program, &content);
-            let _ = fs::remove_file(stripped);
-        }
+        programs.iter().try_for_each(|program| self.stripped(program, program, work))?;
         self.closure(tools, programs.to_vec())
+    }
+
+    /// Adds a program where the guest's shell finds it by its name.
+    pub(super) fn command(&mut self, tools: &Tools, program: &Path, work: &Path) -> Outcome {
+        let name = program.file_name().ok_or("a program has a name")?;
+        self.stripped(program, &Path::new("/usr/local/bin").join(name), work)?;
+        self.closure(tools, vec![program.to_owned()])
+    }
+
+    /// Adds files as they are.
+    pub(super) fn files(&mut self, files: &[Found]) -> Outcome {
+        for Found { file, place } in files {
+            self.file(place, &fs::read(file)?);
+        }
+        Ok(())
+    }
+
+    fn stripped(&mut self, program: &Path, place: &Path, work: &Path) -> Outcome {
+        fs::create_dir_all(work)?;
+        let stripped = work.join(format!("stripped-{}", std::process::id()));
+        let mut strip = Command::new("strip");
+        strip.arg("--strip-debug").arg("-o").args([&stripped, program]);
+        let file = if process::answers(&mut strip) { &stripped } else { program };
+        let content = fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
+        self.file(place, &content);
+        let _ = fs::remove_file(stripped);
+        Ok(())
     }
 
     /// Adds an empty folder, and those above it.
@@ -98,10 +114,7 @@ impl Image {
     }
 
     fn closure(&mut self, tools: &Tools, programs: Vec<PathBuf>) -> Outcome {
-        for Found { file, place } in tools.closure(&programs)? {
-            self.file(&place, &fs::read(&file)?);
-        }
-        Ok(())
+        self.files(&Vec::from_iter(tools.closure(&programs)?))
     }
 
     fn file(&mut self, place: &Path, content: &[u8]) {

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::modules::Modules;
-use super::packages::{self, Source, Store};
+use crate::packages::{self, Store};
 use crate::process::Outcome;
 
 /// Suites of Debian whose kernels are tried, in this order, before the machine's own.
@@ -103,16 +103,8 @@ impl Kernel {
 
 /// Where kernels may come from; `None` is the machine's own sources.
 fn candidates(stock: bool) -> Vec<(String, Option<Vec<String>>)> {
-    let sources = packages::sources();
     let mut found: Vec<(String, Option<Vec<String>>)> = Vec::new();
-    // Of Debian; others may use its name, and turn out not to have the suite.
-    let debian = |source: &&Source| source.address.trim_end_matches('/').ends_with("debian");
-    let mut seen = Vec::new();
-    for source in sources.iter().filter(debian).filter(|_| !stock) {
-        if seen.contains(&&source.address) {
-            continue;
-        }
-        seen.push(&source.address);
+    for source in packages::of_debian().iter().filter(|_| !stock) {
         for suite in SUITES {
             found.push((format!("{suite}, {}", source.address), Some(vec![source.line(suite)])));
         }

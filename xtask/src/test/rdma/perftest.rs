@@ -35,7 +35,7 @@ pub(super) fn measurements(nodes: Nodes) -> Vec<Job> {
 }
 
 /// A server on the first node and its client on the second.
-fn pair(nodes: Nodes, program: &str, options: &str) -> Job {
+pub(crate) fn pair(nodes: Nodes, program: &str, options: &str) -> Job {
     let devices = nodes.devices();
     let inside = |node: usize| {
         let names = nodes.namespaces();

@@ -6,16 +6,19 @@ use std::process::{Command, Stdio};
 
 use cargo_metadata::{Message, Metadata, Package, TargetKind};
 
+use super::tools::Found;
 use crate::process::{self, Outcome};
 
 /// Packages all of whose tests are about RDMA.
 const PACKAGES: [&str; 2] = ["peerlane-rdma", "peerlane-ibverbs-sys"];
 /// What the names of tests about RDMA begin with in other packages.
 const PREFIX: &str = "rdma";
+/// What test programs open by its file.
+const LIBRARY: &str = "peerlane_simulated_driver";
 
 /// A test program.
 #[derive(Debug)]
-pub(super) struct Program {
+pub(crate) struct Program {
     /// The package and the target.
     pub(super) name: String,
     pub(super) file: PathBuf,
@@ -25,10 +28,14 @@ pub(super) struct Program {
 
 /// Everything that was built.
 #[derive(Debug, Default)]
-pub(super) struct Built {
-    pub(super) tests: Vec<Program>,
-    /// Programs that the tests start.
-    pub(super) helpers: Vec<PathBuf>,
+pub(crate) struct Built {
+    pub(crate) tests: Vec<Program>,
+    /// Programs that the tests start, and libraries that they open.
+    pub(crate) helpers: Vec<PathBuf>,
+    /// Programs that lines of shell call by their names.
+    pub(crate) commands: Vec<PathBuf>,
+    /// Whatever else these need, in its place.
+    pub(crate) files: Vec<Found>,
 }
 
 /// `cargo test` for the tests of the RDMA backend; `None` if there are none.
@@ -57,8 +64,11 @@ pub(super) fn command(metadata: &Metadata) -> Option<Command> {
 
 /// Builds them, and does not run them. With `workspace` the whole workspace's tests are built as
 /// `cargo test --workspace` does, of which the gate has most at hand.
-pub(super) fn build(metadata: &Metadata, release: bool) -> Outcome<Built> {
+pub(super) fn build(metadata: &Metadata, workspace: bool, release: bool) -> Outcome<Built> {
     let Some(mut command) = command(metadata) else { return Ok(Built::default()) };
+    if workspace {
+        command = process::cargo(["test", "--workspace"]);
+    }
     if release {
         command.arg("--release");
     }
@@ -71,6 +81,10 @@ pub(super) fn build(metadata: &Metadata, release: bool) -> Outcome<Built> {
     let mut built = Built::default();
     for message in Message::parse_stream(printed) {
         let Message::CompilerArtifact(artifact) = message? else { continue };
+        if artifact.target.name == LIBRARY && !artifact.profile.test {
+            let libraries = artifact.filenames.iter().filter(|it| it.extension() == Some("so"));
+            built.helpers.extend(libraries.map(Into::into));
+        }
         let Some(file) = artifact.executable else { continue };
         let Some(package) = metadata.packages.iter().find(|one| one.id == artifact.package_id)
         else {
@@ -98,6 +112,17 @@ pub(super) fn build(metadata: &Metadata, release: bool) -> Outcome<Built> {
     }
     built.tests.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(built)
+}
+
+/// Builds the program `peerlane`, which lines of shell may call, and returns its file.
+pub(crate) fn peerlane(metadata: &Metadata, release: bool) -> Outcome<PathBuf> {
+    let mut command = process::cargo(["build", "--package", "peerlane-cli"]);
+    let profile = if release { "release" } else { "debug" };
+    if release {
+        command.arg("--release");
+    }
+    process::run(&mut command)?;
+    Ok(metadata.target_directory.join(profile).join("peerlane").into())
 }
 
 /// The names of the package's tests about RDMA, and whether each is the library.

@@ -8,11 +8,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::packages::Store;
+use crate::packages::Store;
 use crate::process::{self, Outcome};
 
 /// Packages, and a program or file of each by which its presence is told.
-const NEEDED: [(&str, &str); 10] = [
+pub(super) const NEEDED: [(&str, &str); 10] = [
     ("qemu-system-x86", "qemu-system-x86_64"),
     ("seabios", "usr/share/seabios/bios-256k.bin"),
     ("busybox-static", "busybox"),
@@ -36,21 +36,25 @@ const LIBRARY_FOLDERS: [&str; 6] = [
 
 /// A program or library: where it lies here, and where it belongs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Found {
-    pub(super) file: PathBuf,
+pub(crate) struct Found {
+    pub(crate) file: PathBuf,
     /// Absolute, as if it were installed.
-    pub(super) place: PathBuf,
+    pub(crate) place: PathBuf,
 }
 
 /// The machine, with a folder of unpacked packages before it.
-pub(super) struct Tools {
+pub(crate) struct Tools {
     unpacked: PathBuf,
+    needed: &'static [(&'static str, &'static str)],
 }
 
 impl Tools {
-    /// Takes what is missing.
-    pub(super) fn obtain(folder: &Path) -> Outcome<Self> {
-        let tools = Self { unpacked: folder.join("tree") };
+    /// Takes what is missing of these packages, each told by a program or file of it.
+    pub(crate) fn obtain(
+        folder: &Path,
+        needed: &'static [(&'static str, &'static str)],
+    ) -> Outcome<Self> {
+        let tools = Self { unpacked: folder.join("tree"), needed };
         if tools.missing().is_empty() {
             return Ok(tools);
         }
@@ -71,7 +75,7 @@ impl Tools {
     }
 
     /// A program by name, or a file by its place.
-    pub(super) fn program(&self, name: &str) -> Outcome<Found> {
+    pub(crate) fn program(&self, name: &str) -> Outcome<Found> {
         self.look(name, &PROGRAM_FOLDERS).ok_or_else(|| format!("{name} is missing").into())
     }
 
@@ -81,8 +85,27 @@ impl Tools {
     }
 
     /// A file of the unpacked packages or of the machine.
-    pub(super) fn file(&self, path: &str) -> Outcome<Found> {
+    pub(crate) fn file(&self, path: &str) -> Outcome<Found> {
         self.look(path, &[""]).ok_or_else(|| format!("{path} is missing").into())
+    }
+
+    /// All files below a folder of the packages or of the machine, but for static libraries.
+    pub(crate) fn below(&self, folder: &str) -> Outcome<Vec<Found>> {
+        let roots = [self.unpacked.join(folder), Path::new("/").join(folder)];
+        let root = roots.into_iter().find(|root| root.is_dir());
+        let mut open = vec![root.ok_or_else(|| format!("the folder {folder} is missing"))?];
+        let mut found = Vec::new();
+        while let Some(folder) = open.pop() {
+            for entry in fs::read_dir(folder)? {
+                let file = entry?.path();
+                if file.is_dir() {
+                    open.push(file);
+                } else if file.is_file() && file.extension().is_none_or(|kind| kind != "a") {
+                    found.push(self.placed(file));
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// A program of the packages, so that it finds its libraries.
@@ -101,7 +124,7 @@ impl Tools {
     }
 
     /// The libraries that these programs load at their start, and the loader.
-    pub(super) fn closure(&self, programs: &[PathBuf]) -> Outcome<BTreeSet<Found>> {
+    pub(crate) fn closure(&self, programs: &[PathBuf]) -> Outcome<BTreeSet<Found>> {
         let mut found = BTreeSet::new();
         for program in programs {
             let mut command = Command::new("ldd");
@@ -127,7 +150,7 @@ impl Tools {
             let folders = [&[""], &PROGRAM_FOLDERS[..], &LIBRARY_FOLDERS[..]].concat();
             self.look(name, &folders).is_some()
         };
-        NEEDED.iter().filter(|(_, name)| !there(name)).map(|(package, _)| *package).collect()
+        self.needed.iter().filter(|(_, name)| !there(name)).map(|(package, _)| *package).collect()
     }
 
     fn look(&self, name: &str, folders: &[&str]) -> Option<Found> {

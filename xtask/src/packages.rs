@@ -11,7 +11,7 @@ use std::process::Command;
 use crate::process::{self, Outcome};
 
 /// A private store of packages.
-pub(super) struct Store {
+pub(crate) struct Store {
     folder: PathBuf,
     config: PathBuf,
     /// What apt complained of while it fetched the lists, which alone fails nothing.
@@ -20,7 +20,24 @@ pub(super) struct Store {
 
 impl Store {
     /// A store in `folder`, on the machine's own sources or on these lines alone.
-    pub(super) fn open(folder: &Path, sources: Option<&[String]>) -> Outcome<Self> {
+    pub(crate) fn open(folder: &Path, sources: Option<&[String]>) -> Outcome<Self> {
+        Self::with(folder, sources, "")
+    }
+
+    /// A store for a machine on which nothing is installed, so that whatever a package needs is taken
+    /// too, of this suite if it has it.
+    pub(crate) fn bare(folder: &Path, sources: &[String], suite: &str) -> Outcome<Self> {
+        fs::create_dir_all(folder)?;
+        let installed = folder.join("status");
+        fs::write(&installed, "")?;
+        let lines = format!(
+            "Dir::State::status \"{}\";\nAPT::Default-Release \"{suite}\";\n",
+            installed.display()
+        );
+        Self::with(folder, Some(sources), &lines)
+    }
+
+    fn with(folder: &Path, sources: Option<&[String]>, more: &str) -> Outcome<Self> {
         if !available() {
             return Err(
                 "packages are taken with apt-get and dpkg-deb, which this machine lacks".into()
@@ -44,7 +61,7 @@ impl Store {
             );
         }
         let config = folder.join("apt.conf");
-        fs::write(&config, lines)?;
+        fs::write(&config, lines + more)?;
         let mut store = Self { folder: folder.to_owned(), config, complaints: String::new() };
         let update = store.apt("apt-get").args(["--quiet=2", "update"]).output()?;
         store.complaints = String::from_utf8_lossy(&update.stderr).into_owned();
@@ -52,7 +69,7 @@ impl Store {
     }
 
     /// Unpacks these packages, and whatever the machine lacks of what they depend on.
-    pub(super) fn unpack_with_needs(&self, names: &[&str], into: &Path) -> Outcome {
+    pub(crate) fn unpack_with_needs(&self, names: &[&str], into: &Path) -> Outcome {
         let mut command = self.apt("apt-get");
         // Downloading alone: what apt would remove in order to install stays where it is.
         command.args(["--quiet=2", "--yes", "--download-only", "--no-install-recommends"]);
@@ -61,7 +78,7 @@ impl Store {
     }
 
     /// Unpacks these packages alone.
-    pub(super) fn unpack_alone(&self, names: &[String], into: &Path) -> Outcome {
+    pub(crate) fn unpack_alone(&self, names: &[String], into: &Path) -> Outcome {
         let mut command = self.apt("apt-get");
         command.current_dir(self.folder.join("archives"));
         self.download(command.args(["--quiet=2", "download"]).args(names))?;
@@ -69,20 +86,20 @@ impl Store {
     }
 
     /// The packages that `name` depends on directly; empty if there is no such package.
-    pub(super) fn depends(&self, name: &str) -> Vec<String> {
+    pub(crate) fn depends(&self, name: &str) -> Vec<String> {
         let shown =
             process::output(self.apt("apt-cache").args(["show", "--no-all-versions", name]));
         shown.map(|shown| depends(&shown)).unwrap_or_default()
     }
 
     /// All names that begin so.
-    pub(super) fn names(&self, prefix: &str) -> Vec<String> {
+    pub(crate) fn names(&self, prefix: &str) -> Vec<String> {
         let shown = process::output(self.apt("apt-cache").args(["pkgnames", prefix]));
         shown.map(|shown| shown.lines().map(str::to_owned).collect()).unwrap_or_default()
     }
 
     /// What apt complained of while it fetched the lists.
-    pub(super) fn complaints(&self) -> &str {
+    pub(crate) fn complaints(&self) -> &str {
         self.complaints.trim_end()
     }
 
@@ -112,29 +129,42 @@ impl Store {
 }
 
 /// Whether this machine can open a store.
-pub(super) fn available() -> bool {
+pub(crate) fn available() -> bool {
     process::answers(Command::new("apt-get").arg("--version"))
         && process::answers(Command::new("dpkg-deb").arg("--version"))
 }
 
 /// A source of the machine: where its packages are and which key they are signed with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Source {
-    pub(super) address: String,
-    pub(super) suite: String,
-    pub(super) signed_by: Option<String>,
+pub(crate) struct Source {
+    pub(crate) address: String,
+    pub(crate) suite: String,
+    pub(crate) signed_by: Option<String>,
 }
 
 impl Source {
     /// The line of a list for another suite from the same place.
-    pub(super) fn line(&self, suite: &str) -> String {
+    pub(crate) fn line(&self, suite: &str) -> String {
         let options = self.signed_by.as_ref().map(|key| format!("[signed-by={key}] "));
         format!("deb {}{} {suite} main", options.unwrap_or_default(), self.address)
     }
 }
 
+/// The machine's sources of Debian, one of each address; others may use its name, and turn out not to
+/// have what is looked for.
+pub(crate) fn of_debian() -> Vec<Source> {
+    let mut found: Vec<Source> = Vec::new();
+    for source in sources() {
+        let debian = source.address.trim_end_matches('/').ends_with("debian");
+        if debian && found.iter().all(|other| other.address != source.address) {
+            found.push(source);
+        }
+    }
+    found
+}
+
 /// The sources that the machine is configured with.
-pub(super) fn sources() -> Vec<Source> {
+fn sources() -> Vec<Source> {
     let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
     if let Ok(entries) = fs::read_dir("/etc/apt/sources.list.d") {
         files.extend(entries.flatten().map(|entry| entry.path()));

@@ -1,0 +1,216 @@
+//! `cargo xtask bindgen`: types, constants and the types of functions of HIP and of the HSA runtime,
+//! from the newest headers that Debian has.
+//!
+//! A crate's table of functions is listed by hand; what it names is what is generated, so a function
+//! becomes usable by a line in `table.rs` and a run of this. bindgen is a program here and no dependency,
+//! since only this command needs it; it and libclang are fetched below `target/bindgen` where they are
+//! missing.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::packages::Store;
+use crate::process::{self, Outcome, cargo};
+use crate::rocm;
+use crate::workspace;
+
+mod rewrite;
+
+/// Another one may write the same headers in another way.
+const VERSION: &str = "0.72.1";
+
+/// A crate of bindings.
+struct Bindings {
+    folder: &'static str,
+    headers: &'static [&'static str],
+    /// How the functions of its table begin.
+    prefix: &'static str,
+    /// What is wanted beside the functions and what they take, as regular expressions.
+    constants: &'static str,
+    types: &'static str,
+    defines: &'static [&'static str],
+    /// The enumeration that those without a name add values to.
+    extended: Option<&'static str>,
+    /// What the headers are of, in words.
+    source: &'static str,
+}
+
+const BINDINGS: [Bindings; 2] = [
+    Bindings {
+        folder: "backend-rocm/hip-sys",
+        headers: &["hip/hip_runtime_api.h"],
+        prefix: "hip",
+        constants: "hip(Event|Stream|Host|Device|Malloc|Ipc).*|HIP_VERSION_(MAJOR|MINOR)|HIP_IPC.*",
+        types: "",
+        defines: &["-D__HIP_PLATFORM_AMD__"],
+        extended: None,
+        source: "HIP",
+    },
+    Bindings {
+        folder: "backend-rocm/hsa-sys",
+        headers: &["hsa/hsa.h", "hsa/hsa_ext_amd.h"],
+        prefix: "hsa_",
+        constants: "HSA_(STATUS|AMD_INTERFACE).*",
+        types: "hsa_amd_(agent_info|system_info|memory_pool_info|agent_memory_pool_info|\
+                memory_pool_link_info|segment|sdma_engine_id|memory_pool_global_flag|hdp_flush|\
+                memory_type|signal_attribute|memory_pool_flag).*|\
+                hsa_(device_type|agent_info|agent_feature).*",
+        defines: &[],
+        extended: Some("hsa_status_t"),
+        source: "the HSA runtime",
+    },
+];
+
+/// Generates all bindings, or says which are not as they would be generated.
+pub(crate) fn run(check: bool) -> Outcome {
+    let metadata = workspace::members()?;
+    let root = metadata.workspace_root.as_std_path();
+    let folder = metadata.target_directory.join("bindgen").into_std_path_buf();
+    let release = rocm::releases()?.into_iter().next().ok_or("there is no release of ROCm")?;
+    let tools = Tools::obtain(&folder)?;
+    let mut stale = Vec::new();
+    for bindings in &BINDINGS {
+        let text = bindings.generate(root, &tools, &folder, &release)?;
+        let file = root.join(bindings.folder).join("src/header.rs");
+        let name = file.strip_prefix(root)?.display().to_string();
+        if fs::read_to_string(&file).is_ok_and(|kept| kept == text) {
+            println!("{name}: as ROCm {} has it", release.name);
+        } else if check {
+            stale.push(name);
+        } else {
+            fs::write(&file, text)?;
+            println!("{name}: generated from ROCm {}", release.name);
+        }
+    }
+    if stale.is_empty() {
+        return Ok(());
+    }
+    let (names, name) = (stale.join(" and "), &release.name);
+    Err(format!("{names}: not as ROCm {name} has it; run `cargo xtask bindgen`").into())
+}
+
+impl Bindings {
+    fn generate(
+        &self,
+        root: &Path,
+        tools: &Tools,
+        folder: &Path,
+        release: &rocm::Release,
+    ) -> Outcome<String> {
+        let table = fs::read_to_string(root.join(self.folder).join("src/table.rs"))?;
+        let functions = functions(&table, self.prefix);
+        if functions.is_empty() {
+            return Err(format!("{}/src/table.rs lists no function", self.folder).into());
+        }
+        let wrapper = folder.join("wrapper.h");
+        let includes: Vec<String> =
+            self.headers.iter().map(|header| format!("#include <{header}>\n")).collect();
+        fs::write(&wrapper, includes.concat())?;
+
+        let mut command = Command::new(&tools.bindgen);
+        command.arg(&wrapper);
+        command.args(["--no-doc-comments", "--default-enum-style", "newtype"]);
+        command.args(["--no-prepend-enum-name", "--with-derive-default", "--with-derive-eq"]);
+        command.args(["--use-core", "--rust-edition", "2024", "--rust-target", "1.85"]);
+        command.args(["--allowlist-function", &functions.join("|")]);
+        command.args(["--allowlist-var", self.constants]);
+        if !self.types.is_empty() {
+            command.args(["--allowlist-type", self.types]);
+        }
+        command.args(["--", "-x", "c"]).args(self.defines);
+        command.arg("-I").arg(release.headers());
+        tools.prepare(&mut command);
+        let text = process::output(&mut command)?;
+
+        let source = format!("{} {}", self.source, release.name);
+        let written = folder.join("header.rs");
+        fs::write(&written, rewrite::rewrite(&text, self.extended, &source))?;
+        let mut format = Command::new("rustfmt");
+        format.args(["--edition", "2024", "--config-path"]).arg(root.join("rustfmt.toml"));
+        process::run(format.arg(&written))?;
+        Ok(fs::read_to_string(written)?)
+    }
+}
+
+/// The functions that a table names, in lines such as `malloc = hipMalloc;`.
+fn functions(table: &str, prefix: &str) -> Vec<String> {
+    let named = |line: &str| {
+        let (_, named) = line.trim().strip_suffix(';')?.split_once(" = ")?;
+        let name = named.split(' ').next()?;
+        name.starts_with(prefix).then(|| name.to_owned())
+    };
+    table.lines().filter_map(named).collect()
+}
+
+/// bindgen, and what it reads C with.
+struct Tools {
+    bindgen: PathBuf,
+    /// The unpacked libclang; `None` where the machine's own is used.
+    libclang: Option<PathBuf>,
+}
+
+impl Tools {
+    fn obtain(folder: &Path) -> Outcome<Self> {
+        fs::create_dir_all(folder)?;
+        let bindgen = folder.join("bin/bindgen");
+        if !process::answers(Command::new(&bindgen).arg("--version")) {
+            let package = format!("bindgen-cli@{VERSION}");
+            let mut install = cargo(["install", "--locked", "--debug", &package]);
+            process::run(install.arg("--root").arg(folder))?;
+        }
+        let libclang = folder.join("libclang");
+        if std::env::var_os("LIBCLANG_PATH").is_some() {
+            return Ok(Self { bindgen, libclang: None });
+        }
+        if !libclang.join("usr").exists() {
+            let apt = folder.join("apt");
+            let store = Store::open(&apt, None)?;
+            let version = newest(&store.names("libclang1-")).ok_or_else(|| {
+                format!("there is no package libclang1-*\n{}", store.complaints())
+            })?;
+            println!("bindgen: fetching libclang {version}");
+            let library = format!("libclang1-{version}");
+            store.unpack_with_needs(&[&library], &libclang)?;
+            // What it needs is there already on some machines, itself included.
+            store.unpack_alone(&[library, format!("libclang-common-{version}-dev")], &libclang)?;
+            fs::remove_dir_all(&apt)?;
+        }
+        Ok(Self { bindgen, libclang: Some(libclang) })
+    }
+
+    /// Lets bindgen find libclang, and libclang its own headers.
+    fn prepare(&self, command: &mut Command) {
+        let Some(unpacked) = &self.libclang else { return };
+        let libraries = unpacked.join("usr/lib/x86_64-linux-gnu");
+        command.env("LD_LIBRARY_PATH", &libraries).env("LIBCLANG_PATH", &libraries);
+        let versions = fs::read_dir(unpacked.join("usr/lib")).into_iter().flatten().flatten();
+        let folders = versions.flat_map(|version| fs::read_dir(version.path().join("lib/clang")));
+        for version in folders.flatten().flatten() {
+            command.arg("-isystem").arg(version.path().join("include"));
+        }
+    }
+}
+
+/// The highest version after the last `-`.
+fn newest(names: &[String]) -> Option<u32> {
+    names.iter().filter_map(|name| name.rsplit_once('-')?.1.parse().ok()).max()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_are_those_of_the_table() {
+        let table = "    required {\n        malloc = hipMalloc;\n    }\n        \
+                     batch = hipStreamBatchMemOp since \"6.4\";\nconst A: u8 = 1;\n";
+        assert_eq!(functions(table, "hip"), ["hipMalloc", "hipStreamBatchMemOp"]);
+    }
+
+    #[test]
+    fn the_newest_libclang_is_taken() {
+        let names = ["libclang1-9", "libclang1-14", "libclang1-dev"].map(str::to_owned);
+        assert_eq!(newest(&names), Some(14));
+    }
+}

@@ -1,0 +1,138 @@
+//! Releases of ROCm as Debian packages them: headers, and libraries with all that they need.
+//!
+//! Everything is unpacked below `target/rocm/SUITE`, the C library included, so that a program runs with
+//! it by that folder's own loader, whatever this machine has; nothing is installed. Which release a suite
+//! has is its own matter and read from the headers. Removing the folder fetches newer ones.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::packages::{self, Store};
+use crate::process::Outcome;
+use crate::workspace;
+
+/// The suites with releases that differ, the newest first, and where else their needs may come from.
+const SUITES: [(&str, &[&str]); 3] =
+    [("experimental", &["experimental", "sid"]), ("sid", &["sid"]), ("trixie", &["trixie"])];
+/// What HIP's packages are called, before the version of the soname.
+const HIP: &str = "libamdhip64-";
+const HSA: &str = "libhsa-runtime64-1";
+const HEADERS: [&str; 2] = ["libamdhip64-dev", "libhsa-runtime-dev"];
+/// Written when all is there.
+const COMPLETE: &str = "release";
+
+/// A release, unpacked.
+pub(crate) struct Release {
+    /// Such as `7.2`.
+    pub(crate) name: String,
+    folder: PathBuf,
+}
+
+impl Release {
+    /// Where its headers are.
+    pub(crate) fn headers(&self) -> PathBuf {
+        self.folder.join("usr/include")
+    }
+}
+
+/// Every release that Debian has, the newest first, fetched where it is not there yet.
+///
+/// # Errors
+/// There is no way to fetch packages, or none has ROCm.
+pub(crate) fn releases() -> Outcome<Vec<Release>> {
+    let folder = workspace::members()?.target_directory.join("rocm").into_std_path_buf();
+    let mut found: Vec<Release> = Vec::new();
+    let mut complaints = String::new();
+    for (suite, from) in SUITES {
+        match release(&folder.join(suite), suite, from) {
+            Ok(release) if found.iter().all(|other| other.name != release.name) => {
+                found.push(release);
+            }
+            Ok(_) => {}
+            Err(error) => complaints += &format!("\n{suite}: {error}"),
+        }
+    }
+    if found.is_empty() {
+        return Err(format!("no release of ROCm could be fetched{complaints}").into());
+    }
+    if !complaints.is_empty() {
+        println!("note: not every release of ROCm could be fetched{complaints}");
+    }
+    Ok(found)
+}
+
+/// The release of a suite.
+fn release(folder: &Path, suite: &str, from: &[&str]) -> Outcome<Release> {
+    if let Some(release) = kept(folder) {
+        return Ok(release);
+    }
+    if !packages::available() {
+        return Err("packages are fetched with apt-get and dpkg-deb, which are missing here".into());
+    }
+    let mut last = "this machine has no source of Debian".to_owned();
+    for source in packages::of_debian() {
+        let lines: Vec<String> = from.iter().map(|suite| source.line(suite)).collect();
+        match take(folder, suite, &lines) {
+            Ok(release) => return Ok(release),
+            Err(error) => last = error.to_string(),
+        }
+    }
+    Err(last.into())
+}
+
+fn take(folder: &Path, suite: &str, lines: &[String]) -> Outcome<Release> {
+    let _ = fs::remove_dir_all(folder);
+    let apt = folder.join("apt");
+    let store = Store::bare(&apt, lines, suite)?;
+    let hip = newest(&store.names(HIP))
+        .ok_or_else(|| format!("there is no package {HIP}*\n{}", store.complaints()))?;
+    println!("rocm: fetching {hip} of {suite}, about 70 MB");
+    store.unpack_with_needs(&[&hip, HSA], folder)?;
+    store.unpack_alone(&HEADERS.map(str::to_owned), folder)?;
+    fs::remove_dir_all(&apt)?;
+    let header = folder.join("usr/include/hip/hip_version.h");
+    let text =
+        fs::read_to_string(&header).map_err(|error| format!("{}: {error}", header.display()))?;
+    let name = version(&text).ok_or_else(|| format!("{} has no version", header.display()))?;
+    fs::write(folder.join(COMPLETE), &name)?;
+    Ok(Release { name, folder: folder.to_owned() })
+}
+
+fn kept(folder: &Path) -> Option<Release> {
+    let name = fs::read_to_string(folder.join(COMPLETE)).ok()?;
+    Some(Release { name, folder: folder.to_owned() })
+}
+
+/// The package of the highest version.
+fn newest(names: &[String]) -> Option<String> {
+    let version = |name: &&String| name.strip_prefix(HIP)?.parse::<u32>().ok();
+    names.iter().filter(|name| version(name).is_some()).max_by_key(version).cloned()
+}
+
+/// Major and minor version of a header of HIP.
+fn version(header: &str) -> Option<String> {
+    let number = |name: &str| {
+        let mut lines = header.lines().filter_map(|line| line.strip_prefix("#define "));
+        lines.find_map(|line| line.strip_prefix(name)?.trim().parse::<u32>().ok())
+    };
+    Some(format!("{}.{}", number("HIP_VERSION_MAJOR ")?, number("HIP_VERSION_MINOR ")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_package_is_that_of_the_highest_soname() {
+        let names = ["libamdhip64-5", "libamdhip64-dev", "libamdhip64-10", "libamdhip64-7"];
+        assert_eq!(newest(&names.map(str::to_owned)).unwrap(), "libamdhip64-10");
+        assert_eq!(newest(&["libamdhip64-dev".to_owned()]), None);
+    }
+
+    #[test]
+    fn the_release_is_read_from_the_header() {
+        let text = "#define HIP_VERSION_MAJOR 7\n#define HIP_VERSION_MINOR 2\n#define HIP_VERSION 70253211\n";
+        assert_eq!(version(text).unwrap(), "7.2");
+        assert_eq!(version("#define HIP_VERSION_MAJOR 7\n"), None);
+    }
+}
