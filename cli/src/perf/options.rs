@@ -1,0 +1,211 @@
+//! The command line of `peerlane perf`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use crate::cards::Cards;
+use crate::error::{Failure, Result};
+use crate::ranks::placement::Bind;
+use crate::ranks::settings::{Settings, given};
+use crate::rate::Delay;
+use crate::size::Size;
+
+/// Measure bare puts, gets and signals between two ranks, without a group.
+///
+/// Spawns two processes on this machine; under a launcher that has started two ranks, on two machines
+/// say, it joins them. By hand: RANK=0 WORLD_SIZE=2 MASTER_ADDR=HOST on one machine, RANK=1 and the
+/// rest alike on the other, where HOST is the machine of rank 0.
+///
+/// What is measured is what perftest measures, so that the figures can be held against those of
+/// ib_write_bw, ib_read_bw and ib_write_lat with the same sizes, iterations, window (its --tx-depth) and
+/// number of engines (its --qp), each of which has a queue pair of its own. With --queue-pairs, messages
+/// of one engine are cut over several, which perftest does not do:
+///
+/// --put and --get: rank 0 alone moves messages, one direction, from one buffer for each engine to one
+/// buffer for each, with at most a window of messages under way on each engine. The time runs from the
+/// first submit to the last completion. Messages are submitted in slices of a quarter of the window.
+///
+/// --signal: rank 0 puts a message and signals behind it; rank 1 waits for the flag and answers alike.
+/// The time of a message is half of a round trip. Of 0 bytes it is the signal alone.
+///
+/// The bytes are random, and compared where they arrived when a size is finished.
+#[derive(Args, Clone, Debug)]
+#[command(group = clap::ArgGroup::new("work").required(true).multiple(true))]
+pub(crate) struct Options {
+    /// Measure the bandwidth of puts
+    #[arg(long, group = "work")]
+    pub(crate) put: bool,
+    /// Measure the bandwidth of gets
+    #[arg(long, group = "work")]
+    pub(crate) get: bool,
+    /// Measure the time of a put with a signal behind it, one way
+    #[arg(long, group = "work")]
+    pub(crate) signal: bool,
+    /// What moves the bytes
+    #[arg(long, value_enum, default_value_t = Backend::Host)]
+    pub(crate) backend: Backend,
+    #[command(flatten)]
+    pub(crate) cards: Cards,
+    /// The sizes of messages [default: 64K,1M for puts and gets, 8 for signals]
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',')]
+    pub(crate) bytes: Vec<Size>,
+    /// Messages of each engine, or round trips [default: 1000]
+    #[arg(long, value_name = "N", default_value_t = 1000, hide_default_value = true)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    pub(crate) iterations: u32,
+    /// Messages before those, which are not timed
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) warmup: u32,
+    /// Most messages under way on an engine
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) window: u32,
+    /// Engines that rank 0 moves puts and gets with, each with as many messages
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) engines: u16,
+    /// How long a rank that waits looks before it sleeps, such as 1ms [default: the backend's]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) spin: Option<Delay>,
+    /// Bind each spawned rank to a core
+    #[arg(long, value_enum, default_value_t = Bind::Core, value_name = "HOW")]
+    pub(crate) bind: Bind,
+    /// The longest that anything may take: a size, and every wait for the peer
+    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = crate::ranks::parse_timeout)]
+    pub(crate) timeout: Duration,
+    /// Where the random data starts [default: another one each run, named when a check fails]
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) seed: Option<u64>,
+    /// Write a JSON object a line, a line a size; - is the standard output, the table then goes to
+    /// the standard error output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// The process that spawned this rank; set by this program for itself
+    #[arg(long, hide = true, value_name = "PID")]
+    pub(crate) spawned_by: Option<u32>,
+}
+
+/// What moves the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Backend {
+    Host,
+    Rdma,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Work {
+    Put,
+    Get,
+    Signal,
+}
+
+impl Work {
+    /// As the command line and the table name it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Put => "put",
+            Self::Get => "get",
+            Self::Signal => "signal",
+        }
+    }
+}
+
+impl Options {
+    /// What single options cannot see.
+    ///
+    /// # Errors
+    /// A usage failure that names the options.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.backend == Backend::Rdma {
+            return self.cards.check();
+        }
+        match self.cards.given() {
+            None => Ok(()),
+            Some(option) => Err(Failure::usage(format!("{option} is for network cards"))
+                .with_advice("take --backend rdma, or leave it out")),
+        }
+    }
+
+    /// What is measured, in this order, and the sizes of each.
+    pub(crate) fn plan(&self) -> Vec<(Work, Vec<u64>)> {
+        let asked = [(Work::Put, self.put), (Work::Get, self.get), (Work::Signal, self.signal)];
+        let sizes = |work| match (self.bytes.as_slice(), work) {
+            ([], Work::Signal) => vec![8],
+            ([], _) => vec![64 << 10, 1 << 20],
+            (given, _) => given.iter().map(|size| size.0).collect(),
+        };
+        let asked = asked.into_iter().filter(|(_, asked)| *asked);
+        asked.map(|(work, _)| (work, sizes(work))).collect()
+    }
+
+    /// What both ranks must have been told alike.
+    pub(crate) fn settings(&self) -> Settings {
+        let works: Vec<_> = self.plan().into_iter().map(|(work, _)| work.name()).collect();
+        let bytes: Vec<_> = self.bytes.iter().map(|size| size.0.to_string()).collect();
+        let as_written = [
+            ("--put, --get, --signal", works.join(", ")),
+            ("--backend", format!("{:?}", self.backend).to_lowercase()),
+            ("--bytes", given((!bytes.is_empty()).then(|| bytes.join(",")))),
+            ("--iterations", self.iterations.to_string()),
+            ("--warmup", self.warmup.to_string()),
+            ("--window", self.window.to_string()),
+            ("--engines", self.engines.to_string()),
+            ("--timeout", self.timeout.as_secs_f64().to_string()),
+        ];
+        Settings::new(as_written, self.seed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn parse(line: &str) -> std::result::Result<Options, String> {
+        let words = std::iter::once("perf").chain(line.split_whitespace());
+        Line::try_parse_from(words).map(|line| line.options).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_work_unless_they_are_given() {
+        let plan = |line: &str| parse(line).unwrap().plan();
+        assert_eq!(plan("--signal"), [(Work::Signal, vec![8])]);
+        let large = vec![64 << 10, 1 << 20];
+        assert_eq!(plan("--get --put"), [(Work::Put, large.clone()), (Work::Get, large)]);
+        assert_eq!(plan("--put --bytes 1,4K"), [(Work::Put, vec![1, 4096])]);
+    }
+
+    #[test]
+    fn ranks_that_were_told_otherwise_are_named() {
+        let settings = |line: &str| parse(line).unwrap().settings();
+        let mine = settings("--put --window 8");
+        let error = mine.compare(0, 1, &settings("--put --window 9")).unwrap_err();
+        insta::assert_snapshot!(error, @"
+        error: rank 1 has --window 9, rank 0 has 8
+         help: start all ranks with the same program and the same options
+        ");
+        assert!(mine.compare(0, 1, &settings("--get --window 8")).is_err());
+    }
+
+    #[test]
+    fn work_must_be_named_and_cards_are_for_rdma() {
+        assert!(parse("").unwrap_err().contains("<--put|--get|--signal>"));
+        insta::assert_snapshot!(parse("--put --port 1").unwrap().check().unwrap_err(), @"
+        error: --port is for network cards
+         help: take --backend rdma, or leave it out
+        ");
+    }
+}

@@ -1,0 +1,254 @@
+//! Two ranks on a bare fabric: engines, flags, and the buffers of a size.
+
+use std::mem::ManuallyDrop;
+
+use peerlane::bootstrap::Bootstrap;
+use peerlane::hal::{At, Fabric, Flag, Op, Region, Role, Space, Ticket};
+use peerlane::{Deadline, Rank};
+
+use super::options::{Options, Work};
+use super::row::Row;
+use crate::error::{Failure, Result};
+use crate::ranks::circle::Circle;
+use crate::ranks::data::{Data, poison};
+use crate::ranks::ground::{Engine, Ground, Local, Remote};
+
+/// Buffers begin at a page each, as those of perftest do.
+const ALIGN_BYTES: u64 = 4096;
+const WORD_BYTES: u64 = size_of::<u64>() as u64;
+
+/// This rank of two.
+pub(super) struct Pair<'a, F: Fabric> {
+    pub(super) options: &'a Options,
+    pub(super) engines: Vec<Engine<F>>,
+    circle: Circle,
+    seed: u64,
+    /// Of an engine of the peer each, the word of its number.
+    flags: Local<F>,
+    peer_flags: Remote<F>,
+    /// The largest value that a flag was given.
+    signalled: u64,
+    /// What was sent last.
+    last: Ticket,
+    /// Sizes so far.
+    sizes: u64,
+    ground: Ground<F>,
+}
+
+/// The buffers of one size: of each engine one that is sent from and one that is received in.
+pub(super) struct Buffers<F: Fabric> {
+    pub(super) bytes: u64,
+    slot_bytes: u64,
+    engines: usize,
+    data: Data,
+    peer: Remote<F>,
+    /// Not dropped where a failure leaves copies under way.
+    mine: ManuallyDrop<Local<F>>,
+}
+
+impl<'a, F: Fabric> Pair<'a, F> {
+    /// Connects the two. Collective.
+    ///
+    /// # Errors
+    /// If they do not reach each other.
+    pub(super) fn open(options: &'a Options, circle: Circle, fabric: F, seed: u64) -> Result<Self> {
+        let mut ground = Ground::open(fabric, &circle)?;
+        let engines = (0..options.engines).map(|_| ground.engine()).collect::<Result<Vec<_>>>()?;
+        let flags = ground.allocate(u64::from(options.engines) * WORD_BYTES, Role::Flags)?;
+        let peer_flags = other(ground.import(&flags)?, circle.rank())?;
+        let (signalled, last, sizes) = (0, Ticket::NONE, 0);
+        Ok(Self {
+            options,
+            engines,
+            circle,
+            seed,
+            flags,
+            peer_flags,
+            signalled,
+            last,
+            sizes,
+            ground,
+        })
+    }
+
+    /// Whether this rank measures; the other one answers.
+    pub(super) fn measures(&self) -> bool {
+        self.circle.rank().0 == 0
+    }
+
+    /// Allocates and fills the buffers of a size, and poisons what will be received. Collective.
+    ///
+    /// # Errors
+    /// If memory runs out, or cannot be reached from the host.
+    pub(super) fn buffers(&mut self, bytes: u64) -> Result<Buffers<F>> {
+        let engines = self.engines.len();
+        let slot_bytes = bytes.next_multiple_of(ALIGN_BYTES).max(ALIGN_BYTES);
+        let mine = self.ground.allocate(2 * engines as u64 * slot_bytes, Role::Data)?;
+        if mine.space() != Space::Host {
+            return Err(Failure::failed("perf measures memory of the host alone"));
+        }
+        let data = Data { seed: self.seed, size: self.sizes, round: 0 };
+        self.sizes += 1;
+        let rank = self.circle.rank().index();
+        for engine in 0..engines as u64 {
+            let at = engine * slot_bytes;
+            data.fill(rank * engines + engine as usize, host_bytes::<F>(&mine, at, bytes));
+            poison(host_bytes::<F>(&mine, (engines as u64 + engine) * slot_bytes, bytes));
+        }
+        let peer = other(self.ground.import(&mine)?, self.circle.rank())?;
+        let mine = ManuallyDrop::new(mine);
+        Ok(Buffers { bytes, slot_bytes, engines, data, peer, mine })
+    }
+
+    /// The numbers that signals of a size may use: so many from the result on. The same on both ranks.
+    pub(super) fn values(&mut self, count: u64) -> u64 {
+        let first = self.signalled + 1;
+        self.signalled += count;
+        first
+    }
+
+    /// Tells the peer of what an engine did.
+    ///
+    /// # Errors
+    /// If it cannot be told.
+    pub(super) fn tell(&mut self, engine: usize, value: u64) -> Result<()> {
+        let flag = Flag { region: &self.peer_flags, word: engine as u64 };
+        let engine = &mut self.engines[engine];
+        // SAFETY: flags are dropped behind the engines, and only this engine writes this one.
+        let ticket = unsafe { engine.submit(&[Op::Signal { flag, value }]) }?;
+        engine.finish(ticket)
+    }
+
+    /// Puts the message of the first engine, and signals behind it.
+    ///
+    /// # Errors
+    /// That of the engine.
+    pub(super) fn send(&mut self, buffers: &Buffers<F>, value: u64) -> Result<()> {
+        let flag = Flag { region: &self.peer_flags, word: 0 };
+        let ops = [buffers.message(Work::Signal, 0), Op::Signal { flag, value }];
+        let first = usize::from(buffers.bytes == 0);
+        // SAFETY: the buffers outlive the last completion, or are never freed, and hold the same bytes
+        // all along; flags are dropped behind the engines, and only this engine writes this one.
+        self.last = unsafe { self.engines[0].submit(&ops[first..]) }?;
+        Ok(())
+    }
+
+    /// Waits until everything sent is complete.
+    ///
+    /// # Errors
+    /// If it does not complete in time.
+    pub(super) fn settle(&mut self) -> Result<()> {
+        self.engines[0].finish(self.last)
+    }
+
+    /// When to give up what begins now.
+    pub(super) fn deadline(&self) -> Deadline {
+        self.circle.deadline()
+    }
+
+    /// Waits until an engine of the peer has signalled.
+    ///
+    /// # Errors
+    /// If it does not in time.
+    pub(super) fn wait(&mut self, engine: usize, value: u64) -> Result<()> {
+        // Any engine takes what arrives, and this is the only one that waits here.
+        self.engines[0].wait(Flag { region: &self.flags, word: engine as u64 }, value)
+    }
+
+    /// Compares what has arrived, by `work`, and frees the buffers when both ranks are done.
+    /// Collective.
+    ///
+    /// # Errors
+    /// If a byte is wrong on either rank.
+    pub(super) fn finish(&self, buffers: Buffers<F>, work: Work) -> Result<()> {
+        let found = buffers.check(work, self.circle.rank());
+        let texts = self.circle.share("check", &found.err())?;
+        if let Some((rank, text)) =
+            texts.into_iter().enumerate().find_map(|(rank, text)| Some((rank, text?)))
+        {
+            let work = work.name();
+            let text = format!("{work}: wrong data at rank {rank}: {text}");
+            return Err(Failure::failed(text)
+                .with_advice("this is a fault in Peerlane or in the hardware: please report it"));
+        }
+        buffers.free();
+        Ok(())
+    }
+
+    /// A row of this run.
+    pub(super) fn row(&self, work: Work, bytes: u64) -> Row {
+        Row::new(work, self.ground.backend(), bytes, self.options)
+    }
+
+    /// Ends it. Collective.
+    ///
+    /// # Errors
+    /// If the peer is gone.
+    pub(super) fn close(self) -> Result<()> {
+        let Self { circle, engines, peer_flags, .. } = self;
+        drop((engines, peer_flags));
+        circle.share("end", &())?;
+        Ok(circle.leave(circle.deadline())?)
+    }
+}
+
+impl<F: Fabric> Buffers<F> {
+    /// The op that moves the message of an engine.
+    pub(super) fn message(&self, work: Work, engine: usize) -> Op<'_, Local<F>, Remote<F>> {
+        let source = engine as u64 * self.slot_bytes;
+        let target = (self.engines + engine) as u64 * self.slot_bytes;
+        let (bytes, mine, peer) = (self.bytes, &*self.mine, &self.peer);
+        match work {
+            Work::Put | Work::Signal => Op::Put {
+                dst: At { region: peer, offset: target },
+                src: At { region: mine, offset: source },
+                bytes,
+            },
+            Work::Get => Op::Get {
+                dst: At { region: mine, offset: target },
+                src: At { region: peer, offset: source },
+                bytes,
+            },
+        }
+    }
+
+    /// The text is the first byte that is wrong.
+    fn check(&self, work: Work, rank: Rank) -> std::result::Result<(), String> {
+        let (receives, engines) = match work {
+            Work::Put => (rank.0 == 1, self.engines),
+            Work::Get => (rank.0 == 0, self.engines),
+            Work::Signal => (true, 1),
+        };
+        let sender = 1 - rank.index();
+        for engine in 0..if receives { engines } else { 0 } {
+            let at = (self.engines + engine) as u64 * self.slot_bytes;
+            let seen = host_bytes::<F>(&self.mine, at, self.bytes);
+            let shard = sender * self.engines + engine;
+            self.data.check(shard, seen).map_err(|wrong| wrong.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn free(self) {
+        let Self { peer, mine, .. } = self;
+        drop(peer);
+        drop(ManuallyDrop::into_inner(mine));
+    }
+}
+
+/// Bytes of a region that nobody moves now.
+#[expect(clippy::mut_from_ref, reason = "the bytes are the region's, not the handle's")]
+fn host_bytes<F: Fabric>(region: &Local<F>, at: u64, bytes: u64) -> &mut [u8] {
+    assert!(at + bytes <= region.bytes(), "buffers were made for all engines");
+    let start = region.base().as_ptr().wrapping_add(at as usize);
+    // SAFETY: inside of the region, which the host can load and store, as `Pair::buffers` has found
+    // out; it is filled before the peer learns of it, and read behind the last signal.
+    unsafe { std::slice::from_raw_parts_mut(start, bytes as usize) }
+}
+
+/// Of what both ranks gave the peer's.
+fn other<T>(mut both: Vec<T>, me: Rank) -> Result<T> {
+    let at = 1_usize.checked_sub(me.index()).filter(|at| *at < both.len());
+    let at = at.ok_or_else(|| Failure::failed(format!("rank is {me}, wanted 0 or 1")))?;
+    Ok(both.swap_remove(at))
+}
