@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 
 mod allgather;
 mod calibrate;
+mod cards;
 mod cublas;
 mod doctor;
 mod error;
@@ -17,7 +18,9 @@ mod library;
 mod memory;
 mod nccl;
 mod nodes;
+mod perf;
 mod plan;
+mod ranks;
 mod rate;
 mod report;
 mod simulate;
@@ -34,7 +37,8 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Allgather(allgather::Options),
+    Allgather(Box<allgather::Options>),
+    Perf(Box<perf::Options>),
     Plan(plan::Options),
     Simulate(simulate::Options),
     Explain(explain::Options),
@@ -45,6 +49,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Allgather(options) => allgather::run(&options),
+        Command::Perf(options) => perf::run(&options),
         Command::Plan(options) => plan::run(&options),
         Command::Simulate(options) => simulate::run(&options),
         Command::Explain(options) => explain::run(&options),

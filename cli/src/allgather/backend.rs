@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use clap::ValueEnum;
-use peerlane::{cuda, rdma, rocm};
+use peerlane::{cuda, rocm};
 
 use super::options::Options;
 use crate::error::{Failure, Result};
@@ -22,6 +22,28 @@ pub(crate) enum Backend {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Devices(Vec<u32>);
 
+impl Backend {
+    /// As the command line takes it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Host => "host",
+            Self::Cuda => "cuda",
+            Self::Rocm => "rocm",
+            Self::Rdma => "rdma",
+        }
+    }
+}
+
+/// The ranks, as far as they are known before they meet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Crew {
+    /// How many run on this machine.
+    pub(crate) local_ranks: Option<usize>,
+    /// Others run on other machines.
+    pub(crate) spread: bool,
+}
+
 /// A GPU that a rank may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Seat {
@@ -34,8 +56,8 @@ pub(crate) struct Seat {
 /// What moves the bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chosen {
-    /// The backend's name.
-    pub(crate) name: &'static str,
+    /// The backend; not `Auto`.
+    pub(crate) backend: Backend,
     /// The GPUs that the ranks of this machine take in turn; none on the host.
     pub(crate) seats: Vec<Seat>,
     /// What `auto` took, and why.
@@ -46,27 +68,40 @@ pub(crate) struct Chosen {
 const GPUS_WORTHWHILE: usize = 2;
 
 impl Chosen {
-    /// Chooses for `local_ranks` ranks of this machine, if that is known already.
+    /// Chooses for these ranks.
     ///
     /// # Errors
     /// If this machine or this build cannot run what is asked for, in the backend's own words.
-    pub(crate) fn of(options: &Options, local_ranks: Option<usize>) -> Result<Self> {
+    pub(crate) fn of(options: &Options, crew: Crew) -> Result<Self> {
         let chosen = match options.backend {
-            Backend::Auto => Self::auto(seats(options.devices.as_ref()), local_ranks),
+            Backend::Auto => Self::auto(seats(Backend::Cuda, options.devices.as_ref()), crew),
             Backend::Host => Self::host(None),
             Backend::Cuda => {
-                Self { name: "cuda", seats: seats(options.devices.as_ref())?, note: None }
+                let seats = seats(Backend::Cuda, options.devices.as_ref())?;
+                Self { backend: Backend::Cuda, seats, note: None }
             }
-            Backend::Rocm => return Err(unusable("rocm", rocm::discover())),
-            Backend::Rdma => return Err(unusable("rdma", rdma::discover())),
+            Backend::Rocm => {
+                options.check_without_cuda()?;
+                let seats = seats(Backend::Rocm, options.devices.as_ref())?;
+                Self { backend: Backend::Rocm, seats, note: None }
+            }
+            Backend::Rdma => {
+                options.cards.check()?;
+                Self { backend: Backend::Rdma, seats: Vec::new(), note: None }
+            }
         };
         if chosen.seats.is_empty() {
-            options.check_without_gpus(chosen.name)?;
+            options.check_without_gpus(chosen.name())?;
         }
         Ok(chosen)
     }
 
-    fn auto(seats: Result<Vec<Seat>>, local_ranks: Option<usize>) -> Self {
+    /// The backend's name.
+    pub(crate) fn name(&self) -> &'static str {
+        self.backend.name()
+    }
+
+    fn auto(seats: Result<Vec<Seat>>, Crew { local_ranks, spread }: Crew) -> Self {
         let seats = match seats {
             Ok(seats) => seats,
             Err(error) => return Self::host(Some(error.text().to_owned())),
@@ -75,7 +110,8 @@ impl Chosen {
             1 => "1 GPU".to_owned(),
             count => format!("{count} GPUs"),
         };
-        if seats.len() < GPUS_WORTHWHILE {
+        // One GPU has no peer, unless that is on another machine.
+        if seats.len() < GPUS_WORTHWHILE && !spread {
             return Self::host(Some(format!("{gpus}, wanted {GPUS_WORTHWHILE} or more")));
         }
         if let Some(ranks) = local_ranks.filter(|ranks| *ranks > seats.len()) {
@@ -83,12 +119,13 @@ impl Chosen {
                 "{gpus} for {ranks} ranks; --backend cuda shares them"
             )));
         }
-        Self { name: "cuda", seats, note: Some(format!("auto took cuda: {gpus}")) }
+        let note = Some(format!("auto took cuda: {gpus}"));
+        Self { backend: Backend::Cuda, seats, note }
     }
 
     fn host(why_not_cuda: Option<String>) -> Self {
         let note = why_not_cuda.map(|why| format!("auto took host; cuda: {why}"));
-        Self { name: "host", seats: Vec::new(), note }
+        Self { backend: Backend::Host, seats: Vec::new(), note }
     }
 
     /// Ranks to spawn unless told otherwise.
@@ -102,23 +139,33 @@ impl Chosen {
     }
 }
 
-/// The GPUs that are asked for, or all.
-fn seats(wanted: Option<&Devices>) -> Result<Vec<Seat>> {
-    let devices = cuda::discover().map_err(|error| {
-        Failure::failed(error.to_string())
-            .with_advice("`peerlane doctor` shows what this machine has")
-    })?;
-    let seats: Vec<Seat> = devices
-        .iter()
-        .map(|device| Seat { ordinal: device.ordinal, pci_bus_id: device.pci_bus_id.clone() })
-        .collect();
-    pick(seats, wanted)
+/// The GPUs of a backend that are asked for, or all.
+fn seats(backend: Backend, wanted: Option<&Devices>) -> Result<Vec<Seat>> {
+    let missing = |text: String| {
+        Failure::failed(text).with_advice("`peerlane doctor` shows what this machine has")
+    };
+    let seats: Vec<Seat> = if backend == Backend::Rocm {
+        let devices = rocm::discover().map_err(|error| missing(error.to_string()))?;
+        let seat = |device: &rocm::Device| Seat {
+            ordinal: device.ordinal,
+            pci_bus_id: device.pci.to_string(),
+        };
+        devices.iter().map(seat).collect()
+    } else {
+        let devices = cuda::discover().map_err(|error| missing(error.to_string()))?;
+        let seat = |device: &cuda::Device| Seat {
+            ordinal: device.ordinal,
+            pci_bus_id: device.pci_bus_id.clone(),
+        };
+        devices.iter().map(seat).collect()
+    };
+    pick(backend, seats, wanted)
 }
 
-fn pick(seats: Vec<Seat>, wanted: Option<&Devices>) -> Result<Vec<Seat>> {
+fn pick(backend: Backend, seats: Vec<Seat>, wanted: Option<&Devices>) -> Result<Vec<Seat>> {
     let Some(Devices(wanted)) = wanted else {
         if seats.is_empty() {
-            return Err(Failure::failed("the backend cuda finds no device")
+            return Err(Failure::failed(format!("the backend {} finds no device", backend.name()))
                 .with_advice("`peerlane doctor` shows what this machine has"));
         }
         return Ok(seats);
@@ -127,23 +174,13 @@ fn pick(seats: Vec<Seat>, wanted: Option<&Devices>) -> Result<Vec<Seat>> {
         seats.iter().find(|seat| seat.ordinal == *ordinal).cloned().ok_or_else(|| {
             let count = seats.len();
             Failure::usage(format!("--devices names GPU {ordinal}, this process sees {count}"))
-                .with_advice("they are numbered from 0; CUDA_VISIBLE_DEVICES may hide some")
+                .with_advice(match backend {
+                    Backend::Rocm => "they are numbered from 0; HIP_VISIBLE_DEVICES may hide some",
+                    _ => "they are numbered from 0; CUDA_VISIBLE_DEVICES may hide some",
+                })
         })
     };
     wanted.iter().map(find).collect()
-}
-
-/// A backend that this program opens no fabric of yet has no device either.
-fn unusable<D, E: peerlane::hal::Error>(
-    backend: &str,
-    devices: std::result::Result<Vec<D>, E>,
-) -> Failure {
-    let text = match devices {
-        Ok(devices) if devices.is_empty() => format!("the backend {backend} finds no device"),
-        Ok(_) => format!("the program does not run on the backend {backend} yet"),
-        Err(error) => error.to_string(),
-    };
-    Failure::failed(text).with_advice("`peerlane doctor` shows what this machine has")
 }
 
 impl FromStr for Devices {
@@ -175,10 +212,14 @@ mod tests {
 
     #[test]
     fn auto_takes_gpus_from_two_on_and_says_why_not() {
-        let note = |seats, ranks| Chosen::auto(seats, ranks).note.unwrap();
+        let note = |seats, local_ranks| {
+            Chosen::auto(seats, Crew { local_ranks, spread: false }).note.unwrap()
+        };
         insta::assert_snapshot!(note(Ok(some(2)), Some(2)), @"auto took cuda: 2 GPUs");
         insta::assert_snapshot!(note(Ok(some(4)), None), @"auto took cuda: 4 GPUs");
         insta::assert_snapshot!(note(Ok(some(1)), None), @"auto took host; cuda: 1 GPU, wanted 2 or more");
+        let spread = Chosen::auto(Ok(some(1)), Crew { local_ranks: Some(1), spread: true });
+        insta::assert_snapshot!(spread.note.unwrap(), @"auto took cuda: 1 GPU");
         insta::assert_snapshot!(note(Ok(some(4)), Some(8)), @"auto took host; cuda: 4 GPUs for 8 ranks; --backend cuda shares them");
         let error = Failure::failed("libcuda.so.1 is not there").with_advice("install it");
         insta::assert_snapshot!(note(Err(error), None), @"auto took host; cuda: libcuda.so.1 is not there");
@@ -186,7 +227,7 @@ mod tests {
 
     #[test]
     fn ranks_take_gpus_in_turn() {
-        let chosen = Chosen { name: "cuda", seats: some(2), note: None };
+        let chosen = Chosen { backend: Backend::Cuda, seats: some(2), note: None };
         assert_eq!(chosen.ranks_default(), 2);
         let seats: Vec<_> = (0..3).map(|rank| chosen.seat(rank).unwrap().ordinal).collect();
         assert_eq!(seats, [0, 1, 0]);
@@ -196,7 +237,7 @@ mod tests {
 
     #[test]
     fn devices_are_picked_in_the_order_named() {
-        let pick = |text: &str| pick(some(4), Some(&text.parse().unwrap()));
+        let pick = |text: &str| pick(Backend::Cuda, some(4), Some(&text.parse().unwrap()));
         let ordinals = |seats: Vec<Seat>| seats.iter().map(|seat| seat.ordinal).collect::<Vec<_>>();
         assert_eq!(ordinals(pick("3, 1").unwrap()), [3, 1]);
         insta::assert_snapshot!(pick("0,4").unwrap_err(), @"

@@ -5,9 +5,9 @@ use std::time::Duration;
 use peerlane::Group;
 use peerlane::hal::Fabric;
 
-use super::circle::Circle;
-use super::statistics::{Interval, Statistics};
 use crate::error::Result;
+use crate::ranks::circle::Circle;
+use crate::ranks::statistics::{Interval, Statistics};
 
 /// What the timed iterations of one size may take, where their number is not given.
 const BUDGET: Duration = Duration::from_millis(500);

@@ -3,10 +3,10 @@
 use bytemuck::{cast_slice, cast_slice_mut};
 use peerlane::{AllGather, Element, Rank};
 
-use super::data::{Data, Mismatch, POISON, poison};
 use super::setup::Setup;
 use super::shape::{GAP, destinations};
 use crate::error::Result;
+use crate::ranks::data::{Data, Mismatch, POISON, poison};
 
 /// What a look at an output has found.
 pub(super) type Found = std::result::Result<(), Wrong>;

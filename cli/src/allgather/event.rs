@@ -2,12 +2,11 @@
 //! process.
 
 use std::fmt;
-use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
 
 use super::timeline::Traced;
-use crate::error::{Failure, Result};
+use crate::error::Result;
 use crate::report::Row;
 use crate::size::Size;
 
@@ -15,6 +14,8 @@ use crate::size::Size;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event {
+    /// Something was taken that nobody asked for, and why.
+    Took { text: String },
     /// The group stands; there will be so many rows.
     Begin { rows: usize },
     /// Something begins that takes a while.
@@ -43,23 +44,10 @@ pub(crate) enum Activity {
 /// Takes events.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(Event) -> Result<()>;
 
-/// Writes events to the standard output, for the process that spawned this one.
-///
-/// # Errors
-/// If it is gone.
-pub(crate) fn write_to_parent(event: &Event) -> Result<()> {
-    let mut line = serde_json::to_vec(event).map_err(|error| Failure::failed(error.to_string()))?;
-    line.push(b'\n');
-    let mut stdout = io::stdout().lock();
-    stdout
-        .write_all(&line)
-        .and_then(|()| stdout.flush())
-        .map_err(|error| Failure::io("cannot tell the parent process", &error))
-}
-
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Took { .. } => f.write_str("opening the group"),
             Self::Begin { rows } => write!(f, "beginning {rows} measurements"),
             Self::Doing { activity, total_bytes } => {
                 let verb = match activity {

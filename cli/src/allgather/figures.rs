@@ -6,7 +6,7 @@ use peerlane::group::Report;
 use peerlane::plan::Tier;
 
 use super::setup::Setup;
-use super::statistics::Statistics;
+use crate::ranks::statistics::Statistics;
 use crate::report::{LaneRow, Limit, Predicted, Row, TierRow, bandwidths, microseconds};
 
 /// What was timed of one gather.

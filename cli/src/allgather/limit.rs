@@ -4,15 +4,15 @@
 use std::time::Duration;
 
 use peerlane::bootstrap::Bootstrap;
-use peerlane::hal::{At, Fabric, Op};
+use peerlane::hal::{At, Fabric, Op, Role};
 use peerlane::{Group, Rank};
 
-use super::circle::Circle;
 use super::clock::Pace;
-use super::ground::Ground;
-use super::placement;
-use super::statistics::{longest_of_each, span_of_each};
 use crate::error::Result;
+use crate::ranks::circle::Circle;
+use crate::ranks::ground::{Engine, Ground};
+use crate::ranks::placement;
+use crate::ranks::statistics::{Interval, longest_of_each, span_of_each};
 
 /// The copies of one all-gather.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,17 +29,27 @@ pub(crate) struct Copies {
 
 /// Fabrics that copy in unlike ways; the fastest is the limit.
 pub(crate) struct Limit<F: Fabric> {
-    ways: Vec<Ground<F>>,
+    ways: Vec<(Ground<F>, Engine<F>)>,
+    /// What makes one time of an iteration.
+    reduce: fn(&[Vec<Interval>]) -> Vec<Duration>,
 }
 
 impl<F: Fabric> Limit<F> {
-    /// Over these fabrics. Collective.
+    /// Over these fabrics, between ranks on so many hosts. Collective.
     ///
     /// # Errors
     /// If one refuses.
-    pub(crate) fn open(ways: Vec<F>, circle: &Circle) -> Result<Self> {
-        let ways = ways.into_iter().map(|fabric| Ground::open(fabric, circle));
-        Ok(Self { ways: ways.collect::<Result<_>>()? })
+    pub(crate) fn open(ways: Vec<F>, circle: &Circle, hosts: usize) -> Result<Self> {
+        let ways = ways.into_iter().map(|fabric| {
+            let mut ground = Ground::open(fabric, circle)?;
+            let engine = ground.engine()?;
+            Ok((ground, engine))
+        });
+        // With a core for each rank, each one's own time counts. Ranks that share cores run one after
+        // the other, which their own times leave out; but only on one host they have one clock.
+        let own = hosts > 1 || circle.ranks() <= placement::cores();
+        let reduce = if own { longest_of_each } else { span_of_each };
+        Ok(Self { ways: ways.collect::<Result<_>>()?, reduce })
     }
 
     /// The median time of the copies, in the fastest way. Collective.
@@ -54,23 +64,24 @@ impl<F: Fabric> Limit<F> {
         group: &mut Group<F>,
     ) -> Result<Duration> {
         let mut best = Duration::MAX;
-        for ground in &mut self.ways {
-            best = best.min(measure_one(ground, copies, pace, circle, group)?);
+        let reduce = self.reduce;
+        for way in &mut self.ways {
+            best = best.min(measure_one(way, copies, pace, (circle, group), reduce)?);
         }
         Ok(best)
     }
 }
 
 fn measure_one<F: Fabric>(
-    ground: &mut Ground<F>,
+    (ground, engine): &mut (Ground<F>, Engine<F>),
     Copies { own_offset, shard_bytes, total_bytes, in_place }: Copies,
     pace: Pace,
-    circle: &Circle,
-    group: &mut Group<F>,
+    (circle, group): (&Circle, &mut Group<F>),
+    reduce: fn(&[Vec<Interval>]) -> Vec<Duration>,
 ) -> Result<Duration> {
     let (rank, ranks) = (circle.rank(), circle.ranks());
-    let output = ground.allocate(total_bytes)?;
-    let input = if in_place { None } else { Some(ground.allocate(shard_bytes)?) };
+    let output = ground.allocate(total_bytes, Role::Data)?;
+    let input = if in_place { None } else { Some(ground.allocate(shard_bytes, Role::Data)?) };
     let outputs = ground.import(&output)?;
     let src = match &input {
         Some(region) => At { region, offset: 0 },
@@ -84,14 +95,11 @@ fn measure_one<F: Fabric>(
             Op::Put { dst, src, bytes: shard_bytes }
         })
         .collect();
-    // With a core for each rank, each one's own time counts. Ranks that share cores run one after
-    // the other, which their own times leave out.
-    let reduce = if ranks <= placement::cores() { longest_of_each } else { span_of_each };
     let mut copy = || {
         // SAFETY: the regions live until after the last ticket has completed here and, behind the
         // barrier below, on every rank; nobody reads or writes what a rank's own puts cover.
-        let ticket = unsafe { ground.submit(&puts) }?;
-        ground.finish(ticket)
+        let ticket = unsafe { engine.submit(&puts) }?;
+        engine.finish(ticket)
     };
     let timings = pace.time(circle, group, reduce, &mut [&mut copy])?;
     // Peers may still copy into this rank's output.

@@ -6,17 +6,17 @@ use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::Fabric;
 use peerlane::{AllGather, Element, Group};
 
-use super::circle::Circle;
 use super::clock::{Pace, Timing};
 use super::content::{self, Found};
-use super::data::Data;
 use super::event::{Activity, Event, Sink};
 use super::figures::{self, Figures};
 use super::limit::{Copies, Limit};
 use super::setup::{Setup, Way};
-use super::statistics::longest_of_each;
 use super::timeline;
 use crate::error::{Failure, Result};
+use crate::ranks::circle::Circle;
+use crate::ranks::data::Data;
+use crate::ranks::statistics::longest_of_each;
 use crate::report::Row;
 
 /// Everything that a rank measures with.

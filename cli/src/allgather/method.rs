@@ -11,9 +11,9 @@ use crate::size::Size;
 /// The options of the method.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Method {
-    /// auto, what is predicted to be the fastest; all, every algorithm in turn, a row each; or one by
-    /// its name: direct, pull, ring, double-ring, hierarchical, hierarchical-ring
-    #[arg(long = "algorithm", default_value = "auto", value_name = "NAME")]
+    /// auto, what is predicted to be the fastest; all, every algorithm in turn, a row each; or by name, of
+    /// a list each in turn: direct, pull, ring, double-ring, hierarchical, hierarchical-ring
+    #[arg(long = "algorithm", default_value = "auto", value_name = "NAME,…")]
     #[arg(value_parser = parse_wanted)]
     pub(crate) wanted: Wanted,
     /// In how many parts a shard travels [default: as many as are predicted to be the fastest]
@@ -35,10 +35,10 @@ pub(crate) struct Method {
 }
 
 /// What `--algorithm` says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// One: this, or the library's choice.
-    One(AlgorithmChoice),
+    /// These, among them the library's choice.
+    Listed(Vec<AlgorithmChoice>),
     /// Each that makes a difference on the topology.
     All,
 }
@@ -88,9 +88,12 @@ impl Method {
             Algorithm::Hierarchical | Algorithm::HierarchicalRing => nodes > 1,
             _ => true,
         };
-        match self.wanted {
-            Wanted::One(AlgorithmChoice::Auto) => vec![None],
-            Wanted::One(AlgorithmChoice::Named(algorithm)) => vec![Some(algorithm)],
+        let named = |choice: &AlgorithmChoice| match choice {
+            AlgorithmChoice::Auto => None,
+            AlgorithmChoice::Named(algorithm) => Some(*algorithm),
+        };
+        match &self.wanted {
+            Wanted::Listed(choices) => choices.iter().map(named).collect(),
             Wanted::All => Algorithm::ALL.iter().copied().filter(differs).map(Some).collect(),
         }
     }
@@ -102,13 +105,14 @@ impl Method {
 }
 
 impl Wanted {
-    /// The name that the command line takes.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::One(AlgorithmChoice::Auto) => "auto",
-            Self::One(AlgorithmChoice::Named(algorithm)) => algorithm.name(),
-            Self::All => "all",
-        }
+    /// As the command line takes it.
+    pub(super) fn name(&self) -> String {
+        let Self::Listed(choices) = self else { return "all".to_owned() };
+        let names = choices.iter().map(|choice| match choice {
+            AlgorithmChoice::Auto => "auto",
+            AlgorithmChoice::Named(algorithm) => algorithm.name(),
+        });
+        names.collect::<Vec<_>>().join(",")
     }
 }
 
@@ -128,7 +132,8 @@ fn parse_wanted(text: &str) -> std::result::Result<Wanted, String> {
     if text == "all" {
         return Ok(Wanted::All);
     }
-    parse_algorithm(text).map(Wanted::One).map_err(|_| unknown("auto, all"))
+    let listed = text.split(',').map(parse_algorithm).collect::<std::result::Result<_, _>>();
+    listed.map(Wanted::Listed).map_err(|_| unknown("auto, all"))
 }
 
 fn unknown(others: &str) -> String {
@@ -159,6 +164,9 @@ mod tests {
         assert_eq!(names(2), "direct pull ring double-ring hierarchical hierarchical-ring");
         assert_eq!(method.wanted.name(), "all");
         assert_eq!(parse("").unwrap().method.algorithms(2), [None]);
+        let listed = parse("--algorithm ring,auto").unwrap().method;
+        assert_eq!(listed.algorithms(2), [Some(Algorithm::Ring), None]);
+        assert_eq!(listed.wanted.name(), "ring,auto");
     }
 
     #[test]

@@ -1,48 +1,41 @@
 //! `peerlane allgather`: measures and checks all-gathers between real processes.
 
-use std::process::Command;
-
 use peerlane::bootstrap::environment::Environment;
-use peerlane::bootstrap::tcp::{Hub, Tcp};
+use peerlane::bootstrap::tcp::Tcp;
 
 use crate::cublas;
 use crate::error::{Failure, Result};
 use crate::memory::{self, Need};
 use crate::nccl::Nccl;
 use crate::nodes::Nodes;
+use crate::ranks::placement::{self, Bind};
+use crate::ranks::{self, Origin};
 
 mod backend;
-mod circle;
 mod clock;
 mod content;
-mod cuda;
-mod data;
 mod dtype;
 mod event;
 mod figures;
-mod ground;
+mod gpu;
 mod limit;
 mod measure;
 mod method;
 mod options;
-mod outcome;
-mod placement;
+mod place;
 mod rank;
 mod screen;
 mod settings;
 mod setup;
 mod shape;
-mod spawn;
-mod statistics;
 mod sweep;
 mod tiers;
 mod timeline;
 
-use backend::Chosen;
 pub(crate) use backend::{Backend, Devices};
+use backend::{Chosen, Crew};
 pub(crate) use method::{AlgorithmChoice, parse_algorithm};
 pub(crate) use options::{Options, parse_ranks};
-use placement::Bind;
 use screen::Screen;
 
 /// Joins the group of a launcher, or spawns one.
@@ -54,14 +47,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.vs.is_some() {
         leave_multicast_off();
     }
-    if let Some(parent) = options.spawned_by {
-        spawn::die_with_parent(parent)?;
+    match Origin::of(options.spawned_by)? {
+        Origin::Person => spawn(options),
+        Origin::Program(environment) => run_spawned(options, &environment),
+        Origin::Launcher(environment) => join(options, &environment),
     }
-    let Some(environment) = Environment::from_env()? else { return spawn(options) };
-    if options.spawned_by.is_some() {
-        return run_spawned(options, &environment);
-    }
-    join(options, &environment)
 }
 
 /// NCCL's multicast over NVLink (NVLS) reserves what all processes of a machine share, and copies
@@ -76,7 +66,8 @@ fn leave_multicast_off() {
 
 /// As a rank that this program has spawned.
 fn run_spawned(options: &Options, environment: &Environment) -> Result<()> {
-    let chosen = Chosen::of(options, Some(environment.ranks))?;
+    let crew = Crew { local_ranks: Some(environment.ranks), spread: false };
+    let chosen = Chosen::of(options, crew)?;
     let rank = environment.rank.index();
     if options.bind == Bind::Core {
         match chosen.seat(rank) {
@@ -85,7 +76,7 @@ fn run_spawned(options: &Options, environment: &Environment) -> Result<()> {
         }
     }
     let bootstrap = Tcp::join(environment, options.deadline())?;
-    rank::run(options, &chosen, rank, bootstrap, &mut |event| event::write_to_parent(&event))
+    rank::run(options, &chosen, Some(rank), bootstrap, &mut |event| ranks::write_to_parent(&event))
 }
 
 /// As a rank that somebody else has started; rank 0 prints.
@@ -99,9 +90,11 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
     }
     // Launchers that do not say how many ranks this machine has are taken for one a machine.
     let local_ranks = environment.local_ranks.unwrap_or(1) as usize;
-    let local_rank = environment.local_rank.unwrap_or(0) as usize;
-    let chosen = Chosen::of(options, Some(local_ranks))?;
-    setup::check(options, chosen.name, environment.ranks)?;
+    let local_rank = environment.local_rank.map(|rank| rank as usize);
+    let spread = environment.local_ranks.is_some() && local_ranks < environment.ranks;
+    let crew = Crew { local_ranks: Some(local_ranks), spread };
+    let chosen = Chosen::of(options, crew)?;
+    setup::check(options, chosen.name(), environment.ranks)?;
     need(options, &chosen, environment.ranks, local_ranks).check(memory::available_bytes())?;
     let deadline = options.deadline();
     if environment.rank.0 != 0 {
@@ -119,28 +112,13 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
 /// As the parent of one process per rank.
 fn spawn(options: &Options) -> Result<()> {
     let ranks = options.ranks.or(options.tiers.nodes.as_ref().and_then(Nodes::ranks));
-    let chosen = Chosen::of(options, ranks)?;
+    let chosen = Chosen::of(options, Crew { local_ranks: ranks, spread: false })?;
     let ranks = ranks.unwrap_or(chosen.ranks_default());
-    setup::check(options, chosen.name, ranks)?;
+    setup::check(options, chosen.name(), ranks)?;
     libraries(options)?;
     need(options, &chosen, ranks, ranks).check(memory::available_bytes())?;
     let mut screen = Screen::open(options, chosen.note.as_deref())?;
-    let program = std::env::current_exe()
-        .map_err(|error| Failure::io("cannot find this program's own file", &error))?;
-    let hub = Hub::bind("127.0.0.1:0", ranks)?;
-    let address = hub.address().to_string();
-    let command = |rank: usize| {
-        let mut command = Command::new(&program);
-        command
-            .args(std::env::args_os().skip(1))
-            .arg(format!("--spawned-by={}", std::process::id()))
-            .env("PEERLANE_HUB", &address)
-            .envs([("RANK", rank), ("LOCAL_RANK", rank)].map(|(name, n)| (name, n.to_string())))
-            .envs(["WORLD_SIZE", "LOCAL_WORLD_SIZE"].map(|name| (name, ranks.to_string())));
-        command
-    };
-    let result = spawn::run(ranks, options.timeout, command, &mut screen);
-    drop(hub);
+    let result = ranks::spawn(ranks, options.timeout, &mut screen);
     let shown = screen.finish();
     result.and(shown)
 }

@@ -8,11 +8,13 @@ use peerlane::{DType, Deadline};
 
 use super::backend::{Backend, Devices};
 use super::method::Method;
-use super::placement::Bind;
 use super::shape::Shape;
 use super::sweep::Sweep;
 use super::tiers::Tiers;
+use crate::cards::Cards;
 use crate::error::{Failure, Result};
+use crate::ranks;
+use crate::ranks::placement::Bind;
 use crate::report::Plot;
 use crate::size::Size;
 use crate::trace::TraceFile;
@@ -21,7 +23,9 @@ use crate::trace::TraceFile;
 ///
 /// Spawns one process per rank on this machine. Under a launcher that has set RANK and WORLD_SIZE
 /// (torchrun, or Slurm's and Open MPI's own variables) it joins that group instead, and rank 0
-/// prints.
+/// prints. Where its ranks are on several hosts, those are the nodes: inside of one bytes move as
+/// --backend says, between them over network cards (RDMA), and plans that know of nodes are predicted
+/// and run as such.
 ///
 /// For each size, every rank fills its shard with fresh random data, poisons its output, gathers,
 /// and compares every byte, before and after the timed iterations. A timed iteration is one
@@ -39,7 +43,9 @@ use crate::trace::TraceFile;
 /// the table shows the real total.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// What moves the bytes; auto takes cuda where two GPUs or more can be used, and else host
+    /// What moves the bytes: of all ranks, or of those of a node where the ranks are on several. auto
+    /// takes cuda where two GPUs or more can be used, and else host; rdma goes over network cards
+    /// between all ranks
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub(crate) backend: Backend,
     /// Processes to spawn [default: one a GPU, or 4]; under a launcher, the ranks that it must have
@@ -49,6 +55,8 @@ pub(crate) struct Options {
     /// The GPUs of the ranks of this machine, in turn, as the driver numbers them [default: all]
     #[arg(long, value_name = "N,N,…")]
     pub(crate) devices: Option<Devices>,
+    #[command(flatten)]
+    pub(crate) cards: Cards,
     #[command(flatten)]
     pub(crate) method: Method,
     #[command(flatten)]
@@ -96,7 +104,7 @@ pub(crate) struct Options {
     #[arg(long, default_value = "u8", value_parser = parse_dtype)]
     pub(crate) dtype: DType,
     /// The longest that anything may wait for a peer
-    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = parse_timeout)]
+    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = ranks::parse_timeout)]
     pub(crate) timeout: Duration,
     /// Where the random data starts [default: another one each run, named when a check fails]
     #[arg(long, value_name = "NUMBER")]
@@ -236,6 +244,21 @@ impl Options {
         }
     }
 
+    /// Refuses what is for GPUs of NVIDIA's alone.
+    ///
+    /// # Errors
+    /// If something of it is asked for: a usage failure that names it.
+    pub(crate) fn check_without_cuda(&self) -> Result<()> {
+        let asked = [("--vs", self.vs.is_some()), ("--beside", self.beside.is_some())];
+        match asked.into_iter().find(|(_, asked)| *asked) {
+            None => Ok(()),
+            Some((option, _)) => {
+                Err(Failure::usage(format!("{option} needs GPUs of NVIDIA's, the backend is rocm"))
+                    .with_advice("leave it out"))
+            }
+        }
+    }
+
     /// When to give up a wait that begins now.
     pub(crate) fn deadline(&self) -> Deadline {
         Deadline::after(self.timeout)
@@ -268,16 +291,6 @@ fn parse_dtype(text: &str) -> std::result::Result<DType, String> {
     text.parse().map_err(|_| "wanted u8, i32, i64, f16, bf16, f32 or f64".to_owned())
 }
 
-fn parse_timeout(text: &str) -> std::result::Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "wanted seconds, such as 30 or 0.5".to_owned())?;
-    let timeout = Duration::try_from_secs_f64(seconds)
-        .map_err(|_| "wanted seconds above 0, such as 30 or 0.5".to_owned())?;
-    if timeout.is_zero() {
-        return Err("no rank can answer within no time; wanted seconds above 0".to_owned());
-    }
-    Ok(timeout)
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use clap::Parser;
@@ -302,7 +315,10 @@ pub(super) mod tests {
         assert_eq!(options.check(), Ok(()));
         assert_eq!((options.min_bytes, options.max_bytes), (Size(1 << 10), Size(64 << 20)));
         assert_eq!((options.factor, options.warmup, options.iterations), (4, 5, None));
-        assert_eq!((options.backend, options.method.wanted.name()), (Backend::Auto, "auto"));
+        assert_eq!(
+            (options.backend, options.method.wanted.name().as_str()),
+            (Backend::Auto, "auto")
+        );
         assert_eq!((options.dtype, options.timeout), (DType::U8, Duration::from_secs(30)));
         assert!(!options.in_place && !options.limit && options.ranks.is_none());
     }
@@ -316,7 +332,7 @@ pub(super) mod tests {
         );
         let options = options.unwrap();
         assert_eq!(options.check(), Ok(()));
-        assert_eq!((options.method.wanted.name(), options.method.parts), ("direct", None));
+        assert_eq!((options.method.wanted.name().as_str(), options.method.parts), ("direct", None));
         assert_eq!((options.dtype, options.timeout), (DType::Bf16, Duration::from_millis(250)));
         assert_eq!((options.seed, options.iterations, options.ranks), (Some(5), Some(9), Some(3)));
         assert_eq!(options.outputs, Some(1));
@@ -327,7 +343,7 @@ pub(super) mod tests {
         let first_line = |line: &str| parse(line).unwrap_err().lines().next().unwrap().to_owned();
         insta::assert_snapshot!(first_line("--ranks 0"), @"error: invalid value '0' for '--ranks <N>': wanted a number of ranks from 1 to 4096");
         insta::assert_snapshot!(first_line("--ranks 5000"), @"error: invalid value '5000' for '--ranks <N>': wanted a number of ranks from 1 to 4096");
-        insta::assert_snapshot!(first_line("--algorithm spiral"), @"error: invalid value 'spiral' for '--algorithm <NAME>': there is no such algorithm; write auto, all or direct, pull, ring, double-ring, hierarchical, hierarchical-ring");
+        insta::assert_snapshot!(first_line("--algorithm spiral"), @"error: invalid value 'spiral' for '--algorithm <NAME,…>': there is no such algorithm; write auto, all or direct, pull, ring, double-ring, hierarchical, hierarchical-ring");
         insta::assert_snapshot!(first_line("--parts 0"), @"error: invalid value '0' for '--parts <N>': wanted a number of parts from 1 to 65536");
         insta::assert_snapshot!(first_line("--dtype f8"), @"error: invalid value 'f8' for '--dtype <DTYPE>': wanted u8, i32, i64, f16, bf16, f32 or f64");
         insta::assert_snapshot!(first_line("--timeout 0"), @"error: invalid value '0' for '--timeout <SECONDS>': no rank can answer within no time; wanted seconds above 0");

@@ -5,41 +5,57 @@ use peerlane::hal::Fabric;
 use peerlane::{Element, Group, host};
 use peerlane_layers::Wrapped;
 
-use super::backend::Chosen;
-use super::circle::Circle;
+use super::backend::{Backend, Chosen};
 use super::clock::Pace;
-use super::cuda;
 use super::dtype::of_dtype;
 use super::event::{Event, Sink};
+use super::gpu::{self, Seated};
 use super::limit::Limit;
 use super::measure::Bench;
 use super::options::Options;
-use super::settings::Settings;
+use super::place::Place;
+use super::settings;
 use super::setup::Setup;
 use super::tiers;
 use crate::error::{Failure, Result};
+use crate::ranks::circle::Circle;
 
-/// Runs this rank, which has the number `local_rank` on this machine, over `bootstrap`; on rank 0,
-/// `sink` hears of the progress.
+/// Runs this rank over `bootstrap`, with the number that its launcher gave it among those of this
+/// machine; on rank 0, `sink` hears of the progress.
 ///
 /// # Errors
 /// Whatever ends the run on this rank.
 pub(crate) fn run(
     options: &Options,
     chosen: &Chosen,
-    local_rank: usize,
+    local_rank: Option<usize>,
     bootstrap: impl Bootstrap + 'static,
     sink: Sink<'_>,
 ) -> Result<()> {
     let circle = Circle::new(bootstrap, options.timeout);
-    let seed = Settings::of(options, chosen.name).agree(&circle)?;
-    match chosen.seat(local_rank) {
-        None => on_host(options, circle, seed, sink),
-        Some(seat) => cuda::run(options, circle, seat, seed, sink),
+    let seed = settings::of(options, chosen.name()).agree(&circle)?;
+    let mut place = Place::find(options, &circle, chosen.backend)?;
+    place.local_rank = local_rank.unwrap_or(place.local_rank);
+    if let Some(text) = place.note(options).filter(|_| circle.rank().0 == 0) {
+        sink(Event::Took { text })?;
+    }
+    match chosen.seat(place.local_rank) {
+        Some(seat) => {
+            let place = &place;
+            gpu::run(Seated { options, circle, place, seat, seed, sink }, chosen.backend)
+        }
+        None if chosen.backend == Backend::Rdma => on_rdma(options, circle, &place, seed, sink),
+        None => on_host(options, circle, &place, seed, sink),
     }
 }
 
-fn on_host(options: &Options, circle: Circle, seed: u64, sink: Sink<'_>) -> Result<()> {
+fn on_host(
+    options: &Options,
+    circle: Circle,
+    place: &Place,
+    seed: u64,
+    sink: Sink<'_>,
+) -> Result<()> {
     let (rank, ranks) = (circle.rank(), circle.ranks());
     let open = |streaming_bytes_min| {
         let options = host::Options { streaming_bytes_min, ..host::Options::default() };
@@ -53,27 +69,44 @@ fn on_host(options: &Options, circle: Circle, seed: u64, sink: Sink<'_>) -> Resu
     let network = || network;
     match options.tiers.throttle_inside() {
         None => {
-            let group = tiers::open(options, &circle, local, network)?;
-            with_group(options, circle, seed, group, ways, sink)
+            let group = tiers::open(options, &circle, place, local, network)?;
+            with_group(options, circle, place, seed, group, ways, sink)
         }
         Some(layer) => {
             let slow = |fabric| Wrapped::new(fabric, layer);
-            let group = tiers::open(options, &circle, slow(local), network)?;
-            with_group(options, circle, seed, group, ways.into_iter().map(slow).collect(), sink)
+            let group = tiers::open(options, &circle, place, slow(local), network)?;
+            let ways = ways.into_iter().map(slow).collect();
+            with_group(options, circle, place, seed, group, ways, sink)
         }
     }
+}
+
+/// Every byte over network cards, also between ranks of one host.
+fn on_rdma(
+    options: &Options,
+    circle: Circle,
+    place: &Place,
+    seed: u64,
+    sink: Sink<'_>,
+) -> Result<()> {
+    let holder = place.holder(&circle);
+    let open = || options.cards.open(holder, None);
+    let ways = if options.limit { vec![open()?] } else { vec![] };
+    let group = tiers::open(options, &circle, place, open()?, open)?;
+    with_group(options, circle, place, seed, group, ways, sink)
 }
 
 fn with_group<F: Fabric>(
     options: &Options,
     circle: Circle,
+    place: &Place,
     seed: u64,
     group: Group<F>,
     ways: Vec<F>,
     sink: Sink<'_>,
 ) -> Result<()> {
-    let setup = Setup::of(options, &circle, &group)?;
-    let limit = if ways.is_empty() { None } else { Some(Limit::open(ways, &circle)?) };
+    let setup = Setup::of(options, &circle, place, &group)?;
+    let limit = if ways.is_empty() { None } else { Some(Limit::open(ways, &circle, place.hosts)?) };
     let pace = Pace { warmup: options.warmup, iterations: options.iterations };
     let bench = Bench { setup, seed, pace, circle, group, limit, sink };
     of_dtype!(options.dtype, T => sweep::<T, F>(bench))

@@ -6,6 +6,7 @@ use super::event::Event;
 use super::options::Options;
 use super::timeline::{self, Traced};
 use crate::error::{Failure, Result};
+use crate::ranks::Audience;
 use crate::report::{JsonLines, Plot, Progress, Row, lanes, tables};
 use crate::trace::TraceFile;
 
@@ -24,8 +25,8 @@ pub(crate) struct Screen {
     explains: bool,
     trace: Option<TraceFile>,
     traced: Vec<Traced>,
-    /// What the backend was taken for.
-    note: Option<String>,
+    /// What was taken that nobody asked for, and why.
+    taken: Vec<String>,
 }
 
 impl Screen {
@@ -45,7 +46,7 @@ impl Screen {
             explains: options.method.explain,
             trace: options.trace.as_deref().map(TraceFile::to).transpose()?,
             traced: Vec::new(),
-            note: note.map(str::to_owned),
+            taken: note.map(str::to_owned).into_iter().collect(),
         })
     }
 
@@ -56,6 +57,7 @@ impl Screen {
     pub(crate) fn show(&mut self, event: Event) -> Result<()> {
         self.doing = event.to_string();
         match event {
+            Event::Took { text } => self.taken.push(text),
             Event::Begin { rows } => self.progress = Some(Progress::new(rows)),
             Event::Doing { .. } => {
                 if let Some(progress) = &self.progress {
@@ -77,20 +79,6 @@ impl Screen {
         Ok(())
     }
 
-    /// Writes a line to the standard error output, around the progress bar.
-    pub(crate) fn line(&self, line: &str) {
-        match &self.progress {
-            Some(progress) => progress.line(line),
-            // A closed standard error leaves nobody to tell.
-            None => drop(writeln!(io::stderr(), "{line}")),
-        }
-    }
-
-    /// What was being done last.
-    pub(crate) fn doing(&self) -> &str {
-        &self.doing
-    }
-
     /// Ends the progress and prints what there is, also after a failure.
     ///
     /// # Errors
@@ -99,7 +87,7 @@ impl Screen {
         self.progress = None;
         let Some(first) = self.rows.first() else { return Ok(()) };
         let title = title(first);
-        let note = self.note.as_ref().map_or(String::new(), |note| format!("{note}\n"));
+        let note: String = self.taken.iter().map(|text| format!("{text}\n")).collect();
         let lanes = lanes(&self.rows, self.explains);
         let notes: String = self.notes.iter().map(|note| format!("\n{note}\n")).collect();
         let text = format!("{title}\n{note}\n{}\n{lanes}{notes}", tables(&self.rows));
@@ -113,6 +101,27 @@ impl Screen {
             trace.write(&title, timeline::events(&self.traced))?;
         }
         self.plot.map_or(Ok(()), |plot| plot.write(&title, &fastest(&self.rows)))
+    }
+}
+
+impl Audience for Screen {
+    fn hear(&mut self, line: &str) -> Result<()> {
+        let event = serde_json::from_str(line).map_err(|error| {
+            Failure::failed(format!("rank 0 said {line:?}, which is no event: {error}"))
+        })?;
+        self.show(event)
+    }
+
+    fn complaint(&self, line: &str) {
+        match &self.progress {
+            Some(progress) => progress.line(line),
+            // A closed standard error leaves nobody to tell.
+            None => drop(writeln!(io::stderr(), "{line}")),
+        }
+    }
+
+    fn doing(&self) -> &str {
+        &self.doing
     }
 }
 

@@ -11,10 +11,11 @@ use peerlane::plan::Algorithm;
 use peerlane::topology::Topology;
 use peerlane::{AllGather, Element, Group, Rank};
 
-use super::circle::Circle;
 use super::options::Options;
+use super::place::{Carrier, Network, Place};
 use crate::calibrate;
 use crate::error::{Failure, Result};
+use crate::ranks::circle::Circle;
 
 /// The options, and what they come to between these ranks.
 pub(crate) struct Setup<'a> {
@@ -43,10 +44,11 @@ impl<'a> Setup<'a> {
     pub(super) fn of<F: Fabric>(
         options: &'a Options,
         circle: &Circle,
+        place: &Place,
         group: &Group<F>,
     ) -> Result<Self> {
         let backend = group.fabric().backend().to_string();
-        let links = links(options, &backend, circle.ranks())?;
+        let links = links(options, place.carrier, &backend, circle.ranks())?;
         let all = circle.share("links", &links.as_ref().map(Links::fingerprint))?;
         if let Some(rank) = all.iter().position(|seen| *seen != all[0]) {
             let text = format!("rank {rank} has another --calibration than rank 0");
@@ -139,28 +141,30 @@ pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()
         let text = format!("--local-bandwidth is of the host backend, this one is {backend}");
         return Err(Failure::usage(text).with_advice("leave it out, or take --backend host"));
     }
+    if options.tiers.network == Network::Rdma {
+        options.cards.check()?;
+    }
     let largest = options.sweep(ranks).shard_lengths().last().copied().unwrap_or(0);
     let longest = options.shape.lengths(largest, ranks).into_iter().max().unwrap_or(0);
     options.method.parts(longest.saturating_mul(options.dtype.bytes() as u64))?;
-    links(options, backend, ranks).map(drop)
+    calibration(options, backend, ranks).map(drop)
 }
 
 /// What is known of the links between these ranks beside what the library knows: what was measured,
 /// and how slow the network is made.
-fn links(options: &Options, backend: &str, ranks: usize) -> Result<Option<Links>> {
-    let calibration = match &options.method.calibration {
-        Some(path) => {
-            // Virtual nodes are this machine's ranks, which were calibrated as one node.
-            let topology = Topology::flat(ranks)?;
-            // A spawned rank is bound to a core and sees no more; its parent has checked.
-            let sees = options.spawned_by.is_none();
-            let wanted = sees.then(|| Key::new(backend, &calibrate::machine(backend), &topology));
-            Some(calibrate::load(path, wanted.as_ref())?.links)
-        }
-        None => None,
+fn links(
+    options: &Options,
+    carrier: Carrier,
+    backend: &str,
+    ranks: usize,
+) -> Result<Option<Links>> {
+    let calibration = calibration(options, backend, ranks)?;
+    let known_by_library = match carrier {
+        Carrier::None => true,
+        Carrier::Same => false,
+        Carrier::Rdma => !options.tiers.is_throttled(),
     };
-    let has_network = options.tiers.topology(ranks)?.is_some_and(|topology| topology.nodes() > 1);
-    if !has_network {
+    if known_by_library {
         return Ok(calibration);
     }
     let known = || match backend {
@@ -168,5 +172,16 @@ fn links(options: &Options, backend: &str, ranks: usize) -> Result<Option<Links>
         "host" => Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma),
         _ => Links::default(),
     };
-    Ok(Some(options.tiers.between(calibration.unwrap_or_else(known))))
+    Ok(Some(options.tiers.between(carrier, calibration.unwrap_or_else(known))))
+}
+
+/// The links of the calibration that is given.
+fn calibration(options: &Options, backend: &str, ranks: usize) -> Result<Option<Links>> {
+    let Some(path) = &options.method.calibration else { return Ok(None) };
+    // Virtual nodes are this machine's ranks, which were calibrated as one node.
+    let topology = Topology::flat(ranks)?;
+    // A spawned rank is bound to a core and sees no more; its parent has checked.
+    let sees = options.spawned_by.is_none();
+    let wanted = sees.then(|| Key::new(backend, &calibrate::machine(backend), &topology));
+    Ok(Some(calibrate::load(path, wanted.as_ref())?.links))
 }

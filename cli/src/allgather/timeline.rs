@@ -10,9 +10,9 @@ use peerlane::trace::{Trace, TracedStart};
 use peerlane::{Element, Group};
 use serde::{Deserialize, Serialize};
 
-use super::circle::Circle;
 use super::setup::{Setup, Way};
 use crate::error::Result;
+use crate::ranks::circle::Circle;
 use crate::trace::Event;
 
 /// Starts that are traced; the last is shown.

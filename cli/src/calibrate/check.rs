@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use peerlane::cost::{Calibration, GOOD, Question, Sample, choose, predict};
 use peerlane::plan::Algorithm;
 use peerlane::topology::Topology;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use super::measure::Way;
 use crate::error::Result;
 
 /// Everything that was compared.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Check {
     machine: String,
     backend: String,
@@ -24,10 +25,12 @@ pub(super) struct Check {
 }
 
 /// One measured all-gather.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Point {
     algorithm: Algorithm,
     outputs: u32,
+    #[serde(default = "one")]
+    parts: u32,
     shard_bytes: u64,
     measured_us: f64,
     predicted_us: f64,
@@ -36,7 +39,7 @@ struct Point {
 }
 
 /// One size and number of outputs.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Chosen {
     outputs: u32,
     shard_bytes: u64,
@@ -66,6 +69,7 @@ impl Check {
             points.push(Point {
                 algorithm,
                 outputs: sample.outputs,
+                parts: sample.parts,
                 shard_bytes: sample.shard_bytes,
                 measured_us: sample.seconds * 1e6,
                 predicted_us: cost.seconds() * 1e6,
@@ -89,6 +93,28 @@ impl Check {
         })
     }
 
+    pub(super) fn backend(&self) -> &str {
+        &self.backend
+    }
+
+    pub(super) fn machine(&self) -> &str {
+        &self.machine
+    }
+
+    /// # Errors
+    /// If it is none.
+    pub(super) fn topology(&self) -> Result<Topology> {
+        Ok(self.topology.parse()?)
+    }
+
+    /// What was measured: what the links were fitted to, and the others.
+    pub(super) fn samples(&self) -> [Vec<Sample>; 2] {
+        [true, false].map(|fitted| {
+            let points = self.points.iter().filter(|point| point.fitted == fitted);
+            points.map(|point| point.sample(&self.backend)).collect()
+        })
+    }
+
     /// The two figures in words.
     pub(super) fn text(&self) -> String {
         format!(
@@ -99,6 +125,19 @@ impl Check {
             GOOD * 100.0,
             self.worst_choice * 100.0
         )
+    }
+}
+
+/// Checks of before did not say how many parts.
+fn one() -> u32 {
+    1
+}
+
+impl Point {
+    fn sample(&self, backend: &str) -> Sample {
+        let &Self { algorithm, outputs, parts, shard_bytes, measured_us, .. } = self;
+        let sample = Way { algorithm, outputs }.sample(backend, shard_bytes, parts);
+        Sample { seconds: measured_us * 1e-6, ..sample }
     }
 }
 

@@ -19,7 +19,7 @@ pub(super) struct Way {
 }
 
 /// What was measured, and between how many ranks.
-pub(super) struct Measured {
+pub(super) struct Runs {
     pub(super) backend: String,
     pub(super) ranks: usize,
     pub(super) samples: Vec<Sample>,
@@ -29,36 +29,25 @@ pub(super) struct Measured {
 ///
 /// # Errors
 /// If one cannot be measured.
-pub(super) fn measure(options: &Options, ways: &[Way], min_bytes: u64) -> Result<Measured> {
-    let mut times = BTreeMap::<(Way, u64), Vec<f64>>::new();
+pub(super) fn measure(options: &Options, ways: &[Way], min_bytes: u64) -> Result<Runs> {
+    let mut times = BTreeMap::<(Way, u64, u32), Vec<f64>>::new();
     let (mut backend, mut ranks) = (String::new(), 0);
     for round in 0..options.rounds {
         for way in ways {
             eprintln!("round {} of {}: {}", round + 1, options.rounds, way.text());
             for row in rows(options, way, min_bytes)? {
                 (backend, ranks) = (row.backend.clone(), row.ranks);
-                times.entry((*way, row.shard_bytes)).or_default().push(row.median_us * 1e-6);
+                let run = (*way, row.shard_bytes, row.parts);
+                times.entry(run).or_default().push(row.median_us * 1e-6);
             }
         }
     }
-    // Devices take neighbouring flags in one batch, and plans for them keep flags together.
-    let flags = if backend == "host" { FlagOrder::Prompt } else { FlagOrder::Batched };
-    let samples = times.into_iter().map(|((way, shard_bytes), times)| {
-        let Way { algorithm, outputs } = way;
-        let seconds = fastest(&times);
-        Sample {
-            algorithm,
-            parts: 1,
-            in_place: false,
-            outputs,
-            flags,
-            tiers: false,
-            shard_bytes,
-            seconds,
-        }
+    let samples = times.into_iter().map(|((way, shard_bytes, parts), times)| Sample {
+        seconds: fastest(&times),
+        ..way.sample(&backend, shard_bytes, parts)
     });
     let samples = samples.collect();
-    Ok(Measured { backend, ranks, samples })
+    Ok(Runs { backend, ranks, samples })
 }
 
 impl Way {
@@ -68,6 +57,15 @@ impl Way {
             .iter()
             .flat_map(|&algorithm| [1, 2].map(|outputs| Self { algorithm, outputs }));
         ways.collect()
+    }
+
+    /// What a run is that [`arguments`] asks for and has this many parts; without its time.
+    pub(super) fn sample(self, backend: &str, shard_bytes: u64, parts: u32) -> Sample {
+        let Self { algorithm, outputs } = self;
+        // Devices take neighbouring flags in one batch, and plans for them keep flags together.
+        let flags = if backend == "host" { FlagOrder::Prompt } else { FlagOrder::Batched };
+        let (in_place, tiers, seconds) = (false, false, 0.0);
+        Sample { algorithm, parts, in_place, outputs, flags, tiers, shard_bytes, seconds }
     }
 
     fn text(self) -> String {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use peerlane::cost::{Calibration, Key, Links};
+use peerlane::cost::{Calibration, Key, Links, Sample};
 use peerlane::hal::LinkKind;
 use peerlane::topology::Topology;
 use peerlane::{cuda, host};
@@ -16,7 +16,7 @@ mod measure;
 mod options;
 
 use check::Check;
-use measure::{Measured, Way, measure};
+use measure::{Runs, Way, measure};
 pub(crate) use options::Options;
 
 /// Measures, fits and writes.
@@ -24,21 +24,60 @@ pub(crate) use options::Options;
 /// # Errors
 /// If something cannot be measured or written.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let ways = Way::all(&options.algorithms()?);
-    let Measured { backend, ranks, samples } = measure(options, &ways, options.min_bytes.0)?;
-    let topology = Topology::flat(ranks)?;
-    let key = Key::new(&backend, &machine(&backend), &topology);
-    let calibration = Calibration::new(key, known(&backend), &topology, samples)?;
+    let Measured { key, topology, fitted, others } = match &options.from {
+        Some(path) => Measured::read(path)?,
+        None => Measured::here(options)?,
+    };
+    let known = known(&key.backend);
+    let calibration = Calibration::new(key, known, &topology, fitted)?;
     write(&options.out, &calibration)?;
     println!("{calibration}");
     let Some(path) = &options.check else { return Ok(()) };
-    // In the middle between two sizes, as factors go.
-    let between = options.min_bytes.0.saturating_mul(options.factor.isqrt());
-    let others = measure(options, &ways, between)?.samples;
     let check = Check::new(&calibration, &topology, &others)?;
     write(path, &check)?;
     println!("{}", check.text());
     Ok(())
+}
+
+/// All-gathers and their times: those that the links are fitted to, and others.
+struct Measured {
+    key: Key,
+    topology: Topology,
+    fitted: Vec<Sample>,
+    others: Vec<Sample>,
+}
+
+impl Measured {
+    /// Measures here; others only for a check.
+    fn here(options: &Options) -> Result<Self> {
+        let ways = Way::all(&options.algorithms()?);
+        let Runs { backend, ranks, samples } = measure(options, &ways, options.min_bytes.0)?;
+        let topology = Topology::flat(ranks)?;
+        let key = Key::new(&backend, &machine(&backend), &topology);
+        let mut others = Vec::new();
+        if options.check.is_some() {
+            // In the middle between two sizes, as factors go.
+            let between = options.min_bytes.0.saturating_mul(options.factor.isqrt());
+            others = measure(options, &ways, between)?.samples;
+        }
+        Ok(Self { key, topology, fitted: samples, others })
+    }
+
+    /// What an earlier check has measured.
+    fn read(path: &Path) -> Result<Self> {
+        let what = path.display();
+        let text = fs::read_to_string(path)
+            .map_err(|error| Failure::io(format_args!("cannot read {what}"), &error))?;
+        let check: Check = serde_json::from_str(&text).map_err(|error| {
+            Failure::usage(format!("{what} is no check of a calibration: {error}"))
+                .with_advice("write one with `peerlane calibrate --check FILE`")
+        })?;
+        let topology =
+            check.topology().map_err(|error| Failure::usage(format!("{what}: {error}")))?;
+        let key = Key::new(check.backend(), check.machine(), &topology);
+        let [fitted, others] = check.samples();
+        Ok(Self { key, topology, fitted, others })
+    }
 }
 
 fn write(path: &Path, what: &impl Serialize) -> Result<()> {

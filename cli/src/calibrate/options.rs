@@ -49,6 +49,9 @@ pub(crate) struct Options {
     /// what would have been chosen
     #[arg(long, value_name = "FILE")]
     pub(super) check: Option<PathBuf>,
+    /// Instead of measuring, fit anew to what `--check` of an earlier run has written
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["backend", "ranks", "devices"])]
+    pub(super) from: Option<PathBuf>,
     /// The longest that anything may wait for a peer
     #[arg(long, default_value = "30", value_name = "SECONDS")]
     pub(super) timeout: String,

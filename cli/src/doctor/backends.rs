@@ -18,8 +18,8 @@ pub(super) fn look() -> Vec<Finding> {
         finding(
             "rocm",
             rocm::discover(),
-            |device| match *device {},
-            "it will need libamdhip64 and libhsa-runtime64, which ROCm brings",
+            |device| device.name.clone(),
+            "it needs libamdhip64.so and libhsa-runtime64.so.1, which ROCm brings",
         ),
         finding(
             "rdma",

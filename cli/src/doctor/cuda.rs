@@ -1,15 +1,12 @@
 //! The CUDA backend's devices: what each can do, how they reach each other, and what is off and why.
 
 use peerlane::cuda::{self, ComputeMode, Device};
-use peerlane::hal::LinkKind;
 
 use super::finding::Finding;
+use super::links;
 use crate::cublas;
 use crate::nccl::{self, Nccl};
 use crate::size::Size;
-
-/// GPUs that a matrix of links shows.
-const MATRIX_MAX: usize = 16;
 
 /// Looks at every device; nothing where there is none, which the section of backends says.
 pub(super) fn look() -> Vec<Finding> {
@@ -135,57 +132,19 @@ fn handle_finding(ordinal: u32, trials: Result<Trials, String>) -> Finding {
     }
 }
 
-/// The links between all pairs, in words where all are alike, and as a matrix otherwise.
+/// The links between all pairs.
 fn links(devices: &[Device]) -> Finding {
-    let ordinals: Vec<u32> = devices.iter().map(|device| device.ordinal).collect();
-    let matrix: Vec<Vec<String>> =
-        ordinals.iter().map(|from| ordinals.iter().map(|to| link(*from, *to)).collect()).collect();
-    links_finding(&matrix)
+    links::finding(
+        devices.iter().map(|device| device.ordinal),
+        link,
+        "CUDA_VISIBLE_DEVICES may hide others",
+        "P2P is off between some GPUs: nvidia-smi topo -p2p r says why; in a virtual machine or \
+         container the host decides",
+    )
 }
 
 fn link(from: u32, to: u32) -> String {
-    match cuda::link(from, to) {
-        Err(error) => format!("? ({error})"),
-        Ok(link) if link.kind == LinkKind::Own => "-".to_owned(),
-        Ok(link) if link.peer_access => link.kind.name().to_owned(),
-        Ok(_) => "none".to_owned(),
-    }
-}
-
-fn links_finding(matrix: &[Vec<String>]) -> Finding {
-    let topic = "links";
-    let pairs = || {
-        matrix.iter().enumerate().flat_map(|(from, row)| {
-            row.iter().enumerate().filter(move |(to, _)| *to != from).map(|(_, link)| link.as_str())
-        })
-    };
-    let Some(first) = pairs().next() else {
-        return Finding::warning(
-            topic,
-            "one GPU: no peers",
-            "CUDA_VISIBLE_DEVICES may hide others",
-        );
-    };
-    let advice = "P2P is off between some GPUs: nvidia-smi topo -p2p r says why; in a virtual \
-                  machine or container the host decides";
-    if pairs().all(|link| link == first) {
-        let found = format!("{first} between all {} GPUs", matrix.len());
-        return if first == "none" {
-            Finding::missing(topic, found, advice)
-        } else {
-            Finding::ok(topic, found)
-        };
-    }
-    let rows = matrix.iter().take(MATRIX_MAX).enumerate().map(|(from, row)| {
-        let row: Vec<_> = row.iter().take(MATRIX_MAX).map(String::as_str).collect();
-        format!("{from} → [{}]", row.join(", "))
-    });
-    let found = rows.collect::<Vec<_>>().join("; ");
-    if pairs().any(|link| link == "none") {
-        Finding::warning(topic, found, advice)
-    } else {
-        Finding::ok(topic, found)
-    }
+    links::text(cuda::link(from, to).map(|link| (link.kind, link.peer_access)))
 }
 
 fn nccl() -> Finding {
@@ -213,28 +172,6 @@ fn cublas() -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn matrix(rows: &[&[&str]]) -> Vec<Vec<String>> {
-        rows.iter().map(|row| row.iter().map(|link| (*link).to_owned()).collect()).collect()
-    }
-
-    #[test]
-    fn links_are_told_in_words_where_all_are_alike() {
-        let text = |rows: &[&[&str]]| links_finding(&matrix(rows)).text(5);
-        insta::assert_snapshot!(text(&[&["-", "NVLink"], &["NVLink", "-"]]), @"  ok  links  NVLink between all 2 GPUs");
-        insta::assert_snapshot!(text(&[&["-"]]), @"
-        --  links  one GPU: no peers
-                   → CUDA_VISIBLE_DEVICES may hide others
-        ");
-        insta::assert_snapshot!(text(&[&["-", "none"], &["none", "-"]]), @"
-        no  links  none between all 2 GPUs
-                   → P2P is off between some GPUs: nvidia-smi topo -p2p r says why; in a virtual machine or container the host decides
-        ");
-        insta::assert_snapshot!(text(&[&["-", "NVLink", "none"], &["NVLink", "-", "PCIe"], &["none", "PCIe", "-"]]), @"
-        --  links  0 → [-, NVLink, none]; 1 → [NVLink, -, PCIe]; 2 → [none, PCIe, -]
-                   → P2P is off between some GPUs: nvidia-smi topo -p2p r says why; in a virtual machine or container the host decides
-        ");
-    }
 
     #[test]
     fn a_handle_that_is_off_says_why() {

@@ -131,12 +131,27 @@ fn locked_memory() -> Finding {
         Some(limit) if limit >= LOCKED_BYTES_ENOUGH => {
             Finding::ok(topic, format!("at most {}", Size(limit)))
         }
+        Some(limit)
+            if fs::read_to_string("/proc/self/status").is_ok_and(|text| may_lock(&text)) =>
+        {
+            let found =
+                format!("at most {}, which does not bind this user (CAP_IPC_LOCK)", Size(limit));
+            Finding::ok(topic, found)
+        }
         Some(limit) => Finding::warning(
             topic,
             format!("at most {}", Size(limit)),
             "enough for the host backend; rdma registers locked memory: ulimit -l unlimited",
         ),
     }
+}
+
+/// Whether a process of this status may lock memory beyond its limit.
+fn may_lock(status: &str) -> bool {
+    const IPC_LOCK: u32 = 14;
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+    effective.is_some_and(|capabilities| capabilities >> IPC_LOCK & 1 == 1)
 }
 
 fn descriptors() -> Finding {
@@ -151,5 +166,18 @@ fn descriptors() -> Finding {
             format!("at most {limit}"),
             "many ranks need more descriptors: ulimit -n 4096",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_capability_to_lock_memory_is_read() {
+        assert!(may_lock("Name:\tx\nCapEff:\t000001ffffffffff\n"));
+        assert!(may_lock("CapEff:\t0000000000004000\n"));
+        assert!(!may_lock("CapEff:\t0000000000003fff\n"));
+        assert!(!may_lock("CapPrm:\tffffffffffffffff\n"));
     }
 }

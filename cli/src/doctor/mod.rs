@@ -10,7 +10,10 @@ use crate::error::{Failure, Result};
 mod backends;
 mod cuda;
 mod finding;
+mod links;
 mod machine;
+mod rdma;
+mod rocm;
 
 use finding::{Finding, State};
 
@@ -30,6 +33,12 @@ struct Findings {
     /// More of the CUDA backend, where it has devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     cuda: Vec<Finding>,
+    /// The same of the ROCm backend.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    rocm: Vec<Finding>,
+    /// More of the RDMA backend, where the kernel has devices.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    rdma: Vec<Finding>,
 }
 
 /// Looks around and prints what there is.
@@ -37,8 +46,13 @@ struct Findings {
 /// # Errors
 /// If it cannot be printed; what is missing is no failure.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let findings =
-        Findings { machine: machine::look(), backends: backends::look(), cuda: cuda::look() };
+    let findings = Findings {
+        machine: machine::look(),
+        backends: backends::look(),
+        cuda: cuda::look(),
+        rocm: rocm::look(),
+        rdma: rdma::look(),
+    };
     let text = if options.json {
         let json = serde_json::to_string_pretty(&findings);
         json.map_err(|error| Failure::failed(error.to_string()))? + "\n"
@@ -52,7 +66,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 impl Findings {
     fn text(&self) -> String {
-        let all = || self.machine.iter().chain(&self.backends).chain(&self.cuda);
+        let sections = [&self.machine, &self.backends, &self.cuda, &self.rocm, &self.rdma];
+        let all = || sections.into_iter().flatten();
         let width = all().map(|finding| finding.topic.len()).max().unwrap_or(0);
         let section = |name: &str, findings: &[Finding]| {
             let lines: String = findings.iter().map(|finding| finding.text(width)).collect();
@@ -66,11 +81,21 @@ impl Findings {
         };
         let machine = section("machine", &self.machine);
         let backends = section("backends", &self.backends);
-        let cuda = match self.cuda.as_slice() {
-            [] => String::new(),
-            findings => section("cuda", findings) + "\n",
-        };
-        format!("{machine}\n{backends}\n{cuda}{verdict}\n")
+        let vendors: String = [("cuda", &self.cuda), ("rocm", &self.rocm), ("rdma", &self.rdma)]
+            .into_iter()
+            .filter(|(_, findings)| !findings.is_empty())
+            .map(|(name, findings)| {
+                section(name, findings)
+                    + "
+"
+            })
+            .collect();
+        format!(
+            "{machine}
+{backends}
+{vendors}{verdict}
+"
+        )
     }
 }
 
@@ -87,6 +112,8 @@ mod tests {
                 Finding::missing("cuda", "libcuda.so.1 cannot be loaded", "install the driver"),
             ],
             cuda: vec![],
+            rocm: vec![],
+            rdma: vec![],
         };
         insta::assert_snapshot!(findings.text(), @"
         machine

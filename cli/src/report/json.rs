@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-use super::row::Row;
+use serde::Serialize;
+
 use crate::error::{Failure, Result};
 
 /// Where JSON lines go.
@@ -37,7 +38,7 @@ impl<W: Write> JsonLines<W> {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub(crate) fn write(&mut self, row: &Row) -> Result<()> {
+    pub(crate) fn write(&mut self, row: &impl Serialize) -> Result<()> {
         let mut line =
             serde_json::to_vec(row).map_err(|error| Failure::failed(error.to_string()))?;
         line.push(b'\n');
@@ -52,6 +53,7 @@ impl<W: Write> JsonLines<W> {
 mod tests {
     use std::time::Duration;
 
+    use super::super::row::Row;
     use super::super::row::tests::row;
     use super::*;
 

@@ -58,6 +58,17 @@ fn what_is_calibrated_is_used() {
     let check: Value = serde_json::from_slice(&std::fs::read(&check).unwrap()).unwrap();
     assert_eq!(check["points"].as_array().unwrap().len(), 12);
 
+    // What was measured once can be fitted again, and gives the same links.
+    let again = folder.join("links-again.json");
+    let mut refit = command("calibrate");
+    let ended = end(refit.arg("--from").arg(folder.join("check.json")).arg("--out").arg(&again));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let again: Value = serde_json::from_slice(&std::fs::read(&again).unwrap()).unwrap();
+    assert_eq!(again["samples"].as_array().unwrap().len(), 8);
+    assert_eq!(again["key"], calibration["key"]);
+    let ended = end(command("calibrate --out links.json --from").arg(&out));
+    assert!(ended.error(2).contains("is no check of a calibration: "), "{ended:?}");
+
     let ended = end(command("explain --nodes 1x2 --shard-bytes 1K --calibration").arg(&out));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.starts_with("2 ranks on 1 node, shards of 1 KiB"), "{ended:?}");

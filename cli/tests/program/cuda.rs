@@ -254,6 +254,16 @@ fn wrong_bytes_of_nccl_are_found_too() {
 }
 
 #[test]
+fn an_nccl_that_hangs_ends_the_program_without_its_exit_handlers() {
+    let line = "allgather --backend cuda --ranks 2 --vs nccl --max-bytes 1K --timeout 3 --json -";
+    let mut command = simulated(line, &[("NCCL_HANGS", "gather")]);
+    let ended = end(command.arg("--nccl").arg(stand_in("simulated_nccl")));
+    let said = ended.error(1);
+    assert!(said.contains("took longer than 3s"), "{said}");
+    assert!(!said.contains("signal"), "{said}");
+}
+
+#[test]
 fn an_nccl_that_is_missing_or_too_old_is_named() {
     let ended = beside_nccl(&[("NCCL_VERSION", "22705")]);
     assert!(ended.error(1).contains("is 2.27.5; the comparison wants NCCL 2.28"), "{ended:?}");

@@ -8,11 +8,11 @@ use crate::common::{Ended, command, end};
 const SMALL: &str = "allgather --max-bytes 4K --iterations 3 --warmup 1 --json -";
 
 /// A port that was free a moment ago.
-fn port() -> u16 {
+pub(crate) fn port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn rank(line: &str, rank: usize, ranks: usize, port: u16) -> Command {
+pub(crate) fn rank(line: &str, rank: usize, ranks: usize, port: u16) -> Command {
     let mut command = command(line);
     command.envs([("RANK", rank), ("WORLD_SIZE", ranks)].map(|(name, n)| (name, n.to_string())));
     command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
@@ -20,7 +20,7 @@ fn rank(line: &str, rank: usize, ranks: usize, port: u16) -> Command {
 }
 
 /// Starts one process for each line, as ranks in order, and waits for all.
-fn launch(lines: &[&str]) -> Vec<Ended> {
+pub(crate) fn launch(lines: &[&str]) -> Vec<Ended> {
     let port = port();
     std::thread::scope(|scope| {
         let start = |(number, line): (usize, &&str)| {

@@ -35,6 +35,13 @@ fn wrong_options_are_usage_errors_that_say_what_is_right() {
         ("allgather --calibration Cargo.toml", "Cargo.toml is no calibration"),
         ("allgather --plot sizes.png", "--plot sizes.png is no SVG file"),
         ("allgather --backend tpu", "[possible values: auto, host, cuda, rocm, rdma]"),
+        ("allgather --network mpi", "[possible values: auto, same, rdma]"),
+        ("allgather --backend host --port 0", "0 is not in 1..=255"),
+        ("perf", "<--put|--get|--signal>"),
+        ("perf --put --backend cuda", "[possible values: host, rdma]"),
+        ("perf --put --window 0", "0 is not in 1..=4096"),
+        ("perf --put --bytes 64KB", "the suffix KB is unknown"),
+        ("perf --put --device rxe0", "--device is for network cards"),
         ("allreduce", "unrecognized subcommand 'allreduce'"),
         ("plan --ranks 4 --rank 4", "--rank 4 is no rank of 4"),
         ("plan --ranks 2 --shard-bytes 1,2,3", "--shard-bytes has 3 sizes for 2 ranks"),
@@ -93,13 +100,18 @@ fn the_help_names_every_option() {
     --backend <BACKEND>
     --ranks <N>
     --devices <N,N,…>
-    --algorithm <NAME>
+    --device <NAME,…>
+    --port <N>
+    --gid-index <N>
+    --queue-pairs <N>
+    --algorithm <NAME,…>
     --parts <N>
     --part-bytes <SIZE>
     --calibration <FILE>
     --predict
     --explain
     --nodes <NODES>
+    --network <BACKEND>
     --network-bandwidth <RATE>
     --network-delay <TIME>
     --local-bandwidth <RATE>

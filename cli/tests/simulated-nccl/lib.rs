@@ -10,6 +10,7 @@
 //! | `PEERLANE_SIM_NCCL_FOLDER` | where its files lie; the system's temporary folder at first |
 //! | `PEERLANE_SIM_NCCL_REFUSES` | `windows`: no memory becomes a window |
 //! | `PEERLANE_SIM_NCCL_SPOILS` | `bytes`: one byte of each result is wrong |
+//! | `PEERLANE_SIM_NCCL_HANGS` | `gather`: no all-gather ends, and what runs when the process exits aborts it |
 
 #![allow(
     missing_docs,
@@ -209,6 +210,9 @@ pub extern "C" fn ncclGetLastError(_comm: *mut Comm) -> *const c_char {
 
 impl Comm {
     fn gather(&self, input: u64, output: u64, count: usize, stream: *mut c_void) -> Code {
+        if std::env::var("PEERLANE_SIM_NCCL_HANGS").is_ok_and(|what| what == "gather") {
+            hang();
+        }
         let synchronize = |synchronize: unsafe extern "C" fn(*mut c_void) -> c_int| {
             // SAFETY: the caller gives a stream of the current context.
             unsafe { synchronize(stream) }
@@ -269,6 +273,21 @@ fn cuda<F: Copy>(driver: &Library, symbol: &str, call: impl FnOnce(F) -> c_int) 
     match call(*function) {
         0 => Ok(()),
         _ => Err(UNHANDLED_CUDA_ERROR),
+    }
+}
+
+unsafe extern "C" {
+    fn atexit(handler: extern "C" fn()) -> c_int;
+}
+
+fn hang() -> ! {
+    extern "C" fn fall() {
+        std::process::abort();
+    }
+    // SAFETY: the handler takes nothing and may be called at any time.
+    unsafe { atexit(fall) };
+    loop {
+        sleep(PATIENCE);
     }
 }
 

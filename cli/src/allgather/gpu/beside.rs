@@ -4,20 +4,19 @@
 //! timed products run beside gathers only and the timed gathers beside products only. Whether that
 //! came out so is read from the events; if not, the shorter side gets more and both run again.
 
-use std::sync::Arc;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaEvent, CudaStream};
 use serde::{Deserialize, Serialize};
 
+use super::device::{Event, Gpu, Memory, Stream};
 use super::entrant::Entrant;
-use super::gpu::{Gpu, Memory};
 use super::track::{Counts, Track};
-use crate::allgather::circle::Circle;
 use crate::allgather::options::Options;
-use crate::allgather::statistics::Statistics;
 use crate::cublas::{Cublas, Matrices};
 use crate::error::Result;
+use crate::ranks::circle::Circle;
+use crate::ranks::statistics::Statistics;
 use crate::report::{Beside, microseconds};
 
 /// Rows and columns of the matrices.
@@ -45,7 +44,7 @@ pub(super) struct Compute {
     /// Before the memory that it uses.
     cublas: Cublas,
     gpu: Gpu,
-    stream: Arc<CudaStream>,
+    stream: Rc<Stream>,
     matrices: Matrices,
     _memory: [Memory; 4],
 }
@@ -100,9 +99,7 @@ impl Compute {
             }
         }
         // SAFETY: stream and workspace are dropped after cuBLAS, with which the GPU is current.
-        unsafe {
-            cublas.run_on(stream.cu_stream().cast(), workspace.address, WORKSPACE_BYTES as usize)
-        }?;
+        unsafe { cublas.run_on(stream.raw(), workspace.address, WORKSPACE_BYTES as usize) }?;
         let matrices = Matrices {
             side: SIDE.cast_signed(),
             left: left.address,
@@ -138,7 +135,7 @@ impl Compute {
         Ok(self.gpu.elapsed(&begin, &end)? / TIMED)
     }
 
-    fn mark(&self) -> Result<CudaEvent> {
+    fn mark(&self) -> Result<Event> {
         mark(&self.gpu, &self.stream)
     }
 }
@@ -217,10 +214,10 @@ fn run(
     entrant: &mut Entrant<'_>,
     amounts: Amounts,
 ) -> Result<Seen> {
-    let (gpu, stream) = (track.gpu.clone(), Arc::clone(&track.stream));
+    let (gpu, stream) = (track.gpu.clone(), Rc::clone(&track.stream));
     track.line_up()?;
     let begin = mark(&gpu, &stream)?;
-    gpu.check("wait for an event", compute.stream.wait(&begin))?;
+    gpu.hold(&compute.stream, &begin)?;
     compute.enqueue(LEAD)?;
     let product_begin = compute.mark()?;
     compute.enqueue(TIMED)?;
@@ -270,9 +267,9 @@ impl Amounts {
     }
 }
 
-fn mark(gpu: &Gpu, stream: &CudaStream) -> Result<CudaEvent> {
+fn mark(gpu: &Gpu, stream: &Stream) -> Result<Event> {
     let event = gpu.event()?;
-    gpu.check("record an event", event.record(stream))?;
+    gpu.record(&event, stream)?;
     Ok(event)
 }
 

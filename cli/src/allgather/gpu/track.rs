@@ -4,14 +4,14 @@
 //! together although their hosts do not, and with some starts that are not timed, so that the queue
 //! is full when the clock starts.
 
-use std::sync::Arc;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaEvent, CudaStream};
-use peerlane::{AllGather, cuda};
+use peerlane::AllGather;
 
+use super::device::{Event, Gpu, Stream};
 use super::entrant::Entrant;
-use super::gpu::Gpu;
+use super::lent::Lent;
 use crate::error::Result;
 
 /// Starts whose cost for the host is timed: few enough that the queue cannot fill.
@@ -28,17 +28,10 @@ pub(super) struct Counts {
 /// A stream, and the clock on it.
 pub(super) struct Track {
     pub(super) gpu: Gpu,
-    pub(super) stream: Arc<CudaStream>,
+    pub(super) stream: Rc<Stream>,
     line: AllGather<u8>,
-    begin: CudaEvent,
-    end: CudaEvent,
-}
-
-/// The caller's stream as the library takes it.
-pub(super) fn borrowed(stream: &CudaStream) -> cuda::Stream {
-    // SAFETY: the stream belongs to the same primary context, and every user of this holds the
-    // `Arc` of the stream longer than what it prepared.
-    unsafe { cuda::Stream::from_raw(stream.cu_stream().cast()) }
+    begin: Event,
+    end: Event,
 }
 
 impl Track {
@@ -46,7 +39,7 @@ impl Track {
     ///
     /// # Errors
     /// If events cannot be had.
-    pub(super) fn new(gpu: Gpu, stream: Arc<CudaStream>, line: AllGather<u8>) -> Result<Self> {
+    pub(super) fn new(gpu: Gpu, stream: Rc<Stream>, line: AllGather<u8>) -> Result<Self> {
         let (begin, end) = (gpu.event()?, gpu.event()?);
         Ok(Self { gpu, stream, line, begin, end })
     }
@@ -56,8 +49,7 @@ impl Track {
     /// # Errors
     /// That of the start.
     pub(super) fn line_up(&mut self) -> Result<()> {
-        drop(self.line.start_on(&borrowed(&self.stream))?);
-        Ok(())
+        Lent::of(&self.stream).start(&mut self.line)
     }
 
     /// The time of one start on this rank. Collective.
@@ -95,7 +87,7 @@ impl Track {
         Ok(time / starts.max(1))
     }
 
-    fn record(&self, event: &CudaEvent) -> Result<()> {
-        self.gpu.check("record an event", event.record(&self.stream))
+    fn record(&self, event: &Event) -> Result<()> {
+        self.gpu.record(event, &self.stream)
     }
 }

@@ -1,16 +1,13 @@
 //! What is timed: something that gathers on a stream, eagerly or replayed from a graph.
 
-use std::sync::Arc;
-
-use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use cudarc::driver::{CudaGraph, CudaStream};
+use std::rc::Rc;
 
 use super::bounded::bounded;
 use super::content;
-use super::gpu::{Gpu, Span};
-use crate::allgather::circle::Circle;
-use crate::allgather::data::Data;
-use crate::error::{Failure, Result};
+use super::device::{Gpu, Graph, Span, Stream};
+use crate::error::Result;
+use crate::ranks::circle::Circle;
+use crate::ranks::data::Data;
 
 /// Starts in one graph.
 const STARTS_IN_A_GRAPH: u32 = 10;
@@ -59,9 +56,9 @@ pub(super) trait Gatherer {
 /// Something that gathers, and what is to know about its memory.
 pub(super) struct Entrant<'a> {
     /// Before the gatherer, which must outlive it.
-    graph: Option<CudaGraph>,
+    graph: Option<Graph>,
     gatherer: Box<dyn Gatherer + 'a>,
-    stream: Arc<CudaStream>,
+    stream: Rc<Stream>,
     gpu: Gpu,
     /// The own shard, a piece for each tensor.
     input: Vec<Span>,
@@ -78,11 +75,11 @@ impl<'a> Entrant<'a> {
     pub(super) fn open(
         gatherer: Box<dyn Gatherer + 'a>,
         gpu: &Gpu,
-        stream: &Arc<CudaStream>,
+        stream: &Rc<Stream>,
         (input, count): (Vec<Span>, u32),
         captured: bool,
     ) -> Result<Self> {
-        let (gpu, stream) = (gpu.clone(), Arc::clone(stream));
+        let (gpu, stream) = (gpu.clone(), Rc::clone(stream));
         let mut entrant = Self { graph: None, gatherer, stream, gpu, input, outputs: Vec::new() };
         entrant.fork()?;
         for _ in 0..count {
@@ -132,7 +129,7 @@ impl<'a> Entrant<'a> {
         match &self.graph {
             None => (0..starts).try_for_each(|_| self.gatherer.start()),
             Some(graph) => (0..starts / STARTS_IN_A_GRAPH)
-                .try_for_each(|_| self.gpu.check("launch a graph", graph.launch())),
+                .try_for_each(|_| self.gpu.launch(graph, &self.stream)),
         }
     }
 
@@ -182,15 +179,12 @@ impl<'a> Entrant<'a> {
     /// Records the starts of a graph. The graph is not run here.
     fn capture(&mut self) -> Result<()> {
         let name = self.gatherer.name();
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        self.gpu.check("begin a capture", self.stream.begin_capture(mode))?;
+        self.gpu.begin_capture(&self.stream)?;
         let started = (0..STARTS_IN_A_GRAPH).try_for_each(|_| self.gatherer.start());
         // Ended also after a refusal, so that the stream can be used and destroyed.
-        let graph = self.stream.end_capture(CUgraphInstantiate_flags(0));
+        let graph = self.gpu.end_capture(&self.stream, name);
         started?;
-        let graph = self.gpu.check(&format!("capture {name}"), graph)?;
-        let empty = || Failure::failed(format!("the graph of {name} is empty"));
-        self.graph = Some(graph.ok_or_else(empty)?);
+        self.graph = Some(graph?);
         Ok(())
     }
 }

@@ -1,23 +1,27 @@
-//! All-gathers between GPUs: one rank is one GPU, timed back to back on a stream.
+//! All-gathers between GPUs, of either vendor: one rank is one GPU, timed back to back on a stream.
 
 use peerlane::bootstrap::Bootstrap;
-use peerlane::cuda;
+use peerlane::hal::Fabric;
 use peerlane::plan::Algorithm;
+use peerlane::{cuda, rocm};
 
-use super::backend::Seat;
-use super::circle::Circle;
+use super::backend::{Backend, Seat};
 use super::event::{Event, Sink};
 use super::options::{Options, OwnCopy};
+use super::place::Place;
 use super::setup::Setup;
 use super::tiers;
 use crate::error::{Failure, Result};
+use crate::ranks::circle::Circle;
 use crate::size::Size;
 
 mod beside;
 mod bounded;
 mod content;
+mod device;
+mod driver;
 mod entrant;
-mod gpu;
+mod lent;
 mod limit;
 mod ours;
 mod rivals;
@@ -25,36 +29,62 @@ mod size;
 mod track;
 
 use beside::Compute;
-use gpu::Gpu;
+use device::Gpu;
 use limit::Ground;
 use rivals::Rivals;
 use size::Bench;
 use track::Track;
 
-/// Runs this rank on the GPU `seat`.
+/// A rank, and where it runs.
+pub(super) struct Seated<'a> {
+    pub(super) options: &'a Options,
+    pub(super) circle: Circle,
+    pub(super) place: &'a Place,
+    pub(super) seat: &'a Seat,
+    pub(super) seed: u64,
+    pub(super) sink: Sink<'a>,
+}
+
+/// Runs this rank on its GPU, which is the backend's.
 ///
 /// # Errors
 /// Whatever ends the run on this rank.
-pub(super) fn run(
-    options: &Options,
-    circle: Circle,
-    seat: &Seat,
-    seed: u64,
-    sink: Sink<'_>,
-) -> Result<()> {
-    let (rank, ranks) = (circle.rank(), circle.ranks());
-    let lengths = options.sweep(ranks).shard_lengths();
-    let gpu = Gpu::open(seat.ordinal, options.timeout)?;
-    let own_copy = match options.own_copy {
+pub(super) fn run(seated: Seated<'_>, backend: Backend) -> Result<()> {
+    let (rank, ranks) = (seated.circle.rank(), seated.circle.ranks());
+    let (device, strict) = (seated.seat.ordinal, seated.options.strict);
+    let own_copy = seated.options.own_copy;
+    if backend == Backend::Rocm {
+        let own_copy = match own_copy {
+            OwnCopy::Auto => rocm::OwnCopy::Auto,
+            OwnCopy::Local => rocm::OwnCopy::Local,
+            OwnCopy::Link => rocm::OwnCopy::Link,
+        };
+        // What is timed is put on a stream.
+        let engine = rocm::EngineKind::Streams;
+        let how = rocm::Options { device, strict, own_copy, engine, ..rocm::Options::default() };
+        let open = || rocm::Fabric::open_with(rank, ranks, how.clone());
+        return measure(seated, backend, || open().map_err(Failure::of_backend));
+    }
+    let own_copy = match own_copy {
         OwnCopy::Auto => cuda::OwnCopy::Auto,
         OwnCopy::Local => cuda::OwnCopy::Local,
         OwnCopy::Link => cuda::OwnCopy::Link,
     };
-    let (device, strict) = (seat.ordinal, options.strict);
     let how = cuda::Options { device, strict, own_copy, ..cuda::Options::default() };
-    let fabric = || cuda::Fabric::open_with(rank, ranks, how.clone()).map_err(Failure::of_backend);
-    let mut group = tiers::open(options, &circle, fabric()?, fabric)?;
-    let setup = Setup::of(options, &circle, &group)?;
+    let open = || cuda::Fabric::open_with(rank, ranks, how.clone());
+    measure(seated, backend, || open().map_err(Failure::of_backend))
+}
+
+fn measure<F: Fabric + 'static>(
+    seated: Seated<'_>,
+    backend: Backend,
+    fabric: impl Fn() -> Result<F>,
+) -> Result<()> {
+    let Seated { options, circle, place, seat, seed, sink } = seated;
+    let lengths = options.sweep(circle.ranks()).shard_lengths();
+    let gpu = Gpu::open(backend, seat.ordinal, options.timeout)?;
+    let mut group = tiers::open(options, &circle, place, fabric()?, &fabric)?;
+    let setup = Setup::of(options, &circle, place, &group)?;
     let shards = lengths.last().map_or_else(Vec::new, |length| setup.shard_bytes(*length));
     let shard_bytes = shards.iter().copied().max().unwrap_or(0);
     let largest = (shard_bytes, shards.iter().sum());
@@ -110,5 +140,5 @@ fn need(setup: &Setup<'_>, (shard_bytes, output): (u64, u64), gpu: &Gpu) -> Resu
         Size(wanted),
         Size(free)
     ))
-    .with_advice("lower --max-bytes, or see with nvidia-smi who holds the memory"))
+    .with_advice("lower --max-bytes, or see with nvidia-smi or rocm-smi who holds the memory"))
 }

@@ -3,10 +3,10 @@
 
 use std::thread;
 
-use super::gpu::{Gpu, Span};
-use crate::allgather::circle::Circle;
-use crate::allgather::data::{Data, Mismatch, POISON, Shard};
+use super::device::{Gpu, Span};
 use crate::error::{Failure, Result};
+use crate::ranks::circle::Circle;
+use crate::ranks::data::{Data, Mismatch, POISON, Shard};
 
 /// Bytes of a chunk, a multiple of the pieces that data are made of.
 const CHUNK_BYTES: u64 = 32 << 20;

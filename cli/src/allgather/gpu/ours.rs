@@ -1,13 +1,13 @@
 //! Peerlane's own all-gather as it is timed.
 
-use std::sync::Arc;
+use std::rc::Rc;
 
-use cudarc::driver::CudaStream;
-use peerlane::{AllGather, Element, Group, Rank, cuda};
+use peerlane::hal::Fabric;
+use peerlane::{AllGather, Element, Group, Rank};
 
+use super::device::{Span, Stream};
 use super::entrant::Gatherer;
-use super::gpu::Span;
-use super::track::borrowed;
+use super::lent::Lent;
 use crate::allgather::dtype::of_dtype;
 use crate::allgather::setup::{Setup, Way};
 use crate::error::Result;
@@ -15,9 +15,9 @@ use crate::error::Result;
 /// Prepared, and the stream that it is started on.
 struct Ours<T> {
     gather: AllGather<T>,
-    stream: cuda::Stream,
+    stream: Lent,
     /// Keeps the raw stream valid.
-    _stream: Arc<CudaStream>,
+    _stream: Rc<Stream>,
     ranks: usize,
 }
 
@@ -33,10 +33,10 @@ pub(super) struct Prepared {
 ///
 /// # Errors
 /// That of the group.
-pub(super) fn prepare(
+pub(super) fn prepare<F: Fabric>(
     setup: &Setup<'_>,
-    group: &mut Group<cuda::Fabric>,
-    stream: &Arc<CudaStream>,
+    group: &mut Group<F>,
+    stream: &Rc<Stream>,
     shard_length: u64,
     way: Way,
 ) -> Result<Prepared> {
@@ -44,7 +44,7 @@ pub(super) fn prepare(
         let gather: AllGather<T> = setup.prepare(group, shard_length, way)?;
         let report = gather.report().clone();
         let input = input(&gather, group.rank(), setup.options.in_place)?;
-        let (stream, _stream) = (borrowed(stream), Arc::clone(stream));
+        let (stream, _stream) = (Lent::of(stream), Rc::clone(stream));
         let ours = Ours { gather, stream, _stream, ranks: group.ranks() };
         Ok(Prepared { gatherer: Box::new(ours), report, input })
     })
@@ -72,10 +72,7 @@ impl<T: Element> Gatherer for Ours<T> {
     }
 
     fn start(&mut self) -> Result<()> {
-        // Nothing on the device reads the output between two starts; the host does, after it has
-        // waited for the stream. So the lease can end at once.
-        drop(self.gather.start_on(&self.stream)?);
-        Ok(())
+        self.stream.start(&mut self.gather)
     }
 
     fn output(&self) -> Result<Vec<Span>> {

@@ -1,16 +1,15 @@
 //! The physical limit between GPUs: every rank pushes its shard to its peers, all at once, by plain
-//! copies and without flags. Independent of the library that is measured: CUDA's own memory, IPC
+//! copies and without flags. Independent of the library that is measured: the driver's own memory, IPC
 //! and copies.
 
-use std::sync::Arc;
+use std::rc::Rc;
 
-use cudarc::driver::{CudaEvent, CudaStream};
 use peerlane::bootstrap::Bootstrap;
 
+use super::device::{Event, Gpu, Memory, Opened, Span, Stream};
 use super::entrant::Gatherer;
-use super::gpu::{Gpu, Memory, Opened, Span};
-use crate::allgather::circle::Circle;
 use crate::error::Result;
+use crate::ranks::circle::Circle;
 
 /// Memory of every rank for the largest size, and streams to copy on.
 pub(super) struct Ground {
@@ -20,8 +19,8 @@ pub(super) struct Ground {
     /// The outputs of the peers, in shifted order from this rank.
     peers: Vec<Opened>,
     /// More than are used at a time.
-    streams: Vec<Arc<CudaStream>>,
-    event: CudaEvent,
+    streams: Vec<Rc<Stream>>,
+    event: Event,
 }
 
 /// One way to push: on so many streams, peers in turn.
@@ -30,8 +29,8 @@ struct Pushes<'a> {
     /// Where the own shard begins among all.
     own_offset: u64,
     shard_bytes: u64,
-    streams: Vec<Arc<CudaStream>>,
-    timing: Arc<CudaStream>,
+    streams: Vec<Rc<Stream>>,
+    timing: Rc<Stream>,
 }
 
 /// Sets of streams that are tried for each number of them. The driver puts streams on copy engines
@@ -66,14 +65,14 @@ impl Ground {
     pub(super) fn ways<'a>(
         &'a self,
         (own_offset, shard_bytes): (u64, u64),
-        timing: &Arc<CudaStream>,
+        timing: &Rc<Stream>,
     ) -> Vec<(Box<dyn Gatherer + 'a>, Span)> {
         let most = self.streams.len() / SETS;
         let sets = (2..=most).flat_map(|count| (0..SETS).map(move |set| (count, set)));
         let way = |(count, set): (usize, usize)| {
             // Neighbours, every second one, every third one.
-            let streams = (0..count).map(|index| Arc::clone(&self.streams[index * (set + 1)]));
-            let (streams, timing) = (streams.collect(), Arc::clone(timing));
+            let streams = (0..count).map(|index| Rc::clone(&self.streams[index * (set + 1)]));
+            let (streams, timing) = (streams.collect(), Rc::clone(timing));
             let pushes = Pushes { ground: self, own_offset, shard_bytes, streams, timing };
             let input = Span { bytes: shard_bytes, ..self.input.span() };
             (Box::new(pushes) as Box<dyn Gatherer + 'a>, input)
@@ -114,16 +113,16 @@ impl Gatherer for Pushes<'_> {
 
     fn fork(&mut self) -> Result<()> {
         let Ground { gpu, event, .. } = self.ground;
-        gpu.check("record an event", event.record(&self.timing))?;
-        let wait = |stream: &Arc<CudaStream>| gpu.check("wait for an event", stream.wait(event));
+        gpu.record(event, &self.timing)?;
+        let wait = |stream: &Rc<Stream>| gpu.hold(stream, event);
         self.streams.iter().try_for_each(wait)
     }
 
     fn join(&mut self) -> Result<()> {
         let Ground { gpu, event, .. } = self.ground;
         self.streams.iter().try_for_each(|stream| {
-            gpu.check("record an event", event.record(stream))?;
-            gpu.check("wait for an event", self.timing.wait(event))
+            gpu.record(event, stream)?;
+            gpu.hold(&self.timing, event)
         })
     }
 }

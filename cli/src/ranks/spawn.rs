@@ -4,7 +4,7 @@
 //! rank outlives it: each asks for a death signal first thing, and a Ctrl-C or a kill of the parent
 //! needs no handler here.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
@@ -12,19 +12,47 @@ use std::time::Duration;
 
 use peerlane::Deadline;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use serde::Serialize;
 
-use super::event::Event;
 use super::outcome::Outcome;
-use super::screen::Screen;
 use crate::error::{Failure, Result};
 
 /// How much longer than the timeout of one wait the others may take to end after a failure.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// The one who prints what ranks say.
+pub(crate) trait Audience {
+    /// Rank 0 said something.
+    ///
+    /// # Errors
+    /// If it makes no sense, or cannot be shown.
+    fn hear(&mut self, line: &str) -> Result<()>;
+
+    /// A rank complained.
+    fn complaint(&self, line: &str);
+
+    /// What was being done last.
+    fn doing(&self) -> &str;
+}
+
+/// Says something, as rank 0, to the process that spawned this one.
+///
+/// # Errors
+/// If it is gone.
+pub(crate) fn write_to_parent(what: &impl Serialize) -> Result<()> {
+    let mut line = serde_json::to_vec(what).map_err(|error| Failure::failed(error.to_string()))?;
+    line.push(b'\n');
+    let mut stdout = io::stdout().lock();
+    stdout
+        .write_all(&line)
+        .and_then(|()| stdout.flush())
+        .map_err(|error| Failure::io("cannot tell the parent process", &error))
+}
+
 /// What the parent learns of its ranks.
 enum Message {
     /// Rank 0 said something.
-    Event(String),
+    Said(String),
     /// A rank wrote to its standard error output.
     Complaint { rank: usize, line: String },
     /// A rank closed its standard error output: it ends.
@@ -37,7 +65,7 @@ struct Processes {
     messages: Receiver<Message>,
 }
 
-/// Spawns `ranks` processes, each made by `command`, and shows what they do until all have ended.
+/// Spawns `ranks` processes, each made by `command`, and passes on what they say until all have ended.
 ///
 /// # Errors
 /// If one fails: which, and how.
@@ -45,11 +73,11 @@ pub(crate) fn run(
     ranks: usize,
     timeout: Duration,
     command: impl Fn(usize) -> Command,
-    screen: &mut Screen,
+    audience: &mut impl Audience,
 ) -> Result<()> {
     let mut processes = Processes::start(ranks, command)?;
-    let outcome = processes.watch(timeout, screen)?;
-    outcome.judge(screen.doing())
+    let outcome = processes.watch(timeout, audience)?;
+    outcome.judge(audience.doing())
 }
 
 /// In a spawned rank: dies with its parent from now on.
@@ -83,7 +111,7 @@ impl Processes {
             let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
             processes.children.push(child);
             if let Some(stdout) = stdout {
-                forward(stdout, &sender, Message::Event, None)?;
+                forward(stdout, &sender, Message::Said, None)?;
             }
             if let Some(stderr) = stderr {
                 let complaint = move |line| Message::Complaint { rank, line };
@@ -94,19 +122,14 @@ impl Processes {
     }
 
     /// Until every pipe is closed, or until the others have had their time after a failure.
-    fn watch(&mut self, timeout: Duration, screen: &mut Screen) -> Result<Outcome> {
+    fn watch(&mut self, timeout: Duration, audience: &mut impl Audience) -> Result<Outcome> {
         let mut outcome = Outcome::new(self.children.len());
         let mut patience: Option<Deadline> = None;
         loop {
             match self.next(patience) {
-                Ok(Message::Event(line)) => {
-                    let event: Event = serde_json::from_str(&line).map_err(|error| {
-                        Failure::failed(format!("rank 0 said {line:?}, which is no event: {error}"))
-                    })?;
-                    screen.show(event)?;
-                }
+                Ok(Message::Said(line)) => audience.hear(&line)?,
                 Ok(Message::Complaint { rank, line }) => {
-                    screen.line(&format!("[rank {rank}] {line}"));
+                    audience.complaint(&format!("[rank {rank}] {line}"));
                 }
                 Ok(Message::Ended { rank }) => {
                     let status = self.children[rank].wait().map_err(|error| {

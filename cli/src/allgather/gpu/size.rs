@@ -1,11 +1,12 @@
 //! One size: everything that is compared is opened, checked, and timed in turn.
 
-use std::sync::Arc;
+use std::rc::Rc;
 use std::time::Duration;
 
+use peerlane::Group;
 use peerlane::bootstrap::Bootstrap;
 use peerlane::group::Report;
-use peerlane::{Group, cuda};
+use peerlane::hal::Fabric;
 use serde::{Deserialize, Serialize};
 
 use super::beside::{Compute, beside};
@@ -15,16 +16,16 @@ use super::limit::Ground;
 use super::ours;
 use super::rivals::Rivals;
 use super::track::{Counts, Track};
-use crate::allgather::circle::Circle;
-use crate::allgather::data::Data;
 use crate::allgather::dtype::of_dtype;
 use crate::allgather::event::{Activity, Event, Sink};
 use crate::allgather::figures::{self, Figures};
 use crate::allgather::options::Options;
 use crate::allgather::setup::{Setup, Way};
-use crate::allgather::statistics::Statistics;
 use crate::allgather::timeline;
 use crate::error::Result;
+use crate::ranks::circle::Circle;
+use crate::ranks::data::Data;
+use crate::ranks::statistics::Statistics;
 use crate::report::{OnDevice, Rival, Row, bandwidths, microseconds};
 
 /// Laps of each; the median counts.
@@ -35,7 +36,7 @@ const STARTS: u32 = 50;
 const STARTS_LARGE: u32 = 10;
 
 /// Everything that a rank measures with.
-pub(super) struct Bench<'a> {
+pub(super) struct Bench<'a, F: Fabric> {
     pub(super) setup: Setup<'a>,
     pub(super) seed: u64,
     pub(super) circle: Circle,
@@ -45,7 +46,7 @@ pub(super) struct Bench<'a> {
     pub(super) limits: Vec<Duration>,
     pub(super) rivals: Option<Rivals>,
     pub(super) compute: Option<Compute>,
-    pub(super) group: Group<cuda::Fabric>,
+    pub(super) group: Group<F>,
 }
 
 /// What one rank has seen of one entrant, a time for each lap.
@@ -62,7 +63,7 @@ struct Times {
     host: Duration,
 }
 
-impl Bench<'_> {
+impl<F: Fabric> Bench<'_, F> {
     /// Tells the one who prints, if this rank is the one that tells.
     pub(super) fn tell(&mut self, event: Event) -> Result<()> {
         if self.circle.rank().0 == 0 { (self.sink)(event) } else { Ok(()) }
@@ -84,7 +85,7 @@ impl Bench<'_> {
 
         self.tell(doing(Activity::Check))?;
         let Self { setup, circle, track, rivals, compute, sink, group, .. } = self;
-        let (options, gpu, stream) = (setup.options, track.gpu.clone(), Arc::clone(&track.stream));
+        let (options, gpu, stream) = (setup.options, track.gpu.clone(), Rc::clone(&track.stream));
         let mut tell = |event| if rank.0 == 0 { sink(event) } else { Ok(()) };
         let (mut entrants, mut reports) = (Vec::new(), Vec::new());
         for algorithm in setup.algorithms() {
@@ -157,7 +158,7 @@ impl Bench<'_> {
         self.tell(Event::Doing { activity: Activity::Trace, total_bytes })?;
         let Self { setup, circle, group, .. } = self;
         let starts = of_dtype!(setup.options.dtype, T => {
-            timeline::trace::<cuda::Fabric, T>(setup, circle, group, shard_length)
+            timeline::trace::<F, T>(setup, circle, group, shard_length)
         })?;
         self.tell(Event::Trace { starts })
     }
@@ -186,7 +187,7 @@ pub(super) fn limits(
     ground: &Ground,
     lengths: &[u64],
 ) -> Result<Vec<Duration>> {
-    let (gpu, stream) = (track.gpu.clone(), Arc::clone(&track.stream));
+    let (gpu, stream) = (track.gpu.clone(), Rc::clone(&track.stream));
     let limit = |&length: &u64| {
         let own = setup.own_bytes(length, circle.rank());
         let open = |(way, input)| Entrant::open(way, &gpu, &stream, (vec![input], 1), false);

@@ -2,19 +2,17 @@
 
 use std::ffi::c_void;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
-use cudarc::driver::CudaStream;
 use peerlane::bootstrap::Bootstrap;
 
 use super::bounded::bounded;
+use super::device::{Gpu, Memory, Span, Stream};
 use super::entrant::Gatherer;
-use super::gpu::{Gpu, Memory, Span};
-use crate::allgather::circle::Circle;
 use crate::allgather::options::Options;
 use crate::error::{Failure, Result};
 use crate::nccl::{Communicator, Nccl, Policy, Window};
+use crate::ranks::circle::Circle;
 
 /// What NCCL is timed on.
 pub(super) struct Rivals {
@@ -49,7 +47,7 @@ struct Gather {
     input: u64,
     output: Span,
     shard_bytes: usize,
-    stream: Arc<CudaStream>,
+    stream: Rc<Stream>,
 }
 
 const DEFAULT: &str = "default";
@@ -178,7 +176,7 @@ impl Path {
         shard_bytes: u64,
         circle: &Circle,
         in_place: bool,
-        stream: &Arc<CudaStream>,
+        stream: &Rc<Stream>,
     ) -> Option<(Box<dyn Gatherer>, Span)> {
         let Ok(Open { communicator, input, output }) = &self.state else { return None };
         let output = Span { address: output.address(), bytes: shard_bytes * circle.ranks() as u64 };
@@ -193,7 +191,7 @@ impl Path {
             input,
             output,
             shard_bytes: shard_bytes as usize,
-            stream: Arc::clone(stream),
+            stream: Rc::clone(stream),
         };
         Some((Box::new(gather), Span { address: input, bytes: shard_bytes }))
     }
@@ -222,7 +220,7 @@ impl Gatherer for Gather {
     }
 
     fn start(&mut self) -> Result<()> {
-        let stream: *mut c_void = self.stream.cu_stream().cast();
+        let stream: *mut c_void = self.stream.raw();
         let Self { communicator, input, output, shard_bytes, .. } = self;
         // SAFETY: the memory holds the largest size and lives until the communicator is closed; the
         // stream is of the same GPU.

@@ -1,0 +1,89 @@
+//! The links between all pairs of GPUs, in words where all are alike, and as a matrix otherwise.
+
+use std::fmt::Display;
+
+use peerlane::hal::LinkKind;
+
+use super::finding::Finding;
+
+/// GPUs that a matrix shows.
+const MATRIX_MAX: usize = 16;
+
+/// What carries bytes from one GPU to another, and whether it may.
+pub(super) fn text(link: Result<(LinkKind, bool), impl Display>) -> String {
+    match link {
+        Err(error) => format!("? ({error})"),
+        Ok((LinkKind::Own, _)) => "-".to_owned(),
+        Ok((kind, true)) => kind.name().to_owned(),
+        Ok((_, false)) => "none".to_owned(),
+    }
+}
+
+/// The links between these GPUs; what may be wrong with one GPU that is alone, and with some that do
+/// not reach each other.
+pub(super) fn finding(
+    ordinals: impl Iterator<Item = u32> + Clone,
+    link: impl Fn(u32, u32) -> String,
+    alone: &str,
+    off: &str,
+) -> Finding {
+    let row = |from| ordinals.clone().map(|to| link(from, to)).collect();
+    matrix_finding(&ordinals.clone().map(row).collect::<Vec<_>>(), alone, off)
+}
+
+fn matrix_finding(matrix: &[Vec<String>], alone: &str, off: &str) -> Finding {
+    let topic = "links";
+    let pairs = || {
+        matrix.iter().enumerate().flat_map(|(from, row)| {
+            row.iter().enumerate().filter(move |(to, _)| *to != from).map(|(_, link)| link.as_str())
+        })
+    };
+    let Some(first) = pairs().next() else {
+        return Finding::warning(topic, "one GPU: no peers", alone);
+    };
+    if pairs().all(|link| link == first) {
+        let found = format!("{first} between all {} GPUs", matrix.len());
+        return if first == "none" {
+            Finding::missing(topic, found, off)
+        } else {
+            Finding::ok(topic, found)
+        };
+    }
+    let rows = matrix.iter().take(MATRIX_MAX).enumerate().map(|(from, row)| {
+        let row: Vec<_> = row.iter().take(MATRIX_MAX).map(String::as_str).collect();
+        format!("{from} → [{}]", row.join(", "))
+    });
+    let found = rows.collect::<Vec<_>>().join("; ");
+    if pairs().any(|link| link == "none") {
+        Finding::warning(topic, found, off)
+    } else {
+        Finding::ok(topic, found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matrix(rows: &[&[&str]]) -> Vec<Vec<String>> {
+        rows.iter().map(|row| row.iter().map(|link| (*link).to_owned()).collect()).collect()
+    }
+
+    #[test]
+    fn links_are_told_in_words_where_all_are_alike() {
+        let text = |rows: &[&[&str]]| matrix_finding(&matrix(rows), "alone", "off").text(5);
+        insta::assert_snapshot!(text(&[&["-", "NVLink"], &["NVLink", "-"]]), @"  ok  links  NVLink between all 2 GPUs");
+        insta::assert_snapshot!(text(&[&["-"]]), @"
+        --  links  one GPU: no peers
+                   → alone
+        ");
+        insta::assert_snapshot!(text(&[&["-", "none"], &["none", "-"]]), @"
+        no  links  none between all 2 GPUs
+                   → off
+        ");
+        insta::assert_snapshot!(text(&[&["-", "XGMI", "none"], &["XGMI", "-", "PCIe"], &["none", "PCIe", "-"]]), @"
+        --  links  0 → [-, XGMI, none]; 1 → [XGMI, -, PCIe]; 2 → [none, PCIe, -]
+                   → off
+        ");
+    }
+}

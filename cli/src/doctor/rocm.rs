@@ -1,0 +1,77 @@
+//! The ROCm backend's devices: what each is, how they reach each other, and which runtimes are used.
+
+use peerlane::rocm::{self, Device, Error, Runtimes};
+
+use super::finding::Finding;
+use super::links;
+use crate::size::Size;
+
+/// Looks at every device; nothing where there is none, which the section of backends says.
+pub(super) fn look() -> Vec<Finding> {
+    let Ok(devices) = rocm::discover() else { return Vec::new() };
+    let runtimes = rocm::runtimes();
+    // Without an HSA runtime no device has an agent, which is said once.
+    let agents = runtimes.as_ref().is_ok_and(|runtimes| runtimes.hsa.is_ok());
+    let mut findings = of_runtimes(runtimes);
+    findings.extend(devices.iter().map(|device| of_device(device, agents)));
+    findings.push(links::finding(
+        devices.iter().map(|device| device.ordinal),
+        link,
+        "HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES may hide others",
+        "peer access is off between some GPUs: rocm-smi --showtopo shows the links; over PCI Express it \
+         needs large BARs, and an IOMMU that lets it pass",
+    ));
+    findings
+}
+
+fn of_runtimes(found: Result<Runtimes, Error>) -> Vec<Finding> {
+    let runtimes = match found {
+        Ok(runtimes) => runtimes,
+        Err(error) => return vec![Finding::warning("runtime", error.to_string(), "see rocminfo")],
+    };
+    let hip = format!("HIP {} ({})", runtimes.hip, runtimes.hip_file.display());
+    let mut findings = vec![Finding::ok("runtime", hip)];
+    findings.push(match &runtimes.hsa {
+        Ok(hsa) => {
+            let (major, minor) = hsa.interface;
+            let file = hsa.file.display();
+            Finding::ok("runtime", format!("HSA runtime, interface {major}.{minor} ({file})"))
+        }
+        Err(error) => Finding::warning(
+            "runtime",
+            error.as_str(),
+            "without it bytes are moved by streams alone, and not by SDMA engines one by one",
+        ),
+    });
+    if let Some(text) = runtimes.mixed() {
+        let advice =
+            "releases are not tested together: see what LD_LIBRARY_PATH and ROCM_PATH name";
+        findings.push(Finding::warning("runtime", text, advice));
+    }
+    findings
+}
+
+fn of_device(device: &Device, agents: bool) -> Finding {
+    let Device { ordinal, name, pci, memory_bytes, compute_units, .. } = device;
+    let mut found = format!(
+        "{ordinal}: {name}, {}, {compute_units} compute units, {pci}, {}",
+        Size(*memory_bytes),
+        device.uuid_text()
+    );
+    if let Some(node) = device.numa_node {
+        found += &format!(", NUMA node {node}");
+    }
+    if !agents {
+        return Finding::ok("GPU", found);
+    }
+    match rocm::agent(device) {
+        Ok(agent) => Finding::ok("GPU", format!("{found}, {}", agent.name)),
+        Err(error) => {
+            Finding::warning("GPU", format!("{found}; {error}"), "SDMA engines cannot be chosen")
+        }
+    }
+}
+
+fn link(from: u32, to: u32) -> String {
+    links::text(rocm::link(from, to).map(|link| (link.kind, link.peer_access)))
+}
