@@ -10,7 +10,7 @@ use peerlane_hal::{
 };
 use peerlane_rdma::{Engine, Error, Fabric, Local, Options, Remote};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn options(rank: u32) -> Options {
     Options {
