@@ -58,6 +58,8 @@ pub(crate) struct Console {
     running: Option<(String, Duration)>,
     set_up_failed: Option<String>,
     panic: Option<String>,
+    /// The kernel met a breakpoint that it did not know.
+    stray_breakpoint: bool,
 }
 
 impl Console {
@@ -66,6 +68,7 @@ impl Console {
         if self.panic.is_none() && line.contains("Kernel panic - not syncing") {
             self.panic = Some(line.trim().to_owned());
         }
+        self.stray_breakpoint |= line.contains("Oops: int3");
         self.totals.add(line);
         // The kernel may have begun the line.
         let Some((_, said)) = line.split_once(MARK) else {
@@ -105,9 +108,15 @@ impl Console {
         }
     }
 
-    /// Whether the kernel gave up before the nodes were up.
-    pub(crate) fn panicked_while_starting(&self) -> bool {
-        self.panic.is_some() && !self.ready
+    /// Whether the emulator brought the kernel down, and nothing had failed by then. On several
+    /// processors it now and then runs an instruction that the kernel has just replaced: while that
+    /// starts, or at the breakpoint that stands there meanwhile.
+    pub(crate) fn blames_emulator(&self) -> bool {
+        let is_so = !self.ready || self.stray_breakpoint;
+        self.panic.is_some()
+            && is_so
+            && self.totals.failed == 0
+            && self.ended.iter().all(Ended::is_well)
     }
 
     /// What it all came to: nothing, if every job of `wanted` ended well.
@@ -243,6 +252,21 @@ mod tests {
             set_up.verdict(End::Exited, 1).unwrap_err(),
             "the guest could not set up its nodes; this failed: insmod x.ko"
         );
+    }
+
+    #[test]
+    fn a_panic_is_the_emulators_only_by_its_mark_and_where_nothing_failed() {
+        const PANIC: &str = "[ 2.0] Kernel panic - not syncing: Fatal exception";
+        const BREAKPOINT: &str = "[ 2.0] Oops: int3: 0000 [#1] SMP NOPTI";
+        let blamed = |lines: &[&[&str]]| console(&lines.concat()).blames_emulator();
+        assert!(blamed(&[&[PANIC]]));
+        assert!(blamed(&[&GOOD[..3], &[BREAKPOINT, PANIC]]));
+        assert!(!blamed(&[&GOOD[..3], &[PANIC]]));
+        assert!(!blamed(&[&GOOD[..3], &[BREAKPOINT]]));
+        let failed = "test result: FAILED. 3 passed; 2 failed; 0 ignored";
+        assert!(!blamed(&[&GOOD[..3], &[failed, BREAKPOINT, PANIC]]));
+        let ended = "##peerlane end 101 1.5 2.5 the tests";
+        assert!(!blamed(&[&GOOD[..3], &[ended, BREAKPOINT, PANIC]]));
     }
 
     #[test]

@@ -85,10 +85,8 @@ impl Vm {
         println!("rdma: kernel {}, devices {}", self.kernel(), self.nodes.devices().join(", "));
         let assembled = Instant::now();
         let mut booted = machine::boot(&self.tools, &self.kernel, &image);
-        if booted.as_ref().is_ok_and(|(console, _)| console.panicked_while_starting()) {
-            // On several processors the emulator now and then runs an instruction that the kernel has
-            // just replaced. Nothing of the tests has run by then.
-            println!("\nnote: the guest's kernel panicked while it started; once more");
+        if booted.as_ref().is_ok_and(|(console, _)| console.blames_emulator()) {
+            println!("\nnote: the emulator brought the guest's kernel down; once more");
             booted = machine::boot(&self.tools, &self.kernel, &image);
         }
         fs::remove_file(&image)?;
