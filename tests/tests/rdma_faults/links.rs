@@ -8,7 +8,7 @@ use peerlane_conformance::{Failure, Outcome};
 use peerlane_hal::{ErrorKind, Fabric as _, PeerMemory, Region, Role};
 use peerlane_rdma::Error;
 
-use crate::pair::{PATIENCE, ensure, impatient, pair, put, region, run, wanted};
+use crate::pair::{PATIENCE, ensure, impatient, late, pair, put, region, run, wanted};
 
 /// The namespace of the first device, where the tests may change one.
 pub(crate) fn first_node() -> Option<String> {
@@ -88,6 +88,22 @@ pub(crate) fn flaps() -> Outcome {
     ensure(seen.iter().all(|byte| *byte == 7), "bytes are lost")
 }
 
+/// The kernel tells of a lost cable once a second at most.
+fn port_falls() -> Outcome {
+    let state = "/sys/class/infiniband/rxe0/ports/1/state";
+    let deadline = late();
+    let read = || {
+        std::fs::read_to_string(state).map_err(|error| Failure::new(format!("{state}: {error}")))
+    };
+    while read()?.contains("ACTIVE") {
+        ensure(!deadline.has_passed(), format!("{state} stays ACTIVE"))?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // The event follows the state.
+    std::thread::sleep(Duration::from_millis(200));
+    Ok(())
+}
+
 /// The peer cannot be reached any more, and the text says why.
 pub(crate) fn stays_down() -> Outcome {
     if first_node().is_none() {
@@ -99,10 +115,10 @@ pub(crate) fn stays_down() -> Outcome {
     let mut engine = fabrics[0].engine()?;
     run(&mut engine, &[put(&remote, &source, 4096)])?;
     set_cable(0, "down")?;
-    // The event takes a moment.
-    std::thread::sleep(Duration::from_millis(200));
+    let is_down = port_falls();
     let answer = run(&mut engine, &[put(&remote, &source, 4096)]).map(drop);
     set_cable(0, "up")?;
+    is_down?;
     let text = wanted(ErrorKind::PeerLost, answer)?;
     ensure(text.contains("rank 1") && text.ends_with("; port 1 of rxe0 is down"), text)
 }
