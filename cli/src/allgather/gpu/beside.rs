@@ -152,12 +152,13 @@ pub(super) fn beside(
 ) -> Result<Beside> {
     compute.warm_up()?;
     let product = longest(circle, compute.alone()?)?;
-    let first = longest(circle, track.lap(entrant, Counts { warmup: 2, timed: 4 })?)?;
+    let first =
+        longest(circle, track.lap(entrant, Counts { warmup: 2, timed: 4, aligned: false })?)?;
     let mut amounts = Amounts::of(product, first, entrant);
     let mut rounds = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {
         let product_alone = longest(circle, compute.alone()?)?;
-        let counts = Counts { warmup: 2, timed: amounts.gathers };
+        let counts = Counts { warmup: 2, timed: amounts.gathers, aligned: false };
         let gather_alone = longest(circle, track.lap(entrant, counts)?)?;
         let seen = overlapped(track, circle, compute, entrant, &mut amounts)?;
         rounds.push(Round { product_alone, gather_alone, seen });

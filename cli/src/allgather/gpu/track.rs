@@ -23,6 +23,8 @@ pub(super) struct Counts {
     /// Not timed.
     pub(super) warmup: u32,
     pub(super) timed: u32,
+    /// Whether the ranks line up again behind those that are not timed.
+    pub(super) aligned: bool,
 }
 
 /// A stream, and the clock on it.
@@ -62,6 +64,9 @@ impl Track {
         entrant.fork()?;
         entrant.enqueue(warmup)?;
         entrant.join()?;
+        if counts.aligned {
+            self.line_up()?;
+        }
         self.record(&self.begin)?;
         entrant.fork()?;
         entrant.enqueue(timed)?;
