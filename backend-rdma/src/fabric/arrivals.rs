@@ -75,7 +75,7 @@ impl Arrivals {
     pub(crate) fn flush_with(&self, flush: Arc<dyn Flush>) -> Result<(), Error> {
         let mut flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
         if self.silent.load(Ordering::SeqCst) {
-            return Err(Error::Unavailable(
+            return Err(Error::unavailable(
                 "peers write flags of this rank without its help already, and memory of its device has \
                  to be flushed before a flag is seen; set `signal` to Message"
                     .to_owned(),

@@ -245,10 +245,10 @@ impl Asker {
         let Opening { end: other, strand, card: number, signal } = opening;
         let (number, arrivals) = (usize::from(*number), &inner.arrivals);
         let card = inner.cards.get(number).ok_or_else(|| {
-            Error::Argument(format!("there is no card {number}, there are {}", inner.cards.len()))
+            Error::argument(format!("there is no card {number}, there are {}", inner.cards.len()))
         })?;
         if strand.lead.is_some_and(|lead| !self.pairs.iter().any(|open| open.lead == lead)) {
-            return Err(Error::Argument(format!("there is no stream for {strand:?}")));
+            return Err(Error::argument(format!("there is no stream for {strand:?}")));
         }
         let sizes = QpSizes { sends: 1, inline_bytes: 0 };
         let qp = Qp::create(&card.domain, &card.cq, Some(&card.srq), sizes)?;
