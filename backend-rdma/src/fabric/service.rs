@@ -266,13 +266,10 @@ impl Asker {
         let signal = signal.unwrap_or_else(|| {
             if passive.qp.writes_in_order() { SignalBy::Write } else { SignalBy::Message }
         });
-        // What has to be flushed before a flag is seen leaves the flag to this rank.
-        let signal = if arrivals.has_flushes() { SignalBy::Message } else { signal };
-        if signal == SignalBy::Write {
-            arrivals.silent.store(true, Ordering::SeqCst);
-            // Who sleeps already would miss what nobody announces.
-            arrivals.wake();
-        }
+        let signal = match signal {
+            SignalBy::Write if !arrivals.allow_writes() => SignalBy::Message,
+            signal => signal,
+        };
         self.pairs.push(passive);
         Ok((own, signal))
     }
