@@ -21,6 +21,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use ibverbs_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
+use peerlane_hal::mechanics::device::Fault;
 use peerlane_hal::mechanics::{Ledger, Poison};
 use peerlane_hal::{Caps, CopyEngine, Deadline, Op, Rank, Ticket};
 
@@ -87,7 +88,7 @@ impl Engine {
             let most = most.min(limits.max_qp_wr.max(1).cast_unsigned());
             if most < 8 {
                 let (name, cqe) = (&card.place.context.name, limits.max_cqe);
-                return Err(Error::Unavailable(format!(
+                return Err(Error::unavailable(format!(
                     "a completion queue of {name} holds {cqe} completions, too few for {pairs} queue \
                      pairs"
                 )));
@@ -136,7 +137,7 @@ impl Engine {
             return Ok(());
         }
         let connected = self.shared.peer(peer)?;
-        let control = connected.control.as_ref().ok_or(Error::NotConnected { peer })?;
+        let control = connected.control.as_ref().ok_or(Fault::NotConnected { peer })?;
         let job = Job {
             inner: Arc::clone(&self.shared.inner),
             control: Arc::clone(control),
@@ -297,11 +298,11 @@ impl CopyEngine for Engine {
     unsafe fn submit(&mut self, ops: &[Op<'_, Local, Remote>]) -> Result<Ticket, Error> {
         self.poison.check()?;
         if self.released {
-            return Err(Error::Released);
+            return Err(Fault::Released.into());
         }
         let slice_ops_max = self.caps.slice_ops_max;
         if ops.len() > slice_ops_max {
-            return Err(Error::Argument(format!(
+            return Err(Error::argument(format!(
                 "a slice has {} ops, wanted at most slice_ops_max = {slice_ops_max}",
                 ops.len()
             )));

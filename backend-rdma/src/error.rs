@@ -1,12 +1,12 @@
 //! What went wrong, and the system's or the card's code.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use ibverbs_sys::{LoadError, ibv_wc_status};
+use peerlane_hal::mechanics::device::Fault;
 use peerlane_hal::mechanics::mapping::MappingError;
 use peerlane_hal::wire::Truncated;
-use peerlane_hal::{ErrorKind, KeyError, Rank};
+use peerlane_hal::{ErrorKind, Rank};
 use rustix::io::Errno;
 
 /// The status of a completion, as the library names it.
@@ -25,9 +25,6 @@ pub struct VerbsStatus {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A library, device, port or permission is not there; the text says what to do.
-    #[error("{0}")]
-    Unavailable(String),
     /// A call of libibverbs, or of the operating system, was refused.
     #[error("{call} on {place}: {errno}{}", hint(*.errno))]
     Verbs {
@@ -94,83 +91,6 @@ pub enum Error {
     /// A device does not make visible what has come.
     #[error("what has come for memory of a device is not visible there: {0}")]
     Flush(String),
-    /// The host has no room for an allocation.
-    #[error(
-        "cannot allocate {wanted} bytes of host memory: {available} bytes are available on this \
-         machine; use smaller buffers or fewer ranks"
-    )]
-    OutOfMemory {
-        /// Bytes wanted.
-        wanted: u64,
-        /// Bytes available.
-        available: u64,
-    },
-    /// The operating system refused.
-    #[error("{what}: {errno}")]
-    System {
-        /// What was asked of it.
-        what: String,
-        /// Its answer.
-        #[source]
-        errno: Errno,
-    },
-    /// The bytes of a key are wrong.
-    #[error(transparent)]
-    Key(#[from] KeyError),
-    /// The key names memory that its owner has freed, or never had.
-    #[error("remote key of rank {peer}, generation {generation}: the memory has been freed")]
-    Freed {
-        /// The owner.
-        peer: Rank,
-        /// Which registration.
-        generation: u64,
-    },
-    /// The key was exported by another rank than the caller says.
-    #[error("remote key is of rank {seen}, wanted one of rank {wanted}")]
-    ForeignKey {
-        /// The rank that the caller named.
-        wanted: Rank,
-        /// The rank that the key names.
-        seen: Rank,
-    },
-    /// The bytes of an address are wrong.
-    #[error("address of rank {peer} is malformed: {what}")]
-    Address {
-        /// Whose address.
-        peer: Rank,
-        /// What is wrong.
-        what: String,
-    },
-    /// Two sides that must agree do not.
-    #[error("{0}")]
-    Mismatch(String),
-    /// The peer is not connected.
-    #[error("rank {peer} is not connected: call `connect` first")]
-    NotConnected {
-        /// The peer.
-        peer: Rank,
-    },
-    /// The peer is gone, or cannot be reached.
-    #[error("rank {peer} is gone: {how}")]
-    PeerLost {
-        /// The peer.
-        peer: Rank,
-        /// How it was noticed.
-        how: String,
-    },
-    /// The peer did not answer in time.
-    #[error("rank {peer} did not {what} within {timeout:?}")]
-    Timeout {
-        /// The peer.
-        peer: Rank,
-        /// What was wanted of it.
-        what: &'static str,
-        /// The timeout.
-        timeout: Duration,
-    },
-    /// An argument can never be right.
-    #[error("{0}")]
-    Argument(String),
     /// The queue has no room for the slice.
     #[error("the queue holds {queued} of {room} ops, {wanted} more do not fit now")]
     QueueFull {
@@ -181,9 +101,9 @@ pub enum Error {
         /// Ops in the slice.
         wanted: usize,
     },
-    /// The engine was released.
-    #[error("the engine was released after an abort and takes no more ops")]
-    Released,
+    /// What goes wrong in the same way with every vendor.
+    #[error(transparent)]
+    Fault(#[from] Fault),
 }
 
 fn hint(errno: Errno) -> &'static str {
@@ -223,8 +143,28 @@ fn kind_of(status: &VerbsStatus) -> ErrorKind {
 }
 
 impl Error {
+    /// A library, device, port or permission is not there, in words that say what to do.
+    pub(crate) fn unavailable(text: impl Into<String>) -> Self {
+        Fault::Unavailable(text.into()).into()
+    }
+
+    /// Two sides that must agree do not.
+    pub(crate) fn mismatch(text: impl Into<String>) -> Self {
+        Fault::Mismatch(text.into()).into()
+    }
+
+    /// An argument can never be right.
+    pub(crate) fn argument(text: impl Into<String>) -> Self {
+        Fault::Argument(text.into()).into()
+    }
+
+    /// The key is of rank `seen`, the caller said `wanted`.
+    pub(crate) fn foreign_key(wanted: Rank, seen: Rank) -> Self {
+        Fault::ForeignKey { wanted: format!("rank {wanted}"), seen: format!("rank {seen}") }.into()
+    }
+
     pub(crate) fn no_library(error: &LoadError) -> Self {
-        Self::Unavailable(format!(
+        Self::unavailable(format!(
             "{error}; it comes with the package libibverbs1 or rdma-core; without it use the backend \
              host"
         ))
@@ -248,34 +188,37 @@ impl Error {
     }
 
     pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(Errno) -> Self {
-        move |errno| Self::System { what: what.into(), errno }
+        move |errno| Fault::System { what: what.into(), errno }.into()
     }
 
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         move |error| {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            Self::System { what: what.into(), errno }
+            Fault::System { what: what.into(), errno }.into()
         }
     }
 
     pub(crate) fn of_mapping(error: MappingError) -> Self {
-        match error {
-            MappingError::System { what, errno } => Self::System { what, errno },
-            MappingError::Full { wanted, available } => Self::OutOfMemory { wanted, available },
-            MappingError::Unsound { how } => Self::Mismatch(how),
-        }
+        let fault = match error {
+            MappingError::System { what, errno } => Fault::System { what, errno },
+            MappingError::Full { wanted, available } => {
+                Fault::HostOutOfMemory { wanted, available }
+            }
+            MappingError::Unsound { how } => Fault::Mismatch(how),
+        };
+        fault.into()
     }
 
     pub(crate) fn address(peer: Rank) -> impl Fn(Truncated) -> Self {
-        move |truncated| Self::Address { peer, what: truncated.to_string() }
+        move |truncated| Fault::Address { peer, what: truncated.to_string() }.into()
     }
 }
 
 impl peerlane_hal::Error for Error {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Unavailable(_) | Self::OfDevice { .. } => ErrorKind::Unavailable,
-            Self::Verbs { errno, .. } | Self::System { errno, .. } => match *errno {
+            Self::OfDevice { .. } => ErrorKind::Unavailable,
+            Self::Verbs { errno, .. } => match *errno {
                 Errno::NOMEM | Errno::NOSPC | Errno::MFILE | Errno::NFILE => ErrorKind::OutOfMemory,
                 Errno::PERM | Errno::ACCESS | Errno::NOSYS => ErrorKind::Unavailable,
                 Errno::NODEV | Errno::IO => ErrorKind::DeviceLost,
@@ -288,15 +231,8 @@ impl peerlane_hal::Error for Error {
                 Errno::FAULT | Errno::INVAL => ErrorKind::InvalidArgument,
                 _ => ErrorKind::Other,
             },
-            Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
-            Self::Key(error) => error.kind(),
-            Self::Freed { .. } | Self::ForeignKey { .. } => ErrorKind::InvalidKey,
-            Self::Argument(_) => ErrorKind::InvalidArgument,
-            Self::Address { .. } | Self::Mismatch(_) => ErrorKind::Mismatch,
-            Self::NotConnected { .. } | Self::PeerLost { .. } => ErrorKind::PeerLost,
-            Self::Timeout { .. } => ErrorKind::Timeout,
             Self::QueueFull { .. } => ErrorKind::QueueFull,
-            Self::Released => ErrorKind::Aborted,
+            Self::Fault(fault) => fault.kind(),
         }
     }
 }

@@ -20,6 +20,7 @@ mod streams;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use peerlane_hal::mechanics::device::Fault;
 use peerlane_hal::{BackendId, Deadline, Fabric as FabricTrait, Link, LinkKind, Rank};
 
 use address::Address;
@@ -110,7 +111,7 @@ impl Shared {
     pub(crate) fn peer(&self, peer: Rank) -> Result<Arc<Peer>, Error> {
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let found = peers.get(peer.index()).cloned().flatten();
-        found.ok_or(Error::NotConnected { peer })
+        Ok(found.ok_or(Fault::NotConnected { peer })?)
     }
 
     /// How many queue pairs an engine has on one card if it talks to every connected peer; at least 1.
@@ -147,7 +148,7 @@ impl Fabric {
     /// As [`open`](Self::open).
     pub fn open_with(rank: Rank, ranks: usize, options: Options) -> Result<Self, Error> {
         if rank.index() >= ranks {
-            return Err(Error::Argument(format!(
+            return Err(Error::argument(format!(
                 "rank is {rank}, wanted less than the number of ranks, {ranks}"
             )));
         }
@@ -239,13 +240,13 @@ impl FabricTrait for Fabric {
     fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), Error> {
         let Inner { rank, ranks, token, .. } = *self.inner();
         if peer.index() >= ranks {
-            return Err(Error::Argument(format!(
+            return Err(Error::argument(format!(
                 "peer is {peer}, wanted less than the number of ranks, {ranks}"
             )));
         }
         let address = Address::decode(peer, address)?;
         if address.ranks as usize != ranks {
-            return Err(Error::Mismatch(format!(
+            return Err(Error::mismatch(format!(
                 "rank {peer} opened the fabric for {} ranks, rank {rank} for {ranks}",
                 address.ranks
             )));
@@ -255,7 +256,7 @@ impl FabricTrait for Fabric {
         } else if address.token == token {
             None
         } else {
-            return Err(Error::Mismatch(format!(
+            return Err(Error::mismatch(format!(
                 "rank {peer} is this one, and the address is of another opening of the fabric"
             )));
         };

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use peerlane_hal::mechanics::device::Fault;
 use peerlane_hal::mechanics::handover::{self, Claim, Entry};
 use peerlane_hal::mechanics::mapping::Mapping;
 use peerlane_hal::{
@@ -134,7 +135,7 @@ impl PeerMemory for Memory {
     unsafe fn register(&self, base: NonNull<u8>, bytes: u64, role: Role) -> Result<Local, Error> {
         if role == Role::Flags && !(base.as_ptr() as u64).is_multiple_of(WORD_BYTES) {
             let text = format!("flags at {base:p} are not aligned to {WORD_BYTES} bytes");
-            return Err(Error::Argument(text));
+            return Err(Error::argument(text));
         }
         let (cards, owner) = (self.shared.cards(), self.shared.rank());
         // SAFETY: the caller's.
@@ -153,7 +154,7 @@ impl PeerMemory for Memory {
                 "flags at {:p} are memory of a device, wanted memory of the host",
                 region.base()
             );
-            return Err(Error::Argument(text));
+            return Err(Error::argument(text));
         }
         let (cards, owner) = (self.shared.cards(), self.shared.rank());
         let ways = self.shared.inner.options.device_memory;
@@ -179,10 +180,10 @@ impl PeerMemory for Memory {
     fn import(&self, peer: Rank, key: &Key, deadline: Deadline) -> Result<Remote, Error> {
         let connected = self.shared.peer(peer)?;
         if key.rank != peer {
-            return Err(Error::ForeignKey { wanted: peer, seen: key.rank });
+            return Err(Error::foreign_key(peer, key.rank));
         }
         let Some(control) = &connected.control else {
-            let own = find(key).ok_or(Error::Freed { peer, generation: key.generation().0 })?;
+            let own = find(key).ok_or(Fault::Freed { peer, generation: key.generation().0 })?;
             return Ok(Remote { key: *key, own: Some(own) });
         };
         control.import(key, deadline)?;

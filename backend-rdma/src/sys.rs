@@ -253,7 +253,7 @@ impl Domain {
         let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
         let Some(register) = self.context.library.reg_dmabuf_mr else {
             let text = format!("{LIBRARY} has no ibv_reg_dmabuf_mr, wanted rdma-core 34 or newer");
-            return Err(Error::Unavailable(text));
+            return Err(Error::unavailable(text));
         };
         let (domain, fd, access) = (self.raw.as_ptr(), fd.as_raw_fd(), access.cast_signed());
         // SAFETY: the domain is open and so is the descriptor; the caller keeps what it names.

@@ -52,7 +52,12 @@ fn importer() {
     tell(&fabric.address());
     match fabric.connect(OWNER, &address, soon()) {
         Ok(()) => tell(b"connected"),
-        Err(error) => return tell(format!("{}: {error}", error.kind()).as_bytes()),
+        Err(error) => {
+            tell(format!("{}: {error}", error.kind()).as_bytes());
+            // The owner still connects to the memory of this fabric.
+            let _ = hear();
+            return;
+        }
     }
     let at_first = driver.counter("open_imports", None);
     while let Some(line) = hear() {

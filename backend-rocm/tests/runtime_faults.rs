@@ -1,6 +1,7 @@
 //! What runtimes of ROCm have been seen to do wrong: each is detected or survived.
 //!
-//! What a device does is tried once in a process, so each test has devices of its own.
+//! What a device does is tried once in a process, so each test has devices of its own, but for those that
+//! find a device sound.
 
 #[path = "engine/backend.rs"]
 #[allow(dead_code, unused_imports, reason = "a part of it is used here")]
@@ -59,7 +60,7 @@ fn copies_that_copy_nothing_are_made_in_another_way() {
         driver.set("NO_CU", "works");
     }
     let (driver, _turn) = machine();
-    let mut members = world_on(13, 2, 70_001, None);
+    let mut members = world_on(12, 2, 70_001, None);
     let before = driver.counter("no_cu_copies", None);
     ensure_gathers(&mut members, 1, "sound");
     // Of each of two ranks the own copy and the one to the peer.
@@ -144,6 +145,20 @@ fn a_runtime_that_wants_signal_memory_gets_no_streams() {
     assert_eq!(engine.kind(), EngineKind::Sdma);
     driver.set("WAIT_MEMORY", "any");
     assert_eq!(alone(11, EngineKind::Auto).engine().unwrap().kind(), EngineKind::Streams);
+}
+
+/// To destroy a stream HIP may wait for what it holds: one that a trial has given up on stays.
+#[test]
+fn a_trial_that_does_not_end_holds_up_nobody() {
+    let (driver, _turn) = machine();
+    let mut fabric = alone(14, EngineKind::Streams);
+    driver.set("JITTER_US", "60000000");
+    let start = Instant::now();
+    let error = fabric.engine().expect_err("words take too long");
+    driver.set("JITTER_US", "0");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("was not over within 2s"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(8), "it took {:?}", start.elapsed());
 }
 
 /// What HIP refuses to the backend is an error value, and nothing that the caller's own look finds.

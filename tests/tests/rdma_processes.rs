@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use peerlane_collectives::bootstrap::tcp::Hub;
-use peerlane_conformance::processes::{Child, Parent};
-use peerlane_conformance::{Failure, Outcome};
+use peerlane_conformance::Outcome;
+use peerlane_conformance::processes::{Child, Parent, hear_out};
 use peerlane_hal::Deadline;
 
 use chapter::Chapter;
@@ -106,27 +106,6 @@ impl Cast {
             victim.kill()?;
             children.pop();
         }
-        let mut failures = Vec::new();
-        for (rank, child) in children.iter_mut().enumerate() {
-            if let Err(failure) = hear_out(child, deadline).and_then(|()| child.finish(deadline)) {
-                failures.push(format!("rank {rank}: {failure}"));
-            }
-        }
-        if failures.is_empty() { Ok(()) } else { Err(Failure::new(failures.join("\n"))) }
-    }
-}
-
-/// Passes over what a rank has done, to its end.
-fn hear_out(child: &mut Child, deadline: Deadline) -> Outcome {
-    let mut passed = String::from("nothing");
-    loop {
-        match child.hear(deadline) {
-            Ok(line) if line == "done" => return Ok(()),
-            Ok(line) if line == "under way" => {}
-            Ok(line) if line.starts_with("figure ") => println!("{line}"),
-            Ok(line) if line.starts_with("passed ") => passed = line,
-            Ok(line) => return Err(Failure::new(line)),
-            Err(failure) => return Err(failure.within(format!("after it had {passed}"))),
-        }
+        hear_out(&mut children, deadline)
     }
 }

@@ -63,7 +63,7 @@ impl Place {
         let place = normal(address)
             .and_then(|address| Self::at(sysfs, &sysfs.join("bus/pci/devices").join(address)));
         place.ok_or_else(|| {
-            Error::Argument(format!(
+            Error::argument(format!(
                 "device is the one nearest to {address:?}, and there is no PCI device at that address; \
                  wanted one of /sys/bus/pci/devices, such as 0000:3b:00.0"
             ))

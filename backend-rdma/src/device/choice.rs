@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ibverbs_sys::{ibv_device_attr, ibv_mtu, ibv_port_attr};
+use peerlane_hal::mechanics::device::Fault;
 
 use super::affinity::{self, SYSFS};
 use super::{Device, Gid, GidKind, LinkLayer, Port, describe};
@@ -78,11 +79,11 @@ pub(crate) fn choose(
     let mut refused = Vec::new();
     for context in contexts {
         match place_on(&context, port, gid) {
-            Err(Error::Unavailable(text)) => refused.push(text),
+            Err(Error::Fault(Fault::Unavailable(text))) => refused.push(text),
             answer => return answer,
         }
     }
-    Err(Error::Unavailable(refused.join("; ")))
+    Err(Error::unavailable(refused.join("; ")))
 }
 
 /// Sorts cards by their distance from a PCI device; equals keep their order.
@@ -101,14 +102,14 @@ fn sort_by_distance<T>(
 
 fn none_found(device: &DeviceChoice, names: &[String]) -> Error {
     if names.is_empty() {
-        return Error::Unavailable(
+        return Error::unavailable(
             "there is no RDMA device: see `rdma link` and /sys/class/infiniband; for tests, soft RoCE \
              makes one of a network interface: `rdma link add rxe0 type rxe netdev eth0`"
                 .to_owned(),
         );
     }
     let names = names.join(", ");
-    Error::Unavailable(format!("there is no RDMA device {device}; there are: {names}"))
+    Error::unavailable(format!("there is no RDMA device {device}; there are: {names}"))
 }
 
 fn place_on(context: &Arc<Context>, port: Option<u8>, gid: Option<u32>) -> Result<Place, Error> {
@@ -135,14 +136,14 @@ fn port_of(device: &Device, wanted: Option<u8>) -> Result<&Port, Error> {
     let named = |port: &&Port| wanted.is_none_or(|wanted| wanted == port.number);
     if let Some(wanted) = wanted.filter(|_| !device.ports.iter().any(|port| named(&port))) {
         let count = device.ports.len();
-        return Err(Error::Argument(format!("port is {wanted}, {name} has 1 to {count}")));
+        return Err(Error::argument(format!("port is {wanted}, {name} has 1 to {count}")));
     }
     let mut ports = device.ports.iter().filter(named);
     ports.clone().find(|port| port.active).ok_or_else(|| {
         let states: Vec<String> =
             ports.by_ref().map(|port| format!("port {} is {}", port.number, port.state)).collect();
         let states = states.join(", ");
-        Error::Unavailable(format!("{name} has no active port: {states}; see `rdma link`"))
+        Error::unavailable(format!("{name} has no active port: {states}; see `rdma link`"))
     })
 }
 
@@ -155,7 +156,7 @@ fn gid_of(name: &str, port: &Port, wanted: Option<u32>) -> Result<Gid, Error> {
         let found = port.gids.iter().find(|gid| gid.index == wanted);
         return found.copied().ok_or_else(|| {
             let (number, seen) = (port.number, seen());
-            Error::Argument(format!(
+            Error::argument(format!(
                 "gid_index is {wanted}, port {number} of {name} has no address there; it has: {seen}"
             ))
         });
@@ -166,7 +167,7 @@ fn gid_of(name: &str, port: &Port, wanted: Option<u32>) -> Result<Gid, Error> {
     }
     best.ok_or_else(|| {
         let (number, seen) = (port.number, seen());
-        Error::Unavailable(format!(
+        Error::unavailable(format!(
             "port {number} of {name} has no address that other hosts reach; it has: {seen}; give its \
              network interface an IP address, or choose one by gid_index"
         ))

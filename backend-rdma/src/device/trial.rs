@@ -34,7 +34,7 @@ impl fmt::Display for DmabufRefusal {
 pub fn try_dmabuf(name: &str) -> Result<Result<(), DmabufRefusal>, Error> {
     let contexts = sys::open_all(sys::library()?, |_, seen| seen == name)?;
     let Some(context) = contexts.first() else {
-        return Err(Error::Unavailable(format!("there is no RDMA device {name:?}")));
+        return Err(Error::unavailable(format!("there is no RDMA device {name:?}")));
     };
     let domain = Domain::open(Arc::clone(context))?;
     Ok(judge(context.library.reg_dmabuf_mr.is_some(), domain.refuse_dmabuf()))

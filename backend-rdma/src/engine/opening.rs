@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
+use peerlane_hal::mechanics::device::Fault;
 use peerlane_hal::mechanics::mapping::Mapping;
 use peerlane_hal::{Deadline, Rank};
 
@@ -75,7 +76,7 @@ impl Opening {
             Err(TryRecvError::Empty) => Ok(None),
             Err(TryRecvError::Disconnected) => {
                 let how = "the thread that opened queue pairs has ended".to_owned();
-                Err(Error::PeerLost { peer: self.peer, how })
+                Err(Fault::PeerLost { peer: self.peer, how }.into())
             }
         }
     }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use ibverbs_sys::{
     IBV_SEND_INLINE, ibv_send_rdma, ibv_send_target, ibv_send_wr, ibv_sge, ibv_wr_opcode,
 };
+use peerlane_hal::mechanics::device::Fault;
 use peerlane_hal::{Deadline, Ticket};
 
 use super::chain::Chain;
@@ -202,7 +203,7 @@ impl Pair {
             let how = format!(
                 "{place} answers, but has taken nothing for {limit:?}; its process may be stopped"
             );
-            Error::PeerLost { peer, how }
+            Fault::PeerLost { peer, how }.into()
         })
     }
 

@@ -35,7 +35,7 @@ pub(super) fn resolve(op: &Op<'_, Local, Remote>) -> Result<Resolved, Error> {
         Op::Signal { flag, value } => {
             let key = &flag.region.key;
             if key.role == Role::Data {
-                return Err(Error::Argument(
+                return Err(Error::argument(
                     "the signalled flag lies in a region registered as Data, wanted Flags"
                         .to_owned(),
                 ));
@@ -56,7 +56,7 @@ pub(super) fn resolve(op: &Op<'_, Local, Remote>) -> Result<Resolved, Error> {
                 }
             })
         }
-        Op::Wait { .. } => Err(Error::Argument(
+        Op::Wait { .. } => Err(Error::argument(
             "a wait was submitted to an engine without queued_wait; poll the flag instead"
                 .to_owned(),
         )),
@@ -85,7 +85,7 @@ fn copy(
     if let Some(own) = &remote.own {
         if of_device || own.is_of_device() {
             let text = "a copy to oneself is of memory of a device; its own fabric copies it";
-            return Err(Error::Argument(text.to_owned()));
+            return Err(Error::argument(text.to_owned()));
         }
         let there = own.base.as_ptr().wrapping_add(offset as usize);
         let (dst, src) = if direction == Direction::Put { (there, here) } else { (here, there) };
@@ -106,7 +106,7 @@ fn copy(
 fn within(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<(), Error> {
     match offset.checked_add(bytes) {
         Some(end) if end <= region_bytes => Ok(()),
-        _ => Err(Error::Argument(format!(
+        _ => Err(Error::argument(format!(
             "{what} spans {bytes} bytes from offset {offset}, the region has {region_bytes}"
         ))),
     }

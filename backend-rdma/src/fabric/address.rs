@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use peerlane_hal::mechanics::device::Fault;
 use peerlane_hal::wire::{Reader, Writer, checksum};
 use peerlane_hal::{BackendId, Rank};
 
@@ -52,7 +53,7 @@ impl Address {
 
     /// Parses what `peer` sent; never panics, whatever it is.
     pub(crate) fn decode(peer: Rank, bytes: &[u8]) -> Result<Self, Error> {
-        let malformed = |what: String| Err(Error::Address { peer, what });
+        let malformed = |what: String| Err(Fault::Address { peer, what }.into());
         let short = Error::address(peer);
         let mut reader = Reader::new(bytes);
         let magic: [u8; 4] = reader.array("magic").map_err(&short)?;

@@ -75,7 +75,7 @@ impl Arrivals {
     pub(crate) fn flush_with(&self, flush: Arc<dyn Flush>) -> Result<(), Error> {
         let mut flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
         if self.silent.load(Ordering::SeqCst) {
-            return Err(Error::Unavailable(
+            return Err(Error::unavailable(
                 "peers write flags of this rank without its help already, and memory of its device has \
                  to be flushed before a flag is seen; set `signal` to Message"
                     .to_owned(),
@@ -87,8 +87,18 @@ impl Arrivals {
         Ok(())
     }
 
-    pub(super) fn has_flushes(&self) -> bool {
-        !self.flushes.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    /// Lets peers write flags by themselves; not where something has to be flushed before a flag is seen.
+    pub(super) fn allow_writes(&self) -> bool {
+        let flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
+        if !flushes.is_empty() {
+            return false;
+        }
+        // Under the lock, so that `flush_with` sees it or is seen.
+        self.silent.store(true, Ordering::SeqCst);
+        drop(flushes);
+        // Who sleeps already would miss what nobody announces.
+        self.wake();
+        true
     }
 
     /// Makes what has come visible to the devices.
@@ -198,5 +208,30 @@ fn arrive(streams: &mut Streams, (number, card): (usize, &Card), completion: &ib
         }
         ibv_wc_opcode::RECV_RDMA_WITH_IMM => streams.immediate(pair, completion.imm_data),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Needed;
+
+    impl Flush for Needed {
+        fn flush(&self) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn peers_write_flags_or_what_has_come_is_flushed_but_never_both() {
+        let arrivals = || Arrivals::new(Arc::from(Vec::new()));
+        let (written, flushed) = (arrivals(), arrivals());
+        assert!(written.allow_writes());
+        let error = written.flush_with(Arc::new(Needed)).unwrap_err().to_string();
+        assert!(error.ends_with("set `signal` to Message"), "{error}");
+        flushed.flush_with(Arc::new(Needed)).unwrap();
+        assert!(!flushed.allow_writes() && !flushed.silent.load(Ordering::SeqCst));
     }
 }

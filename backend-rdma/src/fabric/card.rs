@@ -42,7 +42,7 @@ impl Card {
         if place.limits.max_srq == 0 {
             let name = &place.context.name;
             let text = format!("{name} has no shared receive queues, which this backend needs");
-            return Err(Error::Unavailable(text));
+            return Err(Error::unavailable(text));
         }
         let domain = Arc::new(Domain::open(Arc::clone(&place.context))?);
         let receives = receives.min(place.limits.max_srq_wr.max(1).cast_unsigned());

@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use peerlane_hal::mechanics::device::Fault;
 use peerlane_hal::{Deadline, Rank, RemoteKey as _};
 
 use super::SignalBy;
@@ -41,7 +42,7 @@ impl Control {
         let Address { token, ranks, .. } = *address;
         match control.ask(&Question::Hello { token, rank: me, ranks }, "say hello", deadline)? {
             Answer::Yes => Ok(control),
-            Answer::Refused(why) => Err(Error::PeerLost { peer, how: why }),
+            Answer::Refused(why) => Err(Fault::PeerLost { peer, how: why }.into()),
             answer => Err(control.nonsense(&answer)),
         }
     }
@@ -50,7 +51,9 @@ impl Control {
     pub(crate) fn import(&self, key: &Key, deadline: Deadline) -> Result<(), Error> {
         match self.ask(&Question::Import(*key), "say whether its memory lives", deadline)? {
             Answer::Yes => Ok(()),
-            Answer::Freed => Err(Error::Freed { peer: self.peer, generation: key.generation().0 }),
+            Answer::Freed => {
+                Err(Fault::Freed { peer: self.peer, generation: key.generation().0 }.into())
+            }
             answer => Err(self.nonsense(&answer)),
         }
     }
@@ -66,7 +69,7 @@ impl Control {
             Answer::Refused(why) => {
                 let (peer, place) = (self.peer, &self.place);
                 let how = format!("{place} cannot open a queue pair: {why}");
-                Err(Error::PeerLost { peer, how })
+                Err(Fault::PeerLost { peer, how }.into())
             }
             answer => Err(self.nonsense(&answer)),
         }
@@ -79,7 +82,8 @@ impl Control {
 
     fn nonsense(&self, answer: &Answer) -> Error {
         let (peer, place) = (self.peer, &self.place);
-        Error::PeerLost { peer, how: format!("{place} answered {answer:?} to another question") }
+        let how = format!("{place} answered {answer:?} to another question");
+        Fault::PeerLost { peer, how }.into()
     }
 
     fn ask(
@@ -91,14 +95,14 @@ impl Control {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(open) = stream.as_mut() else {
             let how = format!("{} did not answer before", self.place);
-            return Err(Error::PeerLost { peer: self.peer, how });
+            return Err(Fault::PeerLost { peer: self.peer, how }.into());
         };
         let answer = exchange(open, &question.encode(), deadline);
         let answer = answer.map_err(|error| lost(self.peer, &self.place, &error, what, deadline));
         let decoded = answer.and_then(|bytes| {
             Answer::decode(&bytes).map_err(|error| {
                 let how = format!("{} answers what it should not: {error}", self.place);
-                Error::PeerLost { peer: self.peer, how }
+                Fault::PeerLost { peer: self.peer, how }.into()
             })
         });
         if decoded.is_err() {
@@ -162,14 +166,16 @@ fn lost(
     deadline: Deadline,
 ) -> Error {
     use std::io::ErrorKind;
-    match error.kind() {
+    let fault = match error.kind() {
         ErrorKind::TimedOut | ErrorKind::WouldBlock => {
-            Error::Timeout { peer, what, timeout: deadline.timeout() }
+            let what = format!("rank {peer} did not {what}");
+            Fault::Timeout { what, timeout: deadline.timeout() }
         }
         ErrorKind::UnexpectedEof => {
             let how = format!("{place} closed the connection instead of answering");
-            Error::PeerLost { peer, how }
+            Fault::PeerLost { peer, how }
         }
-        _ => Error::PeerLost { peer, how: format!("{place}: {error}") },
-    }
+        _ => Fault::PeerLost { peer, how: format!("{place}: {error}") },
+    };
+    fault.into()
 }

@@ -120,7 +120,7 @@ impl Default for Options {
 impl Options {
     pub(super) fn check(&self) -> Result<(), Error> {
         let wrong = |field, seen: u64, wanted| {
-            Err(Error::Argument(format!("{field} is {seen}, wanted {wanted}")))
+            Err(Error::argument(format!("{field} is {seen}, wanted {wanted}")))
         };
         match self {
             Self { service_level: 16.., .. } => {

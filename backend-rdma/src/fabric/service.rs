@@ -245,10 +245,10 @@ impl Asker {
         let Opening { end: other, strand, card: number, signal } = opening;
         let (number, arrivals) = (usize::from(*number), &inner.arrivals);
         let card = inner.cards.get(number).ok_or_else(|| {
-            Error::Argument(format!("there is no card {number}, there are {}", inner.cards.len()))
+            Error::argument(format!("there is no card {number}, there are {}", inner.cards.len()))
         })?;
         if strand.lead.is_some_and(|lead| !self.pairs.iter().any(|open| open.lead == lead)) {
-            return Err(Error::Argument(format!("there is no stream for {strand:?}")));
+            return Err(Error::argument(format!("there is no stream for {strand:?}")));
         }
         let sizes = QpSizes { sends: 1, inline_bytes: 0 };
         let qp = Qp::create(&card.domain, &card.cq, Some(&card.srq), sizes)?;
@@ -266,13 +266,10 @@ impl Asker {
         let signal = signal.unwrap_or_else(|| {
             if passive.qp.writes_in_order() { SignalBy::Write } else { SignalBy::Message }
         });
-        // What has to be flushed before a flag is seen leaves the flag to this rank.
-        let signal = if arrivals.has_flushes() { SignalBy::Message } else { signal };
-        if signal == SignalBy::Write {
-            arrivals.silent.store(true, Ordering::SeqCst);
-            // Who sleeps already would miss what nobody announces.
-            arrivals.wake();
-        }
+        let signal = match signal {
+            SignalBy::Write if !arrivals.allow_writes() => SignalBy::Message,
+            signal => signal,
+        };
         self.pairs.push(passive);
         Ok((own, signal))
     }

@@ -51,7 +51,7 @@ impl Registration {
             .ok()
             .filter(|length| (base.as_ptr() as usize).checked_add(*length).is_some())
             .ok_or_else(|| {
-                Error::Argument(format!("a region of {bytes} bytes at {base:p} has no end"))
+                Error::argument(format!("a region of {bytes} bytes at {base:p} has no end"))
             })?;
         let with = if length == 0 { &[] } else { cards };
         // SAFETY: the caller's.

@@ -23,18 +23,6 @@
 //!
 //! [`hsa-sys`]: https://docs.rs/peerlane-hsa-sys
 
-#[allow(
-    missing_docs,
-    non_camel_case_types,
-    non_snake_case,
-    non_upper_case_globals,
-    missing_debug_implementations,
-    clippy::identity_op,
-    clippy::multiple_unsafe_ops_per_block,
-    clippy::undocumented_unsafe_blocks,
-    clippy::unnecessary_operation,
-    reason = "the header's names, zeroed defaults of plain C structures, and checks of their layout"
-)]
 mod header;
 mod table;
 mod version;

@@ -17,18 +17,6 @@
 //!
 //! [`hip-sys`]: https://docs.rs/peerlane-hip-sys
 
-#[allow(
-    missing_docs,
-    non_camel_case_types,
-    non_snake_case,
-    non_upper_case_globals,
-    missing_debug_implementations,
-    clippy::identity_op,
-    clippy::multiple_unsafe_ops_per_block,
-    clippy::undocumented_unsafe_blocks,
-    clippy::unnecessary_operation,
-    reason = "the headers' names, zeroed defaults of plain C structures, and checks of their layout"
-)]
 mod header;
 mod table;
 

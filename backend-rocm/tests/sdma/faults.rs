@@ -87,16 +87,17 @@ fn a_device_that_breaks_ends_its_copies() {
 #[ignore = "run by a_device_that_breaks_ends_its_copies"]
 fn broken() {
     let mut machine = Machine::new();
-    machine.set("COPY_DELAY_US", "50000", "0");
-    let mut members = world(2, 100);
+    // The copy stands still until the device breaks.
+    machine.set("STALL_MIB", "1", "0");
+    let mut members = world(2, (2 << 20) - 1);
     members[0].submit(|me| vec![me.put(1), me.signal(1, 1)]).unwrap();
     machine.driver.break_device(0, 719);
     let error = drive(&mut members[..1], |member| member.engine.completed().map(|_| false));
     let error = error.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "a put to rank 1 of 100 bytes by SDMA 2 on device 0 (Simulated Instinct): the runtime left -1 in \
-         its signal, wanted 0"
+        "a put to rank 1 of 2097151 bytes by SDMA 2 on device 0 (Simulated Instinct): the runtime left \
+         -1 in its signal, wanted 0"
     );
     assert!(members[0].engine.release().is_err(), "the error stays");
 }

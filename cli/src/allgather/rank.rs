@@ -9,7 +9,7 @@ use super::backend::{Backend, Chosen};
 use super::clock::Pace;
 use super::dtype::of_dtype;
 use super::event::{Event, Sink};
-use super::gpu::{self, Seated};
+use super::gpu;
 use super::limit::Limit;
 use super::measure::Bench;
 use super::options::Options;
@@ -39,23 +39,25 @@ pub(crate) fn run(
     if let Some(text) = place.note(options).filter(|_| circle.rank().0 == 0) {
         sink(Event::Took { text })?;
     }
+    let ready = Ready { options, circle, place: &place, seed, sink };
     match chosen.seat(place.local_rank) {
-        Some(seat) => {
-            let place = &place;
-            gpu::run(Seated { options, circle, place, seat, seed, sink }, chosen.backend)
-        }
-        None if chosen.backend == Backend::Rdma => on_rdma(options, circle, &place, seed, sink),
-        None => on_host(options, circle, &place, seed, sink),
+        Some(seat) => gpu::run(ready, seat, chosen.backend),
+        None if chosen.backend == Backend::Rdma => on_rdma(ready),
+        None => on_host(ready),
     }
 }
 
-fn on_host(
-    options: &Options,
-    circle: Circle,
-    place: &Place,
-    seed: u64,
-    sink: Sink<'_>,
-) -> Result<()> {
+/// A rank that has agreed with the others.
+pub(super) struct Ready<'a> {
+    pub(super) options: &'a Options,
+    pub(super) circle: Circle,
+    pub(super) place: &'a Place,
+    pub(super) seed: u64,
+    pub(super) sink: Sink<'a>,
+}
+
+fn on_host(ready: Ready<'_>) -> Result<()> {
+    let Ready { options, circle, place, .. } = &ready;
     let (rank, ranks) = (circle.rank(), circle.ranks());
     let open = |streaming_bytes_min| {
         let options = host::Options { streaming_bytes_min, ..host::Options::default() };
@@ -69,42 +71,30 @@ fn on_host(
     let network = || network;
     match options.tiers.throttle_inside() {
         None => {
-            let group = tiers::open(options, &circle, place, local, network)?;
-            with_group(options, circle, place, seed, group, ways, sink)
+            let group = tiers::open(options, circle, place, local, network)?;
+            with_group(ready, group, ways)
         }
         Some(layer) => {
             let slow = |fabric| Wrapped::new(fabric, layer);
-            let group = tiers::open(options, &circle, place, slow(local), network)?;
+            let group = tiers::open(options, circle, place, slow(local), network)?;
             let ways = ways.into_iter().map(slow).collect();
-            with_group(options, circle, place, seed, group, ways, sink)
+            with_group(ready, group, ways)
         }
     }
 }
 
 /// Every byte over network cards, also between ranks of one host.
-fn on_rdma(
-    options: &Options,
-    circle: Circle,
-    place: &Place,
-    seed: u64,
-    sink: Sink<'_>,
-) -> Result<()> {
-    let holder = place.holder(&circle);
+fn on_rdma(ready: Ready<'_>) -> Result<()> {
+    let Ready { options, circle, place, .. } = &ready;
+    let holder = place.holder(circle);
     let open = || options.cards.open(holder, None);
     let ways = if options.limit { vec![open()?] } else { vec![] };
-    let group = tiers::open(options, &circle, place, open()?, open)?;
-    with_group(options, circle, place, seed, group, ways, sink)
+    let group = tiers::open(options, circle, place, open()?, open)?;
+    with_group(ready, group, ways)
 }
 
-fn with_group<F: Fabric>(
-    options: &Options,
-    circle: Circle,
-    place: &Place,
-    seed: u64,
-    group: Group<F>,
-    ways: Vec<F>,
-    sink: Sink<'_>,
-) -> Result<()> {
+fn with_group<F: Fabric>(ready: Ready<'_>, group: Group<F>, ways: Vec<F>) -> Result<()> {
+    let Ready { options, circle, place, seed, sink } = ready;
     let setup = Setup::of(options, &circle, place, &group)?;
     let limit = if ways.is_empty() { None } else { Some(Limit::open(ways, &circle, place.hosts)?) };
     let pace = Pace { warmup: options.warmup, iterations: options.iterations };

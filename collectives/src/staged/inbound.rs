@@ -55,6 +55,11 @@ impl<D: Fabric, N: Fabric> Gets<D, N> {
         self.next
     }
 
+    /// Whether a get of the same line waits for answers: one past the host would come before it.
+    pub(super) fn is_awaited(&self, part: Part) -> bool {
+        self.open.values().any(|get| (get.part.queue, get.part.peer) == (part.queue, part.peer))
+    }
+
     /// The gets of a queue are not wanted any more; those that end with it.
     pub(super) fn drop_queue(&mut self, queue: u64, mut done: impl FnMut(Part)) {
         self.open.retain(|_, get| {

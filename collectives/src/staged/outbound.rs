@@ -113,6 +113,19 @@ impl<N: Fabric> Outbound<N> {
         self.outgoing.is_empty() && self.credited == self.numbered
     }
 
+    /// Whether bytes that the network was not given yet will go past the slots of the peer: what it is
+    /// given now would come before them.
+    fn writes_past(&self) -> bool {
+        let mut payloads = self.outgoing.iter().filter_map(|it| it.payload.as_ref());
+        payloads.any(|payload| !Arc::ptr_eq(&payload.dst, &self.inbox))
+    }
+
+    /// The same of bytes that it will take from where they are.
+    fn reads_past(&self, own: &Own<N>) -> bool {
+        let mut payloads = self.outgoing.iter().filter_map(|it| it.payload.as_ref());
+        payloads.any(|payload| !Arc::ptr_eq(&payload.src, &own.outbox))
+    }
+
     fn has_room(&self) -> bool {
         self.numbered - self.credited < RECORDS
     }
@@ -212,6 +225,9 @@ impl<N: Fabric> Outbound<N> {
         match &entry.work {
             Work::Put { dst, to, src, from, bytes } => {
                 if let (Some(remote), Backing::Direct(local)) = (&dst.direct, &src.backing) {
+                    if self.writes_past() {
+                        return Ok(Begun::Blocked);
+                    }
                     let (dst, src) = (Arc::clone(remote), Arc::clone(local));
                     let put = Move::Put { dst, to: *to, src, from: *from, bytes: *bytes };
                     tools.carrier.push(put, vec![part]);
@@ -234,6 +250,9 @@ impl<N: Fabric> Outbound<N> {
             }
             Work::Get { dst, to, src, from, bytes } => {
                 if let (Backing::Direct(local), Some(remote)) = (&dst.backing, &src.direct) {
+                    if self.writes_past() || self.reads_past(own) || tools.gets.is_awaited(part) {
+                        return Ok(Begun::Blocked);
+                    }
                     let (dst, src) = (Arc::clone(local), Arc::clone(remote));
                     let get = Move::Get { dst, to: *to, src, from: *from, bytes: *bytes };
                     tools.carrier.push(get, vec![part]);

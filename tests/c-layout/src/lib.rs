@@ -42,6 +42,15 @@ macro_rules! claims {
     };
 }
 
+/// Claims about constants by the names of the header, where Rust has each as a value of a newtype:
+/// `constants! { status_t { STATUS_OK, STATUS_BUSY } }`.
+#[macro_export]
+macro_rules! constants {
+    ($($group:ident { $($name:ident),* $(,)? })*) => {
+        vec![$($($crate::Claim::of(stringify!($name), $group::$name.0.into())),*),*]
+    };
+}
+
 /// What a header needs to be compiled.
 #[derive(Clone, Debug)]
 pub struct Header<'a> {

@@ -61,8 +61,7 @@
 //! | `NUMA_NODES` | processors that devices are near to, in their order | 2 |
 //! | `NO_CU` | copies that ask for an engine: `works`, `drop` without a word, `refuse` | `works` |
 //! | `WAIT_MEMORY` | what streams wait on: `any`, `signal` memory only | `any` |
-//! | `FREE_WAITS` | giving memory back waits for its device, as HIP does: `on`, `off` | `on` |
-//!
+//! | `FREE_WAITS` | giving memory back waits for its device, and a stream for what it holds, as HIP does: `on`, `off` | `on` |
 //! | `SDMA_ENGINES`, `XGMI_ENGINES`, `ENGINES_PER_LINK` | numbered engines that lead to the host, to devices of the hive, and to each one of these | 2, 14, 2 |
 //! | `SDMA_QUEUE`, `SIGNALS` | copies that one engine holds; signals of a process; 0x1008 beyond | 4096, 65536 |
 //! | `FAR_FACTOR` | how many times as long a copy takes on an engine that leads elsewhere | 1 |

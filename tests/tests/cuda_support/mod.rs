@@ -13,18 +13,9 @@ pub(crate) use peerlane_cuda::{Context, Fabric, Local, Options};
 
 use crate::support::machine::Machine;
 
-/// Machines on which the engine goes other ways.
-pub(crate) const MACHINES: &[Machine] = &[
-    // Everything through memory of the host; and some of it, between two islands.
-    Machine::With("P2P", "off"),
-    Machine::With("P2P_ISLAND", "2"),
-    // Puts that are on their way for long, and end in any order.
-    Machine::With("PEER_JITTER_US", "2000"),
-    Machine::With("PEER_WRITES", "drop"),
-    Machine::With("COPY_ENGINES", "1"),
-    Machine::With("COPY_ENGINES", "2"),
-    Machine::Without("cuStreamBatchMemOp_v2"),
-];
+/// Machines of this vendor on which the engine goes other ways.
+pub(crate) const MACHINES: &[Machine] =
+    &[Machine::With("COPY_ENGINES", "2"), Machine::Without("cuStreamBatchMemOp_v2")];
 
 /// How ranks open the fabric.
 pub(crate) fn options(device: u32) -> Options {

@@ -20,9 +20,9 @@ use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{GpuDriver, Outcome};
 
 use crate::support::data::unexpected;
-use crate::support::machine::Machine;
+use crate::support::machine::{self, Machine};
 use crate::support::stage::Stage;
-use crate::vendor::{Context, MACHINES};
+use crate::vendor::{self, Context};
 use parent::Troupe;
 
 pub(crate) fn main() -> ExitCode {
@@ -37,7 +37,8 @@ pub(crate) fn main() -> ExitCode {
     let chapters = (1..=4).flat_map(|ranks| Chapter::ALL.map(|chapter| (ranks, chapter)));
     let large = (5..=9).flat_map(|ranks| [(ranks, Chapter::Shapes), (ranks, Chapter::BackToBack)]);
     let on_all = chapters.chain(large).map(|(ranks, chapter)| (ranks, chapter, Machine::Whole));
-    let on_others = MACHINES.iter().copied().flat_map(|machine| {
+    let others = machine::MACHINES.iter().chain(vendor::MACHINES).copied();
+    let on_others = others.flat_map(|machine| {
         [Chapter::BackToBack, Chapter::Captured].map(|chapter| (3, chapter, machine))
     });
     let trials = on_all.chain(on_others).map(|(ranks, chapter, machine)| {

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::tcp::Hub;
-use peerlane_conformance::processes::Child;
+use peerlane_conformance::processes::{Child, hear_out};
 use peerlane_conformance::{Failure, Gpu as _, GpuDriver, Outcome};
 use peerlane_hal::Deadline;
 
@@ -19,8 +19,6 @@ pub(crate) const TOO_MANY: &str = "only the simulated driver has a device for ea
 pub(crate) const OTHER: &str = "only the simulated driver can lack what GPUs have";
 /// How long a rank may take for a chapter.
 const PATIENCE: Duration = Duration::from_secs(100);
-/// How much longer the others may take to notice that one has failed.
-const ECHO: Duration = Duration::from_secs(30);
 /// Groups of the same ranks at once.
 const GROUPS: usize = 2;
 /// Ranks beyond this need the simulated driver.
@@ -53,18 +51,7 @@ impl Troupe {
         let addresses: Vec<_> = hubs.iter().map(|hub| hub.address().to_string()).collect();
         let start = |rank| self.start(rank, &addresses.join(","));
         let mut children: Vec<Child> = (0..self.ranks).map(start).collect::<Outcome<_>>()?;
-        let mut deadline = Deadline::after(PATIENCE);
-        let mut failures = Vec::new();
-        for (rank, child) in children.iter_mut().enumerate() {
-            let ended = hear_out(child, deadline).and_then(|()| child.finish(deadline));
-            if let Err(failure) = ended {
-                if failures.is_empty() {
-                    deadline = Deadline::after(deadline.remaining().min(ECHO));
-                }
-                failures.push(format!("rank {rank}: {failure}"));
-            }
-        }
-        if failures.is_empty() { Ok(()) } else { Err(Failure::new(failures.join("\n"))) }
+        hear_out(&mut children, Deadline::after(PATIENCE))
     }
 
     fn start(self, rank: usize, hubs: &str) -> Outcome<Child> {
@@ -113,18 +100,5 @@ impl Troupe {
             command.env("PEERLANE_SIM_SEED", rank.to_string());
         }
         command
-    }
-}
-
-/// Passes over what a rank has done, to its end.
-fn hear_out(child: &mut Child, deadline: Deadline) -> Outcome {
-    let mut passed = String::from("nothing");
-    loop {
-        match child.hear(deadline) {
-            Ok(line) if line == "done" => return Ok(()),
-            Ok(line) if line.starts_with("passed ") => passed = line,
-            Ok(line) => return Err(Failure::new(line)),
-            Err(failure) => return Err(failure.within(format!("after it had {passed}"))),
-        }
     }
 }

@@ -13,6 +13,17 @@ pub(crate) enum Machine {
     Release(&'static str),
 }
 
+/// Machines of any vendor on which the engine goes other ways.
+pub(crate) const MACHINES: &[Machine] = &[
+    // Everything through memory of the host; and some of it, between two islands.
+    Machine::With("P2P", "off"),
+    Machine::With("P2P_ISLAND", "2"),
+    // Puts that are on their way for long, and end in any order.
+    Machine::With("PEER_JITTER_US", "2000"),
+    Machine::With("PEER_WRITES", "drop"),
+    Machine::With("COPY_ENGINES", "1"),
+];
+
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

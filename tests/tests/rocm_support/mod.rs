@@ -17,15 +17,8 @@ use crate::support::machine::Machine;
 /// Which kind of engines ranks have: `sdma`, or else streams.
 pub(crate) const KIND: &str = "PEERLANE_TEST_ENGINE";
 
-/// Machines on which the engine goes other ways.
+/// Machines of this vendor on which the engine goes other ways.
 pub(crate) const MACHINES: &[Machine] = &[
-    // Everything through memory of the host; and some of it, between two islands.
-    Machine::With("P2P", "off"),
-    Machine::With("P2P_ISLAND", "2"),
-    // Puts that are on their way for long, and end in any order.
-    Machine::With("PEER_JITTER_US", "2000"),
-    Machine::With("PEER_WRITES", "drop"),
-    Machine::With("COPY_ENGINES", "1"),
     // What runtimes got wrong: copies without compute units that copy nothing, or are not there, and
     // batches of memory operations that run in parallel.
     Machine::With("NO_CU", "drop"),

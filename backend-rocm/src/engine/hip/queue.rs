@@ -49,7 +49,7 @@ impl StreamCalls for Context {
     }
 
     unsafe fn destroy_stream(calls: &'static hip::Library, stream: StreamHandle) {
-        // SAFETY: the caller's; what the stream still holds runs on.
+        // SAFETY: the caller's; what the stream still holds runs on, and HIP may wait for it here.
         let _ = unsafe { (calls.stream_destroy)(raw(stream)) };
     }
 

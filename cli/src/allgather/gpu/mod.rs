@@ -6,13 +6,12 @@ use peerlane::plan::Algorithm;
 use peerlane::{cuda, rocm};
 
 use super::backend::{Backend, Seat};
-use super::event::{Event, Sink};
-use super::options::{Options, OwnCopy};
-use super::place::Place;
+use super::event::Event;
+use super::options::OwnCopy;
+use super::rank::Ready;
 use super::setup::Setup;
 use super::tiers;
 use crate::error::{Failure, Result};
-use crate::ranks::circle::Circle;
 use crate::size::Size;
 
 mod beside;
@@ -35,24 +34,14 @@ use rivals::Rivals;
 use size::Bench;
 use track::Track;
 
-/// A rank, and where it runs.
-pub(super) struct Seated<'a> {
-    pub(super) options: &'a Options,
-    pub(super) circle: Circle,
-    pub(super) place: &'a Place,
-    pub(super) seat: &'a Seat,
-    pub(super) seed: u64,
-    pub(super) sink: Sink<'a>,
-}
-
 /// Runs this rank on its GPU, which is the backend's.
 ///
 /// # Errors
 /// Whatever ends the run on this rank.
-pub(super) fn run(seated: Seated<'_>, backend: Backend) -> Result<()> {
-    let (rank, ranks) = (seated.circle.rank(), seated.circle.ranks());
-    let (device, strict) = (seated.seat.ordinal, seated.options.strict);
-    let own_copy = seated.options.own_copy;
+pub(super) fn run(ready: Ready<'_>, seat: &Seat, backend: Backend) -> Result<()> {
+    let (rank, ranks) = (ready.circle.rank(), ready.circle.ranks());
+    let (device, strict) = (seat.ordinal, ready.options.strict);
+    let own_copy = ready.options.own_copy;
     if backend == Backend::Rocm {
         let own_copy = match own_copy {
             OwnCopy::Auto => rocm::OwnCopy::Auto,
@@ -63,7 +52,7 @@ pub(super) fn run(seated: Seated<'_>, backend: Backend) -> Result<()> {
         let engine = rocm::EngineKind::Streams;
         let how = rocm::Options { device, strict, own_copy, engine, ..rocm::Options::default() };
         let open = || rocm::Fabric::open_with(rank, ranks, how.clone());
-        return measure(seated, backend, || open().map_err(Failure::of_backend));
+        return measure(ready, seat, backend, || open().map_err(Failure::of_backend));
     }
     let own_copy = match own_copy {
         OwnCopy::Auto => cuda::OwnCopy::Auto,
@@ -72,15 +61,16 @@ pub(super) fn run(seated: Seated<'_>, backend: Backend) -> Result<()> {
     };
     let how = cuda::Options { device, strict, own_copy, ..cuda::Options::default() };
     let open = || cuda::Fabric::open_with(rank, ranks, how.clone());
-    measure(seated, backend, || open().map_err(Failure::of_backend))
+    measure(ready, seat, backend, || open().map_err(Failure::of_backend))
 }
 
 fn measure<F: Fabric + 'static>(
-    seated: Seated<'_>,
+    ready: Ready<'_>,
+    seat: &Seat,
     backend: Backend,
     fabric: impl Fn() -> Result<F>,
 ) -> Result<()> {
-    let Seated { options, circle, place, seat, seed, sink } = seated;
+    let Ready { options, circle, place, seed, sink } = ready;
     let lengths = options.sweep(circle.ranks()).shard_lengths();
     let gpu = Gpu::open(backend, seat.ordinal, options.timeout)?;
     let mut group = tiers::open(options, &circle, place, fabric()?, &fabric)?;

@@ -8,7 +8,7 @@ use crate::mechanics::handover::{Errno, Refusal};
 use crate::mechanics::mapping::MappingError;
 use crate::rank::Rank;
 
-/// Why a backend of GPUs could not do something that is no answer of the vendor's driver; such a
+/// Why a backend could not do something that is no answer of the vendor's driver; such a
 /// backend's error has it as one variant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -68,7 +68,8 @@ pub trait StreamCalls: DeviceContext {
     /// The driver's refusal.
     fn create_stream(&self, urgent: bool) -> Result<StreamHandle, Self::Error>;
 
-    /// What it still holds runs on; a refusal means that the device is gone.
+    /// What it still holds runs on, and some drivers wait for that; a refusal means that the device is
+    /// gone.
     ///
     /// # Safety
     /// The stream lives, and is not used afterwards.

@@ -3,6 +3,7 @@
 //! All streams are non-blocking, so that nothing orders itself by the legacy default stream. Events
 //! carry no time, which makes them cheap.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use crate::mechanics::device::{CaptureState, EventHandle, Fault, StreamCalls, StreamHandle};
@@ -15,17 +16,24 @@ const NAP: Duration = Duration::from_micros(50);
 pub(super) struct OwnStream<D: StreamCalls> {
     library: D::Library,
     raw: StreamHandle,
+    /// It was given up on, and may hold a wait for ever.
+    stuck: Cell<bool>,
 }
 
 impl<D: StreamCalls> OwnStream<D> {
     pub(super) fn create(context: &D) -> Result<Self, D::Error> {
-        Ok(Self { library: context.library(), raw: context.create_stream(false)? })
+        Self::of(context, false)
     }
 
     /// A stream of the highest priority. Streams of one priority may share a channel of the
     /// hardware, and what stands there behind a blocked wait waits too; this one passes.
     pub(super) fn urgent(context: &D) -> Result<Self, D::Error> {
-        Ok(Self { library: context.library(), raw: context.create_stream(true)? })
+        Self::of(context, true)
+    }
+
+    fn of(context: &D, urgent: bool) -> Result<Self, D::Error> {
+        let (library, raw) = (context.library(), context.create_stream(urgent)?);
+        Ok(Self { library, raw, stuck: Cell::new(false) })
     }
 
     pub(super) fn raw(&self) -> StreamHandle {
@@ -41,7 +49,7 @@ impl<D: StreamCalls> OwnStream<D> {
         unsafe { context.is_idle(self.raw) }
     }
 
-    /// Looks until everything is complete.
+    /// Looks until everything is complete. A stream that is not by then is left to the driver.
     pub(super) fn finish(
         &self,
         context: &D,
@@ -49,6 +57,7 @@ impl<D: StreamCalls> OwnStream<D> {
         what: &str,
     ) -> Result<(), D::Error> {
         let start = Instant::now();
+        self.stuck.set(true);
         while !self.is_idle(context)? {
             if start.elapsed() >= timeout {
                 let what = format!("{what} on {} was not over", context.label());
@@ -56,6 +65,7 @@ impl<D: StreamCalls> OwnStream<D> {
             }
             std::thread::sleep(NAP);
         }
+        self.stuck.set(false);
         Ok(())
     }
 
@@ -68,8 +78,11 @@ impl<D: StreamCalls> OwnStream<D> {
 
 impl<D: StreamCalls> Drop for OwnStream<D> {
     fn drop(&mut self) {
-        // SAFETY: made by `create` or `urgent`, and owned.
-        unsafe { D::destroy_stream(self.library, self.raw) };
+        // Not every driver destroys a stream without waiting for what it holds.
+        if !self.stuck.get() {
+            // SAFETY: made by `of`, and owned.
+            unsafe { D::destroy_stream(self.library, self.raw) };
+        }
     }
 }
 

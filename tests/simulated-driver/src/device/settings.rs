@@ -104,7 +104,7 @@ settings! {
     NoCu = "NO_CU", Values::Words(&["works", "drop", "refuse"]), 0;
     /// Which memory streams of HIP wait on.
     WaitMemory = "WAIT_MEMORY", Values::Words(&["any", "signal"]), 0;
-    /// Whether giving memory back waits for the device, as HIP does.
+    /// Whether giving memory back waits for the device, and a stream for what it holds, as HIP does.
     FreeWaits = "FREE_WAITS", OFF_ON, 1;
     /// Devices in a hive are joined by XGMI; so many make one.
     Hive = "HIVE", Values::Number(1, DEVICES_MAX as u64), 16;

@@ -7,7 +7,7 @@ use super::call::enter;
 use super::types::{hipDeviceptr_t, hipError_t, hipStream_t};
 use crate::device::counters::Counter;
 use crate::device::settings::Setting;
-use crate::runtime::batch_copy::{Attributes, Call, run};
+use crate::runtime::batch_copy::batch_copy;
 use crate::runtime::code::{INVALID_VALUE, NOT_SUPPORTED, Outcome};
 use crate::runtime::copy::{self, Said};
 use crate::runtime::{Face, handles};
@@ -118,29 +118,4 @@ extern "C" fn hipMemset(address: hipDeviceptr_t, value: c_int, bytes: usize) -> 
     enter("hipMemset", || copy::fill_at_once::<Hip>(address, value as c_uchar, bytes))
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hipMemcpyBatchAsync(
-    to: *mut hipDeviceptr_t,
-    from: *mut hipDeviceptr_t,
-    bytes: *mut usize,
-    count: usize,
-    attributes: *mut Attributes,
-    firsts: *mut usize,
-    attributes_count: usize,
-    failed: *mut usize,
-    handle: hipStream_t,
-) -> hipError_t {
-    enter("hipMemcpyBatchAsync", || {
-        run::<Hip>(&Call {
-            to,
-            from,
-            bytes,
-            count,
-            attributes,
-            firsts,
-            attributes_count,
-            failed,
-            handle,
-        })
-    })
-}
+batch_copy!(hipMemcpyBatchAsync, Hip, enter, failed);

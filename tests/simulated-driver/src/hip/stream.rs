@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use super::Hip;
 use super::call::enter;
 use super::types::{hipDevice_t, hipError_t, hipEvent_t, hipGraph_t, hipStream_t};
+use crate::device::settings::Setting;
 use crate::runtime::code::INVALID_DEVICE;
 use crate::runtime::out::{Out, store, store_if};
 use crate::runtime::{Face, handles, stream};
@@ -38,7 +39,10 @@ extern "C" fn hipDeviceGetStreamPriorityRange(
 
 #[unsafe(no_mangle)]
 extern "C" fn hipStreamDestroy(handle: hipStream_t) -> hipError_t {
-    enter("hipStreamDestroy", || stream::destroy::<Hip>(handle))
+    enter("hipStreamDestroy", || match Setting::FreeWaits.is_on() {
+        true => stream::drain_and_destroy::<Hip>(handle),
+        false => stream::destroy::<Hip>(handle),
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -99,48 +99,41 @@ fn usual(dst: Agent, src: Agent) -> Outcome<u32> {
     Ok(if mask == 0 { COMPUTE_UNITS } else { mask.trailing_zeros() })
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hsa_amd_memory_async_copy(
-    dst: u64,
-    dst_agent: hsa_agent_t,
-    src: u64,
-    src_agent: hsa_agent_t,
-    bytes: usize,
-    after_count: u32,
-    after: *const hsa_signal_t,
-    done: hsa_signal_t,
-) -> hsa_status_t {
-    enter("hsa_amd_memory_async_copy", || {
-        let call = Call { dst, dst_agent, src, src_agent, bytes, after_count, after, done };
-        call.submit(usual)
-    })
+/// The engine that the caller names, which has to be one, and one that there is.
+fn named(dst: Agent, src: Agent, engine: u32, force: bool) -> Outcome<u32> {
+    if !engine.is_power_of_two() || engine.trailing_zeros() >= sdma::engines() {
+        return Err(INVALID_ARGUMENT);
+    }
+    let inside = dst == src && !force;
+    Ok(if inside { COMPUTE_UNITS } else { engine.trailing_zeros() })
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hsa_amd_memory_async_copy_on_engine(
-    dst: u64,
-    dst_agent: hsa_agent_t,
-    src: u64,
-    src_agent: hsa_agent_t,
-    bytes: usize,
-    after_count: u32,
-    after: *const hsa_signal_t,
-    done: hsa_signal_t,
-    engine: u32,
-    force: bool,
-) -> hsa_status_t {
-    enter("hsa_amd_memory_async_copy_on_engine", || {
-        let call = Call { dst, dst_agent, src, src_agent, bytes, after_count, after, done };
-        call.submit(|dst, src| {
-            // One engine, and one that there is.
-            if !engine.is_power_of_two() || engine.trailing_zeros() >= sdma::engines() {
-                return Err(INVALID_ARGUMENT);
-            }
-            let inside = dst == src && !force;
-            Ok(if inside { COMPUTE_UNITS } else { engine.trailing_zeros() })
-        })
-    })
+/// A form of the call: its name, what it is given besides, and the engine that it takes.
+macro_rules! copy {
+    ($name:ident($($more:ident: $type:ty),*) by $choose:expr) => {
+        #[unsafe(no_mangle)]
+        extern "C" fn $name(
+            dst: u64,
+            dst_agent: hsa_agent_t,
+            src: u64,
+            src_agent: hsa_agent_t,
+            bytes: usize,
+            after_count: u32,
+            after: *const hsa_signal_t,
+            done: hsa_signal_t,
+            $($more: $type,)*
+        ) -> hsa_status_t {
+            enter(stringify!($name), || {
+                let call = Call { dst, dst_agent, src, src_agent, bytes, after_count, after, done };
+                call.submit($choose)
+            })
+        }
+    };
 }
+
+copy!(hsa_amd_memory_async_copy() by usual);
+copy!(hsa_amd_memory_async_copy_on_engine(engine: u32, force: bool)
+    by |dst, src| named(dst, src, engine, force));
 
 /// The engines that lead where other engines of the same kind do as well, and have nothing to do.
 #[unsafe(no_mangle)]

@@ -105,64 +105,48 @@ fn wait(
     with(signal, call, |signal| signal.wait(condition, with_value, deadline, || false))
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hsa_signal_load_relaxed(signal: hsa_signal_t) -> hsa_signal_value_t {
-    with(signal, "hsa_signal_load_relaxed", Signal::load)
+/// Loads and waits, which are as strict here in every order of memory.
+macro_rules! loads {
+    ($($load:ident, $wait:ident;)*) => {$(
+        #[unsafe(no_mangle)]
+        extern "C" fn $load(signal: hsa_signal_t) -> hsa_signal_value_t {
+            with(signal, stringify!($load), Signal::load)
+        }
+
+        #[unsafe(no_mangle)]
+        extern "C" fn $wait(
+            signal: hsa_signal_t,
+            condition: c_int,
+            value: hsa_signal_value_t,
+            ticks: u64,
+            _state: c_int,
+        ) -> hsa_signal_value_t {
+            wait(signal, stringify!($wait), condition, value, ticks)
+        }
+    )*};
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hsa_signal_wait_relaxed(
-    signal: hsa_signal_t,
-    condition: c_int,
-    value: hsa_signal_value_t,
-    ticks: u64,
-    _state: c_int,
-) -> hsa_signal_value_t {
-    wait(signal, "hsa_signal_wait_relaxed", condition, value, ticks)
+/// Changes of the value, likewise.
+macro_rules! changes {
+    ($($name:ident = |$signal:ident, $value:ident| $change:expr;)*) => {$(
+        #[unsafe(no_mangle)]
+        extern "C" fn $name(signal: hsa_signal_t, value: hsa_signal_value_t) {
+            let $value = value;
+            with(signal, stringify!($name), |$signal| $change);
+        }
+    )*};
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hsa_signal_load_scacquire(signal: hsa_signal_t) -> hsa_signal_value_t {
-    with(signal, "hsa_signal_load_scacquire", Signal::load)
+loads! {
+    hsa_signal_load_relaxed, hsa_signal_wait_relaxed;
+    hsa_signal_load_scacquire, hsa_signal_wait_scacquire;
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hsa_signal_wait_scacquire(
-    signal: hsa_signal_t,
-    condition: c_int,
-    value: hsa_signal_value_t,
-    ticks: u64,
-    _state: c_int,
-) -> hsa_signal_value_t {
-    wait(signal, "hsa_signal_wait_scacquire", condition, value, ticks)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hsa_signal_store_relaxed(signal: hsa_signal_t, value: hsa_signal_value_t) {
-    with(signal, "hsa_signal_store_relaxed", |signal| signal.store(value));
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hsa_signal_add_relaxed(signal: hsa_signal_t, value: hsa_signal_value_t) {
-    with(signal, "hsa_signal_add_relaxed", |signal| signal.add(value));
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hsa_signal_subtract_relaxed(signal: hsa_signal_t, value: hsa_signal_value_t) {
-    with(signal, "hsa_signal_subtract_relaxed", |signal| signal.add(value.wrapping_neg()));
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hsa_signal_store_screlease(signal: hsa_signal_t, value: hsa_signal_value_t) {
-    with(signal, "hsa_signal_store_screlease", |signal| signal.store(value));
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hsa_signal_add_screlease(signal: hsa_signal_t, value: hsa_signal_value_t) {
-    with(signal, "hsa_signal_add_screlease", |signal| signal.add(value));
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hsa_signal_subtract_screlease(signal: hsa_signal_t, value: hsa_signal_value_t) {
-    with(signal, "hsa_signal_subtract_screlease", |signal| signal.add(value.wrapping_neg()));
+changes! {
+    hsa_signal_store_relaxed = |signal, value| signal.store(value);
+    hsa_signal_store_screlease = |signal, value| signal.store(value);
+    hsa_signal_add_relaxed = |signal, value| signal.add(value);
+    hsa_signal_add_screlease = |signal, value| signal.add(value);
+    hsa_signal_subtract_relaxed = |signal, value| signal.add(value.wrapping_neg());
+    hsa_signal_subtract_screlease = |signal, value| signal.add(value.wrapping_neg());
 }

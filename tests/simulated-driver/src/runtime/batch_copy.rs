@@ -23,6 +23,41 @@ pub(crate) struct Attributes {
     flags: c_uint,
 }
 
+/// A form of the call in a vendor's face: its name, what every call of that face enters by, and its
+/// place for the number of the copy that failed, where it has one.
+macro_rules! batch_copy {
+    ($name:ident, $face:ty, $enter:path $(, $failed:ident)?) => {
+        #[unsafe(no_mangle)]
+        extern "C" fn $name(
+            to: *mut u64,
+            from: *mut u64,
+            bytes: *mut usize,
+            count: usize,
+            attributes: *mut $crate::runtime::batch_copy::Attributes,
+            firsts: *mut usize,
+            attributes_count: usize,
+            $($failed: *mut usize,)?
+            handle: usize,
+        ) -> $crate::runtime::code::Status {
+            $enter(stringify!($name), || {
+                $crate::runtime::batch_copy::run::<$face>(&$crate::runtime::batch_copy::Call {
+                    to,
+                    from,
+                    bytes,
+                    count,
+                    attributes,
+                    firsts,
+                    attributes_count,
+                    failed: None$(.or(Some($failed)))?,
+                    handle,
+                })
+            })
+        }
+    };
+}
+
+pub(crate) use batch_copy;
+
 /// What every form is given.
 #[derive(Debug)]
 pub(crate) struct Call {
@@ -33,8 +68,8 @@ pub(crate) struct Call {
     pub(crate) attributes: *const Attributes,
     pub(crate) firsts: *const usize,
     pub(crate) attributes_count: usize,
-    /// Where the number of the copy that failed goes, which nobody knows here.
-    pub(crate) failed: *mut usize,
+    /// Where the number of the copy that failed goes, which nobody knows here; may be null.
+    pub(crate) failed: Option<*mut usize>,
     pub(crate) handle: usize,
 }
 
@@ -50,9 +85,9 @@ unsafe fn values<'a, T>(array: *const T, count: usize) -> Outcome<&'a [T]> {
 
 pub(crate) fn run<F: Face>(call: &Call) -> Outcome {
     let called = submit::<F>(call);
-    if called.is_err() && !call.failed.is_null() {
+    if let Some(failed) = call.failed.filter(|failed| called.is_err() && !failed.is_null()) {
         // SAFETY: the caller gives the place of a number.
-        unsafe { call.failed.write(usize::MAX) };
+        unsafe { failed.write(usize::MAX) };
     }
     called
 }

@@ -40,6 +40,16 @@ pub(crate) fn destroy<F: Face>(handle: usize) -> Outcome {
     Ok(())
 }
 
+/// The same, once it is done.
+pub(crate) fn drain_and_destroy<F: Face>(handle: usize) -> Outcome {
+    F::ready()?;
+    let queue = stream::<F>(handle)?;
+    if !queue.is_capturing() {
+        queue.drain()?;
+    }
+    destroy::<F>(handle)
+}
+
 /// How the session of a queue that has drained is.
 fn health(queue: &Queue) -> Outcome {
     queue.session().fault().map_or(Ok(()), |fault| Err(fault.into()))
