@@ -1,8 +1,9 @@
 //! Neighbouring signals, waits and resets as one batched memory operation.
 //!
 //! The operations of a batch run in order, and a write takes effect after everything before it in
-//! the stream; where a driver mixes up those of one call, each is a call of its own. Where one call costs about as much as one operation of its own (facts of the measurement
-//! pages), it pays that a batch stays open until something else has to go onto the stream.
+//! the stream; where a driver mixes up those of one call, each is a call of its own. Where one call
+//! costs about as much as one operation of its own (facts of the measurement pages), it pays that a
+//! batch stays open until something else has to go onto the stream.
 
 use crate::mechanics::device::{DevicePtr, StreamHandle, WordCalls};
 

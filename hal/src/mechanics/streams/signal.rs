@@ -128,8 +128,7 @@ const PROBE: Duration = Duration::from_secs(5);
 const PROBE_VALUE: u64 = 0x5EED_F1A6_0DDB_A115;
 
 /// Finds out how signals get to the word `target` of a peer, and how copies, by doing it and reading it
-/// back. The
-/// word is 0 before and after; nobody else uses it meanwhile.
+/// back. The word is 0 before and after; nobody else uses it meanwhile.
 ///
 /// # Errors
 /// Of kind `Unavailable` if neither way works; the driver's refusal.
