@@ -18,7 +18,7 @@ pub struct Node {
     /// All copies by processors of a node together: its memory; `None`: no limit beside those of
     /// the links.
     pub copy_bytes_per_second: Option<f64>,
-    /// What is left of the rates of links [by processors](Link::by_processor) when a start touches
+    /// What is left of the rates of links [by processors](super::Link::by_processor) when a start touches
     /// more memory than the caches hold; ascending, empty for as much as there is.
     pub reach: Vec<Reach>,
 }
