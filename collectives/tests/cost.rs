@@ -30,7 +30,9 @@ fn plain() -> Links {
         step_seconds: 0.0,
         submit_seconds: 0.0,
         bytes_per_second: 1e9,
+        get_bytes_per_second: None,
         passed_on_bytes_per_second: None,
+        passed_on_seconds: 0.0,
         engine_bytes_per_second: 1e9,
         send_bytes_per_second: 1e9,
         receive_bytes_per_second: 1e9,
@@ -69,6 +71,18 @@ fn times_are_those_computed_by_hand() {
     assert_eq!(micros(Algorithm::Ring, &four, in_place, 20_000), 10.0 + 3.0 * 21.0 + 3.0 * 10.0);
     // In two parts of 1 + 10 the hop hides all but 10 - 11 of itself behind the other part.
     assert_eq!(micros(Algorithm::Ring, &four, two_parts, 20_000), 10.0 + 6.0 * 11.0 + 10.0);
+    // Gets of half the rate; and what was just put here costs 2 µs and 1 ns a byte more.
+    let mut far = plain();
+    far.local.get_bytes_per_second = Some(0.5e9);
+    far.local.passed_on_seconds = 2e-6;
+    far.local.passed_on_bytes_per_second = Some(1e9);
+    let micros_far =
+        |algorithm, shape| cost(algorithm, &four, shape, 20_000, &far).picoseconds as f64 / 1e6;
+    assert_eq!(micros_far(Algorithm::Pull, in_place), 10.0 + 3.0 * 41.0 + 10.0);
+    let passed_on = 2.0 * (2.0 + 20.0);
+    let ring = 10.0 + 3.0 * 21.0 + 3.0 * 10.0 + passed_on;
+    assert_eq!(micros_far(Algorithm::Ring, in_place), ring);
+    assert_eq!(micros_far(Algorithm::Direct, in_place), 10.0 + 3.0 * 21.0 + 10.0);
     // Nodes 2 x 2: one shard over the network, which home passes on: 1 + 20, the hop, 1 + 20 again.
     let tiers = Shape { tiers: true, ..in_place };
     let ground = uneven(&[2, 2]);

@@ -17,10 +17,13 @@ fn formulas_and_simulation_agree() {
     let host = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
     let mut off = Vec::new();
     let mut count = 0;
-    // What a peer has just put here takes as long again, and so does asking for bytes.
+    // What a peer has just put here takes as long again, and so does asking for bytes, which come half
+    // as fast.
     let mut far = host.clone();
     far.local.passed_on_bytes_per_second = Some(far.local.bytes_per_second);
+    far.local.passed_on_seconds = 10.0 * far.local.put_seconds;
     far.local.get_seconds = 2.0 * far.local.put_seconds;
+    far.local.get_bytes_per_second = Some(far.local.bytes_per_second / 2.0);
     for (name, links, flags) in [
         ("gpu", gpu, FlagOrder::Batched),
         ("host", host, FlagOrder::Prompt),

@@ -5,7 +5,10 @@
 //! search goes along one figure at a time, by factors that get smaller. A figure on which no sample
 //! depends stays as it was.
 
-use super::links::{Link, Links, Reach};
+use std::iter;
+
+use super::links::{Link, Links};
+use super::node::Reach;
 use super::predict::predict;
 use super::sample::Sample;
 use crate::error::Error;
@@ -41,8 +44,11 @@ pub fn fit(
         links.node.reach = reach(topology, samples);
     }
     first_line(&mut links, topology, samples);
+    for link in [&mut links.own, &mut links.local] {
+        alone(link);
+    }
     let figures = figures(&links, samples);
-    let points = links.node.reach.len();
+    let points = points(&mut links).len();
     let mut best = loss(&links, topology, samples)?;
     for factor in FACTORS {
         for _ in 0..ROUNDS_MAX {
@@ -76,9 +82,27 @@ fn scale(links: &mut Links, figures: &[Figure], at: usize, by: f64) {
             *value = (*value * by).max(1e-9);
         }
         None => {
-            let point = &mut links.node.reach[at - figures.len()];
-            point.times_longer = (point.times_longer * by).clamp(1e-3, 1e3);
+            let times = &mut points(links)[at - figures.len()];
+            **times = (**times * by).clamp(1e-3, 1e3);
         }
+    }
+}
+
+/// What there is to find of [`Reach`].
+fn points(links: &mut Links) -> Vec<&mut f64> {
+    let points = links.node.reach.iter_mut();
+    let both = points.flat_map(|Reach { times_longer, gets_times_longer, .. }| {
+        iter::once(times_longer).chain(gets_times_longer)
+    });
+    both.collect()
+}
+
+/// A thread makes one copy at a time, at one rate: what lanes and ranks can do is no figure of its own.
+fn alone(link: &mut Link) {
+    if link.by_processor {
+        link.engine_bytes_per_second = NEVER;
+        link.send_bytes_per_second = NEVER;
+        link.receive_bytes_per_second = NEVER;
     }
 }
 
@@ -97,6 +121,9 @@ fn first_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
             }
         };
         longer(&mut links.local);
+        if links.own.by_processor {
+            longer(&mut links.own);
+        }
     }
 }
 
@@ -124,10 +151,12 @@ pub(super) fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
 fn reach(topology: &Topology, samples: &[Sample]) -> Vec<Reach> {
     let touched = || samples.iter().map(|sample| sample.touched_bytes(topology));
     let (Some(least), Some(most)) = (touched().min(), touched().max()) else { return Vec::new() };
+    let pulls = samples.iter().any(|sample| sample.algorithm == Algorithm::Pull);
+    let gets_times_longer = pulls.then_some(1.0);
     let mut points = Vec::new();
     let mut bytes = least.max(64 << 10);
     while bytes <= most {
-        points.push(Reach { bytes, times_longer: 1.0 });
+        points.push(Reach { bytes, times_longer: 1.0, gets_times_longer });
         bytes = bytes.saturating_mul(REACH_STEP);
     }
     points
@@ -150,10 +179,12 @@ fn figures(links: &Links, samples: &[Sample]) -> Vec<Figure> {
         |links| &mut links.local.step_seconds,
         |links| &mut links.local.flag_seconds,
         |links| &mut links.local.bytes_per_second,
-        |links| &mut links.local.engine_bytes_per_second,
-        |links| &mut links.local.send_bytes_per_second,
-        |links| &mut links.local.receive_bytes_per_second,
     ];
+    if !links.local.by_processor {
+        figures.push(|links| &mut links.local.engine_bytes_per_second);
+        figures.push(|links| &mut links.local.send_bytes_per_second);
+        figures.push(|links| &mut links.local.receive_bytes_per_second);
+    }
     let several = |sample: &Sample| sample.tiers || sample.algorithm == Algorithm::DoubleRing;
     if links.lane_seconds > 0.0 && samples.iter().any(several) {
         figures.push(|links| &mut links.lane_seconds);
@@ -163,6 +194,7 @@ fn figures(links: &Links, samples: &[Sample]) -> Vec<Figure> {
     }
     if links.local.by_processor && samples.iter().any(Sample::passes_on) {
         figures.push(|links| links.local.passed_on_bytes_per_second.get_or_insert(NEVER));
+        figures.push(|links| &mut links.local.passed_on_seconds);
     }
     // What engines of a device do beside the puts hides there. A figure found from that could be
     // anything, and would mislead where shards are unlike.
@@ -223,7 +255,7 @@ mod tests {
 
     fn samples(links: &Links, topology: &Topology, flags: FlagOrder) -> Vec<Sample> {
         let mut samples = Vec::new();
-        for algorithm in [Algorithm::Direct, Algorithm::Ring] {
+        for algorithm in [Algorithm::Direct, Algorithm::Pull, Algorithm::Ring] {
             for outputs in [1, 2] {
                 for power in 0..10 {
                     let shard_bytes = 256 << (2 * power);
@@ -259,6 +291,8 @@ mod tests {
             truth.local.get_seconds *= 1.5;
             if truth.local.by_processor {
                 truth.local.passed_on_bytes_per_second = Some(20e9);
+                truth.local.passed_on_seconds = 3e-6;
+                truth.local.get_bytes_per_second = Some(2.5e9);
             }
             for rate in rates(&mut truth.local) {
                 *rate *= 0.4;

@@ -8,6 +8,7 @@
 use peerlane_hal::{ErrorKind, LinkKind};
 use serde::{Deserialize, Serialize};
 
+use super::node::Node;
 use crate::error::Error;
 use crate::plan::Tier;
 
@@ -50,9 +51,14 @@ pub struct Link {
     pub submit_seconds: f64,
     /// One flow alone (1 / β).
     pub bytes_per_second: f64,
+    /// The same of a get; `None`: as fast as a put.
+    pub get_bytes_per_second: Option<f64>,
     /// Bytes that a peer has just put here lie in that one's caches: to put them on takes them out of
     /// there first, at this rate, and then as long as any others; `None` where that costs nothing.
     pub passed_on_bytes_per_second: Option<f64>,
+    /// What such a put costs beside its bytes: the first of them are asked for one by one.
+    #[serde(default)]
+    pub passed_on_seconds: f64,
     /// All flows of one lane of one rank together, in each direction.
     pub engine_bytes_per_second: f64,
     /// All flows out of one rank together, of all its lanes.
@@ -65,34 +71,6 @@ pub struct Link {
     /// The rank's own thread makes the copies: all its lanes together one at a time, and all ranks of
     /// the node together as many as there are [processors](Node::processors).
     pub by_processor: bool,
-}
-
-/// What the ranks of one node share.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Node {
-    /// Network cards; `None`: each rank has its own. Rank with local index l uses card l mod this.
-    pub nics: Option<u32>,
-    /// What one network card carries in each direction; `None`: as much as its lanes.
-    pub nic_bytes_per_second: Option<f64>,
-    /// Processors of a node; `None`: at least one for each rank.
-    pub processors: Option<u32>,
-    /// All copies by processors of a node together: its memory; `None`: no limit beside those of
-    /// the links.
-    pub copy_bytes_per_second: Option<f64>,
-    /// What is left of the rates of links [by processors](Link::by_processor) when a start touches
-    /// more memory than the caches hold; ascending, empty for as much as there is.
-    pub reach: Vec<Reach>,
-}
-
-/// How fast copies are where a start touches so many bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Reach {
-    /// Bytes that one rank reads and writes in a start: its input and its outputs.
-    pub bytes: u64,
-    /// By how much longer a byte takes than the links say.
-    pub times_longer: f64,
 }
 
 impl Links {
@@ -138,21 +116,7 @@ impl Links {
         }
         check_seconds("start_seconds", self.start_seconds)?;
         check_seconds("lane_seconds", self.lane_seconds)?;
-        let Node { nics, nic_bytes_per_second, processors, copy_bytes_per_second, reach } =
-            &self.node;
-        for (name, count) in [("node.nics", nics), ("node.processors", processors)] {
-            if *count == Some(0) {
-                return Err(invalid(format!("{name} is 0, expected at least 1 or nothing")));
-            }
-        }
-        let rates = [
-            ("node.nic_bytes_per_second", nic_bytes_per_second),
-            ("node.copy_bytes_per_second", copy_bytes_per_second),
-        ];
-        for (name, rate) in rates {
-            rate.map_or(Ok(()), |rate| check_rate(name, rate))?;
-        }
-        check_reach(reach)
+        self.node.check()
     }
 
     /// The same links where one rank reads and writes `bytes` in a start: rates of copies by
@@ -160,11 +124,13 @@ impl Links {
     /// of a byte grows evenly; before the first and behind the last it is that of the point.
     #[must_use]
     pub fn reaching(&self, bytes: u64) -> Self {
-        let times = times_longer(&self.node.reach, bytes);
+        let [times, gets] = self.node.times_longer(bytes);
         let mut links = self.clone();
         links.node.reach.clear();
         for link in [&mut links.own, &mut links.local, &mut links.network] {
             if link.by_processor {
+                let get = link.get_bytes_per_second.unwrap_or(link.bytes_per_second);
+                link.get_bytes_per_second = Some(get / gets);
                 link.bytes_per_second /= times;
                 link.engine_bytes_per_second /= times;
                 link.send_bytes_per_second /= times;
@@ -172,19 +138,6 @@ impl Links {
             }
         }
         links
-    }
-}
-
-fn times_longer(reach: &[Reach], bytes: u64) -> f64 {
-    let behind = reach.partition_point(|point| point.bytes <= bytes);
-    match (behind.checked_sub(1).map(|before| reach[before]), reach.get(behind)) {
-        (None, None) => 1.0,
-        (Some(only), None) => only.times_longer,
-        (None, Some(only)) => only.times_longer,
-        (Some(low), Some(high)) => {
-            let share = (bytes - low.bytes) as f64 / (high.bytes - low.bytes) as f64;
-            low.times_longer + share * (high.times_longer - low.times_longer)
-        }
     }
 }
 
@@ -228,7 +181,9 @@ impl Link {
                 _ => 0.0,
             },
             bytes_per_second: flow,
+            get_bytes_per_second: None,
             passed_on_bytes_per_second: None,
+            passed_on_seconds: 0.0,
             engine_bytes_per_second: engine,
             send_bytes_per_second: engine,
             receive_bytes_per_second: engine,
@@ -247,7 +202,9 @@ impl Link {
             step_seconds: 0.3e-6,
             submit_seconds: 2e-6,
             bytes_per_second: rate,
+            get_bytes_per_second: None,
             passed_on_bytes_per_second: None,
+            passed_on_seconds: 0.0,
             engine_bytes_per_second: rate,
             send_bytes_per_second: rate,
             receive_bytes_per_second: rate,
@@ -263,6 +220,7 @@ impl Link {
             ("flag_seconds", self.flag_seconds),
             ("step_seconds", self.step_seconds),
             ("submit_seconds", self.submit_seconds),
+            ("passed_on_seconds", self.passed_on_seconds),
         ] {
             check_seconds(&format!("{link}.{name}"), seconds)?;
         }
@@ -274,8 +232,11 @@ impl Link {
         ] {
             check_rate(&format!("{link}.{name}"), rate)?;
         }
-        if let Some(rate) = self.passed_on_bytes_per_second {
-            check_rate(&format!("{link}.passed_on_bytes_per_second"), rate)?;
+        for (name, rate) in [
+            ("get_bytes_per_second", self.get_bytes_per_second),
+            ("passed_on_bytes_per_second", self.passed_on_bytes_per_second),
+        ] {
+            rate.map_or(Ok(()), |rate| check_rate(&format!("{link}.{name}"), rate))?;
         }
         if self.puts_in_flight == 0 {
             return Err(invalid(format!("{link}.puts_in_flight is 0, expected at least 1")));
@@ -303,30 +264,14 @@ fn check_seconds(name: &str, seconds: f64) -> Result<(), Error> {
     Err(invalid(format!("{name} is {seconds}, expected 0 to 1000 seconds")))
 }
 
-fn check_rate(name: &str, rate: f64) -> Result<(), Error> {
+pub(super) fn check_rate(name: &str, rate: f64) -> Result<(), Error> {
     if rate.is_finite() && (1.0..=1e18).contains(&rate) {
         return Ok(());
     }
     Err(invalid(format!("{name} is {rate}, expected 1 to 1e18 bytes per second")))
 }
 
-fn check_reach(reach: &[Reach]) -> Result<(), Error> {
-    for (index, point) in reach.iter().enumerate() {
-        let Reach { bytes, times_longer } = *point;
-        if !(times_longer.is_finite() && (1e-3..=1e3).contains(&times_longer)) {
-            let text = format!("node.reach[{index}].times_longer is {times_longer}");
-            return Err(invalid(format!("{text}, expected 0.001 to 1000")));
-        }
-        if index > 0 && reach[index - 1].bytes >= bytes {
-            let before = reach[index - 1].bytes;
-            let text = format!("node.reach[{index}].bytes is {bytes}, behind {before}");
-            return Err(invalid(format!("{text}; expected ascending ones")));
-        }
-    }
-    Ok(())
-}
-
-fn invalid(text: String) -> Error {
+pub(super) fn invalid(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
@@ -335,6 +280,7 @@ mod tests {
     use insta::assert_snapshot;
 
     use super::*;
+    use crate::cost::node::Reach;
 
     #[test]
     fn what_is_known_without_a_measurement_is_possible() {
@@ -352,6 +298,20 @@ mod tests {
     }
 
     #[test]
+    fn links_of_before_are_read() {
+        let mut links = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
+        links.node.reach = vec![Reach { bytes: 1, times_longer: 1.0, gets_times_longer: None }];
+        let mut value = serde_json::to_value(&links).unwrap();
+        for link in ["own", "local", "network"] {
+            for figure in ["get_bytes_per_second", "passed_on_seconds"] {
+                value[link].as_object_mut().unwrap().remove(figure).unwrap();
+            }
+        }
+        value["node"]["reach"][0].as_object_mut().unwrap().remove("gets_times_longer").unwrap();
+        assert_eq!(serde_json::from_value::<Links>(value).unwrap(), links);
+    }
+
+    #[test]
     fn impossible_figures_are_named() {
         let text = |change: fn(&mut Links)| {
             let mut links = Links::default();
@@ -362,21 +322,9 @@ mod tests {
         assert_snapshot!(text(|links| links.own.put_seconds = -1.0), @"own.put_seconds is -1, expected 0 to 1000 seconds");
         assert_snapshot!(text(|links| links.network.puts_in_flight = 0), @"network.puts_in_flight is 0, expected at least 1");
         assert_snapshot!(text(|links| links.node.nics = Some(0)), @"node.nics is 0, expected at least 1 or nothing");
+        assert_snapshot!(text(|links| links.local.get_bytes_per_second = Some(0.5)), @"local.get_bytes_per_second is 0.5, expected 1 to 1e18 bytes per second");
+        assert_snapshot!(text(|links| links.own.passed_on_seconds = -2.0), @"own.passed_on_seconds is -2, expected 0 to 1000 seconds");
         assert_snapshot!(text(|links| links.start_seconds = f64::NAN), @"start_seconds is NaN, expected 0 to 1000 seconds");
-    }
-
-    #[test]
-    fn copies_beyond_the_caches_take_longer() {
-        let mut links = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
-        let reach = [(1000, 1.0), (3000, 2.0)];
-        links.node.reach =
-            reach.map(|(bytes, times_longer)| Reach { bytes, times_longer }).to_vec();
-        links.check().unwrap();
-        let rate = |bytes| links.reaching(bytes).local.bytes_per_second;
-        assert_eq!([0, 1000, 2000, 3000, 9000].map(rate), [10e9, 10e9, 10e9 / 1.5, 5e9, 5e9]);
-        assert_eq!(links.reaching(9000).network, links.network);
-        links.node.reach.reverse();
-        assert_snapshot!(links.check().unwrap_err(), @"node.reach[1].bytes is 1000, behind 3000; expected ascending ones");
     }
 
     #[test]

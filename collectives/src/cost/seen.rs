@@ -9,10 +9,12 @@ use crate::plan::Tier;
 pub(super) struct Seen {
     put: u64,
     get: u64,
-    /// Beside the rate, of bytes that a peer has just put here.
+    /// Beside the rest, of bytes that a peer has just put here.
+    passed_on_put: u64,
     passed_on: f64,
     in_flight: u64,
     flow: f64,
+    get_flow: f64,
     /// All flows of the lane together, and all of the rank.
     lane: f64,
     send: f64,
@@ -46,14 +48,17 @@ impl Seen {
             let busy = senders.min(nics.into()) as f64;
             shared = shared.min(nic * busy / senders as f64);
         }
+        let get_flow = link.get_bytes_per_second.unwrap_or(link.bytes_per_second);
         let lane = link.engine_bytes_per_second.min(link.send_bytes_per_second);
         let stretched = |seconds: f64| picoseconds(seconds * slower);
         Self {
             put: stretched(put_seconds),
             get: stretched(get_seconds),
+            passed_on_put: stretched(link.passed_on_seconds),
             passed_on: link.passed_on_bytes_per_second.unwrap_or(f64::INFINITY) / slower,
             in_flight: link.puts_in_flight.max(1).into(),
             flow: link.bytes_per_second.min(shared) / slower,
+            get_flow: get_flow.min(shared) / slower,
             lane: lane.min(shared) / slower,
             send: link.send_bytes_per_second.min(shared) / slower,
             receive: link.receive_bytes_per_second.min(shared) / slower,
@@ -67,35 +72,45 @@ impl Seen {
     /// How long `count` puts of together `bytes` bytes take. Where several are in flight, the lane goes
     /// on to the next while the bytes of the last ones move.
     pub(super) fn puts(&self, count: u64, bytes: u64) -> u64 {
-        self.copies(self.put, count, bytes)
+        self.copies(self.put, self.flow, count, bytes)
     }
 
     /// The same of gets.
     pub(super) fn gets(&self, count: u64, bytes: u64) -> u64 {
-        self.copies(self.get, count, bytes)
+        self.copies(self.get, self.get_flow, count, bytes)
     }
 
-    /// What puts of `bytes` bytes take longer if peers have just put them here.
-    pub(super) fn passed_on(&self, bytes: u64) -> u64 {
-        transfer_picoseconds(bytes, self.passed_on)
+    /// What `count` puts of together `bytes` bytes take longer if peers have just put them here.
+    pub(super) fn passed_on(&self, count: u64, bytes: u64) -> u64 {
+        let first = count.saturating_mul(self.passed_on_put);
+        first.saturating_add(transfer_picoseconds(bytes, self.passed_on))
     }
 
-    fn copies(&self, each: u64, count: u64, bytes: u64) -> u64 {
+    fn copies(&self, each: u64, flow: f64, count: u64, bytes: u64) -> u64 {
         if count == 0 {
             return 0;
         }
         let latency = count.saturating_mul(each);
         if self.in_flight == 1 {
-            return latency.saturating_add(transfer_picoseconds(bytes, self.rate(1)));
+            return latency.saturating_add(transfer_picoseconds(bytes, self.together(flow, 1)));
         }
-        let last = transfer_picoseconds(bytes / count, self.rate(1));
-        let all = transfer_picoseconds(bytes, self.rate(count));
+        let last = transfer_picoseconds(bytes / count, self.together(flow, 1));
+        let all = transfer_picoseconds(bytes, self.together(flow, count));
         latency.saturating_add(last).max(each.saturating_add(all))
     }
 
     /// What `count` puts at once reach together.
     pub(super) fn rate(&self, count: u64) -> f64 {
-        self.lane.min(self.flow * self.in_flight.min(count).max(1) as f64)
+        self.together(self.flow, count)
+    }
+
+    /// The same of gets.
+    pub(super) fn rate_of_gets(&self, count: u64) -> f64 {
+        self.together(self.get_flow, count)
+    }
+
+    fn together(&self, flow: f64, count: u64) -> f64 {
+        self.lane.min(flow * self.in_flight.min(count).max(1) as f64)
     }
 
     /// How long a rank sends that many bytes at least, with all its lanes.

@@ -34,7 +34,9 @@ struct Price {
     /// Puts of one lane whose bytes move at once.
     flows: u32,
     bytes_per_second: f64,
-    /// How much more work a byte is that a peer has put here.
+    get_bytes_per_second: f64,
+    /// What a put takes longer whose bytes a peer has put here, and how much more work each is.
+    passed_on_put: u64,
     passed_on: f64,
     submit: u64,
 }
@@ -49,14 +51,20 @@ impl Price {
             puts_in_flight: link.puts_in_flight as usize,
             flows: link.puts_in_flight.min(FLOWS_MAX),
             bytes_per_second: link.bytes_per_second,
+            get_bytes_per_second: link.get_bytes_per_second.unwrap_or(link.bytes_per_second),
+            passed_on_put: picoseconds(link.passed_on_seconds),
             passed_on: passed_on(link),
             submit: picoseconds(link.submit_seconds),
         }
     }
 
     /// What a copy takes its lane for.
-    fn copy(&self, get: bool) -> u64 {
-        if get { self.get } else { self.put }
+    fn copy(&self, get: bool, passed_on: bool) -> u64 {
+        match (get, passed_on) {
+            (true, _) => self.get,
+            (false, false) => self.put,
+            (false, true) => self.put.saturating_add(self.passed_on_put),
+        }
     }
 }
 
@@ -168,8 +176,10 @@ impl<'a> Machine<'a> {
                 return;
             }
             match self.program.steps[step as usize].unpack() {
-                Move::Put { peer, .. } => return self.prepare(number, peer, false),
-                Move::Get { peer, .. } => return self.prepare(number, peer, true),
+                Move::Put { peer, passed_on, .. } => {
+                    return self.prepare(number, peer, false, passed_on);
+                }
+                Move::Get { peer, .. } => return self.prepare(number, peer, true, false),
                 Move::Signal { lane: reader, .. } => self.signal(number, step, reader),
                 Move::Wait { .. } if self.ends[step as usize] == UNKNOWN => {
                     lane.hold = Hold::Flag;
@@ -182,9 +192,9 @@ impl<'a> Machine<'a> {
     }
 
     /// Begins to issue the next step, a put or a get, once it may be.
-    fn prepare(&mut self, number: u32, peer: u32, get: bool) {
+    fn prepare(&mut self, number: u32, peer: u32, get: bool, passed_on: bool) {
         let price = self.price(number, peer);
-        let (copy, puts_in_flight) = (price.copy(get), price.puts_in_flight);
+        let (copy, puts_in_flight) = (price.copy(get, passed_on), price.puts_in_flight);
         let lane = &mut self.lanes[number as usize];
         if lane.entries.len() >= puts_in_flight {
             lane.hold = Hold::Slot;
@@ -294,7 +304,8 @@ impl<'a> Machine<'a> {
                 entry.cause = ended;
             }
             let Entry { bytes, peer, get, passed_on, .. } = *entry;
-            let rate = price(entry).bytes_per_second;
+            let &Price { bytes_per_second, get_bytes_per_second, .. } = price(entry);
+            let rate = if get { get_bytes_per_second } else { bytes_per_second };
             // It keeps busy for longer what the bytes go through.
             let work =
                 if passed_on { (bytes as f64 * price(entry).passed_on) as u64 } else { bytes };
@@ -304,7 +315,9 @@ impl<'a> Machine<'a> {
                 lane.busy_since = now;
             }
             lane.moving |= 1 << flow;
-            let uses = self.resources.uses(Copy { lane: number, by: rank, from, to, way });
+            let bytes_per_second = rate;
+            let copy = Copy { lane: number, by: rank, from, to, way, bytes_per_second };
+            let uses = self.resources.uses(copy);
             self.flows.begin(number * self.width + flow, now, work, rate, uses);
             self.meter.bytes(from, to, way, bytes);
         }
@@ -321,11 +334,11 @@ impl<'a> Machine<'a> {
         let moved = |entry: &Entry| entry.begun.is_some_and(|(_, with)| with == flow);
         let Some(index) = lane.entries.iter().position(moved) else { return };
         let Some(entry) = lane.entries.remove(index) else { return };
-        let Entry { step, peer, get, issued, begun, cause, .. } = entry;
+        let Entry { step, peer, get, passed_on, issued, begun, cause, .. } = entry;
         self.ends[step as usize] = now;
         self.causes[step as usize] = cause;
         let begun = begun.map_or(issued, |(begun, _)| begun);
-        let alone = if begun == issued { self.price(number, peer).copy(get) } else { 0 };
+        let alone = if begun == issued { self.price(number, peer).copy(get, passed_on) } else { 0 };
         self.meter.slice(step, begun - alone.min(begun), now);
         while let Some(deferred) = self.lanes[number as usize].release(peer) {
             let Deferred { step: signal, at, .. } = deferred;

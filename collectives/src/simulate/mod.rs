@@ -6,8 +6,8 @@
 //!
 //! - A lane works off its steps in order. A put takes its lane for
 //!   [`put_seconds`](Link::put_seconds), a get for [`get_seconds`](Link::get_seconds), and then moves
-//!   its bytes, more slowly where a peer has [just put them here](Link::passed_on_bytes_per_second);
-//!   where several may be [in flight](Link::puts_in_flight), the lane goes on meanwhile, else it waits
+//!   its bytes, [later](Link::passed_on_seconds) and
+//!   [more slowly](Link::passed_on_bytes_per_second) where a peer has just put them here; where several may be [in flight](Link::puts_in_flight), the lane goes on meanwhile, else it waits
 //!   for the end.
 //! - A signal follows all puts of its lane to the reader, one to the own rank all puts of its lane.
 //!   Its flag is there after [`flag_seconds`](Link::flag_seconds). A wait holds its lane.

@@ -71,6 +71,8 @@ pub(super) struct Copy {
     pub(super) from: Rank,
     pub(super) to: Rank,
     pub(super) way: Way,
+    /// Of the copy alone.
+    pub(super) bytes_per_second: f64,
 }
 
 impl<'a> Resources<'a> {
@@ -95,7 +97,7 @@ impl<'a> Resources<'a> {
 
     /// What a copy uses.
     pub(super) fn uses(&self, copy: Copy) -> Uses {
-        let Copy { lane, by, from, to, way } = copy;
+        let Copy { lane, by, from, to, way, bytes_per_second } = copy;
         let link = way.link(self.links);
         let mut uses = Uses::default();
         uses.push(lane, link.engine_bytes_per_second);
@@ -109,9 +111,9 @@ impl<'a> Resources<'a> {
         }
         if link.by_processor {
             let place = self.topology.node(by);
-            uses.push(self.thread(by), link.bytes_per_second);
+            uses.push(self.thread(by), bytes_per_second);
             if let Some(processors) = node.processors {
-                uses.push(self.processors(place), f64::from(processors) * link.bytes_per_second);
+                uses.push(self.processors(place), f64::from(processors) * bytes_per_second);
             }
             if let Some(rate) = node.copy_bytes_per_second {
                 uses.push(self.memory(place), rate);

@@ -117,11 +117,12 @@ fn a_ring_takes_a_put_and_a_flag_for_each_step() {
         let shape = Shape { parts: 10, ..shape };
         let parts = simulate(Algorithm::Ring, &topology, &bytes, shape, &links, &options);
         assert_eq!(parts.end_ps(), 30 + (ranks - 1) * 10 * (100 + 640) + 30);
-        // All shards but the own one were just put here: half as fast.
+        // All shards but the own one were just put here: later, and half as fast.
         links.local.passed_on_bytes_per_second = Some(1e12);
+        links.local.passed_on_seconds = 7e-12;
         let whole = Shape { parts: 1, ..shape };
         let whole = simulate(Algorithm::Ring, &topology, &bytes, whole, &links, &options);
-        let passed_on = (ranks - 2) * (100 + 2 * 6400 + 30);
+        let passed_on = (ranks - 2) * (100 + 7 + 2 * 6400 + 30);
         assert_eq!(whole.end_ps(), 30 + (100 + 6400 + 30) + passed_on);
     }
 }
@@ -145,6 +146,12 @@ fn direct_takes_a_put_for_each_peer_and_pull_the_same() {
         let simulation =
             simulate(Algorithm::Pull, &topology, &bytes, shape, &links, &Options::default());
         assert_eq!(simulation.end_ps(), 30 + (ranks - 1) * 1300 + 30);
+        // A thread that gets at half the rate of its puts.
+        links.local.get_bytes_per_second = Some(0.5e12);
+        links.local.by_processor = true;
+        let simulation =
+            simulate(Algorithm::Pull, &topology, &bytes, shape, &links, &Options::default());
+        assert_eq!(simulation.end_ps(), 30 + (ranks - 1) * 2300 + 30);
     }
 }
 

@@ -237,7 +237,8 @@ fn slices_are_of_the_ranks_that_are_asked_for() {
 fn memory_beyond_the_caches_is_slower() {
     let mut links = links();
     links.local = Link { by_processor: true, ..link() };
-    links.node.reach = vec![Reach { bytes: 1, times_longer: 3.0 }];
+    let (bytes, times_longer, gets_times_longer) = (1, 3.0, None);
+    links.node.reach = vec![Reach { bytes, times_longer, gets_times_longer }];
     assert_eq!(one_put().ends(&links), [3000, 3000]);
 }
 

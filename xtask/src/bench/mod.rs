@@ -21,7 +21,7 @@ pub(crate) enum Bench {
     Host(host::Options),
     /// What the model of costs predicts, against what is measured.
     Cost(cost::Options),
-    /// The hierarchical all-gather on virtual nodes of this host, against its phases alone.
+    /// The hierarchical all-gather on virtual nodes of this host, against its phases alone and in turn.
     Hierarchical(hierarchical::Options),
     /// The all-gather between GPUs of this host, against NCCL's and bare copies.
     Cuda(cuda::Options),

@@ -30,13 +30,6 @@ impl Peerlane {
         process::run(Command::new(&self.program).args(arguments))
     }
 
-    /// Runs an all-gather with these words, and returns its rows.
-    pub(super) fn all_gather<'a>(&self, words: impl Iterator<Item = &'a str>) -> Outcome<String> {
-        let mut program = Command::new(&self.program);
-        program.args(["allgather", "--json", "-"]).args(words);
-        process::output(&mut program)
-    }
-
     /// Measures one size, and what as many bare copies take.
     pub(super) fn measure(
         &self,

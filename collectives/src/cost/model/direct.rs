@@ -100,5 +100,7 @@ impl Lane {
 
 fn note(task: &Task<'_>, seen: &Seen, peers: u64) -> String {
     let count = peers * task.parts();
-    format!("{count} × {} at {}", bytes(task.part_bytes()), rate(seen.rate(count)))
+    let pull = task.algorithm == Algorithm::Pull;
+    let at = if pull { seen.rate_of_gets(count) } else { seen.rate(count) };
+    format!("{count} × {} at {}", bytes(task.part_bytes()), rate(at))
 }

@@ -18,7 +18,7 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64) -> Way {
     let spread = spread(task, &local, mates, task.parts(), ground.shard_bytes_max);
     // What is spread came from another node.
     let cell = spread_cell(task, &local, mates)
-        .saturating_add(local.passed_on(task.part_bytes().saturating_mul(mates)));
+        .saturating_add(local.passed_on(mates, task.part_bytes().saturating_mul(mates)));
     let entering = ground.entering(node_ranks);
     let forwards = spread_cells(cell, entering.saturating_mul(task.parts()));
     let copy = task.own_copy(&own);
@@ -122,7 +122,11 @@ impl Rails {
         let flags =
             task.flags(seen, 1).saturating_mul(puts).saturating_mul(if ring { 3 } else { 1 });
         // On rings all but the own shard came from the node before.
-        let passed_on = if ring { seen.passed_on(shard.saturating_mul(shards - 1)) } else { 0 };
+        let foreign = shards - 1;
+        let passed_on = match ring {
+            true => seen.passed_on(foreign.saturating_mul(parts), shard.saturating_mul(foreign)),
+            false => 0,
+        };
         let work = seen
             .puts(puts, shard.saturating_mul(shards))
             .saturating_add(passed_on)

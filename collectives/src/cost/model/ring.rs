@@ -7,7 +7,7 @@ use super::{Task, Way};
 use crate::cost::links::transfer_picoseconds;
 use crate::cost::predict::Term;
 use crate::cost::seen::Seen;
-use crate::cost::units::{bytes, rate};
+use crate::cost::units::{bytes, rate, time};
 use crate::plan::Tier;
 
 pub(super) fn way(task: &Task<'_>, node_ranks: u64, ways: u64) -> Way {
@@ -47,12 +47,16 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64, ways: u64) -> Way {
     let out = if task.has_network() { network.sends(shards(out_shards)) } else { 0 };
     let every = every.max(out);
     // All but the own shard came from the rank before.
-    let passed_on = slowest.passed_on(shards(peers.saturating_sub(1)));
+    let foreign = peers.saturating_sub(1);
+    let passed_on = slowest.passed_on(foreign * parts, shards(foreign));
     let all = uneven(task, slowest, part.saturating_mul(puts).max(every).saturating_add(passed_on));
     // What leaves the node is relayed by a signal from the home lane.
     let relay = if task.has_network() && inside { own.hop } else { 0 };
     let last_hop = used().map(|seen| seen.hop).max().unwrap_or(0);
-    let edge = |seen: &Seen, relay: u64| part_time(seen).saturating_add(seen.hop + relay);
+    let passed_on_part = |seen: &Seen| seen.passed_on(1, task.part_bytes());
+    let edge = |seen: &Seen, relay: u64| {
+        part_time(seen).saturating_add(passed_on_part(seen)).saturating_add(seen.hop + relay)
+    };
     let (near_edge, far_edge) = (edge(&local, 0), edge(&network, relay));
     // A shard crosses at most one way out of each node, and every other link at most once.
     let out = if task.has_network() { ground.nodes.min(hops) } else { 0 };
@@ -60,8 +64,10 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64, ways: u64) -> Way {
     let by = |out: u64| {
         far_edge.saturating_mul(out).saturating_add(near_edge.saturating_mul(hops - out))
     };
-    let others = part.saturating_mul(parts - 1);
+    let others = part.saturating_add(passed_on_part(slowest)).saturating_mul(parts - 1);
     let journey = by(out).max(by(hops - stay)).saturating_add(others);
+    // It begins where its shard is at home.
+    let journey = journey.saturating_sub(passed_on_part(&local).min(passed_on_part(slowest)));
     let uneven_overlap = overlaps(task, slowest) && ground.shard_bytes_max > ground.shard_bytes_min;
     let waits = match uneven_overlap {
         true => 0,
@@ -76,8 +82,12 @@ pub(super) fn way(task: &Task<'_>, node_ranks: u64, ways: u64) -> Way {
     let (ready, last_hop) = (ready + entry, last_hop + entry);
     terms.push(Term::new("ready", ready, "of the next rank"));
     terms.push(task.own_term(&own, all.saturating_add(waits)));
+    let longer = match passed_on {
+        0 => String::new(),
+        _ => format!(", {} longer as peers have just put it there", time(passed_on)),
+    };
     let note = format!(
-        "{hops} steps of {parts} × {} at {}",
+        "{hops} steps of {parts} × {} at {}{longer}",
         bytes(task.part_bytes()),
         rate(slowest.rate(1))
     );
