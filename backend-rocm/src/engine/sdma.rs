@@ -81,6 +81,7 @@ impl<H: Hardware> Sdma<H> {
         let reached = ways.iter().enumerate().filter(|(_, way)| way.is_some());
         let reach = Reach::new(rank, reached.map(|(index, _)| Rank::at(index)));
         let caps = Caps {
+            kind: "sdma",
             queued_wait: false,
             polled: true,
             flags_batched: false,

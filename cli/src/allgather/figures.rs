@@ -26,6 +26,7 @@ pub(super) fn row(setup: &Setup<'_>, report: &Report, figures: Figures) -> Row {
         lane: lane.lane.0,
         tier: tier(lane.tier),
         backend: lane.backend.to_string(),
+        kind: lane.kind.to_owned(),
         queued_waits: lane.queued_waits,
         polled: lane.polled,
     });

@@ -159,6 +159,7 @@ fn report(
             lane: lane.id,
             tier: lane.tier,
             backend: sides.backend(lane.tier),
+            kind: lane.caps.kind,
             queued_waits: lane.caps.queued_wait,
             polled: lane.caps.polled,
         })
