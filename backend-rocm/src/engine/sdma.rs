@@ -40,6 +40,8 @@ use self::hardware::{Direction, Hardware, Span};
 use self::hsa::HsaHardware;
 use self::queue::{Queue, Request, Ways};
 
+pub(crate) use self::open::striped_rate;
+
 /// Most ops of a slice.
 const SLICE_OPS_MAX: usize = 256;
 /// Ops that are not complete, of all slices.

@@ -135,6 +135,20 @@ impl fmt::Display for Fallback {
     }
 }
 
+impl Report {
+    /// Whether starts may go onto streams: the engine of lane 0 queues waits and moves by itself.
+    pub fn takes_streams(&self) -> bool {
+        self.lanes.first().is_some_and(LaneReport::is_queued)
+    }
+}
+
+impl LaneReport {
+    /// Whether nobody has to drive it.
+    pub(crate) fn is_queued(&self) -> bool {
+        self.queued_waits && !self.polled
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { algorithm, ranks, parts, outputs, flags, total_bytes, .. } = self;
