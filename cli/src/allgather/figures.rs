@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use peerlane::group::Report;
+use peerlane::hal::BackendId;
 use peerlane::plan::Tier;
 
 use super::setup::Setup;
@@ -77,7 +78,11 @@ fn tier(tier: Tier) -> String {
 fn engine(report: &Report) -> String {
     let mut counts: Vec<(String, usize)> = Vec::new();
     for lane in &report.lanes {
-        let name = lane.backend.to_string();
+        // The others have engines of one kind.
+        let name = match lane.backend == BackendId::ROCM {
+            true => format!("{} {}", lane.backend, lane.kind),
+            false => lane.backend.to_string(),
+        };
         match counts.iter_mut().find(|(seen, _)| *seen == name) {
             Some((_, count)) => *count += 1,
             None => counts.push((name, 1)),

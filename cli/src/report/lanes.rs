@@ -16,7 +16,10 @@ pub(crate) fn lanes(rows: &[Row], all: bool) -> String {
 fn line(row: &Row) -> String {
     let lanes = row.lanes.iter().map(|lane| {
         let waits = if lane.queued_waits { "queued" } else { "polled" };
-        format!("lane {} {} on {} by {}, waits {waits}", lane.lane, lane.tier, lane.backend, lane.kind)
+        format!(
+            "lane {} {} on {} by {}, waits {waits}",
+            lane.lane, lane.tier, lane.backend, lane.kind
+        )
     });
     let tiers = row.tiers.iter().filter_map(|moved| {
         let named = [("put", moved.put_bytes), ("got", moved.got_bytes), ("own", moved.own_bytes)];

@@ -59,8 +59,7 @@ pub(super) fn run(seated: Seated<'_>, backend: Backend) -> Result<()> {
             OwnCopy::Local => rocm::OwnCopy::Local,
             OwnCopy::Link => rocm::OwnCopy::Link,
         };
-        // What is timed is put on a stream.
-        let engine = rocm::EngineKind::Streams;
+        let engine = seated.options.engine.kind();
         let how = rocm::Options { device, strict, own_copy, engine, ..rocm::Options::default() };
         let open = || rocm::Fabric::open_with(rank, ranks, how.clone());
         return measure(seated, backend, || open().map_err(Failure::of_backend));
