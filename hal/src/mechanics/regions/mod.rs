@@ -35,7 +35,6 @@ mod places;
 mod plain;
 mod registration;
 mod remote;
-mod retire;
 mod transfer;
 
 use std::marker::PhantomData;
