@@ -56,7 +56,9 @@ impl Context {
     /// invalid.
     #[cold]
     fn ipc_refused(&self, call: &'static str, code: hipError_t) -> Error {
-        if Error::loses_device(code) || code == hipError_t::hipErrorOutOfMemory {
+        // That a device reaches another's memory not at all is no container's doing.
+        let plain = [hipError_t::hipErrorOutOfMemory, hipError_t::hipErrorPeerAccessUnsupported];
+        if Error::loses_device(code) || plain.contains(&code) {
             return self.refused(call, code);
         }
         self.forget_error();
