@@ -4,28 +4,14 @@
 //!
 //! On GPUs what must be made to go wrong inside the driver is ignored.
 
-#[path = "gpu_support/mod.rs"]
-mod support;
-#[path = "cuda_support/mod.rs"]
-mod vendor;
-
-#[path = "cuda_faults/cast.rs"]
-mod cast;
-#[path = "cuda_faults/engines.rs"]
+pub(crate) mod cast;
 mod engines;
-#[path = "cuda_faults/memory.rs"]
 mod memory;
-#[path = "cuda_faults/opening.rs"]
-mod opening;
-#[path = "cuda_faults/peers.rs"]
+pub(crate) mod opener;
 mod peers;
-#[path = "cuda_faults/rank.rs"]
 mod rank;
-#[path = "cuda_faults/staged.rs"]
 mod staged;
-#[path = "cuda_faults/survivor.rs"]
 mod survivor;
-#[path = "cuda_faults/ways.rs"]
 mod ways;
 
 use std::process::ExitCode;
@@ -33,12 +19,14 @@ use std::process::ExitCode;
 use libtest_mimic::{Arguments, Trial};
 use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{Failure, GpuDriver, Outcome};
-use vendor::Context;
+
+use crate::opening;
+use crate::vendor::Context;
 
 /// Why a fault is not tried on GPUs.
 const ON_DEMAND: &str = "the fault is made inside of the simulated driver";
 
-fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
         return parent.ended(play(&parent));
     }
@@ -62,7 +50,7 @@ fn main() -> ExitCode {
 }
 
 /// One thing that goes wrong.
-struct Fault {
+pub(crate) struct Fault {
     name: String,
     /// Whether only the simulated driver can do it.
     on_demand: bool,
@@ -71,12 +59,15 @@ struct Fault {
 
 impl Fault {
     /// One that GPUs can have as well.
-    fn new(name: impl Into<String>, play: impl Fn(GpuDriver) -> Outcome + Send + 'static) -> Self {
+    pub(crate) fn new(
+        name: impl Into<String>,
+        play: impl Fn(GpuDriver) -> Outcome + Send + 'static,
+    ) -> Self {
         Self { name: name.into(), on_demand: false, play: Box::new(play) }
     }
 
     /// One that is made inside of the simulated driver.
-    fn simulated(
+    pub(crate) fn simulated(
         name: impl Into<String>,
         play: impl Fn(GpuDriver) -> Outcome + Send + 'static,
     ) -> Self {

@@ -1,0 +1,19 @@
+//! What goes wrong around GPUs of the CUDA backend, with processes of its own for each fault.
+
+#[path = "gpu_faults/mod.rs"]
+mod faults;
+#[path = "gpu_support/mod.rs"]
+mod support;
+#[path = "cuda_support/mod.rs"]
+mod vendor;
+
+#[path = "cuda_faults/driver.rs"]
+mod driver;
+#[path = "cuda_faults/opening.rs"]
+mod opening;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    faults::main()
+}
