@@ -1,42 +1,26 @@
 //! Whole all-gathers of threads over SDMA engines, on GPUs where there are any: every algorithm of one node.
 
-use std::ffi::c_void;
+#[path = "rocm_support/blocking.rs"]
+mod blocking;
+
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use hip_sys::{Library, hipError_t, hipMemcpyKind};
 use peerlane_collectives::bootstrap::{Bootstrap as _, in_process};
-use peerlane_collectives::group::{GroupOptions, Place};
+use peerlane_collectives::group::GroupOptions;
 use peerlane_collectives::plan::Algorithm;
 use peerlane_conformance::GpuDriver;
 use peerlane_hal::ErrorKind;
 use peerlane_rocm::{Context, EngineKind, Fabric, Options, Stream};
 use peerlane_simulated_driver::Rocm;
 
+use blocking::{make_current, read, write};
+
 /// Settings of the simulated driver are the process's.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const ALGORITHMS: [Algorithm; 4] =
     [Algorithm::Direct, Algorithm::Pull, Algorithm::Ring, Algorithm::DoubleRing];
-
-fn copy(to: *mut c_void, from: *const c_void, bytes: usize) {
-    let library = Library::load().expect("the backend has loaded it");
-    let kind = hipMemcpyKind::hipMemcpyDefault;
-    // SAFETY: both spans are so long, and nobody else uses them now.
-    let code = unsafe { (library.memcpy)(to, from, bytes, kind) };
-    assert_eq!(code, hipError_t::hipSuccess);
-}
-
-fn write(place: Place, bytes: &[u8]) {
-    assert_eq!(place.bytes, bytes.len() as u64);
-    copy(place.base.as_ptr().cast(), bytes.as_ptr().cast(), bytes.len());
-}
-
-fn read(place: Place) -> Vec<u8> {
-    let mut bytes = vec![0; place.bytes as usize];
-    copy(bytes.as_mut_ptr().cast(), place.base.as_ptr().cast_const().cast(), bytes.len());
-    bytes
-}
 
 fn shard(rank: usize, step: usize, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|index| (index * 3 + rank * 41 + step * 7 + 1) as u8).collect()
@@ -57,11 +41,7 @@ fn gather(devices: u32, ranks: usize, algorithm: Algorithm, bytes: usize, in_pla
         }
         let mut gather = gather.prepare()?;
         // The memory that this thread copies to and from is of this device.
-        let library = Library::load().expect("the backend has loaded it");
-        let device = i32::try_from(device).expect("a small number");
-        // SAFETY: changes what this thread has current, which the backend sets at each of its calls.
-        let current = unsafe { (library.set_device)(device) };
-        assert_eq!(current, hipError_t::hipSuccess);
+        make_current(device);
         for step in 0..3 {
             write(gather.input_place(), &shard(me.index(), step, bytes));
             gather.run()?;
