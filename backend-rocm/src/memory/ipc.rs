@@ -64,12 +64,11 @@ impl Context {
         self.forget_error();
         let result = self.hip.result_of(code);
         let text = format!(
-            "{call} on {}: {result}; HIP {} ({}) shares no memory with other processes here: ranks in \
+            "{call} on {}: {result}; {} shares no memory with other processes here: ranks in \
              several containers need the PID, IPC and network namespaces of one, and the same /dev/kfd \
              and /dev/dri (docker: --pid=host --ipc=host --network=host)",
             self.label(),
-            self.hip.version,
-            self.hip.calls.file().display()
+            self.hip.named()
         );
         Error::Unavailable { text, result: Some(result) }
     }

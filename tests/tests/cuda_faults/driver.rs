@@ -15,6 +15,9 @@ pub(crate) const FAILING: &[Failing] = &[
     ("cuMemcpyBatchAsync_v2", 1, "cuMemcpyBatchAsync_v2"),
 ];
 
+/// How errors name a code that the driver does not know.
+pub(crate) const UNKNOWN: &str = "9999";
+
 /// One that fails while a start is recorded.
 pub(crate) const RECORDED: Failing = ("cuMemcpyAsync", 1, "cuMemcpyAsync");
 

@@ -6,7 +6,7 @@ use peerlane_conformance::{GpuDriver, Outcome};
 
 use super::Fault;
 use super::cast::{finish, ranks, says, words};
-use crate::driver::{FAILING, LOST, RECORDED};
+use crate::driver::{FAILING, LOST, RECORDED, UNKNOWN};
 use crate::support::data::check;
 
 const RANKS: usize = 3;
@@ -19,7 +19,7 @@ pub(crate) fn faults() -> Vec<Fault> {
     let mut faults = Vec::new();
     for &(call, after, named) in FAILING {
         faults.push(Fault::simulated(format!("unknown_code::{call}_{after}"), move |driver| {
-            let holds = [named, "device 1 (", "9999", "engine of rank 1 failed"];
+            let holds = [named, "device 1 (", "9999", UNKNOWN, "engine of rank 1 failed"];
             broken(driver, &format!("fail:{call}:{after}:9999"), &holds, ["aborted"; 2])
         }));
     }

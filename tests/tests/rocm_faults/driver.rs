@@ -16,6 +16,9 @@ pub(crate) const FAILING: &[Failing] = &[
     ("hipEventRecord", 1, "hipEventRecord"),
 ];
 
+/// How errors name a code that the runtime does not know: with its release and its file.
+pub(crate) const UNKNOWN: &str = "result 9999, which HIP 7.2.43482 (/";
+
 /// One that fails while a start is recorded.
 pub(crate) const RECORDED: Failing = ("hipMemcpyAsync", 1, "hipMemcpyAsync");
 

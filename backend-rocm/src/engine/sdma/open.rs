@@ -30,7 +30,7 @@ impl Sdma {
         let ranks = peers.iter().map(|peer| peer.peer.index() + 1).max().unwrap_or(0);
         let mut found: Vec<Option<(Agent, Reach)>> = vec![None; ranks];
         for peer in peers {
-            found[peer.peer.index()] = Some(agent_of(context, &all, &own, peer)?);
+            found[peer.peer.index()] = Some(agent_of(hsa, context, &all, &own, peer)?);
         }
         let handles = found.iter().map(|found| found.as_ref().map(|(agent, _)| agent.handle));
         let label: &Arc<str> = context.label();
@@ -43,6 +43,7 @@ impl Sdma {
 
 /// The agent that stands for a peer, and what lies between.
 fn agent_of(
+    hsa: &Hsa,
     context: &Context,
     agents: &[Agent],
     own: &Agent,
@@ -67,9 +68,10 @@ fn agent_of(
     }
     let hidden = || {
         Error::Fault(Fault::Unavailable(format!(
-            "the device of rank {} ({text}) is hidden from the HSA runtime of {}, which copies there: \
-             let ROCR_VISIBLE_DEVICES name it too, or use EngineKind::Streams",
+            "the device of rank {} ({text}) is hidden from the HSA runtime ({}) of {}, which copies \
+             there: let ROCR_VISIBLE_DEVICES name it too, or use EngineKind::Streams",
             peer.peer,
+            hsa.calls.file().display(),
             context.label()
         )))
     };
