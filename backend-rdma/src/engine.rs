@@ -104,6 +104,7 @@ impl Engine {
         let cqs: Arc<[Arc<Cq>]> = cqs.collect::<Result<_, _>>()?;
         let queue_ops = options.queue_ops;
         let caps = Caps {
+            kind: "queue pairs",
             queued_wait: false,
             polled: true,
             flags_batched: false,

@@ -23,7 +23,7 @@ pub use context::Context;
 pub(crate) use link::between;
 pub use link::{DeviceLink, link};
 pub(crate) use pool::{Pool, pools};
-pub(crate) use visible::{attribute, find};
+pub(crate) use visible::{all as visible_devices, attribute, find};
 
 use crate::error::Error;
 use crate::sys::{Hip, Hsa};

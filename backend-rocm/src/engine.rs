@@ -34,6 +34,7 @@ use peerlane_hal::{Caps, CopyEngine, Op, Ticket};
 pub use self::kind::EngineKind;
 use self::sdma::Sdma;
 pub use self::sdma::SdmaWay;
+pub(crate) use self::sdma::striped_rate;
 pub use self::stream::Stream;
 use crate::device::Context;
 use crate::error::Error;
@@ -62,7 +63,7 @@ impl Engine {
         own_copy: OwnCopy,
         purpose: &Purpose,
     ) -> Result<Self, Error> {
-        Ok(Self(match kind.decided(context) {
+        Ok(Self(match kind.chosen(context, purpose) {
             EngineKind::Sdma => {
                 Queue::Sdma(Box::new(Sdma::open(context, purpose.rank, &purpose.peers)?))
             }

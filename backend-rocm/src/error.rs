@@ -148,6 +148,11 @@ impl Error {
         result: RocmResult,
         why: &str,
     ) -> Self {
+        // The runtime is named before it.
+        let mut result = result;
+        if result.name.is_empty() {
+            result.text.clear();
+        }
         let space = if version.is_empty() { "" } else { " " };
         let file = file.display();
         let text =

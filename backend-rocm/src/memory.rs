@@ -14,7 +14,6 @@
 
 mod calls;
 mod cards;
-mod free;
 mod ipc;
 mod pointers;
 mod segments;

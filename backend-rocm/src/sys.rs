@@ -64,6 +64,11 @@ impl Hip {
         if code == hipError_t::hipSuccess { Ok(hip) } else { Err(Error::no_start(&hip, code)) }
     }
 
+    /// Its release and its file.
+    pub(crate) fn named(&self) -> String {
+        format!("HIP {} ({})", self.version, self.calls.file().display())
+    }
+
     /// The result with the name and the explanation that the runtime gives it.
     pub(crate) fn result_of(&self, code: hipError_t) -> RocmResult {
         let ask = |call: unsafe extern "C" fn(hipError_t) -> *const c_char| {
@@ -73,7 +78,7 @@ impl Hip {
         let name = ask(self.calls.get_error_name);
         // HIP gives every number that it does not know the name of 999.
         if code != hipError_t::hipErrorUnknown && name == UNKNOWN_NAME {
-            return RocmResult::nameless(code.0);
+            return RocmResult::nameless(code.0, self.named());
         }
         RocmResult { code: code.0, name, text: ask(self.calls.get_error_string) }
     }
@@ -117,7 +122,8 @@ pub(crate) fn status_of(calls: &hsa::Library, status: hsa_status_t) -> RocmResul
     // SAFETY: the call stores a pointer to a static string, or leaves the local as it is.
     let asked = unsafe { (calls.status_string)(status, &raw mut found) };
     if asked != hsa_status_t::HSA_STATUS_SUCCESS {
-        return RocmResult::nameless(status.0);
+        let runtime = format!("the HSA runtime ({})", calls.file().display());
+        return RocmResult::nameless(status.0, runtime);
     }
     let whole = text(found);
     let (name, text) = whole.split_once(": ").unwrap_or((&whole, ""));

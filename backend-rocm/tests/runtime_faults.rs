@@ -201,3 +201,47 @@ fn memory_goes_back_beside_a_blocked_wait() {
     }
     drop(engine);
 }
+
+/// The same of the buffers and the staging memory of an engine and a fabric that go: another engine of the
+/// device waits for a peer meanwhile.
+#[test]
+fn an_engine_goes_beside_a_blocked_wait_of_another() {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let (driver, _turn) = machine();
+    let mut fabric = alone(3, EngineKind::Streams);
+    let flags = fabric.memory().allocate(64, Role::Flags).unwrap();
+    let mut engine = fabric.engine().unwrap();
+    driver.set("P2P", "off");
+    // Puts between devices that do not reach each other go by buffers of the device.
+    let mut apart: Vec<Fabric> = [3, 2]
+        .into_iter()
+        .enumerate()
+        .map(|(rank, device)| {
+            let options = Options { device, engine: EngineKind::Streams, ..Options::default() };
+            Fabric::open_with(Rank::at(rank), 2, options).unwrap()
+        })
+        .collect();
+    let addresses: Vec<_> = apart.iter().map(|fabric| fabric.address()).collect();
+    for fabric in &mut apart {
+        for (peer, address) in Rank::all(2).zip(&addresses) {
+            fabric.connect(peer, address, soon()).unwrap();
+        }
+    }
+    let before = driver.counter("live_allocations", None);
+    let staged = apart[0].engine().unwrap();
+    assert!(driver.counter("live_allocations", None) > before, "it has buffers");
+    let wait = Op::Wait { flag: Flag { region: &flags, word: 0 }, value: 1, reset: false };
+    // SAFETY: the flags outlive the engine.
+    unsafe { engine.submit(&[wait]) }.unwrap();
+    let start = Instant::now();
+    drop((staged, apart));
+    let took = start.elapsed();
+    driver.set("P2P", "on");
+    assert!(took < Duration::from_secs(2), "it took {took:?}");
+    flags.upload(0, &1_u64.to_ne_bytes()).unwrap();
+    while driver.counter("live_allocations", None) >= before {
+        assert!(start.elapsed() < PATIENCE, "the memory was never given back");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(engine);
+}

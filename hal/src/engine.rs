@@ -105,6 +105,8 @@ impl Ticket {
 /// "unsupported".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
+    /// Which of its backend's kinds of engine it is, for reports, such as `streams` or `sdma`.
+    pub kind: &'static str,
     /// [`Op::Wait`] may be submitted. Otherwise the caller reads the flag itself and submits what
     /// follows once it is there.
     pub queued_wait: bool,

@@ -59,6 +59,15 @@ pub struct Link {
     pub bytes_per_second: Option<f64>,
 }
 
+/// What an engine is wanted for, as far as a fabric with several kinds of engines chooses by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Its work may be put onto streams of the caller, and into graphs.
+    pub streams: bool,
+    /// No copy between two ranks is longer, in bytes.
+    pub copy_bytes_max: u64,
+}
+
 /// A way to reach peers, opened by a constructor of the backend as one rank of a group.
 ///
 /// The order is: [`connect`](Self::connect) all peers, then import their regions and make engines.
@@ -109,4 +118,14 @@ pub trait Fabric: Send + 'static {
     /// # Errors
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) where queues are a scarce resource.
     fn engine(&mut self) -> Result<Self::Engine, Self::Error>;
+
+    /// The same, of the kind that serves `demand` best where there are several. Ranks of one fabric
+    /// that ask alike get engines of alike [`Caps`](crate::Caps).
+    ///
+    /// # Errors
+    /// As [`engine`](Self::engine).
+    fn engine_for(&mut self, demand: Demand) -> Result<Self::Engine, Self::Error> {
+        let _ = demand;
+        self.engine()
+    }
 }

@@ -31,7 +31,7 @@ pub mod wire;
 pub use deadline::Deadline;
 pub use engine::{At, Caps, CopyEngine, Flag, Op, Ticket};
 pub use error::{Error, ErrorKind};
-pub use fabric::{Fabric, Link, LinkKind};
+pub use fabric::{Demand, Fabric, Link, LinkKind};
 pub use held::{DmaBuf, Flush, Held};
 pub use key::{BackendId, Envelope, Generation, KEY_MAGIC, KEY_VERSION, KeyError, RemoteKey};
 pub use memory::{PeerMemory, Region, Role, Space};

@@ -99,6 +99,15 @@ pub trait PeerMemory: Send + Sync + 'static {
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), naming the bytes wanted.
     fn allocate(&self, bytes: u64, role: Role) -> Result<Self::Local, Self::Error>;
 
+    /// The same, as flags of an engine without [`queued_wait`](crate::Caps::queued_wait): they lie
+    /// where the host reads them.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    fn allocate_polled_flags(&self, bytes: u64) -> Result<Self::Local, Self::Error> {
+        self.allocate(bytes, Role::Flags)
+    }
+
     /// Registers the caller's own memory, at any offset inside its allocation.
     ///
     /// # Errors

@@ -138,6 +138,10 @@ impl<M: PeerMemory> PeerMemory for Memory<M> {
         self.0.allocate(bytes, role).map_err(Error::Inner)
     }
 
+    fn allocate_polled_flags(&self, bytes: u64) -> Result<M::Local, Self::Error> {
+        self.0.allocate_polled_flags(bytes).map_err(Error::Inner)
+    }
+
     unsafe fn register(
         &self,
         base: NonNull<u8>,

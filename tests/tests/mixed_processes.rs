@@ -1,5 +1,5 @@
 //! Groups whose nodes hold memory of different kinds, a process for each rank: devices of the simulated
-//! driver and plain memory of the host, with the host backend as the network between nodes.
+//! drivers and plain memory of the host, with the host backend as the network between nodes.
 
 #[path = "mixed_support/mod.rs"]
 mod mixed_support;
@@ -15,11 +15,11 @@ use peerlane_conformance::processes::{Child, Parent};
 use peerlane_conformance::{GpuDriver, Outcome};
 use peerlane_hal::host;
 
-use mixed_support::cast::Kind::{Cuda, Host};
+use mixed_support::cast::Kind::{Cuda, Host, Rocm, Sdma};
 use mixed_support::cast::{Cast, Chapter};
 use mixed_support::rank;
 
-const CASTS: [Cast; 12] = [
+const CASTS: [Cast; 18] = [
     Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (1, Cuda)] },
     Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (0, Cuda), (1, Cuda), (1, Cuda)] },
     Cast {
@@ -33,6 +33,19 @@ const CASTS: [Cast; 12] = [
         chapter: Chapter::Gathers,
         ranks: &[(0, Cuda), (1, Host), (0, Cuda), (1, Host), (2, Cuda)],
     },
+    // Devices of two vendors, and a host.
+    Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (1, Rocm)] },
+    Cast { chapter: Chapter::Gathers, ranks: &[(0, Rocm), (0, Rocm), (1, Cuda), (2, Host)] },
+    Cast {
+        chapter: Chapter::Gathers,
+        ranks: &[(0, Cuda), (0, Cuda), (1, Rocm), (1, Rocm), (2, Host), (2, Host)],
+    },
+    Cast {
+        chapter: Chapter::Gathers,
+        ranks: &[(0, Sdma), (1, Cuda), (0, Sdma), (2, Host), (1, Cuda)],
+    },
+    Cast { chapter: Chapter::Strict, ranks: &[(0, Rocm), (1, Cuda)] },
+    Cast { chapter: Chapter::Killed, ranks: &[(0, Cuda), (1, Host), (2, Rocm)] },
     Cast { chapter: Chapter::Strict, ranks: &[(0, Cuda), (1, Cuda)] },
     Cast { chapter: Chapter::Strict, ranks: &[(0, Cuda), (1, Host)] },
     Cast { chapter: Chapter::Disagrees, ranks: &[(0, Cuda), (0, Host), (1, Cuda)] },

@@ -1,37 +1,26 @@
 //! Whole all-gathers of threads over SDMA engines, on GPUs where there are any: every algorithm of one node.
 
-use std::ffi::c_void;
+#[path = "rocm_support/blocking.rs"]
+mod blocking;
+
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use hip_sys::{Library, hipError_t, hipMemcpyKind};
 use peerlane_collectives::bootstrap::{Bootstrap as _, in_process};
-use peerlane_collectives::group::{GroupOptions, Place};
+use peerlane_collectives::group::GroupOptions;
 use peerlane_collectives::plan::Algorithm;
 use peerlane_conformance::GpuDriver;
-use peerlane_rocm::{Context, EngineKind, Fabric, Options};
+use peerlane_hal::ErrorKind;
+use peerlane_rocm::{Context, EngineKind, Fabric, Options, Stream};
 use peerlane_simulated_driver::Rocm;
+
+use blocking::{make_current, read, write};
+
+/// Settings of the simulated driver are the process's.
+static ALONE: Mutex<()> = Mutex::new(());
 
 const ALGORITHMS: [Algorithm; 4] =
     [Algorithm::Direct, Algorithm::Pull, Algorithm::Ring, Algorithm::DoubleRing];
-
-fn copy(to: *mut c_void, from: *const c_void, bytes: usize) {
-    let library = Library::load().expect("the backend has loaded it");
-    let kind = hipMemcpyKind::hipMemcpyDefault;
-    // SAFETY: both spans are so long, and nobody else uses them now.
-    let code = unsafe { (library.memcpy)(to, from, bytes, kind) };
-    assert_eq!(code, hipError_t::hipSuccess);
-}
-
-fn write(place: Place, bytes: &[u8]) {
-    assert_eq!(place.bytes, bytes.len() as u64);
-    copy(place.base.as_ptr().cast(), bytes.as_ptr().cast(), bytes.len());
-}
-
-fn read(place: Place) -> Vec<u8> {
-    let mut bytes = vec![0; place.bytes as usize];
-    copy(bytes.as_mut_ptr().cast(), place.base.as_ptr().cast_const().cast(), bytes.len());
-    bytes
-}
 
 fn shard(rank: usize, step: usize, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|index| (index * 3 + rank * 41 + step * 7 + 1) as u8).collect()
@@ -52,11 +41,7 @@ fn gather(devices: u32, ranks: usize, algorithm: Algorithm, bytes: usize, in_pla
         }
         let mut gather = gather.prepare()?;
         // The memory that this thread copies to and from is of this device.
-        let library = Library::load().expect("the backend has loaded it");
-        let device = i32::try_from(device).expect("a small number");
-        // SAFETY: changes what this thread has current, which the backend sets at each of its calls.
-        let current = unsafe { (library.set_device)(device) };
-        assert_eq!(current, hipError_t::hipSuccess);
+        make_current(device);
         for step in 0..3 {
             write(gather.input_place(), &shard(me.index(), step, bytes));
             gather.run()?;
@@ -71,8 +56,57 @@ fn gather(devices: u32, ranks: usize, algorithm: Algorithm, bytes: usize, in_pla
     ran.unwrap_or_else(|error| panic!("{algorithm}, {ranks} ranks, {bytes} bytes: {error}"));
 }
 
+/// What moves the shards of an operation, where that is left open or not.
+fn kind_of(devices: u32, bytes: usize, any_engine: bool) -> &'static str {
+    let ran = in_process::run(2, |bootstrap| {
+        let me = bootstrap.rank();
+        let options = Options { device: me.0 % devices, ..Options::default() };
+        let fabric = Fabric::open_with(me, 2, options).expect("a fabric");
+        let group = GroupOptions::default().timeout(Duration::from_secs(60));
+        let mut group = group.open(bootstrap, fabric)?;
+        let gather = group.all_gather::<u8>(bytes).algorithm(Algorithm::Direct);
+        let gather = if any_engine { gather.any_engine() } else { gather };
+        let mut gather = gather.prepare()?;
+        gather.run()?;
+        let kind = gather.report().lanes[0].kind;
+        // SAFETY: the handle is looked at only where streams are taken, which these do not.
+        let stream = unsafe { Stream::from_raw(std::ptr::dangling_mut()) };
+        if !gather.report().takes_streams() {
+            let error = gather.start_on(&stream).expect_err("the host drives it");
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+            assert!(error.to_string().contains("takes no streams of the caller"), "{error}");
+            gather.run()?;
+        }
+        drop(gather);
+        group.close()?;
+        Ok(kind)
+    });
+    let kinds = ran.expect("it runs");
+    assert_eq!(kinds[0], kinds[1]);
+    kinds[0]
+}
+
+#[test]
+fn an_operation_gets_the_kind_that_is_predicted_to_be_faster() {
+    if GpuDriver::load::<Context>() != GpuDriver::Simulated {
+        eprintln!("not run: what links carry is set on simulated devices only");
+        return;
+    }
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let machine = Rocm::release("7.2").install();
+    let devices = peerlane_rocm::discover().expect("there are devices").len() as u32;
+    const LARGE: usize = 16 << 20;
+    assert_eq!(kind_of(devices, LARGE, true), "sdma");
+    assert_eq!(kind_of(devices, 1 << 20, true), "streams", "the host costs more than is gained");
+    assert_eq!(kind_of(devices, LARGE, false), "streams", "it may be started on streams");
+    machine.set("ENGINES_PER_LINK", "1");
+    assert_eq!(kind_of(devices, LARGE, true), "streams", "one engine fills a link");
+    machine.set("ENGINES_PER_LINK", "2");
+}
+
 #[test]
 fn every_algorithm_from_1_to_9_ranks() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let driver = GpuDriver::load::<Context>();
     eprintln!("running on: {driver:?}");
     if let Err(why) = peerlane_rocm::runtimes().expect("HIP is there").hsa {

@@ -12,7 +12,7 @@ use crate::sys::hip::{hipDeviceAttribute_t, hipError_t, hipUUID};
 const TEXT_BYTES: usize = 256;
 
 /// All devices, in the order of their ordinals.
-pub(super) fn all(hip: &Hip) -> Result<Vec<Device>, Error> {
+pub(crate) fn all(hip: &Hip) -> Result<Vec<Device>, Error> {
     (0..count(hip)?).map(|ordinal| open(hip, ordinal)).collect()
 }
 

@@ -40,6 +40,8 @@ use self::hardware::{Direction, Hardware, Span};
 use self::hsa::HsaHardware;
 use self::queue::{Queue, Request, Ways};
 
+pub(crate) use self::open::striped_rate;
+
 /// Most ops of a slice.
 const SLICE_OPS_MAX: usize = 256;
 /// Ops that are not complete, of all slices.
@@ -81,6 +83,7 @@ impl<H: Hardware> Sdma<H> {
         let reached = ways.iter().enumerate().filter(|(_, way)| way.is_some());
         let reach = Reach::new(rank, reached.map(|(index, _)| Rank::at(index)));
         let caps = Caps {
+            kind: "sdma",
             queued_wait: false,
             polled: true,
             flags_batched: false,

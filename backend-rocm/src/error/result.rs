@@ -12,14 +12,14 @@ pub struct RocmResult {
     pub code: u32,
     /// Its name, such as `hipErrorOutOfMemory`; empty where the runtime knows none.
     pub name: String,
-    /// The runtime's explanation; empty where it has none.
+    /// The runtime's explanation, empty where it has none; without a name, which runtime knows none.
     pub text: String,
 }
 
 impl RocmResult {
-    /// A number that the runtime does not know.
-    pub(crate) fn nameless(code: u32) -> Self {
-        Self { code, name: String::new(), text: String::new() }
+    /// A number that this runtime does not know.
+    pub(crate) fn nameless(code: u32, runtime: String) -> Self {
+        Self { code, name: String::new(), text: runtime }
     }
 }
 
@@ -27,7 +27,8 @@ impl std::fmt::Display for RocmResult {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { code, name, text } = self;
         match (name.as_str(), text.as_str()) {
-            ("", _) => write!(f, "result {code}, which this runtime has no name for"),
+            ("", "") => write!(f, "result {code}, which this runtime has no name for"),
+            ("", runtime) => write!(f, "result {code}, which {runtime} has no name for"),
             (name, "") => write!(f, "{name} ({code})"),
             (name, text) => write!(f, "{name} ({code}), {text}"),
         }

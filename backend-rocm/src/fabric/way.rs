@@ -8,7 +8,7 @@ use peerlane_hal::mechanics::peers::{DeviceId, PeerDevice, Purpose, Way};
 
 use super::Options;
 use crate::device::{Context, Device, DeviceLink, between, find};
-use crate::engine::{Engine, EngineKind, SignalBy, probe_signal};
+use crate::engine::{Engine, EngineKind, SignalBy, probe_signal, striped_rate};
 use crate::error::Error;
 use crate::sys::hip::hipError_t;
 
@@ -52,6 +52,12 @@ impl PeerDevice for Context {
 
     fn wants_flags_on_host(&self, options: &Options) -> bool {
         options.engine.decided(self) == EngineKind::Sdma
+    }
+
+    fn striped_rate(&self, options: &Options) -> u64 {
+        let choosing = options.engine == EngineKind::Auto
+            && options.engine.decided(self) == EngineKind::Streams;
+        if choosing { striped_rate(self) } else { 0 }
     }
 
     fn engine(context: &Arc<Self>, options: &Options, purpose: Purpose) -> Result<Engine, Error> {

@@ -7,7 +7,6 @@ use peerlane_hal::mechanics::device::{
     DeviceContext as _, DevicePtr, Extent, Fault, FreeBytes, MemoryCalls,
 };
 
-use super::free;
 use crate::device::Context;
 use crate::error::Error;
 use crate::sys::hip::{self, hipError_t, hipPointer_attribute};
@@ -45,7 +44,12 @@ impl MemoryCalls for Context {
 
     unsafe fn free(&self, address: DevicePtr) {
         // SAFETY: the caller's.
-        unsafe { free::free(self.hip.calls, self.device(), address) };
+        let _ = unsafe { (self.hip.calls.free)(address as *mut c_void) };
+    }
+
+    /// `hipFree` and `hipHostFree` return when every stream of the device is done.
+    fn frees_wait(&self) -> bool {
+        true
     }
 
     fn allocation_number(&self, address: DevicePtr) -> Option<u64> {

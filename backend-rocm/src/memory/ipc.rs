@@ -56,18 +56,19 @@ impl Context {
     /// invalid.
     #[cold]
     fn ipc_refused(&self, call: &'static str, code: hipError_t) -> Error {
-        if Error::loses_device(code) || code == hipError_t::hipErrorOutOfMemory {
+        // That a device reaches another's memory not at all is no container's doing.
+        let plain = [hipError_t::hipErrorOutOfMemory, hipError_t::hipErrorPeerAccessUnsupported];
+        if Error::loses_device(code) || plain.contains(&code) {
             return self.refused(call, code);
         }
         self.forget_error();
         let result = self.hip.result_of(code);
         let text = format!(
-            "{call} on {}: {result}; HIP {} ({}) shares no memory with other processes here: ranks in \
+            "{call} on {}: {result}; {} shares no memory with other processes here: ranks in \
              several containers need the PID, IPC and network namespaces of one, and the same /dev/kfd \
              and /dev/dri (docker: --pid=host --ipc=host --network=host)",
             self.label(),
-            self.hip.version,
-            self.hip.calls.file().display()
+            self.hip.named()
         );
         Error::Unavailable { text, result: Some(result) }
     }

@@ -36,11 +36,10 @@ fn a_runtime_that_takes_no_copy_says_so() {
     machine.driver.fail_always(COPY, 0, 0x7777);
     let error = gather(&mut members, 1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Other);
-    assert_eq!(
-        error.to_string(),
-        "hsa_amd_memory_async_copy on device 0 (Simulated Instinct): result 30583, which this runtime has \
-         no name for"
-    );
+    let text = error.to_string();
+    let begin = "hsa_amd_memory_async_copy on device 0 (Simulated Instinct): result 30583, which the HSA \
+                 runtime (/";
+    assert!(text.starts_with(begin) && text.ends_with(") has no name for"), "{text}");
     // It stays the engine's error.
     let again = members[0].engine.completed().unwrap_err();
     assert_eq!(again.to_string(), error.to_string());

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use peerlane::{cuda, rocm};
 
+use super::engine::Engine;
 use super::options::Options;
 use crate::error::{Failure, Result};
 
@@ -83,6 +84,7 @@ impl Chosen {
             Backend::Rocm => {
                 options.check_without_cuda()?;
                 let seats = seats(Backend::Rocm, options.devices.as_ref())?;
+                Engine::check(options)?;
                 Self { backend: Backend::Rocm, seats, note: None }
             }
             Backend::Rdma => {
@@ -90,6 +92,9 @@ impl Chosen {
                 Self { backend: Backend::Rdma, seats: Vec::new(), note: None }
             }
         };
+        if chosen.backend != Backend::Rocm {
+            Engine::check_without_rocm(options, chosen.name())?;
+        }
         if chosen.seats.is_empty() {
             options.check_without_gpus(chosen.name())?;
         }

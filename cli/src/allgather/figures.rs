@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use peerlane::group::Report;
+use peerlane::hal::BackendId;
 use peerlane::plan::Tier;
 
 use super::setup::Setup;
@@ -26,6 +27,7 @@ pub(super) fn row(setup: &Setup<'_>, report: &Report, figures: Figures) -> Row {
         lane: lane.lane.0,
         tier: tier(lane.tier),
         backend: lane.backend.to_string(),
+        kind: lane.kind.to_owned(),
         queued_waits: lane.queued_waits,
         polled: lane.polled,
     });
@@ -76,7 +78,11 @@ fn tier(tier: Tier) -> String {
 fn engine(report: &Report) -> String {
     let mut counts: Vec<(String, usize)> = Vec::new();
     for lane in &report.lanes {
-        let name = lane.backend.to_string();
+        // The others have engines of one kind.
+        let name = match lane.backend == BackendId::ROCM {
+            true => format!("{} {}", lane.backend, lane.kind),
+            false => lane.backend.to_string(),
+        };
         match counts.iter_mut().find(|(seen, _)| *seen == name) {
             Some((_, count)) => *count += 1,
             None => counts.push((name, 1)),

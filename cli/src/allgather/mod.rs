@@ -15,6 +15,7 @@ mod backend;
 mod clock;
 mod content;
 mod dtype;
+mod engine;
 mod event;
 mod figures;
 mod gpu;

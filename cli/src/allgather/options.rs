@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use peerlane::{DType, Deadline};
 
 use super::backend::{Backend, Devices};
+use super::engine::Engine;
 use super::method::Method;
 use super::shape::Shape;
 use super::sweep::Sweep;
@@ -92,6 +93,11 @@ pub(crate) struct Options {
     /// shards and else inside
     #[arg(long, value_enum, default_value_t = OwnCopy::Auto, value_name = "HOW")]
     pub(crate) own_copy: OwnCopy,
+    /// What copies between AMD GPUs (rocm): streams of HIP, SDMA engines that are chosen one by one and
+    /// driven by the host, or of each size what is predicted to be faster. By SDMA engines starts are
+    /// timed one after another, each until it is complete
+    #[arg(long, value_enum, default_value_t = Engine::Auto, value_name = "KIND")]
+    pub(crate) engine: Engine,
     /// Refuse what is not done as it could be: ways around what GPUs lack, such as through host memory
     /// where two do not reach each other, and lanes that a thread has to drive
     #[arg(long)]

@@ -35,6 +35,7 @@ pub(crate) fn of(options: &Options, backend: &str) -> Settings {
         ("--graph", options.graph.to_string()),
         ("--strict", options.strict.to_string()),
         ("--own-copy", options.own_copy.name().to_owned()),
+        ("--engine", options.engine.name().to_owned()),
         ("--vs", given(options.vs.map(|vs| format!("{vs:?}")))),
         ("--beside", given(options.beside.map(|what| format!("{what:?}")))),
     ];

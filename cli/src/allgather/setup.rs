@@ -11,6 +11,7 @@ use peerlane::plan::Algorithm;
 use peerlane::topology::Topology;
 use peerlane::{AllGather, Element, Group, Rank};
 
+use super::engine::Engine;
 use super::options::Options;
 use super::place::{Carrier, Network, Place};
 use crate::calibrate;
@@ -101,6 +102,9 @@ impl<'a> Setup<'a> {
         }
         if way.captured {
             builder = builder.capturable();
+        }
+        if Engine::is_open(self.options) {
+            builder = builder.any_engine();
         }
         Ok(builder.trace(way.traced).prepare()?)
     }

@@ -16,7 +16,10 @@ pub(crate) fn lanes(rows: &[Row], all: bool) -> String {
 fn line(row: &Row) -> String {
     let lanes = row.lanes.iter().map(|lane| {
         let waits = if lane.queued_waits { "queued" } else { "polled" };
-        format!("lane {} {} on {}, waits {waits}", lane.lane, lane.tier, lane.backend)
+        format!(
+            "lane {} {} on {} by {}, waits {waits}",
+            lane.lane, lane.tier, lane.backend, lane.kind
+        )
     });
     let tiers = row.tiers.iter().filter_map(|moved| {
         let named = [("put", moved.put_bytes), ("got", moved.got_bytes), ("own", moved.own_bytes)];
@@ -42,6 +45,7 @@ mod tests {
             lane,
             tier: tier.into(),
             backend: "host".into(),
+            kind: "processor".into(),
             queued_waits,
             polled: true,
         };
@@ -66,7 +70,7 @@ mod tests {
         let rows = [row(1 << 20, Duration::from_millis(1), None), hierarchical()];
         insta::assert_snapshot!(lanes(&rows, false), @"
 
-        hierarchical, parts 4, rank 0: lane 0 local on host, waits queued; lane 1 network on host, waits polled; local: 3 MiB put, 1 MiB own; network: 2 MiB put; fallback: to rank 2 through host memory
+        hierarchical, parts 4, rank 0: lane 0 local on host by processor, waits queued; lane 1 network on host by processor, waits polled; local: 3 MiB put, 1 MiB own; network: 2 MiB put; fallback: to rank 2 through host memory
         ");
     }
 

@@ -67,6 +67,8 @@ pub(crate) struct LaneRow {
     /// local, network.
     pub(crate) tier: String,
     pub(crate) backend: String,
+    /// Which of the backend's kinds of engine it is, such as streams or sdma.
+    pub(crate) kind: String,
     /// Its waits are queued with the engine.
     pub(crate) queued_waits: bool,
     /// Nothing moves unless a thread drives it.

@@ -91,7 +91,10 @@ fn a_choice_is_explained_below_the_table() {
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
     let title = "all-gather, 4 ranks on nodes 2x2, host backend, u8, out of place";
     assert!(ended.stdout.starts_with(title), "{ended:?}");
-    assert!(ended.stdout.contains("rank 0: lane 0 local on host, waits queued"), "{ended:?}");
+    assert!(
+        ended.stdout.contains("rank 0: lane 0 local on host by processor, waits queued"),
+        "{ended:?}"
+    );
     assert!(ended.stdout.contains("4 ranks on 2 nodes, shards of "), "{ended:?}");
     assert!(ended.stdout.contains("predicted: "), "{ended:?}");
 }

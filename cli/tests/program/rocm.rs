@@ -45,6 +45,53 @@ fn ranks_gather_between_gpus_and_check_every_size() {
     }
 }
 
+/// The kinds of engines of lane 0, row by row.
+fn kinds(rows: &[Value]) -> Vec<&str> {
+    let kinds = rows.iter().map(|row| &row["lanes"][0]["kind"]);
+    kinds.map(|kind| kind.as_str().expect("a lane has a kind")).collect()
+}
+
+#[test]
+fn the_engine_that_is_asked_for_runs_and_is_named() {
+    for engine in ["streams", "sdma"] {
+        let line = format!("allgather --backend rocm --ranks 3 --engine {engine} {SMALL}");
+        let rows = check(&run(&line, &[]), 3);
+        assert!(kinds(&rows).iter().all(|kind| *kind == engine), "{rows:?}");
+        assert!(rows.iter().all(|row| row["engine"] == format!("rocm {engine}")), "{rows:?}");
+        assert!(rows.iter().all(|row| row["fallbacks"] == Value::Array(Vec::new())), "{rows:?}");
+    }
+}
+
+#[test]
+fn left_open_the_engine_is_chosen_for_each_size() {
+    let sizes = "--min-bytes 4K --max-bytes 48M --factor 12288 --iterations 2 --warmup 1 --json -";
+    let line = format!("allgather --backend rocm --ranks 2 {sizes}");
+    assert_eq!(kinds(&check(&run(&line, &[]), 2)), ["streams", "sdma"]);
+    // Where one engine fills a link, several gain nothing; graphs take streams.
+    let rows = check(&run(&line, &[("ENGINES_PER_LINK", "1")]), 2);
+    assert_eq!(kinds(&rows), ["streams", "streams"]);
+    let rows = check(&run(&format!("{line} --graph"), &[]), 2);
+    assert_eq!(kinds(&rows), ["streams", "streams"]);
+}
+
+#[test]
+fn an_engine_that_cannot_be_had_is_named() {
+    let ended = run("allgather --backend rocm --engine dma", &[]);
+    assert!(ended.error(2).contains("[possible values: auto, streams, sdma]"), "{ended:?}");
+    let ended = run("allgather --backend host --engine sdma", &[]);
+    assert_eq!(
+        ended.error(2),
+        "error: --engine sdma is of the backend rocm, this one is host\n help: leave it out, or take \
+         --backend rocm\n"
+    );
+    let ended = run("allgather --backend rocm --engine sdma --graph", &[]);
+    assert_eq!(
+        ended.error(2),
+        "error: --graph and --engine sdma do not fit together\n help: the host drives SDMA engines: \
+         take streams, or leave out --graph\n"
+    );
+}
+
 #[test]
 fn captured_starts_are_replayed_and_checked() {
     let rows = check(&run(&format!("allgather --backend rocm --ranks 3 --graph {SMALL}"), &[]), 3);

@@ -67,6 +67,8 @@ pub struct LaneReport {
     pub tier: Tier,
     /// Whose engine it is.
     pub backend: BackendId,
+    /// Which of the backend's kinds of engine it is, such as `streams` or `sdma`.
+    pub kind: &'static str,
     /// Whether its waits are queued with the engine; otherwise a thread of this rank polls them.
     pub queued_waits: bool,
     /// Whether nothing moves unless a thread of this rank drives the engine.
@@ -133,6 +135,20 @@ impl fmt::Display for Fallback {
     }
 }
 
+impl Report {
+    /// Whether starts may go onto streams: the engine of lane 0 queues waits and moves by itself.
+    pub fn takes_streams(&self) -> bool {
+        self.lanes.first().is_some_and(LaneReport::is_queued)
+    }
+}
+
+impl LaneReport {
+    /// Whether nobody has to drive it.
+    pub(crate) fn is_queued(&self) -> bool {
+        self.queued_waits && !self.polled
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { algorithm, ranks, parts, outputs, flags, total_bytes, .. } = self;
@@ -149,10 +165,10 @@ impl fmt::Display for Report {
         for fallback in &self.fallbacks {
             write!(f, "; {fallback}")?;
         }
-        for LaneReport { lane, tier, backend, queued_waits, .. } in &self.lanes {
+        for LaneReport { lane, tier, backend, kind, queued_waits, .. } in &self.lanes {
             let waits = if *queued_waits { "queued" } else { "polled" };
             let network = if *tier == Tier::Network { " (network)" } else { "" };
-            write!(f, "; lane {lane} on {backend}{network}, waits {waits}")?;
+            write!(f, "; lane {lane} on {backend}{network} by {kind}, waits {waits}")?;
         }
         for TierReport { tier, put_bytes, got_bytes, .. } in &self.tiers {
             if put_bytes + got_bytes > 0 {

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use peerlane_hal::{
-    BackendId, Caps, CopyEngine, Deadline, ErrorKind, Fabric, Held, Link, PeerMemory, Rank, Region,
-    RemoteKey, Space,
+    BackendId, Caps, CopyEngine, Deadline, Demand, ErrorKind, Fabric, Held, Link, PeerMemory, Rank,
+    Region, RemoteKey, Space,
 };
 use serde::{Deserialize, Serialize};
 
@@ -43,7 +43,7 @@ struct Lent<M: PeerMemory> {
 pub(crate) trait Side {
     fn backend(&self) -> BackendId;
 
-    /// Allocates a buffer.
+    /// Allocates a buffer; the flags after the engines that wait for them.
     fn allocate(&mut self, buffer: BufferId, bytes: u64) -> Result<(), Error>;
 
     /// The memory of a buffer, to be registered with the other fabric.
@@ -73,7 +73,7 @@ pub(crate) trait Side {
     ) -> Result<(), Error>;
 
     /// Makes one engine more.
-    fn engine(&mut self) -> Result<Caps, Error>;
+    fn engine(&mut self, demand: Demand) -> Result<Caps, Error>;
 
     /// How `peer` is reached.
     fn link(&self, peer: Rank) -> Option<Link>;
@@ -123,7 +123,12 @@ impl<F: Fabric> Side for FabricSide<'_, F> {
     }
 
     fn allocate(&mut self, buffer: BufferId, bytes: u64) -> Result<(), Error> {
-        let region = self.fabric.memory().allocate(bytes, buffer.role());
+        let polled = self.engines.iter().any(|engine| !engine.caps().queued_wait);
+        let memory = self.fabric.memory();
+        let region = match buffer {
+            BufferId::Flags if polled => memory.allocate_polled_flags(bytes),
+            buffer => memory.allocate(bytes, buffer.role()),
+        };
         let region =
             region.map_err(|error| Error::of_backend(format!("allocate {buffer}"), error))?;
         self.insert(buffer, region);
@@ -219,8 +224,8 @@ impl<F: Fabric> Side for FabricSide<'_, F> {
         Ok(())
     }
 
-    fn engine(&mut self) -> Result<Caps, Error> {
-        let engine = self.fabric.engine();
+    fn engine(&mut self, demand: Demand) -> Result<Caps, Error> {
+        let engine = self.fabric.engine_for(demand);
         let engine = engine.map_err(|error| Error::of_backend("make an engine", error))?;
         let caps = *engine.caps();
         self.engines.push(engine);

@@ -143,6 +143,7 @@ impl<D: Fabric, N: Fabric> Stage<D, N> {
     pub(super) fn caps(&self) -> Caps {
         let network = self.carrier.as_ref().map_or(1, |it| it.caps().put_align_bytes);
         Caps {
+            kind: "staged",
             queued_wait: false,
             polled: true,
             flags_batched: false,

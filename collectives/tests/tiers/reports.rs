@@ -20,7 +20,7 @@ fn lanes_and_bytes_of_both_tiers_are_named() {
         assert!(bytes.eq(wanted), "{:?}", report.tiers);
         Ok(report.to_string())
     });
-    assert_snapshot!(reports[0], @"hierarchical, 4 ranks, 100 bytes a shard in 2 part(s), 400 bytes in all, 2 output(s) in turn, flags prompt; lane 0 on host, waits queued; lane 1 on host (network), waits polled; local: 200 bytes put, 0 got; network: 100 bytes put, 0 got");
+    assert_snapshot!(reports[0], @"hierarchical, 4 ranks, 100 bytes a shard in 2 part(s), 400 bytes in all, 2 output(s) in turn, flags prompt; lane 0 on host by processor, waits queued; lane 1 on host (network) by processor, waits polled; local: 200 bytes put, 0 got; network: 100 bytes put, 0 got");
 }
 
 /// One node needs no network, and a rank alone on its node no local copies to others.

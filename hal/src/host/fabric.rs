@@ -43,6 +43,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             caps: Caps {
+                kind: "processor",
                 queued_wait: true,
                 polled: true,
                 flags_batched: false,

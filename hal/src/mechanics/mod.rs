@@ -22,6 +22,8 @@ mod poison;
 #[cfg(feature = "handover")]
 pub mod regions;
 #[cfg(feature = "handover")]
+mod retire;
+#[cfg(feature = "handover")]
 pub mod streams;
 
 pub use ledger::Ledger;

@@ -1,14 +1,17 @@
 //! Drivers that are missing, too old or do not start, and devices that are not there or not free.
 
-use peerlane_conformance::processes::Child;
 use peerlane_conformance::{Failure, GpuDriver, Outcome};
 
-use crate::Fault;
-use crate::cast::{Player, finish, patience, says};
+use crate::faults::Fault;
+use crate::faults::cast::patience;
+use crate::faults::opener::{let_go, no_library, opener, refused};
 
 pub(crate) fn faults() -> Vec<Fault> {
     vec![
-        Fault::new("no_driver", no_driver),
+        Fault::new("no_driver", |driver| {
+            let holds = ["libcuda.so.1", "NVIDIA driver", "backend host"];
+            no_library(driver, "libcuda.so.1", "unavailable: cannot load ", &holds)
+        }),
         Fault::new("no_visible_device", |driver| {
             let player = opener(driver, 0)?.variable("CUDA_VISIBLE_DEVICES", "");
             refused(player, "unavailable: ", &["no NVIDIA GPU", "CUDA_VISIBLE_DEVICES is \"\""])
@@ -35,36 +38,6 @@ pub(crate) fn faults() -> Vec<Fault> {
             refused(player, "unavailable: ", &["device 1 (", "prohibited"])
         }),
     ]
-}
-
-fn opener(driver: GpuDriver, device: u32) -> Outcome<Player> {
-    Ok(Player::new(driver, "open")?.value("DEVICE", device))
-}
-
-fn refused(player: Player, begins: &str, holds: &[&str]) -> Outcome {
-    let mut child = player.start()?;
-    let text = child.hear(patience())?;
-    says("the process", &text, begins, holds)?;
-    let_go(child)
-}
-
-fn let_go(mut child: Child) -> Outcome {
-    child.tell("enough")?;
-    finish(vec![child])
-}
-
-/// A file of the library's name that is none stands for a library that is missing, which would be
-/// looked for further on.
-fn no_driver(driver: GpuDriver) -> Outcome {
-    let folder = std::env::temp_dir().join(format!("peerlane-no-driver-{}", std::process::id()));
-    let made = std::fs::create_dir_all(&folder);
-    made.and_then(|()| std::fs::write(folder.join("libcuda.so.1"), b""))
-        .map_err(|error| Failure::new(format!("{folder:?}: {error}")))?;
-    let player = opener(driver, 0)?.driver_from(&folder);
-    let holds = ["libcuda.so.1", "NVIDIA driver", "backend host"];
-    let outcome = refused(player, "unavailable: cannot load ", &holds);
-    let _ = std::fs::remove_dir_all(&folder);
-    outcome
 }
 
 /// Two processes want a device that takes one.

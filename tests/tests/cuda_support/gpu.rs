@@ -29,6 +29,11 @@ impl Gpu {
         Ok(Self { context, ordinal, driver })
     }
 
+    /// Goes back to it, where another one was opened since.
+    pub(crate) fn make_current(&self) -> Outcome {
+        self.context.bind_to_thread().map_err(refused("make the device current"))
+    }
+
     /// A stream of the caller, that no other stream waits for by itself.
     pub(crate) fn stream(&self) -> Outcome<CallerStream> {
         CallerStream::new(self)

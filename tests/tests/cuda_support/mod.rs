@@ -13,6 +13,14 @@ pub(crate) use peerlane_cuda::{Context, Fabric, Local, Options};
 
 use crate::support::machine::Machine;
 
+/// The kinds of engines that there are.
+pub(crate) const ENGINES: &[&str] = &["streams"];
+
+/// Why there are no such engines here.
+pub(crate) fn missing_engine(_: &str) -> Option<String> {
+    None
+}
+
 /// Machines of this vendor on which the engine goes other ways.
 pub(crate) const MACHINES: &[Machine] =
     &[Machine::With("COPY_ENGINES", "2"), Machine::Without("cuStreamBatchMemOp_v2")];

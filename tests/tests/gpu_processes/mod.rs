@@ -4,6 +4,7 @@
 //! One set of processes lives through all cases of a chapter, because contexts take long to make. A
 //! case that fails ends its chapter.
 
+mod algorithms;
 mod captured;
 mod own_memory;
 mod parent;
@@ -22,7 +23,7 @@ use peerlane_conformance::{GpuDriver, Outcome};
 use crate::support::data::unexpected;
 use crate::support::machine::{self, Machine};
 use crate::support::stage::Stage;
-use crate::vendor::{self, Context};
+use crate::vendor::{self, Context, ENGINES, missing_engine};
 use parent::Troupe;
 
 pub(crate) fn main() -> ExitCode {
@@ -34,18 +35,32 @@ pub(crate) fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Ranks share the processors already.
     arguments.test_threads.get_or_insert(1);
-    let chapters = (1..=4).flat_map(|ranks| Chapter::ALL.map(|chapter| (ranks, chapter)));
+    let chapters = (1..=4).flat_map(|ranks| Chapter::SMALL.map(|chapter| (ranks, chapter)));
     let large = (5..=9).flat_map(|ranks| [(ranks, Chapter::Shapes), (ranks, Chapter::BackToBack)]);
-    let on_all = chapters.chain(large).map(|(ranks, chapter)| (ranks, chapter, Machine::Whole));
-    let others = machine::MACHINES.iter().chain(vendor::MACHINES).copied();
-    let on_others = others.flat_map(|machine| {
-        [Chapter::BackToBack, Chapter::Captured].map(|chapter| (3, chapter, machine))
-    });
-    let trials = on_all.chain(on_others).map(|(ranks, chapter, machine)| {
-        let troupe = Troupe { driver, ranks, chapter, machine };
-        let name = format!("{}::{chapter}::{ranks}_ranks{machine}", driver.name::<Context>());
-        Trial::test(name, move || troupe.run().map_err(Into::into))
-            .with_ignored_flag(troupe.reason_to_skip().is_some())
+    let algorithms = (1..=9).map(|ranks| (ranks, Chapter::Algorithms));
+    let on_all = chapters.chain(large).chain(algorithms);
+    let on_all = on_all.map(|(ranks, chapter)| (ranks, chapter, Machine::Whole));
+    let on_all: Vec<_> = on_all.collect();
+    let trials = ENGINES.iter().flat_map(|engine| {
+        let missing = missing_engine(engine);
+        if let Some(why) = &missing {
+            eprintln!("those over {engine} are ignored: {why}");
+        }
+        // Where there is one kind, its name tells nothing.
+        let kind = if ENGINES.len() > 1 { format!("{engine}::") } else { String::new() };
+        let others = machine::MACHINES.iter().chain(vendor::MACHINES);
+        let on_others = others.flat_map(|machine| {
+            Chapter::on_other_machines(engine).iter().map(|chapter| (3, *chapter, *machine))
+        });
+        let suited = on_all.iter().copied().filter(|(_, chapter, _)| chapter.suits(engine));
+        let trial = move |(ranks, chapter, machine)| {
+            let troupe = Troupe { driver, ranks, chapter, machine, engine };
+            let driver = driver.name::<Context>();
+            let name = format!("{driver}::{kind}{chapter}::{ranks}_ranks{machine}");
+            Trial::test(name, move || troupe.run().map_err(Into::into))
+                .with_ignored_flag(missing.is_some() || troupe.reason_to_skip().is_some())
+        };
+        suited.chain(on_others).map(trial).collect::<Vec<_>>()
     });
     let trials = trials.collect();
     if driver == GpuDriver::Device {
@@ -57,6 +72,7 @@ pub(crate) fn main() -> ExitCode {
 /// Cases that one set of processes lives through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Chapter {
+    Algorithms,
     Shapes,
     BackToBack,
     Delayed,
@@ -66,7 +82,8 @@ enum Chapter {
 }
 
 impl Chapter {
-    const ALL: [Self; 6] = [
+    /// Those of every number of ranks up to four.
+    const SMALL: [Self; 6] = [
         Self::Shapes,
         Self::BackToBack,
         Self::Delayed,
@@ -75,9 +92,20 @@ impl Chapter {
         Self::Together,
     ];
 
+    /// Whether these engines can play it: those that the host drives take no streams.
+    fn suits(self, engine: &str) -> bool {
+        engine == "streams" || matches!(self, Self::Algorithms | Self::Shapes | Self::OwnMemory)
+    }
+
+    /// What such engines play on machines that lack something.
+    fn on_other_machines(engine: &str) -> &'static [Self] {
+        if engine == "streams" { &[Self::BackToBack, Self::Captured] } else { &[Self::Algorithms] }
+    }
+
     /// The cases of a group of so many ranks, in order; the same on all ranks.
     fn cases(self, ranks: usize) -> Vec<Case> {
         match self {
+            Self::Algorithms => algorithms::cases(ranks),
             Self::Shapes => shapes::cases(ranks),
             Self::BackToBack => streams::back_to_back(ranks),
             Self::Delayed => streams::delayed(ranks),
@@ -91,6 +119,7 @@ impl Chapter {
 impl fmt::Display for Chapter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Algorithms => "algorithms",
             Self::Shapes => "shapes",
             Self::BackToBack => "back_to_back",
             Self::Delayed => "one_rank_delayed",
@@ -105,7 +134,8 @@ impl FromStr for Chapter {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        Self::ALL.into_iter().find(|chapter| chapter.to_string() == text).ok_or(())
+        let mut all = Self::SMALL.into_iter().chain([Self::Algorithms]);
+        all.find(|chapter| chapter.to_string() == text).ok_or(())
     }
 }
 

@@ -33,6 +33,8 @@ pub(crate) struct Troupe {
     pub(crate) ranks: usize,
     pub(crate) chapter: Chapter,
     pub(crate) machine: Machine,
+    /// The kind of its engines.
+    pub(crate) engine: &'static str,
 }
 
 impl Troupe {
@@ -65,6 +67,7 @@ impl Troupe {
             ("RANKS", self.ranks.to_string()),
             ("HUBS", hubs.to_owned()),
             ("CHAPTER", self.chapter.to_string()),
+            ("ENGINE", self.engine.to_owned()),
         ] {
             command.env(format!("PEERLANE_TEST_{name}"), value);
         }

@@ -89,10 +89,20 @@ pub(crate) fn open_group(
     ranks: usize,
     timeout: Duration,
 ) -> Outcome<Group<Fabric>> {
+    open_group_with(gpu, hub, (me, ranks), GroupOptions::default().timeout(timeout))
+}
+
+/// The same, as the options say.
+pub(crate) fn open_group_with(
+    gpu: &Gpu,
+    hub: &str,
+    (me, ranks): (usize, usize),
+    group: GroupOptions,
+) -> Outcome<Group<Fabric>> {
     let environment = Environment::at_hub(hub, Rank::at(me), ranks);
-    let bootstrap = Tcp::join(&environment, Deadline::after(timeout)).map_err(unexpected)?;
+    let bootstrap = Tcp::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
     let fabric = Fabric::open_with(Rank::at(me), ranks, options(gpu.ordinal))?;
-    GroupOptions::default().timeout(timeout).open(bootstrap, fabric).map_err(unexpected)
+    group.open(bootstrap, fabric).map_err(unexpected)
 }
 
 /// How a gather is prepared.

@@ -3,16 +3,27 @@
 use peerlane_collectives::group::Place;
 use peerlane_conformance::Outcome;
 
+use super::blocking;
 use crate::vendor::gpu::Gpu;
 use crate::vendor::stream::CallerStream;
 
 /// The owner of memory.
 pub(crate) enum Access {
     Host,
-    Cuda { gpu: Gpu, stream: CallerStream },
+    Cuda {
+        gpu: Gpu,
+        stream: CallerStream,
+    },
+    /// The device that is current.
+    Rocm,
 }
 
 impl Access {
+    /// Whether it is memory of a device.
+    pub(crate) fn is_device(&self) -> bool {
+        !matches!(self, Self::Host)
+    }
+
     /// A device and a stream of the caller.
     pub(crate) fn of_gpu(gpu: Gpu) -> Outcome<Self> {
         let stream = gpu.stream()?;
@@ -35,6 +46,10 @@ impl Access {
                 stream.copy_in(place.base.as_ptr() as u64, &pinned, 0, bytes.len())?;
                 stream.finish()
             }
+            Self::Rocm => {
+                blocking::write(place, bytes);
+                Ok(())
+            }
         }
     }
 
@@ -53,6 +68,7 @@ impl Access {
                 stream.finish()?;
                 Ok(pinned.read(0, bytes))
             }
+            Self::Rocm => Ok(blocking::read(place)),
         }
     }
 }

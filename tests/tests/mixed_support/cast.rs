@@ -19,6 +19,10 @@ const PATIENCE: Duration = Duration::from_secs(250);
 pub(crate) enum Kind {
     Host,
     Cuda,
+    /// By streams of HIP.
+    Rocm,
+    /// By SDMA engines, which the host drives.
+    Sdma,
 }
 
 /// What a group does.
@@ -52,7 +56,7 @@ macro_rules! words {
     };
 }
 
-words!(Kind { Host = "host", Cuda = "cuda" });
+words!(Kind { Host = "host", Cuda = "cuda", Rocm = "rocm", Sdma = "sdma" });
 words!(Chapter {
     Gathers = "gathers", Strict = "strict", Disagrees = "disagrees", Killed = "killed"
 });

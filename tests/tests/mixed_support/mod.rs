@@ -3,5 +3,7 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 pub(crate) mod access;
+#[path = "../rocm_support/blocking.rs"]
+mod blocking;
 pub(crate) mod cast;
 pub(crate) mod rank;

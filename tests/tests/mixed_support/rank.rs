@@ -13,6 +13,7 @@ use peerlane_conformance::{Failure, GpuDriver, Outcome};
 use peerlane_hal::{Deadline, ErrorKind, Fabric, LinkKind, Rank, host};
 
 use super::access::Access;
+use super::blocking;
 use super::cast::{Chapter, Kind};
 use crate::support::data::{check, same, shard, unexpected};
 use crate::vendor::gpu::Gpu;
@@ -39,6 +40,18 @@ pub(crate) fn play<N: Fabric>(
             let gpu = Gpu::of_rank(GpuDriver::load::<peerlane_cuda::Context>(), rank.index())?;
             let local = peerlane_cuda::Fabric::open(rank, ranks, gpu.ordinal)?;
             Player::open(parent, local, network, Access::of_gpu(gpu)?)
+        }
+        kind @ (Kind::Rocm | Kind::Sdma) => {
+            use peerlane_rocm::{Context, EngineKind, Fabric, Options};
+            let devices = GpuDriver::load::<Context>().devices::<Context>()?;
+            let engine = match kind {
+                Kind::Sdma => EngineKind::Sdma,
+                _ => EngineKind::Streams,
+            };
+            let options = Options { device: rank.0 % devices, engine, ..Options::default() };
+            blocking::make_current(options.device);
+            let local = Fabric::open_with(rank, ranks, options)?;
+            Player::open(parent, local, network, Access::Rocm)
         }
     }
 }
@@ -140,7 +153,7 @@ impl<'p, F: Fabric> Player<'p, F> {
     /// What goes through the host is said; what does not is not.
     fn check_report(&self, gather: &AllGather<u8>) -> Outcome {
         let report = gather.report();
-        let on_device = matches!(self.access, Access::Cuda { .. });
+        let on_device = self.access.is_device();
         let own = report.fallbacks.iter().any(|it| matches!(it, Fallback::Staged { .. }));
         check(own == on_device, || format!("{report} on memory of a device: {on_device}"))?;
         let far = report.links.iter().filter(|link| link.tier == Tier::Network);

@@ -25,9 +25,15 @@ impl Gpu {
 
     pub(crate) fn open(driver: GpuDriver, ordinal: u32) -> Outcome<Self> {
         let hip = Library::load().map_err(|error| Failure::new(error.to_string()))?;
+        let gpu = Self { hip, ordinal, driver };
+        gpu.make_current()?;
+        Ok(gpu)
+    }
+
+    /// Goes back to it, where another one was opened since.
+    pub(crate) fn make_current(&self) -> Outcome {
         // SAFETY: changes what this thread has current, which the backend leaves as it is.
-        granted("hipSetDevice", unsafe { (hip.set_device)(ordinal.cast_signed()) })?;
-        Ok(Self { hip, ordinal, driver })
+        granted("hipSetDevice", unsafe { (self.hip.set_device)(self.ordinal.cast_signed()) })
     }
 
     /// A stream of the caller, that no other stream waits for by itself.

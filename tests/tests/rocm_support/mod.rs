@@ -14,8 +14,17 @@ use peerlane_simulated_driver::Rocm;
 
 use crate::support::machine::Machine;
 
-/// Which kind of engines ranks have: `sdma`, or else streams.
-pub(crate) const KIND: &str = "PEERLANE_TEST_ENGINE";
+/// The kinds of engines that there are.
+pub(crate) const ENGINES: &[&str] = &["streams", "sdma"];
+
+/// Why there are no such engines here.
+pub(crate) fn missing_engine(engine: &str) -> Option<String> {
+    let runtimes = peerlane_rocm::runtimes().ok().filter(|_| engine == "sdma")?;
+    runtimes.hsa.err()
+}
+
+/// Which of them a rank has; streams unless it is told.
+const KIND: &str = "PEERLANE_TEST_ENGINE";
 
 /// Machines of this vendor on which the engine goes other ways.
 pub(crate) const MACHINES: &[Machine] = &[

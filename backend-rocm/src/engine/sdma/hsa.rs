@@ -95,29 +95,6 @@ impl HsaHardware {
         self.peers[peer].expect("ops are checked against the ways")
     }
 
-    /// The engines that the runtime prefers for the link to a peer, if it says so.
-    pub(super) fn preferred(&self, peer: usize) -> Option<SdmaSet> {
-        let call = self.hsa.calls.amd_memory_get_preferred_copy_engine?;
-        let mut mask = 0;
-        // SAFETY: agents of this runtime; the result is stored in a local.
-        let status = unsafe { call(self.peer(peer), self.own, &raw mut mask) };
-        (status == hsa_status_t::HSA_STATUS_SUCCESS).then(|| SdmaSet::of_mask(mask))
-    }
-
-    /// The engines of that link that have nothing to do, if the runtime says so.
-    pub(super) fn available(&self, peer: usize) -> Option<SdmaSet> {
-        let call = self.hsa.calls.amd_memory_copy_engine_status?;
-        let mut mask = 0;
-        // SAFETY: as above.
-        let status = unsafe { call(self.peer(peer), self.own, &raw mut mask) };
-        (status == hsa_status_t::HSA_STATUS_SUCCESS).then(|| SdmaSet::of_mask(mask))
-    }
-
-    /// Whether a copy can be given to an engine by name.
-    pub(super) fn can_name(&self) -> bool {
-        self.hsa.calls.amd_memory_async_copy_on_engine.is_some()
-    }
-
     fn word(&self, slot: usize) -> &AtomicU64 {
         assert!(slot < SLOTS, "there is a word for each signal");
         let word = self.words.as_ptr().wrapping_add(slot);
@@ -129,6 +106,29 @@ impl HsaHardware {
         // SAFETY: the signal lives as long as `self`.
         unsafe { (self.hsa.calls.signal_store_screlease)(self.signals[slot], value) };
     }
+}
+
+/// The engines that the runtime prefers for the link from `own` to `peer`, if it says so.
+pub(super) fn preferred(hsa: &Hsa, own: &Agent, peer: &Agent) -> Option<SdmaSet> {
+    let call = hsa.calls.amd_memory_get_preferred_copy_engine?;
+    let mut mask = 0;
+    // SAFETY: agents of this runtime; the result is stored in a local.
+    let status = unsafe { call(peer.handle, own.handle, &raw mut mask) };
+    (status == hsa_status_t::HSA_STATUS_SUCCESS).then(|| SdmaSet::of_mask(mask))
+}
+
+/// The engines of that link that have nothing to do, if the runtime says so.
+pub(super) fn available(hsa: &Hsa, own: &Agent, peer: &Agent) -> Option<SdmaSet> {
+    let call = hsa.calls.amd_memory_copy_engine_status?;
+    let mut mask = 0;
+    // SAFETY: as above.
+    let status = unsafe { call(peer.handle, own.handle, &raw mut mask) };
+    (status == hsa_status_t::HSA_STATUS_SUCCESS).then(|| SdmaSet::of_mask(mask))
+}
+
+/// Whether a copy can be given to an engine by name.
+pub(super) fn can_name(hsa: &Hsa) -> bool {
+    hsa.calls.amd_memory_async_copy_on_engine.is_some()
 }
 
 /// Engines of these architectures were seen to start a copy before the signals that it was to wait for

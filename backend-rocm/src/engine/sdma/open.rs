@@ -7,10 +7,13 @@ use peerlane_hal::mechanics::peers::Reached;
 use peerlane_hal::{LinkKind, Rank};
 
 use super::Sdma;
-use super::hsa::HsaHardware;
+use super::hsa::{self, HsaHardware};
 use super::placement::{Facts, Placement, Reach};
 use super::queue::Ways;
-use crate::device::{Agent, AgentKind, Context, agents, find, find_agent, uuid_text};
+use crate::device::{
+    Agent, AgentKind, Context, agents, between, find, find_agent, uuid_text, visible_devices,
+};
+use crate::engine::kind::rate_over;
 use crate::error::Error;
 use crate::sys::Hsa;
 
@@ -27,12 +30,12 @@ impl Sdma {
         let ranks = peers.iter().map(|peer| peer.peer.index() + 1).max().unwrap_or(0);
         let mut found: Vec<Option<(Agent, Reach)>> = vec![None; ranks];
         for peer in peers {
-            found[peer.peer.index()] = Some(agent_of(context, &all, &own, peer)?);
+            found[peer.peer.index()] = Some(agent_of(hsa, context, &all, &own, peer)?);
         }
         let handles = found.iter().map(|found| found.as_ref().map(|(agent, _)| agent.handle));
         let label: &Arc<str> = context.label();
         let hardware = HsaHardware::open(hsa, label, &all, &own, handles.collect())?;
-        let ways = (0..ranks).map(|index| ways_to(hsa, &hardware, &found, &own, index));
+        let ways = (0..ranks).map(|index| ways_to(hsa, &found, &own, index));
         let ways = ways.collect();
         Ok(Self::over(hardware, rank, ways))
     }
@@ -40,6 +43,7 @@ impl Sdma {
 
 /// The agent that stands for a peer, and what lies between.
 fn agent_of(
+    hsa: &Hsa,
     context: &Context,
     agents: &[Agent],
     own: &Agent,
@@ -64,9 +68,10 @@ fn agent_of(
     }
     let hidden = || {
         Error::Fault(Fault::Unavailable(format!(
-            "the device of rank {} ({text}) is hidden from the HSA runtime of {}, which copies there: \
-             let ROCR_VISIBLE_DEVICES name it too, or use EngineKind::Streams",
+            "the device of rank {} ({text}) is hidden from the HSA runtime ({}) of {}, which copies \
+             there: let ROCR_VISIBLE_DEVICES name it too, or use EngineKind::Streams",
             peer.peer,
+            hsa.calls.file().display(),
             context.label()
         )))
     };
@@ -74,13 +79,7 @@ fn agent_of(
     Ok((find_agent(agents, &device)?, reach))
 }
 
-fn ways_to(
-    hsa: &Hsa,
-    hardware: &HsaHardware,
-    found: &[Option<(Agent, Reach)>],
-    own: &Agent,
-    index: usize,
-) -> Option<Ways> {
+fn ways_to(hsa: &Hsa, found: &[Option<(Agent, Reach)>], own: &Agent, index: usize) -> Option<Ways> {
     let (peer, reach) = found[index].as_ref()?;
     // Ranks on one device share its links.
     let mut links: Vec<u64> = Vec::new();
@@ -94,13 +93,39 @@ fn ways_to(
     let (plain, xgmi) = own.sdma_engines(hsa).unwrap_or_default();
     let placement = Placement::of(&Facts {
         reach: *reach,
-        can_name: hardware.can_name(),
-        preferred: asked.then(|| hardware.preferred(index)).flatten(),
-        available: asked.then(|| hardware.available(index)).flatten(),
+        can_name: hsa::can_name(hsa),
+        preferred: asked.then(|| hsa::preferred(hsa, own, peer)).flatten(),
+        available: asked.then(|| hsa::available(hsa, own, peer)).flatten(),
         plain,
         xgmi,
         index: links.iter().position(|link| *link == peer.handle.handle).unwrap_or(0),
         among: links.len(),
     });
     Some(Ways { put: placement, get: placement })
+}
+
+/// Bytes per second of a copy to another visible device by all engines of the link, for the slowest
+/// link; 0 where there is none, or where the HSA runtime does not say.
+pub(crate) fn striped_rate(context: &Context) -> u64 {
+    rates(context).ok().and_then(|rates| rates.into_iter().min()).unwrap_or(0)
+}
+
+fn rates(context: &Context) -> Result<Vec<u64>, Error> {
+    let hsa = Hsa::load()?;
+    let all = agents(hsa)?;
+    let own = find_agent(&all, &context.found)?;
+    let (mut found, mut links) = (Vec::new(), Vec::new());
+    for device in visible_devices(context.hip)? {
+        let link = between(context.hip, &context.found, &device)?;
+        let reach = match link.kind {
+            LinkKind::Own => continue,
+            LinkKind::Xgmi => Reach::Xgmi,
+            _ => Reach::Pcie,
+        };
+        found.push(Some((find_agent(&all, &device)?, reach)));
+        links.push(link.bytes_per_second);
+    }
+    let engines = |index| ways_to(hsa, &found, &own, index).map_or(0, |ways| ways.put.set.len());
+    let rate = |(index, link): (usize, &Option<f64>)| rate_over(engines(index), *link);
+    Ok(links.iter().enumerate().map(rate).collect())
 }

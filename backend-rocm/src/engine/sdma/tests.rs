@@ -238,6 +238,7 @@ fn its_ways_and_its_limits_are_told() {
     assert_eq!(peerlane_hal::Error::kind(&error), ErrorKind::InvalidArgument);
     assert_eq!(
         error.to_string(),
-        "an engine over SDMA engines takes no streams of the caller; wanted EngineKind::Streams"
+        "an engine over SDMA engines takes no streams of the caller; wanted one that was asked for \
+         streams, or EngineKind::Streams"
     );
 }

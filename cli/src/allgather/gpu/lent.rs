@@ -23,6 +23,23 @@ impl Lent {
         }
     }
 
+    /// Starts behind what the stream holds; where the host drives the engines, it waits for that and for
+    /// the end.
+    ///
+    /// # Errors
+    /// That of the start.
+    pub(super) fn start_behind<T: Element>(
+        &self,
+        stream: &Stream,
+        gather: &mut AllGather<T>,
+    ) -> Result<()> {
+        if gather.report().takes_streams() {
+            return self.start(gather);
+        }
+        stream.gpu().finish(stream, "what comes before a start")?;
+        Ok(gather.run()?)
+    }
+
     /// Puts a start on the stream. Nothing on the device reads the output between two starts; the host
     /// does, after it has waited for the stream. So the lease can end at once.
     ///

@@ -48,8 +48,7 @@ pub(super) fn run(ready: Ready<'_>, seat: &Seat, backend: Backend) -> Result<()>
             OwnCopy::Local => rocm::OwnCopy::Local,
             OwnCopy::Link => rocm::OwnCopy::Link,
         };
-        // What is timed is put on a stream.
-        let engine = rocm::EngineKind::Streams;
+        let engine = ready.options.engine.kind();
         let how = rocm::Options { device, strict, own_copy, engine, ..rocm::Options::default() };
         let open = || rocm::Fabric::open_with(rank, ranks, how.clone());
         return measure(ready, seat, backend, || open().map_err(Failure::of_backend));

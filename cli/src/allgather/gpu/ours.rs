@@ -17,7 +17,7 @@ struct Ours<T> {
     gather: AllGather<T>,
     stream: Lent,
     /// Keeps the raw stream valid.
-    _stream: Rc<Stream>,
+    kept: Rc<Stream>,
     ranks: usize,
 }
 
@@ -44,8 +44,8 @@ pub(super) fn prepare<F: Fabric>(
         let gather: AllGather<T> = setup.prepare(group, shard_length, way)?;
         let report = gather.report().clone();
         let input = input(&gather, group.rank(), setup.options.in_place)?;
-        let (stream, _stream) = (Lent::of(stream), Rc::clone(stream));
-        let ours = Ours { gather, stream, _stream, ranks: group.ranks() };
+        let (stream, kept) = (Lent::of(stream), Rc::clone(stream));
+        let ours = Ours { gather, stream, kept, ranks: group.ranks() };
         Ok(Prepared { gatherer: Box::new(ours), report, input })
     })
 }
@@ -72,7 +72,18 @@ impl<T: Element> Gatherer for Ours<T> {
     }
 
     fn start(&mut self) -> Result<()> {
-        self.stream.start(&mut self.gather)
+        if self.gather.report().takes_streams() {
+            self.stream.start(&mut self.gather)
+        } else {
+            Ok(self.gather.run()?)
+        }
+    }
+
+    fn fork(&mut self) -> Result<()> {
+        if self.gather.report().takes_streams() {
+            return Ok(());
+        }
+        self.kept.gpu().finish(&self.kept, "what comes before starts of the host")
     }
 
     fn output(&self) -> Result<Vec<Span>> {

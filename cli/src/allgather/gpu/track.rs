@@ -51,7 +51,7 @@ impl Track {
     /// # Errors
     /// That of the start.
     pub(super) fn line_up(&mut self) -> Result<()> {
-        Lent::of(&self.stream).start(&mut self.line)
+        Lent::of(&self.stream).start_behind(&self.stream, &mut self.line)
     }
 
     /// The time of one start on this rank. Collective.

@@ -159,15 +159,16 @@ fn report(
             lane: lane.id,
             tier: lane.tier,
             backend: sides.backend(lane.tier),
+            kind: lane.caps.kind,
             queued_waits: lane.caps.queued_wait,
             polled: lane.caps.polled,
         })
         .collect();
     let slow =
         links.iter().filter(|link| link.kind.is_fallback()).map(|&link| Fallback::Link(link));
-    let driven = lane_reports.iter().filter(|lane| !lane.queued_waits || lane.polled);
+    let driven = lane_reports.iter().filter(|lane| !lane.is_queued());
     // Where even lane 0 is driven, there are no streams to start on.
-    let streams = lane_reports.first().is_some_and(|home| home.queued_waits && !home.polled);
+    let streams = lane_reports.first().is_some_and(LaneReport::is_queued);
     let driven = driven.filter(|_| streams).map(|&lane| Fallback::Driven(lane));
     let staged = ground.refusal.iter().filter(|_| sides.network.is_some());
     let staged = staged.map(|reason| Fallback::Staged { reason: Arc::clone(reason) });

@@ -29,6 +29,7 @@ pub struct AllGatherBuilder<'g, F: Fabric, T> {
     in_place: bool,
     outputs: Option<u32>,
     capturable: bool,
+    any_engine: bool,
     strict: bool,
     traced: bool,
     timeout: Duration,
@@ -55,6 +56,7 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
             in_place: false,
             outputs: None,
             capturable: false,
+            any_engine: false,
             strict,
             traced: false,
             timeout,
@@ -115,6 +117,17 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
     #[must_use]
     pub fn capturable(mut self) -> Self {
         self.capturable = true;
+        self
+    }
+
+    /// Lets the fabric take whichever kind of its engines is predicted to be the fastest for this
+    /// operation, also one that takes no streams: [`AllGather::start_on`] is then refused, and
+    /// [`run`](AllGather::run) and [`start`](AllGather::start) drive it. Which it was says
+    /// [`LaneReport::kind`](crate::group::LaneReport::kind). Of no effect where engines are of one
+    /// kind, and on what is [`capturable`](Self::capturable).
+    #[must_use]
+    pub fn any_engine(mut self) -> Self {
+        self.any_engine = true;
         self
     }
 
@@ -196,6 +209,7 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
             in_place: self.in_place,
             outputs: self.outputs,
             capturable: self.capturable,
+            any_engine: self.any_engine,
             strict: self.strict,
             traced: self.traced,
             timeout: self.timeout,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::{BackendId, Caps, Deadline, ErrorKind, Rank};
+use peerlane_hal::{BackendId, Caps, Deadline, Demand, ErrorKind, Rank};
 
 use super::bound::{Bound, BoundLane, Finished};
 use super::request::Request;
@@ -48,6 +48,7 @@ pub(super) struct Terms {
     pub(super) request: Request,
     pub(super) dtype: DType,
     pub(super) capturable: bool,
+    pub(super) demand: Demand,
     pub(super) strict: bool,
     pub(super) traced: bool,
     pub(super) timeout: Duration,
@@ -170,7 +171,7 @@ impl<'g> Draft<'g> {
         let mut sides = Sides { local, network: network.filter(|_| is_tiered(plan)) };
         let mut caps = vec![caps];
         for id in plan.lane_ids().filter(|&id| id != LaneId::HOME && has_engine(plan, id)) {
-            caps.push(sides.of(plan.lanes[id.index()].tier)?.engine()?);
+            caps.push(sides.of(plan.lanes[id.index()].tier)?.engine(terms.demand)?);
         }
         sides.local.allocate(BufferId::Flags, flag_bytes)?;
         if let Some(network) = &mut sides.network {
@@ -210,6 +211,7 @@ impl<'g> Draft<'g> {
             .field("outputs", plan.outputs)
             .field("flags", plan.flags)
             .field("capturable", terms.capturable)
+            .field("streams", terms.demand.streams)
             .field("timeout", format_args!("{:?}", terms.timeout))
             .field("topology", &self.ground.topology)
             .blob(places)

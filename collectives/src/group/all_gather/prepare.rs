@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::{Deadline, ErrorKind, Fabric, Region};
+use peerlane_hal::{Deadline, Demand, ErrorKind, Fabric, Region};
 
 use super::AllGather;
 use super::draft::{Draft, Ground, Terms};
@@ -38,6 +38,7 @@ pub(super) struct Wish<F: Fabric, T> {
     pub(super) in_place: bool,
     pub(super) outputs: Option<u32>,
     pub(super) capturable: bool,
+    pub(super) any_engine: bool,
     pub(super) strict: bool,
     pub(super) traced: bool,
     pub(super) timeout: Duration,
@@ -92,7 +93,7 @@ fn draft<F: Fabric, T: Element>(
     ground: Ground,
     wish: Wish<F, T>,
 ) -> Result<Draft<'_>, Error> {
-    let Wish { operation, in_place, capturable, strict, traced, timeout, .. } = wish;
+    let Wish { operation, in_place, capturable, any_engine, strict, traced, timeout, .. } = wish;
     check_timeout(timeout)?;
     let mut layout = wish.shards.layout::<T>(group.ranks(), wish.method.parts.unwrap_or(1))?;
     let asked = Asked {
@@ -106,7 +107,10 @@ fn draft<F: Fabric, T: Element>(
     request.fields.extend(wish.shards.fields(&layout));
     let mut local = FabricSide::new(&mut group.fabric);
     // Of lane 0. Only an engine knows what engines can do, and the plan depends on that.
-    let caps = local.engine()?;
+    let streams = capturable || !any_engine;
+    let copy_bytes_max = layout.shards().iter().max().unwrap_or(0);
+    let demand = Demand { streams, copy_bytes_max };
+    let caps = local.engine(demand)?;
     // Plans are alike on all ranks; that flags come one by one every engine can.
     let (flags, two_outputs_bytes_max) = match caps.flags_batched && !group.mixed {
         true => (FlagOrder::Batched, TWO_OUTPUTS_BATCHED_BYTES_MAX),
@@ -148,6 +152,7 @@ fn draft<F: Fabric, T: Element>(
         request,
         dtype,
         capturable,
+        demand,
         strict,
         traced,
         timeout,

@@ -107,6 +107,7 @@ impl Port for FakePort {
 }
 
 const CAPS: Caps = Caps {
+    kind: "told",
     queued_wait: true,
     polled: false,
     flags_batched: true,

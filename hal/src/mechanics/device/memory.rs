@@ -60,6 +60,12 @@ pub trait MemoryCalls: DeviceContext {
     /// freed once, and nobody uses it.
     unsafe fn free(&self, address: DevicePtr);
 
+    /// Whether giving memory back waits for every stream of the device, also for one that waits for a
+    /// peer.
+    fn frees_wait(&self) -> bool {
+        false
+    }
+
     /// A number that no other allocation of this process has or had; `None` where the driver knows
     /// no allocation there.
     fn allocation_number(&self, address: DevicePtr) -> Option<u64>;

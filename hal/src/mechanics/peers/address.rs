@@ -8,7 +8,7 @@ use crate::rank::Rank;
 use crate::wire::{Reader, Truncated, Writer};
 
 const MAGIC: [u8; 4] = *b"PLRA";
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 /// The longest name of a host or a device, inclusive.
 const NAME_BYTES_MAX: usize = 255;
 /// Names a running kernel; containers of one host see the same.
@@ -69,6 +69,8 @@ pub(super) struct Address<V: Vendor> {
     pub(super) rank: Rank,
     pub(super) host: Host,
     pub(super) place: DeviceId,
+    /// See [`striped_rate`](super::PeerDevice::striped_rate).
+    pub(super) striped_rate: u64,
     /// Of a region of flags, one for each rank.
     pub(super) probe: Key<V>,
 }
@@ -83,7 +85,8 @@ impl<V: Vendor> Address<V> {
             .u32(self.rank.0)
             .bytes(&self.host.boot)
             .bytes(&self.place.uuid)
-            .u16(self.place.divided.into());
+            .u16(self.place.divided.into())
+            .u64(self.striped_rate);
         let names = [&self.host.name, &self.place.text, &self.place.name];
         let start = names.into_iter().fold(start, |start, name| write_name(start, name));
         // A key of one segment, or of a handle, has some 150 bytes.
@@ -117,6 +120,7 @@ impl<V: Vendor> Address<V> {
             number @ 0..=1 => number == 1,
             number => return malformed(format!("division is {number}, wanted 0 or 1")),
         };
+        let striped_rate = reader.u64("rate of striped copies").map_err(short)?;
         let mut name = |field| read_name(&mut reader, field).map_err(short);
         let host = Host { boot, name: name("name of the host")? };
         let text = name("id of the device")?;
@@ -130,7 +134,7 @@ impl<V: Vendor> Address<V> {
             Ok(probe) if probe.rank != rank || probe.device != uuid => {
                 malformed("its key is of another rank or device".to_owned())
             }
-            Ok(probe) => Ok(Self { rank, host, place, probe }),
+            Ok(probe) => Ok(Self { rank, host, place, striped_rate, probe }),
             Err(error) => malformed(error.to_string()),
         }
     }
@@ -159,7 +163,7 @@ mod tests {
         let (text, name) = ("GPU-08".into(), "NVIDIA H200".into());
         let place = DeviceId { uuid: [8; 16], divided: false, text, name };
         let host = Host { boot: [7; 16], name: "node-3".into() };
-        Address { rank: Rank(2), host, place, probe }
+        Address { rank: Rank(2), host, place, striped_rate: 100_000_000_000, probe }
     }
 
     #[test]

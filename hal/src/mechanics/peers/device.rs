@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::address::DeviceId;
 use crate::engine::CopyEngine;
-use crate::fabric::LinkKind;
+use crate::fabric::{Demand, LinkKind};
 use crate::mechanics::device::{DevicePtr, Fault};
 use crate::mechanics::regions::{Local, RegionDevice, Remote};
 use crate::mechanics::streams::SignalBy;
@@ -59,6 +59,10 @@ pub struct Purpose {
     pub peers: Vec<Reached>,
     /// How signals get to them.
     pub signal: SignalBy,
+    /// What it is to do, if that is known.
+    pub demand: Option<Demand>,
+    /// The least [`striped_rate`](PeerDevice::striped_rate) of all ranks, so that all choose alike.
+    pub striped_rate: u64,
 }
 
 impl Purpose {
@@ -107,6 +111,13 @@ pub trait PeerDevice: RegionDevice {
     fn wants_flags_on_host(&self, options: &Self::Options) -> bool {
         let _ = options;
         false
+    }
+
+    /// Bytes per second of a copy to another device that all copy engines of the link share, for the
+    /// slowest link; 0 where engines are of one kind, or nothing is known. Peers are told.
+    fn striped_rate(&self, options: &Self::Options) -> u64 {
+        let _ = options;
+        0
     }
 
     /// A queue that reaches the peers.

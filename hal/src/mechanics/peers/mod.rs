@@ -21,7 +21,7 @@ use address::{Address, Host};
 use way::Found;
 
 use crate::deadline::Deadline;
-use crate::fabric::{Fabric as FabricTrait, Link, LinkKind};
+use crate::fabric::{Demand, Fabric as FabricTrait, Link, LinkKind};
 use crate::key::{BackendId, RemoteKey as _};
 use crate::mechanics::device::Fault;
 use crate::mechanics::handover::Server;
@@ -41,6 +41,7 @@ struct Peer<D: PeerDevice> {
     place: DeviceId,
     kind: LinkKind,
     bytes_per_second: Option<f64>,
+    striped_rate: u64,
     /// Its flags, where its device is reached; the one with this rank's number is for trials.
     flags: Option<Remote<D>>,
 }
@@ -53,6 +54,7 @@ pub struct Fabric<D: PeerDevice> {
     context: Arc<D>,
     memory: Memory<D>,
     peers: Vec<Option<Peer<D>>>,
+    striped_rate: u64,
     /// Where peers try their signals.
     _flags: Local<D>,
     address: Vec<u8>,
@@ -85,10 +87,11 @@ impl<D: PeerDevice> Fabric<D> {
         let memory = Memory::open(&context, rank, ranks, options.is_strict(), on_host)?;
         let flags = memory.allocate(ranks as u64 * WORD_BYTES, Role::Flags)?;
         let probe = memory.export(&flags)?;
-        let place = context.device_id();
-        let address = Address { rank, host: Host::own(), place, probe }.encode();
+        let (place, striped_rate) = (context.device_id(), context.striped_rate(&options));
+        let address = Address { rank, host: Host::own(), place, striped_rate, probe }.encode();
         let peers = (0..ranks).map(|_| None).collect();
-        Ok(Self { ranks, options, context, memory, peers, _flags: flags, address, _server: server })
+        let (_flags, _server) = (flags, server);
+        Ok(Self { ranks, options, context, memory, peers, striped_rate, _flags, address, _server })
     }
 
     /// The device on which this rank is.
@@ -124,6 +127,19 @@ impl<D: PeerDevice> Fabric<D> {
             }
         }
         Ok(SignalBy::StreamWrite)
+    }
+
+    fn engine_of(&self, demand: Option<Demand>) -> Result<D::Engine, D::Error> {
+        let peers = self.connected().map(|(rank, peer)| Reached {
+            peer: rank,
+            device: peer.place.uuid,
+            kind: peer.kind,
+        });
+        let (rank, peers, signal) = (self.rank(), peers.collect(), self.signal()?);
+        let rates = self.connected().map(|(_, peer)| peer.striped_rate);
+        let striped_rate = rates.chain([self.striped_rate]).min().unwrap_or(0);
+        let purpose = Purpose { rank, peers, signal, demand, striped_rate };
+        D::engine(&self.context, &self.options, purpose)
     }
 
     fn connected(&self) -> impl Iterator<Item = (Rank, &Peer<D>)> {
@@ -164,7 +180,7 @@ impl<D: PeerDevice> FabricTrait for Fabric<D> {
                 format!("peer is {peer}, wanted less than the number of ranks, {}", self.ranks);
             return Err(Fault::Argument(text).into());
         }
-        let Address { host, place, probe, .. } = Address::decode(peer, address)?;
+        let Address { host, place, striped_rate, probe, .. } = Address::decode(peer, address)?;
         let own = Host::own();
         if host.boot != own.boot {
             let text = format!(
@@ -190,7 +206,8 @@ impl<D: PeerDevice> FabricTrait for Fabric<D> {
         let Found { kind, bytes_per_second, flags, apart } = found;
         let owner = Owner { process: probe.process, device: probe.device };
         self.memory.connect(peer, owner, apart);
-        self.peers[peer.index()] = Some(Peer { place, kind, bytes_per_second, flags });
+        let known = Peer { place, kind, bytes_per_second, striped_rate, flags };
+        self.peers[peer.index()] = Some(known);
         Ok(())
     }
 
@@ -203,12 +220,10 @@ impl<D: PeerDevice> FabricTrait for Fabric<D> {
     }
 
     fn engine(&mut self) -> Result<D::Engine, D::Error> {
-        let peers = self.connected().map(|(rank, peer)| Reached {
-            peer: rank,
-            device: peer.place.uuid,
-            kind: peer.kind,
-        });
-        let (rank, peers) = (self.rank(), peers.collect());
-        D::engine(&self.context, &self.options, Purpose { rank, peers, signal: self.signal()? })
+        self.engine_of(None)
+    }
+
+    fn engine_for(&mut self, demand: Demand) -> Result<D::Engine, D::Error> {
+        self.engine_of(Some(demand))
     }
 }

@@ -52,12 +52,6 @@ pub trait RegionDevice: CopyCalls + IpcCalls + VirtualCalls {
         Ok(())
     }
 
-    /// Whether giving memory back waits for every stream of the device, also for one that waits for a
-    /// peer.
-    fn frees_wait(&self) -> bool {
-        false
-    }
-
     /// Whether flags must lie in memory of
     /// [`allocate_flags`](crate::mechanics::device::MemoryCalls::allocate_flags), because a stream that
     /// polls others need not see what peers write there.

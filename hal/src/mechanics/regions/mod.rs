@@ -35,7 +35,6 @@ mod places;
 mod plain;
 mod registration;
 mod remote;
-mod retire;
 mod transfer;
 
 use std::marker::PhantomData;
@@ -79,7 +78,7 @@ struct Connected {
     owner: Owner,
     /// Why the two devices do not reach each other, if they do not.
     apart: Option<String>,
-    /// It has handed out memory of the host.
+    /// It has handed out memory of the host for bytes.
     on_host: bool,
 }
 
@@ -163,7 +162,10 @@ impl<D: RegionDevice> Memory<D> {
         }
         match (&key.reach, &connected.apart) {
             (Reach::Nothing, _) => {}
-            (Reach::Host { .. }, _) => connected.on_host |= peer != self.rank,
+            // Flags may lie there because the host waits for them.
+            (Reach::Host { .. }, _) => {
+                connected.on_host |= peer != self.rank && key.role == Role::Data;
+            }
             (_, Some(apart)) => {
                 return Err(Fault::Unavailable(format!(
                     "cannot import memory of rank {peer}: {apart}, and it is memory of a device; \
@@ -183,6 +185,13 @@ impl<D: RegionDevice> Memory<D> {
         let (transfer, cards) = (Arc::clone(&self.transfer), Arc::clone(&self.cards));
         Local { registration, transfer, cards, entry }
     }
+
+    fn allocate_on_host(&self, bytes: u64, role: Role) -> Result<Local<D>, D::Error> {
+        let _current = self.context.enter_relaxed()?;
+        // A new memfd is zero.
+        let registration = Registration::allocate_on_host(&self.context, bytes, self.rank, role)?;
+        Ok(self.enter(registration))
+    }
 }
 
 impl<D: RegionDevice> PeerMemory for Memory<D> {
@@ -192,17 +201,18 @@ impl<D: RegionDevice> PeerMemory for Memory<D> {
     type Remote = Remote<D>;
 
     fn allocate(&self, bytes: u64, role: Role) -> Result<Local<D>, D::Error> {
-        let _current = self.context.enter_relaxed()?;
         if self.needs_host() || (role == Role::Flags && self.flags_on_host) {
-            // A new memfd is zero.
-            let registration =
-                Registration::allocate_on_host(&self.context, bytes, self.rank, role)?;
-            return Ok(self.enter(registration));
+            return self.allocate_on_host(bytes, role);
         }
+        let _current = self.context.enter_relaxed()?;
         let registration =
             Registration::allocate(&self.context, bytes, self.rank, role, self.strict)?;
         self.transfer.zero(registration.address, registration.allocated_bytes())?;
         Ok(self.enter(registration))
+    }
+
+    fn allocate_polled_flags(&self, bytes: u64) -> Result<Local<D>, D::Error> {
+        self.allocate_on_host(bytes, Role::Flags)
     }
 
     unsafe fn register(

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::device::{RegionDevice, name_bytes};
-use super::retire;
 use crate::mechanics::device::{DevicePtr, IpcHandle};
+use crate::mechanics::retire;
 
 /// How long an allocation waits for memory that is being given back.
 const SETTLE: Duration = Duration::from_secs(2);

@@ -12,9 +12,9 @@ use super::mapped::{Mapped, allow};
 use super::physical::Physical;
 use super::pinned::{HostView, Pinned};
 use super::plain::Plain;
-use super::retire;
 use crate::mechanics::device::{DevicePtr, Fault, IpcHandle};
 use crate::mechanics::handover::Handover;
+use crate::mechanics::retire;
 use crate::memory::Role;
 use crate::rank::Rank;
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::device::RegionDevice;
 use crate::mechanics::device::{Between, DevicePtr, EventHandle, Fault, Relaxed, StreamHandle};
+use crate::mechanics::retire;
 
 const STAGING_BYTES: usize = 1 << 20;
 /// For a copy of any length; the longest take a second.
@@ -60,6 +61,13 @@ impl Staging {
         }
     }
 
+    /// # Safety
+    /// It is of this device's driver, freed once, and no copy uses it.
+    unsafe fn free<D: RegionDevice>(self, context: &D) {
+        // SAFETY: the caller's.
+        unsafe { context.free_host(self.host) };
+    }
+
     /// Copies a piece out of it.
     ///
     /// # Safety
@@ -104,8 +112,9 @@ impl<D: RegionDevice> Drop for Line<D> {
             return;
         }
         if let Some(staging) = self.staging {
-            // SAFETY: allocated by `open`; no copy uses it.
-            unsafe { self.context.free_host(staging.host) };
+            // SAFETY: allocated by `open`, freed once; no copy uses it.
+            let free = move |context: &D| unsafe { staging.free(context) };
+            retire::free(&self.context, free);
         }
         let library = self.context.library();
         if let Some(event) = self.event {

@@ -5,7 +5,10 @@
 //! behavior" in NVIDIA's reference of the runtime), and behind a queued wait that may be never. So such
 //! a put is two copies, each of them asynchronous: to a buffer on the device and from there.
 
+use std::sync::Arc;
+
 use crate::mechanics::device::{DevicePtr, MemoryCalls};
+use crate::mechanics::retire;
 
 /// The buffer of one track; the order of the track's stream keeps its pieces apart.
 pub(super) const BUFFER_BYTES: u64 = 8 << 20;
@@ -28,9 +31,10 @@ impl Bounce {
         self.base + track as u64 * BUFFER_BYTES
     }
 
-    /// Nothing uses it any more; the context is current.
-    pub(super) fn free<D: MemoryCalls>(self, context: &D) {
-        // SAFETY: allocated by `new`, and idle, as the caller says.
-        unsafe { context.free(self.base) };
+    /// Nothing uses it any more.
+    pub(super) fn free<D: MemoryCalls>(self, context: &Arc<D>) {
+        let base = self.base;
+        // SAFETY: allocated by `new`, freed once, and idle, as the caller says.
+        retire::free(context, move |context| unsafe { context.free(base) });
     }
 }

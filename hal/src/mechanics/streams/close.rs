@@ -80,15 +80,15 @@ impl<D: StreamDevice> Engine<D> {
 
 impl<D: StreamDevice> Hardware<D> {
     /// Everything is complete; the context is current.
-    fn close(self, context: &D) {
+    fn close(self, context: &Arc<D>) {
         let Self { captures, words, bounces, page, .. } = self;
-        page.leave(context);
+        page.leave(&**context);
         // Graphs outlive the engine and still write to its words.
         if !captures.is_used() {
             bounces.into_iter().flatten().for_each(|bounce| bounce.free(context));
-            captures.leave(context);
+            captures.leave(&**context);
             if let Some(words) = words {
-                words.leave(context);
+                words.leave(&**context);
             }
         }
     }

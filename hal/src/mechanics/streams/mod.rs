@@ -188,6 +188,7 @@ impl<D: StreamDevice> Engine<D> {
         let copies_together = copies::probe(&*context, &hardware.main, &hardware.page);
         drop(relaxed);
         let caps = Caps {
+            kind: "streams",
             queued_wait: true,
             polled: false,
             flags_batched: words_together,

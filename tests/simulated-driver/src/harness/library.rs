@@ -1,6 +1,8 @@
 //! Where the shared library is, and folders that have it under the names that programs ask for.
 
+use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -88,6 +90,8 @@ impl Copied<'_> {
         self.hash(&mut hasher);
         let folder = folder_beside(&library, &format!("copy-{:016x}", hasher.finish()));
         let (file, others) = self.names.split_first().expect("a library has a name");
+        // Of processes that start together, one makes the file and the others load the same.
+        let _alone = alone_in(&folder);
         // What is there stays: a process that has loaded it looks for the same file by other names.
         if !std::fs::read(folder.join(file)).is_ok_and(|there| there == bytes) {
             put(&folder, file, |path| std::fs::write(path, &bytes));
@@ -104,6 +108,16 @@ fn folder_beside(library: &Path, name: &str) -> PathBuf {
     let folder = library.with_file_name(FOLDER).join(name);
     std::fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{folder:?}: {error}"));
     folder
+}
+
+/// Keeps other processes, and other threads, from making files there until it is dropped.
+fn alone_in(folder: &Path) -> File {
+    let path = folder.join("lock");
+    let lock = File::create(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+    // SAFETY: the descriptor is open; its last owner gives the lock back by closing it.
+    let code = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) };
+    assert_eq!(code, 0, "{path:?}: {}", std::io::Error::last_os_error());
+    lock
 }
 
 /// Lets a name lead somewhere, if it does not yet.

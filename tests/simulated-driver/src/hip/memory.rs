@@ -29,10 +29,11 @@ fn allocate(
     if bytes == 0 { store(address, 0) } else { allocate(address) }
 }
 
-/// Waits for every stream of the memory's device, as the vendor does.
-fn free(address: hipDeviceptr_t) -> Outcome {
+/// Waits for every stream of the memory's device, of the host's of that which allocated it, as the
+/// vendor does.
+fn drain_for(address: hipDeviceptr_t) -> Outcome {
     let range = machine::memory().find(address).filter(|range| range.base == address);
-    if let Some(range) = range.filter(|range| !range.is_host() && Setting::FreeWaits.is_on()) {
+    if let Some(range) = range.filter(|_| Setting::FreeWaits.is_on()) {
         let session = primary::session(range.device());
         for queue in session.iter().flat_map(|session| session.queues()) {
             if !queue.is_capturing() {
@@ -40,6 +41,11 @@ fn free(address: hipDeviceptr_t) -> Outcome {
             }
         }
     }
+    Ok(())
+}
+
+fn free(address: hipDeviceptr_t) -> Outcome {
+    drain_for(address)?;
     memory::free::<Hip>(address)
 }
 
@@ -102,7 +108,10 @@ extern "C" fn hipHostMalloc(
 
 #[unsafe(no_mangle)]
 extern "C" fn hipHostFree(address: *mut c_void) -> hipError_t {
-    enter("hipHostFree", || memory::free_host::<Hip>(address))
+    enter("hipHostFree", || {
+        drain_for(address as hipDeviceptr_t)?;
+        memory::free_host::<Hip>(address)
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -4,8 +4,10 @@
 use peerlane_conformance::processes::Child;
 use peerlane_conformance::{GpuDriver, Outcome};
 
-use crate::Fault;
-use crate::cast::{Player, finish, ranks, says, words};
+use super::Fault;
+use super::cast::{Player, finish, ranks, says, words};
+
+use crate::driver::{NO_CAPTURES, SETTINGS, VISIBLE, WITHOUT, folder_without};
 
 const RANKS: usize = 3;
 
@@ -13,45 +15,28 @@ pub(crate) fn faults() -> Vec<Fault> {
     let mut faults = vec![
         // Two ranks of two processes.
         Fault::new("one_device_for_two_ranks", |driver| {
-            gathers(driver, 2, |player| player.variable("CUDA_VISIBLE_DEVICES", "0"))
+            gathers(driver, 2, |player| player.variable(VISIBLE, "0"))
         }),
         Fault::simulated("device_hidden_by_each_rank", |driver| {
             let (_hub, children) = ranks(driver, "gather", RANKS, |rank, player| {
-                player.variable("CUDA_VISIBLE_DEVICES", rank.to_string())
+                player.variable(VISIBLE, rank.to_string())
             })?;
             all_gathered(children)
         }),
     ];
-    for (name, symbols) in [
-        ("memory_with_descriptors", &["cuMemCreate"][..]),
-        ("batched_words", &["cuStreamBatchMemOp_v2"]),
-        ("handles_of_segments", &["cuMemRetainAllocationHandle"]),
-    ] {
+    for &(name, symbols) in WITHOUT {
         faults.push(Fault::simulated(format!("without::{name}"), move |driver| {
-            let folder = peerlane_simulated_driver::without_symbols(symbols);
+            let folder = folder_without(symbols);
             gathers(driver, RANKS, |player| player.driver_from(&folder))
         }));
     }
-    for (setting, value) in [
-        ("PEER_WRITES", "refuse"),
-        ("PEER_WRITES", "drop"),
-        ("VMM", "off"),
-        ("POSIX_FD", "off"),
-        ("COPY_ENGINES", "1"),
-        ("COPY_ENGINES", "2"),
-        ("QUEUE_LENGTH", "900"),
-        ("JITTER_US", "500"),
-    ] {
+    for &(setting, value) in SETTINGS {
         faults.push(Fault::simulated(format!("with::{setting}_{value}"), move |driver| {
             let name = format!("PEERLANE_SIM_{setting}");
             gathers(driver, RANKS, |player| player.variable(&name, value))
         }));
     }
-    for (value, says) in [
-        ("refuse", "cuStreamBatchMemOp"),
-        ("drop", "does not do what was recorded"),
-        ("now", "does not do what was recorded"),
-    ] {
+    for &(value, says) in NO_CAPTURES {
         faults.push(Fault::simulated(format!("captures_that_{value}"), move |driver| {
             no_captures(driver, value, says)
         }));

@@ -8,14 +8,14 @@ use peerlane_collectives::bootstrap::tcp::Tcp;
 use peerlane_collectives::group::Group;
 use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{GpuDriver, Outcome};
-use peerlane_cuda::{Fabric, Options};
 use peerlane_hal::{Deadline, Rank};
 
-use crate::Fault;
-use crate::cast::{Player, finish, ranks, says, words};
+use super::Fault;
+use super::cast::{Player, finish, ranks, says, words};
+use crate::driver::VISIBLE;
 use crate::support::data::unexpected;
 use crate::support::stage::{Form, Stage};
-use crate::vendor::Context;
+use crate::vendor::{Context, Fabric, Options, options};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const SHARD_BYTES: usize = 5001;
@@ -31,9 +31,7 @@ pub(crate) fn faults() -> Vec<Fault> {
         })
         .collect();
     faults.push(Fault::simulated("no_peer_access::hidden_devices", move |driver| {
-        gathers(driver, 2, |rank, player| {
-            apart(rank, player).variable("CUDA_VISIBLE_DEVICES", rank.to_string())
-        })
+        gathers(driver, 2, |rank, player| apart(rank, player).variable(VISIBLE, rank.to_string()))
     }));
     // The third rank is alone, and for its sake the memory of the others is on the host.
     faults.push(Fault::simulated("no_peer_access::islands", |driver| {
@@ -93,7 +91,7 @@ pub(crate) fn refuse(parent: &Parent) -> Outcome {
     let (me, ranks): (usize, usize) = (parent.value("RANK")?, parent.value("RANKS")?);
     let environment = Environment::at_hub(&parent.value::<String>("HUBS")?, Rank::at(me), ranks);
     let bootstrap = Tcp::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
-    let options = Options { device: me as u32, strict: true, ..Options::default() };
+    let options = Options { strict: true, ..options(me as u32) };
     let fabric = Fabric::open_with(Rank::at(me), ranks, options)?;
     match Group::open(bootstrap, fabric) {
         Ok(_) => parent.say("opened"),

@@ -5,15 +5,14 @@ use std::time::Duration;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Place, Report};
 use peerlane_conformance::processes::Parent;
-use peerlane_conformance::{GpuDriver, Outcome};
-use peerlane_cuda::Fabric;
-use peerlane_hal::{Error as _, Rank};
+use peerlane_conformance::{Gpu as _, GpuDriver, Outcome};
+use peerlane_hal::{Deadline, Error as _, Fabric as _, Rank};
 
 use crate::support::data::{gathered, same, shard, unexpected};
-use crate::support::stage::{CaptureMode, Stage};
-use crate::vendor::Context;
+use crate::support::stage::{CaptureMode, Stage, TIMEOUT};
 use crate::vendor::memory::Pinned;
 use crate::vendor::stream::CallerStream;
+use crate::vendor::{Context, Fabric, options};
 
 pub(crate) const SHARD_BYTES: usize = 5001;
 const STARTS: usize = 3;
@@ -24,14 +23,20 @@ pub(crate) fn fallen(step: &str, error: &Error) -> String {
     format!("fell in {step}: {}, rank {peer}: {error}", error.kind())
 }
 
-/// Opens a fabric and says what came of it.
+/// Opens a fabric, and as many engines as the parent wants, and says what came of it.
 pub(crate) fn open(parent: &Parent) -> Outcome {
     GpuDriver::load::<Context>();
     let device = parent.value("DEVICE")?;
+    let engines: usize = parent.value("ENGINES").unwrap_or(0);
     // Whoever has the device keeps it until the parent has seen enough.
-    let opened = Fabric::open(Rank(0), 1, device);
+    let opened = Fabric::open_with(Rank(0), 1, options(device)).and_then(|mut fabric| {
+        let address = fabric.address();
+        fabric.connect(Rank(0), &address, Deadline::after(TIMEOUT))?;
+        let engines = (0..engines).map(|_| fabric.engine()).collect::<Result<Vec<_>, _>>()?;
+        Ok((engines, fabric))
+    });
     match &opened {
-        Ok(fabric) => parent.say(format_args!("opened device {}", fabric.device().ordinal)),
+        Ok((_, fabric)) => parent.say(format_args!("opened device {}", fabric.device().ordinal)),
         Err(error) => parent.say(format_args!("{}: {error}", error.kind())),
     }
     parent.hear().map(drop)
@@ -135,7 +140,7 @@ fn copy_in(stream: &CallerStream, input: &Place, send: &Pinned) -> Outcome {
 fn inject(parent: &Parent, stage: &Stage) -> Outcome {
     let wanted: String = parent.value("INJECT").unwrap_or_default();
     let fields: Vec<&str> = wanted.split(':').collect();
-    let simulated = || peerlane_simulated_driver::install();
+    let simulated = Context::simulate;
     let number = |text: &str| text.parse::<i32>().expect("the parent gave a number");
     match fields[..] {
         ["fail", call, after, code] => {

@@ -2,18 +2,20 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::AllGather;
 use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{Failure, GpuDriver, Outcome};
 
-use crate::rank::fallen;
+use super::rank::fallen;
 use crate::support::data::{POISON, same, unexpected};
 use crate::support::stage::{CaptureMode, Stage, TIMEOUT, gather_once, open_group};
 
 const STARTS: usize = 3;
+/// How long a start is driven whose copies are to be under way.
+const PUSHED: Duration = Duration::from_millis(15);
 /// Within which a stream must be free again whatever happens.
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -96,7 +98,10 @@ pub(crate) fn play(parent: &Parent) -> Outcome {
 /// The victim: comes to its place and goes no further.
 fn be_lost(parent: &Parent, stage: &Stage, mut gather: AllGather<u8>, phase: Phase) -> Outcome {
     match phase {
-        Phase::WhileItPushes => queue(stage, &mut gather, phase).map_err(unexpected)?,
+        Phase::WhileItPushes if gather.report().takes_streams() => {
+            queue(stage, &mut gather, phase).map_err(unexpected)?;
+        }
+        Phase::WhileItPushes => push(&mut gather).map_err(unexpected)?,
         Phase::AfterItPushed => {
             queue(stage, &mut gather, phase).map_err(unexpected)?;
             stage.stream.finish()?;
@@ -114,6 +119,14 @@ fn be_lost(parent: &Parent, stage: &Stage, mut gather: AllGather<u8>, phase: Pha
     }
 }
 
+/// Drives a start until its copies are with the engines, which take longer than that.
+fn push(gather: &mut AllGather<u8>) -> Result<(), Error> {
+    let begun = Instant::now();
+    let mut start = gather.start()?;
+    while begun.elapsed() < PUSHED && !start.poll()? {}
+    Ok(())
+}
+
 fn queue(stage: &Stage, gather: &mut AllGather<u8>, phase: Phase) -> Result<(), Error> {
     let stream = stage.stream.for_starts();
     (0..phase.starts(stage.gpu.driver)).try_for_each(|_| gather.start_on(&stream).map(drop))
@@ -128,7 +141,7 @@ fn lose(
     phase: Phase,
 ) -> Outcome<Error> {
     match phase {
-        Phase::HostWaits => {
+        _ if phase == Phase::HostWaits || !gather.report().takes_streams() => {
             parent.say("waits");
             return gather.run().err().ok_or_else(|| Failure::new("a start without a peer ended"));
         }

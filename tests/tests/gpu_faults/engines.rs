@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use peerlane_conformance::{GpuDriver, Outcome};
 
-use crate::Fault;
-use crate::cast::{finish, ranks, says, words};
+use super::Fault;
+use super::cast::{finish, ranks, says, words};
+use crate::driver::{FAILING, LOST, RECORDED, UNKNOWN};
 use crate::support::data::check;
 
 const RANKS: usize = 3;
@@ -16,25 +17,14 @@ const SOON: Duration = Duration::from_secs(6);
 
 pub(crate) fn faults() -> Vec<Fault> {
     let mut faults = Vec::new();
-    for (call, after, named) in [
-        ("cuMemcpyAsync", 0, "cuMemcpyAsync"),
-        ("cuMemcpyAsync", 4, "cuMemcpyAsync"),
-        ("cuStreamBatchMemOp_v2", 0, "cuStreamBatchMemOp"),
-        ("cuStreamBatchMemOp_v2", 3, "cuStreamBatchMemOp"),
-        ("cuEventRecord", 1, "cuEventRecord"),
-        ("cuMemcpyBatchAsync_v2", 1, "cuMemcpyBatchAsync_v2"),
-    ] {
+    for &(call, after, named) in FAILING {
         faults.push(Fault::simulated(format!("unknown_code::{call}_{after}"), move |driver| {
-            let holds = [named, "device 1 (", "9999", "engine of rank 1 failed"];
+            let holds = [named, "device 1 (", "9999", UNKNOWN, "engine of rank 1 failed"];
             broken(driver, &format!("fail:{call}:{after}:9999"), &holds, ["aborted"; 2])
         }));
     }
     faults.push(Fault::simulated("unknown_code::while_it_captures", in_a_capture));
-    for (name, inject, holds) in [
-        ("illegal_address", "break:700", "CUDA_ERROR_ILLEGAL_ADDRESS (700)"),
-        ("nvlink_error", "break:220", "(220)"),
-        ("context_destroyed", "destroy", "(709)"),
-    ] {
+    for &(name, inject, holds) in LOST {
         faults.push(Fault::simulated(format!("device_lost::{name}"), move |driver| {
             let holds = ["device 1 (", holds, "engine of rank 1 failed"];
             broken(driver, inject, &holds, ["device lost", "peer lost"])
@@ -45,10 +35,13 @@ pub(crate) fn faults() -> Vec<Fault> {
 
 /// A call fails while a start is recorded: the group ends, and nothing comes of the capture.
 fn in_a_capture(driver: GpuDriver) -> Outcome {
+    let (call, after, named) = RECORDED;
+    let inject = format!("fail:{call}:{after}:9999");
     let (_hub, mut children) = ranks(driver, "capture", 2, |rank, player| {
-        player.value("INJECT", if rank == 1 { "fail:cuMemcpyAsync:1:9999" } else { "" })
+        player.value("INJECT", if rank == 1 { inject.as_str() } else { "" })
     })?;
-    let holds = ["engine of rank 1 failed", "cuMemcpyAsync on device 1 (", "9999"];
+    let named = format!("{named} on device 1 (");
+    let holds = ["engine of rank 1 failed", &named, "9999"];
     let recorded = words(&mut children)?;
     // It may have heard of the end before it recorded anything.
     if !recorded[0].starts_with("Lease ") {

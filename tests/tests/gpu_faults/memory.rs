@@ -2,18 +2,17 @@
 
 use std::ptr::NonNull;
 
-use cudarc::driver::result;
 use peerlane_collectives::error::Error;
 use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{Failure, Outcome};
 use peerlane_hal::ErrorKind;
 
-use crate::Fault;
-use crate::cast::{finish, ranks, words};
+use super::Fault;
+use super::cast::{finish, ranks, words};
 use crate::support::data::{check, unexpected};
 use crate::support::stage::Stage;
 use crate::vendor::Context;
-use crate::vendor::gpu::{Gpu, refused};
+use crate::vendor::gpu::Gpu;
 
 const BYTES: usize = 10_000;
 
@@ -100,10 +99,7 @@ fn pinned_memory(stage: &Stage) -> Outcome {
 }
 
 fn freed_memory(stage: &Stage) -> Outcome {
-    // SAFETY: the context is current on this thread.
-    let address = unsafe { result::malloc_sync(BYTES) }.map_err(refused("allocate"))?;
-    // SAFETY: just allocated, and used by nobody.
-    unsafe { result::free_sync(address) }.map_err(refused("free"))?;
+    let address = stage.gpu.memory(BYTES)?.address;
     register(stage, address, BYTES, &["freed"])
 }
 
@@ -121,11 +117,11 @@ fn another_device(stage: &Stage) -> Outcome {
     }
     let other = Gpu::open(own.driver, own.ordinal + 1)?;
     let memory = other.memory(BYTES)?;
-    own.context.bind_to_thread().map_err(refused("go back to the device"))?;
+    own.make_current()?;
     let refusal = register(stage, memory.address, BYTES, &["device 1", "device 0"]);
     // The other context ends with its last user, and leaves itself current on this thread.
     drop((memory, other));
-    own.context.bind_to_thread().map_err(refused("go back to the device"))?;
+    own.make_current()?;
     refusal
 }
 

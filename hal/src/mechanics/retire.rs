@@ -2,9 +2,11 @@
 //! waits for a peer: a thread of its own does it, so that no drop of a region blocks.
 
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
+
+use crate::mechanics::device::MemoryCalls;
 
 /// What is to be dropped.
 type Retired = Box<dyn Send>;
@@ -20,6 +22,30 @@ static DONE: Condvar = Condvar::new();
 
 fn work() -> MutexGuard<'static, Work> {
     WORK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Something that is freed when it is dropped.
+struct Unused<D: MemoryCalls, F: FnOnce(&D)> {
+    context: Arc<D>,
+    free: Option<F>,
+}
+
+impl<D: MemoryCalls, F: FnOnce(&D)> Drop for Unused<D, F> {
+    fn drop(&mut self) {
+        // Failures mean that the device is gone, and its memory with it.
+        let Ok(_current) = self.context.enter_relaxed() else { return };
+        if let Some(free) = self.free.take() {
+            free(&self.context);
+        }
+    }
+}
+
+/// Frees with the device current: now, or later where that waits.
+pub(super) fn free<D: MemoryCalls>(context: &Arc<D>, free: impl FnOnce(&D) + Send + 'static) {
+    let unused = Unused { context: Arc::clone(context), free: Some(free) };
+    if context.frees_wait() {
+        later(unused);
+    }
 }
 
 /// Drops it in the order in which it came, and not on this thread; on this one if there is no other.

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use peerlane_collectives::bootstrap::tcp::Hub;
 use peerlane_conformance::processes::Child;
-use peerlane_conformance::{Failure, GpuDriver, Outcome};
+use peerlane_conformance::{Failure, Gpu as _, GpuDriver, Outcome};
 use peerlane_hal::Deadline;
 
 use crate::support::data::unexpected;
+use crate::vendor::Context;
 
 /// A bound for what no fault waits for on purpose.
 pub(crate) fn patience() -> Deadline {
@@ -29,11 +30,7 @@ impl Player {
             program.map_err(|error| Failure::new(format!("find the program: {error}")))?;
         let mut command = Command::new(program);
         command.env("PEERLANE_TEST_ROLE", role);
-        let choice = match driver {
-            GpuDriver::Device => "device",
-            GpuDriver::Simulated => "simulated",
-        };
-        command.env("PEERLANE_TEST_CUDA", choice);
+        command.env(Context::CHOICE, driver.choice());
         command.env("PEERLANE_SIM_GRANULARITY_KIB", "64");
         Ok(Self { role, command })
     }
@@ -51,7 +48,7 @@ impl Player {
 
     /// Takes the driver from a folder, as a program does that knows nothing of tests.
     pub(crate) fn driver_from(self, folder: impl AsRef<OsStr>) -> Self {
-        self.variable("PEERLANE_TEST_CUDA", "device").variable("LD_LIBRARY_PATH", folder)
+        self.variable(Context::CHOICE, "device").variable("LD_LIBRARY_PATH", folder)
     }
 
     pub(crate) fn start(self) -> Outcome<Child> {

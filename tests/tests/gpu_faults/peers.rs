@@ -8,11 +8,14 @@ use peerlane_collectives::bootstrap::tcp::Hub;
 use peerlane_conformance::processes::Child;
 use peerlane_conformance::{GpuDriver, Outcome};
 
-use crate::Fault;
-use crate::cast::{finish, patience, ranks, says};
+use super::Fault;
+use super::cast::{finish, patience, ranks, says};
+use super::survivor::Phase;
 use crate::support::data::{check, unexpected};
-use crate::survivor::Phase;
+use crate::vendor::ENGINES;
 
+/// The kind that takes streams.
+const STREAMS: &str = "streams";
 /// A survivor that has said that it waits is waiting by then.
 const SETTLING: Duration = Duration::from_millis(30);
 /// The timeout of a start to which a peer never comes.
@@ -37,17 +40,23 @@ struct Loss {
     victim: usize,
     phase: Phase,
     end: End,
+    /// The kind of engines.
+    engine: &'static str,
 }
 
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ranks, victim, phase, end } = self;
-        write!(f, "peer_lost::{end:?}::{phase}::rank_{victim}_of_{ranks}")
+        let Self { ranks, victim, phase, end, engine } = self;
+        write!(f, "peer_lost::{end:?}::{phase}::rank_{victim}_of_{ranks}")?;
+        if *engine == STREAMS { Ok(()) } else { write!(f, "::{engine}") }
     }
 }
 
 pub(crate) fn faults() -> Vec<Fault> {
-    let killed = |ranks, victim, phase| Loss { ranks, victim, phase, end: End::Killed };
+    let killed = |ranks, victim, phase| {
+        let (end, engine) = (End::Killed, STREAMS);
+        Loss { ranks, victim, phase, end, engine }
+    };
     let mut losses: Vec<Loss> = Phase::ALL.map(|phase| killed(3, 1, phase)).into();
     losses.push(killed(3, 0, Phase::WhileItPushes));
     for phase in [Phase::BeforeItStarts, Phase::WhileItPushes, Phase::Replayed] {
@@ -56,6 +65,16 @@ pub(crate) fn faults() -> Vec<Fault> {
     for end in [End::Silent, End::Stopped] {
         for phase in [Phase::BeforeItStarts, Phase::HostWaits] {
             losses.push(Loss { end, ..killed(3, 1, phase) });
+        }
+    }
+    // Engines that the host drives lose peers while the host waits.
+    for engine in ENGINES.iter().copied().filter(|engine| *engine != STREAMS) {
+        let killed = |ranks, victim, phase| Loss { engine, ..killed(ranks, victim, phase) };
+        for phase in [Phase::HostWaits, Phase::WhileItPushes] {
+            losses.extend([killed(3, 1, phase), killed(2, 1, phase), killed(4, 0, phase)]);
+        }
+        for end in [End::Silent, End::Stopped] {
+            losses.push(Loss { end, ..killed(3, 1, Phase::HostWaits) });
         }
     }
     let fault = |loss: Loss| Fault::new(loss.to_string(), move |driver| loss.play(driver));
@@ -73,11 +92,11 @@ impl Loss {
 
     /// The victim ends once all others wait for it.
     fn play(self, driver: GpuDriver) -> Outcome {
-        let Self { ranks: count, victim, phase, end } = self;
+        let Self { ranks: count, victim, phase, end, engine } = self;
         let (_hub, mut children) = ranks(driver, "survive", count, |rank, player| {
             let timeout = self.timeout().as_millis();
             let player = player.value("PHASE", phase).value("TIMEOUT_MILLIS", timeout);
-            let player = player.value("VICTIM", rank == victim);
+            let player = player.value("VICTIM", rank == victim).value("ENGINE", engine);
             match rank == victim && phase == Phase::WhileItPushes {
                 // Its copies are still to run when it is killed.
                 true => player.variable("PEERLANE_SIM_COPY_DELAY_US", "30000"),

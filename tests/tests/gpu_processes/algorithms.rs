@@ -1,0 +1,62 @@
+//! Every algorithm, with ranks on one node and on several, from starts that the host waits for.
+
+use peerlane_collectives::group::{AllGather, Group, GroupOptions};
+use peerlane_collectives::plan::Algorithm;
+use peerlane_collectives::topology::Topology;
+use peerlane_conformance::Outcome;
+
+use super::Case;
+use crate::support::data::unexpected;
+use crate::support::stage::{Stage, TIMEOUT, gather_once, open_group_with};
+use crate::vendor::Fabric;
+
+/// Around the lengths at which copies take other ways, in place and not.
+const SHAPES: [(usize, bool); 2] = [(4097, true), (70_001, false)];
+const STARTS: usize = 2;
+
+pub(crate) fn cases(ranks: usize) -> Vec<Case> {
+    let mut cases = vec![Case::new("one node", |stage| {
+        let (me, mut round) = ((stage.me, stage.ranks), 1000);
+        let Stage { gpu, stream, group, .. } = stage;
+        gathers(group, &mut |gather| {
+            round += 1;
+            gather_once(gpu, stream, gather, me, round)
+        })
+    })];
+    if ranks > 1 {
+        cases.push(Case::new("several nodes", several_nodes));
+    }
+    cases
+}
+
+/// Nodes of two ranks, and the last one of what is left.
+fn several_nodes(stage: &mut Stage) -> Outcome {
+    let nodes: Vec<u32> = (0..stage.ranks as u32).map(|rank| rank / 2).collect();
+    // Two ranks are two nodes.
+    let nodes = if stage.ranks == 2 { vec![0, 1] } else { nodes };
+    let topology = Topology::of_nodes(&nodes).map_err(unexpected)?;
+    let options = GroupOptions::default().timeout(TIMEOUT).topology(topology);
+    let (me, hub) = ((stage.me, stage.ranks), stage.hubs.remove(0));
+    let mut group = open_group_with(&stage.gpu, &hub, me, options)?;
+    let (mut round, gpu, stream) = (2000, &stage.gpu, &stage.stream);
+    gathers(&mut group, &mut |gather| {
+        round += 1;
+        gather_once(gpu, stream, gather, me, round)
+    })?;
+    group.close().map_err(unexpected)
+}
+
+type Once<'a> = &'a mut dyn FnMut(&mut AllGather<u8>) -> Outcome;
+
+fn gathers(group: &mut Group<Fabric>, once: Once<'_>) -> Outcome {
+    for algorithm in Algorithm::ALL.iter().copied() {
+        for (bytes, in_place) in SHAPES {
+            let builder = group.all_gather::<u8>(bytes).algorithm(algorithm).parts(2);
+            let builder = if in_place { builder.in_place() } else { builder };
+            let mut gather = builder.prepare().map_err(unexpected)?;
+            let gathered = (0..STARTS).try_for_each(|_| once(&mut gather));
+            gathered.map_err(|failure| failure.within(format!("{algorithm}, {bytes} bytes")))?;
+        }
+    }
+    Ok(())
+}

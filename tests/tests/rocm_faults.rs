@@ -1,0 +1,19 @@
+//! What goes wrong around GPUs of the ROCm backend, with processes of its own for each fault.
+
+#[path = "gpu_faults/mod.rs"]
+mod faults;
+#[path = "gpu_support/mod.rs"]
+mod support;
+#[path = "rocm_support/mod.rs"]
+mod vendor;
+
+#[path = "rocm_faults/driver.rs"]
+mod driver;
+#[path = "rocm_faults/opening.rs"]
+mod opening;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    faults::main()
+}

@@ -1,0 +1,65 @@
+//! The names that HIP has for what goes wrong.
+
+use std::path::PathBuf;
+
+use peerlane_simulated_driver::Rocm;
+
+/// A call that fails after so many that do not, and how errors name it.
+pub(crate) type Failing = (&'static str, u32, &'static str);
+
+/// Calls of a start that fail. The first copy is the test's own, to the input.
+pub(crate) const FAILING: &[Failing] = &[
+    ("hipMemcpyAsync", 1, "hipMemcpyAsync"),
+    ("hipMemcpyAsync", 3, "hipMemcpyAsync"),
+    ("hipStreamBatchMemOp", 0, "hipStreamBatchMemOp"),
+    ("hipStreamBatchMemOp", 3, "hipStreamBatchMemOp"),
+    ("hipEventRecord", 1, "hipEventRecord"),
+];
+
+/// How errors name a code that the runtime does not know: with its release and its file.
+pub(crate) const UNKNOWN: &str = "result 9999, which HIP 7.2.43482 (/";
+
+/// One that fails while a start is recorded.
+pub(crate) const RECORDED: Failing = ("hipMemcpyAsync", 1, "hipMemcpyAsync");
+
+/// How a device is lost, and what errors say of it.
+pub(crate) const LOST: &[(&str, &str, &str)] = &[
+    ("illegal_address", "break:700", "hipErrorIllegalAddress (700)"),
+    ("launch_failure", "break:719", "hipErrorLaunchFailure (719)"),
+    ("context_destroyed", "destroy", "(709)"),
+];
+
+/// What hides devices from a process.
+pub(crate) const VISIBLE: &str = "HIP_VISIBLE_DEVICES";
+
+/// What older releases lack.
+pub(crate) const WITHOUT: &[(&str, &[&str])] = &[
+    ("batched_words", &["hipStreamBatchMemOp"]),
+    ("named_engines", &["hsa_amd_memory_async_copy_on_engine"]),
+];
+
+/// Settings of the simulated driver under which gathers go other ways.
+pub(crate) const SETTINGS: &[(&str, &str)] = &[
+    ("PEER_WRITES", "refuse"),
+    ("PEER_WRITES", "drop"),
+    ("VMM", "off"),
+    ("POSIX_FD", "off"),
+    ("COPY_ENGINES", "1"),
+    ("COPY_ENGINES", "2"),
+    ("QUEUE_LENGTH", "900"),
+    ("JITTER_US", "500"),
+    ("NO_CU", "drop"),
+    ("BATCH_ORDER", "parallel"),
+];
+
+/// What captures do with memory operations, and why they are refused then.
+pub(crate) const NO_CAPTURES: &[(&str, &str)] = &[
+    ("refuse", "hipStreamBatchMemOp"),
+    ("drop", "does not do what was recorded"),
+    ("now", "does not do what was recorded"),
+];
+
+/// An installation that lacks these symbols.
+pub(crate) fn folder_without(symbols: &[&'static str]) -> PathBuf {
+    Rocm::release("7.2").without(symbols).folder()
+}
