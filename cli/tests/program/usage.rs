@@ -126,6 +126,7 @@ fn the_help_names_every_option() {
     --in-place
     --outputs <N>
     --own-copy <HOW>
+    --engine <KIND>
     --strict
     --bind <HOW>
     --dtype <DTYPE>
