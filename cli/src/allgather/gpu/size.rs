@@ -179,7 +179,7 @@ fn counts(options: &Options, total_bytes: u64) -> Counts {
 /// the device.
 ///
 /// Many rounds in a row hide what a single one costs the host. Without flags the ranks come out of step
-/// in them, and copies to one peer meet; so single rounds that begin together count as well. Collective.
+/// in them, and copies to one peer meet; so few rounds that begin together count as well. Collective.
 ///
 /// # Errors
 /// If a copy fails, or a rank is lost.
@@ -199,9 +199,9 @@ pub(super) fn limits(
         let total_bytes = setup.shard_bytes(length).iter().sum();
         let in_a_row = counts(setup.options, total_bytes);
         let warmup = in_a_row.warmup.max(1);
-        let single = Counts { warmup, timed: 1, aligned: true };
+        let aligned = |timed| Counts { warmup, timed, aligned: true };
         let mut fastest = Duration::MAX;
-        for counts in [in_a_row, single] {
+        for counts in [in_a_row, aligned(1), aligned(4)] {
             let times = time(track, circle, &mut ways, counts)?;
             fastest = times.iter().map(|way| way.device.median).fold(fastest, Duration::min);
         }
