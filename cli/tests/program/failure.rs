@@ -122,7 +122,8 @@ fn a_killed_rank_is_named_and_nothing_is_left() {
 
 #[test]
 fn a_stopped_rank_runs_the_others_into_their_timeout_and_is_killed() {
-    let (child, ranks) = endless("1");
+    // Long enough for a busy machine to get there.
+    let (child, ranks) = endless("4");
     signal(ranks[2], Signal::STOP);
     let (code, stderr) = end(child);
     assert_eq!(code, Some(1), "{stderr}");
