@@ -59,9 +59,9 @@
 //!
 //! Whoever calls: nothing is posted and no flag of this rank stored, but by `completed` and `submit`, by
 //! another engine's of the rank, or by the fabric's thread once half of the places for messages are taken.
-//! `park` gives the processor away, looks for [`Options::spin`], and then sleeps on the completion channels
-//! without a timer, until something completes or arrives, or the waker is used. For starts on streams the
-//! executor has a progress thread for the rank.
+//! `park` gives the processor away, looks for a while ([`Options::spin`]), and then sleeps on the
+//! completion channels without a timer, until something completes or arrives, or the waker is used. For
+//! starts on streams the executor has a progress thread for the rank.
 //!
 //! # What is left out
 //!

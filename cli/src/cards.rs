@@ -81,7 +81,7 @@ impl Cards {
     /// In the backend's own words.
     pub(crate) fn open(&self, holder: Holder, spin: Option<Duration>) -> Result<rdma::Fabric> {
         let mut options = self.options(holder);
-        options.spin = spin.unwrap_or(options.spin);
+        options.spin = spin;
         rdma::Fabric::open_with(holder.rank, holder.ranks, options).map_err(refused)
     }
 

@@ -81,8 +81,9 @@ pub struct Options {
     pub inline_bytes: u32,
     /// Places for messages from all peers together; the device may have fewer.
     pub receives: u32,
-    /// How long `park` looks before it sleeps.
-    pub spin: Duration,
+    /// How long `park` looks before it sleeps; by default 100 µs, and up to 1 ms where that
+    /// spares sleeps.
+    pub spin: Option<Duration>,
     /// How long the queue pairs to a peer may take to open once an op has named it; nobody is blocked
     /// meanwhile.
     pub open_timeout: Duration,
@@ -111,7 +112,7 @@ impl Default for Options {
             piece_bytes_max: 1 << 20,
             inline_bytes: 220,
             receives: 1024,
-            spin: Duration::from_micros(100),
+            spin: None,
             open_timeout: Duration::from_secs(10),
         }
     }
