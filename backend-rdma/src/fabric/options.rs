@@ -41,7 +41,7 @@ pub struct Options {
     /// port and best address.
     pub further_devices: Vec<DeviceChoice>,
     /// Queue pairs to each peer and device, 1 to 8. With more than one of them, or several devices,
-    /// puts and gets of at least `stripe_bytes` are cut over all; at most 8 are used.
+    /// puts and gets of at least two stripes are cut over all; at most 8 are used.
     pub queue_pairs: u32,
     /// Which bytes of a large put or get go over which queue pair: stripes of so many bytes of the
     /// peer's memory take turns. A power of two, at least 4096.
