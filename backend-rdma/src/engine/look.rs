@@ -9,10 +9,10 @@ use std::time::Duration;
 
 /// A few times what a message takes on a fast network, and about what waking takes.
 const SHORT: Duration = Duration::from_micros(100);
-/// To a longer wait, waking adds a small part.
-const LONG: Duration = Duration::from_millis(1);
+/// To a longer wait, waking adds a small part; and as much is lost by a look in vain.
+const LONG: Duration = Duration::from_micros(400);
 /// Sleeps before the next try of a longer look, after the first one in vain.
-const REST: u32 = 4;
+const REST: u32 = 16;
 /// The same after many in vain.
 const REST_MAX: u32 = 1024;
 
@@ -42,8 +42,9 @@ impl Look {
     pub(super) fn waited(&mut self, wait: Duration) {
         let (twice, slept) = ((2 * wait).min(LONG), wait > self.suggested);
         if !slept {
-            if wait > SHORT {
-                self.next_rest = REST;
+            // A look in vain costs more than one that helped has spared, so it is forgiven slowly.
+            if wait > SHORT && self.next_rest > REST {
+                self.next_rest -= 1;
             }
             // Shorter waits let it shrink slowly.
             self.suggested = (self.suggested * 7 / 8).max(twice).max(SHORT);
@@ -71,12 +72,12 @@ mod tests {
     fn short_waits_are_looked_at_to_their_end() {
         let mut look = Look::new(None);
         assert_eq!(look.limit(), SHORT);
-        look.waited(us(240));
-        assert_eq!(look.limit(), us(480), "what was slept through is looked at next time");
-        look.waited(us(300));
-        assert_eq!(look.limit(), us(600));
+        look.waited(us(140));
+        assert_eq!(look.limit(), us(280), "what was slept through is looked at next time");
+        look.waited(us(160));
+        assert_eq!(look.limit(), us(320));
         look.waited(us(20));
-        assert_eq!(look.limit(), us(525), "a shorter one counts little");
+        assert_eq!(look.limit(), us(280), "a shorter one counts little");
         for _ in 0..100 {
             look.waited(us(3));
         }
@@ -108,7 +109,8 @@ mod tests {
         }
         look.waited(us(300));
         look.waited(us(5000));
-        assert_eq!((look.limit(), look.rest), (SHORT, REST), "one that helped is forgiven more");
+        assert_eq!(look.limit(), SHORT);
+        assert!(look.rest > REST, "one that helped outweighs few");
     }
 
     #[test]
