@@ -6,6 +6,7 @@
 //! the processor, and a flag of one's own waits until all before it is complete.
 
 mod chain;
+mod look;
 mod numbers;
 mod opening;
 mod own;

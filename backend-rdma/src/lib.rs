@@ -31,8 +31,9 @@
 //!
 //! An engine has one queue pair to a peer unless [`Options::queue_pairs`] or
 //! [`Options::further_devices`] want more, eight at most. The first takes signals and what is smaller
-//! than [`Options::stripe_bytes`]. Larger puts and gets are cut where the peer's addresses are multiples
-//! of it, and stripes take turns, so what touches the same bytes goes over the same queue pair. Where a
+//! than two stripes of [`Options::stripe_bytes`]. Larger puts and gets are cut where the peer's addresses
+//! are multiples of it, and stripes take turns, so what touches the same bytes goes over the same queue
+//! pair. Where a
 //! small copy meets a large one, or a get a put in memory of this rank, the later one waits for the
 //! earlier. A signal says on which other queue pairs bytes were put; there an empty write with immediate
 //! follows them, and the peer stores the flag when all of these have come.
@@ -59,9 +60,9 @@
 //!
 //! Whoever calls: nothing is posted and no flag of this rank stored, but by `completed` and `submit`, by
 //! another engine's of the rank, or by the fabric's thread once half of the places for messages are taken.
-//! `park` gives the processor away, looks for [`Options::spin`], and then sleeps on the completion channels
-//! without a timer, until something completes or arrives, or the waker is used. For starts on streams the
-//! executor has a progress thread for the rank.
+//! `park` gives the processor away, looks for a while ([`Options::spin`]), and then sleeps on the
+//! completion channels without a timer, until something completes or arrives, or the waker is used. For
+//! starts on streams the executor has a progress thread for the rank.
 //!
 //! # What is left out
 //!

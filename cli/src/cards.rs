@@ -81,8 +81,13 @@ impl Cards {
     /// In the backend's own words.
     pub(crate) fn open(&self, holder: Holder, spin: Option<Duration>) -> Result<rdma::Fabric> {
         let mut options = self.options(holder);
-        options.spin = spin.unwrap_or(options.spin);
+        options.spin = spin;
         rdma::Fabric::open_with(holder.rank, holder.ranks, options).map_err(refused)
+    }
+
+    /// How many queue pairs there are to each peer and device.
+    pub(crate) fn queue_pairs(&self) -> u32 {
+        self.queue_pairs.unwrap_or(rdma::Options::default().queue_pairs)
     }
 
     fn options(&self, Holder { local_rank, alone, .. }: Holder) -> rdma::Options {
@@ -93,7 +98,7 @@ impl Cards {
         rdma::Options {
             device: names.next().map_or(rdma::DeviceChoice::Any, named),
             further_devices: names.map(named).collect(),
-            queue_pairs: self.queue_pairs.unwrap_or(defaults.queue_pairs),
+            queue_pairs: self.queue_pairs(),
             port: self.port,
             gid_index: self.gid_index,
             // The network behind a device may be one that this process is not in.

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         options.receives = 8;
         options.inline_bytes = 0;
         options.queue_ops = 64;
-        options.spin = Duration::ZERO;
+        options.spin = Some(Duration::ZERO);
     });
     Suite::new().with(rdma("rdma", |_| {})).with(by_write).with(tiny.cards(2)).run()
 }

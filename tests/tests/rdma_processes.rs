@@ -1,5 +1,5 @@
 //! Whole groups over RDMA, a process for each rank, on several nodes: over the network alone, and with
-//! memory of the host inside a node. And what becomes of a group when a process of it is killed.
+//! memory of the host inside a node. And what becomes of a group when a process of it is killed or stopped.
 //!
 //! The nodes are network namespaces, each with a device of its own; where there are none the tests are
 //! skipped.
@@ -10,6 +10,8 @@ mod chapter;
 mod rdma_support;
 #[path = "rdma_processes/rounds.rs"]
 mod rounds;
+#[path = "rdma_processes/stopped.rs"]
+mod stopped;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -59,7 +61,7 @@ struct Cast {
 }
 
 impl Cast {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 14] = [
         Self { chapter: Chapter::Network, node_of_rank: &[0] },
         Self { chapter: Chapter::Network, node_of_rank: &[0, 1] },
         Self { chapter: Chapter::Network, node_of_rank: &[0, 1, 2] },
@@ -71,6 +73,9 @@ impl Cast {
         Self { chapter: Chapter::IdleTiers, node_of_rank: &[0, 0, 1] },
         Self { chapter: Chapter::Killed, node_of_rank: &[0, 1] },
         Self { chapter: Chapter::Killed, node_of_rank: &[0, 1, 2] },
+        Self { chapter: Chapter::Stopped, node_of_rank: &[0, 1] },
+        Self { chapter: Chapter::Stopped, node_of_rank: &[0, 1, 2] },
+        Self { chapter: Chapter::Stalled, node_of_rank: &[0, 1] },
     ];
 
     fn nodes(self) -> usize {
@@ -100,11 +105,10 @@ impl Cast {
         let mut children: Vec<Child> =
             self.node_of_rank.iter().enumerate().map(start).collect::<Outcome<_>>()?;
         let deadline = Deadline::after(PATIENCE);
-        if self.chapter == Chapter::Killed {
-            let victim = children.last_mut().expect("there are ranks");
+        let mut victim = self.chapter.has_victim().then(|| children.pop()).flatten();
+        if let Some(victim) = &mut victim {
             victim.hear_until("under way", deadline)?;
-            victim.kill()?;
-            children.pop();
+            if self.chapter == Chapter::Killed { victim.kill()? } else { victim.stop()? }
         }
         hear_out(&mut children, deadline)
     }

@@ -104,7 +104,8 @@ impl Pair {
 
     pub(super) fn push(&mut self, ticket: Ticket, order: u64, work: Work) {
         let striped = match &work {
-            Work::Write(span) | Work::Read(span) => span.bytes >= self.stripe_bytes,
+            // One stripe alone would only ask for a companion.
+            Work::Write(span) | Work::Read(span) => span.bytes >= 2 * self.stripe_bytes,
             Work::Signal(_) => false,
         };
         self.pending.push_back(Queued { ticket, order, work, striped, asked: false });

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::look::Look;
 use crate::error::Error;
 use crate::fabric::{Alarm, Arrivals, CARDS_MAX};
 use crate::sys::Cq;
@@ -21,17 +22,17 @@ const FDS_MAX: usize = 1 + 2 * CARDS_MAX;
 #[derive(Debug)]
 pub(super) struct Parker {
     alarm: Arc<Alarm>,
-    spin: Duration,
+    look: Look,
     /// Since when the engine has had nothing to do.
     idle_since: Option<Instant>,
     announced: bool,
 }
 
 impl Parker {
-    pub(super) fn new(arrivals: &Arrivals, spin: Duration) -> Result<Self, Error> {
+    pub(super) fn new(arrivals: &Arrivals, spin: Option<Duration>) -> Result<Self, Error> {
         let alarm = Alarm::new()?;
         arrivals.add(&alarm);
-        Ok(Self { alarm, spin, idle_since: None, announced: false })
+        Ok(Self { alarm, look: Look::new(spin), idle_since: None, announced: false })
     }
 
     pub(super) fn waker(&self) -> Waker {
@@ -66,7 +67,7 @@ impl Parker {
         }
         let now = Instant::now();
         let idle_since = *self.idle_since.get_or_insert(now);
-        if now.duration_since(idle_since) < self.spin.min(limit) {
+        if now.duration_since(idle_since) < self.look.limit().min(limit) {
             // The peer may be a thread or process that this core is to run.
             std::thread::yield_now();
             return Ok(());
@@ -121,7 +122,9 @@ impl Parker {
 
     /// Something moved: the next park looks for a while again.
     pub(super) fn busy(&mut self, arrivals: &Arrivals) {
-        self.idle_since = None;
+        if let Some(since) = self.idle_since.take() {
+            self.look.waited(since.elapsed());
+        }
         self.withdraw(arrivals);
     }
 }

@@ -57,7 +57,7 @@ impl Row {
         // Round trips follow each other on one engine.
         let (engines, window) = if work == Work::Signal { (1, 1) } else { (engines, window) };
         let (rate, latency) = (None, None);
-        let queue_pairs = options.cards.queue_pairs.unwrap_or(1);
+        let queue_pairs = options.cards.queue_pairs();
         Self {
             work,
             backend,

@@ -18,9 +18,12 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::rdma_support::{shard, unexpected};
 use crate::rounds::Rounds;
+use crate::stopped;
 
 /// Far above what any start here takes.
-const TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
+/// The same where a rank is stopped, and only deadlines tell.
+const STOPPED_TIMEOUT: Duration = Duration::from_secs(6);
 const SHARD_BYTES: [usize; 3] = [1, 5001, 300_000];
 const STARTS: u64 = 3;
 /// Beyond what a card needs to find out that a peer does not answer.
@@ -51,6 +54,28 @@ pub(crate) enum Chapter {
     IdleTiers,
     /// The last rank is killed.
     Killed,
+    /// The last rank is stopped: its card and its connections live.
+    Stopped,
+    /// The same without a group, while one rank sends messages to the other.
+    Stalled,
+}
+
+impl Chapter {
+    const ALL: [Self; 8] = [
+        Self::Network,
+        Self::Tiers,
+        Self::Streams,
+        Self::Idle,
+        Self::IdleTiers,
+        Self::Killed,
+        Self::Stopped,
+        Self::Stalled,
+    ];
+
+    /// Whether something happens to the last rank.
+    pub(crate) fn has_victim(self) -> bool {
+        matches!(self, Self::Killed | Self::Stopped | Self::Stalled)
+    }
 }
 
 impl fmt::Display for Chapter {
@@ -62,6 +87,8 @@ impl fmt::Display for Chapter {
             Self::Idle => "idle",
             Self::IdleTiers => "idle-tiers",
             Self::Killed => "killed",
+            Self::Stopped => "stopped",
+            Self::Stalled => "stalled",
         })
     }
 }
@@ -70,9 +97,7 @@ impl FromStr for Chapter {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let all =
-            [Self::Network, Self::Tiers, Self::Streams, Self::Idle, Self::IdleTiers, Self::Killed];
-        all.into_iter().find(|chapter| chapter.to_string() == text).ok_or(())
+        Self::ALL.into_iter().find(|chapter| chapter.to_string() == text).ok_or(())
     }
 }
 
@@ -87,9 +112,13 @@ pub(crate) fn play(parent: &Parent) -> Outcome {
     let hub: String = parent.value("HUB")?;
     let environment = Environment::at_hub(hub, rank, ranks);
     let bootstrap = Tcp::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
-    let options = Options { device, ..Options::default() };
+    let mut options = Options { device, ..Options::default() };
+    if chapter == Chapter::Stalled {
+        options = stopped::options(options);
+    }
     let network = peerlane_rdma::Fabric::open_with(rank, ranks, options)?;
-    let group = GroupOptions::default().timeout(TIMEOUT).topology(topology);
+    let timeout = if chapter == Chapter::Stopped { STOPPED_TIMEOUT } else { TIMEOUT };
+    let group = GroupOptions::default().timeout(timeout).topology(topology);
     match chapter {
         Chapter::Network => gathers(parent, group.open(bootstrap, network).map_err(unexpected)?),
         Chapter::Tiers => {
@@ -106,7 +135,10 @@ pub(crate) fn play(parent: &Parent) -> Outcome {
             let local = host::Fabric::open(rank, ranks)?;
             waits(parent, group.open_tiers(bootstrap, local, network).map_err(unexpected)?)
         }
-        Chapter::Killed => deserted(parent, group.open(bootstrap, network).map_err(unexpected)?),
+        Chapter::Killed | Chapter::Stopped => {
+            deserted(parent, chapter, group.open(bootstrap, network).map_err(unexpected)?)
+        }
+        Chapter::Stalled => stopped::play(parent, &bootstrap, network),
     }
 }
 
@@ -228,7 +260,13 @@ fn processor_time() -> Duration {
 }
 
 /// Gathers until a peer is gone; that is an error, and soon.
-fn deserted<F: Fabric>(parent: &Parent, mut group: Group<F>) -> Outcome {
+fn deserted<F: Fabric>(parent: &Parent, chapter: Chapter, mut group: Group<F>) -> Outcome {
+    let ranks: usize = parent.value("RANKS")?;
+    let known: &[ErrorKind] = match chapter {
+        Chapter::Stopped => &[ErrorKind::Timeout],
+        _ => &[ErrorKind::PeerLost, ErrorKind::Aborted],
+    };
+    let victim = format!("rank {}", ranks - 1);
     let builder = group.all_gather::<u8>(300_000).algorithm(Algorithm::Direct);
     let mut gather = builder.prepare().map_err(unexpected)?;
     let start = Instant::now();
@@ -237,19 +275,18 @@ fn deserted<F: Fabric>(parent: &Parent, mut group: Group<F>) -> Outcome {
         match gather.run() {
             Ok(()) => {}
             Err(error) => {
-                let (kind, took) = (error.kind(), begun.elapsed());
-                let known = [ErrorKind::PeerLost, ErrorKind::Aborted];
-                if !known.contains(&kind) || took > LOST_WITHIN {
-                    return Err(Failure::new(format!("after {took:?}: {error} ({kind})")));
+                let (kind, text, took) = (error.kind(), error.to_string(), begun.elapsed());
+                if !known.contains(&kind) || !text.contains(&victim) || took > LOST_WITHIN {
+                    return Err(Failure::new(format!("after {took:?}: {text} ({kind})")));
                 }
-                parent.say(format_args!("passed {error}"));
+                parent.say(format_args!("passed {text}"));
                 parent.say("done");
                 return Ok(());
             }
         }
         parent.say("under way");
         if start.elapsed() > TIMEOUT {
-            return Err(Failure::new("nobody was killed"));
+            return Err(Failure::new("nobody was killed or stopped"));
         }
     }
 }

@@ -45,6 +45,8 @@ const SIGNALS: u32 = 1000;
 const TOTALS: (u64, u64, u64) = (64 << 10, 4 << 20, 4);
 const TOTALS_OF_PEER: (u64, u64, u64) = (256 << 10, 4 << 20, 4);
 const ITERATIONS: u32 = 10;
+/// To each peer, against Open MPI: with one, one processor makes all packets to it.
+const QUEUE_PAIRS_OF_GATHERS: u32 = 2;
 /// What a plain stream carries.
 const STREAM_MIB: u32 = 64;
 /// The shard whose bytes are counted on the wire, and iterations of the shorter and the longer run.
@@ -173,7 +175,7 @@ fn job(what: What, round: u16, nodes: Nodes) -> Job {
             let (messages, window) = put(bytes, pairs);
             let program = format!(
                 "peerlane perf --backend rdma --put --bytes {bytes} --engines {pairs} \
-                 --iterations {messages} --window {window}"
+                 --queue-pairs 1 --iterations {messages} --window {window}"
             );
             lines::ranks(&[1, 1], &program)
         }
@@ -208,7 +210,8 @@ fn job(what: What, round: u16, nodes: Nodes) -> Job {
             over_shaped(shaped, &openmpi::line(min, max, factor, ITERATIONS))
         }
         What::OurGathers { shaped } => {
-            over_shaped(shaped, &all_gather(TOTALS_OF_PEER, &iterations))
+            let rest = format!("--queue-pairs {QUEUE_PAIRS_OF_GATHERS} {iterations}");
+            over_shaped(shaped, &all_gather(TOTALS_OF_PEER, &rest))
         }
     };
     let name = if round == 0 { format!("{what:?}") } else { format!("round {round}: {what:?}") };

@@ -33,6 +33,8 @@ pub(crate) mod vm;
 const LIMIT_SECONDS: u64 = 300;
 /// Where the kernel lists the RDMA devices of a machine.
 const DEVICES: &str = "/sys/class/infiniband";
+/// What the names of variables that tests read begin with.
+const VARIABLES: &str = "PEERLANE_TEST_";
 /// What the tests read the devices' names from.
 const DEVICES_VARIABLE: &str = "PEERLANE_TEST_RDMA_DEVICES";
 
@@ -154,7 +156,8 @@ fn in_machine(options: &Options) -> Outcome {
         built.commands.push(programs::peerlane(&metadata, options.release)?);
     }
     let compiled = begun.elapsed();
-    let jobs = jobs(options, vm.nodes(), &built);
+    let variables = std::env::vars().filter(|(name, _)| name.starts_with(VARIABLES));
+    let jobs = jobs(options, vm.nodes(), &built, &variables.collect::<Vec<_>>());
     let Booted { console, end, image_seconds, guest_seconds } = vm.boot(&jobs, &built)?;
 
     println!();
@@ -176,7 +179,15 @@ fn in_machine(options: &Options) -> Outcome {
     Ok(())
 }
 
-fn jobs(options: &Options, nodes: Nodes, built: &Built) -> Vec<Job> {
+/// What the guest does; its tests also see these variables.
+fn jobs(
+    options: &Options,
+    nodes: Nodes,
+    built: &Built,
+    variables: &[(String, String)],
+) -> Vec<Job> {
+    let word = |(name, value): &(String, String)| format!("{name}={}", guest::quoted(value));
+    let variables: Vec<String> = variables.iter().map(word).collect();
     let mut arguments: Vec<String> =
         options.arguments.iter().map(|word| guest::quoted(word)).collect();
     if !options.arguments.iter().any(|word| word.starts_with("--test-threads")) {
@@ -193,10 +204,11 @@ fn jobs(options: &Options, nodes: Nodes, built: &Built) -> Vec<Job> {
         limit,
     }));
     jobs.extend(built.tests.iter().map(|program| {
-        let words = [&[guest::quoted(&program.file.to_string_lossy())], &arguments[..]].concat();
+        let program_file = [guest::quoted(&program.file.to_string_lossy())];
+        let words = [&variables[..], &program_file, &arguments[..]].concat();
         Job {
             name: program.name.clone(),
-            command: format!("exec {}", words.join(" ")),
+            command: format!("exec env {}", words.join(" ")),
             folder: program.folder.to_string_lossy().into_owned(),
             limit,
         }
@@ -205,4 +217,20 @@ fn jobs(options: &Options, nodes: Nodes, built: &Built) -> Vec<Job> {
         jobs.extend(perftest::measurements(nodes));
     }
     jobs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::programs::Program;
+    use super::*;
+
+    #[test]
+    fn tests_see_the_variables_that_are_meant_for_them() {
+        let tests = vec![Program { name: "it".into(), file: "/bin/it".into(), folder: "/".into() }];
+        let built = Built { tests, ..Built::default() };
+        let variables = [("PEERLANE_TEST_ROUNDS".to_owned(), "10 000".to_owned())];
+        let jobs = jobs(&Options::default(), Nodes::Loopback, &built, &variables);
+        let wanted = "exec env PEERLANE_TEST_ROUNDS='10 000' '/bin/it' --test-threads=1";
+        assert_eq!(jobs.last().unwrap().command, wanted);
+    }
 }

@@ -29,12 +29,14 @@ pub(super) fn add(root: &Path, folder: &Path, work: &Path, built: &mut Built) ->
     std::fs::create_dir_all(work)?;
     let program = work.join("openmpi_allgather");
     let include = tools.file("usr/lib/x86_64-linux-gnu/openmpi/include/mpi.h")?.file;
-    let library = tools.file("usr/lib/x86_64-linux-gnu/openmpi/lib/libmpi.so")?.file;
+    // Not the link that is for building: of packages it may point to a library that is installed.
+    let library = tools.file("usr/lib/x86_64-linux-gnu/libmpi.so.40")?.file;
     let folder_of = |file: &Path| file.parent().map(Path::to_owned).unwrap_or_default();
     let mut compiler = Command::new("cc");
     compiler.args(["-O2", "-Wall", "-Wextra", "-I"]).arg(folder_of(&include));
     compiler.arg(root.join("xtask/peers/openmpi_allgather.c"));
-    compiler.arg("-L").arg(folder_of(&library)).args(["-lmpi", "-o"]).arg(&program);
+    let beside = format!("-Wl,-rpath-link,{}", folder_of(&library).display());
+    compiler.arg(library).args([&beside, "-o"]).arg(&program);
     process::run(&mut compiler)?;
 
     let mut files = Vec::new();

@@ -49,7 +49,11 @@ impl Record {
 
     fn messages(&self, page: &mut String) -> Written {
         writeln!(page, "## Bare messages, against perftest with the same parameters\n")?;
-        writeln!(page, "Puts: bytes a second, `peerlane perf --put` against `ib_write_bw`.\n")?;
+        writeln!(
+            page,
+            "Puts: bytes a second, `peerlane perf --put` against `ib_write_bw`, with an engine for each queue \
+             pair.\n"
+        )?;
         writeln!(
             page,
             "| message | queue pairs | ib_write_bw, MB/s | Peerlane, MB/s | ratio | goal |"
@@ -131,8 +135,9 @@ impl Record {
         writeln!(
             page,
             "2 nodes × 2 ranks. Open MPI: shared memory inside, TCP between, ranks that wait yield. \
-             Peerlane: the plan that is predicted to be fastest, host memory inside, RDMA between. The \
-             slow wire is `{}` on both interfaces.\n",
+             Peerlane: the plan that is predicted to be fastest, host memory inside, RDMA between, \
+             `--queue-pairs {}`, where one is the default. The slow wire is `{}` on both interfaces.\n",
+            super::QUEUE_PAIRS_OF_GATHERS,
             lines::SHAPED
         )?;
         writeln!(

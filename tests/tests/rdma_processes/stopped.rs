@@ -1,0 +1,82 @@
+//! Two bare fabrics, of which one belongs to a process that is stopped: its card goes on answering, and
+//! nobody makes places for messages any more.
+
+use std::time::{Duration, Instant};
+
+use peerlane_collectives::bootstrap::Bootstrap;
+use peerlane_conformance::processes::Parent;
+use peerlane_conformance::{Failure, Outcome};
+use peerlane_hal::{
+    CopyEngine, Deadline, Error as _, ErrorKind, Fabric as _, Flag, Op, PeerMemory, Rank,
+    Region as _, RemoteKey as _, Role, Ticket,
+};
+use peerlane_rdma::{Engine, Error, Fabric, Key, Options};
+
+use crate::chapter::TIMEOUT;
+use crate::rdma_support::unexpected;
+
+/// Signals that come before the process is stopped.
+const SIGNALS_BEFORE: u64 = 20;
+/// After so long without a completion the peer counts as lost.
+const STALL_TIMEOUT: Duration = Duration::from_secs(2);
+/// What a busy machine may add.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Few places for messages, and little patience.
+pub(crate) fn options(options: Options) -> Options {
+    Options { receives: 8, stall_timeout: STALL_TIMEOUT, ..options }
+}
+
+/// Rank 0 signals to rank 1 until that is stopped.
+pub(crate) fn play(parent: &Parent, bootstrap: &impl Bootstrap, mut fabric: Fabric) -> Outcome {
+    let deadline = Deadline::after(TIMEOUT);
+    let share = |label, mine: &[u8]| bootstrap.exchange(label, mine, deadline).map_err(unexpected);
+    for (peer, address) in Rank::all(2).zip(share("addresses", &fabric.address())?) {
+        fabric.connect(peer, &address, deadline)?;
+    }
+    let flags = fabric.memory().allocate(64, Role::Flags)?;
+    let keys = share("keys", &fabric.memory().export(&flags)?.encode())?;
+    let mut engine = fabric.engine()?;
+    if bootstrap.rank() == Rank(1) {
+        let mut said = false;
+        while !deadline.has_passed() {
+            engine.completed()?;
+            if !said && flags.flag_value(0) >= Some(SIGNALS_BEFORE) {
+                parent.say("under way");
+                said = true;
+            }
+            engine.park(Duration::from_millis(10))?;
+        }
+        return Err(Failure::new("nobody stopped this process"));
+    }
+    let key = Key::decode(&keys[1]).map_err(|error| Failure::new(error.to_string()))?;
+    let remote = fabric.memory().import(Rank(1), &key, deadline)?;
+    let mut signalled = Instant::now();
+    let mut signal = |value| -> Result<(), Error> {
+        let flag = Flag { region: &remote, word: 0 };
+        // SAFETY: the region outlives the engine's work on it, and this engine alone writes the flag.
+        let ticket = unsafe { engine.submit(&[Op::Signal { flag, value }]) }?;
+        finish(&mut engine, ticket, deadline)?;
+        signalled = Instant::now();
+        Ok(())
+    };
+    let lost = (1..).map(&mut signal).find_map(Result::err);
+    let (error, took) = (lost.expect("signals go on until one fails"), signalled.elapsed());
+    let text = error.to_string();
+    let named = text.contains("rank 1") && text.contains("rxe1");
+    let in_time = took >= STALL_TIMEOUT && took < STALL_TIMEOUT + GRACE;
+    if error.kind() != ErrorKind::PeerLost || !named || !in_time {
+        return Err(Failure::new(format!("after {took:?}: {text} ({})", error.kind())));
+    }
+    parent.say(format_args!("passed {text}"));
+    parent.say("done");
+    Ok(())
+}
+
+fn finish(engine: &mut Engine, ticket: Ticket, deadline: Deadline) -> Result<(), Error> {
+    while engine.completed()? < ticket {
+        assert!(!deadline.has_passed(), "a signal neither completes nor fails");
+        engine.park(deadline.remaining())?;
+    }
+    Ok(())
+}
