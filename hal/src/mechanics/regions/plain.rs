@@ -43,7 +43,7 @@ impl<D: RegionDevice> Plain<D> {
         };
         let allocated = match allocate(wanted.max(1)) {
             // What was given up may not be free yet.
-            Err(error) if D::is_out_of_memory(&error) && retire::settle(SETTLE) => {
+            Err(error) if D::is_out_of_memory(&error) && retire::settle(&**context, SETTLE) => {
                 allocate(wanted.max(1))
             }
             allocated => allocated,

@@ -273,7 +273,8 @@ impl<D: RegionDevice> Drop for Registration<D> {
         // The caller's own memory is given up before it can be gone; ours nobody misses.
         let ours = matches!(self.backing, Backing::Plain(_) | Backing::Host(_));
         if ours && self.context.frees_wait() {
-            retire::later(std::mem::replace(&mut self.backing, Backing::Nothing));
+            let backing = std::mem::replace(&mut self.backing, Backing::Nothing);
+            retire::later(&self.context, backing);
         }
     }
 }
