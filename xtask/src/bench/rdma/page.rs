@@ -136,8 +136,9 @@ impl Record {
             page,
             "2 nodes × 2 ranks. Open MPI: shared memory inside, TCP between, ranks that wait yield. \
              Peerlane: the plan that is predicted to be fastest, host memory inside, RDMA between, \
-             `--queue-pairs {}`, where one is the default. The slow wire is `{}` on both interfaces.\n",
-            super::QUEUE_PAIRS_OF_GATHERS,
+             `--queue-pairs {}`, where one is the default. The slow wire is `{}` on both interfaces; over \
+             it with one: with two, soft RoCE answers \"remote invalid request\" where packets are lost.\n",
+            super::queue_pairs_of_gathers(false),
             lines::SHAPED
         )?;
         writeln!(
