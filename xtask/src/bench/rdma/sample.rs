@@ -43,7 +43,9 @@ impl Checked for Gather {
 }
 
 fn rows<T: Checked + for<'a> Deserialize<'a>>(printed: &[String]) -> Outcome<Vec<T>> {
-    let lines = printed.iter().filter(|line| line.starts_with('{'));
+    // A message of Open MPI's own may end in a zero, which begins the next line then.
+    let lines = printed.iter().map(|line| line.trim_start_matches(char::is_control));
+    let lines = lines.filter(|line| line.starts_with('{'));
     let rows = lines.map(|line| serde_json::from_str(line)).collect::<Result<Vec<T>, _>>()?;
     if rows.is_empty() || !rows.iter().all(Checked::is_checked) {
         return Err(format!("wanted checked rows of JSON, saw:\n{}", printed.join("\n")).into());
@@ -138,6 +140,7 @@ mod tests {
         assert_eq!(gathers(&lines(good)).unwrap()[0].algorithm, "direct");
         assert!(gathers(&lines(&good.replace("true", "false"))).is_err());
         assert!(gathers(&lines("nothing")).is_err());
+        assert_eq!(gathers(&lines(&format!("a warning\n\0{good}"))).unwrap().len(), 1);
         let rate = r#"{"gbs":0.5,"checked":true}"#;
         assert_eq!(perf(&lines(rate)).unwrap().gbs, Some(0.5));
         assert!(perf(&lines(&format!("{rate}\n{rate}"))).is_err());
