@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-/// A call that fails after so many that do not, and how errors name it.
-pub(crate) type Failing = (&'static str, u32, &'static str);
+use crate::faults::Failing;
 
 /// Calls of a start that fail.
 pub(crate) const FAILING: &[Failing] = &[
@@ -38,24 +37,11 @@ pub(crate) const WITHOUT: &[(&str, &[&str])] = &[
     ("handles_of_segments", &["cuMemRetainAllocationHandle"]),
 ];
 
-/// Settings of the simulated driver under which gathers go other ways.
-pub(crate) const SETTINGS: &[(&str, &str)] = &[
-    ("PEER_WRITES", "refuse"),
-    ("PEER_WRITES", "drop"),
-    ("VMM", "off"),
-    ("POSIX_FD", "off"),
-    ("COPY_ENGINES", "1"),
-    ("COPY_ENGINES", "2"),
-    ("QUEUE_LENGTH", "900"),
-    ("JITTER_US", "500"),
-];
+/// Settings of this vendor under which gathers go other ways.
+pub(crate) const SETTINGS: &[(&str, &str)] = &[];
 
-/// What captures do with memory operations, and why they are refused then.
-pub(crate) const NO_CAPTURES: &[(&str, &str)] = &[
-    ("refuse", "cuStreamBatchMemOp"),
-    ("drop", "does not do what was recorded"),
-    ("now", "does not do what was recorded"),
-];
+/// How errors name the call that a capture refuses.
+pub(crate) const REFUSED: &str = "cuStreamBatchMemOp";
 
 /// A driver that lacks these symbols.
 pub(crate) fn folder_without(symbols: &[&'static str]) -> PathBuf {

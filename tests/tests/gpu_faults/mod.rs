@@ -49,6 +49,9 @@ pub(crate) fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
+/// A call that fails after so many that do not, and how errors name it.
+pub(crate) type Failing = (&'static str, u32, &'static str);
+
 /// One thing that goes wrong.
 pub(crate) struct Fault {
     name: String,

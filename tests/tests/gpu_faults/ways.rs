@@ -7,9 +7,28 @@ use peerlane_conformance::{GpuDriver, Outcome};
 use super::Fault;
 use super::cast::{Player, finish, ranks, says, words};
 
-use crate::driver::{NO_CAPTURES, SETTINGS, VISIBLE, WITHOUT, folder_without};
+use crate::driver::{self, REFUSED, VISIBLE, WITHOUT, folder_without};
 
 const RANKS: usize = 3;
+
+/// Settings of the simulated driver, whichever the vendor, under which gathers go other ways.
+const SETTINGS: &[(&str, &str)] = &[
+    ("PEER_WRITES", "refuse"),
+    ("PEER_WRITES", "drop"),
+    ("VMM", "off"),
+    ("POSIX_FD", "off"),
+    ("COPY_ENGINES", "1"),
+    ("COPY_ENGINES", "2"),
+    ("QUEUE_LENGTH", "900"),
+    ("JITTER_US", "500"),
+];
+
+/// What captures do with memory operations, and why they are refused then.
+const NO_CAPTURES: &[(&str, &str)] = &[
+    ("refuse", REFUSED),
+    ("drop", "does not do what was recorded"),
+    ("now", "does not do what was recorded"),
+];
 
 pub(crate) fn faults() -> Vec<Fault> {
     let mut faults = vec![
@@ -30,7 +49,7 @@ pub(crate) fn faults() -> Vec<Fault> {
             gathers(driver, RANKS, |player| player.driver_from(&folder))
         }));
     }
-    for &(setting, value) in SETTINGS {
+    for &(setting, value) in SETTINGS.iter().chain(driver::SETTINGS) {
         faults.push(Fault::simulated(format!("with::{setting}_{value}"), move |driver| {
             let name = format!("PEERLANE_SIM_{setting}");
             gathers(driver, RANKS, |player| player.variable(&name, value))

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use peerlane_simulated_driver::Rocm;
 
-/// A call that fails after so many that do not, and how errors name it.
-pub(crate) type Failing = (&'static str, u32, &'static str);
+use crate::faults::Failing;
 
 /// Calls of a start that fail. The first copy is the test's own, to the input.
 pub(crate) const FAILING: &[Failing] = &[
@@ -38,26 +37,11 @@ pub(crate) const WITHOUT: &[(&str, &[&str])] = &[
     ("named_engines", &["hsa_amd_memory_async_copy_on_engine"]),
 ];
 
-/// Settings of the simulated driver under which gathers go other ways.
-pub(crate) const SETTINGS: &[(&str, &str)] = &[
-    ("PEER_WRITES", "refuse"),
-    ("PEER_WRITES", "drop"),
-    ("VMM", "off"),
-    ("POSIX_FD", "off"),
-    ("COPY_ENGINES", "1"),
-    ("COPY_ENGINES", "2"),
-    ("QUEUE_LENGTH", "900"),
-    ("JITTER_US", "500"),
-    ("NO_CU", "drop"),
-    ("BATCH_ORDER", "parallel"),
-];
+/// Settings of this vendor under which gathers go other ways.
+pub(crate) const SETTINGS: &[(&str, &str)] = &[("NO_CU", "drop"), ("BATCH_ORDER", "parallel")];
 
-/// What captures do with memory operations, and why they are refused then.
-pub(crate) const NO_CAPTURES: &[(&str, &str)] = &[
-    ("refuse", "hipStreamBatchMemOp"),
-    ("drop", "does not do what was recorded"),
-    ("now", "does not do what was recorded"),
-];
+/// How errors name the call that a capture refuses.
+pub(crate) const REFUSED: &str = "hipStreamBatchMemOp";
 
 /// An installation that lacks these symbols.
 pub(crate) fn folder_without(symbols: &[&'static str]) -> PathBuf {
