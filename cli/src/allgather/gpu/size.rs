@@ -7,7 +7,6 @@ use peerlane::Group;
 use peerlane::bootstrap::Bootstrap;
 use peerlane::group::Report;
 use peerlane::hal::Fabric;
-use serde::{Deserialize, Serialize};
 
 use super::beside::{Compute, beside};
 use super::bounded::bounded;
@@ -47,13 +46,6 @@ pub(super) struct Bench<'a, F: Fabric> {
     pub(super) rivals: Option<Rivals>,
     pub(super) compute: Option<Compute>,
     pub(super) group: Group<F>,
-}
-
-/// What one rank has seen of one entrant, a time for each lap.
-#[derive(Debug, Serialize, Deserialize)]
-struct Laps {
-    device: Vec<Duration>,
-    host: Vec<Duration>,
 }
 
 /// What all ranks together have seen of it: of each lap the longest.
@@ -202,42 +194,52 @@ pub(super) fn limits(
         let aligned = |timed| Counts { warmup, timed, aligned: true };
         let mut fastest = Duration::MAX;
         for counts in [in_a_row, aligned(1), aligned(4)] {
-            let times = time(track, circle, &mut ways, counts)?;
-            fastest = times.iter().map(|way| way.device.median).fold(fastest, Duration::min);
+            let lap = |way: &mut Entrant<'_>| Ok(vec![track.lap(way, counts)?]);
+            let times = laps(circle, &mut ways, lap)?;
+            fastest = times.iter().map(|way| way[0].median).fold(fastest, Duration::min);
         }
         Ok(fastest)
     };
     lengths.iter().map(limit).collect()
 }
 
-/// Laps of all, in turn, so that what disturbs one disturbs all alike. Collective.
+/// The times of all, on the device and of the host. Collective.
 fn time(
     track: &mut Track,
     circle: &Circle,
     entrants: &mut [Entrant<'_>],
     counts: Counts,
 ) -> Result<Vec<Times>> {
-    let new = |_: &Entrant<'_>| Laps { device: Vec::new(), host: Vec::new() };
-    let mut laps: Vec<Laps> = entrants.iter().map(new).collect();
+    let lap = |entrant: &mut Entrant<'_>| {
+        Ok([track.lap(entrant, counts)?, track.host_time(entrant)?].into())
+    };
+    let times = laps(circle, entrants, lap)?;
+    let times = times.iter().map(|times| Times { device: times[0], host: times[1].median });
+    Ok(times.collect())
+}
+
+/// Laps of all, in turn, so that what disturbs one disturbs all alike: of each lap, which gives one or more
+/// times, the longest of all ranks. Collective.
+fn laps(
+    circle: &Circle,
+    entrants: &mut [Entrant<'_>],
+    mut lap: impl FnMut(&mut Entrant<'_>) -> Result<Vec<Duration>>,
+) -> Result<Vec<Vec<Statistics>>> {
+    let mut own: Vec<Vec<Vec<Duration>>> = vec![Vec::new(); entrants.len()];
     for _ in 0..REPETITIONS {
-        for (entrant, laps) in entrants.iter_mut().zip(&mut laps) {
-            let (device, host) = entrant
-                .guarded(|entrant| Ok((track.lap(entrant, counts)?, track.host_time(entrant)?)))?;
-            laps.device.push(device);
-            laps.host.push(host);
+        for (entrant, laps) in entrants.iter_mut().zip(&mut own) {
+            laps.push(entrant.guarded(&mut lap)?);
         }
     }
-    let ranks = circle.share("times", &laps)?;
-    let longest = |of: &dyn Fn(&Laps) -> Vec<Duration>, entrant: usize| -> Vec<Duration> {
-        let laps: Vec<Vec<Duration>> = ranks.iter().map(|rank| of(&rank[entrant])).collect();
-        let of_lap = |lap: usize| laps.iter().map(|rank| rank[lap]).max().unwrap_or_default();
-        (0..REPETITIONS).map(of_lap).collect()
+    let ranks = circle.share("times", &own)?;
+    let of = |entrant: usize| {
+        let longest = |lap: usize, kind: usize| {
+            ranks.iter().map(|rank| rank[entrant][lap][kind]).max().unwrap_or_default()
+        };
+        let kind = |kind| Statistics::of((0..REPETITIONS).map(|lap| longest(lap, kind)).collect());
+        (0..own[entrant][0].len()).map(kind).collect()
     };
-    let times = |entrant: usize| Times {
-        device: Statistics::of(longest(&|laps| laps.device.clone(), entrant)),
-        host: Statistics::of(longest(&|laps| laps.host.clone(), entrant)).median,
-    };
-    Ok((0..entrants.len()).map(times).collect())
+    Ok((0..own.len()).map(of).collect())
 }
 
 fn row(
