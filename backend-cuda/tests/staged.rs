@@ -10,7 +10,7 @@ use peerlane_hal::{
 };
 use peerlane_simulated_driver::Driver;
 use peerlane_simulated_driver::{Other, hear, tell};
-use support::{Allocation, driver, pattern, pointer, soon};
+use support::{Allocation, connected, driver, pattern, pointer, soon};
 
 const SHARD_BYTES: u64 = 5001;
 
@@ -36,19 +36,12 @@ impl Drop for Changed<'_> {
     }
 }
 
-fn connected(count: usize, strict: bool) -> Result<Vec<Fabric>, Error> {
+fn ranks(count: usize, strict: bool) -> Result<Vec<Fabric>, Error> {
     let open = |rank: Rank| {
         let options = Options { device: rank.0, strict, ..Options::default() };
         Fabric::open_with(rank, count, options)
     };
-    let mut fabrics: Vec<Fabric> = Rank::all(count).map(open).collect::<Result<_, _>>()?;
-    let addresses: Vec<Vec<u8>> = fabrics.iter().map(|fabric| fabric.address()).collect();
-    for fabric in &mut fabrics {
-        for (peer, address) in Rank::all(count).zip(&addresses) {
-            fabric.connect(peer, address, soon())?;
-        }
-    }
-    Ok(fabrics)
+    connected(count, soon, open)
 }
 
 /// One rank of a gather by hand.
@@ -158,7 +151,7 @@ fn ranks_of_one_process_gather_through_the_host() {
     let _changed = Changed::apart(&driver);
     for count in [2, 3] {
         let before = driver.counter("live_mappings", None);
-        let mut players = Player::cast(connected(count, false).unwrap());
+        let mut players = Player::cast(ranks(count, false).unwrap());
         let held = driver.counter("host_to_host_copies", None);
         gather(&mut players);
         // Such a copy holds its caller, behind a blocked wait for ever.
@@ -180,7 +173,7 @@ fn ranks_of_one_process_gather_through_the_host() {
 fn host_memory_is_given_back() {
     let (driver, _turn) = driver();
     let _changed = Changed::apart(&driver);
-    let fabrics = connected(2, false).unwrap();
+    let fabrics = ranks(2, false).unwrap();
     let (before, calls) =
         (driver.counter("live_allocations", None), driver.calls("cuMemHostUnregister"));
     let region = fabrics[0].memory().allocate(1 << 20, Role::Data).unwrap();
@@ -206,13 +199,13 @@ fn islands_stage_only_where_they_must() {
     let (driver, _turn) = driver();
     let _changed = Changed::islands(&driver, "2");
     // Both in one island.
-    let mut players = Player::cast(connected(2, true).unwrap());
+    let mut players = Player::cast(ranks(2, true).unwrap());
     gather(&mut players);
     assert_eq!(kind(&players[0].fabric, 1), LinkKind::NvLink);
     assert_eq!(players[0].output.space(), Space::Device);
     drop(players);
     // The third one is alone in the other.
-    let fabrics = connected(3, false).unwrap();
+    let fabrics = ranks(3, false).unwrap();
     assert_eq!(kind(&fabrics[0], 1), LinkKind::NvLink);
     assert_eq!(kind(&fabrics[0], 2), LinkKind::HostStaged);
     let mut players = Player::cast(fabrics);
@@ -226,7 +219,7 @@ fn islands_stage_only_where_they_must() {
 fn strict_refuses_the_way_through_the_host() {
     let (driver, _turn) = driver();
     let _changed = Changed::apart(&driver);
-    let error = connected(2, true).unwrap_err();
+    let error = ranks(2, true).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let text = error.to_string();
     for words in ["rank 0 on GPU-", "rank 1 on GPU-", "no peer access between them", "`strict`"] {
@@ -248,7 +241,7 @@ fn device_memory_of_a_peer_that_is_not_reached_is_refused_by_name() {
     let _changed = Changed::apart(&driver);
     let early = Fabric::open(Rank(1), 2, 1).unwrap();
     let before = early.memory().allocate(64, Role::Data).unwrap();
-    let mut fabrics = connected(2, false).unwrap();
+    let mut fabrics = ranks(2, false).unwrap();
     fabrics[0].connect(Rank(1), &early.address(), soon()).unwrap();
     let allocation = Allocation::new(1, 4096);
     // SAFETY: it outlives the registration, and nothing is done with it.

@@ -213,20 +213,12 @@ fn an_engine_goes_beside_a_blocked_wait_of_another() {
     let mut engine = fabric.engine().unwrap();
     driver.set("P2P", "off");
     // Puts between devices that do not reach each other go by buffers of the device.
-    let mut apart: Vec<Fabric> = [3, 2]
-        .into_iter()
-        .enumerate()
-        .map(|(rank, device)| {
-            let options = Options { device, engine: EngineKind::Streams, ..Options::default() };
-            Fabric::open_with(Rank::at(rank), 2, options).unwrap()
-        })
-        .collect();
-    let addresses: Vec<_> = apart.iter().map(|fabric| fabric.address()).collect();
-    for fabric in &mut apart {
-        for (peer, address) in Rank::all(2).zip(&addresses) {
-            fabric.connect(peer, address, soon()).unwrap();
-        }
-    }
+    let mut apart = backend::connected(2, soon, |rank| {
+        let device = [3, 2][rank.index()];
+        let options = Options { device, engine: EngineKind::Streams, ..Options::default() };
+        Fabric::open_with(rank, 2, options)
+    })
+    .unwrap();
     let before = driver.counter("live_allocations", None);
     let staged = apart[0].engine().unwrap();
     assert!(driver.counter("live_allocations", None) > before, "it has buffers");

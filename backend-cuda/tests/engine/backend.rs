@@ -7,7 +7,7 @@ pub(crate) use peerlane_cuda::{Engine, Error, Fabric, Local, Options, Remote, Si
 use peerlane_hal::{ErrorKind, Region as _};
 use peerlane_simulated_driver::Driver;
 
-pub(crate) use crate::support::{driver, pattern, ranks, soon};
+pub(crate) use crate::support::{connected, driver, pattern, ranks, soon};
 
 /// What simulated devices are called.
 pub(crate) const DEVICE_NAME: &str = "Simulated GPU";

@@ -2,13 +2,17 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+#[path = "../../../hal/tests/streams/mesh.rs"]
+mod mesh;
+
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, result, sys};
+pub(crate) use mesh::connected;
 use peerlane_cuda::{Error, Fabric};
-use peerlane_hal::{Deadline, Fabric as _, Rank};
+use peerlane_hal::{Deadline, Rank};
 use peerlane_simulated_driver::Driver;
 
 /// Settings and counters belong to the process, so tests that look at them run one by one.
@@ -28,14 +32,7 @@ pub(crate) fn soon() -> Deadline {
 /// As many ranks of this process, each on the device with its number, connected with all.
 pub(crate) fn ranks(count: usize) -> Result<Vec<Fabric>, Error> {
     let open = |rank: Rank| Fabric::open(rank, count, rank.0);
-    let mut fabrics: Vec<Fabric> = Rank::all(count).map(open).collect::<Result<_, _>>()?;
-    let addresses: Vec<Vec<u8>> = fabrics.iter().map(|fabric| fabric.address()).collect();
-    for fabric in &mut fabrics {
-        for (peer, address) in Rank::all(count).zip(&addresses) {
-            fabric.connect(peer, address, soon())?;
-        }
-    }
-    Ok(fabrics)
+    connected(count, soon, open)
 }
 
 /// Bytes that tell every place from its neighbours.

@@ -10,7 +10,7 @@ use peerlane_hal::{ErrorKind, Region as _};
 pub(crate) use peerlane_rocm::{Engine, Error, Fabric, Local, Options, Remote, SignalBy, Stream};
 use peerlane_simulated_driver::Driver;
 
-pub(crate) use crate::support::{pattern, soon};
+pub(crate) use crate::support::{connected, pattern, soon};
 
 pub(crate) fn driver() -> (Driver, MutexGuard<'static, ()>) {
     crate::support::driver(crate::RELEASE)

@@ -1,10 +1,14 @@
 //! The ranks, driven by the test's one thread.
 
+#[path = "../../../hal/tests/streams/mesh.rs"]
+mod mesh;
+
 use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use mesh::connected;
 use peerlane_hal::{
     At, CopyEngine as _, Deadline, Fabric as _, Flag, Op, PeerMemory as _, Rank, Region as _, Role,
     Ticket,
@@ -89,15 +93,7 @@ pub(crate) fn open(rank: Rank, ranks: usize, engine: EngineKind) -> Result<Fabri
 /// As many ranks as kinds, each on the device with its number.
 pub(crate) fn world_of(kinds: &[EngineKind], shard: u64) -> Vec<Member> {
     let count = kinds.len();
-    let fabrics = Rank::all(count).zip(kinds);
-    let mut fabrics: Vec<Fabric> =
-        fabrics.map(|(rank, kind)| open(rank, count, *kind).unwrap()).collect();
-    let addresses: Vec<Vec<u8>> = fabrics.iter().map(|fabric| fabric.address()).collect();
-    for fabric in &mut fabrics {
-        for (peer, address) in Rank::all(count).zip(&addresses) {
-            fabric.connect(peer, address, soon()).unwrap();
-        }
-    }
+    let fabrics = connected(count, soon, |rank| open(rank, count, kinds[rank.index()])).unwrap();
     let regions = |bytes, role| -> Vec<Local> {
         fabrics.iter().map(|fabric| fabric.memory().allocate(bytes, role).unwrap()).collect()
     };

@@ -2,12 +2,16 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+#[path = "../../../hal/tests/streams/mesh.rs"]
+mod mesh;
+
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hip_sys::{Library, hipError_t};
+pub(crate) use mesh::connected;
 use peerlane_hal::{
     At, CopyEngine as _, Deadline, Fabric as _, Op, PeerMemory as _, Rank, Region as _, Role,
 };
@@ -34,14 +38,7 @@ pub(crate) fn ranks(count: usize, strict: bool) -> Result<Vec<Fabric>, Error> {
     let open = |rank: Rank| {
         Fabric::open_with(rank, count, Options { device: rank.0, strict, ..Options::default() })
     };
-    let mut fabrics: Vec<Fabric> = Rank::all(count).map(open).collect::<Result<_, _>>()?;
-    let addresses: Vec<Vec<u8>> = fabrics.iter().map(|fabric| fabric.address()).collect();
-    for fabric in &mut fabrics {
-        for (peer, address) in Rank::all(count).zip(&addresses) {
-            fabric.connect(peer, address, soon())?;
-        }
-    }
-    Ok(fabrics)
+    connected(count, soon, open)
 }
 
 /// Bytes that tell every place from its neighbours.

@@ -6,7 +6,9 @@ use peerlane_hal::{
     At, CopyEngine as _, Fabric as _, Flag, Op, PeerMemory as _, Rank, Region as _, Role, Ticket,
 };
 
-use crate::backend::{Engine, Error, Fabric, Local, Options, Remote, SignalBy, pattern, soon};
+use crate::backend::{
+    Engine, Error, Fabric, Local, Options, Remote, SignalBy, connected, pattern, soon,
+};
 
 pub(crate) type OpOf<'a> = Op<'a, Local, Remote>;
 
@@ -54,15 +56,9 @@ pub(crate) fn world_on(
 ) -> Vec<Member> {
     let open = |rank: Rank| {
         let options = Options { device: first + rank.0, signal, ..Options::default() };
-        Fabric::open_with(rank, count, options).unwrap()
+        Fabric::open_with(rank, count, options)
     };
-    let mut fabrics: Vec<Fabric> = Rank::all(count).map(open).collect();
-    let addresses: Vec<Vec<u8>> = fabrics.iter().map(|fabric| fabric.address()).collect();
-    for fabric in &mut fabrics {
-        for (peer, address) in Rank::all(count).zip(&addresses) {
-            fabric.connect(peer, address, soon()).unwrap();
-        }
-    }
+    let fabrics = connected(count, soon, open).unwrap();
     let regions = |bytes, role| -> Vec<Local> {
         fabrics.iter().map(|fabric| fabric.memory().allocate(bytes, role).unwrap()).collect()
     };
