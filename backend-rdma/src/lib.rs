@@ -33,10 +33,9 @@
 //! [`Options::further_devices`] want more, eight at most. The first takes signals and what is smaller
 //! than two stripes of [`Options::stripe_bytes`]. Larger puts and gets are cut where the peer's addresses
 //! are multiples of it, and stripes take turns, so what touches the same bytes goes over the same queue
-//! pair. Where a
-//! small copy meets a large one, or a get a put in memory of this rank, the later one waits for the
-//! earlier. A signal says on which other queue pairs bytes were put; there an empty write with immediate
-//! follows them, and the peer stores the flag when all of these have come.
+//! pair. Where a small copy meets a large one, or a get a put in memory of this rank, the later one waits
+//! for the earlier. A signal says on which other queue pairs bytes were put; there an empty write with
+//! immediate follows them, and the peer stores the flag when all of these have come.
 //!
 //! Requests are posted in chains of up to 64, one doorbell each. Puts of up to
 //! [`Options::inline_bytes`] travel in the request. Of each queue pair at most
