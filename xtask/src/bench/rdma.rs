@@ -41,6 +41,9 @@ const PUTS: [(u64, u32, u32, u32); 4] =
     [(64 << 10, 1, 600, 64), (64 << 10, 4, 150, 16), (1 << 20, 1, 48, 8), (1 << 20, 4, 12, 4)];
 const SIGNAL_BYTES: u64 = 8;
 const SIGNALS: u32 = 1000;
+/// Turns of puts and signals in a round: they are short, and what processors a guest gives to a run makes
+/// it differ by half from the next one, on both sides.
+const TURNS: u16 = 3;
 /// Totals of all-gathers.
 const TOTALS: (u64, u64, u64) = (64 << 10, 4 << 20, 4);
 const TOTALS_OF_PEER: (u64, u64, u64) = (256 << 10, 4 << 20, 4);
@@ -128,13 +131,15 @@ pub(super) fn run(options: &Options) -> Outcome {
 fn steps(rounds: u16) -> Vec<(What, u16)> {
     let mut steps = vec![(What::Versions, 0)];
     for round in 1..=rounds {
-        for (bytes, pairs, ..) in PUTS {
-            steps.push((What::TheirPut { bytes, pairs }, round));
-            steps.push((What::OurPut { bytes, pairs }, round));
+        for _ in 0..TURNS {
+            for (bytes, pairs, ..) in PUTS {
+                steps.push((What::TheirPut { bytes, pairs }, round));
+                steps.push((What::OurPut { bytes, pairs }, round));
+            }
+            steps.push((What::TheirSignal, round));
+            steps.push((What::OurSignal, round));
         }
         let rest = [
-            What::TheirSignal,
-            What::OurSignal,
             What::Stream,
             What::Wire { algorithm: "hierarchical" },
             What::Wire { algorithm: "direct" },
@@ -326,13 +331,19 @@ mod tests {
     #[test]
     fn the_sides_take_turns() {
         let steps = steps(2);
-        let at = |what, round| steps.iter().position(|step| *step == (what, round)).unwrap();
+        let at = |what| {
+            let all = steps.iter().enumerate().filter(move |(_, step)| step.0 == what);
+            all.map(|(at, _)| at).collect::<Vec<_>>()
+        };
+        let followed = |theirs: What, ours: What| {
+            let theirs = at(theirs);
+            assert_eq!(theirs.len(), 2 * usize::from(TURNS));
+            assert_eq!(at(ours), theirs.iter().map(|at| at + 1).collect::<Vec<_>>());
+        };
         for (bytes, pairs, ..) in PUTS {
-            for round in [1, 2] {
-                let theirs = at(What::TheirPut { bytes, pairs }, round);
-                assert_eq!(at(What::OurPut { bytes, pairs }, round), theirs + 1);
-            }
+            followed(What::TheirPut { bytes, pairs }, What::OurPut { bytes, pairs });
         }
+        followed(What::TheirSignal, What::OurSignal);
         assert_eq!(steps.last().unwrap().0, What::Lossy);
     }
 

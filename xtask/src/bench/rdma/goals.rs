@@ -43,6 +43,7 @@ fn at_least(what: &str, unit: &str, seen: f64, wanted: f64) -> Verdict {
     if seen >= wanted {
         return Ok(format!("≥ {wanted} {unit}"));
     }
+    measured(what, seen)?;
     Err(format!("{what}: {seen:.2} {unit}, wanted {wanted}"))
 }
 
@@ -50,7 +51,13 @@ fn at_most(what: &str, unit: &str, seen: f64, wanted: f64) -> Verdict {
     if seen <= wanted {
         return Ok(format!("≤ {wanted} {unit}"));
     }
+    measured(what, seen)?;
     Err(format!("{what}: {seen:.2} {unit}, wanted at most {wanted}"))
+}
+
+/// A side that printed nothing has no figure.
+fn measured(what: &str, seen: f64) -> Result<(), String> {
+    if seen.is_nan() { Err(format!("{what}: was not measured")) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -75,7 +82,8 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_missed() {
-        assert!(signal(&Signal::default()).is_err());
+        let missed = "put 8 B and signal: was not measured";
+        assert_eq!(signal(&Signal::default()), Err(missed.into()));
         assert!(gathers(&Gathers::default()).is_err());
     }
 

@@ -42,8 +42,10 @@ impl Record {
         writeln!(page, "- The machine's load average was {} before the boot", self.load)?;
         writeln!(
             page,
-            "- A figure is that of a run, then the median of {} rounds, in which all take turns.\n",
-            self.rounds
+            "- A figure is that of a run, then the median of {} rounds, in which all take turns; bare messages \
+             have {} turns a round.\n",
+            self.rounds,
+            super::TURNS
         )
     }
 
