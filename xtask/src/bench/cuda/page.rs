@@ -173,7 +173,11 @@ impl Record {
         if samples.peek().is_none() {
             return Ok(());
         }
-        writeln!(page, "## Beside a bf16 GEMM of 8192³ that runs all along\n\n{HEAD_BESIDE}")?;
+        writeln!(page, "## Beside a bf16 GEMM of 8192³ that runs all along\n")?;
+        writeln!(
+            page,
+            "Without NCCL between 2 GPUs, where it hangs beside compute.\n\n{HEAD_BESIDE}"
+        )?;
         for (place, sample) in samples {
             for (index, beside) in sample.beside.iter().enumerate() {
                 let goal = (index == 0).then(|| goals::judge_beside(beside, &sample.beside));
