@@ -43,6 +43,9 @@ use crate::sys::Cq;
 const SLICE_OPS_MAX: usize = 1024;
 /// Completions taken at once.
 const BATCH: usize = 32;
+/// Every so many looks, what stays incomplete is asked for. Somebody who drives looks at least once a
+/// millisecond.
+const LOOKS: u32 = 64;
 /// How long the other ends may take to close when an engine is dropped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -66,6 +69,8 @@ pub struct Engine {
     done: Done,
     batch: Vec<ibv_wc>,
     parker: Parker,
+    /// Looks since the last one that asked what stays incomplete.
+    looks: u32,
     /// One a card.
     cqs: Arc<[Arc<Cq>]>,
     shared: Arc<Shared>,
@@ -128,6 +133,7 @@ impl Engine {
             done: Done::default(),
             batch: vec![ibv_wc::default(); BATCH],
             parker: Parker::new(&inner.arrivals, options.spin)?,
+            looks: 0,
             cqs,
             shared: Arc::clone(shared),
         })
@@ -272,14 +278,22 @@ impl Engine {
     /// How long what is posted may still stay incomplete.
     fn patience(&mut self) -> Result<Duration, Error> {
         let mut most = Duration::MAX;
-        // Looks in between are cheap, and somebody else keeps their deadline.
-        if !self.released && self.parker.is_announced() {
+        if !self.released {
             let (now, limit) = (Instant::now(), self.shared.inner.options.stall_timeout);
             for pair in self.pairs.iter_mut().flatten() {
                 most = most.min(pair.patience(now, limit)?.unwrap_or(Duration::MAX));
             }
         }
         Ok(most)
+    }
+
+    /// Asks for it at some of the looks: who drives other engines beside this one may never park here.
+    fn watch(&mut self) -> Result<(), Error> {
+        self.looks = (self.looks + 1) % LOOKS;
+        if self.looks == 0 {
+            self.patience()?;
+        }
+        Ok(())
     }
 
     fn queued(&self) -> usize {
@@ -324,7 +338,7 @@ impl CopyEngine for Engine {
 
     fn completed(&mut self) -> Result<Ticket, Error> {
         self.poison.check()?;
-        let done = self.harvest().and_then(|()| self.drive());
+        let done = self.harvest().and_then(|()| self.drive()).and_then(|()| self.watch());
         self.poison.keep(done)?;
         self.settle_release();
         Ok(self.ledger.completed())
@@ -336,8 +350,9 @@ impl CopyEngine for Engine {
         if self.own.is_copying() {
             return Ok(());
         }
-        let parked = self
-            .patience()
+        // A park that does not sleep is a look.
+        let most = if self.parker.is_announced() { self.patience() } else { Ok(Duration::MAX) };
+        let parked = most
             .and_then(|most| self.parker.park(self.shared.arrivals(), &self.cqs, limit.min(most)));
         self.poison.keep(parked)
     }

@@ -76,6 +76,7 @@ impl Cast {
         Self { chapter: Chapter::Stopped, node_of_rank: &[0, 1] },
         Self { chapter: Chapter::Stopped, node_of_rank: &[0, 1, 2] },
         Self { chapter: Chapter::Stalled, node_of_rank: &[0, 1] },
+        Self { chapter: Chapter::StalledAwake, node_of_rank: &[0, 1] },
     ];
 
     fn nodes(self) -> usize {

@@ -18,7 +18,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::rdma_support::{shard, unexpected};
 use crate::rounds::Rounds;
-use crate::stopped;
+use crate::stopped::{self, Waits};
 
 /// Far above what any start here takes.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
@@ -58,10 +58,12 @@ pub(crate) enum Chapter {
     Stopped,
     /// The same without a group, while one rank sends messages to the other.
     Stalled,
+    /// The same, and that rank never sleeps.
+    StalledAwake,
 }
 
 impl Chapter {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Network,
         Self::Tiers,
         Self::Streams,
@@ -70,11 +72,16 @@ impl Chapter {
         Self::Killed,
         Self::Stopped,
         Self::Stalled,
+        Self::StalledAwake,
     ];
 
     /// Whether something happens to the last rank.
     pub(crate) fn has_victim(self) -> bool {
-        matches!(self, Self::Killed | Self::Stopped | Self::Stalled)
+        self.is_stalled() || matches!(self, Self::Killed | Self::Stopped)
+    }
+
+    fn is_stalled(self) -> bool {
+        matches!(self, Self::Stalled | Self::StalledAwake)
     }
 }
 
@@ -89,6 +96,7 @@ impl fmt::Display for Chapter {
             Self::Killed => "killed",
             Self::Stopped => "stopped",
             Self::Stalled => "stalled",
+            Self::StalledAwake => "stalled-awake",
         })
     }
 }
@@ -113,7 +121,7 @@ pub(crate) fn play(parent: &Parent) -> Outcome {
     let environment = Environment::at_hub(hub, rank, ranks);
     let bootstrap = Tcp::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
     let mut options = Options { device, ..Options::default() };
-    if chapter == Chapter::Stalled {
+    if chapter.is_stalled() {
         options = stopped::options(options);
     }
     let network = peerlane_rdma::Fabric::open_with(rank, ranks, options)?;
@@ -138,7 +146,8 @@ pub(crate) fn play(parent: &Parent) -> Outcome {
         Chapter::Killed | Chapter::Stopped => {
             deserted(parent, chapter, group.open(bootstrap, network).map_err(unexpected)?)
         }
-        Chapter::Stalled => stopped::play(parent, &bootstrap, network),
+        Chapter::Stalled => stopped::play(parent, &bootstrap, network, Waits::Asleep),
+        Chapter::StalledAwake => stopped::play(parent, &bootstrap, network, Waits::Awake),
     }
 }
 

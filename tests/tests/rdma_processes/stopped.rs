@@ -19,8 +19,19 @@ use crate::rdma_support::unexpected;
 const SIGNALS_BEFORE: u64 = 20;
 /// After so long without a completion the peer counts as lost.
 const STALL_TIMEOUT: Duration = Duration::from_secs(2);
+/// The longest that who drives several engines rests between two looks.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// What a busy machine may add.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// What the rank that signals does until a signal is complete.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Waits {
+    /// It parks.
+    Asleep,
+    /// It looks again and again, as who drives other engines beside this one does.
+    Awake,
+}
 
 /// Few places for messages, and little patience.
 pub(crate) fn options(options: Options) -> Options {
@@ -28,7 +39,12 @@ pub(crate) fn options(options: Options) -> Options {
 }
 
 /// Rank 0 signals to rank 1 until that is stopped.
-pub(crate) fn play(parent: &Parent, bootstrap: &impl Bootstrap, mut fabric: Fabric) -> Outcome {
+pub(crate) fn play(
+    parent: &Parent,
+    bootstrap: &impl Bootstrap,
+    mut fabric: Fabric,
+    waits: Waits,
+) -> Outcome {
     let deadline = Deadline::after(TIMEOUT);
     let share = |label, mine: &[u8]| bootstrap.exchange(label, mine, deadline).map_err(unexpected);
     for (peer, address) in Rank::all(2).zip(share("addresses", &fabric.address())?) {
@@ -56,7 +72,7 @@ pub(crate) fn play(parent: &Parent, bootstrap: &impl Bootstrap, mut fabric: Fabr
         let flag = Flag { region: &remote, word: 0 };
         // SAFETY: the region outlives the engine's work on it, and this engine alone writes the flag.
         let ticket = unsafe { engine.submit(&[Op::Signal { flag, value }]) }?;
-        finish(&mut engine, ticket, deadline)?;
+        finish(&mut engine, ticket, waits, deadline)?;
         signalled = Instant::now();
         Ok(())
     };
@@ -73,10 +89,18 @@ pub(crate) fn play(parent: &Parent, bootstrap: &impl Bootstrap, mut fabric: Fabr
     Ok(())
 }
 
-fn finish(engine: &mut Engine, ticket: Ticket, deadline: Deadline) -> Result<(), Error> {
+fn finish(
+    engine: &mut Engine,
+    ticket: Ticket,
+    waits: Waits,
+    deadline: Deadline,
+) -> Result<(), Error> {
     while engine.completed()? < ticket {
         assert!(!deadline.has_passed(), "a signal neither completes nor fails");
-        engine.park(deadline.remaining())?;
+        match waits {
+            Waits::Asleep => engine.park(deadline.remaining())?,
+            Waits::Awake => std::thread::sleep(LOOK_AGAIN),
+        }
     }
     Ok(())
 }
