@@ -63,7 +63,11 @@ impl Parker {
         if self.announced {
             let slept = self.sleep(arrivals, cqs, limit);
             self.withdraw(arrivals);
-            return slept;
+            if slept? {
+                // Another sleeper may have missed the event, and no other comes before somebody asks.
+                arrivals.wake();
+            }
+            return Ok(());
         }
         let now = Instant::now();
         let idle_since = *self.idle_since.get_or_insert(now);
@@ -79,7 +83,8 @@ impl Parker {
         cqs.iter().try_for_each(|cq| cq.arm())
     }
 
-    fn sleep(&self, arrivals: &Arrivals, cqs: &[Arc<Cq>], limit: Duration) -> Result<(), Error> {
+    /// Whether it took the event of an arrival.
+    fn sleep(&self, arrivals: &Arrivals, cqs: &[Arc<Cq>], limit: Duration) -> Result<bool, Error> {
         let silent = arrivals.silent.load(Ordering::SeqCst);
         let limit = if silent { limit.min(SILENT_SLEEP_MAX) } else { limit };
         let limit = (limit < Duration::MAX).then(|| Timespec {
@@ -101,7 +106,8 @@ impl Parker {
         }
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let (arriving, completing) = fds[1..].split_at(cqs.len());
-        if arriving.iter().any(is_ready) {
+        let arrived = arriving.iter().any(is_ready);
+        if arrived {
             arrivals.drain_events();
         }
         for (cq, _) in cqs.iter().zip(completing).filter(|(_, fd)| is_ready(fd)) {
@@ -110,7 +116,7 @@ impl Parker {
         if is_ready(&fds[0]) {
             self.alarm.quiet();
         }
-        Ok(())
+        Ok(arrived)
     }
 
     fn withdraw(&mut self, arrivals: &Arrivals) {
