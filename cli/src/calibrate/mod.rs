@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::error::{Failure, Result};
 
+mod alike;
 mod check;
 mod measure;
 mod options;
@@ -24,10 +25,12 @@ pub(crate) use options::Options;
 /// # Errors
 /// If something cannot be measured or written.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let Measured { key, topology, fitted, others } = match &options.from {
+    let Measured { key, topology, mut fitted, mut others } = match &options.from {
         Some(path) => Measured::read(path)?,
         None => Measured::here(options)?,
     };
+    alike::pool(&mut fitted, &topology)?;
+    alike::pool(&mut others, &topology)?;
     let known = known(&key.backend);
     let calibration = Calibration::new(key, known, &topology, fitted)?;
     write(&options.out, &calibration)?;

@@ -26,7 +26,7 @@ pub(crate) struct Options {
     #[arg(long, default_value = "direct,pull,ring")]
     algorithms: String,
     /// How often everything is measured.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 15)]
     rounds: u32,
     /// The largest total.
     #[arg(long, default_value_t = 64 << 20)]
@@ -204,7 +204,8 @@ impl Record {
         }
         writeln!(
             page,
-            "- A time is the median of the iterations of a run, in the fastest of {} rounds. The links \
+            "- A time is the median of the iterations of a run, in the fastest of {} rounds. Algorithms \
+             whose plans are the same, as those of direct and ring between two ranks, share it. The links \
              are fitted to every second size; the others are predicted only.",
             self.rounds
         )?;
