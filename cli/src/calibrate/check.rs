@@ -18,7 +18,7 @@ pub(super) struct Check {
     topology: String,
     points: Vec<Point>,
     choices: Vec<Chosen>,
-    /// The share of the points that are predicted within 20 %.
+    /// The share of the points that are predicted within 20 %, of those that the links were not fitted to.
     good_share: f64,
     /// How much longer than the best measured algorithm a choice takes, at most, as a share.
     worst_choice: f64,
@@ -79,8 +79,9 @@ impl Check {
         }
         let choices = groups.values().map(|group| Chosen::of(group, calibration, topology));
         let choices = choices.collect::<Result<Vec<_>>>()?;
+        let between = || points.iter().filter(|point| !point.fitted);
         let good = |point: &&Point| (point.predicted_us / point.measured_us - 1.0).abs() <= GOOD;
-        let good_share = points.iter().filter(good).count() as f64 / points.len().max(1) as f64;
+        let good_share = between().filter(good).count() as f64 / between().count().max(1) as f64;
         let longer = choices.iter().map(|choice| choice.chosen_us / choice.best_us - 1.0);
         Ok(Self {
             machine: calibration.key.machine.clone(),
@@ -118,9 +119,9 @@ impl Check {
     /// The two figures in words.
     pub(super) fn text(&self) -> String {
         format!(
-            "{} points, {:.0} % of them predicted within {:.0} %; no choice more than {:.0} % slower \
-             than the best measured",
-            self.points.len(),
+            "{} points between those that the links were fitted to, {:.0} % of them predicted within \
+             {:.0} %; no choice more than {:.0} % slower than the best measured",
+            self.points.iter().filter(|point| !point.fitted).count(),
             self.good_share * 100.0,
             GOOD * 100.0,
             self.worst_choice * 100.0

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::fit::fit;
 use super::links::Links;
+use super::residual::Residual;
 use super::sample::Sample;
 use crate::error::Error;
 use crate::topology::Topology;
@@ -41,7 +42,8 @@ pub struct Calibration {
     pub links: Links,
     /// What was measured.
     pub samples: Vec<Sample>,
-    /// By how much the links predict longer times than each sample's, as a share.
+    /// By how much the figures of the links, without their [residuals](Links::residuals), predict longer
+    /// times than each sample's, as a share.
     pub errors: Vec<f64>,
 }
 
@@ -104,7 +106,9 @@ impl Calibration {
                 return Err(invalid(text));
             }
         }
-        let (links, errors) = fit(known, topology, &samples)?;
+        let (mut links, errors) = fit(known, topology, &samples)?;
+        links.residuals =
+            samples.iter().zip(&errors).map(|(one, error)| Residual::new(one, *error)).collect();
         Ok(Self { key, links, samples, errors })
     }
 
@@ -153,6 +157,8 @@ fn invalid(text: String) -> Error {
 mod tests {
     use insta::assert_snapshot;
 
+    use super::super::choose::{Question, choose};
+    use super::super::predict::predict;
     use super::*;
     use crate::plan::{Algorithm, FlagOrder};
 
@@ -182,6 +188,45 @@ mod tests {
         assert!(text(other).contains("version"));
         let error = key.check(&Key { fingerprint: 1, ..key.clone() }).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
+    }
+
+    #[test]
+    fn what_was_measured_is_predicted_and_chosen() {
+        use Algorithm::{Direct, Pull};
+        let topology = Topology::flat(4).unwrap();
+        let measured =
+            |algorithm, shard_bytes, seconds| Sample { algorithm, shard_bytes, ..sample(seconds) };
+        // At the middle size, direct is slower than any line through its other times.
+        let samples = vec![
+            measured(Direct, 1 << 10, 5e-6),
+            measured(Pull, 1 << 10, 6e-6),
+            measured(Direct, 1 << 16, 9e-5),
+            measured(Pull, 1 << 16, 4e-5),
+            measured(Direct, 1 << 22, 1e-3),
+            measured(Pull, 1 << 22, 2e-3),
+        ];
+        let key = Key::new("host", "2 cores", &topology);
+        let calibration = Calibration::new(key, Links::default(), &topology, samples).unwrap();
+        let links = &calibration.links;
+        for one in &calibration.samples {
+            let shards = [one.shard_bytes; 4];
+            let cost = predict(one.algorithm, &topology, one.shape(), &shards, links).unwrap();
+            assert!((cost.seconds() / one.seconds - 1.0).abs() < 1e-3, "{one:?}: {cost}");
+        }
+        let chosen = [1 << 10, 1 << 16, 1 << 22].map(|bytes| {
+            let question = Question {
+                topology: &topology,
+                shard_bytes: &[bytes; 4],
+                shape: calibration.samples[0].shape(),
+                links,
+                measured: true,
+                algorithm: None,
+                parts: Some(1),
+                refused: &[(Algorithm::Ring, "asked elsewhere"), (Algorithm::DoubleRing, "too")],
+            };
+            choose(&question).unwrap().algorithm
+        });
+        assert_eq!(chosen, [Direct, Pull, Direct]);
     }
 
     #[test]

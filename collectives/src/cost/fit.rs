@@ -40,6 +40,7 @@ pub fn fit(
     topology: &Topology,
     samples: &[Sample],
 ) -> Result<(Links, Vec<f64>), Error> {
+    links.residuals.clear();
     if links.local.by_processor {
         links.node.reach = reach(topology, samples);
     }

@@ -9,6 +9,7 @@ use peerlane_hal::{ErrorKind, LinkKind};
 use serde::{Deserialize, Serialize};
 
 use super::node::Node;
+use super::residual::{Residual, check_residuals};
 use crate::error::Error;
 use crate::plan::Tier;
 
@@ -30,6 +31,9 @@ pub struct Links {
     /// What each lane of [`Tier::Local`] beyond the first adds to a start: its engine begins behind
     /// the first one and is joined in the end.
     pub lane_seconds: f64,
+    /// Where measured times differ from what the figures above say.
+    #[serde(default)]
+    pub residuals: Vec<Residual>,
 }
 
 /// One way to move bytes.
@@ -88,6 +92,7 @@ impl Links {
             start_seconds: if gpu { 10e-6 } else { 2e-6 },
             // Fitted to the runs of docs/perf/cost-cuda.md; assumed for others.
             lane_seconds: if gpu { 8e-6 } else { 0.0 },
+            residuals: Vec::new(),
         }
     }
 
@@ -116,7 +121,8 @@ impl Links {
         }
         check_seconds("start_seconds", self.start_seconds)?;
         check_seconds("lane_seconds", self.lane_seconds)?;
-        self.node.check()
+        self.node.check()?;
+        check_residuals(&self.residuals)
     }
 
     /// The same links where one rank reads and writes `bytes` in a start: rates of copies by

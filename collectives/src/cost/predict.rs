@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::ground::Ground;
 use super::links::Links;
 use super::model::{self, Task};
+use super::residual::times_longer;
 use super::units::{bytes, time};
 use crate::allgather::Shape;
 use crate::error::Error;
@@ -97,7 +98,8 @@ pub(super) fn touched_bytes(ground: &Ground, shape: Shape) -> u64 {
 /// The cost over links that already [reach](Links::reaching) as far as the task does.
 pub(super) fn cost(task: &Task<'_>) -> Cost {
     let &Task { ground, shape, .. } = task;
-    let terms = model::terms(task);
+    let mut terms = model::terms(task);
+    correct(&mut terms, times_longer(&task.links.residuals, task));
     let copied = u64::from(!shape.in_place);
     let own = Traffic {
         rank_bytes_max: ground.shard_bytes_max * copied,
@@ -107,6 +109,20 @@ pub(super) fn cost(task: &Task<'_>) -> Cost {
     let picoseconds = model::total(&terms);
     let memory_bytes = touched_bytes(ground, shape).saturating_add(flag_bytes(task));
     Cost { picoseconds, terms, own, local, network, memory_bytes }
+}
+
+/// Makes all terms as much longer as was measured.
+fn correct(terms: &mut [Term], times_longer: f64) {
+    if times_longer == 1.0 {
+        return;
+    }
+    for term in terms.iter_mut() {
+        term.picoseconds = (term.picoseconds as f64 * times_longer) as u64;
+    }
+    if let Some(Term { note, .. }) = terms.first_mut() {
+        let measured = format!("all of it × {times_longer:.2}, as measured");
+        *note = if note.is_empty() { measured } else { format!("{note}; {measured}") };
+    }
 }
 
 fn flag_bytes(task: &Task<'_>) -> u64 {

@@ -41,6 +41,7 @@ fn links() -> Links {
         node: Node::default(),
         start_seconds: 0.0,
         lane_seconds: 0.0,
+        residuals: Vec::new(),
     }
 }
 

@@ -144,11 +144,12 @@ impl Check {
     fn page(&self, page: &mut String) -> std::fmt::Result {
         let Self { topology, good_share, worst_choice, points, .. } = self;
         let (share, worst) = (good_share * 100.0, worst_choice * 100.0);
+        let between = points.iter().filter(|point| !point.fitted).count();
         writeln!(page, "\n## {topology}\n")?;
         writeln!(
             page,
-            "{} points, {share:.0} % within 20 %; the worst choice is {worst:.0} % slower than the best \
-             measured.",
+            "{} points; of the {between} that the links were not fitted to {share:.0} % within 20 %. The \
+             worst choice is {worst:.0} % slower than the best measured.",
             points.len()
         )?;
         if let Some(missed) = self.missed() {
@@ -206,7 +207,8 @@ impl Record {
             page,
             "- A time is the median of the iterations of a run, in the fastest of {} rounds. Algorithms \
              whose plans are the same, as those of direct and ring between two ranks, share it. The links \
-             are fitted to every second size; the others are predicted only.",
+             are fitted to every second size, and what is measured there is what they predict; the others \
+             are predicted only.",
             self.rounds
         )?;
         self.checks.iter().try_for_each(|check| check.page(&mut page))?;
