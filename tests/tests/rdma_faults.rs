@@ -46,6 +46,7 @@ fn main() -> ExitCode {
         trial("a_link_that_comes_back_loses_nothing", true, links::flaps),
         trial("a_link_that_stays_down_is_named", true, links::stays_down),
         trial("more_messages_than_places_all_arrive", true, queues::overrun),
+        trial("a_sleeper_hears_though_another_took_the_event", true, queues::sleepers),
         trial("copies_of_all_sizes_over_queue_pairs_keep_their_order", true, queues::order),
         trial("engines_come_and_go_without_leaks", true, limits::rounds),
     ];

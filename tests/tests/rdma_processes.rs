@@ -61,7 +61,7 @@ struct Cast {
 }
 
 impl Cast {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self { chapter: Chapter::Network, node_of_rank: &[0] },
         Self { chapter: Chapter::Network, node_of_rank: &[0, 1] },
         Self { chapter: Chapter::Network, node_of_rank: &[0, 1, 2] },

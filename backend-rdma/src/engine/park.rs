@@ -73,7 +73,10 @@ impl Parker {
         let idle_since = *self.idle_since.get_or_insert(now);
         if now.duration_since(idle_since) < self.look.limit().min(limit) {
             // The peer may be a thread or process that this core is to run.
-            std::thread::yield_now();
+            match self.look.yields() {
+                true => std::thread::yield_now(),
+                false => std::hint::spin_loop(),
+            }
             return Ok(());
         }
         self.announced = true;

@@ -81,8 +81,9 @@ pub struct Options {
     pub inline_bytes: u32,
     /// Places for messages from all peers together; the device may have fewer.
     pub receives: u32,
-    /// How long `park` looks before it sleeps; by default 100 µs, and up to 400 µs where that
-    /// spares sleeps.
+    /// How long `park` looks before it sleeps, without giving way to anybody: for ranks that have a
+    /// core to themselves. By default it yields while it looks, for 100 µs, and up to 1 ms where that
+    /// makes waits shorter.
     pub spin: Option<Duration>,
     /// How long the queue pairs to a peer may take to open once an op has named it; nobody is blocked
     /// meanwhile.

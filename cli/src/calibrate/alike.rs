@@ -2,6 +2,7 @@
 //! of one was measured of the other.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use peerlane::allgather::{Shape, plans};
 use peerlane::cost::Sample;
@@ -21,9 +22,9 @@ pub(super) fn pool(samples: &mut [Sample], topology: &Topology) -> Result<()> {
     let mut known = HashMap::<(Algorithm, Shape), Lanes>::new();
     for sample in &*samples {
         let (algorithm, shape) = (sample.algorithm, sample.shape());
-        if !known.contains_key(&(algorithm, shape)) {
+        if let Entry::Vacant(place) = known.entry((algorithm, shape)) {
             let plans = plans(algorithm, topology, shape)?;
-            known.insert((algorithm, shape), plans.into_iter().map(|plan| plan.lanes).collect());
+            place.insert(plans.into_iter().map(|plan| plan.lanes).collect());
         }
     }
     let lanes = |sample: &Sample| &known[&(sample.algorithm, sample.shape())];

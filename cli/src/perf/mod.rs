@@ -82,7 +82,9 @@ fn measure(
     let circle = Circle::new(bootstrap, options.timeout);
     let seed = options.settings().agree(&circle)?;
     let (rank, ranks) = (circle.rank(), circle.ranks());
-    let spin = options.spin.map(|spin| spin.0);
+    // Nobody waits for a rank that is only put to and got from.
+    let is_waited_for = rank.0 == 0 || options.signal;
+    let spin = options.spin.filter(|_| is_waited_for).map(|spin| spin.0);
     match options.backend {
         Backend::Host => {
             let hosts = circle.share("host", &circle.host().to_owned())?;

@@ -68,7 +68,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) engines: u16,
-    /// How long a rank that waits looks before it sleeps, such as 1ms [default: the backend's]
+    /// How long a rank that waits looks before it sleeps, such as 1ms, and never gives way to others
+    /// meanwhile, as perftest does; not the rank that is only put to and got from [default: the backend's]
     #[arg(long, value_name = "TIME")]
     pub(crate) spin: Option<Delay>,
     /// Bind each spawned rank to a core

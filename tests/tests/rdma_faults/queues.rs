@@ -1,9 +1,13 @@
 //! Peers that are gone, queues that are full, and copies over several queue pairs.
 
-use peerlane_conformance::Outcome;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use peerlane_conformance::{Failure, Outcome};
 use peerlane_hal::{
     At, CopyEngine, ErrorKind, Fabric as _, Flag, Op, PeerMemory, Region, Role, Ticket,
 };
+use peerlane_rdma::{Engine, Error};
 
 use crate::pair::{ensure, impatient, late, pair, put, region, run, wanted};
 
@@ -46,6 +50,51 @@ pub(crate) fn overrun() -> Outcome {
     reader.completed()?;
     for value in SIGNALS - 7..=SIGNALS {
         ensure(flags.flag_value(value % 8) == Some(value), format!("signal {value} is lost"))?;
+    }
+    Ok(())
+}
+
+/// Two engines of one rank sleep. A message that changes no flag comes, one of them takes its event and goes
+/// away; the other still hears of what comes next.
+pub(crate) fn sleepers() -> Outcome {
+    const ROUNDS: u64 = 30;
+    /// Far above what a message takes, far below how long they would sleep.
+    const SOON: Duration = Duration::from_secs(2);
+    const SLEEP: Duration = Duration::from_secs(10);
+    const ASLEEP_WITHIN: Duration = Duration::from_millis(20);
+    let mut fabrics = pair(|_| {})?;
+    let (flags, remote) = region(&fabrics, 64, Role::Flags)?;
+    let (freed, nothing) = region(&fabrics, 64, Role::Flags)?;
+    drop(freed);
+    let mut writer = fabrics[0].engine()?;
+    let mut sleepers = [fabrics[1].engine()?, fabrics[1].engine()?];
+    for round in 1..=ROUNDS {
+        let gone = AtomicBool::new(false);
+        let sleep = |engine: &mut Engine, is_over: &(dyn Fn() -> bool + Sync)| {
+            while !is_over() {
+                engine.completed()?;
+                if !is_over() {
+                    engine.park(SLEEP)?;
+                }
+            }
+            Ok::<_, Error>(Instant::now())
+        };
+        let [leaves, stays] = &mut sleepers;
+        let took = std::thread::scope(|scope| {
+            scope.spawn(|| sleep(leaves, &|| gone.load(Ordering::SeqCst)));
+            let stays = scope.spawn(|| sleep(stays, &|| flags.flag_value(1) == Some(round)));
+            std::thread::sleep(ASLEEP_WITHIN);
+            gone.store(true, Ordering::SeqCst);
+            let flag = Flag { region: &nothing, word: 1 };
+            run(&mut writer, &[Op::Signal { flag, value: round }])?;
+            std::thread::sleep(ASLEEP_WITHIN);
+            let signalled = Instant::now();
+            let flag = Flag { region: &remote, word: 1 };
+            run(&mut writer, &[Op::Signal { flag, value: round }])?;
+            let heard = stays.join().map_err(|_| Failure::new("a sleeper panicked"))??;
+            Ok::<_, Failure>(heard.duration_since(signalled))
+        })?;
+        ensure(took < SOON, format!("round {round}: the other sleeper heard after {took:?}"))?;
     }
     Ok(())
 }

@@ -61,6 +61,26 @@ const WIRE_ITERATIONS: [u32; 2] = [5, 25];
 /// What a job may take: emulated, perhaps on a busy machine.
 const LIMIT: Duration = Duration::from_secs(600);
 
+/// What a rank of ours does that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    /// It polls, as perftest does.
+    Polls,
+    /// It looks for a while and sleeps: the default.
+    Sleeps,
+}
+
+impl Wait {
+    const BOTH: [Self; 2] = [Self::Polls, Self::Sleeps];
+
+    const fn option(self) -> &'static str {
+        match self {
+            Self::Polls => "--spin 1s",
+            Self::Sleeps => "",
+        }
+    }
+}
+
 /// What a job measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
@@ -72,9 +92,10 @@ enum What {
     OurPut {
         bytes: u64,
         pairs: u32,
+        wait: Wait,
     },
     TheirSignal,
-    OurSignal,
+    OurSignal(Wait),
     /// A plain stream between the nodes.
     Stream,
     Algorithms,
@@ -134,10 +155,10 @@ fn steps(rounds: u16) -> Vec<(What, u16)> {
         for _ in 0..TURNS {
             for (bytes, pairs, ..) in PUTS {
                 steps.push((What::TheirPut { bytes, pairs }, round));
-                steps.push((What::OurPut { bytes, pairs }, round));
+                steps.extend(Wait::BOTH.map(|wait| (What::OurPut { bytes, pairs, wait }, round)));
             }
             steps.push((What::TheirSignal, round));
-            steps.push((What::OurSignal, round));
+            steps.extend(Wait::BOTH.map(|wait| (What::OurSignal(wait), round)));
         }
         let rest = [
             What::Stream,
@@ -179,11 +200,12 @@ fn job(what: What, round: u16, nodes: Nodes) -> Job {
             let options = format!("-s {bytes} -q {pairs} -n {messages} -t {window}");
             perftest::pair(nodes, "ib_write_bw", &options).command
         }
-        What::OurPut { bytes, pairs } => {
+        What::OurPut { bytes, pairs, wait } => {
             let (messages, window) = put(bytes, pairs);
             let program = format!(
                 "peerlane perf --backend rdma --put --bytes {bytes} --engines {pairs} \
-                 --queue-pairs 1 --iterations {messages} --window {window}"
+                 --queue-pairs 1 --iterations {messages} --window {window} {}",
+                wait.option()
             );
             lines::ranks(&[1, 1], &program)
         }
@@ -191,9 +213,10 @@ fn job(what: What, round: u16, nodes: Nodes) -> Job {
             let options = format!("-s {SIGNAL_BYTES} -n {SIGNALS}");
             perftest::pair(nodes, "ib_write_lat", &options).command
         }
-        What::OurSignal => {
+        What::OurSignal(wait) => {
             let program = format!(
-                "peerlane perf --backend rdma --signal --bytes {SIGNAL_BYTES} --iterations {SIGNALS}"
+                "peerlane perf --backend rdma --signal --bytes {SIGNAL_BYTES} --iterations {SIGNALS} {}",
+                wait.option()
             );
             lines::ranks(&[1, 1], &program)
         }
@@ -241,16 +264,25 @@ fn note(record: &mut Record, what: What, printed: &[String]) -> Outcome {
             let rate = sample::perftest_gbs(printed, bytes)?;
             put_of(record, bytes, pairs).theirs_gbs.push(rate);
         }
-        What::OurPut { bytes, pairs } => {
+        What::OurPut { bytes, pairs, wait } => {
             let rate = sample::perf(printed)?.gbs.ok_or("a put has a rate")?;
-            put_of(record, bytes, pairs).ours_gbs.push(rate);
+            let put = put_of(record, bytes, pairs);
+            let rates = match wait {
+                Wait::Polls => &mut put.ours_gbs,
+                Wait::Sleeps => &mut put.sleeping_gbs,
+            };
+            rates.push(rate);
         }
         What::TheirSignal => {
             record.signal.theirs_us.push(sample::perftest_us(printed, SIGNAL_BYTES)?);
         }
-        What::OurSignal => {
+        What::OurSignal(wait) => {
             let time = sample::perf(printed)?.median_us.ok_or("a signal has a time")?;
-            record.signal.ours_us.push(time);
+            let times = match wait {
+                Wait::Polls => &mut record.signal.ours_us,
+                Wait::Sleeps => &mut record.signal.sleeping_us,
+            };
+            times.push(time);
         }
         What::Stream => record.stream_gbs.push(sample::stream_gbs(printed, STREAM_MIB)?),
         What::Algorithms => algorithms(&mut record.algorithms, printed)?,
@@ -296,7 +328,7 @@ fn put_of(record: &mut Record, bytes: u64, queue_pairs: u32) -> &mut Put {
     let puts = &mut record.puts;
     let at = puts.iter().position(|put| (put.bytes, put.queue_pairs) == (bytes, queue_pairs));
     let at = at.unwrap_or_else(|| {
-        puts.push(Put { bytes, queue_pairs, theirs_gbs: Vec::new(), ours_gbs: Vec::new() });
+        puts.push(Put { bytes, queue_pairs, ..Put::default() });
         puts.len() - 1
     });
     &mut puts[at]
@@ -335,15 +367,18 @@ mod tests {
             let all = steps.iter().enumerate().filter(move |(_, step)| step.0 == what);
             all.map(|(at, _)| at).collect::<Vec<_>>()
         };
-        let followed = |theirs: What, ours: What| {
+        let followed = |theirs: What, ours: [What; 2]| {
             let theirs = at(theirs);
             assert_eq!(theirs.len(), 2 * usize::from(TURNS));
-            assert_eq!(at(ours), theirs.iter().map(|at| at + 1).collect::<Vec<_>>());
+            for (behind, ours) in (1..).zip(ours) {
+                assert_eq!(at(ours), theirs.iter().map(|at| at + behind).collect::<Vec<_>>());
+            }
         };
         for (bytes, pairs, ..) in PUTS {
-            followed(What::TheirPut { bytes, pairs }, What::OurPut { bytes, pairs });
+            let ours = Wait::BOTH.map(|wait| What::OurPut { bytes, pairs, wait });
+            followed(What::TheirPut { bytes, pairs }, ours);
         }
-        followed(What::TheirSignal, What::OurSignal);
+        followed(What::TheirSignal, Wait::BOTH.map(What::OurSignal));
         assert_eq!(steps.last().unwrap().0, What::Lossy);
     }
 
@@ -361,7 +396,7 @@ mod tests {
     fn what_is_printed_is_entered() {
         let mut record = Record::new(Machine::default(), "7.0", 1);
         let printed = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
-        let put = What::OurPut { bytes: 8, pairs: 1 };
+        let put = What::OurPut { bytes: 8, pairs: 1, wait: Wait::Polls };
         note(&mut record, put, &printed(r#"{"gbs":2.5,"checked":true}"#)).unwrap();
         assert_eq!(record.puts[0].ours_gbs, [2.5]);
         let counts = "sent 0 0 1 0\nsent 100 100 1 0\nsent 1200 1300 2 2";

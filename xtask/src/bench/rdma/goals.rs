@@ -71,11 +71,12 @@ mod tests {
             queue_pairs: 4,
             theirs_gbs: vec![theirs],
             ours_gbs: vec![ours],
+            ..Put::default()
         };
         assert_eq!(put(&of(0.1, 0.095)), Ok("≥ 0.95 of ib_write_bw".into()));
         let missed = "put 64 KiB with 4 queue pairs: 0.90 of ib_write_bw, wanted 0.95";
         assert_eq!(put(&of(0.1, 0.09)), Err(missed.into()));
-        let slow = Signal { theirs_us: vec![10.0], ours_us: vec![14.0] };
+        let slow = Signal { theirs_us: vec![10.0], ours_us: vec![14.0], ..Signal::default() };
         let missed = "put 8 B and signal: 1.40 × ib_write_lat, wanted at most 1.3";
         assert_eq!(signal(&slow), Err(missed.into()));
     }

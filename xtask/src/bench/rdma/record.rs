@@ -32,20 +32,26 @@ pub(super) struct Record {
     pub(super) gathers: Vec<Gathers>,
 }
 
-/// Puts against ib_write_bw, a figure a round.
-#[derive(Debug, Serialize)]
+/// Puts against ib_write_bw, a figure a turn.
+#[derive(Debug, Default, Serialize)]
 pub(super) struct Put {
     pub(super) bytes: u64,
     pub(super) queue_pairs: u32,
     pub(super) theirs_gbs: Vec<f64>,
+    /// Of ranks that poll, as theirs do.
     pub(super) ours_gbs: Vec<f64>,
+    /// Of ranks that look for a while and sleep.
+    pub(super) sleeping_gbs: Vec<f64>,
 }
 
 /// A put of 8 bytes and a signal against ib_write_lat, one way.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Signal {
     pub(super) theirs_us: Vec<f64>,
+    /// Of ranks that poll, as theirs do.
     pub(super) ours_us: Vec<f64>,
+    /// Of ranks that look for a while and sleep.
+    pub(super) sleeping_us: Vec<f64>,
 }
 
 /// All algorithms at one size, in turn in the same processes.
