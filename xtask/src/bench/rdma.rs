@@ -5,13 +5,11 @@
 //! what counts are ratios within the boot, never the figures themselves.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use super::facts::Machine;
 use super::program::Peerlane;
 use crate::process::Outcome;
 use crate::test::rdma::guest::{Job, Nodes};
-use crate::test::rdma::perftest;
 use crate::test::rdma::programs::Built;
 use crate::test::rdma::vm::{self, Vm};
 use crate::workspace;
@@ -22,8 +20,12 @@ mod openmpi;
 mod page;
 mod record;
 mod sample;
+mod steps;
 
 use record::{Algorithms, Gathers, Put, Record, Wire};
+use steps::{
+    NODES, RANKS, SIGNAL_BYTES, STREAM_MIB, WIRE_ITERATIONS, WIRE_SHARD, Wait, What, job, steps,
+};
 
 /// What is measured.
 #[derive(Debug, clap::Args)]
@@ -31,84 +33,6 @@ pub(crate) struct Options {
     /// How often everything is measured, in turns.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=20))]
     rounds: u16,
-}
-
-/// Nodes, and ranks of each where there are more than one.
-const NODES: u32 = 2;
-const RANKS: [usize; 2] = [2, 2];
-/// Messages of a put: bytes, queue pairs, messages of each, and most under way.
-const PUTS: [(u64, u32, u32, u32); 4] =
-    [(64 << 10, 1, 600, 64), (64 << 10, 4, 150, 16), (1 << 20, 1, 48, 8), (1 << 20, 4, 12, 4)];
-const SIGNAL_BYTES: u64 = 8;
-const SIGNALS: u32 = 1000;
-/// Turns of puts and signals in a round: they are short, and what processors a guest gives to a run makes
-/// it differ by half from the next one, on both sides.
-const TURNS: u16 = 3;
-/// Totals of all-gathers.
-const TOTALS: (u64, u64, u64) = (64 << 10, 4 << 20, 4);
-const TOTALS_OF_PEER: (u64, u64, u64) = (256 << 10, 4 << 20, 4);
-const ITERATIONS: u32 = 10;
-/// To each peer, against Open MPI: with one, one processor makes all packets to it. Over the slow wire,
-/// which loses packets, one: with two, soft RoCE ends with "remote invalid request" when it sends again.
-const fn queue_pairs_of_gathers(shaped: bool) -> u32 {
-    if shaped { 1 } else { 2 }
-}
-/// What a plain stream carries.
-const STREAM_MIB: u32 = 64;
-/// The shard whose bytes are counted on the wire, and iterations of the shorter and the longer run.
-const WIRE_SHARD: u64 = 256 << 10;
-const WIRE_ITERATIONS: [u32; 2] = [5, 25];
-/// What a job may take: emulated, perhaps on a busy machine.
-const LIMIT: Duration = Duration::from_secs(600);
-
-/// What a rank of ours does that waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wait {
-    /// It polls, as perftest does.
-    Polls,
-    /// It looks for a while and sleeps: the default.
-    Sleeps,
-}
-
-impl Wait {
-    const BOTH: [Self; 2] = [Self::Polls, Self::Sleeps];
-
-    const fn option(self) -> &'static str {
-        match self {
-            Self::Polls => "--spin 1s",
-            Self::Sleeps => "",
-        }
-    }
-}
-
-/// What a job measures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
-    Versions,
-    TheirPut {
-        bytes: u64,
-        pairs: u32,
-    },
-    OurPut {
-        bytes: u64,
-        pairs: u32,
-        wait: Wait,
-    },
-    TheirSignal,
-    OurSignal(Wait),
-    /// A plain stream between the nodes.
-    Stream,
-    Algorithms,
-    Lossy,
-    Wire {
-        algorithm: &'static str,
-    },
-    TheirGathers {
-        shaped: bool,
-    },
-    OurGathers {
-        shaped: bool,
-    },
 }
 
 /// Measures everything, then writes docs/perf/rdma; a missed goal is an error.
@@ -146,111 +70,6 @@ pub(super) fn run(options: &Options) -> Outcome {
     println!("\nwritten: docs/perf/rdma.json, docs/perf/rdma.md");
     let missed = record.missed();
     if missed.is_empty() { Ok(()) } else { Err(missed.join("; ").into()) }
-}
-
-/// What is measured, in this order, and in which round.
-fn steps(rounds: u16) -> Vec<(What, u16)> {
-    let mut steps = vec![(What::Versions, 0)];
-    for round in 1..=rounds {
-        for _ in 0..TURNS {
-            for (bytes, pairs, ..) in PUTS {
-                steps.push((What::TheirPut { bytes, pairs }, round));
-                steps.extend(Wait::BOTH.map(|wait| (What::OurPut { bytes, pairs, wait }, round)));
-            }
-            steps.push((What::TheirSignal, round));
-            steps.extend(Wait::BOTH.map(|wait| (What::OurSignal(wait), round)));
-        }
-        let rest = [
-            What::Stream,
-            What::Wire { algorithm: "hierarchical" },
-            What::Wire { algorithm: "direct" },
-            What::Algorithms,
-            What::TheirGathers { shaped: false },
-            What::OurGathers { shaped: false },
-            What::TheirGathers { shaped: true },
-            What::OurGathers { shaped: true },
-        ];
-        steps.extend(rest.map(|what| (what, round)));
-    }
-    steps.push((What::Lossy, 0));
-    steps
-}
-
-fn job(what: What, round: u16, nodes: Nodes) -> Job {
-    let put = |bytes, pairs| {
-        let (.., messages, window) = PUTS
-            .into_iter()
-            .find(|put| (put.0, put.1) == (bytes, pairs))
-            .unwrap_or((bytes, pairs, 100, 16));
-        (messages, window)
-    };
-    let all_gather = |(min, max, factor): (u64, u64, u64), rest: &str| {
-        let program = format!(
-            "peerlane allgather --min-bytes {min} --max-bytes {max} --factor {factor} --warmup 2 {rest}"
-        );
-        lines::ranks(&RANKS, &program)
-    };
-    let iterations = format!("--iterations {ITERATIONS}");
-    let command = match what {
-        What::Versions => {
-            "ib_write_bw --version\norterun --version --allow-run-as-root | head -n 1".to_owned()
-        }
-        What::TheirPut { bytes, pairs } => {
-            let (messages, window) = put(bytes, pairs);
-            let options = format!("-s {bytes} -q {pairs} -n {messages} -t {window}");
-            perftest::pair(nodes, "ib_write_bw", &options).command
-        }
-        What::OurPut { bytes, pairs, wait } => {
-            let (messages, window) = put(bytes, pairs);
-            let program = format!(
-                "peerlane perf --backend rdma --put --bytes {bytes} --engines {pairs} \
-                 --queue-pairs 1 --iterations {messages} --window {window} {}",
-                wait.option()
-            );
-            lines::ranks(&[1, 1], &program)
-        }
-        What::TheirSignal => {
-            let options = format!("-s {SIGNAL_BYTES} -n {SIGNALS}");
-            perftest::pair(nodes, "ib_write_lat", &options).command
-        }
-        What::OurSignal(wait) => {
-            let program = format!(
-                "peerlane perf --backend rdma --signal --bytes {SIGNAL_BYTES} --iterations {SIGNALS} {}",
-                wait.option()
-            );
-            lines::ranks(&[1, 1], &program)
-        }
-        What::Stream => lines::stream(STREAM_MIB),
-        What::Algorithms => {
-            all_gather(TOTALS, &format!("--algorithm direct,hierarchical {iterations}"))
-        }
-        What::Lossy => {
-            let few = "--algorithm all --iterations 3";
-            lines::over(lines::LOSSY, &all_gather((64 << 10, 1 << 20, 16), few))
-        }
-        What::Wire { algorithm } => {
-            let total = 4 * WIRE_SHARD;
-            let run = |iterations| {
-                let rest = format!("--algorithm {algorithm} --iterations {iterations}");
-                lines::count() + &all_gather((total, total, 2), &rest)
-            };
-            WIRE_ITERATIONS.map(run).concat() + &lines::count()
-        }
-        What::TheirGathers { shaped } => {
-            let (min, max, factor) = TOTALS_OF_PEER;
-            over_shaped(shaped, &openmpi::line(min, max, factor, ITERATIONS))
-        }
-        What::OurGathers { shaped } => {
-            let rest = format!("--queue-pairs {} {iterations}", queue_pairs_of_gathers(shaped));
-            over_shaped(shaped, &all_gather(TOTALS_OF_PEER, &rest))
-        }
-    };
-    let name = if round == 0 { format!("{what:?}") } else { format!("round {round}: {what:?}") };
-    Job { name, command, folder: "/".into(), limit: LIMIT }
-}
-
-fn over_shaped(shaped: bool, lines: &str) -> String {
-    if shaped { lines::over(lines::SHAPED, lines) } else { lines.to_owned() }
 }
 
 /// Enters what a job printed.
@@ -359,38 +178,6 @@ fn algorithms(all: &mut Vec<Algorithms>, printed: &[String]) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_sides_take_turns() {
-        let steps = steps(2);
-        let at = |what| {
-            let all = steps.iter().enumerate().filter(move |(_, step)| step.0 == what);
-            all.map(|(at, _)| at).collect::<Vec<_>>()
-        };
-        let followed = |theirs: What, ours: [What; 2]| {
-            let theirs = at(theirs);
-            assert_eq!(theirs.len(), 2 * usize::from(TURNS));
-            for (behind, ours) in (1..).zip(ours) {
-                assert_eq!(at(ours), theirs.iter().map(|at| at + behind).collect::<Vec<_>>());
-            }
-        };
-        for (bytes, pairs, ..) in PUTS {
-            let ours = Wait::BOTH.map(|wait| What::OurPut { bytes, pairs, wait });
-            followed(What::TheirPut { bytes, pairs }, ours);
-        }
-        followed(What::TheirSignal, Wait::BOTH.map(What::OurSignal));
-        assert_eq!(steps.last().unwrap().0, What::Lossy);
-    }
-
-    #[test]
-    fn lines_are_shell() {
-        for (what, round) in steps(1) {
-            let job = job(what, round, Nodes::Namespaces(NODES));
-            let mut shell = std::process::Command::new("sh");
-            let output = shell.args(["-n", "-c", &job.command]).output().unwrap();
-            assert!(output.status.success(), "{}: {:?}", job.name, output.stderr);
-        }
-    }
 
     #[test]
     fn what_is_printed_is_entered() {

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use super::goals::{self, Verdict};
 use super::lines;
 use super::record::{Algorithms, Record, of};
+use super::steps;
 use crate::bench::facts::Machine;
 use crate::bench::record::size;
 
@@ -45,7 +46,7 @@ impl Record {
             "- A figure is that of a run, then the median of {} rounds, in which all take turns; bare messages \
              have {} turns a round.\n",
             self.rounds,
-            super::TURNS
+            steps::TURNS
         )
     }
 
@@ -143,7 +144,7 @@ impl Record {
              Peerlane: the plan that is predicted to be fastest, host memory inside, RDMA between, \
              `--queue-pairs {}`, where one is the default. The slow wire is `{}` on both interfaces; over \
              it with one: with two, soft RoCE answers \"remote invalid request\" where packets are lost.\n",
-            super::queue_pairs_of_gathers(false),
+            steps::queue_pairs_of_gathers(false),
             lines::SHAPED
         )?;
         writeln!(
