@@ -107,6 +107,16 @@ mod tests {
         Duration::from_micros(micros)
     }
 
+    /// Of 1000 waits, each as long as `wait` makes it of the look, those that were looked at for longer.
+    fn long_looks(look: &mut Look, wait: impl Fn(Duration) -> Duration) -> usize {
+        let mut is_long = || {
+            let limit = look.limit();
+            look.waited(wait(limit));
+            limit > SHORT
+        };
+        (0..1000).filter(|_| is_long()).count()
+    }
+
     #[test]
     fn short_waits_are_looked_at_to_their_end() {
         let mut look = Look::new(None);
@@ -136,12 +146,7 @@ mod tests {
     fn a_long_look_in_vain_is_not_tried_again_soon() {
         let mut look = Look::new(None);
         // Looking itself makes waits longer, as where one processor is for both sides.
-        let mut tries = 0;
-        for _ in 0..1000 {
-            let is_try = look.limit() > SHORT;
-            tries += u32::from(is_try);
-            look.waited(look.limit() + us(200));
-        }
+        let tries = long_looks(&mut look, |limit| limit + us(200));
         assert!(tries < 20, "{tries} tries");
         while look.limit() == SHORT {
             look.waited(us(300));
@@ -156,14 +161,9 @@ mod tests {
 
     #[test]
     fn looks_that_make_waits_longer_end() {
-        let mut look = Look::new(None);
-        let mut looked = 0;
-        for _ in 0..1000 {
-            // One processor is for both sides.
-            let is_long = look.limit() > SHORT;
-            looked += u32::from(is_long);
-            look.waited(if is_long { us(450) } else { us(300) });
-        }
+        // One processor is for both sides.
+        let wait = |limit| if limit > SHORT { us(450) } else { us(300) };
+        let looked = long_looks(&mut Look::new(None), wait);
         assert!(looked < 40, "{looked} waits were longer for it");
     }
 

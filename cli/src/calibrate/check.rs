@@ -79,9 +79,9 @@ impl Check {
         }
         let choices = groups.values().map(|group| Chosen::of(group, calibration, topology));
         let choices = choices.collect::<Result<Vec<_>>>()?;
-        let between = || points.iter().filter(|point| !point.fitted);
         let good = |point: &&Point| (point.predicted_us / point.measured_us - 1.0).abs() <= GOOD;
-        let good_share = between().filter(good).count() as f64 / between().count().max(1) as f64;
+        let good = between(&points).filter(good).count();
+        let good_share = good as f64 / between(&points).count().max(1) as f64;
         let longer = choices.iter().map(|choice| choice.chosen_us / choice.best_us - 1.0);
         Ok(Self {
             machine: calibration.key.machine.clone(),
@@ -121,12 +121,17 @@ impl Check {
         format!(
             "{} points between those that the links were fitted to, {:.0} % of them predicted within \
              {:.0} %; no choice more than {:.0} % slower than the best measured",
-            self.points.iter().filter(|point| !point.fitted).count(),
+            between(&self.points).count(),
             self.good_share * 100.0,
             GOOD * 100.0,
             self.worst_choice * 100.0
         )
     }
+}
+
+/// What the links were not fitted to.
+fn between(points: &[Point]) -> impl Iterator<Item = &Point> {
+    points.iter().filter(|point| !point.fitted)
 }
 
 /// Checks of before did not say how many parts.

@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::super::record::size;
+use super::HANGS_BESIDE;
 use super::goals;
 use super::sample::Sample;
 use crate::process::Outcome;
@@ -176,7 +177,7 @@ impl Record {
         writeln!(page, "## Beside a bf16 GEMM of 8192³ that runs all along\n")?;
         writeln!(
             page,
-            "Without NCCL between 2 GPUs, where it hangs beside compute.\n\n{HEAD_BESIDE}"
+            "Without NCCL between {HANGS_BESIDE} GPUs, where it hangs beside compute.\n\n{HEAD_BESIDE}"
         )?;
         for (place, sample) in samples {
             for (index, beside) in sample.beside.iter().enumerate() {
