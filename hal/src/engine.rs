@@ -179,6 +179,13 @@ pub trait CopyEngine: Send {
     /// The error that poisoned the engine.
     fn park(&mut self, limit: Duration) -> Result<(), Self::Error>;
 
+    /// Whether this engine, when it was last looked at, stood at a wait whose flag was not reached, or
+    /// had nothing to do: nothing but a flag or another submit moves it from there. Who drives several
+    /// engines may then sleep on the one that hears of the flag. An engine that cannot tell says no.
+    fn is_blocked(&self) -> bool {
+        false
+    }
+
     /// A handle with which another thread ends a [`park`](Self::park), the present or the next.
     fn waker(&self) -> Waker;
 

@@ -23,6 +23,11 @@ macro_rules! pass_to_engine {
             self.engine.park(limit).map_err($crate::Error::Inner)
         }
     };
+    (=> is_blocked) => {
+        fn is_blocked(&self) -> bool {
+            self.engine.is_blocked()
+        }
+    };
     (=> release) => {
         fn release(&mut self) -> Result<(), Self::Error> {
             self.engine.release().map_err($crate::Error::Inner)

@@ -297,6 +297,10 @@ impl CopyEngine for Engine {
         Ok(())
     }
 
+    fn is_blocked(&self) -> bool {
+        self.queue.front().is_none_or(|head| matches!(head.work, Work::Hold { .. }))
+    }
+
     fn waker(&self) -> Waker {
         self.parker.waker()
     }

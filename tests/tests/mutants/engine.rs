@@ -44,6 +44,7 @@ pub(crate) enum Fault {
     DropWaits,
     SignalsSpill,
     PeersMustHelp,
+    AlwaysBlocked,
     ParkIsDeaf,
     WakerIsDeaf,
     ParkIsLong,
@@ -292,6 +293,10 @@ impl CopyEngine for Mutant {
             _ => return self.engine.park(limit).map_err(Error::Inner),
         }
         Ok(())
+    }
+
+    fn is_blocked(&self) -> bool {
+        self.has(Fault::AlwaysBlocked)
     }
 
     fn waker(&self) -> Waker {
