@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use peerlane_hal::{Deadline, ErrorKind};
 
 use crate::error::Error;
+use crate::run::bed::Bed;
 use crate::run::lane::Lane;
 use crate::trace::TracedStart;
 
@@ -153,9 +154,22 @@ impl Course {
         Ok(moved)
     }
 
-    /// Whether [`park`](Self::park) needs a short limit.
+    /// Whether a sleep on one lane may miss what another lane, or another fabric, has to tell.
     pub(crate) fn is_several(&self) -> bool {
         self.several
+    }
+
+    /// Sleeps until a look may find more: for `nap` at most where no lane hears of everything.
+    pub(crate) fn sleep(&mut self, nap: Duration) -> Result<(), Error> {
+        if !self.several {
+            return self.park(Duration::MAX);
+        }
+        let needs = self.lanes.iter().map(|lane| (lane.tier(), lane.needs(self.started)));
+        match Bed::of(needs) {
+            Bed::None => Ok(()),
+            Bed::Lane(index) => self.lanes[index].park(Duration::MAX),
+            Bed::Nap => self.park(nap),
+        }
     }
 
     /// Gives the processor away on the first lane that is not done.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use peerlane_hal::{ErrorKind, Ticket};
 
 use crate::error::Error;
-use crate::plan::LaneId;
+use crate::plan::{LaneId, Tier};
 use crate::run::port::{Bound, Port};
 use crate::run::program::Program;
 use crate::run::tracer::Tracer;
@@ -17,11 +17,14 @@ use crate::run::turns::Start;
 use crate::trace::TracedStep;
 use crate::window::FlagSpot;
 
+mod needs;
+
 /// Starts whose tickets are remembered without allocating.
 const OPEN_STARTS: usize = 64;
 
 /// A lane: its program, its port, and how far it has come.
 pub(crate) struct Lane {
+    tier: Tier,
     program: Program,
     port: Box<dyn Port>,
     takes_stream: bool,
@@ -34,6 +37,8 @@ pub(crate) struct Lane {
     /// Starts that are submitted whole, each with its last ticket.
     open: VecDeque<(u64, Ticket)>,
     last: Ticket,
+    /// The last ticket that was seen complete.
+    looked: Ticket,
     done: u64,
 }
 
@@ -41,7 +46,7 @@ impl Lane {
     /// `takes_stream` says that the lane begins and ends with the caller's stream, where there is
     /// one; every other lane does by flags.
     pub(crate) fn new(
-        id: LaneId,
+        (id, tier): (LaneId, Tier),
         mut program: Program,
         port: Box<dyn Port>,
         takes_stream: bool,
@@ -49,7 +54,20 @@ impl Lane {
         let tracer = program.origins.take().map(|origins| Tracer::new(id, origins));
         let open = VecDeque::with_capacity(OPEN_STARTS);
         let (epoch, next, last, done, armed) = (1, 0, Ticket::NONE, 0, None);
-        Self { program, port, takes_stream, tracer, armed, epoch, next, open, last, done }
+        Self {
+            tier,
+            program,
+            port,
+            takes_stream,
+            tracer,
+            armed,
+            epoch,
+            next,
+            open,
+            last,
+            looked: last,
+            done,
+        }
     }
 
     /// What was traced of start `epoch`, made at `origin`.
@@ -120,6 +138,10 @@ impl Lane {
     /// The last start that this lane has completed.
     pub(crate) fn done(&self) -> u64 {
         self.done
+    }
+
+    pub(crate) fn tier(&self) -> Tier {
+        self.tier
     }
 
     pub(crate) fn waker(&self) -> Waker {
@@ -238,6 +260,7 @@ impl Lane {
 
     fn look(&mut self) -> Result<(), Error> {
         let completed = self.port.completed()?;
+        self.looked = completed;
         if let Some(tracer) = &mut self.tracer {
             tracer.completed(completed);
         }

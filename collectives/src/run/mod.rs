@@ -5,6 +5,7 @@
 //! the engine can; where it cannot, the executor reads the flag itself and submits what follows.
 //! The caller's thread drives polled engines inside `start`, `poll` and `wait`.
 
+pub(crate) mod bed;
 pub(crate) mod course;
 pub(crate) mod crossings;
 pub(crate) mod lane;

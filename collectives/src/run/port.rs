@@ -40,6 +40,7 @@ pub(crate) trait Port: Send {
 
     fn completed(&mut self) -> Result<Ticket, Error>;
     fn park(&mut self, limit: Duration) -> Result<(), Error>;
+    fn is_blocked(&self) -> bool;
     fn waker(&self) -> Waker;
     fn release(&mut self) -> Result<(), Error>;
 
@@ -112,6 +113,10 @@ where
 
     fn park(&mut self, limit: Duration) -> Result<(), Error> {
         self.engine.park(limit).map_err(|error| Error::of_backend("park", error))
+    }
+
+    fn is_blocked(&self) -> bool {
+        self.engine.is_blocked()
     }
 
     fn waker(&self) -> Waker {

@@ -193,8 +193,9 @@ impl Prepared {
             }
             let others = self.shared.drive_others(&self.watch);
             if !self.is_moving(further.moved, looked_at, others) {
-                let several = others || self.several;
-                self.park(several.then(|| pause(looked_at - moved_at, SEVERAL_PARK)))?;
+                let nap = pause(looked_at - moved_at, SEVERAL_PARK);
+                let mut course = self.course();
+                if others { course.park(nap)? } else { course.sleep(nap)? }
             }
         }
     }
@@ -228,11 +229,6 @@ impl Prepared {
             self.shared.raise(self.watch.broken(&error));
             self.fail()
         })
-    }
-
-    /// Mostly without a timer: the watchdog keeps the deadline and wakes whoever sleeps.
-    fn park(&mut self, limit: Option<Duration>) -> Result<(), Error> {
-        self.course().park(limit.unwrap_or(Duration::MAX))
     }
 
     /// Ends this plan after an abort: waits until every live rank knows, then releases.
