@@ -1,8 +1,8 @@
 //! `cargo xtask bench rdma`: RDMA in the virtual machine of `cargo xtask test rdma`, all in one boot, the
 //! sides in turns.
 //!
-//! The wire is soft RoCE between two network namespaces, and every packet costs the guest's processors:
-//! what counts are ratios within the boot, never the figures themselves.
+//! The wire is a cable between two network namespaces with soft RoCE, and every packet costs the guest's
+//! processors: what counts are ratios within the boot, never the figures themselves.
 
 use std::collections::BTreeMap;
 
@@ -21,11 +21,11 @@ mod page;
 mod record;
 mod sample;
 mod steps;
+mod wire;
 
-use record::{Algorithms, Gathers, Put, Record, Wire};
-use steps::{
-    NODES, RANKS, SIGNAL_BYTES, STREAM_MIB, WIRE_ITERATIONS, WIRE_SHARD, Wait, What, job, steps,
-};
+use record::{Algorithms, Gathers, Put, Record, Sent};
+use steps::{NODES, RANKS, SIGNAL_BYTES, WIRE_ITERATIONS, WIRE_SHARD, Wait, What, job, steps};
+use wire::Wire;
 
 /// What is measured.
 #[derive(Debug, clap::Args)]
@@ -54,10 +54,10 @@ pub(super) fn run(options: &Options) -> Outcome {
     openmpi::add(root, vm.folder(), target.join("peers").as_std_path(), &mut built)?;
 
     let steps = steps(options.rounds);
-    let jobs: Vec<Job> = steps.iter().map(|(what, round)| job(*what, *round, vm.nodes())).collect();
+    let jobs: Vec<Job> = steps.iter().map(|(what, round)| job(*what, *round)).collect();
     let load = std::fs::read_to_string("/proc/loadavg")?;
     let booted = vm.boot(&jobs, &built)?;
-    let mut record = Record::new(machine, vm.kernel(), options.rounds);
+    let mut record = Record::new(machine, vm.emulator(), vm.kernel(), options.rounds);
     record.load = load.split(' ').take(3).collect::<Vec<_>>().join(", ");
     for ((what, _), ended) in steps.iter().zip(&booted.console.ended) {
         if ended.is_well() {
@@ -103,10 +103,9 @@ fn note(record: &mut Record, what: What, printed: &[String]) -> Outcome {
             };
             times.push(time);
         }
-        What::Stream => record.stream_gbs.push(sample::stream_gbs(printed, STREAM_MIB)?),
         What::Algorithms => algorithms(&mut record.algorithms, printed)?,
         What::Lossy => algorithms(&mut record.lossy, printed)?,
-        What::Wire { algorithm } => {
+        What::Sent { algorithm } => {
             let counts = sample::counts(printed)?;
             let [first, second, third] = counts.try_into().map_err(|_| "wanted three counts")?;
             let seen = [0, 1].map(|node: usize| {
@@ -116,16 +115,16 @@ fn note(record: &mut Record, what: What, printed: &[String]) -> Outcome {
                 longer.saturating_sub(shorter) as f64 / more
             });
             let again = (third[2] + third[3]).saturating_sub(first[2] + first[3]);
-            wire_of(record, algorithm).enter(seen, again);
+            sent_of(record, algorithm).enter(seen, again);
         }
-        What::TheirGathers { shaped } => {
+        What::TheirGathers(wire) => {
             for row in sample::gathers(printed)? {
-                gathers_of(record, row.total_bytes, shaped).theirs_us.push(row.median_us);
+                gathers_of(record, row.total_bytes, wire).theirs_us.push(row.median_us);
             }
         }
-        What::OurGathers { shaped } => {
+        What::OurGathers(wire) => {
             for row in sample::gathers(printed)? {
-                let gathers = gathers_of(record, row.total_bytes, shaped);
+                let gathers = gathers_of(record, row.total_bytes, wire);
                 gathers.ours_us.push(row.median_us);
                 gathers.algorithm = row.algorithm;
             }
@@ -134,13 +133,13 @@ fn note(record: &mut Record, what: What, printed: &[String]) -> Outcome {
     Ok(())
 }
 
-fn wire_of<'a>(record: &'a mut Record, algorithm: &str) -> &'a mut Wire {
-    let wires = &mut record.wire;
-    let at = wires.iter().position(|wire| wire.algorithm == algorithm).unwrap_or_else(|| {
-        wires.push(Wire::new(algorithm, RANKS, WIRE_SHARD));
-        wires.len() - 1
+fn sent_of<'a>(record: &'a mut Record, algorithm: &str) -> &'a mut Sent {
+    let all = &mut record.sent;
+    let at = all.iter().position(|sent| sent.algorithm == algorithm).unwrap_or_else(|| {
+        all.push(Sent::new(algorithm, RANKS, WIRE_SHARD));
+        all.len() - 1
     });
-    &mut wires[at]
+    &mut all[at]
 }
 
 fn put_of(record: &mut Record, bytes: u64, queue_pairs: u32) -> &mut Put {
@@ -153,11 +152,11 @@ fn put_of(record: &mut Record, bytes: u64, queue_pairs: u32) -> &mut Put {
     &mut puts[at]
 }
 
-fn gathers_of(record: &mut Record, total_bytes: u64, shaped: bool) -> &mut Gathers {
+fn gathers_of(record: &mut Record, total_bytes: u64, wire: Wire) -> &mut Gathers {
     let all = &mut record.gathers;
-    let at = all.iter().position(|one| (one.total_bytes, one.shaped) == (total_bytes, shaped));
+    let at = all.iter().position(|one| (one.total_bytes, one.wire) == (total_bytes, wire));
     let at = at.unwrap_or_else(|| {
-        all.push(Gathers { total_bytes, shaped, ..Gathers::default() });
+        all.push(Gathers::new(total_bytes, wire));
         all.len() - 1
     });
     &mut all[at]
@@ -181,24 +180,24 @@ mod tests {
 
     #[test]
     fn what_is_printed_is_entered() {
-        let mut record = Record::new(Machine::default(), "7.0", 1);
+        let mut record = Record::new(Machine::default(), "10.0.2", "7.0", 1);
         let printed = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
         let put = What::OurPut { bytes: 8, pairs: 1, wait: Wait::Polls };
         note(&mut record, put, &printed(r#"{"gbs":2.5,"checked":true}"#)).unwrap();
         assert_eq!(record.puts[0].ours_gbs, [2.5]);
         let counts = "sent 0 0 1 0\nsent 100 100 1 0\nsent 1200 1300 2 2";
-        note(&mut record, What::Wire { algorithm: "direct" }, &printed(counts)).unwrap();
+        note(&mut record, What::Sent { algorithm: "direct" }, &printed(counts)).unwrap();
         assert_eq!(
-            (&record.wire[0].rounds_bytes[..], record.wire[0].again),
+            (&record.sent[0].rounds_bytes[..], record.sent[0].again),
             (&[[50.0, 55.0]][..], 3)
         );
         let row = r#"{"total_bytes":8,"median_us":2.5,"checked":true,"algorithm":"ring"}"#;
         note(&mut record, What::Algorithms, &printed(row)).unwrap();
         assert_eq!(record.algorithms[0].times_us["ring"], [2.5]);
-        note(&mut record, What::OurGathers { shaped: true }, &printed(row)).unwrap();
+        note(&mut record, What::OurGathers(Wire::Slow), &printed(row)).unwrap();
         assert_eq!(
-            (record.gathers[0].shaped, record.gathers[0].algorithm.as_str()),
-            (true, "ring")
+            (record.gathers[0].wire, record.gathers[0].algorithm.as_str()),
+            (Wire::Slow, "ring")
         );
         assert!(note(&mut record, What::TheirSignal, &printed("nothing")).is_err());
     }

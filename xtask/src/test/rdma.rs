@@ -19,6 +19,7 @@ use crate::workspace;
 
 pub(crate) mod console;
 mod cpio;
+mod emulator;
 pub(crate) mod guest;
 mod image;
 mod kernel;
@@ -143,7 +144,7 @@ fn in_machine(options: &Options) -> Outcome {
     let begun = Instant::now();
     let metadata = workspace::members()?;
     let target = metadata.target_directory.as_std_path();
-    let vm = Vm::obtain(target, options.nodes, options.stock_kernel)?;
+    let vm = Vm::obtain(target, Nodes::Namespaces(options.nodes), options.stock_kernel)?;
     let taken = begun.elapsed();
 
     let mut built = Built::default();

@@ -1,11 +1,7 @@
-//! Lines of shell for the guest: ranks on its nodes, what is counted, and how the wire is made worse.
+//! Lines of shell for the guest: ranks on its nodes, and what is counted.
 
 /// Seconds of a wait inside a run: the guest is emulated, perhaps on a busy machine.
 const TIMEOUT: u32 = 120;
-/// What the netem of both nodes does to every packet.
-pub(super) const LOSSY: &str = "netem delay 1ms loss 0.5%";
-/// A wire that neither side's processor can outpace.
-pub(super) const SHAPED: &str = "tbf rate 80mbit burst 128kb latency 500ms";
 
 /// Starts `program` as ranks with so many on each node; rank 0 speaks, and the others where it fails.
 pub(super) fn ranks(ranks_of_nodes: &[usize], program: &str) -> String {
@@ -25,32 +21,6 @@ pub(super) fn ranks(ranks_of_nodes: &[usize], program: &str) -> String {
         lines += &format!("{} >/tmp/rank{rank} 2>&1 &\n", place(rank, node, local));
     }
     lines + &format!("{} --json - || {{ cat /tmp/rank*; exit 1; }}\nwait\n", place(0, 0, 0))
-}
-
-/// Does something while the interfaces of both nodes have this discipline.
-pub(super) fn over(discipline: &str, lines: &str) -> String {
-    let both = |verb: &str| {
-        (0..2)
-            .map(|node| format!("ip netns exec node{node} tc qdisc {verb} dev eth0 root"))
-            .collect::<Vec<_>>()
-    };
-    let put =
-        both("replace").iter().map(|line| format!("{line} {discipline}\n")).collect::<String>();
-    // What fails ends the job, and what follows it must find the wire as it was.
-    let taken = both("del").join("; ");
-    format!("{put}trap '{taken}' EXIT\n{lines}")
-}
-
-/// Sends so much from node 1 to node 0 over a plain TCP connection, and prints when it began and ended.
-pub(super) fn stream(mib: u32) -> String {
-    format!(
-        "ip netns exec node0 nc -l -p 5001 >/dev/null &\n\
-         until ip netns exec node0 grep -q ':1389 ' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done\n\
-         begun=$(cut -d ' ' -f 1 /proc/uptime)\n\
-         dd if=/dev/zero bs=1M count={mib} | ip netns exec node1 nc 10.0.0.1 5001\n\
-         wait\n\
-         echo stream $begun $(cut -d ' ' -f 1 /proc/uptime)\n"
-    )
 }
 
 /// Prints what both interfaces have sent so far, and how often both devices began to send again.
@@ -86,7 +56,7 @@ mod tests {
 
     #[test]
     fn the_shell_accepts_every_line() {
-        let lines = over(LOSSY, &(count() + &ranks(&[2, 2], "peerlane allgather")));
+        let lines = count() + &ranks(&[2, 2], "peerlane allgather");
         let output = std::process::Command::new("sh").args(["-n", "-c", &lines]).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }

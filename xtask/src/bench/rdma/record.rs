@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::goals;
+use super::wire::Wire;
 use crate::bench::facts::Machine;
 use crate::bench::median;
 use crate::process::Outcome;
@@ -14,6 +15,8 @@ use crate::process::Outcome;
 #[derive(Debug, Serialize)]
 pub(super) struct Record {
     pub(super) machine: Machine,
+    /// The version of QEMU.
+    pub(super) emulator: String,
     /// The guest's kernel.
     pub(super) kernel: String,
     /// What else the machine did: the load averages of 1, 5 and 15 minutes before the boot.
@@ -23,10 +26,8 @@ pub(super) struct Record {
     pub(super) rounds: u16,
     pub(super) puts: Vec<Put>,
     pub(super) signal: Signal,
-    /// A plain TCP stream between the nodes, in 10^9 bytes a second.
-    pub(super) stream_gbs: Vec<f64>,
     pub(super) algorithms: Vec<Algorithms>,
-    pub(super) wire: Vec<Wire>,
+    pub(super) sent: Vec<Sent>,
     /// All algorithms over a slow and lossy wire.
     pub(super) lossy: Vec<Algorithms>,
     pub(super) gathers: Vec<Gathers>,
@@ -63,7 +64,7 @@ pub(super) struct Algorithms {
 
 /// What one all-gather sends over the interface of each node.
 #[derive(Debug, Serialize)]
-pub(super) struct Wire {
+pub(super) struct Sent {
     pub(super) algorithm: String,
     pub(super) shard_bytes: u64,
     /// What the plan says that a node sends.
@@ -76,11 +77,10 @@ pub(super) struct Wire {
 }
 
 /// The plan that is predicted to be fastest against Open MPI over TCP.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Serialize)]
 pub(super) struct Gathers {
     pub(super) total_bytes: u64,
-    /// Over a wire that is slower than either side's processor.
-    pub(super) shaped: bool,
+    pub(super) wire: Wire,
     pub(super) algorithm: String,
     pub(super) theirs_us: Vec<f64>,
     pub(super) ours_us: Vec<f64>,
@@ -88,18 +88,18 @@ pub(super) struct Gathers {
 
 impl Record {
     /// Nothing was measured yet.
-    pub(super) fn new(machine: Machine, kernel: &str, rounds: u16) -> Self {
+    pub(super) fn new(machine: Machine, emulator: &str, kernel: &str, rounds: u16) -> Self {
         Self {
             machine,
+            emulator: emulator.to_owned(),
             kernel: kernel.to_owned(),
             load: "unknown".to_owned(),
             versions: Vec::new(),
             rounds,
             puts: Vec::new(),
             signal: Signal::default(),
-            stream_gbs: Vec::new(),
             algorithms: Vec::new(),
-            wire: Vec::new(),
+            sent: Vec::new(),
             lossy: Vec::new(),
             gathers: Vec::new(),
         }
@@ -119,9 +119,9 @@ impl Record {
         let puts = self.puts.iter().map(goals::put);
         let signal = std::iter::once(goals::signal(&self.signal));
         let times = self.algorithms.iter().map(goals::time);
-        let wire = self.wire.iter().map(goals::wire);
-        let gathers = self.gathers.iter().map(goals::gathers);
-        let all = puts.chain(signal).chain(times).chain(wire).chain(gathers);
+        let sent = self.sent.iter().map(goals::sent);
+        let gathers = self.gathers.iter().filter_map(goals::gathers);
+        let all = puts.chain(signal).chain(times).chain(sent).chain(gathers);
         all.filter_map(Result::err).collect()
     }
 }
@@ -152,7 +152,7 @@ impl Algorithms {
     }
 }
 
-impl Wire {
+impl Sent {
     /// `ranks` are those of each node.
     pub(super) fn new(algorithm: &str, ranks: [usize; 2], shard_bytes: u64) -> Self {
         let [own, others] = ranks.map(|ranks| ranks as u64);
@@ -190,6 +190,12 @@ impl Wire {
 }
 
 impl Gathers {
+    /// Nothing was measured yet.
+    pub(super) fn new(total_bytes: u64, wire: Wire) -> Self {
+        let (theirs_us, ours_us) = (Vec::new(), Vec::new());
+        Self { total_bytes, wire, algorithm: String::new(), theirs_us, ours_us }
+    }
+
     /// How many times faster Peerlane is.
     pub(super) fn ratio(&self) -> f64 {
         of(&self.theirs_us) / of(&self.ours_us)

@@ -89,17 +89,6 @@ fn perftest(printed: &[String], bytes: u64, column: usize) -> Outcome<f64> {
     })
 }
 
-/// The rate of a stream of so much, in 10^9 bytes a second.
-pub(super) fn stream_gbs(printed: &[String], mib: u32) -> Outcome<f64> {
-    let times = printed.iter().find_map(|line| line.strip_prefix("stream ")?.split_once(' '));
-    let seconds = times
-        .and_then(|(begun, ended)| Some(ended.parse::<f64>().ok()? - begun.parse::<f64>().ok()?));
-    match seconds.filter(|seconds| *seconds > 0.0) {
-        Some(seconds) => Ok(f64::from(mib) * MIB / 1e9 / seconds),
-        None => Err(format!("there are no times of a stream in:\n{}", printed.join("\n")).into()),
-    }
-}
-
 /// Of each line that counts, what the two nodes had sent, and how often they had begun again.
 pub(super) fn counts(printed: &[String]) -> Outcome<Vec<[u64; 4]>> {
     let counts = printed.iter().filter_map(|line| line.strip_prefix("sent "));
@@ -144,13 +133,6 @@ mod tests {
         let rate = r#"{"gbs":0.5,"checked":true}"#;
         assert_eq!(perf(&lines(rate)).unwrap().gbs, Some(0.5));
         assert!(perf(&lines(&format!("{rate}\n{rate}"))).is_err());
-    }
-
-    #[test]
-    fn the_rate_of_a_stream_is_read() {
-        let rate = stream_gbs(&lines("dd\nstream 10.00 12.00"), 2).unwrap();
-        assert!((rate - 0.001_048_576).abs() < 1e-12);
-        assert!(stream_gbs(&lines("stream 10.00 10.00"), 2).is_err());
     }
 
     #[test]

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use super::wire::{self, Wire};
 use super::{lines, openmpi};
 use crate::test::rdma::guest::{Job, Nodes};
 use crate::test::rdma::perftest;
 
-/// Nodes, and ranks of each where there are more than one.
-pub(super) const NODES: u32 = 2;
+/// Two, joined as hosts are, and the ranks of each where there are more than one.
+pub(super) const NODES: Nodes = Nodes::Cable;
 pub(super) const RANKS: [usize; 2] = [2, 2];
 /// Messages of a put: bytes, queue pairs, messages of each, and most under way.
 const PUTS: [(u64, u32, u32, u32); 4] =
@@ -21,13 +22,6 @@ pub(super) const TURNS: u16 = 3;
 const TOTALS: (u64, u64, u64) = (64 << 10, 4 << 20, 4);
 const TOTALS_OF_PEER: (u64, u64, u64) = (256 << 10, 4 << 20, 4);
 const ITERATIONS: u32 = 10;
-/// To each peer, against Open MPI: with one, one processor makes all packets to it. Over the slow wire,
-/// which loses packets, one: with two, soft RoCE ends with "remote invalid request" when it sends again.
-pub(super) const fn queue_pairs_of_gathers(shaped: bool) -> u32 {
-    if shaped { 1 } else { 2 }
-}
-/// What a plain stream carries.
-pub(super) const STREAM_MIB: u32 = 64;
 /// The shard whose bytes are counted on the wire, and iterations of the shorter and the longer run.
 pub(super) const WIRE_SHARD: u64 = 256 << 10;
 pub(super) const WIRE_ITERATIONS: [u32; 2] = [5, 25];
@@ -69,19 +63,14 @@ pub(super) enum What {
     },
     TheirSignal,
     OurSignal(Wait),
-    /// A plain stream between the nodes.
-    Stream,
     Algorithms,
     Lossy,
-    Wire {
+    /// What the interfaces send for an all-gather.
+    Sent {
         algorithm: &'static str,
     },
-    TheirGathers {
-        shaped: bool,
-    },
-    OurGathers {
-        shaped: bool,
-    },
+    TheirGathers(Wire),
+    OurGathers(Wire),
 }
 
 /// What is measured, in this order, and in which round.
@@ -97,22 +86,19 @@ pub(super) fn steps(rounds: u16) -> Vec<(What, u16)> {
             steps.extend(Wait::BOTH.map(|wait| (What::OurSignal(wait), round)));
         }
         let rest = [
-            What::Stream,
-            What::Wire { algorithm: "hierarchical" },
-            What::Wire { algorithm: "direct" },
+            What::Sent { algorithm: "hierarchical" },
+            What::Sent { algorithm: "direct" },
             What::Algorithms,
-            What::TheirGathers { shaped: false },
-            What::OurGathers { shaped: false },
-            What::TheirGathers { shaped: true },
-            What::OurGathers { shaped: true },
         ];
+        let gathers = Wire::ALL.map(|wire| [What::TheirGathers(wire), What::OurGathers(wire)]);
+        let rest = rest.into_iter().chain(gathers.into_iter().flatten());
         steps.extend(rest.map(|what| (what, round)));
     }
     steps.push((What::Lossy, 0));
     steps
 }
 
-pub(super) fn job(what: What, round: u16, nodes: Nodes) -> Job {
+pub(super) fn job(what: What, round: u16) -> Job {
     let put = |bytes, pairs| {
         let (.., messages, window) = PUTS
             .into_iter()
@@ -134,7 +120,7 @@ pub(super) fn job(what: What, round: u16, nodes: Nodes) -> Job {
         What::TheirPut { bytes, pairs } => {
             let (messages, window) = put(bytes, pairs);
             let options = format!("-s {bytes} -q {pairs} -n {messages} -t {window}");
-            perftest::pair(nodes, "ib_write_bw", &options).command
+            perftest::pair(NODES, "ib_write_bw", &options).command
         }
         What::OurPut { bytes, pairs, wait } => {
             let (messages, window) = put(bytes, pairs);
@@ -147,7 +133,7 @@ pub(super) fn job(what: What, round: u16, nodes: Nodes) -> Job {
         }
         What::TheirSignal => {
             let options = format!("-s {SIGNAL_BYTES} -n {SIGNALS}");
-            perftest::pair(nodes, "ib_write_lat", &options).command
+            perftest::pair(NODES, "ib_write_lat", &options).command
         }
         What::OurSignal(wait) => {
             let program = format!(
@@ -156,15 +142,14 @@ pub(super) fn job(what: What, round: u16, nodes: Nodes) -> Job {
             );
             lines::ranks(&[1, 1], &program)
         }
-        What::Stream => lines::stream(STREAM_MIB),
         What::Algorithms => {
             all_gather(TOTALS, &format!("--algorithm direct,hierarchical {iterations}"))
         }
         What::Lossy => {
             let few = "--algorithm all --iterations 3";
-            lines::over(lines::LOSSY, &all_gather((64 << 10, 1 << 20, 16), few))
+            wire::shaped(wire::LOSSY, &all_gather((64 << 10, 1 << 20, 16), few))
         }
-        What::Wire { algorithm } => {
+        What::Sent { algorithm } => {
             let total = 4 * WIRE_SHARD;
             let run = |iterations| {
                 let rest = format!("--algorithm {algorithm} --iterations {iterations}");
@@ -172,21 +157,14 @@ pub(super) fn job(what: What, round: u16, nodes: Nodes) -> Job {
             };
             WIRE_ITERATIONS.map(run).concat() + &lines::count()
         }
-        What::TheirGathers { shaped } => {
+        What::TheirGathers(wire) => {
             let (min, max, factor) = TOTALS_OF_PEER;
-            over_shaped(shaped, &openmpi::line(min, max, factor, ITERATIONS))
+            wire.over(&openmpi::line(min, max, factor, ITERATIONS))
         }
-        What::OurGathers { shaped } => {
-            let rest = format!("--queue-pairs {} {iterations}", queue_pairs_of_gathers(shaped));
-            over_shaped(shaped, &all_gather(TOTALS_OF_PEER, &rest))
-        }
+        What::OurGathers(wire) => wire.over(&all_gather(TOTALS_OF_PEER, &iterations)),
     };
     let name = if round == 0 { format!("{what:?}") } else { format!("round {round}: {what:?}") };
     Job { name, command, folder: "/".into(), limit: LIMIT }
-}
-
-fn over_shaped(shaped: bool, lines: &str) -> String {
-    if shaped { lines::over(lines::SHAPED, lines) } else { lines.to_owned() }
 }
 
 #[cfg(test)]
@@ -212,13 +190,22 @@ mod tests {
             followed(What::TheirPut { bytes, pairs }, ours);
         }
         followed(What::TheirSignal, Wait::BOTH.map(What::OurSignal));
+        let gathers = |step: &(What, u16)| match step.0 {
+            What::TheirGathers(wire) => Some((wire, "theirs", step.1)),
+            What::OurGathers(wire) => Some((wire, "ours", step.1)),
+            _ => None,
+        };
+        let wanted = [1, 2]
+            .map(|round| Wire::ALL.map(|wire| [(wire, "theirs", round), (wire, "ours", round)]));
+        let wanted = wanted.as_flattened().as_flattened();
+        assert_eq!(steps.iter().filter_map(gathers).collect::<Vec<_>>(), wanted);
         assert_eq!(steps.last().unwrap().0, What::Lossy);
     }
 
     #[test]
     fn lines_are_shell() {
         for (what, round) in steps(1) {
-            let job = job(what, round, Nodes::Namespaces(NODES));
+            let job = job(what, round);
             let mut shell = std::process::Command::new("sh");
             let output = shell.args(["-n", "-c", &job.command]).output().unwrap();
             assert!(output.status.success(), "{}: {:?}", job.name, output.stderr);

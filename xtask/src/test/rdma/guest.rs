@@ -2,9 +2,9 @@
 //! one after another, and says on the console what became of each.
 //!
 //! Node `N` is the network namespace `nodeN` with the address `10.0.0.(N+1)` and the device `rxeN`,
-//! whose GID with index 1 follows from that address. Jobs run as root in the namespace of the bridge,
-//! `10.0.0.254`, from which every node is reached, every device can be opened, and
-//! `ip netns exec nodeN …` starts a program on a node. `PEERLANE_TEST_RDMA_DEVICES` and
+//! whose GID with index 1 follows from that address. Jobs run as root outside of the nodes, where every
+//! device can be opened and `ip netns exec nodeN …` starts a program on a node; with a bridge they are in
+//! its namespace, `10.0.0.254`, from which every node is reached. `PEERLANE_TEST_RDMA_DEVICES` and
 //! `PEERLANE_TEST_RDMA_NAMESPACES` list both; the latter is unset where there is one device only.
 
 use std::fmt::Write;
@@ -35,6 +35,8 @@ pub(crate) struct Job {
 pub(crate) enum Nodes {
     /// So many network namespaces on one bridge, each with its own device.
     Namespaces(u32),
+    /// Two of them, joined by a cable: a bridge costs every packet time of the guest's processors.
+    Cable,
     /// One device that sends to itself: the kernel knows no device inside a namespace.
     Loopback,
 }
@@ -43,58 +45,81 @@ impl Nodes {
     /// The names of the devices, as the tests read them from the environment.
     pub(crate) fn devices(self) -> Vec<String> {
         match self {
-            Self::Namespaces(count) => (0..count).map(|node| format!("rxe{node}")).collect(),
             Self::Loopback => vec!["rxe0".to_owned()],
+            _ => (0..self.count()).map(|node| format!("rxe{node}")).collect(),
         }
     }
 
     /// The names of the namespaces.
     pub(crate) fn namespaces(self) -> Vec<String> {
         match self {
-            Self::Namespaces(count) => (0..count).map(|node| format!("node{node}")).collect(),
             Self::Loopback => Vec::new(),
+            _ => (0..self.count()).map(|node| format!("node{node}")).collect(),
+        }
+    }
+
+    fn count(self) -> u32 {
+        match self {
+            Self::Namespaces(count) => count,
+            Self::Cable => 2,
+            Self::Loopback => 1,
         }
     }
 
     fn set_up(self) -> String {
         let mut script = String::new();
-        match self {
-            Self::Namespaces(_) => {
-                script += &format!(
-                    "need ip link add br0 mtu {WIRE_MTU} type bridge\n\
-                     need ip address add 10.0.0.254/24 dev br0\nneed ip link set br0 up\n\
-                     rdma system set netns shared\n"
-                );
-                for (at, (node, device)) in
-                    self.namespaces().iter().zip(&self.devices()).enumerate()
-                {
-                    let host = at + 1;
-                    let _ = write!(
-                        script,
-                        "need ip netns add {node}\n\
-                         need ip link add port{at} mtu {WIRE_MTU} type veth \
-                         peer name eth0 mtu {WIRE_MTU} netns {node}\n\
-                         need ip link set port{at} master br0 up\n\
-                         need ip -n {node} link set lo up\n\
-                         need ip -n {node} address add 10.0.0.{host}/24 dev eth0\n\
-                         need ip -n {node} link set eth0 up\n\
-                         need ip netns exec {node} rdma link add {device} type rxe netdev eth0\n"
-                    );
-                }
-            }
-            Self::Loopback => {
-                script += &format!(
-                    "need ip link add eth0 mtu {WIRE_MTU} type veth peer name eth1 mtu {WIRE_MTU}\n\
-                     need ip address add 10.0.0.1/24 dev eth0\n\
-                     need ip link set eth0 up\nneed ip link set eth1 up\n\
-                     need rdma link add rxe0 type rxe netdev eth0\n"
-                );
-            }
+        let namespaces = self.namespaces();
+        if !namespaces.is_empty() {
+            script += "rdma system set netns shared\n";
+        }
+        for node in &namespaces {
+            let _ = write!(script, "need ip netns add {node}\nneed ip -n {node} link set lo up\n");
+        }
+        script += &self.wire();
+        for (at, (node, device)) in namespaces.iter().zip(&self.devices()).enumerate() {
+            let _ = write!(
+                script,
+                "need ip -n {node} address add 10.0.0.{host}/24 dev eth0\n\
+                 need ip -n {node} link set eth0 up\n\
+                 need ip netns exec {node} rdma link add {device} type rxe netdev eth0\n",
+                host = at + 1,
+            );
         }
         for device in self.devices() {
             let _ = writeln!(script, "active {device}");
         }
         script
+    }
+
+    /// What joins the interfaces `eth0`; of one device alone, all that it is on.
+    fn wire(self) -> String {
+        let veth = format!("mtu {WIRE_MTU} type veth peer name");
+        match self {
+            Self::Namespaces(_) => {
+                let mut script = format!(
+                    "need ip link add br0 mtu {WIRE_MTU} type bridge\n\
+                     need ip address add 10.0.0.254/24 dev br0\nneed ip link set br0 up\n"
+                );
+                for (at, node) in self.namespaces().iter().enumerate() {
+                    let _ = write!(
+                        script,
+                        "need ip link add port{at} {veth} eth0 mtu {WIRE_MTU} netns {node}\n\
+                         need ip link set port{at} master br0 up\n"
+                    );
+                }
+                script
+            }
+            Self::Cable => format!(
+                "need ip link add eth0 mtu {WIRE_MTU} netns node0 type veth \
+                 peer name eth0 mtu {WIRE_MTU} netns node1\n"
+            ),
+            Self::Loopback => format!(
+                "need ip link add eth0 {veth} eth1 mtu {WIRE_MTU}\n\
+                 need ip address add 10.0.0.1/24 dev eth0\n\
+                 need ip link set eth0 up\nneed ip link set eth1 up\n\
+                 need rdma link add rxe0 type rxe netdev eth0\n"
+            ),
+        }
     }
 }
 
@@ -198,6 +223,22 @@ mod tests {
     }
 
     #[test]
+    fn a_cable_is_one_pair_of_interfaces_without_a_bridge() {
+        assert_eq!(Nodes::Cable.devices(), ["rxe0", "rxe1"]);
+        let script = script(Nodes::Cable, &[], &[]);
+        for wanted in [
+            "export PEERLANE_TEST_RDMA_NAMESPACES=node0,node1\n",
+            "need ip link add eth0 mtu 4200 netns node0 type veth peer name eth0 mtu 4200 netns node1\n",
+            "need ip -n node1 address add 10.0.0.2/24 dev eth0\n",
+            "need ip netns exec node1 rdma link add rxe1 type rxe netdev eth0\n",
+        ] {
+            assert!(script.contains(wanted), "{wanted} is not in\n{script}");
+        }
+        let of_bridge = ["br0", "port0", "10.0.0.254"];
+        assert!(!of_bridge.iter().any(|word| script.contains(word)), "{script}");
+    }
+
+    #[test]
     fn without_namespaces_one_device_sends_to_itself() {
         let script = script(Nodes::Loopback, &[], &[]);
         assert!(script.contains("export PEERLANE_TEST_RDMA_DEVICES=rxe0\n"), "{script}");
@@ -206,9 +247,11 @@ mod tests {
 
     #[test]
     fn the_shell_accepts_the_script() {
-        let script = script(Nodes::Namespaces(3), &["a".into()], &[]);
-        let mut shell = std::process::Command::new("sh");
-        let output = shell.args(["-n", "-c", &script]).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        for nodes in [Nodes::Namespaces(3), Nodes::Cable, Nodes::Loopback] {
+            let script = script(nodes, &["a".into()], &[]);
+            let mut shell = std::process::Command::new("sh");
+            let output = shell.args(["-n", "-c", &script]).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
     }
 }

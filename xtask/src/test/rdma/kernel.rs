@@ -157,7 +157,8 @@ fn numbers(release: &str) -> Vec<u32> {
     release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok()).collect()
 }
 
-fn version(release: &str) -> Option<(u32, u32)> {
+/// Major and minor of a release.
+pub(super) fn version(release: &str) -> Option<(u32, u32)> {
     match numbers(release)[..] {
         [major, minor, ..] => Some((major, minor)),
         _ => None,

@@ -8,31 +8,32 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use super::console::{Console, End};
+use super::emulator::Emulator;
 use super::kernel::Kernel;
-use super::tools::Tools;
 use crate::process::{self, Outcome};
 
 /// What the kernel is told. An oops is a panic, so that it cannot pass for a failing test. The clock is
 /// not doubted: on a busy machine the kernel would give it up and patch itself while tests run, which the
-/// emulator does not bear.
+/// emulator does not bear. Memory is not cleared when it is allocated, which Debian's kernels do by default:
+/// under emulation that takes longer than what the memory is for.
 const COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic mitigations=off nokaslr \
-     random.trust_cpu=on tsc=reliable";
+     random.trust_cpu=on tsc=reliable init_on_alloc=0";
+/// The processor that is emulated. The two flags would say that it copies and clears strings of bytes
+/// fast: then the kernel and the C library let it, and the emulator goes byte by byte.
+const EMULATED: &str = "max,-erms,-fsrm";
 /// Memory beside what the image takes.
 const MEMORY_MIB: u64 = 1024;
 
 /// Boots, and passes the console on to the end.
-pub(super) fn boot(tools: &Tools, kernel: &Kernel, image: &Path) -> Outcome<(Console, End)> {
+pub(super) fn boot(emulator: &Emulator, kernel: &Kernel, image: &Path) -> Outcome<(Console, End)> {
     let image_mib = fs::metadata(image)?.len() >> 20;
     let processors = std::thread::available_parallelism()?.get().clamp(2, 4);
-    let mut qemu = tools.command("qemu-system-x86_64")?;
-    for data in ["usr/share/qemu", "usr/share/seabios"] {
-        if let Some(folder) = tools.unpacked(data) {
-            qemu.arg("-L").arg(folder);
-        }
-    }
-    qemu.args(["-M", "pc,usb=off", "-cpu", "max", "-smp", &processors.to_string()]);
+    let mut qemu = emulator.command();
+    qemu.args(["-M", "pc,usb=off", "-smp", &processors.to_string()]);
     if hardware() {
-        qemu.args(["-accel", "kvm"]);
+        qemu.args(["-cpu", "max", "-accel", "kvm"]);
+    } else {
+        qemu.args(["-cpu", EMULATED]);
     }
     qemu.args(["-accel", "tcg,thread=multi"]);
     // The packed image, its files, and room for both at once.

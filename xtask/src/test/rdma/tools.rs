@@ -1,4 +1,4 @@
-//! The programs that boot the virtual machine and that run in it.
+//! The programs that run in the virtual machine, and that put it together.
 //!
 //! A program of the machine is taken as it is. What is missing comes from packages that are
 //! unpacked below `target/`, and runs from there.
@@ -12,9 +12,7 @@ use crate::packages::Store;
 use crate::process::{self, Outcome};
 
 /// Packages, and a program or file of each by which its presence is told.
-pub(super) const NEEDED: [(&str, &str); 10] = [
-    ("qemu-system-x86", "qemu-system-x86_64"),
-    ("seabios", "usr/share/seabios/bios-256k.bin"),
+pub(super) const NEEDED: [(&str, &str); 8] = [
     ("busybox-static", "busybox"),
     ("iproute2", "rdma"),
     ("libibverbs1", "libibverbs.so.1"),
@@ -108,27 +106,12 @@ impl Tools {
         Ok(found)
     }
 
-    /// A program of the packages, so that it finds its libraries.
-    pub(super) fn command(&self, name: &str) -> Outcome<Command> {
-        let found = self.program(name)?;
-        let mut command = Command::new(&found.file);
-        if found.file.starts_with(&self.unpacked) {
-            command.env("LD_LIBRARY_PATH", self.library_path());
-        }
-        Ok(command)
-    }
-
-    /// The folder of a package's data, for programs that want to be told.
-    pub(super) fn unpacked(&self, path: &str) -> Option<PathBuf> {
-        Some(self.unpacked.join(path)).filter(|path| path.exists())
-    }
-
     /// The libraries that these programs load at their start, and the loader.
     pub(crate) fn closure(&self, programs: &[PathBuf]) -> Outcome<BTreeSet<Found>> {
         let mut found = BTreeSet::new();
         for program in programs {
             let mut command = Command::new("ldd");
-            command.arg(program).env("LD_LIBRARY_PATH", self.library_path());
+            command.arg(program).env("LD_LIBRARY_PATH", library_path(&self.unpacked));
             // A static program has none, for which ldd fails.
             let Ok(printed) = process::output(&mut command) else { continue };
             for library in libraries(&printed)
@@ -160,12 +143,13 @@ impl Tools {
             files.map(|file| self.placed(file)).find(|found| found.file.is_file())
         })
     }
+}
 
-    fn library_path(&self) -> String {
-        let folders = LIBRARY_FOLDERS.map(|folder| self.unpacked.join(folder));
-        let there = folders.iter().filter(|folder| folder.exists());
-        there.map(|folder| folder.to_string_lossy()).collect::<Vec<_>>().join(":")
-    }
+/// Where the libraries of unpacked packages are, for their loader.
+pub(super) fn library_path(tree: &Path) -> String {
+    let folders = LIBRARY_FOLDERS.map(|folder| tree.join(folder));
+    let there = folders.iter().filter(|folder| folder.exists());
+    there.map(|folder| folder.to_string_lossy()).collect::<Vec<_>>().join(":")
 }
 
 /// Lines such as `libc.so.6 => /lib/libc.so.6 (0x7f…)` and `/lib64/ld-linux.so.2 (0x7f…)`; the

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::console::{Console, End};
+use super::emulator::Emulator;
 use super::guest::{self, Job, Nodes};
 use super::image::Image;
 use super::kernel::Kernel;
@@ -16,6 +17,7 @@ use crate::process::Outcome;
 
 /// Everything that a boot needs but the programs.
 pub(crate) struct Vm {
+    emulator: Emulator,
     tools: Tools,
     kernel: Kernel,
     nodes: Nodes,
@@ -42,15 +44,16 @@ pub(crate) fn lacks() -> Option<&'static str> {
 }
 
 impl Vm {
-    /// Takes what is missing below the target folder, for so many nodes; `stock` takes the
-    /// distribution's own kernel.
-    pub(crate) fn obtain(target: &Path, nodes: u32, stock: bool) -> Outcome<Self> {
+    /// Takes what is missing below the target folder, for these nodes if the kernel can; `stock` takes
+    /// the distribution's own kernel.
+    pub(crate) fn obtain(target: &Path, nodes: Nodes, stock: bool) -> Outcome<Self> {
         let folder = target.join("rdma-vm");
+        let emulator = Emulator::obtain(&folder.join("emulator"))?;
         let tools = Tools::obtain(&folder.join("tools"), &tools::NEEDED)?;
         let kept = if stock { "kernel-stock" } else { "kernel" };
         let kernel = Kernel::obtain(&folder.join(kept), stock)?;
         let nodes = if kernel.namespaces() {
-            Nodes::Namespaces(nodes)
+            nodes
         } else {
             println!(
                 "note: kernel {} has no RDMA device inside a network namespace: one device that \
@@ -60,12 +63,17 @@ impl Vm {
             );
             Nodes::Loopback
         };
-        Ok(Self { tools, kernel, nodes, folder })
+        Ok(Self { emulator, tools, kernel, nodes, folder })
     }
 
     /// The nodes that it stands for.
     pub(crate) fn nodes(&self) -> Nodes {
         self.nodes
+    }
+
+    /// The version of what runs it.
+    pub(crate) fn emulator(&self) -> &str {
+        &self.emulator.version
     }
 
     /// The release of its kernel.
@@ -82,12 +90,13 @@ impl Vm {
     pub(crate) fn boot(&self, jobs: &[Job], built: &Built) -> Outcome<Booted> {
         let begun = Instant::now();
         let image = self.assemble(jobs, built)?;
-        println!("rdma: kernel {}, devices {}", self.kernel(), self.nodes.devices().join(", "));
+        let devices = self.nodes.devices().join(", ");
+        println!("rdma: QEMU {}, kernel {}, devices {devices}", self.emulator(), self.kernel());
         let assembled = Instant::now();
-        let mut booted = machine::boot(&self.tools, &self.kernel, &image);
+        let mut booted = machine::boot(&self.emulator, &self.kernel, &image);
         if booted.as_ref().is_ok_and(|(console, _)| console.blames_emulator()) {
             println!("\nnote: the emulator brought the guest's kernel down; once more");
-            booted = machine::boot(&self.tools, &self.kernel, &image);
+            booted = machine::boot(&self.emulator, &self.kernel, &image);
         }
         fs::remove_file(&image)?;
         let (console, end) = booted?;
