@@ -24,7 +24,9 @@ mod steps;
 mod wire;
 
 use record::{Algorithms, Gathers, Put, Record, Sent};
-use steps::{NODES, RANKS, SIGNAL_BYTES, WIRE_ITERATIONS, WIRE_SHARD, Wait, What, job, steps};
+use steps::{
+    BOTH_BYTES, NODES, RANKS, SIGNAL_BYTES, WIRE_ITERATIONS, WIRE_SHARD, Wait, What, job, steps,
+};
 use wire::Wire;
 
 /// What is measured.
@@ -91,6 +93,9 @@ fn note(record: &mut Record, what: What, printed: &[String]) -> Outcome {
                 Wait::Sleeps => &mut put.sleeping_gbs,
             };
             rates.push(rate);
+        }
+        What::TheirPuts => {
+            record.both_gbs.push(sample::perftest_gbs(printed, BOTH_BYTES)?);
         }
         What::TheirSignal => {
             record.signal.theirs_us.push(sample::perftest_us(printed, SIGNAL_BYTES)?);

@@ -152,6 +152,15 @@ impl Record {
              hosts with an MTU of 4200 carries nothing longer.\n",
             wire::SLOW
         )?;
+        let (both, total) = (of(&self.both_gbs), 4_u64 << 20);
+        writeln!(
+            page,
+            "As many bytes as the total cross the cable, half of them each way. `ib_write_bw -b` over 4 queue \
+             pairs moves {:.0} MB/s in both directions together, so those of {} alone take soft RoCE {:.1} ms.\n",
+            1e3 * both,
+            size(total),
+            total as f64 / both / 1e6
+        )?;
         writeln!(
             page,
             "| wire | total | Open MPI, ms | Peerlane, ms | its algorithm | times faster | goal |"
@@ -302,6 +311,7 @@ mod tests {
             ours_us: vec![4e3],
             ..Gathers::new(1 << 20, wire)
         };
+        record.both_gbs = vec![0.2];
         record.gathers = vec![gathers(Wire::AsItIs)];
         assert!(record.missed().is_empty());
         assert!(!record.page().unwrap().contains("## Why goals are missed"));
@@ -312,6 +322,7 @@ mod tests {
             "| 67.0 | 80.0 | 1.19 | ≤ 1.3 × ib_write_lat | 90.0 |",
             "| direct | 256 KiB | 1048576 | 1060000 | 1050000 | 1.011 | ≤ 1.05 × its plan |",
             "| 1 MiB | 4.00 | 3.00 | 0.75 | ≤ 1 × direct |",
+            "moves 200 MB/s in both directions together, so those of 4 MiB alone take soft RoCE 21.0 ms.",
             "- a virtual machine of QEMU 10.0.2 on ",
             "on both interfaces, so that TCP sends packets of the MTU as soft RoCE does; and a slow one, `tbf",
             "| as it is | 1 MiB | 2.00 | 4.00 | hierarchical | 0.50 | none |",

@@ -25,6 +25,8 @@ pub(super) struct Record {
     pub(super) versions: Vec<String>,
     pub(super) rounds: u16,
     pub(super) puts: Vec<Put>,
+    /// What ib_write_bw moves in both directions together, in 10^9 bytes a second.
+    pub(super) both_gbs: Vec<f64>,
     pub(super) signal: Signal,
     pub(super) algorithms: Vec<Algorithms>,
     pub(super) sent: Vec<Sent>,
@@ -97,6 +99,7 @@ impl Record {
             versions: Vec::new(),
             rounds,
             puts: Vec::new(),
+            both_gbs: Vec::new(),
             signal: Signal::default(),
             algorithms: Vec::new(),
             sent: Vec::new(),

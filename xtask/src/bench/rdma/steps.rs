@@ -14,6 +14,8 @@ pub(super) const RANKS: [usize; 2] = [2, 2];
 /// of a third of that differ by 7 % among themselves, on both sides.
 const PUTS: [(u64, u32, u32, u32); 4] =
     [(64 << 10, 1, 1800, 64), (64 << 10, 4, 450, 16), (1 << 20, 1, 144, 8), (1 << 20, 4, 36, 4)];
+/// Messages in both directions at once.
+pub(super) const BOTH_BYTES: u64 = 1 << 20;
 pub(super) const SIGNAL_BYTES: u64 = 8;
 const SIGNALS: u32 = 1000;
 /// Turns of puts and signals in a round: they are short, and what processors a guest gives to a run makes
@@ -62,6 +64,8 @@ pub(super) enum What {
         pairs: u32,
         wait: Wait,
     },
+    /// Puts in both directions at once.
+    TheirPuts,
     TheirSignal,
     OurSignal(Wait),
     Algorithms,
@@ -87,6 +91,7 @@ pub(super) fn steps(rounds: u16) -> Vec<(What, u16)> {
             steps.extend(Wait::BOTH.map(|wait| (What::OurSignal(wait), round)));
         }
         let rest = [
+            What::TheirPuts,
             What::Sent { algorithm: "hierarchical" },
             What::Sent { algorithm: "direct" },
             What::Algorithms,
@@ -131,6 +136,10 @@ pub(super) fn job(what: What, round: u16) -> Job {
                 wait.option()
             );
             lines::ranks(&[1, 1], &program)
+        }
+        What::TheirPuts => {
+            let options = format!("-b -s {BOTH_BYTES} -q 4 -n 72 -t 4");
+            perftest::pair(NODES, "ib_write_bw", &options).command
         }
         What::TheirSignal => {
             let options = format!("-s {SIGNAL_BYTES} -n {SIGNALS}");
