@@ -43,8 +43,8 @@ use crate::sys::Cq;
 const SLICE_OPS_MAX: usize = 1024;
 /// Completions taken at once.
 const BATCH: usize = 32;
-/// Every so many looks, what stays incomplete is asked for. Somebody who drives looks at least once a
-/// millisecond.
+/// Every so many looks, what stays incomplete is asked for. Somebody who drives looks at least a
+/// hundred times a second.
 const LOOKS: u32 = 64;
 /// How long the other ends may take to close when an engine is dropped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);

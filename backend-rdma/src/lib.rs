@@ -60,14 +60,18 @@
 //! Whoever calls: nothing is posted and no flag of this rank stored, but by `completed` and `submit`, by
 //! another engine's of the rank, or by the fabric's thread once half of the places for messages are taken.
 //! `park` gives the processor away, looks for a while ([`Options::spin`]), and then sleeps on the
-//! completion channels without a timer, until something completes or arrives, or the waker is used. For
-//! starts on streams the executor has a progress thread for the rank.
+//! completion channels without a timer, until something completes or arrives, or the waker is used.
+//! On the emulated nodes of `cargo xtask test rdma` a rank so uses 0.4 to 0.9 % of a processor
+//! while a peer is late by a second, 9 % where both its fabrics may have news, and about half of
+//! one in one small gather after the other. For starts on streams the executor has a progress
+//! thread for the rank.
 //!
 //! # What is left out
 //!
 //! - Copies to oneself of memory of a device: its own fabric does them.
-//! - One sleep for RDMA and for another fabric: who drives lanes of both looks at them in pauses, which
-//!   grow with the wait up to a millisecond.
+//! - One sleep for RDMA and for another fabric: who drives lanes of both sleeps on the one that hears of
+//!   all that is missing. Where both may have news it looks at them in pauses, which grow with the wait up
+//!   to ten milliseconds.
 //! - Waits in the queue: no card waits for a word of memory.
 
 mod device;

@@ -18,8 +18,9 @@ use crate::run::pause::pause;
 
 /// How long after the last move the thread looks without a pause.
 const EAGER: Duration = Duration::from_micros(100);
-/// The shortest pause; where a graph may be replayed at any time, or a peer is late, they grow.
-const SHORT_PAUSE: Duration = Duration::from_micros(20);
+/// The shortest and the longest pause: they grow where a peer is late, or where a graph may be replayed,
+/// which is to begin soon whenever it is.
+const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
 
 type Driven = (Arc<Watch>, Arc<Mutex<Course>>);
 
@@ -67,7 +68,7 @@ impl Shared {
             driven.clear();
             match moved_at.elapsed() {
                 idle if idle < EAGER => std::thread::yield_now(),
-                idle => std::thread::sleep(pause(idle, SHORT_PAUSE)),
+                idle => std::thread::sleep(pause(idle, PAUSES)),
             }
         }
     }

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-/// The longest, however long nothing has moved.
-const PAUSE_MAX: Duration = Duration::from_millis(1);
 /// A wait takes at most this part longer than without pauses.
 const PART: u32 = 64;
 
-/// The pause after so long without a move: short at first, then a small part of the wait so far.
-pub(crate) fn pause(idle: Duration, least: Duration) -> Duration {
-    (idle / PART).clamp(least, PAUSE_MAX)
+/// The pause after so long without a move, within these limits: short at first, then a small part of the
+/// wait so far.
+pub(crate) fn pause(idle: Duration, limits: [Duration; 2]) -> Duration {
+    let [least, most] = limits;
+    (idle / PART).clamp(least, most)
 }
 
 #[cfg(test)]
@@ -18,9 +18,9 @@ mod tests {
 
     #[test]
     fn pauses_grow_with_the_wait_and_end_somewhere() {
-        let least = Duration::from_micros(50);
-        assert_eq!(pause(Duration::ZERO, least), least);
-        assert_eq!(pause(Duration::from_millis(32), least), Duration::from_micros(500));
-        assert_eq!(pause(Duration::MAX, least), PAUSE_MAX);
+        let limits = [50, 1000].map(Duration::from_micros);
+        assert_eq!(pause(Duration::ZERO, limits), limits[0]);
+        assert_eq!(pause(Duration::from_millis(32), limits), Duration::from_micros(500));
+        assert_eq!(pause(Duration::MAX, limits), limits[1]);
     }
 }

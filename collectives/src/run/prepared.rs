@@ -15,9 +15,10 @@ use crate::run::pause::pause;
 use crate::run::turns::Start;
 use crate::trace::TracedStart;
 
-/// How long a caller at least sleeps on one lane before it looks at the others, where it drives several,
-/// or at flags that another fabric's engines write.
-const SEVERAL_PARK: Duration = Duration::from_micros(50);
+/// How long a caller at least and at most sleeps on one lane before it looks at the others, where it drives
+/// several, or at flags that another fabric's engines write. A peer that is late by seconds may cost some
+/// milliseconds more, and no processor.
+const NAPS: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(10)];
 /// A look at the lanes that takes longer has copied bytes, and there may be more.
 const COPYING: Duration = Duration::from_micros(20);
 /// The same where it waits for room in a full queue.
@@ -193,7 +194,7 @@ impl Prepared {
             }
             let others = self.shared.drive_others(&self.watch);
             if !self.is_moving(further.moved, looked_at, others) {
-                let nap = pause(looked_at - moved_at, SEVERAL_PARK);
+                let nap = pause(looked_at - moved_at, NAPS);
                 let mut course = self.course();
                 if others { course.park(nap)? } else { course.sleep(nap)? }
             }
