@@ -59,26 +59,28 @@ pub(crate) enum Bed {
 
 impl Bed {
     /// For lanes of these tiers with these needs.
-    pub(crate) fn of(lanes: impl Iterator<Item = (Tier, Needs)> + Clone) -> Self {
-        let (mut flags, mut engine) = (Flags::default(), None);
-        for (index, (tier, needs)) in lanes.clone().enumerate() {
+    pub(crate) fn of(lanes: impl Iterator<Item = (Tier, Needs)>) -> Self {
+        let (mut flags, mut engine, mut engines) = (Flags::default(), None, 0);
+        // Any lane of a tier hears of the flags that this writes.
+        let mut ears: [Option<usize>; Tier::ALL.len()] = Default::default();
+        for (index, (tier, needs)) in lanes.enumerate() {
             if needs.ready {
                 return Self::None;
             }
             flags.merge(needs.flags);
-            if needs.engine && engine.replace((index, tier)).is_some() {
-                return Self::Nap;
+            ears[tier as usize].get_or_insert(index);
+            if needs.engine {
+                (engine, engines) = (Some((index, tier)), engines + 1);
             }
         }
-        match engine {
-            Some((index, tier)) if flags.are_of(tier) => Self::Lane(index),
-            Some(_) => Self::Nap,
-            // Any lane of a tier hears of the flags that this writes.
-            None => {
-                let hears = |(tier, _): (Tier, Needs)| flags.are_of(tier);
-                lanes.map(hears).position(|hears| hears).map_or(Self::Nap, Self::Lane)
-            }
-        }
+        let lane = match engine {
+            Some((index, tier)) => Some(index).filter(|_| engines == 1 && flags.are_of(tier)),
+            None => Tier::ALL
+                .iter()
+                .zip(ears)
+                .find_map(|(tier, ear)| ear.filter(|_| flags.are_of(*tier))),
+        };
+        lane.map_or(Self::Nap, Self::Lane)
     }
 }
 
@@ -121,6 +123,7 @@ mod tests {
             (bed([(Local, "e"), (Local, "e")]), Bed::Nap, "two engines"),
             (bed([(Local, "n"), (Local, DONE)]), Bed::Nap, "flags that no lane hears of"),
             (bed([(Local, "n"), (Network, "!")]), Bed::None, "work"),
+            (bed([(Local, "e"), (Local, "e"), (Network, "!")]), Bed::None, "two engines and work"),
         ];
         for (seen, wanted, what) in cases {
             assert_eq!(seen, wanted, "{what}");
