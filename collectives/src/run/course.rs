@@ -164,7 +164,8 @@ impl Course {
         if !self.several {
             return self.park(Duration::MAX);
         }
-        let needs = self.lanes.iter().map(|lane| (lane.tier(), lane.needs(self.started)));
+        let started = self.started;
+        let needs = self.lanes.iter_mut().map(|lane| (lane.tier(), lane.needs(started)));
         match Bed::of(needs) {
             Bed::None => Ok(()),
             Bed::Lane(index) => self.lanes[index].park(Duration::MAX),

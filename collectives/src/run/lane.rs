@@ -39,6 +39,8 @@ pub(crate) struct Lane {
     last: Ticket,
     /// The last ticket that was seen complete.
     looked: Ticket,
+    /// The start, and the first wait of it without its flag, when it was last asked what is needed.
+    stands: (u64, Option<usize>),
     done: u64,
 }
 
@@ -66,6 +68,7 @@ impl Lane {
             open,
             last,
             looked: last,
+            stands: (0, None),
             done,
         }
     }

@@ -337,6 +337,7 @@ fn a_rank_sleeps_without_a_timer_where_one_lane_hears_of_everything() {
     assert_eq!(slept("a"), "", "flags of both tiers: it naps");
     assert_eq!(slept(""), "", "lane a may copy");
     reach(0);
+    assert_eq!(slept("a"), "", "its engine may not have seen that the flag is there");
     assert_eq!(slept("a"), "b: sleep", "what both need comes over the network");
     assert_eq!(slept(""), "", "lane a may copy, and asks for a flag of the network later");
     reach(1);

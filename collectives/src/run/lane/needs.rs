@@ -11,7 +11,7 @@ use crate::window::FlagSpot;
 
 impl Lane {
     /// What has to happen before a look can get the starts up to `started` further.
-    pub(crate) fn needs(&self, started: u64) -> Needs {
+    pub(crate) fn needs(&mut self, started: u64) -> Needs {
         let mut needs = Needs::default();
         if self.done >= started {
             return needs;
@@ -37,27 +37,31 @@ impl Lane {
     }
 
     /// For an engine that has the waits in its queue.
-    fn need_queued(&self, started: u64, needs: &mut Needs) {
+    fn need_queued(&mut self, started: u64, needs: &mut Needs) {
         let oldest = self.done + 1;
-        let mut waits = self.program.steps.iter().filter_map(|step| match *step {
-            Bound::Wait { flag } => Some(flag),
-            _ => None,
-        });
-        let next = waits.find(|&flag| !self.has_reached(flag, oldest));
-        match next {
-            _ if !self.is_submitted(started) => {
-                // Of room in a queue that was full nobody tells.
-                needs.engine = true;
-                Tier::ALL.iter().for_each(|&tier| needs.flags.add(tier));
-            }
-            Some(flag) if self.port.is_blocked() => needs.flags.add(self.writer(flag)),
-            // Its flag has come since the engine looked.
-            None if self.port.is_blocked() => needs.ready = true,
+        let mut waits =
+            self.program.steps.iter().enumerate().filter_map(|(at, step)| match *step {
+                Bound::Wait { flag } => Some((at, flag)),
+                _ => None,
+            });
+        let next = waits.find(|&(_, flag)| !self.has_reached(flag, oldest));
+        if !self.is_submitted(started) {
+            // Of room in a queue that was full nobody tells.
+            needs.engine = true;
+            Tier::ALL.iter().for_each(|&tier| needs.flags.add(tier));
+        } else if !self.port.is_blocked() {
             // Flags that it asks for later have to come meanwhile.
-            _ => {
-                needs.engine = true;
-                next.into_iter().chain(waits).for_each(|flag| needs.flags.add(self.writer(flag)));
+            let asked = next.into_iter().chain(waits);
+            asked.for_each(|(_, flag)| needs.flags.add(self.writer(flag)));
+            needs.engine = true;
+        } else {
+            // Where a flag has come since the engine looked, it stands at an earlier wait.
+            let stands = (oldest, next.map(|(at, _)| at));
+            match next.filter(|_| self.stands == stands) {
+                Some((_, flag)) => needs.flags.add(self.writer(flag)),
+                None => needs.ready = true,
             }
+            self.stands = stands;
         }
     }
 
