@@ -159,7 +159,8 @@ impl Course {
         self.several
     }
 
-    /// Sleeps until a look may find more: for `nap` at most where no lane hears of everything.
+    /// Sleeps until a look may find more: for `nap` at most where no lane hears of everything, else without
+    /// a timer, as the watchdog keeps the deadline and wakes whoever sleeps.
     pub(crate) fn sleep(&mut self, nap: Duration) -> Result<(), Error> {
         if !self.several {
             return self.park(Duration::MAX);

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -346,14 +346,19 @@ fn until_wait(steps: &[Bound]) -> usize {
     wait.unwrap_or(steps.len())
 }
 
+/// Whether a flag has the value of this start.
+fn holds(flag: &AtomicU64, start: Start) -> bool {
+    // Acquire: what the writer published is readable by what is submitted next.
+    flag.load(Ordering::Acquire) >= start.value()
+}
+
 /// Whether a flag is there; that of a captured start is taken then.
 fn reached(port: &dyn Port, flag: FlagSpot, start: Start) -> Result<bool, Error> {
     let flag = port.flag(flag, start).ok_or_else(|| {
         let text = "an engine without queued waits needs flags that the host can read";
         Error::new(ErrorKind::Mismatch, text)
     })?;
-    // Acquire: what the writer published is readable by what is submitted next.
-    let reached = flag.load(Ordering::Acquire) >= start.value();
+    let reached = holds(flag, start);
     if reached && start == Start::Captured {
         // Release: whoever sees the zero may signal again.
         flag.store(0, Ordering::Release);

@@ -21,7 +21,7 @@ use crate::trace::TracedStart;
 const NAPS: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(10)];
 /// A look at the lanes that takes longer has copied bytes, and there may be more.
 const COPYING: Duration = Duration::from_micros(20);
-/// The same where it waits for room in a full queue.
+/// How long a caller at most sleeps that waits for room in a full queue.
 const ROOM_PARK_MAX: Duration = Duration::from_millis(1);
 
 /// The handle of one prepared plan.

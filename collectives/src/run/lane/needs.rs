@@ -1,8 +1,6 @@
 //! What has to happen before a lane can come further.
 
-use std::sync::atomic::Ordering;
-
-use super::Lane;
+use super::{Lane, holds};
 use crate::plan::Tier;
 use crate::run::bed::Needs;
 use crate::run::port::Bound;
@@ -27,9 +25,10 @@ impl Lane {
     fn need_driven(&self, started: u64, needs: &mut Needs) {
         let next = self.program.steps.get(self.next);
         match next.filter(|_| !self.is_submitted(started)) {
+            Some(&Bound::Wait { flag }) if self.has_reached(flag, self.epoch) => needs.ready = true,
             Some(&Bound::Wait { flag }) => {
                 needs.engine = self.looked < self.last;
-                self.need(flag, self.epoch, needs);
+                needs.flags.add(self.writer(flag));
             }
             // All is submitted, or the queue is full.
             _ => needs.engine = true,
@@ -65,20 +64,11 @@ impl Lane {
         }
     }
 
-    /// Notes the flag that the lane stands at.
-    fn need(&self, flag: FlagSpot, epoch: u64, needs: &mut Needs) {
-        if self.has_reached(flag, epoch) {
-            needs.ready = true;
-        } else {
-            needs.flags.add(self.writer(flag));
-        }
-    }
-
     /// Whether a flag is known to be there.
     fn has_reached(&self, flag: FlagSpot, epoch: u64) -> bool {
         let start = Start::Eager(epoch);
         let flag = self.port.flag(flag, start);
-        flag.is_some_and(|flag| flag.load(Ordering::Acquire) >= start.value())
+        flag.is_some_and(|flag| holds(flag, start))
     }
 
     /// The tier of the lane that writes a flag of this lane.
