@@ -152,7 +152,7 @@ impl Record {
              hosts with an MTU of 4200 carries nothing longer.\n",
             wire::SLOW
         )?;
-        let (both, total) = (of(&self.both_gbs), 4_u64 << 20);
+        let (both, (_, total, _)) = (of(&self.both_gbs), steps::TOTALS_OF_PEER);
         writeln!(
             page,
             "As many bytes as the total cross the cable, half of them each way. `ib_write_bw -b` over 4 queue \

@@ -23,7 +23,7 @@ const SIGNALS: u32 = 1000;
 pub(super) const TURNS: u16 = 3;
 /// Totals of all-gathers.
 const TOTALS: (u64, u64, u64) = (64 << 10, 4 << 20, 4);
-const TOTALS_OF_PEER: (u64, u64, u64) = (256 << 10, 4 << 20, 4);
+pub(super) const TOTALS_OF_PEER: (u64, u64, u64) = (256 << 10, 4 << 20, 4);
 const ITERATIONS: u32 = 10;
 /// The shard whose bytes are counted on the wire, and iterations of the shorter and the longer run.
 pub(super) const WIRE_SHARD: u64 = 256 << 10;

@@ -15,8 +15,8 @@ use crate::process::{self, Outcome};
 
 const PROGRAM: &str = "qemu-system-x86_64";
 const PACKAGES: [&str; 2] = ["qemu-system-x86", "seabios"];
-/// Suites of Debian with one that is new enough, in this order.
-const SUITES: [&str; 1] = ["trixie"];
+/// A suite of Debian with one that is new enough.
+const SUITE: &str = "trixie";
 /// From here on the guest's processor multiplies as fast as the machine's.
 const FAST_SINCE: (u32, u32) = (8, 2);
 /// In an unpacked tree: what starts a program of its suite.
@@ -61,12 +61,12 @@ impl Emulator {
     /// A new one of Debian; without that an old one, the machine's own before its sources'.
     fn fetch(folder: &Path, own: Option<Self>) -> Outcome<Self> {
         let mut refused = String::new();
-        for (suite, source) in candidates() {
-            println!("emulator: taking it from {suite}, {}", source.address);
-            match Self::take(folder, Some((suite, source.line(suite)))) {
+        for source in packages::of_debian() {
+            println!("emulator: taking it from {SUITE}, {}", source.address);
+            match Self::take(folder, Some(source.line(SUITE))) {
                 Ok(emulator) if emulator.is_fast() => return emulator.keep(folder),
-                Ok(Self { version, .. }) => refused += &format!("\n{suite}: QEMU {version} is old"),
-                Err(error) => refused += &format!("\n{suite}: {}", error.to_string().trim_end()),
+                Ok(Self { version, .. }) => refused += &format!("\n{SUITE}: QEMU {version} is old"),
+                Err(error) => refused += &format!("\n{SUITE}: {}", error.to_string().trim_end()),
             }
         }
         println!("note: no newer QEMU could be fetched{refused}");
@@ -79,12 +79,12 @@ impl Emulator {
         Self::take(folder, None)?.keep(folder)
     }
 
-    /// Unpacks it of a line of this suite, or of the machine's own sources.
-    fn take(folder: &Path, from: Option<(&str, String)>) -> Outcome<Self> {
+    /// Unpacks it of a line of the suite, or of the machine's own sources.
+    fn take(folder: &Path, line: Option<String>) -> Outcome<Self> {
         let _ = fs::remove_dir_all(folder);
         let (apt, tree) = (folder.join("apt"), folder.join("tree"));
-        let store = match from {
-            Some((suite, line)) => Store::bare(&apt, &[line], suite)?,
+        let store = match line {
+            Some(line) => Store::bare(&apt, &[line], SUITE)?,
             None => Store::open(&apt, None)?,
         };
         store.unpack_with_needs(&PACKAGES, &tree)?;
@@ -99,8 +99,10 @@ impl Emulator {
 
     /// Without a tree it was decided that there is none but the machine's own.
     fn kept(folder: &Path) -> Option<Self> {
-        let tree = Some(folder.join("tree")).filter(|tree| tree.exists());
-        Self::tried(tree).ok().filter(|_| folder.join(COMPLETE).exists())
+        if !folder.join(COMPLETE).exists() {
+            return None;
+        }
+        Self::tried(Some(folder.join("tree")).filter(|tree| tree.exists())).ok()
     }
 
     fn tried(tree: Option<PathBuf>) -> Outcome<Self> {
@@ -118,12 +120,6 @@ impl Emulator {
 /// The machine's own if it is fast, else whatever is kept.
 fn preferred(own: Option<Emulator>, kept: Option<Emulator>) -> Option<Emulator> {
     own.filter(Emulator::is_fast).or(kept)
-}
-
-fn candidates() -> Vec<(&'static str, packages::Source)> {
-    let sources = packages::of_debian();
-    let all = SUITES.iter().flat_map(|suite| sources.iter().map(|source| (*suite, source.clone())));
-    all.collect()
 }
 
 fn command(tree: Option<&Path>) -> Command {

@@ -44,10 +44,7 @@ pub(crate) enum Nodes {
 impl Nodes {
     /// The names of the devices, as the tests read them from the environment.
     pub(crate) fn devices(self) -> Vec<String> {
-        match self {
-            Self::Loopback => vec!["rxe0".to_owned()],
-            _ => (0..self.count()).map(|node| format!("rxe{node}")).collect(),
-        }
+        (0..self.count()).map(|node| format!("rxe{node}")).collect()
     }
 
     /// The names of the namespaces.
@@ -58,6 +55,7 @@ impl Nodes {
         }
     }
 
+    /// How many devices there are.
     fn count(self) -> u32 {
         match self {
             Self::Namespaces(count) => count,
