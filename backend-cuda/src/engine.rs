@@ -102,6 +102,11 @@ impl CopyEngine for Engine {
         self.0.park(limit)
     }
 
+    /// The device makes progress by itself.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
     fn waker(&self) -> Waker {
         self.0.waker()
     }

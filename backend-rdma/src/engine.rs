@@ -346,8 +346,7 @@ impl CopyEngine for Engine {
 
     fn park(&mut self, limit: Duration) -> Result<(), Error> {
         self.poison.check()?;
-        // A copy that is cut short can go on at once.
-        if self.own.is_copying() {
+        if self.is_busy() {
             return Ok(());
         }
         // A park that does not sleep is a look.
@@ -355,6 +354,10 @@ impl CopyEngine for Engine {
         let parked = most
             .and_then(|most| self.parker.park(self.shared.arrivals(), &self.cqs, limit.min(most)));
         self.poison.keep(parked)
+    }
+
+    fn is_busy(&self) -> bool {
+        self.own.is_copying()
     }
 
     fn waker(&self) -> Waker {

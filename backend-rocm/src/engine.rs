@@ -133,6 +133,11 @@ impl CopyEngine for Engine {
         }
     }
 
+    /// The device makes progress by itself.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
     fn waker(&self) -> Waker {
         match &self.0 {
             Queue::Streams(engine) => engine.waker(),

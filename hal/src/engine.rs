@@ -179,12 +179,12 @@ pub trait CopyEngine: Send {
     /// The error that poisoned the engine.
     fn park(&mut self, limit: Duration) -> Result<(), Self::Error>;
 
-    /// Whether this engine, when it was last looked at, stood at a wait whose flag was not reached, or
-    /// had nothing to do: nothing but a flag or another submit moves it from there. Who drives several
-    /// engines may then sleep on the one that hears of the flag. An engine that cannot tell says no.
-    fn is_blocked(&self) -> bool {
-        false
-    }
+    /// Returns whether [`completed`](Self::completed) can do more at once, because it stopped in the
+    /// middle of its work to return soon, for example in a long copy.
+    ///
+    /// A caller that polls several engines calls `completed` again while one of them is busy. It parks
+    /// only when none is.
+    fn is_busy(&self) -> bool;
 
     /// A handle with which another thread ends a [`park`](Self::park), the present or the next.
     fn waker(&self) -> Waker;

@@ -179,9 +179,9 @@ impl<F: Fabric> CopyEngine for Delay<F> {
         self.engine.park(until.map_or(limit, |until| until.min(limit))).map_err(Error::Inner)
     }
 
-    /// A gate that is closed opens at its time.
-    fn is_blocked(&self) -> bool {
-        self.due.is_empty() && !self.lags && self.engine.is_blocked()
+    /// The engine behind it, or what was complete and has not been said.
+    fn is_busy(&self) -> bool {
+        self.lags || self.engine.is_busy()
     }
 
     pass_to_engine!(waker release streams);

@@ -111,5 +111,5 @@ impl<E: CopyEngine> CopyEngine for Downgrade<E> {
         unsafe { self.engine.submit(ops) }.map_err(Error::Inner)
     }
 
-    pass_to_engine!(completed park is_blocked waker release streams);
+    pass_to_engine!(completed park is_busy waker release streams);
 }

@@ -115,5 +115,5 @@ impl<E: CopyEngine> CopyEngine for FailAt<E> {
         self.engine.join(into).map_err(Error::Inner)
     }
 
-    pass_to_engine!(caps is_blocked waker);
+    pass_to_engine!(caps is_busy waker);
 }

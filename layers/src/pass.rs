@@ -23,9 +23,9 @@ macro_rules! pass_to_engine {
             self.engine.park(limit).map_err($crate::Error::Inner)
         }
     };
-    (=> is_blocked) => {
-        fn is_blocked(&self) -> bool {
-            self.engine.is_blocked()
+    (=> is_busy) => {
+        fn is_busy(&self) -> bool {
+            self.engine.is_busy()
         }
     };
     (=> release) => {

@@ -222,7 +222,7 @@ impl<F: Fabric> CopyEngine for Throttle<F> {
         self.engine.release().map_err(Error::Inner)
     }
 
-    pass_to_engine!(waker streams);
+    pass_to_engine!(is_busy waker streams);
 }
 
 impl<F: Fabric> fmt::Debug for Throttle<F> {

@@ -171,5 +171,5 @@ impl<E: CopyEngine> CopyEngine for Trace<E> {
         self.engine.release().map_err(Error::Inner)
     }
 
-    pass_to_engine!(caps park is_blocked waker streams);
+    pass_to_engine!(caps park is_busy waker streams);
 }

@@ -111,11 +111,7 @@ const ENGINES: &[(Fault, &str, &str)] = &[
         "park_returns_when_a_flag_of_this_rank_is_signalled",
         "while a flag was signalled",
     ),
-    (
-        Fault::AlwaysBlocked,
-        "an_engine_that_says_it_is_blocked_moves_only_when_a_flag_does",
-        "the engine said it was blocked",
-    ),
+    (Fault::AlwaysBusy, "an_idle_or_blocked_engine_is_not_busy", "the engine says that it is busy"),
     (Fault::WakerIsDeaf, "park_returns_when_the_waker_is_used", "past its waker"),
     (Fault::ParkIsLong, "park_returns_at_its_limit", "its limit was"),
     (Fault::GetsLoseAByte, "a_get_copies_exactly_its_bytes", "a get of 65 bytes: byte 128"),

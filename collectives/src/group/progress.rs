@@ -13,14 +13,11 @@ use peerlane_hal::ErrorKind;
 use crate::error::Error;
 use crate::group::shared::{Shared, Watched};
 use crate::group::watch::Watch;
+use crate::run::backoff::Backoff;
 use crate::run::course::Course;
-use crate::run::pause::pause;
 
-/// How long after the last move the thread looks without a pause.
-const EAGER: Duration = Duration::from_micros(100);
-/// The shortest and the longest pause: they grow where a peer is late, or where a graph may be replayed,
-/// which is to begin soon whenever it is.
-const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
+/// The longest nap: a graph may be replayed at any time, and its network lanes should then start soon.
+const NAP_MAX: Duration = Duration::from_millis(1);
 
 type Driven = (Arc<Watch>, Arc<Mutex<Course>>);
 
@@ -59,16 +56,18 @@ impl Shared {
 
     fn make_progress(&self) {
         let mut driven: Vec<Driven> = Vec::new();
-        let mut moved_at = Instant::now();
+        let mut backoff = Backoff::new(NAP_MAX);
         while self.pick(&mut driven) {
-            if self.drive_picked(&driven) {
-                moved_at = Instant::now();
-            }
+            let polled_at = Instant::now();
+            let progressed = self.drive_picked(&driven);
             // What is dropped meanwhile ends here, and not with the next start.
             driven.clear();
-            match moved_at.elapsed() {
-                idle if idle < EAGER => std::thread::yield_now(),
-                idle => std::thread::sleep(pause(idle, PAUSES)),
+            if progressed {
+                backoff.reset();
+            } else if let Some(nap) = backoff.nap(polled_at) {
+                std::thread::sleep(nap);
+            } else {
+                std::thread::yield_now();
             }
         }
     }

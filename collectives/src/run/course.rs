@@ -10,7 +10,6 @@ use std::time::{Duration, Instant, SystemTime};
 use peerlane_hal::{Deadline, ErrorKind};
 
 use crate::error::Error;
-use crate::run::bed::Bed;
 use crate::run::lane::Lane;
 use crate::trace::TracedStart;
 
@@ -135,7 +134,8 @@ impl Course {
         Some(((1..).zip(&self.made).map(start).collect(), is_cut))
     }
 
-    /// Submits and moves what can be; never waits. Whether anything came further.
+    /// Submits and completes what it can without blocking. Returns whether a lane made progress, or can make
+    /// more at once.
     ///
     /// The entry of lane 0 is submitted before any other lane, and these before the rest of lane 0:
     /// a queue that waits for what the same process submits only later may wait for ever on CUDA.
@@ -157,21 +157,6 @@ impl Course {
     /// Whether a sleep on one lane may miss what another lane, or another fabric, has to tell.
     pub(crate) fn is_several(&self) -> bool {
         self.several
-    }
-
-    /// Sleeps until a look may find more: for `nap` at most where no lane hears of everything, else without
-    /// a timer, as the watchdog keeps the deadline and wakes whoever sleeps.
-    pub(crate) fn sleep(&mut self, nap: Duration) -> Result<(), Error> {
-        if !self.several {
-            return self.park(Duration::MAX);
-        }
-        let started = self.started;
-        let needs = self.lanes.iter_mut().map(|lane| (lane.tier(), lane.needs(started)));
-        match Bed::of(needs) {
-            Bed::None => Ok(()),
-            Bed::Lane(index) => self.lanes[index].park(Duration::MAX),
-            Bed::Nap => self.park(nap),
-        }
     }
 
     /// Gives the processor away on the first lane that is not done.

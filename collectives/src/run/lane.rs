@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use peerlane_hal::{ErrorKind, Ticket};
 
 use crate::error::Error;
-use crate::plan::{LaneId, Tier};
+use crate::plan::LaneId;
 use crate::run::port::{Bound, Port};
 use crate::run::program::Program;
 use crate::run::tracer::Tracer;
@@ -17,14 +17,11 @@ use crate::run::turns::Start;
 use crate::trace::TracedStep;
 use crate::window::FlagSpot;
 
-mod needs;
-
 /// Starts whose tickets are remembered without allocating.
 const OPEN_STARTS: usize = 64;
 
 /// A lane: its program, its port, and how far it has come.
 pub(crate) struct Lane {
-    tier: Tier,
     program: Program,
     port: Box<dyn Port>,
     takes_stream: bool,
@@ -37,10 +34,6 @@ pub(crate) struct Lane {
     /// Starts that are submitted whole, each with its last ticket.
     open: VecDeque<(u64, Ticket)>,
     last: Ticket,
-    /// The last ticket that was seen complete.
-    looked: Ticket,
-    /// The start, and the first wait of it without its flag, when it was last asked what is needed.
-    stands: (u64, Option<usize>),
     done: u64,
 }
 
@@ -48,7 +41,7 @@ impl Lane {
     /// `takes_stream` says that the lane begins and ends with the caller's stream, where there is
     /// one; every other lane does by flags.
     pub(crate) fn new(
-        (id, tier): (LaneId, Tier),
+        id: LaneId,
         mut program: Program,
         port: Box<dyn Port>,
         takes_stream: bool,
@@ -56,21 +49,7 @@ impl Lane {
         let tracer = program.origins.take().map(|origins| Tracer::new(id, origins));
         let open = VecDeque::with_capacity(OPEN_STARTS);
         let (epoch, next, last, done, armed) = (1, 0, Ticket::NONE, 0, None);
-        Self {
-            tier,
-            program,
-            port,
-            takes_stream,
-            tracer,
-            armed,
-            epoch,
-            next,
-            open,
-            last,
-            looked: last,
-            stands: (0, None),
-            done,
-        }
+        Self { program, port, takes_stream, tracer, armed, epoch, next, open, last, done }
     }
 
     /// What was traced of start `epoch`, made at `origin`.
@@ -143,10 +122,6 @@ impl Lane {
         self.done
     }
 
-    pub(crate) fn tier(&self) -> Tier {
-        self.tier
-    }
-
     pub(crate) fn waker(&self) -> Waker {
         self.port.waker()
     }
@@ -192,8 +167,8 @@ impl Lane {
         Ok(true)
     }
 
-    /// Submits what can be submitted of the starts up to `started`, and looks what is complete;
-    /// whether either came further.
+    /// Submits what can be submitted of the starts up to `started`, and takes what is complete. Returns
+    /// whether there was either, or the engine can do more at once.
     ///
     /// # Safety
     /// As [`Port::submit`], for every step of the program.
@@ -204,7 +179,8 @@ impl Lane {
         // SAFETY: the caller's.
         unsafe { self.replay() }?;
         self.look()?;
-        Ok(before != (self.epoch, self.next, self.done, self.last))
+        let after = (self.epoch, self.next, self.done, self.last);
+        Ok(before != after || self.port.is_busy())
     }
 
     /// Takes part in replays as far as their flags let it; one after the other, for ever.
@@ -263,7 +239,6 @@ impl Lane {
 
     fn look(&mut self) -> Result<(), Error> {
         let completed = self.port.completed()?;
-        self.looked = completed;
         if let Some(tracer) = &mut self.tracer {
             tracer.completed(completed);
         }

@@ -5,11 +5,10 @@
 //! the engine can; where it cannot, the executor reads the flag itself and submits what follows.
 //! The caller's thread drives polled engines inside `start`, `poll` and `wait`.
 
-pub(crate) mod bed;
+pub(crate) mod backoff;
 pub(crate) mod course;
 pub(crate) mod crossings;
 pub(crate) mod lane;
-pub(crate) mod pause;
 pub(crate) mod port;
 pub(crate) mod prepared;
 pub(crate) mod program;

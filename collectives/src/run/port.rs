@@ -40,7 +40,7 @@ pub(crate) trait Port: Send {
 
     fn completed(&mut self) -> Result<Ticket, Error>;
     fn park(&mut self, limit: Duration) -> Result<(), Error>;
-    fn is_blocked(&self) -> bool;
+    fn is_busy(&self) -> bool;
     fn waker(&self) -> Waker;
     fn release(&mut self) -> Result<(), Error>;
 
@@ -115,8 +115,8 @@ where
         self.engine.park(limit).map_err(|error| Error::of_backend("park", error))
     }
 
-    fn is_blocked(&self) -> bool {
-        self.engine.is_blocked()
+    fn is_busy(&self) -> bool {
+        self.engine.is_busy()
     }
 
     fn waker(&self) -> Waker {

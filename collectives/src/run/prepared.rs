@@ -9,18 +9,16 @@ use peerlane_hal::Deadline;
 use crate::error::Error;
 use crate::group::shared::Shared;
 use crate::group::watch::Watch;
+use crate::run::backoff::Backoff;
 use crate::run::course::{Course, Stop};
 use crate::run::lane::Lane;
-use crate::run::pause::pause;
+
 use crate::run::turns::Start;
 use crate::trace::TracedStart;
 
-/// How long a caller at least and at most sleeps on one lane before it looks at the others, where it drives
-/// several, or at flags that another fabric's engines write. A peer that is late by seconds may cost some
-/// milliseconds more, and no processor.
-const NAPS: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(10)];
-/// A look at the lanes that takes longer has copied bytes, and there may be more.
-const COPYING: Duration = Duration::from_micros(20);
+/// The longest nap of a caller that polls several engines, or waits for flags of another fabric. A peer that
+/// is late by seconds may cost some milliseconds more.
+const NAP_MAX: Duration = Duration::from_millis(10);
 /// How long a caller at most sleeps that waits for room in a full queue.
 const ROOM_PARK_MAX: Duration = Duration::from_millis(1);
 
@@ -36,8 +34,8 @@ pub(crate) struct Prepared {
 struct Further {
     /// The last start that is complete.
     done: u64,
-    /// Whether a lane came further.
-    moved: bool,
+    /// Whether a lane made progress, or can make more at once.
+    progressed: bool,
 }
 
 impl Prepared {
@@ -171,13 +169,10 @@ impl Prepared {
     /// Waits until start `epoch` is complete, and drives what else is open meanwhile. Without a
     /// deadline of its own, every start up to this one has until its own.
     pub(crate) fn wait(&mut self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
-        let mut moved_at = Instant::now();
+        let mut backoff = Backoff::new(NAP_MAX);
         loop {
-            let looked_at = Instant::now();
+            let polled_at = Instant::now();
             let further = self.drive()?;
-            if further.moved {
-                moved_at = looked_at;
-            }
             if self.is_done(further.done, epoch)? {
                 return Ok(());
             }
@@ -193,18 +188,17 @@ impl Prepared {
                 return self.fail();
             }
             let others = self.shared.drive_others(&self.watch);
-            if !self.is_moving(further.moved, looked_at, others) {
-                let nap = pause(looked_at - moved_at, NAPS);
-                let mut course = self.course();
-                if others { course.park(nap)? } else { course.sleep(nap)? }
+            if !others && !self.several {
+                // The watchdog keeps the deadline and wakes the parked thread.
+                self.course().park(Duration::MAX)?;
+            } else if further.progressed {
+                backoff.reset();
+            } else if let Some(nap) = backoff.nap(polled_at) {
+                self.course().park(nap)?;
+            } else {
+                std::thread::yield_now();
             }
         }
-    }
-
-    /// Whether the lanes should be looked at again at once. A single lane says so itself, when it is
-    /// parked on; of several, that one may sleep while another has work.
-    fn is_moving(&self, moved: bool, looked_at: Instant, others: bool) -> bool {
-        (others || self.several) && (moved || looked_at.elapsed() > COPYING)
     }
 
     /// Whether a rank that has left owes a flag; that ends the group.
@@ -221,9 +215,9 @@ impl Prepared {
     fn drive(&mut self) -> Result<Further, Error> {
         let driven = {
             let mut course = self.course();
-            course.drive().map(|moved| {
+            course.drive().map(|progressed| {
                 let done = self.shared.close_done(&self.watch, &course);
-                Further { done, moved }
+                Further { done, progressed }
             })
         };
         driven.or_else(|error| {

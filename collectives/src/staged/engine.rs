@@ -153,6 +153,11 @@ impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
         self.parker.park(limit).map_err(Error::backend("sleep"))
     }
 
+    /// Copies and messages under way move without this rank; see `park` for how long it sleeps beside them.
+    fn is_busy(&self) -> bool {
+        self.parker.is_busy()
+    }
+
     fn waker(&self) -> Waker {
         self.parker.waker()
     }

@@ -290,15 +290,14 @@ impl CopyEngine for Engine {
     }
 
     fn park(&mut self, limit: Duration) -> Result<(), Error> {
-        // A copy that is cut short can go on at once.
-        if !matches!(self.queue.front(), Some(Queued { work: Work::Copy { .. }, .. })) {
+        if !self.is_busy() {
             self.parker.park(limit);
         }
         Ok(())
     }
 
-    fn is_blocked(&self) -> bool {
-        self.queue.front().is_none_or(|head| matches!(head.work, Work::Hold { .. }))
+    fn is_busy(&self) -> bool {
+        matches!(self.queue.front(), Some(Queued { work: Work::Copy { .. }, .. }))
     }
 
     fn waker(&self) -> Waker {

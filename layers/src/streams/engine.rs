@@ -301,6 +301,11 @@ impl<F: Fabric + 'static> CopyEngine for Streams<F> {
         Ok(())
     }
 
+    /// The streams' threads make progress.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
     fn waker(&self) -> Waker {
         Waker::from(Arc::clone(&self.shared.bell))
     }

@@ -99,7 +99,7 @@ checks! {
     dependencies::a_region_tells_what_its_flags_hold [];
     polling::a_polled_engine_moves_when_it_is_polled [Polled];
     polling::park_returns_when_a_flag_of_this_rank_is_signalled [];
-    polling::an_engine_that_says_it_is_blocked_moves_only_when_a_flag_does [];
+    polling::an_idle_or_blocked_engine_is_not_busy [];
     polling::park_returns_when_the_waker_is_used [];
     polling::park_returns_at_its_limit [];
     gets::a_get_copies_exactly_its_bytes [];

@@ -44,7 +44,7 @@ pub(crate) enum Fault {
     DropWaits,
     SignalsSpill,
     PeersMustHelp,
-    AlwaysBlocked,
+    AlwaysBusy,
     ParkIsDeaf,
     WakerIsDeaf,
     ParkIsLong,
@@ -295,8 +295,8 @@ impl CopyEngine for Mutant {
         Ok(())
     }
 
-    fn is_blocked(&self) -> bool {
-        self.has(Fault::AlwaysBlocked)
+    fn is_busy(&self) -> bool {
+        self.has(Fault::AlwaysBusy) || self.engine.is_busy()
     }
 
     fn waker(&self) -> Waker {

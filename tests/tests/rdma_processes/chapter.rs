@@ -34,11 +34,13 @@ const IDLE_SHARD_BYTES: usize = 100_000;
 const BUSY_STARTS: usize = 20;
 /// How long a graph is not replayed.
 const ARMED: Duration = Duration::from_millis(300);
-/// By how much a rank is late.
-const LATE: Duration = Duration::from_secs(1);
+/// By how much a rank is late, and how often: what else this machine does can disturb one wait.
+const LATE: Duration = Duration::from_millis(600);
+const LATE_STARTS: usize = 3;
 /// Per cent of a processor while a graph is not replayed; whoever looks all the time uses all of one.
 const IDLE_MAX: f64 = 50.0;
-/// The same of a rank that waits for a peer: it sleeps until it is woken, or for a part of the wait.
+/// The same of a rank that waits for a peer, in the quietest of its waits. A rank that polls without sleeping
+/// uses all of a processor in every one of them, however busy the machine is.
 const WAITING_MAX: f64 = 20.0;
 
 /// What a group does.
@@ -237,9 +239,6 @@ fn waits<F: Fabric>(parent: &Parent, mut group: Group<F>) -> Outcome {
     let builder = group.all_gather::<u8>(IDLE_SHARD_BYTES);
     let mut gather = builder.prepare().map_err(unexpected)?;
     gather.run().map_err(unexpected)?;
-    if me == 0 {
-        std::thread::sleep(LATE);
-    }
     let mut run = |starts: usize| -> Outcome<(f64, Duration)> {
         let (begun, before) = (Instant::now(), processor_time());
         for _ in 0..starts {
@@ -248,15 +247,24 @@ fn waits<F: Fabric>(parent: &Parent, mut group: Group<F>) -> Outcome {
         let (took, used) = (begun.elapsed(), processor_time() - before);
         Ok((100.0 * used.as_secs_f64() / took.as_secs_f64(), took))
     };
-    let (idle, waited) = run(1)?;
+    let (mut idle, mut waited) = (f64::INFINITY, Duration::MAX);
+    for _ in 0..LATE_STARTS {
+        if me == 0 {
+            std::thread::sleep(LATE);
+        }
+        let (used, took) = run(1)?;
+        (idle, waited) = (idle.min(used), waited.min(took));
+    }
     let (busy, _) = run(BUSY_STARTS)?;
     if me != 0 {
         parent.say(format_args!(
-            "figure rank {me}: {idle:.1} % of a processor while it waits {waited:.1?}, {busy:.0} % \
+            "figure rank {me}: at least {idle:.1} % of a processor while it waits {waited:.1?}, {busy:.0} % \
              while it gathers"
         ));
         if waited < LATE / 2 || idle > WAITING_MAX {
-            return Err(Failure::new(format!("it used {idle} % in {waited:?}")));
+            return Err(Failure::new(format!(
+                "it used {idle} % or more in each of {LATE_STARTS} waits, the shortest of {waited:?}"
+            )));
         }
     }
     group.close().map_err(unexpected)?;

@@ -103,7 +103,7 @@ impl Bound {
             let port = ports.next().expect("every lane has had its engine made");
             // An engine may put its work straight onto the stream, where two lanes would be one
             // queue, and the last wait of lane 0 would hold up the other.
-            Lane::new((lane.id, lane.tier), lane.program, port, lane.id == LaneId::HOME)
+            Lane::new(lane.id, lane.program, port, lane.id == LaneId::HOME)
         });
         let lanes = lanes.collect();
         let views = Views { local: Arc::clone(&local), network };

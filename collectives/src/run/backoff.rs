@@ -1,0 +1,94 @@
+//! Decides how long a thread that polls several engines sleeps between two polls.
+//!
+//! A park is woken by its own engine and fabric. No single park covers several engines, so the thread that
+//! polls them spins while progress is recent and then naps, longer the longer nothing has happened.
+
+use std::time::{Duration, Instant};
+
+/// Time after the last progress during which the thread polls without a nap: a few times the latency of a
+/// small message.
+const SPIN: Duration = Duration::from_micros(100);
+const NAP_MIN: Duration = Duration::from_micros(50);
+/// A nap takes at most this fraction of the wait so far, so a wait ends at most that much later.
+const WAIT_FRACTION: u32 = 16;
+/// Where a poll is slow, naps last this many polls, so that a long wait never uses much of a processor.
+const POLLS_PER_NAP: u32 = 16;
+/// Limits the effect of a single poll that was interrupted by the scheduler.
+const SLOW_NAP_MAX: Duration = Duration::from_millis(50);
+
+/// The back-off of one thread.
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    nap_max: Duration,
+    idle_since: Option<Instant>,
+}
+
+impl Backoff {
+    /// Creates a back-off whose naps grow to `nap_max`, or longer where a single poll takes a
+    /// considerable part of that.
+    pub(crate) fn new(nap_max: Duration) -> Self {
+        Self { nap_max, idle_since: None }
+    }
+
+    /// Records that the last poll made progress.
+    pub(crate) fn reset(&mut self) {
+        self.idle_since = None;
+    }
+
+    /// Returns how long to nap after a poll without progress that began at `polled_at`, or `None` to poll
+    /// again at once.
+    pub(crate) fn nap(&mut self, polled_at: Instant) -> Option<Duration> {
+        let now = Instant::now();
+        let idle = now - *self.idle_since.get_or_insert(polled_at);
+        (idle >= SPIN).then(|| nap_after(idle, now - polled_at, self.nap_max))
+    }
+}
+
+fn nap_after(idle: Duration, poll: Duration, nap_max: Duration) -> Duration {
+    let slow = (poll * POLLS_PER_NAP).min(SLOW_NAP_MAX);
+    (idle / WAIT_FRACTION).clamp(NAP_MIN, nap_max.max(slow))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLI: Duration = Duration::from_millis(1);
+    const MICRO: Duration = Duration::from_micros(1);
+
+    #[test]
+    fn naps_grow_with_the_wait_up_to_the_limit() {
+        assert_eq!(nap_after(Duration::ZERO, MICRO, 10 * MILLI), NAP_MIN);
+        assert_eq!(nap_after(16 * MILLI, MICRO, 10 * MILLI), MILLI);
+        assert_eq!(nap_after(Duration::from_secs(9), MICRO, 10 * MILLI), 10 * MILLI);
+    }
+
+    #[test]
+    fn a_long_wait_uses_little_of_a_slow_processor() {
+        for poll in [MICRO, 50 * MICRO, MILLI, 2 * MILLI] {
+            // An engine announces that it will sleep in one park and sleeps in the next: two polls a nap.
+            let (mut waited, mut polled) = (Duration::ZERO, Duration::ZERO);
+            while waited < Duration::from_secs(2) {
+                let nap = nap_after(waited, poll, 10 * MILLI);
+                (waited, polled) = (waited + 2 * poll + nap, polled + 2 * poll);
+            }
+            assert!(polled * 5 < waited, "polls of {poll:?}: {polled:?} of {waited:?}");
+        }
+    }
+
+    #[test]
+    fn an_interrupted_poll_does_not_put_the_thread_to_sleep_for_long() {
+        let nap = nap_after(Duration::from_secs(60), Duration::from_secs(1), 10 * MILLI);
+        assert_eq!(nap, SLOW_NAP_MAX);
+    }
+
+    #[test]
+    fn progress_ends_the_back_off() {
+        let mut backoff = Backoff::new(MILLI);
+        let polled_at = Instant::now();
+        assert_eq!(backoff.nap(polled_at - SPIN), Some(NAP_MIN));
+        assert!(backoff.nap(polled_at).is_some(), "the wait goes on");
+        backoff.reset();
+        assert_eq!(backoff.nap(Instant::now()), None);
+    }
+}
