@@ -7,9 +7,9 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::process::{self, Outcome, cargo};
 use crate::test::rdma;
 use crate::{deps, tidy};
+use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
 /// How a step went when it did not fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ fn documentation() -> Outcome {
 }
 
 fn rdma_in_machine() -> Outcome<Verdict> {
-    match rdma::vm::lacks() {
+    match peerlane_rxe_vm::unavailable() {
         Some(reason) => Ok(Verdict::Skipped(reason.to_owned())),
         None => passed(rdma::run(&rdma::Options::for_gate())),
     }

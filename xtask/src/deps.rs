@@ -7,8 +7,8 @@ use cargo_metadata::Metadata;
 use cargo_metadata::semver::Version;
 
 use crate::ci::Verdict;
-use crate::process::{self, Outcome, cargo};
 use crate::workspace;
+use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
 /// Everything about dependencies, one after the other.
 pub(crate) fn run() -> Outcome {

@@ -10,8 +10,6 @@ mod bench;
 mod bindgen;
 mod ci;
 mod deps;
-mod packages;
-mod process;
 mod rocm;
 mod test;
 mod tidy;

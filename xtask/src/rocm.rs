@@ -7,9 +7,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::packages::{self, Store};
-use crate::process::Outcome;
 use crate::workspace;
+use peerlane_rxe_vm::packages::{self, Store};
+use peerlane_rxe_vm::process::Outcome;
 
 /// The suites with releases that differ, the newest first, and where else their needs may come from.
 const SUITES: [(&str, &[&str]); 3] =

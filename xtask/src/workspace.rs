@@ -2,7 +2,7 @@
 
 use cargo_metadata::{Metadata, MetadataCommand};
 
-use crate::process::Outcome;
+use peerlane_rxe_vm::process::Outcome;
 
 /// The workspace with all its dependencies, as the lock file pins them.
 pub(crate) fn load() -> Outcome<Metadata> {

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use super::facts::Facts;
 use super::program::Peerlane;
 use super::record::size;
-use crate::process::Outcome;
 use crate::workspace;
+use peerlane_rxe_vm::process::Outcome;
 
 /// The goals: points predicted within 20 %, and what a choice may cost.
 const GOOD_SHARE: f64 = 0.9;

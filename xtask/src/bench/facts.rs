@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use super::openmpi::OpenMpi;
-use crate::process::{self, Outcome};
+use peerlane_rxe_vm::process::{self, Outcome};
 
 /// What a reader needs to judge a figure.
 #[derive(Debug, serde::Serialize)]

@@ -18,8 +18,8 @@ use std::path::Path;
 
 use super::facts::Facts;
 use super::record::size;
-use crate::process::{self, Outcome, cargo};
 use crate::workspace;
+use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
 /// The goals: time over that of the longer phase alone, and how much faster than two phases where
 /// both take about as long.

@@ -5,8 +5,8 @@ use super::openmpi::{self, OpenMpi};
 use super::program::Peerlane;
 use super::record::{HEAD, Record, Row, Side};
 use super::{Sample, median};
-use crate::process::Outcome;
 use crate::workspace;
+use peerlane_rxe_vm::process::Outcome;
 
 /// What to compare.
 #[derive(Debug, clap::Args)]

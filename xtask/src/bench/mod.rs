@@ -1,6 +1,6 @@
 //! `cargo xtask bench`: measurements against peers, written to docs/perf as data and as a table.
 
-use crate::process::Outcome;
+use peerlane_rxe_vm::process::Outcome;
 
 mod cost;
 mod cuda;

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::Sample;
 use super::host::Repeats;
-use crate::process::{self, Outcome};
+use peerlane_rxe_vm::process::{self, Outcome};
 
 /// A way of running Open MPI. Each size is measured in all that apply, and its best one counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

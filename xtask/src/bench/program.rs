@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::Sample;
 use super::host::Repeats;
-use crate::process::{self, Outcome, cargo};
+use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
 /// The release build of the program.
 #[derive(Debug)]

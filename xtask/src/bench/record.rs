@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::facts::Facts;
 use super::goals;
-use crate::process::Outcome;
+use peerlane_rxe_vm::process::Outcome;
 
 /// A whole comparison.
 #[derive(Debug, serde::Serialize)]

@@ -11,24 +11,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use self::guest::{Job, Nodes};
-use self::programs::Built;
-use self::vm::{Booted, Vm};
-use crate::process::Outcome;
-use crate::workspace;
+use peerlane_rxe_vm::{self as vm, Booted, Job, Nodes, Programs, Vm, perftest, quoted};
 
-pub(crate) mod console;
-mod cpio;
-mod emulator;
-pub(crate) mod guest;
-mod image;
-mod kernel;
-mod machine;
-mod modules;
-pub(crate) mod perftest;
-pub(crate) mod programs;
-pub(crate) mod tools;
-pub(crate) mod vm;
+use super::rdma_programs as programs;
+use crate::workspace;
+use peerlane_rxe_vm::process::Outcome;
 
 /// What a test program may take: minutes, as a busy machine emulates slowly.
 const LIMIT_SECONDS: u64 = 300;
@@ -138,7 +125,7 @@ fn here(options: &Options) -> Outcome {
 const NO_TESTS: &str = "there is no test of the RDMA backend in this workspace";
 
 fn in_machine(options: &Options) -> Outcome {
-    if let Some(reason) = vm::lacks() {
+    if let Some(reason) = vm::unavailable() {
         return Err(format!("{reason}; --here runs on this machine's own RDMA devices").into());
     }
     let begun = Instant::now();
@@ -147,7 +134,7 @@ fn in_machine(options: &Options) -> Outcome {
     let vm = Vm::obtain(target, Nodes::Namespaces(options.nodes), options.stock_kernel)?;
     let taken = begun.elapsed();
 
-    let mut built = Built::default();
+    let mut built = Programs::default();
     if options.tests() {
         built = programs::build(&metadata, options.workspace, options.release)?;
         if built.tests.is_empty() {
@@ -184,13 +171,12 @@ fn in_machine(options: &Options) -> Outcome {
 fn jobs(
     options: &Options,
     nodes: Nodes,
-    built: &Built,
+    built: &Programs,
     variables: &[(String, String)],
 ) -> Vec<Job> {
-    let word = |(name, value): &(String, String)| format!("{name}={}", guest::quoted(value));
+    let word = |(name, value): &(String, String)| format!("{name}={}", quoted(value));
     let variables: Vec<String> = variables.iter().map(word).collect();
-    let mut arguments: Vec<String> =
-        options.arguments.iter().map(|word| guest::quoted(word)).collect();
+    let mut arguments: Vec<String> = options.arguments.iter().map(|word| quoted(word)).collect();
     if !options.arguments.iter().any(|word| word.starts_with("--test-threads")) {
         // A test has several threads that wait for each other, and the guest has two processors: two
         // tests at once take five times as long as one after the other.
@@ -205,7 +191,7 @@ fn jobs(
         limit,
     }));
     jobs.extend(built.tests.iter().map(|program| {
-        let program_file = [guest::quoted(&program.file.to_string_lossy())];
+        let program_file = [quoted(&program.file.to_string_lossy())];
         let words = [&variables[..], &program_file, &arguments[..]].concat();
         Job {
             name: program.name.clone(),
@@ -222,13 +208,13 @@ fn jobs(
 
 #[cfg(test)]
 mod tests {
-    use super::programs::Program;
     use super::*;
+    use peerlane_rxe_vm::Program;
 
     #[test]
     fn tests_see_the_variables_that_are_meant_for_them() {
         let tests = vec![Program { name: "it".into(), file: "/bin/it".into(), folder: "/".into() }];
-        let built = Built { tests, ..Built::default() };
+        let built = Programs { tests, ..Programs::default() };
         let variables = [("PEERLANE_TEST_ROUNDS".to_owned(), "10 000".to_owned())];
         let jobs = jobs(&Options::default(), Nodes::Loopback, &built, &variables);
         let wanted = "exec env PEERLANE_TEST_ROUNDS='10 000' '/bin/it' --test-threads=1";

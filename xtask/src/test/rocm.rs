@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::{CUDA_DEVICE, tests};
-use crate::process::{self, Outcome, cargo};
 use crate::{rocm, workspace};
+use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
 /// What the tests of the ROCm backend read: `device` or `simulated`.
 const DRIVER: &str = "PEERLANE_TEST_ROCM";

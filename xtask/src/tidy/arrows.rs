@@ -19,6 +19,7 @@ const HAL: &str = "peerlane-hal";
 const LAYERS: &str = "peerlane-layers";
 const C_LAYOUT: &str = "peerlane-c-layout";
 const ROCM_LIBRARY: &str = "peerlane-rocm-library";
+const RXE_VM: &str = "peerlane-rxe-vm";
 const SIMULATED: &str = "peerlane-simulated-driver";
 
 /// Every crate of the workspace; the arrows are drawn in docs/ARCHITECTURE.md.
@@ -126,7 +127,8 @@ const PLACES: &[Place] = &[
         arrows: &["peerlane", "peerlane-hip-sys", LAYERS, SIMULATED],
         others: None,
     },
-    Place { name: "xtask", manifest: "xtask/Cargo.toml", arrows: &[], others: None },
+    Place { name: RXE_VM, manifest: "tests/rxe-vm/Cargo.toml", arrows: &[], others: None },
+    Place { name: "xtask", manifest: "xtask/Cargo.toml", arrows: &[RXE_VM], others: None },
 ];
 
 /// A crate as its manifest has it.

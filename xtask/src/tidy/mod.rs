@@ -5,8 +5,8 @@
 
 use std::fmt;
 
-use crate::process::Outcome;
 use crate::workspace;
+use peerlane_rxe_vm::process::Outcome;
 
 mod arrows;
 mod length;

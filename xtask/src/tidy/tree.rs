@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::process::{self, Outcome};
+use peerlane_rxe_vm::process::{self, Outcome};
 
 /// One file, its path relative to the root.
 #[derive(Debug)]

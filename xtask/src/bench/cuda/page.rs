@@ -10,7 +10,7 @@ use super::super::record::size;
 use super::HANGS_BESIDE;
 use super::goals;
 use super::sample::Sample;
-use crate::process::Outcome;
+use peerlane_rxe_vm::process::Outcome;
 
 /// All runs of one visit to a machine.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::process::Outcome;
+use peerlane_rxe_vm::process::Outcome;
 
 /// A line of JSON, read.
 #[derive(Clone, Debug, Deserialize)]

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::process::{self, Outcome};
-use crate::test::rdma::programs::Built;
-use crate::test::rdma::tools::{Found, Tools};
+use peerlane_rxe_vm::Programs;
+use peerlane_rxe_vm::process::{self, Outcome};
+use peerlane_rxe_vm::{GuestFile, Tools};
 
 const NEEDED: [(&str, &str); 2] = [
     ("openmpi-bin", "orted"),
@@ -24,7 +24,7 @@ const PLUGINS: [&str; 3] = ["mca_pmix_ext3x.so", "mca_btl_tcp.so", "libpmix.so.2
 const AGENT: &str = "/usr/local/bin/to-node";
 
 /// Puts everything into what the guest gets; `folder` keeps packages, `work` what is compiled.
-pub(super) fn add(root: &Path, folder: &Path, work: &Path, built: &mut Built) -> Outcome {
+pub(super) fn add(root: &Path, folder: &Path, work: &Path, built: &mut Programs) -> Outcome {
     let tools = Tools::obtain(&folder.join("openmpi"), &NEEDED)?;
     std::fs::create_dir_all(work)?;
     let program = work.join("openmpi_allgather");
@@ -49,13 +49,14 @@ pub(super) fn add(root: &Path, folder: &Path, work: &Path, built: &mut Built) ->
         programs.push(found.file.clone());
         files.push(found);
     }
-    let is_needed = |found: &&Found| PLUGINS.iter().any(|plugin| found.place.ends_with(plugin));
+    let is_needed =
+        |found: &&GuestFile| PLUGINS.iter().any(|plugin| found.guest_path.ends_with(plugin));
     programs.extend(files.iter().filter(is_needed).map(|found| found.file.clone()));
     files.extend(tools.closure(&programs)?);
     let agent = work.join("to-node");
     std::fs::write(&agent, AGENT_SCRIPT)?;
-    files.push(Found { file: agent, place: AGENT.into() });
-    files.push(Found { file: program, place: "/usr/local/bin/openmpi_allgather".into() });
+    files.push(GuestFile { file: agent, guest_path: AGENT.into() });
+    files.push(GuestFile { file: program, guest_path: "/usr/local/bin/openmpi_allgather".into() });
     built.files.extend(files);
     Ok(())
 }

@@ -9,7 +9,7 @@ use super::goals;
 use super::wire::Wire;
 use crate::bench::facts::Machine;
 use crate::bench::median;
-use crate::process::Outcome;
+use peerlane_rxe_vm::process::Outcome;
 
 /// One boot.
 #[derive(Debug, Serialize)]

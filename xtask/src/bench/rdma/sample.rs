@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::process::Outcome;
+use peerlane_rxe_vm::process::Outcome;
 
 const MIB: f64 = (1 << 20) as f64;
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::wire::{self, Wire};
 use super::{lines, openmpi};
-use crate::test::rdma::guest::{Job, Nodes};
-use crate::test::rdma::perftest;
+use peerlane_rxe_vm::perftest;
+use peerlane_rxe_vm::{Job, Nodes};
 
 /// Two, joined as hosts are, and the ranks of each where there are more than one.
 pub(super) const NODES: Nodes = Nodes::Cable;

@@ -14,8 +14,8 @@ use std::process::Command;
 use page::Record;
 use sample::Sample;
 
-use crate::process::{self, Outcome, cargo};
 use crate::workspace;
+use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
 /// What to measure, or what has been measured.
 #[derive(Debug, clap::Args)]

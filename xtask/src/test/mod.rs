@@ -6,9 +6,11 @@ use std::process::{Command, Stdio};
 
 use clap::{Args, ValueEnum};
 
-use crate::process::{self, Outcome};
+use peerlane_rxe_vm::Totals;
+use peerlane_rxe_vm::process::{self, Outcome};
 
 pub(crate) mod rdma;
+pub(crate) mod rdma_programs;
 pub(crate) mod rocm;
 
 /// Whose tests.
@@ -147,39 +149,6 @@ fn pass_on(printed: impl BufRead, mut out: impl Write) -> Outcome<Totals> {
         totals.add(&String::from_utf8_lossy(&line));
     }
     Ok(totals)
-}
-
-/// The sum over all test programs.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Totals {
-    passed: u64,
-    failed: u64,
-    ignored: u64,
-}
-
-impl Totals {
-    /// Adds a line such as `test result: ok. 4 passed; 0 failed; 1 ignored; …`; ignores any other.
-    fn add(&mut self, line: &str) {
-        let Some(counts) = line.strip_prefix("test result: ") else { return };
-        let words: Vec<&str> =
-            counts.split([' ', ';', '.']).filter(|word| !word.is_empty()).collect();
-        for pair in words.windows(2) {
-            let Ok(count) = pair[0].parse::<u64>() else { continue };
-            match pair[1] {
-                "passed" => self.passed += count,
-                "failed" => self.failed += count,
-                "ignored" => self.ignored += count,
-                _ => {}
-            }
-        }
-    }
-}
-
-impl std::fmt::Display for Totals {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { passed, failed, ignored } = self;
-        write!(f, "tests: {passed} passed, {failed} failed, {ignored} skipped")
-    }
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use cargo_metadata::{Message, Metadata, Package, TargetKind};
 
-use super::tools::Found;
-use crate::process::{self, Outcome};
+use peerlane_rxe_vm::process::{self, Outcome};
+use peerlane_rxe_vm::{Program, Programs};
 
 /// Packages all of whose tests are about RDMA.
 const PACKAGES: [&str; 2] = ["peerlane-rdma", "peerlane-ibverbs-sys"];
@@ -15,28 +15,6 @@ const PACKAGES: [&str; 2] = ["peerlane-rdma", "peerlane-ibverbs-sys"];
 const PREFIX: &str = "rdma";
 /// What test programs open by its file.
 const LIBRARY: &str = "peerlane_simulated_driver";
-
-/// A test program.
-#[derive(Debug)]
-pub(crate) struct Program {
-    /// The package and the target.
-    pub(super) name: String,
-    pub(super) file: PathBuf,
-    /// Where cargo would run it.
-    pub(super) folder: PathBuf,
-}
-
-/// Everything that was built.
-#[derive(Debug, Default)]
-pub(crate) struct Built {
-    pub(crate) tests: Vec<Program>,
-    /// Programs that the tests start, and libraries that they open.
-    pub(crate) helpers: Vec<PathBuf>,
-    /// Programs that lines of shell call by their names.
-    pub(crate) commands: Vec<PathBuf>,
-    /// Whatever else these need, in its place.
-    pub(crate) files: Vec<Found>,
-}
 
 /// `cargo test` for the tests of the RDMA backend; `None` if there are none.
 pub(super) fn command(metadata: &Metadata) -> Option<Command> {
@@ -64,8 +42,8 @@ pub(super) fn command(metadata: &Metadata) -> Option<Command> {
 
 /// Builds them, and does not run them. With `workspace` the whole workspace's tests are built as
 /// `cargo test --workspace` does, of which the gate has most at hand.
-pub(super) fn build(metadata: &Metadata, workspace: bool, release: bool) -> Outcome<Built> {
-    let Some(mut command) = command(metadata) else { return Ok(Built::default()) };
+pub(super) fn build(metadata: &Metadata, workspace: bool, release: bool) -> Outcome<Programs> {
+    let Some(mut command) = command(metadata) else { return Ok(Programs::default()) };
     if workspace {
         command = process::cargo(["test", "--workspace"]);
     }
@@ -78,7 +56,7 @@ pub(super) fn build(metadata: &Metadata, workspace: bool, release: bool) -> Outc
         .spawn()
         .map_err(|error| format!("{}: {error}", process::line(&command)))?;
     let printed = BufReader::new(child.stdout.take().expect("standard output is piped"));
-    let mut built = Built::default();
+    let mut built = Programs::default();
     for message in Message::parse_stream(printed) {
         let Message::CompilerArtifact(artifact) = message? else { continue };
         if artifact.target.name == LIBRARY && !artifact.profile.test {

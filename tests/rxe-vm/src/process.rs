@@ -1,21 +1,24 @@
-//! Running other programs, and failing with words.
+//! Runs child processes and turns their failures into readable errors.
 
 use std::error::Error;
 use std::io::ErrorKind;
 use std::process::{Command, Stdio};
 
-/// What a task returns; the error is printed as it is.
-pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+/// Result of a task; the error is printed as it is.
+pub type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// `cargo` with these arguments, the same cargo that runs this program.
-pub(crate) fn cargo<const N: usize>(arguments: [&str; N]) -> Command {
+/// Returns a `cargo` command, using the cargo that runs this program.
+pub fn cargo<const N: usize>(arguments: [&str; N]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments);
     command
 }
 
-/// Runs to the end, with output as it comes.
-pub(crate) fn run(command: &mut Command) -> Outcome {
+/// Runs a command to its end, with its output passed through.
+///
+/// # Errors
+/// If the command cannot be started or fails; the error names it.
+pub fn run(command: &mut Command) -> Outcome {
     let status = command.status().map_err(|error| not_started(command, &error))?;
     if status.success() {
         Ok(())
@@ -24,8 +27,11 @@ pub(crate) fn run(command: &mut Command) -> Outcome {
     }
 }
 
-/// Runs to the end and returns what was printed; the error holds what went to standard error.
-pub(crate) fn output(command: &mut Command) -> Outcome<String> {
+/// Runs a command to its end and returns its standard output.
+///
+/// # Errors
+/// If the command cannot be started or fails; the error includes its standard error.
+pub fn output(command: &mut Command) -> Outcome<String> {
     let output = command.output().map_err(|error| not_started(command, &error))?;
     if !output.status.success() {
         let printed = String::from_utf8_lossy(&output.stderr);
@@ -34,14 +40,14 @@ pub(crate) fn output(command: &mut Command) -> Outcome<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Whether the program is there and answers this call.
-pub(crate) fn answers(command: &mut Command) -> bool {
+/// Returns whether the command can be run and succeeds.
+pub fn answers(command: &mut Command) -> bool {
     let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     quiet.status().is_ok_and(|status| status.success())
 }
 
-/// The command as a person would type it.
-pub(crate) fn line(command: &Command) -> String {
+/// Returns the command as a person would type it.
+pub fn line(command: &Command) -> String {
     let program = std::path::Path::new(command.get_program());
     let name = program.file_name().unwrap_or(command.get_program());
     let words = std::iter::once(name).chain(command.get_args());

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use super::facts::Machine;
-use crate::process::{self, Outcome, cargo};
 use crate::workspace;
+use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
 mod goals;
 mod page;

@@ -1,6 +1,6 @@
-//! Which kernel modules another needs, in the order in which they are loaded.
+//! Finds the dependencies of kernel modules and their loading order.
 //!
-//! A module names what it depends on in its own `.modinfo`, so no `depmod` is needed.
+//! A module names its dependencies in its own `.modinfo` section, so `depmod` is not needed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,14 +9,14 @@ use std::process::Command;
 
 use crate::process::Outcome;
 
-/// The modules of one kernel by name.
-pub(super) struct Modules {
+/// The module files of one kernel by name.
+pub(crate) struct Modules {
     files: BTreeMap<String, PathBuf>,
 }
 
 impl Modules {
-    /// All modules below a folder, packed or not.
-    pub(super) fn below(folder: &Path) -> Outcome<Self> {
+    /// Finds all modules below a folder, compressed or not.
+    pub(crate) fn below(folder: &Path) -> Outcome<Self> {
         let mut files = BTreeMap::new();
         let mut open = vec![folder.to_owned()];
         while let Some(folder) = open.pop() {
@@ -34,9 +34,9 @@ impl Modules {
         Ok(Self { files })
     }
 
-    /// Writes `wanted` and what they need to `into`, unpacked; returns the names in loading order.
-    /// `None` for a name that this kernel does not have as a module: it may be built in.
-    pub(super) fn extract(&self, wanted: &[&str], into: &Path) -> Outcome<Vec<String>> {
+    /// Writes the modules `wanted` and their dependencies to `into`, uncompressed, and returns their names in loading
+    /// order. Names that are not modules of this kernel are skipped, because they can be built in.
+    pub(crate) fn extract(&self, wanted: &[&str], into: &Path) -> Outcome<Vec<String>> {
         fs::create_dir_all(into)?;
         let mut order = Vec::new();
         for name in wanted {
@@ -60,7 +60,7 @@ impl Modules {
     }
 }
 
-/// File names and references differ in dashes.
+/// Normalises a name: file names and references differ in dashes.
 fn normal(name: &str) -> String {
     name.replace('-', "_")
 }
@@ -85,7 +85,7 @@ fn unpacked(file: &Path) -> Outcome<Vec<u8>> {
     }
 }
 
-/// The entry `depends=a,b` of a module's information.
+/// Parses the entry `depends=a,b` of a module.
 fn depends(module: &[u8]) -> Vec<String> {
     let key = b"\0depends=";
     let Some(at) = module.windows(key.len()).position(|window| window == key) else {

@@ -1,43 +1,43 @@
-//! The program that runs the guest: QEMU.
+//! Finds or fetches a QEMU that is fast enough.
 //!
-//! Versions are not alike where it emulates the processor: a carry-less multiplication, by which the
-//! guest's kernel sums up every RoCE packet, is done bit by bit before 8.2 and by the machine's own
-//! instruction since. So the machine's QEMU is taken only if it is as new. Else Debian's is, with the C
-//! library and the loader of its suite, as those of the machine may be older; it is kept below `target/`.
+//! Before 8.2, QEMU emulates carry-less multiplication bit by bit; since then it uses the host's instruction. The
+//! guest's kernel computes the checksum of every RoCE packet with it. The machine's own QEMU is therefore used only
+//! if it is new enough. Otherwise a Debian package is unpacked below `target/`, together with the C library and the
+//! loader of its suite, because those of the machine can be older.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{kernel, tools};
 use crate::packages::{self, Store};
 use crate::process::{self, Outcome};
+use crate::{kernel, tools};
 
 const PROGRAM: &str = "qemu-system-x86_64";
 const PACKAGES: [&str; 2] = ["qemu-system-x86", "seabios"];
-/// A suite of Debian with one that is new enough.
+/// Debian suite whose QEMU is new enough.
 const SUITE: &str = "trixie";
-/// From here on the guest's processor multiplies as fast as the machine's.
+/// First version with fast carry-less multiplication.
 const FAST_SINCE: (u32, u32) = (8, 2);
-/// In an unpacked tree: what starts a program of its suite.
+/// Path of the loader in an unpacked tree.
 const LOADER: &str = "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
-/// Where the firmware is, which the program finds by itself only where it is installed.
+/// Path of the firmware, which QEMU finds by itself only when it is installed.
 const DATA: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
-/// Written when all is there and was tried.
+/// File that is written last, after a successful trial.
 const COMPLETE: &str = "version";
 
-/// A QEMU that starts.
+/// A QEMU that has been started successfully.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Emulator {
-    /// The packages that it is of; none if it is the machine's own.
+pub(crate) struct Emulator {
+    /// Root of the unpacked packages, or `None` for the machine's own QEMU.
     tree: Option<PathBuf>,
-    /// Such as `10.0.2`.
-    pub(super) version: String,
+    /// Version, such as `10.0.2`.
+    pub(crate) version: String,
 }
 
 impl Emulator {
-    /// The machine's own, the kept one, or a new one.
-    pub(super) fn obtain(folder: &Path) -> Outcome<Self> {
+    /// Returns the machine's own QEMU, the one kept below `target/`, or a newly fetched one.
+    pub(crate) fn obtain(folder: &Path) -> Outcome<Self> {
         let own = Self::tried(None).ok();
         let emulator = match preferred(own.clone(), Self::kept(folder)) {
             Some(emulator) => emulator,
@@ -53,12 +53,12 @@ impl Emulator {
         Ok(emulator)
     }
 
-    /// Its call, without what it runs.
-    pub(super) fn command(&self) -> Command {
+    /// Returns the command line without the options of a guest.
+    pub(crate) fn command(&self) -> Command {
         command(self.tree.as_deref())
     }
 
-    /// A new one of Debian; without that an old one, the machine's own before its sources'.
+    /// Fetches a new QEMU from Debian, or falls back to an older one of the machine or its sources.
     fn fetch(folder: &Path, own: Option<Self>) -> Outcome<Self> {
         let mut refused = String::new();
         for source in packages::of_debian() {
@@ -79,7 +79,7 @@ impl Emulator {
         Self::take(folder, None)?.keep(folder)
     }
 
-    /// Unpacks it of a line of the suite, or of the machine's own sources.
+    /// Unpacks QEMU from the given source line, or from the machine's own sources.
     fn take(folder: &Path, line: Option<String>) -> Outcome<Self> {
         let _ = fs::remove_dir_all(folder);
         let (apt, tree) = (folder.join("apt"), folder.join("tree"));
@@ -97,7 +97,7 @@ impl Emulator {
         Ok(self)
     }
 
-    /// Without a tree it was decided that there is none but the machine's own.
+    /// Without a tree, only the machine's own QEMU is available.
     fn kept(folder: &Path) -> Option<Self> {
         if !folder.join(COMPLETE).exists() {
             return None;
@@ -117,7 +117,7 @@ impl Emulator {
     }
 }
 
-/// The machine's own if it is fast, else whatever is kept.
+/// Returns the machine's own QEMU if it is fast, else the kept one.
 fn preferred(own: Option<Emulator>, kept: Option<Emulator>) -> Option<Emulator> {
     own.filter(Emulator::is_fast).or(kept)
 }
@@ -134,7 +134,7 @@ fn command(tree: Option<&Path>) -> Command {
         command = Command::new(program);
         command.env("LD_LIBRARY_PATH", libraries);
     }
-    // What is installed already is not in the tree.
+    // Packages that are already installed are not in the tree.
     let folders = [tree, Path::new("/")].map(|root| DATA.map(|data| root.join(data)));
     for folder in folders.as_flattened().iter().filter(|folder| folder.exists()) {
         command.arg("-L").arg(folder);
@@ -142,7 +142,7 @@ fn command(tree: Option<&Path>) -> Command {
     command
 }
 
-/// `QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2)`, and lines that do not matter.
+/// Parses `QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2)` and ignores other lines.
 fn version(printed: &str) -> Option<&str> {
     printed.strip_prefix("QEMU emulator version ")?.split_whitespace().next()
 }

@@ -1,76 +1,78 @@
-//! What the guest's console says, and what follows from it.
+//! Parses the guest's console and decides how a boot ended.
 //!
-//! The exit status of the emulator tells nothing: a panic ends it as a success does. Only lines that
-//! the guest's script prints on purpose count, and an end without the last of them is a failure.
+//! The emulator's exit status is not used, because it reports success after a kernel panic too. Only lines that
+//! the guest's script prints on purpose count, and a boot without the last of them has failed.
 
 use std::time::Duration;
 
-use super::super::Totals;
+/// Prefix of the lines that the guest's script prints.
+pub(crate) const MARK: &str = "##peerlane";
 
-/// What a line of the guest's script begins with.
-pub(super) const MARK: &str = "##peerlane";
-
-/// How long the guest may take until its nodes are up.
-pub(super) const BOOT_LIMIT: Duration = Duration::from_secs(120);
-/// How much longer than its limit a job may be silent: the guest itself ends it at its limit.
+/// Time limit until the guest's nodes are up.
+pub(crate) const BOOT_LIMIT: Duration = Duration::from_secs(120);
+/// Time that a job may be silent beyond its limit, at which the guest ends it.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// Of a row of the summary.
+/// Width of the name in a row of the summary.
 const NAME_WIDTH: usize = 44;
 
-/// How the guest's machine came to its end.
+/// How the emulator process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    /// By itself.
+pub enum End {
+    /// It exited.
     Exited,
-    /// It was ended after it had said nothing of use for too long.
+    /// It was killed because its script printed nothing for too long.
     Silent,
 }
 
-/// What a job came to.
+/// Result of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Status {
+pub enum Status {
+    /// The job exited with this status.
     Exit(u32),
-    /// Its limit ended it.
+    /// The job was killed at its time limit.
     Late,
 }
 
-/// A job that ended.
+/// A finished job.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Ended {
-    pub(crate) name: String,
-    pub(super) status: Status,
-    pub(super) seconds: f64,
-    /// The lines that it printed.
-    pub(crate) printed: Vec<String>,
+pub struct Ended {
+    /// Name of the job.
+    pub name: String,
+    /// How it ended.
+    pub status: Status,
+    pub(crate) seconds: f64,
+    /// Lines that the job printed.
+    pub printed: Vec<String>,
 }
 
-/// The console so far.
+/// State parsed from the console's lines.
 #[derive(Debug, Default)]
-pub(crate) struct Console {
-    /// Results of the Rust tests.
-    pub(super) totals: Totals,
-    pub(crate) ended: Vec<Ended>,
-    /// Of the job that runs.
+pub struct Console {
+    /// Sums of the Rust tests' results.
+    pub totals: Totals,
+    /// Jobs that have ended.
+    pub ended: Vec<Ended>,
+    /// Lines of the running job.
     printed: Vec<String>,
     ready: bool,
     done: bool,
     running: Option<(String, Duration)>,
     set_up_failed: Option<String>,
     panic: Option<String>,
-    /// The kernel met a breakpoint that it did not know.
+    /// The kernel stopped at a breakpoint that it did not set.
     stray_breakpoint: bool,
 }
 
 impl Console {
-    /// Takes one line; returns whether it is one of the script's.
-    pub(super) fn line(&mut self, line: &str) -> bool {
+    /// Parses one line. Returns whether the guest's script printed it.
+    pub(crate) fn line(&mut self, line: &str) -> bool {
         if self.panic.is_none() && line.contains("Kernel panic - not syncing") {
             self.panic = Some(line.trim().to_owned());
         }
         self.stray_breakpoint |= line.contains("Oops: int3");
         self.totals.add(line);
-        // The kernel may have begun the line.
+        // A kernel message can precede the mark on the same line.
         let Some((_, said)) = line.split_once(MARK) else {
             if self.running.is_some() {
                 self.printed.push(line.to_owned());
@@ -99,8 +101,8 @@ impl Console {
         true
     }
 
-    /// How long the next line of the script may take.
-    pub(super) fn patience(&self) -> Duration {
+    /// Returns how long to wait for the next line of the script.
+    pub(crate) fn patience(&self) -> Duration {
         match &self.running {
             Some((_, limit)) => *limit + GRACE,
             None if self.ready => GRACE,
@@ -108,10 +110,11 @@ impl Console {
         }
     }
 
-    /// Whether the emulator brought the kernel down, and nothing had failed by then. On several
-    /// processors it now and then runs an instruction that the kernel has just replaced: while that
-    /// starts, or at the breakpoint that stands there meanwhile.
-    pub(crate) fn blames_emulator(&self) -> bool {
+    /// Returns whether the emulator caused a kernel panic before any test failed.
+    ///
+    /// On several processors the emulator sometimes executes an instruction that the kernel has just replaced,
+    /// either during start-up or at the temporary breakpoint of the replacement.
+    pub fn blames_emulator(&self) -> bool {
         let is_so = !self.ready || self.stray_breakpoint;
         self.panic.is_some()
             && is_so
@@ -119,8 +122,11 @@ impl Console {
             && self.ended.iter().all(Ended::is_well)
     }
 
-    /// What it all came to: nothing, if every job of `wanted` ended well.
-    pub(crate) fn verdict(&self, end: End, wanted: usize) -> Result<(), String> {
+    /// Checks that all `wanted` jobs ended successfully.
+    ///
+    /// # Errors
+    /// The first problem: a panic, a failed set-up, a hang, a missing mark or failed jobs.
+    pub fn verdict(&self, end: End, wanted: usize) -> Result<(), String> {
         if let Some(panic) = &self.panic {
             return Err(format!("the guest's kernel panicked{}: {panic}", self.during()));
         }
@@ -157,8 +163,8 @@ impl Console {
 }
 
 impl Ended {
-    /// Whether nothing went wrong.
-    pub(crate) fn is_well(&self) -> bool {
+    /// Returns whether the job succeeded.
+    pub fn is_well(&self) -> bool {
         self.status == Status::Exit(0)
     }
 
@@ -182,6 +188,43 @@ impl std::fmt::Display for Ended {
             Status::Exit(status) => write!(f, "FAILED: exit status {status}"),
             Status::Late => f.write_str("FAILED: ended at its limit"),
         }
+    }
+}
+
+/// Sums the results of several test programs.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Tests that passed.
+    pub passed: u64,
+    /// Tests that failed.
+    pub failed: u64,
+    /// Tests that were ignored.
+    pub ignored: u64,
+}
+
+impl Totals {
+    /// Adds the counts of a line such as `test result: ok. 4 passed; 0 failed; 1 ignored; …`, and ignores any
+    /// other line.
+    pub fn add(&mut self, line: &str) {
+        let Some(counts) = line.strip_prefix("test result: ") else { return };
+        let words: Vec<&str> =
+            counts.split([' ', ';', '.']).filter(|word| !word.is_empty()).collect();
+        for pair in words.windows(2) {
+            let Ok(count) = pair[0].parse::<u64>() else { continue };
+            match pair[1] {
+                "passed" => self.passed += count,
+                "failed" => self.failed += count,
+                "ignored" => self.ignored += count,
+                _ => {}
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Totals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { passed, failed, ignored } = self;
+        write!(f, "tests: {passed} passed, {failed} failed, {ignored} skipped")
     }
 }
 

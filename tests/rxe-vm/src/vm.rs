@@ -1,22 +1,46 @@
-//! A virtual machine put together: what it is booted from, and the nodes that it stands for.
+//! Assembles a virtual machine and boots it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::console::{Console, End};
-use super::emulator::Emulator;
-use super::guest::{self, Job, Nodes};
-use super::image::Image;
-use super::kernel::Kernel;
-use super::machine;
-use super::programs::Built;
-use super::tools::{self, Tools};
+use crate::console::{Console, End};
+use crate::emulator::Emulator;
+use crate::guest::{self, Job, Nodes};
+use crate::image::Image;
+use crate::kernel::Kernel;
+use crate::machine;
 use crate::packages;
 use crate::process::Outcome;
+use crate::tools::{self, GuestFile, Tools};
 
-/// Everything that a boot needs but the programs.
-pub(crate) struct Vm {
+/// A program that a job runs.
+#[derive(Debug)]
+pub struct Program {
+    /// Name of the job.
+    pub name: String,
+    /// Path of the executable, here and in the guest.
+    pub file: PathBuf,
+    /// Working directory of the job.
+    pub folder: PathBuf,
+}
+
+/// The programs and files that a guest gets in addition to its own tools.
+#[derive(Debug, Default)]
+pub struct Programs {
+    /// Test programs.
+    pub tests: Vec<Program>,
+    /// Programs that the tests start, and libraries that they open.
+    pub helpers: Vec<PathBuf>,
+    /// Programs that shell commands call by name.
+    pub commands: Vec<PathBuf>,
+    /// Other files, with their paths in the guest.
+    pub files: Vec<GuestFile>,
+}
+
+/// A virtual machine that is ready to boot.
+#[derive(Debug)]
+pub struct Vm {
     emulator: Emulator,
     tools: Tools,
     kernel: Kernel,
@@ -24,16 +48,21 @@ pub(crate) struct Vm {
     folder: PathBuf,
 }
 
-/// How a boot went.
-pub(crate) struct Booted {
-    pub(crate) console: Console,
-    pub(crate) end: End,
-    pub(crate) image_seconds: f64,
-    pub(crate) guest_seconds: f64,
+/// Result of a boot.
+#[derive(Debug)]
+pub struct Booted {
+    /// Parsed console.
+    pub console: Console,
+    /// How the emulator ended.
+    pub end: End,
+    /// Time to assemble the image, in seconds.
+    pub image_seconds: f64,
+    /// Run time of the guest, in seconds.
+    pub guest_seconds: f64,
 }
 
-/// Why a virtual machine cannot be had here, if so.
-pub(crate) fn lacks() -> Option<&'static str> {
+/// Returns the reason if this machine cannot run the virtual machine.
+pub fn unavailable() -> Option<&'static str> {
     if cfg!(not(all(target_os = "linux", target_arch = "x86_64"))) {
         Some("the virtual machine is for Linux on x86-64")
     } else if packages::available() {
@@ -44,9 +73,12 @@ pub(crate) fn lacks() -> Option<&'static str> {
 }
 
 impl Vm {
-    /// Takes what is missing below the target folder, for these nodes if the kernel can; `stock` takes
-    /// the distribution's own kernel.
-    pub(crate) fn obtain(target: &Path, nodes: Nodes, stock: bool) -> Outcome<Self> {
+    /// Fetches missing parts below the target folder. `stock` selects the kernel of the machine's own suite, and the nodes
+    /// are reduced to one device if the kernel does not support namespaces.
+    ///
+    /// # Errors
+    /// If a part cannot be fetched.
+    pub fn obtain(target: &Path, nodes: Nodes, stock: bool) -> Outcome<Self> {
         let folder = target.join("rdma-vm");
         let emulator = Emulator::obtain(&folder.join("emulator"))?;
         let tools = Tools::obtain(&folder.join("tools"), &tools::NEEDED)?;
@@ -66,28 +98,31 @@ impl Vm {
         Ok(Self { emulator, tools, kernel, nodes, folder })
     }
 
-    /// The nodes that it stands for.
-    pub(crate) fn nodes(&self) -> Nodes {
+    /// Returns the nodes that the guest simulates.
+    pub fn nodes(&self) -> Nodes {
         self.nodes
     }
 
-    /// The version of what runs it.
-    pub(crate) fn emulator(&self) -> &str {
+    /// Returns the version of QEMU.
+    pub fn emulator(&self) -> &str {
         &self.emulator.version
     }
 
-    /// The release of its kernel.
-    pub(crate) fn kernel(&self) -> &str {
+    /// Returns the release of the kernel.
+    pub fn kernel(&self) -> &str {
         &self.kernel.release
     }
 
-    /// Where what the machine needs is kept.
-    pub(crate) fn folder(&self) -> &Path {
+    /// Returns the folder with the fetched parts.
+    pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Boots with these programs, runs the jobs, and passes the console on.
-    pub(crate) fn boot(&self, jobs: &[Job], built: &Built) -> Outcome<Booted> {
+    /// Boots with these programs, runs the jobs, and copies the console to standard output.
+    ///
+    /// # Errors
+    /// If the guest cannot be assembled or QEMU cannot be started.
+    pub fn boot(&self, jobs: &[Job], built: &Programs) -> Outcome<Booted> {
         let begun = Instant::now();
         let image = self.assemble(jobs, built)?;
         let devices = self.nodes.devices().join(", ");
@@ -108,7 +143,7 @@ impl Vm {
         })
     }
 
-    fn assemble(&self, jobs: &[Job], built: &Built) -> Outcome<PathBuf> {
+    fn assemble(&self, jobs: &[Job], built: &Programs) -> Outcome<PathBuf> {
         let Self { tools, kernel, folder, .. } = self;
         let mut image = Image::new(tools, kernel)?;
         let tests = built.tests.iter().map(|program| program.file.clone());
@@ -121,7 +156,7 @@ impl Vm {
         for job in jobs {
             image.folder(Path::new(&job.folder));
         }
-        // Of this run alone: another may be under way.
+        // The name is unique, because several runs can be under way.
         let file = folder.join(format!("image-{}.cpio", std::process::id()));
         fs::write(&file, image.finish(&guest::script(self.nodes, &kernel.order, jobs)))?;
         Ok(file)

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 
 use super::facts::Machine;
 use super::program::Peerlane;
-use crate::process::Outcome;
-use crate::test::rdma::guest::{Job, Nodes};
-use crate::test::rdma::programs::Built;
-use crate::test::rdma::vm::{self, Vm};
 use crate::workspace;
+use peerlane_rxe_vm::Programs;
+use peerlane_rxe_vm::process::Outcome;
+use peerlane_rxe_vm::{self as vm, Vm};
+use peerlane_rxe_vm::{Job, Nodes};
 
 mod goals;
 mod lines;
@@ -39,7 +39,7 @@ pub(crate) struct Options {
 
 /// Measures everything, then writes docs/perf/rdma; a missed goal is an error.
 pub(super) fn run(options: &Options) -> Outcome {
-    if let Some(reason) = vm::lacks() {
+    if let Some(reason) = vm::unavailable() {
         return Err(reason.into());
     }
     let metadata = workspace::members()?;
@@ -52,7 +52,7 @@ pub(super) fn run(options: &Options) -> Outcome {
         );
     }
     let peerlane = Peerlane::build(target.as_std_path())?;
-    let mut built = Built { commands: vec![peerlane.file().to_owned()], ..Built::default() };
+    let mut built = Programs { commands: vec![peerlane.file().to_owned()], ..Programs::default() };
     openmpi::add(root, vm.folder(), target.join("peers").as_std_path(), &mut built)?;
 
     let steps = steps(options.rounds);

@@ -1,7 +1,7 @@
-//! The programs that run in the virtual machine, and that put it together.
+//! Finds programs and libraries for the guest.
 //!
-//! A program of the machine is taken as it is. What is missing comes from packages that are
-//! unpacked below `target/`, and runs from there.
+//! A program that is installed on this machine is used as it is. Missing ones come from packages that are unpacked
+//! below `target/`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,8 +11,8 @@ use std::process::Command;
 use crate::packages::Store;
 use crate::process::{self, Outcome};
 
-/// Packages, and a program or file of each by which its presence is told.
-pub(super) const NEEDED: [(&str, &str); 8] = [
+/// Packages that the virtual machine needs, each with a program or file that shows that it is present.
+pub(crate) const NEEDED: [(&str, &str); 8] = [
     ("busybox-static", "busybox"),
     ("iproute2", "rdma"),
     ("libibverbs1", "libibverbs.so.1"),
@@ -32,26 +32,28 @@ const LIBRARY_FOLDERS: [&str; 6] = [
     "usr/lib",
 ];
 
-/// A program or library: where it lies here, and where it belongs.
+/// A file on this machine and its path in the guest.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Found {
-    pub(crate) file: PathBuf,
-    /// Absolute, as if it were installed.
-    pub(crate) place: PathBuf,
+pub struct GuestFile {
+    /// Path on this machine.
+    pub file: PathBuf,
+    /// Path in the guest, absolute, as if the file were installed.
+    pub guest_path: PathBuf,
 }
 
-/// The machine, with a folder of unpacked packages before it.
-pub(crate) struct Tools {
+/// Looks files up in unpacked packages first, then on this machine.
+#[derive(Debug)]
+pub struct Tools {
     unpacked: PathBuf,
     needed: &'static [(&'static str, &'static str)],
 }
 
 impl Tools {
-    /// Takes what is missing of these packages, each told by a program or file of it.
-    pub(crate) fn obtain(
-        folder: &Path,
-        needed: &'static [(&'static str, &'static str)],
-    ) -> Outcome<Self> {
+    /// Fetches the packages that are missing, each identified by a program or file.
+    ///
+    /// # Errors
+    /// If a package cannot be fetched or lacks its file.
+    pub fn obtain(folder: &Path, needed: &'static [(&'static str, &'static str)]) -> Outcome<Self> {
         let tools = Self { unpacked: folder.join("tree"), needed };
         if tools.missing().is_empty() {
             return Ok(tools);
@@ -72,23 +74,32 @@ impl Tools {
         }
     }
 
-    /// A program by name, or a file by its place.
-    pub(crate) fn program(&self, name: &str) -> Outcome<Found> {
+    /// Finds a program by name.
+    ///
+    /// # Errors
+    /// If it is missing.
+    pub fn program(&self, name: &str) -> Outcome<GuestFile> {
         self.look(name, &PROGRAM_FOLDERS).ok_or_else(|| format!("{name} is missing").into())
     }
 
-    /// A library by its name.
-    pub(super) fn library(&self, name: &str) -> Outcome<Found> {
+    /// Finds a library by name.
+    pub(crate) fn library(&self, name: &str) -> Outcome<GuestFile> {
         self.look(name, &LIBRARY_FOLDERS).ok_or_else(|| format!("{name} is missing").into())
     }
 
-    /// A file of the unpacked packages or of the machine.
-    pub(crate) fn file(&self, path: &str) -> Outcome<Found> {
+    /// Finds a file by path in the unpacked packages or on this machine.
+    ///
+    /// # Errors
+    /// If it is missing.
+    pub fn file(&self, path: &str) -> Outcome<GuestFile> {
         self.look(path, &[""]).ok_or_else(|| format!("{path} is missing").into())
     }
 
-    /// All files below a folder of the packages or of the machine, but for static libraries.
-    pub(crate) fn below(&self, folder: &str) -> Outcome<Vec<Found>> {
+    /// Finds all files below a folder, except static libraries.
+    ///
+    /// # Errors
+    /// If the folder is missing or cannot be read.
+    pub fn below(&self, folder: &str) -> Outcome<Vec<GuestFile>> {
         let roots = [self.unpacked.join(folder), Path::new("/").join(folder)];
         let root = roots.into_iter().find(|root| root.is_dir());
         let mut open = vec![root.ok_or_else(|| format!("the folder {folder} is missing"))?];
@@ -106,13 +117,16 @@ impl Tools {
         Ok(found)
     }
 
-    /// The libraries that these programs load at their start, and the loader.
-    pub(crate) fn closure(&self, programs: &[PathBuf]) -> Outcome<BTreeSet<Found>> {
+    /// Finds the loader and the libraries that these programs link.
+    ///
+    /// # Errors
+    /// If a library is missing.
+    pub fn closure(&self, programs: &[PathBuf]) -> Outcome<BTreeSet<GuestFile>> {
         let mut found = BTreeSet::new();
         for program in programs {
             let mut command = Command::new("ldd");
             command.arg(program).env("LD_LIBRARY_PATH", library_path(&self.unpacked));
-            // A static program has none, for which ldd fails.
+            // ldd fails for a static program, which has no libraries.
             let Ok(printed) = process::output(&mut command) else { continue };
             for library in libraries(&printed)
                 .map_err(|missing| format!("{} needs {missing}", program.display()))?
@@ -123,9 +137,9 @@ impl Tools {
         Ok(found)
     }
 
-    fn placed(&self, file: PathBuf) -> Found {
-        let place = file.strip_prefix(&self.unpacked).map(|inner| Path::new("/").join(inner));
-        Found { place: place.unwrap_or_else(|_| file.clone()), file }
+    fn placed(&self, file: PathBuf) -> GuestFile {
+        let guest_path = file.strip_prefix(&self.unpacked).map(|inner| Path::new("/").join(inner));
+        GuestFile { guest_path: guest_path.unwrap_or_else(|_| file.clone()), file }
     }
 
     fn missing(&self) -> Vec<&'static str> {
@@ -136,7 +150,7 @@ impl Tools {
         self.needed.iter().filter(|(_, name)| !there(name)).map(|(package, _)| *package).collect()
     }
 
-    fn look(&self, name: &str, folders: &[&str]) -> Option<Found> {
+    fn look(&self, name: &str, folders: &[&str]) -> Option<GuestFile> {
         let roots = [self.unpacked.as_path(), Path::new("/")];
         roots.iter().find_map(|root| {
             let files = folders.iter().map(|folder| root.join(folder).join(name));
@@ -145,25 +159,25 @@ impl Tools {
     }
 }
 
-/// Where the libraries of unpacked packages are, for their loader.
-pub(super) fn library_path(tree: &Path) -> String {
+/// Returns the library path of an unpacked tree.
+pub(crate) fn library_path(tree: &Path) -> String {
     let folders = LIBRARY_FOLDERS.map(|folder| tree.join(folder));
     let there = folders.iter().filter(|folder| folder.exists());
     there.map(|folder| folder.to_string_lossy()).collect::<Vec<_>>().join(":")
 }
 
-/// Lines such as `libc.so.6 => /lib/libc.so.6 (0x7f…)` and `/lib64/ld-linux.so.2 (0x7f…)`; the
-/// error is a library that is nowhere.
+/// Parses ldd's lines such as `libc.so.6 => /lib/libc.so.6 (0x7f…)` and `/lib64/ld-linux.so.2 (0x7f…)`. The error is
+/// a library that was not found.
 fn libraries(printed: &str) -> Result<Vec<PathBuf>, String> {
     let mut found = Vec::new();
     for line in printed.lines().map(str::trim) {
-        let (name, place) = line.split_once(" => ").unwrap_or((line, line));
-        if place == "not found" {
+        let (name, path) = line.split_once(" => ").unwrap_or((line, line));
+        if path == "not found" {
             return Err(name.to_owned());
         }
-        let place = place.split(" (").next().unwrap_or_default();
-        if place.starts_with('/') {
-            found.push(PathBuf::from(place));
+        let path = path.split(" (").next().unwrap_or_default();
+        if path.starts_with('/') {
+            found.push(PathBuf::from(path));
         }
     }
     Ok(found)

@@ -1,8 +1,7 @@
-//! Packages of the distribution, downloaded and unpacked below `target/`.
+//! Downloads Debian packages and unpacks them below `target/`.
 //!
-//! Nothing is installed and nothing on the machine changes, so neither root nor care for what is
-//! installed already is needed. apt works on private lists and a private store; the mirrors, keys
-//! and versions are those of the machine's own configuration.
+//! Nothing is installed and nothing on the machine changes, so root is not needed. apt works on private lists and a
+//! private cache; mirrors, keys and versions are those of the machine's own configuration.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,23 +9,30 @@ use std::process::Command;
 
 use crate::process::{self, Outcome};
 
-/// A private store of packages.
-pub(crate) struct Store {
+/// A private apt cache.
+#[derive(Debug)]
+pub struct Store {
     folder: PathBuf,
     config: PathBuf,
-    /// What apt complained of while it fetched the lists, which alone fails nothing.
+    /// Warnings of apt about the package lists; they are not fatal by themselves.
     complaints: String,
 }
 
 impl Store {
-    /// A store in `folder`, on the machine's own sources or on these lines alone.
-    pub(crate) fn open(folder: &Path, sources: Option<&[String]>) -> Outcome<Self> {
+    /// Opens a cache in `folder`, with the machine's own sources or with the given source lines.
+    ///
+    /// # Errors
+    /// If apt is missing or cannot be run.
+    pub fn open(folder: &Path, sources: Option<&[String]>) -> Outcome<Self> {
         Self::with(folder, sources, "")
     }
 
-    /// A store for a machine on which nothing is installed, so that whatever a package needs is taken
-    /// too, of this suite if it has it.
-    pub(crate) fn bare(folder: &Path, sources: &[String], suite: &str) -> Outcome<Self> {
+    /// Opens a cache that treats no package as installed, so that all dependencies are downloaded too, preferably from
+    /// `suite`.
+    ///
+    /// # Errors
+    /// If apt is missing or cannot be run.
+    pub fn bare(folder: &Path, sources: &[String], suite: &str) -> Outcome<Self> {
         fs::create_dir_all(folder)?;
         let installed = folder.join("status");
         fs::write(&installed, "")?;
@@ -68,38 +74,44 @@ impl Store {
         Ok(store)
     }
 
-    /// Unpacks these packages, and whatever the machine lacks of what they depend on.
-    pub(crate) fn unpack_with_needs(&self, names: &[&str], into: &Path) -> Outcome {
+    /// Unpacks these packages and their dependencies that are not installed.
+    ///
+    /// # Errors
+    /// If a package cannot be downloaded or unpacked.
+    pub fn unpack_with_needs(&self, names: &[&str], into: &Path) -> Outcome {
         let mut command = self.apt("apt-get");
-        // Downloading alone: what apt would remove in order to install stays where it is.
+        // Only downloads: packages that apt would remove for an installation stay installed.
         command.args(["--quiet=2", "--yes", "--download-only", "--no-install-recommends"]);
         self.download(command.arg("install").args(names))?;
         self.unpack(into)
     }
 
-    /// Unpacks these packages alone.
-    pub(crate) fn unpack_alone(&self, names: &[String], into: &Path) -> Outcome {
+    /// Unpacks these packages without their dependencies.
+    ///
+    /// # Errors
+    /// If a package cannot be downloaded or unpacked.
+    pub fn unpack_alone(&self, names: &[String], into: &Path) -> Outcome {
         let mut command = self.apt("apt-get");
         command.current_dir(self.folder.join("archives"));
         self.download(command.args(["--quiet=2", "download"]).args(names))?;
         self.unpack(into)
     }
 
-    /// The packages that `name` depends on directly; empty if there is no such package.
-    pub(crate) fn depends(&self, name: &str) -> Vec<String> {
+    /// Returns the direct dependencies of a package, or nothing if it does not exist.
+    pub fn depends(&self, name: &str) -> Vec<String> {
         let shown =
             process::output(self.apt("apt-cache").args(["show", "--no-all-versions", name]));
         shown.map(|shown| depends(&shown)).unwrap_or_default()
     }
 
-    /// All names that begin so.
-    pub(crate) fn names(&self, prefix: &str) -> Vec<String> {
+    /// Returns the names of all packages with this prefix.
+    pub fn names(&self, prefix: &str) -> Vec<String> {
         let shown = process::output(self.apt("apt-cache").args(["pkgnames", prefix]));
         shown.map(|shown| shown.lines().map(str::to_owned).collect()).unwrap_or_default()
     }
 
-    /// What apt complained of while it fetched the lists.
-    pub(crate) fn complaints(&self) -> &str {
+    /// Returns the warnings of apt about the package lists.
+    pub fn complaints(&self) -> &str {
         self.complaints.trim_end()
     }
 
@@ -128,31 +140,33 @@ impl Store {
     }
 }
 
-/// Whether this machine can open a store.
-pub(crate) fn available() -> bool {
+/// Returns whether apt-get and dpkg-deb are installed.
+pub fn available() -> bool {
     process::answers(Command::new("apt-get").arg("--version"))
         && process::answers(Command::new("dpkg-deb").arg("--version"))
 }
 
-/// A source of the machine: where its packages are and which key they are signed with.
+/// A package source of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Source {
-    pub(crate) address: String,
-    pub(crate) suite: String,
-    pub(crate) signed_by: Option<String>,
+pub struct Source {
+    /// Address of the mirror.
+    pub address: String,
+    /// Name of the suite.
+    pub suite: String,
+    /// Keyring that signs the packages.
+    pub signed_by: Option<String>,
 }
 
 impl Source {
-    /// The line of a list for another suite from the same place.
-    pub(crate) fn line(&self, suite: &str) -> String {
+    /// Returns the source line for another suite of the same mirror.
+    pub fn line(&self, suite: &str) -> String {
         let options = self.signed_by.as_ref().map(|key| format!("[signed-by={key}] "));
         format!("deb {}{} {suite} main", options.unwrap_or_default(), self.address)
     }
 }
 
-/// The machine's sources of Debian, one of each address; others may use its name, and turn out not to
-/// have what is looked for.
-pub(crate) fn of_debian() -> Vec<Source> {
+/// Returns the machine's Debian mirrors. A third-party mirror with a similar address may be among them.
+pub fn of_debian() -> Vec<Source> {
     let mut found: Vec<Source> = Vec::new();
     for source in sources() {
         let debian = source.address.trim_end_matches('/').ends_with("debian");
@@ -163,7 +177,7 @@ pub(crate) fn of_debian() -> Vec<Source> {
     found
 }
 
-/// The sources that the machine is configured with.
+/// Reads the machine's package sources.
 fn sources() -> Vec<Source> {
     let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
     if let Ok(entries) = fs::read_dir("/etc/apt/sources.list.d") {
@@ -182,7 +196,7 @@ fn sources() -> Vec<Source> {
     found
 }
 
-/// `deb [signed-by=KEY] ADDRESS SUITE main`
+/// Parses a line such as `deb [signed-by=KEY] ADDRESS SUITE main`.
 fn one_line(line: &str) -> Option<Source> {
     let mut rest = line.trim().strip_prefix("deb ")?.trim_start();
     let mut signed_by = None;
@@ -197,7 +211,7 @@ fn one_line(line: &str) -> Option<Source> {
     Some(Source { address, suite, signed_by })
 }
 
-/// Fields `Types`, `URIs`, `Suites`, `Signed-By`, a line each.
+/// Parses the fields `Types`, `URIs`, `Suites` and `Signed-By` of a stanza.
 fn stanza(text: &str) -> Vec<Source> {
     let field = |name: &str| {
         let mut lines = text.lines().filter_map(|line| line.split_once(':'));

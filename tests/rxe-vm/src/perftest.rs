@@ -1,18 +1,18 @@
-//! The programs that others measure RDMA with, between the guest's first two nodes.
+//! Creates jobs that run perftest programs between the guest's first two nodes.
 
 use std::time::Duration;
 
-use super::guest::{Job, Nodes};
+use crate::guest::{Job, Nodes};
 
-/// The port at which a perftest server listens, and how the kernel lists it then.
+/// Port of a perftest server, and its entry in the kernel's list of listening sockets.
 const PORT: u16 = 18517;
 const LISTENS: &str = ":4855 0+:0000 0A";
 const LIMIT: Duration = Duration::from_secs(60);
-/// Index of the RoCE v2 address that follows from the IPv4 one; index 0 is the link's own.
+/// Index of the RoCE v2 GID that follows from the IPv4 address; index 0 is link-local.
 const GID_INDEX: u32 = 1;
 
-/// Devices and ports as everybody can read them, and one small measurement: the nodes are joined.
-pub(super) fn smoke(nodes: Nodes) -> Vec<Job> {
+/// Returns jobs that list the devices and measure one latency, which shows that the nodes are connected.
+pub fn smoke(nodes: Nodes) -> Vec<Job> {
     let devices = Job {
         name: "devices".into(),
         command: "ibv_devinfo -v | grep -E 'hca_id|state|active_mtu|GID\\['".into(),
@@ -22,8 +22,8 @@ pub(super) fn smoke(nodes: Nodes) -> Vec<Job> {
     vec![devices, pair(nodes, "ib_write_lat", "-s 8 -n 1000")]
 }
 
-/// What the backend's own figures are held against.
-pub(super) fn measurements(nodes: Nodes) -> Vec<Job> {
+/// Returns the perftest measurements that Peerlane's figures are compared with.
+pub fn measurements(nodes: Nodes) -> Vec<Job> {
     let mut jobs = vec![pair(nodes, "ib_read_lat", "-s 8 -n 1000")];
     for (bytes, messages, depth) in [(65536, 1000, 128), (1 << 20, 100, 16)] {
         for pairs in [1, 4] {
@@ -34,8 +34,8 @@ pub(super) fn measurements(nodes: Nodes) -> Vec<Job> {
     jobs
 }
 
-/// A server on the first node and its client on the second.
-pub(crate) fn pair(nodes: Nodes, program: &str, options: &str) -> Job {
+/// Returns a job that runs a server on the first node and its client on the second.
+pub fn pair(nodes: Nodes, program: &str, options: &str) -> Job {
     let devices = nodes.devices();
     let inside = |node: usize| {
         let names = nodes.namespaces();

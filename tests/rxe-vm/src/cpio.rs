@@ -1,44 +1,44 @@
-//! An initial root file system: the "newc" format of cpio, as the kernel unpacks it.
+//! Writes an initial root file system in the "newc" format of cpio.
 
-/// Files, folders and links in the order in which they were added.
+/// A cpio archive under construction.
 #[derive(Debug, Default)]
-pub(super) struct Archive {
+pub(crate) struct Archive {
     bytes: Vec<u8>,
     entries: u32,
 }
 
-/// A folder, with its permissions.
+/// Mode of a directory.
 const FOLDER: u32 = 0o040_755;
-/// A file that may be executed.
+/// Mode of an executable file.
 const FILE: u32 = 0o100_755;
-/// A symbolic link.
+/// Mode of a symbolic link.
 const LINK: u32 = 0o120_777;
-/// A character device.
+/// Mode of a character device.
 const CHARACTER: u32 = 0o020_600;
 
 impl Archive {
     /// Adds a folder; its parent must be there.
-    pub(super) fn folder(&mut self, path: &str) {
+    pub(crate) fn folder(&mut self, path: &str) {
         self.entry(path, FOLDER, (0, 0), &[]);
     }
 
     /// Adds a file; its folder must be there.
-    pub(super) fn file(&mut self, path: &str, content: &[u8]) {
+    pub(crate) fn file(&mut self, path: &str, content: &[u8]) {
         self.entry(path, FILE, (0, 0), content);
     }
 
     /// Adds a link to `target`.
-    pub(super) fn link(&mut self, path: &str, target: &str) {
+    pub(crate) fn link(&mut self, path: &str, target: &str) {
         self.entry(path, LINK, (0, 0), target.as_bytes());
     }
 
     /// Adds a character device.
-    pub(super) fn device(&mut self, path: &str, major: u32, minor: u32) {
+    pub(crate) fn device(&mut self, path: &str, major: u32, minor: u32) {
         self.entry(path, CHARACTER, (major, minor), &[]);
     }
 
-    /// The whole archive.
-    pub(super) fn finish(mut self) -> Vec<u8> {
+    /// Returns the finished archive.
+    pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, (0, 0), &[]);
         self.bytes
     }
@@ -48,7 +48,7 @@ impl Archive {
         self.entries += 1;
         let bytes = u32::try_from(content.len()).expect("a file of the archive is below 4 GiB");
         let name_bytes = u32::try_from(path.len() + 1).expect("a path is short");
-        // Inode, mode, user, group, links, time, size, device of the file, device it is, name, sum.
+        // Inode, mode, user, group, links, time, size, device (2), device number (2), name length, checksum.
         let fields =
             [self.entries, mode, 0, 0, 1, 0, bytes, 0, 0, device.0, device.1, name_bytes, 0];
         self.bytes.extend_from_slice(b"070701");

@@ -10,10 +10,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::packages::Store;
-use crate::process::{self, Outcome, cargo};
 use crate::rocm;
 use crate::workspace;
+use peerlane_rxe_vm::packages::Store;
+use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
 mod rewrite;
 

@@ -1,4 +1,4 @@
-//! The virtual machine: qemu, with the guest's console as its standard output.
+//! Runs QEMU with the guest's console as its standard output.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -7,25 +7,27 @@ use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use super::console::{Console, End};
-use super::emulator::Emulator;
-use super::kernel::Kernel;
+use crate::console::{Console, End};
+use crate::emulator::Emulator;
+use crate::kernel::Kernel;
 use crate::process::{self, Outcome};
 
-/// What the kernel is told. An oops is a panic, so that it cannot pass for a failing test. The clock is
-/// not doubted: on a busy machine the kernel would give it up and patch itself while tests run, which the
-/// emulator does not bear. Memory is not cleared when it is allocated, which Debian's kernels do by default:
-/// under emulation that takes longer than what the memory is for.
+/// The kernel's command line.
+///
+/// An oops panics, so that it cannot pass for a failing test. The clock counts as reliable: on a busy machine the
+/// kernel would otherwise replace it and patch its code while tests run, which the emulator does not survive. Memory
+/// is not cleared when it is allocated, as Debian's kernels do by default, because that takes longer under emulation
+/// than using the memory.
 const COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic mitigations=off nokaslr \
      random.trust_cpu=on tsc=reliable init_on_alloc=0";
-/// The processor that is emulated. The two flags would say that it copies and clears strings of bytes
-/// fast: then the kernel and the C library let it, and the emulator goes byte by byte.
+/// The emulated processor. Without these two flags, the kernel and the C library do not use string instructions,
+/// which the emulator executes byte by byte.
 const EMULATED: &str = "max,-erms,-fsrm";
-/// Memory beside what the image takes.
+/// Memory in addition to the image's.
 const MEMORY_MIB: u64 = 1024;
 
-/// Boots, and passes the console on to the end.
-pub(super) fn boot(emulator: &Emulator, kernel: &Kernel, image: &Path) -> Outcome<(Console, End)> {
+/// Boots the guest and copies its console to standard output until it ends.
+pub(crate) fn boot(emulator: &Emulator, kernel: &Kernel, image: &Path) -> Outcome<(Console, End)> {
     let image_mib = fs::metadata(image)?.len() >> 20;
     let processors = std::thread::available_parallelism()?.get().clamp(2, 4);
     let mut qemu = emulator.command();
@@ -49,14 +51,14 @@ pub(super) fn boot(emulator: &Emulator, kernel: &Kernel, image: &Path) -> Outcom
     follow(Running(child), std::io::stdout())
 }
 
-/// Whether the machine's own processor may run the guest.
+/// Returns whether KVM is available.
 fn hardware() -> bool {
     let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let able = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
     able && fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok()
 }
 
-/// Ends with its owner.
+/// Kills the process when it is dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -94,7 +96,7 @@ fn follow(mut machine: Running, mut out: impl Write) -> Outcome<(Console, End)> 
                 if end == End::Silent {
                     return Ok((console, end));
                 }
-                // Its end closes the console, of which a last piece of a line may be left.
+                // The end of the process closes the console, after the rest of a line.
                 end = End::Silent;
                 machine.0.kill()?;
                 deadline = Instant::now() + Duration::from_secs(5);

@@ -1,36 +1,36 @@
-//! The kernel of the virtual machine: one with soft RoCE, taken from the distribution.
+//! Fetches a kernel with soft RoCE.
 //!
-//! Versions are not pinned, as distributions drop old ones: the newest package that the machine's
-//! own mirror has is taken, unpacked, and kept below `target/` with the few modules that are used.
+//! Versions are not pinned, because distributions drop old ones. The newest package of the machine's own mirror is
+//! unpacked and kept below `target/` with the few modules that are needed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::modules::Modules;
+use crate::modules::Modules;
 use crate::packages::{self, Store};
 use crate::process::Outcome;
 
-/// Suites of Debian whose kernels are tried, in this order, before the machine's own.
+/// Debian suites whose kernels are tried, in this order, before the machine's own suite.
 const SUITES: [&str; 1] = ["trixie-backports"];
-/// What is loaded. A name that is not there is built in, or the guest will say what it lacks.
+/// Modules to load. A missing one is either built in, or the guest reports what it lacks.
 const MODULES: [&str; 7] =
     ["crc32_generic", "rdma_rxe", "rdma_ucm", "veth", "bridge", "sch_netem", "sch_tbf"];
-/// From here on a soft RoCE device works inside a network namespace.
+/// First version that supports soft RoCE devices inside a network namespace.
 const NAMESPACES_SINCE: (u32, u32) = (7, 2);
 
-/// A kernel below `target/`.
+/// An unpacked kernel below `target/`.
 #[derive(Debug)]
-pub(super) struct Kernel {
-    pub(super) image: PathBuf,
-    pub(super) modules: PathBuf,
-    /// In loading order.
-    pub(super) order: Vec<String>,
-    pub(super) release: String,
+pub(crate) struct Kernel {
+    pub(crate) image: PathBuf,
+    pub(crate) modules: PathBuf,
+    /// Names of the modules in loading order.
+    pub(crate) order: Vec<String>,
+    pub(crate) release: String,
 }
 
 impl Kernel {
-    /// The kept one, or a new one; with `stock` of the machine's own sources.
-    pub(super) fn obtain(folder: &Path, stock: bool) -> Outcome<Self> {
+    /// Returns the kept kernel or fetches one; `stock` restricts it to the machine's own sources.
+    pub(crate) fn obtain(folder: &Path, stock: bool) -> Outcome<Self> {
         if let Some(kept) = Self::kept(folder) {
             return Ok(kept);
         }
@@ -45,13 +45,13 @@ impl Kernel {
         Err(format!("no kernel with soft RoCE was found\n{}", refused.join("\n")).into())
     }
 
-    /// Whether each node can have a network namespace with a device of its own.
-    pub(super) fn namespaces(&self) -> bool {
+    /// Returns whether each node can have a namespace with its own device.
+    pub(crate) fn namespaces(&self) -> bool {
         version(&self.release).is_some_and(|version| version >= NAMESPACES_SINCE)
     }
 
     fn kept(folder: &Path) -> Option<Self> {
-        // Written last.
+        // This file is written last, so the others are complete.
         let listed = fs::read_to_string(folder.join("modules.order")).ok()?;
         let release = fs::read_to_string(folder.join("release")).ok()?;
         Some(Self {
@@ -101,7 +101,7 @@ impl Kernel {
     }
 }
 
-/// Where kernels may come from; `None` is the machine's own sources.
+/// Returns the sources to try; `None` stands for the machine's own.
 fn candidates(stock: bool) -> Vec<(String, Option<Vec<String>>)> {
     let mut found: Vec<(String, Option<Vec<String>>)> = Vec::new();
     for source in packages::of_debian().iter().filter(|_| !stock) {
@@ -113,7 +113,7 @@ fn candidates(stock: bool) -> Vec<(String, Option<Vec<String>>)> {
     found
 }
 
-/// The packages that hold the kernel and its modules, and not what they need to be installed.
+/// Returns the packages of the kernel and its modules, without their dependencies.
 fn packages_of(store: &Store) -> Vec<String> {
     let mut open: Vec<String> =
         ["linux-image-amd64", "linux-image-generic"].map(str::to_owned).into();
@@ -139,7 +139,7 @@ fn holds_kernel(name: &str) -> bool {
     })
 }
 
-/// Without a package that names the current one: the highest version that is whole.
+/// Without a metapackage: the highest version whose packages are all present.
 fn newest(names: &[String]) -> Vec<String> {
     let plain = |release: &&str| {
         release.ends_with("-amd64")
@@ -157,8 +157,8 @@ fn numbers(release: &str) -> Vec<u32> {
     release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok()).collect()
 }
 
-/// Major and minor of a release.
-pub(super) fn version(release: &str) -> Option<(u32, u32)> {
+/// Parses the major and minor version of a release.
+pub(crate) fn version(release: &str) -> Option<(u32, u32)> {
     match numbers(release)[..] {
         [major, minor, ..] => Some((major, minor)),
         _ => None,

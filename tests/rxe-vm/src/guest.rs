@@ -1,61 +1,62 @@
-//! What the guest does: its first process is a shell script that sets up the nodes, runs the jobs
-//! one after another, and says on the console what became of each.
+//! Writes the script that sets up the guest's nodes and runs the jobs.
 //!
-//! Node `N` is the network namespace `nodeN` with the address `10.0.0.(N+1)` and the device `rxeN`,
-//! whose GID with index 1 follows from that address. Jobs run as root outside of the nodes, where every
-//! device can be opened and `ip netns exec nodeN …` starts a program on a node; with a bridge they are in
-//! its namespace, `10.0.0.254`, from which every node is reached. `PEERLANE_TEST_RDMA_DEVICES` and
-//! `PEERLANE_TEST_RDMA_NAMESPACES` list both; the latter is unset where there is one device only.
+//! Node `N` is the network namespace `nodeN` with the address `10.0.0.(N+1)` and the device `rxeN`, whose GID with
+//! index 1 follows from that address. Jobs run as root outside of the nodes, where every device can be opened;
+//! `ip netns exec nodeN …` starts a program on a node. With a bridge, jobs have the address `10.0.0.254`, from which
+//! every node is reachable. `PEERLANE_TEST_RDMA_DEVICES` and `PEERLANE_TEST_RDMA_NAMESPACES` list devices and
+//! namespaces; the latter is unset if there is only one device.
 
 use std::fmt::Write;
 use std::time::Duration;
 
-use super::console::MARK;
+use crate::console::MARK;
 
-/// Bytes of a frame on the wire between nodes, so that RDMA packets of 4096 bytes fit.
+/// MTU between nodes in bytes; RDMA packets of 4096 bytes fit.
 const WIRE_MTU: u32 = 4200;
-/// Where the programs of busybox are, after those of the distribution.
-pub(super) const APPLETS: &str = "/applets";
-/// Where the kernel's modules are.
-pub(super) const MODULES: &str = "/modules";
+/// Directory of busybox's programs, the last one in the path.
+pub(crate) const APPLETS: &str = "/applets";
+/// Directory of the kernel modules.
+pub(crate) const MODULES: &str = "/modules";
 
-/// One command with a time limit.
+/// A shell command with a time limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Job {
-    pub(crate) name: String,
-    /// A line of shell.
-    pub(crate) command: String,
-    /// Absolute.
-    pub(crate) folder: String,
-    pub(crate) limit: Duration,
+pub struct Job {
+    /// Name in the summary.
+    pub name: String,
+    /// The command.
+    pub command: String,
+    /// Working directory, an absolute path.
+    pub folder: String,
+    /// Time limit.
+    pub limit: Duration,
 }
 
-/// The nodes that the guest stands for.
+/// The nodes that the guest simulates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Nodes {
-    /// So many network namespaces on one bridge, each with its own device.
+pub enum Nodes {
+    /// That many network namespaces on one bridge, each with its own device.
     Namespaces(u32),
-    /// Two of them, joined by a cable: a bridge costs every packet time of the guest's processors.
+    /// Two namespaces joined by one veth pair, which costs less processor time per packet than a bridge.
     Cable,
-    /// One device that sends to itself: the kernel knows no device inside a namespace.
+    /// One device that sends to itself, for kernels without devices in namespaces.
     Loopback,
 }
 
 impl Nodes {
-    /// The names of the devices, as the tests read them from the environment.
-    pub(crate) fn devices(self) -> Vec<String> {
+    /// Returns the names of the devices, as the tests read them from the environment.
+    pub fn devices(self) -> Vec<String> {
         (0..self.count()).map(|node| format!("rxe{node}")).collect()
     }
 
-    /// The names of the namespaces.
-    pub(crate) fn namespaces(self) -> Vec<String> {
+    /// Returns the names of the namespaces.
+    pub fn namespaces(self) -> Vec<String> {
         match self {
             Self::Loopback => Vec::new(),
             _ => (0..self.count()).map(|node| format!("node{node}")).collect(),
         }
     }
 
-    /// How many devices there are.
+    /// Returns the number of devices.
     fn count(self) -> u32 {
         match self {
             Self::Namespaces(count) => count,
@@ -89,7 +90,7 @@ impl Nodes {
         script
     }
 
-    /// What joins the interfaces `eth0`; of one device alone, all that it is on.
+    /// Returns the commands that connect the interfaces `eth0`.
     fn wire(self) -> String {
         let veth = format!("mtu {WIRE_MTU} type veth peer name");
         match self {
@@ -121,8 +122,8 @@ impl Nodes {
     }
 }
 
-/// The guest's first process.
-pub(super) fn script(nodes: Nodes, modules: &[String], jobs: &[Job]) -> String {
+/// Returns the script of the guest's first process.
+pub(crate) fn script(nodes: Nodes, modules: &[String], jobs: &[Job]) -> String {
     let mut script = format!("{}{FUNCTIONS}", START.replace("APPLETS", APPLETS));
     let _ = writeln!(script, "export PEERLANE_TEST_RDMA_DEVICES={}", nodes.devices().join(","));
     if nodes != Nodes::Loopback {
@@ -143,8 +144,8 @@ pub(super) fn script(nodes: Nodes, modules: &[String], jobs: &[Job]) -> String {
     script.replace("MARK", MARK)
 }
 
-/// A word of shell that stands for this text.
-pub(crate) fn quoted(text: &str) -> String {
+/// Returns the text as one quoted shell word.
+pub fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
@@ -162,8 +163,8 @@ mount -t tmpfs run /run
 ip link set lo up
 ";
 
-/// `need` ends the guest where a step of the set-up fails. A job is a session of its own, and
-/// whatever it leaves running ends with it.
+/// Shell functions: `need` stops the guest if a set-up step fails; a job runs in its own session, and all its
+/// processes end with it.
 const FUNCTIONS: &str = r#"
 say() { echo; echo "MARK $*"; }
 now() { cut -d ' ' -f 1 /proc/uptime; }
