@@ -51,9 +51,9 @@ pub use peerlane_collectives::{
     verify,
 };
 pub use peerlane_hal as hal;
-#[cfg(feature = "host")]
-pub use peerlane_hal::host;
 pub use peerlane_hal::{Deadline, ErrorKind, Rank};
+#[cfg(feature = "host")]
+pub use peerlane_host as host;
 
 /// Runs the examples of the README.
 #[cfg(all(doctest, feature = "host"))]

@@ -1,6 +1,6 @@
 //! The queue of copies, signals and waits, on streams of the driver.
 //!
-//! The queue itself is `mechanics::streams` of hal, which ROCm has too; here stand the calls of CUDA
+//! The queue itself is `peerlane_toolkit::streams`, which ROCm has too; here stand the calls of CUDA
 //! that it is made of, and what was measured on NVIDIA's devices.
 //!
 //! | the contract | here |
@@ -24,10 +24,10 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use peerlane_hal::mechanics::streams::{self, Abilities, Found, StreamDevice};
-pub(crate) use peerlane_hal::mechanics::streams::{EngineSetup, probe_signal};
-pub use peerlane_hal::mechanics::streams::{OwnCopy, SignalBy};
 use peerlane_hal::{Caps, CopyEngine, Op, Ticket};
+use peerlane_toolkit::streams::{self, Abilities, Found, StreamDevice};
+pub(crate) use peerlane_toolkit::streams::{EngineSetup, probe_signal};
+pub use peerlane_toolkit::streams::{OwnCopy, SignalBy};
 
 pub use self::stream::Stream;
 use crate::device::Context;

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use peerlane_hal::ErrorKind;
-use peerlane_hal::mechanics::device::Fault;
+use peerlane_toolkit::device::Fault;
 
 use crate::sys::{self, CUresult, Driver};
 
@@ -63,7 +63,7 @@ pub enum Error {
         #[source]
         result: CudaResult,
     },
-    /// What the mechanics refuse that all GPUs share.
+    /// What the toolkit refuses for all GPUs.
     #[error(transparent)]
     Fault(#[from] Fault),
 }

@@ -1,9 +1,9 @@
 //! The way to reach peers of one host: each other's memory, over NVLink or PCI Express. It is
-//! `mechanics::peers` of hal; here stands what the driver knows of other devices.
+//! `peerlane_toolkit::peers`; here stands what the driver knows of other devices.
 
 mod way;
 
-use peerlane_hal::mechanics::peers::{self, PeerOptions};
+use peerlane_toolkit::peers::{self, PeerOptions};
 
 use crate::device::Context;
 use crate::engine::{OwnCopy, SignalBy};

@@ -9,8 +9,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream, CudaViewMut, DevicePtr as _};
-use peerlane_hal::mechanics::device::Fault;
 use peerlane_hal::{PeerMemory as _, Region as _, Role};
+use peerlane_toolkit::device::Fault;
 
 use crate::error::Error;
 use crate::memory::{Local, Memory};

@@ -1,8 +1,8 @@
-//! What a peer needs to import a region: the key of `mechanics::regions` of hal, and what is CUDA's own
+//! What a peer needs to import a region: the key of `peerlane_toolkit::regions`, and what is CUDA's own
 //! in it.
 
 use peerlane_hal::BackendId;
-use peerlane_hal::mechanics::regions::{self, Vendor};
+use peerlane_toolkit::regions::{self, Vendor};
 
 /// CUDA, as a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,6 +5,6 @@
 mod backend;
 #[path = "engine/calls.rs"]
 mod calls;
-#[path = "../../hal/tests/streams/mod.rs"]
+#[path = "../../hal/toolkit/tests/streams/mod.rs"]
 mod shared;
 mod support;

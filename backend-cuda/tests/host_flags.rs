@@ -8,8 +8,9 @@ use std::time::Duration;
 use peerlane_cuda::{Engine, Fabric, Local, Remote};
 use peerlane_hal::{
     CopyEngine as _, Error as _, ErrorKind, Fabric as _, Flag, Op, PeerMemory as _, Rank,
-    Region as _, Role, Space, Ticket, host,
+    Region as _, Role, Space, Ticket,
 };
+use peerlane_host as host;
 use support::{driver, pointer, ranks, soon};
 
 type OpOf<'a> = Op<'a, Local, Remote>;

@@ -6,9 +6,9 @@
 #[allow(dead_code, unused_imports, reason = "a part of it is used here")]
 mod backend;
 mod support;
-#[path = "../../hal/tests/streams/word_by_word.rs"]
+#[path = "../../hal/toolkit/tests/streams/word_by_word.rs"]
 mod word_by_word;
-#[path = "../../hal/tests/streams/world.rs"]
+#[path = "../../hal/toolkit/tests/streams/world.rs"]
 #[allow(dead_code, reason = "a part of it is used here")]
 mod world;
 

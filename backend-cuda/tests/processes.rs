@@ -7,8 +7,9 @@ use std::time::Duration;
 use peerlane_cuda::{Engine, Fabric, Key, Local, Remote};
 use peerlane_hal::{
     At, CopyEngine as _, Deadline, Error as _, ErrorKind, Fabric as _, Op, PeerMemory as _, Rank,
-    Region as _, RemoteKey as _, Role, host,
+    Region as _, RemoteKey as _, Role,
 };
+use peerlane_host as host;
 use peerlane_simulated_driver::{Other, hear, tell};
 use support::{Allocation, Segments, driver, pattern, pointer, soon};
 

@@ -22,9 +22,9 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use ibverbs_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
-use peerlane_hal::mechanics::device::Fault;
-use peerlane_hal::mechanics::{Ledger, Poison};
 use peerlane_hal::{Caps, CopyEngine, Deadline, Op, Rank, Ticket};
+use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::{Ledger, Poison};
 
 use chain::Chain;
 use opening::Job;

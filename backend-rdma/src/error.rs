@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use ibverbs_sys::{LoadError, ibv_wc_status};
-use peerlane_hal::mechanics::device::Fault;
-use peerlane_hal::mechanics::mapping::MappingError;
 use peerlane_hal::wire::Truncated;
 use peerlane_hal::{ErrorKind, Rank};
+use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::mapping::MappingError;
 use rustix::io::Errno;
 
 /// The status of a completion, as the library names it.

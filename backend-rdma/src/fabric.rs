@@ -20,8 +20,8 @@ mod streams;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use peerlane_hal::mechanics::device::Fault;
 use peerlane_hal::{BackendId, Deadline, Fabric as FabricTrait, Link, LinkKind, Rank};
+use peerlane_toolkit::device::Fault;
 
 use address::Address;
 use service::Service;

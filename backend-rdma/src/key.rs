@@ -1,8 +1,8 @@
 //! The remote key: whose memory, which registration, where, how large, and the card's own key.
 
-use peerlane_hal::mechanics::handover::{role_number, role_of};
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{BackendId, Envelope, Generation, KeyError, Rank, RemoteKey, Role};
+use peerlane_toolkit::handover::{role_number, role_of};
 
 use crate::fabric::CARDS_MAX;
 

@@ -9,12 +9,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use peerlane_hal::mechanics::device::Fault;
-use peerlane_hal::mechanics::handover::{self, Claim, Entry};
-use peerlane_hal::mechanics::mapping::Mapping;
 use peerlane_hal::{
     BackendId, Deadline, Generation, Held, PeerMemory, Rank, Region, RemoteKey as _, Role, Space,
 };
+use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::handover::{self, Claim, Entry};
+use peerlane_toolkit::mapping::Mapping;
 
 use crate::error::Error;
 use crate::fabric::Shared;

@@ -1,7 +1,7 @@
 //! The queue of copies, signals and waits.
 //!
 //! There are two kinds ([`EngineKind`]). Streams of HIP queue waits, take the caller's stream and are
-//! recorded into graphs; that queue is `mechanics::streams` of hal, which CUDA has too, over the calls
+//! recorded into graphs; that queue is `peerlane_toolkit::streams`, which CUDA has too, over the calls
 //! in `hip/`:
 //!
 //! | the contract | here |
@@ -25,11 +25,11 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use peerlane_hal::mechanics::peers::Purpose;
-use peerlane_hal::mechanics::streams;
-pub(crate) use peerlane_hal::mechanics::streams::{EngineSetup, probe_signal};
-pub use peerlane_hal::mechanics::streams::{OwnCopy, SignalBy};
 use peerlane_hal::{Caps, CopyEngine, Op, Ticket};
+use peerlane_toolkit::peers::Purpose;
+use peerlane_toolkit::streams;
+pub(crate) use peerlane_toolkit::streams::{EngineSetup, probe_signal};
+pub use peerlane_toolkit::streams::{OwnCopy, SignalBy};
 
 pub use self::kind::EngineKind;
 use self::sdma::Sdma;

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use peerlane_hal::ErrorKind;
-use peerlane_hal::mechanics::device::Fault;
+use peerlane_toolkit::device::Fault;
 use rocm_library::LoadError;
 
 use crate::device::absence;

@@ -1,11 +1,11 @@
-//! What a peer needs to import a region: the key of `mechanics::regions` of hal, and what is ROCm's own
+//! What a peer needs to import a region: the key of `peerlane_toolkit::regions`, and what is ROCm's own
 //! in it.
 //!
 //! It names the device by its UUID, which the HSA runtime makes of the serial number of the chip, and the
 //! memory by the owner's process and a generation.
 
 use peerlane_hal::BackendId;
-use peerlane_hal::mechanics::regions::{self, Vendor};
+use peerlane_toolkit::regions::{self, Vendor};
 
 /// ROCm, as a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

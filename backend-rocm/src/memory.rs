@@ -1,4 +1,4 @@
-//! Registration, export and import of device memory: `mechanics::regions` of hal over the calls of HIP,
+//! Registration, export and import of device memory: `peerlane_toolkit::regions` over the calls of HIP,
 //! which stand here.
 //!
 //! | memory | how it leaves the process |
@@ -18,7 +18,7 @@ mod ipc;
 mod pointers;
 mod segments;
 
-use peerlane_hal::mechanics::regions;
+use peerlane_toolkit::regions;
 
 use crate::device::Context;
 

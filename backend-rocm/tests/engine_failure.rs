@@ -3,11 +3,11 @@
 #[path = "engine/backend.rs"]
 #[allow(dead_code, unused_imports, reason = "a part of it is used here")]
 mod backend;
-#[path = "../../hal/tests/streams/failure.rs"]
+#[path = "../../hal/toolkit/tests/streams/failure.rs"]
 #[allow(dead_code, reason = "a part of it is used here")]
 mod failure;
 mod support;
-#[path = "../../hal/tests/streams/world.rs"]
+#[path = "../../hal/toolkit/tests/streams/world.rs"]
 #[allow(dead_code, reason = "a part of it is used here")]
 mod world;
 

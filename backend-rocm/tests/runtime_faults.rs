@@ -6,7 +6,7 @@
 #[path = "engine/backend.rs"]
 #[allow(dead_code, unused_imports, reason = "a part of it is used here")]
 mod backend;
-#[path = "../../hal/tests/streams/world.rs"]
+#[path = "../../hal/toolkit/tests/streams/world.rs"]
 #[allow(dead_code, reason = "a part of it is used here")]
 mod world;
 

@@ -7,7 +7,8 @@ use peerlane_collectives::bootstrap::in_process::{self, InProcess};
 use peerlane_collectives::element::Element;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{AllGather, Group};
-use peerlane_hal::{ErrorKind, Rank, host};
+use peerlane_hal::{ErrorKind, Rank};
+use peerlane_host as host;
 
 fn open(bootstrap: InProcess) -> Result<Group<host::Fabric>, Error> {
     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;

@@ -9,8 +9,8 @@
 //! - You write an algorithm or a runtime on top: read [`for_algorithm_authors`].
 //! - You want to gather shards: take the crate `peerlane`, which has it ready.
 //!
-//! With the feature `host` (default) the crate holds the reference backend, [`host`]: ranks as
-//! threads or processes of one machine.
+//! The crate `peerlane-host` is the reference backend: ranks as threads or processes of one machine. The crate
+//! `peerlane-toolkit` holds the parts that backends share.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("Peerlane runs on Linux only");
@@ -20,10 +20,7 @@ mod engine;
 mod error;
 mod fabric;
 mod held;
-#[cfg(feature = "host")]
-pub mod host;
 mod key;
-pub mod mechanics;
 mod memory;
 mod rank;
 pub mod wire;

@@ -16,10 +16,10 @@ mod schedule;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use peerlane_hal::mechanics::{Piece, pieces};
 use peerlane_hal::{
     At, Caps, CopyEngine, Error as _, ErrorKind, Fabric, Flag, Link, Op, Region, Ticket,
 };
+use peerlane_toolkit::{Piece, pieces};
 
 use self::schedule::{Event, Schedule};
 use crate::gate::Gate;

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use peerlane_hal::{
     At, CopyEngine, Deadline, Error, ErrorKind, Fabric, Flag, Op, PeerMemory, Rank, Region, Role,
-    Ticket, host,
+    Ticket,
 };
+use peerlane_host as host;
 use peerlane_layers::{DowngradeLayer, Layer, Throttle, ThrottleLayer, Wrapped};
 
 type Engine = Throttle<host::Fabric>;

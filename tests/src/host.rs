@@ -1,6 +1,7 @@
 //! The harness of the reference backend.
 
-use peerlane_hal::{Rank, host};
+use peerlane_hal::Rank;
+use peerlane_host as host;
 
 use crate::harness::Harness;
 

@@ -134,17 +134,13 @@ mod tests {
     struct Optional(HostHarness);
 
     impl Harness for Optional {
-        type Fabric = peerlane_hal::host::Fabric;
+        type Fabric = peerlane_host::Fabric;
 
         fn name(&self) -> &str {
             "optional"
         }
 
-        fn open(
-            &self,
-            rank: Rank,
-            ranks: usize,
-        ) -> Result<Self::Fabric, peerlane_hal::host::Error> {
+        fn open(&self, rank: Rank, ranks: usize) -> Result<Self::Fabric, peerlane_host::Error> {
             self.0.open(rank, ranks)
         }
     }

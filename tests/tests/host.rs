@@ -9,8 +9,8 @@ use peerlane_conformance::middleware::{
     TraceLog,
 };
 use peerlane_conformance::{HostHarness, Suite};
-use peerlane_hal::host::Options;
 use peerlane_hal::{ErrorKind, Rank};
+use peerlane_host::Options;
 
 fn host(name: &str, change: impl FnOnce(&mut Options)) -> HostHarness {
     let mut options = Options::default();

@@ -7,8 +7,8 @@ use peerlane_conformance::middleware::{
 };
 use peerlane_hal::{
     At, CopyEngine, Deadline, Error, ErrorKind, Fabric, Flag, Op, PeerMemory, Rank, Role, Ticket,
-    host,
 };
+use peerlane_host as host;
 
 const BYTES: u64 = 64;
 const SHORT: Duration = Duration::from_secs(5);

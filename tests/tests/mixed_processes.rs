@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use libtest_mimic::{Arguments, Trial};
 use peerlane_conformance::processes::{Child, Parent};
 use peerlane_conformance::{GpuDriver, Outcome};
-use peerlane_hal::host;
+use peerlane_host as host;
 
 use mixed_support::cast::Kind::{Cuda, Host, Rocm, Sdma};
 use mixed_support::cast::{Cast, Chapter};

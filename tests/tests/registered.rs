@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use peerlane_conformance::processes::{Child, Parent};
 use peerlane_hal::{
-    At, CopyEngine, Deadline, Fabric, Flag, Op, PeerMemory, Rank, Region, RemoteKey, Role, host,
+    At, CopyEngine, Deadline, Fabric, Flag, Op, PeerMemory, Rank, Region, RemoteKey, Role,
 };
+use peerlane_host as host;
 
 const OWNER: Rank = Rank(0);
 const IMPORTER: Rank = Rank(1);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use peerlane_conformance::middleware::{DelayLayer, Layered};
 use peerlane_conformance::{CudaHarness, GpuDriver, HostHarness, StagedHarness, Suite};
 use peerlane_hal::Rank;
-use peerlane_hal::host::Options;
+use peerlane_host::Options;
 
 fn main() -> ExitCode {
     let driver = GpuDriver::load::<peerlane_cuda::Context>();

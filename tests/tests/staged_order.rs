@@ -9,8 +9,8 @@ use peerlane_collectives::staged::{self, Engine, Staged};
 use peerlane_conformance::GpuDriver;
 use peerlane_hal::{
     At, CopyEngine as _, Deadline, Fabric as _, Held, Op, PeerMemory as _, Rank, Region as _, Role,
-    host,
 };
+use peerlane_host as host;
 
 const BYTES: usize = 3 << 20;
 

@@ -23,7 +23,8 @@ use peerlane_collectives::bootstrap::in_process;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{AllGather, Group};
 use peerlane_conformance::processes::{Parent, leftovers};
-use peerlane_hal::{Fabric, Rank, host};
+use peerlane_hal::{Fabric, Rank};
+use peerlane_host as host;
 
 use counting::Counts;
 

@@ -1,8 +1,8 @@
 //! What a device really does, by doing it: an attribute may say yes where the deed is refused, for
 //! instance fabric handles without a channel to the fabric's manager.
 
-use peerlane_hal::mechanics::device::DeviceContext as _;
-use peerlane_hal::mechanics::regions::{Physical, Plain};
+use peerlane_toolkit::device::DeviceContext as _;
+use peerlane_toolkit::regions::{Physical, Plain};
 
 use super::Context;
 use crate::error::Error;

@@ -1,6 +1,6 @@
 //! Copies of CUDA. One call does whatever a copy is between, over addresses alone.
 
-use peerlane_hal::mechanics::device::{Between, Copies, CopyCalls, DevicePtr, StreamHandle};
+use peerlane_toolkit::device::{Between, Copies, CopyCalls, DevicePtr, StreamHandle};
 
 use crate::device::Context;
 use crate::error::Error;

@@ -1,6 +1,6 @@
 //! Captures and replays of CUDA.
 
-use peerlane_hal::mechanics::device::{ExecHandle, GraphCalls, GraphHandle, StreamHandle};
+use peerlane_toolkit::device::{ExecHandle, GraphCalls, GraphHandle, StreamHandle};
 
 use crate::device::Context;
 use crate::error::Error;

@@ -1,8 +1,6 @@
 //! Streams and events of CUDA.
 
-use peerlane_hal::mechanics::device::{
-    CaptureState, EventHandle, Fault, StreamCalls, StreamHandle,
-};
+use peerlane_toolkit::device::{CaptureState, EventHandle, Fault, StreamCalls, StreamHandle};
 
 use crate::device::Context;
 use crate::error::Error;

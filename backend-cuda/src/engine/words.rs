@@ -2,7 +2,7 @@
 
 use std::ffi::c_uint;
 
-use peerlane_hal::mechanics::device::{Batching, DevicePtr, StreamHandle, WordCalls};
+use peerlane_toolkit::device::{Batching, DevicePtr, StreamHandle, WordCalls};
 
 use crate::device::Context;
 use crate::error::Error;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use peerlane_hal::ErrorKind;
-use peerlane_hal::mechanics::device::{DevicePtr, Fault};
-use peerlane_hal::mechanics::peers::{DeviceId, PeerDevice, Purpose, Way};
+use peerlane_toolkit::device::{DevicePtr, Fault};
+use peerlane_toolkit::peers::{DeviceId, PeerDevice, Purpose, Way};
 
 use super::Options;
 use crate::device::{self, Context, Device, DeviceLink};

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-use peerlane_hal::mechanics::device::{DevicePtr, Extent, FreeBytes, MemoryCalls};
+use peerlane_toolkit::device::{DevicePtr, Extent, FreeBytes, MemoryCalls};
 
 use crate::device::Context;
 use crate::error::Error;

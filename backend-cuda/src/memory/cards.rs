@@ -4,8 +4,8 @@ use std::ffi::c_int;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use peerlane_hal::mechanics::device::{DeviceContext as _, DevicePtr};
 use peerlane_hal::{DmaBuf, Flush};
+use peerlane_toolkit::device::{DeviceContext as _, DevicePtr};
 
 use crate::device::{Context, attribute};
 use crate::error::Error;

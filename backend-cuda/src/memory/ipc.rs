@@ -1,6 +1,6 @@
 //! Legacy IPC handles of CUDA.
 
-use peerlane_hal::mechanics::device::{DevicePtr, IpcCalls, IpcHandle};
+use peerlane_toolkit::device::{DevicePtr, IpcCalls, IpcHandle};
 
 use crate::device::Context;
 use crate::error::Error;

@@ -3,9 +3,9 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use peerlane_hal::mechanics::device::{DevicePtr, FreeBytes, MemoryCalls as _};
-use peerlane_hal::mechanics::regions::{Pointee, RegionDevice};
 use peerlane_hal::{DmaBuf, Flush};
+use peerlane_toolkit::device::{DevicePtr, FreeBytes, MemoryCalls as _};
+use peerlane_toolkit::regions::{Pointee, RegionDevice};
 
 use super::cards;
 use crate::device::Context;

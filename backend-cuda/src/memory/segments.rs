@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use peerlane_hal::mechanics::device::{DevicePtr, MemoryHandle, VirtualCalls};
+use peerlane_toolkit::device::{DevicePtr, MemoryHandle, VirtualCalls};
 
 use crate::device::Context;
 use crate::error::Error;

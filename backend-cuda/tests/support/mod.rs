@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
-#[path = "../../../hal/tests/streams/mesh.rs"]
+#[path = "../../../hal/toolkit/tests/streams/mesh.rs"]
 mod mesh;
 
 use std::ptr::NonNull;

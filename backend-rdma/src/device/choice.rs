@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ibverbs_sys::{ibv_device_attr, ibv_mtu, ibv_port_attr};
-use peerlane_hal::mechanics::device::Fault;
+use peerlane_toolkit::device::Fault;
 
 use super::affinity::{self, SYSFS};
 use super::{Device, Gid, GidKind, LinkLayer, Port, describe};

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
-use peerlane_hal::mechanics::device::Fault;
-use peerlane_hal::mechanics::mapping::Mapping;
 use peerlane_hal::{Deadline, Rank};
+use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::mapping::Mapping;
 
 use super::CLOSE_TIMEOUT;
 use super::strand::{Room, Strand};

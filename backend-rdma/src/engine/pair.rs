@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use ibverbs_sys::{
     IBV_SEND_INLINE, ibv_send_rdma, ibv_send_target, ibv_send_wr, ibv_sge, ibv_wr_opcode,
 };
-use peerlane_hal::mechanics::device::Fault;
 use peerlane_hal::{Deadline, Ticket};
+use peerlane_toolkit::device::Fault;
 
 use super::chain::Chain;
 use super::numbers::Numbers;

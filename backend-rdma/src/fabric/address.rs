@@ -2,9 +2,9 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use peerlane_hal::mechanics::device::Fault;
 use peerlane_hal::wire::{Reader, Writer, checksum};
 use peerlane_hal::{BackendId, Rank};
+use peerlane_toolkit::device::Fault;
 
 use super::card::CARDS_MAX;
 use crate::error::Error;

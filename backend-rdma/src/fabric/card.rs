@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ibverbs_sys::{ibv_recv_wr, ibv_sge};
-use peerlane_hal::mechanics::mapping::Mapping;
+use peerlane_toolkit::mapping::Mapping;
 
 use super::streams::{MESSAGE_BYTES, Message};
 use crate::device::Place;

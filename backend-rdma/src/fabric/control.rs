@@ -5,8 +5,8 @@ use std::net::TcpStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use peerlane_hal::mechanics::device::Fault;
 use peerlane_hal::{Deadline, Rank, RemoteKey as _};
+use peerlane_toolkit::device::Fault;
 
 use super::SignalBy;
 use super::address::Address;

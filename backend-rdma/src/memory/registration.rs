@@ -3,9 +3,9 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use peerlane_hal::mechanics::handover::{self, Handover};
-use peerlane_hal::mechanics::mapping::Mapping;
 use peerlane_hal::{Generation, Held, Rank, Role};
+use peerlane_toolkit::handover::{self, Handover};
+use peerlane_toolkit::mapping::Mapping;
 use rustix::fd::OwnedFd;
 
 use crate::error::Error;

@@ -7,7 +7,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use peerlane_hal::mechanics::device::DeviceContext;
+use peerlane_toolkit::device::DeviceContext;
 
 use super::{Device, visible};
 use crate::error::Error;

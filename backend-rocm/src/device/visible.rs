@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int};
 
-use peerlane_hal::mechanics::device::Fault;
+use peerlane_toolkit::device::Fault;
 
 use super::{Device, PciAddress, absence, numa};
 use crate::error::Error;

@@ -7,8 +7,8 @@ mod graphs;
 mod queue;
 mod words;
 
-use peerlane_hal::mechanics::device::DeviceContext as _;
-use peerlane_hal::mechanics::streams::{Abilities, Found, StreamDevice};
+use peerlane_toolkit::device::DeviceContext as _;
+use peerlane_toolkit::streams::{Abilities, Found, StreamDevice};
 
 use crate::device::{Context, attribute};
 use crate::error::Error;

@@ -10,9 +10,9 @@
 use std::time::Duration;
 
 use peerlane_hal::Demand;
-use peerlane_hal::mechanics::device::Fault;
-use peerlane_hal::mechanics::peers::Purpose;
-use peerlane_hal::mechanics::streams;
+use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::peers::Purpose;
+use peerlane_toolkit::streams;
 
 use crate::device::Context;
 use crate::error::Error;

@@ -30,10 +30,10 @@ use std::ptr::NonNull;
 use std::task::Waker;
 use std::time::Duration;
 
-use peerlane_hal::mechanics::device::Fault;
-use peerlane_hal::mechanics::places::{PeerPlace, Place, Reach, check_slice, flag_within, within};
-use peerlane_hal::mechanics::{Parker, Poison};
 use peerlane_hal::{At, Caps, Deadline, Op, Rank, Ticket};
+use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::places::{PeerPlace, Place, Reach, check_slice, flag_within, within};
+use peerlane_toolkit::{Parker, Poison};
 
 use self::chain::{FlagPlace, Work};
 use self::hardware::{Direction, Hardware, Span};

@@ -2,8 +2,8 @@
 
 use std::ffi::c_void;
 
-use peerlane_hal::mechanics::device::StreamHandle;
-use peerlane_hal::mechanics::streams;
+use peerlane_toolkit::device::StreamHandle;
+use peerlane_toolkit::streams;
 
 /// A HIP stream of the caller: a `hipStream_t`.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-use peerlane_hal::mechanics::device::{
+use peerlane_toolkit::device::{
     DeviceContext as _, DevicePtr, Extent, Fault, FreeBytes, MemoryCalls,
 };
 

@@ -11,8 +11,8 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use peerlane_hal::mechanics::device::{DeviceContext as _, DevicePtr, Fault, MemoryCalls as _};
 use peerlane_hal::{DmaBuf, Flush};
+use peerlane_toolkit::device::{DeviceContext as _, DevicePtr, Fault, MemoryCalls as _};
 
 use crate::device::{Context, agent};
 use crate::error::Error;

@@ -10,7 +10,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use peerlane_hal::mechanics::device::{DeviceContext as _, DevicePtr, IpcCalls, IpcHandle};
+use peerlane_toolkit::device::{DeviceContext as _, DevicePtr, IpcCalls, IpcHandle};
 
 use crate::device::Context;
 use crate::error::Error;

@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Mutex;
 
-use peerlane_hal::mechanics::device::{DeviceContext as _, DevicePtr, MemoryHandle, VirtualCalls};
+use peerlane_toolkit::device::{DeviceContext as _, DevicePtr, MemoryHandle, VirtualCalls};
 
 use crate::device::{Context, Version};
 use crate::error::Error;

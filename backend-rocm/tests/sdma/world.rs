@@ -1,6 +1,6 @@
 //! The ranks, driven by the test's one thread.
 
-#[path = "../../../hal/tests/streams/mesh.rs"]
+#[path = "../../../hal/toolkit/tests/streams/mesh.rs"]
 mod mesh;
 
 use std::process::Command;

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use peerlane_hal::Ticket;
-use peerlane_hal::mechanics::Ledger;
+use peerlane_toolkit::Ledger;
 
 /// An op, as what is under way for it names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use peerlane_hal::mechanics::Poison;
 use peerlane_hal::{Caps, Fabric, Rank, Region as _, Ticket};
+use peerlane_toolkit::Poison;
 
 use super::carrier::Carrier;
 use super::copier::Copier;

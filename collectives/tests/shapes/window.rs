@@ -6,7 +6,8 @@ use std::time::Duration;
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{AllGather, GroupOptions, Window};
-use peerlane_hal::{ErrorKind, Rank, host};
+use peerlane_hal::{ErrorKind, Rank};
+use peerlane_host as host;
 
 use crate::ranks::{UNTOUCHED, check, fill, in_flat_group, in_group};
 

@@ -6,7 +6,8 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupOptions};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
-use peerlane_hal::{Rank, host};
+use peerlane_hal::Rank;
+use peerlane_host as host;
 
 pub(crate) type Host = Group<host::Fabric>;
 

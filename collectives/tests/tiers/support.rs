@@ -7,7 +7,7 @@ use peerlane_collectives::bootstrap::in_process::{self, InProcess};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupOptions};
 use peerlane_collectives::topology::Topology;
-use peerlane_hal::host;
+use peerlane_host as host;
 
 /// Far above what any test here waits for.
 pub(crate) const LONG: Duration = Duration::from_secs(20);

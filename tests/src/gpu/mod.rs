@@ -7,9 +7,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use peerlane_hal::Rank;
-use peerlane_hal::mechanics::device::DeviceContext;
-use peerlane_hal::mechanics::peers::{Fabric, PeerDevice};
-use peerlane_hal::mechanics::regions::Local;
+use peerlane_toolkit::device::DeviceContext;
+use peerlane_toolkit::peers::{Fabric, PeerDevice};
+use peerlane_toolkit::regions::Local;
 
 use crate::harness::{Harness, OwnMemory};
 

@@ -14,7 +14,8 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Group;
 use peerlane_collectives::plan::{Algorithm, Flag, Step};
 use peerlane_collectives::topology::Topology;
-use peerlane_hal::{Deadline, Rank, Ticket, host};
+use peerlane_hal::{Deadline, Rank, Ticket};
+use peerlane_host as host;
 
 use super::failed;
 use crate::failure::{Failure, Outcome};

@@ -5,7 +5,8 @@ use std::time::Duration;
 use peerlane_collectives::bootstrap::in_process::InProcess;
 use peerlane_collectives::element::{DType, Element};
 use peerlane_collectives::group::{Group, GroupOptions, Started};
-use peerlane_hal::{Fabric, Rank, host};
+use peerlane_hal::{Fabric, Rank};
+use peerlane_host as host;
 
 use super::memory::Guarded;
 use super::operation::Operation;

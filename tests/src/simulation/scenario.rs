@@ -6,7 +6,8 @@ use std::time::Duration;
 use peerlane_collectives::element::DType;
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
-use peerlane_hal::{Rank, host};
+use peerlane_hal::Rank;
+use peerlane_host as host;
 
 use super::memory::Guarded;
 use crate::middleware::DowngradeLayer;

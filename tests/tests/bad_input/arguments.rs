@@ -10,7 +10,8 @@ use peerlane_collectives::bootstrap::tcp::Hub;
 use peerlane_collectives::element;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::AllGather;
-use peerlane_hal::{Rank, host};
+use peerlane_hal::Rank;
+use peerlane_host as host;
 
 use crate::ranks::{Host, LONG, all_said, gather, in_group, on_ranks, open, said};
 

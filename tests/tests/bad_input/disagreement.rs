@@ -6,7 +6,8 @@ use insta::assert_snapshot;
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Group;
-use peerlane_hal::{ErrorKind, Rank, host};
+use peerlane_hal::{ErrorKind, Rank};
+use peerlane_host as host;
 
 use crate::ranks::{Host, LONG, all_said, gather, in_group, on_ranks, open};
 

@@ -12,8 +12,8 @@ use peerlane_collectives::group::Group;
 use peerlane_conformance::processes::{Child, Parent};
 use peerlane_hal::{
     BackendId, Deadline, Envelope, Fabric, Generation, PeerMemory, Rank, Region, RemoteKey, Role,
-    host,
 };
+use peerlane_host as host;
 
 use crate::ranks::{LONG, all_said, fabric, on_ranks, said};
 

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use peerlane_collectives::bootstrap::in_process::{self, InProcess};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupOptions};
-use peerlane_hal::{Fabric, Rank, host};
+use peerlane_hal::{Fabric, Rank};
+use peerlane_host as host;
 
 /// Far above what any test here waits for.
 pub(crate) const LONG: Duration = Duration::from_secs(20);

@@ -3,7 +3,8 @@
 use insta::assert_snapshot;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Destination;
-use peerlane_hal::{Rank, host};
+use peerlane_hal::Rank;
+use peerlane_host as host;
 
 use crate::ranks::{Host, LONG, all_said, gather, in_group, on_ranks, open};
 

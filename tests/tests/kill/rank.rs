@@ -12,7 +12,8 @@ use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
 use peerlane_conformance::processes::{Gated, LEAVE, Parent, leftovers};
 use peerlane_conformance::{Failure, Outcome};
-use peerlane_hal::{Deadline, Rank, host};
+use peerlane_hal::{Deadline, Rank};
+use peerlane_host as host;
 
 use crate::case::Phase;
 

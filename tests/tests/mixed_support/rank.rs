@@ -10,7 +10,8 @@ use peerlane_collectives::plan::{Algorithm, Tier};
 use peerlane_collectives::topology::Topology;
 use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{Failure, GpuDriver, Outcome};
-use peerlane_hal::{Deadline, ErrorKind, Fabric, LinkKind, Rank, host};
+use peerlane_hal::{Deadline, ErrorKind, Fabric, LinkKind, Rank};
+use peerlane_host as host;
 
 use super::access::Access;
 use super::blocking;

@@ -6,7 +6,8 @@ use std::task::Waker;
 use std::time::Duration;
 
 use peerlane_conformance::middleware::{Error, Layer};
-use peerlane_hal::{Caps, CopyEngine, Error as _, ErrorKind, Fabric, Flag, Op, Rank, Ticket, host};
+use peerlane_hal::{Caps, CopyEngine, Error as _, ErrorKind, Fabric, Flag, Op, Rank, Ticket};
+use peerlane_host as host;
 
 type HostOp<'a> = Op<'a, host::Local, host::Remote>;
 type Answer<T = ()> = Result<T, Error<host::Error>>;

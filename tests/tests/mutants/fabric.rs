@@ -6,8 +6,9 @@ use std::time::Duration;
 use peerlane_conformance::Harness;
 use peerlane_hal::{
     BackendId, Deadline, Error as _, ErrorKind, Fabric, Generation, KeyError, Link, PeerMemory,
-    Rank, RemoteKey, Role, host,
+    Rank, RemoteKey, Role,
 };
+use peerlane_host as host;
 
 /// The broken rule; a number, since a key is decoded without an object at hand.
 pub(crate) mod flaw {

@@ -12,7 +12,8 @@ use peerlane_collectives::topology::Topology;
 use peerlane_conformance::middleware::{Stream, StreamLayer, Wrapped};
 use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{Failure, Outcome};
-use peerlane_hal::{Deadline, ErrorKind, Fabric, Rank, host};
+use peerlane_hal::{Deadline, ErrorKind, Fabric, Rank};
+use peerlane_host as host;
 use peerlane_rdma::{DeviceChoice, Options};
 use rustix::time::{ClockId, clock_gettime};
 

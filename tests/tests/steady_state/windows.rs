@@ -4,7 +4,7 @@ use libtest_mimic::Failed;
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{AllGather, Group};
-use peerlane_hal::host;
+use peerlane_host as host;
 
 use super::{SHARD_LEN, STARTS, WARM_UP, count};
 

@@ -9,7 +9,8 @@ use peerlane_collectives::group::{Group, GroupOptions};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
 use peerlane_conformance::middleware::{Stream, StreamLayer, Wrapped};
-use peerlane_hal::{ErrorKind, Rank, host};
+use peerlane_hal::{ErrorKind, Rank};
+use peerlane_host as host;
 
 use crate::support::{Fabric, GRACE, LONG, Rounds, SHARD_BYTES, SHORT, pause};
 

@@ -5,7 +5,8 @@ use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process;
 use peerlane_collectives::group::Group;
 use peerlane_conformance::middleware::{DowngradeLayer, Stream, StreamLayer, Wrapped};
-use peerlane_hal::{ErrorKind, host};
+use peerlane_hal::ErrorKind;
+use peerlane_host as host;
 
 use crate::support::{LONG, in_group};
 

@@ -8,7 +8,7 @@ use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process;
 use peerlane_collectives::group::{Group, GroupOptions, Place};
 use peerlane_conformance::middleware::{Stream, StreamLayer, Wrapped};
-use peerlane_hal::host;
+use peerlane_host as host;
 
 /// Far above what any test here waits for.
 pub(crate) const LONG: Duration = Duration::from_secs(20);

@@ -16,6 +16,8 @@ struct Place {
 }
 
 const HAL: &str = "peerlane-hal";
+const TOOLKIT: &str = "peerlane-toolkit";
+const HOST: &str = "peerlane-host";
 const LAYERS: &str = "peerlane-layers";
 const C_LAYOUT: &str = "peerlane-c-layout";
 const ROCM_LIBRARY: &str = "peerlane-rocm-library";
@@ -24,24 +26,39 @@ const SIMULATED: &str = "peerlane-simulated-driver";
 
 /// Every crate of the workspace; the arrows are drawn in docs/ARCHITECTURE.md.
 const PLACES: &[Place] = &[
+    Place { name: HAL, manifest: "hal/Cargo.toml", arrows: &[], others: Some(&["thiserror"]) },
     Place {
-        name: HAL,
-        manifest: "hal/Cargo.toml",
-        arrows: &[],
+        name: TOOLKIT,
+        manifest: "hal/toolkit/Cargo.toml",
+        arrows: &[HAL],
+        others: Some(&["rustix", "thiserror"]),
+    },
+    Place {
+        name: HOST,
+        manifest: "hal/host/Cargo.toml",
+        arrows: &[HAL, TOOLKIT],
         others: Some(&["rustix", "thiserror"]),
     },
     Place {
         name: "peerlane-cuda",
         manifest: "backend-cuda/Cargo.toml",
         // Its tests run on the simulated driver.
-        arrows: &[HAL, SIMULATED],
+        arrows: &[HAL, TOOLKIT, HOST, SIMULATED],
         others: Some(&["cudarc", "libloading", "thiserror"]),
     },
     Place {
         name: "peerlane-rocm",
         manifest: "backend-rocm/Cargo.toml",
         // Its tests run on the simulated driver.
-        arrows: &[HAL, "peerlane-hip-sys", "peerlane-hsa-sys", ROCM_LIBRARY, SIMULATED],
+        arrows: &[
+            HAL,
+            TOOLKIT,
+            HOST,
+            "peerlane-hip-sys",
+            "peerlane-hsa-sys",
+            ROCM_LIBRARY,
+            SIMULATED,
+        ],
         others: Some(&["thiserror"]),
     },
     Place {
@@ -65,7 +82,7 @@ const PLACES: &[Place] = &[
     Place {
         name: "peerlane-rdma",
         manifest: "backend-rdma/Cargo.toml",
-        arrows: &[HAL, "peerlane-ibverbs-sys"],
+        arrows: &[HAL, TOOLKIT, "peerlane-ibverbs-sys"],
         others: Some(&["rustix", "thiserror"]),
     },
     Place {
@@ -77,19 +94,26 @@ const PLACES: &[Place] = &[
     Place {
         name: "peerlane-collectives",
         manifest: "collectives/Cargo.toml",
-        arrows: &[HAL],
+        arrows: &[HAL, TOOLKIT, HOST],
         others: Some(&["bytemuck", "half", "postcard", "serde", "thiserror"]),
     },
     Place {
         name: LAYERS,
         manifest: "layers/Cargo.toml",
-        arrows: &[HAL],
+        arrows: &[HAL, TOOLKIT, HOST],
         others: Some(&["fastrand"]),
     },
     Place {
         name: "peerlane",
         manifest: "Cargo.toml",
-        arrows: &[HAL, "peerlane-cuda", "peerlane-rocm", "peerlane-rdma", "peerlane-collectives"],
+        arrows: &[
+            HAL,
+            HOST,
+            "peerlane-cuda",
+            "peerlane-rocm",
+            "peerlane-rdma",
+            "peerlane-collectives",
+        ],
         others: Some(&[]),
     },
     Place {
@@ -97,6 +121,8 @@ const PLACES: &[Place] = &[
         manifest: "tests/Cargo.toml",
         arrows: &[
             HAL,
+            TOOLKIT,
+            HOST,
             "peerlane-cuda",
             "peerlane-rocm",
             "peerlane-hip-sys",

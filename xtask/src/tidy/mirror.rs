@@ -5,7 +5,7 @@ use super::Finding;
 use super::tree::{File, Tree};
 
 /// Where the reference backend lies; it makes no raw calls and so has no `sys`.
-const HOST: &str = "hal/src/host";
+const HOST: &str = "hal/host/src";
 const VENDORS: [&str; 3] = ["backend-cuda/src", "backend-rocm/src", "backend-rdma/src"];
 
 /// The files of a backend, in the order in which they are read, and the types that each declares.
@@ -21,7 +21,7 @@ const FILES: [(&str, &[&str]); 7] = [
 
 /// Finds missing files and types, and modules out of order.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    let host = check_backend(tree, HOST, "mod.rs", &FILES[1..]);
+    let host = check_backend(tree, HOST, "lib.rs", &FILES[1..]);
     let vendors = VENDORS.iter().flat_map(|folder| check_backend(tree, folder, "lib.rs", &FILES));
     host.into_iter().chain(vendors).collect()
 }

@@ -9,7 +9,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use peerlane_hal::mechanics::device::{
+use peerlane_toolkit::device::{
     Between, Copies, CopyCalls, DeviceContext as _, DevicePtr, StreamHandle,
 };
 

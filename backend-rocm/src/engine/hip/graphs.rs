@@ -1,6 +1,6 @@
 //! Captures and replays of HIP.
 
-use peerlane_hal::mechanics::device::{ExecHandle, GraphCalls, GraphHandle, StreamHandle};
+use peerlane_toolkit::device::{ExecHandle, GraphCalls, GraphHandle, StreamHandle};
 
 use super::queue::raw;
 use crate::device::Context;

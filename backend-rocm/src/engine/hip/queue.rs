@@ -1,6 +1,6 @@
 //! Streams and events of HIP.
 
-use peerlane_hal::mechanics::device::{
+use peerlane_toolkit::device::{
     CaptureState, DeviceContext as _, EventHandle, Fault, StreamCalls, StreamHandle,
 };
 

@@ -7,7 +7,7 @@
 
 use std::ffi::c_void;
 
-use peerlane_hal::mechanics::device::{
+use peerlane_toolkit::device::{
     Batching, DeviceContext as _, DevicePtr, Fault, StreamHandle, WordCalls,
 };
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use peerlane_hal::mechanics::device::Fault;
+use peerlane_toolkit::device::Fault;
 
 use super::hardware::{Copy, Given, Hardware, Span};
 use super::placement::SdmaId;

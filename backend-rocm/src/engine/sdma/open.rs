@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use peerlane_hal::mechanics::device::{DeviceContext as _, Fault};
-use peerlane_hal::mechanics::peers::Reached;
 use peerlane_hal::{LinkKind, Rank};
+use peerlane_toolkit::device::{DeviceContext as _, Fault};
+use peerlane_toolkit::peers::Reached;
 
 use super::Sdma;
 use super::hsa::{self, HsaHardware};

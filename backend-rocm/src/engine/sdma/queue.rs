@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use peerlane_hal::mechanics::{Ledger, device::Fault};
 use peerlane_hal::{Deadline, Ticket};
+use peerlane_toolkit::{Ledger, device::Fault};
 
 use super::chain::{Chain, FlagPlace, WORD_BYTES, Work};
 use super::hardware::{Copy, Direction, Given, Hardware, Span};

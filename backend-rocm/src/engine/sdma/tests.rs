@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use peerlane_hal::mechanics::device::DevicePtr;
 use peerlane_hal::{ErrorKind, Flag, Role};
+use peerlane_toolkit::device::DevicePtr;
 
 use super::fake::{Failure, Fake};
 use super::placement::{ChosenBy, Placement, SdmaSet};

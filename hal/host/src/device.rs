@@ -1,0 +1,53 @@
+//! What there is: the machine itself, as one device.
+
+use std::fs;
+
+use super::error::Error;
+use peerlane_toolkit::mapping::MemoryInfo;
+
+/// The machine as a device: its processors move the bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// The processor's name.
+    pub name: String,
+    /// Processors that this process may use.
+    pub cores: usize,
+    /// Memory of the machine in bytes.
+    pub memory_bytes: u64,
+    /// Memory that can be had without swapping, in bytes.
+    pub available_bytes: u64,
+}
+
+/// The devices of this backend: always one.
+///
+/// # Errors
+/// If `/proc` cannot be read.
+pub fn discover() -> Result<Vec<Device>, Error> {
+    let cpus = fs::read_to_string("/proc/cpuinfo").map_err(Error::io("read /proc/cpuinfo"))?;
+    let name = cpus
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
+        .map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned());
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let memory = MemoryInfo::read().map_err(Error::io("read /proc/meminfo"))?;
+    Ok(vec![Device {
+        name,
+        cores,
+        memory_bytes: memory.total_bytes,
+        available_bytes: memory.available_bytes,
+    }])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_is_found() {
+        let devices = discover().unwrap();
+        assert_eq!(devices.len(), 1);
+        assert!(devices[0].cores >= 1);
+        assert!(devices[0].available_bytes <= devices[0].memory_bytes);
+        assert!(devices[0].available_bytes > 0);
+    }
+}

@@ -1,0 +1,168 @@
+//! What can go wrong with shared memory.
+
+use rustix::io::Errno;
+
+use peerlane_hal::ErrorKind;
+use peerlane_hal::Rank;
+use peerlane_hal::wire::Truncated;
+use peerlane_hal::{Generation, KeyError};
+use peerlane_toolkit::handover::Refusal;
+use peerlane_toolkit::mapping::MappingError;
+
+/// The host backend's error.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused.
+    #[error("{what}: {errno}")]
+    System {
+        /// What was asked of it.
+        what: String,
+        /// Its answer.
+        #[source]
+        errno: Errno,
+    },
+    /// Not enough memory is free for an allocation.
+    #[error(
+        "cannot allocate {wanted} bytes of shared memory: {available} bytes are available on this \
+         machine; use smaller buffers or fewer ranks"
+    )]
+    OutOfMemory {
+        /// Bytes wanted.
+        wanted: u64,
+        /// Bytes available.
+        available: u64,
+    },
+    /// The bytes of a key are wrong.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The key names memory that its owner has freed.
+    #[error("remote key of rank {peer}, generation {generation}: the memory has been freed")]
+    Freed {
+        /// The owner.
+        peer: Rank,
+        /// Which registration.
+        generation: u64,
+    },
+    /// The key was exported by another rank than the caller says.
+    #[error("remote key is of rank {seen}, wanted one of rank {wanted}")]
+    ForeignKey {
+        /// The rank that the caller named.
+        wanted: Rank,
+        /// The rank that the key names.
+        seen: Rank,
+    },
+    /// The caller's own memory cannot be reached from another process.
+    #[error(
+        "rank {peer} registered memory of its own process; only ranks of that process can import \
+         it: use memory from `allocate` between processes"
+    )]
+    PrivateMemory {
+        /// The owner.
+        peer: Rank,
+    },
+    /// The bytes of an address are wrong.
+    #[error("address of rank {peer} is malformed: {what}")]
+    Address {
+        /// Whose address.
+        peer: Rank,
+        /// What is wrong.
+        what: String,
+    },
+    /// The peer is not connected.
+    #[error("rank {peer} is not connected: call `connect` before `import`")]
+    NotConnected {
+        /// The peer.
+        peer: Rank,
+    },
+    /// The peer's process is gone.
+    #[error("rank {peer} is gone: {how}")]
+    PeerLost {
+        /// The peer.
+        peer: Rank,
+        /// How it was noticed.
+        how: String,
+    },
+    /// The peer did not answer in time.
+    #[error("rank {peer} did not {what} within {timeout:?}")]
+    Timeout {
+        /// The peer.
+        peer: Rank,
+        /// What was wanted of it.
+        what: &'static str,
+        /// The timeout.
+        timeout: std::time::Duration,
+    },
+    /// An argument can never be right.
+    #[error("{0}")]
+    Argument(String),
+    /// The queue has no room for the slice.
+    #[error("the queue holds {queued} of {room} ops, {wanted} more do not fit now")]
+    QueueFull {
+        /// Ops in the queue.
+        queued: usize,
+        /// Ops that fit.
+        room: usize,
+        /// Ops in the slice.
+        wanted: usize,
+    },
+    /// The engine was released.
+    #[error("the engine was released after an abort and takes no more ops")]
+    Released,
+}
+
+impl Error {
+    pub(super) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        move |error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            Self::System { what: what.into(), errno }
+        }
+    }
+
+    /// What asking `peer`'s process for its memory came to.
+    pub(super) fn of_handover(peer: Rank, generation: Generation) -> impl FnOnce(Refusal) -> Self {
+        move |refusal| match refusal {
+            Refusal::Freed => Self::Freed { peer, generation: generation.0 },
+            Refusal::Gone { how } => Self::PeerLost { peer, how },
+            Refusal::Late { timeout } => {
+                Self::Timeout { peer, what: "hand over its memory", timeout }
+            }
+            Refusal::Failed { why } => Self::PeerLost { peer, how: why },
+            Refusal::System { what, errno } => Self::System { what, errno },
+        }
+    }
+
+    /// Memory of `owner` that is not mapped.
+    pub(super) fn of_mapping(owner: Rank) -> impl FnOnce(MappingError) -> Self {
+        move |error| match error {
+            MappingError::System { what, errno } => Self::System { what, errno },
+            MappingError::Full { wanted, available } => Self::OutOfMemory { wanted, available },
+            MappingError::Unsound { how } => Self::PeerLost { peer: owner, how },
+        }
+    }
+
+    pub(super) fn address(peer: Rank) -> impl FnOnce(Truncated) -> Self {
+        move |truncated| Self::Address { peer, what: truncated.to_string() }
+    }
+}
+
+impl peerlane_hal::Error for Error {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::System { errno, .. } => match *errno {
+                Errno::NOMEM | Errno::NOSPC | Errno::MFILE | Errno::NFILE => ErrorKind::OutOfMemory,
+                Errno::PERM | Errno::ACCESS | Errno::NOSYS => ErrorKind::Unavailable,
+                _ => ErrorKind::Other,
+            },
+            Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
+            Self::Key(error) => error.kind(),
+            Self::Freed { .. } | Self::ForeignKey { .. } => ErrorKind::InvalidKey,
+            Self::PrivateMemory { .. } | Self::Argument(_) => ErrorKind::InvalidArgument,
+            Self::Address { .. } => ErrorKind::Mismatch,
+            Self::NotConnected { .. } | Self::PeerLost { .. } => ErrorKind::PeerLost,
+            Self::Timeout { .. } => ErrorKind::Timeout,
+            Self::QueueFull { .. } => ErrorKind::QueueFull,
+            Self::Released => ErrorKind::Aborted,
+        }
+    }
+}

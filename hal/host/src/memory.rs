@@ -1,0 +1,208 @@
+//! Regions of host memory, local and imported.
+
+mod registration;
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use registration::Backing;
+pub(super) use registration::Registration;
+
+use super::engine::Bell;
+use super::error::Error;
+use super::fabric::Peers;
+use super::key::{Key, Reach};
+use peerlane_hal::Deadline;
+use peerlane_hal::Held;
+use peerlane_hal::Rank;
+use peerlane_hal::{BackendId, Generation};
+use peerlane_hal::{PeerMemory, Region, Role, Space};
+use peerlane_toolkit::handover::{self, Claim, Entry, ProcessToken};
+use peerlane_toolkit::mapping::{self, Mapping};
+
+const WORD_BYTES: u64 = size_of::<u64>() as u64;
+
+/// Registers memory of this rank and imports that of its peers.
+#[derive(Debug)]
+pub struct Memory {
+    pub(super) rank: Rank,
+    pub(super) peers: Arc<Peers>,
+}
+
+/// Registered memory of this rank.
+#[derive(Debug)]
+pub struct Local {
+    registration: Arc<Registration>,
+    /// Taken out of the process's registrations when this is dropped.
+    entry: Entry,
+}
+
+/// Imported memory of a peer.
+pub struct Remote {
+    registration: Arc<Registration>,
+    /// Rung when a flag of this region is signalled.
+    bell: Arc<Bell>,
+    peer: Rank,
+}
+
+impl Local {
+    /// Allocates zeroed memory that any process can map.
+    pub(super) fn allocate(owner: Rank, bytes: u64, role: Role) -> Result<Self, Error> {
+        let mapping = Mapping::create(bytes).map_err(Error::of_mapping(owner))?;
+        let backing = Backing::Mapped(mapping, 0);
+        Ok(Self::enter(Registration { backing, bytes, owner, role }))
+    }
+
+    fn enter(registration: Registration) -> Self {
+        let (owner, role) = (registration.owner, registration.role);
+        let registration = Arc::new(registration);
+        let shared = Arc::clone(&registration);
+        let entry = handover::enter(BackendId::HOST, owner, role, shared);
+        Self { registration, entry }
+    }
+
+    pub(super) fn generation(&self) -> Generation {
+        self.entry.generation()
+    }
+
+    pub(super) fn role(&self) -> Role {
+        self.registration.role
+    }
+
+    pub(super) fn share(&self) -> Arc<Registration> {
+        Arc::clone(&self.registration)
+    }
+}
+
+impl Region for Local {
+    fn base(&self) -> NonNull<u8> {
+        self.registration.base()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.registration.bytes
+    }
+
+    fn space(&self) -> Space {
+        Space::Host
+    }
+
+    fn flags(&self) -> Option<&[AtomicU64]> {
+        (self.role() == Role::Flags).then(|| {
+            let words = self.registration.bytes / WORD_BYTES;
+            let words = usize::try_from(words).expect("a mapped region fits the address space");
+            // SAFETY: `register` checked the alignment of flags and made their lifetime the
+            // caller's duty; engines touch flags as atomics only.
+            unsafe { std::slice::from_raw_parts(self.base().as_ptr().cast(), words) }
+        })
+    }
+}
+
+impl Remote {
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.registration.base()
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.registration.bytes
+    }
+
+    pub(super) fn role(&self) -> Role {
+        self.registration.role
+    }
+
+    pub(super) fn bell(&self) -> &Arc<Bell> {
+        &self.bell
+    }
+
+    /// Whose memory it is.
+    pub fn peer(&self) -> Rank {
+        self.peer
+    }
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remote").field("peer", &self.peer).field("bytes", &self.bytes()).finish()
+    }
+}
+
+/// Opens a region of another process, or of this one.
+pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Registration>, Error> {
+    let (bytes, owner, role) = (key.bytes, peer, key.role);
+    let claim = Claim { backend: BackendId::HOST, generation: key.generation, owner, role };
+    if key.process == ProcessToken::own() {
+        let found = handover::find::<Registration>(&claim).filter(|found| found.bytes == bytes);
+        return found.ok_or(Error::Freed { peer, generation: key.generation.0 });
+    }
+    let Reach::Shared { head } = key.reach else { return Err(Error::PrivateMemory { peer }) };
+    let fds = handover::ask(key.process, &claim, deadline)
+        .map_err(Error::of_handover(peer, key.generation))?;
+    let count = fds.len();
+    let Ok([fd]) = <[_; 1]>::try_from(fds) else {
+        let how = format!("it handed over {count} descriptors for one region, wanted 1");
+        return Err(Error::PeerLost { peer, how });
+    };
+    let mapped = Mapping::import(fd, head, bytes).map_err(Error::of_mapping(peer));
+    let (mapping, head) = mapped?;
+    let backing = Backing::Mapped(mapping, head);
+    Ok(Arc::new(Registration { backing, bytes, owner, role }))
+}
+
+impl PeerMemory for Memory {
+    type Error = Error;
+    type Key = Key;
+    type Local = Local;
+    type Remote = Remote;
+
+    fn allocate(&self, bytes: u64, role: Role) -> Result<Local, Error> {
+        Local::allocate(self.rank, bytes, role)
+    }
+
+    unsafe fn register(&self, base: NonNull<u8>, bytes: u64, role: Role) -> Result<Local, Error> {
+        if role == Role::Flags && !(base.as_ptr() as u64).is_multiple_of(WORD_BYTES) {
+            let text = format!("flags at {base:p} are not aligned to {WORD_BYTES} bytes");
+            return Err(Error::Argument(text));
+        }
+        let backing = match mapping::find(base, bytes) {
+            Some(place) => Backing::Part(base, place),
+            None => Backing::Borrowed(base),
+        };
+        Ok(Local::enter(Registration { backing, bytes, owner: self.rank, role }))
+    }
+
+    unsafe fn adopt(&self, held: &Held, role: Role) -> Result<Local, Error> {
+        let region = held.region();
+        if region.space() == Space::Device {
+            let (bytes, base) = (region.bytes(), region.base());
+            return Err(Error::Argument(format!(
+                "{bytes} bytes at {base:p} are memory of a device, wanted memory of the host"
+            )));
+        }
+        // SAFETY: the caller's.
+        unsafe { self.register(region.base(), region.bytes(), role) }
+    }
+
+    fn export(&self, local: &Local) -> Result<Key, Error> {
+        Ok(Key {
+            process: ProcessToken::own(),
+            generation: local.generation(),
+            rank: local.registration.owner,
+            role: local.role(),
+            reach: local.registration.reach(),
+            bytes: local.registration.bytes,
+        })
+    }
+
+    fn import(&self, peer: Rank, key: &Key, deadline: Deadline) -> Result<Remote, Error> {
+        let Some(bell) = self.peers.bell(peer) else {
+            return Err(Error::NotConnected { peer });
+        };
+        if key.rank != peer {
+            return Err(Error::ForeignKey { wanted: peer, seen: key.rank });
+        }
+        Ok(Remote { registration: open(peer, key, deadline)?, bell, peer })
+    }
+}

@@ -1,0 +1,239 @@
+//! What goes wrong in the same way with every vendor.
+
+use std::time::Duration;
+
+use crate::handover::{Errno, Refusal};
+use crate::mapping::MappingError;
+use peerlane_hal::KeyError;
+use peerlane_hal::Rank;
+use peerlane_hal::{Error, ErrorKind};
+
+/// Why a backend could not do something that is no answer of the vendor's driver; such a
+/// backend's error has it as one variant.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// Something is not there; the text says what to do.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The host has no room for memory through which peers reach each other.
+    #[error(
+        "cannot allocate {wanted} bytes of host memory: {available} bytes are available on this \
+         machine; use smaller buffers or fewer ranks"
+    )]
+    HostOutOfMemory {
+        /// Bytes wanted.
+        wanted: u64,
+        /// Bytes available.
+        available: u64,
+    },
+    /// The operating system refused.
+    #[error("{what}: {errno}")]
+    System {
+        /// What was asked of it.
+        what: String,
+        /// Its answer.
+        #[source]
+        errno: Errno,
+    },
+    /// The bytes of a key are wrong.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The key names memory that its owner has freed.
+    #[error("remote key of rank {peer}, generation {generation}: the memory has been freed")]
+    Freed {
+        /// The owner.
+        peer: Rank,
+        /// Which registration.
+        generation: u64,
+    },
+    /// The key was exported by another rank than the caller says, or by an earlier process of it.
+    #[error("remote key is of {seen}, wanted one of {wanted}")]
+    ForeignKey {
+        /// Whom the caller named.
+        wanted: String,
+        /// Whom the key names.
+        seen: String,
+    },
+    /// The caller's memory cannot be reached from where it is wanted.
+    #[error("memory of rank {peer} cannot be imported here: {why}")]
+    PrivateMemory {
+        /// The owner.
+        peer: Rank,
+        /// What stands against it, and what to do.
+        why: String,
+    },
+    /// The owner has the memory and cannot hand it over.
+    #[error("rank {peer} cannot hand over its memory: {why}")]
+    NotHandedOver {
+        /// The owner.
+        peer: Rank,
+        /// In its own words.
+        why: String,
+    },
+    /// The bytes of an address are wrong.
+    #[error("address of rank {peer} is malformed: {what}")]
+    Address {
+        /// Whose address.
+        peer: Rank,
+        /// What is wrong.
+        what: String,
+    },
+    /// Two sides that must agree do not.
+    #[error("{0}")]
+    Mismatch(String),
+    /// The peer is not connected.
+    #[error("rank {peer} is not connected: call `connect` before `import`")]
+    NotConnected {
+        /// The peer.
+        peer: Rank,
+    },
+    /// The peer's process is gone.
+    #[error("rank {peer} is gone: {how}")]
+    PeerLost {
+        /// The peer.
+        peer: Rank,
+        /// How it was noticed.
+        how: String,
+    },
+    /// Something did not happen in time.
+    #[error("{what} within {timeout:?}")]
+    Timeout {
+        /// Who did not do what.
+        what: String,
+        /// The timeout.
+        timeout: Duration,
+    },
+    /// An argument can never be right.
+    #[error("{0}")]
+    Argument(String),
+    /// The queue has no room for the slice.
+    #[error("the queue holds {queued} of {room} commands, {wanted} more do not fit now")]
+    QueueFull {
+        /// Commands in the queue.
+        queued: usize,
+        /// Commands that fit.
+        room: usize,
+        /// Commands of the slice.
+        wanted: usize,
+    },
+    /// The engine was released.
+    #[error("the engine was released after an abort and takes no more ops")]
+    Released,
+}
+
+impl Fault {
+    /// Memory of `owner` on the host that is not mapped.
+    pub fn of_mapping(owner: Rank) -> impl FnOnce(MappingError) -> Self {
+        move |error| match error {
+            MappingError::System { what, errno } => Self::System { what, errno },
+            MappingError::Full { wanted, available } => Self::HostOutOfMemory { wanted, available },
+            MappingError::Unsound { how } => Self::PeerLost { peer: owner, how },
+        }
+    }
+
+    /// What asking `peer`'s process for its memory came to.
+    pub fn of_handover(peer: Rank, generation: u64) -> impl FnOnce(Refusal) -> Self {
+        move |refusal| match refusal {
+            Refusal::Freed => Self::Freed { peer, generation },
+            Refusal::Gone { how } => Self::PeerLost { peer, how },
+            Refusal::Late { timeout } => {
+                let what = format!("rank {peer} did not hand over its memory");
+                Self::Timeout { what, timeout }
+            }
+            Refusal::Failed { why } => Self::NotHandedOver { peer, why },
+            Refusal::System { what, errno } => Self::System { what, errno },
+        }
+    }
+}
+
+impl Error for Fault {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Unavailable(_) => ErrorKind::Unavailable,
+            Self::HostOutOfMemory { .. } => ErrorKind::OutOfMemory,
+            Self::System { errno, .. } => match *errno {
+                Errno::NOMEM | Errno::NOSPC | Errno::MFILE | Errno::NFILE => ErrorKind::OutOfMemory,
+                Errno::PERM | Errno::ACCESS | Errno::NOSYS => ErrorKind::Unavailable,
+                _ => ErrorKind::Other,
+            },
+            Self::Key(error) => error.kind(),
+            Self::Freed { .. } | Self::ForeignKey { .. } => ErrorKind::InvalidKey,
+            Self::PrivateMemory { .. } | Self::Argument(_) => ErrorKind::InvalidArgument,
+            Self::Address { .. } | Self::Mismatch(_) => ErrorKind::Mismatch,
+            Self::NotConnected { .. } | Self::PeerLost { .. } => ErrorKind::PeerLost,
+            Self::NotHandedOver { .. } => ErrorKind::Other,
+            Self::Timeout { .. } => ErrorKind::Timeout,
+            Self::QueueFull { .. } => ErrorKind::QueueFull,
+            Self::Released => ErrorKind::Aborted,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn faults_say_what_where_wanted_and_seen() {
+        let peer = Rank(3);
+        let how = || "its socket broke".to_owned();
+        let refused = |refusal| Fault::of_handover(peer, 9)(refusal);
+        let timeout = Duration::from_secs(2);
+        let mapped = |error| Fault::of_mapping(peer)(error);
+        let what = || "map 4096 bytes".to_owned();
+        let freed = "remote key of rank 3, generation 9: the memory has been freed";
+        let full = "cannot allocate 8 bytes of host memory: 1 bytes are available on this machine; use \
+                    smaller buffers or fewer ranks";
+        for (fault, kind, text) in [
+            (refused(Refusal::Freed), ErrorKind::InvalidKey, freed),
+            (
+                refused(Refusal::Gone { how: how() }),
+                ErrorKind::PeerLost,
+                "rank 3 is gone: its socket broke",
+            ),
+            (
+                refused(Refusal::Late { timeout }),
+                ErrorKind::Timeout,
+                "rank 3 did not hand over its memory within 2s",
+            ),
+            (
+                refused(Refusal::Failed { why: "the device is lost".to_owned() }),
+                ErrorKind::Other,
+                "rank 3 cannot hand over its memory: the device is lost",
+            ),
+            (
+                refused(Refusal::System { what: what(), errno: Errno::MFILE }),
+                ErrorKind::OutOfMemory,
+                "map 4096 bytes: Too many open files (os error 24)",
+            ),
+            (mapped(MappingError::Full { wanted: 8, available: 1 }), ErrorKind::OutOfMemory, full),
+            (
+                mapped(MappingError::System { what: what(), errno: Errno::PERM }),
+                ErrorKind::Unavailable,
+                "map 4096 bytes: Operation not permitted (os error 1)",
+            ),
+            (
+                mapped(MappingError::Unsound { how: how() }),
+                ErrorKind::PeerLost,
+                "rank 3 is gone: its socket broke",
+            ),
+            (
+                Fault::QueueFull { queued: 9, room: 10, wanted: 2 },
+                ErrorKind::QueueFull,
+                "the queue holds 9 of 10 commands, 2 more do not fit now",
+            ),
+            (
+                Fault::NotConnected { peer },
+                ErrorKind::PeerLost,
+                "rank 3 is not connected: call `connect` before `import`",
+            ),
+        ] {
+            assert_eq!((fault.kind(), fault.to_string().as_str()), (kind, text), "{fault:?}");
+        }
+        let system = refused(Refusal::System { what: what(), errno: Errno::MFILE });
+        assert!(system.source().is_some(), "the system's own answer");
+    }
+}

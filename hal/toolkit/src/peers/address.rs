@@ -1,0 +1,202 @@
+//! What a rank tells its peers so that they connect: where it runs, on which device, and the key of
+//! a small region to try the way with.
+
+use crate::device::Fault;
+use crate::regions::{Key, Vendor};
+use peerlane_hal::Rank;
+use peerlane_hal::wire::{Reader, Truncated, Writer};
+use peerlane_hal::{BackendId, RemoteKey};
+
+const MAGIC: [u8; 4] = *b"PLRA";
+const VERSION: u16 = 3;
+/// The longest name of a host or a device, inclusive.
+const NAME_BYTES_MAX: usize = 255;
+/// Names a running kernel; containers of one host see the same.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+const HOST_NAME: &str = "/proc/sys/kernel/hostname";
+
+/// A machine as ranks tell it from others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Host {
+    /// Random with every start of the kernel; zero where it cannot be read, and then no rank is told
+    /// apart by it.
+    pub(super) boot: [u8; 16],
+    /// For texts.
+    pub(super) name: String,
+}
+
+impl Host {
+    pub(super) fn own() -> Self {
+        let boot = std::fs::read_to_string(BOOT_ID).ok();
+        let boot = boot.and_then(|text| parse_uuid(text.trim())).unwrap_or_default();
+        let name = std::fs::read_to_string(HOST_NAME).unwrap_or_default().trim().to_owned();
+        Self { boot, name }
+    }
+}
+
+fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
+    let pairs = digits.chunks_exact(2).map(|pair| {
+        let pair = std::str::from_utf8(pair).ok()?;
+        u8::from_str_radix(pair, 16).ok()
+    });
+    let bytes: Vec<u8> = pairs.collect::<Option<_>>()?;
+    bytes.try_into().ok().filter(|_| digits.len() == 32)
+}
+
+/// The device of a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceId {
+    /// Names it for all processes.
+    pub uuid: [u8; 16],
+    /// Whether it is a part of a divided GPU.
+    pub divided: bool,
+    /// How the vendor's tools name it, such as `GPU-` and a UUID: ordinals differ between processes.
+    pub text: String,
+    /// The product name.
+    pub name: String,
+}
+
+impl DeviceId {
+    pub(super) fn label(&self) -> String {
+        format!("{} ({})", self.text, self.name)
+    }
+}
+
+/// An address, parsed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Address<V: Vendor> {
+    pub(super) rank: Rank,
+    pub(super) host: Host,
+    pub(super) place: DeviceId,
+    /// See [`striped_rate`](super::PeerDevice::striped_rate).
+    pub(super) striped_rate: u64,
+    /// Of a region of flags, one for each rank.
+    pub(super) probe: Key<V>,
+}
+
+impl<V: Vendor> Address<V> {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let key = self.probe.encode();
+        let start = Writer::new()
+            .bytes(&MAGIC)
+            .u16(VERSION)
+            .u16(V::BACKEND.0)
+            .u32(self.rank.0)
+            .bytes(&self.host.boot)
+            .bytes(&self.place.uuid)
+            .u16(self.place.divided.into())
+            .u64(self.striped_rate);
+        let names = [&self.host.name, &self.place.text, &self.place.name];
+        let start = names.into_iter().fold(start, |start, name| write_name(start, name));
+        // A key of one segment, or of a handle, has some 150 bytes.
+        start.u32(key.len() as u32).bytes(&key).finish()
+    }
+
+    /// Parses what `peer` sent; never panics, whatever it is.
+    pub(super) fn decode(peer: Rank, bytes: &[u8]) -> Result<Self, Fault> {
+        let malformed = |what: String| Err(Fault::Address { peer, what });
+        let short = |truncated: Truncated| Fault::Address { peer, what: truncated.to_string() };
+        let mut reader = Reader::new(bytes);
+        let magic: [u8; 4] = reader.array("magic").map_err(short)?;
+        if magic != MAGIC {
+            return malformed(format!("it starts with {magic:02x?}, wanted {MAGIC:02x?}"));
+        }
+        let version = reader.u16("version").map_err(short)?;
+        if version != VERSION {
+            return malformed(format!("it has version {version}, wanted {VERSION}"));
+        }
+        let backend = BackendId(reader.u16("backend").map_err(short)?);
+        if backend != V::BACKEND {
+            return malformed(format!("it is of backend {backend}, wanted {}", V::BACKEND));
+        }
+        let rank = Rank(reader.u32("rank").map_err(short)?);
+        if rank != peer {
+            return malformed(format!("it is of rank {rank}"));
+        }
+        let boot = reader.array("boot id").map_err(short)?;
+        let uuid = reader.array("device").map_err(short)?;
+        let divided = match reader.u16("division").map_err(short)? {
+            number @ 0..=1 => number == 1,
+            number => return malformed(format!("division is {number}, wanted 0 or 1")),
+        };
+        let striped_rate = reader.u64("rate of striped copies").map_err(short)?;
+        let mut name = |field| read_name(&mut reader, field).map_err(short);
+        let host = Host { boot, name: name("name of the host")? };
+        let text = name("id of the device")?;
+        let place = DeviceId { uuid, divided, text, name: name("name of the device")? };
+        let length = reader.u32("length of the key").map_err(short)? as usize;
+        let key = reader.bytes("key", length).map_err(short)?;
+        if !reader.rest().is_empty() {
+            return malformed(format!("it has {} bytes too many", reader.rest().len()));
+        }
+        match Key::decode(key) {
+            Ok(probe) if probe.rank != rank || probe.device != uuid => {
+                malformed("its key is of another rank or device".to_owned())
+            }
+            Ok(probe) => Ok(Self { rank, host, place, striped_rate, probe }),
+            Err(error) => malformed(error.to_string()),
+        }
+    }
+}
+
+fn write_name(writer: Writer, name: &str) -> Writer {
+    let bytes = &name.as_bytes()[..name.len().min(NAME_BYTES_MAX)];
+    writer.u16(bytes.len() as u16).bytes(bytes)
+}
+
+fn read_name(reader: &mut Reader<'_>, field: &'static str) -> Result<String, Truncated> {
+    let length = usize::from(reader.u16(field)?);
+    Ok(String::from_utf8_lossy(reader.bytes(field, length)?).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::regions::Trial;
+    use peerlane_hal::{Error as _, ErrorKind};
+
+    type Address = super::Address<Trial>;
+
+    fn address() -> Address {
+        let probe = Key::trial(Rank(2), [8; 16]);
+        let (text, name) = ("GPU-08".into(), "NVIDIA H200".into());
+        let place = DeviceId { uuid: [8; 16], divided: false, text, name };
+        let host = Host { boot: [7; 16], name: "node-3".into() };
+        Address { rank: Rank(2), host, place, striped_rate: 100_000_000_000, probe }
+    }
+
+    #[test]
+    fn an_address_survives_encoding() {
+        let address = address();
+        let decoded = Address::decode(Rank(2), &address.encode()).expect("as it was written");
+        assert_eq!(decoded, address);
+    }
+
+    #[test]
+    fn every_malformed_address_is_refused() {
+        let whole = address().encode();
+        for length in 0..whole.len() {
+            let error = Address::decode(Rank(2), &whole[..length]).expect_err("truncated");
+            assert_eq!(error.kind(), ErrorKind::Mismatch);
+        }
+        for index in 0..whole.len() {
+            for value in [0, 1, 0x7f, 0x80, 0xff] {
+                let mut changed = whole.clone();
+                changed[index] = value;
+                let _ = Address::decode(Rank(2), &changed);
+            }
+        }
+        Address::decode(Rank(2), &[&whole[..], &[0]].concat()).expect_err("too long");
+        let error = Address::decode(Rank(1), &whole).expect_err("of another rank");
+        assert_eq!(error.to_string(), "address of rank 1 is malformed: it is of rank 2");
+    }
+
+    #[test]
+    fn this_host_has_a_boot_id() {
+        assert_eq!(parse_uuid("00112233-4455-6677-8899-aabbccddeeff").unwrap()[15], 0xff);
+        assert_eq!(parse_uuid("00112233"), None);
+        assert_eq!(parse_uuid("zz112233-4455-6677-8899-aabbccddeeff"), None);
+        assert_eq!(Host::own(), Host::own());
+    }
+}

@@ -1,0 +1,141 @@
+//! What engines ask of the regions that an op names, and what they check of an op before they take
+//! anything of its slice.
+
+use crate::device::{DevicePtr, Fault};
+use peerlane_hal::Rank;
+use peerlane_hal::Role;
+
+const WORD_BYTES: u64 = size_of::<u64>() as u64;
+
+/// Memory of this rank, as its device sees it.
+pub trait Place {
+    /// The first byte.
+    fn address(&self) -> DevicePtr;
+    /// The length in bytes.
+    fn bytes(&self) -> u64;
+    /// What it is for.
+    fn role(&self) -> Role;
+    /// Where this process finds it, if it is host memory that is mapped here.
+    fn host_address(&self) -> Option<u64>;
+
+    /// Whether it is host memory.
+    fn is_on_host(&self) -> bool {
+        self.host_address().is_some()
+    }
+}
+
+/// Imported memory of a peer.
+pub trait PeerPlace: Place {
+    /// Whose it is.
+    fn peer(&self) -> Rank;
+}
+
+/// Who can be reached by an engine.
+#[derive(Debug)]
+pub struct Reach {
+    rank: Rank,
+    /// By rank.
+    connected: Vec<bool>,
+}
+
+impl Reach {
+    /// Of an engine of `rank`, made when `peers` were connected.
+    pub fn new(rank: Rank, peers: impl IntoIterator<Item = Rank>) -> Self {
+        let mut connected = Vec::new();
+        for peer in peers {
+            if connected.len() <= peer.index() {
+                connected.resize(peer.index() + 1, false);
+            }
+            connected[peer.index()] = true;
+        }
+        Self { rank, connected }
+    }
+
+    /// Larger than every rank that can be reached.
+    pub fn ranks(&self) -> usize {
+        self.connected.len()
+    }
+
+    /// Whose engine it is.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// Whose memory an op names.
+    ///
+    /// # Errors
+    /// [`Fault::Argument`]: of a peer that is not reached.
+    pub fn peer_of(&self, region: &impl PeerPlace) -> Result<Rank, Fault> {
+        let peer = region.peer();
+        if peer == self.rank || self.connected.get(peer.index()) == Some(&true) {
+            return Ok(peer);
+        }
+        Err(Fault::Argument(format!(
+            "an op names memory of rank {peer}, which was not connected when this engine of rank {} \
+             was made",
+            self.rank
+        )))
+    }
+}
+
+/// Refuses a slice that is too long.
+///
+/// # Errors
+/// [`Fault::Argument`].
+pub fn check_slice(ops: usize, slice_ops_max: usize) -> Result<(), Fault> {
+    if ops <= slice_ops_max {
+        return Ok(());
+    }
+    Err(Fault::Argument(format!(
+        "a slice has {ops} ops, wanted at most slice_ops_max = {slice_ops_max}"
+    )))
+}
+
+/// The offset, if `bytes` from it lie inside a region of `region_bytes`.
+///
+/// # Errors
+/// [`Fault::Argument`].
+pub fn within(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<u64, Fault> {
+    match offset.checked_add(bytes) {
+        Some(end) if end <= region_bytes => Ok(offset),
+        _ => Err(Fault::Argument(format!(
+            "{what} spans {bytes} bytes from offset {offset}, the region has {region_bytes}"
+        ))),
+    }
+}
+
+/// The offset of a flag, if the region has it. Only regions of flags are known to be aligned.
+///
+/// # Errors
+/// [`Fault::Argument`].
+pub fn flag_within(what: &str, word: u64, region: &impl Place) -> Result<u64, Fault> {
+    if region.role() == Role::Data {
+        return Err(Fault::Argument(format!(
+            "the {what} lies in a region registered as Data, wanted Flags"
+        )));
+    }
+    word_within(what, word, region.bytes())
+}
+
+fn word_within(what: &str, word: u64, region_bytes: u64) -> Result<u64, Fault> {
+    // Saturated, the end overflows and is refused.
+    within(what, word.saturating_mul(WORD_BYTES), WORD_BYTES, region_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_and_words_stay_inside() {
+        assert_eq!(within("span", 8, 8, 16).expect("inside"), 8);
+        assert_eq!(within("span", 16, 0, 16).expect("nothing at the end"), 16);
+        let error = within("put source", 9, 8, 16).expect_err("one too many").to_string();
+        assert_eq!(error, "put source spans 8 bytes from offset 9, the region has 16");
+        within("span", u64::MAX, 1, 16).expect_err("overflow");
+        assert_eq!(word_within("flag", 1, 16).expect("the last one"), 8);
+        for word in [2, u64::MAX / 8 + 1, u64::MAX] {
+            word_within("flag", word, 16).expect_err("outside");
+        }
+    }
+}
