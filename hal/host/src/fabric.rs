@@ -31,7 +31,7 @@ pub struct Options {
     pub caps: Caps,
     /// Ops that a queue holds; at least `caps.slice_ops_max`.
     pub queue_ops: usize,
-    /// How long [`park`](crate::CopyEngine::park) spins at most before it sleeps; it does not spin
+    /// How long [`park`](peerlane_hal::CopyEngine::park) spins at most before it sleeps; it does not spin
     /// while another rank is awake on its core. By default 100 µs, or 20 µs where ranks share the
     /// core.
     pub spin: Option<Duration>,

@@ -85,8 +85,8 @@ pub trait PeerDevice: RegionDevice {
     /// Opens the device that the options name.
     ///
     /// # Errors
-    /// [`Unavailable`](crate::ErrorKind::Unavailable): no driver, no device, or one that others hold;
-    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument): no such device.
+    /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): no driver, no device, or one that others hold;
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument): no such device.
     fn open(options: &Self::Options) -> Result<Arc<Self>, Self::Error>;
 
     /// What discovery said of it.
@@ -123,7 +123,7 @@ pub trait PeerDevice: RegionDevice {
     /// A queue that reaches the peers.
     ///
     /// # Errors
-    /// As [`Fabric::engine`](crate::Fabric::engine).
+    /// As [`Fabric::engine`](peerlane_hal::Fabric::engine).
     fn engine(
         context: &Arc<Self>,
         options: &Self::Options,

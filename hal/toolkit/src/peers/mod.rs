@@ -66,8 +66,8 @@ impl<D: PeerDevice> Fabric<D> {
     /// one device, in one process or in several.
     ///
     /// # Errors
-    /// [`Unavailable`](crate::ErrorKind::Unavailable): no driver, no device, or one that others hold;
-    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument): no such rank or device.
+    /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): no driver, no device, or one that others hold;
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument): no such rank or device.
     pub fn open(rank: Rank, ranks: usize, device: u32) -> Result<Self, D::Error> {
         Self::open_with(rank, ranks, D::Options::on_device(device))
     }

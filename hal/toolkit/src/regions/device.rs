@@ -46,7 +46,7 @@ pub trait RegionDevice: CopyCalls + IpcCalls + VirtualCalls {
     /// Refuses memory of the caller in which flags would not be seen.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument), saying which memory is wanted.
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument), saying which memory is wanted.
     fn check_flags(&self, address: DevicePtr) -> Result<(), Self::Error> {
         let _ = address;
         Ok(())

@@ -48,8 +48,8 @@ impl<D: RegionDevice> Local<D> {
     /// tools: it orders nothing, and is slow.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument): the span leaves the region.
-    /// [`Timeout`](crate::ErrorKind::Timeout): the device is stuck. The driver's refusal.
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument): the span leaves the region.
+    /// [`Timeout`](peerlane_hal::ErrorKind::Timeout): the device is stuck. The driver's refusal.
     pub fn upload(&self, offset: u64, bytes: &[u8]) -> Result<(), D::Error> {
         let address = self.span(offset, bytes.len())?;
         match self.registration.host() {

@@ -18,7 +18,7 @@ impl<D: RegionDevice> Physical<D> {
     /// Allocates at least `bytes`, exportable as a descriptor; the context is current.
     ///
     /// # Errors
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), naming the bytes wanted, and the driver's refusal.
+    /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory), naming the bytes wanted, and the driver's refusal.
     pub fn create(context: &Arc<D>, bytes: u64) -> Result<Self, D::Error> {
         let least = context.granularity()?;
         let rounded = bytes.max(1).checked_next_multiple_of(least.max(1));

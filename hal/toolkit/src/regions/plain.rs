@@ -21,7 +21,7 @@ impl<D: RegionDevice> Plain<D> {
     /// Allocates; the context is current.
     ///
     /// # Errors
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), naming the bytes wanted, and the driver's refusal.
+    /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory), naming the bytes wanted, and the driver's refusal.
     pub fn allocate(context: &Arc<D>, bytes: u64) -> Result<Self, D::Error> {
         Self::of(context, bytes, |bytes| context.allocate(bytes))
     }

@@ -17,7 +17,7 @@ pub(super) struct Forked {
 
 impl<D: StreamDevice> Engine<D> {
     /// # Errors
-    /// As [`CopyEngine::is_capturing`](crate::CopyEngine::is_capturing).
+    /// As [`CopyEngine::is_capturing`](peerlane_hal::CopyEngine::is_capturing).
     pub fn is_capturing(&mut self, stream: &Stream) -> Result<bool, D::Error> {
         self.poison.check()?;
         let _entered = self.context.enter()?;
@@ -26,7 +26,7 @@ impl<D: StreamDevice> Engine<D> {
     }
 
     /// # Errors
-    /// As [`CopyEngine::fork`](crate::CopyEngine::fork).
+    /// As [`CopyEngine::fork`](peerlane_hal::CopyEngine::fork).
     pub fn fork(&mut self, from: &Stream) -> Result<(), D::Error> {
         self.poison.check()?;
         let _entered = self.context.enter()?;
@@ -44,7 +44,7 @@ impl<D: StreamDevice> Engine<D> {
     }
 
     /// # Errors
-    /// As [`CopyEngine::join`](crate::CopyEngine::join).
+    /// As [`CopyEngine::join`](peerlane_hal::CopyEngine::join).
     pub fn join(&mut self, into: &Stream) -> Result<(), D::Error> {
         let forked = self.forked.take();
         self.poison.check()?;

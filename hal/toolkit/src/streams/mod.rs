@@ -98,7 +98,7 @@ pub struct EngineSetup {
 }
 
 /// One in-order queue over the streams of a device. Its methods are those of
-/// [`CopyEngine`](crate::CopyEngine), with the same promises.
+/// [`CopyEngine`](peerlane_hal::CopyEngine), with the same promises.
 #[derive(Debug)]
 pub struct Engine<D: StreamDevice> {
     context: Arc<D>,
@@ -257,7 +257,7 @@ impl<D: StreamDevice> Engine<D> {
 
     /// # Errors
     /// # Safety
-    /// As [`CopyEngine::submit`](crate::CopyEngine::submit).
+    /// As [`CopyEngine::submit`](peerlane_hal::CopyEngine::submit).
     pub unsafe fn submit<L: Place, R: PeerPlace>(
         &mut self,
         ops: &[Op<'_, L, R>],
@@ -290,7 +290,7 @@ impl<D: StreamDevice> Engine<D> {
     }
 
     /// # Errors
-    /// As [`CopyEngine::completed`](crate::CopyEngine::completed).
+    /// As [`CopyEngine::completed`](peerlane_hal::CopyEngine::completed).
     pub fn completed(&mut self) -> Result<Ticket, D::Error> {
         self.poison.check()?;
         // Right behind a submit there is hardly news, and to ask the driver costs as much as a copy.
@@ -304,7 +304,7 @@ impl<D: StreamDevice> Engine<D> {
     }
 
     /// # Errors
-    /// As [`CopyEngine::park`](crate::CopyEngine::park).
+    /// As [`CopyEngine::park`](peerlane_hal::CopyEngine::park).
     pub fn park(&mut self, limit: Duration) -> Result<(), D::Error> {
         self.poison.check()?;
         let (tickets, context) = (&self.hardware.tickets, &self.context);
@@ -312,13 +312,13 @@ impl<D: StreamDevice> Engine<D> {
         Ok(())
     }
 
-    /// As [`CopyEngine::waker`](crate::CopyEngine::waker).
+    /// As [`CopyEngine::waker`](peerlane_hal::CopyEngine::waker).
     pub fn waker(&self) -> Waker {
         self.parker.waker()
     }
 
     /// # Errors
-    /// As [`CopyEngine::release`](crate::CopyEngine::release).
+    /// As [`CopyEngine::release`](peerlane_hal::CopyEngine::release).
     pub fn release(&mut self) -> Result<(), D::Error> {
         self.released = true;
         let settled = self.settle();
