@@ -1,29 +1,26 @@
-//! Which NVIDIA GPUs this process may use, what they can do, and how they reach each other.
+//! NVIDIA GPUs visible to this process: their properties, links and contexts.
 //!
-//! Ordinals count the devices that `CUDA_VISIBLE_DEVICES` leaves; two processes may give one device
+//! Ordinals count the devices that `CUDA_VISIBLE_DEVICES` leaves. Two processes may give one device
 //! different ordinals, so peers name devices by UUID.
 //!
-//! The number of copy engines (`asyncEngineCount`) bounds how many copies an engine keeps in flight,
-//! because more at once collapse.
+//! The number of copy engines (`asyncEngineCount`) limits how many copies an engine keeps in flight:
+//! with more copies at once the throughput collapses.
 
-mod context;
-mod link;
-mod probe;
-mod visible;
-
-use std::ffi::c_int;
+use std::ffi::{CStr, c_char, c_int};
 use std::sync::Arc;
 
-pub use context::Context;
-pub(crate) use link::between;
-pub use link::{DeviceLink, link};
-pub use probe::{HandleTrials, try_handles};
-pub(crate) use visible::{attribute, find};
+use peerlane_hal::LinkKind;
+use peerlane_toolkit::device::{DeviceContext, Fault};
+use peerlane_toolkit::regions::{Physical, Plain};
 
 use crate::error::Error;
-use crate::sys::{self, Driver};
+use crate::memory::try_fabric;
+use crate::sys::{self, CUcontext, CUdevice, CUresult, CUuuid, Driver};
 
-/// Who may use a device.
+/// Size of the buffers that receive names from the driver.
+const TEXT_BYTES: usize = 256;
+
+/// Compute mode of a device: which processes may use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ComputeMode {
@@ -31,14 +28,14 @@ pub enum ComputeMode {
     Shared,
     /// One process at a time.
     ExclusiveProcess,
-    /// Nobody.
+    /// No process.
     Prohibited,
-    /// One that this crate does not know, as the driver numbers it.
+    /// A mode that this crate does not know, with the number that the driver gives it.
     Unknown(i32),
 }
 
 impl ComputeMode {
-    fn of(number: c_int) -> Self {
+    fn from_raw(number: c_int) -> Self {
         match number {
             sys::COMPUTE_MODE_DEFAULT => Self::Shared,
             sys::COMPUTE_MODE_EXCLUSIVE_PROCESS => Self::ExclusiveProcess,
@@ -48,66 +45,69 @@ impl ComputeMode {
     }
 }
 
-/// What the driver says that a device can do. It may say yes where the deed is refused:
-/// [`try_handles`] does it.
+/// Features that the driver reports for a device.
+///
+/// A reported feature may still be refused when it is used. [`try_handles`] tests those for which this is
+/// known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Abilities {
-    /// Physical memory and addresses can be had apart (`cuMemCreate`, `cuMemMap`).
+    /// Virtual memory management: physical memory and addresses are allocated separately
+    /// (`cuMemCreate`, `cuMemMap`).
     pub virtual_memory: bool,
-    /// Such memory can leave the process as a file descriptor.
+    /// Memory of `cuMemCreate` can be exported as a file descriptor.
     pub posix_handles: bool,
-    /// Such memory can leave the host over NVLink.
+    /// Memory of `cuMemCreate` can be exported to other hosts over NVLink.
     pub fabric_handles: bool,
-    /// Memory can be given to a NIC as a dma-buf.
+    /// Memory can be exported to a NIC as a dma-buf.
     pub dma_buf: bool,
-    /// Memory of [`virtual_memory`](Self::virtual_memory) can be made fit for a NIC.
+    /// Memory of [`virtual_memory`](Self::virtual_memory) can be allocated so that a NIC can register it.
     pub rdma_virtual_memory: bool,
-    /// Streams can write and wait for 64-bit words.
+    /// Streams can write 64-bit words and wait for them.
     pub stream_values_64: bool,
 }
 
-/// An NVIDIA GPU, or a part of one (MIG).
+/// An NVIDIA GPU, or an instance of a partitioned one (MIG).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Device {
-    /// Its number among the devices that this process may use.
+    /// Index among the devices that are visible to this process.
     pub ordinal: u32,
-    /// The product name.
+    /// Product name.
     pub name: String,
-    /// Names the device, or the MIG instance, for all processes.
+    /// UUID of the device or MIG instance, the same in all processes.
     pub uuid: [u8; 16],
-    /// Where it sits, such as `0000:3b:00.0`.
+    /// PCI address, such as `0000:3b:00.0`.
     pub pci_bus_id: String,
-    /// Its memory in bytes.
+    /// Memory size in bytes.
     pub memory_bytes: u64,
-    /// Copies that it does at once beside compute.
+    /// Number of copies that the device runs concurrently with kernels.
     pub copy_engines: u32,
-    /// Its multiprocessors.
+    /// Number of multiprocessors.
     pub multiprocessors: u32,
-    /// Major and minor version of its instruction set.
+    /// Compute capability, major and minor.
     pub compute_capability: (u32, u32),
-    /// Who may use it.
+    /// Which processes may use the device.
     pub compute_mode: ComputeMode,
-    /// Whether it is an instance of a divided GPU; instances do not reach each other.
+    /// Whether this is a MIG instance. Instances have no peer access to each other.
     pub mig: bool,
-    /// What it can do.
+    /// Features that the driver reports.
     pub abilities: Abilities,
 }
 
 impl Device {
-    /// The device in texts, such as `device 2 (NVIDIA H200)`.
+    /// Returns the name of the device in messages, such as `device 2 (NVIDIA H200)`.
     pub(crate) fn label(&self) -> Arc<str> {
         format!("device {} ({})", self.ordinal, self.name).into()
     }
 
-    /// The UUID as nvidia-smi and `CUDA_VISIBLE_DEVICES` write it.
+    /// Formats the UUID as nvidia-smi and `CUDA_VISIBLE_DEVICES` write it.
     pub fn uuid_text(&self) -> String {
         uuid_text(&self.uuid, self.mig)
     }
 }
 
-/// A UUID as nvidia-smi writes it.
+/// Formats a UUID as nvidia-smi writes it.
 pub(crate) fn uuid_text(uuid: &[u8; 16], mig: bool) -> String {
     let mut text = String::from(if mig { "MIG-" } else { "GPU-" });
     for (index, byte) in uuid.iter().enumerate() {
@@ -119,30 +119,381 @@ pub(crate) fn uuid_text(uuid: &[u8; 16], mig: bool) -> String {
     text
 }
 
-/// The NVIDIA GPUs that this process may use; at least one.
+/// Lists the NVIDIA GPUs that are visible to this process, at least one.
 ///
 /// # Errors
-/// Of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): there is no driver, it is too old
-/// or does not start, or there is no device. The text says what to do.
+/// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if there is no
+/// driver, if it is too old or does not start, or if there is no device. The text says what to do.
 pub fn discover() -> Result<Vec<Device>, Error> {
     let driver = Driver::load()?;
-    visible::all(driver)
+    let query = |ordinal| query_device(driver, ordinal).map(|(_, device)| device);
+    (0..device_count(driver)?).map(query).collect()
 }
 
-/// The version of CUDA that the driver supports, such as `(13, 0)`.
+/// Returns the CUDA version that the driver supports, such as `(13, 0)`.
 ///
 /// # Errors
-/// As [`discover`].
+/// Fails like [`discover`].
 pub fn driver_version() -> Result<(u32, u32), Error> {
     let driver = Driver::load()?;
     let mut version = 0;
     // SAFETY: the result is stored in a local.
     let code = unsafe { (driver.driver_get_version)(&raw mut version) };
-    if code != sys::CUDA_SUCCESS {
-        return Err(Error::driver(driver, "cuDriverGetVersion", None, code));
-    }
+    check(driver, "cuDriverGetVersion", code)?;
     let version = version.unsigned_abs();
     Ok((version / 1000, version % 1000 / 10))
+}
+
+/// Finds a device by its UUID. Returns `None` if it is not visible to this process.
+pub(crate) fn find_device(
+    driver: &Driver,
+    uuid: &[u8; 16],
+) -> Result<Option<(CUdevice, Device)>, Error> {
+    for ordinal in 0..device_count(driver)? {
+        let (device, info) = query_device(driver, ordinal)?;
+        if info.uuid == *uuid {
+            return Ok(Some((device, info)));
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the number of visible devices, at least 1.
+fn device_count(driver: &Driver) -> Result<u32, Error> {
+    let mut count = 0;
+    // SAFETY: the result is stored in a local.
+    let code = unsafe { (driver.device_get_count)(&raw mut count) };
+    check(driver, "cuDeviceGetCount", code)?;
+    if count < 1 {
+        // `cuInit` normally reports this; some drivers start and count 0 devices.
+        return Err(Error::init_failed(driver, sys::CUDA_ERROR_NO_DEVICE));
+    }
+    Ok(count.unsigned_abs())
+}
+
+/// Returns the driver's handle and the properties of the device with the given ordinal.
+fn query_device(driver: &Driver, ordinal: u32) -> Result<(CUdevice, Device), Error> {
+    let count = device_count(driver)?;
+    let Some(number) = c_int::try_from(ordinal).ok().filter(|_| ordinal < count) else {
+        let visible = match std::env::var("CUDA_VISIBLE_DEVICES") {
+            Ok(list) => format!("CUDA_VISIBLE_DEVICES is \"{list}\""),
+            Err(_) => "CUDA_VISIBLE_DEVICES is not set".to_owned(),
+        };
+        return Err(Fault::Argument(format!(
+            "device is {ordinal}, expected less than the number of visible GPUs, {count}; {visible}"
+        ))
+        .into());
+    };
+    let mut device = 0;
+    // SAFETY: the result is stored in a local.
+    let code = unsafe { (driver.device_get)(&raw mut device, number) };
+    check(driver, "cuDeviceGet", code)?;
+    Ok((device, describe(driver, device, ordinal)?))
+}
+
+fn describe(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<Device, Error> {
+    let attribute = |number| device_attribute(driver, device, number);
+    let count = |number| attribute(number).map(|count: c_int| u32::try_from(count).unwrap_or(0));
+    let flag = |number| device_flag(driver, device, number);
+    let name = query_text(driver, "cuDeviceGetName", |text, bytes| {
+        // SAFETY: the driver writes at most `bytes` bytes to `text`, terminated by a zero.
+        unsafe { (driver.device_get_name)(text, bytes, device) }
+    })?;
+    let pci_bus_id = query_text(driver, "cuDeviceGetPCIBusId", |text, bytes| {
+        // SAFETY: as above.
+        unsafe { (driver.device_get_pci_bus_id)(text, bytes, device) }
+    })?;
+    let mut uuid = CUuuid::default();
+    // SAFETY: the result is stored in a local.
+    let code = unsafe { (driver.device_get_uuid)(&raw mut uuid, device) };
+    check(driver, "cuDeviceGetUuid_v2", code)?;
+    let mut memory = 0;
+    // SAFETY: as above.
+    let code = unsafe { (driver.device_total_mem)(&raw mut memory, device) };
+    check(driver, "cuDeviceTotalMem_v2", code)?;
+    let virtual_memory = flag(sys::ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+    Ok(Device {
+        ordinal,
+        // The driver API offers no better indication of a MIG instance.
+        mig: name.contains("MIG "),
+        name,
+        uuid: uuid.bytes,
+        pci_bus_id: pci_bus_id.to_ascii_lowercase(),
+        memory_bytes: memory as u64,
+        copy_engines: count(sys::ATTRIBUTE_ASYNC_ENGINE_COUNT)?,
+        multiprocessors: count(sys::ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        compute_capability: (
+            count(sys::ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            count(sys::ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        compute_mode: ComputeMode::from_raw(attribute(sys::ATTRIBUTE_COMPUTE_MODE)?),
+        abilities: Abilities {
+            virtual_memory,
+            posix_handles: virtual_memory
+                && flag(sys::ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
+            fabric_handles: virtual_memory && flag(sys::ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED),
+            dma_buf: flag(sys::ATTRIBUTE_DMA_BUF_SUPPORTED),
+            rdma_virtual_memory: flag(sys::ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED),
+            stream_values_64: flag(sys::ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS),
+        },
+    })
+}
+
+/// Reads an attribute of a device.
+pub(crate) fn device_attribute(
+    driver: &Driver,
+    device: CUdevice,
+    number: c_int,
+) -> Result<c_int, Error> {
+    let mut value = 0;
+    // SAFETY: the result is stored in a local.
+    let code = unsafe { (driver.device_get_attribute)(&raw mut value, number, device) };
+    check(driver, "cuDeviceGetAttribute", code)?;
+    Ok(value)
+}
+
+/// Reads a boolean attribute; returns false if the driver does not know it.
+fn device_flag(driver: &Driver, device: CUdevice, number: c_int) -> bool {
+    device_attribute(driver, device, number).is_ok_and(|value| value != 0)
+}
+
+/// Calls a function of the driver that fills a text buffer, and returns the text.
+fn query_text(
+    driver: &Driver,
+    call: &'static str,
+    query: impl FnOnce(*mut c_char, c_int) -> CUresult,
+) -> Result<String, Error> {
+    let mut text = [0_u8; TEXT_BYTES];
+    check(driver, call, query(text.as_mut_ptr().cast(), TEXT_BYTES as c_int))?;
+    let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
+}
+
+/// Converts a result code to an error that names the call.
+fn check(driver: &Driver, call: &'static str, code: CUresult) -> Result<(), Error> {
+    if code == sys::CUDA_SUCCESS { Ok(()) } else { Err(Error::driver(driver, call, None, code)) }
+}
+
+/// Properties of the link from one device to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceLink {
+    /// Whether the first device can read and write memory of the second.
+    pub peer_access: bool,
+    /// Type of the link; meaningless without peer access.
+    pub kind: LinkKind,
+    /// Relative performance of the link as the driver ranks it: smaller is faster. `None` if the driver
+    /// does not report it.
+    pub performance_rank: Option<i32>,
+}
+
+/// Returns the link from one visible device to another, both given by ordinal.
+///
+/// # Errors
+/// Fails like [`discover`], and with
+/// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) for an ordinal that is too large.
+pub fn link(from: u32, to: u32) -> Result<DeviceLink, Error> {
+    let driver = Driver::load()?;
+    let (from, _) = query_device(driver, from)?;
+    let (to, _) = query_device(driver, to)?;
+    link_between(driver, from, to)
+}
+
+/// Queries the link from one device to another.
+pub(crate) fn link_between(
+    driver: &Driver,
+    from: CUdevice,
+    to: CUdevice,
+) -> Result<DeviceLink, Error> {
+    if from == to {
+        let (peer_access, performance_rank) = (true, None);
+        return Ok(DeviceLink { peer_access, kind: LinkKind::Own, performance_rank });
+    }
+    let mut can = 0;
+    // SAFETY: both devices are of this driver; the result is stored in a local.
+    let code = unsafe { (driver.device_can_access_peer)(&raw mut can, from, to) };
+    check(driver, "cuDeviceCanAccessPeer", code)?;
+    let attribute = |number: c_int| {
+        let mut value = 0;
+        // SAFETY: as above.
+        let code = unsafe { (driver.device_get_p2p_attribute)(&raw mut value, number, from, to) };
+        (code == sys::CUDA_SUCCESS).then_some(value)
+    };
+    // The driver API does not report the type of the link. Native atomics on a peer's memory work over
+    // NVLink and not over PCI Express, so they distinguish the two.
+    let atomics = attribute(sys::P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED) == Some(1);
+    Ok(DeviceLink {
+        peer_access: can != 0,
+        kind: if atomics { LinkKind::NvLink } else { LinkKind::Pcie },
+        performance_rank: attribute(sys::P2P_ATTRIBUTE_PERFORMANCE_RANK),
+    })
+}
+
+/// Results of trial exports, one for each kind of memory handle.
+///
+/// A device attribute may claim a kind that the driver then refuses, for instance fabric handles without
+/// a channel to the fabric manager. An error says why the kind does not work.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct HandleTrials {
+    /// A file descriptor, imported by other processes of this host. [`Memory::allocate`](crate::Memory)
+    /// prefers this kind.
+    pub posix: Result<(), Error>,
+    /// A fabric handle, imported by other hosts of an NVLink domain. Not used yet.
+    pub fabric: Result<(), Error>,
+    /// A legacy IPC handle, which exports memory of `cudaMalloc`.
+    pub legacy: Result<(), Error>,
+}
+
+/// Tests each kind of memory handle by exporting an allocation of the minimum size.
+///
+/// # Errors
+/// Fails if the device cannot be opened.
+pub fn try_handles(ordinal: u32) -> Result<HandleTrials, Error> {
+    let context = Context::open(ordinal)?;
+    let _current = context.enter_relaxed()?;
+    Ok(HandleTrials {
+        posix: Physical::create(&context, 1).and_then(|memory| memory.export()).map(drop),
+        fabric: try_fabric(&context),
+        legacy: Plain::allocate(&context, 1).and_then(|plain| plain.ipc_handle()).map(drop),
+    })
+}
+
+/// Retains the primary context of a device until it is dropped.
+///
+/// The CUDA runtime, PyTorch and cudarc use the primary context too, so their pointers and streams are
+/// valid here. It is made current for each call, and the previous one is restored afterwards, so that the
+/// caller's thread keeps its own.
+#[derive(Debug)]
+pub struct Context {
+    pub(crate) driver: &'static Driver,
+    pub(crate) device: CUdevice,
+    /// Properties of the device, read when the context was opened.
+    pub(crate) info: Device,
+    raw: CUcontext,
+    label: Arc<str>,
+}
+
+// SAFETY: a context may be current on several threads at once (cuCtxSetCurrent), and the handle is never
+// dereferenced here.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Retains the primary context of the device with the given ordinal.
+    pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>, Error> {
+        let driver = Driver::load()?;
+        let (device, info) = query_device(driver, ordinal)?;
+        let label = info.label();
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `query_device` returned the device; the result is stored in a local.
+        let code = unsafe { (driver.primary_ctx_retain)(&raw mut raw, device) };
+        if code != sys::CUDA_SUCCESS {
+            return Err(Error::driver(driver, "cuDevicePrimaryCtxRetain", Some(&label), code));
+        }
+        Ok(Arc::new(Self { driver, device, info, raw, label }))
+    }
+
+    /// Returns the handle of the context, to compare it with the context of a stream.
+    pub(crate) fn raw(&self) -> CUcontext {
+        self.raw
+    }
+
+    /// Returns the name of the device in messages, such as `device 2 (NVIDIA H200)`.
+    pub(crate) fn label(&self) -> &Arc<str> {
+        &self.label
+    }
+
+    /// Converts a result code to an error that names the call and the device.
+    pub(crate) fn check(&self, call: &'static str, code: CUresult) -> Result<(), Error> {
+        if code == sys::CUDA_SUCCESS { Ok(()) } else { Err(self.driver_error(call, code)) }
+    }
+
+    #[cold]
+    fn driver_error(&self, call: &'static str, code: CUresult) -> Error {
+        Error::driver(self.driver, call, Some(&self.label), code)
+    }
+
+    /// Returns an entry point that older drivers lack, or an error that names it.
+    pub(crate) fn require<F: Copy>(
+        &self,
+        symbol: &'static str,
+        entry: Option<F>,
+    ) -> Result<F, Error> {
+        entry.ok_or_else(|| Error::symbol_missing(sys::LIBRARY, symbol))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: `open` retained it once. A failure means that the context is already destroyed.
+        let _ = unsafe { (self.driver.primary_ctx_release)(self.device) };
+    }
+}
+
+/// The context that was current on a thread. It is only restored, never dereferenced.
+#[derive(Clone, Copy, Debug)]
+pub struct Current(CUcontext);
+
+impl DeviceContext for Context {
+    type Error = Error;
+    type Library = &'static Driver;
+    type Current = Current;
+    type CaptureMode = c_int;
+
+    fn library(&self) -> &'static Driver {
+        self.driver
+    }
+
+    fn label(&self) -> &Arc<str> {
+        &self.label
+    }
+
+    fn device(&self) -> i32 {
+        self.device
+    }
+
+    fn id(&self) -> usize {
+        self.raw as usize
+    }
+
+    fn make_current(&self) -> Result<Option<Current>, Error> {
+        let mut before = std::ptr::null_mut();
+        // SAFETY: the result is stored in a local.
+        let code = unsafe { (self.driver.ctx_get_current)(&raw mut before) };
+        self.check("cuCtxGetCurrent", code)?;
+        if before == self.raw {
+            return Ok(None);
+        }
+        // SAFETY: `self` retains the context.
+        let code = unsafe { (self.driver.ctx_set_current)(self.raw) };
+        self.check("cuCtxSetCurrent", code)?;
+        Ok(Some(Current(before)))
+    }
+
+    fn put_back(&self, Current(before): Current) {
+        // SAFETY: it was current before. A failure means that its owner has destroyed it since, and there is
+        // nothing to restore.
+        let _ = unsafe { (self.driver.ctx_set_current)(before) };
+    }
+
+    fn relax_captures(&self) -> Result<c_int, Error> {
+        let mut mode = sys::STREAM_CAPTURE_MODE_RELAXED;
+        if let Some(exchange) = self.driver.thread_exchange_stream_capture_mode {
+            // SAFETY: the call swaps the mode of this thread with the one in the local.
+            let code = unsafe { exchange(&raw mut mode) };
+            self.check("cuThreadExchangeStreamCaptureMode", code)?;
+        }
+        Ok(mode)
+    }
+
+    fn put_back_captures(&self, mut before: c_int) {
+        if let Some(exchange) = self.driver.thread_exchange_stream_capture_mode {
+            // SAFETY: the call swaps back the mode that `relax_captures` returned.
+            let _ = unsafe { exchange(&raw mut before) };
+        }
+    }
 }
 
 #[cfg(test)]
@@ -150,7 +501,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uuid_is_written_as_nvidia_smi_does() {
+    fn uuid_format_is_that_of_nvidia_smi() {
         let uuid: [u8; 16] = std::array::from_fn(|index| index as u8 * 0x11);
         assert_eq!(uuid_text(&uuid, false), "GPU-00112233-4455-6677-8899-aabbccddeeff");
         assert_eq!(&uuid_text(&uuid, true)[..4], "MIG-");

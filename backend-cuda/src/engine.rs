@@ -1,55 +1,55 @@
-//! The queue of copies, signals and waits, on streams of the driver.
+//! The engine of the CUDA backend: copies, signals and waits on streams of the driver.
 //!
-//! The queue itself is `peerlane_toolkit::streams`, which ROCm has too; here stand the calls of CUDA
-//! that it is made of, and what was measured on NVIDIA's devices.
+//! The queue itself is `peerlane_toolkit::streams`, which ROCm uses too. This file holds the CUDA calls
+//! that it is made of, and the limits that were measured on NVIDIA devices.
 //!
-//! | the contract | here |
+//! | contract | CUDA |
 //! | --- | --- |
-//! | put, get | on the main stream or on one beside it; neighbours on one stream in one `cuMemcpyBatchAsync`, or each a `cuMemcpyAsync` |
-//! | neighbouring signals, waits, resets | one `cuStreamBatchMemOp` on the main stream |
+//! | put, get | on the main stream or a side stream; adjacent copies of one stream in one `cuMemcpyBatchAsync`, else a `cuMemcpyAsync` each |
+//! | adjacent signals, waits, resets | one `cuStreamBatchMemOp` on the main stream |
 //! | ticket | an event on the main stream at the end of a slice |
-//! | `completed` | looks at these events, in a mode in which captures of others do not mind |
-//! | `fork` | the caller's stream becomes the main stream, until the `join` |
-//! | a slice while that stream captures | the same calls, with streams and events of their own, and no ticket |
-//! | `release` | a stream of its own writes the awaited values |
+//! | `completed` | queries these events, in a mode that captures of other threads tolerate |
+//! | `fork` | the caller's stream becomes the main stream until `join` |
+//! | a slice while that stream captures | the same calls with separate streams and events, and no ticket |
+//! | `release` | a dedicated stream writes the awaited values |
 
-mod copies;
-mod graphs;
-mod queue;
-mod stream;
-
-mod words;
-
+use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
 use peerlane_hal::{Caps, CopyEngine, Op, Ticket};
+use peerlane_toolkit::device::{
+    Batching, Between, CaptureState, Copies, CopyCalls, DevicePtr, EventHandle, ExecHandle, Fault,
+    GraphCalls, GraphHandle, StreamCalls, StreamHandle, WordCalls,
+};
 use peerlane_toolkit::streams::{self, Abilities, Found, StreamDevice};
 pub(crate) use peerlane_toolkit::streams::{EngineSetup, probe_signal};
 pub use peerlane_toolkit::streams::{OwnCopy, SignalBy};
 
-pub use self::stream::Stream;
 use crate::device::Context;
 use crate::error::Error;
 use crate::memory::{Local, Remote};
+use crate::sys::{self, CUmemcpyAttributes, CUresult, CUstreamBatchMemOpParams as MemOp, Driver};
 
-/// Copies to peers on two streams were the best of those that were tried, for all sizes from 4 KiB
-/// up; a third one was worse from 64 MiB up (docs/perf/cuda-streams.md).
+/// Number of streams for copies to peers. Two were the fastest for all sizes from 4 KiB up; a third was
+/// slower from 64 MiB up (docs/perf/cuda-streams.md).
 const PEER_STREAMS_MAX: usize = 2;
-/// docs/perf/cuda-submission.md
+/// Largest copy that stays on one stream (docs/perf/cuda-submission.md).
 const ONE_STREAM_BYTES_MAX: u64 = 512 << 10;
-/// The same page. Up to here a kernel costs the host more than the link takes.
+/// Largest self copy that goes over the link. Up to this size the launch of a kernel costs the host more
+/// time than the transfer (docs/perf/cuda-submission.md).
 const OWN_LINK_BYTES_MAX: u64 = 256 << 10;
-/// In a graph it also costs a branch.
+/// The same limit in a graph, where a separate self copy also costs a branch.
 const OWN_LINK_CAPTURED_BYTES_MAX: u64 = 512 << 10;
-/// A graph with the own copy on a third branch ran its branches one after the other.
+/// Number of side streams in a capture. A graph with the self copy on a third branch ran its branches one
+/// after the other.
 const CAPTURED_SIDES_MAX: usize = 1;
 
 impl StreamDevice for Context {
     fn abilities(&self) -> Result<Abilities, Error> {
         Ok(Abilities {
-            copy_engines: self.copy_engines,
+            copy_engines: self.info.copy_engines,
             peer_streams_max: PEER_STREAMS_MAX,
             one_stream_bytes_max: ONE_STREAM_BYTES_MAX,
             captured_sides_max: CAPTURED_SIDES_MAX,
@@ -65,15 +65,15 @@ impl StreamDevice for Context {
     }
 }
 
-/// One in-order queue over CUDA.
+/// An in-order queue of ops on CUDA streams.
 #[derive(Debug)]
 pub struct Engine(streams::Engine<Context>);
 
 impl Engine {
-    /// An engine that reaches `setup.peers`.
+    /// Creates an engine that reaches `setup.peers`.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if the driver or the device lacks what signals and waits need.
+    /// Returns [`Error::Unavailable`] if the driver or the device lacks a feature that signals and waits need.
     pub(crate) fn open(context: Arc<Context>, setup: EngineSetup) -> Result<Self, Error> {
         streams::Engine::open(context, setup).map(Self)
     }
@@ -90,7 +90,7 @@ impl CopyEngine for Engine {
     }
 
     unsafe fn submit(&mut self, ops: &[Op<'_, Local, Remote>]) -> Result<Ticket, Error> {
-        // SAFETY: the caller's, by the same contract.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.0.submit(ops) }
     }
 
@@ -102,7 +102,7 @@ impl CopyEngine for Engine {
         self.0.park(limit)
     }
 
-    /// The device makes progress by itself.
+    /// Returns false: the device makes progress without polling.
     fn is_busy(&self) -> bool {
         false
     }
@@ -125,5 +125,350 @@ impl CopyEngine for Engine {
 
     fn join(&mut self, into: &Stream) -> Result<(), Error> {
         self.0.join(&into.0)
+    }
+}
+
+/// A CUDA stream of the caller, which `fork` moves the engine's work onto.
+///
+/// It wraps a `CUstream`, which is the same as a `cudaStream_t`.
+#[derive(Clone, Debug)]
+pub struct Stream(streams::Stream);
+
+impl Stream {
+    /// Wraps a handle of the driver or of the runtime.
+    ///
+    /// Default streams are rejected when they are used. The legacy default stream would make the caller's
+    /// blocking streams wait for peers, and a per-thread default stream differs from thread to thread.
+    ///
+    /// # Safety
+    /// The stream must live until every engine that was forked from it has been forked from another stream or
+    /// dropped.
+    pub unsafe fn from_raw(raw: *mut c_void) -> Self {
+        // SAFETY: the caller keeps the stream alive as required.
+        Self(unsafe { streams::Stream::new(StreamHandle(raw), None) })
+    }
+}
+
+#[cfg(feature = "cudarc")]
+impl From<&std::sync::Arc<cudarc::driver::CudaStream>> for Stream {
+    /// Wraps a stream of cudarc and keeps it alive.
+    fn from(stream: &std::sync::Arc<cudarc::driver::CudaStream>) -> Self {
+        let raw = StreamHandle(stream.cu_stream().cast());
+        // SAFETY: the clone keeps the stream alive.
+        Self(unsafe { streams::Stream::new(raw, Some(stream.clone())) })
+    }
+}
+
+/// Converts the result of a query to whether the work is done.
+fn is_done(context: &Context, call: &'static str, code: CUresult) -> Result<bool, Error> {
+    if code == sys::CUDA_ERROR_NOT_READY {
+        return Ok(false);
+    }
+    context.check(call, code).map(|()| true)
+}
+
+impl StreamCalls for Context {
+    fn create_stream(&self, urgent: bool) -> Result<StreamHandle, Error> {
+        let driver = self.driver;
+        let mut raw = std::ptr::null_mut();
+        if urgent
+            && let (Some(range), Some(create)) =
+                (driver.ctx_get_stream_priority_range, driver.stream_create_with_priority)
+        {
+            let (mut least, mut greatest) = (0, 0);
+            // SAFETY: the context is current; the results are stored in locals.
+            let code = unsafe { range(&raw mut least, &raw mut greatest) };
+            self.check("cuCtxGetStreamPriorityRange", code)?;
+            // SAFETY: as above.
+            let code = unsafe { create(&raw mut raw, sys::STREAM_NON_BLOCKING, greatest) };
+            self.check("cuStreamCreateWithPriority", code)?;
+            return Ok(StreamHandle(raw));
+        }
+        // SAFETY: as above.
+        let code = unsafe { (driver.stream_create)(&raw mut raw, sys::STREAM_NON_BLOCKING) };
+        self.check("cuStreamCreate", code)?;
+        Ok(StreamHandle(raw))
+    }
+
+    unsafe fn destroy_stream(driver: &'static Driver, stream: StreamHandle) {
+        // SAFETY: the caller owns the stream. Work that it still holds is not cancelled.
+        let _ = unsafe { (driver.stream_destroy)(stream.0) };
+    }
+
+    unsafe fn is_idle(&self, stream: StreamHandle) -> Result<bool, Error> {
+        // SAFETY: the caller upholds the contract of this method.
+        let code = unsafe { (self.driver.stream_query)(stream.0) };
+        is_done(self, "cuStreamQuery", code)
+    }
+
+    unsafe fn check_stream(&self, stream: StreamHandle) -> Result<(), Error> {
+        if let Some(name) = stream.default_stream() {
+            return Err(Fault::Argument(format!(
+                "the stream is {name}; expected one that was created with CU_STREAM_NON_BLOCKING or \
+                 cudaStreamNonBlocking"
+            ))
+            .into());
+        }
+        let mut found = std::ptr::null_mut();
+        // SAFETY: the caller vouches for the handle; the result is stored in a local.
+        let code = unsafe { (self.driver.stream_get_ctx)(stream.0, &raw mut found) };
+        self.check("cuStreamGetCtx", code)?;
+        if found == self.raw() {
+            return Ok(());
+        }
+        Err(Fault::Mismatch(format!(
+            "the stream {:?} belongs to context {found:?}, the engine to context {:?} of {}",
+            stream.0,
+            self.raw(),
+            self.label()
+        ))
+        .into())
+    }
+
+    unsafe fn is_capturing(&self, stream: StreamHandle) -> Result<bool, Error> {
+        let mut status = sys::STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the caller vouches for the handle; the result is stored in a local.
+        let code = unsafe { (self.driver.stream_is_capturing)(stream.0, &raw mut status) };
+        self.check("cuStreamIsCapturing", code)?;
+        Ok(status != sys::STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    unsafe fn capture_state(&self, stream: StreamHandle) -> Result<CaptureState, Error> {
+        let Some(info) = self.driver.stream_get_capture_info else {
+            // SAFETY: the caller upholds the contract of this method.
+            let capturing = unsafe { self.is_capturing(stream) }?;
+            return Ok(if capturing { CaptureState::Unknown } else { CaptureState::None });
+        };
+        let (mut status, mut id) = (sys::STREAM_CAPTURE_STATUS_NONE, 0);
+        let (graph, nodes) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let count = std::ptr::null_mut();
+        // SAFETY: the caller passes a live stream; unused outputs are null, the others are locals.
+        let code = unsafe { info(stream.0, &raw mut status, &raw mut id, graph, nodes, count) };
+        self.check("cuStreamGetCaptureInfo", code)?;
+        Ok(match status {
+            sys::STREAM_CAPTURE_STATUS_NONE => CaptureState::None,
+            sys::STREAM_CAPTURE_STATUS_ACTIVE => CaptureState::Active(id),
+            _ => CaptureState::Unknown,
+        })
+    }
+
+    fn create_event(&self) -> Result<EventHandle, Error> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the context is current; the result is stored in a local.
+        let code = unsafe { (self.driver.event_create)(&raw mut raw, sys::EVENT_DISABLE_TIMING) };
+        self.check("cuEventCreate", code)?;
+        Ok(EventHandle(raw))
+    }
+
+    unsafe fn destroy_event(driver: &'static Driver, event: EventHandle) {
+        // SAFETY: the caller upholds the contract of this method.
+        let _ = unsafe { (driver.event_destroy)(event.0) };
+    }
+
+    unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), Error> {
+        // SAFETY: the caller upholds the contract of this method.
+        let code = unsafe { (self.driver.event_record)(event.0, stream.0) };
+        self.check("cuEventRecord", code)
+    }
+
+    unsafe fn wait_for_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), Error> {
+        // SAFETY: the caller upholds the contract of this method.
+        let code = unsafe { (self.driver.stream_wait_event)(stream.0, event.0, 0) };
+        self.check("cuStreamWaitEvent", code)
+    }
+
+    unsafe fn has_passed(&self, event: EventHandle) -> Result<bool, Error> {
+        // SAFETY: the caller upholds the contract of this method.
+        let code = unsafe { (self.driver.event_query)(event.0) };
+        is_done(self, "cuEventQuery", code)
+    }
+}
+
+impl CopyCalls for Context {
+    fn may_copy_together(&self) -> bool {
+        self.driver.memcpy_batch_async_v2.is_some() || self.driver.memcpy_batch_async.is_some()
+    }
+
+    unsafe fn copy(
+        &self,
+        stream: StreamHandle,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: usize,
+        between: Between,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller upholds the contract of this method.
+        let code = unsafe { (self.driver.memcpy_async)(to, from, bytes, stream.0) };
+        let call = match between {
+            Between::Flags => "cuMemcpyAsync of a signal",
+            _ => "cuMemcpyAsync",
+        };
+        self.check(call, code)
+    }
+
+    unsafe fn copy_together(&self, stream: StreamHandle, copies: Copies<'_>) -> Result<(), Error> {
+        let driver = self.driver;
+        let count = copies.to.len();
+        let mut attributes = CUmemcpyAttributes {
+            src_access_order: sys::MEMCPY_SRC_ACCESS_ORDER_STREAM,
+            ..CUmemcpyAttributes::default()
+        };
+        // The attributes apply from copy 0 on, so to all.
+        let mut first = 0;
+        let (to, from) = (copies.to.as_mut_ptr(), copies.from.as_mut_ptr());
+        let bytes = copies.bytes.as_mut_ptr();
+        let (attributes, first) = (&raw mut attributes, &raw mut first);
+        if let Some(call) = driver.memcpy_batch_async_v2 {
+            // SAFETY: the arrays hold `count` copies and one attribute, which the driver reads before it
+            // returns; the caller vouches for the spans.
+            let code = unsafe { call(to, from, bytes, count, attributes, first, 1, stream.0) };
+            return self.check("cuMemcpyBatchAsync_v2", code);
+        }
+        let call = self.require("cuMemcpyBatchAsync", driver.memcpy_batch_async)?;
+        let mut failed = 0;
+        let failed = &raw mut failed;
+        // SAFETY: as above; the index of a failed copy is stored in a local.
+        let code = unsafe { call(to, from, bytes, count, attributes, first, 1, failed, stream.0) };
+        self.check("cuMemcpyBatchAsync", code)
+    }
+
+    unsafe fn clear(
+        &self,
+        stream: StreamHandle,
+        address: DevicePtr,
+        bytes: usize,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller upholds the contract of this method.
+        let code = unsafe { (self.driver.memset_d8_async)(address, 0, bytes, stream.0) };
+        self.check("cuMemsetD8Async", code)
+    }
+}
+
+impl WordCalls for Context {
+    type WordOp = MemOp;
+
+    const WORD_OPS_MAX: usize = sys::STREAM_BATCH_OPS_MAX;
+
+    fn check_words(&self) -> Result<(), Error> {
+        let Driver { stream_batch_mem_op, stream_write_value_64, stream_wait_value_64, .. } =
+            self.driver;
+        let single = stream_write_value_64.is_some() && stream_wait_value_64.is_some();
+        if stream_batch_mem_op.is_none() && !single {
+            return Err(Error::unavailable(format!(
+                "the driver of {} has neither cuStreamBatchMemOp_v2 nor cuStreamWaitValue64_v2, \
+                 which signals and waits need; expected a driver of CUDA 12.0 or newer",
+                self.label()
+            )));
+        }
+        let mut supported = 0;
+        let attribute = sys::ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS;
+        // SAFETY: the result is stored in a local.
+        let code = unsafe {
+            (self.driver.device_get_attribute)(&raw mut supported, attribute, self.device)
+        };
+        self.check("cuDeviceGetAttribute", code)?;
+        if supported == 0 {
+            return Err(Error::unavailable(format!(
+                "{} has no 64-bit memory operations on streams, which signals and waits need; \
+                 expected a GPU of compute capability 7.0 or newer",
+                self.label()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Returns the same for a driver without batches, because its plans must equal those of its peers.
+    fn batching(&self) -> Batching {
+        Batching::Trusted
+    }
+
+    fn word_write(address: DevicePtr, value: u64) -> MemOp {
+        let (operation, flags) =
+            (sys::STREAM_MEM_OP_WRITE_VALUE_64, sys::STREAM_WRITE_VALUE_DEFAULT);
+        MemOp { operation, address, value, flags, ..MemOp::default() }
+    }
+
+    fn word_wait(address: DevicePtr, value: u64) -> MemOp {
+        let (operation, flags) = (sys::STREAM_MEM_OP_WAIT_VALUE_64, sys::STREAM_WAIT_VALUE_GEQ);
+        MemOp { operation, address, value, flags, ..MemOp::default() }
+    }
+
+    unsafe fn put_words(&self, stream: StreamHandle, ops: &mut [MemOp]) -> Result<(), Error> {
+        let Some(call) = self.driver.stream_batch_mem_op else {
+            // SAFETY: the caller upholds the contract of this method.
+            return ops.iter().try_for_each(|op| unsafe { issue_word_op(self, stream, op) });
+        };
+        let count = ops.len() as c_uint;
+        // SAFETY: the array holds `count` operations and the driver reads it before it returns; the caller
+        // vouches for the stream and the addresses.
+        let code = unsafe { call(stream.0, count, ops.as_mut_ptr(), 0) };
+        self.check("cuStreamBatchMemOp", code)
+    }
+
+    fn is_write_refused(error: &Error) -> bool {
+        let refusals = [
+            sys::CUDA_ERROR_INVALID_VALUE,
+            sys::CUDA_ERROR_NOT_PERMITTED,
+            sys::CUDA_ERROR_NOT_SUPPORTED,
+        ];
+        matches!(error, Error::Driver { result, .. } if refusals.contains(&result.code))
+    }
+}
+
+/// Issues one memory operation, for drivers without batches.
+///
+/// # Safety
+/// The requirements are those of [`WordCalls::put_words`].
+unsafe fn issue_word_op(context: &Context, stream: StreamHandle, op: &MemOp) -> Result<(), Error> {
+    let (name, call) = match op.operation {
+        sys::STREAM_MEM_OP_WAIT_VALUE_64 => {
+            ("cuStreamWaitValue64_v2", context.driver.stream_wait_value_64)
+        }
+        _ => ("cuStreamWriteValue64_v2", context.driver.stream_write_value_64),
+    };
+    let call = context.require(name, call)?;
+    // SAFETY: the caller upholds the contract of this method.
+    let code = unsafe { call(stream.0, op.address, op.value, op.flags) };
+    context.check(name, code)
+}
+
+impl GraphCalls for Context {
+    unsafe fn begin_capture(&self, stream: StreamHandle) -> Result<(), Error> {
+        let mode = sys::STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the caller upholds the contract of this method.
+        let code = unsafe { (self.driver.stream_begin_capture)(stream.0, mode) };
+        self.check("cuStreamBeginCapture", code)
+    }
+
+    unsafe fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle, Error> {
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the caller vouches for the handle; the result is stored in a local.
+        let code = unsafe { (self.driver.stream_end_capture)(stream.0, &raw mut graph) };
+        self.check("cuStreamEndCapture", code)?;
+        Ok(GraphHandle(graph))
+    }
+
+    unsafe fn instantiate(&self, graph: GraphHandle) -> Result<ExecHandle, Error> {
+        let mut executable = std::ptr::null_mut();
+        // SAFETY: the caller vouches for the handle; the result is stored in a local.
+        let code = unsafe { (self.driver.graph_instantiate)(&raw mut executable, graph.0, 0) };
+        self.check("cuGraphInstantiateWithFlags", code)?;
+        Ok(ExecHandle(executable))
+    }
+
+    unsafe fn launch(&self, exec: ExecHandle, stream: StreamHandle) -> Result<(), Error> {
+        // SAFETY: the caller upholds the contract of this method.
+        let code = unsafe { (self.driver.graph_launch)(exec.0, stream.0) };
+        self.check("cuGraphLaunch", code)
+    }
+
+    unsafe fn destroy_exec(&self, exec: ExecHandle) {
+        // SAFETY: the caller upholds the contract of this method.
+        let _ = unsafe { (self.driver.graph_exec_destroy)(exec.0) };
+    }
+
+    unsafe fn destroy_graph(&self, graph: GraphHandle) {
+        // SAFETY: the caller upholds the contract of this method.
+        let _ = unsafe { (self.driver.graph_destroy)(graph.0) };
     }
 }

@@ -1,8 +1,8 @@
-//! What went wrong, and the driver's code.
+//! Errors of the CUDA backend, with the driver's result code.
 //!
-//! `CUresult` stays a plain integer, with the name that the driver itself gives it, because a driver
-//! may be newer than this crate. The kind follows from the code; 1 and 400, an invalid value or
-//! handle, are the caller's fault only where the value came from the caller.
+//! `CUresult` stays a plain integer, with the name that the driver itself reports, because a driver may
+//! be newer than this crate. The error kind follows from the code. Codes 1 and 400, an invalid value or
+//! handle, are the caller's fault only if the value came from the caller.
 
 use std::sync::Arc;
 
@@ -11,90 +11,85 @@ use peerlane_toolkit::device::Fault;
 
 use crate::sys::{self, CUresult, Driver};
 
-mod result;
+/// Oldest driver that has every required entry point.
+const DRIVER_MIN: &str = "CUDA 12.0, NVIDIA driver 525, or newer";
 
-pub use result::CudaResult;
-use result::{advice, kind_of};
-
-/// The oldest driver that has every entry point this crate needs.
-const DRIVER_WANTED: &str = "CUDA 12.0, NVIDIA driver 525, or newer";
-
-/// Why the CUDA backend could not do something.
+/// An error of the CUDA backend.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A driver, a device or an ability is not there; the text says what to do.
+    /// A driver, a device or a feature is missing; the text says what to do.
     #[error("{text}")]
     Unavailable {
-        /// What is missing, and how to get it.
+        /// What is missing and how to get it.
         text: String,
-        /// The driver's answer, where it was asked.
+        /// Result of the driver, if it was called.
         #[source]
         result: Option<CudaResult>,
     },
-    /// The driver refused a call.
-    #[error("{call}{}: {result}{}", on(device.as_deref()), hint(result.code))]
+    /// A call of the driver failed.
+    #[error("{call}{}: {result}{}", device_suffix(device.as_deref()), advice_suffix(result.code))]
     Driver {
-        /// The entry point.
+        /// Name of the entry point.
         call: &'static str,
-        /// Where, such as `device 2 (NVIDIA H200)`.
+        /// Name of the device, such as `device 2 (NVIDIA H200)`.
         device: Option<Arc<str>>,
-        /// Its answer.
+        /// Result of the call.
         #[source]
         result: CudaResult,
-        /// What a program can make of it.
+        /// Error kind that follows from the result.
         kind: ErrorKind,
     },
-    /// The device has no room for an allocation.
+    /// The device has too little free memory for an allocation.
     #[error(
-        "cannot allocate {wanted} bytes on {device}: {free} of {total} bytes are free; use smaller \
-         buffers, or see with nvidia-smi who holds the memory"
+        "cannot allocate {requested} bytes on {device}: {free} of {total} bytes are free; use smaller \
+         buffers, or see with nvidia-smi which process holds the memory"
     )]
     OutOfMemory {
-        /// Bytes wanted.
-        wanted: u64,
+        /// Bytes requested.
+        requested: u64,
         /// Bytes that were free.
         free: u64,
-        /// Bytes that the device has.
+        /// Bytes of memory that the device has.
         total: u64,
-        /// Which device.
+        /// Name of the device.
         device: Arc<str>,
-        /// The driver's answer.
+        /// Result of the driver.
         #[source]
         result: CudaResult,
     },
-    /// What the toolkit refuses for all GPUs.
+    /// An error of the code that all GPU backends share.
     #[error(transparent)]
     Fault(#[from] Fault),
 }
 
 impl Error {
-    /// Something is not there, in words that say what to do.
+    /// Creates an [`Error::Unavailable`] whose text says what to do.
     pub(crate) fn unavailable(text: impl Into<String>) -> Self {
         Self::Unavailable { text: text.into(), result: None }
     }
 
-    /// The library is not there, or cannot be loaded.
-    pub(crate) fn no_library(library: &str, error: &libloading::Error) -> Self {
-        // libloading's own text says only that `dlopen` failed; the loader's reason is behind it.
+    /// Creates the error for a library that cannot be loaded.
+    pub(crate) fn library_missing(library: &str, error: &libloading::Error) -> Self {
+        // libloading's own text says only that `dlopen` failed; its source holds the loader's reason.
         let reason =
             std::error::Error::source(error).map_or_else(|| error.to_string(), |it| it.to_string());
         Self::unavailable(format!(
-            "cannot load {library}: {reason}; it comes with the NVIDIA driver ({DRIVER_WANTED}), in a \
+            "cannot load {library}: {reason}; it comes with the NVIDIA driver ({DRIVER_MIN}), in a \
              container with the NVIDIA container runtime; without it use the backend host"
         ))
     }
 
-    /// The library lacks an entry point.
-    pub(crate) fn no_symbol(library: &str, symbol: &str) -> Self {
+    /// Creates the error for a library that lacks an entry point.
+    pub(crate) fn symbol_missing(library: &str, symbol: &str) -> Self {
         Self::unavailable(format!(
-            "{library} has no {symbol}: the driver is too old, wanted {DRIVER_WANTED}"
+            "{library} has no {symbol}: the driver is too old, expected {DRIVER_MIN}"
         ))
     }
 
-    /// The driver is there and does not start.
-    pub(crate) fn no_start(driver: &Driver, code: CUresult) -> Self {
-        let result = CudaResult::of(driver, code);
+    /// Creates the error for a driver that does not start.
+    pub(crate) fn init_failed(driver: &Driver, code: CUresult) -> Self {
+        let result = CudaResult::query(driver, code);
         let advice = match code {
             sys::CUDA_ERROR_NO_DEVICE => {
                 let visible = match std::env::var("CUDA_VISIBLE_DEVICES") {
@@ -109,45 +104,45 @@ impl Error {
         Self::Unavailable { text, result: Some(result) }
     }
 
-    /// The driver refused `call`.
+    /// Creates the error for a call that failed.
     pub(crate) fn driver(
         driver: &Driver,
         call: &'static str,
         device: Option<&Arc<str>>,
         code: CUresult,
     ) -> Self {
-        let result = CudaResult::of(driver, code);
+        let result = CudaResult::query(driver, code);
         Self::Driver { call, device: device.cloned(), result, kind: kind_of(code) }
     }
 
-    /// The device has no room for an allocation.
+    /// Creates the error for an allocation that the device has too little free memory for.
     pub(crate) fn out_of_memory(
         driver: &Driver,
         device: &Arc<str>,
-        wanted: u64,
+        requested: u64,
         free: u64,
         total: u64,
     ) -> Self {
-        let result = CudaResult::of(driver, sys::CUDA_ERROR_OUT_OF_MEMORY);
-        Self::OutOfMemory { wanted, free, total, device: Arc::clone(device), result }
+        let result = CudaResult::query(driver, sys::CUDA_ERROR_OUT_OF_MEMORY);
+        Self::OutOfMemory { requested, free, total, device: Arc::clone(device), result }
     }
 
-    /// Whether the device and its context still work, as far as this result tells.
-    pub(crate) fn leaves_device(code: CUresult) -> bool {
+    /// Returns whether the device and its context still work after this result, as far as the code tells.
+    pub(crate) fn device_survives(code: CUresult) -> bool {
         !matches!(kind_of(code), ErrorKind::DeviceLost | ErrorKind::OutOfMemory)
     }
 
-    /// Whether the driver has answered with one of these codes.
+    /// Returns whether the driver returned one of these codes.
     pub(crate) fn is_one_of(&self, codes: &[CUresult]) -> bool {
         matches!(self, Self::Driver { result, .. } if codes.contains(&result.code))
     }
 }
 
-fn on(device: Option<&str>) -> String {
+fn device_suffix(device: Option<&str>) -> String {
     device.map_or_else(String::new, |device| format!(" on {device}"))
 }
 
-fn hint(code: CUresult) -> String {
+fn advice_suffix(code: CUresult) -> String {
     advice(code).map_or_else(String::new, |advice| format!("; {advice}"))
 }
 
@@ -159,6 +154,91 @@ impl peerlane_hal::Error for Error {
             Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
             Self::Fault(fault) => fault.kind(),
         }
+    }
+}
+
+/// A result code of the driver with its name and explanation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaResult {
+    /// Numeric code.
+    pub code: i32,
+    /// Name, such as `CUDA_ERROR_OUT_OF_MEMORY`; empty if the driver does not know the code.
+    pub name: String,
+    /// Explanation; empty if the driver has none.
+    pub text: String,
+}
+
+impl CudaResult {
+    /// Asks the driver for the name and the explanation of a code.
+    fn query(driver: &Driver, code: CUresult) -> Self {
+        let (name, text) = driver.name_of(code);
+        Self { code, name, text }
+    }
+}
+
+impl std::fmt::Display for CudaResult {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { code, name, text } = self;
+        match (name.as_str(), text.as_str()) {
+            ("", _) => write!(f, "result {code}, which this driver has no name for"),
+            (name, "") => write!(f, "{name} ({code})"),
+            (name, text) => write!(f, "{name} ({code}), {text}"),
+        }
+    }
+}
+
+impl std::error::Error for CudaResult {}
+
+/// Returns advice for the user about a result code, if there is any.
+fn advice(code: CUresult) -> Option<&'static str> {
+    Some(match code {
+        sys::CUDA_ERROR_STUB_LIBRARY => {
+            "the loader found the stub library of the CUDA toolkit: take its folder out of \
+             LD_LIBRARY_PATH, so that the driver's own library is found"
+        }
+        sys::CUDA_ERROR_DEVICE_UNAVAILABLE => {
+            "another process holds the device in exclusive compute mode, or it is prohibited; see \
+             nvidia-smi -q -d COMPUTE"
+        }
+        sys::CUDA_ERROR_SYSTEM_NOT_READY => {
+            "the NVSwitch fabric is not up: is nvidia-fabricmanager running?"
+        }
+        sys::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => {
+            "the driver's library and the kernel module are of different versions: load the new \
+             module or restart the machine"
+        }
+        _ => return None,
+    })
+}
+
+/// Maps a result code to an error kind.
+///
+/// Errors that the driver calls sticky leave the context unusable, so this process has lost the device.
+fn kind_of(code: CUresult) -> ErrorKind {
+    match code {
+        sys::CUDA_ERROR_NOT_INITIALIZED
+        | sys::CUDA_ERROR_DEINITIALIZED
+        | sys::CUDA_ERROR_STUB_LIBRARY
+        | sys::CUDA_ERROR_DEVICE_UNAVAILABLE
+        | sys::CUDA_ERROR_NO_DEVICE
+        | sys::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED
+        | sys::CUDA_ERROR_NOT_PERMITTED
+        | sys::CUDA_ERROR_NOT_SUPPORTED
+        | sys::CUDA_ERROR_SYSTEM_NOT_READY
+        | sys::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => ErrorKind::Unavailable,
+        sys::CUDA_ERROR_OUT_OF_MEMORY | sys::CUDA_ERROR_TOO_MANY_PEERS => ErrorKind::OutOfMemory,
+        sys::CUDA_ERROR_INVALID_DEVICE => ErrorKind::InvalidArgument,
+        sys::CUDA_ERROR_INVALID_CONTEXT
+        | sys::CUDA_ERROR_ECC_UNCORRECTABLE
+        | sys::CUDA_ERROR_NVLINK_UNCORRECTABLE
+        | sys::CUDA_ERROR_ILLEGAL_ADDRESS
+        | sys::CUDA_ERROR_LAUNCH_TIMEOUT
+        | sys::CUDA_ERROR_CONTEXT_IS_DESTROYED
+        // 710: a failed device assertion; 714: a corrupt stack; 715 to 718: faults of a kernel.
+        | 710
+        | 714..=718
+        | sys::CUDA_ERROR_LAUNCH_FAILED => ErrorKind::DeviceLost,
+        _ => ErrorKind::Other,
     }
 }
 
@@ -186,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_result_is_an_error_like_others() {
+    fn an_unknown_result_is_reported_by_number() {
         let error = driver_error(9999, "", "");
         assert_eq!(error.kind(), ErrorKind::Other);
         assert_eq!(
@@ -196,13 +276,13 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_symbol_says_which_driver_is_wanted() {
-        let error = Error::no_symbol("libcuda.so.1", "cuMemMap");
+    fn a_missing_symbol_names_the_required_driver() {
+        let error = Error::symbol_missing("libcuda.so.1", "cuMemMap");
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert_eq!(
             error.to_string(),
-            "libcuda.so.1 has no cuMemMap: the driver is too old, wanted CUDA 12.0, NVIDIA driver \
-             525, or newer"
+            "libcuda.so.1 has no cuMemMap: the driver is too old, expected CUDA 12.0, NVIDIA \
+             driver 525, or newer"
         );
     }
 }

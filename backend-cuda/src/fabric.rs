@@ -1,25 +1,30 @@
-//! The way to reach peers of one host: each other's memory, over NVLink or PCI Express. It is
-//! `peerlane_toolkit::peers`; here stands what the driver knows of other devices.
+//! Connections between GPUs of one host, over NVLink or PCI Express.
+//!
+//! The fabric itself is `peerlane_toolkit::peers`. This file holds the queries that it makes of the CUDA
+//! driver.
 
-mod way;
+use std::sync::Arc;
 
-use peerlane_toolkit::peers::{self, PeerOptions};
+use peerlane_hal::ErrorKind;
+use peerlane_toolkit::device::{DevicePtr, Fault};
+use peerlane_toolkit::peers::{self, DeviceId, PeerDevice, PeerOptions, Purpose, Way};
 
-use crate::device::Context;
-use crate::engine::{OwnCopy, SignalBy};
+use crate::device::{self, Context, Device, DeviceLink};
+use crate::engine::{Engine, EngineSetup, OwnCopy, SignalBy, probe_signal};
+use crate::error::Error;
+use crate::sys;
 
-/// How a fabric behaves; the defaults are what the backend does best.
+/// Options of a fabric. The defaults are the fastest that work.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Which of the visible devices.
+    /// Ordinal of the device among the visible ones.
     pub device: u32,
-    /// Whether a way that is only second best is refused: memory without a descriptor where the
-    /// device says that it has them, and memory of the host between devices that do not reach each
-    /// other.
+    /// Whether slower fallbacks are errors: memory without a descriptor on a device that reports
+    /// descriptors, and staging through host memory between devices without peer access.
     pub strict: bool,
-    /// How signals get to peers; by default, what works.
+    /// How signals reach peers; `None` selects a method that works.
     pub signal: Option<SignalBy>,
-    /// How a rank's own bytes get to their place in its own memory.
+    /// How the self copy is made.
     pub own_copy: OwnCopy,
 }
 
@@ -37,5 +42,85 @@ impl PeerOptions for Options {
     }
 }
 
-/// The GPUs of one host, as one rank.
+/// Connects the device of one rank to devices of other ranks on the same host.
 pub type Fabric = peers::Fabric<Context>;
+
+impl PeerDevice for Context {
+    type Found = Device;
+    type Options = Options;
+    type Engine = Engine;
+
+    fn open(options: &Options) -> Result<Arc<Self>, Error> {
+        Self::open(options.device)
+    }
+
+    fn found(&self) -> &Device {
+        &self.info
+    }
+
+    fn device_id(&self) -> DeviceId {
+        let Device { uuid, mig, name, .. } = &self.info;
+        DeviceId { uuid: *uuid, divided: *mig, text: self.info.uuid_text(), name: name.clone() }
+    }
+
+    fn way_to(&self, other: &DeviceId) -> Result<Way, Error> {
+        if other.divided || self.info.mig {
+            let why = "instances of a divided GPU (MIG) have no access to other devices";
+            return Ok(Way::Apart(why));
+        }
+        let Some((other, _)) = device::find_device(self.driver, &other.uuid)? else {
+            return Ok(Way::Hidden);
+        };
+        let to = device::link_between(self.driver, self.device, other)?;
+        let from = device::link_between(self.driver, other, self.device)?;
+        Ok(match to {
+            // The driver does not report a rate; only a measurement gives one.
+            DeviceLink { peer_access: true, kind, .. } if from.peer_access => {
+                Way::Reached { kind, bytes_per_second: None }
+            }
+            _ => Way::Apart(
+                "the driver gives no peer access between them (see nvidia-smi topo -p2p r; it is \
+                 off across PCIe roots, under some IOMMUs, and on consumer GPUs)",
+            ),
+        })
+    }
+
+    fn try_signal(&self, flag: DevicePtr) -> Result<SignalBy, Error> {
+        probe_signal(self, flag)
+    }
+
+    fn engine(context: &Arc<Self>, options: &Options, purpose: Purpose) -> Result<Engine, Error> {
+        let setup = EngineSetup {
+            rank: purpose.rank,
+            peers: purpose.peers.iter().map(|reached| reached.peer).collect(),
+            signal: purpose.signal,
+            own_copy: options.own_copy,
+            staged: purpose.is_staged(),
+        };
+        Engine::open(Arc::clone(context), setup)
+    }
+
+    fn fault(error: &Error) -> Option<&Fault> {
+        match error {
+            Error::Fault(fault) => Some(fault),
+            _ => None,
+        }
+    }
+
+    fn is_no_access(error: &Error) -> bool {
+        error.is_one_of(&[
+            sys::CUDA_ERROR_INVALID_DEVICE,
+            sys::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+            sys::CUDA_ERROR_NOT_SUPPORTED,
+        ])
+    }
+
+    fn unreachable(error: Error, text: String) -> Error {
+        match error {
+            Error::Driver { result, kind, .. } if kind != ErrorKind::DeviceLost => {
+                Error::Unavailable { text: format!("{text}: {result}"), result: Some(result) }
+            }
+            error => error,
+        }
+    }
+}

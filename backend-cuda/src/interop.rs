@@ -1,9 +1,9 @@
-//! Memory of the crate `cudarc`, in and out.
+//! Conversions from and to memory of the crate `cudarc`.
 //!
-//! Both sides use the device's primary context, so that pointers are the same. A stream converts by
-//! `Stream::from`. Memory that cudarc allocates comes from a stream-ordered pool on most devices,
-//! which has no handle that leaves its process: it can be put from, and not be received into by a
-//! peer. For that, allocate here and look at it through [`RegionView::with_view`].
+//! Both crates use the device's primary context, so pointers are valid in both. A stream converts with
+//! `Stream::from`. On most devices cudarc allocates from a stream-ordered pool, whose memory cannot be
+//! exported: a rank can put from it, but a peer cannot put into it. To receive from a peer, allocate with
+//! Peerlane and access the region through [`RegionView::with_view`].
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -15,17 +15,18 @@ use peerlane_toolkit::device::Fault;
 use crate::error::Error;
 use crate::memory::{Local, Memory};
 
-/// Memory that takes slices of cudarc.
+/// Registers slices of cudarc.
 pub trait SliceMemory {
-    /// Registers a slice of cudarc. What `stream` holds now may still write to it: start behind that
-    /// stream.
+    /// Registers a slice of cudarc.
+    ///
+    /// Work that `stream` holds now may still write to the slice, so start operations behind that stream.
     ///
     /// # Errors
-    /// As [`register`](peerlane_hal::PeerMemory::register).
+    /// Fails like [`register`](peerlane_hal::PeerMemory::register).
     ///
     /// # Safety
-    /// As for [`register`](peerlane_hal::PeerMemory::register): the slice outlives the result and all
-    /// its imports.
+    /// The rules of [`register`](peerlane_hal::PeerMemory::register) apply: the slice must outlive the result
+    /// and all its imports.
     unsafe fn register_slice<T>(
         &self,
         slice: &CudaSlice<T>,
@@ -43,28 +44,27 @@ impl SliceMemory for Memory {
     ) -> Result<Local, Error> {
         let (address, _synced) = slice.device_ptr(stream);
         let base = NonNull::new(address as *mut u8).unwrap_or(NonNull::dangling());
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract of `register`.
         unsafe { self.register(base, slice.num_bytes() as u64, role) }
     }
 }
 
-/// A region that cudarc looks at.
+/// Gives cudarc access to regions.
 pub trait RegionView {
-    /// Looks at the first `length` elements of the region as a view of cudarc, for as long as the
-    /// call lasts.
+    /// Calls `access` with a view of the first `length` elements of the region.
     ///
     /// # Errors
-    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument): the region is shorter, or not
+    /// Returns [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the region is shorter or not
     /// aligned for `T`.
     ///
     /// # Safety
-    /// The bytes are valid as `T`, and no engine touches them while the call lasts, or what the
-    /// call puts onto streams.
+    /// The bytes must be valid as `T`. No engine may access them during the call, or while work that the call
+    /// puts onto streams runs.
     unsafe fn with_view<T, R>(
         &self,
         stream: &Arc<CudaStream>,
         length: usize,
-        look: impl FnOnce(CudaViewMut<'_, T>) -> R,
+        access: impl FnOnce(CudaViewMut<'_, T>) -> R,
     ) -> Result<R, Error>;
 }
 
@@ -73,11 +73,11 @@ impl RegionView for Local {
         &self,
         stream: &Arc<CudaStream>,
         length: usize,
-        look: impl FnOnce(CudaViewMut<'_, T>) -> R,
+        access: impl FnOnce(CudaViewMut<'_, T>) -> R,
     ) -> Result<R, Error> {
-        let wanted = length.checked_mul(size_of::<T>()).map(|bytes| bytes as u64);
+        let required = length.checked_mul(size_of::<T>()).map(|bytes| bytes as u64);
         let (address, bytes) = (self.device_ptr(), self.bytes());
-        if wanted.is_none_or(|wanted| wanted > bytes)
+        if required.is_none_or(|required| required > bytes)
             || !address.is_multiple_of(align_of::<T>() as u64)
         {
             return Err(Fault::Argument(format!(
@@ -86,18 +86,19 @@ impl RegionView for Local {
             ))
             .into());
         }
-        // SAFETY: the span was checked, the rest is the caller's. `Lent` gives the memory up again.
+        // SAFETY: the span was checked above; the caller vouches for the contents. `Unowned` prevents cudarc
+        // from freeing the memory.
         let slice = unsafe { stream.upgrade_device_ptr::<T>(address, length) };
-        let mut lent = Lent(Some(slice));
-        let slice = lent.0.as_mut().expect("it is there until it is dropped");
-        Ok(look(slice.as_view_mut()))
+        let mut unowned = Unowned(Some(slice));
+        let slice = unowned.0.as_mut().expect("the slice is present until the drop");
+        Ok(access(slice.as_view_mut()))
     }
 }
 
-/// A slice that does not free its memory, also if the closure panics.
-struct Lent<T>(Option<CudaSlice<T>>);
+/// A slice that does not free its memory when dropped, even if the closure panics.
+struct Unowned<T>(Option<CudaSlice<T>>);
 
-impl<T> Drop for Lent<T> {
+impl<T> Drop for Unowned<T> {
     fn drop(&mut self) {
         if let Some(slice) = self.0.take() {
             let _ = slice.leak();

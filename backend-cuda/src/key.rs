@@ -1,22 +1,21 @@
-//! What a peer needs to import a region: the key of `peerlane_toolkit::regions`, and what is CUDA's own
-//! in it.
+//! Remote keys of CUDA: the key of `peerlane_toolkit::regions` with CUDA's names and messages.
 
 use peerlane_hal::BackendId;
 use peerlane_toolkit::regions::{self, Vendor};
 
-/// CUDA, as a type.
+/// Marks keys and messages as those of CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cuda {}
 
 impl Vendor for Cuda {
     const BACKEND: BackendId = BackendId::CUDA;
     const ALLOCATOR: &'static str = "cudaMalloc";
-    const NO_HANDLE: &'static str = "it is mapped memory without a handle that leaves the process; let its allocator ask for \
+    const NO_HANDLE: &'static str = "it is mapped memory without a exportable handle; let its allocator request \
          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (PyTorch: turn expandable_segments off), or use \
          memory that the fabric allocates";
     const POOL: &'static str = "it is memory of a stream-ordered pool (cudaMallocAsync), which has no handle; use \
          cudaMalloc, or memory that the fabric allocates";
 }
 
-/// The bytes that let a peer import a region of device memory.
+/// The remote key of a region: the bytes with which a peer imports it.
 pub type Key = regions::Key<Cuda>;

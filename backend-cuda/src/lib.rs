@@ -1,39 +1,53 @@
-//! The CUDA backend of Peerlane: the copy engines of NVIDIA GPUs, over NVLink or PCI Express inside
-//! one host. One rank has one device; ranks are processes, or threads of one.
+//! The CUDA backend of Peerlane: copies between NVIDIA GPUs of one host, over NVLink or PCI Express.
 //!
-//! At run time it needs `libcuda.so.1`, which the NVIDIA driver brings, from CUDA 12.0 on. The CUDA
-//! toolkit is not needed, neither to build nor to run. Where there is no driver every call says so,
-//! with what to install.
+//! The copies run on the copy engines of the GPUs. One rank has one device; ranks are processes or
+//! threads.
+//!
+//! At run time the crate needs `libcuda.so.1` of CUDA 12.0 or newer, which comes with the NVIDIA driver.
+//! The CUDA toolkit is needed neither to build nor to run. Without a driver every call returns an error
+//! that says what to install.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `device.rs` | visible devices, their links and contexts |
+//! | `memory.rs`, `key.rs` | registration, export and import of memory; remote keys |
+//! | `engine.rs` | streams, events, copies, memory operations and graphs |
+//! | `fabric.rs` | peer access and options |
+//! | `error.rs` | errors and result codes |
+//! | `interop.rs` | conversions from and to cudarc |
+//! | `sys.rs`, `cuda_h.rs` | entry points of the driver; types and constants of cuda.h |
 //!
 //! # How the contract maps to CUDA
 //!
-//! | the contract | CUDA |
+//! | contract | CUDA |
 //! | --- | --- |
-//! | `Fabric::open` | retain the device's primary context, which the runtime and cudarc use too |
-//! | `Fabric::connect` | same host, peer access between the devices, then import a few flags of the peer |
-//! | `PeerMemory::allocate` | `cuMemCreate` with a file descriptor, `cuMemMap`; `cuMemAlloc` where there is no such thing |
-//! | the same, where two devices do not reach each other | a memfd and `cuMemHostRegister`: bytes and flags go through host memory, and `Fabric::link` says so |
-//! | `PeerMemory::register` | look up the allocation, or all segments, that the caller's span covers |
-//! | `PeerMemory::export`, `import` | descriptors over a Unix socket and `cuMemMap`, or `cuIpcGetMemHandle` and `cuIpcOpenMemHandle`; between ranks of one process the same addresses, and access for the other device |
-//! | `Region::dma_buf`, `flush` | `cuMemGetHandleForAddressRange`; `cuFlushGPUDirectRDMAWrites` where the device does not keep the order of what cards write |
-//! | `Op::Put` | `cuMemcpyAsync`, on one of two streams; to oneself on a third, or back from a peer ([`OwnCopy`]) |
-//! | `Op::Signal`, `Op::Wait` | neighbours of a slice in one `cuStreamBatchMemOp`; where stream writes to a peer do not work, a copy of 8 bytes |
-//! | `completed` | a look at the event of the oldest slice, in a mode that captures of other threads do not mind |
-//! | `release` | writes of the awaited values from a stream of its own |
-//! | `fork`, `join` | the caller's stream itself carries the flags, so that most starts need no event |
+//! | `Fabric::open` | retains the device's primary context, which the runtime and cudarc use too |
+//! | `Fabric::connect` | checks that both run on one host and have peer access, then imports a few flags of the peer |
+//! | `PeerMemory::allocate` | `cuMemCreate` with a file descriptor, `cuMemMap`; `cuMemAlloc` if the device has no descriptors |
+//! | `PeerMemory::allocate` without peer access | a memfd and `cuMemHostRegister`: bytes and flags are staged in host memory, and `Fabric::link` reports it |
+//! | `PeerMemory::register` | looks up the allocation, or all segments, that the caller's span covers |
+//! | `PeerMemory::export`, `import` | descriptors over a Unix socket and `cuMemMap`, or `cuIpcGetMemHandle` and `cuIpcOpenMemHandle`; between ranks of one process the same addresses with access for the other device |
+//! | `Region::dma_buf`, `flush` | `cuMemGetHandleForAddressRange`; `cuFlushGPUDirectRDMAWrites` if the device does not keep the order of writes of NICs |
+//! | `Op::Put` | `cuMemcpyAsync`, on one of two streams; the self copy on a third, or back from a peer ([`OwnCopy`]) |
+//! | `Op::Signal`, `Op::Wait` | adjacent ops of a slice in one `cuStreamBatchMemOp`; a copy of 8 bytes if stream writes to a peer do not work |
+//! | `completed` | queries the event of the oldest slice, in a mode that captures of other threads tolerate |
+//! | `release` | writes the awaited values from a dedicated stream |
+//! | `fork`, `join` | the signals and waits run on the caller's stream itself, so most starts need no event |
 //!
 //! # Streams in one process
 //!
-//! The driver puts streams onto a few channels of the device, 8 unless `CUDA_DEVICE_MAX_CONNECTIONS`
-//! says otherwise, and a stream that waits for a peer holds what stands behind it in its channel. An
-//! engine has up to three streams beside the caller's. A process with many operations under way at once
-//! may need more channels; they make each start somewhat slower.
+//! The driver maps streams to a few channels of the device: 8, unless `CUDA_DEVICE_MAX_CONNECTIONS` says
+//! otherwise. A stream that waits for a peer blocks later work in its channel. An engine has up to three
+//! streams besides the caller's. A process that runs many operations at once may need more channels; these
+//! make each start somewhat slower.
 //!
-//! # What is left out
+//! # Limitations
 //!
-//! - Fabric handles between hosts of one NVLink domain; [`try_handles`] tells whether they would work.
-//! - The legacy default stream: nothing is ever put there.
+//! - Fabric handles between hosts of one NVLink domain are not used; [`try_handles`] reports whether they
+//!   would work.
+//! - The legacy default stream is never used.
 
+mod cuda_h;
 mod device;
 mod engine;
 mod error;

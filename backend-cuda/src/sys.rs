@@ -1,12 +1,13 @@
-//! Raw calls, and the only file that has any: the entry points of the CUDA driver that this crate
-//! uses, looked up in `libcuda.so.1` when first needed.
+//! Entry points of the CUDA driver, looked up in `libcuda.so.1` on first use.
 //!
-//! Results are plain integers, because a driver may be newer than this crate and an `enum` with an
-//! unknown value would be undefined behaviour. Without a required symbol the driver is too old and
-//! loading is an error; an optional one is an `Option`, and what needs it is not claimed.
+//! This is the only file of the crate that declares foreign functions.
 //!
-//! Symbols are looked up by the exact name that the header maps a function to (`cuMemAlloc_v2`), so
-//! that the signature here is the signature there.
+//! Results are plain integers: a driver may be newer than this crate, and an `enum` with an unknown value
+//! is undefined behaviour. A driver that lacks a required symbol is too old, and loading it fails. An
+//! optional symbol is an `Option`, and the features that need it are reported as missing.
+//!
+//! Symbols are looked up by the exact name that cuda.h maps a function to (`cuMemAlloc_v2`), so that the
+//! signature here equals the one there.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -15,11 +16,9 @@ use libloading::Library;
 
 use crate::error::Error;
 
-mod types;
+pub(crate) use crate::cuda_h::*;
 
-pub(crate) use types::*;
-
-/// The driver's library; its soname has not changed since there is a driver API.
+/// Soname of the driver's library, the same for all versions of the driver API.
 pub(crate) const LIBRARY: &str = "libcuda.so.1";
 
 macro_rules! table {
@@ -27,11 +26,11 @@ macro_rules! table {
         required { $($need:ident = $need_symbol:literal ($($need_arg:ty),*);)* }
         optional { $($may:ident = $may_symbol:literal ($($may_arg:ty),*);)* }
     ) => {
-        /// The driver's entry points.
+        /// The entry points of the loaded driver.
         pub struct Driver {
             $(pub(crate) $need: unsafe extern "C" fn($($need_arg),*) -> CUresult,)*
             $(pub(crate) $may: Option<unsafe extern "C" fn($($may_arg),*) -> CUresult>,)*
-            /// Keeps the code mapped; never closed, because the driver has threads of its own.
+            /// Keeps the code mapped. The library is never closed, because the driver runs threads of its own.
             _library: Library,
         }
 
@@ -108,22 +107,22 @@ table! {
         event_query = "cuEventQuery" (CUevent);
     }
     optional {
-        // From 11.7 on in this form, with 64-bit values.
+        // In this form, with 64-bit values, since CUDA 11.7.
         stream_batch_mem_op = "cuStreamBatchMemOp_v2" (CUstream, c_uint, *mut CUstreamBatchMemOpParams, c_uint);
         stream_write_value_64 = "cuStreamWriteValue64_v2" (CUstream, CUdeviceptr, u64, c_uint);
         stream_wait_value_64 = "cuStreamWaitValue64_v2" (CUstream, CUdeviceptr, u64, c_uint);
 
-        // Several copies in one call: from 12.8 on, and from 13.0 on in another form.
+        // Several copies in one call: since CUDA 12.8; in another form since 13.0.
         memcpy_batch_async = "cuMemcpyBatchAsync" (*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut CUmemcpyAttributes, *mut usize, usize, *mut usize, CUstream);
         memcpy_batch_async_v2 = "cuMemcpyBatchAsync_v2" (*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut CUmemcpyAttributes, *mut usize, usize, CUstream);
 
-        // A stream that does not share its channel with those that wait.
+        // A stream with a priority does not share its channel with streams that wait.
         ctx_get_stream_priority_range = "cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
         stream_create_with_priority = "cuStreamCreateWithPriority" (*mut CUstream, c_uint, c_int);
-        // Which capture a stream is part of.
+        // Reports which capture a stream is part of.
         stream_get_capture_info = "cuStreamGetCaptureInfo_v2" (CUstream, *mut c_int, *mut u64, *mut CUgraph, *mut *const c_void, *mut usize);
 
-        // Keeps the captures of other threads out of what a thread does.
+        // Prevents captures of other threads from failing calls of this thread.
         thread_exchange_stream_capture_mode = "cuThreadExchangeStreamCaptureMode" (*mut c_int);
 
         // Virtual memory management.
@@ -140,17 +139,17 @@ table! {
         mem_retain_allocation_handle = "cuMemRetainAllocationHandle" (*mut CUmemHandle, *mut c_void);
         mem_get_allocation_properties = "cuMemGetAllocationPropertiesFromHandle" (*mut CUmemAllocationProp, CUmemHandle);
 
-        // Memory for network cards: from 11.7 on, and from 11.3 on.
+        // Memory for NICs: since CUDA 11.7 and 11.3.
         mem_get_handle_for_address_range = "cuMemGetHandleForAddressRange" (*mut c_void, CUdeviceptr, usize, c_int, u64);
         flush_gpu_direct_rdma_writes = "cuFlushGPUDirectRDMAWrites" (c_int, c_int);
     }
 }
 
 impl Driver {
-    /// The driver of this machine, loaded and initialised once.
+    /// Loads and initialises the driver of this machine, once per process.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]: no library, a driver that is too old, or one that does not start.
+    /// Returns [`Error::Unavailable`] if there is no library, or if the driver is too old or does not start.
     pub(crate) fn load() -> Result<&'static Self, Error> {
         static DRIVER: OnceLock<Result<Driver, Error>> = OnceLock::new();
         DRIVER.get_or_init(Self::open).as_ref().map_err(Error::clone)
@@ -158,28 +157,29 @@ impl Driver {
 
     fn open() -> Result<Self, Error> {
         // SAFETY: loading the vendor's driver runs its initialisers, which every CUDA program does.
-        let library =
-            unsafe { Library::new(LIBRARY) }.map_err(|error| Error::no_library(LIBRARY, &error))?;
+        let library = unsafe { Library::new(LIBRARY) }
+            .map_err(|error| Error::library_missing(LIBRARY, &error))?;
         let driver = Self::look_up(library)?;
         // SAFETY: `cuInit` takes flags, which must be 0.
         let code = unsafe { (driver.init)(0) };
-        if code == CUDA_SUCCESS { Ok(driver) } else { Err(Error::no_start(&driver, code)) }
+        if code == CUDA_SUCCESS { Ok(driver) } else { Err(Error::init_failed(&driver, code)) }
     }
 
-    /// The name that the driver gives a result, such as `CUDA_ERROR_OUT_OF_MEMORY`, and its
-    /// explanation; both empty for a code that the driver does not know.
+    /// Returns the driver's name for a result, such as `CUDA_ERROR_OUT_OF_MEMORY`, and its explanation.
+    ///
+    /// Both are empty for a code that the driver does not know.
     pub(crate) fn name_of(&self, code: CUresult) -> (String, String) {
-        let ask = |call: unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult| {
+        let query = |call: unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult| {
             let mut text = std::ptr::null();
             // SAFETY: the call stores a pointer to a static string, or null.
-            let asked = unsafe { call(code, &raw mut text) };
-            if asked != CUDA_SUCCESS || text.is_null() {
+            let result = unsafe { call(code, &raw mut text) };
+            if result != CUDA_SUCCESS || text.is_null() {
                 return String::new();
             }
-            // SAFETY: a static string of the driver that ends with a zero.
+            // SAFETY: the pointer is a static string of the driver, terminated by a zero.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
-        (ask(self.get_error_name), ask(self.get_error_string))
+        (query(self.get_error_name), query(self.get_error_string))
     }
 }
 
@@ -189,10 +189,12 @@ impl std::fmt::Debug for Driver {
     }
 }
 
+/// Looks up a symbol.
+///
 /// # Safety
-/// `F` is the type of the function that the library exports under this name.
+/// `F` must be the type of the function that the library exports under this name.
 unsafe fn symbol<F: Copy>(library: &Library, name: &'static str) -> Result<F, Error> {
-    // SAFETY: the caller's; the pointer is copied out and the library is never closed.
+    // SAFETY: the caller vouches for the type; the library is never closed, so the pointer stays valid.
     let found = unsafe { library.get::<F>(name) };
-    found.map(|symbol| *symbol).map_err(|_| Error::no_symbol(LIBRARY, name))
+    found.map(|symbol| *symbol).map_err(|_| Error::symbol_missing(LIBRARY, name))
 }

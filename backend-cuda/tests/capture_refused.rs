@@ -1,13 +1,12 @@
-//! A driver whose captures cannot be trusted: capturing is refused before anything is recorded, and
-//! eager starts go on.
+//! Tests drivers with faulty captures: `fork` fails before anything is recorded, and eager starts work.
 //!
-//! What a device can do is found out once in a process, so this is a program of its own.
+//! A process probes each device once, so this is a separate test program.
 
 #[path = "engine/backend.rs"]
-#[allow(dead_code, unused_imports, reason = "a part of it is used here")]
+#[allow(dead_code, unused_imports, reason = "each test program uses a part")]
 mod backend;
 #[path = "../../hal/toolkit/tests/streams/world.rs"]
-#[allow(dead_code, reason = "a part of it is used here")]
+#[allow(dead_code, reason = "each test program uses a part")]
 mod world;
 
 mod support;
@@ -17,16 +16,16 @@ use peerlane_hal::{CopyEngine as _, Error as _, ErrorKind};
 use support::driver;
 use world::{PLAIN, world};
 
-/// One device for each way in which a driver can be wrong.
+/// Each fault has a device of its own.
 #[test]
-fn captures_that_do_something_else_are_refused() {
-    let wrong = [("DROP_COPIES", "local"), ("CAPTURED_WORDS", "refuse")];
-    for (ranks, (setting, value)) in (1..).zip(wrong) {
+fn faulty_captures_are_refused() {
+    let faults = [("DROP_COPIES", "local"), ("CAPTURED_WORDS", "refuse")];
+    for (ranks, (setting, value)) in (1..).zip(faults) {
         let (driver, _turn) = driver();
-        let well = if setting == "DROP_COPIES" { "none" } else { "record" };
+        let sound = if setting == "DROP_COPIES" { "none" } else { "record" };
         driver.set(setting, value);
         let mut members = world(ranks, 500, None);
-        driver.set(setting, well);
+        driver.set(setting, sound);
         let member = members.last_mut().unwrap();
         let compute = Compute::new(member.me);
         compute.begin_capture(Mode::Global);

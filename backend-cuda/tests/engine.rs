@@ -1,7 +1,7 @@
-//! The engine on the simulated driver: what every engine of streams is tested by, and what a start costs.
+//! Tests the engine on the simulated driver: the tests shared by all stream engines, and the cost of a start.
 
 #[path = "engine/backend.rs"]
-#[allow(dead_code, reason = "a part of it is used here")]
+#[allow(dead_code, reason = "each test program uses a part")]
 mod backend;
 #[path = "engine/calls.rs"]
 mod calls;

@@ -1,13 +1,13 @@
-//! Engines whose driver fails.
+//! Tests engines whose driver fails.
 
 #[path = "engine/backend.rs"]
-#[allow(dead_code, unused_imports, reason = "a part of it is used here")]
+#[allow(dead_code, unused_imports, reason = "each test program uses a part")]
 mod backend;
 #[path = "../../hal/toolkit/tests/streams/failure.rs"]
 mod failure;
 mod support;
 #[path = "../../hal/toolkit/tests/streams/world.rs"]
-#[allow(dead_code, reason = "a part of it is used here")]
+#[allow(dead_code, reason = "each test program uses a part")]
 mod world;
 
 use failure::{DEVICES, alone};
@@ -15,10 +15,9 @@ use peerlane_cuda::{Fabric, Options, SignalBy};
 use peerlane_hal::{Error as _, ErrorKind, Fabric as _, Rank};
 use support::driver;
 
-/// Without memory operations of 64 bits there is no engine.
-
+/// Without 64-bit memory operations an engine cannot be created, unless signals are copies.
 #[test]
-fn a_device_without_what_is_needed_says_so() {
+fn a_device_without_memory_operations_is_reported() {
     let (driver, _turn) = driver();
     driver.set("DEVICES", DEVICES);
     let mut fabric = alone(0);

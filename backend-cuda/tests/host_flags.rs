@@ -1,4 +1,4 @@
-//! Flags in memory of the host, which several fabrics of a rank share, on the simulated driver.
+//! Tests flags in host memory that several fabrics of a rank share, on the simulated driver.
 
 mod support;
 
@@ -23,7 +23,7 @@ fn zeros(count: usize) -> Box<[AtomicU64]> {
     (0..count).map(|_| AtomicU64::new(0)).collect()
 }
 
-/// The flags and their alias.
+/// Registers flags and imports them again as an alias.
 fn register(fabric: &Fabric, address: u64, words: u64) -> (Remote, Local) {
     // SAFETY: every test keeps the memory until it has dropped the region; it is zero.
     let local = unsafe { fabric.memory().register(pointer(address), words * 8, Role::Flags) };
@@ -53,8 +53,8 @@ fn wait(region: &Local, word: u64, value: u64) -> OpOf<'_> {
     Op::Wait { flag: Flag { region, word }, value, reset: false }
 }
 
-/// The host opens the gate and sees what is signalled behind it.
-fn throw(fabric: &mut Fabric, words: &[AtomicU64]) {
+/// Submits a wait and a signal; the host sets the flag that is waited for and observes the signal.
+fn wait_then_signal(fabric: &mut Fabric, words: &[AtomicU64]) {
     let (alias, local) = register(fabric, address(words), words.len() as u64);
     assert_eq!((local.space(), local.bytes()), (Space::Host, words.len() as u64 * 8));
     let mut engine = fabric.engine().unwrap();
@@ -70,15 +70,15 @@ fn throw(fabric: &mut Fabric, words: &[AtomicU64]) {
 }
 
 #[test]
-fn flags_of_the_callers_own() {
+fn flags_in_memory_of_the_caller() {
     let (_driver, _turn) = driver();
     let mut fabric = ranks(1).unwrap().remove(0);
     for count in [2, 3, 1000] {
-        throw(&mut fabric, &zeros(count));
+        wait_then_signal(&mut fabric, &zeros(count));
     }
-    // At any word of an allocation.
+    // Flags may start at any word of an allocation.
     let words = zeros(1000);
-    throw(&mut fabric, &words[700..705]);
+    wait_then_signal(&mut fabric, &words[700..705]);
 }
 
 #[test]
@@ -88,18 +88,18 @@ fn flags_that_another_fabric_allocated() {
     let host = host::Fabric::open(Rank(0), 1).unwrap();
     for bytes in [16, 4096, 100_000] {
         let region = host.memory().allocate(bytes, Role::Flags).unwrap();
-        throw(&mut fabric, region.flags().unwrap());
+        wait_then_signal(&mut fabric, region.flags().unwrap());
     }
 }
 
-/// The engines of two vendors: a put over one is seen behind the flag by the other.
+/// Engines of two backends signal each other in turns.
 #[test]
 fn a_flag_between_the_engines_of_two_fabrics() {
     let (_driver, _turn) = driver();
     let mut fabric = ranks(1).unwrap().remove(0);
     let mut other = host::Fabric::open(Rank(0), 1).unwrap();
-    let place = other.address();
-    other.connect(Rank(0), &place, soon()).unwrap();
+    let own_address = other.address();
+    other.connect(Rank(0), &own_address, soon()).unwrap();
     let region = other.memory().allocate(64, Role::Flags).unwrap();
     let key = other.memory().export(&region).unwrap();
     let foreign = other.memory().import(Rank(0), &key, soon()).unwrap();
@@ -123,14 +123,14 @@ fn a_flag_between_the_engines_of_two_fabrics() {
     }
 }
 
-/// Regions that share pages are one registration of the driver, which ends with the last of them.
+/// Regions that share pages share one registration with the driver, which ends with the last region.
 #[test]
 fn pages_are_registered_once() {
     let (driver, _turn) = driver();
     let mut fabrics = ranks(2).unwrap();
     let (registered, given_back) = ("cuMemHostRegister_v2", "cuMemHostUnregister");
     let words = zeros(8 << 10);
-    // Engines register a page of their own.
+    // Each engine registers a page of its own.
     let mut engine = fabrics[1].engine().unwrap();
     let before = [registered, given_back].map(|call| driver.calls(call));
     let calls = |driver: &peerlane_simulated_driver::Driver| {
@@ -152,7 +152,7 @@ fn pages_are_registered_once() {
 }
 
 #[test]
-fn a_rank_of_this_process_signals_them_too() {
+fn another_rank_of_the_process_signals_them() {
     let (_driver, _turn) = driver();
     let mut fabrics = ranks(2).unwrap();
     let words = zeros(8);
@@ -166,7 +166,7 @@ fn a_rank_of_this_process_signals_them_too() {
 }
 
 #[test]
-fn what_cannot_be_registered_is_named() {
+fn memory_that_cannot_be_registered_is_reported() {
     let (driver, _turn) = driver();
     let fabrics = ranks(1).unwrap();
     let words = zeros(4096);
@@ -177,7 +177,7 @@ fn what_cannot_be_registered_is_named() {
     let error = refused(address(&words) + 4, 8, Role::Flags);
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.to_string().contains("are not aligned to 8 bytes"), "{error}");
-    // Bytes are put and received in memory of the device, unless a fabric has allocated them.
+    // Data lies in device memory, unless a fabric has allocated it.
     let error = refused(address(&words), 8, Role::Data);
     assert!(error.to_string().contains("wanted device memory"), "{error}");
     let held = register(&fabrics[0], address(&words), 8);
@@ -187,5 +187,5 @@ fn what_cannot_be_registered_is_named() {
     driver.fail("cuMemHostRegister_v2", 0, 801);
     let error = refused(address(&words), 8, Role::Flags);
     assert!(error.to_string().contains("cuMemHostRegister_v2"), "{error}");
-    throw(&mut ranks(1).unwrap()[0], &words[..8]);
+    wait_then_signal(&mut ranks(1).unwrap()[0], &words[..8]);
 }

@@ -1,4 +1,4 @@
-//! Memory and streams of cudarc, in and out, on the simulated driver.
+//! Tests memory and streams of cudarc on the simulated driver.
 #![cfg(feature = "cudarc")]
 
 mod support;
@@ -9,7 +9,7 @@ use peerlane_hal::{At, CopyEngine as _, Fabric as _, Op, PeerMemory as _, Rank, 
 use support::{driver, ranks, soon};
 
 #[test]
-fn a_slice_goes_to_a_region_that_cudarc_reads() {
+fn a_slice_is_put_to_a_region_that_cudarc_reads() {
     let (_driver, _turn) = driver();
     let mut fabrics = ranks(2).unwrap();
     let mut engine = fabrics[0].engine().unwrap();
@@ -19,7 +19,7 @@ fn a_slice_goes_to_a_region_that_cudarc_reads() {
     let shard: Vec<u32> = (0..1001).collect();
     let slice = here.clone_htod(&shard).unwrap();
     let bytes = 4 * shard.len() as u64;
-    // SAFETY: the slice outlives the registration, which nobody imports.
+    // SAFETY: the slice outlives the registration, which is not imported.
     let source = unsafe { fabrics[0].memory().register_slice(&slice, &here, Role::Data) }.unwrap();
     let target = fabrics[1].memory().allocate(bytes, Role::Data).unwrap();
     let key = fabrics[1].memory().export(&target).unwrap();

@@ -1,4 +1,4 @@
-//! Registration, export and import between ranks of one process, on the simulated driver.
+//! Tests registration, export and import between ranks of one process, on the simulated driver.
 
 mod support;
 
@@ -9,19 +9,19 @@ use peerlane_hal::{
 };
 use support::{Allocation, Segments, driver, pattern, pointer, ranks, soon};
 
-/// What exists in this process; none of it may be left behind.
-const LIVING: [&str; 5] =
+/// Counters of resources of the driver, none of which may leak.
+const LIVE: [&str; 5] =
     ["live_allocations", "live_mappings", "live_reservations", "live_streams", "open_imports"];
 
-fn living(driver: &peerlane_simulated_driver::Driver) -> Vec<i64> {
-    LIVING.iter().map(|counter| driver.counter(counter, None)).collect()
+fn live_resources(driver: &peerlane_simulated_driver::Driver) -> Vec<i64> {
+    LIVE.iter().map(|counter| driver.counter(counter, None)).collect()
 }
 
-/// The error of a registration that must not be possible.
+/// Returns the error of a registration that must fail.
 fn refused(fabric: &Fabric, address: u64, bytes: u64) -> String {
     // SAFETY: nothing is ever done with what is registered.
     let result = unsafe { fabric.memory().register(pointer(address), bytes, Role::Data) };
-    let error = result.expect_err("it is no memory of this device");
+    let error = result.expect_err("not memory of this device");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     error.to_string()
 }
@@ -52,7 +52,7 @@ fn memory_is_zero_at_first_and_holds_what_is_copied() {
 #[test]
 fn bytes_reach_every_kind_of_memory_of_another_device() {
     let (driver, _turn) = driver();
-    let before = living(&driver);
+    let before = live_resources(&driver);
     {
         let mut fabrics = ranks(2).unwrap();
         assert_eq!(fabrics[0].link(Rank(1)).unwrap().kind, LinkKind::NvLink);
@@ -60,7 +60,7 @@ fn bytes_reach_every_kind_of_memory_of_another_device() {
         let mut engine = fabrics[0].engine().unwrap();
         let (allocation, segments) = (Allocation::new(1, 4096), Segments::new(1, 3, true));
         let memory = fabrics[1].memory();
-        // The second one begins inside the first segment and ends inside the third.
+        // The mapped region starts inside the first segment and ends inside the third.
         let start = segments.address + segments.segment_bytes - 100;
         // SAFETY: both outlive their registration and its import.
         let legacy =
@@ -80,7 +80,7 @@ fn bytes_reach_every_kind_of_memory_of_another_device() {
                 src: At { region: &source, offset: 0 },
                 bytes,
             };
-            // SAFETY: both regions live until the ticket is complete, and nobody else uses them.
+            // SAFETY: both regions live until the ticket is complete, and no other code uses them.
             let ticket = unsafe { engine.submit(&[put]) }.unwrap();
             finish(&mut engine, ticket);
             let mut seen = vec![0; bytes as usize];
@@ -88,9 +88,9 @@ fn bytes_reach_every_kind_of_memory_of_another_device() {
             assert_eq!(seen, pattern(seed, bytes as usize));
         }
     }
-    // An engine leaves pages for the next one.
-    let after = living(&driver);
-    assert_eq!(before[1..], after[1..], "{LIVING:?}");
+    // An engine keeps its pages for the next engine, so allocations are not compared.
+    let after = live_resources(&driver);
+    assert_eq!(before[1..], after[1..], "{LIVE:?}");
 }
 
 fn finish(engine: &mut peerlane_cuda::Engine, ticket: Ticket) {
@@ -102,7 +102,7 @@ fn finish(engine: &mut peerlane_cuda::Engine, ticket: Ticket) {
 }
 
 #[test]
-fn what_is_no_memory_of_the_device_is_refused_by_name() {
+fn memory_of_other_kinds_is_refused_with_its_kind() {
     let (_driver, _turn) = driver();
     let fabrics = ranks(1).unwrap();
     let fabric = &fabrics[0];
@@ -141,7 +141,7 @@ fn the_key_of_freed_memory_is_refused() {
     let import = |key| fabrics[0].memory().import(Rank(1), key, soon());
     let held = import(&key).unwrap();
     drop(region);
-    // Who has it keeps it, and nobody gets it any more.
+    // Existing imports stay valid; new imports fail.
     assert_eq!(import(&key).unwrap_err().kind(), ErrorKind::InvalidKey);
     assert_eq!(held.peer(), Rank(1));
     let error = fabrics[0].memory().import(Rank(0), &key, soon()).unwrap_err();
@@ -190,7 +190,7 @@ fn without_descriptors_memory_is_plain_and_strict_refuses_that() {
 }
 
 #[test]
-fn network_cards_get_a_dma_buf_and_the_flush_that_it_needs() {
+fn nics_get_a_dma_buf_and_the_flush_that_it_needs() {
     let (driver, _turn) = driver();
     let open = |card_writes| {
         driver.set("CARD_WRITES", card_writes);
@@ -207,7 +207,7 @@ fn network_cards_get_a_dma_buf_and_the_flush_that_it_needs() {
     assert_eq!(driver.calls("cuFlushGPUDirectRDMAWrites") - before, 1);
     let (buffer, flush) = open("ordered");
     assert!(buffer.is_ok() && flush.is_none());
-    // Bytes that nobody can make visible are not to be received.
+    // A device that can neither order nor flush writes of NICs exports no dma-buf.
     let (buffer, flush) = open("lost");
     let text = buffer.unwrap_err();
     assert!(
@@ -225,7 +225,7 @@ fn network_cards_get_a_dma_buf_and_the_flush_that_it_needs() {
 }
 
 #[test]
-fn a_stuck_device_is_an_error_in_time() {
+fn a_stuck_device_does_not_block_a_read() {
     let (driver, _turn) = driver();
     let fabrics = ranks(1).unwrap();
     let flags = fabrics[0].memory().allocate(8, Role::Flags).unwrap();
@@ -236,14 +236,14 @@ fn a_stuck_device_is_an_error_in_time() {
 }
 
 #[test]
-fn opening_says_what_is_wrong() {
+fn opening_reports_the_cause() {
     let (driver, _turn) = driver();
     let open = |rank, ranks, device| Fabric::open(Rank(rank), ranks, device).unwrap_err();
     let error = open(2, 2, 0);
     assert_eq!(error.to_string(), "rank is 2, wanted less than the number of ranks, 2");
     let error = open(0, 1, 9);
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert!(error.to_string().starts_with("device is 9, wanted less than"), "{error}");
+    assert!(error.to_string().starts_with("device is 9, expected less than"), "{error}");
     driver.fail("cuDevicePrimaryCtxRetain", 0, 46);
     let error = open(0, 1, 0);
     assert_eq!(error.kind(), ErrorKind::Unavailable);
@@ -255,7 +255,7 @@ fn opening_says_what_is_wrong() {
 }
 
 #[test]
-fn a_closed_fabric_and_another_group_are_named() {
+fn a_closed_fabric_and_another_group_are_reported() {
     let (_driver, _turn) = driver();
     let mut fabric = Fabric::open(Rank(0), 2, 0).unwrap();
     let other = Fabric::open(Rank(1), 3, 1).unwrap();
@@ -289,7 +289,7 @@ fn the_devices_are_described() {
     let trials = peerlane_cuda::try_handles(0).unwrap();
     trials.posix.unwrap();
     trials.legacy.unwrap();
-    // Claimed and refused, as where there is no channel to the fabric's manager.
+    // Claimed by the attribute and refused, as without a channel to the fabric manager.
     assert!(devices[0].abilities.fabric_handles);
     assert_eq!(trials.fabric.unwrap_err().kind(), ErrorKind::Unavailable);
 }

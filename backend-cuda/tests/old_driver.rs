@@ -1,15 +1,15 @@
-//! A driver that has no batched memory operations.
+//! Tests a driver without batched memory operations.
 //!
-//! A process can load only one driver, so this is a program of its own.
+//! A process can load only one driver, so this is a separate test program.
 
 #[path = "engine/backend.rs"]
-#[allow(dead_code, unused_imports, reason = "a part of it is used here")]
+#[allow(dead_code, unused_imports, reason = "each test program uses a part")]
 mod backend;
 mod support;
 #[path = "../../hal/toolkit/tests/streams/word_by_word.rs"]
 mod word_by_word;
 #[path = "../../hal/toolkit/tests/streams/world.rs"]
-#[allow(dead_code, reason = "a part of it is used here")]
+#[allow(dead_code, reason = "each test program uses a part")]
 mod world;
 
 use peerlane_simulated_driver::{Driver, install_from, without_symbols};

@@ -1,4 +1,4 @@
-//! Memory of one process in another, on the simulated driver.
+//! Tests imports between processes on the simulated driver.
 
 mod support;
 
@@ -16,7 +16,7 @@ use support::{Allocation, Segments, driver, pattern, pointer, soon};
 const OWNER: Rank = Rank(0);
 const IMPORTER: Rank = Rank(1);
 
-/// Both processes, connected; this one owns the memory, and the other one puts to it.
+/// Two connected processes: this one owns the memory, the other puts to it.
 struct Pair {
     fabric: Fabric,
     other: Other,
@@ -32,8 +32,7 @@ impl Pair {
         Self { fabric, other }
     }
 
-    /// Lets the other process import the region; how many imports the driver holds there, or why it
-    /// was refused.
+    /// Lets the other process import the region. Returns how many imports its driver holds, or the error.
     fn import(&mut self, key: &Key) -> Result<u8, String> {
         self.other.tell(&[b"import".as_slice(), &key.encode()].concat());
         match self.other.hear_text() {
@@ -42,7 +41,7 @@ impl Pair {
         }
     }
 
-    /// Lets it put a pattern to all of the region that it imported last, and looks at what came.
+    /// Lets the other process fill the region that it imported last, and checks the contents.
     fn check(&mut self, seed: u8, region: &Local) {
         self.other.tell(&[b"put___".as_slice(), &[seed]].concat());
         assert_eq!(self.other.hear_text(), "done");
@@ -66,7 +65,7 @@ impl Pair {
     }
 }
 
-/// The other process: does what it is told.
+/// The other process: executes the commands that it receives.
 #[test]
 #[ignore = "started by the other tests of this program"]
 fn importer() {
@@ -110,7 +109,7 @@ fn put(fabric: &Fabric, engine: &mut Engine, remote: &Remote, bytes: u64, seed: 
     let source = fabric.memory().allocate(bytes, Role::Data).unwrap();
     source.upload(0, &pattern(seed, bytes as usize)).unwrap();
     let (dst, src) = (At { region: remote, offset: 0 }, At { region: &source, offset: 0 });
-    // SAFETY: both live until the ticket is complete, and nobody else touches them.
+    // SAFETY: both live until the ticket is complete, and no other code accesses them.
     let ticket = unsafe { engine.submit(&[Op::Put { dst, src, bytes }]) }.unwrap();
     let deadline = Deadline::after(Duration::from_secs(20));
     while engine.completed().unwrap() < ticket {
@@ -147,7 +146,7 @@ fn two_regions_of_one_allocation_are_opened_once() {
     pair.check(2, &second);
     assert_eq!(pair.import(&pair.key(&second)), Ok(1));
     assert_eq!(pair.drop_imports(), "open 0");
-    // Freed memory is refused, also by a handle that still opens.
+    // Freed memory is refused even if its handle can still be opened.
     let key = pair.key(&first);
     drop(first);
     let error = pair.import(&key).unwrap_err();
@@ -203,14 +202,14 @@ fn host_memory_that_another_fabric_of_the_process_allocated() {
         let part = unsafe { pair.fabric.memory().register(base, 40_000, role) }.unwrap();
         pair.import(&pair.key(&part)).unwrap();
         pair.check(5, &part);
-        // SAFETY: the first byte of what was just put, which nobody writes any more.
+        // SAFETY: the first byte of the completed put; no later op writes it.
         let seen = unsafe { base.read() };
         assert_eq!(seen, pattern(5, 1)[0]);
         pair.drop_imports();
     }
-    // The caller's own can be used here, and by ranks of this process.
+    // The caller's own host memory can be used only by ranks of this process.
     let words = [0_u64; 8];
-    // SAFETY: they outlive the registration, and nobody touches them.
+    // SAFETY: the words outlive the registration, and no op accesses them.
     let flags =
         unsafe { pair.fabric.memory().register(pointer(words.as_ptr() as u64), 64, Role::Flags) };
     let error = pair.import(&pair.key(&flags.unwrap())).unwrap_err();
@@ -219,7 +218,7 @@ fn host_memory_that_another_fabric_of_the_process_allocated() {
 }
 
 #[test]
-fn memory_without_a_handle_says_what_to_do() {
+fn memory_without_a_handle_is_refused_with_advice() {
     let (_driver, _turn) = driver();
     let mut pair = Pair::open();
     let segments = Segments::new(0, 1, false);
@@ -235,7 +234,7 @@ fn memory_without_a_handle_says_what_to_do() {
 }
 
 #[test]
-fn an_owner_that_cannot_export_now_is_heard() {
+fn a_failed_export_is_reported_to_the_importer() {
     let (driver, _turn) = driver();
     let mut pair = Pair::open();
     let region = pair.fabric.memory().allocate(64, Role::Data).unwrap();
@@ -250,7 +249,7 @@ fn an_owner_that_cannot_export_now_is_heard() {
 }
 
 #[test]
-fn a_peer_that_was_killed_is_gone_and_the_context_is_not() {
+fn a_killed_peer_is_reported_and_the_context_survives() {
     let (_driver, _turn) = driver();
     let mut pair = Pair::open();
     let address = pair.fabric.address();

@@ -1,5 +1,4 @@
-//! Devices that do not reach each other: bytes and flags go through memory of the host, on the
-//! simulated driver.
+//! Tests staging through host memory between devices without peer access, on the simulated driver.
 
 mod support;
 
@@ -14,10 +13,10 @@ use support::{Allocation, connected, driver, pattern, pointer, soon};
 
 const SHARD_BYTES: u64 = 5001;
 
-/// What a test has changed of the machine, until it ends.
-struct Changed<'a>(&'a Driver);
+/// Restores changed settings of the simulated driver when dropped.
+struct ChangedSettings<'a>(&'a Driver);
 
-impl<'a> Changed<'a> {
+impl<'a> ChangedSettings<'a> {
     fn apart(driver: &'a Driver) -> Self {
         driver.set("P2P", "off");
         Self(driver)
@@ -29,7 +28,7 @@ impl<'a> Changed<'a> {
     }
 }
 
-impl Drop for Changed<'_> {
+impl Drop for ChangedSettings<'_> {
     fn drop(&mut self) {
         self.0.set("P2P", "on");
         self.0.set("P2P_ISLAND", "16");
@@ -44,22 +43,22 @@ fn ranks(count: usize, strict: bool) -> Result<Vec<Fabric>, Error> {
     connected(count, soon, open)
 }
 
-/// One rank of a gather by hand.
-struct Player {
+/// One rank of an all-gather that the tests run by hand.
+struct Member {
     fabric: Fabric,
     engine: Engine,
     input: Local,
     output: Local,
     flags: Local,
-    /// Output and flags of every rank.
+    /// Imported output and flags of every rank.
     peers: Vec<(Remote, Remote)>,
 }
 
-impl Player {
-    /// Players for the ranks, all regions imported by all.
-    fn cast(fabrics: Vec<Fabric>) -> Vec<Self> {
+impl Member {
+    /// Creates a member for every fabric and imports all regions into each.
+    fn create_all(fabrics: Vec<Fabric>) -> Vec<Self> {
         let count = fabrics.len();
-        let player = |mut fabric: Fabric| {
+        let member = |mut fabric: Fabric| {
             let engine = fabric.engine().unwrap();
             let allocate = |bytes, role| fabric.memory().allocate(bytes, role).unwrap();
             let input = allocate(SHARD_BYTES, Role::Data);
@@ -67,26 +66,26 @@ impl Player {
             let flags = allocate(8 * count as u64, Role::Flags);
             Self { fabric, engine, input, output, flags, peers: Vec::new() }
         };
-        let mut players: Vec<Self> = fabrics.into_iter().map(player).collect();
-        let keys = |player: &Self| {
-            let export = |region| player.fabric.memory().export(region).unwrap();
-            (export(&player.output), export(&player.flags))
+        let mut members: Vec<Self> = fabrics.into_iter().map(member).collect();
+        let keys = |member: &Self| {
+            let export = |region| member.fabric.memory().export(region).unwrap();
+            (export(&member.output), export(&member.flags))
         };
-        let keys: Vec<_> = players.iter().map(keys).collect();
-        for player in &mut players {
+        let keys: Vec<_> = members.iter().map(keys).collect();
+        for member in &mut members {
             for (peer, (output, flags)) in Rank::all(count).zip(&keys) {
-                let import = |key| player.fabric.memory().import(peer, key, soon()).unwrap();
-                player.peers.push((import(output), import(flags)));
+                let import = |key| member.fabric.memory().import(peer, key, soon()).unwrap();
+                member.peers.push((import(output), import(flags)));
             }
         }
-        players
+        members
     }
 
     fn me(&self) -> u64 {
         self.fabric.rank().0.into()
     }
 
-    /// Puts the shard to everybody.
+    /// Puts the shard to every rank.
     fn push(&mut self, seed: u8, epoch: u64) {
         let me = self.me();
         self.input.upload(0, &shard(me, seed)).unwrap();
@@ -97,11 +96,11 @@ impl Player {
             ops.push(Op::Put { dst, src, bytes: SHARD_BYTES });
             ops.push(Op::Signal { flag: Flag { region: flags, word: me }, value: epoch });
         }
-        // SAFETY: all regions live as long as the player, and nobody writes to the same place.
+        // SAFETY: all regions live as long as the member, and no other op writes to the same bytes.
         unsafe { self.engine.submit(&ops) }.unwrap();
     }
 
-    /// Waits for the shards of all, and looks at them.
+    /// Waits for the shards of all ranks and checks them.
     fn check(&mut self, seed: u8, epoch: u64) {
         let count = self.peers.len() as u64;
         let wait = |word| Op::Wait {
@@ -133,11 +132,11 @@ fn finish(engine: &mut Engine, ticket: Ticket) {
     }
 }
 
-fn gather(players: &mut [Player]) {
+fn gather(members: &mut [Member]) {
     for epoch in 1..=3 {
         let seed = epoch as u8;
-        players.iter_mut().for_each(|player| player.push(seed, epoch));
-        players.iter_mut().for_each(|player| player.check(seed, epoch));
+        members.iter_mut().for_each(|member| member.push(seed, epoch));
+        members.iter_mut().for_each(|member| member.check(seed, epoch));
     }
 }
 
@@ -148,23 +147,23 @@ fn kind(fabric: &Fabric, peer: u32) -> LinkKind {
 #[test]
 fn ranks_of_one_process_gather_through_the_host() {
     let (driver, _turn) = driver();
-    let _changed = Changed::apart(&driver);
+    let _settings = ChangedSettings::apart(&driver);
     for count in [2, 3] {
         let before = driver.counter("live_mappings", None);
-        let mut players = Player::cast(ranks(count, false).unwrap());
+        let mut members = Member::create_all(ranks(count, false).unwrap());
         let held = driver.counter("host_to_host_copies", None);
-        gather(&mut players);
-        // Such a copy holds its caller, behind a blocked wait for ever.
+        gather(&mut members);
+        // A host-to-host copy blocks its caller, forever if it is queued after a blocked wait.
         assert_eq!(driver.counter("host_to_host_copies", None), held);
-        let first = &players[0];
+        let first = &members[0];
         assert_eq!(kind(&first.fabric, 0), LinkKind::Own);
         assert_eq!(kind(&first.fabric, 1), LinkKind::HostStaged);
-        // Host and devices have one address for it, so that it serves as either.
+        // Host and devices use the same address for the memory.
         assert_eq!(first.output.space(), Space::Host);
         assert_eq!(first.flags.flags().map(<[_]>::len), Some(count));
         assert!(first.output.flags().is_none());
         assert_eq!(first.flags.flag_value(count as u64), None);
-        drop(players);
+        drop(members);
         assert_eq!(driver.counter("live_mappings", None), before);
     }
 }
@@ -172,7 +171,7 @@ fn ranks_of_one_process_gather_through_the_host() {
 #[test]
 fn host_memory_is_given_back() {
     let (driver, _turn) = driver();
-    let _changed = Changed::apart(&driver);
+    let _settings = ChangedSettings::apart(&driver);
     let fabrics = ranks(2, false).unwrap();
     let (before, calls) =
         (driver.counter("live_allocations", None), driver.calls("cuMemHostUnregister"));
@@ -197,35 +196,35 @@ fn host_memory_is_given_back() {
 #[test]
 fn islands_stage_only_where_they_must() {
     let (driver, _turn) = driver();
-    let _changed = Changed::islands(&driver, "2");
+    let _settings = ChangedSettings::islands(&driver, "2");
     // Both in one island.
-    let mut players = Player::cast(ranks(2, true).unwrap());
-    gather(&mut players);
-    assert_eq!(kind(&players[0].fabric, 1), LinkKind::NvLink);
-    assert_eq!(players[0].output.space(), Space::Device);
-    drop(players);
-    // The third one is alone in the other.
+    let mut members = Member::create_all(ranks(2, true).unwrap());
+    gather(&mut members);
+    assert_eq!(kind(&members[0].fabric, 1), LinkKind::NvLink);
+    assert_eq!(members[0].output.space(), Space::Device);
+    drop(members);
+    // The third rank is alone in the other island.
     let fabrics = ranks(3, false).unwrap();
     assert_eq!(kind(&fabrics[0], 1), LinkKind::NvLink);
     assert_eq!(kind(&fabrics[0], 2), LinkKind::HostStaged);
-    let mut players = Player::cast(fabrics);
-    gather(&mut players);
-    // Rank 1 has its memory on the host for rank 2, and so it is there for rank 0 as well.
-    assert_eq!(kind(&players[0].fabric, 1), LinkKind::HostStaged);
-    assert_eq!(kind(&players[0].fabric, 0), LinkKind::Own);
+    let mut members = Member::create_all(fabrics);
+    gather(&mut members);
+    // Rank 1 keeps its memory on the host because of rank 2, so rank 0 reaches it there too.
+    assert_eq!(kind(&members[0].fabric, 1), LinkKind::HostStaged);
+    assert_eq!(kind(&members[0].fabric, 0), LinkKind::Own);
 }
 
 #[test]
-fn strict_refuses_the_way_through_the_host() {
+fn strict_refuses_staging() {
     let (driver, _turn) = driver();
-    let _changed = Changed::apart(&driver);
+    let _settings = ChangedSettings::apart(&driver);
     let error = ranks(2, true).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let text = error.to_string();
     for words in ["rank 0 on GPU-", "rank 1 on GPU-", "no peer access between them", "`strict`"] {
-        assert!(text.contains(words), "{text}, wanted {words}");
+        assert!(text.contains(words), "{text}, expected {words}");
     }
-    // Two ranks of one device need none.
+    // Two ranks of one device need no peer access.
     let strict = |rank| {
         let options = Options { strict: true, ..Options::default() };
         Fabric::open_with(Rank(rank), 2, options).unwrap()
@@ -236,9 +235,9 @@ fn strict_refuses_the_way_through_the_host() {
 }
 
 #[test]
-fn device_memory_of_a_peer_that_is_not_reached_is_refused_by_name() {
+fn device_memory_of_a_peer_without_access_is_refused() {
     let (driver, _turn) = driver();
-    let _changed = Changed::apart(&driver);
+    let _settings = ChangedSettings::apart(&driver);
     let early = Fabric::open(Rank(1), 2, 1).unwrap();
     let before = early.memory().allocate(64, Role::Data).unwrap();
     let mut fabrics = ranks(2, false).unwrap();
@@ -252,17 +251,17 @@ fn device_memory_of_a_peer_that_is_not_reached_is_refused_by_name() {
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         let text = error.to_string();
         for words in ["rank 0 on GPU-", "rank 1 on GPU-", "let Peerlane allocate it"] {
-            assert!(text.contains(words), "{text}, wanted {words}");
+            assert!(text.contains(words), "{text}, expected {words}");
         }
     }
-    // A fabric that is closed is noticed, though nothing of it would be imported.
+    // A closed fabric is detected, although none of its memory would be imported.
     let address = early.address();
     drop(early);
     let error = fabrics[0].connect(Rank(1), &address, soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
 }
 
-/// The other process: rank 1, which gathers with its parent.
+/// The other process: rank 1, which runs the all-gather with its parent.
 #[test]
 #[ignore = "started by the other tests of this program"]
 fn partner() {
@@ -273,23 +272,23 @@ fn partner() {
     let address = hear().unwrap();
     fabric.connect(Rank(0), &address, soon()).unwrap();
     fabric.connect(Rank(1), &fabric.address(), soon()).unwrap();
-    let mut player = in_two_processes(fabric, &mut || hear().unwrap(), &mut |bytes| tell(bytes));
-    assert_eq!(kind(&player.fabric, 0), LinkKind::HostStaged);
+    let mut member = in_two_processes(fabric, &mut || hear().unwrap(), &mut |bytes| tell(bytes));
+    assert_eq!(kind(&member.fabric, 0), LinkKind::HostStaged);
     for epoch in 1..=3 {
-        player.push(epoch as u8, epoch);
-        player.check(epoch as u8, epoch);
-        // Nobody puts again before both have looked.
+        member.push(epoch as u8, epoch);
+        member.check(epoch as u8, epoch);
+        // No rank puts again before both have checked their output.
         tell(b"seen");
         hear().unwrap();
     }
 }
 
-/// The player of one rank, when the other one is in another process.
+/// Creates the member of one rank when the other rank is in another process.
 fn in_two_processes(
     mut fabric: Fabric,
     hear: &mut dyn FnMut() -> Vec<u8>,
     tell: &mut dyn FnMut(&[u8]),
-) -> Player {
+) -> Member {
     let engine = fabric.engine().unwrap();
     let allocate = |bytes, role| fabric.memory().allocate(bytes, role).unwrap();
     let input = allocate(SHARD_BYTES, Role::Data);
@@ -304,10 +303,10 @@ fn in_two_processes(
         let import = |key| fabric.memory().import(peer, key, soon()).unwrap();
         peers.push((import(&keys[0]), import(&keys[1])));
     }
-    // Nobody signals before both have imported.
+    // No rank signals before both have imported.
     tell(b"imported");
     assert_eq!(hear(), b"imported");
-    Player { fabric, engine, input, output, flags, peers }
+    Member { fabric, engine, input, output, flags, peers }
 }
 
 fn with_partner(variables: &[(&str, &str)]) {
@@ -318,13 +317,13 @@ fn with_partner(variables: &[(&str, &str)]) {
     fabric.connect(Rank(0), &fabric.address(), soon()).unwrap();
     fabric.connect(Rank(1), &address, soon()).unwrap();
     let other = std::cell::RefCell::new(other);
-    let mut player = in_two_processes(fabric, &mut || other.borrow_mut().hear(), &mut |bytes| {
+    let mut member = in_two_processes(fabric, &mut || other.borrow_mut().hear(), &mut |bytes| {
         other.borrow_mut().tell(bytes)
     });
-    assert_eq!(kind(&player.fabric, 1), LinkKind::HostStaged);
+    assert_eq!(kind(&member.fabric, 1), LinkKind::HostStaged);
     for epoch in 1..=3 {
-        player.push(epoch as u8, epoch);
-        player.check(epoch as u8, epoch);
+        member.push(epoch as u8, epoch);
+        member.check(epoch as u8, epoch);
         other.borrow_mut().tell(b"seen");
         assert_eq!(other.borrow_mut().hear(), b"seen");
     }
@@ -334,14 +333,14 @@ fn with_partner(variables: &[(&str, &str)]) {
 #[test]
 fn ranks_of_two_processes_gather_through_the_host() {
     let (driver, _turn) = driver();
-    let _changed = Changed::apart(&driver);
+    let _settings = ChangedSettings::apart(&driver);
     with_partner(&[("PEERLANE_SIM_P2P", "off"), ("PARTNER_DEVICE", "1")]);
 }
 
 #[test]
 fn a_device_that_one_side_does_not_see_is_staged_alike() {
     let (driver, _turn) = driver();
-    let _changed = Changed::apart(&driver);
+    let _settings = ChangedSettings::apart(&driver);
     with_partner(&[
         ("PEERLANE_SIM_P2P", "off"),
         ("CUDA_VISIBLE_DEVICES", "1"),

@@ -1,4 +1,4 @@
-//! Drivers that are not there, too old, or do not start.
+//! Tests drivers that are missing, too old, or do not start.
 
 mod support;
 
@@ -7,7 +7,7 @@ use std::path::Path;
 use peerlane_hal::Error as _;
 use peerlane_simulated_driver::{Other, tell};
 
-/// The other process: says what it found.
+/// The other process: reports what it discovers.
 #[test]
 #[ignore = "started by the other tests of this program"]
 fn discoverer() {
@@ -28,32 +28,32 @@ fn discover(folder: &Path, variables: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn the_whole_driver_is_found() {
+fn a_complete_driver_is_found() {
     let folder = peerlane_simulated_driver::library_folder();
     assert_eq!(discover(&folder, &[]), "4 devices");
     assert_eq!(discover(&folder, &[("CUDA_VISIBLE_DEVICES", "2")]), "1 devices");
 }
 
 #[test]
-fn an_old_driver_is_named() {
+fn an_old_driver_is_reported() {
     let folder = peerlane_simulated_driver::without_symbols(&["cuStreamGetCtx"]);
     assert_eq!(
         discover(&folder, &[]),
-        "unavailable: libcuda.so.1 has no cuStreamGetCtx: the driver is too old, wanted CUDA 12.0, \
+        "unavailable: libcuda.so.1 has no cuStreamGetCtx: the driver is too old, expected CUDA 12.0, \
          NVIDIA driver 525, or newer"
     );
 }
 
 #[test]
-fn what_is_optional_may_be_missing() {
+fn optional_functions_may_be_missing() {
     let folder = peerlane_simulated_driver::without_symbols(&["cuMemCreate"]);
     assert_eq!(discover(&folder, &[]), "4 devices");
 }
 
 #[test]
-fn a_driver_that_does_not_start_says_what_to_do() {
+fn a_driver_that_does_not_start_is_reported_with_advice() {
     let folder = peerlane_simulated_driver::library_folder();
-    for (variable, value, wanted) in [
+    for (variable, value, expected) in [
         ("PEERLANE_SIM_DEVICES", "0", "there is no NVIDIA GPU that this process may use"),
         ("PEERLANE_SIM_FAIL", "cuInit:0:34", "take its folder out of LD_LIBRARY_PATH"),
         ("PEERLANE_SIM_FAIL", "cuInit:0:803", "load the new module or restart the machine"),
@@ -65,15 +65,15 @@ fn a_driver_that_does_not_start_says_what_to_do() {
             text.starts_with("unavailable: the CUDA driver does not start: cuInit: "),
             "{text}"
         );
-        assert!(text.contains(wanted), "{text}");
+        assert!(text.contains(expected), "{text}");
     }
     let text = discover(&folder, &[("CUDA_VISIBLE_DEVICES", "")]);
     assert!(text.ends_with("CUDA_VISIBLE_DEVICES is \"\""), "{text}");
 }
 
 #[test]
-fn no_driver_at_all_says_what_to_install() {
-    // A library of that name that is none stands for one that is missing: the real one may be there.
+fn a_missing_driver_is_reported_with_advice() {
+    // An empty file of that name hides the real library, which may be installed.
     let folder = peerlane_simulated_driver::library_folder().with_file_name("empty");
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("libcuda.so.1"), b"").unwrap();

@@ -1,4 +1,4 @@
-//! CUDA, as the tests that engines of streams share want it.
+//! Adapts CUDA to the tests that all stream engines share.
 
 use std::sync::Arc;
 
@@ -9,22 +9,22 @@ use peerlane_simulated_driver::Driver;
 
 pub(crate) use crate::support::{connected, driver, pattern, ranks, soon};
 
-/// What simulated devices are called.
+/// Name of simulated devices.
 pub(crate) const DEVICE_NAME: &str = "Simulated GPU";
-/// Several memory operations in one call.
+/// The call that submits several memory operations.
 pub(crate) const BATCH: &str = "cuStreamBatchMemOp_v2";
-/// Calls of a start, an answer to each, and what a program makes of it.
+/// Calls of a start, a result that each fails with, and the expected error kind.
 pub(crate) const REFUSALS: [(&str, i32, ErrorKind); 4] = [
     (BATCH, 9999, ErrorKind::Other),
     ("cuMemcpyAsync", 2, ErrorKind::OutOfMemory),
     ("cuStreamWaitEvent", 400, ErrorKind::Other),
     ("cuEventRecord", 700, ErrorKind::DeviceLost),
 ];
-/// Ways in which a device goes.
+/// Functions that make a device fail.
 pub(crate) const LOSSES: [fn(&Driver, u32); 2] =
     [|driver, device| driver.break_device(device, 700), Driver::destroy_context];
 
-/// Whose work a capture minds.
+/// Capture mode: the threads whose calls a capture restricts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Mode {
     Global,
@@ -32,7 +32,7 @@ pub(crate) enum Mode {
     Relaxed,
 }
 
-/// A stream on which a rank computes: here, copies.
+/// A compute stream of a rank. The tests compute by copying.
 #[derive(Clone)]
 pub(crate) struct Compute {
     context: Arc<CudaContext>,
@@ -51,18 +51,17 @@ impl Compute {
         unsafe { Stream::from_raw(self.stream.cu_stream().cast()) }
     }
 
-    /// Copies a whole region, behind what the stream holds. Copies from and to the host would make
-    /// the host wait.
+    /// Copies a whole region in stream order. Copies from and to the host would block the host.
     pub(crate) fn copy(&self, to: &Local, from: &Local) {
         assert_eq!(to.bytes(), from.bytes());
         self.context.bind_to_thread().unwrap();
         let (bytes, stream) = (to.bytes() as usize, self.stream.cu_stream());
         let (to, from) = (to.device_ptr(), from.device_ptr());
-        // SAFETY: both regions are so long, and tests keep them until the stream is finished.
+        // SAFETY: both regions have this length, and tests keep them until the stream is finished.
         unsafe { result::memcpy_dtod_async(to, from, bytes, stream) }.unwrap();
     }
 
-    /// What it gets next comes after what `other` holds.
+    /// Orders later work of this stream after the work that `other` holds.
     pub(crate) fn wait_for(&self, other: &Self) {
         self.stream.join(&other.stream).unwrap();
     }
@@ -93,21 +92,21 @@ impl Compute {
     }
 
     pub(crate) fn end_capture(&self) -> Graph {
-        Graph(self.end().expect("something was recorded"))
+        Graph(self.end().expect("the capture recorded work"))
     }
 
-    /// Nothing was recorded, and nothing disturbed that.
+    /// Ends a capture that recorded nothing and stayed valid.
     pub(crate) fn end_empty_capture(&self) {
         drop(self.end());
     }
 
     fn end(&self) -> Option<CudaGraph> {
         let flags = sys::CUgraphInstantiate_flags(0);
-        self.stream.end_capture(flags).expect("the capture is whole")
+        self.stream.end_capture(flags).expect("the capture is valid")
     }
 }
 
-/// A graph, ready to be replayed on the stream that captured it.
+/// An instantiated graph that is replayed on the stream that captured it.
 pub(crate) struct Graph(CudaGraph);
 
 impl Graph {

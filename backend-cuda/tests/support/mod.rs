@@ -1,4 +1,4 @@
-//! What the tests of the backend share: the simulated driver, and memory as a caller allocates it.
+//! Helpers of the tests: the simulated driver, and memory that a caller allocates.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -15,7 +15,7 @@ use peerlane_cuda::{Error, Fabric};
 use peerlane_hal::{Deadline, Rank};
 use peerlane_simulated_driver::Driver;
 
-/// Settings and counters belong to the process, so tests that look at them run one by one.
+/// Installs the simulated driver and serialises the tests, which share its settings and counters.
 pub(crate) fn driver() -> (Driver, MutexGuard<'static, ()>) {
     static ONE_BY_ONE: Mutex<()> = Mutex::new(());
     let turn = ONE_BY_ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -29,13 +29,13 @@ pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
-/// As many ranks of this process, each on the device with its number, connected with all.
+/// Opens and connects `count` ranks in this process, each on the device with its number.
 pub(crate) fn ranks(count: usize) -> Result<Vec<Fabric>, Error> {
     let open = |rank: Rank| Fabric::open(rank, count, rank.0);
     connected(count, soon, open)
 }
 
-/// Bytes that tell every place from its neighbours.
+/// Returns bytes in which every position differs from its neighbours.
 pub(crate) fn pattern(seed: u8, length: usize) -> Vec<u8> {
     (0..length).map(|index| (index % 251) as u8 ^ seed).collect()
 }
@@ -53,7 +53,7 @@ pub(crate) struct Allocation {
 impl Allocation {
     pub(crate) fn new(device: usize, bytes: usize) -> Self {
         let context = CudaContext::new(device).expect("a device");
-        // SAFETY: the context is current since it was made.
+        // SAFETY: the context is current since its creation.
         let address = unsafe { result::malloc_sync(bytes) }.expect("memory");
         Self { context, address }
     }
@@ -62,13 +62,12 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         self.context.bind_to_thread().expect("the context lives");
-        // SAFETY: allocated above; whoever registered it is done.
+        // SAFETY: allocated in `new`; tests drop its registrations first.
         unsafe { result::free_sync(self.address) }.expect("freed once");
     }
 }
 
-/// Memory of `cuMemMap`: segments one behind the other, as an allocator of expandable segments
-/// makes.
+/// Memory of `cuMemMap`: adjacent segments, as an allocator with expandable segments creates them.
 pub(crate) struct Segments {
     context: Arc<CudaContext>,
     pub(crate) address: u64,
@@ -114,7 +113,7 @@ impl Segments {
                 unsafe { sys::cuMemCreate(&raw mut handle, bytes, &raw const properties, 0) };
             assert_eq!(code, ok);
             let at = address + index * segment_bytes;
-            // SAFETY: inside what was reserved, and free.
+            // SAFETY: inside the reservation, where nothing is mapped yet.
             let code = unsafe { sys::cuMemMap(at, bytes, 0, handle, 0) };
             assert_eq!(code, ok);
             handles.push(handle);
@@ -133,7 +132,7 @@ impl Drop for Segments {
         self.context.bind_to_thread().expect("the context lives");
         let bytes = self.segment_bytes as usize;
         for (index, handle) in self.handles.iter().enumerate() {
-            // SAFETY: one of the mappings above; whoever registered them is done.
+            // SAFETY: mapped in `new`; tests drop its registrations first.
             unsafe { sys::cuMemUnmap(self.address + (index * bytes) as u64, bytes) };
             // SAFETY: created above.
             unsafe { sys::cuMemRelease(*handle) };

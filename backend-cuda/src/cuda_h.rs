@@ -1,14 +1,14 @@
-//! The driver's types and constants, as cuda.h declares them, by the names that it gives them.
+//! Types and constants of cuda.h, under the names of cuda.h.
 //!
-//! Constants are integers and no enums: see the parent module. The layouts are checked against
-//! cuda.h's sizes below.
+//! Constants are integers instead of enums, for the reason given in `sys.rs`. The layouts are checked
+//! against the sizes in cuda.h at the end of this file.
 
-#![allow(non_camel_case_types, reason = "cuda.h's own names")]
-#![allow(dead_code, reason = "a constant that explains its neighbours is worth a line")]
+#![allow(non_camel_case_types, reason = "names of cuda.h")]
+#![allow(dead_code, reason = "unused constants document the range of values")]
 
 use std::ffi::{c_int, c_uchar, c_uint, c_ushort, c_void};
 
-/// 0, or why not.
+/// Result code: 0 for success.
 pub(crate) type CUresult = c_int;
 pub(crate) type CUdevice = c_int;
 pub(crate) type CUdeviceptr = u64;
@@ -53,7 +53,7 @@ pub(crate) const ATTRIBUTE_UNIFIED_ADDRESSING: c_int = 41;
 pub(crate) const ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: c_int = 75;
 pub(crate) const ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: c_int = 76;
 pub(crate) const ATTRIBUTE_MULTIPROCESSOR_COUNT: c_int = 16;
-/// `..._CAN_USE_STREAM_MEM_OPS_V1` was 92 and is removed; these are the second version's.
+/// Version 2 of the attribute; `..._CAN_USE_STREAM_MEM_OPS_V1`, which was 92, is removed.
 pub(crate) const ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS: c_int = 122;
 pub(crate) const ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: c_int = 102;
 pub(crate) const ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: c_int = 103;
@@ -99,16 +99,16 @@ pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 
 pub(crate) const STREAM_MEM_OP_WAIT_VALUE_64: c_uint = 4;
 pub(crate) const STREAM_MEM_OP_WRITE_VALUE_64: c_uint = 5;
-/// Cyclic: passes if `(int64_t)(*address - value) >= 0`.
+/// Cyclic comparison: passes if `(int64_t)(*address - value) >= 0`.
 pub(crate) const STREAM_WAIT_VALUE_GEQ: c_uint = 0;
 pub(crate) const STREAM_WRITE_VALUE_DEFAULT: c_uint = 0;
-/// The most operations that one batch takes; "less than 256", says cuda.h.
+/// Largest number of operations in one batch: cuda.h requires "less than 256".
 pub(crate) const STREAM_BATCH_OPS_MAX: usize = 255;
 
 pub(crate) const MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD: c_int = 1;
-/// The device sees writes of cards in their order by itself.
+/// The device observes writes of NICs in order without a flush.
 pub(crate) const GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER: c_int = 100;
-/// A bit: the host can flush them.
+/// Bit: the host can flush writes of NICs.
 pub(crate) const FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST: c_int = 1;
 pub(crate) const FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX: c_int = 0;
 pub(crate) const FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER: c_int = 100;
@@ -134,7 +134,7 @@ pub(crate) struct CUipcMemHandle {
     pub(crate) reserved: [u8; 64],
 }
 
-/// The handle that travels between nodes of one NVLink domain.
+/// Handle that is exported to other nodes of one NVLink domain.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CUmemFabricHandle {
@@ -168,8 +168,10 @@ pub(crate) struct CUmemAccessDesc {
     pub(crate) flags: c_int,
 }
 
-/// One memory operation of a batch. In cuda.h a union of unlike structs; the 64-bit write and wait
-/// have the same members at the same places, and nothing else is used here.
+/// One memory operation of a batch.
+///
+/// In cuda.h this is a union of different structs. Only the 64-bit write and wait are used here, and these
+/// have the same members at the same offsets.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CUstreamBatchMemOpParams {
@@ -177,13 +179,13 @@ pub struct CUstreamBatchMemOpParams {
     pub(crate) address: CUdeviceptr,
     pub(crate) value: u64,
     pub(crate) flags: c_uint,
-    /// For the driver's own use; 0.
+    /// Reserved for the driver; 0.
     pub(crate) alias: CUdeviceptr,
-    /// Up to the size of the union, six 64-bit words.
+    /// Padding up to the size of the union, six 64-bit words.
     pub(crate) rest: u64,
 }
 
-/// How the copies of a batch are to be made.
+/// Attributes of the copies of a batch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CUmemcpyAttributes {
@@ -193,7 +195,7 @@ pub(crate) struct CUmemcpyAttributes {
     pub(crate) flags: c_uint,
 }
 
-/// Sources are read in the order of the stream.
+/// Sources are read in stream order.
 pub(crate) const MEMCPY_SRC_ACCESS_ORDER_STREAM: c_int = 1;
 
 const _: () = {
