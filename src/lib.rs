@@ -47,8 +47,8 @@ pub use peerlane_collectives::group::{
     AllGather, Destination, Gathered, Group, GroupOptions, Lease, Place, Started, Window,
 };
 pub use peerlane_collectives::{
-    allgather, bootstrap, cost, element, error, group, layout, plan, simulate, topology, trace,
-    verify,
+    bootstrap, collective, cost, element, error, group, layout, plan, schedule, simulate, topology,
+    trace, verify,
 };
 pub use peerlane_hal as hal;
 pub use peerlane_hal::{Deadline, ErrorKind, Rank};

@@ -8,10 +8,10 @@ use std::alloc::{GlobalAlloc, Layout as Block, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use peerlane_collectives::allgather::{self, Shape};
 use peerlane_collectives::cost::Links;
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::Algorithm;
+use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::simulate::{self, Options};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
@@ -93,7 +93,7 @@ fn shape() -> Shape {
 fn plan(algorithm: Algorithm, nodes: usize) {
     let topology = Topology::even(nodes, RANKS_PER_NODE).expect("nodes have ranks");
     let ranks = topology.ranks();
-    let make = |rank| allgather::plan(algorithm, &topology, rank, shape()).expect("it has a plan");
+    let make = |rank| schedule::plan(algorithm, &topology, rank, shape()).expect("it has a plan");
     let best = |rank| {
         let times = (0..5).map(|_| {
             let start = Instant::now();
@@ -123,7 +123,7 @@ fn simulate(algorithm: Algorithm, nodes: usize) {
     let topology = Topology::even(nodes, RANKS_PER_NODE).expect("nodes have ranks");
     let ranks = topology.ranks();
     let layout = Layout::new(&vec![SHARD_BYTES; ranks], 1).expect("shards fit");
-    let plan = |rank| allgather::plan(algorithm, &topology, rank, shape());
+    let plan = |rank| schedule::plan(algorithm, &topology, rank, shape());
     let run = || {
         let (start, on_processor) = (Instant::now(), processor_time());
         let (simulation, bytes) = peak_bytes(|| {

@@ -1,7 +1,23 @@
-//! Collectives on copy engines, written once over `peerlane-hal`.
+//! Collectives on copy engines, for every backend of [`peerlane_hal`].
+//!
+//! A [`Collective`](collective::Collective) states a goal. A [schedule](schedule) turns it into one
+//! [plan](plan::Plan) for each rank, the [verifier](verify) proves the plans, and a [group](group::Group) runs them.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`group`] | the ranks that communicate, and their operations |
+//! | [`bootstrap`] | the first exchange between ranks: threads, sockets, launchers |
+//! | [`collective`] | the goals: all-gather, broadcast, all-to-all |
+//! | [`schedule`] | the algorithms: direct, pull, ring, hierarchical |
+//! | [`plan`] | plans as data, as text and as JSON |
+//! | [`layout`] | the bytes of blocks and the words of flags |
+//! | [`verify`] | the proof that plans reach their goal |
+//! | [`simulate`], [`cost`] | predicted times: step by step, and in closed form |
+//! | [`topology`], [`element`], [`error`], [`trace`] | ranks on nodes, element types, errors, timed steps |
+//! | [`staged`] | a fabric that copies device memory through host memory |
 
-pub mod allgather;
 pub mod bootstrap;
+pub mod collective;
 pub mod cost;
 pub mod element;
 pub mod error;
@@ -9,6 +25,7 @@ pub mod group;
 pub mod layout;
 pub mod plan;
 mod run;
+pub mod schedule;
 pub mod simulate;
 pub mod staged;
 pub mod topology;

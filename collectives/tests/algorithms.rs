@@ -1,8 +1,8 @@
 //! Every algorithm on many topologies and shapes, proven.
 
 use fastrand::Rng;
-use peerlane_collectives::allgather::{self, Shape};
 use peerlane_collectives::plan::{Algorithm, FlagOrder};
+use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
 use peerlane_collectives::verify::verify;
 
@@ -13,7 +13,14 @@ fn shapes(parts: &[u32]) -> Vec<Shape> {
         for (in_place, outputs) in [(false, 1), (false, 2), (true, 1)] {
             for &flags in FlagOrder::ALL {
                 for tiers in [false, true] {
-                    shapes.push(Shape { parts, in_place, outputs, flags, tiers });
+                    shapes.push(Shape {
+                        parts,
+                        in_place,
+                        outputs,
+                        flags,
+                        tiers,
+                        ..Shape::default()
+                    });
                 }
             }
         }
@@ -24,7 +31,7 @@ fn shapes(parts: &[u32]) -> Vec<Shape> {
 fn prove_all(topology: &Topology, parts: &[u32]) {
     for &algorithm in Algorithm::ALL {
         for shape in shapes(parts) {
-            let plans = allgather::plans(algorithm, topology, shape).unwrap();
+            let plans = schedule::plans(algorithm, topology, shape).unwrap();
             verify(&plans).unwrap_or_else(|fault| {
                 let nodes = topology.node_of_rank();
                 panic!("{algorithm}, nodes {nodes:?}, {shape:?}: {fault}\n{}", plans[0])

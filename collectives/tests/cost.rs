@@ -5,10 +5,10 @@
 use std::path::Path;
 use std::{env, fs};
 
-use peerlane_collectives::allgather::{self, Shape};
 use peerlane_collectives::cost::{self, Cost, Link, Links, Question, Traffic};
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::{Algorithm, FlagOrder, Step, Tier};
+use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::{LinkKind, Rank};
 
@@ -123,7 +123,7 @@ fn carried(
     shape: Shape,
     shards: &[u64],
 ) -> [Traffic; 3] {
-    let plans = allgather::plans(algorithm, topology, shape).unwrap();
+    let plans = schedule::plans(algorithm, topology, shape).unwrap();
     let layout = Layout::new(shards, shape.parts).unwrap();
     let mut traffic = [Traffic::default(); 3];
     for plan in &plans {
@@ -218,7 +218,7 @@ fn what_is_refused_is_not_chosen() {
         ..asked
     });
     let text = error.unwrap_err().to_string();
-    assert_eq!(text, "no algorithm can serve this all-gather: hierarchical: has two lanes");
+    assert_eq!(text, "no algorithm can serve this operation: hierarchical: has two lanes");
 }
 
 #[test]

@@ -5,9 +5,11 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use peerlane_collectives::allgather::{self, Shape};
+use peerlane_collectives::collective::Collective;
 use peerlane_collectives::plan::{Algorithm, FlagOrder, Plan};
+use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
+use peerlane_hal::Rank;
 
 fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
@@ -51,9 +53,14 @@ fn compare_on(algorithm: Algorithm, topology: &Topology, ranks: &str, shape: Sha
     let flags = if shape.flags == FlagOrder::Prompt { "" } else { "_batched" };
     let tiers = if shape.tiers { "_tiers" } else { "" };
     let rank = if whose == Whose::All { "" } else { "_rank_0" };
-    let name = format!("{algorithm}_{ranks}_{parts}_{place}_place{turn}{flags}{tiers}{rank}.txt");
+    let goal = match shape.collective {
+        Collective::AllGather => String::new(),
+        goal => format!("{}_", goal.to_string().replace(' ', "_")),
+    };
+    let name =
+        format!("{goal}{algorithm}_{ranks}_{parts}_{place}_place{turn}{flags}{tiers}{rank}.txt");
     let path = file(&name);
-    let mut plans = allgather::plans(algorithm, topology, shape).unwrap();
+    let mut plans = schedule::plans(algorithm, topology, shape).unwrap();
     if whose == Whose::Rank0 {
         plans.truncate(1);
     }
@@ -101,7 +108,7 @@ fn direct_with_batched_flags() {
             compare(
                 Algorithm::Direct,
                 ranks,
-                Shape { parts: 1, in_place, outputs, flags, tiers: false },
+                Shape { in_place, outputs, flags, ..Shape::default() },
             );
         }
     }
@@ -151,6 +158,32 @@ fn hierarchical_algorithms() {
         compare_nodes(algorithm, &[2; 2], shape, Whose::Rank0);
         compare_nodes(algorithm, &[2; 2], Shape { outputs: 2, ..Shape::default() }, Whose::Rank0);
     }
+}
+
+#[test]
+fn broadcasts() {
+    let of = |root| Collective::Broadcast { root: Rank(root) };
+    for algorithm in [Algorithm::Direct, Algorithm::Ring] {
+        for ranks in 1..=4 {
+            compare(algorithm, ranks, Shape { collective: of(0), ..Shape::default() });
+        }
+        let shape = Shape { collective: of(1), parts: 2, ..Shape::default() };
+        compare(algorithm, 3, shape);
+        compare(algorithm, 3, Shape { in_place: true, flags: FlagOrder::Batched, ..shape });
+        compare_nodes(algorithm, &[3, 1, 2], Shape { tiers: true, ..shape }, Whose::All);
+    }
+}
+
+#[test]
+fn all_to_alls() {
+    let shape = Shape { collective: Collective::AllToAll, ..Shape::default() };
+    for ranks in 1..=4 {
+        compare(Algorithm::Direct, ranks, shape);
+    }
+    compare(Algorithm::Direct, 3, Shape { outputs: 2, flags: FlagOrder::Batched, ..shape });
+    compare(Algorithm::Pull, 3, shape);
+    let shape = Shape { tiers: true, ..shape };
+    compare_nodes(Algorithm::Direct, &[3, 1, 2], shape, Whose::Rank0);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use fastrand::Rng;
 use insta::assert_snapshot;
+use peerlane_collectives::collective::Collective;
 use peerlane_collectives::plan::{
     Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, ParseError, Plan, Source, Step, Tier,
 };
@@ -21,6 +22,11 @@ fn random_plan(rng: &mut Rng) -> Plan {
     let lanes = lanes.collect();
     let number = |rng: &mut Rng| if rng.bool() { rng.u32(..4) } else { rng.u32(..) };
     Plan {
+        collective: match rng.u8(..3) {
+            0 => Collective::AllGather,
+            1 => Collective::Broadcast { root: Rank(number(rng)) },
+            _ => Collective::AllToAll,
+        },
         algorithm: *rng.choice(Algorithm::ALL).unwrap(),
         rank: Rank(number(rng)),
         ranks: number(rng),
@@ -118,7 +124,7 @@ fn the_text_is_readable() {
 fn the_json_is_readable() {
     let mut plan = Shape::Away.plans(2, 1, true).swap_remove(1);
     plan.lanes[1].steps.push(Step::Wait { flag: Flag::Go { lane: LaneId(2) } });
-    assert_snapshot!(serde_json::to_string(&plan).unwrap(), @r#"{"algorithm":"direct","rank":1,"ranks":2,"parts":1,"in_place":true,"outputs":1,"flags":"prompt","lanes":[{"tier":"local","steps":[{"signal":{"peer":0,"flag":{"ready":{"from":1,"lane":1}}}},{"wait":{"flag":{"arrived":{"cell":{"shard":0,"part":0},"lane":0}}}}]},{"tier":"local","steps":[{"wait":{"flag":{"ready":{"from":0,"lane":1}}}},{"put":{"peer":0,"cell":{"shard":1,"part":0},"from":"input"}},{"signal":{"peer":0,"flag":{"arrived":{"cell":{"shard":1,"part":0},"lane":0}}}},{"wait":{"flag":{"go":{"lane":2}}}}]}]}"#);
+    assert_snapshot!(serde_json::to_string(&plan).unwrap(), @r#"{"collective":"all-gather","algorithm":"direct","rank":1,"ranks":2,"parts":1,"in_place":true,"outputs":1,"flags":"prompt","lanes":[{"tier":"local","steps":[{"signal":{"peer":0,"flag":{"ready":{"from":1,"lane":1}}}},{"wait":{"flag":{"arrived":{"cell":{"shard":0,"part":0},"lane":0}}}}]},{"tier":"local","steps":[{"wait":{"flag":{"ready":{"from":0,"lane":1}}}},{"put":{"peer":0,"cell":{"shard":1,"part":0},"from":"input"}},{"signal":{"peer":0,"flag":{"arrived":{"cell":{"shard":1,"part":0},"lane":0}}}},{"wait":{"flag":{"go":{"lane":2}}}}]}]}"#);
 }
 
 #[test]
@@ -130,7 +136,7 @@ fn indentation_and_blank_lines_mean_nothing() {
 
 #[test]
 fn faults_in_the_header_are_named() {
-    assert_snapshot!(fault(""), @r#"line 1 "": expected "all-gather", found the end of the line"#);
+    assert_snapshot!(fault(""), @r#"line 1 "": expected all-gather, broadcast or all-to-all, found the end of the line"#);
     assert_snapshot!(fault("\n\nall-gather spiral: rank"), @r#"line 3 "all-gather spiral: rank": expected direct, pull, ring, double-ring, hierarchical or hierarchical-ring, found "spiral""#);
     assert_snapshot!(fault("all-gather direct rank 0 of 2"), @r#"line 1 "all-gather direct rank 0 of 2": expected ":", found "rank""#);
     assert_snapshot!(fault("all-gather direct: rank -1 of 2"), @r#"line 1 "all-gather direct: rank -1 of 2": expected the number of a rank, found "-1""#);

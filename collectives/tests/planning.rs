@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use peerlane_collectives::allgather::{self, Shape};
 use peerlane_collectives::plan::{Algorithm, Cell, Lane, Plan, Source, Step, Tier};
+use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
 
@@ -38,7 +38,7 @@ fn a_shard_enters_each_other_node_once() {
     for nodes in UNEVEN {
         let topology = Topology::of_nodes(nodes).unwrap();
         for algorithm in [Algorithm::Hierarchical, Algorithm::HierarchicalRing] {
-            let plans = allgather::plans(algorithm, &topology, tiered(2)).unwrap();
+            let plans = schedule::plans(algorithm, &topology, tiered(2)).unwrap();
             let mut entries = BTreeMap::new();
             for plan in &plans {
                 for (tier, peer, cell) in all_puts(plan) {
@@ -59,7 +59,7 @@ fn a_shard_enters_each_other_node_once() {
 #[test]
 fn rails_end_at_equal_local_indices() {
     let topology = Topology::of_nodes(&[0, 0, 0, 1, 1, 2]).unwrap();
-    let plan = allgather::plan(Algorithm::Hierarchical, &topology, Rank(2), tiered(1)).unwrap();
+    let plan = schedule::plan(Algorithm::Hierarchical, &topology, Rank(2), tiered(1)).unwrap();
     let rails: Vec<Rank> = puts(&plan.lanes[1]).map(|put| put.0).collect();
     assert_eq!(rails, [Rank(3), Rank(5)]);
 }
@@ -68,7 +68,7 @@ fn rails_end_at_equal_local_indices() {
 fn a_ring_puts_to_the_next_rank_only() {
     for ranks in 1..=9 {
         let topology = Topology::flat(ranks).unwrap();
-        for plan in allgather::plans(Algorithm::Ring, &topology, Shape::default()).unwrap() {
+        for plan in schedule::plans(Algorithm::Ring, &topology, Shape::default()).unwrap() {
             let of = |by: usize| Rank::at((plan.rank.index() + by) % ranks);
             let seen: Vec<_> =
                 puts(&plan.lanes[0]).map(|(peer, cell, from)| (peer, cell.shard, from)).collect();
@@ -86,7 +86,7 @@ fn a_ring_puts_to_the_next_rank_only() {
 #[test]
 fn a_ring_leaves_each_node_once() {
     let topology = Topology::of_nodes(&[0, 1, 0, 2, 1, 0]).unwrap();
-    let plans = allgather::plans(Algorithm::Ring, &topology, tiered(1)).unwrap();
+    let plans = schedule::plans(Algorithm::Ring, &topology, tiered(1)).unwrap();
     let leaves = |plan: &&Plan| {
         all_puts(plan).any(|(_, peer, _)| topology.node(plan.rank) != topology.node(peer))
     };
@@ -100,7 +100,7 @@ fn both_directions_of_a_double_ring_carry_half() {
         for parts in [1, 2, 3, 4] {
             let topology = Topology::flat(ranks).unwrap();
             let shape = Shape { parts, in_place: true, ..Shape::default() };
-            let plans = allgather::plans(Algorithm::DoubleRing, &topology, shape).unwrap();
+            let plans = schedule::plans(Algorithm::DoubleRing, &topology, shape).unwrap();
             for plan in &plans {
                 let (forwards, backwards) =
                     (puts(&plan.lanes[0]).count(), puts(&plan.lanes[1]).count());
@@ -117,7 +117,7 @@ fn no_two_ranks_put_to_one_peer_at_once() {
     let topology = Topology::of_nodes(&[0, 0, 0, 1, 1, 1, 2, 2, 2]).unwrap();
     for shape in [Shape::default(), tiered(1)] {
         for algorithm in [Algorithm::Direct, Algorithm::Hierarchical] {
-            let plans = allgather::plans(algorithm, &topology, shape).unwrap();
+            let plans = schedule::plans(algorithm, &topology, shape).unwrap();
             for lane in 0..plans[0].lanes.len() {
                 let peers = plans.iter().map(|plan| {
                     puts(&plan.lanes[lane]).map(|put| put.0).filter(|&peer| peer != plan.rank)
@@ -145,7 +145,7 @@ fn one_plan_of_many_ranks_is_cheap() {
         let mut best = Duration::MAX;
         for rank in [0, 5000, 10_000, 16_383].map(Rank) {
             let start = Instant::now();
-            let plan = allgather::plan(algorithm, &topology, rank, tiered(1)).unwrap();
+            let plan = schedule::plan(algorithm, &topology, rank, tiered(1)).unwrap();
             best = best.min(start.elapsed());
             let steps: usize = plan.lanes.iter().map(|lane| lane.steps.capacity()).sum();
             let bytes = steps * size_of::<Step>();

@@ -1,5 +1,5 @@
-//! Every algorithm on random topologies, in random shapes, with random delays: the result is what an
-//! all-gather is defined to be, start after start, and the plans are proven.
+//! Runs every collective and algorithm on random topologies of 1 to 64 ranks, in random shapes, with random delays. The
+//! result is what the collective is defined to be, start after start, and the plans are proven.
 //!
 //! `PEERLANE_PROPERTY_CASES` asks for more cases than the gate runs, or fewer;
 //! `PEERLANE_PROPERTY_FIRST` is the number of the first, which repeats a case that failed.
@@ -8,10 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use fastrand::Rng;
-use peerlane_collectives::allgather::{self, Shape};
+use peerlane_collectives::collective::Collective;
 use peerlane_collectives::plan::{Algorithm, FlagOrder, Tier};
+use peerlane_collectives::schedule::{self, Shape, algorithms};
 use peerlane_collectives::topology::Topology;
 use peerlane_collectives::verify::{Effort, prove, verify};
+use peerlane_hal::Rank;
 
 use oracle::Oracle;
 
@@ -24,7 +26,7 @@ const LARGE: u64 = 200;
 const PROVEN: u64 = 4;
 const RANKS_MAX: usize = 64;
 
-/// What one case gathers, and how.
+/// The plans of one case, and the lengths of its blocks.
 #[derive(Debug)]
 struct Case {
     algorithm: Algorithm,
@@ -50,20 +52,42 @@ impl Case {
             outputs: if in_place { 1 } else { rng.u32(1..=2) },
             flags: *rng.choice(FlagOrder::ALL).unwrap(),
             tiers: rng.bool(),
+            collective: Collective::AllGather,
         };
-        Self {
-            algorithm: *rng.choice(Algorithm::ALL).unwrap(),
-            node_of_rank: nodes(ranks, &mut rng),
-            shape,
-            shards: shards(ranks, &mut rng),
-            starts: if ranks > 16 { 3 } else { 5 },
+        let algorithm = *rng.choice(Algorithm::ALL).unwrap();
+        let node_of_rank = nodes(ranks, &mut rng);
+        let shards = shards(ranks, &mut rng);
+        let starts = if ranks > 16 { 3 } else { 5 };
+        Self { algorithm, node_of_rank, shape, shards, starts }.of_collective(&mut rng)
+    }
+
+    /// Makes about half of the cases broadcasts and all-to-alls.
+    fn of_collective(mut self, rng: &mut Rng) -> Self {
+        let ranks = self.shards.len();
+        match rng.u8(..4) {
+            0 => {
+                let root = rng.usize(..ranks);
+                self.shape.collective = Collective::Broadcast { root: Rank::at(root) };
+                for (rank, units) in self.shards.iter_mut().enumerate() {
+                    *units = if rank == root { rng.usize(0..=9) } else { 0 };
+                }
+            }
+            1 => {
+                self.shape.collective = Collective::AllToAll;
+                self.shape.in_place = false;
+                self.shards = vec![rng.usize(0..=9); ranks];
+            }
+            _ => return self,
         }
+        let suitable: Vec<_> = algorithms(self.shape.collective).collect();
+        self.algorithm = *rng.choice(&suitable).unwrap();
+        self
     }
 
     fn check(&self, number: u64) -> Result<(), String> {
         let said = |error: &dyn std::fmt::Display| format!("case {number}: {error}, {self:?}");
         let topology = Topology::of_nodes(&self.node_of_rank).map_err(|error| said(&error))?;
-        let plans = allgather::plans(self.algorithm, &topology, self.shape);
+        let plans = schedule::plans(self.algorithm, &topology, self.shape);
         let plans = plans.map_err(|error| said(&error))?;
         let oracle = Oracle::new(&plans, &self.shards, self.starts)
             .map_err(|harm| said(&format!("{harm:?}")))?;
@@ -150,6 +174,14 @@ fn cases_are_of_every_kind() {
         some(&|case| case.algorithm == algorithm && case.shape.tiers);
         some(&|case| case.algorithm == algorithm && case.shape.outputs == 2);
     }
+    for algorithm in [Algorithm::Direct, Algorithm::Ring] {
+        some(&|case| {
+            case.algorithm == algorithm
+                && matches!(case.shape.collective, Collective::Broadcast { root } if root != Rank(0))
+                && case.node_of_rank.len() > 4
+        });
+    }
+    some(&|case| case.shape.collective == Collective::AllToAll && case.node_of_rank.len() > 4);
     some(&|case| case.node_of_rank.len() > 32);
     some(&|case| case.node_of_rank.len() == 1);
     some(&|case| !case.node_of_rank.is_sorted());

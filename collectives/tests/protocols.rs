@@ -1,7 +1,7 @@
 //! The plans in docs/PROTOCOLS.md are those that the algorithms make.
 
-use peerlane_collectives::allgather::{self, Shape};
 use peerlane_collectives::plan::{Algorithm, Plan};
+use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
 
@@ -25,7 +25,7 @@ fn asked(options: &str) -> Plan {
             other => panic!("{other} in {options:?}"),
         }
     }
-    allgather::plan(algorithm, &topology.unwrap(), rank, shape).unwrap()
+    schedule::plan(algorithm, &topology.unwrap(), rank, shape).unwrap()
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Proofs for many ranks: the same verdict by fewer plans, and a claim that says by which.
 
 use insta::assert_snapshot;
-use peerlane_collectives::allgather::{self, Shape};
+use peerlane_collectives::collective::Collective;
 use peerlane_collectives::plan::{Algorithm, FlagOrder};
+use peerlane_collectives::schedule::{self, Shape, algorithms};
 use peerlane_collectives::topology::Topology;
 use peerlane_collectives::verify::{Claim, Effort, FaultClass, prove, verify};
+use peerlane_hal::Rank;
 
 /// Not even few plans are all made.
 const THRIFTY: Effort = Effort { followed_steps: 0, unlike_steps: 0, compared_steps: usize::MAX };
@@ -31,7 +33,7 @@ fn the_whole_proof_is_that_of_the_plans() {
     for topology in [even(1, 5), even(2, 3), Topology::of_nodes(&[0, 1, 1, 0, 2]).unwrap()] {
         for &algorithm in Algorithm::ALL {
             for shape in shapes() {
-                let plans = allgather::plans(algorithm, &topology, shape).unwrap();
+                let plans = schedule::plans(algorithm, &topology, shape).unwrap();
                 let proof = prove(algorithm, &topology, shape, Effort::WHOLE);
                 assert_eq!(proof, verify(&plans), "{algorithm}, {topology}, {shape:?}");
             }
@@ -93,6 +95,36 @@ fn many_ranks_are_proven() {
             let proof = prove(algorithm, &topology, Shape::default(), Effort::default()).unwrap();
             assert!(matches!(proof.claim, Claim::Turned { compared: 512, .. }), "{proof}");
         }
+    }
+}
+
+#[test]
+fn broadcasts_of_many_ranks_are_proven() {
+    for root in [0, 17, 63] {
+        let collective = Collective::Broadcast { root: Rank(root) };
+        for algorithm in algorithms(collective) {
+            for shape in shapes().map(|shape| Shape { collective, ..shape }) {
+                let topology = even(16, 4);
+                let whole = prove(algorithm, &topology, shape, Effort::WHOLE).unwrap();
+                let counted = prove(algorithm, &topology, shape, THRIFTY).unwrap();
+                assert_eq!((counted.steps, counted.flags), (whole.steps, whole.flags));
+                assert!(matches!(counted.claim, Claim::Counted { counted: 64, .. }), "{counted}");
+            }
+        }
+    }
+    let shape = Shape { collective: Collective::Broadcast { root: Rank(7) }, ..Shape::default() };
+    let many = Topology::flat(5000).unwrap();
+    let proof = prove(Algorithm::Direct, &many, shape, Effort::default()).unwrap();
+    assert!(matches!(proof.claim, Claim::Counted { counted: 5000, .. }), "{proof}");
+}
+
+#[test]
+fn all_to_alls_are_symmetric() {
+    let shape = Shape { collective: Collective::AllToAll, ..Shape::default() };
+    for algorithm in algorithms(shape.collective) {
+        let topology = Topology::flat(512).unwrap();
+        let proof = prove(algorithm, &topology, shape, Effort::default()).unwrap();
+        assert!(matches!(proof.claim, Claim::Turned { compared: 512, .. }), "{proof}");
     }
 }
 

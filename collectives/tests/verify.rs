@@ -1,8 +1,8 @@
 //! The verifier on right plans, and one wrong plan for each fault, with its literal text.
 
 use insta::assert_snapshot;
-use peerlane_collectives::allgather;
 use peerlane_collectives::plan::{Algorithm, Lane, Plan, Tier};
+use peerlane_collectives::schedule;
 use peerlane_collectives::topology::Topology;
 use peerlane_collectives::verify::{Fault, FaultClass, Proof, verify};
 use peerlane_hal::{Error as _, ErrorKind};
@@ -63,8 +63,8 @@ fn right_plans_are_proven() {
 fn direct_serves_any_topology() {
     for nodes in [&[0, 0, 1][..], &[0, 1, 2], &[0, 1, 0, 1, 1], &[2, 0, 1, 1, 1, 0, 0]] {
         let topology = Topology::of_nodes(nodes).unwrap();
-        let shape = allgather::Shape { parts: 2, ..Default::default() };
-        let plans = allgather::plans(Algorithm::Direct, &topology, shape).unwrap();
+        let shape = schedule::Shape { parts: 2, ..Default::default() };
+        let plans = schedule::plans(Algorithm::Direct, &topology, shape).unwrap();
         verify(&plans).unwrap_or_else(|fault| panic!("{topology}: {fault}"));
     }
 }

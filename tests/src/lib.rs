@@ -10,7 +10,8 @@
 //! use std::process::ExitCode;
 //!
 //! use peerlane_conformance::{Harness, Suite};
-//! use peerlane_hal::{Rank, host};
+//! use peerlane_hal::Rank;
+//! use peerlane_host as host;
 //!
 //! struct MyBackend;
 //!

@@ -4,9 +4,9 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use peerlane::allgather::{Shape, plans};
 use peerlane::cost::Sample;
 use peerlane::plan::{Algorithm, Lane};
+use peerlane::schedule::{Shape, plans};
 use peerlane::topology::Topology;
 
 use crate::error::Result;

@@ -4,9 +4,9 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Args;
-use peerlane::allgather::Shape;
 use peerlane::cost::{self, Links, Question};
 use peerlane::plan::FlagOrder;
+use peerlane::schedule::Shape;
 use peerlane::topology::Topology;
 
 use crate::allgather::{AlgorithmChoice, parse_algorithm};

@@ -75,8 +75,8 @@ fn sections(text: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use peerlane::allgather::{self, Shape};
     use peerlane::plan::Algorithm;
+    use peerlane::schedule::{self, Shape};
     use peerlane::topology::Topology;
 
     use super::*;
@@ -84,7 +84,7 @@ mod tests {
     fn plans() -> Vec<Plan> {
         let topology = Topology::flat(3).unwrap();
         let shape = Shape { parts: 2, ..Shape::default() };
-        allgather::plans(Algorithm::Direct, &topology, shape).unwrap()
+        schedule::plans(Algorithm::Direct, &topology, shape).unwrap()
     }
 
     #[test]

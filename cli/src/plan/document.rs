@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use peerlane::allgather::Shape;
 use peerlane::layout::Layout;
 use peerlane::plan::{Cell, Plan};
+use peerlane::schedule::Shape;
 use peerlane::topology::Topology;
 use peerlane::{Rank, allgather, verify};
 use serde::Serialize;
@@ -65,13 +65,13 @@ impl Document {
         let algorithm = options.algorithm();
         let (plans, verdict) = match (excess, shown) {
             (None, _) => {
-                let mut plans = allgather::plans(algorithm, &topology, shape).map_err(usage)?;
+                let mut plans = schedule::plans(algorithm, &topology, shape).map_err(usage)?;
                 let verdict = verdict(&plans)?;
                 plans.retain(|plan| shown.is_none_or(|rank| plan.rank == rank));
                 (plans, verdict)
             }
             (Some(excess), Some(rank)) => {
-                let plan = allgather::plan(algorithm, &topology, rank, shape).map_err(usage)?;
+                let plan = schedule::plan(algorithm, &topology, rank, shape).map_err(usage)?;
                 (vec![plan], format!("not verified: {excess}"))
             }
             (Some(excess), None) => {
@@ -173,7 +173,7 @@ mod tests {
         let topology = Topology::flat(2).unwrap();
         let shape = Shape { parts: 2, in_place: true, ..Shape::default() };
         let document = Document {
-            plans: vec![allgather::plan(Algorithm::Direct, &topology, Rank(1), shape).unwrap()],
+            plans: vec![schedule::plan(Algorithm::Direct, &topology, Rank(1), shape).unwrap()],
             topology,
             verdict: "proven\non two lines".to_owned(),
             layout: Some(Layout::new(&[100, 64], 2).unwrap()),

@@ -2,10 +2,10 @@
 
 use std::io::{self, Write};
 
-use peerlane::allgather::{self, Shape};
 use peerlane::cost::{self, Choice, Links, Question};
 use peerlane::layout::Layout;
 use peerlane::plan::Algorithm;
+use peerlane::schedule::{self, Shape};
 use peerlane::simulate::{self, Simulation, Slice};
 use peerlane::topology::Topology;
 
@@ -113,7 +113,7 @@ impl Ground {
             traced: options.shown(ranks),
             forks: false,
         };
-        let plan = |rank| allgather::plan(algorithm, topology, rank, shape);
+        let plan = |rank| schedule::plan(algorithm, topology, rank, shape);
         let simulation = simulate::simulate(topology, &layout, links, &how, plan).map_err(usage)?;
         Ok(Run { algorithm, parts, predicted_ps: cost.picoseconds, simulation })
     }

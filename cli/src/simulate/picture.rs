@@ -211,9 +211,9 @@ fn text(area: &Area<'_>, text: &str, at: (i32, i32), size: i32) -> Drawn {
 #[cfg(test)]
 mod tests {
     use peerlane::Rank;
-    use peerlane::allgather::{self, Shape};
     use peerlane::layout::Layout;
     use peerlane::plan::Algorithm;
+    use peerlane::schedule::{self, Shape};
     use peerlane::simulate::{Options, simulate};
     use peerlane::topology::Topology;
 
@@ -225,7 +225,7 @@ mod tests {
         let layout = Layout::new(&[1 << 20; 4], 2).unwrap();
         let options = Options { traced: Rank::all(4).collect(), ..Options::default() };
         simulate(&topology, &layout, links, &options, |rank| {
-            allgather::plan(Algorithm::Hierarchical, &topology, rank, shape)
+            schedule::plan(Algorithm::Hierarchical, &topology, rank, shape)
         })
         .unwrap()
     }

@@ -5,14 +5,14 @@ use std::fmt;
 use peerlane_hal::ErrorKind;
 use serde::Serialize;
 
-use super::ground::Ground;
+use super::estimate::CostRequest;
 use super::links::Links;
-use super::model::Task;
 use super::predict::{Cost, check_shards, cost, touched_bytes};
+use super::sums::ClusterSums;
 use super::units::{bytes, time};
-use crate::allgather::Shape;
 use crate::error::Error;
 use crate::plan::{Algorithm, PARTS_MAX};
+use crate::schedule::{Shape, algorithms, check_suits, schedule};
 use crate::topology::Topology;
 
 /// Predictions that differ by less count as equal, and the simpler plan is taken: one over so many.
@@ -93,22 +93,25 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     if let Some(parts) = parts.filter(|parts| !(1..=PARTS_MAX).contains(parts)) {
         return Err(invalid(format!("parts is {parts}, expected 1 to {PARTS_MAX}")));
     }
-    let ground = Ground::new(topology, shard_bytes);
-    let links = links.reaching(touched_bytes(&ground, shape));
+    if let Some(algorithm) = algorithm {
+        check_suits(algorithm, shape.collective)?;
+    }
+    let sums = ClusterSums::new(topology, shard_bytes);
+    let links = links.reaching(touched_bytes(&sums, shape));
     let reason = |one| refused.iter().find(|(other, _)| *other == one);
     // One that is asked for by name is made, pointless or not.
-    let pointless = |one| algorithm.is_none().then(|| pointless(one, &ground)).flatten();
+    let pointless = |one| algorithm.is_none().then(|| pointless(one, &sums)).flatten();
     let mut candidates = Vec::new();
-    for &one in Algorithm::ALL {
+    for one in algorithms(shape.collective) {
         if algorithm.is_some_and(|wanted| wanted != one)
             || reason(one).or(pointless(one).as_ref()).is_some()
         {
             continue;
         }
-        let numbers = parts.map_or_else(|| numbers_of_parts(one, &ground, shape), |n| vec![n]);
+        let numbers = parts.map_or_else(|| numbers_of_parts(one, &sums, shape), |n| vec![n]);
         let costs = numbers.into_iter().map(|parts| {
             let shape = Shape { parts, ..shape };
-            let cost = cost(&Task { algorithm: one, ground: &ground, shape, links: &links });
+            let cost = cost(&CostRequest { algorithm: one, sums: &sums, shape, links: &links });
             Candidate { algorithm: one, parts, cost }
         });
         candidates.extend(simplest(costs.collect(), one_over));
@@ -116,26 +119,17 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     let best = simplest(candidates.clone(), one_over).ok_or_else(|| nothing(algorithm, refused))?;
     let place = |candidate: &Candidate| (*candidate != best, candidate.cost.picoseconds);
     candidates.sort_by_key(place);
-    let subject = subject(topology, &ground);
-    let beside = Algorithm::ALL.iter().filter_map(|&one| pointless(one));
+    let subject = subject(topology, &sums);
+    let beside = algorithms(shape.collective).filter_map(pointless);
     let refused = refused.iter().copied().chain(beside);
     let refused = refused.map(|(which, why)| (which, why.to_owned())).collect();
     let Candidate { algorithm, parts, cost } = best;
     Ok(Choice { algorithm, parts, cost, candidates, refused, subject, one_over })
 }
 
-/// Why an algorithm is another one by a longer name here.
-fn pointless(algorithm: Algorithm, ground: &Ground) -> Option<(Algorithm, &'static str)> {
-    let why = match algorithm {
-        Algorithm::Hierarchical | Algorithm::HierarchicalRing if ground.nodes == 1 => {
-            "there is one node"
-        }
-        Algorithm::Ring | Algorithm::DoubleRing if ground.ranks <= 2 => {
-            "there are no more than two ranks"
-        }
-        _ => return None,
-    };
-    Some((algorithm, why))
+/// Returns why an algorithm has the plans of a simpler one here.
+fn pointless(algorithm: Algorithm, sums: &ClusterSums) -> Option<(Algorithm, &'static str)> {
+    Some((algorithm, (schedule(algorithm).pointless)(sums)?))
 }
 
 /// The first that is about as fast as the fastest.
@@ -146,21 +140,16 @@ fn simplest(candidates: Vec<Candidate>, one_over: u64) -> Option<Candidate> {
 }
 
 /// Powers of two, ascending. Parts help where something else goes on with them.
-fn numbers_of_parts(algorithm: Algorithm, ground: &Ground, shape: Shape) -> Vec<u32> {
-    let passed_on = match algorithm {
-        Algorithm::Direct | Algorithm::Pull => false,
-        Algorithm::Ring | Algorithm::DoubleRing => ground.ranks > 2,
-        Algorithm::Hierarchical | Algorithm::HierarchicalRing => ground.nodes > 1,
-    };
-    if !passed_on {
+fn numbers_of_parts(algorithm: Algorithm, sums: &ClusterSums, shape: Shape) -> Vec<u32> {
+    if !(schedule(algorithm).forwards)(sums) {
         return vec![1];
     }
-    let shard = ground.shard_bytes_max;
+    let shard = sums.shard_bytes_max;
     let all = (0..).map(|power| 1u32 << power).take_while(|parts| *parts <= PARTS_TRIED_MAX);
     let numbers: Vec<u32> =
         all.filter(|parts| *parts == 1 || shard / u64::from(*parts) >= PART_BYTES_MIN).collect();
     // Larger parts than that only where there is no smaller number to try.
-    let network = shape.tiers && ground.nodes > 1;
+    let network = shape.tiers && sums.nodes > 1;
     let small = |parts: &&u32| !network || shard / u64::from(**parts) <= NETWORK_PART_BYTES_MAX;
     let fitting: Vec<u32> = numbers.iter().filter(small).copied().collect();
     if fitting.is_empty() { numbers.last().copied().into_iter().collect() } else { fitting }
@@ -170,11 +159,11 @@ fn nothing(wanted: Option<Algorithm>, refused: &[(Algorithm, &str)]) -> Error {
     let mine = |(which, _): &&(Algorithm, &str)| wanted.is_none_or(|wanted| *which == wanted);
     let reasons = refused.iter().filter(mine).map(|(which, why)| format!("{which}: {why}"));
     let reasons = reasons.collect::<Vec<_>>().join("; ");
-    invalid(format!("no algorithm can serve this all-gather: {reasons}"))
+    invalid(format!("no algorithm can serve this operation: {reasons}"))
 }
 
-fn subject(topology: &Topology, ground: &Ground) -> String {
-    let Ground { shard_bytes_min: least, shard_bytes_max: most, total_bytes, .. } = *ground;
+fn subject(topology: &Topology, sums: &ClusterSums) -> String {
+    let ClusterSums { shard_bytes_min: least, shard_bytes_max: most, total_bytes, .. } = *sums;
     let shards =
         if least == most { bytes(most) } else { format!("{} to {}", bytes(least), bytes(most)) };
     format!("{topology}, shards of {shards}, {} in all", bytes(total_bytes))

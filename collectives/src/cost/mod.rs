@@ -3,16 +3,16 @@
 
 mod calibration;
 mod choose;
+pub(crate) mod effective;
+pub(crate) mod estimate;
 mod fit;
-mod ground;
 mod links;
-mod model;
 mod node;
 mod predict;
 mod residual;
 mod sample;
-mod seen;
-mod units;
+mod sums;
+pub(crate) mod units;
 
 pub use calibration::{Calibration, GOOD, Key};
 pub use choose::{Candidate, Choice, Question, choose};
@@ -22,3 +22,4 @@ pub use node::{Node, Reach};
 pub use predict::{Cost, Term, Traffic, predict};
 pub use residual::Residual;
 pub use sample::Sample;
+pub(crate) use sums::ClusterSums;

@@ -5,15 +5,15 @@ use std::fmt;
 use peerlane_hal::ErrorKind;
 use serde::Serialize;
 
-use super::ground::Ground;
+use super::estimate::{self, CostRequest};
 use super::links::Links;
-use super::model::{self, Task};
 use super::residual::times_longer;
+use super::sums::ClusterSums;
 use super::units::{bytes, time};
-use crate::allgather::Shape;
 use crate::error::Error;
 use crate::layout::FlagLayout;
 use crate::plan::Algorithm;
+use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 
 /// What an all-gather is predicted to take, and what it needs.
@@ -74,9 +74,10 @@ pub fn predict(
             return Err(invalid(format!("{name} is 0, expected at least 1")));
         }
     }
-    let ground = Ground::new(topology, shard_bytes);
-    let links = links.reaching(touched_bytes(&ground, shape));
-    Ok(cost(&Task { algorithm, ground: &ground, shape, links: &links }))
+    schedule::check_suits(algorithm, shape.collective)?;
+    let sums = ClusterSums::new(topology, shard_bytes);
+    let links = links.reaching(touched_bytes(&sums, shape));
+    Ok(cost(&CostRequest { algorithm, sums: &sums, shape, links: &links }))
 }
 
 /// # Errors
@@ -90,24 +91,25 @@ pub(super) fn check_shards(topology: &Topology, shard_bytes: &[u64]) -> Result<(
 }
 
 /// What one rank reads and writes in starts that follow each other.
-pub(super) fn touched_bytes(ground: &Ground, shape: Shape) -> u64 {
-    let input = if shape.in_place { 0 } else { ground.shard_bytes_max };
-    ground.total_bytes.saturating_mul(shape.outputs.into()).saturating_add(input)
+pub(super) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
+    let blocks = shape.collective.input_blocks(sums.ranks as usize) as u64;
+    let input = if shape.in_place { 0 } else { sums.shard_bytes_max.saturating_mul(blocks) };
+    sums.total_bytes.saturating_mul(shape.outputs.into()).saturating_add(input)
 }
 
-/// The cost over links that already [reach](Links::reaching) as far as the task does.
-pub(super) fn cost(task: &Task<'_>) -> Cost {
-    let &Task { ground, shape, .. } = task;
-    let mut terms = model::terms(task);
-    correct(&mut terms, times_longer(&task.links.residuals, task));
+/// The cost over links that already [reach](Links::reaching) as far as the request does.
+pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
+    let &CostRequest { sums, shape, .. } = request;
+    let mut terms = estimate::terms(request);
+    correct(&mut terms, times_longer(&request.links.residuals, request));
     let copied = u64::from(!shape.in_place);
     let own = Traffic {
-        rank_bytes_max: ground.shard_bytes_max * copied,
-        total_bytes: ground.total_bytes * copied,
+        rank_bytes_max: sums.shard_bytes_max * copied,
+        total_bytes: sums.total_bytes * copied,
     };
-    let [local, network] = traffic(task);
-    let picoseconds = model::total(&terms);
-    let memory_bytes = touched_bytes(ground, shape).saturating_add(flag_bytes(task));
+    let [local, network] = (schedule::schedule(request.algorithm).traffic)(request);
+    let picoseconds = estimate::total(&terms);
+    let memory_bytes = touched_bytes(sums, shape).saturating_add(flag_bytes(request));
     Cost { picoseconds, terms, own, local, network, memory_bytes }
 }
 
@@ -125,70 +127,24 @@ fn correct(terms: &mut [Term], times_longer: f64) {
     }
 }
 
-fn flag_bytes(task: &Task<'_>) -> u64 {
-    let &Task { ground, shape, .. } = task;
-    let words = FlagLayout::new(ground.ranks as usize, shape.parts, task.lanes()).words();
+fn flag_bytes(request: &CostRequest<'_>) -> u64 {
+    let &CostRequest { sums, shape, .. } = request;
+    let words = FlagLayout::new(sums.ranks as usize, shape.parts, request.lanes()).words();
     words.saturating_mul(8).saturating_mul(shape.outputs.into())
-}
-
-/// Inside nodes, and between them.
-fn traffic(task: &Task<'_>) -> [Traffic; 2] {
-    let &Task { algorithm, ground, shape, .. } = task;
-    let (shard, all) = (ground.shard_bytes_max, ground.total_bytes);
-    let every = all.saturating_mul(ground.ranks - 1);
-    let most = |bytes: u64, count: u64| bytes.saturating_mul(count);
-    let last = ground.node_ranks().last().unwrap_or(1);
-    let least = ground.node_ranks().next().unwrap_or(1);
-    let mates = last - 1;
-    let (inside_max, between_max, between) = match algorithm {
-        Algorithm::Direct => {
-            let others = ground.ranks - least;
-            (most(shard, mates), most(shard, others), every.saturating_sub(ground.inside_bytes))
-        }
-        Algorithm::Pull => {
-            let inside = ground.node_ranks().map(|ranks| ground.node_bytes(ranks)).max();
-            let inside = inside.unwrap_or(0).saturating_sub(ground.shard_bytes_min);
-            (inside, all, every.saturating_sub(ground.inside_bytes))
-        }
-        // Each of the `nodes` ways out of a node carries all shards but that of the rank behind it.
-        Algorithm::Ring | Algorithm::DoubleRing => {
-            let bytes = all.saturating_sub(ground.shard_bytes_min);
-            (bytes, bytes, every / ground.ranks.max(1) * ground.nodes)
-        }
-        Algorithm::Hierarchical | Algorithm::HierarchicalRing => {
-            let nodes = ground.node_ranks();
-            let inside = nodes.map(|ranks| most(shard, (ground.entering(ranks) + 1) * (ranks - 1)));
-            let others = ground.nodes - 1;
-            let passed = match algorithm {
-                Algorithm::HierarchicalRing => ground.entering(least).max(others),
-                _ => others,
-            };
-            (inside.max().unwrap_or(0), most(shard, passed), all.saturating_mul(others))
-        }
-    };
-    let traffic = |rank_bytes_max, total_bytes| Traffic { rank_bytes_max, total_bytes };
-    if shape.tiers && ground.nodes > 1 {
-        let inside = every.saturating_sub(between);
-        return [traffic(inside_max, inside), traffic(between_max, between)];
-    }
-    let rank = match algorithm {
-        Algorithm::Direct => most(shard, ground.ranks - 1),
-        Algorithm::Pull | Algorithm::Ring | Algorithm::DoubleRing => {
-            all.saturating_sub(ground.shard_bytes_min)
-        }
-        Algorithm::Hierarchical | Algorithm::HierarchicalRing => {
-            inside_max.saturating_add(between_max)
-        }
-    };
-    [traffic(rank, every), Traffic::default()]
 }
 
 fn invalid(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
+impl Traffic {
+    pub(crate) fn new(rank_bytes_max: u64, total_bytes: u64) -> Self {
+        Self { rank_bytes_max, total_bytes }
+    }
+}
+
 impl Term {
-    pub(super) fn new(name: &'static str, picoseconds: u64, note: impl Into<String>) -> Self {
+    pub(crate) fn new(name: &'static str, picoseconds: u64, note: impl Into<String>) -> Self {
         Self { name, picoseconds, note: note.into() }
     }
 }

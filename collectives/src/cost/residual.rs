@@ -7,9 +7,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::estimate::CostRequest;
 use super::links::invalid;
-use super::model::Task;
 use super::sample::Sample;
+use crate::collective::Collective;
 use crate::error::Error;
 use crate::plan::{Algorithm, FlagOrder};
 
@@ -45,18 +46,20 @@ impl Residual {
         Self { algorithm, in_place, outputs, flags, tiers, shard_bytes, times_longer }
     }
 
-    fn is_of(&self, task: &Task<'_>) -> bool {
-        let (algorithm, shape) = (task.algorithm, task.shape);
-        (self.algorithm, self.in_place, self.outputs) == (algorithm, shape.in_place, shape.outputs)
+    fn is_of(&self, request: &CostRequest<'_>) -> bool {
+        let (algorithm, shape) = (request.algorithm, request.shape);
+        shape.collective == Collective::AllGather
+            && (self.algorithm, self.in_place, self.outputs)
+                == (algorithm, shape.in_place, shape.outputs)
             && (self.flags, self.tiers) == (shape.flags, shape.tiers)
     }
 }
 
-/// By how much longer `task` takes than the figures say: what was measured of a plan of this algorithm,
+/// By how much longer `request` takes than the figures say: what was measured of a plan of this algorithm,
 /// shape and size. 1 where nothing was, or shards are unlike.
-pub(super) fn times_longer(residuals: &[Residual], task: &Task<'_>) -> f64 {
-    let (least, most) = (task.ground.shard_bytes_min, task.ground.shard_bytes_max);
-    let measured = |one: &&Residual| one.is_of(task) && [least, most] == [one.shard_bytes; 2];
+pub(super) fn times_longer(residuals: &[Residual], request: &CostRequest<'_>) -> f64 {
+    let (least, most) = (request.sums.shard_bytes_min, request.sums.shard_bytes_max);
+    let measured = |one: &&Residual| one.is_of(request) && [least, most] == [one.shard_bytes; 2];
     residuals.iter().find(measured).map_or(1.0, |one| one.times_longer)
 }
 
@@ -74,10 +77,10 @@ pub(super) fn check_residuals(residuals: &[Residual]) -> Result<(), Error> {
 mod tests {
     use insta::assert_snapshot;
 
-    use super::super::ground::Ground;
     use super::super::links::Links;
+    use super::super::sums::ClusterSums;
     use super::*;
-    use crate::allgather::Shape;
+    use crate::schedule::Shape;
     use crate::topology::Topology;
 
     fn residual(algorithm: Algorithm, shard_bytes: u64, times_longer: f64) -> Residual {
@@ -91,9 +94,9 @@ mod tests {
         let residuals = [residual(Direct, 1000, 1.2), residual(Ring, 1000, 0.9)];
         let (topology, links) = (Topology::flat(2).unwrap(), Links::default());
         let of = |algorithm, shards: [u64; 2], shape| {
-            let ground = Ground::new(&topology, &shards);
-            let task = Task { algorithm, ground: &ground, shape, links: &links };
-            times_longer(&residuals, &task)
+            let sums = ClusterSums::new(&topology, &shards);
+            let request = CostRequest { algorithm, sums: &sums, shape, links: &links };
+            times_longer(&residuals, &request)
         };
         let plain = Shape::default();
         assert_eq!([999, 1000, 1001].map(|bytes| of(Direct, [bytes; 2], plain)), [1.0, 1.2, 1.0]);

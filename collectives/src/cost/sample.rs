@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ground::Ground;
 use super::predict::touched_bytes;
-use crate::allgather::Shape;
+use super::sums::ClusterSums;
 use crate::plan::{Algorithm, FlagOrder};
+use crate::schedule::Shape;
 use crate::topology::Topology;
 
 /// One all-gather with equal shards, and how long it took.
@@ -34,12 +34,12 @@ impl Sample {
     /// What the plan was.
     pub fn shape(&self) -> Shape {
         let &Self { parts, in_place, outputs, flags, tiers, .. } = self;
-        Shape { parts, in_place, outputs, flags, tiers }
+        Shape { parts, in_place, outputs, flags, tiers, ..Shape::default() }
     }
 
     pub(super) fn touched_bytes(&self, topology: &Topology) -> u64 {
         let shards = vec![self.shard_bytes; topology.ranks()];
-        touched_bytes(&Ground::new(topology, &shards), self.shape())
+        touched_bytes(&ClusterSums::new(topology, &shards), self.shape())
     }
 
     /// Whether ranks put what others have put to them.

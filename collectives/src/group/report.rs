@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use peerlane_hal::{BackendId, LinkKind, Rank};
 
+use crate::collective::Collective;
 use crate::cost::Choice;
 use crate::plan::{Algorithm, FlagOrder, LaneId, Tier};
 
 /// How a prepared operation runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
+    /// The collective.
+    pub collective: Collective,
     /// The algorithm.
     pub algorithm: Algorithm,
     /// What it was chosen from and why, as far as that was left open, and what it is predicted to take.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use peerlane_hal::{ErrorKind, Rank};
 
+use crate::collective::Collective;
 use crate::error::Error;
 use crate::plan::{Cell, Source};
 
@@ -37,6 +38,8 @@ pub struct Layout {
     /// What each rank contributes to all tensors together.
     shards: Lengths,
     parts: u32,
+    /// Whether each rank has a block for every output, as in an all-to-all.
+    has_block_per_output: bool,
     /// By rank; one for all that are alike.
     places: Box<[Arc<Places>]>,
 }
@@ -89,7 +92,30 @@ impl Layout {
         });
         let tensor_offsets = begins.collect();
         let places = [Arc::new(Places::JOINED)].into();
-        Ok(Self { tensors: tensors.into(), tensor_offsets, shards, parts, places })
+        let tensors = tensors.into();
+        Ok(Self { tensors, tensor_offsets, shards, parts, has_block_per_output: false, places })
+    }
+
+    /// Returns the layout with the inputs that `collective` has.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for an all-to-all with several tensors or blocks of different
+    /// lengths.
+    pub fn for_collective(mut self, collective: Collective) -> Result<Self, Error> {
+        if collective.has_equal_outputs() {
+            return Ok(self);
+        }
+        if self.tensors() != 1 {
+            let tensors = self.tensors();
+            return Err(invalid(format!("tensors is {tensors}, expected 1 in an {collective}")));
+        }
+        if self.shards.uniform().is_none() {
+            let text =
+                format!("blocks have different lengths, expected equal ones in an {collective}");
+            return Err(invalid(text));
+        }
+        self.has_block_per_output = true;
+        Ok(self)
     }
 
     /// The same with other places on every rank.
@@ -143,6 +169,14 @@ impl Layout {
     /// If there is no such rank.
     pub fn shard_bytes(&self, rank: Rank) -> u64 {
         self.shards.bytes(rank)
+    }
+
+    /// Returns the length of the input of `rank`: its shard, or in an all-to-all a block for every rank.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn input_bytes(&self, rank: Rank) -> u64 {
+        if self.has_block_per_output { self.shards.total() } else { self.shard_bytes(rank) }
     }
 
     /// The lengths of all shards.
@@ -219,7 +253,12 @@ impl Layout {
             }
             let spot = |spot: Spot| Spot { offset: spot.offset + (first - piece_start), ..spot };
             let src = match from {
-                Source::Input => self.input_spot(of, tensor, piece_start),
+                Source::Input => {
+                    let block =
+                        if self.has_block_per_output { self.shards.offset(into) } else { 0 };
+                    let spot = self.input_spot(of, tensor, piece_start);
+                    Spot { offset: spot.offset + block, ..spot }
+                }
                 Source::Output => self.output_spot(of, tensor, cell.shard),
             };
             let dst = self.output_spot(into, tensor, cell.shard);

@@ -116,10 +116,14 @@ impl Places {
     fn inputs(&self, layout: &Layout, rank: Rank) -> Vec<Named> {
         match &self.input {
             InputPlaces::Joined(spot) => {
-                vec![Named::new("shard", rank.index(), *spot, layout.shard_bytes(rank))]
+                vec![Named::new("shard", rank.index(), *spot, layout.input_bytes(rank))]
             }
             InputPlaces::ByTensor(spots) => {
-                named("tensor", spots, |tensor| layout.piece_bytes(tensor, rank))
+                let bytes = |tensor| match layout.tensors() {
+                    1 => layout.input_bytes(rank),
+                    _ => layout.piece_bytes(tensor, rank),
+                };
+                named("tensor", spots, bytes)
             }
         }
     }

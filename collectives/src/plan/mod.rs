@@ -10,6 +10,8 @@ use std::fmt;
 use peerlane_hal::Rank;
 use serde::{Deserialize, Serialize};
 
+use crate::collective::Collective;
+
 mod algorithm;
 mod order;
 mod parse;
@@ -149,7 +151,7 @@ pub enum Step {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lane {
-    /// Which fabric carries it. The same for the same lane of all ranks.
+    /// The fabric that carries it; the same for this lane on all ranks.
     #[serde(default)]
     pub tier: Tier,
     /// The steps, without entry and exit.
@@ -160,7 +162,10 @@ pub struct Lane {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// Which algorithm made it.
+    /// The goal; plans written before there were several are all-gathers.
+    #[serde(default)]
+    pub collective: Collective,
+    /// The algorithm that made it.
     pub algorithm: Algorithm,
     /// Whose it is.
     #[serde(with = "RankNumber")]
@@ -217,7 +222,7 @@ impl Plan {
 /// How serde writes a [`Rank`], which knows no serde: as its number.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Rank")]
-struct RankNumber(u32);
+pub(crate) struct RankNumber(u32);
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -241,6 +246,7 @@ mod tests {
             |part| Step::Put { peer: rank, cell: Cell { shard: rank, part }, from: Source::Input };
         let lanes = [0, 1].map(|part| Lane { steps: vec![put(part)], ..Lane::default() }).into();
         Plan {
+            collective: Collective::AllGather,
             algorithm: Algorithm::Direct,
             rank,
             ranks: 4,

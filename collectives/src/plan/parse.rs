@@ -7,6 +7,8 @@ use std::str::FromStr;
 
 use peerlane_hal::{ErrorKind, Rank};
 
+use crate::collective::Collective;
+
 use super::algorithm;
 use super::{Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, Plan, Source, Step, Tier};
 
@@ -62,7 +64,7 @@ impl FromStr for Plan {
 }
 
 fn header(mut line: Line<'_>) -> Result<Plan, ParseError> {
-    line.literal("all-gather")?;
+    let collective = line.collective()?;
     let algorithm = line.read(&algorithm::known(), |word| word.parse::<Algorithm>().ok())?;
     line.literal(":")?;
     line.literal("rank")?;
@@ -97,7 +99,8 @@ fn header(mut line: Line<'_>) -> Result<Plan, ParseError> {
         }
     }
     line.end()?;
-    Ok(Plan { algorithm, rank, ranks, parts, in_place, outputs, flags, lanes: Vec::new() })
+    let lanes = Vec::new();
+    Ok(Plan { collective, algorithm, rank, ranks, parts, in_place, outputs, flags, lanes })
 }
 
 fn flag_order(line: &mut Line<'_>) -> Result<FlagOrder, ParseError> {
@@ -180,6 +183,17 @@ impl<'a> Line<'a> {
 
     fn literal(&mut self, wanted: &str) -> Result<(), ParseError> {
         self.read(&format!("{wanted:?}"), |word| (word == wanted).then_some(()))
+    }
+
+    fn collective(&mut self) -> Result<Collective, ParseError> {
+        let name = self.read("all-gather, broadcast or all-to-all", |word| {
+            Collective::NAMES.iter().copied().find(|name| *name == word)
+        })?;
+        Ok(match name {
+            "broadcast" => Collective::Broadcast { root: self.peer("from")? },
+            "all-to-all" => Collective::AllToAll,
+            _ => Collective::AllGather,
+        })
     }
 
     fn number(&mut self, what: &str) -> Result<u32, ParseError> {

@@ -24,10 +24,14 @@ use super::{Flag, FlagOrder, LaneId, Plan, Source, Step, Tier};
 /// ```
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { algorithm, rank, ranks, parts, in_place, outputs, flags, lanes } = self;
+        let Self { collective, algorithm, rank, ranks, parts, in_place, .. } = self;
+        let Self { outputs, flags, lanes, .. } = self;
         let plural = if *parts == 1 { "" } else { "s" };
         let place = if *in_place { "in place" } else { "out of place" };
-        write!(f, "all-gather {algorithm}: rank {rank} of {ranks}, {parts} part{plural}, {place}")?;
+        write!(
+            f,
+            "{collective} {algorithm}: rank {rank} of {ranks}, {parts} part{plural}, {place}"
+        )?;
         if *outputs != 1 {
             write!(f, ", {outputs} outputs in turn")?;
         }

@@ -38,7 +38,10 @@ impl Backoff {
     /// Returns how long to nap after a poll without progress that began at `polled_at`, or `None` to poll
     /// again at once.
     pub(crate) fn nap(&mut self, polled_at: Instant) -> Option<Duration> {
-        let now = Instant::now();
+        self.nap_at(polled_at, Instant::now())
+    }
+
+    fn nap_at(&mut self, polled_at: Instant, now: Instant) -> Option<Duration> {
         let idle = now - *self.idle_since.get_or_insert(polled_at);
         (idle >= SPIN).then(|| nap_after(idle, now - polled_at, self.nap_max))
     }
@@ -85,10 +88,10 @@ mod tests {
     #[test]
     fn progress_ends_the_back_off() {
         let mut backoff = Backoff::new(MILLI);
-        let polled_at = Instant::now();
-        assert_eq!(backoff.nap(polled_at - SPIN), Some(NAP_MIN));
-        assert!(backoff.nap(polled_at).is_some(), "the wait goes on");
+        let begin = Instant::now();
+        assert_eq!(backoff.nap_at(begin, begin + MICRO), None);
+        assert_eq!(backoff.nap_at(begin + MICRO, begin + SPIN), Some(NAP_MIN), "the wait goes on");
         backoff.reset();
-        assert_eq!(backoff.nap(Instant::now()), None);
+        assert_eq!(backoff.nap_at(begin + SPIN, begin + SPIN), None);
     }
 }

@@ -72,12 +72,14 @@ mod tests {
     use peerlane_hal::Rank;
 
     use super::*;
+    use crate::collective::Collective;
     use crate::plan::{Algorithm, Cell, FlagOrder, Lane, LaneId};
 
     const NETWORK: LaneId = LaneId(1);
 
     fn plan(rank: u32, home: Vec<Step>, network: Vec<Step>) -> Plan {
         Plan {
+            collective: Collective::AllGather,
             algorithm: Algorithm::Direct,
             rank: Rank(rank),
             ranks: 3,

@@ -47,8 +47,8 @@ impl Program {
 
     /// The most bytes that one rank touches in a start, with the outputs that are used in turn.
     pub(super) fn reach_bytes(&self, layout: &Layout) -> u64 {
-        let shards = Rank::all(layout.ranks()).map(|rank| layout.shard_bytes(rank));
-        let input = if self.in_place { 0 } else { shards.max().unwrap_or(0) };
+        let inputs = Rank::all(layout.ranks()).map(|rank| layout.input_bytes(rank));
+        let input = if self.in_place { 0 } else { inputs.max().unwrap_or(0) };
         layout.total_bytes().saturating_mul(self.outputs.into()).saturating_add(input)
     }
 

@@ -82,6 +82,9 @@ impl Fault {
             | Self::NoLane { .. }
             | Self::Unknown { .. }
             | Self::Reserved { .. }
+            | Self::Collective { .. }
+            | Self::OtherBlock { .. }
+            | Self::NotRequired { .. }
             | Self::NotPlanned { .. } => FaultClass::Unknown,
             Self::NeverPut { .. } | Self::NotArrived { .. } => FaultClass::Missing,
             Self::PutTwice { .. } | Self::PutInPlace { .. } => FaultClass::Twice,

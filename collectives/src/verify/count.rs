@@ -26,10 +26,9 @@ impl Count {
     /// Adds the plan of one rank.
     pub(super) fn add(&mut self, plan: &Plan) {
         let me = plan.rank;
-        for shard in Rank::all(plan.ranks as usize).filter(|&s| !(plan.in_place && s == me)) {
-            for part in 0..plan.parts {
-                self.cells = self.cells.wrapping_sub(cell(me, Cell { shard, part }));
-            }
+        let &Plan { collective, ranks, parts, in_place, .. } = plan;
+        for copied in collective.copied_cells(me, ranks, parts, in_place) {
+            self.cells = self.cells.wrapping_sub(cell(me, copied));
         }
         for lane in plan.lane_ids() {
             for step in plan.closed_lane(lane, |_| true) {

@@ -18,7 +18,7 @@ pub(super) struct Deliveries {
 /// A copy into an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Delivery {
-    cell: Cell,
+    pub(super) cell: Cell,
     /// The rank that copies.
     pub(super) rank: Rank,
     /// The number of the lane that stands for its lane, and the step's index in it.
@@ -26,9 +26,16 @@ pub(super) struct Delivery {
 }
 
 impl Deliveries {
-    /// The copy of `cell` into the output of the followed rank `rank`.
-    pub(super) fn of(&self, program: &Program, rank: Rank, cell: Cell) -> Delivery {
-        self.of_rank[program.symmetry.number(rank)][program.order(rank, cell)]
+    /// The copy of `cell` into the output of the followed rank `rank`, if there is one.
+    pub(super) fn of(&self, program: &Program, rank: Rank, cell: Cell) -> Option<Delivery> {
+        let deliveries = self.to(program, rank);
+        let index = deliveries.binary_search_by_key(&cell, |delivery| delivery.cell);
+        index.ok().map(|index| deliveries[index])
+    }
+
+    /// All copies into the output of the followed rank `rank`.
+    pub(super) fn to(&self, program: &Program, rank: Rank) -> &[Delivery] {
+        &self.of_rank[program.symmetry.number(rank)]
     }
 }
 
@@ -65,8 +72,15 @@ fn check_output(program: &Program, rank: Rank, deliveries: &[Delivery]) -> Resul
     if let Some([first, second]) = twice {
         return Err(Fault::PutTwice { first: place(first), second: place(second) });
     }
+    if let Some(delivery) =
+        deliveries.iter().find(|copy| !program.collective.is_provider(copy.cell.shard))
+    {
+        return Err(Fault::NotRequired { place: place(delivery), rank });
+    }
+    let &Program { collective, ranks, parts, in_place, .. } = program;
     let mut seen = deliveries.iter().map(|delivery| delivery.cell);
-    match program.wanted(rank).find(|&wanted| seen.next() != Some(wanted)) {
+    let mut required = collective.copied_cells(rank, ranks, parts, in_place);
+    match required.find(|&cell| seen.next() != Some(cell)) {
         Some(cell) => Err(Fault::NeverPut { rank, cell }),
         None => Ok(()),
     }

@@ -5,6 +5,7 @@ use std::fmt;
 use peerlane_hal::{ErrorKind, Rank};
 
 use super::class::FaultClass;
+use crate::collective::Collective;
 use crate::plan::{Cell, Flag, LaneId, OUTPUTS_MAX, PARTS_MAX, Step, StepOf, Tier};
 
 /// Where a step stands in its lane.
@@ -79,6 +80,24 @@ pub enum Fault {
         /// The number.
         outputs: u32,
     },
+    /// The collective cannot have such plans.
+    #[error("rank {rank}: {text}")]
+    Collective {
+        /// Whose plan.
+        rank: Rank,
+        /// What is wrong with it.
+        text: String,
+    },
+    /// A step reads an output of a collective in which every output holds other blocks.
+    #[error(
+        "{place}: the outputs of an {collective} hold different blocks; expected a copy from an input"
+    )]
+    OtherBlock {
+        /// The step.
+        place: Place,
+        /// The collective.
+        collective: Collective,
+    },
     /// The plan has not even lane 0.
     #[error("rank {rank}: there is no lane, expected at least lane 0")]
     NoLane {
@@ -132,6 +151,14 @@ pub enum Fault {
     PutInPlace {
         /// The step.
         place: Place,
+    },
+    /// A step copies a cell that the goal does not require there.
+    #[error("{place}: the output of rank {rank} does not need this cell; expected no copy of it")]
+    NotRequired {
+        /// The step.
+        place: Place,
+        /// Whose output.
+        rank: Rank,
     },
     /// A put or a get reads what is not known to be there.
     #[error("{place} in start {start}: the source may not have arrived")]

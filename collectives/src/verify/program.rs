@@ -4,12 +4,14 @@ use peerlane_hal::Rank;
 
 use super::fault::{Place, Position};
 use super::symmetry::Symmetry;
+use crate::collective::Collective;
 use crate::plan::{Cell, LaneId, Plan, Step, Tier};
 
 /// The lanes that are followed, representative by representative; a lane's number here names it in
 /// the whole verifier.
 #[derive(Debug)]
 pub(super) struct Program {
+    pub(super) collective: Collective,
     pub(super) ranks: u32,
     pub(super) parts: u32,
     pub(super) in_place: bool,
@@ -40,6 +42,7 @@ impl Program {
             .collect();
         let first = plans.first();
         Self {
+            collective: first.map_or(Collective::AllGather, |plan| plan.collective),
             ranks: Rank::at(symmetry.ranks()).0,
             parts: first.map_or(0, |plan| plan.parts),
             in_place: first.is_some_and(|plan| plan.in_place),
@@ -75,19 +78,6 @@ impl Program {
         self.lanes.iter().enumerate().flat_map(|(number, lane)| {
             lane.steps.iter().enumerate().map(move |(at, &step)| (number, at, step))
         })
-    }
-
-    /// All cells of one output that are not there from the start, in order.
-    pub(super) fn wanted(&self, rank: Rank) -> impl Iterator<Item = Cell> + use<> {
-        let &Self { ranks, parts, in_place, .. } = self;
-        let shards = (0..ranks).map(Rank).filter(move |&shard| !(in_place && shard == rank));
-        shards.flat_map(move |shard| (0..parts).map(move |part| Cell { shard, part }))
-    }
-
-    /// The place of a cell among those that are [`wanted`](Self::wanted).
-    pub(super) fn order(&self, rank: Rank, cell: Cell) -> usize {
-        let missing = self.in_place && rank < cell.shard;
-        (cell.shard.index() - usize::from(missing)) * self.parts as usize + cell.part as usize
     }
 
     /// Whether a cell lies in the output of `rank` before anything is copied.

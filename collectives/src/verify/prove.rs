@@ -21,8 +21,9 @@ use super::program::Program;
 use super::sample::{self, Sample};
 use super::symmetry::Symmetry;
 use super::{Claim, Proof, follow, shape, verify};
-use crate::allgather::{self, Shape};
+use crate::collective::Collective;
 use crate::plan::{Algorithm, Plan, Step, Tier};
+use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 
 /// How much a proof may cost.
@@ -49,10 +50,12 @@ impl Effort {
         Self { followed_steps: usize::MAX, unlike_steps: usize::MAX, compared_steps: usize::MAX };
 }
 
+/// Number of clocks that take as much memory and time as one step.
+const CLOCKS_A_STEP: usize = 16;
 /// So many plans tell how many steps there are in all.
 const ESTIMATED: usize = 16;
 
-/// Proves what [`plan`](allgather::plan) makes for all ranks of a topology.
+/// Proves the plans that [`plan`](schedule::plan) makes for all ranks of a topology.
 ///
 /// # Errors
 /// The first fault found; [`Fault::NotPlanned`] if there are no such plans.
@@ -64,18 +67,23 @@ pub fn prove(
 ) -> Result<Proof, Fault> {
     let family = Family { algorithm, topology, shape };
     let ranks = topology.ranks();
+    // Following the plans keeps what every rank knows of every other rank.
+    let clocks = ranks.saturating_mul(ranks) / CLOCKS_A_STEP;
     let steps = family.steps()?;
-    if steps <= effort.followed_steps {
+    let work = steps.max(clocks);
+    if work <= effort.followed_steps {
         return family.verify_all();
     }
     let compared = effort.compared_steps.saturating_mul(ranks) / steps.max(1);
     let sample = Sample::new(topology, compared);
-    for symmetry in Symmetry::candidates(topology, shape.tiers) {
+    let is_symmetric = shape.collective.is_symmetric();
+    let symmetries = is_symmetric.then(|| Symmetry::candidates(topology, shape.tiers));
+    for symmetry in symmetries.into_iter().flatten() {
         if let ControlFlow::Break(proof) = family.verify_turned(symmetry, &sample)? {
             return Ok(proof);
         }
     }
-    if steps <= effort.unlike_steps {
+    if work <= effort.unlike_steps {
         return family.verify_all();
     }
     family.verify_some(&sample, effort.followed_steps)
@@ -89,9 +97,20 @@ struct Family<'a> {
     shape: Shape,
 }
 
-impl Family<'_> {
+impl<'a> Family<'a> {
+    /// Returns the plans of the same collective for fewer ranks.
+    fn on(&self, topology: &'a Topology) -> Self {
+        let collective = match self.shape.collective {
+            Collective::Broadcast { root } => {
+                Collective::Broadcast { root: root.min(Rank::at(topology.ranks() - 1)) }
+            }
+            other => other,
+        };
+        Self { topology, shape: Shape { collective, ..self.shape }, ..*self }
+    }
+
     fn plan(&self, rank: Rank) -> Result<Plan, Fault> {
-        let plan = allgather::plan(self.algorithm, self.topology, rank, self.shape);
+        let plan = schedule::plan(self.algorithm, self.topology, rank, self.shape);
         plan.map_err(|error| Fault::NotPlanned { reason: error.to_string() })
     }
 
@@ -156,7 +175,7 @@ impl Family<'_> {
         let mut part = sample::part(self.topology, ranks);
         let mut most = part.ranks();
         let proof = loop {
-            let family = Family { topology: &part, ..*self };
+            let family = Family::on(self, &part);
             if family.steps()? <= followed_steps || most <= 2 {
                 break family.verify_all()?;
             }

@@ -18,6 +18,7 @@ pub(super) fn check<'a>(
     for (index, (plan, owner)) in plans.iter().zip(owners).enumerate() {
         agrees(index, "ranks", &u64::from(plan.ranks), &(ranks as u64))?;
         agrees(index, "rank", &plan.rank, owner)?;
+        agrees(index, "collective", &plan.collective, &first.collective)?;
         agrees(index, "algorithm", &plan.algorithm, &first.algorithm)?;
         agrees(index, "parts", &plan.parts, &first.parts)?;
         agrees(index, "in_place", &plan.in_place, &first.in_place)?;
@@ -63,6 +64,9 @@ fn check_sizes(plan: &Plan) -> Result<(), Fault> {
     if !(1..=OUTPUTS_MAX).contains(&outputs) || (in_place && outputs > 1) {
         return Err(Fault::Outputs { rank, outputs });
     }
+    if let Err(text) = plan.collective.check(plan.ranks as usize, in_place) {
+        return Err(Fault::Collective { rank, text });
+    }
     if plan.lanes.is_empty() {
         return Err(Fault::NoLane { rank });
     }
@@ -92,6 +96,7 @@ impl Names<'_> {
             Step::Put { peer, cell, from } => {
                 self.rank(peer)?;
                 self.cell(cell)?;
+                self.source(from)?;
                 let there = from == Source::Output || cell.shard == me;
                 self.there(there, || {
                     (format!("cell {cell} of the input"), format!("a cell of shard {me}"))
@@ -100,6 +105,7 @@ impl Names<'_> {
             Step::Get { peer, cell, from } => {
                 self.rank(peer)?;
                 self.cell(cell)?;
+                self.source(from)?;
                 let there = from == Source::Output || cell.shard == peer;
                 self.there(there, || {
                     (format!("cell {cell} of the input"), format!("a cell of shard {peer}"))
@@ -126,6 +132,16 @@ impl Names<'_> {
         self.there(cell.part < parts, || {
             (format!("part {}", cell.part), format!("a part below {parts}"))
         })
+    }
+
+    /// An output may be read only if the other outputs need the same blocks.
+    fn source(&self, from: Source) -> Result<(), Fault> {
+        match from {
+            Source::Output if !self.plan.collective.has_equal_outputs() => {
+                Err(Fault::OtherBlock { place: self.place, collective: self.plan.collective })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn flag(&self, reader: Rank, flag: Flag) -> Result<(), Fault> {

@@ -158,8 +158,10 @@ impl Symmetry {
     /// Whether `plan` is the plan of its representative, turned.
     pub(super) fn matches(&self, representative: &Plan, plan: &Plan) -> bool {
         let turn = self.turn_of(plan.rank);
-        let Plan { algorithm, rank: _, ranks, parts, in_place, outputs, flags, lanes } = plan;
-        let agrees = *algorithm == representative.algorithm
+        let Plan { collective, algorithm, rank: _, ranks, parts, in_place, .. } = plan;
+        let Plan { outputs, flags, lanes, .. } = plan;
+        let agrees = *collective == representative.collective
+            && *algorithm == representative.algorithm
             && *ranks == representative.ranks
             && *parts == representative.parts
             && *in_place == representative.in_place

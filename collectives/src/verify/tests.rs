@@ -4,8 +4,9 @@ use insta::assert_snapshot;
 use peerlane_hal::Rank;
 
 use super::*;
-use crate::allgather::{self, Shape};
+use crate::collective::Collective;
 use crate::plan::{Algorithm, Cell, FlagOrder, Lane, Source, Step};
+use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 use crate::verify::program::ClosedLane;
 
@@ -18,7 +19,9 @@ fn fault(change: impl FnOnce(&mut [ClosedLane])) -> Option<String> {
     let algorithm = Algorithm::Direct;
     let (in_place, outputs) = (false, 1);
     let flags = FlagOrder::Prompt;
-    let plan = Plan { algorithm, rank, ranks: 1, parts: 1, in_place, outputs, flags, lanes };
+    let collective = Collective::AllGather;
+    let plan =
+        Plan { collective, algorithm, rank, ranks: 1, parts: 1, in_place, outputs, flags, lanes };
     let mut program = Program::new(&[plan], Symmetry::none(1));
     change(&mut program.lanes);
     follow(&program).err().map(|fault| fault.to_string())
@@ -65,7 +68,7 @@ fn a_turned_fault_is_a_fault_of_all() {
             for outputs in [1, 2] {
                 let tiers = topology.nodes() == 2;
                 let shape = Shape { outputs, tiers, ..Shape::default() };
-                let plans = allgather::plans(algorithm, &topology, shape).unwrap();
+                let plans = schedule::plans(algorithm, &topology, shape).unwrap();
                 for symmetry in Symmetry::candidates(&topology, tiers) {
                     let standing = |rank| symmetry.representatives()[symmetry.number(rank)];
                     let matches =

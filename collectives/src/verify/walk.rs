@@ -149,11 +149,12 @@ impl Walk<'_> {
 
     /// Whether the lane knows what it needs at a glance.
     ///
-    /// Who has entered a start has ended the one before, with a cell of every rank in the output.
-    /// Each cell has come, from copy to copy, from the input of its owner, so the owner had entered.
-    /// Thus every rank has entered the start before any that somebody has entered, and has ended the
-    /// one before that. (If a cell does not come so, that is a fault of the first start, which is the
-    /// verdict whatever else is believed.)
+    /// A rank that has entered a start has ended the one before. If its output then held a block of every
+    /// rank, every rank had entered that start, because each block comes from the input of its provider,
+    /// from copy to copy. So every rank has entered the start before, and ended the one before that. The
+    /// collective says for which ranks this holds; the root of a broadcast gets no data from others. (A
+    /// cell that does not come from an input is a fault of the first start, which is reported whatever is
+    /// concluded here.)
     fn sees(&self, here: Here, fact: Fact) -> bool {
         let column = self.program.column(fact.rank, fact.lane);
         if self.clocks.known(here.lane, column) >= self.time(fact) {
@@ -163,6 +164,9 @@ impl Walk<'_> {
         if fact.at > 0 || fact.lane != LaneId::HOME {
             let joins = self.published.joins(self.program.lane(fact.rank, fact.lane));
             return joins && self.sees(here, Fact::entered(fact.rank, age));
+        }
+        if !self.program.collective.hears_from_everyone(here.rank, self.program.ranks) {
+            return false;
         }
         let own = self.program.column(here.rank, LaneId::HOME);
         self.clocks.known(here.lane, own) >= self.time(Fact::entered(here.rank, age))
@@ -199,7 +203,8 @@ impl Walk<'_> {
         let symmetry = &self.program.symmetry;
         let back = symmetry.turn_back(rank);
         let standing = symmetry.turned(back, rank);
-        let delivery = self.deliveries.of(self.program, standing, symmetry.turned_cell(back, cell));
+        let cell = symmetry.turned_cell(back, cell);
+        let Some(delivery) = self.deliveries.of(self.program, standing, cell) else { return false };
         let owner = symmetry.turned(symmetry.turn_of(rank), delivery.rank);
         let waits = self.published.copy(delivery.step);
         self.knows_any(here, owner, waits)
@@ -284,8 +289,9 @@ impl Walk<'_> {
                 return Err(Fault::StillGot { rank, by: taking.by, lane, start });
             }
         }
-        for cell in program.wanted(rank) {
-            let delivery = self.deliveries.of(program, rank, cell);
+        let deliveries = self.deliveries;
+        for delivery in deliveries.to(program, rank) {
+            let cell = delivery.cell;
             let lane = program.lanes[delivery.step.0].lane;
             // What the lane itself has copied is complete when it has ended.
             let is_own = delivery.rank == rank && lane == LaneId::HOME;

@@ -1,10 +1,10 @@
 //! All algorithms over many topologies: they end, move what the definition says, and take the time
 //! that their formulas say.
 
-use peerlane_collectives::allgather::{self, Shape};
 use peerlane_collectives::cost::Links;
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::{Algorithm, FlagOrder};
+use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::simulate::{self, Options, Simulation, Way};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
@@ -20,7 +20,7 @@ fn simulate(
     options: &Options,
 ) -> Simulation {
     let layout = Layout::new(shard_bytes, shape.parts).unwrap();
-    let plan = |rank| allgather::plan(algorithm, topology, rank, shape);
+    let plan = |rank| schedule::plan(algorithm, topology, rank, shape);
     simulate::simulate(topology, &layout, links, options, plan)
         .unwrap_or_else(|error| panic!("{algorithm} on {topology}, {shape:?}: {error}"))
 }
@@ -47,7 +47,14 @@ fn all_algorithms_end_and_move_what_the_definition_says() {
                 for (in_place, outputs) in [(false, 1), (true, 1), (false, 2)] {
                     for flags in [FlagOrder::Prompt, FlagOrder::Batched] {
                         for tiers in [false, true] {
-                            let shape = Shape { parts, in_place, outputs, flags, tiers };
+                            let shape = Shape {
+                                parts,
+                                in_place,
+                                outputs,
+                                flags,
+                                tiers,
+                                ..Shape::default()
+                            };
                             let forks = parts == 3;
                             let options = Options { forks, ..Options::default() };
                             let links = Links::default();

@@ -1,9 +1,9 @@
 //! What cannot be simulated says why.
 
-use peerlane_collectives::allgather::{self, Shape};
 use peerlane_collectives::cost::Links;
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::{Algorithm, Plan, Step};
+use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::simulate::{self, Options};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
@@ -11,7 +11,7 @@ use peerlane_hal::Rank;
 fn refused(ranks: usize, layout: &Layout, options: &Options, change: impl Fn(&mut Plan)) -> String {
     let topology = Topology::flat(ranks).unwrap();
     let plan = |rank| {
-        let mut plan = allgather::plan(Algorithm::Ring, &topology, rank, Shape::default())?;
+        let mut plan = schedule::plan(Algorithm::Ring, &topology, rank, Shape::default())?;
         change(&mut plan);
         Ok(plan)
     };
@@ -71,7 +71,7 @@ fn what_is_too_large_is_refused_before_memory_is_taken() {
     let topology = Topology::flat(16_384).unwrap();
     let layout = Layout::new(&[100; 16_384], 64).unwrap();
     let shape = Shape { parts: 64, ..Shape::default() };
-    let plan = |rank| allgather::plan(Algorithm::Ring, &topology, rank, shape);
+    let plan = |rank| schedule::plan(Algorithm::Ring, &topology, rank, shape);
     let options = Options::default();
     let error = simulate::simulate(&topology, &layout, &Links::default(), &options, plan);
     insta::assert_snapshot!(error.unwrap_err(), @"ranks is 16384 and parts is 64: more than 536870912 steps, the most that are simulated at once");

@@ -7,10 +7,10 @@ use std::fmt::Write;
 use std::path::Path;
 use std::{env, fs};
 
-use peerlane_collectives::allgather::{self, Shape};
 use peerlane_collectives::cost::Links;
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::Algorithm;
+use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::simulate::{self, Options, Way};
 use peerlane_collectives::topology::Topology;
 
@@ -43,7 +43,7 @@ fn table() -> String {
 fn row(algorithm: Algorithm, topology: &Topology, shard: u64, parts: u32) -> String {
     let shape = Shape { parts, tiers: true, ..Shape::default() };
     let layout = Layout::new(&vec![shard; topology.ranks()], parts).unwrap();
-    let plan = |rank| allgather::plan(algorithm, topology, rank, shape);
+    let plan = |rank| schedule::plan(algorithm, topology, rank, shape);
     let options = Options::default();
     let simulation =
         simulate::simulate(topology, &layout, &Links::default(), &options, plan).unwrap();

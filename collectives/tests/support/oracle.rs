@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use fastrand::Rng;
+use peerlane_collectives::collective::Collective;
 use peerlane_collectives::plan::{Cell, Flag, LaneId, Plan, Source, Step};
 use peerlane_hal::Rank;
 
@@ -30,6 +31,7 @@ pub(crate) enum Harm {
 
 /// Plans made ready to run many times.
 pub(crate) struct Oracle {
+    collective: Collective,
     ranks: usize,
     in_place: Vec<bool>,
     outputs: u64,
@@ -101,7 +103,9 @@ impl Oracle {
             end
         });
         let shards = [0].into_iter().chain(edges).collect();
-        Ok(Self { ranks: plans.len(), in_place, outputs, starts, shards, flags, readers, lanes })
+        let collective = plans.first().map_or(Collective::AllGather, |plan| plan.collective);
+        let ranks = plans.len();
+        Ok(Self { collective, ranks, in_place, outputs, starts, shards, flags, readers, lanes })
     }
 
     /// One run.
@@ -112,6 +116,21 @@ impl Oracle {
     /// Where units of a shard lie in the output.
     fn place(&self, shard: usize, units: &Range<usize>) -> Range<usize> {
         self.shards[shard] + units.start..self.shards[shard] + units.end
+    }
+
+    /// The place of a rank's data for the output of `into` in its input, in units.
+    fn input_offset(&self, rank: usize, into: usize) -> usize {
+        if self.has_block_per_output() { into * self.units(rank) } else { 0 }
+    }
+
+    /// How many blocks an input has.
+    fn inputs(&self) -> usize {
+        if self.has_block_per_output() { self.ranks } else { 1 }
+    }
+
+    /// Whether a rank has different data for every output.
+    fn has_block_per_output(&self) -> bool {
+        self.collective == Collective::AllToAll
     }
 
     /// The units of a shard.

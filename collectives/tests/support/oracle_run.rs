@@ -81,7 +81,7 @@ impl<'a> Run<'a> {
     pub(super) fn new(oracle: &'a Oracle, mut rng: Rng) -> Self {
         let ranks = oracle.ranks;
         let callers = (0..ranks).map(|rank| Caller {
-            input: vec![SCRIBBLE; oracle.units(rank)],
+            input: vec![SCRIBBLE; oracle.units(rank) * oracle.inputs()],
             outputs: vec![vec![SCRIBBLE; oracle.shards[ranks]]; oracle.outputs as usize],
             start: 1,
             running: false,
@@ -207,7 +207,8 @@ impl<'a> Run<'a> {
             Action::Copy { peer, is_get, units, shard, from } => {
                 let hasty = self.rng.u8(..4) < self.hasty;
                 let source = if is_get { peer } else { rank };
-                let taken = hasty.then(|| self.read(source, start, shard, &units, from));
+                let target = if is_get { rank } else { peer };
+                let taken = hasty.then(|| self.read((source, target), start, shard, &units, from));
                 if is_get || taken.is_none() {
                     self.lanes[number].incomplete.insert(submitted);
                 }
@@ -233,7 +234,8 @@ impl<'a> Run<'a> {
         match first.what {
             Freight::Copy { start, units, shard, is_get, from, taken: None } => {
                 let source = if is_get { peer } else { rank };
-                let taken = Some(self.read(source, start, shard, &units, from));
+                let target = if is_get { rank } else { peer };
+                let taken = Some(self.read((source, target), start, shard, &units, from));
                 if !is_get {
                     self.lanes[number].incomplete.remove(&submitted);
                 }
@@ -265,18 +267,20 @@ impl<'a> Run<'a> {
 
     fn read(
         &mut self,
-        rank: usize,
+        (rank, target): (usize, usize),
         start: u64,
         shard: usize,
         units: &Range<usize>,
         from: Source,
     ) -> Vec<u64> {
         let oracle = self.oracle;
+        let offset = oracle.input_offset(rank, target);
         let caller = &mut self.callers[rank];
         match from {
             // A source that is shorter than asked for is a fault of the plan too.
             Source::Input if !oracle.in_place[rank] => {
-                units.clone().map(|unit| *caller.input.get(unit).unwrap_or(&SCRIBBLE)).collect()
+                let unit = |unit: usize| *caller.input.get(offset + unit).unwrap_or(&SCRIBBLE);
+                units.clone().map(unit).collect()
             }
             Source::Input => {
                 let end = oracle.shards[oracle.ranks];
@@ -298,8 +302,9 @@ impl<'a> Run<'a> {
         } else {
             &mut caller.input[..]
         };
-        for (unit, word) in own.iter_mut().enumerate() {
-            *word = content(start, rank, unit);
+        let units = oracle.units(rank).max(1);
+        for (at, word) in own.iter_mut().enumerate() {
+            *word = content(start, rank, at / units, at % units);
         }
         caller.running = true;
         Ok(())
@@ -315,7 +320,8 @@ impl<'a> Run<'a> {
             for (unit, word) in
                 output[oracle.shards[shard]..oracle.shards[shard + 1]].iter().enumerate()
             {
-                if *word != content(start, shard, unit) {
+                let output = if oracle.has_block_per_output() { rank } else { 0 };
+                if *word != content(start, shard, output, unit) {
                     return Err(Harm::WrongBytes);
                 }
             }
@@ -335,6 +341,7 @@ impl<'a> Run<'a> {
     }
 }
 
-fn content(start: u64, shard: usize, unit: usize) -> u64 {
-    (start * 100 + shard as u64) * 100 + unit as u64
+/// What a unit of a rank's data for an output holds.
+fn content(start: u64, shard: usize, output: usize, unit: usize) -> u64 {
+    ((start * 100 + shard as u64) * 100 + output as u64) * 100 + unit as u64
 }

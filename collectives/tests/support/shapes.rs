@@ -1,8 +1,8 @@
 //! Right plans of several forms, for tests: every algorithm of the crate, and direct plans with other
 //! lanes than it gives them.
 
-use peerlane_collectives::allgather;
 use peerlane_collectives::plan::{Algorithm, Flag, FlagOrder, Lane, LaneId, Plan, Step};
+use peerlane_collectives::schedule;
 use peerlane_collectives::topology::Topology;
 
 /// The form of a set of plans.
@@ -77,8 +77,15 @@ impl Shape {
         };
         let in_place = in_place && outputs == 1;
         let tiers = matches!(self, Self::Tiers(_) | Self::TiersInTurn(_));
-        let shape = allgather::Shape { parts, in_place, outputs, flags, tiers };
-        let mut plans = allgather::plans(self.algorithm(), &self.topology(ranks), shape).unwrap();
+        let shape = schedule::Shape {
+            parts,
+            in_place,
+            outputs,
+            flags,
+            tiers,
+            ..schedule::Shape::default()
+        };
+        let mut plans = schedule::plans(self.algorithm(), &self.topology(ranks), shape).unwrap();
         for plan in &mut plans {
             match self {
                 Self::Aside => split(plan, is_own_copy),

@@ -65,7 +65,7 @@ fn what_was_not_asked_for_is_not_traced() {
 fn replays_cannot_be_traced() {
     in_tiers(&Topology::even(2, 1).unwrap(), WAITS[0], |group| {
         let error = group.all_gather::<u8>(8).capturable().trace(true).prepare().unwrap_err();
-        let text = "trace is set for a capturable all-gather, whose replays nobody sees; wanted one of them";
+        let text = "trace is set for a capturable operation, whose replays cannot be traced; expected one of them";
         assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::InvalidArgument, text));
         Ok(())
     });

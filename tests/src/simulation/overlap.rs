@@ -7,12 +7,12 @@
 use std::sync::Barrier;
 use std::time::Duration;
 
-use peerlane_collectives::allgather::{self, Shape};
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process::{self, InProcess};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Group;
 use peerlane_collectives::plan::{Algorithm, Flag, Step};
+use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::{Deadline, Rank, Ticket};
 use peerlane_host as host;
@@ -91,7 +91,7 @@ fn look(log: &TraceLog, slow: Rank, ranks: usize, outputs: u32) -> Outcome {
 fn wanted(slow: Rank, ranks: usize, outputs: u32) -> Outcome<Vec<Ticket>> {
     let topology = Topology::flat(ranks).map_err(failed)?;
     let shape = Shape { outputs, ..Shape::default() };
-    let plans = allgather::plans(Algorithm::Direct, &topology, shape).map_err(failed)?;
+    let plans = schedule::plans(Algorithm::Direct, &topology, shape).map_err(failed)?;
     let ops = plans.iter().map(|plan| {
         let steps = &plan.lanes[0].steps;
         let free = steps.iter().take_while(|step| !waits_for(step, slow)).count();

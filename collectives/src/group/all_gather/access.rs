@@ -113,7 +113,7 @@ impl<T: Element> AllGather<T> {
         match (self.layout.tensors(), self.from) {
             (1, _) => Ok((buffer, start..end)),
             (_, Source::Input) if joined => {
-                Ok((buffer, start..start + self.layout.shard_bytes(self.rank)))
+                Ok((buffer, start..start + self.layout.input_bytes(self.rank)))
             }
             (tensors, _) => invalid(format!(
                 "the input is a piece of each of {tensors} tensors; take them by `input_piece_mut`"
@@ -123,7 +123,11 @@ impl<T: Element> AllGather<T> {
 
     fn input_piece_bytes(&self, tensor: usize) -> Bytes {
         let Spot { buffer, offset } = self.layout.own_spot(self.rank, tensor, self.from);
-        let bytes = offset..offset + self.layout.piece_bytes(tensor, self.rank);
+        let bytes = match (self.layout.tensors(), self.from) {
+            (1, Source::Input) => self.layout.input_bytes(self.rank),
+            _ => self.layout.piece_bytes(tensor, self.rank),
+        };
+        let bytes = offset..offset + bytes;
         match self.from {
             Source::Input => (BufferId::Input(buffer), bytes),
             Source::Output => (BufferId::Output(buffer), bytes),

@@ -175,6 +175,7 @@ fn report(
     let fallbacks = staged.chain(slow).chain(driven).collect();
     let tiers = sides.iter().map(|(tier, _)| tier_report(ground.rank, tier, lanes)).collect();
     Report {
+        collective: plan.collective,
         algorithm: plan.algorithm,
         choice: terms.choice.clone(),
         ranks: ground.topology.ranks(),

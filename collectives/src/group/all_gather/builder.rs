@@ -11,6 +11,7 @@ use super::method::Method;
 use super::prepare;
 use super::request::Target;
 use super::shards::Shards;
+use crate::collective::Collective;
 use crate::cost::Links;
 use crate::element::Element;
 use crate::error::Error;
@@ -23,6 +24,7 @@ use crate::plan::Algorithm;
 pub struct AllGatherBuilder<'g, F: Fabric, T> {
     group: &'g mut Group<F>,
     operation: &'static str,
+    collective: Collective,
     shards: Shards,
     target: Target,
     method: Method,
@@ -43,6 +45,7 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
     pub(in crate::group) fn new(
         group: &'g mut Group<F>,
         operation: &'static str,
+        collective: Collective,
         shards: Shards,
         target: Target,
     ) -> Self {
@@ -50,6 +53,7 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
         Self {
             group,
             operation,
+            collective,
             shards,
             target,
             method: Method::default(),
@@ -203,6 +207,7 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
     pub fn prepare(self) -> Result<AllGather<T>, Error> {
         let wish = prepare::Wish {
             operation: self.operation,
+            collective: self.collective,
             shards: self.shards,
             target: self.target,
             method: self.method,

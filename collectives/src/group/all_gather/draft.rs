@@ -8,7 +8,6 @@ use peerlane_hal::{BackendId, Caps, Deadline, Demand, ErrorKind, Rank};
 
 use super::bound::{Bound, BoundLane, Finished};
 use super::request::Request;
-use crate::allgather::{self, Shape};
 use crate::cost::Choice;
 use crate::element::DType;
 use crate::error::Error;
@@ -24,8 +23,9 @@ use crate::run::port;
 use crate::run::program::Binding;
 use crate::run::turns::Turns;
 use crate::run::writers::Writers;
+use crate::schedule::{self, Shape};
 use crate::topology::Topology;
-use crate::verify::{Effort, prove};
+use crate::verify::{self, Effort};
 use crate::window::BufferId;
 
 /// The group, as far as an operation needs it.
@@ -68,11 +68,12 @@ impl Terms {
     pub(super) fn plan(&self, ground: &Ground) -> Result<Planned, Error> {
         let Self { algorithm, shape, layout, .. } = self;
         let topology = &ground.topology;
-        let plan = allgather::plan(*algorithm, topology, ground.rank, *shape)?;
-        let proof = prove(*algorithm, topology, *shape, Effort::default()).map_err(|fault| {
-            let text = format!("the plan of {algorithm} is faulty: {fault}");
-            Error::new(ErrorKind::Other, text).with_source(fault)
-        })?;
+        let plan = schedule::plan(*algorithm, topology, ground.rank, *shape)?;
+        let proof =
+            verify::prove(*algorithm, topology, *shape, Effort::default()).map_err(|fault| {
+                let text = format!("the plan of {algorithm} is faulty: {fault}");
+                Error::new(ErrorKind::Other, text).with_source(fault)
+            })?;
         let mates = self.mates(ground, &plan)?;
         let crossings = Crossings::new(&plan, &mates);
         let flags = FlagLayout::new(ground.topology.ranks(), shape.parts, plan.lanes.len());
@@ -93,13 +94,13 @@ impl Terms {
         let topology = &ground.topology;
         let mates = topology.members(topology.node(ground.rank)).iter();
         let mates = mates.filter(|&&mate| mate != ground.rank);
-        mates.map(|&mate| allgather::plan(self.algorithm, topology, mate, self.shape)).collect()
+        mates.map(|&mate| schedule::plan(self.algorithm, topology, mate, self.shape)).collect()
     }
 
     pub(super) fn writers(&self, ground: &Ground) -> Writers {
         let (algorithm, shape, topology) = (self.algorithm, self.shape, ground.topology.clone());
         Writers::new(ground.rank, ground.topology.clone(), move |rank| {
-            allgather::plan(algorithm, &topology, rank, shape).ok()
+            schedule::plan(algorithm, &topology, rank, shape).ok()
         })
     }
 
@@ -205,6 +206,7 @@ impl<'g> Draft<'g> {
             offer = offer.field(name, value);
         }
         let offer = offer
+            .field("collective", plan.collective)
             .field("algorithm", plan.algorithm)
             .field("parts", plan.parts)
             .field("in_place", plan.in_place)

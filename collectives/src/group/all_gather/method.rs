@@ -3,11 +3,11 @@
 //! Every rank decides by itself. What it decides by is equal on all ranks, or the fingerprint of the
 //! operation tells where it is not.
 
-use crate::allgather::Shape;
 use crate::cost::{self, Choice, Links, Question};
 use crate::error::Error;
 use crate::layout::Layout;
 use crate::plan::Algorithm;
+use crate::schedule::Shape;
 use crate::topology::Topology;
 
 /// What the caller says of it.

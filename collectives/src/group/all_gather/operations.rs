@@ -7,11 +7,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use peerlane_hal::Fabric;
+use peerlane_hal::{Fabric, Rank};
 
 use super::AllGatherBuilder;
 use super::request::{Part, Target};
 use super::shards::{self, Destination, Shards};
+use crate::collective::Collective;
 use crate::element::Element;
 use crate::error::Error;
 use crate::group::buffer::Buffer;
@@ -25,7 +26,7 @@ impl<F: Fabric> Group<F> {
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
     /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_hal::host;
+    /// # use peerlane_host as host;
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -47,7 +48,8 @@ impl<F: Fabric> Group<F> {
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
     /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_hal::{Rank, host};
+    /// # use peerlane_hal::Rank;
+    /// # use peerlane_host as host;
     /// # in_process::run(3, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -74,7 +76,8 @@ impl<F: Fabric> Group<F> {
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
     /// # use peerlane_collectives::group::{Destination, Group};
-    /// # use peerlane_hal::{Rank, host};
+    /// # use peerlane_hal::Rank;
+    /// # use peerlane_host as host;
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -104,7 +107,7 @@ impl<F: Fabric> Group<F> {
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
     /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_hal::host;
+    /// # use peerlane_host as host;
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -143,7 +146,7 @@ impl<F: Fabric> Group<F> {
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
     /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_hal::host;
+    /// # use peerlane_host as host;
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -189,7 +192,65 @@ impl<F: Fabric> Group<F> {
         shards: Shards,
         target: Target,
     ) -> AllGatherBuilder<'_, F, T> {
-        AllGatherBuilder::new(self, operation, shards, target)
+        AllGatherBuilder::new(self, operation, Collective::AllGather, shards, target)
+    }
+
+    /// Describes a broadcast of `len` elements from rank `root` to all ranks, to prepare it.
+    ///
+    /// On the root the input has `len` elements; on other ranks it is empty. In place, there is no input, and the root
+    /// fills the output before a start.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_hal::Rank;
+    /// # use peerlane_host as host;
+    /// # in_process::run(3, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let mut broadcast = group.broadcast::<i32>(Rank(1), 2).prepare()?;
+    /// if group.rank() == Rank(1) {
+    ///     broadcast.input_mut()?.copy_from_slice(&[7, 8]);
+    /// }
+    /// broadcast.run()?;
+    /// assert_eq!(broadcast.output()?, [7, 8]);
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    pub fn broadcast<T: Element>(&mut self, root: Rank, len: usize) -> AllGatherBuilder<'_, F, T> {
+        let collective = Collective::Broadcast { root };
+        AllGatherBuilder::new(
+            self,
+            "broadcast",
+            collective,
+            Shards::Root(root, len),
+            Target::Buffers,
+        )
+    }
+
+    /// Describes an all-to-all of blocks of `block_len` elements, to prepare it.
+    ///
+    /// The input of each rank consists of one block for every rank, in rank order. The output consists of one block
+    /// from every rank, in rank order. It cannot run in place.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_host as host;
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let rank = group.rank().0 as i32;
+    /// let mut all_to_all = group.all_to_all::<i32>(1).prepare()?;
+    /// all_to_all.input_mut()?.copy_from_slice(&[10 * rank, 10 * rank + 1]);
+    /// all_to_all.run()?;
+    /// assert_eq!(all_to_all.output()?, [rank, 10 + rank]);
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    pub fn all_to_all<T: Element>(&mut self, block_len: usize) -> AllGatherBuilder<'_, F, T> {
+        let shards = Shards::Equal(block_len);
+        AllGatherBuilder::new(self, "all-to-all", Collective::AllToAll, shards, Target::Buffers)
     }
 
     /// Opens a window: allocates zeroed memory for `len` elements on every rank and makes it known to

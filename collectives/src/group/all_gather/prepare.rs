@@ -10,7 +10,7 @@ use super::draft::{Draft, Ground, Terms};
 use super::method::Method;
 use super::request::{Asked, Request, Target};
 use super::shards::Shards;
-use crate::allgather::Shape;
+use crate::collective::Collective;
 use crate::element::Element;
 use crate::error::Error;
 use crate::group::agreement::{Offer, agree};
@@ -20,6 +20,7 @@ use crate::group::side::{FabricSide, Side};
 use crate::group::window::{Active, Inner};
 use crate::group::{Group, Local};
 use crate::plan::{FlagOrder, Tier};
+use crate::schedule::Shape;
 use crate::window::BufferId;
 
 /// Results up to this size use two outputs in turn unless told otherwise: there the second phase of
@@ -32,6 +33,7 @@ const TWO_OUTPUTS_BATCHED_BYTES_MAX: u64 = 256 << 20;
 /// What the builder was told.
 pub(super) struct Wish<F: Fabric, T> {
     pub(super) operation: &'static str,
+    pub(super) collective: Collective,
     pub(super) shards: Shards,
     pub(super) target: Target,
     pub(super) method: Method,
@@ -54,7 +56,7 @@ pub(super) fn prepare<F: Fabric, T: Element>(
 ) -> Result<AllGather<T>, Error> {
     group.shared.check()?;
     group.prepared += 1;
-    let name = format!("all-gather {}", group.prepared);
+    let name = format!("{} {}", wish.collective.name(), group.prepared);
     // A zero timeout is refused with all ranks, so that none waits for this one.
     let patience = if wish.timeout.is_zero() { group.timeout() } else { wish.timeout };
     let deadline = Deadline::after(patience);
@@ -93,9 +95,24 @@ fn draft<F: Fabric, T: Element>(
     ground: Ground,
     wish: Wish<F, T>,
 ) -> Result<Draft<'_>, Error> {
-    let Wish { operation, in_place, capturable, any_engine, strict, traced, timeout, .. } = wish;
+    let Wish {
+        operation,
+        collective,
+        in_place,
+        capturable,
+        any_engine,
+        strict,
+        traced,
+        timeout,
+        ..
+    } = wish;
     check_timeout(timeout)?;
-    let mut layout = wish.shards.layout::<T>(group.ranks(), wish.method.parts.unwrap_or(1))?;
+    if let Err(text) = collective.check(group.ranks(), in_place) {
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    let layout_of =
+        |ranks, parts| wish.shards.layout::<T>(ranks, parts)?.for_collective(collective);
+    let mut layout = layout_of(group.ranks(), wish.method.parts.unwrap_or(1))?;
     let asked = Asked {
         target: &wish.target,
         source: wish.source.as_ref(),
@@ -117,29 +134,31 @@ fn draft<F: Fabric, T: Element>(
         false => (FlagOrder::Prompt, TWO_OUTPUTS_BYTES_MAX),
     };
     if capturable && traced {
-        let text = "trace is set for a capturable all-gather, whose replays nobody sees; wanted one of them";
+        let text = "trace is set for a capturable operation, whose replays cannot be traced; expected one of them";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     let takes_turns = request.takes_turns() && !capturable;
     let outputs = wish.outputs.unwrap_or_else(|| {
-        let small = layout.total_bytes() <= two_outputs_bytes_max;
+        let is_small = layout.total_bytes() <= two_outputs_bytes_max;
         let own = wish.output_buffers.is_empty();
-        if small && !in_place && takes_turns && own { 2 } else { 1 }
+        // A second output saves `ready` flags only if every rank provides data.
+        let saves = !matches!(collective, Collective::Broadcast { .. });
+        if saves && is_small && !in_place && takes_turns && own { 2 } else { 1 }
     });
     if outputs > 1 && !takes_turns {
         // A graph writes to the same place at each replay; the caller's places are where they are.
         let what =
-            if capturable { "a capturable all-gather" } else { "an all-gather to given places" };
-        let text = format!("outputs is {outputs}, wanted 1 of {what}");
+            if capturable { "a capturable operation" } else { "an operation with given places" };
+        let text = format!("outputs is {outputs}, expected 1 in {what}");
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     let tiers = group.network.is_some();
-    let shape = Shape { parts: layout.parts(), in_place, outputs, flags, tiers };
+    let shape = Shape { collective, parts: layout.parts(), in_place, outputs, flags, tiers };
     let links = (&group.links, group.links_measured);
     let (topology, method) = (&ground.topology, &wish.method);
     let choice = method.choose(topology, &layout, (shape, capturable), links)?;
     if choice.parts != layout.parts() {
-        layout = wish.shards.layout::<T>(topology.ranks(), choice.parts)?;
+        layout = layout_of(topology.ranks(), choice.parts)?;
     }
     let (algorithm, shape) = (choice.algorithm, Shape { parts: choice.parts, ..shape });
     let (dtype, rank) = (T::DTYPE, ground.rank);
@@ -190,7 +209,7 @@ fn give<F: Fabric, T: Element>(
     let region = given.into_region();
     if region.bytes() < bytes || (exact && region.bytes() != bytes) {
         let least = if exact { "" } else { "at least " };
-        let text = format!("{buffer} has {} bytes, wanted {least}{bytes}", region.bytes());
+        let text = format!("{buffer} has {} bytes, expected {least}{bytes}", region.bytes());
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     side.insert(buffer, region);

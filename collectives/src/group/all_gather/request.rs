@@ -98,7 +98,7 @@ impl Request {
             self.inputs = count(asked.inputs);
         }
         let Some((window, begin)) = asked.source else { return Ok(()) };
-        let bytes = layout.shard_bytes(me);
+        let bytes = layout.input_bytes(me);
         let len = usize::try_from(bytes).unwrap_or(usize::MAX) / T::DTYPE.bytes();
         let part = Part { window: Arc::clone(window), range: *begin..begin.saturating_add(len) };
         let spot = self.enter::<T>(BufferId::INPUT, &part, false, group)?;

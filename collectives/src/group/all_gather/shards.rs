@@ -21,6 +21,8 @@ pub struct Destination {
 pub(in crate::group) enum Shards {
     /// As much as every other rank.
     Equal(usize),
+    /// From one rank only.
+    Root(Rank, usize),
     /// An equal share of so many elements.
     Shared(usize),
     /// By rank.
@@ -38,6 +40,11 @@ impl Shards {
         let tensors = match self {
             Self::Equal(len) => {
                 vec![Lengths::equal(ranks, bytes::<T>("shard_len", *len)?)?]
+            }
+            Self::Root(root, len) => {
+                let bytes = bytes::<T>("len", *len)?;
+                let of_rank = |rank| if rank == *root { bytes } else { 0 };
+                vec![Lengths::of(&Rank::all(ranks).map(of_rank).collect::<Vec<_>>())?]
             }
             Self::Shared(len) if len % ranks != 0 => {
                 return Err(invalid(format!(
@@ -72,6 +79,7 @@ impl Shards {
             Self::Equal(_) | Self::Shared(_) => {
                 add("shard_bytes".into(), layout.shard_bytes(Rank(0)))
             }
+            Self::Root(root, _) => add("bytes".into(), layout.shard_bytes(*root)),
             Self::Uneven(_) => named("shard_bytes", layout.shards(), &mut add),
             Self::Tensors(lens) => {
                 add("tensors".into(), layout.tensors() as u64);

@@ -1,12 +1,11 @@
 //! A link as one rank sees it while all other ranks use it alike.
 
-use super::ground::Ground;
 use super::links::{Link, Links, picoseconds, transfer_picoseconds};
 use crate::plan::Tier;
 
 /// Latencies in picoseconds, and what is left of the rates.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
+pub(crate) struct EffectiveLink {
     put: u64,
     get: u64,
     /// Beside the rest, of bytes that a peer has just put here.
@@ -20,15 +19,15 @@ pub(super) struct Seen {
     send: f64,
     /// Into the rank.
     receive: f64,
-    pub(super) step: u64,
-    pub(super) hop: u64,
-    pub(super) submit: u64,
-    pub(super) by_processor: bool,
+    pub(crate) step: u64,
+    pub(crate) hop: u64,
+    pub(crate) submit: u64,
+    pub(crate) by_processor: bool,
 }
 
-impl Seen {
+impl EffectiveLink {
     /// By a rank of a node of `node_ranks`, of which `senders` use the link at once.
-    pub(super) fn new(links: &Links, tier: Option<Tier>, node_ranks: u64, senders: u64) -> Self {
+    pub(crate) fn new(links: &Links, tier: Option<Tier>, node_ranks: u64, senders: u64) -> Self {
         let link = links.of(tier.unwrap_or_default(), tier.is_none());
         let Link { put_seconds, get_seconds, step_seconds, flag_seconds, submit_seconds, .. } =
             *link;
@@ -71,17 +70,17 @@ impl Seen {
 
     /// How long `count` puts of together `bytes` bytes take. Where several are in flight, the lane goes
     /// on to the next while the bytes of the last ones move.
-    pub(super) fn puts(&self, count: u64, bytes: u64) -> u64 {
+    pub(crate) fn puts(&self, count: u64, bytes: u64) -> u64 {
         self.copies(self.put, self.flow, count, bytes)
     }
 
     /// The same of gets.
-    pub(super) fn gets(&self, count: u64, bytes: u64) -> u64 {
+    pub(crate) fn gets(&self, count: u64, bytes: u64) -> u64 {
         self.copies(self.get, self.get_flow, count, bytes)
     }
 
     /// What `count` puts of together `bytes` bytes take longer if peers have just put them here.
-    pub(super) fn passed_on(&self, count: u64, bytes: u64) -> u64 {
+    pub(crate) fn passed_on(&self, count: u64, bytes: u64) -> u64 {
         let first = count.saturating_mul(self.passed_on_put);
         first.saturating_add(transfer_picoseconds(bytes, self.passed_on))
     }
@@ -100,12 +99,12 @@ impl Seen {
     }
 
     /// What `count` puts at once reach together.
-    pub(super) fn rate(&self, count: u64) -> f64 {
+    pub(crate) fn rate(&self, count: u64) -> f64 {
         self.together(self.flow, count)
     }
 
     /// The same of gets.
-    pub(super) fn rate_of_gets(&self, count: u64) -> f64 {
+    pub(crate) fn rate_of_gets(&self, count: u64) -> f64 {
         self.together(self.get_flow, count)
     }
 
@@ -114,19 +113,14 @@ impl Seen {
     }
 
     /// How long a rank sends that many bytes at least, with all its lanes.
-    pub(super) fn sends(&self, bytes: u64) -> u64 {
+    pub(crate) fn sends(&self, bytes: u64) -> u64 {
         transfer_picoseconds(bytes, self.send)
     }
 
     /// How long a rank takes in that many bytes at least.
-    pub(super) fn receives(&self, bytes: u64) -> u64 {
+    pub(crate) fn receives(&self, bytes: u64) -> u64 {
         transfer_picoseconds(bytes, self.receive)
     }
-}
-
-/// The tier of a lane between nodes.
-pub(super) fn between(ground: &Ground, tiers: bool) -> Tier {
-    if tiers && ground.nodes > 1 { Tier::Network } else { Tier::Local }
 }
 
 #[cfg(test)]
@@ -143,7 +137,7 @@ mod tests {
         links.local.bytes_per_second = 100e9;
         links.local.engine_bytes_per_second = 150e9;
         links.local.send_bytes_per_second = 200e9;
-        let seen = Seen::new(&links, Some(Tier::Local), 4, 4);
+        let seen = EffectiveLink::new(&links, Some(Tier::Local), 4, 4);
         // One put alone has the flow's rate, two together the engine's, two lanes the rank's.
         assert_eq!(seen.puts(1, 100_000), 2_000_000);
         assert_eq!(seen.puts(3, 150_000), 3_500_000);
@@ -158,7 +152,8 @@ mod tests {
         links.network.put_seconds = 0.0;
         links.node.nics = Some(2);
         links.node.nic_bytes_per_second = Some(40e9);
-        let time = |senders| Seen::new(&links, Some(Tier::Network), 8, senders).puts(1, 40_000);
+        let time =
+            |senders| EffectiveLink::new(&links, Some(Tier::Network), 8, senders).puts(1, 40_000);
         assert_eq!([1, 2, 8].map(time), [1_000_000, 1_000_000, 4_000_000]);
     }
 
@@ -168,7 +163,7 @@ mod tests {
         links.local.put_seconds = 1e-6;
         links.node.processors = Some(2);
         let time = |links: &Links, ranks| {
-            Seen::new(links, Some(Tier::Local), ranks, ranks).puts(1, 10_000)
+            EffectiveLink::new(links, Some(Tier::Local), ranks, ranks).puts(1, 10_000)
         };
         assert_eq!([1, 2, 4].map(|ranks| time(&links, ranks)), [2_000_000, 2_000_000, 4_000_000]);
         links.node.copy_bytes_per_second = Some(10e9);

@@ -9,17 +9,17 @@ use crate::topology::Topology;
 
 /// Sums over ranks and nodes. All saturate: no time that comes of such sizes matters.
 #[derive(Clone, Debug)]
-pub(super) struct Ground {
-    pub(super) ranks: u64,
-    pub(super) nodes: u64,
+pub(crate) struct ClusterSums {
+    pub(crate) ranks: u64,
+    pub(crate) nodes: u64,
     /// All shards.
-    pub(super) total_bytes: u64,
-    pub(super) shard_bytes_max: u64,
-    pub(super) shard_bytes_min: u64,
+    pub(crate) total_bytes: u64,
+    pub(crate) shard_bytes_max: u64,
+    pub(crate) shard_bytes_min: u64,
     /// How many nodes have so many ranks, and the most bytes of the shards of one of them.
     sizes: BTreeMap<u64, Size>,
     /// Over all ranks: bytes of a shard by the other ranks of its node.
-    pub(super) inside_bytes: u64,
+    pub(crate) inside_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,9 +28,9 @@ struct Size {
     shard_bytes_max: u64,
 }
 
-impl Ground {
+impl ClusterSums {
     /// Of as many shards as the topology has ranks.
-    pub(super) fn new(topology: &Topology, shard_bytes: &[u64]) -> Self {
+    pub(crate) fn new(topology: &Topology, shard_bytes: &[u64]) -> Self {
         let mut sizes = BTreeMap::<u64, Size>::new();
         let mut inside_bytes = 0u64;
         for node in 0..Rank::at(topology.nodes()).0 {
@@ -53,30 +53,40 @@ impl Ground {
         }
     }
 
+    /// Returns the fewest and the most ranks of a node.
+    pub(crate) fn node_ranks_min_max(&self) -> (u64, u64) {
+        (self.node_ranks().next().unwrap_or(1), self.node_ranks().last().unwrap_or(1))
+    }
+
+    /// Returns the bytes of all ranks if each block goes once to every peer of its rank.
+    pub(crate) fn every_block_once_to_each_peer(&self) -> u64 {
+        self.total_bytes.saturating_mul(self.ranks - 1)
+    }
+
     /// How many ranks nodes have: every number that occurs, ascending.
-    pub(super) fn node_ranks(&self) -> impl Iterator<Item = u64> + '_ {
+    pub(crate) fn node_ranks(&self) -> impl Iterator<Item = u64> + '_ {
         self.sizes.keys().copied()
     }
 
     /// The most bytes of the shards of a node with so many ranks.
-    pub(super) fn node_bytes(&self, node_ranks: u64) -> u64 {
+    pub(crate) fn node_bytes(&self, node_ranks: u64) -> u64 {
         self.sizes.get(&node_ranks).map_or(0, |size| size.shard_bytes_max)
     }
 
     /// The most shards of other nodes that enter a node of `node_ranks` at one rank, where the shard
     /// of local index l goes to the rank of local index l mod `node_ranks`.
-    pub(super) fn entering(&self, node_ranks: u64) -> u64 {
+    pub(crate) fn entering(&self, node_ranks: u64) -> u64 {
         let all = self.sizes.iter().map(|(ranks, size)| ranks.div_ceil(node_ranks) * size.nodes);
         sum(all) - 1
     }
 
     /// The most shards that one node sends to one rank of a node of `node_ranks`.
-    pub(super) fn entering_from_one(&self, node_ranks: u64) -> u64 {
+    pub(crate) fn entering_from_one(&self, node_ranks: u64) -> u64 {
         self.sizes.keys().last().map_or(1, |most| most.div_ceil(node_ranks))
     }
 }
 
-pub(super) fn sum(terms: impl Iterator<Item = u64>) -> u64 {
+pub(crate) fn sum(terms: impl Iterator<Item = u64>) -> u64 {
     terms.fold(0, u64::saturating_add)
 }
 
@@ -87,20 +97,20 @@ mod tests {
     #[test]
     fn uneven_nodes_are_counted() {
         let topology = Topology::of_nodes(&[0, 0, 0, 1, 2, 2]).unwrap();
-        let ground = Ground::new(&topology, &[1, 2, 3, 40, 5, 6]);
-        assert_eq!((ground.ranks, ground.nodes, ground.total_bytes), (6, 3, 57));
-        assert_eq!((ground.shard_bytes_max, ground.shard_bytes_min), (40, 1));
-        assert_eq!(ground.node_ranks().collect::<Vec<_>>(), [1, 2, 3]);
-        assert_eq!([1, 2, 3].map(|ranks| ground.node_bytes(ranks)), [40, 11, 6]);
-        assert_eq!(ground.inside_bytes, 6 * 2 + 11);
+        let sums = ClusterSums::new(&topology, &[1, 2, 3, 40, 5, 6]);
+        assert_eq!((sums.ranks, sums.nodes, sums.total_bytes), (6, 3, 57));
+        assert_eq!((sums.shard_bytes_max, sums.shard_bytes_min), (40, 1));
+        assert_eq!(sums.node_ranks().collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!([1, 2, 3].map(|ranks| sums.node_bytes(ranks)), [40, 11, 6]);
+        assert_eq!(sums.inside_bytes, 6 * 2 + 11);
         // A lone rank gets all 5 foreign shards, the first of two gets 2 + 1, the first of three 1 + 1.
-        assert_eq!([1, 2, 3].map(|ranks| ground.entering(ranks)), [5, 3, 2]);
-        assert_eq!([1, 2, 3].map(|ranks| ground.entering_from_one(ranks)), [3, 2, 1]);
+        assert_eq!([1, 2, 3].map(|ranks| sums.entering(ranks)), [5, 3, 2]);
+        assert_eq!([1, 2, 3].map(|ranks| sums.entering_from_one(ranks)), [3, 2, 1]);
     }
 
     #[test]
     fn sums_saturate() {
         let topology = Topology::flat(2).unwrap();
-        assert_eq!(Ground::new(&topology, &[u64::MAX, 7]).total_bytes, u64::MAX);
+        assert_eq!(ClusterSums::new(&topology, &[u64::MAX, 7]).total_bytes, u64::MAX);
     }
 }

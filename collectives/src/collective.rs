@@ -1,0 +1,183 @@
+//! The goals of collectives: which rank provides a block, and which ranks need it.
+//!
+//! A collective says what must be true at the end of a start, and nothing about how data moves. The
+//! [schedules](crate::schedule), the [verifier](crate::verify), the [layout](crate::layout), the simulator and the
+//! cost model all ask the goal.
+//!
+//! Every output consists of blocks, one for each rank that provides data. A plan names a block by the rank that
+//! provides it. In an all-to-all, each rank provides a different block for every output, so the output that holds a
+//! block is part of its name.
+
+use std::fmt;
+
+use peerlane_hal::Rank;
+use serde::{Deserialize, Serialize};
+
+use crate::plan::{Cell, RankNumber};
+
+/// States which blocks the output of each rank must hold at the end of a start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Collective {
+    /// Every rank gets the block of every rank (`MPI_Allgather`, `ncclAllGather`).
+    #[default]
+    AllGather,
+    /// Every rank gets the block of one rank, the root (`MPI_Bcast`, `ncclBroadcast`).
+    Broadcast {
+        /// The rank that provides the block.
+        #[serde(with = "RankNumber")]
+        root: Rank,
+    },
+    /// Every rank gets a different block from every rank (`MPI_Alltoall`).
+    AllToAll,
+}
+
+impl Collective {
+    /// The names of all collectives, in the order of their declaration.
+    pub const NAMES: &'static [&'static str] = &["all-gather", "broadcast", "all-to-all"];
+
+    /// Returns the name without the root.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllGather => Self::NAMES[0],
+            Self::Broadcast { .. } => Self::NAMES[1],
+            Self::AllToAll => Self::NAMES[2],
+        }
+    }
+
+    /// Returns whether every output must hold a block of `rank`.
+    pub fn is_provider(self, rank: Rank) -> bool {
+        match self {
+            Self::AllGather | Self::AllToAll => true,
+            Self::Broadcast { root } => rank == root,
+        }
+    }
+
+    /// Returns whether all outputs need the same block of a rank, so that a rank can forward what it has received.
+    pub fn has_equal_outputs(self) -> bool {
+        match self {
+            Self::AllGather | Self::Broadcast { .. } => true,
+            Self::AllToAll => false,
+        }
+    }
+
+    /// Returns the number of blocks in the input of a rank that provides data.
+    pub fn input_blocks(self, ranks: usize) -> usize {
+        if self.has_equal_outputs() { 1 } else { ranks }
+    }
+
+    /// Returns whether a start of `rank` cannot end before every one of `ranks` ranks has entered that start.
+    ///
+    /// This holds if the output of `rank` must hold a block of every other rank: each block comes from the input
+    /// of its provider, which is read only after the provider has entered the start.
+    pub fn hears_from_everyone(self, rank: Rank, ranks: u32) -> bool {
+        match self {
+            Self::AllGather | Self::AllToAll => true,
+            Self::Broadcast { root } => {
+                (0..ranks).map(Rank).all(|other| other == rank || other == root)
+            }
+        }
+    }
+
+    /// Returns whether the goal stays the same when all ranks are renumbered by a rotation.
+    pub(crate) fn is_symmetric(self) -> bool {
+        match self {
+            Self::AllGather | Self::AllToAll => true,
+            Self::Broadcast { .. } => false,
+        }
+    }
+
+    /// Returns the cells that must be copied to the output of a rank, in ascending order.
+    ///
+    /// In place, the rank's own block is in the output from the start.
+    pub(crate) fn copied_cells(
+        self,
+        rank: Rank,
+        ranks: u32,
+        parts: u32,
+        in_place: bool,
+    ) -> impl Iterator<Item = Cell> {
+        let providers = (0..ranks).map(Rank).filter(move |&shard| self.is_provider(shard));
+        let copied = providers.filter(move |&shard| !(in_place && shard == rank));
+        copied.flat_map(move |shard| (0..parts).map(move |part| Cell { shard, part }))
+    }
+
+    /// Returns the factor from algorithm bandwidth to bus bandwidth, as nccl-tests defines it.
+    ///
+    /// Algorithm bandwidth is the bytes of one output by the time of a start. Bus bandwidth can be compared with the
+    /// rate of a link.
+    pub fn bus_factor(self, ranks: usize) -> f64 {
+        match self {
+            Self::AllGather | Self::AllToAll => (ranks - 1) as f64 / ranks as f64,
+            Self::Broadcast { .. } => 1.0,
+        }
+    }
+
+    /// Checks a plan's number of ranks and its place.
+    ///
+    /// # Errors
+    /// What is wrong, if the root is not one of `ranks` ranks, or the collective cannot run in place.
+    pub(crate) fn check(self, ranks: usize, in_place: bool) -> Result<(), String> {
+        match self {
+            Self::Broadcast { root } if root.index() >= ranks => {
+                Err(format!("root is {root}, expected a rank below {ranks}"))
+            }
+            Self::AllToAll if in_place => {
+                let text = "in_place is true, expected false: an all-to-all overwrites no input";
+                Err(text.to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Writes the name, and the root if there is one: `broadcast from 2`.
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Broadcast { root } => write!(f, "{} from {root}", self.name()),
+            _ => f.pad(self.name()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn goals(ranks: u32) -> impl Iterator<Item = Collective> {
+        let broadcasts = (0..ranks).map(|root| Collective::Broadcast { root: Rank(root) });
+        broadcasts.chain([Collective::AllGather, Collective::AllToAll])
+    }
+
+    /// The shortcut of the verifier is sound only if `hears_from_everyone` follows from the required blocks.
+    #[test]
+    fn only_a_rank_that_needs_every_other_block_hears_from_everyone() {
+        for ranks in 1..=4 {
+            for goal in goals(ranks) {
+                for rank in (0..ranks).map(Rank) {
+                    let mut others = (0..ranks).map(Rank).filter(|&other| other != rank);
+                    let needs_all = others.all(|other| goal.is_provider(other));
+                    let hears = goal.hears_from_everyone(rank, ranks);
+                    assert_eq!(hears, needs_all, "{goal}, {rank} of {ranks}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bus_bandwidth_is_that_of_nccl_tests() {
+        let factors = goals(4).map(|goal| goal.bus_factor(4)).collect::<Vec<_>>();
+        assert_eq!(factors, [1.0, 1.0, 1.0, 1.0, 0.75, 0.75]);
+    }
+
+    #[test]
+    fn impossible_goals_are_named() {
+        let root = Collective::Broadcast { root: Rank(3) };
+        assert_eq!(root.check(3, false).unwrap_err(), "root is 3, expected a rank below 3");
+        assert_eq!(root.check(4, true), Ok(()));
+        let text = "in_place is true, expected false: an all-to-all overwrites no input";
+        assert_eq!(Collective::AllToAll.check(4, true).unwrap_err(), text);
+    }
+}

@@ -1,0 +1,271 @@
+//! Direct and pull: every rank exchanges data with every peer.
+//!
+//! *Direct.* Every rank puts its blocks to every peer, in one lane, or in two if a network reaches other nodes. A
+//! peer's `ready` says that its output may be overwritten. With two outputs in turn, the arrivals of the last start
+//! say so too, if every rank provides data. There is no barrier at the end: a put reads only the rank's own input,
+//! and the end of the lane gives that back. Peers are served in shifted order, so that no two ranks put to the same
+//! peer first.
+//!
+//! With batched flags a lane consists of a few groups: all `ready` signals and waits, all puts, all `arrived`
+//! signals and waits. The self copy is next to the puts, so that it divides no group.
+//!
+//! *Pull.* Every rank gets the blocks of every peer, in the same lanes. A peer's `ready` says that its input may be
+//! read. No other rank writes the output, so two outputs in turn save nothing, and `ready` stays. A rank knows that it
+//! has everything when its lanes end. Other ranks read its input until each of them has signalled `taken`, so the
+//! lanes end with waits for that.
+
+use peerlane_hal::Rank;
+
+use super::steps::{PeerLane, arrived, cells, peer_lanes, put, ready, self_copy, signal, wait};
+use super::{PlanRequest, Schedule};
+use crate::collective::Collective;
+use crate::cost::effective::EffectiveLink;
+use crate::cost::estimate::{CostRequest, PathEstimate};
+use crate::cost::units::{bytes, rate};
+use crate::cost::{Term, Traffic};
+use crate::plan::{Algorithm, Flag, FlagOrder, Lane, LaneId, Source, Step, Tier};
+
+pub(super) const DIRECT: Schedule = Schedule {
+    algorithm: Algorithm::Direct,
+    suits: |_| true,
+    lanes: direct_lanes,
+    pointless: |_| None,
+    forwards: |_| false,
+    lane_count,
+    estimate,
+    traffic: direct_traffic,
+};
+
+pub(super) const PULL: Schedule = Schedule {
+    algorithm: Algorithm::Pull,
+    suits: |collective| matches!(collective, Collective::AllGather | Collective::AllToAll),
+    lanes: pull_lanes,
+    pointless: |_| None,
+    forwards: |_| false,
+    lane_count,
+    estimate,
+    traffic: pull_traffic,
+};
+
+fn direct_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
+    peer_lanes(request).iter().map(|peers| direct_lane(request, peers)).collect()
+}
+
+fn direct_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
+    let &PlanRequest { rank, shape, .. } = request;
+    let &PeerLane { lane, tier, ref served, ref serving } = peers;
+    let needs_ready = request.needs_ready();
+    // The peers that need data of this rank, and those that provide data.
+    let (targets, is_provider) = (|| served.iter().copied(), request.is_provider(rank));
+    let targets = || targets().filter(|_| is_provider);
+    let sources = |peers: &[Rank]| {
+        peers.iter().copied().filter(|&peer| request.is_provider(peer)).collect::<Vec<_>>()
+    };
+    let own_cells = || cells(rank, shape.parts);
+    let self_copy = self_copy(request).filter(|_| lane == LaneId::HOME);
+    let mut steps = Vec::new();
+    if needs_ready {
+        steps.extend(sources(served).into_iter().map(|peer| signal(peer, ready(rank, lane))));
+    }
+    match shape.flags {
+        FlagOrder::Prompt => {
+            steps.extend(self_copy);
+            for peer in targets() {
+                steps.extend(needs_ready.then(|| wait(ready(peer, lane))));
+                steps.extend(own_cells().flat_map(|cell| {
+                    [put(peer, cell, Source::Input), signal(peer, arrived(cell, lane))]
+                }));
+            }
+        }
+        FlagOrder::Batched => {
+            steps.extend(targets().filter(|_| needs_ready).map(|peer| wait(ready(peer, lane))));
+            steps.extend(self_copy);
+            let to_peers = || targets().flat_map(|peer| own_cells().map(move |cell| (peer, cell)));
+            steps.extend(to_peers().map(|(peer, cell)| put(peer, cell, Source::Input)));
+            steps.extend(to_peers().map(|(peer, cell)| signal(peer, arrived(cell, lane))));
+        }
+    }
+    for peer in sources(serving) {
+        steps.extend(cells(peer, shape.parts).map(|cell| wait(arrived(cell, lane))));
+    }
+    Lane { tier, steps }
+}
+
+fn pull_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
+    peer_lanes(request).iter().map(|peers| pull_lane(request, peers)).collect()
+}
+
+fn pull_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
+    let &PlanRequest { rank, shape, .. } = request;
+    let &PeerLane { lane, tier, ref served, ref serving } = peers;
+    let self_copy = self_copy(request).filter(|_| lane == LaneId::HOME);
+    let taken = |by: Rank| Flag::Taken { by, lane };
+    let gets = |peer: Rank| {
+        cells(peer, shape.parts).map(move |cell| Step::Get { peer, cell, from: Source::Input })
+    };
+    let mut steps: Vec<Step> =
+        serving.iter().map(|&peer| signal(peer, ready(rank, lane))).collect();
+    match shape.flags {
+        FlagOrder::Prompt => {
+            steps.extend(self_copy);
+            for &peer in served {
+                steps.push(wait(ready(peer, lane)));
+                steps.extend(gets(peer));
+                steps.push(signal(peer, taken(rank)));
+            }
+        }
+        FlagOrder::Batched => {
+            steps.extend(served.iter().map(|&peer| wait(ready(peer, lane))));
+            steps.extend(self_copy);
+            steps.extend(served.iter().flat_map(|&peer| gets(peer)));
+            steps.extend(served.iter().map(|&peer| signal(peer, taken(rank))));
+        }
+    }
+    steps.extend(serving.iter().map(|&peer| wait(taken(peer))));
+    Lane { tier, steps }
+}
+
+fn lane_count(request: &CostRequest<'_>) -> usize {
+    if request.has_network() { 2 } else { 1 }
+}
+
+fn direct_traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
+    let sums = request.sums;
+    let (shard, every) = (sums.shard_bytes_max, sums.every_block_once_to_each_peer());
+    if !request.has_network() {
+        return [Traffic::new(shard.saturating_mul(sums.ranks - 1), every), Traffic::default()];
+    }
+    let (least, most) = sums.node_ranks_min_max();
+    [
+        Traffic::new(shard.saturating_mul(most - 1), sums.inside_bytes),
+        Traffic::new(
+            shard.saturating_mul(sums.ranks - least),
+            every.saturating_sub(sums.inside_bytes),
+        ),
+    ]
+}
+
+fn pull_traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
+    let sums = request.sums;
+    let (all, every) = (sums.total_bytes, sums.every_block_once_to_each_peer());
+    if !request.has_network() {
+        return [Traffic::new(all.saturating_sub(sums.shard_bytes_min), every), Traffic::default()];
+    }
+    let of_node = sums.node_ranks().map(|ranks| sums.node_bytes(ranks)).max().unwrap_or(0);
+    [
+        Traffic::new(of_node.saturating_sub(sums.shard_bytes_min), sums.inside_bytes),
+        Traffic::new(all, every.saturating_sub(sums.inside_bytes)),
+    ]
+}
+
+fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
+    let CostRequest { algorithm, sums, links, .. } = *request;
+    if sums.total_bytes > 0 && sums.node_bytes(node_ranks) == 0 {
+        // No rank of such a node provides data.
+        return PathEstimate { terms: Vec::new(), host: 0 };
+    }
+    // Only the root of a broadcast sends.
+    let senders = if request.everyone_provides() { node_ranks } else { 1 };
+    let own = EffectiveLink::new(links, None, senders, senders);
+    let of_tier = |tier| EffectiveLink::new(links, Some(tier), senders, senders);
+    let (local, network) = (of_tier(Tier::Local), of_tier(Tier::Network));
+    let mates = if request.has_network() { node_ranks - 1 } else { sums.ranks - 1 };
+    let others = sums.ranks - 1 - mates;
+    let pull = algorithm == Algorithm::Pull;
+    let among = if others == 0 { sums.total_bytes } else { sums.node_bytes(node_ranks) };
+    let near = LaneTime::new(request, &local, mates, among, Some(&own));
+    let mut far = LaneTime::new(request, &network, others, sums.total_bytes, None);
+    if others > 0 {
+        // The lane starts on a flag from lane 0, and ends with one to it.
+        far.ready = far.ready.saturating_add(own.hop);
+        far.hop = far.hop.saturating_add(own.hop);
+    }
+    // Two lanes of one thread take turns.
+    let one_thread = others > 0 && local.by_processor && network.by_processor;
+    let (mut ready, mut puts, mut flags, mut hop) = near.terms();
+    let copy = if own.by_processor { request.self_copy(&own) } else { 0 };
+    let mut copied = request.self_copy_term(&own, puts.max(far.puts));
+    if one_thread {
+        puts += far.puts;
+        flags += far.flags;
+        hop = hop.max(far.hop);
+    } else if far.end() > near.end().saturating_add(copy) {
+        (ready, puts, flags, hop) = far.terms();
+        if own.by_processor {
+            copied = Term::new(copied.name, 0, "");
+        }
+    }
+    let (verb, last) = if pull { ("gets", "last taken") } else { ("puts", "last arrival") };
+    let inside = note(request, &local, mates);
+    let note = match (mates, others) {
+        (_, 0) => inside,
+        (0, _) => format!("{} between nodes", note(request, &network, others)),
+        _ => format!("{} between nodes, {inside} inside", note(request, &network, others)),
+    };
+    let terms = vec![
+        Term::new("ready", ready, format!("of {} peers", mates + others)),
+        copied,
+        Term::new(verb, puts, note),
+        Term::new("flags", flags, "signals and waits"),
+        Term::new(last, hop, ""),
+    ];
+    let copies = request.self_puts().saturating_mul(own.submit);
+    let host = copies
+        .saturating_add((mates * request.parts()).saturating_mul(local.submit))
+        .saturating_add((others * request.parts()).saturating_mul(network.submit));
+    PathEstimate { terms, host }
+}
+
+#[derive(Default)]
+struct LaneTime {
+    ready: u64,
+    puts: u64,
+    flags: u64,
+    hop: u64,
+}
+
+impl LaneTime {
+    /// Estimates a lane to `peers` peers, among ranks whose blocks have `among` bytes; lane 0 makes the self copy.
+    fn new(
+        request: &CostRequest<'_>,
+        link: &EffectiveLink,
+        peers: u64,
+        among: u64,
+        own: Option<&EffectiveLink>,
+    ) -> Self {
+        if peers == 0 {
+            return Self::default();
+        }
+        let sums = request.sums;
+        let pull = request.algorithm == Algorithm::Pull;
+        let count = peers.saturating_mul(request.parts());
+        let sent = sums.shard_bytes_max.saturating_mul(peers);
+        let got = among.saturating_sub(sums.shard_bytes_min).min(sent);
+        let (lane, other) = if pull { (got, sent) } else { (sent, got) };
+        // `arrived` or `taken` signals, and the waits for those of others.
+        let signals = if pull { peers } else { count };
+        let waits = if request.everyone_provides() { signals } else { request.parts() };
+        Self {
+            ready: request.ready(link, peers, own),
+            puts: if pull { link.gets(count, lane) } else { link.puts(count, lane) }
+                .max(link.receives(other)),
+            flags: request.flags(link, signals).saturating_add(request.flags(link, waits)),
+            hop: link.hop,
+        }
+    }
+
+    fn terms(&self) -> (u64, u64, u64, u64) {
+        (self.ready, self.puts, self.flags, self.hop)
+    }
+
+    fn end(&self) -> u64 {
+        self.ready.saturating_add(self.puts).saturating_add(self.flags).saturating_add(self.hop)
+    }
+}
+
+fn note(request: &CostRequest<'_>, link: &EffectiveLink, peers: u64) -> String {
+    let count = peers * request.parts();
+    let pull = request.algorithm == Algorithm::Pull;
+    let at = if pull { link.rate_of_gets(count) } else { link.rate(count) };
+    format!("{count} × {} at {}", bytes(request.part_bytes()), rate(at))
+}

@@ -1,0 +1,489 @@
+//! Hierarchical: every block goes to one rank of each other node, which distributes it inside the node.
+//!
+//! *Hierarchical.* Lane 1 puts the own block to one rank of every other node, and waits for nothing else. Meanwhile lane
+//! 0 distributes the own block inside the node; then it puts each part that arrives from another node to the other
+//! ranks of its node as soon as it has arrived. Nodes are served in shifted order, so a block from k nodes back is the
+//! k-th to come, and lane 0 waits in this order. With one node there is no lane 1; with one rank on a node lane 0 has
+//! only arrivals. Neither is a special case.
+//!
+//! *Hierarchical ring.* Lane 1 puts the own block only to the next node, then forwards every part that arrives from the
+//! node before, until it has been everywhere. So a rank has few peers in other nodes, however many nodes there are. Two
+//! lanes need what arrives, lane 0 to distribute it and lane 1 to forward it, and each has a flag of its own.
+//!
+//! *Rails.* The block of local index l enters node j at the rank of local index l mod L, of the L ranks of node j. On
+//! nodes with different numbers of ranks, several rails end at one rank of a small node.
+//!
+//! With batched flags lane 0 has the `ready` signals and waits together, and the signals that announce a part to all
+//! ranks of the node. Lane 1 announces every part at once in any case, because lane 0 can continue with it.
+
+use peerlane_hal::Rank;
+
+use super::steps::{
+    NETWORK_LANE, after, arrived, before, cells, put, ready, self_copy, signal, wait,
+};
+use super::{PlanRequest, Schedule};
+use crate::collective::Collective;
+use crate::cost::effective::EffectiveLink;
+use crate::cost::estimate::{CostRequest, PathEstimate};
+use crate::cost::units::{bytes, rate, time};
+use crate::cost::{ClusterSums, Term, Traffic};
+use crate::plan::{Algorithm, Cell, FlagOrder, Lane, LaneId, Source, Step, Tier};
+use crate::topology::Topology;
+
+pub(super) const HIERARCHICAL: Schedule = Schedule {
+    algorithm: Algorithm::Hierarchical,
+    suits: |collective| collective == Collective::AllGather,
+    lanes: direct_lanes,
+    pointless,
+    forwards,
+    lane_count,
+    estimate,
+    traffic,
+};
+
+pub(super) const HIERARCHICAL_RING: Schedule = Schedule {
+    algorithm: Algorithm::HierarchicalRing,
+    suits: |collective| collective == Collective::AllGather,
+    lanes: ring_lanes,
+    pointless,
+    forwards,
+    lane_count,
+    estimate,
+    traffic,
+};
+
+fn pointless(sums: &ClusterSums) -> Option<&'static str> {
+    (sums.nodes == 1).then_some("there is one node")
+}
+
+fn forwards(sums: &ClusterSums) -> bool {
+    sums.nodes > 1
+}
+
+fn lane_count(request: &CostRequest<'_>) -> usize {
+    if request.sums.nodes > 1 { 2 } else { 1 }
+}
+
+fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
+    let sums = request.sums;
+    let shards = |count: u64| sums.shard_bytes_max.saturating_mul(count);
+    let of_node = |ranks: u64| shards((sums.entering(ranks) + 1) * (ranks - 1));
+    let inside_max = sums.node_ranks().map(of_node).max().unwrap_or(0);
+    let others = sums.nodes - 1;
+    let passed = match request.algorithm {
+        Algorithm::HierarchicalRing => sums.entering(sums.node_ranks_min_max().0).max(others),
+        _ => others,
+    };
+    let between_max = shards(passed);
+    let every = sums.every_block_once_to_each_peer();
+    if !request.has_network() {
+        return [Traffic::new(inside_max.saturating_add(between_max), every), Traffic::default()];
+    }
+    let between = sums.total_bytes.saturating_mul(others);
+    [Traffic::new(inside_max, every.saturating_sub(between)), Traffic::new(between_max, between)]
+}
+
+fn direct_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
+    lanes_with(request, direct_between)
+}
+
+/// Returns lane 0, and the network lane that `between` makes if there are several nodes.
+fn lanes_with(
+    request: &PlanRequest<'_>,
+    between: impl FnOnce(&PlanRequest<'_>, &Rails<'_>) -> Vec<Step>,
+) -> Vec<Lane> {
+    let rails = Rails::new(request);
+    let tier = if request.has_network() { Tier::Network } else { Tier::Local };
+    let mut lanes = vec![Lane { tier: Tier::Local, steps: home(request, &rails) }];
+    if rails.nodes() > 1 {
+        lanes.push(Lane { tier, steps: between(request, &rails) });
+    }
+    lanes
+}
+
+fn direct_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
+    let &PlanRequest { rank, shape, .. } = request;
+    let asks = request.needs_ready();
+    let targets = || (1..rails.nodes()).map(|by| entry(rails.ahead(by), rails.at()));
+    let mut steps = Vec::new();
+    if asks {
+        let sources = (1..rails.nodes()).flat_map(|by| rails.entering(by, rails.at()));
+        steps.extend(sources.map(|source| signal(source, ready(rank, NETWORK_LANE))));
+    }
+    if asks && shape.flags == FlagOrder::Batched {
+        steps.extend(targets().map(|target| wait(ready(target, NETWORK_LANE))));
+    }
+    for target in targets() {
+        if asks && shape.flags == FlagOrder::Prompt {
+            steps.push(wait(ready(target, NETWORK_LANE)));
+        }
+        steps.extend(announced(target, cells(rank, shape.parts), Source::Input));
+    }
+    steps
+}
+
+/// Puts of cells to one peer, each announced at once.
+fn announced(
+    peer: Rank,
+    cells: impl Iterator<Item = Cell>,
+    from: Source,
+) -> impl Iterator<Item = Step> {
+    cells.flat_map(move |cell| [put(peer, cell, from), signal(peer, arrived(cell, LaneId::HOME))])
+}
+
+fn home(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
+    let &PlanRequest { rank, shape, .. } = request;
+    let (mates, at, lane) = (rails.mates(), rails.at(), LaneId::HOME);
+    let served = || after(mates.len(), at).map(|mate| mates[mate]);
+    let mut steps = Vec::new();
+    if request.needs_ready() {
+        steps.extend(served().map(|mate| signal(mate, ready(rank, lane))));
+    }
+    match shape.flags {
+        FlagOrder::Prompt => {
+            steps.extend(self_copy(request));
+            for mate in served() {
+                steps.extend(request.needs_ready().then(|| wait(ready(mate, lane))));
+                steps.extend(announced(mate, cells(rank, shape.parts), Source::Input));
+            }
+        }
+        FlagOrder::Batched => {
+            steps.extend(served().filter(|_| request.needs_ready()).map(|m| wait(ready(m, lane))));
+            steps.extend(self_copy(request));
+            let to_mates = || served().flat_map(|m| cells(rank, shape.parts).map(move |c| (m, c)));
+            steps.extend(to_mates().map(|(mate, cell)| put(mate, cell, Source::Input)));
+            steps.extend(to_mates().map(|(mate, cell)| signal(mate, arrived(cell, lane))));
+        }
+    }
+    for cell in entering(request, rails, at) {
+        steps.push(wait(arrived(cell, lane)));
+        match shape.flags {
+            FlagOrder::Prompt => steps.extend(
+                served().flat_map(|mate| announced(mate, [cell].into_iter(), Source::Output)),
+            ),
+            FlagOrder::Batched => {
+                steps.extend(served().map(|mate| put(mate, cell, Source::Output)));
+                steps.extend(served().map(|mate| signal(mate, arrived(cell, lane))));
+            }
+        }
+    }
+    let serving = before(mates.len(), at);
+    for mate in serving.clone() {
+        steps.extend(cells(mates[mate], shape.parts).map(|cell| wait(arrived(cell, lane))));
+    }
+    for mate in serving {
+        steps.extend(entering(request, rails, mate).map(|cell| wait(arrived(cell, lane))));
+    }
+    steps
+}
+
+/// The cells from other nodes that enter at the mate of local index `at`, in the order in which they
+/// come.
+fn entering(request: &PlanRequest<'_>, rails: &Rails<'_>, at: usize) -> impl Iterator<Item = Cell> {
+    let parts = request.shape.parts;
+    (1..rails.nodes()).flat_map(move |by| {
+        let shards = rails.entering(by, at);
+        (0..parts).flat_map(move |part| shards.clone().map(move |shard| Cell { shard, part }))
+    })
+}
+
+fn ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
+    lanes_with(request, ring_between)
+}
+
+fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
+    let &PlanRequest { rank, shape, .. } = request;
+    let mut awaited = targets(rails);
+    let mut steps = Vec::new();
+    if request.needs_ready() {
+        let writers = writers(rails);
+        steps.extend(writers.into_iter().map(|writer| signal(writer, ready(rank, NETWORK_LANE))));
+    } else {
+        awaited.clear();
+    }
+    if shape.flags == FlagOrder::Batched {
+        steps.extend(awaited.drain(..).map(|target| wait(ready(target, NETWORK_LANE))));
+    }
+    for hop in 0..last_hop(rails) + 1 {
+        let from = if hop == 0 { Source::Input } else { Source::Output };
+        for part in 0..shape.parts {
+            for (shard, place) in passing(rails, hop) {
+                let cell = Cell { shard, part };
+                let target = entry(rails.ahead(1), place);
+                if hop > 0 {
+                    steps.push(wait(arrived(cell, NETWORK_LANE)));
+                }
+                if let Some(at) = awaited.iter().position(|&other| other == target) {
+                    awaited.remove(at);
+                    steps.push(wait(ready(target, NETWORK_LANE)));
+                }
+                steps.push(put(target, cell, from));
+                if hop < last_hop(rails) {
+                    steps.push(signal(target, arrived(cell, NETWORK_LANE)));
+                }
+                steps.push(signal(target, arrived(cell, LaneId::HOME)));
+            }
+        }
+    }
+    steps
+}
+
+/// The last hop of a shard is into the node behind its own.
+fn last_hop(rails: &Rails<'_>) -> usize {
+    rails.nodes() - 2
+}
+
+/// The shards that this rank puts to the next node after `hop` hops, with the local index of their
+/// owners.
+fn passing<'a>(rails: &Rails<'a>, hop: usize) -> impl Iterator<Item = (Rank, usize)> + use<'a> {
+    let step = if hop == 0 { usize::MAX } else { rails.mates().len() };
+    rails.behind(hop).iter().copied().zip(0..).skip(rails.at()).step_by(step)
+}
+
+/// The ranks of the next node that this rank puts to, in order of their place there.
+fn targets(rails: &Rails<'_>) -> Vec<Rank> {
+    let next = rails.ahead(1);
+    let mut is_target = vec![false; next.len()];
+    for hop in 0..last_hop(rails) + 1 {
+        passing(rails, hop).for_each(|(_, place)| is_target[place % next.len()] = true);
+    }
+    picked(next, &is_target)
+}
+
+/// The ranks of the node before that put to this rank, in order of their place there.
+fn writers(rails: &Rails<'_>) -> Vec<Rank> {
+    let previous = rails.behind(1);
+    let mut is_writer = vec![false; previous.len()];
+    for by in 1..rails.nodes() {
+        let places = (rails.at()..rails.behind(by).len()).step_by(rails.mates().len());
+        places.for_each(|place| is_writer[place % previous.len()] = true);
+    }
+    picked(previous, &is_writer)
+}
+
+fn picked(members: &[Rank], is_picked: &[bool]) -> Vec<Rank> {
+    members.iter().zip(is_picked).filter(|&(_, &picked)| picked).map(|(&rank, _)| rank).collect()
+}
+
+/// The nodes, seen from one rank.
+#[derive(Clone, Copy, Debug)]
+struct Rails<'a> {
+    topology: &'a Topology,
+    node: usize,
+    at: usize,
+}
+
+impl<'a> Rails<'a> {
+    fn new(request: &PlanRequest<'a>) -> Self {
+        let &PlanRequest { topology, rank, .. } = request;
+        let node = topology.node(rank) as usize;
+        Self { topology, node, at: topology.local_index(rank) }
+    }
+
+    fn nodes(&self) -> usize {
+        self.topology.nodes()
+    }
+
+    /// The place of this rank in its node.
+    fn at(&self) -> usize {
+        self.at
+    }
+
+    /// The ranks of the own node.
+    fn mates(&self) -> &'a [Rank] {
+        self.ahead(0)
+    }
+
+    /// The ranks of the node `by` nodes further on.
+    fn ahead(&self, by: usize) -> &'a [Rank] {
+        self.topology.members(Rank::at((self.node + by) % self.nodes()).0)
+    }
+
+    /// The ranks of the node `by` nodes back, at most all round.
+    fn behind(&self, by: usize) -> &'a [Rank] {
+        self.ahead(self.nodes() - by)
+    }
+
+    /// The shards from `by` nodes back that enter the own node at the mate of local index `at`.
+    fn entering(&self, by: usize, at: usize) -> impl Iterator<Item = Rank> + Clone {
+        self.behind(by).iter().copied().skip(at).step_by(self.mates().len())
+    }
+}
+
+/// The place of the rank at which the shard of local index `at` enters a node with these members.
+fn entry(members: &[Rank], at: usize) -> Rank {
+    members[at % members.len()]
+}
+
+fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
+    let CostRequest { sums, links, .. } = *request;
+    let tier = request.tier_between_nodes();
+    let own = EffectiveLink::new(links, None, node_ranks, node_ranks);
+    let local = EffectiveLink::new(links, Some(Tier::Local), node_ranks, node_ranks);
+    let network = EffectiveLink::new(links, Some(tier), node_ranks, node_ranks);
+    let mates = node_ranks - 1;
+    let between = NetworkTime::new(request, &network, node_ranks);
+
+    let spread = spread_own(request, &local, mates, request.parts(), sums.shard_bytes_max);
+    // What is spread came from another node.
+    let cell = spread_cell(request, &local, mates)
+        .saturating_add(local.passed_on(mates, request.part_bytes().saturating_mul(mates)));
+    let entering = sums.entering(node_ranks);
+    let forwards = spread_cells(cell, entering.saturating_mul(request.parts()));
+    let copy = request.self_copy(&own);
+    let copy_home = if own.by_processor { copy } else { 0 };
+
+    // Both lanes ask for `ready`; only home has the own copy between.
+    let ready_home = request.ready(&local, mates, Some(&own));
+    let ready_network = request.ready(&network, between.targets, None);
+    // By the network: all parts come in, and the last of them are spread.
+    let at_once = sums.entering_from_one(node_ranks);
+    let tail = if between.time > 0 { spread_cells(cell, at_once) } else { 0 };
+    let go = if between.time > 0 { own.hop } else { 0 };
+    let by_network = ready_network + go + between.time + between.hop + tail;
+    // By home: it begins with its own shard, or waits for the first part.
+    let first = ready_network + go + between.first + between.hop;
+    let home = ready_home + copy_home.saturating_add(spread);
+    let by_home = if forwards > 0 { home.max(first).saturating_add(forwards) } else { home };
+    // Both lanes on one fabric share what the rank can send.
+    let sent = (entering + 1).saturating_mul(mates).saturating_add(between.shards);
+    let sent = local.sends(sent.saturating_mul(sums.shard_bytes_max));
+    let by_home = if tier == Tier::Local { by_home.max(ready_home + sent) } else { by_home };
+    let one_thread = local.by_processor && network.by_processor;
+    let by_thread =
+        if one_thread { ready_home + copy_home + between.work + spread + forwards } else { 0 };
+
+    let inside = format!("{} own, {} passed on", time(spread), time(forwards));
+    let outside = format!(
+        "{} × {} at {}",
+        between.puts,
+        bytes(request.part_bytes()),
+        rate(network.rate(between.puts))
+    );
+    let longest = by_network.max(by_home).max(by_thread);
+    let ready = if longest == by_network { ready_network } else { ready_home };
+    let mut terms =
+        vec![Term::new("ready", ready, format!("of {} peers", mates + between.targets))];
+    terms.push(match longest {
+        _ if longest == by_thread => Term::new(
+            "both lanes in turn",
+            by_thread - ready,
+            format!("{outside} between nodes; {inside}"),
+        ),
+        _ if longest == by_home => {
+            let hidden = if between.time > 0 {
+                format!("; {outside} between nodes beside it")
+            } else {
+                String::new()
+            };
+            Term::new("puts inside the node", by_home - ready, format!("{inside}{hidden}"))
+        }
+        _ => Term::new(
+            "puts between nodes",
+            by_network - ready,
+            format!("{outside}, the last spread in {}; inside {inside} beside it", time(tail)),
+        ),
+    });
+    if !own.by_processor {
+        terms.push(Term::new(
+            "own copy",
+            copy.saturating_sub(longest),
+            "what is left beside the puts",
+        ));
+    }
+    if mates > 0 {
+        terms.push(Term::new("last arrival", local.hop, ""));
+    }
+    let local_puts = mates.saturating_mul(entering + 1).saturating_mul(request.parts());
+    let host = (local_puts.saturating_mul(local.submit))
+        .saturating_add(between.puts.saturating_mul(network.submit))
+        .saturating_add(request.self_puts().saturating_mul(own.submit));
+    PathEstimate { terms, host }
+}
+
+/// The puts of one rank into other nodes.
+#[derive(Default)]
+struct NetworkTime {
+    targets: u64,
+    shards: u64,
+    puts: u64,
+    /// The lane's own work.
+    work: u64,
+    /// The same with its waits, or as long as it takes a rank to receive.
+    time: u64,
+    /// The first part.
+    first: u64,
+    hop: u64,
+}
+
+impl NetworkTime {
+    fn new(request: &CostRequest<'_>, link: &EffectiveLink, node_ranks: u64) -> Self {
+        let sums = request.sums;
+        let others = sums.nodes - 1;
+        if others == 0 {
+            return Self::default();
+        }
+        let (parts, shard) = (request.parts(), sums.shard_bytes_max);
+        let ring = request.algorithm == Algorithm::HierarchicalRing;
+        // On rings a rank of a small node passes on all that enters at it.
+        let entering = sums.entering(node_ranks);
+        let shards = if ring { entering } else { others };
+        let puts = shards.saturating_mul(parts);
+        let flags =
+            request.flags(link, 1).saturating_mul(puts).saturating_mul(if ring { 3 } else { 1 });
+        // On rings all but the own shard came from the node before.
+        let foreign = shards - 1;
+        let passed_on = match ring {
+            true => link.passed_on(foreign.saturating_mul(parts), shard.saturating_mul(foreign)),
+            false => 0,
+        };
+        let work = link
+            .puts(puts, shard.saturating_mul(shards))
+            .saturating_add(passed_on)
+            .saturating_add(flags);
+        let first = link.puts(1, request.part_bytes());
+        let bubble = if ring {
+            let others_parts = first.saturating_mul(parts * entering.div_ceil(others) - 1);
+            link.hop.saturating_sub(others_parts).saturating_mul(others - 1)
+        } else {
+            0
+        };
+        let received = link.receives(shard.saturating_mul(entering));
+        let time = work.saturating_add(bubble).max(received);
+        Self {
+            targets: if ring { 1 } else { others },
+            shards,
+            puts,
+            work,
+            time,
+            first,
+            hop: link.hop,
+        }
+    }
+}
+
+/// One part to all mates.
+fn spread_cell(request: &CostRequest<'_>, local: &EffectiveLink, mates: u64) -> u64 {
+    if mates == 0 {
+        return 0;
+    }
+    let bytes = request.part_bytes().saturating_mul(mates);
+    let puts = local.puts(mates, bytes).max(local.receives(bytes));
+    puts.saturating_add(request.flags(local, mates)).saturating_add(request.flags(local, 1))
+}
+
+fn spread_cells(cell: u64, cells: u64) -> u64 {
+    cell.saturating_mul(cells)
+}
+
+/// The own shard to all mates.
+fn spread_own(
+    request: &CostRequest<'_>,
+    local: &EffectiveLink,
+    mates: u64,
+    parts: u64,
+    shard: u64,
+) -> u64 {
+    let puts = mates.saturating_mul(parts);
+    local.puts(puts, shard.saturating_mul(mates)).saturating_add(request.flags(local, puts))
+}

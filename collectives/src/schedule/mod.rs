@@ -1,0 +1,227 @@
+//! Schedules: the algorithms that turn a collective into plans.
+//!
+//! A schedule is a pure function from a topology and a [`Shape`] to the [plan](Plan) of each rank. It knows no
+//! engine, and no lengths: the [layout](crate::layout) gives cells their bytes. Every schedule asks the
+//! [`Collective`] which ranks provide data, so one file serves every collective that can move in its pattern.
+//!
+//! | file | schedules | collectives |
+//! | --- | --- | --- |
+//! | `direct.rs` | direct, pull | all; pull only all-gather and all-to-all |
+//! | `ring.rs` | ring, double ring | all-gather, broadcast (ring) |
+//! | `hierarchical.rs` | hierarchical, hierarchical ring | all-gather |
+//! | `steps.rs` | | steps and the order of peers, for all schedules |
+//!
+//! To add a schedule, write one file with its lanes and its estimate, add a name to [`Algorithm`], and add a row to
+//! the table below.
+
+use peerlane_hal::{ErrorKind, Rank};
+
+use crate::collective::Collective;
+use crate::cost::estimate::{CostRequest, PathEstimate};
+use crate::cost::{ClusterSums, Traffic};
+use crate::error::Error;
+#[cfg(doc)]
+use crate::plan::Tier;
+use crate::plan::{Algorithm, FlagOrder, Lane, OUTPUTS_MAX, PARTS_MAX, Plan};
+use crate::topology::Topology;
+
+mod direct;
+mod hierarchical;
+mod ring;
+mod steps;
+
+/// States what a plan is for, apart from the algorithm and the topology.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// The goal.
+    pub collective: Collective,
+    /// Number of parts of each block, 1 to [`PARTS_MAX`].
+    pub parts: u32,
+    /// Whether a rank's own block is in its output from the start.
+    pub in_place: bool,
+    /// Number of outputs that consecutive starts use in turn, 1 to [`OUTPUTS_MAX`]; 1 in place.
+    ///
+    /// With two, ranks that hear from everyone in each start signal no `ready`.
+    pub outputs: u32,
+    /// The order of flags and copies.
+    pub flags: FlagOrder,
+    /// Whether lanes of [`Tier::Network`] reach the ranks of other nodes; otherwise one fabric reaches all ranks.
+    pub tiers: bool,
+}
+
+impl Default for Shape {
+    /// An all-gather of whole shards, out of place, with one output, prompt flags and one fabric.
+    fn default() -> Self {
+        Self {
+            collective: Collective::AllGather,
+            parts: 1,
+            in_place: false,
+            outputs: 1,
+            flags: FlagOrder::Prompt,
+            tiers: false,
+        }
+    }
+}
+
+/// What a schedule makes the lanes of one rank from.
+#[derive(Clone, Copy, Debug)]
+struct PlanRequest<'a> {
+    topology: &'a Topology,
+    rank: Rank,
+    shape: Shape,
+}
+
+impl PlanRequest<'_> {
+    /// Returns whether some ranks are reached by network lanes.
+    fn has_network(&self) -> bool {
+        self.shape.tiers && self.topology.nodes() > 1
+    }
+
+    /// Returns whether outputs may be overwritten only after a `ready` flag.
+    ///
+    /// With two outputs in turn, a rank that has a block of every rank in the last start knows that all of them
+    /// have entered that start, so the output before it is free.
+    fn needs_ready(&self) -> bool {
+        let Shape { collective, outputs, .. } = self.shape;
+        let ranks = Rank::at(self.topology.ranks()).0;
+        outputs == 1 || !(0..ranks).all(|rank| collective.hears_from_everyone(Rank(rank), ranks))
+    }
+
+    /// Returns whether other ranks need data of `rank`.
+    fn is_provider(&self, rank: Rank) -> bool {
+        self.shape.collective.is_provider(rank)
+    }
+}
+
+/// An algorithm: how it plans, and what it costs.
+pub(crate) struct Schedule {
+    algorithm: Algorithm,
+    suits: fn(Collective) -> bool,
+    lanes: fn(&PlanRequest<'_>) -> Vec<Lane>,
+    /// Returns why the plans would equal those of a simpler schedule.
+    pub(crate) pointless: fn(&ClusterSums) -> Option<&'static str>,
+    /// Returns whether ranks forward what they have received, so that parts can overlap.
+    pub(crate) forwards: fn(&ClusterSums) -> bool,
+    /// Returns the number of lanes of a rank.
+    pub(crate) lane_count: fn(&CostRequest<'_>) -> usize,
+    /// Estimates the longest path of a start on nodes with this number of ranks.
+    pub(crate) estimate: fn(&CostRequest<'_>, u64) -> PathEstimate,
+    /// Returns the bytes inside nodes and between nodes.
+    pub(crate) traffic: fn(&CostRequest<'_>) -> [Traffic; 2],
+}
+
+/// All schedules, the simplest first, in the order of [`Algorithm::ALL`].
+const SCHEDULES: [Schedule; 6] = [
+    direct::DIRECT,
+    direct::PULL,
+    ring::RING,
+    ring::DOUBLE_RING,
+    hierarchical::HIERARCHICAL,
+    hierarchical::HIERARCHICAL_RING,
+];
+
+/// Returns the schedule of an algorithm.
+pub(crate) fn schedule(algorithm: Algorithm) -> &'static Schedule {
+    const { &SCHEDULES }
+        .iter()
+        .find(|schedule| schedule.algorithm == algorithm)
+        .expect("every algorithm has a schedule")
+}
+
+/// Returns the algorithms that can carry out a collective, the simplest first.
+pub fn algorithms(collective: Collective) -> impl Iterator<Item = Algorithm> {
+    let suitable = move |&&one: &&Algorithm| (schedule(one).suits)(collective);
+    Algorithm::ALL.iter().filter(suitable).copied()
+}
+
+/// Returns an error unless `algorithm` can carry out `collective`.
+pub(crate) fn check_suits(algorithm: Algorithm, collective: Collective) -> Result<(), Error> {
+    if (schedule(algorithm).suits)(collective) {
+        return Ok(());
+    }
+    let known = algorithms(collective).map(Algorithm::name).collect::<Vec<_>>().join(" or ");
+    let name = collective.name();
+    let text = format!("algorithm is {algorithm}, expected {known} for an operation of {name}");
+    Err(Error::new(ErrorKind::InvalidArgument, text))
+}
+
+/// Makes the plan of `rank`.
+///
+/// # Errors
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the topology has no such rank, the algorithm cannot carry out
+/// the collective, or a field of the shape is out of its bounds.
+pub fn plan(
+    algorithm: Algorithm,
+    topology: &Topology,
+    rank: Rank,
+    shape: Shape,
+) -> Result<Plan, Error> {
+    let invalid = |text| Err(Error::new(ErrorKind::InvalidArgument, text));
+    if rank.index() >= topology.ranks() {
+        return invalid(format!("rank is {rank}, expected a rank of {topology}"));
+    }
+    let Shape { collective, parts, in_place, outputs, flags, tiers: _ } = shape;
+    check_suits(algorithm, collective)?;
+    if let Err(text) = collective.check(topology.ranks(), in_place) {
+        return invalid(text);
+    }
+    if !(1..=PARTS_MAX).contains(&parts) {
+        return invalid(format!("parts is {parts}, expected 1 to {PARTS_MAX}"));
+    }
+    let outputs_max = if in_place { 1 } else { OUTPUTS_MAX };
+    if !(1..=outputs_max).contains(&outputs) {
+        let place = if in_place { "in place" } else { "out of place" };
+        return invalid(format!("outputs is {outputs}, expected 1 to {outputs_max} {place}"));
+    }
+    let ranks = Rank::at(topology.ranks()).0;
+    let lanes = (schedule(algorithm).lanes)(&PlanRequest { topology, rank, shape });
+    Ok(Plan { collective, algorithm, rank, ranks, parts, in_place, outputs, flags, lanes })
+}
+
+/// Makes the plans of all ranks, in rank order.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plans(algorithm: Algorithm, topology: &Topology, shape: Shape) -> Result<Vec<Plan>, Error> {
+    Rank::all(topology.ranks()).map(|rank| plan(algorithm, topology, rank, shape)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::*;
+
+    #[test]
+    fn every_algorithm_has_a_schedule() {
+        assert_eq!(SCHEDULES.map(|schedule| schedule.algorithm), Algorithm::ALL);
+    }
+
+    #[test]
+    fn impossible_arguments_are_named() {
+        let topology = Topology::of_nodes(&[0, 1, 1]).unwrap();
+        let error = |algorithm, rank, shape| {
+            let error = plan(algorithm, &topology, rank, shape).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            error.to_string()
+        };
+        let refused = |rank, parts, in_place, outputs| {
+            let shape = Shape { parts, in_place, outputs, ..Shape::default() };
+            error(Algorithm::Direct, rank, shape)
+        };
+        let text = |rank, parts| refused(rank, parts, false, 1);
+        assert_snapshot!(refused(Rank(0), 1, false, 3), @"outputs is 3, expected 1 to 2 out of place");
+        assert_snapshot!(refused(Rank(0), 1, true, 2), @"outputs is 2, expected 1 to 1 in place");
+        assert_snapshot!(text(Rank(3), 1), @"rank is 3, expected a rank of 3 ranks on 2 nodes");
+        assert_snapshot!(text(Rank(0), 0), @"parts is 0, expected 1 to 65536");
+        assert_snapshot!(text(Rank(0), 65537), @"parts is 65537, expected 1 to 65536");
+        let of = |collective| Shape { collective, ..Shape::default() };
+        let broadcast = |root| of(Collective::Broadcast { root: Rank(root) });
+        let all_to_all = of(Collective::AllToAll);
+        assert_snapshot!(error(Algorithm::Direct, Rank(0), broadcast(3)), @"root is 3, expected a rank below 3");
+        assert_snapshot!(error(Algorithm::Pull, Rank(0), broadcast(0)), @"algorithm is pull, expected direct or ring for an operation of broadcast");
+        assert_snapshot!(error(Algorithm::Ring, Rank(0), all_to_all), @"algorithm is ring, expected direct or pull for an operation of all-to-all");
+        let in_place = Shape { in_place: true, ..all_to_all };
+        assert_snapshot!(error(Algorithm::Direct, Rank(0), in_place), @"in_place is true, expected false: an all-to-all overwrites no input");
+    }
+}

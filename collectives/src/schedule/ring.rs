@@ -1,0 +1,437 @@
+//! Ring and double ring: every rank forwards what it receives to the next rank.
+//!
+//! The ranks form a circle, node after node, so that the circle leaves each node once. A rank puts its own block to the
+//! next rank, then forwards each part as soon as it has arrived. Every byte goes straight to its place in the output, so
+//! a rank only has to know that the next rank is `ready`. With two outputs in turn an all-gather needs not even that:
+//! in the last start, the block of the next rank has come all the way round. In a broadcast only the block of the root
+//! travels, and part by part the ring is a pipeline.
+//!
+//! The double ring has two lanes, one for each direction. Each takes every block half of the way round. If the number of
+//! ranks is even, the rank on the far side gets even parts from one direction and odd parts from the other. Both
+//! directions carry half, with half of the hops of one ring.
+//!
+//! If a network reaches the other nodes, puts that leave the node are in a network lane. The local lane waits for what
+//! arrives from the own node, and relays it to the network lane by a signal to its own rank. The lane that forwards
+//! waits for what arrives from another node.
+//!
+//! With batched flags the `ready` signal and wait are adjacent; after that, the signal of one part and the wait for the
+//! next are adjacent in any case.
+
+use std::ops::Range;
+
+use peerlane_hal::Rank;
+
+use super::steps::{after, arrived, put, ready, signal, wait};
+use super::{PlanRequest, Schedule};
+use crate::collective::Collective;
+use crate::cost::effective::EffectiveLink;
+use crate::cost::estimate::{CostRequest, PathEstimate};
+use crate::cost::units::{bytes, rate, time};
+use crate::cost::{ClusterSums, Term, Traffic, transfer_picoseconds};
+use crate::plan::{Algorithm, Cell, FlagOrder, Lane, LaneId, Source, Step, Tier};
+
+pub(super) const RING: Schedule = Schedule {
+    algorithm: Algorithm::Ring,
+    suits: |collective| collective.has_equal_outputs(),
+    lanes: ring_lanes,
+    pointless,
+    forwards,
+    lane_count: |request| tiers(request).len(),
+    estimate: |request, node_ranks| estimate(request, node_ranks, 1),
+    traffic,
+};
+
+pub(super) const DOUBLE_RING: Schedule = Schedule {
+    algorithm: Algorithm::DoubleRing,
+    suits: |collective| collective == Collective::AllGather,
+    lanes: double_ring_lanes,
+    pointless,
+    forwards,
+    lane_count: |request| 2 * tiers(request).len(),
+    estimate: |request, node_ranks| estimate(request, node_ranks, 2),
+    traffic,
+};
+
+fn pointless(sums: &ClusterSums) -> Option<&'static str> {
+    (sums.ranks <= 2).then_some("there are no more than two ranks")
+}
+
+fn forwards(sums: &ClusterSums) -> bool {
+    sums.ranks > 2
+}
+
+fn tiers(request: &CostRequest<'_>) -> &'static [Tier] {
+    if request.has_network() { Tier::ALL } else { &[Tier::Local] }
+}
+
+fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
+    let sums = request.sums;
+    let (rank, every) = (
+        sums.total_bytes.saturating_sub(sums.shard_bytes_min),
+        sums.every_block_once_to_each_peer(),
+    );
+    if !request.has_network() {
+        return [Traffic::new(rank, every), Traffic::default()];
+    }
+    // Each of the hops between nodes, one for every node, carries all blocks but that of the rank after it.
+    let between = every / sums.ranks.max(1) * sums.nodes;
+    [Traffic::new(rank, every.saturating_sub(between)), Traffic::new(rank, between)]
+}
+
+fn ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
+    let circle = circle(request);
+    let last = circle.len() - 1;
+    let all_round = Direction {
+        circle: &circle,
+        local: LaneId::HOME,
+        network: LaneId(1),
+        reach: [last; 2],
+        copied: 0..request.shape.parts,
+    };
+    let mut lanes = empty_lanes(request, 1);
+    all_round.extend(request, &mut lanes);
+    lanes
+}
+
+fn double_ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
+    let mut circle = circle(request);
+    let last = circle.len() - 1;
+    let (near, far) = (last / 2, last.div_ceil(2));
+    let middle = request.shape.parts.div_ceil(2);
+    let mut lanes = empty_lanes(request, 2);
+    let forwards = Direction {
+        circle: &circle,
+        local: LaneId::HOME,
+        network: LaneId(2),
+        reach: [far, near],
+        copied: 0..middle,
+    };
+    forwards.extend(request, &mut lanes);
+    circle[1..].reverse();
+    let backwards = Direction {
+        circle: &circle,
+        local: LaneId(1),
+        network: LaneId(3),
+        reach: [near, far],
+        copied: middle..request.shape.parts,
+    };
+    backwards.extend(request, &mut lanes);
+    lanes
+}
+
+fn empty_lanes(request: &PlanRequest<'_>, ways: usize) -> Vec<Lane> {
+    let tiers = if request.has_network() { Tier::ALL } else { &[Tier::Local] };
+    let lane = |&tier| vec![Lane { tier, steps: Vec::new() }; ways];
+    tiers.iter().flat_map(lane).collect()
+}
+
+/// Returns all ranks in the order of the circle, starting with this one.
+fn circle(request: &PlanRequest<'_>) -> Vec<Rank> {
+    let &PlanRequest { topology, rank, .. } = request;
+    let node = topology.node(rank);
+    let (mates, at) = (topology.members(node), topology.local_index(rank));
+    let others = after(topology.nodes(), node as usize)
+        .flat_map(|node| topology.members(Rank::at(node).0).iter().copied());
+    mates[at..].iter().copied().chain(others).chain(mates[..at].iter().copied()).collect()
+}
+
+/// One direction of a ring, in which blocks pass from rank to rank.
+struct Direction<'a> {
+    /// All ranks in the order in which a block passes them, starting with this one.
+    circle: &'a [Rank],
+    /// The lane of puts inside a node.
+    local: LaneId,
+    /// The lane of puts between nodes.
+    network: LaneId,
+    /// The number of hops that an even part, and an odd part, of a block makes.
+    reach: [usize; 2],
+    /// The parts of the own block whose self copy this direction makes.
+    copied: Range<u32>,
+}
+
+impl Direction<'_> {
+    fn extend(self, request: &PlanRequest<'_>, lanes: &mut [Lane]) {
+        let &PlanRequest { rank, shape, .. } = request;
+        let parts = || (0..shape.parts).map(|part| (part, self.reach(part)));
+        let furthest = parts().map(|(_, reach)| reach).max().unwrap_or(0);
+        let is_copied = request.is_provider(rank) && !shape.in_place;
+        let copies = self.copied.clone().filter(|_| is_copied);
+        let copies = copies.map(|part| put(rank, Cell { shard: rank, part }, Source::Input));
+        let (next, previous) = (self.place(1), self.place(self.circle.len() - 1));
+        let (inward, outward) =
+            (self.lane(request, previous, rank), self.lane(request, rank, next));
+        let (reader, reader_next) = (self.reader(request, 0), self.reader(request, 1));
+        let mut push = |lane: LaneId, step: Step| lanes[lane.index()].steps.push(step);
+        // Whether the rank before puts anything to this one, and this one to the next.
+        let needs_ready = request.needs_ready();
+        let is_put_to =
+            needs_ready && (0..furthest).any(|hop| request.is_provider(self.origin(hop + 1)));
+        let puts = needs_ready && (0..furthest).any(|hop| request.is_provider(self.origin(hop)));
+        let wait_ready = wait(ready(next, outward));
+        if is_put_to {
+            push(inward, signal(previous, ready(rank, inward)));
+        }
+        if puts && shape.flags == FlagOrder::Batched {
+            push(outward, wait_ready);
+        }
+        copies.for_each(|copy| push(self.local, copy));
+        if puts && shape.flags == FlagOrder::Prompt {
+            push(outward, wait_ready);
+        }
+        for hop in 0..furthest {
+            let (shard, from) = (self.origin(hop), source(hop));
+            if !request.is_provider(shard) {
+                continue;
+            }
+            for (part, _) in parts().filter(|&(_, reach)| reach > hop) {
+                let cell = Cell { shard, part };
+                if hop > 0 {
+                    push(reader, wait(arrived(cell, reader)));
+                }
+                if hop > 0 && reader != outward {
+                    push(reader, signal(rank, arrived(cell, outward)));
+                    push(outward, wait(arrived(cell, outward)));
+                }
+                push(outward, put(next, cell, from));
+                push(outward, signal(next, arrived(cell, reader_next)));
+            }
+        }
+        for (part, reach) in parts().filter(|&(_, reach)| reach > 0) {
+            let shard = self.origin(reach);
+            if request.is_provider(shard) {
+                push(reader, wait(arrived(Cell { shard, part }, reader)));
+            }
+        }
+    }
+
+    /// Returns the rank whose block this rank puts to the next one at hop `hop`.
+    fn origin(&self, hop: usize) -> Rank {
+        self.place(self.circle.len() - hop)
+    }
+
+    fn reach(&self, part: u32) -> usize {
+        self.reach[part as usize % 2]
+    }
+
+    /// Returns the rank `by` places after this one in the circle.
+    fn place(&self, by: usize) -> Rank {
+        self.circle[by % self.circle.len()]
+    }
+
+    /// Returns the lane of puts from one rank to the next.
+    fn lane(&self, request: &PlanRequest<'_>, from: Rank, to: Rank) -> LaneId {
+        let leaves = request.topology.node(from) != request.topology.node(to);
+        if leaves && request.has_network() { self.network } else { self.local }
+    }
+
+    /// Returns the lane in which the rank `by` places after this one waits for arrivals.
+    ///
+    /// No local lane signals a network lane of a peer.
+    fn reader(&self, request: &PlanRequest<'_>, by: usize) -> LaneId {
+        let last = self.circle.len() - 1;
+        let (rank, previous, next) = (self.place(by), self.place(by + last), self.place(by + 1));
+        match self.lane(request, previous, rank) == self.network {
+            true => self.lane(request, rank, next),
+            false => self.local,
+        }
+    }
+}
+
+fn source(hop: usize) -> Source {
+    if hop == 0 { Source::Input } else { Source::Output }
+}
+
+/// Estimates a ring with this number of directions.
+fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstimate {
+    if !request.everyone_provides() {
+        return broadcast_estimate(request, node_ranks);
+    }
+    let CostRequest { sums, links, .. } = *request;
+    let own = EffectiveLink::new(links, None, node_ranks, node_ranks);
+    let Hops { inside, local, network } = Hops::new(request, node_ranks, ways);
+    let peers = sums.ranks - 1;
+    let used = || Hops::used(request, inside, &local, &network);
+    let part_time = |link: &EffectiveLink| part_time(request, link);
+    // The last of links that are equally slow; there is always one.
+    let slowest = used().max_by_key(|link| part_time(link)).unwrap_or(&local);
+    let part = part_time(slowest);
+    let parts = request.parts();
+    // With two directions, even parts go further the one way, odd ones the other way.
+    let (near, hops) = (peers / ways, peers.div_ceil(ways));
+    let puts = hops * parts.div_ceil(ways) + near * (parts - parts.div_ceil(ways));
+    let shards = |count: u64| sums.shard_bytes_max.saturating_mul(count);
+    // Two directions leave a node at two ranks, unless it has only one; and of two ranks each has one
+    // direction inside.
+    let one_way = peers.div_ceil(ways);
+    let inside_shards = if request.has_network() && node_ranks == 2 { one_way } else { peers };
+    let out_shards = if node_ranks > 1 { one_way } else { peers };
+    let every = match local.by_processor {
+        _ if !inside => 0,
+        // Two directions of one thread take turns.
+        true => part_time(&local).saturating_mul(inside_shards.saturating_mul(parts)),
+        false => local.sends(shards(inside_shards)),
+    };
+    let out = if request.has_network() { network.sends(shards(out_shards)) } else { 0 };
+    let every = every.max(out);
+    // All but the own shard came from the rank before.
+    let foreign = peers.saturating_sub(1);
+    let passed_on = slowest.passed_on(foreign * parts, shards(foreign));
+    let all =
+        uneven(request, slowest, part.saturating_mul(puts).max(every).saturating_add(passed_on));
+    // What leaves the node is relayed by a signal from the home lane.
+    let relay = if request.has_network() && inside { own.hop } else { 0 };
+    let last_hop = used().map(|link| link.hop).max().unwrap_or(0);
+    let passed_on_part = |link: &EffectiveLink| link.passed_on(1, request.part_bytes());
+    let edge = |link: &EffectiveLink, relay: u64| {
+        part_time(link).saturating_add(passed_on_part(link)).saturating_add(link.hop + relay)
+    };
+    let (near_edge, far_edge) = (edge(&local, 0), edge(&network, relay));
+    // A shard crosses at most one way out of each node, and every other link at most once.
+    let out = if request.has_network() { sums.nodes.min(hops) } else { 0 };
+    let stay = hops.min(sums.ranks - if request.has_network() { sums.nodes } else { 0 });
+    let by = |out: u64| {
+        far_edge.saturating_mul(out).saturating_add(near_edge.saturating_mul(hops - out))
+    };
+    let others = part.saturating_add(passed_on_part(slowest)).saturating_mul(parts - 1);
+    let journey = by(out).max(by(hops - stay)).saturating_add(others);
+    // It begins where its shard is at home.
+    let journey = journey.saturating_sub(passed_on_part(&local).min(passed_on_part(slowest)));
+    let uneven_overlap = overlaps(request, slowest) && sums.shard_bytes_max > sums.shard_bytes_min;
+    let waits = match uneven_overlap {
+        true => 0,
+        false => journey.saturating_sub(all.saturating_add(last_hop)),
+    };
+
+    let mut terms = Vec::new();
+    let furthest = used().max_by_key(|link| link.hop).unwrap_or(&local);
+    let ready = request.ready(furthest, peers.min(1), Some(&own));
+    // Where only network lanes have work, they start on a flag from home and end with one to it.
+    let entry = if inside { 0 } else { own.hop };
+    let (ready, last_hop) = (ready + entry, last_hop + entry);
+    terms.push(Term::new("ready", ready, "of the next rank"));
+    terms.push(request.self_copy_term(&own, all.saturating_add(waits)));
+    let longer = match passed_on {
+        0 => String::new(),
+        _ => format!(", {} longer as peers have just put it there", time(passed_on)),
+    };
+    let note = format!(
+        "{hops} steps of {parts} × {} at {}{longer}",
+        bytes(request.part_bytes()),
+        rate(slowest.rate(1))
+    );
+    terms.push(Term::new("puts", all, note));
+    if hops > 0 {
+        terms.push(Term::new("waits for the next part", waits, format!("on {hops} steps")));
+        terms.push(Term::new("last arrival", last_hop, ""));
+    }
+    let puts = peers.saturating_mul(parts).saturating_mul(slowest.submit);
+    let host = puts.saturating_add(request.self_puts().saturating_mul(own.submit));
+    PathEstimate { terms, host }
+}
+
+/// Returns whether the last arrivals of one start overlap with the next start.
+fn overlaps(request: &CostRequest<'_>, link: &EffectiveLink) -> bool {
+    request.shape.outputs > 1 && !link.by_processor
+}
+
+/// Returns the time of the puts if shards differ in length.
+///
+/// Every link carries all shards but one, and the largest shard reaches the last rank part by part. With outputs in
+/// turn and engines of a device, the journey of one start overlaps with the next start.
+fn uneven(request: &CostRequest<'_>, link: &EffectiveLink, even: u64) -> u64 {
+    let sums = request.sums;
+    let peers = sums.ranks - 1;
+    if sums.shard_bytes_max == sums.shard_bytes_min || peers == 0 {
+        return even;
+    }
+    let equal = sums.shard_bytes_max.saturating_mul(peers);
+    let carried = sums.total_bytes - sums.shard_bytes_min;
+    let journey = sums.shard_bytes_max + request.part_bytes().saturating_mul(peers - 1);
+    let needed = if overlaps(request, link) { carried } else { carried.max(journey) };
+    let saved = equal.saturating_sub(needed);
+    even.saturating_sub(transfer_picoseconds(saved, link.rate(1)))
+}
+
+/// The links of a ring's hops.
+struct Hops {
+    /// Whether there are hops inside nodes.
+    inside: bool,
+    local: EffectiveLink,
+    network: EffectiveLink,
+}
+
+impl Hops {
+    fn new(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> Self {
+        let links = request.links;
+        Self {
+            inside: !request.has_network() || node_ranks > 1,
+            local: EffectiveLink::new(links, Some(Tier::Local), node_ranks, node_ranks),
+            // The circle leaves each node once in each direction.
+            network: EffectiveLink::new(links, Some(Tier::Network), node_ranks, ways),
+        }
+    }
+
+    fn used<'a>(
+        request: &CostRequest<'_>,
+        inside: bool,
+        local: &'a EffectiveLink,
+        network: &'a EffectiveLink,
+    ) -> impl Iterator<Item = &'a EffectiveLink> + use<'a> {
+        let used = [(inside, local), (request.has_network(), network)];
+        used.into_iter().filter(|(used, _)| *used).map(|(_, link)| link)
+    }
+}
+
+/// Returns the time of one part over one hop, with its signal and wait.
+fn part_time(request: &CostRequest<'_>, link: &EffectiveLink) -> u64 {
+    let flags = request.flags(link, 1).saturating_mul(2);
+    let part = link.puts(1, request.part_bytes()).max(link.receives(request.part_bytes()));
+    part.saturating_add(flags)
+}
+
+/// Estimates a broadcast: the first part over every hop, then the other parts over the slowest hop.
+fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
+    let sums = request.sums;
+    let own = EffectiveLink::new(request.links, None, 1, 1);
+    let Hops { inside, local, network } = Hops::new(request, node_ranks, 1);
+    let used = || Hops::used(request, inside, &local, &network);
+    let hops = sums.ranks - 1;
+    // All but the root forward what has just arrived.
+    let forwarded = |link: &EffectiveLink| {
+        let passed_on = if hops > 1 { link.passed_on(1, request.part_bytes()) } else { 0 };
+        part_time(request, link).saturating_add(passed_on)
+    };
+    let slowest = used().max_by_key(|link| forwarded(link)).unwrap_or(&local);
+    let furthest = used().max_by_key(|link| link.hop).unwrap_or(&local);
+    let between = if request.has_network() { (sums.nodes - 1).min(hops) } else { 0 };
+    // What leaves a node is relayed by a signal from lane 0. If only network lanes have work, they start on a flag from
+    // lane 0 and end with one to it.
+    let relay = if between > 0 && inside { own.hop } else { 0 };
+    let entry = if between > 0 && !inside { own.hop } else { 0 };
+    let hop = |link: &EffectiveLink, relay: u64| {
+        forwarded(link).saturating_add(link.hop).saturating_add(relay)
+    };
+    let first = hop(&network, relay)
+        .saturating_mul(between)
+        .saturating_add(hop(&local, 0).saturating_mul(hops - between))
+        .saturating_sub(forwarded(slowest) - part_time(request, slowest));
+    let others = forwarded(slowest).saturating_mul(request.parts() - 1);
+    let ready = request.ready(furthest, hops.min(1), Some(&own)).saturating_add(entry);
+    let note = format!(
+        "{} × {} at {} over {hops} hops",
+        request.parts(),
+        bytes(request.part_bytes()),
+        rate(slowest.rate(1))
+    );
+    let mut terms = vec![
+        Term::new("ready", ready, "of the next rank"),
+        request.self_copy_term(&own, first.saturating_add(others)),
+    ];
+    if hops > 0 {
+        terms.push(Term::new("first part", first, note));
+        terms.push(Term::new("other parts", others, "behind it"));
+        terms.push(Term::new("end of the network lane", entry, ""));
+    }
+    let host = request.parts().saturating_mul(slowest.submit);
+    PathEstimate { terms, host }
+}

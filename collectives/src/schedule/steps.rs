@@ -1,0 +1,105 @@
+//! Steps by name, and the order in which a rank serves its peers.
+
+use peerlane_hal::Rank;
+
+use super::PlanRequest;
+use crate::plan::{Cell, Flag, LaneId, Source, Step, Tier};
+
+/// The lane between nodes, in schedules that have one such lane.
+pub(super) const NETWORK_LANE: LaneId = LaneId(1);
+
+/// Returns the cells of the block of one rank.
+pub(super) fn cells(shard: Rank, parts: u32) -> impl Iterator<Item = Cell> + Clone {
+    (0..parts).map(move |part| Cell { shard, part })
+}
+
+/// Returns the copies of a rank's own block into its own output; none in place.
+pub(super) fn self_copy(request: &PlanRequest<'_>) -> impl Iterator<Item = Step> + use<> {
+    let &PlanRequest { rank, shape, .. } = request;
+    let is_copied = request.is_provider(rank) && !shape.in_place;
+    cells(rank, shape.parts)
+        .filter(move |_| is_copied)
+        .map(move |cell| put(rank, cell, Source::Input))
+}
+
+pub(super) fn put(peer: Rank, cell: Cell, from: Source) -> Step {
+    Step::Put { peer, cell, from }
+}
+
+pub(super) fn signal(peer: Rank, flag: Flag) -> Step {
+    Step::Signal { peer, flag }
+}
+
+pub(super) fn wait(flag: Flag) -> Step {
+    Step::Wait { flag }
+}
+
+pub(super) fn arrived(cell: Cell, lane: LaneId) -> Flag {
+    Flag::Arrived { cell, lane }
+}
+
+pub(super) fn ready(from: Rank, lane: LaneId) -> Flag {
+    Flag::Ready { from, lane }
+}
+
+/// Returns the others of `count` places in a circle, from the one after `at`.
+///
+/// A rank serves its peers in this order, so that no two ranks serve the same peer at once.
+pub(super) fn after(count: usize, at: usize) -> impl Iterator<Item = usize> + Clone {
+    (at + 1..count).chain(0..at)
+}
+
+/// Returns the others of `count` places in a circle, from the one before `at` backwards.
+///
+/// Peers serve a rank in this order.
+pub(super) fn before(count: usize, at: usize) -> impl Iterator<Item = usize> + Clone {
+    (0..at).rev().chain((at + 1..count).rev())
+}
+
+/// A lane, and the peers that it exchanges data with.
+#[derive(Debug)]
+pub(super) struct PeerLane {
+    pub(super) lane: LaneId,
+    pub(super) tier: Tier,
+    /// The peers in the order in which this rank serves them.
+    pub(super) served: Vec<Rank>,
+    /// The peers in the order in which they serve this rank.
+    pub(super) serving: Vec<Rank>,
+}
+
+/// Returns one lane for all peers, or one for the own node and one for the nodes that the network reaches.
+pub(super) fn peer_lanes(request: &PlanRequest<'_>) -> Vec<PeerLane> {
+    let &PlanRequest { topology, rank, .. } = request;
+    let home =
+        |served, serving| PeerLane { lane: LaneId::HOME, tier: Tier::Local, served, serving };
+    if !request.has_network() {
+        let (ranks, at) = (topology.ranks(), rank.index());
+        let served = after(ranks, at).map(Rank::at).collect();
+        return vec![home(served, before(ranks, at).map(Rank::at).collect())];
+    }
+    let (mates, at) = (topology.members(topology.node(rank)), topology.local_index(rank));
+    let served = after(mates.len(), at).map(|mate| mates[mate]).collect();
+    let serving = before(mates.len(), at).map(|mate| mates[mate]).collect();
+    vec![home(served, serving), network_lane(request)]
+}
+
+/// Returns the lane to the ranks of other nodes, one node at a time.
+///
+/// In each node a rank begins at its own local index, so that the ranks of two nodes of one size meet in pairs.
+fn network_lane(request: &PlanRequest<'_>) -> PeerLane {
+    let &PlanRequest { topology, rank, .. } = request;
+    let (nodes, node) = (topology.nodes(), topology.node(rank) as usize);
+    let at = topology.local_index(rank);
+    let members = |node: usize| topology.members(Rank::at(node).0);
+    let served = after(nodes, node).flat_map(|node| {
+        let members = members(node);
+        (0..members.len()).map(move |by| members[(at + by) % members.len()])
+    });
+    let serving = before(nodes, node).flat_map(|node| {
+        let members = members(node);
+        let count = members.len();
+        (0..count).map(move |by| members[(at % count + count - by) % count])
+    });
+    let (served, serving) = (served.collect(), serving.collect());
+    PeerLane { lane: NETWORK_LANE, tier: Tier::Network, served, serving }
+}
