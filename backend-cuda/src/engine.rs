@@ -150,9 +150,9 @@ impl Stream {
 }
 
 #[cfg(feature = "cudarc")]
-impl From<&std::sync::Arc<cudarc::driver::CudaStream>> for Stream {
+impl From<&Arc<cudarc::driver::CudaStream>> for Stream {
     /// Wraps a stream of cudarc and keeps it alive.
-    fn from(stream: &std::sync::Arc<cudarc::driver::CudaStream>) -> Self {
+    fn from(stream: &Arc<cudarc::driver::CudaStream>) -> Self {
         let raw = StreamHandle(stream.cu_stream().cast());
         // SAFETY: the clone keeps the stream alive.
         Self(unsafe { streams::Stream::new(raw, Some(stream.clone())) })

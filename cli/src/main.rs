@@ -1,4 +1,4 @@
-//! The program `peerlane`: measures all-gathers, explains plans, and says what a machine lacks.
+//! The program `peerlane`: measures collectives, explains plans, and reports what a machine lacks.
 //!
 //! Exit codes: 0 ok, 1 failed, 2 the command line asks for something that cannot be.
 
@@ -8,12 +8,14 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod allgather;
+mod bench;
 mod calibrate;
 mod cards;
 mod cublas;
 mod doctor;
 mod error;
 mod explain;
+mod goal;
 mod library;
 mod memory;
 mod nccl;
@@ -38,6 +40,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Allgather(Box<allgather::Options>),
+    Bench(bench::Options),
     Perf(Box<perf::Options>),
     Plan(plan::Options),
     Simulate(simulate::Options),
@@ -49,6 +52,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Allgather(options) => allgather::run(&options),
+        Command::Bench(options) => bench::run(options),
         Command::Perf(options) => perf::run(&options),
         Command::Plan(options) => plan::run(&options),
         Command::Simulate(options) => simulate::run(&options),

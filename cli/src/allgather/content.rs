@@ -33,9 +33,14 @@ pub(super) fn fill<T: Element>(
     for buffer in 0..setup.options.shape.output_buffers(setup.ranks()) {
         poison(cast_slice_mut(gather.output_buffer_mut(buffer)?));
     }
+    let numbering = setup.numbering(rank);
     for tensor in 0..gather.report().tensors {
-        let shard = tensor * setup.ranks() + rank.index();
-        data.fill(shard, cast_slice_mut(gather.input_piece_mut(tensor)?));
+        let blocks = setup.options.collective.input_blocks(setup.ranks());
+        let piece: &mut [u8] = cast_slice_mut(gather.input_piece_mut(tensor)?);
+        let block_bytes = (piece.len() / blocks).max(1);
+        for (block, bytes) in piece.chunks_mut(block_bytes).enumerate() {
+            data.fill(numbering.of_input(tensor + block), bytes);
+        }
     }
     Ok(())
 }
@@ -47,15 +52,17 @@ pub(super) fn fill<T: Element>(
 pub(super) fn compare<T: Element>(
     setup: &Setup<'_>,
     gather: &mut AllGather<T>,
-    shard_length: u64,
+    (rank, shard_length): (Rank, u64),
     data: Data,
 ) -> Result<Found> {
     let (ranks, tensors) = (setup.ranks(), gather.report().tensors);
+    let numbering = setup.numbering(rank);
     let gathered = gather.gathered()?;
     for tensor in 0..tensors {
-        for rank in Rank::all(ranks) {
-            let seen = cast_slice(gathered.piece(tensor, rank)?);
-            if let Err(wrong) = data.check(tensor * ranks + rank.index(), seen) {
+        for source in Rank::all(ranks) {
+            let seen = cast_slice(gathered.piece(tensor, source)?);
+            let number = numbering.of_output(tensor * ranks + source.index());
+            if let Err(wrong) = data.check(number, seen) {
                 return Ok(Err(Wrong::Byte(wrong)));
             }
         }

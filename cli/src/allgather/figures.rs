@@ -22,7 +22,8 @@ pub(super) struct Figures {
 /// The row of a gather that has this report.
 pub(super) fn row(setup: &Setup<'_>, report: &Report, figures: Figures) -> Row {
     let Statistics { median, p99, max } = figures.statistics;
-    let (algbw_gbs, busbw_gbs) = bandwidths(report.total_bytes, report.ranks, median);
+    let (algbw_gbs, busbw_gbs) =
+        bandwidths(report.collective, report.total_bytes, report.ranks, median);
     let lanes = report.lanes.iter().map(|lane| LaneRow {
         lane: lane.lane.0,
         tier: tier(lane.tier),
@@ -38,6 +39,7 @@ pub(super) fn row(setup: &Setup<'_>, report: &Report, figures: Figures) -> Row {
         own_bytes: moved.own_bytes,
     });
     Row {
+        collective: report.collective.to_string(),
         backend: setup.backend.clone(),
         ranks: report.ranks,
         nodes: setup.topology.notation(),

@@ -133,7 +133,8 @@ impl<F: Fabric> Bench<'_, F> {
             for _ in 0..gather.report().outputs {
                 content::fill(&self.setup, gather, rank, data)?;
                 gather.run()?;
-                found = found.and(content::compare(&self.setup, gather, shard_length, data)?);
+                found =
+                    found.and(content::compare(&self.setup, gather, (rank, shard_length), data)?);
             }
             let texts = self.circle.share("check", &found.err().map(|wrong| wrong.to_string()))?;
             let wrong = texts.into_iter().enumerate().find_map(|(rank, text)| Some((rank, text?)));

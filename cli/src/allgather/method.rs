@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use peerlane::collective::Collective;
 use peerlane::plan::{Algorithm, PARTS_MAX};
+use peerlane::schedule::algorithms;
 
 use crate::error::{Failure, Result};
 use crate::size::Size;
@@ -82,7 +84,11 @@ impl Method {
     }
 
     /// The algorithms that run where there are so many nodes; `None` is the library's choice.
-    pub(super) fn algorithms(&self, nodes: usize) -> Vec<Option<Algorithm>> {
+    pub(super) fn algorithms(
+        &self,
+        nodes: usize,
+        collective: Collective,
+    ) -> Vec<Option<Algorithm>> {
         // On one node hierarchical plans are the direct one.
         let differs = |algorithm: &Algorithm| match algorithm {
             Algorithm::Hierarchical | Algorithm::HierarchicalRing => nodes > 1,
@@ -94,8 +100,20 @@ impl Method {
         };
         match &self.wanted {
             Wanted::Listed(choices) => choices.iter().map(named).collect(),
-            Wanted::All => Algorithm::ALL.iter().copied().filter(differs).map(Some).collect(),
+            Wanted::All => algorithms(collective).filter(differs).map(Some).collect(),
         }
+    }
+
+    /// Returns the algorithms that are given by name.
+    pub(super) fn named(&self) -> impl Iterator<Item = Algorithm> {
+        let choices = match &self.wanted {
+            Wanted::Listed(choices) => choices.as_slice(),
+            Wanted::All => &[],
+        };
+        choices.iter().filter_map(|choice| match choice {
+            AlgorithmChoice::Auto => None,
+            AlgorithmChoice::Named(algorithm) => Some(*algorithm),
+        })
     }
 
     /// Whether rows show predictions.
@@ -157,15 +175,15 @@ mod tests {
     fn all_leaves_out_what_is_the_same_on_one_node() {
         let method = parse("--algorithm all").unwrap().method;
         let names = |nodes| {
-            let algorithms = method.algorithms(nodes).into_iter().flatten();
+            let algorithms = method.algorithms(nodes, Collective::AllGather).into_iter().flatten();
             algorithms.map(Algorithm::name).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(names(1), "direct pull ring double-ring");
         assert_eq!(names(2), "direct pull ring double-ring hierarchical hierarchical-ring");
         assert_eq!(method.wanted.name(), "all");
-        assert_eq!(parse("").unwrap().method.algorithms(2), [None]);
+        assert_eq!(parse("").unwrap().method.algorithms(2, Collective::AllGather), [None]);
         let listed = parse("--algorithm ring,auto").unwrap().method;
-        assert_eq!(listed.algorithms(2), [Some(Algorithm::Ring), None]);
+        assert_eq!(listed.algorithms(2, Collective::AllGather), [Some(Algorithm::Ring), None]);
         assert_eq!(listed.wanted.name(), "ring,auto");
     }
 

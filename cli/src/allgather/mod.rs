@@ -2,6 +2,7 @@
 
 use peerlane::bootstrap::environment::Environment;
 use peerlane::bootstrap::tcp::Tcp;
+use peerlane::collective::Collective;
 
 use crate::cublas;
 use crate::error::{Failure, Result};
@@ -144,8 +145,12 @@ fn need(options: &Options, chosen: &Chosen, ranks: usize, local_ranks: usize) ->
     let largest = sweep.shard_lengths().last().copied().unwrap_or(0);
     // Gathers of all algorithms stand side by side.
     let nodes = options.tiers.topology(ranks).ok().flatten().map_or(1, |nodes| nodes.nodes());
-    let gathers = options.method.algorithms(nodes).len() as u64;
-    let shard = if options.in_place { 0 } else { sweep.shard_bytes(largest) };
+    let gathers = options.method.algorithms(nodes, options.collective).len() as u64;
+    let shard = match options.collective {
+        _ if options.in_place => 0,
+        Collective::AllGather => sweep.shard_bytes(largest),
+        _ => sweep.total_bytes(largest),
+    };
     Need {
         ranks: local_ranks as u64,
         total_bytes: sweep.total_bytes(largest).saturating_mul(gathers),

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use peerlane::collective::Collective;
+use peerlane::schedule::algorithms;
 use peerlane::{DType, Deadline};
 
 use super::backend::{Backend, Devices};
@@ -149,6 +151,9 @@ pub(crate) struct Options {
     /// is not timed with the others
     #[arg(long, value_name = "FILE.json")]
     pub(crate) trace: Option<PathBuf>,
+    /// What is measured; set by the command.
+    #[arg(skip)]
+    pub(crate) collective: Collective,
     /// The process that spawned this rank; set by this program for itself
     #[arg(long, hide = true, value_name = "PID")]
     pub(crate) spawned_by: Option<u32>,
@@ -189,6 +194,11 @@ impl Options {
     /// Ranks that are spawned unless told otherwise.
     pub(crate) const RANKS_DEFAULT: usize = 4;
 
+    /// Returns the options for another collective.
+    pub(crate) fn of(self, collective: Collective) -> Self {
+        Self { collective, ..self }
+    }
+
     /// What single options cannot see: whether they fit together.
     ///
     /// # Errors
@@ -220,12 +230,47 @@ impl Options {
             return Err(Failure::usage("--vs compares equal shards in one place")
                 .with_advice("leave out --shards, --list and --tensors"));
         }
+        self.check_collective()?;
         self.method.check()?;
         if let Some(path) = &self.plot {
             Plot::to(path)?;
         }
         if let Some(path) = &self.trace {
             TraceFile::to(path)?;
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// A usage failure that names an option which the collective does not have.
+    fn check_collective(&self) -> Result<()> {
+        let collective = self.collective;
+        if collective == Collective::AllGather {
+            return Ok(());
+        }
+        let name = collective.name();
+        if self.in_place && collective == Collective::AllToAll {
+            let text = format!("--in-place is not possible: an {name} overwrites no input");
+            return Err(Failure::usage(text).with_advice("leave it out"));
+        }
+        let shape = &self.shape;
+        let of_all_gather = [
+            ("--shards", shape.shards.is_some()),
+            ("--list", shape.list),
+            ("--tensors", shape.tensors.is_some()),
+            ("--vs", self.vs.is_some()),
+        ];
+        if let Some((option, _)) = of_all_gather.iter().find(|(_, is_given)| *is_given) {
+            let text = format!("{option} is an option of all-gather, this is {name}");
+            return Err(Failure::usage(text).with_advice("leave it out"));
+        }
+        let known: Vec<_> = algorithms(collective).collect();
+        let unknown = self.method.named().find(|algorithm| !known.contains(algorithm));
+        if let Some(algorithm) = unknown {
+            let names: Vec<_> = known.iter().map(|algorithm| algorithm.name()).collect();
+            let text = format!("--algorithm {algorithm} does not support {name}");
+            let advice = format!("use auto, all, {}", names.join(" or "));
+            return Err(Failure::usage(text).with_advice(advice));
         }
         Ok(())
     }

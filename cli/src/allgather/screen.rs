@@ -146,11 +146,11 @@ fn title(row: &Row) -> String {
         Some(device) if device.captured => ", captured, back to back",
         Some(_) => ", back to back",
     };
-    let Row { backend, dtype, nodes, .. } = row;
+    let Row { collective, backend, dtype, nodes, .. } = row;
     let nodes = if nodes.starts_with("1x") { String::new() } else { format!(" on nodes {nodes}") };
     let shape = row.shape.as_ref().map_or_else(String::new, |shape| format!(", {shape}"));
     format!(
-        "all-gather, {} {ranks}{nodes}, {backend} backend, {dtype}, {place}{shape}{how}",
+        "{collective}, {} {ranks}{nodes}, {backend} backend, {dtype}, {place}{shape}{how}",
         row.ranks
     )
 }

@@ -10,6 +10,7 @@ pub(crate) fn of(options: &Options, backend: &str) -> Settings {
     let iterations = options.iterations.map_or("as many as fit".to_owned(), |n| n.to_string());
     let as_written = [
         ("--backend", backend.to_owned()),
+        ("the collective", options.collective.to_string()),
         ("--algorithm", method.wanted.name()),
         ("--parts", given(method.parts.map(|parts| parts.to_string()))),
         ("--part-bytes", given(method.part_bytes.map(|size| size.0.to_string()))),

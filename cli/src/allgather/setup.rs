@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use peerlane::bootstrap::Bootstrap;
+use peerlane::collective::Collective;
 use peerlane::cost::{Key, Links};
 use peerlane::group::Report;
 use peerlane::hal::{Fabric, LinkKind};
@@ -16,7 +17,9 @@ use super::options::Options;
 use super::place::{Carrier, Network, Place};
 use crate::calibrate;
 use crate::error::{Failure, Result};
+use crate::goal;
 use crate::ranks::circle::Circle;
+use crate::ranks::data::Numbering;
 
 /// The options, and what they come to between these ranks.
 pub(crate) struct Setup<'a> {
@@ -66,7 +69,7 @@ impl<'a> Setup<'a> {
 
     /// The algorithms that are measured.
     pub(super) fn algorithms(&self) -> Vec<Option<Algorithm>> {
-        self.options.method.algorithms(self.topology.nodes())
+        self.options.method.algorithms(self.topology.nodes(), self.options.collective)
     }
 
     /// Prepares a gather of shards of so many elements in the mean. Collective.
@@ -83,7 +86,14 @@ impl<'a> Setup<'a> {
         let pieces = shape.pieces(shard_length, self.ranks())?;
         let longest = self.shard_bytes(shard_length).into_iter().max().unwrap_or(0);
         let parts = method.parts(longest)?;
-        let mut builder = shape.describe::<F, T>(group, &pieces);
+        let mut builder = match self.options.collective {
+            Collective::Broadcast { root } => {
+                let len = pieces[0].iter().fold(0_usize, |sum, len| sum.saturating_add(*len));
+                group.broadcast(root, len)
+            }
+            Collective::AllToAll => group.all_to_all(pieces[0][0]),
+            _ => shape.describe::<F, T>(group, &pieces),
+        };
         builder = builder.timeout(self.options.timeout);
         if let Some(links) = &self.links {
             builder = builder.links(links.clone());
@@ -112,8 +122,19 @@ impl<'a> Setup<'a> {
     /// The shard of every rank in bytes, where the mean is so many elements.
     pub(super) fn shard_bytes(&self, shard_length: u64) -> Vec<u64> {
         let element = self.options.dtype.bytes() as u64;
-        let lengths = self.options.shape.lengths(shard_length, self.ranks());
+        let mut lengths = self.options.shape.lengths(shard_length, self.ranks());
+        if let Collective::Broadcast { root } = self.options.collective {
+            let total = lengths.iter().fold(0_u64, |sum, length| sum.saturating_add(*length));
+            lengths.fill(0);
+            lengths[root.index()] = total;
+        }
         lengths.into_iter().map(|length| length.saturating_mul(element)).collect()
+    }
+
+    /// Returns the numbers of the blocks of a rank.
+    pub(super) fn numbering(&self, rank: Rank) -> Numbering {
+        let (rank, ranks) = (rank.index(), self.ranks());
+        Numbering { collective: self.options.collective, rank, ranks }
     }
 
     /// Where a rank's shard begins behind those before it, and how long it is, in bytes.
@@ -140,6 +161,9 @@ impl<'a> Setup<'a> {
 /// A usage failure that names the option.
 pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()> {
     options.shape.check(ranks)?;
+    if let Collective::Broadcast { root } = options.collective {
+        goal::broadcast(root.0, ranks)?;
+    }
     options.tiers.topology(ranks)?;
     if backend != "host" && options.tiers.local_bandwidth.is_some() {
         let text = format!("--local-bandwidth is of the host backend, this one is {backend}");

@@ -12,6 +12,7 @@ use peerlane::topology::Topology;
 use crate::allgather::{AlgorithmChoice, parse_algorithm};
 use crate::calibrate;
 use crate::error::{Failure, Result};
+use crate::goal::{Goal, provided};
 use crate::size::Size;
 
 /// Say which algorithm would run, how long it is predicted to take, and why.
@@ -20,6 +21,8 @@ use crate::size::Size;
 /// 400 Gb/s RDMA between nodes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
+    #[command(flatten)]
+    goal: Goal,
     /// Ranks of each node: 2x4 for two nodes of four, or 3+1+2
     #[arg(long, default_value = "1x4", value_name = "NODES", value_parser = parse_topology)]
     nodes: Topology,
@@ -63,7 +66,8 @@ fn parse_flags(name: &str) -> std::result::Result<FlagOrder, String> {
 /// If the options do not fit together, or nothing can be printed.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = &options.nodes;
-    let shard_bytes = options.shard_bytes(topology.ranks())?;
+    let collective = options.goal.collective(topology.ranks())?;
+    let shard_bytes = provided(collective, options.shard_bytes(topology.ranks())?);
     let (links, flags) = match &options.calibration {
         None => (Links::default(), FlagOrder::Batched),
         Some(path) => {
@@ -74,6 +78,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
     };
     let shape = Shape {
+        collective,
         parts: 1,
         in_place: options.in_place,
         outputs: options.outputs,

@@ -1,18 +1,19 @@
 //! Reads the plans of all ranks from a file and verifies them.
 //!
 //! A file holds what `peerlane plan` prints, edited or not, or plans of somebody else: text in which
-//! every plan begins with its `all-gather` line, or JSON.
+//! every plan begins with the line that names its collective, or JSON.
 
 use std::path::Path;
 
+use peerlane::collective::Collective;
 use peerlane::plan::Plan;
 use serde::Deserialize;
 
 use super::document;
 use crate::error::{Failure, Result};
 
-/// How the first line of a plan begins.
-const HEADER: &str = "all-gather";
+/// The first words of a plan.
+const HEADERS: &[&str] = Collective::NAMES;
 
 /// The JSON forms: what `--json` prints, or a bare list.
 #[derive(Deserialize)]
@@ -61,7 +62,8 @@ fn sections(text: &str) -> Vec<String> {
     let mut sections: Vec<String> = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let line = if line.trim_start().starts_with('#') { "" } else { line };
-        if line.trim_start().starts_with(HEADER) || (sections.is_empty() && !line.trim().is_empty())
+        if HEADERS.iter().any(|header| line.trim_start().starts_with(header))
+            || (sections.is_empty() && !line.trim().is_empty())
         {
             sections.push("\n".repeat(number));
         }

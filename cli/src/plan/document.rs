@@ -6,11 +6,12 @@ use peerlane::layout::Layout;
 use peerlane::plan::{Cell, Plan};
 use peerlane::schedule::Shape;
 use peerlane::topology::Topology;
-use peerlane::{Rank, allgather, verify};
+use peerlane::{Rank, schedule, verify};
 use serde::Serialize;
 
 use super::options::Options;
 use crate::error::{Failure, Result};
+use crate::goal::provided;
 
 /// The plans that are shown, what is known of the plans of all ranks, and where their cells lie.
 #[derive(Clone, Debug)]
@@ -56,11 +57,16 @@ impl Document {
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
         let shown = options.shown_rank(topology.ranks())?;
         let Options { parts, in_place, outputs, flags, tiers, .. } = *options;
-        let shape = Shape { parts, in_place, outputs, flags, tiers };
+        let collective = options.goal.collective(topology.ranks())?;
+        let shape = Shape { collective, parts, in_place, outputs, flags, tiers };
         let excess = options.excess(&topology)?;
         let layout = options
             .shard_bytes(topology.ranks())?
-            .map(|shard_bytes| Layout::new(&shard_bytes, options.parts).map_err(usage))
+            .map(|shard_bytes| {
+                let shard_bytes = provided(collective, shard_bytes);
+                let layout = Layout::new(&shard_bytes, options.parts);
+                layout.and_then(|layout| layout.for_collective(collective)).map_err(usage)
+            })
             .transpose()?;
         let algorithm = options.algorithm();
         let (plans, verdict) = match (excess, shown) {

@@ -9,6 +9,7 @@ use peerlane::topology::Topology;
 
 use crate::allgather::{AlgorithmChoice, parse_algorithm, parse_ranks};
 use crate::error::{Failure, Result};
+use crate::goal::Goal;
 use crate::nodes::Nodes;
 use crate::size::Size;
 
@@ -23,6 +24,8 @@ const CELLS_MAX: u64 = 1 << 20;
 /// checked with --check.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
+    #[command(flatten)]
+    pub(super) goal: Goal,
     /// Ranks, all on one node unless --nodes says otherwise [default: 4]
     #[arg(long, value_name = "N", value_parser = parse_ranks)]
     pub(super) ranks: Option<usize>,
@@ -62,7 +65,7 @@ pub(crate) struct Options {
     /// Read the plans of all ranks from a file, as text or JSON, and print only the verdict
     #[arg(long, value_name = "FILE")]
     #[arg(conflicts_with_all = [
-        "ranks", "nodes", "tiers", "algorithm", "parts", "in_place", "outputs", "flags", "shard_bytes", "rank",
+        "collective", "root", "ranks", "nodes", "tiers", "algorithm", "parts", "in_place", "outputs", "flags", "shard_bytes", "rank",
         "json",
     ])]
     pub(super) check: Option<PathBuf>,

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use fastrand::Rng;
+use peerlane::collective::Collective;
 
 /// Bytes that are made and compared at a time; a multiple of 8, so that they are those of one fill.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -102,6 +103,32 @@ impl Shard {
         let (wanted, seen) = (wanted[at], seen[at]);
         let Self { data, number, offset, .. } = self;
         Mismatch { data: *data, shard: *number, offset: offset + at, wanted, seen }
+    }
+}
+
+/// Numbers the blocks that a rank sends and receives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Numbering {
+    pub(crate) collective: Collective,
+    pub(crate) rank: usize,
+    pub(crate) ranks: usize,
+}
+
+impl Numbering {
+    /// Returns the number of block `index` of the input: of a tensor, or in an all-to-all for a rank.
+    pub(crate) fn of_input(&self, index: usize) -> usize {
+        match self.collective {
+            Collective::AllToAll => self.rank * self.ranks + index,
+            _ => index * self.ranks + self.rank,
+        }
+    }
+
+    /// Returns the number of block `index` of the output, counted by tensor and then by rank.
+    pub(crate) fn of_output(&self, index: usize) -> usize {
+        match self.collective {
+            Collective::AllToAll => index * self.ranks + self.rank,
+            _ => index,
+        }
     }
 }
 

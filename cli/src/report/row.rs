@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use peerlane::collective::Collective;
 use serde::{Deserialize, Serialize};
 
 /// One measured size, with the field names that the JSON output has.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
+    /// all-gather, broadcast from 0, all-to-all.
+    #[serde(default = "all_gather")]
+    pub(crate) collective: String,
     pub(crate) backend: String,
     pub(crate) ranks: usize,
     /// The nodes of the ranks, such as `2x4`.
@@ -33,7 +37,8 @@ pub(crate) struct Row {
     pub(crate) max_us: f64,
     /// `total_bytes` by the median, in 10^9 bytes a second.
     pub(crate) algbw_gbs: f64,
-    /// What each rank receives from its peers, `(n - 1) / n` of the total, by the median.
+    /// The algorithm bandwidth by the factor that nccl-tests has for the collective: `(n - 1) / n`, or 1 for a
+    /// broadcast.
     pub(crate) busbw_gbs: f64,
     /// Every byte of every rank's output was compared.
     pub(crate) checked: bool,
@@ -205,12 +210,20 @@ pub(crate) fn microseconds(time: Duration) -> f64 {
     time.as_nanos() as f64 / 1000.0
 }
 
-/// The algorithm and bus bandwidths in 10^9 bytes a second, as nccl-tests define them for the
-/// all-gather.
-pub(crate) fn bandwidths(total_bytes: u64, ranks: usize, median: Duration) -> (f64, f64) {
+fn all_gather() -> String {
+    Collective::AllGather.to_string()
+}
+
+/// Returns the algorithm and bus bandwidths in 10^9 bytes a second, as nccl-tests defines them.
+pub(crate) fn bandwidths(
+    collective: Collective,
+    total_bytes: u64,
+    ranks: usize,
+    median: Duration,
+) -> (f64, f64) {
     let nanoseconds = (median.as_nanos() as f64).max(1.0);
     let algorithm = total_bytes as f64 / nanoseconds;
-    (algorithm, algorithm * ranks.saturating_sub(1) as f64 / ranks.max(1) as f64)
+    (algorithm, algorithm * collective.bus_factor(ranks.max(1)))
 }
 
 #[cfg(test)]
@@ -219,8 +232,9 @@ pub(super) mod tests {
 
     /// A row such as a run of 4 ranks makes.
     pub(crate) fn row(total_bytes: u64, median: Duration, limit: Option<Duration>) -> Row {
-        let (algbw_gbs, busbw_gbs) = bandwidths(total_bytes, 4, median);
+        let (algbw_gbs, busbw_gbs) = bandwidths(Collective::AllGather, total_bytes, 4, median);
         Row {
+            collective: all_gather(),
             backend: "host".into(),
             ranks: 4,
             nodes: "1x4".into(),
@@ -254,10 +268,11 @@ pub(super) mod tests {
 
     #[test]
     fn bandwidths_are_those_of_nccl_tests() {
-        let (algorithm, bus) = bandwidths(4_000_000, 4, Duration::from_millis(1));
+        let (algorithm, bus) =
+            bandwidths(Collective::AllGather, 4_000_000, 4, Duration::from_millis(1));
         assert!((algorithm - 4.0).abs() < 1e-12, "{algorithm}");
         assert!((bus - 3.0).abs() < 1e-12, "{bus}");
-        assert_eq!(bandwidths(1 << 20, 1, Duration::from_millis(1)).1, 0.0);
+        assert_eq!(bandwidths(Collective::AllGather, 1 << 20, 1, Duration::from_millis(1)).1, 0.0);
     }
 
     #[test]

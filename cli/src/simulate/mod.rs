@@ -10,6 +10,7 @@ use peerlane::simulate::{self, Simulation, Slice};
 use peerlane::topology::Topology;
 
 use crate::error::{Failure, Result};
+use crate::goal::provided;
 use crate::trace::{Event, TraceFile};
 
 mod links;
@@ -45,11 +46,13 @@ struct Run {
 /// If the options do not fit together, or a file cannot be written.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = options.topology()?;
-    let shard_bytes = options.shard_bytes(topology.ranks())?;
+    let ranks = topology.ranks();
+    let collective = options.goal.collective(ranks)?;
+    let shard_bytes = provided(collective, options.shard_bytes(ranks)?);
     let ground = Ground { links: options.links.links()?, shard_bytes, topology };
     let svg = options.svg.as_deref().map(Picture::to).transpose()?;
     let trace = options.trace.as_deref().map(TraceFile::to).transpose()?;
-    let algorithms = options.algorithms().into_iter();
+    let algorithms = options.algorithms(collective).into_iter();
     let runs: Vec<Run> =
         algorithms.map(|algorithm| ground.simulate(options, algorithm)).collect::<Result<_>>()?;
     let report = Report { ground: &ground, runs: &runs, path: options.path };
@@ -87,7 +90,9 @@ impl Ground {
     fn simulate(&self, options: &Options, algorithm: Option<Algorithm>) -> Result<Run> {
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
         let Self { topology, shard_bytes, links } = self;
+        let collective = options.goal.collective(topology.ranks())?;
         let shape = Shape {
+            collective,
             parts: 1,
             in_place: options.in_place,
             outputs: options.outputs,
@@ -106,7 +111,9 @@ impl Ground {
         };
         let Choice { algorithm, parts, cost, .. } = cost::choose(&question).map_err(usage)?;
         let shape = Shape { parts, ..shape };
-        let layout = Layout::new(shard_bytes, parts).map_err(usage)?;
+        let layout = Layout::new(shard_bytes, parts)
+            .and_then(|layout| layout.for_collective(collective))
+            .map_err(usage)?;
         let ranks = topology.ranks();
         let how = simulate::Options {
             delays: options.delays(ranks)?,

@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use peerlane::Rank;
+use peerlane::collective::Collective;
 use peerlane::plan::{Algorithm, FlagOrder};
 use peerlane::topology::Topology;
+use peerlane::{Rank, schedule};
 
 use crate::allgather::{AlgorithmChoice, parse_algorithm, parse_ranks};
 use crate::error::{Failure, Result};
+use crate::goal::Goal;
 use crate::nodes::Nodes;
 use crate::size::Size;
 
@@ -18,6 +20,8 @@ use crate::size::Size;
 /// are those of H200 GPUs over NVLink inside a node and 400 Gb/s RDMA between nodes. No byte moves.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
+    #[command(flatten)]
+    pub(super) goal: Goal,
     /// Nodes: a number of them, or 3+1+2 for the ranks of each node, 2x4, or the node of each rank
     #[arg(long, default_value = "2", value_name = "NODES")]
     nodes: Nodes,
@@ -147,10 +151,10 @@ impl Options {
     }
 
     /// What is simulated; `None` is what the cost model takes.
-    pub(super) fn algorithms(&self) -> Vec<Option<Algorithm>> {
+    pub(super) fn algorithms(&self, collective: Collective) -> Vec<Option<Algorithm>> {
         match self.algorithm {
             Wanted::Auto => vec![None],
-            Wanted::All => Algorithm::ALL.iter().copied().map(Some).collect(),
+            Wanted::All => schedule::algorithms(collective).map(Some).collect(),
             Wanted::Named(algorithm) => vec![Some(algorithm)],
         }
     }

@@ -48,6 +48,26 @@ fn check(ended: &Ended, ranks: u64) -> Vec<Value> {
 }
 
 #[test]
+fn broadcasts_and_all_to_alls_run_eagerly_and_captured() {
+    for ranks in 1..=4 {
+        for graph in ["", "--graph"] {
+            let options = format!("--backend cuda --ranks {ranks} --limit {graph} {SMALL}");
+            let root = ranks / 2;
+            for algorithm in ["direct", "ring"] {
+                let line =
+                    format!("bench broadcast --root {root} --algorithm {algorithm} {options}");
+                let rows = check(&run(&line, &[]), ranks);
+                assert!(
+                    rows.iter().all(|row| row["collective"] == format!("broadcast from {root}"))
+                );
+            }
+            let rows = check(&run(&format!("bench all-to-all --dtype f32 {options}"), &[]), ranks);
+            assert!(rows.iter().all(|row| row["collective"] == "all-to-all"));
+        }
+    }
+}
+
+#[test]
 fn one_to_four_ranks_gather_between_gpus_and_check_every_size() {
     for ranks in 1..=4 {
         for place in ["", "--in-place", "--outputs 2", "--outputs 1"] {

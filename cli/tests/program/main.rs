@@ -1,6 +1,7 @@
 //! Runs the built program from end to end.
 
 mod allgather;
+mod bench;
 mod common;
 mod cost;
 mod cuda;

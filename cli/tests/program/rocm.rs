@@ -45,6 +45,17 @@ fn ranks_gather_between_gpus_and_check_every_size() {
     }
 }
 
+#[test]
+fn broadcasts_and_all_to_alls_run_on_streams_and_sdma_engines() {
+    for (ranks, engine) in [(1, "auto"), (2, "streams"), (3, "sdma"), (4, "streams")] {
+        let options = format!("--backend rocm --ranks {ranks} --engine {engine} {SMALL}");
+        for algorithm in ["direct", "ring"] {
+            check(&run(&format!("bench broadcast --algorithm {algorithm} {options}"), &[]), ranks);
+        }
+        check(&run(&format!("bench all-to-all {options}"), &[]), ranks);
+    }
+}
+
 /// The kinds of engines of lane 0, row by row.
 fn kinds(rows: &[Value]) -> Vec<&str> {
     let kinds = rows.iter().map(|row| &row["lanes"][0]["kind"]);

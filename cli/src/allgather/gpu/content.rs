@@ -6,7 +6,7 @@ use std::thread;
 use super::device::{Gpu, Span};
 use crate::error::{Failure, Result};
 use crate::ranks::circle::Circle;
-use crate::ranks::data::{Data, Mismatch, POISON, Shard};
+use crate::ranks::data::{Data, Mismatch, Numbering, POISON, Shard};
 
 /// Bytes of a chunk, a multiple of the pieces that data are made of.
 const CHUNK_BYTES: u64 = 32 << 20;
@@ -14,17 +14,12 @@ const CHUNK_BYTES: u64 = 32 << 20;
 const THREADS_MAX: usize = 8;
 const _: () = assert!(CHUNK_BYTES.is_multiple_of(Shard::PIECE_BYTES as u64));
 
-/// Fills the own shard, a piece for each tensor, as `rank` of `ranks`.
-pub(super) fn fill(
-    gpu: &Gpu,
-    data: Data,
-    (rank, ranks): (usize, usize),
-    input: &[Span],
-) -> Result<()> {
+/// Fills the input, one span for each block.
+pub(super) fn fill(gpu: &Gpu, data: Data, numbering: Numbering, input: &[Span]) -> Result<()> {
     let stream = gpu.stream()?;
     let mut staging = Vec::new();
-    for (tensor, piece) in input.iter().enumerate() {
-        let mut shard = data.shard(tensor * ranks + rank);
+    for (index, piece) in input.iter().enumerate() {
+        let mut shard = data.shard(numbering.of_input(index));
         for chunk in chunks(*piece) {
             staging.resize(chunk.bytes as usize, 0);
             shard.fill(&mut staging);
@@ -50,9 +45,12 @@ pub(super) fn poison(gpu: &Gpu, outputs: &[Vec<Span>]) -> Result<()> {
 pub(super) fn compare(
     gpu: &Gpu,
     data: Data,
+    numbering: Numbering,
     shards: &[Span],
 ) -> Result<std::result::Result<(), Mismatch>> {
-    let numbered: Vec<_> = shards.iter().copied().enumerate().collect();
+    let numbered = shards.iter().copied().enumerate();
+    let numbered: Vec<_> =
+        numbered.map(|(index, shard)| (numbering.of_output(index), shard)).collect();
     for some in numbered.chunks(THREADS_MAX) {
         let compared: Vec<_> = thread::scope(|scope| {
             let compare = |&(number, shard): &(usize, Span)| {

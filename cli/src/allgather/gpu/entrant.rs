@@ -7,7 +7,7 @@ use super::content;
 use super::device::{Gpu, Graph, Span, Stream};
 use crate::error::Result;
 use crate::ranks::circle::Circle;
-use crate::ranks::data::Data;
+use crate::ranks::data::{Data, Numbering};
 
 /// Starts in one graph.
 const STARTS_IN_A_GRAPH: u32 = 10;
@@ -147,10 +147,15 @@ impl<'a> Entrant<'a> {
     ///
     /// # Errors
     /// If the gather fails, or a byte is wrong on any rank.
-    pub(super) fn check(&mut self, circle: &Circle, rank: usize, data: Data) -> Result<()> {
-        let ranks = circle.share("to check", &())?.len();
+    pub(super) fn check(
+        &mut self,
+        circle: &Circle,
+        numbering: Numbering,
+        data: Data,
+    ) -> Result<()> {
+        circle.share("to check", &())?;
         content::poison(&self.gpu, &self.outputs)?;
-        content::fill(&self.gpu, data, (rank, ranks), &self.input)?;
+        content::fill(&self.gpu, data, numbering, &self.input)?;
         // In place the poison covers the own shard, which is filled after it. No rank starts before
         // all have poisoned, because peers write here as soon as they do.
         circle.share("poisoned and filled", &())?;
@@ -167,7 +172,7 @@ impl<'a> Entrant<'a> {
                 }
             };
             self.finish()?;
-            found = found.and(content::compare(&self.gpu, data, &output)?);
+            found = found.and(content::compare(&self.gpu, data, numbering, &output)?);
         }
         content::agree(circle, self.name(), found)
     }

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use peerlane::collective::Collective;
 use peerlane::hal::Fabric;
 use peerlane::{AllGather, Element, Group, Rank};
 
@@ -50,11 +51,14 @@ pub(super) fn prepare<F: Fabric>(
     })
 }
 
-/// The pieces of the own shard, one for each tensor.
+/// Returns the blocks of the input: one for each tensor, or in an all-to-all one for each rank.
 fn input<T: Element>(gather: &AllGather<T>, rank: Rank, in_place: bool) -> Result<Vec<Span>> {
     let tensors = 0..gather.report().tensors;
     let pieces = tensors.map(|tensor| Ok(span(gather.piece_place(tensor, rank)?)));
     let mut pieces = pieces.collect::<Result<Vec<_>>>()?;
+    if gather.report().collective == Collective::AllToAll {
+        pieces = vec![pieces[0]; gather.report().ranks];
+    }
     if !in_place {
         // As long as in the output, one after another in the input.
         let mut address = span(gather.input_place()).address;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use peerlane::Group;
 use peerlane::bootstrap::Bootstrap;
+use peerlane::collective::Collective;
 use peerlane::group::Report;
 use peerlane::hal::Fabric;
 
@@ -96,7 +97,7 @@ impl<F: Fabric> Bench<'_, F> {
             }
         }
         for entrant in &mut entrants {
-            entrant.guarded(|entrant| entrant.check(circle, rank.index(), before))?;
+            entrant.guarded(|entrant| entrant.check(circle, setup.numbering(rank), before))?;
         }
 
         tell(doing(Activity::Measure))?;
@@ -112,7 +113,7 @@ impl<F: Fabric> Bench<'_, F> {
         }
         tell(doing(Activity::Check))?;
         for entrant in &mut entrants {
-            entrant.guarded(|entrant| entrant.check(circle, rank.index(), after))?;
+            entrant.guarded(|entrant| entrant.check(circle, setup.numbering(rank), after))?;
         }
 
         let starts = entrants[0].whole(counts.timed);
@@ -276,7 +277,7 @@ fn compare(
             || Rival::missing(path.name, "it was not timed"),
             |times| {
                 let median = times.device.median;
-                let busbw = bandwidths(total_bytes, ranks, median).1;
+                let busbw = bandwidths(Collective::AllGather, total_bytes, ranks, median).1;
                 Rival::timed(path.name, median, ours, times.host, busbw)
             },
         ),

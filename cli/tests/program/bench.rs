@@ -1,0 +1,146 @@
+//! Runs `peerlane bench` and the commands that plan, simulate and predict other collectives.
+
+use serde_json::Value;
+
+use crate::common::run;
+
+const SMALL: &str =
+    "--min-bytes 1K --max-bytes 4K --iterations 3 --warmup 1 --backend host --json -";
+
+fn check(rows: &[Value], collective: &str, bus_factor: f64) {
+    assert_eq!(rows.len(), 2, "1 KiB and 4 KiB");
+    for row in rows {
+        assert_eq!((&row["checked"], &row["collective"]), (&true.into(), &collective.into()));
+        let (algorithm, bus) =
+            (row["algbw_gbs"].as_f64().unwrap(), row["busbw_gbs"].as_f64().unwrap());
+        assert!((bus - algorithm * bus_factor).abs() < 1e-9, "{row}");
+    }
+}
+
+#[test]
+fn broadcasts_are_measured_and_checked() {
+    for ranks in [1, 2, 3, 5] {
+        for algorithm in ["direct", "ring", "auto"] {
+            let root = ranks - 1;
+            let options = format!("--ranks {ranks} --root {root} --algorithm {algorithm} {SMALL}");
+            let rows = run(&format!("bench broadcast {options}")).rows();
+            check(&rows, &format!("broadcast from {root}"), 1.0);
+            let in_place = run(&format!("bench broadcast {options} --in-place")).rows();
+            check(&in_place, &format!("broadcast from {root}"), 1.0);
+        }
+    }
+}
+
+#[test]
+fn all_to_alls_are_measured_and_checked() {
+    for ranks in [1, 2, 3, 5] {
+        let rows = run(&format!("bench all-to-all --ranks {ranks} --dtype f32 {SMALL}")).rows();
+        check(&rows, "all-to-all", (ranks - 1) as f64 / ranks as f64);
+    }
+    let line = "bench all-to-all --nodes 2x2 --limit";
+    let rows = run(&format!("{line} {SMALL}")).rows();
+    check(&rows, "all-to-all", 0.75);
+}
+
+#[test]
+fn an_all_gather_has_the_same_rows_by_either_command() {
+    let rows = run(&format!("bench all-gather --ranks 3 {SMALL}")).rows();
+    check(&rows, "all-gather", 2.0 / 3.0);
+    check(&run(&format!("allgather --ranks 3 {SMALL}")).rows(), "all-gather", 2.0 / 3.0);
+}
+
+#[test]
+fn every_algorithm_that_suits_runs() {
+    let rows = run(&format!("bench broadcast --nodes 2+1 --algorithm all --limit {SMALL}")).rows();
+    let names: Vec<_> = rows.iter().map(|row| row["algorithm"].as_str().unwrap()).collect();
+    assert_eq!(names, ["direct", "ring", "direct", "ring"]);
+}
+
+#[test]
+fn other_collectives_are_planned_simulated_and_predicted() {
+    let of = "--collective broadcast --root 1";
+    let plan = run(&format!("plan --ranks 3 --algorithm ring --rank 0 {of}"));
+    insta::assert_snapshot!(plan.stdout, @r"
+    # 3 ranks on 1 node
+    # verified (ranks: 3, parts: 1, starts: 2, steps: 11, flags: 4): every byte of every output arrives exactly once; no byte is read before it has arrived; no deadlock; every flag has one writer and one reader and ends where it began; no start passes on the flags of the one before; nothing is overwritten while somebody may still read it
+
+    broadcast from 1 ring: rank 0 of 3, 1 part, out of place
+    lane 0
+      signal ready to 2
+      wait arrived 1.0
+    ");
+    let simulated = run(&format!("simulate --nodes 2 --ranks-per-node 4 --algorithm all {of}"));
+    assert!(simulated.stdout.contains("direct") && simulated.stdout.contains("ring"));
+    assert_eq!(simulated.code, Some(0), "{}", simulated.stderr);
+    let explained = run(&format!("explain --nodes 1x4 --shard-bytes 64M {of}"));
+    insta::assert_snapshot!(explained.stdout, @r"
+    4 ranks on 1 node, shards of 0 B to 64 MiB, 64 MiB in all: ring, parts 4
+      ring              parts 4      308 µs  chosen
+      direct            parts 1      539 µs  1.75 times as long
+    predicted: 308 µs
+          10 µs  start
+         6.8 µs  ready  of the next rank
+         155 µs  first part  4 × 16 MiB at 392 GB/s over 3 hops
+         136 µs  other parts  behind it
+      own copies: 64 MiB in all, at most 64 MiB of one rank
+      local: 192 MiB in all, at most 64 MiB of one rank
+      memory of one rank: 128 MiB
+    ");
+    let explained = run("explain --nodes 1x4 --collective all-to-all");
+    assert_eq!(explained.code, Some(0), "{}", explained.stderr);
+    let plan = run("plan --ranks 2 --collective all-to-all --shard-bytes 64");
+    insta::assert_snapshot!(plan.stdout, @r"
+    # 2 ranks on 1 node
+    # verified (ranks: 2, parts: 1, starts: 2, steps: 12, flags: 4): every byte of every output arrives exactly once; no byte is read before it has arrived; no deadlock; every flag has one writer and one reader and ends where it began; no start passes on the flags of the one before; nothing is overwritten while somebody may still read it
+
+    all-to-all direct: rank 0 of 2, 1 part, out of place
+    lane 0
+      signal ready to 1
+      put 0.0 input to 0
+      wait ready from 1
+      put 0.0 input to 1
+      signal arrived 0.0 to 1
+      wait arrived 1.0
+
+    all-to-all direct: rank 1 of 2, 1 part, out of place
+    lane 0
+      signal ready to 0
+      put 1.0 input to 1
+      wait ready from 0
+      put 1.0 input to 0
+      signal arrived 1.0 to 0
+      wait arrived 0.0
+
+    # output of each rank: 128 bytes
+    #  cell  input offset  output offset         bytes
+    #   0.0             0              0            64
+    #   1.0             0             64            64
+    ");
+}
+
+#[test]
+fn what_a_collective_lacks_is_refused() {
+    let refused = |line: &str| {
+        let ended = run(line);
+        assert_eq!(ended.code, Some(2), "{line}: {}", ended.stderr);
+        ended.stderr
+    };
+    insta::assert_snapshot!(refused("bench broadcast --ranks 3 --root 3"), @"error: --root is 3, expected a rank below 3");
+    insta::assert_snapshot!(refused("bench broadcast --tensors 2"), @r"
+    error: --tensors is an option of all-gather, this is broadcast
+     help: leave it out
+    ");
+    insta::assert_snapshot!(refused("bench all-to-all --in-place"), @r"
+    error: --in-place is not possible: an all-to-all overwrites no input
+     help: leave it out
+    ");
+    insta::assert_snapshot!(refused("bench all-to-all --algorithm ring"), @r"
+    error: --algorithm ring does not support all-to-all
+     help: use auto, all, direct or pull
+    ");
+    insta::assert_snapshot!(refused("plan --root 1"), @r"
+    error: --root is 1, but an all-gather has no root
+     help: leave it out, or use broadcast
+    ");
+    insta::assert_snapshot!(refused("plan --collective broadcast --algorithm pull"), @"error: algorithm is pull, expected direct or ring for an operation of broadcast");
+}
