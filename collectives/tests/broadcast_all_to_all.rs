@@ -108,7 +108,7 @@ fn bad_input_is_refused_on_every_rank() {
             (error.kind(), error.to_string())
         };
         let (invalid, mismatch) = (ErrorKind::InvalidArgument, ErrorKind::Mismatch);
-        let texts: Vec<_> = (0..5).map(|case| refused(case)).collect();
+        let texts: Vec<_> = (0..5).map(&mut refused).collect();
         let kinds: Vec<_> = texts.iter().map(|(kind, _)| *kind).collect();
         assert_eq!(kinds, [invalid, invalid, invalid, mismatch, mismatch], "{texts:?}");
         if group.rank() == Rank(0) {
