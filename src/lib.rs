@@ -1,10 +1,9 @@
-//! Peerlane moves bytes between the memories of peers on the engines that are made for it, and
-//! leaves the compute units to compute.
+//! Peerlane runs collectives on copy engines and network adapters, so that all compute units stay free for kernels.
 //!
-//! A [`Group`] is a number of ranks that have found each other by a [`bootstrap`] and reach each
-//! other over a fabric: [`host`] for threads and processes of one machine; NVLink, XGMI and RDMA
-//! behind the features `cuda`, `rocm` and `rdma`. What a group does is a [`plan`], which is data,
-//! and is [verified](verify) before it runs.
+//! A [`Group`] connects ranks that have found each other through a [`bootstrap`], over a fabric: [`host`] for threads
+//! and processes of one machine, and NVLink, XGMI and RDMA with the features `cuda`, `rocm` and `rdma`. A group prepares
+//! [operations](Operation): all-gathers, broadcasts and all-to-alls. An operation runs a [`plan`], which is data and is
+//! [verified](verify) for all ranks before a byte moves.
 //!
 //! ```
 //! # #[cfg(feature = "host")]
@@ -28,11 +27,14 @@
 //! # fn main() {}
 //! ```
 //!
-//! - You use collectives: start at [`Group`].
-//! - You write an algorithm or a runtime on top: [`hal::for_algorithm_authors`].
-//! - You bring up an accelerator: [`hal::for_backend_authors`].
+//! | you want to | start at |
+//! | --- | --- |
+//! | use collectives | [`Group`] and [`Operation`] |
+//! | plan, verify, predict and simulate without hardware | [`schedule`], [`verify`](mod@verify), [`cost`], [`simulate`](mod@simulate) |
+//! | write an algorithm or a runtime on the hardware traits | [`hal::for_algorithm_authors`] |
+//! | support another accelerator | [`hal::for_backend_authors`] |
 //!
-//! No feature changes what another part does, and vendor libraries are needed at run time only.
+//! Features only add backends. Vendor libraries are loaded at run time; a missing one is an error that names it.
 
 #[cfg(feature = "cuda")]
 pub use peerlane_cuda as cuda;
@@ -44,7 +46,7 @@ pub use peerlane_rocm as rocm;
 pub use peerlane_collectives::element::{DType, Element};
 pub use peerlane_collectives::error::Error;
 pub use peerlane_collectives::group::{
-    AllGather, Destination, Gathered, Group, GroupOptions, Lease, Place, Started, Window,
+    AllGather, Destination, Gathered, Group, GroupOptions, Lease, Operation, Place, Started, Window,
 };
 pub use peerlane_collectives::{
     bootstrap, collective, cost, element, error, group, layout, plan, schedule, simulate, topology,

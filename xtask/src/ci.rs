@@ -25,13 +25,15 @@ struct Step {
     run: fn() -> Outcome<Verdict>,
 }
 
+const TEST: &str = "test";
+
 const STEPS: &[Step] = &[
     Step { name: "format", run: || passed(process::run(&mut cargo(["fmt", "--all", "--check"]))) },
     Step { name: "tidy", run: || passed(tidy::run()) },
     Step { name: "clippy, default features", run: || passed(clippy(&[])) },
     Step { name: "clippy, all features", run: || passed(clippy(&["--all-features"])) },
     Step { name: "documentation", run: || passed(documentation()) },
-    Step { name: "test", run: || passed(process::run(&mut cargo(["xtask", "test"]))) },
+    Step { name: TEST, run: || passed(process::run(&mut cargo(["xtask", "test"]))) },
     Step { name: "rdma in a VM", run: rdma_in_machine },
     Step { name: "feature powerset", run: || passed(feature_powerset()) },
     Step { name: "bans, licences, sources", run: || passed(deps::deny()) },
@@ -43,6 +45,11 @@ const STEPS: &[Step] = &[
 pub(crate) fn run() -> Outcome {
     let rows: Vec<Row> = STEPS.iter().map(run_step).collect();
     println!("\n{}", table(&rows));
+    if rows.iter().any(|row| row.name == TEST && row.verdict.is_err())
+        && let Ok(names) = std::fs::read_to_string(crate::test::FAILURES)
+    {
+        println!("\nfailed tests:\n{names}");
+    }
     let failed = rows.iter().filter(|row| row.verdict.is_err()).count();
     if failed == 0 {
         Ok(())

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::Args;
-use peerlane::group::AllGatherBuilder;
+use peerlane::group::OperationBuilder;
 use peerlane::hal::Fabric;
 use peerlane::{Destination, Element, Group};
 
@@ -85,7 +85,7 @@ impl Shape {
         &self,
         group: &'g mut Group<F>,
         pieces: &[Vec<usize>],
-    ) -> AllGatherBuilder<'g, F, T> {
+    ) -> OperationBuilder<'g, F, T> {
         let first = &pieces[0];
         match (self.tensors, &self.shards) {
             _ if self.list => group.all_gather_list(first, &destinations(first)),

@@ -1,12 +1,12 @@
-//! A group: ranks that have found each other over their fabrics and prepare operations together.
+//! Groups: the ranks that are connected and run operations together.
 
 mod abort;
 mod agreement;
-mod all_gather;
 mod buffer;
 mod guard;
 mod links;
 mod network;
+mod operation;
 mod options;
 mod place;
 mod progress;
@@ -26,8 +26,10 @@ use peerlane_hal::{Deadline, Fabric, PeerMemory, Rank, Role};
 
 pub use abort::{AbortRecord, Cause};
 use agreement::{Offer, agree};
-pub use all_gather::{AllGather, AllGatherBuilder, Destination, Gathered, Lease, Started};
 pub use buffer::Buffer;
+pub use operation::{
+    AllGather, Destination, Gathered, Lease, Operation, OperationBuilder, Started,
+};
 pub use options::GroupOptions;
 pub use place::Place;
 use reach::Reach;
@@ -45,33 +47,51 @@ use crate::topology::Topology;
 
 type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
 
-/// Ranks that are connected over the fabric `F`, and perhaps over another one between nodes.
+/// The ranks that are connected over the fabric `F`, and optionally over another fabric between nodes.
 ///
-/// Every method marked *collective* is called by all ranks in the same order. When a rank is lost
-/// or a deadline passes, the group is over on every rank: all calls return the same error, and the
-/// outputs of unfinished operations are worthless.
+/// A group prepares [operations](Operation): all-gathers, broadcasts and all-to-alls, each with its memory. All ranks call
+/// the methods marked *collective* in the same order. When a rank is lost or a deadline passes, the group ends on every rank:
+/// all calls return the same error, and the outputs of unfinished operations are undefined.
+///
+/// ```
+/// use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+/// use peerlane_collectives::group::Group;
+/// use peerlane_host as host;
+///
+/// // Two ranks as threads of this process.
+/// in_process::run(2, |bootstrap| {
+///     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+///     let mut group = Group::open(bootstrap, fabric)?;
+///     let mut gather = group.all_gather::<f32>(3).prepare()?;
+///     gather.input_mut()?.fill(group.rank().0 as f32);
+///     gather.run()?;
+///     assert_eq!(gather.output()?, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
+///     group.close()
+/// })
+/// .unwrap();
+/// ```
 pub struct Group<F: Fabric> {
     fabric: F,
-    /// The fabric between nodes.
+    /// The fabric between nodes, if there is one.
     network: Option<Box<dyn Reach>>,
     topology: Topology,
     strict: bool,
-    /// Whether local fabrics are of more than one backend.
+    /// Whether the local fabrics belong to several backends.
     mixed: bool,
-    /// Why the network does not register this rank's memory, if it does not.
+    /// The reason why the network fabric cannot register this rank's memory.
     refusal: Option<Arc<str>>,
-    /// What operations choose their algorithm by; equal on all ranks.
+    /// The links that the choice of algorithms is based on; equal on all ranks.
     links: Links,
-    /// Whether the caller gave them.
+    /// Whether the caller supplied the links.
     links_measured: bool,
     shared: Arc<Shared>,
     watchdog: Option<JoinHandle<()>>,
-    /// Operations prepared so far; part of the fingerprint.
+    /// Number of operations prepared so far; part of the fingerprint.
     prepared: u64,
-    /// Windows opened so far.
+    /// Number of windows opened so far.
     windows: u64,
     users: Arc<Users>,
-    barrier: Option<AllGather<u8>>,
+    barrier: Option<Operation<u8>>,
 }
 
 impl<F: Fabric> Group<F> {
@@ -83,59 +103,59 @@ impl<F: Fabric> Group<F> {
         GroupOptions::default().open(bootstrap, fabric)
     }
 
-    /// This rank.
+    /// Returns this rank.
     pub fn rank(&self) -> Rank {
         self.shared.bootstrap.rank()
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.shared.bootstrap.ranks()
     }
 
-    /// Which ranks share a node.
+    /// Returns the node of every rank.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// How long a call waits unless it says otherwise.
+    /// Returns the default timeout of operations and exchanges.
     pub fn timeout(&self) -> Duration {
         self.shared.timeout
     }
 
-    /// The fabric that the ranks of a node are connected over; without another one, all ranks.
+    /// Returns the fabric that connects the ranks of a node, or all ranks if there is no other fabric.
     pub fn fabric(&self) -> &F {
         &self.fabric
     }
 
-    /// What operations choose their algorithm by, unless they are told.
+    /// Returns the links that the choice of algorithms is based on, unless an operation has its own.
     pub fn links(&self) -> &Links {
         &self.links
     }
 
-    /// Why the group is over, if it is.
+    /// Returns the reason why the group has ended, if it has.
     pub fn abort_record(&self) -> Option<AbortRecord> {
         self.shared.record()
     }
 
-    /// Allocates zeroed memory for `len` elements that every rank can reach.
+    /// Allocates zeroed memory for `len` elements that peers can write to.
     ///
     /// # Errors
     /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory).
     pub fn allocate<T: Element>(&self, len: usize) -> Result<Buffer<Local<F>, T>, Error> {
-        let bytes = all_gather::bytes::<T>("len", len)?;
+        let bytes = operation::bytes::<T>("len", len)?;
         let region = self.fabric.memory().allocate(bytes, Role::Data);
         region.map(Buffer::new).map_err(|error| Error::of_backend("allocate a buffer", error))
     }
 
-    /// Registers the caller's own memory.
+    /// Registers memory of the caller.
     ///
     /// # Errors
-    /// If the fabric cannot use such memory.
+    /// If the fabric cannot register such memory.
     ///
     /// # Safety
-    /// The slice stays allocated, and nobody touches it, until the buffer and whatever it was given
-    /// to are dropped on this rank and every peer has closed the group.
+    /// The slice must stay allocated and unused until the buffer and the operation that owns it are dropped on this rank, and
+    /// every peer has closed the group.
     pub unsafe fn register<T: Element>(
         &self,
         slice: &mut [T],
@@ -144,29 +164,28 @@ impl<F: Fabric> Group<F> {
         unsafe { self.register_at(std::ptr::NonNull::from(&mut *slice).cast(), slice.len()) }
     }
 
-    /// Registers the caller's own memory by the address of its first byte, such as memory of a device,
-    /// which is no slice of the host.
+    /// Registers memory of the caller by its address, such as device memory that is no slice of the host.
     ///
     /// # Errors
     /// As [`register`](Self::register).
     ///
     /// # Safety
-    /// As for [`register`](Self::register): `len` elements from `base` on.
+    /// As for [`register`](Self::register): `len` elements, starting at `base`.
     pub unsafe fn register_at<T: Element>(
         &self,
         base: std::ptr::NonNull<u8>,
         len: usize,
     ) -> Result<Buffer<Local<F>, T>, Error> {
-        let bytes = all_gather::bytes::<T>("len", len)?;
+        let bytes = operation::bytes::<T>("len", len)?;
         // SAFETY: the caller's.
         let region = unsafe { self.fabric.memory().register(base, bytes, Role::Data) };
         region.map(Buffer::new).map_err(|error| Error::of_backend("register a buffer", error))
     }
 
-    /// Waits until every rank is here. Collective.
+    /// Waits until every rank has called this. Collective.
     ///
     /// # Errors
-    /// The group's end, or that a rank did not come in time.
+    /// The reason why the group has ended, or the rank that did not come in time.
     pub fn barrier(&mut self) -> Result<(), Error> {
         let mut barrier = match self.barrier.take() {
             Some(barrier) => barrier,
@@ -177,11 +196,12 @@ impl<F: Fabric> Group<F> {
         passed
     }
 
-    /// Ends the group when every rank has come here; what was prepared can start no more.
-    /// Collective. A group that is dropped without it counts as lost for its peers.
+    /// Closes the group after every rank has called this; its operations can no longer start. Collective.
+    ///
+    /// Peers treat a group that is dropped without being closed as lost.
     ///
     /// # Errors
-    /// The group's end before, or that a rank did not come in time.
+    /// The reason why the group had ended, or the rank that did not come in time.
     pub fn close(mut self) -> Result<(), Error> {
         self.barrier = None;
         self.shared.check()?;

@@ -200,13 +200,19 @@ pub struct Totals {
     pub failed: u64,
     /// Tests that were ignored.
     pub ignored: u64,
+    /// Names of the tests that failed.
+    pub failures: Vec<String>,
 }
 
 impl Totals {
-    /// Adds the counts of a line such as `test result: ok. 4 passed; 0 failed; 1 ignored; …`, and ignores any
-    /// other line.
+    /// Adds the counts of a line such as `test result: ok. 4 passed; 0 failed; 1 ignored; …`, or the name in a line such as
+    /// `test name ... FAILED`, and ignores any other line.
     pub fn add(&mut self, line: &str) {
-        let Some(counts) = line.strip_prefix("test result: ") else { return };
+        let Some(counts) = line.strip_prefix("test result: ") else {
+            let name = line.strip_prefix("test ").and_then(|line| line.strip_suffix(" ... FAILED"));
+            self.failures.extend(name.map(|name| name.trim_end().to_owned()));
+            return;
+        };
         let words: Vec<&str> =
             counts.split([' ', ';', '.']).filter(|word| !word.is_empty()).collect();
         for pair in words.windows(2) {
@@ -223,8 +229,9 @@ impl Totals {
 
 impl std::fmt::Display for Totals {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { passed, failed, ignored } = self;
-        write!(f, "tests: {passed} passed, {failed} failed, {ignored} skipped")
+        let Self { passed, failed, ignored, failures } = self;
+        write!(f, "tests: {passed} passed, {failed} failed, {ignored} skipped")?;
+        failures.iter().try_for_each(|name| write!(f, "\nFAILED: {name}"))
     }
 }
 
@@ -253,7 +260,7 @@ mod tests {
     fn success_needs_every_mark() {
         let good = console(&GOOD);
         assert_eq!(good.verdict(End::Exited, 1), Ok(()));
-        assert_eq!(good.totals, Totals { passed: 4, failed: 0, ignored: 1 });
+        assert_eq!(good.totals, Totals { passed: 4, ignored: 1, ..Totals::default() });
         assert_eq!(good.ended[0].printed, [GOOD[3]]);
         assert_eq!(good.ended[0].to_string(), format!("{:<44}    2.5 s  ok", "the tests"));
         assert_eq!(good.verdict(End::Exited, 2).unwrap_err(), "1 of 2 jobs ended");

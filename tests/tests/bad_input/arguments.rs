@@ -140,14 +140,14 @@ fn buffers_of_a_wrong_size() {
         group.all_gather(4).input(input).prepare()
     });
     assert_snapshot!(text, @r"
-    rank 0: invalid argument, no rank: the input has 20 bytes, wanted 16
-    rank 1: aborted, rank 0: all-gather 1: rank 0 failed (invalid argument): the input has 20 bytes, wanted 16
+    rank 0: invalid argument, no rank: the input has 20 bytes, expected 16
+    rank 1: aborted, rank 0: all-gather 1: rank 0 failed (invalid argument): the input has 20 bytes, expected 16
     ");
     let text = prepared(|group| {
         let output = group.allocate(4)?;
         group.all_gather(4).output(output).prepare()
     });
-    assert_snapshot!(text, @"all: invalid argument, no rank: the output has 16 bytes, wanted 32");
+    assert_snapshot!(text, @"all: invalid argument, no rank: the output has 16 bytes, expected 32");
 }
 
 #[test]

@@ -103,9 +103,9 @@ fn buffers_of_a_list_that_are_too_small_or_too_few() {
         builder.output_buffers(outputs).prepare().map(drop)
     });
     assert_snapshot!(text, @r"
-    rank 0: aborted, rank 2: all-gather 1: rank 2 failed (invalid argument): output 1 has 28 bytes, wanted at least 32
-    rank 1: aborted, rank 2: all-gather 1: rank 2 failed (invalid argument): output 1 has 28 bytes, wanted at least 32
-    rank 2: invalid argument, no rank: output 1 has 28 bytes, wanted at least 32
+    rank 0: aborted, rank 2: all-gather 1: rank 2 failed (invalid argument): output 1 has 28 bytes, expected at least 32
+    rank 1: aborted, rank 2: all-gather 1: rank 2 failed (invalid argument): output 1 has 28 bytes, expected at least 32
+    rank 2: invalid argument, no rank: output 1 has 28 bytes, expected at least 32
     ");
     let text = prepared(|group| {
         let outputs = vec![group.allocate(2)?];
@@ -129,7 +129,7 @@ fn buffers_of_tensors_that_do_not_fit() {
         let builder = group.all_gather_tensors::<f32>(&[1, 2]);
         builder.output_buffers(outputs).prepare().map(drop)
     });
-    assert_snapshot!(text, @"all: invalid argument, no rank: output 1 has 20 bytes, wanted 24");
+    assert_snapshot!(text, @"all: invalid argument, no rank: output 1 has 20 bytes, expected 24");
     let text = prepared(|group| {
         let outputs = vec![group.allocate(3)?, group.allocate(3)?];
         group.all_gather::<f32>(1).output_buffers(outputs).prepare().map(drop)
@@ -144,7 +144,7 @@ fn places_that_cannot_take_turns() {
         let builder = group.all_gather_list::<f32>(&[1, 1, 1], &destinations);
         builder.outputs(2).prepare().map(drop)
     });
-    assert_snapshot!(text, @"all: invalid argument, no rank: outputs is 2, wanted 1 of an all-gather to given places");
+    assert_snapshot!(text, @"all: invalid argument, no rank: outputs is 2, expected 1 in an operation with given places");
 }
 
 #[test]

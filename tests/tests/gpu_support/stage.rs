@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::Tcp;
-use peerlane_collectives::group::{AllGather, AllGatherBuilder, Group, GroupOptions};
+use peerlane_collectives::group::{AllGather, Group, GroupOptions, OperationBuilder};
 use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{GpuDriver, Outcome};
 use peerlane_hal::{Deadline, Rank};
@@ -118,8 +118,8 @@ impl Form {
 
     pub(crate) fn of<'g>(
         self,
-        builder: AllGatherBuilder<'g, Fabric, u8>,
-    ) -> AllGatherBuilder<'g, Fabric, u8> {
+        builder: OperationBuilder<'g, Fabric, u8>,
+    ) -> OperationBuilder<'g, Fabric, u8> {
         match self {
             Self::InPlace => builder.in_place(),
             Self::OneOutput => builder.outputs(1),

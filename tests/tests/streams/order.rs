@@ -9,7 +9,7 @@ use crate::support::{
     Fabric, LONG, Rounds, SHARD_BYTES, SHORT, byte, gathered, in_group, in_group_with, pause,
 };
 
-type Builder<'g> = peerlane_collectives::group::AllGatherBuilder<'g, Fabric, u8>;
+type Builder<'g> = peerlane_collectives::group::OperationBuilder<'g, Fabric, u8>;
 
 const ROUNDS: u64 = 40;
 

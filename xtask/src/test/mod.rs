@@ -1,5 +1,6 @@
 //! `cargo xtask test`: the tests of one backend, or of all that this machine can run.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -30,6 +31,9 @@ pub(crate) enum Backend {
 
 /// What the tests of the CUDA backend read: `device` or `simulated`.
 const CUDA_DRIVER: &str = "PEERLANE_TEST_CUDA";
+/// The file with the names of the tests that failed last; `cargo xtask ci` prints it at its end.
+pub(crate) const FAILURES: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../target/failed-tests.txt");
 /// What the kernel module of the NVIDIA driver makes.
 const CUDA_DEVICE: &str = "/dev/nvidiactl";
 
@@ -133,6 +137,7 @@ fn tests(mut command: Command) -> Outcome {
     let status = child.wait()?;
 
     println!("\n{totals}");
+    fs::write(FAILURES, totals.failures.join("\n"))?;
     if !status.success() {
         return Err(format!("{} failed: {status}", process::line(&command)).into());
     }
@@ -160,11 +165,14 @@ mod tests {
         let printed = "running 2 tests\n\
             test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s\n\
             other words: 7 passed\n\
+            test kill::rank_3     ... FAILED\n\
             test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out\n";
         let mut out = Vec::new();
         let totals = pass_on(printed.as_bytes(), &mut out).unwrap();
-        assert_eq!(totals, Totals { passed: 15, failed: 2, ignored: 1 });
-        assert_eq!(totals.to_string(), "tests: 15 passed, 2 failed, 1 skipped");
+        let failures = vec!["kill::rank_3".to_owned()];
+        assert_eq!(totals, Totals { passed: 15, failed: 2, ignored: 1, failures });
+        let text = "tests: 15 passed, 2 failed, 1 skipped\nFAILED: kill::rank_3";
+        assert_eq!(totals.to_string(), text);
         assert_eq!(String::from_utf8(out).unwrap(), printed);
     }
 

@@ -1,17 +1,17 @@
-//! Which crate may depend on which, and on what of others.
+//! Checks which crates each crate of the workspace depends on.
 
 use cargo_metadata::{DependencyKind, Metadata};
 
 use super::Finding;
 use super::tree::Tree;
 
-/// A crate's place among the others.
-struct Place {
+/// The dependencies that a crate may have.
+struct CrateRule {
     name: &'static str,
     manifest: &'static str,
-    /// The crates of this workspace that it may use.
+    /// The crates of this workspace that it may depend on.
     arrows: &'static [&'static str],
-    /// The crates of others that it may use; `None` where nobody inherits them.
+    /// The crates of other projects that it may depend on; `None` if its dependencies are not restricted.
     others: Option<&'static [&'static str]>,
 }
 
@@ -24,29 +24,35 @@ const ROCM_LIBRARY: &str = "peerlane-rocm-library";
 const RXE_VM: &str = "peerlane-rxe-vm";
 const SIMULATED: &str = "peerlane-simulated-driver";
 
-/// Every crate of the workspace; the arrows are drawn in docs/ARCHITECTURE.md.
-const PLACES: &[Place] = &[
-    Place { name: HAL, manifest: "hal/Cargo.toml", arrows: &[], others: Some(&["thiserror"]) },
-    Place {
+/// The rules of all crates of the workspace; docs/ARCHITECTURE.md shows them.
+const RULES: &[CrateRule] = &[
+    CrateRule {
+        name: HAL,
+        manifest: "hal/Cargo.toml",
+        // The example of its guide runs on the host backend.
+        arrows: &[HOST],
+        others: Some(&["thiserror"]),
+    },
+    CrateRule {
         name: TOOLKIT,
         manifest: "hal/toolkit/Cargo.toml",
         arrows: &[HAL],
         others: Some(&["rustix", "thiserror"]),
     },
-    Place {
+    CrateRule {
         name: HOST,
         manifest: "hal/host/Cargo.toml",
         arrows: &[HAL, TOOLKIT],
         others: Some(&["rustix", "thiserror"]),
     },
-    Place {
+    CrateRule {
         name: "peerlane-cuda",
         manifest: "backend-cuda/Cargo.toml",
         // Its tests run on the simulated driver.
         arrows: &[HAL, TOOLKIT, HOST, SIMULATED],
         others: Some(&["cudarc", "libloading", "thiserror"]),
     },
-    Place {
+    CrateRule {
         name: "peerlane-rocm",
         manifest: "backend-rocm/Cargo.toml",
         // Its tests run on the simulated driver.
@@ -61,49 +67,49 @@ const PLACES: &[Place] = &[
         ],
         others: Some(&["thiserror"]),
     },
-    Place {
+    CrateRule {
         name: "peerlane-hip-sys",
         manifest: "backend-rocm/hip-sys/Cargo.toml",
         arrows: &[ROCM_LIBRARY, C_LAYOUT],
         others: Some(&[]),
     },
-    Place {
+    CrateRule {
         name: "peerlane-hsa-sys",
         manifest: "backend-rocm/hsa-sys/Cargo.toml",
         arrows: &[ROCM_LIBRARY, C_LAYOUT],
         others: Some(&[]),
     },
-    Place {
+    CrateRule {
         name: ROCM_LIBRARY,
         manifest: "backend-rocm/rocm-library/Cargo.toml",
         arrows: &[],
         others: Some(&["libc", "libloading", "thiserror"]),
     },
-    Place {
+    CrateRule {
         name: "peerlane-rdma",
         manifest: "backend-rdma/Cargo.toml",
         arrows: &[HAL, TOOLKIT, "peerlane-ibverbs-sys"],
         others: Some(&["rustix", "thiserror"]),
     },
-    Place {
+    CrateRule {
         name: "peerlane-ibverbs-sys",
         manifest: "backend-rdma/ibverbs-sys/Cargo.toml",
         arrows: &[C_LAYOUT],
         others: Some(&["libloading", "thiserror"]),
     },
-    Place {
+    CrateRule {
         name: "peerlane-collectives",
         manifest: "collectives/Cargo.toml",
         arrows: &[HAL, TOOLKIT, HOST],
         others: Some(&["bytemuck", "half", "postcard", "serde", "thiserror"]),
     },
-    Place {
+    CrateRule {
         name: LAYERS,
         manifest: "layers/Cargo.toml",
         arrows: &[HAL, TOOLKIT, HOST],
         others: Some(&["fastrand"]),
     },
-    Place {
+    CrateRule {
         name: "peerlane",
         manifest: "Cargo.toml",
         arrows: &[
@@ -116,7 +122,7 @@ const PLACES: &[Place] = &[
         ],
         others: Some(&[]),
     },
-    Place {
+    CrateRule {
         name: "peerlane-conformance",
         manifest: "tests/Cargo.toml",
         arrows: &[
@@ -134,30 +140,30 @@ const PLACES: &[Place] = &[
         ],
         others: None,
     },
-    Place {
+    CrateRule {
         name: "peerlane-hip-on-cuda",
         manifest: "tests/hip-on-cuda/Cargo.toml",
         arrows: &["peerlane", "peerlane-hip-sys", SIMULATED],
         others: None,
     },
-    Place { name: C_LAYOUT, manifest: "tests/c-layout/Cargo.toml", arrows: &[], others: None },
-    Place {
+    CrateRule { name: C_LAYOUT, manifest: "tests/c-layout/Cargo.toml", arrows: &[], others: None },
+    CrateRule {
         name: SIMULATED,
         manifest: "tests/simulated-driver/Cargo.toml",
         arrows: &[],
         others: None,
     },
-    Place {
+    CrateRule {
         name: "peerlane-cli",
         manifest: "cli/Cargo.toml",
         arrows: &["peerlane", "peerlane-hip-sys", LAYERS, SIMULATED],
         others: None,
     },
-    Place { name: RXE_VM, manifest: "tests/rxe-vm/Cargo.toml", arrows: &[], others: None },
-    Place { name: "xtask", manifest: "xtask/Cargo.toml", arrows: &[RXE_VM], others: None },
+    CrateRule { name: RXE_VM, manifest: "tests/rxe-vm/Cargo.toml", arrows: &[], others: None },
+    CrateRule { name: "xtask", manifest: "xtask/Cargo.toml", arrows: &[RXE_VM], others: None },
 ];
 
-/// A crate as its manifest has it.
+/// A crate and its dependencies, as in its manifest.
 #[derive(Debug)]
 pub(super) struct Member {
     name: String,
@@ -167,11 +173,11 @@ pub(super) struct Member {
 #[derive(Debug)]
 struct Dependency {
     name: String,
-    /// Only for tests, examples and benchmarks.
+    /// Whether it is for tests, examples and benchmarks only.
     development: bool,
 }
 
-/// The members that cargo knows.
+/// Returns the crates of the workspace.
 pub(super) fn members(metadata: &Metadata) -> Vec<Member> {
     let packages = metadata.workspace_packages().into_iter();
     packages
@@ -189,51 +195,50 @@ pub(super) fn members(metadata: &Metadata) -> Vec<Member> {
         .collect()
 }
 
-/// Checks every dependency of every member.
+/// Checks every dependency of every crate.
 pub(super) fn check(members: &[Member], tree: &Tree) -> Vec<Finding> {
-    let findings_of = |member: &Member| match PLACES.iter().find(|place| place.name == member.name)
-    {
-        Some(place) => {
-            let found = member.dependencies.iter().filter_map(|it| misplaced(place, it, tree));
+    let findings_of = |member: &Member| match RULES.iter().find(|rule| rule.name == member.name) {
+        Some(rule) => {
+            let found = member.dependencies.iter().filter_map(|it| misplaced(rule, it, tree));
             found.collect()
         }
         None => vec![Finding {
             path: "Cargo.toml".into(),
             line: 1,
-            what: format!("the crate {} has no place among the others", member.name),
+            what: format!("the crate {} has no rule among the others", member.name),
             mend: "say in xtask/src/tidy/arrows.rs what it may depend on".into(),
         }],
     };
     members.iter().flat_map(findings_of).collect()
 }
 
-fn misplaced(place: &Place, dependency: &Dependency, tree: &Tree) -> Option<Finding> {
+fn misplaced(rule: &CrateRule, dependency: &Dependency, tree: &Tree) -> Option<Finding> {
     let name = dependency.name.as_str();
-    let (what, mend) = if PLACES.iter().any(|other| other.name == name) {
-        if place.arrows.contains(&name) {
+    let (what, mend) = if RULES.iter().any(|other| other.name == name) {
+        if rule.arrows.contains(&name) {
             return None;
         }
-        let allowed = if place.arrows.is_empty() { "none".into() } else { place.arrows.join(", ") };
+        let allowed = if rule.arrows.is_empty() { "none".into() } else { rule.arrows.join(", ") };
         (
-            format!("{} depends on {name}; of this workspace it may use {allowed}", place.name),
+            format!("{} depends on {name}; of this workspace it may use {allowed}", rule.name),
             "move the code to where the arrows allow it; docs/ARCHITECTURE.md draws them"
                 .to_owned(),
         )
     } else {
-        let others = place.others?;
+        let others = rule.others?;
         if dependency.development || others.contains(&name) {
             return None;
         }
         (
-            format!("{} depends on {name}, which everyone who uses it would inherit", place.name),
+            format!("{} depends on {name}, which everyone who uses it would inherit", rule.name),
             "do without; or give the reason in docs/adr/0006-msrv-and-dependencies.md and list it in \
              xtask/src/tidy/arrows.rs"
                 .to_owned(),
         )
     };
-    let manifest = tree.file(place.manifest);
+    let manifest = tree.file(rule.manifest);
     let line = manifest.map_or(1, |file| file.line_where(|line| declares(line, name)));
-    Some(Finding { path: place.manifest.into(), line, what, mend })
+    Some(Finding { path: rule.manifest.into(), line, what, mend })
 }
 
 /// Whether a line of a manifest is `name = …` or `name.workspace = …`.
@@ -261,7 +266,7 @@ mod tests {
         assert_eq!(
             check_one("peerlane-collectives", "peerlane-cuda", true),
             ["collectives/Cargo.toml:3 peerlane-collectives depends on peerlane-cuda; \
-              of this workspace it may use peerlane-hal"]
+              of this workspace it may use peerlane-hal, peerlane-toolkit, peerlane-host"]
         );
         assert_eq!(check_one("peerlane-collectives", "peerlane-hal", false), [""; 0]);
     }
@@ -283,7 +288,7 @@ mod tests {
     fn a_new_crate_needs_a_place() {
         assert_eq!(
             check_one("peerlane-new", "serde", false),
-            ["Cargo.toml:1 the crate peerlane-new has no place among the others"]
+            ["Cargo.toml:1 the crate peerlane-new has no rule among the others"]
         );
     }
 }

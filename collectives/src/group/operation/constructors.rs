@@ -1,15 +1,13 @@
-//! The all-gathers that a group offers. Each describes what is gathered; a builder says how, and
-//! `prepare` makes it ready to start any number of times.
+//! Methods of a group that describe operations.
 //!
-//! Handles that say which shard has arrived, before all have, are left out on purpose: a start is
-//! complete when every shard is there.
+//! A start is complete when the whole output is; there are no handles for single blocks.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use peerlane_hal::{Fabric, Rank};
 
-use super::AllGatherBuilder;
+use super::OperationBuilder;
 use super::request::{Part, Target};
 use super::shards::{self, Destination, Shards};
 use crate::collective::Collective;
@@ -20,8 +18,7 @@ use crate::group::window::{self, Window};
 use crate::group::{Group, Local};
 
 impl<F: Fabric> Group<F> {
-    /// Describes an all-gather of `shard_len` elements from each rank, to prepare it. The result is
-    /// all shards in rank order.
+    /// Describes an all-gather of `shard_len` elements from each rank. The output is all shards in rank order.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -38,7 +35,7 @@ impl<F: Fabric> Group<F> {
     /// # group.close()
     /// # }).unwrap();
     /// ```
-    pub fn all_gather<T: Element>(&mut self, shard_len: usize) -> AllGatherBuilder<'_, F, T> {
+    pub fn all_gather<T: Element>(&mut self, shard_len: usize) -> OperationBuilder<'_, F, T> {
         self.describe("all-gather", Shards::Equal(shard_len), Target::Buffers)
     }
 
@@ -62,7 +59,7 @@ impl<F: Fabric> Group<F> {
     /// # group.close()
     /// # }).unwrap();
     /// ```
-    pub fn all_gather_v<T: Element>(&mut self, shard_lens: &[usize]) -> AllGatherBuilder<'_, F, T> {
+    pub fn all_gather_v<T: Element>(&mut self, shard_lens: &[usize]) -> OperationBuilder<'_, F, T> {
         let shards = Shards::Uneven(shard_lens.to_vec());
         self.describe("all-gather-v", shards, Target::Buffers)
     }
@@ -95,7 +92,7 @@ impl<F: Fabric> Group<F> {
         &mut self,
         shard_lens: &[usize],
         destinations: &[Destination],
-    ) -> AllGatherBuilder<'_, F, T> {
+    ) -> OperationBuilder<'_, F, T> {
         let shards = Shards::Uneven(shard_lens.to_vec());
         self.describe("all-gather-list", shards, Target::List(destinations.to_vec()))
     }
@@ -124,17 +121,18 @@ impl<F: Fabric> Group<F> {
     pub fn all_gather_tensors<T: Element>(
         &mut self,
         tensor_lens: &[usize],
-    ) -> AllGatherBuilder<'_, F, T> {
+    ) -> OperationBuilder<'_, F, T> {
         let shards = Shards::Tensors(tensor_lens.to_vec());
         self.describe("all-gather-tensors", shards, Target::Buffers)
     }
 
-    /// The same with pieces of unlike lengths: rank r contributes `tensor_lens[k][r]` elements to
-    /// tensor k. Every rank gives the same lengths.
+    /// Describes an all-gather of several tensors with different shards: `tensor_lens[k][r]` elements from rank r for tensor k.
+    ///
+    /// Every rank must give the same lengths.
     pub fn all_gather_tensors_v<T: Element>(
         &mut self,
         tensor_lens: &[&[usize]],
-    ) -> AllGatherBuilder<'_, F, T> {
+    ) -> OperationBuilder<'_, F, T> {
         let lens = tensor_lens.iter().map(|lens| lens.to_vec()).collect();
         self.describe("all-gather-tensors-v", Shards::UnevenTensors(lens), Target::Buffers)
     }
@@ -167,20 +165,19 @@ impl<F: Fabric> Group<F> {
         &mut self,
         window: &Window<T>,
         range: Range<usize>,
-    ) -> AllGatherBuilder<'_, F, T> {
+    ) -> OperationBuilder<'_, F, T> {
         let shards = Shards::Shared(range.end.saturating_sub(range.start));
         let target = Target::Window(Part { window: Arc::clone(&window.inner), range });
         self.describe("all-gather-into", shards, target)
     }
 
-    /// The same with shards of unlike lengths: those of all ranks, `shard_lens[r]` elements from rank
-    /// r, lie one after another from element `begin` of the window on.
+    /// Describes an all-gather into a window with `shard_lens[r]` elements from rank r, one after another from element `begin`.
     pub fn all_gather_into_v<T: Element>(
         &mut self,
         window: &Window<T>,
         begin: usize,
         shard_lens: &[usize],
-    ) -> AllGatherBuilder<'_, F, T> {
+    ) -> OperationBuilder<'_, F, T> {
         let end = shard_lens.iter().fold(begin, |end, &len| end.saturating_add(len));
         let target = Target::Window(Part { window: Arc::clone(&window.inner), range: begin..end });
         self.describe("all-gather-into-v", Shards::Uneven(shard_lens.to_vec()), target)
@@ -191,8 +188,8 @@ impl<F: Fabric> Group<F> {
         operation: &'static str,
         shards: Shards,
         target: Target,
-    ) -> AllGatherBuilder<'_, F, T> {
-        AllGatherBuilder::new(self, operation, Collective::AllGather, shards, target)
+    ) -> OperationBuilder<'_, F, T> {
+        OperationBuilder::new(self, operation, Collective::AllGather, shards, target)
     }
 
     /// Describes a broadcast of `len` elements from rank `root` to all ranks, to prepare it.
@@ -217,9 +214,9 @@ impl<F: Fabric> Group<F> {
     /// # group.close()
     /// # }).unwrap();
     /// ```
-    pub fn broadcast<T: Element>(&mut self, root: Rank, len: usize) -> AllGatherBuilder<'_, F, T> {
+    pub fn broadcast<T: Element>(&mut self, root: Rank, len: usize) -> OperationBuilder<'_, F, T> {
         let collective = Collective::Broadcast { root };
-        AllGatherBuilder::new(
+        OperationBuilder::new(
             self,
             "broadcast",
             collective,
@@ -248,9 +245,9 @@ impl<F: Fabric> Group<F> {
     /// # group.close()
     /// # }).unwrap();
     /// ```
-    pub fn all_to_all<T: Element>(&mut self, block_len: usize) -> AllGatherBuilder<'_, F, T> {
+    pub fn all_to_all<T: Element>(&mut self, block_len: usize) -> OperationBuilder<'_, F, T> {
         let shards = Shards::Equal(block_len);
-        AllGatherBuilder::new(self, "all-to-all", Collective::AllToAll, shards, Target::Buffers)
+        OperationBuilder::new(self, "all-to-all", Collective::AllToAll, shards, Target::Buffers)
     }
 
     /// Opens a window: allocates zeroed memory for `len` elements on every rank and makes it known to
@@ -264,7 +261,7 @@ impl<F: Fabric> Group<F> {
         window::open(self, None, bytes)
     }
 
-    /// The same in memory that the caller has, as long on every rank. Collective.
+    /// Opens a window over memory of the caller, which has the same length on every rank. Collective.
     ///
     /// # Errors
     /// As [`window`](Self::window).

@@ -1,10 +1,10 @@
-//! Where an all-gather has what it reads and writes, and what the host writes between its starts.
+//! Access to the input between starts, and the places of input and output.
 
 use std::ops::Range;
 
 use peerlane_hal::{ErrorKind, Rank};
 
-use super::AllGather;
+use super::Operation;
 use crate::element::{self, Element};
 use crate::error::Error;
 use crate::group::buffer;
@@ -14,26 +14,25 @@ use crate::plan::Source;
 use crate::run::turns::Start;
 use crate::window::BufferId;
 
-/// Bytes of a buffer.
+/// A range of bytes of a buffer.
 pub(super) type Bytes = (BufferId, Range<u64>);
 
-impl<T: Element> AllGather<T> {
-    /// The own shard, to fill before a start; waits for a start that is still open.
+impl<T: Element> Operation<T> {
+    /// Returns the input, to be filled before a start, after waiting for a start that is still open.
     ///
     /// # Errors
-    /// The group's end, or if only a device can write it. If it is not in one piece: then take it by
-    /// [`input_piece_mut`](Self::input_piece_mut). If it is in a window.
+    /// The reason why the group has ended, or if only a device can write the input, it is not contiguous (then use
+    /// [`input_piece_mut`](Self::input_piece_mut)), or it is in a window.
     pub fn input_mut(&mut self) -> Result<&mut [T], Error> {
         self.settle()?;
         let bytes = self.input_bytes()?;
         self.own_mut(bytes)
     }
 
-    /// The own piece of a tensor, to fill before a start; waits for a start that is still open.
+    /// Returns this rank's piece of a tensor, to be filled before a start, after waiting for a start that is still open.
     ///
     /// # Errors
-    /// The group's end, or if only a device can write it; if there is no such tensor, or it is in a
-    /// window.
+    /// The reason why the group has ended, or if only a device can write it, there is no such tensor, or it is in a window.
     pub fn input_piece_mut(&mut self, tensor: usize) -> Result<&mut [T], Error> {
         self.settle()?;
         self.check_tensor(tensor)?;
@@ -41,7 +40,7 @@ impl<T: Element> AllGather<T> {
         self.own_mut(bytes)
     }
 
-    /// The [`output`](Self::output), to write: as scratch, or to poison it.
+    /// Returns the [`output`](Self::output) for writing.
     ///
     /// # Errors
     /// As [`output`](Self::output).
@@ -51,7 +50,7 @@ impl<T: Element> AllGather<T> {
         self.own_mut(bytes)
     }
 
-    /// One output buffer, to write.
+    /// Returns an output buffer for writing.
     ///
     /// # Errors
     /// As [`output_buffer`](Self::output_buffer).
@@ -61,19 +60,21 @@ impl<T: Element> AllGather<T> {
         self.own_mut(bytes)
     }
 
-    /// Where the own shard lies: for work that is put onto a stream before a start, or done when no
-    /// start is open. With several tensors it may be in pieces; this is the piece of the first then.
+    /// Returns the place of the input, for work on a stream before a start.
+    ///
+    /// With several tensors it may be in pieces; this is the first piece then.
     pub fn input_place(&self) -> Place {
         self.place(self.input_bytes().unwrap_or_else(|_| self.input_piece_bytes(0)))
     }
 
-    /// Where the last start gathers; with two outputs in turn, the next one uses the other. With
-    /// several output buffers this is the first.
+    /// Returns the place of the last start's output. With two outputs in turn, the next start uses the other.
+    ///
+    /// With several output buffers this is the first.
     pub fn output_place(&self) -> Place {
         self.place_of_output(Start::Eager(self.prepared.started()))
     }
 
-    /// Where the last start gathers what comes from `rank` of a tensor.
+    /// Returns the place of what `rank` contributes to a tensor in the last start.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor or rank.
@@ -141,7 +142,7 @@ impl<T: Element> AllGather<T> {
         element::cast_mut(unsafe { buffer::bytes_mut(self.view.region(buffer), bytes) }?)
     }
 
-    /// Several operations share a window: only it knows who uses what.
+    /// Returns an error if the buffer is in a window, because only the window knows its users.
     pub(super) fn check_no_window(&self, buffer: BufferId) -> Result<(), Error> {
         let (window, what) = match buffer {
             BufferId::Input(_) => (self.windows[0].is_some(), "input"),

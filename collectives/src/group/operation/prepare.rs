@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use peerlane_hal::{Deadline, Demand, ErrorKind, Fabric, Region};
 
-use super::AllGather;
+use super::Operation;
 use super::draft::{Draft, Ground, Terms};
 use super::method::Method;
 use super::request::{Asked, Request, Target};
@@ -53,7 +53,7 @@ pub(super) struct Wish<F: Fabric, T> {
 pub(super) fn prepare<F: Fabric, T: Element>(
     group: &mut Group<F>,
     wish: Wish<F, T>,
-) -> Result<AllGather<T>, Error> {
+) -> Result<Operation<T>, Error> {
     group.shared.check()?;
     group.prepared += 1;
     let name = format!("{} {}", wish.collective.name(), group.prepared);
@@ -86,7 +86,7 @@ pub(super) fn prepare<F: Fabric, T: Element>(
         let watch: Arc<dyn Active> = Arc::clone(&finished.watch) as _;
         users.enter(name, extents, watch)
     });
-    Ok(AllGather::new(finished, uses))
+    Ok(Operation::new(finished, uses))
 }
 
 /// Everything that needs no other rank, as far as it needs types.

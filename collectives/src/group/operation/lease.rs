@@ -1,39 +1,39 @@
-//! A start on the caller's stream, and the right to its output.
+//! Starts on the caller's stream.
 
 use std::fmt;
 
 use peerlane_hal::{ErrorKind, Rank};
 
-use super::AllGather;
+use super::Operation;
 use crate::element::Element;
 use crate::error::Error;
 use crate::group::place::Place;
 use crate::run::turns::Start;
 
-/// A start that has been put onto a stream by [`AllGather::start_on`].
+/// A start that [`Operation::start_on`] has enqueued on a stream.
 ///
-/// While it lives, no further start can be made. Dropping it is a statement: whatever reads this
-/// output has been put onto that stream, or onto one that has been joined to it, so that it comes
-/// before whatever the next start is put behind. Nothing waits for the start to complete when a
-/// lease is dropped; many starts may be under way.
+/// While it exists, no further start can be made. Drop it when the work that reads this output is on that stream, or on a
+/// stream that has been joined to it, so that the work comes before the next start. Dropping does not wait for the start to
+/// complete; many starts can be in progress.
 #[must_use = "a dropped lease says that what reads the output is already on the stream"]
 pub struct Lease<'a, T> {
-    gather: &'a mut AllGather<T>,
+    gather: &'a mut Operation<T>,
     start: Start,
 }
 
 impl<'a, T: Element> Lease<'a, T> {
-    pub(super) fn new(gather: &'a mut AllGather<T>, start: Start) -> Self {
+    pub(super) fn new(gather: &'a mut Operation<T>, start: Start) -> Self {
         Self { gather, start }
     }
 
-    /// Where this start gathers: what the stream gets next may read it. With two outputs in turn,
-    /// neighbouring starts have different ones. With several output buffers this is the first.
+    /// Returns the place of this start's output, for work that is enqueued next.
+    ///
+    /// With two outputs in turn, consecutive starts have different places. With several output buffers this is the first.
     pub fn output(&self) -> Place {
         self.gather.place_of_output(self.start)
     }
 
-    /// Where this start gathers what comes from `rank` of a tensor.
+    /// Returns the place of what `rank` contributes to a tensor.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor or rank.
@@ -41,7 +41,7 @@ impl<'a, T: Element> Lease<'a, T> {
         self.gather.place_of_piece(self.start, tensor, rank)
     }
 
-    /// The number of this start, from 1; `None` if it was recorded into a graph.
+    /// Returns the number of this start, from 1, or `None` if it was recorded into a graph.
     pub fn epoch(&self) -> Option<u64> {
         match self.start {
             Start::Eager(epoch) => Some(epoch),
@@ -49,18 +49,19 @@ impl<'a, T: Element> Lease<'a, T> {
         }
     }
 
-    /// Waits on the host until every shard is here. A start has its timeout from when it was made or
-    /// the start before it was seen to be complete, whichever is later.
+    /// Waits on the host until the output is complete.
+    ///
+    /// The timeout of a start begins when it is enqueued, or when the start before it was seen to be complete, whichever is
+    /// later.
     ///
     /// # Errors
-    /// As [`AllGather::run`]; [`InvalidArgument`](ErrorKind::InvalidArgument) if it was recorded
-    /// into a graph.
+    /// As [`Operation::run`]; [`InvalidArgument`](ErrorKind::InvalidArgument) if it was recorded into a graph.
     pub fn wait(&mut self) -> Result<(), Error> {
         let epoch = self.eager()?;
         self.gather.prepared.wait(epoch, None)
     }
 
-    /// Whether every shard is here; never waits.
+    /// Returns whether the output is complete, without waiting.
     ///
     /// # Errors
     /// As [`wait`](Self::wait), but for the deadline.

@@ -1,11 +1,11 @@
-//! What an all-gather has gathered, for the host to read between its starts.
+//! Access to the output between starts.
 
 use std::fmt;
 use std::ops::Range;
 
 use peerlane_hal::Rank;
 
-use super::AllGather;
+use super::Operation;
 use super::access::{Bytes, invalid};
 use crate::element::{self, Element};
 use crate::error::Error;
@@ -14,23 +14,24 @@ use crate::layout::{OutputPlaces, Spot};
 use crate::run::turns::Start;
 use crate::window::BufferId;
 
-/// What the last start gathered. The next start waits for this to be dropped.
+/// Gives access to the output of the last start, and prevents the next start.
 pub struct Gathered<'a, T> {
-    gather: &'a AllGather<T>,
+    gather: &'a Operation<T>,
 }
 
 impl<'a, T: Element> Gathered<'a, T> {
-    /// The whole of the output buffer: the tensors one after another, each its shards in rank order;
-    /// of a list, also what lies between.
+    /// Returns the whole output buffer: one tensor after another, each with its blocks in rank order.
+    ///
+    /// The buffer of a list also contains the gaps between its destinations.
     ///
     /// # Errors
-    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if only a device can read it, if
-    /// there are several output buffers, or the output is in a window.
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if only a device can read it, if there are several output
+    /// buffers, or the output is in a window.
     pub fn output(&self) -> Result<&'a [T], Error> {
         self.gather.gathered_bytes(self.gather.output_bytes()?)
     }
 
-    /// One output buffer, whole.
+    /// Returns a whole output buffer.
     ///
     /// # Errors
     /// As [`output`](Self::output), for one buffer; if there is no such buffer.
@@ -38,11 +39,11 @@ impl<'a, T: Element> Gathered<'a, T> {
         self.gather.gathered_bytes(self.gather.output_buffer_bytes(number)?)
     }
 
-    /// What was gathered from `rank`, of one tensor.
+    /// Returns the block that came from `rank`.
     ///
     /// # Errors
-    /// As [`output_buffer`](Self::output_buffer); if there is no such rank, or several tensors are
-    /// gathered: then take it by [`piece`](Self::piece).
+    /// As [`output_buffer`](Self::output_buffer); if there is no such rank, or there are several tensors: then use
+    /// [`piece`](Self::piece).
     pub fn shard(&self, rank: Rank) -> Result<&'a [T], Error> {
         let tensors = self.gather.layout.tensors();
         if tensors > 1 {
@@ -53,7 +54,7 @@ impl<'a, T: Element> Gathered<'a, T> {
         self.piece(0, rank)
     }
 
-    /// What was gathered of a tensor from `rank`.
+    /// Returns the piece of a tensor that came from `rank`.
     ///
     /// # Errors
     /// As [`output_buffer`](Self::output_buffer); if there is no such tensor or rank.
@@ -63,11 +64,10 @@ impl<'a, T: Element> Gathered<'a, T> {
         self.gather.gathered_bytes(self.gather.piece_bytes(self.last(), tensor, rank))
     }
 
-    /// What was gathered of a tensor: its pieces in rank order.
+    /// Returns a whole tensor: its pieces in rank order.
     ///
     /// # Errors
-    /// As [`output_buffer`](Self::output_buffer); if there is no such tensor, or it is not in one
-    /// piece, because each shard has a destination of its own.
+    /// As [`output_buffer`](Self::output_buffer); if there is no such tensor, or each shard has a destination of its own.
     pub fn tensor(&self, tensor: usize) -> Result<&'a [T], Error> {
         self.gather.check_tensor(tensor)?;
         let layout = &self.gather.layout;
@@ -83,17 +83,17 @@ impl<'a, T: Element> Gathered<'a, T> {
     }
 }
 
-impl<T: Element> AllGather<T> {
-    /// What the last start gathered, for several looks at it; waits for a start that is still open.
+impl<T: Element> Operation<T> {
+    /// Returns access to the output of the last start, after waiting for a start that is still open.
     ///
     /// # Errors
-    /// The group's end: then the bytes are worthless.
+    /// The reason why the group has ended: then the output is undefined.
     pub fn gathered(&mut self) -> Result<Gathered<'_, T>, Error> {
         self.settle()?;
         Ok(Gathered { gather: self })
     }
 
-    /// What the last start gathered: see [`Gathered::output`].
+    /// Returns the output of the last start: see [`Gathered::output`].
     ///
     /// # Errors
     /// As [`gathered`](Self::gathered) and [`Gathered::output`].
@@ -101,7 +101,7 @@ impl<T: Element> AllGather<T> {
         self.gathered()?.output()
     }
 
-    /// One output buffer: see [`Gathered::output_buffer`].
+    /// Returns an output buffer: see [`Gathered::output_buffer`].
     ///
     /// # Errors
     /// As [`gathered`](Self::gathered) and [`Gathered::output_buffer`].
@@ -109,7 +109,7 @@ impl<T: Element> AllGather<T> {
         self.gathered()?.output_buffer(number)
     }
 
-    /// What the last start gathered from `rank`: see [`Gathered::shard`].
+    /// Returns the block that came from `rank`: see [`Gathered::shard`].
     ///
     /// # Errors
     /// As [`gathered`](Self::gathered) and [`Gathered::shard`].
@@ -117,7 +117,7 @@ impl<T: Element> AllGather<T> {
         self.gathered()?.shard(rank)
     }
 
-    /// What the last start gathered of a tensor from `rank`: see [`Gathered::piece`].
+    /// Returns the piece of a tensor that came from `rank`: see [`Gathered::piece`].
     ///
     /// # Errors
     /// As [`gathered`](Self::gathered) and [`Gathered::piece`].
@@ -125,7 +125,7 @@ impl<T: Element> AllGather<T> {
         self.gathered()?.piece(tensor, rank)
     }
 
-    /// What the last start gathered of a tensor: see [`Gathered::tensor`].
+    /// Returns a whole tensor: see [`Gathered::tensor`].
     ///
     /// # Errors
     /// As [`gathered`](Self::gathered) and [`Gathered::tensor`].

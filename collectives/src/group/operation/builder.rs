@@ -1,4 +1,4 @@
-//! Describing an all-gather.
+//! Options of operations.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use peerlane_hal::Fabric;
 
-use super::AllGather;
+use super::Operation;
 use super::method::Method;
 use super::prepare;
 use super::request::Target;
@@ -20,8 +20,8 @@ use crate::group::window::{Inner, Window};
 use crate::group::{Group, Local};
 use crate::plan::Algorithm;
 
-/// An all-gather that is being described; [`prepare`](Self::prepare) makes it ready.
-pub struct AllGatherBuilder<'g, F: Fabric, T> {
+/// Describes an operation; [`prepare`](Self::prepare) makes it ready to start.
+pub struct OperationBuilder<'g, F: Fabric, T> {
     group: &'g mut Group<F>,
     operation: &'static str,
     collective: Collective,
@@ -40,8 +40,8 @@ pub struct AllGatherBuilder<'g, F: Fabric, T> {
     output_buffers: Vec<Buffer<Local<F>, T>>,
 }
 
-impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
-    /// `operation` is what all ranks must call alike.
+impl<'g, F: Fabric, T: Element> OperationBuilder<'g, F, T> {
+    /// Creates a builder. All ranks must call with the same `operation`.
     pub(in crate::group) fn new(
         group: &'g mut Group<F>,
         operation: &'static str,
@@ -70,141 +70,143 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
         }
     }
 
-    /// Which schedule; at first the one that is [predicted](crate::cost::choose) to be the fastest.
+    /// Sets the algorithm; by default the one that is [predicted](crate::cost::choose) to be the fastest.
     #[must_use]
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.method.algorithm = Some(algorithm);
         self
     }
 
-    /// In how many parts a shard travels; at first as many as are predicted to be the fastest.
+    /// Sets the number of parts of a block; by default the number that is predicted to be the fastest.
     #[must_use]
     pub fn parts(mut self, parts: u32) -> Self {
         self.method.parts = Some(parts);
         self
     }
 
-    /// What the links give, for the choice of algorithm and parts, such as the links of a
-    /// [`Calibration`](crate::cost::Calibration); equal on all ranks. At first those of the
-    /// [group](Group::links).
+    /// Sets the links for the choice of algorithm and parts, such as those of a [`Calibration`](crate::cost::Calibration).
+    ///
+    /// They must be equal on all ranks. The default is the links of the [group](Group::links).
     #[must_use]
     pub fn links(mut self, links: Links) -> Self {
         self.method.links = Some(links);
         self
     }
 
-    /// The own shard lies in its place in the output already, be that a list, several tensors or a
-    /// range of a window; there is no input buffer.
+    /// Uses the rank's own data in the output as the input; there is no input buffer.
+    ///
+    /// The output can be a list, several tensors or a range of a window. An all-to-all cannot run in place.
     #[must_use]
     pub fn in_place(mut self) -> Self {
         self.in_place = true;
         self
     }
 
-    /// How many outputs are used in turn. With two, a start needs only one flag each way, because it
-    /// writes where the start before the last one did; [`AllGather::output`] is always the newest.
-    /// Two at first for small results that are out of place, not capturable and in one buffer that
-    /// Peerlane allocates, one otherwise; always one for lists and windows. Where only some ranks give
-    /// buffers of their own, all say how many.
+    /// Sets the number of outputs that consecutive starts use in turn, 1 or 2.
+    ///
+    /// With two, an all-gather or all-to-all needs only one flag each way, because a start writes where the start before the
+    /// last one did; [`Operation::output`] is always the newest. The default is two for small outputs that are out of place,
+    /// not capturable and in one buffer that Peerlane allocates, and one otherwise. Lists and windows always have one. If only
+    /// some ranks supply buffers, all ranks must set this.
     #[must_use]
     pub fn outputs(mut self, outputs: u32) -> Self {
         self.outputs = Some(outputs);
         self
     }
 
-    /// Starts may be recorded into graphs: [`AllGather::start_on`] does so on a stream that is being
-    /// captured. There is one output then. Starts that run at once and replays may alternate.
+    /// Allows starts to be recorded into graphs by [`Operation::start_on`]. There is one output then.
     ///
-    /// All ranks record and replay alike, on one stream or on streams in the same order. The
-    /// operation and its group outlive the last replay of the graph. A replay is not under the
-    /// deadline of a start; when the group ends, it is let go like one, and its output is worthless.
+    /// Starts that run at once and replays can alternate. All ranks must record and replay alike, on one stream or on streams
+    /// in the same order. The operation and its group must outlive the last replay. A replay has no deadline; when the group
+    /// ends, its waits are released and its output is undefined.
     #[must_use]
     pub fn capturable(mut self) -> Self {
         self.capturable = true;
         self
     }
 
-    /// Lets the fabric take whichever kind of its engines is predicted to be the fastest for this
-    /// operation, also one that takes no streams: [`AllGather::start_on`] is then refused, and
-    /// [`run`](AllGather::run) and [`start`](AllGather::start) drive it. Which it was says
-    /// [`LaneReport::kind`](crate::group::LaneReport::kind). Of no effect where engines are of one
-    /// kind, and on what is [`capturable`](Self::capturable).
+    /// Allows an engine kind that takes no streams, if it is predicted to be faster for this operation.
+    ///
+    /// [`Operation::start_on`] is refused then; [`run`](Operation::run) and [`start`](Operation::start) drive the engine.
+    /// [`LaneReport::kind`](crate::group::LaneReport::kind) names the kind. It has no effect on backends with one kind of
+    /// engine, or on [`capturable`](Self::capturable) operations.
     #[must_use]
     pub fn any_engine(mut self) -> Self {
         self.any_engine = true;
         self
     }
 
-    /// Whether a [fallback](crate::group::Fallback) is an error, on every rank, when the operation is
-    /// prepared; as the group has it at first. That a thread has to drive starts on a stream is an
-    /// error of the start, or of the preparation of what is [`capturable`](Self::capturable).
+    /// Sets whether a [fallback](crate::group::Fallback) is an error on every rank; by default as in the group.
+    ///
+    /// A start on a stream that a thread has to drive is an error of the start, or of the preparation of a
+    /// [`capturable`](Self::capturable) operation.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
         self.strict = strict;
         self
     }
 
-    /// Whether every step is timed, for [`AllGather::trace`]; not at first. Each step is submitted by
-    /// itself then and looked at, which makes starts slower: what takes how long compared with the
-    /// rest shows, and what overlaps, but not the speed. Not together with
-    /// [`capturable`](Self::capturable).
+    /// Sets whether every step is timed, for [`Operation::trace`]; by default not.
+    ///
+    /// Each step is then submitted and polled by itself, which makes starts slower. A trace shows how long steps take relative
+    /// to each other, and not how fast the operation is. It excludes [`capturable`](Self::capturable).
     #[must_use]
     pub fn trace(mut self, trace: bool) -> Self {
         self.traced = trace;
         self
     }
 
-    /// How long a start may take; the group's timeout at first.
+    /// Sets the timeout of a start; by default the timeout of the group.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// The buffer of the own shard; allocated if it is not given.
+    /// Sets the input buffer; by default it is allocated.
     #[must_use]
     pub fn input(self, input: Buffer<Local<F>, T>) -> Self {
         self.input_buffers(vec![input])
     }
 
-    /// The buffers of the own shard: one, in which its pieces of all tensors lie one after another, or
-    /// one for each tensor.
+    /// Sets the input buffers: one with the pieces of all tensors one after another, or one for each tensor.
     #[must_use]
     pub fn input_buffers(mut self, inputs: Vec<Buffer<Local<F>, T>>) -> Self {
         self.inputs = inputs;
         self
     }
 
-    /// The own shard lies in a window, from this element on.
+    /// Uses a range of a window as the input, starting at element `begin`.
     #[must_use]
     pub fn input_from(mut self, window: &Window<T>, begin: usize) -> Self {
         self.source = Some((Arc::clone(&window.inner), begin));
         self
     }
 
-    /// The buffer of the result; allocated if it is not given.
+    /// Sets the output buffer; by default it is allocated.
     #[must_use]
     pub fn output(self, output: Buffer<Local<F>, T>) -> Self {
         self.output_buffers(vec![output])
     }
 
-    /// The buffers of the result: one, in which all tensors lie one after another, or one for each
-    /// tensor. Of a list, those that its destinations count; what nothing is gathered to is not
-    /// touched.
+    /// Sets the output buffers: one with all tensors one after another, or one for each tensor.
+    ///
+    /// For a list, these are the buffers that its destinations count. Bytes outside the destinations are not touched.
     #[must_use]
     pub fn output_buffers(mut self, outputs: Vec<Buffer<Local<F>, T>>) -> Self {
         self.output_buffers = outputs;
         self
     }
 
-    /// Makes the operation ready: plans and verifies it, checks that all ranks mean the same,
-    /// exchanges keys. Collective; an error on one rank is an error on all.
+    /// Plans and verifies the operation, agrees with all ranks and exchanges keys. Collective.
+    ///
+    /// An error on one rank is an error on all.
     ///
     /// # Errors
     /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch), naming the rank and the field that differs;
-    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument);
-    /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory); the group's end.
-    pub fn prepare(self) -> Result<AllGather<T>, Error> {
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument); [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory); the
+    /// reason why the group has ended.
+    pub fn prepare(self) -> Result<Operation<T>, Error> {
         let wish = prepare::Wish {
             operation: self.operation,
             collective: self.collective,
@@ -226,9 +228,9 @@ impl<'g, F: Fabric, T: Element> AllGatherBuilder<'g, F, T> {
     }
 }
 
-impl<F: Fabric, T> fmt::Debug for AllGatherBuilder<'_, F, T> {
+impl<F: Fabric, T> fmt::Debug for OperationBuilder<'_, F, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AllGatherBuilder")
+        f.debug_struct("OperationBuilder")
             .field("operation", &self.operation)
             .field("shards", &self.shards)
             .field("method", &self.method)

@@ -1,0 +1,235 @@
+//! Operations: described by a builder, prepared once, and started any number of times.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `constructors.rs` | the methods of [`Group`](super::Group) that describe operations |
+//! | `builder.rs` | the options of an operation |
+//! | `shards.rs`, `request.rs` | lengths and places, checked and in bytes |
+//! | `method.rs` | the choice of algorithm and parts |
+//! | `prepare.rs`, `draft.rs`, `bound.rs` | planning, agreement between ranks, imports, and the executor |
+//! | `access.rs`, `gathered.rs` | input and output between starts |
+//! | `lease.rs` | starts on a stream |
+
+mod access;
+mod bound;
+mod builder;
+mod constructors;
+mod draft;
+mod gathered;
+mod lease;
+mod method;
+mod prepare;
+mod request;
+mod shards;
+
+use std::any::Any;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerlane_hal::{Deadline, Rank};
+
+pub use builder::OperationBuilder;
+pub use gathered::Gathered;
+pub use lease::Lease;
+pub use shards::Destination;
+pub(in crate::group) use shards::bytes;
+
+use self::bound::Finished;
+use super::report::Report;
+use super::window::{Entry, Inner};
+use crate::element::Element;
+use crate::error::Error;
+use crate::layout::Layout;
+use crate::plan::Source;
+use crate::run::prepared::Prepared;
+use crate::trace::{Trace, TracedLane};
+use crate::window::HostView;
+
+/// A prepared collective with its memory: an all-gather, a broadcast or an all-to-all.
+///
+/// [`Group`](super::Group) describes operations with methods such as [`all_gather`](super::Group::all_gather), and
+/// [`prepare`](OperationBuilder::prepare) makes one. An operation can start any number of times. The caller fills the input
+/// between starts, calls [`run`](Self::run), and reads the output.
+///
+/// ```
+/// use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+/// use peerlane_collectives::group::Group;
+/// use peerlane_host as host;
+///
+/// in_process::run(2, |bootstrap| {
+///     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+///     let mut group = Group::open(bootstrap, fabric)?;
+///     let mut gather = group.all_gather::<i32>(1).prepare()?;
+///     for step in 0..3 {
+///         gather.input_mut()?[0] = 10 * step + group.rank().0 as i32;
+///         gather.run()?;
+///         assert_eq!(gather.output()?, [10 * step, 10 * step + 1]);
+///     }
+///     group.close()
+/// })
+/// .unwrap();
+/// ```
+pub struct Operation<T> {
+    prepared: Prepared,
+    view: Arc<dyn HostView>,
+    report: Report,
+    timeout: Duration,
+    layout: Layout,
+    rank: Rank,
+    /// Where this rank's own data is before a start.
+    from: Source,
+    output_buffers: u32,
+    /// The windows that hold the input and the output, if any.
+    windows: [Option<Arc<Inner>>; 2],
+    /// The entry that marks its windows as used.
+    uses: Option<Entry>,
+    elements: PhantomData<T>,
+}
+
+impl<T: Element> Operation<T> {
+    fn new(finished: Finished, uses: Option<Entry>) -> Self {
+        let Finished { prepared, view, report, timeout, layout, rank, from, .. } = finished;
+        let (output_buffers, windows) = (finished.output_buffers, finished.windows);
+        let elements = PhantomData;
+        Self {
+            prepared,
+            view,
+            report,
+            timeout,
+            layout,
+            rank,
+            from,
+            output_buffers,
+            windows,
+            uses,
+            elements,
+        }
+    }
+
+    /// Starts the operation and waits until the output is complete. Collective.
+    ///
+    /// # Errors
+    /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) and [`PeerLost`](peerlane_hal::ErrorKind::PeerLost), which name the rank;
+    /// either ends the group.
+    pub fn run(&mut self) -> Result<(), Error> {
+        self.start()?.wait()
+    }
+
+    /// Starts the operation and returns a handle that waits for its end. Collective.
+    ///
+    /// Until then, peers may read the input and write the output. If the engines are polled by their caller, data moves while
+    /// this rank is in [`Started::wait`] or [`Started::poll`].
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn start(&mut self) -> Result<Started<'_, T>, Error> {
+        self.settle()?;
+        let deadline = Deadline::after(self.timeout);
+        // Held until the start is open.
+        let begun = self.uses.as_ref().map(|uses| uses.begin(false)).transpose()?;
+        let epoch = self.prepared.start(deadline)?;
+        drop(begun);
+        Ok(Started { gather: self, epoch, deadline })
+    }
+
+    /// Enqueues a start on the caller's stream and returns at once. Collective.
+    ///
+    /// *Order.* The start comes after the work that the stream holds now, which may fill the input and read the output of
+    /// earlier starts. Work that is enqueued next comes after the start, and may read the output and overwrite the input.
+    /// Starts of operations over one window are ordered in the same way. The [`Lease`] prevents the next start until the work
+    /// that reads this output is on the stream. The host is not part of that order: synchronise the streams that use the memory
+    /// before a [`start`](Self::start) or an access such as [`input_mut`](Self::input_mut).
+    ///
+    /// *Deadline.* The timeout of a start begins when it is enqueued, or when the start before it was seen to be complete,
+    /// whichever is later. It includes the work that the stream held before. If the timeout passes, the group ends even if no
+    /// thread waits: the stream continues, and the outputs of unfinished starts are undefined. Check for an error before results
+    /// leave the program: the next call on this handle, such as [`Lease::wait`], returns it.
+    ///
+    /// *Capture.* On a stream that is being captured the start is recorded into the graph, if the operation was prepared as
+    /// [`capturable`](OperationBuilder::capturable).
+    ///
+    /// *Progress.* A thread of the group drives the lanes whose engines do not move or wait by themselves. It serves all
+    /// operations and is started when it is first needed. With [`strict`](OperationBuilder::strict) such a start is refused.
+    ///
+    /// # Errors
+    /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch) for a stream of another backend or device, and
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the stream can take no start; nothing has started then.
+    /// Otherwise as [`run`](Self::run).
+    pub fn start_on<S: Any>(&mut self, stream: &S) -> Result<Lease<'_, T>, Error> {
+        let begun = self.uses.as_ref().map(|uses| uses.begin(true)).transpose()?;
+        let start = self.prepared.start_on(stream, self.timeout)?;
+        drop(begun);
+        Ok(Lease::new(self, start))
+    }
+
+    /// Returns the timed steps of all starts, if the operation was prepared with [`trace`](OperationBuilder::trace).
+    ///
+    /// Of starts that are not complete, it contains the steps seen so far.
+    pub fn trace(&self) -> Option<Trace> {
+        let (starts, is_cut) = self.prepared.traced()?;
+        let lanes = self.report.lanes.iter().map(|lane| TracedLane {
+            lane: lane.lane,
+            tier: lane.tier,
+            backend: lane.backend.to_string(),
+        });
+        Some(Trace { rank: self.rank.0, lanes: lanes.collect(), starts, is_cut })
+    }
+
+    /// Returns how the operation runs: algorithm, lanes, links and fallbacks.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// Waits for a start whose handle was dropped.
+    fn settle(&mut self) -> Result<(), Error> {
+        self.prepared.settle(self.timeout)
+    }
+}
+
+/// A start that may not be complete yet.
+#[must_use = "a start is finished by `wait`"]
+pub struct Started<'a, T> {
+    gather: &'a mut Operation<T>,
+    epoch: u64,
+    deadline: Deadline,
+}
+
+impl<T: Element> Started<'_, T> {
+    /// Waits until the output is complete.
+    ///
+    /// # Errors
+    /// As [`Operation::run`].
+    pub fn wait(self) -> Result<(), Error> {
+        self.gather.prepared.wait(self.epoch, Some(self.deadline))
+    }
+
+    /// Returns whether the output is complete, without waiting.
+    ///
+    /// # Errors
+    /// As [`Operation::run`], but for the deadline.
+    pub fn poll(&mut self) -> Result<bool, Error> {
+        self.gather.prepared.poll(self.epoch)
+    }
+
+    /// Returns the number of this start, from 1.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+}
+
+impl<T> fmt::Debug for Operation<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operation").field("report", &self.report).finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Debug for Started<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Started").field("epoch", &self.epoch).finish_non_exhaustive()
+    }
+}
+
+/// A prepared all-gather. The type is that of every [`Operation`].
+pub type AllGather<T> = Operation<T>;
