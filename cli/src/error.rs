@@ -1,8 +1,7 @@
 //! What ends the program: a text for people, what to do about it, and the exit code.
 
-use std::fmt;
-use std::io;
 use std::process::ExitCode;
+use std::{fmt, io};
 
 use peerlane::{Error, ErrorKind};
 

@@ -14,7 +14,7 @@ use crate::error::{Failure, Result};
 
 /// A library as people look for it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct LibrarySpec {
     /// Its name for people.
     pub(crate) name: &'static str,
     /// The option that names it.
@@ -31,9 +31,9 @@ pub(crate) struct Wanted {
 
 /// A library that is loaded, and from where.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct LoadedLibrary {
     pub(crate) library: Library,
-    pub(crate) place: String,
+    pub(crate) path: String,
 }
 
 /// Roots under which a Python or a toolkit may lie; the last segment of a pattern is a folder.
@@ -51,12 +51,12 @@ const PYTHONS: [&str; 4] = [
 const FOLDERS: [&str; 4] =
     ["/usr/local/cuda/lib64", "/usr/local/cuda*/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
 
-impl Wanted {
+impl LibrarySpec {
     /// Loads the library; `given` is the value of its option.
     ///
     /// # Errors
     /// If it is nowhere, or what was found cannot be loaded: what was tried.
-    pub(crate) fn open(&self, given: Option<&Path>) -> Result<Found> {
+    pub(crate) fn open(&self, given: Option<&Path>) -> Result<LoadedLibrary> {
         if let Some(given) = given {
             return self.open_given(given);
         }
@@ -64,7 +64,7 @@ impl Wanted {
         for candidate in self.candidates() {
             match load(&candidate) {
                 Ok(library) => {
-                    return Ok(Found { library, place: candidate.display().to_string() });
+                    return Ok(LoadedLibrary { library, path: candidate.display().to_string() });
                 }
                 Err(refusal) => refusals.push(refusal),
             }
@@ -76,7 +76,7 @@ impl Wanted {
         )))
     }
 
-    fn open_given(&self, given: &Path) -> Result<Found> {
+    fn open_given(&self, given: &Path) -> Result<LoadedLibrary> {
         let tried: Vec<PathBuf> = if given.is_dir() {
             self.files.iter().map(|file| given.join(file)).collect()
         } else {
@@ -86,7 +86,7 @@ impl Wanted {
         for candidate in tried {
             match load(&candidate) {
                 Ok(library) => {
-                    return Ok(Found { library, place: candidate.display().to_string() });
+                    return Ok(LoadedLibrary { library, path: candidate.display().to_string() });
                 }
                 Err(why) => refusal = why,
             }
@@ -210,7 +210,7 @@ pub(crate) use functions;
 mod tests {
     use super::*;
 
-    const NOTHING: Wanted = Wanted {
+    const NOTHING: LibrarySpec = LibrarySpec {
         name: "Nothing",
         option: "--nothing",
         variables: &["PEERLANE_TEST_NOTHING_HOME"],

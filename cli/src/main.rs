@@ -9,7 +9,6 @@ use clap::{Parser, Subcommand};
 
 mod allgather;
 mod calibrate;
-mod cards;
 mod cublas;
 mod doctor;
 mod error;
@@ -17,15 +16,15 @@ mod explain;
 mod library;
 mod memory;
 mod nccl;
-mod nodes;
+mod nics;
+mod options;
 mod perf;
 mod plan;
 mod ranks;
-mod rate;
 mod report;
 mod simulate;
-mod size;
 mod trace;
+mod units;
 
 /// Collectives on copy engines: measure them, look at their plans, see what a machine has.
 #[derive(Debug, Parser)]

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::error::{Failure, Result};
-use crate::size::Size;
+use crate::units::Size;
 
 /// What a process takes beside its buffers.
 const PROCESS_BYTES: u64 = 8 << 20;

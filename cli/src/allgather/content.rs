@@ -6,7 +6,7 @@ use peerlane::{AllGather, Element, Rank};
 use super::setup::Setup;
 use super::shape::{GAP, destinations};
 use crate::error::Result;
-use crate::ranks::data::{Data, Mismatch, POISON, poison};
+use crate::ranks::data::{Mismatch, POISON, TestData, poison};
 
 /// What a look at an output has found.
 pub(super) type Found = std::result::Result<(), Wrong>;
@@ -28,7 +28,7 @@ pub(super) fn fill<T: Element>(
     setup: &Setup<'_>,
     gather: &mut AllGather<T>,
     rank: Rank,
-    data: Data,
+    data: TestData,
 ) -> Result<()> {
     for buffer in 0..setup.options.shape.output_buffers(setup.ranks()) {
         poison(cast_slice_mut(gather.output_buffer_mut(buffer)?));
@@ -48,7 +48,7 @@ pub(super) fn compare<T: Element>(
     setup: &Setup<'_>,
     gather: &mut AllGather<T>,
     shard_length: u64,
-    data: Data,
+    data: TestData,
 ) -> Result<Found> {
     let (ranks, tensors) = (setup.ranks(), gather.report().tensors);
     let gathered = gather.gathered()?;

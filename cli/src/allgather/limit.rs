@@ -7,11 +7,11 @@ use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::{At, Fabric, Op, Role};
 use peerlane::{Group, Rank};
 
-use super::clock::Pace;
+use super::timer::TimingOptions;
 use crate::error::Result;
-use crate::ranks::circle::Circle;
-use crate::ranks::ground::{Engine, Ground};
-use crate::ranks::placement;
+use crate::ranks::affinity;
+use crate::ranks::bare_fabric::{BareEngine, BareFabric};
+use crate::ranks::comm::Comm;
 use crate::ranks::statistics::{Interval, longest_of_each, span_of_each};
 
 /// The copies of one all-gather.
@@ -27,9 +27,9 @@ pub(crate) struct Copies {
     pub(crate) in_place: bool,
 }
 
-/// Fabrics that copy in unlike ways; the fastest is the limit.
+/// Fabrics that copy in unlike copiers; the fastest is the limit.
 pub(crate) struct Limit<F: Fabric> {
-    ways: Vec<(Ground<F>, Engine<F>)>,
+    copiers: Vec<(BareFabric<F>, BareEngine<F>)>,
     /// What makes one time of an iteration.
     reduce: fn(&[Vec<Interval>]) -> Vec<Duration>,
 }
@@ -39,50 +39,50 @@ impl<F: Fabric> Limit<F> {
     ///
     /// # Errors
     /// If one refuses.
-    pub(crate) fn open(ways: Vec<F>, circle: &Circle, hosts: usize) -> Result<Self> {
-        let ways = ways.into_iter().map(|fabric| {
-            let mut ground = Ground::open(fabric, circle)?;
-            let engine = ground.engine()?;
-            Ok((ground, engine))
+    pub(crate) fn open(copiers: Vec<F>, comm: &Comm, hosts: usize) -> Result<Self> {
+        let copiers = copiers.into_iter().map(|fabric| {
+            let mut fabric = BareFabric::open(fabric, comm)?;
+            let engine = fabric.engine()?;
+            Ok((fabric, engine))
         });
         // With a core for each rank, each one's own time counts. Ranks that share cores run one after
         // the other, which their own times leave out; but only on one host they have one clock.
-        let own = hosts > 1 || circle.ranks() <= placement::cores();
+        let own = hosts > 1 || comm.ranks() <= affinity::cores();
         let reduce = if own { longest_of_each } else { span_of_each };
-        Ok(Self { ways: ways.collect::<Result<_>>()?, reduce })
+        Ok(Self { copiers: copiers.collect::<Result<_>>()?, reduce })
     }
 
-    /// The median time of the copies, in the fastest way. Collective.
+    /// The median time of the copies, in the fastest copier. Collective.
     ///
     /// # Errors
     /// If memory cannot be had, or a copy fails.
     pub(crate) fn measure(
         &mut self,
         copies: Copies,
-        pace: Pace,
-        circle: &Circle,
+        pace: TimingOptions,
+        comm: &Comm,
         group: &mut Group<F>,
     ) -> Result<Duration> {
         let mut best = Duration::MAX;
         let reduce = self.reduce;
-        for way in &mut self.ways {
-            best = best.min(measure_one(way, copies, pace, (circle, group), reduce)?);
+        for copier in &mut self.copiers {
+            best = best.min(measure_one(copier, copies, pace, (comm, group), reduce)?);
         }
         Ok(best)
     }
 }
 
 fn measure_one<F: Fabric>(
-    (ground, engine): &mut (Ground<F>, Engine<F>),
+    (fabric, engine): &mut (BareFabric<F>, BareEngine<F>),
     Copies { own_offset, shard_bytes, total_bytes, in_place }: Copies,
-    pace: Pace,
-    (circle, group): (&Circle, &mut Group<F>),
+    pace: TimingOptions,
+    (comm, group): (&Comm, &mut Group<F>),
     reduce: fn(&[Vec<Interval>]) -> Vec<Duration>,
 ) -> Result<Duration> {
-    let (rank, ranks) = (circle.rank(), circle.ranks());
-    let output = ground.allocate(total_bytes, Role::Data)?;
-    let input = if in_place { None } else { Some(ground.allocate(shard_bytes, Role::Data)?) };
-    let outputs = ground.import(&output)?;
+    let (rank, ranks) = (comm.rank(), comm.ranks());
+    let output = fabric.allocate(total_bytes, Role::Data)?;
+    let input = if in_place { None } else { Some(fabric.allocate(shard_bytes, Role::Data)?) };
+    let outputs = fabric.import(&output)?;
     let src = match &input {
         Some(region) => At { region, offset: 0 },
         None => At { region: &output, offset: own_offset },
@@ -101,7 +101,7 @@ fn measure_one<F: Fabric>(
         let ticket = unsafe { engine.submit(&puts) }?;
         engine.finish(ticket)
     };
-    let timings = pace.time(circle, group, reduce, &mut [&mut copy])?;
+    let timings = pace.time(comm, group, reduce, &mut [&mut copy])?;
     // Peers may still copy into this rank's output.
     group.barrier()?;
     Ok(timings[0].statistics.median)

@@ -6,16 +6,17 @@ use clap::Args;
 use peerlane::plan::{Algorithm, PARTS_MAX};
 
 use crate::error::{Failure, Result};
-use crate::size::Size;
+use crate::options::{AlgorithmChoice, parse_algorithm, unknown_algorithm};
+use crate::units::Size;
 
 /// The options of the method.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Method {
+pub(crate) struct AlgorithmOptions {
     /// auto, what is predicted to be the fastest; all, every algorithm in turn, a row each; or by name, of
     /// a list each in turn: direct, pull, ring, double-ring, hierarchical, hierarchical-ring
     #[arg(long = "algorithm", default_value = "auto", value_name = "NAME,…")]
-    #[arg(value_parser = parse_wanted)]
-    pub(crate) wanted: Wanted,
+    #[arg(value_parser = parse_list)]
+    pub(crate) wanted: AlgorithmList,
     /// In how many parts a shard travels [default: as many as are predicted to be the fastest]
     #[arg(long, value_name = "N", conflicts_with = "part_bytes", value_parser = parse_parts)]
     pub(crate) parts: Option<u32>,
@@ -29,30 +30,21 @@ pub(crate) struct Method {
     /// Show the predicted time beside the measured one
     #[arg(long)]
     pub(crate) predict: bool,
-    /// Say why the algorithm was chosen, and what runs on which lanes
+    /// Say why the algorithm was selected, and what runs on which lanes
     #[arg(long)]
     pub(crate) explain: bool,
 }
 
 /// What `--algorithm` says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum AlgorithmList {
     /// These, among them the library's choice.
     Listed(Vec<AlgorithmChoice>),
     /// Each that makes a difference on the topology.
     All,
 }
 
-/// Which algorithm runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AlgorithmChoice {
-    /// What the library takes.
-    Auto,
-    /// This one.
-    Named(Algorithm),
-}
-
-impl Method {
+impl AlgorithmOptions {
     /// # Errors
     /// A usage failure that names the option.
     pub(super) fn check(&self) -> Result<()> {
@@ -88,13 +80,11 @@ impl Method {
             Algorithm::Hierarchical | Algorithm::HierarchicalRing => nodes > 1,
             _ => true,
         };
-        let named = |choice: &AlgorithmChoice| match choice {
-            AlgorithmChoice::Auto => None,
-            AlgorithmChoice::Named(algorithm) => Some(*algorithm),
-        };
         match &self.wanted {
-            Wanted::Listed(choices) => choices.iter().map(named).collect(),
-            Wanted::All => Algorithm::ALL.iter().copied().filter(differs).map(Some).collect(),
+            AlgorithmList::Listed(choices) => choices.iter().map(|choice| choice.named()).collect(),
+            AlgorithmList::All => {
+                Algorithm::ALL.iter().copied().filter(differs).map(Some).collect()
+            }
         }
     }
 
@@ -104,7 +94,7 @@ impl Method {
     }
 }
 
-impl Wanted {
+impl AlgorithmList {
     /// As the command line takes it.
     pub(super) fn name(&self) -> String {
         let Self::Listed(choices) = self else { return "all".to_owned() };
@@ -116,29 +106,12 @@ impl Wanted {
     }
 }
 
-/// The name of an algorithm or `auto`.
-///
-/// # Errors
-/// A text that lists the names.
-pub(crate) fn parse_algorithm(text: &str) -> std::result::Result<AlgorithmChoice, String> {
-    if text == "auto" {
-        return Ok(AlgorithmChoice::Auto);
-    }
-    let algorithm = text.parse::<Algorithm>().map_err(|_| unknown("auto"))?;
-    Ok(AlgorithmChoice::Named(algorithm))
-}
-
-fn parse_wanted(text: &str) -> std::result::Result<Wanted, String> {
+fn parse_list(text: &str) -> std::result::Result<AlgorithmList, String> {
     if text == "all" {
-        return Ok(Wanted::All);
+        return Ok(AlgorithmList::All);
     }
     let listed = text.split(',').map(parse_algorithm).collect::<std::result::Result<_, _>>();
-    listed.map(Wanted::Listed).map_err(|_| unknown("auto, all"))
-}
-
-fn unknown(others: &str) -> String {
-    let names: Vec<_> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
-    format!("there is no such algorithm; write {others} or {}", names.join(", "))
+    listed.map(AlgorithmList::Listed).map_err(|_| unknown_algorithm("auto, all"))
 }
 
 fn parse_parts(text: &str) -> std::result::Result<u32, String> {

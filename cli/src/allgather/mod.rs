@@ -7,37 +7,30 @@ use crate::cublas;
 use crate::error::{Failure, Result};
 use crate::memory::{self, Need};
 use crate::nccl::Nccl;
-use crate::nodes::Nodes;
-use crate::ranks::placement::{self, Bind};
-use crate::ranks::{self, Origin};
+use crate::options::Nodes;
+use crate::ranks::affinity::{self, Bind};
+use crate::ranks::{self, LaunchedBy};
 
 mod backend;
-mod clock;
 mod content;
-mod dtype;
-mod engine;
-mod event;
-mod figures;
 mod gpu;
 mod limit;
 mod measure;
 mod method;
 mod options;
-mod place;
+mod printer;
 mod rank;
-mod screen;
-mod settings;
+mod row;
 mod setup;
 mod shape;
-mod sweep;
-mod tiers;
 mod timeline;
+mod timer;
+mod topology;
 
 pub(crate) use backend::{Backend, Devices};
-use backend::{Chosen, Crew};
-pub(crate) use method::{AlgorithmChoice, parse_algorithm};
-pub(crate) use options::{Options, parse_ranks};
-use screen::Screen;
+use backend::{LaunchInfo, Selected};
+pub(crate) use options::Options;
+use printer::Printer;
 
 /// Joins the group of a launcher, or spawns one.
 ///
@@ -48,10 +41,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.vs.is_some() {
         leave_multicast_off();
     }
-    match Origin::of(options.spawned_by)? {
-        Origin::Person => spawn(options),
-        Origin::Program(environment) => run_spawned(options, &environment),
-        Origin::Launcher(environment) => join(options, &environment),
+    match LaunchedBy::of(options.run.spawned_by)? {
+        LaunchedBy::User => spawn(options),
+        LaunchedBy::Program(environment) => run_spawned(options, &environment),
+        LaunchedBy::Launcher(environment) => join(options, &environment),
     }
 }
 
@@ -67,17 +60,19 @@ fn leave_multicast_off() {
 
 /// As a rank that this program has spawned.
 fn run_spawned(options: &Options, environment: &Environment) -> Result<()> {
-    let crew = Crew { local_ranks: Some(environment.ranks), spread: false };
-    let chosen = Chosen::of(options, crew)?;
+    let launch = LaunchInfo { local_ranks: Some(environment.ranks), multi_host: false };
+    let selected = Selected::of(options, launch)?;
     let rank = environment.rank.index();
-    if options.bind == Bind::Core {
-        match chosen.seat(rank) {
-            None => placement::bind(rank, environment.ranks)?,
-            Some(seat) => placement::bind_near(&seat.pci_bus_id, rank, environment.ranks)?,
+    if options.run.bind == Bind::Core {
+        match selected.slot(rank) {
+            None => affinity::bind(rank, environment.ranks)?,
+            Some(slot) => affinity::bind_near(&slot.pci_bus_id, rank, environment.ranks)?,
         }
     }
     let bootstrap = Tcp::join(environment, options.deadline())?;
-    rank::run(options, &chosen, Some(rank), bootstrap, &mut |event| ranks::write_to_parent(&event))
+    rank::run(options, &selected, Some(rank), bootstrap, &mut |event| {
+        ranks::write_to_parent(&event)
+    })
 }
 
 /// As a rank that somebody else has started; rank 0 prints.
@@ -92,20 +87,20 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
     // Launchers that do not say how many ranks this machine has are taken for one a machine.
     let local_ranks = environment.local_ranks.unwrap_or(1) as usize;
     let local_rank = environment.local_rank.map(|rank| rank as usize);
-    let spread = environment.local_ranks.is_some() && local_ranks < environment.ranks;
-    let crew = Crew { local_ranks: Some(local_ranks), spread };
-    let chosen = Chosen::of(options, crew)?;
-    setup::check(options, chosen.name(), environment.ranks)?;
-    need(options, &chosen, environment.ranks, local_ranks).check(memory::available_bytes())?;
+    let multi_host = environment.local_ranks.is_some() && local_ranks < environment.ranks;
+    let launch = LaunchInfo { local_ranks: Some(local_ranks), multi_host };
+    let selected = Selected::of(options, launch)?;
+    setup::check(options, selected.name(), environment.ranks)?;
+    need(options, &selected, environment.ranks, local_ranks).check(memory::available_bytes())?;
     let deadline = options.deadline();
     if environment.rank.0 != 0 {
         let bootstrap = Tcp::join(environment, deadline)?;
-        return rank::run(options, &chosen, local_rank, bootstrap, &mut |_| Ok(()));
+        return rank::run(options, &selected, local_rank, bootstrap, &mut |_| Ok(()));
     }
-    let mut screen = Screen::open(options, chosen.note.as_deref())?;
+    let mut screen = Printer::open(options, selected.note.as_deref())?;
     let bootstrap = Tcp::join(environment, deadline)?;
     let show = &mut |event| screen.show(event);
-    let result = rank::run(options, &chosen, local_rank, bootstrap, show);
+    let result = rank::run(options, &selected, local_rank, bootstrap, show);
     let shown = screen.finish();
     result.and(shown)
 }
@@ -113,13 +108,13 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
 /// As the parent of one process per rank.
 fn spawn(options: &Options) -> Result<()> {
     let ranks = options.ranks.or(options.tiers.nodes.as_ref().and_then(Nodes::ranks));
-    let chosen = Chosen::of(options, Crew { local_ranks: ranks, spread: false })?;
-    let ranks = ranks.unwrap_or(chosen.ranks_default());
-    setup::check(options, chosen.name(), ranks)?;
+    let selected = Selected::of(options, LaunchInfo { local_ranks: ranks, multi_host: false })?;
+    let ranks = ranks.unwrap_or(selected.ranks_default());
+    setup::check(options, selected.name(), ranks)?;
     libraries(options)?;
-    need(options, &chosen, ranks, ranks).check(memory::available_bytes())?;
-    let mut screen = Screen::open(options, chosen.note.as_deref())?;
-    let result = ranks::spawn(ranks, options.timeout, &mut screen);
+    need(options, &selected, ranks, ranks).check(memory::available_bytes())?;
+    let mut screen = Printer::open(options, selected.note.as_deref())?;
+    let result = ranks::spawn(ranks, options.run.timeout, &mut screen);
     let shown = screen.finish();
     result.and(shown)
 }
@@ -130,14 +125,14 @@ fn libraries(options: &Options) -> Result<()> {
         Nccl::open(options.nccl.as_deref())?;
     }
     if options.beside.is_some() {
-        cublas::WANTED.open(options.cublas.as_deref())?;
+        cublas::LIBRARY.open(options.cublas.as_deref())?;
     }
     Ok(())
 }
 
 /// What `local_ranks` of the ranks allocate in the host memory of this machine.
-fn need(options: &Options, chosen: &Chosen, ranks: usize, local_ranks: usize) -> Need {
-    if !chosen.seats.is_empty() {
+fn need(options: &Options, selected: &Selected, ranks: usize, local_ranks: usize) -> Need {
+    if !selected.slots.is_empty() {
         return Need { ranks: local_ranks as u64, total_bytes: 0, input_bytes: 0 };
     }
     let sweep = options.sweep(ranks);

@@ -1,24 +1,22 @@
 //! The command line of `peerlane allgather`.
+//!
+//! What all ranks of an all-gather must have been told alike.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use peerlane::{DType, Deadline};
 
-use super::backend::{Backend, Devices};
-use super::engine::Engine;
-use super::method::Method;
-use super::shape::Shape;
-use super::sweep::Sweep;
-use super::tiers::Tiers;
-use crate::cards::Cards;
+use super::backend::{Backend, Devices, Engine};
+use super::method::AlgorithmOptions;
+use super::shape::{ShapeOptions, Sweep};
+use super::topology::NodeOptions;
 use crate::error::{Failure, Result};
-use crate::ranks;
-use crate::ranks::placement::Bind;
-use crate::report::Plot;
-use crate::size::Size;
-use crate::trace::TraceFile;
+use crate::nics::NicOptions;
+use crate::options::{RunOptions, parse_ranks};
+use crate::ranks::comm::{Settings, given};
+use crate::report::OutputFile;
+use crate::units::Size;
 
 /// Measure all-gathers between ranks, and check every byte of their results.
 ///
@@ -57,13 +55,13 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N,N,…")]
     pub(crate) devices: Option<Devices>,
     #[command(flatten)]
-    pub(crate) cards: Cards,
+    pub(crate) cards: NicOptions,
     #[command(flatten)]
-    pub(crate) method: Method,
+    pub(crate) method: AlgorithmOptions,
     #[command(flatten)]
-    pub(crate) tiers: Tiers,
+    pub(crate) tiers: NodeOptions,
     #[command(flatten)]
-    pub(crate) shape: Shape,
+    pub(crate) shape: ShapeOptions,
     /// The smallest total; sizes take K, M, G or KiB, MiB, GiB, powers of 1024
     #[arg(long, default_value = "1K", value_name = "SIZE")]
     pub(crate) min_bytes: Size,
@@ -93,7 +91,7 @@ pub(crate) struct Options {
     /// shards and else inside
     #[arg(long, value_enum, default_value_t = OwnCopy::Auto, value_name = "HOW")]
     pub(crate) own_copy: OwnCopy,
-    /// What copies between AMD GPUs (rocm): streams of HIP, SDMA engines that are chosen one by one and
+    /// What copies between AMD GPUs (rocm): streams of HIP, SDMA engines that are selected one by one and
     /// driven by the host, or of each size what is predicted to be faster. By SDMA engines starts are
     /// timed one after another, each until it is complete
     #[arg(long, value_enum, default_value_t = Engine::Auto, value_name = "KIND")]
@@ -102,19 +100,9 @@ pub(crate) struct Options {
     /// where two do not reach each other, and lanes that a thread has to drive
     #[arg(long)]
     pub(crate) strict: bool,
-    /// Bind each spawned rank to a core, in turn, or to the cores near its GPU; under a launcher that
-    /// is the launcher's business
-    #[arg(long, value_enum, default_value_t = Bind::Core, value_name = "HOW")]
-    pub(crate) bind: Bind,
     /// The element type: u8, i32, i64, f16, bf16, f32 or f64
     #[arg(long, default_value = "u8", value_parser = parse_dtype)]
     pub(crate) dtype: DType,
-    /// The longest that anything may wait for a peer
-    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = ranks::parse_timeout)]
-    pub(crate) timeout: Duration,
-    /// Where the random data starts [default: another one each run, named when a check fails]
-    #[arg(long, value_name = "NUMBER")]
-    pub(crate) seed: Option<u64>,
     /// Measure also how long bare copies of the same bytes between the same ranks take, all at
     /// once and without flags: the physical limit. Of each iteration the slowest rank's time counts;
     /// where ranks share cores, the time from the first begin to the last end. Between GPUs the
@@ -138,10 +126,6 @@ pub(crate) struct Options {
     /// The file libcublas.so or its folder [default: looked for in the usual places]
     #[arg(long, value_name = "PATH")]
     pub(crate) cublas: Option<PathBuf>,
-    /// Write a JSON object a line, a line a size; - is the standard output, the table then goes to
-    /// the standard error output
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
     /// Draw bandwidth and time over the size
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
@@ -149,9 +133,8 @@ pub(crate) struct Options {
     /// is not timed with the others
     #[arg(long, value_name = "FILE.json")]
     pub(crate) trace: Option<PathBuf>,
-    /// The process that spawned this rank; set by this program for itself
-    #[arg(long, hide = true, value_name = "PID")]
-    pub(crate) spawned_by: Option<u32>,
+    #[command(flatten)]
+    pub(crate) run: RunOptions,
 }
 
 /// How a GPU's own shard gets into its output.
@@ -221,13 +204,25 @@ impl Options {
                 .with_advice("leave out --shards, --list and --tensors"));
         }
         self.method.check()?;
-        if let Some(path) = &self.plot {
-            Plot::to(path)?;
-        }
-        if let Some(path) = &self.trace {
-            TraceFile::to(path)?;
-        }
+        self.plot_file()?;
+        self.trace_file()?;
         Ok(())
+    }
+
+    /// Returns the file of `--plot`.
+    ///
+    /// # Errors
+    /// A usage failure if its name is not that of an SVG file.
+    pub(super) fn plot_file(&self) -> Result<Option<OutputFile>> {
+        self.plot.as_ref().map(|path| OutputFile::new("--plot", path, "svg")).transpose()
+    }
+
+    /// Returns the file of `--trace`.
+    ///
+    /// # Errors
+    /// A usage failure if its name is not that of a JSON file.
+    pub(super) fn trace_file(&self) -> Result<Option<OutputFile>> {
+        self.trace.as_ref().map(|path| OutputFile::new("--trace", path, "json")).transpose()
     }
 
     /// What only GPUs can do.
@@ -267,7 +262,7 @@ impl Options {
 
     /// When to give up a wait that begins now.
     pub(crate) fn deadline(&self) -> Deadline {
-        Deadline::after(self.timeout)
+        Deadline::after(self.run.timeout)
     }
 
     /// The sizes to measure between `ranks`.
@@ -282,23 +277,53 @@ impl Options {
     }
 }
 
-/// A number of ranks.
-///
-/// # Errors
-/// A text that says what can be one.
-pub(crate) fn parse_ranks(text: &str) -> std::result::Result<usize, String> {
-    match text.parse() {
-        Ok(ranks @ 1..=4096) => Ok(ranks),
-        _ => Err("wanted a number of ranks from 1 to 4096".to_owned()),
-    }
-}
-
 fn parse_dtype(text: &str) -> std::result::Result<DType, String> {
     text.parse().map_err(|_| "wanted u8, i32, i64, f16, bf16, f32 or f64".to_owned())
 }
 
+/// The options that shape a run, with the backend that was taken.
+pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
+    let Options { method, tiers, shape, dtype, min_bytes, max_bytes, factor, .. } = options;
+    let (warmup, in_place) = (options.warmup, options.in_place);
+    let iterations = options.iterations.map_or("as many as fit".to_owned(), |n| n.to_string());
+    let as_written = [
+        ("--backend", backend.to_owned()),
+        ("--algorithm", method.wanted.name()),
+        ("--parts", given(method.parts.map(|parts| parts.to_string()))),
+        ("--part-bytes", given(method.part_bytes.map(|size| size.0.to_string()))),
+        ("--nodes", given(tiers.nodes.as_ref().map(|nodes| format!("{nodes:?}")))),
+        ("--network", tiers.network.name().to_owned()),
+        ("--network-bandwidth", given(tiers.network_bandwidth.map(|rate| rate.to_string()))),
+        ("--network-delay", given(tiers.network_delay.map(|delay| delay.to_string()))),
+        ("--local-bandwidth", given(tiers.local_bandwidth.map(|rate| rate.to_string()))),
+        ("--shards", given(shape.shards.as_ref().map(ToString::to_string))),
+        ("--list", shape.list.to_string()),
+        ("--tensors", given(shape.tensors.map(|tensors| tensors.to_string()))),
+        ("--trace", options.trace.is_some().to_string()),
+        ("--dtype", dtype.to_string()),
+        ("--in-place", in_place.to_string()),
+        ("--outputs", options.outputs.map_or("auto".to_owned(), |n| n.to_string())),
+        ("--min-bytes", min_bytes.0.to_string()),
+        ("--max-bytes", max_bytes.0.to_string()),
+        ("--factor", factor.to_string()),
+        ("--iterations", iterations),
+        ("--warmup", warmup.to_string()),
+        ("--timeout", options.run.timeout.as_secs_f64().to_string()),
+        ("--limit", options.limit.to_string()),
+        ("--graph", options.graph.to_string()),
+        ("--strict", options.strict.to_string()),
+        ("--own-copy", options.own_copy.name().to_owned()),
+        ("--engine", options.engine.name().to_owned()),
+        ("--vs", given(options.vs.map(|vs| format!("{vs:?}")))),
+        ("--beside", given(options.beside.map(|what| format!("{what:?}")))),
+    ];
+    Settings::new(as_written, options.run.seed)
+}
+
 #[cfg(test)]
 pub(super) mod tests {
+    use std::time::Duration;
+
     use clap::Parser;
 
     use super::*;
@@ -325,7 +350,7 @@ pub(super) mod tests {
             (options.backend, options.method.wanted.name().as_str()),
             (Backend::Auto, "auto")
         );
-        assert_eq!((options.dtype, options.timeout), (DType::U8, Duration::from_secs(30)));
+        assert_eq!((options.dtype, options.run.timeout), (DType::U8, Duration::from_secs(30)));
         assert!(!options.in_place && !options.limit && options.ranks.is_none());
     }
 
@@ -339,8 +364,11 @@ pub(super) mod tests {
         let options = options.unwrap();
         assert_eq!(options.check(), Ok(()));
         assert_eq!((options.method.wanted.name().as_str(), options.method.parts), ("direct", None));
-        assert_eq!((options.dtype, options.timeout), (DType::Bf16, Duration::from_millis(250)));
-        assert_eq!((options.seed, options.iterations, options.ranks), (Some(5), Some(9), Some(3)));
+        assert_eq!((options.dtype, options.run.timeout), (DType::Bf16, Duration::from_millis(250)));
+        assert_eq!(
+            (options.run.seed, options.iterations, options.ranks),
+            (Some(5), Some(9), Some(3))
+        );
         assert_eq!(options.outputs, Some(1));
     }
 
@@ -387,6 +415,23 @@ pub(super) mod tests {
         insta::assert_snapshot!(refusal("--plot sizes.png"), @"
         error: --plot sizes.png is no SVG file
          help: name it *.svg; no other format is written
+        ");
+    }
+
+    #[test]
+    fn the_first_option_that_differs_is_named_with_its_rank() {
+        let settings = |line: &str| settings(&parse(line).unwrap(), "host");
+        let mine = settings("--dtype f32 --seed 7");
+        assert_eq!(mine.compare(0, 1, &settings("--dtype f32 --seed 8")), Ok(()));
+        let error = mine.compare(0, 2, &settings("--dtype i32")).unwrap_err();
+        insta::assert_snapshot!(error, @"
+        error: rank 2 has --dtype i32, rank 0 has f32
+         help: start all ranks with the same program and the same options
+        ");
+        let error = mine.compare(0, 3, &settings("--dtype f32 --in-place")).unwrap_err();
+        insta::assert_snapshot!(error, @"
+        error: rank 3 has --in-place true, rank 0 has false
+         help: start all ranks with the same program and the same options
         ");
     }
 }

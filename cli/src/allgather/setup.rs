@@ -1,5 +1,7 @@
 //! What follows from the options when the group stands: how gathers are prepared, and what is
 //! predicted of them.
+//!
+//! From the element type that an option names to one of Rust's.
 
 use std::time::Duration;
 
@@ -11,12 +13,53 @@ use peerlane::plan::Algorithm;
 use peerlane::topology::Topology;
 use peerlane::{AllGather, Element, Group, Rank};
 
-use super::engine::Engine;
+use super::backend::Engine;
 use super::options::Options;
-use super::place::{Carrier, Network, Place};
+use super::topology::{Network, NetworkFabric, RankTopology};
 use crate::calibrate;
 use crate::error::{Failure, Result};
-use crate::ranks::circle::Circle;
+use crate::ranks::comm::Comm;
+
+/// Does `$work`, in which `$element` is the type of the elements.
+macro_rules! with_dtype {
+    ($dtype:expr, $element:ident => $work:expr) => {
+        match $dtype {
+            peerlane::DType::U8 => {
+                type $element = u8;
+                $work
+            }
+            peerlane::DType::I32 => {
+                type $element = i32;
+                $work
+            }
+            peerlane::DType::I64 => {
+                type $element = i64;
+                $work
+            }
+            peerlane::DType::F16 => {
+                type $element = half::f16;
+                $work
+            }
+            peerlane::DType::Bf16 => {
+                type $element = half::bf16;
+                $work
+            }
+            peerlane::DType::F32 => {
+                type $element = f32;
+                $work
+            }
+            peerlane::DType::F64 => {
+                type $element = f64;
+                $work
+            }
+            other => Err($crate::error::Failure::usage(format!(
+                "--dtype {other} is not measured by this program"
+            ))),
+        }
+    };
+}
+
+pub(super) use with_dtype;
 
 /// The options, and what they come to between these ranks.
 pub(crate) struct Setup<'a> {
@@ -28,9 +71,9 @@ pub(crate) struct Setup<'a> {
     links: Option<Links>,
 }
 
-/// One way to prepare a gather.
+/// One variant to prepare a gather.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Way {
+pub(super) struct Variant {
     /// `None`: the library's choice.
     pub(super) algorithm: Option<Algorithm>,
     pub(super) captured: bool,
@@ -44,13 +87,13 @@ impl<'a> Setup<'a> {
     /// If there is no such calibration, or it is for something else; if ranks know unlike links.
     pub(super) fn of<F: Fabric>(
         options: &'a Options,
-        circle: &Circle,
-        place: &Place,
+        comm: &Comm,
+        place: &RankTopology,
         group: &Group<F>,
     ) -> Result<Self> {
         let backend = group.fabric().backend().to_string();
-        let links = links(options, place.carrier, &backend, circle.ranks())?;
-        let all = circle.share("links", &links.as_ref().map(Links::fingerprint))?;
+        let links = links(options, place.carrier, &backend, comm.ranks())?;
+        let all = comm.share("links", &links.as_ref().map(Links::fingerprint))?;
         if let Some(rank) = all.iter().position(|seen| *seen != all[0]) {
             let text = format!("rank {rank} has another --calibration than rank 0");
             return Err(Failure::failed(text).with_advice("give all ranks the same file"));
@@ -77,18 +120,18 @@ impl<'a> Setup<'a> {
         &self,
         group: &mut Group<F>,
         shard_length: u64,
-        way: Way,
+        variant: Variant,
     ) -> Result<AllGather<T>> {
         let Options { shape, method, .. } = self.options;
         let pieces = shape.pieces(shard_length, self.ranks())?;
         let longest = self.shard_bytes(shard_length).into_iter().max().unwrap_or(0);
         let parts = method.parts(longest)?;
         let mut builder = shape.describe::<F, T>(group, &pieces);
-        builder = builder.timeout(self.options.timeout);
+        builder = builder.timeout(self.options.run.timeout);
         if let Some(links) = &self.links {
             builder = builder.links(links.clone());
         }
-        if let Some(algorithm) = way.algorithm {
+        if let Some(algorithm) = variant.algorithm {
             builder = builder.algorithm(algorithm);
         }
         if let Some(parts) = parts {
@@ -100,13 +143,13 @@ impl<'a> Setup<'a> {
         if let Some(outputs) = self.options.outputs {
             builder = builder.outputs(outputs);
         }
-        if way.captured {
+        if variant.captured {
             builder = builder.capturable();
         }
         if Engine::is_open(self.options) {
             builder = builder.any_engine();
         }
-        Ok(builder.trace(way.traced).prepare()?)
+        Ok(builder.trace(variant.traced).prepare()?)
     }
 
     /// The shard of every rank in bytes, where the mean is so many elements.
@@ -158,15 +201,15 @@ pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()
 /// and how slow the network is made.
 fn links(
     options: &Options,
-    carrier: Carrier,
+    carrier: NetworkFabric,
     backend: &str,
     ranks: usize,
 ) -> Result<Option<Links>> {
     let calibration = calibration(options, backend, ranks)?;
     let known_by_library = match carrier {
-        Carrier::None => true,
-        Carrier::Same => false,
-        Carrier::Rdma => !options.tiers.is_throttled(),
+        NetworkFabric::None => true,
+        NetworkFabric::Same => false,
+        NetworkFabric::Rdma => !options.tiers.is_throttled(),
     };
     if known_by_library {
         return Ok(calibration);
@@ -185,7 +228,7 @@ fn calibration(options: &Options, backend: &str, ranks: usize) -> Result<Option<
     // Virtual nodes are this machine's ranks, which were calibrated as one node.
     let topology = Topology::flat(ranks)?;
     // A spawned rank is bound to a core and sees no more; its parent has checked.
-    let sees = options.spawned_by.is_none();
+    let sees = options.run.spawned_by.is_none();
     let wanted = sees.then(|| Key::new(backend, &calibrate::machine(backend), &topology));
     Ok(Some(calibrate::load(path, wanted.as_ref())?.links))
 }

@@ -10,10 +10,10 @@ use peerlane::trace::{Trace, TracedStart};
 use peerlane::{Element, Group};
 use serde::{Deserialize, Serialize};
 
-use super::setup::{Setup, Way};
+use super::setup::{Setup, Variant};
 use crate::error::Result;
-use crate::ranks::circle::Circle;
-use crate::trace::Event;
+use crate::ranks::comm::Comm;
+use crate::trace::TraceEvent;
 
 /// Starts that are traced; the last is shown.
 const STARTS: usize = 2;
@@ -33,24 +33,24 @@ pub(crate) struct Traced {
 /// If a start fails.
 pub(super) fn trace<F: Fabric, T: Element>(
     setup: &Setup<'_>,
-    circle: &Circle,
+    comm: &Comm,
     group: &mut Group<F>,
     shard_length: u64,
 ) -> Result<Vec<Traced>> {
     let mut starts = Vec::new();
     for algorithm in setup.algorithms() {
-        let way = Way { algorithm, captured: false, traced: true };
-        let mut gather = setup.prepare::<F, T>(group, shard_length, way)?;
+        let variant = Variant { algorithm, captured: false, traced: true };
+        let mut gather = setup.prepare::<F, T>(group, shard_length, variant)?;
         for _ in 0..STARTS {
             group.barrier()?;
             gather.run()?;
         }
         let mut trace = gather.trace().unwrap_or_default();
         trace.starts.drain(..trace.starts.len().saturating_sub(1));
-        let ranks = circle.share("trace", &trace)?;
+        let ranks = comm.share("trace", &trace)?;
         let report = gather.report();
         let algorithm = format!("{}, parts {}", report.algorithm, report.parts);
-        if circle.rank().0 == 0 {
+        if comm.rank().0 == 0 {
             starts.push(Traced { algorithm, ranks });
         }
         drop(gather);
@@ -60,7 +60,7 @@ pub(super) fn trace<F: Fabric, T: Element>(
 }
 
 /// All starts one after another.
-pub(super) fn events(starts: &[Traced]) -> Vec<Event> {
+pub(super) fn events(starts: &[Traced]) -> Vec<TraceEvent> {
     let mut origin = 0.0;
     let mut events = Vec::new();
     for traced in starts {
@@ -86,14 +86,14 @@ fn of_start<'a>(
     rank: &'a Trace,
     start: &'a TracedStart,
     begun: f64,
-) -> impl Iterator<Item = Event> + 'a {
+) -> impl Iterator<Item = TraceEvent> + 'a {
     start.steps.iter().map(move |step| {
         let lane = rank.lanes.iter().find(|lane| lane.lane == step.lane);
         let network = lane.is_some_and(|lane| lane.tier == Tier::Network);
         let place = if network { " (network)" } else { "" };
         // What was never seen complete has no length.
         let end = step.end_ns.unwrap_or(step.begin_ns);
-        Event {
+        TraceEvent {
             rank: rank.rank,
             lane: step.lane.0,
             name: format!("{}{place} [{algorithm}]", name(&step.step)),
@@ -151,7 +151,7 @@ mod tests {
         let lines: Vec<_> = events
             .iter()
             .map(|event| {
-                let Event { rank, lane, name, start_ns, duration_ns } = event;
+                let TraceEvent { rank, lane, name, start_ns, duration_ns } = event;
                 format!("{rank} {lane} {start_ns} +{duration_ns}: {name}")
             })
             .collect();

@@ -7,7 +7,7 @@ use peerlane::plan::Algorithm;
 use peerlane::topology::Topology;
 use serde::{Deserialize, Serialize};
 
-use super::measure::Way;
+use super::measure::Configuration;
 use crate::error::Result;
 
 /// Everything that was compared.
@@ -17,7 +17,7 @@ pub(super) struct Check {
     backend: String,
     topology: String,
     points: Vec<Point>,
-    choices: Vec<Chosen>,
+    choices: Vec<SizeChoice>,
     /// The share of the points that are predicted within 20 %, of those that the links were not fitted to.
     good_share: f64,
     /// How much longer than the best measured algorithm a choice takes, at most, as a share.
@@ -40,7 +40,7 @@ struct Point {
 
 /// One size and number of outputs.
 #[derive(Debug, Serialize, Deserialize)]
-struct Chosen {
+struct SizeChoice {
     outputs: u32,
     shard_bytes: u64,
     chosen: Algorithm,
@@ -77,7 +77,7 @@ impl Check {
             });
             groups.entry((sample.shard_bytes, sample.outputs)).or_default().push(sample);
         }
-        let choices = groups.values().map(|group| Chosen::of(group, calibration, topology));
+        let choices = groups.values().map(|group| SizeChoice::of(group, calibration, topology));
         let choices = choices.collect::<Result<Vec<_>>>()?;
         let good = |point: &&Point| (point.predicted_us / point.measured_us - 1.0).abs() <= GOOD;
         let good = between(&points).filter(good).count();
@@ -142,12 +142,12 @@ fn one() -> u32 {
 impl Point {
     fn sample(&self, backend: &str) -> Sample {
         let &Self { algorithm, outputs, parts, shard_bytes, measured_us, .. } = self;
-        let sample = Way { algorithm, outputs }.sample(backend, shard_bytes, parts);
+        let sample = Configuration { algorithm, outputs }.sample(backend, shard_bytes, parts);
         Sample { seconds: measured_us * 1e-6, ..sample }
     }
 }
 
-impl Chosen {
+impl SizeChoice {
     /// Among the algorithms that were measured.
     fn of(group: &[&Sample], calibration: &Calibration, topology: &Topology) -> Result<Self> {
         let first = group[0];

@@ -2,14 +2,13 @@
 
 use peerlane::cuda::{self, ComputeMode, Device};
 
-use super::finding::Finding;
-use super::links;
+use super::{Finding, links};
 use crate::cublas;
 use crate::nccl::{self, Nccl};
-use crate::size::Size;
+use crate::units::Size;
 
 /// Looks at every device; nothing where there is none, which the section of backends says.
-pub(super) fn look() -> Vec<Finding> {
+pub(super) fn inspect() -> Vec<Finding> {
     let Ok(devices) = cuda::discover() else { return Vec::new() };
     if devices.is_empty() {
         return Vec::new();
@@ -149,22 +148,22 @@ fn link(from: u32, to: u32) -> String {
 
 fn nccl() -> Finding {
     match Nccl::open(None) {
-        Ok(nccl) => Finding::ok("NCCL", format!("{} ({})", nccl.version(), nccl.place())),
+        Ok(nccl) => Finding::ok("NCCL", format!("{} ({})", nccl.version(), nccl.path())),
         Err(error) => Finding::warning(
             "NCCL",
             error.text(),
-            format!("only --vs nccl needs it; {} PATH names it", nccl::WANTED.option),
+            format!("only --vs nccl needs it; {} PATH names it", nccl::LIBRARY.option),
         ),
     }
 }
 
 fn cublas() -> Finding {
-    match cublas::WANTED.open(None) {
-        Ok(found) => Finding::ok("cuBLAS", found.place),
+    match cublas::LIBRARY.open(None) {
+        Ok(found) => Finding::ok("cuBLAS", found.path),
         Err(error) => Finding::warning(
             "cuBLAS",
             error.text(),
-            format!("only --beside gemm needs it; {} PATH names it", cublas::WANTED.option),
+            format!("only --beside gemm needs it; {} PATH names it", cublas::LIBRARY.option),
         ),
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use peerlane::hal::LinkKind;
 
-use super::finding::Finding;
+use super::Finding;
 
 /// GPUs that a matrix shows.
 const MATRIX_MAX: usize = 16;

@@ -1,17 +1,16 @@
 //! What all backends stand on: processors, memory, and what the kernel lets a process do.
 
-use std::fs;
-use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
+use std::{fs, io};
 
 use peerlane::host;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::process::{Resource, getrlimit};
 
-use super::finding::Finding;
+use super::Finding;
 use crate::memory;
-use crate::size::Size;
+use crate::units::Size;
 
 /// Locked memory that lets an RDMA device register buffers of a useful size.
 const LOCKED_BYTES_ENOUGH: u64 = 1 << 30;
@@ -19,7 +18,7 @@ const LOCKED_BYTES_ENOUGH: u64 = 1 << 30;
 const DESCRIPTORS_ENOUGH: u64 = 1024;
 
 /// Looks at everything.
-pub(super) fn look() -> Vec<Finding> {
+pub(super) fn inspect() -> Vec<Finding> {
     vec![
         kernel(),
         processors(),

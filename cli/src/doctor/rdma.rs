@@ -4,8 +4,8 @@ use std::fs;
 
 use peerlane::rdma::{self, Device, LinkLayer, Port};
 
-use super::finding::Finding;
-use crate::size::Size;
+use super::Finding;
+use crate::units::Size;
 
 /// Where the kernel lists RDMA devices.
 const DEVICES: &str = "/sys/class/infiniband";
@@ -13,7 +13,7 @@ const DEVICES: &str = "/sys/class/infiniband";
 const PACKET_BYTES_MAX: u32 = 4096;
 
 /// Looks at every card; where there is none, at what stands between the kernel and the library.
-pub(super) fn look() -> Vec<Finding> {
+pub(super) fn inspect() -> Vec<Finding> {
     // Without the library the section of backends says all.
     let Ok(devices) = rdma::discover() else { return Vec::new() };
     let known = names_in(DEVICES);

@@ -2,12 +2,11 @@
 
 use peerlane::rocm::{self, Device, Error, Runtimes};
 
-use super::finding::Finding;
-use super::links;
-use crate::size::Size;
+use super::{Finding, links};
+use crate::units::Size;
 
 /// Looks at every device; nothing where there is none, which the section of backends says.
-pub(super) fn look() -> Vec<Finding> {
+pub(super) fn inspect() -> Vec<Finding> {
     let Ok(devices) = rocm::discover() else { return Vec::new() };
     let runtimes = rocm::runtimes();
     // Without an HSA runtime no device has an agent, which is said once.

@@ -9,12 +9,12 @@ use std::ptr::null_mut;
 use std::rc::Rc;
 
 use crate::error::{Failure, Result};
-use crate::library::Wanted;
+use crate::library::LibrarySpec;
 
 mod sys;
 
 /// Where NCCL is looked for.
-pub(crate) const WANTED: Wanted = Wanted {
+pub(crate) const LIBRARY: LibrarySpec = LibrarySpec {
     name: "NCCL",
     option: "--nccl",
     variables: &["NCCL_HOME"],
@@ -27,7 +27,7 @@ pub(crate) const WANTED: Wanted = Wanted {
 pub(crate) struct Nccl {
     functions: sys::Functions,
     version: c_int,
-    place: String,
+    path: String,
 }
 
 /// How thread blocks are used.
@@ -57,17 +57,17 @@ impl Nccl {
     /// # Errors
     /// If it is not there, or too old for the paths that are compared.
     pub(crate) fn open(given: Option<&Path>) -> Result<Rc<Self>> {
-        let found = WANTED.open(given)?;
-        let place = found.place;
+        let found = LIBRARY.open(given)?;
+        let path = found.path;
         let functions = sys::Functions::look_up(found.library)
-            .map_err(|symbol| too_old(format!("NCCL at {place} has no {symbol}")))?;
+            .map_err(|symbol| too_old(format!("NCCL at {path} has no {symbol}")))?;
         let mut version = 0;
         // SAFETY: the pointer is to an integer that lives.
         let code = unsafe { (functions.version)(&mut version) };
-        let nccl = Self { functions, version, place };
+        let nccl = Self { functions, version, path };
         nccl.check("ncclGetVersion", code, null_mut())?;
         if version < sys::VERSION {
-            return Err(too_old(format!("NCCL at {} is {}", nccl.place, nccl.version())));
+            return Err(too_old(format!("NCCL at {} is {}", nccl.path, nccl.version())));
         }
         Ok(Rc::new(nccl))
     }
@@ -79,8 +79,8 @@ impl Nccl {
     }
 
     /// The file that was loaded.
-    pub(crate) fn place(&self) -> &str {
-        &self.place
+    pub(crate) fn path(&self) -> &str {
+        &self.path
     }
 
     /// Where ranks meet, for one communicator; made on one rank and given to all.

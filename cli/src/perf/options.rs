@@ -1,17 +1,13 @@
 //! The command line of `peerlane perf`.
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use crate::cards::Cards;
 use crate::error::{Failure, Result};
-use crate::ranks::placement::Bind;
-use crate::ranks::settings::{Settings, given};
-use crate::rate::Delay;
-use crate::size::Size;
+use crate::nics::NicOptions;
+use crate::options::RunOptions;
+use crate::ranks::comm::{Settings, given};
+use crate::units::{Delay, Size};
 
 /// Measure bare puts, gets and signals between two ranks, without a group.
 ///
@@ -48,7 +44,7 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value_t = Backend::Host)]
     pub(crate) backend: Backend,
     #[command(flatten)]
-    pub(crate) cards: Cards,
+    pub(crate) cards: NicOptions,
     /// The sizes of messages [default: 64K,1M for puts and gets, 8 for signals]
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',')]
     pub(crate) bytes: Vec<Size>,
@@ -72,22 +68,8 @@ pub(crate) struct Options {
     /// meanwhile, as perftest does; not the rank that is only put to and got from [default: the backend's]
     #[arg(long, value_name = "TIME")]
     pub(crate) spin: Option<Delay>,
-    /// Bind each spawned rank to a core
-    #[arg(long, value_enum, default_value_t = Bind::Core, value_name = "HOW")]
-    pub(crate) bind: Bind,
-    /// The longest that anything may take: a size, and every wait for the peer
-    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = crate::ranks::parse_timeout)]
-    pub(crate) timeout: Duration,
-    /// Where the random data starts [default: another one each run, named when a check fails]
-    #[arg(long, value_name = "NUMBER")]
-    pub(crate) seed: Option<u64>,
-    /// Write a JSON object a line, a line a size; - is the standard output, the table then goes to
-    /// the standard error output
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// The process that spawned this rank; set by this program for itself
-    #[arg(long, hide = true, value_name = "PID")]
-    pub(crate) spawned_by: Option<u32>,
+    #[command(flatten)]
+    pub(crate) run: RunOptions,
 }
 
 /// What moves the bytes.
@@ -100,13 +82,13 @@ pub(crate) enum Backend {
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Work {
+pub(crate) enum PerfTest {
     Put,
     Get,
     Signal,
 }
 
-impl Work {
+impl PerfTest {
     /// As the command line and the table name it.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -134,10 +116,11 @@ impl Options {
     }
 
     /// What is measured, in this order, and the sizes of each.
-    pub(crate) fn plan(&self) -> Vec<(Work, Vec<u64>)> {
-        let asked = [(Work::Put, self.put), (Work::Get, self.get), (Work::Signal, self.signal)];
+    pub(crate) fn plan(&self) -> Vec<(PerfTest, Vec<u64>)> {
+        let asked =
+            [(PerfTest::Put, self.put), (PerfTest::Get, self.get), (PerfTest::Signal, self.signal)];
         let sizes = |work| match (self.bytes.as_slice(), work) {
-            ([], Work::Signal) => vec![8],
+            ([], PerfTest::Signal) => vec![8],
             ([], _) => vec![64 << 10, 1 << 20],
             (given, _) => given.iter().map(|size| size.0).collect(),
         };
@@ -157,9 +140,9 @@ impl Options {
             ("--warmup", self.warmup.to_string()),
             ("--window", self.window.to_string()),
             ("--engines", self.engines.to_string()),
-            ("--timeout", self.timeout.as_secs_f64().to_string()),
+            ("--timeout", self.run.timeout.as_secs_f64().to_string()),
         ];
-        Settings::new(as_written, self.seed)
+        Settings::new(as_written, self.run.seed)
     }
 }
 
@@ -183,10 +166,10 @@ mod tests {
     #[test]
     fn sizes_are_those_of_the_work_unless_they_are_given() {
         let plan = |line: &str| parse(line).unwrap().plan();
-        assert_eq!(plan("--signal"), [(Work::Signal, vec![8])]);
+        assert_eq!(plan("--signal"), [(PerfTest::Signal, vec![8])]);
         let large = vec![64 << 10, 1 << 20];
-        assert_eq!(plan("--get --put"), [(Work::Put, large.clone()), (Work::Get, large)]);
-        assert_eq!(plan("--put --bytes 1,4K"), [(Work::Put, vec![1, 4096])]);
+        assert_eq!(plan("--get --put"), [(PerfTest::Put, large.clone()), (PerfTest::Get, large)]);
+        assert_eq!(plan("--put --bytes 1,4K"), [(PerfTest::Put, vec![1, 4096])]);
     }
 
     #[test]

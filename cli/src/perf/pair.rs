@@ -6,12 +6,12 @@ use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::{At, Fabric, Flag, Op, Region, Role, Space, Ticket};
 use peerlane::{Deadline, Rank};
 
-use super::options::{Options, Work};
-use super::row::Row;
+use super::options::{Options, PerfTest};
+use super::report::Row;
 use crate::error::{Failure, Result};
-use crate::ranks::circle::Circle;
-use crate::ranks::data::{Data, poison};
-use crate::ranks::ground::{Engine, Ground, Local, Remote};
+use crate::ranks::bare_fabric::{BareEngine, BareFabric, Local, Remote};
+use crate::ranks::comm::Comm;
+use crate::ranks::data::{TestData, poison};
 
 /// Buffers begin at a page each, as those of perftest do.
 const ALIGN_BYTES: u64 = 4096;
@@ -20,8 +20,8 @@ const WORD_BYTES: u64 = size_of::<u64>() as u64;
 /// This rank of two.
 pub(super) struct Pair<'a, F: Fabric> {
     pub(super) options: &'a Options,
-    pub(super) engines: Vec<Engine<F>>,
-    circle: Circle,
+    pub(super) engines: Vec<BareEngine<F>>,
+    comm: Comm,
     seed: u64,
     /// Of an engine of the peer each, the word of its number.
     flags: Local<F>,
@@ -32,7 +32,7 @@ pub(super) struct Pair<'a, F: Fabric> {
     last: Ticket,
     /// Sizes so far.
     sizes: u64,
-    ground: Ground<F>,
+    fabric: BareFabric<F>,
 }
 
 /// The buffers of one size: of each engine one that is sent from and one that is received in.
@@ -40,7 +40,7 @@ pub(super) struct Buffers<F: Fabric> {
     pub(super) bytes: u64,
     slot_bytes: u64,
     engines: usize,
-    data: Data,
+    data: TestData,
     peer: Remote<F>,
     /// Not dropped where a failure leaves copies under way.
     mine: ManuallyDrop<Local<F>>,
@@ -51,29 +51,18 @@ impl<'a, F: Fabric> Pair<'a, F> {
     ///
     /// # Errors
     /// If they do not reach each other.
-    pub(super) fn open(options: &'a Options, circle: Circle, fabric: F, seed: u64) -> Result<Self> {
-        let mut ground = Ground::open(fabric, &circle)?;
-        let engines = (0..options.engines).map(|_| ground.engine()).collect::<Result<Vec<_>>>()?;
-        let flags = ground.allocate(u64::from(options.engines) * WORD_BYTES, Role::Flags)?;
-        let peer_flags = other(ground.import(&flags)?, circle.rank())?;
+    pub(super) fn open(options: &'a Options, comm: Comm, fabric: F, seed: u64) -> Result<Self> {
+        let mut fabric = BareFabric::open(fabric, &comm)?;
+        let engines = (0..options.engines).map(|_| fabric.engine()).collect::<Result<Vec<_>>>()?;
+        let flags = fabric.allocate(u64::from(options.engines) * WORD_BYTES, Role::Flags)?;
+        let peer_flags = other(fabric.import(&flags)?, comm.rank())?;
         let (signalled, last, sizes) = (0, Ticket::NONE, 0);
-        Ok(Self {
-            options,
-            engines,
-            circle,
-            seed,
-            flags,
-            peer_flags,
-            signalled,
-            last,
-            sizes,
-            ground,
-        })
+        Ok(Self { options, engines, comm, seed, flags, peer_flags, signalled, last, sizes, fabric })
     }
 
     /// Whether this rank measures; the other one answers.
     pub(super) fn measures(&self) -> bool {
-        self.circle.rank().0 == 0
+        self.comm.rank().0 == 0
     }
 
     /// Allocates and fills the buffers of a size, and poisons what will be received. Collective.
@@ -83,19 +72,19 @@ impl<'a, F: Fabric> Pair<'a, F> {
     pub(super) fn buffers(&mut self, bytes: u64) -> Result<Buffers<F>> {
         let engines = self.engines.len();
         let slot_bytes = bytes.next_multiple_of(ALIGN_BYTES).max(ALIGN_BYTES);
-        let mine = self.ground.allocate(2 * engines as u64 * slot_bytes, Role::Data)?;
+        let mine = self.fabric.allocate(2 * engines as u64 * slot_bytes, Role::Data)?;
         if mine.space() != Space::Host {
             return Err(Failure::failed("perf measures memory of the host alone"));
         }
-        let data = Data { seed: self.seed, size: self.sizes, round: 0 };
+        let data = TestData { seed: self.seed, size: self.sizes, round: 0 };
         self.sizes += 1;
-        let rank = self.circle.rank().index();
+        let rank = self.comm.rank().index();
         for engine in 0..engines as u64 {
             let at = engine * slot_bytes;
             data.fill(rank * engines + engine as usize, host_bytes::<F>(&mine, at, bytes));
             poison(host_bytes::<F>(&mine, (engines as u64 + engine) * slot_bytes, bytes));
         }
-        let peer = other(self.ground.import(&mine)?, self.circle.rank())?;
+        let peer = other(self.fabric.import(&mine)?, self.comm.rank())?;
         let mine = ManuallyDrop::new(mine);
         Ok(Buffers { bytes, slot_bytes, engines, data, peer, mine })
     }
@@ -125,7 +114,7 @@ impl<'a, F: Fabric> Pair<'a, F> {
     /// That of the engine.
     pub(super) fn send(&mut self, buffers: &Buffers<F>, value: u64) -> Result<()> {
         let flag = Flag { region: &self.peer_flags, word: 0 };
-        let ops = [buffers.message(Work::Signal, 0), Op::Signal { flag, value }];
+        let ops = [buffers.message(PerfTest::Signal, 0), Op::Signal { flag, value }];
         let first = usize::from(buffers.bytes == 0);
         // SAFETY: the buffers outlive the last completion, or are never freed, and hold the same bytes
         // all along; flags are dropped behind the engines, and only this engine writes this one.
@@ -143,7 +132,7 @@ impl<'a, F: Fabric> Pair<'a, F> {
 
     /// When to give up what begins now.
     pub(super) fn deadline(&self) -> Deadline {
-        self.circle.deadline()
+        self.comm.deadline()
     }
 
     /// Waits until an engine of the peer has signalled.
@@ -160,9 +149,9 @@ impl<'a, F: Fabric> Pair<'a, F> {
     ///
     /// # Errors
     /// If a byte is wrong on either rank.
-    pub(super) fn finish(&self, buffers: Buffers<F>, work: Work) -> Result<()> {
-        let found = buffers.check(work, self.circle.rank());
-        let texts = self.circle.share("check", &found.err())?;
+    pub(super) fn finish(&self, buffers: Buffers<F>, work: PerfTest) -> Result<()> {
+        let found = buffers.check(work, self.comm.rank());
+        let texts = self.comm.share("check", &found.err())?;
         if let Some((rank, text)) =
             texts.into_iter().enumerate().find_map(|(rank, text)| Some((rank, text?)))
         {
@@ -176,8 +165,8 @@ impl<'a, F: Fabric> Pair<'a, F> {
     }
 
     /// A row of this run.
-    pub(super) fn row(&self, work: Work, bytes: u64) -> Row {
-        Row::new(work, self.ground.backend(), bytes, self.options)
+    pub(super) fn row(&self, work: PerfTest, bytes: u64) -> Row {
+        Row::new(work, self.fabric.backend(), bytes, self.options)
     }
 
     /// Ends it. Collective.
@@ -185,26 +174,26 @@ impl<'a, F: Fabric> Pair<'a, F> {
     /// # Errors
     /// If the peer is gone.
     pub(super) fn close(self) -> Result<()> {
-        let Self { circle, engines, peer_flags, .. } = self;
+        let Self { comm, engines, peer_flags, .. } = self;
         drop((engines, peer_flags));
-        circle.share("end", &())?;
-        Ok(circle.leave(circle.deadline())?)
+        comm.share("end", &())?;
+        Ok(comm.leave(comm.deadline())?)
     }
 }
 
 impl<F: Fabric> Buffers<F> {
     /// The op that moves the message of an engine.
-    pub(super) fn message(&self, work: Work, engine: usize) -> Op<'_, Local<F>, Remote<F>> {
+    pub(super) fn message(&self, work: PerfTest, engine: usize) -> Op<'_, Local<F>, Remote<F>> {
         let source = engine as u64 * self.slot_bytes;
         let target = (self.engines + engine) as u64 * self.slot_bytes;
         let (bytes, mine, peer) = (self.bytes, &*self.mine, &self.peer);
         match work {
-            Work::Put | Work::Signal => Op::Put {
+            PerfTest::Put | PerfTest::Signal => Op::Put {
                 dst: At { region: peer, offset: target },
                 src: At { region: mine, offset: source },
                 bytes,
             },
-            Work::Get => Op::Get {
+            PerfTest::Get => Op::Get {
                 dst: At { region: mine, offset: target },
                 src: At { region: peer, offset: source },
                 bytes,
@@ -213,11 +202,11 @@ impl<F: Fabric> Buffers<F> {
     }
 
     /// The text is the first byte that is wrong.
-    fn check(&self, work: Work, rank: Rank) -> std::result::Result<(), String> {
+    fn check(&self, work: PerfTest, rank: Rank) -> std::result::Result<(), String> {
         let (receives, engines) = match work {
-            Work::Put => (rank.0 == 1, self.engines),
-            Work::Get => (rank.0 == 0, self.engines),
-            Work::Signal => (true, 1),
+            PerfTest::Put => (rank.0 == 1, self.engines),
+            PerfTest::Get => (rank.0 == 0, self.engines),
+            PerfTest::Signal => (true, 1),
         };
         let sender = 1 - rank.index();
         for engine in 0..if receives { engines } else { 0 } {

@@ -1,16 +1,24 @@
 //! Verified plans as text and as JSON.
+//!
+//! Reads the plans of all ranks from a file and verifies them.
+//!
+//! A file holds what `peerlane plan` prints, edited or not, or plans of somebody else: text in which
+//! every plan begins with its `all-gather` line, or JSON.
 
 use std::fmt::Write;
+use std::path::Path;
 
 use peerlane::allgather::Shape;
 use peerlane::layout::Layout;
-use peerlane::plan::{Cell, Plan};
+use peerlane::plan::{Cell, FlagOrder, Plan};
 use peerlane::topology::Topology;
 use peerlane::{Rank, allgather, verify};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::options::Options;
+use super::Options;
 use crate::error::{Failure, Result};
+use crate::options::PlanOptions;
+use crate::report::pretty_json;
 
 /// The plans that are shown, what is known of the plans of all ranks, and where their cells lie.
 #[derive(Clone, Debug)]
@@ -55,12 +63,14 @@ impl Document {
         let topology = options.topology()?;
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
         let shown = options.shown_rank(topology.ranks())?;
-        let Options { parts, in_place, outputs, flags, tiers, .. } = *options;
-        let shape = Shape { parts, in_place, outputs, flags, tiers };
+        let parts = options.parts();
+        let PlanOptions { in_place, outputs, flags, .. } = options.plan;
+        let flags = flags.unwrap_or(FlagOrder::Prompt);
+        let shape = Shape { parts, in_place, outputs, flags, tiers: options.tiers };
         let excess = options.excess(&topology)?;
         let layout = options
             .shard_bytes(topology.ranks())?
-            .map(|shard_bytes| Layout::new(&shard_bytes, options.parts).map_err(usage))
+            .map(|shard_bytes| Layout::new(&shard_bytes, parts).map_err(usage))
             .transpose()?;
         let algorithm = options.algorithm();
         let (plans, verdict) = match (excess, shown) {
@@ -112,8 +122,7 @@ impl Document {
                 cells: cells(layout).map(|cell| JsonCell::new(layout, cell)).collect(),
             }),
         };
-        let json = serde_json::to_string_pretty(&document);
-        Ok(json.map_err(|error| Failure::failed(error.to_string()))? + "\n")
+        pretty_json(&document)
     }
 }
 
@@ -162,9 +171,73 @@ fn cells(layout: &Layout) -> impl Iterator<Item = Cell> {
         .flat_map(move |shard| (0..parts).map(move |part| Cell { shard, part }))
 }
 
+/// How the first line of a plan begins.
+const HEADER: &str = "all-gather";
+
+/// A JSON file with plans: the output of `--json`, or a plain list.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum JsonPlans {
+    Document { plans: Vec<Plan> },
+    List(Vec<Plan>),
+}
+
+/// The verdict on the plans of the file.
+///
+/// # Errors
+/// If the file cannot be read, is no set of plans, or has a fault.
+pub(super) fn check(path: &Path) -> Result<String> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::io(format_args!("cannot read {}", path.display()), &error))?;
+    let in_file = |failure: String| Failure::failed(format!("{}: {failure}", path.display()));
+    let plans = parse(&text).map_err(in_file)?;
+    if plans.is_empty() {
+        return Err(in_file("holds no plan".to_owned()).with_advice(
+            "each plan begins with a line such as `all-gather direct: rank 0 of 4, …`",
+        ));
+    }
+    let verdict = verdict(&plans)?;
+    Ok(format!("{verdict}\n"))
+}
+
+fn parse(text: &str) -> std::result::Result<Vec<Plan>, String> {
+    if text.trim_start().starts_with(['{', '[']) {
+        let json: JsonPlans = serde_json::from_str(text).map_err(|error| {
+            format!("is neither a list of plans nor an object with them: {error}")
+        })?;
+        let (JsonPlans::Document { plans } | JsonPlans::List(plans)) = json;
+        return Ok(plans);
+    }
+    sections(text).iter().map(|section| section.parse().map_err(said)).collect()
+}
+
+fn said(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// One text a plan. Blank lines stand for what comes before it, so that errors count the lines of
+/// the file.
+fn sections(text: &str) -> Vec<String> {
+    let mut sections: Vec<String> = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = if line.trim_start().starts_with('#') { "" } else { line };
+        if line.trim_start().starts_with(HEADER) || (sections.is_empty() && !line.trim().is_empty())
+        {
+            sections.push("\n".repeat(number));
+        }
+        if let Some(section) = sections.last_mut() {
+            section.push_str(line);
+            section.push('\n');
+        }
+    }
+    sections
+}
+
 #[cfg(test)]
 mod tests {
+    use peerlane::allgather::{self, Shape};
     use peerlane::plan::Algorithm;
+    use peerlane::topology::Topology;
 
     use super::*;
 
@@ -201,5 +274,33 @@ mod tests {
         #   1.0             0            100             0
         #   1.1             0            100            64
         ");
+    }
+
+    fn plans() -> Vec<Plan> {
+        let topology = Topology::flat(3).unwrap();
+        let shape = Shape { parts: 2, ..Shape::default() };
+        allgather::plans(Algorithm::Direct, &topology, shape).unwrap()
+    }
+
+    #[test]
+    fn text_and_json_are_read_back() {
+        let plans = plans();
+        let text: String = plans.iter().map(|plan| format!("# a remark\n\n{plan}")).collect();
+        assert_eq!(parse(&text).unwrap(), plans);
+        let list = serde_json::to_string(&plans).unwrap();
+        assert_eq!(parse(&list).unwrap(), plans);
+        assert_eq!(parse(&format!("{{\"plans\":{list},\"verdict\":\"\"}}")).unwrap(), plans);
+        assert_eq!(parse("# nothing\n"), Ok(vec![]));
+    }
+
+    #[test]
+    fn errors_count_the_lines_of_the_file() {
+        let [first, second, _] = plans().try_into().unwrap();
+        let text = format!("# a remark\n{first}\n{second}  jump to 3\n");
+        let line = text.lines().count();
+        let error = parse(&text).unwrap_err();
+        assert!(error.starts_with(&format!("line {line} \"jump to 3\": ")), "{error}");
+        let error = parse("hello\n").unwrap_err();
+        assert!(error.starts_with("line 1 \"hello\": "), "{error}");
     }
 }

@@ -14,7 +14,7 @@ pub(crate) const POISON: u8 = 0xA5;
 
 /// The data of one gather: all shards of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Data {
+pub(crate) struct TestData {
     pub(crate) seed: u64,
     /// Number of the size in the sweep.
     pub(crate) size: u64,
@@ -25,7 +25,7 @@ pub(crate) struct Data {
 /// A byte that is not what its rank sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mismatch {
-    pub(crate) data: Data,
+    pub(crate) data: TestData,
     pub(crate) shard: usize,
     pub(crate) offset: usize,
     pub(crate) wanted: u8,
@@ -35,13 +35,13 @@ pub(crate) struct Mismatch {
 /// One shard, as it is made or compared in pieces.
 #[derive(Clone, Debug)]
 pub(crate) struct Shard {
-    data: Data,
+    data: TestData,
     number: usize,
     generator: Rng,
     offset: usize,
 }
 
-impl Data {
+impl TestData {
     /// Fills a shard.
     pub(crate) fn fill(&self, shard: usize, bytes: &mut [u8]) {
         self.shard(shard).fill(bytes);
@@ -128,12 +128,12 @@ impl fmt::Display for Mismatch {
 mod tests {
     use super::*;
 
-    fn check(data: Data, output: &[u8], ranks: usize) -> Result<(), Mismatch> {
+    fn check(data: TestData, output: &[u8], ranks: usize) -> Result<(), Mismatch> {
         let bytes = output.len() / ranks;
         (0..ranks).try_for_each(|rank| data.check(rank, &output[rank * bytes..][..bytes]))
     }
 
-    fn gathered(data: Data, ranks: usize, shard_bytes: usize) -> Vec<u8> {
+    fn gathered(data: TestData, ranks: usize, shard_bytes: usize) -> Vec<u8> {
         let mut output = vec![0; ranks * shard_bytes];
         for (rank, shard) in output.chunks_exact_mut(shard_bytes.max(1)).enumerate() {
             data.fill(rank, shard);
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_right_output_passes_at_every_odd_size() {
-        let data = Data { seed: 1, size: 2, round: 3 };
+        let data = TestData { seed: 1, size: 2, round: 3 };
         for shard_bytes in [0, 1, 7, 8, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1] {
             for ranks in [1, 2, 5] {
                 let output = gathered(data, ranks, shard_bytes);
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn one_wrong_bit_anywhere_is_found_and_placed() {
-        let data = Data { seed: 9, size: 0, round: 0 };
+        let data = TestData { seed: 9, size: 0, round: 0 };
         let mut rng = Rng::with_seed(4);
         for _ in 0..200 {
             let mut output = gathered(data, 3, CHUNK_BYTES + 5);
@@ -173,13 +173,13 @@ mod tests {
 
     #[test]
     fn the_data_of_another_rank_round_size_or_seed_is_wrong() {
-        let data = Data { seed: 5, size: 1, round: 1 };
+        let data = TestData { seed: 5, size: 1, round: 1 };
         let output = gathered(data, 2, 64);
         for other in [
-            Data { seed: 6, ..data },
-            Data { size: 2, ..data },
-            Data { size: 0, round: 0, ..data },
-            Data { round: 2, ..data },
+            TestData { seed: 6, ..data },
+            TestData { size: 2, ..data },
+            TestData { size: 0, round: 0, ..data },
+            TestData { round: 2, ..data },
         ] {
             assert!(check(other, &output, 2).is_err(), "{other:?}");
         }
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_mismatch_says_where_and_whether_anything_was_written() {
-        let data = Data { seed: 7, size: 0, round: 1 };
+        let data = TestData { seed: 7, size: 0, round: 1 };
         let mut output = gathered(data, 2, 32);
         output[40] = 0x11;
         insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 8: wanted 0x3c, seen 0x11 (--seed 7, check 1)");

@@ -3,9 +3,12 @@
 //! The parent serves the bootstrap and measures nothing; it sleeps until a rank says something. No
 //! rank outlives it: each asks for a death signal first thing, and a Ctrl-C or a kill of the parent
 //! needs no handler here.
+//!
+//! How the processes of a group ended, and what to say about it.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -14,25 +17,24 @@ use peerlane::Deadline;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use serde::Serialize;
 
-use super::outcome::Outcome;
 use crate::error::{Failure, Result};
 
 /// How much longer than the timeout of one wait the others may take to end after a failure.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The one who prints what ranks say.
-pub(crate) trait Audience {
+pub(crate) trait OutputHandler {
     /// Rank 0 said something.
     ///
     /// # Errors
     /// If it makes no sense, or cannot be shown.
-    fn hear(&mut self, line: &str) -> Result<()>;
+    fn on_line(&mut self, line: &str) -> Result<()>;
 
     /// A rank complained.
-    fn complaint(&self, line: &str);
+    fn on_stderr(&self, line: &str);
 
     /// What was being done last.
-    fn doing(&self) -> &str;
+    fn activity(&self) -> &str;
 }
 
 /// Says something, as rank 0, to the process that spawned this one.
@@ -73,11 +75,11 @@ pub(crate) fn run(
     ranks: usize,
     timeout: Duration,
     command: impl Fn(usize) -> Command,
-    audience: &mut impl Audience,
+    handler: &mut impl OutputHandler,
 ) -> Result<()> {
     let mut processes = Processes::start(ranks, command)?;
-    let outcome = processes.watch(timeout, audience)?;
-    outcome.judge(audience.doing())
+    let outcome = processes.watch(timeout, handler)?;
+    outcome.judge(handler.activity())
 }
 
 /// In a spawned rank: dies with its parent from now on.
@@ -122,14 +124,14 @@ impl Processes {
     }
 
     /// Until every pipe is closed, or until the others have had their time after a failure.
-    fn watch(&mut self, timeout: Duration, audience: &mut impl Audience) -> Result<Outcome> {
+    fn watch(&mut self, timeout: Duration, handler: &mut impl OutputHandler) -> Result<Outcome> {
         let mut outcome = Outcome::new(self.children.len());
         let mut patience: Option<Deadline> = None;
         loop {
             match self.next(patience) {
-                Ok(Message::Said(line)) => audience.hear(&line)?,
+                Ok(Message::Said(line)) => handler.on_line(&line)?,
                 Ok(Message::Complaint { rank, line }) => {
-                    audience.complaint(&format!("[rank {rank}] {line}"));
+                    handler.on_stderr(&format!("[rank {rank}] {line}"));
                 }
                 Ok(Message::Ended { rank }) => {
                     let status = self.children[rank].wait().map_err(|error| {
@@ -194,4 +196,137 @@ fn forward(
         .spawn(read)
         .map(drop)
         .map_err(|error| Failure::io("cannot start a thread", &error))
+}
+
+/// How each rank ended, in the order in which they did.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    ranks: usize,
+    ended: Vec<(usize, ExitStatus)>,
+    gave_up: bool,
+}
+
+impl Outcome {
+    /// Nobody has ended yet.
+    pub(crate) fn new(ranks: usize) -> Self {
+        Self { ranks, ended: Vec::with_capacity(ranks), gave_up: false }
+    }
+
+    /// A rank has ended.
+    pub(crate) fn ended(&mut self, rank: usize, status: ExitStatus) {
+        self.ended.push((rank, status));
+    }
+
+    /// The ranks that have not ended will be killed now.
+    pub(crate) fn patience_ended(&mut self) {
+        self.gave_up = true;
+    }
+
+    /// Whether a rank has failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.ended.iter().any(|(_, status)| !status.success())
+    }
+
+    /// # Errors
+    /// If a rank failed: the one that was killed, or else the first; and who had to be killed.
+    pub(crate) fn judge(&self, doing: &str) -> Result<()> {
+        let failed = || self.ended.iter().filter(|(_, status)| !status.success());
+        let killed = failed().find(|(_, status)| status.signal().is_some());
+        let Some((rank, status)) = killed.or(failed().next()) else { return Ok(()) };
+        let mut text = format!("rank {rank} {}; last seen {doing}", how(*status));
+        let left = self.left();
+        if self.gave_up && !left.is_empty() {
+            let ranks = if left.len() == 1 { "rank" } else { "ranks" };
+            text += &format!("; {ranks} {} did not end in time and had to be killed", list(&left));
+        }
+        Err(Failure::failed(text).with_advice(advice(*status)))
+    }
+
+    fn left(&self) -> Vec<usize> {
+        let has_ended = |rank| self.ended.iter().any(|(ended, _)| *ended == rank);
+        (0..self.ranks).filter(|rank| !has_ended(*rank)).collect()
+    }
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => format!("was killed by signal {signal} ({})", signal_name(signal)),
+        (None, Some(code)) => format!("failed with exit status {code}"),
+        (None, None) => format!("ended in an unknown way ({status})"),
+    }
+}
+
+fn advice(status: ExitStatus) -> &'static str {
+    match status.signal() {
+        Some(9) => {
+            "if nobody killed it, the machine ran out of memory (see `dmesg`): lower --max-bytes or \
+             --ranks"
+        }
+        Some(7) => "shared memory ran out: lower --max-bytes or --ranks",
+        Some(_) => "this is a fault in Peerlane unless somebody sent the signal: please report it",
+        None => "its own messages are above, marked with its rank",
+    }
+}
+
+fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        1 => "SIGHUP",
+        2 => "SIGINT",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        11 => "SIGSEGV",
+        13 => "SIGPIPE",
+        15 => "SIGTERM",
+        _ => "see `kill -l`",
+    }
+}
+
+fn list(ranks: &[usize]) -> String {
+    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KILLED: i32 = 9;
+    const EXIT_1: i32 = 1 << 8;
+
+    fn outcome(ended: &[(usize, i32)], gave_up: bool) -> Outcome {
+        let mut outcome = Outcome::new(4);
+        for (rank, raw) in ended {
+            outcome.ended(*rank, ExitStatus::from_raw(*raw));
+        }
+        if gave_up {
+            outcome.patience_ended();
+        }
+        outcome
+    }
+
+    #[test]
+    fn all_well_is_no_failure() {
+        assert_eq!(outcome(&[(1, 0), (0, 0), (3, 0), (2, 0)], false).judge("x"), Ok(()));
+    }
+
+    #[test]
+    fn the_killed_rank_is_named_even_if_others_failed_first() {
+        let outcome = outcome(&[(1, EXIT_1), (2, KILLED), (0, EXIT_1), (3, EXIT_1)], false);
+        insta::assert_snapshot!(outcome.judge("measuring 1 MiB").unwrap_err(), @"
+        error: rank 2 was killed by signal 9 (SIGKILL); last seen measuring 1 MiB
+         help: if nobody killed it, the machine ran out of memory (see `dmesg`): lower --max-bytes or --ranks
+        ");
+    }
+
+    #[test]
+    fn the_first_failure_is_named_and_who_had_to_be_killed() {
+        let outcome = outcome(&[(3, 0), (2, EXIT_1)], true);
+        insta::assert_snapshot!(outcome.judge("checking 4 KiB").unwrap_err(), @"
+        error: rank 2 failed with exit status 1; last seen checking 4 KiB; ranks 0, 1 did not end in time and had to be killed
+         help: its own messages are above, marked with its rank
+        ");
+    }
 }

@@ -1,25 +1,17 @@
 //! Rows as a picture: bandwidth and latency over the total size, both axes logarithmic.
 
-use std::path::{Path, PathBuf};
-
 use plotters::coord::combinators::BindKeyPoints;
 use plotters::prelude::*;
 
 use super::row::Row;
 use crate::error::{Failure, Result};
-use crate::size::Size;
+use crate::units::Size;
 
 const WIDTH: u32 = 1280;
 const HEIGHT: u32 = 560;
 const MEDIAN: RGBColor = RGBColor(31, 90, 180);
 const SECOND: RGBColor = RGBColor(214, 106, 20);
 const LIMIT: RGBColor = RGBColor(110, 110, 110);
-
-/// An SVG file that shows rows.
-#[derive(Clone, Debug)]
-pub(crate) struct Plot {
-    path: PathBuf,
-}
 
 /// One line of a panel: a name, a colour, and points of total bytes and value.
 struct Line {
@@ -28,32 +20,12 @@ struct Line {
     points: Vec<(f64, f64)>,
 }
 
-impl Plot {
-    /// A plot that will be written to `path`.
-    ///
-    /// # Errors
-    /// If the name promises another format.
-    pub(crate) fn to(path: &Path) -> Result<Self> {
-        if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("svg")) {
-            let text = format!("--plot {} is no SVG file", path.display());
-            return Err(
-                Failure::usage(text).with_advice("name it *.svg; no other format is written")
-            );
-        }
-        Ok(Self { path: path.to_owned() })
-    }
-
-    /// Draws the rows and writes the file.
-    ///
-    /// # Errors
-    /// If it cannot be written.
-    pub(crate) fn write(&self, title: &str, rows: &[Row]) -> Result<()> {
-        let svg = render(title, rows).map_err(|error| Failure::failed(error.to_string()))?;
-        std::fs::write(&self.path, svg).map_err(|error| {
-            Failure::io(format_args!("cannot write {}", self.path.display()), &error)
-                .with_advice("--plot takes a file in a folder that exists")
-        })
-    }
+/// Draws the rows as an SVG file with one panel for bandwidth and one for time.
+///
+/// # Errors
+/// If the drawing fails.
+pub(crate) fn plot(title: &str, rows: &[Row]) -> Result<String> {
+    render(title, rows).map_err(|error| Failure::failed(error.to_string()))
 }
 
 fn render(title: &str, rows: &[Row]) -> std::result::Result<String, Box<dyn std::error::Error>> {
@@ -221,14 +193,5 @@ mod tests {
         );
         assert_eq!(axis([5.0].into_iter(), 10.0), (1.0..10.0, vec![1.0, 10.0]));
         assert_eq!(axis(std::iter::empty(), 2.0), (1.0..2.0, vec![1.0, 2.0]));
-    }
-
-    #[test]
-    fn another_format_is_refused() {
-        let refusal = Plot::to(Path::new("sizes.png")).unwrap_err();
-        insta::assert_snapshot!(refusal, @"
-        error: --plot sizes.png is no SVG file
-         help: name it *.svg; no other format is written
-        ");
     }
 }

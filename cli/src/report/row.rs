@@ -42,16 +42,16 @@ pub(crate) struct Row {
     #[serde(flatten)]
     pub(crate) predicted: Option<Predicted>,
     #[serde(flatten)]
-    pub(crate) device: Option<OnDevice>,
+    pub(crate) device: Option<DeviceTimes>,
     /// Whose the rivals are: NCCL's version and file.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) rivals_version: Option<String>,
     /// What was timed in turn.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub(crate) rivals: Vec<Rival>,
+    pub(crate) rivals: Vec<Baseline>,
     /// What compute and gathers cost each other.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub(crate) beside: Vec<Beside>,
+    pub(crate) beside: Vec<Overlap>,
     /// The lanes of rank 0.
     pub(crate) lanes: Vec<LaneRow>,
     /// What rank 0 moves.
@@ -104,7 +104,7 @@ pub(crate) struct Limit {
 
 /// What is timed on a device only.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct OnDevice {
+pub(crate) struct DeviceTimes {
     /// What a start costs the host.
     pub(crate) host_us: f64,
     /// Starts between two events: the times above are those of one.
@@ -117,10 +117,10 @@ pub(crate) struct OnDevice {
 
 /// The same gather by another library.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Rival {
+pub(crate) struct Baseline {
     pub(crate) path: String,
     #[serde(flatten)]
-    pub(crate) times: Option<RivalTimes>,
+    pub(crate) times: Option<BaselineTimes>,
     /// Why it was not timed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) missing: Option<String>,
@@ -128,7 +128,7 @@ pub(crate) struct Rival {
 
 /// The times of a rival.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct RivalTimes {
+pub(crate) struct BaselineTimes {
     pub(crate) rival_us: f64,
     pub(crate) rival_host_us: f64,
     pub(crate) rival_busbw_gbs: f64,
@@ -138,7 +138,7 @@ pub(crate) struct RivalTimes {
 
 /// Gathers and compute beside each other, and each alone.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Beside {
+pub(crate) struct Overlap {
     /// Whose gathers.
     pub(crate) path: String,
     pub(crate) compute_alone_us: f64,
@@ -160,7 +160,7 @@ impl Row {
     }
 }
 
-impl Rival {
+impl Baseline {
     /// One that was timed.
     pub(crate) fn timed(
         path: &str,
@@ -169,7 +169,7 @@ impl Rival {
         host: Duration,
         busbw_gbs: f64,
     ) -> Self {
-        let times = RivalTimes {
+        let times = BaselineTimes {
             rival_us: microseconds(median),
             rival_host_us: microseconds(host),
             rival_busbw_gbs: busbw_gbs,

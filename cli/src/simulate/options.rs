@@ -1,16 +1,20 @@
 //! The command line of `peerlane simulate`.
+//!
+//! The links of a simulation: those that are known, those of a file, and single figures.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use peerlane::Rank;
-use peerlane::plan::{Algorithm, FlagOrder};
+use peerlane::cost::{Calibration, Link, Links};
+use peerlane::plan::Algorithm;
 use peerlane::topology::Topology;
 
-use crate::allgather::{AlgorithmChoice, parse_algorithm, parse_ranks};
 use crate::error::{Failure, Result};
-use crate::nodes::Nodes;
-use crate::size::Size;
+use crate::options::{
+    AlgorithmChoice, Nodes, PlanOptions, parse_algorithm, parse_ranks, shard_bytes,
+};
+use crate::units::Size;
 
 /// Simulate an all-gather on ranks that need not be there: when it ends, and why not sooner.
 ///
@@ -29,24 +33,14 @@ pub(crate) struct Options {
     shard: Vec<Size>,
     /// auto for the one that is predicted to be fastest, all, or an algorithm by its name
     #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_wanted)]
-    algorithm: Wanted,
-    /// Parts of each shard [default: what is predicted to be fastest for each algorithm]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(super) parts: Option<u32>,
-    /// Each rank's shard lies in its place of the output already
-    #[arg(long)]
-    pub(super) in_place: bool,
-    /// Outputs that starts use in turn; with two there is no ready
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
-    pub(super) outputs: u32,
-    /// prompt: signal right behind each put; batched: flags side by side
-    #[arg(long, default_value = "prompt", value_name = "ORDER", value_parser = parse_flags)]
-    pub(super) flags: FlagOrder,
+    algorithm: AlgorithmArg,
+    #[command(flatten)]
+    pub(super) plan: PlanOptions,
     /// One fabric reaches all ranks; else other nodes are reached over a network
     #[arg(long)]
     pub(super) one_fabric: bool,
     #[command(flatten)]
-    pub(super) links: super::links::Figures,
+    pub(super) links: LinkOptions,
     /// A rank that starts late, and by how many microseconds; may be given more than once
     #[arg(long, value_name = "RANK:µs", value_parser = parse_delay)]
     delay: Vec<(usize, f64)>,
@@ -69,7 +63,7 @@ pub(crate) struct Options {
 
 /// What is simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
+enum AlgorithmArg {
     /// What the cost model takes.
     Auto,
     /// Everything.
@@ -78,18 +72,14 @@ enum Wanted {
     Named(Algorithm),
 }
 
-fn parse_wanted(name: &str) -> std::result::Result<Wanted, String> {
+fn parse_wanted(name: &str) -> std::result::Result<AlgorithmArg, String> {
     if name == "all" {
-        return Ok(Wanted::All);
+        return Ok(AlgorithmArg::All);
     }
     parse_algorithm(name).map(|choice| match choice {
-        AlgorithmChoice::Auto => Wanted::Auto,
-        AlgorithmChoice::Named(algorithm) => Wanted::Named(algorithm),
+        AlgorithmChoice::Auto => AlgorithmArg::Auto,
+        AlgorithmChoice::Named(algorithm) => AlgorithmArg::Named(algorithm),
     })
-}
-
-fn parse_flags(name: &str) -> std::result::Result<FlagOrder, String> {
-    name.parse().map_err(|error: peerlane::Error| error.to_string())
 }
 
 /// More ranks than that are a slip of the pen.
@@ -135,23 +125,15 @@ impl Options {
     /// # Errors
     /// If there are neither one nor `ranks` of them.
     pub(super) fn shard_bytes(&self, ranks: usize) -> Result<Vec<u64>> {
-        match self.shard.as_slice() {
-            [Size(all)] => Ok(vec![*all; ranks]),
-            each if each.len() == ranks => Ok(each.iter().map(|size| size.0).collect()),
-            each => {
-                let text = format!("--shard has {} sizes for {ranks} ranks", each.len());
-                let advice = "give one size for all ranks, or one for each";
-                Err(Failure::usage(text).with_advice(advice))
-            }
-        }
+        shard_bytes("--shard", &self.shard, ranks)
     }
 
     /// What is simulated; `None` is what the cost model takes.
     pub(super) fn algorithms(&self) -> Vec<Option<Algorithm>> {
         match self.algorithm {
-            Wanted::Auto => vec![None],
-            Wanted::All => Algorithm::ALL.iter().copied().map(Some).collect(),
-            Wanted::Named(algorithm) => vec![Some(algorithm)],
+            AlgorithmArg::Auto => vec![None],
+            AlgorithmArg::All => Algorithm::ALL.iter().copied().map(Some).collect(),
+            AlgorithmArg::Named(algorithm) => vec![Some(algorithm)],
         }
     }
 
@@ -177,4 +159,81 @@ impl Options {
         let wanted = self.svg.is_some() || self.trace.is_some();
         Rank::all(if wanted { self.show.min(ranks) } else { 0 }).collect()
     }
+}
+
+/// LinkOptions of links.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct LinkOptions {
+    /// Links as JSON, or what `peerlane calibrate` has written
+    #[arg(long, value_name = "FILE")]
+    links: Option<PathBuf>,
+    /// What one rank sends, and receives, inside its node, in GB/s (10^9 bytes a second)
+    #[arg(long, value_name = "GB/s")]
+    local_gbs: Option<f64>,
+    /// The same between nodes
+    #[arg(long, value_name = "GB/s")]
+    network_gbs: Option<f64>,
+    /// How long a flag takes inside a node, in microseconds
+    #[arg(long, value_name = "µs")]
+    local_us: Option<f64>,
+    /// The same between nodes
+    #[arg(long, value_name = "µs")]
+    network_us: Option<f64>,
+    /// Network cards of a node, which its ranks share [default: one for each rank]
+    #[arg(long, value_name = "N")]
+    nics: Option<u32>,
+    /// What a network card carries in each direction, in GB/s [default: as much as its ranks send]
+    #[arg(long, value_name = "GB/s")]
+    nic_gbs: Option<f64>,
+}
+
+impl LinkOptions {
+    /// The links that are asked for.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or a figure is impossible.
+    pub(super) fn links(&self) -> Result<Links> {
+        let mut links = self.file()?.unwrap_or_default();
+        let giga = 1e9;
+        for (gigabytes, microseconds, link) in [
+            (self.local_gbs, self.local_us, &mut links.local),
+            (self.network_gbs, self.network_us, &mut links.network),
+        ] {
+            if let Some(gigabytes) = gigabytes {
+                set_rate(link, gigabytes * giga);
+            }
+            if let Some(microseconds) = microseconds {
+                link.flag_seconds = microseconds / 1e6;
+            }
+        }
+        links.node.nics = self.nics.or(links.node.nics);
+        let nic = self.nic_gbs.map(|gigabytes| gigabytes * giga);
+        // NicOptions that are shared without a limit would be no limit.
+        let shared = self.nics.map(|_| links.network.engine_bytes_per_second);
+        links.node.nic_bytes_per_second = nic.or(links.node.nic_bytes_per_second).or(shared);
+        links.check().map_err(|error| Failure::usage(format!("links: {error}")))?;
+        Ok(links)
+    }
+
+    fn file(&self) -> Result<Option<Links>> {
+        let Some(path) = &self.links else { return Ok(None) };
+        let what = path.display();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Failure::io(format_args!("cannot read {what}"), &error))?;
+        if let Ok(calibration) = serde_json::from_str::<Calibration>(&text) {
+            return Ok(Some(calibration.links));
+        }
+        serde_json::from_str(&text).map(Some).map_err(|error| {
+            Failure::usage(format!("{what} holds no links: {error}"))
+                .with_advice("take what `peerlane calibrate` writes, or its field links")
+        })
+    }
+}
+
+/// One flow, an engine and a rank carry the same.
+fn set_rate(link: &mut Link, bytes_per_second: f64) {
+    link.bytes_per_second = bytes_per_second;
+    link.engine_bytes_per_second = bytes_per_second;
+    link.send_bytes_per_second = bytes_per_second;
+    link.receive_bytes_per_second = bytes_per_second;
 }

@@ -5,8 +5,8 @@ use std::thread;
 
 use super::device::{Gpu, Span};
 use crate::error::{Failure, Result};
-use crate::ranks::circle::Circle;
-use crate::ranks::data::{Data, Mismatch, POISON, Shard};
+use crate::ranks::comm::Comm;
+use crate::ranks::data::{Mismatch, POISON, Shard, TestData};
 
 /// Bytes of a chunk, a multiple of the pieces that data are made of.
 const CHUNK_BYTES: u64 = 32 << 20;
@@ -17,7 +17,7 @@ const _: () = assert!(CHUNK_BYTES.is_multiple_of(Shard::PIECE_BYTES as u64));
 /// Fills the own shard, a piece for each tensor, as `rank` of `ranks`.
 pub(super) fn fill(
     gpu: &Gpu,
-    data: Data,
+    data: TestData,
     (rank, ranks): (usize, usize),
     input: &[Span],
 ) -> Result<()> {
@@ -49,7 +49,7 @@ pub(super) fn poison(gpu: &Gpu, outputs: &[Vec<Span>]) -> Result<()> {
 /// If a copy fails; the inner result is the first byte that differs.
 pub(super) fn compare(
     gpu: &Gpu,
-    data: Data,
+    data: TestData,
     shards: &[Span],
 ) -> Result<std::result::Result<(), Mismatch>> {
     let numbered: Vec<_> = shards.iter().copied().enumerate().collect();
@@ -94,11 +94,11 @@ fn compare_shard(
 /// # Errors
 /// The rank, and the first byte.
 pub(super) fn agree(
-    circle: &Circle,
+    comm: &Comm,
     what: &str,
     found: std::result::Result<(), Mismatch>,
 ) -> Result<()> {
-    let texts = circle.share("check", &found.err().map(|wrong| wrong.to_string()))?;
+    let texts = comm.share("check", &found.err().map(|wrong| wrong.to_string()))?;
     let rank = texts.iter().position(Option::is_some);
     match rank.and_then(|rank| Some((rank, texts[rank].as_ref()?))) {
         None => Ok(()),

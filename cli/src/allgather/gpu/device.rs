@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use peerlane::Deadline;
 
-use super::driver::{Cuda, Direction, Driver, Handle, Hip, Refusal, Transfer};
+use super::driver::{CallError, Cuda, Direction, Driver, Handle, Hip, Transfer};
 use crate::allgather::backend::Backend;
 use crate::error::{Failure, Result};
-use crate::size::Size;
+use crate::units::Size;
 
 /// How long a wait looks without a sleep: what is about to end is seen at once.
 const SPIN: Duration = Duration::from_micros(200);
@@ -61,7 +61,7 @@ pub(super) struct Memory {
 }
 
 /// Another process's memory, closed when dropped.
-pub(super) struct Opened {
+pub(super) struct ImportedMemory {
     gpu: Gpu,
     address: u64,
 }
@@ -72,7 +72,7 @@ impl Gpu {
     /// # Errors
     /// The driver's refusal.
     pub(super) fn open(backend: Backend, ordinal: u32, timeout: Duration) -> Result<Self> {
-        let opened: std::result::Result<Arc<dyn Driver>, Refusal> = match backend {
+        let opened: std::result::Result<Arc<dyn Driver>, CallError> = match backend {
             Backend::Rocm => Hip::open(ordinal).map(|driver| Arc::new(driver) as _),
             _ => Cuda::open(ordinal).map(|driver| Arc::new(driver) as _),
         };
@@ -86,7 +86,7 @@ impl Gpu {
     }
 
     /// A result of the driver, as the failure of the run.
-    fn check<T>(&self, what: &str, result: std::result::Result<T, Refusal>) -> Result<T> {
+    fn check<T>(&self, what: &str, result: std::result::Result<T, CallError>) -> Result<T> {
         result.map_err(|error| refused(self.ordinal, what, error))
     }
 
@@ -138,9 +138,11 @@ impl Gpu {
     }
 
     /// Lets what a stream gets from now on come after an event.
-    pub(super) fn hold(&self, stream: &Stream, event: &Event) -> Result<()> {
+    pub(super) fn stream_wait_event(&self, stream: &Stream, event: &Event) -> Result<()> {
         // SAFETY: both live.
-        self.check("wait for an event", unsafe { self.driver.hold(stream.raw, event.raw) })
+        self.check("wait for an event", unsafe {
+            self.driver.stream_wait_event(stream.raw, event.raw)
+        })
     }
 
     /// Waits until a stream has passed `event`.
@@ -277,7 +279,7 @@ impl Gpu {
     }
 
     /// Opens the memory of another process, as its [handle](Memory::handle) names it.
-    pub(super) fn open_memory(&self, handle: &[u8]) -> Result<Opened> {
+    pub(super) fn open_memory(&self, handle: &[u8]) -> Result<ImportedMemory> {
         self.enter()?;
         let handle: [u8; 64] = handle.try_into().map_err(|_| {
             let length = handle.len();
@@ -285,7 +287,7 @@ impl Gpu {
         })?;
         let address = self.driver.open_ipc(handle);
         let address = self.check("open a peer's memory (IPC)", address)?;
-        Ok(Opened { gpu: self.clone(), address })
+        Ok(ImportedMemory { gpu: self.clone(), address })
     }
 
     /// Begins to record what this thread puts on `stream`.
@@ -339,7 +341,7 @@ impl Memory {
     }
 }
 
-impl Opened {
+impl ImportedMemory {
     /// Where it lies here.
     pub(super) fn address(&self) -> u64 {
         self.address
@@ -365,7 +367,7 @@ dropped! {
     Event: destroy_event(raw);
     Graph: destroy_graph(raw);
     Memory: free(address);
-    Opened: close_ipc(address);
+    ImportedMemory: close_ipc(address);
 }
 
 /// The box that was leaked as `staging`.
@@ -374,7 +376,7 @@ fn reclaim(staging: &'static mut [u8]) -> Vec<u8> {
     unsafe { Box::from_raw(std::ptr::from_mut(staging)) }.into_vec()
 }
 
-fn refused(ordinal: u32, what: &str, refusal: Refusal) -> Failure {
+fn refused(ordinal: u32, what: &str, refusal: CallError) -> Failure {
     let failure = Failure::failed(format!("GPU {ordinal}: {what}: {}", refusal.text));
     if refusal.out_of_memory {
         failure.with_advice(

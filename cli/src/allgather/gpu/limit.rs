@@ -1,4 +1,4 @@
-//! The physical limit between GPUs: every rank pushes its shard to its peers, all at once, by plain
+//! The physical limit between GPUs: every rank copies its shard to its peers, all at once, by plain
 //! copies and without flags. Independent of the library that is measured: the driver's own memory, IPC
 //! and copies.
 
@@ -6,26 +6,26 @@ use std::rc::Rc;
 
 use peerlane::bootstrap::Bootstrap;
 
-use super::device::{Event, Gpu, Memory, Opened, Span, Stream};
-use super::entrant::Gatherer;
+use super::candidate::Implementation;
+use super::device::{Event, Gpu, ImportedMemory, Memory, Span, Stream};
 use crate::error::Result;
-use crate::ranks::circle::Circle;
+use crate::ranks::comm::Comm;
 
 /// Memory of every rank for the largest size, and streams to copy on.
-pub(super) struct Ground {
+pub(super) struct LimitBuffers {
     gpu: Gpu,
     input: Memory,
     output: Memory,
     /// The outputs of the peers, in shifted order from this rank.
-    peers: Vec<Opened>,
+    peers: Vec<ImportedMemory>,
     /// More than are used at a time.
     streams: Vec<Rc<Stream>>,
     event: Event,
 }
 
 /// One way to push: on so many streams, peers in turn.
-struct Pushes<'a> {
-    ground: &'a Ground,
+struct ConcurrentCopies<'a> {
+    buffers: &'a LimitBuffers,
     /// Where the own shard begins among all.
     own_offset: u64,
     shard_bytes: u64,
@@ -37,7 +37,7 @@ struct Pushes<'a> {
 /// as it likes, and two on one engine are slower than one.
 const SETS: usize = 3;
 
-impl Ground {
+impl LimitBuffers {
     /// Allocates for shards of up to `shard_bytes`, `total_bytes` together, and opens the peers' memory.
     /// Collective.
     ///
@@ -45,13 +45,13 @@ impl Ground {
     /// If memory cannot be had or opened.
     pub(super) fn open(
         gpu: &Gpu,
-        circle: &Circle,
+        comm: &Comm,
         (shard_bytes, total_bytes): (u64, u64),
     ) -> Result<Self> {
-        let (rank, ranks) = (circle.rank().index(), circle.ranks());
+        let (rank, ranks) = (comm.rank().index(), comm.ranks());
         let input = gpu.allocate(shard_bytes)?;
         let output = gpu.allocate(total_bytes)?;
-        let handles = circle.share("memory of the limit", &output.handle()?)?;
+        let handles = comm.share("memory of the limit", &output.handle()?)?;
         let peers = (1..ranks).map(|step| gpu.open_memory(&handles[(rank + step) % ranks]));
         let peers = peers.collect::<Result<Vec<_>>>()?;
         let streams = gpu.copy_engines()?.min(peers.len());
@@ -66,16 +66,17 @@ impl Ground {
         &'a self,
         (own_offset, shard_bytes): (u64, u64),
         timing: &Rc<Stream>,
-    ) -> Vec<(Box<dyn Gatherer + 'a>, Span)> {
+    ) -> Vec<(Box<dyn Implementation + 'a>, Span)> {
         let most = self.streams.len() / SETS;
         let sets = (2..=most).flat_map(|count| (0..SETS).map(move |set| (count, set)));
         let way = |(count, set): (usize, usize)| {
             // Neighbours, every second one, every third one.
             let streams = (0..count).map(|index| Rc::clone(&self.streams[index * (set + 1)]));
             let (streams, timing) = (streams.collect(), Rc::clone(timing));
-            let pushes = Pushes { ground: self, own_offset, shard_bytes, streams, timing };
+            let copies =
+                ConcurrentCopies { buffers: self, own_offset, shard_bytes, streams, timing };
             let input = Span { bytes: shard_bytes, ..self.input.span() };
-            (Box::new(pushes) as Box<dyn Gatherer + 'a>, input)
+            (Box::new(copies) as Box<dyn Implementation + 'a>, input)
         };
         std::iter::once((most.min(1), 0)).chain(sets).map(way).collect()
     }
@@ -84,23 +85,23 @@ impl Ground {
     ///
     /// # Errors
     /// If a rank is lost.
-    pub(super) fn close(mut self, circle: &Circle) -> Result<()> {
+    pub(super) fn close(mut self, comm: &Comm) -> Result<()> {
         self.peers.clear();
-        circle.share("end of the limit", &()).map(drop)
+        comm.share("end of the limit", &()).map(drop)
     }
 }
 
-impl Gatherer for Pushes<'_> {
+impl Implementation for ConcurrentCopies<'_> {
     fn name(&self) -> &'static str {
         "bare copies"
     }
 
     fn start(&mut self) -> Result<()> {
-        let Ground { gpu, input, peers, .. } = self.ground;
+        let LimitBuffers { gpu, input, peers, .. } = self.buffers;
         for (index, peer) in peers.iter().enumerate() {
             let stream = &self.streams[index % self.streams.len()];
             let (to, from) = (peer.address() + self.own_offset, input.span().address);
-            // SAFETY: both hold the largest size and are closed after the streams are finished; each
+            // SAFETY: both stream_wait_event the largest size and are closed after the streams are finished; each
             // rank writes to a place of its own, and nobody reads it.
             unsafe { gpu.copy(stream, to, from, self.shard_bytes) }?;
         }
@@ -108,21 +109,21 @@ impl Gatherer for Pushes<'_> {
     }
 
     fn output(&self) -> Result<Vec<Span>> {
-        Ok(vec![self.ground.output.span()])
+        Ok(vec![self.buffers.output.span()])
     }
 
     fn fork(&mut self) -> Result<()> {
-        let Ground { gpu, event, .. } = self.ground;
+        let LimitBuffers { gpu, event, .. } = self.buffers;
         gpu.record(event, &self.timing)?;
-        let wait = |stream: &Rc<Stream>| gpu.hold(stream, event);
+        let wait = |stream: &Rc<Stream>| gpu.stream_wait_event(stream, event);
         self.streams.iter().try_for_each(wait)
     }
 
     fn join(&mut self) -> Result<()> {
-        let Ground { gpu, event, .. } = self.ground;
+        let LimitBuffers { gpu, event, .. } = self.buffers;
         self.streams.iter().try_for_each(|stream| {
             gpu.record(event, stream)?;
-            gpu.hold(&self.timing, event)
+            gpu.stream_wait_event(&self.timing, event)
         })
     }
 }

@@ -12,33 +12,33 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaContext, DriverError, sys};
 
-use super::{Answer, Direction, Driver, Handle, Refusal, Transfer};
+use super::{CallError, CallResult, Direction, Driver, Handle, Transfer};
 
 /// A GPU of NVIDIA's.
 pub(in super::super) struct Cuda(Arc<CudaContext>);
 
 impl Cuda {
     /// Opens a GPU that the backend has found.
-    pub(in super::super) fn open(ordinal: u32) -> Answer<Self> {
+    pub(in super::super) fn open(ordinal: u32) -> CallResult<Self> {
         CudaContext::new(ordinal as usize).map(Self).map_err(refusal)
     }
 }
 
 impl Driver for Cuda {
-    fn enter(&self) -> Answer {
+    fn enter(&self) -> CallResult {
         self.0.bind_to_thread().map_err(refusal)
     }
 
-    fn copy_engines(&self) -> Answer<i32> {
+    fn copy_engines(&self) -> CallResult<i32> {
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT;
         self.0.attribute(attribute).map_err(refusal)
     }
 
-    fn free_bytes(&self) -> Answer<usize> {
+    fn free_bytes(&self) -> CallResult<usize> {
         self.0.mem_get_info().map(|(free, _)| free).map_err(refusal)
     }
 
-    fn create_stream(&self) -> Answer<Handle> {
+    fn create_stream(&self) -> CallResult<Handle> {
         stream::create(stream::StreamKind::NonBlocking).map(<*mut _>::cast).map_err(refusal)
     }
 
@@ -47,7 +47,7 @@ impl Driver for Cuda {
         let _ = unsafe { stream::destroy(stream.cast()) };
     }
 
-    fn create_event(&self, timed: bool) -> Answer<Handle> {
+    fn create_event(&self, timed: bool) -> CallResult<Handle> {
         let flags = if timed {
             CUevent_flags::CU_EVENT_DEFAULT
         } else {
@@ -61,18 +61,18 @@ impl Driver for Cuda {
         let _ = unsafe { event::destroy(event.cast()) };
     }
 
-    unsafe fn record(&self, event: Handle, stream: Handle) -> Answer {
+    unsafe fn record(&self, event: Handle, stream: Handle) -> CallResult {
         // SAFETY: the caller's.
         unsafe { event::record(event.cast(), stream.cast()) }.map_err(refusal)
     }
 
-    unsafe fn hold(&self, stream: Handle, event: Handle) -> Answer {
+    unsafe fn stream_wait_event(&self, stream: Handle, event: Handle) -> CallResult {
         let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: the caller's.
         unsafe { stream::wait_event(stream.cast(), event.cast(), flags) }.map_err(refusal)
     }
 
-    unsafe fn has_passed(&self, event: Handle) -> Answer<bool> {
+    unsafe fn has_passed(&self, event: Handle) -> CallResult<bool> {
         // SAFETY: the caller's.
         match unsafe { event::query(event.cast()) } {
             Ok(()) => Ok(true),
@@ -81,12 +81,12 @@ impl Driver for Cuda {
         }
     }
 
-    unsafe fn milliseconds(&self, begin: Handle, end: Handle) -> Answer<f32> {
+    unsafe fn milliseconds(&self, begin: Handle, end: Handle) -> CallResult<f32> {
         // SAFETY: the caller's.
         unsafe { event::elapsed(begin.cast(), end.cast()) }.map_err(refusal)
     }
 
-    fn allocate(&self, bytes: usize) -> Answer<u64> {
+    fn allocate(&self, bytes: usize) -> CallResult<u64> {
         // SAFETY: the call has no preconditions; the bytes are written before they are read.
         unsafe { result::malloc_sync(bytes) }.map_err(refusal)
     }
@@ -96,12 +96,12 @@ impl Driver for Cuda {
         let _ = unsafe { result::free_sync(address) };
     }
 
-    unsafe fn set(&self, stream: Handle, address: u64, value: u8, bytes: usize) -> Answer {
+    unsafe fn set(&self, stream: Handle, address: u64, value: u8, bytes: usize) -> CallResult {
         // SAFETY: the caller's.
         unsafe { result::memset_d8_async(address, value, bytes, stream.cast()) }.map_err(refusal)
     }
 
-    unsafe fn copy(&self, stream: Handle, transfer: Transfer) -> Answer {
+    unsafe fn copy(&self, stream: Handle, transfer: Transfer) -> CallResult {
         let Transfer { to, from, bytes, direction } = transfer;
         let stream = stream.cast();
         let code = match direction {
@@ -119,7 +119,7 @@ impl Driver for Cuda {
         code.result().map_err(refusal)
     }
 
-    unsafe fn ipc_handle(&self, address: u64) -> Answer<[u8; 64]> {
+    unsafe fn ipc_handle(&self, address: u64) -> CallResult<[u8; 64]> {
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
         // SAFETY: the handle is a local; the rest is the caller's.
         let code = unsafe { sys::cuIpcGetMemHandle(&raw mut handle, address) };
@@ -127,7 +127,7 @@ impl Driver for Cuda {
         Ok(handle.reserved.map(|byte| byte.cast_unsigned()))
     }
 
-    fn open_ipc(&self, handle: [u8; 64]) -> Answer<u64> {
+    fn open_ipc(&self, handle: [u8; 64]) -> CallResult<u64> {
         let raw = CUipcMemHandle { reserved: handle.map(u8::cast_signed) };
         let flags = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut address = 0;
@@ -142,13 +142,13 @@ impl Driver for Cuda {
         let _: CUresult = unsafe { sys::cuIpcCloseMemHandle(address) };
     }
 
-    unsafe fn begin_capture(&self, stream: Handle) -> Answer {
+    unsafe fn begin_capture(&self, stream: Handle) -> CallResult {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the caller's.
         unsafe { stream::begin_capture(stream.cast(), mode) }.map_err(refusal)
     }
 
-    unsafe fn end_capture(&self, stream: Handle) -> Answer<Handle> {
+    unsafe fn end_capture(&self, stream: Handle) -> CallResult<Handle> {
         // SAFETY: the caller's.
         let recorded = unsafe { stream::end_capture(stream.cast()) }.map_err(refusal)?;
         let flags = CUgraphInstantiate_flags(0);
@@ -159,7 +159,7 @@ impl Driver for Cuda {
         exec.map(<*mut _>::cast)
     }
 
-    unsafe fn launch(&self, graph: Handle, stream: Handle) -> Answer {
+    unsafe fn launch(&self, graph: Handle, stream: Handle) -> CallResult {
         // SAFETY: the caller's.
         unsafe { graph::launch(graph.cast(), stream.cast()) }.map_err(refusal)
     }
@@ -170,7 +170,7 @@ impl Driver for Cuda {
     }
 }
 
-fn refusal(error: DriverError) -> Refusal {
+fn refusal(error: DriverError) -> CallError {
     let DriverError(code) = error;
     let text = match error.error_string() {
         Ok(text) => text.to_string_lossy().into_owned(),
@@ -178,5 +178,5 @@ fn refusal(error: DriverError) -> Refusal {
     };
     let number = code as u32;
     let out_of_memory = code == CUresult::CUDA_ERROR_OUT_OF_MEMORY;
-    Refusal { text: format!("{code:?} ({number}), {text}"), out_of_memory }
+    CallError { text: format!("{code:?} ({number}), {text}"), out_of_memory }
 }

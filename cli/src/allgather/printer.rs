@@ -1,0 +1,227 @@
+//! The one who prints: turns events into progress, JSON lines, a table and a plot.
+//!
+//! What rank 0 tells the one who prints: a JSON object a line over a pipe where that is another
+//! process.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use serde::{Deserialize, Serialize};
+
+use super::options::Options;
+use super::timeline::{self, Traced};
+use crate::error::{Failure, Result};
+use crate::ranks::OutputHandler;
+use crate::report::{JsonLines, OutputFile, Progress, Row, lanes, plot, tables};
+use crate::trace::render;
+use crate::units::Size;
+
+/// Everything that a run shows.
+pub(crate) struct Printer {
+    json: Option<JsonLines>,
+    plot: Option<OutputFile>,
+    progress: Option<Progress>,
+    /// What is being done, for the text of a failure.
+    doing: String,
+    rows: Vec<Row>,
+    /// Why algorithms were selected.
+    notes: Vec<String>,
+    explains: bool,
+    trace: Option<OutputFile>,
+    traced: Vec<Traced>,
+    /// What was taken that nobody asked for, and why.
+    taken: Vec<String>,
+}
+
+impl Printer {
+    /// Opens the outputs that the options name; `note` says which backend was taken, and why.
+    ///
+    /// # Errors
+    /// If one cannot be opened.
+    pub(crate) fn open(options: &Options, note: Option<&str>) -> Result<Self> {
+        Ok(Self {
+            json: options.run.json.as_deref().map(JsonLines::open).transpose()?,
+            plot: options.plot_file()?,
+            progress: None,
+            doing: "the ranks were starting".to_owned(),
+            rows: Vec::new(),
+            notes: Vec::new(),
+            explains: options.method.explain,
+            trace: options.trace_file()?,
+            traced: Vec::new(),
+            taken: note.map(str::to_owned).into_iter().collect(),
+        })
+    }
+
+    /// Shows an event.
+    ///
+    /// # Errors
+    /// If the JSON output cannot be written.
+    pub(crate) fn show(&mut self, event: ProgressEvent) -> Result<()> {
+        self.doing = event.to_string();
+        match event {
+            ProgressEvent::Took { text } => self.taken.push(text),
+            ProgressEvent::Begin { rows } => self.progress = Some(Progress::new(rows)),
+            ProgressEvent::Doing { .. } => {
+                if let Some(progress) = &self.progress {
+                    progress.set_activity(&self.doing);
+                }
+            }
+            ProgressEvent::Row { row } => {
+                if let Some(json) = &mut self.json {
+                    json.write(&row)?;
+                }
+                if let Some(progress) = &self.progress {
+                    progress.advance();
+                }
+                self.rows.push(*row);
+            }
+            ProgressEvent::Note { text } => self.notes.push(text),
+            ProgressEvent::Trace { starts } => self.traced = starts,
+        }
+        Ok(())
+    }
+
+    /// Ends the progress and prints what there is, also after a failure.
+    ///
+    /// # Errors
+    /// If an output cannot be written.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        self.progress = None;
+        let Some(first) = self.rows.first() else { return Ok(()) };
+        let title = title(first);
+        let note: String = self.taken.iter().map(|text| format!("{text}\n")).collect();
+        let lanes = lanes(&self.rows, self.explains);
+        let notes: String = self.notes.iter().map(|note| format!("\n{note}\n")).collect();
+        let text = format!("{title}\n{note}\n{}\n{lanes}{notes}", tables(&self.rows));
+        JsonLines::print_beside(self.json.as_ref(), &text)?;
+        if let Some(trace) = &self.trace {
+            trace.write(&render(&title, timeline::events(&self.traced)))?;
+        }
+        match &self.plot {
+            None => Ok(()),
+            Some(file) => file.write(&plot(&title, &fastest(&self.rows))?),
+        }
+    }
+}
+
+impl OutputHandler for Printer {
+    fn on_line(&mut self, line: &str) -> Result<()> {
+        let event = serde_json::from_str(line).map_err(|error| {
+            Failure::failed(format!("rank 0 said {line:?}, which is no event: {error}"))
+        })?;
+        self.show(event)
+    }
+
+    fn on_stderr(&self, line: &str) {
+        match &self.progress {
+            Some(progress) => progress.line(line),
+            // A closed standard error leaves nobody to tell.
+            None => drop(writeln!(io::stderr(), "{line}")),
+        }
+    }
+
+    fn activity(&self) -> &str {
+        &self.doing
+    }
+}
+
+/// Of each size the fastest row.
+fn fastest(rows: &[Row]) -> Vec<Row> {
+    let mut fastest: Vec<Row> = Vec::new();
+    for row in rows {
+        match fastest.last_mut().filter(|last| last.total_bytes == row.total_bytes) {
+            Some(last) if last.median_us <= row.median_us => {}
+            Some(last) => *last = row.clone(),
+            None => fastest.push(row.clone()),
+        }
+    }
+    fastest
+}
+
+fn title(row: &Row) -> String {
+    let ranks = if row.ranks == 1 { "rank" } else { "ranks" };
+    let place = if row.in_place { "in place" } else { "out of place" };
+    let how = match &row.device {
+        None => "",
+        Some(device) if device.captured => ", captured, back to back",
+        Some(_) => ", back to back",
+    };
+    let Row { backend, dtype, nodes, .. } = row;
+    let nodes = if nodes.starts_with("1x") { String::new() } else { format!(" on nodes {nodes}") };
+    let shape = row.shape.as_ref().map_or_else(String::new, |shape| format!(", {shape}"));
+    format!(
+        "all-gather, {} {ranks}{nodes}, {backend} backend, {dtype}, {place}{shape}{how}",
+        row.ranks
+    )
+}
+
+/// A step of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(crate) enum ProgressEvent {
+    /// Something was taken that nobody asked for, and why.
+    Took { text: String },
+    /// The group stands; there will be so many rows.
+    Begin { rows: usize },
+    /// Something begins that takes a while.
+    Doing { activity: Activity, total_bytes: u64 },
+    /// A size is finished, with one algorithm.
+    Row { row: Box<Row> },
+    /// Something that people want to know.
+    Note { text: String },
+    /// What every rank did in a start.
+    Trace { starts: Vec<Traced> },
+}
+
+/// What takes a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Activity {
+    Limit,
+    Check,
+    Measure,
+    /// Beside compute.
+    Overlap,
+    /// Step by step.
+    Trace,
+}
+
+/// Takes events.
+pub(crate) type Sink<'a> = &'a mut dyn FnMut(ProgressEvent) -> Result<()>;
+
+impl fmt::Display for ProgressEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Took { .. } => f.write_str("opening the group"),
+            Self::Begin { rows } => write!(f, "beginning {rows} measurements"),
+            Self::Doing { activity, total_bytes } => {
+                let verb = match activity {
+                    Activity::Limit => "measuring the limit of",
+                    Activity::Check => "checking",
+                    Activity::Measure => "measuring",
+                    Activity::Overlap => "measuring beside compute",
+                    Activity::Trace => "tracing",
+                };
+                write!(f, "{verb} {}", Size(*total_bytes))
+            }
+            Self::Note { .. } => f.write_str("explaining"),
+            Self::Trace { .. } => f.write_str("tracing"),
+            Self::Row { row } => write!(f, "finished {}", Size(row.total_bytes)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_a_line_and_is_read_back() {
+        let event = ProgressEvent::Doing { activity: Activity::Check, total_bytes: 3 << 20 };
+        let line = serde_json::to_string(&event).unwrap();
+        assert_eq!(line, r#"{"event":"doing","activity":"check","total_bytes":3145728}"#);
+        assert_eq!(serde_json::from_str::<ProgressEvent>(&line).unwrap(), event);
+        assert_eq!(event.to_string(), "checking 3 MiB");
+    }
+}

@@ -1,0 +1,382 @@
+//! Where the ranks are, and what is between their nodes.
+//!
+//! Nodes: the hosts that ranks are on, with network cards between them; or virtual ones, the ranks of
+//! this machine as if they were on several. What is between them can be made as slow as is wished for.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use peerlane::bootstrap::Bootstrap;
+use peerlane::cost::{Link, Links};
+use peerlane::hal::Fabric;
+use peerlane::topology::Topology;
+use peerlane::{Group, GroupOptions, Rank};
+use peerlane_layers::{ThrottleLayer, Wrapped};
+
+use super::backend::Backend;
+use super::options::Options;
+use crate::error::{Failure, Result};
+use crate::nics::NicRank;
+use crate::options::Nodes;
+use crate::ranks::comm::Comm;
+use crate::units::{Delay, Rate};
+
+/// What moves the bytes between nodes, as it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Network {
+    Auto,
+    Same,
+    Rdma,
+}
+
+/// What moves the bytes between nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NetworkFabric {
+    /// There is one node, or one fabric for all ranks.
+    None,
+    /// A second fabric of the same backend.
+    Same,
+    /// Network cards.
+    Rdma,
+}
+
+/// Where the ranks are, seen from one of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RankTopology {
+    pub(super) topology: Topology,
+    pub(super) carrier: NetworkFabric,
+    /// Hosts that the ranks are on.
+    pub(super) hosts: usize,
+    /// The number of this rank among those of its host.
+    pub(super) local_rank: usize,
+}
+
+impl Network {
+    /// As the command line takes it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Same => "same",
+            Self::Rdma => "rdma",
+        }
+    }
+}
+
+impl RankTopology {
+    /// Asks all ranks for their hosts. Collective.
+    ///
+    /// # Errors
+    /// If what is asked for cannot be between these hosts.
+    pub(super) fn find(options: &Options, comm: &Comm, backend: Backend) -> Result<Self> {
+        let hosts = comm.share("host", &comm.host().to_owned())?;
+        Self::of(options, &hosts, comm.rank(), backend)
+    }
+
+    fn of(options: &Options, hosts: &[String], me: Rank, backend: Backend) -> Result<Self> {
+        let of_hosts = number(hosts);
+        let given = options.tiers.topology(hosts.len())?;
+        let own = Topology::of_nodes(&of_hosts)?;
+        let hosts = own.nodes();
+        let topology = given.unwrap_or_else(|| own.clone());
+        if backend != Backend::Rdma {
+            check_nodes(&topology, &own, backend)?;
+        }
+        let carrier = carrier(options, backend, topology.nodes(), hosts)?;
+        if options.limit && carrier == NetworkFabric::Rdma {
+            let text =
+                "--limit measures bare copies on one fabric, these ranks have rdma beside it";
+            return Err(Failure::usage(text).with_advice("leave it out, or take --backend rdma"));
+        }
+        let uses_cards = carrier == NetworkFabric::Rdma || backend == Backend::Rdma;
+        if let Some(option) = options.cards.given().filter(|_| !uses_cards) {
+            let text = format!("{option} is for network cards, and these ranks use none");
+            let advice = "take --backend rdma, or leave it out";
+            return Err(Failure::usage(text).with_advice(advice));
+        }
+        Ok(Self { topology, carrier, hosts, local_rank: own.local_index(me) })
+    }
+
+    /// This rank as the holder of a network card.
+    pub(super) fn holder(&self, comm: &Comm) -> NicRank {
+        let (rank, ranks) = (comm.rank(), comm.ranks());
+        NicRank { rank, ranks, local_rank: self.local_rank, alone: self.hosts == 1 }
+    }
+
+    /// What was taken between nodes that nobody asked for, and why.
+    pub(super) fn note(&self, options: &Options) -> Option<String> {
+        let taken = self.carrier == NetworkFabric::Rdma && options.tiers.network == Network::Auto;
+        taken
+            .then(|| format!("auto took rdma between nodes: the ranks are on {} hosts", self.hosts))
+    }
+}
+
+/// Hosts by number, as they appear.
+fn number(hosts: &[String]) -> Vec<u32> {
+    let mut numbers: BTreeMap<&str, u32> = BTreeMap::new();
+    let number = |host| {
+        let next = numbers.len() as u32;
+        *numbers.entry(host).or_insert(next)
+    };
+    hosts.iter().map(String::as_str).map(number).collect()
+}
+
+/// Inside a node bytes move through memory that ranks share, which those of two hosts do not.
+fn check_nodes(nodes: &Topology, hosts: &Topology, backend: Backend) -> Result<()> {
+    for node in 0..nodes.nodes() as u32 {
+        let members = nodes.members(node);
+        let Some(other) = members.iter().find(|rank| hosts.node(**rank) != hosts.node(members[0]))
+        else {
+            continue;
+        };
+        let (first, backend) = (members[0], backend.name());
+        let text = format!(
+            "--nodes puts rank {first} and rank {other} on one node, and they are on two hosts, which \
+             {backend} does not reach across"
+        );
+        return Err(Failure::usage(text).with_advice("leave --nodes out, or take --backend rdma"));
+    }
+    Ok(())
+}
+
+fn carrier(
+    options: &Options,
+    backend: Backend,
+    nodes: usize,
+    hosts: usize,
+) -> Result<NetworkFabric> {
+    let network = options.tiers.network;
+    if backend == Backend::Rdma {
+        // One fabric reaches all ranks, unless what is between nodes shall be slowed.
+        let apart = nodes > 1 && (network != Network::Auto || options.tiers.is_throttled());
+        return Ok(if apart { NetworkFabric::Same } else { NetworkFabric::None });
+    }
+    match (network, nodes, hosts) {
+        (Network::Auto | Network::Same, 1, _) => Ok(NetworkFabric::None),
+        (Network::Rdma, 1, _) => {
+            let text = "--network rdma is between nodes, and all ranks are on one node";
+            Err(Failure::usage(text).with_advice("give --nodes, or take --backend rdma"))
+        }
+        (Network::Auto | Network::Same, _, 1) => Ok(NetworkFabric::Same),
+        (Network::Auto | Network::Rdma, ..) => Ok(NetworkFabric::Rdma),
+        (Network::Same, ..) => {
+            let backend = backend.name();
+            let text = format!("--network same: {backend} does not reach across {hosts} hosts");
+            Err(Failure::usage(text).with_advice("take --network rdma"))
+        }
+    }
+}
+
+/// The options of nodes.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct NodeOptions {
+    /// Which ranks share a node: 2 for so many nodes, 2x4 for 2 nodes of 4 ranks, 2+1+3 for the ranks of
+    /// each, 0,0,1,1 for the node of each rank; nodes of one host are virtual [default: those that share
+    /// a host, which is a kernel and a network namespace]
+    #[arg(long, value_name = "NODES")]
+    pub(crate) nodes: Option<Nodes>,
+    /// What moves the bytes between nodes: a second fabric of the same backend, or rdma; auto takes rdma
+    /// between hosts, and the same between virtual nodes
+    #[arg(long, value_enum, default_value_t = Network::Auto, value_name = "BACKEND")]
+    pub(crate) network: Network,
+    /// What a rank sends and gets between nodes at most, such as 2GB/s
+    #[arg(long, value_name = "RATE", requires = "nodes")]
+    pub(crate) network_bandwidth: Option<Rate>,
+    /// How much later everything between nodes takes effect, such as 20us
+    #[arg(long, value_name = "TIME", requires = "nodes")]
+    pub(crate) network_delay: Option<Delay>,
+    /// What a rank sends and gets inside its node at most (host): so that cores which ranks share do
+    /// not set the pace
+    #[arg(long, value_name = "RATE")]
+    pub(crate) local_bandwidth: Option<Rate>,
+}
+
+impl NodeOptions {
+    /// The nodes of so many ranks, if they are given.
+    ///
+    /// # Errors
+    /// If they do not fit.
+    pub(super) fn topology(&self, ranks: usize) -> Result<Option<Topology>> {
+        let topology = self.nodes.as_ref().map(|nodes| nodes.topology(ranks)).transpose();
+        topology.map_err(|text| {
+            Failure::usage(format!("--nodes: {text}"))
+                .with_advice("give the ranks of each node, such as 2+1+3, or another --ranks")
+        })
+    }
+
+    /// How slow it is made inside of nodes.
+    pub(super) fn throttle_inside(&self) -> Option<ThrottleLayer> {
+        let layer =
+            |Rate(bytes_per_second)| ThrottleLayer { bytes_per_second, delay: Duration::ZERO };
+        self.local_bandwidth.map(layer)
+    }
+
+    /// What is known of the links: between virtual nodes it is as inside; and then all is slower.
+    pub(super) fn between(&self, carrier: NetworkFabric, mut links: Links) -> Links {
+        let mut network = match carrier {
+            NetworkFabric::Same => links.local.clone(),
+            NetworkFabric::None | NetworkFabric::Rdma => links.network.clone(),
+        };
+        if let Some(ThrottleLayer { bytes_per_second: rate, delay }) = self.throttle() {
+            network = Link {
+                flag_seconds: network.flag_seconds + delay.as_secs_f64(),
+                bytes_per_second: network.bytes_per_second.min(rate),
+                engine_bytes_per_second: network.engine_bytes_per_second.min(rate),
+                send_bytes_per_second: network.send_bytes_per_second.min(rate),
+                receive_bytes_per_second: network.receive_bytes_per_second.min(rate),
+                // A wire, which nobody's processor is busy with.
+                by_processor: false,
+                ..network
+            };
+        }
+        links.network = network;
+        links
+    }
+
+    /// Whether what is between nodes is made slower.
+    pub(super) fn is_throttled(&self) -> bool {
+        self.throttle().is_some()
+    }
+
+    fn throttle(&self) -> Option<ThrottleLayer> {
+        if self.network_bandwidth.is_none() && self.network_delay.is_none() {
+            return None;
+        }
+        Some(ThrottleLayer {
+            bytes_per_second: self.network_bandwidth.map_or(f64::INFINITY, |Rate(rate)| rate),
+            delay: self.network_delay.map_or(Duration::ZERO, |Delay(delay)| delay),
+        })
+    }
+}
+
+/// Opens the group over the fabric `local`, and over a second one where there is one between nodes:
+/// what `same` opens, or the network card of this rank. Collective.
+///
+/// # Errors
+/// That of the group, or of a network card.
+pub(super) fn open<F: Fabric, N: Fabric + 'static>(
+    options: &Options,
+    comm: &Comm,
+    place: &RankTopology,
+    local: F,
+    same: impl FnOnce() -> Result<N>,
+) -> Result<Group<F>> {
+    match place.carrier {
+        NetworkFabric::None => Ok(group(options, place).open(comm.clone(), local)?),
+        NetworkFabric::Same => open_tiers(options, comm, place, local, same()?),
+        NetworkFabric::Rdma => {
+            let card = options.cards.open(place.holder(comm), None)?;
+            open_tiers(options, comm, place, local, card)
+        }
+    }
+}
+
+fn open_tiers<F: Fabric, N: Fabric + 'static>(
+    options: &Options,
+    comm: &Comm,
+    place: &RankTopology,
+    local: F,
+    network: N,
+) -> Result<Group<F>> {
+    let (group, comm) = (group(options, place), comm.clone());
+    Ok(match options.tiers.throttle() {
+        None => group.open_tiers(comm, local, network)?,
+        Some(layer) => group.open_tiers(comm, local, Wrapped::new(network, layer))?,
+    })
+}
+
+fn group(options: &Options, place: &RankTopology) -> GroupOptions {
+    let group = GroupOptions::default().timeout(options.run.timeout).strict(options.strict);
+    group.topology(place.topology.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::tests::parse;
+    use super::*;
+
+    fn place(line: &str, hosts: &str, backend: Backend) -> Result<RankTopology> {
+        let hosts: Vec<String> = hosts.chars().map(String::from).collect();
+        RankTopology::of(&parse(line).unwrap(), &hosts, Rank(1), backend)
+    }
+
+    #[test]
+    fn ranks_on_several_hosts_have_rdma_between_them() {
+        let auto = place("", "aabb", Backend::Host).unwrap();
+        assert_eq!((auto.carrier, auto.hosts, auto.local_rank), (NetworkFabric::Rdma, 2, 1));
+        assert_eq!(auto.topology.notation(), "2x2");
+        let note = auto.note(&parse("").unwrap()).unwrap();
+        insta::assert_snapshot!(note, @"auto took rdma between nodes: the ranks are on 2 hosts");
+        assert_eq!(auto.note(&parse("--network rdma").unwrap()), None);
+        let own = place("", "abab", Backend::Rdma).unwrap();
+        assert_eq!((own.carrier, own.local_rank), (NetworkFabric::None, 0));
+        assert_eq!(place("", "aaaa", Backend::Host).unwrap().carrier, NetworkFabric::None);
+    }
+
+    #[test]
+    fn virtual_nodes_have_a_second_fabric_unless_a_card_is_asked_for() {
+        let carrier = |line| place(line, "aaaa", Backend::Host).unwrap().carrier;
+        assert_eq!(carrier("--nodes 2"), NetworkFabric::Same);
+        assert_eq!(carrier("--nodes 2 --network rdma"), NetworkFabric::Rdma);
+        let slow = "--nodes 2 --network-bandwidth 1GB/s";
+        assert_eq!(place(slow, "aaaa", Backend::Rdma).unwrap().carrier, NetworkFabric::Same);
+    }
+
+    #[test]
+    fn what_cannot_be_is_named() {
+        let refusal = |line, hosts| place(line, hosts, Backend::Host).unwrap_err();
+        insta::assert_snapshot!(refusal("--nodes 2", "abab"), @"
+        error: --nodes puts rank 0 and rank 1 on one node, and they are on two hosts, which host does not reach across
+         help: leave --nodes out, or take --backend rdma
+        ");
+        insta::assert_snapshot!(refusal("--network same", "aabb"), @"
+        error: --network same: host does not reach across 2 hosts
+         help: take --network rdma
+        ");
+        insta::assert_snapshot!(refusal("--network rdma", "aaaa"), @"
+        error: --network rdma is between nodes, and all ranks are on one node
+         help: give --nodes, or take --backend rdma
+        ");
+        insta::assert_snapshot!(refusal("--port 1", "aaaa"), @"
+        error: --port is for network cards, and these ranks use none
+         help: take --backend rdma, or leave it out
+        ");
+        insta::assert_snapshot!(refusal("--limit", "aabb"), @"
+        error: --limit measures bare copies on one fabric, these ranks have rdma beside it
+         help: leave it out, or take --backend rdma
+        ");
+    }
+
+    #[test]
+    fn what_does_not_fit_names_the_option() {
+        let refusal = |line: &str| parse(line).unwrap().tiers.topology(4).unwrap_err();
+        insta::assert_snapshot!(refusal("--nodes 2+1"), @"
+        error: --nodes: 2+1 is 3 ranks on 2 nodes, not 4
+         help: give the ranks of each node, such as 2+1+3, or another --ranks
+        ");
+        insta::assert_snapshot!(refusal("--nodes 5"), @"
+        error: --nodes: 5 nodes are too many for 4 ranks
+         help: give the ranks of each node, such as 2+1+3, or another --ranks
+        ");
+        assert!(parse("--nodes 0").is_err());
+        assert!(parse("--network-delay 20us").unwrap_err().contains("--nodes"));
+        assert_eq!(parse("").unwrap().tiers.topology(4), Ok(None));
+        let topology = parse("--nodes 2").unwrap().tiers.topology(5).unwrap().unwrap();
+        assert_eq!(topology.notation(), "3+2");
+    }
+
+    #[test]
+    fn a_throttled_network_is_predicted_as_such() {
+        let known = Links::default();
+        let of = |line: &str| {
+            parse(line).unwrap().tiers.between(NetworkFabric::Same, known.clone()).network
+        };
+        assert_eq!(of("--nodes 2"), known.local);
+        let slow = of("--nodes 2 --network-bandwidth 1GB/s --network-delay 20us");
+        assert_eq!((slow.bytes_per_second, slow.receive_bytes_per_second), (1e9, 1e9));
+        let tiers = parse("--nodes 2 --network-bandwidth 1kB/s").unwrap().tiers;
+        let cards = tiers.between(NetworkFabric::Rdma, known.clone()).network;
+        assert_eq!((cards.bytes_per_second, cards.flag_seconds), (1e3, known.network.flag_seconds));
+        assert!((slow.flag_seconds - known.local.flag_seconds - 20e-6).abs() < 1e-12);
+    }
+}

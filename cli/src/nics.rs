@@ -1,0 +1,144 @@
+//! The network cards of ranks, from the command line.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use clap::Args;
+use peerlane::{Rank, rdma};
+
+use crate::error::{Failure, Result};
+
+/// The options of network cards.
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NicOptions {
+    /// The RDMA device of this rank by name, such as mlx5_0, or several that it uses at once, such as
+    /// mlx5_0+mlx5_1; of a list the ranks of this machine take one each, in turn [default: the first
+    /// device that has an active port]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub(crate) device: Vec<String>,
+    /// The port of the RDMA device [default: the first active one]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    pub(crate) port: Option<u8>,
+    /// The address of the port, by its place in the port's table, which `peerlane doctor` shows
+    /// [default: the best, which is RoCE v2 over IPv4 and never link-local]
+    #[arg(long, value_name = "N")]
+    pub(crate) gid_index: Option<u32>,
+    /// Queue pairs to each peer and device: with several, large messages are cut over all [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
+    pub(crate) queue_pairs: Option<u32>,
+}
+
+/// Who opens a card.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NicRank {
+    pub(crate) rank: Rank,
+    pub(crate) ranks: usize,
+    /// Its number among the ranks of this machine.
+    pub(crate) local_rank: usize,
+    /// All ranks are on this machine.
+    pub(crate) alone: bool,
+}
+
+impl NicOptions {
+    /// Whether this machine has what is asked for.
+    ///
+    /// # Errors
+    /// If there is no library, no device or none of a name: in the backend's own words.
+    pub(crate) fn check(&self) -> Result<()> {
+        let devices = rdma::discover().map_err(refused)?;
+        let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
+        if names.is_empty() {
+            return Err(Failure::failed("there is no RDMA device on this machine").with_advice(
+                "see `peerlane doctor`; for a trial, soft RoCE makes one of a network interface: `rdma \
+                 link add rxe0 type rxe netdev eth0`",
+            ));
+        }
+        let wanted = self.device.iter().flat_map(|names| names.split('+'));
+        match wanted.into_iter().find(|name| !names.contains(name)) {
+            None => Ok(()),
+            Some(name) => {
+                let there = names.join(", ");
+                Err(Failure::usage(format!("--device names {name:?}, this machine has {there}"))
+                    .with_advice("`peerlane doctor` shows ports and addresses of each"))
+            }
+        }
+    }
+
+    /// The first of these options that was given.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        let given = [
+            ("--device", !self.device.is_empty()),
+            ("--port", self.port.is_some()),
+            ("--gid-index", self.gid_index.is_some()),
+            ("--queue-pairs", self.queue_pairs.is_some()),
+        ];
+        given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
+    }
+
+    /// Opens the card of a rank; `spin` is how long whoever waits looks before it sleeps.
+    ///
+    /// # Errors
+    /// In the backend's own words.
+    pub(crate) fn open(&self, holder: NicRank, spin: Option<Duration>) -> Result<rdma::Fabric> {
+        let mut options = self.options(holder);
+        options.spin = spin;
+        rdma::Fabric::open_with(holder.rank, holder.ranks, options).map_err(refused)
+    }
+
+    /// How many queue pairs there are to each peer and device.
+    pub(crate) fn queue_pairs(&self) -> u32 {
+        self.queue_pairs.unwrap_or(rdma::Options::default().queue_pairs)
+    }
+
+    fn options(&self, NicRank { local_rank, alone, .. }: NicRank) -> rdma::Options {
+        let own = local_rank.checked_rem(self.device.len()).map(|index| &self.device[index]);
+        let mut names = own.into_iter().flat_map(|names| names.split('+'));
+        let named = |name: &str| rdma::DeviceChoice::Name(name.to_owned());
+        let defaults = rdma::Options::default();
+        rdma::Options {
+            device: names.next().map_or(rdma::DeviceChoice::Any, named),
+            further_devices: names.map(named).collect(),
+            queue_pairs: self.queue_pairs(),
+            port: self.port,
+            gid_index: self.gid_index,
+            // The network behind a device may be one that this process is not in.
+            service_ip: alone.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+            ..defaults
+        }
+    }
+}
+
+fn refused(error: rdma::Error) -> Failure {
+    Failure::of_backend(error).with_advice("`peerlane doctor` shows what this machine has")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_a_machine_take_the_cards_in_turn() {
+        let device = vec!["mlx5_0".to_owned(), "mlx5_1+mlx5_2".to_owned()];
+        let cards = NicOptions { device, port: Some(1), gid_index: Some(3), queue_pairs: Some(2) };
+        let options = |local_rank| {
+            let holder = NicRank { rank: Rank(7), ranks: 8, local_rank, alone: false };
+            cards.options(holder)
+        };
+        let names: Vec<_> = (0..3).map(|local| options(local).device.to_string()).collect();
+        assert_eq!(names, [r#""mlx5_0""#, r#""mlx5_1""#, r#""mlx5_0""#]);
+        assert_eq!(options(1).further_devices, [rdma::DeviceChoice::Name("mlx5_2".to_owned())]);
+        assert_eq!((options(0).further_devices.len(), options(0).queue_pairs), (0, 2));
+        assert_eq!(cards.given(), Some("--device"));
+        assert_eq!(NicOptions::default().given(), None);
+    }
+
+    #[test]
+    fn ranks_of_one_machine_find_each_other_there() {
+        let of = |alone| {
+            let holder = NicRank { rank: Rank(0), ranks: 2, local_rank: 0, alone };
+            NicOptions::default().options(holder)
+        };
+        assert_eq!(of(false), rdma::Options::default());
+        assert_eq!(of(true).service_ip, Some(IpAddr::V4(Ipv4Addr::LOCALHOST)));
+    }
+}

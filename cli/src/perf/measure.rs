@@ -1,0 +1,168 @@
+//! How many bytes a second engines move while a window of messages is under way.
+//!
+//! How long a put with a signal behind it takes from rank to rank.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use peerlane::hal::{Fabric, Ticket};
+
+use super::options::PerfTest;
+use super::pair::{Buffers, Pair};
+use super::report::{Latency, Rate, Row};
+use crate::error::{Failure, Result};
+
+/// Where several engines are waited for, one of them may sleep for so long.
+const NAP: Duration = Duration::from_micros(50);
+
+/// The messages of one engine.
+#[derive(Debug, Default)]
+struct Flow {
+    submitted: u32,
+    completed: u32,
+    /// Slices that are under way, and the messages of each.
+    open: VecDeque<(Ticket, u32)>,
+}
+
+/// Measures one size; the row is rank 0's. Collective.
+///
+/// # Errors
+/// If a message fails, or a byte is wrong.
+pub(super) fn measure_rate<F: Fabric>(
+    pair: &mut Pair<'_, F>,
+    work: PerfTest,
+    bytes: u64,
+) -> Result<Option<Row>> {
+    let buffers = pair.buffers(bytes)?;
+    let told = pair.values(1);
+    let mut row = None;
+    if pair.measures() {
+        run(pair, &buffers, work, pair.options.warmup)?;
+        let elapsed = run(pair, &buffers, work, pair.options.iterations)?;
+        let messages = u64::from(pair.options.iterations) * pair.engines.len() as u64;
+        let rate = Rate::new(messages, bytes, elapsed);
+        row = Some(Row { rate: Some(rate), ..pair.row(work, bytes) });
+        // A complete put says nothing of what the peer sees.
+        for engine in 0..pair.engines.len() {
+            pair.tell(engine, told)?;
+        }
+    } else {
+        for engine in 0..pair.engines.len() {
+            pair.wait(engine, told)?;
+        }
+    }
+    pair.finish(buffers, work)?;
+    Ok(row)
+}
+
+/// Moves so many messages on each engine.
+fn run<F: Fabric>(
+    pair: &mut Pair<'_, F>,
+    buffers: &Buffers<F>,
+    work: PerfTest,
+    count: u32,
+) -> Result<Duration> {
+    let window = pair.options.window;
+    let (deadline, timeout) = (pair.deadline(), pair.options.run.timeout);
+    let several = pair.engines.len() > 1;
+    let mut lanes: Vec<_> = pair
+        .engines
+        .iter_mut()
+        .enumerate()
+        .map(|(index, engine)| {
+            let slice = (window as usize / 4).clamp(1, engine.slice_ops_max());
+            (engine, vec![buffers.message(work, index); slice], Flow::default())
+        })
+        .collect();
+    let begun = Instant::now();
+    loop {
+        let mut moved = false;
+        for (engine, slice, flow) in &mut lanes {
+            moved |= flow.settle(engine.completed()?);
+            let next = (count - flow.submitted).min(slice.len() as u32);
+            if next > 0 && window - (flow.submitted - flow.completed) >= next {
+                // SAFETY: the buffers outlive the last completion, or are never freed; nobody touches
+                // them until the peer is told.
+                let ticket = unsafe { engine.submit(&slice[..next as usize]) }?;
+                flow.submitted += next;
+                flow.open.push_back((ticket, next));
+                moved = true;
+            }
+        }
+        let Some((engine, ..)) = lanes.iter_mut().find(|(.., flow)| flow.completed < count) else {
+            return Ok(begun.elapsed());
+        };
+        if moved {
+            continue;
+        }
+        if deadline.has_passed() {
+            let what = work.name();
+            let text = format!("the {what}s of one size took longer than {timeout:?}");
+            return Err(Failure::failed(text).with_advice("raise --timeout or lower --iterations"));
+        }
+        engine.park(if several { NAP } else { deadline.remaining() })?;
+    }
+}
+
+impl Flow {
+    /// Counts what is complete; whether that is more than before.
+    fn settle(&mut self, completed: Ticket) -> bool {
+        let before = self.completed;
+        while let Some((ticket, messages)) = self.open.front().copied() {
+            if ticket > completed {
+                break;
+            }
+            self.open.pop_front();
+            self.completed += messages;
+        }
+        self.completed > before
+    }
+}
+
+/// Measures one size; the row is rank 0's. Collective.
+///
+/// # Errors
+/// If an answer is missing, or a byte is wrong.
+pub(super) fn measure_latency<F: Fabric>(
+    pair: &mut Pair<'_, F>,
+    bytes: u64,
+) -> Result<Option<Row>> {
+    let buffers = pair.buffers(bytes)?;
+    let (warmup, timed) = (u64::from(pair.options.warmup), u64::from(pair.options.iterations));
+    let first = pair.values(warmup + timed);
+    let measures = pair.measures();
+    let mut times: Vec<Duration> = Vec::with_capacity(timed as usize);
+    for round in 0..warmup + timed {
+        let value = first + round;
+        let begun = Instant::now();
+        if measures {
+            pair.send(&buffers, value)?;
+            pair.wait(0, value)?;
+        } else {
+            pair.wait(0, value)?;
+            pair.send(&buffers, value)?;
+        }
+        if round >= warmup {
+            times.push(begun.elapsed() / 2);
+        }
+    }
+    pair.settle()?;
+    pair.finish(buffers, PerfTest::Signal)?;
+    let row = |latency| Row { latency: Some(latency), ..pair.row(PerfTest::Signal, bytes) };
+    Ok(measures.then(|| row(Latency::of(times))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_complete_with_their_slice() {
+        let mut flow = Flow { submitted: 7, completed: 0, open: VecDeque::new() };
+        flow.open.extend([(Ticket(3), 4), (Ticket(4), 3)]);
+        assert!(!flow.settle(Ticket(2)));
+        assert!(flow.settle(Ticket(3)));
+        assert_eq!((flow.completed, flow.open.len()), (4, 1));
+        assert!(flow.settle(Ticket(9)) && flow.completed == 7);
+    }
+}

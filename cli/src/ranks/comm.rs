@@ -1,0 +1,160 @@
+//! The ranks of a run, as they talk to each other beside the data.
+//!
+//! The group owns its bootstrap. A run needs the same one for agreements and results of its own, so
+//! both hold it by a shared handle.
+//!
+//! What all ranks must have been told alike.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerlane::bootstrap::{Bootstrap, Listener};
+use peerlane::{Deadline, Error, Rank};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Failure, Result};
+
+/// A shared handle on the bootstrap of a run.
+#[derive(Clone)]
+pub(crate) struct Comm {
+    bootstrap: Arc<dyn Bootstrap>,
+    timeout: Duration,
+}
+
+impl Comm {
+    /// A comm over `bootstrap` in which nobody waits longer than `timeout`.
+    pub(crate) fn new(bootstrap: impl Bootstrap + 'static, timeout: Duration) -> Self {
+        Self { bootstrap: Arc::new(bootstrap), timeout }
+    }
+
+    /// The deadline of a wait that begins now.
+    pub(crate) fn deadline(&self) -> Deadline {
+        Deadline::after(self.timeout)
+    }
+
+    /// The longest that a wait may take.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Gives `mine` to every rank and returns what each gave, in rank order.
+    ///
+    /// # Errors
+    /// If a rank is missing or lost, or speaks of something else.
+    pub(crate) fn share<T: Serialize + DeserializeOwned>(
+        &self,
+        label: &str,
+        mine: &T,
+    ) -> Result<Vec<T>> {
+        let mine = serde_json::to_vec(mine).map_err(|error| Failure::failed(error.to_string()))?;
+        let parse = |(rank, bytes): (usize, Vec<u8>)| {
+            serde_json::from_slice(&bytes).map_err(|error| {
+                Failure::failed(format!("what rank {rank} sent for {label:?} is no such: {error}"))
+                    .with_advice("run the same build of peerlane on all ranks")
+            })
+        };
+        let all = self.bootstrap.exchange(label, &mine, self.deadline())?;
+        all.into_iter().enumerate().map(parse).collect()
+    }
+}
+
+impl Bootstrap for Comm {
+    fn rank(&self) -> Rank {
+        self.bootstrap.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.bootstrap.ranks()
+    }
+
+    fn host(&self) -> &str {
+        self.bootstrap.host()
+    }
+
+    fn exchange(
+        &self,
+        label: &str,
+        mine: &[u8],
+        deadline: Deadline,
+    ) -> std::result::Result<Vec<Vec<u8>>, Error> {
+        self.bootstrap.exchange(label, mine, deadline)
+    }
+
+    fn abort(&self, record: &[u8]) -> std::result::Result<(), Error> {
+        self.bootstrap.abort(record)
+    }
+
+    fn listen(&self, listener: Listener) {
+        self.bootstrap.listen(listener);
+    }
+
+    fn leave(&self, deadline: Deadline) -> std::result::Result<(), Error> {
+        self.bootstrap.leave(deadline)
+    }
+}
+
+impl fmt::Debug for Comm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Comm")
+            .field("rank", &self.rank())
+            .field("ranks", &self.ranks())
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The options that shape a run, as people write them, and the seed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    options: Vec<(String, String)>,
+    seed: u64,
+}
+
+impl Settings {
+    /// Options by name, as this rank has them, and its seed.
+    pub(crate) fn new(
+        options: impl IntoIterator<Item = (&'static str, String)>,
+        seed: Option<u64>,
+    ) -> Self {
+        let version = ("version", env!("CARGO_PKG_VERSION").to_owned());
+        let options = std::iter::once(version).chain(options);
+        Self {
+            options: options.map(|(name, value)| (name.to_owned(), value)).collect(),
+            seed: seed.unwrap_or_else(|| fastrand::u64(..)),
+        }
+    }
+
+    /// Compares with all ranks and returns the seed of rank 0. Collective.
+    ///
+    /// # Errors
+    /// If a rank was told otherwise: which, and what.
+    pub(crate) fn agree(self, comm: &Comm) -> Result<u64> {
+        let all = comm.share("settings", &self)?;
+        for (rank, other) in all.iter().enumerate() {
+            self.compare(comm.rank().index(), rank, other)?;
+        }
+        Ok(all.first().map_or(self.seed, |first| first.seed))
+    }
+
+    /// This rank's settings, `me`'s, with those of another rank.
+    ///
+    /// # Errors
+    /// The first option that differs.
+    pub(crate) fn compare(&self, me: usize, rank: usize, other: &Self) -> Result<()> {
+        let pairs = self.options.iter().zip(&other.options);
+        match pairs.into_iter().find(|(mine, theirs)| mine != theirs) {
+            None => Ok(()),
+            Some(((name, mine), (_, theirs))) => Err(Failure::failed(format!(
+                "rank {rank} has {name} {theirs}, rank {me} has {mine}"
+            ))
+            .with_advice("start all ranks with the same program and the same options")),
+        }
+    }
+}
+
+/// An option as it is compared, where it may not be given.
+pub(crate) fn given(value: Option<String>) -> String {
+    value.unwrap_or_else(|| "nothing".to_owned())
+}
