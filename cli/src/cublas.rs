@@ -1,4 +1,4 @@
-//! A matrix product through cuBLAS, loaded at run time: the compute that gathers run beside.
+//! Matrix products through cuBLAS, loaded at run time: the compute work of the overlap measurement.
 
 use std::ffi::{c_int, c_void};
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 use crate::error::{Failure, Result};
 use crate::library::{LibrarySpec, functions};
 
-/// Where cuBLAS is looked for.
+/// Search parameters of cuBLAS.
 pub(crate) const LIBRARY: LibrarySpec = LibrarySpec {
     name: "cuBLAS",
     option: "--cublas",
@@ -17,7 +17,8 @@ pub(crate) const LIBRARY: LibrarySpec = LibrarySpec {
     advice: "pip install nvidia-cublas, or a CUDA toolkit",
 };
 
-/// What cuBLAS itself needs; packages keep it in the same folder, which the loader does not search.
+/// Search parameters of cuBLASLt, on which cuBLAS depends. Packages keep it in the same folder,
+/// which the loader does not search.
 const LIGHT: LibrarySpec =
     LibrarySpec { name: "cuBLASLt", files: &["libcublasLt.so.13", "libcublasLt.so.12"], ..LIBRARY };
 
@@ -37,7 +38,7 @@ pub(crate) struct Context {
 }
 
 functions! {
-    /// cuBLAS's functions.
+    /// The cuBLAS functions that this program calls.
     struct Functions {
         create = "cublasCreate_v2" (*mut *mut Context) -> c_int;
         destroy = "cublasDestroy_v2" (*mut Context) -> c_int;
@@ -51,7 +52,7 @@ functions! {
     }
 }
 
-/// cuBLAS on one stream.
+/// A cuBLAS handle that runs on one stream.
 pub(crate) struct Cublas {
     functions: Functions,
     context: *mut Context,
@@ -68,17 +69,18 @@ pub(crate) struct Matrices {
 }
 
 impl Cublas {
-    /// Loads the library from `given` or from the usual places; the GPU is the one that is current.
+    /// Loads the library from `given` or from the usual folders, and creates a handle for the
+    /// current GPU.
     ///
     /// # Errors
-    /// If it is not there, or cannot start.
+    /// If the library is not found, lacks a function or cannot create the handle.
     pub(crate) fn open(given: Option<&Path>) -> Result<Self> {
-        // Loaded first, it is found by its name when cuBLAS asks for it. Where it is not found, the
-        // loader may still find it for cuBLAS, or else says so.
+        // cuBLAS finds cuBLASLt by its name if it is already loaded. If it is not found here, the
+        // loader may still find it; otherwise the loader reports the error.
         let beside =
             given.and_then(|given| if given.is_dir() { Some(given) } else { given.parent() });
         if let Ok(light) = LIGHT.open(beside) {
-            // It stays: closed, it would be gone again.
+            // It must stay loaded: dropping the handle would unload it.
             std::mem::forget(light.library);
         }
         let found = LIBRARY.open(given)?;
@@ -88,50 +90,52 @@ impl Cublas {
                 .with_advice("name another with --cublas")
         })?;
         let mut cublas = Self { functions, context: null_mut(), path };
-        // SAFETY: the pointer is to a pointer that lives.
+        // SAFETY: the pointer points to `cublas.context`, which outlives the call.
         let code = unsafe { (cublas.functions.create)(&mut cublas.context) };
         cublas.check("cublasCreate", code)?;
         Ok(cublas)
     }
 
-    /// Runs everything from now on on `stream`, in a workspace of the caller's.
+    /// Makes all later products run on `stream` with the caller's workspace.
     ///
     /// # Errors
-    /// That of cuBLAS.
+    /// If cuBLAS returns an error status.
     ///
     /// # Safety
-    /// The stream is of the GPU that was current when this was opened; stream and workspace outlive
-    /// the last product.
+    /// The stream belongs to the GPU that was current when this handle was opened. Stream and
+    /// workspace outlive the last product.
     pub(crate) unsafe fn run_on(
         &self,
         stream: *mut c_void,
         workspace: u64,
         workspace_bytes: usize,
     ) -> Result<()> {
-        // SAFETY: the context lives; the stream is the caller's promise.
+        // SAFETY: the context was created by `open`; the caller guarantees the stream.
         let code = unsafe { (self.functions.set_stream)(self.context, stream) };
         self.check("cublasSetStream", code)?;
         let workspace = workspace as *mut c_void;
-        // SAFETY: as above.
+        // SAFETY: the context was created by `open`; the caller guarantees the workspace.
         let code =
             unsafe { (self.functions.set_workspace)(self.context, workspace, workspace_bytes) };
         self.check("cublasSetWorkspace", code)
     }
 
-    /// Puts a product on the stream.
+    /// Enqueues one product on the stream.
     ///
     /// # Errors
-    /// That of cuBLAS.
+    /// If cuBLAS returns an error status.
     ///
     /// # Safety
-    /// The matrices are device memory of that size and live until the stream has passed the product.
+    /// The matrices are device memory of the given size and stay allocated until the stream has
+    /// completed the product.
     pub(crate) unsafe fn multiply(&self, matrices: Matrices) -> Result<()> {
         let Matrices { side, left, right, product } = matrices;
         let (one, zero) = (1f32, 0f32);
         let (one, zero) = (std::ptr::from_ref(&one).cast(), std::ptr::from_ref(&zero).cast());
         let (left, right) = (left as *const c_void, right as *const c_void);
         let product = product as *mut c_void;
-        // SAFETY: the factors are read before the call returns; the rest is the caller's promise.
+        // SAFETY: cuBLAS reads the scaling factors before the call returns; the caller guarantees the
+        // matrices.
         let code = unsafe {
             (self.functions.gemm)(
                 self.context,
@@ -170,8 +174,8 @@ impl Cublas {
 impl Drop for Cublas {
     fn drop(&mut self) {
         if !self.context.is_null() {
-            // SAFETY: it was created, and nothing is under way: products are waited for before.
-            // A refusal leaves nothing to do.
+            // SAFETY: the context was created by `open`, and the owner waits for all products before
+            // the drop. An error at this point has no remedy.
             unsafe { (self.functions.destroy)(self.context) };
         }
     }

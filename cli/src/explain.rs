@@ -1,4 +1,5 @@
-//! `peerlane explain`: which algorithm would run, how long it is predicted to take, and why.
+//! `peerlane explain`: prints the algorithm that would be chosen, its predicted time and the
+//! reasons.
 
 use std::path::PathBuf;
 
@@ -14,24 +15,24 @@ use crate::options::{AlgorithmChoice, PlanOptions, parse_algorithm, shard_bytes}
 use crate::report::{pretty_json, print};
 use crate::units::Size;
 
-/// Say which algorithm would run, how long it is predicted to take, and why.
+/// Explain which algorithm would be chosen, its predicted time and why
 ///
-/// Nothing runs. Without a calibration the links are those of H200 GPUs over NVLink inside a node and
-/// 400 Gb/s RDMA between nodes.
+/// Nothing is executed. Without --calibration, the links are those of H200 GPUs with NVLink inside
+/// a node and 400 Gb/s RDMA between nodes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Ranks of each node: 2x4 for two nodes of four, or 3+1+2
+    /// Ranks of each node: 2x4 for two nodes of four ranks, or 3+1+2
     #[arg(long, default_value = "1x4", value_name = "NODES", value_parser = parse_topology)]
     nodes: Topology,
-    /// The shard of every rank, or one size for each rank
+    /// Shard of every rank in bytes, or one size for each rank
     #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     shard_bytes: Vec<Size>,
-    /// auto, or an algorithm by its name
+    /// auto, or one algorithm by its name
     #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_algorithm)]
     algorithm: AlgorithmChoice,
     #[command(flatten)]
     plan: PlanOptions,
-    /// What `peerlane calibrate` has written
+    /// File written by `peerlane calibrate`
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
     /// Print one JSON object
@@ -43,10 +44,10 @@ fn parse_topology(text: &str) -> std::result::Result<Topology, String> {
     text.parse().map_err(|error: peerlane::Error| error.to_string())
 }
 
-/// Chooses and prints.
+/// Chooses the algorithm and prints the choice.
 ///
 /// # Errors
-/// If the options do not fit together, or nothing can be printed.
+/// If the options contradict each other, a file cannot be read or stdout cannot be written.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = &options.nodes;
     let shard_bytes = shard_bytes("--shard-bytes", &options.shard_bytes, topology.ranks())?;

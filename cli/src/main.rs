@@ -1,6 +1,7 @@
-//! The program `peerlane`: measures all-gathers, explains plans, and says what a machine lacks.
+//! The program `peerlane`: measures all-gathers, prints and simulates plans, and diagnoses a
+//! machine.
 //!
-//! Exit codes: 0 ok, 1 failed, 2 the command line asks for something that cannot be.
+//! Exit codes: 0 success, 1 failure, 2 wrong command line.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -26,7 +27,7 @@ mod simulate;
 mod trace;
 mod units;
 
-/// Collectives on copy engines: measure them, look at their plans, see what a machine has.
+/// Collectives on copy engines: measure them, inspect their plans, diagnose a machine
 #[derive(Debug, Parser)]
 #[command(name = "peerlane", version, arg_required_else_help = true)]
 struct Arguments {
@@ -57,7 +58,7 @@ fn main() -> ExitCode {
     };
     let Err(failure) = result else { return ExitCode::SUCCESS };
     if !failure.is_quiet() {
-        // A closed standard error leaves nobody to tell.
+        // If stderr is closed, the failure cannot be reported anywhere.
         writeln!(io::stderr(), "{failure}").ok();
     }
     failure.exit_code()

@@ -1,4 +1,4 @@
-//! The network cards of ranks, from the command line.
+//! Options of NICs, and opening the NIC of a rank.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -8,42 +8,42 @@ use peerlane::{Rank, rdma};
 
 use crate::error::{Failure, Result};
 
-/// The options of network cards.
+/// Options of NICs.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NicOptions {
-    /// The RDMA device of this rank by name, such as mlx5_0, or several that it uses at once, such as
-    /// mlx5_0+mlx5_1; of a list the ranks of this machine take one each, in turn [default: the first
-    /// device that has an active port]
+    /// RDMA device of this rank, such as mlx5_0, or several devices used together, such as
+    /// mlx5_0+mlx5_1; the ranks of this machine take the entries of a list in turn [default: the
+    /// first device with an active port]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub(crate) device: Vec<String>,
-    /// The port of the RDMA device [default: the first active one]
+    /// Port of the RDMA device [default: the first active port]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) port: Option<u8>,
-    /// The address of the port, by its place in the port's table, which `peerlane doctor` shows
-    /// [default: the best, which is RoCE v2 over IPv4 and never link-local]
+    /// Index of the port's address in its GID table, as `peerlane doctor` shows it [default: the
+    /// best address, which is RoCE v2 over IPv4 and never link-local]
     #[arg(long, value_name = "N")]
     pub(crate) gid_index: Option<u32>,
-    /// Queue pairs to each peer and device: with several, large messages are cut over all [default: 1]
+    /// Queue pairs for each peer and device; large messages are split over all of them [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     pub(crate) queue_pairs: Option<u32>,
 }
 
-/// Who opens a card.
+/// The rank that opens a NIC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NicRank {
     pub(crate) rank: Rank,
     pub(crate) ranks: usize,
-    /// Its number among the ranks of this machine.
+    /// Index among the ranks of this machine.
     pub(crate) local_rank: usize,
-    /// All ranks are on this machine.
+    /// Whether all ranks are on this machine.
     pub(crate) alone: bool,
 }
 
 impl NicOptions {
-    /// Whether this machine has what is asked for.
+    /// Checks that this machine has the requested devices.
     ///
     /// # Errors
-    /// If there is no library, no device or none of a name: in the backend's own words.
+    /// If there is no library, no device, or no device of a given name.
     pub(crate) fn check(&self) -> Result<()> {
         let devices = rdma::discover().map_err(refused)?;
         let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
@@ -64,7 +64,7 @@ impl NicOptions {
         }
     }
 
-    /// The first of these options that was given.
+    /// Returns the first of these options that was given.
     pub(crate) fn given(&self) -> Option<&'static str> {
         let given = [
             ("--device", !self.device.is_empty()),
@@ -75,17 +75,17 @@ impl NicOptions {
         given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
     }
 
-    /// Opens the card of a rank; `spin` is how long whoever waits looks before it sleeps.
+    /// Opens the NIC of a rank. A waiting rank spins for `spin` before it sleeps.
     ///
     /// # Errors
-    /// In the backend's own words.
+    /// If the backend cannot open the device.
     pub(crate) fn open(&self, holder: NicRank, spin: Option<Duration>) -> Result<rdma::Fabric> {
         let mut options = self.options(holder);
         options.spin = spin;
         rdma::Fabric::open_with(holder.rank, holder.ranks, options).map_err(refused)
     }
 
-    /// How many queue pairs there are to each peer and device.
+    /// Returns the number of queue pairs for each peer and device.
     pub(crate) fn queue_pairs(&self) -> u32 {
         self.queue_pairs.unwrap_or(rdma::Options::default().queue_pairs)
     }
@@ -101,7 +101,8 @@ impl NicOptions {
             queue_pairs: self.queue_pairs(),
             port: self.port,
             gid_index: self.gid_index,
-            // The network behind a device may be one that this process is not in.
+            // This process may not be part of the network behind the device, for instance in a
+            // container.
             service_ip: alone.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
             ..defaults
         }

@@ -1,38 +1,37 @@
-//! Timelines of ranks and lanes as trace events that Perfetto and Chrome open.
+//! Writes timelines of ranks and lanes as trace events for Perfetto and Chrome.
 //!
-//! The format is the JSON of Chrome's trace viewer: a rank is a process, a lane a thread of it. Of a
-//! lane that has several steps under way at once, those that would overlap go to a second thread
-//! beside it, because slices of one thread may only nest.
+//! The format is the JSON of Chrome's trace viewer. A rank is a process and a lane is a thread of
+//! it. Slices of one thread must nest, so overlapping steps of one lane go to further threads.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-/// Threads that one lane can take; what overlaps even there shares the last one.
+/// Largest number of threads of one lane; steps that still overlap share the last one.
 const TRACKS: u64 = 16;
 
 /// One step on the timeline.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TraceEvent {
-    /// Whose step.
+    /// Rank that executes the step.
     pub(crate) rank: u32,
-    /// In which lane.
+    /// Lane that executes the step.
     pub(crate) lane: u32,
-    /// What it does.
+    /// Text of the step.
     pub(crate) name: String,
-    /// When it begins, in nanoseconds from an origin that all events share.
+    /// Start in nanoseconds from an origin that all events share.
     pub(crate) start_ns: f64,
-    /// How long it takes; with 0 it is an instant.
+    /// Duration in nanoseconds; 0 is an instant event.
     pub(crate) duration_ns: f64,
 }
 
-/// Returns the events as a trace file; `title` goes into its metadata.
+/// Returns the content of a trace file; `title` is stored in its metadata.
 pub(crate) fn render(title: &str, mut events: Vec<TraceEvent>) -> String {
     events.sort_by(|a, b| {
         let lanes = (a.rank, a.lane).cmp(&(b.rank, b.lane));
         lanes.then(a.start_ns.total_cmp(&b.start_ns)).then(b.duration_ns.total_cmp(&a.duration_ns))
     });
-    // Where the last slice of each thread of a lane ends.
+    // The end of the last slice of each thread of a lane.
     let mut tracks: BTreeMap<(u32, u32), Vec<f64>> = BTreeMap::new();
     let mut lines: Vec<Value> = Vec::with_capacity(events.len());
     for event in &events {
@@ -47,7 +46,7 @@ pub(crate) fn render(title: &str, mut events: Vec<TraceEvent>) -> String {
     }
     let names = tracks.iter().flat_map(|(&(rank, lane), ends)| names(rank, lane, ends.len()));
     let all: Vec<Value> = names.chain(lines).collect();
-    // An event a line: people look into such files.
+    // One event per line, because people read these files.
     let text: Vec<String> = all.iter().map(Value::to_string).collect();
     let title = Value::from(title);
     format!(
@@ -61,7 +60,7 @@ pub(crate) fn render(title: &str, mut events: Vec<TraceEvent>) -> String {
 fn line(event: &TraceEvent, track: u64) -> Value {
     let TraceEvent { rank, lane, name, start_ns, duration_ns } = event;
     let thread = u64::from(*lane) * TRACKS + track;
-    // The unit of the format is the microsecond.
+    // The format uses microseconds.
     let start = start_ns / 1000.0;
     if *duration_ns > 0.0 {
         let duration = duration_ns / 1000.0;

@@ -1,11 +1,7 @@
-//! Numbers of bytes as people write and read them.
+//! Parses and prints sizes, rates and delays.
 //!
-//! Suffixes are powers of 1024. `KB` and `MB` are refused on purpose: half of the readers take them
-//! for powers of 1000.
-//!
-//! Rates and delays of networks, as people write and read them.
-//!
-//! Rates take powers of 1000, as networks are sold; memory has powers of 1024: [`crate::size`].
+//! Sizes of memory use powers of 1024. `KB` and `MB` are refused, because many readers take them
+//! for powers of 1000. Rates of networks use powers of 1000, as vendors state them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,7 +11,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Size(pub(crate) u64);
 
-/// Why a text is no size.
+/// Describes why a text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SizeError(String);
 
@@ -81,7 +77,7 @@ fn shift(suffix: &str) -> Option<u32> {
     }
 }
 
-/// Bytes a second from the command line, more than 0.
+/// A rate in bytes per second from the command line, above 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Rate(pub(crate) f64);
 
@@ -111,7 +107,7 @@ impl FromStr for Delay {
     }
 }
 
-/// A number in front of one of the units.
+/// Returns the number in front of one of the units, scaled by the unit.
 fn scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
     let (number, factor) = units.iter().find_map(|(unit, factor)| {
         let number = text.strip_suffix(unit)?.trim();

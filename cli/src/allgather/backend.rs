@@ -1,6 +1,4 @@
-//! Which backend moves the bytes, and on which GPUs.
-//!
-//! Which kind of engines the backend rocm copies with.
+//! Selects the backend that moves the bytes, its GPUs and its kind of engine.
 
 use std::str::FromStr;
 
@@ -10,7 +8,7 @@ use peerlane::{cuda, rocm};
 use super::options::Options;
 use crate::error::{Failure, Result};
 
-/// What moves the bytes, as it is asked for.
+/// Backends of `--backend`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Backend {
     Auto,
@@ -20,12 +18,12 @@ pub(crate) enum Backend {
     Rdma,
 }
 
-/// GPUs by the driver's numbers, such as `0,1,3`.
+/// Numbers of GPUs, such as `0,1,3`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Devices(Vec<u32>);
 
 impl Backend {
-    /// As the command line takes it.
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -37,43 +35,43 @@ impl Backend {
     }
 }
 
-/// The ranks, as far as they are known before they meet.
+/// Number and distribution of the ranks before they connect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LaunchInfo {
-    /// How many run on this machine.
+    /// Number of ranks on this machine.
     pub(crate) local_ranks: Option<usize>,
-    /// Others run on other machines.
+    /// Whether other ranks run on other machines.
     pub(crate) multi_host: bool,
 }
 
-/// A GPU that a rank may take.
+/// A GPU that a rank can use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GpuSlot {
-    /// The driver's number.
+    /// Number that the driver gives to the GPU.
     pub(crate) ordinal: u32,
-    /// Its place on the bus, such as `0000:1b:00.0`.
+    /// PCI address, such as `0000:1b:00.0`.
     pub(crate) pci_bus_id: String,
 }
 
-/// What moves the bytes.
+/// The backend of a run and its GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Selected {
-    /// The backend; not `Auto`.
+    /// The backend; never `Auto`.
     pub(crate) backend: Backend,
-    /// The GPUs that the ranks of this machine take in turn; none on the host.
+    /// GPUs that the ranks of this machine take in turn; empty on the host.
     pub(crate) slots: Vec<GpuSlot>,
-    /// What `auto` took, and why.
+    /// What `auto` selected, and why.
     pub(crate) note: Option<String>,
 }
 
-/// GPUs from which on `auto` takes them.
+/// Number of GPUs from which `auto` selects them.
 const GPUS_WORTHWHILE: usize = 2;
 
 impl Selected {
-    /// Chooses for these ranks.
+    /// Selects the backend for the ranks of a launch.
     ///
     /// # Errors
-    /// If this machine or this build cannot run what is asked for, in the backend's own words.
+    /// If this machine cannot run the requested backend or options.
     pub(crate) fn of(options: &Options, launch: LaunchInfo) -> Result<Self> {
         let selected = match options.backend {
             Backend::Auto => Self::auto(slots(Backend::Cuda, options.devices.as_ref()), launch),
@@ -102,7 +100,7 @@ impl Selected {
         Ok(selected)
     }
 
-    /// The backend's name.
+    /// Returns the name of the backend.
     pub(crate) fn name(&self) -> &'static str {
         self.backend.name()
     }
@@ -119,7 +117,7 @@ impl Selected {
             1 => "1 GPU".to_owned(),
             count => format!("{count} GPUs"),
         };
-        // One GPU has no peer, unless that is on another machine.
+        // A single GPU has no peer, unless the peer is on another machine.
         if slots.len() < GPUS_WORTHWHILE && !multi_host {
             return Self::host(Some(format!("{gpus}, wanted {GPUS_WORTHWHILE} or more")));
         }
@@ -137,18 +135,18 @@ impl Selected {
         Self { backend: Backend::Host, slots: Vec::new(), note }
     }
 
-    /// Ranks to spawn unless told otherwise.
+    /// Returns the number of ranks to spawn without `--ranks`.
     pub(crate) fn ranks_default(&self) -> usize {
         if self.slots.is_empty() { Options::RANKS_DEFAULT } else { self.slots.len() }
     }
 
-    /// The GPU of the rank with this number on this machine; `None` on the host.
+    /// Returns the GPU of the rank with index `local_rank` on this machine; `None` on the host.
     pub(crate) fn slot(&self, local_rank: usize) -> Option<&GpuSlot> {
         self.slots.get(local_rank.checked_rem(self.slots.len())?)
     }
 }
 
-/// The GPUs of a backend that are asked for, or all.
+/// Returns the requested GPUs of a backend, or all of them.
 fn slots(backend: Backend, wanted: Option<&Devices>) -> Result<Vec<GpuSlot>> {
     let missing = |text: String| {
         Failure::failed(text).with_advice("`peerlane doctor` shows what this machine has")
@@ -210,7 +208,7 @@ impl std::fmt::Display for Devices {
     }
 }
 
-/// A kind as it is asked for.
+/// Kinds of engine of `--engine`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Engine {
     Auto,
@@ -219,12 +217,12 @@ pub(crate) enum Engine {
 }
 
 impl Engine {
-    /// As the command line takes it.
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         self.kind().name()
     }
 
-    /// As the backend takes it.
+    /// Returns the kind in the terms of the backend.
     pub(super) fn kind(self) -> rocm::EngineKind {
         match self {
             Self::Auto => rocm::EngineKind::Auto,
@@ -233,12 +231,12 @@ impl Engine {
         }
     }
 
-    /// Whether gathers are timed by whichever engines are predicted to be the fastest.
+    /// Returns whether the library may choose any kind of engine by its prediction.
     pub(super) fn is_open(options: &Options) -> bool {
         options.engine == Self::Auto && !options.graph
     }
 
-    /// Refuses what the engines cannot do, or this machine does not have.
+    /// Checks that the engine fits the options and that this machine has it.
     ///
     /// # Errors
     /// A failure that names the option.
@@ -258,7 +256,7 @@ impl Engine {
         }
     }
 
-    /// Refuses a kind where the backend has only one.
+    /// Refuses a kind of engine if the backend has only one kind.
     ///
     /// # Errors
     /// A usage failure that names the option.

@@ -1,4 +1,4 @@
-//! What the memory of the host holds: random shards put there, and outputs compared byte by byte.
+//! Fills host memory with random shards and compares outputs byte by byte.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use peerlane::{AllGather, Element, Rank};
@@ -8,22 +8,22 @@ use super::shape::{GAP, destinations};
 use crate::error::Result;
 use crate::ranks::data::{Mismatch, POISON, TestData, poison};
 
-/// What a look at an output has found.
+/// Result of a comparison.
 pub(super) type Found = std::result::Result<(), Wrong>;
 
-/// What is wrong with an output.
+/// The first difference in an output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wrong {
-    /// A byte of a shard.
+    /// A wrong byte in a shard.
     Byte(Mismatch),
-    /// Something lies where nothing is gathered to.
+    /// A written element in a gap between shards.
     Gap { buffer: usize, element: usize },
 }
 
-/// Poisons the output, and fills the own shard.
+/// Overwrites the output with a known byte, then fills the shard of this rank.
 ///
 /// # Errors
-/// That of the group.
+/// If the all-gather is not accessible, for instance after an abort.
 pub(super) fn fill<T: Element>(
     setup: &Setup<'_>,
     gather: &mut AllGather<T>,
@@ -43,7 +43,7 @@ pub(super) fn fill<T: Element>(
 /// Compares every byte of the output, and of the gaps of a list.
 ///
 /// # Errors
-/// That of the group; the inner result is the first byte that is wrong.
+/// If the all-gather is not accessible. The inner result is the first difference.
 pub(super) fn compare<T: Element>(
     setup: &Setup<'_>,
     gather: &mut AllGather<T>,

@@ -1,4 +1,4 @@
-//! One size: its limit, checks before and after, and the timed iterations between.
+//! Measures one size: its limit, a check, the timed iterations, and a second check.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::ranks::data::TestData;
 use crate::ranks::statistics::longest_of_each;
 use crate::report::Row;
 
-/// Everything that a rank measures with.
+/// The state of a measuring rank.
 pub(crate) struct Measurement<'a, F: Fabric> {
     pub(crate) setup: Setup<'a>,
     pub(crate) seed: u64,
@@ -31,18 +31,19 @@ pub(crate) struct Measurement<'a, F: Fabric> {
 }
 
 impl<F: Fabric> Measurement<'_, F> {
-    /// Tells the one who prints, if this rank is the one that tells.
+    /// Sends an event to the printer, on rank 0 only.
     ///
     /// # Errors
-    /// If that one is gone.
+    /// If the printing process has ended.
     pub(crate) fn tell(&mut self, event: ProgressEvent) -> Result<()> {
         if self.comm.rank().0 == 0 { (self.sink)(event) } else { Ok(()) }
     }
 
-    /// Measures and checks shards of so many elements; `index` counts the sizes. Collective.
+    /// Measures and checks shards of `shard_length` elements; `index` is the index of the size.
+    /// Collective.
     ///
     /// # Errors
-    /// If the operation fails, or a byte is wrong on any rank.
+    /// If an operation fails, or a byte is wrong on any rank.
     pub(crate) fn size<T: Element>(&mut self, index: usize, shard_length: u64) -> Result<()> {
         let total_bytes = self.total_bytes(shard_length);
         let doing = |activity| ProgressEvent::Doing { activity, total_bytes };
@@ -70,14 +71,15 @@ impl<F: Fabric> Measurement<'_, F> {
             self.tell(ProgressEvent::Row { row: Box::new(row) })?;
         }
         drop(candidates);
-        // The next size is allocated when the memory of this one is free on every rank.
+        // After the barrier the memory of this size is free on every rank, so the next size can be
+        // allocated.
         Ok(self.group.barrier()?)
     }
 
-    /// Traces a start at shards of so many elements. Collective.
+    /// Traces one start with shards of `shard_length` elements. Collective.
     ///
     /// # Errors
-    /// If it fails.
+    /// If the start fails.
     pub(crate) fn trace<T: Element>(&mut self, shard_length: u64) -> Result<()> {
         let total_bytes = self.total_bytes(shard_length);
         self.tell(ProgressEvent::Doing { activity: Activity::Trace, total_bytes })?;
@@ -117,8 +119,8 @@ impl<F: Fabric> Measurement<'_, F> {
         pace.time(comm, group, longest_of_each, &mut operations)
     }
 
-    /// Gathers fresh data into poisoned outputs, compares every byte, and learns whether all other
-    /// ranks found theirs right.
+    /// Gathers new data into outputs with a known byte, compares every byte, and exchanges the
+    /// result with all ranks.
     fn check<T: Element>(
         &mut self,
         candidates: &mut [AllGather<T>],
@@ -128,8 +130,8 @@ impl<F: Fabric> Measurement<'_, F> {
         let rank = self.comm.rank();
         for gather in candidates {
             let mut found: Found = Ok(());
-            // Of two outputs in turn the next start fills the other one: after the last of these
-            // starts every output has been poisoned, filled and compared.
+            // With two outputs each start fills the other one. After these starts every output has been
+            // overwritten, filled and compared.
             for _ in 0..gather.report().outputs {
                 content::fill(&self.setup, gather, rank, data)?;
                 gather.run()?;

@@ -1,4 +1,4 @@
-//! Which algorithms run, in how many parts, and what is known of the links for the choice.
+//! Options for the choice of the algorithm and of the number of chunks.
 
 use std::path::PathBuf;
 
@@ -9,42 +9,44 @@ use crate::error::{Failure, Result};
 use crate::options::{AlgorithmChoice, parse_algorithm, unknown_algorithm};
 use crate::units::Size;
 
-/// The options of the method.
+/// Options of the algorithm.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct AlgorithmOptions {
-    /// auto, what is predicted to be the fastest; all, every algorithm in turn, a row each; or by name, of
-    /// a list each in turn: direct, pull, ring, double-ring, hierarchical, hierarchical-ring
+    /// auto for the algorithm with the lowest predicted time; all for every algorithm, one row
+    /// each; or a list of direct, pull, ring, double-ring, hierarchical, hierarchical-ring
     #[arg(long = "algorithm", default_value = "auto", value_name = "NAME,…")]
     #[arg(value_parser = parse_list)]
     pub(crate) wanted: AlgorithmList,
-    /// In how many parts a shard travels [default: as many as are predicted to be the fastest]
+    /// Number of chunks of a shard [default: the number with the lowest predicted time]
     #[arg(long, value_name = "N", conflicts_with = "part_bytes", value_parser = parse_parts)]
     pub(crate) parts: Option<u32>,
-    /// The size of a part, of which the longest shard has as many as it takes
+    /// Size of a chunk in bytes, instead of a number of chunks
     #[arg(long, value_name = "SIZE")]
     pub(crate) part_bytes: Option<Size>,
-    /// Predict by what `peerlane calibrate` has measured here; shows predictions [default: what is
-    /// known of such links without a measurement]
+    /// File of `peerlane calibrate` for the predictions; shows them [default: typical values of
+    /// such links]
     #[arg(long, value_name = "FILE")]
     pub(crate) calibration: Option<PathBuf>,
-    /// Show the predicted time beside the measured one
+    /// Show the predicted time next to the measured one
     #[arg(long)]
     pub(crate) predict: bool,
-    /// Say why the algorithm was selected, and what runs on which lanes
+    /// Print why the algorithm was chosen, and what runs on which lane
     #[arg(long)]
     pub(crate) explain: bool,
 }
 
-/// What `--algorithm` says.
+/// The value of `--algorithm`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AlgorithmList {
-    /// These, among them the library's choice.
+    /// A list, which may contain `auto`.
     Listed(Vec<AlgorithmChoice>),
-    /// Each that makes a difference on the topology.
+    /// All algorithms that differ on the topology.
     All,
 }
 
 impl AlgorithmOptions {
+    /// Checks the options against each other.
+    ///
     /// # Errors
     /// A usage failure that names the option.
     pub(super) fn check(&self) -> Result<()> {
@@ -55,10 +57,10 @@ impl AlgorithmOptions {
         Ok(())
     }
 
-    /// The parts that are asked for, of a longest shard of so many bytes.
+    /// Returns the requested number of chunks for the longest shard.
     ///
     /// # Errors
-    /// If `--part-bytes` makes too many.
+    /// If `--part-bytes` makes too many chunks.
     pub(super) fn parts(&self, longest_shard_bytes: u64) -> Result<Option<u32>> {
         let Some(Size(part)) = self.part_bytes else { return Ok(self.parts) };
         let parts = longest_shard_bytes.div_ceil(part.max(1)).max(1);
@@ -73,9 +75,9 @@ impl AlgorithmOptions {
         })
     }
 
-    /// The algorithms that run where there are so many nodes; `None` is the library's choice.
+    /// Returns the algorithms to measure on `nodes` nodes; `None` is the choice of the library.
     pub(super) fn algorithms(&self, nodes: usize) -> Vec<Option<Algorithm>> {
-        // On one node hierarchical plans are the direct one.
+        // On one node, the hierarchical plans are equal to direct.
         let differs = |algorithm: &Algorithm| match algorithm {
             Algorithm::Hierarchical | Algorithm::HierarchicalRing => nodes > 1,
             _ => true,
@@ -88,14 +90,14 @@ impl AlgorithmOptions {
         }
     }
 
-    /// Whether rows show predictions.
+    /// Returns whether rows show predictions.
     pub(super) fn predicts(&self) -> bool {
         self.predict || self.calibration.is_some()
     }
 }
 
 impl AlgorithmList {
-    /// As the command line takes it.
+    /// Returns the text on the command line.
     pub(super) fn name(&self) -> String {
         let Self::Listed(choices) = self else { return "all".to_owned() };
         let names = choices.iter().map(|choice| match choice {

@@ -1,4 +1,20 @@
-//! `peerlane allgather`: measures and checks all-gathers between real processes.
+//! `peerlane allgather`: measures and checks all-gathers between processes.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `options` | the command line |
+//! | `method` | options of algorithm and chunks |
+//! | `shape` | shards, lists and tensors, and the sizes of a sweep |
+//! | `topology` | nodes, and what connects them |
+//! | `backend` | the choice of backend, GPUs and engines |
+//! | `rank` | one rank from its start to its end |
+//! | `setup` | how an all-gather is prepared |
+//! | `measure`, `timer` | measuring and checking one size on the host |
+//! | `limit` | bare copies as the limit |
+//! | `content` | filling and comparing host memory |
+//! | `gpu` | measuring on GPUs |
+//! | `timeline` | traced starts |
+//! | `row`, `printer` | rows and their output |
 
 use peerlane::bootstrap::environment::Environment;
 use peerlane::bootstrap::tcp::Tcp;
@@ -35,7 +51,7 @@ use printer::Printer;
 /// Joins the group of a launcher, or spawns one.
 ///
 /// # Errors
-/// Whatever ends the run.
+/// If the options are wrong, or a rank fails.
 pub(crate) fn run(options: &Options) -> Result<()> {
     options.check()?;
     if options.vs.is_some() {
@@ -48,17 +64,18 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// NCCL's multicast over NVLink (NVLS) reserves what all processes of a machine share, and copies
-/// between GPUs are compared here. Whoever has set the variable has decided otherwise.
+/// Disables NCCL's multicast over NVLink (NVLS) unless the user has set the variable. It reserves a
+/// resource that all processes of a machine share, and this comparison is about copies between
+/// GPUs.
 fn leave_multicast_off() {
     const VARIABLE: &str = "NCCL_NVLS_ENABLE";
     if std::env::var_os(VARIABLE).is_none() {
-        // SAFETY: the program has no other thread yet.
+        // SAFETY: the process has only this thread yet.
         unsafe { std::env::set_var(VARIABLE, "0") };
     }
 }
 
-/// As a rank that this program has spawned.
+/// Runs a rank that this program has spawned.
 fn run_spawned(options: &Options, environment: &Environment) -> Result<()> {
     let launch = LaunchInfo { local_ranks: Some(environment.ranks), multi_host: false };
     let selected = Selected::of(options, launch)?;
@@ -75,7 +92,7 @@ fn run_spawned(options: &Options, environment: &Environment) -> Result<()> {
     })
 }
 
-/// As a rank that somebody else has started; rank 0 prints.
+/// Runs a rank that a launcher has started; rank 0 prints.
 fn join(options: &Options, environment: &Environment) -> Result<()> {
     if let Some(ranks) = options.ranks.filter(|ranks| *ranks != environment.ranks) {
         return Err(Failure::usage(format!(
@@ -84,7 +101,7 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
         ))
         .with_advice("leave --ranks out; or unset RANK and WORLD_SIZE to spawn ranks here"));
     }
-    // Launchers that do not say how many ranks this machine has are taken for one a machine.
+    // Without a number from the launcher, one rank per machine is assumed.
     let local_ranks = environment.local_ranks.unwrap_or(1) as usize;
     let local_rank = environment.local_rank.map(|rank| rank as usize);
     let multi_host = environment.local_ranks.is_some() && local_ranks < environment.ranks;
@@ -105,7 +122,7 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
     result.and(shown)
 }
 
-/// As the parent of one process per rank.
+/// Runs the parent of one process per rank.
 fn spawn(options: &Options) -> Result<()> {
     let ranks = options.ranks.or(options.tiers.nodes.as_ref().and_then(Nodes::ranks));
     let selected = Selected::of(options, LaunchInfo { local_ranks: ranks, multi_host: false })?;
@@ -119,7 +136,7 @@ fn spawn(options: &Options) -> Result<()> {
     result.and(shown)
 }
 
-/// Looks for what the ranks will load, so that what is missing is said once.
+/// Looks for the libraries that the ranks will load, so that a missing one is reported once.
 fn libraries(options: &Options) -> Result<()> {
     if options.vs.is_some() {
         Nccl::open(options.nccl.as_deref())?;
@@ -130,14 +147,14 @@ fn libraries(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What `local_ranks` of the ranks allocate in the host memory of this machine.
+/// Returns the host memory that `local_ranks` of the ranks allocate on this machine.
 fn need(options: &Options, selected: &Selected, ranks: usize, local_ranks: usize) -> Need {
     if !selected.slots.is_empty() {
         return Need { ranks: local_ranks as u64, total_bytes: 0, input_bytes: 0 };
     }
     let sweep = options.sweep(ranks);
     let largest = sweep.shard_lengths().last().copied().unwrap_or(0);
-    // Gathers of all algorithms stand side by side.
+    // The all-gathers of all algorithms are allocated at the same time.
     let nodes = options.tiers.topology(ranks).ok().flatten().map_or(1, |nodes| nodes.nodes());
     let gathers = options.method.algorithms(nodes).len() as u64;
     let shard = if options.in_place { 0 } else { sweep.shard_bytes(largest) };

@@ -1,6 +1,4 @@
-//! The command line of `peerlane allgather`.
-//!
-//! What all ranks of an all-gather must have been told alike.
+//! Command line of `peerlane allgather`.
 
 use std::path::PathBuf;
 
@@ -18,40 +16,40 @@ use crate::ranks::comm::{Settings, given};
 use crate::report::OutputFile;
 use crate::units::Size;
 
-/// Measure all-gathers between ranks, and check every byte of their results.
+/// Measure all-gathers between ranks, and check every byte of their results
 ///
-/// Spawns one process per rank on this machine. Under a launcher that has set RANK and WORLD_SIZE
-/// (torchrun, or Slurm's and Open MPI's own variables) it joins that group instead, and rank 0
-/// prints. Where its ranks are on several hosts, those are the nodes: inside of one bytes move as
-/// --backend says, between them over network cards (RDMA), and plans that know of nodes are predicted
-/// and run as such.
+/// Spawns one process per rank on this machine. Under a launcher that sets RANK and WORLD_SIZE
+/// (torchrun, or the variables of Slurm and Open MPI) it joins that group instead, and rank 0
+/// prints. If the ranks are on several hosts, the hosts are the nodes: --backend moves the bytes
+/// inside a node, NICs (RDMA) move them between nodes, and hierarchical plans are predicted and
+/// run.
 ///
-/// For each size, every rank fills its shard with fresh random data, poisons its output, gathers,
-/// and compares every byte, before and after the timed iterations. A timed iteration is one
-/// all-gather between two looks at the clock, behind a barrier that is not timed; of the times of
-/// all ranks the longest counts. The table shows the median and the 99th percentile of the
-/// iterations. algbw is the total by the median, busbw is algbw × (n − 1) / n, both in 10^9 bytes a
-/// second, as nccl-tests define them.
+/// At each size, every rank fills its shard with new random data, overwrites its output with a
+/// known byte, gathers and compares every byte, before and after the timed iterations. A timed
+/// iteration is one all-gather between two readings of the clock, after a barrier that is not
+/// timed; the longest time of all ranks counts. The table shows the median and the 99th percentile
+/// of the iterations. algbw is the total size divided by the median, busbw is algbw × (n − 1) / n,
+/// both in 10^9 bytes per second, as in nccl-tests.
 ///
-/// On GPUs one rank is one GPU, and starts are timed back to back: many in a row on one stream
-/// between two events, without the host in between. The time of one is the elapsed time by their
-/// number; of all ranks the longest counts, and the table shows the median of several repetitions,
-/// beside what a start costs the host.
+/// On GPUs each rank has one GPU, and starts are timed back to back: many in a row on one stream
+/// between two events, without the host in between. The time of one start is the elapsed time
+/// divided by their number; the longest time of all ranks counts. The table shows the median of
+/// several repetitions and the host time of one start.
 ///
-/// Where the total does not divide into n equal shards of whole elements, the shard is rounded up;
-/// the table shows the real total.
+/// If the total size is not a multiple of n whole elements, the shard is rounded up; the table
+/// shows the actual total.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// What moves the bytes: of all ranks, or of those of a node where the ranks are on several. auto
-    /// takes cuda where two GPUs or more can be used, and else host; rdma goes over network cards
-    /// between all ranks
+    /// Backend that moves the bytes between all ranks, or inside a node with several hosts; auto is
+    /// cuda with two or more usable GPUs, otherwise host; rdma uses NICs between all ranks
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub(crate) backend: Backend,
-    /// Processes to spawn [default: one a GPU, or 4]; under a launcher, the ranks that it must have
-    /// started
+    /// Processes to spawn [default: one per GPU, or 4]; under a launcher, the expected number of
+    /// ranks
     #[arg(long, value_name = "N", value_parser = parse_ranks)]
     pub(crate) ranks: Option<usize>,
-    /// The GPUs of the ranks of this machine, in turn, as the driver numbers them [default: all]
+    /// GPUs that the ranks of this machine take in turn, by the numbers of the driver [default:
+    /// all]
     #[arg(long, value_name = "N,N,…")]
     pub(crate) devices: Option<Devices>,
     #[command(flatten)]
@@ -62,82 +60,86 @@ pub(crate) struct Options {
     pub(crate) tiers: NodeOptions,
     #[command(flatten)]
     pub(crate) shape: ShapeOptions,
-    /// The smallest total; sizes take K, M, G or KiB, MiB, GiB, powers of 1024
+    /// Smallest total size; sizes take K, M, G or KiB, MiB, GiB, powers of 1024
     #[arg(long, default_value = "1K", value_name = "SIZE")]
     pub(crate) min_bytes: Size,
-    /// The largest total
+    /// Largest total size
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     pub(crate) max_bytes: Size,
-    /// What each total is multiplied by to get the next
+    /// Factor from each total size to the next
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
     pub(crate) factor: u64,
-    /// Timed iterations of each size [default: as many as half a second holds, 20 to 1000; on GPUs
-    /// starts in a row, 50 below 256 MiB and 10 from there]
+    /// Timed iterations of each size [default: as many as fit in 500 ms, 20 to 1000; on GPUs,
+    /// starts in a row: 50 below 256 MiB, otherwise 10]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) iterations: Option<u32>,
-    /// Iterations before the timed ones
+    /// Untimed iterations before the timed ones
     #[arg(long, default_value_t = 5, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) warmup: u32,
-    /// Each rank's shard lies in its place of the output already
+    /// Gather in place: the input of a rank is its shard in the output
     #[arg(long)]
     pub(crate) in_place: bool,
-    /// Outputs that starts use in turn, 1 or 2; with two, one flag each way is enough [default: two
-    /// for small results out of place, one otherwise]
+    /// Output buffers that starts use alternately, 1 or 2; with 2 (double buffering) no ready flag
+    /// is needed [default: 2 for small results out of place, otherwise 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: Option<u32>,
-    /// How a GPU's own shard gets into its output: by a copy inside the GPU, which is a kernel and waits
-    /// beside compute; back over the link from a peer, by copy engines alone; or the link for small
-    /// shards and else inside
+    /// How the self copy of a GPU is made: local (a copy inside the GPU, which is a kernel and
+    /// competes with compute work), link (back from a peer, with copy engines only), or auto (link
+    /// for small shards, otherwise local)
     #[arg(long, value_enum, default_value_t = OwnCopy::Auto, value_name = "HOW")]
     pub(crate) own_copy: OwnCopy,
-    /// What copies between AMD GPUs (rocm): streams of HIP, SDMA engines that are selected one by one and
-    /// driven by the host, or of each size what is predicted to be faster. By SDMA engines starts are
-    /// timed one after another, each until it is complete
+    /// Engines that copy between AMD GPUs (rocm): streams (HIP streams), sdma (selected SDMA
+    /// engines that the host drives), or auto (the kind with the lowest predicted time at each
+    /// size); with sdma, starts are timed one after another, each until its completion
     #[arg(long, value_enum, default_value_t = Engine::Auto, value_name = "KIND")]
     pub(crate) engine: Engine,
-    /// Refuse what is not done as it could be: ways around what GPUs lack, such as through host memory
-    /// where two do not reach each other, and lanes that a thread has to drive
+    /// Fail instead of using a fallback: staging through host memory between GPUs that do not reach
+    /// each other, or lanes that a thread must poll
     #[arg(long)]
     pub(crate) strict: bool,
-    /// The element type: u8, i32, i64, f16, bf16, f32 or f64
+    /// Element type: u8, i32, i64, f16, bf16, f32 or f64
     #[arg(long, default_value = "u8", value_parser = parse_dtype)]
     pub(crate) dtype: DType,
-    /// Measure also how long bare copies of the same bytes between the same ranks take, all at
-    /// once and without flags: the physical limit. Of each iteration the slowest rank's time counts;
-    /// where ranks share cores, the time from the first begin to the last end. Between GPUs the
-    /// copies to peers alone, in the fastest of several ways
+    /// Also measure bare copies of the same bytes between the same ranks, all at once and without
+    /// flags, as the limit
+    ///
+    /// The time of the slowest rank counts in each iteration; if ranks share cores, the time from
+    /// the first begin to the last end. Between GPUs only the copies to peers are made, in the
+    /// fastest of several ways.
     #[arg(long)]
     pub(crate) limit: bool,
-    /// Time starts that are captured in a graph and replayed (cuda)
+    /// Time starts that are captured in a graph and replayed (cuda, rocm with streams)
     #[arg(long)]
     pub(crate) graph: bool,
-    /// Time another library's all-gathers in the same processes, in turn with ours (cuda). NCCL is
-    /// timed on three paths: its own choice, symmetric windows, and copy engines
+    /// Also time the all-gathers of another library in the same processes, in turn with Peerlane
+    /// (cuda)
+    ///
+    /// NCCL is timed on three paths: its own choice, symmetric windows, and copy engines.
     #[arg(long, value_enum, value_name = "LIBRARY")]
     pub(crate) vs: Option<Versus>,
-    /// The file libnccl.so.2 or its folder [default: looked for in the usual places]
+    /// File libnccl.so.2 or its folder [default: searched for]
     #[arg(long, value_name = "PATH")]
     pub(crate) nccl: Option<PathBuf>,
-    /// Time gathers and compute beside each other, and each alone (cuda): bf16 matrix products of
-    /// 8192 × 8192 through cuBLAS
+    /// Also time all-gathers and compute work together and each alone (cuda): bf16 matrix products
+    /// of 8192 × 8192 through cuBLAS
     #[arg(long, value_enum, value_name = "COMPUTE")]
     pub(crate) beside: Option<Beside>,
-    /// The file libcublas.so or its folder [default: looked for in the usual places]
+    /// File libcublas.so or its folder [default: searched for]
     #[arg(long, value_name = "PATH")]
     pub(crate) cublas: Option<PathBuf>,
-    /// Draw bandwidth and time over the size
+    /// Plot bandwidth and time over the size
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
-    /// Write what all lanes of all ranks do in one start of the largest size, for Perfetto; that start
-    /// is not timed with the others
+    /// Write the steps of all lanes and ranks in one start of the largest size, as trace events for
+    /// Perfetto; this start is not timed
     #[arg(long, value_name = "FILE.json")]
     pub(crate) trace: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) run: RunOptions,
 }
 
-/// How a GPU's own shard gets into its output.
+/// Ways to make the self copy of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OwnCopy {
     Auto,
@@ -146,7 +148,7 @@ pub(crate) enum OwnCopy {
 }
 
 impl OwnCopy {
-    /// As the command line takes it.
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -156,23 +158,23 @@ impl OwnCopy {
     }
 }
 
-/// What is timed in turn with ours.
+/// Baseline libraries of `--vs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Versus {
     Nccl,
 }
 
-/// What is computed beside the gathers.
+/// Compute work of `--beside`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Beside {
     Gemm,
 }
 
 impl Options {
-    /// Ranks that are spawned unless told otherwise.
+    /// Number of ranks to spawn on the host.
     pub(crate) const RANKS_DEFAULT: usize = 4;
 
-    /// What single options cannot see: whether they fit together.
+    /// Checks the options against each other.
     ///
     /// # Errors
     /// A usage failure that names the options.
@@ -212,7 +214,7 @@ impl Options {
     /// Returns the file of `--plot`.
     ///
     /// # Errors
-    /// A usage failure if its name is not that of an SVG file.
+    /// A usage failure if its name does not end in `.svg`.
     pub(super) fn plot_file(&self) -> Result<Option<OutputFile>> {
         self.plot.as_ref().map(|path| OutputFile::new("--plot", path, "svg")).transpose()
     }
@@ -220,15 +222,15 @@ impl Options {
     /// Returns the file of `--trace`.
     ///
     /// # Errors
-    /// A usage failure if its name is not that of a JSON file.
+    /// A usage failure if its name does not end in `.json`.
     pub(super) fn trace_file(&self) -> Result<Option<OutputFile>> {
         self.trace.as_ref().map(|path| OutputFile::new("--trace", path, "json")).transpose()
     }
 
-    /// What only GPUs can do.
+    /// Refuses options that need GPUs.
     ///
     /// # Errors
-    /// If something of it is asked for: a usage failure that names it.
+    /// A usage failure that names the option.
     pub(crate) fn check_without_gpus(&self, backend: &str) -> Result<()> {
         let asked = [
             ("--graph", self.graph),
@@ -245,10 +247,10 @@ impl Options {
         }
     }
 
-    /// Refuses what is for GPUs of NVIDIA's alone.
+    /// Refuses options that need NVIDIA GPUs.
     ///
     /// # Errors
-    /// If something of it is asked for: a usage failure that names it.
+    /// A usage failure that names the option.
     pub(crate) fn check_without_cuda(&self) -> Result<()> {
         let asked = [("--vs", self.vs.is_some()), ("--beside", self.beside.is_some())];
         match asked.into_iter().find(|(_, asked)| *asked) {
@@ -260,12 +262,12 @@ impl Options {
         }
     }
 
-    /// When to give up a wait that begins now.
+    /// Returns the deadline of a wait that starts now.
     pub(crate) fn deadline(&self) -> Deadline {
         Deadline::after(self.run.timeout)
     }
 
-    /// The sizes to measure between `ranks`.
+    /// Returns the sizes to measure between `ranks` ranks.
     pub(crate) fn sweep(&self, ranks: usize) -> Sweep {
         Sweep {
             ranks,
@@ -281,7 +283,7 @@ fn parse_dtype(text: &str) -> std::result::Result<DType, String> {
     text.parse().map_err(|_| "wanted u8, i32, i64, f16, bf16, f32 or f64".to_owned())
 }
 
-/// The options that shape a run, with the backend that was taken.
+/// Returns the options that must be the same on all ranks, with the selected backend.
 pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
     let Options { method, tiers, shape, dtype, min_bytes, max_bytes, factor, .. } = options;
     let (warmup, in_place) = (options.warmup, options.in_place);
@@ -334,7 +336,7 @@ pub(super) mod tests {
         options: Options,
     }
 
-    /// The options of a command line; its error as clap shows it.
+    /// Parses a command line; the error is the text of clap.
     pub(crate) fn parse(line: &str) -> std::result::Result<Options, String> {
         let words = std::iter::once("allgather").chain(line.split_whitespace());
         Line::try_parse_from(words).map(|line| line.options).map_err(|error| error.to_string())

@@ -1,7 +1,7 @@
-//! The one who prints: turns events into progress, JSON lines, a table and a plot.
+//! Prints the progress and the results of a run.
 //!
-//! What rank 0 tells the one who prints: a JSON object a line over a pipe where that is another
-//! process.
+//! Rank 0 reports progress as events. If the printing process is another one, the events go to it
+//! through a pipe, as one JSON object per line.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -16,28 +16,28 @@ use crate::report::{JsonLines, OutputFile, Progress, Row, lanes, plot, tables};
 use crate::trace::render;
 use crate::units::Size;
 
-/// Everything that a run shows.
+/// Prints the events of a run.
 pub(crate) struct Printer {
     json: Option<JsonLines>,
     plot: Option<OutputFile>,
     progress: Option<Progress>,
-    /// What is being done, for the text of a failure.
+    /// Current activity, for the text of a failure.
     doing: String,
     rows: Vec<Row>,
-    /// Why algorithms were selected.
+    /// Reasons for the choice of algorithms.
     notes: Vec<String>,
     explains: bool,
     trace: Option<OutputFile>,
     traced: Vec<Traced>,
-    /// What was taken that nobody asked for, and why.
+    /// Automatic choices and their reasons.
     taken: Vec<String>,
 }
 
 impl Printer {
-    /// Opens the outputs that the options name; `note` says which backend was taken, and why.
+    /// Opens the outputs of the options; `note` describes the choice of the backend.
     ///
     /// # Errors
-    /// If one cannot be opened.
+    /// If an output cannot be opened.
     pub(crate) fn open(options: &Options, note: Option<&str>) -> Result<Self> {
         Ok(Self {
             json: options.run.json.as_deref().map(JsonLines::open).transpose()?,
@@ -53,7 +53,7 @@ impl Printer {
         })
     }
 
-    /// Shows an event.
+    /// Handles an event.
     ///
     /// # Errors
     /// If the JSON output cannot be written.
@@ -82,7 +82,7 @@ impl Printer {
         Ok(())
     }
 
-    /// Ends the progress and prints what there is, also after a failure.
+    /// Ends the progress bar and prints all results, also after a failure.
     ///
     /// # Errors
     /// If an output cannot be written.
@@ -116,7 +116,7 @@ impl OutputHandler for Printer {
     fn on_stderr(&self, line: &str) {
         match &self.progress {
             Some(progress) => progress.line(line),
-            // A closed standard error leaves nobody to tell.
+            // If stderr is closed, the line cannot be reported anywhere.
             None => drop(writeln!(io::stderr(), "{line}")),
         }
     }
@@ -126,7 +126,7 @@ impl OutputHandler for Printer {
     }
 }
 
-/// Of each size the fastest row.
+/// Returns the fastest row of each size.
 fn fastest(rows: &[Row]) -> Vec<Row> {
     let mut fastest: Vec<Row> = Vec::new();
     for row in rows {
@@ -156,38 +156,38 @@ fn title(row: &Row) -> String {
     )
 }
 
-/// A step of a run.
+/// Progress of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum ProgressEvent {
-    /// Something was taken that nobody asked for, and why.
+    /// An automatic choice, with its reason.
     Took { text: String },
-    /// The group stands; there will be so many rows.
+    /// The group is open; `rows` rows follow.
     Begin { rows: usize },
-    /// Something begins that takes a while.
+    /// A long activity begins.
     Doing { activity: Activity, total_bytes: u64 },
-    /// A size is finished, with one algorithm.
+    /// A size is finished with one algorithm.
     Row { row: Box<Row> },
-    /// Something that people want to know.
+    /// The reason for the choice of an algorithm.
     Note { text: String },
-    /// What every rank did in a start.
+    /// Steps of all ranks in the traced starts.
     Trace { starts: Vec<Traced> },
 }
 
-/// What takes a while.
+/// Activities of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Activity {
     Limit,
     Check,
     Measure,
-    /// Beside compute.
+    /// All-gathers and compute work together.
     Overlap,
-    /// Step by step.
+    /// A traced start.
     Trace,
 }
 
-/// Takes events.
+/// Receives events.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(ProgressEvent) -> Result<()>;
 
 impl fmt::Display for ProgressEvent {

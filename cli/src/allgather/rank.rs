@@ -1,4 +1,4 @@
-//! One rank of a run: opens the group, agrees with the others, and measures size by size.
+//! Runs one rank: opens the group, compares the options with all ranks, and measures size by size.
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::Fabric;
@@ -17,11 +17,11 @@ use super::{gpu, topology};
 use crate::error::{Failure, Result};
 use crate::ranks::comm::Comm;
 
-/// Runs this rank over `bootstrap`, with the number that its launcher gave it among those of this
-/// machine; on rank 0, `sink` hears of the progress.
+/// Runs this rank over `bootstrap`. `local_rank` is its index on this machine, if the launcher
+/// knows it. On rank 0, `sink` receives the progress.
 ///
 /// # Errors
-/// Whatever ends the run on this rank.
+/// If the options, the group or a measurement fail.
 pub(crate) fn run(
     options: &Options,
     selected: &Selected,
@@ -44,7 +44,7 @@ pub(crate) fn run(
     }
 }
 
-/// A rank that has agreed with the others.
+/// A rank whose options are equal to those of all ranks.
 pub(super) struct Ready<'a> {
     pub(super) options: &'a Options,
     pub(super) comm: Comm,
@@ -60,10 +60,10 @@ fn on_host(ready: Ready<'_>) -> Result<()> {
         let options = host::Options { streaming_bytes_min, ..host::Options::default() };
         host::Fabric::open_with(rank, ranks, options).map_err(Failure::of_backend)
     };
-    // All copies through the cache, and none.
+    // One fabric copies through the cache, the other with streaming stores.
     let limit_fabrics =
         if options.limit { vec![open(Some(u64::MAX))?, open(Some(0))?] } else { vec![] };
-    // Whoever waits on one of the two is woken over the other, too.
+    // Two fabrics that are opened together wake each other's waiters.
     let local = open(None)?;
     let network = local.beside(host::Options::default()).map_err(Failure::of_backend);
     let network = || network;
@@ -81,7 +81,7 @@ fn on_host(ready: Ready<'_>) -> Result<()> {
     }
 }
 
-/// Every byte over network cards, also between ranks of one host.
+/// Measures over NICs, also between ranks of one host.
 fn on_rdma(ready: Ready<'_>) -> Result<()> {
     let Ready { options, comm, place, .. } = &ready;
     let holder = place.holder(comm);
@@ -116,7 +116,7 @@ fn sweep<T: Element, F: Fabric>(mut measurement: Measurement<'_, F>) -> Result<(
     if let Some(length) = lengths.last().filter(|_| options.trace.is_some()) {
         measurement.trace::<T>(*length)?;
     }
-    // What the limit imported ends before its peers do.
+    // Imported regions must be dropped before the peers free them.
     drop(measurement.limit.take());
     Ok(measurement.group.close()?)
 }

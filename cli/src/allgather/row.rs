@@ -1,4 +1,4 @@
-//! A row from what was prepared and what was timed.
+//! Creates the row of a measured all-gather.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::setup::Setup;
 use crate::ranks::statistics::Statistics;
 use crate::report::{LaneRow, Limit, Predicted, Row, TierRow, bandwidths, microseconds};
 
-/// What was timed of one gather.
+/// Measured values of one all-gather.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Measured {
     pub(super) statistics: Statistics,
@@ -19,7 +19,7 @@ pub(super) struct Measured {
     pub(super) predicted: Option<Duration>,
 }
 
-/// The row of a gather that has this report.
+/// Creates the row of an all-gather with this report.
 pub(super) fn row(setup: &Setup<'_>, report: &Report, figures: Measured) -> Row {
     let Statistics { median, p99, max } = figures.statistics;
     let (algbw_gbs, busbw_gbs) = bandwidths(report.total_bytes, report.ranks, median);
@@ -73,12 +73,12 @@ fn tier(tier: Tier) -> String {
     tier.to_string()
 }
 
-/// The backends of the lanes, each once, with a count where it has several, and the ways around what
-/// devices lack.
+/// Returns the backends of the lanes, each once and with a count if it has several lanes, and the
+/// names of the fallbacks.
 fn engine(report: &Report) -> String {
     let mut counts: Vec<(String, usize)> = Vec::new();
     for lane in &report.lanes {
-        // The others have engines of one kind.
+        // All other backends have engines of one kind.
         let name = match lane.backend == BackendId::ROCM {
             true => format!("{} {}", lane.backend, lane.kind),
             false => lane.backend.to_string(),

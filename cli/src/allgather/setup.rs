@@ -1,7 +1,4 @@
-//! What follows from the options when the group stands: how gathers are prepared, and what is
-//! predicted of them.
-//!
-//! From the element type that an option names to one of Rust's.
+//! Prepares all-gathers according to the options, and knows the links for their prediction.
 
 use std::time::Duration;
 
@@ -20,7 +17,7 @@ use crate::calibrate;
 use crate::error::{Failure, Result};
 use crate::ranks::comm::Comm;
 
-/// Does `$work`, in which `$element` is the type of the elements.
+/// Evaluates `$work` with `$element` as the Rust type of a `DType`.
 macro_rules! with_dtype {
     ($dtype:expr, $element:ident => $work:expr) => {
         match $dtype {
@@ -61,30 +58,31 @@ macro_rules! with_dtype {
 
 pub(super) use with_dtype;
 
-/// The options, and what they come to between these ranks.
+/// The options, applied to an open group.
 pub(crate) struct Setup<'a> {
     pub(super) options: &'a Options,
     pub(super) topology: Topology,
-    /// The name of the backend inside a node.
+    /// Name of the backend inside a node.
     pub(super) backend: String,
-    /// What is known of the links beside what the library knows.
+    /// Links for the predictions, if they differ from those of the library.
     links: Option<Links>,
 }
 
-/// One variant to prepare a gather.
+/// Choices with which an all-gather is prepared.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Variant {
-    /// `None`: the library's choice.
+    /// `None` is the choice of the library.
     pub(super) algorithm: Option<Algorithm>,
     pub(super) captured: bool,
     pub(super) traced: bool,
 }
 
 impl<'a> Setup<'a> {
-    /// For a group that stands.
+    /// Applies the options to an open group. Collective.
     ///
     /// # Errors
-    /// If there is no such calibration, or it is for something else; if ranks know unlike links.
+    /// If the calibration cannot be loaded or is for another machine, or the ranks have different
+    /// links.
     pub(super) fn of<F: Fabric>(
         options: &'a Options,
         comm: &Comm,
@@ -102,20 +100,20 @@ impl<'a> Setup<'a> {
         Ok(Self { options, topology, backend, links })
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub(super) fn ranks(&self) -> usize {
         self.topology.ranks()
     }
 
-    /// The algorithms that are measured.
+    /// Returns the algorithms to measure.
     pub(super) fn algorithms(&self) -> Vec<Option<Algorithm>> {
         self.options.method.algorithms(self.topology.nodes())
     }
 
-    /// Prepares a gather of shards of so many elements in the mean. Collective.
+    /// Prepares an all-gather with shards of `shard_length` elements on average. Collective.
     ///
     /// # Errors
-    /// That of the group.
+    /// If the group refuses the operation or has failed.
     pub(super) fn prepare<F: Fabric, T: Element>(
         &self,
         group: &mut Group<F>,
@@ -152,35 +150,35 @@ impl<'a> Setup<'a> {
         Ok(builder.trace(variant.traced).prepare()?)
     }
 
-    /// The shard of every rank in bytes, where the mean is so many elements.
+    /// Returns the shard of every rank in bytes, with `shard_length` elements on average.
     pub(super) fn shard_bytes(&self, shard_length: u64) -> Vec<u64> {
         let element = self.options.dtype.bytes() as u64;
         let lengths = self.options.shape.lengths(shard_length, self.ranks());
         lengths.into_iter().map(|length| length.saturating_mul(element)).collect()
     }
 
-    /// Where a rank's shard begins behind those before it, and how long it is, in bytes.
+    /// Returns offset and length of a rank's shard in the output, in bytes.
     pub(super) fn own_bytes(&self, shard_length: u64, rank: Rank) -> (u64, u64) {
         let shards = self.shard_bytes(shard_length);
         (shards[..rank.index()].iter().sum(), shards[rank.index()])
     }
 
-    /// The time that is predicted for what was prepared, if predictions are shown.
+    /// Returns the predicted time, if predictions are shown.
     pub(super) fn predicted(&self, report: &Report) -> Option<Duration> {
         let predicts = self.options.method.predicts();
         predicts.then(|| Duration::from_nanos(report.choice.cost.picoseconds / 1000))
     }
 
-    /// Why it is what was prepared, if that is asked for.
+    /// Returns the reason for the choice of the algorithm, if it is printed.
     pub(super) fn explanation(&self, report: &Report) -> Option<String> {
         self.options.method.explain.then(|| report.choice.explain())
     }
 }
 
-/// What can be said against the options before there are ranks.
+/// Checks the options before ranks are started.
 ///
 /// # Errors
-/// A usage failure that names the option.
+/// A failure that names the option.
 pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()> {
     options.shape.check(ranks)?;
     options.tiers.topology(ranks)?;
@@ -197,8 +195,8 @@ pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()
     calibration(options, backend, ranks).map(drop)
 }
 
-/// What is known of the links between these ranks beside what the library knows: what was measured,
-/// and how slow the network is made.
+/// Returns the links for the predictions, if they differ from those of the library: calibrated
+/// links, and the throttled network.
 fn links(
     options: &Options,
     carrier: NetworkFabric,
@@ -215,19 +213,19 @@ fn links(
         return Ok(calibration);
     }
     let known = || match backend {
-        // Not by what this machine has: all ranks must know the same.
+        // These links do not depend on the machine, because all ranks must use the same.
         "host" => Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma),
         _ => Links::default(),
     };
     Ok(Some(options.tiers.between(carrier, calibration.unwrap_or_else(known))))
 }
 
-/// The links of the calibration that is given.
+/// Returns the links of the given calibration.
 fn calibration(options: &Options, backend: &str, ranks: usize) -> Result<Option<Links>> {
     let Some(path) = &options.method.calibration else { return Ok(None) };
-    // Virtual nodes are this machine's ranks, which were calibrated as one node.
+    // Virtual nodes are ranks of this machine, which were calibrated as one node.
     let topology = Topology::flat(ranks)?;
-    // A spawned rank is bound to a core and sees no more; its parent has checked.
+    // A spawned rank is bound to one core and sees only that core; its parent has compared the key.
     let sees = options.run.spawned_by.is_none();
     let wanted = sees.then(|| Key::new(backend, &calibrate::machine(backend), &topology));
     Ok(Some(calibrate::load(path, wanted.as_ref())?.links))

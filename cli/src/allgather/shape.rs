@@ -1,6 +1,4 @@
-//! What is gathered: equal shards or unlike ones, to one place or many, one tensor or several.
-//!
-//! The sizes of a run.
+//! The shape of an all-gather (shards, lists, tensors) and the sizes of a sweep.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,32 +10,34 @@ use peerlane::{Destination, Element, Group};
 
 use crate::error::{Failure, Result};
 
-/// Elements between the shards of a list, which must stay as they are.
+/// Elements between the shards of a list, which must not be written.
 pub(super) const GAP: usize = 3;
-/// Buffers that a list is scattered over.
+/// Number of buffers over which a list is scattered.
 const LIST_BUFFERS: usize = 2;
 
-/// The options of the shape.
+/// Options of the shape.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ShapeOptions {
-    /// Shards of unlike lengths, by rank in this ratio; a 0 is a rank without a shard
+    /// Shards of different lengths, as a ratio by rank; 0 is a rank without a shard
     #[arg(long, value_name = "N:N:…")]
     pub(crate) shards: Option<Ratio>,
-    /// Each shard to a place of its own: in reverse order, in two buffers, with gaps
+    /// Scatter the shards over a list of destinations: reverse order, two buffers, gaps
     #[arg(long, conflicts_with = "tensors")]
     pub(crate) list: bool,
-    /// Gather so many tensors at once, of which each rank has a piece of each
+    /// Gather N tensors at once, each with a piece of every rank
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) tensors: Option<u32>,
 }
 
-/// Numbers by rank, not all 0.
+/// One number per rank, not all 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ratio(Vec<u32>);
 
 impl ShapeOptions {
+    /// Checks the ratio against the number of ranks.
+    ///
     /// # Errors
-    /// If the ratio is not one of so many ranks.
+    /// A usage failure if the numbers are not one per rank.
     pub(super) fn check(&self, ranks: usize) -> Result<()> {
         match &self.shards {
             Some(ratio) if ratio.0.len() != ranks => Err(Failure::usage(format!(
@@ -49,7 +49,7 @@ impl ShapeOptions {
         }
     }
 
-    /// How many elements each rank has, where the mean is `shard_length`.
+    /// Returns the elements of each rank's shard, with `shard_length` on average.
     pub(super) fn lengths(&self, shard_length: u64, ranks: usize) -> Vec<u64> {
         let Some(Ratio(numbers)) = &self.shards else { return vec![shard_length; ranks] };
         let sum: u128 = numbers.iter().map(|number| u128::from(*number)).sum();
@@ -57,10 +57,10 @@ impl ShapeOptions {
         cuts(numbers.iter().map(|number| u128::from(*number)), sum, total)
     }
 
-    /// The elements of every piece, by tensor and in it by rank.
+    /// Returns the elements of every piece, first by tensor and then by rank.
     ///
     /// # Errors
-    /// If they are more than this machine can address.
+    /// If a length exceeds the address space.
     pub(super) fn pieces(&self, shard_length: u64, ranks: usize) -> Result<Vec<Vec<usize>>> {
         let tensors = self.tensors.unwrap_or(1);
         let of_rank = |length| {
@@ -77,12 +77,12 @@ impl ShapeOptions {
         (0..tensors as usize).map(of_tensor).collect()
     }
 
-    /// How many output buffers there are for so many ranks.
+    /// Returns the number of output buffers for `ranks` ranks.
     pub(super) fn output_buffers(&self, ranks: usize) -> usize {
         if self.list { ranks.min(LIST_BUFFERS) } else { 1 }
     }
 
-    /// Describes the gather of these [pieces](Self::pieces).
+    /// Creates the builder of an all-gather with these [pieces](Self::pieces).
     pub(super) fn describe<'g, F: Fabric, T: Element>(
         &self,
         group: &'g mut Group<F>,
@@ -102,7 +102,7 @@ impl ShapeOptions {
         }
     }
 
-    /// In the words of the table's title; nothing for equal shards in one tensor.
+    /// Returns the shape as text for the title; `None` for equal shards in one tensor.
     pub(super) fn text(&self) -> Option<String> {
         let shards = self.shards.as_ref().map(|ratio| format!("shards {ratio}"));
         let list = self.list.then(|| "to a list".to_owned());
@@ -112,7 +112,7 @@ impl ShapeOptions {
     }
 }
 
-/// Where the shards of a list go on every rank.
+/// Returns the destinations of the shards of a list, the same on every rank.
 pub(super) fn destinations(lengths: &[usize]) -> Vec<Destination> {
     let mut ends = [GAP; LIST_BUFFERS];
     let mut destinations = vec![Destination::default(); lengths.len()];
@@ -124,7 +124,7 @@ pub(super) fn destinations(lengths: &[usize]) -> Vec<Destination> {
     destinations
 }
 
-/// Cuts a whole into pieces of these weights; together they are the whole.
+/// Cuts `whole` into pieces proportional to the weights; the pieces add up to `whole`.
 fn cuts(weights: impl Iterator<Item = u128>, sum: u128, whole: u128) -> Vec<u64> {
     let mut before = 0;
     let cut = |weights: u128| u64::try_from(whole * weights / sum.max(1)).unwrap_or(u64::MAX);
@@ -156,7 +156,8 @@ impl fmt::Display for Ratio {
     }
 }
 
-/// Totals from the smallest to the largest, each a factor above the last, in whole equal shards.
+/// Total sizes from the smallest to the largest, each a multiple of the one before, in equal shards
+/// of whole elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sweep {
     pub(crate) ranks: usize,
@@ -167,7 +168,8 @@ pub(crate) struct Sweep {
 }
 
 impl Sweep {
-    /// The shard of each size in elements, growing. Sizes that round to the same shard are one.
+    /// Returns the shard of each size in elements, in increasing order. Sizes that round to the
+    /// same shard occur once.
     pub(crate) fn shard_lengths(&self) -> Vec<u64> {
         let unit = self.element_bytes.saturating_mul(self.ranks as u64);
         let totals =
@@ -180,12 +182,12 @@ impl Sweep {
         lengths
     }
 
-    /// The real total of a shard of so many elements, in bytes.
+    /// Returns the total bytes for a shard of `shard_length` elements.
     pub(crate) fn total_bytes(&self, shard_length: u64) -> u64 {
         self.shard_bytes(shard_length).saturating_mul(self.ranks as u64)
     }
 
-    /// The shard of so many elements, in bytes.
+    /// Returns the bytes of a shard of `shard_length` elements.
     pub(crate) fn shard_bytes(&self, shard_length: u64) -> u64 {
         shard_length.saturating_mul(self.element_bytes)
     }

@@ -1,7 +1,7 @@
-//! A traced start of all ranks, as events of one timeline.
+//! Traces one start on all ranks and merges the traces into one timeline.
 //!
-//! A traced gather is prepared beside those that are timed, because it is slower: every step is
-//! submitted and watched by itself.
+//! A traced all-gather is prepared in addition to the timed ones. It is slower, because each step
+//! is submitted and observed alone.
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::Fabric;
@@ -15,19 +15,19 @@ use crate::error::Result;
 use crate::ranks::comm::Comm;
 use crate::trace::TraceEvent;
 
-/// Starts that are traced; the last is shown.
+/// Number of traced starts; the last one is shown.
 const STARTS: usize = 2;
-/// Time between the starts of two algorithms on one timeline.
+/// Time between the starts of two algorithms on the timeline.
 const PAUSE_NS: f64 = 10_000.0;
 
-/// One start of one algorithm, by rank.
+/// Traces of one start of one algorithm, by rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Traced {
     algorithm: String,
     ranks: Vec<Trace>,
 }
 
-/// Traces a start of every algorithm, at shards of so many elements. Collective.
+/// Traces one start of every algorithm, with shards of `shard_length` elements. Collective.
 ///
 /// # Errors
 /// If a start fails.
@@ -59,7 +59,7 @@ pub(super) fn trace<F: Fabric, T: Element>(
     Ok(starts)
 }
 
-/// All starts one after another.
+/// Returns the events of all starts, one start after another.
 pub(super) fn events(starts: &[Traced]) -> Vec<TraceEvent> {
     let mut origin = 0.0;
     let mut events = Vec::new();
@@ -91,7 +91,7 @@ fn of_start<'a>(
         let lane = rank.lanes.iter().find(|lane| lane.lane == step.lane);
         let network = lane.is_some_and(|lane| lane.tier == Tier::Network);
         let place = if network { " (network)" } else { "" };
-        // What was never seen complete has no length.
+        // A step whose completion was not observed has no duration.
         let end = step.end_ns.unwrap_or(step.begin_ns);
         TraceEvent {
             rank: rank.rank,

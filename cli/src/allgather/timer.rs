@@ -1,4 +1,4 @@
-//! Times an operation between all ranks: barrier (not timed), clock, operation, clock.
+//! Times an operation on all ranks: untimed barrier, clock, operation, clock.
 
 use std::time::Duration;
 
@@ -9,21 +9,21 @@ use crate::error::Result;
 use crate::ranks::comm::Comm;
 use crate::ranks::statistics::{Interval, Statistics};
 
-/// What the timed iterations of one size may take, where their number is not given.
+/// Time for the iterations of one size if their number is not given.
 const BUDGET: Duration = Duration::from_millis(500);
 const ITERATIONS_MIN: u32 = 20;
 const ITERATIONS_MAX: u32 = 1000;
 
-/// How many iterations there are.
+/// Number of iterations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TimingOptions {
-    /// Iterations before the timed ones, at least 1.
+    /// Untimed iterations before the timed ones, at least 1.
     pub(crate) warmup: u32,
-    /// Timed iterations; `None` for as many as the budget holds.
+    /// Timed iterations; `None` for as many as fit in the budget.
     pub(crate) iterations: Option<u32>,
 }
 
-/// What was timed.
+/// Statistics of a timed operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
     pub(crate) statistics: Statistics,
@@ -31,11 +31,11 @@ pub(crate) struct Timing {
 }
 
 impl TimingOptions {
-    /// Times operations on every rank, in turn, so that what disturbs one disturbs all alike; `reduce`
-    /// makes one time of each iteration. Collective.
+    /// Times operations on every rank in turn, so that a disturbance affects all of them alike.
+    /// `reduce` makes one time per iteration from the times of all ranks. Collective.
     ///
     /// # Errors
-    /// That of an operation, or of the group.
+    /// If an operation or the group fails.
     pub(crate) fn time<F: Fabric>(
         &self,
         comm: &Comm,
@@ -70,7 +70,8 @@ impl TimingOptions {
         Ok((0..operations.len()).map(timing).collect())
     }
 
-    /// Ranks see unlike times and must iterate alike: the slowest decides.
+    /// Returns the number of iterations. Ranks measure different times but must make the same
+    /// number of iterations, so the slowest rank decides.
     fn agree(&self, comm: &Comm, estimate: Duration) -> Result<u32> {
         let all = comm.share("time of an iteration", &estimate)?;
         let slowest = all.into_iter().max().unwrap_or_default();

@@ -1,7 +1,8 @@
-//! Where the ranks are, and what is between their nodes.
+//! The nodes of the ranks, and the fabric between nodes.
 //!
-//! Nodes: the hosts that ranks are on, with network cards between them; or virtual ones, the ranks of
-//! this machine as if they were on several. What is between them can be made as slow as is wished for.
+//! A node is a host whose ranks reach other hosts through NICs. Nodes can also be virtual: ranks of
+//! one machine that are treated as if they were on several. The fabric between nodes can be
+//! throttled.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use crate::options::Nodes;
 use crate::ranks::comm::Comm;
 use crate::units::{Delay, Rate};
 
-/// What moves the bytes between nodes, as it is asked for.
+/// Values of `--network`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Network {
     Auto,
@@ -30,30 +31,30 @@ pub(crate) enum Network {
     Rdma,
 }
 
-/// What moves the bytes between nodes.
+/// The fabric between nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NetworkFabric {
-    /// There is one node, or one fabric for all ranks.
+    /// There is one node, or one fabric reaches all ranks.
     None,
     /// A second fabric of the same backend.
     Same,
-    /// Network cards.
+    /// NICs.
     Rdma,
 }
 
-/// Where the ranks are, seen from one of them.
+/// The topology, from the view of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RankTopology {
     pub(super) topology: Topology,
     pub(super) carrier: NetworkFabric,
-    /// Hosts that the ranks are on.
+    /// Number of hosts.
     pub(super) hosts: usize,
-    /// The number of this rank among those of its host.
+    /// Index of this rank among the ranks of its host.
     pub(super) local_rank: usize,
 }
 
 impl Network {
-    /// As the command line takes it.
+    /// Returns the name on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -64,10 +65,10 @@ impl Network {
 }
 
 impl RankTopology {
-    /// Asks all ranks for their hosts. Collective.
+    /// Exchanges the hosts of all ranks. Collective.
     ///
     /// # Errors
-    /// If what is asked for cannot be between these hosts.
+    /// If the options do not fit the hosts.
     pub(super) fn find(options: &Options, comm: &Comm, backend: Backend) -> Result<Self> {
         let hosts = comm.share("host", &comm.host().to_owned())?;
         Self::of(options, &hosts, comm.rank(), backend)
@@ -97,13 +98,13 @@ impl RankTopology {
         Ok(Self { topology, carrier, hosts, local_rank: own.local_index(me) })
     }
 
-    /// This rank as the holder of a network card.
+    /// Returns the description of this rank for opening a NIC.
     pub(super) fn holder(&self, comm: &Comm) -> NicRank {
         let (rank, ranks) = (comm.rank(), comm.ranks());
         NicRank { rank, ranks, local_rank: self.local_rank, alone: self.hosts == 1 }
     }
 
-    /// What was taken between nodes that nobody asked for, and why.
+    /// Returns the automatic choice between nodes and its reason, if there was one.
     pub(super) fn note(&self, options: &Options) -> Option<String> {
         let taken = self.carrier == NetworkFabric::Rdma && options.tiers.network == Network::Auto;
         taken
@@ -111,7 +112,7 @@ impl RankTopology {
     }
 }
 
-/// Hosts by number, as they appear.
+/// Returns the number of each rank's host, in order of first occurrence.
 fn number(hosts: &[String]) -> Vec<u32> {
     let mut numbers: BTreeMap<&str, u32> = BTreeMap::new();
     let number = |host| {
@@ -121,7 +122,7 @@ fn number(hosts: &[String]) -> Vec<u32> {
     hosts.iter().map(String::as_str).map(number).collect()
 }
 
-/// Inside a node bytes move through memory that ranks share, which those of two hosts do not.
+/// Checks that all ranks of a node are on one host, because they share memory.
 fn check_nodes(nodes: &Topology, hosts: &Topology, backend: Backend) -> Result<()> {
     for node in 0..nodes.nodes() as u32 {
         let members = nodes.members(node);
@@ -147,7 +148,7 @@ fn carrier(
 ) -> Result<NetworkFabric> {
     let network = options.tiers.network;
     if backend == Backend::Rdma {
-        // One fabric reaches all ranks, unless what is between nodes shall be slowed.
+        // One fabric reaches all ranks, unless the network between nodes is throttled.
         let apart = nodes > 1 && (network != Network::Auto || options.tiers.is_throttled());
         return Ok(if apart { NetworkFabric::Same } else { NetworkFabric::None });
     }
@@ -167,35 +168,35 @@ fn carrier(
     }
 }
 
-/// The options of nodes.
+/// Options of nodes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct NodeOptions {
-    /// Which ranks share a node: 2 for so many nodes, 2x4 for 2 nodes of 4 ranks, 2+1+3 for the ranks of
-    /// each, 0,0,1,1 for the node of each rank; nodes of one host are virtual [default: those that share
-    /// a host, which is a kernel and a network namespace]
+    /// Nodes: 2 for a number of nodes, 2x4 for 2 nodes of 4 ranks, 2+1+3 for the ranks of each
+    /// node, 0,0,1,1 for the node of each rank; nodes on one host are virtual [default: one node
+    /// per host, which is a kernel and a network namespace]
     #[arg(long, value_name = "NODES")]
     pub(crate) nodes: Option<Nodes>,
-    /// What moves the bytes between nodes: a second fabric of the same backend, or rdma; auto takes rdma
-    /// between hosts, and the same between virtual nodes
+    /// Fabric between nodes: same (a second fabric of the backend) or rdma; auto is rdma between
+    /// hosts and same between virtual nodes
     #[arg(long, value_enum, default_value_t = Network::Auto, value_name = "BACKEND")]
     pub(crate) network: Network,
-    /// What a rank sends and gets between nodes at most, such as 2GB/s
+    /// Limit of what a rank sends and receives between nodes, such as 2GB/s
     #[arg(long, value_name = "RATE", requires = "nodes")]
     pub(crate) network_bandwidth: Option<Rate>,
-    /// How much later everything between nodes takes effect, such as 20us
+    /// Additional latency of everything between nodes, such as 20us
     #[arg(long, value_name = "TIME", requires = "nodes")]
     pub(crate) network_delay: Option<Delay>,
-    /// What a rank sends and gets inside its node at most (host): so that cores which ranks share do
-    /// not set the pace
+    /// Limit of what a rank sends and receives inside its node (host), so that shared cores do not
+    /// set the rate
     #[arg(long, value_name = "RATE")]
     pub(crate) local_bandwidth: Option<Rate>,
 }
 
 impl NodeOptions {
-    /// The nodes of so many ranks, if they are given.
+    /// Returns the given nodes as the topology of `ranks` ranks; `None` without `--nodes`.
     ///
     /// # Errors
-    /// If they do not fit.
+    /// If the nodes do not fit the number of ranks.
     pub(super) fn topology(&self, ranks: usize) -> Result<Option<Topology>> {
         let topology = self.nodes.as_ref().map(|nodes| nodes.topology(ranks)).transpose();
         topology.map_err(|text| {
@@ -204,14 +205,15 @@ impl NodeOptions {
         })
     }
 
-    /// How slow it is made inside of nodes.
+    /// Returns the throttle inside nodes.
     pub(super) fn throttle_inside(&self) -> Option<ThrottleLayer> {
         let layer =
             |Rate(bytes_per_second)| ThrottleLayer { bytes_per_second, delay: Duration::ZERO };
         self.local_bandwidth.map(layer)
     }
 
-    /// What is known of the links: between virtual nodes it is as inside; and then all is slower.
+    /// Returns the links between the ranks. Between virtual nodes they are those inside a node; the
+    /// throttle is applied in both cases.
     pub(super) fn between(&self, carrier: NetworkFabric, mut links: Links) -> Links {
         let mut network = match carrier {
             NetworkFabric::Same => links.local.clone(),
@@ -224,7 +226,7 @@ impl NodeOptions {
                 engine_bytes_per_second: network.engine_bytes_per_second.min(rate),
                 send_bytes_per_second: network.send_bytes_per_second.min(rate),
                 receive_bytes_per_second: network.receive_bytes_per_second.min(rate),
-                // A wire, which nobody's processor is busy with.
+                // The throttle is like a wire, which uses no processor.
                 by_processor: false,
                 ..network
             };
@@ -233,7 +235,7 @@ impl NodeOptions {
         links
     }
 
-    /// Whether what is between nodes is made slower.
+    /// Returns whether the network between nodes is throttled.
     pub(super) fn is_throttled(&self) -> bool {
         self.throttle().is_some()
     }
@@ -249,11 +251,11 @@ impl NodeOptions {
     }
 }
 
-/// Opens the group over the fabric `local`, and over a second one where there is one between nodes:
-/// what `same` opens, or the network card of this rank. Collective.
+/// Opens the group over the fabric `local` and, if there is one, a second fabric between nodes: the
+/// result of `same`, or the NIC of this rank. Collective.
 ///
 /// # Errors
-/// That of the group, or of a network card.
+/// If the group or a NIC cannot be opened.
 pub(super) fn open<F: Fabric, N: Fabric + 'static>(
     options: &Options,
     comm: &Comm,

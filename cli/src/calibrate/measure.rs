@@ -1,7 +1,4 @@
-//! Measuring: this program itself, as `peerlane allgather`.
-//!
-//! Algorithms whose plans are the same, as those of direct and ring between two ranks: what was measured
-//! of one was measured of the other.
+//! Measures all-gathers by running this program as `peerlane allgather`.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -17,24 +14,24 @@ use super::Options;
 use crate::error::{Failure, Result};
 use crate::report::Row;
 
-/// One configuration to run an all-gather.
+/// Algorithm and number of outputs of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Configuration {
     pub(super) algorithm: Algorithm,
     pub(super) outputs: u32,
 }
 
-/// What was measured, and between how many ranks.
+/// The samples of all runs, and the number of ranks.
 pub(super) struct Runs {
     pub(super) backend: String,
     pub(super) ranks: usize,
     pub(super) samples: Vec<Sample>,
 }
 
-/// Measures all `configurations` in turn, round after round, from the smallest total on.
+/// Measures all configurations in turn, round by round, from total size `min_bytes` on.
 ///
 /// # Errors
-/// If one cannot be measured.
+/// If a configuration cannot be measured.
 pub(super) fn measure(
     options: &Options,
     configurations: &[Configuration],
@@ -61,7 +58,7 @@ pub(super) fn measure(
 }
 
 impl Configuration {
-    /// Each algorithm with one output and with two.
+    /// Returns each algorithm with one output and with two.
     pub(super) fn all(algorithms: &[Algorithm]) -> Vec<Self> {
         let configurations = algorithms
             .iter()
@@ -69,10 +66,10 @@ impl Configuration {
         configurations.collect()
     }
 
-    /// What a run is that [`arguments`] asks for and has this many parts; without its time.
+    /// Returns the sample of a run with these [`arguments`] and `parts` chunks; its time is 0.
     pub(super) fn sample(self, backend: &str, shard_bytes: u64, parts: u32) -> Sample {
         let Self { algorithm, outputs } = self;
-        // Devices take neighbouring flags in one batch, and plans for them keep flags together.
+        // Engines of devices enqueue adjacent flags in one batch, so their plans keep flags together.
         let flags = if backend == "host" { FlagOrder::Prompt } else { FlagOrder::Batched };
         let (in_place, tiers, seconds) = (false, false, 0.0);
         Sample { algorithm, parts, in_place, outputs, flags, tiers, shard_bytes, seconds }
@@ -143,7 +140,8 @@ fn arguments(options: &Options, configuration: &Configuration, min_bytes: u64) -
     arguments
 }
 
-/// Other work on the machine makes a round slower, and nothing makes it faster.
+/// Returns the fastest time. Other work on the machine makes a round slower, and nothing makes it
+/// faster.
 fn fastest(times: &[f64]) -> f64 {
     times.iter().copied().fold(f64::INFINITY, f64::min)
 }
@@ -151,10 +149,12 @@ fn fastest(times: &[f64]) -> f64 {
 /// The lanes of all ranks.
 type Lanes = Vec<Vec<Lane>>;
 
-/// Gives samples of one plan and size the time of the fastest.
+/// Gives samples of equal plans at the same size the time of the fastest. Between two ranks, for
+/// instance, direct and ring have the same plan, so a measurement of one is a measurement of the
+/// other.
 ///
 /// # Errors
-/// If there is no such plan.
+/// If a plan cannot be created.
 pub(super) fn merge_equal_plans(samples: &mut [Sample], topology: &Topology) -> Result<()> {
     let mut known = HashMap::<(Algorithm, Shape), Lanes>::new();
     for sample in &*samples {

@@ -23,10 +23,10 @@ mod measure;
 use check::Check;
 use measure::{Configuration, Runs, measure, merge_equal_plans};
 
-/// Measures, fits and writes.
+/// Measures all-gathers, fits the links and writes the files.
 ///
 /// # Errors
-/// If something cannot be measured or written.
+/// If a configuration cannot be measured, or a file cannot be written.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let Measured { key, topology, mut fitted, mut others } = match &options.from {
         Some(path) => Measured::read(path)?,
@@ -45,7 +45,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// All-gathers and their times: those that the links are fitted to, and others.
+/// Measured all-gathers: the samples to fit, and the others.
 struct Measured {
     key: Key,
     topology: Topology,
@@ -54,7 +54,7 @@ struct Measured {
 }
 
 impl Measured {
-    /// Measures here; others only for a check.
+    /// Measures on this machine; the other samples are needed only for a check.
     fn here(options: &Options) -> Result<Self> {
         let configurations = Configuration::all(&options.algorithms()?);
         let Runs { backend, ranks, samples } =
@@ -63,14 +63,14 @@ impl Measured {
         let key = Key::new(&backend, &machine(&backend), &topology);
         let mut others = Vec::new();
         if options.check.is_some() {
-            // In the middle between two sizes, as factors go.
+            // The geometric mean of two neighbouring sizes.
             let between = options.min_bytes.0.saturating_mul(options.factor.isqrt());
             others = measure(options, &configurations, between)?.samples;
         }
         Ok(Self { key, topology, fitted: samples, others })
     }
 
-    /// What an earlier check has measured.
+    /// Reads the samples of an earlier check.
     fn read(path: &Path) -> Result<Self> {
         let what = path.display();
         let text = fs::read_to_string(path)
@@ -95,7 +95,7 @@ fn write(path: &Path, what: &impl Serialize) -> Result<()> {
 /// Reads a calibration from a file.
 ///
 /// # Errors
-/// If it cannot be read, or holds for something else than `wanted`.
+/// If the file cannot be read, or was made for another key than `wanted`.
 pub(crate) fn load(path: &Path, wanted: Option<&Key>) -> Result<Calibration> {
     let what = path.display();
     let text = fs::read_to_string(path)
@@ -114,7 +114,7 @@ pub(crate) fn load(path: &Path, wanted: Option<&Key>) -> Result<Calibration> {
     Ok(calibration)
 }
 
-/// What the ranks of a backend run on, in the system's words.
+/// Returns the device or the cores on which the ranks of a backend run.
 pub(crate) fn machine(backend: &str) -> String {
     if backend == "cuda"
         && let Ok(devices) = cuda::discover()
@@ -134,7 +134,7 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// What is known without a measurement.
+/// Returns the links of a backend that are known without a measurement.
 pub(crate) fn known(backend: &str) -> Links {
     if backend == "cuda" {
         return Links::default();
@@ -144,56 +144,56 @@ pub(crate) fn known(backend: &str) -> Links {
     links
 }
 
-/// Measure all-gathers and fit what the links give, for the choice of algorithms.
+/// Measure all-gathers and fit the links of the cost model to them
 ///
-/// Runs `peerlane allgather` with several algorithms and sizes, round after round, takes the fastest of
-/// the rounds, since other work only makes them slower, and fits latencies and rates so that the model predicts these times. The file holds for
-/// this version, backend, machine and number of ranks; whoever loads it for something else is told what
-/// differs. Keep the machine free of other work meanwhile.
+/// Runs `peerlane allgather` with several algorithms and sizes, round by round. The fastest of the
+/// rounds counts, because other work on the machine only makes a round slower. Latencies and rates
+/// are fitted so that the model predicts these times. The file is valid for this version, backend,
+/// machine and number of ranks; loading it for another fails with the difference. Keep the machine
+/// free of other work during the measurement.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// The file to write
+    /// File to write
     #[arg(long, value_name = "FILE")]
     pub(super) out: PathBuf,
-    /// What moves the bytes; auto takes cuda where two GPUs or more can be used, and else host
+    /// Backend that moves the bytes; auto is cuda with two or more usable GPUs, otherwise host
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub(super) backend: Backend,
-    /// Processes to spawn [default: one a GPU, or 4]
+    /// Processes to spawn [default: one per GPU, or 4]
     #[arg(long, value_name = "N", value_parser = parse_ranks)]
     pub(super) ranks: Option<usize>,
-    /// The GPUs of the ranks, in turn, as the driver numbers them [default: all]
+    /// GPUs that the ranks take in turn, by the numbers of the driver [default: all]
     #[arg(long, value_name = "N,N,…")]
     pub(super) devices: Option<Devices>,
-    /// The algorithms to measure
+    /// Algorithms to measure
     #[arg(long, default_value = "direct,ring", value_name = "NAME,…", value_delimiter = ',')]
     #[arg(value_parser = parse_algorithm)]
     pub(super) algorithms: Vec<AlgorithmChoice>,
-    /// The smallest total
+    /// Smallest total size
     #[arg(long, default_value = "1K", value_name = "SIZE")]
     pub(super) min_bytes: Size,
-    /// The largest total
+    /// Largest total size
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     pub(super) max_bytes: Size,
-    /// What each total is multiplied by to get the next
+    /// Factor from each total size to the next
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
     pub(super) factor: u64,
-    /// How often everything is measured
+    /// Number of rounds
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(super) rounds: u32,
-    /// Measure the sizes between those as well, and write to this file how well they are predicted and
-    /// what would have been chosen
+    /// Also measure the sizes in between, and write predictions, choices and measurements to FILE
     #[arg(long, value_name = "FILE")]
     pub(super) check: Option<PathBuf>,
-    /// Instead of measuring, fit anew to what `--check` of an earlier run has written
+    /// Fit again to a file that `--check` wrote, instead of measuring
     #[arg(long, value_name = "FILE", conflicts_with_all = ["backend", "ranks", "devices"])]
     pub(super) from: Option<PathBuf>,
-    /// The longest that anything may wait for a peer
+    /// Longest wait for a peer, in seconds
     #[arg(long, default_value = "30", value_name = "SECONDS")]
     pub(super) timeout: String,
 }
 
 impl Options {
-    /// The algorithms by name.
+    /// Returns the algorithms to measure.
     ///
     /// # Errors
     /// If `auto` is among them.

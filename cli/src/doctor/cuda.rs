@@ -1,4 +1,4 @@
-//! The CUDA backend's devices: what each can do, how they reach each other, and what is off and why.
+//! Findings about the devices of the CUDA backend: capabilities, links and libraries.
 
 use peerlane::cuda::{self, ComputeMode, Device};
 
@@ -7,7 +7,8 @@ use crate::cublas;
 use crate::nccl::{self, Nccl};
 use crate::units::Size;
 
-/// Looks at every device; nothing where there is none, which the section of backends says.
+/// Inspects every device. Without devices it returns nothing, because the section of backends
+/// reports that.
 pub(super) fn inspect() -> Vec<Finding> {
     let Ok(devices) = cuda::discover() else { return Vec::new() };
     if devices.is_empty() {
@@ -59,7 +60,7 @@ fn device(device: &Device) -> Finding {
     }
 }
 
-/// What a device lacks that the backend uses.
+/// Returns the capabilities that the backend uses and the device lacks.
 fn limits(device: &Device) -> Option<Finding> {
     let abilities = &device.abilities;
     let lacks: Vec<&str> = [
@@ -82,7 +83,7 @@ fn limits(device: &Device) -> Option<Finding> {
     ))
 }
 
-/// What trial allocations gave, once where all devices agree.
+/// Returns the result of trial allocations, for each device.
 fn handles(devices: &[Device]) -> Vec<Finding> {
     let of = |device: &Device| {
         let trials = cuda::try_handles(device.ordinal);
@@ -119,7 +120,7 @@ fn handle_finding(ordinal: u32, trials: Result<Trials, String>) -> Finding {
     if !off.is_empty() {
         found += &format!("; {}", off.join("; "));
     }
-    // Fabric handles are for NVLink between hosts; a host does without.
+    // Fabric handles serve NVLink between hosts; one host does not need them.
     match trials {
         [(_, None), (_, None), _] => Finding::ok(topic, found),
         [(_, Some(_)), (_, Some(_)), _] => Finding::missing(
@@ -131,7 +132,7 @@ fn handle_finding(ordinal: u32, trials: Result<Trials, String>) -> Finding {
     }
 }
 
-/// The links between all pairs.
+/// Returns the links between all pairs of devices.
 fn links(devices: &[Device]) -> Finding {
     links::finding(
         devices.iter().map(|device| device.ordinal),

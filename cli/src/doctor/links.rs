@@ -1,4 +1,4 @@
-//! The links between all pairs of GPUs, in words where all are alike, and as a matrix otherwise.
+//! Findings about the links between GPUs: one text if all links are equal, otherwise a matrix.
 
 use std::fmt::Display;
 
@@ -6,10 +6,10 @@ use peerlane::hal::LinkKind;
 
 use super::Finding;
 
-/// GPUs that a matrix shows.
+/// Largest number of GPUs in a matrix.
 const MATRIX_MAX: usize = 16;
 
-/// What carries bytes from one GPU to another, and whether it may.
+/// Returns the kind of link from one GPU to another, or `none` without peer access.
 pub(super) fn text(link: Result<(LinkKind, bool), impl Display>) -> String {
     match link {
         Err(error) => format!("? ({error})"),
@@ -19,8 +19,8 @@ pub(super) fn text(link: Result<(LinkKind, bool), impl Display>) -> String {
     }
 }
 
-/// The links between these GPUs; what may be wrong with one GPU that is alone, and with some that do
-/// not reach each other.
+/// Returns the links between the GPUs. `alone` is the advice for a single GPU, `off` the advice for
+/// GPUs without peer access.
 pub(super) fn finding(
     ordinals: impl Iterator<Item = u32> + Clone,
     link: impl Fn(u32, u32) -> String,

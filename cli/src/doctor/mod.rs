@@ -1,4 +1,12 @@
 //! `peerlane doctor`: reports what this machine has for each backend, and what is missing.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `machine` | processors, memory and kernel features |
+//! | `cuda` | GPUs of the CUDA backend |
+//! | `rocm` | GPUs of the ROCm backend |
+//! | `rdma` | NICs of the RDMA backend |
+//! | `links` | links between GPUs |
 
 use clap::Args;
 use peerlane::hal::Error;
@@ -13,7 +21,7 @@ mod machine;
 mod rdma;
 mod rocm;
 
-/// Show what each backend finds on this machine, what is missing, and how to get it.
+/// Show what each backend finds on this machine, what is missing and how to get it
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     /// Print one JSON object
@@ -21,26 +29,26 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// Everything that was found.
+/// All findings, by section.
 #[derive(Debug, Serialize)]
 struct Findings {
     machine: Vec<Finding>,
     backends: Vec<Finding>,
-    /// More of the CUDA backend, where it has devices.
+    /// Details of the CUDA backend, if it has devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     cuda: Vec<Finding>,
-    /// The same of the ROCm backend.
+    /// Details of the ROCm backend, if it has devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     rocm: Vec<Finding>,
-    /// More of the RDMA backend, where the kernel has devices.
+    /// Details of the RDMA backend, if the kernel has devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     rdma: Vec<Finding>,
 }
 
-/// Looks around and prints what there is.
+/// Inspects the machine and prints the findings.
 ///
 /// # Errors
-/// If it cannot be printed; what is missing is no failure.
+/// If stdout cannot be written. A missing backend is not an error.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let findings = Findings {
         machine: machine::inspect(),
@@ -78,19 +86,19 @@ impl Findings {
     }
 }
 
-/// Whether something is as it should be.
+/// Rating of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
-    /// As it should be.
+    /// Complete.
     Ok,
-    /// It works; something could be better.
+    /// Usable, with a limitation.
     Warning,
-    /// It is not there.
+    /// Not available.
     Missing,
 }
 
-/// What was found, and what to do about it.
+/// A result of the inspection, and advice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
     pub(super) topic: &'static str,
@@ -101,12 +109,12 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    /// All is well.
+    /// Creates a finding without advice.
     pub(super) fn ok(topic: &'static str, found: impl Into<String>) -> Self {
         Self { topic, state: State::Ok, found: found.into(), advice: None }
     }
 
-    /// It works, and could be better.
+    /// Creates a finding with a limitation.
     pub(super) fn warning(
         topic: &'static str,
         found: impl Into<String>,
@@ -116,7 +124,7 @@ impl Finding {
         Self { topic, state: State::Warning, found, advice }
     }
 
-    /// It is not there.
+    /// Creates a finding of something that is not available.
     pub(super) fn missing(
         topic: &'static str,
         found: impl Into<String>,
@@ -126,7 +134,7 @@ impl Finding {
         Self { topic, state: State::Missing, found, advice }
     }
 
-    /// A line, and one below it for the advice.
+    /// Returns one line for the finding and one for the advice.
     pub(super) fn text(&self, width: usize) -> String {
         let mark = match self.state {
             State::Ok => "ok",
@@ -140,7 +148,7 @@ impl Finding {
     }
 }
 
-/// Asks every backend.
+/// Asks every backend for its devices.
 fn backends() -> Vec<Finding> {
     vec![
         backend("host", peerlane::host::discover(), |device| device.name.clone(), "mount /proc"),

@@ -1,4 +1,4 @@
-//! The RDMA backend's network cards: their ports and addresses, and what is off and why.
+//! Findings about the NICs of the RDMA backend: ports, addresses and dma-buf support.
 
 use std::fs;
 
@@ -7,14 +7,14 @@ use peerlane::rdma::{self, Device, LinkLayer, Port};
 use super::Finding;
 use crate::units::Size;
 
-/// Where the kernel lists RDMA devices.
+/// Folder in which the kernel lists RDMA devices.
 const DEVICES: &str = "/sys/class/infiniband";
-/// The payload of the largest packets.
+/// Largest payload of a packet.
 const PACKET_BYTES_MAX: u32 = 4096;
 
-/// Looks at every card; where there is none, at what stands between the kernel and the library.
+/// Inspects every NIC, and reports devices that the kernel has and the library does not open.
 pub(super) fn inspect() -> Vec<Finding> {
-    // Without the library the section of backends says all.
+    // Without the library, the section of backends reports the reason.
     let Ok(devices) = rdma::discover() else { return Vec::new() };
     let known = names_in(DEVICES);
     let mut findings: Vec<_> = unopened(&known, &devices).into_iter().collect();
@@ -34,7 +34,7 @@ fn names_in(folder: &str) -> Vec<String> {
     names
 }
 
-/// What the kernel has and the library does not open.
+/// Returns the devices that the kernel has and the library does not open.
 fn unopened(known: &[String], devices: &[Device]) -> Option<Finding> {
     let is_open = |name: &&String| devices.iter().any(|device| device.name == **name);
     let missing: Vec<_> = known.iter().filter(|name| !is_open(name)).map(String::as_str).collect();
@@ -77,7 +77,7 @@ fn memory_node(name: &str) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// The port, and its addresses.
+/// Returns the findings of a port and its addresses.
 fn of_port(device: &Device, port: &Port) -> Vec<Finding> {
     let interface = port.best_gid().and_then(|gid| interface(&device.name, port.number, gid.index));
     let mut findings = vec![port_finding(&device.name, port, interface.as_deref())];
@@ -89,7 +89,7 @@ fn of_port(device: &Device, port: &Port) -> Vec<Finding> {
     findings
 }
 
-/// The network interface behind an address.
+/// Returns the network interface of an address.
 fn interface(device: &str, port: u8, index: u32) -> Option<String> {
     let file = format!("{DEVICES}/{device}/ports/{port}/gid_attrs/ndevs/{index}");
     fs::read_to_string(file).ok().map(|text| text.trim().to_owned())

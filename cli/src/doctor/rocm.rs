@@ -1,15 +1,16 @@
-//! The ROCm backend's devices: what each is, how they reach each other, and which runtimes are used.
+//! Findings about the devices of the ROCm backend: GPUs, links and runtimes.
 
 use peerlane::rocm::{self, Device, Error, Runtimes};
 
 use super::{Finding, links};
 use crate::units::Size;
 
-/// Looks at every device; nothing where there is none, which the section of backends says.
+/// Inspects every device. Without devices it returns nothing, because the section of backends
+/// reports that.
 pub(super) fn inspect() -> Vec<Finding> {
     let Ok(devices) = rocm::discover() else { return Vec::new() };
     let runtimes = rocm::runtimes();
-    // Without an HSA runtime no device has an agent, which is said once.
+    // Without an HSA runtime no device has an agent; the runtime finding reports that once.
     let agents = runtimes.as_ref().is_ok_and(|runtimes| runtimes.hsa.is_ok());
     let mut findings = of_runtimes(runtimes);
     findings.extend(devices.iter().map(|device| of_device(device, agents)));

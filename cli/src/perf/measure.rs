@@ -1,6 +1,5 @@
-//! How many bytes a second engines move while a window of messages is under way.
-//!
-//! How long a put with a signal behind it takes from rank to rank.
+//! Measures bandwidth with a window of messages in flight, and latency with signals that go back
+//! and forth.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,22 +11,22 @@ use super::pair::{Buffers, Pair};
 use super::report::{Latency, Rate, Row};
 use crate::error::{Failure, Result};
 
-/// Where several engines are waited for, one of them may sleep for so long.
+/// Longest time to park on one engine if several engines have messages in flight.
 const NAP: Duration = Duration::from_micros(50);
 
-/// The messages of one engine.
+/// Progress of the messages of one engine.
 #[derive(Debug, Default)]
 struct Flow {
     submitted: u32,
     completed: u32,
-    /// Slices that are under way, and the messages of each.
+    /// Slices in flight, with the number of their messages.
     open: VecDeque<(Ticket, u32)>,
 }
 
-/// Measures one size; the row is rank 0's. Collective.
+/// Measures the bandwidth of one size; rank 0 returns the row. Collective.
 ///
 /// # Errors
-/// If a message fails, or a byte is wrong.
+/// If a message fails or a byte is wrong.
 pub(super) fn measure_rate<F: Fabric>(
     pair: &mut Pair<'_, F>,
     work: PerfTest,
@@ -42,7 +41,7 @@ pub(super) fn measure_rate<F: Fabric>(
         let messages = u64::from(pair.options.iterations) * pair.engines.len() as u64;
         let rate = Rate::new(messages, bytes, elapsed);
         row = Some(Row { rate: Some(rate), ..pair.row(work, bytes) });
-        // A complete put says nothing of what the peer sees.
+        // The completion of a put does not mean that the peer can see it; a signal does.
         for engine in 0..pair.engines.len() {
             pair.tell(engine, told)?;
         }
@@ -55,7 +54,7 @@ pub(super) fn measure_rate<F: Fabric>(
     Ok(row)
 }
 
-/// Moves so many messages on each engine.
+/// Moves `count` messages on each engine and returns the elapsed time.
 fn run<F: Fabric>(
     pair: &mut Pair<'_, F>,
     buffers: &Buffers<F>,
@@ -81,8 +80,8 @@ fn run<F: Fabric>(
             moved |= flow.settle(engine.completed()?);
             let next = (count - flow.submitted).min(slice.len() as u32);
             if next > 0 && window - (flow.submitted - flow.completed) >= next {
-                // SAFETY: the buffers outlive the last completion, or are never freed; nobody touches
-                // them until the peer is told.
+                // SAFETY: the buffers outlive the last completion, or are leaked. The peer touches them
+                // only after the signal.
                 let ticket = unsafe { engine.submit(&slice[..next as usize]) }?;
                 flow.submitted += next;
                 flow.open.push_back((ticket, next));
@@ -105,7 +104,7 @@ fn run<F: Fabric>(
 }
 
 impl Flow {
-    /// Counts what is complete; whether that is more than before.
+    /// Counts completed messages; returns whether there are more than before.
     fn settle(&mut self, completed: Ticket) -> bool {
         let before = self.completed;
         while let Some((ticket, messages)) = self.open.front().copied() {
@@ -119,10 +118,10 @@ impl Flow {
     }
 }
 
-/// Measures one size; the row is rank 0's. Collective.
+/// Measures the latency of one size; rank 0 returns the row. Collective.
 ///
 /// # Errors
-/// If an answer is missing, or a byte is wrong.
+/// If an answer is missing or a byte is wrong.
 pub(super) fn measure_latency<F: Fabric>(
     pair: &mut Pair<'_, F>,
     bytes: u64,

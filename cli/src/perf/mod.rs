@@ -22,16 +22,16 @@ use options::{Backend, PerfTest};
 use pair::Pair;
 use report::{Printer, Row};
 
-/// Who measures, and who answers.
+/// Rank 0 measures and rank 1 answers.
 const RANKS: usize = 2;
 
-/// Takes the rows of rank 0.
+/// Receives the rows of rank 0.
 type Sink<'a> = &'a mut dyn FnMut(Row) -> Result<()>;
 
-/// Joins the pair of a launcher, or spawns one.
+/// Joins the two ranks of a launcher, or spawns two ranks.
 ///
 /// # Errors
-/// Whatever ends the run.
+/// If the options are wrong or a rank fails.
 pub(crate) fn run(options: &Options) -> Result<()> {
     match LaunchedBy::of(options.run.spawned_by)? {
         LaunchedBy::User => {
@@ -52,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// As a rank that somebody else has started; rank 0 prints.
+/// Runs a rank that a launcher started; rank 0 prints.
 fn join(options: &Options, environment: &Environment) -> Result<()> {
     if environment.ranks != RANKS {
         let seen = environment.ranks;
@@ -79,7 +79,7 @@ fn measure(
     let comm = Comm::new(bootstrap, options.run.timeout);
     let seed = options.settings().agree(&comm)?;
     let (rank, ranks) = (comm.rank(), comm.ranks());
-    // Nobody waits for a rank that is only put to and got from.
+    // A rank that is only the target of puts and gets does not have to react quickly.
     let is_waited_for = rank.0 == 0 || options.signal;
     let spin = options.spin.filter(|_| is_waited_for).map(|spin| spin.0);
     match options.backend {

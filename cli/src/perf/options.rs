@@ -1,4 +1,4 @@
-//! The command line of `peerlane perf`.
+//! Command line of `peerlane perf`.
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -9,25 +9,28 @@ use crate::options::RunOptions;
 use crate::ranks::comm::{Settings, given};
 use crate::units::{Delay, Size};
 
-/// Measure bare puts, gets and signals between two ranks, without a group.
+/// Measure bare puts, gets and signals between two ranks, without a group
 ///
-/// Spawns two processes on this machine; under a launcher that has started two ranks, on two machines
-/// say, it joins them. By hand: RANK=0 WORLD_SIZE=2 MASTER_ADDR=HOST on one machine, RANK=1 and the
-/// rest alike on the other, where HOST is the machine of rank 0.
+/// Spawns two processes on this machine. Under a launcher that has started two ranks, for instance
+/// on two machines, it joins them. By hand: set RANK=0 WORLD_SIZE=2 MASTER_ADDR=HOST on one machine
+/// and RANK=1 with the same other variables on the second machine, where HOST is the machine of
+/// rank 0.
 ///
-/// What is measured is what perftest measures, so that the figures can be held against those of
-/// ib_write_bw, ib_read_bw and ib_write_lat with the same sizes, iterations, window (its --tx-depth) and
-/// number of engines (its --qp), each of which has a queue pair of its own. With --queue-pairs, messages
-/// of one engine are cut over several, which perftest does not do:
+/// The measurements correspond to those of perftest: compare with ib_write_bw, ib_read_bw and
+/// ib_write_lat at the same sizes, iterations, window (--tx-depth there) and number of engines
+/// (--qp there); each engine has its own queue pair. With --queue-pairs, the messages of one engine
+/// are split over several queue pairs, which perftest does not do.
 ///
-/// --put and --get: rank 0 alone moves messages, one direction, from one buffer for each engine to one
-/// buffer for each, with at most a window of messages under way on each engine. The time runs from the
-/// first submit to the last completion. Messages are submitted in slices of a quarter of the window.
+/// --put and --get: rank 0 moves messages in one direction, from one buffer per engine to one
+/// buffer per engine, with at most one window of messages in flight on each engine. The time is
+/// measured from the first submit to the last completion. Messages are submitted in slices of a
+/// quarter of the window.
 ///
-/// --signal: rank 0 puts a message and signals behind it; rank 1 waits for the flag and answers alike.
-/// The time of a message is half of a round trip. Of 0 bytes it is the signal alone.
+/// --signal: rank 0 puts a message and signals after it; rank 1 waits for the flag and answers in
+/// the same way. The time of a message is half of a round trip. With 0 bytes only the signal is
+/// sent.
 ///
-/// The bytes are random, and compared where they arrived when a size is finished.
+/// The data are random and are compared at the receiver after each size.
 #[derive(Args, Clone, Debug)]
 #[command(group = clap::ArgGroup::new("work").required(true).multiple(true))]
 pub(crate) struct Options {
@@ -37,49 +40,49 @@ pub(crate) struct Options {
     /// Measure the bandwidth of gets
     #[arg(long, group = "work")]
     pub(crate) get: bool,
-    /// Measure the time of a put with a signal behind it, one way
+    /// Measure the one-way latency of a put followed by a signal
     #[arg(long, group = "work")]
     pub(crate) signal: bool,
-    /// What moves the bytes
+    /// Backend that moves the bytes
     #[arg(long, value_enum, default_value_t = Backend::Host)]
     pub(crate) backend: Backend,
     #[command(flatten)]
     pub(crate) cards: NicOptions,
-    /// The sizes of messages [default: 64K,1M for puts and gets, 8 for signals]
+    /// Message sizes [default: 64K,1M for puts and gets, 8 for signals]
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',')]
     pub(crate) bytes: Vec<Size>,
-    /// Messages of each engine, or round trips [default: 1000]
+    /// Messages per engine, or round trips [default: 1000]
     #[arg(long, value_name = "N", default_value_t = 1000, hide_default_value = true)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     pub(crate) iterations: u32,
-    /// Messages before those, which are not timed
+    /// Untimed messages before the timed ones
     #[arg(long, value_name = "N", default_value_t = 20)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) warmup: u32,
-    /// Most messages under way on an engine
+    /// Largest number of messages in flight on an engine
     #[arg(long, value_name = "N", default_value_t = 128)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) window: u32,
-    /// Engines that rank 0 moves puts and gets with, each with as many messages
+    /// Engines on which rank 0 submits puts and gets, each with the same number of messages
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) engines: u16,
-    /// How long a rank that waits looks before it sleeps, such as 1ms, and never gives way to others
-    /// meanwhile, as perftest does; not the rank that is only put to and got from [default: the backend's]
+    /// Time that a waiting rank spins before it sleeps, such as 1ms, without yielding, as perftest
+    /// does; not used by a rank that is only a target [default: that of the backend]
     #[arg(long, value_name = "TIME")]
     pub(crate) spin: Option<Delay>,
     #[command(flatten)]
     pub(crate) run: RunOptions,
 }
 
-/// What moves the bytes.
+/// Backends that `perf` can measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Backend {
     Host,
     Rdma,
 }
 
-/// What is measured.
+/// Kinds of measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum PerfTest {
@@ -89,7 +92,7 @@ pub(crate) enum PerfTest {
 }
 
 impl PerfTest {
-    /// As the command line and the table name it.
+    /// Returns the name on the command line and in tables.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Put => "put",
@@ -100,10 +103,10 @@ impl PerfTest {
 }
 
 impl Options {
-    /// What single options cannot see.
+    /// Checks the options against each other and against this machine.
     ///
     /// # Errors
-    /// A usage failure that names the options.
+    /// A usage failure that names the option.
     pub(crate) fn check(&self) -> Result<()> {
         if self.backend == Backend::Rdma {
             return self.cards.check();
@@ -115,7 +118,7 @@ impl Options {
         }
     }
 
-    /// What is measured, in this order, and the sizes of each.
+    /// Returns the measurements in order, with the sizes of each.
     pub(crate) fn plan(&self) -> Vec<(PerfTest, Vec<u64>)> {
         let asked =
             [(PerfTest::Put, self.put), (PerfTest::Get, self.get), (PerfTest::Signal, self.signal)];
@@ -128,7 +131,7 @@ impl Options {
         asked.map(|(work, _)| (work, sizes(work))).collect()
     }
 
-    /// What both ranks must have been told alike.
+    /// Returns the options that must be the same on both ranks.
     pub(crate) fn settings(&self) -> Settings {
         let works: Vec<_> = self.plan().into_iter().map(|(work, _)| work.name()).collect();
         let bytes: Vec<_> = self.bytes.iter().map(|size| size.0.to_string()).collect();

@@ -1,6 +1,4 @@
-//! What was measured of one size, as data and as tables.
-//!
-//! The one who prints: rows as JSON lines and as tables.
+//! Results of `peerlane perf`, as rows, JSON lines and tables.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -14,38 +12,38 @@ use crate::ranks::statistics::Statistics;
 use crate::report::{JsonLines, aligned, microseconds};
 use crate::units::Size;
 
-/// One size.
+/// Result of one size; the field names are those of the JSON output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Row {
     pub(super) work: PerfTest,
     pub(super) backend: String,
-    /// Of a message.
+    /// Bytes of a message.
     pub(super) bytes: u64,
     pub(super) engines: u16,
-    /// Of each engine, over RDMA.
+    /// Queue pairs of each engine, for RDMA.
     pub(super) queue_pairs: u32,
-    /// Most messages under way on an engine.
+    /// Largest number of messages in flight on an engine.
     pub(super) window: u32,
-    /// Messages of an engine, or round trips.
+    /// Messages per engine, or round trips.
     pub(super) iterations: u32,
     #[serde(flatten, skip_serializing_if = "Option::is_none", default)]
     pub(super) rate: Option<Rate>,
     #[serde(flatten, skip_serializing_if = "Option::is_none", default)]
     pub(super) latency: Option<Latency>,
-    /// Every byte was compared where it arrived.
+    /// Whether every received byte was compared.
     pub(super) checked: bool,
 }
 
-/// What moved from the first submit to the last completion.
+/// Throughput from the first submit to the last completion.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Rate {
     pub(super) elapsed_us: f64,
-    /// In 10^9 bytes a second.
+    /// Bandwidth in 10^9 bytes per second.
     pub(super) gbs: f64,
     pub(super) messages_per_second: f64,
 }
 
-/// Half round trips.
+/// One-way times, each half of a round trip.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Latency {
     pub(super) min_us: f64,
@@ -56,10 +54,10 @@ pub(super) struct Latency {
 }
 
 impl Row {
-    /// Without figures.
+    /// Creates a row without results.
     pub(super) fn new(work: PerfTest, backend: String, bytes: u64, options: &Options) -> Self {
         let Options { engines, window, iterations, .. } = *options;
-        // Round trips follow each other on one engine.
+        // Round trips use one engine, one at a time.
         let (engines, window) = if work == PerfTest::Signal { (1, 1) } else { (engines, window) };
         let (rate, latency) = (None, None);
         let queue_pairs = options.cards.queue_pairs();
@@ -101,7 +99,7 @@ impl Latency {
     }
 }
 
-/// A table of bandwidths and one of times, where there are any.
+/// Returns a table of bandwidths and a table of latencies, each only if there are rows for it.
 pub(super) fn tables(rows: &[Row]) -> String {
     let rates: Vec<_> = rows.iter().filter_map(|row| Some((row, row.rate?))).collect();
     let latencies: Vec<_> = rows.iter().filter_map(|row| Some((row, row.latency?))).collect();
@@ -148,7 +146,7 @@ fn checked(row: &Row) -> String {
     if row.checked { "yes" } else { "no" }.to_owned()
 }
 
-/// Everything that a run shows.
+/// Prints the results of a run.
 pub(super) struct Printer {
     json: Option<JsonLines>,
     doing: String,
@@ -156,10 +154,10 @@ pub(super) struct Printer {
 }
 
 impl Printer {
-    /// Opens the outputs that the options name.
+    /// Opens the outputs of the options.
     ///
     /// # Errors
-    /// If one cannot be opened.
+    /// If an output cannot be opened.
     pub(super) fn open(options: &Options) -> Result<Self> {
         Ok(Self {
             json: options.run.json.as_deref().map(JsonLines::open).transpose()?,
@@ -168,7 +166,7 @@ impl Printer {
         })
     }
 
-    /// Shows a row.
+    /// Adds a row and writes it to the JSON output.
     ///
     /// # Errors
     /// If the JSON output cannot be written.
@@ -181,7 +179,7 @@ impl Printer {
         Ok(())
     }
 
-    /// Prints what there is, also after a failure.
+    /// Prints the tables of all rows, also after a failure.
     ///
     /// # Errors
     /// If an output cannot be written.
@@ -201,7 +199,7 @@ impl OutputHandler for Printer {
     }
 
     fn on_stderr(&self, line: &str) {
-        // A closed standard error leaves nobody to tell.
+        // If stderr is closed, the line cannot be reported anywhere.
         drop(writeln!(io::stderr(), "{line}"));
     }
 

@@ -1,9 +1,7 @@
-//! Verified plans as text and as JSON.
+//! Verified plans as text and as JSON, and the check of plans from a file.
 //!
-//! Reads the plans of all ranks from a file and verifies them.
-//!
-//! A file holds what `peerlane plan` prints, edited or not, or plans of somebody else: text in which
-//! every plan begins with its `all-gather` line, or JSON.
+//! A file contains the output of `peerlane plan`, possibly edited, or plans of another program:
+//! text in which every plan begins with its `all-gather` line, or JSON.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -20,7 +18,7 @@ use crate::error::{Failure, Result};
 use crate::options::PlanOptions;
 use crate::report::pretty_json;
 
-/// The plans that are shown, what is known of the plans of all ranks, and where their cells lie.
+/// The plans to print, the verdict on the plans of all ranks, and the layout of the cells.
 #[derive(Clone, Debug)]
 pub(super) struct Document {
     topology: Topology,
@@ -29,7 +27,7 @@ pub(super) struct Document {
     layout: Option<Layout>,
 }
 
-/// The JSON form.
+/// The JSON form of a document.
 #[derive(Serialize)]
 struct Json<'a> {
     node_of_rank: &'a [u32],
@@ -54,11 +52,11 @@ struct JsonCell {
 }
 
 impl Document {
-    /// Makes the plans of all ranks, verifies them, and keeps those that are asked for. Of ranks that
-    /// are too many for that it makes the one plan that is asked for.
+    /// Creates and verifies the plans of all ranks, and keeps those to print. If there are too many
+    /// ranks to verify, it creates only the requested plan.
     ///
     /// # Errors
-    /// If the options do not fit together, or the plans have a fault.
+    /// If the options contradict each other, or the verifier finds a fault.
     pub(super) fn make(options: &Options) -> Result<Self> {
         let topology = options.topology()?;
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
@@ -93,7 +91,7 @@ impl Document {
         Ok(Self { topology, plans, verdict, layout })
     }
 
-    /// The plans, a line a step; everything else behind a `#`.
+    /// Returns the plans as text, one step per line; all other lines begin with `#`.
     pub(super) fn text(&self) -> String {
         let mut text = format!("# {}\n", self.topology);
         for line in self.verdict.lines() {
@@ -108,10 +106,10 @@ impl Document {
         text
     }
 
-    /// The same as one JSON object.
+    /// Returns the document as one JSON object.
     ///
     /// # Errors
-    /// None that is known.
+    /// If the serialisation fails.
     pub(super) fn json(&self) -> Result<String> {
         let document = Json {
             node_of_rank: self.topology.node_of_rank(),
@@ -138,10 +136,10 @@ impl JsonCell {
     }
 }
 
-/// What the verifier says of the plans of all ranks.
+/// Verifies the plans of all ranks and returns the verdict.
 ///
 /// # Errors
-/// The fault that it found.
+/// If the plans have a fault; the text contains a counterexample.
 pub(super) fn verdict(plans: &[Plan]) -> Result<String> {
     match verify::verify(plans) {
         Ok(proof) => Ok(proof.to_string()),
@@ -171,7 +169,7 @@ fn cells(layout: &Layout) -> impl Iterator<Item = Cell> {
         .flat_map(move |shard| (0..parts).map(move |part| Cell { shard, part }))
 }
 
-/// How the first line of a plan begins.
+/// Start of the first line of a plan.
 const HEADER: &str = "all-gather";
 
 /// A JSON file with plans: the output of `--json`, or a plain list.
@@ -182,10 +180,10 @@ enum JsonPlans {
     List(Vec<Plan>),
 }
 
-/// The verdict on the plans of the file.
+/// Verifies the plans of a file and returns the verdict.
 ///
 /// # Errors
-/// If the file cannot be read, is no set of plans, or has a fault.
+/// If the file cannot be read, does not contain plans, or the plans have a fault.
 pub(super) fn check(path: &Path) -> Result<String> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Failure::io(format_args!("cannot read {}", path.display()), &error))?;
@@ -215,8 +213,8 @@ fn said(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// One text a plan. Blank lines stand for what comes before it, so that errors count the lines of
-/// the file.
+/// Splits a file into one text per plan. Each text starts with one blank line for every line before
+/// it, so that error texts contain the line numbers of the file.
 fn sections(text: &str) -> Vec<String> {
     let mut sections: Vec<String> = Vec::new();
     for (number, line) in text.lines().enumerate() {

@@ -18,10 +18,10 @@ mod document;
 
 use document::Document;
 
-/// Makes plans, or reads them, and prints them with the verdict.
+/// Creates plans, or reads them from a file, and prints them with the verdict.
 ///
 /// # Errors
-/// If the options do not fit together, the plans have a fault, or nothing can be printed.
+/// If the options contradict each other, the plans have a fault, or stdout cannot be written.
 pub(crate) fn run(options: &Options) -> Result<()> {
     if let Some(path) = &options.check {
         return print(&document::check(path)?);
@@ -31,43 +31,43 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     print(&text)
 }
 
-/// More cells than that are no plan that somebody reads; checking them takes minutes.
+/// Largest number of cells that are printed or verified. Verifying more takes minutes.
 const CELLS_MAX: u64 = 1 << 20;
 
-/// Show the plan of each rank, a line a step, with the verdict of the verifier.
+/// Show the plan of each rank, one step per line, with the verdict of the verifier
 ///
-/// The verifier proves for all ranks together that every byte arrives exactly once and is not read
-/// before, that nothing deadlocks, and that a second start cannot pass on flags of the first.
-/// Nothing runs. Lines that begin with # are no part of a plan; what is printed can be edited and
-/// checked with --check.
+/// The verifier checks all ranks together: every byte arrives exactly once and is not read before,
+/// no rank deadlocks, and a second start cannot pass on flags of the first. Nothing is executed.
+/// Lines that begin with # are not part of a plan. The output can be edited and verified again with
+/// --check.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Ranks, all on one node unless --nodes says otherwise [default: 4]
+    /// Number of ranks, all on one node without --nodes [default: 4]
     #[arg(long, value_name = "N", value_parser = parse_ranks)]
     pub(super) ranks: Option<usize>,
-    /// The nodes: 2x4 for 2 nodes of 4 ranks, 3+1+2 for the ranks of each node, 0,0,1,1 for the node of
-    /// each rank, or 2 for so many nodes
+    /// Nodes: 2x4 for 2 nodes of 4 ranks, 3+1+2 for the ranks of each node, 0,0,1,1 for the node of
+    /// each rank, or 2 for a number of nodes
     #[arg(long, value_name = "NODES")]
     pub(super) nodes: Option<Nodes>,
-    /// Other nodes are reached over a network, by lanes of their own; else one fabric reaches all ranks
+    /// Reach other nodes over a network with separate lanes [default: one fabric reaches all ranks]
     #[arg(long)]
     pub(super) tiers: bool,
-    /// auto, or an algorithm by its name: direct, pull, ring, double-ring, hierarchical,
-    /// hierarchical-ring
+    /// auto (direct), or direct, pull, ring, double-ring, hierarchical, hierarchical-ring
     #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_algorithm)]
     pub(super) algorithm: AlgorithmChoice,
     #[command(flatten)]
     pub(super) plan: PlanOptions,
-    /// The size of every shard, or one size for each rank; shows where each cell lies
+    /// Shard of every rank in bytes, or one size for each rank; prints the offset of each cell
     #[arg(long, value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     pub(super) shard_bytes: Vec<Size>,
-    /// The rank whose plan is shown, or all. The verdict is on all, unless they are too many to verify
+    /// Rank whose plan is printed, or all; the verdict covers all ranks unless there are too many
+    /// to verify
     #[arg(long, default_value = "all", value_name = "RANK")]
     pub(super) rank: String,
     /// Print one JSON object
     #[arg(long)]
     pub(super) json: bool,
-    /// Read the plans of all ranks from a file, as text or JSON, and print only the verdict
+    /// Read the plans of all ranks from FILE, as text or JSON, and print only the verdict
     #[arg(long, value_name = "FILE")]
     #[arg(conflicts_with_all = [
         "ranks", "nodes", "tiers", "algorithm", "parts", "in_place", "outputs", "flags", "shard_bytes", "rank",
@@ -77,13 +77,13 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Ranks unless told otherwise.
+    /// Number of ranks without `--ranks` and `--nodes`.
     const RANKS_DEFAULT: usize = 4;
 
-    /// The topology that is asked for.
+    /// Returns the topology of the options.
     ///
     /// # Errors
-    /// If the nodes do not fit the ranks.
+    /// If the nodes do not fit the number of ranks.
     pub(super) fn topology(&self) -> Result<Topology> {
         let written = self.nodes.as_ref().and_then(Nodes::ranks);
         let ranks = self.ranks.or(written).unwrap_or(Self::RANKS_DEFAULT);
@@ -94,7 +94,7 @@ impl Options {
         topology.map_err(Failure::usage)
     }
 
-    /// Why the plans of all ranks are not made, if so: they are too large to verify.
+    /// Returns a text if the plans of all ranks are too large to verify.
     ///
     /// # Errors
     /// If the plan of one rank is too large as well.
@@ -123,16 +123,16 @@ impl Options {
         self.algorithm.named().unwrap_or(Algorithm::Direct)
     }
 
-    /// The bytes of each rank's shard, where sizes are given.
+    /// Returns the shard of each rank in bytes; `None` without sizes.
     ///
     /// # Errors
-    /// If there are neither one nor `ranks` of them.
+    /// If the number of sizes is neither 1 nor `ranks`.
     pub(super) fn shard_bytes(&self, ranks: usize) -> Result<Option<Vec<u64>>> {
         let given = !self.shard_bytes.is_empty();
         given.then(|| shard_bytes("--shard-bytes", &self.shard_bytes, ranks)).transpose()
     }
 
-    /// The rank whose plan is shown; `None` for all.
+    /// Returns the rank whose plan is printed; `None` for all.
     ///
     /// # Errors
     /// If there is no such rank.

@@ -1,9 +1,9 @@
-//! Where the ranks that this program spawns run.
+//! Binds the ranks that this program spawns to cores.
 //!
-//! Each is bound to a core, in turn, as launchers do: left alone, the system may put two ranks on one
-//! core and leave another idle. Ranks that share cores are scheduled as a batch: then to wake a rank
-//! of another core does not interrupt the one that runs there, which costs both of them several times
-//! what a small gather takes.
+//! Each rank is bound to one core in turn, as launchers do. Without it the system may run two ranks
+//! on one core and leave another core idle. Ranks that share cores use batch scheduling. Then
+//! waking a rank on another core does not preempt the rank that runs there. Such a preemption costs
+//! both ranks several times the duration of a small all-gather.
 
 use std::sync::OnceLock;
 
@@ -11,22 +11,23 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::error::{Failure, Result};
 
-/// Whether spawned ranks are bound.
+/// Ways to bind spawned ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Bind {
-    /// Each to a core, in turn; a rank with a GPU to the cores near that.
+    /// Bind each rank to one core in turn; a rank with a GPU to the cores near the GPU
     Core,
-    /// Not at all: the system moves them as it likes.
+    /// Do not bind ranks
     None,
 }
 
-/// The cores that this process might use when it was started.
+/// Returns the number of cores that this process could use when it was started.
 pub(crate) fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// Binds this process, which is `rank` of `ranks` on this machine. Called before it has threads.
+/// Binds this process, which is rank `rank` of `ranks` on this machine, to a core. Must be called
+/// before the process starts threads.
 ///
 /// # Errors
 /// If the system refuses.
@@ -50,9 +51,9 @@ pub(crate) fn bind(rank: usize, ranks: usize) -> Result<()> {
     }
 }
 
-/// Binds this process, which is `rank` of `ranks` on this machine, to its share of the cores that the
-/// system says are near the device at this place of the bus; not at all where it does not say, or where
-/// none of them may be used. Called before it has threads.
+/// Binds this process, which is rank `rank` of `ranks` on this machine, to its share of the cores
+/// near a PCI device. Nothing is bound if the system does not report these cores, or if this
+/// process may use none of them. Must be called before the process starts threads.
 ///
 /// # Errors
 /// If the system refuses.
@@ -74,7 +75,8 @@ pub(crate) fn bind_near(pci_bus_id: &str, rank: usize, ranks: usize) -> Result<(
     sched_setaffinity(None, &own).map_err(|errno| refused(errno.into()))
 }
 
-/// The cores of a rank: an equal part, or all if there are fewer cores than ranks.
+/// Returns an equal share of the cores for a rank, or all of them if there are fewer cores than
+/// ranks.
 fn share(cores: &[usize], rank: usize, ranks: usize) -> &[usize] {
     match cores.len() / ranks.max(1) {
         0 => cores,
@@ -82,7 +84,7 @@ fn share(cores: &[usize], rank: usize, ranks: usize) -> &[usize] {
     }
 }
 
-/// The numbers of a list such as `0-3,8`; what is no number is left out.
+/// Returns the numbers of a list such as `0-3,8`; invalid entries are skipped.
 fn core_list(text: &str) -> impl Iterator<Item = usize> {
     text.trim()
         .split(',')
@@ -95,7 +97,7 @@ fn core_list(text: &str) -> impl Iterator<Item = usize> {
 
 fn schedule_as_batch() -> std::io::Result<()> {
     let priority = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the call reads the parameter, which lives until it returns; 0 is this process.
+    // SAFETY: the call reads `priority`, which outlives the call; process 0 is the caller.
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &priority) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),

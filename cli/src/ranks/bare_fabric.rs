@@ -1,5 +1,4 @@
-//! A bare fabric between the ranks of a run, without a group: what links and engines give by
-//! themselves.
+//! A fabric between the ranks without a group, for measurements of bare ops.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -11,9 +10,9 @@ use peerlane::{Error, Rank};
 use super::comm::Comm;
 use crate::error::{Failure, Result};
 
-/// This rank's registered memory in a fabric.
+/// Registered memory of this rank.
 pub(crate) type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
-/// A peer's imported memory in a fabric.
+/// Imported memory of a peer.
 pub(crate) type Remote<F> = <<F as Fabric>::Memory as PeerMemory>::Remote;
 type Key<F> = <<F as Fabric>::Memory as PeerMemory>::Key;
 
@@ -23,17 +22,17 @@ pub(crate) struct BareFabric<F: Fabric> {
     comm: Comm,
 }
 
-/// An engine of a bare_fabric.
+/// An engine of a bare fabric.
 pub(crate) struct BareEngine<F: Fabric> {
     engine: F::Engine,
     comm: Comm,
 }
 
 impl<F: Fabric> BareFabric<F> {
-    /// Connects to every rank, oneself included. Collective.
+    /// Connects to every rank, including this one. Collective.
     ///
     /// # Errors
-    /// If a rank cannot be reached.
+    /// If a rank cannot be connected.
     pub(crate) fn open(mut fabric: F, comm: &Comm) -> Result<Self> {
         let addresses = comm.share("address of the bare fabric", &fabric.address())?;
         for (rank, address) in addresses.iter().enumerate() {
@@ -45,31 +44,31 @@ impl<F: Fabric> BareFabric<F> {
         Ok(Self { fabric, comm: comm.clone() })
     }
 
-    /// A new engine.
+    /// Creates an engine.
     ///
     /// # Errors
-    /// That of the fabric.
+    /// If the fabric cannot create one.
     pub(crate) fn engine(&mut self) -> Result<BareEngine<F>> {
         let engine = self.fabric.engine();
         let engine = engine.map_err(|error| backend_failure("cannot make an engine", error))?;
         Ok(BareEngine { engine, comm: self.comm.clone() })
     }
 
-    /// The name of the backend.
+    /// Returns the name of the backend.
     pub(crate) fn backend(&self) -> String {
         self.fabric.backend().to_string()
     }
 
-    /// Allocates a buffer that every rank can import.
+    /// Allocates a region that every rank can import.
     ///
     /// # Errors
-    /// If memory runs out.
+    /// If the memory cannot be allocated.
     pub(crate) fn allocate(&self, bytes: u64, role: Role) -> Result<Local<F>> {
         let region = self.fabric.memory().allocate(bytes, role);
         region.map_err(|error| backend_failure("cannot allocate buffers for bare copies", error))
     }
 
-    /// Exports `mine` and imports what every rank exports, in rank order. Collective.
+    /// Exports `mine` and imports the exported regions of all ranks, in rank order. Collective.
     ///
     /// # Errors
     /// If a region cannot be exported or imported.
@@ -94,40 +93,41 @@ impl<F: Fabric> BareEngine<F> {
     /// Submits a slice.
     ///
     /// # Errors
-    /// That of the engine.
+    /// If the engine refuses or has failed.
     ///
     /// # Safety
-    /// As [`CopyEngine::submit`].
+    /// The rules of [`CopyEngine::submit`] apply.
     pub(crate) unsafe fn submit(&mut self, ops: &[Op<'_, Local<F>, Remote<F>>]) -> Result<Ticket> {
-        // SAFETY: the caller keeps the promises of `submit`.
+        // SAFETY: the caller fulfils the rules of `CopyEngine::submit`.
         let ticket = unsafe { self.engine.submit(ops) };
         ticket.map_err(|error| backend_failure("cannot submit", error))
     }
 
-    /// Up to where everything is complete.
+    /// Returns the last completed ticket.
     ///
     /// # Errors
-    /// That of the engine.
+    /// If the engine has failed.
     pub(crate) fn completed(&mut self) -> Result<Ticket> {
         self.engine.completed().map_err(|error| backend_failure("waiting for bare copies", error))
     }
 
-    /// Waits until everything up to `ticket` is complete.
+    /// Waits until `ticket` is complete.
     ///
     /// # Errors
-    /// If it does not complete in time.
+    /// If it is not complete within the timeout, or the engine fails.
     pub(crate) fn finish(&mut self, ticket: Ticket) -> Result<()> {
         self.drive("bare copies of its own", |engine| Ok(engine.completed()? >= ticket))
     }
 
-    /// Waits until a flag of this rank, which only this engine waits for, is at least `value`.
+    /// Waits until a flag of this rank is at least `value`. This engine must be the only one that
+    /// waits for the flag.
     ///
     /// # Errors
-    /// If it is not in time.
+    /// If the flag is not set within the timeout, or the engine fails.
     pub(crate) fn wait(&mut self, flag: Flag<'_, Local<F>>, value: u64) -> Result<()> {
         if self.engine.caps().queued_wait {
-            // SAFETY: the flag's region is borrowed until the ticket is complete, and the caller says
-            // that this engine is the only reader.
+            // SAFETY: the flag's region is borrowed until the ticket is complete, and by this method's
+            // contract this engine is the only reader.
             let ticket = unsafe { self.submit(&[Op::Wait { flag, value, reset: false }]) }?;
             return self.finish(ticket);
         }
@@ -144,23 +144,23 @@ impl<F: Fabric> BareEngine<F> {
         })
     }
 
-    /// Most ops of a slice, inclusive.
+    /// Returns the largest number of ops in a slice.
     pub(crate) fn slice_ops_max(&self) -> usize {
         self.engine.caps().slice_ops_max
     }
 
-    /// Gives the processor away until there may be more to do, or `limit` has passed.
+    /// Parks until the engine may have made progress, at most for `limit`.
     ///
     /// # Errors
-    /// That of the engine.
+    /// If the engine has failed.
     pub(crate) fn park(&mut self, limit: Duration) -> Result<()> {
         self.engine.park(limit).map_err(|error| backend_failure("waiting for bare copies", error))
     }
 
-    /// Drives the engine until `is_done`, and parks in between.
+    /// Polls the engine until `is_done` returns true, and parks between the polls.
     ///
     /// # Errors
-    /// If that takes longer than anybody waits: what was waited for.
+    /// If this takes longer than the timeout. The text says what was waited for.
     fn drive(
         &mut self,
         what: &str,
@@ -179,7 +179,7 @@ impl<F: Fabric> BareEngine<F> {
     }
 }
 
-/// A backend's error as the failure of the run.
+/// Converts an error of a backend to a failure of the run.
 fn backend_failure(what: impl std::fmt::Display, error: impl peerlane::hal::Error) -> Failure {
     Error::of_backend(what, error).into()
 }

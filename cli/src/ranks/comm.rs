@@ -1,9 +1,8 @@
-//! The ranks of a run, as they talk to each other beside the data.
+//! Exchanges small messages between the ranks of a run, and checks that all ranks have the same
+//! options.
 //!
-//! The group owns its bootstrap. A run needs the same one for agreements and results of its own, so
-//! both hold it by a shared handle.
-//!
-//! What all ranks must have been told alike.
+//! A group owns its bootstrap. The run needs the same bootstrap for its own messages, so both share
+//! it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
 
-/// A shared handle on the bootstrap of a run.
+/// A shared handle to the bootstrap of a run.
 #[derive(Clone)]
 pub(crate) struct Comm {
     bootstrap: Arc<dyn Bootstrap>,
@@ -24,25 +23,25 @@ pub(crate) struct Comm {
 }
 
 impl Comm {
-    /// A comm over `bootstrap` in which nobody waits longer than `timeout`.
+    /// Creates a handle to `bootstrap` whose waits end after `timeout`.
     pub(crate) fn new(bootstrap: impl Bootstrap + 'static, timeout: Duration) -> Self {
         Self { bootstrap: Arc::new(bootstrap), timeout }
     }
 
-    /// The deadline of a wait that begins now.
+    /// Returns the deadline of a wait that starts now.
     pub(crate) fn deadline(&self) -> Deadline {
         Deadline::after(self.timeout)
     }
 
-    /// The longest that a wait may take.
+    /// Returns the longest duration of a wait.
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Gives `mine` to every rank and returns what each gave, in rank order.
+    /// Sends `mine` to all ranks and returns the values of all ranks, in rank order. Collective.
     ///
     /// # Errors
-    /// If a rank is missing or lost, or speaks of something else.
+    /// If a rank is missing or lost, or sends another type of value.
     pub(crate) fn share<T: Serialize + DeserializeOwned>(
         &self,
         label: &str,
@@ -105,7 +104,7 @@ impl fmt::Debug for Comm {
     }
 }
 
-/// The options that shape a run, as people write them, and the seed.
+/// The options that must be the same on all ranks, and the seed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     options: Vec<(String, String)>,
@@ -113,7 +112,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Options by name, as this rank has them, and its seed.
+    /// Creates settings from option names and values, and the seed of this rank.
     pub(crate) fn new(
         options: impl IntoIterator<Item = (&'static str, String)>,
         seed: Option<u64>,
@@ -126,10 +125,10 @@ impl Settings {
         }
     }
 
-    /// Compares with all ranks and returns the seed of rank 0. Collective.
+    /// Compares the settings of all ranks and returns the seed of rank 0. Collective.
     ///
     /// # Errors
-    /// If a rank was told otherwise: which, and what.
+    /// If a rank has another value for an option. The text names rank, option and both values.
     pub(crate) fn agree(self, comm: &Comm) -> Result<u64> {
         let all = comm.share("settings", &self)?;
         for (rank, other) in all.iter().enumerate() {
@@ -138,7 +137,7 @@ impl Settings {
         Ok(all.first().map_or(self.seed, |first| first.seed))
     }
 
-    /// This rank's settings, `me`'s, with those of another rank.
+    /// Compares the settings of this rank, `me`, with those of another rank.
     ///
     /// # Errors
     /// The first option that differs.
@@ -154,7 +153,7 @@ impl Settings {
     }
 }
 
-/// An option as it is compared, where it may not be given.
+/// Returns the value of an optional option for the comparison.
 pub(crate) fn given(value: Option<String>) -> String {
     value.unwrap_or_else(|| "nothing".to_owned())
 }

@@ -1,28 +1,30 @@
-//! What shards hold, and what outputs must hold: seeded random bytes.
+//! Random test data of shards, and its comparison with outputs.
 //!
-//! Any rank can make any rank's shard, so nothing but the seed has to be agreed on. Outputs are
-//! poisoned before a gather whose result is compared; a byte that was never written shows.
+//! Every rank can generate the shard of every rank, so the ranks have to agree only on the seed.
+//! Outputs are filled with a known byte before an all-gather whose result is compared; a byte that
+//! was never written is then visible.
 
 use std::fmt;
 
 use fastrand::Rng;
 
-/// Bytes that are made and compared at a time; a multiple of 8, so that they are those of one fill.
+/// Bytes that are generated and compared at a time. A multiple of 8, so that pieces yield the same
+/// bytes as one fill.
 const CHUNK_BYTES: usize = 16 << 10;
-/// What an output holds before a gather that is checked.
+/// Byte that fills an output before a checked all-gather.
 pub(crate) const POISON: u8 = 0xA5;
 
-/// The data of one gather: all shards of it.
+/// The shards of one all-gather.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TestData {
     pub(crate) seed: u64,
-    /// Number of the size in the sweep.
+    /// Index of the size in the sweep.
     pub(crate) size: u64,
-    /// Number of the checked gather of that size.
+    /// Index of the checked all-gather at this size.
     pub(crate) round: u64,
 }
 
-/// A byte that is not what its rank sent.
+/// A byte that differs from the one that its rank sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mismatch {
     pub(crate) data: TestData,
@@ -32,7 +34,7 @@ pub(crate) struct Mismatch {
     pub(crate) seen: u8,
 }
 
-/// One shard, as it is made or compared in pieces.
+/// Generates or compares one shard piece by piece.
 #[derive(Clone, Debug)]
 pub(crate) struct Shard {
     data: TestData,
@@ -47,7 +49,7 @@ impl TestData {
         self.shard(shard).fill(bytes);
     }
 
-    /// Compares a whole shard, byte by byte.
+    /// Compares a whole shard.
     ///
     /// # Errors
     /// The first byte that differs.
@@ -55,13 +57,14 @@ impl TestData {
         self.shard(shard).compare(seen, &mut vec![0; CHUNK_BYTES.min(seen.len())])
     }
 
-    /// A shard, to be made or compared piece by piece from its start: that of a rank; of several
-    /// tensors the pieces of all ranks are counted on, tensor by tensor.
+    /// Returns a shard that is generated or compared piece by piece from its start. With several
+    /// tensors, the pieces of all ranks are numbered tensor by tensor.
     pub(crate) fn shard(&self, number: usize) -> Shard {
         Shard { data: *self, number, generator: self.generator(number), offset: 0 }
     }
 
-    /// Seeds are folded through a generator each, so that neighbouring numbers share no bytes.
+    /// Returns the generator of a shard. Each number is mixed in by a generator of its own, so that
+    /// neighbouring numbers have unrelated bytes.
     fn generator(&self, shard: usize) -> Rng {
         [self.size, self.round, shard as u64]
             .into_iter()
@@ -72,16 +75,17 @@ impl TestData {
 }
 
 impl Shard {
-    /// Bytes that a piece is made of; every piece but the last is a multiple.
+    /// Granularity of pieces: every piece except the last must be a multiple of it.
     pub(crate) const PIECE_BYTES: usize = CHUNK_BYTES;
 
-    /// Makes the next bytes.
+    /// Generates the next bytes.
     pub(crate) fn fill(&mut self, piece: &mut [u8]) {
         self.generator.fill(piece);
         self.offset += piece.len();
     }
 
-    /// Compares the next bytes with those that are wanted; `scratch` holds at least a chunk or `seen`.
+    /// Compares the next bytes with the expected ones. `scratch` has at least the length of a chunk
+    /// or of `seen`.
     ///
     /// # Errors
     /// The first byte that differs.
@@ -105,7 +109,7 @@ impl Shard {
     }
 }
 
-/// Overwrites an output before a gather whose result is checked.
+/// Overwrites an output before a checked all-gather.
 pub(crate) fn poison(output: &mut [u8]) {
     output.fill(POISON);
 }

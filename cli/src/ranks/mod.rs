@@ -1,5 +1,13 @@
-//! The ranks of a measurement: processes that this program spawns on this machine, or that a launcher
-//! has started.
+//! Ranks of a measurement, spawned by this program or started by a launcher.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `affinity` | binds ranks to cores |
+//! | `bare_fabric` | a fabric without a group |
+//! | `comm` | messages between ranks, and the comparison of their options |
+//! | `data` | random test data of shards |
+//! | `spawn` | processes of ranks, and how they ended |
+//! | `statistics` | medians and percentiles |
 
 use std::process::Command;
 use std::time::Duration;
@@ -18,23 +26,23 @@ pub(crate) mod statistics;
 
 pub(crate) use spawn::{OutputHandler, write_to_parent};
 
-/// Who has started this process.
+/// The starter of this process.
 #[derive(Debug)]
 pub(crate) enum LaunchedBy {
-    /// People: it spawns the ranks.
+    /// A user: this process spawns the ranks.
     User,
-    /// This program, as one of its ranks.
+    /// This program: this process is one of its ranks.
     Program(Environment),
-    /// A launcher, as one of its ranks.
+    /// A launcher: this process is one of its ranks.
     Launcher(Environment),
 }
 
 impl LaunchedBy {
-    /// As the environment says, and the hidden option that spawned ranks are given: the process that
-    /// spawned this one.
+    /// Determines the starter from the environment and from the hidden option with which this
+    /// program spawns its ranks.
     ///
     /// # Errors
-    /// If a variable of the launcher is wrong, or the parent is gone.
+    /// If a variable of the launcher is invalid, or the parent has ended.
     pub(crate) fn of(spawned_by: Option<u32>) -> Result<Self> {
         if let Some(parent) = spawned_by {
             spawn::die_with_parent(parent)?;
@@ -47,11 +55,11 @@ impl LaunchedBy {
     }
 }
 
-/// Spawns so many ranks of this program with the words that it was started with, and passes what they
-/// say to `handler` until all have ended.
+/// Spawns `ranks` processes of this program with its own arguments, and passes their output to
+/// `handler` until all have ended.
 ///
 /// # Errors
-/// If one fails: which, and how.
+/// If a rank fails. The text names the rank and how it ended.
 pub(crate) fn spawn(
     ranks: usize,
     timeout: Duration,

@@ -1,10 +1,8 @@
-//! One process per rank, on this machine, for a trial.
+//! Spawns one process per rank on this machine and reports how they ended.
 //!
-//! The parent serves the bootstrap and measures nothing; it sleeps until a rank says something. No
-//! rank outlives it: each asks for a death signal first thing, and a Ctrl-C or a kill of the parent
-//! needs no handler here.
-//!
-//! How the processes of a group ended, and what to say about it.
+//! The parent serves the bootstrap and measures nothing; it sleeps until a rank writes. No rank
+//! outlives the parent, because each rank requests a death signal first. Therefore the parent needs
+//! no handler for Ctrl-C or a kill.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -19,28 +17,28 @@ use serde::Serialize;
 
 use crate::error::{Failure, Result};
 
-/// How much longer than the timeout of one wait the others may take to end after a failure.
+/// Time that the other ranks get to end after a failure, in addition to the timeout of one wait.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The one who prints what ranks say.
+/// Receives the output of the ranks.
 pub(crate) trait OutputHandler {
-    /// Rank 0 said something.
+    /// Handles a line that rank 0 wrote to its stdout.
     ///
     /// # Errors
-    /// If it makes no sense, or cannot be shown.
+    /// If the line is not valid, or cannot be shown.
     fn on_line(&mut self, line: &str) -> Result<()>;
 
-    /// A rank complained.
+    /// Handles a line that a rank wrote to its stderr.
     fn on_stderr(&self, line: &str);
 
-    /// What was being done last.
+    /// Returns the last known activity, for error texts.
     fn activity(&self) -> &str;
 }
 
-/// Says something, as rank 0, to the process that spawned this one.
+/// Sends a value from rank 0 to the process that spawned it.
 ///
 /// # Errors
-/// If it is gone.
+/// If that process has ended.
 pub(crate) fn write_to_parent(what: &impl Serialize) -> Result<()> {
     let mut line = serde_json::to_vec(what).map_err(|error| Failure::failed(error.to_string()))?;
     line.push(b'\n');
@@ -51,26 +49,27 @@ pub(crate) fn write_to_parent(what: &impl Serialize) -> Result<()> {
         .map_err(|error| Failure::io("cannot tell the parent process", &error))
 }
 
-/// What the parent learns of its ranks.
+/// Messages of the ranks to the parent.
 enum Message {
-    /// Rank 0 said something.
+    /// Rank 0 wrote a line to its stdout.
     Said(String),
-    /// A rank wrote to its standard error output.
+    /// A rank wrote a line to its stderr.
     Complaint { rank: usize, line: String },
-    /// A rank closed its standard error output: it ends.
+    /// A rank closed its stderr, because it ends.
     Ended { rank: usize },
 }
 
-/// The processes of a group; whatever is left of them is killed on drop.
+/// The processes of the ranks. Those that still run are killed on drop.
 struct Processes {
     children: Vec<Child>,
     messages: Receiver<Message>,
 }
 
-/// Spawns `ranks` processes, each made by `command`, and passes on what they say until all have ended.
+/// Spawns `ranks` processes, each made by `command`, and passes their output to `handler` until all
+/// have ended.
 ///
 /// # Errors
-/// If one fails: which, and how.
+/// If a rank fails. The text names the rank and how it ended.
 pub(crate) fn run(
     ranks: usize,
     timeout: Duration,
@@ -82,10 +81,10 @@ pub(crate) fn run(
     outcome.judge(handler.activity())
 }
 
-/// In a spawned rank: dies with its parent from now on.
+/// Makes this spawned rank end together with its parent.
 ///
 /// # Errors
-/// If the parent is gone already, or the system refuses.
+/// If the parent has already ended, or the system refuses.
 pub(crate) fn die_with_parent(parent: u32) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| Failure::failed(format!("cannot ask for a death signal: {error}")))?;
@@ -123,7 +122,7 @@ impl Processes {
         Ok(processes)
     }
 
-    /// Until every pipe is closed, or until the others have had their time after a failure.
+    /// Handles messages until every pipe is closed, or until the time after a failure has passed.
     fn watch(&mut self, timeout: Duration, handler: &mut impl OutputHandler) -> Result<Outcome> {
         let mut outcome = Outcome::new(self.children.len());
         let mut patience: Option<Deadline> = None;
@@ -152,7 +151,8 @@ impl Processes {
         }
     }
 
-    /// Without a failure the ranks bound their own waits, and a run may take as long as it takes.
+    /// Returns the next message. Without a failure there is no deadline, because the ranks limit
+    /// their own waits.
     fn next(&self, patience: Option<Deadline>) -> std::result::Result<Message, RecvTimeoutError> {
         match patience {
             None => self.messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -162,7 +162,7 @@ impl Processes {
 
     fn kill(&mut self) {
         for child in &mut self.children {
-            // It has ended already: as wanted.
+            // An error means that the process has already ended.
             drop(child.kill());
         }
         for child in &mut self.children {
@@ -177,7 +177,7 @@ impl Drop for Processes {
     }
 }
 
-/// Sends every line of `pipe`, and `last` when it is closed.
+/// Sends every line of `pipe`, and `last` when the pipe is closed.
 fn forward(
     pipe: impl Read + Send + 'static,
     to: &Sender<Message>,
@@ -188,7 +188,7 @@ fn forward(
     let read = move || {
         let lines = BufReader::new(pipe).split(b'\n').map_while(std::result::Result::ok);
         let messages = lines.map(|line| message(String::from_utf8_lossy(&line).into_owned()));
-        // The receiver is gone only if nobody listens any more.
+        // The receiver is gone only if the parent stops.
         messages.chain(last).try_for_each(|message| to.send(message)).ok();
     };
     thread::Builder::new()
@@ -198,7 +198,7 @@ fn forward(
         .map_err(|error| Failure::io("cannot start a thread", &error))
 }
 
-/// How each rank ended, in the order in which they did.
+/// Records how each rank ended, in order of time.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     ranks: usize,
@@ -207,28 +207,31 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Nobody has ended yet.
+    /// Creates a record in which no rank has ended.
     pub(crate) fn new(ranks: usize) -> Self {
         Self { ranks, ended: Vec::with_capacity(ranks), gave_up: false }
     }
 
-    /// A rank has ended.
+    /// Records that a rank has ended.
     pub(crate) fn ended(&mut self, rank: usize, status: ExitStatus) {
         self.ended.push((rank, status));
     }
 
-    /// The ranks that have not ended will be killed now.
+    /// Records that the remaining ranks will be killed.
     pub(crate) fn patience_ended(&mut self) {
         self.gave_up = true;
     }
 
-    /// Whether a rank has failed.
+    /// Returns whether a rank has failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.ended.iter().any(|(_, status)| !status.success())
     }
 
+    /// Returns the result of the run.
+    ///
     /// # Errors
-    /// If a rank failed: the one that was killed, or else the first; and who had to be killed.
+    /// If a rank failed. The text names a rank that was ended by a signal, otherwise the first rank
+    /// that failed, and the ranks that had to be killed.
     pub(crate) fn judge(&self, doing: &str) -> Result<()> {
         let failed = || self.ended.iter().filter(|(_, status)| !status.success());
         let killed = failed().find(|(_, status)| status.signal().is_some());

@@ -1,5 +1,4 @@
-//! What the program shows of a measurement: rows as a table, as JSON lines and as a plot, and the
-//! progress on the way there.
+//! Presents measurements: rows as tables, JSON lines and plots, and the progress of a run.
 
 mod output;
 mod plot;

@@ -1,4 +1,4 @@
-//! Rows as a picture: bandwidth and latency over the total size, both axes logarithmic.
+//! Plots bandwidth and time over the total size, with logarithmic axes.
 
 use plotters::coord::combinators::BindKeyPoints;
 use plotters::prelude::*;
@@ -13,7 +13,7 @@ const MEDIAN: RGBColor = RGBColor(31, 90, 180);
 const SECOND: RGBColor = RGBColor(214, 106, 20);
 const LIMIT: RGBColor = RGBColor(110, 110, 110);
 
-/// One line of a panel: a name, a colour, and points of total bytes and value.
+/// One line of a panel: name, colour, and points of total bytes and value.
 struct Line {
     name: &'static str,
     colour: RGBColor,
@@ -36,7 +36,8 @@ fn render(title: &str, rows: &[Row]) -> std::result::Result<String, Box<dyn std:
         let area = area.titled(title, ("sans-serif", 22))?;
         let (left, right) = area.split_horizontally(WIDTH / 2);
         let (bandwidth, time) = (bandwidth_lines(rows), time_lines(rows));
-        // Both rise to the right: bandwidth leaves the corner below free, time the one above.
+        // Both lines rise to the right: the bandwidth panel has room at the lower right, the time panel
+        // at the upper left.
         let corners = (SeriesLabelPosition::LowerRight, SeriesLabelPosition::UpperLeft);
         panel(&left, "Bandwidth", "GB/s (10^9 bytes a second)", &bandwidth, corners.0)?;
         panel(&right, "Time of one all-gather", "microseconds", &time, corners.1)?;
@@ -62,7 +63,7 @@ fn time_lines(rows: &[Row]) -> Vec<Line> {
     ]
 }
 
-/// Only what a logarithmic axis can show.
+/// Creates a line of the points that a logarithmic axis can show.
 fn line(
     name: &'static str,
     colour: RGBColor,
@@ -131,8 +132,8 @@ where
     Ok(())
 }
 
-/// A range that holds all values with room above for the legend, and at most nine ticks on powers
-/// of `base`.
+/// Returns a range that contains all values with room above for the legend, and at most nine ticks
+/// at powers of `base`.
 fn axis(values: impl Iterator<Item = f64>, base: f64) -> (std::ops::Range<f64>, Vec<f64>) {
     let (low, high) = values
         .fold((f64::INFINITY, 0.0f64), |(low, high), value| (low.min(value), high.max(value)));

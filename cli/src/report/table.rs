@@ -1,21 +1,18 @@
-//! Rows as a table for people.
-//!
-//! Tables of what the rows are compared with.
-//!
-//! What ran where: the lanes of each algorithm, what they moved, and what is not as it could be.
+//! Formats rows as tables: results, comparison with baselines, overlap with compute work, and
+//! lanes.
 
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 
 use super::row::{Baseline, Row};
 use crate::units::Size;
 
-/// The rows as a table, and one each for what they are compared with.
+/// Returns the table of the rows and one table for each comparison.
 pub(crate) fn tables(rows: &[Row]) -> String {
     let tables = [Some(table(rows)), baselines(rows), overlap(rows)];
     tables.into_iter().flatten().collect::<Vec<_>>().join("\n\n")
 }
 
-/// The columns that are there only where something of them was measured.
+/// Optional columns, which appear only if a row has a value for them.
 #[derive(Clone, Copy)]
 struct Columns {
     parts: bool,
@@ -24,7 +21,7 @@ struct Columns {
     device: bool,
 }
 
-/// The rows as a table.
+/// Returns the table of the rows.
 fn table(rows: &[Row]) -> String {
     let columns = Columns {
         parts: rows.iter().any(|row| row.parts > 1),
@@ -36,7 +33,7 @@ fn table(rows: &[Row]) -> String {
     aligned(header(columns), rows.iter().map(|row| cells(row, columns)), &[2, engine])
 }
 
-/// A table whose columns are flush right but for those named.
+/// Returns a table with right-aligned columns, except for the columns in `left`.
 pub(crate) fn aligned(
     header: Vec<&'static str>,
     rows: impl Iterator<Item = Vec<String>>,
@@ -105,7 +102,7 @@ fn cells(row: &Row, Columns { parts, limits, predictions, device }: Columns) -> 
     cells
 }
 
-/// Another time, and its share of the median.
+/// Formats another time and its share of the median.
 fn beside(time_and_share: Option<(f64, f64)>) -> [String; 2] {
     match time_and_share {
         Some((other, share)) => [time(other), format!("{:.0} %", share * 100.0)],
@@ -113,12 +110,12 @@ fn beside(time_and_share: Option<(f64, f64)>) -> [String; 2] {
     }
 }
 
-/// A time in a cell.
+/// Formats a time for a cell.
 fn time(microseconds: f64) -> String {
     format!("{microseconds:.1}")
 }
 
-/// PeerlaneGather beside the rivals; `None` without any.
+/// Returns the comparison with the baselines; `None` without baselines.
 fn baselines(rows: &[Row]) -> Option<String> {
     let first = rows.iter().find(|row| !row.rivals.is_empty())?;
     let version = first.rivals_version.as_deref().unwrap_or("of unknown version");
@@ -158,7 +155,8 @@ fn baseline_cells(row: &Row) -> Vec<String> {
     cells
 }
 
-/// Gathers beside compute; `None` where it was not measured.
+/// Returns the times of all-gathers and compute work that ran together; `None` if they were not
+/// measured.
 fn overlap(rows: &[Row]) -> Option<String> {
     let mut besides =
         rows.iter().flat_map(|row| row.beside.iter().map(move |beside| (row, beside)));
@@ -195,8 +193,8 @@ fn overlap(rows: &[Row]) -> Option<String> {
     Some(format!("beside a GEMM, bf16, 8192 × 8192 × 8192; both run all along\n\n{table}{note}"))
 }
 
-/// A line for each algorithm of the largest size, where that is worth one: if it has several lanes or
-/// fallbacks, or if `all` are wanted. Nothing otherwise.
+/// Returns one line for each algorithm at the largest size that has several lanes or fallbacks, or
+/// for every algorithm if `all`.
 pub(crate) fn lanes(rows: &[Row], all: bool) -> String {
     let largest = rows.iter().map(|row| row.total_bytes).max();
     let rows = rows.iter().filter(|row| Some(row.total_bytes) == largest);

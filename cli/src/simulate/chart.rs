@@ -1,4 +1,5 @@
-//! A simulation as a chart: what each lane does over time, and how much of the links is used.
+//! Draws a simulation as an SVG chart: the activity of each lane over time, and the use of the
+//! links.
 
 use peerlane::cost::Links;
 use peerlane::plan::Step;
@@ -9,12 +10,12 @@ use plotters::prelude::*;
 use crate::error::{Failure, Result};
 
 const WIDTH: i32 = 1280;
-/// Left of the bars, for names.
+/// Width left of the bars, for names.
 const NAMES: i32 = 150;
 const RIGHT: i32 = 40;
 const TOP: i32 = 70;
 const ROW: i32 = 18;
-/// Between one rank and the next.
+/// Space between two ranks.
 const GAP: i32 = 6;
 const TICKS: u64 = 8;
 const OWN: RGBColor = RGBColor(110, 110, 110);
@@ -31,7 +32,7 @@ struct Bar {
     row: usize,
     from: i32,
     to: i32,
-    /// `None` of a wait.
+    /// `None` for a wait.
     way: Option<Way>,
 }
 
@@ -77,8 +78,8 @@ fn render(
     Ok(svg)
 }
 
-/// The slices as bars of at least a pixel; neighbours that touch are one. Copies after waits, so that
-/// they are drawn over them.
+/// Returns the slices as bars with a width of at least one pixel; bars that touch are merged. Waits
+/// come first, so that copies are drawn over them.
 fn bars(simulation: &Simulation) -> Vec<Bar> {
     let lanes = simulation.tiers.len();
     let mut bars: Vec<Bar> = Vec::new();
@@ -123,7 +124,7 @@ fn top(row: usize, lanes: usize) -> i32 {
     TOP + row as i32 * ROW + (row / lanes) as i32 * GAP
 }
 
-/// Where a time is, from left to right.
+/// Returns the horizontal position of a time.
 fn place(picoseconds: u64, end: u64) -> i32 {
     let width = u128::from((WIDTH - NAMES - RIGHT).unsigned_abs());
     NAMES + (u128::from(picoseconds) * width / u128::from(end.max(1))) as i32
@@ -151,7 +152,7 @@ fn legend(area: &Area<'_>) -> Drawn {
     Ok(())
 }
 
-/// Two bars a tier: all ranks on average, and the busiest.
+/// Draws two bars for each tier: the average of all ranks and the busiest rank.
 fn used(area: &Area<'_>, simulation: &Simulation, links: &Links, top: i32) -> Drawn {
     text(area, "share of what links give that is used, 0 to 100 %", (NAMES, top), 14)?;
     for (index, way) in (0..).zip([Way::Local, Way::Network]) {

@@ -1,4 +1,4 @@
-//! `peerlane simulate`: runs the plans of all ranks over links that are figures.
+//! `peerlane simulate`: executes the plans of all ranks on modelled links.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ use chart::chart;
 pub(crate) use options::Options;
 use report::Report;
 
-/// What is simulated on.
+/// Topology, shards and links of a simulation.
 #[derive(Debug)]
 struct Scenario {
     topology: Topology,
@@ -29,20 +29,20 @@ struct Scenario {
     links: Links,
 }
 
-/// One algorithm, simulated.
+/// The simulation of one algorithm.
 #[derive(Debug)]
 struct Run {
     algorithm: Algorithm,
     parts: u32,
-    /// What the cost model says, in picoseconds.
+    /// Prediction of the cost model in picoseconds.
     predicted_ps: u64,
     simulation: Simulation,
 }
 
-/// Simulates, prints and writes files.
+/// Simulates the algorithms, prints the results and writes the files.
 ///
 /// # Errors
-/// If the options do not fit together, or a file cannot be written.
+/// If the options contradict each other, or an output cannot be written.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = options.topology()?;
     let shard_bytes = options.shard_bytes(topology.ranks())?;
@@ -84,7 +84,7 @@ fn event(slice: &Slice) -> TraceEvent {
 }
 
 impl Scenario {
-    /// Simulates `algorithm`, or the one that is predicted to be fastest.
+    /// Simulates `algorithm`, or the one with the lowest predicted time.
     fn simulate(&self, options: &Options, algorithm: Option<Algorithm>) -> Result<Run> {
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
         let Self { topology, shard_bytes, links } = self;

@@ -1,6 +1,4 @@
-//! The command line of `peerlane simulate`.
-//!
-//! The links of a simulation: those that are known, those of a file, and single figures.
+//! Command line of `peerlane simulate`.
 
 use std::path::PathBuf;
 
@@ -16,44 +14,46 @@ use crate::options::{
 };
 use crate::units::Size;
 
-/// Simulate an all-gather on ranks that need not be there: when it ends, and why not sooner.
+/// Simulate an all-gather on modelled links: its duration and its critical path
 ///
-/// The plans of all ranks run, step by step, over links that are figures. Without others the links
-/// are those of H200 GPUs over NVLink inside a node and 400 Gb/s RDMA between nodes. No byte moves.
+/// The plans of all ranks are executed step by step on modelled links; no ranks and no devices are
+/// needed and no byte moves. By default the links are those of H200 GPUs with NVLink inside a node
+/// and 400 Gb/s RDMA between nodes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Nodes: a number of them, or 3+1+2 for the ranks of each node, 2x4, or the node of each rank
+    /// Nodes: a number of nodes, 2x4, 3+1+2 for the ranks of each node, or 0,0,1,1 for the node of
+    /// each rank
     #[arg(long, default_value = "2", value_name = "NODES")]
     nodes: Nodes,
-    /// Ranks of each node, where --nodes is a number [default: 8]
+    /// Ranks of each node, if --nodes is a number [default: 8]
     #[arg(long, value_name = "N", value_parser = parse_ranks)]
     ranks_per_node: Option<usize>,
-    /// The shard of every rank, or one size for each rank
+    /// Shard of every rank in bytes, or one size for each rank
     #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     shard: Vec<Size>,
-    /// auto for the one that is predicted to be fastest, all, or an algorithm by its name
+    /// auto for the algorithm with the lowest predicted time, all, or one algorithm by its name
     #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_wanted)]
     algorithm: AlgorithmArg,
     #[command(flatten)]
     pub(super) plan: PlanOptions,
-    /// One fabric reaches all ranks; else other nodes are reached over a network
+    /// Use one fabric for all ranks [default: other nodes are reached over a network]
     #[arg(long)]
     pub(super) one_fabric: bool,
     #[command(flatten)]
     pub(super) links: LinkOptions,
-    /// A rank that starts late, and by how many microseconds; may be given more than once
+    /// Start a rank late by some microseconds; can be repeated
     #[arg(long, value_name = "RANK:µs", value_parser = parse_delay)]
     delay: Vec<(usize, f64)>,
-    /// How many ranks, from 0, --svg and --trace show
+    /// Number of ranks, from rank 0, that --svg and --trace show
     #[arg(long, default_value_t = 8, value_name = "N")]
     show: usize,
-    /// How many steps of the critical path are printed, 0 for none; JSON has as many
+    /// Number of printed steps of the critical path, also in JSON; 0 for none
     #[arg(long, default_value_t = 12, value_name = "N")]
     pub(super) path: usize,
-    /// Draw the lanes over time, and how much of the links is used, of the fastest
+    /// Draw the lanes of the fastest algorithm over time, and the use of the links
     #[arg(long, value_name = "FILE.svg")]
     pub(super) svg: Option<PathBuf>,
-    /// Write the steps of the fastest as trace events, which Perfetto and Chrome open
+    /// Write the steps of the fastest algorithm as trace events for Perfetto and Chrome
     #[arg(long, value_name = "FILE.json")]
     pub(super) trace: Option<PathBuf>,
     /// Print one JSON object
@@ -61,14 +61,14 @@ pub(crate) struct Options {
     pub(super) json: bool,
 }
 
-/// What is simulated.
+/// Algorithms to simulate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AlgorithmArg {
-    /// What the cost model takes.
+    /// The algorithm that the cost model chooses.
     Auto,
-    /// Everything.
+    /// All algorithms.
     All,
-    /// This one.
+    /// The given algorithm.
     Named(Algorithm),
 }
 
@@ -82,9 +82,9 @@ fn parse_wanted(name: &str) -> std::result::Result<AlgorithmArg, String> {
     })
 }
 
-/// More ranks than that are a slip of the pen.
+/// Largest number of ranks, to catch typing errors.
 const RANKS_MAX: usize = 1 << 20;
-/// The longest delay, so that times fit: an hour.
+/// Longest delay, one hour, so that times do not overflow.
 const DELAY_MAX_US: f64 = 3.6e9;
 
 fn parse_delay(text: &str) -> std::result::Result<(usize, f64), String> {
@@ -97,10 +97,10 @@ fn parse_delay(text: &str) -> std::result::Result<(usize, f64), String> {
 }
 
 impl Options {
-    /// Where the ranks are.
+    /// Returns the topology of the options.
     ///
     /// # Errors
-    /// If --nodes and --ranks-per-node do not fit together.
+    /// If `--nodes` and `--ranks-per-node` contradict each other, or there are too many ranks.
     pub(super) fn topology(&self) -> Result<Topology> {
         let ranks = match (&self.nodes, self.ranks_per_node) {
             (Nodes::Count(nodes), each) => nodes.saturating_mul(each.unwrap_or(8)),
@@ -120,15 +120,15 @@ impl Options {
         self.nodes.topology(ranks).map_err(|text| Failure::usage(format!("--nodes: {text}")))
     }
 
-    /// The bytes of each rank's shard.
+    /// Returns the shard of each rank in bytes.
     ///
     /// # Errors
-    /// If there are neither one nor `ranks` of them.
+    /// If the number of sizes is neither 1 nor `ranks`.
     pub(super) fn shard_bytes(&self, ranks: usize) -> Result<Vec<u64>> {
         shard_bytes("--shard", &self.shard, ranks)
     }
 
-    /// What is simulated; `None` is what the cost model takes.
+    /// Returns the algorithms to simulate; `None` is the choice of the cost model.
     pub(super) fn algorithms(&self) -> Vec<Option<Algorithm>> {
         match self.algorithm {
             AlgorithmArg::Auto => vec![None],
@@ -137,10 +137,10 @@ impl Options {
         }
     }
 
-    /// How much later than the others each rank starts, in picoseconds.
+    /// Returns the start delay of each rank in picoseconds; later ranks have none.
     ///
     /// # Errors
-    /// If there is no such rank.
+    /// If a rank does not exist.
     pub(super) fn delays(&self, ranks: usize) -> Result<Vec<u64>> {
         let mut delays = Vec::new();
         for &(rank, microseconds) in &self.delay {
@@ -154,44 +154,44 @@ impl Options {
         Ok(delays)
     }
 
-    /// The ranks whose steps are recorded.
+    /// Returns the ranks whose steps are recorded.
     pub(super) fn shown(&self, ranks: usize) -> Vec<Rank> {
         let wanted = self.svg.is_some() || self.trace.is_some();
         Rank::all(if wanted { self.show.min(ranks) } else { 0 }).collect()
     }
 }
 
-/// LinkOptions of links.
+/// Options that change the modelled links.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LinkOptions {
-    /// Links as JSON, or what `peerlane calibrate` has written
+    /// Links as JSON, or a file that `peerlane calibrate` wrote
     #[arg(long, value_name = "FILE")]
     links: Option<PathBuf>,
-    /// What one rank sends, and receives, inside its node, in GB/s (10^9 bytes a second)
+    /// Rate at which one rank sends and receives inside its node, in GB/s (10^9 bytes per second)
     #[arg(long, value_name = "GB/s")]
     local_gbs: Option<f64>,
-    /// The same between nodes
+    /// Rate at which one rank sends and receives between nodes, in GB/s (10^9 bytes per second)
     #[arg(long, value_name = "GB/s")]
     network_gbs: Option<f64>,
-    /// How long a flag takes inside a node, in microseconds
+    /// Latency of a flag inside a node, in microseconds
     #[arg(long, value_name = "µs")]
     local_us: Option<f64>,
-    /// The same between nodes
+    /// Latency of a flag between nodes, in microseconds
     #[arg(long, value_name = "µs")]
     network_us: Option<f64>,
-    /// Network cards of a node, which its ranks share [default: one for each rank]
+    /// NICs of a node, shared by its ranks [default: one for each rank]
     #[arg(long, value_name = "N")]
     nics: Option<u32>,
-    /// What a network card carries in each direction, in GB/s [default: as much as its ranks send]
+    /// Rate of a NIC in each direction, in GB/s [default: the rate of one rank]
     #[arg(long, value_name = "GB/s")]
     nic_gbs: Option<f64>,
 }
 
 impl LinkOptions {
-    /// The links that are asked for.
+    /// Returns the links of the options.
     ///
     /// # Errors
-    /// If the file cannot be read, or a figure is impossible.
+    /// If the file cannot be read, or a value is impossible.
     pub(super) fn links(&self) -> Result<Links> {
         let mut links = self.file()?.unwrap_or_default();
         let giga = 1e9;
@@ -208,7 +208,7 @@ impl LinkOptions {
         }
         links.node.nics = self.nics.or(links.node.nics);
         let nic = self.nic_gbs.map(|gigabytes| gigabytes * giga);
-        // NicOptions that are shared without a limit would be no limit.
+        // Shared NICs without a rate would not limit anything.
         let shared = self.nics.map(|_| links.network.engine_bytes_per_second);
         links.node.nic_bytes_per_second = nic.or(links.node.nic_bytes_per_second).or(shared);
         links.check().map_err(|error| Failure::usage(format!("links: {error}")))?;
@@ -230,7 +230,7 @@ impl LinkOptions {
     }
 }
 
-/// One flow, an engine and a rank carry the same.
+/// Sets the same rate for one flow, an engine and a rank.
 fn set_rate(link: &mut Link, bytes_per_second: f64) {
     link.bytes_per_second = bytes_per_second;
     link.engine_bytes_per_second = bytes_per_second;

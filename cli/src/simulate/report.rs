@@ -1,4 +1,4 @@
-//! What a simulation has found, for people and for programs.
+//! Results of simulations, as text and as JSON.
 
 use std::fmt::Write;
 
@@ -10,16 +10,16 @@ use crate::error::Result;
 use crate::report::{aligned, pretty_json};
 use crate::units::Size;
 
-/// Simulations on one scenario.
+/// Simulations of one scenario.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Report<'a> {
     pub(super) scenario: &'a Scenario,
     pub(super) runs: &'a [Run],
-    /// How many steps of a critical path are shown.
+    /// Number of printed steps of a critical path.
     pub(super) path: usize,
 }
 
-/// The first and last steps of a path, and how many were left out between them.
+/// The first and last steps of a path, and the number of steps between them that are left out.
 struct PathExcerpt<'a> {
     first: &'a [Stage],
     left_out: usize,
@@ -38,7 +38,7 @@ impl<'a> PathExcerpt<'a> {
 }
 
 impl Report<'_> {
-    /// What `run` simulated, in a line.
+    /// Returns a one-line description of `run`.
     pub(super) fn title(&self, run: &Run) -> String {
         let Run { algorithm, parts, .. } = run;
         let plural = if *parts == 1 { "" } else { "s" };
@@ -49,7 +49,7 @@ impl Report<'_> {
         )
     }
 
-    /// A table, and the critical path of each run.
+    /// Returns a table and the critical path of each run.
     pub(super) fn text(&self) -> String {
         let mut text = format!("{}, {}\n\n", self.scenario.topology, self.shards());
         let cells = self.runs.iter().map(|run| self.cells(run));
@@ -61,10 +61,10 @@ impl Report<'_> {
         text
     }
 
-    /// One object.
+    /// Returns one JSON object.
     ///
     /// # Errors
-    /// None that is known.
+    /// If the serialisation fails.
     pub(super) fn json(&self) -> Result<String> {
         let document = json!({
             "topology": self.scenario.topology.notation(),

@@ -1,4 +1,5 @@
-//! NCCL's all-gathers in the same processes: its own choice, symmetric windows, copy engines.
+//! NCCL's all-gathers in the same processes, on three paths: its own choice, symmetric windows, and
+//! copy engines.
 
 use std::ffi::c_void;
 use std::rc::Rc;
@@ -13,17 +14,17 @@ use crate::error::{Failure, Result};
 use crate::nccl::{Communicator, Nccl, Policy, Window};
 use crate::ranks::comm::Comm;
 
-/// What NCCL is timed on.
+/// The paths of NCCL that are timed.
 pub(super) struct Baselines {
     version: String,
     paths: [NcclPath; 3],
     timeout: Duration,
 }
 
-/// One of NCCL's ways to gather.
+/// One path of NCCL.
 pub(super) struct NcclPath {
     pub(super) name: &'static str,
-    /// Or why it cannot be had.
+    /// The error text if the path is not available.
     state: std::result::Result<OpenPath, String>,
 }
 
@@ -54,18 +55,20 @@ const SYMMETRIC: &str = "symmetric";
 const COPY_ENGINES: &str = "copy engines";
 
 impl Baselines {
-    /// Loads NCCL and joins, with memory for shards of up to `shard_bytes`. Collective.
+    /// Loads NCCL and joins its communicators, with memory for shards of up to `shard_bytes`.
+    /// Collective.
     ///
     /// # Errors
-    /// If NCCL cannot be loaded on a rank, or ranks have unlike versions, or it fails on its default
-    /// path. The other paths may be missing with a reason.
+    /// If NCCL cannot be loaded on a rank, the ranks have different versions, or the default path
+    /// fails. The other paths may be unavailable with a reason.
     pub(super) fn open(
         options: &Options,
         comm: &Comm,
         gpu: &Gpu,
         shard_bytes: u64,
     ) -> Result<Self> {
-        // No rank may wait inside of NCCL for one that cannot load it.
+        // The ranks exchange the result first, so that no rank waits inside NCCL for a rank that cannot
+        // load it.
         let loaded = Nccl::open(options.nccl.as_deref());
         let mine = loaded.as_ref().map(|nccl| nccl.version()).map_err(|why| why.text().to_owned());
         let versions = comm.share("version of NCCL", &mine)?;
@@ -116,20 +119,20 @@ impl Baselines {
         Ok(Self { version: format!("{} ({})", nccl.version(), nccl.path()), paths, timeout })
     }
 
-    /// The version, and the file.
+    /// Returns the version and the file.
     pub(super) fn version(&self) -> &str {
         &self.version
     }
 
-    /// The paths, in the order of the columns.
+    /// Returns the paths in the order of the columns.
     pub(super) fn paths(&self) -> &[NcclPath] {
         &self.paths
     }
 
-    /// Leaves. Collective.
+    /// Closes windows and communicators. Collective.
     ///
     /// # Errors
-    /// NCCL's.
+    /// If NCCL returns an error.
     pub(super) fn close(self) -> Result<()> {
         let mut left: Vec<Rc<Communicator>> = Vec::new();
         for path in self.paths {
@@ -152,7 +155,7 @@ impl Baselines {
 }
 
 impl NcclPath {
-    /// OpenPath where it is open on every rank. Collective.
+    /// Returns the path; it is open only if it is open on every rank. Collective.
     fn agreed(name: &'static str, comm: &Comm, open: Result<OpenPath>) -> Result<Self> {
         let mine = open.as_ref().err().map(|why| why.text().to_owned());
         let refusals = comm.share("path of NCCL", &mine)?;
@@ -164,12 +167,13 @@ impl NcclPath {
         Ok(Self { name, state })
     }
 
-    /// Why it cannot be had, if it cannot.
+    /// Returns why the path is not available; `None` if it is.
     pub(super) fn refusal(&self) -> Option<&str> {
         self.state.as_ref().err().map(String::as_str)
     }
 
-    /// A implementation of shards of so many bytes, and where its shard is.
+    /// Returns the all-gather of shards of `shard_bytes`, and the location of this rank's shard;
+    /// `None` if the path is not available.
     pub(super) fn at(
         &self,
         shard_bytes: u64,
@@ -221,8 +225,8 @@ impl Implementation for NcclGather {
     fn start(&mut self) -> Result<()> {
         let stream: *mut c_void = self.stream.raw();
         let Self { communicator, input, output, shard_bytes, .. } = self;
-        // SAFETY: the memory holds the largest size and lives until the communicator is closed; the
-        // stream is of the same GPU.
+        // SAFETY: the memory fits the largest size and outlives the communicator; the stream belongs to
+        // the same GPU.
         unsafe { communicator.all_gather(*input, output.address, *shard_bytes, stream) }?;
         Ok(())
     }

@@ -1,6 +1,4 @@
-//! What is timed: something that gathers on a stream, eagerly or replayed from a graph.
-//!
-//! Calls of other libraries that may wait for peers without a deadline of their own.
+//! An all-gather that is checked and timed on a stream, eagerly or replayed from a graph.
 
 use std::io::Write;
 use std::rc::Rc;
@@ -17,63 +15,64 @@ use crate::ranks::data::TestData;
 /// Starts in one graph.
 const STARTS_IN_A_GRAPH: u32 = 10;
 
-/// Puts gathers, or what is compared with them, on streams.
+/// Enqueues all-gathers, or bare copies, on streams.
 pub(super) trait Implementation {
-    /// Its name in texts.
+    /// Returns the name for texts.
     fn name(&self) -> &'static str;
 
-    /// Puts one start on the stream, or into the graph that the stream records. Collective.
+    /// Enqueues one start on the stream, or records it into the graph that the stream captures.
+    /// Collective.
     ///
     /// # Errors
-    /// If it is refused.
+    /// If the start is refused.
     fn start(&mut self) -> Result<()>;
 
-    /// Where the result of the last start lies: the shards in rank order, tensor by tensor.
+    /// Returns the location of the last result: the shards in rank order, tensor by tensor.
     ///
     /// # Errors
-    /// If that is not known.
+    /// If the location is not known.
     fn output(&self) -> Result<Vec<Span>>;
 
-    /// Whether its calls and its waits on the device may outlast a peer that is lost: it has no
-    /// deadlines of its own.
+    /// Returns whether calls and device waits have no deadline, so that they may hang if a peer is
+    /// lost.
     fn may_hang(&self) -> bool {
         false
     }
 
-    /// Makes what is started from now on come after what the stream holds, also where it runs on
-    /// other streams.
+    /// Orders later starts after the work on the stream, also if they run on other streams.
     ///
     /// # Errors
-    /// That of the driver.
+    /// If the driver returns an error.
     fn fork(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Makes what the stream gets from now on come after what was started.
+    /// Orders later work on the stream after the starts.
     ///
     /// # Errors
-    /// That of the driver.
+    /// If the driver returns an error.
     fn join(&mut self) -> Result<()> {
         Ok(())
     }
 }
 
-/// Something that gathers, and what is to know about its memory.
+/// An implementation, and the memory that it uses.
 pub(super) struct Candidate<'a> {
-    /// Before the implementation, which must outlive it.
+    /// Declared before the implementation, which must outlive the graph.
     graph: Option<Graph>,
     implementation: Box<dyn Implementation + 'a>,
     stream: Rc<Stream>,
     gpu: Gpu,
-    /// The own shard, a piece for each tensor.
+    /// Shard of this rank, one piece per tensor.
     input: Vec<Span>,
-    /// Outputs that starts use in turn, found by starting.
+    /// Outputs that starts use alternately, found by starting.
     outputs: Vec<Vec<Span>>,
 }
 
 impl<'a> Candidate<'a> {
-    /// One that reads its shard from `input` and uses `outputs` outputs in turn; `captured` if it is
-    /// replayed from a graph. Starts some times. Collective.
+    /// Creates a candidate that reads its shard from `input` and uses `outputs` outputs
+    /// alternately. If `captured`, it is replayed from a graph. Makes one start per output.
+    /// Collective.
     ///
     /// # Errors
     /// If a start or the capture is refused.
@@ -100,26 +99,26 @@ impl<'a> Candidate<'a> {
         Ok(candidate)
     }
 
-    /// Its name in texts.
+    /// Returns the name for texts.
     pub(super) fn name(&self) -> &'static str {
         self.implementation.name()
     }
 
-    /// Does `work` with it, and ends the process if that takes longer than twice the timeout where
-    /// it [may hang](Implementation::may_hang).
+    /// Runs `work`. If the implementation [may hang](Implementation::may_hang), ends the process
+    /// after twice the timeout.
     ///
     /// # Errors
-    /// That of `work`.
+    /// If `work` fails.
     pub(super) fn guarded<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if !self.implementation.may_hang() {
             return work(self);
         }
-        // Each wait within has the timeout for itself, and says more when it ends.
+        // Each wait inside `work` has the timeout, and a better error text.
         let timeout = self.gpu.timeout().saturating_mul(2);
         with_timeout(self.implementation.name(), timeout, || work(self))
     }
 
-    /// The number of starts that will really be made for `starts`.
+    /// Returns the number of starts that are made for `starts`, which a graph rounds up.
     pub(super) fn whole(&self, starts: u32) -> u32 {
         match self.graph {
             None => starts,
@@ -127,10 +126,10 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// Puts so many starts on the stream, a [whole](Self::whole) number. Collective.
+    /// Enqueues a number of starts that [`whole`](Self::whole) has returned. Collective.
     ///
     /// # Errors
-    /// If one is refused.
+    /// If a start is refused.
     pub(super) fn enqueue(&mut self, starts: u32) -> Result<()> {
         match &self.graph {
             None => (0..starts).try_for_each(|_| self.implementation.start()),
@@ -139,26 +138,28 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// See [`Implementation::fork`].
+    /// Calls [`Implementation::fork`].
     pub(super) fn fork(&mut self) -> Result<()> {
         self.implementation.fork()
     }
 
-    /// See [`Implementation::join`].
+    /// Calls [`Implementation::join`].
     pub(super) fn join(&mut self) -> Result<()> {
         self.implementation.join()
     }
 
-    /// Gathers fresh data into poisoned outputs and compares every byte on every rank. Collective.
+    /// Gathers new data into outputs with a known byte, and compares every byte on every rank.
+    /// Collective.
     ///
     /// # Errors
-    /// If the gather fails, or a byte is wrong on any rank.
+    /// If the all-gather fails, or a byte is wrong on any rank.
     pub(super) fn check(&mut self, comm: &Comm, rank: usize, data: TestData) -> Result<()> {
         let ranks = comm.share("to check", &())?.len();
         content::poison(&self.gpu, &self.outputs)?;
         content::fill(&self.gpu, data, (rank, ranks), &self.input)?;
-        // In place the poison covers the own shard, which is filled after it. No rank starts before
-        // all have poisoned, because peers write here as soon as they do.
+        // In place, the overwritten output contains the shard of this rank, so the shard is filled
+        // afterwards. The exchange keeps ranks from starting before all outputs are overwritten,
+        // because peers write into them.
         comm.share("poisoned and filled", &())?;
         let mut found = Ok(());
         for index in 0..self.outputs.len() {
@@ -182,12 +183,12 @@ impl<'a> Candidate<'a> {
         self.gpu.finish(&self.stream, self.implementation.name())
     }
 
-    /// Records the starts of a graph. The graph is not run here.
+    /// Captures the starts of a graph. The graph is not launched here.
     fn capture(&mut self) -> Result<()> {
         let name = self.implementation.name();
         self.gpu.begin_capture(&self.stream)?;
         let started = (0..STARTS_IN_A_GRAPH).try_for_each(|_| self.implementation.start());
-        // Ended also after a refusal, so that the stream can be used and destroyed.
+        // The capture must end also after an error, so that the stream stays usable.
         let graph = self.gpu.end_capture(&self.stream, name);
         started?;
         self.graph = Some(graph?);
@@ -195,11 +196,11 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// Does `work`, and ends this process with an error if that takes longer than `timeout`: such a call
-/// cannot be interrupted, and peers must not wait for this rank for ever.
+/// Runs `work`, and ends this process with an error if it takes longer than `timeout`. Such a call
+/// cannot be interrupted, and peers must not wait for this rank without limit.
 ///
 /// # Errors
-/// That of `work`.
+/// If `work` fails.
 pub(super) fn with_timeout<T>(
     what: &'static str,
     timeout: Duration,
@@ -210,7 +211,7 @@ pub(super) fn with_timeout<T>(
         if waits.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
             let failure = Failure::failed(format!("{what} took longer than {timeout:?}"))
                 .with_advice("see whether all ranks run; raise --timeout if they are slow");
-            // A closed standard error leaves nobody to tell.
+            // If stderr is closed, the failure cannot be reported anywhere.
             writeln!(std::io::stderr(), "{failure}").ok();
             std::io::stdout().flush().ok();
             end();
@@ -222,15 +223,15 @@ pub(super) fn with_timeout<T>(
         .map_err(|error| Failure::io("cannot start a thread", &error))?;
     let result = work();
     drop(done);
-    // It cannot panic, and ends as soon as the channel is closed.
+    // The thread cannot panic, and ends as soon as the channel is closed.
     guard.join().ok();
     result
 }
 
-/// Ends this process, and calls nobody: exit handlers of a library would run under the feet of the
-/// call that hangs in it, and NCCL's have ended in a segmentation fault there.
+/// Ends this process without exit handlers. They would run while a call hangs in the same library;
+/// NCCL's handlers caused a segmentation fault in this situation.
 fn end() -> ! {
-    // SAFETY: the call takes nothing and does not return; the kernel closes what is open.
+    // SAFETY: the call has no preconditions and does not return.
     unsafe { libc::_exit(1) }
 }
 

@@ -1,5 +1,5 @@
-//! What the memory of a GPU holds: random shards put there, and outputs compared byte by byte, in
-//! chunks that pass through the host.
+//! Fills GPU memory with random shards and compares outputs byte by byte, in chunks that pass
+//! through the host.
 
 use std::thread;
 
@@ -8,13 +8,13 @@ use crate::error::{Failure, Result};
 use crate::ranks::comm::Comm;
 use crate::ranks::data::{Mismatch, POISON, Shard, TestData};
 
-/// Bytes of a chunk, a multiple of the pieces that data are made of.
+/// Bytes of a chunk, a multiple of the pieces of the test data.
 const CHUNK_BYTES: u64 = 32 << 20;
-/// Shards that are compared at once.
+/// Largest number of shards that are compared at once.
 const THREADS_MAX: usize = 8;
 const _: () = assert!(CHUNK_BYTES.is_multiple_of(Shard::PIECE_BYTES as u64));
 
-/// Fills the own shard, a piece for each tensor, as `rank` of `ranks`.
+/// Fills the shard of rank `rank` of `ranks`, one piece per tensor.
 pub(super) fn fill(
     gpu: &Gpu,
     data: TestData,
@@ -34,7 +34,7 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// Overwrites outputs before a gather whose result is compared.
+/// Overwrites outputs with a known byte.
 pub(super) fn poison(gpu: &Gpu, outputs: &[Vec<Span>]) -> Result<()> {
     let stream = gpu.stream()?;
     for shard in outputs.iter().flatten().filter(|shard| shard.bytes > 0) {
@@ -43,10 +43,10 @@ pub(super) fn poison(gpu: &Gpu, outputs: &[Vec<Span>]) -> Result<()> {
     gpu.finish(&stream, "to poison the output")
 }
 
-/// Compares the shards of an output, several threads at a time.
+/// Compares the shards of an output with several threads.
 ///
 /// # Errors
-/// If a copy fails; the inner result is the first byte that differs.
+/// If a copy fails. The inner result is the first byte that differs.
 pub(super) fn compare(
     gpu: &Gpu,
     data: TestData,
@@ -89,10 +89,10 @@ fn compare_shard(
     Ok(Ok(()))
 }
 
-/// Tells all ranks what was found, and ends the run if any found a wrong byte. Collective.
+/// Exchanges the results of a check. Collective.
 ///
 /// # Errors
-/// The rank, and the first byte.
+/// If a rank has found a wrong byte. The text contains the rank and the byte.
 pub(super) fn agree(
     comm: &Comm,
     what: &str,

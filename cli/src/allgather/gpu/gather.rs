@@ -1,6 +1,4 @@
-//! Peerlane's own all-gather as it is timed.
-//!
-//! A stream as Peerlane takes it, which is of each backend's own type.
+//! Peerlane's all-gather as a timed implementation, on a stream of CUDA or HIP.
 
 use std::rc::Rc;
 
@@ -13,7 +11,7 @@ use crate::allgather::backend::Backend;
 use crate::allgather::setup::{Setup, Variant, with_dtype};
 use crate::error::Result;
 
-/// Prepared, and the stream that it is started on.
+/// A prepared all-gather and the stream on which it starts.
 struct PeerlaneGather<T> {
     gather: AllGather<T>,
     stream: StreamArg,
@@ -22,18 +20,18 @@ struct PeerlaneGather<T> {
     ranks: usize,
 }
 
-/// What a report of ours is made from.
+/// A prepared all-gather with its report.
 pub(super) struct Prepared {
     pub(super) implementation: Box<dyn Implementation>,
     pub(super) report: peerlane::group::Report,
-    /// The own shard, a piece for each tensor.
+    /// Shard of this rank, one piece per tensor.
     pub(super) input: Vec<Span>,
 }
 
-/// Prepares an all-gather of shards of `shard_length` elements in the mean. Collective.
+/// Prepares an all-gather with shards of `shard_length` elements on average. Collective.
 ///
 /// # Errors
-/// That of the group.
+/// If the group refuses the operation or has failed.
 pub(super) fn prepare<F: Fabric>(
     setup: &Setup<'_>,
     group: &mut Group<F>,
@@ -51,13 +49,13 @@ pub(super) fn prepare<F: Fabric>(
     })
 }
 
-/// The pieces of the own shard, one for each tensor.
+/// Returns the pieces of this rank's shard, one per tensor.
 fn input<T: Element>(gather: &AllGather<T>, rank: Rank, in_place: bool) -> Result<Vec<Span>> {
     let tensors = 0..gather.report().tensors;
     let pieces = tensors.map(|tensor| Ok(span(gather.piece_place(tensor, rank)?)));
     let mut pieces = pieces.collect::<Result<Vec<_>>>()?;
     if !in_place {
-        // As long as in the output, one after another in the input.
+        // In the input, the pieces have the lengths of the output and follow one another.
         let mut address = span(gather.input_place()).address;
         for piece in &mut pieces {
             piece.address = address;
@@ -99,28 +97,29 @@ fn span(place: peerlane::group::Place) -> Span {
     Span { address: place.base.as_ptr() as u64, bytes: place.bytes }
 }
 
-/// A stream of the measurement.
+/// A stream in the type of the backend.
 pub(super) enum StreamArg {
     Cuda(cuda::Stream),
     Rocm(rocm::Stream),
 }
 
 impl StreamArg {
-    /// Lends a stream; whoever has it keeps the stream longer.
+    /// Wraps a stream. The caller keeps the stream for as long as the result is used.
     pub(super) fn of(stream: &Stream) -> Self {
         match stream.gpu().backend() {
-            // SAFETY: a stream of this GPU's only context; that it is kept is the caller's duty.
+            // SAFETY: the stream belongs to the primary context of this GPU, and the caller keeps it
+            // alive.
             Backend::Rocm => Self::Rocm(unsafe { rocm::Stream::from_raw(stream.raw()) }),
-            // SAFETY: as above.
+            // SAFETY: as for ROCm.
             _ => Self::Cuda(unsafe { cuda::Stream::from_raw(stream.raw()) }),
         }
     }
 
-    /// Starts behind what the stream holds; where the host drives the engines, it waits for that and for
-    /// the end.
+    /// Starts after the work on the stream. If the host drives the engines, waits for that work and
+    /// for the completion of the start.
     ///
     /// # Errors
-    /// That of the start.
+    /// If the start fails.
     pub(super) fn start_behind<T: Element>(
         &self,
         stream: &Stream,
@@ -133,11 +132,12 @@ impl StreamArg {
         Ok(gather.run()?)
     }
 
-    /// Puts a start on the stream. Nothing on the device reads the output between two starts; the host
-    /// does, after it has waited for the stream. So the lease can end at once.
+    /// Enqueues a start on the stream. The lease on the result can end at once: nothing on the
+    /// device reads the output between two starts, and the host reads it only after it has waited
+    /// for the stream.
     ///
     /// # Errors
-    /// That of the start.
+    /// If the start fails.
     pub(super) fn start<T: Element>(&self, gather: &mut AllGather<T>) -> Result<()> {
         match self {
             Self::Cuda(stream) => drop(gather.start_on(stream)?),

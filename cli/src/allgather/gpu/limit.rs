@@ -1,6 +1,6 @@
-//! The physical limit between GPUs: every rank copies its shard to its peers, all at once, by plain
-//! copies and without flags. Independent of the library that is measured: the driver's own memory, IPC
-//! and copies.
+//! Measures the limit between GPUs: every rank copies its shard to its peers, all at once, with
+//! plain copies and without flags. It is independent of the measured library and uses memory, IPC
+//! and copies of the driver.
 
 use std::rc::Rc;
 
@@ -11,38 +11,38 @@ use super::device::{Event, Gpu, ImportedMemory, Memory, Span, Stream};
 use crate::error::Result;
 use crate::ranks::comm::Comm;
 
-/// Memory of every rank for the largest size, and streams to copy on.
+/// Memory of every rank for the largest size, and streams for the copies.
 pub(super) struct LimitBuffers {
     gpu: Gpu,
     input: Memory,
     output: Memory,
-    /// The outputs of the peers, in shifted order from this rank.
+    /// Outputs of the peers, starting with the next rank.
     peers: Vec<ImportedMemory>,
-    /// More than are used at a time.
+    /// More streams than are used at the same time.
     streams: Vec<Rc<Stream>>,
     event: Event,
 }
 
-/// One way to push: on so many streams, peers in turn.
+/// One way to copy: a number of streams that take the peers in turn.
 struct ConcurrentCopies<'a> {
     buffers: &'a LimitBuffers,
-    /// Where the own shard begins among all.
+    /// Offset of this rank's shard in the output.
     own_offset: u64,
     shard_bytes: u64,
     streams: Vec<Rc<Stream>>,
     timing: Rc<Stream>,
 }
 
-/// Sets of streams that are tried for each number of them. The driver puts streams on copy engines
-/// as it likes, and two on one engine are slower than one.
+/// Number of sets of streams that are tried for each number of streams. The driver assigns streams
+/// to copy engines as it likes, and two streams on one engine are slower than one.
 const SETS: usize = 3;
 
 impl LimitBuffers {
-    /// Allocates for shards of up to `shard_bytes`, `total_bytes` together, and opens the peers' memory.
-    /// Collective.
+    /// Allocates memory for shards of up to `shard_bytes`, `total_bytes` in total, and opens the
+    /// memory of the peers. Collective.
     ///
     /// # Errors
-    /// If memory cannot be had or opened.
+    /// If memory cannot be allocated or opened.
     pub(super) fn open(
         gpu: &Gpu,
         comm: &Comm,
@@ -60,8 +60,9 @@ impl LimitBuffers {
         Ok(Self { gpu: gpu.clone(), input, output, peers, streams, event })
     }
 
-    /// Ways to push that may be the fastest: one stream, and sets of two and of one a peer; never
-    /// more copies at once than copy engines, which is far slower.
+    /// Returns the ways to copy that may be the fastest: one stream, and sets of two streams up to
+    /// one per peer. There are never more copies at once than copy engines, because that is far
+    /// slower.
     pub(super) fn ways<'a>(
         &'a self,
         (own_offset, shard_bytes): (u64, u64),
@@ -70,7 +71,7 @@ impl LimitBuffers {
         let most = self.streams.len() / SETS;
         let sets = (2..=most).flat_map(|count| (0..SETS).map(move |set| (count, set)));
         let way = |(count, set): (usize, usize)| {
-            // Neighbours, every second one, every third one.
+            // Adjacent streams, every second stream, or every third stream.
             let streams = (0..count).map(|index| Rc::clone(&self.streams[index * (set + 1)]));
             let (streams, timing) = (streams.collect(), Rc::clone(timing));
             let copies =
@@ -81,7 +82,7 @@ impl LimitBuffers {
         std::iter::once((most.min(1), 0)).chain(sets).map(way).collect()
     }
 
-    /// Gives the memory back when all ranks have ended. Collective.
+    /// Closes the memory of the peers when all ranks are done. Collective.
     ///
     /// # Errors
     /// If a rank is lost.
@@ -101,8 +102,8 @@ impl Implementation for ConcurrentCopies<'_> {
         for (index, peer) in peers.iter().enumerate() {
             let stream = &self.streams[index % self.streams.len()];
             let (to, from) = (peer.address() + self.own_offset, input.span().address);
-            // SAFETY: both stream_wait_event the largest size and are closed after the streams are finished; each
-            // rank writes to a place of its own, and nobody reads it.
+            // SAFETY: both ranges fit the largest size and are closed after the streams are finished.
+            // Each rank writes to its own part of the output, which nothing reads.
             unsafe { gpu.copy(stream, to, from, self.shard_bytes) }?;
         }
         Ok(())

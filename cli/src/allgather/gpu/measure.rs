@@ -1,4 +1,4 @@
-//! One size: everything that is compared is opened, checked, and timed in turn.
+//! Measures one size on GPUs: opens, checks and times all candidates in turn.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -25,28 +25,28 @@ use crate::ranks::data::TestData;
 use crate::ranks::statistics::Statistics;
 use crate::report::{Baseline, DeviceTimes, Row, bandwidths, microseconds};
 
-/// Laps of each; the median counts.
+/// Number of repetitions; the median counts.
 const REPETITIONS: usize = 5;
-/// From here on a start takes long enough that a few in a row are enough.
+/// Total size from which a few starts in a row are enough.
 const LARGE_BYTES: u64 = 256 << 20;
 const STARTS: u32 = 50;
 const STARTS_LARGE: u32 = 10;
 
-/// Everything that a rank measures with.
+/// The state of a measuring rank.
 pub(super) struct GpuMeasurement<'a, F: Fabric> {
     pub(super) setup: Setup<'a>,
     pub(super) seed: u64,
     pub(super) comm: Comm,
     pub(super) sink: Sink<'a>,
     pub(super) timer: StreamTimer,
-    /// Of each size, if they were measured.
+    /// The limit of each size, if it was measured.
     pub(super) limits: Vec<Duration>,
     pub(super) rivals: Option<Baselines>,
     pub(super) compute: Option<Compute>,
     pub(super) group: Group<F>,
 }
 
-/// What all ranks together have seen of it: of each time_starts the longest.
+/// Times of a candidate; the longest time of all ranks counts in each repetition.
 #[derive(Clone, Copy, Debug)]
 struct Times {
     device: Statistics,
@@ -54,12 +54,13 @@ struct Times {
 }
 
 impl<F: Fabric> GpuMeasurement<'_, F> {
-    /// Tells the one who prints, if this rank is the one that tells.
+    /// Sends an event to the printer, on rank 0 only.
     pub(super) fn tell(&mut self, event: ProgressEvent) -> Result<()> {
         if self.comm.rank().0 == 0 { (self.sink)(event) } else { Ok(()) }
     }
 
-    /// Measures and checks shards of so many elements; `index` counts the sizes. Collective.
+    /// Measures and checks shards of `shard_length` elements; `index` is the index of the size.
+    /// Collective.
     ///
     /// # Errors
     /// If an operation fails, or a byte is wrong on any rank.
@@ -114,7 +115,7 @@ impl<F: Fabric> GpuMeasurement<'_, F> {
         }
 
         let starts = candidates[0].whole(counts.timed);
-        // Those of the rivals go with the first row.
+        // The overlaps of the baselines belong to the first row.
         let mut overlaps = overlaps.into_iter();
         let own_overlaps: Vec<_> = overlaps.by_ref().take(reports.len()).collect();
         for (index, report) in reports.iter().enumerate() {
@@ -135,14 +136,15 @@ impl<F: Fabric> GpuMeasurement<'_, F> {
             tell(ProgressEvent::Row { row: Box::new(row) })?;
         }
         drop(candidates);
-        // The next size is allocated when the memory of this one is free on every rank.
+        // After the barrier the memory of this size is free on every rank, so the next size can be
+        // allocated.
         Ok(self.group.barrier()?)
     }
 
-    /// Traces a start at shards of so many elements. Collective.
+    /// Traces one start with shards of `shard_length` elements. Collective.
     ///
     /// # Errors
-    /// If it fails.
+    /// If the start fails.
     pub(super) fn trace(&mut self, shard_length: u64) -> Result<()> {
         let total_bytes = self.total_bytes(shard_length);
         self.tell(ProgressEvent::Doing { activity: Activity::Trace, total_bytes })?;
@@ -164,12 +166,12 @@ fn counts(options: &Options, total_bytes: u64) -> StartCounts {
     StartCounts { warmup: options.warmup, timed, aligned: false }
 }
 
-/// The times of bare copies at shards of so many elements each, of the ways to copy the fastest.
-/// Before anything else is prepared: the more streams there are, the more of them share the queues of
-/// the device.
+/// Returns the time of bare copies in the fastest way, for each shard length. It must be measured
+/// before other streams are created, because more streams share the queues of the device.
 ///
-/// Many rounds in a row hide what a single one costs the host. Without flags the ranks come out of step
-/// in them, and copies to one peer meet; so few rounds that begin together count as well. Collective.
+/// Many iterations in a row hide the host time of a single one. Without flags, however, the ranks
+/// get out of step, and copies from several ranks to one peer collide. Therefore a few iterations
+/// that begin together count as well. Collective.
 ///
 /// # Errors
 /// If a copy fails, or a rank is lost.
@@ -203,7 +205,7 @@ pub(super) fn limits(
     lengths.iter().map(limit).collect()
 }
 
-/// The times of all, on the device and of the host. Collective.
+/// Returns the device and host times of all candidates. Collective.
 fn time(
     timer: &mut StreamTimer,
     comm: &Comm,
@@ -218,8 +220,8 @@ fn time(
     Ok(times.collect())
 }
 
-/// Laps of all, in turn, so that what disturbs one disturbs all alike: of each time_starts, which gives one or more
-/// times, the longest of all ranks. Collective.
+/// Runs `lap` for all candidates in turn, so that a disturbance affects all of them alike. Each run
+/// returns one or more times; the longest of all ranks counts. Collective.
 fn repetitions(
     comm: &Comm,
     candidates: &mut [Candidate<'_>],
@@ -262,7 +264,7 @@ fn row(
     Row { device: Some(device), ..row::row(setup, report, figures) }
 }
 
-/// The paths of NCCL, also those that it lacks; `times` are of those that it has.
+/// Returns the comparison with all paths of NCCL; `times` are those of the available paths.
 fn compare(
     rivals: &Baselines,
     ours: Times,

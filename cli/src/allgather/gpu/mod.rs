@@ -1,4 +1,17 @@
-//! All-gathers between GPUs, of either vendor: one rank is one GPU, timed back to back on a stream.
+//! Measures all-gathers between GPUs of either vendor: one GPU per rank, timed back to back on a
+//! stream.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `measure` | measuring and checking one size |
+//! | `candidate` | what is timed, eagerly or from a graph |
+//! | `gather` | Peerlane's all-gather |
+//! | `baselines` | NCCL's all-gathers |
+//! | `limit` | bare copies as the limit |
+//! | `overlap` | all-gathers and compute work together |
+//! | `timer` | times of starts on a stream |
+//! | `content` | filling and comparing GPU memory |
+//! | `device`, `driver` | a GPU and the calls of its driver |
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::Fabric;
@@ -32,10 +45,10 @@ use measure::GpuMeasurement;
 use overlap::Compute;
 use timer::StreamTimer;
 
-/// Runs this rank on its GPU, which is the backend's.
+/// Runs this rank on its GPU.
 ///
 /// # Errors
-/// Whatever ends the run on this rank.
+/// If the group or a measurement fails.
 pub(super) fn run(ready: Ready<'_>, slot: &GpuSlot, backend: Backend) -> Result<()> {
     let (rank, ranks) = (ready.comm.rank(), ready.comm.ranks());
     let (device, strict) = (slot.ordinal, ready.options.strict);
@@ -109,7 +122,7 @@ fn measure<F: Fabric + 'static>(
     Ok(group.close()?)
 }
 
-/// Whether everything fits into the memory of this GPU at the largest size.
+/// Checks that the largest size fits into the free memory of this GPU.
 fn need(setup: &Setup<'_>, (shard_bytes, output): (u64, u64), gpu: &Gpu) -> Result<()> {
     let options = setup.options;
     let gathers = setup.algorithms().len() as u64;

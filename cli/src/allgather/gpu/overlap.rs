@@ -1,8 +1,8 @@
-//! Gathers and matrix products beside each other, and each alone.
+//! Measures all-gathers and matrix products together, and each alone.
 //!
-//! Both run all along: each stream holds more work than is timed, before and after, so that the
-//! timed products run beside gathers only and the timed gathers beside products only. Whether that
-//! came out so is read from the events; if not, the shorter side gets more and both run again.
+//! Each stream gets more work than is timed, before and after it. Then the timed products run only
+//! next to all-gathers, and the timed all-gathers only next to products. The events show whether
+//! this was so. If not, the shorter side gets more work and both run again.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -23,25 +23,25 @@ use crate::report::{Overlap, microseconds};
 const SIDE: u32 = 8192;
 const MATRIX_BYTES: u64 = 2 * (SIDE as u64) * (SIDE as u64);
 const WORKSPACE_BYTES: u64 = 64 << 20;
-/// Random elements are made once for so many bytes and repeated.
+/// Bytes of random elements that are generated once and repeated.
 const RANDOM_BYTES: usize = 8 << 20;
-/// Products before the timed ones, and the timed ones.
+/// Products before the timed ones, and timed products.
 const LEAD: u32 = 2;
 const TIMED: u32 = 12;
 /// Rounds of each alone and both together, in turn; the medians count.
 const ROUNDS: usize = 5;
-/// Tries of a round until both sides outlast each other.
+/// Attempts of a round until both sides outlast each other.
 const TRIES: u32 = 4;
-/// How long products run before anything is timed: a GPU that has rested runs faster for a while.
+/// Duration of products before anything is timed, because an idle GPU runs faster for a while.
 const WARM_UP: Duration = Duration::from_millis(1500);
 const GATHERS_MAX: u32 = 4000;
 
-/// Device memory that it takes.
+/// Device memory of the compute work.
 pub(super) const MEMORY_BYTES: u64 = 3 * MATRIX_BYTES + WORKSPACE_BYTES;
 
-/// Matrix products on a stream of their own.
+/// Matrix products on their own stream.
 pub(super) struct Compute {
-    /// Before the memory that it uses.
+    /// Declared before the memory that it uses.
     cublas: Cublas,
     gpu: Gpu,
     stream: Rc<Stream>,
@@ -49,7 +49,7 @@ pub(super) struct Compute {
     _memory: [Memory; 4],
 }
 
-/// How many there are of what; the same on all ranks.
+/// Numbers of products and all-gathers, the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct OverlapCounts {
     products_after: u32,
@@ -58,18 +58,18 @@ struct OverlapCounts {
     gathers_after: u32,
 }
 
-/// What one rank has seen.
+/// Times of one rank.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct OverlapTimes {
     product: Duration,
     gather: Duration,
-    /// The products outlasted the timed gathers.
+    /// Whether the products outlasted the timed all-gathers.
     products_last: bool,
-    /// The gathers outlasted the timed products.
+    /// Whether the all-gathers outlasted the timed products.
     gathers_last: bool,
 }
 
-/// What all ranks together have seen in a round.
+/// Times of all ranks in a round.
 struct Round {
     product_alone: Duration,
     gather_alone: Duration,
@@ -77,10 +77,10 @@ struct Round {
 }
 
 impl Compute {
-    /// Loads cuBLAS and makes matrices of random numbers near 1.
+    /// Loads cuBLAS and fills matrices with random numbers.
     ///
     /// # Errors
-    /// If cuBLAS or memory cannot be had.
+    /// If cuBLAS cannot be loaded, or memory cannot be allocated.
     pub(super) fn open(options: &Options, gpu: &Gpu) -> Result<Self> {
         gpu.enter()?;
         let cublas = Cublas::open(options.cublas.as_deref())?;
@@ -98,7 +98,8 @@ impl Compute {
                 random = gpu.upload(&stream, matrix.address + offset, random)?;
             }
         }
-        // SAFETY: stream and workspace are dropped after cuBLAS, with which the GPU is current.
+        // SAFETY: stream and workspace are dropped after `cublas` (field order), and the GPU is
+        // current.
         unsafe { cublas.run_on(stream.raw(), workspace.address, WORKSPACE_BYTES as usize) }?;
         let matrices = Matrices {
             side: SIDE.cast_signed(),
@@ -110,11 +111,11 @@ impl Compute {
     }
 
     fn enqueue(&self, products: u32) -> Result<()> {
-        // SAFETY: the matrices are of that size and live as long as `self`.
+        // SAFETY: the matrices have this size and live as long as `self`.
         (0..products).try_for_each(|_| unsafe { self.cublas.multiply(self.matrices) })
     }
 
-    /// Brings the GPU to the speed that it keeps.
+    /// Runs products until the GPU has its sustained clock rate.
     fn warm_up(&self) -> Result<()> {
         let begun = Instant::now();
         while begun.elapsed() < WARM_UP {
@@ -125,7 +126,7 @@ impl Compute {
         Ok(())
     }
 
-    /// The time of one product with nothing beside it.
+    /// Returns the time of one product without all-gathers.
     fn alone(&self) -> Result<Duration> {
         self.enqueue(LEAD)?;
         let begin = self.mark()?;
@@ -140,10 +141,10 @@ impl Compute {
     }
 }
 
-/// Times `candidate` beside products, and both alone, in rounds. Collective.
+/// Times `candidate` together with products, and both alone, in rounds. Collective.
 ///
 /// # Errors
-/// If a product or a gather fails.
+/// If a product or an all-gather fails.
 pub(super) fn beside(
     timer: &mut StreamTimer,
     comm: &Comm,
@@ -183,7 +184,8 @@ pub(super) fn beside(
     })
 }
 
-/// Both together, again with more of what ended too early; the longest of all ranks.
+/// Runs both together, and again with more work on the side that ended too early. Returns the
+/// longest times of all ranks.
 fn overlapped(
     timer: &mut StreamTimer,
     comm: &Comm,
@@ -209,8 +211,8 @@ fn overlapped(
     }
 }
 
-/// One run of both. Products come first into their queue, which holds them all; the host may have to
-/// wait for room for the gathers.
+/// Runs both once. The products are enqueued first, because their queue holds all of them;
+/// enqueueing the all-gathers may block the host.
 fn run(
     timer: &mut StreamTimer,
     compute: &Compute,
@@ -244,8 +246,9 @@ fn run(
 }
 
 impl OverlapCounts {
-    /// Gathers that are timed for about as long as the products are, a lead of one product, and an
-    /// end that outlasts products a tenth slower than alone.
+    /// Returns timed all-gathers for about the duration of the timed products, preceded by the
+    /// duration of one product, and followed by enough to outlast products that are 10 % slower
+    /// than alone.
     fn of(product: Duration, gather: Duration, candidate: &Candidate<'_>) -> Self {
         let products = |count: f64| {
             let gathers = count * product.as_secs_f64() / gather.as_secs_f64().max(1e-9);
@@ -264,7 +267,8 @@ impl OverlapCounts {
             self.products_after += TIMED;
         }
         if !gathers_last || !products_last {
-            // More products need more gathers beside them: the end of the timed ones comes later.
+            // More products also need more all-gathers next to them, because the timed products end
+            // later.
             self.gathers_after = candidate.whole(self.gathers_after * 2);
         }
     }
@@ -281,7 +285,8 @@ fn longest(comm: &Comm, mine: Duration) -> Result<Duration> {
     Ok(all.into_iter().max().unwrap_or_default())
 }
 
-/// Bf16 elements from 0.5 to 2 of either sign: zeros would cost less power than real data.
+/// Returns bf16 elements with magnitudes from 0.5 to 2 and either sign. Zeros would use less power
+/// than real data.
 fn random_elements() -> Vec<u8> {
     let mut random = vec![0; RANDOM_BYTES];
     for element in random.chunks_exact_mut(2) {

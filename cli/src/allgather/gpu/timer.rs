@@ -1,8 +1,8 @@
 //! Times starts back to back: many in a row on one stream, between two events.
 //!
-//! Every time_starts begins behind a starting line, an all-gather of nothing, so that the GPUs begin
-//! together although their hosts do not, and with some starts that are not timed, so that the queue
-//! is full when the clock starts.
+//! Each measurement begins with an all-gather of 0 bytes, so that the GPUs begin together although
+//! their hosts do not. Then come some untimed starts, so that the queue is full when the timed ones
+//! begin.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -14,20 +14,20 @@ use super::device::{Event, Gpu, Stream};
 use super::gather::StreamArg;
 use crate::error::Result;
 
-/// Starts whose cost for the host is timed: few enough that the queue cannot fill.
+/// Starts whose host time is measured; few enough that the queue does not fill.
 const HOST_STARTS: u32 = 16;
 
-/// How many starts a time_starts has.
+/// Numbers of starts of one measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StartCounts {
-    /// Not timed.
+    /// Untimed starts.
     pub(super) warmup: u32,
     pub(super) timed: u32,
-    /// Whether the ranks line up again behind those that are not timed.
+    /// Whether the ranks are aligned again after the untimed starts.
     pub(super) aligned: bool,
 }
 
-/// A stream, and the clock on it.
+/// Times starts on one stream.
 pub(super) struct StreamTimer {
     pub(super) gpu: Gpu,
     pub(super) stream: Rc<Stream>,
@@ -37,27 +37,27 @@ pub(super) struct StreamTimer {
 }
 
 impl StreamTimer {
-    /// A clock on `stream`; `line` gathers nothing.
+    /// Creates a timer on `stream`; `line` is an all-gather of 0 bytes.
     ///
     /// # Errors
-    /// If events cannot be had.
+    /// If events cannot be created.
     pub(super) fn new(gpu: Gpu, stream: Rc<Stream>, line: AllGather<u8>) -> Result<Self> {
         let (begin, end) = (gpu.event()?, gpu.event()?);
         Ok(Self { gpu, stream, line, begin, end })
     }
 
-    /// Holds the stream until the streams of all ranks have come here. Collective.
+    /// Blocks the stream until the streams of all ranks have reached this call. Collective.
     ///
     /// # Errors
-    /// That of the start.
+    /// If the start fails.
     pub(super) fn align_ranks(&mut self) -> Result<()> {
         StreamArg::of(&self.stream).start_behind(&self.stream, &mut self.line)
     }
 
-    /// The time of one start on this rank. Collective.
+    /// Returns the device time of one start on this rank. Collective.
     ///
     /// # Errors
-    /// If a start fails or does not end in time.
+    /// If a start fails or does not complete in time.
     pub(super) fn time_starts(
         &mut self,
         candidate: &mut Candidate<'_>,
@@ -80,7 +80,7 @@ impl StreamTimer {
         Ok(self.gpu.elapsed(&self.begin, &self.end)? / timed.max(1))
     }
 
-    /// What one start costs the host, on an empty queue. Collective.
+    /// Returns the host time of one start with an empty queue. Collective.
     ///
     /// # Errors
     /// As [`time_starts`](Self::time_starts).

@@ -1,6 +1,6 @@
-//! NVIDIA's driver, through the crate `cudarc`.
+//! The CUDA driver, through the crate `cudarc`.
 //!
-//! `cudarc` panics where there is no driver, so this is opened only for a device that the backend has
+//! `cudarc` panics without a driver, so this is opened only for a device that the backend has
 //! found.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use cudarc::driver::{CudaContext, DriverError, sys};
 
 use super::{CallError, CallResult, Direction, Driver, Handle, Transfer};
 
-/// A GPU of NVIDIA's.
+/// An NVIDIA GPU.
 pub(in super::super) struct Cuda(Arc<CudaContext>);
 
 impl Cuda {
@@ -43,7 +43,7 @@ impl Driver for Cuda {
     }
 
     unsafe fn destroy_stream(&self, stream: Handle) {
-        // SAFETY: the caller's. A refusal leaves nothing to do.
+        // SAFETY: the rules of [`Driver`] hold. An error has no remedy.
         let _ = unsafe { stream::destroy(stream.cast()) };
     }
 
@@ -57,23 +57,23 @@ impl Driver for Cuda {
     }
 
     unsafe fn destroy_event(&self, event: Handle) {
-        // SAFETY: the caller's. A refusal leaves nothing to do.
+        // SAFETY: the rules of [`Driver`] hold. An error has no remedy.
         let _ = unsafe { event::destroy(event.cast()) };
     }
 
     unsafe fn record(&self, event: Handle, stream: Handle) -> CallResult {
-        // SAFETY: the caller's.
+        // SAFETY: the rules of [`Driver`] hold.
         unsafe { event::record(event.cast(), stream.cast()) }.map_err(refusal)
     }
 
     unsafe fn stream_wait_event(&self, stream: Handle, event: Handle) -> CallResult {
         let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: the caller's.
+        // SAFETY: the rules of [`Driver`] hold.
         unsafe { stream::wait_event(stream.cast(), event.cast(), flags) }.map_err(refusal)
     }
 
     unsafe fn has_passed(&self, event: Handle) -> CallResult<bool> {
-        // SAFETY: the caller's.
+        // SAFETY: the rules of [`Driver`] hold.
         match unsafe { event::query(event.cast()) } {
             Ok(()) => Ok(true),
             Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
@@ -82,22 +82,22 @@ impl Driver for Cuda {
     }
 
     unsafe fn milliseconds(&self, begin: Handle, end: Handle) -> CallResult<f32> {
-        // SAFETY: the caller's.
+        // SAFETY: the rules of [`Driver`] hold.
         unsafe { event::elapsed(begin.cast(), end.cast()) }.map_err(refusal)
     }
 
     fn allocate(&self, bytes: usize) -> CallResult<u64> {
-        // SAFETY: the call has no preconditions; the bytes are written before they are read.
+        // SAFETY: the call has no preconditions; the memory is written before it is read.
         unsafe { result::malloc_sync(bytes) }.map_err(refusal)
     }
 
     unsafe fn free(&self, address: u64) {
-        // SAFETY: the caller's. A refusal leaves nothing to do.
+        // SAFETY: the rules of [`Driver`] hold. An error has no remedy.
         let _ = unsafe { result::free_sync(address) };
     }
 
     unsafe fn set(&self, stream: Handle, address: u64, value: u8, bytes: usize) -> CallResult {
-        // SAFETY: the caller's.
+        // SAFETY: the rules of [`Driver`] hold.
         unsafe { result::memset_d8_async(address, value, bytes, stream.cast()) }.map_err(refusal)
     }
 
@@ -105,15 +105,15 @@ impl Driver for Cuda {
         let Transfer { to, from, bytes, direction } = transfer;
         let stream = stream.cast();
         let code = match direction {
-            // SAFETY: the caller's.
+            // SAFETY: the rules of [`Driver`] hold.
             Direction::ToDevice => unsafe {
                 sys::cuMemcpyHtoDAsync_v2(to, from as *const _, bytes, stream)
             },
-            // SAFETY: the caller's.
+            // SAFETY: the rules of [`Driver`] hold.
             Direction::ToHost => unsafe {
                 sys::cuMemcpyDtoHAsync_v2(to as *mut _, from, bytes, stream)
             },
-            // SAFETY: the caller's.
+            // SAFETY: the rules of [`Driver`] hold.
             Direction::Devices => unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream) },
         };
         code.result().map_err(refusal)
@@ -121,7 +121,7 @@ impl Driver for Cuda {
 
     unsafe fn ipc_handle(&self, address: u64) -> CallResult<[u8; 64]> {
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
-        // SAFETY: the handle is a local; the rest is the caller's.
+        // SAFETY: `handle` is a local variable; the rules of [`Driver`] hold for the address.
         let code = unsafe { sys::cuIpcGetMemHandle(&raw mut handle, address) };
         code.result().map_err(refusal)?;
         Ok(handle.reserved.map(|byte| byte.cast_unsigned()))
@@ -131,41 +131,41 @@ impl Driver for Cuda {
         let raw = CUipcMemHandle { reserved: handle.map(u8::cast_signed) };
         let flags = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut address = 0;
-        // SAFETY: the address is a local; the driver checks the handle.
+        // SAFETY: `address` is a local variable; the driver checks the handle.
         let code = unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut address, raw, flags) };
         code.result().map_err(refusal)?;
         Ok(address)
     }
 
     unsafe fn close_ipc(&self, address: u64) {
-        // SAFETY: the caller's.
+        // SAFETY: the rules of [`Driver`] hold.
         let _: CUresult = unsafe { sys::cuIpcCloseMemHandle(address) };
     }
 
     unsafe fn begin_capture(&self, stream: Handle) -> CallResult {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the caller's.
+        // SAFETY: the rules of [`Driver`] hold.
         unsafe { stream::begin_capture(stream.cast(), mode) }.map_err(refusal)
     }
 
     unsafe fn end_capture(&self, stream: Handle) -> CallResult<Handle> {
-        // SAFETY: the caller's.
+        // SAFETY: the rules of [`Driver`] hold.
         let recorded = unsafe { stream::end_capture(stream.cast()) }.map_err(refusal)?;
         let flags = CUgraphInstantiate_flags(0);
-        // SAFETY: the graph was just recorded.
+        // SAFETY: the graph was just captured.
         let exec = unsafe { graph::instantiate(recorded, flags) }.map_err(refusal);
-        // SAFETY: nobody else has it; what can be launched does not need it.
+        // SAFETY: this is the only handle of the captured graph; the executable graph does not need it.
         let _ = unsafe { graph::destroy(recorded) };
         exec.map(<*mut _>::cast)
     }
 
     unsafe fn launch(&self, graph: Handle, stream: Handle) -> CallResult {
-        // SAFETY: the caller's.
+        // SAFETY: the rules of [`Driver`] hold.
         unsafe { graph::launch(graph.cast(), stream.cast()) }.map_err(refusal)
     }
 
     unsafe fn destroy_graph(&self, graph: Handle) {
-        // SAFETY: the caller's. A refusal leaves nothing to do.
+        // SAFETY: the rules of [`Driver`] hold. An error has no remedy.
         let _ = unsafe { graph::exec_destroy(graph.cast()) };
     }
 }

@@ -1,6 +1,6 @@
-//! What the measurement asks of a vendor's driver: streams, events, memory and graphs of one GPU.
+//! The driver calls that the measurement needs: streams, events, memory and graphs of one GPU.
 //!
-//! Overlap the backend and independent of it, so that what is timed does not stream_wait_event the clock.
+//! They are independent of the backend, so that the measured code does not also measure the time.
 
 use std::ffi::c_void;
 
@@ -10,10 +10,10 @@ mod hip;
 pub(super) use cuda::Cuda;
 pub(super) use hip::Hip;
 
-/// A stream, an event or a graph, as the driver names it.
+/// A stream, an event or a graph of the driver.
 pub(super) type Handle = *mut c_void;
 
-/// The driver's refusal, in its own words.
+/// An error of the driver with its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CallError {
     pub(super) text: String,
@@ -22,7 +22,7 @@ pub(super) struct CallError {
 
 type CallResult<T = ()> = Result<T, CallError>;
 
-/// From where to where a copy goes.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     ToDevice,
@@ -40,25 +40,26 @@ pub(super) struct Transfer {
     pub(super) direction: Direction,
 }
 
-/// One GPU. Every call but [`enter`](Self::enter) wants it to be current on the thread.
+/// Calls the driver of one GPU. All methods except [`enter`](Self::enter) need the GPU to be
+/// current on the thread.
 ///
 /// # Safety
-/// Of all methods that are unsafe: handles were created by this driver and not destroyed, spans are
-/// memory that lives until the stream has passed what uses it.
+/// For the unsafe methods: handles were created by this driver and not destroyed; ranges are memory
+/// that stays allocated until the stream has completed the work that uses it.
 pub(super) trait Driver: Send + Sync {
     /// Makes the GPU current on this thread.
     fn enter(&self) -> CallResult;
-    /// Copies that it makes at a time.
+    /// Returns the number of copies that the GPU can make at the same time.
     fn copy_engines(&self) -> CallResult<i32>;
     fn free_bytes(&self) -> CallResult<usize>;
 
-    /// One that does not wait for the default stream.
+    /// Creates a stream that does not synchronise with the default stream.
     fn create_stream(&self) -> CallResult<Handle>;
     unsafe fn destroy_stream(&self, stream: Handle);
     fn create_event(&self, timed: bool) -> CallResult<Handle>;
     unsafe fn destroy_event(&self, event: Handle);
     unsafe fn record(&self, event: Handle, stream: Handle) -> CallResult;
-    /// What the stream gets next comes after the event.
+    /// Makes later work on the stream wait for the event.
     unsafe fn stream_wait_event(&self, stream: Handle, event: Handle) -> CallResult;
     unsafe fn has_passed(&self, event: Handle) -> CallResult<bool>;
     unsafe fn milliseconds(&self, begin: Handle, end: Handle) -> CallResult<f32>;
@@ -71,9 +72,9 @@ pub(super) trait Driver: Send + Sync {
     fn open_ipc(&self, handle: [u8; 64]) -> CallResult<u64>;
     unsafe fn close_ipc(&self, address: u64);
 
-    /// Records what this thread puts on the stream.
+    /// Starts to capture the work of this thread on the stream.
     unsafe fn begin_capture(&self, stream: Handle) -> CallResult;
-    /// What was recorded, ready to be launched.
+    /// Ends the capture and returns an executable graph.
     unsafe fn end_capture(&self, stream: Handle) -> CallResult<Handle>;
     unsafe fn launch(&self, graph: Handle, stream: Handle) -> CallResult;
     unsafe fn destroy_graph(&self, graph: Handle);
