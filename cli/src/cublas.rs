@@ -87,7 +87,7 @@ impl Cublas {
         let path = found.path;
         let functions = Functions::look_up(found.library).map_err(|symbol| {
             Failure::failed(format!("cuBLAS at {path} has no {symbol}"))
-                .with_advice("name another with --cublas")
+                .with_advice("give another file with --cublas")
         })?;
         let mut cublas = Self { functions, context: null_mut(), path };
         // SAFETY: the pointer points to `cublas.context`, which outlives the call.
@@ -166,7 +166,7 @@ impl Cublas {
         if code == 0 {
             return Ok(());
         }
-        Err(Failure::failed(format!("cuBLAS at {}: {call} gives status {code}", self.path))
+        Err(Failure::failed(format!("cuBLAS at {}: {call} returned status {code}", self.path))
             .with_advice("see cublasStatus_t in NVIDIA's documentation"))
     }
 }

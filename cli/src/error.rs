@@ -94,9 +94,9 @@ impl From<Error> for Failure {
 fn advice(kind: ErrorKind) -> Option<&'static str> {
     match kind {
         ErrorKind::OutOfMemory => Some("lower --max-bytes or --ranks"),
-        ErrorKind::PeerLost => Some("see what that rank said last; here nothing is wrong"),
+        ErrorKind::PeerLost => Some("see the last messages of that rank; this rank has no error"),
         ErrorKind::Timeout => {
-            Some("see whether that rank runs; raise --timeout if it is only slow")
+            Some("check whether that rank runs; raise --timeout if it is only slow")
         }
         ErrorKind::Mismatch => Some("start all ranks with the same program and the same options"),
         _ => None,
@@ -119,8 +119,8 @@ mod tests {
 
     #[test]
     fn a_failure_says_what_and_what_to_do() {
-        let failure = Failure::failed("port 1 is in use").with_advice("take another");
-        assert_eq!(failure.to_string(), "error: port 1 is in use\n help: take another");
+        let failure = Failure::failed("port 1 is in use").with_advice("use another port");
+        assert_eq!(failure.to_string(), "error: port 1 is in use\n help: use another port");
     }
 
     #[test]

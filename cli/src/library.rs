@@ -71,8 +71,8 @@ impl LibrarySpec {
             }
         }
         let first = refusals.into_iter().next().unwrap_or_default();
-        Err(Failure::failed(format!("{} is not found: {first}", self.name)).with_advice(format!(
-            "name the file with {}, or install it: {}",
+        Err(Failure::failed(format!("{} was not found: {first}", self.name)).with_advice(format!(
+            "give the file with {}, or install it: {}",
             self.option, self.advice
         )))
     }
@@ -94,7 +94,7 @@ impl LibrarySpec {
         }
         let (option, given) = (self.option, given.display());
         Err(Failure::failed(format!("{option} {given} cannot be loaded: {refusal}"))
-            .with_advice(format!("{option} takes {} or its folder", self.files[0])))
+            .with_advice(format!("{option} takes the file {} or its folder", self.files[0])))
     }
 
     /// Returns the existing files, and the bare names that the loader searches.
@@ -224,8 +224,8 @@ mod tests {
     #[test]
     fn what_is_nowhere_says_how_to_name_it() {
         let error = NOTHING.open(None).unwrap_err().to_string();
-        assert!(error.starts_with("error: Nothing is not found: libpeerlane-nothing"), "{error}");
-        assert!(error.contains("name the file with --nothing, or install it: pip"), "{error}");
+        assert!(error.starts_with("error: Nothing was not found: libpeerlane-nothing"), "{error}");
+        assert!(error.contains("give the file with --nothing, or install it: pip"), "{error}");
     }
 
     #[test]

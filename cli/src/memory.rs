@@ -33,8 +33,8 @@ impl Need {
         let Self { ranks, total_bytes, input_bytes } = *self;
         let plural = if ranks == 1 { "" } else { "s" };
         let failure = Failure::failed(format!(
-            "the largest size wants {} of memory ({ranks} rank{plural}, each with an output of {} \
-             and an input of {}), {} are available",
+            "the largest size needs {} of memory ({ranks} rank{plural}, each with an output of {} \
+             and an input of {}); available: {}",
             Size(self.bytes()),
             Size(total_bytes),
             Size(input_bytes),
@@ -43,7 +43,9 @@ impl Need {
         // The input is at most as long as the output, so half of the remaining memory always fits.
         let fits = (available / ranks.max(1)).saturating_sub(PROCESS_BYTES) / 2;
         Err(failure.with_advice(match fits.checked_ilog2() {
-            Some(power) => format!("lower --max-bytes, to {} say, or --ranks", Size(1 << power)),
+            Some(power) => {
+                format!("lower --max-bytes, for instance to {}, or lower --ranks", Size(1 << power))
+            }
             None => "lower --ranks".to_owned(),
         }))
     }
@@ -103,12 +105,12 @@ mod tests {
     #[test]
     fn what_does_not_fit_says_what_is_wanted_and_what_there_is() {
         insta::assert_snapshot!(NEED.check(Some(200 << 20)).unwrap_err(), @"
-        error: the largest size wants 352 MiB of memory (4 ranks, each with an output of 64 MiB and an input of 16 MiB), 200 MiB are available
-         help: lower --max-bytes, to 16 MiB say, or --ranks
+        error: the largest size needs 352 MiB of memory (4 ranks, each with an output of 64 MiB and an input of 16 MiB); available: 200 MiB
+         help: lower --max-bytes, for instance to 16 MiB, or lower --ranks
         ");
         let endless = Need { ranks: 2, total_bytes: u64::MAX, input_bytes: 0 };
         insta::assert_snapshot!(endless.check(Some(0)).unwrap_err(), @"
-        error: the largest size wants 16.00 EiB of memory (2 ranks, each with an output of 16.00 EiB and an input of 0 B), 0 B are available
+        error: the largest size needs 16.00 EiB of memory (2 ranks, each with an output of 16.00 EiB and an input of 0 B); available: 0 B
          help: lower --ranks
         ");
     }

@@ -36,7 +36,7 @@ pub(crate) struct NicRank {
     /// Index among the ranks of this machine.
     pub(crate) local_rank: usize,
     /// Whether all ranks are on this machine.
-    pub(crate) alone: bool,
+    pub(crate) single_host: bool,
 }
 
 impl NicOptions {
@@ -45,21 +45,23 @@ impl NicOptions {
     /// # Errors
     /// If there is no library, no device, or no device of a given name.
     pub(crate) fn check(&self) -> Result<()> {
-        let devices = rdma::discover().map_err(refused)?;
+        let devices = rdma::discover().map_err(nic_failure)?;
         let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
         if names.is_empty() {
-            return Err(Failure::failed("there is no RDMA device on this machine").with_advice(
-                "see `peerlane doctor`; for a trial, soft RoCE makes one of a network interface: `rdma \
+            return Err(Failure::failed("this machine has no RDMA device").with_advice(
+                "see `peerlane doctor`; for tests, Soft-RoCE creates one from a network interface: `rdma \
                  link add rxe0 type rxe netdev eth0`",
             ));
         }
-        let wanted = self.device.iter().flat_map(|names| names.split('+'));
-        match wanted.into_iter().find(|name| !names.contains(name)) {
+        let requested = self.device.iter().flat_map(|names| names.split('+'));
+        match requested.into_iter().find(|name| !names.contains(name)) {
             None => Ok(()),
             Some(name) => {
                 let there = names.join(", ");
-                Err(Failure::usage(format!("--device names {name:?}, this machine has {there}"))
-                    .with_advice("`peerlane doctor` shows ports and addresses of each"))
+                Err(Failure::usage(format!(
+                    "--device names {name:?}, but this machine has {there}"
+                ))
+                .with_advice("`peerlane doctor` shows the ports and addresses of each device"))
             }
         }
     }
@@ -79,10 +81,10 @@ impl NicOptions {
     ///
     /// # Errors
     /// If the backend cannot open the device.
-    pub(crate) fn open(&self, holder: NicRank, spin: Option<Duration>) -> Result<rdma::Fabric> {
-        let mut options = self.options(holder);
+    pub(crate) fn open(&self, nic_rank: NicRank, spin: Option<Duration>) -> Result<rdma::Fabric> {
+        let mut options = self.options(nic_rank);
         options.spin = spin;
-        rdma::Fabric::open_with(holder.rank, holder.ranks, options).map_err(refused)
+        rdma::Fabric::open_with(nic_rank.rank, nic_rank.ranks, options).map_err(nic_failure)
     }
 
     /// Returns the number of queue pairs for each peer and device.
@@ -90,7 +92,7 @@ impl NicOptions {
         self.queue_pairs.unwrap_or(rdma::Options::default().queue_pairs)
     }
 
-    fn options(&self, NicRank { local_rank, alone, .. }: NicRank) -> rdma::Options {
+    fn options(&self, NicRank { local_rank, single_host, .. }: NicRank) -> rdma::Options {
         let own = local_rank.checked_rem(self.device.len()).map(|index| &self.device[index]);
         let mut names = own.into_iter().flat_map(|names| names.split('+'));
         let named = |name: &str| rdma::DeviceChoice::Name(name.to_owned());
@@ -103,13 +105,13 @@ impl NicOptions {
             gid_index: self.gid_index,
             // This process may not be part of the network behind the device, for instance in a
             // container.
-            service_ip: alone.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+            service_ip: single_host.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
             ..defaults
         }
     }
 }
 
-fn refused(error: rdma::Error) -> Failure {
+fn nic_failure(error: rdma::Error) -> Failure {
     Failure::of_backend(error).with_advice("`peerlane doctor` shows what this machine has")
 }
 
@@ -120,24 +122,24 @@ mod tests {
     #[test]
     fn ranks_of_a_machine_take_the_cards_in_turn() {
         let device = vec!["mlx5_0".to_owned(), "mlx5_1+mlx5_2".to_owned()];
-        let cards = NicOptions { device, port: Some(1), gid_index: Some(3), queue_pairs: Some(2) };
+        let nics = NicOptions { device, port: Some(1), gid_index: Some(3), queue_pairs: Some(2) };
         let options = |local_rank| {
-            let holder = NicRank { rank: Rank(7), ranks: 8, local_rank, alone: false };
-            cards.options(holder)
+            let nic_rank = NicRank { rank: Rank(7), ranks: 8, local_rank, single_host: false };
+            nics.options(nic_rank)
         };
         let names: Vec<_> = (0..3).map(|local| options(local).device.to_string()).collect();
         assert_eq!(names, [r#""mlx5_0""#, r#""mlx5_1""#, r#""mlx5_0""#]);
         assert_eq!(options(1).further_devices, [rdma::DeviceChoice::Name("mlx5_2".to_owned())]);
         assert_eq!((options(0).further_devices.len(), options(0).queue_pairs), (0, 2));
-        assert_eq!(cards.given(), Some("--device"));
+        assert_eq!(nics.given(), Some("--device"));
         assert_eq!(NicOptions::default().given(), None);
     }
 
     #[test]
     fn ranks_of_one_machine_find_each_other_there() {
-        let of = |alone| {
-            let holder = NicRank { rank: Rank(0), ranks: 2, local_rank: 0, alone };
-            NicOptions::default().options(holder)
+        let of = |single_host| {
+            let nic_rank = NicRank { rank: Rank(0), ranks: 2, local_rank: 0, single_host };
+            NicOptions::default().options(nic_rank)
         };
         assert_eq!(of(false), rdma::Options::default());
         assert_eq!(of(true).service_ip, Some(IpAddr::V4(Ipv4Addr::LOCALHOST)));

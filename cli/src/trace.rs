@@ -76,7 +76,8 @@ fn names(rank: u32, lane: u32, tracks: usize) -> Vec<Value> {
         "ph": "M", "pid": rank, "name": "process_name", "args": {"name": format!("rank {rank}")}
     });
     let threads = (0..tracks as u64).map(|track| {
-        let name = if track == 0 { format!("lane {lane}") } else { format!("lane {lane}, beside") };
+        let name =
+            if track == 0 { format!("lane {lane}") } else { format!("lane {lane}, overlapping") };
         let thread = u64::from(lane) * TRACKS + track;
         json!({
             "ph": "M", "pid": rank, "tid": thread, "name": "thread_name", "args": {"name": name}
@@ -110,7 +111,7 @@ mod tests {
         {"args":{"name":"rank 0"},"name":"process_name","ph":"M","pid":0},
         {"args":{"sort_index":0},"name":"process_sort_index","ph":"M","pid":0},
         {"args":{"name":"lane 0"},"name":"thread_name","ph":"M","pid":0,"tid":0},
-        {"args":{"name":"lane 0, beside"},"name":"thread_name","ph":"M","pid":0,"tid":1},
+        {"args":{"name":"lane 0, overlapping"},"name":"thread_name","ph":"M","pid":0,"tid":1},
         {"args":{"name":"lane 1"},"name":"thread_name","ph":"M","pid":1,"tid":16},
         {"dur":1.0,"name":"put 0.0 input to 1","ph":"X","pid":0,"tid":0,"ts":0.0},
         {"dur":1.0,"name":"put 0.0 input to 2","ph":"X","pid":0,"tid":1,"ts":0.5},

@@ -87,7 +87,7 @@ impl Selected {
                 Self { backend: Backend::Rocm, slots, note: None }
             }
             Backend::Rdma => {
-                options.cards.check()?;
+                options.nics.check()?;
                 Self { backend: Backend::Rdma, slots: Vec::new(), note: None }
             }
         };
@@ -119,19 +119,19 @@ impl Selected {
         };
         // A single GPU has no peer, unless the peer is on another machine.
         if slots.len() < GPUS_WORTHWHILE && !multi_host {
-            return Self::host(Some(format!("{gpus}, wanted {GPUS_WORTHWHILE} or more")));
+            return Self::host(Some(format!("{gpus}, expected {GPUS_WORTHWHILE} or more")));
         }
         if let Some(ranks) = local_ranks.filter(|ranks| *ranks > slots.len()) {
             return Self::host(Some(format!(
-                "{gpus} for {ranks} ranks; --backend cuda shares them"
+                "{gpus} for {ranks} ranks; --backend cuda makes ranks share GPUs"
             )));
         }
-        let note = Some(format!("auto took cuda: {gpus}"));
+        let note = Some(format!("auto selected cuda: {gpus}"));
         Self { backend: Backend::Cuda, slots, note }
     }
 
     fn host(why_not_cuda: Option<String>) -> Self {
-        let note = why_not_cuda.map(|why| format!("auto took host; cuda: {why}"));
+        let note = why_not_cuda.map(|why| format!("auto selected host; cuda: {why}"));
         Self { backend: Backend::Host, slots: Vec::new(), note }
     }
 
@@ -147,7 +147,7 @@ impl Selected {
 }
 
 /// Returns the requested GPUs of a backend, or all of them.
-fn slots(backend: Backend, wanted: Option<&Devices>) -> Result<Vec<GpuSlot>> {
+fn slots(backend: Backend, requested: Option<&Devices>) -> Result<Vec<GpuSlot>> {
     let missing = |text: String| {
         Failure::failed(text).with_advice("`peerlane doctor` shows what this machine has")
     };
@@ -166,13 +166,17 @@ fn slots(backend: Backend, wanted: Option<&Devices>) -> Result<Vec<GpuSlot>> {
         };
         devices.iter().map(slot).collect()
     };
-    pick(backend, slots, wanted)
+    pick(backend, slots, requested)
 }
 
-fn pick(backend: Backend, slots: Vec<GpuSlot>, wanted: Option<&Devices>) -> Result<Vec<GpuSlot>> {
-    let Some(Devices(wanted)) = wanted else {
+fn pick(
+    backend: Backend,
+    slots: Vec<GpuSlot>,
+    requested: Option<&Devices>,
+) -> Result<Vec<GpuSlot>> {
+    let Some(Devices(requested)) = requested else {
         if slots.is_empty() {
-            return Err(Failure::failed(format!("the backend {} finds no device", backend.name()))
+            return Err(Failure::failed(format!("the backend {} found no device", backend.name()))
                 .with_advice("`peerlane doctor` shows what this machine has"));
         }
         return Ok(slots);
@@ -180,14 +184,14 @@ fn pick(backend: Backend, slots: Vec<GpuSlot>, wanted: Option<&Devices>) -> Resu
     let find = |ordinal: &u32| {
         slots.iter().find(|slot| slot.ordinal == *ordinal).cloned().ok_or_else(|| {
             let count = slots.len();
-            Failure::usage(format!("--devices names GPU {ordinal}, this process sees {count}"))
+            Failure::usage(format!("--devices names GPU {ordinal}, but this process sees {count}"))
                 .with_advice(match backend {
-                    Backend::Rocm => "they are numbered from 0; HIP_VISIBLE_DEVICES may hide some",
-                    _ => "they are numbered from 0; CUDA_VISIBLE_DEVICES may hide some",
+                    Backend::Rocm => "numbers start at 0; HIP_VISIBLE_DEVICES may hide some GPUs",
+                    _ => "numbers start at 0; CUDA_VISIBLE_DEVICES may hide some GPUs",
                 })
         })
     };
-    wanted.iter().map(find).collect()
+    requested.iter().map(find).collect()
 }
 
 impl FromStr for Devices {
@@ -195,7 +199,7 @@ impl FromStr for Devices {
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let ordinal = |word: &str| {
-            word.trim().parse().map_err(|_| "wanted the numbers of GPUs, such as 0,1,3".to_owned())
+            word.trim().parse().map_err(|_| "expected numbers of GPUs, such as 0,1,3".to_owned())
         };
         text.split(',').map(ordinal).collect::<std::result::Result<_, _>>().map(Self)
     }
@@ -245,14 +249,18 @@ impl Engine {
             return Ok(());
         }
         if options.graph {
-            return Err(Failure::usage("--graph and --engine sdma do not fit together")
-                .with_advice("the host drives SDMA engines: take streams, or leave out --graph"));
+            return Err(Failure::usage("--graph and --engine sdma cannot be used together")
+                .with_advice(
+                    "the host drives SDMA engines: use --engine streams, or remove --graph",
+                ));
         }
         let runtimes = rocm::runtimes().map_err(Failure::of_backend)?;
         match runtimes.hsa {
             Ok(_) => Ok(()),
             Err(why) => Err(Failure::failed(format!("--engine sdma needs the HSA runtime: {why}"))
-                .with_advice("take --engine streams; `peerlane doctor` shows what there is")),
+                .with_advice(
+                    "use --engine streams; `peerlane doctor` shows what this machine has",
+                )),
         }
     }
 
@@ -265,10 +273,10 @@ impl Engine {
             return Ok(());
         }
         let text = format!(
-            "--engine {} is of the backend rocm, this one is {backend}",
+            "--engine {} needs the backend rocm, but the backend is {backend}",
             options.engine.name()
         );
-        Err(Failure::usage(text).with_advice("leave it out, or take --backend rocm"))
+        Err(Failure::usage(text).with_advice("remove the option, or use --backend rocm"))
     }
 }
 
@@ -286,15 +294,15 @@ mod tests {
         let note = |slots, local_ranks| {
             Selected::auto(slots, LaunchInfo { local_ranks, multi_host: false }).note.unwrap()
         };
-        insta::assert_snapshot!(note(Ok(some(2)), Some(2)), @"auto took cuda: 2 GPUs");
-        insta::assert_snapshot!(note(Ok(some(4)), None), @"auto took cuda: 4 GPUs");
-        insta::assert_snapshot!(note(Ok(some(1)), None), @"auto took host; cuda: 1 GPU, wanted 2 or more");
+        insta::assert_snapshot!(note(Ok(some(2)), Some(2)), @"auto selected cuda: 2 GPUs");
+        insta::assert_snapshot!(note(Ok(some(4)), None), @"auto selected cuda: 4 GPUs");
+        insta::assert_snapshot!(note(Ok(some(1)), None), @"auto selected host; cuda: 1 GPU, expected 2 or more");
         let multi_host =
             Selected::auto(Ok(some(1)), LaunchInfo { local_ranks: Some(1), multi_host: true });
-        insta::assert_snapshot!(multi_host.note.unwrap(), @"auto took cuda: 1 GPU");
-        insta::assert_snapshot!(note(Ok(some(4)), Some(8)), @"auto took host; cuda: 4 GPUs for 8 ranks; --backend cuda shares them");
+        insta::assert_snapshot!(multi_host.note.unwrap(), @"auto selected cuda: 1 GPU");
+        insta::assert_snapshot!(note(Ok(some(4)), Some(8)), @"auto selected host; cuda: 4 GPUs for 8 ranks; --backend cuda makes ranks share GPUs");
         let error = Failure::failed("libcuda.so.1 is not there").with_advice("install it");
-        insta::assert_snapshot!(note(Err(error), None), @"auto took host; cuda: libcuda.so.1 is not there");
+        insta::assert_snapshot!(note(Err(error), None), @"auto selected host; cuda: libcuda.so.1 is not there");
     }
 
     #[test]
@@ -314,8 +322,8 @@ mod tests {
             |slots: Vec<GpuSlot>| slots.iter().map(|slot| slot.ordinal).collect::<Vec<_>>();
         assert_eq!(ordinals(pick("3, 1").unwrap()), [3, 1]);
         insta::assert_snapshot!(pick("0,4").unwrap_err(), @"
-        error: --devices names GPU 4, this process sees 4
-         help: they are numbered from 0; CUDA_VISIBLE_DEVICES may hide some
+        error: --devices names GPU 4, but this process sees 4
+         help: numbers start at 0; CUDA_VISIBLE_DEVICES may hide some GPUs
         ");
         assert!("".parse::<Devices>().is_err() && "0,x".parse::<Devices>().is_err());
         assert_eq!("0,2".parse::<Devices>().unwrap().to_string(), "0,2");

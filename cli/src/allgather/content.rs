@@ -9,11 +9,11 @@ use crate::error::Result;
 use crate::ranks::data::{Mismatch, POISON, TestData, poison};
 
 /// Result of a comparison.
-pub(super) type Found = std::result::Result<(), Wrong>;
+pub(super) type Comparison = std::result::Result<(), Difference>;
 
 /// The first difference in an output.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Wrong {
+pub(super) enum Difference {
     /// A wrong byte in a shard.
     Byte(Mismatch),
     /// A written element in a gap between shards.
@@ -49,38 +49,41 @@ pub(super) fn compare<T: Element>(
     gather: &mut AllGather<T>,
     shard_length: u64,
     data: TestData,
-) -> Result<Found> {
+) -> Result<Comparison> {
     let (ranks, tensors) = (setup.ranks(), gather.report().tensors);
     let gathered = gather.gathered()?;
     for tensor in 0..tensors {
         for rank in Rank::all(ranks) {
             let seen = cast_slice(gathered.piece(tensor, rank)?);
             if let Err(wrong) = data.check(tensor * ranks + rank.index(), seen) {
-                return Ok(Err(Wrong::Byte(wrong)));
+                return Ok(Err(Difference::Byte(wrong)));
             }
         }
     }
     if setup.options.shape.list {
         let pieces = setup.options.shape.pieces(shard_length, ranks)?;
-        for place in destinations(&pieces[0]) {
-            let (buffer, gap) = (place.buffer, place.offset - GAP..place.offset);
+        for destination in destinations(&pieces[0]) {
+            let (buffer, gap) = (destination.buffer, destination.offset - GAP..destination.offset);
             let begin = gap.start;
             let seen: &[u8] = cast_slice(&gathered.output_buffer(buffer)?[gap]);
             if let Some(at) = seen.iter().position(|byte| *byte != POISON) {
                 let element = begin + at / T::DTYPE.bytes();
-                return Ok(Err(Wrong::Gap { buffer, element }));
+                return Ok(Err(Difference::Gap { buffer, element }));
             }
         }
     }
     Ok(Ok(()))
 }
 
-impl std::fmt::Display for Wrong {
+impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Byte(wrong) => wrong.fmt(f),
             Self::Gap { buffer, element } => {
-                write!(f, "output buffer {buffer}, element {element}: written, where no shard lies")
+                write!(
+                    f,
+                    "output buffer {buffer}, element {element}: written outside of all shards"
+                )
             }
         }
     }

@@ -6,7 +6,7 @@ use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::Fabric;
 use peerlane::{AllGather, Element, Group};
 
-use super::content::{self, Found};
+use super::content::{self, Comparison};
 use super::limit::{Copies, Limit};
 use super::printer::{Activity, ProgressEvent, Sink};
 use super::row::{self, Measured};
@@ -35,7 +35,7 @@ impl<F: Fabric> Measurement<'_, F> {
     ///
     /// # Errors
     /// If the printing process has ended.
-    pub(crate) fn tell(&mut self, event: ProgressEvent) -> Result<()> {
+    pub(crate) fn report_event(&mut self, event: ProgressEvent) -> Result<()> {
         if self.comm.rank().0 == 0 { (self.sink)(event) } else { Ok(()) }
     }
 
@@ -46,9 +46,9 @@ impl<F: Fabric> Measurement<'_, F> {
     /// If an operation fails, or a byte is wrong on any rank.
     pub(crate) fn size<T: Element>(&mut self, index: usize, shard_length: u64) -> Result<()> {
         let total_bytes = self.total_bytes(shard_length);
-        let doing = |activity| ProgressEvent::Doing { activity, total_bytes };
+        let doing = |activity| ProgressEvent::Activity { activity, total_bytes };
         let limit = if self.limit.is_some() {
-            self.tell(doing(Activity::Limit))?;
+            self.report_event(doing(Activity::Limit))?;
             self.measure_limit(shard_length)?
         } else {
             None
@@ -56,19 +56,19 @@ impl<F: Fabric> Measurement<'_, F> {
         let mut candidates = self.candidates::<T>(shard_length)?;
         let data = |round| TestData { seed: self.seed, size: index as u64, round };
         let (before, after) = (data(0), data(1));
-        self.tell(doing(Activity::Check))?;
+        self.report_event(doing(Activity::Check))?;
         self.check(&mut candidates, shard_length, before)?;
-        self.tell(doing(Activity::Measure))?;
+        self.report_event(doing(Activity::Measure))?;
         let timings = self.time(&mut candidates)?;
-        self.tell(doing(Activity::Check))?;
+        self.report_event(doing(Activity::Check))?;
         self.check(&mut candidates, shard_length, after)?;
         for (gather, timing) in candidates.iter().zip(timings) {
             let report = gather.report();
             if let Some(text) = self.setup.explanation(report) {
-                self.tell(ProgressEvent::Note { text })?;
+                self.report_event(ProgressEvent::Explanation { text })?;
             }
             let row = self.row(gather, timing, limit);
-            self.tell(ProgressEvent::Row { row: Box::new(row) })?;
+            self.report_event(ProgressEvent::Row { row: Box::new(row) })?;
         }
         drop(candidates);
         // After the barrier the memory of this size is free on every rank, so the next size can be
@@ -82,10 +82,10 @@ impl<F: Fabric> Measurement<'_, F> {
     /// If the start fails.
     pub(crate) fn trace<T: Element>(&mut self, shard_length: u64) -> Result<()> {
         let total_bytes = self.total_bytes(shard_length);
-        self.tell(ProgressEvent::Doing { activity: Activity::Trace, total_bytes })?;
+        self.report_event(ProgressEvent::Activity { activity: Activity::Trace, total_bytes })?;
         let Self { setup, comm, group, .. } = self;
         let starts = timeline::trace::<F, T>(setup, comm, group, shard_length)?;
-        self.tell(ProgressEvent::Trace { starts })
+        self.report_event(ProgressEvent::Trace { starts })
     }
 
     fn total_bytes(&self, shard_length: u64) -> u64 {
@@ -129,7 +129,7 @@ impl<F: Fabric> Measurement<'_, F> {
     ) -> Result<()> {
         let rank = self.comm.rank();
         for gather in candidates {
-            let mut found: Found = Ok(());
+            let mut found: Comparison = Ok(());
             // With two outputs each start fills the other one. After these starts every output has been
             // overwritten, filled and compared.
             for _ in 0..gather.report().outputs {
@@ -143,7 +143,7 @@ impl<F: Fabric> Measurement<'_, F> {
                 let algorithm = gather.report().algorithm;
                 let text = format!("{algorithm}: wrong data in the output of rank {rank}: {text}");
                 return Err(Failure::failed(text).with_advice(
-                    "this is a fault in Peerlane or in the hardware: please report it",
+                    "this is a bug in Peerlane or a fault of the hardware: please report it",
                 ));
             }
         }

@@ -3,7 +3,7 @@
 //! | file | what it holds |
 //! | --- | --- |
 //! | `options` | the command line |
-//! | `method` | options of algorithm and chunks |
+//! | `algorithm` | options of algorithm and chunks |
 //! | `shape` | shards, lists and tensors, and the sizes of a sweep |
 //! | `topology` | nodes, and what connects them |
 //! | `backend` | the choice of backend, GPUs and engines |
@@ -27,12 +27,12 @@ use crate::options::Nodes;
 use crate::ranks::affinity::{self, Bind};
 use crate::ranks::{self, LaunchedBy};
 
+mod algorithm;
 mod backend;
 mod content;
 mod gpu;
 mod limit;
 mod measure;
-mod method;
 mod options;
 mod printer;
 mod rank;
@@ -96,10 +96,10 @@ fn run_spawned(options: &Options, environment: &Environment) -> Result<()> {
 fn join(options: &Options, environment: &Environment) -> Result<()> {
     if let Some(ranks) = options.ranks.filter(|ranks| *ranks != environment.ranks) {
         return Err(Failure::usage(format!(
-            "--ranks is {ranks}, the launcher has started {}",
+            "--ranks is {ranks}, but the launcher has started {}",
             environment.ranks
         ))
-        .with_advice("leave --ranks out; or unset RANK and WORLD_SIZE to spawn ranks here"));
+        .with_advice("remove --ranks, or unset RANK and WORLD_SIZE to spawn ranks here"));
     }
     // Without a number from the launcher, one rank per machine is assumed.
     let local_ranks = environment.local_ranks.unwrap_or(1) as usize;
@@ -124,7 +124,7 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
 
 /// Runs the parent of one process per rank.
 fn spawn(options: &Options) -> Result<()> {
-    let ranks = options.ranks.or(options.tiers.nodes.as_ref().and_then(Nodes::ranks));
+    let ranks = options.ranks.or(options.node_options.nodes.as_ref().and_then(Nodes::ranks));
     let selected = Selected::of(options, LaunchInfo { local_ranks: ranks, multi_host: false })?;
     let ranks = ranks.unwrap_or(selected.ranks_default());
     setup::check(options, selected.name(), ranks)?;
@@ -155,8 +155,9 @@ fn need(options: &Options, selected: &Selected, ranks: usize, local_ranks: usize
     let sweep = options.sweep(ranks);
     let largest = sweep.shard_lengths().last().copied().unwrap_or(0);
     // The all-gathers of all algorithms are allocated at the same time.
-    let nodes = options.tiers.topology(ranks).ok().flatten().map_or(1, |nodes| nodes.nodes());
-    let gathers = options.method.algorithms(nodes).len() as u64;
+    let nodes =
+        options.node_options.topology(ranks).ok().flatten().map_or(1, |nodes| nodes.nodes());
+    let gathers = options.algorithm.algorithms(nodes).len() as u64;
     let shard = if options.in_place { 0 } else { sweep.shard_bytes(largest) };
     Need {
         ranks: local_ranks as u64,

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use peerlane::{DType, Deadline};
 
+use super::algorithm::AlgorithmOptions;
 use super::backend::{Backend, Devices, Engine};
-use super::method::AlgorithmOptions;
 use super::shape::{ShapeOptions, Sweep};
 use super::topology::NodeOptions;
 use crate::error::{Failure, Result};
@@ -53,11 +53,11 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N,N,…")]
     pub(crate) devices: Option<Devices>,
     #[command(flatten)]
-    pub(crate) cards: NicOptions,
+    pub(crate) nics: NicOptions,
     #[command(flatten)]
-    pub(crate) method: AlgorithmOptions,
+    pub(crate) algorithm: AlgorithmOptions,
     #[command(flatten)]
-    pub(crate) tiers: NodeOptions,
+    pub(crate) node_options: NodeOptions,
     #[command(flatten)]
     pub(crate) shape: ShapeOptions,
     /// Smallest total size; sizes take K, M, G or KiB, MiB, GiB, powers of 1024
@@ -87,8 +87,8 @@ pub(crate) struct Options {
     /// How the self copy of a GPU is made: local (a copy inside the GPU, which is a kernel and
     /// competes with compute work), link (back from a peer, with copy engines only), or auto (link
     /// for small shards, otherwise local)
-    #[arg(long, value_enum, default_value_t = OwnCopy::Auto, value_name = "HOW")]
-    pub(crate) own_copy: OwnCopy,
+    #[arg(long, value_enum, default_value_t = SelfCopy::Auto, value_name = "HOW")]
+    pub(crate) own_copy: SelfCopy,
     /// Engines that copy between AMD GPUs (rocm): streams (HIP streams), sdma (selected SDMA
     /// engines that the host drives), or auto (the kind with the lowest predicted time at each
     /// size); with sdma, starts are timed one after another, each until its completion
@@ -117,14 +117,14 @@ pub(crate) struct Options {
     ///
     /// NCCL is timed on three paths: its own choice, symmetric windows, and copy engines.
     #[arg(long, value_enum, value_name = "LIBRARY")]
-    pub(crate) vs: Option<Versus>,
+    pub(crate) vs: Option<BaselineLibrary>,
     /// File libnccl.so.2 or its folder [default: searched for]
     #[arg(long, value_name = "PATH")]
     pub(crate) nccl: Option<PathBuf>,
     /// Also time all-gathers and compute work together and each alone (cuda): bf16 matrix products
     /// of 8192 × 8192 through cuBLAS
     #[arg(long, value_enum, value_name = "COMPUTE")]
-    pub(crate) beside: Option<Beside>,
+    pub(crate) beside: Option<ComputeWork>,
     /// File libcublas.so or its folder [default: searched for]
     #[arg(long, value_name = "PATH")]
     pub(crate) cublas: Option<PathBuf>,
@@ -141,13 +141,13 @@ pub(crate) struct Options {
 
 /// Ways to make the self copy of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum OwnCopy {
+pub(crate) enum SelfCopy {
     Auto,
     Local,
     Link,
 }
 
-impl OwnCopy {
+impl SelfCopy {
     /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -160,13 +160,13 @@ impl OwnCopy {
 
 /// Baseline libraries of `--vs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Versus {
+pub(crate) enum BaselineLibrary {
     Nccl,
 }
 
 /// Compute work of `--beside`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Beside {
+pub(crate) enum ComputeWork {
     Gemm,
 }
 
@@ -181,8 +181,8 @@ impl Options {
     pub(crate) fn check(&self) -> Result<()> {
         let Size(min) = self.min_bytes;
         if min == 0 {
-            return Err(Failure::usage("--min-bytes is 0: a sweep that starts at 0 never grows")
-                .with_advice("start at 1 byte or more"));
+            return Err(Failure::usage("--min-bytes is 0, expected at least 1, because each size is a multiple of the one before")
+                .with_advice("use 1 or more"));
         }
         if self.max_bytes < self.min_bytes {
             return Err(Failure::usage(format!(
@@ -192,20 +192,21 @@ impl Options {
             .with_advice("raise --max-bytes or lower --min-bytes"));
         }
         if self.graph && self.outputs == Some(2) {
-            return Err(Failure::usage("--graph and --outputs 2 do not fit together").with_advice(
-                "a start in a graph always writes to the same output: leave one out",
-            ));
+            return Err(Failure::usage("--graph and --outputs 2 cannot be used together")
+                .with_advice(
+                    "a captured start always writes to the same output: remove one of them",
+                ));
         }
         if self.outputs == Some(2) && (self.shape.list || self.in_place) {
             let place = if self.shape.list { "--list" } else { "--in-place" };
-            return Err(Failure::usage(format!("{place} and --outputs 2 do not fit together"))
-                .with_advice("places that are given stay where they are: leave one out"));
+            return Err(Failure::usage(format!("{place} and --outputs 2 cannot be used together"))
+                .with_advice("the destinations are fixed by the caller: remove one of them"));
         }
         if self.vs.is_some() && self.shape.text().is_some() {
-            return Err(Failure::usage("--vs compares equal shards in one place")
-                .with_advice("leave out --shards, --list and --tensors"));
+            return Err(Failure::usage("--vs compares only equal shards in one tensor")
+                .with_advice("remove --shards, --list and --tensors"));
         }
-        self.method.check()?;
+        self.algorithm.check()?;
         self.plot_file()?;
         self.trace_file()?;
         Ok(())
@@ -241,8 +242,8 @@ impl Options {
         match asked.into_iter().find(|(_, asked)| *asked) {
             None => Ok(()),
             Some((option, _)) => {
-                Err(Failure::usage(format!("{option} needs GPUs, the backend is {backend}"))
-                    .with_advice("take --backend cuda, or leave it out"))
+                Err(Failure::usage(format!("{option} needs GPUs, but the backend is {backend}"))
+                    .with_advice("use --backend cuda, or remove the option"))
             }
         }
     }
@@ -256,8 +257,8 @@ impl Options {
         match asked.into_iter().find(|(_, asked)| *asked) {
             None => Ok(()),
             Some((option, _)) => {
-                Err(Failure::usage(format!("{option} needs GPUs of NVIDIA's, the backend is rocm"))
-                    .with_advice("leave it out"))
+                Err(Failure::usage(format!("{option} needs NVIDIA GPUs, but the backend is rocm"))
+                    .with_advice("remove the option"))
             }
         }
     }
@@ -280,24 +281,25 @@ impl Options {
 }
 
 fn parse_dtype(text: &str) -> std::result::Result<DType, String> {
-    text.parse().map_err(|_| "wanted u8, i32, i64, f16, bf16, f32 or f64".to_owned())
+    text.parse().map_err(|_| "expected u8, i32, i64, f16, bf16, f32 or f64".to_owned())
 }
 
 /// Returns the options that must be the same on all ranks, with the selected backend.
 pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
-    let Options { method, tiers, shape, dtype, min_bytes, max_bytes, factor, .. } = options;
+    let Options { algorithm, node_options, shape, dtype, min_bytes, max_bytes, factor, .. } =
+        options;
     let (warmup, in_place) = (options.warmup, options.in_place);
-    let iterations = options.iterations.map_or("as many as fit".to_owned(), |n| n.to_string());
+    let iterations = options.iterations.map_or("automatic".to_owned(), |n| n.to_string());
     let as_written = [
         ("--backend", backend.to_owned()),
-        ("--algorithm", method.wanted.name()),
-        ("--parts", given(method.parts.map(|parts| parts.to_string()))),
-        ("--part-bytes", given(method.part_bytes.map(|size| size.0.to_string()))),
-        ("--nodes", given(tiers.nodes.as_ref().map(|nodes| format!("{nodes:?}")))),
-        ("--network", tiers.network.name().to_owned()),
-        ("--network-bandwidth", given(tiers.network_bandwidth.map(|rate| rate.to_string()))),
-        ("--network-delay", given(tiers.network_delay.map(|delay| delay.to_string()))),
-        ("--local-bandwidth", given(tiers.local_bandwidth.map(|rate| rate.to_string()))),
+        ("--algorithm", algorithm.list.name()),
+        ("--parts", given(algorithm.parts.map(|parts| parts.to_string()))),
+        ("--part-bytes", given(algorithm.part_bytes.map(|size| size.0.to_string()))),
+        ("--nodes", given(node_options.nodes.as_ref().map(|nodes| format!("{nodes:?}")))),
+        ("--network", node_options.network.name().to_owned()),
+        ("--network-bandwidth", given(node_options.network_bandwidth.map(|rate| rate.to_string()))),
+        ("--network-delay", given(node_options.network_delay.map(|delay| delay.to_string()))),
+        ("--local-bandwidth", given(node_options.local_bandwidth.map(|rate| rate.to_string()))),
         ("--shards", given(shape.shards.as_ref().map(ToString::to_string))),
         ("--list", shape.list.to_string()),
         ("--tensors", given(shape.tensors.map(|tensors| tensors.to_string()))),
@@ -349,7 +351,7 @@ pub(super) mod tests {
         assert_eq!((options.min_bytes, options.max_bytes), (Size(1 << 10), Size(64 << 20)));
         assert_eq!((options.factor, options.warmup, options.iterations), (4, 5, None));
         assert_eq!(
-            (options.backend, options.method.wanted.name().as_str()),
+            (options.backend, options.algorithm.list.name().as_str()),
             (Backend::Auto, "auto")
         );
         assert_eq!((options.dtype, options.run.timeout), (DType::U8, Duration::from_secs(30)));
@@ -365,7 +367,10 @@ pub(super) mod tests {
         );
         let options = options.unwrap();
         assert_eq!(options.check(), Ok(()));
-        assert_eq!((options.method.wanted.name().as_str(), options.method.parts), ("direct", None));
+        assert_eq!(
+            (options.algorithm.list.name().as_str(), options.algorithm.parts),
+            ("direct", None)
+        );
         assert_eq!((options.dtype, options.run.timeout), (DType::Bf16, Duration::from_millis(250)));
         assert_eq!(
             (options.run.seed, options.iterations, options.ranks),
@@ -377,15 +382,15 @@ pub(super) mod tests {
     #[test]
     fn a_wrong_value_says_what_is_right() {
         let first_line = |line: &str| parse(line).unwrap_err().lines().next().unwrap().to_owned();
-        insta::assert_snapshot!(first_line("--ranks 0"), @"error: invalid value '0' for '--ranks <N>': wanted a number of ranks from 1 to 4096");
-        insta::assert_snapshot!(first_line("--ranks 5000"), @"error: invalid value '5000' for '--ranks <N>': wanted a number of ranks from 1 to 4096");
-        insta::assert_snapshot!(first_line("--algorithm spiral"), @"error: invalid value 'spiral' for '--algorithm <NAME,…>': there is no such algorithm; write auto, all or direct, pull, ring, double-ring, hierarchical, hierarchical-ring");
-        insta::assert_snapshot!(first_line("--parts 0"), @"error: invalid value '0' for '--parts <N>': wanted a number of parts from 1 to 65536");
-        insta::assert_snapshot!(first_line("--dtype f8"), @"error: invalid value 'f8' for '--dtype <DTYPE>': wanted u8, i32, i64, f16, bf16, f32 or f64");
-        insta::assert_snapshot!(first_line("--timeout 0"), @"error: invalid value '0' for '--timeout <SECONDS>': no rank can answer within no time; wanted seconds above 0");
-        insta::assert_snapshot!(first_line("--timeout=-1"), @"error: invalid value '-1' for '--timeout <SECONDS>': wanted seconds above 0, such as 30 or 0.5");
-        insta::assert_snapshot!(first_line("--timeout soon"), @"error: invalid value 'soon' for '--timeout <SECONDS>': wanted seconds, such as 30 or 0.5");
-        insta::assert_snapshot!(first_line("--max-bytes 1KB"), @"error: invalid value '1KB' for '--max-bytes <SIZE>': the suffix KB is unknown; write K, M or G (KiB, MiB, GiB), powers of 1024");
+        insta::assert_snapshot!(first_line("--ranks 0"), @"error: invalid value '0' for '--ranks <N>': expected a number of ranks from 1 to 4096");
+        insta::assert_snapshot!(first_line("--ranks 5000"), @"error: invalid value '5000' for '--ranks <N>': expected a number of ranks from 1 to 4096");
+        insta::assert_snapshot!(first_line("--algorithm spiral"), @"error: invalid value 'spiral' for '--algorithm <NAME,…>': unknown algorithm; expected auto, all or direct, pull, ring, double-ring, hierarchical, hierarchical-ring");
+        insta::assert_snapshot!(first_line("--parts 0"), @"error: invalid value '0' for '--parts <N>': expected a number of chunks from 1 to 65536");
+        insta::assert_snapshot!(first_line("--dtype f8"), @"error: invalid value 'f8' for '--dtype <DTYPE>': expected u8, i32, i64, f16, bf16, f32 or f64");
+        insta::assert_snapshot!(first_line("--timeout 0"), @"error: invalid value '0' for '--timeout <SECONDS>': expected seconds above 0, such as 30 or 0.5");
+        insta::assert_snapshot!(first_line("--timeout=-1"), @"error: invalid value '-1' for '--timeout <SECONDS>': expected seconds above 0, such as 30 or 0.5");
+        insta::assert_snapshot!(first_line("--timeout soon"), @"error: invalid value 'soon' for '--timeout <SECONDS>': expected seconds above 0, such as 30 or 0.5");
+        insta::assert_snapshot!(first_line("--max-bytes 1KB"), @"error: invalid value '1KB' for '--max-bytes <SIZE>': unknown suffix KB; expected K, M or G (KiB, MiB, GiB), powers of 1024");
         insta::assert_snapshot!(first_line("--factor 1"), @"error: invalid value '1' for '--factor <FACTOR>': 1 is not in 2..18446744073709551615");
         insta::assert_snapshot!(first_line("--iterations 0"), @"error: invalid value '0' for '--iterations <N>': 0 is not in 1..=1000000");
         insta::assert_snapshot!(first_line("--backend tpu"), @"error: invalid value 'tpu' for '--backend <BACKEND>'");
@@ -399,24 +404,24 @@ pub(super) mod tests {
          help: raise --max-bytes or lower --min-bytes
         ");
         insta::assert_snapshot!(refusal("--min-bytes 0"), @"
-        error: --min-bytes is 0: a sweep that starts at 0 never grows
-         help: start at 1 byte or more
+        error: --min-bytes is 0, expected at least 1, because each size is a multiple of the one before
+         help: use 1 or more
         ");
         insta::assert_snapshot!(refusal("--list --outputs 2"), @"
-        error: --list and --outputs 2 do not fit together
-         help: places that are given stay where they are: leave one out
+        error: --list and --outputs 2 cannot be used together
+         help: the destinations are fixed by the caller: remove one of them
         ");
         insta::assert_snapshot!(refusal("--vs nccl --shards 1:2"), @"
-        error: --vs compares equal shards in one place
-         help: leave out --shards, --list and --tensors
+        error: --vs compares only equal shards in one tensor
+         help: remove --shards, --list and --tensors
         ");
         insta::assert_snapshot!(refusal("--trace trace.svg"), @"
-        error: --trace trace.svg is no JSON file
-         help: name it *.json; no other format is written
+        error: --trace trace.svg does not end in .json
+         help: name the file *.json; no other format is written
         ");
         insta::assert_snapshot!(refusal("--plot sizes.png"), @"
-        error: --plot sizes.png is no SVG file
-         help: name it *.svg; no other format is written
+        error: --plot sizes.png does not end in .svg
+         help: name the file *.svg; no other format is written
         ");
     }
 
@@ -427,12 +432,12 @@ pub(super) mod tests {
         assert_eq!(mine.compare(0, 1, &settings("--dtype f32 --seed 8")), Ok(()));
         let error = mine.compare(0, 2, &settings("--dtype i32")).unwrap_err();
         insta::assert_snapshot!(error, @"
-        error: rank 2 has --dtype i32, rank 0 has f32
+        error: rank 2 has --dtype i32, but rank 0 has f32
          help: start all ranks with the same program and the same options
         ");
         let error = mine.compare(0, 3, &settings("--dtype f32 --in-place")).unwrap_err();
         insta::assert_snapshot!(error, @"
-        error: rank 3 has --in-place true, rank 0 has false
+        error: rank 3 has --in-place true, but rank 0 has false
          help: start all ranks with the same program and the same options
         ");
     }

@@ -22,7 +22,7 @@ pub(crate) struct Printer {
     plot: Option<OutputFile>,
     progress: Option<Progress>,
     /// Current activity, for the text of a failure.
-    doing: String,
+    activity: String,
     rows: Vec<Row>,
     /// Reasons for the choice of algorithms.
     notes: Vec<String>,
@@ -30,7 +30,7 @@ pub(crate) struct Printer {
     trace: Option<OutputFile>,
     traced: Vec<Traced>,
     /// Automatic choices and their reasons.
-    taken: Vec<String>,
+    auto_choices: Vec<String>,
 }
 
 impl Printer {
@@ -43,13 +43,13 @@ impl Printer {
             json: options.run.json.as_deref().map(JsonLines::open).transpose()?,
             plot: options.plot_file()?,
             progress: None,
-            doing: "the ranks were starting".to_owned(),
+            activity: "starting the ranks".to_owned(),
             rows: Vec::new(),
             notes: Vec::new(),
-            explains: options.method.explain,
+            explains: options.algorithm.explain,
             trace: options.trace_file()?,
             traced: Vec::new(),
-            taken: note.map(str::to_owned).into_iter().collect(),
+            auto_choices: note.map(str::to_owned).into_iter().collect(),
         })
     }
 
@@ -58,13 +58,13 @@ impl Printer {
     /// # Errors
     /// If the JSON output cannot be written.
     pub(crate) fn show(&mut self, event: ProgressEvent) -> Result<()> {
-        self.doing = event.to_string();
+        self.activity = event.to_string();
         match event {
-            ProgressEvent::Took { text } => self.taken.push(text),
+            ProgressEvent::AutoChoice { text } => self.auto_choices.push(text),
             ProgressEvent::Begin { rows } => self.progress = Some(Progress::new(rows)),
-            ProgressEvent::Doing { .. } => {
+            ProgressEvent::Activity { .. } => {
                 if let Some(progress) = &self.progress {
-                    progress.set_activity(&self.doing);
+                    progress.set_activity(&self.activity);
                 }
             }
             ProgressEvent::Row { row } => {
@@ -76,7 +76,7 @@ impl Printer {
                 }
                 self.rows.push(*row);
             }
-            ProgressEvent::Note { text } => self.notes.push(text),
+            ProgressEvent::Explanation { text } => self.notes.push(text),
             ProgressEvent::Trace { starts } => self.traced = starts,
         }
         Ok(())
@@ -90,7 +90,7 @@ impl Printer {
         self.progress = None;
         let Some(first) = self.rows.first() else { return Ok(()) };
         let title = title(first);
-        let note: String = self.taken.iter().map(|text| format!("{text}\n")).collect();
+        let note: String = self.auto_choices.iter().map(|text| format!("{text}\n")).collect();
         let lanes = lanes(&self.rows, self.explains);
         let notes: String = self.notes.iter().map(|note| format!("\n{note}\n")).collect();
         let text = format!("{title}\n{note}\n{}\n{lanes}{notes}", tables(&self.rows));
@@ -108,7 +108,7 @@ impl Printer {
 impl OutputHandler for Printer {
     fn on_line(&mut self, line: &str) -> Result<()> {
         let event = serde_json::from_str(line).map_err(|error| {
-            Failure::failed(format!("rank 0 said {line:?}, which is no event: {error}"))
+            Failure::failed(format!("rank 0 wrote {line:?}, expected an event: {error}"))
         })?;
         self.show(event)
     }
@@ -122,7 +122,7 @@ impl OutputHandler for Printer {
     }
 
     fn activity(&self) -> &str {
-        &self.doing
+        &self.activity
     }
 }
 
@@ -161,15 +161,15 @@ fn title(row: &Row) -> String {
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum ProgressEvent {
     /// An automatic choice, with its reason.
-    Took { text: String },
+    AutoChoice { text: String },
     /// The group is open; `rows` rows follow.
     Begin { rows: usize },
     /// A long activity begins.
-    Doing { activity: Activity, total_bytes: u64 },
+    Activity { activity: Activity, total_bytes: u64 },
     /// A size is finished with one algorithm.
     Row { row: Box<Row> },
     /// The reason for the choice of an algorithm.
-    Note { text: String },
+    Explanation { text: String },
     /// Steps of all ranks in the traced starts.
     Trace { starts: Vec<Traced> },
 }
@@ -193,19 +193,19 @@ pub(crate) type Sink<'a> = &'a mut dyn FnMut(ProgressEvent) -> Result<()>;
 impl fmt::Display for ProgressEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Took { .. } => f.write_str("opening the group"),
+            Self::AutoChoice { .. } => f.write_str("opening the group"),
             Self::Begin { rows } => write!(f, "beginning {rows} measurements"),
-            Self::Doing { activity, total_bytes } => {
+            Self::Activity { activity, total_bytes } => {
                 let verb = match activity {
                     Activity::Limit => "measuring the limit of",
                     Activity::Check => "checking",
                     Activity::Measure => "measuring",
-                    Activity::Overlap => "measuring beside compute",
+                    Activity::Overlap => "measuring the overlap with compute work",
                     Activity::Trace => "tracing",
                 };
                 write!(f, "{verb} {}", Size(*total_bytes))
             }
-            Self::Note { .. } => f.write_str("explaining"),
+            Self::Explanation { .. } => f.write_str("explaining"),
             Self::Trace { .. } => f.write_str("tracing"),
             Self::Row { row } => write!(f, "finished {}", Size(row.total_bytes)),
         }
@@ -218,9 +218,9 @@ mod tests {
 
     #[test]
     fn an_event_is_a_line_and_is_read_back() {
-        let event = ProgressEvent::Doing { activity: Activity::Check, total_bytes: 3 << 20 };
+        let event = ProgressEvent::Activity { activity: Activity::Check, total_bytes: 3 << 20 };
         let line = serde_json::to_string(&event).unwrap();
-        assert_eq!(line, r#"{"event":"doing","activity":"check","total_bytes":3145728}"#);
+        assert_eq!(line, r#"{"event":"activity","activity":"check","total_bytes":3145728}"#);
         assert_eq!(serde_json::from_str::<ProgressEvent>(&line).unwrap(), event);
         assert_eq!(event.to_string(), "checking 3 MiB");
     }

@@ -31,13 +31,13 @@ pub(crate) fn run(
 ) -> Result<()> {
     let comm = Comm::new(bootstrap, options.run.timeout);
     let seed = settings(options, selected.name()).agree(&comm)?;
-    let mut place = RankTopology::find(options, &comm, selected.backend)?;
-    place.local_rank = local_rank.unwrap_or(place.local_rank);
-    if let Some(text) = place.note(options).filter(|_| comm.rank().0 == 0) {
-        sink(ProgressEvent::Took { text })?;
+    let mut rank_topology = RankTopology::find(options, &comm, selected.backend)?;
+    rank_topology.local_rank = local_rank.unwrap_or(rank_topology.local_rank);
+    if let Some(text) = rank_topology.note(options).filter(|_| comm.rank().0 == 0) {
+        sink(ProgressEvent::AutoChoice { text })?;
     }
-    let ready = Ready { options, comm, place: &place, seed, sink };
-    match selected.slot(place.local_rank) {
+    let ready = Ready { options, comm, rank_topology: &rank_topology, seed, sink };
+    match selected.slot(rank_topology.local_rank) {
         Some(slot) => gpu::run(ready, slot, selected.backend),
         None if selected.backend == Backend::Rdma => on_rdma(ready),
         None => on_host(ready),
@@ -48,13 +48,13 @@ pub(crate) fn run(
 pub(super) struct Ready<'a> {
     pub(super) options: &'a Options,
     pub(super) comm: Comm,
-    pub(super) place: &'a RankTopology,
+    pub(super) rank_topology: &'a RankTopology,
     pub(super) seed: u64,
     pub(super) sink: Sink<'a>,
 }
 
 fn on_host(ready: Ready<'_>) -> Result<()> {
-    let Ready { options, comm, place, .. } = &ready;
+    let Ready { options, comm, rank_topology, .. } = &ready;
     let (rank, ranks) = (comm.rank(), comm.ranks());
     let open = |streaming_bytes_min| {
         let options = host::Options { streaming_bytes_min, ..host::Options::default() };
@@ -67,14 +67,14 @@ fn on_host(ready: Ready<'_>) -> Result<()> {
     let local = open(None)?;
     let network = local.beside(host::Options::default()).map_err(Failure::of_backend);
     let network = || network;
-    match options.tiers.throttle_inside() {
+    match options.node_options.throttle_inside() {
         None => {
-            let group = topology::open(options, comm, place, local, network)?;
+            let group = topology::open(options, comm, rank_topology, local, network)?;
             with_group(ready, group, limit_fabrics)
         }
         Some(layer) => {
             let slow = |fabric| Wrapped::new(fabric, layer);
-            let group = topology::open(options, comm, place, slow(local), network)?;
+            let group = topology::open(options, comm, rank_topology, slow(local), network)?;
             let limit_fabrics = limit_fabrics.into_iter().map(slow).collect();
             with_group(ready, group, limit_fabrics)
         }
@@ -83,21 +83,21 @@ fn on_host(ready: Ready<'_>) -> Result<()> {
 
 /// Measures over NICs, also between ranks of one host.
 fn on_rdma(ready: Ready<'_>) -> Result<()> {
-    let Ready { options, comm, place, .. } = &ready;
-    let holder = place.holder(comm);
-    let open = || options.cards.open(holder, None);
+    let Ready { options, comm, rank_topology, .. } = &ready;
+    let nic_rank = rank_topology.nic_rank(comm);
+    let open = || options.nics.open(nic_rank, None);
     let limit_fabrics = if options.limit { vec![open()?] } else { vec![] };
-    let group = topology::open(options, comm, place, open()?, open)?;
+    let group = topology::open(options, comm, rank_topology, open()?, open)?;
     with_group(ready, group, limit_fabrics)
 }
 
 fn with_group<F: Fabric>(ready: Ready<'_>, group: Group<F>, limit_fabrics: Vec<F>) -> Result<()> {
-    let Ready { options, comm, place, seed, sink } = ready;
-    let setup = Setup::of(options, &comm, place, &group)?;
+    let Ready { options, comm, rank_topology, seed, sink } = ready;
+    let setup = Setup::of(options, &comm, rank_topology, &group)?;
     let limit = if limit_fabrics.is_empty() {
         None
     } else {
-        Some(Limit::open(limit_fabrics, &comm, place.hosts)?)
+        Some(Limit::open(limit_fabrics, &comm, rank_topology.hosts)?)
     };
     let pace = TimingOptions { warmup: options.warmup, iterations: options.iterations };
     let measurement = Measurement { setup, seed, pace, comm, group, limit, sink };
@@ -107,7 +107,7 @@ fn with_group<F: Fabric>(ready: Ready<'_>, group: Group<F>, limit_fabrics: Vec<F
 fn sweep<T: Element, F: Fabric>(mut measurement: Measurement<'_, F>) -> Result<()> {
     let options = measurement.setup.options;
     let lengths = options.sweep(measurement.comm.ranks()).shard_lengths();
-    measurement.tell(ProgressEvent::Begin {
+    measurement.report_event(ProgressEvent::Begin {
         rows: lengths.len() * measurement.setup.algorithms().len(),
     })?;
     for (index, length) in lengths.iter().enumerate() {

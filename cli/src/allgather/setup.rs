@@ -50,7 +50,7 @@ macro_rules! with_dtype {
                 $work
             }
             other => Err($crate::error::Failure::usage(format!(
-                "--dtype {other} is not measured by this program"
+                "--dtype {other} is not supported by this command"
             ))),
         }
     };
@@ -86,14 +86,14 @@ impl<'a> Setup<'a> {
     pub(super) fn of<F: Fabric>(
         options: &'a Options,
         comm: &Comm,
-        place: &RankTopology,
+        rank_topology: &RankTopology,
         group: &Group<F>,
     ) -> Result<Self> {
         let backend = group.fabric().backend().to_string();
-        let links = links(options, place.carrier, &backend, comm.ranks())?;
+        let links = links(options, rank_topology.network_fabric, &backend, comm.ranks())?;
         let all = comm.share("links", &links.as_ref().map(Links::fingerprint))?;
         if let Some(rank) = all.iter().position(|seen| *seen != all[0]) {
-            let text = format!("rank {rank} has another --calibration than rank 0");
+            let text = format!("rank {rank} has a different --calibration than rank 0");
             return Err(Failure::failed(text).with_advice("give all ranks the same file"));
         }
         let topology = group.topology().clone();
@@ -107,7 +107,7 @@ impl<'a> Setup<'a> {
 
     /// Returns the algorithms to measure.
     pub(super) fn algorithms(&self) -> Vec<Option<Algorithm>> {
-        self.options.method.algorithms(self.topology.nodes())
+        self.options.algorithm.algorithms(self.topology.nodes())
     }
 
     /// Prepares an all-gather with shards of `shard_length` elements on average. Collective.
@@ -120,10 +120,10 @@ impl<'a> Setup<'a> {
         shard_length: u64,
         variant: Variant,
     ) -> Result<AllGather<T>> {
-        let Options { shape, method, .. } = self.options;
+        let Options { shape, algorithm, .. } = self.options;
         let pieces = shape.pieces(shard_length, self.ranks())?;
         let longest = self.shard_bytes(shard_length).into_iter().max().unwrap_or(0);
-        let parts = method.parts(longest)?;
+        let parts = algorithm.parts(longest)?;
         let mut builder = shape.describe::<F, T>(group, &pieces);
         builder = builder.timeout(self.options.run.timeout);
         if let Some(links) = &self.links {
@@ -165,13 +165,13 @@ impl<'a> Setup<'a> {
 
     /// Returns the predicted time, if predictions are shown.
     pub(super) fn predicted(&self, report: &Report) -> Option<Duration> {
-        let predicts = self.options.method.predicts();
+        let predicts = self.options.algorithm.predicts();
         predicts.then(|| Duration::from_nanos(report.choice.cost.picoseconds / 1000))
     }
 
     /// Returns the reason for the choice of the algorithm, if it is printed.
     pub(super) fn explanation(&self, report: &Report) -> Option<String> {
-        self.options.method.explain.then(|| report.choice.explain())
+        self.options.algorithm.explain.then(|| report.choice.explain())
     }
 }
 
@@ -181,17 +181,18 @@ impl<'a> Setup<'a> {
 /// A failure that names the option.
 pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()> {
     options.shape.check(ranks)?;
-    options.tiers.topology(ranks)?;
-    if backend != "host" && options.tiers.local_bandwidth.is_some() {
-        let text = format!("--local-bandwidth is of the host backend, this one is {backend}");
-        return Err(Failure::usage(text).with_advice("leave it out, or take --backend host"));
+    options.node_options.topology(ranks)?;
+    if backend != "host" && options.node_options.local_bandwidth.is_some() {
+        let text =
+            format!("--local-bandwidth needs the backend host, but the backend is {backend}");
+        return Err(Failure::usage(text).with_advice("remove the option, or use --backend host"));
     }
-    if options.tiers.network == Network::Rdma {
-        options.cards.check()?;
+    if options.node_options.network == Network::Rdma {
+        options.nics.check()?;
     }
     let largest = options.sweep(ranks).shard_lengths().last().copied().unwrap_or(0);
     let longest = options.shape.lengths(largest, ranks).into_iter().max().unwrap_or(0);
-    options.method.parts(longest.saturating_mul(options.dtype.bytes() as u64))?;
+    options.algorithm.parts(longest.saturating_mul(options.dtype.bytes() as u64))?;
     calibration(options, backend, ranks).map(drop)
 }
 
@@ -199,15 +200,15 @@ pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()
 /// links, and the throttled network.
 fn links(
     options: &Options,
-    carrier: NetworkFabric,
+    network_fabric: NetworkFabric,
     backend: &str,
     ranks: usize,
 ) -> Result<Option<Links>> {
     let calibration = calibration(options, backend, ranks)?;
-    let known_by_library = match carrier {
+    let known_by_library = match network_fabric {
         NetworkFabric::None => true,
         NetworkFabric::Same => false,
-        NetworkFabric::Rdma => !options.tiers.is_throttled(),
+        NetworkFabric::Rdma => !options.node_options.is_throttled(),
     };
     if known_by_library {
         return Ok(calibration);
@@ -217,16 +218,16 @@ fn links(
         "host" => Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma),
         _ => Links::default(),
     };
-    Ok(Some(options.tiers.between(carrier, calibration.unwrap_or_else(known))))
+    Ok(Some(options.node_options.between(network_fabric, calibration.unwrap_or_else(known))))
 }
 
 /// Returns the links of the given calibration.
 fn calibration(options: &Options, backend: &str, ranks: usize) -> Result<Option<Links>> {
-    let Some(path) = &options.method.calibration else { return Ok(None) };
+    let Some(path) = &options.algorithm.calibration else { return Ok(None) };
     // Virtual nodes are ranks of this machine, which were calibrated as one node.
     let topology = Topology::flat(ranks)?;
     // A spawned rank is bound to one core and sees only that core; its parent has compared the key.
     let sees = options.run.spawned_by.is_none();
-    let wanted = sees.then(|| Key::new(backend, &calibrate::machine(backend), &topology));
-    Ok(Some(calibrate::load(path, wanted.as_ref())?.links))
+    let expected = sees.then(|| Key::new(backend, &calibrate::machine(backend), &topology));
+    Ok(Some(calibrate::load(path, expected.as_ref())?.links))
 }

@@ -44,7 +44,7 @@ impl ShapeOptions {
                 "--shards {ratio} has {} numbers for {ranks} ranks",
                 ratio.0.len()
             ))
-            .with_advice("give one for each rank, or another --ranks")),
+            .with_advice("give one number per rank, or change --ranks")),
             _ => Ok(()),
         }
     }
@@ -69,8 +69,9 @@ impl ShapeOptions {
         };
         let by_rank: Vec<_> = self.lengths(shard_length, ranks).into_iter().map(of_rank).collect();
         let piece = |length: u64| {
-            usize::try_from(length)
-                .map_err(|_| Failure::usage("--max-bytes is more than this machine can address"))
+            usize::try_from(length).map_err(|_| {
+                Failure::usage("--max-bytes exceeds the address space of this machine")
+            })
         };
         let of_tensor =
             |tensor: usize| by_rank.iter().map(|of_rank| piece(of_rank[tensor])).collect();
@@ -144,7 +145,7 @@ impl FromStr for Ratio {
         let numbers: Option<Vec<u32>> = text.split(':').map(|word| word.parse().ok()).collect();
         match numbers {
             Some(numbers) if numbers.iter().any(|number| *number > 0) => Ok(Self(numbers)),
-            _ => Err("wanted whole numbers by rank, not all 0, such as 1:2:3:4".to_owned()),
+            _ => Err("expected one whole number per rank, not all 0, such as 1:2:3:4".to_owned()),
         }
     }
 }
@@ -221,9 +222,11 @@ mod tests {
 
     #[test]
     fn the_places_of_a_list_keep_their_distance() {
-        let places = destinations(&[5, 0, 7]);
-        let places: Vec<_> = places.iter().map(|place| (place.buffer, place.offset)).collect();
-        assert_eq!(places, [(0, 13), (1, 3), (0, 3)]);
+        let destinations: Vec<_> = destinations(&[5, 0, 7])
+            .into_iter()
+            .map(|destination| (destination.buffer, destination.offset))
+            .collect();
+        assert_eq!(destinations, [(0, 13), (1, 3), (0, 3)]);
         assert_eq!(shape("--list").output_buffers(1), 1);
     }
 
@@ -237,7 +240,7 @@ mod tests {
         assert!(error("--tensors 0").contains("0 is not in 1..=1024"));
         insta::assert_snapshot!(shape("--shards 1:2:3").check(4).unwrap_err(), @"
         error: --shards 1:2:3 has 3 numbers for 4 ranks
-         help: give one for each rank, or another --ranks
+         help: give one number per rank, or change --ranks
         ");
     }
 

@@ -46,7 +46,7 @@ pub(super) enum NetworkFabric {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RankTopology {
     pub(super) topology: Topology,
-    pub(super) carrier: NetworkFabric,
+    pub(super) network_fabric: NetworkFabric,
     /// Number of hosts.
     pub(super) hosts: usize,
     /// Index of this rank among the ranks of its host.
@@ -76,39 +76,43 @@ impl RankTopology {
 
     fn of(options: &Options, hosts: &[String], me: Rank, backend: Backend) -> Result<Self> {
         let of_hosts = number(hosts);
-        let given = options.tiers.topology(hosts.len())?;
+        let given = options.node_options.topology(hosts.len())?;
         let own = Topology::of_nodes(&of_hosts)?;
         let hosts = own.nodes();
         let topology = given.unwrap_or_else(|| own.clone());
         if backend != Backend::Rdma {
             check_nodes(&topology, &own, backend)?;
         }
-        let carrier = carrier(options, backend, topology.nodes(), hosts)?;
-        if options.limit && carrier == NetworkFabric::Rdma {
+        let network_fabric = network_fabric(options, backend, topology.nodes(), hosts)?;
+        if options.limit && network_fabric == NetworkFabric::Rdma {
             let text =
-                "--limit measures bare copies on one fabric, these ranks have rdma beside it";
-            return Err(Failure::usage(text).with_advice("leave it out, or take --backend rdma"));
+                "--limit measures bare copies over one fabric, but these ranks also use rdma";
+            return Err(
+                Failure::usage(text).with_advice("remove the option, or use --backend rdma")
+            );
         }
-        let uses_cards = carrier == NetworkFabric::Rdma || backend == Backend::Rdma;
-        if let Some(option) = options.cards.given().filter(|_| !uses_cards) {
-            let text = format!("{option} is for network cards, and these ranks use none");
-            let advice = "take --backend rdma, or leave it out";
+        let uses_nics = network_fabric == NetworkFabric::Rdma || backend == Backend::Rdma;
+        if let Some(option) = options.nics.given().filter(|_| !uses_nics) {
+            let text = format!("{option} is for NICs, but these ranks use none");
+            let advice = "use --backend rdma, or remove the option";
             return Err(Failure::usage(text).with_advice(advice));
         }
-        Ok(Self { topology, carrier, hosts, local_rank: own.local_index(me) })
+        Ok(Self { topology, network_fabric, hosts, local_rank: own.local_index(me) })
     }
 
     /// Returns the description of this rank for opening a NIC.
-    pub(super) fn holder(&self, comm: &Comm) -> NicRank {
+    pub(super) fn nic_rank(&self, comm: &Comm) -> NicRank {
         let (rank, ranks) = (comm.rank(), comm.ranks());
-        NicRank { rank, ranks, local_rank: self.local_rank, alone: self.hosts == 1 }
+        NicRank { rank, ranks, local_rank: self.local_rank, single_host: self.hosts == 1 }
     }
 
     /// Returns the automatic choice between nodes and its reason, if there was one.
     pub(super) fn note(&self, options: &Options) -> Option<String> {
-        let taken = self.carrier == NetworkFabric::Rdma && options.tiers.network == Network::Auto;
-        taken
-            .then(|| format!("auto took rdma between nodes: the ranks are on {} hosts", self.hosts))
+        let is_automatic = self.network_fabric == NetworkFabric::Rdma
+            && options.node_options.network == Network::Auto;
+        is_automatic.then(|| {
+            format!("auto selected rdma between nodes: the ranks are on {} hosts", self.hosts)
+        })
     }
 }
 
@@ -132,38 +136,38 @@ fn check_nodes(nodes: &Topology, hosts: &Topology, backend: Backend) -> Result<(
         };
         let (first, backend) = (members[0], backend.name());
         let text = format!(
-            "--nodes puts rank {first} and rank {other} on one node, and they are on two hosts, which \
-             {backend} does not reach across"
+            "--nodes puts rank {first} and rank {other} on one node, but they are on two hosts, which \
+             {backend} does not connect"
         );
-        return Err(Failure::usage(text).with_advice("leave --nodes out, or take --backend rdma"));
+        return Err(Failure::usage(text).with_advice("remove --nodes, or use --backend rdma"));
     }
     Ok(())
 }
 
-fn carrier(
+fn network_fabric(
     options: &Options,
     backend: Backend,
     nodes: usize,
     hosts: usize,
 ) -> Result<NetworkFabric> {
-    let network = options.tiers.network;
+    let network = options.node_options.network;
     if backend == Backend::Rdma {
         // One fabric reaches all ranks, unless the network between nodes is throttled.
-        let apart = nodes > 1 && (network != Network::Auto || options.tiers.is_throttled());
+        let apart = nodes > 1 && (network != Network::Auto || options.node_options.is_throttled());
         return Ok(if apart { NetworkFabric::Same } else { NetworkFabric::None });
     }
     match (network, nodes, hosts) {
         (Network::Auto | Network::Same, 1, _) => Ok(NetworkFabric::None),
         (Network::Rdma, 1, _) => {
-            let text = "--network rdma is between nodes, and all ranks are on one node";
-            Err(Failure::usage(text).with_advice("give --nodes, or take --backend rdma"))
+            let text = "--network rdma connects nodes, but all ranks are on one node";
+            Err(Failure::usage(text).with_advice("add --nodes, or use --backend rdma"))
         }
         (Network::Auto | Network::Same, _, 1) => Ok(NetworkFabric::Same),
         (Network::Auto | Network::Rdma, ..) => Ok(NetworkFabric::Rdma),
         (Network::Same, ..) => {
             let backend = backend.name();
-            let text = format!("--network same: {backend} does not reach across {hosts} hosts");
-            Err(Failure::usage(text).with_advice("take --network rdma"))
+            let text = format!("--network same: {backend} does not connect {hosts} hosts");
+            Err(Failure::usage(text).with_advice("use --network rdma"))
         }
     }
 }
@@ -201,7 +205,7 @@ impl NodeOptions {
         let topology = self.nodes.as_ref().map(|nodes| nodes.topology(ranks)).transpose();
         topology.map_err(|text| {
             Failure::usage(format!("--nodes: {text}"))
-                .with_advice("give the ranks of each node, such as 2+1+3, or another --ranks")
+                .with_advice("give the ranks of each node, such as 2+1+3, or change --ranks")
         })
     }
 
@@ -214,8 +218,8 @@ impl NodeOptions {
 
     /// Returns the links between the ranks. Between virtual nodes they are those inside a node; the
     /// throttle is applied in both cases.
-    pub(super) fn between(&self, carrier: NetworkFabric, mut links: Links) -> Links {
-        let mut network = match carrier {
+    pub(super) fn between(&self, network_fabric: NetworkFabric, mut links: Links) -> Links {
+        let mut network = match network_fabric {
             NetworkFabric::Same => links.local.clone(),
             NetworkFabric::None | NetworkFabric::Rdma => links.network.clone(),
         };
@@ -259,16 +263,16 @@ impl NodeOptions {
 pub(super) fn open<F: Fabric, N: Fabric + 'static>(
     options: &Options,
     comm: &Comm,
-    place: &RankTopology,
+    rank_topology: &RankTopology,
     local: F,
     same: impl FnOnce() -> Result<N>,
 ) -> Result<Group<F>> {
-    match place.carrier {
-        NetworkFabric::None => Ok(group(options, place).open(comm.clone(), local)?),
-        NetworkFabric::Same => open_tiers(options, comm, place, local, same()?),
+    match rank_topology.network_fabric {
+        NetworkFabric::None => Ok(group(options, rank_topology).open(comm.clone(), local)?),
+        NetworkFabric::Same => open_tiers(options, comm, rank_topology, local, same()?),
         NetworkFabric::Rdma => {
-            let card = options.cards.open(place.holder(comm), None)?;
-            open_tiers(options, comm, place, local, card)
+            let nic = options.nics.open(rank_topology.nic_rank(comm), None)?;
+            open_tiers(options, comm, rank_topology, local, nic)
         }
     }
 }
@@ -276,20 +280,20 @@ pub(super) fn open<F: Fabric, N: Fabric + 'static>(
 fn open_tiers<F: Fabric, N: Fabric + 'static>(
     options: &Options,
     comm: &Comm,
-    place: &RankTopology,
+    rank_topology: &RankTopology,
     local: F,
     network: N,
 ) -> Result<Group<F>> {
-    let (group, comm) = (group(options, place), comm.clone());
-    Ok(match options.tiers.throttle() {
+    let (group, comm) = (group(options, rank_topology), comm.clone());
+    Ok(match options.node_options.throttle() {
         None => group.open_tiers(comm, local, network)?,
         Some(layer) => group.open_tiers(comm, local, Wrapped::new(network, layer))?,
     })
 }
 
-fn group(options: &Options, place: &RankTopology) -> GroupOptions {
+fn group(options: &Options, rank_topology: &RankTopology) -> GroupOptions {
     let group = GroupOptions::default().timeout(options.run.timeout).strict(options.strict);
-    group.topology(place.topology.clone())
+    group.topology(rank_topology.topology.clone())
 }
 
 #[cfg(test)]
@@ -297,73 +301,80 @@ mod tests {
     use super::super::options::tests::parse;
     use super::*;
 
-    fn place(line: &str, hosts: &str, backend: Backend) -> Result<RankTopology> {
+    fn topology_of(line: &str, hosts: &str, backend: Backend) -> Result<RankTopology> {
         let hosts: Vec<String> = hosts.chars().map(String::from).collect();
         RankTopology::of(&parse(line).unwrap(), &hosts, Rank(1), backend)
     }
 
     #[test]
     fn ranks_on_several_hosts_have_rdma_between_them() {
-        let auto = place("", "aabb", Backend::Host).unwrap();
-        assert_eq!((auto.carrier, auto.hosts, auto.local_rank), (NetworkFabric::Rdma, 2, 1));
+        let auto = topology_of("", "aabb", Backend::Host).unwrap();
+        assert_eq!((auto.network_fabric, auto.hosts, auto.local_rank), (NetworkFabric::Rdma, 2, 1));
         assert_eq!(auto.topology.notation(), "2x2");
         let note = auto.note(&parse("").unwrap()).unwrap();
-        insta::assert_snapshot!(note, @"auto took rdma between nodes: the ranks are on 2 hosts");
+        insta::assert_snapshot!(note, @"auto selected rdma between nodes: the ranks are on 2 hosts");
         assert_eq!(auto.note(&parse("--network rdma").unwrap()), None);
-        let own = place("", "abab", Backend::Rdma).unwrap();
-        assert_eq!((own.carrier, own.local_rank), (NetworkFabric::None, 0));
-        assert_eq!(place("", "aaaa", Backend::Host).unwrap().carrier, NetworkFabric::None);
+        let own = topology_of("", "abab", Backend::Rdma).unwrap();
+        assert_eq!((own.network_fabric, own.local_rank), (NetworkFabric::None, 0));
+        assert_eq!(
+            topology_of("", "aaaa", Backend::Host).unwrap().network_fabric,
+            NetworkFabric::None
+        );
     }
 
     #[test]
     fn virtual_nodes_have_a_second_fabric_unless_a_card_is_asked_for() {
-        let carrier = |line| place(line, "aaaa", Backend::Host).unwrap().carrier;
-        assert_eq!(carrier("--nodes 2"), NetworkFabric::Same);
-        assert_eq!(carrier("--nodes 2 --network rdma"), NetworkFabric::Rdma);
+        let network_fabric =
+            |line| topology_of(line, "aaaa", Backend::Host).unwrap().network_fabric;
+        assert_eq!(network_fabric("--nodes 2"), NetworkFabric::Same);
+        assert_eq!(network_fabric("--nodes 2 --network rdma"), NetworkFabric::Rdma);
         let slow = "--nodes 2 --network-bandwidth 1GB/s";
-        assert_eq!(place(slow, "aaaa", Backend::Rdma).unwrap().carrier, NetworkFabric::Same);
+        assert_eq!(
+            topology_of(slow, "aaaa", Backend::Rdma).unwrap().network_fabric,
+            NetworkFabric::Same
+        );
     }
 
     #[test]
     fn what_cannot_be_is_named() {
-        let refusal = |line, hosts| place(line, hosts, Backend::Host).unwrap_err();
+        let refusal = |line, hosts| topology_of(line, hosts, Backend::Host).unwrap_err();
         insta::assert_snapshot!(refusal("--nodes 2", "abab"), @"
-        error: --nodes puts rank 0 and rank 1 on one node, and they are on two hosts, which host does not reach across
-         help: leave --nodes out, or take --backend rdma
+        error: --nodes puts rank 0 and rank 1 on one node, but they are on two hosts, which host does not connect
+         help: remove --nodes, or use --backend rdma
         ");
         insta::assert_snapshot!(refusal("--network same", "aabb"), @"
-        error: --network same: host does not reach across 2 hosts
-         help: take --network rdma
+        error: --network same: host does not connect 2 hosts
+         help: use --network rdma
         ");
         insta::assert_snapshot!(refusal("--network rdma", "aaaa"), @"
-        error: --network rdma is between nodes, and all ranks are on one node
-         help: give --nodes, or take --backend rdma
+        error: --network rdma connects nodes, but all ranks are on one node
+         help: add --nodes, or use --backend rdma
         ");
         insta::assert_snapshot!(refusal("--port 1", "aaaa"), @"
-        error: --port is for network cards, and these ranks use none
-         help: take --backend rdma, or leave it out
+        error: --port is for NICs, but these ranks use none
+         help: use --backend rdma, or remove the option
         ");
         insta::assert_snapshot!(refusal("--limit", "aabb"), @"
-        error: --limit measures bare copies on one fabric, these ranks have rdma beside it
-         help: leave it out, or take --backend rdma
+        error: --limit measures bare copies over one fabric, but these ranks also use rdma
+         help: remove the option, or use --backend rdma
         ");
     }
 
     #[test]
     fn what_does_not_fit_names_the_option() {
-        let refusal = |line: &str| parse(line).unwrap().tiers.topology(4).unwrap_err();
+        let refusal = |line: &str| parse(line).unwrap().node_options.topology(4).unwrap_err();
         insta::assert_snapshot!(refusal("--nodes 2+1"), @"
-        error: --nodes: 2+1 is 3 ranks on 2 nodes, not 4
-         help: give the ranks of each node, such as 2+1+3, or another --ranks
+        error: --nodes: 2+1 is 3 ranks on 2 nodes, expected 4
+         help: give the ranks of each node, such as 2+1+3, or change --ranks
         ");
         insta::assert_snapshot!(refusal("--nodes 5"), @"
         error: --nodes: 5 nodes are too many for 4 ranks
-         help: give the ranks of each node, such as 2+1+3, or another --ranks
+         help: give the ranks of each node, such as 2+1+3, or change --ranks
         ");
         assert!(parse("--nodes 0").is_err());
         assert!(parse("--network-delay 20us").unwrap_err().contains("--nodes"));
-        assert_eq!(parse("").unwrap().tiers.topology(4), Ok(None));
-        let topology = parse("--nodes 2").unwrap().tiers.topology(5).unwrap().unwrap();
+        assert_eq!(parse("").unwrap().node_options.topology(4), Ok(None));
+        let topology = parse("--nodes 2").unwrap().node_options.topology(5).unwrap().unwrap();
         assert_eq!(topology.notation(), "3+2");
     }
 
@@ -371,14 +382,14 @@ mod tests {
     fn a_throttled_network_is_predicted_as_such() {
         let known = Links::default();
         let of = |line: &str| {
-            parse(line).unwrap().tiers.between(NetworkFabric::Same, known.clone()).network
+            parse(line).unwrap().node_options.between(NetworkFabric::Same, known.clone()).network
         };
         assert_eq!(of("--nodes 2"), known.local);
         let slow = of("--nodes 2 --network-bandwidth 1GB/s --network-delay 20us");
         assert_eq!((slow.bytes_per_second, slow.receive_bytes_per_second), (1e9, 1e9));
-        let tiers = parse("--nodes 2 --network-bandwidth 1kB/s").unwrap().tiers;
-        let cards = tiers.between(NetworkFabric::Rdma, known.clone()).network;
-        assert_eq!((cards.bytes_per_second, cards.flag_seconds), (1e3, known.network.flag_seconds));
+        let tiers = parse("--nodes 2 --network-bandwidth 1kB/s").unwrap().node_options;
+        let nics = tiers.between(NetworkFabric::Rdma, known.clone()).network;
+        assert_eq!((nics.bytes_per_second, nics.flag_seconds), (1e3, known.network.flag_seconds));
         assert!((slow.flag_seconds - known.local.flag_seconds - 20e-6).abs() < 1e-12);
     }
 }

@@ -121,8 +121,8 @@ impl Check {
     /// Returns a summary in one sentence.
     pub(super) fn text(&self) -> String {
         format!(
-            "{} points between those that the links were fitted to, {:.0} % of them predicted within \
-             {:.0} %; no choice more than {:.0} % slower than the best measured",
+            "{} points that the links were not fitted to, {:.0} % of them predicted within {:.0} %; no \
+             choice is more than {:.0} % slower than the best measured algorithm",
             between(&self.points).count(),
             self.good_share * 100.0,
             GOOD * 100.0,

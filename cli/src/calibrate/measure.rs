@@ -82,7 +82,7 @@ impl Configuration {
 
 fn rows(options: &Options, configuration: &Configuration, min_bytes: u64) -> Result<Vec<Row>> {
     let program = std::env::current_exe()
-        .map_err(|error| Failure::io("cannot find this program's own file", &error))?;
+        .map_err(|error| Failure::io("cannot find the file of this program", &error))?;
     let mut command = Command::new(program);
     command
         .args(arguments(options, configuration, min_bytes))
@@ -102,7 +102,7 @@ fn rows(options: &Options, configuration: &Configuration, min_bytes: u64) -> Res
     let lines = text.lines().filter(|line| line.starts_with('{'));
     let rows = lines.map(|line| {
         serde_json::from_str(line).map_err(|error| {
-            Failure::failed(format!("peerlane allgather said {line:?}, which is no row: {error}"))
+            Failure::failed(format!("peerlane allgather wrote {line:?}, expected a row: {error}"))
         })
     });
     rows.collect()

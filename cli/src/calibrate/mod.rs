@@ -76,8 +76,8 @@ impl Measured {
         let text = fs::read_to_string(path)
             .map_err(|error| Failure::io(format_args!("cannot read {what}"), &error))?;
         let check: Check = serde_json::from_str(&text).map_err(|error| {
-            Failure::usage(format!("{what} is no check of a calibration: {error}"))
-                .with_advice("write one with `peerlane calibrate --check FILE`")
+            Failure::usage(format!("{what} is not a check file: {error}"))
+                .with_advice("create one with `peerlane calibrate --check FILE`")
         })?;
         let topology =
             check.topology().map_err(|error| Failure::usage(format!("{what}: {error}")))?;
@@ -95,20 +95,20 @@ fn write(path: &Path, what: &impl Serialize) -> Result<()> {
 /// Reads a calibration from a file.
 ///
 /// # Errors
-/// If the file cannot be read, or was made for another key than `wanted`.
-pub(crate) fn load(path: &Path, wanted: Option<&Key>) -> Result<Calibration> {
+/// If the file cannot be read, or was made for another key than `expected`.
+pub(crate) fn load(path: &Path, expected: Option<&Key>) -> Result<Calibration> {
     let what = path.display();
     let text = fs::read_to_string(path)
         .map_err(|error| Failure::io(format_args!("cannot read {what}"), &error))?;
     let calibration: Calibration = serde_json::from_str(&text).map_err(|error| {
-        Failure::usage(format!("{what} is no calibration: {error}"))
-            .with_advice("write one with `peerlane calibrate --out FILE`")
+        Failure::usage(format!("{what} is not a calibration: {error}"))
+            .with_advice("create one with `peerlane calibrate --out FILE`")
     })?;
     calibration.links.check().map_err(|error| Failure::usage(format!("{what}: {error}")))?;
-    if let Some(wanted) = wanted {
+    if let Some(expected) = expected {
         calibration
             .key
-            .check(wanted)
+            .check(expected)
             .map_err(|error| Failure::usage(format!("{what}: {error}")))?;
     }
     Ok(calibration)
@@ -201,8 +201,8 @@ impl Options {
         let named = self.algorithms.iter().map(|choice| match choice {
             AlgorithmChoice::Named(algorithm) => Ok(*algorithm),
             AlgorithmChoice::Auto => {
-                Err(Failure::usage("--algorithms has auto, which is what the calibration is for")
-                    .with_advice("name algorithms, such as direct,ring"))
+                Err(Failure::usage("--algorithms contains auto, which needs the calibration")
+                    .with_advice("give algorithms by name, such as direct,ring"))
             }
         });
         named.collect()

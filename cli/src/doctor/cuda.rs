@@ -46,14 +46,12 @@ fn device(device: &Device) -> Finding {
         ComputeMode::Shared => Finding::ok("GPU", found),
         ComputeMode::ExclusiveProcess => Finding::warning(
             "GPU",
-            format!("{found}, for one process at a time"),
-            "nvidia-smi -c DEFAULT, if other programs shall use it beside a rank",
+            format!("{found}, only one process at a time"),
+            "nvidia-smi -c DEFAULT, to let other programs use it at the same time",
         ),
-        ComputeMode::Prohibited => Finding::missing(
-            "GPU",
-            format!("{found}, whose use is prohibited"),
-            "nvidia-smi -c DEFAULT",
-        ),
+        ComputeMode::Prohibited => {
+            Finding::missing("GPU", format!("{found}, use is prohibited"), "nvidia-smi -c DEFAULT")
+        }
         other => {
             Finding::warning("GPU", format!("{found}, compute mode {other:?}"), "nvidia-smi -q")
         }
@@ -79,7 +77,7 @@ fn limits(device: &Device) -> Option<Finding> {
     Some(Finding::warning(
         "GPU limits",
         found,
-        "a newer driver may bring it; MIG: nvidia-smi -mig 0",
+        "a newer driver may have it; for MIG: nvidia-smi -mig 0",
     ))
 }
 
@@ -106,7 +104,7 @@ fn handle_finding(ordinal: u32, trials: Result<Trials, String>) -> Finding {
         Ok(trials) => trials,
         Err(error) => {
             let found = format!("{ordinal}: cannot be tried: {error}");
-            return Finding::warning(topic, found, "see whether another process has the GPU");
+            return Finding::warning(topic, found, "check whether another process uses the GPU");
         }
     };
     let works: Vec<_> =
@@ -126,9 +124,13 @@ fn handle_finding(ordinal: u32, trials: Result<Trials, String>) -> Finding {
         [(_, Some(_)), (_, Some(_)), _] => Finding::missing(
             topic,
             found,
-            "no memory can go to another process: see the driver's log",
+            "no memory can be shared with another process: see the log of the driver",
         ),
-        _ => Finding::warning(topic, found, "memory of one kind cannot go to another process"),
+        _ => Finding::warning(
+            topic,
+            found,
+            "memory of one kind cannot be shared with another process",
+        ),
     }
 }
 
@@ -137,9 +139,9 @@ fn links(devices: &[Device]) -> Finding {
     links::finding(
         devices.iter().map(|device| device.ordinal),
         link,
-        "CUDA_VISIBLE_DEVICES may hide others",
-        "P2P is off between some GPUs: nvidia-smi topo -p2p r says why; in a virtual machine or \
-         container the host decides",
+        "CUDA_VISIBLE_DEVICES may hide other GPUs",
+        "P2P is off between some GPUs: nvidia-smi topo -p2p r shows the reason; in a virtual machine \
+         or container, it depends on the host",
     )
 }
 
@@ -153,7 +155,7 @@ fn nccl() -> Finding {
         Err(error) => Finding::warning(
             "NCCL",
             error.text(),
-            format!("only --vs nccl needs it; {} PATH names it", nccl::LIBRARY.option),
+            format!("needed only for --vs nccl; {} PATH sets its path", nccl::LIBRARY.option),
         ),
     }
 }
@@ -164,7 +166,7 @@ fn cublas() -> Finding {
         Err(error) => Finding::warning(
             "cuBLAS",
             error.text(),
-            format!("only --beside gemm needs it; {} PATH names it", cublas::LIBRARY.option),
+            format!("needed only for --beside gemm; {} PATH sets its path", cublas::LIBRARY.option),
         ),
     }
 }
@@ -186,11 +188,11 @@ mod tests {
         worse[1].1 = Some("refused".to_owned());
         insta::assert_snapshot!(text(Ok(worse)), @"
         --  handles  1: file descriptor; legacy IPC off: refused; fabric off: CUDA_ERROR_NOT_PERMITTED (800)
-                     → memory of one kind cannot go to another process
+                     → memory of one kind cannot be shared with another process
         ");
         insta::assert_snapshot!(text(Err("busy".to_owned())), @"
         --  handles  1: cannot be tried: busy
-                     → see whether another process has the GPU
+                     → check whether another process uses the GPU
         ");
     }
 }

@@ -156,20 +156,20 @@ fn backends() -> Vec<Finding> {
             "cuda",
             peerlane::cuda::discover(),
             |device| device.name.clone(),
-            "it needs libcuda.so.1, which the NVIDIA driver brings",
+            "install the NVIDIA driver, which contains libcuda.so.1",
         ),
         backend(
             "rocm",
             peerlane::rocm::discover(),
             |device| device.name.clone(),
-            "it needs libamdhip64.so and libhsa-runtime64.so.1, which ROCm brings",
+            "install ROCm, which contains libamdhip64.so and libhsa-runtime64.so.1",
         ),
         backend(
             "rdma",
             peerlane::rdma::discover(),
             |device| device.name.clone(),
-            "it needs libibverbs.so.1, which the package libibverbs1 or rdma-core brings, and a network \
-             card",
+            "install the package libibverbs1 or rdma-core, which contains libibverbs.so.1; a NIC is \
+             needed as well",
         ),
     ]
 }

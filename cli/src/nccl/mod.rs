@@ -106,7 +106,7 @@ impl Nccl {
         let last = text_or_none(unsafe { (self.functions.last_error)(communicator) });
         let last = last.map_or(String::new(), |last| format!(" ({last})"));
         Err(Failure::failed(format!("NCCL {}: {call}: {text}{last}", self.version()))
-            .with_advice("NCCL_DEBUG=WARN makes NCCL say more"))
+            .with_advice("set NCCL_DEBUG=WARN for messages of NCCL"))
     }
 }
 
@@ -122,7 +122,7 @@ impl Communicator {
         ranks: usize,
         policy: Policy,
     ) -> Result<Rc<Self>> {
-        let wrong = |what: &str| Failure::failed(format!("{what} is nothing that NCCL takes"));
+        let wrong = |what: &str| Failure::failed(format!("{what} is not valid for NCCL"));
         let id = id.try_into().map(sys::UniqueId).map_err(|_| wrong("the unique id"))?;
         let rank = c_int::try_from(rank).map_err(|_| wrong("the rank"))?;
         let ranks = c_int::try_from(ranks).map_err(|_| wrong("the number of ranks"))?;
@@ -217,8 +217,8 @@ impl Window {
 }
 
 fn too_old(text: String) -> Failure {
-    Failure::failed(format!("{text}; the comparison wants NCCL 2.28 or newer"))
-        .with_advice("pip install -U nvidia-nccl-cu13, and name the file with --nccl")
+    Failure::failed(format!("{text}; the comparison needs NCCL 2.28 or newer"))
+        .with_advice("pip install -U nvidia-nccl-cu13, and give the file with --nccl")
 }
 
 fn text(text: *const c_char) -> String {

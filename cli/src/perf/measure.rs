@@ -12,7 +12,7 @@ use super::report::{Latency, Rate, Row};
 use crate::error::{Failure, Result};
 
 /// Longest time to park on one engine if several engines have messages in flight.
-const NAP: Duration = Duration::from_micros(50);
+const PARK_MAX: Duration = Duration::from_micros(50);
 
 /// Progress of the messages of one engine.
 #[derive(Debug, Default)]
@@ -33,9 +33,9 @@ pub(super) fn measure_rate<F: Fabric>(
     bytes: u64,
 ) -> Result<Option<Row>> {
     let buffers = pair.buffers(bytes)?;
-    let told = pair.values(1);
+    let done_value = pair.values(1);
     let mut row = None;
-    if pair.measures() {
+    if pair.is_measuring() {
         run(pair, &buffers, work, pair.options.warmup)?;
         let elapsed = run(pair, &buffers, work, pair.options.iterations)?;
         let messages = u64::from(pair.options.iterations) * pair.engines.len() as u64;
@@ -43,11 +43,11 @@ pub(super) fn measure_rate<F: Fabric>(
         row = Some(Row { rate: Some(rate), ..pair.row(work, bytes) });
         // The completion of a put does not mean that the peer can see it; a signal does.
         for engine in 0..pair.engines.len() {
-            pair.tell(engine, told)?;
+            pair.signal_done(engine, done_value)?;
         }
     } else {
         for engine in 0..pair.engines.len() {
-            pair.wait(engine, told)?;
+            pair.wait(engine, done_value)?;
         }
     }
     pair.finish(buffers, work)?;
@@ -77,7 +77,7 @@ fn run<F: Fabric>(
     loop {
         let mut moved = false;
         for (engine, slice, flow) in &mut lanes {
-            moved |= flow.settle(engine.completed()?);
+            moved |= flow.count_completed(engine.completed()?);
             let next = (count - flow.submitted).min(slice.len() as u32);
             if next > 0 && window - (flow.submitted - flow.completed) >= next {
                 // SAFETY: the buffers outlive the last completion, or are leaked. The peer touches them
@@ -99,13 +99,13 @@ fn run<F: Fabric>(
             let text = format!("the {what}s of one size took longer than {timeout:?}");
             return Err(Failure::failed(text).with_advice("raise --timeout or lower --iterations"));
         }
-        engine.park(if several { NAP } else { deadline.remaining() })?;
+        engine.park(if several { PARK_MAX } else { deadline.remaining() })?;
     }
 }
 
 impl Flow {
     /// Counts completed messages; returns whether there are more than before.
-    fn settle(&mut self, completed: Ticket) -> bool {
+    fn count_completed(&mut self, completed: Ticket) -> bool {
         let before = self.completed;
         while let Some((ticket, messages)) = self.open.front().copied() {
             if ticket > completed {
@@ -129,12 +129,12 @@ pub(super) fn measure_latency<F: Fabric>(
     let buffers = pair.buffers(bytes)?;
     let (warmup, timed) = (u64::from(pair.options.warmup), u64::from(pair.options.iterations));
     let first = pair.values(warmup + timed);
-    let measures = pair.measures();
+    let is_measuring = pair.is_measuring();
     let mut times: Vec<Duration> = Vec::with_capacity(timed as usize);
     for round in 0..warmup + timed {
         let value = first + round;
         let begun = Instant::now();
-        if measures {
+        if is_measuring {
             pair.send(&buffers, value)?;
             pair.wait(0, value)?;
         } else {
@@ -145,10 +145,10 @@ pub(super) fn measure_latency<F: Fabric>(
             times.push(begun.elapsed() / 2);
         }
     }
-    pair.settle()?;
+    pair.wait_sent()?;
     pair.finish(buffers, PerfTest::Signal)?;
     let row = |latency| Row { latency: Some(latency), ..pair.row(PerfTest::Signal, bytes) };
-    Ok(measures.then(|| row(Latency::of(times))))
+    Ok(is_measuring.then(|| row(Latency::of(times))))
 }
 
 #[cfg(test)]
@@ -159,9 +159,9 @@ mod tests {
     fn messages_complete_with_their_slice() {
         let mut flow = Flow { submitted: 7, completed: 0, open: VecDeque::new() };
         flow.open.extend([(Ticket(3), 4), (Ticket(4), 3)]);
-        assert!(!flow.settle(Ticket(2)));
-        assert!(flow.settle(Ticket(3)));
+        assert!(!flow.count_completed(Ticket(2)));
+        assert!(flow.count_completed(Ticket(3)));
         assert_eq!((flow.completed, flow.open.len()), (4, 1));
-        assert!(flow.settle(Ticket(9)) && flow.completed == 7);
+        assert!(flow.count_completed(Ticket(9)) && flow.completed == 7);
     }
 }

@@ -1,4 +1,4 @@
-//! `peerlane perf`: measures bare puts, gets and signals between two ranks.
+//! `peerlane perf`: is_measuring bare puts, gets and signals between two ranks.
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::bootstrap::environment::Environment;
@@ -22,7 +22,7 @@ use options::{Backend, PerfTest};
 use pair::Pair;
 use report::{Printer, Row};
 
-/// Rank 0 measures and rank 1 answers.
+/// Rank 0 is_measuring and rank 1 answers.
 const RANKS: usize = 2;
 
 /// Receives the rows of rank 0.
@@ -56,8 +56,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 fn join(options: &Options, environment: &Environment) -> Result<()> {
     if environment.ranks != RANKS {
         let seen = environment.ranks;
-        let text = format!("the launcher has started {seen} ranks, perf wants {RANKS}");
-        return Err(Failure::usage(text).with_advice("start two, one on each machine say"));
+        let text = format!("the launcher has started {seen} ranks, expected {RANKS}");
+        return Err(Failure::usage(text)
+            .with_advice("start two ranks, for instance one on each of two machines"));
     }
     options.check()?;
     if environment.rank.0 != 0 {
@@ -72,7 +73,7 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
 fn measure(
     options: &Options,
     environment: &Environment,
-    alone: bool,
+    single_host: bool,
     sink: Sink<'_>,
 ) -> Result<()> {
     let bootstrap = Tcp::join(environment, Deadline::after(options.run.timeout))?;
@@ -86,8 +87,8 @@ fn measure(
         Backend::Host => {
             let hosts = comm.share("host", &comm.host().to_owned())?;
             if hosts[0] != hosts[1] {
-                let text = "the two ranks are on two hosts, which have no memory in common";
-                return Err(Failure::failed(text).with_advice("take --backend rdma"));
+                let text = "the two ranks are on different hosts, which share no memory";
+                return Err(Failure::failed(text).with_advice("use --backend rdma"));
             }
             let how = host::Options { spin, ..host::Options::default() };
             let fabric = host::Fabric::open_with(rank, ranks, how).map_err(Failure::of_backend)?;
@@ -95,8 +96,8 @@ fn measure(
         }
         Backend::Rdma => {
             let local_rank = environment.local_rank.unwrap_or(0) as usize;
-            let holder = NicRank { rank, ranks, local_rank, alone };
-            let fabric = options.cards.open(holder, spin)?;
+            let nic_rank = NicRank { rank, ranks, local_rank, single_host };
+            let fabric = options.nics.open(nic_rank, spin)?;
             with_fabric(options, comm, fabric, seed, sink)
         }
     }

@@ -47,7 +47,7 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value_t = Backend::Host)]
     pub(crate) backend: Backend,
     #[command(flatten)]
-    pub(crate) cards: NicOptions,
+    pub(crate) nics: NicOptions,
     /// Message sizes [default: 64K,1M for puts and gets, 8 for signals]
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',')]
     pub(crate) bytes: Vec<Size>,
@@ -109,12 +109,14 @@ impl Options {
     /// A usage failure that names the option.
     pub(crate) fn check(&self) -> Result<()> {
         if self.backend == Backend::Rdma {
-            return self.cards.check();
+            return self.nics.check();
         }
-        match self.cards.given() {
+        match self.nics.given() {
             None => Ok(()),
-            Some(option) => Err(Failure::usage(format!("{option} is for network cards"))
-                .with_advice("take --backend rdma, or leave it out")),
+            Some(option) => {
+                Err(Failure::usage(format!("{option} is for NICs, but the backend is host"))
+                    .with_advice("use --backend rdma, or remove the option"))
+            }
         }
     }
 
@@ -181,7 +183,7 @@ mod tests {
         let mine = settings("--put --window 8");
         let error = mine.compare(0, 1, &settings("--put --window 9")).unwrap_err();
         insta::assert_snapshot!(error, @"
-        error: rank 1 has --window 9, rank 0 has 8
+        error: rank 1 has --window 9, but rank 0 has 8
          help: start all ranks with the same program and the same options
         ");
         assert!(mine.compare(0, 1, &settings("--get --window 8")).is_err());
@@ -191,8 +193,8 @@ mod tests {
     fn work_must_be_named_and_cards_are_for_rdma() {
         assert!(parse("").unwrap_err().contains("<--put|--get|--signal>"));
         insta::assert_snapshot!(parse("--put --port 1").unwrap().check().unwrap_err(), @"
-        error: --port is for network cards
-         help: take --backend rdma, or leave it out
+        error: --port is for NICs, but the backend is host
+         help: use --backend rdma, or remove the option
         ");
     }
 }

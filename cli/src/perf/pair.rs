@@ -60,8 +60,8 @@ impl<'a, F: Fabric> Pair<'a, F> {
         Ok(Self { options, engines, comm, seed, flags, peer_flags, signalled, last, sizes, fabric })
     }
 
-    /// Returns whether this rank measures; the other rank answers.
-    pub(super) fn measures(&self) -> bool {
+    /// Returns whether this rank is_measuring; the other rank answers.
+    pub(super) fn is_measuring(&self) -> bool {
         self.comm.rank().0 == 0
     }
 
@@ -75,7 +75,7 @@ impl<'a, F: Fabric> Pair<'a, F> {
         let slot_bytes = bytes.next_multiple_of(ALIGN_BYTES).max(ALIGN_BYTES);
         let mine = self.fabric.allocate(2 * engines as u64 * slot_bytes, Role::Data)?;
         if mine.space() != Space::Host {
-            return Err(Failure::failed("perf measures memory of the host alone"));
+            return Err(Failure::failed("perf is_measuring only host memory"));
         }
         let data = TestData { seed: self.seed, size: self.sizes, round: 0 };
         self.sizes += 1;
@@ -102,7 +102,7 @@ impl<'a, F: Fabric> Pair<'a, F> {
     ///
     /// # Errors
     /// If the signal fails or does not complete in time.
-    pub(super) fn tell(&mut self, engine: usize, value: u64) -> Result<()> {
+    pub(super) fn signal_done(&mut self, engine: usize, value: u64) -> Result<()> {
         let flag = Flag { region: &self.peer_flags, word: engine as u64 };
         let engine = &mut self.engines[engine];
         // SAFETY: the flags are dropped after the engines, and only this engine writes this flag.
@@ -128,7 +128,7 @@ impl<'a, F: Fabric> Pair<'a, F> {
     ///
     /// # Errors
     /// If they do not complete in time.
-    pub(super) fn settle(&mut self) -> Result<()> {
+    pub(super) fn wait_sent(&mut self) -> Result<()> {
         self.engines[0].finish(self.last)
     }
 
@@ -158,8 +158,9 @@ impl<'a, F: Fabric> Pair<'a, F> {
         {
             let work = work.name();
             let text = format!("{work}: wrong data at rank {rank}: {text}");
-            return Err(Failure::failed(text)
-                .with_advice("this is a fault in Peerlane or in the hardware: please report it"));
+            return Err(Failure::failed(text).with_advice(
+                "this is a bug in Peerlane or a fault of the hardware: please report it",
+            ));
         }
         buffers.free();
         Ok(())
@@ -240,6 +241,6 @@ fn host_bytes<F: Fabric>(region: &Local<F>, at: u64, bytes: u64) -> &mut [u8] {
 /// Returns the peer's value from the values of both ranks.
 fn other<T>(mut both: Vec<T>, me: Rank) -> Result<T> {
     let at = 1_usize.checked_sub(me.index()).filter(|at| *at < both.len());
-    let at = at.ok_or_else(|| Failure::failed(format!("rank is {me}, wanted 0 or 1")))?;
+    let at = at.ok_or_else(|| Failure::failed(format!("rank is {me}, expected 0 or 1")))?;
     Ok(both.swap_remove(at))
 }

@@ -60,7 +60,7 @@ impl Row {
         // Round trips use one engine, one at a time.
         let (engines, window) = if work == PerfTest::Signal { (1, 1) } else { (engines, window) };
         let (rate, latency) = (None, None);
-        let queue_pairs = options.cards.queue_pairs();
+        let queue_pairs = options.nics.queue_pairs();
         Self {
             work,
             backend,
@@ -149,7 +149,7 @@ fn checked(row: &Row) -> String {
 /// Prints the results of a run.
 pub(super) struct Printer {
     json: Option<JsonLines>,
-    doing: String,
+    activity: String,
     rows: Vec<Row>,
 }
 
@@ -161,7 +161,7 @@ impl Printer {
     pub(super) fn open(options: &Options) -> Result<Self> {
         Ok(Self {
             json: options.run.json.as_deref().map(JsonLines::open).transpose()?,
-            doing: "the ranks were starting".to_owned(),
+            activity: "starting the ranks".to_owned(),
             rows: Vec::new(),
         })
     }
@@ -171,7 +171,7 @@ impl Printer {
     /// # Errors
     /// If the JSON output cannot be written.
     pub(super) fn show(&mut self, row: Row) -> Result<()> {
-        self.doing = format!("finished {} of {}", row.work.name(), Size(row.bytes));
+        self.activity = format!("finished {} of {}", row.work.name(), Size(row.bytes));
         if let Some(json) = &mut self.json {
             json.write(&row)?;
         }
@@ -193,7 +193,7 @@ impl Printer {
 impl OutputHandler for Printer {
     fn on_line(&mut self, line: &str) -> Result<()> {
         let row = serde_json::from_str(line).map_err(|error| {
-            Failure::failed(format!("rank 0 said {line:?}, which is no row: {error}"))
+            Failure::failed(format!("rank 0 wrote {line:?}, expected a row: {error}"))
         })?;
         self.show(row)
     }
@@ -204,7 +204,7 @@ impl OutputHandler for Printer {
     }
 
     fn activity(&self) -> &str {
-        &self.doing
+        &self.activity
     }
 }
 

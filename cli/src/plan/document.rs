@@ -83,8 +83,8 @@ impl Document {
                 (vec![plan], format!("not verified: {excess}"))
             }
             (Some(excess), None) => {
-                let advice = "lower --ranks, --nodes or --parts, plans of few ranks show the same \
-                              pattern; or give the --rank whose plan is to be shown";
+                let advice = "lower --ranks, --nodes or --parts, because plans of few ranks show the \
+                              same pattern; or give --rank to print one plan";
                 return Err(Failure::usage(excess).with_advice(advice));
             }
         };
@@ -190,7 +190,7 @@ pub(super) fn check(path: &Path) -> Result<String> {
     let in_file = |failure: String| Failure::failed(format!("{}: {failure}", path.display()));
     let plans = parse(&text).map_err(in_file)?;
     if plans.is_empty() {
-        return Err(in_file("holds no plan".to_owned()).with_advice(
+        return Err(in_file("contains no plan".to_owned()).with_advice(
             "each plan begins with a line such as `all-gather direct: rank 0 of 4, …`",
         ));
     }
@@ -201,7 +201,7 @@ pub(super) fn check(path: &Path) -> Result<String> {
 fn parse(text: &str) -> std::result::Result<Vec<Plan>, String> {
     if text.trim_start().starts_with(['{', '[']) {
         let json: JsonPlans = serde_json::from_str(text).map_err(|error| {
-            format!("is neither a list of plans nor an object with them: {error}")
+            format!("expected a list of plans, or an object with the field plans: {error}")
         })?;
         let (JsonPlans::Document { plans } | JsonPlans::List(plans)) = json;
         return Ok(plans);

@@ -101,15 +101,14 @@ impl Options {
     pub(super) fn excess(&self, topology: &Topology) -> Result<Option<String>> {
         let (ranks, parts) = (topology.ranks() as u64, u64::from(self.parts()));
         let plural = |count: u64| if count == 1 { "" } else { "s" };
-        let who = format!("{ranks} rank{} with {parts} part{}", plural(ranks), plural(parts));
+        let who = format!("{ranks} rank{} with {parts} chunk{}", plural(ranks), plural(parts));
         let cells = ranks.saturating_mul(parts);
         if cells > CELLS_MAX {
-            let text =
-                format!("{who} are {cells} cells, more than the {CELLS_MAX} that are printed");
+            let text = format!("{who} have {cells} cells, at most {CELLS_MAX} are printed");
             return Err(Failure::usage(text).with_advice("lower --ranks, --nodes or --parts"));
         }
         let puts = cells.saturating_mul(ranks);
-        let text = format!("{who} put {puts} cells, more than the {CELLS_MAX} that are verified");
+        let text = format!("{who} put {puts} cells, at most {CELLS_MAX} are verified");
         Ok((puts > CELLS_MAX).then_some(text))
     }
 
@@ -142,8 +141,11 @@ impl Options {
         }
         match self.rank.parse::<usize>() {
             Ok(rank) if rank < ranks => Ok(Some(Rank::at(rank))),
-            _ => Err(Failure::usage(format!("--rank {} is no rank of {ranks}", self.rank))
-                .with_advice(format!("give 0 to {}, or all", ranks - 1))),
+            _ => Err(Failure::usage(format!(
+                "--rank {} does not exist among {ranks} ranks",
+                self.rank
+            ))
+            .with_advice(format!("expected 0 to {}, or all", ranks - 1))),
         }
     }
 }

@@ -100,7 +100,7 @@ impl<F: Fabric> BareEngine<F> {
     pub(crate) unsafe fn submit(&mut self, ops: &[Op<'_, Local<F>, Remote<F>>]) -> Result<Ticket> {
         // SAFETY: the caller fulfils the rules of `CopyEngine::submit`.
         let ticket = unsafe { self.engine.submit(ops) };
-        ticket.map_err(|error| backend_failure("cannot submit", error))
+        ticket.map_err(|error| backend_failure("cannot submit bare copies", error))
     }
 
     /// Returns the last completed ticket.
@@ -108,7 +108,7 @@ impl<F: Fabric> BareEngine<F> {
     /// # Errors
     /// If the engine has failed.
     pub(crate) fn completed(&mut self) -> Result<Ticket> {
-        self.engine.completed().map_err(|error| backend_failure("waiting for bare copies", error))
+        self.engine.completed().map_err(|error| backend_failure("bare copies failed", error))
     }
 
     /// Waits until `ticket` is complete.
@@ -116,7 +116,7 @@ impl<F: Fabric> BareEngine<F> {
     /// # Errors
     /// If it is not complete within the timeout, or the engine fails.
     pub(crate) fn finish(&mut self, ticket: Ticket) -> Result<()> {
-        self.drive("bare copies of its own", |engine| Ok(engine.completed()? >= ticket))
+        self.poll_until("its bare copies", |engine| Ok(engine.completed()? >= ticket))
     }
 
     /// Waits until a flag of this rank is at least `value`. This engine must be the only one that
@@ -133,9 +133,9 @@ impl<F: Fabric> BareEngine<F> {
         }
         let word = usize::try_from(flag.word).unwrap_or(usize::MAX);
         let Some(word) = flag.region.flags().and_then(|flags| flags.get(word)) else {
-            return Err(Failure::failed("this rank cannot read its flags and cannot queue waits"));
+            return Err(Failure::failed("this rank can neither read its flags nor queue waits"));
         };
-        self.drive("a flag", |engine| {
+        self.poll_until("a flag", |engine| {
             if word.load(Ordering::Acquire) >= value {
                 return Ok(true);
             }
@@ -154,14 +154,14 @@ impl<F: Fabric> BareEngine<F> {
     /// # Errors
     /// If the engine has failed.
     pub(crate) fn park(&mut self, limit: Duration) -> Result<()> {
-        self.engine.park(limit).map_err(|error| backend_failure("waiting for bare copies", error))
+        self.engine.park(limit).map_err(|error| backend_failure("bare copies failed", error))
     }
 
     /// Polls the engine until `is_done` returns true, and parks between the polls.
     ///
     /// # Errors
     /// If this takes longer than the timeout. The text says what was waited for.
-    fn drive(
+    fn poll_until(
         &mut self,
         what: &str,
         mut is_done: impl FnMut(&mut Self) -> Result<bool>,

@@ -50,7 +50,7 @@ impl Comm {
         let mine = serde_json::to_vec(mine).map_err(|error| Failure::failed(error.to_string()))?;
         let parse = |(rank, bytes): (usize, Vec<u8>)| {
             serde_json::from_slice(&bytes).map_err(|error| {
-                Failure::failed(format!("what rank {rank} sent for {label:?} is no such: {error}"))
+                Failure::failed(format!("invalid message of rank {rank} for {label:?}: {error}"))
                     .with_advice("run the same build of peerlane on all ranks")
             })
         };
@@ -146,7 +146,7 @@ impl Settings {
         match pairs.into_iter().find(|(mine, theirs)| mine != theirs) {
             None => Ok(()),
             Some(((name, mine), (_, theirs))) => Err(Failure::failed(format!(
-                "rank {rank} has {name} {theirs}, rank {me} has {mine}"
+                "rank {rank} has {name} {theirs}, but rank {me} has {mine}"
             ))
             .with_advice("start all ranks with the same program and the same options")),
         }
@@ -155,5 +155,5 @@ impl Settings {
 
 /// Returns the value of an optional option for the comparison.
 pub(crate) fn given(value: Option<String>) -> String {
-    value.unwrap_or_else(|| "nothing".to_owned())
+    value.unwrap_or_else(|| "not given".to_owned())
 }

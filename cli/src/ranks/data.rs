@@ -30,8 +30,8 @@ pub(crate) struct Mismatch {
     pub(crate) data: TestData,
     pub(crate) shard: usize,
     pub(crate) offset: usize,
-    pub(crate) wanted: u8,
-    pub(crate) seen: u8,
+    pub(crate) expected: u8,
+    pub(crate) found: u8,
 }
 
 /// Generates or compares one shard piece by piece.
@@ -53,8 +53,8 @@ impl TestData {
     ///
     /// # Errors
     /// The first byte that differs.
-    pub(crate) fn check(&self, shard: usize, seen: &[u8]) -> Result<(), Mismatch> {
-        self.shard(shard).compare(seen, &mut vec![0; CHUNK_BYTES.min(seen.len())])
+    pub(crate) fn check(&self, shard: usize, found: &[u8]) -> Result<(), Mismatch> {
+        self.shard(shard).compare(found, &mut vec![0; CHUNK_BYTES.min(found.len())])
     }
 
     /// Returns a shard that is generated or compared piece by piece from its start. With several
@@ -85,27 +85,28 @@ impl Shard {
     }
 
     /// Compares the next bytes with the expected ones. `scratch` has at least the length of a chunk
-    /// or of `seen`.
+    /// or of `found`.
     ///
     /// # Errors
     /// The first byte that differs.
-    pub(crate) fn compare(&mut self, seen: &[u8], scratch: &mut [u8]) -> Result<(), Mismatch> {
-        for seen in seen.chunks(CHUNK_BYTES) {
-            let wanted = &mut scratch[..seen.len()];
-            self.generator.fill(wanted);
-            if *wanted != *seen {
-                return Err(self.mismatch(wanted, seen));
+    pub(crate) fn compare(&mut self, found: &[u8], scratch: &mut [u8]) -> Result<(), Mismatch> {
+        for found in found.chunks(CHUNK_BYTES) {
+            let expected = &mut scratch[..found.len()];
+            self.generator.fill(expected);
+            if *expected != *found {
+                return Err(self.mismatch(expected, found));
             }
-            self.offset += seen.len();
+            self.offset += found.len();
         }
         Ok(())
     }
 
-    fn mismatch(&self, wanted: &[u8], seen: &[u8]) -> Mismatch {
-        let at = wanted.iter().zip(seen).position(|(wanted, seen)| wanted != seen).unwrap_or(0);
-        let (wanted, seen) = (wanted[at], seen[at]);
+    fn mismatch(&self, expected: &[u8], found: &[u8]) -> Mismatch {
+        let at =
+            expected.iter().zip(found).position(|(expected, found)| expected != found).unwrap_or(0);
+        let (expected, found) = (expected[at], found[at]);
         let Self { data, number, offset, .. } = self;
-        Mismatch { data: *data, shard: *number, offset: offset + at, wanted, seen }
+        Mismatch { data: *data, shard: *number, offset: offset + at, expected, found }
     }
 }
 
@@ -116,12 +117,12 @@ pub(crate) fn poison(output: &mut [u8]) {
 
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { data, shard, offset, wanted, seen } = self;
+        let Self { data, shard, offset, expected, found } = self;
         write!(
             f,
-            "shard {shard}, offset {offset}: wanted {wanted:#04x}, seen {seen:#04x}{} (--seed {}, \
+            "shard {shard}, offset {offset}: found {found:#04x}, expected {expected:#04x}{} (--seed {}, \
              check {})",
-            if *seen == POISON { ", as if never written" } else { "" },
+            if *found == POISON { ", as if it was never written" } else { "" },
             data.seed,
             data.round
         )
@@ -167,11 +168,11 @@ mod tests {
         for _ in 0..200 {
             let mut output = gathered(data, 3, CHUNK_BYTES + 5);
             let at = rng.usize(..output.len());
-            let wanted = output[at];
+            let expected = output[at];
             output[at] ^= 1 << rng.u32(..8);
             let mismatch = check(data, &output, 3).unwrap_err();
             assert_eq!(mismatch.shard * (CHUNK_BYTES + 5) + mismatch.offset, at);
-            assert_eq!((mismatch.wanted, mismatch.seen), (wanted, output[at]));
+            assert_eq!((mismatch.expected, mismatch.found), (expected, output[at]));
         }
     }
 
@@ -196,8 +197,8 @@ mod tests {
         let data = TestData { seed: 7, size: 0, round: 1 };
         let mut output = gathered(data, 2, 32);
         output[40] = 0x11;
-        insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 8: wanted 0x3c, seen 0x11 (--seed 7, check 1)");
+        insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 8: found 0x11, expected 0x3c (--seed 7, check 1)");
         poison(&mut output[32..]);
-        insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 0: wanted 0xb9, seen 0xa5, as if never written (--seed 7, check 1)");
+        insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 0: found 0xa5, expected 0xb9, as if it was never written (--seed 7, check 1)");
     }
 }

@@ -66,7 +66,7 @@ pub(crate) fn spawn(
     handler: &mut impl OutputHandler,
 ) -> Result<()> {
     let program = std::env::current_exe()
-        .map_err(|error| Failure::io("cannot find this program's own file", &error))?;
+        .map_err(|error| Failure::io("cannot find the file of this program", &error))?;
     let hub = Hub::bind("127.0.0.1:0", ranks)?;
     let address = hub.address().to_string();
     let command = |rank: usize| {

@@ -46,15 +46,15 @@ pub(crate) fn write_to_parent(what: &impl Serialize) -> Result<()> {
     stdout
         .write_all(&line)
         .and_then(|()| stdout.flush())
-        .map_err(|error| Failure::io("cannot tell the parent process", &error))
+        .map_err(|error| Failure::io("cannot write to the parent process", &error))
 }
 
 /// Messages of the ranks to the parent.
 enum Message {
     /// Rank 0 wrote a line to its stdout.
-    Said(String),
+    Stdout(String),
     /// A rank wrote a line to its stderr.
-    Complaint { rank: usize, line: String },
+    Stderr { rank: usize, line: String },
     /// A rank closed its stderr, because it ends.
     Ended { rank: usize },
 }
@@ -78,7 +78,7 @@ pub(crate) fn run(
 ) -> Result<()> {
     let mut processes = Processes::start(ranks, command)?;
     let outcome = processes.watch(timeout, handler)?;
-    outcome.judge(handler.activity())
+    outcome.result(handler.activity())
 }
 
 /// Makes this spawned rank end together with its parent.
@@ -87,10 +87,12 @@ pub(crate) fn run(
 /// If the parent has already ended, or the system refuses.
 pub(crate) fn die_with_parent(parent: u32) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|error| Failure::failed(format!("cannot ask for a death signal: {error}")))?;
+        .map_err(|error| Failure::failed(format!("cannot request a death signal: {error}")))?;
     let seen = getppid().map(Pid::as_raw_nonzero).map(|pid| pid.get().unsigned_abs());
     if seen != Some(parent) {
-        return Err(Failure::failed(format!("process {parent}, which spawned this rank, is gone")));
+        return Err(Failure::failed(format!(
+            "process {parent}, which spawned this rank, has ended"
+        )));
     }
     Ok(())
 }
@@ -112,11 +114,11 @@ impl Processes {
             let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
             processes.children.push(child);
             if let Some(stdout) = stdout {
-                forward(stdout, &sender, Message::Said, None)?;
+                forward(stdout, &sender, Message::Stdout, None)?;
             }
             if let Some(stderr) = stderr {
-                let complaint = move |line| Message::Complaint { rank, line };
-                forward(stderr, &sender, complaint, Some(Message::Ended { rank }))?;
+                let on_stderr_line = move |line| Message::Stderr { rank, line };
+                forward(stderr, &sender, on_stderr_line, Some(Message::Ended { rank }))?;
             }
         }
         Ok(processes)
@@ -125,11 +127,11 @@ impl Processes {
     /// Handles messages until every pipe is closed, or until the time after a failure has passed.
     fn watch(&mut self, timeout: Duration, handler: &mut impl OutputHandler) -> Result<Outcome> {
         let mut outcome = Outcome::new(self.children.len());
-        let mut patience: Option<Deadline> = None;
+        let mut deadline: Option<Deadline> = None;
         loop {
-            match self.next(patience) {
-                Ok(Message::Said(line)) => handler.on_line(&line)?,
-                Ok(Message::Complaint { rank, line }) => {
+            match self.next(deadline) {
+                Ok(Message::Stdout(line)) => handler.on_line(&line)?,
+                Ok(Message::Stderr { rank, line }) => {
                     handler.on_stderr(&format!("[rank {rank}] {line}"));
                 }
                 Ok(Message::Ended { rank }) => {
@@ -137,13 +139,13 @@ impl Processes {
                         Failure::io(format_args!("cannot wait for rank {rank}"), &error)
                     })?;
                     outcome.ended(rank, status);
-                    if outcome.has_failed() && patience.is_none() {
-                        patience = Some(Deadline::after(timeout.saturating_add(GRACE)));
+                    if outcome.has_failed() && deadline.is_none() {
+                        deadline = Some(Deadline::after(timeout.saturating_add(GRACE)));
                     }
                 }
                 Err(RecvTimeoutError::Disconnected) => return Ok(outcome),
                 Err(RecvTimeoutError::Timeout) => {
-                    outcome.patience_ended();
+                    outcome.set_killed_rest();
                     self.kill();
                     return Ok(outcome);
                 }
@@ -153,8 +155,8 @@ impl Processes {
 
     /// Returns the next message. Without a failure there is no deadline, because the ranks limit
     /// their own waits.
-    fn next(&self, patience: Option<Deadline>) -> std::result::Result<Message, RecvTimeoutError> {
-        match patience {
+    fn next(&self, deadline: Option<Deadline>) -> std::result::Result<Message, RecvTimeoutError> {
+        match deadline {
             None => self.messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Some(deadline) => self.messages.recv_timeout(deadline.remaining()),
         }
@@ -203,13 +205,13 @@ fn forward(
 pub(crate) struct Outcome {
     ranks: usize,
     ended: Vec<(usize, ExitStatus)>,
-    gave_up: bool,
+    killed_rest: bool,
 }
 
 impl Outcome {
     /// Creates a record in which no rank has ended.
     pub(crate) fn new(ranks: usize) -> Self {
-        Self { ranks, ended: Vec::with_capacity(ranks), gave_up: false }
+        Self { ranks, ended: Vec::with_capacity(ranks), killed_rest: false }
     }
 
     /// Records that a rank has ended.
@@ -218,8 +220,8 @@ impl Outcome {
     }
 
     /// Records that the remaining ranks will be killed.
-    pub(crate) fn patience_ended(&mut self) {
-        self.gave_up = true;
+    pub(crate) fn set_killed_rest(&mut self) {
+        self.killed_rest = true;
     }
 
     /// Returns whether a rank has failed.
@@ -232,15 +234,15 @@ impl Outcome {
     /// # Errors
     /// If a rank failed. The text names a rank that was ended by a signal, otherwise the first rank
     /// that failed, and the ranks that had to be killed.
-    pub(crate) fn judge(&self, doing: &str) -> Result<()> {
+    pub(crate) fn result(&self, doing: &str) -> Result<()> {
         let failed = || self.ended.iter().filter(|(_, status)| !status.success());
         let killed = failed().find(|(_, status)| status.signal().is_some());
         let Some((rank, status)) = killed.or(failed().next()) else { return Ok(()) };
-        let mut text = format!("rank {rank} {}; last seen {doing}", how(*status));
+        let mut text = format!("rank {rank} {}; last activity: {doing}", how(*status));
         let left = self.left();
-        if self.gave_up && !left.is_empty() {
+        if self.killed_rest && !left.is_empty() {
             let ranks = if left.len() == 1 { "rank" } else { "ranks" };
-            text += &format!("; {ranks} {} did not end in time and had to be killed", list(&left));
+            text += &format!("; {ranks} {} did not end in time and were killed", list(&left));
         }
         Err(Failure::failed(text).with_advice(advice(*status)))
     }
@@ -255,19 +257,21 @@ fn how(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(signal), _) => format!("was killed by signal {signal} ({})", signal_name(signal)),
         (None, Some(code)) => format!("failed with exit status {code}"),
-        (None, None) => format!("ended in an unknown way ({status})"),
+        (None, None) => format!("ended with an unknown status ({status})"),
     }
 }
 
 fn advice(status: ExitStatus) -> &'static str {
     match status.signal() {
         Some(9) => {
-            "if nobody killed it, the machine ran out of memory (see `dmesg`): lower --max-bytes or \
-             --ranks"
+            "unless it was killed by hand, the machine ran out of memory (see `dmesg`): lower \
+             --max-bytes or --ranks"
         }
         Some(7) => "shared memory ran out: lower --max-bytes or --ranks",
-        Some(_) => "this is a fault in Peerlane unless somebody sent the signal: please report it",
-        None => "its own messages are above, marked with its rank",
+        Some(_) => {
+            "unless the signal was sent by hand, this is a bug in Peerlane: please report it"
+        }
+        None => "see its messages above, marked with its rank",
     }
 }
 
@@ -299,37 +303,37 @@ mod tests {
     const KILLED: i32 = 9;
     const EXIT_1: i32 = 1 << 8;
 
-    fn outcome(ended: &[(usize, i32)], gave_up: bool) -> Outcome {
+    fn outcome(ended: &[(usize, i32)], killed_rest: bool) -> Outcome {
         let mut outcome = Outcome::new(4);
         for (rank, raw) in ended {
             outcome.ended(*rank, ExitStatus::from_raw(*raw));
         }
-        if gave_up {
-            outcome.patience_ended();
+        if killed_rest {
+            outcome.set_killed_rest();
         }
         outcome
     }
 
     #[test]
     fn all_well_is_no_failure() {
-        assert_eq!(outcome(&[(1, 0), (0, 0), (3, 0), (2, 0)], false).judge("x"), Ok(()));
+        assert_eq!(outcome(&[(1, 0), (0, 0), (3, 0), (2, 0)], false).result("x"), Ok(()));
     }
 
     #[test]
     fn the_killed_rank_is_named_even_if_others_failed_first() {
         let outcome = outcome(&[(1, EXIT_1), (2, KILLED), (0, EXIT_1), (3, EXIT_1)], false);
-        insta::assert_snapshot!(outcome.judge("measuring 1 MiB").unwrap_err(), @"
-        error: rank 2 was killed by signal 9 (SIGKILL); last seen measuring 1 MiB
-         help: if nobody killed it, the machine ran out of memory (see `dmesg`): lower --max-bytes or --ranks
+        insta::assert_snapshot!(outcome.result("measuring 1 MiB").unwrap_err(), @"
+        error: rank 2 was killed by signal 9 (SIGKILL); last activity: measuring 1 MiB
+         help: unless it was killed by hand, the machine ran out of memory (see `dmesg`): lower --max-bytes or --ranks
         ");
     }
 
     #[test]
     fn the_first_failure_is_named_and_who_had_to_be_killed() {
         let outcome = outcome(&[(3, 0), (2, EXIT_1)], true);
-        insta::assert_snapshot!(outcome.judge("checking 4 KiB").unwrap_err(), @"
-        error: rank 2 failed with exit status 1; last seen checking 4 KiB; ranks 0, 1 did not end in time and had to be killed
-         help: its own messages are above, marked with its rank
+        insta::assert_snapshot!(outcome.result("checking 4 KiB").unwrap_err(), @"
+        error: rank 2 failed with exit status 1; last activity: checking 4 KiB; ranks 0, 1 did not end in time and were killed
+         help: see its messages above, marked with its rank
         ");
     }
 }

@@ -39,7 +39,7 @@ fn render(title: &str, rows: &[Row]) -> std::result::Result<String, Box<dyn std:
         // Both lines rise to the right: the bandwidth panel has room at the lower right, the time panel
         // at the upper left.
         let corners = (SeriesLabelPosition::LowerRight, SeriesLabelPosition::UpperLeft);
-        panel(&left, "Bandwidth", "GB/s (10^9 bytes a second)", &bandwidth, corners.0)?;
+        panel(&left, "Bandwidth", "GB/s (10^9 bytes per second)", &bandwidth, corners.0)?;
         panel(&right, "Time of one all-gather", "microseconds", &time, corners.1)?;
         area.present()?;
     }
@@ -51,7 +51,7 @@ fn bandwidth_lines(rows: &[Row]) -> Vec<Line> {
     vec![
         line("algorithm", MEDIAN, rows, |row| Some(row.algbw_gbs)),
         line("bus", SECOND, rows, |row| Some(row.busbw_gbs)),
-        line("algorithm, at the limit of bare copies", LIMIT, rows, limit),
+        line("algorithm, limit of bare copies", LIMIT, rows, limit),
     ]
 }
 

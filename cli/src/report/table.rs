@@ -93,17 +93,17 @@ fn cells(row: &Row, Columns { parts, limits, predictions, device }: Columns) -> 
         if row.checked { "yes" } else { "no" }.to_owned(),
     ]);
     if limits {
-        cells.extend(beside(row.limit.map(|limit| (limit.limit_us, limit.limit_share))));
+        cells.extend(time_and_share(row.limit.map(|limit| (limit.limit_us, limit.limit_share))));
     }
     if predictions {
         let predicted = row.predicted.map(|by| (by.predicted_us, by.predicted_ratio));
-        cells.extend(beside(predicted));
+        cells.extend(time_and_share(predicted));
     }
     cells
 }
 
 /// Formats another time and its share of the median.
-fn beside(time_and_share: Option<(f64, f64)>) -> [String; 2] {
+fn time_and_share(time_and_share: Option<(f64, f64)>) -> [String; 2] {
     match time_and_share {
         Some((other, share)) => [time(other), format!("{:.0} %", share * 100.0)],
         None => ["-".to_owned(), "-".to_owned()],
@@ -119,8 +119,10 @@ fn time(microseconds: f64) -> String {
 fn baselines(rows: &[Row]) -> Option<String> {
     let first = rows.iter().find(|row| !row.rivals.is_empty())?;
     let version = first.rivals_version.as_deref().unwrap_or("of unknown version");
-    let mut text = format!("NCCL {version}, in turn with ours; × is its time by ours\n\n");
-    let mut header = vec!["total", "ours µs"];
+    let mut text = format!(
+        "NCCL {version}, timed in turn with Peerlane; × is its time divided by Peerlane's\n\n"
+    );
+    let mut header = vec!["total", "Peerlane µs"];
     header.extend(first.rivals.iter().map(|rival| match rival.path.as_str() {
         "symmetric" => "symmetric µs",
         "copy engines" => "copy engines µs",
@@ -159,20 +161,20 @@ fn baseline_cells(row: &Row) -> Vec<String> {
 /// measured.
 fn overlap(rows: &[Row]) -> Option<String> {
     let mut besides =
-        rows.iter().flat_map(|row| row.beside.iter().map(move |beside| (row, beside)));
+        rows.iter().flat_map(|row| row.beside.iter().map(move |together| (row, together)));
     let mut cells = Vec::new();
     let mut partial = false;
-    for (row, beside) in &mut besides {
-        partial |= !beside.overlapped;
+    for (row, together) in &mut besides {
+        partial |= !together.overlapped;
         cells.push(vec![
             Size(row.total_bytes).to_string(),
-            beside.path.clone(),
-            time(beside.compute_alone_us),
-            time(beside.compute_us),
-            format!("{:.3}", beside.compute_ratio),
-            time(beside.gather_alone_us),
-            time(beside.gather_us),
-            format!("{:.3}{}", beside.gather_ratio, if beside.overlapped { "" } else { " *" }),
+            together.path.clone(),
+            time(together.compute_alone_us),
+            time(together.compute_us),
+            format!("{:.3}", together.compute_ratio),
+            time(together.gather_alone_us),
+            time(together.gather_us),
+            format!("{:.3}{}", together.gather_ratio, if together.overlapped { "" } else { " *" }),
         ]);
     }
     if cells.is_empty() {
@@ -182,15 +184,17 @@ fn overlap(rows: &[Row]) -> Option<String> {
         "total",
         "gathers of",
         "GEMM alone µs",
-        "beside µs",
+        "together µs",
         "× alone",
         "gather alone µs",
-        "beside µs",
+        "together µs",
         "× alone",
     ];
     let table = aligned(header, cells.into_iter(), &[1]);
-    let note = if partial { "\n* one side ended before the other had been timed" } else { "" };
-    Some(format!("beside a GEMM, bf16, 8192 × 8192 × 8192; both run all along\n\n{table}{note}"))
+    let note = if partial { "\n* one side ended before the other was timed" } else { "" };
+    Some(format!(
+        "together with a GEMM, bf16, 8192 × 8192 × 8192; at the same time\n\n{table}{note}"
+    ))
 }
 
 /// Returns one line for each algorithm at the largest size that has several lanes or fallbacks, or
@@ -212,14 +216,15 @@ fn lane_line(row: &Row) -> String {
         )
     });
     let tiers = row.tiers.iter().filter_map(|moved| {
-        let named = [("put", moved.put_bytes), ("got", moved.got_bytes), ("own", moved.own_bytes)];
+        let named =
+            [("put", moved.put_bytes), ("got", moved.got_bytes), ("self copy", moved.own_bytes)];
         let words = named.iter().filter(|(_, bytes)| *bytes > 0);
         let words: Vec<_> = words.map(|(name, bytes)| format!("{} {name}", Size(*bytes))).collect();
         (!words.is_empty()).then(|| format!("{}: {}", moved.tier, words.join(", ")))
     });
     let fallbacks = row.fallbacks.iter().map(|why| format!("fallback: {why}"));
     let words: Vec<_> = lanes.chain(tiers).chain(fallbacks).collect();
-    format!("{}, parts {}, rank 0: {}", row.algorithm, row.parts, words.join("; "))
+    format!("{}, chunks {}, rank 0: {}", row.algorithm, row.parts, words.join("; "))
 }
 
 #[cfg(test)]
@@ -313,19 +318,19 @@ mod tests {
         ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
          64 MiB   16 MiB   direct      cuda         150.0       6.2      447.392      335.544       yes      129.0       86 %
 
-        NCCL 2.28.9 (libnccl.so.2), in turn with ours; × is its time by ours
+        NCCL 2.28.9 (libnccl.so.2), timed in turn with Peerlane; × is its time divided by Peerlane's
 
           total   ours µs   default µs   symmetric µs   copy engines µs   × best   × copy engines   best's host µs
         ───────────────────────────────────────────────────────────────────────────────────────────────────────────
          64 MiB     150.0        186.0          156.0               n/a     1.04              n/a              4.0
         NCCL copy engines: n/a, it wants CUDA 12.5
 
-        beside a GEMM, bf16, 8192 × 8192 × 8192; both run all along
+        together with a GEMM, bf16, 8192 × 8192 × 8192; at the same time
 
-          total   gathers of   GEMM alone µs   beside µs   × alone   gather alone µs   beside µs   × alone
+          total   gathers of   GEMM alone µs   together µs   × alone   gather alone µs   together µs   × alone
         ───────────────────────────────────────────────────────────────────────────────────────────────────
          64 MiB   peerlane            1600.0      1664.0     1.040             150.0       153.0   1.020 *
-        * one side ended before the other had been timed
+        * one side ended before the other was timed
         ");
         assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
     }
@@ -334,7 +339,7 @@ mod tests {
     fn json_has_all_and_is_read_back() {
         let row = measured();
         let json = serde_json::to_string(&row).unwrap();
-        insta::assert_snapshot!(json, @r#"{"backend":"cuda","ranks":4,"nodes":"1x4","algorithm":"direct","parts":1,"engine":"cuda","dtype":"u8","in_place":false,"outputs":1,"total_bytes":67108864,"shard_bytes":16777216,"iterations":20,"median_us":150.0,"p99_us":225.0,"max_us":300.0,"algbw_gbs":447.39242666666667,"busbw_gbs":335.54431999999997,"checked":true,"limit_us":129.0,"limit_share":0.86,"host_us":6.25,"starts_in_a_row":50,"captured":false,"own_copy":"local","rivals_version":"2.28.9 (libnccl.so.2)","rivals":[{"path":"default","rival_us":186.0,"rival_host_us":5.0,"rival_busbw_gbs":270.0,"rival_ratio":1.24},{"path":"symmetric","rival_us":156.0,"rival_host_us":4.0,"rival_busbw_gbs":324.0,"rival_ratio":1.04},{"path":"copy engines","missing":"it wants CUDA 12.5"}],"beside":[{"path":"peerlane","compute_alone_us":1600.0,"compute_us":1664.0,"compute_ratio":1.04,"gather_alone_us":150.0,"gather_us":153.0,"gather_ratio":1.02,"overlapped":false}],"lanes":[],"tiers":[],"fallbacks":[]}"#);
+        insta::assert_snapshot!(json, @r#"{"backend":"cuda","ranks":4,"nodes":"1x4","algorithm":"direct","parts":1,"engine":"cuda","dtype":"u8","in_place":false,"outputs":1,"total_bytes":67108864,"shard_bytes":16777216,"iterations":20,"median_us":150.0,"p99_us":225.0,"max_us":300.0,"algbw_gbs":447.39242666666667,"busbw_gbs":335.54431999999997,"checked":true,"limit_us":129.0,"limit_share":0.86,"host_us":6.25,"starts_in_a_row":50,"captured":false,"own_copy":"local","rivals_version":"2.28.9 (libnccl.so.2)","rivals":[{"path":"default","rival_us":186.0,"rival_host_us":5.0,"rival_busbw_gbs":270.0,"rival_ratio":1.24},{"path":"symmetric","rival_us":156.0,"rival_host_us":4.0,"rival_busbw_gbs":324.0,"rival_ratio":1.04},{"path":"copy engines","missing":"it wants CUDA 12.5"}],"together":[{"path":"peerlane","compute_alone_us":1600.0,"compute_us":1664.0,"compute_ratio":1.04,"gather_alone_us":150.0,"gather_us":153.0,"gather_ratio":1.02,"overlapped":false}],"lanes":[],"tiers":[],"fallbacks":[]}"#);
         assert_eq!(serde_json::from_str::<Row>(&json).unwrap(), row);
     }
 
@@ -368,7 +373,7 @@ mod tests {
         let rows = [row(1 << 20, Duration::from_millis(1), None), hierarchical()];
         insta::assert_snapshot!(lanes(&rows, false), @"
 
-        hierarchical, parts 4, rank 0: lane 0 local on host by processor, waits queued; lane 1 network on host by processor, waits polled; local: 3 MiB put, 1 MiB own; network: 2 MiB put; fallback: to rank 2 through host memory
+        hierarchical, chunks 4, rank 0: lane 0 local on host by processor, waits queued; lane 1 network on host by processor, waits polled; local: 3 MiB put, 1 MiB self copy; network: 2 MiB put; fallback: to rank 2 through host memory
         ");
     }
 
@@ -376,6 +381,6 @@ mod tests {
     fn one_lane_is_told_only_if_asked_for() {
         let rows = [row(1 << 20, Duration::from_millis(1), None)];
         assert_eq!(lanes(&rows, false), "");
-        assert_eq!(lanes(&rows, true), "\ndirect, parts 1, rank 0: \n");
+        assert_eq!(lanes(&rows, true), "\ndirect, chunks 1, rank 0: \n");
     }
 }

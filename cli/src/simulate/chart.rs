@@ -143,7 +143,7 @@ fn time_axis(area: &Area<'_>, end: u64, bottom: i32) -> Drawn {
 }
 
 fn legend(area: &Area<'_>) -> Drawn {
-    let entries = [(OWN, "own copy"), (LOCAL, "local"), (NETWORK, "network"), (WAIT, "wait")];
+    let entries = [(OWN, "self copy"), (LOCAL, "local"), (NETWORK, "network"), (WAIT, "wait")];
     for (index, (colour, name)) in (0..).zip(entries) {
         let x = NAMES + index * 120;
         rectangle(area, (x, 44), (x + 14, 56), colour)?;
@@ -154,7 +154,7 @@ fn legend(area: &Area<'_>) -> Drawn {
 
 /// Draws two bars for each tier: the average of all ranks and the busiest rank.
 fn used(area: &Area<'_>, simulation: &Simulation, links: &Links, top: i32) -> Drawn {
-    text(area, "share of what links give that is used, 0 to 100 %", (NAMES, top), 14)?;
+    text(area, "used share of the link rate, 0 to 100 %", (NAMES, top), 14)?;
     for (index, way) in (0..).zip([Way::Local, Way::Network]) {
         let share = simulation.utilisation(way, way.link(links));
         let y = top + 24 + index * 36;
@@ -210,7 +210,7 @@ mod tests {
             "hierarchical, 4 ranks",
             "rank 0 lane 0",
             "rank 3 lane 1",
-            "own copy",
+            "self copy",
             "busiest rank",
             "µs",
         ] {

@@ -93,7 +93,7 @@ fn parse_delay(text: &str) -> std::result::Result<(usize, f64), String> {
         let possible = (0.0..=DELAY_MAX_US).contains(&delay);
         Some((rank.parse().ok()?, delay)).filter(|_| possible)
     });
-    delay.ok_or_else(|| "wanted a rank and microseconds, such as 3:250".to_owned())
+    delay.ok_or_else(|| "expected a rank and microseconds, such as 3:250".to_owned())
 }
 
 impl Options {
@@ -107,14 +107,15 @@ impl Options {
             (Nodes::Each(topology), None) => return Ok(topology.clone()),
             (Nodes::Each(topology), Some(each)) => {
                 let nodes = topology.notation();
-                let text = format!("--nodes {nodes} says how many ranks each node has");
-                let advice = format!("leave out --ranks-per-node {each}, or give --nodes a number");
+                let text = format!("--nodes {nodes} already contains the ranks of each node");
+                let advice = format!("remove --ranks-per-node {each}, or use a number for --nodes");
                 return Err(Failure::usage(text).with_advice(advice));
             }
         };
         if ranks > RANKS_MAX {
-            let text =
-                format!("--nodes and --ranks-per-node make {ranks} ranks, more than {RANKS_MAX}");
+            let text = format!(
+                "--nodes and --ranks-per-node make {ranks} ranks, at most {RANKS_MAX} are possible"
+            );
             return Err(Failure::usage(text));
         }
         self.nodes.topology(ranks).map_err(|text| Failure::usage(format!("--nodes: {text}")))
@@ -145,8 +146,12 @@ impl Options {
         let mut delays = Vec::new();
         for &(rank, microseconds) in &self.delay {
             if rank >= ranks {
-                let text = format!("--delay {rank}:{microseconds} is of no rank of {ranks}");
-                return Err(Failure::usage(text).with_advice(format!("give 0 to {}", ranks - 1)));
+                let text = format!(
+                    "--delay {rank}:{microseconds}: rank {rank} does not exist among {ranks} ranks"
+                );
+                return Err(
+                    Failure::usage(text).with_advice(format!("expected 0 to {}", ranks - 1))
+                );
             }
             delays.resize(delays.len().max(rank + 1), 0);
             delays[rank] = (microseconds * 1e6).round() as u64;
@@ -224,8 +229,8 @@ impl LinkOptions {
             return Ok(Some(calibration.links));
         }
         serde_json::from_str(&text).map(Some).map_err(|error| {
-            Failure::usage(format!("{what} holds no links: {error}"))
-                .with_advice("take what `peerlane calibrate` writes, or its field links")
+            Failure::usage(format!("{what} contains no links: {error}"))
+                .with_advice("use a file of `peerlane calibrate`, or its field links")
         })
     }
 }

@@ -43,7 +43,7 @@ impl Report<'_> {
         let Run { algorithm, parts, .. } = run;
         let plural = if *parts == 1 { "" } else { "s" };
         format!(
-            "{algorithm} in {parts} part{plural}, {}, {}",
+            "{algorithm} in {parts} chunk{plural}, {}, {}",
             self.scenario.topology,
             self.shards()
         )
@@ -139,7 +139,7 @@ impl Report<'_> {
         let host = run.simulation.ranks.iter().map(|rank| rank.host_ps).max().unwrap_or(0);
         if host == end && host > lanes {
             let host = microseconds(host);
-            writeln!(text, "  a host takes {host} µs to hand its puts over, longer than that").ok();
+            writeln!(text, "  a host needs {host} µs to submit its puts, which is longer").ok();
         }
         text
     }

@@ -107,5 +107,5 @@ fn auto_says_what_it_took_and_why() {
     let ended = run("allgather --ranks 2 --max-bytes 1K --iterations 2 --warmup 1");
     let lines: Vec<_> = ended.stdout.lines().collect();
     assert_eq!(lines[0], "all-gather, 2 ranks, host backend, u8, out of place");
-    assert!(lines[1].starts_with("auto took host; cuda: "), "{ended:?}");
+    assert!(lines[1].starts_with("auto selected host; cuda: "), "{ended:?}");
 }

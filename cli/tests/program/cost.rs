@@ -67,7 +67,7 @@ fn what_is_calibrated_is_used() {
     assert_eq!(again["samples"].as_array().unwrap().len(), 8);
     assert_eq!(again["key"], calibration["key"]);
     let ended = end(command("calibrate --out links.json --from").arg(&out));
-    assert!(ended.error(2).contains("is no check of a calibration: "), "{ended:?}");
+    assert!(ended.error(2).contains("is not a check file: "), "{ended:?}");
 
     let ended = end(command("explain --nodes 1x2 --shard-bytes 1K --calibration").arg(&out));
     assert_eq!(ended.code, Some(0), "{ended:?}");

@@ -103,7 +103,7 @@ fn a_table_says_how_it_was_measured() {
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
     let lines: Vec<_> = ended.stdout.lines().collect();
     let title = "all-gather, 2 ranks, cuda backend, u8, out of place, captured, back to back";
-    assert_eq!(lines[..2], [title, "auto took cuda: 4 GPUs"]);
+    assert_eq!(lines[..2], [title, "auto selected cuda: 4 GPUs"]);
     assert!(lines[3].contains("host µs"), "{ended:?}");
 }
 
@@ -111,11 +111,11 @@ fn a_table_says_how_it_was_measured() {
 fn auto_takes_the_host_where_there_is_one_gpu_or_too_few() {
     let line = "allgather --max-bytes 1K --iterations 2 --warmup 1";
     let one = run(&format!("{line} --ranks 2"), &[("DEVICES", "1")]);
-    assert!(one.stdout.contains("auto took host; cuda: 1 GPU, wanted 2 or more"), "{one:?}");
+    assert!(one.stdout.contains("auto selected host; cuda: 1 GPU, expected 2 or more"), "{one:?}");
     let few = run(&format!("{line} --ranks 3"), &[("DEVICES", "2")]);
-    assert!(few.stdout.contains("auto took host; cuda: 2 GPUs for 3 ranks"), "{few:?}");
+    assert!(few.stdout.contains("auto selected host; cuda: 2 GPUs for 3 ranks"), "{few:?}");
     let none = run(&format!("{line} --ranks 2"), &[("DEVICES", "0")]);
-    assert!(none.stdout.contains("auto took host; cuda: "), "{none:?}");
+    assert!(none.stdout.contains("auto selected host; cuda: "), "{none:?}");
     let all = run("allgather --max-bytes 1K --iterations 2 --json -", &[("DEVICES", "3")]);
     check(&all, 3);
 }
@@ -131,13 +131,16 @@ fn ranks_share_gpus_where_they_are_asked_to() {
 #[test]
 fn what_cannot_be_is_said_before_anything_runs() {
     let ended = run("allgather --backend cuda --devices 0,9", &[]);
-    assert!(ended.error(2).contains("--devices names GPU 9, this process sees 4"), "{ended:?}");
+    assert!(ended.error(2).contains("--devices names GPU 9, but this process sees 4"), "{ended:?}");
     let ended = run("allgather --backend cuda --devices one", &[]);
-    assert!(ended.error(2).contains("wanted the numbers of GPUs, such as 0,1,3"), "{ended:?}");
+    assert!(ended.error(2).contains("expected numbers of GPUs, such as 0,1,3"), "{ended:?}");
     let ended = run("allgather --graph --outputs 2", &[]);
-    assert!(ended.error(2).contains("--graph and --outputs 2 do not fit together"), "{ended:?}");
+    assert!(
+        ended.error(2).contains("--graph and --outputs 2 cannot be used together"),
+        "{ended:?}"
+    );
     let ended = end(&mut command("allgather --backend host --vs nccl"));
-    assert!(ended.error(2).contains("--vs needs GPUs, the backend is host"), "{ended:?}");
+    assert!(ended.error(2).contains("--vs needs GPUs, but the backend is host"), "{ended:?}");
     let ended = run("allgather --backend cuda", &[("DEVICES", "0")]);
     assert!(ended.error(1).contains("peerlane doctor"), "{ended:?}");
     let line = "allgather --backend cuda --ranks 2 --max-bytes 1G";
@@ -266,7 +269,7 @@ fn an_nccl_that_hangs_ends_the_program_without_its_exit_handlers() {
 #[test]
 fn an_nccl_that_is_missing_or_too_old_is_named() {
     let ended = beside_nccl(&[("NCCL_VERSION", "22705")]);
-    assert!(ended.error(1).contains("is 2.27.5; the comparison wants NCCL 2.28"), "{ended:?}");
+    assert!(ended.error(1).contains("is 2.27.5; the comparison needs NCCL 2.28"), "{ended:?}");
     for line in ["--vs nccl --nccl /proc/none.so", "--beside gemm --cublas /proc/none.so"] {
         let ended = run(&format!("allgather --backend cuda --ranks 2 {line}"), &[]);
         assert!(ended.error(1).contains("/proc/none.so cannot be loaded: "), "{ended:?}");

@@ -111,8 +111,8 @@ fn a_killed_rank_is_named_and_nothing_is_left() {
         signal(ranks[victim], Signal::KILL);
         let (code, stderr) = end(child);
         assert_eq!(code, Some(1), "{stderr}");
-        let wanted = format!("error: rank {victim} was killed by signal 9 (SIGKILL)");
-        assert!(stderr.contains(&wanted), "{stderr}");
+        let expected = format!("error: rank {victim} was killed by signal 9 (SIGKILL)");
+        assert!(stderr.contains(&expected), "{stderr}");
         assert!(stderr.contains(&format!("rank {victim} is lost")), "{stderr}");
         assert!(!stderr.contains("panicked"), "{stderr}");
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
@@ -127,7 +127,7 @@ fn a_stopped_rank_runs_the_others_into_their_timeout_and_is_killed() {
     signal(ranks[2], Signal::STOP);
     let (code, stderr) = end(child);
     assert_eq!(code, Some(1), "{stderr}");
-    assert!(stderr.contains("rank 2 did not end in time and had to be killed"), "{stderr}");
+    assert!(stderr.contains("rank 2 did not end in time and were killed"), "{stderr}");
     assert!(!ranks.iter().any(|rank| lives(*rank)));
 }
 

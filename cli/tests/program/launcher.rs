@@ -55,7 +55,7 @@ fn ranks_that_were_told_otherwise_are_named() {
 #[test]
 fn a_number_of_ranks_that_the_launcher_has_not_started_is_a_usage_error() {
     let ended = end(&mut rank(&format!("{SMALL} --ranks 3"), 0, 2, port()));
-    assert!(ended.error(2).contains("--ranks is 3, the launcher has started 2"), "{ended:?}");
+    assert!(ended.error(2).contains("--ranks is 3, but the launcher has started 2"), "{ended:?}");
 }
 
 #[test]

@@ -39,8 +39,9 @@ fn all_algorithms_have_a_row_each_and_are_checked() {
         let flat = run(backend, "--ranks 3 --algorithm all --parts 2 --json -").rows();
         assert_eq!(names(&flat), ["direct", "pull", "ring", "double-ring"]);
         let nodes = run(backend, "--nodes 2+1 --ranks 3 --algorithm all --json -").rows();
-        let wanted = ["direct", "pull", "ring", "double-ring", "hierarchical", "hierarchical-ring"];
-        assert_eq!(names(&nodes), wanted);
+        let expected =
+            ["direct", "pull", "ring", "double-ring", "hierarchical", "hierarchical-ring"];
+        assert_eq!(names(&nodes), expected);
         for row in flat.iter().chain(&nodes) {
             assert_eq!(row["checked"], true, "{row}");
             assert_eq!(row["ranks"], 3, "{row}");

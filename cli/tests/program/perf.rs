@@ -81,8 +81,8 @@ fn two_ranks_of_a_launcher_are_measured_and_rank_0_prints() {
 #[test]
 fn what_cannot_be_measured_says_why() {
     let ended = end(&mut rank("perf --put", 0, 3, port()));
-    let wanted = "the launcher has started 3 ranks, perf wants 2";
-    assert!(ended.error(2).contains(wanted), "{ended:?}");
+    let expected = "the launcher has started 3 ranks, expected 2";
+    assert!(ended.error(2).contains(expected), "{ended:?}");
     let ended = end(&mut rank("perf --put --timeout 0.4", 0, 2, port()));
     assert!(ended.error(1).contains("rank 1"), "{ended:?}");
     // A machine with cards runs it.

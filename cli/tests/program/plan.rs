@@ -84,9 +84,9 @@ fn a_file_that_holds_no_plan_says_where() {
     let ended = check("words.txt", "all-gather direct: rank 0 of 1, 1 part, in place\nlane one\n");
     assert!(ended.error(1).contains("line 2"), "{ended:?}");
     let ended = check("nothing.txt", "# nothing\n");
-    assert!(ended.error(1).contains("holds no plan"), "{ended:?}");
+    assert!(ended.error(1).contains("contains no plan"), "{ended:?}");
     let ended = check("list.json", "{\"plans\": 3}");
-    assert!(ended.error(1).contains("is neither a list of plans"), "{ended:?}");
+    assert!(ended.error(1).contains("expected a list of plans"), "{ended:?}");
     let ended = run("plan --check /proc/none");
     assert!(ended.error(1).contains("cannot read /proc/none"), "{ended:?}");
 }

@@ -81,14 +81,14 @@ fn an_engine_that_cannot_be_had_is_named() {
     let ended = run("allgather --backend host --engine sdma", &[]);
     assert_eq!(
         ended.error(2),
-        "error: --engine sdma is of the backend rocm, this one is host\n help: leave it out, or take \
+        "error: --engine sdma needs the backend rocm, but the backend is host\n help: remove the option, or use \
          --backend rocm\n"
     );
     let ended = run("allgather --backend rocm --engine sdma --graph", &[]);
     assert_eq!(
         ended.error(2),
-        "error: --graph and --engine sdma do not fit together\n help: the host drives SDMA engines: \
-         take streams, or leave out --graph\n"
+        "error: --graph and --engine sdma cannot be used together\n help: the host drives SDMA engines: \
+         use --engine streams, or remove --graph\n"
     );
 }
 
@@ -111,13 +111,13 @@ fn what_is_for_other_gpus_is_refused() {
     let ended = run("allgather --backend rocm --vs nccl", &[]);
     assert_eq!(
         ended.error(2),
-        "error: --vs needs GPUs of NVIDIA's, the backend is rocm\n help: leave it out\n"
+        "error: --vs needs NVIDIA GPUs, but the backend is rocm\n help: remove the option\n"
     );
     let ended = run("allgather --backend rocm --devices 9", &[]);
     assert_eq!(
         ended.error(2),
-        "error: --devices names GPU 9, this process sees 4\n help: they are numbered from 0; \
-         HIP_VISIBLE_DEVICES may hide some\n"
+        "error: --devices names GPU 9, but this process sees 4\n help: numbers start at 0; \
+         HIP_VISIBLE_DEVICES may hide some GPUs\n"
     );
 }
 
@@ -125,8 +125,8 @@ fn what_is_for_other_gpus_is_refused() {
 fn the_doctor_shows_devices_runtimes_and_links() {
     let text = run("doctor", &[]).stdout;
     let section = text.split("\nrocm\n").nth(1).unwrap_or_else(|| panic!("{text}"));
-    for wanted in ["HIP 7.2.", "HSA runtime, interface ", "GPU", "XGMI between all 4 GPUs"] {
-        assert!(section.contains(wanted), "{wanted}: {text}");
+    for expected in ["HIP 7.2.", "HSA runtime, interface ", "GPU", "XGMI between all 4 GPUs"] {
+        assert!(section.contains(expected), "{expected}: {text}");
     }
     let json: Value = serde_json::from_str(&run("doctor --json", &[]).stdout).unwrap();
     assert_eq!(

@@ -79,7 +79,8 @@ impl Baselines {
                 Ok(version) => {
                     let (mine, me) = (nccl.version(), comm.rank());
                     let text = format!("rank {rank} has NCCL {version}, rank {me} has {mine}");
-                    return Err(Failure::failed(text).with_advice("name the same with --nccl"));
+                    return Err(Failure::failed(text)
+                        .with_advice("give the same file with --nccl on all ranks"));
                 }
                 Err(why) => return Err(Failure::failed(format!("rank {rank}: {why}"))),
             }

@@ -59,7 +59,7 @@ pub(super) fn compare(
                 scope.spawn(move || compare_shard(gpu, data.shard(number), shard))
             };
             let threads: Vec<_> = some.iter().map(compare).collect();
-            let lost = || Err(Failure::failed("a thread that compares bytes has died"));
+            let lost = || Err(Failure::failed("a thread that compares bytes has panicked"));
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
         });
         for shard in compared {
@@ -73,7 +73,7 @@ pub(super) fn compare(
 
 fn compare_shard(
     gpu: &Gpu,
-    mut wanted: Shard,
+    mut expected: Shard,
     shard: Span,
 ) -> Result<std::result::Result<(), Mismatch>> {
     let stream = gpu.stream()?;
@@ -82,7 +82,7 @@ fn compare_shard(
     for chunk in chunks(shard) {
         seen.resize(chunk.bytes as usize, 0);
         seen = gpu.download(&stream, chunk.address, seen)?;
-        if let Err(wrong) = wanted.compare(&seen, &mut scratch) {
+        if let Err(wrong) = expected.compare(&seen, &mut scratch) {
             return Ok(Err(wrong));
         }
     }
@@ -106,7 +106,7 @@ pub(super) fn agree(
             let text =
                 format!("wrong data in the output of rank {rank}, gathered by {what}: {text}");
             Err(Failure::failed(text).with_advice(
-                "this is a fault in what moved the bytes, or in the hardware: please report it",
+                "this is a bug of the library that moved the bytes, or a fault of the hardware: please report it",
             ))
         }
     }

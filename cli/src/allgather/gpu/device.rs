@@ -155,12 +155,12 @@ impl Gpu {
         let deadline = Deadline::after(self.timeout);
         let begun = Instant::now();
         // SAFETY: the event is borrowed, so it is not destroyed.
-        while !self.check(what, unsafe { self.driver.has_passed(event.raw) })? {
+        while !self.check(what, unsafe { self.driver.is_complete(event.raw) })? {
             if deadline.has_passed() {
                 let Self { ordinal, timeout, .. } = self;
                 let text = format!("GPU {ordinal}: {what} took longer than {timeout:?}");
                 return Err(Failure::failed(text)
-                    .with_advice("see whether all ranks run; raise --timeout if they are slow"));
+                    .with_advice("check whether all ranks run; raise --timeout if they are slow"));
             }
             if begun.elapsed() < SPIN {
                 std::thread::yield_now();
@@ -284,7 +284,7 @@ impl Gpu {
         self.enter()?;
         let handle: [u8; 64] = handle.try_into().map_err(|_| {
             let length = handle.len();
-            Failure::failed(format!("a memory handle of {length} bytes, wanted 64"))
+            Failure::failed(format!("memory handle has {length} bytes, expected 64"))
         })?;
         let address = self.driver.open_ipc(handle);
         let address = self.check("open a peer's memory (IPC)", address)?;
@@ -383,7 +383,7 @@ fn refused(ordinal: u32, what: &str, refusal: CallError) -> Failure {
     let failure = Failure::failed(format!("GPU {ordinal}: {what}: {}", refusal.text));
     if refusal.out_of_memory {
         failure.with_advice(
-            "lower --max-bytes, or see with nvidia-smi or rocm-smi who holds the memory",
+            "lower --max-bytes, or find the user of the memory with nvidia-smi or rocm-smi",
         )
     } else {
         failure

@@ -82,7 +82,7 @@ impl<T: Element> Implementation for PeerlaneGather<T> {
         if self.gather.report().takes_streams() {
             return Ok(());
         }
-        self.kept.gpu().finish(&self.kept, "what comes before starts of the host")
+        self.kept.gpu().finish(&self.kept, "the work before starts from the host")
     }
 
     fn output(&self) -> Result<Vec<Span>> {
@@ -128,7 +128,7 @@ impl StreamArg {
         if gather.report().takes_streams() {
             return self.start(gather);
         }
-        stream.gpu().finish(stream, "what comes before a start")?;
+        stream.gpu().finish(stream, "the work before a start")?;
         Ok(gather.run()?)
     }
 

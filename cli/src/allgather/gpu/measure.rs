@@ -12,7 +12,7 @@ use super::baselines::Baselines;
 use super::candidate::{Candidate, with_timeout};
 use super::gather;
 use super::limit::LimitBuffers;
-use super::overlap::{Compute, beside};
+use super::overlap::{Compute, measure_overlap};
 use super::timer::{StartCounts, StreamTimer};
 use crate::allgather::options::Options;
 use crate::allgather::printer::{Activity, ProgressEvent, Sink};
@@ -55,7 +55,7 @@ struct Times {
 
 impl<F: Fabric> GpuMeasurement<'_, F> {
     /// Sends an event to the printer, on rank 0 only.
-    pub(super) fn tell(&mut self, event: ProgressEvent) -> Result<()> {
+    pub(super) fn report_event(&mut self, event: ProgressEvent) -> Result<()> {
         if self.comm.rank().0 == 0 { (self.sink)(event) } else { Ok(()) }
     }
 
@@ -72,12 +72,12 @@ impl<F: Fabric> GpuMeasurement<'_, F> {
         let limit = self.limits.get(index).copied();
         let data = |round| TestData { seed: self.seed, size: index as u64, round };
         let (before, after) = (data(0), data(1));
-        let doing = |activity| ProgressEvent::Doing { activity, total_bytes };
+        let doing = |activity| ProgressEvent::Activity { activity, total_bytes };
 
-        self.tell(doing(Activity::Check))?;
+        self.report_event(doing(Activity::Check))?;
         let Self { setup, comm, timer, rivals, compute, sink, group, .. } = self;
         let (options, gpu, stream) = (setup.options, timer.gpu.clone(), Rc::clone(&timer.stream));
-        let mut tell = |event| if rank.0 == 0 { sink(event) } else { Ok(()) };
+        let mut report_event = |event| if rank.0 == 0 { sink(event) } else { Ok(()) };
         let (mut candidates, mut reports) = (Vec::new(), Vec::new());
         for algorithm in setup.algorithms() {
             let variant = Variant { algorithm, captured: options.graph, traced: false };
@@ -98,18 +98,20 @@ impl<F: Fabric> GpuMeasurement<'_, F> {
             candidate.guarded(|candidate| candidate.check(comm, rank.index(), before))?;
         }
 
-        tell(doing(Activity::Measure))?;
+        report_event(doing(Activity::Measure))?;
         let times = time(timer, comm, &mut candidates, counts)?;
 
         let mut overlaps = Vec::new();
         if let Some(compute) = compute {
-            tell(doing(Activity::Overlap))?;
+            report_event(doing(Activity::Overlap))?;
             for candidate in &mut candidates {
-                let work = |candidate: &mut Candidate<'_>| beside(timer, comm, compute, candidate);
+                let work = |candidate: &mut Candidate<'_>| {
+                    measure_overlap(timer, comm, compute, candidate)
+                };
                 overlaps.push(candidate.guarded(work)?);
             }
         }
-        tell(doing(Activity::Check))?;
+        report_event(doing(Activity::Check))?;
         for candidate in &mut candidates {
             candidate.guarded(|candidate| candidate.check(comm, rank.index(), after))?;
         }
@@ -131,9 +133,9 @@ impl<F: Fabric> GpuMeasurement<'_, F> {
                 row.beside.extend(overlaps.by_ref());
             }
             if let Some(text) = setup.explanation(report) {
-                tell(ProgressEvent::Note { text })?;
+                report_event(ProgressEvent::Explanation { text })?;
             }
-            tell(ProgressEvent::Row { row: Box::new(row) })?;
+            report_event(ProgressEvent::Row { row: Box::new(row) })?;
         }
         drop(candidates);
         // After the barrier the memory of this size is free on every rank, so the next size can be
@@ -147,12 +149,12 @@ impl<F: Fabric> GpuMeasurement<'_, F> {
     /// If the start fails.
     pub(super) fn trace(&mut self, shard_length: u64) -> Result<()> {
         let total_bytes = self.total_bytes(shard_length);
-        self.tell(ProgressEvent::Doing { activity: Activity::Trace, total_bytes })?;
+        self.report_event(ProgressEvent::Activity { activity: Activity::Trace, total_bytes })?;
         let Self { setup, comm, group, .. } = self;
         let starts = with_dtype!(setup.options.dtype, T => {
             timeline::trace::<F, T>(setup, comm, group, shard_length)
         })?;
-        self.tell(ProgressEvent::Trace { starts })
+        self.report_event(ProgressEvent::Trace { starts })
     }
 
     fn total_bytes(&self, shard_length: u64) -> u64 {
@@ -185,8 +187,7 @@ pub(super) fn limits(
     let (gpu, stream) = (timer.gpu.clone(), Rc::clone(&timer.stream));
     let limit = |&length: &u64| {
         let own = setup.own_bytes(length, comm.rank());
-        let open =
-            |(variant, input)| Candidate::open(variant, &gpu, &stream, (vec![input], 1), false);
+        let open = |(way, input)| Candidate::open(way, &gpu, &stream, (vec![input], 1), false);
         let ways = buffers.ways(own, &stream).into_iter().map(open);
         let mut ways = ways.collect::<Result<Vec<_>>>()?;
         let total_bytes = setup.shard_bytes(length).iter().sum();
@@ -195,10 +196,9 @@ pub(super) fn limits(
         let aligned = |timed| StartCounts { warmup, timed, aligned: true };
         let mut fastest = Duration::MAX;
         for counts in [in_a_row, aligned(1), aligned(4)] {
-            let time_starts =
-                |variant: &mut Candidate<'_>| Ok(vec![timer.time_starts(variant, counts)?]);
-            let times = repetitions(comm, &mut ways, time_starts)?;
-            fastest = times.iter().map(|variant| variant[0].median).fold(fastest, Duration::min);
+            let measure = |way: &mut Candidate<'_>| Ok(vec![timer.time_starts(way, counts)?]);
+            let times = repetitions(comm, &mut ways, measure)?;
+            fastest = times.iter().map(|way| way[0].median).fold(fastest, Duration::min);
         }
         Ok(fastest)
     };
@@ -212,34 +212,34 @@ fn time(
     candidates: &mut [Candidate<'_>],
     counts: StartCounts,
 ) -> Result<Vec<Times>> {
-    let time_starts = |candidate: &mut Candidate<'_>| {
+    let measure = |candidate: &mut Candidate<'_>| {
         Ok([timer.time_starts(candidate, counts)?, timer.host_time(candidate)?].into())
     };
-    let times = repetitions(comm, candidates, time_starts)?;
+    let times = repetitions(comm, candidates, measure)?;
     let times = times.iter().map(|times| Times { device: times[0], host: times[1].median });
     Ok(times.collect())
 }
 
-/// Runs `lap` for all candidates in turn, so that a disturbance affects all of them alike. Each run
+/// Runs `measure` for all candidates in turn, so that a disturbance affects all of them alike. Each run
 /// returns one or more times; the longest of all ranks counts. Collective.
 fn repetitions(
     comm: &Comm,
     candidates: &mut [Candidate<'_>],
-    mut time_starts: impl FnMut(&mut Candidate<'_>) -> Result<Vec<Duration>>,
+    mut measure: impl FnMut(&mut Candidate<'_>) -> Result<Vec<Duration>>,
 ) -> Result<Vec<Vec<Statistics>>> {
     let mut own: Vec<Vec<Vec<Duration>>> = vec![Vec::new(); candidates.len()];
     for _ in 0..REPETITIONS {
         for (candidate, repetitions) in candidates.iter_mut().zip(&mut own) {
-            repetitions.push(candidate.guarded(&mut time_starts)?);
+            repetitions.push(candidate.guarded(&mut measure)?);
         }
     }
     let ranks = comm.share("times", &own)?;
     let of = |candidate: usize| {
-        let longest = |time_starts: usize, kind: usize| {
-            ranks.iter().map(|rank| rank[candidate][time_starts][kind]).max().unwrap_or_default()
+        let longest = |repetition: usize, kind: usize| {
+            ranks.iter().map(|rank| rank[candidate][repetition][kind]).max().unwrap_or_default()
         };
         let kind = |kind| {
-            Statistics::of((0..REPETITIONS).map(|time_starts| longest(time_starts, kind)).collect())
+            Statistics::of((0..REPETITIONS).map(|repetition| longest(repetition, kind)).collect())
         };
         (0..own[candidate][0].len()).map(kind).collect()
     };
@@ -254,14 +254,14 @@ fn row(
     starts: u32,
 ) -> Row {
     let iterations = starts as usize * REPETITIONS;
-    let figures = Measured { statistics: times.device, iterations, limit, predicted };
+    let measured = Measured { statistics: times.device, iterations, limit, predicted };
     let device = DeviceTimes {
         host_us: microseconds(times.host),
         starts_in_a_row: starts,
         captured: setup.options.graph,
         own_copy: setup.options.own_copy.name().to_owned(),
     };
-    Row { device: Some(device), ..row::row(setup, report, figures) }
+    Row { device: Some(device), ..row::row(setup, report, measured) }
 }
 
 /// Returns the comparison with all paths of NCCL; `times` are those of the available paths.

@@ -19,7 +19,7 @@ use peerlane::plan::Algorithm;
 use peerlane::{cuda, rocm};
 
 use super::backend::{Backend, GpuSlot};
-use super::options::OwnCopy;
+use super::options::SelfCopy;
 use super::printer::ProgressEvent;
 use super::rank::Ready;
 use super::setup::Setup;
@@ -55,9 +55,9 @@ pub(super) fn run(ready: Ready<'_>, slot: &GpuSlot, backend: Backend) -> Result<
     let own_copy = ready.options.own_copy;
     if backend == Backend::Rocm {
         let own_copy = match own_copy {
-            OwnCopy::Auto => rocm::OwnCopy::Auto,
-            OwnCopy::Local => rocm::OwnCopy::Local,
-            OwnCopy::Link => rocm::OwnCopy::Link,
+            SelfCopy::Auto => rocm::OwnCopy::Auto,
+            SelfCopy::Local => rocm::OwnCopy::Local,
+            SelfCopy::Link => rocm::OwnCopy::Link,
         };
         let engine = ready.options.engine.kind();
         let how = rocm::Options { device, strict, own_copy, engine, ..rocm::Options::default() };
@@ -65,9 +65,9 @@ pub(super) fn run(ready: Ready<'_>, slot: &GpuSlot, backend: Backend) -> Result<
         return measure(ready, slot, backend, || open().map_err(Failure::of_backend));
     }
     let own_copy = match own_copy {
-        OwnCopy::Auto => cuda::OwnCopy::Auto,
-        OwnCopy::Local => cuda::OwnCopy::Local,
-        OwnCopy::Link => cuda::OwnCopy::Link,
+        SelfCopy::Auto => cuda::OwnCopy::Auto,
+        SelfCopy::Local => cuda::OwnCopy::Local,
+        SelfCopy::Link => cuda::OwnCopy::Link,
     };
     let how = cuda::Options { device, strict, own_copy, ..cuda::Options::default() };
     let open = || cuda::Fabric::open_with(rank, ranks, how.clone());
@@ -80,18 +80,18 @@ fn measure<F: Fabric + 'static>(
     backend: Backend,
     fabric: impl Fn() -> Result<F>,
 ) -> Result<()> {
-    let Ready { options, comm, place, seed, sink } = ready;
+    let Ready { options, comm, rank_topology, seed, sink } = ready;
     let lengths = options.sweep(comm.ranks()).shard_lengths();
     let gpu = Gpu::open(backend, slot.ordinal, options.run.timeout)?;
-    let mut group = topology::open(options, &comm, place, fabric()?, &fabric)?;
-    let setup = Setup::of(options, &comm, place, &group)?;
+    let mut group = topology::open(options, &comm, rank_topology, fabric()?, &fabric)?;
+    let setup = Setup::of(options, &comm, rank_topology, &group)?;
     let shards = lengths.last().map_or_else(Vec::new, |length| setup.shard_bytes(*length));
     let shard_bytes = shards.iter().copied().max().unwrap_or(0);
     let largest = (shard_bytes, shards.iter().sum());
     need(&setup, largest, &gpu)?;
-    let line = group.all_gather::<u8>(0).algorithm(Algorithm::Direct).parts(1).outputs(1);
-    let line = line.timeout(options.run.timeout).prepare()?;
-    let mut timer = StreamTimer::new(gpu.clone(), gpu.stream()?, line)?;
+    let start_barrier = group.all_gather::<u8>(0).algorithm(Algorithm::Direct).parts(1).outputs(1);
+    let start_barrier = start_barrier.timeout(options.run.timeout).prepare()?;
+    let mut timer = StreamTimer::new(gpu.clone(), gpu.stream()?, start_barrier)?;
     let mut limits = Vec::new();
     if options.limit {
         let buffers = LimitBuffers::open(&gpu, &comm, largest)?;
@@ -105,7 +105,7 @@ fn measure<F: Fabric + 'static>(
     let compute = options.beside.map(|_| Compute::open(options, &gpu)).transpose()?;
     let mut measurement =
         GpuMeasurement { setup, seed, comm, sink, timer, limits, rivals, compute, group };
-    measurement.tell(ProgressEvent::Begin {
+    measurement.report_event(ProgressEvent::Begin {
         rows: lengths.len() * measurement.setup.algorithms().len(),
     })?;
     for (index, length) in lengths.iter().enumerate() {
@@ -130,18 +130,18 @@ fn need(setup: &Setup<'_>, (shard_bytes, output): (u64, u64), gpu: &Gpu) -> Resu
     let pairs = gathers + u64::from(options.limit) + if options.vs.is_some() { 3 } else { 0 };
     let outputs = gathers * u64::from(options.outputs.unwrap_or(2).saturating_sub(1));
     let beside = if options.beside.is_some() { overlap::MEMORY_BYTES } else { 0 };
-    let wanted = pair
+    let required = pair
         .saturating_mul(pairs)
         .saturating_add(output.saturating_mul(outputs))
         .saturating_add(beside);
     let free = gpu.free_bytes()?;
-    if wanted <= free {
+    if required <= free {
         return Ok(());
     }
     Err(Failure::failed(format!(
-        "the largest size wants {} of the memory of each GPU, {} are free",
-        Size(wanted),
+        "the largest size needs {} of the memory of each GPU; free: {}",
+        Size(required),
         Size(free)
     ))
-    .with_advice("lower --max-bytes, or see with nvidia-smi or rocm-smi who holds the memory"))
+    .with_advice("lower --max-bytes, or find the user of the memory with nvidia-smi or rocm-smi"))
 }

@@ -145,7 +145,7 @@ impl Compute {
 ///
 /// # Errors
 /// If a product or an all-gather fails.
-pub(super) fn beside(
+pub(super) fn measure_overlap(
     timer: &mut StreamTimer,
     comm: &Comm,
     compute: &Compute,
@@ -171,7 +171,7 @@ pub(super) fn beside(
     let (product_alone, gather_alone) =
         (median(|round| round.product_alone), median(|round| round.gather_alone));
     let (product, gather) = (median(|round| round.seen.product), median(|round| round.seen.gather));
-    let ratio = |beside: Duration, alone: Duration| beside.as_secs_f64() / alone.as_secs_f64();
+    let ratio = |together: Duration, alone: Duration| together.as_secs_f64() / alone.as_secs_f64();
     Ok(Overlap {
         path: candidate.name().to_owned(),
         compute_alone_us: microseconds(product_alone),
@@ -196,7 +196,7 @@ fn overlapped(
     let mut tries = 0;
     loop {
         let seen = run(timer, compute, candidate, *amounts)?;
-        let all = comm.share("beside compute", &seen)?;
+        let all = comm.share("overlap times", &seen)?;
         let seen = OverlapTimes {
             product: all.iter().map(|seen| seen.product).max().unwrap_or_default(),
             gather: all.iter().map(|seen| seen.gather).max().unwrap_or_default(),
@@ -281,7 +281,7 @@ fn mark(gpu: &Gpu, stream: &Stream) -> Result<Event> {
 }
 
 fn longest(comm: &Comm, mine: Duration) -> Result<Duration> {
-    let all = comm.share("time beside compute", &mine)?;
+    let all = comm.share("time of overlap", &mine)?;
     Ok(all.into_iter().max().unwrap_or_default())
 }
 

@@ -31,19 +31,19 @@ pub(super) struct StartCounts {
 pub(super) struct StreamTimer {
     pub(super) gpu: Gpu,
     pub(super) stream: Rc<Stream>,
-    line: AllGather<u8>,
+    start_barrier: AllGather<u8>,
     begin: Event,
     end: Event,
 }
 
 impl StreamTimer {
-    /// Creates a timer on `stream`; `line` is an all-gather of 0 bytes.
+    /// Creates a timer on `stream`; `start_barrier` is an all-gather of 0 bytes.
     ///
     /// # Errors
     /// If events cannot be created.
-    pub(super) fn new(gpu: Gpu, stream: Rc<Stream>, line: AllGather<u8>) -> Result<Self> {
+    pub(super) fn new(gpu: Gpu, stream: Rc<Stream>, start_barrier: AllGather<u8>) -> Result<Self> {
         let (begin, end) = (gpu.event()?, gpu.event()?);
-        Ok(Self { gpu, stream, line, begin, end })
+        Ok(Self { gpu, stream, start_barrier, begin, end })
     }
 
     /// Blocks the stream until the streams of all ranks have reached this call. Collective.
@@ -51,7 +51,7 @@ impl StreamTimer {
     /// # Errors
     /// If the start fails.
     pub(super) fn align_ranks(&mut self) -> Result<()> {
-        StreamArg::of(&self.stream).start_behind(&self.stream, &mut self.line)
+        StreamArg::of(&self.stream).start_behind(&self.stream, &mut self.start_barrier)
     }
 
     /// Returns the device time of one start on this rank. Collective.

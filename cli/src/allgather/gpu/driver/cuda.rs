@@ -72,7 +72,7 @@ impl Driver for Cuda {
         unsafe { stream::wait_event(stream.cast(), event.cast(), flags) }.map_err(refusal)
     }
 
-    unsafe fn has_passed(&self, event: Handle) -> CallResult<bool> {
+    unsafe fn is_complete(&self, event: Handle) -> CallResult<bool> {
         // SAFETY: the rules of [`Driver`] hold.
         match unsafe { event::query(event.cast()) } {
             Ok(()) => Ok(true),
@@ -174,7 +174,7 @@ fn refusal(error: DriverError) -> CallError {
     let DriverError(code) = error;
     let text = match error.error_string() {
         Ok(text) => text.to_string_lossy().into_owned(),
-        Err(_) => "the driver knows no text for it".to_owned(),
+        Err(_) => "the driver has no text for this error".to_owned(),
     };
     let number = code as u32;
     let out_of_memory = code == CUresult::CUDA_ERROR_OUT_OF_MEMORY;

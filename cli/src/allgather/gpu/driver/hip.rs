@@ -106,7 +106,7 @@ impl Driver for Hip {
         self.done(unsafe { (self.calls.stream_wait_event)(stream.cast(), event.cast(), 0) })
     }
 
-    unsafe fn has_passed(&self, event: Handle) -> CallResult<bool> {
+    unsafe fn is_complete(&self, event: Handle) -> CallResult<bool> {
         // SAFETY: the rules of [`Driver`] hold.
         match unsafe { (self.calls.event_query)(event.cast()) } {
             hipError_t::hipSuccess => Ok(true),

@@ -61,7 +61,7 @@ pub(super) trait Driver: Send + Sync {
     unsafe fn record(&self, event: Handle, stream: Handle) -> CallResult;
     /// Makes later work on the stream wait for the event.
     unsafe fn stream_wait_event(&self, stream: Handle, event: Handle) -> CallResult;
-    unsafe fn has_passed(&self, event: Handle) -> CallResult<bool>;
+    unsafe fn is_complete(&self, event: Handle) -> CallResult<bool>;
     unsafe fn milliseconds(&self, begin: Handle, end: Handle) -> CallResult<f32>;
 
     fn allocate(&self, bytes: usize) -> CallResult<u64>;

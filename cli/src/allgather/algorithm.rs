@@ -16,7 +16,7 @@ pub(crate) struct AlgorithmOptions {
     /// each; or a list of direct, pull, ring, double-ring, hierarchical, hierarchical-ring
     #[arg(long = "algorithm", default_value = "auto", value_name = "NAME,…")]
     #[arg(value_parser = parse_list)]
-    pub(crate) wanted: AlgorithmList,
+    pub(crate) list: AlgorithmList,
     /// Number of chunks of a shard [default: the number with the lowest predicted time]
     #[arg(long, value_name = "N", conflicts_with = "part_bytes", value_parser = parse_parts)]
     pub(crate) parts: Option<u32>,
@@ -51,8 +51,8 @@ impl AlgorithmOptions {
     /// A usage failure that names the option.
     pub(super) fn check(&self) -> Result<()> {
         if self.part_bytes == Some(Size(0)) {
-            return Err(Failure::usage("--part-bytes is 0: no number of such parts is a shard")
-                .with_advice("take 64K or more, or leave it out"));
+            return Err(Failure::usage("--part-bytes is 0, expected at least 1")
+                .with_advice("use 64K or more, or remove the option"));
         }
         Ok(())
     }
@@ -67,7 +67,7 @@ impl AlgorithmOptions {
         let fitting = u32::try_from(parts).ok().filter(|parts| *parts <= PARTS_MAX);
         fitting.map(Some).ok_or_else(|| {
             let text = format!(
-                "--part-bytes {} makes {parts} parts of a shard of {}, {PARTS_MAX} are the most",
+                "--part-bytes {} makes {parts} chunks of a shard of {}, at most {PARTS_MAX} are possible",
                 Size(part),
                 Size(longest_shard_bytes)
             );
@@ -82,7 +82,7 @@ impl AlgorithmOptions {
             Algorithm::Hierarchical | Algorithm::HierarchicalRing => nodes > 1,
             _ => true,
         };
-        match &self.wanted {
+        match &self.list {
             AlgorithmList::Listed(choices) => choices.iter().map(|choice| choice.named()).collect(),
             AlgorithmList::All => {
                 Algorithm::ALL.iter().copied().filter(differs).map(Some).collect()
@@ -119,7 +119,7 @@ fn parse_list(text: &str) -> std::result::Result<AlgorithmList, String> {
 fn parse_parts(text: &str) -> std::result::Result<u32, String> {
     match text.parse() {
         Ok(parts @ 1..=PARTS_MAX) => Ok(parts),
-        _ => Err(format!("wanted a number of parts from 1 to {PARTS_MAX}")),
+        _ => Err(format!("expected a number of chunks from 1 to {PARTS_MAX}")),
     }
 }
 
@@ -130,35 +130,35 @@ mod tests {
 
     #[test]
     fn all_leaves_out_what_is_the_same_on_one_node() {
-        let method = parse("--algorithm all").unwrap().method;
+        let algorithm = parse("--algorithm all").unwrap().algorithm;
         let names = |nodes| {
-            let algorithms = method.algorithms(nodes).into_iter().flatten();
+            let algorithms = algorithm.algorithms(nodes).into_iter().flatten();
             algorithms.map(Algorithm::name).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(names(1), "direct pull ring double-ring");
         assert_eq!(names(2), "direct pull ring double-ring hierarchical hierarchical-ring");
-        assert_eq!(method.wanted.name(), "all");
-        assert_eq!(parse("").unwrap().method.algorithms(2), [None]);
-        let listed = parse("--algorithm ring,auto").unwrap().method;
+        assert_eq!(algorithm.list.name(), "all");
+        assert_eq!(parse("").unwrap().algorithm.algorithms(2), [None]);
+        let listed = parse("--algorithm ring,auto").unwrap().algorithm;
         assert_eq!(listed.algorithms(2), [Some(Algorithm::Ring), None]);
-        assert_eq!(listed.wanted.name(), "ring,auto");
+        assert_eq!(listed.list.name(), "ring,auto");
     }
 
     #[test]
     fn parts_of_a_size_cover_the_longest_shard() {
-        let parts = |line: &str, bytes| parse(line).unwrap().method.parts(bytes);
+        let parts = |line: &str, bytes| parse(line).unwrap().algorithm.parts(bytes);
         assert_eq!(parts("", 1 << 20), Ok(None));
         assert_eq!(parts("--parts 3", 1 << 20), Ok(Some(3)));
         assert_eq!(parts("--part-bytes 64K", 1 << 20), Ok(Some(16)));
         assert_eq!(parts("--part-bytes 64K", (1 << 20) + 1), Ok(Some(17)));
         assert_eq!(parts("--part-bytes 64K", 0), Ok(Some(1)));
         insta::assert_snapshot!(parts("--part-bytes 1", 1 << 20).unwrap_err(), @"
-        error: --part-bytes 1 B makes 1048576 parts of a shard of 1 MiB, 65536 are the most
+        error: --part-bytes 1 B makes 1048576 chunks of a shard of 1 MiB, at most 65536 are possible
          help: raise --part-bytes or lower --max-bytes
         ");
-        insta::assert_snapshot!(parse("--part-bytes 0").unwrap().method.check().unwrap_err(), @"
-        error: --part-bytes is 0: no number of such parts is a shard
-         help: take 64K or more, or leave it out
+        insta::assert_snapshot!(parse("--part-bytes 0").unwrap().algorithm.check().unwrap_err(), @"
+        error: --part-bytes is 0, expected at least 1
+         help: use 64K or more, or remove the option
         ");
     }
 }
