@@ -118,13 +118,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_says_what_and_what_to_do() {
+    fn a_failure_prints_text_and_advice() {
         let failure = Failure::failed("port 1 is in use").with_advice("use another port");
         assert_eq!(failure.to_string(), "error: port 1 is in use\n help: use another port");
     }
 
     #[test]
-    fn a_closed_pipe_is_quiet() {
+    fn a_closed_pipe_is_a_quiet_failure() {
         let error = io::Error::from(io::ErrorKind::BrokenPipe);
         assert!(Failure::io("stdout", &error).is_quiet());
         assert!(!Failure::io("stdout", &io::Error::from(io::ErrorKind::NotFound)).is_quiet());

@@ -20,6 +20,10 @@ use crate::units::Size;
 /// Nothing is executed. Without --calibration, the links are those of H200 GPUs with NVLink inside
 /// a node and 400 Gb/s RDMA between nodes.
 #[derive(Args, Clone, Debug)]
+#[command(mut_arg("flags", |arg| arg.help(
+    "Order of flags: prompt or batched [default: batched, or prompt with a calibration of the host \
+     backend]"
+)))]
 pub(crate) struct Options {
     /// Ranks of each node: 2x4 for two nodes of four ranks, or 3+1+2
     #[arg(long, default_value = "1x4", value_name = "NODES", value_parser = parse_topology)]

@@ -222,14 +222,14 @@ mod tests {
     };
 
     #[test]
-    fn what_is_nowhere_says_how_to_name_it() {
+    fn a_missing_library_names_its_option() {
         let error = NOTHING.open(None).unwrap_err().to_string();
         assert!(error.starts_with("error: Nothing was not found: libpeerlane-nothing"), "{error}");
         assert!(error.contains("give the file with --nothing, or install it: pip"), "{error}");
     }
 
     #[test]
-    fn what_is_given_is_the_only_thing_tried() {
+    fn a_given_path_is_the_only_candidate() {
         let error = NOTHING.open(Some(Path::new("/proc/none.so"))).unwrap_err().to_string();
         assert!(error.contains("--nothing /proc/none.so cannot be loaded"), "{error}");
         let error = NOTHING.open(Some(Path::new("/proc"))).unwrap_err().to_string();

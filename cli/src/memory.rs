@@ -97,13 +97,13 @@ mod tests {
     const NEED: Need = Need { ranks: 4, total_bytes: 64 << 20, input_bytes: 16 << 20 };
 
     #[test]
-    fn what_fits_passes() {
+    fn enough_memory_passes() {
         assert_eq!(NEED.check(Some(4 * (88 << 20))), Ok(()));
         assert_eq!(NEED.check(None), Ok(()));
     }
 
     #[test]
-    fn what_does_not_fit_says_what_is_wanted_and_what_there_is() {
+    fn too_little_memory_is_refused_with_both_sizes() {
         insta::assert_snapshot!(NEED.check(Some(200 << 20)).unwrap_err(), @"
         error: the largest size needs 352 MiB of memory (4 ranks, each with an output of 64 MiB and an input of 16 MiB); available: 200 MiB
          help: lower --max-bytes, for instance to 16 MiB, or lower --ranks

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_of_a_machine_take_the_cards_in_turn() {
+    fn ranks_of_a_machine_take_the_nics_in_turn() {
         let device = vec!["mlx5_0".to_owned(), "mlx5_1+mlx5_2".to_owned()];
         let nics = NicOptions { device, port: Some(1), gid_index: Some(3), queue_pairs: Some(2) };
         let options = |local_rank| {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_one_machine_find_each_other_there() {
+    fn ranks_of_one_machine_use_the_loopback_address() {
         let of = |single_host| {
             let nic_rank = NicRank { rank: Rank(0), ranks: 2, local_rank: 0, single_host };
             NicOptions::default().options(nic_rank)

@@ -26,8 +26,7 @@ pub(crate) struct RunOptions {
     /// Seed of the random data [default: random; printed when a check fails]
     #[arg(long, value_name = "NUMBER")]
     pub(crate) seed: Option<u64>,
-    /// Write one JSON object per line and result to FILE; with - they go to stdout and the tables to
-    /// stderr
+    /// Write each result to FILE as one line of JSON; - is stdout, and then the tables go to stderr
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Process that spawned this rank; set by this program for its own ranks
@@ -38,7 +37,7 @@ pub(crate) struct RunOptions {
 /// Options of commands that only compute plans: `plan`, `simulate` and `explain`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PlanOptions {
-    /// Chunks of each shard [default: 1 for plan, otherwise the number predicted to be fastest]
+    /// Chunks of each shard [default: the number with the lowest predicted time]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) parts: Option<u32>,
     /// Gather in place: the input of a rank is its shard in the output
@@ -49,8 +48,7 @@ pub(crate) struct PlanOptions {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: u32,
     /// Order of flags: prompt (a signal after each put) or batched (signals together, for engines that
-    /// do many at the price of one) [default: prompt; explain: batched, or prompt with a calibration of
-    /// the host backend]
+    /// do many at the price of one) [default: prompt]
     #[arg(long, value_name = "ORDER", value_parser = parse_flags)]
     pub(crate) flags: Option<FlagOrder>,
 }

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_says_why() {
+    fn invalid_sizes_are_refused_with_a_reason() {
         let refusal = |text: &str| text.parse::<Size>().unwrap_err().to_string();
         insta::assert_snapshot!(refusal(""), @"an empty text is not a size; expected bytes, such as 65536 or 64K");
         insta::assert_snapshot!(refusal("many"), @"many is not a size; expected bytes, such as 65536 or 64K");

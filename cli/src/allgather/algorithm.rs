@@ -16,7 +16,7 @@ pub(crate) struct AlgorithmOptions {
     /// each; or a list of direct, pull, ring, double-ring, hierarchical, hierarchical-ring
     #[arg(long = "algorithm", default_value = "auto", value_name = "NAME,…")]
     #[arg(value_parser = parse_list)]
-    pub(crate) list: AlgorithmList,
+    pub(crate) selection: AlgorithmList,
     /// Number of chunks of a shard [default: the number with the lowest predicted time]
     #[arg(long, value_name = "N", conflicts_with = "part_bytes", value_parser = parse_parts)]
     pub(crate) parts: Option<u32>,
@@ -82,7 +82,7 @@ impl AlgorithmOptions {
             Algorithm::Hierarchical | Algorithm::HierarchicalRing => nodes > 1,
             _ => true,
         };
-        match &self.list {
+        match &self.selection {
             AlgorithmList::Listed(choices) => choices.iter().map(|choice| choice.named()).collect(),
             AlgorithmList::All => {
                 Algorithm::ALL.iter().copied().filter(differs).map(Some).collect()
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_leaves_out_what_is_the_same_on_one_node() {
+    fn all_skips_hierarchical_algorithms_on_one_node() {
         let algorithm = parse("--algorithm all").unwrap().algorithm;
         let names = |nodes| {
             let algorithms = algorithm.algorithms(nodes).into_iter().flatten();
@@ -137,11 +137,11 @@ mod tests {
         };
         assert_eq!(names(1), "direct pull ring double-ring");
         assert_eq!(names(2), "direct pull ring double-ring hierarchical hierarchical-ring");
-        assert_eq!(algorithm.list.name(), "all");
+        assert_eq!(algorithm.selection.name(), "all");
         assert_eq!(parse("").unwrap().algorithm.algorithms(2), [None]);
         let listed = parse("--algorithm ring,auto").unwrap().algorithm;
         assert_eq!(listed.algorithms(2), [Some(Algorithm::Ring), None]);
-        assert_eq!(listed.list.name(), "ring,auto");
+        assert_eq!(listed.selection.name(), "ring,auto");
     }
 
     #[test]

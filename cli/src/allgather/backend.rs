@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_takes_gpus_from_two_on_and_says_why_not() {
+    fn auto_selects_two_or_more_gpus_and_gives_a_reason() {
         let note = |slots, local_ranks| {
             Selected::auto(slots, LaunchInfo { local_ranks, multi_host: false }).note.unwrap()
         };

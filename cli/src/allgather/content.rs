@@ -6,7 +6,7 @@ use peerlane::{AllGather, Element, Rank};
 use super::setup::Setup;
 use super::shape::{GAP, destinations};
 use crate::error::Result;
-use crate::ranks::data::{Mismatch, POISON, TestData, poison};
+use crate::ranks::data::{Mismatch, TestData, UNWRITTEN, overwrite};
 
 /// Result of a comparison.
 pub(super) type Comparison = std::result::Result<(), Difference>;
@@ -26,16 +26,16 @@ pub(super) enum Difference {
 /// If the all-gather is not accessible, for instance after an abort.
 pub(super) fn fill<T: Element>(
     setup: &Setup<'_>,
-    gather: &mut AllGather<T>,
+    operation: &mut AllGather<T>,
     rank: Rank,
     data: TestData,
 ) -> Result<()> {
     for buffer in 0..setup.options.shape.output_buffers(setup.ranks()) {
-        poison(cast_slice_mut(gather.output_buffer_mut(buffer)?));
+        overwrite(cast_slice_mut(operation.output_buffer_mut(buffer)?));
     }
-    for tensor in 0..gather.report().tensors {
+    for tensor in 0..operation.report().tensors {
         let shard = tensor * setup.ranks() + rank.index();
-        data.fill(shard, cast_slice_mut(gather.input_piece_mut(tensor)?));
+        data.fill(shard, cast_slice_mut(operation.input_piece_mut(tensor)?));
     }
     Ok(())
 }
@@ -46,16 +46,16 @@ pub(super) fn fill<T: Element>(
 /// If the all-gather is not accessible. The inner result is the first difference.
 pub(super) fn compare<T: Element>(
     setup: &Setup<'_>,
-    gather: &mut AllGather<T>,
+    operation: &mut AllGather<T>,
     shard_length: u64,
     data: TestData,
 ) -> Result<Comparison> {
-    let (ranks, tensors) = (setup.ranks(), gather.report().tensors);
-    let gathered = gather.gathered()?;
+    let (ranks, tensors) = (setup.ranks(), operation.report().tensors);
+    let gathered = operation.gathered()?;
     for tensor in 0..tensors {
         for rank in Rank::all(ranks) {
-            let seen = cast_slice(gathered.piece(tensor, rank)?);
-            if let Err(wrong) = data.check(tensor * ranks + rank.index(), seen) {
+            let found = cast_slice(gathered.piece(tensor, rank)?);
+            if let Err(wrong) = data.check(tensor * ranks + rank.index(), found) {
                 return Ok(Err(Difference::Byte(wrong)));
             }
         }
@@ -65,8 +65,8 @@ pub(super) fn compare<T: Element>(
         for destination in destinations(&pieces[0]) {
             let (buffer, gap) = (destination.buffer, destination.offset - GAP..destination.offset);
             let begin = gap.start;
-            let seen: &[u8] = cast_slice(&gathered.output_buffer(buffer)?[gap]);
-            if let Some(at) = seen.iter().position(|byte| *byte != POISON) {
+            let found: &[u8] = cast_slice(&gathered.output_buffer(buffer)?[gap]);
+            if let Some(at) = found.iter().position(|byte| *byte != UNWRITTEN) {
                 let element = begin + at / T::DTYPE.bytes();
                 return Ok(Err(Difference::Gap { buffer, element }));
             }

@@ -62,12 +62,12 @@ impl<F: Fabric> Measurement<'_, F> {
         let timings = self.time(&mut candidates)?;
         self.report_event(doing(Activity::Check))?;
         self.check(&mut candidates, shard_length, after)?;
-        for (gather, timing) in candidates.iter().zip(timings) {
-            let report = gather.report();
+        for (operation, timing) in candidates.iter().zip(timings) {
+            let report = operation.report();
             if let Some(text) = self.setup.explanation(report) {
                 self.report_event(ProgressEvent::Explanation { text })?;
             }
-            let row = self.row(gather, timing, limit);
+            let row = self.row(operation, timing, limit);
             self.report_event(ProgressEvent::Row { row: Box::new(row) })?;
         }
         drop(candidates);
@@ -113,7 +113,8 @@ impl<F: Fabric> Measurement<'_, F> {
 
     fn time<T: Element>(&mut self, candidates: &mut [AllGather<T>]) -> Result<Vec<Timing>> {
         let Self { pace, comm, group, .. } = self;
-        let mut runs: Vec<_> = candidates.iter_mut().map(|gather| || Ok(gather.run()?)).collect();
+        let mut runs: Vec<_> =
+            candidates.iter_mut().map(|operation| || Ok(operation.run()?)).collect();
         let mut operations: Vec<&mut dyn FnMut() -> Result<()>> =
             runs.iter_mut().map(|run| run as _).collect();
         pace.time(comm, group, longest_of_each, &mut operations)
@@ -128,19 +129,19 @@ impl<F: Fabric> Measurement<'_, F> {
         data: TestData,
     ) -> Result<()> {
         let rank = self.comm.rank();
-        for gather in candidates {
+        for operation in candidates {
             let mut found: Comparison = Ok(());
             // With two outputs each start fills the other one. After these starts every output has been
             // overwritten, filled and compared.
-            for _ in 0..gather.report().outputs {
-                content::fill(&self.setup, gather, rank, data)?;
-                gather.run()?;
-                found = found.and(content::compare(&self.setup, gather, shard_length, data)?);
+            for _ in 0..operation.report().outputs {
+                content::fill(&self.setup, operation, rank, data)?;
+                operation.run()?;
+                found = found.and(content::compare(&self.setup, operation, shard_length, data)?);
             }
             let texts = self.comm.share("check", &found.err().map(|wrong| wrong.to_string()))?;
             let wrong = texts.into_iter().enumerate().find_map(|(rank, text)| Some((rank, text?)));
             if let Some((rank, text)) = wrong {
-                let algorithm = gather.report().algorithm;
+                let algorithm = operation.report().algorithm;
                 let text = format!("{algorithm}: wrong data in the output of rank {rank}: {text}");
                 return Err(Failure::failed(text).with_advice(
                     "this is a bug in Peerlane or a fault of the hardware: please report it",
@@ -152,11 +153,11 @@ impl<F: Fabric> Measurement<'_, F> {
 
     fn row<T: Element>(
         &self,
-        gather: &AllGather<T>,
+        operation: &AllGather<T>,
         Timing { statistics, iterations }: Timing,
         limit: Option<Duration>,
     ) -> Row {
-        let (setup, report) = (&self.setup, gather.report());
+        let (setup, report) = (&self.setup, operation.report());
         let predicted = setup.predicted(report);
         row::row(setup, report, Measured { statistics, iterations, limit, predicted })
     }

@@ -157,11 +157,11 @@ fn need(options: &Options, selected: &Selected, ranks: usize, local_ranks: usize
     // The all-gathers of all algorithms are allocated at the same time.
     let nodes =
         options.node_options.topology(ranks).ok().flatten().map_or(1, |nodes| nodes.nodes());
-    let gathers = options.algorithm.algorithms(nodes).len() as u64;
+    let operations = options.algorithm.algorithms(nodes).len() as u64;
     let shard = if options.in_place { 0 } else { sweep.shard_bytes(largest) };
     Need {
         ranks: local_ranks as u64,
-        total_bytes: sweep.total_bytes(largest).saturating_mul(gathers),
-        input_bytes: shard.saturating_mul(gathers),
+        total_bytes: sweep.total_bytes(largest).saturating_mul(operations),
+        input_bytes: shard.saturating_mul(operations),
     }
 }

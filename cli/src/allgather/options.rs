@@ -198,9 +198,11 @@ impl Options {
                 ));
         }
         if self.outputs == Some(2) && (self.shape.list || self.in_place) {
-            let place = if self.shape.list { "--list" } else { "--in-place" };
-            return Err(Failure::usage(format!("{place} and --outputs 2 cannot be used together"))
-                .with_advice("the destinations are fixed by the caller: remove one of them"));
+            let option = if self.shape.list { "--list" } else { "--in-place" };
+            return Err(Failure::usage(format!(
+                "{option} and --outputs 2 cannot be used together"
+            ))
+            .with_advice("the destinations are fixed by the caller: remove one of them"));
         }
         if self.vs.is_some() && self.shape.text().is_some() {
             return Err(Failure::usage("--vs compares only equal shards in one tensor")
@@ -292,7 +294,7 @@ pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
     let iterations = options.iterations.map_or("automatic".to_owned(), |n| n.to_string());
     let as_written = [
         ("--backend", backend.to_owned()),
-        ("--algorithm", algorithm.list.name()),
+        ("--algorithm", algorithm.selection.name()),
         ("--parts", given(algorithm.parts.map(|parts| parts.to_string()))),
         ("--part-bytes", given(algorithm.part_bytes.map(|size| size.0.to_string()))),
         ("--nodes", given(node_options.nodes.as_ref().map(|nodes| format!("{nodes:?}")))),
@@ -345,13 +347,13 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_defaults_are_those_of_the_help() {
+    fn the_defaults_match_the_help() {
         let options = parse("").unwrap();
         assert_eq!(options.check(), Ok(()));
         assert_eq!((options.min_bytes, options.max_bytes), (Size(1 << 10), Size(64 << 20)));
         assert_eq!((options.factor, options.warmup, options.iterations), (4, 5, None));
         assert_eq!(
-            (options.backend, options.algorithm.list.name().as_str()),
+            (options.backend, options.algorithm.selection.name().as_str()),
             (Backend::Auto, "auto")
         );
         assert_eq!((options.dtype, options.run.timeout), (DType::U8, Duration::from_secs(30)));
@@ -368,7 +370,7 @@ pub(super) mod tests {
         let options = options.unwrap();
         assert_eq!(options.check(), Ok(()));
         assert_eq!(
-            (options.algorithm.list.name().as_str(), options.algorithm.parts),
+            (options.algorithm.selection.name().as_str(), options.algorithm.parts),
             ("direct", None)
         );
         assert_eq!((options.dtype, options.run.timeout), (DType::Bf16, Duration::from_millis(250)));
@@ -380,7 +382,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_wrong_value_says_what_is_right() {
+    fn a_wrong_value_is_refused_with_the_valid_values() {
         let first_line = |line: &str| parse(line).unwrap_err().lines().next().unwrap().to_owned();
         insta::assert_snapshot!(first_line("--ranks 0"), @"error: invalid value '0' for '--ranks <N>': expected a number of ranks from 1 to 4096");
         insta::assert_snapshot!(first_line("--ranks 5000"), @"error: invalid value '5000' for '--ranks <N>': expected a number of ranks from 1 to 4096");

@@ -141,7 +141,7 @@ fn fastest(rows: &[Row]) -> Vec<Row> {
 
 fn title(row: &Row) -> String {
     let ranks = if row.ranks == 1 { "rank" } else { "ranks" };
-    let place = if row.in_place { "in place" } else { "out of place" };
+    let place_text = if row.in_place { "in place" } else { "out of place" };
     let how = match &row.device {
         None => "",
         Some(device) if device.captured => ", captured, back to back",
@@ -151,7 +151,7 @@ fn title(row: &Row) -> String {
     let nodes = if nodes.starts_with("1x") { String::new() } else { format!(" on nodes {nodes}") };
     let shape = row.shape.as_ref().map_or_else(String::new, |shape| format!(", {shape}"));
     format!(
-        "all-gather, {} {ranks}{nodes}, {backend} backend, {dtype}, {place}{shape}{how}",
+        "all-gather, {} {ranks}{nodes}, {backend} backend, {dtype}, {place_text}{shape}{how}",
         row.ranks
     )
 }
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_a_line_and_is_read_back() {
+    fn an_event_is_one_json_line_and_can_be_parsed() {
         let event = ProgressEvent::Activity { activity: Activity::Check, total_bytes: 3 << 20 };
         let line = serde_json::to_string(&event).unwrap();
         assert_eq!(line, r#"{"event":"activity","activity":"check","total_bytes":3145728}"#);

@@ -20,8 +20,8 @@ pub(super) struct Measured {
 }
 
 /// Creates the row of an all-gather with this report.
-pub(super) fn row(setup: &Setup<'_>, report: &Report, figures: Measured) -> Row {
-    let Statistics { median, p99, max } = figures.statistics;
+pub(super) fn row(setup: &Setup<'_>, report: &Report, measured: Measured) -> Row {
+    let Statistics { median, p99, max } = measured.statistics;
     let (algbw_gbs, busbw_gbs) = bandwidths(report.total_bytes, report.ranks, median);
     let lanes = report.lanes.iter().map(|lane| LaneRow {
         lane: lane.lane.0,
@@ -50,15 +50,15 @@ pub(super) fn row(setup: &Setup<'_>, report: &Report, figures: Measured) -> Row 
         outputs: report.outputs,
         total_bytes: report.total_bytes,
         shard_bytes: report.longest_shard_bytes,
-        iterations: figures.iterations,
+        iterations: measured.iterations,
         median_us: microseconds(median),
         p99_us: microseconds(p99),
         max_us: microseconds(max),
         algbw_gbs,
         busbw_gbs,
         checked: true,
-        limit: figures.limit.map(|limit| Limit::new(limit, median)),
-        predicted: figures.predicted.map(|predicted| Predicted::new(predicted, median)),
+        limit: measured.limit.map(|limit| Limit::new(limit, median)),
+        predicted: measured.predicted.map(|predicted| Predicted::new(predicted, median)),
         device: None,
         rivals_version: None,
         rivals: Vec::new(),
@@ -93,10 +93,10 @@ fn engine(report: &Report) -> String {
         _ => format!("{count} × {name}"),
     });
     let mut text = names.collect::<Vec<_>>().join(" + ");
-    let mut ways: Vec<_> = report.fallbacks.iter().map(|fallback| fallback.name()).collect();
-    ways.dedup();
-    for way in ways {
-        text = format!("{text}, {way}");
+    let mut fallbacks: Vec<_> = report.fallbacks.iter().map(|fallback| fallback.name()).collect();
+    fallbacks.dedup();
+    for name in fallbacks {
+        text = format!("{text}, {name}");
     }
     text
 }

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_shares_the_whole_total() {
+    fn a_ratio_divides_the_whole_total() {
         assert_eq!(shape("").lengths(7, 3), [7, 7, 7]);
         assert_eq!(shape("--shards 1:2:3:4").lengths(25, 4), [10, 20, 30, 40]);
         for length in [0, 1, 7, 1000, u64::MAX / 8] {
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_places_of_a_list_keep_their_distance() {
+    fn the_destinations_of_a_list_have_gaps() {
         let destinations: Vec<_> = destinations(&[5, 0, 7])
             .into_iter()
             .map(|destination| (destination.buffer, destination.offset))
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_shape_is_named() {
+    fn invalid_shapes_are_refused() {
         let error = |line: &str| parse(line).unwrap_err().lines().next().unwrap().to_owned();
         for line in ["--shards 1:x", "--shards 0:0", "--shards 1,2"] {
             assert!(error(line).contains("such as 1:2:3:4"), "{line}");

@@ -40,20 +40,20 @@ pub(super) fn trace<F: Fabric, T: Element>(
     let mut starts = Vec::new();
     for algorithm in setup.algorithms() {
         let variant = Variant { algorithm, captured: false, traced: true };
-        let mut gather = setup.prepare::<F, T>(group, shard_length, variant)?;
+        let mut operation = setup.prepare::<F, T>(group, shard_length, variant)?;
         for _ in 0..STARTS {
             group.barrier()?;
-            gather.run()?;
+            operation.run()?;
         }
-        let mut trace = gather.trace().unwrap_or_default();
+        let mut trace = operation.trace().unwrap_or_default();
         trace.starts.drain(..trace.starts.len().saturating_sub(1));
         let ranks = comm.share("trace", &trace)?;
-        let report = gather.report();
+        let report = operation.report();
         let algorithm = format!("{}, parts {}", report.algorithm, report.parts);
         if comm.rank().0 == 0 {
             starts.push(Traced { algorithm, ranks });
         }
-        drop(gather);
+        drop(operation);
         group.barrier()?;
     }
     Ok(starts)
@@ -69,8 +69,8 @@ pub(super) fn events(starts: &[Traced]) -> Vec<TraceEvent> {
         let mut end: f64 = origin;
         for rank in &traced.ranks {
             for start in &rank.starts {
-                let begun = origin + (start.unix_ns - first) as f64;
-                for event in of_start(&traced.algorithm, rank, start, begun) {
+                let started_at = origin + (start.unix_ns - first) as f64;
+                for event in of_start(&traced.algorithm, rank, start, started_at) {
                     end = end.max(event.start_ns + event.duration_ns);
                     events.push(event);
                 }
@@ -85,19 +85,19 @@ fn of_start<'a>(
     algorithm: &'a str,
     rank: &'a Trace,
     start: &'a TracedStart,
-    begun: f64,
+    started_at: f64,
 ) -> impl Iterator<Item = TraceEvent> + 'a {
     start.steps.iter().map(move |step| {
         let lane = rank.lanes.iter().find(|lane| lane.lane == step.lane);
         let network = lane.is_some_and(|lane| lane.tier == Tier::Network);
-        let place = if network { " (network)" } else { "" };
+        let place_text = if network { " (network)" } else { "" };
         // A step whose completion was not observed has no duration.
         let end = step.end_ns.unwrap_or(step.begin_ns);
         TraceEvent {
             rank: rank.rank,
             lane: step.lane.0,
-            name: format!("{}{place} [{algorithm}]", name(&step.step)),
-            start_ns: begun + step.begin_ns as f64,
+            name: format!("{}{place_text} [{algorithm}]", name(&step.step)),
+            start_ns: started_at + step.begin_ns as f64,
             duration_ns: end.saturating_sub(step.begin_ns) as f64,
         }
     })

@@ -49,12 +49,12 @@ impl TimingOptions {
             operation()?;
             Ok(Interval { begin, end: Interval::now() })
         };
-        let begun = Interval::now();
+        let started_at = Interval::now();
         for _ in 0..self.warmup {
             operations.iter_mut().try_for_each(|operation| timed(operation).map(drop))?;
         }
         let turns = self.warmup.max(1) * u32::try_from(operations.len().max(1)).unwrap_or(u32::MAX);
-        let estimate = Interval { begin: begun, end: Interval::now() }.length();
+        let estimate = Interval { begin: started_at, end: Interval::now() }.length();
         let iterations = self.agree(comm, estimate / turns)?;
         let mut times = vec![Vec::new(); operations.len()];
         for _ in 0..iterations {

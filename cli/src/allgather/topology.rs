@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn virtual_nodes_have_a_second_fabric_unless_a_card_is_asked_for() {
+    fn virtual_nodes_have_a_second_fabric_unless_rdma_is_requested() {
         let network_fabric =
             |line| topology_of(line, "aaaa", Backend::Host).unwrap().network_fabric;
         assert_eq!(network_fabric("--nodes 2"), NetworkFabric::Same);
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_named() {
+    fn impossible_topologies_are_refused() {
         let refusal = |line, hosts| topology_of(line, hosts, Backend::Host).unwrap_err();
         insta::assert_snapshot!(refusal("--nodes 2", "abab"), @"
         error: --nodes puts rank 0 and rank 1 on one node, but they are on two hosts, which host does not connect
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_names_the_option() {
+    fn nodes_that_do_not_fit_name_the_option() {
         let refusal = |line: &str| parse(line).unwrap().node_options.topology(4).unwrap_err();
         insta::assert_snapshot!(refusal("--nodes 2+1"), @"
         error: --nodes: 2+1 is 3 ranks on 2 nodes, expected 4
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_throttled_network_is_predicted_as_such() {
+    fn predictions_include_the_throttle() {
         let known = Links::default();
         let of = |line: &str| {
             parse(line).unwrap().node_options.between(NetworkFabric::Same, known.clone()).network

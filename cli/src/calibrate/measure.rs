@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn one_plan_has_one_time() {
+    fn equal_plans_get_the_same_time() {
         use Algorithm::{Direct, Pull, Ring};
         let measured = [(Direct, 1, 3.0), (Pull, 1, 1.0), (Ring, 1, 2.0), (Ring, 2, 1.5)];
         assert_eq!(pooled(2, &measured), [2.0, 1.0, 2.0, 1.5]);

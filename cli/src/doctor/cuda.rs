@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_that_is_off_says_why() {
+    fn an_unavailable_handle_has_a_reason() {
         let trials = [
             ("file descriptor", None),
             ("legacy IPC", None),

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_told_in_words_where_all_are_alike() {
+    fn equal_links_are_one_text() {
         let text = |rows: &[&[&str]]| matrix_finding(&matrix(rows), "alone", "off").text(5);
         insta::assert_snapshot!(text(&[&["-", "NVLink"], &["NVLink", "-"]]), @"  ok  links  NVLink between all 2 GPUs");
         insta::assert_snapshot!(text(&[&["-"]]), @"

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_says_what_it_takes_or_what_is_off() {
+    fn a_port_shows_its_address_or_its_fault() {
         let text = |port: &Port, at| port_finding("mlx5_0", port, at).text(4);
         let good = port("active", 4096, vec![link_local(), mapped()]);
         insta::assert_snapshot!(text(&good, Some("eth0")), @"  ok  port  mlx5_0 port 1: active, Ethernet, 100 Gb/s, MTU 4096, at eth0, uses 10.0.0.1 (RoCE v2, index 1)");
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_library_does_not_open_is_named() {
+    fn devices_without_a_provider_are_named() {
         assert_eq!(unopened(&[], &[]), None);
         insta::assert_snapshot!(unopened(&["mlx5_0".into()], &[]).unwrap().text(9), @"
         no  providers  the kernel has mlx5_0, but libibverbs does not open it
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_of_dma_bufs_says_what_it_costs() {
+    fn missing_dma_buf_support_has_a_reason() {
         assert_eq!(dmabuf("mlx5_0", Ok(Ok(()))).advice, None);
         let refused = dmabuf("rxe0", Ok(Err(rdma::DmabufRefusal::Library)));
         assert!(refused.found.starts_with("rxe0 off: libibverbs is older than rdma-core 34"));

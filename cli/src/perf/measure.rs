@@ -73,7 +73,7 @@ fn run<F: Fabric>(
             (engine, vec![buffers.message(work, index); slice], Flow::default())
         })
         .collect();
-    let begun = Instant::now();
+    let started_at = Instant::now();
     loop {
         let mut moved = false;
         for (engine, slice, flow) in &mut lanes {
@@ -89,7 +89,7 @@ fn run<F: Fabric>(
             }
         }
         let Some((engine, ..)) = lanes.iter_mut().find(|(.., flow)| flow.completed < count) else {
-            return Ok(begun.elapsed());
+            return Ok(started_at.elapsed());
         };
         if moved {
             continue;
@@ -133,7 +133,7 @@ pub(super) fn measure_latency<F: Fabric>(
     let mut times: Vec<Duration> = Vec::with_capacity(timed as usize);
     for round in 0..warmup + timed {
         let value = first + round;
-        let begun = Instant::now();
+        let started_at = Instant::now();
         if is_measuring {
             pair.send(&buffers, value)?;
             pair.wait(0, value)?;
@@ -142,7 +142,7 @@ pub(super) fn measure_latency<F: Fabric>(
             pair.send(&buffers, value)?;
         }
         if round >= warmup {
-            times.push(begun.elapsed() / 2);
+            times.push(started_at.elapsed() / 2);
         }
     }
     pair.wait_sent()?;

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_those_of_the_work_unless_they_are_given() {
+    fn default_sizes_depend_on_the_test() {
         let plan = |line: &str| parse(line).unwrap().plan();
         assert_eq!(plan("--signal"), [(PerfTest::Signal, vec![8])]);
         let large = vec![64 << 10, 1 << 20];
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_were_told_otherwise_are_named() {
+    fn ranks_with_different_options_are_named() {
         let settings = |line: &str| parse(line).unwrap().settings();
         let mine = settings("--put --window 8");
         let error = mine.compare(0, 1, &settings("--put --window 9")).unwrap_err();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn work_must_be_named_and_cards_are_for_rdma() {
+    fn a_test_is_required_and_nic_options_need_rdma() {
         assert!(parse("").unwrap_err().contains("<--put|--get|--signal>"));
         insta::assert_snapshot!(parse("--put --port 1").unwrap().check().unwrap_err(), @"
         error: --port is for NICs, but the backend is host

@@ -11,7 +11,7 @@ use super::report::Row;
 use crate::error::{Failure, Result};
 use crate::ranks::bare_fabric::{BareEngine, BareFabric, Local, Remote};
 use crate::ranks::comm::Comm;
-use crate::ranks::data::{TestData, poison};
+use crate::ranks::data::{TestData, overwrite};
 
 /// Buffers are aligned to pages, as in perftest.
 const ALIGN_BYTES: u64 = 4096;
@@ -83,7 +83,7 @@ impl<'a, F: Fabric> Pair<'a, F> {
         for engine in 0..engines as u64 {
             let at = engine * slot_bytes;
             data.fill(rank * engines + engine as usize, host_bytes::<F>(&mine, at, bytes));
-            poison(host_bytes::<F>(&mine, (engines as u64 + engine) * slot_bytes, bytes));
+            overwrite(host_bytes::<F>(&mine, (engines as u64 + engine) * slot_bytes, bytes));
         }
         let peer = other(self.fabric.import(&mine)?, self.comm.rank())?;
         let mine = ManuallyDrop::new(mine);

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_a_line_and_is_read_back() {
+    fn a_row_is_one_json_line_and_can_be_parsed() {
         let rate = Rate::new(100, 1000, Duration::from_micros(50));
         let put = Row { rate: Some(rate), ..row(PerfTest::Put, 1000) };
         let line = serde_json::to_string(&put).unwrap();

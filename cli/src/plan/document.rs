@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_that_is_no_plan_stands_behind_a_hash() {
+    fn all_lines_outside_of_plans_begin_with_a_hash() {
         let topology = Topology::flat(2).unwrap();
         let shape = Shape { parts: 2, in_place: true, ..Shape::default() };
         let document = Document {

@@ -41,6 +41,7 @@ const CELLS_MAX: u64 = 1 << 20;
 /// Lines that begin with # are not part of a plan. The output can be edited and verified again with
 /// --check.
 #[derive(Args, Clone, Debug)]
+#[command(mut_arg("parts", |arg| arg.help("Chunks of each shard [default: 1]")))]
 pub(crate) struct Options {
     /// Number of ranks, all on one node without --nodes [default: 4]
     #[arg(long, value_name = "N", value_parser = parse_ranks)]

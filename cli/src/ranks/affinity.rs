@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_the_system_does_not_know_binds_nothing() {
+    fn an_unknown_pci_device_binds_nothing() {
         assert_eq!(bind_near("ffff:ff:1f.7", 0, 1), Ok(()));
     }
 

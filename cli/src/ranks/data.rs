@@ -12,7 +12,7 @@ use fastrand::Rng;
 /// bytes as one fill.
 const CHUNK_BYTES: usize = 16 << 10;
 /// Byte that fills an output before a checked all-gather.
-pub(crate) const POISON: u8 = 0xA5;
+pub(crate) const UNWRITTEN: u8 = 0xA5;
 
 /// The shards of one all-gather.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,8 +111,8 @@ impl Shard {
 }
 
 /// Overwrites an output before a checked all-gather.
-pub(crate) fn poison(output: &mut [u8]) {
-    output.fill(POISON);
+pub(crate) fn overwrite(output: &mut [u8]) {
+    output.fill(UNWRITTEN);
 }
 
 impl fmt::Display for Mismatch {
@@ -122,7 +122,7 @@ impl fmt::Display for Mismatch {
             f,
             "shard {shard}, offset {offset}: found {found:#04x}, expected {expected:#04x}{} (--seed {}, \
              check {})",
-            if *found == POISON { ", as if it was never written" } else { "" },
+            if *found == UNWRITTEN { ", as if it was never written" } else { "" },
             data.seed,
             data.round
         )
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_right_output_passes_at_every_odd_size() {
+    fn a_correct_output_passes_at_odd_sizes() {
         let data = TestData { seed: 1, size: 2, round: 3 };
         for shard_bytes in [0, 1, 7, 8, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1] {
             for ranks in [1, 2, 5] {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_bit_anywhere_is_found_and_placed() {
+    fn one_wrong_bit_is_detected_at_its_offset() {
         let data = TestData { seed: 9, size: 0, round: 0 };
         let mut rng = Rng::with_seed(4);
         for _ in 0..200 {
@@ -193,12 +193,12 @@ mod tests {
     }
 
     #[test]
-    fn a_mismatch_says_where_and_whether_anything_was_written() {
+    fn a_mismatch_has_its_offset_and_shows_unwritten_bytes() {
         let data = TestData { seed: 7, size: 0, round: 1 };
         let mut output = gathered(data, 2, 32);
         output[40] = 0x11;
         insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 8: found 0x11, expected 0x3c (--seed 7, check 1)");
-        poison(&mut output[32..]);
+        overwrite(&mut output[32..]);
         insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 0: found 0xa5, expected 0xb9, as if it was never written (--seed 7, check 1)");
     }
 }

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn all_well_is_no_failure() {
+    fn success_of_all_ranks_is_no_failure() {
         assert_eq!(outcome(&[(1, 0), (0, 0), (3, 0), (2, 0)], false).result("x"), Ok(()));
     }
 
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_failure_is_named_and_who_had_to_be_killed() {
+    fn the_first_failure_and_the_killed_ranks_are_named() {
         let outcome = outcome(&[(3, 0), (2, EXIT_1)], true);
         insta::assert_snapshot!(outcome.result("checking 4 KiB").unwrap_err(), @"
         error: rank 2 failed with exit status 1; last activity: checking 4 KiB; ranks 0, 1 did not end in time and were killed

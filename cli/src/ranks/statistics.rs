@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_take_turns_need_the_time_from_first_to_last() {
+    fn ranks_on_shared_cores_need_the_time_from_first_to_last() {
         let ranks = [intervals([(0, 4), (10, 19)]), intervals([(4, 8), (12, 14)])];
         assert_eq!(span_of_each(&ranks), times([8, 9]));
         assert_eq!(span_of_each(&[]), []);

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_a_line_and_is_read_back() {
+    fn a_row_is_one_json_line_and_can_be_parsed() {
         let mut lines = JsonLines { writer: Vec::new(), name: "memory".into(), is_stdout: false };
         let rows = [
             row(1 << 20, Duration::from_micros(125), None),

@@ -128,7 +128,7 @@ fn baselines(rows: &[Row]) -> Option<String> {
         "copy engines" => "copy engines µs",
         _ => "default µs",
     }));
-    header.extend(["× best", "× copy engines", "best's host µs"]);
+    header.extend(["× best", "× copy engines", "host µs of best"]);
     text += &aligned(header, rows.iter().map(baseline_cells), &[]);
     for rival in &first.rivals {
         if let Some(why) = &rival.missing {
@@ -182,19 +182,17 @@ fn overlap(rows: &[Row]) -> Option<String> {
     }
     let header = vec![
         "total",
-        "gathers of",
+        "library",
         "GEMM alone µs",
         "together µs",
         "× alone",
-        "gather alone µs",
+        "all-gather alone µs",
         "together µs",
         "× alone",
     ];
     let table = aligned(header, cells.into_iter(), &[1]);
     let note = if partial { "\n* one side ended before the other was timed" } else { "" };
-    Some(format!(
-        "together with a GEMM, bf16, 8192 × 8192 × 8192; at the same time\n\n{table}{note}"
-    ))
+    Some(format!("all-gathers together with a GEMM, bf16, 8192 × 8192 × 8192\n\n{table}{note}"))
 }
 
 /// Returns one line for each algorithm at the largest size that has several lanes or fallbacks, or
@@ -251,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_and_predictions_are_shown_where_there_are_any() {
+    fn chunk_and_prediction_columns_appear_on_demand() {
         let mut rows = [
             row(1 << 20, Duration::from_micros(125), None),
             row(1 << 20, Duration::from_micros(500), None),
@@ -294,7 +292,7 @@ mod tests {
         row.rivals = vec![
             Baseline::timed("default", time(186), time(150), time(5), 270.0),
             Baseline::timed("symmetric", time(156), time(150), time(4), 324.0),
-            Baseline::missing("copy engines", "it wants CUDA 12.5"),
+            Baseline::missing("copy engines", "it needs CUDA 12.5"),
         ];
         row.rivals_version = Some("2.28.9 (libnccl.so.2)".into());
         row.beside = vec![Overlap {
@@ -320,26 +318,26 @@ mod tests {
 
         NCCL 2.28.9 (libnccl.so.2), timed in turn with Peerlane; × is its time divided by Peerlane's
 
-          total   ours µs   default µs   symmetric µs   copy engines µs   × best   × copy engines   best's host µs
-        ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-         64 MiB     150.0        186.0          156.0               n/a     1.04              n/a              4.0
-        NCCL copy engines: n/a, it wants CUDA 12.5
+          total   Peerlane µs   default µs   symmetric µs   copy engines µs   × best   × copy engines   host µs of best
+        ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+         64 MiB         150.0        186.0          156.0               n/a     1.04              n/a               4.0
+        NCCL copy engines: n/a, it needs CUDA 12.5
 
-        together with a GEMM, bf16, 8192 × 8192 × 8192; at the same time
+        all-gathers together with a GEMM, bf16, 8192 × 8192 × 8192
 
-          total   gathers of   GEMM alone µs   together µs   × alone   gather alone µs   together µs   × alone
-        ───────────────────────────────────────────────────────────────────────────────────────────────────
-         64 MiB   peerlane            1600.0      1664.0     1.040             150.0       153.0   1.020 *
+          total   library    GEMM alone µs   together µs   × alone   all-gather alone µs   together µs   × alone
+        ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+         64 MiB   peerlane          1600.0        1664.0     1.040                 150.0         153.0   1.020 *
         * one side ended before the other was timed
         ");
         assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
     }
 
     #[test]
-    fn json_has_all_and_is_read_back() {
+    fn json_has_all_fields_and_can_be_parsed() {
         let row = measured();
         let json = serde_json::to_string(&row).unwrap();
-        insta::assert_snapshot!(json, @r#"{"backend":"cuda","ranks":4,"nodes":"1x4","algorithm":"direct","parts":1,"engine":"cuda","dtype":"u8","in_place":false,"outputs":1,"total_bytes":67108864,"shard_bytes":16777216,"iterations":20,"median_us":150.0,"p99_us":225.0,"max_us":300.0,"algbw_gbs":447.39242666666667,"busbw_gbs":335.54431999999997,"checked":true,"limit_us":129.0,"limit_share":0.86,"host_us":6.25,"starts_in_a_row":50,"captured":false,"own_copy":"local","rivals_version":"2.28.9 (libnccl.so.2)","rivals":[{"path":"default","rival_us":186.0,"rival_host_us":5.0,"rival_busbw_gbs":270.0,"rival_ratio":1.24},{"path":"symmetric","rival_us":156.0,"rival_host_us":4.0,"rival_busbw_gbs":324.0,"rival_ratio":1.04},{"path":"copy engines","missing":"it wants CUDA 12.5"}],"together":[{"path":"peerlane","compute_alone_us":1600.0,"compute_us":1664.0,"compute_ratio":1.04,"gather_alone_us":150.0,"gather_us":153.0,"gather_ratio":1.02,"overlapped":false}],"lanes":[],"tiers":[],"fallbacks":[]}"#);
+        insta::assert_snapshot!(json, @r#"{"backend":"cuda","ranks":4,"nodes":"1x4","algorithm":"direct","parts":1,"engine":"cuda","dtype":"u8","in_place":false,"outputs":1,"total_bytes":67108864,"shard_bytes":16777216,"iterations":20,"median_us":150.0,"p99_us":225.0,"max_us":300.0,"algbw_gbs":447.39242666666667,"busbw_gbs":335.54431999999997,"checked":true,"limit_us":129.0,"limit_share":0.86,"host_us":6.25,"starts_in_a_row":50,"captured":false,"own_copy":"local","rivals_version":"2.28.9 (libnccl.so.2)","rivals":[{"path":"default","rival_us":186.0,"rival_host_us":5.0,"rival_busbw_gbs":270.0,"rival_ratio":1.24},{"path":"symmetric","rival_us":156.0,"rival_host_us":4.0,"rival_busbw_gbs":324.0,"rival_ratio":1.04},{"path":"copy engines","missing":"it needs CUDA 12.5"}],"beside":[{"path":"peerlane","compute_alone_us":1600.0,"compute_us":1664.0,"compute_ratio":1.04,"gather_alone_us":150.0,"gather_us":153.0,"gather_ratio":1.02,"overlapped":false}],"lanes":[],"tiers":[],"fallbacks":[]}"#);
         assert_eq!(serde_json::from_str::<Row>(&json).unwrap(), row);
     }
 
@@ -369,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_size_is_told() {
+    fn lanes_are_printed_for_the_largest_size() {
         let rows = [row(1 << 20, Duration::from_millis(1), None), hierarchical()];
         insta::assert_snapshot!(lanes(&rows, false), @"
 
@@ -378,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn one_lane_is_told_only_if_asked_for() {
+    fn a_single_lane_is_printed_only_on_request() {
         let rows = [row(1 << 20, Duration::from_millis(1), None)];
         assert_eq!(lanes(&rows, false), "");
         assert_eq!(lanes(&rows, true), "\ndirect, chunks 1, rank 0: \n");

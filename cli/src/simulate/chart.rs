@@ -90,8 +90,8 @@ fn bars(simulation: &Simulation) -> Vec<Bar> {
             if !drawn {
                 continue;
             }
-            let from = place(slice.begin_ps, simulation.end_ps());
-            let to = place(slice.end_ps, simulation.end_ps()).max(from + 1);
+            let from = x_of(slice.begin_ps, simulation.end_ps());
+            let to = x_of(slice.end_ps, simulation.end_ps()).max(from + 1);
             let row = slice.rank.index() * lanes + slice.lane.index();
             match bars.last_mut() {
                 Some(last)
@@ -125,7 +125,7 @@ fn top(row: usize, lanes: usize) -> i32 {
 }
 
 /// Returns the horizontal position of a time.
-fn place(picoseconds: u64, end: u64) -> i32 {
+fn x_of(picoseconds: u64, end: u64) -> i32 {
     let width = u128::from((WIDTH - NAMES - RIGHT).unsigned_abs());
     NAMES + (u128::from(picoseconds) * width / u128::from(end.max(1))) as i32
 }
@@ -133,7 +133,7 @@ fn place(picoseconds: u64, end: u64) -> i32 {
 fn time_axis(area: &Area<'_>, end: u64, bottom: i32) -> Drawn {
     for tick in 0..=TICKS {
         let time = (u128::from(end) * u128::from(tick) / u128::from(TICKS)) as u64;
-        let x = place(time, end);
+        let x = x_of(time, end);
         area.draw(&PathElement::new([(x, TOP - 4), (x, bottom)], BLACK.mix(0.12)))?;
         let microseconds = time as f64 / 1e6;
         let decimals = if end < 100_000_000 { 1 } else { 0 };
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_draw_is_drawn() {
+    fn an_empty_simulation_is_drawn() {
         let links = Links::default();
         let mut empty = simulation(&links);
         empty.slices.clear();

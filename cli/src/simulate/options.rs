@@ -161,8 +161,8 @@ impl Options {
 
     /// Returns the ranks whose steps are recorded.
     pub(super) fn shown(&self, ranks: usize) -> Vec<Rank> {
-        let wanted = self.svg.is_some() || self.trace.is_some();
-        Rank::all(if wanted { self.show.min(ranks) } else { 0 }).collect()
+        let is_recorded = self.svg.is_some() || self.trace.is_some();
+        Rank::all(if is_recorded { self.show.min(ranks) } else { 0 }).collect()
     }
 }
 

@@ -156,7 +156,7 @@ impl Report<'_> {
                 "utilisation_max": share.most,
             })
         });
-        let incast = |place: &str, incast: peerlane::simulate::Incast| json!({"into": place, "flows_max": incast.flows, "rank": incast.rank.0});
+        let incast = |target: &str, incast: peerlane::simulate::Incast| json!({"into": target, "flows_max": incast.flows, "rank": incast.rank.0});
         let [local, network] = simulation.incast;
         json!({
             "algorithm": algorithm,

@@ -1,4 +1,4 @@
-//! `peerlane simulate`.
+//! Tests `peerlane simulate`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::common::run;
 
-/// A file of this test.
+/// Returns the path of a file of a test.
 fn file(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
@@ -49,7 +49,7 @@ fn all_algorithms_are_compared() {
     assert_eq!(document["ranks"], 6);
     assert_eq!(runs.len(), 6);
     for run in runs {
-        // All shards to all others, wherever the bytes go.
+        // Every shard goes to every other rank, over either tier.
         let bytes = |way: usize| run["ways"][way]["bytes"].as_u64().unwrap();
         assert_eq!(bytes(1) + bytes(2), 6 * 5 * 65536, "{run}");
         assert_eq!(bytes(0), 6 * 65536, "{run}");
@@ -59,7 +59,7 @@ fn all_algorithms_are_compared() {
 }
 
 #[test]
-fn figures_of_links_and_late_ranks_count() {
+fn link_options_and_late_ranks_change_the_time() {
     let time = |words: &str| {
         let document = json(&format!("--nodes 2x2 --shard 64M --algorithm direct {words}"));
         document["runs"][0]["microseconds"].as_f64().unwrap()
@@ -79,7 +79,7 @@ fn figures_of_links_and_late_ranks_count() {
 }
 
 #[test]
-fn a_picture_and_a_trace_are_written() {
+fn a_chart_and_a_trace_are_written() {
     let (svg, trace) = (file("lanes.svg"), file("lanes.json"));
     let (svg_text, trace_text) = (svg.display(), trace.display());
     let ended =
@@ -95,7 +95,7 @@ fn a_picture_and_a_trace_are_written() {
 }
 
 #[test]
-fn what_cannot_be_simulated_says_why() {
+fn impossible_simulations_are_refused() {
     for (words, expected) in [
         ("--nodes 0", "number of nodes is 0, expected at least 1"),
         ("--nodes 2x4 --ranks-per-node 2", "remove --ranks-per-node 2"),

@@ -1,9 +1,9 @@
-//! What the program says to a command line that cannot be, and to a machine that cannot do it.
+//! Tests the error texts for wrong command lines and for machines that lack something.
 
 use crate::common::run;
 
 #[test]
-fn wrong_options_are_usage_errors_that_say_what_is_right() {
+fn wrong_options_are_usage_errors_with_the_valid_values() {
     for (line, expected) in [
         ("allgather --ranks 0", "expected a number of ranks from 1 to 4096"),
         ("allgather --max-bytes 1KB", "unknown suffix KB"),
@@ -68,7 +68,7 @@ fn wrong_options_are_usage_errors_that_say_what_is_right() {
 }
 
 #[test]
-fn absent_backends_answer_in_their_own_words() {
+fn missing_backends_are_refused_with_advice() {
     for backend in ["cuda", "rocm", "rdma"] {
         let ended = run(&format!("allgather --backend {backend}"));
         assert!(ended.error(1).contains("peerlane doctor"), "{ended:?}");
@@ -77,7 +77,7 @@ fn absent_backends_answer_in_their_own_words() {
 }
 
 #[test]
-fn too_little_memory_is_said_before_anything_runs() {
+fn too_little_memory_is_refused_before_the_run() {
     let ended = run("allgather --ranks 4 --min-bytes 1K --max-bytes 1048576G --factor 1024");
     let error = ended.error(1);
     assert!(error.contains("the largest size needs"), "{error}");
@@ -128,18 +128,18 @@ fn the_help_names_every_option() {
     --own-copy <HOW>
     --engine <KIND>
     --strict
-    --bind <HOW>
     --dtype <DTYPE>
-    --timeout <SECONDS>
-    --seed <NUMBER>
     --limit
     --graph
     --vs <LIBRARY>
     --nccl <PATH>
     --beside <COMPUTE>
     --cublas <PATH>
-    --json <FILE>
     --plot <FILE.svg>
     --trace <FILE.json>
+    --bind <HOW>
+    --timeout <SECONDS>
+    --seed <NUMBER>
+    --json <FILE>
     ");
 }

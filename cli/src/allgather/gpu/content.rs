@@ -6,7 +6,7 @@ use std::thread;
 use super::device::{Gpu, Span};
 use crate::error::{Failure, Result};
 use crate::ranks::comm::Comm;
-use crate::ranks::data::{Mismatch, POISON, Shard, TestData};
+use crate::ranks::data::{Mismatch, Shard, TestData, UNWRITTEN};
 
 /// Bytes of a chunk, a multiple of the pieces of the test data.
 const CHUNK_BYTES: u64 = 32 << 20;
@@ -35,12 +35,12 @@ pub(super) fn fill(
 }
 
 /// Overwrites outputs with a known byte.
-pub(super) fn poison(gpu: &Gpu, outputs: &[Vec<Span>]) -> Result<()> {
+pub(super) fn overwrite(gpu: &Gpu, outputs: &[Vec<Span>]) -> Result<()> {
     let stream = gpu.stream()?;
     for shard in outputs.iter().flatten().filter(|shard| shard.bytes > 0) {
-        gpu.set(&stream, *shard, POISON)?;
+        gpu.set(&stream, *shard, UNWRITTEN)?;
     }
-    gpu.finish(&stream, "to poison the output")
+    gpu.finish(&stream, "to overwrite the output")
 }
 
 /// Compares the shards of an output with several threads.
@@ -78,11 +78,11 @@ fn compare_shard(
 ) -> Result<std::result::Result<(), Mismatch>> {
     let stream = gpu.stream()?;
     let mut scratch = vec![0; Shard::PIECE_BYTES];
-    let mut seen = Vec::new();
+    let mut found = Vec::new();
     for chunk in chunks(shard) {
-        seen.resize(chunk.bytes as usize, 0);
-        seen = gpu.download(&stream, chunk.address, seen)?;
-        if let Err(wrong) = expected.compare(&seen, &mut scratch) {
+        found.resize(chunk.bytes as usize, 0);
+        found = gpu.download(&stream, chunk.address, found)?;
+        if let Err(wrong) = expected.compare(&found, &mut scratch) {
             return Ok(Err(wrong));
         }
     }

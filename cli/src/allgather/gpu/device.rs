@@ -153,7 +153,7 @@ impl Gpu {
     pub(super) fn wait(&self, event: &Event, what: &str) -> Result<()> {
         self.enter()?;
         let deadline = Deadline::after(self.timeout);
-        let begun = Instant::now();
+        let started_at = Instant::now();
         // SAFETY: the event is borrowed, so it is not destroyed.
         while !self.check(what, unsafe { self.driver.is_complete(event.raw) })? {
             if deadline.has_passed() {
@@ -162,7 +162,7 @@ impl Gpu {
                 return Err(Failure::failed(text)
                     .with_advice("check whether all ranks run; raise --timeout if they are slow"));
             }
-            if begun.elapsed() < SPIN {
+            if started_at.elapsed() < SPIN {
                 std::thread::yield_now();
             } else {
                 std::thread::sleep(NAP);

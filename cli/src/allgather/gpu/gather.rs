@@ -13,7 +13,7 @@ use crate::error::Result;
 
 /// A prepared all-gather and the stream on which it starts.
 struct PeerlaneGather<T> {
-    gather: AllGather<T>,
+    operation: AllGather<T>,
     stream: StreamArg,
     /// Keeps the raw stream valid.
     kept: Rc<Stream>,
@@ -40,23 +40,23 @@ pub(super) fn prepare<F: Fabric>(
     variant: Variant,
 ) -> Result<Prepared> {
     with_dtype!(setup.options.dtype, T => {
-        let gather: AllGather<T> = setup.prepare(group, shard_length, variant)?;
-        let report = gather.report().clone();
-        let input = input(&gather, group.rank(), setup.options.in_place)?;
+        let operation: AllGather<T> = setup.prepare(group, shard_length, variant)?;
+        let report = operation.report().clone();
+        let input = input(&operation, group.rank(), setup.options.in_place)?;
         let (stream, kept) = (StreamArg::of(stream), Rc::clone(stream));
-        let ours = PeerlaneGather { gather, stream, kept, ranks: group.ranks() };
+        let ours = PeerlaneGather { operation, stream, kept, ranks: group.ranks() };
         Ok(Prepared { implementation: Box::new(ours), report, input })
     })
 }
 
 /// Returns the pieces of this rank's shard, one per tensor.
-fn input<T: Element>(gather: &AllGather<T>, rank: Rank, in_place: bool) -> Result<Vec<Span>> {
-    let tensors = 0..gather.report().tensors;
-    let pieces = tensors.map(|tensor| Ok(span(gather.piece_place(tensor, rank)?)));
+fn input<T: Element>(operation: &AllGather<T>, rank: Rank, in_place: bool) -> Result<Vec<Span>> {
+    let tensors = 0..operation.report().tensors;
+    let pieces = tensors.map(|tensor| Ok(span(operation.piece_place(tensor, rank)?)));
     let mut pieces = pieces.collect::<Result<Vec<_>>>()?;
     if !in_place {
         // In the input, the pieces have the lengths of the output and follow one another.
-        let mut address = span(gather.input_place()).address;
+        let mut address = span(operation.input_place()).address;
         for piece in &mut pieces {
             piece.address = address;
             address += piece.bytes;
@@ -71,25 +71,25 @@ impl<T: Element> Implementation for PeerlaneGather<T> {
     }
 
     fn start(&mut self) -> Result<()> {
-        if self.gather.report().takes_streams() {
-            self.stream.start(&mut self.gather)
+        if self.operation.report().takes_streams() {
+            self.stream.start(&mut self.operation)
         } else {
-            Ok(self.gather.run()?)
+            Ok(self.operation.run()?)
         }
     }
 
     fn fork(&mut self) -> Result<()> {
-        if self.gather.report().takes_streams() {
+        if self.operation.report().takes_streams() {
             return Ok(());
         }
         self.kept.gpu().finish(&self.kept, "the work before starts from the host")
     }
 
     fn output(&self) -> Result<Vec<Span>> {
-        let tensors = 0..self.gather.report().tensors;
+        let tensors = 0..self.operation.report().tensors;
         let pieces =
             tensors.flat_map(|tensor| Rank::all(self.ranks).map(move |rank| (tensor, rank)));
-        pieces.map(|(tensor, rank)| Ok(span(self.gather.piece_place(tensor, rank)?))).collect()
+        pieces.map(|(tensor, rank)| Ok(span(self.operation.piece_place(tensor, rank)?))).collect()
     }
 }
 
@@ -123,13 +123,13 @@ impl StreamArg {
     pub(super) fn start_behind<T: Element>(
         &self,
         stream: &Stream,
-        gather: &mut AllGather<T>,
+        operation: &mut AllGather<T>,
     ) -> Result<()> {
-        if gather.report().takes_streams() {
-            return self.start(gather);
+        if operation.report().takes_streams() {
+            return self.start(operation);
         }
         stream.gpu().finish(stream, "the work before a start")?;
-        Ok(gather.run()?)
+        Ok(operation.run()?)
     }
 
     /// Enqueues a start on the stream. The lease on the result can end at once: nothing on the
@@ -138,10 +138,10 @@ impl StreamArg {
     ///
     /// # Errors
     /// If the start fails.
-    pub(super) fn start<T: Element>(&self, gather: &mut AllGather<T>) -> Result<()> {
+    pub(super) fn start<T: Element>(&self, operation: &mut AllGather<T>) -> Result<()> {
         match self {
-            Self::Cuda(stream) => drop(gather.start_on(stream)?),
-            Self::Rocm(stream) => drop(gather.start_on(stream)?),
+            Self::Cuda(stream) => drop(operation.start_on(stream)?),
+            Self::Rocm(stream) => drop(operation.start_on(stream)?),
         }
         Ok(())
     }

@@ -63,14 +63,14 @@ impl LimitBuffers {
     /// Returns the ways to copy that may be the fastest: one stream, and sets of two streams up to
     /// one per peer. There are never more copies at once than copy engines, because that is far
     /// slower.
-    pub(super) fn ways<'a>(
+    pub(super) fn schemes<'a>(
         &'a self,
         (own_offset, shard_bytes): (u64, u64),
         timing: &Rc<Stream>,
     ) -> Vec<(Box<dyn Implementation + 'a>, Span)> {
         let most = self.streams.len() / SETS;
         let sets = (2..=most).flat_map(|count| (0..SETS).map(move |set| (count, set)));
-        let way = |(count, set): (usize, usize)| {
+        let scheme = |(count, set): (usize, usize)| {
             // Adjacent streams, every second stream, or every third stream.
             let streams = (0..count).map(|index| Rc::clone(&self.streams[index * (set + 1)]));
             let (streams, timing) = (streams.collect(), Rc::clone(timing));
@@ -79,7 +79,7 @@ impl LimitBuffers {
             let input = Span { bytes: shard_bytes, ..self.input.span() };
             (Box::new(copies) as Box<dyn Implementation + 'a>, input)
         };
-        std::iter::once((most.min(1), 0)).chain(sets).map(way).collect()
+        std::iter::once((most.min(1), 0)).chain(sets).map(scheme).collect()
     }
 
     /// Closes the memory of the peers when all ranks are done. Collective.

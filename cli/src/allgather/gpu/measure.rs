@@ -41,7 +41,7 @@ pub(super) struct GpuMeasurement<'a, F: Fabric> {
     pub(super) timer: StreamTimer,
     /// The limit of each size, if it was measured.
     pub(super) limits: Vec<Duration>,
-    pub(super) rivals: Option<Baselines>,
+    pub(super) baselines: Option<Baselines>,
     pub(super) compute: Option<Compute>,
     pub(super) group: Group<F>,
 }
@@ -75,7 +75,7 @@ impl<F: Fabric> GpuMeasurement<'_, F> {
         let doing = |activity| ProgressEvent::Activity { activity, total_bytes };
 
         self.report_event(doing(Activity::Check))?;
-        let Self { setup, comm, timer, rivals, compute, sink, group, .. } = self;
+        let Self { setup, comm, timer, baselines, compute, sink, group, .. } = self;
         let (options, gpu, stream) = (setup.options, timer.gpu.clone(), Rc::clone(&timer.stream));
         let mut report_event = |event| if rank.0 == 0 { sink(event) } else { Ok(()) };
         let (mut candidates, mut reports) = (Vec::new(), Vec::new());
@@ -87,7 +87,7 @@ impl<F: Fabric> GpuMeasurement<'_, F> {
             candidates.push(Candidate::open(implementation, &gpu, &stream, memory, options.graph)?);
             reports.push(prepared.report);
         }
-        for path in rivals.iter().flat_map(|rivals| rivals.paths()) {
+        for path in baselines.iter().flat_map(|baselines| baselines.paths()) {
             if let Some((implementation, input)) = path.at(own.1, comm, options.in_place, &stream) {
                 let memory = (vec![input], 1);
                 let open = || Candidate::open(implementation, &gpu, &stream, memory, options.graph);
@@ -123,10 +123,11 @@ impl<F: Fabric> GpuMeasurement<'_, F> {
         for (index, report) in reports.iter().enumerate() {
             let predicted = setup.predicted(report);
             let mut row = row(setup, report, times[index], (limit, predicted), starts);
-            if let Some(rivals) = rivals {
-                let rivals_times = &times[reports.len()..];
-                row.rivals = compare(rivals, times[index], rivals_times, row.total_bytes, ranks);
-                row.rivals_version = Some(rivals.version().to_owned());
+            if let Some(baselines) = baselines {
+                let baseline_times = &times[reports.len()..];
+                row.rivals =
+                    compare(baselines, times[index], baseline_times, row.total_bytes, ranks);
+                row.rivals_version = Some(baselines.version().to_owned());
             }
             row.beside = own_overlaps.get(index).cloned().into_iter().collect();
             if index == 0 {
@@ -187,18 +188,19 @@ pub(super) fn limits(
     let (gpu, stream) = (timer.gpu.clone(), Rc::clone(&timer.stream));
     let limit = |&length: &u64| {
         let own = setup.own_bytes(length, comm.rank());
-        let open = |(way, input)| Candidate::open(way, &gpu, &stream, (vec![input], 1), false);
-        let ways = buffers.ways(own, &stream).into_iter().map(open);
-        let mut ways = ways.collect::<Result<Vec<_>>>()?;
+        let open =
+            |(scheme, input)| Candidate::open(scheme, &gpu, &stream, (vec![input], 1), false);
+        let schemes = buffers.schemes(own, &stream).into_iter().map(open);
+        let mut schemes = schemes.collect::<Result<Vec<_>>>()?;
         let total_bytes = setup.shard_bytes(length).iter().sum();
         let in_a_row = counts(setup.options, total_bytes);
         let warmup = in_a_row.warmup.max(1);
         let aligned = |timed| StartCounts { warmup, timed, aligned: true };
         let mut fastest = Duration::MAX;
         for counts in [in_a_row, aligned(1), aligned(4)] {
-            let measure = |way: &mut Candidate<'_>| Ok(vec![timer.time_starts(way, counts)?]);
-            let times = repetitions(comm, &mut ways, measure)?;
-            fastest = times.iter().map(|way| way[0].median).fold(fastest, Duration::min);
+            let measure = |scheme: &mut Candidate<'_>| Ok(vec![timer.time_starts(scheme, counts)?]);
+            let times = repetitions(comm, &mut schemes, measure)?;
+            fastest = times.iter().map(|scheme| scheme[0].median).fold(fastest, Duration::min);
         }
         Ok(fastest)
     };
@@ -266,7 +268,7 @@ fn row(
 
 /// Returns the comparison with all paths of NCCL; `times` are those of the available paths.
 fn compare(
-    rivals: &Baselines,
+    baselines: &Baselines,
     ours: Times,
     times: &[Times],
     total_bytes: u64,
@@ -274,7 +276,7 @@ fn compare(
 ) -> Vec<Baseline> {
     let ours = ours.device.median;
     let mut times = times.iter();
-    let rival = |path: &super::baselines::NcclPath| match path.refusal() {
+    let baseline = |path: &super::baselines::NcclPath| match path.refusal() {
         Some(why) => Baseline::missing(path.name, why),
         None => times.next().map_or_else(
             || Baseline::missing(path.name, "it was not timed"),
@@ -285,5 +287,5 @@ fn compare(
             },
         ),
     };
-    rivals.paths().iter().map(rival).collect()
+    baselines.paths().iter().map(baseline).collect()
 }

@@ -98,13 +98,13 @@ fn measure<F: Fabric + 'static>(
         limits = measure::limits(&setup, &comm, &mut timer, &buffers, &lengths)?;
         buffers.close(&comm)?;
     }
-    let rivals = match options.vs {
+    let baselines = match options.vs {
         None => None,
         Some(_) => Some(Baselines::open(options, &comm, &gpu, shard_bytes)?),
     };
     let compute = options.beside.map(|_| Compute::open(options, &gpu)).transpose()?;
     let mut measurement =
-        GpuMeasurement { setup, seed, comm, sink, timer, limits, rivals, compute, group };
+        GpuMeasurement { setup, seed, comm, sink, timer, limits, baselines, compute, group };
     measurement.report_event(ProgressEvent::Begin {
         rows: lengths.len() * measurement.setup.algorithms().len(),
     })?;
@@ -114,10 +114,10 @@ fn measure<F: Fabric + 'static>(
     if let Some(length) = lengths.last().filter(|_| options.trace.is_some()) {
         measurement.trace(*length)?;
     }
-    let GpuMeasurement { timer, rivals, compute, group, .. } = measurement;
+    let GpuMeasurement { timer, baselines, compute, group, .. } = measurement;
     drop((timer, compute));
-    if let Some(rivals) = rivals {
-        rivals.close()?;
+    if let Some(baselines) = baselines {
+        baselines.close()?;
     }
     Ok(group.close()?)
 }
@@ -125,15 +125,15 @@ fn measure<F: Fabric + 'static>(
 /// Checks that the largest size fits into the free memory of this GPU.
 fn need(setup: &Setup<'_>, (shard_bytes, output): (u64, u64), gpu: &Gpu) -> Result<()> {
     let options = setup.options;
-    let gathers = setup.algorithms().len() as u64;
+    let operations = setup.algorithms().len() as u64;
     let pair = output.saturating_add(shard_bytes);
-    let pairs = gathers + u64::from(options.limit) + if options.vs.is_some() { 3 } else { 0 };
-    let outputs = gathers * u64::from(options.outputs.unwrap_or(2).saturating_sub(1));
-    let beside = if options.beside.is_some() { overlap::MEMORY_BYTES } else { 0 };
+    let pairs = operations + u64::from(options.limit) + if options.vs.is_some() { 3 } else { 0 };
+    let outputs = operations * u64::from(options.outputs.unwrap_or(2).saturating_sub(1));
+    let compute = if options.beside.is_some() { overlap::MEMORY_BYTES } else { 0 };
     let required = pair
         .saturating_mul(pairs)
         .saturating_add(output.saturating_mul(outputs))
-        .saturating_add(beside);
+        .saturating_add(compute);
     let free = gpu.free_bytes()?;
     if required <= free {
         return Ok(());

@@ -117,8 +117,8 @@ impl Compute {
 
     /// Runs products until the GPU has its sustained clock rate.
     fn warm_up(&self) -> Result<()> {
-        let begun = Instant::now();
-        while begun.elapsed() < WARM_UP {
+        let started_at = Instant::now();
+        while started_at.elapsed() < WARM_UP {
             self.enqueue(TIMED)?;
             let end = self.mark()?;
             self.gpu.wait(&end, "matrix products")?;

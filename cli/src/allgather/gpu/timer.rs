@@ -87,9 +87,9 @@ impl StreamTimer {
     pub(super) fn host_time(&mut self, candidate: &mut Candidate<'_>) -> Result<Duration> {
         let starts = candidate.whole(HOST_STARTS);
         candidate.fork()?;
-        let begun = Instant::now();
+        let started_at = Instant::now();
         candidate.enqueue(starts)?;
-        let time = begun.elapsed();
+        let time = started_at.elapsed();
         candidate.join()?;
         self.record(&self.end)?;
         self.gpu.wait(&self.end, candidate.name())?;
