@@ -1,11 +1,12 @@
-//! Measures the hierarchical all-gather beside one in two phases, start by start: `cargo xtask bench
+//! Measures the hierarchical all-gather against an all-gather in two phases. `cargo xtask bench
 //! hierarchical` runs this and records it.
 //!
-//! 8 ranks on 2 virtual nodes, threads of one process, with throttled engines. In two phases the ranks of
-//! a rail gather between the nodes first, into the block of a rank in its node's output; then each node
-//! gathers these blocks in place. Neighbours in rank order are on different nodes, so that both end with
-//! the same bytes at the same places, and no byte is copied beside. All work on one output a rank.
-//! Prints a line of JSON: medians of the iterations, of the slowest rank of each.
+//! There are 8 ranks on 2 virtual nodes, as threads of one process, with throttled engines. In two
+//! phases, the ranks of a rail first gather between the nodes, into the block of a rank in its
+//! node's output. Then each node gathers these blocks in place. Neighbours in rank order are on
+//! different nodes, so both ways end with the same bytes at the same offsets, and no additional
+//! copy is needed. All operations of a rank use one output. The program prints one line of JSON
+//! with the medians of the iterations; the slowest rank counts in each iteration.
 
 use std::ptr::NonNull;
 use std::sync::Mutex;
@@ -22,31 +23,31 @@ use peerlane_layers::{ThrottleLayer, Wrapped};
 const NODES: usize = 2;
 const NODE_RANKS: usize = 4;
 const RANKS: usize = NODES * NODE_RANKS;
-/// What no rank sends.
+/// A byte that no rank sends.
 const POISON: u8 = 0xff;
 
 #[derive(Parser, Clone, Copy, Debug)]
 struct Options {
-    /// The shard of a rank
+    /// Shard of a rank in bytes
     #[arg(long)]
     shard_bytes: usize,
-    /// Parts of a shard
+    /// Chunks of a shard
     #[arg(long)]
     parts: u32,
-    /// What a rank sends between nodes at most
+    /// Limit of what a rank sends between nodes, in bytes per second
     #[arg(long)]
     network_bytes_per_second: f64,
-    /// What a rank sends inside its node at most
+    /// Limit of what a rank sends inside its node, in bytes per second
     #[arg(long)]
     local_bytes_per_second: f64,
-    /// How often everything is timed, in turns
+    /// Number of timed iterations
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     iterations: u32,
 }
 
-/// What is timed.
+/// The timed operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Variant {
     Between,
     Inside,
     TwoPhases,
@@ -54,7 +55,7 @@ enum Way {
     Hierarchical,
 }
 
-impl Way {
+impl Variant {
     const ALL: [Self; 5] =
         [Self::Between, Self::Inside, Self::TwoPhases, Self::OnePart, Self::Hierarchical];
 
@@ -75,8 +76,8 @@ impl Way {
 
 type Fabric = Wrapped<host::Fabric, ThrottleLayer>;
 
-/// The smaller groups that a rank is in.
-struct Seats {
+/// The smaller groups of a rank.
+struct SubGroups {
     rail: InProcess,
     node: InProcess,
 }
@@ -94,54 +95,59 @@ fn main() -> Result<(), Error> {
     let options = Options::parse();
     let mut rails = groups(NODE_RANKS, NODES)?;
     let mut nodes = groups(NODES, NODE_RANKS)?;
-    let seats: Vec<_> = (0..RANKS)
+    let sub_groups: Vec<_> = (0..RANKS)
         .map(|rank| {
             let (rail, node) = (&mut rails[rank / NODES], &mut nodes[rank % NODES]);
-            Mutex::new(rail.next().zip(node.next()).map(|(rail, node)| Seats { rail, node }))
+            Mutex::new(rail.next().zip(node.next()).map(|(rail, node)| SubGroups { rail, node }))
         })
         .collect();
     let times = in_process::run(RANKS, |whole| {
-        let seat = &seats[whole.rank().index()];
-        let seats = seat.lock().ok().and_then(|mut seats| seats.take());
-        measure(&options, whole, seats.expect("each rank takes its seats once"))
+        let sub_group = &sub_groups[whole.rank().index()];
+        let sub_groups = sub_group.lock().ok().and_then(|mut sub_groups| sub_groups.take());
+        measure(&options, whole, sub_groups.expect("each rank takes its groups once"))
     })?;
-    let fields = Way::ALL.iter().enumerate().map(|(index, way)| {
+    let fields = Variant::ALL.iter().enumerate().map(|(index, variant)| {
         let starts = (0..options.iterations as usize)
             .map(|start| times.iter().map(|rank| rank[index][start]).max().unwrap_or_default());
-        (way.name().to_owned(), median_us(starts.collect()).into())
+        (variant.name().to_owned(), median_us(starts.collect()).into())
     });
     println!("{}", serde_json::Value::Object(fields.collect()));
     Ok(())
 }
 
-/// The handles of `count` groups, in rank order.
+/// Returns the handles of `count` groups, in rank order.
 fn groups(count: usize, ranks: usize) -> Result<Vec<std::vec::IntoIter<InProcess>>, Error> {
     (0..count).map(|_| Ok(in_process::group(ranks)?.into_iter())).collect()
 }
 
-/// The middle of the times, the mean of the two middle ones if their number is even.
+/// Returns the median, which is the mean of the two middle times if their number is even.
 fn median_us(mut times: Vec<Duration>) -> f64 {
     times.sort_unstable();
     let last = times.len() - 1;
     (times[last / 2] + times[last.div_ceil(2)]).as_secs_f64() / 2.0 * 1e6
 }
 
-/// As one rank: the time of every start of every way.
-fn measure(options: &Options, whole: InProcess, seats: Seats) -> Result<Vec<Vec<Duration>>, Error> {
+/// Runs one rank; returns the time of every start of every variant.
+fn measure(
+    options: &Options,
+    whole: InProcess,
+    sub_groups: SubGroups,
+) -> Result<Vec<Vec<Duration>>, Error> {
     let number = whole.rank().index();
     let slow = |bytes_per_second| ThrottleLayer { bytes_per_second, delay: Duration::ZERO };
-    let near = slow(options.local_bytes_per_second);
-    let far = slow(options.network_bytes_per_second);
+    let local_throttle = slow(options.local_bytes_per_second);
+    let network_throttle = slow(options.network_bytes_per_second);
     let open = |bootstrap: &InProcess| host::Fabric::open(bootstrap.rank(), bootstrap.ranks());
     let nodes: Vec<u32> = (0..NODES as u32).cycle().take(RANKS).collect();
     let local = open(&whole)?;
-    let network = Wrapped::new(local.beside(host::Options::default())?, far);
+    let network = Wrapped::new(local.beside(host::Options::default())?, network_throttle);
     let whole_options = GroupOptions::default().topology(Topology::of_nodes(&nodes)?);
-    let mut whole = whole_options.open_tiers(whole, Wrapped::new(local, near), network)?;
-    let rail = Wrapped::new(open(&seats.rail)?, far);
-    let mut rail = Group::open(seats.rail, rail)?;
-    let node = Wrapped::new(open(&seats.node)?, near);
-    let mut node = Group::open(seats.node, node)?;
+    let mut whole =
+        whole_options.open_tiers(whole, Wrapped::new(local, local_throttle), network)?;
+    let rail = Wrapped::new(open(&sub_groups.rail)?, network_throttle);
+    let mut rail = Group::open(sub_groups.rail, rail)?;
+    let node = Wrapped::new(open(&sub_groups.node)?, local_throttle);
+    let mut node = Group::open(sub_groups.node, node)?;
 
     let (shard, block) = (options.shard_bytes, NODES * options.shard_bytes);
     let output = node.allocate::<u8>(RANKS * shard)?;
@@ -150,13 +156,13 @@ fn measure(options: &Options, whole: InProcess, seats: Seats) -> Result<Vec<Vec<
     let own_block = NonNull::new(own_block).expect("a block inside of a buffer");
     let inside = node.all_gather(block).in_place().algorithm(Algorithm::Direct).parts(1);
     let inside = inside.output(output).prepare()?;
-    // SAFETY: the memory is that of `inside`, which outlives all groups here but its own. Of the
-    // operations over it only one runs at a time, as all ranks meet before each.
+    // SAFETY: the memory belongs to `inside`, which outlives all other groups of this rank. Only one of
+    // the operations on it runs at a time, because all ranks pass a barrier before each start.
     let output = unsafe { rail.register_at::<u8>(own_block, block) }?;
     let between = rail.all_gather(shard).in_place().algorithm(Algorithm::Direct).parts(1);
     let between = between.output(output).prepare()?;
     let mut hierarchical = |parts| {
-        // SAFETY: as above.
+        // SAFETY: as for the rail group.
         let output = unsafe { whole.register_at::<u8>(all, RANKS * shard) }?;
         let gather = whole.all_gather(shard).in_place().algorithm(Algorithm::Hierarchical);
         gather.parts(parts).output(output).prepare()
@@ -175,39 +181,39 @@ fn measure(options: &Options, whole: InProcess, seats: Seats) -> Result<Vec<Vec<
 }
 
 impl Rank<'_> {
-    /// Times every way in turn; the turns before and after are checked instead.
+    /// Times every variant in turn; the first and the last iteration are checked instead of timed.
     fn time(&mut self, whole: &mut Group<Fabric>) -> Result<Vec<Vec<Duration>>, Error> {
-        let mut times = vec![Vec::new(); Way::ALL.len()];
+        let mut times = vec![Vec::new(); Variant::ALL.len()];
         let last = self.options.iterations + 1;
-        for turn in 0..=last {
-            let checked = turn == 0 || turn == last;
-            for (way, times) in Way::ALL.into_iter().zip(&mut times) {
-                if checked {
+        for iteration in 0..=last {
+            let is_checked = iteration == 0 || iteration == last;
+            for (variant, times) in Variant::ALL.into_iter().zip(&mut times) {
+                if is_checked {
                     self.poison()?;
                 }
                 whole.barrier()?;
                 let begin = Instant::now();
-                self.start(way)?;
+                self.start(variant)?;
                 let elapsed = begin.elapsed();
-                if !checked {
+                if !is_checked {
                     times.push(elapsed);
-                } else if way.is_whole() {
-                    self.check(way)?;
+                } else if variant.is_whole() {
+                    self.check(variant)?;
                 }
-                // Nobody poisons what another one still reads.
+                // The barrier keeps a rank from overwriting data that another rank still reads.
                 whole.barrier()?;
             }
         }
         Ok(times)
     }
 
-    fn start(&mut self, way: Way) -> Result<(), Error> {
-        match way {
-            Way::Between => self.between.run(),
-            Way::Inside => self.inside.run(),
-            Way::TwoPhases => self.between.run().and_then(|()| self.inside.run()),
-            Way::OnePart => self.one_part.run(),
-            Way::Hierarchical => self.hierarchical.run(),
+    fn start(&mut self, variant: Variant) -> Result<(), Error> {
+        match variant {
+            Variant::Between => self.between.run(),
+            Variant::Inside => self.inside.run(),
+            Variant::TwoPhases => self.between.run().and_then(|()| self.inside.run()),
+            Variant::OnePart => self.one_part.run(),
+            Variant::Hierarchical => self.hierarchical.run(),
         }
     }
 
@@ -219,13 +225,15 @@ impl Rank<'_> {
         Ok(())
     }
 
-    fn check(&mut self, way: Way) -> Result<(), Error> {
+    fn check(&mut self, variant: Variant) -> Result<(), Error> {
         let shards = self.inside.output()?.chunks(self.options.shard_bytes).enumerate();
         for (from, shard) in shards {
             let wrong = shard.iter().enumerate().find(|&(at, byte)| *byte != content(from, at));
             if let Some((at, byte)) = wrong {
-                let (rank, wanted) = (self.number, content(from, at));
-                panic!("{way:?}: rank {rank} has {byte} at {at} of shard {from}, wanted {wanted}");
+                let (rank, expected) = (self.number, content(from, at));
+                panic!(
+                    "{variant:?}: rank {rank} has {byte} at offset {at} of shard {from}, expected {expected}"
+                );
             }
         }
         Ok(())
@@ -236,7 +244,7 @@ fn fill(shard: &mut [u8], rank: usize) {
     shard.iter_mut().enumerate().for_each(|(at, byte)| *byte = content(rank, at));
 }
 
-/// Below [`POISON`], and of another rhythm than any power of two.
+/// Returns a test byte below [`POISON`], with a period that is not a power of two.
 fn content(rank: usize, at: usize) -> u8 {
     ((rank * 29 + at) % 251) as u8
 }

@@ -1,15 +1,14 @@
-//! What ends the program: a text for people, what to do about it, and the exit code.
+//! Errors that end the program: a text, advice and the exit code.
 
-use std::fmt;
-use std::io;
 use std::process::ExitCode;
+use std::{fmt, io};
 
 use peerlane::{Error, ErrorKind};
 
-/// The result of everything that can end the program.
+/// Result of every function whose error ends the program.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
-/// Why the program ends without having done what was asked.
+/// Describes why the program ends without the requested result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     text: String,
@@ -17,29 +16,30 @@ pub(crate) struct Failure {
     exit: Exit,
 }
 
-/// How the program ends.
+/// Kinds of program end with an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
-    /// The reader of our output went away (`peerlane … | head`): nothing is wrong, nothing is said.
+    /// The reader of stdout has closed the pipe (`peerlane … | head`): this is not an error, and
+    /// nothing is printed.
     Quiet,
-    /// Something failed.
+    /// An operation failed.
     Failed,
-    /// The command line asks for something that cannot be.
+    /// The command line is invalid for this machine or these ranks.
     Usage,
 }
 
 impl Failure {
-    /// Something failed.
+    /// Creates a failure of an operation.
     pub(crate) fn failed(text: impl Into<String>) -> Self {
         Self { text: text.into(), advice: None, exit: Exit::Failed }
     }
 
-    /// The command line asks for something that cannot be.
+    /// Creates a failure of the command line.
     pub(crate) fn usage(text: impl Into<String>) -> Self {
         Self { text: text.into(), advice: None, exit: Exit::Usage }
     }
 
-    /// Reading or writing `what` failed.
+    /// Creates the failure of reading or writing `what`. A broken pipe is quiet.
     pub(crate) fn io(what: impl fmt::Display, error: &io::Error) -> Self {
         let failure = Self::failed(format!("{what}: {error}"));
         match error.kind() {
@@ -48,7 +48,7 @@ impl Failure {
         }
     }
 
-    /// A backend refused something.
+    /// Creates the failure for an error of a backend.
     pub(crate) fn of_backend(error: impl peerlane::hal::Error) -> Self {
         Self::of_kind(error.kind(), error.to_string())
     }
@@ -57,19 +57,19 @@ impl Failure {
         Self { text, advice: advice(kind).map(str::to_owned), exit: Exit::Failed }
     }
 
-    /// The same, saying what to do about it.
+    /// Returns the failure with advice for the user.
     #[must_use]
     pub(crate) fn with_advice(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());
         self
     }
 
-    /// What happened, without the advice.
+    /// Returns the text without the advice.
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
 
-    /// The exit code: 0 ok, 1 failed, 2 usage.
+    /// Returns the exit code: 0 for a closed pipe, 1 for a failure, 2 for a wrong command line.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self.exit {
             Exit::Quiet => ExitCode::SUCCESS,
@@ -78,7 +78,7 @@ impl Failure {
         }
     }
 
-    /// Whether there is something to say.
+    /// Returns whether nothing is to be printed.
     pub(crate) fn is_quiet(&self) -> bool {
         self.exit == Exit::Quiet
     }
@@ -90,13 +90,13 @@ impl From<Error> for Failure {
     }
 }
 
-/// What usually helps, where the error's own text cannot know it.
+/// Returns general advice for a kind of error, for texts that cannot contain it.
 fn advice(kind: ErrorKind) -> Option<&'static str> {
     match kind {
         ErrorKind::OutOfMemory => Some("lower --max-bytes or --ranks"),
-        ErrorKind::PeerLost => Some("see what that rank said last; here nothing is wrong"),
+        ErrorKind::PeerLost => Some("see the last messages of that rank; this rank has no error"),
         ErrorKind::Timeout => {
-            Some("see whether that rank runs; raise --timeout if it is only slow")
+            Some("check whether that rank runs; raise --timeout if it is only slow")
         }
         ErrorKind::Mismatch => Some("start all ranks with the same program and the same options"),
         _ => None,
@@ -118,13 +118,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_says_what_and_what_to_do() {
-        let failure = Failure::failed("port 1 is in use").with_advice("take another");
-        assert_eq!(failure.to_string(), "error: port 1 is in use\n help: take another");
+    fn a_failure_prints_text_and_advice() {
+        let failure = Failure::failed("port 1 is in use").with_advice("use another port");
+        assert_eq!(failure.to_string(), "error: port 1 is in use\n help: use another port");
     }
 
     #[test]
-    fn a_closed_pipe_is_quiet() {
+    fn a_closed_pipe_is_a_quiet_failure() {
         let error = io::Error::from(io::ErrorKind::BrokenPipe);
         assert!(Failure::io("stdout", &error).is_quiet());
         assert!(!Failure::io("stdout", &io::Error::from(io::ErrorKind::NotFound)).is_quiet());

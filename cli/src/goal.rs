@@ -38,7 +38,7 @@ impl Goal {
         };
         if self.root != 0 {
             let text = format!("--root is {}, but an {collective} has no root", self.root);
-            return Err(Failure::usage(text).with_advice("leave it out, or use broadcast"));
+            return Err(Failure::usage(text).with_advice("remove the option, or use broadcast"));
         }
         Ok(collective)
     }

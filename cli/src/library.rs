@@ -1,8 +1,9 @@
-//! Libraries of others that a comparison needs, found when the program runs.
+//! Finds and loads libraries of vendors at run time, for comparisons.
 //!
-//! Looked for in this order, and the first that loads is taken: what the option names, and nothing
-//! else then; the folder that a variable names; the loader's own places; where Python packages and
-//! CUDA toolkits put them. The search reads some dozens of folders and starts no other program.
+//! The first library that loads is used, in this order: the value of the option, and then nothing
+//! else; the folder in an environment variable; the search path of the loader; the folders of
+//! Python packages and CUDA toolkits. The search reads a few dozen folders and starts no other
+//! program.
 
 use std::error::Error;
 use std::ffi::OsStr;
@@ -12,51 +13,51 @@ use libloading::Library;
 
 use crate::error::{Failure, Result};
 
-/// A library as people look for it.
+/// Search parameters of a library.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
-    /// Its name for people.
+pub(crate) struct LibrarySpec {
+    /// Name in messages.
     pub(crate) name: &'static str,
-    /// The option that names it.
+    /// Option that names the file or folder.
     pub(crate) option: &'static str,
-    /// Variables that name the folder of an installation.
+    /// Environment variables that name the folder of an installation.
     pub(crate) variables: &'static [&'static str],
-    /// File names, the newest first.
+    /// File names, newest version first.
     pub(crate) files: &'static [&'static str],
-    /// Its folders inside of the `site-packages` of a Python.
+    /// Folders inside `site-packages` of a Python installation.
     pub(crate) packages: &'static [&'static str],
-    /// What brings it.
+    /// How to install it.
     pub(crate) advice: &'static str,
 }
 
-/// A library that is loaded, and from where.
+/// A loaded library and its path.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct LoadedLibrary {
     pub(crate) library: Library,
-    pub(crate) place: String,
+    pub(crate) path: String,
 }
 
-/// Roots under which a Python or a toolkit may lie; the last segment of a pattern is a folder.
+/// Folders that may contain a Python installation or a toolkit, as patterns of folders.
 const ROOTS: [&str; 5] = ["/usr/local", "/usr", "/opt", "/opt/*", "/opt/*/.venv"];
-/// Below the home folder: packages without an environment, and environments.
+/// Folders below the home folder: packages without an environment, and environments.
 const AT_HOME: [&str; 2] = [".local", "*"];
-/// Below a root.
+/// Folders of Python packages below a root.
 const PYTHONS: [&str; 4] = [
     "lib/python3*/site-packages",
     "lib/python3*/dist-packages",
     "lib64/python3*/site-packages",
     "local/lib/python3*/dist-packages",
 ];
-/// Folders of toolkits and distributions.
+/// Folders of toolkits and Linux distributions.
 const FOLDERS: [&str; 4] =
     ["/usr/local/cuda/lib64", "/usr/local/cuda*/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
 
-impl Wanted {
+impl LibrarySpec {
     /// Loads the library; `given` is the value of its option.
     ///
     /// # Errors
-    /// If it is nowhere, or what was found cannot be loaded: what was tried.
-    pub(crate) fn open(&self, given: Option<&Path>) -> Result<Found> {
+    /// If no candidate can be loaded. The text contains the first refusal.
+    pub(crate) fn open(&self, given: Option<&Path>) -> Result<LoadedLibrary> {
         if let Some(given) = given {
             return self.open_given(given);
         }
@@ -64,19 +65,19 @@ impl Wanted {
         for candidate in self.candidates() {
             match load(&candidate) {
                 Ok(library) => {
-                    return Ok(Found { library, place: candidate.display().to_string() });
+                    return Ok(LoadedLibrary { library, path: candidate.display().to_string() });
                 }
                 Err(refusal) => refusals.push(refusal),
             }
         }
         let first = refusals.into_iter().next().unwrap_or_default();
-        Err(Failure::failed(format!("{} is not found: {first}", self.name)).with_advice(format!(
-            "name the file with {}, or install it: {}",
+        Err(Failure::failed(format!("{} was not found: {first}", self.name)).with_advice(format!(
+            "give the file with {}, or install it: {}",
             self.option, self.advice
         )))
     }
 
-    fn open_given(&self, given: &Path) -> Result<Found> {
+    fn open_given(&self, given: &Path) -> Result<LoadedLibrary> {
         let tried: Vec<PathBuf> = if given.is_dir() {
             self.files.iter().map(|file| given.join(file)).collect()
         } else {
@@ -86,17 +87,17 @@ impl Wanted {
         for candidate in tried {
             match load(&candidate) {
                 Ok(library) => {
-                    return Ok(Found { library, place: candidate.display().to_string() });
+                    return Ok(LoadedLibrary { library, path: candidate.display().to_string() });
                 }
                 Err(why) => refusal = why,
             }
         }
         let (option, given) = (self.option, given.display());
         Err(Failure::failed(format!("{option} {given} cannot be loaded: {refusal}"))
-            .with_advice(format!("{option} takes {} or its folder", self.files[0])))
+            .with_advice(format!("{option} takes the file {} or its folder", self.files[0])))
     }
 
-    /// Existing files, and bare names for the loader.
+    /// Returns the existing files, and the bare names that the loader searches.
     fn candidates(&self) -> Vec<PathBuf> {
         let named = self.variables.iter().filter_map(std::env::var_os).map(PathBuf::from);
         let named = named.flat_map(|home| [home.join("lib"), home.join("lib64"), home]);
@@ -125,7 +126,7 @@ impl Wanted {
     }
 }
 
-/// The installations whose `python3` this environment would run.
+/// Returns the installations of each `python3` in `PATH`.
 fn pythons_of_path() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).filter(|folder| folder.join("python3").exists());
@@ -133,16 +134,16 @@ fn pythons_of_path() -> Vec<PathBuf> {
 }
 
 fn load(path: &Path) -> std::result::Result<Library, String> {
-    // SAFETY: loading runs the library's initialisers; these are vendor libraries made to be loaded
-    // into any process, and the person at the command line chose or installed them.
+    // SAFETY: loading runs the initialisers of the library. The candidates are vendor libraries that
+    // are made to be loaded into any process, and the user installed or named them.
     unsafe { Library::new(path) }.map_err(|error| {
-        // The loader's own words are one step down.
+        // The text of the loader is the source of this error.
         error.source().map_or_else(|| error.to_string(), ToString::to_string)
     })
 }
 
-/// The folders below `root` that `pattern` matches, those with the highest names first; a segment
-/// may hold one `*`.
+/// Returns the folders below `root` that match `pattern`, highest names first. Each segment may
+/// contain one `*`.
 fn expand(root: &Path, pattern: &str) -> Vec<PathBuf> {
     let segments = pattern.split('/').filter(|segment| !segment.is_empty());
     segments.fold(vec![root.to_owned()], |folders, segment| {
@@ -170,7 +171,7 @@ fn children(folder: &Path, segment: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Declares a table of a library's functions and looks them all up.
+/// Declares a table of functions of a library, with a lookup of all of them.
 macro_rules! functions {
     (
         $(#[$meta:meta])*
@@ -179,21 +180,22 @@ macro_rules! functions {
         $(#[$meta])*
         pub(crate) struct $table {
             $(pub(crate) $field: unsafe extern "C" fn($($arg),*) -> $result,)*
-            /// Keeps the code mapped; never closed, because vendor libraries have threads.
+            /// Keeps the code mapped. It is never unloaded, because vendor libraries start threads.
             _library: std::mem::ManuallyDrop<libloading::Library>,
         }
 
         impl $table {
-            /// Looks every function up.
+            /// Looks up all functions.
             ///
             /// # Errors
-            /// The name of the first that is missing.
+            /// The name of the first function that is missing.
             pub(crate) fn look_up(
                 library: libloading::Library,
             ) -> std::result::Result<Self, &'static str> {
                 Ok(Self {
                     $($field: {
-                        // SAFETY: the type is the declaration of this symbol in the vendor's header.
+                        // SAFETY: the type is the declaration of this symbol in the header of the
+                        // vendor.
                         let symbol = unsafe { library.get($symbol.as_bytes()) };
                         *symbol.map_err(|_| $symbol)?
                     },)*
@@ -210,7 +212,7 @@ pub(crate) use functions;
 mod tests {
     use super::*;
 
-    const NOTHING: Wanted = Wanted {
+    const NOTHING: LibrarySpec = LibrarySpec {
         name: "Nothing",
         option: "--nothing",
         variables: &["PEERLANE_TEST_NOTHING_HOME"],
@@ -220,14 +222,14 @@ mod tests {
     };
 
     #[test]
-    fn what_is_nowhere_says_how_to_name_it() {
+    fn a_missing_library_names_its_option() {
         let error = NOTHING.open(None).unwrap_err().to_string();
-        assert!(error.starts_with("error: Nothing is not found: libpeerlane-nothing"), "{error}");
-        assert!(error.contains("name the file with --nothing, or install it: pip"), "{error}");
+        assert!(error.starts_with("error: Nothing was not found: libpeerlane-nothing"), "{error}");
+        assert!(error.contains("give the file with --nothing, or install it: pip"), "{error}");
     }
 
     #[test]
-    fn what_is_given_is_the_only_thing_tried() {
+    fn a_given_path_is_the_only_candidate() {
         let error = NOTHING.open(Some(Path::new("/proc/none.so"))).unwrap_err().to_string();
         assert!(error.contains("--nothing /proc/none.so cannot be loaded"), "{error}");
         let error = NOTHING.open(Some(Path::new("/proc"))).unwrap_err().to_string();

@@ -1,6 +1,7 @@
-//! The program `peerlane`: measures collectives, explains plans, and reports what a machine lacks.
+//! The program `peerlane`: measures collectives, prints and simulates plans, and diagnoses a
+//! machine.
 //!
-//! Exit codes: 0 ok, 1 failed, 2 the command line asks for something that cannot be.
+//! Exit codes: 0 success, 1 failure, 2 wrong command line.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -10,7 +11,6 @@ use clap::{Parser, Subcommand};
 mod allgather;
 mod bench;
 mod calibrate;
-mod cards;
 mod cublas;
 mod doctor;
 mod error;
@@ -19,17 +19,17 @@ mod goal;
 mod library;
 mod memory;
 mod nccl;
-mod nodes;
+mod nics;
+mod options;
 mod perf;
 mod plan;
 mod ranks;
-mod rate;
 mod report;
 mod simulate;
-mod size;
 mod trace;
+mod units;
 
-/// Collectives on copy engines: measure them, look at their plans, see what a machine has.
+/// Collectives on copy engines: measure them, inspect their plans, diagnose a machine
 #[derive(Debug, Parser)]
 #[command(name = "peerlane", version, arg_required_else_help = true)]
 struct Arguments {
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     };
     let Err(failure) = result else { return ExitCode::SUCCESS };
     if !failure.is_quiet() {
-        // A closed standard error leaves nobody to tell.
+        // If stderr is closed, the failure cannot be reported anywhere.
         writeln!(io::stderr(), "{failure}").ok();
     }
     failure.exit_code()

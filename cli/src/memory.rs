@@ -1,28 +1,31 @@
-//! How much memory can be had, and whether a run fits.
+//! Determines the available host memory and checks whether a run fits.
 
 use std::fs;
 use std::path::Path;
 
 use crate::error::{Failure, Result};
-use crate::size::Size;
+use crate::units::Size;
 
-/// What a process takes beside its buffers.
+/// Memory of a process in addition to its buffers.
 const PROCESS_BYTES: u64 = 8 << 20;
 
-/// What a run will allocate on this machine at its largest size.
+/// Host memory that a run allocates on this machine at its largest size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Need {
-    /// Ranks of this machine.
+    /// Number of ranks on this machine.
     pub(crate) ranks: u64,
-    /// One rank's output.
+    /// Bytes of the output of one rank.
     pub(crate) total_bytes: u64,
-    /// One rank's input; 0 in place.
+    /// Bytes of the input of one rank; 0 in place.
     pub(crate) input_bytes: u64,
 }
 
 impl Need {
+    /// Checks the required memory against the available memory; `None` is not checked.
+    ///
     /// # Errors
-    /// If it is more than can be had: how much is wanted, how much there is, what to lower.
+    /// If the run needs more than is available: required bytes, available bytes and the option to
+    /// lower.
     pub(crate) fn check(&self, available: Option<u64>) -> Result<()> {
         let Some(available) = available.filter(|available| self.bytes() > *available) else {
             return Ok(());
@@ -30,17 +33,19 @@ impl Need {
         let Self { ranks, total_bytes, input_bytes } = *self;
         let plural = if ranks == 1 { "" } else { "s" };
         let failure = Failure::failed(format!(
-            "the largest size wants {} of memory ({ranks} rank{plural}, each with an output of {} \
-             and an input of {}), {} are available",
+            "the largest size needs {} of memory ({ranks} rank{plural}, each with an output of {} \
+             and an input of {}); available: {}",
             Size(self.bytes()),
             Size(total_bytes),
             Size(input_bytes),
             Size(available)
         ));
-        // Half of what is left beside the process fits whatever the shard adds to the output.
+        // The input is at most as long as the output, so half of the remaining memory always fits.
         let fits = (available / ranks.max(1)).saturating_sub(PROCESS_BYTES) / 2;
         Err(failure.with_advice(match fits.checked_ilog2() {
-            Some(power) => format!("lower --max-bytes, to {} say, or --ranks", Size(1 << power)),
+            Some(power) => {
+                format!("lower --max-bytes, for instance to {}, or lower --ranks", Size(1 << power))
+            }
             None => "lower --ranks".to_owned(),
         }))
     }
@@ -51,15 +56,16 @@ impl Need {
     }
 }
 
-/// Bytes that can be had without swapping, within the limits of this process's control groups;
-/// `None` where the system does not say.
+/// Returns the bytes that are available without swapping, within the limits of this process's
+/// control groups; `None` if the system does not report them.
 pub(crate) fn available_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let machine = field(&text, "MemAvailable:")?.checked_mul(1024)?;
     Some(control_group_bytes().map_or(machine, |group| group.min(machine)))
 }
 
-/// What the tightest control group of this process leaves; `None` without a limit.
+/// Returns the bytes that the tightest control group of this process leaves; `None` without a
+/// limit.
 pub(crate) fn control_group_bytes() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
@@ -69,7 +75,7 @@ pub(crate) fn control_group_bytes() -> Option<u64> {
     folders.filter_map(left_in).min()
 }
 
-/// The limit of a group less what it holds and cannot give back.
+/// Returns the limit of a control group minus the memory that it uses and cannot reclaim.
 fn left_in(folder: &Path) -> Option<u64> {
     let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let limit: u64 = read("memory.max")?.trim().parse().ok()?;
@@ -78,7 +84,7 @@ fn left_in(folder: &Path) -> Option<u64> {
     Some(limit.saturating_sub(used.saturating_sub(cached)))
 }
 
-/// The number behind `name` at the start of a line.
+/// Returns the number after `name` at the start of a line.
 fn field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
@@ -91,20 +97,20 @@ mod tests {
     const NEED: Need = Need { ranks: 4, total_bytes: 64 << 20, input_bytes: 16 << 20 };
 
     #[test]
-    fn what_fits_passes() {
+    fn enough_memory_passes() {
         assert_eq!(NEED.check(Some(4 * (88 << 20))), Ok(()));
         assert_eq!(NEED.check(None), Ok(()));
     }
 
     #[test]
-    fn what_does_not_fit_says_what_is_wanted_and_what_there_is() {
+    fn too_little_memory_is_refused_with_both_sizes() {
         insta::assert_snapshot!(NEED.check(Some(200 << 20)).unwrap_err(), @"
-        error: the largest size wants 352 MiB of memory (4 ranks, each with an output of 64 MiB and an input of 16 MiB), 200 MiB are available
-         help: lower --max-bytes, to 16 MiB say, or --ranks
+        error: the largest size needs 352 MiB of memory (4 ranks, each with an output of 64 MiB and an input of 16 MiB); available: 200 MiB
+         help: lower --max-bytes, for instance to 16 MiB, or lower --ranks
         ");
         let endless = Need { ranks: 2, total_bytes: u64::MAX, input_bytes: 0 };
         insta::assert_snapshot!(endless.check(Some(0)).unwrap_err(), @"
-        error: the largest size wants 16.00 EiB of memory (2 ranks, each with an output of 16.00 EiB and an input of 0 B), 0 B are available
+        error: the largest size needs 16.00 EiB of memory (2 ranks, each with an output of 16.00 EiB and an input of 0 B); available: 0 B
          help: lower --ranks
         ");
     }

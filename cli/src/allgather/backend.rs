@@ -1,15 +1,14 @@
-//! Which backend moves the bytes, and on which GPUs.
+//! Selects the backend that moves the bytes, its GPUs and its kind of engine.
 
 use std::str::FromStr;
 
 use clap::ValueEnum;
 use peerlane::{cuda, rocm};
 
-use super::engine::Engine;
 use super::options::Options;
 use crate::error::{Failure, Result};
 
-/// What moves the bytes, as it is asked for.
+/// Backends of `--backend`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Backend {
     Auto,
@@ -19,12 +18,12 @@ pub(crate) enum Backend {
     Rdma,
 }
 
-/// GPUs by the driver's numbers, such as `0,1,3`.
+/// Numbers of GPUs, such as `0,1,3`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Devices(Vec<u32>);
 
 impl Backend {
-    /// As the command line takes it.
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -36,156 +35,163 @@ impl Backend {
     }
 }
 
-/// The ranks, as far as they are known before they meet.
+/// Number and distribution of the ranks before they connect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Crew {
-    /// How many run on this machine.
+pub(crate) struct LaunchInfo {
+    /// Number of ranks on this machine.
     pub(crate) local_ranks: Option<usize>,
-    /// Others run on other machines.
-    pub(crate) spread: bool,
+    /// Whether other ranks run on other machines.
+    pub(crate) multi_host: bool,
 }
 
-/// A GPU that a rank may take.
+/// A GPU that a rank can use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seat {
-    /// The driver's number.
+pub(crate) struct GpuSlot {
+    /// Number that the driver gives to the GPU.
     pub(crate) ordinal: u32,
-    /// Its place on the bus, such as `0000:1b:00.0`.
+    /// PCI address, such as `0000:1b:00.0`.
     pub(crate) pci_bus_id: String,
 }
 
-/// What moves the bytes.
+/// The backend of a run and its GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Chosen {
-    /// The backend; not `Auto`.
+pub(crate) struct Selected {
+    /// The backend; never `Auto`.
     pub(crate) backend: Backend,
-    /// The GPUs that the ranks of this machine take in turn; none on the host.
-    pub(crate) seats: Vec<Seat>,
-    /// What `auto` took, and why.
+    /// GPUs that the ranks of this machine take in turn; empty on the host.
+    pub(crate) slots: Vec<GpuSlot>,
+    /// What `auto` selected, and why.
     pub(crate) note: Option<String>,
 }
 
-/// GPUs from which on `auto` takes them.
+/// Number of GPUs from which `auto` selects them.
 const GPUS_WORTHWHILE: usize = 2;
 
-impl Chosen {
-    /// Chooses for these ranks.
+impl Selected {
+    /// Selects the backend for the ranks of a launch.
     ///
     /// # Errors
-    /// If this machine or this build cannot run what is asked for, in the backend's own words.
-    pub(crate) fn of(options: &Options, crew: Crew) -> Result<Self> {
-        let chosen = match options.backend {
-            Backend::Auto => Self::auto(seats(Backend::Cuda, options.devices.as_ref()), crew),
+    /// If this machine cannot run the requested backend or options.
+    pub(crate) fn of(options: &Options, launch: LaunchInfo) -> Result<Self> {
+        let selected = match options.backend {
+            Backend::Auto => Self::auto(slots(Backend::Cuda, options.devices.as_ref()), launch),
             Backend::Host => Self::host(None),
             Backend::Cuda => {
-                let seats = seats(Backend::Cuda, options.devices.as_ref())?;
-                Self { backend: Backend::Cuda, seats, note: None }
+                let slots = slots(Backend::Cuda, options.devices.as_ref())?;
+                Self { backend: Backend::Cuda, slots, note: None }
             }
             Backend::Rocm => {
                 options.check_without_cuda()?;
-                let seats = seats(Backend::Rocm, options.devices.as_ref())?;
+                let slots = slots(Backend::Rocm, options.devices.as_ref())?;
                 Engine::check(options)?;
-                Self { backend: Backend::Rocm, seats, note: None }
+                Self { backend: Backend::Rocm, slots, note: None }
             }
             Backend::Rdma => {
-                options.cards.check()?;
-                Self { backend: Backend::Rdma, seats: Vec::new(), note: None }
+                options.nics.check()?;
+                Self { backend: Backend::Rdma, slots: Vec::new(), note: None }
             }
         };
-        if chosen.backend != Backend::Rocm {
-            Engine::check_without_rocm(options, chosen.name())?;
+        if selected.backend != Backend::Rocm {
+            Engine::check_without_rocm(options, selected.name())?;
         }
-        if chosen.seats.is_empty() {
-            options.check_without_gpus(chosen.name())?;
+        if selected.slots.is_empty() {
+            options.check_without_gpus(selected.name())?;
         }
-        Ok(chosen)
+        Ok(selected)
     }
 
-    /// The backend's name.
+    /// Returns the name of the backend.
     pub(crate) fn name(&self) -> &'static str {
         self.backend.name()
     }
 
-    fn auto(seats: Result<Vec<Seat>>, Crew { local_ranks, spread }: Crew) -> Self {
-        let seats = match seats {
-            Ok(seats) => seats,
+    fn auto(
+        slots: Result<Vec<GpuSlot>>,
+        LaunchInfo { local_ranks, multi_host }: LaunchInfo,
+    ) -> Self {
+        let slots = match slots {
+            Ok(slots) => slots,
             Err(error) => return Self::host(Some(error.text().to_owned())),
         };
-        let gpus = match seats.len() {
+        let gpus = match slots.len() {
             1 => "1 GPU".to_owned(),
             count => format!("{count} GPUs"),
         };
-        // One GPU has no peer, unless that is on another machine.
-        if seats.len() < GPUS_WORTHWHILE && !spread {
-            return Self::host(Some(format!("{gpus}, wanted {GPUS_WORTHWHILE} or more")));
+        // A single GPU has no peer, unless the peer is on another machine.
+        if slots.len() < GPUS_WORTHWHILE && !multi_host {
+            return Self::host(Some(format!("{gpus}, expected {GPUS_WORTHWHILE} or more")));
         }
-        if let Some(ranks) = local_ranks.filter(|ranks| *ranks > seats.len()) {
+        if let Some(ranks) = local_ranks.filter(|ranks| *ranks > slots.len()) {
             return Self::host(Some(format!(
-                "{gpus} for {ranks} ranks; --backend cuda shares them"
+                "{gpus} for {ranks} ranks; --backend cuda makes ranks share GPUs"
             )));
         }
-        let note = Some(format!("auto took cuda: {gpus}"));
-        Self { backend: Backend::Cuda, seats, note }
+        let note = Some(format!("auto selected cuda: {gpus}"));
+        Self { backend: Backend::Cuda, slots, note }
     }
 
     fn host(why_not_cuda: Option<String>) -> Self {
-        let note = why_not_cuda.map(|why| format!("auto took host; cuda: {why}"));
-        Self { backend: Backend::Host, seats: Vec::new(), note }
+        let note = why_not_cuda.map(|why| format!("auto selected host; cuda: {why}"));
+        Self { backend: Backend::Host, slots: Vec::new(), note }
     }
 
-    /// Ranks to spawn unless told otherwise.
+    /// Returns the number of ranks to spawn without `--ranks`.
     pub(crate) fn ranks_default(&self) -> usize {
-        if self.seats.is_empty() { Options::RANKS_DEFAULT } else { self.seats.len() }
+        if self.slots.is_empty() { Options::RANKS_DEFAULT } else { self.slots.len() }
     }
 
-    /// The GPU of the rank with this number on this machine; `None` on the host.
-    pub(crate) fn seat(&self, local_rank: usize) -> Option<&Seat> {
-        self.seats.get(local_rank.checked_rem(self.seats.len())?)
+    /// Returns the GPU of the rank with index `local_rank` on this machine; `None` on the host.
+    pub(crate) fn slot(&self, local_rank: usize) -> Option<&GpuSlot> {
+        self.slots.get(local_rank.checked_rem(self.slots.len())?)
     }
 }
 
-/// The GPUs of a backend that are asked for, or all.
-fn seats(backend: Backend, wanted: Option<&Devices>) -> Result<Vec<Seat>> {
+/// Returns the requested GPUs of a backend, or all of them.
+fn slots(backend: Backend, requested: Option<&Devices>) -> Result<Vec<GpuSlot>> {
     let missing = |text: String| {
         Failure::failed(text).with_advice("`peerlane doctor` shows what this machine has")
     };
-    let seats: Vec<Seat> = if backend == Backend::Rocm {
+    let slots: Vec<GpuSlot> = if backend == Backend::Rocm {
         let devices = rocm::discover().map_err(|error| missing(error.to_string()))?;
-        let seat = |device: &rocm::Device| Seat {
+        let slot = |device: &rocm::Device| GpuSlot {
             ordinal: device.ordinal,
             pci_bus_id: device.pci.to_string(),
         };
-        devices.iter().map(seat).collect()
+        devices.iter().map(slot).collect()
     } else {
         let devices = cuda::discover().map_err(|error| missing(error.to_string()))?;
-        let seat = |device: &cuda::Device| Seat {
+        let slot = |device: &cuda::Device| GpuSlot {
             ordinal: device.ordinal,
             pci_bus_id: device.pci_bus_id.clone(),
         };
-        devices.iter().map(seat).collect()
+        devices.iter().map(slot).collect()
     };
-    pick(backend, seats, wanted)
+    pick(backend, slots, requested)
 }
 
-fn pick(backend: Backend, seats: Vec<Seat>, wanted: Option<&Devices>) -> Result<Vec<Seat>> {
-    let Some(Devices(wanted)) = wanted else {
-        if seats.is_empty() {
-            return Err(Failure::failed(format!("the backend {} finds no device", backend.name()))
+fn pick(
+    backend: Backend,
+    slots: Vec<GpuSlot>,
+    requested: Option<&Devices>,
+) -> Result<Vec<GpuSlot>> {
+    let Some(Devices(requested)) = requested else {
+        if slots.is_empty() {
+            return Err(Failure::failed(format!("the backend {} found no device", backend.name()))
                 .with_advice("`peerlane doctor` shows what this machine has"));
         }
-        return Ok(seats);
+        return Ok(slots);
     };
     let find = |ordinal: &u32| {
-        seats.iter().find(|seat| seat.ordinal == *ordinal).cloned().ok_or_else(|| {
-            let count = seats.len();
-            Failure::usage(format!("--devices names GPU {ordinal}, this process sees {count}"))
+        slots.iter().find(|slot| slot.ordinal == *ordinal).cloned().ok_or_else(|| {
+            let count = slots.len();
+            Failure::usage(format!("--devices names GPU {ordinal}, but this process sees {count}"))
                 .with_advice(match backend {
-                    Backend::Rocm => "they are numbered from 0; HIP_VISIBLE_DEVICES may hide some",
-                    _ => "they are numbered from 0; CUDA_VISIBLE_DEVICES may hide some",
+                    Backend::Rocm => "numbers start at 0; HIP_VISIBLE_DEVICES may hide some GPUs",
+                    _ => "numbers start at 0; CUDA_VISIBLE_DEVICES may hide some GPUs",
                 })
         })
     };
-    wanted.iter().map(find).collect()
+    requested.iter().map(find).collect()
 }
 
 impl FromStr for Devices {
@@ -193,7 +199,7 @@ impl FromStr for Devices {
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let ordinal = |word: &str| {
-            word.trim().parse().map_err(|_| "wanted the numbers of GPUs, such as 0,1,3".to_owned())
+            word.trim().parse().map_err(|_| "expected numbers of GPUs, such as 0,1,3".to_owned())
         };
         text.split(',').map(ordinal).collect::<std::result::Result<_, _>>().map(Self)
     }
@@ -206,48 +212,118 @@ impl std::fmt::Display for Devices {
     }
 }
 
+/// Kinds of engine of `--engine`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Engine {
+    Auto,
+    Streams,
+    Sdma,
+}
+
+impl Engine {
+    /// Returns the name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        self.kind().name()
+    }
+
+    /// Returns the kind in the terms of the backend.
+    pub(super) fn kind(self) -> rocm::EngineKind {
+        match self {
+            Self::Auto => rocm::EngineKind::Auto,
+            Self::Streams => rocm::EngineKind::Streams,
+            Self::Sdma => rocm::EngineKind::Sdma,
+        }
+    }
+
+    /// Returns whether the library may choose any kind of engine by its prediction.
+    pub(super) fn is_open(options: &Options) -> bool {
+        options.engine == Self::Auto && !options.graph
+    }
+
+    /// Checks that the engine fits the options and that this machine has it.
+    ///
+    /// # Errors
+    /// A failure that names the option.
+    pub(super) fn check(options: &Options) -> Result<()> {
+        if options.engine != Self::Sdma {
+            return Ok(());
+        }
+        if options.graph {
+            return Err(Failure::usage("--graph and --engine sdma cannot be used together")
+                .with_advice(
+                    "the host drives SDMA engines: use --engine streams, or remove --graph",
+                ));
+        }
+        let runtimes = rocm::runtimes().map_err(Failure::of_backend)?;
+        match runtimes.hsa {
+            Ok(_) => Ok(()),
+            Err(why) => Err(Failure::failed(format!("--engine sdma needs the HSA runtime: {why}"))
+                .with_advice(
+                    "use --engine streams; `peerlane doctor` shows what this machine has",
+                )),
+        }
+    }
+
+    /// Refuses a kind of engine if the backend has only one kind.
+    ///
+    /// # Errors
+    /// A usage failure that names the option.
+    pub(super) fn check_without_rocm(options: &Options, backend: &str) -> Result<()> {
+        if options.engine == Self::Auto {
+            return Ok(());
+        }
+        let text = format!(
+            "--engine {} needs the backend rocm, but the backend is {backend}",
+            options.engine.name()
+        );
+        Err(Failure::usage(text).with_advice("remove the option, or use --backend rocm"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn some(count: u32) -> Vec<Seat> {
-        let seat = |ordinal| Seat { ordinal, pci_bus_id: format!("0000:{ordinal:02x}:00.0") };
-        (0..count).map(seat).collect()
+    fn some(count: u32) -> Vec<GpuSlot> {
+        let slot = |ordinal| GpuSlot { ordinal, pci_bus_id: format!("0000:{ordinal:02x}:00.0") };
+        (0..count).map(slot).collect()
     }
 
     #[test]
-    fn auto_takes_gpus_from_two_on_and_says_why_not() {
-        let note = |seats, local_ranks| {
-            Chosen::auto(seats, Crew { local_ranks, spread: false }).note.unwrap()
+    fn auto_selects_two_or_more_gpus_and_gives_a_reason() {
+        let note = |slots, local_ranks| {
+            Selected::auto(slots, LaunchInfo { local_ranks, multi_host: false }).note.unwrap()
         };
-        insta::assert_snapshot!(note(Ok(some(2)), Some(2)), @"auto took cuda: 2 GPUs");
-        insta::assert_snapshot!(note(Ok(some(4)), None), @"auto took cuda: 4 GPUs");
-        insta::assert_snapshot!(note(Ok(some(1)), None), @"auto took host; cuda: 1 GPU, wanted 2 or more");
-        let spread = Chosen::auto(Ok(some(1)), Crew { local_ranks: Some(1), spread: true });
-        insta::assert_snapshot!(spread.note.unwrap(), @"auto took cuda: 1 GPU");
-        insta::assert_snapshot!(note(Ok(some(4)), Some(8)), @"auto took host; cuda: 4 GPUs for 8 ranks; --backend cuda shares them");
+        insta::assert_snapshot!(note(Ok(some(2)), Some(2)), @"auto selected cuda: 2 GPUs");
+        insta::assert_snapshot!(note(Ok(some(4)), None), @"auto selected cuda: 4 GPUs");
+        insta::assert_snapshot!(note(Ok(some(1)), None), @"auto selected host; cuda: 1 GPU, expected 2 or more");
+        let multi_host =
+            Selected::auto(Ok(some(1)), LaunchInfo { local_ranks: Some(1), multi_host: true });
+        insta::assert_snapshot!(multi_host.note.unwrap(), @"auto selected cuda: 1 GPU");
+        insta::assert_snapshot!(note(Ok(some(4)), Some(8)), @"auto selected host; cuda: 4 GPUs for 8 ranks; --backend cuda makes ranks share GPUs");
         let error = Failure::failed("libcuda.so.1 is not there").with_advice("install it");
-        insta::assert_snapshot!(note(Err(error), None), @"auto took host; cuda: libcuda.so.1 is not there");
+        insta::assert_snapshot!(note(Err(error), None), @"auto selected host; cuda: libcuda.so.1 is not there");
     }
 
     #[test]
     fn ranks_take_gpus_in_turn() {
-        let chosen = Chosen { backend: Backend::Cuda, seats: some(2), note: None };
-        assert_eq!(chosen.ranks_default(), 2);
-        let seats: Vec<_> = (0..3).map(|rank| chosen.seat(rank).unwrap().ordinal).collect();
-        assert_eq!(seats, [0, 1, 0]);
-        assert_eq!(Chosen::host(None).seat(0), None);
-        assert_eq!(Chosen::host(None).ranks_default(), 4);
+        let selected = Selected { backend: Backend::Cuda, slots: some(2), note: None };
+        assert_eq!(selected.ranks_default(), 2);
+        let slots: Vec<_> = (0..3).map(|rank| selected.slot(rank).unwrap().ordinal).collect();
+        assert_eq!(slots, [0, 1, 0]);
+        assert_eq!(Selected::host(None).slot(0), None);
+        assert_eq!(Selected::host(None).ranks_default(), 4);
     }
 
     #[test]
     fn devices_are_picked_in_the_order_named() {
         let pick = |text: &str| pick(Backend::Cuda, some(4), Some(&text.parse().unwrap()));
-        let ordinals = |seats: Vec<Seat>| seats.iter().map(|seat| seat.ordinal).collect::<Vec<_>>();
+        let ordinals =
+            |slots: Vec<GpuSlot>| slots.iter().map(|slot| slot.ordinal).collect::<Vec<_>>();
         assert_eq!(ordinals(pick("3, 1").unwrap()), [3, 1]);
         insta::assert_snapshot!(pick("0,4").unwrap_err(), @"
-        error: --devices names GPU 4, this process sees 4
-         help: they are numbered from 0; CUDA_VISIBLE_DEVICES may hide some
+        error: --devices names GPU 4, but this process sees 4
+         help: numbers start at 0; CUDA_VISIBLE_DEVICES may hide some GPUs
         ");
         assert!("".parse::<Devices>().is_err() && "0,x".parse::<Devices>().is_err());
         assert_eq!("0,2".parse::<Devices>().unwrap().to_string(), "0,2");

@@ -1,4 +1,4 @@
-//! What the memory of the host holds: random shards put there, and outputs compared byte by byte.
+//! Fills host memory with random shards and compares outputs byte by byte.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use peerlane::{AllGather, Element, Rank};
@@ -6,37 +6,37 @@ use peerlane::{AllGather, Element, Rank};
 use super::setup::Setup;
 use super::shape::{GAP, destinations};
 use crate::error::Result;
-use crate::ranks::data::{Data, Mismatch, POISON, poison};
+use crate::ranks::data::{Mismatch, TestData, UNWRITTEN, overwrite};
 
-/// What a look at an output has found.
-pub(super) type Found = std::result::Result<(), Wrong>;
+/// Result of a comparison.
+pub(super) type Comparison = std::result::Result<(), Difference>;
 
-/// What is wrong with an output.
+/// The first difference in an output.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Wrong {
-    /// A byte of a shard.
+pub(super) enum Difference {
+    /// A wrong byte in a shard.
     Byte(Mismatch),
-    /// Something lies where nothing is gathered to.
+    /// A written element in a gap between shards.
     Gap { buffer: usize, element: usize },
 }
 
-/// Poisons the output, and fills the own shard.
+/// Overwrites the output with a known byte, then fills the shard of this rank.
 ///
 /// # Errors
-/// That of the group.
+/// If the all-gather is not accessible, for instance after an abort.
 pub(super) fn fill<T: Element>(
     setup: &Setup<'_>,
-    gather: &mut AllGather<T>,
+    operation: &mut AllGather<T>,
     rank: Rank,
-    data: Data,
+    data: TestData,
 ) -> Result<()> {
     for buffer in 0..setup.options.shape.output_buffers(setup.ranks()) {
-        poison(cast_slice_mut(gather.output_buffer_mut(buffer)?));
+        overwrite(cast_slice_mut(operation.output_buffer_mut(buffer)?));
     }
     let numbering = setup.numbering(rank);
-    for tensor in 0..gather.report().tensors {
-        let blocks = setup.options.collective.input_blocks(setup.ranks());
-        let piece: &mut [u8] = cast_slice_mut(gather.input_piece_mut(tensor)?);
+    let blocks = setup.options.collective.input_blocks(setup.ranks());
+    for tensor in 0..operation.report().tensors {
+        let piece: &mut [u8] = cast_slice_mut(operation.input_piece_mut(tensor)?);
         let block_bytes = (piece.len() / blocks).max(1);
         for (block, bytes) in piece.chunks_mut(block_bytes).enumerate() {
             data.fill(numbering.of_input(tensor + block), bytes);
@@ -48,46 +48,49 @@ pub(super) fn fill<T: Element>(
 /// Compares every byte of the output, and of the gaps of a list.
 ///
 /// # Errors
-/// That of the group; the inner result is the first byte that is wrong.
+/// If the all-gather is not accessible. The inner result is the first difference.
 pub(super) fn compare<T: Element>(
     setup: &Setup<'_>,
-    gather: &mut AllGather<T>,
+    operation: &mut AllGather<T>,
     (rank, shard_length): (Rank, u64),
-    data: Data,
-) -> Result<Found> {
-    let (ranks, tensors) = (setup.ranks(), gather.report().tensors);
+    data: TestData,
+) -> Result<Comparison> {
+    let (ranks, tensors) = (setup.ranks(), operation.report().tensors);
     let numbering = setup.numbering(rank);
-    let gathered = gather.gathered()?;
+    let gathered = operation.gathered()?;
     for tensor in 0..tensors {
         for source in Rank::all(ranks) {
-            let seen = cast_slice(gathered.piece(tensor, source)?);
+            let found = cast_slice(gathered.piece(tensor, source)?);
             let number = numbering.of_output(tensor * ranks + source.index());
-            if let Err(wrong) = data.check(number, seen) {
-                return Ok(Err(Wrong::Byte(wrong)));
+            if let Err(wrong) = data.check(number, found) {
+                return Ok(Err(Difference::Byte(wrong)));
             }
         }
     }
     if setup.options.shape.list {
         let pieces = setup.options.shape.pieces(shard_length, ranks)?;
-        for place in destinations(&pieces[0]) {
-            let (buffer, gap) = (place.buffer, place.offset - GAP..place.offset);
+        for destination in destinations(&pieces[0]) {
+            let (buffer, gap) = (destination.buffer, destination.offset - GAP..destination.offset);
             let begin = gap.start;
-            let seen: &[u8] = cast_slice(&gathered.output_buffer(buffer)?[gap]);
-            if let Some(at) = seen.iter().position(|byte| *byte != POISON) {
+            let found: &[u8] = cast_slice(&gathered.output_buffer(buffer)?[gap]);
+            if let Some(at) = found.iter().position(|byte| *byte != UNWRITTEN) {
                 let element = begin + at / T::DTYPE.bytes();
-                return Ok(Err(Wrong::Gap { buffer, element }));
+                return Ok(Err(Difference::Gap { buffer, element }));
             }
         }
     }
     Ok(Ok(()))
 }
 
-impl std::fmt::Display for Wrong {
+impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Byte(wrong) => wrong.fmt(f),
             Self::Gap { buffer, element } => {
-                write!(f, "output buffer {buffer}, element {element}: written, where no shard lies")
+                write!(
+                    f,
+                    "output buffer {buffer}, element {element}: written outside of all shards"
+                )
             }
         }
     }

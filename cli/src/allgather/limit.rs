@@ -1,5 +1,5 @@
-//! The physical limit: as many concurrent plain copies of the same sizes between the same kind of
-//! buffers as the operation must make. No flags; a barrier between iterations.
+//! Measures the limit of an all-gather on the host: bare copies of the same sizes between buffers
+//! of the same kind, all at once. No flags are used; a barrier separates the iterations.
 
 use std::time::Duration;
 
@@ -7,82 +7,83 @@ use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::{At, Fabric, Op, Role};
 use peerlane::{Group, Rank};
 
-use super::clock::Pace;
+use super::timer::TimingOptions;
 use crate::error::Result;
-use crate::ranks::circle::Circle;
-use crate::ranks::ground::{Engine, Ground};
-use crate::ranks::placement;
+use crate::ranks::affinity;
+use crate::ranks::bare_fabric::{BareEngine, BareFabric};
+use crate::ranks::comm::Comm;
 use crate::ranks::statistics::{Interval, longest_of_each, span_of_each};
 
 /// The copies of one all-gather.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Copies {
-    /// Where this rank's shard begins among all.
+    /// Offset of this rank's shard in the output.
     pub(crate) own_offset: u64,
-    /// The bytes of this rank's shard.
+    /// Bytes of this rank's shard.
     pub(crate) shard_bytes: u64,
-    /// The bytes of all shards.
+    /// Bytes of all shards.
     pub(crate) total_bytes: u64,
-    /// The own shard needs no copy.
+    /// Whether the self copy is left out.
     pub(crate) in_place: bool,
 }
 
-/// Fabrics that copy in unlike ways; the fastest is the limit.
+/// Measures bare copies over several fabrics that copy in different ways; the fastest is the limit.
 pub(crate) struct Limit<F: Fabric> {
-    ways: Vec<(Ground<F>, Engine<F>)>,
-    /// What makes one time of an iteration.
+    copiers: Vec<(BareFabric<F>, BareEngine<F>)>,
+    /// Reduces the times of all ranks to one time per iteration.
     reduce: fn(&[Vec<Interval>]) -> Vec<Duration>,
 }
 
 impl<F: Fabric> Limit<F> {
-    /// Over these fabrics, between ranks on so many hosts. Collective.
+    /// Connects the fabrics of ranks on `hosts` hosts. Collective.
     ///
     /// # Errors
-    /// If one refuses.
-    pub(crate) fn open(ways: Vec<F>, circle: &Circle, hosts: usize) -> Result<Self> {
-        let ways = ways.into_iter().map(|fabric| {
-            let mut ground = Ground::open(fabric, circle)?;
-            let engine = ground.engine()?;
-            Ok((ground, engine))
+    /// If a fabric cannot be opened.
+    pub(crate) fn open(copiers: Vec<F>, comm: &Comm, hosts: usize) -> Result<Self> {
+        let copiers = copiers.into_iter().map(|fabric| {
+            let mut fabric = BareFabric::open(fabric, comm)?;
+            let engine = fabric.engine()?;
+            Ok((fabric, engine))
         });
-        // With a core for each rank, each one's own time counts. Ranks that share cores run one after
-        // the other, which their own times leave out; but only on one host they have one clock.
-        let own = hosts > 1 || circle.ranks() <= placement::cores();
+        // If each rank has its own core, the times of the ranks count. Ranks that share cores run one
+        // after the other, which the time of one rank does not show. The span of all ranks needs a
+        // common clock, which exists only on one host.
+        let own = hosts > 1 || comm.ranks() <= affinity::cores();
         let reduce = if own { longest_of_each } else { span_of_each };
-        Ok(Self { ways: ways.collect::<Result<_>>()?, reduce })
+        Ok(Self { copiers: copiers.collect::<Result<_>>()?, reduce })
     }
 
-    /// The median time of the copies, in the fastest way. Collective.
+    /// Returns the median time of the copies over the fastest fabric. Collective.
     ///
     /// # Errors
-    /// If memory cannot be had, or a copy fails.
+    /// If memory cannot be allocated, or a copy fails.
     pub(crate) fn measure(
         &mut self,
         copies: Copies,
-        pace: Pace,
-        circle: &Circle,
+        pace: TimingOptions,
+        comm: &Comm,
         group: &mut Group<F>,
     ) -> Result<Duration> {
         let mut best = Duration::MAX;
         let reduce = self.reduce;
-        for way in &mut self.ways {
-            best = best.min(measure_one(way, copies, pace, (circle, group), reduce)?);
+        for copier in &mut self.copiers {
+            best = best.min(measure_one(copier, copies, pace, (comm, group), reduce)?);
         }
         Ok(best)
     }
 }
 
 fn measure_one<F: Fabric>(
-    (ground, engine): &mut (Ground<F>, Engine<F>),
+    (fabric, engine): &mut (BareFabric<F>, BareEngine<F>),
     Copies { own_offset, shard_bytes, total_bytes, in_place }: Copies,
-    pace: Pace,
-    (circle, group): (&Circle, &mut Group<F>),
+    pace: TimingOptions,
+    (comm, group): (&Comm, &mut Group<F>),
     reduce: fn(&[Vec<Interval>]) -> Vec<Duration>,
 ) -> Result<Duration> {
-    let (rank, ranks) = (circle.rank(), circle.ranks());
-    let output = ground.allocate(total_bytes, Role::Data)?;
-    let input = if in_place { None } else { Some(ground.allocate(shard_bytes, Role::Data)?) };
-    let outputs = ground.import(&output)?;
+    let (rank, ranks) = (comm.rank(), comm.ranks());
+    let output = fabric.allocate(total_bytes, Role::Data)?;
+    let input = if in_place { None } else { Some(fabric.allocate(shard_bytes, Role::Data)?) };
+    let outputs = fabric.import(&output)?;
     let src = match &input {
         Some(region) => At { region, offset: 0 },
         None => At { region: &output, offset: own_offset },
@@ -96,13 +97,13 @@ fn measure_one<F: Fabric>(
         })
         .collect();
     let mut copy = || {
-        // SAFETY: the regions live until after the last ticket has completed here and, behind the
-        // barrier below, on every rank; nobody reads or writes what a rank's own puts cover.
+        // SAFETY: the regions outlive the last ticket on this rank and, because of the barrier below,
+        // on every rank. Nothing else reads or writes the ranges that the puts cover.
         let ticket = unsafe { engine.submit(&puts) }?;
         engine.finish(ticket)
     };
-    let timings = pace.time(circle, group, reduce, &mut [&mut copy])?;
-    // Peers may still copy into this rank's output.
+    let timings = pace.time(comm, group, reduce, &mut [&mut copy])?;
+    // Peers may still copy into the output of this rank.
     group.barrier()?;
     Ok(timings[0].statistics.median)
 }

@@ -1,4 +1,4 @@
-//! One size: its limit, checks before and after, and the timed iterations between.
+//! Measures one size: its limit, a check, the timed iterations, and a second check.
 
 use std::time::Duration;
 
@@ -6,84 +6,86 @@ use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::Fabric;
 use peerlane::{AllGather, Element, Group};
 
-use super::clock::{Pace, Timing};
-use super::content::{self, Found};
-use super::event::{Activity, Event, Sink};
-use super::figures::{self, Figures};
+use super::content::{self, Comparison};
 use super::limit::{Copies, Limit};
-use super::setup::{Setup, Way};
+use super::printer::{Activity, ProgressEvent, Sink};
+use super::row::{self, Measured};
+use super::setup::{Setup, Variant};
 use super::timeline;
+use super::timer::{Timing, TimingOptions};
 use crate::error::{Failure, Result};
-use crate::ranks::circle::Circle;
-use crate::ranks::data::Data;
+use crate::ranks::comm::Comm;
+use crate::ranks::data::TestData;
 use crate::ranks::statistics::longest_of_each;
 use crate::report::Row;
 
-/// Everything that a rank measures with.
-pub(crate) struct Bench<'a, F: Fabric> {
+/// The state of a measuring rank.
+pub(crate) struct Measurement<'a, F: Fabric> {
     pub(crate) setup: Setup<'a>,
     pub(crate) seed: u64,
-    pub(crate) pace: Pace,
-    pub(crate) circle: Circle,
+    pub(crate) pace: TimingOptions,
+    pub(crate) comm: Comm,
     pub(crate) group: Group<F>,
     pub(crate) limit: Option<Limit<F>>,
     pub(crate) sink: Sink<'a>,
 }
 
-impl<F: Fabric> Bench<'_, F> {
-    /// Tells the one who prints, if this rank is the one that tells.
+impl<F: Fabric> Measurement<'_, F> {
+    /// Sends an event to the printer, on rank 0 only.
     ///
     /// # Errors
-    /// If that one is gone.
-    pub(crate) fn tell(&mut self, event: Event) -> Result<()> {
-        if self.circle.rank().0 == 0 { (self.sink)(event) } else { Ok(()) }
+    /// If the printing process has ended.
+    pub(crate) fn report_event(&mut self, event: ProgressEvent) -> Result<()> {
+        if self.comm.rank().0 == 0 { (self.sink)(event) } else { Ok(()) }
     }
 
-    /// Measures and checks shards of so many elements; `index` counts the sizes. Collective.
+    /// Measures and checks shards of `shard_length` elements; `index` is the index of the size.
+    /// Collective.
     ///
     /// # Errors
-    /// If the operation fails, or a byte is wrong on any rank.
+    /// If an operation fails, or a byte is wrong on any rank.
     pub(crate) fn size<T: Element>(&mut self, index: usize, shard_length: u64) -> Result<()> {
         let total_bytes = self.total_bytes(shard_length);
-        let doing = |activity| Event::Doing { activity, total_bytes };
+        let doing = |activity| ProgressEvent::Activity { activity, total_bytes };
         let limit = if self.limit.is_some() {
-            self.tell(doing(Activity::Limit))?;
+            self.report_event(doing(Activity::Limit))?;
             self.measure_limit(shard_length)?
         } else {
             None
         };
-        let mut entrants = self.entrants::<T>(shard_length)?;
-        let data = |round| Data { seed: self.seed, size: index as u64, round };
+        let mut candidates = self.candidates::<T>(shard_length)?;
+        let data = |round| TestData { seed: self.seed, size: index as u64, round };
         let (before, after) = (data(0), data(1));
-        self.tell(doing(Activity::Check))?;
-        self.check(&mut entrants, shard_length, before)?;
-        self.tell(doing(Activity::Measure))?;
-        let timings = self.time(&mut entrants)?;
-        self.tell(doing(Activity::Check))?;
-        self.check(&mut entrants, shard_length, after)?;
-        for (gather, timing) in entrants.iter().zip(timings) {
-            let report = gather.report();
+        self.report_event(doing(Activity::Check))?;
+        self.check(&mut candidates, shard_length, before)?;
+        self.report_event(doing(Activity::Measure))?;
+        let timings = self.time(&mut candidates)?;
+        self.report_event(doing(Activity::Check))?;
+        self.check(&mut candidates, shard_length, after)?;
+        for (operation, timing) in candidates.iter().zip(timings) {
+            let report = operation.report();
             if let Some(text) = self.setup.explanation(report) {
-                self.tell(Event::Note { text })?;
+                self.report_event(ProgressEvent::Explanation { text })?;
             }
-            let row = self.row(gather, timing, limit);
-            self.tell(Event::Row { row: Box::new(row) })?;
+            let row = self.row(operation, timing, limit);
+            self.report_event(ProgressEvent::Row { row: Box::new(row) })?;
         }
-        drop(entrants);
-        // The next size is allocated when the memory of this one is free on every rank.
+        drop(candidates);
+        // After the barrier the memory of this size is free on every rank, so the next size can be
+        // allocated.
         Ok(self.group.barrier()?)
     }
 
-    /// Traces a start at shards of so many elements. Collective.
+    /// Traces one start with shards of `shard_length` elements. Collective.
     ///
     /// # Errors
-    /// If it fails.
+    /// If the start fails.
     pub(crate) fn trace<T: Element>(&mut self, shard_length: u64) -> Result<()> {
         let total_bytes = self.total_bytes(shard_length);
-        self.tell(Event::Doing { activity: Activity::Trace, total_bytes })?;
-        let Self { setup, circle, group, .. } = self;
-        let starts = timeline::trace::<F, T>(setup, circle, group, shard_length)?;
-        self.tell(Event::Trace { starts })
+        self.report_event(ProgressEvent::Activity { activity: Activity::Trace, total_bytes })?;
+        let Self { setup, comm, group, .. } = self;
+        let starts = timeline::trace::<F, T>(setup, comm, group, shard_length)?;
+        self.report_event(ProgressEvent::Trace { starts })
     }
 
     fn total_bytes(&self, shard_length: u64) -> u64 {
@@ -91,58 +93,63 @@ impl<F: Fabric> Bench<'_, F> {
     }
 
     fn measure_limit(&mut self, shard_length: u64) -> Result<Option<Duration>> {
-        let (total_bytes, rank) = (self.total_bytes(shard_length), self.circle.rank());
-        let Self { setup, pace, circle, group, limit, .. } = self;
+        let (total_bytes, rank) = (self.total_bytes(shard_length), self.comm.rank());
+        let Self { setup, pace, comm, group, limit, .. } = self;
         let Some(limit) = limit else { return Ok(None) };
         let (own_offset, shard_bytes) = setup.own_bytes(shard_length, rank);
         let in_place = setup.options.in_place;
         let copies = Copies { own_offset, shard_bytes, total_bytes, in_place };
-        limit.measure(copies, *pace, circle, group).map(Some)
+        limit.measure(copies, *pace, comm, group).map(Some)
     }
 
-    fn entrants<T: Element>(&mut self, shard_length: u64) -> Result<Vec<AllGather<T>>> {
+    fn candidates<T: Element>(&mut self, shard_length: u64) -> Result<Vec<AllGather<T>>> {
         let Self { setup, group, .. } = self;
-        let entrant = |algorithm| {
-            let way = Way { algorithm, captured: false, traced: false };
-            setup.prepare::<F, T>(group, shard_length, way)
+        let candidate = |algorithm| {
+            let variant = Variant { algorithm, captured: false, traced: false };
+            setup.prepare::<F, T>(group, shard_length, variant)
         };
-        setup.algorithms().into_iter().map(entrant).collect()
+        setup.algorithms().into_iter().map(candidate).collect()
     }
 
-    fn time<T: Element>(&mut self, entrants: &mut [AllGather<T>]) -> Result<Vec<Timing>> {
-        let Self { pace, circle, group, .. } = self;
-        let mut runs: Vec<_> = entrants.iter_mut().map(|gather| || Ok(gather.run()?)).collect();
+    fn time<T: Element>(&mut self, candidates: &mut [AllGather<T>]) -> Result<Vec<Timing>> {
+        let Self { pace, comm, group, .. } = self;
+        let mut runs: Vec<_> =
+            candidates.iter_mut().map(|operation| || Ok(operation.run()?)).collect();
         let mut operations: Vec<&mut dyn FnMut() -> Result<()>> =
             runs.iter_mut().map(|run| run as _).collect();
-        pace.time(circle, group, longest_of_each, &mut operations)
+        pace.time(comm, group, longest_of_each, &mut operations)
     }
 
-    /// Gathers fresh data into poisoned outputs, compares every byte, and learns whether all other
-    /// ranks found theirs right.
+    /// Gathers new data into outputs with a known byte, compares every byte, and exchanges the
+    /// result with all ranks.
     fn check<T: Element>(
         &mut self,
-        entrants: &mut [AllGather<T>],
+        candidates: &mut [AllGather<T>],
         shard_length: u64,
-        data: Data,
+        data: TestData,
     ) -> Result<()> {
-        let rank = self.circle.rank();
-        for gather in entrants {
-            let mut found: Found = Ok(());
-            // Of two outputs in turn the next start fills the other one: after the last of these
-            // starts every output has been poisoned, filled and compared.
-            for _ in 0..gather.report().outputs {
-                content::fill(&self.setup, gather, rank, data)?;
-                gather.run()?;
-                found =
-                    found.and(content::compare(&self.setup, gather, (rank, shard_length), data)?);
+        let rank = self.comm.rank();
+        for operation in candidates {
+            let mut found: Comparison = Ok(());
+            // With two outputs each start fills the other one. After these starts every output has been
+            // overwritten, filled and compared.
+            for _ in 0..operation.report().outputs {
+                content::fill(&self.setup, operation, rank, data)?;
+                operation.run()?;
+                found = found.and(content::compare(
+                    &self.setup,
+                    operation,
+                    (rank, shard_length),
+                    data,
+                )?);
             }
-            let texts = self.circle.share("check", &found.err().map(|wrong| wrong.to_string()))?;
+            let texts = self.comm.share("check", &found.err().map(|wrong| wrong.to_string()))?;
             let wrong = texts.into_iter().enumerate().find_map(|(rank, text)| Some((rank, text?)));
             if let Some((rank, text)) = wrong {
-                let algorithm = gather.report().algorithm;
+                let algorithm = operation.report().algorithm;
                 let text = format!("{algorithm}: wrong data in the output of rank {rank}: {text}");
                 return Err(Failure::failed(text).with_advice(
-                    "this is a fault in Peerlane or in the hardware: please report it",
+                    "this is a bug in Peerlane or a fault of the hardware: please report it",
                 ));
             }
         }
@@ -151,12 +158,12 @@ impl<F: Fabric> Bench<'_, F> {
 
     fn row<T: Element>(
         &self,
-        gather: &AllGather<T>,
+        operation: &AllGather<T>,
         Timing { statistics, iterations }: Timing,
         limit: Option<Duration>,
     ) -> Row {
-        let (setup, report) = (&self.setup, gather.report());
+        let (setup, report) = (&self.setup, operation.report());
         let predicted = setup.predicted(report);
-        figures::row(setup, report, Figures { statistics, iterations, limit, predicted })
+        row::row(setup, report, Measured { statistics, iterations, limit, predicted })
     }
 }

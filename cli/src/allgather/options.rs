@@ -1,174 +1,159 @@
-//! The command line of `peerlane allgather`.
+//! Command line of `peerlane allgather`.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use peerlane::collective::Collective;
 use peerlane::schedule::algorithms;
 use peerlane::{DType, Deadline};
 
-use super::backend::{Backend, Devices};
-use super::engine::Engine;
-use super::method::Method;
-use super::shape::Shape;
-use super::sweep::Sweep;
-use super::tiers::Tiers;
-use crate::cards::Cards;
+use super::algorithm::AlgorithmOptions;
+use super::backend::{Backend, Devices, Engine};
+use super::shape::{ShapeOptions, Sweep};
+use super::topology::NodeOptions;
 use crate::error::{Failure, Result};
-use crate::ranks;
-use crate::ranks::placement::Bind;
-use crate::report::Plot;
-use crate::size::Size;
-use crate::trace::TraceFile;
+use crate::nics::NicOptions;
+use crate::options::{RunOptions, parse_ranks};
+use crate::ranks::comm::{Settings, given};
+use crate::report::OutputFile;
+use crate::units::Size;
 
-/// Measure all-gathers between ranks, and check every byte of their results.
+/// Measure all-gathers between ranks, and check every byte of their results
 ///
-/// Spawns one process per rank on this machine. Under a launcher that has set RANK and WORLD_SIZE
-/// (torchrun, or Slurm's and Open MPI's own variables) it joins that group instead, and rank 0
-/// prints. Where its ranks are on several hosts, those are the nodes: inside of one bytes move as
-/// --backend says, between them over network cards (RDMA), and plans that know of nodes are predicted
-/// and run as such.
+/// Spawns one process per rank on this machine. Under a launcher that sets RANK and WORLD_SIZE
+/// (torchrun, or the variables of Slurm and Open MPI) it joins that group instead, and rank 0
+/// prints. If the ranks are on several hosts, the hosts are the nodes: --backend moves the bytes
+/// inside a node, NICs (RDMA) move them between nodes, and hierarchical plans are predicted and
+/// run.
 ///
-/// For each size, every rank fills its shard with fresh random data, poisons its output, gathers,
-/// and compares every byte, before and after the timed iterations. A timed iteration is one
-/// all-gather between two looks at the clock, behind a barrier that is not timed; of the times of
-/// all ranks the longest counts. The table shows the median and the 99th percentile of the
-/// iterations. algbw is the total by the median, busbw is algbw × (n − 1) / n, both in 10^9 bytes a
-/// second, as nccl-tests define them.
+/// At each size, every rank fills its shard with new random data, overwrites its output with a
+/// known byte, gathers and compares every byte, before and after the timed iterations. A timed
+/// iteration is one all-gather between two readings of the clock, after a barrier that is not
+/// timed; the longest time of all ranks counts. The table shows the median and the 99th percentile
+/// of the iterations. algbw is the total size divided by the median, busbw is algbw × (n − 1) / n,
+/// both in 10^9 bytes per second, as in nccl-tests.
 ///
-/// On GPUs one rank is one GPU, and starts are timed back to back: many in a row on one stream
-/// between two events, without the host in between. The time of one is the elapsed time by their
-/// number; of all ranks the longest counts, and the table shows the median of several repetitions,
-/// beside what a start costs the host.
+/// On GPUs each rank has one GPU, and starts are timed back to back: many in a row on one stream
+/// between two events, without the host in between. The time of one start is the elapsed time
+/// divided by their number; the longest time of all ranks counts. The table shows the median of
+/// several repetitions and the host time of one start.
 ///
-/// Where the total does not divide into n equal shards of whole elements, the shard is rounded up;
-/// the table shows the real total.
+/// If the total size is not a multiple of n whole elements, the shard is rounded up; the table
+/// shows the actual total.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// What moves the bytes: of all ranks, or of those of a node where the ranks are on several. auto
-    /// takes cuda where two GPUs or more can be used, and else host; rdma goes over network cards
-    /// between all ranks
+    /// Backend that moves the bytes between all ranks, or inside a node with several hosts; auto is
+    /// cuda with two or more usable GPUs, otherwise host; rdma uses NICs between all ranks
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub(crate) backend: Backend,
-    /// Processes to spawn [default: one a GPU, or 4]; under a launcher, the ranks that it must have
-    /// started
+    /// Processes to spawn [default: one per GPU, or 4]; under a launcher, the expected number of
+    /// ranks
     #[arg(long, value_name = "N", value_parser = parse_ranks)]
     pub(crate) ranks: Option<usize>,
-    /// The GPUs of the ranks of this machine, in turn, as the driver numbers them [default: all]
+    /// GPUs that the ranks of this machine take in turn, by the numbers of the driver [default:
+    /// all]
     #[arg(long, value_name = "N,N,…")]
     pub(crate) devices: Option<Devices>,
     #[command(flatten)]
-    pub(crate) cards: Cards,
+    pub(crate) nics: NicOptions,
     #[command(flatten)]
-    pub(crate) method: Method,
+    pub(crate) algorithm: AlgorithmOptions,
     #[command(flatten)]
-    pub(crate) tiers: Tiers,
+    pub(crate) node_options: NodeOptions,
     #[command(flatten)]
-    pub(crate) shape: Shape,
-    /// The smallest total; sizes take K, M, G or KiB, MiB, GiB, powers of 1024
+    pub(crate) shape: ShapeOptions,
+    /// Smallest total size; sizes take K, M, G or KiB, MiB, GiB, powers of 1024
     #[arg(long, default_value = "1K", value_name = "SIZE")]
     pub(crate) min_bytes: Size,
-    /// The largest total
+    /// Largest total size
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     pub(crate) max_bytes: Size,
-    /// What each total is multiplied by to get the next
+    /// Factor from each total size to the next
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
     pub(crate) factor: u64,
-    /// Timed iterations of each size [default: as many as half a second holds, 20 to 1000; on GPUs
-    /// starts in a row, 50 below 256 MiB and 10 from there]
+    /// Timed iterations of each size [default: as many as fit in 500 ms, 20 to 1000; on GPUs,
+    /// starts in a row: 50 below 256 MiB, otherwise 10]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) iterations: Option<u32>,
-    /// Iterations before the timed ones
+    /// Untimed iterations before the timed ones
     #[arg(long, default_value_t = 5, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) warmup: u32,
-    /// Each rank's shard lies in its place of the output already
+    /// Gather in place: the input of a rank is its shard in the output
     #[arg(long)]
     pub(crate) in_place: bool,
-    /// Outputs that starts use in turn, 1 or 2; with two, one flag each way is enough [default: two
-    /// for small results out of place, one otherwise]
+    /// Output buffers that starts use alternately, 1 or 2; with 2 (double buffering) no ready flag
+    /// is needed [default: 2 for small results out of place, otherwise 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: Option<u32>,
-    /// How a GPU's own shard gets into its output: by a copy inside the GPU, which is a kernel and waits
-    /// beside compute; back over the link from a peer, by copy engines alone; or the link for small
-    /// shards and else inside
-    #[arg(long, value_enum, default_value_t = OwnCopy::Auto, value_name = "HOW")]
-    pub(crate) own_copy: OwnCopy,
-    /// What copies between AMD GPUs (rocm): streams of HIP, SDMA engines that are chosen one by one and
-    /// driven by the host, or of each size what is predicted to be faster. By SDMA engines starts are
-    /// timed one after another, each until it is complete
+    /// How the self copy of a GPU is made: local (a copy inside the GPU, which is a kernel and
+    /// competes with compute work), link (back from a peer, with copy engines only), or auto (link
+    /// for small shards, otherwise local)
+    #[arg(long, value_enum, default_value_t = SelfCopy::Auto, value_name = "HOW")]
+    pub(crate) own_copy: SelfCopy,
+    /// Engines that copy between AMD GPUs (rocm): streams (HIP streams), sdma (selected SDMA
+    /// engines that the host drives), or auto (the kind with the lowest predicted time at each
+    /// size); with sdma, starts are timed one after another, each until its completion
     #[arg(long, value_enum, default_value_t = Engine::Auto, value_name = "KIND")]
     pub(crate) engine: Engine,
-    /// Refuse what is not done as it could be: ways around what GPUs lack, such as through host memory
-    /// where two do not reach each other, and lanes that a thread has to drive
+    /// Fail instead of using a fallback: staging through host memory between GPUs that do not reach
+    /// each other, or lanes that a thread must poll
     #[arg(long)]
     pub(crate) strict: bool,
-    /// Bind each spawned rank to a core, in turn, or to the cores near its GPU; under a launcher that
-    /// is the launcher's business
-    #[arg(long, value_enum, default_value_t = Bind::Core, value_name = "HOW")]
-    pub(crate) bind: Bind,
-    /// The element type: u8, i32, i64, f16, bf16, f32 or f64
+    /// Element type: u8, i32, i64, f16, bf16, f32 or f64
     #[arg(long, default_value = "u8", value_parser = parse_dtype)]
     pub(crate) dtype: DType,
-    /// The longest that anything may wait for a peer
-    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = ranks::parse_timeout)]
-    pub(crate) timeout: Duration,
-    /// Where the random data starts [default: another one each run, named when a check fails]
-    #[arg(long, value_name = "NUMBER")]
-    pub(crate) seed: Option<u64>,
-    /// Measure also how long bare copies of the same bytes between the same ranks take, all at
-    /// once and without flags: the physical limit. Of each iteration the slowest rank's time counts;
-    /// where ranks share cores, the time from the first begin to the last end. Between GPUs the
-    /// copies to peers alone, in the fastest of several ways
+    /// Also measure bare copies of the same bytes between the same ranks, all at once and without
+    /// flags, as the limit
+    ///
+    /// The time of the slowest rank counts in each iteration; if ranks share cores, the time from
+    /// the first begin to the last end. Between GPUs only the copies to peers are made, in the
+    /// fastest of several ways.
     #[arg(long)]
     pub(crate) limit: bool,
-    /// Time starts that are captured in a graph and replayed (cuda)
+    /// Time starts that are captured in a graph and replayed (cuda, rocm with streams)
     #[arg(long)]
     pub(crate) graph: bool,
-    /// Time another library's all-gathers in the same processes, in turn with ours (cuda). NCCL is
-    /// timed on three paths: its own choice, symmetric windows, and copy engines
+    /// Also time the all-gathers of another library in the same processes, in turn with Peerlane
+    /// (cuda)
+    ///
+    /// NCCL is timed on three paths: its own choice, symmetric windows, and copy engines.
     #[arg(long, value_enum, value_name = "LIBRARY")]
-    pub(crate) vs: Option<Versus>,
-    /// The file libnccl.so.2 or its folder [default: looked for in the usual places]
+    pub(crate) vs: Option<BaselineLibrary>,
+    /// File libnccl.so.2 or its folder [default: searched for]
     #[arg(long, value_name = "PATH")]
     pub(crate) nccl: Option<PathBuf>,
-    /// Time gathers and compute beside each other, and each alone (cuda): bf16 matrix products of
-    /// 8192 × 8192 through cuBLAS
+    /// Also time all-gathers and compute work together and each alone (cuda): bf16 matrix products
+    /// of 8192 × 8192 through cuBLAS
     #[arg(long, value_enum, value_name = "COMPUTE")]
-    pub(crate) beside: Option<Beside>,
-    /// The file libcublas.so or its folder [default: looked for in the usual places]
+    pub(crate) beside: Option<ComputeWork>,
+    /// File libcublas.so or its folder [default: searched for]
     #[arg(long, value_name = "PATH")]
     pub(crate) cublas: Option<PathBuf>,
-    /// Write a JSON object a line, a line a size; - is the standard output, the table then goes to
-    /// the standard error output
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// Draw bandwidth and time over the size
+    /// Plot bandwidth and time over the size
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
-    /// Write what all lanes of all ranks do in one start of the largest size, for Perfetto; that start
-    /// is not timed with the others
+    /// Write the steps of all lanes and ranks in one start of the largest size, as trace events for
+    /// Perfetto; this start is not timed
     #[arg(long, value_name = "FILE.json")]
     pub(crate) trace: Option<PathBuf>,
-    /// What is measured; set by the command.
+    /// The measured collective, which the command sets.
     #[arg(skip)]
     pub(crate) collective: Collective,
-    /// The process that spawned this rank; set by this program for itself
-    #[arg(long, hide = true, value_name = "PID")]
-    pub(crate) spawned_by: Option<u32>,
+    #[command(flatten)]
+    pub(crate) run: RunOptions,
 }
 
-/// How a GPU's own shard gets into its output.
+/// Ways to make the self copy of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum OwnCopy {
+pub(crate) enum SelfCopy {
     Auto,
     Local,
     Link,
 }
 
-impl OwnCopy {
-    /// As the command line takes it.
+impl SelfCopy {
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -178,20 +163,20 @@ impl OwnCopy {
     }
 }
 
-/// What is timed in turn with ours.
+/// Baseline libraries of `--vs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Versus {
+pub(crate) enum BaselineLibrary {
     Nccl,
 }
 
-/// What is computed beside the gathers.
+/// Compute work of `--beside`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Beside {
+pub(crate) enum ComputeWork {
     Gemm,
 }
 
 impl Options {
-    /// Ranks that are spawned unless told otherwise.
+    /// Number of ranks to spawn on the host.
     pub(crate) const RANKS_DEFAULT: usize = 4;
 
     /// Returns the options for another collective.
@@ -199,15 +184,15 @@ impl Options {
         Self { collective, ..self }
     }
 
-    /// What single options cannot see: whether they fit together.
+    /// Checks the options against each other.
     ///
     /// # Errors
     /// A usage failure that names the options.
     pub(crate) fn check(&self) -> Result<()> {
         let Size(min) = self.min_bytes;
         if min == 0 {
-            return Err(Failure::usage("--min-bytes is 0: a sweep that starts at 0 never grows")
-                .with_advice("start at 1 byte or more"));
+            return Err(Failure::usage("--min-bytes is 0, expected at least 1, because each size is a multiple of the one before")
+                .with_advice("use 1 or more"));
         }
         if self.max_bytes < self.min_bytes {
             return Err(Failure::usage(format!(
@@ -217,32 +202,33 @@ impl Options {
             .with_advice("raise --max-bytes or lower --min-bytes"));
         }
         if self.graph && self.outputs == Some(2) {
-            return Err(Failure::usage("--graph and --outputs 2 do not fit together").with_advice(
-                "a start in a graph always writes to the same output: leave one out",
-            ));
+            return Err(Failure::usage("--graph and --outputs 2 cannot be used together")
+                .with_advice(
+                    "a captured start always writes to the same output: remove one of them",
+                ));
         }
         if self.outputs == Some(2) && (self.shape.list || self.in_place) {
-            let place = if self.shape.list { "--list" } else { "--in-place" };
-            return Err(Failure::usage(format!("{place} and --outputs 2 do not fit together"))
-                .with_advice("places that are given stay where they are: leave one out"));
+            let option = if self.shape.list { "--list" } else { "--in-place" };
+            return Err(Failure::usage(format!(
+                "{option} and --outputs 2 cannot be used together"
+            ))
+            .with_advice("the destinations are fixed by the caller: remove one of them"));
         }
         if self.vs.is_some() && self.shape.text().is_some() {
-            return Err(Failure::usage("--vs compares equal shards in one place")
-                .with_advice("leave out --shards, --list and --tensors"));
+            return Err(Failure::usage("--vs compares only equal shards in one tensor")
+                .with_advice("remove --shards, --list and --tensors"));
         }
         self.check_collective()?;
-        self.method.check()?;
-        if let Some(path) = &self.plot {
-            Plot::to(path)?;
-        }
-        if let Some(path) = &self.trace {
-            TraceFile::to(path)?;
-        }
+        self.algorithm.check()?;
+        self.plot_file()?;
+        self.trace_file()?;
         Ok(())
     }
 
+    /// Refuses options that the collective does not have.
+    ///
     /// # Errors
-    /// A usage failure that names an option which the collective does not have.
+    /// A usage failure that names the option.
     fn check_collective(&self) -> Result<()> {
         let collective = self.collective;
         if collective == Collective::AllGather {
@@ -251,7 +237,7 @@ impl Options {
         let name = collective.name();
         if self.in_place && collective == Collective::AllToAll {
             let text = format!("--in-place is not possible: an {name} overwrites no input");
-            return Err(Failure::usage(text).with_advice("leave it out"));
+            return Err(Failure::usage(text).with_advice("remove the option"));
         }
         let shape = &self.shape;
         let of_all_gather = [
@@ -261,11 +247,11 @@ impl Options {
             ("--vs", self.vs.is_some()),
         ];
         if let Some((option, _)) = of_all_gather.iter().find(|(_, is_given)| *is_given) {
-            let text = format!("{option} is an option of all-gather, this is {name}");
-            return Err(Failure::usage(text).with_advice("leave it out"));
+            let text = format!("{option} needs an all-gather, but the collective is {name}");
+            return Err(Failure::usage(text).with_advice("remove the option"));
         }
         let known: Vec<_> = algorithms(collective).collect();
-        let unknown = self.method.named().find(|algorithm| !known.contains(algorithm));
+        let unknown = self.algorithm.named().find(|algorithm| !known.contains(algorithm));
         if let Some(algorithm) = unknown {
             let names: Vec<_> = known.iter().map(|algorithm| algorithm.name()).collect();
             let text = format!("--algorithm {algorithm} does not support {name}");
@@ -275,10 +261,26 @@ impl Options {
         Ok(())
     }
 
-    /// What only GPUs can do.
+    /// Returns the file of `--plot`.
     ///
     /// # Errors
-    /// If something of it is asked for: a usage failure that names it.
+    /// A usage failure if its name does not end in `.svg`.
+    pub(super) fn plot_file(&self) -> Result<Option<OutputFile>> {
+        self.plot.as_ref().map(|path| OutputFile::new("--plot", path, "svg")).transpose()
+    }
+
+    /// Returns the file of `--trace`.
+    ///
+    /// # Errors
+    /// A usage failure if its name does not end in `.json`.
+    pub(super) fn trace_file(&self) -> Result<Option<OutputFile>> {
+        self.trace.as_ref().map(|path| OutputFile::new("--trace", path, "json")).transpose()
+    }
+
+    /// Refuses options that need GPUs.
+    ///
+    /// # Errors
+    /// A usage failure that names the option.
     pub(crate) fn check_without_gpus(&self, backend: &str) -> Result<()> {
         let asked = [
             ("--graph", self.graph),
@@ -289,33 +291,33 @@ impl Options {
         match asked.into_iter().find(|(_, asked)| *asked) {
             None => Ok(()),
             Some((option, _)) => {
-                Err(Failure::usage(format!("{option} needs GPUs, the backend is {backend}"))
-                    .with_advice("take --backend cuda, or leave it out"))
+                Err(Failure::usage(format!("{option} needs GPUs, but the backend is {backend}"))
+                    .with_advice("use --backend cuda, or remove the option"))
             }
         }
     }
 
-    /// Refuses what is for GPUs of NVIDIA's alone.
+    /// Refuses options that need NVIDIA GPUs.
     ///
     /// # Errors
-    /// If something of it is asked for: a usage failure that names it.
+    /// A usage failure that names the option.
     pub(crate) fn check_without_cuda(&self) -> Result<()> {
         let asked = [("--vs", self.vs.is_some()), ("--beside", self.beside.is_some())];
         match asked.into_iter().find(|(_, asked)| *asked) {
             None => Ok(()),
             Some((option, _)) => {
-                Err(Failure::usage(format!("{option} needs GPUs of NVIDIA's, the backend is rocm"))
-                    .with_advice("leave it out"))
+                Err(Failure::usage(format!("{option} needs NVIDIA GPUs, but the backend is rocm"))
+                    .with_advice("remove the option"))
             }
         }
     }
 
-    /// When to give up a wait that begins now.
+    /// Returns the deadline of a wait that starts now.
     pub(crate) fn deadline(&self) -> Deadline {
-        Deadline::after(self.timeout)
+        Deadline::after(self.run.timeout)
     }
 
-    /// The sizes to measure between `ranks`.
+    /// Returns the sizes to measure between `ranks` ranks.
     pub(crate) fn sweep(&self, ranks: usize) -> Sweep {
         Sweep {
             ranks,
@@ -327,23 +329,55 @@ impl Options {
     }
 }
 
-/// A number of ranks.
-///
-/// # Errors
-/// A text that says what can be one.
-pub(crate) fn parse_ranks(text: &str) -> std::result::Result<usize, String> {
-    match text.parse() {
-        Ok(ranks @ 1..=4096) => Ok(ranks),
-        _ => Err("wanted a number of ranks from 1 to 4096".to_owned()),
-    }
+fn parse_dtype(text: &str) -> std::result::Result<DType, String> {
+    text.parse().map_err(|_| "expected u8, i32, i64, f16, bf16, f32 or f64".to_owned())
 }
 
-fn parse_dtype(text: &str) -> std::result::Result<DType, String> {
-    text.parse().map_err(|_| "wanted u8, i32, i64, f16, bf16, f32 or f64".to_owned())
+/// Returns the options that must be the same on all ranks, with the selected backend.
+pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
+    let Options { algorithm, node_options, shape, dtype, min_bytes, max_bytes, factor, .. } =
+        options;
+    let (warmup, in_place) = (options.warmup, options.in_place);
+    let iterations = options.iterations.map_or("automatic".to_owned(), |n| n.to_string());
+    let as_written = [
+        ("--backend", backend.to_owned()),
+        ("the collective", options.collective.to_string()),
+        ("--algorithm", algorithm.selection.name()),
+        ("--parts", given(algorithm.parts.map(|parts| parts.to_string()))),
+        ("--part-bytes", given(algorithm.part_bytes.map(|size| size.0.to_string()))),
+        ("--nodes", given(node_options.nodes.as_ref().map(|nodes| format!("{nodes:?}")))),
+        ("--network", node_options.network.name().to_owned()),
+        ("--network-bandwidth", given(node_options.network_bandwidth.map(|rate| rate.to_string()))),
+        ("--network-delay", given(node_options.network_delay.map(|delay| delay.to_string()))),
+        ("--local-bandwidth", given(node_options.local_bandwidth.map(|rate| rate.to_string()))),
+        ("--shards", given(shape.shards.as_ref().map(ToString::to_string))),
+        ("--list", shape.list.to_string()),
+        ("--tensors", given(shape.tensors.map(|tensors| tensors.to_string()))),
+        ("--trace", options.trace.is_some().to_string()),
+        ("--dtype", dtype.to_string()),
+        ("--in-place", in_place.to_string()),
+        ("--outputs", options.outputs.map_or("auto".to_owned(), |n| n.to_string())),
+        ("--min-bytes", min_bytes.0.to_string()),
+        ("--max-bytes", max_bytes.0.to_string()),
+        ("--factor", factor.to_string()),
+        ("--iterations", iterations),
+        ("--warmup", warmup.to_string()),
+        ("--timeout", options.run.timeout.as_secs_f64().to_string()),
+        ("--limit", options.limit.to_string()),
+        ("--graph", options.graph.to_string()),
+        ("--strict", options.strict.to_string()),
+        ("--own-copy", options.own_copy.name().to_owned()),
+        ("--engine", options.engine.name().to_owned()),
+        ("--vs", given(options.vs.map(|vs| format!("{vs:?}")))),
+        ("--beside", given(options.beside.map(|what| format!("{what:?}")))),
+    ];
+    Settings::new(as_written, options.run.seed)
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::time::Duration;
+
     use clap::Parser;
 
     use super::*;
@@ -354,23 +388,23 @@ pub(super) mod tests {
         options: Options,
     }
 
-    /// The options of a command line; its error as clap shows it.
+    /// Parses a command line; the error is the text of clap.
     pub(crate) fn parse(line: &str) -> std::result::Result<Options, String> {
         let words = std::iter::once("allgather").chain(line.split_whitespace());
         Line::try_parse_from(words).map(|line| line.options).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn the_defaults_are_those_of_the_help() {
+    fn the_defaults_match_the_help() {
         let options = parse("").unwrap();
         assert_eq!(options.check(), Ok(()));
         assert_eq!((options.min_bytes, options.max_bytes), (Size(1 << 10), Size(64 << 20)));
         assert_eq!((options.factor, options.warmup, options.iterations), (4, 5, None));
         assert_eq!(
-            (options.backend, options.method.wanted.name().as_str()),
+            (options.backend, options.algorithm.selection.name().as_str()),
             (Backend::Auto, "auto")
         );
-        assert_eq!((options.dtype, options.timeout), (DType::U8, Duration::from_secs(30)));
+        assert_eq!((options.dtype, options.run.timeout), (DType::U8, Duration::from_secs(30)));
         assert!(!options.in_place && !options.limit && options.ranks.is_none());
     }
 
@@ -383,24 +417,30 @@ pub(super) mod tests {
         );
         let options = options.unwrap();
         assert_eq!(options.check(), Ok(()));
-        assert_eq!((options.method.wanted.name().as_str(), options.method.parts), ("direct", None));
-        assert_eq!((options.dtype, options.timeout), (DType::Bf16, Duration::from_millis(250)));
-        assert_eq!((options.seed, options.iterations, options.ranks), (Some(5), Some(9), Some(3)));
+        assert_eq!(
+            (options.algorithm.selection.name().as_str(), options.algorithm.parts),
+            ("direct", None)
+        );
+        assert_eq!((options.dtype, options.run.timeout), (DType::Bf16, Duration::from_millis(250)));
+        assert_eq!(
+            (options.run.seed, options.iterations, options.ranks),
+            (Some(5), Some(9), Some(3))
+        );
         assert_eq!(options.outputs, Some(1));
     }
 
     #[test]
-    fn a_wrong_value_says_what_is_right() {
+    fn a_wrong_value_is_refused_with_the_valid_values() {
         let first_line = |line: &str| parse(line).unwrap_err().lines().next().unwrap().to_owned();
-        insta::assert_snapshot!(first_line("--ranks 0"), @"error: invalid value '0' for '--ranks <N>': wanted a number of ranks from 1 to 4096");
-        insta::assert_snapshot!(first_line("--ranks 5000"), @"error: invalid value '5000' for '--ranks <N>': wanted a number of ranks from 1 to 4096");
-        insta::assert_snapshot!(first_line("--algorithm spiral"), @"error: invalid value 'spiral' for '--algorithm <NAME,…>': there is no such algorithm; write auto, all or direct, pull, ring, double-ring, hierarchical, hierarchical-ring");
-        insta::assert_snapshot!(first_line("--parts 0"), @"error: invalid value '0' for '--parts <N>': wanted a number of parts from 1 to 65536");
-        insta::assert_snapshot!(first_line("--dtype f8"), @"error: invalid value 'f8' for '--dtype <DTYPE>': wanted u8, i32, i64, f16, bf16, f32 or f64");
-        insta::assert_snapshot!(first_line("--timeout 0"), @"error: invalid value '0' for '--timeout <SECONDS>': no rank can answer within no time; wanted seconds above 0");
-        insta::assert_snapshot!(first_line("--timeout=-1"), @"error: invalid value '-1' for '--timeout <SECONDS>': wanted seconds above 0, such as 30 or 0.5");
-        insta::assert_snapshot!(first_line("--timeout soon"), @"error: invalid value 'soon' for '--timeout <SECONDS>': wanted seconds, such as 30 or 0.5");
-        insta::assert_snapshot!(first_line("--max-bytes 1KB"), @"error: invalid value '1KB' for '--max-bytes <SIZE>': the suffix KB is unknown; write K, M or G (KiB, MiB, GiB), powers of 1024");
+        insta::assert_snapshot!(first_line("--ranks 0"), @"error: invalid value '0' for '--ranks <N>': expected a number of ranks from 1 to 4096");
+        insta::assert_snapshot!(first_line("--ranks 5000"), @"error: invalid value '5000' for '--ranks <N>': expected a number of ranks from 1 to 4096");
+        insta::assert_snapshot!(first_line("--algorithm spiral"), @"error: invalid value 'spiral' for '--algorithm <NAME,…>': unknown algorithm; expected auto, all or direct, pull, ring, double-ring, hierarchical, hierarchical-ring");
+        insta::assert_snapshot!(first_line("--parts 0"), @"error: invalid value '0' for '--parts <N>': expected a number of chunks from 1 to 65536");
+        insta::assert_snapshot!(first_line("--dtype f8"), @"error: invalid value 'f8' for '--dtype <DTYPE>': expected u8, i32, i64, f16, bf16, f32 or f64");
+        insta::assert_snapshot!(first_line("--timeout 0"), @"error: invalid value '0' for '--timeout <SECONDS>': expected seconds above 0, such as 30 or 0.5");
+        insta::assert_snapshot!(first_line("--timeout=-1"), @"error: invalid value '-1' for '--timeout <SECONDS>': expected seconds above 0, such as 30 or 0.5");
+        insta::assert_snapshot!(first_line("--timeout soon"), @"error: invalid value 'soon' for '--timeout <SECONDS>': expected seconds above 0, such as 30 or 0.5");
+        insta::assert_snapshot!(first_line("--max-bytes 1KB"), @"error: invalid value '1KB' for '--max-bytes <SIZE>': unknown suffix KB; expected K, M or G (KiB, MiB, GiB), powers of 1024");
         insta::assert_snapshot!(first_line("--factor 1"), @"error: invalid value '1' for '--factor <FACTOR>': 1 is not in 2..18446744073709551615");
         insta::assert_snapshot!(first_line("--iterations 0"), @"error: invalid value '0' for '--iterations <N>': 0 is not in 1..=1000000");
         insta::assert_snapshot!(first_line("--backend tpu"), @"error: invalid value 'tpu' for '--backend <BACKEND>'");
@@ -414,24 +454,41 @@ pub(super) mod tests {
          help: raise --max-bytes or lower --min-bytes
         ");
         insta::assert_snapshot!(refusal("--min-bytes 0"), @"
-        error: --min-bytes is 0: a sweep that starts at 0 never grows
-         help: start at 1 byte or more
+        error: --min-bytes is 0, expected at least 1, because each size is a multiple of the one before
+         help: use 1 or more
         ");
         insta::assert_snapshot!(refusal("--list --outputs 2"), @"
-        error: --list and --outputs 2 do not fit together
-         help: places that are given stay where they are: leave one out
+        error: --list and --outputs 2 cannot be used together
+         help: the destinations are fixed by the caller: remove one of them
         ");
         insta::assert_snapshot!(refusal("--vs nccl --shards 1:2"), @"
-        error: --vs compares equal shards in one place
-         help: leave out --shards, --list and --tensors
+        error: --vs compares only equal shards in one tensor
+         help: remove --shards, --list and --tensors
         ");
         insta::assert_snapshot!(refusal("--trace trace.svg"), @"
-        error: --trace trace.svg is no JSON file
-         help: name it *.json; no other format is written
+        error: --trace trace.svg does not end in .json
+         help: name the file *.json; no other format is written
         ");
         insta::assert_snapshot!(refusal("--plot sizes.png"), @"
-        error: --plot sizes.png is no SVG file
-         help: name it *.svg; no other format is written
+        error: --plot sizes.png does not end in .svg
+         help: name the file *.svg; no other format is written
+        ");
+    }
+
+    #[test]
+    fn the_first_option_that_differs_is_named_with_its_rank() {
+        let settings = |line: &str| settings(&parse(line).unwrap(), "host");
+        let mine = settings("--dtype f32 --seed 7");
+        assert_eq!(mine.compare(0, 1, &settings("--dtype f32 --seed 8")), Ok(()));
+        let error = mine.compare(0, 2, &settings("--dtype i32")).unwrap_err();
+        insta::assert_snapshot!(error, @"
+        error: rank 2 has --dtype i32, but rank 0 has f32
+         help: start all ranks with the same program and the same options
+        ");
+        let error = mine.compare(0, 3, &settings("--dtype f32 --in-place")).unwrap_err();
+        insta::assert_snapshot!(error, @"
+        error: rank 3 has --in-place true, but rank 0 has false
+         help: start all ranks with the same program and the same options
         ");
     }
 }

@@ -1,5 +1,4 @@
-//! What follows from the options when the group stands: how gathers are prepared, and what is
-//! predicted of them.
+//! Prepares all-gathers according to the options, and knows the links for their prediction.
 
 use std::time::Duration;
 
@@ -12,80 +11,122 @@ use peerlane::plan::Algorithm;
 use peerlane::topology::Topology;
 use peerlane::{AllGather, Element, Group, Rank};
 
-use super::engine::Engine;
+use super::backend::Engine;
 use super::options::Options;
-use super::place::{Carrier, Network, Place};
+use super::topology::{Network, NetworkFabric, RankTopology};
 use crate::calibrate;
 use crate::error::{Failure, Result};
 use crate::goal;
-use crate::ranks::circle::Circle;
+use crate::ranks::comm::Comm;
 use crate::ranks::data::Numbering;
 
-/// The options, and what they come to between these ranks.
+/// Evaluates `$work` with `$element` as the Rust type of a `DType`.
+macro_rules! with_dtype {
+    ($dtype:expr, $element:ident => $work:expr) => {
+        match $dtype {
+            peerlane::DType::U8 => {
+                type $element = u8;
+                $work
+            }
+            peerlane::DType::I32 => {
+                type $element = i32;
+                $work
+            }
+            peerlane::DType::I64 => {
+                type $element = i64;
+                $work
+            }
+            peerlane::DType::F16 => {
+                type $element = half::f16;
+                $work
+            }
+            peerlane::DType::Bf16 => {
+                type $element = half::bf16;
+                $work
+            }
+            peerlane::DType::F32 => {
+                type $element = f32;
+                $work
+            }
+            peerlane::DType::F64 => {
+                type $element = f64;
+                $work
+            }
+            other => Err($crate::error::Failure::usage(format!(
+                "--dtype {other} is not supported by this command"
+            ))),
+        }
+    };
+}
+
+pub(super) use with_dtype;
+
+/// The options, applied to an open group.
 pub(crate) struct Setup<'a> {
     pub(super) options: &'a Options,
     pub(super) topology: Topology,
-    /// The name of the backend inside a node.
+    /// Name of the backend inside a node.
     pub(super) backend: String,
-    /// What is known of the links beside what the library knows.
+    /// Links for the predictions, if they differ from those of the library.
     links: Option<Links>,
 }
 
-/// One way to prepare a gather.
+/// Choices with which an all-gather is prepared.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Way {
-    /// `None`: the library's choice.
+pub(super) struct Variant {
+    /// `None` is the choice of the library.
     pub(super) algorithm: Option<Algorithm>,
     pub(super) captured: bool,
     pub(super) traced: bool,
 }
 
 impl<'a> Setup<'a> {
-    /// For a group that stands.
+    /// Applies the options to an open group. Collective.
     ///
     /// # Errors
-    /// If there is no such calibration, or it is for something else; if ranks know unlike links.
+    /// If the calibration cannot be loaded or is for another machine, or the ranks have different
+    /// links.
     pub(super) fn of<F: Fabric>(
         options: &'a Options,
-        circle: &Circle,
-        place: &Place,
+        comm: &Comm,
+        rank_topology: &RankTopology,
         group: &Group<F>,
     ) -> Result<Self> {
         let backend = group.fabric().backend().to_string();
-        let links = links(options, place.carrier, &backend, circle.ranks())?;
-        let all = circle.share("links", &links.as_ref().map(Links::fingerprint))?;
+        let links = links(options, rank_topology.network_fabric, &backend, comm.ranks())?;
+        let all = comm.share("links", &links.as_ref().map(Links::fingerprint))?;
         if let Some(rank) = all.iter().position(|seen| *seen != all[0]) {
-            let text = format!("rank {rank} has another --calibration than rank 0");
+            let text = format!("rank {rank} has a different --calibration than rank 0");
             return Err(Failure::failed(text).with_advice("give all ranks the same file"));
         }
         let topology = group.topology().clone();
         Ok(Self { options, topology, backend, links })
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub(super) fn ranks(&self) -> usize {
         self.topology.ranks()
     }
 
-    /// The algorithms that are measured.
+    /// Returns the algorithms to measure.
     pub(super) fn algorithms(&self) -> Vec<Option<Algorithm>> {
-        self.options.method.algorithms(self.topology.nodes(), self.options.collective)
+        self.options.algorithm.algorithms(self.topology.nodes(), self.options.collective)
     }
 
-    /// Prepares a gather of shards of so many elements in the mean. Collective.
+    /// Prepares an all-gather with shards of `shard_length` elements on average. Collective.
     ///
     /// # Errors
-    /// That of the group.
+    /// If the group refuses the operation or has failed.
     pub(super) fn prepare<F: Fabric, T: Element>(
         &self,
         group: &mut Group<F>,
         shard_length: u64,
-        way: Way,
+        variant: Variant,
     ) -> Result<AllGather<T>> {
-        let Options { shape, method, .. } = self.options;
+        let Options { shape, algorithm, .. } = self.options;
         let pieces = shape.pieces(shard_length, self.ranks())?;
         let longest = self.shard_bytes(shard_length).into_iter().max().unwrap_or(0);
-        let parts = method.parts(longest)?;
+        let parts = algorithm.parts(longest)?;
         let mut builder = match self.options.collective {
             Collective::Broadcast { root } => {
                 let len = pieces[0].iter().fold(0_usize, |sum, len| sum.saturating_add(*len));
@@ -94,11 +135,11 @@ impl<'a> Setup<'a> {
             Collective::AllToAll => group.all_to_all(pieces[0][0]),
             _ => shape.describe::<F, T>(group, &pieces),
         };
-        builder = builder.timeout(self.options.timeout);
+        builder = builder.timeout(self.options.run.timeout);
         if let Some(links) = &self.links {
             builder = builder.links(links.clone());
         }
-        if let Some(algorithm) = way.algorithm {
+        if let Some(algorithm) = variant.algorithm {
             builder = builder.algorithm(algorithm);
         }
         if let Some(parts) = parts {
@@ -110,16 +151,16 @@ impl<'a> Setup<'a> {
         if let Some(outputs) = self.options.outputs {
             builder = builder.outputs(outputs);
         }
-        if way.captured {
+        if variant.captured {
             builder = builder.capturable();
         }
         if Engine::is_open(self.options) {
             builder = builder.any_engine();
         }
-        Ok(builder.trace(way.traced).prepare()?)
+        Ok(builder.trace(variant.traced).prepare()?)
     }
 
-    /// The shard of every rank in bytes, where the mean is so many elements.
+    /// Returns the shard of every rank in bytes, with `shard_length` elements on average.
     pub(super) fn shard_bytes(&self, shard_length: u64) -> Vec<u64> {
         let element = self.options.dtype.bytes() as u64;
         let mut lengths = self.options.shape.lengths(shard_length, self.ranks());
@@ -137,79 +178,80 @@ impl<'a> Setup<'a> {
         Numbering { collective: self.options.collective, rank, ranks }
     }
 
-    /// Where a rank's shard begins behind those before it, and how long it is, in bytes.
+    /// Returns offset and length of a rank's shard in the output, in bytes.
     pub(super) fn own_bytes(&self, shard_length: u64, rank: Rank) -> (u64, u64) {
         let shards = self.shard_bytes(shard_length);
         (shards[..rank.index()].iter().sum(), shards[rank.index()])
     }
 
-    /// The time that is predicted for what was prepared, if predictions are shown.
+    /// Returns the predicted time, if predictions are shown.
     pub(super) fn predicted(&self, report: &Report) -> Option<Duration> {
-        let predicts = self.options.method.predicts();
+        let predicts = self.options.algorithm.predicts();
         predicts.then(|| Duration::from_nanos(report.choice.cost.picoseconds / 1000))
     }
 
-    /// Why it is what was prepared, if that is asked for.
+    /// Returns the reason for the choice of the algorithm, if it is printed.
     pub(super) fn explanation(&self, report: &Report) -> Option<String> {
-        self.options.method.explain.then(|| report.choice.explain())
+        self.options.algorithm.explain.then(|| report.choice.explain())
     }
 }
 
-/// What can be said against the options before there are ranks.
+/// Checks the options before ranks are started.
 ///
 /// # Errors
-/// A usage failure that names the option.
+/// A failure that names the option.
 pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()> {
     options.shape.check(ranks)?;
     if let Collective::Broadcast { root } = options.collective {
         goal::broadcast(root.0, ranks)?;
     }
-    options.tiers.topology(ranks)?;
-    if backend != "host" && options.tiers.local_bandwidth.is_some() {
-        let text = format!("--local-bandwidth is of the host backend, this one is {backend}");
-        return Err(Failure::usage(text).with_advice("leave it out, or take --backend host"));
+    options.node_options.topology(ranks)?;
+    if backend != "host" && options.node_options.local_bandwidth.is_some() {
+        let text =
+            format!("--local-bandwidth needs the backend host, but the backend is {backend}");
+        return Err(Failure::usage(text).with_advice("remove the option, or use --backend host"));
     }
-    if options.tiers.network == Network::Rdma {
-        options.cards.check()?;
+    if options.node_options.network == Network::Rdma {
+        options.nics.check()?;
     }
     let largest = options.sweep(ranks).shard_lengths().last().copied().unwrap_or(0);
     let longest = options.shape.lengths(largest, ranks).into_iter().max().unwrap_or(0);
-    options.method.parts(longest.saturating_mul(options.dtype.bytes() as u64))?;
+    options.algorithm.parts(longest.saturating_mul(options.dtype.bytes() as u64))?;
     calibration(options, backend, ranks).map(drop)
 }
 
-/// What is known of the links between these ranks beside what the library knows: what was measured,
-/// and how slow the network is made.
+/// Returns the links for the predictions, if they differ from those of the library: calibrated
+/// links, and the throttled network.
 fn links(
     options: &Options,
-    carrier: Carrier,
+    network_fabric: NetworkFabric,
     backend: &str,
     ranks: usize,
 ) -> Result<Option<Links>> {
     let calibration = calibration(options, backend, ranks)?;
-    let known_by_library = match carrier {
-        Carrier::None => true,
-        Carrier::Same => false,
-        Carrier::Rdma => !options.tiers.is_throttled(),
+    let known_by_library = match network_fabric {
+        NetworkFabric::None => true,
+        NetworkFabric::Same => false,
+        NetworkFabric::Rdma => !options.node_options.is_throttled(),
     };
     if known_by_library {
         return Ok(calibration);
     }
     let known = || match backend {
-        // Not by what this machine has: all ranks must know the same.
+        // These links do not depend on the machine, because all ranks must use the same.
         "host" => Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma),
         _ => Links::default(),
     };
-    Ok(Some(options.tiers.between(carrier, calibration.unwrap_or_else(known))))
+    Ok(Some(options.node_options.between(network_fabric, calibration.unwrap_or_else(known))))
 }
 
-/// The links of the calibration that is given.
+/// Returns the links of the given calibration.
 fn calibration(options: &Options, backend: &str, ranks: usize) -> Result<Option<Links>> {
-    let Some(path) = &options.method.calibration else { return Ok(None) };
-    // Virtual nodes are this machine's ranks, which were calibrated as one node.
+    let Some(path) = &options.algorithm.calibration else { return Ok(None) };
+    // Virtual nodes are ranks of this machine, which were calibrated as one node.
     let topology = Topology::flat(ranks)?;
-    // A spawned rank is bound to a core and sees no more; its parent has checked.
-    let sees = options.spawned_by.is_none();
-    let wanted = sees.then(|| Key::new(backend, &calibrate::machine(backend), &topology));
-    Ok(Some(calibrate::load(path, wanted.as_ref())?.links))
+    // A spawned rank is bound to one core and sees only that core; its parent has compared the key.
+    let sees = options.run.spawned_by.is_none();
+    let expected = sees.then(|| Key::new(backend, &calibrate::machine(backend), &topology));
+    Ok(Some(calibrate::load(path, expected.as_ref())?.links))
 }

@@ -1,4 +1,4 @@
-//! What is gathered: equal shards or unlike ones, to one place or many, one tensor or several.
+//! The shape of an all-gather (shards, lists, tensors) and the sizes of a sweep.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,44 +10,46 @@ use peerlane::{Destination, Element, Group};
 
 use crate::error::{Failure, Result};
 
-/// Elements between the shards of a list, which must stay as they are.
+/// Elements between the shards of a list, which must not be written.
 pub(super) const GAP: usize = 3;
-/// Buffers that a list is scattered over.
+/// Number of buffers over which a list is scattered.
 const LIST_BUFFERS: usize = 2;
 
-/// The options of the shape.
+/// Options of the shape.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Shape {
-    /// Shards of unlike lengths, by rank in this ratio; a 0 is a rank without a shard
+pub(crate) struct ShapeOptions {
+    /// Shards of different lengths, as a ratio by rank; 0 is a rank without a shard
     #[arg(long, value_name = "N:N:…")]
     pub(crate) shards: Option<Ratio>,
-    /// Each shard to a place of its own: in reverse order, in two buffers, with gaps
+    /// Scatter the shards over a list of destinations: reverse order, two buffers, gaps
     #[arg(long, conflicts_with = "tensors")]
     pub(crate) list: bool,
-    /// Gather so many tensors at once, of which each rank has a piece of each
+    /// Gather N tensors at once, each with a piece of every rank
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) tensors: Option<u32>,
 }
 
-/// Numbers by rank, not all 0.
+/// One number per rank, not all 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ratio(Vec<u32>);
 
-impl Shape {
+impl ShapeOptions {
+    /// Checks the ratio against the number of ranks.
+    ///
     /// # Errors
-    /// If the ratio is not one of so many ranks.
+    /// A usage failure if the numbers are not one per rank.
     pub(super) fn check(&self, ranks: usize) -> Result<()> {
         match &self.shards {
             Some(ratio) if ratio.0.len() != ranks => Err(Failure::usage(format!(
                 "--shards {ratio} has {} numbers for {ranks} ranks",
                 ratio.0.len()
             ))
-            .with_advice("give one for each rank, or another --ranks")),
+            .with_advice("give one number per rank, or change --ranks")),
             _ => Ok(()),
         }
     }
 
-    /// How many elements each rank has, where the mean is `shard_length`.
+    /// Returns the elements of each rank's shard, with `shard_length` on average.
     pub(super) fn lengths(&self, shard_length: u64, ranks: usize) -> Vec<u64> {
         let Some(Ratio(numbers)) = &self.shards else { return vec![shard_length; ranks] };
         let sum: u128 = numbers.iter().map(|number| u128::from(*number)).sum();
@@ -55,10 +57,10 @@ impl Shape {
         cuts(numbers.iter().map(|number| u128::from(*number)), sum, total)
     }
 
-    /// The elements of every piece, by tensor and in it by rank.
+    /// Returns the elements of every piece, first by tensor and then by rank.
     ///
     /// # Errors
-    /// If they are more than this machine can address.
+    /// If a length exceeds the address space.
     pub(super) fn pieces(&self, shard_length: u64, ranks: usize) -> Result<Vec<Vec<usize>>> {
         let tensors = self.tensors.unwrap_or(1);
         let of_rank = |length| {
@@ -67,20 +69,21 @@ impl Shape {
         };
         let by_rank: Vec<_> = self.lengths(shard_length, ranks).into_iter().map(of_rank).collect();
         let piece = |length: u64| {
-            usize::try_from(length)
-                .map_err(|_| Failure::usage("--max-bytes is more than this machine can address"))
+            usize::try_from(length).map_err(|_| {
+                Failure::usage("--max-bytes exceeds the address space of this machine")
+            })
         };
         let of_tensor =
             |tensor: usize| by_rank.iter().map(|of_rank| piece(of_rank[tensor])).collect();
         (0..tensors as usize).map(of_tensor).collect()
     }
 
-    /// How many output buffers there are for so many ranks.
+    /// Returns the number of output buffers for `ranks` ranks.
     pub(super) fn output_buffers(&self, ranks: usize) -> usize {
         if self.list { ranks.min(LIST_BUFFERS) } else { 1 }
     }
 
-    /// Describes the gather of these [pieces](Self::pieces).
+    /// Creates the builder of an all-gather with these [pieces](Self::pieces).
     pub(super) fn describe<'g, F: Fabric, T: Element>(
         &self,
         group: &'g mut Group<F>,
@@ -100,7 +103,7 @@ impl Shape {
         }
     }
 
-    /// In the words of the table's title; nothing for equal shards in one tensor.
+    /// Returns the shape as text for the title; `None` for equal shards in one tensor.
     pub(super) fn text(&self) -> Option<String> {
         let shards = self.shards.as_ref().map(|ratio| format!("shards {ratio}"));
         let list = self.list.then(|| "to a list".to_owned());
@@ -110,7 +113,7 @@ impl Shape {
     }
 }
 
-/// Where the shards of a list go on every rank.
+/// Returns the destinations of the shards of a list, the same on every rank.
 pub(super) fn destinations(lengths: &[usize]) -> Vec<Destination> {
     let mut ends = [GAP; LIST_BUFFERS];
     let mut destinations = vec![Destination::default(); lengths.len()];
@@ -122,7 +125,7 @@ pub(super) fn destinations(lengths: &[usize]) -> Vec<Destination> {
     destinations
 }
 
-/// Cuts a whole into pieces of these weights; together they are the whole.
+/// Cuts `whole` into pieces proportional to the weights; the pieces add up to `whole`.
 fn cuts(weights: impl Iterator<Item = u128>, sum: u128, whole: u128) -> Vec<u64> {
     let mut before = 0;
     let cut = |weights: u128| u64::try_from(whole * weights / sum.max(1)).unwrap_or(u64::MAX);
@@ -142,7 +145,7 @@ impl FromStr for Ratio {
         let numbers: Option<Vec<u32>> = text.split(':').map(|word| word.parse().ok()).collect();
         match numbers {
             Some(numbers) if numbers.iter().any(|number| *number > 0) => Ok(Self(numbers)),
-            _ => Err("wanted whole numbers by rank, not all 0, such as 1:2:3:4".to_owned()),
+            _ => Err("expected one whole number per rank, not all 0, such as 1:2:3:4".to_owned()),
         }
     }
 }
@@ -154,17 +157,54 @@ impl fmt::Display for Ratio {
     }
 }
 
+/// Total sizes from the smallest to the largest, each a multiple of the one before, in equal shards
+/// of whole elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sweep {
+    pub(crate) ranks: usize,
+    pub(crate) element_bytes: u64,
+    pub(crate) min_bytes: u64,
+    pub(crate) max_bytes: u64,
+    pub(crate) factor: u64,
+}
+
+impl Sweep {
+    /// Returns the shard of each size in elements, in increasing order. Sizes that round to the
+    /// same shard occur once.
+    pub(crate) fn shard_lengths(&self) -> Vec<u64> {
+        let unit = self.element_bytes.saturating_mul(self.ranks as u64);
+        let totals =
+            std::iter::successors(Some(self.min_bytes), |total| total.checked_mul(self.factor));
+        let mut lengths: Vec<u64> = totals
+            .take_while(|total| *total <= self.max_bytes)
+            .map(|total| total.div_ceil(unit))
+            .collect();
+        lengths.dedup();
+        lengths
+    }
+
+    /// Returns the total bytes for a shard of `shard_length` elements.
+    pub(crate) fn total_bytes(&self, shard_length: u64) -> u64 {
+        self.shard_bytes(shard_length).saturating_mul(self.ranks as u64)
+    }
+
+    /// Returns the bytes of a shard of `shard_length` elements.
+    pub(crate) fn shard_bytes(&self, shard_length: u64) -> u64 {
+        shard_length.saturating_mul(self.element_bytes)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::options::tests::parse;
     use super::*;
 
-    fn shape(line: &str) -> Shape {
+    fn shape(line: &str) -> ShapeOptions {
         parse(line).unwrap().shape
     }
 
     #[test]
-    fn a_ratio_shares_the_whole_total() {
+    fn a_ratio_divides_the_whole_total() {
         assert_eq!(shape("").lengths(7, 3), [7, 7, 7]);
         assert_eq!(shape("--shards 1:2:3:4").lengths(25, 4), [10, 20, 30, 40]);
         for length in [0, 1, 7, 1000, u64::MAX / 8] {
@@ -181,15 +221,17 @@ mod tests {
     }
 
     #[test]
-    fn the_places_of_a_list_keep_their_distance() {
-        let places = destinations(&[5, 0, 7]);
-        let places: Vec<_> = places.iter().map(|place| (place.buffer, place.offset)).collect();
-        assert_eq!(places, [(0, 13), (1, 3), (0, 3)]);
+    fn the_destinations_of_a_list_have_gaps() {
+        let destinations: Vec<_> = destinations(&[5, 0, 7])
+            .into_iter()
+            .map(|destination| (destination.buffer, destination.offset))
+            .collect();
+        assert_eq!(destinations, [(0, 13), (1, 3), (0, 3)]);
         assert_eq!(shape("--list").output_buffers(1), 1);
     }
 
     #[test]
-    fn what_is_no_shape_is_named() {
+    fn invalid_shapes_are_refused() {
         let error = |line: &str| parse(line).unwrap_err().lines().next().unwrap().to_owned();
         for line in ["--shards 1:x", "--shards 0:0", "--shards 1,2"] {
             assert!(error(line).contains("such as 1:2:3:4"), "{line}");
@@ -198,7 +240,46 @@ mod tests {
         assert!(error("--tensors 0").contains("0 is not in 1..=1024"));
         insta::assert_snapshot!(shape("--shards 1:2:3").check(4).unwrap_err(), @"
         error: --shards 1:2:3 has 3 numbers for 4 ranks
-         help: give one for each rank, or another --ranks
+         help: give one number per rank, or change --ranks
         ");
+    }
+
+    fn sweep(ranks: usize, element_bytes: u64, min_bytes: u64, max_bytes: u64) -> Sweep {
+        Sweep { ranks, element_bytes, min_bytes, max_bytes, factor: 4 }
+    }
+
+    #[test]
+    fn the_default_sweep_has_nine_sizes() {
+        let sweep = sweep(4, 1, 1 << 10, 64 << 20);
+        let lengths = sweep.shard_lengths();
+        assert_eq!(lengths.len(), 9);
+        assert_eq!(sweep.total_bytes(lengths[0]), 1 << 10);
+        assert_eq!(sweep.total_bytes(lengths[8]), 64 << 20);
+    }
+
+    #[test]
+    fn a_total_that_does_not_divide_is_rounded_up_to_whole_elements() {
+        for ranks in 1..=9 {
+            for element_bytes in [1, 2, 4, 8] {
+                for total in 1..200 {
+                    let sweep = sweep(ranks, element_bytes, total, total);
+                    let lengths = sweep.shard_lengths();
+                    assert_eq!(lengths.len(), 1);
+                    let real = sweep.total_bytes(lengths[0]);
+                    assert!((total..total + ranks as u64 * element_bytes).contains(&real));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_that_round_to_the_same_shard_are_measured_once() {
+        assert_eq!(sweep(4, 8, 1, 64).shard_lengths(), [1, 2]);
+    }
+
+    #[test]
+    fn the_largest_numbers_end_the_sweep() {
+        assert_eq!(sweep(1, 1, 1 << 62, u64::MAX).shard_lengths(), [1 << 62]);
+        assert!(sweep(4096, 8, 1, u64::MAX).shard_lengths().len() > 20);
     }
 }

@@ -1,7 +1,7 @@
-//! A traced start of all ranks, as events of one timeline.
+//! Traces one start on all ranks and merges the traces into one timeline.
 //!
-//! A traced gather is prepared beside those that are timed, because it is slower: every step is
-//! submitted and watched by itself.
+//! A traced all-gather is prepared in addition to the timed ones. It is slower, because each step
+//! is submitted and observed alone.
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::Fabric;
@@ -10,57 +10,57 @@ use peerlane::trace::{Trace, TracedStart};
 use peerlane::{Element, Group};
 use serde::{Deserialize, Serialize};
 
-use super::setup::{Setup, Way};
+use super::setup::{Setup, Variant};
 use crate::error::Result;
-use crate::ranks::circle::Circle;
-use crate::trace::Event;
+use crate::ranks::comm::Comm;
+use crate::trace::TraceEvent;
 
-/// Starts that are traced; the last is shown.
+/// Number of traced starts; the last one is shown.
 const STARTS: usize = 2;
-/// Time between the starts of two algorithms on one timeline.
+/// Time between the starts of two algorithms on the timeline.
 const PAUSE_NS: f64 = 10_000.0;
 
-/// One start of one algorithm, by rank.
+/// Traces of one start of one algorithm, by rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Traced {
     algorithm: String,
     ranks: Vec<Trace>,
 }
 
-/// Traces a start of every algorithm, at shards of so many elements. Collective.
+/// Traces one start of every algorithm, with shards of `shard_length` elements. Collective.
 ///
 /// # Errors
 /// If a start fails.
 pub(super) fn trace<F: Fabric, T: Element>(
     setup: &Setup<'_>,
-    circle: &Circle,
+    comm: &Comm,
     group: &mut Group<F>,
     shard_length: u64,
 ) -> Result<Vec<Traced>> {
     let mut starts = Vec::new();
     for algorithm in setup.algorithms() {
-        let way = Way { algorithm, captured: false, traced: true };
-        let mut gather = setup.prepare::<F, T>(group, shard_length, way)?;
+        let variant = Variant { algorithm, captured: false, traced: true };
+        let mut operation = setup.prepare::<F, T>(group, shard_length, variant)?;
         for _ in 0..STARTS {
             group.barrier()?;
-            gather.run()?;
+            operation.run()?;
         }
-        let mut trace = gather.trace().unwrap_or_default();
+        let mut trace = operation.trace().unwrap_or_default();
         trace.starts.drain(..trace.starts.len().saturating_sub(1));
-        let ranks = circle.share("trace", &trace)?;
-        let report = gather.report();
+        let ranks = comm.share("trace", &trace)?;
+        let report = operation.report();
         let algorithm = format!("{}, parts {}", report.algorithm, report.parts);
-        if circle.rank().0 == 0 {
+        if comm.rank().0 == 0 {
             starts.push(Traced { algorithm, ranks });
         }
-        drop(gather);
+        drop(operation);
         group.barrier()?;
     }
     Ok(starts)
 }
 
-/// All starts one after another.
-pub(super) fn events(starts: &[Traced]) -> Vec<Event> {
+/// Returns the events of all starts, one start after another.
+pub(super) fn events(starts: &[Traced]) -> Vec<TraceEvent> {
     let mut origin = 0.0;
     let mut events = Vec::new();
     for traced in starts {
@@ -69,8 +69,8 @@ pub(super) fn events(starts: &[Traced]) -> Vec<Event> {
         let mut end: f64 = origin;
         for rank in &traced.ranks {
             for start in &rank.starts {
-                let begun = origin + (start.unix_ns - first) as f64;
-                for event in of_start(&traced.algorithm, rank, start, begun) {
+                let started_at = origin + (start.unix_ns - first) as f64;
+                for event in of_start(&traced.algorithm, rank, start, started_at) {
                     end = end.max(event.start_ns + event.duration_ns);
                     events.push(event);
                 }
@@ -85,19 +85,19 @@ fn of_start<'a>(
     algorithm: &'a str,
     rank: &'a Trace,
     start: &'a TracedStart,
-    begun: f64,
-) -> impl Iterator<Item = Event> + 'a {
+    started_at: f64,
+) -> impl Iterator<Item = TraceEvent> + 'a {
     start.steps.iter().map(move |step| {
         let lane = rank.lanes.iter().find(|lane| lane.lane == step.lane);
         let network = lane.is_some_and(|lane| lane.tier == Tier::Network);
-        let place = if network { " (network)" } else { "" };
-        // What was never seen complete has no length.
+        let place_text = if network { " (network)" } else { "" };
+        // A step whose completion was not observed has no duration.
         let end = step.end_ns.unwrap_or(step.begin_ns);
-        Event {
+        TraceEvent {
             rank: rank.rank,
             lane: step.lane.0,
-            name: format!("{}{place} [{algorithm}]", name(&step.step)),
-            start_ns: begun + step.begin_ns as f64,
+            name: format!("{}{place_text} [{algorithm}]", name(&step.step)),
+            start_ns: started_at + step.begin_ns as f64,
             duration_ns: end.saturating_sub(step.begin_ns) as f64,
         }
     })
@@ -151,7 +151,7 @@ mod tests {
         let lines: Vec<_> = events
             .iter()
             .map(|event| {
-                let Event { rank, lane, name, start_ns, duration_ns } = event;
+                let TraceEvent { rank, lane, name, start_ns, duration_ns } = event;
                 format!("{rank} {lane} {start_ns} +{duration_ns}: {name}")
             })
             .collect();

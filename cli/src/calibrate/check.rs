@@ -1,4 +1,4 @@
-//! How well the fitted links predict what was not fitted: the sizes between.
+//! Checks how well the fitted links predict samples to which they were not fitted.
 
 use std::collections::BTreeMap;
 
@@ -7,20 +7,20 @@ use peerlane::plan::Algorithm;
 use peerlane::topology::Topology;
 use serde::{Deserialize, Serialize};
 
-use super::measure::Way;
+use super::measure::Configuration;
 use crate::error::Result;
 
-/// Everything that was compared.
+/// Predictions and choices compared with measurements.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Check {
     machine: String,
     backend: String,
     topology: String,
     points: Vec<Point>,
-    choices: Vec<Chosen>,
-    /// The share of the points that are predicted within 20 %, of those that the links were not fitted to.
+    choices: Vec<SizeChoice>,
+    /// Share of the unfitted points that are predicted within 20 %.
     good_share: f64,
-    /// How much longer than the best measured algorithm a choice takes, at most, as a share.
+    /// Largest excess of a chosen algorithm over the best measured one, as a share.
     worst_choice: f64,
 }
 
@@ -34,13 +34,13 @@ struct Point {
     shard_bytes: u64,
     measured_us: f64,
     predicted_us: f64,
-    /// Whether the links were fitted to it.
+    /// Whether the links were fitted to this point.
     fitted: bool,
 }
 
-/// One size and number of outputs.
+/// Choice at one size and number of outputs.
 #[derive(Debug, Serialize, Deserialize)]
-struct Chosen {
+struct SizeChoice {
     outputs: u32,
     shard_bytes: u64,
     chosen: Algorithm,
@@ -50,7 +50,7 @@ struct Chosen {
 }
 
 impl Check {
-    /// Of the fitted samples and of `others`.
+    /// Compares the fitted samples and `others` with predictions.
     ///
     /// # Errors
     /// If a sample cannot be predicted.
@@ -77,7 +77,7 @@ impl Check {
             });
             groups.entry((sample.shard_bytes, sample.outputs)).or_default().push(sample);
         }
-        let choices = groups.values().map(|group| Chosen::of(group, calibration, topology));
+        let choices = groups.values().map(|group| SizeChoice::of(group, calibration, topology));
         let choices = choices.collect::<Result<Vec<_>>>()?;
         let good = |point: &&Point| (point.predicted_us / point.measured_us - 1.0).abs() <= GOOD;
         let good = between(&points).filter(good).count();
@@ -102,13 +102,15 @@ impl Check {
         &self.machine
     }
 
+    /// Returns the topology of the samples.
+    ///
     /// # Errors
-    /// If it is none.
+    /// If the file contains an invalid topology.
     pub(super) fn topology(&self) -> Result<Topology> {
         Ok(self.topology.parse()?)
     }
 
-    /// What was measured: what the links were fitted to, and the others.
+    /// Returns the fitted samples and the other samples.
     pub(super) fn samples(&self) -> [Vec<Sample>; 2] {
         [true, false].map(|fitted| {
             let points = self.points.iter().filter(|point| point.fitted == fitted);
@@ -116,11 +118,11 @@ impl Check {
         })
     }
 
-    /// The two figures in words.
+    /// Returns a summary in one sentence.
     pub(super) fn text(&self) -> String {
         format!(
-            "{} points between those that the links were fitted to, {:.0} % of them predicted within \
-             {:.0} %; no choice more than {:.0} % slower than the best measured",
+            "{} points that the links were not fitted to, {:.0} % of them predicted within {:.0} %; no \
+             choice is more than {:.0} % slower than the best measured algorithm",
             between(&self.points).count(),
             self.good_share * 100.0,
             GOOD * 100.0,
@@ -129,12 +131,12 @@ impl Check {
     }
 }
 
-/// What the links were not fitted to.
+/// Returns the points to which the links were not fitted.
 fn between(points: &[Point]) -> impl Iterator<Item = &Point> {
     points.iter().filter(|point| !point.fitted)
 }
 
-/// Checks of before did not say how many parts.
+/// Older files have no number of chunks.
 fn one() -> u32 {
     1
 }
@@ -142,13 +144,13 @@ fn one() -> u32 {
 impl Point {
     fn sample(&self, backend: &str) -> Sample {
         let &Self { algorithm, outputs, parts, shard_bytes, measured_us, .. } = self;
-        let sample = Way { algorithm, outputs }.sample(backend, shard_bytes, parts);
+        let sample = Configuration { algorithm, outputs }.sample(backend, shard_bytes, parts);
         Sample { seconds: measured_us * 1e-6, ..sample }
     }
 }
 
-impl Chosen {
-    /// Among the algorithms that were measured.
+impl SizeChoice {
+    /// Chooses among the measured algorithms.
     fn of(group: &[&Sample], calibration: &Calibration, topology: &Topology) -> Result<Self> {
         let first = group[0];
         let shards = vec![first.shard_bytes; topology.ranks()];

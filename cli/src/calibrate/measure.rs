@@ -1,68 +1,75 @@
-//! Measuring: this program itself, as `peerlane allgather`.
+//! Measures all-gathers by running this program as `peerlane allgather`.
 
-use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::process::{Command, Stdio};
 
 use clap::ValueEnum;
 use peerlane::cost::Sample;
-use peerlane::plan::{Algorithm, FlagOrder};
+use peerlane::plan::{Algorithm, FlagOrder, Lane};
+use peerlane::schedule::{Shape, plans};
+use peerlane::topology::Topology;
 
-use super::options::Options;
+use super::Options;
 use crate::error::{Failure, Result};
 use crate::report::Row;
 
-/// One way to run an all-gather.
+/// Algorithm and number of outputs of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Way {
+pub(super) struct Configuration {
     pub(super) algorithm: Algorithm,
     pub(super) outputs: u32,
 }
 
-/// What was measured, and between how many ranks.
+/// The samples of all runs, and the number of ranks.
 pub(super) struct Runs {
     pub(super) backend: String,
     pub(super) ranks: usize,
     pub(super) samples: Vec<Sample>,
 }
 
-/// Measures all `ways` in turn, round after round, from the smallest total on.
+/// Measures all configurations in turn, round by round, from total size `min_bytes` on.
 ///
 /// # Errors
-/// If one cannot be measured.
-pub(super) fn measure(options: &Options, ways: &[Way], min_bytes: u64) -> Result<Runs> {
-    let mut times = BTreeMap::<(Way, u64, u32), Vec<f64>>::new();
+/// If a configuration cannot be measured.
+pub(super) fn measure(
+    options: &Options,
+    configurations: &[Configuration],
+    min_bytes: u64,
+) -> Result<Runs> {
+    let mut times = BTreeMap::<(Configuration, u64, u32), Vec<f64>>::new();
     let (mut backend, mut ranks) = (String::new(), 0);
     for round in 0..options.rounds {
-        for way in ways {
-            eprintln!("round {} of {}: {}", round + 1, options.rounds, way.text());
-            for row in rows(options, way, min_bytes)? {
+        for configuration in configurations {
+            eprintln!("round {} of {}: {}", round + 1, options.rounds, configuration.text());
+            for row in rows(options, configuration, min_bytes)? {
                 (backend, ranks) = (row.backend.clone(), row.ranks);
-                let run = (*way, row.shard_bytes, row.parts);
+                let run = (*configuration, row.shard_bytes, row.parts);
                 times.entry(run).or_default().push(row.median_us * 1e-6);
             }
         }
     }
-    let samples = times.into_iter().map(|((way, shard_bytes, parts), times)| Sample {
+    let samples = times.into_iter().map(|((configuration, shard_bytes, parts), times)| Sample {
         seconds: fastest(&times),
-        ..way.sample(&backend, shard_bytes, parts)
+        ..configuration.sample(&backend, shard_bytes, parts)
     });
     let samples = samples.collect();
     Ok(Runs { backend, ranks, samples })
 }
 
-impl Way {
-    /// Each algorithm with one output and with two.
+impl Configuration {
+    /// Returns each algorithm with one output and with two.
     pub(super) fn all(algorithms: &[Algorithm]) -> Vec<Self> {
-        let ways = algorithms
+        let configurations = algorithms
             .iter()
             .flat_map(|&algorithm| [1, 2].map(|outputs| Self { algorithm, outputs }));
-        ways.collect()
+        configurations.collect()
     }
 
-    /// What a run is that [`arguments`] asks for and has this many parts; without its time.
+    /// Returns the sample of a run with these [`arguments`] and `parts` chunks; its time is 0.
     pub(super) fn sample(self, backend: &str, shard_bytes: u64, parts: u32) -> Sample {
         let Self { algorithm, outputs } = self;
-        // Devices take neighbouring flags in one batch, and plans for them keep flags together.
+        // Engines of devices enqueue adjacent flags in one batch, so their plans keep flags together.
         let flags = if backend == "host" { FlagOrder::Prompt } else { FlagOrder::Batched };
         let (in_place, tiers, seconds) = (false, false, 0.0);
         Sample { algorithm, parts, in_place, outputs, flags, tiers, shard_bytes, seconds }
@@ -73,28 +80,35 @@ impl Way {
     }
 }
 
-fn rows(options: &Options, way: &Way, min_bytes: u64) -> Result<Vec<Row>> {
+fn rows(options: &Options, configuration: &Configuration, min_bytes: u64) -> Result<Vec<Row>> {
     let program = std::env::current_exe()
-        .map_err(|error| Failure::io("cannot find this program's own file", &error))?;
+        .map_err(|error| Failure::io("cannot find the file of this program", &error))?;
     let mut command = Command::new(program);
-    command.args(arguments(options, way, min_bytes)).stdin(Stdio::null()).stderr(Stdio::piped());
+    command
+        .args(arguments(options, configuration, min_bytes))
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped());
     let output =
         command.output().map_err(|error| Failure::io("cannot start peerlane allgather", &error))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        return Err(Failure::failed(format!("{} cannot be measured: {}", way.text(), said.trim())));
+        return Err(Failure::failed(format!(
+            "{} cannot be measured: {}",
+            configuration.text(),
+            said.trim()
+        )));
     }
     let text = String::from_utf8_lossy(&output.stdout);
     let lines = text.lines().filter(|line| line.starts_with('{'));
     let rows = lines.map(|line| {
         serde_json::from_str(line).map_err(|error| {
-            Failure::failed(format!("peerlane allgather said {line:?}, which is no row: {error}"))
+            Failure::failed(format!("peerlane allgather wrote {line:?}, expected a row: {error}"))
         })
     });
     rows.collect()
 }
 
-fn arguments(options: &Options, way: &Way, min_bytes: u64) -> Vec<String> {
+fn arguments(options: &Options, configuration: &Configuration, min_bytes: u64) -> Vec<String> {
     let backend = options.backend.to_possible_value();
     let backend = backend.map_or("auto".to_owned(), |value| value.get_name().to_owned());
     let mut arguments: Vec<String> = [
@@ -102,7 +116,7 @@ fn arguments(options: &Options, way: &Way, min_bytes: u64) -> Vec<String> {
         "--backend",
         &backend,
         "--algorithm",
-        way.algorithm.name(),
+        configuration.algorithm.name(),
         "--min-bytes",
         &min_bytes.to_string(),
         "--max-bytes",
@@ -116,7 +130,7 @@ fn arguments(options: &Options, way: &Way, min_bytes: u64) -> Vec<String> {
     ]
     .map(str::to_owned)
     .into();
-    arguments.extend(["--outputs".to_owned(), way.outputs.to_string()]);
+    arguments.extend(["--outputs".to_owned(), configuration.outputs.to_string()]);
     if let Some(ranks) = options.ranks {
         arguments.extend(["--ranks".to_owned(), ranks.to_string()]);
     }
@@ -126,7 +140,64 @@ fn arguments(options: &Options, way: &Way, min_bytes: u64) -> Vec<String> {
     arguments
 }
 
-/// Other work on the machine makes a round slower, and nothing makes it faster.
+/// Returns the fastest time. Other work on the machine makes a round slower, and nothing makes it
+/// faster.
 fn fastest(times: &[f64]) -> f64 {
     times.iter().copied().fold(f64::INFINITY, f64::min)
+}
+
+/// The lanes of all ranks.
+type Lanes = Vec<Vec<Lane>>;
+
+/// Gives samples of equal plans at the same size the time of the fastest. Between two ranks, for
+/// instance, direct and ring have the same plan, so a measurement of one is a measurement of the
+/// other.
+///
+/// # Errors
+/// If a plan cannot be created.
+pub(super) fn merge_equal_plans(samples: &mut [Sample], topology: &Topology) -> Result<()> {
+    let mut known = HashMap::<(Algorithm, Shape), Lanes>::new();
+    for sample in &*samples {
+        let (algorithm, shape) = (sample.algorithm, sample.shape());
+        if let Entry::Vacant(place) = known.entry((algorithm, shape)) {
+            let plans = plans(algorithm, topology, shape)?;
+            place.insert(plans.into_iter().map(|plan| plan.lanes).collect());
+        }
+    }
+    let lanes = |sample: &Sample| &known[&(sample.algorithm, sample.shape())];
+    let alike = |one: &Sample, other: &Sample| {
+        (one.shard_bytes, one.shape()) == (other.shard_bytes, other.shape())
+            && lanes(one) == lanes(other)
+    };
+    let fastest = samples.iter().map(|sample| {
+        let alike = samples.iter().filter(|other| alike(sample, other));
+        alike.map(|other| other.seconds).fold(sample.seconds, f64::min)
+    });
+    let fastest: Vec<f64> = fastest.collect();
+    samples.iter_mut().zip(fastest).for_each(|(sample, seconds)| sample.seconds = seconds);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::measure::Configuration;
+    use super::*;
+
+    fn pooled(ranks: usize, algorithms: &[(Algorithm, u32, f64)]) -> Vec<f64> {
+        let sample = |&(algorithm, outputs, seconds): &(Algorithm, u32, f64)| Sample {
+            seconds,
+            ..Configuration { algorithm, outputs }.sample("host", 1024, 1)
+        };
+        let mut samples: Vec<Sample> = algorithms.iter().map(sample).collect();
+        merge_equal_plans(&mut samples, &Topology::flat(ranks).unwrap()).unwrap();
+        samples.iter().map(|sample| sample.seconds).collect()
+    }
+
+    #[test]
+    fn equal_plans_get_the_same_time() {
+        use Algorithm::{Direct, Pull, Ring};
+        let measured = [(Direct, 1, 3.0), (Pull, 1, 1.0), (Ring, 1, 2.0), (Ring, 2, 1.5)];
+        assert_eq!(pooled(2, &measured), [2.0, 1.0, 2.0, 1.5]);
+        assert_eq!(pooled(3, &measured), [3.0, 1.0, 2.0, 1.5]);
+    }
 }

@@ -1,36 +1,39 @@
-//! `peerlane calibrate`: measures all-gathers and writes what the links give.
+//! `peerlane calibrate`: measures all-gathers and fits the links of the cost model to them.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::Args;
 use peerlane::cost::{Calibration, Key, Links, Sample};
 use peerlane::hal::LinkKind;
+use peerlane::plan::Algorithm;
 use peerlane::topology::Topology;
 use peerlane::{cuda, host};
 use serde::Serialize;
 
+use crate::allgather::{Backend, Devices};
 use crate::error::{Failure, Result};
+use crate::options::{AlgorithmChoice, parse_algorithm, parse_ranks};
+use crate::report::pretty_json;
+use crate::units::Size;
 
-mod alike;
 mod check;
 mod measure;
-mod options;
 
 use check::Check;
-use measure::{Runs, Way, measure};
-pub(crate) use options::Options;
+use measure::{Configuration, Runs, measure, merge_equal_plans};
 
-/// Measures, fits and writes.
+/// Measures all-gathers, fits the links and writes the files.
 ///
 /// # Errors
-/// If something cannot be measured or written.
+/// If a configuration cannot be measured, or a file cannot be written.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let Measured { key, topology, mut fitted, mut others } = match &options.from {
         Some(path) => Measured::read(path)?,
         None => Measured::here(options)?,
     };
-    alike::pool(&mut fitted, &topology)?;
-    alike::pool(&mut others, &topology)?;
+    merge_equal_plans(&mut fitted, &topology)?;
+    merge_equal_plans(&mut others, &topology)?;
     let known = known(&key.backend);
     let calibration = Calibration::new(key, known, &topology, fitted)?;
     write(&options.out, &calibration)?;
@@ -42,7 +45,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// All-gathers and their times: those that the links are fitted to, and others.
+/// Measured all-gathers: the samples to fit, and the others.
 struct Measured {
     key: Key,
     topology: Topology,
@@ -51,29 +54,30 @@ struct Measured {
 }
 
 impl Measured {
-    /// Measures here; others only for a check.
+    /// Measures on this machine; the other samples are needed only for a check.
     fn here(options: &Options) -> Result<Self> {
-        let ways = Way::all(&options.algorithms()?);
-        let Runs { backend, ranks, samples } = measure(options, &ways, options.min_bytes.0)?;
+        let configurations = Configuration::all(&options.algorithms()?);
+        let Runs { backend, ranks, samples } =
+            measure(options, &configurations, options.min_bytes.0)?;
         let topology = Topology::flat(ranks)?;
         let key = Key::new(&backend, &machine(&backend), &topology);
         let mut others = Vec::new();
         if options.check.is_some() {
-            // In the middle between two sizes, as factors go.
+            // The geometric mean of two neighbouring sizes.
             let between = options.min_bytes.0.saturating_mul(options.factor.isqrt());
-            others = measure(options, &ways, between)?.samples;
+            others = measure(options, &configurations, between)?.samples;
         }
         Ok(Self { key, topology, fitted: samples, others })
     }
 
-    /// What an earlier check has measured.
+    /// Reads the samples of an earlier check.
     fn read(path: &Path) -> Result<Self> {
         let what = path.display();
         let text = fs::read_to_string(path)
             .map_err(|error| Failure::io(format_args!("cannot read {what}"), &error))?;
         let check: Check = serde_json::from_str(&text).map_err(|error| {
-            Failure::usage(format!("{what} is no check of a calibration: {error}"))
-                .with_advice("write one with `peerlane calibrate --check FILE`")
+            Failure::usage(format!("{what} is not a check file: {error}"))
+                .with_advice("create one with `peerlane calibrate --check FILE`")
         })?;
         let topology =
             check.topology().map_err(|error| Failure::usage(format!("{what}: {error}")))?;
@@ -84,35 +88,33 @@ impl Measured {
 }
 
 fn write(path: &Path, what: &impl Serialize) -> Result<()> {
-    let json =
-        serde_json::to_string_pretty(what).map_err(|error| Failure::failed(error.to_string()))?;
-    fs::write(path, json + "\n")
+    fs::write(path, pretty_json(what)?)
         .map_err(|error| Failure::io(format_args!("cannot write {}", path.display()), &error))
 }
 
 /// Reads a calibration from a file.
 ///
 /// # Errors
-/// If it cannot be read, or holds for something else than `wanted`.
-pub(crate) fn load(path: &Path, wanted: Option<&Key>) -> Result<Calibration> {
+/// If the file cannot be read, or was made for another key than `expected`.
+pub(crate) fn load(path: &Path, expected: Option<&Key>) -> Result<Calibration> {
     let what = path.display();
     let text = fs::read_to_string(path)
         .map_err(|error| Failure::io(format_args!("cannot read {what}"), &error))?;
     let calibration: Calibration = serde_json::from_str(&text).map_err(|error| {
-        Failure::usage(format!("{what} is no calibration: {error}"))
-            .with_advice("write one with `peerlane calibrate --out FILE`")
+        Failure::usage(format!("{what} is not a calibration: {error}"))
+            .with_advice("create one with `peerlane calibrate --out FILE`")
     })?;
     calibration.links.check().map_err(|error| Failure::usage(format!("{what}: {error}")))?;
-    if let Some(wanted) = wanted {
+    if let Some(expected) = expected {
         calibration
             .key
-            .check(wanted)
+            .check(expected)
             .map_err(|error| Failure::usage(format!("{what}: {error}")))?;
     }
     Ok(calibration)
 }
 
-/// What the ranks of a backend run on, in the system's words.
+/// Returns the device or the cores on which the ranks of a backend run.
 pub(crate) fn machine(backend: &str) -> String {
     if backend == "cuda"
         && let Ok(devices) = cuda::discover()
@@ -132,7 +134,7 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// What is known without a measurement.
+/// Returns the links of a backend that are known without a measurement.
 pub(crate) fn known(backend: &str) -> Links {
     if backend == "cuda" {
         return Links::default();
@@ -140,4 +142,69 @@ pub(crate) fn known(backend: &str) -> Links {
     let mut links = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
     links.node.processors = u32::try_from(cores()).ok();
     links
+}
+
+/// Measure all-gathers and fit the links of the cost model to them
+///
+/// Runs `peerlane allgather` with several algorithms and sizes, round by round. The fastest of the
+/// rounds counts, because other work on the machine only makes a round slower. Latencies and rates
+/// are fitted so that the model predicts these times. The file is valid for this version, backend,
+/// machine and number of ranks; loading it for another fails with the difference. Keep the machine
+/// free of other work during the measurement.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// File to write
+    #[arg(long, value_name = "FILE")]
+    pub(super) out: PathBuf,
+    /// Backend that moves the bytes; auto is cuda with two or more usable GPUs, otherwise host
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    pub(super) backend: Backend,
+    /// Processes to spawn [default: one per GPU, or 4]
+    #[arg(long, value_name = "N", value_parser = parse_ranks)]
+    pub(super) ranks: Option<usize>,
+    /// GPUs that the ranks take in turn, by the numbers of the driver [default: all]
+    #[arg(long, value_name = "N,N,…")]
+    pub(super) devices: Option<Devices>,
+    /// Algorithms to measure
+    #[arg(long, default_value = "direct,ring", value_name = "NAME,…", value_delimiter = ',')]
+    #[arg(value_parser = parse_algorithm)]
+    pub(super) algorithms: Vec<AlgorithmChoice>,
+    /// Smallest total size
+    #[arg(long, default_value = "1K", value_name = "SIZE")]
+    pub(super) min_bytes: Size,
+    /// Largest total size
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    pub(super) max_bytes: Size,
+    /// Factor from each total size to the next
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
+    pub(super) factor: u64,
+    /// Number of rounds
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(super) rounds: u32,
+    /// Also measure the sizes in between, and write predictions, choices and measurements to FILE
+    #[arg(long, value_name = "FILE")]
+    pub(super) check: Option<PathBuf>,
+    /// Fit again to a file that `--check` wrote, instead of measuring
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["backend", "ranks", "devices"])]
+    pub(super) from: Option<PathBuf>,
+    /// Longest wait for a peer, in seconds
+    #[arg(long, default_value = "30", value_name = "SECONDS")]
+    pub(super) timeout: String,
+}
+
+impl Options {
+    /// Returns the algorithms to measure.
+    ///
+    /// # Errors
+    /// If `auto` is among them.
+    pub(super) fn algorithms(&self) -> Result<Vec<Algorithm>> {
+        let named = self.algorithms.iter().map(|choice| match choice {
+            AlgorithmChoice::Named(algorithm) => Ok(*algorithm),
+            AlgorithmChoice::Auto => {
+                Err(Failure::usage("--algorithms contains auto, which needs the calibration")
+                    .with_advice("give algorithms by name, such as direct,ring"))
+            }
+        });
+        named.collect()
+    }
 }

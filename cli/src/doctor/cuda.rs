@@ -1,15 +1,15 @@
-//! The CUDA backend's devices: what each can do, how they reach each other, and what is off and why.
+//! Findings about the devices of the CUDA backend: capabilities, links and libraries.
 
 use peerlane::cuda::{self, ComputeMode, Device};
 
-use super::finding::Finding;
-use super::links;
+use super::{Finding, links};
 use crate::cublas;
 use crate::nccl::{self, Nccl};
-use crate::size::Size;
+use crate::units::Size;
 
-/// Looks at every device; nothing where there is none, which the section of backends says.
-pub(super) fn look() -> Vec<Finding> {
+/// Inspects every device. Without devices it returns nothing, because the section of backends
+/// reports that.
+pub(super) fn inspect() -> Vec<Finding> {
     let Ok(devices) = cuda::discover() else { return Vec::new() };
     if devices.is_empty() {
         return Vec::new();
@@ -46,21 +46,19 @@ fn device(device: &Device) -> Finding {
         ComputeMode::Shared => Finding::ok("GPU", found),
         ComputeMode::ExclusiveProcess => Finding::warning(
             "GPU",
-            format!("{found}, for one process at a time"),
-            "nvidia-smi -c DEFAULT, if other programs shall use it beside a rank",
+            format!("{found}, only one process at a time"),
+            "nvidia-smi -c DEFAULT, to let other programs use it at the same time",
         ),
-        ComputeMode::Prohibited => Finding::missing(
-            "GPU",
-            format!("{found}, whose use is prohibited"),
-            "nvidia-smi -c DEFAULT",
-        ),
+        ComputeMode::Prohibited => {
+            Finding::missing("GPU", format!("{found}, use is prohibited"), "nvidia-smi -c DEFAULT")
+        }
         other => {
             Finding::warning("GPU", format!("{found}, compute mode {other:?}"), "nvidia-smi -q")
         }
     }
 }
 
-/// What a device lacks that the backend uses.
+/// Returns the capabilities that the backend uses and the device lacks.
 fn limits(device: &Device) -> Option<Finding> {
     let abilities = &device.abilities;
     let lacks: Vec<&str> = [
@@ -79,11 +77,11 @@ fn limits(device: &Device) -> Option<Finding> {
     Some(Finding::warning(
         "GPU limits",
         found,
-        "a newer driver may bring it; MIG: nvidia-smi -mig 0",
+        "a newer driver may have it; for MIG: nvidia-smi -mig 0",
     ))
 }
 
-/// What trial allocations gave, once where all devices agree.
+/// Returns the result of trial allocations, for each device.
 fn handles(devices: &[Device]) -> Vec<Finding> {
     let of = |device: &Device| {
         let trials = cuda::try_handles(device.ordinal);
@@ -106,7 +104,7 @@ fn handle_finding(ordinal: u32, trials: Result<Trials, String>) -> Finding {
         Ok(trials) => trials,
         Err(error) => {
             let found = format!("{ordinal}: cannot be tried: {error}");
-            return Finding::warning(topic, found, "see whether another process has the GPU");
+            return Finding::warning(topic, found, "check whether another process uses the GPU");
         }
     };
     let works: Vec<_> =
@@ -120,26 +118,30 @@ fn handle_finding(ordinal: u32, trials: Result<Trials, String>) -> Finding {
     if !off.is_empty() {
         found += &format!("; {}", off.join("; "));
     }
-    // Fabric handles are for NVLink between hosts; a host does without.
+    // Fabric handles serve NVLink between hosts; one host does not need them.
     match trials {
         [(_, None), (_, None), _] => Finding::ok(topic, found),
         [(_, Some(_)), (_, Some(_)), _] => Finding::missing(
             topic,
             found,
-            "no memory can go to another process: see the driver's log",
+            "no memory can be shared with another process: see the log of the driver",
         ),
-        _ => Finding::warning(topic, found, "memory of one kind cannot go to another process"),
+        _ => Finding::warning(
+            topic,
+            found,
+            "memory of one kind cannot be shared with another process",
+        ),
     }
 }
 
-/// The links between all pairs.
+/// Returns the links between all pairs of devices.
 fn links(devices: &[Device]) -> Finding {
     links::finding(
         devices.iter().map(|device| device.ordinal),
         link,
-        "CUDA_VISIBLE_DEVICES may hide others",
-        "P2P is off between some GPUs: nvidia-smi topo -p2p r says why; in a virtual machine or \
-         container the host decides",
+        "CUDA_VISIBLE_DEVICES may hide other GPUs",
+        "P2P is off between some GPUs: nvidia-smi topo -p2p r shows the reason; in a virtual machine \
+         or container, it depends on the host",
     )
 }
 
@@ -149,22 +151,22 @@ fn link(from: u32, to: u32) -> String {
 
 fn nccl() -> Finding {
     match Nccl::open(None) {
-        Ok(nccl) => Finding::ok("NCCL", format!("{} ({})", nccl.version(), nccl.place())),
+        Ok(nccl) => Finding::ok("NCCL", format!("{} ({})", nccl.version(), nccl.path())),
         Err(error) => Finding::warning(
             "NCCL",
             error.text(),
-            format!("only --vs nccl needs it; {} PATH names it", nccl::WANTED.option),
+            format!("needed only for --vs nccl; {} PATH sets its path", nccl::LIBRARY.option),
         ),
     }
 }
 
 fn cublas() -> Finding {
-    match cublas::WANTED.open(None) {
-        Ok(found) => Finding::ok("cuBLAS", found.place),
+    match cublas::LIBRARY.open(None) {
+        Ok(found) => Finding::ok("cuBLAS", found.path),
         Err(error) => Finding::warning(
             "cuBLAS",
             error.text(),
-            format!("only --beside gemm needs it; {} PATH names it", cublas::WANTED.option),
+            format!("needed only for --beside gemm; {} PATH sets its path", cublas::LIBRARY.option),
         ),
     }
 }
@@ -174,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_that_is_off_says_why() {
+    fn an_unavailable_handle_has_a_reason() {
         let trials = [
             ("file descriptor", None),
             ("legacy IPC", None),
@@ -186,11 +188,11 @@ mod tests {
         worse[1].1 = Some("refused".to_owned());
         insta::assert_snapshot!(text(Ok(worse)), @"
         --  handles  1: file descriptor; legacy IPC off: refused; fabric off: CUDA_ERROR_NOT_PERMITTED (800)
-                     → memory of one kind cannot go to another process
+                     → memory of one kind cannot be shared with another process
         ");
         insta::assert_snapshot!(text(Err("busy".to_owned())), @"
         --  handles  1: cannot be tried: busy
-                     → see whether another process has the GPU
+                     → check whether another process uses the GPU
         ");
     }
 }

@@ -1,15 +1,15 @@
-//! The links between all pairs of GPUs, in words where all are alike, and as a matrix otherwise.
+//! Findings about the links between GPUs: one text if all links are equal, otherwise a matrix.
 
 use std::fmt::Display;
 
 use peerlane::hal::LinkKind;
 
-use super::finding::Finding;
+use super::Finding;
 
-/// GPUs that a matrix shows.
+/// Largest number of GPUs in a matrix.
 const MATRIX_MAX: usize = 16;
 
-/// What carries bytes from one GPU to another, and whether it may.
+/// Returns the kind of link from one GPU to another, or `none` without peer access.
 pub(super) fn text(link: Result<(LinkKind, bool), impl Display>) -> String {
     match link {
         Err(error) => format!("? ({error})"),
@@ -19,8 +19,8 @@ pub(super) fn text(link: Result<(LinkKind, bool), impl Display>) -> String {
     }
 }
 
-/// The links between these GPUs; what may be wrong with one GPU that is alone, and with some that do
-/// not reach each other.
+/// Returns the links between the GPUs. `alone` is the advice for a single GPU, `off` the advice for
+/// GPUs without peer access.
 pub(super) fn finding(
     ordinals: impl Iterator<Item = u32> + Clone,
     link: impl Fn(u32, u32) -> String,
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_told_in_words_where_all_are_alike() {
+    fn equal_links_are_one_text() {
         let text = |rows: &[&[&str]]| matrix_finding(&matrix(rows), "alone", "off").text(5);
         insta::assert_snapshot!(text(&[&["-", "NVLink"], &["NVLink", "-"]]), @"  ok  links  NVLink between all 2 GPUs");
         insta::assert_snapshot!(text(&[&["-"]]), @"

@@ -1,25 +1,24 @@
-//! What all backends stand on: processors, memory, and what the kernel lets a process do.
+//! Findings about processors, memory and kernel features that all backends need.
 
-use std::fs;
-use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
+use std::{fs, io};
 
 use peerlane::host;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::process::{Resource, getrlimit};
 
-use super::finding::Finding;
+use super::Finding;
 use crate::memory;
-use crate::size::Size;
+use crate::units::Size;
 
-/// Locked memory that lets an RDMA device register buffers of a useful size.
+/// Locked memory with which an RDMA device can register buffers of a useful size.
 const LOCKED_BYTES_ENOUGH: u64 = 1 << 30;
-/// Descriptors that a group of a few dozen ranks needs with room to spare.
+/// File descriptors that a group of a few dozen ranks needs, with a reserve.
 const DESCRIPTORS_ENOUGH: u64 = 1024;
 
-/// Looks at everything.
-pub(super) fn look() -> Vec<Finding> {
+/// Inspects the machine.
+pub(super) fn inspect() -> Vec<Finding> {
     vec![
         kernel(),
         processors(),
@@ -64,7 +63,7 @@ fn memory_nodes() -> usize {
 fn memory() -> Finding {
     let devices = host::discover().unwrap_or_default();
     let (Some(device), Some(available)) = (devices.first(), memory::available_bytes()) else {
-        let advice = "mount /proc to have runs checked against the memory that is free";
+        let advice = "mount /proc, so that runs are checked against the available memory";
         return Finding::warning("memory", "/proc/meminfo cannot be read", advice);
     };
     let total = Size(device.memory_bytes);
@@ -86,7 +85,7 @@ fn sealed_memory() -> Finding {
         Ok(()) => Finding::ok(topic, "memfd with seals"),
         Err(error) => Finding::missing(
             topic,
-            format!("memfd with seals is refused: {error}"),
+            format!("memfd with seals failed: {error}"),
             "the host backend needs memfd_create: allow it in the container's seccomp profile",
         ),
     }
@@ -112,7 +111,7 @@ fn huge_pages() -> Finding {
     let topic = "huge pages";
     let path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
     let Ok(text) = fs::read_to_string(path) else {
-        return Finding::ok(topic, "the kernel has none for shared memory");
+        return Finding::ok(topic, "the kernel has no huge pages for shared memory");
     };
     let chosen = text.split(['[', ']']).nth(1).unwrap_or("unknown").to_owned();
     let found = format!("shared memory: {chosen}");
@@ -135,18 +134,18 @@ fn locked_memory() -> Finding {
             if fs::read_to_string("/proc/self/status").is_ok_and(|text| may_lock(&text)) =>
         {
             let found =
-                format!("at most {}, which does not bind this user (CAP_IPC_LOCK)", Size(limit));
+                format!("at most {}, not enforced for this user (CAP_IPC_LOCK)", Size(limit));
             Finding::ok(topic, found)
         }
         Some(limit) => Finding::warning(
             topic,
             format!("at most {}", Size(limit)),
-            "enough for the host backend; rdma registers locked memory: ulimit -l unlimited",
+            "enough for the host backend; rdma needs more for registered memory: ulimit -l unlimited",
         ),
     }
 }
 
-/// Whether a process of this status may lock memory beyond its limit.
+/// Returns whether a process with this status may lock memory beyond its limit.
 fn may_lock(status: &str) -> bool {
     const IPC_LOCK: u32 = 14;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));

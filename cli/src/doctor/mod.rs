@@ -1,23 +1,27 @@
-//! `peerlane doctor`: what this machine has for each backend, and what is missing.
-
-use std::io::{self, Write};
+//! `peerlane doctor`: reports what this machine has for each backend, and what is missing.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `machine` | processors, memory and kernel features |
+//! | `cuda` | GPUs of the CUDA backend |
+//! | `rocm` | GPUs of the ROCm backend |
+//! | `rdma` | NICs of the RDMA backend |
+//! | `links` | links between GPUs |
 
 use clap::Args;
+use peerlane::hal::Error;
 use serde::Serialize;
 
-use crate::error::{Failure, Result};
+use crate::error::Result;
+use crate::report::{pretty_json, print};
 
-mod backends;
 mod cuda;
-mod finding;
 mod links;
 mod machine;
 mod rdma;
 mod rocm;
 
-use finding::{Finding, State};
-
-/// Show what each backend finds on this machine, what is missing, and how to get it.
+/// Show what each backend finds on this machine, what is missing and how to get it
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     /// Print one JSON object
@@ -25,43 +29,35 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// Everything that was found.
+/// All findings, by section.
 #[derive(Debug, Serialize)]
 struct Findings {
     machine: Vec<Finding>,
     backends: Vec<Finding>,
-    /// More of the CUDA backend, where it has devices.
+    /// Details of the CUDA backend, if it has devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     cuda: Vec<Finding>,
-    /// The same of the ROCm backend.
+    /// Details of the ROCm backend, if it has devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     rocm: Vec<Finding>,
-    /// More of the RDMA backend, where the kernel has devices.
+    /// Details of the RDMA backend, if the kernel has devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     rdma: Vec<Finding>,
 }
 
-/// Looks around and prints what there is.
+/// Inspects the machine and prints the findings.
 ///
 /// # Errors
-/// If it cannot be printed; what is missing is no failure.
+/// If stdout cannot be written. A missing backend is not an error.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let findings = Findings {
-        machine: machine::look(),
-        backends: backends::look(),
-        cuda: cuda::look(),
-        rocm: rocm::look(),
-        rdma: rdma::look(),
+        machine: machine::inspect(),
+        backends: backends(),
+        cuda: cuda::inspect(),
+        rocm: rocm::inspect(),
+        rdma: rdma::inspect(),
     };
-    let text = if options.json {
-        let json = serde_json::to_string_pretty(&findings);
-        json.map_err(|error| Failure::failed(error.to_string()))? + "\n"
-    } else {
-        findings.text()
-    };
-    io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|error| Failure::io("cannot print the findings", &error))
+    print(&if options.json { pretty_json(&findings)? } else { findings.text() })
 }
 
 impl Findings {
@@ -84,18 +80,115 @@ impl Findings {
         let vendors: String = [("cuda", &self.cuda), ("rocm", &self.rocm), ("rdma", &self.rdma)]
             .into_iter()
             .filter(|(_, findings)| !findings.is_empty())
-            .map(|(name, findings)| {
-                section(name, findings)
-                    + "
-"
-            })
+            .map(|(name, findings)| section(name, findings) + "\n")
             .collect();
-        format!(
-            "{machine}
-{backends}
-{vendors}{verdict}
-"
-        )
+        format!("{machine}\n{backends}\n{vendors}{verdict}\n")
+    }
+}
+
+/// Rating of a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum State {
+    /// Complete.
+    Ok,
+    /// Usable, with a limitation.
+    Warning,
+    /// Not available.
+    Missing,
+}
+
+/// A result of the inspection, and advice.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Finding {
+    pub(super) topic: &'static str,
+    pub(super) state: State,
+    pub(super) found: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) advice: Option<String>,
+}
+
+impl Finding {
+    /// Creates a finding without advice.
+    pub(super) fn ok(topic: &'static str, found: impl Into<String>) -> Self {
+        Self { topic, state: State::Ok, found: found.into(), advice: None }
+    }
+
+    /// Creates a finding with a limitation.
+    pub(super) fn warning(
+        topic: &'static str,
+        found: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        let (found, advice) = (found.into(), Some(advice.into()));
+        Self { topic, state: State::Warning, found, advice }
+    }
+
+    /// Creates a finding of something that is not available.
+    pub(super) fn missing(
+        topic: &'static str,
+        found: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        let (found, advice) = (found.into(), Some(advice.into()));
+        Self { topic, state: State::Missing, found, advice }
+    }
+
+    /// Returns one line for the finding and one for the advice.
+    pub(super) fn text(&self, width: usize) -> String {
+        let mark = match self.state {
+            State::Ok => "ok",
+            State::Warning => "--",
+            State::Missing => "no",
+        };
+        let Self { topic, found, .. } = self;
+        let line = format!("  {mark}  {topic:width$}  {found}\n");
+        let Some(advice) = &self.advice else { return line };
+        format!("{line}      {:width$}  → {advice}\n", "")
+    }
+}
+
+/// Asks every backend for its devices.
+fn backends() -> Vec<Finding> {
+    vec![
+        backend("host", peerlane::host::discover(), |device| device.name.clone(), "mount /proc"),
+        backend(
+            "cuda",
+            peerlane::cuda::discover(),
+            |device| device.name.clone(),
+            "install the NVIDIA driver, which contains libcuda.so.1",
+        ),
+        backend(
+            "rocm",
+            peerlane::rocm::discover(),
+            |device| device.name.clone(),
+            "install ROCm, which contains libamdhip64.so and libhsa-runtime64.so.1",
+        ),
+        backend(
+            "rdma",
+            peerlane::rdma::discover(),
+            |device| device.name.clone(),
+            "install the package libibverbs1 or rdma-core, which contains libibverbs.so.1; a NIC is \
+             needed as well",
+        ),
+    ]
+}
+
+fn backend<D, E: Error>(
+    backend: &'static str,
+    discovered: std::result::Result<Vec<D>, E>,
+    name: impl Fn(&D) -> String,
+    advice: &str,
+) -> Finding {
+    match discovered {
+        Err(error) => Finding::missing(backend, error.to_string(), advice),
+        Ok(devices) if devices.is_empty() => Finding::missing(backend, "no device", advice),
+        Ok(devices) => {
+            let plural = if devices.len() == 1 { "" } else { "s" };
+            let names: Vec<_> = devices.iter().map(name).collect();
+            let count = devices.len();
+            Finding::ok(backend, format!("{count} device{plural}: {}", names.join(", ")))
+        }
     }
 }
 
@@ -132,9 +225,9 @@ mod tests {
 
     #[test]
     fn this_machine_is_looked_at_without_a_failure() {
-        let topics: Vec<_> = machine::look().iter().map(|finding| finding.topic).collect();
+        let topics: Vec<_> = machine::inspect().iter().map(|finding| finding.topic).collect();
         insta::assert_snapshot!(topics.join(", "), @"kernel, processors, memory, sealed memory, abstract sockets, huge pages, locked memory, open files");
-        let backends: Vec<_> = backends::look().iter().map(|finding| finding.topic).collect();
+        let backends: Vec<_> = backends().iter().map(|finding| finding.topic).collect();
         assert_eq!(backends, ["host", "cuda", "rocm", "rdma"]);
     }
 }

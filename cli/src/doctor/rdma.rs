@@ -1,25 +1,25 @@
-//! The RDMA backend's network cards: their ports and addresses, and what is off and why.
+//! Findings about the NICs of the RDMA backend: ports, addresses and dma-buf support.
 
 use std::fs;
 
 use peerlane::rdma::{self, Device, LinkLayer, Port};
 
-use super::finding::Finding;
-use crate::size::Size;
+use super::Finding;
+use crate::units::Size;
 
-/// Where the kernel lists RDMA devices.
+/// Folder in which the kernel lists RDMA devices.
 const DEVICES: &str = "/sys/class/infiniband";
-/// The payload of the largest packets.
+/// Largest payload of a packet.
 const PACKET_BYTES_MAX: u32 = 4096;
 
-/// Looks at every card; where there is none, at what stands between the kernel and the library.
-pub(super) fn look() -> Vec<Finding> {
-    // Without the library the section of backends says all.
+/// Inspects every NIC, and reports devices that the kernel has and the library does not open.
+pub(super) fn inspect() -> Vec<Finding> {
+    // Without the library, the section of backends reports the reason.
     let Ok(devices) = rdma::discover() else { return Vec::new() };
     let known = names_in(DEVICES);
     let mut findings: Vec<_> = unopened(&known, &devices).into_iter().collect();
     for device in &devices {
-        findings.push(card(device));
+        findings.push(nic(device));
         findings.extend(device.ports.iter().flat_map(|port| of_port(device, port)));
         findings.push(dmabuf(&device.name, rdma::try_dmabuf(&device.name)));
     }
@@ -34,21 +34,21 @@ fn names_in(folder: &str) -> Vec<String> {
     names
 }
 
-/// What the kernel has and the library does not open.
+/// Returns the devices that the kernel has and the library does not open.
 fn unopened(known: &[String], devices: &[Device]) -> Option<Finding> {
     let is_open = |name: &&String| devices.iter().any(|device| device.name == **name);
     let missing: Vec<_> = known.iter().filter(|name| !is_open(name)).map(String::as_str).collect();
     (!missing.is_empty()).then(|| {
         Finding::missing(
             "providers",
-            format!("the kernel has {}, which libibverbs does not open", missing.join(", ")),
+            format!("the kernel has {}, but libibverbs does not open it", missing.join(", ")),
             "install the package ibverbs-providers or rdma-core; load ib_uverbs; in a container, pass \
              /dev/infiniband",
         )
     })
 }
 
-fn card(device: &Device) -> Finding {
+fn nic(device: &Device) -> Finding {
     let Device { name, firmware, queue_pairs_max, completion_vectors, .. } = device;
     let mut found = name.clone();
     if !firmware.is_empty() {
@@ -69,7 +69,7 @@ fn card(device: &Device) -> Finding {
          up to {}",
         Size(device.region_bytes_max)
     );
-    Finding::ok("card", found)
+    Finding::ok("NIC", found)
 }
 
 fn memory_node(name: &str) -> Option<u32> {
@@ -77,7 +77,7 @@ fn memory_node(name: &str) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// The port, and its addresses.
+/// Returns the findings of a port and its addresses.
 fn of_port(device: &Device, port: &Port) -> Vec<Finding> {
     let interface = port.best_gid().and_then(|gid| interface(&device.name, port.number, gid.index));
     let mut findings = vec![port_finding(&device.name, port, interface.as_deref())];
@@ -89,7 +89,7 @@ fn of_port(device: &Device, port: &Port) -> Vec<Finding> {
     findings
 }
 
-/// The network interface behind an address.
+/// Returns the network interface of an address.
 fn interface(device: &str, port: u8, index: u32) -> Option<String> {
     let file = format!("{DEVICES}/{device}/ports/{port}/gid_attrs/ndevs/{index}");
     fs::read_to_string(file).ok().map(|text| text.trim().to_owned())
@@ -115,7 +115,7 @@ fn port_finding(device: &str, port: &Port, interface: Option<&str>) -> Finding {
     if !port.active {
         let advice = match (ethernet, port.state) {
             (false, "initializing" | "armed") => {
-                "no subnet manager has set it up: start opensm, or ask who runs the network"
+                "no subnet manager has configured the port: start opensm, or ask the network administrator"
                     .to_owned()
             }
             (true, _) => format!("see `rdma link`; bring {interface} up: ip link set … up"),
@@ -124,21 +124,21 @@ fn port_finding(device: &str, port: &Port, interface: Option<&str>) -> Finding {
         return Finding::missing(topic, found, advice);
     }
     match port.best_gid() {
-        Some(gid) => found += &format!(", takes {gid}"),
+        Some(gid) => found += &format!(", uses {gid}"),
         None if ethernet => {
-            found += ", no address that other hosts reach";
+            found += ", no address that other hosts can reach";
             return Finding::missing(
                 topic,
                 found,
-                "give its network interface an IP address; or choose an address by --gid-index",
+                "give its network interface an IP address, or select an address with --gid-index",
             );
         }
         None => {}
     }
     if ethernet && port.mtu_bytes < PACKET_BYTES_MAX {
         let advice = format!(
-            "packets of {PACKET_BYTES_MAX} bytes need interfaces and switches with an MTU of 4200 or \
-             more: ip link set {interface} mtu 9000"
+            "packets of {PACKET_BYTES_MAX} bytes need an MTU of 4200 or more on interfaces and \
+             switches: ip link set {interface} mtu 9000"
         );
         return Finding::warning(topic, found, advice);
     }
@@ -149,8 +149,7 @@ fn dmabuf(name: &str, trial: Result<Result<(), rdma::DmabufRefusal>, rdma::Error
     let topic = "dma-buf";
     let refusal = match trial {
         Ok(Ok(())) => {
-            let found =
-                format!("{name} registers memory of GPUs (a kernel of 5.12 or newer decides)");
+            let found = format!("{name} registers GPU memory (needs Linux 5.12 or newer)");
             return Finding::ok(topic, found);
         }
         Ok(Err(refusal)) => refusal.to_string(),
@@ -164,8 +163,8 @@ fn dmabuf(name: &str, trial: Result<Result<(), rdma::DmabufRefusal>, rdma::Error
     Finding::warning(
         topic,
         found,
-        "memory of the host is not affected; for memory of GPUs a card, driver and kernel that take \
-         dma-bufs, or modprobe nvidia_peermem",
+        "host memory is not affected; GPU memory needs a NIC, driver and kernel with dma-buf \
+         support, or modprobe nvidia_peermem",
     )
 }
 
@@ -201,17 +200,17 @@ mod tests {
     }
 
     #[test]
-    fn a_port_says_what_it_takes_or_what_is_off() {
+    fn a_port_shows_its_address_or_its_fault() {
         let text = |port: &Port, at| port_finding("mlx5_0", port, at).text(4);
         let good = port("active", 4096, vec![link_local(), mapped()]);
-        insta::assert_snapshot!(text(&good, Some("eth0")), @"  ok  port  mlx5_0 port 1: active, Ethernet, 100 Gb/s, MTU 4096, at eth0, takes 10.0.0.1 (RoCE v2, index 1)");
+        insta::assert_snapshot!(text(&good, Some("eth0")), @"  ok  port  mlx5_0 port 1: active, Ethernet, 100 Gb/s, MTU 4096, at eth0, uses 10.0.0.1 (RoCE v2, index 1)");
         insta::assert_snapshot!(text(&port("active", 1024, vec![mapped()]), Some("eth0")), @"
-        --  port  mlx5_0 port 1: active, Ethernet, 100 Gb/s, MTU 1024, at eth0, takes 10.0.0.1 (RoCE v2, index 1)
-                  → packets of 4096 bytes need interfaces and switches with an MTU of 4200 or more: ip link set eth0 mtu 9000
+        --  port  mlx5_0 port 1: active, Ethernet, 100 Gb/s, MTU 1024, at eth0, uses 10.0.0.1 (RoCE v2, index 1)
+                  → packets of 4096 bytes need an MTU of 4200 or more on interfaces and switches: ip link set eth0 mtu 9000
         ");
         insta::assert_snapshot!(text(&port("active", 4096, vec![link_local()]), None), @"
-        no  port  mlx5_0 port 1: active, Ethernet, 100 Gb/s, MTU 4096, no address that other hosts reach
-                  → give its network interface an IP address; or choose an address by --gid-index
+        no  port  mlx5_0 port 1: active, Ethernet, 100 Gb/s, MTU 4096, no address that other hosts can reach
+                  → give its network interface an IP address, or select an address with --gid-index
         ");
         insta::assert_snapshot!(text(&port("down", 4096, vec![]), Some("eth0")), @"
         no  port  mlx5_0 port 1: down, Ethernet, 100 Gb/s, MTU 4096, at eth0
@@ -220,21 +219,21 @@ mod tests {
         let unmanaged = Port { link: LinkLayer::InfiniBand, ..port("initializing", 4096, vec![]) };
         insta::assert_snapshot!(text(&unmanaged, None), @"
         no  port  mlx5_0 port 1: initializing, InfiniBand, 100 Gb/s, MTU 4096
-                  → no subnet manager has set it up: start opensm, or ask who runs the network
+                  → no subnet manager has configured the port: start opensm, or ask the network administrator
         ");
     }
 
     #[test]
-    fn what_the_library_does_not_open_is_named() {
+    fn devices_without_a_provider_are_named() {
         assert_eq!(unopened(&[], &[]), None);
         insta::assert_snapshot!(unopened(&["mlx5_0".into()], &[]).unwrap().text(9), @"
-        no  providers  the kernel has mlx5_0, which libibverbs does not open
+        no  providers  the kernel has mlx5_0, but libibverbs does not open it
                        → install the package ibverbs-providers or rdma-core; load ib_uverbs; in a container, pass /dev/infiniband
         ");
     }
 
     #[test]
-    fn a_refusal_of_dma_bufs_says_what_it_costs() {
+    fn missing_dma_buf_support_has_a_reason() {
         assert_eq!(dmabuf("mlx5_0", Ok(Ok(()))).advice, None);
         let refused = dmabuf("rxe0", Ok(Err(rdma::DmabufRefusal::Library)));
         assert!(refused.found.starts_with("rxe0 off: libibverbs is older than rdma-core 34"));

@@ -1,25 +1,25 @@
-//! The ROCm backend's devices: what each is, how they reach each other, and which runtimes are used.
+//! Findings about the devices of the ROCm backend: GPUs, links and runtimes.
 
 use peerlane::rocm::{self, Device, Error, Runtimes};
 
-use super::finding::Finding;
-use super::links;
-use crate::size::Size;
+use super::{Finding, links};
+use crate::units::Size;
 
-/// Looks at every device; nothing where there is none, which the section of backends says.
-pub(super) fn look() -> Vec<Finding> {
+/// Inspects every device. Without devices it returns nothing, because the section of backends
+/// reports that.
+pub(super) fn inspect() -> Vec<Finding> {
     let Ok(devices) = rocm::discover() else { return Vec::new() };
     let runtimes = rocm::runtimes();
-    // Without an HSA runtime no device has an agent, which is said once.
+    // Without an HSA runtime no device has an agent; the runtime finding reports that once.
     let agents = runtimes.as_ref().is_ok_and(|runtimes| runtimes.hsa.is_ok());
     let mut findings = of_runtimes(runtimes);
     findings.extend(devices.iter().map(|device| of_device(device, agents)));
     findings.push(links::finding(
         devices.iter().map(|device| device.ordinal),
         link,
-        "HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES may hide others",
-        "peer access is off between some GPUs: rocm-smi --showtopo shows the links; over PCI Express it \
-         needs large BARs, and an IOMMU that lets it pass",
+        "HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES may hide other GPUs",
+        "peer access is off between some GPUs: rocm-smi --showtopo shows the links; over PCI Express \
+         it needs large BARs, and an IOMMU that permits it",
     ));
     findings
 }
@@ -40,12 +40,12 @@ fn of_runtimes(found: Result<Runtimes, Error>) -> Vec<Finding> {
         Err(error) => Finding::warning(
             "runtime",
             error.as_str(),
-            "without it bytes are moved by streams alone, and not by SDMA engines one by one",
+            "without it copies use HIP streams, and SDMA engines cannot be selected",
         ),
     });
     if let Some(text) = runtimes.mixed() {
         let advice =
-            "releases are not tested together: see what LD_LIBRARY_PATH and ROCM_PATH name";
+            "different releases are not tested together: check LD_LIBRARY_PATH and ROCM_PATH";
         findings.push(Finding::warning("runtime", text, advice));
     }
     findings
@@ -67,7 +67,7 @@ fn of_device(device: &Device, agents: bool) -> Finding {
     match rocm::agent(device) {
         Ok(agent) => Finding::ok("GPU", format!("{found}, {}", agent.name)),
         Err(error) => {
-            Finding::warning("GPU", format!("{found}; {error}"), "SDMA engines cannot be chosen")
+            Finding::warning("GPU", format!("{found}; {error}"), "SDMA engines cannot be selected")
         }
     }
 }

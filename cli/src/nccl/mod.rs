@@ -1,7 +1,7 @@
-//! NCCL beside Peerlane: loaded at run time, for comparisons in the same processes.
+//! NCCL, loaded at run time for comparisons in the same processes.
 //!
-//! A communicator that a failure leaves open is leaked: to destroy or to abort it may wait for peers
-//! that are gone, while the end of the process ends it in any case.
+//! A communicator that is open after a failure is leaked. To destroy or abort it could wait for
+//! peers that are lost, and the end of the process ends it in any case.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
@@ -9,12 +9,12 @@ use std::ptr::null_mut;
 use std::rc::Rc;
 
 use crate::error::{Failure, Result};
-use crate::library::Wanted;
+use crate::library::LibrarySpec;
 
 mod sys;
 
-/// Where NCCL is looked for.
-pub(crate) const WANTED: Wanted = Wanted {
+/// Search parameters of NCCL.
+pub(crate) const LIBRARY: LibrarySpec = LibrarySpec {
     name: "NCCL",
     option: "--nccl",
     variables: &["NCCL_HOME"],
@@ -23,73 +23,73 @@ pub(crate) const WANTED: Wanted = Wanted {
     advice: "pip install nvidia-nccl-cu13, or the package libnccl2",
 };
 
-/// The library.
+/// The loaded library.
 pub(crate) struct Nccl {
     functions: sys::Functions,
     version: c_int,
-    place: String,
+    path: String,
 }
 
-/// How thread blocks are used.
+/// Policies for the use of thread blocks (CTA policies).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
-    /// As NCCL chooses.
+    /// NCCL chooses.
     Default,
-    /// None where copy engines can do it.
+    /// No thread blocks where copy engines can do the work.
     CopyEngines,
 }
 
-/// A group of ranks, as NCCL sees it.
+/// A communicator of NCCL.
 pub(crate) struct Communicator {
     nccl: Rc<Nccl>,
     raw: *mut sys::Comm,
 }
 
-/// Device memory that NCCL allocated, registered as a symmetric window.
+/// Device memory that NCCL allocated and registered as a symmetric window.
 pub(crate) struct Window {
     address: *mut c_void,
     raw: *mut sys::Window,
 }
 
 impl Nccl {
-    /// Loads the library from `given` or from the usual places.
+    /// Loads the library from `given` or from the usual folders.
     ///
     /// # Errors
-    /// If it is not there, or too old for the paths that are compared.
+    /// If it is not found, or is too old for the compared paths.
     pub(crate) fn open(given: Option<&Path>) -> Result<Rc<Self>> {
-        let found = WANTED.open(given)?;
-        let place = found.place;
+        let found = LIBRARY.open(given)?;
+        let path = found.path;
         let functions = sys::Functions::look_up(found.library)
-            .map_err(|symbol| too_old(format!("NCCL at {place} has no {symbol}")))?;
+            .map_err(|symbol| too_old(format!("NCCL at {path} has no {symbol}")))?;
         let mut version = 0;
-        // SAFETY: the pointer is to an integer that lives.
+        // SAFETY: the pointer points to a local variable.
         let code = unsafe { (functions.version)(&mut version) };
-        let nccl = Self { functions, version, place };
+        let nccl = Self { functions, version, path };
         nccl.check("ncclGetVersion", code, null_mut())?;
         if version < sys::VERSION {
-            return Err(too_old(format!("NCCL at {} is {}", nccl.place, nccl.version())));
+            return Err(too_old(format!("NCCL at {} is {}", nccl.path, nccl.version())));
         }
         Ok(Rc::new(nccl))
     }
 
-    /// The version, such as `2.28.9`.
+    /// Returns the version, such as `2.28.9`.
     pub(crate) fn version(&self) -> String {
         let Self { version, .. } = self;
         format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
     }
 
-    /// The file that was loaded.
-    pub(crate) fn place(&self) -> &str {
-        &self.place
+    /// Returns the path of the loaded file.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
     }
 
-    /// Where ranks meet, for one communicator; made on one rank and given to all.
+    /// Creates the unique id of one communicator on one rank, for all ranks.
     ///
     /// # Errors
-    /// NCCL's.
+    /// If NCCL returns an error.
     pub(crate) fn unique_id(&self) -> Result<Vec<u8>> {
         let mut id = sys::UniqueId([0; 128]);
-        // SAFETY: the pointer is to an id that lives.
+        // SAFETY: the pointer points to a local variable.
         let code = unsafe { (self.functions.unique_id)(&mut id) };
         self.check("ncclGetUniqueId", code, null_mut())?;
         Ok(id.0.to_vec())
@@ -99,22 +99,22 @@ impl Nccl {
         if code == sys::SUCCESS {
             return Ok(());
         }
-        // SAFETY: the function takes any code and gives a text that is never freed.
+        // SAFETY: the function takes any code and returns a static text.
         let text = text(unsafe { (self.functions.error_text)(code) });
-        // SAFETY: the function takes a communicator or null and gives a text of the library's own,
-        // which is copied before the next call.
+        // SAFETY: the function takes a communicator or null. It returns a text of the library, which is
+        // copied before the next call.
         let last = text_or_none(unsafe { (self.functions.last_error)(communicator) });
         let last = last.map_or(String::new(), |last| format!(" ({last})"));
         Err(Failure::failed(format!("NCCL {}: {call}: {text}{last}", self.version()))
-            .with_advice("NCCL_DEBUG=WARN makes NCCL say more"))
+            .with_advice("set NCCL_DEBUG=WARN for messages of NCCL"))
     }
 }
 
 impl Communicator {
-    /// Joins as `rank` of `ranks`; the GPU is the one that is current. Collective; waits for all.
+    /// Joins as `rank` of `ranks` with the current GPU. Collective; waits for all ranks.
     ///
     /// # Errors
-    /// NCCL's.
+    /// If NCCL returns an error.
     pub(crate) fn join(
         nccl: &Rc<Nccl>,
         id: &[u8],
@@ -122,7 +122,7 @@ impl Communicator {
         ranks: usize,
         policy: Policy,
     ) -> Result<Rc<Self>> {
-        let wrong = |what: &str| Failure::failed(format!("{what} is nothing that NCCL takes"));
+        let wrong = |what: &str| Failure::failed(format!("{what} is not valid for NCCL"));
         let id = id.try_into().map(sys::UniqueId).map_err(|_| wrong("the unique id"))?;
         let rank = c_int::try_from(rank).map_err(|_| wrong("the rank"))?;
         let ranks = c_int::try_from(ranks).map_err(|_| wrong("the number of ranks"))?;
@@ -131,21 +131,22 @@ impl Communicator {
             Policy::CopyEngines => sys::POLICY_ZERO,
         });
         let mut raw = null_mut();
-        // SAFETY: both pointers are to values that live over the call, and the config is initialised
-        // in the layout of the version that it names.
+        // SAFETY: both pointers point to local variables, and the config is initialised in the layout
+        // of the version that it names.
         let code = unsafe { (nccl.functions.join)(&mut raw, ranks, id, rank, &mut config) };
         nccl.check("ncclCommInitRankConfig", code, null_mut())?;
         Ok(Rc::new(Self { nccl: Rc::clone(nccl), raw }))
     }
 
-    /// Puts an all-gather of `bytes` from each rank on a stream. Collective.
+    /// Enqueues an all-gather of `bytes` from each rank on a stream. Collective.
     ///
     /// # Errors
-    /// NCCL's.
+    /// If NCCL returns an error.
     ///
     /// # Safety
-    /// The stream is of this communicator's GPU; input and output are device memory of `bytes` and
-    /// of `bytes` from each rank, and stay untouched until the stream has passed the gather.
+    /// The stream belongs to this communicator's GPU. Input and output are device memory of `bytes`
+    /// and of `bytes` for each rank, and nothing else uses them until the stream has completed the
+    /// all-gather.
     pub(crate) unsafe fn all_gather(
         &self,
         input: u64,
@@ -155,7 +156,7 @@ impl Communicator {
     ) -> Result<()> {
         let (input, output) = (input as *const c_void, output as *mut c_void);
         let Self { nccl, raw } = self;
-        // SAFETY: the communicator lives; the rest is the caller's promise.
+        // SAFETY: the communicator was created by `join`; the caller guarantees the rest.
         let code =
             unsafe { (nccl.functions.all_gather)(input, output, bytes, sys::UINT8, *raw, stream) };
         nccl.check("ncclAllGather", code, *raw)
@@ -164,17 +165,17 @@ impl Communicator {
     /// Allocates memory of the current GPU and registers it as a symmetric window. Collective.
     ///
     /// # Errors
-    /// NCCL's.
+    /// If NCCL returns an error.
     pub(crate) fn window(&self, bytes: usize) -> Result<Window> {
         let functions = &self.nccl.functions;
         let mut window = Window { address: null_mut(), raw: null_mut() };
-        // SAFETY: the pointer is to a pointer that lives.
+        // SAFETY: the pointer points to a local variable.
         let code = unsafe { (functions.allocate)(&mut window.address, bytes) };
         self.nccl.check("ncclMemAlloc", code, self.raw)?;
         let Window { address, raw } = &mut window;
         let flags = sys::WINDOW_SYMMETRIC;
-        // SAFETY: the memory was just allocated with that length, and lives until the window is
-        // closed or the process ends.
+        // SAFETY: the memory was just allocated with this length, and stays allocated until the window
+        // is closed or the process ends.
         let code = unsafe { (functions.register)(self.raw, *address, bytes, raw, flags) };
         self.nccl.check("ncclCommWindowRegister", code, self.raw)?;
         Ok(window)
@@ -183,39 +184,41 @@ impl Communicator {
     /// Deregisters a window and frees its memory. Collective.
     ///
     /// # Errors
-    /// NCCL's.
+    /// If NCCL returns an error.
     pub(crate) fn close_window(&self, window: &Window) -> Result<()> {
         let functions = &self.nccl.functions;
-        // SAFETY: the window was registered with a communicator that still lives; no stream uses it
-        // any more.
+        // SAFETY: the window was registered with this communicator, which is still open, and no stream
+        // uses it.
         let code = unsafe { (functions.deregister)(self.raw, window.raw) };
         self.nccl.check("ncclCommWindowDeregister", code, self.raw)?;
-        // SAFETY: ncclMemAlloc gave the address, and the window over it is gone.
+        // SAFETY: `ncclMemAlloc` returned the address, and its window has been deregistered.
         let code = unsafe { (functions.free)(window.address) };
         self.nccl.check("ncclMemFree", code, self.raw)
     }
 
-    /// Leaves. Collective; without it the communicator stays until the process ends.
+    /// Destroys the communicator. Collective. Without this call it stays open until the process
+    /// ends.
     ///
     /// # Errors
-    /// NCCL's.
+    /// If NCCL returns an error.
     pub(crate) fn close(&self) -> Result<()> {
-        // SAFETY: it was joined, no call is under way, and nobody calls this twice.
+        // SAFETY: the communicator was created by `join`, no call is in progress, and the caller calls
+        // this once.
         let code = unsafe { (self.nccl.functions.destroy)(self.raw) };
         self.nccl.check("ncclCommDestroy", code, null_mut())
     }
 }
 
 impl Window {
-    /// The device address.
+    /// Returns the device address.
     pub(crate) fn address(&self) -> u64 {
         self.address as u64
     }
 }
 
 fn too_old(text: String) -> Failure {
-    Failure::failed(format!("{text}; the comparison wants NCCL 2.28 or newer"))
-        .with_advice("pip install -U nvidia-nccl-cu13, and name the file with --nccl")
+    Failure::failed(format!("{text}; the comparison needs NCCL 2.28 or newer"))
+        .with_advice("pip install -U nvidia-nccl-cu13, and give the file with --nccl")
 }
 
 fn text(text: *const c_char) -> String {
@@ -226,7 +229,7 @@ fn text_or_none(text: *const c_char) -> Option<String> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: the library's texts end with a zero and are copied here, before another call.
+    // SAFETY: texts of the library end with a zero byte and are copied here, before another call.
     let text = unsafe { CStr::from_ptr(text) };
     Some(text.to_string_lossy().trim().to_owned()).filter(|text| !text.is_empty())
 }

@@ -1,14 +1,16 @@
-//! NCCL's C interface as far as this program calls it: the layout of NCCL 2.28, which newer
-//! versions take too, because the struct says its own size and version.
+//! The part of NCCL's C interface that this program calls.
+//!
+//! The layout is that of NCCL 2.28. Newer versions accept it, because the struct contains its own
+//! size and version.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use crate::library::functions;
 
-/// A result code; a plain integer, because a newer library may know more of them.
+/// A result code; an integer, because a newer library may have more codes.
 pub(crate) type NcclResult = c_int;
 
-/// Everything went well.
+/// `ncclSuccess`.
 pub(crate) const SUCCESS: NcclResult = 0;
 /// `ncclUint8`.
 pub(crate) const UINT8: c_int = 1;
@@ -16,17 +18,17 @@ pub(crate) const UINT8: c_int = 1;
 pub(crate) const WINDOW_SYMMETRIC: c_int = 1;
 /// `NCCL_CTA_POLICY_DEFAULT`.
 pub(crate) const POLICY_DEFAULT: c_int = 0;
-/// `NCCL_CTA_POLICY_ZERO`: no thread blocks where copy engines can do it.
+/// `NCCL_CTA_POLICY_ZERO`: no thread blocks where copy engines can do the work.
 pub(crate) const POLICY_ZERO: c_int = 2;
-/// `NCCL_VERSION(2, 28, 0)`: the version that the layout below is of.
+/// `NCCL_VERSION(2, 28, 0)`: the version of the layout below.
 pub(crate) const VERSION: c_int = 22800;
 
-/// `NCCL_CONFIG_UNDEF_INT`: the library's own choice.
+/// `NCCL_CONFIG_UNDEF_INT`: the library chooses.
 const UNDEFINED: c_int = c_int::MIN;
 /// Marks an initialised config.
 const MAGIC: c_uint = 0xcafe_beef;
 
-/// `ncclUniqueId`: where ranks meet.
+/// `ncclUniqueId`: identifies a communicator while its ranks connect.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct UniqueId(pub(crate) [u8; 128]);
@@ -66,7 +68,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Everything as the library chooses, but for the policy.
+    /// Creates a config in which the library chooses everything except the policy.
     pub(crate) fn with_policy(cta_policy: c_int) -> Self {
         Self {
             size: size_of::<Self>(),
@@ -90,12 +92,12 @@ impl Config {
     }
 }
 
-// The size that NCCL 2.28 compares with; the pointers force what lies between.
+// The size that NCCL 2.28 checks; the pointers determine the padding.
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Config>() == 80 && align_of::<Config>() == 8);
 
 functions! {
-    /// NCCL's functions.
+    /// The NCCL functions that this program calls.
     struct Functions {
         version = "ncclGetVersion" (*mut c_int) -> NcclResult;
         unique_id = "ncclGetUniqueId" (*mut UniqueId) -> NcclResult;

@@ -1,4 +1,4 @@
-//! `peerlane perf`: measures bare puts, gets and signals between two ranks.
+//! `peerlane perf`: is_measuring bare puts, gets and signals between two ranks.
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::bootstrap::environment::Environment;
@@ -6,67 +6,65 @@ use peerlane::bootstrap::tcp::Tcp;
 use peerlane::hal::Fabric;
 use peerlane::{Deadline, host};
 
-use crate::cards::Holder;
 use crate::error::{Failure, Result};
-use crate::ranks::circle::Circle;
-use crate::ranks::placement::{self, Bind};
-use crate::ranks::{self, Origin, write_to_parent};
+use crate::nics::NicRank;
+use crate::ranks::affinity::{self, Bind};
+use crate::ranks::comm::Comm;
+use crate::ranks::{self, LaunchedBy, write_to_parent};
 
-mod latency;
+mod measure;
 mod options;
 mod pair;
-mod rate;
-mod row;
-mod screen;
+mod report;
 
 pub(crate) use options::Options;
-use options::{Backend, Work};
+use options::{Backend, PerfTest};
 use pair::Pair;
-use row::Row;
-use screen::Screen;
+use report::{Printer, Row};
 
-/// Who measures, and who answers.
+/// Rank 0 is_measuring and rank 1 answers.
 const RANKS: usize = 2;
 
-/// Takes the rows of rank 0.
+/// Receives the rows of rank 0.
 type Sink<'a> = &'a mut dyn FnMut(Row) -> Result<()>;
 
-/// Joins the pair of a launcher, or spawns one.
+/// Joins the two ranks of a launcher, or spawns two ranks.
 ///
 /// # Errors
-/// Whatever ends the run.
+/// If the options are wrong or a rank fails.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    match Origin::of(options.spawned_by)? {
-        Origin::Person => {
+    match LaunchedBy::of(options.run.spawned_by)? {
+        LaunchedBy::User => {
             options.check()?;
-            let mut screen = Screen::open(options)?;
-            let result = ranks::spawn(RANKS, options.timeout, &mut screen);
+            let mut screen = Printer::open(options)?;
+            let result = ranks::spawn(RANKS, options.run.timeout, &mut screen);
             let shown = screen.finish();
             result.and(shown)
         }
-        Origin::Program(environment) => {
+        LaunchedBy::Program(environment) => {
             let rank = environment.rank.index();
-            if options.bind == Bind::Core {
-                placement::bind(rank, RANKS)?;
+            if options.run.bind == Bind::Core {
+                affinity::bind(rank, RANKS)?;
             }
             measure(options, &environment, true, &mut |row| write_to_parent(&row))
         }
-        Origin::Launcher(environment) => join(options, &environment),
+        LaunchedBy::Launcher(environment) => join(options, &environment),
     }
 }
 
-/// As a rank that somebody else has started; rank 0 prints.
+/// Runs a rank that a launcher started; rank 0 prints.
 fn join(options: &Options, environment: &Environment) -> Result<()> {
     if environment.ranks != RANKS {
         let seen = environment.ranks;
-        let text = format!("the launcher has started {seen} ranks, perf wants {RANKS}");
-        return Err(Failure::usage(text).with_advice("start two, one on each machine say"));
+        let text = format!("the launcher has started {seen} ranks, expected {RANKS}");
+        return Err(Failure::usage(text)
+            .with_advice("start two ranks, for instance one on each of two machines"));
     }
     options.check()?;
     if environment.rank.0 != 0 {
         return measure(options, environment, false, &mut |_| Ok(()));
     }
-    let mut screen = Screen::open(options)?;
+    let mut screen = Printer::open(options)?;
     let result = measure(options, environment, false, &mut |row| screen.show(row));
     let shown = screen.finish();
     result.and(shown)
@@ -75,49 +73,49 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
 fn measure(
     options: &Options,
     environment: &Environment,
-    alone: bool,
+    single_host: bool,
     sink: Sink<'_>,
 ) -> Result<()> {
-    let bootstrap = Tcp::join(environment, Deadline::after(options.timeout))?;
-    let circle = Circle::new(bootstrap, options.timeout);
-    let seed = options.settings().agree(&circle)?;
-    let (rank, ranks) = (circle.rank(), circle.ranks());
-    // Nobody waits for a rank that is only put to and got from.
+    let bootstrap = Tcp::join(environment, Deadline::after(options.run.timeout))?;
+    let comm = Comm::new(bootstrap, options.run.timeout);
+    let seed = options.settings().agree(&comm)?;
+    let (rank, ranks) = (comm.rank(), comm.ranks());
+    // A rank that is only the target of puts and gets does not have to react quickly.
     let is_waited_for = rank.0 == 0 || options.signal;
     let spin = options.spin.filter(|_| is_waited_for).map(|spin| spin.0);
     match options.backend {
         Backend::Host => {
-            let hosts = circle.share("host", &circle.host().to_owned())?;
+            let hosts = comm.share("host", &comm.host().to_owned())?;
             if hosts[0] != hosts[1] {
-                let text = "the two ranks are on two hosts, which have no memory in common";
-                return Err(Failure::failed(text).with_advice("take --backend rdma"));
+                let text = "the two ranks are on different hosts, which share no memory";
+                return Err(Failure::failed(text).with_advice("use --backend rdma"));
             }
             let how = host::Options { spin, ..host::Options::default() };
             let fabric = host::Fabric::open_with(rank, ranks, how).map_err(Failure::of_backend)?;
-            with_fabric(options, circle, fabric, seed, sink)
+            with_fabric(options, comm, fabric, seed, sink)
         }
         Backend::Rdma => {
             let local_rank = environment.local_rank.unwrap_or(0) as usize;
-            let holder = Holder { rank, ranks, local_rank, alone };
-            let fabric = options.cards.open(holder, spin)?;
-            with_fabric(options, circle, fabric, seed, sink)
+            let nic_rank = NicRank { rank, ranks, local_rank, single_host };
+            let fabric = options.nics.open(nic_rank, spin)?;
+            with_fabric(options, comm, fabric, seed, sink)
         }
     }
 }
 
 fn with_fabric<F: Fabric>(
     options: &Options,
-    circle: Circle,
+    comm: Comm,
     fabric: F,
     seed: u64,
     sink: Sink<'_>,
 ) -> Result<()> {
-    let mut pair = Pair::open(options, circle, fabric, seed)?;
+    let mut pair = Pair::open(options, comm, fabric, seed)?;
     for (work, sizes) in options.plan() {
         for bytes in sizes {
             let row = match work {
-                Work::Put | Work::Get => rate::measure(&mut pair, work, bytes)?,
-                Work::Signal => latency::measure(&mut pair, bytes)?,
+                PerfTest::Put | PerfTest::Get => measure::measure_rate(&mut pair, work, bytes)?,
+                PerfTest::Signal => measure::measure_latency(&mut pair, bytes)?,
             };
             if let Some(row) = row {
                 sink(row)?;

@@ -1,37 +1,36 @@
-//! The command line of `peerlane perf`.
-
-use std::path::PathBuf;
-use std::time::Duration;
+//! Command line of `peerlane perf`.
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use crate::cards::Cards;
 use crate::error::{Failure, Result};
-use crate::ranks::placement::Bind;
-use crate::ranks::settings::{Settings, given};
-use crate::rate::Delay;
-use crate::size::Size;
+use crate::nics::NicOptions;
+use crate::options::RunOptions;
+use crate::ranks::comm::{Settings, given};
+use crate::units::{Delay, Size};
 
-/// Measure bare puts, gets and signals between two ranks, without a group.
+/// Measure bare puts, gets and signals between two ranks, without a group
 ///
-/// Spawns two processes on this machine; under a launcher that has started two ranks, on two machines
-/// say, it joins them. By hand: RANK=0 WORLD_SIZE=2 MASTER_ADDR=HOST on one machine, RANK=1 and the
-/// rest alike on the other, where HOST is the machine of rank 0.
+/// Spawns two processes on this machine. Under a launcher that has started two ranks, for instance
+/// on two machines, it joins them. By hand: set RANK=0 WORLD_SIZE=2 MASTER_ADDR=HOST on one machine
+/// and RANK=1 with the same other variables on the second machine, where HOST is the machine of
+/// rank 0.
 ///
-/// What is measured is what perftest measures, so that the figures can be held against those of
-/// ib_write_bw, ib_read_bw and ib_write_lat with the same sizes, iterations, window (its --tx-depth) and
-/// number of engines (its --qp), each of which has a queue pair of its own. With --queue-pairs, messages
-/// of one engine are cut over several, which perftest does not do:
+/// The measurements correspond to those of perftest: compare with ib_write_bw, ib_read_bw and
+/// ib_write_lat at the same sizes, iterations, window (--tx-depth there) and number of engines
+/// (--qp there); each engine has its own queue pair. With --queue-pairs, the messages of one engine
+/// are split over several queue pairs, which perftest does not do.
 ///
-/// --put and --get: rank 0 alone moves messages, one direction, from one buffer for each engine to one
-/// buffer for each, with at most a window of messages under way on each engine. The time runs from the
-/// first submit to the last completion. Messages are submitted in slices of a quarter of the window.
+/// --put and --get: rank 0 moves messages in one direction, from one buffer per engine to one
+/// buffer per engine, with at most one window of messages in flight on each engine. The time is
+/// measured from the first submit to the last completion. Messages are submitted in slices of a
+/// quarter of the window.
 ///
-/// --signal: rank 0 puts a message and signals behind it; rank 1 waits for the flag and answers alike.
-/// The time of a message is half of a round trip. Of 0 bytes it is the signal alone.
+/// --signal: rank 0 puts a message and signals after it; rank 1 waits for the flag and answers in
+/// the same way. The time of a message is half of a round trip. With 0 bytes only the signal is
+/// sent.
 ///
-/// The bytes are random, and compared where they arrived when a size is finished.
+/// The data are random and are compared at the receiver after each size.
 #[derive(Args, Clone, Debug)]
 #[command(group = clap::ArgGroup::new("work").required(true).multiple(true))]
 pub(crate) struct Options {
@@ -41,73 +40,59 @@ pub(crate) struct Options {
     /// Measure the bandwidth of gets
     #[arg(long, group = "work")]
     pub(crate) get: bool,
-    /// Measure the time of a put with a signal behind it, one way
+    /// Measure the one-way latency of a put followed by a signal
     #[arg(long, group = "work")]
     pub(crate) signal: bool,
-    /// What moves the bytes
+    /// Backend that moves the bytes
     #[arg(long, value_enum, default_value_t = Backend::Host)]
     pub(crate) backend: Backend,
     #[command(flatten)]
-    pub(crate) cards: Cards,
-    /// The sizes of messages [default: 64K,1M for puts and gets, 8 for signals]
+    pub(crate) nics: NicOptions,
+    /// Message sizes [default: 64K,1M for puts and gets, 8 for signals]
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',')]
     pub(crate) bytes: Vec<Size>,
-    /// Messages of each engine, or round trips [default: 1000]
+    /// Messages per engine, or round trips [default: 1000]
     #[arg(long, value_name = "N", default_value_t = 1000, hide_default_value = true)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     pub(crate) iterations: u32,
-    /// Messages before those, which are not timed
+    /// Untimed messages before the timed ones
     #[arg(long, value_name = "N", default_value_t = 20)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) warmup: u32,
-    /// Most messages under way on an engine
+    /// Largest number of messages in flight on an engine
     #[arg(long, value_name = "N", default_value_t = 128)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) window: u32,
-    /// Engines that rank 0 moves puts and gets with, each with as many messages
+    /// Engines on which rank 0 submits puts and gets, each with the same number of messages
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) engines: u16,
-    /// How long a rank that waits looks before it sleeps, such as 1ms, and never gives way to others
-    /// meanwhile, as perftest does; not the rank that is only put to and got from [default: the backend's]
+    /// Time that a waiting rank spins before it sleeps, such as 1ms, without yielding, as perftest
+    /// does; not used by a rank that is only a target [default: that of the backend]
     #[arg(long, value_name = "TIME")]
     pub(crate) spin: Option<Delay>,
-    /// Bind each spawned rank to a core
-    #[arg(long, value_enum, default_value_t = Bind::Core, value_name = "HOW")]
-    pub(crate) bind: Bind,
-    /// The longest that anything may take: a size, and every wait for the peer
-    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = crate::ranks::parse_timeout)]
-    pub(crate) timeout: Duration,
-    /// Where the random data starts [default: another one each run, named when a check fails]
-    #[arg(long, value_name = "NUMBER")]
-    pub(crate) seed: Option<u64>,
-    /// Write a JSON object a line, a line a size; - is the standard output, the table then goes to
-    /// the standard error output
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// The process that spawned this rank; set by this program for itself
-    #[arg(long, hide = true, value_name = "PID")]
-    pub(crate) spawned_by: Option<u32>,
+    #[command(flatten)]
+    pub(crate) run: RunOptions,
 }
 
-/// What moves the bytes.
+/// Backends that `perf` can measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Backend {
     Host,
     Rdma,
 }
 
-/// What is measured.
+/// Kinds of measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Work {
+pub(crate) enum PerfTest {
     Put,
     Get,
     Signal,
 }
 
-impl Work {
-    /// As the command line and the table name it.
+impl PerfTest {
+    /// Returns the name on the command line and in tables.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Put => "put",
@@ -118,26 +103,29 @@ impl Work {
 }
 
 impl Options {
-    /// What single options cannot see.
+    /// Checks the options against each other and against this machine.
     ///
     /// # Errors
-    /// A usage failure that names the options.
+    /// A usage failure that names the option.
     pub(crate) fn check(&self) -> Result<()> {
         if self.backend == Backend::Rdma {
-            return self.cards.check();
+            return self.nics.check();
         }
-        match self.cards.given() {
+        match self.nics.given() {
             None => Ok(()),
-            Some(option) => Err(Failure::usage(format!("{option} is for network cards"))
-                .with_advice("take --backend rdma, or leave it out")),
+            Some(option) => {
+                Err(Failure::usage(format!("{option} is for NICs, but the backend is host"))
+                    .with_advice("use --backend rdma, or remove the option"))
+            }
         }
     }
 
-    /// What is measured, in this order, and the sizes of each.
-    pub(crate) fn plan(&self) -> Vec<(Work, Vec<u64>)> {
-        let asked = [(Work::Put, self.put), (Work::Get, self.get), (Work::Signal, self.signal)];
+    /// Returns the measurements in order, with the sizes of each.
+    pub(crate) fn plan(&self) -> Vec<(PerfTest, Vec<u64>)> {
+        let asked =
+            [(PerfTest::Put, self.put), (PerfTest::Get, self.get), (PerfTest::Signal, self.signal)];
         let sizes = |work| match (self.bytes.as_slice(), work) {
-            ([], Work::Signal) => vec![8],
+            ([], PerfTest::Signal) => vec![8],
             ([], _) => vec![64 << 10, 1 << 20],
             (given, _) => given.iter().map(|size| size.0).collect(),
         };
@@ -145,7 +133,7 @@ impl Options {
         asked.map(|(work, _)| (work, sizes(work))).collect()
     }
 
-    /// What both ranks must have been told alike.
+    /// Returns the options that must be the same on both ranks.
     pub(crate) fn settings(&self) -> Settings {
         let works: Vec<_> = self.plan().into_iter().map(|(work, _)| work.name()).collect();
         let bytes: Vec<_> = self.bytes.iter().map(|size| size.0.to_string()).collect();
@@ -157,9 +145,9 @@ impl Options {
             ("--warmup", self.warmup.to_string()),
             ("--window", self.window.to_string()),
             ("--engines", self.engines.to_string()),
-            ("--timeout", self.timeout.as_secs_f64().to_string()),
+            ("--timeout", self.run.timeout.as_secs_f64().to_string()),
         ];
-        Settings::new(as_written, self.seed)
+        Settings::new(as_written, self.run.seed)
     }
 }
 
@@ -181,32 +169,32 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_those_of_the_work_unless_they_are_given() {
+    fn default_sizes_depend_on_the_test() {
         let plan = |line: &str| parse(line).unwrap().plan();
-        assert_eq!(plan("--signal"), [(Work::Signal, vec![8])]);
+        assert_eq!(plan("--signal"), [(PerfTest::Signal, vec![8])]);
         let large = vec![64 << 10, 1 << 20];
-        assert_eq!(plan("--get --put"), [(Work::Put, large.clone()), (Work::Get, large)]);
-        assert_eq!(plan("--put --bytes 1,4K"), [(Work::Put, vec![1, 4096])]);
+        assert_eq!(plan("--get --put"), [(PerfTest::Put, large.clone()), (PerfTest::Get, large)]);
+        assert_eq!(plan("--put --bytes 1,4K"), [(PerfTest::Put, vec![1, 4096])]);
     }
 
     #[test]
-    fn ranks_that_were_told_otherwise_are_named() {
+    fn ranks_with_different_options_are_named() {
         let settings = |line: &str| parse(line).unwrap().settings();
         let mine = settings("--put --window 8");
         let error = mine.compare(0, 1, &settings("--put --window 9")).unwrap_err();
         insta::assert_snapshot!(error, @"
-        error: rank 1 has --window 9, rank 0 has 8
+        error: rank 1 has --window 9, but rank 0 has 8
          help: start all ranks with the same program and the same options
         ");
         assert!(mine.compare(0, 1, &settings("--get --window 8")).is_err());
     }
 
     #[test]
-    fn work_must_be_named_and_cards_are_for_rdma() {
+    fn a_test_is_required_and_nic_options_need_rdma() {
         assert!(parse("").unwrap_err().contains("<--put|--get|--signal>"));
         insta::assert_snapshot!(parse("--put --port 1").unwrap().check().unwrap_err(), @"
-        error: --port is for network cards
-         help: take --backend rdma, or leave it out
+        error: --port is for NICs, but the backend is host
+         help: use --backend rdma, or remove the option
         ");
     }
 }

@@ -1,4 +1,4 @@
-//! Two ranks on a bare fabric: engines, flags, and the buffers of a size.
+//! The two ranks of a measurement: engines, flags and the buffers of one size.
 
 use std::mem::ManuallyDrop;
 
@@ -6,205 +6,196 @@ use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::{At, Fabric, Flag, Op, Region, Role, Space, Ticket};
 use peerlane::{Deadline, Rank};
 
-use super::options::{Options, Work};
-use super::row::Row;
+use super::options::{Options, PerfTest};
+use super::report::Row;
 use crate::error::{Failure, Result};
-use crate::ranks::circle::Circle;
-use crate::ranks::data::{Data, poison};
-use crate::ranks::ground::{Engine, Ground, Local, Remote};
+use crate::ranks::bare_fabric::{BareEngine, BareFabric, Local, Remote};
+use crate::ranks::comm::Comm;
+use crate::ranks::data::{TestData, overwrite};
 
-/// Buffers begin at a page each, as those of perftest do.
+/// Buffers are aligned to pages, as in perftest.
 const ALIGN_BYTES: u64 = 4096;
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// This rank of two.
+/// This rank and its connection to the other one.
 pub(super) struct Pair<'a, F: Fabric> {
     pub(super) options: &'a Options,
-    pub(super) engines: Vec<Engine<F>>,
-    circle: Circle,
+    pub(super) engines: Vec<BareEngine<F>>,
+    comm: Comm,
     seed: u64,
-    /// Of an engine of the peer each, the word of its number.
+    /// One flag for each engine of the peer, at the index of the engine.
     flags: Local<F>,
     peer_flags: Remote<F>,
-    /// The largest value that a flag was given.
+    /// Largest value that a flag has received.
     signalled: u64,
-    /// What was sent last.
+    /// Ticket of the last message.
     last: Ticket,
-    /// Sizes so far.
+    /// Number of measured sizes.
     sizes: u64,
-    ground: Ground<F>,
+    fabric: BareFabric<F>,
 }
 
-/// The buffers of one size: of each engine one that is sent from and one that is received in.
+/// Buffers of one size: one to send from and one to receive into for each engine.
 pub(super) struct Buffers<F: Fabric> {
     pub(super) bytes: u64,
     slot_bytes: u64,
     engines: usize,
-    data: Data,
+    data: TestData,
     peer: Remote<F>,
-    /// Not dropped where a failure leaves copies under way.
+    /// Leaked after a failure, because copies may still be in flight.
     mine: ManuallyDrop<Local<F>>,
 }
 
 impl<'a, F: Fabric> Pair<'a, F> {
-    /// Connects the two. Collective.
+    /// Connects the two ranks. Collective.
     ///
     /// # Errors
-    /// If they do not reach each other.
-    pub(super) fn open(options: &'a Options, circle: Circle, fabric: F, seed: u64) -> Result<Self> {
-        let mut ground = Ground::open(fabric, &circle)?;
-        let engines = (0..options.engines).map(|_| ground.engine()).collect::<Result<Vec<_>>>()?;
-        let flags = ground.allocate(u64::from(options.engines) * WORD_BYTES, Role::Flags)?;
-        let peer_flags = other(ground.import(&flags)?, circle.rank())?;
+    /// If the ranks cannot connect or memory cannot be allocated.
+    pub(super) fn open(options: &'a Options, comm: Comm, fabric: F, seed: u64) -> Result<Self> {
+        let mut fabric = BareFabric::open(fabric, &comm)?;
+        let engines = (0..options.engines).map(|_| fabric.engine()).collect::<Result<Vec<_>>>()?;
+        let flags = fabric.allocate(u64::from(options.engines) * WORD_BYTES, Role::Flags)?;
+        let peer_flags = other(fabric.import(&flags)?, comm.rank())?;
         let (signalled, last, sizes) = (0, Ticket::NONE, 0);
-        Ok(Self {
-            options,
-            engines,
-            circle,
-            seed,
-            flags,
-            peer_flags,
-            signalled,
-            last,
-            sizes,
-            ground,
-        })
+        Ok(Self { options, engines, comm, seed, flags, peer_flags, signalled, last, sizes, fabric })
     }
 
-    /// Whether this rank measures; the other one answers.
-    pub(super) fn measures(&self) -> bool {
-        self.circle.rank().0 == 0
+    /// Returns whether this rank is_measuring; the other rank answers.
+    pub(super) fn is_measuring(&self) -> bool {
+        self.comm.rank().0 == 0
     }
 
-    /// Allocates and fills the buffers of a size, and poisons what will be received. Collective.
+    /// Allocates and fills the buffers of a size, and overwrites the receive buffers with a known
+    /// byte. Collective.
     ///
     /// # Errors
-    /// If memory runs out, or cannot be reached from the host.
+    /// If memory cannot be allocated, or the host cannot access it.
     pub(super) fn buffers(&mut self, bytes: u64) -> Result<Buffers<F>> {
         let engines = self.engines.len();
         let slot_bytes = bytes.next_multiple_of(ALIGN_BYTES).max(ALIGN_BYTES);
-        let mine = self.ground.allocate(2 * engines as u64 * slot_bytes, Role::Data)?;
+        let mine = self.fabric.allocate(2 * engines as u64 * slot_bytes, Role::Data)?;
         if mine.space() != Space::Host {
-            return Err(Failure::failed("perf measures memory of the host alone"));
+            return Err(Failure::failed("perf is_measuring only host memory"));
         }
-        let data = Data { seed: self.seed, size: self.sizes, round: 0 };
+        let data = TestData { seed: self.seed, size: self.sizes, round: 0 };
         self.sizes += 1;
-        let rank = self.circle.rank().index();
+        let rank = self.comm.rank().index();
         for engine in 0..engines as u64 {
             let at = engine * slot_bytes;
             data.fill(rank * engines + engine as usize, host_bytes::<F>(&mine, at, bytes));
-            poison(host_bytes::<F>(&mine, (engines as u64 + engine) * slot_bytes, bytes));
+            overwrite(host_bytes::<F>(&mine, (engines as u64 + engine) * slot_bytes, bytes));
         }
-        let peer = other(self.ground.import(&mine)?, self.circle.rank())?;
+        let peer = other(self.fabric.import(&mine)?, self.comm.rank())?;
         let mine = ManuallyDrop::new(mine);
         Ok(Buffers { bytes, slot_bytes, engines, data, peer, mine })
     }
 
-    /// The numbers that signals of a size may use: so many from the result on. The same on both ranks.
+    /// Reserves `count` flag values for a size and returns the first. Both ranks get the same
+    /// values.
     pub(super) fn values(&mut self, count: u64) -> u64 {
         let first = self.signalled + 1;
         self.signalled += count;
         first
     }
 
-    /// Tells the peer of what an engine did.
+    /// Signals the peer that an engine has finished, and waits for completion.
     ///
     /// # Errors
-    /// If it cannot be told.
-    pub(super) fn tell(&mut self, engine: usize, value: u64) -> Result<()> {
+    /// If the signal fails or does not complete in time.
+    pub(super) fn signal_done(&mut self, engine: usize, value: u64) -> Result<()> {
         let flag = Flag { region: &self.peer_flags, word: engine as u64 };
         let engine = &mut self.engines[engine];
-        // SAFETY: flags are dropped behind the engines, and only this engine writes this one.
+        // SAFETY: the flags are dropped after the engines, and only this engine writes this flag.
         let ticket = unsafe { engine.submit(&[Op::Signal { flag, value }]) }?;
         engine.finish(ticket)
     }
 
-    /// Puts the message of the first engine, and signals behind it.
+    /// Puts the message of the first engine and signals after it.
     ///
     /// # Errors
-    /// That of the engine.
+    /// If the engine refuses or has failed.
     pub(super) fn send(&mut self, buffers: &Buffers<F>, value: u64) -> Result<()> {
         let flag = Flag { region: &self.peer_flags, word: 0 };
-        let ops = [buffers.message(Work::Signal, 0), Op::Signal { flag, value }];
+        let ops = [buffers.message(PerfTest::Signal, 0), Op::Signal { flag, value }];
         let first = usize::from(buffers.bytes == 0);
-        // SAFETY: the buffers outlive the last completion, or are never freed, and hold the same bytes
-        // all along; flags are dropped behind the engines, and only this engine writes this one.
+        // SAFETY: the buffers outlive the last completion, or are leaked, and their content does not
+        // change. The flags are dropped after the engines, and only this engine writes this flag.
         self.last = unsafe { self.engines[0].submit(&ops[first..]) }?;
         Ok(())
     }
 
-    /// Waits until everything sent is complete.
+    /// Waits until all sent messages are complete.
     ///
     /// # Errors
-    /// If it does not complete in time.
-    pub(super) fn settle(&mut self) -> Result<()> {
+    /// If they do not complete in time.
+    pub(super) fn wait_sent(&mut self) -> Result<()> {
         self.engines[0].finish(self.last)
     }
 
-    /// When to give up what begins now.
+    /// Returns the deadline of a measurement that starts now.
     pub(super) fn deadline(&self) -> Deadline {
-        self.circle.deadline()
+        self.comm.deadline()
     }
 
     /// Waits until an engine of the peer has signalled.
     ///
     /// # Errors
-    /// If it does not in time.
+    /// If it does not signal in time.
     pub(super) fn wait(&mut self, engine: usize, value: u64) -> Result<()> {
-        // Any engine takes what arrives, and this is the only one that waits here.
+        // Any engine can receive; engine 0 is the only one that waits here.
         self.engines[0].wait(Flag { region: &self.flags, word: engine as u64 }, value)
     }
 
-    /// Compares what has arrived, by `work`, and frees the buffers when both ranks are done.
-    /// Collective.
+    /// Compares the received data and frees the buffers when both ranks are done. Collective.
     ///
     /// # Errors
     /// If a byte is wrong on either rank.
-    pub(super) fn finish(&self, buffers: Buffers<F>, work: Work) -> Result<()> {
-        let found = buffers.check(work, self.circle.rank());
-        let texts = self.circle.share("check", &found.err())?;
+    pub(super) fn finish(&self, buffers: Buffers<F>, work: PerfTest) -> Result<()> {
+        let found = buffers.check(work, self.comm.rank());
+        let texts = self.comm.share("check", &found.err())?;
         if let Some((rank, text)) =
             texts.into_iter().enumerate().find_map(|(rank, text)| Some((rank, text?)))
         {
             let work = work.name();
             let text = format!("{work}: wrong data at rank {rank}: {text}");
-            return Err(Failure::failed(text)
-                .with_advice("this is a fault in Peerlane or in the hardware: please report it"));
+            return Err(Failure::failed(text).with_advice(
+                "this is a bug in Peerlane or a fault of the hardware: please report it",
+            ));
         }
         buffers.free();
         Ok(())
     }
 
-    /// A row of this run.
-    pub(super) fn row(&self, work: Work, bytes: u64) -> Row {
-        Row::new(work, self.ground.backend(), bytes, self.options)
+    /// Creates a row without results.
+    pub(super) fn row(&self, work: PerfTest, bytes: u64) -> Row {
+        Row::new(work, self.fabric.backend(), bytes, self.options)
     }
 
-    /// Ends it. Collective.
+    /// Closes the connection. Collective.
     ///
     /// # Errors
-    /// If the peer is gone.
+    /// If the peer is lost.
     pub(super) fn close(self) -> Result<()> {
-        let Self { circle, engines, peer_flags, .. } = self;
+        let Self { comm, engines, peer_flags, .. } = self;
         drop((engines, peer_flags));
-        circle.share("end", &())?;
-        Ok(circle.leave(circle.deadline())?)
+        comm.share("end", &())?;
+        Ok(comm.leave(comm.deadline())?)
     }
 }
 
 impl<F: Fabric> Buffers<F> {
-    /// The op that moves the message of an engine.
-    pub(super) fn message(&self, work: Work, engine: usize) -> Op<'_, Local<F>, Remote<F>> {
+    /// Returns the op that moves the message of an engine.
+    pub(super) fn message(&self, work: PerfTest, engine: usize) -> Op<'_, Local<F>, Remote<F>> {
         let source = engine as u64 * self.slot_bytes;
         let target = (self.engines + engine) as u64 * self.slot_bytes;
         let (bytes, mine, peer) = (self.bytes, &*self.mine, &self.peer);
         match work {
-            Work::Put | Work::Signal => Op::Put {
+            PerfTest::Put | PerfTest::Signal => Op::Put {
                 dst: At { region: peer, offset: target },
                 src: At { region: mine, offset: source },
                 bytes,
             },
-            Work::Get => Op::Get {
+            PerfTest::Get => Op::Get {
                 dst: At { region: mine, offset: target },
                 src: At { region: peer, offset: source },
                 bytes,
@@ -212,12 +203,12 @@ impl<F: Fabric> Buffers<F> {
         }
     }
 
-    /// The text is the first byte that is wrong.
-    fn check(&self, work: Work, rank: Rank) -> std::result::Result<(), String> {
+    /// Compares the received data. The error describes the first wrong byte.
+    fn check(&self, work: PerfTest, rank: Rank) -> std::result::Result<(), String> {
         let (receives, engines) = match work {
-            Work::Put => (rank.0 == 1, self.engines),
-            Work::Get => (rank.0 == 0, self.engines),
-            Work::Signal => (true, 1),
+            PerfTest::Put => (rank.0 == 1, self.engines),
+            PerfTest::Get => (rank.0 == 0, self.engines),
+            PerfTest::Signal => (true, 1),
         };
         let sender = 1 - rank.index();
         for engine in 0..if receives { engines } else { 0 } {
@@ -236,19 +227,20 @@ impl<F: Fabric> Buffers<F> {
     }
 }
 
-/// Bytes of a region that nobody moves now.
+/// Returns bytes of a region that no op uses at this time.
 #[expect(clippy::mut_from_ref, reason = "the bytes are the region's, not the handle's")]
 fn host_bytes<F: Fabric>(region: &Local<F>, at: u64, bytes: u64) -> &mut [u8] {
     assert!(at + bytes <= region.bytes(), "buffers were made for all engines");
     let start = region.base().as_ptr().wrapping_add(at as usize);
-    // SAFETY: inside of the region, which the host can load and store, as `Pair::buffers` has found
-    // out; it is filled before the peer learns of it, and read behind the last signal.
+    // SAFETY: the range lies in the region by the assertion, and `Pair::buffers` has checked that the
+    // host can access it. The bytes are written before the peer imports the region and read after the
+    // last signal.
     unsafe { std::slice::from_raw_parts_mut(start, bytes as usize) }
 }
 
-/// Of what both ranks gave the peer's.
+/// Returns the peer's value from the values of both ranks.
 fn other<T>(mut both: Vec<T>, me: Rank) -> Result<T> {
     let at = 1_usize.checked_sub(me.index()).filter(|at| *at < both.len());
-    let at = at.ok_or_else(|| Failure::failed(format!("rank is {me}, wanted 0 or 1")))?;
+    let at = at.ok_or_else(|| Failure::failed(format!("rank is {me}, expected 0 or 1")))?;
     Ok(both.swap_remove(at))
 }

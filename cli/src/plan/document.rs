@@ -1,19 +1,26 @@
-//! Verified plans as text and as JSON.
+//! Verified plans as text and as JSON, and the check of plans from a file.
+//!
+//! A file contains the output of `peerlane plan`, possibly edited, or plans of another program:
+//! text in which every plan begins with the line that names its collective, or JSON.
 
 use std::fmt::Write;
+use std::path::Path;
 
+use peerlane::collective::Collective;
 use peerlane::layout::Layout;
-use peerlane::plan::{Cell, Plan};
+use peerlane::plan::{Cell, FlagOrder, Plan};
 use peerlane::schedule::Shape;
 use peerlane::topology::Topology;
 use peerlane::{Rank, schedule, verify};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::options::Options;
+use super::Options;
 use crate::error::{Failure, Result};
 use crate::goal::provided;
+use crate::options::PlanOptions;
+use crate::report::pretty_json;
 
-/// The plans that are shown, what is known of the plans of all ranks, and where their cells lie.
+/// The plans to print, the verdict on the plans of all ranks, and the layout of the cells.
 #[derive(Clone, Debug)]
 pub(super) struct Document {
     topology: Topology,
@@ -22,7 +29,7 @@ pub(super) struct Document {
     layout: Option<Layout>,
 }
 
-/// The JSON form.
+/// The JSON form of a document.
 #[derive(Serialize)]
 struct Json<'a> {
     node_of_rank: &'a [u32],
@@ -47,24 +54,25 @@ struct JsonCell {
 }
 
 impl Document {
-    /// Makes the plans of all ranks, verifies them, and keeps those that are asked for. Of ranks that
-    /// are too many for that it makes the one plan that is asked for.
+    /// Creates and verifies the plans of all ranks, and keeps those to print. If there are too many
+    /// ranks to verify, it creates only the requested plan.
     ///
     /// # Errors
-    /// If the options do not fit together, or the plans have a fault.
+    /// If the options contradict each other, or the verifier finds a fault.
     pub(super) fn make(options: &Options) -> Result<Self> {
         let topology = options.topology()?;
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
         let shown = options.shown_rank(topology.ranks())?;
-        let Options { parts, in_place, outputs, flags, tiers, .. } = *options;
-        let collective = options.goal.collective(topology.ranks())?;
-        let shape = Shape { collective, parts, in_place, outputs, flags, tiers };
+        let parts = options.parts();
+        let PlanOptions { in_place, outputs, flags, .. } = options.plan;
+        let flags = flags.unwrap_or(FlagOrder::Prompt);
+        let collective = options.plan.goal.collective(topology.ranks())?;
+        let shape = Shape { collective, parts, in_place, outputs, flags, tiers: options.tiers };
         let excess = options.excess(&topology)?;
         let layout = options
             .shard_bytes(topology.ranks())?
             .map(|shard_bytes| {
-                let shard_bytes = provided(collective, shard_bytes);
-                let layout = Layout::new(&shard_bytes, options.parts);
+                let layout = Layout::new(&provided(collective, shard_bytes), parts);
                 layout.and_then(|layout| layout.for_collective(collective)).map_err(usage)
             })
             .transpose()?;
@@ -81,15 +89,15 @@ impl Document {
                 (vec![plan], format!("not verified: {excess}"))
             }
             (Some(excess), None) => {
-                let advice = "lower --ranks, --nodes or --parts, plans of few ranks show the same \
-                              pattern; or give the --rank whose plan is to be shown";
+                let advice = "lower --ranks, --nodes or --parts, because plans of few ranks show the \
+                              same pattern; or give --rank to print one plan";
                 return Err(Failure::usage(excess).with_advice(advice));
             }
         };
         Ok(Self { topology, plans, verdict, layout })
     }
 
-    /// The plans, a line a step; everything else behind a `#`.
+    /// Returns the plans as text, one step per line; all other lines begin with `#`.
     pub(super) fn text(&self) -> String {
         let mut text = format!("# {}\n", self.topology);
         for line in self.verdict.lines() {
@@ -104,10 +112,10 @@ impl Document {
         text
     }
 
-    /// The same as one JSON object.
+    /// Returns the document as one JSON object.
     ///
     /// # Errors
-    /// None that is known.
+    /// If the serialisation fails.
     pub(super) fn json(&self) -> Result<String> {
         let document = Json {
             node_of_rank: self.topology.node_of_rank(),
@@ -118,8 +126,7 @@ impl Document {
                 cells: cells(layout).map(|cell| JsonCell::new(layout, cell)).collect(),
             }),
         };
-        let json = serde_json::to_string_pretty(&document);
-        Ok(json.map_err(|error| Failure::failed(error.to_string()))? + "\n")
+        pretty_json(&document)
     }
 }
 
@@ -135,10 +142,10 @@ impl JsonCell {
     }
 }
 
-/// What the verifier says of the plans of all ranks.
+/// Verifies the plans of all ranks and returns the verdict.
 ///
 /// # Errors
-/// The fault that it found.
+/// If the plans have a fault; the text contains a counterexample.
 pub(super) fn verdict(plans: &[Plan]) -> Result<String> {
     match verify::verify(plans) {
         Ok(proof) => Ok(proof.to_string()),
@@ -168,14 +175,79 @@ fn cells(layout: &Layout) -> impl Iterator<Item = Cell> {
         .flat_map(move |shard| (0..parts).map(move |part| Cell { shard, part }))
 }
 
+/// Start of the first line of a plan.
+const HEADERS: &[&str] = Collective::NAMES;
+
+/// A JSON file with plans: the output of `--json`, or a plain list.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum JsonPlans {
+    Document { plans: Vec<Plan> },
+    List(Vec<Plan>),
+}
+
+/// Verifies the plans of a file and returns the verdict.
+///
+/// # Errors
+/// If the file cannot be read, does not contain plans, or the plans have a fault.
+pub(super) fn check(path: &Path) -> Result<String> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::io(format_args!("cannot read {}", path.display()), &error))?;
+    let in_file = |failure: String| Failure::failed(format!("{}: {failure}", path.display()));
+    let plans = parse(&text).map_err(in_file)?;
+    if plans.is_empty() {
+        return Err(in_file("contains no plan".to_owned()).with_advice(
+            "each plan begins with a line such as `all-gather direct: rank 0 of 4, …`",
+        ));
+    }
+    let verdict = verdict(&plans)?;
+    Ok(format!("{verdict}\n"))
+}
+
+fn parse(text: &str) -> std::result::Result<Vec<Plan>, String> {
+    if text.trim_start().starts_with(['{', '[']) {
+        let json: JsonPlans = serde_json::from_str(text).map_err(|error| {
+            format!("expected a list of plans, or an object with the field plans: {error}")
+        })?;
+        let (JsonPlans::Document { plans } | JsonPlans::List(plans)) = json;
+        return Ok(plans);
+    }
+    sections(text).iter().map(|section| section.parse().map_err(said)).collect()
+}
+
+fn said(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Splits a file into one text per plan. Each text starts with one blank line for every line before
+/// it, so that error texts contain the line numbers of the file.
+fn sections(text: &str) -> Vec<String> {
+    let mut sections: Vec<String> = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = if line.trim_start().starts_with('#') { "" } else { line };
+        if HEADERS.iter().any(|header| line.trim_start().starts_with(header))
+            || (sections.is_empty() && !line.trim().is_empty())
+        {
+            sections.push("\n".repeat(number));
+        }
+        if let Some(section) = sections.last_mut() {
+            section.push_str(line);
+            section.push('\n');
+        }
+    }
+    sections
+}
+
 #[cfg(test)]
 mod tests {
     use peerlane::plan::Algorithm;
+    use peerlane::schedule::{self, Shape};
+    use peerlane::topology::Topology;
 
     use super::*;
 
     #[test]
-    fn everything_that_is_no_plan_stands_behind_a_hash() {
+    fn all_lines_outside_of_plans_begin_with_a_hash() {
         let topology = Topology::flat(2).unwrap();
         let shape = Shape { parts: 2, in_place: true, ..Shape::default() };
         let document = Document {
@@ -207,5 +279,33 @@ mod tests {
         #   1.0             0            100             0
         #   1.1             0            100            64
         ");
+    }
+
+    fn plans() -> Vec<Plan> {
+        let topology = Topology::flat(3).unwrap();
+        let shape = Shape { parts: 2, ..Shape::default() };
+        schedule::plans(Algorithm::Direct, &topology, shape).unwrap()
+    }
+
+    #[test]
+    fn text_and_json_are_read_back() {
+        let plans = plans();
+        let text: String = plans.iter().map(|plan| format!("# a remark\n\n{plan}")).collect();
+        assert_eq!(parse(&text).unwrap(), plans);
+        let list = serde_json::to_string(&plans).unwrap();
+        assert_eq!(parse(&list).unwrap(), plans);
+        assert_eq!(parse(&format!("{{\"plans\":{list},\"verdict\":\"\"}}")).unwrap(), plans);
+        assert_eq!(parse("# nothing\n"), Ok(vec![]));
+    }
+
+    #[test]
+    fn errors_count_the_lines_of_the_file() {
+        let [first, second, _] = plans().try_into().unwrap();
+        let text = format!("# a remark\n{first}\n{second}  jump to 3\n");
+        let line = text.lines().count();
+        let error = parse(&text).unwrap_err();
+        assert!(error.starts_with(&format!("line {line} \"jump to 3\": ")), "{error}");
+        let error = parse("hello\n").unwrap_err();
+        assert!(error.starts_with("line 1 \"hello\": "), "{error}");
     }
 }

@@ -1,68 +1,71 @@
-//! What shards hold, and what outputs must hold: seeded random bytes.
+//! Random test data of shards, and its comparison with outputs.
 //!
-//! Any rank can make any rank's shard, so nothing but the seed has to be agreed on. Outputs are
-//! poisoned before a gather whose result is compared; a byte that was never written shows.
+//! Every rank can generate the shard of every rank, so the ranks have to agree only on the seed.
+//! Outputs are filled with a known byte before an all-gather whose result is compared; a byte that
+//! was never written is then visible.
 
 use std::fmt;
 
 use fastrand::Rng;
 use peerlane::collective::Collective;
 
-/// Bytes that are made and compared at a time; a multiple of 8, so that they are those of one fill.
+/// Bytes that are generated and compared at a time. A multiple of 8, so that pieces yield the same
+/// bytes as one fill.
 const CHUNK_BYTES: usize = 16 << 10;
-/// What an output holds before a gather that is checked.
-pub(crate) const POISON: u8 = 0xA5;
+/// Byte that fills an output before a checked all-gather.
+pub(crate) const UNWRITTEN: u8 = 0xA5;
 
-/// The data of one gather: all shards of it.
+/// The shards of one all-gather.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Data {
+pub(crate) struct TestData {
     pub(crate) seed: u64,
-    /// Number of the size in the sweep.
+    /// Index of the size in the sweep.
     pub(crate) size: u64,
-    /// Number of the checked gather of that size.
+    /// Index of the checked all-gather at this size.
     pub(crate) round: u64,
 }
 
-/// A byte that is not what its rank sent.
+/// A byte that differs from the one that its rank sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mismatch {
-    pub(crate) data: Data,
+    pub(crate) data: TestData,
     pub(crate) shard: usize,
     pub(crate) offset: usize,
-    pub(crate) wanted: u8,
-    pub(crate) seen: u8,
+    pub(crate) expected: u8,
+    pub(crate) found: u8,
 }
 
-/// One shard, as it is made or compared in pieces.
+/// Generates or compares one shard piece by piece.
 #[derive(Clone, Debug)]
 pub(crate) struct Shard {
-    data: Data,
+    data: TestData,
     number: usize,
     generator: Rng,
     offset: usize,
 }
 
-impl Data {
+impl TestData {
     /// Fills a shard.
     pub(crate) fn fill(&self, shard: usize, bytes: &mut [u8]) {
         self.shard(shard).fill(bytes);
     }
 
-    /// Compares a whole shard, byte by byte.
+    /// Compares a whole shard.
     ///
     /// # Errors
     /// The first byte that differs.
-    pub(crate) fn check(&self, shard: usize, seen: &[u8]) -> Result<(), Mismatch> {
-        self.shard(shard).compare(seen, &mut vec![0; CHUNK_BYTES.min(seen.len())])
+    pub(crate) fn check(&self, shard: usize, found: &[u8]) -> Result<(), Mismatch> {
+        self.shard(shard).compare(found, &mut vec![0; CHUNK_BYTES.min(found.len())])
     }
 
-    /// A shard, to be made or compared piece by piece from its start: that of a rank; of several
-    /// tensors the pieces of all ranks are counted on, tensor by tensor.
+    /// Returns a shard that is generated or compared piece by piece from its start. With several
+    /// tensors, the pieces of all ranks are numbered tensor by tensor.
     pub(crate) fn shard(&self, number: usize) -> Shard {
         Shard { data: *self, number, generator: self.generator(number), offset: 0 }
     }
 
-    /// Seeds are folded through a generator each, so that neighbouring numbers share no bytes.
+    /// Returns the generator of a shard. Each number is mixed in by a generator of its own, so that
+    /// neighbouring numbers have unrelated bytes.
     fn generator(&self, shard: usize) -> Rng {
         [self.size, self.round, shard as u64]
             .into_iter()
@@ -73,36 +76,38 @@ impl Data {
 }
 
 impl Shard {
-    /// Bytes that a piece is made of; every piece but the last is a multiple.
+    /// Granularity of pieces: every piece except the last must be a multiple of it.
     pub(crate) const PIECE_BYTES: usize = CHUNK_BYTES;
 
-    /// Makes the next bytes.
+    /// Generates the next bytes.
     pub(crate) fn fill(&mut self, piece: &mut [u8]) {
         self.generator.fill(piece);
         self.offset += piece.len();
     }
 
-    /// Compares the next bytes with those that are wanted; `scratch` holds at least a chunk or `seen`.
+    /// Compares the next bytes with the expected ones. `scratch` has at least the length of a chunk
+    /// or of `found`.
     ///
     /// # Errors
     /// The first byte that differs.
-    pub(crate) fn compare(&mut self, seen: &[u8], scratch: &mut [u8]) -> Result<(), Mismatch> {
-        for seen in seen.chunks(CHUNK_BYTES) {
-            let wanted = &mut scratch[..seen.len()];
-            self.generator.fill(wanted);
-            if *wanted != *seen {
-                return Err(self.mismatch(wanted, seen));
+    pub(crate) fn compare(&mut self, found: &[u8], scratch: &mut [u8]) -> Result<(), Mismatch> {
+        for found in found.chunks(CHUNK_BYTES) {
+            let expected = &mut scratch[..found.len()];
+            self.generator.fill(expected);
+            if *expected != *found {
+                return Err(self.mismatch(expected, found));
             }
-            self.offset += seen.len();
+            self.offset += found.len();
         }
         Ok(())
     }
 
-    fn mismatch(&self, wanted: &[u8], seen: &[u8]) -> Mismatch {
-        let at = wanted.iter().zip(seen).position(|(wanted, seen)| wanted != seen).unwrap_or(0);
-        let (wanted, seen) = (wanted[at], seen[at]);
+    fn mismatch(&self, expected: &[u8], found: &[u8]) -> Mismatch {
+        let at =
+            expected.iter().zip(found).position(|(expected, found)| expected != found).unwrap_or(0);
+        let (expected, found) = (expected[at], found[at]);
         let Self { data, number, offset, .. } = self;
-        Mismatch { data: *data, shard: *number, offset: offset + at, wanted, seen }
+        Mismatch { data: *data, shard: *number, offset: offset + at, expected, found }
     }
 }
 
@@ -132,19 +137,19 @@ impl Numbering {
     }
 }
 
-/// Overwrites an output before a gather whose result is checked.
-pub(crate) fn poison(output: &mut [u8]) {
-    output.fill(POISON);
+/// Overwrites an output before a checked all-gather.
+pub(crate) fn overwrite(output: &mut [u8]) {
+    output.fill(UNWRITTEN);
 }
 
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { data, shard, offset, wanted, seen } = self;
+        let Self { data, shard, offset, expected, found } = self;
         write!(
             f,
-            "shard {shard}, offset {offset}: wanted {wanted:#04x}, seen {seen:#04x}{} (--seed {}, \
+            "shard {shard}, offset {offset}: found {found:#04x}, expected {expected:#04x}{} (--seed {}, \
              check {})",
-            if *seen == POISON { ", as if never written" } else { "" },
+            if *found == UNWRITTEN { ", as if it was never written" } else { "" },
             data.seed,
             data.round
         )
@@ -155,12 +160,12 @@ impl fmt::Display for Mismatch {
 mod tests {
     use super::*;
 
-    fn check(data: Data, output: &[u8], ranks: usize) -> Result<(), Mismatch> {
+    fn check(data: TestData, output: &[u8], ranks: usize) -> Result<(), Mismatch> {
         let bytes = output.len() / ranks;
         (0..ranks).try_for_each(|rank| data.check(rank, &output[rank * bytes..][..bytes]))
     }
 
-    fn gathered(data: Data, ranks: usize, shard_bytes: usize) -> Vec<u8> {
+    fn gathered(data: TestData, ranks: usize, shard_bytes: usize) -> Vec<u8> {
         let mut output = vec![0; ranks * shard_bytes];
         for (rank, shard) in output.chunks_exact_mut(shard_bytes.max(1)).enumerate() {
             data.fill(rank, shard);
@@ -169,8 +174,8 @@ mod tests {
     }
 
     #[test]
-    fn a_right_output_passes_at_every_odd_size() {
-        let data = Data { seed: 1, size: 2, round: 3 };
+    fn a_correct_output_passes_at_odd_sizes() {
+        let data = TestData { seed: 1, size: 2, round: 3 };
         for shard_bytes in [0, 1, 7, 8, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1] {
             for ranks in [1, 2, 5] {
                 let output = gathered(data, ranks, shard_bytes);
@@ -184,29 +189,29 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_bit_anywhere_is_found_and_placed() {
-        let data = Data { seed: 9, size: 0, round: 0 };
+    fn one_wrong_bit_is_detected_at_its_offset() {
+        let data = TestData { seed: 9, size: 0, round: 0 };
         let mut rng = Rng::with_seed(4);
         for _ in 0..200 {
             let mut output = gathered(data, 3, CHUNK_BYTES + 5);
             let at = rng.usize(..output.len());
-            let wanted = output[at];
+            let expected = output[at];
             output[at] ^= 1 << rng.u32(..8);
             let mismatch = check(data, &output, 3).unwrap_err();
             assert_eq!(mismatch.shard * (CHUNK_BYTES + 5) + mismatch.offset, at);
-            assert_eq!((mismatch.wanted, mismatch.seen), (wanted, output[at]));
+            assert_eq!((mismatch.expected, mismatch.found), (expected, output[at]));
         }
     }
 
     #[test]
     fn the_data_of_another_rank_round_size_or_seed_is_wrong() {
-        let data = Data { seed: 5, size: 1, round: 1 };
+        let data = TestData { seed: 5, size: 1, round: 1 };
         let output = gathered(data, 2, 64);
         for other in [
-            Data { seed: 6, ..data },
-            Data { size: 2, ..data },
-            Data { size: 0, round: 0, ..data },
-            Data { round: 2, ..data },
+            TestData { seed: 6, ..data },
+            TestData { size: 2, ..data },
+            TestData { size: 0, round: 0, ..data },
+            TestData { round: 2, ..data },
         ] {
             assert!(check(other, &output, 2).is_err(), "{other:?}");
         }
@@ -215,12 +220,12 @@ mod tests {
     }
 
     #[test]
-    fn a_mismatch_says_where_and_whether_anything_was_written() {
-        let data = Data { seed: 7, size: 0, round: 1 };
+    fn a_mismatch_has_its_offset_and_shows_unwritten_bytes() {
+        let data = TestData { seed: 7, size: 0, round: 1 };
         let mut output = gathered(data, 2, 32);
         output[40] = 0x11;
-        insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 8: wanted 0x3c, seen 0x11 (--seed 7, check 1)");
-        poison(&mut output[32..]);
-        insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 0: wanted 0xb9, seen 0xa5, as if never written (--seed 7, check 1)");
+        insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 8: found 0x11, expected 0x3c (--seed 7, check 1)");
+        overwrite(&mut output[32..]);
+        insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 0: found 0xa5, expected 0xb9, as if it was never written (--seed 7, check 1)");
     }
 }

@@ -1,5 +1,13 @@
-//! The ranks of a measurement: processes that this program spawns on this machine, or that a launcher
-//! has started.
+//! Ranks of a measurement, spawned by this program or started by a launcher.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `affinity` | binds ranks to cores |
+//! | `bare_fabric` | a fabric without a group |
+//! | `comm` | messages between ranks, and the comparison of their options |
+//! | `data` | random test data of shards |
+//! | `spawn` | processes of ranks, and how they ended |
+//! | `statistics` | medians and percentiles |
 
 use std::process::Command;
 use std::time::Duration;
@@ -9,55 +17,56 @@ use peerlane::bootstrap::tcp::Hub;
 
 use crate::error::{Failure, Result};
 
-pub(crate) mod circle;
+pub(crate) mod affinity;
+pub(crate) mod bare_fabric;
+pub(crate) mod comm;
 pub(crate) mod data;
-pub(crate) mod ground;
-pub(crate) mod placement;
-pub(crate) mod settings;
 pub(crate) mod spawn;
 pub(crate) mod statistics;
 
-mod outcome;
+pub(crate) use spawn::{OutputHandler, write_to_parent};
 
-pub(crate) use spawn::{Audience, write_to_parent};
-
-/// Who has started this process.
+/// The starter of this process.
 #[derive(Debug)]
-pub(crate) enum Origin {
-    /// People: it spawns the ranks.
-    Person,
-    /// This program, as one of its ranks.
+pub(crate) enum LaunchedBy {
+    /// A user: this process spawns the ranks.
+    User,
+    /// This program: this process is one of its ranks.
     Program(Environment),
-    /// A launcher, as one of its ranks.
+    /// A launcher: this process is one of its ranks.
     Launcher(Environment),
 }
 
-impl Origin {
-    /// As the environment says, and the hidden option that spawned ranks are given: the process that
-    /// spawned this one.
+impl LaunchedBy {
+    /// Determines the starter from the environment and from the hidden option with which this
+    /// program spawns its ranks.
     ///
     /// # Errors
-    /// If a variable of the launcher is wrong, or the parent is gone.
+    /// If a variable of the launcher is invalid, or the parent has ended.
     pub(crate) fn of(spawned_by: Option<u32>) -> Result<Self> {
         if let Some(parent) = spawned_by {
             spawn::die_with_parent(parent)?;
         }
         Ok(match (Environment::from_env()?, spawned_by) {
-            (None, _) => Self::Person,
+            (None, _) => Self::User,
             (Some(environment), Some(_)) => Self::Program(environment),
             (Some(environment), None) => Self::Launcher(environment),
         })
     }
 }
 
-/// Spawns so many ranks of this program with the words that it was started with, and passes what they
-/// say to `audience` until all have ended.
+/// Spawns `ranks` processes of this program with its own arguments, and passes their output to
+/// `handler` until all have ended.
 ///
 /// # Errors
-/// If one fails: which, and how.
-pub(crate) fn spawn(ranks: usize, timeout: Duration, audience: &mut impl Audience) -> Result<()> {
+/// If a rank fails. The text names the rank and how it ended.
+pub(crate) fn spawn(
+    ranks: usize,
+    timeout: Duration,
+    handler: &mut impl OutputHandler,
+) -> Result<()> {
     let program = std::env::current_exe()
-        .map_err(|error| Failure::io("cannot find this program's own file", &error))?;
+        .map_err(|error| Failure::io("cannot find the file of this program", &error))?;
     let hub = Hub::bind("127.0.0.1:0", ranks)?;
     let address = hub.address().to_string();
     let command = |rank: usize| {
@@ -70,19 +79,5 @@ pub(crate) fn spawn(ranks: usize, timeout: Duration, audience: &mut impl Audienc
             .envs(["WORLD_SIZE", "LOCAL_WORLD_SIZE"].map(|name| (name, ranks.to_string())));
         command
     };
-    spawn::run(ranks, timeout, command, audience)
-}
-
-/// Seconds above 0.
-///
-/// # Errors
-/// A text that says what they can be.
-pub(crate) fn parse_timeout(text: &str) -> std::result::Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "wanted seconds, such as 30 or 0.5".to_owned())?;
-    let timeout = Duration::try_from_secs_f64(seconds)
-        .map_err(|_| "wanted seconds above 0, such as 30 or 0.5".to_owned())?;
-    if timeout.is_zero() {
-        return Err("no rank can answer within no time; wanted seconds above 0".to_owned());
-    }
-    Ok(timeout)
+    spawn::run(ranks, timeout, command, handler)
 }

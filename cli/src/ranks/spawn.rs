@@ -1,11 +1,12 @@
-//! One process per rank, on this machine, for a trial.
+//! Spawns one process per rank on this machine and reports how they ended.
 //!
-//! The parent serves the bootstrap and measures nothing; it sleeps until a rank says something. No
-//! rank outlives it: each asks for a death signal first thing, and a Ctrl-C or a kill of the parent
-//! needs no handler here.
+//! The parent serves the bootstrap and measures nothing; it sleeps until a rank writes. No rank
+//! outlives the parent, because each rank requests a death signal first. Therefore the parent needs
+//! no handler for Ctrl-C or a kill.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -14,31 +15,30 @@ use peerlane::Deadline;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use serde::Serialize;
 
-use super::outcome::Outcome;
 use crate::error::{Failure, Result};
 
-/// How much longer than the timeout of one wait the others may take to end after a failure.
+/// Time that the other ranks get to end after a failure, in addition to the timeout of one wait.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The one who prints what ranks say.
-pub(crate) trait Audience {
-    /// Rank 0 said something.
+/// Receives the output of the ranks.
+pub(crate) trait OutputHandler {
+    /// Handles a line that rank 0 wrote to its stdout.
     ///
     /// # Errors
-    /// If it makes no sense, or cannot be shown.
-    fn hear(&mut self, line: &str) -> Result<()>;
+    /// If the line is not valid, or cannot be shown.
+    fn on_line(&mut self, line: &str) -> Result<()>;
 
-    /// A rank complained.
-    fn complaint(&self, line: &str);
+    /// Handles a line that a rank wrote to its stderr.
+    fn on_stderr(&self, line: &str);
 
-    /// What was being done last.
-    fn doing(&self) -> &str;
+    /// Returns the last known activity, for error texts.
+    fn activity(&self) -> &str;
 }
 
-/// Says something, as rank 0, to the process that spawned this one.
+/// Sends a value from rank 0 to the process that spawned it.
 ///
 /// # Errors
-/// If it is gone.
+/// If that process has ended.
 pub(crate) fn write_to_parent(what: &impl Serialize) -> Result<()> {
     let mut line = serde_json::to_vec(what).map_err(|error| Failure::failed(error.to_string()))?;
     line.push(b'\n');
@@ -46,50 +46,53 @@ pub(crate) fn write_to_parent(what: &impl Serialize) -> Result<()> {
     stdout
         .write_all(&line)
         .and_then(|()| stdout.flush())
-        .map_err(|error| Failure::io("cannot tell the parent process", &error))
+        .map_err(|error| Failure::io("cannot write to the parent process", &error))
 }
 
-/// What the parent learns of its ranks.
+/// Messages of the ranks to the parent.
 enum Message {
-    /// Rank 0 said something.
-    Said(String),
-    /// A rank wrote to its standard error output.
-    Complaint { rank: usize, line: String },
-    /// A rank closed its standard error output: it ends.
+    /// Rank 0 wrote a line to its stdout.
+    Stdout(String),
+    /// A rank wrote a line to its stderr.
+    Stderr { rank: usize, line: String },
+    /// A rank closed its stderr, because it ends.
     Ended { rank: usize },
 }
 
-/// The processes of a group; whatever is left of them is killed on drop.
+/// The processes of the ranks. Those that still run are killed on drop.
 struct Processes {
     children: Vec<Child>,
     messages: Receiver<Message>,
 }
 
-/// Spawns `ranks` processes, each made by `command`, and passes on what they say until all have ended.
+/// Spawns `ranks` processes, each made by `command`, and passes their output to `handler` until all
+/// have ended.
 ///
 /// # Errors
-/// If one fails: which, and how.
+/// If a rank fails. The text names the rank and how it ended.
 pub(crate) fn run(
     ranks: usize,
     timeout: Duration,
     command: impl Fn(usize) -> Command,
-    audience: &mut impl Audience,
+    handler: &mut impl OutputHandler,
 ) -> Result<()> {
     let mut processes = Processes::start(ranks, command)?;
-    let outcome = processes.watch(timeout, audience)?;
-    outcome.judge(audience.doing())
+    let outcome = processes.watch(timeout, handler)?;
+    outcome.result(handler.activity())
 }
 
-/// In a spawned rank: dies with its parent from now on.
+/// Makes this spawned rank end together with its parent.
 ///
 /// # Errors
-/// If the parent is gone already, or the system refuses.
+/// If the parent has already ended, or the system refuses.
 pub(crate) fn die_with_parent(parent: u32) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|error| Failure::failed(format!("cannot ask for a death signal: {error}")))?;
+        .map_err(|error| Failure::failed(format!("cannot request a death signal: {error}")))?;
     let seen = getppid().map(Pid::as_raw_nonzero).map(|pid| pid.get().unsigned_abs());
     if seen != Some(parent) {
-        return Err(Failure::failed(format!("process {parent}, which spawned this rank, is gone")));
+        return Err(Failure::failed(format!(
+            "process {parent}, which spawned this rank, has ended"
+        )));
     }
     Ok(())
 }
@@ -111,38 +114,38 @@ impl Processes {
             let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
             processes.children.push(child);
             if let Some(stdout) = stdout {
-                forward(stdout, &sender, Message::Said, None)?;
+                forward(stdout, &sender, Message::Stdout, None)?;
             }
             if let Some(stderr) = stderr {
-                let complaint = move |line| Message::Complaint { rank, line };
-                forward(stderr, &sender, complaint, Some(Message::Ended { rank }))?;
+                let on_stderr_line = move |line| Message::Stderr { rank, line };
+                forward(stderr, &sender, on_stderr_line, Some(Message::Ended { rank }))?;
             }
         }
         Ok(processes)
     }
 
-    /// Until every pipe is closed, or until the others have had their time after a failure.
-    fn watch(&mut self, timeout: Duration, audience: &mut impl Audience) -> Result<Outcome> {
+    /// Handles messages until every pipe is closed, or until the time after a failure has passed.
+    fn watch(&mut self, timeout: Duration, handler: &mut impl OutputHandler) -> Result<Outcome> {
         let mut outcome = Outcome::new(self.children.len());
-        let mut patience: Option<Deadline> = None;
+        let mut deadline: Option<Deadline> = None;
         loop {
-            match self.next(patience) {
-                Ok(Message::Said(line)) => audience.hear(&line)?,
-                Ok(Message::Complaint { rank, line }) => {
-                    audience.complaint(&format!("[rank {rank}] {line}"));
+            match self.next(deadline) {
+                Ok(Message::Stdout(line)) => handler.on_line(&line)?,
+                Ok(Message::Stderr { rank, line }) => {
+                    handler.on_stderr(&format!("[rank {rank}] {line}"));
                 }
                 Ok(Message::Ended { rank }) => {
                     let status = self.children[rank].wait().map_err(|error| {
                         Failure::io(format_args!("cannot wait for rank {rank}"), &error)
                     })?;
                     outcome.ended(rank, status);
-                    if outcome.has_failed() && patience.is_none() {
-                        patience = Some(Deadline::after(timeout.saturating_add(GRACE)));
+                    if outcome.has_failed() && deadline.is_none() {
+                        deadline = Some(Deadline::after(timeout.saturating_add(GRACE)));
                     }
                 }
                 Err(RecvTimeoutError::Disconnected) => return Ok(outcome),
                 Err(RecvTimeoutError::Timeout) => {
-                    outcome.patience_ended();
+                    outcome.set_killed_rest();
                     self.kill();
                     return Ok(outcome);
                 }
@@ -150,9 +153,10 @@ impl Processes {
         }
     }
 
-    /// Without a failure the ranks bound their own waits, and a run may take as long as it takes.
-    fn next(&self, patience: Option<Deadline>) -> std::result::Result<Message, RecvTimeoutError> {
-        match patience {
+    /// Returns the next message. Without a failure there is no deadline, because the ranks limit
+    /// their own waits.
+    fn next(&self, deadline: Option<Deadline>) -> std::result::Result<Message, RecvTimeoutError> {
+        match deadline {
             None => self.messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Some(deadline) => self.messages.recv_timeout(deadline.remaining()),
         }
@@ -160,7 +164,7 @@ impl Processes {
 
     fn kill(&mut self) {
         for child in &mut self.children {
-            // It has ended already: as wanted.
+            // An error means that the process has already ended.
             drop(child.kill());
         }
         for child in &mut self.children {
@@ -175,7 +179,7 @@ impl Drop for Processes {
     }
 }
 
-/// Sends every line of `pipe`, and `last` when it is closed.
+/// Sends every line of `pipe`, and `last` when the pipe is closed.
 fn forward(
     pipe: impl Read + Send + 'static,
     to: &Sender<Message>,
@@ -186,7 +190,7 @@ fn forward(
     let read = move || {
         let lines = BufReader::new(pipe).split(b'\n').map_while(std::result::Result::ok);
         let messages = lines.map(|line| message(String::from_utf8_lossy(&line).into_owned()));
-        // The receiver is gone only if nobody listens any more.
+        // The receiver is gone only if the parent stops.
         messages.chain(last).try_for_each(|message| to.send(message)).ok();
     };
     thread::Builder::new()
@@ -194,4 +198,142 @@ fn forward(
         .spawn(read)
         .map(drop)
         .map_err(|error| Failure::io("cannot start a thread", &error))
+}
+
+/// Records how each rank ended, in order of time.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    ranks: usize,
+    ended: Vec<(usize, ExitStatus)>,
+    killed_rest: bool,
+}
+
+impl Outcome {
+    /// Creates a record in which no rank has ended.
+    pub(crate) fn new(ranks: usize) -> Self {
+        Self { ranks, ended: Vec::with_capacity(ranks), killed_rest: false }
+    }
+
+    /// Records that a rank has ended.
+    pub(crate) fn ended(&mut self, rank: usize, status: ExitStatus) {
+        self.ended.push((rank, status));
+    }
+
+    /// Records that the remaining ranks will be killed.
+    pub(crate) fn set_killed_rest(&mut self) {
+        self.killed_rest = true;
+    }
+
+    /// Returns whether a rank has failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.ended.iter().any(|(_, status)| !status.success())
+    }
+
+    /// Returns the result of the run.
+    ///
+    /// # Errors
+    /// If a rank failed. The text names a rank that was ended by a signal, otherwise the first rank
+    /// that failed, and the ranks that had to be killed.
+    pub(crate) fn result(&self, doing: &str) -> Result<()> {
+        let failed = || self.ended.iter().filter(|(_, status)| !status.success());
+        let killed = failed().find(|(_, status)| status.signal().is_some());
+        let Some((rank, status)) = killed.or(failed().next()) else { return Ok(()) };
+        let mut text = format!("rank {rank} {}; last activity: {doing}", how(*status));
+        let left = self.left();
+        if self.killed_rest && !left.is_empty() {
+            let ranks = if left.len() == 1 { "rank" } else { "ranks" };
+            text += &format!("; {ranks} {} did not end in time and were killed", list(&left));
+        }
+        Err(Failure::failed(text).with_advice(advice(*status)))
+    }
+
+    fn left(&self) -> Vec<usize> {
+        let has_ended = |rank| self.ended.iter().any(|(ended, _)| *ended == rank);
+        (0..self.ranks).filter(|rank| !has_ended(*rank)).collect()
+    }
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => format!("was killed by signal {signal} ({})", signal_name(signal)),
+        (None, Some(code)) => format!("failed with exit status {code}"),
+        (None, None) => format!("ended with an unknown status ({status})"),
+    }
+}
+
+fn advice(status: ExitStatus) -> &'static str {
+    match status.signal() {
+        Some(9) => {
+            "unless it was killed by hand, the machine ran out of memory (see `dmesg`): lower \
+             --max-bytes or --ranks"
+        }
+        Some(7) => "shared memory ran out: lower --max-bytes or --ranks",
+        Some(_) => {
+            "unless the signal was sent by hand, this is a bug in Peerlane: please report it"
+        }
+        None => "see its messages above, marked with its rank",
+    }
+}
+
+fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        1 => "SIGHUP",
+        2 => "SIGINT",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        11 => "SIGSEGV",
+        13 => "SIGPIPE",
+        15 => "SIGTERM",
+        _ => "see `kill -l`",
+    }
+}
+
+fn list(ranks: &[usize]) -> String {
+    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KILLED: i32 = 9;
+    const EXIT_1: i32 = 1 << 8;
+
+    fn outcome(ended: &[(usize, i32)], killed_rest: bool) -> Outcome {
+        let mut outcome = Outcome::new(4);
+        for (rank, raw) in ended {
+            outcome.ended(*rank, ExitStatus::from_raw(*raw));
+        }
+        if killed_rest {
+            outcome.set_killed_rest();
+        }
+        outcome
+    }
+
+    #[test]
+    fn success_of_all_ranks_is_no_failure() {
+        assert_eq!(outcome(&[(1, 0), (0, 0), (3, 0), (2, 0)], false).result("x"), Ok(()));
+    }
+
+    #[test]
+    fn the_killed_rank_is_named_even_if_others_failed_first() {
+        let outcome = outcome(&[(1, EXIT_1), (2, KILLED), (0, EXIT_1), (3, EXIT_1)], false);
+        insta::assert_snapshot!(outcome.result("measuring 1 MiB").unwrap_err(), @"
+        error: rank 2 was killed by signal 9 (SIGKILL); last activity: measuring 1 MiB
+         help: unless it was killed by hand, the machine ran out of memory (see `dmesg`): lower --max-bytes or --ranks
+        ");
+    }
+
+    #[test]
+    fn the_first_failure_and_the_killed_ranks_are_named() {
+        let outcome = outcome(&[(3, 0), (2, EXIT_1)], true);
+        insta::assert_snapshot!(outcome.result("checking 4 KiB").unwrap_err(), @"
+        error: rank 2 failed with exit status 1; last activity: checking 4 KiB; ranks 0, 1 did not end in time and were killed
+         help: see its messages above, marked with its rank
+        ");
+    }
 }

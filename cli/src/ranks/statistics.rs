@@ -1,10 +1,10 @@
-//! What many iterations say.
+//! Statistics of iterations.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// One iteration of one rank, on the clock that all processes of a machine share.
+/// One iteration of one rank, on the monotonic clock that all processes of a machine share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Interval {
     pub(crate) begin: Duration,
@@ -12,7 +12,7 @@ pub(crate) struct Interval {
 }
 
 impl Interval {
-    /// This moment.
+    /// Returns the current time.
     pub(crate) fn now() -> Duration {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let seconds = Duration::from_secs(now.tv_sec.unsigned_abs());
@@ -24,7 +24,7 @@ impl Interval {
     }
 }
 
-/// The median, the 99th percentile and the longest of some times.
+/// Median, 99th percentile and maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Statistics {
     pub(crate) median: Duration,
@@ -33,7 +33,7 @@ pub(crate) struct Statistics {
 }
 
 impl Statistics {
-    /// Of the times, in any order; zero if there are none.
+    /// Computes the statistics of unordered times; all are zero without times.
     pub(crate) fn of(mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
         let middle = times.len() / 2;
@@ -42,20 +42,21 @@ impl Statistics {
             odd if odd % 2 == 1 => times[middle],
             _ => (times[middle - 1] + times[middle]) / 2,
         };
-        // The nearest rank: the smallest time that 99 of 100 do not exceed.
+        // Nearest-rank method: the smallest time that at least 99 % of the times do not exceed.
         let p99 = (times.len() * 99).div_ceil(100).checked_sub(1);
         let max = times.last().copied().unwrap_or_default();
         Self { median, p99: p99.map_or(Duration::ZERO, |index| times[index]), max }
     }
 }
 
-/// Of each iteration the longest time that a rank took: an operation is over when all are done.
+/// Returns for each iteration the longest time of a rank, because an operation ends when all ranks
+/// are done.
 pub(crate) fn longest_of_each(ranks: &[Vec<Interval>]) -> Vec<Duration> {
     each(ranks, |iteration| iteration.map(Interval::length).max().unwrap_or_default())
 }
 
-/// Of each iteration the time from the first begin to the last end: what ranks need together that
-/// share cores and do not wait for each other.
+/// Returns for each iteration the time from the first begin to the last end. Ranks that share cores
+/// and do not wait for each other need this time together.
 pub(crate) fn span_of_each(ranks: &[Vec<Interval>]) -> Vec<Duration> {
     each(ranks, |iteration| {
         let (begin, end) = iteration.fold((Duration::MAX, Duration::ZERO), |(begin, end), next| {
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_take_turns_need_the_time_from_first_to_last() {
+    fn ranks_on_shared_cores_need_the_time_from_first_to_last() {
         let ranks = [intervals([(0, 4), (10, 19)]), intervals([(4, 8), (12, 14)])];
         assert_eq!(span_of_each(&ranks), times([8, 9]));
         assert_eq!(span_of_each(&[]), []);

@@ -1,19 +1,14 @@
-//! What the program shows of a measurement: rows as a table, as JSON lines and as a plot, and the
-//! progress on the way there.
+//! Presents measurements: rows as tables, JSON lines and plots, and the progress of a run.
 
-mod comparison;
-mod json;
-mod lanes;
+mod output;
 mod plot;
-mod progress;
 mod row;
 mod table;
 
-pub(crate) use json::JsonLines;
-pub(crate) use lanes::lanes;
-pub(crate) use plot::Plot;
-pub(crate) use progress::Progress;
+pub(crate) use output::{JsonLines, OutputFile, Progress, pretty_json, print};
+pub(crate) use plot::plot;
 pub(crate) use row::{
-    Beside, LaneRow, Limit, OnDevice, Predicted, Rival, Row, TierRow, bandwidths, microseconds,
+    Baseline, DeviceTimes, LaneRow, Limit, Overlap, Predicted, Row, TierRow, bandwidths,
+    microseconds,
 };
-pub(crate) use table::{aligned, tables};
+pub(crate) use table::{aligned, lanes, tables};

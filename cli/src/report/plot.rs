@@ -1,13 +1,11 @@
-//! Rows as a picture: bandwidth and latency over the total size, both axes logarithmic.
-
-use std::path::{Path, PathBuf};
+//! Plots bandwidth and time over the total size, with logarithmic axes.
 
 use plotters::coord::combinators::BindKeyPoints;
 use plotters::prelude::*;
 
 use super::row::Row;
 use crate::error::{Failure, Result};
-use crate::size::Size;
+use crate::units::Size;
 
 const WIDTH: u32 = 1280;
 const HEIGHT: u32 = 560;
@@ -15,45 +13,19 @@ const MEDIAN: RGBColor = RGBColor(31, 90, 180);
 const SECOND: RGBColor = RGBColor(214, 106, 20);
 const LIMIT: RGBColor = RGBColor(110, 110, 110);
 
-/// An SVG file that shows rows.
-#[derive(Clone, Debug)]
-pub(crate) struct Plot {
-    path: PathBuf,
-}
-
-/// One line of a panel: a name, a colour, and points of total bytes and value.
+/// One line of a panel: name, colour, and points of total bytes and value.
 struct Line {
     name: &'static str,
     colour: RGBColor,
     points: Vec<(f64, f64)>,
 }
 
-impl Plot {
-    /// A plot that will be written to `path`.
-    ///
-    /// # Errors
-    /// If the name promises another format.
-    pub(crate) fn to(path: &Path) -> Result<Self> {
-        if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("svg")) {
-            let text = format!("--plot {} is no SVG file", path.display());
-            return Err(
-                Failure::usage(text).with_advice("name it *.svg; no other format is written")
-            );
-        }
-        Ok(Self { path: path.to_owned() })
-    }
-
-    /// Draws the rows and writes the file.
-    ///
-    /// # Errors
-    /// If it cannot be written.
-    pub(crate) fn write(&self, title: &str, rows: &[Row]) -> Result<()> {
-        let svg = render(title, rows).map_err(|error| Failure::failed(error.to_string()))?;
-        std::fs::write(&self.path, svg).map_err(|error| {
-            Failure::io(format_args!("cannot write {}", self.path.display()), &error)
-                .with_advice("--plot takes a file in a folder that exists")
-        })
-    }
+/// Draws the rows as an SVG file with one panel for bandwidth and one for time.
+///
+/// # Errors
+/// If the drawing fails.
+pub(crate) fn plot(title: &str, rows: &[Row]) -> Result<String> {
+    render(title, rows).map_err(|error| Failure::failed(error.to_string()))
 }
 
 fn render(title: &str, rows: &[Row]) -> std::result::Result<String, Box<dyn std::error::Error>> {
@@ -64,9 +36,10 @@ fn render(title: &str, rows: &[Row]) -> std::result::Result<String, Box<dyn std:
         let area = area.titled(title, ("sans-serif", 22))?;
         let (left, right) = area.split_horizontally(WIDTH / 2);
         let (bandwidth, time) = (bandwidth_lines(rows), time_lines(rows));
-        // Both rise to the right: bandwidth leaves the corner below free, time the one above.
+        // Both lines rise to the right: the bandwidth panel has room at the lower right, the time panel
+        // at the upper left.
         let corners = (SeriesLabelPosition::LowerRight, SeriesLabelPosition::UpperLeft);
-        panel(&left, "Bandwidth", "GB/s (10^9 bytes a second)", &bandwidth, corners.0)?;
+        panel(&left, "Bandwidth", "GB/s (10^9 bytes per second)", &bandwidth, corners.0)?;
         panel(&right, "Time of one all-gather", "microseconds", &time, corners.1)?;
         area.present()?;
     }
@@ -78,7 +51,7 @@ fn bandwidth_lines(rows: &[Row]) -> Vec<Line> {
     vec![
         line("algorithm", MEDIAN, rows, |row| Some(row.algbw_gbs)),
         line("bus", SECOND, rows, |row| Some(row.busbw_gbs)),
-        line("algorithm, at the limit of bare copies", LIMIT, rows, limit),
+        line("algorithm, limit of bare copies", LIMIT, rows, limit),
     ]
 }
 
@@ -90,7 +63,7 @@ fn time_lines(rows: &[Row]) -> Vec<Line> {
     ]
 }
 
-/// Only what a logarithmic axis can show.
+/// Creates a line of the points that a logarithmic axis can show.
 fn line(
     name: &'static str,
     colour: RGBColor,
@@ -159,8 +132,8 @@ where
     Ok(())
 }
 
-/// A range that holds all values with room above for the legend, and at most nine ticks on powers
-/// of `base`.
+/// Returns a range that contains all values with room above for the legend, and at most nine ticks
+/// at powers of `base`.
 fn axis(values: impl Iterator<Item = f64>, base: f64) -> (std::ops::Range<f64>, Vec<f64>) {
     let (low, high) = values
         .fold((f64::INFINITY, 0.0f64), |(low, high), value| (low.min(value), high.max(value)));
@@ -221,14 +194,5 @@ mod tests {
         );
         assert_eq!(axis([5.0].into_iter(), 10.0), (1.0..10.0, vec![1.0, 10.0]));
         assert_eq!(axis(std::iter::empty(), 2.0), (1.0..2.0, vec![1.0, 2.0]));
-    }
-
-    #[test]
-    fn another_format_is_refused() {
-        let refusal = Plot::to(Path::new("sizes.png")).unwrap_err();
-        insta::assert_snapshot!(refusal, @"
-        error: --plot sizes.png is no SVG file
-         help: name it *.svg; no other format is written
-        ");
     }
 }

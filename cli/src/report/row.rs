@@ -1,11 +1,11 @@
-//! The result of one size.
+//! The result of one measured size.
 
 use std::time::Duration;
 
 use peerlane::collective::Collective;
 use serde::{Deserialize, Serialize};
 
-/// One measured size, with the field names that the JSON output has.
+/// One measured size; the field names are those of the JSON output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
     /// all-gather, broadcast from 0, all-to-all.
@@ -13,55 +13,54 @@ pub(crate) struct Row {
     pub(crate) collective: String,
     pub(crate) backend: String,
     pub(crate) ranks: usize,
-    /// The nodes of the ranks, such as `2x4`.
+    /// Nodes of the ranks, such as `2x4`.
     pub(crate) nodes: String,
     pub(crate) algorithm: String,
-    /// Parts of a shard.
+    /// Chunks of a shard.
     pub(crate) parts: u32,
     pub(crate) engine: String,
     pub(crate) dtype: String,
     pub(crate) in_place: bool,
-    /// What is gathered, unless that is equal shards in one tensor.
+    /// Shape of the all-gather, unless all shards are equal and in one tensor.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) shape: Option<String>,
-    /// Outputs that starts used in turn.
+    /// Output buffers that the starts used alternately.
     pub(crate) outputs: u32,
-    /// All shards together: the bytes of one rank's output.
+    /// Bytes of all shards, which is the output of one rank.
     pub(crate) total_bytes: u64,
-    /// The longest shard.
+    /// Bytes of the longest shard.
     pub(crate) shard_bytes: u64,
     pub(crate) iterations: usize,
     pub(crate) median_us: f64,
     pub(crate) p99_us: f64,
-    /// The longest iteration: a stall shows here.
+    /// The longest iteration, which shows a stall.
     pub(crate) max_us: f64,
-    /// `total_bytes` by the median, in 10^9 bytes a second.
+    /// `total_bytes` divided by the median, in 10^9 bytes per second.
     pub(crate) algbw_gbs: f64,
-    /// The algorithm bandwidth by the factor that nccl-tests has for the collective: `(n - 1) / n`, or 1 for a
-    /// broadcast.
+    /// `algbw_gbs` times `(n - 1) / n`, the share that each rank receives from its peers.
     pub(crate) busbw_gbs: f64,
-    /// Every byte of every rank's output was compared.
+    /// Whether every byte of every rank's output was compared.
     pub(crate) checked: bool,
     #[serde(flatten)]
     pub(crate) limit: Option<Limit>,
     #[serde(flatten)]
     pub(crate) predicted: Option<Predicted>,
     #[serde(flatten)]
-    pub(crate) device: Option<OnDevice>,
-    /// Whose the rivals are: NCCL's version and file.
+    pub(crate) device: Option<DeviceTimes>,
+    /// Version and file of the baseline library (NCCL).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) rivals_version: Option<String>,
-    /// What was timed in turn.
+    /// Baselines that were timed in turn with Peerlane.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub(crate) rivals: Vec<Rival>,
-    /// What compute and gathers cost each other.
+    pub(crate) rivals: Vec<Baseline>,
+    /// Slowdown of compute work and all-gathers that run at the same time.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub(crate) beside: Vec<Beside>,
-    /// The lanes of rank 0.
+    pub(crate) beside: Vec<Overlap>,
+    /// Lanes of rank 0.
     pub(crate) lanes: Vec<LaneRow>,
-    /// What rank 0 moves.
+    /// Bytes that rank 0 moves.
     pub(crate) tiers: Vec<TierRow>,
-    /// What is not done as it could be.
+    /// Detours that the plan takes because a device lacks a capability.
     pub(crate) fallbacks: Vec<String>,
 }
 
@@ -69,104 +68,104 @@ pub(crate) struct Row {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LaneRow {
     pub(crate) lane: u32,
-    /// local, network.
+    /// `local` or `network`.
     pub(crate) tier: String,
     pub(crate) backend: String,
-    /// Which of the backend's kinds of engine it is, such as streams or sdma.
+    /// Kind of engine within the backend, such as streams or sdma.
     pub(crate) kind: String,
-    /// Its waits are queued with the engine.
+    /// Whether waits are queued on the engine.
     pub(crate) queued_waits: bool,
-    /// Nothing moves unless a thread drives it.
+    /// Whether the lane makes progress only while a thread polls it.
     pub(crate) polled: bool,
 }
 
-/// What one rank moves over a fabric in a start.
+/// Bytes that one rank moves over a fabric in one start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TierRow {
-    /// local, network.
+    /// `local` or `network`.
     pub(crate) tier: String,
     pub(crate) put_bytes: u64,
     pub(crate) got_bytes: u64,
     pub(crate) own_bytes: u64,
 }
 
-/// What the model of costs says.
+/// Prediction of the cost model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Predicted {
     pub(crate) predicted_us: f64,
-    /// The prediction by the median: above 1, it was faster than predicted.
+    /// Predicted time divided by the median: above 1, the operation was faster than predicted.
     pub(crate) predicted_ratio: f64,
 }
 
-/// What bare copies of the same bytes take.
+/// Time of bare copies of the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Limit {
-    /// The median of the copies.
+    /// Median of the copies.
     pub(crate) limit_us: f64,
-    /// The limit by the median of the operation: 1 is as fast as bare copies.
+    /// Limit divided by the median of the operation: 1 is as fast as bare copies.
     pub(crate) limit_share: f64,
 }
 
-/// What is timed on a device only.
+/// Values that are measured only on devices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct OnDevice {
-    /// What a start costs the host.
+pub(crate) struct DeviceTimes {
+    /// Host time of one start.
     pub(crate) host_us: f64,
-    /// Starts between two events: the times above are those of one.
+    /// Starts between two events; the times of the row are those of one start.
     pub(crate) starts_in_a_row: u32,
-    /// They were replayed from a graph.
+    /// Whether the starts were replayed from a graph.
     pub(crate) captured: bool,
-    /// How own shards were copied: local, link.
+    /// How self copies were made: `local` or `link`.
     pub(crate) own_copy: String,
 }
 
-/// The same gather by another library.
+/// The same all-gather by another library.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Rival {
+pub(crate) struct Baseline {
     pub(crate) path: String,
     #[serde(flatten)]
-    pub(crate) times: Option<RivalTimes>,
+    pub(crate) times: Option<BaselineTimes>,
     /// Why it was not timed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) missing: Option<String>,
 }
 
-/// The times of a rival.
+/// Times of a baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct RivalTimes {
+pub(crate) struct BaselineTimes {
     pub(crate) rival_us: f64,
     pub(crate) rival_host_us: f64,
     pub(crate) rival_busbw_gbs: f64,
-    /// The rival's time by ours: above 1, ours is faster.
+    /// Baseline time divided by Peerlane's time: above 1, Peerlane is faster.
     pub(crate) rival_ratio: f64,
 }
 
-/// Gathers and compute beside each other, and each alone.
+/// Times of all-gathers and compute work, together and each alone.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Beside {
-    /// Whose gathers.
+pub(crate) struct Overlap {
+    /// Library that runs the all-gathers.
     pub(crate) path: String,
     pub(crate) compute_alone_us: f64,
     pub(crate) compute_us: f64,
-    /// 1 is as fast as alone.
+    /// Time together divided by time alone: 1 is no slowdown.
     pub(crate) compute_ratio: f64,
     pub(crate) gather_alone_us: f64,
     pub(crate) gather_us: f64,
     pub(crate) gather_ratio: f64,
-    /// Each ran all along while the other was timed.
+    /// Whether each side kept running while the other was timed.
     pub(crate) overlapped: bool,
 }
 
 impl Row {
-    /// The fastest rival's time.
+    /// Returns the time of the fastest baseline.
     pub(crate) fn best_rival_us(&self) -> Option<f64> {
         let times = self.rivals.iter().filter_map(|rival| rival.times);
         times.map(|times| times.rival_us).min_by(f64::total_cmp)
     }
 }
 
-impl Rival {
-    /// One that was timed.
+impl Baseline {
+    /// Creates a baseline that was timed.
     pub(crate) fn timed(
         path: &str,
         median: Duration,
@@ -174,7 +173,7 @@ impl Rival {
         host: Duration,
         busbw_gbs: f64,
     ) -> Self {
-        let times = RivalTimes {
+        let times = BaselineTimes {
             rival_us: microseconds(median),
             rival_host_us: microseconds(host),
             rival_busbw_gbs: busbw_gbs,
@@ -183,14 +182,14 @@ impl Rival {
         Self { path: path.to_owned(), times: Some(times), missing: None }
     }
 
-    /// One that is not there.
+    /// Creates a baseline that is not available.
     pub(crate) fn missing(path: &str, why: &str) -> Self {
         Self { path: path.to_owned(), times: None, missing: Some(why.to_owned()) }
     }
 }
 
 impl Predicted {
-    /// The prediction beside the operation that took `median`.
+    /// Creates the prediction for an operation that took `median`.
     pub(crate) fn new(predicted: Duration, median: Duration) -> Self {
         let predicted_us = microseconds(predicted);
         Self { predicted_us, predicted_ratio: predicted_us / microseconds(median).max(0.001) }
@@ -198,14 +197,14 @@ impl Predicted {
 }
 
 impl Limit {
-    /// The limit beside the operation that took `median`.
+    /// Creates the limit for an operation that took `median`.
     pub(crate) fn new(limit: Duration, median: Duration) -> Self {
         let limit_us = microseconds(limit);
         Self { limit_us, limit_share: limit_us / microseconds(median).max(0.001) }
     }
 }
 
-/// A time in microseconds, to the nanosecond.
+/// Returns a time in microseconds with nanosecond resolution.
 pub(crate) fn microseconds(time: Duration) -> f64 {
     time.as_nanos() as f64 / 1000.0
 }
@@ -214,7 +213,7 @@ fn all_gather() -> String {
     Collective::AllGather.to_string()
 }
 
-/// Returns the algorithm and bus bandwidths in 10^9 bytes a second, as nccl-tests defines them.
+/// Returns the algorithm and bus bandwidths in 10^9 bytes per second, as nccl-tests defines them.
 pub(crate) fn bandwidths(
     collective: Collective,
     total_bytes: u64,
@@ -230,7 +229,7 @@ pub(crate) fn bandwidths(
 pub(super) mod tests {
     use super::*;
 
-    /// A row such as a run of 4 ranks makes.
+    /// Creates a row of a run with 4 ranks.
     pub(crate) fn row(total_bytes: u64, median: Duration, limit: Option<Duration>) -> Row {
         let (algbw_gbs, busbw_gbs) = bandwidths(Collective::AllGather, total_bytes, 4, median);
         Row {

@@ -1,18 +1,18 @@
-//! Rows as a table for people.
+//! Formats rows as tables: results, comparison with baselines, overlap with compute work, and
+//! lanes.
 
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 
-use super::comparison;
-use super::row::Row;
-use crate::size::Size;
+use super::row::{Baseline, Row};
+use crate::units::Size;
 
-/// The rows as a table, and one each for what they are compared with.
+/// Returns the table of the rows and one table for each comparison.
 pub(crate) fn tables(rows: &[Row]) -> String {
-    let tables = [Some(table(rows)), comparison::rivals(rows), comparison::beside(rows)];
+    let tables = [Some(table(rows)), baselines(rows), overlap(rows)];
     tables.into_iter().flatten().collect::<Vec<_>>().join("\n\n")
 }
 
-/// The columns that are there only where something of them was measured.
+/// Optional columns, which appear only if a row has a value for them.
 #[derive(Clone, Copy)]
 struct Columns {
     parts: bool,
@@ -21,7 +21,7 @@ struct Columns {
     device: bool,
 }
 
-/// The rows as a table.
+/// Returns the table of the rows.
 fn table(rows: &[Row]) -> String {
     let columns = Columns {
         parts: rows.iter().any(|row| row.parts > 1),
@@ -33,7 +33,7 @@ fn table(rows: &[Row]) -> String {
     aligned(header(columns), rows.iter().map(|row| cells(row, columns)), &[2, engine])
 }
 
-/// A table whose columns are flush right but for those named.
+/// Returns a table with right-aligned columns, except for the columns in `left`.
 pub(crate) fn aligned(
     header: Vec<&'static str>,
     rows: impl Iterator<Item = Vec<String>>,
@@ -93,34 +93,145 @@ fn cells(row: &Row, Columns { parts, limits, predictions, device }: Columns) -> 
         if row.checked { "yes" } else { "no" }.to_owned(),
     ]);
     if limits {
-        cells.extend(beside(row.limit.map(|limit| (limit.limit_us, limit.limit_share))));
+        cells.extend(time_and_share(row.limit.map(|limit| (limit.limit_us, limit.limit_share))));
     }
     if predictions {
         let predicted = row.predicted.map(|by| (by.predicted_us, by.predicted_ratio));
-        cells.extend(beside(predicted));
+        cells.extend(time_and_share(predicted));
     }
     cells
 }
 
-/// Another time, and its share of the median.
-fn beside(time_and_share: Option<(f64, f64)>) -> [String; 2] {
+/// Formats another time and its share of the median.
+fn time_and_share(time_and_share: Option<(f64, f64)>) -> [String; 2] {
     match time_and_share {
         Some((other, share)) => [time(other), format!("{:.0} %", share * 100.0)],
         None => ["-".to_owned(), "-".to_owned()],
     }
 }
 
-/// A time in a cell.
-pub(super) fn time(microseconds: f64) -> String {
+/// Formats a time for a cell.
+fn time(microseconds: f64) -> String {
     format!("{microseconds:.1}")
+}
+
+/// Returns the comparison with the baselines; `None` without baselines.
+fn baselines(rows: &[Row]) -> Option<String> {
+    let first = rows.iter().find(|row| !row.rivals.is_empty())?;
+    let version = first.rivals_version.as_deref().unwrap_or("of unknown version");
+    let mut text = format!(
+        "NCCL {version}, timed in turn with Peerlane; × is its time divided by Peerlane's\n\n"
+    );
+    let mut header = vec!["total", "Peerlane µs"];
+    header.extend(first.rivals.iter().map(|rival| match rival.path.as_str() {
+        "symmetric" => "symmetric µs",
+        "copy engines" => "copy engines µs",
+        _ => "default µs",
+    }));
+    header.extend(["× best", "× copy engines", "host µs of best"]);
+    text += &aligned(header, rows.iter().map(baseline_cells), &[]);
+    for rival in &first.rivals {
+        if let Some(why) = &rival.missing {
+            text += &format!("\nNCCL {}: n/a, {why}", rival.path);
+        }
+    }
+    Some(text)
+}
+
+fn baseline_cells(row: &Row) -> Vec<String> {
+    let ours = row.median_us;
+    let us = |rival: &Baseline| rival.times.map(|times| times.rival_us);
+    let copy_engines = row.rivals.iter().find(|rival| rival.path == "copy engines").and_then(us);
+    let ratio = |theirs: Option<f64>| {
+        theirs.map_or("n/a".to_owned(), |theirs| format!("{:.2}", theirs / ours.max(0.001)))
+    };
+    let best = row.rivals.iter().filter_map(|rival| rival.times);
+    let best = best.min_by(|left, right| left.rival_us.total_cmp(&right.rival_us));
+    let mut cells = vec![Size(row.total_bytes).to_string(), time(ours)];
+    cells.extend(row.rivals.iter().map(|rival| us(rival).map_or("n/a".to_owned(), time)));
+    cells.extend([
+        ratio(row.best_rival_us()),
+        ratio(copy_engines),
+        best.map_or("n/a".to_owned(), |best| time(best.rival_host_us)),
+    ]);
+    cells
+}
+
+/// Returns the times of all-gathers and compute work that ran together; `None` if they were not
+/// measured.
+fn overlap(rows: &[Row]) -> Option<String> {
+    let mut besides =
+        rows.iter().flat_map(|row| row.beside.iter().map(move |together| (row, together)));
+    let mut cells = Vec::new();
+    let mut partial = false;
+    for (row, together) in &mut besides {
+        partial |= !together.overlapped;
+        cells.push(vec![
+            Size(row.total_bytes).to_string(),
+            together.path.clone(),
+            time(together.compute_alone_us),
+            time(together.compute_us),
+            format!("{:.3}", together.compute_ratio),
+            time(together.gather_alone_us),
+            time(together.gather_us),
+            format!("{:.3}{}", together.gather_ratio, if together.overlapped { "" } else { " *" }),
+        ]);
+    }
+    if cells.is_empty() {
+        return None;
+    }
+    let header = vec![
+        "total",
+        "library",
+        "GEMM alone µs",
+        "together µs",
+        "× alone",
+        "all-gather alone µs",
+        "together µs",
+        "× alone",
+    ];
+    let table = aligned(header, cells.into_iter(), &[1]);
+    let note = if partial { "\n* one side ended before the other was timed" } else { "" };
+    Some(format!("all-gathers together with a GEMM, bf16, 8192 × 8192 × 8192\n\n{table}{note}"))
+}
+
+/// Returns one line for each algorithm at the largest size that has several lanes or fallbacks, or
+/// for every algorithm if `all`.
+pub(crate) fn lanes(rows: &[Row], all: bool) -> String {
+    let largest = rows.iter().map(|row| row.total_bytes).max();
+    let rows = rows.iter().filter(|row| Some(row.total_bytes) == largest);
+    let worth = |row: &&Row| all || row.lanes.len() > 1 || !row.fallbacks.is_empty();
+    let lines: String = rows.filter(worth).map(|row| lane_line(row) + "\n").collect();
+    if lines.is_empty() { lines } else { format!("\n{lines}") }
+}
+
+fn lane_line(row: &Row) -> String {
+    let lanes = row.lanes.iter().map(|lane| {
+        let waits = if lane.queued_waits { "queued" } else { "polled" };
+        format!(
+            "lane {} {} on {} by {}, waits {waits}",
+            lane.lane, lane.tier, lane.backend, lane.kind
+        )
+    });
+    let tiers = row.tiers.iter().filter_map(|moved| {
+        let named =
+            [("put", moved.put_bytes), ("got", moved.got_bytes), ("self copy", moved.own_bytes)];
+        let words = named.iter().filter(|(_, bytes)| *bytes > 0);
+        let words: Vec<_> = words.map(|(name, bytes)| format!("{} {name}", Size(*bytes))).collect();
+        (!words.is_empty()).then(|| format!("{}: {}", moved.tier, words.join(", ")))
+    });
+    let fallbacks = row.fallbacks.iter().map(|why| format!("fallback: {why}"));
+    let words: Vec<_> = lanes.chain(tiers).chain(fallbacks).collect();
+    format!("{}, chunks {}, rank 0: {}", row.algorithm, row.parts, words.join("; "))
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use super::super::row::Predicted;
     use super::super::row::tests::row;
+    use super::super::row::{DeviceTimes, LaneRow, Overlap, Predicted, TierRow};
+    use super::super::table::tables;
     use super::*;
 
     #[test]
@@ -138,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_and_predictions_are_shown_where_there_are_any() {
+    fn chunk_and_prediction_columns_appear_on_demand() {
         let mut rows = [
             row(1 << 20, Duration::from_micros(125), None),
             row(1 << 20, Duration::from_micros(500), None),
@@ -167,5 +278,107 @@ mod tests {
          1 MiB   256 KiB   direct      host         125.0    187.5        8.389        6.291       yes          -          -
          4 MiB     1 MiB   direct      host         500.0    750.0        8.389        6.291       yes      450.0       90 %
         ");
+    }
+
+    fn measured() -> Row {
+        let mut row = row(64 << 20, Duration::from_micros(150), Some(Duration::from_micros(129)));
+        row.backend = "cuda".into();
+        row.engine = "cuda".into();
+        let (host, starts_in_a_row) = (6.25, 50);
+        let own_copy = "local".to_owned();
+        row.device =
+            Some(DeviceTimes { host_us: host, starts_in_a_row, captured: false, own_copy });
+        let time = Duration::from_micros;
+        row.rivals = vec![
+            Baseline::timed("default", time(186), time(150), time(5), 270.0),
+            Baseline::timed("symmetric", time(156), time(150), time(4), 324.0),
+            Baseline::missing("copy engines", "it needs CUDA 12.5"),
+        ];
+        row.rivals_version = Some("2.28.9 (libnccl.so.2)".into());
+        row.beside = vec![Overlap {
+            path: "peerlane".into(),
+            compute_alone_us: 1600.0,
+            compute_us: 1664.0,
+            compute_ratio: 1.04,
+            gather_alone_us: 150.0,
+            gather_us: 153.0,
+            gather_ratio: 1.02,
+            overlapped: false,
+        }];
+        row
+    }
+
+    #[test]
+    fn all_tables_fit_120_columns() {
+        let text = tables(&[measured()]);
+        insta::assert_snapshot!(text, @"
+          total    shard   algorithm   engine   median µs   host µs   algbw GB/s   busbw GB/s   checked   limit µs   of limit
+        ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+         64 MiB   16 MiB   direct      cuda         150.0       6.2      447.392      335.544       yes      129.0       86 %
+
+        NCCL 2.28.9 (libnccl.so.2), timed in turn with Peerlane; × is its time divided by Peerlane's
+
+          total   Peerlane µs   default µs   symmetric µs   copy engines µs   × best   × copy engines   host µs of best
+        ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+         64 MiB         150.0        186.0          156.0               n/a     1.04              n/a               4.0
+        NCCL copy engines: n/a, it needs CUDA 12.5
+
+        all-gathers together with a GEMM, bf16, 8192 × 8192 × 8192
+
+          total   library    GEMM alone µs   together µs   × alone   all-gather alone µs   together µs   × alone
+        ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+         64 MiB   peerlane          1600.0        1664.0     1.040                 150.0         153.0   1.020 *
+        * one side ended before the other was timed
+        ");
+        assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+    }
+
+    #[test]
+    fn json_has_all_fields_and_can_be_parsed() {
+        let row = measured();
+        let json = serde_json::to_string(&row).unwrap();
+        insta::assert_snapshot!(json, @r#"{"collective":"all-gather","backend":"cuda","ranks":4,"nodes":"1x4","algorithm":"direct","parts":1,"engine":"cuda","dtype":"u8","in_place":false,"outputs":1,"total_bytes":67108864,"shard_bytes":16777216,"iterations":20,"median_us":150.0,"p99_us":225.0,"max_us":300.0,"algbw_gbs":447.39242666666667,"busbw_gbs":335.54431999999997,"checked":true,"limit_us":129.0,"limit_share":0.86,"host_us":6.25,"starts_in_a_row":50,"captured":false,"own_copy":"local","rivals_version":"2.28.9 (libnccl.so.2)","rivals":[{"path":"default","rival_us":186.0,"rival_host_us":5.0,"rival_busbw_gbs":270.0,"rival_ratio":1.24},{"path":"symmetric","rival_us":156.0,"rival_host_us":4.0,"rival_busbw_gbs":324.0,"rival_ratio":1.04},{"path":"copy engines","missing":"it needs CUDA 12.5"}],"beside":[{"path":"peerlane","compute_alone_us":1600.0,"compute_us":1664.0,"compute_ratio":1.04,"gather_alone_us":150.0,"gather_us":153.0,"gather_ratio":1.02,"overlapped":false}],"lanes":[],"tiers":[],"fallbacks":[]}"#);
+        assert_eq!(serde_json::from_str::<Row>(&json).unwrap(), row);
+    }
+
+    fn hierarchical() -> Row {
+        let lane = |lane, tier: &str, queued_waits| LaneRow {
+            lane,
+            tier: tier.into(),
+            backend: "host".into(),
+            kind: "processor".into(),
+            queued_waits,
+            polled: true,
+        };
+        let moved = |tier: &str, put_bytes, own_bytes| TierRow {
+            tier: tier.into(),
+            put_bytes,
+            got_bytes: 0,
+            own_bytes,
+        };
+        Row {
+            algorithm: "hierarchical".into(),
+            parts: 4,
+            lanes: vec![lane(0, "local", true), lane(1, "network", false)],
+            tiers: vec![moved("local", 3 << 20, 1 << 20), moved("network", 2 << 20, 0)],
+            fallbacks: vec!["to rank 2 through host memory".into()],
+            ..row(4 << 20, Duration::from_millis(1), None)
+        }
+    }
+
+    #[test]
+    fn lanes_are_printed_for_the_largest_size() {
+        let rows = [row(1 << 20, Duration::from_millis(1), None), hierarchical()];
+        insta::assert_snapshot!(lanes(&rows, false), @"
+
+        hierarchical, chunks 4, rank 0: lane 0 local on host by processor, waits queued; lane 1 network on host by processor, waits polled; local: 3 MiB put, 1 MiB self copy; network: 2 MiB put; fallback: to rank 2 through host memory
+        ");
+    }
+
+    #[test]
+    fn a_single_lane_is_printed_only_on_request() {
+        let rows = [row(1 << 20, Duration::from_millis(1), None)];
+        assert_eq!(lanes(&rows, false), "");
+        assert_eq!(lanes(&rows, true), "\ndirect, chunks 1, rank 0: \n");
     }
 }

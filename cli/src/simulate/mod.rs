@@ -1,82 +1,83 @@
-//! `peerlane simulate`: runs the plans of all ranks over links that are figures.
+//! `peerlane simulate`: executes the plans of all ranks on modelled links.
 
-use std::io::{self, Write};
+use std::path::Path;
 
 use peerlane::cost::{self, Choice, Links, Question};
 use peerlane::layout::Layout;
-use peerlane::plan::Algorithm;
+use peerlane::plan::{Algorithm, FlagOrder};
 use peerlane::schedule::{self, Shape};
 use peerlane::simulate::{self, Simulation, Slice};
 use peerlane::topology::Topology;
 
 use crate::error::{Failure, Result};
 use crate::goal::provided;
-use crate::trace::{Event, TraceFile};
+use crate::report::{OutputFile, print};
+use crate::trace::{self, TraceEvent};
 
-mod links;
+mod chart;
 mod options;
-mod picture;
 mod report;
 
+use chart::chart;
 pub(crate) use options::Options;
-use picture::Picture;
 use report::Report;
 
-/// What is simulated on.
+/// Topology, shards and links of a simulation.
 #[derive(Debug)]
-struct Ground {
+struct Scenario {
     topology: Topology,
     shard_bytes: Vec<u64>,
     links: Links,
 }
 
-/// One algorithm, simulated.
+/// The simulation of one algorithm.
 #[derive(Debug)]
 struct Run {
     algorithm: Algorithm,
     parts: u32,
-    /// What the cost model says, in picoseconds.
+    /// Prediction of the cost model in picoseconds.
     predicted_ps: u64,
     simulation: Simulation,
 }
 
-/// Simulates, prints and writes files.
+/// Simulates the algorithms, prints the results and writes the files.
 ///
 /// # Errors
-/// If the options do not fit together, or a file cannot be written.
+/// If the options contradict each other, or an output cannot be written.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = options.topology()?;
     let ranks = topology.ranks();
-    let collective = options.goal.collective(ranks)?;
+    let collective = options.plan.goal.collective(ranks)?;
     let shard_bytes = provided(collective, options.shard_bytes(ranks)?);
-    let ground = Ground { links: options.links.links()?, shard_bytes, topology };
-    let svg = options.svg.as_deref().map(Picture::to).transpose()?;
-    let trace = options.trace.as_deref().map(TraceFile::to).transpose()?;
+    let scenario = Scenario { links: options.links.links()?, shard_bytes, topology };
+    let file = |option, path: Option<&Path>, extension| {
+        path.map(|path| OutputFile::new(option, path, extension)).transpose()
+    };
+    let svg = file("--svg", options.svg.as_deref(), "svg")?;
+    let trace = file("--trace", options.trace.as_deref(), "json")?;
     let algorithms = options.algorithms(collective).into_iter();
     let runs: Vec<Run> =
-        algorithms.map(|algorithm| ground.simulate(options, algorithm)).collect::<Result<_>>()?;
-    let report = Report { ground: &ground, runs: &runs, path: options.path };
+        algorithms.map(|algorithm| scenario.simulate(options, algorithm)).collect::<Result<_>>()?;
+    let report = Report { scenario: &scenario, runs: &runs, path: options.path };
     let text = if options.json { report.json()? } else { report.text() };
-    io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|error| Failure::io("cannot print the simulation", &error))?;
+    print(&text)?;
     let Some(fastest) = runs.iter().min_by_key(|run| run.simulation.end_ps()) else {
         return Ok(());
     };
     let title = report.title(fastest);
     if let Some(svg) = svg {
-        svg.write(&title, &fastest.simulation, &ground.links)?;
+        svg.write(&chart(&title, &fastest.simulation, &scenario.links)?)?;
     }
     if let Some(trace) = trace {
         let slices = fastest.simulation.slices.iter();
-        trace.write(&title, slices.map(event).collect())?;
+        trace.write(&trace::render(&title, slices.map(event).collect()))?;
     }
     Ok(())
 }
 
-fn event(slice: &Slice) -> Event {
+fn event(slice: &Slice) -> TraceEvent {
     let nanoseconds = |picoseconds: u64| picoseconds as f64 / 1e3;
-    Event {
+    TraceEvent {
         rank: slice.rank.0,
         lane: slice.lane.0,
         name: slice.text(),
@@ -85,18 +86,18 @@ fn event(slice: &Slice) -> Event {
     }
 }
 
-impl Ground {
-    /// Simulates `algorithm`, or the one that is predicted to be fastest.
+impl Scenario {
+    /// Simulates `algorithm`, or the one with the lowest predicted time.
     fn simulate(&self, options: &Options, algorithm: Option<Algorithm>) -> Result<Run> {
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
         let Self { topology, shard_bytes, links } = self;
-        let collective = options.goal.collective(topology.ranks())?;
+        let collective = options.plan.goal.collective(topology.ranks())?;
         let shape = Shape {
             collective,
             parts: 1,
-            in_place: options.in_place,
-            outputs: options.outputs,
-            flags: options.flags,
+            in_place: options.plan.in_place,
+            outputs: options.plan.outputs,
+            flags: options.plan.flags.unwrap_or(FlagOrder::Prompt),
             tiers: topology.nodes() > 1 && !options.one_fabric,
         };
         let question = Question {
@@ -106,7 +107,7 @@ impl Ground {
             links,
             measured: true,
             algorithm,
-            parts: options.parts,
+            parts: options.plan.parts,
             refused: &[],
         };
         let Choice { algorithm, parts, cost, .. } = cost::choose(&question).map_err(usage)?;

@@ -1,69 +1,60 @@
-//! The command line of `peerlane simulate`.
+//! Command line of `peerlane simulate`.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use peerlane::collective::Collective;
-use peerlane::plan::{Algorithm, FlagOrder};
+use peerlane::cost::{Calibration, Link, Links};
+use peerlane::plan::Algorithm;
 use peerlane::topology::Topology;
 use peerlane::{Rank, schedule};
 
-use crate::allgather::{AlgorithmChoice, parse_algorithm, parse_ranks};
 use crate::error::{Failure, Result};
-use crate::goal::Goal;
-use crate::nodes::Nodes;
-use crate::size::Size;
+use crate::options::{
+    AlgorithmChoice, Nodes, PlanOptions, parse_algorithm, parse_ranks, shard_bytes,
+};
+use crate::units::Size;
 
-/// Simulate an all-gather on ranks that need not be there: when it ends, and why not sooner.
+/// Simulate an all-gather on modelled links: its duration and its critical path
 ///
-/// The plans of all ranks run, step by step, over links that are figures. Without others the links
-/// are those of H200 GPUs over NVLink inside a node and 400 Gb/s RDMA between nodes. No byte moves.
+/// The plans of all ranks are executed step by step on modelled links; no ranks and no devices are
+/// needed and no byte moves. By default the links are those of H200 GPUs with NVLink inside a node
+/// and 400 Gb/s RDMA between nodes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    #[command(flatten)]
-    pub(super) goal: Goal,
-    /// Nodes: a number of them, or 3+1+2 for the ranks of each node, 2x4, or the node of each rank
+    /// Nodes: a number of nodes, 2x4, 3+1+2 for the ranks of each node, or 0,0,1,1 for the node of
+    /// each rank
     #[arg(long, default_value = "2", value_name = "NODES")]
     nodes: Nodes,
-    /// Ranks of each node, where --nodes is a number [default: 8]
+    /// Ranks of each node, if --nodes is a number [default: 8]
     #[arg(long, value_name = "N", value_parser = parse_ranks)]
     ranks_per_node: Option<usize>,
-    /// The shard of every rank, or one size for each rank
+    /// Shard of every rank in bytes, or one size for each rank
     #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     shard: Vec<Size>,
-    /// auto for the one that is predicted to be fastest, all, or an algorithm by its name
+    /// auto for the algorithm with the lowest predicted time, all, or one algorithm by its name
     #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_wanted)]
-    algorithm: Wanted,
-    /// Parts of each shard [default: what is predicted to be fastest for each algorithm]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(super) parts: Option<u32>,
-    /// Each rank's shard lies in its place of the output already
-    #[arg(long)]
-    pub(super) in_place: bool,
-    /// Outputs that starts use in turn; with two there is no ready
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
-    pub(super) outputs: u32,
-    /// prompt: signal right behind each put; batched: flags side by side
-    #[arg(long, default_value = "prompt", value_name = "ORDER", value_parser = parse_flags)]
-    pub(super) flags: FlagOrder,
-    /// One fabric reaches all ranks; else other nodes are reached over a network
+    algorithm: AlgorithmArg,
+    #[command(flatten)]
+    pub(super) plan: PlanOptions,
+    /// Use one fabric for all ranks [default: other nodes are reached over a network]
     #[arg(long)]
     pub(super) one_fabric: bool,
     #[command(flatten)]
-    pub(super) links: super::links::Figures,
-    /// A rank that starts late, and by how many microseconds; may be given more than once
+    pub(super) links: LinkOptions,
+    /// Start a rank late by some microseconds; can be repeated
     #[arg(long, value_name = "RANK:µs", value_parser = parse_delay)]
     delay: Vec<(usize, f64)>,
-    /// How many ranks, from 0, --svg and --trace show
+    /// Number of ranks, from rank 0, that --svg and --trace show
     #[arg(long, default_value_t = 8, value_name = "N")]
     show: usize,
-    /// How many steps of the critical path are printed, 0 for none; JSON has as many
+    /// Number of printed steps of the critical path, also in JSON; 0 for none
     #[arg(long, default_value_t = 12, value_name = "N")]
     pub(super) path: usize,
-    /// Draw the lanes over time, and how much of the links is used, of the fastest
+    /// Draw the lanes of the fastest algorithm over time, and the use of the links
     #[arg(long, value_name = "FILE.svg")]
     pub(super) svg: Option<PathBuf>,
-    /// Write the steps of the fastest as trace events, which Perfetto and Chrome open
+    /// Write the steps of the fastest algorithm as trace events for Perfetto and Chrome
     #[arg(long, value_name = "FILE.json")]
     pub(super) trace: Option<PathBuf>,
     /// Print one JSON object
@@ -71,34 +62,30 @@ pub(crate) struct Options {
     pub(super) json: bool,
 }
 
-/// What is simulated.
+/// Algorithms to simulate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
-    /// What the cost model takes.
+enum AlgorithmArg {
+    /// The algorithm that the cost model chooses.
     Auto,
-    /// Everything.
+    /// All algorithms.
     All,
-    /// This one.
+    /// The given algorithm.
     Named(Algorithm),
 }
 
-fn parse_wanted(name: &str) -> std::result::Result<Wanted, String> {
+fn parse_wanted(name: &str) -> std::result::Result<AlgorithmArg, String> {
     if name == "all" {
-        return Ok(Wanted::All);
+        return Ok(AlgorithmArg::All);
     }
     parse_algorithm(name).map(|choice| match choice {
-        AlgorithmChoice::Auto => Wanted::Auto,
-        AlgorithmChoice::Named(algorithm) => Wanted::Named(algorithm),
+        AlgorithmChoice::Auto => AlgorithmArg::Auto,
+        AlgorithmChoice::Named(algorithm) => AlgorithmArg::Named(algorithm),
     })
 }
 
-fn parse_flags(name: &str) -> std::result::Result<FlagOrder, String> {
-    name.parse().map_err(|error: peerlane::Error| error.to_string())
-}
-
-/// More ranks than that are a slip of the pen.
+/// Largest number of ranks, to catch typing errors.
 const RANKS_MAX: usize = 1 << 20;
-/// The longest delay, so that times fit: an hour.
+/// Longest delay, one hour, so that times do not overflow.
 const DELAY_MAX_US: f64 = 3.6e9;
 
 fn parse_delay(text: &str) -> std::result::Result<(usize, f64), String> {
@@ -107,68 +94,65 @@ fn parse_delay(text: &str) -> std::result::Result<(usize, f64), String> {
         let possible = (0.0..=DELAY_MAX_US).contains(&delay);
         Some((rank.parse().ok()?, delay)).filter(|_| possible)
     });
-    delay.ok_or_else(|| "wanted a rank and microseconds, such as 3:250".to_owned())
+    delay.ok_or_else(|| "expected a rank and microseconds, such as 3:250".to_owned())
 }
 
 impl Options {
-    /// Where the ranks are.
+    /// Returns the topology of the options.
     ///
     /// # Errors
-    /// If --nodes and --ranks-per-node do not fit together.
+    /// If `--nodes` and `--ranks-per-node` contradict each other, or there are too many ranks.
     pub(super) fn topology(&self) -> Result<Topology> {
         let ranks = match (&self.nodes, self.ranks_per_node) {
             (Nodes::Count(nodes), each) => nodes.saturating_mul(each.unwrap_or(8)),
             (Nodes::Each(topology), None) => return Ok(topology.clone()),
             (Nodes::Each(topology), Some(each)) => {
                 let nodes = topology.notation();
-                let text = format!("--nodes {nodes} says how many ranks each node has");
-                let advice = format!("leave out --ranks-per-node {each}, or give --nodes a number");
+                let text = format!("--nodes {nodes} already contains the ranks of each node");
+                let advice = format!("remove --ranks-per-node {each}, or use a number for --nodes");
                 return Err(Failure::usage(text).with_advice(advice));
             }
         };
         if ranks > RANKS_MAX {
-            let text =
-                format!("--nodes and --ranks-per-node make {ranks} ranks, more than {RANKS_MAX}");
+            let text = format!(
+                "--nodes and --ranks-per-node make {ranks} ranks, at most {RANKS_MAX} are possible"
+            );
             return Err(Failure::usage(text));
         }
         self.nodes.topology(ranks).map_err(|text| Failure::usage(format!("--nodes: {text}")))
     }
 
-    /// The bytes of each rank's shard.
+    /// Returns the shard of each rank in bytes.
     ///
     /// # Errors
-    /// If there are neither one nor `ranks` of them.
+    /// If the number of sizes is neither 1 nor `ranks`.
     pub(super) fn shard_bytes(&self, ranks: usize) -> Result<Vec<u64>> {
-        match self.shard.as_slice() {
-            [Size(all)] => Ok(vec![*all; ranks]),
-            each if each.len() == ranks => Ok(each.iter().map(|size| size.0).collect()),
-            each => {
-                let text = format!("--shard has {} sizes for {ranks} ranks", each.len());
-                let advice = "give one size for all ranks, or one for each";
-                Err(Failure::usage(text).with_advice(advice))
-            }
-        }
+        shard_bytes("--shard", &self.shard, ranks)
     }
 
-    /// What is simulated; `None` is what the cost model takes.
+    /// Returns the algorithms to simulate; `None` is the choice of the cost model.
     pub(super) fn algorithms(&self, collective: Collective) -> Vec<Option<Algorithm>> {
         match self.algorithm {
-            Wanted::Auto => vec![None],
-            Wanted::All => schedule::algorithms(collective).map(Some).collect(),
-            Wanted::Named(algorithm) => vec![Some(algorithm)],
+            AlgorithmArg::Auto => vec![None],
+            AlgorithmArg::All => schedule::algorithms(collective).map(Some).collect(),
+            AlgorithmArg::Named(algorithm) => vec![Some(algorithm)],
         }
     }
 
-    /// How much later than the others each rank starts, in picoseconds.
+    /// Returns the start delay of each rank in picoseconds; later ranks have none.
     ///
     /// # Errors
-    /// If there is no such rank.
+    /// If a rank does not exist.
     pub(super) fn delays(&self, ranks: usize) -> Result<Vec<u64>> {
         let mut delays = Vec::new();
         for &(rank, microseconds) in &self.delay {
             if rank >= ranks {
-                let text = format!("--delay {rank}:{microseconds} is of no rank of {ranks}");
-                return Err(Failure::usage(text).with_advice(format!("give 0 to {}", ranks - 1)));
+                let text = format!(
+                    "--delay {rank}:{microseconds}: rank {rank} does not exist among {ranks} ranks"
+                );
+                return Err(
+                    Failure::usage(text).with_advice(format!("expected 0 to {}", ranks - 1))
+                );
             }
             delays.resize(delays.len().max(rank + 1), 0);
             delays[rank] = (microseconds * 1e6).round() as u64;
@@ -176,9 +160,86 @@ impl Options {
         Ok(delays)
     }
 
-    /// The ranks whose steps are recorded.
+    /// Returns the ranks whose steps are recorded.
     pub(super) fn shown(&self, ranks: usize) -> Vec<Rank> {
-        let wanted = self.svg.is_some() || self.trace.is_some();
-        Rank::all(if wanted { self.show.min(ranks) } else { 0 }).collect()
+        let is_recorded = self.svg.is_some() || self.trace.is_some();
+        Rank::all(if is_recorded { self.show.min(ranks) } else { 0 }).collect()
     }
+}
+
+/// Options that change the modelled links.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct LinkOptions {
+    /// Links as JSON, or a file that `peerlane calibrate` wrote
+    #[arg(long, value_name = "FILE")]
+    links: Option<PathBuf>,
+    /// Rate at which one rank sends and receives inside its node, in GB/s (10^9 bytes per second)
+    #[arg(long, value_name = "GB/s")]
+    local_gbs: Option<f64>,
+    /// Rate at which one rank sends and receives between nodes, in GB/s (10^9 bytes per second)
+    #[arg(long, value_name = "GB/s")]
+    network_gbs: Option<f64>,
+    /// Latency of a flag inside a node, in microseconds
+    #[arg(long, value_name = "µs")]
+    local_us: Option<f64>,
+    /// Latency of a flag between nodes, in microseconds
+    #[arg(long, value_name = "µs")]
+    network_us: Option<f64>,
+    /// NICs of a node, shared by its ranks [default: one for each rank]
+    #[arg(long, value_name = "N")]
+    nics: Option<u32>,
+    /// Rate of a NIC in each direction, in GB/s [default: the rate of one rank]
+    #[arg(long, value_name = "GB/s")]
+    nic_gbs: Option<f64>,
+}
+
+impl LinkOptions {
+    /// Returns the links of the options.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or a value is impossible.
+    pub(super) fn links(&self) -> Result<Links> {
+        let mut links = self.file()?.unwrap_or_default();
+        let giga = 1e9;
+        for (gigabytes, microseconds, link) in [
+            (self.local_gbs, self.local_us, &mut links.local),
+            (self.network_gbs, self.network_us, &mut links.network),
+        ] {
+            if let Some(gigabytes) = gigabytes {
+                set_rate(link, gigabytes * giga);
+            }
+            if let Some(microseconds) = microseconds {
+                link.flag_seconds = microseconds / 1e6;
+            }
+        }
+        links.node.nics = self.nics.or(links.node.nics);
+        let nic = self.nic_gbs.map(|gigabytes| gigabytes * giga);
+        // Shared NICs without a rate would not limit anything.
+        let shared = self.nics.map(|_| links.network.engine_bytes_per_second);
+        links.node.nic_bytes_per_second = nic.or(links.node.nic_bytes_per_second).or(shared);
+        links.check().map_err(|error| Failure::usage(format!("links: {error}")))?;
+        Ok(links)
+    }
+
+    fn file(&self) -> Result<Option<Links>> {
+        let Some(path) = &self.links else { return Ok(None) };
+        let what = path.display();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Failure::io(format_args!("cannot read {what}"), &error))?;
+        if let Ok(calibration) = serde_json::from_str::<Calibration>(&text) {
+            return Ok(Some(calibration.links));
+        }
+        serde_json::from_str(&text).map(Some).map_err(|error| {
+            Failure::usage(format!("{what} contains no links: {error}"))
+                .with_advice("use a file of `peerlane calibrate`, or its field links")
+        })
+    }
+}
+
+/// Sets the same rate for one flow, an engine and a rank.
+fn set_rate(link: &mut Link, bytes_per_second: f64) {
+    link.bytes_per_second = bytes_per_second;
+    link.engine_bytes_per_second = bytes_per_second;
+    link.send_bytes_per_second = bytes_per_second;
+    link.receive_bytes_per_second = bytes_per_second;
 }

@@ -1,32 +1,32 @@
-//! What a simulation has found, for people and for programs.
+//! Results of simulations, as text and as JSON.
 
 use std::fmt::Write;
 
 use peerlane::simulate::{Simulation, Stage, Way};
 use serde_json::{Value, json};
 
-use super::{Ground, Run};
-use crate::error::{Failure, Result};
-use crate::report::aligned;
-use crate::size::Size;
+use super::{Run, Scenario};
+use crate::error::Result;
+use crate::report::{aligned, pretty_json};
+use crate::units::Size;
 
-/// Simulations on one ground.
+/// Simulations of one scenario.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Report<'a> {
-    pub(super) ground: &'a Ground,
+    pub(super) scenario: &'a Scenario,
     pub(super) runs: &'a [Run],
-    /// How many steps of a critical path are shown.
+    /// Number of printed steps of a critical path.
     pub(super) path: usize,
 }
 
-/// The first and last steps of a path, and how many were left out between them.
-struct Shown<'a> {
+/// The first and last steps of a path, and the number of steps between them that are left out.
+struct PathExcerpt<'a> {
     first: &'a [Stage],
     left_out: usize,
     last: &'a [Stage],
 }
 
-impl<'a> Shown<'a> {
+impl<'a> PathExcerpt<'a> {
     fn of(path: &'a [Stage], most: usize) -> Self {
         if path.len() <= most {
             return Self { first: path, left_out: 0, last: &[] };
@@ -38,16 +38,20 @@ impl<'a> Shown<'a> {
 }
 
 impl Report<'_> {
-    /// What `run` simulated, in a line.
+    /// Returns a one-line description of `run`.
     pub(super) fn title(&self, run: &Run) -> String {
         let Run { algorithm, parts, .. } = run;
         let plural = if *parts == 1 { "" } else { "s" };
-        format!("{algorithm} in {parts} part{plural}, {}, {}", self.ground.topology, self.shards())
+        format!(
+            "{algorithm} in {parts} chunk{plural}, {}, {}",
+            self.scenario.topology,
+            self.shards()
+        )
     }
 
-    /// A table, and the critical path of each run.
+    /// Returns a table and the critical path of each run.
     pub(super) fn text(&self) -> String {
-        let mut text = format!("{}, {}\n\n", self.ground.topology, self.shards());
+        let mut text = format!("{}, {}\n\n", self.scenario.topology, self.shards());
         let cells = self.runs.iter().map(|run| self.cells(run));
         text += &aligned(HEADER.to_vec(), cells, &[0]);
         text += "\n";
@@ -57,28 +61,27 @@ impl Report<'_> {
         text
     }
 
-    /// One object.
+    /// Returns one JSON object.
     ///
     /// # Errors
-    /// None that is known.
+    /// If the serialisation fails.
     pub(super) fn json(&self) -> Result<String> {
         let document = json!({
-            "topology": self.ground.topology.notation(),
-            "ranks": self.ground.topology.ranks(),
+            "topology": self.scenario.topology.notation(),
+            "ranks": self.scenario.topology.ranks(),
             "total_bytes": self.total_bytes(),
-            "links": self.ground.links,
+            "links": self.scenario.links,
             "runs": self.runs.iter().map(|run| self.run_json(run)).collect::<Vec<_>>(),
         });
-        let text = serde_json::to_string_pretty(&document);
-        Ok(text.map_err(|error| Failure::failed(error.to_string()))? + "\n")
+        pretty_json(&document)
     }
 
     fn total_bytes(&self) -> u64 {
-        self.ground.shard_bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+        self.scenario.shard_bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 
     fn shards(&self) -> String {
-        match self.ground.shard_bytes.as_slice() {
+        match self.scenario.shard_bytes.as_slice() {
             [first, rest @ ..] if rest.iter().all(|bytes| bytes == first) => {
                 format!("shards of {}", Size(*first))
             }
@@ -88,7 +91,7 @@ impl Report<'_> {
 
     fn cells(&self, run: &Run) -> Vec<String> {
         let Run { algorithm, parts, predicted_ps, simulation } = run;
-        let links = &self.ground.links;
+        let links = &self.scenario.links;
         let carried = |way: Way| match simulation.bytes(way) {
             0 => ["-".to_owned(), "-".to_owned()],
             bytes => {
@@ -125,7 +128,7 @@ impl Report<'_> {
             let (end, took) = (stage.end_ps, stage.end_ps - stage.begin_ps);
             format!("  {:>12} µs  +{:>10}  {stage}\n", microseconds(end), microseconds(took))
         };
-        let Shown { first, left_out, last } = Shown::of(path, self.path);
+        let PathExcerpt { first, left_out, last } = PathExcerpt::of(path, self.path);
         text.extend(first.iter().map(line));
         if left_out > 0 {
             // Writing to a string does not fail.
@@ -136,7 +139,7 @@ impl Report<'_> {
         let host = run.simulation.ranks.iter().map(|rank| rank.host_ps).max().unwrap_or(0);
         if host == end && host > lanes {
             let host = microseconds(host);
-            writeln!(text, "  a host takes {host} µs to hand its puts over, longer than that").ok();
+            writeln!(text, "  a host needs {host} µs to submit its puts, which is longer").ok();
         }
         text
     }
@@ -145,7 +148,7 @@ impl Report<'_> {
         let Run { algorithm, parts, predicted_ps, simulation } = run;
         let ends = || simulation.ends_ps.iter().copied();
         let ways = Way::ALL.map(|way| {
-            let share = simulation.utilisation(way, way.link(&self.ground.links));
+            let share = simulation.utilisation(way, way.link(&self.scenario.links));
             json!({
                 "way": way.name(),
                 "bytes": simulation.bytes(way),
@@ -153,7 +156,7 @@ impl Report<'_> {
                 "utilisation_max": share.most,
             })
         });
-        let incast = |place: &str, incast: peerlane::simulate::Incast| json!({"into": place, "flows_max": incast.flows, "rank": incast.rank.0});
+        let incast = |target: &str, incast: peerlane::simulate::Incast| json!({"into": target, "flows_max": incast.flows, "rank": incast.rank.0});
         let [local, network] = simulation.incast;
         json!({
             "algorithm": algorithm,
@@ -176,7 +179,7 @@ impl Report<'_> {
     }
 
     fn path_json(&self, path: &[Stage]) -> Value {
-        let Shown { first, left_out, last } = Shown::of(path, self.path);
+        let PathExcerpt { first, left_out, last } = PathExcerpt::of(path, self.path);
         let stages = first.iter().chain(last).map(|stage| {
             json!({
                 "rank": stage.rank.0,
@@ -226,7 +229,7 @@ mod tests {
         };
         let path: Vec<Stage> = (0..9).map(stage).collect();
         let shown = |most| {
-            let Shown { first, left_out, last } = Shown::of(&path, most);
+            let PathExcerpt { first, left_out, last } = PathExcerpt::of(&path, most);
             assert_eq!(first.len() + left_out + last.len(), path.len());
             (first.len(), last.first().map(|stage| stage.end_ps))
         };

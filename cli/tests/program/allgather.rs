@@ -1,4 +1,4 @@
-//! `peerlane allgather` between real processes.
+//! Tests `peerlane allgather` with ranks as processes.
 
 use std::path::Path;
 
@@ -60,7 +60,7 @@ fn every_type_gathers_in_place_and_out_of_place() {
 }
 
 #[test]
-fn the_limit_is_measured_beside() {
+fn the_limit_is_measured() {
     for place in ["", "--in-place"] {
         let rows = run(&format!("allgather --ranks 2 --limit {place} {SMALL}")).rows();
         check(&rows, 2);
@@ -73,7 +73,7 @@ fn the_limit_is_measured_beside() {
 }
 
 #[test]
-fn a_table_goes_to_the_standard_output_and_nothing_else_is_said() {
+fn a_run_prints_only_the_table_to_stdout() {
     let line = "allgather --backend host --ranks 2 --max-bytes 4K --iterations 2 --warmup 1";
     let ended = run(line);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
@@ -103,9 +103,9 @@ fn ranks_that_outnumber_the_cores_make_progress() {
 }
 
 #[test]
-fn auto_says_what_it_took_and_why() {
+fn auto_prints_its_choice_and_the_reason() {
     let ended = run("allgather --ranks 2 --max-bytes 1K --iterations 2 --warmup 1");
     let lines: Vec<_> = ended.stdout.lines().collect();
     assert_eq!(lines[0], "all-gather, 2 ranks, host backend, u8, out of place");
-    assert!(lines[1].starts_with("auto took host; cuda: "), "{ended:?}");
+    assert!(lines[1].starts_with("auto selected host; cuda: "), "{ended:?}");
 }

@@ -127,12 +127,12 @@ fn what_a_collective_lacks_is_refused() {
     };
     insta::assert_snapshot!(refused("bench broadcast --ranks 3 --root 3"), @"error: --root is 3, expected a rank below 3");
     insta::assert_snapshot!(refused("bench broadcast --tensors 2"), @r"
-    error: --tensors is an option of all-gather, this is broadcast
-     help: leave it out
+    error: --tensors needs an all-gather, but the collective is broadcast
+     help: remove the option
     ");
     insta::assert_snapshot!(refused("bench all-to-all --in-place"), @r"
     error: --in-place is not possible: an all-to-all overwrites no input
-     help: leave it out
+     help: remove the option
     ");
     insta::assert_snapshot!(refused("bench all-to-all --algorithm ring"), @r"
     error: --algorithm ring does not support all-to-all
@@ -140,7 +140,7 @@ fn what_a_collective_lacks_is_refused() {
     ");
     insta::assert_snapshot!(refused("plan --root 1"), @r"
     error: --root is 1, but an all-gather has no root
-     help: leave it out, or use broadcast
+     help: remove the option, or use broadcast
     ");
     insta::assert_snapshot!(refused("plan --collective broadcast --algorithm pull"), @"error: algorithm is pull, expected direct or ring for an operation of broadcast");
 }

@@ -1,10 +1,10 @@
-//! Runs the built program as people do, outside of any launcher.
+//! Runs the built program without a launcher.
 
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-/// Variables of launchers that the machine of the test may have set.
+/// Variables of launchers that the test machine may have set.
 const LAUNCHER_VARIABLES: [&str; 12] = [
     "RANK",
     "WORLD_SIZE",
@@ -20,18 +20,18 @@ const LAUNCHER_VARIABLES: [&str; 12] = [
     "SLURM_NTASKS",
 ];
 
-/// How a run of the program ended.
+/// Result of a run of the program.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// The exit code; `None` if a signal ended it.
+    /// Exit code; `None` if a signal ended the program.
     pub(crate) code: Option<i32>,
-    /// The standard output.
+    /// Content of stdout.
     pub(crate) stdout: String,
-    /// The standard error output.
+    /// Content of stderr.
     pub(crate) stderr: String,
 }
 
-/// The program with these words, its outputs piped.
+/// Returns the program with these arguments and piped outputs.
 pub(crate) fn command(words: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerlane"));
     command.args(words.split_whitespace()).stdin(Stdio::null());
@@ -39,7 +39,7 @@ pub(crate) fn command(words: &str) -> Command {
     for variable in LAUNCHER_VARIABLES {
         command.env_remove(variable);
     }
-    // GPUs of the machine that tests run on are for the tests that ask for them.
+    // Real GPUs are used only by the tests that request them.
     command.env("CUDA_VISIBLE_DEVICES", "");
     command
 }
@@ -60,14 +60,14 @@ pub(crate) fn end(command: &mut Command) -> Ended {
 }
 
 impl Ended {
-    /// The JSON lines of a run that succeeded.
+    /// Returns the JSON lines of a run that succeeded.
     pub(crate) fn rows(&self) -> Vec<Value> {
         assert_eq!(self.code, Some(0), "{self:?}");
         let row = |line| serde_json::from_str(line).expect("every line is JSON");
         self.stdout.lines().map(row).collect()
     }
 
-    /// The error of a run that failed with `code`.
+    /// Returns stderr of a run that failed with `code`.
     pub(crate) fn error(&self, code: i32) -> &str {
         assert_eq!(self.code, Some(code), "{self:?}");
         let unseemly = ["panicked", "RUST_BACKTRACE"];

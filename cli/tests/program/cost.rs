@@ -1,4 +1,4 @@
-//! `peerlane explain` and `peerlane calibrate`.
+//! Tests `peerlane explain` and `peerlane calibrate`.
 
 use std::path::PathBuf;
 
@@ -42,7 +42,7 @@ fn a_choice_is_one_json_object() {
 }
 
 #[test]
-fn what_is_calibrated_is_used() {
+fn a_calibration_is_written_and_used() {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let (out, check) = (folder.join("links.json"), folder.join("check.json"));
     let words =
@@ -53,12 +53,12 @@ fn what_is_calibrated_is_used() {
 
     let calibration: Value = serde_json::from_slice(&std::fs::read(&out).unwrap()).unwrap();
     assert_eq!(calibration["key"]["backend"], "host");
-    // Two algorithms with one output and two; 1 KiB and 4 KiB.
+    // Two algorithms with one output and with two, at 1 KiB and 4 KiB.
     assert_eq!(calibration["samples"].as_array().unwrap().len(), 8);
     let check: Value = serde_json::from_slice(&std::fs::read(&check).unwrap()).unwrap();
     assert_eq!(check["points"].as_array().unwrap().len(), 12);
 
-    // What was measured once can be fitted again, and gives the same links.
+    // Measured samples can be fitted again, and give the same links.
     let again = folder.join("links-again.json");
     let mut refit = command("calibrate");
     let ended = end(refit.arg("--from").arg(folder.join("check.json")).arg("--out").arg(&again));
@@ -67,7 +67,7 @@ fn what_is_calibrated_is_used() {
     assert_eq!(again["samples"].as_array().unwrap().len(), 8);
     assert_eq!(again["key"], calibration["key"]);
     let ended = end(command("calibrate --out links.json --from").arg(&out));
-    assert!(ended.error(2).contains("is no check of a calibration: "), "{ended:?}");
+    assert!(ended.error(2).contains("is not a check file: "), "{ended:?}");
 
     let ended = end(command("explain --nodes 1x2 --shard-bytes 1K --calibration").arg(&out));
     assert_eq!(ended.code, Some(0), "{ended:?}");

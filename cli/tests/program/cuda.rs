@@ -1,4 +1,4 @@
-//! `peerlane allgather --backend cuda` and `peerlane doctor` on simulated GPUs.
+//! Tests `peerlane allgather --backend cuda` and `peerlane doctor` on simulated GPUs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::common::{Ended, command, end};
 
 const SMALL: &str = "--max-bytes 4K --iterations 3 --warmup 1 --timeout 20 --json -";
 
-/// The program with the simulated driver in place of the real one, and these settings of it.
+/// Returns the program with the simulated driver and settings of that driver.
 fn simulated(words: &str, settings: &[(&str, &str)]) -> Command {
     with_driver(words, &peerlane_simulated_driver::library_folder(), settings)
 }
@@ -85,7 +85,7 @@ fn captured_starts_are_replayed_and_checked() {
         let line = format!("allgather --backend cuda --ranks 3 --graph {place} {SMALL}");
         let rows = check(&run(&line, &[]), 3);
         assert!(rows.iter().all(|row| row["captured"] == true && row["outputs"] == 1));
-        // A graph holds ten starts, and three were asked for.
+        // A graph contains ten starts, and three were requested.
         assert!(rows.iter().all(|row| row["starts_in_a_row"] == 10), "{rows:?}");
     }
 }
@@ -106,7 +106,7 @@ fn large_outputs_are_compared_in_chunks() {
 }
 
 #[test]
-fn the_limit_is_measured_beside() {
+fn the_limit_is_measured() {
     for copy_engines in ["1", "3"] {
         let line = format!("allgather --backend cuda --ranks 3 --limit {SMALL}");
         for row in check(&run(&line, &[("COPY_ENGINES", copy_engines)]), 3) {
@@ -117,31 +117,31 @@ fn the_limit_is_measured_beside() {
 }
 
 #[test]
-fn a_table_says_how_it_was_measured() {
+fn the_title_names_captured_and_back_to_back_starts() {
     let line = "allgather --ranks 2 --max-bytes 1K --iterations 2 --warmup 1 --graph";
     let ended = run(line, &[]);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
     let lines: Vec<_> = ended.stdout.lines().collect();
     let title = "all-gather, 2 ranks, cuda backend, u8, out of place, captured, back to back";
-    assert_eq!(lines[..2], [title, "auto took cuda: 4 GPUs"]);
+    assert_eq!(lines[..2], [title, "auto selected cuda: 4 GPUs"]);
     assert!(lines[3].contains("host µs"), "{ended:?}");
 }
 
 #[test]
-fn auto_takes_the_host_where_there_is_one_gpu_or_too_few() {
+fn auto_selects_the_host_with_one_gpu_or_too_few_gpus() {
     let line = "allgather --max-bytes 1K --iterations 2 --warmup 1";
     let one = run(&format!("{line} --ranks 2"), &[("DEVICES", "1")]);
-    assert!(one.stdout.contains("auto took host; cuda: 1 GPU, wanted 2 or more"), "{one:?}");
+    assert!(one.stdout.contains("auto selected host; cuda: 1 GPU, expected 2 or more"), "{one:?}");
     let few = run(&format!("{line} --ranks 3"), &[("DEVICES", "2")]);
-    assert!(few.stdout.contains("auto took host; cuda: 2 GPUs for 3 ranks"), "{few:?}");
+    assert!(few.stdout.contains("auto selected host; cuda: 2 GPUs for 3 ranks"), "{few:?}");
     let none = run(&format!("{line} --ranks 2"), &[("DEVICES", "0")]);
-    assert!(none.stdout.contains("auto took host; cuda: "), "{none:?}");
+    assert!(none.stdout.contains("auto selected host; cuda: "), "{none:?}");
     let all = run("allgather --max-bytes 1K --iterations 2 --json -", &[("DEVICES", "3")]);
     check(&all, 3);
 }
 
 #[test]
-fn ranks_share_gpus_where_they_are_asked_to() {
+fn ranks_share_gpus_on_request() {
     let line = format!("allgather --backend cuda --ranks 2 {SMALL}");
     check(&run(&line, &[("DEVICES", "1")]), 2);
     let line = format!("allgather --backend cuda --ranks 3 --devices 3,1 {SMALL}");
@@ -149,15 +149,18 @@ fn ranks_share_gpus_where_they_are_asked_to() {
 }
 
 #[test]
-fn what_cannot_be_is_said_before_anything_runs() {
+fn impossible_options_are_refused_before_the_run() {
     let ended = run("allgather --backend cuda --devices 0,9", &[]);
-    assert!(ended.error(2).contains("--devices names GPU 9, this process sees 4"), "{ended:?}");
+    assert!(ended.error(2).contains("--devices names GPU 9, but this process sees 4"), "{ended:?}");
     let ended = run("allgather --backend cuda --devices one", &[]);
-    assert!(ended.error(2).contains("wanted the numbers of GPUs, such as 0,1,3"), "{ended:?}");
+    assert!(ended.error(2).contains("expected numbers of GPUs, such as 0,1,3"), "{ended:?}");
     let ended = run("allgather --graph --outputs 2", &[]);
-    assert!(ended.error(2).contains("--graph and --outputs 2 do not fit together"), "{ended:?}");
+    assert!(
+        ended.error(2).contains("--graph and --outputs 2 cannot be used together"),
+        "{ended:?}"
+    );
     let ended = end(&mut command("allgather --backend host --vs nccl"));
-    assert!(ended.error(2).contains("--vs needs GPUs, the backend is host"), "{ended:?}");
+    assert!(ended.error(2).contains("--vs needs GPUs, but the backend is host"), "{ended:?}");
     let ended = run("allgather --backend cuda", &[("DEVICES", "0")]);
     assert!(ended.error(1).contains("peerlane doctor"), "{ended:?}");
     let line = "allgather --backend cuda --ranks 2 --max-bytes 1G";
@@ -166,17 +169,17 @@ fn what_cannot_be_is_said_before_anything_runs() {
 }
 
 #[test]
-fn a_driver_that_is_missing_or_too_old_is_named() {
+fn a_missing_or_old_driver_is_named() {
     let folder = peerlane_simulated_driver::without_symbols(&["cuStreamWaitEvent"]);
     let ended = end(&mut with_driver("allgather --backend cuda", &folder, &[]));
     assert!(ended.error(1).contains("cuStreamWaitEvent"), "{ended:?}");
-    // The name of the library, or that this machine's driver has no device for the test.
+    // The error names the library, or says that the driver of this machine has no device.
     let ended = end(&mut command("allgather --backend cuda"));
     assert!(ended.error(1).contains("peerlane doctor"), "{ended:?}");
 }
 
 #[test]
-fn gpus_that_do_not_reach_each_other_gather_through_the_host_and_say_so() {
+fn gpus_without_peer_access_gather_through_the_host() {
     let line = format!("allgather --backend cuda --ranks 2 {SMALL}");
     let ended = run(&line, &[("P2P", "off")]);
     let rows = ended.rows();
@@ -190,12 +193,12 @@ fn gpus_that_do_not_reach_each_other_gather_through_the_host_and_say_so() {
 }
 
 #[test]
-fn bytes_that_never_came_are_found() {
+fn missing_bytes_are_detected() {
     let line = format!("allgather --backend cuda --ranks 2 {SMALL}");
     let ended = run(&line, &[("DROP_COPIES", "local")]);
     assert!(ended.error(1).contains("wrong data in the output of rank"), "{ended:?}");
     assert!(ended.stderr.contains("gathered by peerlane"), "{ended:?}");
-    // Between GPUs the backend finds it before anything is gathered.
+    // Between GPUs the backend detects the fault before an all-gather starts.
     let ended = run(&line, &[("DROP_COPIES", "peer")]);
     assert!(ended.error(1).contains("to a peer does not arrive"), "{ended:?}");
 }
@@ -223,7 +226,7 @@ fn a_killed_rank_is_named_and_the_others_end() {
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
 }
 
-/// A stand-in for a vendor's library that cargo builds with the tests of this package.
+/// Returns a stand-in for a vendor's library, which cargo builds with the tests of this package.
 fn stand_in(name: &str) -> PathBuf {
     let program = std::env::current_exe().unwrap();
     let built = program.ancestors().nth(2).unwrap().join(format!("examples/lib{name}.so"));
@@ -255,7 +258,7 @@ fn nccl_is_timed_on_three_paths_in_turn() {
 }
 
 #[test]
-fn a_path_that_nccl_lacks_says_why() {
+fn an_unavailable_nccl_path_has_a_reason() {
     let ended = beside_nccl(&[("NCCL_REFUSES", "windows")]);
     for row in check(&ended, 2) {
         assert!(row["rivals"][0]["rival_us"].is_number(), "{row}");
@@ -268,7 +271,7 @@ fn a_path_that_nccl_lacks_says_why() {
 }
 
 #[test]
-fn wrong_bytes_of_nccl_are_found_too() {
+fn wrong_bytes_of_nccl_are_detected() {
     let ended = beside_nccl(&[("NCCL_SPOILS", "bytes")]);
     assert!(ended.error(1).contains("gathered by NCCL: shard"), "{ended:?}");
 }
@@ -286,7 +289,7 @@ fn an_nccl_that_hangs_ends_the_program_without_its_exit_handlers() {
 #[test]
 fn an_nccl_that_is_missing_or_too_old_is_named() {
     let ended = beside_nccl(&[("NCCL_VERSION", "22705")]);
-    assert!(ended.error(1).contains("is 2.27.5; the comparison wants NCCL 2.28"), "{ended:?}");
+    assert!(ended.error(1).contains("is 2.27.5; the comparison needs NCCL 2.28"), "{ended:?}");
     for line in ["--vs nccl --nccl /proc/none.so", "--beside gemm --cublas /proc/none.so"] {
         let ended = run(&format!("allgather --backend cuda --ranks 2 {line}"), &[]);
         assert!(ended.error(1).contains("/proc/none.so cannot be loaded: "), "{ended:?}");
@@ -295,7 +298,7 @@ fn an_nccl_that_is_missing_or_too_old_is_named() {
 }
 
 #[test]
-fn gathers_and_compute_are_timed_beside_each_other() {
+fn all_gathers_and_compute_are_timed_together() {
     let line = "allgather --backend cuda --ranks 2 --vs nccl --beside gemm --max-bytes 1K";
     let mut command = simulated(&format!("{line} --iterations 2 --warmup 1 --json -"), &[]);
     command.arg("--nccl").arg(stand_in("simulated_nccl"));
@@ -319,7 +322,7 @@ fn gathers_and_compute_are_timed_beside_each_other() {
 }
 
 #[test]
-fn the_doctor_shows_gpus_links_and_what_is_off() {
+fn the_doctor_shows_gpus_links_and_missing_capabilities() {
     let ended = run("doctor", &[]);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     for words in [

@@ -1,4 +1,4 @@
-//! What is left of a run when one of its processes is killed, stopped, or loses its parent.
+//! Tests a run in which a process is killed, is stopped, or loses its parent.
 
 use std::fs;
 use std::io::Read;
@@ -13,7 +13,8 @@ use crate::common::command;
 const RANKS: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A run that lasts until it is disturbed, and the processes of its ranks in rank order.
+/// Starts a run that does not end by itself; returns it and the processes of its ranks in rank
+/// order.
 fn endless(timeout: &str) -> (Child, Vec<u32>) {
     let line = "allgather --ranks 3 --min-bytes 64K --max-bytes 64K --iterations 1000000";
     let program = command(&format!("{line} --timeout {timeout}"));
@@ -25,8 +26,9 @@ fn endless(timeout: &str) -> (Child, Vec<u32>) {
     (child, ranks)
 }
 
-/// The same command, with SIGINT as a terminal leaves it: who runs these tests in the background may
-/// ignore it, and children inherit that. The program takes the place of `env` and keeps its number.
+/// Returns the same command with the default handling of SIGINT. The shell that runs the tests in
+/// the background may ignore SIGINT, and children inherit that. The program replaces `env` and
+/// keeps its process id.
 fn interruptible(program: &Command) -> Command {
     let mut command = Command::new("env");
     command.arg("--default-signal=INT").arg(program.get_program()).args(program.get_args());
@@ -40,7 +42,7 @@ fn interruptible(program: &Command) -> Command {
     command
 }
 
-/// The children of `parent`, by the rank that their environment says.
+/// Returns the children of `parent`, ordered by the rank in their environment.
 pub(crate) fn ranks_of(parent: u32) -> Vec<u32> {
     let mut ranks: Vec<(String, u32)> = fs::read_dir("/proc")
         .unwrap()
@@ -54,7 +56,7 @@ pub(crate) fn ranks_of(parent: u32) -> Vec<u32> {
 
 fn parent_of(process: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name, in brackets, may hold anything.
+    // The name, in parentheses, may contain any character.
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
@@ -64,7 +66,7 @@ fn variable(process: u32, name: &str) -> Option<String> {
     environment.split('\0').find_map(|pair| pair.strip_prefix(name)).map(str::to_owned)
 }
 
-/// Half a second of work in a run whose beginning takes far less.
+/// Returns whether a process has used enough processor time to be past its start.
 pub(crate) fn has_moved_bytes(process: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
@@ -72,7 +74,7 @@ pub(crate) fn has_moved_bytes(process: u32) -> bool {
     ticks(11).unwrap_or(0_u64) + ticks(12).unwrap_or(0) >= 15
 }
 
-/// Whether the process runs; one that only waits to be collected does not.
+/// Returns whether the process runs; a zombie does not.
 fn lives(process: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().next());
@@ -95,7 +97,7 @@ pub(crate) fn signal(process: u32, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
 
-/// The exit code and the standard error output, once the program has ended.
+/// Returns the exit code and stderr when the program has ended.
 fn end(mut child: Child) -> (Option<i32>, String) {
     let status = until("the program ends", || child.try_wait().unwrap());
     let mut stderr = String::new();
@@ -104,15 +106,15 @@ fn end(mut child: Child) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_killed_rank_is_named_and_nothing_is_left() {
+fn a_killed_rank_is_named_and_no_process_remains() {
     for victim in 0..RANKS {
         let (child, ranks) = endless("10");
         let start = Instant::now();
         signal(ranks[victim], Signal::KILL);
         let (code, stderr) = end(child);
         assert_eq!(code, Some(1), "{stderr}");
-        let wanted = format!("error: rank {victim} was killed by signal 9 (SIGKILL)");
-        assert!(stderr.contains(&wanted), "{stderr}");
+        let expected = format!("error: rank {victim} was killed by signal 9 (SIGKILL)");
+        assert!(stderr.contains(&expected), "{stderr}");
         assert!(stderr.contains(&format!("rank {victim} is lost")), "{stderr}");
         assert!(!stderr.contains("panicked"), "{stderr}");
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
@@ -121,20 +123,20 @@ fn a_killed_rank_is_named_and_nothing_is_left() {
 }
 
 #[test]
-fn a_stopped_rank_runs_the_others_into_their_timeout_and_is_killed() {
-    // Long enough for a busy machine to get there.
+fn a_stopped_rank_is_killed_after_the_timeout_of_the_others() {
+    // Long enough for a busy machine.
     let (child, ranks) = endless("4");
     signal(ranks[2], Signal::STOP);
     let (code, stderr) = end(child);
     assert_eq!(code, Some(1), "{stderr}");
-    assert!(stderr.contains("rank 2 did not end in time and had to be killed"), "{stderr}");
+    assert!(stderr.contains("rank 2 did not end in time and were killed"), "{stderr}");
     assert!(!ranks.iter().any(|rank| lives(*rank)));
 }
 
 #[test]
 fn no_rank_outlives_the_program() {
     for last in [Signal::KILL, Signal::INT, Signal::TERM] {
-        // No rank gives up before, however busy the machine is.
+        // Long enough that no rank gives up before, also on a busy machine.
         let (child, ranks) = endless("60");
         signal(child.id(), last);
         let ended = child.wait_with_output().unwrap();

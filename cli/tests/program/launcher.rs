@@ -1,4 +1,4 @@
-//! `peerlane allgather` as a rank that somebody else has started.
+//! Tests `peerlane allgather` as a rank of a launcher.
 
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use crate::common::{Ended, command, end};
 
 const SMALL: &str = "allgather --max-bytes 4K --iterations 3 --warmup 1 --json -";
 
-/// A port that was free a moment ago.
+/// Returns a port that was free just before.
 pub(crate) fn port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -19,7 +19,7 @@ pub(crate) fn rank(line: &str, rank: usize, ranks: usize, port: u16) -> Command 
     command
 }
 
-/// Starts one process for each line, as ranks in order, and waits for all.
+/// Starts one process for each line, as ranks in order, and waits for all of them.
 pub(crate) fn launch(lines: &[&str]) -> Vec<Ended> {
     let port = port();
     std::thread::scope(|scope| {
@@ -43,7 +43,7 @@ fn ranks_of_a_launcher_join_and_rank_0_prints() {
 }
 
 #[test]
-fn ranks_that_were_told_otherwise_are_named() {
+fn ranks_with_different_options_are_named() {
     let other = format!("{SMALL} --dtype f32");
     for ended in launch(&[SMALL, &other]) {
         let error = ended.error(1);
@@ -55,11 +55,11 @@ fn ranks_that_were_told_otherwise_are_named() {
 #[test]
 fn a_number_of_ranks_that_the_launcher_has_not_started_is_a_usage_error() {
     let ended = end(&mut rank(&format!("{SMALL} --ranks 3"), 0, 2, port()));
-    assert!(ended.error(2).contains("--ranks is 3, the launcher has started 2"), "{ended:?}");
+    assert!(ended.error(2).contains("--ranks is 3, but the launcher has started 2"), "{ended:?}");
 }
 
 #[test]
-fn a_rank_that_never_comes_is_named() {
+fn a_missing_rank_is_named() {
     let ended = end(&mut rank(&format!("{SMALL} --timeout 0.4"), 0, 2, port()));
     assert!(ended.error(1).contains("rank 1"), "{ended:?}");
     let ended = end(&mut rank(&format!("{SMALL} --timeout 0.4"), 1, 2, port()));
@@ -67,7 +67,7 @@ fn a_rank_that_never_comes_is_named() {
 }
 
 #[test]
-fn a_port_in_use_says_which_and_what_to_set() {
+fn a_port_in_use_is_named_with_its_variable() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let ended = end(&mut rank(&format!("{SMALL} --timeout 2"), 0, 2, port));
@@ -77,7 +77,7 @@ fn a_port_in_use_says_which_and_what_to_set() {
 }
 
 #[test]
-fn half_an_environment_is_named() {
+fn an_incomplete_environment_is_named() {
     let mut command = command(SMALL);
     let ended = end(command.env("RANK", "0").stdout(Stdio::piped()));
     assert!(ended.error(1).contains("WORLD_SIZE"), "{ended:?}");

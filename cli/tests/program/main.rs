@@ -1,4 +1,4 @@
-//! Runs the built program from end to end.
+//! Tests of the built program.
 
 mod allgather;
 mod bench;

@@ -1,5 +1,5 @@
-//! `peerlane allgather` with every algorithm, on virtual nodes, predicted, explained and traced; on
-//! the host and on simulated GPUs alike.
+//! Tests `peerlane allgather` with every algorithm, virtual nodes, predictions, explanations and
+//! traces, on the host and on simulated GPUs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::common::{Ended, command, end};
 const SMALL: &str = "--min-bytes 9000 --max-bytes 9000 --iterations 2 --warmup 1 --timeout 20";
 const BACKENDS: [&str; 2] = ["host", "cuda"];
 
-/// The program on this backend; GPUs are simulated.
+/// Returns the program with a backend; GPUs are simulated.
 pub(crate) fn on(backend: &str, words: &str) -> Command {
     let mut command = command(&format!("allgather --backend {backend} {words}"));
     command.env("LD_LIBRARY_PATH", peerlane_simulated_driver::library_folder());
@@ -39,8 +39,9 @@ fn all_algorithms_have_a_row_each_and_are_checked() {
         let flat = run(backend, "--ranks 3 --algorithm all --parts 2 --json -").rows();
         assert_eq!(names(&flat), ["direct", "pull", "ring", "double-ring"]);
         let nodes = run(backend, "--nodes 2+1 --ranks 3 --algorithm all --json -").rows();
-        let wanted = ["direct", "pull", "ring", "double-ring", "hierarchical", "hierarchical-ring"];
-        assert_eq!(names(&nodes), wanted);
+        let expected =
+            ["direct", "pull", "ring", "double-ring", "hierarchical", "hierarchical-ring"];
+        assert_eq!(names(&nodes), expected);
         for row in flat.iter().chain(&nodes) {
             assert_eq!(row["checked"], true, "{row}");
             assert_eq!(row["ranks"], 3, "{row}");
@@ -62,7 +63,7 @@ fn virtual_nodes_have_a_network_of_their_own() {
         assert_eq!(tiers, ["local", "network"]);
         let network = row["tiers"].as_array().unwrap().iter().find(|it| it["tier"] == "network");
         assert_eq!(network.unwrap()["put_bytes"], 2250, "{row}");
-        // Two flags after each other, 200 µs each; simulated GPUs are slower still.
+        // Two flags in sequence, 200 µs each; simulated GPUs are slower.
         assert!(row["median_us"].as_f64().unwrap() >= 200.0, "{row}");
     }
 }
@@ -74,7 +75,7 @@ fn one_node_has_no_network() {
 }
 
 #[test]
-fn what_is_predicted_stands_beside_what_is_measured() {
+fn rows_have_the_predicted_time_on_request() {
     for backend in BACKENDS {
         let rows = run(backend, "--ranks 2 --algorithm ring --predict --json -").rows();
         let number = |field: &str| rows[0][field].as_f64().unwrap();
@@ -100,7 +101,7 @@ fn a_choice_is_explained_below_the_table() {
 }
 
 #[test]
-fn a_start_of_all_ranks_is_traced() {
+fn one_start_of_all_ranks_is_traced() {
     for backend in BACKENDS {
         let path = file(&format!("{backend}-start.json"));
         let words = format!("--nodes 2x2 --algorithm hierarchical --parts 2 {SMALL} --trace");
@@ -119,7 +120,7 @@ fn a_start_of_all_ranks_is_traced() {
 }
 
 #[test]
-fn what_was_calibrated_is_used_and_checked() {
+fn a_calibration_is_used_and_its_key_is_compared() {
     let path = file("methods-links.json");
     let words = "calibrate --backend host --ranks 2 --min-bytes 4K --max-bytes 16K --rounds 1";
     let ended = end(command(words).arg("--out").arg(&path));

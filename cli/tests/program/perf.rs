@@ -1,4 +1,4 @@
-//! `peerlane perf` between two processes over the host backend.
+//! Tests `peerlane perf` between two processes with the host backend.
 
 use serde_json::Value;
 
@@ -79,13 +79,13 @@ fn two_ranks_of_a_launcher_are_measured_and_rank_0_prints() {
 }
 
 #[test]
-fn what_cannot_be_measured_says_why() {
+fn impossible_measurements_are_refused() {
     let ended = end(&mut rank("perf --put", 0, 3, port()));
-    let wanted = "the launcher has started 3 ranks, perf wants 2";
-    assert!(ended.error(2).contains(wanted), "{ended:?}");
+    let expected = "the launcher has started 3 ranks, expected 2";
+    assert!(ended.error(2).contains(expected), "{ended:?}");
     let ended = end(&mut rank("perf --put --timeout 0.4", 0, 2, port()));
     assert!(ended.error(1).contains("rank 1"), "{ended:?}");
-    // A machine with cards runs it.
+    // A machine with NICs reports the unknown name, other machines the missing library or device.
     let ended = run("perf --put --backend rdma --device no-such-card");
     assert!(ended.code != Some(0) && ended.stderr.contains("peerlane doctor"), "{ended:?}");
 }

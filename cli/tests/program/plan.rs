@@ -1,4 +1,4 @@
-//! `peerlane plan` and `peerlane doctor`.
+//! Tests `peerlane plan` and `peerlane doctor`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::common::{Ended, command, end, run};
 
-/// A file of this test.
+/// Writes a file of a test.
 fn file(name: &str, text: &str) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::write(&path, text).unwrap();
@@ -19,7 +19,7 @@ fn check(name: &str, text: &str) -> Ended {
 }
 
 #[test]
-fn what_is_printed_is_verified_and_can_be_checked_again() {
+fn printed_plans_are_verified_and_can_be_checked_again() {
     for options in [
         "",
         "--ranks 1",
@@ -55,7 +55,7 @@ fn json_holds_the_verdict_the_plans_and_the_layout() {
 }
 
 #[test]
-fn a_plan_that_was_broken_is_a_fault() {
+fn a_plan_without_one_step_has_a_fault() {
     let text = run("plan --ranks 3").stdout;
     let lines: Vec<_> = text.lines().collect();
     let steps = lines.iter().enumerate().filter(|(_, line)| line.starts_with("  "));
@@ -70,9 +70,8 @@ fn a_plan_that_was_broken_is_a_fault() {
     assert!(broken > 10);
 }
 
-/// What was not verified says so.
 #[test]
-fn one_plan_of_very_many_ranks_is_shown() {
+fn one_plan_of_many_ranks_is_printed_without_verification() {
     let ended = run("plan --nodes 2048x8 --algorithm hierarchical --tiers --rank 16383");
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     assert!(ended.stdout.starts_with("# 16384 ranks on 2048 nodes\n# not verified: "));
@@ -80,19 +79,19 @@ fn one_plan_of_very_many_ranks_is_shown() {
 }
 
 #[test]
-fn a_file_that_holds_no_plan_says_where() {
+fn a_file_without_plans_is_refused_with_its_line() {
     let ended = check("words.txt", "all-gather direct: rank 0 of 1, 1 part, in place\nlane one\n");
     assert!(ended.error(1).contains("line 2"), "{ended:?}");
     let ended = check("nothing.txt", "# nothing\n");
-    assert!(ended.error(1).contains("holds no plan"), "{ended:?}");
+    assert!(ended.error(1).contains("contains no plan"), "{ended:?}");
     let ended = check("list.json", "{\"plans\": 3}");
-    assert!(ended.error(1).contains("is neither a list of plans"), "{ended:?}");
+    assert!(ended.error(1).contains("expected a list of plans"), "{ended:?}");
     let ended = run("plan --check /proc/none");
     assert!(ended.error(1).contains("cannot read /proc/none"), "{ended:?}");
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_closed_stdout_is_not_an_error() {
     let mut child = command("plan --ranks 64").spawn().unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();

@@ -1,4 +1,4 @@
-//! `peerlane allgather --backend rocm` and `peerlane doctor` on simulated AMD GPUs.
+//! Tests `peerlane allgather --backend rocm` and `peerlane doctor` on simulated AMD GPUs.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use crate::common::{Ended, command, end};
 
 const SMALL: &str = "--max-bytes 4K --iterations 3 --warmup 1 --timeout 20 --json -";
 
-/// The program with the simulated runtimes of a release in place of the real ones.
+/// Returns the program with the simulated runtimes of a release.
 fn simulated(release: &str, words: &str, settings: &[(&str, &str)]) -> Command {
     let mut command = command(words);
     command.env("LD_LIBRARY_PATH", Rocm::release(release).folder());
@@ -38,14 +38,6 @@ fn check(ended: &Ended, ranks: u64) -> Vec<Value> {
 }
 
 #[test]
-fn ranks_gather_between_gpus_and_check_every_size() {
-    for (ranks, place) in [(1, ""), (2, "--in-place"), (4, "--algorithm all")] {
-        let line = format!("allgather --backend rocm --ranks {ranks} {place} {SMALL}");
-        check(&run(&line, &[]), ranks);
-    }
-}
-
-#[test]
 fn broadcasts_and_all_to_alls_run_on_streams_and_sdma_engines() {
     for (ranks, engine) in [(1, "auto"), (2, "streams"), (3, "sdma"), (4, "streams")] {
         let options = format!("--backend rocm --ranks {ranks} --engine {engine} {SMALL}");
@@ -56,14 +48,22 @@ fn broadcasts_and_all_to_alls_run_on_streams_and_sdma_engines() {
     }
 }
 
-/// The kinds of engines of lane 0, row by row.
+#[test]
+fn ranks_gather_between_gpus_and_check_every_size() {
+    for (ranks, place) in [(1, ""), (2, "--in-place"), (4, "--algorithm all")] {
+        let line = format!("allgather --backend rocm --ranks {ranks} {place} {SMALL}");
+        check(&run(&line, &[]), ranks);
+    }
+}
+
+/// Returns the kind of engine of lane 0 in each row.
 fn kinds(rows: &[Value]) -> Vec<&str> {
     let kinds = rows.iter().map(|row| &row["lanes"][0]["kind"]);
     kinds.map(|kind| kind.as_str().expect("a lane has a kind")).collect()
 }
 
 #[test]
-fn the_engine_that_is_asked_for_runs_and_is_named() {
+fn the_requested_engine_runs_and_is_named() {
     for engine in ["streams", "sdma"] {
         let line = format!("allgather --backend rocm --ranks 3 --engine {engine} {SMALL}");
         let rows = check(&run(&line, &[]), 3);
@@ -74,11 +74,11 @@ fn the_engine_that_is_asked_for_runs_and_is_named() {
 }
 
 #[test]
-fn left_open_the_engine_is_chosen_for_each_size() {
+fn without_engine_option_the_engine_is_chosen_for_each_size() {
     let sizes = "--min-bytes 4K --max-bytes 48M --factor 12288 --iterations 2 --warmup 1 --json -";
     let line = format!("allgather --backend rocm --ranks 2 {sizes}");
     assert_eq!(kinds(&check(&run(&line, &[]), 2)), ["streams", "sdma"]);
-    // Where one engine fills a link, several gain nothing; graphs take streams.
+    // If one engine saturates a link, more engines gain nothing. Graphs use streams.
     let rows = check(&run(&line, &[("ENGINES_PER_LINK", "1")]), 2);
     assert_eq!(kinds(&rows), ["streams", "streams"]);
     let rows = check(&run(&format!("{line} --graph"), &[]), 2);
@@ -86,20 +86,20 @@ fn left_open_the_engine_is_chosen_for_each_size() {
 }
 
 #[test]
-fn an_engine_that_cannot_be_had_is_named() {
+fn an_unavailable_engine_is_named() {
     let ended = run("allgather --backend rocm --engine dma", &[]);
     assert!(ended.error(2).contains("[possible values: auto, streams, sdma]"), "{ended:?}");
     let ended = run("allgather --backend host --engine sdma", &[]);
     assert_eq!(
         ended.error(2),
-        "error: --engine sdma is of the backend rocm, this one is host\n help: leave it out, or take \
+        "error: --engine sdma needs the backend rocm, but the backend is host\n help: remove the option, or use \
          --backend rocm\n"
     );
     let ended = run("allgather --backend rocm --engine sdma --graph", &[]);
     assert_eq!(
         ended.error(2),
-        "error: --graph and --engine sdma do not fit together\n help: the host drives SDMA engines: \
-         take streams, or leave out --graph\n"
+        "error: --graph and --engine sdma cannot be used together\n help: the host drives SDMA engines: \
+         use --engine streams, or remove --graph\n"
     );
 }
 
@@ -110,7 +110,7 @@ fn captured_starts_are_replayed_and_checked() {
 }
 
 #[test]
-fn the_limit_is_measured_beside() {
+fn the_limit_is_measured() {
     let line = format!("allgather --backend rocm --ranks 3 --limit {SMALL}");
     for row in check(&run(&line, &[]), 3) {
         assert!(row["limit_us"].as_f64().unwrap() > 0.0, "{row}");
@@ -118,17 +118,17 @@ fn the_limit_is_measured_beside() {
 }
 
 #[test]
-fn what_is_for_other_gpus_is_refused() {
+fn options_of_other_gpus_are_refused() {
     let ended = run("allgather --backend rocm --vs nccl", &[]);
     assert_eq!(
         ended.error(2),
-        "error: --vs needs GPUs of NVIDIA's, the backend is rocm\n help: leave it out\n"
+        "error: --vs needs NVIDIA GPUs, but the backend is rocm\n help: remove the option\n"
     );
     let ended = run("allgather --backend rocm --devices 9", &[]);
     assert_eq!(
         ended.error(2),
-        "error: --devices names GPU 9, this process sees 4\n help: they are numbered from 0; \
-         HIP_VISIBLE_DEVICES may hide some\n"
+        "error: --devices names GPU 9, but this process sees 4\n help: numbers start at 0; \
+         HIP_VISIBLE_DEVICES may hide some GPUs\n"
     );
 }
 
@@ -136,8 +136,8 @@ fn what_is_for_other_gpus_is_refused() {
 fn the_doctor_shows_devices_runtimes_and_links() {
     let text = run("doctor", &[]).stdout;
     let section = text.split("\nrocm\n").nth(1).unwrap_or_else(|| panic!("{text}"));
-    for wanted in ["HIP 7.2.", "HSA runtime, interface ", "GPU", "XGMI between all 4 GPUs"] {
-        assert!(section.contains(wanted), "{wanted}: {text}");
+    for expected in ["HIP 7.2.", "HSA runtime, interface ", "GPU", "XGMI between all 4 GPUs"] {
+        assert!(section.contains(expected), "{expected}: {text}");
     }
     let json: Value = serde_json::from_str(&run("doctor --json", &[]).stdout).unwrap();
     assert_eq!(

@@ -1,5 +1,5 @@
-//! `peerlane allgather` with shards of unlike lengths, lists and tensors, on the host and on
-//! simulated GPUs alike.
+//! Tests `peerlane allgather` with shards of different lengths, lists and tensors, on the host and
+//! on simulated GPUs.
 
 use crate::common::end;
 use crate::methods::on;
@@ -34,7 +34,7 @@ fn every_shape_is_gathered_and_checked() {
 }
 
 #[test]
-fn the_longest_shard_and_the_limit_are_those_of_the_shape() {
+fn rows_have_the_longest_shard_and_the_limit_of_the_shape() {
     for backend in ["host", "cuda"] {
         let words = "--ranks 4 --shards 1:2:3:4 --limit --iterations 2 --warmup 1 --json - \
                      --min-bytes 10000 --max-bytes 10000";

@@ -1,4 +1,4 @@
-//! `peerlane simulate`.
+//! Tests `peerlane simulate`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::common::run;
 
-/// A file of this test.
+/// Returns the path of a file of a test.
 fn file(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
@@ -49,7 +49,7 @@ fn all_algorithms_are_compared() {
     assert_eq!(document["ranks"], 6);
     assert_eq!(runs.len(), 6);
     for run in runs {
-        // All shards to all others, wherever the bytes go.
+        // Every shard goes to every other rank, over either tier.
         let bytes = |way: usize| run["ways"][way]["bytes"].as_u64().unwrap();
         assert_eq!(bytes(1) + bytes(2), 6 * 5 * 65536, "{run}");
         assert_eq!(bytes(0), 6 * 65536, "{run}");
@@ -59,7 +59,7 @@ fn all_algorithms_are_compared() {
 }
 
 #[test]
-fn figures_of_links_and_late_ranks_count() {
+fn link_options_and_late_ranks_change_the_time() {
     let time = |words: &str| {
         let document = json(&format!("--nodes 2x2 --shard 64M --algorithm direct {words}"));
         document["runs"][0]["microseconds"].as_f64().unwrap()
@@ -79,7 +79,7 @@ fn figures_of_links_and_late_ranks_count() {
 }
 
 #[test]
-fn a_picture_and_a_trace_are_written() {
+fn a_chart_and_a_trace_are_written() {
     let (svg, trace) = (file("lanes.svg"), file("lanes.json"));
     let (svg_text, trace_text) = (svg.display(), trace.display());
     let ended =
@@ -95,25 +95,25 @@ fn a_picture_and_a_trace_are_written() {
 }
 
 #[test]
-fn what_cannot_be_simulated_says_why() {
-    for (words, wanted) in [
-        ("--nodes 0", "wanted at least one node"),
-        ("--nodes 2x4 --ranks-per-node 2", "leave out --ranks-per-node 2"),
-        ("--nodes 100000 --ranks-per-node 4096", "409600000 ranks, more than 1048576"),
+fn impossible_simulations_are_refused() {
+    for (words, expected) in [
+        ("--nodes 0", "number of nodes is 0, expected at least 1"),
+        ("--nodes 2x4 --ranks-per-node 2", "remove --ranks-per-node 2"),
+        ("--nodes 100000 --ranks-per-node 4096", "409600000 ranks, at most 1048576"),
         ("--shard 1,2,3", "--shard has 3 sizes for 16 ranks"),
-        ("--algorithm spiral", "there is no such algorithm"),
+        ("--algorithm spiral", "unknown algorithm"),
         ("--parts 70000", "parts is 70000, expected 1 to 65536"),
         ("--in-place --outputs 2", "outputs is 2, expected 1 to 1 in place"),
-        ("--delay 16:3", "--delay 16:3 is of no rank of 16"),
-        ("--delay 3", "wanted a rank and microseconds"),
+        ("--delay 16:3", "--delay 16:3: rank 16 does not exist among 16 ranks"),
+        ("--delay 3", "expected a rank and microseconds"),
         ("--network-gbs 0", "network.bytes_per_second is 0"),
         ("--nics 0", "node.nics is 0"),
-        ("--svg lanes.png", "--svg lanes.png is no SVG file"),
-        ("--trace lanes.svg", "--trace lanes.svg is no JSON file"),
+        ("--svg lanes.png", "--svg lanes.png does not end in .svg"),
+        ("--trace lanes.svg", "--trace lanes.svg does not end in .json"),
         ("--nodes 16384 --ranks-per-node 8", "the most that are simulated at once"),
     ] {
         let ended = run(&format!("simulate {words}"));
-        assert!(ended.error(2).contains(wanted), "{words}: {ended:?}");
+        assert!(ended.error(2).contains(expected), "{words}: {ended:?}");
         assert!(ended.stdout.is_empty(), "{words}: {ended:?}");
     }
     let ended = run("simulate --links /proc/none");
@@ -121,5 +121,5 @@ fn what_cannot_be_simulated_says_why() {
     let links = file("no-links.json");
     fs::write(&links, "{}").unwrap();
     let ended = run(&format!("simulate --links {}", links.display()));
-    assert!(ended.error(2).contains("holds no links"), "{ended:?}");
+    assert!(ended.error(2).contains("contains no links"), "{ended:?}");
 }

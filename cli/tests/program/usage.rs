@@ -1,74 +1,74 @@
-//! What the program says to a command line that cannot be, and to a machine that cannot do it.
+//! Tests the error texts for wrong command lines and for machines that lack something.
 
 use crate::common::run;
 
 #[test]
-fn wrong_options_are_usage_errors_that_say_what_is_right() {
-    for (line, wanted) in [
-        ("allgather --ranks 0", "wanted a number of ranks from 1 to 4096"),
-        ("allgather --max-bytes 1KB", "the suffix KB is unknown"),
+fn wrong_options_are_usage_errors_with_the_valid_values() {
+    for (line, expected) in [
+        ("allgather --ranks 0", "expected a number of ranks from 1 to 4096"),
+        ("allgather --max-bytes 1KB", "unknown suffix KB"),
         (
             "allgather --min-bytes 2K --max-bytes 1K",
             "--max-bytes 1 KiB is less than --min-bytes 2 KiB",
         ),
-        (
-            "allgather --algorithm spiral",
-            "there is no such algorithm; write auto, all or direct, pull, ",
-        ),
-        ("allgather --timeout 0", "wanted seconds above 0"),
-        ("allgather --parts 0", "wanted a number of parts from 1 to 65536"),
+        ("allgather --algorithm spiral", "unknown algorithm; expected auto, all or direct, pull, "),
+        ("allgather --timeout 0", "expected seconds above 0"),
+        ("allgather --parts 0", "expected a number of chunks from 1 to 65536"),
         ("allgather --parts 2 --part-bytes 64K", "cannot be used with"),
         ("allgather --part-bytes 0", "--part-bytes is 0"),
         ("allgather --ranks 2 --part-bytes 1 --max-bytes 1M", "--part-bytes 1 B makes"),
-        ("allgather --ranks 4 --nodes 2+1", "--nodes: 2+1 is 3 ranks on 2 nodes, not 4"),
+        ("allgather --ranks 4 --nodes 2+1", "--nodes: 2+1 is 3 ranks on 2 nodes, expected 4"),
         ("allgather --ranks 2 --nodes 3", "--nodes: 3 nodes are too many for 2 ranks"),
-        ("allgather --nodes 0", "wanted at least one node"),
-        ("allgather --nodes 2 --network-bandwidth 2", "wanted a rate above 0, such as 2GB/s"),
-        ("allgather --nodes 2 --network-delay 20", "wanted a time up to 10s, such as 20us"),
+        ("allgather --nodes 0", "number of nodes is 0, expected at least 1"),
+        ("allgather --nodes 2 --network-bandwidth 2", "expected a rate above 0, such as 2GB/s"),
+        ("allgather --nodes 2 --network-delay 20", "expected a time up to 10s, such as 20us"),
         ("allgather --network-delay 20us", "--nodes <NODES>"),
         ("allgather --ranks 4 --shards 1:2:3", "--shards 1:2:3 has 3 numbers for 4 ranks"),
         ("allgather --shards 0:0", "such as 1:2:3:4"),
         ("allgather --list --tensors 2", "cannot be used with"),
-        ("allgather --list --outputs 2", "--list and --outputs 2 do not fit together"),
+        ("allgather --list --outputs 2", "--list and --outputs 2 cannot be used together"),
         ("allgather --tensors 0", "0 is not in 1..=1024"),
-        ("allgather --trace lanes.svg", "--trace lanes.svg is no JSON file"),
-        ("allgather --calibration Cargo.toml", "Cargo.toml is no calibration"),
-        ("allgather --plot sizes.png", "--plot sizes.png is no SVG file"),
+        ("allgather --trace lanes.svg", "--trace lanes.svg does not end in .json"),
+        ("allgather --calibration Cargo.toml", "Cargo.toml is not a calibration"),
+        ("allgather --plot sizes.png", "--plot sizes.png does not end in .svg"),
         ("allgather --backend tpu", "[possible values: auto, host, cuda, rocm, rdma]"),
         ("allgather --network mpi", "[possible values: auto, same, rdma]"),
         ("allgather --backend host --port 0", "0 is not in 1..=255"),
         ("perf", "<--put|--get|--signal>"),
         ("perf --put --backend cuda", "[possible values: host, rdma]"),
         ("perf --put --window 0", "0 is not in 1..=4096"),
-        ("perf --put --bytes 64KB", "the suffix KB is unknown"),
-        ("perf --put --device rxe0", "--device is for network cards"),
+        ("perf --put --bytes 64KB", "unknown suffix KB"),
+        ("perf --put --device rxe0", "--device is for NICs"),
         ("allreduce", "unrecognized subcommand 'allreduce'"),
-        ("plan --ranks 4 --rank 4", "--rank 4 is no rank of 4"),
+        ("plan --ranks 4 --rank 4", "--rank 4 does not exist among 4 ranks"),
         ("plan --ranks 2 --shard-bytes 1,2,3", "--shard-bytes has 3 sizes for 2 ranks"),
         ("plan --ranks 4096", "lower --ranks, --nodes or --parts"),
-        ("plan --nodes 2048x8 --parts 65 --rank 0", "16384 ranks with 65 parts are 1064960 cells"),
-        ("plan --ranks 3 --nodes 1+1", "--nodes: 2x1 is 2 ranks on 2 nodes, not 3"),
+        (
+            "plan --nodes 2048x8 --parts 65 --rank 0",
+            "16384 ranks with 65 chunks have 1064960 cells",
+        ),
+        ("plan --ranks 3 --nodes 1+1", "--nodes: 2x1 is 2 ranks on 2 nodes, expected 3"),
         ("plan --ranks 3 --nodes 4", "--nodes: 4 nodes are too many for 3 ranks"),
         ("plan --nodes 2y4", "\"2y4\" is no number; expected forms like 2x4"),
         ("plan --nodes 0,2", "names node 2 but not node 1"),
-        ("plan --algorithm spiral", "there is no such algorithm; write auto or direct, pull, "),
+        ("plan --algorithm spiral", "unknown algorithm; expected auto or direct, pull, "),
         ("plan --ranks 2 --parts 65537", "parts is 65537, expected 1 to 65536"),
         ("plan --in-place --outputs 2", "outputs is 2, expected 1 to 1 in place"),
         ("explain --nodes 2y4", "topology is \"2y4\""),
         ("explain --nodes 1x2 --shard-bytes 1,2,3", "--shard-bytes has 3 sizes for 2 ranks"),
         ("explain --parts 65537", "parts is 65537, expected 1 to 65536"),
-        ("explain --calibration Cargo.toml", "Cargo.toml is no calibration"),
-        ("calibrate --out links.json --algorithms auto", "--algorithms has auto"),
-        ("calibrate --out links.json --algorithms spiral", "there is no such algorithm"),
+        ("explain --calibration Cargo.toml", "Cargo.toml is not a calibration"),
+        ("calibrate --out links.json --algorithms auto", "--algorithms contains auto"),
+        ("calibrate --out links.json --algorithms spiral", "unknown algorithm"),
         ("plan --tiers --check plans.txt", "cannot be used with"),
     ] {
         let ended = run(line);
-        assert!(ended.error(2).contains(wanted), "{line}: {ended:?}");
+        assert!(ended.error(2).contains(expected), "{line}: {ended:?}");
     }
 }
 
 #[test]
-fn absent_backends_answer_in_their_own_words() {
+fn missing_backends_are_refused_with_advice() {
     for backend in ["cuda", "rocm", "rdma"] {
         let ended = run(&format!("allgather --backend {backend}"));
         assert!(ended.error(1).contains("peerlane doctor"), "{ended:?}");
@@ -77,10 +77,10 @@ fn absent_backends_answer_in_their_own_words() {
 }
 
 #[test]
-fn too_little_memory_is_said_before_anything_runs() {
+fn too_little_memory_is_refused_before_the_run() {
     let ended = run("allgather --ranks 4 --min-bytes 1K --max-bytes 1048576G --factor 1024");
     let error = ended.error(1);
-    assert!(error.contains("the largest size wants"), "{error}");
+    assert!(error.contains("the largest size needs"), "{error}");
     assert!(error.contains("lower --max-bytes"), "{error}");
 }
 
@@ -128,18 +128,18 @@ fn the_help_names_every_option() {
     --own-copy <HOW>
     --engine <KIND>
     --strict
-    --bind <HOW>
     --dtype <DTYPE>
-    --timeout <SECONDS>
-    --seed <NUMBER>
     --limit
     --graph
     --vs <LIBRARY>
     --nccl <PATH>
     --beside <COMPUTE>
     --cublas <PATH>
-    --json <FILE>
     --plot <FILE.svg>
     --trace <FILE.json>
+    --bind <HOW>
+    --timeout <SECONDS>
+    --seed <NUMBER>
+    --json <FILE>
     ");
 }

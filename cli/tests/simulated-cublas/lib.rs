@@ -1,7 +1,7 @@
-//! A stand-in for cuBLAS on the simulated driver, for tests of what the program does with it.
+//! A stand-in for cuBLAS on the simulated driver, for tests of the program.
 //!
-//! It has the C symbols that the program looks up, checks what it is given, and keeps the stream busy
-//! for a while instead of multiplying.
+//! It has the C symbols that the program looks up and checks their arguments. Instead of a
+//! multiplication it keeps the stream busy for some time.
 
 #![allow(
     missing_docs,
@@ -30,24 +30,24 @@ pub struct Context {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasCreate_v2(context: *mut *mut Context) -> c_int {
-    // SAFETY: the simulated driver is made to be loaded, and is loaded already.
+    // SAFETY: the simulated driver is made to be loaded, and is already loaded.
     let Ok(driver) = (unsafe { Library::new("libcuda.so.1") }) else { return NOT_INITIALIZED };
     let made = Context { driver, stream: std::ptr::null_mut(), has_workspace: false };
-    // SAFETY: the caller gives a place for the context.
+    // SAFETY: the caller passes a valid pointer for the context.
     unsafe { context.write(Box::into_raw(Box::new(made))) };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasDestroy_v2(context: *mut Context) -> c_int {
-    // SAFETY: the caller gives back what it was given by `cublasCreate_v2`.
+    // SAFETY: the caller passes a context of `cublasCreate_v2`.
     drop(unsafe { Box::from_raw(context) });
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasSetStream_v2(context: *mut Context, stream: *mut c_void) -> c_int {
-    // SAFETY: the caller gives what it was given by `cublasCreate_v2`, and nobody else has it.
+    // SAFETY: the caller passes a context of `cublasCreate_v2`, and no other reference exists.
     let context = unsafe { &mut *context };
     context.stream = stream;
     SUCCESS
@@ -89,9 +89,9 @@ pub unsafe extern "C" fn cublasGemmEx(
 ) -> c_int {
     // SAFETY: as for the stream.
     let context = unsafe { &*context };
-    // SAFETY: the caller gives a factor.
+    // SAFETY: the caller passes a valid pointer to a factor.
     let alpha = unsafe { alpha.read() };
-    // SAFETY: as above.
+    // SAFETY: the caller passes a valid pointer to a factor.
     let beta = unsafe { beta.read() };
     let sides = [rows, columns, depth, left_stride, right_stride, product_stride];
     let right_in_all = context.has_workspace
@@ -110,7 +110,8 @@ pub unsafe extern "C" fn cublasGemmEx(
     let Ok(set) = (unsafe { context.driver.get::<Set>("cuMemsetD8Async") }) else {
         return NOT_INITIALIZED;
     };
-    // SAFETY: the product is larger, and lives until the stream has passed this.
+    // SAFETY: the product is larger than these bytes, and stays allocated until the stream has
+    // completed the call.
     match unsafe { set(product, 1, BUSY_BYTES, context.stream) } {
         0 => SUCCESS,
         _ => EXECUTION_FAILED,

@@ -1,16 +1,18 @@
-//! A stand-in for NCCL on the simulated driver, for tests of what the program does with it.
+//! A stand-in for NCCL on the simulated driver, for tests of the program.
 //!
-//! It has the C symbols that the program looks up, checks what it is given, and gathers for real:
-//! through a file, and with the host in between, so that it cannot be captured.
-//! Nothing of it says how fast NCCL is.
+//! It has the C symbols that the program looks up, checks their arguments and gathers the bytes:
+//! through a file and with the host in between, so that it cannot be captured. Its times say
+//! nothing about NCCL.
 //!
-//! | variable | what it does |
+//! | variable | effect |
 //! | --- | --- |
-//! | `PEERLANE_SIM_NCCL_VERSION` | the version that it says it is |
-//! | `PEERLANE_SIM_NCCL_FOLDER` | where its files lie; the system's temporary folder at first |
-//! | `PEERLANE_SIM_NCCL_REFUSES` | `windows`: no memory becomes a window |
+//! | `PEERLANE_SIM_NCCL_VERSION` | version that it reports |
+//! | `PEERLANE_SIM_NCCL_FOLDER` | folder of its files; default: the temporary folder of the system
+//! |
+//! | `PEERLANE_SIM_NCCL_REFUSES` | `windows`: no memory can be registered as a window |
 //! | `PEERLANE_SIM_NCCL_SPOILS` | `bytes`: one byte of each result is wrong |
-//! | `PEERLANE_SIM_NCCL_HANGS` | `gather`: no all-gather ends, and what runs when the process exits aborts it |
+//! | `PEERLANE_SIM_NCCL_HANGS` | `gather`: no all-gather ends, and an exit handler aborts the
+//! process |
 
 #![allow(
     missing_docs,
@@ -36,17 +38,17 @@ const SYSTEM_ERROR: c_int = 2;
 const INVALID_ARGUMENT: c_int = 4;
 const INVALID_USAGE: c_int = 5;
 
-/// Bytes of a shard at most.
+/// Largest number of bytes of a shard.
 const SLOT_BYTES: u64 = 1 << 20;
-/// Where the shards begin: behind a counter for each rank.
+/// Offset of the shards, after one counter for each rank.
 const SLOTS_BEGIN: u64 = 1 << 16;
-/// How long a rank waits for the others.
+/// Longest wait for the other ranks.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[repr(C)]
 pub struct UniqueId([u8; 128]);
 
-/// The beginning of `ncclConfig_t`, and the one field of the rest that counts here.
+/// The beginning of `ncclConfig_t`, and the policy.
 #[repr(C)]
 pub struct Config {
     size: usize,
@@ -70,7 +72,7 @@ type Code = Result<(), c_int>;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_int {
     let said = std::env::var("PEERLANE_SIM_NCCL_VERSION").ok().and_then(|said| said.parse().ok());
-    // SAFETY: the caller gives a place for the version.
+    // SAFETY: the caller passes a valid pointer for the version.
     unsafe { version.write(said.unwrap_or(22809)) };
     SUCCESS
 }
@@ -82,7 +84,7 @@ pub unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> c_int {
     let name = format!("peerlane-nccl-{}-{number}", std::process::id());
     let mut bytes = [0; 128];
     bytes[..name.len()].copy_from_slice(name.as_bytes());
-    // SAFETY: the caller gives a place for the id.
+    // SAFETY: the caller passes a valid pointer for the id.
     unsafe { id.write(UniqueId(bytes)) };
     SUCCESS
 }
@@ -95,7 +97,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     rank: c_int,
     config: *mut Config,
 ) -> c_int {
-    // SAFETY: the caller gives an initialised config.
+    // SAFETY: the caller passes an initialised config.
     let Config { size, magic, version, policy, .. } = unsafe { config.read() };
     let known = size == 80 && magic == 0xcafe_beef && version == 22800 && (0..=2).contains(&policy);
     if !known || !(0..ranks).contains(&rank) {
@@ -107,23 +109,23 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
         let mut options = File::options();
         options.create(true).truncate(false).read(true).write(true);
         let file = options.open(&path).ok()?;
-        // SAFETY: the simulated driver is made to be loaded, and is loaded already.
+        // SAFETY: the simulated driver is made to be loaded, and is already loaded.
         let driver = unsafe { Library::new("libcuda.so.1") }.ok()?;
         let (rank, ranks) = (u64::from(rank.unsigned_abs()), u64::from(ranks.unsigned_abs()));
         Some(Comm { file, path, rank, ranks, passed: AtomicU64::new(0), driver })
     };
     let Some(joined) = join() else { return SYSTEM_ERROR };
     let code = joined.barrier();
-    // SAFETY: the caller gives a place for the communicator.
+    // SAFETY: the caller passes a valid pointer for the communicator.
     unsafe { comm.write(Box::into_raw(Box::new(joined))) };
     result(code)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommDestroy(comm: *mut Comm) -> c_int {
-    // SAFETY: the caller gives back what it was given by `ncclCommInitRankConfig`.
+    // SAFETY: the caller passes a communicator of `ncclCommInitRankConfig`.
     let comm = unsafe { Box::from_raw(comm) };
-    // Whoever is last finds it gone.
+    // All ranks except the first fail to remove the file.
     let _ = std::fs::remove_file(&comm.path);
     SUCCESS
 }
@@ -140,7 +142,7 @@ pub unsafe extern "C" fn ncclAllGather(
     if data_type != 1 || count as u64 > SLOT_BYTES {
         return INVALID_ARGUMENT;
     }
-    // SAFETY: the caller gives what it was given by `ncclCommInitRankConfig`.
+    // SAFETY: the caller passes a communicator of `ncclCommInitRankConfig`.
     let comm = unsafe { &*comm };
     result(comm.gather(input, output, count, stream))
 }
@@ -150,7 +152,7 @@ pub unsafe extern "C" fn ncclMemAlloc(address: *mut u64, bytes: usize) -> c_int 
     // SAFETY: as in `ncclCommInitRankConfig`.
     let Ok(driver) = (unsafe { Library::new("libcuda.so.1") }) else { return SYSTEM_ERROR };
     let call = |allocate: unsafe extern "C" fn(*mut u64, usize) -> c_int| {
-        // SAFETY: the caller gives a place for the address.
+        // SAFETY: the caller passes a valid pointer for the address.
         unsafe { allocate(address, bytes) }
     };
     result(cuda(&driver, "cuMemAlloc_v2", call))
@@ -161,7 +163,7 @@ pub unsafe extern "C" fn ncclMemFree(address: u64) -> c_int {
     // SAFETY: as in `ncclCommInitRankConfig`.
     let Ok(driver) = (unsafe { Library::new("libcuda.so.1") }) else { return SYSTEM_ERROR };
     let call = |free: unsafe extern "C" fn(u64) -> c_int| {
-        // SAFETY: the caller gives back what it was given by `ncclMemAlloc`.
+        // SAFETY: the caller passes an address of `ncclMemAlloc`.
         unsafe { free(address) }
     };
     result(cuda(&driver, "cuMemFree_v2", call))
@@ -181,7 +183,7 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
     if address == 0 || bytes == 0 || flags != 1 {
         return INVALID_ARGUMENT;
     }
-    // SAFETY: the caller gives a place for the window.
+    // SAFETY: the caller passes a valid pointer for the window.
     unsafe { window.write(address) };
     SUCCESS
 }
@@ -214,13 +216,13 @@ impl Comm {
             hang();
         }
         let synchronize = |synchronize: unsafe extern "C" fn(*mut c_void) -> c_int| {
-            // SAFETY: the caller gives a stream of the current context.
+            // SAFETY: the caller passes a stream of the current context.
             unsafe { synchronize(stream) }
         };
         cuda(&self.driver, "cuStreamSynchronize", synchronize)?;
         let mut shard = vec![0_u8; count];
         let download = |copy: unsafe extern "C" fn(*mut u8, u64, usize) -> c_int| {
-            // SAFETY: the shard has room for that many bytes, and the caller's input as many.
+            // SAFETY: `shard` has `count` bytes, and so has the caller's input.
             unsafe { copy(shard.as_mut_ptr(), input, count) }
         };
         cuda(&self.driver, "cuMemcpyDtoH_v2", download)?;
@@ -242,7 +244,7 @@ impl Comm {
         self.barrier()
     }
 
-    /// Every rank counts its barriers in a word of its own, and waits for all words.
+    /// Waits until all ranks have counted this barrier; each rank counts in its own word.
     fn barrier(&self) -> Code {
         let passed = self.passed.fetch_add(1, Ordering::Relaxed) + 1;
         let io = |_| SYSTEM_ERROR;
@@ -251,7 +253,7 @@ impl Comm {
         for rank in 0..self.ranks {
             let mut word = [0; 8];
             loop {
-                // A word that was never written is behind the end of the file.
+                // A word that was never written is after the end of the file.
                 let read = self.file.read_exact_at(&mut word, rank * 8);
                 if read.is_ok() && u64::from_ne_bytes(word) >= passed {
                     break;
@@ -268,7 +270,7 @@ impl Comm {
 
 /// Calls a function of the driver.
 fn cuda<F: Copy>(driver: &Library, symbol: &str, call: impl FnOnce(F) -> c_int) -> Code {
-    // SAFETY: every caller names the type of this symbol.
+    // SAFETY: every caller gives the type of this symbol.
     let function = unsafe { driver.get::<F>(symbol.as_bytes()) }.map_err(|_| SYSTEM_ERROR)?;
     match call(*function) {
         0 => Ok(()),
@@ -284,7 +286,7 @@ fn hang() -> ! {
     extern "C" fn fall() {
         std::process::abort();
     }
-    // SAFETY: the handler takes nothing and may be called at any time.
+    // SAFETY: the handler has no arguments and may be called at any time.
     unsafe { atexit(fall) };
     loop {
         sleep(PATIENCE);

@@ -1,21 +1,21 @@
-//! What the memory of a GPU holds: random shards put there, and outputs compared byte by byte, in
-//! chunks that pass through the host.
+//! Fills GPU memory with random shards and compares outputs byte by byte, in chunks that pass
+//! through the host.
 
 use std::thread;
 
 use super::device::{Gpu, Span};
 use crate::error::{Failure, Result};
-use crate::ranks::circle::Circle;
-use crate::ranks::data::{Data, Mismatch, Numbering, POISON, Shard};
+use crate::ranks::comm::Comm;
+use crate::ranks::data::{Mismatch, Numbering, Shard, TestData, UNWRITTEN};
 
-/// Bytes of a chunk, a multiple of the pieces that data are made of.
+/// Bytes of a chunk, a multiple of the pieces of the test data.
 const CHUNK_BYTES: u64 = 32 << 20;
-/// Shards that are compared at once.
+/// Largest number of shards that are compared at once.
 const THREADS_MAX: usize = 8;
 const _: () = assert!(CHUNK_BYTES.is_multiple_of(Shard::PIECE_BYTES as u64));
 
-/// Fills the input, one span for each block.
-pub(super) fn fill(gpu: &Gpu, data: Data, numbering: Numbering, input: &[Span]) -> Result<()> {
+/// Fills the input, one span per block.
+pub(super) fn fill(gpu: &Gpu, data: TestData, numbering: Numbering, input: &[Span]) -> Result<()> {
     let stream = gpu.stream()?;
     let mut staging = Vec::new();
     for (index, piece) in input.iter().enumerate() {
@@ -29,22 +29,22 @@ pub(super) fn fill(gpu: &Gpu, data: Data, numbering: Numbering, input: &[Span]) 
     Ok(())
 }
 
-/// Overwrites outputs before a gather whose result is compared.
-pub(super) fn poison(gpu: &Gpu, outputs: &[Vec<Span>]) -> Result<()> {
+/// Overwrites outputs with a known byte.
+pub(super) fn overwrite(gpu: &Gpu, outputs: &[Vec<Span>]) -> Result<()> {
     let stream = gpu.stream()?;
     for shard in outputs.iter().flatten().filter(|shard| shard.bytes > 0) {
-        gpu.set(&stream, *shard, POISON)?;
+        gpu.set(&stream, *shard, UNWRITTEN)?;
     }
-    gpu.finish(&stream, "to poison the output")
+    gpu.finish(&stream, "to overwrite the output")
 }
 
-/// Compares the shards of an output, several threads at a time.
+/// Compares the shards of an output with several threads.
 ///
 /// # Errors
-/// If a copy fails; the inner result is the first byte that differs.
+/// If a copy fails. The inner result is the first byte that differs.
 pub(super) fn compare(
     gpu: &Gpu,
-    data: Data,
+    data: TestData,
     numbering: Numbering,
     shards: &[Span],
 ) -> Result<std::result::Result<(), Mismatch>> {
@@ -57,7 +57,7 @@ pub(super) fn compare(
                 scope.spawn(move || compare_shard(gpu, data.shard(number), shard))
             };
             let threads: Vec<_> = some.iter().map(compare).collect();
-            let lost = || Err(Failure::failed("a thread that compares bytes has died"));
+            let lost = || Err(Failure::failed("a thread that compares bytes has panicked"));
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
         });
         for shard in compared {
@@ -71,32 +71,32 @@ pub(super) fn compare(
 
 fn compare_shard(
     gpu: &Gpu,
-    mut wanted: Shard,
+    mut expected: Shard,
     shard: Span,
 ) -> Result<std::result::Result<(), Mismatch>> {
     let stream = gpu.stream()?;
     let mut scratch = vec![0; Shard::PIECE_BYTES];
-    let mut seen = Vec::new();
+    let mut found = Vec::new();
     for chunk in chunks(shard) {
-        seen.resize(chunk.bytes as usize, 0);
-        seen = gpu.download(&stream, chunk.address, seen)?;
-        if let Err(wrong) = wanted.compare(&seen, &mut scratch) {
+        found.resize(chunk.bytes as usize, 0);
+        found = gpu.download(&stream, chunk.address, found)?;
+        if let Err(wrong) = expected.compare(&found, &mut scratch) {
             return Ok(Err(wrong));
         }
     }
     Ok(Ok(()))
 }
 
-/// Tells all ranks what was found, and ends the run if any found a wrong byte. Collective.
+/// Exchanges the results of a check. Collective.
 ///
 /// # Errors
-/// The rank, and the first byte.
+/// If a rank has found a wrong byte. The text contains the rank and the byte.
 pub(super) fn agree(
-    circle: &Circle,
+    comm: &Comm,
     what: &str,
     found: std::result::Result<(), Mismatch>,
 ) -> Result<()> {
-    let texts = circle.share("check", &found.err().map(|wrong| wrong.to_string()))?;
+    let texts = comm.share("check", &found.err().map(|wrong| wrong.to_string()))?;
     let rank = texts.iter().position(Option::is_some);
     match rank.and_then(|rank| Some((rank, texts[rank].as_ref()?))) {
         None => Ok(()),
@@ -104,7 +104,7 @@ pub(super) fn agree(
             let text =
                 format!("wrong data in the output of rank {rank}, gathered by {what}: {text}");
             Err(Failure::failed(text).with_advice(
-                "this is a fault in what moved the bytes, or in the hardware: please report it",
+                "this is a bug of the library that moved the bytes, or a fault of the hardware: please report it",
             ))
         }
     }

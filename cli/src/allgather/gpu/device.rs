@@ -1,6 +1,6 @@
-//! One GPU as the measurement uses it: streams, events, graphs and memory.
+//! Streams, events, graphs and memory of one GPU, as the measurement uses them.
 //!
-//! No wait is without a deadline, and nothing is put on the legacy default stream.
+//! Every wait has a deadline, and nothing uses the legacy default stream.
 
 use std::ffi::c_void;
 use std::rc::Rc;
@@ -9,24 +9,24 @@ use std::time::{Duration, Instant};
 
 use peerlane::Deadline;
 
-use super::driver::{Cuda, Direction, Driver, Handle, Hip, Refusal, Transfer};
+use super::driver::{CallError, Cuda, Direction, Driver, Handle, Hip, Transfer};
 use crate::allgather::backend::Backend;
 use crate::error::{Failure, Result};
-use crate::size::Size;
+use crate::units::Size;
 
-/// How long a wait looks without a sleep: what is about to end is seen at once.
+/// Time that a wait polls without sleeping, to see an early completion at once.
 const SPIN: Duration = Duration::from_micros(200);
-/// How long it sleeps between two looks after that.
+/// Time between two polls after that.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Bytes in the memory of a GPU.
+/// A range of GPU memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) address: u64,
     pub(super) bytes: u64,
 }
 
-/// An opened GPU.
+/// An open GPU.
 #[derive(Clone)]
 pub(super) struct Gpu {
     ordinal: u32,
@@ -35,44 +35,44 @@ pub(super) struct Gpu {
     timeout: Duration,
 }
 
-/// A stream, destroyed when dropped.
+/// A stream, destroyed on drop.
 pub(super) struct Stream {
     gpu: Gpu,
     raw: Handle,
 }
 
-/// A place in a stream, destroyed when dropped.
+/// An event, destroyed on drop.
 pub(super) struct Event {
     gpu: Gpu,
     raw: Handle,
 }
 
-/// What was recorded from a stream, destroyed when dropped.
+/// An executable graph, destroyed on drop.
 pub(super) struct Graph {
     gpu: Gpu,
     raw: Handle,
 }
 
-/// Memory of a GPU, freed when dropped.
+/// GPU memory, freed on drop.
 pub(super) struct Memory {
     gpu: Gpu,
     address: u64,
     bytes: u64,
 }
 
-/// Another process's memory, closed when dropped.
-pub(super) struct Opened {
+/// Memory of another process, closed on drop.
+pub(super) struct ImportedMemory {
     gpu: Gpu,
     address: u64,
 }
 
 impl Gpu {
-    /// Opens a GPU that the backend has found; no wait on it is longer than `timeout`.
+    /// Opens a GPU that the backend has found; waits on it end after `timeout`.
     ///
     /// # Errors
-    /// The driver's refusal.
+    /// If the driver refuses.
     pub(super) fn open(backend: Backend, ordinal: u32, timeout: Duration) -> Result<Self> {
-        let opened: std::result::Result<Arc<dyn Driver>, Refusal> = match backend {
+        let opened: std::result::Result<Arc<dyn Driver>, CallError> = match backend {
             Backend::Rocm => Hip::open(ordinal).map(|driver| Arc::new(driver) as _),
             _ => Cuda::open(ordinal).map(|driver| Arc::new(driver) as _),
         };
@@ -80,17 +80,17 @@ impl Gpu {
         Ok(Self { ordinal, backend, driver, timeout })
     }
 
-    /// The longest that a wait may take.
+    /// Returns the longest duration of a wait.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// A result of the driver, as the failure of the run.
-    fn check<T>(&self, what: &str, result: std::result::Result<T, Refusal>) -> Result<T> {
+    /// Converts an error of the driver to a failure of the run.
+    fn check<T>(&self, what: &str, result: std::result::Result<T, CallError>) -> Result<T> {
         result.map_err(|error| refused(self.ordinal, what, error))
     }
 
-    /// Whose it is.
+    /// Returns the backend of the GPU.
     pub(super) fn backend(&self) -> Backend {
         self.backend
     }
@@ -100,14 +100,14 @@ impl Gpu {
         self.check("make the GPU current", self.driver.enter())
     }
 
-    /// A new stream that does not wait for the default stream.
+    /// Creates a stream that does not synchronise with the default stream.
     pub(super) fn stream(&self) -> Result<Rc<Stream>> {
         self.enter()?;
         let raw = self.check("create a stream", self.driver.create_stream())?;
         Ok(Rc::new(Stream { gpu: self.clone(), raw }))
     }
 
-    /// An event that takes the time.
+    /// Creates an event with a timestamp.
     pub(super) fn event(&self) -> Result<Event> {
         self.event_of(true)
     }
@@ -118,48 +118,51 @@ impl Gpu {
         Ok(Event { gpu: self.clone(), raw })
     }
 
-    /// Copies that this GPU can make at a time.
+    /// Returns the number of copies that this GPU can make at the same time, at least 1.
     pub(super) fn copy_engines(&self) -> Result<usize> {
         self.enter()?;
         let engines = self.check("count the copy engines", self.driver.copy_engines())?;
         Ok(usize::try_from(engines).unwrap_or(1).max(1))
     }
 
-    /// Bytes that are free now.
+    /// Returns the free memory in bytes.
     pub(super) fn free_bytes(&self) -> Result<u64> {
         self.enter()?;
         Ok(self.check("read the free memory", self.driver.free_bytes())? as u64)
     }
 
-    /// Puts an event behind what a stream holds.
+    /// Records an event on a stream.
     pub(super) fn record(&self, event: &Event, stream: &Stream) -> Result<()> {
-        // SAFETY: both live.
+        // SAFETY: event and stream are borrowed, so they are not destroyed.
         self.check("record an event", unsafe { self.driver.record(event.raw, stream.raw) })
     }
 
-    /// Lets what a stream gets from now on come after an event.
-    pub(super) fn hold(&self, stream: &Stream, event: &Event) -> Result<()> {
-        // SAFETY: both live.
-        self.check("wait for an event", unsafe { self.driver.hold(stream.raw, event.raw) })
+    /// Makes later work on a stream wait for an event.
+    pub(super) fn stream_wait_event(&self, stream: &Stream, event: &Event) -> Result<()> {
+        // SAFETY: event and stream are borrowed, so they are not destroyed.
+        self.check("wait for an event", unsafe {
+            self.driver.stream_wait_event(stream.raw, event.raw)
+        })
     }
 
-    /// Waits until a stream has passed `event`.
+    /// Waits until an event is complete.
     ///
     /// # Errors
-    /// That of the driver, or that it takes longer than the timeout; `what` names the work.
+    /// If the driver returns an error, or the wait takes longer than the timeout; `what` names the
+    /// work.
     pub(super) fn wait(&self, event: &Event, what: &str) -> Result<()> {
         self.enter()?;
         let deadline = Deadline::after(self.timeout);
-        let begun = Instant::now();
-        // SAFETY: it lives.
-        while !self.check(what, unsafe { self.driver.has_passed(event.raw) })? {
+        let started_at = Instant::now();
+        // SAFETY: the event is borrowed, so it is not destroyed.
+        while !self.check(what, unsafe { self.driver.is_complete(event.raw) })? {
             if deadline.has_passed() {
                 let Self { ordinal, timeout, .. } = self;
                 let text = format!("GPU {ordinal}: {what} took longer than {timeout:?}");
                 return Err(Failure::failed(text)
-                    .with_advice("see whether all ranks run; raise --timeout if they are slow"));
+                    .with_advice("check whether all ranks run; raise --timeout if they are slow"));
             }
-            if begun.elapsed() < SPIN {
+            if started_at.elapsed() < SPIN {
                 std::thread::yield_now();
             } else {
                 std::thread::sleep(NAP);
@@ -168,27 +171,27 @@ impl Gpu {
         Ok(())
     }
 
-    /// Waits until `stream` has done everything.
+    /// Waits until all work on `stream` is complete.
     pub(super) fn finish(&self, stream: &Stream, what: &str) -> Result<()> {
         let event = self.event_of(false)?;
         self.record(&event, stream)?;
         self.wait(&event, what)
     }
 
-    /// The time between two events that have passed.
+    /// Returns the time between two complete events.
     pub(super) fn elapsed(&self, begin: &Event, end: &Event) -> Result<Duration> {
         let milliseconds = self.milliseconds(begin, end)?;
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1000.0).unwrap_or_default())
     }
 
-    /// Milliseconds from `begin` to `end`, negative if `end` comes first; both have passed.
+    /// Returns the milliseconds from `begin` to `end`, both complete; negative if `end` came first.
     pub(super) fn milliseconds(&self, begin: &Event, end: &Event) -> Result<f32> {
-        // SAFETY: both live.
+        // SAFETY: both events are borrowed, so they are not destroyed.
         let milliseconds = unsafe { self.driver.milliseconds(begin.raw, end.raw) };
         self.check("read the time of an event", milliseconds)
     }
 
-    /// Allocates.
+    /// Allocates memory.
     pub(super) fn allocate(&self, bytes: u64) -> Result<Memory> {
         self.enter()?;
         let length = usize::try_from(bytes).unwrap_or(usize::MAX).max(1);
@@ -201,16 +204,16 @@ impl Gpu {
     pub(super) fn set(&self, stream: &Stream, span: Span, value: u8) -> Result<()> {
         self.enter()?;
         let bytes = span.bytes as usize;
-        // SAFETY: the span is memory that whoever made it keeps until the stream is finished, which
-        // every caller waits for.
+        // SAFETY: the owner of the span keeps it until the stream is finished; every caller waits for
+        // that.
         let set = unsafe { self.driver.set(stream.raw, span.address, value, bytes) };
         self.check("set memory", set)
     }
 
-    /// Copies `staging` to `address`, and gives it back.
+    /// Copies `staging` to `address`, waits, and returns `staging`.
     ///
     /// # Errors
-    /// That of the driver; the staging is then leaked, because a copy may still read it.
+    /// If the driver returns an error. `staging` is then leaked, because a copy may still read it.
     pub(super) fn upload(
         &self,
         stream: &Stream,
@@ -220,7 +223,7 @@ impl Gpu {
         self.pass(stream, address, staging, Direction::ToDevice)
     }
 
-    /// Copies from `address` over all of `staging`, and gives it back.
+    /// Copies from `address` into all of `staging`, waits, and returns `staging`.
     ///
     /// # Errors
     /// As [`upload`](Self::upload).
@@ -233,7 +236,7 @@ impl Gpu {
         self.pass(stream, address, staging, Direction::ToHost)
     }
 
-    /// Copies by way of `staging`, which lives until the copy is complete, and gives it back.
+    /// Copies between the device and `staging`, which lives until the copy is complete.
     fn pass(
         &self,
         stream: &Stream,
@@ -249,19 +252,19 @@ impl Gpu {
             _ => (address, host, "copy from the host"),
         };
         let transfer = Transfer { to, from, bytes, direction };
-        // SAFETY: the staging lives, leaked, until the copy is complete; the rest is a span that its
-        // maker keeps.
+        // SAFETY: `staging` is leaked until the copy is complete; the owner of the device memory keeps
+        // it until then.
         let copied = unsafe { self.driver.copy(stream.raw, transfer) };
         self.check(what, copied)?;
         self.finish(stream, &format!("a {what}"))?;
         Ok(reclaim(staging))
     }
 
-    /// Copies between two addresses, of which the first may be another GPU's, on `stream`.
+    /// Copies between two addresses on `stream`; the destination may be on another GPU.
     ///
     /// # Safety
-    /// Both spans stay mapped, and nobody else touches what is written, until the stream has passed
-    /// the copy.
+    /// Both ranges stay mapped, and nothing else accesses the destination, until the stream has
+    /// completed the copy.
     pub(super) unsafe fn copy(
         &self,
         stream: &Stream,
@@ -271,88 +274,90 @@ impl Gpu {
     ) -> Result<()> {
         let (bytes, direction) = (bytes as usize, Direction::Devices);
         let transfer = Transfer { to, from, bytes, direction };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees both ranges.
         let copied = unsafe { self.driver.copy(stream.raw, transfer) };
         self.check("copy", copied)
     }
 
-    /// Opens the memory of another process, as its [handle](Memory::handle) names it.
-    pub(super) fn open_memory(&self, handle: &[u8]) -> Result<Opened> {
+    /// Opens memory of another process from its [handle](Memory::handle).
+    pub(super) fn open_memory(&self, handle: &[u8]) -> Result<ImportedMemory> {
         self.enter()?;
         let handle: [u8; 64] = handle.try_into().map_err(|_| {
             let length = handle.len();
-            Failure::failed(format!("a memory handle of {length} bytes, wanted 64"))
+            Failure::failed(format!("memory handle has {length} bytes, expected 64"))
         })?;
         let address = self.driver.open_ipc(handle);
         let address = self.check("open a peer's memory (IPC)", address)?;
-        Ok(Opened { gpu: self.clone(), address })
+        Ok(ImportedMemory { gpu: self.clone(), address })
     }
 
-    /// Begins to record what this thread puts on `stream`.
+    /// Starts to capture the work of this thread on `stream`.
     pub(super) fn begin_capture(&self, stream: &Stream) -> Result<()> {
-        // SAFETY: it lives.
+        // SAFETY: the stream is borrowed, so it is not destroyed.
         self.check("begin a capture", unsafe { self.driver.begin_capture(stream.raw) })
     }
 
-    /// Ends it; `what` was recorded.
+    /// Ends the capture and returns the graph; `what` names the captured work.
     pub(super) fn end_capture(&self, stream: &Stream, what: &str) -> Result<Graph> {
-        // SAFETY: it lives.
+        // SAFETY: the stream is borrowed, so it is not destroyed.
         let raw = unsafe { self.driver.end_capture(stream.raw) };
         let raw = self.check(&format!("capture {what}"), raw)?;
         Ok(Graph { gpu: self.clone(), raw })
     }
 
-    /// Puts on `stream` what was recorded.
+    /// Launches a graph on `stream`.
     pub(super) fn launch(&self, graph: &Graph, stream: &Stream) -> Result<()> {
-        // SAFETY: both live.
+        // SAFETY: graph and stream are borrowed, so they are not destroyed.
         self.check("launch a graph", unsafe { self.driver.launch(graph.raw, stream.raw) })
     }
 }
 
 impl Stream {
-    /// Whose it is.
+    /// Returns the GPU of the stream.
     pub(super) fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
-    /// As the vendor's other libraries take it.
+    /// Returns the handle for other libraries of the vendor.
     pub(super) fn raw(&self) -> *mut c_void {
         self.raw
     }
 }
 
 impl Memory {
-    /// All of it.
+    /// Returns the whole range.
     pub(super) fn span(&self) -> Span {
         Span { address: self.address, bytes: self.bytes }
     }
 
-    /// What lets another process open it.
+    /// Returns the IPC handle with which another process can open the memory.
     ///
     /// # Errors
-    /// The driver's refusal.
+    /// If the driver refuses.
     pub(super) fn handle(&self) -> Result<Vec<u8>> {
         self.gpu.enter()?;
-        // SAFETY: the memory is allocated.
+        // SAFETY: the memory is allocated until `self` is dropped.
         let handle = unsafe { self.gpu.driver.ipc_handle(self.address) };
         Ok(self.gpu.check("export memory (IPC)", handle)?.to_vec())
     }
 }
 
-impl Opened {
-    /// Where it lies here.
+impl ImportedMemory {
+    /// Returns the address in this process.
     pub(super) fn address(&self) -> u64 {
         self.address
     }
 }
 
-/// Destroys with the GPU current; where it cannot be, it is gone with all that it had.
+/// Implements `Drop` with the GPU made current. If it cannot be made current, its context is gone
+/// with all its resources.
 macro_rules! dropped {
     ($($owner:ident: $destroy:ident($raw:ident);)*) => {$(
         impl Drop for $owner {
             fn drop(&mut self) {
                 if self.gpu.enter().is_ok() {
-                    // SAFETY: it was made by this driver, and its user has waited for the streams.
+                    // SAFETY: the resource was created by this driver, and its user has waited for the
+                    // streams.
                     unsafe { self.gpu.driver.$destroy(self.$raw) };
                 }
             }
@@ -365,20 +370,20 @@ dropped! {
     Event: destroy_event(raw);
     Graph: destroy_graph(raw);
     Memory: free(address);
-    Opened: close_ipc(address);
+    ImportedMemory: close_ipc(address);
 }
 
-/// The box that was leaked as `staging`.
+/// Returns the box that was leaked as `staging`.
 fn reclaim(staging: &'static mut [u8]) -> Vec<u8> {
-    // SAFETY: the slice is that of the box that was leaked, and nobody else has it.
+    // SAFETY: `staging` is the slice of a leaked box, and this is its only reference.
     unsafe { Box::from_raw(std::ptr::from_mut(staging)) }.into_vec()
 }
 
-fn refused(ordinal: u32, what: &str, refusal: Refusal) -> Failure {
+fn refused(ordinal: u32, what: &str, refusal: CallError) -> Failure {
     let failure = Failure::failed(format!("GPU {ordinal}: {what}: {}", refusal.text));
     if refusal.out_of_memory {
         failure.with_advice(
-            "lower --max-bytes, or see with nvidia-smi or rocm-smi who holds the memory",
+            "lower --max-bytes, or find the user of the memory with nvidia-smi or rocm-smi",
         )
     } else {
         failure

@@ -1,57 +1,57 @@
-//! The physical limit between GPUs: every rank pushes its shard to its peers, all at once, by plain
-//! copies and without flags. Independent of the library that is measured: the driver's own memory, IPC
-//! and copies.
+//! Measures the limit between GPUs: every rank copies its shard to its peers, all at once, with
+//! plain copies and without flags. It is independent of the measured library and uses memory, IPC
+//! and copies of the driver.
 
 use std::rc::Rc;
 
 use peerlane::bootstrap::Bootstrap;
 
-use super::device::{Event, Gpu, Memory, Opened, Span, Stream};
-use super::entrant::Gatherer;
+use super::candidate::Implementation;
+use super::device::{Event, Gpu, ImportedMemory, Memory, Span, Stream};
 use crate::error::Result;
-use crate::ranks::circle::Circle;
+use crate::ranks::comm::Comm;
 
-/// Memory of every rank for the largest size, and streams to copy on.
-pub(super) struct Ground {
+/// Memory of every rank for the largest size, and streams for the copies.
+pub(super) struct LimitBuffers {
     gpu: Gpu,
     input: Memory,
     output: Memory,
-    /// The outputs of the peers, in shifted order from this rank.
-    peers: Vec<Opened>,
-    /// More than are used at a time.
+    /// Outputs of the peers, starting with the next rank.
+    peers: Vec<ImportedMemory>,
+    /// More streams than are used at the same time.
     streams: Vec<Rc<Stream>>,
     event: Event,
 }
 
-/// One way to push: on so many streams, peers in turn.
-struct Pushes<'a> {
-    ground: &'a Ground,
-    /// Where the own shard begins among all.
+/// One way to copy: a number of streams that take the peers in turn.
+struct ConcurrentCopies<'a> {
+    buffers: &'a LimitBuffers,
+    /// Offset of this rank's shard in the output.
     own_offset: u64,
     shard_bytes: u64,
     streams: Vec<Rc<Stream>>,
     timing: Rc<Stream>,
 }
 
-/// Sets of streams that are tried for each number of them. The driver puts streams on copy engines
-/// as it likes, and two on one engine are slower than one.
+/// Number of sets of streams that are tried for each number of streams. The driver assigns streams
+/// to copy engines as it likes, and two streams on one engine are slower than one.
 const SETS: usize = 3;
 
-impl Ground {
-    /// Allocates for shards of up to `shard_bytes`, `total_bytes` together, and opens the peers' memory.
-    /// Collective.
+impl LimitBuffers {
+    /// Allocates memory for shards of up to `shard_bytes`, `total_bytes` in total, and opens the
+    /// memory of the peers. Collective.
     ///
     /// # Errors
-    /// If memory cannot be had or opened.
+    /// If memory cannot be allocated or opened.
     pub(super) fn open(
         gpu: &Gpu,
-        circle: &Circle,
+        comm: &Comm,
         (shard_bytes, total_bytes): (u64, u64),
     ) -> Result<Self> {
-        let (rank, ranks) = (circle.rank().index(), circle.ranks());
+        let (rank, ranks) = (comm.rank().index(), comm.ranks());
         let input = gpu.allocate(shard_bytes)?;
         let output = gpu.allocate(total_bytes)?;
-        let handles = circle.share("memory of the limit", &output.handle()?)?;
+        let handles = comm.share("memory of the limit", &output.handle()?)?;
         let peers = (1..ranks).map(|step| gpu.open_memory(&handles[(rank + step) % ranks]));
         let peers = peers.collect::<Result<Vec<_>>>()?;
         let streams = gpu.copy_engines()?.min(peers.len());
@@ -60,69 +60,71 @@ impl Ground {
         Ok(Self { gpu: gpu.clone(), input, output, peers, streams, event })
     }
 
-    /// Ways to push that may be the fastest: one stream, and sets of two and of one a peer; never
-    /// more copies at once than copy engines, which is far slower.
-    pub(super) fn ways<'a>(
+    /// Returns the ways to copy that may be the fastest: one stream, and sets of two streams up to
+    /// one per peer. There are never more copies at once than copy engines, because that is far
+    /// slower.
+    pub(super) fn schemes<'a>(
         &'a self,
         (own_offset, shard_bytes): (u64, u64),
         timing: &Rc<Stream>,
-    ) -> Vec<(Box<dyn Gatherer + 'a>, Span)> {
+    ) -> Vec<(Box<dyn Implementation + 'a>, Span)> {
         let most = self.streams.len() / SETS;
         let sets = (2..=most).flat_map(|count| (0..SETS).map(move |set| (count, set)));
-        let way = |(count, set): (usize, usize)| {
-            // Neighbours, every second one, every third one.
+        let scheme = |(count, set): (usize, usize)| {
+            // Adjacent streams, every second stream, or every third stream.
             let streams = (0..count).map(|index| Rc::clone(&self.streams[index * (set + 1)]));
             let (streams, timing) = (streams.collect(), Rc::clone(timing));
-            let pushes = Pushes { ground: self, own_offset, shard_bytes, streams, timing };
+            let copies =
+                ConcurrentCopies { buffers: self, own_offset, shard_bytes, streams, timing };
             let input = Span { bytes: shard_bytes, ..self.input.span() };
-            (Box::new(pushes) as Box<dyn Gatherer + 'a>, input)
+            (Box::new(copies) as Box<dyn Implementation + 'a>, input)
         };
-        std::iter::once((most.min(1), 0)).chain(sets).map(way).collect()
+        std::iter::once((most.min(1), 0)).chain(sets).map(scheme).collect()
     }
 
-    /// Gives the memory back when all ranks have ended. Collective.
+    /// Closes the memory of the peers when all ranks are done. Collective.
     ///
     /// # Errors
     /// If a rank is lost.
-    pub(super) fn close(mut self, circle: &Circle) -> Result<()> {
+    pub(super) fn close(mut self, comm: &Comm) -> Result<()> {
         self.peers.clear();
-        circle.share("end of the limit", &()).map(drop)
+        comm.share("end of the limit", &()).map(drop)
     }
 }
 
-impl Gatherer for Pushes<'_> {
+impl Implementation for ConcurrentCopies<'_> {
     fn name(&self) -> &'static str {
         "bare copies"
     }
 
     fn start(&mut self) -> Result<()> {
-        let Ground { gpu, input, peers, .. } = self.ground;
+        let LimitBuffers { gpu, input, peers, .. } = self.buffers;
         for (index, peer) in peers.iter().enumerate() {
             let stream = &self.streams[index % self.streams.len()];
             let (to, from) = (peer.address() + self.own_offset, input.span().address);
-            // SAFETY: both hold the largest size and are closed after the streams are finished; each
-            // rank writes to a place of its own, and nobody reads it.
+            // SAFETY: both ranges fit the largest size and are closed after the streams are finished.
+            // Each rank writes to its own part of the output, which nothing reads.
             unsafe { gpu.copy(stream, to, from, self.shard_bytes) }?;
         }
         Ok(())
     }
 
     fn output(&self) -> Result<Vec<Span>> {
-        Ok(vec![self.ground.output.span()])
+        Ok(vec![self.buffers.output.span()])
     }
 
     fn fork(&mut self) -> Result<()> {
-        let Ground { gpu, event, .. } = self.ground;
+        let LimitBuffers { gpu, event, .. } = self.buffers;
         gpu.record(event, &self.timing)?;
-        let wait = |stream: &Rc<Stream>| gpu.hold(stream, event);
+        let wait = |stream: &Rc<Stream>| gpu.stream_wait_event(stream, event);
         self.streams.iter().try_for_each(wait)
     }
 
     fn join(&mut self) -> Result<()> {
-        let Ground { gpu, event, .. } = self.ground;
+        let LimitBuffers { gpu, event, .. } = self.buffers;
         self.streams.iter().try_for_each(|stream| {
             gpu.record(event, stream)?;
-            gpu.hold(&self.timing, event)
+            gpu.stream_wait_event(&self.timing, event)
         })
     }
 }

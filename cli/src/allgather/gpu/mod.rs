@@ -1,133 +1,147 @@
-//! All-gathers between GPUs, of either vendor: one rank is one GPU, timed back to back on a stream.
+//! Measures all-gathers between GPUs of either vendor: one GPU per rank, timed back to back on a
+//! stream.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `measure` | measuring and checking one size |
+//! | `candidate` | what is timed, eagerly or from a graph |
+//! | `gather` | Peerlane's all-gather |
+//! | `baselines` | NCCL's all-gathers |
+//! | `limit` | bare copies as the limit |
+//! | `overlap` | all-gathers and compute work together |
+//! | `timer` | times of starts on a stream |
+//! | `content` | filling and comparing GPU memory |
+//! | `device`, `driver` | a GPU and the calls of its driver |
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::Fabric;
 use peerlane::plan::Algorithm;
 use peerlane::{cuda, rocm};
 
-use super::backend::{Backend, Seat};
-use super::event::Event;
-use super::options::OwnCopy;
+use super::backend::{Backend, GpuSlot};
+use super::options::SelfCopy;
+use super::printer::ProgressEvent;
 use super::rank::Ready;
 use super::setup::Setup;
-use super::tiers;
+use super::topology;
 use crate::error::{Failure, Result};
-use crate::size::Size;
+use crate::units::Size;
 
-mod beside;
-mod bounded;
+mod baselines;
+mod candidate;
 mod content;
 mod device;
 mod driver;
-mod entrant;
-mod lent;
+mod gather;
 mod limit;
-mod ours;
-mod rivals;
-mod size;
-mod track;
+mod measure;
+mod overlap;
+mod timer;
 
-use beside::Compute;
+use baselines::Baselines;
 use device::Gpu;
-use limit::Ground;
-use rivals::Rivals;
-use size::Bench;
-use track::Track;
+use limit::LimitBuffers;
+use measure::GpuMeasurement;
+use overlap::Compute;
+use timer::StreamTimer;
 
-/// Runs this rank on its GPU, which is the backend's.
+/// Runs this rank on its GPU.
 ///
 /// # Errors
-/// Whatever ends the run on this rank.
-pub(super) fn run(ready: Ready<'_>, seat: &Seat, backend: Backend) -> Result<()> {
-    let (rank, ranks) = (ready.circle.rank(), ready.circle.ranks());
-    let (device, strict) = (seat.ordinal, ready.options.strict);
+/// If the group or a measurement fails.
+pub(super) fn run(ready: Ready<'_>, slot: &GpuSlot, backend: Backend) -> Result<()> {
+    let (rank, ranks) = (ready.comm.rank(), ready.comm.ranks());
+    let (device, strict) = (slot.ordinal, ready.options.strict);
     let own_copy = ready.options.own_copy;
     if backend == Backend::Rocm {
         let own_copy = match own_copy {
-            OwnCopy::Auto => rocm::OwnCopy::Auto,
-            OwnCopy::Local => rocm::OwnCopy::Local,
-            OwnCopy::Link => rocm::OwnCopy::Link,
+            SelfCopy::Auto => rocm::OwnCopy::Auto,
+            SelfCopy::Local => rocm::OwnCopy::Local,
+            SelfCopy::Link => rocm::OwnCopy::Link,
         };
         let engine = ready.options.engine.kind();
         let how = rocm::Options { device, strict, own_copy, engine, ..rocm::Options::default() };
         let open = || rocm::Fabric::open_with(rank, ranks, how.clone());
-        return measure(ready, seat, backend, || open().map_err(Failure::of_backend));
+        return measure(ready, slot, backend, || open().map_err(Failure::of_backend));
     }
     let own_copy = match own_copy {
-        OwnCopy::Auto => cuda::OwnCopy::Auto,
-        OwnCopy::Local => cuda::OwnCopy::Local,
-        OwnCopy::Link => cuda::OwnCopy::Link,
+        SelfCopy::Auto => cuda::OwnCopy::Auto,
+        SelfCopy::Local => cuda::OwnCopy::Local,
+        SelfCopy::Link => cuda::OwnCopy::Link,
     };
     let how = cuda::Options { device, strict, own_copy, ..cuda::Options::default() };
     let open = || cuda::Fabric::open_with(rank, ranks, how.clone());
-    measure(ready, seat, backend, || open().map_err(Failure::of_backend))
+    measure(ready, slot, backend, || open().map_err(Failure::of_backend))
 }
 
 fn measure<F: Fabric + 'static>(
     ready: Ready<'_>,
-    seat: &Seat,
+    slot: &GpuSlot,
     backend: Backend,
     fabric: impl Fn() -> Result<F>,
 ) -> Result<()> {
-    let Ready { options, circle, place, seed, sink } = ready;
-    let lengths = options.sweep(circle.ranks()).shard_lengths();
-    let gpu = Gpu::open(backend, seat.ordinal, options.timeout)?;
-    let mut group = tiers::open(options, &circle, place, fabric()?, &fabric)?;
-    let setup = Setup::of(options, &circle, place, &group)?;
+    let Ready { options, comm, rank_topology, seed, sink } = ready;
+    let lengths = options.sweep(comm.ranks()).shard_lengths();
+    let gpu = Gpu::open(backend, slot.ordinal, options.run.timeout)?;
+    let mut group = topology::open(options, &comm, rank_topology, fabric()?, &fabric)?;
+    let setup = Setup::of(options, &comm, rank_topology, &group)?;
     let shards = lengths.last().map_or_else(Vec::new, |length| setup.shard_bytes(*length));
     let shard_bytes = shards.iter().copied().max().unwrap_or(0);
     let largest = (shard_bytes, shards.iter().sum());
     need(&setup, largest, &gpu)?;
-    let line = group.all_gather::<u8>(0).algorithm(Algorithm::Direct).parts(1).outputs(1);
-    let line = line.timeout(options.timeout).prepare()?;
-    let mut track = Track::new(gpu.clone(), gpu.stream()?, line)?;
+    let start_barrier = group.all_gather::<u8>(0).algorithm(Algorithm::Direct).parts(1).outputs(1);
+    let start_barrier = start_barrier.timeout(options.run.timeout).prepare()?;
+    let mut timer = StreamTimer::new(gpu.clone(), gpu.stream()?, start_barrier)?;
     let mut limits = Vec::new();
     if options.limit {
-        let ground = Ground::open(&gpu, &circle, largest)?;
-        limits = size::limits(&setup, &circle, &mut track, &ground, &lengths)?;
-        ground.close(&circle)?;
+        let buffers = LimitBuffers::open(&gpu, &comm, largest)?;
+        limits = measure::limits(&setup, &comm, &mut timer, &buffers, &lengths)?;
+        buffers.close(&comm)?;
     }
-    let rivals = match options.vs {
+    let baselines = match options.vs {
         None => None,
-        Some(_) => Some(Rivals::open(options, &circle, &gpu, shard_bytes)?),
+        Some(_) => Some(Baselines::open(options, &comm, &gpu, shard_bytes)?),
     };
     let compute = options.beside.map(|_| Compute::open(options, &gpu)).transpose()?;
-    let mut bench = Bench { setup, seed, circle, sink, track, limits, rivals, compute, group };
-    bench.tell(Event::Begin { rows: lengths.len() * bench.setup.algorithms().len() })?;
+    let mut measurement =
+        GpuMeasurement { setup, seed, comm, sink, timer, limits, baselines, compute, group };
+    measurement.report_event(ProgressEvent::Begin {
+        rows: lengths.len() * measurement.setup.algorithms().len(),
+    })?;
     for (index, length) in lengths.iter().enumerate() {
-        bench.size(index, *length)?;
+        measurement.size(index, *length)?;
     }
     if let Some(length) = lengths.last().filter(|_| options.trace.is_some()) {
-        bench.trace(*length)?;
+        measurement.trace(*length)?;
     }
-    let Bench { track, rivals, compute, group, .. } = bench;
-    drop((track, compute));
-    if let Some(rivals) = rivals {
-        rivals.close()?;
+    let GpuMeasurement { timer, baselines, compute, group, .. } = measurement;
+    drop((timer, compute));
+    if let Some(baselines) = baselines {
+        baselines.close()?;
     }
     Ok(group.close()?)
 }
 
-/// Whether everything fits into the memory of this GPU at the largest size.
+/// Checks that the largest size fits into the free memory of this GPU.
 fn need(setup: &Setup<'_>, (shard_bytes, output): (u64, u64), gpu: &Gpu) -> Result<()> {
     let options = setup.options;
-    let gathers = setup.algorithms().len() as u64;
+    let operations = setup.algorithms().len() as u64;
     let pair = output.saturating_add(shard_bytes);
-    let pairs = gathers + u64::from(options.limit) + if options.vs.is_some() { 3 } else { 0 };
-    let outputs = gathers * u64::from(options.outputs.unwrap_or(2).saturating_sub(1));
-    let beside = if options.beside.is_some() { beside::MEMORY_BYTES } else { 0 };
-    let wanted = pair
+    let pairs = operations + u64::from(options.limit) + if options.vs.is_some() { 3 } else { 0 };
+    let outputs = operations * u64::from(options.outputs.unwrap_or(2).saturating_sub(1));
+    let compute = if options.beside.is_some() { overlap::MEMORY_BYTES } else { 0 };
+    let required = pair
         .saturating_mul(pairs)
         .saturating_add(output.saturating_mul(outputs))
-        .saturating_add(beside);
+        .saturating_add(compute);
     let free = gpu.free_bytes()?;
-    if wanted <= free {
+    if required <= free {
         return Ok(());
     }
     Err(Failure::failed(format!(
-        "the largest size wants {} of the memory of each GPU, {} are free",
-        Size(wanted),
+        "the largest size needs {} of the memory of each GPU; free: {}",
+        Size(required),
         Size(free)
     ))
-    .with_advice("lower --max-bytes, or see with nvidia-smi or rocm-smi who holds the memory"))
+    .with_advice("lower --max-bytes, or find the user of the memory with nvidia-smi or rocm-smi"))
 }

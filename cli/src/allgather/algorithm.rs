@@ -1,0 +1,178 @@
+//! Options for the choice of the algorithm and of the number of chunks.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use peerlane::collective::Collective;
+use peerlane::plan::{Algorithm, PARTS_MAX};
+use peerlane::schedule::algorithms;
+
+use crate::error::{Failure, Result};
+use crate::options::{AlgorithmChoice, parse_algorithm, unknown_algorithm};
+use crate::units::Size;
+
+/// Options of the algorithm.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct AlgorithmOptions {
+    /// auto for the algorithm with the lowest predicted time; all for every algorithm, one row
+    /// each; or a list of direct, pull, ring, double-ring, hierarchical, hierarchical-ring
+    #[arg(long = "algorithm", default_value = "auto", value_name = "NAME,…")]
+    #[arg(value_parser = parse_list)]
+    pub(crate) selection: AlgorithmList,
+    /// Number of chunks of a shard [default: the number with the lowest predicted time]
+    #[arg(long, value_name = "N", conflicts_with = "part_bytes", value_parser = parse_parts)]
+    pub(crate) parts: Option<u32>,
+    /// Size of a chunk in bytes, instead of a number of chunks
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) part_bytes: Option<Size>,
+    /// File of `peerlane calibrate` for the predictions; shows them [default: typical values of
+    /// such links]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) calibration: Option<PathBuf>,
+    /// Show the predicted time next to the measured one
+    #[arg(long)]
+    pub(crate) predict: bool,
+    /// Print why the algorithm was chosen, and what runs on which lane
+    #[arg(long)]
+    pub(crate) explain: bool,
+}
+
+/// The value of `--algorithm`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AlgorithmList {
+    /// A list, which may contain `auto`.
+    Listed(Vec<AlgorithmChoice>),
+    /// All algorithms that differ on the topology.
+    All,
+}
+
+impl AlgorithmOptions {
+    /// Checks the options against each other.
+    ///
+    /// # Errors
+    /// A usage failure that names the option.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.part_bytes == Some(Size(0)) {
+            return Err(Failure::usage("--part-bytes is 0, expected at least 1")
+                .with_advice("use 64K or more, or remove the option"));
+        }
+        Ok(())
+    }
+
+    /// Returns the requested number of chunks for the longest shard.
+    ///
+    /// # Errors
+    /// If `--part-bytes` makes too many chunks.
+    pub(super) fn parts(&self, longest_shard_bytes: u64) -> Result<Option<u32>> {
+        let Some(Size(part)) = self.part_bytes else { return Ok(self.parts) };
+        let parts = longest_shard_bytes.div_ceil(part.max(1)).max(1);
+        let fitting = u32::try_from(parts).ok().filter(|parts| *parts <= PARTS_MAX);
+        fitting.map(Some).ok_or_else(|| {
+            let text = format!(
+                "--part-bytes {} makes {parts} chunks of a shard of {}, at most {PARTS_MAX} are possible",
+                Size(part),
+                Size(longest_shard_bytes)
+            );
+            Failure::usage(text).with_advice("raise --part-bytes or lower --max-bytes")
+        })
+    }
+
+    /// Returns the algorithms to measure on `nodes` nodes; `None` is the choice of the library.
+    pub(super) fn algorithms(
+        &self,
+        nodes: usize,
+        collective: Collective,
+    ) -> Vec<Option<Algorithm>> {
+        // On one node, the hierarchical plans are equal to direct.
+        let differs = |algorithm: &Algorithm| match algorithm {
+            Algorithm::Hierarchical | Algorithm::HierarchicalRing => nodes > 1,
+            _ => true,
+        };
+        match &self.selection {
+            AlgorithmList::Listed(choices) => choices.iter().map(|choice| choice.named()).collect(),
+            AlgorithmList::All => algorithms(collective).filter(differs).map(Some).collect(),
+        }
+    }
+
+    /// Returns the algorithms that are given by name.
+    pub(super) fn named(&self) -> impl Iterator<Item = Algorithm> {
+        let choices = match &self.selection {
+            AlgorithmList::Listed(choices) => choices.as_slice(),
+            AlgorithmList::All => &[],
+        };
+        choices.iter().filter_map(|choice| choice.named())
+    }
+
+    /// Returns whether rows show predictions.
+    pub(super) fn predicts(&self) -> bool {
+        self.predict || self.calibration.is_some()
+    }
+}
+
+impl AlgorithmList {
+    /// Returns the text on the command line.
+    pub(super) fn name(&self) -> String {
+        let Self::Listed(choices) = self else { return "all".to_owned() };
+        let names = choices.iter().map(|choice| match choice {
+            AlgorithmChoice::Auto => "auto",
+            AlgorithmChoice::Named(algorithm) => algorithm.name(),
+        });
+        names.collect::<Vec<_>>().join(",")
+    }
+}
+
+fn parse_list(text: &str) -> std::result::Result<AlgorithmList, String> {
+    if text == "all" {
+        return Ok(AlgorithmList::All);
+    }
+    let listed = text.split(',').map(parse_algorithm).collect::<std::result::Result<_, _>>();
+    listed.map(AlgorithmList::Listed).map_err(|_| unknown_algorithm("auto, all"))
+}
+
+fn parse_parts(text: &str) -> std::result::Result<u32, String> {
+    match text.parse() {
+        Ok(parts @ 1..=PARTS_MAX) => Ok(parts),
+        _ => Err(format!("expected a number of chunks from 1 to {PARTS_MAX}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::tests::parse;
+    use super::*;
+
+    #[test]
+    fn all_skips_hierarchical_algorithms_on_one_node() {
+        let algorithm = parse("--algorithm all").unwrap().algorithm;
+        let names = |nodes| {
+            let algorithms =
+                algorithm.algorithms(nodes, Collective::AllGather).into_iter().flatten();
+            algorithms.map(Algorithm::name).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names(1), "direct pull ring double-ring");
+        assert_eq!(names(2), "direct pull ring double-ring hierarchical hierarchical-ring");
+        assert_eq!(algorithm.selection.name(), "all");
+        assert_eq!(parse("").unwrap().algorithm.algorithms(2, Collective::AllGather), [None]);
+        let listed = parse("--algorithm ring,auto").unwrap().algorithm;
+        assert_eq!(listed.algorithms(2, Collective::AllGather), [Some(Algorithm::Ring), None]);
+        assert_eq!(listed.selection.name(), "ring,auto");
+    }
+
+    #[test]
+    fn parts_of_a_size_cover_the_longest_shard() {
+        let parts = |line: &str, bytes| parse(line).unwrap().algorithm.parts(bytes);
+        assert_eq!(parts("", 1 << 20), Ok(None));
+        assert_eq!(parts("--parts 3", 1 << 20), Ok(Some(3)));
+        assert_eq!(parts("--part-bytes 64K", 1 << 20), Ok(Some(16)));
+        assert_eq!(parts("--part-bytes 64K", (1 << 20) + 1), Ok(Some(17)));
+        assert_eq!(parts("--part-bytes 64K", 0), Ok(Some(1)));
+        insta::assert_snapshot!(parts("--part-bytes 1", 1 << 20).unwrap_err(), @"
+        error: --part-bytes 1 B makes 1048576 chunks of a shard of 1 MiB, at most 65536 are possible
+         help: raise --part-bytes or lower --max-bytes
+        ");
+        insta::assert_snapshot!(parse("--part-bytes 0").unwrap().algorithm.check().unwrap_err(), @"
+        error: --part-bytes is 0, expected at least 1
+         help: use 64K or more, or remove the option
+        ");
+    }
+}

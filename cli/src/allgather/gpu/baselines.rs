@@ -1,0 +1,241 @@
+//! NCCL's all-gathers in the same processes, on three paths: its own choice, symmetric windows, and
+//! copy engines.
+
+use std::ffi::c_void;
+use std::rc::Rc;
+use std::time::Duration;
+
+use peerlane::bootstrap::Bootstrap;
+
+use super::candidate::{Implementation, with_timeout};
+use super::device::{Gpu, Memory, Span, Stream};
+use crate::allgather::options::Options;
+use crate::error::{Failure, Result};
+use crate::nccl::{Communicator, Nccl, Policy, Window};
+use crate::ranks::comm::Comm;
+
+/// The paths of NCCL that are timed.
+pub(super) struct Baselines {
+    version: String,
+    paths: [NcclPath; 3],
+    timeout: Duration,
+}
+
+/// One path of NCCL.
+pub(super) struct NcclPath {
+    pub(super) name: &'static str,
+    /// The error text if the path is not available.
+    state: std::result::Result<OpenPath, String>,
+}
+
+struct OpenPath {
+    communicator: Rc<Communicator>,
+    input: PathMemory,
+    output: PathMemory,
+}
+
+/// Device memory for the largest size.
+enum PathMemory {
+    Plain(Memory),
+    Window(Window),
+}
+
+/// A path at one size.
+struct NcclGather {
+    name: &'static str,
+    communicator: Rc<Communicator>,
+    input: u64,
+    output: Span,
+    shard_bytes: usize,
+    stream: Rc<Stream>,
+}
+
+const DEFAULT: &str = "default";
+const SYMMETRIC: &str = "symmetric";
+const COPY_ENGINES: &str = "copy engines";
+
+impl Baselines {
+    /// Loads NCCL and joins its communicators, with memory for shards of up to `shard_bytes`.
+    /// Collective.
+    ///
+    /// # Errors
+    /// If NCCL cannot be loaded on a rank, the ranks have different versions, or the default path
+    /// fails. The other paths may be unavailable with a reason.
+    pub(super) fn open(
+        options: &Options,
+        comm: &Comm,
+        gpu: &Gpu,
+        shard_bytes: u64,
+    ) -> Result<Self> {
+        // The ranks exchange the result first, so that no rank waits inside NCCL for a rank that cannot
+        // load it.
+        let loaded = Nccl::open(options.nccl.as_deref());
+        let mine = loaded.as_ref().map(|nccl| nccl.version()).map_err(|why| why.text().to_owned());
+        let versions = comm.share("version of NCCL", &mine)?;
+        let nccl = loaded?;
+        for (rank, theirs) in versions.into_iter().enumerate() {
+            match theirs {
+                Ok(version) if version == nccl.version() => {}
+                Ok(version) => {
+                    let (mine, me) = (nccl.version(), comm.rank());
+                    let text = format!("rank {rank} has NCCL {version}, rank {me} has {mine}");
+                    return Err(Failure::failed(text)
+                        .with_advice("give the same file with --nccl on all ranks"));
+                }
+                Err(why) => return Err(Failure::failed(format!("rank {rank}: {why}"))),
+            }
+        }
+        let timeout = comm.timeout();
+        let join = |policy| {
+            gpu.enter()?;
+            let id = if comm.rank().0 == 0 { nccl.unique_id()? } else { Vec::new() };
+            let ids = comm.share("unique id of NCCL", &id)?;
+            let id = ids.into_iter().next().unwrap_or_default();
+            let (rank, ranks) = (comm.rank().index(), comm.ranks());
+            with_timeout("ncclCommInitRankConfig", timeout, || {
+                Communicator::join(&nccl, &id, rank, ranks, policy)
+            })
+        };
+        let output_bytes = shard_bytes.saturating_mul(comm.ranks() as u64);
+        let plain = join(Policy::Default)?;
+        let state = OpenPath {
+            communicator: Rc::clone(&plain),
+            input: PathMemory::Plain(gpu.allocate(shard_bytes)?),
+            output: PathMemory::Plain(gpu.allocate(output_bytes)?),
+        };
+        let default = NcclPath { name: DEFAULT, state: Ok(state) };
+        let windows = |communicator: Rc<Communicator>| {
+            let window = |bytes| {
+                let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).max(1);
+                with_timeout("ncclCommWindowRegister", timeout, || communicator.window(bytes))
+            };
+            let input = PathMemory::Window(window(shard_bytes)?);
+            let output = PathMemory::Window(window(output_bytes)?);
+            Ok(OpenPath { communicator, input, output })
+        };
+        let symmetric = NcclPath::agreed(SYMMETRIC, comm, windows(plain))?;
+        let copy_engines =
+            NcclPath::agreed(COPY_ENGINES, comm, join(Policy::CopyEngines).and_then(windows))?;
+        let paths = [default, symmetric, copy_engines];
+        Ok(Self { version: format!("{} ({})", nccl.version(), nccl.path()), paths, timeout })
+    }
+
+    /// Returns the version and the file.
+    pub(super) fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Returns the paths in the order of the columns.
+    pub(super) fn paths(&self) -> &[NcclPath] {
+        &self.paths
+    }
+
+    /// Closes windows and communicators. Collective.
+    ///
+    /// # Errors
+    /// If NCCL returns an error.
+    pub(super) fn close(self) -> Result<()> {
+        let mut left: Vec<Rc<Communicator>> = Vec::new();
+        for path in self.paths {
+            let Ok(OpenPath { communicator, input, output }) = path.state else { continue };
+            for held in [input, output] {
+                if let PathMemory::Window(window) = held {
+                    let close = || communicator.close_window(&window);
+                    with_timeout("ncclCommWindowDeregister", self.timeout, close)?;
+                }
+            }
+            if !left.iter().any(|seen| Rc::ptr_eq(seen, &communicator)) {
+                left.push(communicator);
+            }
+        }
+        for communicator in left {
+            with_timeout("ncclCommDestroy", self.timeout, || communicator.close())?;
+        }
+        Ok(())
+    }
+}
+
+impl NcclPath {
+    /// Returns the path; it is open only if it is open on every rank. Collective.
+    fn agreed(name: &'static str, comm: &Comm, open: Result<OpenPath>) -> Result<Self> {
+        let mine = open.as_ref().err().map(|why| why.text().to_owned());
+        let refusals = comm.share("path of NCCL", &mine)?;
+        let refusal = refusals.into_iter().flatten().next();
+        let state = match (open, refusal) {
+            (Ok(open), None) => Ok(open),
+            (_, refusal) => Err(refusal.unwrap_or_default()),
+        };
+        Ok(Self { name, state })
+    }
+
+    /// Returns why the path is not available; `None` if it is.
+    pub(super) fn refusal(&self) -> Option<&str> {
+        self.state.as_ref().err().map(String::as_str)
+    }
+
+    /// Returns the all-gather of shards of `shard_bytes`, and the location of this rank's shard;
+    /// `None` if the path is not available.
+    pub(super) fn at(
+        &self,
+        shard_bytes: u64,
+        comm: &Comm,
+        in_place: bool,
+        stream: &Rc<Stream>,
+    ) -> Option<(Box<dyn Implementation>, Span)> {
+        let Ok(OpenPath { communicator, input, output }) = &self.state else { return None };
+        let output = Span { address: output.address(), bytes: shard_bytes * comm.ranks() as u64 };
+        let input = if in_place {
+            output.address + comm.rank().index() as u64 * shard_bytes
+        } else {
+            input.address()
+        };
+        let gather = NcclGather {
+            name: self.name,
+            communicator: Rc::clone(communicator),
+            input,
+            output,
+            shard_bytes: shard_bytes as usize,
+            stream: Rc::clone(stream),
+        };
+        Some((Box::new(gather), Span { address: input, bytes: shard_bytes }))
+    }
+}
+
+impl PathMemory {
+    fn address(&self) -> u64 {
+        match self {
+            Self::Plain(memory) => memory.span().address,
+            Self::Window(window) => window.address(),
+        }
+    }
+}
+
+impl Implementation for NcclGather {
+    fn name(&self) -> &'static str {
+        match self.name {
+            SYMMETRIC => "NCCL with symmetric windows",
+            COPY_ENGINES => "NCCL on copy engines",
+            _ => "NCCL",
+        }
+    }
+
+    fn may_hang(&self) -> bool {
+        true
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let stream: *mut c_void = self.stream.raw();
+        let Self { communicator, input, output, shard_bytes, .. } = self;
+        // SAFETY: the memory fits the largest size and outlives the communicator; the stream belongs to
+        // the same GPU.
+        unsafe { communicator.all_gather(*input, output.address, *shard_bytes, stream) }?;
+        Ok(())
+    }
+
+    fn output(&self) -> Result<Vec<Span>> {
+        let bytes = self.shard_bytes as u64;
+        let shards = 0..self.output.bytes / bytes.max(1);
+        let shard = |number| Span { address: self.output.address + number * bytes, bytes };
+        Ok(shards.map(shard).collect())
+    }
+}

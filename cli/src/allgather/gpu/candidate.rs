@@ -1,0 +1,254 @@
+//! An all-gather that is checked and timed on a stream, eagerly or replayed from a graph.
+
+use std::io::Write;
+use std::rc::Rc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+use super::content;
+use super::device::{Gpu, Graph, Span, Stream};
+use crate::error::{Failure, Result};
+use crate::ranks::comm::Comm;
+use crate::ranks::data::{Numbering, TestData};
+
+/// Starts in one graph.
+const STARTS_IN_A_GRAPH: u32 = 10;
+
+/// Enqueues all-gathers, or bare copies, on streams.
+pub(super) trait Implementation {
+    /// Returns the name for texts.
+    fn name(&self) -> &'static str;
+
+    /// Enqueues one start on the stream, or records it into the graph that the stream captures.
+    /// Collective.
+    ///
+    /// # Errors
+    /// If the start is refused.
+    fn start(&mut self) -> Result<()>;
+
+    /// Returns the location of the last result: the shards in rank order, tensor by tensor.
+    ///
+    /// # Errors
+    /// If the location is not known.
+    fn output(&self) -> Result<Vec<Span>>;
+
+    /// Returns whether calls and device waits have no deadline, so that they may hang if a peer is
+    /// lost.
+    fn may_hang(&self) -> bool {
+        false
+    }
+
+    /// Orders later starts after the work on the stream, also if they run on other streams.
+    ///
+    /// # Errors
+    /// If the driver returns an error.
+    fn fork(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Orders later work on the stream after the starts.
+    ///
+    /// # Errors
+    /// If the driver returns an error.
+    fn join(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// An implementation, and the memory that it uses.
+pub(super) struct Candidate<'a> {
+    /// Declared before the implementation, which must outlive the graph.
+    graph: Option<Graph>,
+    implementation: Box<dyn Implementation + 'a>,
+    stream: Rc<Stream>,
+    gpu: Gpu,
+    /// Shard of this rank, one piece per tensor.
+    input: Vec<Span>,
+    /// Outputs that starts use alternately, found by starting.
+    outputs: Vec<Vec<Span>>,
+}
+
+impl<'a> Candidate<'a> {
+    /// Creates a candidate that reads its shard from `input` and uses `outputs` outputs
+    /// alternately. If `captured`, it is replayed from a graph. Makes one start per output.
+    /// Collective.
+    ///
+    /// # Errors
+    /// If a start or the capture is refused.
+    pub(super) fn open(
+        implementation: Box<dyn Implementation + 'a>,
+        gpu: &Gpu,
+        stream: &Rc<Stream>,
+        (input, count): (Vec<Span>, u32),
+        captured: bool,
+    ) -> Result<Self> {
+        let (gpu, stream) = (gpu.clone(), Rc::clone(stream));
+        let mut candidate =
+            Self { graph: None, implementation, stream, gpu, input, outputs: Vec::new() };
+        candidate.fork()?;
+        for _ in 0..count {
+            candidate.implementation.start()?;
+            candidate.outputs.push(candidate.implementation.output()?);
+        }
+        candidate.join()?;
+        candidate.finish()?;
+        if captured {
+            candidate.capture()?;
+        }
+        Ok(candidate)
+    }
+
+    /// Returns the name for texts.
+    pub(super) fn name(&self) -> &'static str {
+        self.implementation.name()
+    }
+
+    /// Runs `work`. If the implementation [may hang](Implementation::may_hang), ends the process
+    /// after twice the timeout.
+    ///
+    /// # Errors
+    /// If `work` fails.
+    pub(super) fn guarded<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        if !self.implementation.may_hang() {
+            return work(self);
+        }
+        // Each wait inside `work` has the timeout, and a better error text.
+        let timeout = self.gpu.timeout().saturating_mul(2);
+        with_timeout(self.implementation.name(), timeout, || work(self))
+    }
+
+    /// Returns the number of starts that are made for `starts`, which a graph rounds up.
+    pub(super) fn whole(&self, starts: u32) -> u32 {
+        match self.graph {
+            None => starts,
+            Some(_) => starts.next_multiple_of(STARTS_IN_A_GRAPH),
+        }
+    }
+
+    /// Enqueues a number of starts that [`whole`](Self::whole) has returned. Collective.
+    ///
+    /// # Errors
+    /// If a start is refused.
+    pub(super) fn enqueue(&mut self, starts: u32) -> Result<()> {
+        match &self.graph {
+            None => (0..starts).try_for_each(|_| self.implementation.start()),
+            Some(graph) => (0..starts / STARTS_IN_A_GRAPH)
+                .try_for_each(|_| self.gpu.launch(graph, &self.stream)),
+        }
+    }
+
+    /// Calls [`Implementation::fork`].
+    pub(super) fn fork(&mut self) -> Result<()> {
+        self.implementation.fork()
+    }
+
+    /// Calls [`Implementation::join`].
+    pub(super) fn join(&mut self) -> Result<()> {
+        self.implementation.join()
+    }
+
+    /// Gathers new data into outputs with a known byte, and compares every byte on every rank.
+    /// Collective.
+    ///
+    /// # Errors
+    /// If the all-gather fails, or a byte is wrong on any rank.
+    pub(super) fn check(
+        &mut self,
+        comm: &Comm,
+        numbering: Numbering,
+        data: TestData,
+    ) -> Result<()> {
+        comm.share("to check", &())?;
+        content::overwrite(&self.gpu, &self.outputs)?;
+        content::fill(&self.gpu, data, numbering, &self.input)?;
+        // In place, the overwritten output contains the shard of this rank, so the shard is filled
+        // afterwards. The exchange keeps ranks from starting before all outputs are overwritten,
+        // because peers write into them.
+        comm.share("poisoned and filled", &())?;
+        let mut found = Ok(());
+        for index in 0..self.outputs.len() {
+            let output = match self.graph {
+                None => {
+                    self.implementation.start()?;
+                    self.implementation.output()?
+                }
+                Some(_) => {
+                    self.enqueue(STARTS_IN_A_GRAPH)?;
+                    self.outputs[index].clone()
+                }
+            };
+            self.finish()?;
+            found = found.and(content::compare(&self.gpu, data, numbering, &output)?);
+        }
+        content::agree(comm, self.name(), found)
+    }
+
+    fn finish(&self) -> Result<()> {
+        self.gpu.finish(&self.stream, self.implementation.name())
+    }
+
+    /// Captures the starts of a graph. The graph is not launched here.
+    fn capture(&mut self) -> Result<()> {
+        let name = self.implementation.name();
+        self.gpu.begin_capture(&self.stream)?;
+        let started = (0..STARTS_IN_A_GRAPH).try_for_each(|_| self.implementation.start());
+        // The capture must end also after an error, so that the stream stays usable.
+        let graph = self.gpu.end_capture(&self.stream, name);
+        started?;
+        self.graph = Some(graph?);
+        Ok(())
+    }
+}
+
+/// Runs `work`, and ends this process with an error if it takes longer than `timeout`. Such a call
+/// cannot be interrupted, and peers must not wait for this rank without limit.
+///
+/// # Errors
+/// If `work` fails.
+pub(super) fn with_timeout<T>(
+    what: &'static str,
+    timeout: Duration,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let (done, waits) = channel::<()>();
+    let guard = move || {
+        if waits.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
+            let failure = Failure::failed(format!("{what} took longer than {timeout:?}"))
+                .with_advice("check whether all ranks run; raise --timeout if they are slow");
+            // If stderr is closed, the failure cannot be reported anywhere.
+            writeln!(std::io::stderr(), "{failure}").ok();
+            std::io::stdout().flush().ok();
+            end();
+        }
+    };
+    let guard = thread::Builder::new()
+        .name("guard".to_owned())
+        .spawn(guard)
+        .map_err(|error| Failure::io("cannot start a thread", &error))?;
+    let result = work();
+    drop(done);
+    // The thread cannot panic, and ends as soon as the channel is closed.
+    guard.join().ok();
+    result
+}
+
+/// Ends this process without exit handlers. They would run while a call hangs in the same library;
+/// NCCL's handlers caused a segmentation fault in this situation.
+fn end() -> ! {
+    // SAFETY: the call has no preconditions and does not return.
+    unsafe { libc::_exit(1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_within_the_timeout_returns_its_result() {
+        let long = Duration::from_secs(60);
+        assert_eq!(with_timeout("nothing", long, || Ok(7)), Ok(7));
+        let failure = Failure::failed("refused");
+        assert_eq!(with_timeout("nothing", long, || Err::<(), _>(failure.clone())), Err(failure));
+    }
+}

@@ -1,0 +1,152 @@
+//! Peerlane's all-gather as a timed implementation, on a stream of CUDA or HIP.
+
+use std::rc::Rc;
+
+use peerlane::collective::Collective;
+use peerlane::hal::Fabric;
+use peerlane::{AllGather, Element, Group, Rank, cuda, rocm};
+
+use super::candidate::Implementation;
+use super::device::{Span, Stream};
+use crate::allgather::backend::Backend;
+use crate::allgather::setup::{Setup, Variant, with_dtype};
+use crate::error::Result;
+
+/// A prepared all-gather and the stream on which it starts.
+struct PeerlaneGather<T> {
+    operation: AllGather<T>,
+    stream: StreamArg,
+    /// Keeps the raw stream valid.
+    kept: Rc<Stream>,
+    ranks: usize,
+}
+
+/// A prepared all-gather with its report.
+pub(super) struct Prepared {
+    pub(super) implementation: Box<dyn Implementation>,
+    pub(super) report: peerlane::group::Report,
+    /// Shard of this rank, one piece per tensor.
+    pub(super) input: Vec<Span>,
+}
+
+/// Prepares an all-gather with shards of `shard_length` elements on average. Collective.
+///
+/// # Errors
+/// If the group refuses the operation or has failed.
+pub(super) fn prepare<F: Fabric>(
+    setup: &Setup<'_>,
+    group: &mut Group<F>,
+    stream: &Rc<Stream>,
+    shard_length: u64,
+    variant: Variant,
+) -> Result<Prepared> {
+    with_dtype!(setup.options.dtype, T => {
+        let operation: AllGather<T> = setup.prepare(group, shard_length, variant)?;
+        let report = operation.report().clone();
+        let input = input(&operation, group.rank(), setup.options.in_place)?;
+        let (stream, kept) = (StreamArg::of(stream), Rc::clone(stream));
+        let ours = PeerlaneGather { operation, stream, kept, ranks: group.ranks() };
+        Ok(Prepared { implementation: Box::new(ours), report, input })
+    })
+}
+
+/// Returns the blocks of the input: one per tensor, or in an all-to-all one per rank.
+fn input<T: Element>(operation: &AllGather<T>, rank: Rank, in_place: bool) -> Result<Vec<Span>> {
+    let tensors = 0..operation.report().tensors;
+    let pieces = tensors.map(|tensor| Ok(span(operation.piece_place(tensor, rank)?)));
+    let mut pieces = pieces.collect::<Result<Vec<_>>>()?;
+    if operation.report().collective == Collective::AllToAll {
+        pieces = vec![pieces[0]; operation.report().ranks];
+    }
+    if !in_place {
+        // In the input, the pieces have the lengths of the output and follow one another.
+        let mut address = span(operation.input_place()).address;
+        for piece in &mut pieces {
+            piece.address = address;
+            address += piece.bytes;
+        }
+    }
+    Ok(pieces)
+}
+
+impl<T: Element> Implementation for PeerlaneGather<T> {
+    fn name(&self) -> &'static str {
+        "peerlane"
+    }
+
+    fn start(&mut self) -> Result<()> {
+        if self.operation.report().takes_streams() {
+            self.stream.start(&mut self.operation)
+        } else {
+            Ok(self.operation.run()?)
+        }
+    }
+
+    fn fork(&mut self) -> Result<()> {
+        if self.operation.report().takes_streams() {
+            return Ok(());
+        }
+        self.kept.gpu().finish(&self.kept, "the work before starts from the host")
+    }
+
+    fn output(&self) -> Result<Vec<Span>> {
+        let tensors = 0..self.operation.report().tensors;
+        let pieces =
+            tensors.flat_map(|tensor| Rank::all(self.ranks).map(move |rank| (tensor, rank)));
+        pieces.map(|(tensor, rank)| Ok(span(self.operation.piece_place(tensor, rank)?))).collect()
+    }
+}
+
+fn span(place: peerlane::group::Place) -> Span {
+    Span { address: place.base.as_ptr() as u64, bytes: place.bytes }
+}
+
+/// A stream in the type of the backend.
+pub(super) enum StreamArg {
+    Cuda(cuda::Stream),
+    Rocm(rocm::Stream),
+}
+
+impl StreamArg {
+    /// Wraps a stream. The caller keeps the stream for as long as the result is used.
+    pub(super) fn of(stream: &Stream) -> Self {
+        match stream.gpu().backend() {
+            // SAFETY: the stream belongs to the primary context of this GPU, and the caller keeps it
+            // alive.
+            Backend::Rocm => Self::Rocm(unsafe { rocm::Stream::from_raw(stream.raw()) }),
+            // SAFETY: as for ROCm.
+            _ => Self::Cuda(unsafe { cuda::Stream::from_raw(stream.raw()) }),
+        }
+    }
+
+    /// Starts after the work on the stream. If the host drives the engines, waits for that work and
+    /// for the completion of the start.
+    ///
+    /// # Errors
+    /// If the start fails.
+    pub(super) fn start_behind<T: Element>(
+        &self,
+        stream: &Stream,
+        operation: &mut AllGather<T>,
+    ) -> Result<()> {
+        if operation.report().takes_streams() {
+            return self.start(operation);
+        }
+        stream.gpu().finish(stream, "the work before a start")?;
+        Ok(operation.run()?)
+    }
+
+    /// Enqueues a start on the stream. The lease on the result can end at once: nothing on the
+    /// device reads the output between two starts, and the host reads it only after it has waited
+    /// for the stream.
+    ///
+    /// # Errors
+    /// If the start fails.
+    pub(super) fn start<T: Element>(&self, operation: &mut AllGather<T>) -> Result<()> {
+        match self {
+            Self::Cuda(stream) => drop(operation.start_on(stream)?),
+            Self::Rocm(stream) => drop(operation.start_on(stream)?),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,102 @@
+//! Times starts back to back: many in a row on one stream, between two events.
+//!
+//! Each measurement begins with an all-gather of 0 bytes, so that the GPUs begin together although
+//! their hosts do not. Then come some untimed starts, so that the queue is full when the timed ones
+//! begin.
+
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use peerlane::AllGather;
+
+use super::candidate::Candidate;
+use super::device::{Event, Gpu, Stream};
+use super::gather::StreamArg;
+use crate::error::Result;
+
+/// Starts whose host time is measured; few enough that the queue does not fill.
+const HOST_STARTS: u32 = 16;
+
+/// Numbers of starts of one measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StartCounts {
+    /// Untimed starts.
+    pub(super) warmup: u32,
+    pub(super) timed: u32,
+    /// Whether the ranks are aligned again after the untimed starts.
+    pub(super) aligned: bool,
+}
+
+/// Times starts on one stream.
+pub(super) struct StreamTimer {
+    pub(super) gpu: Gpu,
+    pub(super) stream: Rc<Stream>,
+    start_barrier: AllGather<u8>,
+    begin: Event,
+    end: Event,
+}
+
+impl StreamTimer {
+    /// Creates a timer on `stream`; `start_barrier` is an all-gather of 0 bytes.
+    ///
+    /// # Errors
+    /// If events cannot be created.
+    pub(super) fn new(gpu: Gpu, stream: Rc<Stream>, start_barrier: AllGather<u8>) -> Result<Self> {
+        let (begin, end) = (gpu.event()?, gpu.event()?);
+        Ok(Self { gpu, stream, start_barrier, begin, end })
+    }
+
+    /// Blocks the stream until the streams of all ranks have reached this call. Collective.
+    ///
+    /// # Errors
+    /// If the start fails.
+    pub(super) fn align_ranks(&mut self) -> Result<()> {
+        StreamArg::of(&self.stream).start_behind(&self.stream, &mut self.start_barrier)
+    }
+
+    /// Returns the device time of one start on this rank. Collective.
+    ///
+    /// # Errors
+    /// If a start fails or does not complete in time.
+    pub(super) fn time_starts(
+        &mut self,
+        candidate: &mut Candidate<'_>,
+        counts: StartCounts,
+    ) -> Result<Duration> {
+        let (warmup, timed) = (candidate.whole(counts.warmup), candidate.whole(counts.timed));
+        self.align_ranks()?;
+        candidate.fork()?;
+        candidate.enqueue(warmup)?;
+        candidate.join()?;
+        if counts.aligned {
+            self.align_ranks()?;
+        }
+        self.record(&self.begin)?;
+        candidate.fork()?;
+        candidate.enqueue(timed)?;
+        candidate.join()?;
+        self.record(&self.end)?;
+        self.gpu.wait(&self.end, candidate.name())?;
+        Ok(self.gpu.elapsed(&self.begin, &self.end)? / timed.max(1))
+    }
+
+    /// Returns the host time of one start with an empty queue. Collective.
+    ///
+    /// # Errors
+    /// As [`time_starts`](Self::time_starts).
+    pub(super) fn host_time(&mut self, candidate: &mut Candidate<'_>) -> Result<Duration> {
+        let starts = candidate.whole(HOST_STARTS);
+        candidate.fork()?;
+        let started_at = Instant::now();
+        candidate.enqueue(starts)?;
+        let time = started_at.elapsed();
+        candidate.join()?;
+        self.record(&self.end)?;
+        self.gpu.wait(&self.end, candidate.name())?;
+        Ok(time / starts.max(1))
+    }
+
+    fn record(&self, event: &Event) -> Result<()> {
+        self.gpu.record(event, &self.stream)
+    }
+}

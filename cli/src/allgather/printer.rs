@@ -1,0 +1,227 @@
+//! Prints the progress and the results of a run.
+//!
+//! Rank 0 reports progress as events. If the printing process is another one, the events go to it
+//! through a pipe, as one JSON object per line.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use serde::{Deserialize, Serialize};
+
+use super::options::Options;
+use super::timeline::{self, Traced};
+use crate::error::{Failure, Result};
+use crate::ranks::OutputHandler;
+use crate::report::{JsonLines, OutputFile, Progress, Row, lanes, plot, tables};
+use crate::trace::render;
+use crate::units::Size;
+
+/// Prints the events of a run.
+pub(crate) struct Printer {
+    json: Option<JsonLines>,
+    plot: Option<OutputFile>,
+    progress: Option<Progress>,
+    /// Current activity, for the text of a failure.
+    activity: String,
+    rows: Vec<Row>,
+    /// Reasons for the choice of algorithms.
+    notes: Vec<String>,
+    explains: bool,
+    trace: Option<OutputFile>,
+    traced: Vec<Traced>,
+    /// Automatic choices and their reasons.
+    auto_choices: Vec<String>,
+}
+
+impl Printer {
+    /// Opens the outputs of the options; `note` describes the choice of the backend.
+    ///
+    /// # Errors
+    /// If an output cannot be opened.
+    pub(crate) fn open(options: &Options, note: Option<&str>) -> Result<Self> {
+        Ok(Self {
+            json: options.run.json.as_deref().map(JsonLines::open).transpose()?,
+            plot: options.plot_file()?,
+            progress: None,
+            activity: "starting the ranks".to_owned(),
+            rows: Vec::new(),
+            notes: Vec::new(),
+            explains: options.algorithm.explain,
+            trace: options.trace_file()?,
+            traced: Vec::new(),
+            auto_choices: note.map(str::to_owned).into_iter().collect(),
+        })
+    }
+
+    /// Handles an event.
+    ///
+    /// # Errors
+    /// If the JSON output cannot be written.
+    pub(crate) fn show(&mut self, event: ProgressEvent) -> Result<()> {
+        self.activity = event.to_string();
+        match event {
+            ProgressEvent::AutoChoice { text } => self.auto_choices.push(text),
+            ProgressEvent::Begin { rows } => self.progress = Some(Progress::new(rows)),
+            ProgressEvent::Activity { .. } => {
+                if let Some(progress) = &self.progress {
+                    progress.set_activity(&self.activity);
+                }
+            }
+            ProgressEvent::Row { row } => {
+                if let Some(json) = &mut self.json {
+                    json.write(&row)?;
+                }
+                if let Some(progress) = &self.progress {
+                    progress.advance();
+                }
+                self.rows.push(*row);
+            }
+            ProgressEvent::Explanation { text } => self.notes.push(text),
+            ProgressEvent::Trace { starts } => self.traced = starts,
+        }
+        Ok(())
+    }
+
+    /// Ends the progress bar and prints all results, also after a failure.
+    ///
+    /// # Errors
+    /// If an output cannot be written.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        self.progress = None;
+        let Some(first) = self.rows.first() else { return Ok(()) };
+        let title = title(first);
+        let note: String = self.auto_choices.iter().map(|text| format!("{text}\n")).collect();
+        let lanes = lanes(&self.rows, self.explains);
+        let notes: String = self.notes.iter().map(|note| format!("\n{note}\n")).collect();
+        let text = format!("{title}\n{note}\n{}\n{lanes}{notes}", tables(&self.rows));
+        JsonLines::print_beside(self.json.as_ref(), &text)?;
+        if let Some(trace) = &self.trace {
+            trace.write(&render(&title, timeline::events(&self.traced)))?;
+        }
+        match &self.plot {
+            None => Ok(()),
+            Some(file) => file.write(&plot(&title, &fastest(&self.rows))?),
+        }
+    }
+}
+
+impl OutputHandler for Printer {
+    fn on_line(&mut self, line: &str) -> Result<()> {
+        let event = serde_json::from_str(line).map_err(|error| {
+            Failure::failed(format!("rank 0 wrote {line:?}, expected an event: {error}"))
+        })?;
+        self.show(event)
+    }
+
+    fn on_stderr(&self, line: &str) {
+        match &self.progress {
+            Some(progress) => progress.line(line),
+            // If stderr is closed, the line cannot be reported anywhere.
+            None => drop(writeln!(io::stderr(), "{line}")),
+        }
+    }
+
+    fn activity(&self) -> &str {
+        &self.activity
+    }
+}
+
+/// Returns the fastest row of each size.
+fn fastest(rows: &[Row]) -> Vec<Row> {
+    let mut fastest: Vec<Row> = Vec::new();
+    for row in rows {
+        match fastest.last_mut().filter(|last| last.total_bytes == row.total_bytes) {
+            Some(last) if last.median_us <= row.median_us => {}
+            Some(last) => *last = row.clone(),
+            None => fastest.push(row.clone()),
+        }
+    }
+    fastest
+}
+
+fn title(row: &Row) -> String {
+    let ranks = if row.ranks == 1 { "rank" } else { "ranks" };
+    let place_text = if row.in_place { "in place" } else { "out of place" };
+    let how = match &row.device {
+        None => "",
+        Some(device) if device.captured => ", captured, back to back",
+        Some(_) => ", back to back",
+    };
+    let Row { collective, backend, dtype, nodes, .. } = row;
+    let nodes = if nodes.starts_with("1x") { String::new() } else { format!(" on nodes {nodes}") };
+    let shape = row.shape.as_ref().map_or_else(String::new, |shape| format!(", {shape}"));
+    format!(
+        "{collective}, {} {ranks}{nodes}, {backend} backend, {dtype}, {place_text}{shape}{how}",
+        row.ranks
+    )
+}
+
+/// Progress of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(crate) enum ProgressEvent {
+    /// An automatic choice, with its reason.
+    AutoChoice { text: String },
+    /// The group is open; `rows` rows follow.
+    Begin { rows: usize },
+    /// A long activity begins.
+    Activity { activity: Activity, total_bytes: u64 },
+    /// A size is finished with one algorithm.
+    Row { row: Box<Row> },
+    /// The reason for the choice of an algorithm.
+    Explanation { text: String },
+    /// Steps of all ranks in the traced starts.
+    Trace { starts: Vec<Traced> },
+}
+
+/// Activities of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Activity {
+    Limit,
+    Check,
+    Measure,
+    /// All-gathers and compute work together.
+    Overlap,
+    /// A traced start.
+    Trace,
+}
+
+/// Receives events.
+pub(crate) type Sink<'a> = &'a mut dyn FnMut(ProgressEvent) -> Result<()>;
+
+impl fmt::Display for ProgressEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AutoChoice { .. } => f.write_str("opening the group"),
+            Self::Begin { rows } => write!(f, "beginning {rows} measurements"),
+            Self::Activity { activity, total_bytes } => {
+                let verb = match activity {
+                    Activity::Limit => "measuring the limit of",
+                    Activity::Check => "checking",
+                    Activity::Measure => "measuring",
+                    Activity::Overlap => "measuring the overlap with compute work",
+                    Activity::Trace => "tracing",
+                };
+                write!(f, "{verb} {}", Size(*total_bytes))
+            }
+            Self::Explanation { .. } => f.write_str("explaining"),
+            Self::Trace { .. } => f.write_str("tracing"),
+            Self::Row { row } => write!(f, "finished {}", Size(row.total_bytes)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_json_line_and_can_be_parsed() {
+        let event = ProgressEvent::Activity { activity: Activity::Check, total_bytes: 3 << 20 };
+        let line = serde_json::to_string(&event).unwrap();
+        assert_eq!(line, r#"{"event":"activity","activity":"check","total_bytes":3145728}"#);
+        assert_eq!(serde_json::from_str::<ProgressEvent>(&line).unwrap(), event);
+        assert_eq!(event.to_string(), "checking 3 MiB");
+    }
+}

@@ -1,0 +1,104 @@
+//! Creates the row of a measured all-gather.
+
+use std::time::Duration;
+
+use peerlane::group::Report;
+use peerlane::hal::BackendId;
+use peerlane::plan::Tier;
+
+use super::setup::Setup;
+use crate::ranks::statistics::Statistics;
+use crate::report::{LaneRow, Limit, Predicted, Row, TierRow, bandwidths, microseconds};
+
+/// Measured values of one all-gather.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Measured {
+    pub(super) statistics: Statistics,
+    pub(super) iterations: usize,
+    pub(super) limit: Option<Duration>,
+    pub(super) predicted: Option<Duration>,
+}
+
+/// Creates the row of an all-gather with this report.
+pub(super) fn row(setup: &Setup<'_>, report: &Report, measured: Measured) -> Row {
+    let Statistics { median, p99, max } = measured.statistics;
+    let (algbw_gbs, busbw_gbs) =
+        bandwidths(report.collective, report.total_bytes, report.ranks, median);
+    let lanes = report.lanes.iter().map(|lane| LaneRow {
+        lane: lane.lane.0,
+        tier: tier(lane.tier),
+        backend: lane.backend.to_string(),
+        kind: lane.kind.to_owned(),
+        queued_waits: lane.queued_waits,
+        polled: lane.polled,
+    });
+    let tiers = report.tiers.iter().map(|moved| TierRow {
+        tier: tier(moved.tier),
+        put_bytes: moved.put_bytes,
+        got_bytes: moved.got_bytes,
+        own_bytes: moved.own_bytes,
+    });
+    Row {
+        collective: report.collective.to_string(),
+        backend: setup.backend.clone(),
+        ranks: report.ranks,
+        nodes: setup.topology.notation(),
+        algorithm: report.algorithm.to_string(),
+        parts: report.parts,
+        engine: engine(report),
+        dtype: setup.options.dtype.to_string(),
+        in_place: setup.options.in_place,
+        shape: setup.options.shape.text(),
+        outputs: report.outputs,
+        total_bytes: report.total_bytes,
+        shard_bytes: report.longest_shard_bytes,
+        iterations: measured.iterations,
+        median_us: microseconds(median),
+        p99_us: microseconds(p99),
+        max_us: microseconds(max),
+        algbw_gbs,
+        busbw_gbs,
+        checked: true,
+        limit: measured.limit.map(|limit| Limit::new(limit, median)),
+        predicted: measured.predicted.map(|predicted| Predicted::new(predicted, median)),
+        device: None,
+        rivals_version: None,
+        rivals: Vec::new(),
+        beside: Vec::new(),
+        lanes: lanes.collect(),
+        tiers: tiers.collect(),
+        fallbacks: report.fallbacks.iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn tier(tier: Tier) -> String {
+    tier.to_string()
+}
+
+/// Returns the backends of the lanes, each once and with a count if it has several lanes, and the
+/// names of the fallbacks.
+fn engine(report: &Report) -> String {
+    let mut counts: Vec<(String, usize)> = Vec::new();
+    for lane in &report.lanes {
+        // All other backends have engines of one kind.
+        let name = match lane.backend == BackendId::ROCM {
+            true => format!("{} {}", lane.backend, lane.kind),
+            false => lane.backend.to_string(),
+        };
+        match counts.iter_mut().find(|(seen, _)| *seen == name) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((name, 1)),
+        }
+    }
+    let names = counts.into_iter().map(|(name, count)| match count {
+        1 => name,
+        _ => format!("{count} × {name}"),
+    });
+    let mut text = names.collect::<Vec<_>>().join(" + ");
+    let mut fallbacks: Vec<_> = report.fallbacks.iter().map(|fallback| fallback.name()).collect();
+    fallbacks.dedup();
+    for name in fallbacks {
+        text = format!("{text}, {name}");
+    }
+    text
+}

@@ -1,0 +1,395 @@
+//! The nodes of the ranks, and the fabric between nodes.
+//!
+//! A node is a host whose ranks reach other hosts through NICs. Nodes can also be virtual: ranks of
+//! one machine that are treated as if they were on several. The fabric between nodes can be
+//! throttled.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use peerlane::bootstrap::Bootstrap;
+use peerlane::cost::{Link, Links};
+use peerlane::hal::Fabric;
+use peerlane::topology::Topology;
+use peerlane::{Group, GroupOptions, Rank};
+use peerlane_layers::{ThrottleLayer, Wrapped};
+
+use super::backend::Backend;
+use super::options::Options;
+use crate::error::{Failure, Result};
+use crate::nics::NicRank;
+use crate::options::Nodes;
+use crate::ranks::comm::Comm;
+use crate::units::{Delay, Rate};
+
+/// Values of `--network`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Network {
+    Auto,
+    Same,
+    Rdma,
+}
+
+/// The fabric between nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NetworkFabric {
+    /// There is one node, or one fabric reaches all ranks.
+    None,
+    /// A second fabric of the same backend.
+    Same,
+    /// NICs.
+    Rdma,
+}
+
+/// The topology, from the view of one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RankTopology {
+    pub(super) topology: Topology,
+    pub(super) network_fabric: NetworkFabric,
+    /// Number of hosts.
+    pub(super) hosts: usize,
+    /// Index of this rank among the ranks of its host.
+    pub(super) local_rank: usize,
+}
+
+impl Network {
+    /// Returns the name on the command line.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Same => "same",
+            Self::Rdma => "rdma",
+        }
+    }
+}
+
+impl RankTopology {
+    /// Exchanges the hosts of all ranks. Collective.
+    ///
+    /// # Errors
+    /// If the options do not fit the hosts.
+    pub(super) fn find(options: &Options, comm: &Comm, backend: Backend) -> Result<Self> {
+        let hosts = comm.share("host", &comm.host().to_owned())?;
+        Self::of(options, &hosts, comm.rank(), backend)
+    }
+
+    fn of(options: &Options, hosts: &[String], me: Rank, backend: Backend) -> Result<Self> {
+        let of_hosts = number(hosts);
+        let given = options.node_options.topology(hosts.len())?;
+        let own = Topology::of_nodes(&of_hosts)?;
+        let hosts = own.nodes();
+        let topology = given.unwrap_or_else(|| own.clone());
+        if backend != Backend::Rdma {
+            check_nodes(&topology, &own, backend)?;
+        }
+        let network_fabric = network_fabric(options, backend, topology.nodes(), hosts)?;
+        if options.limit && network_fabric == NetworkFabric::Rdma {
+            let text =
+                "--limit measures bare copies over one fabric, but these ranks also use rdma";
+            return Err(
+                Failure::usage(text).with_advice("remove the option, or use --backend rdma")
+            );
+        }
+        let uses_nics = network_fabric == NetworkFabric::Rdma || backend == Backend::Rdma;
+        if let Some(option) = options.nics.given().filter(|_| !uses_nics) {
+            let text = format!("{option} is for NICs, but these ranks use none");
+            let advice = "use --backend rdma, or remove the option";
+            return Err(Failure::usage(text).with_advice(advice));
+        }
+        Ok(Self { topology, network_fabric, hosts, local_rank: own.local_index(me) })
+    }
+
+    /// Returns the description of this rank for opening a NIC.
+    pub(super) fn nic_rank(&self, comm: &Comm) -> NicRank {
+        let (rank, ranks) = (comm.rank(), comm.ranks());
+        NicRank { rank, ranks, local_rank: self.local_rank, single_host: self.hosts == 1 }
+    }
+
+    /// Returns the automatic choice between nodes and its reason, if there was one.
+    pub(super) fn note(&self, options: &Options) -> Option<String> {
+        let is_automatic = self.network_fabric == NetworkFabric::Rdma
+            && options.node_options.network == Network::Auto;
+        is_automatic.then(|| {
+            format!("auto selected rdma between nodes: the ranks are on {} hosts", self.hosts)
+        })
+    }
+}
+
+/// Returns the number of each rank's host, in order of first occurrence.
+fn number(hosts: &[String]) -> Vec<u32> {
+    let mut numbers: BTreeMap<&str, u32> = BTreeMap::new();
+    let number = |host| {
+        let next = numbers.len() as u32;
+        *numbers.entry(host).or_insert(next)
+    };
+    hosts.iter().map(String::as_str).map(number).collect()
+}
+
+/// Checks that all ranks of a node are on one host, because they share memory.
+fn check_nodes(nodes: &Topology, hosts: &Topology, backend: Backend) -> Result<()> {
+    for node in 0..nodes.nodes() as u32 {
+        let members = nodes.members(node);
+        let Some(other) = members.iter().find(|rank| hosts.node(**rank) != hosts.node(members[0]))
+        else {
+            continue;
+        };
+        let (first, backend) = (members[0], backend.name());
+        let text = format!(
+            "--nodes puts rank {first} and rank {other} on one node, but they are on two hosts, which \
+             {backend} does not connect"
+        );
+        return Err(Failure::usage(text).with_advice("remove --nodes, or use --backend rdma"));
+    }
+    Ok(())
+}
+
+fn network_fabric(
+    options: &Options,
+    backend: Backend,
+    nodes: usize,
+    hosts: usize,
+) -> Result<NetworkFabric> {
+    let network = options.node_options.network;
+    if backend == Backend::Rdma {
+        // One fabric reaches all ranks, unless the network between nodes is throttled.
+        let apart = nodes > 1 && (network != Network::Auto || options.node_options.is_throttled());
+        return Ok(if apart { NetworkFabric::Same } else { NetworkFabric::None });
+    }
+    match (network, nodes, hosts) {
+        (Network::Auto | Network::Same, 1, _) => Ok(NetworkFabric::None),
+        (Network::Rdma, 1, _) => {
+            let text = "--network rdma connects nodes, but all ranks are on one node";
+            Err(Failure::usage(text).with_advice("add --nodes, or use --backend rdma"))
+        }
+        (Network::Auto | Network::Same, _, 1) => Ok(NetworkFabric::Same),
+        (Network::Auto | Network::Rdma, ..) => Ok(NetworkFabric::Rdma),
+        (Network::Same, ..) => {
+            let backend = backend.name();
+            let text = format!("--network same: {backend} does not connect {hosts} hosts");
+            Err(Failure::usage(text).with_advice("use --network rdma"))
+        }
+    }
+}
+
+/// Options of nodes.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct NodeOptions {
+    /// Nodes: 2 for a number of nodes, 2x4 for 2 nodes of 4 ranks, 2+1+3 for the ranks of each
+    /// node, 0,0,1,1 for the node of each rank; nodes on one host are virtual [default: one node
+    /// per host, which is a kernel and a network namespace]
+    #[arg(long, value_name = "NODES")]
+    pub(crate) nodes: Option<Nodes>,
+    /// Fabric between nodes: same (a second fabric of the backend) or rdma; auto is rdma between
+    /// hosts and same between virtual nodes
+    #[arg(long, value_enum, default_value_t = Network::Auto, value_name = "BACKEND")]
+    pub(crate) network: Network,
+    /// Limit of what a rank sends and receives between nodes, such as 2GB/s
+    #[arg(long, value_name = "RATE", requires = "nodes")]
+    pub(crate) network_bandwidth: Option<Rate>,
+    /// Additional latency of everything between nodes, such as 20us
+    #[arg(long, value_name = "TIME", requires = "nodes")]
+    pub(crate) network_delay: Option<Delay>,
+    /// Limit of what a rank sends and receives inside its node (host), so that shared cores do not
+    /// set the rate
+    #[arg(long, value_name = "RATE")]
+    pub(crate) local_bandwidth: Option<Rate>,
+}
+
+impl NodeOptions {
+    /// Returns the given nodes as the topology of `ranks` ranks; `None` without `--nodes`.
+    ///
+    /// # Errors
+    /// If the nodes do not fit the number of ranks.
+    pub(super) fn topology(&self, ranks: usize) -> Result<Option<Topology>> {
+        let topology = self.nodes.as_ref().map(|nodes| nodes.topology(ranks)).transpose();
+        topology.map_err(|text| {
+            Failure::usage(format!("--nodes: {text}"))
+                .with_advice("give the ranks of each node, such as 2+1+3, or change --ranks")
+        })
+    }
+
+    /// Returns the throttle inside nodes.
+    pub(super) fn throttle_inside(&self) -> Option<ThrottleLayer> {
+        let layer =
+            |Rate(bytes_per_second)| ThrottleLayer { bytes_per_second, delay: Duration::ZERO };
+        self.local_bandwidth.map(layer)
+    }
+
+    /// Returns the links between the ranks. Between virtual nodes they are those inside a node; the
+    /// throttle is applied in both cases.
+    pub(super) fn between(&self, network_fabric: NetworkFabric, mut links: Links) -> Links {
+        let mut network = match network_fabric {
+            NetworkFabric::Same => links.local.clone(),
+            NetworkFabric::None | NetworkFabric::Rdma => links.network.clone(),
+        };
+        if let Some(ThrottleLayer { bytes_per_second: rate, delay }) = self.throttle() {
+            network = Link {
+                flag_seconds: network.flag_seconds + delay.as_secs_f64(),
+                bytes_per_second: network.bytes_per_second.min(rate),
+                engine_bytes_per_second: network.engine_bytes_per_second.min(rate),
+                send_bytes_per_second: network.send_bytes_per_second.min(rate),
+                receive_bytes_per_second: network.receive_bytes_per_second.min(rate),
+                // The throttle is like a wire, which uses no processor.
+                by_processor: false,
+                ..network
+            };
+        }
+        links.network = network;
+        links
+    }
+
+    /// Returns whether the network between nodes is throttled.
+    pub(super) fn is_throttled(&self) -> bool {
+        self.throttle().is_some()
+    }
+
+    fn throttle(&self) -> Option<ThrottleLayer> {
+        if self.network_bandwidth.is_none() && self.network_delay.is_none() {
+            return None;
+        }
+        Some(ThrottleLayer {
+            bytes_per_second: self.network_bandwidth.map_or(f64::INFINITY, |Rate(rate)| rate),
+            delay: self.network_delay.map_or(Duration::ZERO, |Delay(delay)| delay),
+        })
+    }
+}
+
+/// Opens the group over the fabric `local` and, if there is one, a second fabric between nodes: the
+/// result of `same`, or the NIC of this rank. Collective.
+///
+/// # Errors
+/// If the group or a NIC cannot be opened.
+pub(super) fn open<F: Fabric, N: Fabric + 'static>(
+    options: &Options,
+    comm: &Comm,
+    rank_topology: &RankTopology,
+    local: F,
+    same: impl FnOnce() -> Result<N>,
+) -> Result<Group<F>> {
+    match rank_topology.network_fabric {
+        NetworkFabric::None => Ok(group(options, rank_topology).open(comm.clone(), local)?),
+        NetworkFabric::Same => open_tiers(options, comm, rank_topology, local, same()?),
+        NetworkFabric::Rdma => {
+            let nic = options.nics.open(rank_topology.nic_rank(comm), None)?;
+            open_tiers(options, comm, rank_topology, local, nic)
+        }
+    }
+}
+
+fn open_tiers<F: Fabric, N: Fabric + 'static>(
+    options: &Options,
+    comm: &Comm,
+    rank_topology: &RankTopology,
+    local: F,
+    network: N,
+) -> Result<Group<F>> {
+    let (group, comm) = (group(options, rank_topology), comm.clone());
+    Ok(match options.node_options.throttle() {
+        None => group.open_tiers(comm, local, network)?,
+        Some(layer) => group.open_tiers(comm, local, Wrapped::new(network, layer))?,
+    })
+}
+
+fn group(options: &Options, rank_topology: &RankTopology) -> GroupOptions {
+    let group = GroupOptions::default().timeout(options.run.timeout).strict(options.strict);
+    group.topology(rank_topology.topology.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::tests::parse;
+    use super::*;
+
+    fn topology_of(line: &str, hosts: &str, backend: Backend) -> Result<RankTopology> {
+        let hosts: Vec<String> = hosts.chars().map(String::from).collect();
+        RankTopology::of(&parse(line).unwrap(), &hosts, Rank(1), backend)
+    }
+
+    #[test]
+    fn ranks_on_several_hosts_have_rdma_between_them() {
+        let auto = topology_of("", "aabb", Backend::Host).unwrap();
+        assert_eq!((auto.network_fabric, auto.hosts, auto.local_rank), (NetworkFabric::Rdma, 2, 1));
+        assert_eq!(auto.topology.notation(), "2x2");
+        let note = auto.note(&parse("").unwrap()).unwrap();
+        insta::assert_snapshot!(note, @"auto selected rdma between nodes: the ranks are on 2 hosts");
+        assert_eq!(auto.note(&parse("--network rdma").unwrap()), None);
+        let own = topology_of("", "abab", Backend::Rdma).unwrap();
+        assert_eq!((own.network_fabric, own.local_rank), (NetworkFabric::None, 0));
+        assert_eq!(
+            topology_of("", "aaaa", Backend::Host).unwrap().network_fabric,
+            NetworkFabric::None
+        );
+    }
+
+    #[test]
+    fn virtual_nodes_have_a_second_fabric_unless_rdma_is_requested() {
+        let network_fabric =
+            |line| topology_of(line, "aaaa", Backend::Host).unwrap().network_fabric;
+        assert_eq!(network_fabric("--nodes 2"), NetworkFabric::Same);
+        assert_eq!(network_fabric("--nodes 2 --network rdma"), NetworkFabric::Rdma);
+        let slow = "--nodes 2 --network-bandwidth 1GB/s";
+        assert_eq!(
+            topology_of(slow, "aaaa", Backend::Rdma).unwrap().network_fabric,
+            NetworkFabric::Same
+        );
+    }
+
+    #[test]
+    fn impossible_topologies_are_refused() {
+        let refusal = |line, hosts| topology_of(line, hosts, Backend::Host).unwrap_err();
+        insta::assert_snapshot!(refusal("--nodes 2", "abab"), @"
+        error: --nodes puts rank 0 and rank 1 on one node, but they are on two hosts, which host does not connect
+         help: remove --nodes, or use --backend rdma
+        ");
+        insta::assert_snapshot!(refusal("--network same", "aabb"), @"
+        error: --network same: host does not connect 2 hosts
+         help: use --network rdma
+        ");
+        insta::assert_snapshot!(refusal("--network rdma", "aaaa"), @"
+        error: --network rdma connects nodes, but all ranks are on one node
+         help: add --nodes, or use --backend rdma
+        ");
+        insta::assert_snapshot!(refusal("--port 1", "aaaa"), @"
+        error: --port is for NICs, but these ranks use none
+         help: use --backend rdma, or remove the option
+        ");
+        insta::assert_snapshot!(refusal("--limit", "aabb"), @"
+        error: --limit measures bare copies over one fabric, but these ranks also use rdma
+         help: remove the option, or use --backend rdma
+        ");
+    }
+
+    #[test]
+    fn nodes_that_do_not_fit_name_the_option() {
+        let refusal = |line: &str| parse(line).unwrap().node_options.topology(4).unwrap_err();
+        insta::assert_snapshot!(refusal("--nodes 2+1"), @"
+        error: --nodes: 2+1 is 3 ranks on 2 nodes, expected 4
+         help: give the ranks of each node, such as 2+1+3, or change --ranks
+        ");
+        insta::assert_snapshot!(refusal("--nodes 5"), @"
+        error: --nodes: 5 nodes are too many for 4 ranks
+         help: give the ranks of each node, such as 2+1+3, or change --ranks
+        ");
+        assert!(parse("--nodes 0").is_err());
+        assert!(parse("--network-delay 20us").unwrap_err().contains("--nodes"));
+        assert_eq!(parse("").unwrap().node_options.topology(4), Ok(None));
+        let topology = parse("--nodes 2").unwrap().node_options.topology(5).unwrap().unwrap();
+        assert_eq!(topology.notation(), "3+2");
+    }
+
+    #[test]
+    fn predictions_include_the_throttle() {
+        let known = Links::default();
+        let of = |line: &str| {
+            parse(line).unwrap().node_options.between(NetworkFabric::Same, known.clone()).network
+        };
+        assert_eq!(of("--nodes 2"), known.local);
+        let slow = of("--nodes 2 --network-bandwidth 1GB/s --network-delay 20us");
+        assert_eq!((slow.bytes_per_second, slow.receive_bytes_per_second), (1e9, 1e9));
+        let tiers = parse("--nodes 2 --network-bandwidth 1kB/s").unwrap().node_options;
+        let nics = tiers.between(NetworkFabric::Rdma, known.clone()).network;
+        assert_eq!((nics.bytes_per_second, nics.flag_seconds), (1e3, known.network.flag_seconds));
+        assert!((slow.flag_seconds - known.local.flag_seconds - 20e-6).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,182 @@
+//! Matrix products through cuBLAS, loaded at run time: the compute work of the overlap measurement.
+
+use std::ffi::{c_int, c_void};
+use std::path::Path;
+use std::ptr::null_mut;
+
+use crate::error::{Failure, Result};
+use crate::library::{LibrarySpec, functions};
+
+/// Search parameters of cuBLAS.
+pub(crate) const LIBRARY: LibrarySpec = LibrarySpec {
+    name: "cuBLAS",
+    option: "--cublas",
+    variables: &["CUDA_HOME", "CUDA_PATH"],
+    files: &["libcublas.so.13", "libcublas.so.12"],
+    packages: &["nvidia/cu13/lib", "nvidia/cublas/lib"],
+    advice: "pip install nvidia-cublas, or a CUDA toolkit",
+};
+
+/// Search parameters of cuBLASLt, on which cuBLAS depends. Packages keep it in the same folder,
+/// which the loader does not search.
+const LIGHT: LibrarySpec =
+    LibrarySpec { name: "cuBLASLt", files: &["libcublasLt.so.13", "libcublasLt.so.12"], ..LIBRARY };
+
+/// `CUBLAS_OP_N`.
+const AS_IT_IS: c_int = 0;
+/// `CUDA_R_16BF`.
+const BF16: c_int = 14;
+/// `CUBLAS_COMPUTE_32F`.
+const COMPUTE_F32: c_int = 68;
+/// `CUBLAS_GEMM_DEFAULT`.
+const ALGORITHM_DEFAULT: c_int = -1;
+
+/// `cublasContext`, opaque.
+#[repr(C)]
+pub(crate) struct Context {
+    _opaque: [u8; 0],
+}
+
+functions! {
+    /// The cuBLAS functions that this program calls.
+    struct Functions {
+        create = "cublasCreate_v2" (*mut *mut Context) -> c_int;
+        destroy = "cublasDestroy_v2" (*mut Context) -> c_int;
+        set_stream = "cublasSetStream_v2" (*mut Context, *mut c_void) -> c_int;
+        set_workspace = "cublasSetWorkspace_v2" (*mut Context, *mut c_void, usize) -> c_int;
+        gemm = "cublasGemmEx" (
+            *mut Context, c_int, c_int, c_int, c_int, c_int,
+            *const c_void, *const c_void, c_int, c_int, *const c_void, c_int, c_int,
+            *const c_void, *mut c_void, c_int, c_int, c_int, c_int
+        ) -> c_int;
+    }
+}
+
+/// A cuBLAS handle that runs on one stream.
+pub(crate) struct Cublas {
+    functions: Functions,
+    context: *mut Context,
+    path: String,
+}
+
+/// Square bf16 matrices in device memory, `side` × `side` each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matrices {
+    pub(crate) side: c_int,
+    pub(crate) left: u64,
+    pub(crate) right: u64,
+    pub(crate) product: u64,
+}
+
+impl Cublas {
+    /// Loads the library from `given` or from the usual folders, and creates a handle for the
+    /// current GPU.
+    ///
+    /// # Errors
+    /// If the library is not found, lacks a function or cannot create the handle.
+    pub(crate) fn open(given: Option<&Path>) -> Result<Self> {
+        // cuBLAS finds cuBLASLt by its name if it is already loaded. If it is not found here, the
+        // loader may still find it; otherwise the loader reports the error.
+        let beside =
+            given.and_then(|given| if given.is_dir() { Some(given) } else { given.parent() });
+        if let Ok(light) = LIGHT.open(beside) {
+            // It must stay loaded: dropping the handle would unload it.
+            std::mem::forget(light.library);
+        }
+        let found = LIBRARY.open(given)?;
+        let path = found.path;
+        let functions = Functions::look_up(found.library).map_err(|symbol| {
+            Failure::failed(format!("cuBLAS at {path} has no {symbol}"))
+                .with_advice("give another file with --cublas")
+        })?;
+        let mut cublas = Self { functions, context: null_mut(), path };
+        // SAFETY: the pointer points to `cublas.context`, which outlives the call.
+        let code = unsafe { (cublas.functions.create)(&mut cublas.context) };
+        cublas.check("cublasCreate", code)?;
+        Ok(cublas)
+    }
+
+    /// Makes all later products run on `stream` with the caller's workspace.
+    ///
+    /// # Errors
+    /// If cuBLAS returns an error status.
+    ///
+    /// # Safety
+    /// The stream belongs to the GPU that was current when this handle was opened. Stream and
+    /// workspace outlive the last product.
+    pub(crate) unsafe fn run_on(
+        &self,
+        stream: *mut c_void,
+        workspace: u64,
+        workspace_bytes: usize,
+    ) -> Result<()> {
+        // SAFETY: the context was created by `open`; the caller guarantees the stream.
+        let code = unsafe { (self.functions.set_stream)(self.context, stream) };
+        self.check("cublasSetStream", code)?;
+        let workspace = workspace as *mut c_void;
+        // SAFETY: the context was created by `open`; the caller guarantees the workspace.
+        let code =
+            unsafe { (self.functions.set_workspace)(self.context, workspace, workspace_bytes) };
+        self.check("cublasSetWorkspace", code)
+    }
+
+    /// Enqueues one product on the stream.
+    ///
+    /// # Errors
+    /// If cuBLAS returns an error status.
+    ///
+    /// # Safety
+    /// The matrices are device memory of the given size and stay allocated until the stream has
+    /// completed the product.
+    pub(crate) unsafe fn multiply(&self, matrices: Matrices) -> Result<()> {
+        let Matrices { side, left, right, product } = matrices;
+        let (one, zero) = (1f32, 0f32);
+        let (one, zero) = (std::ptr::from_ref(&one).cast(), std::ptr::from_ref(&zero).cast());
+        let (left, right) = (left as *const c_void, right as *const c_void);
+        let product = product as *mut c_void;
+        // SAFETY: cuBLAS reads the scaling factors before the call returns; the caller guarantees the
+        // matrices.
+        let code = unsafe {
+            (self.functions.gemm)(
+                self.context,
+                AS_IT_IS,
+                AS_IT_IS,
+                side,
+                side,
+                side,
+                one,
+                left,
+                BF16,
+                side,
+                right,
+                BF16,
+                side,
+                zero,
+                product,
+                BF16,
+                side,
+                COMPUTE_F32,
+                ALGORITHM_DEFAULT,
+            )
+        };
+        self.check("cublasGemmEx", code)
+    }
+
+    fn check(&self, call: &str, code: c_int) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        Err(Failure::failed(format!("cuBLAS at {}: {call} returned status {code}", self.path))
+            .with_advice("see cublasStatus_t in NVIDIA's documentation"))
+    }
+}
+
+impl Drop for Cublas {
+    fn drop(&mut self) {
+        if !self.context.is_null() {
+            // SAFETY: the context was created by `open`, and the owner waits for all products before
+            // the drop. An error at this point has no remedy.
+            unsafe { (self.functions.destroy)(self.context) };
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! `peerlane explain`: prints the algorithm that would be chosen, its predicted time and the
+//! reasons.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use peerlane::cost::{self, Links, Question};
+use peerlane::plan::FlagOrder;
+use peerlane::schedule::Shape;
+use peerlane::topology::Topology;
+
+use crate::calibrate;
+use crate::error::{Failure, Result};
+use crate::goal::provided;
+use crate::options::{AlgorithmChoice, PlanOptions, parse_algorithm, shard_bytes};
+use crate::report::{pretty_json, print};
+use crate::units::Size;
+
+/// Explain which algorithm would be chosen, its predicted time and why
+///
+/// Nothing is executed. Without --calibration, the links are those of H200 GPUs with NVLink inside
+/// a node and 400 Gb/s RDMA between nodes.
+#[derive(Args, Clone, Debug)]
+#[command(mut_arg("flags", |arg| arg.help(
+    "Order of flags: prompt or batched [default: batched, or prompt with a calibration of the host \
+     backend]"
+)))]
+pub(crate) struct Options {
+    /// Ranks of each node: 2x4 for two nodes of four ranks, or 3+1+2
+    #[arg(long, default_value = "1x4", value_name = "NODES", value_parser = parse_topology)]
+    nodes: Topology,
+    /// Shard of every rank in bytes, or one size for each rank
+    #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
+    shard_bytes: Vec<Size>,
+    /// auto, or one algorithm by its name
+    #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_algorithm)]
+    algorithm: AlgorithmChoice,
+    #[command(flatten)]
+    plan: PlanOptions,
+    /// File written by `peerlane calibrate`
+    #[arg(long, value_name = "FILE")]
+    calibration: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_topology(text: &str) -> std::result::Result<Topology, String> {
+    text.parse().map_err(|error: peerlane::Error| error.to_string())
+}
+
+/// Chooses the algorithm and prints the choice.
+///
+/// # Errors
+/// If the options contradict each other, a file cannot be read or stdout cannot be written.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let topology = &options.nodes;
+    let collective = options.plan.goal.collective(topology.ranks())?;
+    let shard_bytes = shard_bytes("--shard-bytes", &options.shard_bytes, topology.ranks())?;
+    let shard_bytes = provided(collective, shard_bytes);
+    let (links, flags) = match &options.calibration {
+        None => (Links::default(), FlagOrder::Batched),
+        Some(path) => {
+            let calibration = calibrate::load(path, None)?;
+            let host = calibration.key.backend == "host";
+            let flags = if host { FlagOrder::Prompt } else { FlagOrder::Batched };
+            (calibration.links, flags)
+        }
+    };
+    let shape = Shape {
+        collective,
+        parts: 1,
+        in_place: options.plan.in_place,
+        outputs: options.plan.outputs,
+        flags: options.plan.flags.unwrap_or(flags),
+        tiers: topology.nodes() > 1,
+    };
+    let question = Question {
+        topology,
+        shard_bytes: &shard_bytes,
+        shape,
+        links: &links,
+        measured: options.calibration.is_some(),
+        algorithm: options.algorithm.named(),
+        parts: options.plan.parts,
+        refused: &[],
+    };
+    let choice = cost::choose(&question).map_err(|error| Failure::usage(error.to_string()))?;
+    print(&if options.json { pretty_json(&choice)? } else { choice.explain() })
+}

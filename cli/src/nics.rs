@@ -1,0 +1,147 @@
+//! Options of NICs, and opening the NIC of a rank.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use clap::Args;
+use peerlane::{Rank, rdma};
+
+use crate::error::{Failure, Result};
+
+/// Options of NICs.
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NicOptions {
+    /// RDMA device of this rank, such as mlx5_0, or several devices used together, such as
+    /// mlx5_0+mlx5_1; the ranks of this machine take the entries of a list in turn [default: the
+    /// first device with an active port]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub(crate) device: Vec<String>,
+    /// Port of the RDMA device [default: the first active port]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    pub(crate) port: Option<u8>,
+    /// Index of the port's address in its GID table, as `peerlane doctor` shows it [default: the
+    /// best address, which is RoCE v2 over IPv4 and never link-local]
+    #[arg(long, value_name = "N")]
+    pub(crate) gid_index: Option<u32>,
+    /// Queue pairs for each peer and device; large messages are split over all of them [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
+    pub(crate) queue_pairs: Option<u32>,
+}
+
+/// The rank that opens a NIC.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NicRank {
+    pub(crate) rank: Rank,
+    pub(crate) ranks: usize,
+    /// Index among the ranks of this machine.
+    pub(crate) local_rank: usize,
+    /// Whether all ranks are on this machine.
+    pub(crate) single_host: bool,
+}
+
+impl NicOptions {
+    /// Checks that this machine has the requested devices.
+    ///
+    /// # Errors
+    /// If there is no library, no device, or no device of a given name.
+    pub(crate) fn check(&self) -> Result<()> {
+        let devices = rdma::discover().map_err(nic_failure)?;
+        let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
+        if names.is_empty() {
+            return Err(Failure::failed("this machine has no RDMA device").with_advice(
+                "see `peerlane doctor`; for tests, Soft-RoCE creates one from a network interface: `rdma \
+                 link add rxe0 type rxe netdev eth0`",
+            ));
+        }
+        let requested = self.device.iter().flat_map(|names| names.split('+'));
+        match requested.into_iter().find(|name| !names.contains(name)) {
+            None => Ok(()),
+            Some(name) => {
+                let there = names.join(", ");
+                Err(Failure::usage(format!(
+                    "--device names {name:?}, but this machine has {there}"
+                ))
+                .with_advice("`peerlane doctor` shows the ports and addresses of each device"))
+            }
+        }
+    }
+
+    /// Returns the first of these options that was given.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        let given = [
+            ("--device", !self.device.is_empty()),
+            ("--port", self.port.is_some()),
+            ("--gid-index", self.gid_index.is_some()),
+            ("--queue-pairs", self.queue_pairs.is_some()),
+        ];
+        given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
+    }
+
+    /// Opens the NIC of a rank. A waiting rank spins for `spin` before it sleeps.
+    ///
+    /// # Errors
+    /// If the backend cannot open the device.
+    pub(crate) fn open(&self, nic_rank: NicRank, spin: Option<Duration>) -> Result<rdma::Fabric> {
+        let mut options = self.options(nic_rank);
+        options.spin = spin;
+        rdma::Fabric::open_with(nic_rank.rank, nic_rank.ranks, options).map_err(nic_failure)
+    }
+
+    /// Returns the number of queue pairs for each peer and device.
+    pub(crate) fn queue_pairs(&self) -> u32 {
+        self.queue_pairs.unwrap_or(rdma::Options::default().queue_pairs)
+    }
+
+    fn options(&self, NicRank { local_rank, single_host, .. }: NicRank) -> rdma::Options {
+        let own = local_rank.checked_rem(self.device.len()).map(|index| &self.device[index]);
+        let mut names = own.into_iter().flat_map(|names| names.split('+'));
+        let named = |name: &str| rdma::DeviceChoice::Name(name.to_owned());
+        let defaults = rdma::Options::default();
+        rdma::Options {
+            device: names.next().map_or(rdma::DeviceChoice::Any, named),
+            further_devices: names.map(named).collect(),
+            queue_pairs: self.queue_pairs(),
+            port: self.port,
+            gid_index: self.gid_index,
+            // This process may not be part of the network behind the device, for instance in a
+            // container.
+            service_ip: single_host.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+            ..defaults
+        }
+    }
+}
+
+fn nic_failure(error: rdma::Error) -> Failure {
+    Failure::of_backend(error).with_advice("`peerlane doctor` shows what this machine has")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_a_machine_take_the_nics_in_turn() {
+        let device = vec!["mlx5_0".to_owned(), "mlx5_1+mlx5_2".to_owned()];
+        let nics = NicOptions { device, port: Some(1), gid_index: Some(3), queue_pairs: Some(2) };
+        let options = |local_rank| {
+            let nic_rank = NicRank { rank: Rank(7), ranks: 8, local_rank, single_host: false };
+            nics.options(nic_rank)
+        };
+        let names: Vec<_> = (0..3).map(|local| options(local).device.to_string()).collect();
+        assert_eq!(names, [r#""mlx5_0""#, r#""mlx5_1""#, r#""mlx5_0""#]);
+        assert_eq!(options(1).further_devices, [rdma::DeviceChoice::Name("mlx5_2".to_owned())]);
+        assert_eq!((options(0).further_devices.len(), options(0).queue_pairs), (0, 2));
+        assert_eq!(nics.given(), Some("--device"));
+        assert_eq!(NicOptions::default().given(), None);
+    }
+
+    #[test]
+    fn ranks_of_one_machine_use_the_loopback_address() {
+        let of = |single_host| {
+            let nic_rank = NicRank { rank: Rank(0), ranks: 2, local_rank: 0, single_host };
+            NicOptions::default().options(nic_rank)
+        };
+        assert_eq!(of(false), rdma::Options::default());
+        assert_eq!(of(true).service_ip, Some(IpAddr::V4(Ipv4Addr::LOCALHOST)));
+    }
+}

@@ -1,0 +1,218 @@
+//! Option groups and value parsers that several commands share.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::Args;
+use peerlane::plan::{Algorithm, FlagOrder};
+use peerlane::topology::Topology;
+
+use crate::error::{Failure, Result};
+use crate::goal::Goal;
+use crate::ranks::affinity::Bind;
+use crate::units::Size;
+
+type Parsed<T> = std::result::Result<T, String>;
+
+/// Options of commands that run ranks: `allgather` and `perf`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RunOptions {
+    /// Bind each spawned rank to one core, or to the cores near its GPU; ignored under a launcher
+    #[arg(long, value_enum, default_value_t = Bind::Core, value_name = "HOW")]
+    pub(crate) bind: Bind,
+    /// Longest wait for a peer, in seconds
+    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = parse_timeout)]
+    pub(crate) timeout: Duration,
+    /// Seed of the random data [default: random; printed when a check fails]
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) seed: Option<u64>,
+    /// Write each result to FILE as one line of JSON; - is stdout, and then the tables go to stderr
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Process that spawned this rank; set by this program for its own ranks
+    #[arg(long, hide = true, value_name = "PID")]
+    pub(crate) spawned_by: Option<u32>,
+}
+
+/// Options of commands that only compute plans: `plan`, `simulate` and `explain`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PlanOptions {
+    #[command(flatten)]
+    pub(crate) goal: Goal,
+    /// Chunks of each shard [default: the number with the lowest predicted time]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) parts: Option<u32>,
+    /// Gather in place: the input of a rank is its shard in the output
+    #[arg(long)]
+    pub(crate) in_place: bool,
+    /// Output buffers that starts use alternately, 1 or 2; with 2 (double buffering) no ready flag is
+    /// needed
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
+    pub(crate) outputs: u32,
+    /// Order of flags: prompt (a signal after each put) or batched (signals together, for engines that
+    /// do many at the price of one) [default: prompt]
+    #[arg(long, value_name = "ORDER", value_parser = parse_flags)]
+    pub(crate) flags: Option<FlagOrder>,
+}
+
+/// Names the algorithm of an all-gather, or leaves the choice to the library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AlgorithmChoice {
+    /// The library chooses.
+    Auto,
+    /// The algorithm is given.
+    Named(Algorithm),
+}
+
+impl AlgorithmChoice {
+    /// Returns the given algorithm; `None` leaves the choice to the library.
+    pub(crate) fn named(self) -> Option<Algorithm> {
+        match self {
+            Self::Auto => None,
+            Self::Named(algorithm) => Some(algorithm),
+        }
+    }
+}
+
+/// The nodes from the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Nodes {
+    /// A number of nodes over which the ranks are spread evenly, such as `2`.
+    Count(usize),
+    /// A complete topology, such as `2x4`, `3+1+2` or `0,0,1,1`.
+    Each(Topology),
+}
+
+impl FromStr for Nodes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Parsed<Self> {
+        match text.parse::<usize>() {
+            Ok(0) => Err("number of nodes is 0, expected at least 1".to_owned()),
+            Ok(nodes) => Ok(Self::Count(nodes)),
+            Err(_) => text
+                .parse()
+                .map(Self::Each)
+                .map_err(|error: peerlane::Error| format!("{error}; or a number of nodes")),
+        }
+    }
+}
+
+impl Nodes {
+    /// Returns the topology of `ranks` ranks.
+    ///
+    /// # Errors
+    /// A text if the nodes do not fit the number of ranks.
+    pub(crate) fn topology(&self, ranks: usize) -> Parsed<Topology> {
+        let nodes = match self {
+            Self::Each(topology) if topology.ranks() == ranks => return Ok(topology.clone()),
+            Self::Each(topology) => {
+                return Err(format!("{} is {topology}, expected {ranks}", topology.notation()));
+            }
+            &Self::Count(nodes) => nodes,
+        };
+        if nodes > ranks {
+            return Err(format!("{nodes} nodes are too many for {ranks} ranks"));
+        }
+        // Node n begins at rank ⌈n · ranks / nodes⌉; sizes differ by one at most.
+        let node = |rank: usize| rank as u64 * nodes as u64 / ranks as u64;
+        let node_of_rank = (0..ranks).map(|rank| u32::try_from(node(rank)).unwrap_or(u32::MAX));
+        Topology::of_nodes(&node_of_rank.collect::<Vec<_>>()).map_err(|error| error.to_string())
+    }
+
+    /// Returns the number of ranks if the nodes determine it.
+    pub(crate) fn ranks(&self) -> Option<usize> {
+        match self {
+            Self::Count(_) => None,
+            Self::Each(topology) => Some(topology.ranks()),
+        }
+    }
+}
+
+/// Returns the shard of every rank in bytes, from one size for all ranks or one size for each.
+///
+/// # Errors
+/// A usage failure that names `option` if the number of sizes is neither 1 nor `ranks`.
+pub(crate) fn shard_bytes(option: &str, sizes: &[Size], ranks: usize) -> Result<Vec<u64>> {
+    match sizes {
+        [Size(all)] => Ok(vec![*all; ranks]),
+        each if each.len() == ranks => Ok(each.iter().map(|size| size.0).collect()),
+        each => Err(Failure::usage(format!("{option} has {} sizes for {ranks} ranks", each.len()))
+            .with_advice("give one size for all ranks, or one for each rank")),
+    }
+}
+
+/// Parses a number of ranks.
+///
+/// # Errors
+/// A text with the valid range.
+pub(crate) fn parse_ranks(text: &str) -> Parsed<usize> {
+    match text.parse() {
+        Ok(ranks @ 1..=4096) => Ok(ranks),
+        _ => Err("expected a number of ranks from 1 to 4096".to_owned()),
+    }
+}
+
+/// Parses a number of seconds above 0.
+///
+/// # Errors
+/// A text with examples.
+pub(crate) fn parse_timeout(text: &str) -> Parsed<Duration> {
+    let expected = || "expected seconds above 0, such as 30 or 0.5".to_owned();
+    let seconds: f64 = text.parse().map_err(|_| expected())?;
+    let timeout = Duration::try_from_secs_f64(seconds).map_err(|_| expected())?;
+    if timeout.is_zero() { Err(expected()) } else { Ok(timeout) }
+}
+
+/// Parses the name of an algorithm, or `auto`.
+///
+/// # Errors
+/// A text with all names.
+pub(crate) fn parse_algorithm(text: &str) -> Parsed<AlgorithmChoice> {
+    if text == "auto" {
+        return Ok(AlgorithmChoice::Auto);
+    }
+    let algorithm = text.parse::<Algorithm>().map_err(|_| unknown_algorithm("auto"))?;
+    Ok(AlgorithmChoice::Named(algorithm))
+}
+
+/// Returns the error for an unknown algorithm; `others` are further words that the option takes.
+pub(crate) fn unknown_algorithm(others: &str) -> String {
+    let names: Vec<_> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
+    format!("unknown algorithm; expected {others} or {}", names.join(", "))
+}
+
+fn parse_flags(name: &str) -> Parsed<FlagOrder> {
+    name.parse().map_err(|error: peerlane::Error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::*;
+
+    fn notation(text: &str, ranks: usize) -> Parsed<String> {
+        Ok(text.parse::<Nodes>()?.topology(ranks)?.notation())
+    }
+
+    #[test]
+    fn a_number_of_nodes_shares_the_ranks() {
+        let of = |text, ranks| notation(text, ranks).unwrap();
+        assert_snapshot!(of("1", 4), @"1x4");
+        assert_snapshot!(of("2", 5), @"3+2");
+        assert_snapshot!(of("3", 8), @"3+3+2");
+        assert_snapshot!(of("4", 4), @"4x1");
+        assert_snapshot!(of("3+1", 4), @"3+1");
+    }
+
+    #[test]
+    fn nodes_that_do_not_fit_are_refused_with_a_reason() {
+        let fault = |text, ranks| notation(text, ranks).unwrap_err();
+        assert_snapshot!(fault("0", 4), @"number of nodes is 0, expected at least 1");
+        assert_snapshot!(fault("3", 2), @"3 nodes are too many for 2 ranks");
+        assert_snapshot!(fault("3+1", 5), @"3+1 is 4 ranks on 2 nodes, expected 5");
+        assert_snapshot!(fault("2y4", 8), @r#"topology is "2y4": "2y4" is no number; expected forms like 2x4 (nodes x ranks of each), 3+1+2 (ranks of each node) or 0,1,0 (node of each rank); or a number of nodes"#);
+    }
+}

@@ -1,0 +1,167 @@
+//! Measures bandwidth with a window of messages in flight, and latency with signals that go back
+//! and forth.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use peerlane::hal::{Fabric, Ticket};
+
+use super::options::PerfTest;
+use super::pair::{Buffers, Pair};
+use super::report::{Latency, Rate, Row};
+use crate::error::{Failure, Result};
+
+/// Longest time to park on one engine if several engines have messages in flight.
+const PARK_MAX: Duration = Duration::from_micros(50);
+
+/// Progress of the messages of one engine.
+#[derive(Debug, Default)]
+struct Flow {
+    submitted: u32,
+    completed: u32,
+    /// Slices in flight, with the number of their messages.
+    open: VecDeque<(Ticket, u32)>,
+}
+
+/// Measures the bandwidth of one size; rank 0 returns the row. Collective.
+///
+/// # Errors
+/// If a message fails or a byte is wrong.
+pub(super) fn measure_rate<F: Fabric>(
+    pair: &mut Pair<'_, F>,
+    work: PerfTest,
+    bytes: u64,
+) -> Result<Option<Row>> {
+    let buffers = pair.buffers(bytes)?;
+    let done_value = pair.values(1);
+    let mut row = None;
+    if pair.is_measuring() {
+        run(pair, &buffers, work, pair.options.warmup)?;
+        let elapsed = run(pair, &buffers, work, pair.options.iterations)?;
+        let messages = u64::from(pair.options.iterations) * pair.engines.len() as u64;
+        let rate = Rate::new(messages, bytes, elapsed);
+        row = Some(Row { rate: Some(rate), ..pair.row(work, bytes) });
+        // The completion of a put does not mean that the peer can see it; a signal does.
+        for engine in 0..pair.engines.len() {
+            pair.signal_done(engine, done_value)?;
+        }
+    } else {
+        for engine in 0..pair.engines.len() {
+            pair.wait(engine, done_value)?;
+        }
+    }
+    pair.finish(buffers, work)?;
+    Ok(row)
+}
+
+/// Moves `count` messages on each engine and returns the elapsed time.
+fn run<F: Fabric>(
+    pair: &mut Pair<'_, F>,
+    buffers: &Buffers<F>,
+    work: PerfTest,
+    count: u32,
+) -> Result<Duration> {
+    let window = pair.options.window;
+    let (deadline, timeout) = (pair.deadline(), pair.options.run.timeout);
+    let several = pair.engines.len() > 1;
+    let mut lanes: Vec<_> = pair
+        .engines
+        .iter_mut()
+        .enumerate()
+        .map(|(index, engine)| {
+            let slice = (window as usize / 4).clamp(1, engine.slice_ops_max());
+            (engine, vec![buffers.message(work, index); slice], Flow::default())
+        })
+        .collect();
+    let started_at = Instant::now();
+    loop {
+        let mut moved = false;
+        for (engine, slice, flow) in &mut lanes {
+            moved |= flow.count_completed(engine.completed()?);
+            let next = (count - flow.submitted).min(slice.len() as u32);
+            if next > 0 && window - (flow.submitted - flow.completed) >= next {
+                // SAFETY: the buffers outlive the last completion, or are leaked. The peer touches them
+                // only after the signal.
+                let ticket = unsafe { engine.submit(&slice[..next as usize]) }?;
+                flow.submitted += next;
+                flow.open.push_back((ticket, next));
+                moved = true;
+            }
+        }
+        let Some((engine, ..)) = lanes.iter_mut().find(|(.., flow)| flow.completed < count) else {
+            return Ok(started_at.elapsed());
+        };
+        if moved {
+            continue;
+        }
+        if deadline.has_passed() {
+            let what = work.name();
+            let text = format!("the {what}s of one size took longer than {timeout:?}");
+            return Err(Failure::failed(text).with_advice("raise --timeout or lower --iterations"));
+        }
+        engine.park(if several { PARK_MAX } else { deadline.remaining() })?;
+    }
+}
+
+impl Flow {
+    /// Counts completed messages; returns whether there are more than before.
+    fn count_completed(&mut self, completed: Ticket) -> bool {
+        let before = self.completed;
+        while let Some((ticket, messages)) = self.open.front().copied() {
+            if ticket > completed {
+                break;
+            }
+            self.open.pop_front();
+            self.completed += messages;
+        }
+        self.completed > before
+    }
+}
+
+/// Measures the latency of one size; rank 0 returns the row. Collective.
+///
+/// # Errors
+/// If an answer is missing or a byte is wrong.
+pub(super) fn measure_latency<F: Fabric>(
+    pair: &mut Pair<'_, F>,
+    bytes: u64,
+) -> Result<Option<Row>> {
+    let buffers = pair.buffers(bytes)?;
+    let (warmup, timed) = (u64::from(pair.options.warmup), u64::from(pair.options.iterations));
+    let first = pair.values(warmup + timed);
+    let is_measuring = pair.is_measuring();
+    let mut times: Vec<Duration> = Vec::with_capacity(timed as usize);
+    for round in 0..warmup + timed {
+        let value = first + round;
+        let started_at = Instant::now();
+        if is_measuring {
+            pair.send(&buffers, value)?;
+            pair.wait(0, value)?;
+        } else {
+            pair.wait(0, value)?;
+            pair.send(&buffers, value)?;
+        }
+        if round >= warmup {
+            times.push(started_at.elapsed() / 2);
+        }
+    }
+    pair.wait_sent()?;
+    pair.finish(buffers, PerfTest::Signal)?;
+    let row = |latency| Row { latency: Some(latency), ..pair.row(PerfTest::Signal, bytes) };
+    Ok(is_measuring.then(|| row(Latency::of(times))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_complete_with_their_slice() {
+        let mut flow = Flow { submitted: 7, completed: 0, open: VecDeque::new() };
+        flow.open.extend([(Ticket(3), 4), (Ticket(4), 3)]);
+        assert!(!flow.count_completed(Ticket(2)));
+        assert!(flow.count_completed(Ticket(3)));
+        assert_eq!((flow.completed, flow.open.len()), (4, 1));
+        assert!(flow.count_completed(Ticket(9)) && flow.completed == 7);
+    }
+}

@@ -1,0 +1,263 @@
+//! Results of `peerlane perf`, as rows, JSON lines and tables.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::options::{Options, PerfTest};
+use crate::error::{Failure, Result};
+use crate::ranks::OutputHandler;
+use crate::ranks::statistics::Statistics;
+use crate::report::{JsonLines, aligned, microseconds};
+use crate::units::Size;
+
+/// Result of one size; the field names are those of the JSON output.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Row {
+    pub(super) work: PerfTest,
+    pub(super) backend: String,
+    /// Bytes of a message.
+    pub(super) bytes: u64,
+    pub(super) engines: u16,
+    /// Queue pairs of each engine, for RDMA.
+    pub(super) queue_pairs: u32,
+    /// Largest number of messages in flight on an engine.
+    pub(super) window: u32,
+    /// Messages per engine, or round trips.
+    pub(super) iterations: u32,
+    #[serde(flatten, skip_serializing_if = "Option::is_none", default)]
+    pub(super) rate: Option<Rate>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none", default)]
+    pub(super) latency: Option<Latency>,
+    /// Whether every received byte was compared.
+    pub(super) checked: bool,
+}
+
+/// Throughput from the first submit to the last completion.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Rate {
+    pub(super) elapsed_us: f64,
+    /// Bandwidth in 10^9 bytes per second.
+    pub(super) gbs: f64,
+    pub(super) messages_per_second: f64,
+}
+
+/// One-way times, each half of a round trip.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Latency {
+    pub(super) min_us: f64,
+    pub(super) median_us: f64,
+    pub(super) mean_us: f64,
+    pub(super) p99_us: f64,
+    pub(super) max_us: f64,
+}
+
+impl Row {
+    /// Creates a row without results.
+    pub(super) fn new(work: PerfTest, backend: String, bytes: u64, options: &Options) -> Self {
+        let Options { engines, window, iterations, .. } = *options;
+        // Round trips use one engine, one at a time.
+        let (engines, window) = if work == PerfTest::Signal { (1, 1) } else { (engines, window) };
+        let (rate, latency) = (None, None);
+        let queue_pairs = options.nics.queue_pairs();
+        Self {
+            work,
+            backend,
+            bytes,
+            engines,
+            queue_pairs,
+            window,
+            iterations,
+            rate,
+            latency,
+            checked: true,
+        }
+    }
+}
+
+impl Rate {
+    pub(super) fn new(messages: u64, bytes: u64, elapsed: Duration) -> Self {
+        let nanoseconds = (elapsed.as_nanos() as f64).max(1.0);
+        Self {
+            elapsed_us: microseconds(elapsed),
+            gbs: messages as f64 * bytes as f64 / nanoseconds,
+            messages_per_second: messages as f64 * 1e9 / nanoseconds,
+        }
+    }
+}
+
+impl Latency {
+    pub(super) fn of(times: Vec<Duration>) -> Self {
+        let min = times.iter().min().copied().unwrap_or_default();
+        let count = u32::try_from(times.len()).unwrap_or(u32::MAX).max(1);
+        let mean = times.iter().sum::<Duration>() / count;
+        let Statistics { median, p99, max } = Statistics::of(times);
+        let [min_us, median_us, mean_us, p99_us, max_us] =
+            [min, median, mean, p99, max].map(microseconds);
+        Self { min_us, median_us, mean_us, p99_us, max_us }
+    }
+}
+
+/// Returns a table of bandwidths and a table of latencies, each only if there are rows for it.
+pub(super) fn tables(rows: &[Row]) -> String {
+    let rates: Vec<_> = rows.iter().filter_map(|row| Some((row, row.rate?))).collect();
+    let latencies: Vec<_> = rows.iter().filter_map(|row| Some((row, row.latency?))).collect();
+    let mut tables = Vec::new();
+    if !rates.is_empty() {
+        let header = [
+            "work", "message", "engines", "pairs", "window", "messages", "GB/s", "1000/s",
+            "checked",
+        ];
+        let cells = rates.into_iter().map(|(row, rate)| {
+            vec![
+                row.work.name().to_owned(),
+                Size(row.bytes).to_string(),
+                row.engines.to_string(),
+                row.queue_pairs.to_string(),
+                row.window.to_string(),
+                (u64::from(row.iterations) * u64::from(row.engines)).to_string(),
+                format!("{:.3}", rate.gbs),
+                format!("{:.1}", rate.messages_per_second / 1e3),
+                checked(row),
+            ]
+        });
+        tables.push(aligned(header.into(), cells, &[0]));
+    }
+    if !latencies.is_empty() {
+        let header = ["work", "message", "round trips", "min µs", "median µs", "mean µs", "p99 µs"];
+        let header = header.into_iter().chain(["max µs", "checked"]).collect();
+        let cells = latencies.into_iter().map(|(row, latency)| {
+            let Latency { min_us, median_us, mean_us, p99_us, max_us } = latency;
+            let times = [min_us, median_us, mean_us, p99_us, max_us].map(|us| format!("{us:.2}"));
+            let start = [
+                row.work.name().to_owned(),
+                Size(row.bytes).to_string(),
+                row.iterations.to_string(),
+            ];
+            start.into_iter().chain(times).chain([checked(row)]).collect()
+        });
+        tables.push(aligned(header, cells, &[0]));
+    }
+    tables.join("\n\n")
+}
+
+fn checked(row: &Row) -> String {
+    if row.checked { "yes" } else { "no" }.to_owned()
+}
+
+/// Prints the results of a run.
+pub(super) struct Printer {
+    json: Option<JsonLines>,
+    activity: String,
+    rows: Vec<Row>,
+}
+
+impl Printer {
+    /// Opens the outputs of the options.
+    ///
+    /// # Errors
+    /// If an output cannot be opened.
+    pub(super) fn open(options: &Options) -> Result<Self> {
+        Ok(Self {
+            json: options.run.json.as_deref().map(JsonLines::open).transpose()?,
+            activity: "starting the ranks".to_owned(),
+            rows: Vec::new(),
+        })
+    }
+
+    /// Adds a row and writes it to the JSON output.
+    ///
+    /// # Errors
+    /// If the JSON output cannot be written.
+    pub(super) fn show(&mut self, row: Row) -> Result<()> {
+        self.activity = format!("finished {} of {}", row.work.name(), Size(row.bytes));
+        if let Some(json) = &mut self.json {
+            json.write(&row)?;
+        }
+        self.rows.push(row);
+        Ok(())
+    }
+
+    /// Prints the tables of all rows, also after a failure.
+    ///
+    /// # Errors
+    /// If an output cannot be written.
+    pub(super) fn finish(self) -> Result<()> {
+        let Some(first) = self.rows.first() else { return Ok(()) };
+        let text = format!("perf, 2 ranks, {} backend\n\n{}\n", first.backend, tables(&self.rows));
+        JsonLines::print_beside(self.json.as_ref(), &text)
+    }
+}
+
+impl OutputHandler for Printer {
+    fn on_line(&mut self, line: &str) -> Result<()> {
+        let row = serde_json::from_str(line).map_err(|error| {
+            Failure::failed(format!("rank 0 wrote {line:?}, expected a row: {error}"))
+        })?;
+        self.show(row)
+    }
+
+    fn on_stderr(&self, line: &str) {
+        // If stderr is closed, the line cannot be reported anywhere.
+        drop(writeln!(io::stderr(), "{line}"));
+    }
+
+    fn activity(&self) -> &str {
+        &self.activity
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(work: PerfTest, bytes: u64) -> Row {
+        let (rate, latency) = (None, None);
+        Row {
+            work,
+            backend: "rdma".into(),
+            bytes,
+            engines: 2,
+            queue_pairs: 1,
+            window: 128,
+            iterations: 100,
+            rate,
+            latency,
+            checked: true,
+        }
+    }
+
+    #[test]
+    fn rates_and_times_have_a_table_each() {
+        let rate = Rate::new(200, 65536, Duration::from_millis(131));
+        let times = [2_u64, 3, 7].map(Duration::from_micros);
+        let latency = Latency::of(times.into());
+        let rows = [
+            Row { rate: Some(rate), ..row(PerfTest::Put, 65536) },
+            Row { latency: Some(latency), engines: 1, ..row(PerfTest::Signal, 8) },
+        ];
+        insta::assert_snapshot!(tables(&rows), @"
+         work   message   engines   pairs   window   messages    GB/s   1000/s   checked
+        ─────────────────────────────────────────────────────────────────────────────────
+         put     64 KiB         2       1      128        200   0.100      1.5       yes
+
+         work     message   round trips   min µs   median µs   mean µs   p99 µs   max µs   checked
+        ───────────────────────────────────────────────────────────────────────────────────────────
+         signal       8 B           100     2.00        3.00      4.00     7.00     7.00       yes
+        ");
+    }
+
+    #[test]
+    fn a_row_is_one_json_line_and_can_be_parsed() {
+        let rate = Rate::new(100, 1000, Duration::from_micros(50));
+        let put = Row { rate: Some(rate), ..row(PerfTest::Put, 1000) };
+        let line = serde_json::to_string(&put).unwrap();
+        insta::assert_snapshot!(line, @r#"{"work":"put","backend":"rdma","bytes":1000,"engines":2,"queue_pairs":1,"window":128,"iterations":100,"elapsed_us":50.0,"gbs":2.0,"messages_per_second":2000000.0,"checked":true}"#);
+        assert_eq!(serde_json::from_str::<Row>(&line).unwrap(), put);
+        let latency = Some(Latency::of(vec![Duration::from_micros(1)]));
+        let signal = Row { latency, ..row(PerfTest::Signal, 8) };
+        let line = serde_json::to_string(&signal).unwrap();
+        assert_eq!(serde_json::from_str::<Row>(&line).unwrap(), signal);
+    }
+}

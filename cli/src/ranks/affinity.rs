@@ -1,0 +1,133 @@
+//! Binds the ranks that this program spawns to cores.
+//!
+//! Each rank is bound to one core in turn, as launchers do. Without it the system may run two ranks
+//! on one core and leave another core idle. Ranks that share cores use batch scheduling. Then
+//! waking a rank on another core does not preempt the rank that runs there. Such a preemption costs
+//! both ranks several times the duration of a small all-gather.
+
+use std::sync::OnceLock;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::error::{Failure, Result};
+
+/// Ways to bind spawned ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Bind {
+    /// Bind each rank to one core in turn; a rank with a GPU to the cores near the GPU
+    Core,
+    /// Do not bind ranks
+    None,
+}
+
+/// Returns the number of cores that this process could use when it was started.
+pub(crate) fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// Binds this process, which is rank `rank` of `ranks` on this machine, to a core. Must be called
+/// before the process starts threads.
+///
+/// # Errors
+/// If the system refuses.
+pub(crate) fn bind(rank: usize, ranks: usize) -> Result<()> {
+    let shared = ranks > cores();
+    let refused = |what: &str, error: std::io::Error| {
+        Failure::io(format_args!("cannot {what} of rank {rank}"), &error)
+            .with_advice("run with --bind none")
+    };
+    let allowed =
+        sched_getaffinity(None).map_err(|errno| refused("read the cores", errno.into()))?;
+    let allowed: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
+    let Some(&core) = allowed.get(rank % allowed.len().max(1)) else { return Ok(()) };
+    let mut own = CpuSet::new();
+    own.set(core);
+    sched_setaffinity(None, &own).map_err(|errno| refused("set the core", errno.into()))?;
+    if shared {
+        schedule_as_batch().map_err(|error| refused("set the scheduling", error))
+    } else {
+        Ok(())
+    }
+}
+
+/// Binds this process, which is rank `rank` of `ranks` on this machine, to its share of the cores
+/// near a PCI device. Nothing is bound if the system does not report these cores, or if this
+/// process may use none of them. Must be called before the process starts threads.
+///
+/// # Errors
+/// If the system refuses.
+pub(crate) fn bind_near(pci_bus_id: &str, rank: usize, ranks: usize) -> Result<()> {
+    let path = format!("/sys/bus/pci/devices/{}/local_cpulist", pci_bus_id.to_ascii_lowercase());
+    let Ok(list) = std::fs::read_to_string(path) else { return Ok(()) };
+    let refused = |error: std::io::Error| {
+        Failure::io(format_args!("cannot bind to the cores near {pci_bus_id}"), &error)
+            .with_advice("run with --bind none")
+    };
+    let allowed = sched_getaffinity(None).map_err(|errno| refused(errno.into()))?;
+    let is_allowed = |core: &usize| *core < CpuSet::MAX_CPU && allowed.is_set(*core);
+    let near: Vec<usize> = core_list(&list).filter(is_allowed).collect();
+    let mut own = CpuSet::new();
+    share(&near, rank, ranks).iter().for_each(|core| own.set(*core));
+    if own.count() == 0 {
+        return Ok(());
+    }
+    sched_setaffinity(None, &own).map_err(|errno| refused(errno.into()))
+}
+
+/// Returns an equal share of the cores for a rank, or all of them if there are fewer cores than
+/// ranks.
+fn share(cores: &[usize], rank: usize, ranks: usize) -> &[usize] {
+    match cores.len() / ranks.max(1) {
+        0 => cores,
+        part => cores.chunks_exact(part).nth(rank).unwrap_or(cores),
+    }
+}
+
+/// Returns the numbers of a list such as `0-3,8`; invalid entries are skipped.
+fn core_list(text: &str) -> impl Iterator<Item = usize> {
+    text.trim()
+        .split(',')
+        .filter_map(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            Some(first.parse().ok()?..=last.parse().ok()?)
+        })
+        .flatten()
+}
+
+fn schedule_as_batch() -> std::io::Result<()> {
+    let priority = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the call reads `priority`, which outlives the call; process 0 is the caller.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &priority) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_cores_is_read() {
+        let cores = |text| core_list(text).collect::<Vec<_>>();
+        assert_eq!(cores("0-3,8\n"), [0, 1, 2, 3, 8]);
+        assert_eq!(cores("5"), [5]);
+        assert!(cores("").is_empty());
+        assert_eq!(cores("x,1-y,7"), [7]);
+    }
+
+    #[test]
+    fn an_unknown_pci_device_binds_nothing() {
+        assert_eq!(bind_near("ffff:ff:1f.7", 0, 1), Ok(()));
+    }
+
+    #[test]
+    fn ranks_share_the_cores_near_their_devices() {
+        let cores = [0, 1, 2, 3, 8, 9, 10];
+        assert_eq!(share(&cores, 0, 3), [0, 1]);
+        assert_eq!(share(&cores, 2, 3), [8, 9]);
+        assert_eq!(share(&cores, 1, 1), cores);
+        assert_eq!(share(&cores[..2], 1, 3), [0, 1]);
+    }
+}

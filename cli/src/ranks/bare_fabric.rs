@@ -1,0 +1,185 @@
+//! A fabric between the ranks without a group, for measurements of bare ops.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use peerlane::bootstrap::Bootstrap;
+use peerlane::hal::{CopyEngine, Fabric, Flag, Op, PeerMemory, Region, RemoteKey, Role, Ticket};
+use peerlane::{Error, Rank};
+
+use super::comm::Comm;
+use crate::error::{Failure, Result};
+
+/// Registered memory of this rank.
+pub(crate) type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
+/// Imported memory of a peer.
+pub(crate) type Remote<F> = <<F as Fabric>::Memory as PeerMemory>::Remote;
+type Key<F> = <<F as Fabric>::Memory as PeerMemory>::Key;
+
+/// A fabric that is connected to every rank.
+pub(crate) struct BareFabric<F: Fabric> {
+    fabric: F,
+    comm: Comm,
+}
+
+/// An engine of a bare fabric.
+pub(crate) struct BareEngine<F: Fabric> {
+    engine: F::Engine,
+    comm: Comm,
+}
+
+impl<F: Fabric> BareFabric<F> {
+    /// Connects to every rank, including this one. Collective.
+    ///
+    /// # Errors
+    /// If a rank cannot be connected.
+    pub(crate) fn open(mut fabric: F, comm: &Comm) -> Result<Self> {
+        let addresses = comm.share("address of the bare fabric", &fabric.address())?;
+        for (rank, address) in addresses.iter().enumerate() {
+            let peer = Rank::at(rank);
+            fabric.connect(peer, address, comm.deadline()).map_err(|error| {
+                backend_failure(format_args!("cannot connect rank {rank}"), error)
+            })?;
+        }
+        Ok(Self { fabric, comm: comm.clone() })
+    }
+
+    /// Creates an engine.
+    ///
+    /// # Errors
+    /// If the fabric cannot create one.
+    pub(crate) fn engine(&mut self) -> Result<BareEngine<F>> {
+        let engine = self.fabric.engine();
+        let engine = engine.map_err(|error| backend_failure("cannot make an engine", error))?;
+        Ok(BareEngine { engine, comm: self.comm.clone() })
+    }
+
+    /// Returns the name of the backend.
+    pub(crate) fn backend(&self) -> String {
+        self.fabric.backend().to_string()
+    }
+
+    /// Allocates a region that every rank can import.
+    ///
+    /// # Errors
+    /// If the memory cannot be allocated.
+    pub(crate) fn allocate(&self, bytes: u64, role: Role) -> Result<Local<F>> {
+        let region = self.fabric.memory().allocate(bytes, role);
+        region.map_err(|error| backend_failure("cannot allocate buffers for bare copies", error))
+    }
+
+    /// Exports `mine` and imports the exported regions of all ranks, in rank order. Collective.
+    ///
+    /// # Errors
+    /// If a region cannot be exported or imported.
+    pub(crate) fn import(&self, mine: &Local<F>) -> Result<Vec<Remote<F>>> {
+        let memory = self.fabric.memory();
+        let key =
+            memory.export(mine).map_err(|error| backend_failure("cannot export memory", error))?;
+        let keys = self.comm.share("key in the bare fabric", &key.encode())?;
+        let import = |(rank, key): (usize, &Vec<u8>)| {
+            let peer = Rank::at(rank);
+            let what = format!("cannot import the memory of rank {rank}");
+            let key = Key::<F>::decode(key).map_err(|error| backend_failure(&what, error))?;
+            memory
+                .import(peer, &key, self.comm.deadline())
+                .map_err(|error| backend_failure(&what, error))
+        };
+        keys.iter().enumerate().map(import).collect()
+    }
+}
+
+impl<F: Fabric> BareEngine<F> {
+    /// Submits a slice.
+    ///
+    /// # Errors
+    /// If the engine refuses or has failed.
+    ///
+    /// # Safety
+    /// The rules of [`CopyEngine::submit`] apply.
+    pub(crate) unsafe fn submit(&mut self, ops: &[Op<'_, Local<F>, Remote<F>>]) -> Result<Ticket> {
+        // SAFETY: the caller fulfils the rules of `CopyEngine::submit`.
+        let ticket = unsafe { self.engine.submit(ops) };
+        ticket.map_err(|error| backend_failure("cannot submit bare copies", error))
+    }
+
+    /// Returns the last completed ticket.
+    ///
+    /// # Errors
+    /// If the engine has failed.
+    pub(crate) fn completed(&mut self) -> Result<Ticket> {
+        self.engine.completed().map_err(|error| backend_failure("bare copies failed", error))
+    }
+
+    /// Waits until `ticket` is complete.
+    ///
+    /// # Errors
+    /// If it is not complete within the timeout, or the engine fails.
+    pub(crate) fn finish(&mut self, ticket: Ticket) -> Result<()> {
+        self.poll_until("its bare copies", |engine| Ok(engine.completed()? >= ticket))
+    }
+
+    /// Waits until a flag of this rank is at least `value`. This engine must be the only one that
+    /// waits for the flag.
+    ///
+    /// # Errors
+    /// If the flag is not set within the timeout, or the engine fails.
+    pub(crate) fn wait(&mut self, flag: Flag<'_, Local<F>>, value: u64) -> Result<()> {
+        if self.engine.caps().queued_wait {
+            // SAFETY: the flag's region is borrowed until the ticket is complete, and by this method's
+            // contract this engine is the only reader.
+            let ticket = unsafe { self.submit(&[Op::Wait { flag, value, reset: false }]) }?;
+            return self.finish(ticket);
+        }
+        let word = usize::try_from(flag.word).unwrap_or(usize::MAX);
+        let Some(word) = flag.region.flags().and_then(|flags| flags.get(word)) else {
+            return Err(Failure::failed("this rank can neither read its flags nor queue waits"));
+        };
+        self.poll_until("a flag", |engine| {
+            if word.load(Ordering::Acquire) >= value {
+                return Ok(true);
+            }
+            engine.completed()?;
+            Ok(word.load(Ordering::Acquire) >= value)
+        })
+    }
+
+    /// Returns the largest number of ops in a slice.
+    pub(crate) fn slice_ops_max(&self) -> usize {
+        self.engine.caps().slice_ops_max
+    }
+
+    /// Parks until the engine may have made progress, at most for `limit`.
+    ///
+    /// # Errors
+    /// If the engine has failed.
+    pub(crate) fn park(&mut self, limit: Duration) -> Result<()> {
+        self.engine.park(limit).map_err(|error| backend_failure("bare copies failed", error))
+    }
+
+    /// Polls the engine until `is_done` returns true, and parks between the polls.
+    ///
+    /// # Errors
+    /// If this takes longer than the timeout. The text says what was waited for.
+    fn poll_until(
+        &mut self,
+        what: &str,
+        mut is_done: impl FnMut(&mut Self) -> Result<bool>,
+    ) -> Result<()> {
+        let deadline = self.comm.deadline();
+        while !is_done(self)? {
+            if deadline.has_passed() {
+                let (rank, timeout) = (self.comm.rank(), self.comm.timeout());
+                let text = format!("rank {rank} waited {timeout:?} for {what}");
+                return Err(Failure::failed(text).with_advice("raise --timeout"));
+            }
+            self.park(deadline.remaining())?;
+        }
+        Ok(())
+    }
+}
+
+/// Converts an error of a backend to a failure of the run.
+fn backend_failure(what: impl std::fmt::Display, error: impl peerlane::hal::Error) -> Failure {
+    Error::of_backend(what, error).into()
+}

@@ -1,0 +1,159 @@
+//! Exchanges small messages between the ranks of a run, and checks that all ranks have the same
+//! options.
+//!
+//! A group owns its bootstrap. The run needs the same bootstrap for its own messages, so both share
+//! it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerlane::bootstrap::{Bootstrap, Listener};
+use peerlane::{Deadline, Error, Rank};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Failure, Result};
+
+/// A shared handle to the bootstrap of a run.
+#[derive(Clone)]
+pub(crate) struct Comm {
+    bootstrap: Arc<dyn Bootstrap>,
+    timeout: Duration,
+}
+
+impl Comm {
+    /// Creates a handle to `bootstrap` whose waits end after `timeout`.
+    pub(crate) fn new(bootstrap: impl Bootstrap + 'static, timeout: Duration) -> Self {
+        Self { bootstrap: Arc::new(bootstrap), timeout }
+    }
+
+    /// Returns the deadline of a wait that starts now.
+    pub(crate) fn deadline(&self) -> Deadline {
+        Deadline::after(self.timeout)
+    }
+
+    /// Returns the longest duration of a wait.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Sends `mine` to all ranks and returns the values of all ranks, in rank order. Collective.
+    ///
+    /// # Errors
+    /// If a rank is missing or lost, or sends another type of value.
+    pub(crate) fn share<T: Serialize + DeserializeOwned>(
+        &self,
+        label: &str,
+        mine: &T,
+    ) -> Result<Vec<T>> {
+        let mine = serde_json::to_vec(mine).map_err(|error| Failure::failed(error.to_string()))?;
+        let parse = |(rank, bytes): (usize, Vec<u8>)| {
+            serde_json::from_slice(&bytes).map_err(|error| {
+                Failure::failed(format!("invalid message of rank {rank} for {label:?}: {error}"))
+                    .with_advice("run the same build of peerlane on all ranks")
+            })
+        };
+        let all = self.bootstrap.exchange(label, &mine, self.deadline())?;
+        all.into_iter().enumerate().map(parse).collect()
+    }
+}
+
+impl Bootstrap for Comm {
+    fn rank(&self) -> Rank {
+        self.bootstrap.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.bootstrap.ranks()
+    }
+
+    fn host(&self) -> &str {
+        self.bootstrap.host()
+    }
+
+    fn exchange(
+        &self,
+        label: &str,
+        mine: &[u8],
+        deadline: Deadline,
+    ) -> std::result::Result<Vec<Vec<u8>>, Error> {
+        self.bootstrap.exchange(label, mine, deadline)
+    }
+
+    fn abort(&self, record: &[u8]) -> std::result::Result<(), Error> {
+        self.bootstrap.abort(record)
+    }
+
+    fn listen(&self, listener: Listener) {
+        self.bootstrap.listen(listener);
+    }
+
+    fn leave(&self, deadline: Deadline) -> std::result::Result<(), Error> {
+        self.bootstrap.leave(deadline)
+    }
+}
+
+impl fmt::Debug for Comm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Comm")
+            .field("rank", &self.rank())
+            .field("ranks", &self.ranks())
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The options that must be the same on all ranks, and the seed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    options: Vec<(String, String)>,
+    seed: u64,
+}
+
+impl Settings {
+    /// Creates settings from option names and values, and the seed of this rank.
+    pub(crate) fn new(
+        options: impl IntoIterator<Item = (&'static str, String)>,
+        seed: Option<u64>,
+    ) -> Self {
+        let version = ("version", env!("CARGO_PKG_VERSION").to_owned());
+        let options = std::iter::once(version).chain(options);
+        Self {
+            options: options.map(|(name, value)| (name.to_owned(), value)).collect(),
+            seed: seed.unwrap_or_else(|| fastrand::u64(..)),
+        }
+    }
+
+    /// Compares the settings of all ranks and returns the seed of rank 0. Collective.
+    ///
+    /// # Errors
+    /// If a rank has another value for an option. The text names rank, option and both values.
+    pub(crate) fn agree(self, comm: &Comm) -> Result<u64> {
+        let all = comm.share("settings", &self)?;
+        for (rank, other) in all.iter().enumerate() {
+            self.compare(comm.rank().index(), rank, other)?;
+        }
+        Ok(all.first().map_or(self.seed, |first| first.seed))
+    }
+
+    /// Compares the settings of this rank, `me`, with those of another rank.
+    ///
+    /// # Errors
+    /// The first option that differs.
+    pub(crate) fn compare(&self, me: usize, rank: usize, other: &Self) -> Result<()> {
+        let pairs = self.options.iter().zip(&other.options);
+        match pairs.into_iter().find(|(mine, theirs)| mine != theirs) {
+            None => Ok(()),
+            Some(((name, mine), (_, theirs))) => Err(Failure::failed(format!(
+                "rank {rank} has {name} {theirs}, but rank {me} has {mine}"
+            ))
+            .with_advice("start all ranks with the same program and the same options")),
+        }
+    }
+}
+
+/// Returns the value of an optional option for the comparison.
+pub(crate) fn given(value: Option<String>) -> String {
+    value.unwrap_or_else(|| "not given".to_owned())
+}

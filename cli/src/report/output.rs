@@ -1,0 +1,200 @@
+//! Outputs of a run: text on stdout, JSON lines, files of a given format, and the progress bar.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+use crate::error::{Failure, Result};
+
+/// Prints `text` to stdout.
+///
+/// # Errors
+/// If stdout cannot be written. A closed pipe is a quiet failure.
+pub(crate) fn print(text: &str) -> Result<()> {
+    io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(|error| Failure::io("cannot write to stdout", &error))
+}
+
+/// Returns `value` as indented JSON with a line end.
+///
+/// # Errors
+/// If the value cannot be serialised.
+pub(crate) fn pretty_json(value: &impl Serialize) -> Result<String> {
+    let json = serde_json::to_string_pretty(value);
+    Ok(json.map_err(|error| Failure::failed(error.to_string()))? + "\n")
+}
+
+/// Names a file of one format that an option asks for, and writes it at the end.
+#[derive(Clone, Debug)]
+pub(crate) struct OutputFile {
+    option: &'static str,
+    path: PathBuf,
+}
+
+impl OutputFile {
+    /// Creates the output of `option`, whose file name must end in `extension`.
+    ///
+    /// # Errors
+    /// A usage failure if the name has another extension.
+    pub(crate) fn new(option: &'static str, path: &Path, extension: &str) -> Result<Self> {
+        if path.extension().is_none_or(|seen| !seen.eq_ignore_ascii_case(extension)) {
+            let text = format!("{option} {} does not end in .{extension}", path.display());
+            let advice = format!("name the file *.{extension}; no other format is written");
+            return Err(Failure::usage(text).with_advice(advice));
+        }
+        Ok(Self { option, path: path.to_owned() })
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(crate) fn write(&self, content: &str) -> Result<()> {
+        std::fs::write(&self.path, content).map_err(|error| {
+            Failure::io(format_args!("cannot write {}", self.path.display()), &error)
+                .with_advice(format!("{} takes a file in an existing folder", self.option))
+        })
+    }
+}
+
+/// Writes one JSON object per line, each as soon as it is known, so that a failed run keeps its rows.
+pub(crate) struct JsonLines<W = Box<dyn Write>> {
+    writer: W,
+    name: String,
+    is_stdout: bool,
+}
+
+impl JsonLines {
+    /// Opens `path`, or stdout for `-`.
+    ///
+    /// # Errors
+    /// If the file cannot be created.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        if path == Path::new("-") {
+            return Ok(Self {
+                writer: Box::new(io::stdout()),
+                name: "stdout".into(),
+                is_stdout: true,
+            });
+        }
+        let name = path.display().to_string();
+        let file = File::create(path).map_err(|error| {
+            Failure::io(format_args!("cannot create {name}"), &error)
+                .with_advice("--json takes a file in an existing folder, or - for stdout")
+        })?;
+        Ok(Self { writer: Box::new(file), name, is_stdout: false })
+    }
+
+    /// Prints the tables of a run: to stderr if stdout carries JSON lines, to stdout otherwise.
+    ///
+    /// # Errors
+    /// If the text cannot be written.
+    pub(crate) fn print_beside(json: Option<&Self>, text: &str) -> Result<()> {
+        if json.is_none_or(|json| !json.is_stdout) {
+            return print(text);
+        }
+        io::stderr()
+            .write_all(text.as_bytes())
+            .map_err(|error| Failure::io("cannot write to stderr", &error))
+    }
+}
+
+impl<W: Write> JsonLines<W> {
+    /// Writes one row.
+    ///
+    /// # Errors
+    /// If the row cannot be written.
+    pub(crate) fn write(&mut self, row: &impl Serialize) -> Result<()> {
+        let mut line =
+            serde_json::to_vec(row).map_err(|error| Failure::failed(error.to_string()))?;
+        line.push(b'\n');
+        self.writer
+            .write_all(&line)
+            .and_then(|()| self.writer.flush())
+            .map_err(|error| Failure::io(format_args!("cannot write {}", self.name), &error))
+    }
+}
+
+/// Draws a progress bar on stderr if that is a terminal.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    /// Creates a bar of `rows` measurements.
+    pub(crate) fn new(rows: usize) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(rows as u64), ProgressDrawTarget::stderr());
+        // The template is a constant; if it were invalid, the default style would be used.
+        if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len} sizes  {msg}") {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(250));
+        Self { bar }
+    }
+
+    /// Shows the current activity.
+    pub(crate) fn set_activity(&self, activity: impl fmt::Display) {
+        self.bar.set_message(activity.to_string());
+    }
+
+    /// Counts one finished measurement.
+    pub(crate) fn advance(&self) {
+        self.bar.inc(1);
+    }
+
+    /// Writes a line to stderr above the bar, also if no bar is drawn.
+    pub(crate) fn line(&self, line: &str) {
+        // If stderr is closed, the line cannot be reported anywhere.
+        self.bar.suspend(|| writeln!(io::stderr(), "{line}").ok());
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::row::Row;
+    use super::super::row::tests::row;
+    use super::*;
+
+    #[test]
+    fn a_file_of_another_format_is_refused() {
+        let refusal = OutputFile::new("--plot", Path::new("sizes.png"), "svg").unwrap_err();
+        insta::assert_snapshot!(refusal, @"
+        error: --plot sizes.png does not end in .svg
+         help: name the file *.svg; no other format is written
+        ");
+    }
+
+    #[test]
+    fn a_row_is_one_json_line_and_can_be_parsed() {
+        let mut lines = JsonLines { writer: Vec::new(), name: "memory".into(), is_stdout: false };
+        let rows = [
+            row(1 << 20, Duration::from_micros(125), None),
+            row(1 << 22, Duration::from_micros(500), Some(Duration::from_micros(450))),
+        ];
+        for row in &rows {
+            lines.write(row).unwrap();
+        }
+        let text = String::from_utf8(lines.writer).unwrap();
+        insta::assert_snapshot!(text, @r#"
+        {"collective":"all-gather","backend":"host","ranks":4,"nodes":"1x4","algorithm":"direct","parts":1,"engine":"host","dtype":"u8","in_place":false,"outputs":1,"total_bytes":1048576,"shard_bytes":262144,"iterations":20,"median_us":125.0,"p99_us":187.5,"max_us":250.0,"algbw_gbs":8.388608,"busbw_gbs":6.291456,"checked":true,"lanes":[],"tiers":[],"fallbacks":[]}
+        {"collective":"all-gather","backend":"host","ranks":4,"nodes":"1x4","algorithm":"direct","parts":1,"engine":"host","dtype":"u8","in_place":false,"outputs":1,"total_bytes":4194304,"shard_bytes":1048576,"iterations":20,"median_us":500.0,"p99_us":750.0,"max_us":1000.0,"algbw_gbs":8.388608,"busbw_gbs":6.291456,"checked":true,"limit_us":450.0,"limit_share":0.9,"lanes":[],"tiers":[],"fallbacks":[]}
+        "#);
+        let read: Vec<Row> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(read, rows);
+    }
+}
