@@ -222,11 +222,13 @@ impl Domain {
         base: NonNull<u8>,
         bytes: usize,
     ) -> Result<Mr, Error> {
-        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+        let access = ibv_access_flags::LOCAL_WRITE
+            | ibv_access_flags::REMOTE_WRITE
+            | ibv_access_flags::REMOTE_READ;
         let register = self.context.library.reg_mr;
         let start = base.as_ptr().cast();
         // SAFETY: the domain is open; the caller keeps the memory.
-        let raw = unsafe { register(self.raw.as_ptr(), start, bytes, access.cast_signed()) };
+        let raw = unsafe { register(self.raw.as_ptr(), start, bytes, access.bits().cast_signed()) };
         let raw = NonNull::new(raw).ok_or_else(|| {
             let place = Arc::clone(&self.context.name);
             match Error::last("ibv_reg_mr", &place) {
@@ -250,12 +252,14 @@ impl Domain {
         bytes: usize,
         address: u64,
     ) -> Result<Mr, Error> {
-        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+        let access = ibv_access_flags::LOCAL_WRITE
+            | ibv_access_flags::REMOTE_WRITE
+            | ibv_access_flags::REMOTE_READ;
         let Some(register) = self.context.library.reg_dmabuf_mr else {
             let text = format!("{LIBRARY} has no ibv_reg_dmabuf_mr, wanted rdma-core 34 or newer");
             return Err(Error::unavailable(text));
         };
-        let (domain, fd, access) = (self.raw.as_ptr(), fd.as_raw_fd(), access.cast_signed());
+        let (domain, fd, access) = (self.raw.as_ptr(), fd.as_raw_fd(), access.bits().cast_signed());
         // SAFETY: the domain is open and so is the descriptor; the caller keeps what it names.
         let raw = unsafe { register(domain, offset, bytes, address, fd, access) };
         let raw = NonNull::new(raw);
@@ -269,7 +273,7 @@ impl Domain {
     /// does not know of dma-bufs.
     pub(crate) fn refuse_dmabuf(&self) -> Option<Errno> {
         let register = self.context.library.reg_dmabuf_mr?;
-        let access = IBV_ACCESS_LOCAL_WRITE.cast_signed();
+        let access = ibv_access_flags::LOCAL_WRITE.bits().cast_signed();
         // SAFETY: the domain is open, and -1 is no file, so that nothing can be registered.
         let registered = unsafe { register(self.raw.as_ptr(), 0, 4096, 0, -1, access) };
         if registered.is_null() {

@@ -115,7 +115,7 @@ plain! {
     }
     ibv_wc {
         wr_id: u64, status: ibv_wc_status, opcode: ibv_wc_opcode, vendor_err: u32, byte_len: u32,
-        imm_data: u32, qp_num: u32, src_qp: u32, wc_flags: u32, pkey_index: u16, slid: u16, sl: u8,
+        imm_data: u32, qp_num: u32, src_qp: u32, wc_flags: ibv_wc_flags, pkey_index: u16, slid: u16, sl: u8,
         dlid_path_bits: u8,
     }
     ibv_global_route {
@@ -138,7 +138,7 @@ plain! {
     ibv_qp_attr {
         qp_state: ibv_qp_state, cur_qp_state: ibv_qp_state, path_mtu: ibv_mtu,
         path_mig_state: ibv_mig_state, qkey: u32, rq_psn: u32, sq_psn: u32, dest_qp_num: u32,
-        qp_access_flags: u32, cap: ibv_qp_cap, ah_attr: ibv_ah_attr, alt_ah_attr: ibv_ah_attr,
+        qp_access_flags: ibv_access_flags, cap: ibv_qp_cap, ah_attr: ibv_ah_attr, alt_ah_attr: ibv_ah_attr,
         pkey_index: u16, alt_pkey_index: u16, en_sqd_async_notify: u8, sq_draining: u8,
         max_rd_atomic: u8, max_dest_rd_atomic: u8, min_rnr_timer: u8, port_num: u8, timeout: u8,
         retry_cnt: u8, rnr_retry: u8, alt_port_num: u8, alt_timeout: u8, rate_limit: u32,
@@ -146,7 +146,7 @@ plain! {
     ibv_sge { addr: u64, length: u32, lkey: u32, }
     ibv_send_wr {
         wr_id: u64, next: *mut ibv_send_wr, sg_list: *mut ibv_sge, num_sge: c_int,
-        opcode: ibv_wr_opcode, send_flags: u32, imm_data: u32, wr: ibv_send_target,
+        opcode: ibv_wr_opcode, send_flags: ibv_send_flags, imm_data: u32, wr: ibv_send_target,
         qp_type: u32, _bind_mw: [u64; 6],
     }
     ibv_recv_wr {

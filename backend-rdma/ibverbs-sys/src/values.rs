@@ -2,6 +2,8 @@
 #![allow(missing_docs, reason = "the names are the header's, and so is their documentation")]
 #![allow(non_camel_case_types, reason = "the names are the header's")]
 
+use bitflags::bitflags;
+
 macro_rules! enumerations {
     ($($name:ident: $integer:ty { $($value:ident = $number:expr,)* })*) => {$(
         /// The enumeration of that name; unknown values are kept as they are.
@@ -64,32 +66,64 @@ pub const IBV_GID_TYPE_IB: u32 = 0;
 pub const IBV_GID_TYPE_ROCE_V1: u32 = 1;
 pub const IBV_GID_TYPE_ROCE_V2: u32 = 2;
 
-pub const IBV_ACCESS_LOCAL_WRITE: u32 = 1;
-pub const IBV_ACCESS_REMOTE_WRITE: u32 = 1 << 1;
-pub const IBV_ACCESS_REMOTE_READ: u32 = 1 << 2;
-pub const IBV_ACCESS_REMOTE_ATOMIC: u32 = 1 << 3;
+bitflags! {
+    /// What peers may do with registered memory (`enum ibv_access_flags`).
+    #[repr(transparent)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct ibv_access_flags: u32 {
+        const LOCAL_WRITE = 1;
+        const REMOTE_WRITE = 1 << 1;
+        const REMOTE_READ = 1 << 2;
+        const REMOTE_ATOMIC = 1 << 3;
+        const _ = !0;
+    }
 
-pub const IBV_QP_STATE: u32 = 1;
-pub const IBV_QP_ACCESS_FLAGS: u32 = 1 << 3;
-pub const IBV_QP_PKEY_INDEX: u32 = 1 << 4;
-pub const IBV_QP_PORT: u32 = 1 << 5;
-pub const IBV_QP_AV: u32 = 1 << 7;
-pub const IBV_QP_PATH_MTU: u32 = 1 << 8;
-pub const IBV_QP_TIMEOUT: u32 = 1 << 9;
-pub const IBV_QP_RETRY_CNT: u32 = 1 << 10;
-pub const IBV_QP_RNR_RETRY: u32 = 1 << 11;
-pub const IBV_QP_RQ_PSN: u32 = 1 << 12;
-pub const IBV_QP_MAX_QP_RD_ATOMIC: u32 = 1 << 13;
-pub const IBV_QP_MIN_RNR_TIMER: u32 = 1 << 15;
-pub const IBV_QP_SQ_PSN: u32 = 1 << 16;
-pub const IBV_QP_MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
-pub const IBV_QP_DEST_QPN: u32 = 1 << 20;
+    /// The attributes that `ibv_modify_qp` changes (`enum ibv_qp_attr_mask`).
+    #[repr(transparent)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct ibv_qp_attr_mask: u32 {
+        const STATE = 1;
+        const ACCESS_FLAGS = 1 << 3;
+        const PKEY_INDEX = 1 << 4;
+        const PORT = 1 << 5;
+        const AV = 1 << 7;
+        const PATH_MTU = 1 << 8;
+        const TIMEOUT = 1 << 9;
+        const RETRY_CNT = 1 << 10;
+        const RNR_RETRY = 1 << 11;
+        const RQ_PSN = 1 << 12;
+        const MAX_QP_RD_ATOMIC = 1 << 13;
+        const MIN_RNR_TIMER = 1 << 15;
+        const SQ_PSN = 1 << 16;
+        const MAX_DEST_RD_ATOMIC = 1 << 17;
+        const DEST_QPN = 1 << 20;
+        const _ = !0;
+    }
 
-pub const IBV_SRQ_LIMIT: i32 = 1 << 1;
+    /// The attributes that `ibv_modify_srq` changes (`enum ibv_srq_attr_mask`).
+    #[repr(transparent)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct ibv_srq_attr_mask: u32 {
+        const LIMIT = 1 << 1;
+        const _ = !0;
+    }
 
-pub const IBV_SEND_FENCE: u32 = 1;
-pub const IBV_SEND_SIGNALED: u32 = 1 << 1;
-pub const IBV_SEND_SOLICITED: u32 = 1 << 2;
-pub const IBV_SEND_INLINE: u32 = 1 << 3;
+    /// Options of a send request (`enum ibv_send_flags`).
+    #[repr(transparent)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct ibv_send_flags: u32 {
+        const FENCE = 1;
+        const SIGNALED = 1 << 1;
+        const SOLICITED = 1 << 2;
+        const INLINE = 1 << 3;
+        const _ = !0;
+    }
 
-pub const IBV_WC_WITH_IMM: u32 = 1 << 1;
+    /// What a work completion contains (`enum ibv_wc_flags`).
+    #[repr(transparent)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct ibv_wc_flags: u32 {
+        const WITH_IMM = 1 << 1;
+        const _ = !0;
+    }
+}

@@ -169,14 +169,14 @@ fn constants() -> Vec<Claim> {
         "IBV_MTU_4096" = ibv_mtu::MTU_4096.0,
         "IBV_LINK_LAYER_ETHERNET" = IBV_LINK_LAYER_ETHERNET,
         "IBV_GID_TYPE_ROCE_V2" = IBV_GID_TYPE_ROCE_V2,
-        "IBV_ACCESS_REMOTE_READ" = IBV_ACCESS_REMOTE_READ,
-        "IBV_QP_PORT" = IBV_QP_PORT,
-        "IBV_QP_RNR_RETRY" = IBV_QP_RNR_RETRY,
-        "IBV_QP_MIN_RNR_TIMER" = IBV_QP_MIN_RNR_TIMER,
-        "IBV_QP_MAX_DEST_RD_ATOMIC" = IBV_QP_MAX_DEST_RD_ATOMIC,
-        "IBV_QP_DEST_QPN" = IBV_QP_DEST_QPN,
-        "IBV_SEND_INLINE" = IBV_SEND_INLINE,
-        "IBV_WC_WITH_IMM" = IBV_WC_WITH_IMM,
+        "IBV_ACCESS_REMOTE_READ" = ibv_access_flags::REMOTE_READ.bits(),
+        "IBV_QP_PORT" = ibv_qp_attr_mask::PORT.bits(),
+        "IBV_QP_RNR_RETRY" = ibv_qp_attr_mask::RNR_RETRY.bits(),
+        "IBV_QP_MIN_RNR_TIMER" = ibv_qp_attr_mask::MIN_RNR_TIMER.bits(),
+        "IBV_QP_MAX_DEST_RD_ATOMIC" = ibv_qp_attr_mask::MAX_DEST_RD_ATOMIC.bits(),
+        "IBV_QP_DEST_QPN" = ibv_qp_attr_mask::DEST_QPN.bits(),
+        "IBV_SEND_INLINE" = ibv_send_flags::INLINE.bits(),
+        "IBV_WC_WITH_IMM" = ibv_wc_flags::WITH_IMM.bits(),
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ibverbs_sys::{
-    IBV_SEND_INLINE, ibv_send_rdma, ibv_send_target, ibv_send_wr, ibv_sge, ibv_wr_opcode,
+    ibv_send_flags, ibv_send_rdma, ibv_send_target, ibv_send_wr, ibv_sge, ibv_wr_opcode,
 };
 use peerlane_hal::{Deadline, Ticket};
 use peerlane_toolkit::device::Fault;
@@ -292,7 +292,7 @@ impl Pair {
         // change them.
         let may_inline = !is_read && !span.of_device && !strand.is_reading();
         if may_inline && bytes <= u64::from(strand.qp.inline_bytes) {
-            request.send_flags |= IBV_SEND_INLINE;
+            request.send_flags |= ibv_send_flags::INLINE;
         }
         // A piece is smaller than the largest message, which has 32 bits.
         let (length, lkey) = (bytes as u32, span.here_keys[strand.card]);

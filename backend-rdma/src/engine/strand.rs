@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use ibverbs_sys::{IBV_SEND_FENCE, IBV_SEND_SIGNALED, ibv_send_wr, ibv_wr_opcode};
+use ibverbs_sys::{ibv_send_flags, ibv_send_wr, ibv_wr_opcode};
 
 use crate::sys::Qp;
 
@@ -189,7 +189,7 @@ impl Strand {
     pub(super) fn count(&mut self, request: &mut ibv_send_wr, posting: Posting) {
         let is_read = request.opcode == ibv_wr_opcode::RDMA_READ;
         if !is_read && std::mem::take(&mut self.fence) {
-            request.send_flags |= IBV_SEND_FENCE;
+            request.send_flags |= ibv_send_flags::FENCE;
         }
         self.fence |= is_read;
         self.posted += 1;
@@ -204,7 +204,7 @@ impl Strand {
         request.wr_id = RequestId { peer, strand, number }.pack();
         let many = self.unmarked.requests >= self.room.requests / 4;
         if posting.asked || many || self.unmarked.bytes >= self.room.bytes / 4 {
-            request.send_flags |= IBV_SEND_SIGNALED;
+            request.send_flags |= ibv_send_flags::SIGNALED;
             self.marks.push_back(Mark { number, first_order, bytes: self.unmarked.bytes });
             self.unmarked = Unmarked::default();
         }

@@ -87,14 +87,20 @@ pub(crate) fn receive_from(
     own: &End,
     other: &End,
 ) -> Result<(), Error> {
-    let access = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+    let access = ibv_access_flags::REMOTE_WRITE | ibv_access_flags::REMOTE_READ;
     let attributes = ibv_qp_attr {
         qp_state: ibv_qp_state::INIT,
         port_num: place.port,
         qp_access_flags: access,
         ..ibv_qp_attr::default()
     };
-    qp.modify(&attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)?;
+    qp.modify(
+        &attributes,
+        ibv_qp_attr_mask::STATE
+            | ibv_qp_attr_mask::PKEY_INDEX
+            | ibv_qp_attr_mask::PORT
+            | ibv_qp_attr_mask::ACCESS_FLAGS,
+    )?;
     let far = other.gid[..8] != own.gid[..8];
     let route = ibv_global_route {
         dgid: ibv_gid { raw: other.gid },
@@ -122,13 +128,13 @@ pub(crate) fn receive_from(
     };
     qp.modify(
         &attributes,
-        IBV_QP_STATE
-            | IBV_QP_AV
-            | IBV_QP_PATH_MTU
-            | IBV_QP_DEST_QPN
-            | IBV_QP_RQ_PSN
-            | IBV_QP_MAX_DEST_RD_ATOMIC
-            | IBV_QP_MIN_RNR_TIMER,
+        ibv_qp_attr_mask::STATE
+            | ibv_qp_attr_mask::AV
+            | ibv_qp_attr_mask::PATH_MTU
+            | ibv_qp_attr_mask::DEST_QPN
+            | ibv_qp_attr_mask::RQ_PSN
+            | ibv_qp_attr_mask::MAX_DEST_RD_ATOMIC
+            | ibv_qp_attr_mask::MIN_RNR_TIMER,
     )
 }
 
@@ -145,12 +151,12 @@ pub(crate) fn send_to(qp: &Qp, options: &Options, own: &End, other: &End) -> Res
     };
     qp.modify(
         &attributes,
-        IBV_QP_STATE
-            | IBV_QP_TIMEOUT
-            | IBV_QP_RETRY_CNT
-            | IBV_QP_RNR_RETRY
-            | IBV_QP_SQ_PSN
-            | IBV_QP_MAX_QP_RD_ATOMIC,
+        ibv_qp_attr_mask::STATE
+            | ibv_qp_attr_mask::TIMEOUT
+            | ibv_qp_attr_mask::RETRY_CNT
+            | ibv_qp_attr_mask::RNR_RETRY
+            | ibv_qp_attr_mask::SQ_PSN
+            | ibv_qp_attr_mask::MAX_QP_RD_ATOMIC,
     )
 }
 

@@ -125,8 +125,9 @@ impl Srq {
     pub(crate) fn warn_below(&self, places: u32) -> Result<(), Error> {
         let mut attributes = ibv_srq_attr { srq_limit: places, ..ibv_srq_attr::default() };
         let modify = self.domain.context.library.modify_srq;
+        let mask = ibv_srq_attr_mask::LIMIT.bits().cast_signed();
         // SAFETY: the queue is alive, and the structure is the library's.
-        let answer = unsafe { modify(self.raw.as_ptr(), &mut attributes, IBV_SRQ_LIMIT) };
+        let answer = unsafe { modify(self.raw.as_ptr(), &mut attributes, mask) };
         self.domain.context.check("ibv_modify_srq", answer)
     }
 
@@ -225,11 +226,16 @@ impl Qp {
         unsafe { (*self.raw.as_ptr()).qp_num }
     }
 
-    pub(crate) fn modify(&self, attributes: &ibv_qp_attr, mask: u32) -> Result<(), Error> {
+    pub(crate) fn modify(
+        &self,
+        attributes: &ibv_qp_attr,
+        mask: ibv_qp_attr_mask,
+    ) -> Result<(), Error> {
         let mut attributes = *attributes;
         let modify = self.domain.context.library.modify_qp;
         // SAFETY: it is alive, and the structure is the library's.
-        let answer = unsafe { modify(self.raw.as_ptr(), &mut attributes, mask.cast_signed()) };
+        let answer =
+            unsafe { modify(self.raw.as_ptr(), &mut attributes, mask.bits().cast_signed()) };
         self.domain.context.check("ibv_modify_qp", answer)
     }
 
@@ -237,7 +243,7 @@ impl Qp {
     pub(crate) fn fail(&self) {
         let attributes = ibv_qp_attr { qp_state: ibv_qp_state::ERR, ..ibv_qp_attr::default() };
         // What is in error already stays so.
-        let _ = self.modify(&attributes, IBV_QP_STATE);
+        let _ = self.modify(&attributes, ibv_qp_attr_mask::STATE);
     }
 
     /// Whether a word that a write brings may be polled: the bytes before it are there first.

@@ -95,7 +95,7 @@ const RULES: &[CrateRule] = &[
         name: "peerlane-ibverbs-sys",
         manifest: "backend-rdma/ibverbs-sys/Cargo.toml",
         arrows: &[C_LAYOUT],
-        others: Some(&["libloading", "thiserror"]),
+        others: Some(&["bitflags", "libloading", "thiserror"]),
     },
     CrateRule {
         name: "peerlane-collectives",

@@ -1,6 +1,6 @@
 //! How signals are posted: in the last write before them, or alone behind their companions.
 
-use ibverbs_sys::{IBV_SEND_INLINE, ibv_send_wr, ibv_sge, ibv_wr_opcode};
+use ibverbs_sys::{ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 
 use super::super::chain::Chain;
 use super::super::opening::Opened;
@@ -97,7 +97,7 @@ impl Pair {
         let Opened { strands, messages, .. } = self.opened.as_ref()?;
         let (addr, lkey) = messages.keep(strands[0].slot(), bytes);
         if bytes.len() <= strands[0].qp.inline_bytes as usize {
-            request.send_flags |= IBV_SEND_INLINE;
+            request.send_flags |= ibv_send_flags::INLINE;
         }
         Some(ibv_sge { addr, length: bytes.len() as u32, lkey })
     }
