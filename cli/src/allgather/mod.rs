@@ -43,7 +43,7 @@ mod timeline;
 mod timer;
 mod topology;
 
-pub(crate) use backend::{Backend, Devices};
+pub(crate) use backend::TargetOptions;
 use backend::{LaunchInfo, Selected};
 pub(crate) use options::Options;
 use printer::Printer;
@@ -94,7 +94,7 @@ fn run_spawned(options: &Options, environment: &Environment) -> Result<()> {
 
 /// Runs a rank that a launcher has started; rank 0 prints.
 fn join(options: &Options, environment: &Environment) -> Result<()> {
-    if let Some(ranks) = options.ranks.filter(|ranks| *ranks != environment.ranks) {
+    if let Some(ranks) = options.target.ranks.filter(|ranks| *ranks != environment.ranks) {
         return Err(Failure::usage(format!(
             "--ranks is {ranks}, but the launcher has started {}",
             environment.ranks
@@ -124,7 +124,7 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
 
 /// Runs the parent of one process per rank.
 fn spawn(options: &Options) -> Result<()> {
-    let ranks = options.ranks.or(options.node_options.nodes.as_ref().and_then(Nodes::ranks));
+    let ranks = options.target.ranks.or(options.node_options.nodes.as_ref().and_then(Nodes::ranks));
     let selected = Selected::of(options, LaunchInfo { local_ranks: ranks, multi_host: false })?;
     let ranks = ranks.unwrap_or(selected.ranks_default());
     setup::check(options, selected.name(), ranks)?;

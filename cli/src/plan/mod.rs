@@ -27,7 +27,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return print(&document::check(path)?);
     }
     let document = Document::make(options)?;
-    let text = if options.json { document.json()? } else { document.text() };
+    let text = if options.plan.json { document.json()? } else { document.text() };
     print(&text)
 }
 
@@ -65,9 +65,6 @@ pub(crate) struct Options {
     /// to verify
     #[arg(long, default_value = "all", value_name = "RANK")]
     pub(super) rank: String,
-    /// Print one JSON object
-    #[arg(long)]
-    pub(super) json: bool,
     /// Read the plans of all ranks from FILE, as text or JSON, and print only the verdict
     #[arg(long, value_name = "FILE")]
     #[arg(conflicts_with_all = [
