@@ -21,7 +21,7 @@ use peerlane::bootstrap::tcp::Tcp;
 
 use crate::cublas;
 use crate::error::{Failure, Result};
-use crate::memory::{self, Need};
+use crate::memory::{self, HostMemory};
 use crate::nccl::Nccl;
 use crate::options::Nodes;
 use crate::ranks::affinity::{self, Bind};
@@ -108,17 +108,18 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
     let launch = LaunchInfo { local_ranks: Some(local_ranks), multi_host };
     let selected = Selected::of(options, launch)?;
     setup::check(options, selected.name(), environment.ranks)?;
-    need(options, &selected, environment.ranks, local_ranks).check(memory::available_bytes())?;
+    host_memory(options, &selected, environment.ranks, local_ranks)
+        .check(memory::available_bytes())?;
     let deadline = options.deadline();
     if environment.rank.0 != 0 {
         let bootstrap = Tcp::join(environment, deadline)?;
         return rank::run(options, &selected, local_rank, bootstrap, &mut |_| Ok(()));
     }
-    let mut screen = Printer::open(options, selected.note.as_deref())?;
+    let mut printer = Printer::open(options, selected.note.as_deref())?;
     let bootstrap = Tcp::join(environment, deadline)?;
-    let show = &mut |event| screen.show(event);
+    let show = &mut |event| printer.show(event);
     let result = rank::run(options, &selected, local_rank, bootstrap, show);
-    let shown = screen.finish();
+    let shown = printer.finish();
     result.and(shown)
 }
 
@@ -128,16 +129,16 @@ fn spawn(options: &Options) -> Result<()> {
     let selected = Selected::of(options, LaunchInfo { local_ranks: ranks, multi_host: false })?;
     let ranks = ranks.unwrap_or(selected.ranks_default());
     setup::check(options, selected.name(), ranks)?;
-    libraries(options)?;
-    need(options, &selected, ranks, ranks).check(memory::available_bytes())?;
-    let mut screen = Printer::open(options, selected.note.as_deref())?;
-    let result = ranks::spawn(ranks, options.run.timeout, &mut screen);
-    let shown = screen.finish();
+    find_libraries(options)?;
+    host_memory(options, &selected, ranks, ranks).check(memory::available_bytes())?;
+    let mut printer = Printer::open(options, selected.note.as_deref())?;
+    let result = ranks::spawn(ranks, options.run.timeout, &mut printer);
+    let shown = printer.finish();
     result.and(shown)
 }
 
 /// Looks for the libraries that the ranks will load, so that a missing one is reported once.
-fn libraries(options: &Options) -> Result<()> {
+fn find_libraries(options: &Options) -> Result<()> {
     if options.vs.is_some() {
         Nccl::open(options.nccl.as_deref())?;
     }
@@ -148,9 +149,14 @@ fn libraries(options: &Options) -> Result<()> {
 }
 
 /// Returns the host memory that `local_ranks` of the ranks allocate on this machine.
-fn need(options: &Options, selected: &Selected, ranks: usize, local_ranks: usize) -> Need {
+fn host_memory(
+    options: &Options,
+    selected: &Selected,
+    ranks: usize,
+    local_ranks: usize,
+) -> HostMemory {
     if !selected.slots.is_empty() {
-        return Need { ranks: local_ranks as u64, total_bytes: 0, input_bytes: 0 };
+        return HostMemory { ranks: local_ranks as u64, total_bytes: 0, input_bytes: 0 };
     }
     let sweep = options.sweep(ranks);
     let largest = sweep.shard_lengths().last().copied().unwrap_or(0);
@@ -159,7 +165,7 @@ fn need(options: &Options, selected: &Selected, ranks: usize, local_ranks: usize
         options.node_options.topology(ranks).ok().flatten().map_or(1, |nodes| nodes.nodes());
     let operations = options.algorithm.algorithms(nodes).len() as u64;
     let shard = if options.in_place { 0 } else { sweep.shard_bytes(largest) };
-    Need {
+    HostMemory {
         ranks: local_ranks as u64,
         total_bytes: sweep.total_bytes(largest).saturating_mul(operations),
         input_bytes: shard.saturating_mul(operations),

@@ -91,11 +91,11 @@ fn rows(options: &Options, configuration: &Configuration, min_bytes: u64) -> Res
     let output =
         command.output().map_err(|error| Failure::io("cannot start peerlane allgather", &error))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         return Err(Failure::failed(format!(
             "{} cannot be measured: {}",
             configuration.text(),
-            said.trim()
+            stderr.trim()
         )));
     }
     let text = String::from_utf8_lossy(&output.stdout);

@@ -16,7 +16,7 @@ const PARK_MAX: Duration = Duration::from_micros(50);
 
 /// Progress of the messages of one engine.
 #[derive(Debug, Default)]
-struct Flow {
+struct EngineProgress {
     submitted: u32,
     completed: u32,
     /// Slices in flight, with the number of their messages.
@@ -64,34 +64,36 @@ fn run<F: Fabric>(
     let window = pair.options.window;
     let (deadline, timeout) = (pair.deadline(), pair.options.run.timeout);
     let several = pair.engines.len() > 1;
-    let mut lanes: Vec<_> = pair
+    let mut senders: Vec<_> = pair
         .engines
         .iter_mut()
         .enumerate()
         .map(|(index, engine)| {
             let slice = (window as usize / 4).clamp(1, engine.slice_ops_max());
-            (engine, vec![buffers.message(work, index); slice], Flow::default())
+            (engine, vec![buffers.message(work, index); slice], EngineProgress::default())
         })
         .collect();
     let started_at = Instant::now();
     loop {
-        let mut moved = false;
-        for (engine, slice, flow) in &mut lanes {
-            moved |= flow.count_completed(engine.completed()?);
-            let next = (count - flow.submitted).min(slice.len() as u32);
-            if next > 0 && window - (flow.submitted - flow.completed) >= next {
+        let mut has_progress = false;
+        for (engine, slice, progress) in &mut senders {
+            has_progress |= progress.count_completed(engine.completed()?);
+            let next = (count - progress.submitted).min(slice.len() as u32);
+            if next > 0 && window - (progress.submitted - progress.completed) >= next {
                 // SAFETY: the buffers outlive the last completion, or are leaked. The peer touches them
                 // only after the signal.
                 let ticket = unsafe { engine.submit(&slice[..next as usize]) }?;
-                flow.submitted += next;
-                flow.open.push_back((ticket, next));
-                moved = true;
+                progress.submitted += next;
+                progress.open.push_back((ticket, next));
+                has_progress = true;
             }
         }
-        let Some((engine, ..)) = lanes.iter_mut().find(|(.., flow)| flow.completed < count) else {
+        let Some((engine, ..)) =
+            senders.iter_mut().find(|(.., progress)| progress.completed < count)
+        else {
             return Ok(started_at.elapsed());
         };
-        if moved {
+        if has_progress {
             continue;
         }
         if deadline.has_passed() {
@@ -103,7 +105,7 @@ fn run<F: Fabric>(
     }
 }
 
-impl Flow {
+impl EngineProgress {
     /// Counts completed messages; returns whether there are more than before.
     fn count_completed(&mut self, completed: Ticket) -> bool {
         let before = self.completed;
@@ -157,11 +159,11 @@ mod tests {
 
     #[test]
     fn messages_complete_with_their_slice() {
-        let mut flow = Flow { submitted: 7, completed: 0, open: VecDeque::new() };
-        flow.open.extend([(Ticket(3), 4), (Ticket(4), 3)]);
-        assert!(!flow.count_completed(Ticket(2)));
-        assert!(flow.count_completed(Ticket(3)));
-        assert_eq!((flow.completed, flow.open.len()), (4, 1));
-        assert!(flow.count_completed(Ticket(9)) && flow.completed == 7);
+        let mut progress = EngineProgress { submitted: 7, completed: 0, open: VecDeque::new() };
+        progress.open.extend([(Ticket(3), 4), (Ticket(4), 3)]);
+        assert!(!progress.count_completed(Ticket(2)));
+        assert!(progress.count_completed(Ticket(3)));
+        assert_eq!((progress.completed, progress.open.len()), (4, 1));
+        assert!(progress.count_completed(Ticket(9)) && progress.completed == 7);
     }
 }

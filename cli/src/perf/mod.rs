@@ -36,9 +36,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     match LaunchedBy::of(options.run.spawned_by)? {
         LaunchedBy::User => {
             options.check()?;
-            let mut screen = Printer::open(options)?;
-            let result = ranks::spawn(RANKS, options.run.timeout, &mut screen);
-            let shown = screen.finish();
+            let mut printer = Printer::open(options)?;
+            let result = ranks::spawn(RANKS, options.run.timeout, &mut printer);
+            let shown = printer.finish();
             result.and(shown)
         }
         LaunchedBy::Program(environment) => {
@@ -64,9 +64,9 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
     if environment.rank.0 != 0 {
         return measure(options, environment, false, &mut |_| Ok(()));
     }
-    let mut screen = Printer::open(options)?;
-    let result = measure(options, environment, false, &mut |row| screen.show(row));
-    let shown = screen.finish();
+    let mut printer = Printer::open(options)?;
+    let result = measure(options, environment, false, &mut |row| printer.show(row));
+    let shown = printer.finish();
     result.and(shown)
 }
 

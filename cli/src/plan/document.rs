@@ -206,10 +206,10 @@ fn parse(text: &str) -> std::result::Result<Vec<Plan>, String> {
         let (JsonPlans::Document { plans } | JsonPlans::List(plans)) = json;
         return Ok(plans);
     }
-    sections(text).iter().map(|section| section.parse().map_err(said)).collect()
+    sections(text).iter().map(|section| section.parse().map_err(to_text)).collect()
 }
 
-fn said(error: impl std::fmt::Display) -> String {
+fn to_text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 

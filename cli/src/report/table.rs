@@ -57,7 +57,7 @@ pub(crate) fn aligned(
 fn header(Columns { parts, limits, predictions, device }: Columns) -> Vec<&'static str> {
     let mut header = vec!["total", "shard", "algorithm"];
     if parts {
-        header.push("parts");
+        header.push("chunks");
     }
     header.extend(["engine", "median µs"]);
     header.push(if device { "host µs" } else { "p99 µs" });
@@ -262,10 +262,10 @@ mod tests {
         let time = Duration::from_micros;
         rows[1].predicted = Some(Predicted::new(time(450), time(500)));
         insta::assert_snapshot!(table(&rows), @"
-         total     shard   algorithm      parts   engine   median µs   p99 µs   algbw GB/s   busbw GB/s   checked   predicted µs   of median
-        ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
-         1 MiB   256 KiB   direct             1   host         125.0    187.5        8.389        6.291       yes              -           -
-         1 MiB   256 KiB   hierarchical       4   host         500.0    750.0        2.097        1.573       yes          450.0        90 %
+         total     shard   algorithm      chunks   engine   median µs   p99 µs   algbw GB/s   busbw GB/s   checked   predicted µs   of median
+        ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+         1 MiB   256 KiB   direct              1   host         125.0    187.5        8.389        6.291       yes              -           -
+         1 MiB   256 KiB   hierarchical        4   host         500.0    750.0        2.097        1.573       yes          450.0        90 %
         ");
     }
 
