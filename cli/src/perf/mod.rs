@@ -1,4 +1,4 @@
-//! `peerlane perf`: is_measuring bare puts, gets and signals between two ranks.
+//! `peerlane perf`: measures bare puts, gets and signals between two ranks.
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::bootstrap::environment::Environment;
@@ -22,7 +22,7 @@ use options::{Backend, PerfTest};
 use pair::Pair;
 use report::{Printer, Row};
 
-/// Rank 0 is_measuring and rank 1 answers.
+/// Rank 0 measures and rank 1 answers.
 const RANKS: usize = 2;
 
 /// Receives the rows of rank 0.

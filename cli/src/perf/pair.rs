@@ -60,7 +60,7 @@ impl<'a, F: Fabric> Pair<'a, F> {
         Ok(Self { options, engines, comm, seed, flags, peer_flags, signalled, last, sizes, fabric })
     }
 
-    /// Returns whether this rank is_measuring; the other rank answers.
+    /// Returns whether this rank measures; the other rank answers.
     pub(super) fn is_measuring(&self) -> bool {
         self.comm.rank().0 == 0
     }
@@ -75,7 +75,7 @@ impl<'a, F: Fabric> Pair<'a, F> {
         let slot_bytes = bytes.next_multiple_of(ALIGN_BYTES).max(ALIGN_BYTES);
         let mine = self.fabric.allocate(2 * engines as u64 * slot_bytes, Role::Data)?;
         if mine.space() != Space::Host {
-            return Err(Failure::failed("perf is_measuring only host memory"));
+            return Err(Failure::failed("perf measures only host memory"));
         }
         let data = TestData { seed: self.seed, size: self.sizes, round: 0 };
         self.sizes += 1;

@@ -160,7 +160,7 @@ impl<'a> Candidate<'a> {
         // In place, the overwritten output contains the shard of this rank, so the shard is filled
         // afterwards. The exchange keeps ranks from starting before all outputs are overwritten,
         // because peers write into them.
-        comm.share("poisoned and filled", &())?;
+        comm.share("overwritten and filled", &())?;
         let mut found = Ok(());
         for index in 0..self.outputs.len() {
             let output = match self.graph {
