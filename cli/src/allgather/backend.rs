@@ -102,7 +102,7 @@ impl Selected {
             Backend::Rocm => {
                 options.check_without_cuda()?;
                 let slots = slots(Backend::Rocm, options.target.devices.as_ref())?;
-                Engine::check(options)?;
+                EngineKind::check(options)?;
                 Self { backend: Backend::Rocm, slots, note: None }
             }
             Backend::Rdma => {
@@ -111,7 +111,7 @@ impl Selected {
             }
         };
         if selected.backend != Backend::Rocm {
-            Engine::check_without_rocm(options, selected.name())?;
+            EngineKind::check_without_rocm(options, selected.name())?;
         }
         if selected.slots.is_empty() {
             options.check_without_gpus(selected.name())?;
@@ -233,13 +233,13 @@ impl std::fmt::Display for Devices {
 
 /// Kinds of engine of `--engine`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Engine {
+pub(crate) enum EngineKind {
     Auto,
     Streams,
     Sdma,
 }
 
-impl Engine {
+impl EngineKind {
     /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         self.kind().name()

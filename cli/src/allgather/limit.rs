@@ -16,7 +16,7 @@ use crate::ranks::statistics::{Interval, longest_of_each, span_of_each};
 
 /// The copies of one all-gather.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Copies {
+pub(crate) struct LimitCopies {
     /// Offset of this rank's shard in the output.
     pub(crate) own_offset: u64,
     /// Bytes of this rank's shard.
@@ -59,7 +59,7 @@ impl<F: Fabric> Limit<F> {
     /// If memory cannot be allocated, or a copy fails.
     pub(crate) fn measure(
         &mut self,
-        copies: Copies,
+        copies: LimitCopies,
         timing_options: TimingOptions,
         comm: &Comm,
         group: &mut Group<F>,
@@ -75,7 +75,7 @@ impl<F: Fabric> Limit<F> {
 
 fn measure_one<F: Fabric>(
     (fabric, engine): &mut (BareFabric<F>, BareEngine<F>),
-    Copies { own_offset, shard_bytes, total_bytes, in_place }: Copies,
+    LimitCopies { own_offset, shard_bytes, total_bytes, in_place }: LimitCopies,
     timing_options: TimingOptions,
     (comm, group): (&Comm, &mut Group<F>),
     reduce: fn(&[Vec<Interval>]) -> Vec<Duration>,

@@ -7,7 +7,7 @@ use peerlane::hal::Fabric;
 use peerlane::{AllGather, Element, Group};
 
 use super::content::{self, Comparison};
-use super::limit::{Copies, Limit};
+use super::limit::{Limit, LimitCopies};
 use super::printer::{Activity, ProgressEvent, Sink};
 use super::row::{self, Measured};
 use super::setup::{Setup, Variant};
@@ -98,7 +98,7 @@ impl<F: Fabric> Measurement<'_, F> {
         let Some(limit) = limit else { return Ok(None) };
         let (own_offset, shard_bytes) = setup.own_bytes(shard_length, rank);
         let in_place = setup.options.in_place;
-        let copies = Copies { own_offset, shard_bytes, total_bytes, in_place };
+        let copies = LimitCopies { own_offset, shard_bytes, total_bytes, in_place };
         limit.measure(copies, *timing_options, comm, group).map(Some)
     }
 

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use peerlane::{DType, Deadline};
 
 use super::algorithm::AlgorithmOptions;
-use super::backend::{Engine, TargetOptions};
+use super::backend::{EngineKind, TargetOptions};
 use super::shape::{ShapeOptions, Sweep};
 use super::topology::NodeOptions;
 use crate::error::{Failure, Result};
@@ -75,8 +75,8 @@ pub(crate) struct Options {
     /// Engines that copy between AMD GPUs (rocm): streams (HIP streams), sdma (selected SDMA
     /// engines that the host drives), or auto (the kind with the lowest predicted time at each
     /// size); with sdma, starts are timed one after another, each until its completion
-    #[arg(long, value_enum, default_value_t = Engine::Auto, value_name = "KIND")]
-    pub(crate) engine: Engine,
+    #[arg(long, value_enum, default_value_t = EngineKind::Auto, value_name = "KIND")]
+    pub(crate) engine: EngineKind,
     /// Fail instead of using a fallback: staging through host memory between GPUs that do not reach
     /// each other, or lanes that a thread must poll
     #[arg(long)]

@@ -10,7 +10,7 @@ use peerlane::plan::Algorithm;
 use peerlane::topology::Topology;
 use peerlane::{AllGather, Element, Group, Rank};
 
-use super::backend::Engine;
+use super::backend::EngineKind;
 use super::options::Options;
 use super::topology::{Network, NetworkFabric, RankTopology};
 use crate::calibrate;
@@ -144,7 +144,7 @@ impl<'a> Setup<'a> {
         if variant.captured {
             builder = builder.capturable();
         }
-        if Engine::is_open(self.options) {
+        if EngineKind::is_open(self.options) {
             builder = builder.any_engine();
         }
         Ok(builder.trace(variant.traced).prepare()?)

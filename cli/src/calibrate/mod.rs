@@ -27,9 +27,9 @@ use measure::{Configuration, Runs, measure, merge_equal_plans};
 /// # Errors
 /// If a configuration cannot be measured, or a file cannot be written.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let Measured { key, topology, mut fitted, mut others } = match &options.from {
-        Some(path) => Measured::read(path)?,
-        None => Measured::here(options)?,
+    let SampleSet { key, topology, mut fitted, mut others } = match &options.from {
+        Some(path) => SampleSet::read(path)?,
+        None => SampleSet::here(options)?,
     };
     merge_equal_plans(&mut fitted, &topology)?;
     merge_equal_plans(&mut others, &topology)?;
@@ -45,14 +45,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 /// Measured all-gathers: the samples to fit, and the others.
-struct Measured {
+struct SampleSet {
     key: Key,
     topology: Topology,
     fitted: Vec<Sample>,
     others: Vec<Sample>,
 }
 
-impl Measured {
+impl SampleSet {
     /// Measures on this machine; the other samples are needed only for a check.
     fn here(options: &Options) -> Result<Self> {
         let configurations = Configuration::all(&options.algorithms()?);

@@ -8,7 +8,7 @@ use peerlane::hal::{Fabric, Ticket};
 
 use super::options::PerfTest;
 use super::pair::{Buffers, Pair};
-use super::report::{Latency, Rate, Row};
+use super::report::{Latency, PerfRow, Throughput};
 use crate::error::{Failure, Result};
 
 /// Longest time to park on one engine if several engines have messages in flight.
@@ -31,7 +31,7 @@ pub(super) fn measure_rate<F: Fabric>(
     pair: &mut Pair<'_, F>,
     work: PerfTest,
     bytes: u64,
-) -> Result<Option<Row>> {
+) -> Result<Option<PerfRow>> {
     let buffers = pair.buffers(bytes)?;
     let done_value = pair.values(1);
     let mut row = None;
@@ -39,8 +39,8 @@ pub(super) fn measure_rate<F: Fabric>(
         run(pair, &buffers, work, pair.options.warmup)?;
         let elapsed = run(pair, &buffers, work, pair.options.iterations)?;
         let messages = u64::from(pair.options.iterations) * pair.engines.len() as u64;
-        let rate = Rate::new(messages, bytes, elapsed);
-        row = Some(Row { rate: Some(rate), ..pair.row(work, bytes) });
+        let rate = Throughput::new(messages, bytes, elapsed);
+        row = Some(PerfRow { rate: Some(rate), ..pair.row(work, bytes) });
         // The completion of a put does not mean that the peer can see it; a signal does.
         for engine in 0..pair.engines.len() {
             pair.signal_done(engine, done_value)?;
@@ -127,7 +127,7 @@ impl EngineProgress {
 pub(super) fn measure_latency<F: Fabric>(
     pair: &mut Pair<'_, F>,
     bytes: u64,
-) -> Result<Option<Row>> {
+) -> Result<Option<PerfRow>> {
     let buffers = pair.buffers(bytes)?;
     let (warmup, timed) = (u64::from(pair.options.warmup), u64::from(pair.options.iterations));
     let first = pair.values(warmup + timed);
@@ -149,7 +149,7 @@ pub(super) fn measure_latency<F: Fabric>(
     }
     pair.wait_sent()?;
     pair.finish(buffers, PerfTest::Signal)?;
-    let row = |latency| Row { latency: Some(latency), ..pair.row(PerfTest::Signal, bytes) };
+    let row = |latency| PerfRow { latency: Some(latency), ..pair.row(PerfTest::Signal, bytes) };
     Ok(is_measuring.then(|| row(Latency::of(times))))
 }
 

@@ -18,15 +18,15 @@ mod pair;
 mod report;
 
 pub(crate) use options::Options;
-use options::{Backend, PerfTest};
+use options::{PerfBackend, PerfTest};
 use pair::Pair;
-use report::{Printer, Row};
+use report::{PerfRow, Printer};
 
 /// Rank 0 measures and rank 1 answers.
 const RANKS: usize = 2;
 
 /// Receives the rows of rank 0.
-type Sink<'a> = &'a mut dyn FnMut(Row) -> Result<()>;
+type Sink<'a> = &'a mut dyn FnMut(PerfRow) -> Result<()>;
 
 /// Joins the two ranks of a launcher, or spawns two ranks.
 ///
@@ -84,7 +84,7 @@ fn measure(
     let is_waited_for = rank.0 == 0 || options.signal;
     let spin = options.spin.filter(|_| is_waited_for).map(|spin| spin.0);
     match options.backend {
-        Backend::Host => {
+        PerfBackend::Host => {
             let hosts = comm.share("host", &comm.host().to_owned())?;
             if hosts[0] != hosts[1] {
                 let text = "the two ranks are on different hosts, which share no memory";
@@ -94,7 +94,7 @@ fn measure(
             let fabric = host::Fabric::open_with(rank, ranks, how).map_err(Failure::of_backend)?;
             with_fabric(options, comm, fabric, seed, sink)
         }
-        Backend::Rdma => {
+        PerfBackend::Rdma => {
             let local_rank = environment.local_rank.unwrap_or(0) as usize;
             let nic_rank = NicRank { rank, ranks, local_rank, single_host };
             let fabric = options.nics.open(nic_rank, spin)?;

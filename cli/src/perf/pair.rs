@@ -7,7 +7,7 @@ use peerlane::hal::{At, Fabric, Flag, Op, Region, Role, Space, Ticket};
 use peerlane::{Deadline, Rank};
 
 use super::options::{Options, PerfTest};
-use super::report::Row;
+use super::report::PerfRow;
 use crate::error::{Failure, Result};
 use crate::ranks::bare_fabric::{BareEngine, BareFabric, Local, Remote};
 use crate::ranks::comm::Comm;
@@ -167,8 +167,8 @@ impl<'a, F: Fabric> Pair<'a, F> {
     }
 
     /// Creates a row without results.
-    pub(super) fn row(&self, work: PerfTest, bytes: u64) -> Row {
-        Row::new(work, self.fabric.backend(), bytes, self.options)
+    pub(super) fn row(&self, work: PerfTest, bytes: u64) -> PerfRow {
+        PerfRow::new(work, self.fabric.backend(), bytes, self.options)
     }
 
     /// Closes the connection. Collective.

@@ -29,7 +29,7 @@ pub(super) struct Document {
 
 /// The JSON form of a document.
 #[derive(Serialize)]
-struct Json<'a> {
+struct JsonDocument<'a> {
     node_of_rank: &'a [u32],
     verdict: &'a str,
     plans: &'a [Plan],
@@ -111,7 +111,7 @@ impl Document {
     /// # Errors
     /// If the serialisation fails.
     pub(super) fn json(&self) -> Result<String> {
-        let document = Json {
+        let document = JsonDocument {
             node_of_rank: self.topology.node_of_rank(),
             verdict: &self.verdict,
             plans: &self.plans,
