@@ -81,8 +81,8 @@ fn measure(
     let seed = options.settings().agree(&comm)?;
     let (rank, ranks) = (comm.rank(), comm.ranks());
     // A rank that is only the target of puts and gets does not have to react quickly.
-    let is_waited_for = rank.0 == 0 || options.signal;
-    let spin = options.spin.filter(|_| is_waited_for).map(|spin| spin.0);
+    let has_waiting_peer = rank.0 == 0 || options.signal;
+    let spin = options.spin.filter(|_| has_waiting_peer).map(|spin| spin.0);
     match options.backend {
         PerfBackend::Host => {
             let hosts = comm.share("host", &comm.host().to_owned())?;
@@ -90,8 +90,9 @@ fn measure(
                 let text = "the two ranks are on different hosts, which share no memory";
                 return Err(Failure::failed(text).with_advice("use --backend rdma"));
             }
-            let how = host::Options { spin, ..host::Options::default() };
-            let fabric = host::Fabric::open_with(rank, ranks, how).map_err(Failure::of_backend)?;
+            let fabric_options = host::Options { spin, ..host::Options::default() };
+            let fabric = host::Fabric::open_with(rank, ranks, fabric_options)
+                .map_err(Failure::of_backend)?;
             with_fabric(options, comm, fabric, seed, sink)
         }
         PerfBackend::Rdma => {

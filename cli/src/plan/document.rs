@@ -60,32 +60,32 @@ impl Document {
     pub(super) fn make(options: &Options) -> Result<Self> {
         let topology = options.topology()?;
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
-        let shown = options.shown_rank(topology.ranks())?;
+        let shown = options.printed_rank(topology.ranks())?;
         let parts = options.parts();
         let PlanOptions { in_place, outputs, flags, .. } = options.plan;
         let flags = flags.unwrap_or(FlagOrder::Prompt);
         let shape = Shape { parts, in_place, outputs, flags, tiers: options.tiers };
-        let excess = options.excess(&topology)?;
+        let size_limit = options.size_limit(&topology)?;
         let layout = options
             .shard_bytes(topology.ranks())?
             .map(|shard_bytes| Layout::new(&shard_bytes, parts).map_err(usage))
             .transpose()?;
         let algorithm = options.algorithm();
-        let (plans, verdict) = match (excess, shown) {
+        let (plans, verdict) = match (size_limit, shown) {
             (None, _) => {
                 let mut plans = allgather::plans(algorithm, &topology, shape).map_err(usage)?;
                 let verdict = verdict(&plans)?;
                 plans.retain(|plan| shown.is_none_or(|rank| plan.rank == rank));
                 (plans, verdict)
             }
-            (Some(excess), Some(rank)) => {
+            (Some(size_limit), Some(rank)) => {
                 let plan = allgather::plan(algorithm, &topology, rank, shape).map_err(usage)?;
-                (vec![plan], format!("not verified: {excess}"))
+                (vec![plan], format!("not verified: {size_limit}"))
             }
-            (Some(excess), None) => {
+            (Some(size_limit), None) => {
                 let advice = "lower --ranks, --nodes or --parts, because plans of few ranks show the \
                               same pattern; or give --rank to print one plan";
-                return Err(Failure::usage(excess).with_advice(advice));
+                return Err(Failure::usage(size_limit).with_advice(advice));
             }
         };
         Ok(Self { topology, plans, verdict, layout })

@@ -96,7 +96,7 @@ impl Options {
     ///
     /// # Errors
     /// If the plan of one rank is too large as well.
-    pub(super) fn excess(&self, topology: &Topology) -> Result<Option<String>> {
+    pub(super) fn size_limit(&self, topology: &Topology) -> Result<Option<String>> {
         let (ranks, parts) = (topology.ranks() as u64, u64::from(self.parts()));
         let plural = |count: u64| if count == 1 { "" } else { "s" };
         let who = format!("{ranks} rank{} with {parts} chunk{}", plural(ranks), plural(parts));
@@ -133,7 +133,7 @@ impl Options {
     ///
     /// # Errors
     /// If there is no such rank.
-    pub(super) fn shown_rank(&self, ranks: usize) -> Result<Option<Rank>> {
+    pub(super) fn printed_rank(&self, ranks: usize) -> Result<Option<Rank>> {
         if self.rank == "all" {
             return Ok(None);
         }

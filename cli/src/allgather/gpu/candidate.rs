@@ -119,14 +119,14 @@ impl<'a> Candidate<'a> {
     }
 
     /// Returns the number of starts that are made for `starts`, which a graph rounds up.
-    pub(super) fn whole(&self, starts: u32) -> u32 {
+    pub(super) fn rounded_up(&self, starts: u32) -> u32 {
         match self.graph {
             None => starts,
             Some(_) => starts.next_multiple_of(STARTS_IN_A_GRAPH),
         }
     }
 
-    /// Enqueues a number of starts that [`whole`](Self::whole) has returned. Collective.
+    /// Enqueues a number of starts that [`rounded_up`](Self::rounded_up) has returned. Collective.
     ///
     /// # Errors
     /// If a start is refused.

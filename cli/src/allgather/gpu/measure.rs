@@ -116,7 +116,7 @@ impl<F: Fabric> GpuMeasurement<'_, F> {
             candidate.guarded(|candidate| candidate.check(comm, rank.index(), after))?;
         }
 
-        let starts = candidates[0].whole(counts.timed);
+        let starts = candidates[0].rounded_up(counts.timed);
         // The overlaps of the baselines belong to the first row.
         let mut overlaps = overlaps.into_iter();
         let own_overlaps: Vec<_> = overlaps.by_ref().take(reports.len()).collect();

@@ -255,7 +255,7 @@ impl OverlapCounts {
     fn of(product: Duration, gather: Duration, candidate: &Candidate<'_>) -> Self {
         let products = |count: f64| {
             let all_gathers = count * product.as_secs_f64() / gather.as_secs_f64().max(1e-9);
-            candidate.whole((all_gathers.ceil() as u32).clamp(1, ALL_GATHERS_MAX))
+            candidate.rounded_up((all_gathers.ceil() as u32).clamp(1, ALL_GATHERS_MAX))
         };
         Self {
             products_after: 4,
@@ -272,7 +272,7 @@ impl OverlapCounts {
         if !all_gathers_last || !products_last {
             // More products also need more all-gathers next to them, because the timed products end
             // later.
-            self.all_gathers_after = candidate.whole(self.all_gathers_after * 2);
+            self.all_gathers_after = candidate.rounded_up(self.all_gathers_after * 2);
         }
     }
 }
