@@ -40,9 +40,6 @@ pub(crate) struct Options {
     /// File written by `peerlane calibrate`
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
 }
 
 fn parse_topology(text: &str) -> std::result::Result<Topology, String> {
@@ -86,5 +83,5 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         refused: &[],
     };
     let choice = cost::choose(&question).map_err(|error| Failure::usage(error.to_string()))?;
-    print(&if options.json { pretty_json(&choice)? } else { choice.explain() })
+    print(&if options.plan.json { pretty_json(&choice)? } else { choice.explain() })
 }

@@ -1,6 +1,15 @@
 //! The program `peerlane`: measures collectives, prints and simulates plans, and diagnoses a
 //! machine.
 //!
+//! | module | what it holds |
+//! | --- | --- |
+//! | `allgather`, `perf`, `plan`, `simulate`, `explain`, `calibrate`, `doctor` | the commands |
+//! | `options`, `units`, `nics` | options that commands share |
+//! | `ranks` | processes of ranks, their messages and test data |
+//! | `report`, `trace` | tables, JSON lines, plots and trace files |
+//! | `nccl`, `cublas`, `library` | libraries of vendors that are loaded at run time |
+//! | `memory`, `error` | available memory; errors and exit codes |
+//!
 //! Exit codes: 0 success, 1 failure, 2 wrong command line.
 
 use std::io::{self, Write};

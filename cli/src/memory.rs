@@ -11,7 +11,7 @@ const PROCESS_BYTES: u64 = 8 << 20;
 
 /// Host memory that a run allocates on this machine at its largest size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Need {
+pub(crate) struct HostMemory {
     /// Number of ranks on this machine.
     pub(crate) ranks: u64,
     /// Bytes of the output of one rank.
@@ -20,7 +20,7 @@ pub(crate) struct Need {
     pub(crate) input_bytes: u64,
 }
 
-impl Need {
+impl HostMemory {
     /// Checks the required memory against the available memory; `None` is not checked.
     ///
     /// # Errors
@@ -72,11 +72,11 @@ pub(crate) fn control_group_bytes() -> Option<u64> {
     let root = Path::new("/sys/fs/cgroup");
     let group = root.join(group);
     let folders = group.ancestors().take_while(|folder| folder.starts_with(root));
-    folders.filter_map(left_in).min()
+    folders.filter_map(group_available_bytes).min()
 }
 
 /// Returns the limit of a control group minus the memory that it uses and cannot reclaim.
-fn left_in(folder: &Path) -> Option<u64> {
+fn group_available_bytes(folder: &Path) -> Option<u64> {
     let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let limit: u64 = read("memory.max")?.trim().parse().ok()?;
     let used: u64 = read("memory.current")?.trim().parse().ok()?;
@@ -94,7 +94,7 @@ fn field(text: &str, name: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    const NEED: Need = Need { ranks: 4, total_bytes: 64 << 20, input_bytes: 16 << 20 };
+    const NEED: HostMemory = HostMemory { ranks: 4, total_bytes: 64 << 20, input_bytes: 16 << 20 };
 
     #[test]
     fn enough_memory_passes() {
@@ -108,7 +108,7 @@ mod tests {
         error: the largest size needs 352 MiB of memory (4 ranks, each with an output of 64 MiB and an input of 16 MiB); available: 200 MiB
          help: lower --max-bytes, for instance to 16 MiB, or lower --ranks
         ");
-        let endless = Need { ranks: 2, total_bytes: u64::MAX, input_bytes: 0 };
+        let endless = HostMemory { ranks: 2, total_bytes: u64::MAX, input_bytes: 0 };
         insta::assert_snapshot!(endless.check(Some(0)).unwrap_err(), @"
         error: the largest size needs 16.00 EiB of memory (2 ranks, each with an output of 16.00 EiB and an input of 0 B); available: 0 B
          help: lower --ranks

@@ -57,9 +57,9 @@ impl NicOptions {
         match requested.into_iter().find(|name| !names.contains(name)) {
             None => Ok(()),
             Some(name) => {
-                let there = names.join(", ");
+                let available = names.join(", ");
                 Err(Failure::usage(format!(
-                    "--device names {name:?}, but this machine has {there}"
+                    "--device names {name:?}, but this machine has {available}"
                 ))
                 .with_advice("`peerlane doctor` shows the ports and addresses of each device"))
             }

@@ -35,6 +35,20 @@ pub(crate) struct RunOptions {
     pub(crate) spawned_by: Option<u32>,
 }
 
+/// Total sizes of commands that measure several of them: `allgather` and `calibrate`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SweepOptions {
+    /// Smallest total size; sizes take K, M, G or KiB, MiB, GiB, powers of 1024
+    #[arg(long, default_value = "1K", value_name = "SIZE")]
+    pub(crate) min_bytes: Size,
+    /// Largest total size
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    pub(crate) max_bytes: Size,
+    /// Factor from each total size to the next
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
+    pub(crate) factor: u64,
+}
+
 /// Options of commands that only compute plans: `plan`, `simulate` and `explain`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PlanOptions {
@@ -54,6 +68,9 @@ pub(crate) struct PlanOptions {
     /// do many at the price of one) [default: prompt]
     #[arg(long, value_name = "ORDER", value_parser = parse_flags)]
     pub(crate) flags: Option<FlagOrder>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Names the algorithm of an all-gather, or leaves the choice to the library.

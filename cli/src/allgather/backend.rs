@@ -2,11 +2,28 @@
 
 use std::str::FromStr;
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use peerlane::{cuda, rocm};
 
 use super::options::Options;
 use crate::error::{Failure, Result};
+use crate::options::parse_ranks;
+
+/// Options of the backend and its devices, of `allgather` and `calibrate`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TargetOptions {
+    /// Backend that moves the bytes between all ranks, or inside a node with several hosts; auto is
+    /// cuda with two or more usable GPUs, otherwise host; rdma uses NICs between all ranks
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    pub(crate) backend: Backend,
+    /// Processes to spawn [default: one per GPU, or 4]; under a launcher, the expected number of
+    /// ranks
+    #[arg(long, value_name = "N", value_parser = parse_ranks)]
+    pub(crate) ranks: Option<usize>,
+    /// GPUs that the ranks of this machine take in turn, by the numbers of the driver [default: all]
+    #[arg(long, value_name = "N,N,…")]
+    pub(crate) devices: Option<Devices>,
+}
 
 /// Backends of `--backend`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -73,17 +90,19 @@ impl Selected {
     /// # Errors
     /// If this machine cannot run the requested backend or options.
     pub(crate) fn of(options: &Options, launch: LaunchInfo) -> Result<Self> {
-        let selected = match options.backend {
-            Backend::Auto => Self::auto(slots(Backend::Cuda, options.devices.as_ref()), launch),
+        let selected = match options.target.backend {
+            Backend::Auto => {
+                Self::auto(slots(Backend::Cuda, options.target.devices.as_ref()), launch)
+            }
             Backend::Host => Self::host(None),
             Backend::Cuda => {
-                let slots = slots(Backend::Cuda, options.devices.as_ref())?;
+                let slots = slots(Backend::Cuda, options.target.devices.as_ref())?;
                 Self { backend: Backend::Cuda, slots, note: None }
             }
             Backend::Rocm => {
                 options.check_without_cuda()?;
-                let slots = slots(Backend::Rocm, options.devices.as_ref())?;
-                Engine::check(options)?;
+                let slots = slots(Backend::Rocm, options.target.devices.as_ref())?;
+                EngineKind::check(options)?;
                 Self { backend: Backend::Rocm, slots, note: None }
             }
             Backend::Rdma => {
@@ -92,7 +111,7 @@ impl Selected {
             }
         };
         if selected.backend != Backend::Rocm {
-            Engine::check_without_rocm(options, selected.name())?;
+            EngineKind::check_without_rocm(options, selected.name())?;
         }
         if selected.slots.is_empty() {
             options.check_without_gpus(selected.name())?;
@@ -214,13 +233,13 @@ impl std::fmt::Display for Devices {
 
 /// Kinds of engine of `--engine`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Engine {
+pub(crate) enum EngineKind {
     Auto,
     Streams,
     Sdma,
 }
 
-impl Engine {
+impl EngineKind {
     /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         self.kind().name()

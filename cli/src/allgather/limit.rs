@@ -16,7 +16,7 @@ use crate::ranks::statistics::{Interval, longest_of_each, span_of_each};
 
 /// The copies of one all-gather.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Copies {
+pub(crate) struct LimitCopies {
     /// Offset of this rank's shard in the output.
     pub(crate) own_offset: u64,
     /// Bytes of this rank's shard.
@@ -59,15 +59,15 @@ impl<F: Fabric> Limit<F> {
     /// If memory cannot be allocated, or a copy fails.
     pub(crate) fn measure(
         &mut self,
-        copies: Copies,
-        pace: TimingOptions,
+        copies: LimitCopies,
+        timing_options: TimingOptions,
         comm: &Comm,
         group: &mut Group<F>,
     ) -> Result<Duration> {
         let mut best = Duration::MAX;
         let reduce = self.reduce;
         for copier in &mut self.copiers {
-            best = best.min(measure_one(copier, copies, pace, (comm, group), reduce)?);
+            best = best.min(measure_one(copier, copies, timing_options, (comm, group), reduce)?);
         }
         Ok(best)
     }
@@ -75,8 +75,8 @@ impl<F: Fabric> Limit<F> {
 
 fn measure_one<F: Fabric>(
     (fabric, engine): &mut (BareFabric<F>, BareEngine<F>),
-    Copies { own_offset, shard_bytes, total_bytes, in_place }: Copies,
-    pace: TimingOptions,
+    LimitCopies { own_offset, shard_bytes, total_bytes, in_place }: LimitCopies,
+    timing_options: TimingOptions,
     (comm, group): (&Comm, &mut Group<F>),
     reduce: fn(&[Vec<Interval>]) -> Vec<Duration>,
 ) -> Result<Duration> {
@@ -102,7 +102,7 @@ fn measure_one<F: Fabric>(
         let ticket = unsafe { engine.submit(&puts) }?;
         engine.finish(ticket)
     };
-    let timings = pace.time(comm, group, reduce, &mut [&mut copy])?;
+    let timings = timing_options.time(comm, group, reduce, &mut [&mut copy])?;
     // Peers may still copy into the output of this rank.
     group.barrier()?;
     Ok(timings[0].statistics.median)

@@ -7,7 +7,7 @@ use peerlane::hal::Fabric;
 use peerlane::{AllGather, Element, Group};
 
 use super::content::{self, Comparison};
-use super::limit::{Copies, Limit};
+use super::limit::{Limit, LimitCopies};
 use super::printer::{Activity, ProgressEvent, Sink};
 use super::row::{self, Measured};
 use super::setup::{Setup, Variant};
@@ -23,7 +23,7 @@ use crate::report::Row;
 pub(crate) struct Measurement<'a, F: Fabric> {
     pub(crate) setup: Setup<'a>,
     pub(crate) seed: u64,
-    pub(crate) pace: TimingOptions,
+    pub(crate) timing_options: TimingOptions,
     pub(crate) comm: Comm,
     pub(crate) group: Group<F>,
     pub(crate) limit: Option<Limit<F>>,
@@ -46,9 +46,9 @@ impl<F: Fabric> Measurement<'_, F> {
     /// If an operation fails, or a byte is wrong on any rank.
     pub(crate) fn size<T: Element>(&mut self, index: usize, shard_length: u64) -> Result<()> {
         let total_bytes = self.total_bytes(shard_length);
-        let doing = |activity| ProgressEvent::Activity { activity, total_bytes };
+        let activity_event = |activity| ProgressEvent::Activity { activity, total_bytes };
         let limit = if self.limit.is_some() {
-            self.report_event(doing(Activity::Limit))?;
+            self.report_event(activity_event(Activity::Limit))?;
             self.measure_limit(shard_length)?
         } else {
             None
@@ -56,11 +56,11 @@ impl<F: Fabric> Measurement<'_, F> {
         let mut candidates = self.candidates::<T>(shard_length)?;
         let data = |round| TestData { seed: self.seed, size: index as u64, round };
         let (before, after) = (data(0), data(1));
-        self.report_event(doing(Activity::Check))?;
+        self.report_event(activity_event(Activity::Check))?;
         self.check(&mut candidates, shard_length, before)?;
-        self.report_event(doing(Activity::Measure))?;
+        self.report_event(activity_event(Activity::Measure))?;
         let timings = self.time(&mut candidates)?;
-        self.report_event(doing(Activity::Check))?;
+        self.report_event(activity_event(Activity::Check))?;
         self.check(&mut candidates, shard_length, after)?;
         for (operation, timing) in candidates.iter().zip(timings) {
             let report = operation.report();
@@ -94,12 +94,12 @@ impl<F: Fabric> Measurement<'_, F> {
 
     fn measure_limit(&mut self, shard_length: u64) -> Result<Option<Duration>> {
         let (total_bytes, rank) = (self.total_bytes(shard_length), self.comm.rank());
-        let Self { setup, pace, comm, group, limit, .. } = self;
+        let Self { setup, timing_options, comm, group, limit, .. } = self;
         let Some(limit) = limit else { return Ok(None) };
         let (own_offset, shard_bytes) = setup.own_bytes(shard_length, rank);
         let in_place = setup.options.in_place;
-        let copies = Copies { own_offset, shard_bytes, total_bytes, in_place };
-        limit.measure(copies, *pace, comm, group).map(Some)
+        let copies = LimitCopies { own_offset, shard_bytes, total_bytes, in_place };
+        limit.measure(copies, *timing_options, comm, group).map(Some)
     }
 
     fn candidates<T: Element>(&mut self, shard_length: u64) -> Result<Vec<AllGather<T>>> {
@@ -112,12 +112,12 @@ impl<F: Fabric> Measurement<'_, F> {
     }
 
     fn time<T: Element>(&mut self, candidates: &mut [AllGather<T>]) -> Result<Vec<Timing>> {
-        let Self { pace, comm, group, .. } = self;
+        let Self { timing_options, comm, group, .. } = self;
         let mut runs: Vec<_> =
             candidates.iter_mut().map(|operation| || Ok(operation.run()?)).collect();
         let mut operations: Vec<&mut dyn FnMut() -> Result<()>> =
             runs.iter_mut().map(|run| run as _).collect();
-        pace.time(comm, group, longest_of_each, &mut operations)
+        timing_options.time(comm, group, longest_of_each, &mut operations)
     }
 
     /// Gathers new data into outputs with a known byte, compares every byte, and exchanges the

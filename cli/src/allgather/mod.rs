@@ -22,7 +22,7 @@ use peerlane::collective::Collective;
 
 use crate::cublas;
 use crate::error::{Failure, Result};
-use crate::memory::{self, Need};
+use crate::memory::{self, HostMemory};
 use crate::nccl::Nccl;
 use crate::options::Nodes;
 use crate::ranks::affinity::{self, Bind};
@@ -44,7 +44,7 @@ mod timeline;
 mod timer;
 mod topology;
 
-pub(crate) use backend::{Backend, Devices};
+pub(crate) use backend::TargetOptions;
 use backend::{LaunchInfo, Selected};
 pub(crate) use options::Options;
 use printer::Printer;
@@ -95,7 +95,7 @@ fn run_spawned(options: &Options, environment: &Environment) -> Result<()> {
 
 /// Runs a rank that a launcher has started; rank 0 prints.
 fn join(options: &Options, environment: &Environment) -> Result<()> {
-    if let Some(ranks) = options.ranks.filter(|ranks| *ranks != environment.ranks) {
+    if let Some(ranks) = options.target.ranks.filter(|ranks| *ranks != environment.ranks) {
         return Err(Failure::usage(format!(
             "--ranks is {ranks}, but the launcher has started {}",
             environment.ranks
@@ -109,36 +109,37 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
     let launch = LaunchInfo { local_ranks: Some(local_ranks), multi_host };
     let selected = Selected::of(options, launch)?;
     setup::check(options, selected.name(), environment.ranks)?;
-    need(options, &selected, environment.ranks, local_ranks).check(memory::available_bytes())?;
+    host_memory(options, &selected, environment.ranks, local_ranks)
+        .check(memory::available_bytes())?;
     let deadline = options.deadline();
     if environment.rank.0 != 0 {
         let bootstrap = Tcp::join(environment, deadline)?;
         return rank::run(options, &selected, local_rank, bootstrap, &mut |_| Ok(()));
     }
-    let mut screen = Printer::open(options, selected.note.as_deref())?;
+    let mut printer = Printer::open(options, selected.note.as_deref())?;
     let bootstrap = Tcp::join(environment, deadline)?;
-    let show = &mut |event| screen.show(event);
+    let show = &mut |event| printer.show(event);
     let result = rank::run(options, &selected, local_rank, bootstrap, show);
-    let shown = screen.finish();
+    let shown = printer.finish();
     result.and(shown)
 }
 
 /// Runs the parent of one process per rank.
 fn spawn(options: &Options) -> Result<()> {
-    let ranks = options.ranks.or(options.node_options.nodes.as_ref().and_then(Nodes::ranks));
+    let ranks = options.target.ranks.or(options.node_options.nodes.as_ref().and_then(Nodes::ranks));
     let selected = Selected::of(options, LaunchInfo { local_ranks: ranks, multi_host: false })?;
     let ranks = ranks.unwrap_or(selected.ranks_default());
     setup::check(options, selected.name(), ranks)?;
-    libraries(options)?;
-    need(options, &selected, ranks, ranks).check(memory::available_bytes())?;
-    let mut screen = Printer::open(options, selected.note.as_deref())?;
-    let result = ranks::spawn(ranks, options.run.timeout, &mut screen);
-    let shown = screen.finish();
+    find_libraries(options)?;
+    host_memory(options, &selected, ranks, ranks).check(memory::available_bytes())?;
+    let mut printer = Printer::open(options, selected.note.as_deref())?;
+    let result = ranks::spawn(ranks, options.run.timeout, &mut printer);
+    let shown = printer.finish();
     result.and(shown)
 }
 
 /// Looks for the libraries that the ranks will load, so that a missing one is reported once.
-fn libraries(options: &Options) -> Result<()> {
+fn find_libraries(options: &Options) -> Result<()> {
     if options.vs.is_some() {
         Nccl::open(options.nccl.as_deref())?;
     }
@@ -149,9 +150,14 @@ fn libraries(options: &Options) -> Result<()> {
 }
 
 /// Returns the host memory that `local_ranks` of the ranks allocate on this machine.
-fn need(options: &Options, selected: &Selected, ranks: usize, local_ranks: usize) -> Need {
+fn host_memory(
+    options: &Options,
+    selected: &Selected,
+    ranks: usize,
+    local_ranks: usize,
+) -> HostMemory {
     if !selected.slots.is_empty() {
-        return Need { ranks: local_ranks as u64, total_bytes: 0, input_bytes: 0 };
+        return HostMemory { ranks: local_ranks as u64, total_bytes: 0, input_bytes: 0 };
     }
     let sweep = options.sweep(ranks);
     let largest = sweep.shard_lengths().last().copied().unwrap_or(0);
@@ -164,7 +170,7 @@ fn need(options: &Options, selected: &Selected, ranks: usize, local_ranks: usize
         Collective::AllGather => sweep.shard_bytes(largest),
         _ => sweep.total_bytes(largest),
     };
-    Need {
+    HostMemory {
         ranks: local_ranks as u64,
         total_bytes: sweep.total_bytes(largest).saturating_mul(operations),
         input_bytes: shard.saturating_mul(operations),

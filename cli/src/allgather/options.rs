@@ -8,12 +8,12 @@ use peerlane::schedule::algorithms;
 use peerlane::{DType, Deadline};
 
 use super::algorithm::AlgorithmOptions;
-use super::backend::{Backend, Devices, Engine};
+use super::backend::{EngineKind, TargetOptions};
 use super::shape::{ShapeOptions, Sweep};
 use super::topology::NodeOptions;
 use crate::error::{Failure, Result};
 use crate::nics::NicOptions;
-use crate::options::{RunOptions, parse_ranks};
+use crate::options::{RunOptions, SweepOptions};
 use crate::ranks::comm::{Settings, given};
 use crate::report::OutputFile;
 use crate::units::Size;
@@ -42,18 +42,8 @@ use crate::units::Size;
 /// shows the actual total.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Backend that moves the bytes between all ranks, or inside a node with several hosts; auto is
-    /// cuda with two or more usable GPUs, otherwise host; rdma uses NICs between all ranks
-    #[arg(long, value_enum, default_value_t = Backend::Auto)]
-    pub(crate) backend: Backend,
-    /// Processes to spawn [default: one per GPU, or 4]; under a launcher, the expected number of
-    /// ranks
-    #[arg(long, value_name = "N", value_parser = parse_ranks)]
-    pub(crate) ranks: Option<usize>,
-    /// GPUs that the ranks of this machine take in turn, by the numbers of the driver [default:
-    /// all]
-    #[arg(long, value_name = "N,N,…")]
-    pub(crate) devices: Option<Devices>,
+    #[command(flatten)]
+    pub(crate) target: TargetOptions,
     #[command(flatten)]
     pub(crate) nics: NicOptions,
     #[command(flatten)]
@@ -62,15 +52,8 @@ pub(crate) struct Options {
     pub(crate) node_options: NodeOptions,
     #[command(flatten)]
     pub(crate) shape: ShapeOptions,
-    /// Smallest total size; sizes take K, M, G or KiB, MiB, GiB, powers of 1024
-    #[arg(long, default_value = "1K", value_name = "SIZE")]
-    pub(crate) min_bytes: Size,
-    /// Largest total size
-    #[arg(long, default_value = "64M", value_name = "SIZE")]
-    pub(crate) max_bytes: Size,
-    /// Factor from each total size to the next
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
-    pub(crate) factor: u64,
+    #[command(flatten)]
+    pub(crate) sizes: SweepOptions,
     /// Timed iterations of each size [default: as many as fit in 500 ms, 20 to 1000; on GPUs,
     /// starts in a row: 50 below 256 MiB, otherwise 10]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -94,8 +77,8 @@ pub(crate) struct Options {
     /// Engines that copy between AMD GPUs (rocm): streams (HIP streams), sdma (selected SDMA
     /// engines that the host drives), or auto (the kind with the lowest predicted time at each
     /// size); with sdma, starts are timed one after another, each until its completion
-    #[arg(long, value_enum, default_value_t = Engine::Auto, value_name = "KIND")]
-    pub(crate) engine: Engine,
+    #[arg(long, value_enum, default_value_t = EngineKind::Auto, value_name = "KIND")]
+    pub(crate) engine: EngineKind,
     /// Fail instead of using a fallback: staging through host memory between GPUs that do not reach
     /// each other, or lanes that a thread must poll
     #[arg(long)]
@@ -189,15 +172,15 @@ impl Options {
     /// # Errors
     /// A usage failure that names the options.
     pub(crate) fn check(&self) -> Result<()> {
-        let Size(min) = self.min_bytes;
+        let Size(min) = self.sizes.min_bytes;
         if min == 0 {
             return Err(Failure::usage("--min-bytes is 0, expected at least 1, because each size is a multiple of the one before")
                 .with_advice("use 1 or more"));
         }
-        if self.max_bytes < self.min_bytes {
+        if self.sizes.max_bytes < self.sizes.min_bytes {
             return Err(Failure::usage(format!(
                 "--max-bytes {} is less than --min-bytes {}",
-                self.max_bytes, self.min_bytes
+                self.sizes.max_bytes, self.sizes.min_bytes
             ))
             .with_advice("raise --max-bytes or lower --min-bytes"));
         }
@@ -286,7 +269,7 @@ impl Options {
             ("--graph", self.graph),
             ("--vs", self.vs.is_some()),
             ("--beside", self.beside.is_some()),
-            ("--devices", self.devices.is_some()),
+            ("--devices", self.target.devices.is_some()),
         ];
         match asked.into_iter().find(|(_, asked)| *asked) {
             None => Ok(()),
@@ -322,9 +305,9 @@ impl Options {
         Sweep {
             ranks,
             element_bytes: self.dtype.bytes() as u64,
-            min_bytes: self.min_bytes.0,
-            max_bytes: self.max_bytes.0,
-            factor: self.factor,
+            min_bytes: self.sizes.min_bytes.0,
+            max_bytes: self.sizes.max_bytes.0,
+            factor: self.sizes.factor,
         }
     }
 }
@@ -335,8 +318,7 @@ fn parse_dtype(text: &str) -> std::result::Result<DType, String> {
 
 /// Returns the options that must be the same on all ranks, with the selected backend.
 pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
-    let Options { algorithm, node_options, shape, dtype, min_bytes, max_bytes, factor, .. } =
-        options;
+    let Options { algorithm, node_options, shape, dtype, sizes, .. } = options;
     let (warmup, in_place) = (options.warmup, options.in_place);
     let iterations = options.iterations.map_or("automatic".to_owned(), |n| n.to_string());
     let as_written = [
@@ -357,9 +339,9 @@ pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
         ("--dtype", dtype.to_string()),
         ("--in-place", in_place.to_string()),
         ("--outputs", options.outputs.map_or("auto".to_owned(), |n| n.to_string())),
-        ("--min-bytes", min_bytes.0.to_string()),
-        ("--max-bytes", max_bytes.0.to_string()),
-        ("--factor", factor.to_string()),
+        ("--min-bytes", sizes.min_bytes.0.to_string()),
+        ("--max-bytes", sizes.max_bytes.0.to_string()),
+        ("--factor", sizes.factor.to_string()),
         ("--iterations", iterations),
         ("--warmup", warmup.to_string()),
         ("--timeout", options.run.timeout.as_secs_f64().to_string()),
@@ -380,6 +362,7 @@ pub(super) mod tests {
 
     use clap::Parser;
 
+    use super::super::backend::Backend;
     use super::*;
 
     #[derive(Parser)]
@@ -398,14 +381,17 @@ pub(super) mod tests {
     fn the_defaults_match_the_help() {
         let options = parse("").unwrap();
         assert_eq!(options.check(), Ok(()));
-        assert_eq!((options.min_bytes, options.max_bytes), (Size(1 << 10), Size(64 << 20)));
-        assert_eq!((options.factor, options.warmup, options.iterations), (4, 5, None));
         assert_eq!(
-            (options.backend, options.algorithm.selection.name().as_str()),
+            (options.sizes.min_bytes, options.sizes.max_bytes),
+            (Size(1 << 10), Size(64 << 20))
+        );
+        assert_eq!((options.sizes.factor, options.warmup, options.iterations), (4, 5, None));
+        assert_eq!(
+            (options.target.backend, options.algorithm.selection.name().as_str()),
             (Backend::Auto, "auto")
         );
         assert_eq!((options.dtype, options.run.timeout), (DType::U8, Duration::from_secs(30)));
-        assert!(!options.in_place && !options.limit && options.ranks.is_none());
+        assert!(!options.in_place && !options.limit && options.target.ranks.is_none());
     }
 
     #[test]
@@ -423,7 +409,7 @@ pub(super) mod tests {
         );
         assert_eq!((options.dtype, options.run.timeout), (DType::Bf16, Duration::from_millis(250)));
         assert_eq!(
-            (options.run.seed, options.iterations, options.ranks),
+            (options.run.seed, options.iterations, options.target.ranks),
             (Some(5), Some(9), Some(3))
         );
         assert_eq!(options.outputs, Some(1));

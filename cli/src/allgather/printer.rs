@@ -194,7 +194,7 @@ impl fmt::Display for ProgressEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AutoChoice { .. } => f.write_str("opening the group"),
-            Self::Begin { rows } => write!(f, "beginning {rows} measurements"),
+            Self::Begin { rows } => write!(f, "starting {rows} measurements"),
             Self::Activity { activity, total_bytes } => {
                 let verb = match activity {
                     Activity::Limit => "measuring the limit of",

@@ -36,16 +36,16 @@ pub(crate) fn run(
     if let Some(text) = rank_topology.note(options).filter(|_| comm.rank().0 == 0) {
         sink(ProgressEvent::AutoChoice { text })?;
     }
-    let ready = Ready { options, comm, rank_topology: &rank_topology, seed, sink };
+    let context = RankContext { options, comm, rank_topology: &rank_topology, seed, sink };
     match selected.slot(rank_topology.local_rank) {
-        Some(slot) => gpu::run(ready, slot, selected.backend),
-        None if selected.backend == Backend::Rdma => on_rdma(ready),
-        None => on_host(ready),
+        Some(slot) => gpu::run(context, slot, selected.backend),
+        None if selected.backend == Backend::Rdma => on_rdma(context),
+        None => on_host(context),
     }
 }
 
 /// A rank whose options are equal to those of all ranks.
-pub(super) struct Ready<'a> {
+pub(super) struct RankContext<'a> {
     pub(super) options: &'a Options,
     pub(super) comm: Comm,
     pub(super) rank_topology: &'a RankTopology,
@@ -53,8 +53,8 @@ pub(super) struct Ready<'a> {
     pub(super) sink: Sink<'a>,
 }
 
-fn on_host(ready: Ready<'_>) -> Result<()> {
-    let Ready { options, comm, rank_topology, .. } = &ready;
+fn on_host(context: RankContext<'_>) -> Result<()> {
+    let RankContext { options, comm, rank_topology, .. } = &context;
     let (rank, ranks) = (comm.rank(), comm.ranks());
     let open = |streaming_bytes_min| {
         let options = host::Options { streaming_bytes_min, ..host::Options::default() };
@@ -70,37 +70,41 @@ fn on_host(ready: Ready<'_>) -> Result<()> {
     match options.node_options.throttle_inside() {
         None => {
             let group = topology::open(options, comm, rank_topology, local, network)?;
-            with_group(ready, group, limit_fabrics)
+            with_group(context, group, limit_fabrics)
         }
         Some(layer) => {
-            let slow = |fabric| Wrapped::new(fabric, layer);
-            let group = topology::open(options, comm, rank_topology, slow(local), network)?;
-            let limit_fabrics = limit_fabrics.into_iter().map(slow).collect();
-            with_group(ready, group, limit_fabrics)
+            let throttled = |fabric| Wrapped::new(fabric, layer);
+            let group = topology::open(options, comm, rank_topology, throttled(local), network)?;
+            let limit_fabrics = limit_fabrics.into_iter().map(throttled).collect();
+            with_group(context, group, limit_fabrics)
         }
     }
 }
 
 /// Measures over NICs, also between ranks of one host.
-fn on_rdma(ready: Ready<'_>) -> Result<()> {
-    let Ready { options, comm, rank_topology, .. } = &ready;
+fn on_rdma(context: RankContext<'_>) -> Result<()> {
+    let RankContext { options, comm, rank_topology, .. } = &context;
     let nic_rank = rank_topology.nic_rank(comm);
     let open = || options.nics.open(nic_rank, None);
     let limit_fabrics = if options.limit { vec![open()?] } else { vec![] };
     let group = topology::open(options, comm, rank_topology, open()?, open)?;
-    with_group(ready, group, limit_fabrics)
+    with_group(context, group, limit_fabrics)
 }
 
-fn with_group<F: Fabric>(ready: Ready<'_>, group: Group<F>, limit_fabrics: Vec<F>) -> Result<()> {
-    let Ready { options, comm, rank_topology, seed, sink } = ready;
+fn with_group<F: Fabric>(
+    context: RankContext<'_>,
+    group: Group<F>,
+    limit_fabrics: Vec<F>,
+) -> Result<()> {
+    let RankContext { options, comm, rank_topology, seed, sink } = context;
     let setup = Setup::of(options, &comm, rank_topology, &group)?;
     let limit = if limit_fabrics.is_empty() {
         None
     } else {
         Some(Limit::open(limit_fabrics, &comm, rank_topology.hosts)?)
     };
-    let pace = TimingOptions { warmup: options.warmup, iterations: options.iterations };
-    let measurement = Measurement { setup, seed, pace, comm, group, limit, sink };
+    let timing_options = TimingOptions { warmup: options.warmup, iterations: options.iterations };
+    let measurement = Measurement { setup, seed, timing_options, comm, group, limit, sink };
     with_dtype!(options.dtype, T => sweep::<T, F>(measurement))
 }
 

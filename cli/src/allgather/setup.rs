@@ -11,7 +11,7 @@ use peerlane::plan::Algorithm;
 use peerlane::topology::Topology;
 use peerlane::{AllGather, Element, Group, Rank};
 
-use super::backend::Engine;
+use super::backend::EngineKind;
 use super::options::Options;
 use super::topology::{Network, NetworkFabric, RankTopology};
 use crate::calibrate;
@@ -154,7 +154,7 @@ impl<'a> Setup<'a> {
         if variant.captured {
             builder = builder.capturable();
         }
-        if Engine::is_open(self.options) {
+        if EngineKind::is_open(self.options) {
             builder = builder.any_engine();
         }
         Ok(builder.trace(variant.traced).prepare()?)

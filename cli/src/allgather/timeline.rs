@@ -70,7 +70,7 @@ pub(super) fn events(starts: &[Traced]) -> Vec<TraceEvent> {
         for rank in &traced.ranks {
             for start in &rank.starts {
                 let started_at = origin + (start.unix_ns - first) as f64;
-                for event in of_start(&traced.algorithm, rank, start, started_at) {
+                for event in start_events(&traced.algorithm, rank, start, started_at) {
                     end = end.max(event.start_ns + event.duration_ns);
                     events.push(event);
                 }
@@ -81,7 +81,7 @@ pub(super) fn events(starts: &[Traced]) -> Vec<TraceEvent> {
     events
 }
 
-fn of_start<'a>(
+fn start_events<'a>(
     algorithm: &'a str,
     rank: &'a Trace,
     start: &'a TracedStart,
@@ -120,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    fn of_rank(rank: u32, unix_ns: u64) -> Trace {
+    fn rank_trace(rank: u32, unix_ns: u64) -> Trace {
         let lane = LaneId::HOME;
         let cell = Cell { shard: Rank(rank), part: 0 };
         let peer = Rank(1 - rank);
@@ -145,7 +145,7 @@ mod tests {
     fn ranks_share_a_clock_and_algorithms_follow_each_other() {
         let traced = |algorithm: &str| Traced {
             algorithm: algorithm.to_owned(),
-            ranks: vec![of_rank(0, 1_000_000), of_rank(1, 1_000_500)],
+            ranks: vec![rank_trace(0, 1_000_000), rank_trace(1, 1_000_500)],
         };
         let events = events(&[traced("direct, parts 1"), traced("ring, parts 1")]);
         let lines: Vec<_> = events

@@ -75,9 +75,9 @@ impl RankTopology {
     }
 
     fn of(options: &Options, hosts: &[String], me: Rank, backend: Backend) -> Result<Self> {
-        let of_hosts = number(hosts);
+        let node_of_rank = number(hosts);
         let given = options.node_options.topology(hosts.len())?;
-        let own = Topology::of_nodes(&of_hosts)?;
+        let own = Topology::of_nodes(&node_of_rank)?;
         let hosts = own.nodes();
         let topology = given.unwrap_or_else(|| own.clone());
         if backend != Backend::Rdma {
@@ -153,8 +153,9 @@ fn network_fabric(
     let network = options.node_options.network;
     if backend == Backend::Rdma {
         // One fabric reaches all ranks, unless the network between nodes is throttled.
-        let apart = nodes > 1 && (network != Network::Auto || options.node_options.is_throttled());
-        return Ok(if apart { NetworkFabric::Same } else { NetworkFabric::None });
+        let is_separate =
+            nodes > 1 && (network != Network::Auto || options.node_options.is_throttled());
+        return Ok(if is_separate { NetworkFabric::Same } else { NetworkFabric::None });
     }
     match (network, nodes, hosts) {
         (Network::Auto | Network::Same, 1, _) => Ok(NetworkFabric::None),
@@ -328,9 +329,9 @@ mod tests {
             |line| topology_of(line, "aaaa", Backend::Host).unwrap().network_fabric;
         assert_eq!(network_fabric("--nodes 2"), NetworkFabric::Same);
         assert_eq!(network_fabric("--nodes 2 --network rdma"), NetworkFabric::Rdma);
-        let slow = "--nodes 2 --network-bandwidth 1GB/s";
+        let throttled = "--nodes 2 --network-bandwidth 1GB/s";
         assert_eq!(
-            topology_of(slow, "aaaa", Backend::Rdma).unwrap().network_fabric,
+            topology_of(throttled, "aaaa", Backend::Rdma).unwrap().network_fabric,
             NetworkFabric::Same
         );
     }
@@ -385,11 +386,11 @@ mod tests {
             parse(line).unwrap().node_options.between(NetworkFabric::Same, known.clone()).network
         };
         assert_eq!(of("--nodes 2"), known.local);
-        let slow = of("--nodes 2 --network-bandwidth 1GB/s --network-delay 20us");
-        assert_eq!((slow.bytes_per_second, slow.receive_bytes_per_second), (1e9, 1e9));
+        let throttled = of("--nodes 2 --network-bandwidth 1GB/s --network-delay 20us");
+        assert_eq!((throttled.bytes_per_second, throttled.receive_bytes_per_second), (1e9, 1e9));
         let tiers = parse("--nodes 2 --network-bandwidth 1kB/s").unwrap().node_options;
         let nics = tiers.between(NetworkFabric::Rdma, known.clone()).network;
         assert_eq!((nics.bytes_per_second, nics.flag_seconds), (1e3, known.network.flag_seconds));
-        assert!((slow.flag_seconds - known.local.flag_seconds - 20e-6).abs() < 1e-12);
+        assert!((throttled.flag_seconds - known.local.flag_seconds - 20e-6).abs() < 1e-12);
     }
 }

@@ -91,11 +91,11 @@ fn rows(options: &Options, configuration: &Configuration, min_bytes: u64) -> Res
     let output =
         command.output().map_err(|error| Failure::io("cannot start peerlane allgather", &error))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         return Err(Failure::failed(format!(
             "{} cannot be measured: {}",
             configuration.text(),
-            said.trim()
+            stderr.trim()
         )));
     }
     let text = String::from_utf8_lossy(&output.stdout);
@@ -109,7 +109,7 @@ fn rows(options: &Options, configuration: &Configuration, min_bytes: u64) -> Res
 }
 
 fn arguments(options: &Options, configuration: &Configuration, min_bytes: u64) -> Vec<String> {
-    let backend = options.backend.to_possible_value();
+    let backend = options.target.backend.to_possible_value();
     let backend = backend.map_or("auto".to_owned(), |value| value.get_name().to_owned());
     let mut arguments: Vec<String> = [
         "allgather",
@@ -120,9 +120,9 @@ fn arguments(options: &Options, configuration: &Configuration, min_bytes: u64) -
         "--min-bytes",
         &min_bytes.to_string(),
         "--max-bytes",
-        &options.max_bytes.0.to_string(),
+        &options.sizes.max_bytes.0.to_string(),
         "--factor",
-        &options.factor.to_string(),
+        &options.sizes.factor.to_string(),
         "--timeout",
         &options.timeout,
         "--json",
@@ -131,10 +131,10 @@ fn arguments(options: &Options, configuration: &Configuration, min_bytes: u64) -
     .map(str::to_owned)
     .into();
     arguments.extend(["--outputs".to_owned(), configuration.outputs.to_string()]);
-    if let Some(ranks) = options.ranks {
+    if let Some(ranks) = options.target.ranks {
         arguments.extend(["--ranks".to_owned(), ranks.to_string()]);
     }
-    if let Some(devices) = &options.devices {
+    if let Some(devices) = &options.target.devices {
         arguments.extend(["--devices".to_owned(), devices.to_string()]);
     }
     arguments

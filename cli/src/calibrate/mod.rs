@@ -11,11 +11,10 @@ use peerlane::topology::Topology;
 use peerlane::{cuda, host};
 use serde::Serialize;
 
-use crate::allgather::{Backend, Devices};
+use crate::allgather::TargetOptions;
 use crate::error::{Failure, Result};
-use crate::options::{AlgorithmChoice, parse_algorithm, parse_ranks};
+use crate::options::{AlgorithmChoice, SweepOptions, parse_algorithm};
 use crate::report::pretty_json;
-use crate::units::Size;
 
 mod check;
 mod measure;
@@ -28,9 +27,9 @@ use measure::{Configuration, Runs, measure, merge_equal_plans};
 /// # Errors
 /// If a configuration cannot be measured, or a file cannot be written.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let Measured { key, topology, mut fitted, mut others } = match &options.from {
-        Some(path) => Measured::read(path)?,
-        None => Measured::here(options)?,
+    let SampleSet { key, topology, mut fitted, mut others } = match &options.from {
+        Some(path) => SampleSet::read(path)?,
+        None => SampleSet::here(options)?,
     };
     merge_equal_plans(&mut fitted, &topology)?;
     merge_equal_plans(&mut others, &topology)?;
@@ -46,25 +45,25 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 /// Measured all-gathers: the samples to fit, and the others.
-struct Measured {
+struct SampleSet {
     key: Key,
     topology: Topology,
     fitted: Vec<Sample>,
     others: Vec<Sample>,
 }
 
-impl Measured {
+impl SampleSet {
     /// Measures on this machine; the other samples are needed only for a check.
     fn here(options: &Options) -> Result<Self> {
         let configurations = Configuration::all(&options.algorithms()?);
         let Runs { backend, ranks, samples } =
-            measure(options, &configurations, options.min_bytes.0)?;
+            measure(options, &configurations, options.sizes.min_bytes.0)?;
         let topology = Topology::flat(ranks)?;
         let key = Key::new(&backend, &machine(&backend), &topology);
         let mut others = Vec::new();
         if options.check.is_some() {
             // The geometric mean of two neighbouring sizes.
-            let between = options.min_bytes.0.saturating_mul(options.factor.isqrt());
+            let between = options.sizes.min_bytes.0.saturating_mul(options.sizes.factor.isqrt());
             others = measure(options, &configurations, between)?.samples;
         }
         Ok(Self { key, topology, fitted: samples, others })
@@ -156,28 +155,14 @@ pub(crate) struct Options {
     /// File to write
     #[arg(long, value_name = "FILE")]
     pub(super) out: PathBuf,
-    /// Backend that moves the bytes; auto is cuda with two or more usable GPUs, otherwise host
-    #[arg(long, value_enum, default_value_t = Backend::Auto)]
-    pub(super) backend: Backend,
-    /// Processes to spawn [default: one per GPU, or 4]
-    #[arg(long, value_name = "N", value_parser = parse_ranks)]
-    pub(super) ranks: Option<usize>,
-    /// GPUs that the ranks take in turn, by the numbers of the driver [default: all]
-    #[arg(long, value_name = "N,N,…")]
-    pub(super) devices: Option<Devices>,
+    #[command(flatten)]
+    pub(super) target: TargetOptions,
     /// Algorithms to measure
     #[arg(long, default_value = "direct,ring", value_name = "NAME,…", value_delimiter = ',')]
     #[arg(value_parser = parse_algorithm)]
     pub(super) algorithms: Vec<AlgorithmChoice>,
-    /// Smallest total size
-    #[arg(long, default_value = "1K", value_name = "SIZE")]
-    pub(super) min_bytes: Size,
-    /// Largest total size
-    #[arg(long, default_value = "64M", value_name = "SIZE")]
-    pub(super) max_bytes: Size,
-    /// Factor from each total size to the next
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
-    pub(super) factor: u64,
+    #[command(flatten)]
+    pub(super) sizes: SweepOptions,
     /// Number of rounds
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(super) rounds: u32,

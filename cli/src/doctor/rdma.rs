@@ -20,7 +20,7 @@ pub(super) fn inspect() -> Vec<Finding> {
     let mut findings: Vec<_> = unopened(&known, &devices).into_iter().collect();
     for device in &devices {
         findings.push(nic(device));
-        findings.extend(device.ports.iter().flat_map(|port| of_port(device, port)));
+        findings.extend(device.ports.iter().flat_map(|port| port_findings(device, port)));
         findings.push(dmabuf(&device.name, rdma::try_dmabuf(&device.name)));
     }
     findings
@@ -78,7 +78,7 @@ fn memory_node(name: &str) -> Option<u32> {
 }
 
 /// Returns the findings of a port and its addresses.
-fn of_port(device: &Device, port: &Port) -> Vec<Finding> {
+fn port_findings(device: &Device, port: &Port) -> Vec<Finding> {
     let interface = port.best_gid().and_then(|gid| interface(&device.name, port.number, gid.index));
     let mut findings = vec![port_finding(&device.name, port, interface.as_deref())];
     if !port.gids.is_empty() {

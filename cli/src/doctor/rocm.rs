@@ -12,8 +12,8 @@ pub(super) fn inspect() -> Vec<Finding> {
     let runtimes = rocm::runtimes();
     // Without an HSA runtime no device has an agent; the runtime finding reports that once.
     let agents = runtimes.as_ref().is_ok_and(|runtimes| runtimes.hsa.is_ok());
-    let mut findings = of_runtimes(runtimes);
-    findings.extend(devices.iter().map(|device| of_device(device, agents)));
+    let mut findings = runtime_findings(runtimes);
+    findings.extend(devices.iter().map(|device| device_finding(device, agents)));
     findings.push(links::finding(
         devices.iter().map(|device| device.ordinal),
         link,
@@ -24,7 +24,7 @@ pub(super) fn inspect() -> Vec<Finding> {
     findings
 }
 
-fn of_runtimes(found: Result<Runtimes, Error>) -> Vec<Finding> {
+fn runtime_findings(found: Result<Runtimes, Error>) -> Vec<Finding> {
     let runtimes = match found {
         Ok(runtimes) => runtimes,
         Err(error) => return vec![Finding::warning("runtime", error.to_string(), "see rocminfo")],
@@ -51,7 +51,7 @@ fn of_runtimes(found: Result<Runtimes, Error>) -> Vec<Finding> {
     findings
 }
 
-fn of_device(device: &Device, agents: bool) -> Finding {
+fn device_finding(device: &Device, agents: bool) -> Finding {
     let Device { ordinal, name, pci, memory_bytes, compute_units, .. } = device;
     let mut found = format!(
         "{ordinal}: {name}, {}, {compute_units} compute units, {pci}, {}",

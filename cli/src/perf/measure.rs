@@ -8,7 +8,7 @@ use peerlane::hal::{Fabric, Ticket};
 
 use super::options::PerfTest;
 use super::pair::{Buffers, Pair};
-use super::report::{Latency, Rate, Row};
+use super::report::{Latency, PerfRow, Throughput};
 use crate::error::{Failure, Result};
 
 /// Longest time to park on one engine if several engines have messages in flight.
@@ -16,7 +16,7 @@ const PARK_MAX: Duration = Duration::from_micros(50);
 
 /// Progress of the messages of one engine.
 #[derive(Debug, Default)]
-struct Flow {
+struct EngineProgress {
     submitted: u32,
     completed: u32,
     /// Slices in flight, with the number of their messages.
@@ -31,7 +31,7 @@ pub(super) fn measure_rate<F: Fabric>(
     pair: &mut Pair<'_, F>,
     work: PerfTest,
     bytes: u64,
-) -> Result<Option<Row>> {
+) -> Result<Option<PerfRow>> {
     let buffers = pair.buffers(bytes)?;
     let done_value = pair.values(1);
     let mut row = None;
@@ -39,8 +39,8 @@ pub(super) fn measure_rate<F: Fabric>(
         run(pair, &buffers, work, pair.options.warmup)?;
         let elapsed = run(pair, &buffers, work, pair.options.iterations)?;
         let messages = u64::from(pair.options.iterations) * pair.engines.len() as u64;
-        let rate = Rate::new(messages, bytes, elapsed);
-        row = Some(Row { rate: Some(rate), ..pair.row(work, bytes) });
+        let rate = Throughput::new(messages, bytes, elapsed);
+        row = Some(PerfRow { rate: Some(rate), ..pair.row(work, bytes) });
         // The completion of a put does not mean that the peer can see it; a signal does.
         for engine in 0..pair.engines.len() {
             pair.signal_done(engine, done_value)?;
@@ -64,34 +64,36 @@ fn run<F: Fabric>(
     let window = pair.options.window;
     let (deadline, timeout) = (pair.deadline(), pair.options.run.timeout);
     let several = pair.engines.len() > 1;
-    let mut lanes: Vec<_> = pair
+    let mut senders: Vec<_> = pair
         .engines
         .iter_mut()
         .enumerate()
         .map(|(index, engine)| {
             let slice = (window as usize / 4).clamp(1, engine.slice_ops_max());
-            (engine, vec![buffers.message(work, index); slice], Flow::default())
+            (engine, vec![buffers.message(work, index); slice], EngineProgress::default())
         })
         .collect();
     let started_at = Instant::now();
     loop {
-        let mut moved = false;
-        for (engine, slice, flow) in &mut lanes {
-            moved |= flow.count_completed(engine.completed()?);
-            let next = (count - flow.submitted).min(slice.len() as u32);
-            if next > 0 && window - (flow.submitted - flow.completed) >= next {
+        let mut has_progress = false;
+        for (engine, slice, progress) in &mut senders {
+            has_progress |= progress.count_completed(engine.completed()?);
+            let next = (count - progress.submitted).min(slice.len() as u32);
+            if next > 0 && window - (progress.submitted - progress.completed) >= next {
                 // SAFETY: the buffers outlive the last completion, or are leaked. The peer touches them
                 // only after the signal.
                 let ticket = unsafe { engine.submit(&slice[..next as usize]) }?;
-                flow.submitted += next;
-                flow.open.push_back((ticket, next));
-                moved = true;
+                progress.submitted += next;
+                progress.open.push_back((ticket, next));
+                has_progress = true;
             }
         }
-        let Some((engine, ..)) = lanes.iter_mut().find(|(.., flow)| flow.completed < count) else {
+        let Some((engine, ..)) =
+            senders.iter_mut().find(|(.., progress)| progress.completed < count)
+        else {
             return Ok(started_at.elapsed());
         };
-        if moved {
+        if has_progress {
             continue;
         }
         if deadline.has_passed() {
@@ -103,7 +105,7 @@ fn run<F: Fabric>(
     }
 }
 
-impl Flow {
+impl EngineProgress {
     /// Counts completed messages; returns whether there are more than before.
     fn count_completed(&mut self, completed: Ticket) -> bool {
         let before = self.completed;
@@ -125,7 +127,7 @@ impl Flow {
 pub(super) fn measure_latency<F: Fabric>(
     pair: &mut Pair<'_, F>,
     bytes: u64,
-) -> Result<Option<Row>> {
+) -> Result<Option<PerfRow>> {
     let buffers = pair.buffers(bytes)?;
     let (warmup, timed) = (u64::from(pair.options.warmup), u64::from(pair.options.iterations));
     let first = pair.values(warmup + timed);
@@ -147,7 +149,7 @@ pub(super) fn measure_latency<F: Fabric>(
     }
     pair.wait_sent()?;
     pair.finish(buffers, PerfTest::Signal)?;
-    let row = |latency| Row { latency: Some(latency), ..pair.row(PerfTest::Signal, bytes) };
+    let row = |latency| PerfRow { latency: Some(latency), ..pair.row(PerfTest::Signal, bytes) };
     Ok(is_measuring.then(|| row(Latency::of(times))))
 }
 
@@ -157,11 +159,11 @@ mod tests {
 
     #[test]
     fn messages_complete_with_their_slice() {
-        let mut flow = Flow { submitted: 7, completed: 0, open: VecDeque::new() };
-        flow.open.extend([(Ticket(3), 4), (Ticket(4), 3)]);
-        assert!(!flow.count_completed(Ticket(2)));
-        assert!(flow.count_completed(Ticket(3)));
-        assert_eq!((flow.completed, flow.open.len()), (4, 1));
-        assert!(flow.count_completed(Ticket(9)) && flow.completed == 7);
+        let mut progress = EngineProgress { submitted: 7, completed: 0, open: VecDeque::new() };
+        progress.open.extend([(Ticket(3), 4), (Ticket(4), 3)]);
+        assert!(!progress.count_completed(Ticket(2)));
+        assert!(progress.count_completed(Ticket(3)));
+        assert_eq!((progress.completed, progress.open.len()), (4, 1));
+        assert!(progress.count_completed(Ticket(9)) && progress.completed == 7);
     }
 }

@@ -1,4 +1,4 @@
-//! `peerlane perf`: is_measuring bare puts, gets and signals between two ranks.
+//! `peerlane perf`: measures bare puts, gets and signals between two ranks.
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::bootstrap::environment::Environment;
@@ -18,15 +18,15 @@ mod pair;
 mod report;
 
 pub(crate) use options::Options;
-use options::{Backend, PerfTest};
+use options::{PerfBackend, PerfTest};
 use pair::Pair;
-use report::{Printer, Row};
+use report::{PerfRow, Printer};
 
-/// Rank 0 is_measuring and rank 1 answers.
+/// Rank 0 measures and rank 1 answers.
 const RANKS: usize = 2;
 
 /// Receives the rows of rank 0.
-type Sink<'a> = &'a mut dyn FnMut(Row) -> Result<()>;
+type Sink<'a> = &'a mut dyn FnMut(PerfRow) -> Result<()>;
 
 /// Joins the two ranks of a launcher, or spawns two ranks.
 ///
@@ -36,9 +36,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     match LaunchedBy::of(options.run.spawned_by)? {
         LaunchedBy::User => {
             options.check()?;
-            let mut screen = Printer::open(options)?;
-            let result = ranks::spawn(RANKS, options.run.timeout, &mut screen);
-            let shown = screen.finish();
+            let mut printer = Printer::open(options)?;
+            let result = ranks::spawn(RANKS, options.run.timeout, &mut printer);
+            let shown = printer.finish();
             result.and(shown)
         }
         LaunchedBy::Program(environment) => {
@@ -64,9 +64,9 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
     if environment.rank.0 != 0 {
         return measure(options, environment, false, &mut |_| Ok(()));
     }
-    let mut screen = Printer::open(options)?;
-    let result = measure(options, environment, false, &mut |row| screen.show(row));
-    let shown = screen.finish();
+    let mut printer = Printer::open(options)?;
+    let result = measure(options, environment, false, &mut |row| printer.show(row));
+    let shown = printer.finish();
     result.and(shown)
 }
 
@@ -81,20 +81,21 @@ fn measure(
     let seed = options.settings().agree(&comm)?;
     let (rank, ranks) = (comm.rank(), comm.ranks());
     // A rank that is only the target of puts and gets does not have to react quickly.
-    let is_waited_for = rank.0 == 0 || options.signal;
-    let spin = options.spin.filter(|_| is_waited_for).map(|spin| spin.0);
+    let has_waiting_peer = rank.0 == 0 || options.signal;
+    let spin = options.spin.filter(|_| has_waiting_peer).map(|spin| spin.0);
     match options.backend {
-        Backend::Host => {
+        PerfBackend::Host => {
             let hosts = comm.share("host", &comm.host().to_owned())?;
             if hosts[0] != hosts[1] {
                 let text = "the two ranks are on different hosts, which share no memory";
                 return Err(Failure::failed(text).with_advice("use --backend rdma"));
             }
-            let how = host::Options { spin, ..host::Options::default() };
-            let fabric = host::Fabric::open_with(rank, ranks, how).map_err(Failure::of_backend)?;
+            let fabric_options = host::Options { spin, ..host::Options::default() };
+            let fabric = host::Fabric::open_with(rank, ranks, fabric_options)
+                .map_err(Failure::of_backend)?;
             with_fabric(options, comm, fabric, seed, sink)
         }
-        Backend::Rdma => {
+        PerfBackend::Rdma => {
             let local_rank = environment.local_rank.unwrap_or(0) as usize;
             let nic_rank = NicRank { rank, ranks, local_rank, single_host };
             let fabric = options.nics.open(nic_rank, spin)?;

@@ -44,8 +44,8 @@ pub(crate) struct Options {
     #[arg(long, group = "work")]
     pub(crate) signal: bool,
     /// Backend that moves the bytes
-    #[arg(long, value_enum, default_value_t = Backend::Host)]
-    pub(crate) backend: Backend,
+    #[arg(long, value_enum, default_value_t = PerfBackend::Host)]
+    pub(crate) backend: PerfBackend,
     #[command(flatten)]
     pub(crate) nics: NicOptions,
     /// Message sizes [default: 64K,1M for puts and gets, 8 for signals]
@@ -77,7 +77,7 @@ pub(crate) struct Options {
 
 /// Backends that `perf` can measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Backend {
+pub(crate) enum PerfBackend {
     Host,
     Rdma,
 }
@@ -108,7 +108,7 @@ impl Options {
     /// # Errors
     /// A usage failure that names the option.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.backend == Backend::Rdma {
+        if self.backend == PerfBackend::Rdma {
             return self.nics.check();
         }
         match self.nics.given() {

@@ -7,7 +7,7 @@ use peerlane::hal::{At, Fabric, Flag, Op, Region, Role, Space, Ticket};
 use peerlane::{Deadline, Rank};
 
 use super::options::{Options, PerfTest};
-use super::report::Row;
+use super::report::PerfRow;
 use crate::error::{Failure, Result};
 use crate::ranks::bare_fabric::{BareEngine, BareFabric, Local, Remote};
 use crate::ranks::comm::Comm;
@@ -60,7 +60,7 @@ impl<'a, F: Fabric> Pair<'a, F> {
         Ok(Self { options, engines, comm, seed, flags, peer_flags, signalled, last, sizes, fabric })
     }
 
-    /// Returns whether this rank is_measuring; the other rank answers.
+    /// Returns whether this rank measures; the other rank answers.
     pub(super) fn is_measuring(&self) -> bool {
         self.comm.rank().0 == 0
     }
@@ -75,7 +75,7 @@ impl<'a, F: Fabric> Pair<'a, F> {
         let slot_bytes = bytes.next_multiple_of(ALIGN_BYTES).max(ALIGN_BYTES);
         let mine = self.fabric.allocate(2 * engines as u64 * slot_bytes, Role::Data)?;
         if mine.space() != Space::Host {
-            return Err(Failure::failed("perf is_measuring only host memory"));
+            return Err(Failure::failed("perf measures only host memory"));
         }
         let data = TestData { seed: self.seed, size: self.sizes, round: 0 };
         self.sizes += 1;
@@ -167,8 +167,8 @@ impl<'a, F: Fabric> Pair<'a, F> {
     }
 
     /// Creates a row without results.
-    pub(super) fn row(&self, work: PerfTest, bytes: u64) -> Row {
-        Row::new(work, self.fabric.backend(), bytes, self.options)
+    pub(super) fn row(&self, work: PerfTest, bytes: u64) -> PerfRow {
+        PerfRow::new(work, self.fabric.backend(), bytes, self.options)
     }
 
     /// Closes the connection. Collective.

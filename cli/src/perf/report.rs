@@ -14,7 +14,7 @@ use crate::units::Size;
 
 /// Result of one size; the field names are those of the JSON output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Row {
+pub(super) struct PerfRow {
     pub(super) work: PerfTest,
     pub(super) backend: String,
     /// Bytes of a message.
@@ -27,7 +27,7 @@ pub(super) struct Row {
     /// Messages per engine, or round trips.
     pub(super) iterations: u32,
     #[serde(flatten, skip_serializing_if = "Option::is_none", default)]
-    pub(super) rate: Option<Rate>,
+    pub(super) rate: Option<Throughput>,
     #[serde(flatten, skip_serializing_if = "Option::is_none", default)]
     pub(super) latency: Option<Latency>,
     /// Whether every received byte was compared.
@@ -36,7 +36,7 @@ pub(super) struct Row {
 
 /// Throughput from the first submit to the last completion.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Rate {
+pub(super) struct Throughput {
     pub(super) elapsed_us: f64,
     /// Bandwidth in 10^9 bytes per second.
     pub(super) gbs: f64,
@@ -53,7 +53,7 @@ pub(super) struct Latency {
     pub(super) max_us: f64,
 }
 
-impl Row {
+impl PerfRow {
     /// Creates a row without results.
     pub(super) fn new(work: PerfTest, backend: String, bytes: u64, options: &Options) -> Self {
         let Options { engines, window, iterations, .. } = *options;
@@ -76,7 +76,7 @@ impl Row {
     }
 }
 
-impl Rate {
+impl Throughput {
     pub(super) fn new(messages: u64, bytes: u64, elapsed: Duration) -> Self {
         let nanoseconds = (elapsed.as_nanos() as f64).max(1.0);
         Self {
@@ -100,7 +100,7 @@ impl Latency {
 }
 
 /// Returns a table of bandwidths and a table of latencies, each only if there are rows for it.
-pub(super) fn tables(rows: &[Row]) -> String {
+pub(super) fn tables(rows: &[PerfRow]) -> String {
     let rates: Vec<_> = rows.iter().filter_map(|row| Some((row, row.rate?))).collect();
     let latencies: Vec<_> = rows.iter().filter_map(|row| Some((row, row.latency?))).collect();
     let mut tables = Vec::new();
@@ -142,7 +142,7 @@ pub(super) fn tables(rows: &[Row]) -> String {
     tables.join("\n\n")
 }
 
-fn checked(row: &Row) -> String {
+fn checked(row: &PerfRow) -> String {
     if row.checked { "yes" } else { "no" }.to_owned()
 }
 
@@ -150,7 +150,7 @@ fn checked(row: &Row) -> String {
 pub(super) struct Printer {
     json: Option<JsonLines>,
     activity: String,
-    rows: Vec<Row>,
+    rows: Vec<PerfRow>,
 }
 
 impl Printer {
@@ -170,7 +170,7 @@ impl Printer {
     ///
     /// # Errors
     /// If the JSON output cannot be written.
-    pub(super) fn show(&mut self, row: Row) -> Result<()> {
+    pub(super) fn show(&mut self, row: PerfRow) -> Result<()> {
         self.activity = format!("finished {} of {}", row.work.name(), Size(row.bytes));
         if let Some(json) = &mut self.json {
             json.write(&row)?;
@@ -212,9 +212,9 @@ impl OutputHandler for Printer {
 mod tests {
     use super::*;
 
-    fn row(work: PerfTest, bytes: u64) -> Row {
+    fn row(work: PerfTest, bytes: u64) -> PerfRow {
         let (rate, latency) = (None, None);
-        Row {
+        PerfRow {
             work,
             backend: "rdma".into(),
             bytes,
@@ -230,12 +230,12 @@ mod tests {
 
     #[test]
     fn rates_and_times_have_a_table_each() {
-        let rate = Rate::new(200, 65536, Duration::from_millis(131));
+        let rate = Throughput::new(200, 65536, Duration::from_millis(131));
         let times = [2_u64, 3, 7].map(Duration::from_micros);
         let latency = Latency::of(times.into());
         let rows = [
-            Row { rate: Some(rate), ..row(PerfTest::Put, 65536) },
-            Row { latency: Some(latency), engines: 1, ..row(PerfTest::Signal, 8) },
+            PerfRow { rate: Some(rate), ..row(PerfTest::Put, 65536) },
+            PerfRow { latency: Some(latency), engines: 1, ..row(PerfTest::Signal, 8) },
         ];
         insta::assert_snapshot!(tables(&rows), @"
          work   message   engines   pairs   window   messages    GB/s   1000/s   checked
@@ -250,14 +250,14 @@ mod tests {
 
     #[test]
     fn a_row_is_one_json_line_and_can_be_parsed() {
-        let rate = Rate::new(100, 1000, Duration::from_micros(50));
-        let put = Row { rate: Some(rate), ..row(PerfTest::Put, 1000) };
+        let rate = Throughput::new(100, 1000, Duration::from_micros(50));
+        let put = PerfRow { rate: Some(rate), ..row(PerfTest::Put, 1000) };
         let line = serde_json::to_string(&put).unwrap();
         insta::assert_snapshot!(line, @r#"{"work":"put","backend":"rdma","bytes":1000,"engines":2,"queue_pairs":1,"window":128,"iterations":100,"elapsed_us":50.0,"gbs":2.0,"messages_per_second":2000000.0,"checked":true}"#);
-        assert_eq!(serde_json::from_str::<Row>(&line).unwrap(), put);
+        assert_eq!(serde_json::from_str::<PerfRow>(&line).unwrap(), put);
         let latency = Some(Latency::of(vec![Duration::from_micros(1)]));
-        let signal = Row { latency, ..row(PerfTest::Signal, 8) };
+        let signal = PerfRow { latency, ..row(PerfTest::Signal, 8) };
         let line = serde_json::to_string(&signal).unwrap();
-        assert_eq!(serde_json::from_str::<Row>(&line).unwrap(), signal);
+        assert_eq!(serde_json::from_str::<PerfRow>(&line).unwrap(), signal);
     }
 }

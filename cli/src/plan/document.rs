@@ -31,7 +31,7 @@ pub(super) struct Document {
 
 /// The JSON form of a document.
 #[derive(Serialize)]
-struct Json<'a> {
+struct JsonDocument<'a> {
     node_of_rank: &'a [u32],
     verdict: &'a str,
     plans: &'a [Plan],
@@ -62,13 +62,13 @@ impl Document {
     pub(super) fn make(options: &Options) -> Result<Self> {
         let topology = options.topology()?;
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
-        let shown = options.shown_rank(topology.ranks())?;
+        let shown = options.printed_rank(topology.ranks())?;
         let parts = options.parts();
         let PlanOptions { in_place, outputs, flags, .. } = options.plan;
         let flags = flags.unwrap_or(FlagOrder::Prompt);
         let collective = options.plan.goal.collective(topology.ranks())?;
         let shape = Shape { collective, parts, in_place, outputs, flags, tiers: options.tiers };
-        let excess = options.excess(&topology)?;
+        let size_limit = options.size_limit(&topology)?;
         let layout = options
             .shard_bytes(topology.ranks())?
             .map(|shard_bytes| {
@@ -77,21 +77,21 @@ impl Document {
             })
             .transpose()?;
         let algorithm = options.algorithm();
-        let (plans, verdict) = match (excess, shown) {
+        let (plans, verdict) = match (size_limit, shown) {
             (None, _) => {
                 let mut plans = schedule::plans(algorithm, &topology, shape).map_err(usage)?;
                 let verdict = verdict(&plans)?;
                 plans.retain(|plan| shown.is_none_or(|rank| plan.rank == rank));
                 (plans, verdict)
             }
-            (Some(excess), Some(rank)) => {
+            (Some(size_limit), Some(rank)) => {
                 let plan = schedule::plan(algorithm, &topology, rank, shape).map_err(usage)?;
-                (vec![plan], format!("not verified: {excess}"))
+                (vec![plan], format!("not verified: {size_limit}"))
             }
-            (Some(excess), None) => {
+            (Some(size_limit), None) => {
                 let advice = "lower --ranks, --nodes or --parts, because plans of few ranks show the \
                               same pattern; or give --rank to print one plan";
-                return Err(Failure::usage(excess).with_advice(advice));
+                return Err(Failure::usage(size_limit).with_advice(advice));
             }
         };
         Ok(Self { topology, plans, verdict, layout })
@@ -117,7 +117,7 @@ impl Document {
     /// # Errors
     /// If the serialisation fails.
     pub(super) fn json(&self) -> Result<String> {
-        let document = Json {
+        let document = JsonDocument {
             node_of_rank: self.topology.node_of_rank(),
             verdict: &self.verdict,
             plans: &self.plans,
@@ -212,10 +212,10 @@ fn parse(text: &str) -> std::result::Result<Vec<Plan>, String> {
         let (JsonPlans::Document { plans } | JsonPlans::List(plans)) = json;
         return Ok(plans);
     }
-    sections(text).iter().map(|section| section.parse().map_err(said)).collect()
+    sections(text).iter().map(|section| section.parse().map_err(to_text)).collect()
 }
 
-fn said(error: impl std::fmt::Display) -> String {
+fn to_text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 

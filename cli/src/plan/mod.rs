@@ -27,7 +27,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return print(&document::check(path)?);
     }
     let document = Document::make(options)?;
-    let text = if options.json { document.json()? } else { document.text() };
+    let text = if options.plan.json { document.json()? } else { document.text() };
     print(&text)
 }
 
@@ -65,9 +65,6 @@ pub(crate) struct Options {
     /// to verify
     #[arg(long, default_value = "all", value_name = "RANK")]
     pub(super) rank: String,
-    /// Print one JSON object
-    #[arg(long)]
-    pub(super) json: bool,
     /// Read the plans of all ranks from FILE, as text or JSON, and print only the verdict
     #[arg(long, value_name = "FILE")]
     #[arg(conflicts_with_all = [
@@ -99,7 +96,7 @@ impl Options {
     ///
     /// # Errors
     /// If the plan of one rank is too large as well.
-    pub(super) fn excess(&self, topology: &Topology) -> Result<Option<String>> {
+    pub(super) fn size_limit(&self, topology: &Topology) -> Result<Option<String>> {
         let (ranks, parts) = (topology.ranks() as u64, u64::from(self.parts()));
         let plural = |count: u64| if count == 1 { "" } else { "s" };
         let who = format!("{ranks} rank{} with {parts} chunk{}", plural(ranks), plural(parts));
@@ -136,7 +133,7 @@ impl Options {
     ///
     /// # Errors
     /// If there is no such rank.
-    pub(super) fn shown_rank(&self, ranks: usize) -> Result<Option<Rank>> {
+    pub(super) fn printed_rank(&self, ranks: usize) -> Result<Option<Rank>> {
         if self.rank == "all" {
             return Ok(None);
         }

@@ -50,7 +50,7 @@ impl<F: Fabric> BareFabric<F> {
     /// If the fabric cannot create one.
     pub(crate) fn engine(&mut self) -> Result<BareEngine<F>> {
         let engine = self.fabric.engine();
-        let engine = engine.map_err(|error| backend_failure("cannot make an engine", error))?;
+        let engine = engine.map_err(|error| backend_failure("cannot create an engine", error))?;
         Ok(BareEngine { engine, comm: self.comm.clone() })
     }
 

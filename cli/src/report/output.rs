@@ -172,11 +172,22 @@ mod tests {
 
     #[test]
     fn a_file_of_another_format_is_refused() {
-        let refusal = OutputFile::new("--plot", Path::new("sizes.png"), "svg").unwrap_err();
-        insta::assert_snapshot!(refusal, @"
+        let refusal = |option, path: &str, extension| {
+            OutputFile::new(option, Path::new(path), extension).unwrap_err()
+        };
+        insta::assert_snapshot!(refusal("--plot", "sizes.png", "svg"), @"
         error: --plot sizes.png does not end in .svg
          help: name the file *.svg; no other format is written
         ");
+        insta::assert_snapshot!(refusal("--svg", "lanes", "svg"), @"
+        error: --svg lanes does not end in .svg
+         help: name the file *.svg; no other format is written
+        ");
+        insta::assert_snapshot!(refusal("--trace", "trace.svg", "json"), @"
+        error: --trace trace.svg does not end in .json
+         help: name the file *.json; no other format is written
+        ");
+        assert!(OutputFile::new("--plot", Path::new("sizes.SVG"), "svg").is_ok());
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub(crate) fn aligned(
 fn header(Columns { parts, limits, predictions, device }: Columns) -> Vec<&'static str> {
     let mut header = vec!["total", "shard", "algorithm"];
     if parts {
-        header.push("parts");
+        header.push("chunks");
     }
     header.extend(["engine", "median µs"]);
     header.push(if device { "host µs" } else { "p99 µs" });
@@ -123,32 +123,35 @@ fn baselines(rows: &[Row]) -> Option<String> {
         "NCCL {version}, timed in turn with Peerlane; × is its time divided by Peerlane's\n\n"
     );
     let mut header = vec!["total", "Peerlane µs"];
-    header.extend(first.rivals.iter().map(|rival| match rival.path.as_str() {
+    header.extend(first.rivals.iter().map(|baseline| match baseline.path.as_str() {
         "symmetric" => "symmetric µs",
         "copy engines" => "copy engines µs",
         _ => "default µs",
     }));
     header.extend(["× best", "× copy engines", "host µs of best"]);
     text += &aligned(header, rows.iter().map(baseline_cells), &[]);
-    for rival in &first.rivals {
-        if let Some(why) = &rival.missing {
-            text += &format!("\nNCCL {}: n/a, {why}", rival.path);
+    for baseline in &first.rivals {
+        if let Some(why) = &baseline.missing {
+            text += &format!("\nNCCL {}: n/a, {why}", baseline.path);
         }
     }
     Some(text)
 }
 
 fn baseline_cells(row: &Row) -> Vec<String> {
-    let ours = row.median_us;
-    let us = |rival: &Baseline| rival.times.map(|times| times.rival_us);
-    let copy_engines = row.rivals.iter().find(|rival| rival.path == "copy engines").and_then(us);
-    let ratio = |theirs: Option<f64>| {
-        theirs.map_or("n/a".to_owned(), |theirs| format!("{:.2}", theirs / ours.max(0.001)))
+    let peerlane_us = row.median_us;
+    let us = |baseline: &Baseline| baseline.times.map(|times| times.rival_us);
+    let copy_engines =
+        row.rivals.iter().find(|baseline| baseline.path == "copy engines").and_then(us);
+    let ratio = |baseline_us: Option<f64>| {
+        baseline_us.map_or("n/a".to_owned(), |baseline_us| {
+            format!("{:.2}", baseline_us / peerlane_us.max(0.001))
+        })
     };
-    let best = row.rivals.iter().filter_map(|rival| rival.times);
+    let best = row.rivals.iter().filter_map(|baseline| baseline.times);
     let best = best.min_by(|left, right| left.rival_us.total_cmp(&right.rival_us));
-    let mut cells = vec![Size(row.total_bytes).to_string(), time(ours)];
-    cells.extend(row.rivals.iter().map(|rival| us(rival).map_or("n/a".to_owned(), time)));
+    let mut cells = vec![Size(row.total_bytes).to_string(), time(peerlane_us)];
+    cells.extend(row.rivals.iter().map(|baseline| us(baseline).map_or("n/a".to_owned(), time)));
     cells.extend([
         ratio(row.best_rival_us()),
         ratio(copy_engines),
@@ -160,21 +163,21 @@ fn baseline_cells(row: &Row) -> Vec<String> {
 /// Returns the times of all-gathers and compute work that ran together; `None` if they were not
 /// measured.
 fn overlap(rows: &[Row]) -> Option<String> {
-    let mut besides =
-        rows.iter().flat_map(|row| row.beside.iter().map(move |together| (row, together)));
+    let mut overlaps =
+        rows.iter().flat_map(|row| row.beside.iter().map(move |overlap| (row, overlap)));
     let mut cells = Vec::new();
     let mut partial = false;
-    for (row, together) in &mut besides {
-        partial |= !together.overlapped;
+    for (row, overlap) in &mut overlaps {
+        partial |= !overlap.overlapped;
         cells.push(vec![
             Size(row.total_bytes).to_string(),
-            together.path.clone(),
-            time(together.compute_alone_us),
-            time(together.compute_us),
-            format!("{:.3}", together.compute_ratio),
-            time(together.gather_alone_us),
-            time(together.gather_us),
-            format!("{:.3}{}", together.gather_ratio, if together.overlapped { "" } else { " *" }),
+            overlap.path.clone(),
+            time(overlap.compute_alone_us),
+            time(overlap.compute_us),
+            format!("{:.3}", overlap.compute_ratio),
+            time(overlap.gather_alone_us),
+            time(overlap.gather_us),
+            format!("{:.3}{}", overlap.gather_ratio, if overlap.overlapped { "" } else { " *" }),
         ]);
     }
     if cells.is_empty() {
@@ -259,10 +262,10 @@ mod tests {
         let time = Duration::from_micros;
         rows[1].predicted = Some(Predicted::new(time(450), time(500)));
         insta::assert_snapshot!(table(&rows), @"
-         total     shard   algorithm      parts   engine   median µs   p99 µs   algbw GB/s   busbw GB/s   checked   predicted µs   of median
-        ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
-         1 MiB   256 KiB   direct             1   host         125.0    187.5        8.389        6.291       yes              -           -
-         1 MiB   256 KiB   hierarchical       4   host         500.0    750.0        2.097        1.573       yes          450.0        90 %
+         total     shard   algorithm      chunks   engine   median µs   p99 µs   algbw GB/s   busbw GB/s   checked   predicted µs   of median
+        ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+         1 MiB   256 KiB   direct              1   host         125.0    187.5        8.389        6.291       yes              -           -
+         1 MiB   256 KiB   hierarchical        4   host         500.0    750.0        2.097        1.573       yes          450.0        90 %
         ");
     }
 

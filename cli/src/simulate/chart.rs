@@ -83,10 +83,10 @@ fn render(
 fn bars(simulation: &Simulation) -> Vec<Bar> {
     let lanes = simulation.tiers.len();
     let mut bars: Vec<Bar> = Vec::new();
-    for of_copies in [false, true] {
+    for is_copy_pass in [false, true] {
         for slice in &simulation.slices {
             let way = simulation.way(slice);
-            let drawn = if of_copies { way.is_some() } else { is_wait(slice) };
+            let drawn = if is_copy_pass { way.is_some() } else { is_wait(slice) };
             if !drawn {
                 continue;
             }

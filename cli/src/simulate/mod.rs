@@ -59,7 +59,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let runs: Vec<Run> =
         algorithms.map(|algorithm| scenario.simulate(options, algorithm)).collect::<Result<_>>()?;
     let report = Report { scenario: &scenario, runs: &runs, path: options.path };
-    let text = if options.json { report.json()? } else { report.text() };
+    let text = if options.plan.json { report.json()? } else { report.text() };
     print(&text)?;
     let Some(fastest) = runs.iter().min_by_key(|run| run.simulation.end_ps()) else {
         return Ok(());

@@ -57,9 +57,6 @@ pub(crate) struct Options {
     /// Write the steps of the fastest algorithm as trace events for Perfetto and Chrome
     #[arg(long, value_name = "FILE.json")]
     pub(super) trace: Option<PathBuf>,
-    /// Print one JSON object
-    #[arg(long)]
-    pub(super) json: bool,
 }
 
 /// Algorithms to simulate.

@@ -195,7 +195,7 @@ impl Report<'_> {
 
 const HEADER: [&str; 11] = [
     "algorithm",
-    "parts",
+    "chunks",
     "µs",
     "predicted µs",
     "GB/s",

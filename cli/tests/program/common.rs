@@ -70,8 +70,8 @@ impl Ended {
     /// Returns stderr of a run that failed with `code`.
     pub(crate) fn error(&self, code: i32) -> &str {
         assert_eq!(self.code, Some(code), "{self:?}");
-        let unseemly = ["panicked", "RUST_BACKTRACE"];
-        assert!(!unseemly.iter().any(|word| self.stderr.contains(word)), "{self:?}");
+        let forbidden = ["panicked", "RUST_BACKTRACE"];
+        assert!(!forbidden.iter().any(|word| self.stderr.contains(word)), "{self:?}");
         &self.stderr
     }
 }

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::common::command;
 
 const RANKS: usize = 3;
-const PATIENCE: Duration = Duration::from_secs(20);
+const WAIT_MAX: Duration = Duration::from_secs(20);
 
 /// Starts a run that does not end by itself; returns it and the processes of its ranks in rank
 /// order.
@@ -87,7 +87,7 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(seen) = look() {
             return seen;
         }
-        assert!(start.elapsed() < PATIENCE, "in {PATIENCE:?} it was never so that {what}");
+        assert!(start.elapsed() < WAIT_MAX, "waited {WAIT_MAX:?} until {what}");
         sleep(Duration::from_millis(20));
     }
 }

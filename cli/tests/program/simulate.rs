@@ -26,9 +26,9 @@ fn a_table_and_the_critical_path_are_printed() {
     insta::assert_snapshot!(ended.stdout, @"
     4 ranks on 2 nodes, shards of 1 MiB
 
-     algorithm      parts     µs   predicted µs   GB/s   local   used   network   used   local incast   network incast
-    ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────
-     hierarchical       1   51.4           52.1   81.6   8 MiB   10 %     4 MiB   42 %              1                1
+     algorithm      chunks     µs   predicted µs   GB/s   local   used   network   used   local incast   network incast
+    ────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+     hierarchical        1   51.4           52.1   81.6   8 MiB   10 %     4 MiB   42 %              1                1
 
     critical path of hierarchical, 11 steps
               10.0 µs  +      10.0  rank 1 lane 0: signal go lane 1 to 1

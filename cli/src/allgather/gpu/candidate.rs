@@ -119,14 +119,14 @@ impl<'a> Candidate<'a> {
     }
 
     /// Returns the number of starts that are made for `starts`, which a graph rounds up.
-    pub(super) fn whole(&self, starts: u32) -> u32 {
+    pub(super) fn rounded_up(&self, starts: u32) -> u32 {
         match self.graph {
             None => starts,
             Some(_) => starts.next_multiple_of(STARTS_IN_A_GRAPH),
         }
     }
 
-    /// Enqueues a number of starts that [`whole`](Self::whole) has returned. Collective.
+    /// Enqueues a number of starts that [`rounded_up`](Self::rounded_up) has returned. Collective.
     ///
     /// # Errors
     /// If a start is refused.
@@ -165,7 +165,7 @@ impl<'a> Candidate<'a> {
         // In place, the overwritten output contains the shard of this rank, so the shard is filled
         // afterwards. The exchange keeps ranks from starting before all outputs are overwritten,
         // because peers write into them.
-        comm.share("poisoned and filled", &())?;
+        comm.share("overwritten and filled", &())?;
         let mut found = Ok(());
         for index in 0..self.outputs.len() {
             let output = match self.graph {

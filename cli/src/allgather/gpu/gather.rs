@@ -124,7 +124,7 @@ impl StreamArg {
     ///
     /// # Errors
     /// If the start fails.
-    pub(super) fn start_behind<T: Element>(
+    pub(super) fn start_after<T: Element>(
         &self,
         stream: &Stream,
         operation: &mut AllGather<T>,

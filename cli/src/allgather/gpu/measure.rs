@@ -73,9 +73,9 @@ impl<F: Fabric> GpuMeasurement<'_, F> {
         let limit = self.limits.get(index).copied();
         let data = |round| TestData { seed: self.seed, size: index as u64, round };
         let (before, after) = (data(0), data(1));
-        let doing = |activity| ProgressEvent::Activity { activity, total_bytes };
+        let activity_event = |activity| ProgressEvent::Activity { activity, total_bytes };
 
-        self.report_event(doing(Activity::Check))?;
+        self.report_event(activity_event(Activity::Check))?;
         let Self { setup, comm, timer, baselines, compute, sink, group, .. } = self;
         let (options, gpu, stream) = (setup.options, timer.gpu.clone(), Rc::clone(&timer.stream));
         let mut report_event = |event| if rank.0 == 0 { sink(event) } else { Ok(()) };
@@ -99,12 +99,12 @@ impl<F: Fabric> GpuMeasurement<'_, F> {
             candidate.guarded(|candidate| candidate.check(comm, setup.numbering(rank), before))?;
         }
 
-        report_event(doing(Activity::Measure))?;
+        report_event(activity_event(Activity::Measure))?;
         let times = time(timer, comm, &mut candidates, counts)?;
 
         let mut overlaps = Vec::new();
         if let Some(compute) = compute {
-            report_event(doing(Activity::Overlap))?;
+            report_event(activity_event(Activity::Overlap))?;
             for candidate in &mut candidates {
                 let work = |candidate: &mut Candidate<'_>| {
                     measure_overlap(timer, comm, compute, candidate)
@@ -112,12 +112,12 @@ impl<F: Fabric> GpuMeasurement<'_, F> {
                 overlaps.push(candidate.guarded(work)?);
             }
         }
-        report_event(doing(Activity::Check))?;
+        report_event(activity_event(Activity::Check))?;
         for candidate in &mut candidates {
             candidate.guarded(|candidate| candidate.check(comm, setup.numbering(rank), after))?;
         }
 
-        let starts = candidates[0].whole(counts.timed);
+        let starts = candidates[0].rounded_up(counts.timed);
         // The overlaps of the baselines belong to the first row.
         let mut overlaps = overlaps.into_iter();
         let own_overlaps: Vec<_> = overlaps.by_ref().take(reports.len()).collect();

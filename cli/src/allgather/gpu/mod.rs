@@ -21,7 +21,7 @@ use peerlane::{cuda, rocm};
 use super::backend::{Backend, GpuSlot};
 use super::options::SelfCopy;
 use super::printer::ProgressEvent;
-use super::rank::Ready;
+use super::rank::RankContext;
 use super::setup::Setup;
 use super::topology;
 use crate::error::{Failure, Result};
@@ -49,20 +49,20 @@ use timer::StreamTimer;
 ///
 /// # Errors
 /// If the group or a measurement fails.
-pub(super) fn run(ready: Ready<'_>, slot: &GpuSlot, backend: Backend) -> Result<()> {
-    let (rank, ranks) = (ready.comm.rank(), ready.comm.ranks());
-    let (device, strict) = (slot.ordinal, ready.options.strict);
-    let own_copy = ready.options.own_copy;
+pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) -> Result<()> {
+    let (rank, ranks) = (context.comm.rank(), context.comm.ranks());
+    let (device, strict) = (slot.ordinal, context.options.strict);
+    let own_copy = context.options.own_copy;
     if backend == Backend::Rocm {
         let own_copy = match own_copy {
             SelfCopy::Auto => rocm::OwnCopy::Auto,
             SelfCopy::Local => rocm::OwnCopy::Local,
             SelfCopy::Link => rocm::OwnCopy::Link,
         };
-        let engine = ready.options.engine.kind();
+        let engine = context.options.engine.kind();
         let how = rocm::Options { device, strict, own_copy, engine, ..rocm::Options::default() };
         let open = || rocm::Fabric::open_with(rank, ranks, how.clone());
-        return measure(ready, slot, backend, || open().map_err(Failure::of_backend));
+        return measure(context, slot, backend, || open().map_err(Failure::of_backend));
     }
     let own_copy = match own_copy {
         SelfCopy::Auto => cuda::OwnCopy::Auto,
@@ -71,16 +71,16 @@ pub(super) fn run(ready: Ready<'_>, slot: &GpuSlot, backend: Backend) -> Result<
     };
     let how = cuda::Options { device, strict, own_copy, ..cuda::Options::default() };
     let open = || cuda::Fabric::open_with(rank, ranks, how.clone());
-    measure(ready, slot, backend, || open().map_err(Failure::of_backend))
+    measure(context, slot, backend, || open().map_err(Failure::of_backend))
 }
 
 fn measure<F: Fabric + 'static>(
-    ready: Ready<'_>,
+    context: RankContext<'_>,
     slot: &GpuSlot,
     backend: Backend,
     fabric: impl Fn() -> Result<F>,
 ) -> Result<()> {
-    let Ready { options, comm, rank_topology, seed, sink } = ready;
+    let RankContext { options, comm, rank_topology, seed, sink } = context;
     let lengths = options.sweep(comm.ranks()).shard_lengths();
     let gpu = Gpu::open(backend, slot.ordinal, options.run.timeout)?;
     let mut group = topology::open(options, &comm, rank_topology, fabric()?, &fabric)?;
@@ -88,7 +88,7 @@ fn measure<F: Fabric + 'static>(
     let shards = lengths.last().map_or_else(Vec::new, |length| setup.shard_bytes(*length));
     let shard_bytes = shards.iter().copied().max().unwrap_or(0);
     let largest = (shard_bytes, shards.iter().sum());
-    need(&setup, largest, &gpu)?;
+    check_device_memory(&setup, largest, &gpu)?;
     let start_barrier = group.all_gather::<u8>(0).algorithm(Algorithm::Direct).parts(1).outputs(1);
     let start_barrier = start_barrier.timeout(options.run.timeout).prepare()?;
     let mut timer = StreamTimer::new(gpu.clone(), gpu.stream()?, start_barrier)?;
@@ -123,7 +123,11 @@ fn measure<F: Fabric + 'static>(
 }
 
 /// Checks that the largest size fits into the free memory of this GPU.
-fn need(setup: &Setup<'_>, (shard_bytes, output): (u64, u64), gpu: &Gpu) -> Result<()> {
+fn check_device_memory(
+    setup: &Setup<'_>,
+    (shard_bytes, output): (u64, u64),
+    gpu: &Gpu,
+) -> Result<()> {
     let options = setup.options;
     let operations = setup.algorithms().len() as u64;
     let pair = output.saturating_add(shard_bytes);

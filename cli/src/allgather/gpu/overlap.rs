@@ -34,7 +34,7 @@ const ROUNDS: usize = 5;
 const TRIES: u32 = 4;
 /// Duration of products before anything is timed, because an idle GPU runs faster for a while.
 const WARM_UP: Duration = Duration::from_millis(1500);
-const GATHERS_MAX: u32 = 4000;
+const ALL_GATHERS_MAX: u32 = 4000;
 
 /// Device memory of the compute work.
 pub(super) const MEMORY_BYTES: u64 = 3 * MATRIX_BYTES + WORKSPACE_BYTES;
@@ -53,9 +53,9 @@ pub(super) struct Compute {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct OverlapCounts {
     products_after: u32,
-    gathers_before: u32,
-    gathers: u32,
-    gathers_after: u32,
+    all_gathers_before: u32,
+    all_gathers: u32,
+    all_gathers_after: u32,
 }
 
 /// Times of one rank.
@@ -66,14 +66,14 @@ struct OverlapTimes {
     /// Whether the products outlasted the timed all-gathers.
     products_last: bool,
     /// Whether the all-gathers outlasted the timed products.
-    gathers_last: bool,
+    all_gathers_last: bool,
 }
 
 /// Times of all ranks in a round.
 struct Round {
     product_alone: Duration,
     gather_alone: Duration,
-    seen: OverlapTimes,
+    times: OverlapTimes,
 }
 
 impl Compute {
@@ -120,7 +120,7 @@ impl Compute {
         let started_at = Instant::now();
         while started_at.elapsed() < WARM_UP {
             self.enqueue(TIMED)?;
-            let end = self.mark()?;
+            let end = self.record_event()?;
             self.gpu.wait(&end, "matrix products")?;
         }
         Ok(())
@@ -129,15 +129,15 @@ impl Compute {
     /// Returns the time of one product without all-gathers.
     fn alone(&self) -> Result<Duration> {
         self.enqueue(LEAD)?;
-        let begin = self.mark()?;
+        let begin = self.record_event()?;
         self.enqueue(TIMED)?;
-        let end = self.mark()?;
+        let end = self.record_event()?;
         self.gpu.wait(&end, "matrix products")?;
         Ok(self.gpu.elapsed(&begin, &end)? / TIMED)
     }
 
-    fn mark(&self) -> Result<Event> {
-        mark(&self.gpu, &self.stream)
+    fn record_event(&self) -> Result<Event> {
+        record_event(&self.gpu, &self.stream)
     }
 }
 
@@ -157,20 +157,21 @@ pub(super) fn measure_overlap(
         comm,
         timer.time_starts(candidate, StartCounts { warmup: 2, timed: 4, aligned: false })?,
     )?;
-    let mut amounts = OverlapCounts::of(product, first, candidate);
+    let mut overlap_counts = OverlapCounts::of(product, first, candidate);
     let mut rounds = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {
         let product_alone = longest(comm, compute.alone()?)?;
-        let counts = StartCounts { warmup: 2, timed: amounts.gathers, aligned: false };
+        let counts = StartCounts { warmup: 2, timed: overlap_counts.all_gathers, aligned: false };
         let gather_alone = longest(comm, timer.time_starts(candidate, counts)?)?;
-        let seen = overlapped(timer, comm, compute, candidate, &mut amounts)?;
-        rounds.push(Round { product_alone, gather_alone, seen });
+        let times = overlapped(timer, comm, compute, candidate, &mut overlap_counts)?;
+        rounds.push(Round { product_alone, gather_alone, times });
     }
     let median =
         |of: fn(&Round) -> Duration| Statistics::of(rounds.iter().map(of).collect()).median;
     let (product_alone, gather_alone) =
         (median(|round| round.product_alone), median(|round| round.gather_alone));
-    let (product, gather) = (median(|round| round.seen.product), median(|round| round.seen.gather));
+    let (product, gather) =
+        (median(|round| round.times.product), median(|round| round.times.gather));
     let ratio = |together: Duration, alone: Duration| together.as_secs_f64() / alone.as_secs_f64();
     Ok(Overlap {
         path: candidate.name().to_owned(),
@@ -180,7 +181,9 @@ pub(super) fn measure_overlap(
         gather_alone_us: microseconds(gather_alone),
         gather_us: microseconds(gather),
         gather_ratio: ratio(gather, gather_alone),
-        overlapped: rounds.iter().all(|round| round.seen.products_last && round.seen.gathers_last),
+        overlapped: rounds
+            .iter()
+            .all(|round| round.times.products_last && round.times.all_gathers_last),
     })
 }
 
@@ -191,23 +194,23 @@ fn overlapped(
     comm: &Comm,
     compute: &Compute,
     candidate: &mut Candidate<'_>,
-    amounts: &mut OverlapCounts,
+    overlap_counts: &mut OverlapCounts,
 ) -> Result<OverlapTimes> {
     let mut tries = 0;
     loop {
-        let seen = run(timer, compute, candidate, *amounts)?;
-        let all = comm.share("overlap times", &seen)?;
-        let seen = OverlapTimes {
-            product: all.iter().map(|seen| seen.product).max().unwrap_or_default(),
-            gather: all.iter().map(|seen| seen.gather).max().unwrap_or_default(),
-            products_last: all.iter().all(|seen| seen.products_last),
-            gathers_last: all.iter().all(|seen| seen.gathers_last),
+        let times = run(timer, compute, candidate, *overlap_counts)?;
+        let all = comm.share("overlap times", &times)?;
+        let times = OverlapTimes {
+            product: all.iter().map(|times| times.product).max().unwrap_or_default(),
+            gather: all.iter().map(|times| times.gather).max().unwrap_or_default(),
+            products_last: all.iter().all(|times| times.products_last),
+            all_gathers_last: all.iter().all(|times| times.all_gathers_last),
         };
         tries += 1;
-        if tries == TRIES || (seen.products_last && seen.gathers_last) {
-            return Ok(seen);
+        if tries == TRIES || (times.products_last && times.all_gathers_last) {
+            return Ok(times);
         }
-        amounts.stretch(seen.products_last, seen.gathers_last, candidate);
+        overlap_counts.increase(times.products_last, times.all_gathers_last, candidate);
     }
 }
 
@@ -217,31 +220,31 @@ fn run(
     timer: &mut StreamTimer,
     compute: &Compute,
     candidate: &mut Candidate<'_>,
-    amounts: OverlapCounts,
+    overlap_counts: OverlapCounts,
 ) -> Result<OverlapTimes> {
     let (gpu, stream) = (timer.gpu.clone(), Rc::clone(&timer.stream));
     timer.align_ranks()?;
-    let begin = mark(&gpu, &stream)?;
+    let begin = record_event(&gpu, &stream)?;
     gpu.stream_wait_event(&compute.stream, &begin)?;
     compute.enqueue(LEAD)?;
-    let product_begin = compute.mark()?;
+    let product_begin = compute.record_event()?;
     compute.enqueue(TIMED)?;
-    let product_end = compute.mark()?;
-    compute.enqueue(amounts.products_after)?;
-    let products_end = compute.mark()?;
-    candidate.enqueue(amounts.gathers_before)?;
-    let gather_begin = mark(&gpu, &stream)?;
-    candidate.enqueue(amounts.gathers)?;
-    let gather_end = mark(&gpu, &stream)?;
-    candidate.enqueue(amounts.gathers_after)?;
-    let gathers_end = mark(&gpu, &stream)?;
-    gpu.wait(&gathers_end, candidate.name())?;
+    let product_end = compute.record_event()?;
+    compute.enqueue(overlap_counts.products_after)?;
+    let products_end = compute.record_event()?;
+    candidate.enqueue(overlap_counts.all_gathers_before)?;
+    let gather_begin = record_event(&gpu, &stream)?;
+    candidate.enqueue(overlap_counts.all_gathers)?;
+    let gather_end = record_event(&gpu, &stream)?;
+    candidate.enqueue(overlap_counts.all_gathers_after)?;
+    let all_gathers_end = record_event(&gpu, &stream)?;
+    gpu.wait(&all_gathers_end, candidate.name())?;
     gpu.wait(&products_end, "matrix products")?;
     Ok(OverlapTimes {
         product: gpu.elapsed(&product_begin, &product_end)? / TIMED,
-        gather: gpu.elapsed(&gather_begin, &gather_end)? / amounts.gathers.max(1),
+        gather: gpu.elapsed(&gather_begin, &gather_end)? / overlap_counts.all_gathers.max(1),
         products_last: gpu.milliseconds(&gather_end, &products_end)? >= 0.0,
-        gathers_last: gpu.milliseconds(&product_end, &gathers_end)? >= 0.0,
+        all_gathers_last: gpu.milliseconds(&product_end, &all_gathers_end)? >= 0.0,
     })
 }
 
@@ -251,30 +254,30 @@ impl OverlapCounts {
     /// than alone.
     fn of(product: Duration, gather: Duration, candidate: &Candidate<'_>) -> Self {
         let products = |count: f64| {
-            let gathers = count * product.as_secs_f64() / gather.as_secs_f64().max(1e-9);
-            candidate.whole((gathers.ceil() as u32).clamp(1, GATHERS_MAX))
+            let all_gathers = count * product.as_secs_f64() / gather.as_secs_f64().max(1e-9);
+            candidate.rounded_up((all_gathers.ceil() as u32).clamp(1, ALL_GATHERS_MAX))
         };
         Self {
             products_after: 4,
-            gathers_before: products(1.0),
-            gathers: products(f64::from(TIMED)),
-            gathers_after: products(3.0),
+            all_gathers_before: products(1.0),
+            all_gathers: products(f64::from(TIMED)),
+            all_gathers_after: products(3.0),
         }
     }
 
-    fn stretch(&mut self, products_last: bool, gathers_last: bool, candidate: &Candidate<'_>) {
+    fn increase(&mut self, products_last: bool, all_gathers_last: bool, candidate: &Candidate<'_>) {
         if !products_last {
             self.products_after += TIMED;
         }
-        if !gathers_last || !products_last {
+        if !all_gathers_last || !products_last {
             // More products also need more all-gathers next to them, because the timed products end
             // later.
-            self.gathers_after = candidate.whole(self.gathers_after * 2);
+            self.all_gathers_after = candidate.rounded_up(self.all_gathers_after * 2);
         }
     }
 }
 
-fn mark(gpu: &Gpu, stream: &Stream) -> Result<Event> {
+fn record_event(gpu: &Gpu, stream: &Stream) -> Result<Event> {
     let event = gpu.event()?;
     gpu.record(&event, stream)?;
     Ok(event)

@@ -51,7 +51,7 @@ impl StreamTimer {
     /// # Errors
     /// If the start fails.
     pub(super) fn align_ranks(&mut self) -> Result<()> {
-        StreamArg::of(&self.stream).start_behind(&self.stream, &mut self.start_barrier)
+        StreamArg::of(&self.stream).start_after(&self.stream, &mut self.start_barrier)
     }
 
     /// Returns the device time of one start on this rank. Collective.
@@ -63,7 +63,8 @@ impl StreamTimer {
         candidate: &mut Candidate<'_>,
         counts: StartCounts,
     ) -> Result<Duration> {
-        let (warmup, timed) = (candidate.whole(counts.warmup), candidate.whole(counts.timed));
+        let (warmup, timed) =
+            (candidate.rounded_up(counts.warmup), candidate.rounded_up(counts.timed));
         self.align_ranks()?;
         candidate.fork()?;
         candidate.enqueue(warmup)?;
@@ -85,7 +86,7 @@ impl StreamTimer {
     /// # Errors
     /// As [`time_starts`](Self::time_starts).
     pub(super) fn host_time(&mut self, candidate: &mut Candidate<'_>) -> Result<Duration> {
-        let starts = candidate.whole(HOST_STARTS);
+        let starts = candidate.rounded_up(HOST_STARTS);
         candidate.fork()?;
         let started_at = Instant::now();
         candidate.enqueue(starts)?;
