@@ -1,11 +1,11 @@
-//! Where the cells of a plan lie in bytes, and where its flags lie in words.
+//! Layouts: the bytes of cells and the words of flags.
 //!
-//! Every rank contributes a shard: a piece of each of one or several tensors, one piece after another.
-//! Parts divide the shard as a whole, so that a plan knows nothing of tensors; a cell is a run of
-//! bytes of a shard, and lies in as many [spans](Span) as there are pieces that it touches.
+//! Every rank contributes a shard: one piece for each of one or several tensors, one after another. Parts divide the whole
+//! shard, so a plan does not depend on tensors. A cell is a range of bytes of a shard, with as many [spans](Span) as there
+//! are pieces that it touches.
 //!
-//! Where a rank keeps its shard and what it gathers is its own affair: its [`Places`]. Without others
-//! the output is all tensors one after another, each its pieces in rank order, without a gap.
+//! Each rank chooses where its input and its output are: its [`Places`]. By default the output is all tensors one after
+//! another, each with its pieces in rank order and without gaps.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,61 +25,61 @@ pub use flags::{FLAG_WORDS, FlagLayout};
 pub use lengths::Lengths;
 pub use places::{BUFFERS_MAX, InputPlaces, OutputPlaces, Places, Spot};
 
-/// Parts begin at multiples of this many bytes from the start of their shard: no two parts share a
-/// cache line where the shard itself is aligned to one.
+/// Alignment of parts relative to the start of their shard, in bytes. If the shard is aligned to a cache line, no two parts
+/// share one.
 pub const PART_ALIGN_BYTES: u64 = 64;
 
-/// The byte ranges of all cells of one all-gather; shards may have unlike lengths.
+/// The byte ranges of all cells of one operation. Shards may have different lengths.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     tensors: Box<[Lengths]>,
-    /// Where each tensor begins behind those before it.
+    /// The offset of each tensor after the tensors before it.
     tensor_offsets: Box<[u64]>,
-    /// What each rank contributes to all tensors together.
+    /// The bytes that each rank contributes to all tensors together.
     shards: Lengths,
     parts: u32,
     /// Whether each rank has a block for every output, as in an all-to-all.
     has_block_per_output: bool,
-    /// By rank; one for all that are alike.
+    /// The places of each rank, or one element if all are equal.
     places: Box<[Arc<Places>]>,
 }
 
-/// Where one cell lies if every rank has [`Places::JOINED`] and there is one tensor.
+/// The place of a cell if every rank has [`Places::JOINED`] and there is one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CellSpan {
-    /// Bytes from the start of the owner's shard.
+    /// Offset from the start of the provider's block, in bytes.
     pub input_offset: u64,
-    /// Bytes from the start of the first shard, if shards lie one after another.
+    /// Offset from the start of the output, in bytes.
     pub output_offset: u64,
-    /// The length in bytes; 0 where the shard has fewer bytes than it takes to fill every part.
+    /// Length in bytes; 0 if the shard is too short to fill every part.
     pub bytes: u64,
 }
 
-/// Bytes of a cell that lie in one piece where they are read and where they are written.
+/// A part of a cell that is contiguous in its source and in its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
-    /// Where they are read: in an input or in an output of the rank that has them.
+    /// The source: in an input or output of the rank that has the bytes.
     pub src: Spot,
-    /// Where they are written: in an output of the rank that gets them.
+    /// The destination: in an output of the rank that receives the bytes.
     pub dst: Spot,
-    /// How many; never 0.
+    /// Length in bytes; never 0.
     pub bytes: u64,
 }
 
 impl Layout {
-    /// One tensor: shards of `shard_bytes` bytes in rank order, each in `parts` parts.
+    /// Creates the layout of one tensor: shards of `shard_bytes` bytes in rank order, each in `parts` parts.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no shard, `parts` is 0, or the
-    /// output is longer than 2^64 - 1 bytes.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no shard, `parts` is 0, or the output is longer than 2^64 - 1
+    /// bytes.
     pub fn new(shard_bytes: &[u64], parts: u32) -> Result<Self, Error> {
         Self::of_tensors(vec![Lengths::of(shard_bytes)?], parts)
     }
 
-    /// Several tensors that are gathered at once, each with the lengths of its pieces.
+    /// Creates the layout of several tensors, each with the lengths of its pieces.
     ///
     /// # Errors
-    /// As [`new`](Self::new); also if there is no tensor, or they differ in their number of ranks.
+    /// As [`new`](Self::new); also if there is no tensor, or the tensors have different numbers of ranks.
     pub fn of_tensors(tensors: Vec<Lengths>, parts: u32) -> Result<Self, Error> {
         let shards = Lengths::sum(&tensors)?;
         if parts == 0 {
@@ -118,11 +118,10 @@ impl Layout {
         Ok(self)
     }
 
-    /// The same with other places on every rank.
+    /// Returns the layout with other places on every rank.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is not one for each rank, or as
-    /// [`Places::check`].
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is not one for each rank, or as [`Places::check`].
     pub fn with_places(mut self, places: Vec<Places>) -> Result<Self, Error> {
         let (seen, ranks) = (places.len(), self.ranks());
         if seen != ranks {
@@ -143,27 +142,27 @@ impl Layout {
         Ok(self)
     }
 
-    /// How many ranks there are, at least 1.
+    /// Returns the number of ranks, at least 1.
     pub fn ranks(&self) -> usize {
         self.shards.ranks()
     }
 
-    /// How many tensors there are, at least 1.
+    /// Returns the number of tensors, at least 1.
     pub fn tensors(&self) -> usize {
         self.tensors.len()
     }
 
-    /// How many parts each shard has, at least 1.
+    /// Returns the number of parts of each shard, at least 1.
     pub fn parts(&self) -> u32 {
         self.parts
     }
 
-    /// The length of what every rank gathers.
+    /// Returns the length of an output in bytes.
     pub fn total_bytes(&self) -> u64 {
         self.shards.total()
     }
 
-    /// The length of the shard of `rank`.
+    /// Returns the length of the shard of `rank` in bytes.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -179,12 +178,12 @@ impl Layout {
         if self.has_block_per_output { self.shards.total() } else { self.shard_bytes(rank) }
     }
 
-    /// The lengths of all shards.
+    /// Returns the lengths of all shards.
     pub fn shards(&self) -> &Lengths {
         &self.shards
     }
 
-    /// The length of a whole tensor.
+    /// Returns the length of a whole tensor in bytes.
     ///
     /// # Panics
     /// If there is no such tensor.
@@ -192,7 +191,7 @@ impl Layout {
         self.tensors[tensor].total()
     }
 
-    /// The lengths of the pieces of a tensor.
+    /// Returns the lengths of the pieces of a tensor.
     ///
     /// # Panics
     /// If there is no such tensor.
@@ -200,7 +199,7 @@ impl Layout {
         &self.tensors[tensor]
     }
 
-    /// What `rank` contributes to a tensor.
+    /// Returns the bytes that `rank` contributes to a tensor.
     ///
     /// # Panics
     /// If there is no such tensor or rank.
@@ -208,7 +207,7 @@ impl Layout {
         self.tensors[tensor].bytes(rank)
     }
 
-    /// Where `rank` keeps its shard and what it gathers.
+    /// Returns the places of the input and output of `rank`.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -217,9 +216,10 @@ impl Layout {
         self.places.get(rank.index()).unwrap_or(&self.places[0])
     }
 
-    /// Where `cell` lies in its shard, and among shards that lie one after another. The cells of a
-    /// shard tile it, in part order; their lengths differ by at most [`PART_ALIGN_BYTES`], but for
-    /// the last, which may be up to that much shorter still.
+    /// Returns the place of `cell` in its shard and in an output without gaps.
+    ///
+    /// The cells of a shard follow each other without gaps, in part order. Their lengths differ by at most [`PART_ALIGN_BYTES`],
+    /// except that the last one may be shorter by as much again.
     ///
     /// # Panics
     /// If there is no such shard or part.
@@ -229,12 +229,10 @@ impl Layout {
         CellSpan { input_offset: start, output_offset, bytes: end - start }
     }
 
-    /// The copies that bring `cell` from `of`, which has it in its input or its output as `from` says,
-    /// into the output of `into`. A cell of no bytes has none.
+    /// Returns the copies that bring `cell` from rank `of` into the output of `into`. A cell of no bytes has none.
     ///
     /// # Panics
-    /// If there is no such shard, part or rank, or `from` is the input of a rank that does not own
-    /// the shard.
+    /// If there is no such shard, part or rank, or `from` is the input of a rank that does not provide the cell.
     pub fn spans(
         &self,
         cell: Cell,
@@ -266,7 +264,7 @@ impl Layout {
         })
     }
 
-    /// Where `rank` keeps its piece of `tensor` before a start.
+    /// Returns the place of the piece of `tensor` that `rank` provides.
     ///
     /// # Panics
     /// If there is no such rank or tensor.
@@ -280,8 +278,7 @@ impl Layout {
         }
     }
 
-    /// Where the input of `rank` has its piece of `tensor`, which has `before` bytes before it in the
-    /// shard.
+    /// Returns the place of the piece of `tensor` in the input of `rank`; `before` is the bytes of the shard before it.
     fn input_spot(&self, rank: Rank, tensor: usize, before: u64) -> Spot {
         match &self.places(rank).input {
             InputPlaces::Joined(spot) => Spot { offset: spot.offset + before, ..*spot },
@@ -289,7 +286,7 @@ impl Layout {
         }
     }
 
-    /// Where the output of `rank` has the piece of `shard` of `tensor`.
+    /// Returns the place of the piece of `shard` of `tensor` in the output of `rank`.
     ///
     /// # Panics
     /// If there is no such rank, tensor or shard.
@@ -302,7 +299,7 @@ impl Layout {
         Spot { offset: spot.offset + before + self.tensors[tensor].offset(shard), ..spot }
     }
 
-    /// The bytes of `cell` in its shard.
+    /// Returns the bytes of `cell` in its shard.
     fn range(&self, cell: Cell) -> Range<u64> {
         assert!(cell.part < self.parts, "cell {cell} is not one of {} parts", self.parts);
         let shard_bytes = self.shard_bytes(cell.shard);

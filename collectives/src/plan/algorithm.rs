@@ -8,27 +8,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// How an all-gather moves its cells.
+/// Selects the [schedule](crate::schedule) of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// Every rank puts its shard to every peer.
+    /// Every rank puts its blocks to every peer.
     Direct,
-    /// Every rank gets the shard of every peer.
+    /// Every rank gets the blocks of every peer.
     Pull,
-    /// Every rank passes what arrives on to the next rank.
+    /// Every rank forwards what it receives to the next rank.
     Ring,
-    /// Two rings, each of which takes every shard half of the way round.
+    /// Two rings in opposite directions, each of which takes every block half of the way round.
     DoubleRing,
-    /// Every shard goes to one rank of each other node, which spreads it there.
+    /// Every block goes to one rank of each other node, which distributes it inside its node.
     Hierarchical,
-    /// The same, with shards passed on from node to node.
+    /// As hierarchical, with blocks forwarded from node to node.
     HierarchicalRing,
 }
 
 impl Algorithm {
-    /// Every algorithm.
+    /// All algorithms, the simplest first.
     pub const ALL: &'static [Self] = &[
         Self::Direct,
         Self::Pull,
@@ -38,7 +38,7 @@ impl Algorithm {
         Self::HierarchicalRing,
     ];
 
-    /// The name in texts, options and reports.
+    /// Returns the name in texts, options and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -69,7 +69,7 @@ impl FromStr for Algorithm {
     }
 }
 
-/// The names of all algorithms, for error texts.
+/// Returns the names of all algorithms, for error texts.
 pub(super) fn known() -> String {
     let names: Vec<_> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
     let (last, others) = names.split_last().expect("there is an algorithm");

@@ -1,9 +1,9 @@
-//! Plans: the schedule of one rank as data.
+//! Plans: what one rank does in a start, as data.
 //!
-//! A plan holds no address, no epoch and no vendor. Every flag is signalled once and waited for
-//! once a start; whoever runs the plan gives flags their words and values, and cells their bytes.
-//! A plan is written as [text](Plan#impl-Display-for-Plan), a line a step, and as JSON by serde.
-//! Nothing here is checked; [`verify`](crate::verify::verify) does that for the plans of all ranks.
+//! A plan contains no address, no epoch and no vendor. Every flag is signalled once and waited for once in a start. The
+//! executor assigns words and values to flags, and the [layout](crate::layout) assigns bytes to cells. A plan can be written
+//! as [text](Plan#impl-Display-for-Plan), one step per line, and as JSON with serde. Nothing is checked here;
+//! [`verify`](crate::verify::verify) checks the plans of all ranks.
 
 use std::fmt;
 
@@ -24,84 +24,82 @@ pub use parse::ParseError;
 pub(crate) use text::StepOf;
 pub use tier::Tier;
 
-/// The most parts that a shard is split into, inclusive: far beyond use, and few enough that sizes
-/// computed from a peer's or a user's number stay small.
+/// The largest number of parts of a block. It keeps sizes small that are computed from a number of a peer or a user.
 pub const PARTS_MAX: u32 = 1 << 16;
 
-/// The most outputs that starts use in turn.
+/// The largest number of outputs that starts use in turn.
 pub const OUTPUTS_MAX: u32 = 2;
 
-/// One part of one shard; as text `2.0` for part 0 of the shard of rank 2.
+/// One part of one block, written as `2.0` for part 0 of the block of rank 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cell {
-    /// Whose shard.
+    /// The rank that provides the block.
     #[serde(with = "RankNumber")]
     pub shard: Rank,
-    /// Which part of it, from 0.
+    /// The part, from 0.
     pub part: u32,
 }
 
-/// Where a put or a get reads.
+/// The buffer that a put or a get reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// The own shard of the rank that is read, as its caller gave it; in place, that is its place in
-    /// the output.
+    /// The input of the rank that is read; in place, its own block in the output.
     Input,
     /// The output of the rank that is read.
     Output,
 }
 
-/// The number of a lane of one rank, from 0.
+/// The number of a lane, from 0.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct LaneId(pub u32);
 
 impl LaneId {
-    /// The lane that starts with the caller and ends for the caller.
+    /// The lane in which a start begins and ends for the caller.
     pub const HOME: Self = Self(0);
 
-    /// The lane as an index into [`Plan::lanes`].
+    /// Returns the lane as an index into [`Plan::lanes`].
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// What a flag says. With the rank that reads it, this is its whole name.
+/// The name of a flag of one reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Flag {
-    /// The buffers of `from` may be used: its output written, its own shard read.
+    /// The buffers of `from` may be used: its output written, its input read.
     Ready {
-        /// Whose buffers.
+        /// The owner of the buffers.
         #[serde(with = "RankNumber")]
         from: Rank,
         /// The lane of the reader that waits.
         lane: LaneId,
     },
-    /// The cell is there in the reader's output.
+    /// The cell has arrived in the reader's output.
     Arrived {
-        /// Which.
+        /// The cell.
         cell: Cell,
-        /// The lane of the reader that waits. Two lanes that need one cell get a flag each.
+        /// The lane of the reader that waits. If two lanes need a cell, each has its own flag.
         lane: LaneId,
     },
-    /// `by` has got all that it gets from the reader, which may reuse its sources.
+    /// `by` has completed its gets from the reader, which may reuse its input.
     Taken {
-        /// Who got it.
+        /// The rank that completed its gets.
         #[serde(with = "RankNumber")]
         by: Rank,
         /// The lane of the reader that waits.
         lane: LaneId,
     },
-    /// The caller has started the plan: from lane 0 to `lane` of the same rank.
+    /// Lane 0 tells another lane of its rank that the start has begun.
     Go {
         /// The lane that begins.
         lane: LaneId,
     },
-    /// The sources of `lane` may be reused: from it to lane 0 of the same rank.
+    /// A lane tells lane 0 of its rank that its sources may be reused.
     Sent {
         /// The lane that ends.
         lane: LaneId,
@@ -112,37 +110,37 @@ pub enum Flag {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Step {
-    /// Copy a cell into the output of `peer`, which may be this rank.
+    /// Copies a cell into the output of `peer`, which may be this rank.
     Put {
-        /// Whose output.
+        /// The owner of the output.
         #[serde(with = "RankNumber")]
         peer: Rank,
-        /// Which cell.
+        /// The cell.
         cell: Cell,
-        /// Where it is read.
+        /// The buffer that is read.
         from: Source,
     },
-    /// Copy a cell of `peer`, which may be this rank, into the own output.
+    /// Copies a cell of `peer`, which may be this rank, into the output of this rank.
     Get {
-        /// Whose memory is read.
+        /// The rank whose memory is read.
         #[serde(with = "RankNumber")]
         peer: Rank,
-        /// Which cell.
+        /// The cell.
         cell: Cell,
-        /// Where it is read.
+        /// The buffer that is read.
         from: Source,
     },
-    /// Signal a flag that `peer` reads, which may be this rank.
+    /// Signals a flag of `peer`, which may be this rank.
     Signal {
-        /// The reader.
+        /// The reader of the flag.
         #[serde(with = "RankNumber")]
         peer: Rank,
-        /// Which flag.
+        /// The flag.
         flag: Flag,
     },
-    /// Hold the lane until a flag of this rank is signalled.
+    /// Holds the lane until a flag of this rank is signalled.
     Wait {
-        /// Which flag.
+        /// The flag.
         flag: Flag,
     },
 }
@@ -158,7 +156,7 @@ pub struct Lane {
     pub steps: Vec<Step>,
 }
 
-/// The schedule of one rank.
+/// What one rank does in a start.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
@@ -167,32 +165,32 @@ pub struct Plan {
     pub collective: Collective,
     /// The algorithm that made it.
     pub algorithm: Algorithm,
-    /// Whose it is.
+    /// The rank.
     #[serde(with = "RankNumber")]
     pub rank: Rank,
-    /// How many ranks take part.
+    /// The number of ranks.
     pub ranks: u32,
-    /// How many parts each shard has, 1 to [`PARTS_MAX`].
+    /// The number of parts of each block, 1 to [`PARTS_MAX`].
     pub parts: u32,
-    /// Whether the own shard lies in the output from the start.
+    /// Whether the rank's own block is in its output from the start.
     pub in_place: bool,
-    /// How many outputs, and sets of flags, starts use in turn, 1 to [`OUTPUTS_MAX`]. With two, a
-    /// start writes where the start before the last one did: who has entered the last start is done
-    /// with that, and need not say `ready`.
+    /// The number of outputs, and of sets of flags, that starts use in turn, 1 to [`OUTPUTS_MAX`].
+    ///
+    /// With two, a start writes where the start before the last one did, so a rank that has entered the last start need not
+    /// signal `ready`.
     pub outputs: u32,
-    /// Where the flags stand. Says what was meant; the steps are what counts.
+    /// The order of flags and copies. It is informative; the steps decide.
     pub flags: FlagOrder,
-    /// The lanes, as many on every rank; those in which a rank has nothing to do are empty. Lane 0 is
-    /// [home](LaneId::HOME).
+    /// The lanes, equally many on every rank; a lane without work is empty. Lane 0 is [home](LaneId::HOME).
     pub lanes: Vec<Lane>,
 }
 
 impl Plan {
-    /// The steps of `lane` with its entry and exit.
+    /// Returns the steps of `lane` with its entry and exit.
     ///
-    /// A lane that can fork from the caller's stream and join it needs none, nor does an empty one.
-    /// Every other lane, for which `flagged` is true, waits for [`Flag::Go`] first and signals
-    /// [`Flag::Sent`] last; lane 0 holds the counterparts. `flagged` is not asked about lane 0.
+    /// A lane that can fork from the caller's stream and join it needs neither, and an empty lane has neither. Every other lane,
+    /// for which `flagged` is true, first waits for [`Flag::Go`] and last signals [`Flag::Sent`]; lane 0 has the counterparts.
+    /// `flagged` is not called for lane 0.
     ///
     /// # Panics
     /// If the plan has no such lane.
@@ -212,14 +210,14 @@ impl Plan {
         entry.chain(steps.iter().copied()).chain(exit).collect()
     }
 
-    /// The numbers of the lanes, in order.
+    /// Returns the numbers of the lanes, in order.
     pub fn lane_ids(&self) -> impl Iterator<Item = LaneId> + use<> {
         let lanes = u32::try_from(self.lanes.len()).expect("a plan has fewer than 2^32 lanes");
         (0..lanes).map(LaneId)
     }
 }
 
-/// How serde writes a [`Rank`], which knows no serde: as its number.
+/// Serializes a [`Rank`] as its number, because `peerlane-hal` does not depend on serde.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Rank")]
 pub(crate) struct RankNumber(u32);

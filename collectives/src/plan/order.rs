@@ -1,4 +1,4 @@
-//! Where a plan has its flags.
+//! The order of flags and copies in a plan.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,28 +8,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// Where the signals and waits of a lane stand among its puts.
+/// The order of signals, waits and copies in a lane.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum FlagOrder {
-    /// Each as early or late as it can be: a put waits for its own peer only, and is announced right
-    /// behind.
+    /// Each put waits only for its own peer and is announced right after it.
     #[default]
     Prompt,
-    /// Side by side, for engines that do [many at the price of one](peerlane_hal::Caps). The first put
-    /// waits for all peers then: a rank that is late holds up all pushes. Arrivals are announced
-    /// together where nobody passes them on, so there shards of several parts gain nothing; what is
-    /// passed on is announced at once.
+    /// Flags are adjacent, for engines that process [many at the price of one](peerlane_hal::Caps).
+    ///
+    /// The first put then waits for all peers, so a late rank delays all puts. Arrivals are announced together unless the data
+    /// is forwarded, so blocks of several parts gain nothing there; forwarded parts are announced at once.
     Batched,
 }
 
 impl FlagOrder {
-    /// Both.
+    /// Both orders.
     pub const ALL: &'static [Self] = &[Self::Prompt, Self::Batched];
 
-    /// The name in texts, options and reports.
+    /// Returns the name in texts, options and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Prompt => "prompt",

@@ -1,7 +1,6 @@
-//! Reads the text form of a plan.
+//! Reads plans from text.
 //!
-//! Blank lines and indentation mean nothing; everything else must be as the text form has it. Only
-//! the form is checked here, not whether the plan makes sense.
+//! Blank lines and indentation are ignored. Only the form is checked, not whether the plan is correct.
 
 use std::str::FromStr;
 
@@ -12,7 +11,7 @@ use crate::collective::Collective;
 use super::algorithm;
 use super::{Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, Plan, Source, Step, Tier};
 
-/// A text is not a plan: which line, what it says, and what was expected there.
+/// Describes a line that is not part of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} {text:?}: expected {expected}, found {found}")]
 pub struct ParseError {
@@ -22,7 +21,7 @@ pub struct ParseError {
     pub text: String,
     /// What was expected.
     pub expected: String,
-    /// The word that was found instead, in quotes, or that the line ends.
+    /// The word that was found instead, in quotes, or the end of the line.
     pub found: String,
 }
 
@@ -129,7 +128,7 @@ fn step(mut line: Line<'_>, rank: Rank) -> Result<Step, ParseError> {
     Ok(step)
 }
 
-/// `speaker` is the rank that `ready` and `taken` speak of where the text does not say.
+/// Reads a flag; `speaker` is the rank of `ready` and `taken` if the text names none.
 fn flag(line: &mut Line<'_>, speaker: Option<Rank>) -> Result<Flag, ParseError> {
     let at = line.next;
     match line.word() {
@@ -148,7 +147,7 @@ fn flag(line: &mut Line<'_>, speaker: Option<Rank>) -> Result<Flag, ParseError> 
     }
 }
 
-/// The words of one line; commas and colons are words of their own.
+/// The words of one line. Commas and colons are separate words.
 struct Line<'a> {
     number: usize,
     text: &'a str,
@@ -209,7 +208,7 @@ impl<'a> Line<'a> {
         self.number("the number of a lane").map(LaneId)
     }
 
-    /// The lane that waits; home where the text does not say.
+    /// Reads the lane that waits, or lane 0 if the text names none.
     fn for_lane(&mut self) -> Result<LaneId, ParseError> {
         if self.peek() != Some("for") {
             return Ok(LaneId::HOME);
@@ -218,7 +217,7 @@ impl<'a> Line<'a> {
         self.lane()
     }
 
-    /// The rank behind `word`, or the speaker where neither stands there.
+    /// Reads the rank after `word`, or returns the speaker if there is no such word.
     fn speaker(&mut self, word: &str, speaker: Option<Rank>) -> Result<Rank, ParseError> {
         match speaker {
             Some(speaker) if self.peek() != Some(word) => Ok(speaker),
@@ -261,7 +260,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Digits only: the standard parser also takes a plus sign.
+/// Reads digits; the standard parser would also accept a plus sign.
 fn number(word: &str) -> Option<u32> {
     if word.starts_with('+') {
         return None;

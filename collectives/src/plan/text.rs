@@ -1,8 +1,7 @@
-//! Plans as text, a line a step.
+//! Writes plans as text, one step per line.
 //!
-//! What goes without saying is left out: a rank that signals `ready` or `taken` speaks of itself, and
-//! lane 0 of the reader waits for a flag. Where that is not so, the text says it, so that every plan,
-//! also a wrong one, reads back as it was.
+//! The text leaves out what it implies: a rank signals its own `ready` and `taken`, and lane 0 of the reader waits for a
+//! flag. If that is not so, the text says it, so every plan, also a wrong one, can be read back.
 
 use std::fmt;
 
@@ -52,10 +51,10 @@ impl fmt::Display for Plan {
     }
 }
 
-/// A step of the plan of `rank`, as a line of its text.
+/// Writes a step of the plan of `rank` as a line of its text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepOf {
-    /// Whose plan.
+    /// The rank of the plan.
     pub(crate) rank: Rank,
     /// The step.
     pub(crate) step: Step,
@@ -99,7 +98,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// The lane that waits, where it is not home.
+/// Writes the lane that waits, unless it is lane 0.
 struct For(LaneId);
 
 impl fmt::Display for For {

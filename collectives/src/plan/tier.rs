@@ -1,17 +1,17 @@
-//! Which fabric a lane is on.
+//! The fabric of a lane.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The fabric of a lane, without a vendor.
+/// Selects one of a group's fabrics.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
-    /// The fabric that the group was opened with. Where there is no other, it reaches every rank;
-    /// else the ranks of the own node.
+    /// The fabric that the group was opened with: it reaches every rank if there is no other fabric, or else the ranks of the
+    /// own node.
     #[default]
     Local,
     /// The fabric between nodes.
@@ -19,10 +19,10 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// Both.
+    /// Both tiers.
     pub const ALL: &'static [Self] = &[Self::Local, Self::Network];
 
-    /// The name in texts and reports.
+    /// Returns the name in texts and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Local => "local",

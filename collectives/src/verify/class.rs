@@ -1,16 +1,16 @@
-//! The kinds of faults.
+//! Classes of faults.
 
 use std::fmt;
 
 use super::fault::Fault;
 
-/// The classes of faults, for programs.
+/// Classifies faults, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum FaultClass {
     /// The plans do not belong together.
     Disagreement,
-    /// A plan names a rank, cell, source or lane that is not there.
+    /// A plan names a rank, cell, source or lane that does not exist.
     Unknown,
     /// A byte of a result does not arrive.
     Missing,
@@ -18,22 +18,22 @@ pub enum FaultClass {
     Twice,
     /// A byte is read before it is known to have arrived.
     ReadEarly,
-    /// Lanes wait for each other for ever.
+    /// Lanes wait for each other in a cycle.
     Deadlock,
     /// A flag has two writers or two readers.
     Shared,
-    /// A flag does not end where it began.
+    /// A flag has different numbers of signals and waits.
     Unbalanced,
-    /// A wait could pass on a value that was meant for an earlier one.
+    /// A wait could pass on the value of an earlier signal.
     Stale,
-    /// Something is overwritten while somebody may still read it.
+    /// Memory is overwritten while a rank may still read it.
     Overwritten,
-    /// The fabric of a lane does not reach where a step goes.
+    /// A step names a rank that the fabric of its lane does not reach.
     Unreachable,
 }
 
 impl FaultClass {
-    /// Every class.
+    /// All classes.
     pub const ALL: &'static [Self] = &[
         Self::Disagreement,
         Self::Unknown,
@@ -48,7 +48,7 @@ impl FaultClass {
         Self::Unreachable,
     ];
 
-    /// A short name for tables.
+    /// Returns a short name for tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Disagreement => "disagreement",
@@ -73,7 +73,7 @@ impl fmt::Display for FaultClass {
 }
 
 impl Fault {
-    /// The class of the fault.
+    /// Returns the class of the fault.
     pub const fn class(&self) -> FaultClass {
         match self {
             Self::NoPlan | Self::Disagrees { .. } => FaultClass::Disagreement,

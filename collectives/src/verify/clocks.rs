@@ -1,9 +1,8 @@
-//! What the lanes of one rank know of all lanes: how far each has come.
+//! Tracks how far each lane of one rank knows all lanes to have come.
 //!
-//! Knowledge moves between lanes of the rank as a log of what has changed, so that to pass it on often
-//! costs no more than to pass it on once.
+//! Knowledge moves between the lanes of the rank as a log of changes, so passing it on often costs no more than once.
 
-/// The knowledge of the lanes of one rank.
+/// What the lanes of one rank know.
 #[derive(Debug)]
 pub(super) struct Clocks {
     lanes: Vec<Clock>,
@@ -11,11 +10,11 @@ pub(super) struct Clocks {
 
 #[derive(Debug)]
 struct Clock {
-    /// The last known moment of every lane of every rank; 0 for none.
+    /// The last known time of every lane of every rank; 0 for none.
     known: Vec<i64>,
     /// The changes of `known`, in order.
     log: Vec<(usize, i64)>,
-    /// How much of the log of each lane of the rank this lane has taken.
+    /// The part of each lane's log that this lane has read.
     taken: Vec<usize>,
 }
 
@@ -25,7 +24,7 @@ impl Clocks {
         Self { lanes: (0..lanes).map(|_| clock()).collect() }
     }
 
-    /// Forgets everything.
+    /// Removes all knowledge.
     pub(super) fn clear(&mut self) {
         for clock in &mut self.lanes {
             clock.known.fill(0);
@@ -46,12 +45,12 @@ impl Clocks {
         }
     }
 
-    /// What a lane knows now, for another lane to [take](Self::take).
+    /// Returns a position in the log of a lane, for another lane to [take](Self::take).
     pub(super) fn snapshot(&self, lane: usize) -> usize {
         self.lanes[lane].log.len()
     }
 
-    /// Gives a lane what another knew.
+    /// Adds to a lane what another lane knew at a position of its log.
     pub(super) fn take(&mut self, lane: usize, from: usize, snapshot: usize) {
         let first = self.lanes[lane].taken[from];
         for index in first..snapshot {

@@ -1,7 +1,6 @@
-//! Every cell of every output is put or got exactly once in a start.
+//! Checks that every cell of every output is copied exactly once in a start.
 //!
-//! That it is also known to be there when the caller gets the output is for the
-//! [walk](super::walk) to prove.
+//! The [walk](super::walk) proves that it has arrived when the caller gets the output.
 
 use peerlane_hal::Rank;
 
@@ -9,7 +8,7 @@ use super::fault::Fault;
 use super::program::Program;
 use crate::plan::{Cell, Step};
 
-/// The copies into the outputs of the followed ranks, output by output, in the order of cells.
+/// The copies into the outputs of the followed ranks, in the order of cells.
 #[derive(Debug)]
 pub(super) struct Deliveries {
     of_rank: Vec<Vec<Delivery>>,
@@ -21,26 +20,27 @@ pub(super) struct Delivery {
     pub(super) cell: Cell,
     /// The rank that copies.
     pub(super) rank: Rank,
-    /// The number of the lane that stands for its lane, and the step's index in it.
+    /// The number of the representing lane, and the index of the step in it.
     pub(super) step: (usize, usize),
 }
 
 impl Deliveries {
-    /// The copy of `cell` into the output of the followed rank `rank`, if there is one.
+    /// Returns the copy of `cell` into the output of the followed rank `rank`, if there is one.
     pub(super) fn of(&self, program: &Program, rank: Rank, cell: Cell) -> Option<Delivery> {
         let deliveries = self.to(program, rank);
         let index = deliveries.binary_search_by_key(&cell, |delivery| delivery.cell);
         index.ok().map(|index| deliveries[index])
     }
 
-    /// All copies into the output of the followed rank `rank`.
+    /// Returns all copies into the output of the followed rank `rank`.
     pub(super) fn to(&self, program: &Program, rank: Rank) -> &[Delivery] {
         &self.of_rank[program.symmetry.number(rank)]
     }
 }
 
-/// Walks the copies in the order of outputs and cells, beside the cells that there must be. Nothing
-/// is allocated by numbers of the plans: a missing cell ends the walk.
+/// Compares the copies with the required cells of each output.
+///
+/// Nothing is allocated by the numbers in the plans; a missing cell ends the comparison.
 pub(super) fn check(program: &Program) -> Result<Deliveries, Fault> {
     let symmetry = &program.symmetry;
     let mut of_rank: Vec<Vec<Delivery>> = vec![Vec::new(); program.lanes.len() / program.width];

@@ -1,8 +1,7 @@
-//! Every flag has one writer lane and one reader lane, on tiers that it can cross, and is signalled
-//! once and waited for once a start.
+//! Checks that every flag has one writer lane and one reader lane, and is signalled and waited for once in a start.
 //!
-//! Once, and not as often as one likes: all values of a start are the same epoch, so a second wait
-//! of the same start would pass on the first value.
+//! A flag may be used only once in a start, because all values of a start are the same epoch: a second wait would pass on
+//! the first signal.
 
 use peerlane_hal::Rank;
 
@@ -10,11 +9,11 @@ use super::fault::{Fault, Place};
 use super::program::Program;
 use crate::plan::{Flag, LaneId, Step, Tier};
 
-/// The flags that the followed ranks read, numbered, and which step names which.
+/// The flags that the followed ranks read, and the steps that name them.
 #[derive(Debug)]
 pub(super) struct Flags {
     ends: Vec<Ends>,
-    /// The flag of every signal and wait, lane by lane; of a copy any number.
+    /// The flag of every signal and wait, by lane and step; unused for copies.
     of_step: Vec<Vec<u32>>,
 }
 
@@ -23,25 +22,25 @@ pub(super) struct Flags {
 pub(super) struct Ends {
     /// The rank that signals the flag of the followed rank.
     pub(super) writer: Rank,
-    /// The number of the lane that stands for the writer's, and the signal's index in it.
+    /// The number of the lane that represents the writer's, and the index of the signal in it.
     pub(super) signal: (usize, usize),
-    /// The number of the reader's lane, and the wait's index in it.
+    /// The number of the reader's lane, and the index of the wait in it.
     pub(super) wait: (usize, usize),
 }
 
 impl Flags {
-    /// How many there are.
+    /// Returns the number of flags.
     pub(super) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// The two ends of the flag that a step names.
+    /// Returns the two ends of the flag that a step names.
     pub(super) fn of_step(&self, lane: usize, at: usize) -> Ends {
         self.ends[self.of_step[lane][at] as usize]
     }
 }
 
-/// A step that names a flag, by the rank that it is turned to: its lane stands for that rank's.
+/// A step that names a flag, with the rank whose lane is represented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Use {
     flag: Flag,

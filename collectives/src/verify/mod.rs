@@ -1,24 +1,32 @@
-//! The verifier: proves without hardware that the plans of all ranks gather every byte.
+//! The verifier: proves without hardware that the plans of all ranks reach the goal of their collective.
 //!
-//! It knows no algorithm. First it looks at what the plans say taken together: they agree and name
-//! only what there is (`shape`), every cell is copied once (`delivery`), every flag has one writer and
-//! one reader and is signalled and waited for once a start (`flags`), and all lanes end (`order`). Then
-//! it follows what each lane knows (`walk`): a start, with as many before it as outputs are used in
-//! turn. That suffices: a start looks no further back than to the last one that used the same output,
-//! which left every flag as this one does.
+//! | file | checks or holds |
+//! | --- | --- |
+//! | `shape.rs` | the plans agree, and name only what exists |
+//! | `delivery.rs` | every cell that the collective needs is copied exactly once |
+//! | `flags.rs` | every flag has one writer and one reader, and is signalled and waited for once in a start |
+//! | `order.rs` | all lanes end |
+//! | `walk.rs` | each lane knows enough for each of its steps |
+//! | `clocks.rs`, `past.rs`, `published.rs`, `siblings.rs`, `start.rs` | what lanes know, for `walk.rs` |
+//! | `prove.rs`, `symmetry.rs`, `count.rs`, `sample.rs` | proofs for many ranks |
+//! | `fault.rs`, `class.rs`, `story.rs` | faults, their classes, and counterexamples |
+//! | `program.rs` | the lanes of all ranks in one list |
 //!
-//! The proof holds for flags that carry epochs, and for flags that a captured start resets: nobody
-//! signals a flag again before it knows that the last signal was taken. A wait resets its flag before
-//! anything behind it, so to know that it was taken is to know that it is 0, and each flag alternates
-//! between its writer and its reader. Captured starts have one output and flags of their own, so
-//! starts that run at once in between take nothing from what is known.
+//! The verifier knows no algorithm. It first checks the plans as a whole, then follows what each lane knows in one start,
+//! with as many starts before it as outputs are used in turn. More starts add nothing: a start refers at most to the last one
+//! that used the same output, and that one left every flag as this one does.
 //!
-//! For many ranks [`prove`] makes the plans itself, and lets ranks stand for others; the [`Claim`] of
-//! the proof says how far it goes.
+//! The proof holds for flags that carry epochs and for flags that a captured start resets. No lane signals a flag again
+//! before it knows that its last signal was consumed. A wait resets its flag before anything after it, so a lane that knows
+//! that the signal was consumed knows that the flag is 0. Captured starts have one output and flags of their own, so eager
+//! starts between them change nothing that is known.
 //!
-//! Lanes are run closed, with `go` and `sent`; fork and join give the same order. Which bytes a cell
-//! has is left out on purpose: cells tile the output by the [layout](crate::layout), and a plan is
-//! right for every layout or for none. So are time and cost.
+//! For many ranks, [`prove`] makes the plans itself and lets some ranks represent others; the [`Claim`] of the proof states
+//! its extent.
+//!
+//! Lanes are run with their `go` and `sent` flags; fork and join give the same order. Bytes are left out on purpose: cells
+//! cover the output by the [layout](crate::layout), so a plan is correct for every layout or for none. Time and cost are left
+//! out too.
 
 use std::fmt;
 
@@ -56,46 +64,44 @@ use flags::Flags;
 use program::Program;
 use symmetry::Symmetry;
 
-/// What has been proven, of which plans; as text, the claim.
+/// A successful proof. Its text states the claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
-    /// How many ranks the plans have.
+    /// The number of ranks.
     pub ranks: u32,
-    /// How many parts each shard has.
+    /// The number of parts of each block.
     pub parts: u32,
-    /// How many consecutive starts were followed; more would bring nothing new.
+    /// The number of consecutive starts that were followed.
     pub starts: u32,
-    /// The steps of all ranks in one start, entries and exits counted.
+    /// The number of steps of all ranks in one start, including entries and exits.
     pub steps: usize,
-    /// The flags of all ranks.
+    /// The number of flags of all ranks.
     pub flags: usize,
-    /// For which ranks it was proven.
+    /// The ranks for which the proof holds.
     pub claim: Claim,
 }
 
-/// For which ranks something was proven, and how.
+/// States for which ranks a proof holds, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Claim {
-    /// For all: the plan of every rank was followed.
+    /// The plan of every rank was followed.
     Whole,
-    /// Some ranks were followed; the plans of others are theirs, turned.
+    /// Some ranks were followed; the plans of the others are equal after renumbering the ranks.
     Turned {
         /// The ranks that were followed.
         followed: Vec<Rank>,
-        /// How many plans were compared with theirs. If that is less than there are ranks, it is
-        /// taken as given that the others are equal too.
+        /// The number of plans that were compared. If it is less than the number of ranks, the others are assumed to be equal.
         compared: usize,
     },
-    /// The plans of some nodes were followed, as they are where there are no others. The plans for all
-    /// nodes were looked at alone, and if all were, counted: each cell is copied once to each output,
-    /// and what is signalled is what is waited for.
+    /// The plans of some nodes were followed alone. The plans of all nodes were only counted: each cell is copied once to each
+    /// output that needs it, and every signal has a wait.
     Counted {
-        /// How many plans were looked at and counted.
+        /// The number of plans that were counted.
         counted: usize,
-        /// On how many ranks the plans were followed.
+        /// The number of ranks whose plans were followed.
         ranks: usize,
-        /// On how many nodes these are.
+        /// The number of their nodes.
         nodes: usize,
     },
 }
@@ -115,7 +121,7 @@ impl fmt::Display for Proof {
     }
 }
 
-/// A claim as the text of a proof has it.
+/// Formats a claim for the text of a proof.
 struct Extent<'a> {
     claim: &'a Claim,
     ranks: usize,
@@ -171,7 +177,7 @@ pub fn verify(plans: &[Plan]) -> Result<Proof, Fault> {
     Ok(Proof::new(first, &program, &flags))
 }
 
-/// What must hold for the lanes that are followed.
+/// Checks the lanes that are followed.
 fn follow(program: &Program) -> Result<Flags, Fault> {
     let deliveries = delivery::check(program)?;
     let flags = flags::check(program)?;

@@ -1,10 +1,9 @@
-//! Runs the lanes once: every wait passes.
+//! Checks that all lanes end, by running them once.
 //!
-//! One interleaving decides for all. Only a wait can hold a lane, and since its flag has one writer,
-//! one reader and one signal a start, no other lane can take that signal away: a lane that can go on
-//! can still go on later. Hence every order that runs lanes for as long as any can go on ends at the
-//! same steps. Starts do not mix: the n-th wait for a flag is for the n-th signal, so what one start
-//! does, all do.
+//! One interleaving is enough. Only a wait can hold a lane, and because its flag has one writer, one reader and one signal in
+//! a start, no other lane can consume that signal: a lane that can continue now can continue later. So every order that runs
+//! lanes as long as possible ends at the same steps. Starts do not mix: the n-th wait for a flag is for its n-th signal, so
+//! all starts behave alike.
 
 use super::fault::Fault;
 use super::flags::Flags;
@@ -41,7 +40,7 @@ struct Order<'a> {
 }
 
 impl Order<'_> {
-    /// Runs a lane until a wait holds it; whether it came any further.
+    /// Runs a lane until a wait holds it, and returns whether it made progress.
     fn run_lane(&mut self, lane: usize) -> bool {
         let steps = &self.program.lanes[lane].steps;
         let first = self.at[lane];
@@ -62,8 +61,7 @@ impl Order<'_> {
         self.at[lane] < self.program.lanes[lane].steps.len()
     }
 
-    /// Follows the waits from a lane that is held to the lanes whose signals they lack. Each of those
-    /// is held too, so the way must come back to a lane where it was.
+    /// Follows waits from a held lane to the lanes that lack the signals, until it returns to a lane. Those lanes form the cycle.
     fn deadlock(&self, stuck: usize) -> Fault {
         let symmetry = &self.program.symmetry;
         let mut way = Vec::new();

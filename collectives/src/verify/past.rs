@@ -1,7 +1,6 @@
-//! Whether one step is in the past of another: the search that misses nothing.
+//! Searches whether one step precedes another, along lanes and from each wait to its signal.
 //!
-//! Backwards along lanes and from every wait to its signal. Only what the [walk](super::walk) cannot
-//! tell at a glance comes here.
+//! The [walk](super::walk) uses this complete search only for what it cannot decide faster.
 
 use std::collections::VecDeque;
 
@@ -11,8 +10,7 @@ use super::flags::Flags;
 use super::program::Program;
 use crate::plan::{LaneId, Step};
 
-/// A moment in a lane of any rank; the times of all starts that are looked at are one sequence, see
-/// [`Past::at`].
+/// A moment in a lane of a rank. The times of all starts form one sequence, see [`Past::at`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Moment {
     pub(super) rank: Rank,
@@ -20,16 +18,16 @@ pub(super) struct Moment {
     pub(super) time: i64,
 }
 
-/// The search, and what it needs again and again.
+/// The search and its reused buffers.
 #[derive(Debug)]
 pub(super) struct Past<'a> {
     program: &'a Program,
     flags: &'a Flags,
-    /// More than any lane has steps.
+    /// A number larger than the number of steps of any lane.
     pub(super) stride: i64,
     /// The waits of every lane, by index.
     waits: Vec<Vec<usize>>,
-    /// How far each lane of each rank is known to have come; empty between searches.
+    /// The last known time of each lane of each rank; empty between searches.
     reached: Vec<i64>,
     touched: Vec<usize>,
 }
@@ -49,20 +47,19 @@ impl<'a> Past<'a> {
         }
     }
 
-    /// When a lane stands at its step `at` of start `start`, with all before it behind it.
+    /// Returns the time at which a lane has reached its step `at` of start `start`.
     pub(super) fn at(&self, start: i64, at: usize) -> i64 {
         start * self.stride + 1 + i64::try_from(at).expect("memory is smaller")
     }
 
-    /// Whether `wanted` is in the past of `now`; nothing is older than start 0.
+    /// Returns whether `wanted` precedes `now`; nothing precedes start 0.
     pub(super) fn holds(&mut self, now: Moment, wanted: Moment) -> bool {
         let found = self.search(now, Some(wanted));
         self.touched.drain(..).for_each(|column| self.reached[column] = 0);
         found
     }
 
-    /// How far every lane of every rank has come for sure when a lane has come to `now`; 0 where
-    /// nothing is sure.
+    /// Returns the time that each lane of each rank has certainly reached when a lane has reached `now`; 0 if unknown.
     pub(super) fn of(&mut self, now: Moment) -> Vec<i64> {
         self.search(now, None);
         self.touched.clear();

@@ -1,10 +1,9 @@
-//! Behind which waits something is known.
+//! Finds the waits after which a rank knows that a copy is complete.
 //!
-//! A signal to a peer publishes that its lane has completed all puts to that peer and all gets from
-//! it; a signal to oneself, that the lane has completed everything, which says nothing of puts to
-//! others beyond that their sources are free. Whoever passes the wait for such a signal knows it. So
-//! for everything that a lane completes, the first signal behind it to each lane that may hear of it
-//! names a wait; who has one of these waits in its past knows.
+//! A signal to a peer publishes that its lane has completed all puts to that peer and all gets from it. A signal to the own
+//! rank publishes that the lane has completed everything, which for puts to other ranks means only that their sources are
+//! free. A lane that passes the wait for such a signal knows what it publishes. So for everything that a lane completes, the
+//! first signal after it to each possible reader names a wait, and a lane with one of these waits in its past knows it.
 
 use peerlane_hal::Rank;
 
@@ -12,7 +11,7 @@ use super::flags::Flags;
 use super::program::Program;
 use crate::plan::{LaneId, Step};
 
-/// A wait of any rank: its lane, and the index of the wait in it.
+/// A wait: its lane and the index of the wait in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Waited {
     pub(super) rank: Rank,
@@ -20,7 +19,7 @@ pub(super) struct Waited {
     pub(super) at: usize,
 }
 
-/// Some waits, by their numbers; the lane that publishes has them as its own rank sees them.
+/// A set of waits, by number, as the publishing lane's rank numbers them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waits {
     first: u32,
@@ -33,12 +32,12 @@ impl Waits {
     }
 }
 
-/// That a lane gets from a rank.
+/// A lane that gets from a rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taking {
     /// The rank that gets.
     pub(super) by: Rank,
-    /// The number of the lane that stands for its lane.
+    /// The number of the representing lane.
     pub(super) lane: usize,
     pub(super) waits: Waits,
 }
@@ -47,13 +46,13 @@ pub(super) struct Taking {
 #[derive(Debug)]
 pub(super) struct Published {
     waits: Vec<Waited>,
-    /// Of every copy of every lane; of other steps none.
+    /// The waits of every copy of every lane; none for other steps.
     copies: Vec<Vec<Waits>>,
-    /// Of every lane, that it has no source left to read.
+    /// The waits after which each lane no longer reads its sources.
     done: Vec<Waits>,
-    /// Whether every lane ends with a flag to lane 0 of its rank, or is that.
+    /// Whether each lane is lane 0 or ends with a flag to it.
     joins: Vec<bool>,
-    /// Who gets from each followed rank.
+    /// The lanes that get from each followed rank.
     takings: Vec<Vec<Taking>>,
 }
 
@@ -75,7 +74,7 @@ impl Published {
         published
     }
 
-    /// Looks at a lane from its end, so that what stands behind a copy is known there.
+    /// Examines a lane from its end, so that everything after a copy is known at the copy.
     fn add(&mut self, program: &Program, flags: &Flags, lane: usize, soonest: &mut Soonest<'_>) {
         let me = program.lanes[lane].rank;
         let none = Waits { first: 0, end: 0 };
@@ -113,7 +112,7 @@ impl Published {
         Waits { first, end: next(&self.waits) }
     }
 
-    /// Notes the last get of a lane from a rank, which is the first that is seen.
+    /// Records the last get of a lane from a rank, which is the first in this direction.
     fn take(&mut self, program: &Program, lane: usize, peer: Rank, waits: Waits) {
         let symmetry = &program.symmetry;
         let by = symmetry.turned(symmetry.turn_back(peer), program.lanes[lane].rank);
@@ -124,22 +123,22 @@ impl Published {
         }
     }
 
-    /// Behind which waits the copy at `at` of a followed lane is known to be complete.
+    /// Returns the waits after which the copy at `at` of a followed lane is known to be complete.
     pub(super) fn copy(&self, (lane, at): (usize, usize)) -> Waits {
         self.copies[lane][at]
     }
 
-    /// Behind which waits a followed lane is known to have no source left to read.
+    /// Returns the waits after which a followed lane no longer reads its sources.
     pub(super) fn done(&self, lane: usize) -> Waits {
         self.done[lane]
     }
 
-    /// Whether a followed lane has ended when lane 0 of its rank has.
+    /// Returns whether a followed lane has ended when lane 0 of its rank has.
     pub(super) fn joins(&self, lane: usize) -> bool {
         self.joins[lane]
     }
 
-    /// Who gets from the followed rank `rank`.
+    /// Returns the lanes that get from the followed rank `rank`.
     pub(super) fn takings(&self, program: &Program, rank: Rank) -> &[Taking] {
         &self.takings[program.symmetry.number(rank)]
     }
@@ -164,7 +163,7 @@ fn joins(program: &Program, flags: &Flags, lane: usize) -> bool {
         || (*peer == closed.rank && program.lanes[reader].lane == LaneId::HOME)
 }
 
-/// The first waits of each lane of each rank for signals behind the present step.
+/// The first waits of each lane of each rank for signals after the current step.
 struct Soonest<'a> {
     program: &'a Program,
     at: Vec<Option<u32>>,
@@ -177,7 +176,7 @@ impl Soonest<'_> {
         *soonest = Some(soonest.map_or(at, |soonest| soonest.min(at)));
     }
 
-    /// The waits of two ranks, or of one that is named twice.
+    /// Returns the waits of two ranks, or of one rank that is named twice.
     fn waits(&self, [first, second]: [Rank; 2]) -> impl Iterator<Item = Waited> + '_ {
         let second = (second != first).then_some(second);
         [Some(first), second].into_iter().flatten().flat_map(move |rank| {

@@ -1,17 +1,17 @@
-//! Which ranks and nodes are looked at where there are too many for all.
+//! Selects ranks and nodes if there are too many to examine all.
 
 use peerlane_hal::Rank;
 
 use crate::topology::Topology;
 
-/// Some ranks, the same for the same topology: the first and the last, and others strewn.
+/// A selection of ranks that depends only on the topology: the first, the last, and pseudo-random others.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     ranks: Vec<Rank>,
 }
 
 impl Sample {
-    /// At least `most` ranks or all, and never fewer than two if there are two.
+    /// Selects at least `most` ranks or all, and never fewer than two if there are two.
     pub(super) fn new(topology: &Topology, most: usize) -> Self {
         let ranks = topology.ranks();
         if most >= ranks {
@@ -30,8 +30,8 @@ impl Sample {
     }
 }
 
-/// A topology of some of the nodes, with at most about `ranks` ranks: the smallest and the largest
-/// node, and others strewn. If one node is too large, a part of it.
+/// Returns a topology of some of the nodes with at most about `ranks` ranks: the smallest, the largest, and pseudo-random
+/// others. If one node is too large, it returns a part of it.
 pub(super) fn part(topology: &Topology, ranks: usize) -> Topology {
     let members = |node: usize| topology.members(Rank::at(node).0);
     let nodes = topology.nodes();
@@ -58,7 +58,7 @@ pub(super) fn part(topology: &Topology, ranks: usize) -> Topology {
     Topology::of_nodes(&node_of_rank).expect("there is a rank, and the nodes are numbered anew")
 }
 
-/// Numbers that look random and are the same for the same topology.
+/// A pseudo-random sequence that depends only on its seed.
 struct Strewn(u64);
 
 impl Strewn {
@@ -70,7 +70,7 @@ impl Strewn {
         state
     }
 
-    /// SplitMix64.
+    /// Returns the next number of SplitMix64.
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mixed(self.0)

@@ -1,4 +1,4 @@
-//! What a lane knows of the other lanes of its rank, and tells with every signal.
+//! Computes what a lane knows of the other lanes of its rank at each signal.
 
 use super::clocks::Clocks;
 use super::flags::Flags;
@@ -6,11 +6,11 @@ use super::past::Past;
 use super::program::Program;
 use super::start::{Kind, Passing, run_start};
 
-/// How far the other lanes of a rank had come, as far as each lane knew at each of its signals: for
-/// every followed lane, step by step, a time for each lane, counted from the beginning of the start.
+/// The known times of the other lanes of a rank, for every followed lane and each of its signals, relative to the beginning
+/// of the start.
 pub(super) type Siblings = Vec<Vec<i64>>;
 
-/// Of all lanes that are followed; nothing where ranks have one lane.
+/// Computes this for all followed lanes; the result is empty if ranks have one lane.
 pub(super) fn siblings(program: &Program, flags: &Flags) -> Siblings {
     let width = program.width;
     let mut siblings = Siblings::new();

@@ -1,4 +1,4 @@
-//! One start of one rank: its lanes side by side, with what they tell each other.
+//! Runs one start of one rank, with the flags between its lanes.
 
 use std::collections::HashMap;
 
@@ -7,9 +7,9 @@ use super::flags::Flags;
 use super::program::Program;
 use crate::plan::Step;
 
-/// A step that a lane of a rank comes to.
+/// A step that a lane of a rank reaches.
 pub(super) struct Passing {
-    /// Which of the rank's lanes.
+    /// The lane of the rank.
     pub(super) lane: usize,
     /// The index of the step in the lane.
     pub(super) at: usize,
@@ -22,15 +22,16 @@ pub(super) enum Kind {
     Signal,
     /// A wait for a signal of another rank.
     Heard,
-    /// A wait for a signal of a lane of the same rank, and what `visit` had answered there.
+    /// A wait for a signal of another lane of the same rank, with the answer of `visit` at that signal.
     Told {
         from: usize,
         snapshot: usize,
     },
 }
 
-/// Runs the lanes of one rank through a start, as if all other ranks had gone ahead. What `visit`
-/// answers at a signal goes to the wait.
+/// Runs the lanes of one rank through a start, as if all other ranks were ahead.
+///
+/// The answer of `visit` at a signal is passed to the wait.
 pub(super) fn run_start(
     program: &Program,
     flags: &Flags,

@@ -1,9 +1,8 @@
-//! How it comes to a fault: an interleaving that people can read.
+//! Explains a fault by an interleaving that leads to it.
 //!
-//! What has surely happened before the step of the fault is its past; everything else may not have. So
-//! the story is that past, in an order in which it can happen, then the step, then what the step
-//! needed and was not sure of. Of the past it tells the flags between the two ranks that have a part in
-//! the fault, or if there is none, all that the lane of the step has heard.
+//! What certainly happened before the faulty step is its past; everything else may not have happened. So a story lists that
+//! past in a possible order, then the step, then what the step needed. Of the past it shows the flags between the two ranks
+//! involved, or if there are none, everything that the lane of the step has waited for.
 
 use std::fmt;
 
@@ -17,15 +16,15 @@ use super::shape;
 use super::symmetry::Symmetry;
 use crate::plan::{Cell, LaneId, Plan, Source, Step};
 
-/// So many steps before the last are told at most.
+/// The largest number of steps before the last that a story shows.
 const STEPS_MAX: usize = 12;
 
-/// The course of events up to a fault; as text a line each.
+/// The events that lead to a fault, one per line in its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Story {
-    /// What happens, in order.
+    /// The events, in order.
     pub events: Vec<String>,
-    /// What is wrong then.
+    /// The fault at their end.
     pub end: String,
 }
 
@@ -39,7 +38,7 @@ impl fmt::Display for Story {
 }
 
 impl Fault {
-    /// How it comes to this fault of `plans`, the plans of all ranks in which it was found.
+    /// Returns the events that lead to this fault of `plans`, the plans of all ranks.
     pub fn story(&self, plans: &[Plan]) -> Story {
         let happens = || {
             let owners: Vec<Rank> = Rank::all(plans.len()).collect();
@@ -54,7 +53,7 @@ impl Fault {
         })
     }
 
-    /// The story of a fault that lies in what the plans say, in whichever order it happens.
+    /// Returns the story of a fault that does not depend on the order of events.
     fn structure(&self) -> Option<Story> {
         let story = |events: Vec<String>, end: String| Some(Story { events, end });
         match self {
@@ -102,13 +101,13 @@ impl Fault {
     }
 }
 
-/// What a step needed and was not sure of.
+/// What a step needed and did not know.
 enum Lacking {
-    /// That a rank has come to a start.
+    /// A rank has entered a start.
     Start(Rank, u32),
-    /// That a copy is complete: the lane and the index of the step.
+    /// A copy is complete: the lane and the index of the step.
     Copy((usize, usize)),
-    /// That a wait of an earlier start has passed.
+    /// A wait of an earlier start has passed.
     Wait((usize, usize), u32),
 }
 
@@ -163,7 +162,7 @@ impl Teller<'_> {
         (0..steps).find(|&at| self.program.place(lane, at) == place).map(|at| (lane, at))
     }
 
-    /// The end of lane 0.
+    /// Returns the end of lane 0.
     fn end(&self, rank: Rank) -> (usize, usize) {
         let home = self.program.lane(rank, LaneId::HOME);
         (home, self.program.lanes[home].steps.len())
@@ -230,8 +229,7 @@ impl Teller<'_> {
         Some(Story { events, end })
     }
 
-    /// The flags that have passed for sure, in an order in which it can happen: those that `picks`
-    /// picks by the lanes of the writer and the reader.
+    /// Returns the flags that have certainly passed, in a possible order, filtered by the lanes of writer and reader.
     fn events(
         &self,
         past: &Past<'_>,
@@ -261,8 +259,7 @@ impl Teller<'_> {
         events
     }
 
-    /// Whether the next step of a lane has happened for sure, and after what has; and if it is a flag
-    /// that has passed for sure, the lanes at its ends.
+    /// Returns whether the next step of a lane has certainly happened, and the lanes at the ends of its flag.
     fn next(
         &self,
         past: &Past<'_>,

@@ -1,26 +1,24 @@
-//! Turns of the ranks that leave a set of plans as it is.
+//! Finds rotations of the ranks that leave a set of plans unchanged.
 //!
-//! Ranks stand in a grid, and a turn moves the rows and the columns on by so many places, each in a
-//! circle. If every plan is the plan of one rank of its orbit, turned, then whatever holds for that
-//! rank holds for the whole orbit, and what another rank knows is what its representative knows,
-//! turned.
+//! Ranks form a grid, and a rotation moves rows and columns on by some places, each in a circle. If every plan is the rotated
+//! plan of one rank of its orbit, then whatever holds for that rank holds for the whole orbit.
 
 use peerlane_hal::Rank;
 
 use crate::plan::{Cell, Flag, Plan, Step};
 use crate::topology::Topology;
 
-/// So many rows and so many columns further on.
+/// A rotation by a number of rows and of columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Turn {
     rows: u32,
     columns: u32,
 }
 
-/// Which ranks stand for which.
+/// The rotations under which ranks represent each other.
 #[derive(Clone, Debug)]
 pub(super) struct Symmetry {
-    /// Row by row.
+    /// The ranks, row by row.
     grid: Vec<Rank>,
     /// The row and the column of every rank.
     places: Vec<(u32, u32)>,
@@ -31,13 +29,14 @@ pub(super) struct Symmetry {
 }
 
 impl Symmetry {
-    /// Every rank stands for itself.
+    /// Creates the symmetry in which every rank represents itself.
     pub(super) fn none(ranks: usize) -> Self {
         Self::new(Rank::all(ranks).collect(), 1, (false, false))
     }
 
-    /// The symmetries that plans for a topology may have, those with the fewest orbits first; some
-    /// take ranks of one node to different nodes, unless that matters.
+    /// Returns the possible symmetries of plans for a topology, those with the fewest orbits first.
+    ///
+    /// With `keeps_nodes`, ranks of one node stay on one node.
     pub(super) fn candidates(topology: &Topology, keeps_nodes: bool) -> Vec<Self> {
         let circle = || Self::new(Rank::all(topology.ranks()).collect(), 1, (true, false));
         let nodes = || (0u32..).take(topology.nodes());
@@ -69,18 +68,18 @@ impl Symmetry {
         self.grid.len()
     }
 
-    /// The ranks that stand for an orbit each, in the order of their numbers among these.
+    /// Returns the representatives, in the order of their numbers.
     pub(super) fn representatives(&self) -> Vec<Rank> {
         self.grid.iter().copied().filter(|&rank| self.turn_of(rank) == Turn::default()).collect()
     }
 
-    /// How many ranks each representative stands for.
+    /// Returns the number of ranks that each representative represents.
     pub(super) fn orbit(&self) -> usize {
         let of = |moves, count| if moves { count as usize } else { 1 };
         of(self.moves.0, self.rows) * of(self.moves.1, self.columns)
     }
 
-    /// The number of the representative of `rank`.
+    /// Returns the number of the representative of `rank`.
     pub(super) fn number(&self, rank: Rank) -> usize {
         let (row, column) = self.places[rank.index()];
         let row = if self.moves.0 { 0 } else { row };
@@ -90,21 +89,21 @@ impl Symmetry {
         row as usize * columns as usize + column as usize
     }
 
-    /// The turn that takes the representative of `rank` to `rank`.
+    /// Returns the rotation from the representative of `rank` to `rank`.
     pub(super) fn turn_of(&self, rank: Rank) -> Turn {
         let (row, column) = self.places[rank.index()];
         let of = |moves, by| if moves { by } else { 0 };
         Turn { rows: of(self.moves.0, row), columns: of(self.moves.1, column) }
     }
 
-    /// The turn that takes `rank` to its representative.
+    /// Returns the rotation from `rank` to its representative.
     pub(super) fn turn_back(&self, rank: Rank) -> Turn {
         let Turn { rows, columns } = self.turn_of(rank);
         let back = |by, count| if by == 0 { 0 } else { count - by };
         Turn { rows: back(rows, self.rows), columns: back(columns, self.columns) }
     }
 
-    /// Where `turn` takes `rank`.
+    /// Returns the rank to which `turn` moves `rank`.
     pub(super) fn turned(&self, turn: Turn, rank: Rank) -> Rank {
         if turn == Turn::default() {
             return rank;
@@ -144,7 +143,7 @@ impl Symmetry {
         }
     }
 
-    /// The plan of `rank`, by the plan of its representative.
+    /// Returns the plan of `rank`, computed from the plan of its representative.
     #[cfg(test)]
     pub(super) fn turned_plan(&self, representative: &Plan, rank: Rank) -> Plan {
         let turn = self.turn_of(rank);
@@ -155,7 +154,7 @@ impl Symmetry {
         plan
     }
 
-    /// Whether `plan` is the plan of its representative, turned.
+    /// Returns whether `plan` is the rotated plan of its representative.
     pub(super) fn matches(&self, representative: &Plan, plan: &Plan) -> bool {
         let turn = self.turn_of(plan.rank);
         let Plan { collective, algorithm, rank: _, ranks, parts, in_place, .. } = plan;

@@ -51,34 +51,33 @@ struct Walk<'a> {
     siblings: Siblings,
     past: Past<'a>,
     clocks: Clocks,
-    /// The first fault that does not show in the first start yet.
+    /// The first fault that does not occur in the first start.
     later: Option<(u32, Fault)>,
 }
 
-/// Something of which it must be known that it has happened, in the start that is looked at or so
-/// many before.
+/// An event that must be known to have happened, in the current start or some starts before.
 #[derive(Clone, Copy)]
 struct Fact {
     rank: Rank,
     lane: LaneId,
-    /// The step at which the lane must have come to stand.
+    /// The step that the lane must have reached.
     at: usize,
     age: u32,
 }
 
 impl Fact {
-    /// The caller of a rank has handed over its input and output.
+    /// Returns the event that a rank has entered a start.
     fn entered(rank: Rank, age: u32) -> Self {
         Self { rank, lane: LaneId::HOME, at: 0, age }
     }
 
-    /// A wait has passed.
+    /// Returns the event that a wait has passed.
     fn waited(Waited { rank, lane, at }: Waited, age: u32) -> Self {
         Self { rank, lane, at: at + 1, age }
     }
 }
 
-/// Where knowledge is needed: a step of a lane of the rank that is followed.
+/// A step of a lane of the followed rank.
 #[derive(Clone, Copy)]
 struct Here {
     rank: Rank,
@@ -94,7 +93,7 @@ impl Here {
 }
 
 impl Walk<'_> {
-    /// The start that is looked at; those from 0 are before it.
+    /// Returns the number of the current start; starts from 0 are before it.
     fn start(&self) -> i64 {
         self.program.outputs.into()
     }
@@ -124,7 +123,7 @@ impl Walk<'_> {
         self.check_end(Here { rank, home, lane: 0, at: program.lanes[home].steps.len() })
     }
 
-    /// Learns from a wait for a signal of another rank.
+    /// Adds what a wait for a signal of another rank publishes.
     fn hear(&mut self, Here { home, lane, at, .. }: Here, start: i64) {
         let ends = self.flags.of_step(home + lane, at);
         let (writer, signal) = ends.signal;
@@ -147,7 +146,7 @@ impl Walk<'_> {
         self.past.at(self.start() - i64::from(fact.age), fact.at)
     }
 
-    /// Whether the lane knows what it needs at a glance.
+    /// Returns whether the lane knows a fact without a search.
     ///
     /// A rank that has entered a start has ended the one before. If its output then held a block of every
     /// rank, every rank had entered that start, because each block comes from the input of its provider,
@@ -172,7 +171,7 @@ impl Walk<'_> {
         self.clocks.known(here.lane, own) >= self.time(Fact::entered(here.rank, age))
     }
 
-    /// Whether the search finds that the lane knows.
+    /// Returns whether the complete search finds that the lane knows.
     fn finds(&mut self, here: Here, fact: Fact) -> bool {
         let (column, time) = (self.program.column(fact.rank, fact.lane), self.time(fact));
         let lane = self.program.lanes[here.home + here.lane].lane;
@@ -185,8 +184,7 @@ impl Walk<'_> {
         found
     }
 
-    /// Whether one of some waits of the present start has passed; they are as the lane that stands
-    /// for a lane of `owner` has them.
+    /// Returns whether one of some waits of the current start has passed.
     fn knows_any(&mut self, here: Here, owner: Rank, waits: Waits) -> bool {
         let symmetry = &self.program.symmetry;
         let turn = symmetry.turn_of(owner);
@@ -198,7 +196,7 @@ impl Walk<'_> {
             || waits.indices().any(|wait| self.finds(here, fact(self.published.wait(wait))))
     }
 
-    /// Whether a cell that is copied there is known to lie in the output of `rank`.
+    /// Returns whether a copied cell is known to be in the output of `rank`.
     fn knows_written(&mut self, here: Here, rank: Rank, cell: Cell) -> bool {
         let symmetry = &self.program.symmetry;
         let back = symmetry.turn_back(rank);
@@ -248,7 +246,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// A fault of the first start is the verdict, a later one only if there is none.
+    /// Reports a fault of the first start; keeps a later one in case there is none.
     fn refuse(&mut self, start: u32, fault: Fault) -> Result<(), Fault> {
         if start == 1 {
             return Err(fault);
@@ -270,7 +268,7 @@ impl Walk<'_> {
         self.refuse(start, Fault::NotConsumed { place, start })
     }
 
-    /// What the caller relies on when lane 0 has ended.
+    /// Checks what the caller relies on when lane 0 has ended.
     fn check_end(&mut self, here: Here) -> Result<(), Fault> {
         let Here { rank, home, .. } = here;
         let (program, start) = (self.program, 1);
