@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use peerlane_hal::Deadline;
 
 use crate::group::shared::{Closed, Shared, State, TELL_TIMEOUT, Watched};
-use crate::run::course::DRAIN_TIMEOUT;
+use crate::run::executor::DRAIN_TIMEOUT;
 
 /// Between two releases of engines that are not drained.
 const RELEASE_PAUSE: Duration = Duration::from_millis(1);
@@ -64,14 +64,14 @@ impl Shared {
         for watched in overdue {
             let watch = &watched.watch;
             let mut looked = false;
-            if let Some(mut course) = watched.free_course()
-                && (watch.is_on_stream() || !course.is_polled())
+            if let Some(mut executor) = watched.free_course()
+                && (watch.is_on_stream() || !executor.is_polled())
             {
-                if let Err(error) = course.drive() {
-                    drop(course);
+                if let Err(error) = executor.drive() {
+                    drop(executor);
                     return self.raise(watch.broken(&error));
                 }
-                self.close_done(watch, &course);
+                self.close_done(watch, &executor);
                 looked = watch.is_on_stream();
             }
             if !watch.is_overdue() {
@@ -147,7 +147,7 @@ fn next_due(state: &MutexGuard<'_, State>) -> Option<Duration> {
 fn release(courses: &[Watched]) -> bool {
     let mut drained = true;
     for watched in courses {
-        drained &= watched.free_course().is_some_and(|mut course| course.release_once());
+        drained &= watched.free_course().is_some_and(|mut executor| executor.release_once());
     }
     drained
 }

@@ -14,12 +14,12 @@ use crate::error::Error;
 use crate::group::shared::{Shared, Watched};
 use crate::group::watch::Watch;
 use crate::run::backoff::Backoff;
-use crate::run::course::Course;
+use crate::run::executor::Executor;
 
 /// The longest nap: a graph may be replayed at any time, and its network lanes should then start soon.
 const NAP_MAX: Duration = Duration::from_millis(1);
 
-type Driven = (Arc<Watch>, Arc<Mutex<Course>>);
+type Driven = (Arc<Watch>, Arc<Mutex<Executor>>);
 
 impl Shared {
     /// Sees to it that the thread drives `watch`'s operation whenever something of it is open.
@@ -98,16 +98,16 @@ impl Shared {
     /// Drives each once; whether anything came further.
     fn drive_picked(&self, driven: &[Driven]) -> bool {
         let mut moved = false;
-        for (watch, course) in driven {
+        for (watch, executor) in driven {
             // Who holds it drives it.
-            let Ok(mut course) = course.try_lock() else { continue };
-            match course.drive() {
+            let Ok(mut executor) = executor.try_lock() else { continue };
+            match executor.drive() {
                 Ok(further) => {
                     moved |= further;
-                    self.close_done(watch, &course);
+                    self.close_done(watch, &executor);
                 }
                 Err(error) => {
-                    drop(course);
+                    drop(executor);
                     self.raise(watch.broken(&error));
                 }
             }

@@ -12,7 +12,7 @@ use crate::bootstrap::{Bootstrap, Listener, Notice};
 use crate::error::Error;
 use crate::group::abort::AbortRecord;
 use crate::group::watch::Watch;
-use crate::run::course::Course;
+use crate::run::executor::Executor;
 use crate::window::Kept;
 
 /// How long a rank waits for the others to be told of an abort before it releases its own waits.
@@ -61,19 +61,19 @@ pub(crate) enum Closed {
 #[derive(Clone)]
 pub(super) struct Watched {
     pub(super) watch: Arc<Watch>,
-    course: Arc<Mutex<Course>>,
+    executor: Arc<Mutex<Executor>>,
     pub(super) wakers: Vec<Waker>,
 }
 
 impl Watched {
-    pub(super) fn driven(&self) -> (Arc<Watch>, Arc<Mutex<Course>>) {
-        (Arc::clone(&self.watch), Arc::clone(&self.course))
+    pub(super) fn driven(&self) -> (Arc<Watch>, Arc<Mutex<Executor>>) {
+        (Arc::clone(&self.watch), Arc::clone(&self.executor))
     }
 
-    /// The course, unless somebody else drives it.
-    pub(super) fn free_course(&self) -> Option<MutexGuard<'_, Course>> {
-        match self.course.try_lock() {
-            Ok(course) => Some(course),
+    /// The executor, unless somebody else drives it.
+    pub(super) fn free_course(&self) -> Option<MutexGuard<'_, Executor>> {
+        match self.executor.try_lock() {
+            Ok(executor) => Some(executor),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
@@ -237,14 +237,14 @@ impl Shared {
     pub(crate) fn enter(
         &self,
         watch: &Arc<Watch>,
-        course: &Arc<Mutex<Course>>,
+        executor: &Arc<Mutex<Executor>>,
         wakers: Vec<Waker>,
     ) {
-        let (watch, course) = (Arc::clone(watch), Arc::clone(course));
-        self.state().watched.push(Watched { watch, course, wakers });
+        let (watch, executor) = (Arc::clone(watch), Arc::clone(executor));
+        self.state().watched.push(Watched { watch, executor, wakers });
     }
 
-    /// Forgets an operation, whose course the caller has locked.
+    /// Forgets an operation, whose executor the caller has locked.
     pub(crate) fn remove(&self, watch: &Arc<Watch>) {
         if watch.due().is_some() {
             self.open.fetch_sub(1, Ordering::Relaxed);
@@ -267,7 +267,7 @@ impl Shared {
         self.progress_wanted.notify_all();
     }
 
-    /// Start `epoch` of an operation is under way. The caller has locked its course.
+    /// Start `epoch` of an operation is under way. The caller has locked its executor.
     pub(crate) fn open(&self, watch: &Watch, epoch: u64, deadline: Deadline) {
         if watch.due().is_none() {
             self.open.fetch_add(1, Ordering::Relaxed);
@@ -282,10 +282,10 @@ impl Shared {
         }
     }
 
-    /// Closes the starts that are complete in `course`, the locked course of `watch`; the last of
+    /// Closes the starts that are complete in `executor`, the locked executor of `watch`; the last of
     /// them. After an abort completion means nothing.
-    pub(crate) fn close_done(&self, watch: &Watch, course: &Course) -> u64 {
-        let done = course.done();
+    pub(crate) fn close_done(&self, watch: &Watch, executor: &Executor) -> u64 {
+        let done = executor.done();
         if done > watch.closed() && !self.is_aborted() {
             let was_open = watch.due().is_some();
             watch.close(done);
@@ -319,9 +319,11 @@ impl Shared {
             if watched.watch.due().is_none() || !picked(&watched.watch) {
                 continue;
             }
-            let Some(mut course) = watched.free_course() else { continue };
-            match course.drive() {
-                Ok(_) => unfinished |= self.close_done(&watched.watch, &course) < course.started(),
+            let Some(mut executor) = watched.free_course() else { continue };
+            match executor.drive() {
+                Ok(_) => {
+                    unfinished |= self.close_done(&watched.watch, &executor) < executor.started()
+                }
                 Err(error) => broken = Some(watched.watch.broken(&error)),
             }
         }

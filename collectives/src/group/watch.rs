@@ -103,7 +103,7 @@ impl Watch {
         self.opened.store(epoch, Ordering::SeqCst);
     }
 
-    /// Every start up to `epoch` is complete. Who opens and closes holds the lock of the course.
+    /// Every start up to `epoch` is complete. Who opens and closes holds the lock of the executor.
     pub(crate) fn close(&self, epoch: u64) {
         self.closed.fetch_max(epoch, Ordering::Release);
         if self.opened.load(Ordering::Relaxed) > epoch {

@@ -1,17 +1,16 @@
-//! Where the flags that one rank reads lie in its flag region.
+//! The words of the flags that one rank reads.
 
 use peerlane_hal::Rank;
 
 use crate::plan::{Flag, LaneId};
 
-/// Every flag has a cache line of its own, so that writers of two flags do not disturb each other:
-/// 8 words of 64 bits.
+/// Words of 64 bits per flag: one cache line, so that writers of different flags do not disturb each other.
 pub const FLAG_WORDS: u64 = 8;
 
 /// Numbers the flags that one rank reads.
 ///
-/// Where a flag lies does not depend on how many lanes the reader has, so a writer need not know.
-/// All sums saturate: no memory is that large, and allocating it fails with a proper error.
+/// The number of a flag does not depend on the reader's number of lanes, so a writer need not know it. Sums saturate: allocating
+/// so much memory fails with an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlagLayout {
     ranks: u64,
@@ -20,13 +19,14 @@ pub struct FlagLayout {
 }
 
 impl FlagLayout {
-    /// The flags of a rank with `lanes` lanes in a plan of `ranks` ranks and `parts` parts.
+    /// Creates the layout for a rank with `lanes` lanes in a plan of `ranks` ranks and `parts` parts.
     pub fn new(ranks: usize, parts: u32, lanes: usize) -> Self {
         Self { ranks: ranks as u64, parts: parts.into(), lanes: lanes as u64 }
     }
 
-    /// The word of `flag` in its reader's region. The flag must be one of a verified plan of these
-    /// sizes; for any other the word means nothing.
+    /// Returns the word of `flag` in its reader's region.
+    ///
+    /// The flag must belong to a verified plan of these sizes; otherwise the word has no meaning.
     pub fn word(&self, flag: Flag) -> u64 {
         let lane = numbered_with(flag);
         let arrivals = self.ranks.saturating_mul(self.parts);
@@ -45,7 +45,7 @@ impl FlagLayout {
         self.first_line(lane.0.into()).saturating_add(line).saturating_mul(FLAG_WORDS)
     }
 
-    /// How many words the region has.
+    /// Returns the number of words of the region.
     pub fn words(&self) -> u64 {
         self.first_line(self.lanes).saturating_mul(FLAG_WORDS)
     }
@@ -56,7 +56,7 @@ impl FlagLayout {
     }
 }
 
-/// The lane that waits for `flag`.
+/// Returns the lane that waits for `flag`.
 pub(crate) fn reader(flag: Flag) -> LaneId {
     match flag {
         Flag::Sent { .. } => LaneId::HOME,
@@ -64,7 +64,7 @@ pub(crate) fn reader(flag: Flag) -> LaneId {
     }
 }
 
-/// The lane that `flag` names.
+/// Returns the lane that `flag` names.
 fn numbered_with(flag: Flag) -> LaneId {
     let (Flag::Arrived { lane, .. }
     | Flag::Ready { lane, .. }

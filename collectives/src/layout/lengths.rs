@@ -1,4 +1,4 @@
-//! How many bytes every rank contributes to one tensor.
+//! The bytes that every rank contributes to one tensor.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use peerlane_hal::{ErrorKind, Rank};
 
 use crate::error::Error;
 
-/// The length of every rank's piece of one tensor, in bytes. Equal lengths cost no memory.
+/// The lengths of all pieces of one tensor in bytes. Equal lengths take no memory per rank.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Lengths(Kind);
 
@@ -16,16 +16,16 @@ enum Kind {
         ranks: u32,
         bytes: u64,
     },
-    /// Where each piece begins behind those before it, and where the last one ends.
+    /// The offset of each piece, and the end of the last one.
     Uneven(Box<[u64]>),
 }
 
 impl Lengths {
-    /// `ranks` pieces of `bytes` bytes.
+    /// Creates `ranks` pieces of `bytes` bytes.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank or more than fit in 32
-    /// bits, or the sum is more than 2^64 - 1.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank or more than fit in 32 bits, or the sum is more than
+    /// 2^64 - 1.
     pub fn equal(ranks: usize, bytes: u64) -> Result<Self, Error> {
         let count = u32::try_from(ranks).ok().filter(|&ranks| ranks > 0);
         let count = count.ok_or_else(|| {
@@ -40,7 +40,7 @@ impl Lengths {
         Ok(Self(Kind::Equal { ranks: count, bytes }))
     }
 
-    /// `bytes[r]` bytes of rank r.
+    /// Creates pieces of `bytes[r]` bytes of rank r.
     ///
     /// # Errors
     /// As [`equal`](Self::equal).
@@ -68,7 +68,7 @@ impl Lengths {
         Ok(Self(Kind::Uneven(offsets.into())))
     }
 
-    /// How many ranks there are, at least 1.
+    /// Returns the number of ranks, at least 1.
     pub fn ranks(&self) -> usize {
         match &self.0 {
             Kind::Equal { ranks, .. } => *ranks as usize,
@@ -76,7 +76,7 @@ impl Lengths {
         }
     }
 
-    /// Whether all pieces have this length.
+    /// Returns the length of all pieces, if they are equal.
     pub fn uniform(&self) -> Option<u64> {
         match self.0 {
             Kind::Equal { bytes, .. } => Some(bytes),
@@ -84,7 +84,7 @@ impl Lengths {
         }
     }
 
-    /// The length of the piece of `rank`.
+    /// Returns the length of the piece of `rank`.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -96,7 +96,7 @@ impl Lengths {
         }
     }
 
-    /// The length of the pieces of all ranks before `rank`.
+    /// Returns the length of the pieces of all ranks before `rank`.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -108,7 +108,7 @@ impl Lengths {
         }
     }
 
-    /// The length of all pieces.
+    /// Returns the length of all pieces together.
     pub fn total(&self) -> u64 {
         match &self.0 {
             Kind::Equal { ranks, bytes } => bytes * u64::from(*ranks),
@@ -116,16 +116,16 @@ impl Lengths {
         }
     }
 
-    /// The lengths in rank order.
+    /// Returns the lengths in rank order.
     pub fn iter(&self) -> impl Iterator<Item = u64> {
         Rank::all(self.ranks()).map(|rank| self.bytes(rank))
     }
 
-    /// What every rank contributes to all of `tensors` together.
+    /// Returns the bytes that every rank contributes to all of `tensors` together.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no tensor, their ranks differ in
-    /// number, or the sum is more than 2^64 - 1.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no tensor, they have different numbers of ranks, or the sum is
+    /// more than 2^64 - 1.
     pub(super) fn sum(tensors: &[Self]) -> Result<Self, Error> {
         let [first, others @ ..] = tensors else {
             return Err(invalid("tensors is 0, expected at least 1".to_owned()));

@@ -1,7 +1,7 @@
-//! Where one rank keeps its own shard and what it gathers: buffers by number, offsets in bytes.
+//! The places of a rank's input and output: buffers by number, offsets in bytes.
 //!
-//! Ranks may keep them at unlike places, so whoever writes to a peer needs the peer's: ranks exchange
-//! them when they prepare. What a peer says is checked like what a caller says.
+//! Ranks may have different places, so a rank that writes to a peer needs the peer's. Ranks exchange their places when they
+//! prepare an operation, and check those of peers like those of the caller.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,61 +12,64 @@ use serde::{Deserialize, Serialize};
 use super::Layout;
 use crate::error::Error;
 
-/// Buffers are numbered below this; more have no use.
+/// The limit of buffer numbers.
 pub const BUFFERS_MAX: u32 = 1 << 20;
 
-/// A byte of one of a rank's buffers.
+/// A position in one of a rank's buffers.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct Spot {
-    /// Which of the rank's input buffers, or of its output buffers, from 0.
+    /// The number of the input or output buffer, from 0.
     pub buffer: u32,
-    /// Bytes from its start.
+    /// Offset from its start in bytes.
     pub offset: u64,
 }
 
-/// Where a rank keeps its own shard: a piece of every tensor.
+/// The places of a rank's input: one piece of every tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum InputPlaces {
-    /// One piece after another from here on, without a gap.
+    /// All pieces one after another from this position, without gaps.
     Joined(Spot),
-    /// The piece of each tensor at a spot of its own.
+    /// A position for the piece of each tensor.
     ByTensor(Vec<Spot>),
 }
 
-/// Where a rank gathers.
+/// The places of a rank's output.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OutputPlaces {
-    /// One tensor after another from here on, without a gap; each is its pieces in rank order.
+    /// All tensors one after another from this position, without gaps, each with its pieces in rank order.
     Joined(Spot),
-    /// Each tensor at a spot of its own.
+    /// A position for each tensor.
     ByTensor(Vec<Spot>),
-    /// Each shard of the only tensor at a spot of its own.
+    /// A position for each shard of the only tensor.
     ByShard(Vec<Spot>),
 }
 
-/// Where one rank keeps its own shard and what it gathers.
+/// The places of a rank's input and output: buffers by number, offsets in bytes.
+///
+/// Ranks may have different places, so a rank that writes to a peer needs the peer's. Ranks exchange their places when they
+/// prepare an operation, and check those of peers like those of the caller.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Places {
-    /// The own shard. In place it says nothing: then the own shard lies in the output.
+    /// The input; unused in place.
     pub input: InputPlaces,
-    /// The shards of all ranks.
+    /// The output.
     pub output: OutputPlaces,
 }
 
 impl Places {
-    /// One input and one output buffer, both filled from the start.
+    /// One input and one output buffer, both used from their start.
     pub const JOINED: Self = Self {
         input: InputPlaces::Joined(Spot { buffer: 0, offset: 0 }),
         output: OutputPlaces::Joined(Spot { buffer: 0, offset: 0 }),
     };
 
-    /// Whether `rank`, whose places these are, can gather with `layout`.
+    /// Checks that `rank` can use these places with `layout`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument): a number of spots that does not fit, a spot
-    /// so far behind that its end is beyond 2^64 - 1, outputs that overlap, naming both.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument): a wrong number of positions, a position whose end exceeds 2^64 - 1, or
+    /// outputs that overlap, naming both.
     pub fn check(&self, layout: &Layout, rank: Rank) -> Result<(), Error> {
         self.check_counts(layout)?;
         let (inputs, outputs) = (self.inputs(layout, rank), self.outputs(layout));
@@ -154,18 +157,18 @@ impl Places {
         }
     }
 
-    /// How long each input buffer must be at least, by number; what nothing needs is left out.
+    /// Returns the smallest length of each input buffer that is used, by number.
     pub fn input_needs(&self, layout: &Layout, rank: Rank) -> BTreeMap<u32, u64> {
         needs(self.inputs(layout, rank))
     }
 
-    /// The same of the output buffers.
+    /// Returns the smallest length of each output buffer that is used, by number.
     pub fn output_needs(&self, layout: &Layout) -> BTreeMap<u32, u64> {
         needs(self.outputs(layout))
     }
 }
 
-/// What lies at a spot.
+/// A named range at a position.
 #[derive(Clone, Copy, Debug)]
 struct Named {
     kind: &'static str,
@@ -179,7 +182,7 @@ impl Named {
         Self { kind, number, spot, bytes }
     }
 
-    /// Whether the next one begins before this one has ended.
+    /// Returns whether `next` begins before this range ends.
     fn reaches_into(self, next: Self) -> bool {
         let (at, behind) = (self.spot, next.spot);
         at.buffer == behind.buffer && behind.offset - at.offset < self.bytes

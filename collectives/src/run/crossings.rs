@@ -1,8 +1,8 @@
-//! Which flags lie between tiers: those whose writer's lane and reader's lane are on different ones.
+//! Finds the flags whose writer and reader are in lanes of different tiers.
 //!
-//! A writer knows both lanes. A reader does not know who writes an arrival; but a local lane signals
-//! only ranks of its own node, so that whatever neither this rank nor one of its node signals comes
-//! over the network. For that the plans of the own node suffice, however many nodes there are.
+//! A writer knows both lanes. A reader does not know the writer of an `arrived` flag. But a local lane signals only ranks of
+//! its own node, so every flag that no rank of the reader's node signals comes over the network. The plans of the own node
+//! are therefore enough.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +12,15 @@ use crate::plan::{Flag, Plan, Step, Tier};
 /// The tiers of the lanes that write and read the flags of one rank.
 #[derive(Debug)]
 pub(crate) struct Crossings {
-    /// By lane; alike on all ranks.
+    /// The tier of each lane, equal on all ranks.
     tiers: Box<[Tier]>,
-    /// Of the flags that this rank reads, those that a rank of its node writes.
+    /// The writers' tiers of the flags that a rank of the own node writes.
     near: BTreeMap<Flag, Tier>,
 }
 
 impl Crossings {
-    /// `mates` are the plans of the other ranks of the node; without lanes on the network none are
-    /// looked at.
+    /// Finds the flags of `plan`. `mates` are the plans of the other ranks of the node, which are read only if there are network
+    /// lanes.
     pub(crate) fn new<'p>(plan: &'p Plan, mates: impl IntoIterator<Item = &'p Plan>) -> Self {
         let tiers = plan.lanes.iter().map(|lane| lane.tier).collect();
         let mut near = BTreeMap::new();
@@ -32,12 +32,12 @@ impl Crossings {
         Self { tiers, near }
     }
 
-    /// Whether `flag`, signalled from a lane of tier `from`, lies between tiers.
+    /// Returns whether `flag`, signalled from a lane of tier `from`, has its reader in another tier.
     pub(crate) fn signalled(&self, from: Tier, flag: Flag) -> bool {
         from != self.reader(flag)
     }
 
-    /// Whether `flag`, which this rank waits for, lies between tiers.
+    /// Returns whether `flag`, which this rank waits for, has its writer in another tier.
     pub(crate) fn awaited(&self, flag: Flag) -> bool {
         let far = if self.tiers.contains(&Tier::Network) { Tier::Network } else { Tier::Local };
         self.near.get(&flag).copied().unwrap_or(far) != self.reader(flag)
@@ -48,12 +48,12 @@ impl Crossings {
     }
 }
 
-/// Whether a plan has lanes on the network.
+/// Returns whether a plan has network lanes.
 pub(crate) fn is_tiered(plan: &Plan) -> bool {
     plan.lanes.iter().any(|lane| lane.tier == Tier::Network)
 }
 
-/// Notes what `writer` signals to `reader`.
+/// Records what `writer` signals to `reader`.
 fn note(writer: &Plan, reader: &Plan, near: &mut BTreeMap<Flag, Tier>) {
     for lane in writer.lane_ids() {
         let tier = writer.lanes[lane.index()].tier;

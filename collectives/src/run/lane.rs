@@ -1,4 +1,4 @@
-//! One lane on its way through the starts of a prepared plan.
+//! Drives one lane through the starts of a prepared plan.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -17,29 +17,29 @@ use crate::run::turns::Start;
 use crate::trace::TracedStep;
 use crate::window::FlagSpot;
 
-/// Starts whose tickets are remembered without allocating.
+/// Number of open starts that are tracked without allocating.
 const OPEN_STARTS: usize = 64;
 
-/// A lane: its program, its port, and how far it has come.
+/// A lane: its program, its port, and its progress.
 pub(crate) struct Lane {
     program: Program,
     port: Box<dyn Port>,
     takes_stream: bool,
     tracer: Option<Tracer>,
-    /// The next step of the replay that is being driven, where there may be replays.
+    /// The next step of the current replay, if there can be replays.
     armed: Option<usize>,
-    /// The start that is being submitted, and the next step of it.
+    /// The start that is being submitted, and its next step.
     epoch: u64,
     next: usize,
-    /// Starts that are submitted whole, each with its last ticket.
+    /// Starts that are completely submitted, each with its last ticket.
     open: VecDeque<(u64, Ticket)>,
     last: Ticket,
     done: u64,
 }
 
 impl Lane {
-    /// `takes_stream` says that the lane begins and ends with the caller's stream, where there is
-    /// one; every other lane does by flags.
+    /// Creates a lane. With `takes_stream`, it begins and ends with the caller's stream if there is one; every other lane begins
+    /// and ends with flags.
     pub(crate) fn new(
         id: LaneId,
         mut program: Program,
@@ -52,13 +52,13 @@ impl Lane {
         Self { program, port, takes_stream, tracer, armed, epoch, next, open, last, done }
     }
 
-    /// What was traced of start `epoch`, made at `origin`.
+    /// Returns the timed steps of start `epoch`, which was made at `origin`.
     pub(crate) fn traced(&self, epoch: u64, origin: Instant) -> Vec<TracedStep> {
         let tracer = self.tracer.as_ref();
         tracer.map_or_else(Vec::new, |tracer| tracer.steps(epoch, origin, &self.program.steps))
     }
 
-    /// Whether more was done than is traced.
+    /// Returns whether some steps were not recorded.
     pub(crate) fn is_trace_cut(&self) -> bool {
         self.tracer.as_ref().is_some_and(Tracer::is_cut)
     }
@@ -71,18 +71,18 @@ impl Lane {
         self.port.caps().polled
     }
 
-    /// Whether engines of another fabric signal to this lane, which do not wake its engine's park.
+    /// Returns whether engines of another fabric signal this lane; they do not wake its engine's park.
     pub(crate) fn hears_other_fabrics(&self) -> bool {
         let mut steps = self.program.steps.iter();
         steps.any(|step| matches!(step, Bound::Wait { flag } if flag.crossing))
     }
 
-    /// Whether it comes further only when somebody calls.
+    /// Returns whether the lane makes progress only when it is driven.
     pub(crate) fn is_driven(&self) -> bool {
         self.is_polled() || !self.queues_waits()
     }
 
-    /// Whether somebody can wait in its place, as replays need where the lane takes no stream.
+    /// Returns whether the executor can wait for its flags, which replays need if the lane takes no stream.
     pub(crate) fn can_be_armed(&self) -> bool {
         let readable = |step: &Bound| match *step {
             Bound::Wait { flag } => self.port.flag(flag, Start::Captured).is_some(),
@@ -91,7 +91,7 @@ impl Lane {
         self.program.steps.iter().all(readable)
     }
 
-    /// From now on the lane runs whenever a replay lets it.
+    /// Makes the lane take part in every replay from now on.
     pub(crate) fn arm(&mut self) {
         self.armed.get_or_insert(0);
     }
@@ -112,12 +112,12 @@ impl Lane {
         self.port.join(into)
     }
 
-    /// Whether all of the starts up to `started` has been handed to the engine.
+    /// Returns whether all starts up to `started` have been submitted.
     pub(crate) fn is_submitted(&self, started: u64) -> bool {
         self.epoch > started
     }
 
-    /// The last start that this lane has completed.
+    /// Returns the last start that this lane has completed.
     pub(crate) fn done(&self) -> u64 {
         self.done
     }
@@ -130,7 +130,7 @@ impl Lane {
         self.port.park(limit)
     }
 
-    /// Submits the entry of the next start, up to `started`, where that is next.
+    /// Submits the entry of the next start, if that is at most `started`.
     ///
     /// # Safety
     /// As [`Port::submit`], for every step of the program.
@@ -144,7 +144,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Submits the next slice of the start, none of it at `end` or behind; whether there was room.
+    /// Submits the next slice of the start, up to step `end`, and returns whether there was room.
     ///
     /// # Safety
     /// As [`Port::submit`].
@@ -167,8 +167,8 @@ impl Lane {
         Ok(true)
     }
 
-    /// Submits what can be submitted of the starts up to `started`, and takes what is complete. Returns
-    /// whether there was either, or the engine can do more at once.
+    /// Submits steps of the starts up to `started`, and collects completed ones. Returns whether there were any, or the engine
+    /// can make more progress at once.
     ///
     /// # Safety
     /// As [`Port::submit`], for every step of the program.
@@ -183,7 +183,7 @@ impl Lane {
         Ok(before != after || self.port.is_busy())
     }
 
-    /// Takes part in replays as far as their flags let it; one after the other, for ever.
+    /// Takes part in replays as far as their flags allow, one after another.
     ///
     /// # Safety
     /// As [`Port::submit`].
@@ -216,18 +216,17 @@ impl Lane {
         Ok(())
     }
 
-    /// Submits the entry of a start into the graph that is being captured. A captured start has
-    /// neither epoch nor ticket.
+    /// Submits the entry of a start into the graph that is being captured. A captured start has neither epoch nor ticket.
     ///
     /// # Safety
-    /// As [`Port::submit`], for every step of the program, as long as the graph lives.
+    /// As [`Port::submit`], for every step of the program, as long as the graph exists.
     pub(crate) unsafe fn capture_entry(&mut self) -> Result<(), Error> {
         let entry = &self.program.steps[..self.program.entry];
         // SAFETY: the caller's.
         unsafe { capture(&mut *self.port, entry) }
     }
 
-    /// Submits what follows the entry.
+    /// Submits the steps after the entry.
     ///
     /// # Safety
     /// As [`capture_entry`](Self::capture_entry).
@@ -285,8 +284,8 @@ impl Lane {
         Ok(())
     }
 
-    /// How many steps of `rest` go into the next slice: up to the limit, and where waits cannot be
-    /// queued, up to the next wait. Traced, every step is a slice with a ticket of its own.
+    /// Returns the number of steps of `rest` in the next slice: up to the limit, and up to the next wait if waits cannot be
+    /// queued. If steps are timed, each is a slice of its own.
     fn slice(&self, rest: &[Bound]) -> usize {
         let caps = self.port.caps();
         let slice_ops_max = if self.tracer.is_some() { 1 } else { caps.slice_ops_max };
@@ -297,7 +296,7 @@ impl Lane {
         until_wait(&rest[..most])
     }
 
-    /// Lets blocked waits pass and forgets what was not submitted; whether the engine is drained.
+    /// Releases blocked waits, drops unsubmitted steps, and returns whether the engine is drained.
     pub(crate) fn release(&mut self) -> Result<bool, Error> {
         self.armed = None;
         self.port.release()?;
@@ -315,19 +314,19 @@ unsafe fn capture(port: &mut dyn Port, steps: &[Bound]) -> Result<(), Error> {
     Ok(())
 }
 
-/// How many steps come before the next wait.
+/// Returns the number of steps before the next wait.
 fn until_wait(steps: &[Bound]) -> usize {
     let wait = steps.iter().position(|step| matches!(step, Bound::Wait { .. }));
     wait.unwrap_or(steps.len())
 }
 
-/// Whether a flag has the value of this start.
+/// Returns whether a flag has the value of this start.
 fn holds(flag: &AtomicU64, start: Start) -> bool {
     // Acquire: what the writer published is readable by what is submitted next.
     flag.load(Ordering::Acquire) >= start.value()
 }
 
-/// Whether a flag is there; that of a captured start is taken then.
+/// Returns whether a flag has been signalled; resets the flag of a captured start.
 fn reached(port: &dyn Port, flag: FlagSpot, start: Start) -> Result<bool, Error> {
     let flag = port.flag(flag, start).ok_or_else(|| {
         let text = "an engine without queued waits needs flags that the host can read";

@@ -1,7 +1,7 @@
-//! The one seam of dynamic dispatch: an engine and its windows behind a vtable.
+//! Ports: an engine and the regions of an operation, without their types.
 //!
-//! Above it a step names (peer, buffer, offset); below it regions have the fabric's own types. One
-//! call carries a whole slice, so that the seam costs nanoseconds a start.
+//! Above the port, a step names peer, buffer and offset. Below it, regions have the types of the fabric. One call takes a whole
+//! slice, so dynamic dispatch costs nanoseconds per start.
 
 use std::any::{Any, TypeId, type_name};
 use std::convert::Infallible;
@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::run::turns::Start;
 use crate::window::{FlagSpot, HostView, Spot, Windows};
 
-/// A step with its places, still without a vendor and without an epoch.
+/// A step with offsets, without types and without an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bound {
     Put { peer: Rank, dst: Spot, src: Spot, bytes: u64 },
@@ -25,17 +25,17 @@ pub(crate) enum Bound {
     Wait { flag: FlagSpot },
 }
 
-/// A lane's engine with the operation's windows.
+/// A lane's engine with the regions of an operation.
 pub(crate) trait Port: Send {
     fn caps(&self) -> &Caps;
 
-    /// Submits a slice; signals and waits carry the value of `start`.
+    /// Submits a slice. Signals and waits carry the value of `start`.
     ///
     /// # Safety
     /// As [`CopyEngine::submit`].
     unsafe fn submit(&mut self, steps: &[Bound], start: Start) -> Result<Ticket, Error>;
 
-    /// The own flag of a start, where the host can read it.
+    /// Returns a flag of this rank, if the host can read it.
     fn flag(&self, flag: FlagSpot, start: Start) -> Option<&AtomicU64>;
 
     fn completed(&mut self) -> Result<Ticket, Error>;
@@ -53,12 +53,12 @@ pub(crate) trait Port: Send {
 
 type Ops<'a, E> = Vec<Op<'a, <E as CopyEngine>::Local, <E as CopyEngine>::Remote>>;
 
-/// The port of any engine over windows of its fabric.
+/// The port of an engine of any type.
 pub(crate) struct Bind<E: CopyEngine, M: PeerMemory> {
     engine: E,
     backend: BackendId,
     windows: Arc<Windows<M>>,
-    /// Empty between calls; only its allocation is kept.
+    /// Empty between calls; only the allocation is reused.
     ops: Ops<'static, E>,
 }
 
@@ -167,8 +167,9 @@ fn resolve<'a, M: PeerMemory>(
     }
 }
 
-/// The same allocation for ops of another lifetime. Collecting an emptied vector in place keeps its
-/// buffer; that a start allocates nothing is tested in tests/tests/steady_state.rs.
+/// Reuses an allocation for ops of another lifetime.
+///
+/// Collecting an emptied vector in place keeps its buffer. tests/tests/steady_state.rs tests that a start allocates nothing.
 fn recycle<'b, L, R>(mut ops: Vec<Op<'_, L, R>>) -> Vec<Op<'b, L, R>> {
     ops.clear();
     ops.into_iter().map(|_| unreachable!("cleared above")).collect()

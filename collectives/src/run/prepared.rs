@@ -1,4 +1,4 @@
-//! A plan bound to regions, ready to start any number of times.
+//! The handle of a prepared plan, which can start any number of times.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::group::shared::Shared;
 use crate::group::watch::Watch;
 use crate::run::backoff::Backoff;
-use crate::run::course::{Course, Stop};
+use crate::run::executor::{Executor, StartFailure};
 use crate::run::lane::Lane;
 
 use crate::run::turns::Start;
@@ -19,19 +19,19 @@ use crate::trace::TracedStart;
 /// The longest nap of a caller that polls several engines, or waits for flags of another fabric. A peer that
 /// is late by seconds may cost some milliseconds more.
 const NAP_MAX: Duration = Duration::from_millis(10);
-/// How long a caller at most sleeps that waits for room in a full queue.
+/// The longest sleep of a caller that waits for room in a full queue.
 const ROOM_PARK_MAX: Duration = Duration::from_millis(1);
 
 /// The handle of one prepared plan.
 pub(crate) struct Prepared {
-    course: Arc<Mutex<Course>>,
+    executor: Arc<Mutex<Executor>>,
     shared: Arc<Shared>,
     watch: Arc<Watch>,
     several: bool,
 }
 
-/// What a look at the lanes has found.
-struct Further {
+/// The result of driving the lanes once.
+struct Progress {
     /// The last start that is complete.
     done: u64,
     /// Whether a lane made progress, or can make more at once.
@@ -39,34 +39,34 @@ struct Further {
 }
 
 impl Prepared {
-    pub(crate) fn new(course: Course, shared: Arc<Shared>, watch: Arc<Watch>) -> Self {
-        let wakers = course.lanes().iter().map(Lane::waker).collect();
-        let several = course.is_several();
-        let course = Arc::new(Mutex::new(course));
-        shared.enter(&watch, &course, wakers);
-        Self { course, shared, watch, several }
+    pub(crate) fn new(executor: Executor, shared: Arc<Shared>, watch: Arc<Watch>) -> Self {
+        let wakers = executor.lanes().iter().map(Lane::waker).collect();
+        let several = executor.is_several();
+        let executor = Arc::new(Mutex::new(executor));
+        shared.enter(&watch, &executor, wakers);
+        Self { executor, shared, watch, several }
     }
 
-    fn course(&self) -> MutexGuard<'_, Course> {
+    fn executor(&self) -> MutexGuard<'_, Executor> {
         // A panic inside is a bug of an engine; what is left is released on drop.
-        self.course.lock().unwrap_or_else(PoisonError::into_inner)
+        self.executor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The last start.
+    /// Returns the number of the last start.
     pub(crate) fn started(&self) -> u64 {
-        self.course().started()
+        self.executor().started()
     }
 
-    /// What has been traced so far.
+    /// Returns the traced starts so far.
     pub(crate) fn traced(&self) -> Option<(Vec<TracedStart>, bool)> {
-        self.course().traced()
+        self.executor().traced()
     }
 
-    /// Waits for whatever is open; at no cost where nothing is.
+    /// Waits for open starts; it costs nothing if there is none.
     pub(crate) fn settle(&mut self, timeout: Duration) -> Result<(), Error> {
         let (started, done) = {
-            let course = self.course();
-            (course.started(), course.done())
+            let executor = self.executor();
+            (executor.started(), executor.done())
         };
         if done < started {
             // On a stream there may be many; each has its own deadline.
@@ -76,83 +76,84 @@ impl Prepared {
         if self.shared.check().is_err() { self.fail() } else { Ok(()) }
     }
 
-    /// Starts once more, behind the starts before; returns its epoch.
+    /// Starts once more, after the starts before, and returns the epoch.
     pub(crate) fn start(&mut self, deadline: Deadline) -> Result<u64, Error> {
         self.shared.check()?;
-        let epoch = self.begin(&mut self.course(), deadline);
+        let epoch = self.begin(&mut self.executor(), deadline);
         self.drive()?;
         Ok(epoch)
     }
 
-    /// Puts one start more onto the caller's stream, or into the graph that is captured there.
+    /// Enqueues one more start on the caller's stream, or records it into the graph that is captured there.
     pub(crate) fn start_on(&mut self, stream: &dyn Any, timeout: Duration) -> Result<Start, Error> {
         self.shared.check()?;
-        if !self.course().is_submitted() {
+        if !self.executor().is_submitted() {
             // A start of the host that met a full queue would be put onto the stream as well.
             self.settle(timeout)?;
         }
-        let put = self.put_on(&mut self.course(), stream, timeout);
+        let put = self.put_on(&mut self.executor(), stream, timeout);
         match put {
             Ok(start) => return Ok(start),
-            Err(Stop::Refused(error)) => return Err(error),
-            Err(Stop::Broken(error)) => self.shared.raise(self.watch.broken(&error)),
-            Err(Stop::Overdue) => self.shared.raise(self.watch.overdue(timeout)),
-            Err(Stop::Aborted) => {}
+            Err(StartFailure::Refused(error)) => return Err(error),
+            Err(StartFailure::Broken(error)) => self.shared.raise(self.watch.broken(&error)),
+            Err(StartFailure::Overdue) => self.shared.raise(self.watch.overdue(timeout)),
+            Err(StartFailure::Aborted) => {}
         }
         self.fail()
     }
 
     fn put_on(
         &self,
-        course: &mut Course,
+        executor: &mut Executor,
         stream: &dyn Any,
         timeout: Duration,
-    ) -> Result<Start, Stop> {
-        let captures = course.is_capturing(stream)?;
-        let needs_thread = if captures { course.is_armed_by_capture() } else { course.is_driven() };
+    ) -> Result<Start, StartFailure> {
+        let captures = executor.is_capturing(stream)?;
+        let needs_thread =
+            if captures { executor.is_armed_by_capture() } else { executor.is_driven() };
         if needs_thread {
             // Before anything is on the stream that nobody would drive.
-            self.shared.drive_beside(&self.watch).map_err(Stop::Refused)?;
+            self.shared.drive_beside(&self.watch).map_err(StartFailure::Refused)?;
         }
         if captures {
             self.watch.mark_captured();
-            course.forked(stream, Course::capture)?;
+            executor.forked(stream, Executor::capture)?;
             self.shared.wake_progress();
             return Ok(Start::Captured);
         }
         self.watch.mark_on_stream();
-        course.forked(stream, |course| {
-            let epoch = self.begin(course, Deadline::after(timeout));
-            self.enqueue(course)?;
+        executor.forked(stream, |executor| {
+            let epoch = self.begin(executor, Deadline::after(timeout));
+            self.enqueue(executor)?;
             Ok(Start::Eager(epoch))
         })
     }
 
-    fn begin(&self, course: &mut Course, deadline: Deadline) -> u64 {
-        let epoch = course.start();
+    fn begin(&self, executor: &mut Executor, deadline: Deadline) -> u64 {
+        let epoch = executor.start();
         self.shared.open(&self.watch, epoch, deadline);
         epoch
     }
 
-    /// Submits whatever is started; waits for room where a queue is full.
-    fn enqueue(&self, course: &mut Course) -> Result<(), Stop> {
+    /// Submits all started steps, and waits for room if a queue is full.
+    fn enqueue(&self, executor: &mut Executor) -> Result<(), StartFailure> {
         loop {
-            course.drive().map_err(Stop::Broken)?;
-            self.shared.close_done(&self.watch, course);
-            if course.is_submitted() {
+            executor.drive().map_err(StartFailure::Broken)?;
+            self.shared.close_done(&self.watch, executor);
+            if executor.is_submitted() {
                 return Ok(());
             }
             if self.shared.is_aborted() {
-                return Err(Stop::Aborted);
+                return Err(StartFailure::Aborted);
             }
             if self.watch.is_overdue() {
-                return Err(Stop::Overdue);
+                return Err(StartFailure::Overdue);
             }
-            course.park(ROOM_PARK_MAX).map_err(Stop::Broken)?;
+            executor.park(ROOM_PARK_MAX).map_err(StartFailure::Broken)?;
         }
     }
 
-    /// Whether start `epoch` is complete; drives what is driven by its caller.
+    /// Drives the lanes and returns whether start `epoch` is complete.
     pub(crate) fn poll(&mut self, epoch: u64) -> Result<bool, Error> {
         let done = self.drive()?.done;
         self.is_done(done, epoch)
@@ -166,14 +167,15 @@ impl Prepared {
         Ok(done >= epoch)
     }
 
-    /// Waits until start `epoch` is complete, and drives what else is open meanwhile. Without a
-    /// deadline of its own, every start up to this one has until its own.
+    /// Waits until start `epoch` is complete, and drives other open operations meanwhile.
+    ///
+    /// Without `deadline`, every start up to this one has its own.
     pub(crate) fn wait(&mut self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
         let mut backoff = Backoff::new(NAP_MAX);
         loop {
             let polled_at = Instant::now();
-            let further = self.drive()?;
-            if self.is_done(further.done, epoch)? {
+            let progress = self.drive()?;
+            if self.is_done(progress.done, epoch)? {
                 return Ok(());
             }
             let overdue = match deadline {
@@ -190,18 +192,18 @@ impl Prepared {
             let others = self.shared.drive_others(&self.watch);
             if !others && !self.several {
                 // The watchdog keeps the deadline and wakes the parked thread.
-                self.course().park(Duration::MAX)?;
-            } else if further.progressed {
+                self.executor().park(Duration::MAX)?;
+            } else if progress.progressed {
                 backoff.reset();
             } else if let Some(nap) = backoff.nap(polled_at) {
-                self.course().park(nap)?;
+                self.executor().park(nap)?;
             } else {
                 std::thread::yield_now();
             }
         }
     }
 
-    /// Whether a rank that has left owes a flag; that ends the group.
+    /// Returns whether a rank that has left still had to signal a flag; that ends the group.
     fn is_deserted(&mut self, epoch: u64) -> Result<bool, Error> {
         // What a rank sent arrived before its goodbye, so this look misses nothing.
         if self.poll(epoch)? {
@@ -211,13 +213,13 @@ impl Prepared {
         Ok(record.map(|record| self.shared.raise(record)).is_some())
     }
 
-    /// Drives the own lanes.
-    fn drive(&mut self) -> Result<Further, Error> {
+    /// Drives the lanes of this operation once.
+    fn drive(&mut self) -> Result<Progress, Error> {
         let driven = {
-            let mut course = self.course();
-            course.drive().map(|progressed| {
-                let done = self.shared.close_done(&self.watch, &course);
-                Further { done, progressed }
+            let mut executor = self.executor();
+            executor.drive().map(|progressed| {
+                let done = self.shared.close_done(&self.watch, &executor);
+                Progress { done, progressed }
             })
         };
         driven.or_else(|error| {
@@ -226,10 +228,10 @@ impl Prepared {
         })
     }
 
-    /// Ends this plan after an abort: waits until every live rank knows, then releases.
+    /// Ends this plan after an abort: waits until every live rank knows of it, then releases the engines.
     fn fail<T>(&mut self) -> Result<T, Error> {
         let error = self.shared.wait_until_told();
-        self.course().release();
+        self.executor().release();
         Err(error)
     }
 }
@@ -245,8 +247,8 @@ impl Drop for Prepared {
         if self.shared.record().is_some() {
             self.shared.quarantine(self.watch.kept());
         }
-        let mut course = self.course();
-        course.release();
+        let mut executor = self.executor();
+        executor.release();
         self.shared.remove(&self.watch);
     }
 }

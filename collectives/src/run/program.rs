@@ -1,4 +1,4 @@
-//! Binding a plan: cells become offsets, flags become words.
+//! Binds plans: cells become offsets, and flags become words.
 
 use peerlane_hal::Rank;
 
@@ -12,11 +12,11 @@ use crate::window::{BufferId, FlagSpot, Spot};
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) steps: Box<[Bound]>,
-    /// The plan's step of each, where that is wanted.
+    /// The plan's step for each bound step, if steps are timed.
     pub(crate) origins: Option<Box<[Step]>>,
-    /// How many of the steps are the entry.
+    /// The number of steps of the entry.
     pub(crate) entry: usize,
-    /// The waits in order, for people.
+    /// The waits in order, for error texts.
     pub(crate) waits: Box<[Awaited]>,
 }
 
@@ -24,24 +24,24 @@ pub(crate) struct Program {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Awaited {
     pub(crate) flag: Flag,
-    /// Of the lane that waits.
+    /// The tier of the lane that waits.
     pub(crate) tier: Tier,
     pub(crate) spot: FlagSpot,
 }
 
-/// What binding needs beside the plan.
+/// A plan and what it is bound to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Binding<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) layout: &'a Layout,
     pub(crate) flags: FlagLayout,
     pub(crate) crossings: &'a Crossings,
-    /// Whether programs are to tell where their steps come from.
+    /// Whether programs keep the plan's steps.
     pub(crate) with_origins: bool,
 }
 
 impl Binding<'_> {
-    /// The program of one lane; copies of no bytes vanish.
+    /// Returns the program of one lane. Copies of no bytes are left out.
     pub(crate) fn bind(&self, lane: LaneId) -> Program {
         let closed = self.plan.closed_lane(lane, |_| true);
         let tier = self.plan.lanes[lane.index()].tier;
@@ -62,7 +62,7 @@ impl Binding<'_> {
         Program { steps: steps.into(), origins, entry, waits: waits.collect() }
     }
 
-    /// Appends what a step is bound to: for a copy, as many as its cell has spans.
+    /// Appends the bound steps of a step: for a copy, one for each span of its cell.
     fn step(&self, step: &Step, tier: Tier, bound: &mut Vec<Bound>) {
         match *step {
             Step::Signal { peer, flag } => {
@@ -88,7 +88,7 @@ impl Binding<'_> {
         }
     }
 
-    /// Where `of` has what is read. In place, the own shard lies in the output.
+    /// Returns the buffer that is read. In place, the rank's own block is in the output.
     fn source(&self, of: Rank, from: Source) -> (Rank, Source) {
         (of, if self.plan.in_place { Source::Output } else { from })
     }
@@ -98,7 +98,7 @@ impl Binding<'_> {
     }
 }
 
-/// The buffers of a span, by name: where it is read and where it is written.
+/// Returns the source and the destination of a span.
 fn spots(from: Source, in_place: bool, span: &Span) -> (Spot, Spot) {
     let src = match from {
         Source::Input if !in_place => BufferId::Input(span.src.buffer),

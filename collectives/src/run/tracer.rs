@@ -1,4 +1,4 @@
-//! Writes down when the steps of one lane were submitted and seen complete.
+//! Records when the steps of one lane were submitted and seen complete.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use crate::plan::{LaneId, Step};
 use crate::run::port::Bound;
 use crate::trace::TracedStep;
 
-/// The most steps that a lane keeps; some hundred bytes each.
+/// The largest number of recorded steps of a lane; each takes about hundred bytes.
 const STEPS_MAX: usize = 1 << 18;
 
 /// The record of one lane.
@@ -17,9 +17,9 @@ pub(crate) struct Tracer {
     /// The plan's step of every bound step.
     origins: Box<[Step]>,
     records: Vec<Record>,
-    /// The records before it have ended.
+    /// The records before this index have ended.
     open: usize,
-    /// Since when the lane has looked at a flag.
+    /// The time since which the lane polls a flag.
     looks_since: Option<Instant>,
     is_cut: bool,
 }
@@ -27,7 +27,7 @@ pub(crate) struct Tracer {
 struct Record {
     epoch: u64,
     index: usize,
-    /// `None` for a wait that the executor does.
+    /// `None` for a wait that the executor polls.
     ticket: Option<Ticket>,
     submitted: Instant,
     end: Option<Instant>,
@@ -43,24 +43,24 @@ impl Tracer {
         self.is_cut
     }
 
-    /// Step `index` of start `epoch` has been submitted.
+    /// Records that step `index` of start `epoch` was submitted.
     pub(crate) fn submitted(&mut self, epoch: u64, index: usize, ticket: Ticket, at: Instant) {
         self.keep(Record { epoch, index, ticket: Some(ticket), submitted: at, end: None });
     }
 
-    /// The lane looks at the flag of its next step, which is not there.
+    /// Records that the lane polls the flag of its next step.
     pub(crate) fn looks(&mut self) {
         self.looks_since.get_or_insert_with(Instant::now);
     }
 
-    /// The flag of step `index` was there.
+    /// Records that the flag of step `index` was signalled.
     pub(crate) fn reached(&mut self, epoch: u64, index: usize) {
         let now = Instant::now();
         let submitted = self.looks_since.take().unwrap_or(now);
         self.keep(Record { epoch, index, ticket: None, submitted, end: Some(now) });
     }
 
-    /// The engine has completed everything up to `ticket`.
+    /// Records that the engine has completed everything up to `ticket`.
     pub(crate) fn completed(&mut self, ticket: Ticket) {
         let now = Instant::now();
         while let Some(record) = self.records.get_mut(self.open)
@@ -79,7 +79,7 @@ impl Tracer {
         }
     }
 
-    /// The steps of start `epoch`, made at `origin`.
+    /// Returns the steps of start `epoch`, which was made at `origin`.
     pub(crate) fn steps(&self, epoch: u64, origin: Instant, bound: &[Bound]) -> Vec<TracedStep> {
         let nanos = |at: Instant| {
             u64::try_from(at.saturating_duration_since(origin).as_nanos()).unwrap_or(u64::MAX)

@@ -1,30 +1,29 @@
-//! Outputs and flags that are used in turn, and the flags of captured starts.
+//! Outputs and flags that starts use in turn, and the flags of captured starts.
 //!
-//! With two outputs a start needs no `ready`: it writes to the buffer that the start before the last
-//! one filled, and whoever has entered the last start is done with that. Start `e` uses the buffer
-//! and the set of flags number `e mod outputs`.
+//! With two outputs, start `e` uses the output and the set of flags number `e mod 2`. It writes to the output of the start
+//! before the last one, which every rank that has entered the last start no longer uses, so no `ready` is needed.
 //!
-//! A graph replays constants, so a captured start has no epoch: it signals 1, waits for 1 and resets
-//! to 0. For that it has a set of flags of its own, behind the others.
+//! A graph replays constants, so a captured start has no epoch: it signals 1, waits for 1 and resets to 0. It has a set of
+//! flags of its own, after the others.
 
 use crate::window::{BufferId, Spot};
 
-/// Offset of one output from the next is a multiple of it, so that all are aligned alike.
+/// Alignment of outputs relative to the first one, in bytes.
 const OUTPUT_ALIGN_BYTES: u64 = 4096;
-/// What a captured start signals.
+/// The value that a captured start signals.
 const CAPTURED_VALUE: u64 = 1;
 
-/// One start, as far as flags and outputs know it.
+/// Identifies a start for flags and outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// Runs now; the number, from 1.
+    /// A start that runs now; its number, from 1.
     Eager(u64),
-    /// Is recorded into a graph, and runs at each replay.
+    /// A start that is recorded into a graph and runs at each replay.
     Captured,
 }
 
 impl Start {
-    /// What its flags carry.
+    /// Returns the value of its flags.
     pub(crate) fn value(self) -> u64 {
         match self {
             Self::Eager(epoch) => epoch,
@@ -33,7 +32,7 @@ impl Start {
     }
 }
 
-/// Where the buffers of a start lie in regions that hold those of several.
+/// The offsets of outputs and flags in regions that hold several of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Turns {
     outputs: u64,
@@ -43,7 +42,7 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// `None` if the regions would be larger than any memory.
+    /// Returns `None` if the regions would be larger than any memory.
     pub(crate) fn new(
         outputs: u32,
         output_bytes: u64,
@@ -66,22 +65,22 @@ impl Turns {
         })
     }
 
-    /// The bytes of all outputs.
+    /// Returns the bytes of all outputs.
     pub(crate) fn output_bytes(&self) -> u64 {
         self.outputs * self.output_stride_bytes
     }
 
-    /// How long a buffer must be where a start uses so many bytes of it from where its output begins.
+    /// Returns the length of a buffer of which one start uses `bytes` bytes.
     pub(crate) fn reach(&self, bytes: u64) -> u64 {
         (self.outputs - 1).saturating_mul(self.output_stride_bytes).saturating_add(bytes)
     }
 
-    /// The bytes of all flags.
+    /// Returns the bytes of all flags.
     pub(crate) fn flag_bytes(&self) -> u64 {
         self.flag_sets * self.flag_stride_words * size_of::<u64>() as u64
     }
 
-    /// Where the output of a start begins. Captured starts have one output only.
+    /// Returns the offset of a start's output. Captured starts have one output.
     pub(crate) fn output_offset(&self, start: Start) -> u64 {
         match start {
             Start::Eager(epoch) => epoch % self.outputs * self.output_stride_bytes,
@@ -89,7 +88,7 @@ impl Turns {
         }
     }
 
-    /// Where a byte of a buffer lies in a start. Inputs are the same in all.
+    /// Returns the offset of a byte of a buffer in a start. Inputs are the same in all starts.
     pub(crate) fn offset(&self, spot: Spot, start: Start) -> u64 {
         match spot.buffer {
             BufferId::Output(_) => self.output_offset(start) + spot.offset,
@@ -97,7 +96,7 @@ impl Turns {
         }
     }
 
-    /// The word of a flag in a start.
+    /// Returns the word of a flag in a start.
     pub(crate) fn flag_word(&self, word: u64, start: Start) -> u64 {
         let set = match start {
             Start::Eager(epoch) => epoch % self.outputs,

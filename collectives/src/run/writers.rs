@@ -1,8 +1,7 @@
-//! Who signals a flag, for the texts of errors.
+//! Finds the rank that signals a flag, for error texts.
 //!
-//! A plan says what its rank waits for, not from whom. A group may have more ranks than anybody
-//! wants to plan for at every preparation, so the writer is looked for when a text needs it: first
-//! where it mostly is.
+//! A plan names the flags that its rank waits for, and not their writers. A group can have too many ranks to plan for all of
+//! them at every preparation, so the writer is searched when a text needs it, in likely places first.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -23,7 +22,7 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// `plan` makes the plan of any rank.
+    /// Creates a search over the plans that `plan` makes.
     pub(crate) fn new(
         reader: Rank,
         topology: Topology,
@@ -32,7 +31,7 @@ impl Writers {
         Self { reader, topology, plan: Box::new(plan), found: Mutex::default() }
     }
 
-    /// The rank that signals `flag`; a verified plan has exactly one.
+    /// Returns the rank that signals `flag`; a verified plan has exactly one.
     pub(crate) fn of(&self, flag: Flag) -> Rank {
         let cell = match flag {
             Flag::Ready { from, .. } => return from,
@@ -47,8 +46,7 @@ impl Writers {
         })
     }
 
-    /// All ranks, some of them twice: the owner of the shard, the neighbours of a ring, the own node,
-    /// then the rest.
+    /// Returns all ranks, some of them twice: the provider of the block, the neighbours of a ring, the own node, then the rest.
     fn candidates(&self, shard: Rank) -> impl Iterator<Item = Rank> {
         let (me, ranks) = (self.reader.0, Rank::at(self.topology.ranks()).0);
         let neighbours = [(me + ranks - 1) % ranks, (me + 1) % ranks, me].map(Rank);

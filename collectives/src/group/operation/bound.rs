@@ -12,7 +12,7 @@ use crate::group::watch::Watch;
 use crate::group::window::{Extent, Inner};
 use crate::layout::Layout;
 use crate::plan::{LaneId, Source, Tier};
-use crate::run::course::{Course, Manner};
+use crate::run::executor::{Executor, ExecutorOptions};
 use crate::run::lane::Lane;
 use crate::run::port;
 use crate::run::prepared::Prepared;
@@ -109,14 +109,14 @@ impl Bound {
         let views = Views { local: Arc::clone(&local), network };
         let writers = terms.writers(&ground);
         let watch = Arc::new(Watch::new(name, me, terms.timeout, waits, writers, views));
-        let manner = {
+        let options = {
             let Terms { capturable, strict, traced, .. } = terms;
-            Manner { capturable, strict, traced }
+            ExecutorOptions { capturable, strict, traced }
         };
         // SAFETY: the layout puts every cell inside the windows' buffers, whose lengths were
         // checked on both sides; ports keep the windows; `verify` has passed the plans.
-        let course = unsafe { Course::new(lanes, manner) };
-        let prepared = Prepared::new(course, ground.shared, Arc::clone(&watch));
+        let executor = unsafe { Executor::new(lanes, options) };
+        let prepared = Prepared::new(executor, ground.shared, Arc::clone(&watch));
         let Terms { layout, timeout, request, .. } = terms;
         let windows =
             [BufferId::INPUT, BufferId::OUTPUT].map(|buffer| request.window(buffer).cloned());

@@ -1,8 +1,7 @@
-//! The lanes of one prepared plan on their way, for whoever drives them.
+//! Drives the lanes of one prepared plan.
 //!
-//! Mostly that is the caller who waits for the operation. A caller who waits for another one drives
-//! this one too, since peers may be waiting for it. Starts on a stream are driven by nobody; the
-//! watchdog looks at them when they are due.
+//! Usually the caller that waits for the operation drives it. A caller that waits for another operation drives this one too,
+//! because peers may be waiting for it. The watchdog examines starts on a stream when they are due.
 
 use std::any::Any;
 use std::time::{Duration, Instant, SystemTime};
@@ -16,62 +15,64 @@ use crate::trace::TracedStart;
 #[cfg(test)]
 mod tests;
 
-/// How long an engine may take to drain once it is released.
+/// The longest time that an engine may take to drain after a release.
 pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The most starts that are traced.
+/// The largest number of starts that are traced.
 const TRACED_STARTS_MAX: usize = 1 << 12;
 
-/// All lanes of this rank in one plan, and the last start.
-pub(crate) struct Course {
+/// The lanes of this rank in one plan, and the number of the last start.
+pub(crate) struct Executor {
     lanes: Vec<Lane>,
-    manner: Manner,
-    /// Whether a sleep on one lane may miss what another lane, or another fabric, has to tell.
+    options: ExecutorOptions,
+    /// Whether a park on one lane can miss events of another lane or of another fabric.
     several: bool,
     started: u64,
-    /// When the traced starts were made.
+    /// The times at which the traced starts were made.
     made: Vec<(Instant, SystemTime)>,
 }
 
-/// What was asked for when the operation was prepared.
+/// Options of the operation that the executor needs.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Manner {
-    /// The windows have flags for captured starts.
+pub(crate) struct ExecutorOptions {
+    /// Whether there are flags for captured starts.
     pub(crate) capturable: bool,
-    /// No thread may drive what is on a stream.
+    /// Whether starts on a stream that a thread would have to drive are refused.
     pub(crate) strict: bool,
-    /// Steps are written down.
+    /// Whether steps are timed.
     pub(crate) traced: bool,
 }
 
-/// Why a start on a stream did not get onto it.
+/// Why a start was not enqueued on a stream.
 #[derive(Debug)]
-pub(crate) enum Stop {
-    /// It was refused before anything happened; the group goes on.
+pub(crate) enum StartFailure {
+    /// It was refused before anything was submitted; the group continues.
     Refused(Error),
     /// An engine failed.
     Broken(Error),
     /// The queue had no room until the deadline.
     Overdue,
-    /// The group is over.
+    /// The group has ended.
     Aborted,
 }
 
-impl Stop {
-    /// An engine's answer to a call that comes before anything is submitted.
+impl StartFailure {
+    /// Converts the error of a call that precedes all submissions.
     fn before_submit(error: Error) -> Self {
         let refusals = [ErrorKind::Mismatch, ErrorKind::InvalidArgument, ErrorKind::Unavailable];
         if refusals.contains(&error.kind()) { Self::Refused(error) } else { Self::Broken(error) }
     }
 }
 
-impl Course {
+impl Executor {
+    /// Creates an executor.
+    ///
     /// # Safety
-    /// The lanes' programs stay inside their windows, which their ports keep alive; the plan is
-    /// verified, so that ranks that run it do not race.
-    pub(crate) unsafe fn new(lanes: Vec<Lane>, manner: Manner) -> Self {
+    /// The programs of the lanes must stay inside their regions, which their ports keep alive. The plan must be verified, so
+    /// that ranks that run it do not race.
+    pub(crate) unsafe fn new(lanes: Vec<Lane>, options: ExecutorOptions) -> Self {
         let several = lanes.len() > 1 || lanes.iter().any(Lane::hears_other_fabrics);
-        Self { lanes, manner, several, started: 0, made: Vec::new() }
+        Self { lanes, options, several, started: 0, made: Vec::new() }
     }
 
     pub(crate) fn lanes(&self) -> &[Lane] {
@@ -82,45 +83,45 @@ impl Course {
         self.started
     }
 
-    /// The last start that all lanes have completed.
+    /// Returns the last start that all lanes have completed.
     pub(crate) fn done(&self) -> u64 {
         self.lanes.iter().map(Lane::done).min().unwrap_or(self.started)
     }
 
-    /// Whether everything that was started has been handed to the engines, but for what somebody has
-    /// to drive beside a stream.
+    /// Returns whether all started steps have been submitted, except those that a thread has to submit during a start on a
+    /// stream.
     pub(crate) fn is_submitted(&self) -> bool {
         let mut lanes = self.lanes.iter().filter(|lane| lane.takes_stream() || !lane.is_driven());
         lanes.all(|lane| lane.is_submitted(self.started))
     }
 
-    /// Whether a start on a stream comes further only while somebody drives it.
+    /// Returns whether a start on a stream needs a thread that drives it.
     pub(crate) fn is_driven(&self) -> bool {
         self.lanes.iter().any(Lane::is_driven)
     }
 
-    /// Whether somebody has to drive a part of every replay.
+    /// Returns whether every replay needs a thread that drives a part of it.
     pub(crate) fn is_armed_by_capture(&self) -> bool {
         !self.lanes.iter().all(Lane::takes_stream)
     }
 
-    /// Whether something moves only while somebody calls.
+    /// Returns whether an engine makes progress only when it is polled.
     pub(crate) fn is_polled(&self) -> bool {
         self.lanes.iter().any(Lane::is_polled)
     }
 
-    /// One start more; [`drive`](Self::drive) gets it under way.
+    /// Begins one more start, which [`drive`](Self::drive) submits.
     pub(crate) fn start(&mut self) -> u64 {
         self.started += 1;
-        if self.manner.traced && self.made.len() < TRACED_STARTS_MAX {
+        if self.options.traced && self.made.len() < TRACED_STARTS_MAX {
             self.made.push((Instant::now(), SystemTime::now()));
         }
         self.started
     }
 
-    /// What has been traced: the starts, and whether something is missing.
+    /// Returns the traced starts, and whether some are missing.
     pub(crate) fn traced(&self) -> Option<(Vec<TracedStart>, bool)> {
-        if !self.manner.traced {
+        if !self.options.traced {
             return None;
         }
         let start = |(epoch, &(origin, made)): (u64, &(Instant, SystemTime))| {
@@ -134,11 +135,10 @@ impl Course {
         Some(((1..).zip(&self.made).map(start).collect(), is_cut))
     }
 
-    /// Submits and completes what it can without blocking. Returns whether a lane made progress, or can make
-    /// more at once.
+    /// Submits and completes what it can without blocking. Returns whether a lane made progress, or can make more at once.
     ///
-    /// The entry of lane 0 is submitted before any other lane, and these before the rest of lane 0:
-    /// a queue that waits for what the same process submits only later may wait for ever on CUDA.
+    /// The entry of lane 0 is submitted before any other lane, and these before the rest of lane 0: on CUDA, a queue that waits
+    /// for work that the same process submits later may never continue.
     pub(crate) fn drive(&mut self) -> Result<bool, Error> {
         let mut moved = false;
         if let [home, others @ ..] = &mut self.lanes[..] {
@@ -154,12 +154,12 @@ impl Course {
         Ok(moved)
     }
 
-    /// Whether a sleep on one lane may miss what another lane, or another fabric, has to tell.
+    /// Whether a park on one lane can miss events of another lane or of another fabric.
     pub(crate) fn is_several(&self) -> bool {
         self.several
     }
 
-    /// Gives the processor away on the first lane that is not done.
+    /// Parks on the first lane that is not done.
     pub(crate) fn park(&mut self, limit: Duration) -> Result<(), Error> {
         match self.lanes.iter_mut().find(|lane| lane.done() < self.started) {
             Some(lane) => lane.park(limit),
@@ -167,22 +167,23 @@ impl Course {
         }
     }
 
-    /// Whether a start on `stream` is recorded instead of run; refuses what cannot be either.
-    pub(crate) fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Stop> {
-        let refuse = |text: &str| Err(Stop::Refused(Error::new(ErrorKind::InvalidArgument, text)));
+    /// Returns whether a start on `stream` is captured, or an error if the stream can take no start.
+    pub(crate) fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, StartFailure> {
+        let refuse =
+            |text: &str| Err(StartFailure::Refused(Error::new(ErrorKind::InvalidArgument, text)));
         let mut captures = false;
         for lane in self.lanes.iter_mut().filter(|lane| lane.takes_stream()) {
-            captures |= lane.is_capturing(stream).map_err(Stop::before_submit)?;
+            captures |= lane.is_capturing(stream).map_err(StartFailure::before_submit)?;
         }
         if !self.lanes.iter().filter(|lane| lane.takes_stream()).all(Lane::queues_waits) {
             return refuse("a start on a stream needs engines that queue waits; use `start`");
         }
-        if self.manner.strict && self.is_driven() {
+        if self.options.strict && self.is_driven() {
             return refuse(
                 "strict is set, and a thread would have to drive lanes beside the stream; use `start`",
             );
         }
-        if captures && !self.manner.capturable {
+        if captures && !self.options.capturable {
             return refuse(
                 "the stream is being captured, and this all-gather has no flags for that; prepare \
                  it with `capturable()`",
@@ -194,19 +195,19 @@ impl Course {
         Ok(captures)
     }
 
-    /// Forks all lanes that take the stream, does `body`, and joins them whatever came of it.
+    /// Forks all lanes that take the stream, runs `body`, and joins them even after an error.
     pub(crate) fn forked<T>(
         &mut self,
         stream: &dyn Any,
-        body: impl FnOnce(&mut Self) -> Result<T, Stop>,
-    ) -> Result<T, Stop> {
+        body: impl FnOnce(&mut Self) -> Result<T, StartFailure>,
+    ) -> Result<T, StartFailure> {
         let mut forks = 0;
         let mut failure = None;
         for lane in self.lanes.iter_mut().filter(|lane| lane.takes_stream()) {
             match lane.fork(stream) {
                 Ok(()) => forks += 1,
                 Err(error) => {
-                    failure = Some(Stop::before_submit(error));
+                    failure = Some(StartFailure::before_submit(error));
                     break;
                 }
             }
@@ -216,32 +217,33 @@ impl Course {
             if let Err(error) = lane.join(stream)
                 && answer.is_ok()
             {
-                answer = Err(Stop::Broken(error));
+                answer = Err(StartFailure::Broken(error));
             }
         }
         answer
     }
 
-    /// Records one start into the graph for which the lanes are forked, in the order of
-    /// [`drive`](Self::drive). Lanes that are not forked are armed instead: driven at every replay.
-    pub(crate) fn capture(&mut self) -> Result<(), Stop> {
+    /// Records one start into the graph for which the lanes are forked, in the order of [`drive`](Self::drive).
+    ///
+    /// Lanes that are not forked are armed instead, and driven at every replay.
+    pub(crate) fn capture(&mut self) -> Result<(), StartFailure> {
         let [home, others @ ..] = &mut self.lanes[..] else { return Ok(()) };
         // SAFETY: `new`'s contract; that all lives as long as the graph is said to whoever asked
         // for a capturable operation.
-        unsafe { home.capture_entry() }.map_err(Stop::before_submit)?;
+        unsafe { home.capture_entry() }.map_err(StartFailure::before_submit)?;
         for lane in others {
             if lane.takes_stream() {
                 // SAFETY: as above.
-                unsafe { lane.capture_rest() }.map_err(Stop::before_submit)?;
+                unsafe { lane.capture_rest() }.map_err(StartFailure::before_submit)?;
             } else {
                 lane.arm();
             }
         }
         // SAFETY: as above.
-        unsafe { home.capture_rest() }.map_err(Stop::before_submit)
+        unsafe { home.capture_rest() }.map_err(StartFailure::before_submit)
     }
 
-    /// Lets every wait pass after an abort, until the engines are drained.
+    /// Releases all waits after an abort, until the engines are drained.
     pub(crate) fn release(&mut self) {
         let deadline = Deadline::after(DRAIN_TIMEOUT);
         while !self.release_once() && !deadline.has_passed() {
@@ -249,7 +251,7 @@ impl Course {
         }
     }
 
-    /// The same once; whether the engines are drained.
+    /// Releases all waits once, and returns whether the engines are drained.
     pub(crate) fn release_once(&mut self) -> bool {
         let mut drained = true;
         for lane in &mut self.lanes {

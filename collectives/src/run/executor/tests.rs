@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use peerlane_hal::{Caps, ErrorKind, Rank, Ticket};
 
-use super::{Course, Manner, Stop};
+use super::{Executor, ExecutorOptions, StartFailure};
 use crate::error::Error;
 use crate::plan::LaneId;
 use crate::run::lane::Lane;
@@ -122,8 +122,8 @@ const CAPS: Caps = Caps {
     put_align_bytes: 1,
 };
 
-/// A course of two lanes with three steps each that both take the stream.
-fn course(caps: Caps, capturable: bool) -> (Course, Arc<Mutex<Told>>) {
+/// A executor of two lanes with three steps each that both take the stream.
+fn executor(caps: Caps, capturable: bool) -> (Executor, Arc<Mutex<Told>>) {
     course_with(caps, capturable, u64::MAX, 0)
 }
 
@@ -133,7 +133,7 @@ fn course_with(
     capturable: bool,
     room: u64,
     entry: usize,
-) -> (Course, Arc<Mutex<Told>>) {
+) -> (Executor, Arc<Mutex<Told>>) {
     let told: Arc<Mutex<Told>> = Arc::default();
     let lanes = ['a', 'b'].map(|name| {
         let flag = FlagSpot { crossing: false, word: 0 };
@@ -149,8 +149,10 @@ fn course_with(
         )
     });
     // SAFETY: no port touches memory.
-    let course = unsafe { Course::new(lanes.into(), Manner { capturable, ..Manner::default() }) };
-    (course, told)
+    let executor = unsafe {
+        Executor::new(lanes.into(), ExecutorOptions { capturable, ..ExecutorOptions::default() })
+    };
+    (executor, told)
 }
 
 fn log(told: &Mutex<Told>) -> Vec<String> {
@@ -158,13 +160,13 @@ fn log(told: &Mutex<Told>) -> Vec<String> {
 }
 
 /// One start on a stream, as the handle of the operation makes it.
-fn start_on(course: &mut Course, stream: &Stream) -> Result<(), Stop> {
-    if course.is_capturing(stream)? {
-        return course.forked(stream, Course::capture);
+fn start_on(executor: &mut Executor, stream: &Stream) -> Result<(), StartFailure> {
+    if executor.is_capturing(stream)? {
+        return executor.forked(stream, Executor::capture);
     }
-    course.forked(stream, |course| {
-        course.start();
-        course.drive().map(|_| ()).map_err(Stop::Broken)
+    executor.forked(stream, |executor| {
+        executor.start();
+        executor.drive().map(|_| ()).map_err(StartFailure::Broken)
     })
 }
 
@@ -173,9 +175,9 @@ const CAPTURING: Stream = Stream { captures: true };
 
 #[test]
 fn all_are_forked_then_submitted_to_then_joined() {
-    let (mut course, told) = course(CAPS, false);
-    start_on(&mut course, &EAGER).unwrap();
-    assert!(course.is_submitted());
+    let (mut executor, told) = executor(CAPS, false);
+    start_on(&mut executor, &EAGER).unwrap();
+    assert!(executor.is_submitted());
     let wanted = [
         "a: fork",
         "b: fork",
@@ -191,9 +193,9 @@ fn all_are_forked_then_submitted_to_then_joined() {
 
 #[test]
 fn the_entry_of_lane_0_comes_first_and_its_rest_last() {
-    let (mut course, told) = course_with(CAPS, false, u64::MAX, 1);
-    course.start();
-    course.drive().unwrap();
+    let (mut executor, told) = course_with(CAPS, false, u64::MAX, 1);
+    executor.start();
+    executor.drive().unwrap();
     let wanted = [
         "a: submit 1 of Eager(1)",
         "b: submit 2 of Eager(1)",
@@ -223,24 +225,24 @@ fn an_error_in_between_still_joins_whatever_was_forked() {
         ),
     ];
     for (fails, stop, wanted) in cases {
-        let (mut course, told) = course(CAPS, false);
+        let (mut executor, told) = executor(CAPS, false);
         told.lock().unwrap().fails = Some((fails.to_owned(), ErrorKind::InvalidArgument));
-        let seen = start_on(&mut course, &EAGER).unwrap_err();
+        let seen = start_on(&mut executor, &EAGER).unwrap_err();
         assert!(format!("{seen:?}").starts_with(stop), "{fails}: {seen:?}");
         assert_eq!(log(&told), wanted, "{fails}");
     }
-    let (mut course, told) = course(CAPS, false);
+    let (mut executor, told) = executor(CAPS, false);
     told.lock().unwrap().fails = Some(("a: join".to_owned(), ErrorKind::DeviceLost));
-    assert!(matches!(start_on(&mut course, &EAGER), Err(Stop::Broken(_))));
+    assert!(matches!(start_on(&mut executor, &EAGER), Err(StartFailure::Broken(_))));
     assert_eq!(log(&told).last().map(String::as_str), Some("b: join"));
 }
 
 #[test]
 fn a_captured_start_has_no_epoch_and_no_ticket() {
-    let (mut course, told) = course(CAPS, true);
-    start_on(&mut course, &EAGER).unwrap();
+    let (mut executor, told) = executor(CAPS, true);
+    start_on(&mut executor, &EAGER).unwrap();
     log(&told);
-    start_on(&mut course, &CAPTURING).unwrap();
+    start_on(&mut executor, &CAPTURING).unwrap();
     let wanted = [
         "a: fork",
         "b: fork",
@@ -252,14 +254,14 @@ fn a_captured_start_has_no_epoch_and_no_ticket() {
         "b: join",
     ];
     assert_eq!(log(&told), wanted);
-    course.drive().unwrap();
-    assert_eq!((course.started(), course.done(), course.is_submitted()), (1, 1, true));
+    executor.drive().unwrap();
+    assert_eq!((executor.started(), executor.done(), executor.is_submitted()), (1, 1, true));
 }
 
 #[test]
 fn what_cannot_be_captured_is_refused_before_anything_is_recorded() {
-    let (mut course, told) = course(CAPS, false);
-    let Err(Stop::Refused(error)) = start_on(&mut course, &CAPTURING) else {
+    let (mut executor, told) = executor(CAPS, false);
+    let Err(StartFailure::Refused(error)) = start_on(&mut executor, &CAPTURING) else {
         panic!("it was recorded");
     };
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -269,34 +271,34 @@ fn what_cannot_be_captured_is_refused_before_anything_is_recorded() {
 
 #[test]
 fn engines_that_cannot_queue_waits_take_no_stream() {
-    let (mut course, told) = course(Caps { queued_wait: false, ..CAPS }, true);
-    let Err(Stop::Refused(error)) = start_on(&mut course, &EAGER) else {
+    let (mut executor, told) = executor(Caps { queued_wait: false, ..CAPS }, true);
+    let Err(StartFailure::Refused(error)) = start_on(&mut executor, &EAGER) else {
         panic!("it was started");
     };
     insta::assert_snapshot!(error, @"a start on a stream needs engines that queue waits; use `start`");
-    assert_eq!((log(&told), course.started()), (vec![], 0));
+    assert_eq!((log(&told), executor.started()), (vec![], 0));
 }
 
 #[test]
 fn a_full_queue_takes_the_rest_when_there_is_room() {
-    let (mut course, told) = course_with(CAPS, false, 1, 0);
-    start_on(&mut course, &EAGER).unwrap();
-    assert!(!course.is_submitted());
+    let (mut executor, told) = course_with(CAPS, false, 1, 0);
+    start_on(&mut executor, &EAGER).unwrap();
+    assert!(!executor.is_submitted());
     assert_eq!(log(&told).len(), 6, "two forks, one slice of each lane, two joins");
     for _ in 0..2 {
-        course.park(Duration::ZERO).unwrap();
-        course.drive().unwrap();
+        executor.park(Duration::ZERO).unwrap();
+        executor.drive().unwrap();
     }
-    assert!(course.is_submitted());
+    assert!(executor.is_submitted());
     assert_eq!(log(&told), ["a: submit 1 of Eager(1)", "b: submit 1 of Eager(1)"]);
 }
 
 #[test]
 fn a_busy_engine_counts_as_progress() {
-    let (mut course, told) = course(CAPS, false);
-    course.start();
-    assert!(course.drive().unwrap(), "it was submitted");
-    assert!(!course.drive().unwrap());
+    let (mut executor, told) = executor(CAPS, false);
+    executor.start();
+    assert!(executor.drive().unwrap(), "it was submitted");
+    assert!(!executor.drive().unwrap());
     told.lock().unwrap().busy = "b".to_owned();
-    assert!(course.drive().unwrap(), "lane b copies");
+    assert!(executor.drive().unwrap(), "lane b copies");
 }
