@@ -1,7 +1,7 @@
-//! Where the ranks are: the node of every rank, as data.
+//! Topologies: the node of every rank.
 //!
-//! Node counts may be uneven and ranks of one node need not be neighbours. What links the nodes and
-//! how fast is left out on purpose: that is a matter of fabrics and costs, not of place.
+//! Nodes may have different numbers of ranks, and the ranks of a node need not be consecutive. A topology contains no links
+//! and no rates; these belong to fabrics and to the cost model.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::error::Error;
 
 mod notation;
 
-/// The node of every rank. Nodes are numbered from 0 without a gap; each has at least one rank.
+/// The node of every rank. Nodes are numbered from 0 without gaps, and each has at least one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Topology {
     node_of_rank: Vec<u32>,
@@ -19,7 +19,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// `ranks` ranks on one node.
+    /// Creates a topology of `ranks` ranks on one node.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if `ranks` is 0 or does not fit in 32 bits.
@@ -28,11 +28,10 @@ impl Topology {
         Self::of_nodes(&vec![0; ranks])
     }
 
-    /// Rank r on node `node_of_rank[r]`.
+    /// Creates a topology with rank r on node `node_of_rank[r]`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank, or a node below the
-    /// largest has none.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank, or a node below the largest has none.
     pub fn of_nodes(node_of_rank: &[u32]) -> Result<Self, Error> {
         check_ranks("length of node_of_rank", node_of_rank.len())?;
         check_no_gap(node_of_rank)?;
@@ -44,11 +43,10 @@ impl Topology {
         Ok(Self { node_of_rank: node_of_rank.to_vec(), members })
     }
 
-    /// `nodes` nodes of `ranks_per_node` neighbouring ranks each.
+    /// Creates a topology of `nodes` nodes with `ranks_per_node` consecutive ranks each.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if either is 0, or the ranks do not fit in 32
-    /// bits.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if either is 0, or the ranks do not fit in 32 bits.
     pub fn even(nodes: usize, ranks_per_node: usize) -> Result<Self, Error> {
         check_ranks("nodes", nodes)?;
         check_ranks("ranks_per_node", ranks_per_node)?;
@@ -57,11 +55,10 @@ impl Topology {
         Self::of_nodes(&Rank::all(nodes * ranks_per_node).map(node).collect::<Vec<_>>())
     }
 
-    /// The ranks of every node.
+    /// Creates a topology from the ranks of every node.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a rank is named twice or left out, or a node
-    /// has none.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a rank is named twice or left out, or a node has none.
     pub fn from_members<M: AsRef<[Rank]>>(members: &[M]) -> Result<Self, Error> {
         let invalid = |text| Err(Error::new(ErrorKind::InvalidArgument, text));
         let ranks = members.iter().map(|node| node.as_ref().len()).sum();
@@ -95,17 +92,17 @@ impl Topology {
         Self::of_nodes(&node_of_rank.into_iter().flatten().collect::<Vec<_>>())
     }
 
-    /// How many ranks there are, at least 1.
+    /// Returns the number of ranks, at least 1.
     pub fn ranks(&self) -> usize {
         self.node_of_rank.len()
     }
 
-    /// How many nodes there are, at least 1.
+    /// Returns the number of nodes, at least 1.
     pub fn nodes(&self) -> usize {
         self.members.len()
     }
 
-    /// The node of `rank`.
+    /// Returns the node of `rank`.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -113,12 +110,12 @@ impl Topology {
         self.node_of_rank[rank.index()]
     }
 
-    /// The node of every rank, in rank order.
+    /// Returns the node of every rank, in rank order.
     pub fn node_of_rank(&self) -> &[u32] {
         &self.node_of_rank
     }
 
-    /// The ranks of `node`, in rank order.
+    /// Returns the ranks of `node`, in rank order.
     ///
     /// # Panics
     /// If there is no such node.
@@ -126,7 +123,7 @@ impl Topology {
         &self.members[node as usize]
     }
 
-    /// The place of `rank` among the [`members`](Self::members) of its node.
+    /// Returns the index of `rank` among the [`members`](Self::members) of its node.
     ///
     /// # Panics
     /// If there is no such rank.

@@ -1,7 +1,7 @@
-//! What an operation did on this rank, and when: the record of starts that were traced.
+//! Traces: the timed steps of an operation on this rank.
 //!
-//! The times are those at which this rank saw things. A step begins when it has been submitted and the
-//! step before it in its lane has ended; that is exact where engines take one step after the other.
+//! Times are those at which this rank observed events. A step begins when it has been submitted and the step before it in its
+//! lane has ended, which is exact for engines that execute one step after another.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,24 +10,24 @@ use crate::plan::{LaneId, Step, Tier};
 /// The traced starts of one operation on one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trace {
-    /// Whose.
+    /// The rank.
     pub rank: u32,
-    /// The lanes in which this rank has something to do.
+    /// The lanes in which this rank has work.
     pub lanes: Vec<TracedLane>,
-    /// In the order of the starts.
+    /// The starts, in order.
     pub starts: Vec<TracedStart>,
-    /// Whether later steps are missing, because there were more than are kept.
+    /// Whether later steps are missing because there were too many.
     pub is_cut: bool,
 }
 
 /// One lane.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedLane {
-    /// Its number in the plan.
+    /// The number of the lane in the plan.
     pub lane: LaneId,
-    /// Which fabric it is on.
+    /// The tier of its fabric.
     pub tier: Tier,
-    /// Whose engine it has, such as `host`.
+    /// The backend of its engine, such as `host`.
     pub backend: String,
 }
 
@@ -36,26 +36,25 @@ pub struct TracedLane {
 pub struct TracedStart {
     /// Its number, from 1.
     pub epoch: u64,
-    /// When it was made, in nanoseconds of the system's clock since 1970: what traces of several ranks
-    /// have in common.
+    /// The time of the start in nanoseconds since 1970, which relates traces of several ranks.
     pub unix_ns: u64,
     /// The steps of all lanes, lane by lane.
     pub steps: Vec<TracedStep>,
 }
 
-/// One step; times in nanoseconds since its start was made.
+/// One step, with times in nanoseconds since its start was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedStep {
-    /// In which lane.
+    /// The lane.
     pub lane: LaneId,
-    /// What it does. A copy in several pieces is as many traced steps.
+    /// The step. A copy in several pieces has several traced steps.
     pub step: Step,
     /// The bytes that it copies.
     pub bytes: u64,
-    /// When it was given to the engine, or first looked at.
+    /// The time at which it was submitted, or first polled.
     pub submitted_ns: u64,
-    /// When nothing before it in the lane was open any more.
+    /// The time at which all steps before it in the lane had ended.
     pub begin_ns: u64,
-    /// When it was seen complete, if it was.
+    /// The time at which it was seen complete, if it was.
     pub end_ns: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! Measured links, with what they were measured on.
+//! Calibrations: measured links, with the conditions of the measurement.
 
 use std::fmt;
 
@@ -12,19 +12,18 @@ use super::sample::Sample;
 use crate::error::Error;
 use crate::topology::Topology;
 
-/// A prediction is good within this share of the measurement.
+/// The relative error up to which a prediction counts as good.
 pub const GOOD: f64 = 0.2;
 
-/// What a calibration holds for. Another machine, backend, placement of ranks or version may be as
-/// fast or not: measure again.
+/// The conditions for which a calibration is valid: another machine, backend, topology or version needs another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Key {
     /// The version of Peerlane.
     pub version: String,
-    /// What moves the bytes, such as `host`; of several tiers joined by `+`.
+    /// The backend, such as `host`; several tiers are joined by `+`.
     pub backend: String,
-    /// What they are moved in and by: processors or GPUs, as the system names them.
+    /// The processors or GPUs, as the system names them.
     pub machine: String,
     /// The topology in its [notation](Topology::notation).
     pub topology: String,
@@ -36,19 +35,18 @@ pub struct Key {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
-    /// What they hold for.
+    /// The conditions of the measurement.
     pub key: Key,
     /// The links.
     pub links: Links,
-    /// What was measured.
+    /// The measurements.
     pub samples: Vec<Sample>,
-    /// By how much the figures of the links, without their [residuals](Links::residuals), predict longer
-    /// times than each sample's, as a share.
+    /// The relative error of the prediction for each sample, without [residuals](Links::residuals).
     pub errors: Vec<f64>,
 }
 
 impl Key {
-    /// For this version of Peerlane.
+    /// Creates a key for this version of Peerlane.
     pub fn new(backend: &str, machine: &str, topology: &Topology) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -59,9 +57,10 @@ impl Key {
         }
     }
 
+    /// Returns an error if the calibration is for other conditions.
+    ///
     /// # Errors
-    /// [`Mismatch`](ErrorKind::Mismatch), naming the first field that differs: the calibration holds
-    /// for something else.
+    /// [`Mismatch`](ErrorKind::Mismatch), naming the first field that differs.
     pub fn check(&self, wanted: &Self) -> Result<(), Error> {
         let fields = [
             ("version", &self.version, &wanted.version),
@@ -86,10 +85,10 @@ impl Key {
 }
 
 impl Calibration {
-    /// Fits links to samples, from what is known of such links.
+    /// Fits links to samples, starting from default links.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no sample, or one that cannot be.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no sample, or an impossible one.
     pub fn new(
         key: Key,
         known: Links,
@@ -112,7 +111,7 @@ impl Calibration {
         Ok(Self { key, links, samples, errors })
     }
 
-    /// The share of the samples that the links predict [well](GOOD).
+    /// Returns the fraction of the samples with a [good](GOOD) prediction.
     pub fn good_share(&self) -> f64 {
         let good = self.errors.iter().filter(|error| error.abs() <= GOOD).count();
         good as f64 / self.errors.len().max(1) as f64
@@ -142,7 +141,7 @@ fn fingerprint(bytes: impl Iterator<Item = u8>) -> u64 {
 }
 
 impl Links {
-    /// A number for all figures: ranks that choose by the same links agree on it.
+    /// Returns a hash of all figures, with which ranks verify that they use the same links.
     pub fn fingerprint(&self) -> u64 {
         // Plain data always encodes; floats as their bits.
         fingerprint(postcard::to_stdvec(self).unwrap_or_default().into_iter())

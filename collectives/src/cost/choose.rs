@@ -1,4 +1,4 @@
-//! Which algorithm, and how many parts: the fastest prediction, and why.
+//! Chooses the algorithm and the number of parts with the lowest predicted time, and explains the choice.
 
 use std::fmt;
 
@@ -15,50 +15,49 @@ use crate::plan::{Algorithm, PARTS_MAX};
 use crate::schedule::{Shape, algorithms, check_suits, schedule};
 use crate::topology::Topology;
 
-/// Predictions that differ by less count as equal, and the simpler plan is taken: one over so many.
-/// No model is as exact as that.
+/// Predictions that differ by less than one over this number count as equal, and the simpler plan wins. No model is more exact.
 const EQUAL_ONE_OVER: u64 = 50;
-/// The same where nobody has measured the links.
+/// The same number if the links were not measured.
 const EQUAL_ONE_OVER_ASSUMED: u64 = 5;
-/// The smallest part that is tried, and in how many a shard is cut at most.
+/// The smallest part and the largest number of parts that are tried.
 const PART_BYTES_MIN: u64 = 64 << 10;
 const PARTS_TRIED_MAX: u32 = 64;
-/// The largest part over a network: the first part is spread in the node only when it has arrived.
+/// The largest part over a network, because a node can distribute the first part only when it has arrived.
 const NETWORK_PART_BYTES_MAX: u64 = 8 << 20;
 
-/// What is to be chosen for. Equal on all ranks, and the choice is.
+/// The input of a choice. Equal inputs on all ranks give equal choices.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
-    /// Where the ranks are.
+    /// The nodes of the ranks.
     pub topology: &'a Topology,
-    /// The shard of every rank.
+    /// The bytes that each rank provides.
     pub shard_bytes: &'a [u64],
-    /// What the plan must be, but for [`Shape::parts`].
+    /// The shape of the plan, except for [`Shape::parts`].
     pub shape: Shape,
-    /// What the links give.
+    /// The links.
     pub links: &'a Links,
-    /// Whether that was measured here. Otherwise a plan that is less simple must be faster by a fifth.
+    /// Whether the links were measured here. Otherwise a less simple plan must be faster by a fifth.
     pub measured: bool,
-    /// The algorithm, if the caller has said which.
+    /// The algorithm, if the caller has selected one.
     pub algorithm: Option<Algorithm>,
-    /// The parts, if the caller has said how many.
+    /// The number of parts, if the caller has selected it.
     pub parts: Option<u32>,
-    /// What cannot run here, and why.
+    /// Algorithms that are excluded, with the reasons.
     pub refused: &'a [(Algorithm, &'a str)],
 }
 
-/// What was chosen, and from what.
+/// A choice, and its alternatives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Choice {
     /// The algorithm.
     pub algorithm: Algorithm,
     /// Parts of a shard.
     pub parts: u32,
-    /// What it costs.
+    /// The predicted cost.
     pub cost: Cost,
-    /// The best of every algorithm, the fastest first.
+    /// The best candidate of every algorithm, the fastest first.
     pub candidates: Vec<Candidate>,
-    /// What was not asked, and why.
+    /// The excluded algorithms, with the reasons.
     pub refused: Vec<(Algorithm, String)>,
     subject: String,
     #[serde(skip)]
@@ -72,19 +71,19 @@ pub struct Candidate {
     pub algorithm: Algorithm,
     /// Parts of a shard.
     pub parts: u32,
-    /// What it costs.
+    /// The predicted cost.
     pub cost: Cost,
 }
 
-/// Chooses the algorithm with the smallest predicted time, and its parts. Among times that differ by
-/// less than 2 % from the fastest, or 20 % where the links were not measured, the first algorithm in the order of [`Algorithm::ALL`] and the
-/// fewest parts win.
+/// Chooses the algorithm and the number of parts with the smallest predicted time.
 ///
-/// Only whole numbers are compared: the same question has the same answer on every rank.
+/// Among times within 2 % of the fastest, or 20 % if the links were not measured, the first algorithm in the order of
+/// [`Algorithm::ALL`] and the fewest parts win. Only whole numbers are compared, so equal questions have equal answers on all
+/// ranks.
 ///
 /// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as many
-/// shards as ranks, the parts are out of their bounds, or every algorithm is refused.
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as many shards as ranks, the
+/// number of parts is out of bounds, the algorithm does not suit the collective, or every algorithm is excluded.
 pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     let Question { topology, shard_bytes, shape, links, algorithm, parts, refused, .. } = *question;
     let one_over = if question.measured { EQUAL_ONE_OVER } else { EQUAL_ONE_OVER_ASSUMED };
@@ -132,14 +131,14 @@ fn pointless(algorithm: Algorithm, sums: &ClusterSums) -> Option<(Algorithm, &'s
     Some((algorithm, (schedule(algorithm).pointless)(sums)?))
 }
 
-/// The first that is about as fast as the fastest.
+/// Returns the first candidate that is about as fast as the fastest.
 fn simplest(candidates: Vec<Candidate>, one_over: u64) -> Option<Candidate> {
     let fastest = candidates.iter().map(|candidate| candidate.cost.picoseconds).min()?;
     let limit = fastest.saturating_add(fastest / one_over);
     candidates.into_iter().find(|candidate| candidate.cost.picoseconds <= limit)
 }
 
-/// Powers of two, ascending. Parts help where something else goes on with them.
+/// Returns the numbers of parts to try, ascending powers of two. Parts help only if data is forwarded.
 fn numbers_of_parts(algorithm: Algorithm, sums: &ClusterSums, shape: Shape) -> Vec<u32> {
     if !(schedule(algorithm).forwards)(sums) {
         return vec![1];
@@ -174,8 +173,7 @@ fn invalid(text: String) -> Error {
 }
 
 impl Choice {
-    /// Why, in a few lines: the best of every algorithm, what was refused, and where the time of the
-    /// chosen one goes.
+    /// Returns the reasons in a few lines: the best of every algorithm, what was excluded, and the terms of the chosen time.
     pub fn explain(&self) -> String {
         self.to_string()
     }
@@ -199,7 +197,7 @@ impl fmt::Display for Choice {
     }
 }
 
-/// How another time compares with the chosen one's.
+/// Describes how another time compares with the chosen one.
 fn relation(chosen: u64, other: u64, one_over: u64) -> String {
     let times = other as f64 / chosen.max(1) as f64;
     if other.saturating_sub(other / one_over) <= chosen {

@@ -1,14 +1,14 @@
-//! A link as one rank sees it while all other ranks use it alike.
+//! The rates and latencies of a link while several ranks use it.
 
 use super::links::{Link, Links, picoseconds, transfer_picoseconds};
 use crate::plan::Tier;
 
-/// Latencies in picoseconds, and what is left of the rates.
+/// A link as one rank sees it: latencies in picoseconds, and the remaining rates.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EffectiveLink {
     put: u64,
     get: u64,
-    /// Beside the rest, of bytes that a peer has just put here.
+    /// Additional latency of bytes that a peer has just put here.
     passed_on_put: u64,
     passed_on: f64,
     in_flight: u64,
@@ -26,7 +26,7 @@ pub(crate) struct EffectiveLink {
 }
 
 impl EffectiveLink {
-    /// By a rank of a node of `node_ranks`, of which `senders` use the link at once.
+    /// Creates the view of a rank of a node with `node_ranks` ranks, of which `senders` use the link at the same time.
     pub(crate) fn new(links: &Links, tier: Option<Tier>, node_ranks: u64, senders: u64) -> Self {
         let link = links.of(tier.unwrap_or_default(), tier.is_none());
         let Link { put_seconds, get_seconds, step_seconds, flag_seconds, submit_seconds, .. } =
@@ -68,8 +68,9 @@ impl EffectiveLink {
         }
     }
 
-    /// How long `count` puts of together `bytes` bytes take. Where several are in flight, the lane goes
-    /// on to the next while the bytes of the last ones move.
+    /// Returns the time of `count` puts of `bytes` bytes in total.
+    ///
+    /// If several can be in flight, the lane continues while the bytes of the last ones move.
     pub(crate) fn puts(&self, count: u64, bytes: u64) -> u64 {
         self.copies(self.put, self.flow, count, bytes)
     }
@@ -79,7 +80,7 @@ impl EffectiveLink {
         self.copies(self.get, self.get_flow, count, bytes)
     }
 
-    /// What `count` puts of together `bytes` bytes take longer if peers have just put them here.
+    /// Returns the additional time of `count` puts of `bytes` bytes in total that peers have just put here.
     pub(crate) fn passed_on(&self, count: u64, bytes: u64) -> u64 {
         let first = count.saturating_mul(self.passed_on_put);
         first.saturating_add(transfer_picoseconds(bytes, self.passed_on))
@@ -98,7 +99,7 @@ impl EffectiveLink {
         latency.saturating_add(last).max(each.saturating_add(all))
     }
 
-    /// What `count` puts at once reach together.
+    /// Returns the rate of `count` concurrent puts together.
     pub(crate) fn rate(&self, count: u64) -> f64 {
         self.together(self.flow, count)
     }
@@ -112,12 +113,12 @@ impl EffectiveLink {
         self.lane.min(flow * self.in_flight.min(count).max(1) as f64)
     }
 
-    /// How long a rank sends that many bytes at least, with all its lanes.
+    /// Returns the shortest time in which a rank sends `bytes` bytes with all its lanes.
     pub(crate) fn sends(&self, bytes: u64) -> u64 {
         transfer_picoseconds(bytes, self.send)
     }
 
-    /// How long a rank takes in that many bytes at least.
+    /// Returns the shortest time in which a rank receives `bytes` bytes.
     pub(crate) fn receives(&self, bytes: u64) -> u64 {
         transfer_picoseconds(bytes, self.receive)
     }

@@ -1,9 +1,8 @@
-//! From measured all-gathers to links: least squares, robust against outliers.
+//! Fits links to measured all-gathers by robust least squares.
 //!
-//! What is minimised is the sum of squared relative errors of the model itself, in which an error
-//! beyond 30 % counts only linearly. The model has maxima and no derivative worth having, so the
-//! search goes along one figure at a time, by factors that get smaller. A figure on which no sample
-//! depends stays as it was.
+//! The fit minimises the sum of squared relative errors of the model; errors above 30 % count linearly. The model has maxima
+//! and no useful derivative, so the search changes one figure at a time, by decreasing factors. A figure on which no sample
+//! depends is not changed.
 
 use std::iter;
 
@@ -15,9 +14,9 @@ use crate::error::Error;
 use crate::plan::{Algorithm, Tier};
 use crate::topology::Topology;
 
-/// Relative errors beyond it count linearly.
+/// The relative error above which errors count linearly.
 const OUTLIER: f64 = 0.3;
-/// By which factors a figure is changed, in turn.
+/// The factors by which a figure is changed, in order.
 const FACTORS: [f64; 6] = [4.0, 2.0, 1.4, 1.15, 1.05, 1.02];
 /// Rounds over all figures with one factor, at most.
 const ROUNDS_MAX: usize = 40;
@@ -30,8 +29,7 @@ const NEVER: f64 = 1e12;
 /// One figure of the links.
 type Figure = fn(&mut Links) -> &mut f64;
 
-/// Changes `links` until they predict the samples best; the error that is left, as a share of each
-/// time, in the samples' order.
+/// Changes `links` until they predict the samples best, and returns the remaining relative error of each sample.
 ///
 /// # Errors
 /// As [`predict`].

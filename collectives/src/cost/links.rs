@@ -1,9 +1,8 @@
-//! What the links give, as data: latencies and rates of each tier, and what ranks share.
+//! Links: latencies and rates of each tier, and the resources that ranks share.
 //!
-//! Seconds and bytes per second throughout, as `f64`: they are multiplied and divided only, which
-//! every machine does alike, and times are compared as [whole picoseconds](picoseconds). Rates count
-//! one direction. Where a figure has no source it says *assumed*: calibrate, before it decides
-//! anything.
+//! All figures are in seconds and bytes per second, as `f64`, and rates count one direction. They are only multiplied and
+//! divided, which gives equal results on all machines; times are compared as [whole picoseconds](picoseconds). A figure
+//! without a source is marked *assumed*: calibrate before relying on it.
 
 use peerlane_hal::{ErrorKind, LinkKind};
 use serde::{Deserialize, Serialize};
@@ -17,68 +16,62 @@ use crate::plan::Tier;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Links {
-    /// From a rank to itself: the copy of the own shard, and flags between its lanes.
+    /// The link of a rank to itself, for the self copy and for flags between its lanes.
     pub own: Link,
-    /// To the ranks that [`Tier::Local`] reaches.
+    /// The link to the ranks that [`Tier::Local`] reaches.
     pub local: Link,
-    /// To the ranks that [`Tier::Network`] reaches.
+    /// The link to the ranks that [`Tier::Network`] reaches.
     pub network: Link,
-    /// What the ranks of one node share.
+    /// The resources that the ranks of one node share.
     pub node: Node,
-    /// What a start costs beside its steps: from the call to the first step and from the last step
-    /// to the return.
+    /// The time of a start apart from its steps: from the call to the first step, and from the last step to the return.
     pub start_seconds: f64,
-    /// What each lane of [`Tier::Local`] beyond the first adds to a start: its engine begins behind
-    /// the first one and is joined in the end.
+    /// The additional time of each lane of [`Tier::Local`] after the first, whose engine is forked and joined.
     pub lane_seconds: f64,
-    /// Where measured times differ from what the figures above say.
+    /// Corrections at sizes where measured times differ from the figures.
     #[serde(default)]
     pub residuals: Vec<Residual>,
 }
 
-/// One way to move bytes.
+/// Latencies and rates of one link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// What a put or a get costs beside its bytes (α): its lane is taken for so long.
+    /// The latency of a put (α), during which its lane is occupied.
     pub put_seconds: f64,
     /// The same of a get.
     pub get_seconds: f64,
-    /// From the end of the step before a signal to the moment at which the reader's lane is past
-    /// its wait, if it waits already (a flag hop).
+    /// The time from the end of the step before a signal until the reader's lane has passed its wait.
     pub flag_seconds: f64,
-    /// What a signal, or a wait for a flag that is there already, keeps its own lane from the next
-    /// step.
+    /// The time that a signal, or a wait for a flag that is already signalled, occupies its own lane.
     pub step_seconds: f64,
-    /// What it costs the host to hand a put over to its engine. Engines that are given work faster
-    /// than they do it hide it.
+    /// The time in which the host submits a put. Engines that are slower than that hide it.
     pub submit_seconds: f64,
-    /// One flow alone (1 / β).
+    /// The rate of one flow alone (1 / β).
     pub bytes_per_second: f64,
-    /// The same of a get; `None`: as fast as a put.
+    /// The rate of a get; `None` if it is that of a put.
     pub get_bytes_per_second: Option<f64>,
-    /// Bytes that a peer has just put here lie in that one's caches: to put them on takes them out of
-    /// there first, at this rate, and then as long as any others; `None` where that costs nothing.
+    /// The additional rate limit of bytes that a peer has just put here, which are in the caches of that peer's processor; `None`
+    /// if there is none.
     pub passed_on_bytes_per_second: Option<f64>,
-    /// What such a put costs beside its bytes: the first of them are asked for one by one.
+    /// The additional latency of a put of such bytes.
     #[serde(default)]
     pub passed_on_seconds: f64,
-    /// All flows of one lane of one rank together, in each direction.
+    /// The rate of all flows of one lane together, in each direction.
     pub engine_bytes_per_second: f64,
-    /// All flows out of one rank together, of all its lanes.
+    /// The rate of all flows out of one rank together.
     pub send_bytes_per_second: f64,
-    /// All flows into one rank together (incast).
+    /// The rate of all flows into one rank together (incast).
     pub receive_bytes_per_second: f64,
-    /// How many puts of one lane are under way at once, at least 1. With 1 a put begins when the one
-    /// before it has ended.
+    /// The number of concurrent puts of one lane, at least 1. With 1, a put begins when the one before it has ended.
     pub puts_in_flight: u32,
-    /// The rank's own thread makes the copies: all its lanes together one at a time, and all ranks of
-    /// the node together as many as there are [processors](Node::processors).
+    /// Whether a thread of the rank makes the copies, one at a time for all its lanes. On a node, as many ranks copy at the same
+    /// time as there are [processors](Node::processors).
     pub by_processor: bool,
 }
 
 impl Links {
-    /// What is known of these kinds of links without a measurement.
+    /// Returns default links of these kinds.
     pub fn of_kinds(local: LinkKind, network: LinkKind) -> Self {
         let gpu = matches!(local, LinkKind::NvLink | LinkKind::Xgmi | LinkKind::Pcie);
         let own = if gpu { Link::own_copy_of_gpu() } else { Link::of_kind(LinkKind::Own) };
@@ -96,14 +89,14 @@ impl Links {
         }
     }
 
-    /// What a start of so many lanes of [`Tier::Local`] costs beside its steps, in picoseconds.
+    /// Returns the time of a start with so many lanes of [`Tier::Local`] apart from its steps, in picoseconds.
     pub(crate) fn start(&self, local_lanes: usize) -> u64 {
         let further = local_lanes.saturating_sub(1) as u64;
         let further = picoseconds(self.lane_seconds).saturating_mul(further);
         picoseconds(self.start_seconds).saturating_add(further)
     }
 
-    /// The link over which a lane of `tier` reaches a rank, which is the lane's own if `to_self`.
+    /// Returns the link over which a lane of `tier` reaches a rank, or itself with `to_self`.
     pub fn of(&self, tier: Tier, to_self: bool) -> &Link {
         match tier {
             _ if to_self => &self.own,
@@ -125,9 +118,9 @@ impl Links {
         check_residuals(&self.residuals)
     }
 
-    /// The same links where one rank reads and writes `bytes` in a start: rates of copies by
-    /// processors are what the caches leave of them. Between two points of [`Node::reach`] the time
-    /// of a byte grows evenly; before the first and behind the last it is that of the point.
+    /// Returns the links for starts in which one rank reads and writes `bytes` bytes, with the rates that caches allow.
+    ///
+    /// Between two points of [`Node::reach`] the time per byte is interpolated.
     #[must_use]
     pub fn reaching(&self, bytes: u64) -> Self {
         let [times, gets] = self.node.times_longer(bytes);
@@ -148,14 +141,14 @@ impl Links {
 }
 
 impl Default for Links {
-    /// GPUs of one host over NVLink, hosts over RDMA.
+    /// Returns links of GPUs over NVLink in a node, and of RDMA between nodes.
     fn default() -> Self {
         Self::of_kinds(LinkKind::NvLink, LinkKind::Rdma)
     }
 }
 
 impl Link {
-    /// What is known of a link of this kind without a measurement.
+    /// Returns a default link of this kind.
     pub fn of_kind(kind: LinkKind) -> Self {
         let (put_seconds, flag_seconds, step_seconds, flow, engine, puts_in_flight) = match kind {
             // 4 x H200, 18 links each (docs/perf/cuda-allgather.md): 1.9 µs for each of a chain of
@@ -198,7 +191,7 @@ impl Link {
         }
     }
 
-    /// 2136 GB/s on an H200; assumed for others.
+    /// Returns the link of a GPU to itself: 2136 GB/s on an H200, assumed for others.
     fn own_copy_of_gpu() -> Self {
         let rate = 2136e9;
         Self {
@@ -251,14 +244,13 @@ impl Link {
     }
 }
 
-/// The seconds as whole picoseconds, in which times are added and compared: 2^64 of them are half a
-/// year.
+/// Converts seconds to whole picoseconds; 2^64 of them are half a year.
 pub fn picoseconds(seconds: f64) -> u64 {
     // A cast from a float saturates.
     (seconds * 1e12).round() as u64
 }
 
-/// How long `bytes` take at `bytes_per_second`, in picoseconds, rounded up.
+/// Returns the time of `bytes` bytes at `bytes_per_second` in picoseconds, rounded up.
 pub fn transfer_picoseconds(bytes: u64, bytes_per_second: f64) -> u64 {
     (bytes as f64 * 1e12 / bytes_per_second).ceil() as u64
 }

@@ -1,5 +1,6 @@
-//! What a plan costs: time, bytes and memory, predicted from the rates of the links; and which
-//! algorithm and how many parts are therefore chosen.
+//! Predicts the time, bytes and memory of operations from the rates of links, and chooses algorithm and number of parts.
+//!
+//! [`predict`] estimates one algorithm, [`choose`] compares all of them, and a [`Calibration`] fits the rates to measurements.
 
 mod calibration;
 mod choose;

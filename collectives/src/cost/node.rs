@@ -1,38 +1,37 @@
-//! What the ranks of a node share: network cards, processors and memory.
+//! The resources that the ranks of a node share: NICs, processors and memory.
 
 use serde::{Deserialize, Serialize};
 
 use super::links::{check_rate, invalid};
 use crate::error::Error;
 
-/// What the ranks of one node share.
+/// The resources that the ranks of one node share.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
-    /// Network cards; `None`: each rank has its own. Rank with local index l uses card l mod this.
+    /// The number of NICs; `None` if each rank has its own. The rank with local index l uses NIC l mod this number.
     pub nics: Option<u32>,
-    /// What one network card carries in each direction; `None`: as much as its lanes.
+    /// The rate of one NIC in each direction; `None` if it does not limit its lanes.
     pub nic_bytes_per_second: Option<f64>,
-    /// Processors of a node; `None`: at least one for each rank.
+    /// The number of processors of a node; `None` if there is at least one for each rank.
     pub processors: Option<u32>,
-    /// All copies by processors of a node together: its memory; `None`: no limit beside those of
-    /// the links.
+    /// The rate of all copies by processors of a node together; `None` if there is no such limit.
     pub copy_bytes_per_second: Option<f64>,
-    /// What is left of the rates of links [by processors](super::Link::by_processor) when a start touches
-    /// more memory than the caches hold; ascending, empty for as much as there is.
+    /// How rates of copies [by processors](super::Link::by_processor) decrease when a start uses more memory than the caches
+    /// hold; ascending, empty for no decrease.
     pub reach: Vec<Reach>,
 }
 
-/// How fast copies are where a start touches so many bytes.
+/// The rate of copies in starts that use a certain amount of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reach {
     /// Bytes that one rank reads and writes in a start: its input and its outputs.
     pub bytes: u64,
-    /// By how much longer a byte takes than the links say.
+    /// The factor by which a byte takes longer than the links say.
     pub times_longer: f64,
-    /// The same of a byte of a get; `None`: as of a put. A put reads near memory and writes far
-    /// memory, a get the other way round, and caches make that differ from size to size.
+    /// The factor for gets; `None` if it is that of puts. Puts write remote memory and gets read it, and caches treat both
+    /// differently.
     pub gets_times_longer: Option<f64>,
 }
 
@@ -57,7 +56,7 @@ impl Node {
         check_reach(reach)
     }
 
-    /// By how much longer bytes of puts take, and those of gets, where a start touches so many.
+    /// Returns the factors for puts and for gets in starts that use `bytes` bytes.
     pub(super) fn times_longer(&self, bytes: u64) -> [f64; 2] {
         let gets = |point: &Reach| point.gets_times_longer.unwrap_or(point.times_longer);
         [

@@ -1,4 +1,4 @@
-//! What one all-gather costs.
+//! Predicts the cost of an operation.
 
 use std::fmt;
 
@@ -16,50 +16,48 @@ use crate::plan::Algorithm;
 use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 
-/// What an all-gather is predicted to take, and what it needs.
+/// A predicted cost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Cost {
-    /// From start to start when many follow each other: the sum of the [terms](Self::terms).
+    /// The time from start to start when many follow each other: the sum of the [terms](Self::terms).
     pub picoseconds: u64,
-    /// The longest way, in order.
+    /// The terms of the longest path, in order.
     pub terms: Vec<Term>,
-    /// Copies of own shards.
+    /// The self copies.
     pub own: Traffic,
     /// Puts and gets over the local fabric.
     pub local: Traffic,
     /// Puts and gets over the network.
     pub network: Traffic,
-    /// Memory of one rank, at most: input, outputs and flags.
+    /// The largest memory of one rank: input, outputs and flags.
     pub memory_bytes: u64,
 }
 
-/// A piece of the time, on the longest way through the plans.
+/// A part of the predicted time, on the longest path through the plans.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Term {
     /// What takes the time.
     pub name: &'static str,
-    /// How long.
+    /// The time.
     pub picoseconds: u64,
-    /// More of it, or nothing.
+    /// Details, or an empty text.
     pub note: String,
 }
 
-/// Bytes over the links of one kind.
+/// Bytes over links of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
-    /// Out of one rank, or where ranks get them into one; a bound, reached where shards and nodes are
-    /// alike.
+    /// An upper bound of the bytes out of one rank, or into one rank for gets; exact if all shards and nodes are equal.
     pub rank_bytes_max: u64,
-    /// Of all ranks.
+    /// The bytes of all ranks.
     pub total_bytes: u64,
 }
 
-/// Predicts the cost of an all-gather of shards of `shard_bytes`. The same figures give the same
-/// result on every rank and machine.
+/// Predicts the cost of an operation with shards of `shard_bytes`; equal inputs give equal results on all machines.
 ///
 /// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as
-/// many shards as ranks, or the shape has no parts or outputs.
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as many shards as ranks, the
+/// shape has no parts or outputs, or the algorithm does not suit the collective.
 pub fn predict(
     algorithm: Algorithm,
     topology: &Topology,
@@ -90,14 +88,14 @@ pub(super) fn check_shards(topology: &Topology, shard_bytes: &[u64]) -> Result<(
     Err(invalid(format!("shard_bytes has {shards} shards, expected one for each of {ranks} ranks")))
 }
 
-/// What one rank reads and writes in starts that follow each other.
+/// Returns the bytes that one rank reads and writes in consecutive starts.
 pub(super) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
     let blocks = shape.collective.input_blocks(sums.ranks as usize) as u64;
     let input = if shape.in_place { 0 } else { sums.shard_bytes_max.saturating_mul(blocks) };
     sums.total_bytes.saturating_mul(shape.outputs.into()).saturating_add(input)
 }
 
-/// The cost over links that already [reach](Links::reaching) as far as the request does.
+/// Returns the cost over links that are already [adjusted](Links::reaching) to the size.
 pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
     let &CostRequest { sums, shape, .. } = request;
     let mut terms = estimate::terms(request);
@@ -113,7 +111,7 @@ pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
     Cost { picoseconds, terms, own, local, network, memory_bytes }
 }
 
-/// Makes all terms as much longer as was measured.
+/// Multiplies all terms by a measured factor.
 fn correct(terms: &mut [Term], times_longer: f64) {
     if times_longer == 1.0 {
         return;
@@ -150,14 +148,14 @@ impl Term {
 }
 
 impl Cost {
-    /// The predicted time in seconds.
+    /// Returns the predicted time in seconds.
     pub fn seconds(&self) -> f64 {
         self.picoseconds as f64 / 1e12
     }
 }
 
 impl fmt::Display for Cost {
-    /// The time, the longest way a line a term, and what is carried.
+    /// Writes the time, the terms of the longest path one per line, and the traffic.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", time(self.picoseconds))?;
         for Term { name, picoseconds, note } in &self.terms {

@@ -1,9 +1,8 @@
-//! What is left between the formulas and what was measured.
+//! Corrections of predictions at sizes that were measured.
 //!
-//! The figures of the links are fitted to all samples together, so a cache that is full or a queue that
-//! is short shows as an error at a few sizes. A calibration keeps these errors: at a size that was
-//! measured the prediction is what was measured, and a choice follows it. Of sizes between they say
-//! nothing (docs/adr/0011-costs.md).
+//! The figures of the links are fitted to all samples together, so a full cache or a short queue shows as an error at a few
+//! sizes. A calibration keeps these errors: at a measured size the prediction equals the measurement, and a choice follows it.
+//! They have no effect at other sizes (docs/adr/0011-costs.md).
 
 use serde::{Deserialize, Serialize};
 
@@ -14,32 +13,32 @@ use crate::collective::Collective;
 use crate::error::Error;
 use crate::plan::{Algorithm, FlagOrder};
 
-/// What a factor may be.
+/// The smallest factor.
 const LEAST: f64 = 1e-3;
 const MOST: f64 = 1e3;
 
-/// By how much longer all-gathers of equal shards take than the figures say.
+/// The correction for all-gathers of equal shards at one size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Residual {
     /// The algorithm, with any number of parts.
     pub algorithm: Algorithm,
-    /// Whether own shards lay in the output.
+    /// Whether the operation was in place.
     pub in_place: bool,
-    /// Outputs in turn.
+    /// The number of outputs.
     pub outputs: u32,
-    /// Where the flags stood.
+    /// The order of flags.
     pub flags: FlagOrder,
-    /// Whether other nodes were reached by lanes of the network.
+    /// Whether network lanes reached the other nodes.
     pub tiers: bool,
-    /// Each shard.
+    /// The bytes of each shard.
     pub shard_bytes: u64,
-    /// The measured time by the predicted one.
+    /// The measured time divided by the predicted one.
     pub times_longer: f64,
 }
 
 impl Residual {
-    /// `error` is by how much longer the prediction is than the measured time, as a share.
+    /// Creates the correction of a sample; `error` is the relative error of the prediction.
     pub(super) fn new(sample: &Sample, error: f64) -> Self {
         let &Sample { algorithm, in_place, outputs, flags, tiers, shard_bytes, .. } = sample;
         let times_longer = (1.0 / (1.0 + error)).clamp(LEAST, MOST);

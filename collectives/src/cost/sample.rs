@@ -1,4 +1,4 @@
-//! Measured all-gathers.
+//! Measured all-gathers, for fits.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::plan::{Algorithm, FlagOrder};
 use crate::schedule::Shape;
 use crate::topology::Topology;
 
-/// One all-gather with equal shards, and how long it took.
+/// A measured all-gather of equal shards.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
@@ -16,22 +16,22 @@ pub struct Sample {
     pub algorithm: Algorithm,
     /// Parts of a shard.
     pub parts: u32,
-    /// Whether own shards lay in the output.
+    /// Whether the operation was in place.
     pub in_place: bool,
-    /// Outputs in turn.
+    /// The number of outputs.
     pub outputs: u32,
-    /// Where the flags stood.
+    /// The order of flags.
     pub flags: FlagOrder,
-    /// Whether other nodes were reached by lanes of the network.
+    /// Whether network lanes reached the other nodes.
     pub tiers: bool,
-    /// Each shard.
+    /// The bytes of each shard.
     pub shard_bytes: u64,
-    /// The median time of a start, in the fastest of several rounds.
+    /// The median time of a start in the fastest of several rounds.
     pub seconds: f64,
 }
 
 impl Sample {
-    /// What the plan was.
+    /// Returns the shape of the plan.
     pub fn shape(&self) -> Shape {
         let &Self { parts, in_place, outputs, flags, tiers, .. } = self;
         Shape { parts, in_place, outputs, flags, tiers, ..Shape::default() }
@@ -42,7 +42,7 @@ impl Sample {
         touched_bytes(&ClusterSums::new(topology, &shards), self.shape())
     }
 
-    /// Whether ranks put what others have put to them.
+    /// Returns whether ranks forward what they receive.
     pub(super) fn passes_on(&self) -> bool {
         !matches!(self.algorithm, Algorithm::Direct | Algorithm::Pull)
     }

@@ -1,5 +1,4 @@
-//! What the model knows of topology and shards: a few sums, so that a prediction for any number of
-//! ranks takes no longer than to make them.
+//! Sums over ranks and nodes, so that the time of a prediction does not depend on the number of ranks.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +6,7 @@ use peerlane_hal::Rank;
 
 use crate::topology::Topology;
 
-/// Sums over ranks and nodes. All saturate: no time that comes of such sizes matters.
+/// Sums over ranks and nodes. All sums saturate.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterSums {
     pub(crate) ranks: u64,
@@ -16,9 +15,9 @@ pub(crate) struct ClusterSums {
     pub(crate) total_bytes: u64,
     pub(crate) shard_bytes_max: u64,
     pub(crate) shard_bytes_min: u64,
-    /// How many nodes have so many ranks, and the most bytes of the shards of one of them.
+    /// The number of nodes of each size, and the largest sum of shards of a node of that size.
     sizes: BTreeMap<u64, Size>,
-    /// Over all ranks: bytes of a shard by the other ranks of its node.
+    /// The bytes inside nodes if every shard goes to all other ranks of its node.
     pub(crate) inside_bytes: u64,
 }
 
@@ -29,7 +28,7 @@ struct Size {
 }
 
 impl ClusterSums {
-    /// Of as many shards as the topology has ranks.
+    /// Computes the sums; there must be one shard for each rank.
     pub(crate) fn new(topology: &Topology, shard_bytes: &[u64]) -> Self {
         let mut sizes = BTreeMap::<u64, Size>::new();
         let mut inside_bytes = 0u64;
@@ -63,24 +62,25 @@ impl ClusterSums {
         self.total_bytes.saturating_mul(self.ranks - 1)
     }
 
-    /// How many ranks nodes have: every number that occurs, ascending.
+    /// Returns all sizes of nodes, ascending.
     pub(crate) fn node_ranks(&self) -> impl Iterator<Item = u64> + '_ {
         self.sizes.keys().copied()
     }
 
-    /// The most bytes of the shards of a node with so many ranks.
+    /// Returns the largest sum of shards of a node with so many ranks.
     pub(crate) fn node_bytes(&self, node_ranks: u64) -> u64 {
         self.sizes.get(&node_ranks).map_or(0, |size| size.shard_bytes_max)
     }
 
-    /// The most shards of other nodes that enter a node of `node_ranks` at one rank, where the shard
-    /// of local index l goes to the rank of local index l mod `node_ranks`.
+    /// Returns the largest number of shards of other nodes that enter a node of `node_ranks` at one rank.
+    ///
+    /// The shard of local index l enters at the rank of local index l mod `node_ranks`.
     pub(crate) fn entering(&self, node_ranks: u64) -> u64 {
         let all = self.sizes.iter().map(|(ranks, size)| ranks.div_ceil(node_ranks) * size.nodes);
         sum(all) - 1
     }
 
-    /// The most shards that one node sends to one rank of a node of `node_ranks`.
+    /// Returns the largest number of shards that one node sends to one rank of a node of `node_ranks`.
     pub(crate) fn entering_from_one(&self, node_ranks: u64) -> u64 {
         self.sizes.keys().last().map_or(1, |most| most.div_ceil(node_ranks))
     }

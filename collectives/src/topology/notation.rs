@@ -1,4 +1,4 @@
-//! Topologies as short text, for options, reports and agreement; and their fingerprint.
+//! Topologies as short text, and their fingerprints.
 
 use std::str::FromStr;
 
@@ -7,12 +7,12 @@ use peerlane_hal::{ErrorKind, Rank};
 use super::Topology;
 use crate::error::Error;
 
-/// The most ranks that a text may ask for, so that a slip of the finger does not fill the memory.
+/// The largest number of ranks in a text, so that a typing error does not exhaust memory.
 const RANKS_MAX: usize = 1 << 24;
 
 impl Topology {
-    /// The topology as [`FromStr`] reads it: `2x4` for 2 nodes of 4 ranks, `3+1+2` for uneven nodes,
-    /// `0,1,0` for the node of every rank where ranks of one node are not neighbours.
+    /// Returns the topology as [`FromStr`] reads it: `2x4` for 2 nodes of 4 ranks, `3+1+2` for nodes of different sizes, or
+    /// `0,1,0` for the node of every rank.
     pub fn notation(&self) -> String {
         if !self.node_of_rank.is_sorted() {
             return join(self.node_of_rank.iter(), ",");
@@ -24,8 +24,7 @@ impl Topology {
         join(self.members.iter().map(Vec::len), "+")
     }
 
-    /// A number that names the topology: equal for equal ones, in every version and on every machine,
-    /// and almost surely unequal for others.
+    /// Returns a hash of the topology that is equal in every version and on every machine.
     pub fn fingerprint(&self) -> u64 {
         // FNV-1a, which any program can compute again.
         let bytes = self.node_of_rank.iter().flat_map(|node| node.to_le_bytes());
