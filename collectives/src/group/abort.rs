@@ -1,4 +1,4 @@
-//! Why a group is over: one record, the same on every rank.
+//! Abort records: why a group has ended, equal on all ranks.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Cause {
-    /// A rank is gone.
+    /// A rank was lost.
     PeerLost,
     /// A deadline passed.
     Timeout,
@@ -21,22 +21,22 @@ pub enum Cause {
     DeviceLost,
 }
 
-/// Who ended the group, when and why; the first writer's is the one that every rank reports.
+/// The reason why a group has ended. The first record wins, and every rank reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AbortRecord {
     /// The class of the failure.
     pub cause: Cause,
-    /// The rank that noticed; none where the bootstrap did, which tells all ranks alike.
+    /// The rank that detected it; `None` if the bootstrap did.
     pub by: Option<u32>,
-    /// The rank that is to blame, if that is known.
+    /// The rank that caused it, if known.
     pub peer: Option<u32>,
     /// The operation, such as `all-gather 1`; empty outside of one.
     pub operation: String,
-    /// What was waited for, in the words of the plan.
+    /// The step that was waited for, as in the text of the plan.
     pub phase: String,
     /// The start of the operation, from 1.
     pub epoch: u64,
-    /// The whole story in a sentence.
+    /// A sentence that describes the failure.
     pub text: String,
 }
 
@@ -57,7 +57,7 @@ impl AbortRecord {
         postcard::to_stdvec(self).expect("plain data always encodes")
     }
 
-    /// What `from` sent. A bootstrap that gives up an exchange says why in plain text.
+    /// Decodes a record of `from`; a bootstrap that gives up an exchange sends plain text.
     pub(crate) fn decode(bytes: &[u8], from: Rank) -> Self {
         postcard::from_bytes(bytes).unwrap_or_else(|error| {
             let (cause, text) = match std::str::from_utf8(bytes) {
@@ -79,7 +79,7 @@ impl AbortRecord {
         })
     }
 
-    /// The record as the error of every later call of rank `own`.
+    /// Returns the error of every later call of rank `own`.
     pub(crate) fn to_error(&self, own: Rank) -> Error {
         let kind = match self.cause {
             Cause::PeerLost => ErrorKind::PeerLost,

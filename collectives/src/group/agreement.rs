@@ -1,7 +1,6 @@
-//! Preparing together: what every rank must say alike, and what it brings along.
+//! Agreement between ranks: values that must be equal, and data of each rank.
 //!
-//! A rank that fails on its own still takes part and says so, so that all ranks return an error at
-//! once and none waits for a rank that gave up.
+//! A rank that fails still takes part and reports its failure, so all ranks return an error at once and none waits.
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use serde::{Deserialize, Serialize};
@@ -9,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::group::shared::Shared;
 
-/// What a rank says of an operation: the fields of its fingerprint, in one order, and its keys.
+/// The values and the data that a rank offers for an operation.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Offer {
     fields: Vec<(String, String)>,
@@ -17,14 +16,14 @@ pub(crate) struct Offer {
 }
 
 impl Offer {
-    /// Adds a field that must be equal on all ranks.
+    /// Adds a value that must be equal on all ranks.
     #[must_use]
     pub(crate) fn field(mut self, name: &str, value: impl ToString) -> Self {
         self.fields.push((name.to_owned(), value.to_string()));
         self
     }
 
-    /// Adds bytes that are this rank's own.
+    /// Adds data of this rank.
     #[must_use]
     pub(crate) fn blob(mut self, bytes: Vec<u8>) -> Self {
         self.blobs.push(bytes);

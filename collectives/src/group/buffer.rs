@@ -1,4 +1,4 @@
-//! Registered memory as a slice of elements.
+//! Registered memory as slices of elements.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,7 +10,7 @@ use crate::element::{self, Element};
 use crate::error::Error;
 use crate::group::place::Place;
 
-/// Registered memory of this rank, for the shards of an operation.
+/// Registered memory of this rank, for the input or output of an operation.
 pub struct Buffer<L, T> {
     region: L,
     elements: PhantomData<T>,
@@ -25,22 +25,22 @@ impl<L: Region, T: Element> Buffer<L, T> {
         self.region
     }
 
-    /// How many elements it holds.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         usize::try_from(self.region.bytes()).unwrap_or(usize::MAX) / T::DTYPE.bytes()
     }
 
-    /// Whether it holds none.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where they lie.
+    /// Returns the place of the elements.
     pub fn place(&self) -> Place {
         Place::within(&self.region, 0, self.region.bytes())
     }
 
-    /// The elements, to read.
+    /// Returns the elements for reading.
     ///
     /// # Errors
     /// If only a device can read them.
@@ -49,7 +49,7 @@ impl<L: Region, T: Element> Buffer<L, T> {
         element::cast(unsafe { bytes(&self.region, 0..self.region.bytes()) }?)
     }
 
-    /// The elements, to write.
+    /// Returns the elements for writing.
     ///
     /// # Errors
     /// If only a device can write them.

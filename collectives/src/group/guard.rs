@@ -13,14 +13,15 @@ use peerlane_hal::Deadline;
 use crate::group::shared::{Closed, Shared, State, TELL_TIMEOUT, Watched};
 use crate::run::executor::DRAIN_TIMEOUT;
 
-/// Between two releases of engines that are not drained.
+/// The pause between two releases of engines that are not drained.
 const RELEASE_PAUSE: Duration = Duration::from_millis(1);
-/// The same where a graph may be replayed at any time, or an engine does not drain.
+/// The pause if a graph can be replayed at any time, or an engine does not drain.
 const REPLAY_PAUSE: Duration = Duration::from_millis(20);
 
 impl Shared {
-    /// Runs until the group is closed. With nothing open it looks again after the group's timeout,
-    /// before anything that starts meanwhile can be overdue.
+    /// Runs until the group is closed.
+    ///
+    /// If no start is open, it wakes after the group's timeout, before any new start can be overdue.
     pub(crate) fn guard(&self) {
         let mut drain = None;
         let mut judged = false;
@@ -59,12 +60,12 @@ impl Shared {
         self.end(&streams, how);
     }
 
-    /// Looks at starts that should be complete, and ends the group if one is not.
+    /// Polls overdue starts, and ends the group if one is not complete.
     fn judge(&self, overdue: &[Watched]) {
         for watched in overdue {
             let watch = &watched.watch;
             let mut looked = false;
-            if let Some(mut executor) = watched.free_course()
+            if let Some(mut executor) = watched.free_executor()
                 && (watch.is_on_stream() || !executor.is_polled())
             {
                 if let Err(error) = executor.drive() {
@@ -86,7 +87,7 @@ impl Shared {
         }
     }
 
-    /// Releases once, after an abort; when to do it again.
+    /// Releases engines after an abort, and returns the pause before the next release.
     fn let_go(&self, streams: &[Watched], drain: Deadline) -> Duration {
         if streams.is_empty() {
             return self.timeout;
@@ -101,7 +102,7 @@ impl Shared {
         }
     }
 
-    /// The last look: nobody may be left blocked where the group ended before its starts.
+    /// Releases everything that could stay blocked after the group has ended.
     fn end(&self, streams: &[Watched], how: Closed) {
         let blocked: Vec<Watched> = streams
             .iter()
@@ -123,7 +124,7 @@ impl Shared {
     }
 }
 
-/// The operations that have been put onto streams.
+/// Returns the operations with starts on streams.
 fn on_streams(state: &MutexGuard<'_, State>) -> Vec<Watched> {
     let on_stream = |watched: &&Watched| {
         let watch = &watched.watch;
@@ -136,18 +137,18 @@ fn overdue(state: &MutexGuard<'_, State>) -> Vec<Watched> {
     state.watched.iter().filter(|watched| watched.watch.is_overdue()).cloned().collect()
 }
 
-/// How long until the next start is due that is not yet.
+/// Returns the time until the next start is due.
 fn next_due(state: &MutexGuard<'_, State>) -> Option<Duration> {
     let now = Instant::now();
     let dues = state.watched.iter().filter_map(|watched| watched.watch.due());
     dues.filter(|due| *due > now).min().map(|due| due - now)
 }
 
-/// Releases what nobody else drives; whether all of it is drained.
-fn release(courses: &[Watched]) -> bool {
+/// Releases engines that no other thread drives, and returns whether all are drained.
+fn release(executors: &[Watched]) -> bool {
     let mut drained = true;
-    for watched in courses {
-        drained &= watched.free_course().is_some_and(|mut executor| executor.release_once());
+    for watched in executors {
+        drained &= watched.free_executor().is_some_and(|mut executor| executor.release_once());
     }
     drained
 }

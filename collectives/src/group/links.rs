@@ -1,7 +1,6 @@
-//! What the links of a group are taken to give, as long as nobody has measured them.
+//! Default links of a group, if none were measured.
 //!
-//! Every rank says what it knows of its own links; of each tier the slowest counts. So all ranks
-//! choose by the same figures.
+//! Every rank reports its own links, and the slowest of each tier counts, so all ranks choose by the same figures.
 
 use peerlane_hal::{ErrorKind, Link as Way, LinkKind, Rank};
 
@@ -12,7 +11,7 @@ use crate::group::options::blob;
 use crate::group::reach::Reach;
 use crate::topology::Topology;
 
-/// What this rank knows when its fabrics are connected.
+/// Returns the links of this rank's connected fabrics.
 pub(super) fn of_fabrics(
     local: &dyn Reach,
     network: Option<&dyn Reach>,
@@ -34,7 +33,7 @@ pub(super) fn of_fabrics(
     links
 }
 
-/// The slowest way to one of these ranks.
+/// Returns the slowest link to these ranks.
 fn slowest(fabric: &dyn Reach, ranks: impl Iterator<Item = Rank>) -> Option<Way> {
     let rate = |way: &Way| {
         way.bytes_per_second.unwrap_or_else(|| Link::of_kind(way.kind).bytes_per_second)
@@ -44,7 +43,7 @@ fn slowest(fabric: &dyn Reach, ranks: impl Iterator<Item = Rank>) -> Option<Way>
         .min_by(|one, other| rate(one).total_cmp(&rate(other)))
 }
 
-/// The platform knows better than a table.
+/// Limits a link to what the platform reports.
 fn limit(link: &mut Link, known: Option<f64>) {
     let Some(known) = known.filter(|rate| rate.is_finite() && *rate > 0.0) else { return };
     link.bytes_per_second = known;
@@ -57,7 +56,7 @@ pub(super) fn encode(links: &Links) -> Vec<u8> {
     postcard::to_stdvec(links).expect("plain data always encodes")
 }
 
-/// The slowest of what all ranks have said at `index`; of equals, the first rank's.
+/// Returns the slowest link that the ranks have reported at `index`.
 pub(super) fn of_all(offers: &[Offer], index: usize) -> Result<Links, Error> {
     let mut slowest: Option<Links> = None;
     for (peer, offer) in Rank::all(offers.len()).zip(offers) {

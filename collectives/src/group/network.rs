@@ -1,5 +1,4 @@
-//! The fabric between nodes before the group is open: whether it registers the memory of the local one,
-//! and what stands in its place if not.
+//! Decides how the fabric between nodes accesses the memory of the local fabric.
 
 use std::sync::Arc;
 
@@ -13,24 +12,23 @@ use crate::group::reach::Reach;
 use crate::staged::Staged;
 use crate::topology::Topology;
 
-/// Where it stands among what an offer brings along.
+/// Its index among an offer's data.
 const SAID: usize = 3;
-/// Memory to try it with: a page.
+/// Bytes of the memory that is registered as a trial: a page.
 const PROBE_BYTES: u64 = 4096;
 
-/// A network for the memory of `F`.
+/// A fabric between nodes for the memory of `F`.
 pub(super) trait Network<F: Fabric> {
     fn reach(&self) -> &dyn Reach;
 
-    /// Why it does not register memory that `local` allocates, if it does not: found out by doing it,
-    /// where that is memory of a device.
+    /// Returns the reason why it cannot register device memory of `local`, found by trying, or `None` if it can.
     fn refusal(&self, local: &F) -> Result<Option<String>, Error>;
 
-    /// As it is.
+    /// Uses the fabric directly.
     fn direct(self: Box<Self>) -> Box<dyn Reach>;
 
-    /// With a way through the host for what it does not register. `local` is connected to itself, and
-    /// `refused` says whether its memory needs that.
+    /// Uses the fabric with staging through host memory. `local` is connected to itself, and `refused` says whether its memory
+    /// needs staging.
     fn staged(
         self: Box<Self>,
         local: &mut F,
@@ -72,11 +70,11 @@ impl<F: Fabric, N: Fabric> Network<F> for N {
     }
 }
 
-/// What a rank says of its local fabric, where there is a network.
+/// What a rank reports of its local fabric to the other ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Said {
     pub(super) backend: String,
-    /// Why the network does not register its memory, if it does not.
+    /// The reason why the network cannot register its memory, if it cannot.
     pub(super) refusal: Option<String>,
 }
 
@@ -85,7 +83,7 @@ impl Said {
         postcard::to_stdvec(self).expect("plain data always encodes")
     }
 
-    /// What all ranks have said.
+    /// Returns the reports of all ranks.
     pub(super) fn all(offers: &[Offer]) -> Result<Vec<Self>, Error> {
         let said = |(peer, offer)| {
             postcard::from_bytes(blob(offer, peer, SAID)?).map_err(|error| {
@@ -97,7 +95,7 @@ impl Said {
     }
 }
 
-/// Whether local fabrics are of more than one backend.
+/// Returns whether the local fabrics belong to several backends.
 pub(super) fn is_mixed(said: &[Said]) -> bool {
     said.windows(2).any(|pair| pair[0].backend != pair[1].backend)
 }

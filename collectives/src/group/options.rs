@@ -1,4 +1,4 @@
-//! Opening a group.
+//! Options for opening groups.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::group::reach::Reach;
 use crate::group::shared::Shared;
 use crate::topology::Topology;
 
-/// What an offer brings along, in this order.
+/// The indices of an offer's data.
 const HOST: usize = 0;
 const LOCAL_ADDRESS: usize = 1;
 /// With two fabrics.
 const NETWORK_ADDRESS: usize = 2;
 
-/// How a group behaves.
+/// Options of a group.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
     timeout: Duration,
@@ -40,32 +40,31 @@ impl Default for GroupOptions {
 }
 
 impl GroupOptions {
-    /// How long a call waits for other ranks unless it says otherwise; 30 s at first.
+    /// Sets the default timeout of calls that wait for other ranks; initially 30 s.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Which ranks share a node, equal on all ranks. Otherwise ranks whose bootstrap names the same
-    /// host do.
+    /// Sets the node of every rank, equal on all ranks. By default, ranks whose bootstrap reports the same host share a node.
     #[must_use]
     pub fn topology(mut self, topology: Topology) -> Self {
         self.topology = Some(topology);
         self
     }
 
-    /// What the links give, by which operations choose their algorithm and parts: such as the
-    /// [links of a calibration](crate::cost::Calibration); equal on all ranks. Otherwise what is known
-    /// of the kinds of links without a measurement.
+    /// Sets the links for the choice of algorithms and parts, equal on all ranks, such as the
+    /// [links of a calibration](crate::cost::Calibration). By default, links are estimated from their kinds.
     #[must_use]
     pub fn links(mut self, links: Links) -> Self {
         self.links = Some(links);
         self
     }
 
-    /// Whether every [fallback](crate::group::Fallback) is an error, on every rank, when an operation
-    /// is prepared. Not at first; an operation may say otherwise.
+    /// Sets whether every [fallback](crate::group::Fallback) is an error when an operation is prepared; initially not.
+    ///
+    /// An operation can override it.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
         self.strict = strict;
@@ -264,16 +263,16 @@ impl GroupOptions {
     }
 }
 
-/// Which ranks a fabric reaches, beside this one.
+/// The ranks that a fabric reaches.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Near {
-    /// Those of the node; all, without another fabric.
+    /// The ranks of the node, or all ranks without another fabric.
     Yes,
-    /// Those of other nodes.
+    /// The ranks of other nodes.
     No,
 }
 
-/// Connects a fabric to the ranks that it reaches, this one among them.
+/// Connects a fabric to the ranks that it reaches, including this one.
 fn connect(
     fabric: &mut dyn Reach,
     topology: &Topology,
@@ -292,7 +291,7 @@ fn connect(
     Ok(())
 }
 
-/// Ranks that name the same host share a node; nodes are numbered as they appear.
+/// Returns the topology in which ranks with the same host share a node; nodes are numbered in order of appearance.
 fn of_hosts(offers: &[Offer]) -> Result<Topology, Error> {
     let mut hosts: BTreeMap<&[u8], u32> = BTreeMap::new();
     let mut nodes = Vec::with_capacity(offers.len());
@@ -303,7 +302,7 @@ fn of_hosts(offers: &[Offer]) -> Result<Topology, Error> {
     Topology::of_nodes(&nodes)
 }
 
-/// What `peer` brought along at `index`.
+/// Returns the data of `peer` at `index`.
 pub(super) fn blob(offer: &Offer, peer: Rank, index: usize) -> Result<&[u8], Error> {
     offer.blobs.get(index).map(Vec::as_slice).ok_or_else(|| {
         let text =

@@ -1,25 +1,24 @@
-//! Where bytes lie, for whoever computes on them outside of this crate.
+//! Places of registered memory, for computations outside of this crate.
 
 use std::ptr::NonNull;
 
 use peerlane_hal::{Region, Space};
 
-/// A span of registered memory of this rank.
+/// A range of registered memory of this rank.
 ///
-/// For memory of a device this is what a kernel takes. It says nothing of when the bytes may be
-/// read or written; that is said where a place is handed out.
+/// For device memory, a kernel takes its address. The method that returns a place says when the bytes may be read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The first byte, in the address space that `space` names.
+    /// The address of the first byte, in the address space of `space`.
     pub base: NonNull<u8>,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: u64,
-    /// Who can load and store them.
+    /// The processors that can load and store the bytes.
     pub space: Space,
 }
 
 impl Place {
-    /// `bytes` from `offset` of a region, in which they lie.
+    /// Returns `bytes` bytes of a region, starting at `offset`.
     pub(crate) fn within(region: &dyn Region, offset: u64, bytes: u64) -> Self {
         let offset = usize::try_from(offset).expect("a region fits the address space");
         let base = NonNull::new(region.base().as_ptr().wrapping_add(offset));

@@ -1,7 +1,7 @@
-//! The progress thread: drives lanes beside a stream, where engines do not move by themselves.
+//! The progress thread, which drives lanes of starts on streams if their engines need polling.
 //!
-//! There is at most one a rank, and none until a start on a stream needs it; a start that its caller
-//! waits for is driven by the caller. It ends with the group. While nothing is open it sleeps.
+//! A rank has at most one, started when a start on a stream needs it; a start that its caller waits for is driven by the
+//! caller. It ends with the group, and sleeps while no start is open.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,10 +22,10 @@ const NAP_MAX: Duration = Duration::from_millis(1);
 type Driven = (Arc<Watch>, Arc<Mutex<Executor>>);
 
 impl Shared {
-    /// Sees to it that the thread drives `watch`'s operation whenever something of it is open.
+    /// Makes the thread drive the operation of `watch` while it has open starts.
     ///
     /// # Errors
-    /// [`Other`](ErrorKind::Other) if the system has no thread.
+    /// [`Other`](ErrorKind::Other) if the system cannot create a thread.
     pub(crate) fn drive_beside(self: &Arc<Self>, watch: &Watch) -> Result<(), Error> {
         watch.mark_beside();
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
@@ -40,7 +40,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Wakes the thread, where there is one, for a start that has been opened.
+    /// Wakes the thread, if there is one, after a start was opened.
     pub(crate) fn wake_progress(&self) {
         if self.progress_sleeps.load(Ordering::SeqCst) {
             // The thread holds the lock from its look until it sleeps.
@@ -49,7 +49,7 @@ impl Shared {
         }
     }
 
-    /// Takes the thread, to be joined once the group is closed.
+    /// Returns the thread, to be joined after the group is closed.
     pub(crate) fn take_progress(&self) -> Option<JoinHandle<()>> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -72,7 +72,7 @@ impl Shared {
         }
     }
 
-    /// Waits until something is to be driven; false at the end of the group.
+    /// Waits until there is something to drive; returns false at the end of the group.
     fn pick(&self, driven: &mut Vec<Driven>) -> bool {
         let mut state = self.state();
         loop {
@@ -95,7 +95,7 @@ impl Shared {
         }
     }
 
-    /// Drives each once; whether anything came further.
+    /// Drives each operation once, and returns whether one made progress.
     fn drive_picked(&self, driven: &[Driven]) -> bool {
         let mut moved = false;
         for (watch, executor) in driven {

@@ -1,7 +1,7 @@
-//! A fabric behind a vtable: what opening a group needs of it.
+//! A fabric without its types, for opening a group.
 //!
-//! A group has a type parameter for its local fabric only, whose memory the caller holds. Whatever
-//! needs no such type goes through here, for the fabric between nodes and the local one alike.
+//! A group has a type parameter for its local fabric only, whose memory the caller owns. The fabric between nodes, and
+//! everything that needs no type of the local one, uses this trait.
 
 use peerlane_hal::{BackendId, Deadline, Fabric, Link, Rank};
 
@@ -14,7 +14,7 @@ pub(crate) trait Reach: Send {
     fn rank(&self) -> Rank;
     fn address(&self) -> Vec<u8>;
     fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), Error>;
-    /// How a connected peer is reached.
+    /// Returns the link to a connected peer.
     fn link(&self, peer: Rank) -> Option<Link>;
     /// Begins an operation on this fabric.
     fn side(&mut self) -> Box<dyn Side + '_>;

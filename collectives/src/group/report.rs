@@ -1,4 +1,4 @@
-//! What an operation runs on, for people and for logs.
+//! Reports: how a prepared operation runs, for logs and tables.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,98 +16,98 @@ pub struct Report {
     pub collective: Collective,
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// What it was chosen from and why, as far as that was left open, and what it is predicted to take.
+    /// The choice of the algorithm, with its alternatives and the predicted cost.
     pub choice: Choice,
-    /// Ranks of the group.
+    /// The number of ranks.
     pub ranks: usize,
-    /// Parts of a shard.
+    /// The number of parts of a block.
     pub parts: u32,
-    /// Outputs that are used in turn; with two there is no `ready`.
+    /// The number of outputs that starts use in turn.
     pub outputs: u32,
-    /// Where the flags stand among the copies.
+    /// The order of flags and copies.
     pub flags: FlagOrder,
     /// Whether starts may be recorded into graphs.
     pub capturable: bool,
-    /// Bytes that this rank contributes.
+    /// Bytes that this rank provides.
     pub shard_bytes: u64,
     /// Bytes of the shortest shard of all ranks.
     pub shortest_shard_bytes: u64,
     /// Bytes of the longest shard of all ranks.
     pub longest_shard_bytes: u64,
-    /// How many tensors are gathered at once.
+    /// The number of tensors.
     pub tensors: usize,
-    /// Bytes gathered.
+    /// Bytes of the output.
     pub total_bytes: u64,
-    /// How this rank reaches the peers that its fabrics name, oneself included.
+    /// The links to the peers that the fabrics name, including this rank.
     pub links: Vec<LinkReport>,
-    /// The lanes in which this rank has something to do.
+    /// The lanes in which this rank has work.
     pub lanes: Vec<LaneReport>,
-    /// What this rank moves over each fabric.
+    /// The bytes that this rank moves over each fabric.
     pub tiers: Vec<TierReport>,
-    /// What is not done as it could be.
+    /// The fallbacks in use.
     pub fallbacks: Vec<Fallback>,
-    /// What was proven of the plans before they ran.
+    /// The claim of the proof of the plans.
     pub proof: String,
 }
 
-/// The way to one peer.
+/// The link to one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkReport {
     /// The peer.
     pub peer: Rank,
-    /// Which fabric it is of.
+    /// The tier of the fabric.
     pub tier: Tier,
-    /// What carries the bytes.
+    /// The kind of the link.
     pub kind: LinkKind,
 }
 
 /// One lane of this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneReport {
-    /// Its number in the plan.
+    /// The number of the lane in the plan.
     pub lane: LaneId,
-    /// Which fabric it is on.
+    /// The tier of the fabric.
     pub tier: Tier,
-    /// Whose engine it is.
+    /// The backend of the engine.
     pub backend: BackendId,
-    /// Which of the backend's kinds of engine it is, such as `streams` or `sdma`.
+    /// The kind of the engine, such as `streams` or `sdma`.
     pub kind: &'static str,
-    /// Whether its waits are queued with the engine; otherwise a thread of this rank polls them.
+    /// Whether the engine queues waits; otherwise a thread of this rank polls flags.
     pub queued_waits: bool,
-    /// Whether nothing moves unless a thread of this rank drives the engine.
+    /// Whether the engine makes progress only when a thread of this rank polls it.
     pub polled: bool,
 }
 
-/// What this rank moves over one fabric in a start.
+/// The bytes that this rank moves over one fabric in a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierReport {
-    /// Which fabric.
+    /// The tier of the fabric.
     pub tier: Tier,
     /// Bytes that it puts to other ranks.
     pub put_bytes: u64,
     /// Bytes that it gets from other ranks.
     pub got_bytes: u64,
-    /// Bytes that it copies within its own memory.
+    /// Bytes of its self copy.
     pub own_bytes: u64,
 }
 
-/// Something that is done another way than the best one, and why.
+/// A slower method that is used because the best one is not available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fallback {
-    /// Memory of this rank goes through memory of the host on its way to other nodes and from there.
+    /// Data between nodes is staged in host memory.
     Staged {
-        /// Why the network does not register it.
+        /// The reason why the network cannot register this rank's memory.
         reason: Arc<str>,
     },
-    /// Bytes to a peer go around what devices lack, more slowly than they could.
+    /// Data to a peer takes a slower path because the devices have no direct one.
     Link(LinkReport),
     /// Starts on a stream need a thread of this rank, because an engine cannot wait by itself.
     Driven(LaneReport),
 }
 
 impl Fallback {
-    /// A short name for tables, such as `through host memory`.
+    /// Returns a short name for tables, such as `through host memory`.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Staged { .. } => LinkKind::HostStaged.name(),
@@ -139,14 +139,14 @@ impl fmt::Display for Fallback {
 }
 
 impl Report {
-    /// Whether starts may go onto streams: the engine of lane 0 queues waits and moves by itself.
+    /// Returns whether starts can be enqueued on streams: the engine of lane 0 queues waits and needs no polling.
     pub fn takes_streams(&self) -> bool {
         self.lanes.first().is_some_and(LaneReport::is_queued)
     }
 }
 
 impl LaneReport {
-    /// Whether nobody has to drive it.
+    /// Returns whether the lane runs without a thread that drives it.
     pub(crate) fn is_queued(&self) -> bool {
         self.queued_waits && !self.polled
     }

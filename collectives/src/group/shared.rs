@@ -1,4 +1,4 @@
-//! What a group's handles, its watchdog and its bootstrap share: the abort record and who left.
+//! The state that a group's handles, its watchdog and its bootstrap share.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
@@ -15,10 +15,10 @@ use crate::group::watch::Watch;
 use crate::run::executor::Executor;
 use crate::window::Kept;
 
-/// How long a rank waits for the others to be told of an abort before it releases its own waits.
+/// How long a rank waits until the others know of an abort, before it releases its own waits.
 pub(super) const TELL_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// The pause between two looks at starts that are driven while nobody waits for them.
+/// The pause between two polls of starts that are driven while no caller waits for them.
 const FINISH_PAUSE: Duration = Duration::from_micros(50);
 
 pub(crate) struct Shared {
@@ -30,7 +30,7 @@ pub(crate) struct Shared {
     aborted: AtomicBool,
     left: Vec<AtomicBool>,
     left_count: AtomicUsize,
-    /// Operations with a start that is not complete.
+    /// The number of operations with an open start.
     open: AtomicUsize,
     /// Memory of operations of an aborted group; see [`quarantine`](Self::quarantine).
     quarantined: Mutex<Vec<Kept>>,
@@ -49,12 +49,12 @@ pub(super) struct State {
     pub(super) watched: Vec<Watched>,
 }
 
-/// The end of a group on this rank.
+/// How a group ended on this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closed {
-    /// Together with all ranks; nothing is under way.
+    /// Together with all ranks; nothing is open.
     Together,
-    /// Without the others.
+    /// Without the other ranks.
     Alone,
 }
 
@@ -70,8 +70,8 @@ impl Watched {
         (Arc::clone(&self.watch), Arc::clone(&self.executor))
     }
 
-    /// The executor, unless somebody else drives it.
-    pub(super) fn free_course(&self) -> Option<MutexGuard<'_, Executor>> {
+    /// Returns the executor, unless another thread drives it.
+    pub(super) fn free_executor(&self) -> Option<MutexGuard<'_, Executor>> {
         match self.executor.try_lock() {
             Ok(executor) => Some(executor),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -142,7 +142,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there is an abort record, or the group is closed; takes no lock.
+    /// Returns whether the group was aborted or closed, without taking a lock.
     pub(crate) fn is_aborted(&self) -> bool {
         self.aborted.load(Ordering::Acquire)
     }
@@ -160,7 +160,7 @@ impl Shared {
         }
     }
 
-    /// The abort record, once there is one.
+    /// Returns the abort record, if there is one.
     pub(crate) fn record(&self) -> Option<AbortRecord> {
         self.state().record.clone()
     }
@@ -188,7 +188,7 @@ impl Shared {
         }
     }
 
-    /// Why an exchange failed: the group's record where it is over, else `error` itself.
+    /// Returns the reason of a failed exchange: the abort record if the group has ended, or `error`.
     pub(crate) fn cause(&self, error: Error) -> Error {
         let kinds = [ErrorKind::Timeout, ErrorKind::PeerLost, ErrorKind::Aborted];
         if !kinds.contains(&error.kind()) {
@@ -199,7 +199,7 @@ impl Shared {
         self.check().err().unwrap_or(error)
     }
 
-    /// The abort record, after every live rank has it or can no longer be told.
+    /// Returns the error of the abort record, after every live rank has received it or cannot be reached.
     pub(crate) fn wait_until_told(&self) -> Error {
         let deadline = Deadline::after(TELL_TIMEOUT);
         if !self.wait_while(deadline, |state| state.record.is_some() && !state.told) {
@@ -212,7 +212,7 @@ impl Shared {
         }
     }
 
-    /// Whether `waiting` ended before the deadline.
+    /// Waits while `waiting` is true, and returns whether it ended before the deadline.
     pub(super) fn wait_while(&self, deadline: Deadline, waiting: impl Fn(&State) -> bool) -> bool {
         let mut state = self.state();
         while waiting(&state) {
@@ -225,7 +225,7 @@ impl Shared {
         true
     }
 
-    /// Sleeps until something changes, at most for `limit`.
+    /// Sleeps until the state changes, at most for `limit`.
     pub(super) fn sleep<'s>(
         &self,
         state: MutexGuard<'s, State>,
@@ -244,7 +244,7 @@ impl Shared {
         self.state().watched.push(Watched { watch, executor, wakers });
     }
 
-    /// Forgets an operation, whose executor the caller has locked.
+    /// Removes an operation, whose executor the caller has locked.
     pub(crate) fn remove(&self, watch: &Arc<Watch>) {
         if watch.due().is_some() {
             self.open.fetch_sub(1, Ordering::Relaxed);
@@ -252,14 +252,15 @@ impl Shared {
         self.state().watched.retain(|watched| !Arc::ptr_eq(&watched.watch, watch));
     }
 
-    /// Keeps memory that two fabrics of this rank know until the group and all handles are gone: after
-    /// an abort peers may still be on their way to it, and a registration need not keep what it names.
+    /// Keeps memory of two fabrics until the group and all handles are dropped.
+    ///
+    /// After an abort, peers may still write to it, and a registration does not always keep its memory.
     pub(crate) fn quarantine<'k>(&self, kept: impl Iterator<Item = &'k Kept>) {
         let mut quarantined = self.quarantined.lock().unwrap_or_else(PoisonError::into_inner);
         quarantined.extend(kept.cloned());
     }
 
-    /// Ends the watchdog; what is prepared can start no more.
+    /// Ends the watchdog; operations can no longer start.
     pub(crate) fn close(&self, how: Closed) {
         self.state().closed.get_or_insert(how);
         self.aborted.store(true, Ordering::Release);
@@ -267,7 +268,7 @@ impl Shared {
         self.progress_wanted.notify_all();
     }
 
-    /// Start `epoch` of an operation is under way. The caller has locked its executor.
+    /// Records that start `epoch` of an operation is open. The caller has locked its executor.
     pub(crate) fn open(&self, watch: &Watch, epoch: u64, deadline: Deadline) {
         if watch.due().is_none() {
             self.open.fetch_add(1, Ordering::Relaxed);
@@ -282,8 +283,7 @@ impl Shared {
         }
     }
 
-    /// Closes the starts that are complete in `executor`, the locked executor of `watch`; the last of
-    /// them. After an abort completion means nothing.
+    /// Closes the complete starts of the locked `executor`, and returns the last one. After an abort, completion means nothing.
     pub(crate) fn close_done(&self, watch: &Watch, executor: &Executor) -> u64 {
         let done = executor.done();
         if done > watch.closed() && !self.is_aborted() {
@@ -296,13 +296,13 @@ impl Shared {
         done
     }
 
-    /// Drives the open starts of all operations but `own`; whether some are not complete. Peers may
-    /// wait for them in another order than this rank does.
+    /// Drives the open starts of all operations except `own`, and returns whether some are not complete. Peers may wait for them
+    /// in another order than this rank.
     pub(crate) fn drive_others(&self, own: &Arc<Watch>) -> bool {
         self.open.load(Ordering::Relaxed) > 1 && self.drive_open(|watch| !Arc::ptr_eq(watch, own))
     }
 
-    /// Drives all open starts until they are complete, before this rank blocks where it cannot.
+    /// Drives all open starts until they are complete, before this rank blocks.
     pub(crate) fn finish_open(&self, deadline: Deadline) {
         while self.open.load(Ordering::Relaxed) > 0
             && self.drive_open(|_| true)
@@ -319,7 +319,7 @@ impl Shared {
             if watched.watch.due().is_none() || !picked(&watched.watch) {
                 continue;
             }
-            let Some(mut executor) = watched.free_course() else { continue };
+            let Some(mut executor) = watched.free_executor() else { continue };
             match executor.drive() {
                 Ok(_) => {
                     unfinished |= self.close_done(&watched.watch, &executor) < executor.started()

@@ -1,6 +1,6 @@
-//! What an operation that is being prepared has on one fabric: regions, imports, engines.
+//! The regions, imports and engines of an operation on one fabric, while it is prepared.
 //!
-//! Of two fabrics, the one registers what the other has allocated.
+//! With two fabrics, one registers the memory that the other has allocated.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -33,36 +33,35 @@ pub(crate) struct Adoptable {
     shared: Box<dyn Any + Send + Sync>,
 }
 
-/// The same with types.
+/// A buffer of one fabric with its types.
 struct Lent<M: PeerMemory> {
     window: Window<M>,
     keep: Vec<Kept>,
 }
 
-/// One fabric's side of an operation, without types.
+/// The regions, imports and engines of an operation on one fabric, without types.
 pub(crate) trait Side {
     fn backend(&self) -> BackendId;
 
-    /// Allocates a buffer; the flags after the engines that wait for them.
+    /// Allocates a buffer; flags must be allocated after the engines.
     fn allocate(&mut self, buffer: BufferId, bytes: u64) -> Result<(), Error>;
 
-    /// The memory of a buffer, to be registered with the other fabric.
+    /// Returns the memory of a buffer, to be registered with the other fabric.
     fn held(&self, buffer: BufferId) -> Lendable;
 
     /// Registers a buffer that the other fabric holds.
     fn register(&mut self, buffer: BufferId, lent: Lendable) -> Result<(), Error>;
 
-    /// A buffer and what is imported of it, for other operations to [adopt](Self::adopt).
+    /// Returns a buffer and its imports, for other operations to [adopt](Self::adopt).
     fn share(&self, buffer: BufferId) -> Adoptable;
 
-    /// Takes what an operation on this fabric has shared.
+    /// Uses a buffer that an operation on this fabric has shared.
     fn adopt(&mut self, buffer: BufferId, shared: &Adoptable) -> Result<(), Error>;
 
-    /// What peers need to import these buffers.
+    /// Returns the keys with which peers import these buffers.
     fn keys(&self, buffers: &[BufferId]) -> Result<Keys, Error>;
 
-    /// Imports a buffer of `peer`, which must have at least `bytes`; once, however often it is
-    /// called.
+    /// Imports a buffer of `peer`, which must have at least `bytes` bytes. Repeated calls import it once.
     fn import(
         &mut self,
         peer: Rank,
@@ -72,17 +71,17 @@ pub(crate) trait Side {
         deadline: Deadline,
     ) -> Result<(), Error>;
 
-    /// Makes one engine more.
+    /// Creates one more engine.
     fn engine(&mut self, demand: Demand) -> Result<Caps, Error>;
 
-    /// How `peer` is reached.
+    /// Returns the link to `peer`.
     fn link(&self, peer: Rank) -> Option<Link>;
 
-    /// The ports of the engines, in the order in which they were made, and the host's view.
+    /// Returns the ports of the engines, in the order of their creation, and the host's view of the buffers.
     fn finish(self: Box<Self>, turns: Turns) -> (Vec<Box<dyn Port>>, Arc<dyn HostView>);
 }
 
-/// One fabric's side of an operation.
+/// The regions, imports and engines of an operation on one fabric.
 pub(crate) struct FabricSide<'f, F: Fabric> {
     fabric: &'f mut F,
     engines: Vec<F::Engine>,
@@ -95,7 +94,7 @@ impl<'f, F: Fabric> FabricSide<'f, F> {
         Self { fabric, engines: Vec::new(), windows: BTreeMap::new(), keep: Vec::new() }
     }
 
-    /// Takes a region that the caller has.
+    /// Uses a region of the caller.
     pub(crate) fn insert(&mut self, buffer: BufferId, region: <F::Memory as PeerMemory>::Local) {
         self.windows.insert(buffer, Window::new(region));
     }
@@ -104,8 +103,7 @@ impl<'f, F: Fabric> FabricSide<'f, F> {
         self.windows.get(&buffer).expect("a buffer is made before it is used")
     }
 
-    /// The windows from number 0 to the last one that there is; where this rank or its peers have
-    /// fewer, some stand for nothing.
+    /// Returns the buffers from number 0 to the last one; missing ones are empty.
     fn take(&mut self, name: fn(u32) -> BufferId) -> Vec<Window<F::Memory>> {
         let (first, last) = (name(0), name(u32::MAX));
         let count = match self.windows.range(first..=last).next_back() {

@@ -1,4 +1,4 @@
-//! What is known of an operation's open starts from outside: deadline, and what is still missing.
+//! The state of an operation's open starts, for the watchdog and for error texts.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::run::turns::Start;
 use crate::run::writers::Writers;
 use crate::window::{Kept, Views};
 
-/// One prepared operation, as the watchdog and the error texts see it.
+/// The state of one prepared operation, for the watchdog and for error texts.
 pub(crate) struct Watch {
     operation: String,
     rank: Rank,
@@ -62,12 +62,12 @@ impl Watch {
         self.timeout
     }
 
-    /// What one fabric of this rank allocated and another registered.
+    /// Returns memory that one fabric of this rank allocated and another registered.
     pub(crate) fn kept(&self) -> impl Iterator<Item = &Kept> {
         self.views.kept()
     }
 
-    /// From now on there may be starts that nobody waits for.
+    /// Records that there can be starts on a stream.
     pub(crate) fn mark_on_stream(&self) {
         self.on_stream.store(true, Ordering::Release);
     }
@@ -76,17 +76,17 @@ impl Watch {
         self.on_stream.load(Ordering::Acquire)
     }
 
-    /// From now on there may be replays that nobody knows of.
+    /// Records that there can be replays of a graph.
     pub(crate) fn mark_captured(&self) {
         self.captured.store(true, Ordering::Release);
     }
 
-    /// From now on the progress thread drives what is open.
+    /// Records that the progress thread drives open starts.
     pub(crate) fn mark_beside(&self) {
         self.beside.store(true, Ordering::SeqCst);
     }
 
-    /// Whether the progress thread has something to drive here.
+    /// Returns whether the progress thread drives open starts.
     pub(crate) fn is_beside(&self) -> bool {
         self.beside.load(Ordering::SeqCst) && (self.is_captured() || self.due().is_some())
     }
@@ -103,7 +103,7 @@ impl Watch {
         self.opened.store(epoch, Ordering::SeqCst);
     }
 
-    /// Every start up to `epoch` is complete. Who opens and closes holds the lock of the executor.
+    /// Records that every start up to `epoch` is complete. The caller holds the lock of the executor.
     pub(crate) fn close(&self, epoch: u64) {
         self.closed.fetch_max(epoch, Ordering::Release);
         if self.opened.load(Ordering::Relaxed) > epoch {
@@ -111,25 +111,25 @@ impl Watch {
         }
     }
 
-    /// The deadline of the oldest open start, or a new one.
+    /// Returns the deadline of the oldest open start, or a new one.
     pub(crate) fn deadline(&self) -> Deadline {
         let left = self.due().map(|due| due.saturating_duration_since(Instant::now()));
         Deadline::after(left.unwrap_or(self.timeout))
     }
 
-    /// When the oldest open start is overdue, if one is open.
+    /// Returns the time at which the oldest open start is overdue, if there is one.
     pub(crate) fn due(&self) -> Option<Instant> {
         let open = self.opened.load(Ordering::SeqCst) > self.closed.load(Ordering::Acquire);
         let nanos = self.deadline_nanos.load(Ordering::Relaxed);
         open.then(|| self.origin + Duration::from_nanos(nanos))
     }
 
-    /// Whether the oldest open start should be complete by now.
+    /// Returns whether the oldest open start is overdue.
     pub(crate) fn is_overdue(&self) -> bool {
         self.due().is_some_and(|due| due <= Instant::now())
     }
 
-    /// The last start that is known to be complete.
+    /// Returns the last start that is known to be complete.
     pub(crate) fn closed(&self) -> u64 {
         self.closed.load(Ordering::Acquire)
     }
@@ -139,8 +139,7 @@ impl Watch {
         self.deadline_nanos.store(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// The first flag, in the order of the plan, that has not reached the oldest open start, and
-    /// what it holds.
+    /// Returns the first flag that the oldest open start still misses, in the order of the plan, and its value.
     pub(crate) fn missing(&self) -> Option<(Awaited, u64)> {
         let epoch = self.epoch();
         self.waits.iter().find_map(|wait| {
@@ -150,12 +149,12 @@ impl Watch {
         })
     }
 
-    /// The oldest open start.
+    /// Returns the oldest open start.
     fn epoch(&self) -> u64 {
         self.closed() + 1
     }
 
-    /// The record of a deadline that has passed.
+    /// Creates the record of a passed deadline.
     pub(crate) fn overdue(&self, timeout: Duration) -> AbortRecord {
         let (rank, epoch) = (self.rank, self.epoch());
         let Some((wait, seen)) = self.missing() else {
@@ -176,7 +175,7 @@ impl Watch {
         self.record(Cause::Timeout, Some(writer), &flag.to_string(), &text)
     }
 
-    /// The record of waiting for a rank that has left the group.
+    /// Creates the record of waiting for a rank that has left the group.
     pub(crate) fn deserted(&self, shared: &Shared) -> Option<AbortRecord> {
         let (wait, _) = self.missing()?;
         let writer = self.writers.of(wait.flag);
@@ -191,7 +190,7 @@ impl Watch {
         Some(self.record(Cause::PeerLost, Some(writer), &phase, &text))
     }
 
-    /// The record of an engine that failed.
+    /// Creates the record of a failed engine.
     pub(crate) fn broken(&self, error: &Error) -> AbortRecord {
         let text = format!("because the engine of rank {} failed: {error}", self.rank);
         let lost = error.kind() == ErrorKind::DeviceLost;

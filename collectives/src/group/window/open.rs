@@ -1,5 +1,4 @@
-//! Opening a window: each rank offers its region on every fabric, and imports those of the ranks that
-//! the fabric reaches.
+//! Opens windows: each rank offers its region on every fabric, and imports the regions of the ranks that the fabric reaches.
 
 use std::sync::Arc;
 
@@ -16,13 +15,13 @@ use crate::group::{Group, Local};
 use crate::topology::Topology;
 use crate::window::BufferId;
 
-/// The buffer as which a window is imported.
+/// The buffer number under which a window is imported.
 const WINDOW: BufferId = BufferId::OUTPUT;
 
 /// The sides of both fabrics, the local one first.
 type Sides<'g> = Vec<Box<dyn Side + 'g>>;
 
-/// `bytes` is an error if the caller's wish was one; then all ranks get it.
+/// Opens a window. If `bytes` is an error, all ranks get it.
 pub(in crate::group) fn open<F: Fabric, T: Element>(
     group: &mut Group<F>,
     given: Option<Buffer<Local<F>, T>>,

@@ -8,13 +8,13 @@ use crate::element::{self, Element};
 use crate::error::Error;
 use crate::group::buffer;
 
-/// Elements of a window, to read; they are given back when this is dropped.
+/// Elements of a window for reading, borrowed until this is dropped.
 pub struct WindowSlice<'w, T> {
     elements: &'w [T],
     _borrowed: Entry,
 }
 
-/// Elements of a window, to write; they are given back when this is dropped.
+/// Elements of a window for writing, borrowed until this is dropped.
 pub struct WindowSliceMut<'w, T> {
     elements: &'w mut [T],
     _borrowed: Entry,

@@ -1,7 +1,7 @@
-//! Who uses which bytes of the windows of a group now.
+//! Tracks which operations and borrows use which bytes of the windows of a group.
 //!
-//! Several operations run over one window, and its host reads and writes it between their starts. The
-//! borrow checker cannot see which of them overlap; this table does, as a `RefCell` would.
+//! Several operations run over one window, and the host accesses it between their starts. The borrow checker cannot see
+//! overlaps; this table checks them at run time, as `RefCell` does.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,27 +20,27 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// Whether two users at once could see each other's writes.
+    /// Returns whether two concurrent users could see each other's writes.
     pub(crate) fn conflicts(&self, other: &Self) -> bool {
         let overlap = self.bytes.start.max(other.bytes.start) < self.bytes.end.min(other.bytes.end);
         self.window == other.window && overlap && (self.writes || other.writes)
     }
 }
 
-/// What an operation does now.
+/// The current use of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activity {
     /// No start is open.
     Idle,
     /// A start is open.
     Open,
-    /// A start is open on a stream of the caller, whose order is the caller's affair.
+    /// A start is open on a stream of the caller, which orders it.
     OnStream,
-    /// It has been recorded into a graph; nobody knows when that is replayed.
+    /// It has been recorded into a graph, whose replays are not known.
     Captured,
 }
 
-/// An operation, as far as this table knows it.
+/// The state of an operation, for this table.
 pub(crate) trait Active: Send + Sync {
     fn activity(&self) -> Activity;
 }
@@ -57,26 +57,26 @@ struct State {
 
 struct User {
     number: u64,
-    /// For people.
+    /// The name for error texts.
     name: String,
     extents: Vec<Extent>,
-    /// `None`: the host has borrowed them.
+    /// The operation; `None` if the host has borrowed the bytes.
     operation: Option<Arc<dyn Active>>,
-    /// What its operation is about to do.
+    /// The use that its operation is about to begin.
     begun: Option<Activity>,
 }
 
-/// A start that is being made: its bytes count as used until this is dropped.
+/// A start that is being made. Its bytes count as used until this is dropped.
 pub(crate) struct Begun<'a>(&'a Entry);
 
-/// An entry of the table; it goes with this value.
+/// An entry of the table, removed when this is dropped.
 pub(crate) struct Entry {
     users: Arc<Users>,
     number: u64,
 }
 
 impl Users {
-    /// Enters an operation; it uses nothing yet.
+    /// Adds an operation, which uses nothing yet.
     pub(crate) fn enter(
         self: &Arc<Self>,
         name: String,
@@ -89,7 +89,7 @@ impl Users {
     /// Borrows bytes for the host.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if somebody else uses them.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if an operation or another borrow uses them.
     pub(crate) fn borrow(self: &Arc<Self>, extent: Extent) -> Result<Entry, Error> {
         let mut state = self.state();
         state.check(None, std::slice::from_ref(&extent), false)?;
@@ -116,11 +116,10 @@ impl Users {
 }
 
 impl Entry {
-    /// Whether this operation may start now. The answer is kept until the start is open. Starts on
-    /// streams come in the order of the streams.
+    /// Begins a start of this operation, if nothing else uses its bytes. Starts on streams are ordered by the streams.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if somebody else uses what it uses.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if an operation or a borrow uses its bytes.
     pub(crate) fn begin(&self, on_stream: bool) -> Result<Begun<'_>, Error> {
         let mut state = self.users.state();
         let own = state.users.iter().find(|user| user.number == self.number);
