@@ -61,8 +61,10 @@ impl<'s, T: Element> Operation<'s, T> {
 
     /// Looks at every byte, and spoils them: what comes next must not depend on them.
     pub(super) fn check(&mut self, start: u64) -> Outcome {
-        let wanted: Vec<u8> =
-            Rank::all(self.scenario.ranks).flat_map(|rank| self.shard(rank, start)).collect();
+        let wanted: Vec<u8> = Rank::all(self.scenario.ranks)
+            .map(|rank| self.shard(rank, start))
+            .collect::<Vec<_>>()
+            .concat();
         let own = self.shard(self.rank, start);
         let output = self.gather.output().map_err(failed)?;
         let place = format!("operation {}, start {start}, output", self.number);

@@ -21,7 +21,7 @@ pub(crate) fn shard(rank: usize, round: u64, bytes: usize) -> Vec<u8> {
 
 /// What `round` gathers.
 pub(crate) fn gathered(ranks: usize, round: u64, bytes: usize) -> Vec<u8> {
-    (0..ranks).flat_map(|rank| shard(rank, round, bytes)).collect()
+    (0..ranks).map(|rank| shard(rank, round, bytes)).collect::<Vec<_>>().concat()
 }
 
 /// Fails unless the bytes are the wanted ones; names the first that is wrong.

@@ -141,11 +141,9 @@ impl<'p, F: Fabric> Player<'p, F> {
             self.access.write(place, &shard(self.me, self.round, lens[self.me]))?;
             gather.run().map_err(|error| unexpected(error).within(&what))?;
             let seen = self.access.read(gather.output_place())?;
-            let wanted: Vec<u8> = lens
-                .iter()
-                .enumerate()
-                .flat_map(|(rank, bytes)| shard(rank, self.round, *bytes))
-                .collect();
+            let shards = lens.iter().enumerate();
+            let shards = shards.map(|(rank, bytes)| shard(rank, self.round, *bytes));
+            let wanted = shards.collect::<Vec<_>>().concat();
             same(format_args!("{what}, start {}", self.round), &seen, &wanted)?;
         }
         Ok(())
