@@ -58,7 +58,7 @@ const SLICE_OPS_MAX: usize = 1024;
 const BATCH: usize = 32;
 /// Number of `completed` calls between two stall checks. A caller that drives the engine polls at least a
 /// hundred times a second.
-const LOOKS: u32 = 64;
+const POLLS_PER_STALL_CHECK: u32 = 64;
 /// Time to wait for the peers to close their queue pairs when an engine is dropped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -304,7 +304,7 @@ impl Engine {
     /// Checks for a stall every [`POLLS_PER_STALL_CHECK`] calls: a thread that drives several engines may
     /// never park on this one.
     fn watch(&mut self) -> Result<(), Error> {
-        self.looks = (self.looks + 1) % LOOKS;
+        self.looks = (self.looks + 1) % POLLS_PER_STALL_CHECK;
         if self.looks == 0 {
             self.patience()?;
         }

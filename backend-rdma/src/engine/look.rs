@@ -9,9 +9,9 @@
 use std::time::Duration;
 
 /// Initial spin: a few times the latency of a message on a fast network, about the cost of a wake-up.
-const SHORT: Duration = Duration::from_micros(100);
+const SPIN_MIN: Duration = Duration::from_micros(100);
 /// Longest spin: for longer waits the wake-up adds little, and an unsuccessful spin wastes as much.
-const LONG: Duration = Duration::from_millis(1);
+const SPIN_MAX: Duration = Duration::from_millis(1);
 /// Number of sleeps before the next trial of a longer spin, after the first unsuccessful one.
 const REST: u32 = 16;
 /// The same number after many unsuccessful trials.
@@ -39,7 +39,7 @@ pub(super) struct Look {
 
 impl Look {
     pub(super) fn new(given: Option<Duration>) -> Self {
-        let (suggested, asleep, credit) = (SHORT, None, CREDIT);
+        let (suggested, asleep, credit) = (SPIN_MIN, None, CREDIT);
         Self { given, suggested, asleep, credit, rest: 0, next_rest: REST }
     }
 
@@ -56,7 +56,7 @@ impl Look {
     /// Records the duration of a wait; it included a sleep if it was longer than the spin.
     pub(super) fn waited(&mut self, wait: Duration) {
         let slept = wait > self.suggested;
-        match (slept, self.suggested > SHORT) {
+        match (slept, self.suggested > SPIN_MIN) {
             (true, true) => self.charge(),
             (true, false) => self.slept(wait),
             (false, _) => self.looked(wait),
@@ -64,18 +64,18 @@ impl Look {
     }
 
     fn slept(&mut self, wait: Duration) {
-        if wait <= LONG {
+        if wait <= SPIN_MAX {
             self.asleep = Some(self.asleep.map_or(wait, |asleep| (7 * asleep + wait) / 8));
         }
         if self.rest > 0 {
             self.rest -= 1;
-        } else if wait <= LONG {
-            (self.suggested, self.credit) = ((2 * wait).min(LONG), CREDIT);
+        } else if wait <= SPIN_MAX {
+            (self.suggested, self.credit) = ((2 * wait).min(SPIN_MAX), CREDIT);
         }
     }
 
     fn looked(&mut self, wait: Duration) {
-        if wait > SHORT {
+        if wait > SPIN_MIN {
             // Waits vary, so allow a quarter more.
             if self.asleep.is_some_and(|asleep| wait > asleep * 5 / 4) {
                 return self.charge();
@@ -85,7 +85,7 @@ impl Look {
             self.next_rest = (self.next_rest - 1).max(REST);
         }
         // Short waits shrink the spin slowly.
-        self.suggested = (self.suggested * 7 / 8).max((2 * wait).min(LONG)).max(SHORT);
+        self.suggested = (self.suggested * 7 / 8).max((2 * wait).min(SPIN_MAX)).max(SPIN_MIN);
     }
 
     /// Charges an unsuccessful longer spin; ends the trial when the credit is used up.
@@ -94,7 +94,7 @@ impl Look {
             self.credit = credit;
             return;
         }
-        (self.suggested, self.rest) = (SHORT, self.next_rest);
+        (self.suggested, self.rest) = (SPIN_MIN, self.next_rest);
         self.next_rest = (2 * self.next_rest).min(REST_MAX);
     }
 }
@@ -112,7 +112,7 @@ mod tests {
         let mut is_long = || {
             let limit = look.limit();
             look.waited(wait(limit));
-            limit > SHORT
+            limit > SPIN_MIN
         };
         (0..1000).filter(|_| is_long()).count()
     }
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn short_waits_are_looked_at_to_their_end() {
         let mut look = Look::new(None);
-        assert_eq!(look.limit(), SHORT);
+        assert_eq!(look.limit(), SPIN_MIN);
         look.waited(us(140));
         assert_eq!(look.limit(), us(280), "what was slept through is looked at next time");
         look.waited(us(160));
@@ -130,7 +130,7 @@ mod tests {
         for _ in 0..100 {
             look.waited(us(3));
         }
-        assert_eq!(look.limit(), SHORT);
+        assert_eq!(look.limit(), SPIN_MIN);
     }
 
     #[test]
@@ -138,7 +138,7 @@ mod tests {
         let mut look = Look::new(None);
         for _ in 0..3 {
             look.waited(us(30_000));
-            assert_eq!(look.limit(), SHORT);
+            assert_eq!(look.limit(), SPIN_MIN);
         }
     }
 
@@ -148,21 +148,21 @@ mod tests {
         // Looking itself makes waits longer, as where one processor is for both sides.
         let tries = long_looks(&mut look, |limit| limit + us(200));
         assert!(tries < 20, "{tries} tries");
-        while look.limit() == SHORT {
+        while look.limit() == SPIN_MIN {
             look.waited(us(300));
         }
         look.waited(us(300));
         for _ in 0..3 {
             look.waited(us(5000));
         }
-        assert_eq!(look.limit(), SHORT);
+        assert_eq!(look.limit(), SPIN_MIN);
         assert!(look.rest > REST, "one that helped outweighs few");
     }
 
     #[test]
     fn looks_that_make_waits_longer_end() {
         // One processor is for both sides.
-        let wait = |limit| if limit > SHORT { us(450) } else { us(300) };
+        let wait = |limit| if limit > SPIN_MIN { us(450) } else { us(300) };
         let looked = long_looks(&mut Look::new(None), wait);
         assert!(looked < 40, "{looked} waits were longer for it");
     }
@@ -172,7 +172,7 @@ mod tests {
         let mut look = Look::new(None);
         for _ in 0..100 {
             // Waking takes longer than the message.
-            look.waited(if look.limit() > SHORT { us(250) } else { us(620) });
+            look.waited(if look.limit() > SPIN_MIN { us(250) } else { us(620) });
         }
         assert!(look.limit() >= us(500), "{look:?}");
         // Some waits are longer.
