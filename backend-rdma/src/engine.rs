@@ -1,9 +1,22 @@
-//! The queue of copies, signals and waits: a completion queue a card, and queue pairs to each peer that
-//! an op has named.
+//! Implements the RDMA engine: one completion queue per NIC, and an endpoint for each peer that an op has
+//! named.
 //!
-//! Everything is posted and completed by whoever calls; there is no thread. Puts are writes, gets are
-//! reads, a signal travels behind the bytes on the same queue pair. What goes to oneself is copied by
-//! the processor, and a flag of one's own waits until all before it is complete.
+//! The calling thread posts and completes everything; the engine has no thread. Puts are writes, gets are
+//! reads, and a signal follows the bytes on the same queue pair. The processor does the self copies, and a
+//! flag of the own rank is stored when all earlier ops are complete.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `chain.rs` | posting several requests with one doorbell |
+//! | `look.rs` | how long `park` polls before it sleeps |
+//! | `numbers.rs` | encoding of signals: by word, later by a short flag id |
+//! | `opening.rs` | the thread that opens the queue pairs to a peer |
+//! | `own.rs` | copies and flags of the own rank |
+//! | `pair.rs` | the ops for one peer: striping, signals, stall detection |
+//! | `park.rs` | sleeping on the completion channels |
+//! | `resolve.rs` | checks of an op against its regions |
+//! | `stillness.rs` | detection of a peer that makes no progress |
+//! | `strand.rs` | one queue pair: limits, request ids, copies in flight |
 
 mod chain;
 mod look;
@@ -39,20 +52,20 @@ use crate::fabric::{STRANDS_MAX, Shared};
 use crate::memory::{Local, Remote};
 use crate::sys::Cq;
 
-/// Most ops of a slice; a queue holds more.
+/// Maximum number of ops in a slice; a queue holds more.
 const SLICE_OPS_MAX: usize = 1024;
-/// Completions taken at once.
+/// Maximum number of completions per `ibv_poll_cq`.
 const BATCH: usize = 32;
-/// Every so many looks, what stays incomplete is asked for. Somebody who drives looks at least a
+/// Number of `completed` calls between two stall checks. A caller that drives the engine polls at least a
 /// hundred times a second.
-const LOOKS: u32 = 64;
-/// How long the other ends may take to close when an engine is dropped.
+const POLLS_PER_STALL_CHECK: u32 = 64;
+/// Time to wait for the peers to close their queue pairs when an engine is dropped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// An in-order queue over RDMA, driven by its caller.
+/// An in-order queue of ops over RDMA, driven by its caller.
 #[derive(Debug)]
 pub struct Engine {
-    // Before the completion queues and all that is shared.
+    // Declared first, so that they are dropped before the completion queues and the shared state.
     pairs: Vec<Option<Pair>>,
     own: Own,
     caps: Caps,
@@ -61,17 +74,17 @@ pub struct Engine {
     ledger: Ledger,
     poison: Poison<Error>,
     released: bool,
-    /// Ops ever submitted.
+    /// Number of ops submitted so far.
     order: u64,
     resolved: Vec<Resolved>,
-    /// One a queue pair of the peer that is being posted to.
+    /// One chain per rail of the endpoint that is being posted to.
     chains: Vec<Chain>,
     done: Done,
     batch: Vec<ibv_wc>,
     parker: Parker,
-    /// Looks since the last one that asked what stays incomplete.
+    /// Number of `completed` calls since the last stall check.
     looks: u32,
-    /// One a card.
+    /// One completion queue per NIC.
     cqs: Arc<[Arc<Cq>]>,
     shared: Arc<Shared>,
 }
@@ -89,7 +102,7 @@ impl Engine {
         };
         for card in &*inner.cards {
             let limits = &card.place.limits;
-            // A queue pair in error completes every request, so there must be room for all of them.
+            // A queue pair in error completes every request, so the completion queue needs room for all of them.
             let most = limits.max_cqe.max(1).cast_unsigned() / pairs;
             let most = most.min(limits.max_qp_wr.max(1).cast_unsigned());
             if most < 8 {
@@ -139,7 +152,7 @@ impl Engine {
         })
     }
 
-    /// The queue to a peer, whose queue pairs begin to open when it is first needed.
+    /// Creates the endpoint of a peer unless it exists; its queue pairs open in the background.
     fn open_pair(&mut self, peer: Rank) -> Result<(), Error> {
         if self.pairs[peer.index()].is_some() {
             return Ok(());
@@ -157,7 +170,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes a checked slice into the queues.
+    /// Queues a checked slice and posts what the limits allow.
     fn take(&mut self) -> Result<Ticket, Error> {
         for index in 0..self.resolved.len() {
             if let Resolved::Peer(peer, _) = self.resolved[index] {
@@ -171,7 +184,7 @@ impl Engine {
             match resolved {
                 Resolved::Nothing => {}
                 Resolved::Own(work) => {
-                    // A flag of one's own waits for what is before it.
+                    // A flag of the own rank is stored after all earlier ops, so their completions are needed.
                     if matches!(work, own::OwnWork::Store { .. }) {
                         self.pairs.iter_mut().flatten().for_each(|pair| pair.ask());
                     }
@@ -194,7 +207,7 @@ impl Engine {
         Ok(ticket)
     }
 
-    /// Posts what there is room for and does what is one's own.
+    /// Posts what the limits allow and runs the loopback ops.
     fn drive(&mut self) -> Result<(), Error> {
         for pair in self.pairs.iter_mut().flatten() {
             if pair.has_work() {
@@ -216,7 +229,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes what is complete.
+    /// Takes completions and arrived signals.
     fn harvest(&mut self) -> Result<(), Error> {
         self.shared.inner.check()?;
         let mut moved = self.shared.arrivals().take()?;
@@ -239,6 +252,7 @@ impl Engine {
         Ok(())
     }
 
+    /// Handles one completion; `nic` is the index of the completion queue.
     fn complete(&mut self, card: usize, completion: &ibv_wc) -> Result<(), Error> {
         let RequestId { peer, strand, number } = RequestId::of(completion.wr_id);
         let Some(pair) = self.pairs.get_mut(peer).and_then(Option::as_mut) else {
@@ -268,14 +282,14 @@ impl Engine {
         Ok(())
     }
 
-    /// What is complete of a released engine: everything, once nothing is posted.
+    /// Completes every ticket of a released engine once no request is posted any more.
     fn settle_release(&mut self) {
         if self.released && self.pairs.iter().flatten().all(Pair::is_drained) {
             self.ledger.finish_all();
         }
     }
 
-    /// How long what is posted may still stay incomplete.
+    /// Returns the time left until a peer without progress counts as lost.
     fn patience(&mut self) -> Result<Duration, Error> {
         let mut most = Duration::MAX;
         if !self.released {
@@ -287,15 +301,17 @@ impl Engine {
         Ok(most)
     }
 
-    /// Asks for it at some of the looks: who drives other engines beside this one may never park here.
+    /// Checks for a stall every [`POLLS_PER_STALL_CHECK`] calls: a thread that drives several engines may
+    /// never park on this one.
     fn watch(&mut self) -> Result<(), Error> {
-        self.looks = (self.looks + 1) % LOOKS;
+        self.looks = (self.looks + 1) % POLLS_PER_STALL_CHECK;
         if self.looks == 0 {
             self.patience()?;
         }
         Ok(())
     }
 
+    /// Returns the number of ops that wait to be posted or run.
     fn queued(&self) -> usize {
         self.own.len() + self.pairs.iter().flatten().map(Pair::waiting).sum::<usize>()
     }
@@ -324,7 +340,7 @@ impl CopyEngine for Engine {
             )));
         }
         let (queued, room) = (self.queued(), self.queue_ops);
-        // Slices without ops take tickets, which have no more room than ops.
+        // Slices without ops use tickets, and open tickets are limited as ops are.
         if queued + ops.len() > room || self.ledger.open() >= room {
             return Err(Error::QueueFull { queued, room, wanted: ops.len() });
         }
@@ -349,7 +365,7 @@ impl CopyEngine for Engine {
         if self.is_busy() {
             return Ok(());
         }
-        // A park that does not sleep is a look.
+        // Only a park that sleeps needs the limit; the others are polls.
         let most = if self.parker.is_announced() { self.patience() } else { Ok(Duration::MAX) };
         let parked = most
             .and_then(|most| self.parker.park(self.shared.arrivals(), &self.cqs, limit.min(most)));
@@ -392,7 +408,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.parker.busy(&self.shared.inner.arrivals);
         let deadline = Deadline::after(CLOSE_TIMEOUT);
-        // They close when they are dropped, right after this.
+        // The endpoints close when they are dropped, right after this.
         self.pairs.iter_mut().flatten().for_each(|pair| pair.close_by(deadline));
     }
 }

@@ -1,78 +1,78 @@
-//! The RDMA backend of Peerlane: the queue pairs of InfiniBand and RoCE network cards, between
-//! hosts. One rank has one port of one card, or of up to four; ranks are processes, or threads of one.
+//! The RDMA backend of Peerlane: moves bytes between hosts over the queue pairs of InfiniBand and RoCE
+//! NICs. A rank uses one port of one NIC, or of up to four. Ranks are processes, or threads of one.
 //!
-//! At run time it needs `libibverbs.so.1`, which rdma-core brings. It is not needed to build. Where it
-//! or a card is missing, every call says so, with what to install.
+//! It loads `libibverbs.so.1`, a part of rdma-core, at run time and does not need it to build. If the
+//! library or a NIC is missing, every call returns an error that names what to install.
 //!
 //! # How the contract maps to RDMA
 //!
 //! | the contract | RDMA |
 //! | --- | --- |
-//! | `Fabric::open` | of each card `ibv_open_device`, `ibv_alloc_pd`, a shared receive queue and its completion queue for what peers announce; a thread with a TCP socket that answers peers and hears of the devices |
+//! | `Fabric::open` | for each NIC `ibv_open_device`, `ibv_alloc_pd`, a shared receive queue and its completion queue for the messages of peers; a thread with a TCP socket that answers peers and receives the events of the devices |
 //! | `Fabric::connect` | a TCP connection to the peer's thread |
-//! | `Fabric::engine` | a completion queue a card; queue pairs follow when an op first names the peer, opened by a thread, so that `submit` never waits |
+//! | `Fabric::engine` | a completion queue per NIC; a thread opens the queue pairs to a peer when an op first names it, so that `submit` never waits |
 //! | `PeerMemory::allocate` | a memfd, then as `register` |
-//! | `PeerMemory::register` | `ibv_reg_mr` with every card: any memory of the host |
-//! | `PeerMemory::adopt` | memory of devices: `ibv_reg_dmabuf_mr` of its dma-buf, or `ibv_reg_mr` where a kernel module knows the address; what the device needs to see the bytes is done before a flag is stored |
-//! | `PeerMemory::export`, `import` | address, length and remote key; the owner is asked whether the memory still lives |
-//! | `Op::Put`, `Op::Get` | RDMA write and RDMA read, in pieces, large ones in stripes over several queue pairs; to oneself a copy by the processor |
-//! | `Op::Signal` | a message behind the bytes on the same queue pair, whose completion lets the peer store the flag: with a put before it in the slice one RDMA write with immediate, otherwise a send or an empty write with immediate. Where the receiving card says that it writes in order, a write of the flag ([`SignalBy`]). To oneself a store after all completions |
-//! | a signal or put behind a get | is posted with a fence, because a lost answer to a read is read again |
+//! | `PeerMemory::register` | `ibv_reg_mr` with every NIC, for any host memory |
+//! | `PeerMemory::adopt` | device memory: `ibv_reg_dmabuf_mr` of its dma-buf, or `ibv_reg_mr` if a kernel module knows the address; if the device needs a flush to see the bytes, it runs before a flag is stored |
+//! | `PeerMemory::export`, `import` | address, length and remote key; `import` asks the owner whether the memory still exists |
+//! | `Op::Put`, `Op::Get` | RDMA write and RDMA read, in pieces; large ones in stripes over several queue pairs; to the own rank a copy by the processor |
+//! | `Op::Signal` | a message after the bytes on the same queue pair; the peer stores the flag when the message completes there. After a put of the same slice it is one RDMA write with immediate, otherwise a send or an empty write with immediate. If the receiving NIC reports that it writes in order, a write of the flag ([`SignalBy`]). To the own rank a store after all earlier completions |
+//! | a signal or put after a get | posted with a fence, because a NIC repeats a read whose answer was lost |
 //! | `Op::Wait` | not queued: the executor polls the flag |
-//! | `completed` | `ibv_poll_cq` of the engine's queue, and of the rank's for what peers announced; posts what there is room for |
-//! | `park` | sleeps on both completion channels; a flag that another engine of the rank stored, and the waker, ring an event descriptor |
-//! | `release` | the queue pairs go to the error state, and what they held completes as flushed |
-//! | `fork`, `join` | no caller computes on a network card: the stream is uninhabited |
+//! | `completed` | `ibv_poll_cq` of the engine's completion queues and of the rank's receive completion queues; posts what the limits allow |
+//! | `park` | sleeps on both completion channels; the waker, and a flag stored by another engine of the rank, write to an event descriptor |
+//! | `release` | moves the queue pairs to the error state, which completes their requests as flushed |
+//! | `fork`, `join` | unreachable: no stream runs on a NIC, so the stream type is uninhabited |
 //!
-//! A failed completion poisons the engine: a wrong remote key is `InvalidKey`, a peer that does not
-//! answer any more is `PeerLost`, with rank, address and device. To go on, open a new group.
+//! A failed completion poisons the engine. A wrong remote key is `InvalidKey`; a peer that no longer
+//! answers is `PeerLost`, with rank, address and device. To continue, open a new group.
 //!
 //! # Queue pairs
 //!
 //! An engine has one queue pair to a peer unless [`Options::queue_pairs`] or
-//! [`Options::further_devices`] want more, eight at most. The first takes signals and what is smaller
-//! than two stripes of [`Options::stripe_bytes`]. Larger puts and gets are cut where the peer's addresses
-//! are multiples of it, and stripes take turns, so what touches the same bytes goes over the same queue
-//! pair. Where a small copy meets a large one, or a get a put in memory of this rank, the later one waits
-//! for the earlier. A signal says on which other queue pairs bytes were put; there an empty write with
-//! immediate follows them, and the peer stores the flag when all of these have come.
+//! [`Options::further_devices`] ask for more, at most eight. The first, the *primary*, takes signals and
+//! copies of less than two stripes of [`Options::stripe_bytes`]. Larger puts and gets are cut where the
+//! peer's addresses are multiples of a stripe, and consecutive stripes rotate over the queue pairs, so
+//! that bytes at one remote address always use the same queue pair. A later copy waits for an earlier one
+//! if a small copy overlaps a large one, or a get overlaps a put in memory of this rank. A signal names
+//! the other queue pairs that carried bytes. On each of these a *marker*, an empty write with immediate,
+//! follows the bytes, and the peer stores the flag when all markers have arrived.
 //!
-//! Requests are posted in chains of up to 64, one doorbell each. Puts of up to
-//! [`Options::inline_bytes`] travel in the request. Of each queue pair at most
-//! [`Options::requests_max`] requests are posted, to each peer about [`Options::posted_bytes_max`] bytes;
-//! what does not fit waits in the engine. Completion queues hold every request of every queue pair.
+//! Requests are posted in chains of up to 64, with one doorbell each. Puts of up to
+//! [`Options::inline_bytes`] are sent inline. At most [`Options::requests_max`] requests are posted to
+//! each queue pair, and about [`Options::posted_bytes_max`] bytes to each peer; the rest waits in the
+//! engine. Completion queues have room for every request of every queue pair.
 //!
-//! # What ends a wait
+//! # Timeouts
 //!
-//! | what is waited for | ends after | as |
+//! | waits for | ends after | error |
 //! | --- | --- | --- |
-//! | the peer's answer on the way to queue pairs | [`Options::open_timeout`], 10 s | `Timeout` of `completed` |
-//! | an acknowledgement of a packet | [`Options::timeout_exponent`] and [`Options::retries`]: 67 ms, sent again 7 times, half a second or more | `PeerLost` |
-//! | a place for a message | asked again every 0.16 ms. The peer's thread makes places also while nobody polls there; a stopped process does not, and after [`Options::stall_timeout`], 60 s without any completion, it counts as lost | `PeerLost` |
-//! | the other end when an engine is dropped | 2 s | nothing |
+//! | the peer's answer while queue pairs open | [`Options::open_timeout`], 10 s | `Timeout` of `completed` |
+//! | an acknowledgement of a packet | [`Options::timeout_exponent`] and [`Options::retries`]: 67 ms, 7 retries, half a second or more in total | `PeerLost` |
+//! | a receive buffer for a message | a retry every 0.16 ms. The peer's fabric thread posts buffers even if no engine polls there. A stopped process does not; after [`Options::stall_timeout`], 60 s without a completion, it counts as lost | `PeerLost` |
+//! | the peer to close its queue pairs when an engine is dropped | 2 s | none |
 //!
-//! A port that goes down ends nothing by itself: if it comes back within the retries nothing is lost, and
-//! else the error says that it is down. Devices that fail, and queues of theirs, end everything at once,
-//! as `DeviceLost`.
+//! A port that goes down is no error by itself: nothing is lost if it returns within the retries, and
+//! otherwise the error says that the port is down. A failed device, or a failed queue of a device, fails
+//! every call at once with `DeviceLost`.
 //!
-//! # Who drives it
+//! # Progress
 //!
-//! Whoever calls: nothing is posted and no flag of this rank stored, but by `completed` and `submit`, by
-//! another engine's of the rank, or by the fabric's thread once half of the places for messages are taken.
-//! `park` gives the processor away, looks for a while ([`Options::spin`]), and then sleeps on the
-//! completion channels without a timer, until something completes or arrives, or the waker is used.
-//! On the emulated nodes of `cargo xtask test rdma` a rank so uses 0.4 to 0.9 % of a processor
-//! while a peer is late by a second, 9 % where both its fabrics may have news, and about half of
-//! one in one small gather after the other. For starts on streams the executor has a progress
-//! thread for the rank.
+//! The caller drives the backend. Requests are posted and flags of this rank are stored only by `completed`
+//! and `submit` of any engine of the rank, and by the fabric's thread once half of the receive buffers are
+//! used. `park` yields the processor while it polls for a short time ([`Options::spin`]), then sleeps on
+//! the completion channels without a timer until something completes or arrives, or the waker is used.
+//! On the emulated nodes of `cargo xtask test rdma` a rank uses 0.4 to 0.9 % of a processor while a peer
+//! is late by a second, 9 % if it waits for flags of two fabrics, and about half of a processor in a
+//! series of small all-gathers. For starts on streams the executor runs a progress thread for the rank.
 //!
 //! # What is left out
 //!
-//! - Copies to oneself of memory of a device: its own fabric does them.
-//! - One sleep for RDMA and for another fabric: who drives lanes of both sleeps on the one that hears of
-//!   all that is missing. Where both may have news it looks at them in pauses, which grow with the wait up
-//!   to ten milliseconds.
-//! - Waits in the queue: no card waits for a word of memory.
+//! - Self copies of device memory: the device's own fabric does them.
+//! - One sleep for RDMA and another fabric: an executor with lanes of both parks on the engine whose
+//!   wake-ups cover everything that its lanes wait for. If both fabrics may progress, it polls with a
+//!   back-off that grows to ten milliseconds.
+//! - Queued waits: no NIC can wait for a word of memory.
 
 mod device;
 mod engine;

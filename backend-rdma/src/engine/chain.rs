@@ -1,21 +1,21 @@
-//! Requests that are posted together, for one ring of the doorbell.
+//! Posts several requests with one doorbell.
 
 use ibverbs_sys::{ibv_send_wr, ibv_sge};
 
 use crate::error::Error;
 use crate::sys::Qp;
 
-/// Requests of one chain, inclusive.
+/// Maximum number of requests in a chain, inclusive.
 const REQUESTS_MAX: usize = 64;
 
-/// Requests and the places that they name, in buffers that are allocated once.
+/// Requests and their scatter-gather entries, in buffers that are allocated once.
 #[derive(Debug)]
 pub(super) struct Chain {
     requests: Vec<ibv_send_wr>,
     places: Vec<ibv_sge>,
 }
 
-// SAFETY: the pointers of the requests are set and used in `post` only.
+// SAFETY: the pointers in the requests are set and used in `post` only.
 unsafe impl Send for Chain {}
 
 impl Chain {
@@ -24,7 +24,7 @@ impl Chain {
         Self { requests, places: Vec::with_capacity(REQUESTS_MAX) }
     }
 
-    /// Adds a request; without a place it has no bytes. Posts those before it where there is no room.
+    /// Adds a request; without an entry it has no bytes. Posts the chain first if it is full.
     pub(super) fn push(
         &mut self,
         qp: &Qp,
@@ -40,7 +40,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Posts them all.
+    /// Posts all requests.
     pub(super) fn post(&mut self, qp: &Qp) -> Result<(), Error> {
         let mut next = std::ptr::null_mut();
         for (request, place) in self.requests.iter_mut().zip(&mut self.places).rev() {
@@ -49,8 +49,8 @@ impl Chain {
             next = request;
         }
         let posted = match self.requests.first_mut() {
-            // SAFETY: the chain was just made and lives for the call; `submit`'s contract keeps what
-            // it names, and messages lie in memory of the pair.
+            // SAFETY: the chain was just built and lives for the call; `submit`'s contract keeps the memory of
+            // copies alive, and messages lie in buffers of the endpoint.
             Some(first) => unsafe { qp.post(first) },
             None => Ok(()),
         };

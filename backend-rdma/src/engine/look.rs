@@ -1,62 +1,62 @@
-//! How long an engine looks before it sleeps: longer where that makes waits shorter.
+//! Adapts how long an engine polls before it sleeps: longer where that makes waits shorter.
 //!
-//! To sleep and to be woken takes tens of microseconds, hundreds where processors are emulated: system
-//! calls to ask for events and to sleep, and an interrupt of a core. Who waits for a few times that should
-//! look for longer. But where processors are few, who looks keeps them from those who would end the wait.
-//! So longer looks are tried, go on while most waits are shorter than they were asleep, and are not tried
-//! again soon where they were in vain.
+//! A sleep costs tens of microseconds, and hundreds on emulated processors: system calls to request events
+//! and to sleep, and an interrupt of a core. If waits take only a few times as long as that, it is better
+//! to poll through them. But if processors are scarce, a polling thread delays the threads that would end
+//! the wait. So longer spins are tried, kept while most waits are shorter than they were with a sleep, and
+//! otherwise not tried again for some time.
 
 use std::time::Duration;
 
-/// A few times what a message takes on a fast network, and about what waking takes.
-const SHORT: Duration = Duration::from_micros(100);
-/// To a longer wait, waking adds a small part; and as much is lost by a look in vain.
-const LONG: Duration = Duration::from_millis(1);
-/// Sleeps before the next try of a longer look, after the first one in vain.
+/// Initial spin: a few times the latency of a message on a fast network, about the cost of a wake-up.
+const SPIN_MIN: Duration = Duration::from_micros(100);
+/// Longest spin: for longer waits the wake-up adds little, and an unsuccessful spin wastes as much.
+const SPIN_MAX: Duration = Duration::from_millis(1);
+/// Number of sleeps before the next trial of a longer spin, after the first unsuccessful one.
 const REST: u32 = 16;
-/// The same after many in vain.
+/// The same number after many unsuccessful trials.
 const REST_MAX: u32 = 1024;
-/// What a try may begin with, and have at most: one for each wait that was shorter than asleep.
+/// Initial and maximum credit of a trial; each wait that was shorter than with a sleep earns one.
 const CREDIT: u32 = 2;
 const CREDIT_MAX: u32 = 16;
-/// What a wait costs that was longer, or was slept through all the same.
+/// Credit that a wait costs if it was longer, or needed a sleep all the same.
 const CHARGE: u32 = 2;
 
-/// What recent waits suggest, or what was asked for.
+/// Chooses the spin time from recent waits, unless the caller has set it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
     given: Option<Duration>,
-    /// From [`SHORT`] to [`LONG`].
+    /// From [`SPIN_MIN`] to [`SPIN_MAX`].
     suggested: Duration,
-    /// What waits took of late that were slept through.
+    /// Average duration of recent waits that needed a sleep.
     asleep: Option<Duration>,
     credit: u32,
-    /// Sleeps before a longer look is tried.
+    /// Sleeps left before a longer spin is tried.
     rest: u32,
-    /// As many after the next one in vain.
+    /// Value of `rest` after the next unsuccessful trial.
     next_rest: u32,
 }
 
 impl Look {
     pub(super) fn new(given: Option<Duration>) -> Self {
-        let (suggested, asleep, credit) = (SHORT, None, CREDIT);
+        let (suggested, asleep, credit) = (SPIN_MIN, None, CREDIT);
         Self { given, suggested, asleep, credit, rest: 0, next_rest: REST }
     }
 
-    /// How long to look.
+    /// Returns how long to poll before a sleep.
     pub(super) fn limit(self) -> Duration {
         self.given.unwrap_or(self.suggested)
     }
 
-    /// Whether others may want the processor: nobody has asked for looks.
+    /// Returns whether to yield the processor while polling: the caller has not asked for a pure spin.
     pub(super) fn yields(self) -> bool {
         self.given.is_none()
     }
 
-    /// A wait is over, that was slept through in part where it took longer than the look.
+    /// Records the duration of a wait; it included a sleep if it was longer than the spin.
     pub(super) fn waited(&mut self, wait: Duration) {
         let slept = wait > self.suggested;
-        match (slept, self.suggested > SHORT) {
+        match (slept, self.suggested > SPIN_MIN) {
             (true, true) => self.charge(),
             (true, false) => self.slept(wait),
             (false, _) => self.looked(wait),
@@ -64,37 +64,37 @@ impl Look {
     }
 
     fn slept(&mut self, wait: Duration) {
-        if wait <= LONG {
+        if wait <= SPIN_MAX {
             self.asleep = Some(self.asleep.map_or(wait, |asleep| (7 * asleep + wait) / 8));
         }
         if self.rest > 0 {
             self.rest -= 1;
-        } else if wait <= LONG {
-            (self.suggested, self.credit) = ((2 * wait).min(LONG), CREDIT);
+        } else if wait <= SPIN_MAX {
+            (self.suggested, self.credit) = ((2 * wait).min(SPIN_MAX), CREDIT);
         }
     }
 
     fn looked(&mut self, wait: Duration) {
-        if wait > SHORT {
-            // No two waits are alike.
+        if wait > SPIN_MIN {
+            // Waits vary, so allow a quarter more.
             if self.asleep.is_some_and(|asleep| wait > asleep * 5 / 4) {
                 return self.charge();
             }
             self.credit = (self.credit + 1).min(CREDIT_MAX);
-            // Looks in vain cost more than one that helped has spared, so they are forgiven slowly.
+            // An unsuccessful spin costs more than a successful one saves, so the penalty shrinks slowly.
             self.next_rest = (self.next_rest - 1).max(REST);
         }
-        // Shorter waits let it shrink slowly.
-        self.suggested = (self.suggested * 7 / 8).max((2 * wait).min(LONG)).max(SHORT);
+        // Short waits shrink the spin slowly.
+        self.suggested = (self.suggested * 7 / 8).max((2 * wait).min(SPIN_MAX)).max(SPIN_MIN);
     }
 
-    /// A longer look was in vain.
+    /// Charges an unsuccessful longer spin; ends the trial when the credit is used up.
     fn charge(&mut self) {
         if let Some(credit) = self.credit.checked_sub(CHARGE) {
             self.credit = credit;
             return;
         }
-        (self.suggested, self.rest) = (SHORT, self.next_rest);
+        (self.suggested, self.rest) = (SPIN_MIN, self.next_rest);
         self.next_rest = (2 * self.next_rest).min(REST_MAX);
     }
 }
@@ -112,7 +112,7 @@ mod tests {
         let mut is_long = || {
             let limit = look.limit();
             look.waited(wait(limit));
-            limit > SHORT
+            limit > SPIN_MIN
         };
         (0..1000).filter(|_| is_long()).count()
     }
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn short_waits_are_looked_at_to_their_end() {
         let mut look = Look::new(None);
-        assert_eq!(look.limit(), SHORT);
+        assert_eq!(look.limit(), SPIN_MIN);
         look.waited(us(140));
         assert_eq!(look.limit(), us(280), "what was slept through is looked at next time");
         look.waited(us(160));
@@ -130,7 +130,7 @@ mod tests {
         for _ in 0..100 {
             look.waited(us(3));
         }
-        assert_eq!(look.limit(), SHORT);
+        assert_eq!(look.limit(), SPIN_MIN);
     }
 
     #[test]
@@ -138,7 +138,7 @@ mod tests {
         let mut look = Look::new(None);
         for _ in 0..3 {
             look.waited(us(30_000));
-            assert_eq!(look.limit(), SHORT);
+            assert_eq!(look.limit(), SPIN_MIN);
         }
     }
 
@@ -148,21 +148,21 @@ mod tests {
         // Looking itself makes waits longer, as where one processor is for both sides.
         let tries = long_looks(&mut look, |limit| limit + us(200));
         assert!(tries < 20, "{tries} tries");
-        while look.limit() == SHORT {
+        while look.limit() == SPIN_MIN {
             look.waited(us(300));
         }
         look.waited(us(300));
         for _ in 0..3 {
             look.waited(us(5000));
         }
-        assert_eq!(look.limit(), SHORT);
+        assert_eq!(look.limit(), SPIN_MIN);
         assert!(look.rest > REST, "one that helped outweighs few");
     }
 
     #[test]
     fn looks_that_make_waits_longer_end() {
         // One processor is for both sides.
-        let wait = |limit| if limit > SHORT { us(450) } else { us(300) };
+        let wait = |limit| if limit > SPIN_MIN { us(450) } else { us(300) };
         let looked = long_looks(&mut Look::new(None), wait);
         assert!(looked < 40, "{looked} waits were longer for it");
     }
@@ -172,7 +172,7 @@ mod tests {
         let mut look = Look::new(None);
         for _ in 0..100 {
             // Waking takes longer than the message.
-            look.waited(if look.limit() > SHORT { us(250) } else { us(620) });
+            look.waited(if look.limit() > SPIN_MIN { us(250) } else { us(620) });
         }
         assert!(look.limit() >= us(500), "{look:?}");
         // Some waits are longer.

@@ -1,16 +1,16 @@
-//! What a signal says of its flag: registration and word at first, then a short number and a step.
+//! Encodes signals: first by registration and word, later by a short flag id and an increment.
 
 use std::collections::HashMap;
 
 use super::pair::Announcement;
 use crate::fabric::{Immediate, MESSAGE_BYTES, Message, NUMBERS_MAX, STEP_MAX};
 
-/// Flags that the peer knows by a short number, and what they hold.
+/// Flags that the peer knows by a flag id, and their last values.
 #[derive(Debug, Default)]
 pub(super) struct Numbers(HashMap<(u64, u64), (u32, u64)>);
 
 impl Numbers {
-    /// The immediate of a flag whose short number the peer knows, if the step is small.
+    /// Returns the immediate of a flag whose id the peer knows, if the increment is small enough.
     pub(super) fn immediate(&mut self, signal: &Announcement, companions: u32) -> Option<u32> {
         let (number, known) = self.0.get_mut(&(signal.generation, signal.word))?;
         let step = signal.value.checked_sub(*known).filter(|step| (1..=STEP_MAX).contains(step))?;
@@ -18,7 +18,7 @@ impl Numbers {
         Some(Immediate::Step { number: *number, step, companions }.encode())
     }
 
-    /// The message that says everything, and gives the flag a number while there are any.
+    /// Returns the full message, which gives the flag an id while ids are left.
     pub(super) fn message(
         &mut self,
         signal: &Announcement,

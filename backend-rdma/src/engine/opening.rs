@@ -1,5 +1,5 @@
-//! How the queue pairs to a peer are opened: beside the engine, because to ask the peer takes as long as
-//! it likes, and neither `submit` nor `completed` may wait.
+//! Opens the queue pairs to a peer on a thread: the peer's answer may take long, and neither `submit` nor
+//! `completed` may wait for it.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
@@ -15,39 +15,39 @@ use crate::fabric::{Alarm, Control, End, Inner, MESSAGE_BYTES, SignalBy, receive
 use crate::fabric::{Opening as Question, Strand as Place};
 use crate::sys::{Cq, Mr, Qp, QpSizes};
 
-/// What is opened, and for whom.
+/// What the connecting thread needs.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) inner: Arc<Inner>,
     pub(super) control: Arc<Control>,
-    /// One a card.
+    /// One completion queue per NIC.
     pub(super) cqs: Arc<[Arc<Cq>]>,
     pub(super) room: Room,
-    /// Rings when it is over.
+    /// Notified at the end.
     pub(super) alarm: Arc<Alarm>,
 }
 
-/// Queue pairs to a peer, both ends open.
+/// Queue pairs to a peer, open on both sides.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) strands: Vec<Strand>,
     pub(super) signal: SignalBy,
     pub(super) messages: Messages,
-    /// Until when the peer may close its ends.
+    /// Deadline for the peer to close its queue pairs.
     pub(super) close_by: Option<Deadline>,
-    /// The peer's number of the first one.
+    /// The peer's number of the primary queue pair.
     lead: u32,
     control: Arc<Control>,
 }
 
-/// A place for the message of every request that may be posted on the first queue pair.
+/// One message buffer per request that may be posted on the primary queue pair.
 #[derive(Debug)]
 pub(super) struct Messages {
     mr: Mr,
     memory: Mapping,
 }
 
-/// The answer that is waited for.
+/// The pending result of the thread.
 #[derive(Debug)]
 pub(super) struct Opening {
     answer: Receiver<Result<Opened, Error>>,
@@ -61,7 +61,7 @@ impl Opening {
         std::thread::Builder::new()
             .name("peerlane-open".to_owned())
             .spawn(move || {
-                // Who is gone by now drops the answer, which closes what was opened.
+                // If the engine was dropped, so is the result, which closes the queue pairs.
                 let _ = sender.send(job.open());
                 job.alarm.ring();
             })
@@ -69,7 +69,7 @@ impl Opening {
         Ok(Self { answer, peer })
     }
 
-    /// What was opened, once it is.
+    /// Returns the open queue pairs once they are ready.
     pub(super) fn poll(&self) -> Result<Option<Opened>, Error> {
         match self.answer.try_recv() {
             Ok(opened) => opened.map(Some),
@@ -101,7 +101,7 @@ impl Job {
         Ok(opened)
     }
 
-    /// One queue pair, and what the peer says of it.
+    /// Opens one queue pair; returns also the peer's number of it, and how signals are sent.
     fn strand(
         &self,
         index: usize,
@@ -115,7 +115,7 @@ impl Job {
         let sizes = QpSizes { sends: room.requests, inline_bytes: options.inline_bytes };
         let qp = Qp::create(&card.domain, &self.cqs[number], None, sizes)?;
         let own = End::of(&qp, &card.place)?;
-        // Both are small: there are at most so many strands and cards.
+        // Both fit: there are at most `STRANDS_MAX` rails and `CARDS_MAX` NICs.
         let place = Place { lead, index: index as u8 };
         let question =
             Question { end: own, strand: place, card: peer_card as u8, signal: options.signal };
@@ -128,7 +128,7 @@ impl Job {
 }
 
 impl Drop for Opened {
-    /// Ends them here and there.
+    /// Closes the queue pairs on both sides.
     fn drop(&mut self) {
         self.strands.drain(..).for_each(|strand| strand.qp.fail());
         let deadline = self.close_by.unwrap_or_else(|| Deadline::after(CLOSE_TIMEOUT));
@@ -140,16 +140,16 @@ impl Messages {
     fn new(inner: &Inner, room: Room) -> Result<Self, Error> {
         let bytes = room.requests as usize * MESSAGE_BYTES;
         let memory = Mapping::create(bytes as u64).map_err(Error::of_mapping)?;
-        // SAFETY: the registration is dropped before the mapping, being the field before it.
+        // SAFETY: the mapping outlives the registration, whose field is declared first.
         let mr = unsafe { inner.cards[0].domain.register(memory.base(), bytes) }?;
         Ok(Self { mr, memory })
     }
 
-    /// Keeps the bytes of a message in a slot; their address and key.
+    /// Copies a message into a slot; returns the address and local key of the copy.
     pub(super) fn keep(&self, slot: usize, bytes: &[u8]) -> (u64, u32) {
         let place = self.memory.base().as_ptr().wrapping_add(slot * MESSAGE_BYTES);
-        // SAFETY: inside the mapping, which has a place a request; the request that used it last is
-        // complete, since no more are posted than there are places.
+        // SAFETY: the slot is inside the mapping, which has one per request. The request that used the slot
+        // before is complete, since no more requests are posted than there are slots.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
         (place as u64, self.mr.local_key())
     }

@@ -1,38 +1,38 @@
-//! What an engine does to its own rank: copies by the processor, and flags that wait for everything
-//! before them.
+//! Runs the ops of an engine for its own rank: copies by the processor, and flags that wait for all earlier
+//! ops.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerlane_hal::Ticket;
 
-/// Bytes copied by one call, so that it never blocks for long.
+/// Maximum number of bytes that one call copies, so that it does not block for long.
 const CALL_BYTES_MAX: usize = 4 << 20;
 
-/// Work on memory of this process; `submit`'s contract keeps it alive.
+/// An op on memory of this process; `submit`'s contract keeps the memory alive.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum OwnWork {
     Copy { dst: *mut u8, src: *const u8, bytes: usize },
     Store { flag: *const AtomicU64, value: u64 },
 }
 
-// SAFETY: the pointers name memory that `submit`'s contract makes reachable until the op is complete,
-// from whatever thread drives the engine.
+// SAFETY: the pointers name memory that `submit`'s contract makes accessible until the op is complete, from
+// any thread that drives the engine.
 unsafe impl Send for OwnWork {}
 
 #[derive(Clone, Copy, Debug)]
 struct Queued {
     ticket: Ticket,
-    /// The op's place among all of the engine.
+    /// The number of the op, in the order of submission to the engine.
     order: u64,
     work: OwnWork,
 }
 
-/// In the order of submission.
+/// A queue of loopback ops, in the order of submission.
 #[derive(Debug, Default)]
 pub(super) struct Own(VecDeque<Queued>);
 
-/// What a call did.
+/// The effects of one [`run`](Loopback::run).
 #[derive(Debug, Default)]
 pub(super) struct Done {
     pub(super) tickets: Vec<Ticket>,
@@ -52,20 +52,20 @@ impl Own {
         self.0.clear();
     }
 
-    /// Whether a call can do more at once.
+    /// Returns whether the first op is a copy, so that a call progresses without waiting.
     pub(super) fn is_copying(&self) -> bool {
         matches!(self.0.front(), Some(Queued { work: OwnWork::Copy { .. }, .. }))
     }
 
-    /// Does what may be done: a flag is stored once `is_over` says that all ops before it are.
+    /// Runs ops in order; a flag is stored once `is_complete` returns true for its order.
     pub(super) fn run(&mut self, done: &mut Done, is_over: impl Fn(u64) -> bool) {
         let mut left = CALL_BYTES_MAX;
         while let Some(head) = self.0.front_mut() {
             match &mut head.work {
                 OwnWork::Copy { dst, src, bytes } => {
                     let now = (*bytes).min(left);
-                    // SAFETY: the op was checked against its regions, which `submit`'s contract keeps
-                    // alive and free of races; they may be one region.
+                    // SAFETY: the op was checked against its regions, which `submit`'s contract keeps alive and free of
+                    // races; source and destination may be one region, so `copy` allows overlap.
                     unsafe { std::ptr::copy(*src, *dst, now) };
                     (*dst, *src) = (dst.wrapping_add(now), src.wrapping_add(now));
                     *bytes -= now;

@@ -1,10 +1,10 @@
-//! The queue of an engine to one peer: what waits to be posted, and over which queue pairs it goes.
+//! Queues the ops of an engine for one peer and posts them over one or more rails.
 //!
-//! The first queue pair takes signals and what is small, so their order is its own. Stripes of large
-//! puts and gets go over all of them, by the peer's address: what touches the same bytes of the peer
-//! takes the same queue pair, and its order with it. Where a small op meets a large one, or a put and a
-//! get meet in memory of this rank, the later one is held until the earlier is complete. A signal says
-//! to the peer on which other queue pairs it has to wait for a companion.
+//! The primary rail takes signals and small copies, so their order is that of the queue pair. Stripes of
+//! large puts and gets rotate over all rails by the peer's address: bytes at one remote address use the
+//! same queue pair and keep its order. If a small copy overlaps a large one, or a put and a get overlap in
+//! memory of this rank, the later one is held until the earlier is complete. A signal tells the peer from
+//! which other rails it must await a marker.
 
 mod announce;
 
@@ -27,7 +27,7 @@ use crate::error::Error;
 use crate::fabric::{Control, SignalBy};
 use crate::key::CardKeys;
 
-/// Work for one peer, checked against its regions.
+/// An op for one peer, checked against its regions.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Work {
     Write(Span),
@@ -35,7 +35,7 @@ pub(super) enum Work {
     Signal(Announcement),
 }
 
-/// Bytes here and there.
+/// A range of local memory and a range of the peer's memory, of the same length.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     pub(super) here: u64,
@@ -43,11 +43,11 @@ pub(super) struct Span {
     pub(super) there: u64,
     pub(super) there_keys: CardKeys,
     pub(super) bytes: u64,
-    /// Whether the processor does not reach the bytes here.
+    /// Whether the bytes are device memory, which the processor cannot read.
     pub(super) of_device: bool,
 }
 
-/// A value for a flag, which the peer knows by registration and word, and its first card by address.
+/// A value for a flag, named by registration and word, and by the address for the peer's first NIC.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Announcement {
     pub(super) generation: u64,
@@ -57,18 +57,20 @@ pub(super) struct Announcement {
     pub(super) key: u32,
 }
 
+/// An op that waits to be posted.
 #[derive(Clone, Copy, Debug)]
 struct Queued {
     ticket: Ticket,
     order: u64,
     work: Work,
-    /// Cut over all queue pairs.
+    /// Whether the copy is cut into stripes over all rails.
     striped: bool,
-    /// The last of its slice to this peer, or right before something that waits for it: its completion
-    /// is asked for.
+    /// Whether to request a completion: the op is the last of its slice for this peer, or a flag of the own
+    /// rank waits for it.
     asked: bool,
 }
 
+/// The connection of an engine to one peer.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) control: Arc<Control>,
@@ -76,17 +78,17 @@ pub(super) struct Pair {
     opened: Option<Opened>,
     stripe_bytes: u64,
     pending: VecDeque<Queued>,
-    /// The last op of each slice, as its place among all of the engine.
+    /// The order and ticket of the last op of each slice.
     ends: VecDeque<(u64, Ticket)>,
     numbers: Numbers,
-    /// An op ended on another queue pair, and what is before it on the first has to be asked for: where
-    /// an empty write goes, and the op's place.
+    /// An op ended on another rail, so the completion of the earlier requests of the primary is still to be
+    /// requested: the target of the empty write, and the op's order.
     flush: Option<(ibv_send_target, u64)>,
     still: Stillness,
 }
 
 impl Pair {
-    /// Begins to open the queue pairs.
+    /// Creates an endpoint and starts to open its queue pairs.
     pub(super) fn open(job: Job) -> Result<Self, Error> {
         let (control, stripe_bytes) = (Arc::clone(&job.control), job.inner.options.stripe_bytes);
         Ok(Self {
@@ -102,24 +104,24 @@ impl Pair {
         })
     }
 
+    /// Queues an op.
     pub(super) fn push(&mut self, ticket: Ticket, order: u64, work: Work) {
         let striped = match &work {
-            // One stripe alone would only ask for a companion.
+            // A single stripe would need a marker and gain nothing.
             Work::Write(span) | Work::Read(span) => span.bytes >= 2 * self.stripe_bytes,
             Work::Signal(_) => false,
         };
         self.pending.push_back(Queued { ticket, order, work, striped, asked: false });
     }
 
-    /// Asks for the completion of what was pushed last; what is posted already was asked for with its
-    /// slice.
+    /// Requests a completion for the op queued last. For posted ops it was requested at the end of their slice.
     pub(super) fn ask(&mut self) {
         if let Some(queued) = self.pending.back_mut() {
             queued.asked = true;
         }
     }
 
-    /// Everything of a slice was pushed; whether there was anything.
+    /// Ends a slice; returns whether it has ops for this peer.
     pub(super) fn end_slice(&mut self, ticket: Ticket) -> bool {
         let last = self.pending.back_mut().filter(|queued| queued.ticket == ticket);
         last.is_some_and(|queued| {
@@ -129,16 +131,17 @@ impl Pair {
         })
     }
 
+    /// Returns the number of ops that are not posted.
     pub(super) fn waiting(&self) -> usize {
         self.pending.len()
     }
 
-    /// Whether a call may come further, for what has been submitted.
+    /// Returns whether a call to [`pump`](Self::pump) may progress.
     pub(super) fn has_work(&self) -> bool {
         !self.pending.is_empty() || self.flush.is_some() || self.opening.is_some()
     }
 
-    /// How long the peer may take to close its ends when this is dropped.
+    /// Sets the deadline for the peer to close its queue pairs when this is dropped.
     pub(super) fn close_by(&mut self, deadline: Deadline) {
         self.opening = None;
         if let Some(opened) = &mut self.opened {
@@ -150,26 +153,26 @@ impl Pair {
         self.opened.as_ref().map_or(&[], |opened| &opened.strands)
     }
 
-    /// Whether every op up to `order` is complete.
+    /// Returns whether every op up to `order` is complete.
     pub(super) fn is_over(&self, order: u64) -> bool {
         let posted = self.strands().iter().filter_map(Strand::first_order);
         let waiting = self.pending.front().map(|queued| queued.order);
         posted.chain(waiting).all(|first| first > order)
     }
 
-    /// Whether nothing is posted any more.
+    /// Returns whether no request is posted.
     pub(super) fn is_drained(&self) -> bool {
         self.strands().iter().all(Strand::is_drained)
     }
 
-    /// Drops what is not posted, and lets fail what is.
+    /// Drops the ops that are not posted and fails the posted requests.
     pub(super) fn fail(&mut self) {
         self.pending.clear();
         (self.opening, self.flush) = (None, None);
         self.strands().iter().for_each(|strand| strand.qp.fail());
     }
 
-    /// A request is complete, and so are those before it on its queue pair; what that finishes.
+    /// Completes a request and those before it on its rail; calls `finish` for each ticket that this ends.
     pub(super) fn complete(
         &mut self,
         (strand, number): (usize, u64),
@@ -187,7 +190,10 @@ impl Pair {
         }
     }
 
-    /// How long what is posted may still stay incomplete, if there is any; an error where that is over.
+    /// Returns the time left until the peer counts as lost, or `None` if no request is posted.
+    ///
+    /// # Errors
+    /// [`PeerLost`](peerlane_hal::ErrorKind::PeerLost): nothing has completed for `limit`.
     pub(super) fn patience(
         &mut self,
         now: Instant,
@@ -208,7 +214,7 @@ impl Pair {
         })
     }
 
-    /// Posts what there is room for.
+    /// Posts ops while the limits allow it.
     pub(super) fn pump(&mut self, chains: &mut [Chain]) -> Result<(), Error> {
         if let Some(opening) = &self.opening {
             let Some(opened) = opening.poll()? else { return Ok(()) };
@@ -221,7 +227,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Posts a request of the head; whether there was one, and room.
+    /// Posts one request of the first op; returns whether one was posted.
     fn post_head(&mut self, chains: &mut [Chain]) -> Result<bool, Error> {
         let Some(head) = self.pending.front().copied() else { return Ok(false) };
         match head.work {
@@ -231,7 +237,7 @@ impl Pair {
         }
     }
 
-    /// Posts the empty write that is owed; whether none is owed any more.
+    /// Posts the pending empty write, if any; returns false if the primary is full.
     fn flush(&mut self, chains: &mut [Chain]) -> Result<bool, Error> {
         let Some((target, order)) = self.flush else { return Ok(true) };
         let first = &mut self.opened.as_mut().expect("something was posted").strands[0];
@@ -246,7 +252,7 @@ impl Pair {
         Ok(true)
     }
 
-    /// Posts a piece of a put or get.
+    /// Posts one piece of a put or get; returns whether one was posted.
     fn copy(
         &mut self,
         head: Queued,
@@ -278,7 +284,7 @@ impl Pair {
         let whole = bytes == span.bytes;
         let opcode = if is_read { ibv_wr_opcode::RDMA_READ } else { ibv_wr_opcode::RDMA_WRITE };
         let mut request = ibv_send_wr { opcode, ..Default::default() };
-        // What no signal has to wait for elsewhere may carry it.
+        // The write may carry the signal after it unless that signal has to wait for another rail.
         let may_carry = whole
             && !is_read
             && index == 0
@@ -288,18 +294,18 @@ impl Pair {
         let Some(Opened { strands, .. }) = &mut self.opened else { return Ok(false) };
         let strand = &mut strands[index];
         request.wr = target(span.there, span.there_keys[strand.peer_card]);
-        // The processor takes inline bytes now: it reaches no device, and a get that is under way may still
-        // change them.
+        // The processor reads inline bytes now: it cannot read device memory, and a get in flight may still
+        // change the bytes.
         let may_inline = !is_read && !span.of_device && !strand.is_reading();
         if may_inline && bytes <= u64::from(strand.qp.inline_bytes) {
             request.send_flags |= ibv_send_flags::INLINE;
         }
-        // A piece is smaller than the largest message, which has 32 bits.
+        // A piece is at most the largest message of the port, whose length has 32 bits.
         let (length, lkey) = (bytes as u32, span.here_keys[strand.card]);
         let place = ibv_sge { addr: span.here, length, lkey };
         strand.is_ahead |= !is_read && index > 0;
         let last = next.unwrap_or(head);
-        // Elsewhere than on the first, requests are few and large.
+        // On the other rails requests are few and large, so each is signaled.
         let asked = whole && last.asked || index > 0;
         strand.count(&mut request, Posting { order: head.order, bytes, asked });
         chains[index].push(&strand.qp, request, Some(place))?;
@@ -311,7 +317,7 @@ impl Pair {
         Ok(true)
     }
 
-    /// Takes off the head what was posted of it.
+    /// Removes the posted part from the first op.
     fn advance(&mut self, whole: bool, bytes: u64) {
         if whole {
             self.pending.pop_front();
@@ -324,6 +330,7 @@ impl Pair {
     }
 }
 
+/// Returns the remote part of an RDMA request.
 fn target(remote_addr: u64, rkey: u32) -> ibv_send_target {
     ibv_send_target { rdma: ibv_send_rdma { remote_addr, rkey } }
 }

@@ -1,4 +1,4 @@
-//! How a rank sleeps until a flag may have changed: on the completion channels.
+//! Puts a rank to sleep on the completion channels until a flag may have changed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,18 +12,18 @@ use crate::error::Error;
 use crate::fabric::{Alarm, Arrivals, CARDS_MAX};
 use crate::sys::Cq;
 
-/// A sleep while peers may write flags that nothing announces.
+/// Longest sleep while peers may write flags without a message.
 const SILENT_SLEEP_MAX: Duration = Duration::from_micros(200);
 
-/// The alarm, and two queues a card.
+/// The wake-up descriptor, and two completion channels per NIC.
 const FDS_MAX: usize = 1 + 2 * CARDS_MAX;
 
-/// The parking place of one engine: look for a while, announce, look again, sleep.
+/// Parks one engine: polls for a while, announces the sleep, polls once more, sleeps.
 #[derive(Debug)]
 pub(super) struct Parker {
     alarm: Arc<Alarm>,
     look: Look,
-    /// Since when the engine has had nothing to do.
+    /// Start of the current idle time.
     idle_since: Option<Instant>,
     announced: bool,
 }
@@ -43,13 +43,13 @@ impl Parker {
         Arc::clone(&self.alarm)
     }
 
-    /// Whether the next park sleeps.
+    /// Returns whether the next park sleeps.
     pub(super) fn is_announced(&self) -> bool {
         self.announced
     }
 
-    /// One step: the caller looks at its flags between two of them, which is what makes the
-    /// announcement safe.
+    /// Does one step of parking. The caller checks its flags between two steps, so that a flag set before the
+    /// announcement is not missed.
     pub(super) fn park(
         &mut self,
         arrivals: &Arrivals,
@@ -64,7 +64,7 @@ impl Parker {
             let slept = self.sleep(arrivals, cqs, limit);
             self.withdraw(arrivals);
             if slept? {
-                // Another sleeper may have missed the event, and no other comes before somebody asks.
+                // This took the event that another sleeper waits for; no further event comes until it is requested.
                 arrivals.wake();
             }
             return Ok(());
@@ -72,7 +72,7 @@ impl Parker {
         let now = Instant::now();
         let idle_since = *self.idle_since.get_or_insert(now);
         if now.duration_since(idle_since) < self.look.limit().min(limit) {
-            // The peer may be a thread or process that this core is to run.
+            // The peer may be a thread or process that needs this core.
             match self.look.yields() {
                 true => std::thread::yield_now(),
                 false => std::hint::spin_loop(),
@@ -86,7 +86,7 @@ impl Parker {
         cqs.iter().try_for_each(|cq| cq.arm())
     }
 
-    /// Whether it took the event of an arrival.
+    /// Sleeps; returns whether it took the event of an arrival.
     fn sleep(&self, arrivals: &Arrivals, cqs: &[Arc<Cq>], limit: Duration) -> Result<bool, Error> {
         let silent = arrivals.silent.load(Ordering::SeqCst);
         let limit = if silent { limit.min(SILENT_SLEEP_MAX) } else { limit };
@@ -94,7 +94,7 @@ impl Parker {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: limit.subsec_nanos().into(),
         });
-        // The alarm, then what arrives on each card, then what completes there.
+        // The wake-up first, then the receive queue of each NIC, then the completion queue of each NIC.
         let alarm = self.alarm.fd();
         let arriving = arrivals.cards.iter().map(|card| card.cq.fd());
         let mut places = arriving.chain(cqs.iter().map(|cq| cq.fd()));
@@ -103,7 +103,7 @@ impl Parker {
             PollFd::from_borrowed_fd(fd.unwrap_or(alarm), PollFlags::IN)
         });
         match poll(&mut fds[..1 + 2 * cqs.len()], limit.as_ref()) {
-            // Woken, interrupted or out of time: the caller looks in any case.
+            // Woken, interrupted or timed out: the caller checks its flags in every case.
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(Error::system("sleep on completion channels")(errno)),
         }
@@ -129,7 +129,7 @@ impl Parker {
         }
     }
 
-    /// Something moved: the next park looks for a while again.
+    /// Records progress: the next park polls before it sleeps.
     pub(super) fn busy(&mut self, arrivals: &Arrivals) {
         if let Some(since) = self.idle_since.take() {
             self.look.waited(since.elapsed());

@@ -1,4 +1,4 @@
-//! Checking an op against its regions, and finding its places.
+//! Checks an op against its regions and computes its addresses.
 
 use peerlane_hal::{Op, Rank, Region as _, Role};
 
@@ -9,15 +9,16 @@ use crate::memory::{Local, Remote};
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// An op whose places are known.
+/// An op with its addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Resolved {
-    /// No bytes.
+    /// A copy of zero bytes.
     Nothing,
     Own(OwnWork),
     Peer(Rank, Work),
 }
 
+/// Checks an op and computes its addresses.
 pub(super) fn resolve(op: &Op<'_, Local, Remote>) -> Result<Resolved, Error> {
     match *op {
         Op::Put { dst, src, bytes } => {
@@ -40,7 +41,7 @@ pub(super) fn resolve(op: &Op<'_, Local, Remote>) -> Result<Resolved, Error> {
                         .to_owned(),
                 ));
             }
-            // Saturated, the end overflows and is refused.
+            // A saturated offset is out of bounds and is refused.
             let at = flag.word.saturating_mul(WORD_BYTES);
             within("signalled flag", at, WORD_BYTES, key.bytes)?;
             Ok(match &flag.region.own {
@@ -69,7 +70,7 @@ enum Direction {
     Get,
 }
 
-/// A copy whose spans were checked.
+/// Resolves a copy whose ranges were checked.
 fn copy(
     (local, at): (&Local, u64),
     (remote, offset): (&Remote, u64),
@@ -79,7 +80,7 @@ fn copy(
     if bytes == 0 {
         return Ok(Resolved::Nothing);
     }
-    // Spans lie inside regions, which fit the address space.
+    // The ranges lie inside regions, which fit the address space.
     let here = local.base().as_ptr().wrapping_add(at as usize);
     let of_device = local.registration().is_of_device();
     if let Some(own) = &remote.own {
@@ -103,6 +104,7 @@ fn copy(
     Ok(Resolved::Peer(remote.key.rank, work))
 }
 
+/// Checks that a range lies inside its region.
 fn within(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<(), Error> {
     match offset.checked_add(bytes) {
         Some(end) if end <= region_bytes => Ok(()),

@@ -1,18 +1,18 @@
-//! How long nothing more has been complete.
+//! Detects a peer that makes no progress.
 
 use std::time::{Duration, Instant};
 
-/// Since when, and how much was complete then; nothing where nothing is under way.
+/// Tracks how long a peer has made no progress: the completion count at the last change, and its time.
 #[derive(Debug, Default)]
 pub(super) struct Stillness(Option<(u64, Instant)>);
 
 impl Stillness {
-    /// Nothing is under way.
+    /// Stops the clock: no request is posted.
     pub(super) fn end(&mut self) {
         self.0 = None;
     }
 
-    /// How long it may still last; `None` where that is over. `done` is how much was ever complete.
+    /// Returns the time left, or `None` after `limit` without progress. `done` counts all completions.
     pub(super) fn left(&mut self, done: u64, now: Instant, limit: Duration) -> Option<Duration> {
         let lasting = self.0.filter(|(before, _)| *before == done);
         let (_, since) = *self.0.insert(lasting.unwrap_or((done, now)));

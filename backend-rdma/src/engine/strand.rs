@@ -1,4 +1,4 @@
-//! One of the queue pairs to a peer: what is posted there and not complete.
+//! Tracks the posted requests of one queue pair, and posts requests in chains.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -7,12 +7,12 @@ use ibverbs_sys::{ibv_send_flags, ibv_send_wr, ibv_wr_opcode};
 
 use crate::sys::Qp;
 
-/// Of a request's number, those of its peer and strand.
+/// Bit positions of the peer and the rail in a request id.
 const PEER_SHIFT: u32 = 48;
 const STRAND_SHIFT: u32 = 44;
 const NUMBER_MASK: u64 = (1 << STRAND_SHIFT) - 1;
 
-/// What a completion is of.
+/// Identifies a request in its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RequestId {
     pub(super) peer: usize,
@@ -34,7 +34,7 @@ impl RequestId {
     }
 }
 
-/// A posted request whose completion was asked for, with those before it whose was not.
+/// A posted request with a completion, and the requests before it without one.
 #[derive(Clone, Copy, Debug)]
 struct Mark {
     number: u64,
@@ -42,7 +42,7 @@ struct Mark {
     bytes: u64,
 }
 
-/// Requests since the last mark.
+/// Requests posted since the last signaled one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unmarked {
     requests: u32,
@@ -50,7 +50,7 @@ struct Unmarked {
     first_order: Option<u64>,
 }
 
-/// Bytes of a put or get that is under way.
+/// The memory of a put or get in flight.
 #[derive(Clone, Debug)]
 pub(super) struct Flight {
     pub(super) here: Range<u64>,
@@ -59,7 +59,7 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    /// Whether it matters which of the two takes effect first.
+    /// Returns whether the order in which the two take effect is visible.
     fn conflicts(&self, other: &Self) -> bool {
         let overlap =
             |one: &Range<u64>, two: &Range<u64>| one.start < two.end && two.start < one.end;
@@ -68,7 +68,7 @@ impl Flight {
     }
 }
 
-/// What a strand may hold.
+/// Limits of what one rail may have posted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
     pub(super) requests: u32,
@@ -76,21 +76,21 @@ pub(super) struct Room {
     pub(super) piece_bytes: u64,
 }
 
-/// What is to be known of a request when it is posted.
+/// What a rail records of a request when it is posted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Posting {
-    /// The place of its op among all of the engine.
+    /// The number of its op, in the order of submission to the engine.
     pub(super) order: u64,
     pub(super) bytes: u64,
-    /// Its completion is wanted.
+    /// Whether to request a completion.
     pub(super) asked: bool,
 }
 
-/// A queue pair and its requests.
+/// A queue pair to a peer and its requests in flight.
 #[derive(Debug)]
 pub(super) struct Strand {
     pub(super) qp: Qp,
-    /// On which card here, and on which of the peer's.
+    /// Index of the NIC of this rank, and of the peer's NIC.
     pub(super) card: usize,
     pub(super) peer_card: usize,
     pub(super) room: Room,
@@ -98,17 +98,17 @@ pub(super) struct Strand {
     index: usize,
     marks: VecDeque<Mark>,
     unmarked: Unmarked,
-    /// Numbers of requests, from 1.
+    /// Number of the last posted request; numbers begin at 1.
     posted: u64,
     done: u64,
     posted_bytes: u64,
-    /// A read is under way: what is posted next must not overtake it.
+    /// Whether the next request needs a fence, because a read may be in flight.
     fence: bool,
-    /// The number of the last read.
+    /// Number of the last read.
     last_read: u64,
-    /// Bytes were put since the last companion.
+    /// Whether bytes were put since the last marker.
     pub(super) is_ahead: bool,
-    /// Only kept where there are other strands.
+    /// Copies in flight; empty if the endpoint has only one rail.
     flights: VecDeque<(u64, Flight)>,
 }
 
@@ -138,54 +138,54 @@ impl Strand {
         }
     }
 
-    /// Whether one more request may be posted.
+    /// Returns whether one more request may be posted.
     pub(super) fn has_room(&self) -> bool {
         let under_way = self.posted - self.done;
         under_way < u64::from(self.room.requests)
             && (self.posted_bytes < self.room.bytes || under_way == 0)
     }
 
-    /// Whether nothing is posted any more.
+    /// Returns whether no request is posted.
     pub(super) fn is_drained(&self) -> bool {
         self.done == self.posted
     }
 
-    /// Whether a read is posted and not known to be complete.
+    /// Returns whether a read is posted and not known to be complete.
     pub(super) fn is_reading(&self) -> bool {
         self.last_read > self.done
     }
 
-    /// How many requests were ever complete.
+    /// Returns the number of completed requests.
     pub(super) fn done(&self) -> u64 {
         self.done
     }
 
-    /// The place of the next request, of as many as may be posted.
+    /// Returns the buffer slot of the next request; there is one slot per request that may be posted.
     pub(super) fn slot(&self) -> usize {
         (self.posted % u64::from(self.room.requests)) as usize
     }
 
-    /// Whether requests are posted whose completion was not asked for.
+    /// Returns whether requests without a requested completion are posted.
     pub(super) fn has_unmarked(&self) -> bool {
         self.unmarked.requests > 0
     }
 
-    /// The first op of which something is posted and not complete.
+    /// Returns the order of the first op with an incomplete request.
     pub(super) fn first_order(&self) -> Option<u64> {
         self.marks.front().map(|mark| mark.first_order).or(self.unmarked.first_order)
     }
 
-    /// Whether something under way here must be complete before this may be posted elsewhere.
+    /// Returns whether a copy in flight here must complete before `flight` is posted on another rail.
     pub(super) fn holds(&self, flight: &Flight) -> bool {
         self.flights.iter().any(|(_, under_way)| under_way.conflicts(flight))
     }
 
-    /// Remembers where the next request copies.
+    /// Records the memory of the next request.
     pub(super) fn fly(&mut self, flight: Flight) {
         self.flights.push_back((self.posted + 1, flight));
     }
 
-    /// Numbers a request that is about to be posted, and asks for its completion now and then.
+    /// Numbers a request that is about to be posted, and requests a completion where one is due.
     pub(super) fn count(&mut self, request: &mut ibv_send_wr, posting: Posting) {
         let is_read = request.opcode == ibv_wr_opcode::RDMA_READ;
         if !is_read && std::mem::take(&mut self.fence) {
@@ -210,7 +210,7 @@ impl Strand {
         }
     }
 
-    /// The request of this number is complete, and so are those before it.
+    /// Completes the request of this number and those before it.
     pub(super) fn complete(&mut self, number: u64) {
         self.done = self.done.max(number);
         while let Some(mark) = self.marks.front().filter(|mark| mark.number <= number) {

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::fabric::{Immediate, SignalBy};
 
 impl Pair {
-    /// Lets a write carry the signal behind it in the same slice.
+    /// Merges the signal that follows a write in the same slice into the write; returns the signal's op.
     pub(super) fn fuse(&mut self, head: Queued, request: &mut ibv_send_wr) -> Option<Queued> {
         let next = self.pending.get(1).copied();
         let next = next.filter(|next| next.ticket == head.ticket && !head.asked)?;
@@ -21,7 +21,7 @@ impl Pair {
         Some(next)
     }
 
-    /// Posts a signal, behind its companions.
+    /// Posts a signal, after the markers on the other rails; returns whether it was posted.
     pub(super) fn announce(
         &mut self,
         head: Queued,
@@ -33,8 +33,7 @@ impl Pair {
             Some(split) => (*signal, split),
             None => return Ok(false),
         };
-        // No fence reaches from one queue pair to another, and nobody counts companions where the card
-        // writes the flag.
+        // A fence does not order two queue pairs, and a flag that the NIC writes is not held for markers.
         let must_wait = |strand: &Strand| {
             strand.is_reading() || signal == SignalBy::Write && !strand.is_drained()
         };
@@ -67,7 +66,7 @@ impl Pair {
         Ok(true)
     }
 
-    /// The request of a signal alone.
+    /// Builds the request of a signal that no write carries.
     fn signal(
         &mut self,
         announcement: &Announcement,
@@ -92,7 +91,7 @@ impl Pair {
         (request, place)
     }
 
-    /// Where the bytes of a message lie until they are sent.
+    /// Copies a message into a buffer that stays valid until the request completes.
     fn message(&mut self, bytes: &[u8], request: &mut ibv_send_wr) -> Option<ibv_sge> {
         let Opened { strands, messages, .. } = self.opened.as_ref()?;
         let (addr, lkey) = messages.keep(strands[0].slot(), bytes);
