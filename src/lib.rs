@@ -1,9 +1,9 @@
 //! Peerlane runs collectives on copy engines and network adapters, so that all compute units stay free for kernels.
 //!
-//! A [`Group`] connects ranks that have found each other through a [`bootstrap`], over a fabric: [`host`] for threads
-//! and processes of one machine, and NVLink, XGMI and RDMA with the features `cuda`, `rocm` and `rdma`. A group prepares
-//! [operations](Operation): all-gathers, broadcasts and all-to-alls. An operation runs a [`plan`], which is data and is
-//! [verified](verify) for all ranks before a byte moves.
+//! A [`Group`] connects ranks over a fabric: [`host`] for threads and processes of one machine, and NVLink, XGMI and RDMA with
+//! the features `cuda`, `rocm` and `rdma`. [`Group::from_env`](OpenGroup::from_env) joins the ranks of a launcher such as
+//! torchrun and chooses the fabrics; [`open`](mod@open) says how. A group prepares [operations](Operation): all-gathers, broadcasts and
+//! all-to-alls. An operation runs a [`plan`], which is data and is [verified](verify) for all ranks before a byte moves.
 //!
 //! ```
 //! # #[cfg(feature = "host")]
@@ -36,6 +36,8 @@
 //!
 //! Features only add backends. Vendor libraries are loaded at run time; a missing one is an error that names it.
 
+pub mod open;
+
 #[cfg(feature = "cuda")]
 pub use peerlane_cuda as cuda;
 #[cfg(feature = "rdma")]
@@ -43,6 +45,7 @@ pub use peerlane_rdma as rdma;
 #[cfg(feature = "rocm")]
 pub use peerlane_rocm as rocm;
 
+pub use open::OpenGroup;
 pub use peerlane_collectives::element::{DType, Element};
 pub use peerlane_collectives::error::Error;
 pub use peerlane_collectives::group::{
@@ -53,7 +56,7 @@ pub use peerlane_collectives::{
     trace, verify,
 };
 pub use peerlane_hal as hal;
-pub use peerlane_hal::{Deadline, ErrorKind, Rank};
+pub use peerlane_hal::{Deadline, DynFabric, ErrorKind, Rank};
 #[cfg(feature = "host")]
 pub use peerlane_host as host;
 

@@ -13,12 +13,13 @@
 //! | a slice while that stream captures | the same calls with separate streams and events, and no ticket |
 //! | `release` | a dedicated stream writes the awaited values |
 
+use std::any::Any;
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use peerlane_hal::{Caps, CopyEngine, Op, Ticket};
+use peerlane_hal::{Caps, CopyEngine, Op, StreamOrdered, Ticket};
 use peerlane_toolkit::device::{
     Batching, Between, CaptureState, Copies, CopyCalls, DevicePtr, EventHandle, ExecHandle, Fault,
     GraphCalls, GraphHandle, StreamCalls, StreamHandle, WordCalls,
@@ -83,7 +84,6 @@ impl CopyEngine for Engine {
     type Error = Error;
     type Local = Local;
     type Remote = Remote;
-    type Stream = Stream;
 
     fn caps(&self) -> &Caps {
         self.0.caps()
@@ -115,17 +115,29 @@ impl CopyEngine for Engine {
         self.0.release()
     }
 
-    fn is_capturing(&mut self, stream: &Stream) -> Result<bool, Error> {
-        self.0.is_capturing(&stream.0)
+    fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Error>> {
+        Some(self)
+    }
+}
+
+impl StreamOrdered for Engine {
+    type Error = Error;
+
+    fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Error> {
+        self.0.is_capturing(&stream_of(stream)?.0)
     }
 
-    fn fork(&mut self, from: &Stream) -> Result<(), Error> {
-        self.0.fork(&from.0)
+    fn fork(&mut self, from: &dyn Any) -> Result<(), Error> {
+        self.0.fork(&stream_of(from)?.0)
     }
 
-    fn join(&mut self, into: &Stream) -> Result<(), Error> {
-        self.0.join(&into.0)
+    fn join(&mut self, into: &dyn Any) -> Result<(), Error> {
+        self.0.join(&stream_of(into)?.0)
     }
+}
+
+fn stream_of(stream: &dyn Any) -> Result<&Stream, Error> {
+    peerlane_hal::stream_of(stream).map_err(|text| Fault::Mismatch(text).into())
 }
 
 /// A CUDA stream of the caller, which `fork` moves the engine's work onto.

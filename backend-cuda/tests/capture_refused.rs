@@ -29,7 +29,12 @@ fn faulty_captures_are_refused() {
         let member = members.last_mut().unwrap();
         let compute = Compute::new(member.me);
         compute.begin_capture(Mode::Global);
-        let error = member.engine.fork(&compute.handle()).expect_err("captures are broken");
+        let error = member
+            .engine
+            .streams()
+            .unwrap()
+            .fork(&compute.handle())
+            .expect_err("captures are broken");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{setting}={value}: {error}");
         assert!(error.to_string().contains("Simulated GPU"), "{error}");
         compute.end_empty_capture();

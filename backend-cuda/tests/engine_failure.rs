@@ -22,10 +22,10 @@ fn a_device_without_memory_operations_is_reported() {
     driver.set("DEVICES", DEVICES);
     let mut fabric = alone(0);
     driver.set("WORDS_64", "off");
-    let error = fabric.engine().expect_err("no 64-bit memory operations");
+    let error = fabric.engine(Default::default()).expect_err("no 64-bit memory operations");
     driver.set("WORDS_64", "on");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("64-bit memory operations"), "{error}");
     let forced = Options { signal: Some(SignalBy::Copy), ..Options::default() };
-    Fabric::open_with(Rank(0), 1, forced).unwrap().engine().unwrap();
+    Fabric::open_with(Rank(0), 1, forced).unwrap().engine(Default::default()).unwrap();
 }

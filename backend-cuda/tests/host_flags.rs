@@ -57,7 +57,7 @@ fn wait(region: &Local, word: u64, value: u64) -> OpOf<'_> {
 fn wait_then_signal(fabric: &mut Fabric, words: &[AtomicU64]) {
     let (alias, local) = register(fabric, address(words), words.len() as u64);
     assert_eq!((local.space(), local.bytes()), (Space::Host, words.len() as u64 * 8));
-    let mut engine = fabric.engine().unwrap();
+    let mut engine = fabric.engine(Default::default()).unwrap();
     let last = submit(&mut engine, &[wait(&local, 0, 3), signal(&alias, 1, 8)]);
     std::thread::sleep(Duration::from_millis(10));
     assert!(engine.completed().unwrap() < last);
@@ -104,7 +104,8 @@ fn a_flag_between_the_engines_of_two_fabrics() {
     let key = other.memory().export(&region).unwrap();
     let foreign = other.memory().import(Rank(0), &key, soon()).unwrap();
     let (alias, local) = register(&fabric, address(region.flags().unwrap()), 8);
-    let (mut engine, mut writer) = (fabric.engine().unwrap(), other.engine().unwrap());
+    let (mut engine, mut writer) =
+        (fabric.engine(Default::default()).unwrap(), other.engine(Default::default()).unwrap());
     for round in 1..=50 {
         let last = submit(&mut engine, &[wait(&local, 0, round), signal(&alias, 1, round)]);
         let flag = |word| Flag { region: &foreign, word };
@@ -131,7 +132,7 @@ fn pages_are_registered_once() {
     let (registered, given_back) = ("cuMemHostRegister_v2", "cuMemHostUnregister");
     let words = zeros(8 << 10);
     // Each engine registers a page of its own.
-    let mut engine = fabrics[1].engine().unwrap();
+    let mut engine = fabrics[1].engine(Default::default()).unwrap();
     let before = [registered, given_back].map(|call| driver.calls(call));
     let calls = |driver: &peerlane_simulated_driver::Driver| {
         [driver.calls(registered) - before[0], driver.calls(given_back) - before[1]]
@@ -159,7 +160,7 @@ fn another_rank_of_the_process_signals_them() {
     let (_alias, local) = register(&fabrics[0], address(&words), 8);
     let key = fabrics[0].memory().export(&local).unwrap();
     let remote = fabrics[1].memory().import(Rank(0), &key, soon()).unwrap();
-    let mut engine = fabrics[1].engine().unwrap();
+    let mut engine = fabrics[1].engine(Default::default()).unwrap();
     let last = submit(&mut engine, &[signal(&remote, 5, 77)]);
     finish(&mut engine, last);
     assert_eq!(words[5].load(Ordering::Acquire), 77);

@@ -12,7 +12,7 @@ use support::{driver, ranks, soon};
 fn a_slice_is_put_to_a_region_that_cudarc_reads() {
     let (_driver, _turn) = driver();
     let mut fabrics = ranks(2).unwrap();
-    let mut engine = fabrics[0].engine().unwrap();
+    let mut engine = fabrics[0].engine(Default::default()).unwrap();
     let here = CudaContext::new(0).unwrap().new_stream().unwrap();
     let there = CudaContext::new(1).unwrap().new_stream().unwrap();
 
@@ -26,11 +26,11 @@ fn a_slice_is_put_to_a_region_that_cudarc_reads() {
     let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
 
     let stream = Stream::from(&here);
-    engine.fork(&stream).unwrap();
+    engine.streams().unwrap().fork(&stream).unwrap();
     let (dst, src) = (At { region: &remote, offset: 0 }, At { region: &source, offset: 0 });
     // SAFETY: all of it lives until the stream is synchronised below.
     unsafe { engine.submit(&[Op::Put { dst, src, bytes }]) }.unwrap();
-    engine.join(&stream).unwrap();
+    engine.streams().unwrap().join(&stream).unwrap();
     here.synchronize().unwrap();
 
     // SAFETY: any bytes are `u32`s, and no engine touches them any more.

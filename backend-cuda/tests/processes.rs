@@ -29,6 +29,8 @@ impl Pair {
         other.tell(&fabric.address());
         let address = other.hear();
         fabric.connect(IMPORTER, &address, soon()).unwrap();
+        // Both connect at the same time; a failure that a test injects later must not hit that.
+        assert_eq!(other.hear_text(), "connected");
         Self { fabric, other }
     }
 
@@ -74,8 +76,9 @@ fn importer() {
     let mut fabric = Fabric::open(IMPORTER, 2, 1).unwrap();
     tell(&fabric.address());
     fabric.connect(OWNER, &address, soon()).unwrap();
+    tell(b"connected");
     let at_first = driver.counter("open_imports", None);
-    let mut engine = fabric.engine().unwrap();
+    let mut engine = fabric.engine(Default::default()).unwrap();
     let mut imports: Vec<(Remote, u64)> = Vec::new();
     while let Some(line) = hear() {
         let (word, rest) = line.split_at(6);

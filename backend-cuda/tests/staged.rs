@@ -59,7 +59,7 @@ impl Member {
     fn create_all(fabrics: Vec<Fabric>) -> Vec<Self> {
         let count = fabrics.len();
         let member = |mut fabric: Fabric| {
-            let engine = fabric.engine().unwrap();
+            let engine = fabric.engine(Default::default()).unwrap();
             let allocate = |bytes, role| fabric.memory().allocate(bytes, role).unwrap();
             let input = allocate(SHARD_BYTES, Role::Data);
             let output = allocate(SHARD_BYTES * count as u64, Role::Data);
@@ -289,7 +289,7 @@ fn in_two_processes(
     hear: &mut dyn FnMut() -> Vec<u8>,
     tell: &mut dyn FnMut(&[u8]),
 ) -> Member {
-    let engine = fabric.engine().unwrap();
+    let engine = fabric.engine(Default::default()).unwrap();
     let allocate = |bytes, role| fabric.memory().allocate(bytes, role).unwrap();
     let input = allocate(SHARD_BYTES, Role::Data);
     let output = allocate(SHARD_BYTES * 2, Role::Data);

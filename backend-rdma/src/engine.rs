@@ -29,13 +29,12 @@ mod resolve;
 mod stillness;
 mod strand;
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use ibverbs_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
-use peerlane_hal::{Caps, CopyEngine, Deadline, Op, Rank, Ticket};
+use peerlane_hal::{Caps, CopyEngine, Deadline, Op, Rank, StreamOrdered, Ticket};
 use peerlane_toolkit::device::Fault;
 use peerlane_toolkit::{Ledger, Poison};
 
@@ -321,7 +320,6 @@ impl CopyEngine for Engine {
     type Error = Error;
     type Local = Local;
     type Remote = Remote;
-    type Stream = Infallible;
 
     fn caps(&self) -> &Caps {
         &self.caps
@@ -391,16 +389,8 @@ impl CopyEngine for Engine {
         Ok(())
     }
 
-    fn is_capturing(&mut self, stream: &Infallible) -> Result<bool, Error> {
-        match *stream {}
-    }
-
-    fn fork(&mut self, from: &Infallible) -> Result<(), Error> {
-        match *from {}
-    }
-
-    fn join(&mut self, into: &Infallible) -> Result<(), Error> {
-        match *into {}
+    fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>> {
+        None
     }
 }
 

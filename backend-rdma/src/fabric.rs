@@ -20,7 +20,9 @@ mod streams;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use peerlane_hal::{BackendId, Deadline, Fabric as FabricTrait, Link, LinkKind, Rank};
+use peerlane_hal::{
+    BackendId, Deadline, EngineRequirements, Fabric as FabricTrait, Link, LinkKind, Rank,
+};
 use peerlane_toolkit::device::Fault;
 
 use address::Address;
@@ -274,7 +276,7 @@ impl FabricTrait for Fabric {
         Some(Link { peer, kind, bytes_per_second: rate })
     }
 
-    fn engine(&mut self) -> Result<Engine, Error> {
+    fn engine(&mut self, _: EngineRequirements) -> Result<Engine, Error> {
         Engine::open(&self.memory.shared)
     }
 }

@@ -7,10 +7,11 @@ mod registration;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerlane_hal::{
-    BackendId, Deadline, Generation, Held, PeerMemory, Rank, Region, RemoteKey as _, Role, Space,
+    BackendId, Deadline, DmaBuf, DynRegion, Flush, Generation, PeerMemory, Rank, Region,
+    RemoteKey as _, Role, Space,
 };
 use peerlane_toolkit::device::Fault;
 use peerlane_toolkit::handover::{self, Claim, Entry};
@@ -98,6 +99,22 @@ impl Region for Local {
             unsafe { std::slice::from_raw_parts(self.base().as_ptr().cast(), words) }
         })
     }
+
+    fn flag_value(&self, word: u64) -> Option<u64> {
+        let word = usize::try_from(word).ok()?;
+        Some(self.flags()?.get(word)?.load(Ordering::Acquire))
+    }
+
+    fn dma_buf(&self) -> Result<DmaBuf, String> {
+        match self.registration.device() {
+            Some(region) => region.dma_buf(),
+            None => Err("it is host memory, which fabrics register by its address".to_owned()),
+        }
+    }
+
+    fn flush(&self) -> Option<Arc<dyn Flush>> {
+        self.registration.device()?.flush()
+    }
 }
 
 impl Remote {
@@ -132,6 +149,10 @@ impl PeerMemory for Memory {
         Ok(self.enter(registration?))
     }
 
+    fn allocate_polled_flags(&self, bytes: u64) -> Result<Local, Error> {
+        self.allocate(bytes, Role::Flags)
+    }
+
     unsafe fn register(&self, base: NonNull<u8>, bytes: u64, role: Role) -> Result<Local, Error> {
         if role == Role::Flags && !(base.as_ptr() as u64).is_multiple_of(WORD_BYTES) {
             let text = format!("flags at {base:p} are not aligned to {WORD_BYTES} bytes");
@@ -143,8 +164,7 @@ impl PeerMemory for Memory {
         Ok(self.enter(registration?))
     }
 
-    unsafe fn adopt(&self, held: &Held, role: Role) -> Result<Local, Error> {
-        let region = held.region();
+    unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<Local, Error> {
         if region.space() == Space::Host {
             // SAFETY: the caller's.
             return unsafe { self.register(region.base(), region.bytes(), role) };
@@ -170,7 +190,7 @@ impl PeerMemory for Memory {
         if let Some(flush) = flush {
             self.shared.arrivals().flush_with(flush)?;
         }
-        Ok(self.enter(Registration::of_device(mrs, cards.len(), held.clone(), owner)))
+        Ok(self.enter(Registration::of_device(mrs, cards.len(), region.clone(), owner)))
     }
 
     fn export(&self, local: &Local) -> Result<Key, Error> {

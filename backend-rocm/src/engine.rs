@@ -21,11 +21,13 @@ mod kind;
 mod sdma;
 mod stream;
 
+use std::any::Any;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use peerlane_hal::{Caps, CopyEngine, Op, Ticket};
+use peerlane_hal::{Caps, CopyEngine, Op, StreamOrdered, Ticket};
+use peerlane_toolkit::device::Fault;
 use peerlane_toolkit::peers::Purpose;
 use peerlane_toolkit::streams;
 pub(crate) use peerlane_toolkit::streams::{EngineSetup, probe_signal};
@@ -95,13 +97,21 @@ impl Engine {
             Queue::Sdma(engine) => engine.ways(),
         }
     }
+
+    fn stream_engine(&mut self) -> Result<&mut streams::Engine<Context>, Error> {
+        match &mut self.0 {
+            Queue::Streams(engine) => Ok(engine),
+            Queue::Sdma(_) => {
+                Err(Fault::Argument("SDMA engines take no streams".to_owned()).into())
+            }
+        }
+    }
 }
 
 impl CopyEngine for Engine {
     type Error = Error;
     type Local = Local;
     type Remote = Remote;
-    type Stream = Stream;
 
     fn caps(&self) -> &Caps {
         match &self.0 {
@@ -152,24 +162,30 @@ impl CopyEngine for Engine {
         }
     }
 
-    fn is_capturing(&mut self, stream: &Stream) -> Result<bool, Error> {
-        match &mut self.0 {
-            Queue::Streams(engine) => engine.is_capturing(&stream.0),
-            Queue::Sdma(_) => Err(kind::no_streams()),
+    fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Error>> {
+        match &self.0 {
+            Queue::Streams(_) => Some(self),
+            Queue::Sdma(_) => None,
         }
+    }
+}
+
+impl StreamOrdered for Engine {
+    type Error = Error;
+
+    fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Error> {
+        self.stream_engine()?.is_capturing(&stream_of(stream)?.0)
     }
 
-    fn fork(&mut self, from: &Stream) -> Result<(), Error> {
-        match &mut self.0 {
-            Queue::Streams(engine) => engine.fork(&from.0),
-            Queue::Sdma(_) => Err(kind::no_streams()),
-        }
+    fn fork(&mut self, from: &dyn Any) -> Result<(), Error> {
+        self.stream_engine()?.fork(&stream_of(from)?.0)
     }
 
-    fn join(&mut self, into: &Stream) -> Result<(), Error> {
-        match &mut self.0 {
-            Queue::Streams(engine) => engine.join(&into.0),
-            Queue::Sdma(_) => Err(kind::no_streams()),
-        }
+    fn join(&mut self, into: &dyn Any) -> Result<(), Error> {
+        self.stream_engine()?.join(&stream_of(into)?.0)
     }
+}
+
+fn stream_of(stream: &dyn Any) -> Result<&Stream, Error> {
+    peerlane_hal::stream_of(stream).map_err(|text| Fault::Mismatch(text).into())
 }

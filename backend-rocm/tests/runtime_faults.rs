@@ -99,7 +99,12 @@ fn captures_that_do_something_else_are_refused() {
         driver.set("CAPTURED_WORDS", "record");
         let compute = Compute::new(first as usize);
         compute.begin_capture(Mode::Global);
-        let error = members[0].engine.fork(&compute.handle()).expect_err("captures are broken");
+        let error = members[0]
+            .engine
+            .streams()
+            .unwrap()
+            .fork(&compute.handle())
+            .expect_err("captures are broken");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{fault}: {error}");
         compute.end_empty_capture();
         ensure_gathers(&mut members, 1, fault);
@@ -133,7 +138,7 @@ fn alone(device: u32, engine: EngineKind) -> Fabric {
 fn a_runtime_that_wants_signal_memory_gets_no_streams() {
     let (driver, _turn) = machine();
     driver.set("WAIT_MEMORY", "signal");
-    let error = alone(10, EngineKind::Streams).engine().expect_err("no waits");
+    let error = alone(10, EngineKind::Streams).engine(Default::default()).expect_err("no waits");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert_eq!(
         error.to_string(),
@@ -141,10 +146,13 @@ fn a_runtime_that_wants_signal_memory_gets_no_streams() {
          and waits need: hipStreamWaitValue64 on device 10 (Simulated Instinct): hipErrorInvalidValue \
          (1), invalid argument"
     );
-    let engine = alone(10, EngineKind::Auto).engine().unwrap();
+    let engine = alone(10, EngineKind::Auto).engine(Default::default()).unwrap();
     assert_eq!(engine.kind(), EngineKind::Sdma);
     driver.set("WAIT_MEMORY", "any");
-    assert_eq!(alone(11, EngineKind::Auto).engine().unwrap().kind(), EngineKind::Streams);
+    assert_eq!(
+        alone(11, EngineKind::Auto).engine(Default::default()).unwrap().kind(),
+        EngineKind::Streams
+    );
 }
 
 /// To destroy a stream HIP may wait for what it holds: one that a trial has given up on stays.
@@ -154,7 +162,7 @@ fn a_trial_that_does_not_end_holds_up_nobody() {
     let mut fabric = alone(14, EngineKind::Streams);
     driver.set("JITTER_US", "60000000");
     let start = Instant::now();
-    let error = fabric.engine().expect_err("words take too long");
+    let error = fabric.engine(Default::default()).expect_err("words take too long");
     driver.set("JITTER_US", "0");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("was not over within 2s"), "{error}");
@@ -186,7 +194,7 @@ fn memory_goes_back_beside_a_blocked_wait() {
         fabric.memory().allocate(64, Role::Flags).unwrap(),
         fabric.memory().allocate(64, Role::Flags).unwrap(),
     );
-    let mut engine = fabric.engine().unwrap();
+    let mut engine = fabric.engine(Default::default()).unwrap();
     let wait = Op::Wait { flag: Flag { region: &flags, word: 0 }, value: 1, reset: false };
     // SAFETY: the flags outlive the engine.
     unsafe { engine.submit(&[wait]) }.unwrap();
@@ -210,7 +218,7 @@ fn an_engine_goes_beside_a_blocked_wait_of_another() {
     let (driver, _turn) = machine();
     let mut fabric = alone(3, EngineKind::Streams);
     let flags = fabric.memory().allocate(64, Role::Flags).unwrap();
-    let mut engine = fabric.engine().unwrap();
+    let mut engine = fabric.engine(Default::default()).unwrap();
     driver.set("P2P", "off");
     // Puts between devices that do not reach each other go by buffers of the device.
     let mut apart = backend::connected(2, soon, |rank| {
@@ -220,7 +228,7 @@ fn an_engine_goes_beside_a_blocked_wait_of_another() {
     })
     .unwrap();
     let before = driver.counter("live_allocations", None);
-    let staged = apart[0].engine().unwrap();
+    let staged = apart[0].engine(Default::default()).unwrap();
     assert!(driver.counter("live_allocations", None) > before, "it has buffers");
     let wait = Op::Wait { flag: Flag { region: &flags, word: 0 }, value: 1, reset: false };
     // SAFETY: the flags outlive the engine.

@@ -74,8 +74,6 @@ impl Variant {
     }
 }
 
-type Fabric = Wrapped<host::Fabric, ThrottleLayer>;
-
 /// The smaller groups of a rank.
 struct SubGroups {
     rail: InProcess,
@@ -182,7 +180,7 @@ fn measure(
 
 impl Rank<'_> {
     /// Times every variant in turn; the first and the last iteration are checked instead of timed.
-    fn time(&mut self, whole: &mut Group<Fabric>) -> Result<Vec<Vec<Duration>>, Error> {
+    fn time(&mut self, whole: &mut Group) -> Result<Vec<Vec<Duration>>, Error> {
         let mut times = vec![Vec::new(); Variant::ALL.len()];
         let last = self.options.iterations + 1;
         for iteration in 0..=last {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use peerlane_hal::{ErrorKind, Rank};
+use peerlane_hal::{DynError, Error as _, ErrorKind, Rank};
 
 /// What went wrong, where, what was wanted and what was seen.
 ///
@@ -40,9 +40,17 @@ impl Error {
         self
     }
 
-    /// A backend's error, met while doing `what`; the kind stays.
+    /// Creates an error from that of a backend, with the same kind. `what` says what failed.
     pub fn of_backend(what: impl fmt::Display, error: impl peerlane_hal::Error) -> Self {
-        Self::new(error.kind(), format!("{what}: {error}")).with_source(error)
+        Self::of_fabric(what, DynError::new(error))
+    }
+
+    /// Creates an error from that of a fabric, whose own error becomes the source.
+    pub(crate) fn of_fabric(what: impl fmt::Display, error: DynError) -> Self {
+        let mut this = Self::new(error.kind(), format!("{what}: {error}"));
+        let source: Box<dyn std::error::Error + Send + Sync> = error.into_inner();
+        this.0.source = Some(source.into());
+        this
     }
 
     /// The class of the failure.

@@ -4,19 +4,18 @@
 //! fabric. Two fabrics over the same bytes share no type: each has its own registrations and imports,
 //! and the names are all that they have in common.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use peerlane_hal::{At, Flag, PeerMemory, Rank, Region, Role};
+use peerlane_hal::{At, DynImport, DynRegion, Flag, Rank, Region, Role};
 use serde::{Deserialize, Serialize};
 
 use crate::plan::Tier;
 use crate::run::turns::{Start, Turns};
 
-/// Memory that lives as long as this is held.
-pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
+/// A region that is kept as long as another fabric has it registered.
+pub(crate) type Kept = DynRegion;
 
 /// A buffer of an operation; every rank has one of that name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -84,69 +83,59 @@ impl FlagSpot {
     }
 }
 
-/// One region of every rank: the own one, and those of peers that steps name.
-pub(crate) struct Window<M: PeerMemory> {
-    /// Peers may have more buffers than this rank.
-    local: Option<Arc<M::Local>>,
-    /// By rank, as far as anything is imported; oneself is a peer too.
-    peers: Vec<Option<Arc<M::Remote>>>,
+/// A buffer of every rank: the local region, and the imported regions of peers.
+#[derive(Clone, Default)]
+pub(crate) struct Window {
+    /// `None` if only peers have the buffer.
+    local: Option<DynRegion>,
+    /// The imports by rank, of this rank too.
+    peers: Vec<Option<DynImport>>,
 }
 
-impl<M: PeerMemory> Clone for Window<M> {
-    fn clone(&self) -> Self {
-        Self { local: self.local.clone(), peers: self.peers.clone() }
-    }
-}
-
-impl<M: PeerMemory> Window<M> {
-    pub(crate) fn new(local: M::Local) -> Self {
-        Self { local: Some(Arc::new(local)), peers: Vec::new() }
+impl Window {
+    pub(crate) fn new(local: DynRegion) -> Self {
+        Self { local: Some(local), peers: Vec::new() }
     }
 
-    /// Of a buffer that only peers have.
-    pub(crate) fn of_peers() -> Self {
-        Self { local: None, peers: Vec::new() }
-    }
-
-    /// The own region.
-    pub(crate) fn local(&self) -> &Arc<M::Local> {
+    /// Returns the local region.
+    pub(crate) fn local(&self) -> &DynRegion {
         self.local.as_ref().expect("a buffer is made before it is used")
     }
 
-    /// Enters the region that was imported from `peer`.
-    pub(crate) fn enter(&mut self, peer: Rank, region: M::Remote) {
+    /// Adds the region imported from `peer`.
+    pub(crate) fn add(&mut self, peer: Rank, region: DynImport) {
         if self.peers.len() <= peer.index() {
             self.peers.resize_with(peer.index() + 1, || None);
         }
-        self.peers[peer.index()] = Some(Arc::new(region));
+        self.peers[peer.index()] = Some(region);
     }
 
-    /// Whether the region of `peer` has been imported.
+    /// Returns whether the region of `peer` has been imported.
     pub(crate) fn has(&self, peer: Rank) -> bool {
         self.peers.get(peer.index()).is_some_and(Option::is_some)
     }
 
-    fn peer(&self, rank: Rank) -> &M::Remote {
+    fn peer(&self, rank: Rank) -> &DynImport {
         self.peers[rank.index()].as_ref().expect("what steps name has been imported")
     }
 }
 
-/// All windows of one operation on one fabric.
-pub(crate) struct Windows<M: PeerMemory> {
-    /// Empty in place.
-    pub(crate) inputs: Vec<Window<M>>,
-    pub(crate) outputs: Vec<Window<M>>,
-    pub(crate) flags: Window<M>,
-    /// Where lanes are on two tiers.
-    pub(crate) crossing: Option<Window<M>>,
-    /// How outputs and flags are divided among starts; alike on all ranks.
+/// All buffers of one operation on one fabric.
+pub(crate) struct Windows {
+    /// Empty if the operation runs in place.
+    pub(crate) inputs: Vec<Window>,
+    pub(crate) outputs: Vec<Window>,
+    pub(crate) flags: Window,
+    /// The flags between the tiers, if the plan has lanes on two.
+    pub(crate) crossing: Option<Window>,
+    /// The division of outputs and flags among starts, equal on all ranks.
     pub(crate) turns: Turns,
-    /// What the other fabric allocated and this one registered. Dropped last.
+    /// Regions of the other fabric that are registered here. Dropped last.
     pub(crate) keep: Vec<Kept>,
 }
 
-impl<M: PeerMemory> Windows<M> {
-    fn window(&self, buffer: BufferId) -> &Window<M> {
+impl Windows {
+    fn window(&self, buffer: BufferId) -> &Window {
         match buffer {
             BufferId::Input(number) => &self.inputs[number as usize],
             BufferId::Output(number) => &self.outputs[number as usize],
@@ -157,90 +146,70 @@ impl<M: PeerMemory> Windows<M> {
         }
     }
 
-    /// Bytes of this rank, in a start.
-    pub(crate) fn local(&self, spot: Spot, start: Start) -> At<'_, M::Local> {
-        let region = &**self.window(spot.buffer).local();
+    /// Returns bytes of this rank in a start.
+    pub(crate) fn local(&self, spot: Spot, start: Start) -> At<'_, DynRegion> {
+        let region = self.window(spot.buffer).local();
         At { region, offset: self.turns.offset(spot, start) }
     }
 
-    /// The same bytes of `peer`.
-    pub(crate) fn remote(&self, peer: Rank, spot: Spot, start: Start) -> At<'_, M::Remote> {
+    /// Returns the same bytes of `peer`.
+    pub(crate) fn remote(&self, peer: Rank, spot: Spot, start: Start) -> At<'_, DynImport> {
         let region = self.window(spot.buffer).peer(peer);
         At { region, offset: self.turns.offset(spot, start) }
     }
 
-    /// A flag of this rank, in a start.
-    pub(crate) fn own_flag(&self, spot: FlagSpot, start: Start) -> Flag<'_, M::Local> {
-        let region = &**self.window(spot.buffer()).local();
+    /// Returns a flag of this rank in a start.
+    pub(crate) fn own_flag(&self, spot: FlagSpot, start: Start) -> Flag<'_, DynRegion> {
+        let region = self.window(spot.buffer()).local();
         Flag { region, word: self.turns.flag_word(spot.word, start) }
     }
 
-    /// The same flag of `peer`.
-    pub(crate) fn flag_of(&self, peer: Rank, spot: FlagSpot, start: Start) -> Flag<'_, M::Remote> {
+    /// Returns the same flag of `peer`.
+    pub(crate) fn flag_of(&self, peer: Rank, spot: FlagSpot, start: Start) -> Flag<'_, DynImport> {
         let region = self.window(spot.buffer()).peer(peer);
         Flag { region, word: self.turns.flag_word(spot.word, start) }
     }
-}
 
-/// The host's view of an operation's windows, whatever fabric they are on.
-pub(crate) trait HostView: Send + Sync {
-    /// The own region of a buffer.
-    fn region(&self, buffer: BufferId) -> &dyn Region;
-
-    fn turns(&self) -> Turns;
-
-    /// The memory that another fabric allocated and this one registered.
-    fn kept(&self) -> &[Kept];
-
-    /// Where the output of a start begins.
-    fn output_offset(&self, start: Start) -> u64 {
-        self.turns().output_offset(start)
+    /// Returns the local region of a buffer.
+    pub(crate) fn region(&self, buffer: BufferId) -> &DynRegion {
+        self.window(buffer).local()
     }
 
-    /// The flag of a start, where the host can read it.
-    fn flag(&self, spot: FlagSpot, start: Start) -> Option<&AtomicU64> {
-        let word = usize::try_from(self.turns().flag_word(spot.word, start)).ok()?;
+    /// Returns the offset of the output of a start.
+    pub(crate) fn output_offset(&self, start: Start) -> u64 {
+        self.turns.output_offset(start)
+    }
+
+    /// Returns the flag of a start, if the host can read it.
+    pub(crate) fn flag(&self, spot: FlagSpot, start: Start) -> Option<&AtomicU64> {
+        let word = usize::try_from(self.turns.flag_word(spot.word, start)).ok()?;
         self.region(spot.buffer()).flags()?.get(word)
     }
 
-    /// What the flag of a start holds, also where the host cannot read it; slow there.
-    fn flag_value(&self, spot: FlagSpot, start: Start) -> Option<u64> {
-        self.region(spot.buffer()).flag_value(self.turns().flag_word(spot.word, start))
+    /// Returns the value of the flag of a start, even if the host cannot load it; slow then.
+    pub(crate) fn flag_value(&self, spot: FlagSpot, start: Start) -> Option<u64> {
+        self.region(spot.buffer()).flag_value(self.turns.flag_word(spot.word, start))
     }
 }
 
-impl<M: PeerMemory> HostView for Windows<M> {
-    fn region(&self, buffer: BufferId) -> &dyn Region {
-        &**self.window(buffer).local()
-    }
-
-    fn turns(&self) -> Turns {
-        self.turns
-    }
-
-    fn kept(&self) -> &[Kept] {
-        &self.keep
-    }
-}
-
-/// The views of both tiers.
+/// The buffers of an operation on both tiers.
 #[derive(Clone)]
 pub(crate) struct Views {
-    pub(crate) local: Arc<dyn HostView>,
-    pub(crate) network: Option<Arc<dyn HostView>>,
+    pub(crate) local: Arc<Windows>,
+    pub(crate) network: Option<Arc<Windows>>,
 }
 
 impl Views {
-    /// See [`HostView::kept`].
+    /// Returns the regions that the two fabrics keep for each other.
     pub(crate) fn kept(&self) -> impl Iterator<Item = &Kept> {
-        let network = self.network.iter().flat_map(|network| network.kept());
-        self.local.kept().iter().chain(network)
+        let network = self.network.iter().flat_map(|network| &network.keep);
+        self.local.keep.iter().chain(network)
     }
 
-    /// The view of a tier on which the plan has lanes.
-    pub(crate) fn of(&self, tier: Tier) -> Option<&dyn HostView> {
+    /// Returns the buffers of a tier on which the plan has lanes.
+    pub(crate) fn of(&self, tier: Tier) -> Option<&Windows> {
         match tier {
-            Tier::Local => Some(&*self.local),
+            Tier::Local => Some(&self.local),
             Tier::Network => self.network.as_deref(),
         }
     }

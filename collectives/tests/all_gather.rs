@@ -10,7 +10,7 @@ use peerlane_collectives::group::{AllGather, Group};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 
-fn open(bootstrap: InProcess) -> Result<Group<host::Fabric>, Error> {
+fn open(bootstrap: InProcess) -> Result<Group, Error> {
     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     Group::open(bootstrap, fabric)
 }

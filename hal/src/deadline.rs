@@ -1,10 +1,10 @@
-//! When to give up. No call of Peerlane waits without one.
+//! Deadlines. Every call of Peerlane that waits has one.
 
 use std::time::{Duration, Instant};
 
-/// A point in time after which a wait is an error of kind [`Timeout`](crate::ErrorKind::Timeout).
+/// The time at which a wait fails with [`Timeout`](crate::ErrorKind::Timeout).
 ///
-/// Passed by value through nested calls, so that a timeout bounds the whole and not each step.
+/// It is passed by value through nested calls, so one timeout bounds all of them together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Deadline {
     at: Instant,
@@ -12,31 +12,31 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// The longest timeout that is told apart from for ever: one year.
+    /// The longest timeout: one year. Longer ones are reduced to it.
     pub const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
-    /// `timeout` from now, at most [`TIMEOUT_MAX`](Self::TIMEOUT_MAX).
+    /// Creates a deadline `timeout` from now, at most [`TIMEOUT_MAX`](Self::TIMEOUT_MAX).
     pub fn after(timeout: Duration) -> Self {
         let timeout = timeout.min(Self::TIMEOUT_MAX);
         Self { at: Instant::now() + timeout, timeout }
     }
 
-    /// The time that is left; zero once the deadline has passed.
+    /// Returns the time until the deadline, or zero if it has passed.
     pub fn remaining(self) -> Duration {
         self.at.saturating_duration_since(Instant::now())
     }
 
-    /// Whether the deadline has passed.
+    /// Returns whether the deadline has passed.
     pub fn has_passed(self) -> bool {
         Instant::now() >= self.at
     }
 
-    /// The timeout that the deadline was made from, for error texts.
+    /// Returns the timeout that the deadline was created with, for error texts.
     pub const fn timeout(self) -> Duration {
         self.timeout
     }
 
-    /// The point in time itself.
+    /// Returns the time of the deadline.
     pub const fn at(self) -> Instant {
         self.at
     }

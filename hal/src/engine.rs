@@ -1,32 +1,32 @@
-//! One in-order queue of copies, signals and waits.
+//! Engines: in-order queues of puts, gets, signals and waits.
 
+use std::any::Any;
 use std::task::Waker;
 use std::time::Duration;
 
 use crate::error::Error;
 
-/// A byte place inside a region: `offset` bytes from its start.
+/// A position in a region, in bytes.
 #[derive(Debug)]
 pub struct At<'a, M> {
     /// The region, local or imported.
     pub region: &'a M,
-    /// Bytes from the region's start.
+    /// Bytes from the start of the region.
     pub offset: u64,
 }
 
-/// A flag inside a region: the aligned 64-bit word number `word`.
+/// A flag: an aligned 64-bit word of a region.
 ///
-/// Counted in words and not in bytes, so that a flag cannot be misaligned and cannot be passed
-/// where bytes are meant.
+/// It is addressed by word and not by byte, so it cannot be misaligned and cannot be confused with data.
 #[derive(Debug)]
 pub struct Flag<'a, M> {
     /// The region, registered as [`Role::Flags`](crate::Role::Flags).
     pub region: &'a M,
-    /// 64-bit words from the region's start.
+    /// 64-bit words from the start of the region.
     pub word: u64,
 }
 
-// Derives would demand `M: Copy`; a reference is always `Copy`.
+// A derive would require `M: Copy`, although a reference is always `Copy`.
 impl<M> Clone for At<'_, M> {
     fn clone(&self) -> Self {
         *self
@@ -40,45 +40,44 @@ impl<M> Clone for Flag<'_, M> {
 }
 impl<M> Copy for Flag<'_, M> {}
 
-/// The whole vocabulary of an engine.
+/// An operation of an engine: put, get, signal or wait.
 ///
-/// Oneself is a peer too: with a region imported from oneself, `Put` is a local copy and `Signal`
-/// a local store.
+/// A rank is its own peer too: with a region imported from itself, a put is a local copy and a signal a local store.
 #[derive(Debug)]
 pub enum Op<'a, L, R> {
-    /// Copy `bytes` from this rank's `src` to a peer's `dst`; zero bytes are allowed and copy nothing.
+    /// Copies `bytes` bytes from this rank to a peer. Zero bytes are allowed.
     Put {
-        /// Where the bytes go.
+        /// The destination, in imported memory of the peer.
         dst: At<'a, R>,
-        /// Where they come from.
+        /// The source, in memory of this rank.
         src: At<'a, L>,
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
     },
-    /// Copy `bytes` from a peer's `src` to this rank's `dst`; zero bytes are allowed and copy nothing.
+    /// Copies `bytes` bytes from a peer to this rank. Zero bytes are allowed.
     Get {
-        /// Where the bytes go.
+        /// The destination, in memory of this rank.
         dst: At<'a, L>,
-        /// Where they come from.
+        /// The source, in imported memory of the peer.
         src: At<'a, R>,
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
     },
-    /// Store `value` in a peer's flag, after everything put to that peer and got from it before.
+    /// Stores `value` in a flag of a peer, after all earlier puts to that peer and gets from it.
     Signal {
-        /// The flag, of which this engine is the only writer.
+        /// The flag. Only this engine writes it.
         flag: Flag<'a, R>,
-        /// The value that the waiter wants to see.
+        /// The new value.
         value: u64,
     },
-    /// Hold what follows in this queue until the flag is at least `value`.
+    /// Blocks the ops behind it until a flag of this rank is at least `value`.
     Wait {
-        /// The flag, of which this engine is the only reader.
+        /// The flag. Only this engine reads it.
         flag: Flag<'a, L>,
-        /// The smallest value that lets pass.
+        /// The smallest value that ends the wait.
         value: u64,
-        /// Store 0 in the flag before anything that follows; for captured starts, where a constant
-        /// is baked in.
+        /// Whether the flag is set to 0 before the ops behind the wait. Captured starts need this, because their values are
+        /// constants.
         reset: bool,
     },
 }
@@ -90,142 +89,175 @@ impl<L, R> Clone for Op<'_, L, R> {
 }
 impl<L, R> Copy for Op<'_, L, R> {}
 
-/// How far a queue has come: the number of a submitted slice, from 1, monotone.
+/// The number of a submitted slice of an engine, from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
 impl Ticket {
-    /// Before the first slice.
+    /// The ticket before the first slice.
     pub const NONE: Self = Self(0);
 }
 
-/// What an engine can do natively, and its exact limits.
+/// The capabilities and limits of an engine.
 ///
-/// An ability that is missing here is supplied in software above the backends; no call answers
-/// "unsupported".
+/// A missing capability is emulated by the layers above the backends. No call fails as "unsupported".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// Which of its backend's kinds of engine it is, for reports, such as `streams` or `sdma`.
+    /// The kind of engine for reports, such as `streams` or `sdma`.
     pub kind: &'static str,
-    /// [`Op::Wait`] may be submitted. Otherwise the caller reads the flag itself and submits what
-    /// follows once it is there.
+    /// Whether [`Op::Wait`] can be submitted. Otherwise the caller polls the flag and submits the later ops once it is set.
     pub queued_wait: bool,
-    /// Nothing moves, neither what was submitted nor what peers send, unless somebody calls
-    /// [`CopyEngine::completed`].
+    /// Whether data, also data from peers, moves only in calls of [`CopyEngine::completed`].
     pub polled: bool,
-    /// Neighbouring signals and waits of one slice cost about as much as one of them. Plans then
-    /// keep them together instead of signalling right behind each put.
+    /// Whether several adjacent signals or waits cost about as much as one. Plans then group them instead of signalling
+    /// after each put.
     pub flags_batched: bool,
-    /// Most ops in one slice, inclusive, at least 1.
+    /// The largest number of ops in a slice, at least 1.
     pub slice_ops_max: usize,
-    /// The largest copy that is done in one piece, in bytes, inclusive; larger ones are split by
-    /// the backend.
+    /// The largest copy in bytes that the backend does not split.
     pub piece_bytes_max: u64,
-    /// Offsets and lengths of puts and gets must be multiples of it; 1 where there is no rule.
+    /// The alignment in bytes of offsets and lengths of puts and gets; 1 if there is none.
     pub put_align_bytes: u64,
 }
 
-/// One in-order queue, reaching every connected peer.
+/// An in-order queue of ops that reaches every connected peer.
 ///
-/// The rules that hold between calls, queues and ranks are in the [contract](crate::contract).
-pub trait CopyEngine: Send {
-    /// The backend's error.
+/// The [contract](crate::contract) states the rules that hold between calls, engines and ranks.
+///
+/// # Progress
+///
+/// A caller that waits repeats: call [`completed`](Self::completed) and look at the flags; if there is something to do, do it;
+/// if an engine [is busy](Self::is_busy), continue at once; otherwise [`park`](Self::park) for at most the time to the
+/// deadline. A caller with one engine parks without a limit and lets the waker end it. A caller with several engines parks on one
+/// of them with a limit that doubles as long as nothing happens, because one engine may not be woken for events of another.
+///
+/// ```
+/// use std::time::Duration;
+/// use peerlane_hal::{CopyEngine, Deadline, Ticket};
+///
+/// /// Waits until `ticket` is complete, and returns whether it is.
+/// fn wait<E: CopyEngine>(engine: &mut E, ticket: Ticket, deadline: Deadline) -> Result<bool, E::Error> {
+///     while engine.completed()? < ticket {
+///         if deadline.has_passed() {
+///             return Ok(false);
+///         }
+///         if !engine.is_busy() {
+///             engine.park(deadline.remaining())?;
+///         }
+///     }
+///     Ok(true)
+/// }
+/// ```
+pub trait CopyEngine: Send + 'static {
+    /// The error of the backend.
     type Error: Error;
-    /// This rank's registered memory.
+    /// A registered region of this rank.
     type Local: 'static;
-    /// A peer's imported memory.
+    /// An imported region of a peer.
     type Remote: 'static;
-    /// The vendor's queue on which a caller computes; uninhabited where there is none.
-    type Stream: 'static;
 
-    /// What this engine can do; constant over its life.
+    /// Returns the capabilities and limits, which never change.
     fn caps(&self) -> &Caps;
 
-    /// Takes a slice of ops into the queue.
+    /// Submits a slice of ops and returns its ticket.
     ///
-    /// *Ordering.* Ops to one peer take effect in the order submitted; a wait holds everything
-    /// behind it. *Completion.* The ticket completes when every op up to and with this slice has;
-    /// an empty slice gets a ticket too.
+    /// *Ordering.* Ops to one peer take effect in the order of submission; a wait blocks everything behind it. *Completion.* The
+    /// ticket is complete when all ops up to the end of this slice are. An empty slice gets a ticket too.
     ///
     /// # Errors
-    /// [`QueueFull`](crate::ErrorKind::QueueFull): nothing was taken; try again after
-    /// [`completed`](Self::completed). [`InvalidArgument`](crate::ErrorKind::InvalidArgument): an op
-    /// breaks a limit of [`caps`](Self::caps) or leaves its region; nothing was taken. Any other
-    /// kind poisons the engine.
+    /// [`QueueFull`](crate::ErrorKind::QueueFull): nothing was submitted; try again after
+    /// [`completed`](Self::completed). [`InvalidArgument`](crate::ErrorKind::InvalidArgument): an op exceeds a limit of
+    /// [`caps`](Self::caps) or the bounds of its region; nothing was submitted. Any other kind poisons the engine.
     ///
     /// # Safety
-    /// Until the ticket completes, the regions of all ops live, nobody writes to a source and
-    /// nobody else touches a destination. Of a flag this engine is the only writer (or reader).
+    /// Until the ticket completes, the regions of all ops must live, no one may write to a source, and no one else may access a
+    /// destination. Only this engine writes a signalled flag, and only this engine reads a flag that it waits for.
     unsafe fn submit(
         &mut self,
         ops: &[Op<'_, Self::Local, Self::Remote>],
     ) -> Result<Ticket, Self::Error>;
 
-    /// The last ticket up to which everything is complete: sources may be reused, puts to oneself
-    /// and gets are visible here. Monotone; never blocks; drives a polled engine.
+    /// Returns the last complete ticket. Never blocks, and drives a [polled](Caps::polled) engine.
+    ///
+    /// Sources of complete puts can be reused; complete gets and puts to this rank are visible here. The result never decreases.
     ///
     /// # Errors
     /// The error that poisoned the engine.
     fn completed(&mut self) -> Result<Ticket, Self::Error>;
 
-    /// Gives the processor away until [`completed`](Self::completed) may say more, a flag of this
-    /// rank may have changed, the [`waker`](Self::waker) was used, or `limit` has passed. It may
-    /// return early; between two looks at the same flag, call it once for every look.
+    /// Sleeps until [`completed`](Self::completed) may return more, a flag of this rank may have changed, the
+    /// [`waker`](Self::waker) was used, or `limit` has passed.
     ///
-    /// [`Duration::MAX`] sets no timer, which makes the sleep cheaper: for callers whose deadline is
-    /// kept by somebody who uses the waker.
+    /// It may return early. Call it at most once between two polls of the same flag. [`Duration::MAX`] sets no timer, which
+    /// makes the sleep cheaper; another thread then keeps the deadline and uses the waker.
     ///
     /// # Errors
     /// The error that poisoned the engine.
     fn park(&mut self, limit: Duration) -> Result<(), Self::Error>;
 
-    /// Returns whether [`completed`](Self::completed) can do more at once, because it stopped in the
-    /// middle of its work to return soon, for example in a long copy.
+    /// Returns whether [`completed`](Self::completed) can make more progress at once, for example in a long copy.
     ///
-    /// A caller that polls several engines calls `completed` again while one of them is busy. It parks
-    /// only when none is.
+    /// A caller that polls several engines parks only if none is busy.
     fn is_busy(&self) -> bool;
 
-    /// A handle with which another thread ends a [`park`](Self::park), the present or the next.
+    /// Returns a handle with which another thread ends the current or next [`park`](Self::park).
     fn waker(&self) -> Waker;
 
-    /// Lets every queued wait pass, so that the queue drains. What stood behind such a wait is run
-    /// or dropped; its results are worthless. From now on [`submit`](Self::submit) answers
-    /// [`Aborted`](crate::ErrorKind::Aborted), while [`completed`](Self::completed) goes on to the
-    /// last ticket. Call it again until that is reached; waits of graphs that are being replayed
-    /// pass too.
+    /// Lets every queued wait pass, so that the queue drains.
+    ///
+    /// The ops behind such a wait run or are dropped; their results are undefined. From now on [`submit`](Self::submit) fails with
+    /// [`Aborted`](crate::ErrorKind::Aborted), and [`completed`](Self::completed) proceeds to the last ticket. Call it again
+    /// until that is reached. It releases the waits of running graphs too.
     ///
     /// # Errors
     /// The error that poisoned the engine.
     fn release(&mut self) -> Result<(), Self::Error>;
 
-    /// Whether what `stream` gets now is recorded into a graph instead of run.
-    ///
-    /// # Errors
-    /// [`Mismatch`](crate::ErrorKind::Mismatch): the stream is of another device. The vendor's
-    /// refusal, or the error that poisoned the engine.
-    fn is_capturing(&mut self, stream: &Self::Stream) -> Result<bool, Self::Error>;
+    /// Returns the ordering against streams of the caller, or `None` if the backend has no streams.
+    fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>>;
+}
 
-    /// What is submitted next comes after what `from` holds now.
-    ///
-    /// *Ordering.* Until the [`join`](Self::join) the engine may put its work straight onto `from`:
-    /// whoever forks gives `from` nothing else in between. A stream that is joined to may be
-    /// another one. Forking from one stream and then from another is allowed; the join in between
-    /// is not optional. *Capture.* While `from` captures, a submit is recorded with its constants,
-    /// runs at each replay, and makes no new ticket: it answers the last one. What it names must
-    /// live as long as the graph, and its flags must be of no use to eager slices.
-    ///
-    /// # Errors
-    /// [`Mismatch`](crate::ErrorKind::Mismatch): the stream is of another device.
-    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument): nothing may be put on such a stream.
-    /// The vendor's refusal, or the error that poisoned the engine. The engine is then not forked.
-    fn fork(&mut self, from: &Self::Stream) -> Result<(), Self::Error>;
+/// Orders an engine against a stream of the caller.
+///
+/// A stream is a reference to the stream type of the backend, such as `peerlane_cuda::Stream`.
+pub trait StreamOrdered {
+    /// The error of the backend.
+    type Error: Error;
 
-    /// What `into` gets next comes after what was submitted here. What is submitted later has the
-    /// engine's own order again.
+    /// Returns whether `stream` records its work into a graph instead of running it.
     ///
     /// # Errors
-    /// The vendor's refusal, or the error that poisoned the engine. The fork is then over all the
-    /// same.
-    fn join(&mut self, into: &Self::Stream) -> Result<(), Self::Error>;
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the stream is of another type or device; the error of the vendor's call; the
+    /// error that poisoned the engine.
+    fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Self::Error>;
+
+    /// Orders later submissions after the current work of `from`.
+    ///
+    /// *Ordering.* Until the [`join`](Self::join), the engine may enqueue its work directly on `from`; the caller enqueues nothing
+    /// else there in between. The engine may be joined to another stream. A join is required before the next fork.
+    /// *Capture.* While `from` captures, a submission is recorded with its constants, runs at each replay and returns the
+    /// last ticket instead of a new one. Its regions must live as long as the graph, and eager slices must not use its flags.
+    ///
+    /// # Errors
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the stream is of another type or device;
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if such a stream takes no work; the error of the vendor's call; the
+    /// error that poisoned the engine. The engine is then not forked.
+    fn fork(&mut self, from: &dyn Any) -> Result<(), Self::Error>;
+
+    /// Orders later work of `into` after the submissions since the fork, and ends the fork.
+    ///
+    /// # Errors
+    /// The error of the vendor's call, or the error that poisoned the engine. The fork has ended even then.
+    fn join(&mut self, into: &dyn Any) -> Result<(), Self::Error>;
+}
+
+/// Returns the stream as the stream type of a backend.
+///
+/// # Errors
+/// A text for an error of kind [`Mismatch`](crate::ErrorKind::Mismatch).
+pub fn stream_of<S: 'static>(stream: &dyn Any) -> Result<&S, String> {
+    stream.downcast_ref().ok_or_else(|| {
+        let expected = std::any::type_name::<S>();
+        format!("the stream is of another type, expected {expected}")
+    })
 }

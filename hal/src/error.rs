@@ -1,38 +1,38 @@
-//! Errors: kinds for programs, sources for people.
+//! The kinds of errors, and the trait of all backend errors.
 
-/// Why a call failed, as far as a program can act on it.
+/// The class of an error, on which a program can act.
 ///
-/// The vendor's own code is the error's [`source`](std::error::Error::source); its text says what
-/// was done, where, what was wanted and what was seen.
+/// The text of the error says what was done, where, what was expected and what was found. The vendor's error is its
+/// [`source`](std::error::Error::source).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The local device stopped working; everything on it is lost.
+    /// The local device stopped working, and everything on it is lost.
     DeviceLost,
-    /// A peer is gone, or can no longer be reached.
+    /// A peer has ended or can no longer be reached.
     PeerLost,
     /// A deadline passed.
     Timeout,
-    /// A remote key is malformed, of another backend or version, or names memory that is gone.
+    /// A remote key is malformed, of another backend or version, or names freed memory.
     InvalidKey,
-    /// Two sides that must agree do not: sizes, types, topologies, a stream of another vendor.
+    /// Values that must be equal differ, for example sizes, types or topologies, or a stream is of another vendor.
     Mismatch,
-    /// An argument can never be right: a zero timeout, a misaligned slice, an offset out of range.
+    /// An argument is invalid, for example a zero timeout, a misaligned slice or an offset out of range.
     InvalidArgument,
-    /// Host or device memory, handles or file descriptors ran out.
+    /// Host memory, device memory, handles or file descriptors are exhausted.
     OutOfMemory,
-    /// The queue has no room for the slice now; it will, once something completes.
+    /// The queue has no room for the slice until earlier slices complete.
     QueueFull,
-    /// The group or the engine was aborted; the abort record says by whom and why.
+    /// The group or the engine was aborted. The abort record says by which rank and why.
     Aborted,
-    /// A device, driver, library or permission is not there; the text says what to install or allow.
+    /// A device, driver, library or permission is missing. The text says what to install or allow.
     Unavailable,
-    /// Anything else.
+    /// Any other failure.
     Other,
 }
 
 impl ErrorKind {
-    /// A short name for logs and tables, such as `peer lost`.
+    /// Returns a short name for logs and tables, such as `peer lost`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::DeviceLost => "device lost",
@@ -56,8 +56,8 @@ impl std::fmt::Display for ErrorKind {
     }
 }
 
-/// What every backend's error can say of itself.
+/// The error of a backend.
 pub trait Error: std::error::Error + Send + Sync + 'static {
-    /// The class of the failure.
+    /// Returns the class of the error.
     fn kind(&self) -> ErrorKind;
 }

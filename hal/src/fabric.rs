@@ -1,4 +1,4 @@
-//! A way to reach peers.
+//! Fabrics: connections to peers, and the links to them.
 
 use crate::deadline::Deadline;
 use crate::engine::CopyEngine;
@@ -7,13 +7,13 @@ use crate::key::BackendId;
 use crate::memory::PeerMemory;
 use crate::rank::Rank;
 
-/// What carries the bytes between two ranks.
+/// The medium between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LinkKind {
     /// The same device.
     Own,
-    /// Memory of one host.
+    /// Shared memory of one host.
     SharedMemory,
     /// NVLink between two GPUs.
     NvLink,
@@ -21,19 +21,19 @@ pub enum LinkKind {
     Xgmi,
     /// PCI Express between two devices.
     Pcie,
-    /// Memory of the host, because the two devices do not reach each other.
+    /// Host memory, because the two devices cannot access each other.
     HostStaged,
     /// An RDMA network.
     Rdma,
 }
 
 impl LinkKind {
-    /// Whether it is a way around what devices lack, and slower than they could be.
+    /// Returns whether this link replaces a faster one that the devices lack.
     pub const fn is_fallback(self) -> bool {
         matches!(self, Self::HostStaged)
     }
 
-    /// A short name for tables, such as `shared memory`.
+    /// Returns a short name for tables, such as `shared memory`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Own => "own",
@@ -47,62 +47,67 @@ impl LinkKind {
     }
 }
 
-/// How this rank reaches one peer.
+/// The link from this rank to one peer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     /// The peer.
     pub peer: Rank,
-    /// What carries the bytes.
+    /// The medium.
     pub kind: LinkKind,
-    /// Bytes per second and direction, where the platform says so; `None` where only a
-    /// measurement can tell.
+    /// The bandwidth in bytes per second and direction, if the platform reports it.
     pub bytes_per_second: Option<f64>,
 }
 
-/// What an engine is wanted for, as far as a fabric with several kinds of engines chooses by it.
+/// The use of an engine, by which a fabric with several kinds of engines chooses one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Demand {
-    /// Its work may be put onto streams of the caller, and into graphs.
+pub struct EngineRequirements {
+    /// Whether the engine must offer [streams](crate::CopyEngine::streams), also in graphs, if the backend has them.
     pub streams: bool,
-    /// No copy between two ranks is longer, in bytes.
+    /// The size of the longest copy between two ranks in bytes.
     pub copy_bytes_max: u64,
 }
 
-/// A way to reach peers, opened by a constructor of the backend as one rank of a group.
+impl Default for EngineRequirements {
+    /// Requires streams, and copies of any size.
+    fn default() -> Self {
+        Self { streams: true, copy_bytes_max: u64::MAX }
+    }
+}
+
+/// A means to reach peers, opened as one rank of a group by a function of the backend.
 ///
-/// The order is: [`connect`](Self::connect) all peers, then import their regions and make engines.
-/// An engine reaches the peers that were connected before it was made, whether their regions were
-/// imported before or after.
-pub trait Fabric: Send + 'static {
-    /// The backend's error.
+/// First [`connect`](Self::connect) all peers, then import their regions and create engines. An engine reaches the peers that
+/// were connected before it was created.
+pub trait Fabric: Send + Sync + 'static {
+    /// The error of the backend.
     type Error: Error;
-    /// The fabric's memory.
+    /// The memory of the fabric.
     type Memory: PeerMemory<Error = Self::Error>;
-    /// The fabric's engine.
+    /// The engine of the fabric.
     type Engine: CopyEngine<
             Error = Self::Error,
             Local = <Self::Memory as PeerMemory>::Local,
             Remote = <Self::Memory as PeerMemory>::Remote,
-        > + 'static;
+        >;
 
-    /// Which backend this is.
+    /// Returns the number of the backend.
     fn backend(&self) -> BackendId;
 
-    /// The rank as which it was opened.
+    /// Returns the rank that the fabric was opened as.
     fn rank(&self) -> Rank;
 
-    /// Registration, export and import.
+    /// Returns the memory, which registers, exports and imports regions.
     fn memory(&self) -> &Self::Memory;
 
-    /// What peers need to connect to this rank; one blob for all of them, carried out of band.
+    /// Returns the address that peers need to connect to this rank. The caller carries it to them.
     fn address(&self) -> Vec<u8>;
 
-    /// Connects one peer, oneself included.
+    /// Connects a peer, or this rank to itself.
     ///
     /// # Errors
-    /// [`PeerLost`](crate::ErrorKind::PeerLost): nobody answers at the address.
-    /// [`Mismatch`](crate::ErrorKind::Mismatch): the address is malformed, of another backend or
-    /// version, or of another rank. [`Timeout`](crate::ErrorKind::Timeout).
+    /// [`PeerLost`](crate::ErrorKind::PeerLost) if the peer does not answer at the address;
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the address is malformed, or of another backend, version or rank;
+    /// [`Timeout`](crate::ErrorKind::Timeout).
     fn connect(
         &mut self,
         peer: Rank,
@@ -110,22 +115,14 @@ pub trait Fabric: Send + 'static {
         deadline: Deadline,
     ) -> Result<(), Self::Error>;
 
-    /// How the connected `peer` is reached, as data; `None` if it is not connected.
+    /// Returns the link to a connected peer, or `None` if it is not connected.
     fn link(&self, peer: Rank) -> Option<Link>;
 
-    /// A new queue that reaches every peer connected so far.
+    /// Creates an engine that reaches every connected peer.
+    ///
+    /// Ranks of one fabric that pass equal requirements get engines with equal [`Caps`](crate::Caps).
     ///
     /// # Errors
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) where queues are a scarce resource.
-    fn engine(&mut self) -> Result<Self::Engine, Self::Error>;
-
-    /// The same, of the kind that serves `demand` best where there are several. Ranks of one fabric
-    /// that ask alike get engines of alike [`Caps`](crate::Caps).
-    ///
-    /// # Errors
-    /// As [`engine`](Self::engine).
-    fn engine_for(&mut self, demand: Demand) -> Result<Self::Engine, Self::Error> {
-        let _ = demand;
-        self.engine()
-    }
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the device has no queue left.
+    fn engine(&mut self, requirements: EngineRequirements) -> Result<Self::Engine, Self::Error>;
 }

@@ -1,37 +1,41 @@
-//! The hardware abstraction layer of Peerlane: bytes move between the memories of peers on the
-//! engines that are made for it, and the compute units are left to compute.
+//! The hardware abstraction layer of Peerlane: traits for peer memory and copy engines.
 //!
-//! Four traits carry everything: a [`Fabric`] is a way to reach peers; its [`PeerMemory`] registers
-//! memory and imports a peer's by a [`RemoteKey`]; its [`CopyEngine`] is an in-order queue of four
-//! [`Op`]s: put, get, signal, wait. What they promise is the [`contract`].
+//! | trait | what it does |
+//! | --- | --- |
+//! | [`Fabric`] | reaches peers: connects them, and creates memory and engines |
+//! | [`PeerMemory`] | registers memory of this rank, and imports memory of peers by their [`RemoteKey`] |
+//! | [`CopyEngine`] | runs [`Op`]s in order: put, get, signal and wait |
+//! | [`StreamOrdered`] | orders an engine against a stream of the caller, if the backend has streams |
 //!
-//! - You bring up an accelerator: read [`for_backend_authors`].
-//! - You write an algorithm or a runtime on top: read [`for_algorithm_authors`].
-//! - You want to gather shards: take the crate `peerlane`, which has it ready.
+//! The [`contract`] states what every backend promises. A [`DynFabric`] is a fabric of any backend, chosen at run time.
 //!
-//! The crate `peerlane-host` is the reference backend: ranks as threads or processes of one machine. The crate
+//! - To support an accelerator, read [`for_backend_authors`].
+//! - To write an algorithm or a runtime on these traits, read [`for_algorithm_authors`].
+//! - To run collectives, use the crate `peerlane`.
+//!
+//! The crate `peerlane-host` is the reference backend, whose ranks are threads or processes of one machine. The crate
 //! `peerlane-toolkit` holds the parts that backends share.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("Peerlane runs on Linux only");
 
 mod deadline;
+mod dynamic;
 mod engine;
 mod error;
 mod fabric;
-mod held;
 mod key;
 mod memory;
 mod rank;
 pub mod wire;
 
 pub use deadline::Deadline;
-pub use engine::{At, Caps, CopyEngine, Flag, Op, Ticket};
+pub use dynamic::{DynEngine, DynError, DynFabric, DynImport, DynKey, DynRegion};
+pub use engine::{At, Caps, CopyEngine, Flag, Op, StreamOrdered, Ticket, stream_of};
 pub use error::{Error, ErrorKind};
-pub use fabric::{Demand, Fabric, Link, LinkKind};
-pub use held::{DmaBuf, Flush, Held};
+pub use fabric::{EngineRequirements, Fabric, Link, LinkKind};
 pub use key::{BackendId, Envelope, Generation, KEY_MAGIC, KEY_VERSION, KeyError, RemoteKey};
-pub use memory::{PeerMemory, Region, Role, Space};
+pub use memory::{DmaBuf, Flush, PeerMemory, Region, Role, Space};
 pub use rank::Rank;
 
 #[doc = include_str!("../CONTRACT.md")]

@@ -1,122 +1,122 @@
 //! Registered memory, local and imported.
 
+use std::fmt;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use crate::deadline::Deadline;
+use crate::dynamic::DynRegion;
 use crate::error::Error;
-use crate::held::{DmaBuf, Flush, Held};
 use crate::key::RemoteKey;
 use crate::rank::Rank;
 
-/// What a region is for.
+/// The use of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Bytes that are put and received.
+    /// Bytes that are put and got.
     Data,
-    /// Aligned 64-bit words that are signalled and waited for; zero at first.
+    /// Aligned 64-bit words for signals and waits, initially zero.
     Flags,
 }
 
-/// Where the bytes of a region lie.
+/// The processors that can access the bytes of a region directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Space {
     /// The host can load and store them.
     Host,
-    /// Only a device can.
+    /// Only a device can load and store them.
     Device,
 }
 
-/// Of a device whose backend has not said more: bytes of a card might be announced too early.
+/// Device memory as a dma-buf, which other devices can map.
 #[derive(Debug)]
-struct Unsaid;
-
-impl Flush for Unsaid {
-    fn flush(&self) -> Result<(), String> {
-        Err("its backend does not say when the device sees what network cards have written"
-            .to_owned())
-    }
+pub struct DmaBuf {
+    /// The descriptor of a dma-buf that holds an allocation or a part of it.
+    pub fd: OwnedFd,
+    /// The offset of the region in it, in bytes.
+    pub offset: u64,
 }
 
-/// Registered memory of this rank.
-pub trait Region: Send + Sync + 'static {
-    /// The first byte, in the address space that [`space`](Self::space) names.
-    fn base(&self) -> NonNull<u8>;
-
-    /// The length in bytes.
-    fn bytes(&self) -> u64;
-
-    /// Who can load and store the bytes.
-    fn space(&self) -> Space;
-
-    /// The region as flags that the host can read, where it was registered as [`Role::Flags`] and
-    /// the host sees it; an executor polls these where waits cannot be queued, and names the
-    /// missing one when a deadline passes.
-    fn flags(&self) -> Option<&[AtomicU64]>;
-
-    /// What the flag `word` holds now, also where the host cannot load it; `None` where there is no
-    /// such flag, or it cannot be found out within a short bound. For diagnosis only: it may be
-    /// slow, and orders nothing.
-    fn flag_value(&self, word: u64) -> Option<u64> {
-        let word = usize::try_from(word).ok()?;
-        Some(self.flags()?.get(word)?.load(Ordering::Acquire))
-    }
-
-    /// Memory of a device as a fabric of another backend registers it.
+/// Makes writes of another device to a device's memory visible to that device.
+///
+/// A NIC reports that bytes have arrived when it has handed them to the bus. Not every device sees them at once.
+pub trait Flush: Send + Sync + fmt::Debug {
+    /// Waits until the device sees everything that was written to its memory before this call.
     ///
     /// # Errors
-    /// Why there is no dma-buf of it.
-    fn dma_buf(&self) -> Result<DmaBuf, String> {
-        Err("its backend makes no dma-bufs".to_owned())
-    }
-
-    /// What has to be done before the device sees what others have written to this memory; `None`
-    /// where it sees it as soon as they say that it has come. Regions of one device give one and the
-    /// same. Where nothing is known to help, it fails, and nothing is to be received there.
-    fn flush(&self) -> Option<Arc<dyn Flush>> {
-        match self.space() {
-            Space::Host => None,
-            Space::Device => Some(Arc::new(Unsaid)),
-        }
-    }
+    /// Returns why the device may not see it, for example because the device is lost.
+    fn flush(&self) -> Result<(), String>;
 }
 
-/// Makes memory reachable for peers, and peers' memory reachable from here.
+/// A registered region of this rank.
+pub trait Region: Send + Sync + 'static {
+    /// Returns the address of the first byte, in the address space that [`space`](Self::space) names.
+    fn base(&self) -> NonNull<u8>;
+
+    /// Returns the length in bytes.
+    fn bytes(&self) -> u64;
+
+    /// Returns which processors can access the bytes.
+    fn space(&self) -> Space;
+
+    /// Returns the flags of a region that was registered as [`Role::Flags`], if the host can read them.
+    ///
+    /// An executor polls them if the engine cannot queue waits, and names the missing one if a deadline passes.
+    fn flags(&self) -> Option<&[AtomicU64]>;
+
+    /// Returns the current value of a flag, even if the host cannot load it.
+    ///
+    /// It is for diagnosis: it may be slow and has no memory order. It returns `None` if there is no such flag, or if the value
+    /// cannot be read within a short time.
+    fn flag_value(&self, word: u64) -> Option<u64>;
+
+    /// Returns the region as a dma-buf, with which a fabric of another backend registers device memory.
+    ///
+    /// # Errors
+    /// Returns why there is no dma-buf of it.
+    fn dma_buf(&self) -> Result<DmaBuf, String>;
+
+    /// Returns the flush that the device needs before it sees what others have written to this memory, or `None` if it needs none.
+    ///
+    /// All regions of one device return the same flush. If no way to flush is known, the flush fails, and the memory must not
+    /// receive data from other devices.
+    fn flush(&self) -> Option<Arc<dyn Flush>>;
+}
+
+/// Registers memory of this rank and imports memory of peers.
 pub trait PeerMemory: Send + Sync + 'static {
-    /// The backend's error.
+    /// The error of the backend.
     type Error: Error;
-    /// What a peer needs to import a region.
+    /// The key with which a peer imports a region.
     type Key: RemoteKey;
-    /// Registered memory of this rank.
+    /// A registered region of this rank.
     type Local: Region;
-    /// Imported memory of a peer; dropping it ends the import.
+    /// An imported region of a peer. Dropping it ends the import.
     type Remote: Send + Sync + 'static;
 
     /// Allocates zeroed memory that every peer of the fabric can import.
     ///
     /// # Errors
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), naming the bytes wanted.
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), which names the size.
     fn allocate(&self, bytes: u64, role: Role) -> Result<Self::Local, Self::Error>;
 
-    /// The same, as flags of an engine without [`queued_wait`](crate::Caps::queued_wait): they lie
-    /// where the host reads them.
+    /// Allocates flags that the host can read, for an engine without [`queued_wait`](crate::Caps::queued_wait).
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
-    fn allocate_polled_flags(&self, bytes: u64) -> Result<Self::Local, Self::Error> {
-        self.allocate(bytes, Role::Flags)
-    }
+    fn allocate_polled_flags(&self, bytes: u64) -> Result<Self::Local, Self::Error>;
 
-    /// Registers the caller's own memory, at any offset inside its allocation.
+    /// Registers memory of the caller, which may lie anywhere inside an allocation.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the fabric cannot use such memory,
-    /// or flags are not aligned to 8 bytes.
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the fabric cannot use such memory, or if flags are not aligned
+    /// to 8 bytes.
     ///
     /// # Safety
-    /// `base..base + bytes` stays allocated until the result is dropped and every importer has
-    /// dropped its import. As [`Role::Flags`], it is zero, and only engines touch it.
+    /// `base..base + bytes` must stay allocated until the region is dropped and every importer has dropped its import. Memory for
+    /// [`Role::Flags`] must be zero, and only engines may access it.
     unsafe fn register(
         &self,
         base: NonNull<u8>,
@@ -124,33 +124,33 @@ pub trait PeerMemory: Send + Sync + 'static {
         role: Role,
     ) -> Result<Self::Local, Self::Error>;
 
-    /// Registers memory that another fabric of this rank holds, by whatever way leads there: for memory
-    /// of a device its base alone may not be enough.
+    /// Registers a region of another fabric of this rank.
+    ///
+    /// The address alone may not be enough for device memory, so the backend can use the region's
+    /// [dma-buf](Region::dma_buf), or recognise a region of its own with [`DynRegion::downcast`].
     ///
     /// # Errors
     /// As [`register`](Self::register).
     ///
     /// # Safety
-    /// As [`register`](Self::register). What keeps `held` keeps the memory.
-    unsafe fn adopt(&self, held: &Held, role: Role) -> Result<Self::Local, Self::Error> {
-        let region = held.region();
-        // SAFETY: the caller's.
-        unsafe { self.register(region.base(), region.bytes(), role) }
-    }
+    /// As [`register`](Self::register). A clone of `region` keeps the memory allocated.
+    unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<Self::Local, Self::Error>;
 
-    /// The key of a region. It names this registration only: once the region is dropped, the key is
-    /// refused, also when other memory is registered at the same address.
+    /// Returns the key of a region.
+    ///
+    /// The key names this registration only: it is refused after the region is dropped, even if other memory is registered at
+    /// the same address.
     ///
     /// # Errors
-    /// The vendor's refusal.
+    /// The error of the vendor's call.
     fn export(&self, local: &Self::Local) -> Result<Self::Key, Self::Error>;
 
-    /// Opens a region of `peer`, which must be connected; one's own key gives an alias.
+    /// Imports a region of `peer`, which must be connected. A key of this rank gives an alias.
     ///
     /// # Errors
-    /// [`InvalidKey`](crate::ErrorKind::InvalidKey): the key is of freed memory or of another rank.
-    /// [`PeerLost`](crate::ErrorKind::PeerLost): the peer is gone or not connected.
-    /// [`Timeout`](crate::ErrorKind::Timeout): it did not answer in time.
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey) if the memory has been freed or the key is of another rank;
+    /// [`PeerLost`](crate::ErrorKind::PeerLost) if the peer is gone or not connected;
+    /// [`Timeout`](crate::ErrorKind::Timeout).
     fn import(
         &self,
         peer: Rank,

@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{Caps, CopyEngine, ErrorKind, Fabric, Flag, Op, Ticket};
+use peerlane_hal::{Caps, CopyEngine, EngineRequirements, ErrorKind, Fabric, Flag, Op, Ticket};
 
 use crate::gate::Gate;
-use crate::pass::pass_to_engine;
+use crate::pass::{pass_streams, pass_to_engine};
 use crate::{Error, Layer, Local, Remote};
 
 const GATE: u64 = 0;
@@ -35,12 +35,16 @@ impl DelayLayer {
 impl<F: Fabric + 'static> Layer<F> for DelayLayer {
     type Engine = Delay<F>;
 
-    fn engine(&mut self, fabric: &mut F) -> Result<Self::Engine, Error<F::Error>> {
+    fn engine(
+        &mut self,
+        fabric: &mut F,
+        requirements: EngineRequirements,
+    ) -> Result<Self::Engine, Error<F::Error>> {
         self.engines += 1;
         let number = u64::from(fabric.rank().0) << 32 | self.engines;
         let random =
             fastrand::Rng::with_seed(self.seed ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        Delay::new(fabric, random, self.longest)
+        Delay::new(fabric, requirements, random, self.longest)
     }
 }
 
@@ -71,11 +75,12 @@ impl<F: Fabric> Delay<F> {
     /// single ops.
     pub fn new(
         fabric: &mut F,
+        requirements: EngineRequirements,
         random: fastrand::Rng,
         longest: Duration,
     ) -> Result<Self, Error<F::Error>> {
-        let engine = fabric.engine().map_err(Error::Inner)?;
-        let keeper = fabric.engine().map_err(Error::Inner)?;
+        let engine = fabric.engine(requirements).map_err(Error::Inner)?;
+        let keeper = fabric.engine(requirements).map_err(Error::Inner)?;
         let own = *engine.caps();
         if !own.queued_wait || own.slice_ops_max < 2 {
             let text = format!("a delay needs queued waits and slices of two ops, seen {own:?}");
@@ -135,7 +140,6 @@ impl<F: Fabric> CopyEngine for Delay<F> {
     type Error = Error<F::Error>;
     type Local = Local<F>;
     type Remote = Remote<F>;
-    type Stream = <F::Engine as CopyEngine>::Stream;
 
     fn caps(&self) -> &Caps {
         &self.caps
@@ -186,6 +190,8 @@ impl<F: Fabric> CopyEngine for Delay<F> {
 
     pass_to_engine!(waker release streams);
 }
+
+pass_streams!([F: Fabric] Delay<F>);
 
 impl<F: Fabric> fmt::Debug for Delay<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

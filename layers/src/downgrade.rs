@@ -3,9 +3,9 @@
 //!
 //! `piece_bytes_max` is not taken away here: no put is forbidden by it, since every backend splits.
 
-use peerlane_hal::{Caps, CopyEngine, ErrorKind, Fabric, Op, Ticket};
+use peerlane_hal::{Caps, CopyEngine, EngineRequirements, ErrorKind, Fabric, Op, Ticket};
 
-use crate::pass::pass_to_engine;
+use crate::pass::{pass_streams, pass_to_engine};
 use crate::{Error, Layer};
 
 /// What is taken away from every engine; by default nothing.
@@ -28,8 +28,12 @@ impl Default for DowngradeLayer {
 impl<F: Fabric> Layer<F> for DowngradeLayer {
     type Engine = Downgrade<F::Engine>;
 
-    fn engine(&mut self, fabric: &mut F) -> Result<Self::Engine, Error<F::Error>> {
-        Ok(Downgrade::new(fabric.engine().map_err(Error::Inner)?, *self))
+    fn engine(
+        &mut self,
+        fabric: &mut F,
+        requirements: EngineRequirements,
+    ) -> Result<Self::Engine, Error<F::Error>> {
+        Ok(Downgrade::new(fabric.engine(requirements).map_err(Error::Inner)?, *self))
     }
 }
 
@@ -96,7 +100,6 @@ impl<E: CopyEngine> CopyEngine for Downgrade<E> {
     type Error = Error<E::Error>;
     type Local = E::Local;
     type Remote = E::Remote;
-    type Stream = E::Stream;
 
     fn caps(&self) -> &Caps {
         &self.caps
@@ -113,3 +116,5 @@ impl<E: CopyEngine> CopyEngine for Downgrade<E> {
 
     pass_to_engine!(completed park is_busy waker release streams);
 }
+
+pass_streams!([E: CopyEngine] Downgrade<E>);

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use peerlane_hal::{CopyEngine, ErrorKind, Fabric, Op, Ticket};
+use peerlane_hal::{CopyEngine, EngineRequirements, ErrorKind, Fabric, Op, Ticket};
 
-use crate::pass::pass_to_engine;
+use crate::pass::{pass_streams, pass_to_engine};
 use crate::{Error, Layer};
 
 /// Lets every engine fail at the same op.
@@ -20,8 +20,12 @@ pub struct FailAtLayer {
 impl<F: Fabric> Layer<F> for FailAtLayer {
     type Engine = FailAt<F::Engine>;
 
-    fn engine(&mut self, fabric: &mut F) -> Result<Self::Engine, Error<F::Error>> {
-        Ok(FailAt::new(fabric.engine().map_err(Error::Inner)?, *self))
+    fn engine(
+        &mut self,
+        fabric: &mut F,
+        requirements: EngineRequirements,
+    ) -> Result<Self::Engine, Error<F::Error>> {
+        Ok(FailAt::new(fabric.engine(requirements).map_err(Error::Inner)?, *self))
     }
 
     fn break_engine(engine: &mut Self::Engine) -> Option<ErrorKind> {
@@ -66,7 +70,6 @@ impl<E: CopyEngine> CopyEngine for FailAt<E> {
     type Error = Error<E::Error>;
     type Local = E::Local;
     type Remote = E::Remote;
-    type Stream = E::Stream;
 
     unsafe fn submit(
         &mut self,
@@ -100,20 +103,7 @@ impl<E: CopyEngine> CopyEngine for FailAt<E> {
         self.engine.release().map_err(Error::Inner)
     }
 
-    fn is_capturing(&mut self, stream: &E::Stream) -> Result<bool, Self::Error> {
-        self.check()?;
-        self.engine.is_capturing(stream).map_err(Error::Inner)
-    }
-
-    fn fork(&mut self, from: &E::Stream) -> Result<(), Self::Error> {
-        self.check()?;
-        self.engine.fork(from).map_err(Error::Inner)
-    }
-
-    fn join(&mut self, into: &E::Stream) -> Result<(), Self::Error> {
-        self.check()?;
-        self.engine.join(into).map_err(Error::Inner)
-    }
-
-    pass_to_engine!(caps is_busy waker);
+    pass_to_engine!(caps is_busy waker streams);
 }
+
+pass_streams!([E: CopyEngine] FailAt<E>, check);

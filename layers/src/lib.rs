@@ -18,7 +18,8 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use peerlane_hal::{
-    BackendId, CopyEngine, Deadline, ErrorKind, Fabric, Held, Link, PeerMemory, Rank, Role,
+    BackendId, CopyEngine, Deadline, DynRegion, EngineRequirements, ErrorKind, Fabric, Link,
+    PeerMemory, Rank, Role,
 };
 
 pub use delay::{Delay, DelayLayer};
@@ -35,7 +36,7 @@ pub type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
 pub type Remote<F> = <<F as Fabric>::Memory as PeerMemory>::Remote;
 
 /// Makes the engines of a wrapped fabric.
-pub trait Layer<F: Fabric>: Send + 'static {
+pub trait Layer<F: Fabric>: Send + Sync + 'static {
     /// An engine over the fabric's regions.
     type Engine: CopyEngine<Error = Error<F::Error>, Local = Local<F>, Remote = Remote<F>> + 'static;
 
@@ -43,7 +44,11 @@ pub trait Layer<F: Fabric>: Send + 'static {
     ///
     /// # Errors
     /// Those of the fabric, or why the layer cannot work on it.
-    fn engine(&mut self, fabric: &mut F) -> Result<Self::Engine, Error<F::Error>>;
+    fn engine(
+        &mut self,
+        fabric: &mut F,
+        requirements: EngineRequirements,
+    ) -> Result<Self::Engine, Error<F::Error>>;
 
     /// How a peer is reached through the layer.
     fn link(&self, link: Link) -> Link {
@@ -106,8 +111,8 @@ impl<F: Fabric, L: Layer<F>> Fabric for Wrapped<F, L> {
         self.fabric.link(peer).map(|link| self.layer.link(link))
     }
 
-    fn engine(&mut self) -> Result<L::Engine, Self::Error> {
-        self.layer.engine(&mut self.fabric)
+    fn engine(&mut self, requirements: EngineRequirements) -> Result<L::Engine, Self::Error> {
+        self.layer.engine(&mut self.fabric, requirements)
     }
 }
 
@@ -152,9 +157,9 @@ impl<M: PeerMemory> PeerMemory for Memory<M> {
         unsafe { self.0.register(base, bytes, role) }.map_err(Error::Inner)
     }
 
-    unsafe fn adopt(&self, held: &Held, role: Role) -> Result<M::Local, Self::Error> {
+    unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<M::Local, Self::Error> {
         // SAFETY: the caller's promise.
-        unsafe { self.0.adopt(held, role) }.map_err(Error::Inner)
+        unsafe { self.0.adopt(region, role) }.map_err(Error::Inner)
     }
 
     fn export(&self, local: &M::Local) -> Result<M::Key, Self::Error> {

@@ -34,17 +34,39 @@ macro_rules! pass_to_engine {
         }
     };
     (=> streams) => {
-        fn is_capturing(&mut self, stream: &Self::Stream) -> Result<bool, Self::Error> {
-            self.engine.is_capturing(stream).map_err($crate::Error::Inner)
-        }
-
-        fn fork(&mut self, from: &Self::Stream) -> Result<(), Self::Error> {
-            self.engine.fork(from).map_err($crate::Error::Inner)
-        }
-
-        fn join(&mut self, into: &Self::Stream) -> Result<(), Self::Error> {
-            self.engine.join(into).map_err($crate::Error::Inner)
+        fn streams(
+            &mut self,
+        ) -> Option<&mut dyn peerlane_hal::StreamOrdered<Error = Self::Error>> {
+            if self.engine.streams().is_none() { None } else { Some(self) }
         }
     };
 }
 pub(crate) use pass_to_engine;
+
+/// Implements `StreamOrdered` for a layer by passing each call to `self.engine`, after the call of `$before` if it is given.
+macro_rules! pass_streams {
+    ([$($generics:tt)*] $layer:ty $(, $before:ident)?) => {
+        impl<$($generics)*> peerlane_hal::StreamOrdered for $layer {
+            type Error = <Self as peerlane_hal::CopyEngine>::Error;
+
+            fn is_capturing(&mut self, stream: &dyn std::any::Any) -> Result<bool, Self::Error> {
+                $(self.$before()?;)?
+                let streams = self.engine.streams().expect("the engine has streams");
+                streams.is_capturing(stream).map_err($crate::Error::Inner)
+            }
+
+            fn fork(&mut self, from: &dyn std::any::Any) -> Result<(), Self::Error> {
+                $(self.$before()?;)?
+                let streams = self.engine.streams().expect("the engine has streams");
+                streams.fork(from).map_err($crate::Error::Inner)
+            }
+
+            fn join(&mut self, into: &dyn std::any::Any) -> Result<(), Self::Error> {
+                $(self.$before()?;)?
+                let streams = self.engine.streams().expect("the engine has streams");
+                streams.join(into).map_err($crate::Error::Inner)
+            }
+        }
+    };
+}
+pub(crate) use pass_streams;

@@ -10,7 +10,7 @@
 mod engine;
 mod queue;
 
-use peerlane_hal::Fabric;
+use peerlane_hal::{EngineRequirements, Fabric};
 
 pub use engine::Streams;
 pub use queue::{Graph, Stream};
@@ -33,7 +33,11 @@ impl Default for StreamLayer {
 impl<F: Fabric + 'static> Layer<F> for StreamLayer {
     type Engine = Streams<F>;
 
-    fn engine(&mut self, fabric: &mut F) -> Result<Self::Engine, Error<F::Error>> {
+    fn engine(
+        &mut self,
+        fabric: &mut F,
+        _: EngineRequirements,
+    ) -> Result<Self::Engine, Error<F::Error>> {
         Streams::new(fabric, self.slices_max)
     }
 }

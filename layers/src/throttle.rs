@@ -17,13 +17,14 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{
-    At, Caps, CopyEngine, Error as _, ErrorKind, Fabric, Flag, Link, Op, Region, Ticket,
+    At, Caps, CopyEngine, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Link, Op,
+    Region, Ticket,
 };
 use peerlane_toolkit::{Piece, pieces};
 
 use self::schedule::{Event, Schedule};
 use crate::gate::Gate;
-use crate::pass::pass_to_engine;
+use crate::pass::{pass_streams, pass_to_engine};
 use crate::{Error, Layer, Local, Remote};
 
 /// The flag that opens what is due.
@@ -51,8 +52,12 @@ pub struct ThrottleLayer {
 impl<F: Fabric + 'static> Layer<F> for ThrottleLayer {
     type Engine = Throttle<F>;
 
-    fn engine(&mut self, fabric: &mut F) -> Result<Self::Engine, Error<F::Error>> {
-        Throttle::new(fabric, *self)
+    fn engine(
+        &mut self,
+        fabric: &mut F,
+        requirements: EngineRequirements,
+    ) -> Result<Self::Engine, Error<F::Error>> {
+        Throttle::new(fabric, requirements, *self)
     }
 
     fn link(&self, link: Link) -> Link {
@@ -79,14 +84,18 @@ impl<F: Fabric> Throttle<F> {
     /// # Errors
     /// Those of the fabric, and `InvalidArgument` if its engines cannot queue waits or take only
     /// single ops, or if the rate is not more than 0.
-    pub fn new(fabric: &mut F, layer: ThrottleLayer) -> Result<Self, Error<F::Error>> {
+    pub fn new(
+        fabric: &mut F,
+        requirements: EngineRequirements,
+        layer: ThrottleLayer,
+    ) -> Result<Self, Error<F::Error>> {
         let ThrottleLayer { bytes_per_second, delay } = layer;
         if bytes_per_second.is_nan() || bytes_per_second <= 0.0 {
             let text = format!("bytes_per_second is {bytes_per_second}, wanted more than 0");
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
-        let engine = fabric.engine().map_err(Error::Inner)?;
-        let keeper = fabric.engine().map_err(Error::Inner)?;
+        let engine = fabric.engine(requirements).map_err(Error::Inner)?;
+        let keeper = fabric.engine(requirements).map_err(Error::Inner)?;
         let own = *engine.caps();
         if !own.queued_wait || own.slice_ops_max < 2 {
             let text = format!("a throttle needs queued waits and slices of two ops, seen {own:?}");
@@ -164,7 +173,6 @@ impl<F: Fabric> CopyEngine for Throttle<F> {
     type Error = Error<F::Error>;
     type Local = Local<F>;
     type Remote = Remote<F>;
-    type Stream = <F::Engine as CopyEngine>::Stream;
 
     fn caps(&self) -> &Caps {
         &self.caps
@@ -224,6 +232,8 @@ impl<F: Fabric> CopyEngine for Throttle<F> {
 
     pass_to_engine!(is_busy waker streams);
 }
+
+pass_streams!([F: Fabric] Throttle<F>);
 
 impl<F: Fabric> fmt::Debug for Throttle<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use peerlane_hal::{CopyEngine, Fabric, Op, Rank, Ticket};
+use peerlane_hal::{CopyEngine, EngineRequirements, Fabric, Op, Rank, Ticket};
 
-use crate::pass::pass_to_engine;
+use crate::pass::{pass_streams, pass_to_engine};
 use crate::{Error, Layer};
 
 /// One line of a trace.
@@ -73,8 +73,12 @@ impl TraceLayer {
 impl<F: Fabric> Layer<F> for TraceLayer {
     type Engine = Trace<F::Engine>;
 
-    fn engine(&mut self, fabric: &mut F) -> Result<Self::Engine, Error<F::Error>> {
-        let engine = fabric.engine().map_err(Error::Inner)?;
+    fn engine(
+        &mut self,
+        fabric: &mut F,
+        requirements: EngineRequirements,
+    ) -> Result<Self::Engine, Error<F::Error>> {
+        let engine = fabric.engine(requirements).map_err(Error::Inner)?;
         self.engines += 1;
         Ok(Trace::new(engine, fabric.rank(), self.engines - 1, self.log.clone()))
     }
@@ -137,7 +141,6 @@ impl<E: CopyEngine> CopyEngine for Trace<E> {
     type Error = Error<E::Error>;
     type Local = E::Local;
     type Remote = E::Remote;
-    type Stream = E::Stream;
 
     unsafe fn submit(
         &mut self,
@@ -173,3 +176,5 @@ impl<E: CopyEngine> CopyEngine for Trace<E> {
 
     pass_to_engine!(caps park is_busy waker streams);
 }
+
+pass_streams!([E: CopyEngine] Trace<E>);

@@ -8,8 +8,8 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{
-    At, CopyEngine, Deadline, Error, ErrorKind, Fabric, Flag, Op, PeerMemory, Rank, Region, Role,
-    Ticket,
+    At, CopyEngine, Deadline, EngineRequirements, Error, ErrorKind, Fabric, Flag, Op, PeerMemory,
+    Rank, Region, Role, Ticket,
 };
 use peerlane_host as host;
 use peerlane_layers::{DowngradeLayer, Layer, Throttle, ThrottleLayer, Wrapped};
@@ -77,7 +77,7 @@ fn open<const N: usize>(layer: ThrottleLayer) -> (Regions, [Engine; N]) {
         landing: shared(8 * MIB, Role::Data),
         flags: shared(64, Role::Flags),
     };
-    let engines = std::array::from_fn(|_| fabric.engine().unwrap());
+    let engines = std::array::from_fn(|_| fabric.engine(Default::default()).unwrap());
     (regions, engines)
 }
 
@@ -230,7 +230,7 @@ fn a_link_is_as_fast_as_it_is_made() {
 fn what_makes_no_throttle_is_refused() {
     for bytes_per_second in [0.0, -1.0, f64::NAN, f64::NEG_INFINITY] {
         let layer = ThrottleLayer { bytes_per_second, ..LAYER };
-        let error = fabric(layer).engine().unwrap_err();
+        let error = fabric(layer).engine(Default::default()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         let text = format!("bytes_per_second is {bytes_per_second}, wanted more than 0");
         assert_eq!(error.to_string(), text);
@@ -238,6 +238,6 @@ fn what_makes_no_throttle_is_refused() {
     let single = DowngradeLayer { slice_ops_max: 1, ..DowngradeLayer::default() };
     let mut fabric = Wrapped::new(host::Fabric::open(Rank(0), 1).unwrap(), single);
     let mut layer = LAYER;
-    let error = Layer::engine(&mut layer, &mut fabric).unwrap_err();
+    let error = Layer::engine(&mut layer, &mut fabric, EngineRequirements::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use peerlane_collectives::staged::{Engine, Error, Key, Local, Memory, Remote, Staged};
-use peerlane_hal::{BackendId, Deadline, Fabric, Held, Link, PeerMemory, Rank, Role};
+use peerlane_hal::{
+    BackendId, Deadline, DynRegion, EngineRequirements, Fabric, Link, PeerMemory, Rank, Role,
+};
 
 use crate::harness::{FabricOf, Harness, LocalOf, OwnMemory};
 
@@ -120,8 +122,8 @@ impl<D: Fabric, N: Fabric> Fabric for StagedFabric<D, N> {
         self.staged.link(peer)
     }
 
-    fn engine(&mut self) -> Result<Self::Engine, Error> {
-        self.staged.engine()
+    fn engine(&mut self, requirements: EngineRequirements) -> Result<Self::Engine, Error> {
+        self.staged.engine(requirements)
     }
 }
 
@@ -140,7 +142,16 @@ impl<D: Fabric, N: Fabric> PeerMemory for StagedMemory<D, N> {
         let region = self.device().memory().allocate(bytes, role);
         let region = region.map_err(|error| Error::of_backend("allocate on the device", error))?;
         // SAFETY: the staged region keeps the device's.
-        unsafe { self.memory.adopt(&Held::new(Arc::new(region)), role) }
+        unsafe { self.memory.adopt(&DynRegion::new(Arc::new(region)), role) }
+    }
+
+    fn allocate_polled_flags(&self, bytes: u64) -> Result<Self::Local, Error> {
+        self.memory.allocate_polled_flags(bytes)
+    }
+
+    unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<Self::Local, Error> {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { self.memory.adopt(region, role) }
     }
 
     unsafe fn register(
@@ -154,7 +165,7 @@ impl<D: Fabric, N: Fabric> PeerMemory for StagedMemory<D, N> {
             let region = unsafe { self.device().memory().register(base, bytes, role) };
             let region = region.map_err(|error| Error::of_backend("register", error))?;
             // SAFETY: the caller's.
-            return unsafe { self.memory.adopt(&Held::new(Arc::new(region)), role) };
+            return unsafe { self.memory.adopt(&DynRegion::new(Arc::new(region)), role) };
         }
         // SAFETY: the caller's.
         unsafe { self.memory.register(base, bytes, role) }

@@ -113,7 +113,7 @@ pub fn run_bounded<H: Harness>(harness: &Arc<H>, check: &Check<H>) -> Outcome {
 
 #[cfg(test)]
 mod tests {
-    use peerlane_hal::{ErrorKind, Fabric, Rank};
+    use peerlane_hal::{EngineRequirements, ErrorKind, Fabric, Rank};
 
     use super::*;
     use crate::host::HostHarness;
@@ -125,7 +125,11 @@ mod tests {
     impl<F: Fabric> Layer<F> for Absent {
         type Engine = Downgrade<F::Engine>;
 
-        fn engine(&mut self, _: &mut F) -> Result<Self::Engine, Error<F::Error>> {
+        fn engine(
+            &mut self,
+            _: &mut F,
+            _: EngineRequirements,
+        ) -> Result<Self::Engine, Error<F::Error>> {
             Err(Error::layer(ErrorKind::Unavailable, "no device; plug one in"))
         }
     }

@@ -82,7 +82,10 @@ impl<'w, H: Harness> Participant<'w, H> {
             let connected = fabric.connect(peer, &address, Deadline::after(timeout));
             connected.map_err(|e| Failure::from(e).within(format!("connect rank {peer}")))?;
         }
-        let caps = *fabric.engine().map_err(|e| Failure::from(e).within("engine"))?.caps();
+        let caps = *fabric
+            .engine(Default::default())
+            .map_err(|e| Failure::from(e).within("engine"))?
+            .caps();
         let mut me = Self { harness, board, me: rank.index(), ranks, fabric, caps, meetings: 1 };
         // Nobody signals a rank that is not yet connected.
         me.meet()?;
@@ -175,7 +178,10 @@ impl<'w, H: Harness> Participant<'w, H> {
 
     /// A new engine, whose regions all outlive it.
     pub(crate) fn engine<'r>(&mut self) -> Outcome<Driver<'r, 'w, H>> {
-        let engine = self.fabric.engine().map_err(|e| Failure::from(e).within("engine"))?;
+        let engine = self
+            .fabric
+            .engine(Default::default())
+            .map_err(|e| Failure::from(e).within("engine"))?;
         let (harness, board) = (self.harness, self.board);
         Ok(Driver { engine, harness, board, regions: PhantomData })
     }

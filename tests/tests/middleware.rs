@@ -48,7 +48,7 @@ fn open<L: Layer<host::Fabric>>(layer: L) -> (Regions, L::Engine) {
         (fabric.memory().import(Rank(0), &key, deadline).unwrap(), local)
     };
     let regions = Regions { data: region(Role::Data), flags: region(Role::Flags) };
-    let engine = fabric.engine().unwrap();
+    let engine = fabric.engine(Default::default()).unwrap();
     (regions, engine)
 }
 
@@ -139,6 +139,7 @@ fn a_delay_shows() {
 fn a_delay_needs_queued_waits() {
     let single = DowngradeLayer { slice_ops_max: 1, ..DowngradeLayer::default() };
     let mut fabric = Wrapped::new(host::Fabric::open(Rank(0), 1).unwrap(), single);
-    let error = Layer::engine(&mut DelayLayer::new(1, SHORT), &mut fabric).unwrap_err();
+    let error =
+        Layer::engine(&mut DelayLayer::new(1, SHORT), &mut fabric, Default::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }

@@ -74,7 +74,7 @@ fn importer() {
         // SAFETY: inside the region, which nobody else knows yet.
         unsafe { source.base().as_ptr().wrapping_add(at).write(byte) };
     }
-    let mut engine = fabric.engine().unwrap();
+    let mut engine = fabric.engine(Default::default()).unwrap();
     let (dst, src) = (At { region: &data, offset: 0 }, At { region: &source, offset: 0 });
     let flag = Flag { region: &flags, word: WORDS - 1 };
     let ops = [Op::Put { dst, src, bytes: DATA }, Op::Signal { flag, value: 9 }];

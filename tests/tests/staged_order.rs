@@ -8,7 +8,8 @@ use std::time::Duration;
 use peerlane_collectives::staged::{self, Engine, Staged};
 use peerlane_conformance::GpuDriver;
 use peerlane_hal::{
-    At, CopyEngine as _, Deadline, Fabric as _, Held, Op, PeerMemory as _, Rank, Region as _, Role,
+    At, CopyEngine as _, Deadline, DynRegion, Fabric as _, Op, PeerMemory as _, Rank, Region as _,
+    Role,
 };
 use peerlane_host as host;
 
@@ -45,7 +46,7 @@ impl World {
         let mut staged = Staged::open(&mut device, network, 1, true, soon()).unwrap();
         let address = staged.address();
         staged.connect(me, &address, soon()).unwrap();
-        let engine = staged.engine().unwrap();
+        let engine = staged.engine(Default::default()).unwrap();
         Self { staged, engine, device }
     }
 
@@ -54,7 +55,8 @@ impl World {
         let region = self.device.memory().allocate(BYTES as u64, Role::Data).unwrap();
         region.upload(0, &vec![byte; BYTES]).unwrap();
         // SAFETY: the staged region keeps the device's.
-        let local = unsafe { self.staged.memory().adopt(&Held::new(Arc::new(region)), Role::Data) };
+        let local =
+            unsafe { self.staged.memory().adopt(&DynRegion::new(Arc::new(region)), Role::Data) };
         let local = local.unwrap();
         assert!(local.device().is_some(), "the network does not reach it");
         local

@@ -23,7 +23,7 @@ use peerlane_collectives::bootstrap::in_process;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{AllGather, Group};
 use peerlane_conformance::processes::{Parent, leftovers};
-use peerlane_hal::{Fabric, Rank};
+use peerlane_hal::Rank;
 use peerlane_host as host;
 
 use counting::Counts;
@@ -71,9 +71,9 @@ fn allocates_nothing(ranks: usize, outputs: u32) -> Result<(), Failed> {
 }
 
 /// Counts what `measured` allocates on any rank, after `warm` has run.
-fn count<F: Fabric, G>(
+fn count<G>(
     ranks: usize,
-    warm: impl Fn(in_process::InProcess) -> Result<(Group<F>, G), Error> + Sync,
+    warm: impl Fn(in_process::InProcess) -> Result<(Group, G), Error> + Sync,
     measured: impl Fn(&mut G) -> Result<(), Error> + Sync,
 ) -> Result<(), Failed> {
     // Threads of the trial before, which may still be ending, are counted too.
@@ -114,7 +114,7 @@ fn count<F: Fabric, G>(
 fn warm(
     bootstrap: impl Bootstrap + 'static,
     outputs: u32,
-) -> Result<(Group<host::Fabric>, AllGather<i64>), Error> {
+) -> Result<(Group, AllGather<i64>), Error> {
     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     let mut group = Group::open(bootstrap, fabric)?;
     let mut gather = group.all_gather::<i64>(SHARD_LEN).outputs(outputs).prepare()?;

@@ -122,7 +122,7 @@ mod tests {
     use std::ptr::NonNull;
     use std::sync::atomic::AtomicU64;
 
-    use peerlane_hal::{DmaBuf, Error as _, ErrorKind, Space};
+    use peerlane_hal::{DmaBuf, Error as _, ErrorKind, Flush, Space};
     use rustix::fs::{MemfdFlags, memfd_create};
     use rustix::io::Errno;
 
@@ -191,6 +191,14 @@ mod tests {
         }
 
         fn flags(&self) -> Option<&[AtomicU64]> {
+            None
+        }
+
+        fn flag_value(&self, _word: u64) -> Option<u64> {
+            None
+        }
+
+        fn flush(&self) -> Option<Arc<dyn Flush>> {
             None
         }
 

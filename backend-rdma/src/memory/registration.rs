@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use peerlane_hal::{Generation, Held, Rank, Role};
+use peerlane_hal::{DynRegion, Generation, Rank, Region as _, Role};
 use peerlane_toolkit::handover::{self, Handover};
 use peerlane_toolkit::mapping::Mapping;
 use rustix::fd::OwnedFd;
@@ -22,7 +22,7 @@ pub(crate) struct Registration {
     cards: u16,
     _mapping: Option<Mapping>,
     /// Memory of a device, which the processor does not reach.
-    device: Option<Held>,
+    device: Option<DynRegion>,
     pub(crate) base: NonNull<u8>,
     pub(crate) bytes: u64,
     pub(crate) owner: Rank,
@@ -62,15 +62,20 @@ impl Registration {
     }
 
     /// Data of a device, registered by `mrs` with as many cards; by none where there are no bytes.
-    pub(super) fn of_device(mrs: Vec<Mr>, cards: usize, held: Held, owner: Rank) -> Self {
-        let (base, bytes) = (held.region().base(), held.region().bytes());
-        let (cards, device, role) = (cards as u16, Some(held), Role::Data);
+    pub(super) fn of_device(mrs: Vec<Mr>, cards: usize, region: DynRegion, owner: Rank) -> Self {
+        let (base, bytes) = (region.base(), region.bytes());
+        let (cards, device, role) = (cards as u16, Some(region), Role::Data);
         Self { mrs, cards, _mapping: None, device, base, bytes, owner, role }
     }
 
     /// Whether only a device can load and store it.
     pub(crate) fn is_of_device(&self) -> bool {
         self.device.is_some()
+    }
+
+    /// Returns the device memory that is registered, if it is such memory.
+    pub(super) fn device(&self) -> Option<&DynRegion> {
+        self.device.as_ref()
     }
 
     /// What requests of this rank name it by, on each card.

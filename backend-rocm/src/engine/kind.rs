@@ -9,20 +9,18 @@
 
 use std::time::Duration;
 
-use peerlane_hal::Demand;
-use peerlane_toolkit::device::Fault;
+use peerlane_hal::EngineRequirements;
 use peerlane_toolkit::peers::Purpose;
 use peerlane_toolkit::streams;
 
 use crate::device::Context;
-use crate::error::Error;
 
 /// What an engine is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EngineKind {
     /// Streams where the device waits for words on them, so that nobody has to drive the queue and it
     /// goes into graphs; else SDMA engines. Those too for what asks for no streams
-    /// ([`Demand`](peerlane_hal::Demand)) and is predicted to be faster so.
+    /// ([`EngineRequirements`](peerlane_hal::EngineRequirements)) and is predicted to be faster so.
     #[default]
     Auto,
     /// Streams of HIP, which choose the engines themselves.
@@ -52,21 +50,14 @@ impl EngineKind {
 
     /// The same, of an engine for this purpose.
     pub(super) fn chosen(self, context: &Context, purpose: &Purpose) -> Self {
-        let pays = |demand: Demand| !demand.streams && gains(demand, purpose.striped_rate);
+        let pays = |requirements: EngineRequirements| {
+            !requirements.streams && gains(requirements, purpose.striped_rate)
+        };
         match self.decided(context) {
-            Self::Streams if self == Self::Auto && purpose.demand.is_some_and(pays) => Self::Sdma,
+            Self::Streams if self == Self::Auto && pays(purpose.requirements) => Self::Sdma,
             kind => kind,
         }
     }
-}
-
-#[cold]
-pub(super) fn no_streams() -> Error {
-    Error::Fault(Fault::Argument(
-        "an engine over SDMA engines takes no streams of the caller; wanted one that was asked for \
-         streams, or EngineKind::Streams"
-            .to_owned(),
-    ))
 }
 
 /// What one SDMA engine moves, and so a copy of a stream: about what one XGMI link of an MI250X or
@@ -83,8 +74,8 @@ pub(super) fn rate_over(engines: usize, link: Option<f64>) -> u64 {
 }
 
 /// Whether the longest copy gains more by several engines than driving them costs.
-fn gains(demand: Demand, striped_rate: u64) -> bool {
-    let time = |rate| u128::from(demand.copy_bytes_max) * 1_000_000_000 / u128::from(rate);
+fn gains(requirements: EngineRequirements, striped_rate: u64) -> bool {
+    let time = |rate| u128::from(requirements.copy_bytes_max) * 1_000_000_000 / u128::from(rate);
     striped_rate > ENGINE_RATE && time(ENGINE_RATE) - time(striped_rate) > DRIVING.as_nanos()
 }
 
@@ -96,7 +87,9 @@ mod tests {
 
     #[test]
     fn several_engines_pay_from_the_size_on_that_pays_for_the_host() {
-        let pays = |copy_bytes_max, rate| gains(Demand { streams: false, copy_bytes_max }, rate);
+        let pays = |copy_bytes_max, rate| {
+            gains(EngineRequirements { streams: false, copy_bytes_max }, rate)
+        };
         // Half of the time at 50 GB/s is saved, and 100 µs are 5 MB there.
         assert!(!pays(10_000_000, 100 * GB));
         assert!(pays(10_000_100, 100 * GB));

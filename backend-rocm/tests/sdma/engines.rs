@@ -64,7 +64,7 @@ fn no_engine_idles_while_another_holds_two() {
         numbers.sort_unstable();
         numbers.dedup();
         assert_eq!(numbers.len() as u64, engines, "{numbers:?}");
-        // Held: told, and not at the end.
+        // DynRegion: told, and not at the end.
         let held = |engine: u64, at: u64| {
             let of = log.iter().filter(|copy| copy.engine == engine);
             of.filter(|copy| copy.submitted_ns <= at && at < copy.end_ns).count()

@@ -66,7 +66,7 @@ fn signals_are_scarce() {
         fabric.connect(Rank(0), &address, soon()).unwrap();
         fabric
     };
-    let error = fabric(&mut machine, "5").engine().unwrap_err();
+    let error = fabric(&mut machine, "5").engine(Default::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     let text = error.to_string();
     assert!(text.starts_with("hsa_amd_signal_create on device 0 (Simulated Instinct): "), "{text}");
@@ -137,6 +137,6 @@ fn streams_of_the_caller_are_refused() {
     let mut members = world(1, 100);
     // SAFETY: the number of the legacy default stream, which is never followed.
     let stream = unsafe { Stream::from_raw(std::ptr::null_mut()) };
-    let error = members[0].engine.fork(&stream).unwrap_err();
+    let error = members[0].engine.streams().unwrap().fork(&stream).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }

@@ -48,7 +48,7 @@ impl Half {
             memory.import(peer, &Key::decode(&key).unwrap(), soon()).unwrap()
         };
         let (peer_output, peer_flags) = (import(&output), import(&flags));
-        let engine = fabric.engine().unwrap();
+        let engine = fabric.engine(Default::default()).unwrap();
         Self { engine, source, output, flags, peer_output, peer_flags, me, peer, _fabric: fabric }
     }
 
@@ -102,7 +102,7 @@ fn rank_with_a_hidden_peer() {
     let options = Options { device: 0, engine: EngineKind::Sdma, ..Options::default() };
     let mut fabric = Fabric::open_with(Rank(1), 2, options).unwrap();
     fabric.connect(Rank(0), &peer, soon()).unwrap();
-    let error = fabric.engine().map(drop).unwrap_err();
+    let error = fabric.engine(Default::default()).map(drop).unwrap_err();
     tell(format!("{}: {error}", error.kind()).as_bytes());
 }
 

@@ -113,7 +113,7 @@ pub(crate) fn world_of(kinds: &[EngineKind], shard: u64) -> Vec<Member> {
     let members = fabrics.into_iter().zip(sources).zip(outputs).zip(flags).zip(reached).enumerate();
     let members =
         members.map(|(me, ((((mut fabric, source), output), flags), (outputs, peers_flags)))| {
-            let engine = fabric.engine().unwrap();
+            let engine = fabric.engine(Default::default()).unwrap();
             Member {
                 me,
                 engine,

@@ -55,7 +55,7 @@ pub(crate) fn seen(region: &Local) -> Vec<u8> {
 /// Puts a pattern to all of a peer's region.
 pub(crate) fn put(fabric: &mut Fabric, remote: &Remote, seed: u8) {
     let bytes = remote.bytes();
-    let mut engine = fabric.engine().unwrap();
+    let mut engine = fabric.engine(Default::default()).unwrap();
     let source = fabric.memory().allocate(bytes, Role::Data).unwrap();
     source.upload(0, &pattern(seed, bytes as usize)).unwrap();
     let (dst, src) = (At { region: remote, offset: 0 }, At { region: &source, offset: 0 });

@@ -3,7 +3,8 @@
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use peerlane::{cuda, rocm};
+use peerlane::open::{self, Survey};
+use peerlane::rocm;
 
 use super::options::Options;
 use crate::error::{Failure, Result};
@@ -13,7 +14,7 @@ use crate::options::parse_ranks;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TargetOptions {
     /// Backend that moves the bytes between all ranks, or inside a node with several hosts; auto is
-    /// cuda with two or more usable GPUs, otherwise host; rdma uses NICs between all ranks
+    /// cuda or rocm if each rank can have its own GPU, otherwise host; rdma uses NICs between all ranks
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub(crate) backend: Backend,
     /// Processes to spawn [default: one per GPU, or 4]; under a launcher, the expected number of
@@ -81,9 +82,6 @@ pub(crate) struct Selected {
     pub(crate) note: Option<String>,
 }
 
-/// Number of GPUs from which `auto` selects them.
-const GPUS_WORTHWHILE: usize = 2;
-
 impl Selected {
     /// Selects the backend for the ranks of a launch.
     ///
@@ -91,9 +89,7 @@ impl Selected {
     /// If this machine cannot run the requested backend or options.
     pub(crate) fn of(options: &Options, launch: LaunchInfo) -> Result<Self> {
         let selected = match options.target.backend {
-            Backend::Auto => {
-                Self::auto(slots(Backend::Cuda, options.target.devices.as_ref()), launch)
-            }
+            Backend::Auto => Self::auto(Survey::of_machine(), options, launch)?,
             Backend::Host => Self::host(None),
             Backend::Cuda => {
                 let slots = slots(Backend::Cuda, options.target.devices.as_ref())?;
@@ -124,33 +120,28 @@ impl Selected {
         self.backend.name()
     }
 
-    fn auto(
-        slots: Result<Vec<GpuSlot>>,
-        LaunchInfo { local_ranks, multi_host }: LaunchInfo,
-    ) -> Self {
-        let slots = match slots {
-            Ok(slots) => slots,
-            Err(error) => return Self::host(Some(error.text().to_owned())),
+    /// Selects GPUs if each rank can have its own, as the library does.
+    fn auto(survey: Survey, options: &Options, launch: LaunchInfo) -> Result<Self> {
+        let requested = options.target.devices.as_ref();
+        let count = requested.map(|Devices(devices)| devices.len());
+        let ranks = launch.local_ranks.or(count);
+        let (backend, reasons) = survey.choose_local(ranks, launch.multi_host);
+        let (backend, devices) = match backend {
+            open::Backend::Cuda => (Backend::Cuda, survey.cuda),
+            open::Backend::Rocm => (Backend::Rocm, survey.rocm),
+            _ => return Ok(Self::host(Some(reasons.join("; ")))),
         };
-        let gpus = match slots.len() {
-            1 => "1 GPU".to_owned(),
-            count => format!("{count} GPUs"),
-        };
-        // A single GPU has no peer, unless the peer is on another machine.
-        if slots.len() < GPUS_WORTHWHILE && !multi_host {
-            return Self::host(Some(format!("{gpus}, expected {GPUS_WORTHWHILE} or more")));
+        let note = Some(format!("auto selected {}: {}", backend.name(), reasons.join("; ")));
+        let slots = pick(backend, slots_of(devices.unwrap_or_default()), requested)?;
+        if backend == Backend::Rocm {
+            options.check_without_cuda()?;
+            EngineKind::check(options)?;
         }
-        if let Some(ranks) = local_ranks.filter(|ranks| *ranks > slots.len()) {
-            return Self::host(Some(format!(
-                "{gpus} for {ranks} ranks; --backend cuda makes ranks share GPUs"
-            )));
-        }
-        let note = Some(format!("auto selected cuda: {gpus}"));
-        Self { backend: Backend::Cuda, slots, note }
+        Ok(Self { backend, slots, note })
     }
 
-    fn host(why_not_cuda: Option<String>) -> Self {
-        let note = why_not_cuda.map(|why| format!("auto selected host; cuda: {why}"));
+    fn host(why_no_gpus: Option<String>) -> Self {
+        let note = why_no_gpus.map(|why| format!("auto selected host; {why}"));
         Self { backend: Backend::Host, slots: Vec::new(), note }
     }
 
@@ -170,22 +161,14 @@ fn slots(backend: Backend, requested: Option<&Devices>) -> Result<Vec<GpuSlot>> 
     let missing = |text: String| {
         Failure::failed(text).with_advice("`peerlane doctor` shows what this machine has")
     };
-    let slots: Vec<GpuSlot> = if backend == Backend::Rocm {
-        let devices = rocm::discover().map_err(|error| missing(error.to_string()))?;
-        let slot = |device: &rocm::Device| GpuSlot {
-            ordinal: device.ordinal,
-            pci_bus_id: device.pci.to_string(),
-        };
-        devices.iter().map(slot).collect()
-    } else {
-        let devices = cuda::discover().map_err(|error| missing(error.to_string()))?;
-        let slot = |device: &cuda::Device| GpuSlot {
-            ordinal: device.ordinal,
-            pci_bus_id: device.pci_bus_id.clone(),
-        };
-        devices.iter().map(slot).collect()
-    };
-    pick(backend, slots, requested)
+    let survey = Survey::of_machine();
+    let devices = if backend == Backend::Rocm { survey.rocm } else { survey.cuda };
+    pick(backend, slots_of(devices.map_err(missing)?), requested)
+}
+
+fn slots_of(devices: Vec<open::Device>) -> Vec<GpuSlot> {
+    let slot = |device: open::Device| GpuSlot { ordinal: device.ordinal, pci_bus_id: device.name };
+    devices.into_iter().map(slot).collect()
 }
 
 fn pick(
@@ -301,6 +284,7 @@ impl EngineKind {
 
 #[cfg(test)]
 mod tests {
+    use super::super::options::tests::parse;
     use super::*;
 
     fn some(count: u32) -> Vec<GpuSlot> {
@@ -309,19 +293,27 @@ mod tests {
     }
 
     #[test]
-    fn auto_selects_two_or_more_gpus_and_gives_a_reason() {
-        let note = |slots, local_ranks| {
-            Selected::auto(slots, LaunchInfo { local_ranks, multi_host: false }).note.unwrap()
+    fn auto_selects_gpus_and_gives_a_reason() {
+        let selected = |line: &str, cuda, local_ranks| {
+            let mut survey = Survey::of_machine();
+            survey.cuda = cuda;
+            survey.rocm = Err("libamdhip64.so is not there".to_owned());
+            let launch = LaunchInfo { local_ranks, multi_host: false };
+            Selected::auto(survey, &parse(line).unwrap(), launch)
         };
-        insta::assert_snapshot!(note(Ok(some(2)), Some(2)), @"auto selected cuda: 2 GPUs");
-        insta::assert_snapshot!(note(Ok(some(4)), None), @"auto selected cuda: 4 GPUs");
-        insta::assert_snapshot!(note(Ok(some(1)), None), @"auto selected host; cuda: 1 GPU, expected 2 or more");
-        let multi_host =
-            Selected::auto(Ok(some(1)), LaunchInfo { local_ranks: Some(1), multi_host: true });
-        insta::assert_snapshot!(multi_host.note.unwrap(), @"auto selected cuda: 1 GPU");
-        insta::assert_snapshot!(note(Ok(some(4)), Some(8)), @"auto selected host; cuda: 4 GPUs for 8 ranks; --backend cuda makes ranks share GPUs");
-        let error = Failure::failed("libcuda.so.1 is not there").with_advice("install it");
-        insta::assert_snapshot!(note(Err(error), None), @"auto selected host; cuda: libcuda.so.1 is not there");
+        let gpus = |count: u32| {
+            // The type cannot be constructed outside of the library.
+            let mut devices = Vec::new();
+            devices.extend((0..count).map(|ordinal| open::Device::new(ordinal, "0000:01:00.0")));
+            Ok(devices)
+        };
+        let both = selected("", gpus(2), Some(2)).unwrap();
+        insta::assert_snapshot!(both.note.unwrap(), @"auto selected cuda: 2 GPUs");
+        assert_eq!(both.slots.len(), 2);
+        let some = selected("--devices 3,1", gpus(4), None).unwrap();
+        assert_eq!(some.slots.iter().map(|slot| slot.ordinal).collect::<Vec<_>>(), [3, 1]);
+        let missing = selected("", Err("libcuda.so.1 is not there".to_owned()), None).unwrap();
+        insta::assert_snapshot!(missing.note.unwrap(), @"auto selected host; cuda: libcuda.so.1 is not there; rocm: libamdhip64.so is not there");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use peerlane::bootstrap::Bootstrap;
-use peerlane::hal::{At, Fabric, Op, Role};
+use peerlane::hal::{At, DynFabric, Op, Role};
 use peerlane::{Group, Rank};
 
 use super::timer::TimingOptions;
@@ -28,18 +28,18 @@ pub(crate) struct LimitCopies {
 }
 
 /// Measures bare copies over several fabrics that copy in different ways; the fastest is the limit.
-pub(crate) struct Limit<F: Fabric> {
-    copiers: Vec<(BareFabric<F>, BareEngine<F>)>,
+pub(crate) struct Limit {
+    copiers: Vec<(BareFabric, BareEngine)>,
     /// Reduces the times of all ranks to one time per iteration.
     reduce: fn(&[Vec<Interval>]) -> Vec<Duration>,
 }
 
-impl<F: Fabric> Limit<F> {
+impl Limit {
     /// Connects the fabrics of ranks on `hosts` hosts. Collective.
     ///
     /// # Errors
     /// If a fabric cannot be opened.
-    pub(crate) fn open(copiers: Vec<F>, comm: &Comm, hosts: usize) -> Result<Self> {
+    pub(crate) fn open(copiers: Vec<DynFabric>, comm: &Comm, hosts: usize) -> Result<Self> {
         let copiers = copiers.into_iter().map(|fabric| {
             let mut fabric = BareFabric::open(fabric, comm)?;
             let engine = fabric.engine()?;
@@ -62,7 +62,7 @@ impl<F: Fabric> Limit<F> {
         copies: LimitCopies,
         timing_options: TimingOptions,
         comm: &Comm,
-        group: &mut Group<F>,
+        group: &mut Group,
     ) -> Result<Duration> {
         let mut best = Duration::MAX;
         let reduce = self.reduce;
@@ -73,11 +73,11 @@ impl<F: Fabric> Limit<F> {
     }
 }
 
-fn measure_one<F: Fabric>(
-    (fabric, engine): &mut (BareFabric<F>, BareEngine<F>),
+fn measure_one(
+    (fabric, engine): &mut (BareFabric, BareEngine),
     LimitCopies { own_offset, shard_bytes, total_bytes, in_place }: LimitCopies,
     timing_options: TimingOptions,
-    (comm, group): (&Comm, &mut Group<F>),
+    (comm, group): (&Comm, &mut Group),
     reduce: fn(&[Vec<Interval>]) -> Vec<Duration>,
 ) -> Result<Duration> {
     let (rank, ranks) = (comm.rank(), comm.ranks());

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use peerlane::bootstrap::Bootstrap;
-use peerlane::hal::Fabric;
 use peerlane::{AllGather, Element, Group};
 
 use super::content::{self, Comparison};
@@ -20,17 +19,17 @@ use crate::ranks::statistics::longest_of_each;
 use crate::report::Row;
 
 /// The state of a measuring rank.
-pub(crate) struct Measurement<'a, F: Fabric> {
+pub(crate) struct Measurement<'a> {
     pub(crate) setup: Setup<'a>,
     pub(crate) seed: u64,
     pub(crate) timing_options: TimingOptions,
     pub(crate) comm: Comm,
-    pub(crate) group: Group<F>,
-    pub(crate) limit: Option<Limit<F>>,
+    pub(crate) group: Group,
+    pub(crate) limit: Option<Limit>,
     pub(crate) sink: Sink<'a>,
 }
 
-impl<F: Fabric> Measurement<'_, F> {
+impl Measurement<'_> {
     /// Sends an event to the printer, on rank 0 only.
     ///
     /// # Errors
@@ -84,7 +83,7 @@ impl<F: Fabric> Measurement<'_, F> {
         let total_bytes = self.total_bytes(shard_length);
         self.report_event(ProgressEvent::Activity { activity: Activity::Trace, total_bytes })?;
         let Self { setup, comm, group, .. } = self;
-        let starts = timeline::trace::<F, T>(setup, comm, group, shard_length)?;
+        let starts = timeline::trace::<T>(setup, comm, group, shard_length)?;
         self.report_event(ProgressEvent::Trace { starts })
     }
 
@@ -106,7 +105,7 @@ impl<F: Fabric> Measurement<'_, F> {
         let Self { setup, group, .. } = self;
         let candidate = |algorithm| {
             let variant = Variant { algorithm, captured: false, traced: false };
-            setup.prepare::<F, T>(group, shard_length, variant)
+            setup.prepare::<T>(group, shard_length, variant)
         };
         setup.algorithms().into_iter().map(candidate).collect()
     }

@@ -1,7 +1,7 @@
 //! Runs one rank: opens the group, compares the options with all ranks, and measures size by size.
 
 use peerlane::bootstrap::Bootstrap;
-use peerlane::hal::Fabric;
+use peerlane::hal::DynFabric;
 use peerlane::{Element, Group, host};
 use peerlane_layers::Wrapped;
 
@@ -60,42 +60,34 @@ fn on_host(context: RankContext<'_>) -> Result<()> {
         let options = host::Options { streaming_bytes_min, ..host::Options::default() };
         host::Fabric::open_with(rank, ranks, options).map_err(Failure::of_backend)
     };
+    let fabric = |fabric| match options.node_options.throttle_inside() {
+        None => DynFabric::new(fabric),
+        Some(layer) => DynFabric::new(Wrapped::new(fabric, layer)),
+    };
     // One fabric copies through the cache, the other with streaming stores.
-    let limit_fabrics =
-        if options.limit { vec![open(Some(u64::MAX))?, open(Some(0))?] } else { vec![] };
+    let limit_fabrics = match options.limit {
+        true => vec![fabric(open(Some(u64::MAX))?), fabric(open(Some(0))?)],
+        false => vec![],
+    };
     // Two fabrics that are opened together wake each other's waiters.
     let local = open(None)?;
     let network = local.beside(host::Options::default()).map_err(Failure::of_backend);
-    let network = || network;
-    match options.node_options.throttle_inside() {
-        None => {
-            let group = topology::open(options, comm, rank_topology, local, network)?;
-            with_group(context, group, limit_fabrics)
-        }
-        Some(layer) => {
-            let throttled = |fabric| Wrapped::new(fabric, layer);
-            let group = topology::open(options, comm, rank_topology, throttled(local), network)?;
-            let limit_fabrics = limit_fabrics.into_iter().map(throttled).collect();
-            with_group(context, group, limit_fabrics)
-        }
-    }
+    let network = || network.map(DynFabric::new);
+    let group = topology::open(options, comm, rank_topology, fabric(local), network)?;
+    with_group(context, group, limit_fabrics)
 }
 
 /// Measures over NICs, also between ranks of one host.
 fn on_rdma(context: RankContext<'_>) -> Result<()> {
     let RankContext { options, comm, rank_topology, .. } = &context;
     let nic_rank = rank_topology.nic_rank(comm);
-    let open = || options.nics.open(nic_rank, None);
+    let open = || options.nics.open(nic_rank, None).map(DynFabric::new);
     let limit_fabrics = if options.limit { vec![open()?] } else { vec![] };
     let group = topology::open(options, comm, rank_topology, open()?, open)?;
     with_group(context, group, limit_fabrics)
 }
 
-fn with_group<F: Fabric>(
-    context: RankContext<'_>,
-    group: Group<F>,
-    limit_fabrics: Vec<F>,
-) -> Result<()> {
+fn with_group(context: RankContext<'_>, group: Group, limit_fabrics: Vec<DynFabric>) -> Result<()> {
     let RankContext { options, comm, rank_topology, seed, sink } = context;
     let setup = Setup::of(options, &comm, rank_topology, &group)?;
     let limit = if limit_fabrics.is_empty() {
@@ -105,10 +97,10 @@ fn with_group<F: Fabric>(
     };
     let timing_options = TimingOptions { warmup: options.warmup, iterations: options.iterations };
     let measurement = Measurement { setup, seed, timing_options, comm, group, limit, sink };
-    with_dtype!(options.dtype, T => sweep::<T, F>(measurement))
+    with_dtype!(options.dtype, T => sweep::<T>(measurement))
 }
 
-fn sweep<T: Element, F: Fabric>(mut measurement: Measurement<'_, F>) -> Result<()> {
+fn sweep<T: Element>(mut measurement: Measurement<'_>) -> Result<()> {
     let options = measurement.setup.options;
     let lengths = options.sweep(measurement.comm.ranks()).shard_lengths();
     measurement.report_event(ProgressEvent::Begin {

@@ -86,11 +86,11 @@ impl<'a> Setup<'a> {
     /// # Errors
     /// If the calibration cannot be loaded or is for another machine, or the ranks have different
     /// links.
-    pub(super) fn of<F: Fabric>(
+    pub(super) fn of(
         options: &'a Options,
         comm: &Comm,
         rank_topology: &RankTopology,
-        group: &Group<F>,
+        group: &Group,
     ) -> Result<Self> {
         let backend = group.fabric().backend().to_string();
         let links = links(options, rank_topology.network_fabric, &backend, comm.ranks())?;
@@ -117,9 +117,9 @@ impl<'a> Setup<'a> {
     ///
     /// # Errors
     /// If the group refuses the operation or has failed.
-    pub(super) fn prepare<F: Fabric, T: Element>(
+    pub(super) fn prepare<T: Element>(
         &self,
-        group: &mut Group<F>,
+        group: &mut Group,
         shard_length: u64,
         variant: Variant,
     ) -> Result<AllGather<T>> {
@@ -133,7 +133,7 @@ impl<'a> Setup<'a> {
                 group.broadcast(root, len)
             }
             Collective::AllToAll => group.all_to_all(pieces[0][0]),
-            _ => shape.describe::<F, T>(group, &pieces),
+            _ => shape.describe::<T>(group, &pieces),
         };
         builder = builder.timeout(self.options.run.timeout);
         if let Some(links) = &self.links {

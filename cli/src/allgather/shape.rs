@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use clap::Args;
 use peerlane::group::OperationBuilder;
-use peerlane::hal::Fabric;
 use peerlane::{Destination, Element, Group};
 
 use crate::error::{Failure, Result};
@@ -84,11 +83,11 @@ impl ShapeOptions {
     }
 
     /// Creates the builder of an all-gather with these [pieces](Self::pieces).
-    pub(super) fn describe<'g, F: Fabric, T: Element>(
+    pub(super) fn describe<'g, T: Element>(
         &self,
-        group: &'g mut Group<F>,
+        group: &'g mut Group,
         pieces: &[Vec<usize>],
-    ) -> OperationBuilder<'g, F, T> {
+    ) -> OperationBuilder<'g, T> {
         let first = &pieces[0];
         match (self.tensors, &self.shards) {
             _ if self.list => group.all_gather_list(first, &destinations(first)),

@@ -4,7 +4,6 @@
 //! is submitted and observed alone.
 
 use peerlane::bootstrap::Bootstrap;
-use peerlane::hal::Fabric;
 use peerlane::plan::{Step, Tier};
 use peerlane::trace::{Trace, TracedStart};
 use peerlane::{Element, Group};
@@ -31,16 +30,16 @@ pub(crate) struct Traced {
 ///
 /// # Errors
 /// If a start fails.
-pub(super) fn trace<F: Fabric, T: Element>(
+pub(super) fn trace<T: Element>(
     setup: &Setup<'_>,
     comm: &Comm,
-    group: &mut Group<F>,
+    group: &mut Group,
     shard_length: u64,
 ) -> Result<Vec<Traced>> {
     let mut starts = Vec::new();
     for algorithm in setup.algorithms() {
         let variant = Variant { algorithm, captured: false, traced: true };
-        let mut operation = setup.prepare::<F, T>(group, shard_length, variant)?;
+        let mut operation = setup.prepare::<T>(group, shard_length, variant)?;
         for _ in 0..STARTS {
             group.barrier()?;
             operation.run()?;

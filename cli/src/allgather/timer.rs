@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use peerlane::Group;
-use peerlane::hal::Fabric;
 
 use crate::error::Result;
 use crate::ranks::comm::Comm;
@@ -36,10 +35,10 @@ impl TimingOptions {
     ///
     /// # Errors
     /// If an operation or the group fails.
-    pub(crate) fn time<F: Fabric>(
+    pub(crate) fn time(
         &self,
         comm: &Comm,
-        group: &mut Group<F>,
+        group: &mut Group,
         reduce: fn(&[Vec<Interval>]) -> Vec<Duration>,
         operations: &mut [&mut dyn FnMut() -> Result<()>],
     ) -> Result<Vec<Timing>> {

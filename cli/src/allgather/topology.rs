@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use peerlane::bootstrap::Bootstrap;
 use peerlane::cost::{Link, Links};
-use peerlane::hal::Fabric;
+use peerlane::hal::DynFabric;
 use peerlane::topology::Topology;
 use peerlane::{Group, GroupOptions, Rank};
 use peerlane_layers::{ThrottleLayer, Wrapped};
@@ -261,30 +261,30 @@ impl NodeOptions {
 ///
 /// # Errors
 /// If the group or a NIC cannot be opened.
-pub(super) fn open<F: Fabric, N: Fabric + 'static>(
+pub(super) fn open(
     options: &Options,
     comm: &Comm,
     rank_topology: &RankTopology,
-    local: F,
-    same: impl FnOnce() -> Result<N>,
-) -> Result<Group<F>> {
+    local: DynFabric,
+    same: impl FnOnce() -> Result<DynFabric>,
+) -> Result<Group> {
     match rank_topology.network_fabric {
         NetworkFabric::None => Ok(group(options, rank_topology).open(comm.clone(), local)?),
         NetworkFabric::Same => open_tiers(options, comm, rank_topology, local, same()?),
         NetworkFabric::Rdma => {
             let nic = options.nics.open(rank_topology.nic_rank(comm), None)?;
-            open_tiers(options, comm, rank_topology, local, nic)
+            open_tiers(options, comm, rank_topology, local, DynFabric::new(nic))
         }
     }
 }
 
-fn open_tiers<F: Fabric, N: Fabric + 'static>(
+fn open_tiers(
     options: &Options,
     comm: &Comm,
     rank_topology: &RankTopology,
-    local: F,
-    network: N,
-) -> Result<Group<F>> {
+    local: DynFabric,
+    network: DynFabric,
+) -> Result<Group> {
     let (group, comm) = (group(options, rank_topology), comm.clone());
     Ok(match options.node_options.throttle() {
         None => group.open_tiers(comm, local, network)?,

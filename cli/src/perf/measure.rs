@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use peerlane::hal::{Fabric, Ticket};
+use peerlane::hal::Ticket;
 
 use super::options::PerfTest;
 use super::pair::{Buffers, Pair};
@@ -27,8 +27,8 @@ struct EngineProgress {
 ///
 /// # Errors
 /// If a message fails or a byte is wrong.
-pub(super) fn measure_rate<F: Fabric>(
-    pair: &mut Pair<'_, F>,
+pub(super) fn measure_rate(
+    pair: &mut Pair<'_>,
     work: PerfTest,
     bytes: u64,
 ) -> Result<Option<PerfRow>> {
@@ -55,12 +55,7 @@ pub(super) fn measure_rate<F: Fabric>(
 }
 
 /// Moves `count` messages on each engine and returns the elapsed time.
-fn run<F: Fabric>(
-    pair: &mut Pair<'_, F>,
-    buffers: &Buffers<F>,
-    work: PerfTest,
-    count: u32,
-) -> Result<Duration> {
+fn run(pair: &mut Pair<'_>, buffers: &Buffers, work: PerfTest, count: u32) -> Result<Duration> {
     let window = pair.options.window;
     let (deadline, timeout) = (pair.deadline(), pair.options.run.timeout);
     let several = pair.engines.len() > 1;
@@ -124,10 +119,7 @@ impl EngineProgress {
 ///
 /// # Errors
 /// If an answer is missing or a byte is wrong.
-pub(super) fn measure_latency<F: Fabric>(
-    pair: &mut Pair<'_, F>,
-    bytes: u64,
-) -> Result<Option<PerfRow>> {
+pub(super) fn measure_latency(pair: &mut Pair<'_>, bytes: u64) -> Result<Option<PerfRow>> {
     let buffers = pair.buffers(bytes)?;
     let (warmup, timed) = (u64::from(pair.options.warmup), u64::from(pair.options.iterations));
     let first = pair.values(warmup + timed);

@@ -3,7 +3,7 @@
 use peerlane::bootstrap::Bootstrap;
 use peerlane::bootstrap::environment::Environment;
 use peerlane::bootstrap::tcp::Tcp;
-use peerlane::hal::Fabric;
+use peerlane::hal::DynFabric;
 use peerlane::{Deadline, host};
 
 use crate::error::{Failure, Result};
@@ -93,21 +93,21 @@ fn measure(
             let fabric_options = host::Options { spin, ..host::Options::default() };
             let fabric = host::Fabric::open_with(rank, ranks, fabric_options)
                 .map_err(Failure::of_backend)?;
-            with_fabric(options, comm, fabric, seed, sink)
+            with_fabric(options, comm, DynFabric::new(fabric), seed, sink)
         }
         PerfBackend::Rdma => {
             let local_rank = environment.local_rank.unwrap_or(0) as usize;
             let nic_rank = NicRank { rank, ranks, local_rank, single_host };
             let fabric = options.nics.open(nic_rank, spin)?;
-            with_fabric(options, comm, fabric, seed, sink)
+            with_fabric(options, comm, DynFabric::new(fabric), seed, sink)
         }
     }
 }
 
-fn with_fabric<F: Fabric>(
+fn with_fabric(
     options: &Options,
     comm: Comm,
-    fabric: F,
+    fabric: DynFabric,
     seed: u64,
     sink: Sink<'_>,
 ) -> Result<()> {

@@ -3,13 +3,13 @@
 use std::mem::ManuallyDrop;
 
 use peerlane::bootstrap::Bootstrap;
-use peerlane::hal::{At, Fabric, Flag, Op, Region, Role, Space, Ticket};
+use peerlane::hal::{At, DynFabric, DynImport, DynRegion, Flag, Op, Region, Role, Space, Ticket};
 use peerlane::{Deadline, Rank};
 
 use super::options::{Options, PerfTest};
 use super::report::PerfRow;
 use crate::error::{Failure, Result};
-use crate::ranks::bare_fabric::{BareEngine, BareFabric, Local, Remote};
+use crate::ranks::bare_fabric::{BareEngine, BareFabric};
 use crate::ranks::comm::Comm;
 use crate::ranks::data::{TestData, overwrite};
 
@@ -18,40 +18,45 @@ const ALIGN_BYTES: u64 = 4096;
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
 /// This rank and its connection to the other one.
-pub(super) struct Pair<'a, F: Fabric> {
+pub(super) struct Pair<'a> {
     pub(super) options: &'a Options,
-    pub(super) engines: Vec<BareEngine<F>>,
+    pub(super) engines: Vec<BareEngine>,
     comm: Comm,
     seed: u64,
     /// One flag for each engine of the peer, at the index of the engine.
-    flags: Local<F>,
-    peer_flags: Remote<F>,
+    flags: DynRegion,
+    peer_flags: DynImport,
     /// Largest value that a flag has received.
     signalled: u64,
     /// Ticket of the last message.
     last: Ticket,
     /// Number of measured sizes.
     sizes: u64,
-    fabric: BareFabric<F>,
+    fabric: BareFabric,
 }
 
 /// Buffers of one size: one to send from and one to receive into for each engine.
-pub(super) struct Buffers<F: Fabric> {
+pub(super) struct Buffers {
     pub(super) bytes: u64,
     slot_bytes: u64,
     engines: usize,
     data: TestData,
-    peer: Remote<F>,
+    peer: DynImport,
     /// Leaked after a failure, because copies may still be in flight.
-    mine: ManuallyDrop<Local<F>>,
+    mine: ManuallyDrop<DynRegion>,
 }
 
-impl<'a, F: Fabric> Pair<'a, F> {
+impl<'a> Pair<'a> {
     /// Connects the two ranks. Collective.
     ///
     /// # Errors
     /// If the ranks cannot connect or memory cannot be allocated.
-    pub(super) fn open(options: &'a Options, comm: Comm, fabric: F, seed: u64) -> Result<Self> {
+    pub(super) fn open(
+        options: &'a Options,
+        comm: Comm,
+        fabric: DynFabric,
+        seed: u64,
+    ) -> Result<Self> {
         let mut fabric = BareFabric::open(fabric, &comm)?;
         let engines = (0..options.engines).map(|_| fabric.engine()).collect::<Result<Vec<_>>>()?;
         let flags = fabric.allocate(u64::from(options.engines) * WORD_BYTES, Role::Flags)?;
@@ -70,7 +75,7 @@ impl<'a, F: Fabric> Pair<'a, F> {
     ///
     /// # Errors
     /// If memory cannot be allocated, or the host cannot access it.
-    pub(super) fn buffers(&mut self, bytes: u64) -> Result<Buffers<F>> {
+    pub(super) fn buffers(&mut self, bytes: u64) -> Result<Buffers> {
         let engines = self.engines.len();
         let slot_bytes = bytes.next_multiple_of(ALIGN_BYTES).max(ALIGN_BYTES);
         let mine = self.fabric.allocate(2 * engines as u64 * slot_bytes, Role::Data)?;
@@ -82,8 +87,8 @@ impl<'a, F: Fabric> Pair<'a, F> {
         let rank = self.comm.rank().index();
         for engine in 0..engines as u64 {
             let at = engine * slot_bytes;
-            data.fill(rank * engines + engine as usize, host_bytes::<F>(&mine, at, bytes));
-            overwrite(host_bytes::<F>(&mine, (engines as u64 + engine) * slot_bytes, bytes));
+            data.fill(rank * engines + engine as usize, host_bytes(&mine, at, bytes));
+            overwrite(host_bytes(&mine, (engines as u64 + engine) * slot_bytes, bytes));
         }
         let peer = other(self.fabric.import(&mine)?, self.comm.rank())?;
         let mine = ManuallyDrop::new(mine);
@@ -114,7 +119,7 @@ impl<'a, F: Fabric> Pair<'a, F> {
     ///
     /// # Errors
     /// If the engine refuses or has failed.
-    pub(super) fn send(&mut self, buffers: &Buffers<F>, value: u64) -> Result<()> {
+    pub(super) fn send(&mut self, buffers: &Buffers, value: u64) -> Result<()> {
         let flag = Flag { region: &self.peer_flags, word: 0 };
         let ops = [buffers.message(PerfTest::Signal, 0), Op::Signal { flag, value }];
         let first = usize::from(buffers.bytes == 0);
@@ -150,7 +155,7 @@ impl<'a, F: Fabric> Pair<'a, F> {
     ///
     /// # Errors
     /// If a byte is wrong on either rank.
-    pub(super) fn finish(&self, buffers: Buffers<F>, work: PerfTest) -> Result<()> {
+    pub(super) fn finish(&self, buffers: Buffers, work: PerfTest) -> Result<()> {
         let found = buffers.check(work, self.comm.rank());
         let texts = self.comm.share("check", &found.err())?;
         if let Some((rank, text)) =
@@ -183,9 +188,9 @@ impl<'a, F: Fabric> Pair<'a, F> {
     }
 }
 
-impl<F: Fabric> Buffers<F> {
+impl Buffers {
     /// Returns the op that moves the message of an engine.
-    pub(super) fn message(&self, work: PerfTest, engine: usize) -> Op<'_, Local<F>, Remote<F>> {
+    pub(super) fn message(&self, work: PerfTest, engine: usize) -> Op<'_, DynRegion, DynImport> {
         let source = engine as u64 * self.slot_bytes;
         let target = (self.engines + engine) as u64 * self.slot_bytes;
         let (bytes, mine, peer) = (self.bytes, &*self.mine, &self.peer);
@@ -213,7 +218,7 @@ impl<F: Fabric> Buffers<F> {
         let sender = 1 - rank.index();
         for engine in 0..if receives { engines } else { 0 } {
             let at = (self.engines + engine) as u64 * self.slot_bytes;
-            let seen = host_bytes::<F>(&self.mine, at, self.bytes);
+            let seen = host_bytes(&self.mine, at, self.bytes);
             let shard = sender * self.engines + engine;
             self.data.check(shard, seen).map_err(|wrong| wrong.to_string())?;
         }
@@ -229,7 +234,7 @@ impl<F: Fabric> Buffers<F> {
 
 /// Returns bytes of a region that no op uses at this time.
 #[expect(clippy::mut_from_ref, reason = "the bytes are the region's, not the handle's")]
-fn host_bytes<F: Fabric>(region: &Local<F>, at: u64, bytes: u64) -> &mut [u8] {
+fn host_bytes(region: &DynRegion, at: u64, bytes: u64) -> &mut [u8] {
     assert!(at + bytes <= region.bytes(), "buffers were made for all engines");
     let start = region.base().as_ptr().wrapping_add(at as usize);
     // SAFETY: the range lies in the region by the assertion, and `Pair::buffers` has checked that the

@@ -4,36 +4,33 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use peerlane::bootstrap::Bootstrap;
-use peerlane::hal::{CopyEngine, Fabric, Flag, Op, PeerMemory, Region, RemoteKey, Role, Ticket};
+use peerlane::hal::{
+    CopyEngine, DynEngine, DynFabric, DynImport, DynKey, DynRegion, EngineRequirements, Fabric,
+    Flag, Op, PeerMemory, Region, RemoteKey, Role, Ticket,
+};
 use peerlane::{Error, Rank};
 
 use super::comm::Comm;
 use crate::error::{Failure, Result};
 
-/// Registered memory of this rank.
-pub(crate) type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
-/// Imported memory of a peer.
-pub(crate) type Remote<F> = <<F as Fabric>::Memory as PeerMemory>::Remote;
-type Key<F> = <<F as Fabric>::Memory as PeerMemory>::Key;
-
 /// A fabric that is connected to every rank.
-pub(crate) struct BareFabric<F: Fabric> {
-    fabric: F,
+pub(crate) struct BareFabric {
+    fabric: DynFabric,
     comm: Comm,
 }
 
 /// An engine of a bare fabric.
-pub(crate) struct BareEngine<F: Fabric> {
-    engine: F::Engine,
+pub(crate) struct BareEngine {
+    engine: DynEngine,
     comm: Comm,
 }
 
-impl<F: Fabric> BareFabric<F> {
+impl BareFabric {
     /// Connects to every rank, including this one. Collective.
     ///
     /// # Errors
     /// If a rank cannot be connected.
-    pub(crate) fn open(mut fabric: F, comm: &Comm) -> Result<Self> {
+    pub(crate) fn open(mut fabric: DynFabric, comm: &Comm) -> Result<Self> {
         let addresses = comm.share("address of the bare fabric", &fabric.address())?;
         for (rank, address) in addresses.iter().enumerate() {
             let peer = Rank::at(rank);
@@ -48,8 +45,8 @@ impl<F: Fabric> BareFabric<F> {
     ///
     /// # Errors
     /// If the fabric cannot create one.
-    pub(crate) fn engine(&mut self) -> Result<BareEngine<F>> {
-        let engine = self.fabric.engine();
+    pub(crate) fn engine(&mut self) -> Result<BareEngine> {
+        let engine = self.fabric.engine(EngineRequirements::default());
         let engine = engine.map_err(|error| backend_failure("cannot create an engine", error))?;
         Ok(BareEngine { engine, comm: self.comm.clone() })
     }
@@ -63,7 +60,7 @@ impl<F: Fabric> BareFabric<F> {
     ///
     /// # Errors
     /// If the memory cannot be allocated.
-    pub(crate) fn allocate(&self, bytes: u64, role: Role) -> Result<Local<F>> {
+    pub(crate) fn allocate(&self, bytes: u64, role: Role) -> Result<DynRegion> {
         let region = self.fabric.memory().allocate(bytes, role);
         region.map_err(|error| backend_failure("cannot allocate buffers for bare copies", error))
     }
@@ -72,7 +69,7 @@ impl<F: Fabric> BareFabric<F> {
     ///
     /// # Errors
     /// If a region cannot be exported or imported.
-    pub(crate) fn import(&self, mine: &Local<F>) -> Result<Vec<Remote<F>>> {
+    pub(crate) fn import(&self, mine: &DynRegion) -> Result<Vec<DynImport>> {
         let memory = self.fabric.memory();
         let key =
             memory.export(mine).map_err(|error| backend_failure("cannot export memory", error))?;
@@ -80,7 +77,7 @@ impl<F: Fabric> BareFabric<F> {
         let import = |(rank, key): (usize, &Vec<u8>)| {
             let peer = Rank::at(rank);
             let what = format!("cannot import the memory of rank {rank}");
-            let key = Key::<F>::decode(key).map_err(|error| backend_failure(&what, error))?;
+            let key = DynKey::decode(key).map_err(|error| backend_failure(&what, error))?;
             memory
                 .import(peer, &key, self.comm.deadline())
                 .map_err(|error| backend_failure(&what, error))
@@ -89,7 +86,7 @@ impl<F: Fabric> BareFabric<F> {
     }
 }
 
-impl<F: Fabric> BareEngine<F> {
+impl BareEngine {
     /// Submits a slice.
     ///
     /// # Errors
@@ -97,7 +94,7 @@ impl<F: Fabric> BareEngine<F> {
     ///
     /// # Safety
     /// The rules of [`CopyEngine::submit`] apply.
-    pub(crate) unsafe fn submit(&mut self, ops: &[Op<'_, Local<F>, Remote<F>>]) -> Result<Ticket> {
+    pub(crate) unsafe fn submit(&mut self, ops: &[Op<'_, DynRegion, DynImport>]) -> Result<Ticket> {
         // SAFETY: the caller fulfils the rules of `CopyEngine::submit`.
         let ticket = unsafe { self.engine.submit(ops) };
         ticket.map_err(|error| backend_failure("cannot submit bare copies", error))
@@ -124,7 +121,7 @@ impl<F: Fabric> BareEngine<F> {
     ///
     /// # Errors
     /// If the flag is not set within the timeout, or the engine fails.
-    pub(crate) fn wait(&mut self, flag: Flag<'_, Local<F>>, value: u64) -> Result<()> {
+    pub(crate) fn wait(&mut self, flag: Flag<'_, DynRegion>, value: u64) -> Result<()> {
         if self.engine.caps().queued_wait {
             // SAFETY: the flag's region is borrowed until the ticket is complete, and by this method's
             // contract this engine is the only reader.

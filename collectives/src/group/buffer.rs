@@ -4,25 +4,30 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use peerlane_hal::{ErrorKind, Region, Space};
+use peerlane_hal::{DynRegion, ErrorKind, Region, Space};
 
 use crate::element::{self, Element};
 use crate::error::Error;
 use crate::group::place::Place;
 
 /// Registered memory of this rank, for the input or output of an operation.
-pub struct Buffer<L, T> {
-    region: L,
+pub struct Buffer<T> {
+    region: DynRegion,
     elements: PhantomData<T>,
 }
 
-impl<L: Region, T: Element> Buffer<L, T> {
-    pub(crate) fn new(region: L) -> Self {
+impl<T: Element> Buffer<T> {
+    pub(crate) fn new(region: DynRegion) -> Self {
         Self { region, elements: PhantomData }
     }
 
-    pub(crate) fn into_region(self) -> L {
+    pub(crate) fn into_region(self) -> DynRegion {
         self.region
+    }
+
+    /// Returns the registered region.
+    pub fn region(&self) -> &DynRegion {
+        &self.region
     }
 
     /// Returns the number of elements.
@@ -59,7 +64,7 @@ impl<L: Region, T: Element> Buffer<L, T> {
     }
 }
 
-impl<L, T> fmt::Debug for Buffer<L, T> {
+impl<T> fmt::Debug for Buffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Buffer").finish_non_exhaustive()
     }

@@ -2,41 +2,40 @@
 //!
 //! Every rank reports its own links, and the slowest of each tier counts, so all ranks choose by the same figures.
 
-use peerlane_hal::{ErrorKind, Link as Way, LinkKind, Rank};
+use peerlane_hal::{DynFabric, ErrorKind, Fabric, Link as FabricLink, LinkKind, Rank};
 
 use crate::cost::{Link, Links};
 use crate::error::Error;
 use crate::group::agreement::Offer;
 use crate::group::options::blob;
-use crate::group::reach::Reach;
 use crate::topology::Topology;
 
 /// Returns the links of this rank's connected fabrics.
 pub(super) fn of_fabrics(
-    local: &dyn Reach,
-    network: Option<&dyn Reach>,
+    local: &DynFabric,
+    network: Option<&DynFabric>,
     topology: &Topology,
 ) -> Links {
     let me = local.rank();
     let node = topology.node(me);
     let others = || Rank::all(topology.ranks()).filter(|&rank| rank != me);
     let near = |&rank: &Rank| network.is_none() || topology.node(rank) == node;
-    let here = slowest(local, others().filter(near)).unwrap_or(Way {
+    let here = slowest(local, others().filter(near)).unwrap_or(FabricLink {
         peer: me,
         kind: LinkKind::Own,
         bytes_per_second: None,
     });
     let away = network.and_then(|network| slowest(network, others().filter(|rank| !near(rank))));
-    let mut links = Links::of_kinds(here.kind, away.map_or(LinkKind::Rdma, |way| way.kind));
+    let mut links = Links::of_kinds(here.kind, away.map_or(LinkKind::Rdma, |link| link.kind));
     limit(&mut links.local, here.bytes_per_second);
-    limit(&mut links.network, away.and_then(|way| way.bytes_per_second));
+    limit(&mut links.network, away.and_then(|link| link.bytes_per_second));
     links
 }
 
 /// Returns the slowest link to these ranks.
-fn slowest(fabric: &dyn Reach, ranks: impl Iterator<Item = Rank>) -> Option<Way> {
-    let rate = |way: &Way| {
-        way.bytes_per_second.unwrap_or_else(|| Link::of_kind(way.kind).bytes_per_second)
+fn slowest(fabric: &DynFabric, ranks: impl Iterator<Item = Rank>) -> Option<FabricLink> {
+    let rate = |link: &FabricLink| {
+        link.bytes_per_second.unwrap_or_else(|| Link::of_kind(link.kind).bytes_per_second)
     };
     ranks
         .filter_map(|rank| fabric.link(rank))

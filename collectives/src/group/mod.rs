@@ -10,7 +10,6 @@ mod operation;
 mod options;
 mod place;
 mod progress;
-mod reach;
 mod report;
 pub(crate) mod shared;
 mod side;
@@ -22,7 +21,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use peerlane_hal::{Deadline, Fabric, PeerMemory, Rank, Role};
+use peerlane_hal::{Deadline, DynFabric, Fabric, PeerMemory, Rank, Role};
 
 pub use abort::{AbortRecord, Cause};
 use agreement::{Offer, agree};
@@ -32,7 +31,6 @@ pub use operation::{
 };
 pub use options::GroupOptions;
 pub use place::Place;
-use reach::Reach;
 pub use report::{Fallback, LaneReport, LinkReport, Report, TierReport};
 use shared::{Closed, Shared};
 use window::Users;
@@ -45,9 +43,7 @@ use crate::error::Error;
 use crate::plan::Algorithm;
 use crate::topology::Topology;
 
-type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
-
-/// The ranks that are connected over the fabric `F`, and optionally over another fabric between nodes.
+/// The ranks that are connected over a fabric, and optionally over another fabric between nodes.
 ///
 /// A group prepares [operations](Operation): all-gathers, broadcasts and all-to-alls, each with its memory. All ranks call
 /// the methods marked *collective* in the same order. When a rank is lost or a deadline passes, the group ends on every rank:
@@ -70,10 +66,10 @@ type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
 /// })
 /// .unwrap();
 /// ```
-pub struct Group<F: Fabric> {
-    fabric: F,
+pub struct Group {
+    fabric: DynFabric,
     /// The fabric between nodes, if there is one.
-    network: Option<Box<dyn Reach>>,
+    network: Option<DynFabric>,
     topology: Topology,
     strict: bool,
     /// Whether the local fabrics belong to several backends.
@@ -94,12 +90,12 @@ pub struct Group<F: Fabric> {
     barrier: Option<Operation<u8>>,
 }
 
-impl<F: Fabric> Group<F> {
+impl Group {
     /// Opens a group with the default [options](GroupOptions). Collective.
     ///
     /// # Errors
     /// As [`GroupOptions::open`].
-    pub fn open(bootstrap: impl Bootstrap + 'static, fabric: F) -> Result<Self, Error> {
+    pub fn open(bootstrap: impl Bootstrap + 'static, fabric: impl Fabric) -> Result<Self, Error> {
         GroupOptions::default().open(bootstrap, fabric)
     }
 
@@ -124,7 +120,9 @@ impl<F: Fabric> Group<F> {
     }
 
     /// Returns the fabric that connects the ranks of a node, or all ranks if there is no other fabric.
-    pub fn fabric(&self) -> &F {
+    ///
+    /// [`DynFabric::downcast_ref`] returns it with its type.
+    pub fn fabric(&self) -> &DynFabric {
         &self.fabric
     }
 
@@ -142,10 +140,10 @@ impl<F: Fabric> Group<F> {
     ///
     /// # Errors
     /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory).
-    pub fn allocate<T: Element>(&self, len: usize) -> Result<Buffer<Local<F>, T>, Error> {
+    pub fn allocate<T: Element>(&self, len: usize) -> Result<Buffer<T>, Error> {
         let bytes = operation::bytes::<T>("len", len)?;
         let region = self.fabric.memory().allocate(bytes, Role::Data);
-        region.map(Buffer::new).map_err(|error| Error::of_backend("allocate a buffer", error))
+        region.map(Buffer::new).map_err(|error| Error::of_fabric("allocate a buffer", error))
     }
 
     /// Registers memory of the caller.
@@ -156,10 +154,7 @@ impl<F: Fabric> Group<F> {
     /// # Safety
     /// The slice must stay allocated and unused until the buffer and the operation that owns it are dropped on this rank, and
     /// every peer has closed the group.
-    pub unsafe fn register<T: Element>(
-        &self,
-        slice: &mut [T],
-    ) -> Result<Buffer<Local<F>, T>, Error> {
+    pub unsafe fn register<T: Element>(&self, slice: &mut [T]) -> Result<Buffer<T>, Error> {
         // SAFETY: the caller's.
         unsafe { self.register_at(std::ptr::NonNull::from(&mut *slice).cast(), slice.len()) }
     }
@@ -175,11 +170,11 @@ impl<F: Fabric> Group<F> {
         &self,
         base: std::ptr::NonNull<u8>,
         len: usize,
-    ) -> Result<Buffer<Local<F>, T>, Error> {
+    ) -> Result<Buffer<T>, Error> {
         let bytes = operation::bytes::<T>("len", len)?;
         // SAFETY: the caller's.
         let region = unsafe { self.fabric.memory().register(base, bytes, Role::Data) };
-        region.map(Buffer::new).map_err(|error| Error::of_backend("register a buffer", error))
+        region.map(Buffer::new).map_err(|error| Error::of_fabric("register a buffer", error))
     }
 
     /// Waits until every rank has called this. Collective.
@@ -212,7 +207,7 @@ impl<F: Fabric> Group<F> {
     }
 }
 
-impl<F: Fabric> Drop for Group<F> {
+impl Drop for Group {
     fn drop(&mut self) {
         self.barrier = None;
         if self.shared.check().is_ok() {
@@ -230,7 +225,7 @@ impl<F: Fabric> Drop for Group<F> {
     }
 }
 
-impl<F: Fabric> fmt::Debug for Group<F> {
+impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Group")
             .field("rank", &self.rank())

@@ -1,14 +1,11 @@
 //! Decides how the fabric between nodes accesses the memory of the local fabric.
 
-use std::sync::Arc;
-
-use peerlane_hal::{Deadline, ErrorKind, Fabric, Held, PeerMemory, Rank, Region, Role, Space};
+use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Region, Role, Space};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::group::agreement::Offer;
 use crate::group::options::blob;
-use crate::group::reach::Reach;
 use crate::staged::Staged;
 use crate::topology::Topology;
 
@@ -17,57 +14,28 @@ const SAID: usize = 3;
 /// Bytes of the memory that is registered as a trial: a page.
 const PROBE_BYTES: u64 = 4096;
 
-/// A fabric between nodes for the memory of `F`.
-pub(super) trait Network<F: Fabric> {
-    fn reach(&self) -> &dyn Reach;
-
-    /// Returns the reason why it cannot register device memory of `local`, found by trying, or `None` if it can.
-    fn refusal(&self, local: &F) -> Result<Option<String>, Error>;
-
-    /// Uses the fabric directly.
-    fn direct(self: Box<Self>) -> Box<dyn Reach>;
-
-    /// Uses the fabric with staging through host memory. `local` is connected to itself, and `refused` says whether its memory
-    /// needs staging.
-    fn staged(
-        self: Box<Self>,
-        local: &mut F,
-        ranks: usize,
-        refused: bool,
-        deadline: Deadline,
-    ) -> Result<Box<dyn Reach>, Error>;
+/// Returns the reason why `network` cannot register device memory of `local`, found by trying, or `None` if it can.
+pub(super) fn refusal(network: &DynFabric, local: &DynFabric) -> Result<Option<String>, Error> {
+    let region = local.memory().allocate(PROBE_BYTES, Role::Data);
+    let region = region.map_err(|error| Error::of_fabric("allocate a page", error))?;
+    if region.space() == Space::Host {
+        return Ok(None);
+    }
+    // SAFETY: `region` outlives the registration, which no peer imports.
+    let registered = unsafe { network.memory().adopt(&region, Role::Data) };
+    Ok(registered.err().map(|error| error.to_string()))
 }
 
-impl<F: Fabric, N: Fabric> Network<F> for N {
-    fn reach(&self) -> &dyn Reach {
-        self
-    }
-
-    fn refusal(&self, local: &F) -> Result<Option<String>, Error> {
-        let region = local.memory().allocate(PROBE_BYTES, Role::Data);
-        let region = region.map_err(|error| Error::of_backend("allocate a page", error))?;
-        if region.space() == Space::Host {
-            return Ok(None);
-        }
-        let held = Held::new(Arc::new(region));
-        // SAFETY: `held` outlives the registration, which nobody else has seen.
-        let registered = unsafe { self.memory().adopt(&held, Role::Data) };
-        Ok(registered.err().map(|error| error.to_string()))
-    }
-
-    fn direct(self: Box<Self>) -> Box<dyn Reach> {
-        self
-    }
-
-    fn staged(
-        self: Box<Self>,
-        local: &mut F,
-        ranks: usize,
-        refused: bool,
-        deadline: Deadline,
-    ) -> Result<Box<dyn Reach>, Error> {
-        Ok(Box::new(Staged::open(local, *self, ranks, refused, deadline)?))
-    }
+/// Wraps `network` in a fabric that copies device memory through host memory. `local` is connected to itself, and `refused` says
+/// whether its memory needs that.
+pub(super) fn staged(
+    network: DynFabric,
+    local: &mut DynFabric,
+    ranks: usize,
+    refused: bool,
+    deadline: Deadline,
+) -> Result<DynFabric, Error> {
+    Ok(DynFabric::new(Staged::open(local, network, ranks, refused, deadline)?))
 }
 
 /// What a rank reports of its local fabric to the other ranks.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::{Deadline, ErrorKind, Fabric, Rank};
+use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, Rank};
 
 use crate::bootstrap::Bootstrap;
 use crate::cost::Links;
@@ -13,8 +13,7 @@ use crate::group::Group;
 use crate::group::agreement::{Offer, agree};
 use crate::group::links;
 use crate::group::network;
-use crate::group::network::{Network, Said};
-use crate::group::reach::Reach;
+use crate::group::network::Said;
 use crate::group::shared::Shared;
 use crate::topology::Topology;
 
@@ -79,12 +78,12 @@ impl GroupOptions {
     /// number of ranks than the bootstrap's;
     /// [`Mismatch`](ErrorKind::Mismatch) if ranks differ in backend, version, timeout or topology;
     /// [`PeerLost`](ErrorKind::PeerLost) and [`Timeout`](ErrorKind::Timeout), naming the rank.
-    pub fn open<F: Fabric>(
+    pub fn open(
         self,
         bootstrap: impl Bootstrap + 'static,
-        fabric: F,
-    ) -> Result<Group<F>, Error> {
-        self.open_with(Box::new(bootstrap), fabric, None)
+        fabric: impl Fabric,
+    ) -> Result<Group, Error> {
+        self.open_with(Box::new(bootstrap), DynFabric::new(fabric), None)
     }
 
     /// Opens the group over two fabrics: `local` reaches the ranks of a node, `network` those of other
@@ -96,31 +95,31 @@ impl GroupOptions {
     ///
     /// # Errors
     /// As [`open`](Self::open); ranks of one node must have one backend.
-    pub fn open_tiers<F: Fabric, N: Fabric>(
+    pub fn open_tiers(
         self,
         bootstrap: impl Bootstrap + 'static,
-        local: F,
-        network: N,
-    ) -> Result<Group<F>, Error> {
-        self.open_with(Box::new(bootstrap), local, Some(Box::new(network)))
+        local: impl Fabric,
+        network: impl Fabric,
+    ) -> Result<Group, Error> {
+        let network = DynFabric::new(network);
+        self.open_with(Box::new(bootstrap), DynFabric::new(local), Some(network))
     }
 
-    fn open_with<F: Fabric>(
+    fn open_with(
         self,
         bootstrap: Box<dyn Bootstrap>,
-        mut fabric: F,
-        network: Option<Box<dyn Network<F>>>,
-    ) -> Result<Group<F>, Error> {
+        mut fabric: DynFabric,
+        network: Option<DynFabric>,
+    ) -> Result<Group, Error> {
         check_timeout(self.timeout)?;
         let shared = Shared::new(bootstrap, self.timeout);
         let deadline = Deadline::after(self.timeout);
         let refusal = match &network {
-            Some(network) => network.refusal(&fabric),
+            Some(network) => network::refusal(network, &fabric),
             None => Ok(None),
         };
-        let offer = refusal.and_then(|refusal| {
-            self.offer(&shared, &fabric, network.as_ref().map(|it| it.reach()), refusal)
-        });
+        let offer =
+            refusal.and_then(|refusal| self.offer(&shared, &fabric, network.as_ref(), refusal));
         let offers = agree(&shared, "open", offer, deadline)?;
         let topology = self.topology.map_or_else(|| of_hosts(&offers), Ok);
         let is_tiered = network.is_some();
@@ -142,15 +141,15 @@ impl GroupOptions {
             let network = match network {
                 Some(network) if staged => {
                     let refused = said[me].refusal.is_some();
-                    Some(network.staged(&mut fabric, ranks, refused, deadline)?)
+                    Some(network::staged(network, &mut fabric, ranks, refused, deadline)?)
                 }
-                network => network.map(Network::direct),
+                network => network,
             };
             Ok((topology, network))
         });
         // What a rank is reached by follows from what stands around its network.
         let restaged = if staged {
-            let address = |(_, network): &(_, Option<Box<dyn Reach>>)| {
+            let address = |(_, network): &(_, Option<DynFabric>)| {
                 let address = network.as_ref().map(|network| network.address());
                 Offer::default().blob(address.unwrap_or_default())
             };
@@ -162,14 +161,14 @@ impl GroupOptions {
         let addresses = restaged.as_deref().map_or((&offers[..], NETWORK_ADDRESS), |it| (it, 0));
         let connected = match &mut joined {
             Ok((topology, Some(network))) => {
-                connect(&mut **network, topology, true, Near::No, addresses, deadline)
+                connect(network, topology, true, Near::No, addresses, deadline)
             }
             Ok((_, None)) => Ok(()),
             Err(error) => Err(error.clone()),
         };
         let vote = connected.and_then(|()| {
             let (topology, network) = joined.as_ref().map_err(Error::clone)?;
-            let known = links::of_fabrics(&fabric, network.as_deref(), topology);
+            let known = links::of_fabrics(&fabric, network.as_ref(), topology);
             Ok(Offer::default().blob(links::encode(self.links.as_ref().unwrap_or(&known))))
         });
         let offers = agree(&shared, "connect", vote, deadline)?;
@@ -209,8 +208,8 @@ impl GroupOptions {
     fn offer(
         &self,
         shared: &Shared,
-        local: &dyn Reach,
-        network: Option<&dyn Reach>,
+        local: &DynFabric,
+        network: Option<&DynFabric>,
         refusal: Option<String>,
     ) -> Result<Offer, Error> {
         let bootstrap = &shared.bootstrap;
@@ -233,7 +232,7 @@ impl GroupOptions {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let name = |fabric: &dyn Reach| fabric.backend().to_string();
+        let name = |fabric: &DynFabric| fabric.backend().to_string();
         let nodes = self.topology.as_ref().map(Topology::notation);
         let links = match &self.links {
             Some(links) => {
@@ -274,7 +273,7 @@ enum Near {
 
 /// Connects a fabric to the ranks that it reaches, including this one.
 fn connect(
-    fabric: &mut dyn Reach,
+    fabric: &mut DynFabric,
     topology: &Topology,
     is_tiered: bool,
     reached: Near,
@@ -285,7 +284,10 @@ fn connect(
     for (peer, offer) in Rank::all(offers.len()).zip(offers) {
         let near = topology.node(peer) == topology.node(me);
         if !is_tiered || peer == me || near == (reached == Near::Yes) {
-            fabric.connect(peer, blob(offer, peer, address)?, deadline)?;
+            let connected = fabric.connect(peer, blob(offer, peer, address)?, deadline);
+            connected.map_err(|error| {
+                Error::of_fabric(format!("connect to rank {peer}"), error).with_peer(peer)
+            })?;
         }
     }
     Ok(())

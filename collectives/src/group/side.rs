@@ -1,126 +1,69 @@
-//! The regions, imports and engines of an operation on one fabric, while it is prepared.
+//! Sets up the buffers, imports and engines of an operation on one fabric.
 //!
 //! With two fabrics, one registers the memory that the other has allocated.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use peerlane_hal::{
-    BackendId, Caps, CopyEngine, Deadline, Demand, ErrorKind, Fabric, Held, Link, PeerMemory, Rank,
-    Region, RemoteKey, Space,
+    BackendId, Caps, CopyEngine, Deadline, DynEngine, DynFabric, DynKey, DynRegion,
+    EngineRequirements, ErrorKind, Fabric, Link, PeerMemory, Rank, Region, RemoteKey, Space,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::run::port::{Bind, Port};
+use crate::run::port::{EnginePort, Port};
 use crate::run::turns::Turns;
-use crate::window::{BufferId, HostView, Kept, Window, Windows};
+use crate::window::{BufferId, Kept, Window, Windows};
 
 /// The keys of one rank's buffers on one fabric.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Keys(BTreeMap<BufferId, Vec<u8>>);
 
-/// Memory that one fabric holds and another registers.
-pub(crate) struct Lendable {
-    by: BackendId,
-    held: Held,
-}
-
-/// A buffer of one fabric that several operations use, without types.
-pub(crate) struct Adoptable {
-    pub(crate) region: Arc<dyn Region>,
-    shared: Box<dyn Any + Send + Sync>,
-}
-
-/// A buffer of one fabric with its types.
-struct Lent<M: PeerMemory> {
-    window: Window<M>,
+/// A buffer that several operations on one fabric use.
+#[derive(Clone)]
+pub(crate) struct SharedBuffer {
+    backend: BackendId,
+    window: Window,
     keep: Vec<Kept>,
 }
 
-/// The regions, imports and engines of an operation on one fabric, without types.
-pub(crate) trait Side {
-    fn backend(&self) -> BackendId;
-
-    /// Allocates a buffer; flags must be allocated after the engines.
-    fn allocate(&mut self, buffer: BufferId, bytes: u64) -> Result<(), Error>;
-
-    /// Returns the memory of a buffer, to be registered with the other fabric.
-    fn held(&self, buffer: BufferId) -> Lendable;
-
-    /// Registers a buffer that the other fabric holds.
-    fn register(&mut self, buffer: BufferId, lent: Lendable) -> Result<(), Error>;
-
-    /// Returns a buffer and its imports, for other operations to [adopt](Self::adopt).
-    fn share(&self, buffer: BufferId) -> Adoptable;
-
-    /// Uses a buffer that an operation on this fabric has shared.
-    fn adopt(&mut self, buffer: BufferId, shared: &Adoptable) -> Result<(), Error>;
-
-    /// Returns the keys with which peers import these buffers.
-    fn keys(&self, buffers: &[BufferId]) -> Result<Keys, Error>;
-
-    /// Imports a buffer of `peer`, which must have at least `bytes` bytes. Repeated calls import it once.
-    fn import(
-        &mut self,
-        peer: Rank,
-        buffer: BufferId,
-        keys: &Keys,
-        bytes: u64,
-        deadline: Deadline,
-    ) -> Result<(), Error>;
-
-    /// Creates one more engine.
-    fn engine(&mut self, demand: Demand) -> Result<Caps, Error>;
-
-    /// Returns the link to `peer`.
-    fn link(&self, peer: Rank) -> Option<Link>;
-
-    /// Returns the ports of the engines, in the order of their creation, and the host's view of the buffers.
-    fn finish(self: Box<Self>, turns: Turns) -> (Vec<Box<dyn Port>>, Arc<dyn HostView>);
+impl SharedBuffer {
+    /// Returns the region of this rank.
+    pub(crate) fn region(&self) -> &DynRegion {
+        self.window.local()
+    }
 }
 
-/// The regions, imports and engines of an operation on one fabric.
-pub(crate) struct FabricSide<'f, F: Fabric> {
-    fabric: &'f mut F,
-    engines: Vec<F::Engine>,
-    windows: BTreeMap<BufferId, Window<F::Memory>>,
+/// The buffers, imports and engines of an operation on one fabric, while it is prepared.
+pub(crate) struct Side<'f> {
+    fabric: &'f mut DynFabric,
+    engines: Vec<DynEngine>,
+    windows: BTreeMap<BufferId, Window>,
     keep: Vec<Kept>,
 }
 
-impl<'f, F: Fabric> FabricSide<'f, F> {
-    pub(crate) fn new(fabric: &'f mut F) -> Self {
+impl<'f> Side<'f> {
+    pub(crate) fn new(fabric: &'f mut DynFabric) -> Self {
         Self { fabric, engines: Vec::new(), windows: BTreeMap::new(), keep: Vec::new() }
     }
 
-    /// Uses a region of the caller.
-    pub(crate) fn insert(&mut self, buffer: BufferId, region: <F::Memory as PeerMemory>::Local) {
-        self.windows.insert(buffer, Window::new(region));
-    }
-
-    fn window(&self, buffer: BufferId) -> &Window<F::Memory> {
-        self.windows.get(&buffer).expect("a buffer is made before it is used")
-    }
-
-    /// Returns the buffers from number 0 to the last one; missing ones are empty.
-    fn take(&mut self, name: fn(u32) -> BufferId) -> Vec<Window<F::Memory>> {
-        let (first, last) = (name(0), name(u32::MAX));
-        let count = match self.windows.range(first..=last).next_back() {
-            Some((BufferId::Input(last) | BufferId::Output(last), _)) => last + 1,
-            _ => 0,
-        };
-        let take = |number| self.windows.remove(&name(number)).unwrap_or_else(Window::of_peers);
-        (0..count).map(take).collect()
-    }
-}
-
-impl<F: Fabric> Side for FabricSide<'_, F> {
-    fn backend(&self) -> BackendId {
+    pub(crate) fn backend(&self) -> BackendId {
         self.fabric.backend()
     }
 
-    fn allocate(&mut self, buffer: BufferId, bytes: u64) -> Result<(), Error> {
+    /// Returns the link to `peer`.
+    pub(crate) fn link(&self, peer: Rank) -> Option<Link> {
+        self.fabric.link(peer)
+    }
+
+    /// Uses a region of the caller.
+    pub(crate) fn insert(&mut self, buffer: BufferId, region: DynRegion) {
+        self.windows.insert(buffer, Window::new(region));
+    }
+
+    /// Allocates a buffer; flags must be allocated after the engines.
+    pub(crate) fn allocate(&mut self, buffer: BufferId, bytes: u64) -> Result<(), Error> {
         let polled = self.engines.iter().any(|engine| !engine.caps().queued_wait);
         let memory = self.fabric.memory();
         let region = match buffer {
@@ -128,64 +71,58 @@ impl<F: Fabric> Side for FabricSide<'_, F> {
             buffer => memory.allocate(bytes, buffer.role()),
         };
         let region =
-            region.map_err(|error| Error::of_backend(format!("allocate {buffer}"), error))?;
+            region.map_err(|error| Error::of_fabric(format!("allocate {buffer}"), error))?;
         self.insert(buffer, region);
         Ok(())
     }
 
-    fn held(&self, buffer: BufferId) -> Lendable {
-        let local = Arc::clone(self.window(buffer).local());
-        Lendable { by: self.fabric.backend(), held: Held::new(local) }
-    }
-
-    fn register(&mut self, buffer: BufferId, lent: Lendable) -> Result<(), Error> {
-        let Lendable { by, held } = lent;
-        let foreign = by != self.fabric.backend();
+    /// Registers a buffer of another fabric of this rank.
+    pub(crate) fn register(&mut self, buffer: BufferId, other: &Side<'_>) -> Result<(), Error> {
+        let region = other.window(buffer).local().clone();
+        let is_foreign = other.backend() != self.backend();
         let what = || format!("register {buffer} with the fabric {}", self.fabric.backend());
-        if buffer == BufferId::Crossing && foreign && held.region().space() != Space::Host {
+        if buffer == BufferId::Crossing && is_foreign && region.space() != Space::Host {
             let text = format!(
-                "{}: it is memory of a device, wanted memory of the host, where fabrics of two \
-                 kinds see each other's flags",
+                "{}: it is device memory, expected host memory, because fabrics of two backends \
+                 access these flags",
                 what()
             );
             return Err(Error::new(ErrorKind::Mismatch, text));
         }
-        // SAFETY: `held` keeps the memory until this registration is dropped; that peers are done
-        // with it by then is the plan's doing, and an abort's: see `Shared::quarantine`.
-        let region = unsafe { self.fabric.memory().adopt(&held, buffer.role()) };
-        let region = region.map_err(|error| Error::of_backend(what(), error))?;
-        self.insert(buffer, region);
-        self.keep.push(Arc::new(held));
+        // SAFETY: `keep` keeps the memory until this registration is dropped. The plan ensures that peers no longer use it by
+        // then, or `Shared::quarantine` after an abort.
+        let registered = unsafe { self.fabric.memory().adopt(&region, buffer.role()) };
+        let registered = registered.map_err(|error| Error::of_fabric(what(), error))?;
+        self.insert(buffer, registered);
+        self.keep.push(region);
         Ok(())
     }
 
-    fn share(&self, buffer: BufferId) -> Adoptable {
-        let local = Arc::clone(self.window(buffer).local());
-        let shared =
-            Lent::<F::Memory> { window: self.window(buffer).clone(), keep: self.keep.clone() };
-        Adoptable { region: local, shared: Box::new(shared) }
+    /// Returns a buffer and its imports, for other operations to [adopt](Self::adopt).
+    pub(crate) fn share(&self, buffer: BufferId) -> SharedBuffer {
+        let window = self.window(buffer).clone();
+        SharedBuffer { backend: self.backend(), window, keep: self.keep.clone() }
     }
 
-    fn adopt(&mut self, buffer: BufferId, shared: &Adoptable) -> Result<(), Error> {
-        let Some(Lent { window, keep }) = shared.shared.downcast_ref::<Lent<F::Memory>>() else {
-            let text = format!("{buffer} is not memory of the fabric {}", self.fabric.backend());
-            return Err(Error::new(ErrorKind::Mismatch, text));
-        };
-        self.windows.insert(buffer, window.clone());
-        self.keep.extend(keep.iter().cloned());
-        Ok(())
+    /// Uses a buffer that an operation on this fabric has shared.
+    pub(crate) fn adopt(&mut self, buffer: BufferId, shared: &SharedBuffer) {
+        debug_assert_eq!(shared.backend, self.backend());
+        self.windows.insert(buffer, shared.window.clone());
+        self.keep.extend(shared.keep.iter().cloned());
     }
 
-    fn keys(&self, buffers: &[BufferId]) -> Result<Keys, Error> {
+    /// Returns the keys with which peers import these buffers.
+    pub(crate) fn keys(&self, buffers: &[BufferId]) -> Result<Keys, Error> {
         let key = |&buffer| {
             let key = self.fabric.memory().export(self.window(buffer).local());
-            let key = key.map_err(|error| Error::of_backend(format!("export {buffer}"), error))?;
+            let key = key.map_err(|error| Error::of_fabric(format!("export {buffer}"), error))?;
             Ok((buffer, key.encode()))
         };
         buffers.iter().map(key).collect::<Result<_, Error>>().map(Keys)
     }
 
-    fn import(
+    /// Imports a buffer of `peer`, which must have at least `bytes` bytes. Repeated calls import it once.
+    pub(crate) fn import(
         &mut self,
         peer: Rank,
         buffer: BufferId,
@@ -202,46 +139,57 @@ impl<F: Fabric> Side for FabricSide<'_, F> {
         let key = if peer == self.fabric.rank() {
             // Some memory is exported to nobody else.
             let key = memory.export(self.window(buffer).local());
-            key.map_err(|error| failed(Error::of_backend(&what, error)))?
+            key.map_err(|error| failed(Error::of_fabric(&what, error)))?
         } else {
             let Some(key) = keys.0.get(&buffer) else {
                 let text = format!("{what}: it was not offered");
                 return Err(failed(Error::new(ErrorKind::Mismatch, text)));
             };
-            let key = <F::Memory as PeerMemory>::Key::decode(key);
-            key.map_err(|error| failed(Error::of_backend(&what, error)))?
+            DynKey::decode(key).map_err(|error| failed(Error::of_backend(&what, error)))?
         };
         if key.region_bytes() < bytes {
-            let seen = key.region_bytes();
-            let text = format!("{what}: it has {seen} bytes, wanted at least {bytes}");
+            let found = key.region_bytes();
+            let text = format!("{what}: it has {found} bytes, expected at least {bytes}");
             return Err(failed(Error::new(ErrorKind::Mismatch, text)));
         }
         let region = memory.import(peer, &key, deadline);
-        let region = region.map_err(|error| failed(Error::of_backend(&what, error)))?;
-        self.windows.entry(buffer).or_insert_with(Window::of_peers).enter(peer, region);
+        let region = region.map_err(|error| failed(Error::of_fabric(&what, error)))?;
+        self.windows.entry(buffer).or_default().add(peer, region);
         Ok(())
     }
 
-    fn engine(&mut self, demand: Demand) -> Result<Caps, Error> {
-        let engine = self.fabric.engine_for(demand);
-        let engine = engine.map_err(|error| Error::of_backend("make an engine", error))?;
+    /// Creates one more engine.
+    pub(crate) fn engine(&mut self, requirements: EngineRequirements) -> Result<Caps, Error> {
+        let engine = self.fabric.engine(requirements);
+        let engine = engine.map_err(|error| Error::of_fabric("create an engine", error))?;
         let caps = *engine.caps();
         self.engines.push(engine);
         Ok(caps)
     }
 
-    fn link(&self, peer: Rank) -> Option<Link> {
-        self.fabric.link(peer)
-    }
-
-    fn finish(mut self: Box<Self>, turns: Turns) -> (Vec<Box<dyn Port>>, Arc<dyn HostView>) {
+    /// Returns the ports of the engines, in the order of their creation, and the buffers.
+    pub(crate) fn finish(mut self, turns: Turns) -> (Vec<Box<dyn Port>>, Arc<Windows>) {
         let backend = self.fabric.backend();
         let (inputs, outputs) = (self.take(BufferId::Input), self.take(BufferId::Output));
         let flags = self.windows.remove(&BufferId::Flags).expect("every side has flags");
         let crossing = self.windows.remove(&BufferId::Crossing);
         let keep = std::mem::take(&mut self.keep);
         let windows = Arc::new(Windows { inputs, outputs, flags, crossing, turns, keep });
-        let bind = |engine| Box::new(Bind::new(engine, backend, Arc::clone(&windows))) as _;
-        (self.engines.into_iter().map(bind).collect(), Arc::clone(&windows) as _)
+        let port = |engine| Box::new(EnginePort::new(engine, backend, Arc::clone(&windows))) as _;
+        (self.engines.into_iter().map(port).collect(), Arc::clone(&windows))
+    }
+
+    fn window(&self, buffer: BufferId) -> &Window {
+        self.windows.get(&buffer).expect("a buffer is made before it is used")
+    }
+
+    /// Removes the buffers from number 0 to the last one; missing ones are empty.
+    fn take(&mut self, name: fn(u32) -> BufferId) -> Vec<Window> {
+        let (first, last) = (name(0), name(u32::MAX));
+        let count = match self.windows.range(first..=last).next_back() {
+            Some((BufferId::Input(last) | BufferId::Output(last), _)) => last + 1,
+            _ => 0,
+        };
+        (0..count).map(|number| self.windows.remove(&name(number)).unwrap_or_default()).collect()
     }
 }

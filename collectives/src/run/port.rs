@@ -3,18 +3,20 @@
 //! Above the port, a step names peer, buffer and offset. Below it, regions have the types of the fabric. One call takes a whole
 //! slice, so dynamic dispatch costs nanoseconds per start.
 
-use std::any::{Any, TypeId, type_name};
-use std::convert::Infallible;
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::task::Waker;
 use std::time::Duration;
 
-use peerlane_hal::{BackendId, Caps, CopyEngine, ErrorKind, Op, PeerMemory, Rank, Ticket};
+use peerlane_hal::{
+    BackendId, Caps, CopyEngine, DynEngine, DynError, DynImport, DynRegion, ErrorKind, Op, Rank,
+    StreamOrdered, Ticket,
+};
 
 use crate::error::Error;
 use crate::run::turns::Start;
-use crate::window::{FlagSpot, HostView, Spot, Windows};
+use crate::window::{FlagSpot, Spot, Windows};
 
 /// A step with offsets, without types and without an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,68 +53,57 @@ pub(crate) trait Port: Send {
     fn join(&mut self, into: &dyn Any) -> Result<(), Error>;
 }
 
-type Ops<'a, E> = Vec<Op<'a, <E as CopyEngine>::Local, <E as CopyEngine>::Remote>>;
+type Ops<'a> = Vec<Op<'a, DynRegion, DynImport>>;
 
-/// The port of an engine of any type.
-pub(crate) struct Bind<E: CopyEngine, M: PeerMemory> {
-    engine: E,
+/// The port of an engine.
+pub(crate) struct EnginePort {
+    engine: DynEngine,
     backend: BackendId,
-    windows: Arc<Windows<M>>,
+    windows: Arc<Windows>,
     /// Empty between calls; only the allocation is reused.
-    ops: Ops<'static, E>,
+    ops: Ops<'static>,
 }
 
-impl<E, M> Bind<E, M>
-where
-    M: PeerMemory,
-    E: CopyEngine<Local = M::Local, Remote = M::Remote>,
-{
-    pub(crate) fn new(engine: E, backend: BackendId, windows: Arc<Windows<M>>) -> Self {
+impl EnginePort {
+    pub(crate) fn new(engine: DynEngine, backend: BackendId, windows: Arc<Windows>) -> Self {
         Self { engine, backend, windows, ops: Vec::new() }
     }
 
-    fn stream<'s>(&self, stream: &'s dyn Any) -> Result<&'s E::Stream, Error> {
-        stream.downcast_ref().ok_or_else(|| {
-            let backend = self.backend;
-            let text = if TypeId::of::<E::Stream>() == TypeId::of::<Infallible>() {
-                format!("the backend {backend} has no streams; use `start`")
-            } else {
-                let wanted = type_name::<E::Stream>();
-                format!("the stream is of another type than {wanted} of the backend {backend}")
-            };
+    fn streams(&mut self) -> Result<&mut dyn StreamOrdered<Error = DynError>, Error> {
+        let (backend, kind) = (self.backend, self.engine.caps().kind);
+        self.engine.streams().ok_or_else(|| {
+            let text = format!(
+                "engines of kind {kind} of the backend {backend} take no streams; use `start`"
+            );
             Error::new(ErrorKind::Mismatch, text)
         })
     }
 }
 
-impl<E, M> Port for Bind<E, M>
-where
-    M: PeerMemory,
-    E: CopyEngine<Local = M::Local, Remote = M::Remote>,
-{
+impl Port for EnginePort {
     fn caps(&self) -> &Caps {
         self.engine.caps()
     }
 
     unsafe fn submit(&mut self, steps: &[Bound], start: Start) -> Result<Ticket, Error> {
-        let mut ops: Ops<'_, E> = recycle(std::mem::take(&mut self.ops));
+        let mut ops: Ops<'_> = recycle(std::mem::take(&mut self.ops));
         ops.extend(steps.iter().map(|step| resolve(&self.windows, step, start)));
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the same contract.
         let submitted = unsafe { self.engine.submit(&ops) };
         self.ops = recycle(ops);
-        submitted.map_err(|error| Error::of_backend("submit", error))
+        submitted.map_err(|error| Error::of_fabric("submit", error))
     }
 
     fn flag(&self, flag: FlagSpot, start: Start) -> Option<&AtomicU64> {
-        HostView::flag(&*self.windows, flag, start)
+        self.windows.flag(flag, start)
     }
 
     fn completed(&mut self) -> Result<Ticket, Error> {
-        self.engine.completed().map_err(|error| Error::of_backend("completed", error))
+        self.engine.completed().map_err(|error| Error::of_fabric("completed", error))
     }
 
     fn park(&mut self, limit: Duration) -> Result<(), Error> {
-        self.engine.park(limit).map_err(|error| Error::of_backend("park", error))
+        self.engine.park(limit).map_err(|error| Error::of_fabric("park", error))
     }
 
     fn is_busy(&self) -> bool {
@@ -124,31 +115,24 @@ where
     }
 
     fn release(&mut self) -> Result<(), Error> {
-        self.engine.release().map_err(|error| Error::of_backend("release", error))
+        self.engine.release().map_err(|error| Error::of_fabric("release", error))
     }
 
     fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Error> {
-        let stream = self.stream(stream)?;
-        let capturing = self.engine.is_capturing(stream);
-        capturing.map_err(|error| Error::of_backend("look at the stream", error))
+        let capturing = self.streams()?.is_capturing(stream);
+        capturing.map_err(|error| Error::of_fabric("look at the stream", error))
     }
 
     fn fork(&mut self, from: &dyn Any) -> Result<(), Error> {
-        let from = self.stream(from)?;
-        self.engine.fork(from).map_err(|error| Error::of_backend("fork from the stream", error))
+        self.streams()?.fork(from).map_err(|error| Error::of_fabric("fork from the stream", error))
     }
 
     fn join(&mut self, into: &dyn Any) -> Result<(), Error> {
-        let into = self.stream(into)?;
-        self.engine.join(into).map_err(|error| Error::of_backend("join the stream", error))
+        self.streams()?.join(into).map_err(|error| Error::of_fabric("join the stream", error))
     }
 }
 
-fn resolve<'a, M: PeerMemory>(
-    windows: &'a Windows<M>,
-    step: &Bound,
-    start: Start,
-) -> Op<'a, M::Local, M::Remote> {
+fn resolve<'a>(windows: &'a Windows, step: &Bound, start: Start) -> Op<'a, DynRegion, DynImport> {
     let value = start.value();
     match *step {
         Bound::Put { peer, dst, src, bytes } => {

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use peerlane_hal::{
-    At, CopyEngine, Deadline, Fabric, Held, Op, PeerMemory, RemoteKey as _, Role, Ticket,
+    At, CopyEngine, Deadline, DynRegion, EngineRequirements, Fabric, Op, PeerMemory,
+    RemoteKey as _, Role, Ticket,
 };
 
 use super::carrier::full;
@@ -30,7 +31,7 @@ struct HostSide<D: Fabric> {
 }
 
 impl<D: Fabric> HostSide<D> {
-    fn open(device: &D, held: &Held, deadline: Deadline) -> Result<Self, Error> {
+    fn open(device: &D, held: &DynRegion, deadline: Deadline) -> Result<Self, Error> {
         let memory = device.memory();
         let what = "make slots of the host known to the device";
         // SAFETY: `held` is kept by the stage, which drops this first; nobody but the stage uses it.
@@ -54,7 +55,9 @@ pub(super) struct Copies<D: Fabric> {
 
 impl<D: Fabric> Copies<D> {
     fn open(device: &mut D) -> Result<Self, Error> {
-        let engine = device.engine().map_err(Error::backend("make an engine of the device"))?;
+        let engine = device
+            .engine(EngineRequirements::default())
+            .map_err(Error::backend("make an engine of the device"))?;
         Ok(Self { engine, flying: VecDeque::new(), done: Ticket::NONE })
     }
 
@@ -100,8 +103,8 @@ impl<D: Fabric> Copier<D> {
     /// The device must be connected to itself.
     pub(super) fn open(
         device: &mut D,
-        outbox: &Held,
-        inbox: &Held,
+        outbox: &DynRegion,
+        inbox: &DynRegion,
         deadline: Deadline,
     ) -> Result<Self, Error> {
         let (outbox, inbox) =

@@ -1,12 +1,13 @@
 //! The queue of a caller: checks ops against their regions, and hands them to the stage.
 
-use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use peerlane_hal::{Caps, CopyEngine, Deadline, ErrorKind, Fabric, Op, Role, Ticket};
+use peerlane_hal::{
+    Caps, CopyEngine, Deadline, ErrorKind, Fabric, Op, Role, StreamOrdered, Ticket,
+};
 
 use super::Shared;
 use super::error::Error;
@@ -99,7 +100,6 @@ impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
     type Error = Error;
     type Local = Local<D, N>;
     type Remote = Remote<D, N>;
-    type Stream = Infallible;
 
     fn caps(&self) -> &Caps {
         &self.caps
@@ -171,16 +171,8 @@ impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
         stage.drive(self.id)
     }
 
-    fn is_capturing(&mut self, stream: &Infallible) -> Result<bool, Error> {
-        match *stream {}
-    }
-
-    fn fork(&mut self, from: &Infallible) -> Result<(), Error> {
-        match *from {}
-    }
-
-    fn join(&mut self, into: &Infallible) -> Result<(), Error> {
-        match *into {}
+    fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>> {
+        None
     }
 }
 

@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use peerlane_hal::{
-    Deadline, ErrorKind, Fabric, Generation, Held, PeerMemory, Rank, Region, RemoteKey as _, Role,
-    Space,
+    Deadline, DmaBuf, DynRegion, ErrorKind, Fabric, Flush, Generation, PeerMemory, Rank, Region,
+    RemoteKey as _, Role, Space,
 };
 
 use super::error::Error;
@@ -142,6 +142,11 @@ impl<D: Fabric, N: Fabric> PeerMemory for Memory<D, N> {
         self.direct(region.map_err(Error::backend("allocate"))?, role)
     }
 
+    fn allocate_polled_flags(&self, bytes: u64) -> Result<Local<D, N>, Error> {
+        let region = self.shared.network().memory().allocate_polled_flags(bytes);
+        self.direct(region.map_err(Error::backend("allocate"))?, Role::Flags)
+    }
+
     unsafe fn register(
         &self,
         base: NonNull<u8>,
@@ -154,7 +159,7 @@ impl<D: Fabric, N: Fabric> PeerMemory for Memory<D, N> {
     }
 
     /// What the network refuses, and the device of this fabric holds, is staged.
-    unsafe fn adopt(&self, held: &Held, role: Role) -> Result<Local<D, N>, Error> {
+    unsafe fn adopt(&self, held: &DynRegion, role: Role) -> Result<Local<D, N>, Error> {
         // SAFETY: the caller's.
         let adopted = unsafe { self.shared.network().memory().adopt(held, role) };
         let refused = match adopted {
@@ -252,6 +257,14 @@ impl<D: Fabric, N: Fabric> Region for Local<D, N> {
             return None;
         }
         self.registered.backing.region().flag_value(word)
+    }
+
+    fn dma_buf(&self) -> Result<DmaBuf, String> {
+        self.registered.backing.region().dma_buf()
+    }
+
+    fn flush(&self) -> Option<Arc<dyn Flush>> {
+        self.registered.backing.region().flush()
     }
 }
 

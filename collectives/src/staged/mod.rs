@@ -42,8 +42,8 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use peerlane_hal::{
-    BackendId, CopyEngine as _, Deadline, ErrorKind, Fabric, Held, Link, LinkKind, PeerMemory,
-    Rank, Region as _, RemoteKey as _, Role,
+    BackendId, CopyEngine as _, Deadline, DynRegion, EngineRequirements, ErrorKind, Fabric, Link,
+    LinkKind, PeerMemory, Rank, Region as _, RemoteKey as _, Role,
 };
 
 pub use engine::Engine;
@@ -155,7 +155,7 @@ impl<D: Fabric, N: Fabric> Staged<D, N> {
             inbox: key(&inbox)?,
             flags: key(&flags)?,
         };
-        let held = |region: &Arc<NetLocal<N>>| Held::new(Arc::clone(region));
+        let held = |region: &Arc<NetLocal<N>>| DynRegion::new(Arc::clone(region));
         let copier = Copier::open(device, &held(&outbox), &held(&inbox), deadline)?;
         let regions = Arc::new(Regions::default());
         let own = stage::Own { rank, room, inbox, outbox, flags };
@@ -245,20 +245,20 @@ impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
         Some(link)
     }
 
-    fn engine(&mut self) -> Result<Engine<D, N>, Error> {
+    fn engine(&mut self, requirements: EngineRequirements) -> Result<Engine<D, N>, Error> {
         let shared = &self.memory.shared;
         let mut network = shared.network();
         let mut stage = shared.stage();
         if stage.wants_carrier() {
-            let carrier = network.engine().map_err(Error::backend("make an engine"))?;
+            let carrier = network.engine(requirements).map_err(Error::backend("make an engine"))?;
             stage.set_carrier(carrier);
         }
         if shared.service.get().is_none() {
-            let parker = network.engine().map_err(Error::backend("make an engine"))?;
+            let parker = network.engine(requirements).map_err(Error::backend("make an engine"))?;
             // Nobody else sets it, under the lock of the stage.
             let _ = shared.service.set(Service::start(&shared.inner, parker)?);
         }
-        let parker = network.engine().map_err(Error::backend("make an engine"))?;
+        let parker = network.engine(requirements).map_err(Error::backend("make an engine"))?;
         let id = stage.enter(parker.waker());
         let caps = stage.caps();
         drop((stage, network));

@@ -9,7 +9,7 @@ use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
 use peerlane_host as host;
 
-pub(crate) type Host = Group<host::Fabric>;
+pub(crate) type Host = Group;
 
 /// What lies where nothing is gathered.
 pub(crate) const UNTOUCHED: u8 = 0xEE;

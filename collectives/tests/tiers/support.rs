@@ -37,7 +37,7 @@ pub(crate) fn open(
     bootstrap: InProcess,
     options: GroupOptions,
     waits: Waits,
-) -> Result<Group<host::Fabric>, Error> {
+) -> Result<Group, Error> {
     let (local, network) = (fabric(&bootstrap, waits.local)?, fabric(&bootstrap, waits.network)?);
     options.open_tiers(bootstrap, local, network)
 }
@@ -46,7 +46,7 @@ pub(crate) fn open(
 pub(crate) fn in_tiers<R: Send>(
     topology: &Topology,
     waits: Waits,
-    body: impl Fn(&mut Group<host::Fabric>) -> Result<R, Error> + Sync,
+    body: impl Fn(&mut Group) -> Result<R, Error> + Sync,
 ) -> Vec<R> {
     let ended = in_process::run(topology.ranks(), |bootstrap| {
         let options = GroupOptions::default().timeout(LONG).topology(topology.clone());

@@ -46,7 +46,7 @@ fn measure(circle: &Circle, me: Rank, bytes: u64, streams: bool) -> Result<Durat
     let keys = circle.exchange(me, memory.export(&output)?.encode());
     let peer = Rank(1 - me.0);
     let remote = memory.import(peer, &host::Key::decode(&keys[peer.index()])?, deadline)?;
-    let mut engine = fabric.engine()?;
+    let mut engine = fabric.engine(Default::default())?;
     let iterations = (2_u64 << 30).div_ceil(bytes).clamp(9, 999);
     let mut times = Vec::new();
     for _ in 0..iterations {

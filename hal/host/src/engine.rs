@@ -7,7 +7,6 @@ mod bell;
 mod copy;
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +19,7 @@ use bell::{Parker, Rings};
 use super::error::Error;
 use super::fabric::Options;
 use super::memory::{Local, Remote};
-use peerlane_hal::{Caps, CopyEngine, Op, Ticket};
+use peerlane_hal::{Caps, CopyEngine, Op, StreamOrdered, Ticket};
 use peerlane_hal::{Region, Role};
 use peerlane_toolkit::{Ledger, pieces};
 
@@ -244,7 +243,6 @@ impl CopyEngine for Engine {
     type Error = Error;
     type Local = Local;
     type Remote = Remote;
-    type Stream = Infallible;
 
     fn caps(&self) -> &Caps {
         &self.options.caps
@@ -311,15 +309,7 @@ impl CopyEngine for Engine {
         Ok(())
     }
 
-    fn is_capturing(&mut self, stream: &Infallible) -> Result<bool, Error> {
-        match *stream {}
-    }
-
-    fn fork(&mut self, from: &Infallible) -> Result<(), Error> {
-        match *from {}
-    }
-
-    fn join(&mut self, into: &Infallible) -> Result<(), Error> {
-        match *into {}
+    fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>> {
+        None
     }
 }

@@ -12,6 +12,7 @@ use super::key::{Key, Reach};
 use super::memory::{Local, Memory};
 use peerlane_hal::Caps;
 use peerlane_hal::Deadline;
+use peerlane_hal::EngineRequirements;
 use peerlane_hal::Rank;
 use peerlane_hal::Role;
 use peerlane_hal::wire::{Reader, Writer};
@@ -234,7 +235,7 @@ impl FabricTrait for Fabric {
         Some(Link { peer, kind, bytes_per_second: None })
     }
 
-    fn engine(&mut self) -> Result<Engine, Error> {
+    fn engine(&mut self, _: EngineRequirements) -> Result<Engine, Error> {
         let crowd = Crowd::new(self.memory.peers.bells().into_iter(), &self.bell);
         Ok(Engine::new(self.options, Arc::clone(&self.bell), crowd))
     }
@@ -262,7 +263,8 @@ mod tests {
         let again = unsafe { second.memory().register(flags.base(), 8, Role::Flags) }.unwrap();
         let key = second.memory().export(&again).unwrap();
         let alias = second.memory().import(Rank(0), &key, Deadline::after(late)).unwrap();
-        let (mut parked, mut other) = (first.engine().unwrap(), second.engine().unwrap());
+        let (mut parked, mut other) =
+            (first.engine(Default::default()).unwrap(), second.engine(Default::default()).unwrap());
         let start = Instant::now();
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -5,7 +5,7 @@ mod registration;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use registration::Backing;
 pub(super) use registration::Registration;
@@ -15,9 +15,9 @@ use super::error::Error;
 use super::fabric::Peers;
 use super::key::{Key, Reach};
 use peerlane_hal::Deadline;
-use peerlane_hal::Held;
 use peerlane_hal::Rank;
 use peerlane_hal::{BackendId, Generation};
+use peerlane_hal::{DmaBuf, DynRegion, Flush};
 use peerlane_hal::{PeerMemory, Region, Role, Space};
 use peerlane_toolkit::handover::{self, Claim, Entry, ProcessToken};
 use peerlane_toolkit::mapping::{self, Mapping};
@@ -98,6 +98,19 @@ impl Region for Local {
             unsafe { std::slice::from_raw_parts(self.base().as_ptr().cast(), words) }
         })
     }
+
+    fn flag_value(&self, word: u64) -> Option<u64> {
+        let word = usize::try_from(word).ok()?;
+        Some(self.flags()?.get(word)?.load(Ordering::Acquire))
+    }
+
+    fn dma_buf(&self) -> Result<DmaBuf, String> {
+        Err("it is host memory, which fabrics register by its address".to_owned())
+    }
+
+    fn flush(&self) -> Option<Arc<dyn Flush>> {
+        None
+    }
 }
 
 impl Remote {
@@ -161,6 +174,10 @@ impl PeerMemory for Memory {
         Local::allocate(self.rank, bytes, role)
     }
 
+    fn allocate_polled_flags(&self, bytes: u64) -> Result<Local, Error> {
+        self.allocate(bytes, Role::Flags)
+    }
+
     unsafe fn register(&self, base: NonNull<u8>, bytes: u64, role: Role) -> Result<Local, Error> {
         if role == Role::Flags && !(base.as_ptr() as u64).is_multiple_of(WORD_BYTES) {
             let text = format!("flags at {base:p} are not aligned to {WORD_BYTES} bytes");
@@ -173,8 +190,7 @@ impl PeerMemory for Memory {
         Ok(Local::enter(Registration { backing, bytes, owner: self.rank, role }))
     }
 
-    unsafe fn adopt(&self, held: &Held, role: Role) -> Result<Local, Error> {
-        let region = held.region();
+    unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<Local, Error> {
         if region.space() == Space::Device {
             let (bytes, base) = (region.bytes(), region.base());
             return Err(Error::Argument(format!(

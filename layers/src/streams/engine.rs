@@ -1,11 +1,15 @@
 //! The engine that puts its slices onto streams.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{At, Caps, CopyEngine, Error as _, ErrorKind, Fabric, Flag, Op, Ticket};
+use peerlane_hal::{
+    At, Caps, CopyEngine, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Op,
+    StreamOrdered, Ticket, stream_of,
+};
 
 use super::queue::Stream;
 use crate::gate::Gate;
@@ -187,7 +191,7 @@ impl<F: Fabric> Shared<F> {
 
 impl<F: Fabric + 'static> Streams<F> {
     pub(super) fn new(fabric: &mut F, slices_max: usize) -> Result<Self, Error<F::Error>> {
-        let mut engine = || fabric.engine().map_err(Error::Inner);
+        let mut engine = || fabric.engine(EngineRequirements::default()).map_err(Error::Inner);
         let (engine, keeper, replayer) = (engine()?, engine()?, engine()?);
         let own = *engine.caps();
         if !own.queued_wait || own.slice_ops_max < 2 {
@@ -236,7 +240,6 @@ impl<F: Fabric + 'static> CopyEngine for Streams<F> {
     type Error = Error<F::Error>;
     type Local = Local<F>;
     type Remote = Remote<F>;
-    type Stream = Stream;
 
     fn caps(&self) -> &Caps {
         &self.caps
@@ -318,17 +321,26 @@ impl<F: Fabric + 'static> CopyEngine for Streams<F> {
         engines.replayer.release().map_err(Error::Inner)
     }
 
-    fn is_capturing(&mut self, stream: &Stream) -> Result<bool, Self::Error> {
-        Ok(stream.captures())
+    fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>> {
+        Some(self)
+    }
+}
+
+impl<F: Fabric + 'static> StreamOrdered for Streams<F> {
+    type Error = Error<F::Error>;
+
+    fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Self::Error> {
+        Ok(layer_stream::<F>(stream)?.captures())
     }
 
-    fn fork(&mut self, from: &Stream) -> Result<(), Self::Error> {
-        self.forked = Some(from.clone());
+    fn fork(&mut self, from: &dyn Any) -> Result<(), Self::Error> {
+        self.forked = Some(layer_stream::<F>(from)?.clone());
         Ok(())
     }
 
-    fn join(&mut self, into: &Stream) -> Result<(), Self::Error> {
+    fn join(&mut self, into: &dyn Any) -> Result<(), Self::Error> {
         let forked = self.forked.take();
+        let into = layer_stream::<F>(into)?;
         if forked.is_some_and(|forked| forked.is(into)) {
             return Ok(());
         }
@@ -338,6 +350,10 @@ impl<F: Fabric + 'static> CopyEngine for Streams<F> {
         });
         Ok(())
     }
+}
+
+fn layer_stream<F: Fabric>(stream: &dyn Any) -> Result<&Stream, Error<F::Error>> {
+    stream_of(stream).map_err(|text| Error::layer(ErrorKind::Mismatch, text))
 }
 
 impl<F: Fabric> Drop for Streams<F> {

@@ -294,7 +294,7 @@ pub fn dropping_an_engine_with_a_blocked_wait_returns<H: Harness>(harness: &H) -
             let flags = me.flags(1)?;
             let to = (&landing.remote[me.after(1)], 0);
             let ops = [wait(&flags.local, 0, 1), put(to, (&source.local, 0), bytes)];
-            let mut engine = me.fabric.engine()?;
+            let mut engine = me.fabric.engine(Default::default())?;
             let slice_ops_max = engine.caps().slice_ops_max;
             for slice in ops.chunks(slice_ops_max) {
                 // SAFETY: the regions outlive the engine, which is dropped below.

@@ -129,7 +129,7 @@ impl Abilities {
         let deadline = peerlane_hal::Deadline::after(harness.timeout());
         let address = fabric.address();
         fabric.connect(Rank(0), &address, deadline)?;
-        let mut engine: EngineOf<H> = fabric.engine()?;
+        let mut engine: EngineOf<H> = fabric.engine(Default::default())?;
         Ok(Self { caps: *engine.caps(), break_engine: harness.break_engine(&mut engine).is_some() })
     }
 

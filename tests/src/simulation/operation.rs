@@ -2,7 +2,7 @@
 
 use peerlane_collectives::element::Element;
 use peerlane_collectives::group::{AllGather, Group};
-use peerlane_hal::{Fabric, Rank};
+use peerlane_hal::Rank;
 
 use super::memory::Guarded;
 use super::{Scenario, failed};
@@ -18,9 +18,9 @@ pub(super) struct Operation<'s, T> {
 
 impl<'s, T: Element> Operation<'s, T> {
     /// Prepares operation `number` of the scenario, on the rank's own `memory` if there is any.
-    pub(super) fn prepare<F: Fabric>(
+    pub(super) fn prepare(
         scenario: &'s Scenario,
-        group: &mut Group<F>,
+        group: &mut Group,
         number: usize,
         memory: &mut [Guarded],
     ) -> Outcome<Self> {

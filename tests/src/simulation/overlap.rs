@@ -58,10 +58,7 @@ pub fn without(slow: Rank, ranks: usize, outputs: u32) -> Outcome {
 }
 
 /// Every op is a slice, so that the tickets count ops.
-fn open(
-    bootstrap: InProcess,
-    log: &TraceLog,
-) -> Result<Group<Wrapped<host::Fabric, TraceLayer>>, Error> {
+fn open(bootstrap: InProcess, log: &TraceLog) -> Result<Group, Error> {
     let mut options = host::Options::default();
     options.caps.slice_ops_max = 1;
     let fabric = host::Fabric::open_with(bootstrap.rank(), bootstrap.ranks(), options)?;

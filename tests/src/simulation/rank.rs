@@ -5,7 +5,7 @@ use std::time::Duration;
 use peerlane_collectives::bootstrap::in_process::InProcess;
 use peerlane_collectives::element::{DType, Element};
 use peerlane_collectives::group::{Group, GroupOptions, Started};
-use peerlane_hal::{Fabric, Rank};
+use peerlane_hal::{DynFabric, Fabric, Rank};
 use peerlane_host as host;
 
 use super::memory::Guarded;
@@ -28,24 +28,31 @@ pub(super) fn live(
     let engine = &scenario.engines[rank.index()];
     let open = || host::Fabric::open_with(rank, scenario.ranks, engine.options);
     let mut fabrics = Vec::new();
-    for _ in &bootstraps {
-        fabrics.push(open()?);
+    for (number, _) in (1..).zip(&bootstraps) {
+        let fabric = open()?;
+        fabrics.push(match engine.delay {
+            None => DynFabric::new(fabric),
+            Some(longest) => {
+                let seed = scenario.seed ^ number << 48;
+                let delayed = Wrapped::new(fabric, DelayLayer::new(seed, longest));
+                DynFabric::new(Wrapped::new(delayed, engine.downgrade))
+            }
+        });
     }
-    let Some(longest) = engine.delay else { return typed(scenario, bootstraps, fabrics, memory) };
-    let delayed = (1..).zip(fabrics).map(|(number, fabric)| {
-        let seed = scenario.seed ^ number << 48;
-        Wrapped::new(Wrapped::new(fabric, DelayLayer::new(seed, longest)), engine.downgrade)
-    });
-    typed(scenario, bootstraps, delayed.collect(), memory)
+    match scenario.dtype {
+        DType::F32 => gather::<f32>(scenario, bootstraps, fabrics, memory),
+        DType::I64 => gather::<i64>(scenario, bootstraps, fabrics, memory),
+        _ => gather::<u8>(scenario, bootstraps, fabrics, memory),
+    }
 }
 
 /// Opens a group, over a second fabric too if the scenario has one.
-fn join<F: Fabric>(
+fn join(
     scenario: &Scenario,
     bootstrap: InProcess,
-    local: F,
+    local: DynFabric,
     number: usize,
-) -> Outcome<Group<F>> {
+) -> Outcome<Group> {
     let options = GroupOptions::default().timeout(TIMEOUT).topology(scenario.topology.clone());
     let Some(networks) = &scenario.networks else {
         return options.open(bootstrap, local).map_err(failed);
@@ -61,23 +68,10 @@ fn join<F: Fabric>(
     options.open_tiers(bootstrap, local, network).map_err(failed)
 }
 
-fn typed<F: Fabric>(
+fn gather<T: Element>(
     scenario: &Scenario,
     bootstraps: Vec<InProcess>,
-    fabrics: Vec<F>,
-    memory: &mut [Guarded],
-) -> Outcome {
-    match scenario.dtype {
-        DType::F32 => gather::<F, f32>(scenario, bootstraps, fabrics, memory),
-        DType::I64 => gather::<F, i64>(scenario, bootstraps, fabrics, memory),
-        _ => gather::<F, u8>(scenario, bootstraps, fabrics, memory),
-    }
-}
-
-fn gather<F: Fabric, T: Element>(
-    scenario: &Scenario,
-    bootstraps: Vec<InProcess>,
-    fabrics: Vec<F>,
+    fabrics: Vec<DynFabric>,
     memory: &mut [Guarded],
 ) -> Outcome {
     let mut groups = Vec::new();
@@ -139,7 +133,7 @@ impl<T: Element> Life<'_, T> {
         Ok(())
     }
 
-    fn meet<F: Fabric>(&self, start: u64, groups: &mut [Group<F>]) -> Outcome {
+    fn meet(&self, start: u64, groups: &mut [Group]) -> Outcome {
         if self.scenario.barrier_every.is_some_and(|every| start.is_multiple_of(every)) {
             for group in groups {
                 group.barrier().map_err(failed)?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use peerlane_collectives::bootstrap::in_process::{self, InProcess};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupOptions};
-use peerlane_hal::{Fabric, Rank};
+use peerlane_hal::Rank;
 use peerlane_host as host;
 
 /// Far above what any test here waits for.
@@ -16,7 +16,7 @@ pub(crate) const SHORT: Duration = Duration::from_secs(1);
 /// Nobody waits longer than this beyond the timeout.
 const GRACE: Duration = Duration::from_secs(10);
 
-pub(crate) type Host = Group<host::Fabric>;
+pub(crate) type Host = Group;
 
 /// Runs `body` as each rank; whatever they return, they return it soon.
 pub(crate) fn on_ranks<R: Send>(ranks: usize, body: impl Fn(InProcess) -> R + Sync) -> Vec<R> {
@@ -41,7 +41,7 @@ pub(crate) fn in_group<R: Send>(
     on_ranks(ranks, |bootstrap| body(open(bootstrap, timeout).expect("the group opens")))
 }
 
-pub(crate) fn open(bootstrap: InProcess, timeout: Duration) -> Result<Group<host::Fabric>, Error> {
+pub(crate) fn open(bootstrap: InProcess, timeout: Duration) -> Result<Group, Error> {
     let fabric = fabric(&bootstrap);
     GroupOptions::default().timeout(timeout).open(bootstrap, fabric)
 }
@@ -74,7 +74,7 @@ pub(crate) fn all_said<T>(results: Vec<Result<T, Error>>) -> String {
 }
 
 /// Gathers in a group that must still be whole.
-pub(crate) fn gather<F: Fabric>(group: &mut Group<F>) -> Result<(), Error> {
+pub(crate) fn gather(group: &mut Group) -> Result<(), Error> {
     let mut gather = group.all_gather::<u8>(3).prepare()?;
     let rank = u8::try_from(group.rank().0).expect("groups of tests are small");
     gather.input_mut()?.fill(rank);

@@ -25,7 +25,9 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 /// Never more copies than the device has engines, and nothing on the default stream.
 pub(crate) fn copies(stage: &mut Stage) -> Outcome {
     let driver = peerlane_simulated_driver::install();
-    let engines = i64::from(stage.group.fabric().device().copy_engines);
+    let engines = i64::from(
+        stage.group.fabric().downcast_ref::<crate::vendor::Fabric>().unwrap().device().copy_engines,
+    );
     driver.reset_counters();
     for form in Form::ALL {
         for shard_bytes in [1, SHARD_BYTES, 3 << 20] {

@@ -62,7 +62,9 @@ pub(crate) fn play(parent: &Parent) -> Outcome {
 
 /// More than the device has.
 fn too_much_bytes(stage: &Stage) -> usize {
-    let bytes = stage.group.fabric().device().memory_bytes + (1 << 30);
+    let bytes =
+        stage.group.fabric().downcast_ref::<crate::vendor::Fabric>().unwrap().device().memory_bytes
+            + (1 << 30);
     usize::try_from(bytes).expect("64 bits")
 }
 

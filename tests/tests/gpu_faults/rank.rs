@@ -32,7 +32,9 @@ pub(crate) fn open(parent: &Parent) -> Outcome {
     let opened = Fabric::open_with(Rank(0), 1, options(device)).and_then(|mut fabric| {
         let address = fabric.address();
         fabric.connect(Rank(0), &address, Deadline::after(TIMEOUT))?;
-        let engines = (0..engines).map(|_| fabric.engine()).collect::<Result<Vec<_>, _>>()?;
+        let engines = (0..engines)
+            .map(|_| fabric.engine(Default::default()))
+            .collect::<Result<Vec<_>, _>>()?;
         Ok((engines, fabric))
     });
     match &opened {

@@ -8,7 +8,6 @@ use peerlane_conformance::Outcome;
 use super::Case;
 use crate::support::data::unexpected;
 use crate::support::stage::{Stage, TIMEOUT, gather_once, open_group_with};
-use crate::vendor::Fabric;
 
 /// Around the lengths at which copies take other ways, in place and not.
 const SHAPES: [(usize, bool); 2] = [(4097, true), (70_001, false)];
@@ -48,7 +47,7 @@ fn several_nodes(stage: &mut Stage) -> Outcome {
 
 type Once<'a> = &'a mut dyn FnMut(&mut AllGather<u8>) -> Outcome;
 
-fn gathers(group: &mut Group<Fabric>, once: Once<'_>) -> Outcome {
+fn gathers(group: &mut Group, once: Once<'_>) -> Outcome {
     for algorithm in Algorithm::ALL.iter().copied() {
         for (bytes, in_place) in SHAPES {
             let builder = group.all_gather::<u8>(bytes).algorithm(algorithm).parts(2);

@@ -8,7 +8,6 @@ use peerlane_conformance::Outcome;
 use super::Case;
 use crate::support::data::{POISON, same, unexpected};
 use crate::support::stage::Stage;
-use crate::vendor::Local;
 use crate::vendor::memory::DeviceMemory;
 use crate::vendor::segments::Segments;
 
@@ -95,14 +94,14 @@ fn segments(stage: &mut Stage) -> Outcome {
 }
 
 /// Registered memory of the caller's.
-fn buffer(stage: &Stage, address: u64, bytes: usize) -> Outcome<Buffer<Local, u8>> {
+fn buffer(stage: &Stage, address: u64, bytes: usize) -> Outcome<Buffer<u8>> {
     let base = NonNull::new(address as *mut u8).expect("the driver allocates nothing at 0");
     // SAFETY: whoever calls keeps the memory until all ranks have passed the barrier of `gather`.
     let buffer = unsafe { stage.group.register_at(base, bytes) };
     buffer.map_err(unexpected)
 }
 
-fn gather(stage: &mut Stage, buffers: [Buffer<Local, u8>; 2], shard_bytes: usize) -> Outcome {
+fn gather(stage: &mut Stage, buffers: [Buffer<u8>; 2], shard_bytes: usize) -> Outcome {
     let [input, output] = buffers;
     let builder = stage.group.all_gather::<u8>(shard_bytes).input(input).output(output);
     let mut gather = builder.prepare().map_err(unexpected)?;

@@ -21,7 +21,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) struct Stage {
     pub(crate) gpu: Gpu,
     pub(crate) stream: CallerStream,
-    pub(crate) group: Group<Fabric>,
+    pub(crate) group: Group,
     pub(crate) me: usize,
     pub(crate) ranks: usize,
     /// Where more groups of these ranks can meet.
@@ -88,7 +88,7 @@ pub(crate) fn open_group(
     me: usize,
     ranks: usize,
     timeout: Duration,
-) -> Outcome<Group<Fabric>> {
+) -> Outcome<Group> {
     open_group_with(gpu, hub, (me, ranks), GroupOptions::default().timeout(timeout))
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn open_group_with(
     hub: &str,
     (me, ranks): (usize, usize),
     group: GroupOptions,
-) -> Outcome<Group<Fabric>> {
+) -> Outcome<Group> {
     let environment = Environment::at_hub(hub, Rank::at(me), ranks);
     let bootstrap = Tcp::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
     let fabric = Fabric::open_with(Rank::at(me), ranks, options(gpu.ordinal))?;
@@ -116,10 +116,7 @@ pub(crate) enum Form {
 impl Form {
     pub(crate) const ALL: [Self; 3] = [Self::InPlace, Self::OneOutput, Self::TwoOutputs];
 
-    pub(crate) fn of<'g>(
-        self,
-        builder: OperationBuilder<'g, Fabric, u8>,
-    ) -> OperationBuilder<'g, Fabric, u8> {
+    pub(crate) fn of<'g>(self, builder: OperationBuilder<'g, u8>) -> OperationBuilder<'g, u8> {
         match self {
             Self::InPlace => builder.in_place(),
             Self::OneOutput => builder.outputs(1),

@@ -147,7 +147,7 @@ impl Cast {
         Ok(())
     }
 
-    fn open(&self, bootstrap: Tcp) -> Outcome<Result<Group<host::Fabric>, Error>> {
+    fn open(&self, bootstrap: Tcp) -> Outcome<Result<Group, Error>> {
         let fabric = host::Fabric::open(self.environment.rank, self.environment.ranks)?;
         let options = GroupOptions::default().timeout(self.timeout);
         let bootstrap = self.gate(bootstrap);
@@ -211,7 +211,7 @@ impl Cast {
 }
 
 /// After the end of a group, every call says why it ended.
-fn is_final(gather: &mut AllGather<u8>, group: &mut Group<host::Fabric>, first: &Error) -> Outcome {
+fn is_final(gather: &mut AllGather<u8>, group: &mut Group, first: &Error) -> Outcome {
     let later = [gather.run().err(), gather.output().err(), group.barrier().err()];
     later.into_iter().try_for_each(|later| is_repeated(first, later))
 }

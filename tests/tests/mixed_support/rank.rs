@@ -10,7 +10,7 @@ use peerlane_collectives::plan::{Algorithm, Tier};
 use peerlane_collectives::topology::Topology;
 use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{Failure, GpuDriver, Outcome};
-use peerlane_hal::{Deadline, ErrorKind, Fabric, LinkKind, Rank};
+use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, LinkKind, Rank};
 use peerlane_host as host;
 
 use super::access::Access;
@@ -31,16 +31,16 @@ pub(crate) fn play<N: Fabric>(
     network: impl FnOnce(Rank, usize) -> Outcome<N>,
 ) -> Outcome {
     let (rank, ranks) = (Rank(parent.value("RANK")?), parent.value("RANKS")?);
-    let network = network(rank, ranks)?;
+    let network = DynFabric::new(network(rank, ranks)?);
     match parent.value("KIND")? {
         Kind::Host => {
             let local = host::Fabric::open(rank, ranks)?;
-            Player::open(parent, local, network, Access::Host)
+            Player::open(parent, DynFabric::new(local), network, Access::Host)
         }
         Kind::Cuda => {
             let gpu = Gpu::of_rank(GpuDriver::load::<peerlane_cuda::Context>(), rank.index())?;
             let local = peerlane_cuda::Fabric::open(rank, ranks, gpu.ordinal)?;
-            Player::open(parent, local, network, Access::of_gpu(gpu)?)
+            Player::open(parent, DynFabric::new(local), network, Access::of_gpu(gpu)?)
         }
         kind @ (Kind::Rocm | Kind::Sdma) => {
             use peerlane_rocm::{Context, EngineKind, Fabric, Options};
@@ -52,23 +52,23 @@ pub(crate) fn play<N: Fabric>(
             let options = Options { device: rank.0 % devices, engine, ..Options::default() };
             blocking::make_current(options.device);
             let local = Fabric::open_with(rank, ranks, options)?;
-            Player::open(parent, local, network, Access::Rocm)
+            Player::open(parent, DynFabric::new(local), network, Access::Rocm)
         }
     }
 }
 
 /// A rank with an open group.
-struct Player<'p, F: Fabric> {
+struct Player<'p> {
     parent: &'p Parent,
-    group: Group<F>,
+    group: Group,
     access: Access,
     me: usize,
     ranks: usize,
     round: u64,
 }
 
-impl<'p, F: Fabric> Player<'p, F> {
-    fn open<N: Fabric>(parent: &'p Parent, local: F, network: N, access: Access) -> Outcome {
+impl<'p> Player<'p> {
+    fn open(parent: &'p Parent, local: DynFabric, network: DynFabric, access: Access) -> Outcome {
         let (me, ranks) = (parent.value("RANK")?, parent.value("RANKS")?);
         let chapter: Chapter = parent.value("CHAPTER")?;
         let nodes: String = parent.value("NODES")?;

@@ -6,7 +6,10 @@ use std::task::Waker;
 use std::time::Duration;
 
 use peerlane_conformance::middleware::{Error, Layer};
-use peerlane_hal::{Caps, CopyEngine, Error as _, ErrorKind, Fabric, Flag, Op, Rank, Ticket};
+use peerlane_hal::{
+    Caps, CopyEngine, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Op, Rank,
+    StreamOrdered, Ticket,
+};
 use peerlane_host as host;
 
 type HostOp<'a> = Op<'a, host::Local, host::Remote>;
@@ -63,8 +66,12 @@ pub(crate) struct EngineMutant {
 impl Layer<host::Fabric> for EngineMutant {
     type Engine = Mutant;
 
-    fn engine(&mut self, fabric: &mut host::Fabric) -> Answer<Mutant> {
-        let engine = fabric.engine().map_err(Error::Inner)?;
+    fn engine(
+        &mut self,
+        fabric: &mut host::Fabric,
+        requirements: EngineRequirements,
+    ) -> Answer<Mutant> {
+        let engine = fabric.engine(requirements).map_err(Error::Inner)?;
         let layer = self.clone();
         Ok(Mutant {
             engine,
@@ -240,7 +247,6 @@ impl CopyEngine for Mutant {
     type Error = Error<host::Error>;
     type Local = host::Local;
     type Remote = host::Remote;
-    type Stream = <host::Engine as CopyEngine>::Stream;
 
     fn caps(&self) -> &Caps {
         self.engine.caps()
@@ -313,16 +319,8 @@ impl CopyEngine for Mutant {
         self.engine.release().map_err(Error::Inner)
     }
 
-    fn is_capturing(&mut self, stream: &Self::Stream) -> Answer<bool> {
-        match *stream {}
-    }
-
-    fn fork(&mut self, from: &Self::Stream) -> Answer {
-        match *from {}
-    }
-
-    fn join(&mut self, into: &Self::Stream) -> Answer {
-        match *into {}
+    fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>> {
+        None
     }
 }
 

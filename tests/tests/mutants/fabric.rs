@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use peerlane_conformance::Harness;
 use peerlane_hal::{
-    BackendId, Deadline, Error as _, ErrorKind, Fabric, Generation, KeyError, Link, PeerMemory,
-    Rank, RemoteKey, Role,
+    BackendId, Deadline, DynRegion, EngineRequirements, Error as _, ErrorKind, Fabric, Generation,
+    KeyError, Link, PeerMemory, Rank, Region, RemoteKey, Role,
 };
 use peerlane_host as host;
 
@@ -115,6 +115,15 @@ impl<const FLAW: u8> PeerMemory for FlawedMemory<FLAW> {
         self.own.memory().allocate(bytes, role)
     }
 
+    fn allocate_polled_flags(&self, bytes: u64) -> Result<host::Local, host::Error> {
+        self.own.memory().allocate_polled_flags(bytes)
+    }
+
+    unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<host::Local, host::Error> {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { self.register(region.base(), region.bytes(), role) }
+    }
+
     unsafe fn register(
         &self,
         base: NonNull<u8>,
@@ -196,7 +205,7 @@ impl<const FLAW: u8> Fabric for Flawed<FLAW> {
         self.fabric.link(peer)
     }
 
-    fn engine(&mut self) -> Result<host::Engine, host::Error> {
-        self.fabric.engine()
+    fn engine(&mut self, requirements: EngineRequirements) -> Result<host::Engine, host::Error> {
+        self.fabric.engine(requirements)
     }
 }

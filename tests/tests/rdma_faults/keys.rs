@@ -34,7 +34,7 @@ pub(crate) fn freed() -> Outcome {
     let (freed, remote) = region(&fabrics, 4096, Role::Data)?;
     let (other, alive) = region(&fabrics, 4096, Role::Data)?;
     let source = fabrics[0].memory().allocate(4096, Role::Data)?;
-    let mut engine = fabrics[0].engine()?;
+    let mut engine = fabrics[0].engine(Default::default())?;
     drop(freed);
     let text =
         wanted(ErrorKind::InvalidKey, run(&mut engine, &[put(&remote, &source, 4096)]).map(drop))?;
@@ -42,7 +42,7 @@ pub(crate) fn freed() -> Outcome {
     // It stays so, and another engine works.
     wanted(ErrorKind::InvalidKey, engine.completed().map(drop))?;
     drop(engine);
-    let mut engine = fabrics[0].engine()?;
+    let mut engine = fabrics[0].engine(Default::default())?;
     // SAFETY: the region lives, and nothing is under way.
     unsafe { source.base().write_bytes(7, 4096) };
     run(&mut engine, &[put(&alive, &source, 4096)])?;

@@ -52,7 +52,7 @@ pub(crate) fn rounds() -> Outcome {
     let mut before = (0, 0);
     let begun = Instant::now();
     for round in 0..rounds {
-        let mut engine = fabrics[0].engine()?;
+        let mut engine = fabrics[0].engine(Default::default())?;
         run(&mut engine, &[put(&remote, &source, 4096)])?;
         drop(engine);
         // By then whatever is kept for later is there.

@@ -53,7 +53,7 @@ pub(crate) fn flaps() -> Outcome {
     let source = fabrics[0].memory().allocate(BYTES, Role::Data)?;
     // SAFETY: the region has as many bytes, and nothing is under way.
     unsafe { source.base().write_bytes(7, BYTES as usize) };
-    let mut engine = fabrics[0].engine()?;
+    let mut engine = fabrics[0].engine(Default::default())?;
     run(&mut engine, &[put(&remote, &source, 1)])?;
     let is_back = AtomicBool::new(false);
     let (puts, begun) = (AtomicU32::new(0), Instant::now());
@@ -112,7 +112,7 @@ pub(crate) fn stays_down() -> Outcome {
     let mut fabrics = pair(impatient)?;
     let (_there, remote) = region(&fabrics, 4096, Role::Data)?;
     let source = fabrics[0].memory().allocate(4096, Role::Data)?;
-    let mut engine = fabrics[0].engine()?;
+    let mut engine = fabrics[0].engine(Default::default())?;
     run(&mut engine, &[put(&remote, &source, 4096)])?;
     set_cable(0, "down")?;
     let is_down = port_falls();

@@ -57,7 +57,7 @@ pub(crate) fn slow_peer() -> Outcome {
     let mut fabrics = pair(|_| {})?;
     let (_local, remote) = region(&fabrics, 4096, Role::Data)?;
     let source = fabrics[0].memory().allocate(4096, Role::Data)?;
-    let mut engine = fabrics[0].engine()?;
+    let mut engine = fabrics[0].engine(Default::default())?;
     tc(&["qdisc", "add", "dev", "lo", "root", "netem", "delay", DELAY])?;
     let begun = Instant::now();
     // SAFETY: the regions live until the put is complete, and nobody touches them.

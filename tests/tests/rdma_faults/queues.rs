@@ -15,9 +15,9 @@ pub(crate) fn closed() -> Outcome {
     let mut fabrics = pair(impatient)?;
     let (local, remote) = region(&fabrics, 4096, Role::Data)?;
     let source = fabrics[0].memory().allocate(4096, Role::Data)?;
-    let mut engine = fabrics[0].engine()?;
+    let mut engine = fabrics[0].engine(Default::default())?;
     run(&mut engine, &[put(&remote, &source, 4096)])?;
-    let mut fresh = fabrics[0].engine()?;
+    let mut fresh = fabrics[0].engine(Default::default())?;
     drop(local);
     let [first, second] = fabrics;
     drop(second);
@@ -34,7 +34,7 @@ pub(crate) fn overrun() -> Outcome {
     const SIGNALS: u64 = 300;
     let mut fabrics = pair(|options| options.receives = 8)?;
     let (flags, remote) = region(&fabrics, 64, Role::Flags)?;
-    let mut engine = fabrics[0].engine()?;
+    let mut engine = fabrics[0].engine(Default::default())?;
     let mut last = Ticket::NONE;
     for value in 1..=SIGNALS {
         let flag = Flag { region: &remote, word: value % 8 };
@@ -46,7 +46,7 @@ pub(crate) fn overrun() -> Outcome {
         ensure(!deadline.has_passed(), "signals do not complete")?;
     }
     // The last ones may be in the queue of completions, which has room for them.
-    let mut reader = fabrics[1].engine()?;
+    let mut reader = fabrics[1].engine(Default::default())?;
     reader.completed()?;
     for value in SIGNALS - 7..=SIGNALS {
         ensure(flags.flag_value(value % 8) == Some(value), format!("signal {value} is lost"))?;
@@ -66,8 +66,9 @@ pub(crate) fn sleepers() -> Outcome {
     let (flags, remote) = region(&fabrics, 64, Role::Flags)?;
     let (freed, nothing) = region(&fabrics, 64, Role::Flags)?;
     drop(freed);
-    let mut writer = fabrics[0].engine()?;
-    let mut sleepers = [fabrics[1].engine()?, fabrics[1].engine()?];
+    let mut writer = fabrics[0].engine(Default::default())?;
+    let mut sleepers =
+        [fabrics[1].engine(Default::default())?, fabrics[1].engine(Default::default())?];
     for round in 1..=ROUNDS {
         let gone = AtomicBool::new(false);
         let sleep = |engine: &mut Engine, is_over: &(dyn Fn() -> bool + Sync)| {
@@ -117,8 +118,8 @@ fn order_over(queue_pairs: u32) -> Outcome {
     let (there, remote) = region(&fabrics, BYTES, Role::Data)?;
     let (flags, remote_flags) = region(&fabrics, 64, Role::Flags)?;
     let here = fabrics[0].memory().allocate(BYTES, Role::Data)?;
-    let mut engine = fabrics[0].engine()?;
-    let mut reader = fabrics[1].engine()?;
+    let mut engine = fabrics[0].engine(Default::default())?;
+    let mut reader = fabrics[1].engine(Default::default())?;
     for seed in 1..=3 {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut wanted = [vec![0; BYTES as usize], vec![0; BYTES as usize]];

@@ -12,7 +12,7 @@ use peerlane_collectives::topology::Topology;
 use peerlane_conformance::middleware::{Stream, StreamLayer, Wrapped};
 use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{Failure, Outcome};
-use peerlane_hal::{Deadline, ErrorKind, Fabric, Rank};
+use peerlane_hal::{Deadline, ErrorKind, Rank};
 use peerlane_host as host;
 use peerlane_rdma::{DeviceChoice, Options};
 use rustix::time::{ClockId, clock_gettime};
@@ -157,7 +157,7 @@ pub(crate) fn play(parent: &Parent) -> Outcome {
 }
 
 /// Every algorithm, with shards of all sizes, several starts each.
-fn gathers<F: Fabric>(parent: &Parent, mut group: Group<F>) -> Outcome {
+fn gathers(parent: &Parent, mut group: Group) -> Outcome {
     let (me, ranks) = (parent.value::<usize>("RANK")?, parent.value::<usize>("RANKS")?);
     let mut round = 0;
     for algorithm in Algorithm::ALL.iter().copied() {
@@ -187,7 +187,7 @@ fn gathers<F: Fabric>(parent: &Parent, mut group: Group<F>) -> Outcome {
 }
 
 /// Starts that nobody waits for, and replays: a thread drives the lanes over the network.
-fn streams(parent: &Parent, mut group: Group<Wrapped<host::Fabric, StreamLayer>>) -> Outcome {
+fn streams(parent: &Parent, mut group: Group) -> Outcome {
     let (me, ranks) = (parent.value::<usize>("RANK")?, parent.value::<usize>("RANKS")?);
     let algorithms =
         [Algorithm::Direct, Algorithm::Ring, Algorithm::Hierarchical, Algorithm::HierarchicalRing];
@@ -235,7 +235,7 @@ fn streams(parent: &Parent, mut group: Group<Wrapped<host::Fabric, StreamLayer>>
 
 /// The processor is given away while a peer is late; how much is used then, and in one gather after the
 /// other, is printed.
-fn waits<F: Fabric>(parent: &Parent, mut group: Group<F>) -> Outcome {
+fn waits(parent: &Parent, mut group: Group) -> Outcome {
     let me: usize = parent.value("RANK")?;
     let builder = group.all_gather::<u8>(IDLE_SHARD_BYTES);
     let mut gather = builder.prepare().map_err(unexpected)?;
@@ -280,7 +280,7 @@ fn processor_time() -> Duration {
 }
 
 /// Gathers until a peer is gone; that is an error, and soon.
-fn deserted<F: Fabric>(parent: &Parent, chapter: Chapter, mut group: Group<F>) -> Outcome {
+fn deserted(parent: &Parent, chapter: Chapter, mut group: Group) -> Outcome {
     let ranks: usize = parent.value("RANKS")?;
     let known: &[ErrorKind] = match chapter {
         Chapter::Stopped => &[ErrorKind::Timeout],

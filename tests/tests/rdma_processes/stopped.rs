@@ -52,7 +52,7 @@ pub(crate) fn play(
     }
     let flags = fabric.memory().allocate(64, Role::Flags)?;
     let keys = share("keys", &fabric.memory().export(&flags)?.encode())?;
-    let mut engine = fabric.engine()?;
+    let mut engine = fabric.engine(Default::default())?;
     if bootstrap.rank() == Rank(1) {
         let mut said = false;
         while !deadline.has_passed() {

@@ -12,7 +12,7 @@ use peerlane_conformance::middleware::{Stream, StreamLayer, Wrapped};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 
-use crate::support::{Fabric, GRACE, LONG, Rounds, SHARD_BYTES, SHORT, pause};
+use crate::support::{GRACE, LONG, Rounds, SHARD_BYTES, SHORT, pause};
 
 /// Every algorithm with a lane between nodes.
 const TIERED: [Algorithm; 4] =
@@ -22,7 +22,7 @@ fn in_tiers<R: Send>(
     topology: &Topology,
     queued_wait: bool,
     options: &GroupOptions,
-    body: impl Fn(Group<Fabric>) -> R + Sync,
+    body: impl Fn(Group) -> R + Sync,
 ) -> Vec<R> {
     let handles = in_process::group(topology.ranks()).unwrap();
     std::thread::scope(|scope| {

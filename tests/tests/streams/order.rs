@@ -6,10 +6,10 @@ use peerlane_collectives::error::Error;
 use peerlane_conformance::middleware::{Stream, StreamLayer};
 
 use crate::support::{
-    Fabric, LONG, Rounds, SHARD_BYTES, SHORT, byte, gathered, in_group, in_group_with, pause,
+    LONG, Rounds, SHARD_BYTES, SHORT, byte, gathered, in_group, in_group_with, pause,
 };
 
-type Builder<'g> = peerlane_collectives::group::OperationBuilder<'g, Fabric, u8>;
+type Builder<'g> = peerlane_collectives::group::OperationBuilder<'g, u8>;
 
 const ROUNDS: u64 = 40;
 

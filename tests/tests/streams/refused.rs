@@ -18,7 +18,7 @@ fn a_stream_of_another_backend() {
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         assert_eq!(
             error.to_string(),
-            "the stream is of another type than peerlane_layers::streams::queue::Stream of the backend host"
+            "look at the stream: the stream is of another type, expected peerlane_layers::streams::queue::Stream"
         );
         // Nothing has started.
         gather.start_on(&Stream::new()).unwrap().wait().unwrap();
@@ -40,7 +40,7 @@ fn any_stream_where_the_backend_has_none() {
     });
     let (kind, text) = &refused.unwrap()[0];
     assert_eq!(*kind, ErrorKind::Mismatch);
-    assert_snapshot!(text, @"the backend host has no streams; use `start`");
+    assert_snapshot!(text, @"engines of kind processor of the backend host take no streams; use `start`");
 }
 
 #[test]

@@ -18,13 +18,11 @@ pub(crate) const SHORT: Duration = Duration::from_millis(400);
 pub(crate) const GRACE: Duration = Duration::from_secs(5);
 pub(crate) const SHARD_BYTES: usize = 100;
 
-pub(crate) type Fabric = Wrapped<host::Fabric, StreamLayer>;
-
 /// Runs `body` as each rank of an open group.
 pub(crate) fn in_group<R: Send>(
     ranks: usize,
     timeout: Duration,
-    body: impl Fn(Group<Fabric>) -> R + Sync,
+    body: impl Fn(Group) -> R + Sync,
 ) -> Vec<R> {
     in_group_with(StreamLayer::default(), ranks, timeout, body)
 }
@@ -33,7 +31,7 @@ pub(crate) fn in_group_with<R: Send>(
     layer: StreamLayer,
     ranks: usize,
     timeout: Duration,
-    body: impl Fn(Group<Fabric>) -> R + Sync,
+    body: impl Fn(Group) -> R + Sync,
 ) -> Vec<R> {
     let handles = in_process::group(ranks).expect("a group of threads");
     std::thread::scope(|scope| {

@@ -3,7 +3,6 @@
 use std::rc::Rc;
 
 use peerlane::collective::Collective;
-use peerlane::hal::Fabric;
 use peerlane::{AllGather, Element, Group, Rank, cuda, rocm};
 
 use super::candidate::Implementation;
@@ -33,9 +32,9 @@ pub(super) struct Prepared {
 ///
 /// # Errors
 /// If the group refuses the operation or has failed.
-pub(super) fn prepare<F: Fabric>(
+pub(super) fn prepare(
     setup: &Setup<'_>,
-    group: &mut Group<F>,
+    group: &mut Group,
     stream: &Rc<Stream>,
     shard_length: u64,
     variant: Variant,

@@ -7,7 +7,6 @@ use peerlane::Group;
 use peerlane::bootstrap::Bootstrap;
 use peerlane::collective::Collective;
 use peerlane::group::Report;
-use peerlane::hal::Fabric;
 
 use super::baselines::Baselines;
 use super::candidate::{Candidate, with_timeout};
@@ -34,7 +33,7 @@ const STARTS: u32 = 50;
 const STARTS_LARGE: u32 = 10;
 
 /// The state of a measuring rank.
-pub(super) struct GpuMeasurement<'a, F: Fabric> {
+pub(super) struct GpuMeasurement<'a> {
     pub(super) setup: Setup<'a>,
     pub(super) seed: u64,
     pub(super) comm: Comm,
@@ -44,7 +43,7 @@ pub(super) struct GpuMeasurement<'a, F: Fabric> {
     pub(super) limits: Vec<Duration>,
     pub(super) baselines: Option<Baselines>,
     pub(super) compute: Option<Compute>,
-    pub(super) group: Group<F>,
+    pub(super) group: Group,
 }
 
 /// Times of a candidate; the longest time of all ranks counts in each repetition.
@@ -54,7 +53,7 @@ struct Times {
     host: Duration,
 }
 
-impl<F: Fabric> GpuMeasurement<'_, F> {
+impl GpuMeasurement<'_> {
     /// Sends an event to the printer, on rank 0 only.
     pub(super) fn report_event(&mut self, event: ProgressEvent) -> Result<()> {
         if self.comm.rank().0 == 0 { (self.sink)(event) } else { Ok(()) }
@@ -154,7 +153,7 @@ impl<F: Fabric> GpuMeasurement<'_, F> {
         self.report_event(ProgressEvent::Activity { activity: Activity::Trace, total_bytes })?;
         let Self { setup, comm, group, .. } = self;
         let starts = with_dtype!(setup.options.dtype, T => {
-            timeline::trace::<F, T>(setup, comm, group, shard_length)
+            timeline::trace::<T>(setup, comm, group, shard_length)
         })?;
         self.report_event(ProgressEvent::Trace { starts })
     }

@@ -14,7 +14,7 @@
 //! | `device`, `driver` | a GPU and the calls of its driver |
 
 use peerlane::bootstrap::Bootstrap;
-use peerlane::hal::Fabric;
+use peerlane::hal::DynFabric;
 use peerlane::plan::Algorithm;
 use peerlane::{cuda, rocm};
 
@@ -62,7 +62,9 @@ pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) ->
         let engine = context.options.engine.kind();
         let how = rocm::Options { device, strict, own_copy, engine, ..rocm::Options::default() };
         let open = || rocm::Fabric::open_with(rank, ranks, how.clone());
-        return measure(context, slot, backend, || open().map_err(Failure::of_backend));
+        return measure(context, slot, backend, || {
+            open().map(DynFabric::new).map_err(Failure::of_backend)
+        });
     }
     let own_copy = match own_copy {
         SelfCopy::Auto => cuda::OwnCopy::Auto,
@@ -71,14 +73,14 @@ pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) ->
     };
     let how = cuda::Options { device, strict, own_copy, ..cuda::Options::default() };
     let open = || cuda::Fabric::open_with(rank, ranks, how.clone());
-    measure(context, slot, backend, || open().map_err(Failure::of_backend))
+    measure(context, slot, backend, || open().map(DynFabric::new).map_err(Failure::of_backend))
 }
 
-fn measure<F: Fabric + 'static>(
+fn measure(
     context: RankContext<'_>,
     slot: &GpuSlot,
     backend: Backend,
-    fabric: impl Fn() -> Result<F>,
+    fabric: impl Fn() -> Result<DynFabric>,
 ) -> Result<()> {
     let RankContext { options, comm, rank_topology, seed, sink } = context;
     let lengths = options.sweep(comm.ranks()).shard_lengths();

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use peerlane_hal::{ErrorKind, Rank};
+use peerlane_hal::{ErrorKind, Rank, Region};
 
 use super::Operation;
 use crate::element::{self, Element};

@@ -17,7 +17,7 @@ use crate::run::lane::Lane;
 use crate::run::port;
 use crate::run::prepared::Prepared;
 use crate::run::program::Program;
-use crate::window::{BufferId, HostView, Views};
+use crate::window::{BufferId, Views, Windows};
 
 /// A lane that is bound, and what its engine can do.
 pub(super) struct BoundLane {
@@ -36,7 +36,7 @@ pub(super) struct Bound {
 /// What the handle of an operation is made from.
 pub(super) struct Finished {
     pub(super) prepared: Prepared,
-    pub(super) view: Arc<dyn HostView>,
+    pub(super) view: Arc<Windows>,
     pub(super) report: Report,
     pub(super) timeout: Duration,
     pub(super) watch: Arc<Watch>,

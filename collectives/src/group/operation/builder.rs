@@ -4,8 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::Fabric;
-
 use super::Operation;
 use super::method::Method;
 use super::prepare;
@@ -15,14 +13,14 @@ use crate::collective::Collective;
 use crate::cost::Links;
 use crate::element::Element;
 use crate::error::Error;
+use crate::group::Group;
 use crate::group::buffer::Buffer;
 use crate::group::window::{Inner, Window};
-use crate::group::{Group, Local};
 use crate::plan::Algorithm;
 
 /// Describes an operation; [`prepare`](Self::prepare) makes it ready to start.
-pub struct OperationBuilder<'g, F: Fabric, T> {
-    group: &'g mut Group<F>,
+pub struct OperationBuilder<'g, T> {
+    group: &'g mut Group,
     operation: &'static str,
     collective: Collective,
     shards: Shards,
@@ -35,15 +33,15 @@ pub struct OperationBuilder<'g, F: Fabric, T> {
     strict: bool,
     traced: bool,
     timeout: Duration,
-    inputs: Vec<Buffer<Local<F>, T>>,
+    inputs: Vec<Buffer<T>>,
     source: Option<(Arc<Inner>, usize)>,
-    output_buffers: Vec<Buffer<Local<F>, T>>,
+    output_buffers: Vec<Buffer<T>>,
 }
 
-impl<'g, F: Fabric, T: Element> OperationBuilder<'g, F, T> {
+impl<'g, T: Element> OperationBuilder<'g, T> {
     /// Creates a builder. All ranks must call with the same `operation`.
     pub(in crate::group) fn new(
-        group: &'g mut Group<F>,
+        group: &'g mut Group,
         operation: &'static str,
         collective: Collective,
         shards: Shards,
@@ -165,13 +163,13 @@ impl<'g, F: Fabric, T: Element> OperationBuilder<'g, F, T> {
 
     /// Sets the input buffer; by default it is allocated.
     #[must_use]
-    pub fn input(self, input: Buffer<Local<F>, T>) -> Self {
+    pub fn input(self, input: Buffer<T>) -> Self {
         self.input_buffers(vec![input])
     }
 
     /// Sets the input buffers: one with the pieces of all tensors one after another, or one for each tensor.
     #[must_use]
-    pub fn input_buffers(mut self, inputs: Vec<Buffer<Local<F>, T>>) -> Self {
+    pub fn input_buffers(mut self, inputs: Vec<Buffer<T>>) -> Self {
         self.inputs = inputs;
         self
     }
@@ -185,7 +183,7 @@ impl<'g, F: Fabric, T: Element> OperationBuilder<'g, F, T> {
 
     /// Sets the output buffer; by default it is allocated.
     #[must_use]
-    pub fn output(self, output: Buffer<Local<F>, T>) -> Self {
+    pub fn output(self, output: Buffer<T>) -> Self {
         self.output_buffers(vec![output])
     }
 
@@ -193,7 +191,7 @@ impl<'g, F: Fabric, T: Element> OperationBuilder<'g, F, T> {
     ///
     /// For a list, these are the buffers that its destinations count. Bytes outside the destinations are not touched.
     #[must_use]
-    pub fn output_buffers(mut self, outputs: Vec<Buffer<Local<F>, T>>) -> Self {
+    pub fn output_buffers(mut self, outputs: Vec<Buffer<T>>) -> Self {
         self.output_buffers = outputs;
         self
     }
@@ -228,7 +226,7 @@ impl<'g, F: Fabric, T: Element> OperationBuilder<'g, F, T> {
     }
 }
 
-impl<F: Fabric, T> fmt::Debug for OperationBuilder<'_, F, T> {
+impl<T> fmt::Debug for OperationBuilder<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OperationBuilder")
             .field("operation", &self.operation)

@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use peerlane_hal::{Fabric, Rank};
+use peerlane_hal::Rank;
 
 use super::OperationBuilder;
 use super::request::{Part, Target};
@@ -13,11 +13,11 @@ use super::shards::{self, Destination, Shards};
 use crate::collective::Collective;
 use crate::element::Element;
 use crate::error::Error;
+use crate::group::Group;
 use crate::group::buffer::Buffer;
 use crate::group::window::{self, Window};
-use crate::group::{Group, Local};
 
-impl<F: Fabric> Group<F> {
+impl Group {
     /// Describes an all-gather of `shard_len` elements from each rank. The output is all shards in rank order.
     ///
     /// ```
@@ -35,7 +35,7 @@ impl<F: Fabric> Group<F> {
     /// # group.close()
     /// # }).unwrap();
     /// ```
-    pub fn all_gather<T: Element>(&mut self, shard_len: usize) -> OperationBuilder<'_, F, T> {
+    pub fn all_gather<T: Element>(&mut self, shard_len: usize) -> OperationBuilder<'_, T> {
         self.describe("all-gather", Shards::Equal(shard_len), Target::Buffers)
     }
 
@@ -59,7 +59,7 @@ impl<F: Fabric> Group<F> {
     /// # group.close()
     /// # }).unwrap();
     /// ```
-    pub fn all_gather_v<T: Element>(&mut self, shard_lens: &[usize]) -> OperationBuilder<'_, F, T> {
+    pub fn all_gather_v<T: Element>(&mut self, shard_lens: &[usize]) -> OperationBuilder<'_, T> {
         let shards = Shards::Uneven(shard_lens.to_vec());
         self.describe("all-gather-v", shards, Target::Buffers)
     }
@@ -92,7 +92,7 @@ impl<F: Fabric> Group<F> {
         &mut self,
         shard_lens: &[usize],
         destinations: &[Destination],
-    ) -> OperationBuilder<'_, F, T> {
+    ) -> OperationBuilder<'_, T> {
         let shards = Shards::Uneven(shard_lens.to_vec());
         self.describe("all-gather-list", shards, Target::List(destinations.to_vec()))
     }
@@ -121,7 +121,7 @@ impl<F: Fabric> Group<F> {
     pub fn all_gather_tensors<T: Element>(
         &mut self,
         tensor_lens: &[usize],
-    ) -> OperationBuilder<'_, F, T> {
+    ) -> OperationBuilder<'_, T> {
         let shards = Shards::Tensors(tensor_lens.to_vec());
         self.describe("all-gather-tensors", shards, Target::Buffers)
     }
@@ -132,7 +132,7 @@ impl<F: Fabric> Group<F> {
     pub fn all_gather_tensors_v<T: Element>(
         &mut self,
         tensor_lens: &[&[usize]],
-    ) -> OperationBuilder<'_, F, T> {
+    ) -> OperationBuilder<'_, T> {
         let lens = tensor_lens.iter().map(|lens| lens.to_vec()).collect();
         self.describe("all-gather-tensors-v", Shards::UnevenTensors(lens), Target::Buffers)
     }
@@ -165,7 +165,7 @@ impl<F: Fabric> Group<F> {
         &mut self,
         window: &Window<T>,
         range: Range<usize>,
-    ) -> OperationBuilder<'_, F, T> {
+    ) -> OperationBuilder<'_, T> {
         let shards = Shards::Shared(range.end.saturating_sub(range.start));
         let target = Target::Window(Part { window: Arc::clone(&window.inner), range });
         self.describe("all-gather-into", shards, target)
@@ -177,7 +177,7 @@ impl<F: Fabric> Group<F> {
         window: &Window<T>,
         begin: usize,
         shard_lens: &[usize],
-    ) -> OperationBuilder<'_, F, T> {
+    ) -> OperationBuilder<'_, T> {
         let end = shard_lens.iter().fold(begin, |end, &len| end.saturating_add(len));
         let target = Target::Window(Part { window: Arc::clone(&window.inner), range: begin..end });
         self.describe("all-gather-into-v", Shards::Uneven(shard_lens.to_vec()), target)
@@ -188,7 +188,7 @@ impl<F: Fabric> Group<F> {
         operation: &'static str,
         shards: Shards,
         target: Target,
-    ) -> OperationBuilder<'_, F, T> {
+    ) -> OperationBuilder<'_, T> {
         OperationBuilder::new(self, operation, Collective::AllGather, shards, target)
     }
 
@@ -214,7 +214,7 @@ impl<F: Fabric> Group<F> {
     /// # group.close()
     /// # }).unwrap();
     /// ```
-    pub fn broadcast<T: Element>(&mut self, root: Rank, len: usize) -> OperationBuilder<'_, F, T> {
+    pub fn broadcast<T: Element>(&mut self, root: Rank, len: usize) -> OperationBuilder<'_, T> {
         let collective = Collective::Broadcast { root };
         OperationBuilder::new(
             self,
@@ -245,7 +245,7 @@ impl<F: Fabric> Group<F> {
     /// # group.close()
     /// # }).unwrap();
     /// ```
-    pub fn all_to_all<T: Element>(&mut self, block_len: usize) -> OperationBuilder<'_, F, T> {
+    pub fn all_to_all<T: Element>(&mut self, block_len: usize) -> OperationBuilder<'_, T> {
         let shards = Shards::Equal(block_len);
         OperationBuilder::new(self, "all-to-all", Collective::AllToAll, shards, Target::Buffers)
     }
@@ -265,10 +265,7 @@ impl<F: Fabric> Group<F> {
     ///
     /// # Errors
     /// As [`window`](Self::window).
-    pub fn window_over<T: Element>(
-        &mut self,
-        buffer: Buffer<Local<F>, T>,
-    ) -> Result<Window<T>, Error> {
+    pub fn window_over<T: Element>(&mut self, buffer: Buffer<T>) -> Result<Window<T>, Error> {
         let bytes = shards::bytes::<T>("window_len", buffer.len());
         window::open(self, Some(buffer), bytes)
     }

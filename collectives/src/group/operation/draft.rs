@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::{BackendId, Caps, Deadline, Demand, ErrorKind, Rank};
+use peerlane_hal::{BackendId, Caps, Deadline, EngineRequirements, ErrorKind, Rank};
 
 use super::bound::{Bound, BoundLane, Finished};
 use super::request::Request;
@@ -48,7 +48,7 @@ pub(super) struct Terms {
     pub(super) request: Request,
     pub(super) dtype: DType,
     pub(super) capturable: bool,
-    pub(super) demand: Demand,
+    pub(super) requirements: EngineRequirements,
     pub(super) strict: bool,
     pub(super) traced: bool,
     pub(super) timeout: Duration,
@@ -118,15 +118,15 @@ impl Terms {
 
 /// The fabrics' sides of one operation.
 pub(super) struct Sides<'g> {
-    pub(super) local: Box<dyn Side + 'g>,
+    pub(super) local: Side<'g>,
     /// Where the plan has lanes there.
-    pub(super) network: Option<Box<dyn Side + 'g>>,
+    pub(super) network: Option<Side<'g>>,
 }
 
 impl<'g> Sides<'g> {
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Tier, &(dyn Side + 'g))> {
-        let network = self.network.as_deref().map(|network| (Tier::Network, network));
-        [(Tier::Local, &*self.local)].into_iter().chain(network)
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Tier, &Side<'g>)> {
+        let network = self.network.as_ref().map(|network| (Tier::Network, network));
+        [(Tier::Local, &self.local)].into_iter().chain(network)
     }
 
     /// Whose engines the lanes of a tier have.
@@ -135,10 +135,10 @@ impl<'g> Sides<'g> {
         network.unwrap_or(&self.local).backend()
     }
 
-    fn of(&mut self, tier: Tier) -> Result<&mut (dyn Side + 'g), Error> {
+    fn of(&mut self, tier: Tier) -> Result<&mut Side<'g>, Error> {
         match (tier, &mut self.network) {
-            (Tier::Local, _) => Ok(&mut *self.local),
-            (Tier::Network, Some(network)) => Ok(&mut **network),
+            (Tier::Local, _) => Ok(&mut self.local),
+            (Tier::Network, Some(network)) => Ok(network),
             (Tier::Network, None) => {
                 let text = "the plan has lanes on the network, and the group has no such fabric";
                 Err(Error::new(ErrorKind::Other, text))
@@ -163,28 +163,28 @@ impl<'g> Draft<'g> {
         ground: Ground,
         terms: Terms,
         planned: Planned,
-        local: Box<dyn Side + 'g>,
+        local: Side<'g>,
         caps: Caps,
-        network: Option<Box<dyn Side + 'g>>,
+        network: Option<Side<'g>>,
     ) -> Result<Self, Error> {
         let plan = &planned.plan;
         let flag_bytes = planned.turns.flag_bytes();
         let mut sides = Sides { local, network: network.filter(|_| is_tiered(plan)) };
         let mut caps = vec![caps];
         for id in plan.lane_ids().filter(|&id| id != LaneId::HOME && has_engine(plan, id)) {
-            caps.push(sides.of(plan.lanes[id.index()].tier)?.engine(terms.demand)?);
+            caps.push(sides.of(plan.lanes[id.index()].tier)?.engine(terms.requirements)?);
         }
         sides.local.allocate(BufferId::Flags, flag_bytes)?;
         if let Some(network) = &mut sides.network {
             for buffer in terms.request.buffers() {
                 match terms.request.window(buffer) {
-                    Some(window) => window.lend(Tier::Network, buffer, &mut **network)?,
-                    None => network.register(buffer, sides.local.held(buffer))?,
+                    Some(window) => window.lend(Tier::Network, buffer, network)?,
+                    None => network.register(buffer, &sides.local)?,
                 }
             }
             network.allocate(BufferId::Flags, flag_bytes)?;
             network.allocate(BufferId::Crossing, flag_bytes)?;
-            sides.local.register(BufferId::Crossing, network.held(BufferId::Crossing))?;
+            sides.local.register(BufferId::Crossing, network)?;
         }
         Ok(Self { ground, terms, planned, sides, caps })
     }
@@ -213,7 +213,7 @@ impl<'g> Draft<'g> {
             .field("outputs", plan.outputs)
             .field("flags", plan.flags)
             .field("capturable", terms.capturable)
-            .field("streams", terms.demand.streams)
+            .field("streams", terms.requirements.streams)
             .field("timeout", format_args!("{:?}", terms.timeout))
             .field("topology", &self.ground.topology)
             .blob(places)

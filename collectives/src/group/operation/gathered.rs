@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use peerlane_hal::Rank;
+use peerlane_hal::Region as _;
 
 use super::Operation;
 use super::access::{Bytes, invalid};

@@ -45,7 +45,7 @@ use crate::layout::Layout;
 use crate::plan::Source;
 use crate::run::prepared::Prepared;
 use crate::trace::{Trace, TracedLane};
-use crate::window::HostView;
+use crate::window::Windows;
 
 /// A prepared collective with its memory: an all-gather, a broadcast or an all-to-all.
 ///
@@ -73,7 +73,7 @@ use crate::window::HostView;
 /// ```
 pub struct Operation<T> {
     prepared: Prepared,
-    view: Arc<dyn HostView>,
+    view: Arc<Windows>,
     report: Report,
     timeout: Duration,
     layout: Layout,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::{Deadline, Demand, ErrorKind, Fabric, Region};
+use peerlane_hal::{Deadline, EngineRequirements, ErrorKind, Region};
 
 use super::Operation;
 use super::draft::{Draft, Ground, Terms};
@@ -13,12 +13,12 @@ use super::shards::Shards;
 use crate::collective::Collective;
 use crate::element::Element;
 use crate::error::Error;
+use crate::group::Group;
 use crate::group::agreement::{Offer, agree};
 use crate::group::buffer::Buffer;
 use crate::group::options::check_timeout;
-use crate::group::side::{FabricSide, Side};
+use crate::group::side::Side;
 use crate::group::window::{Active, Inner};
-use crate::group::{Group, Local};
 use crate::plan::{FlagOrder, Tier};
 use crate::schedule::Shape;
 use crate::window::BufferId;
@@ -31,7 +31,7 @@ const TWO_OUTPUTS_BYTES_MAX: u64 = 256 << 10;
 const TWO_OUTPUTS_BATCHED_BYTES_MAX: u64 = 256 << 20;
 
 /// What the builder was told.
-pub(super) struct Wish<F: Fabric, T> {
+pub(super) struct Wish<T> {
     pub(super) operation: &'static str,
     pub(super) collective: Collective,
     pub(super) shards: Shards,
@@ -44,16 +44,13 @@ pub(super) struct Wish<F: Fabric, T> {
     pub(super) strict: bool,
     pub(super) traced: bool,
     pub(super) timeout: Duration,
-    pub(super) inputs: Vec<Buffer<Local<F>, T>>,
+    pub(super) inputs: Vec<Buffer<T>>,
     /// A window, and the element at which the own shard begins there.
     pub(super) source: Option<(Arc<Inner>, usize)>,
-    pub(super) output_buffers: Vec<Buffer<Local<F>, T>>,
+    pub(super) output_buffers: Vec<Buffer<T>>,
 }
 
-pub(super) fn prepare<F: Fabric, T: Element>(
-    group: &mut Group<F>,
-    wish: Wish<F, T>,
-) -> Result<Operation<T>, Error> {
+pub(super) fn prepare<T: Element>(group: &mut Group, wish: Wish<T>) -> Result<Operation<T>, Error> {
     group.shared.check()?;
     group.prepared += 1;
     let name = format!("{} {}", wish.collective.name(), group.prepared);
@@ -90,11 +87,7 @@ pub(super) fn prepare<F: Fabric, T: Element>(
 }
 
 /// Everything that needs no other rank, as far as it needs types.
-fn draft<F: Fabric, T: Element>(
-    group: &mut Group<F>,
-    ground: Ground,
-    wish: Wish<F, T>,
-) -> Result<Draft<'_>, Error> {
+fn draft<T: Element>(group: &mut Group, ground: Ground, wish: Wish<T>) -> Result<Draft<'_>, Error> {
     let Wish {
         operation,
         collective,
@@ -122,12 +115,12 @@ fn draft<F: Fabric, T: Element>(
     };
     let mut request = Request::new::<T>(&asked, &layout, ground.rank, &ground.shared)?;
     request.fields.extend(wish.shards.fields(&layout));
-    let mut local = FabricSide::new(&mut group.fabric);
+    let mut local = Side::new(&mut group.fabric);
     // Of lane 0. Only an engine knows what engines can do, and the plan depends on that.
     let streams = capturable || !any_engine;
     let copy_bytes_max = layout.shards().iter().max().unwrap_or(0);
-    let demand = Demand { streams, copy_bytes_max };
-    let caps = local.engine(demand)?;
+    let requirements = EngineRequirements { streams, copy_bytes_max };
+    let caps = local.engine(requirements)?;
     // Plans are alike on all ranks; that flags come one by one every engine can.
     let (flags, two_outputs_bytes_max) = match caps.flags_batched && !group.mixed {
         true => (FlagOrder::Batched, TWO_OUTPUTS_BATCHED_BYTES_MAX),
@@ -171,7 +164,7 @@ fn draft<F: Fabric, T: Element>(
         request,
         dtype,
         capturable,
-        demand,
+        requirements,
         strict,
         traced,
         timeout,
@@ -193,15 +186,15 @@ fn draft<F: Fabric, T: Element>(
             None => give(&mut local, buffer, given, need(buffer), exact)?,
         }
     }
-    let network = group.network.as_deref_mut().map(|network| network.side());
-    Draft::new(ground, terms, planned, Box::new(local), caps, network)
+    let network = group.network.as_mut().map(Side::new);
+    Draft::new(ground, terms, planned, local, caps, network)
 }
 
 /// The caller's region, or a new one; as long as it must be, or longer unless that is `exact`.
-fn give<F: Fabric, T: Element>(
-    side: &mut FabricSide<'_, F>,
+fn give<T: Element>(
+    side: &mut Side<'_>,
     buffer: BufferId,
-    given: Option<Buffer<Local<F>, T>>,
+    given: Option<Buffer<T>>,
     bytes: u64,
     exact: bool,
 ) -> Result<(), Error> {

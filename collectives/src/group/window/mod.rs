@@ -13,7 +13,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use peerlane_hal::ErrorKind;
+use peerlane_hal::{ErrorKind, Region};
 
 pub(in crate::group) use open::open;
 pub use slice::{WindowSlice, WindowSliceMut};
@@ -23,7 +23,7 @@ use crate::element::Element;
 use crate::error::Error;
 use crate::group::place::Place;
 use crate::group::shared::Shared;
-use crate::group::side::{Adoptable, Side};
+use crate::group::side::{SharedBuffer, Side};
 use crate::plan::Tier;
 use crate::window::BufferId;
 
@@ -44,8 +44,8 @@ pub(in crate::group) struct Inner {
     pub(in crate::group) number: u64,
     pub(in crate::group) shared: Arc<Shared>,
     users: Arc<Users>,
-    local: Adoptable,
-    network: Option<Adoptable>,
+    local: SharedBuffer,
+    network: Option<SharedBuffer>,
 }
 
 impl Inner {
@@ -54,16 +54,17 @@ impl Inner {
         &self,
         tier: Tier,
         buffer: BufferId,
-        side: &mut dyn Side,
+        side: &mut Side<'_>,
     ) -> Result<(), Error> {
         match (tier, &self.network) {
             (Tier::Local, _) => side.adopt(buffer, &self.local),
             (Tier::Network, Some(network)) => side.adopt(buffer, network),
             (Tier::Network, None) => {
                 let text = "the window is not registered with the network";
-                Err(Error::new(ErrorKind::Other, text))
+                return Err(Error::new(ErrorKind::Other, text));
             }
         }
+        Ok(())
     }
 
     /// The bytes of elements, all of which must be there.
@@ -73,7 +74,7 @@ impl Inner {
     ) -> Result<Range<u64>, Error> {
         let Range { start, end } = *range;
         let size = T::DTYPE.bytes();
-        let len = usize::try_from(self.local.region.bytes()).unwrap_or(usize::MAX) / size;
+        let len = usize::try_from(self.local.region().bytes()).unwrap_or(usize::MAX) / size;
         if start > end || end > len {
             let text = format!(
                 "the range is {start} to {end}, expected one within 0 to {len}, the length of the \
@@ -92,7 +93,7 @@ impl<T: Element> Window<T> {
 
     /// How many elements it has on every rank.
     pub fn len(&self) -> usize {
-        usize::try_from(self.inner.local.region.bytes()).unwrap_or(usize::MAX) / T::DTYPE.bytes()
+        usize::try_from(self.inner.local.region().bytes()).unwrap_or(usize::MAX) / T::DTYPE.bytes()
     }
 
     /// Whether it has none.
@@ -106,7 +107,7 @@ impl<T: Element> Window<T> {
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they are not all in the window.
     pub fn place(&self, range: Range<usize>) -> Result<Place, Error> {
         let bytes = self.inner.bytes_of::<T>(&range)?;
-        Ok(Place::within(&*self.inner.local.region, bytes.start, bytes.end - bytes.start))
+        Ok(Place::within(self.inner.local.region(), bytes.start, bytes.end - bytes.start))
     }
 
     /// Borrows elements to read. As long as the slice lives, no operation that writes them starts.

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use peerlane_hal::{Deadline, ErrorKind, Fabric, Rank};
+use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 use super::{Inner, Window};
 use crate::element::Element;
 use crate::error::Error;
+use crate::group::Group;
 use crate::group::agreement::{Offer, agree};
 use crate::group::buffer::Buffer;
 use crate::group::options::blob;
-use crate::group::side::{FabricSide, Keys, Side};
-use crate::group::{Group, Local};
+use crate::group::side::{Keys, Side};
 use crate::topology::Topology;
 use crate::window::BufferId;
 
@@ -19,12 +19,12 @@ use crate::window::BufferId;
 const WINDOW: BufferId = BufferId::OUTPUT;
 
 /// The sides of both fabrics, the local one first.
-type Sides<'g> = Vec<Box<dyn Side + 'g>>;
+type Sides<'g> = Vec<Side<'g>>;
 
 /// Opens a window. If `bytes` is an error, all ranks get it.
-pub(in crate::group) fn open<F: Fabric, T: Element>(
-    group: &mut Group<F>,
-    given: Option<Buffer<Local<F>, T>>,
+pub(in crate::group) fn open<T: Element>(
+    group: &mut Group,
+    given: Option<Buffer<T>>,
     bytes: Result<u64, Error>,
 ) -> Result<Window<T>, Error> {
     group.shared.check()?;
@@ -56,26 +56,23 @@ pub(in crate::group) fn open<F: Fabric, T: Element>(
     Ok(Window::new(Inner { number, local, network: lent.next(), users, shared }))
 }
 
-fn sides<F: Fabric, T: Element>(
-    group: &mut Group<F>,
-    given: Option<Buffer<Local<F>, T>>,
+fn sides<T: Element>(
+    group: &mut Group,
+    given: Option<Buffer<T>>,
     bytes: u64,
 ) -> Result<Sides<'_>, Error> {
-    let mut local = FabricSide::new(&mut group.fabric);
+    let mut local = Side::new(&mut group.fabric);
     match given {
         Some(buffer) => local.insert(WINDOW, buffer.into_region()),
         None => local.allocate(WINDOW, bytes)?,
     }
-    let network = match group.network.as_deref_mut() {
-        Some(network) => {
-            let mut network = network.side();
-            network.register(WINDOW, local.held(WINDOW))?;
-            Some(network)
-        }
-        None => None,
-    };
-    let local: Box<dyn Side + '_> = Box::new(local);
-    Ok([local].into_iter().chain(network).collect())
+    let mut sides = vec![local];
+    if let Some(network) = &mut group.network {
+        let mut network = Side::new(network);
+        network.register(WINDOW, &sides[0])?;
+        sides.push(network);
+    }
+    Ok(sides)
 }
 
 fn offer<T: Element>(sides: &Sides<'_>, bytes: u64) -> Result<Offer, Error> {

@@ -9,10 +9,10 @@ use crate::regions::{Local, RegionDevice, Remote};
 use crate::streams::SignalBy;
 use peerlane_hal::CopyEngine;
 use peerlane_hal::Rank;
-use peerlane_hal::{Demand, LinkKind};
+use peerlane_hal::{EngineRequirements, LinkKind};
 
 /// How a backend's fabric behaves, as far as the toolkit uses it.
-pub trait PeerOptions: fmt::Debug + Clone + Send + 'static {
+pub trait PeerOptions: fmt::Debug + Clone + Send + Sync + 'static {
     /// What the backend does best, on the device with that ordinal.
     fn on_device(ordinal: u32) -> Self;
 
@@ -59,8 +59,8 @@ pub struct Purpose {
     pub peers: Vec<Reached>,
     /// How signals get to them.
     pub signal: SignalBy,
-    /// What it is to do, if that is known.
-    pub demand: Option<Demand>,
+    /// The use of the engine.
+    pub requirements: EngineRequirements,
     /// The least [`striped_rate`](PeerDevice::striped_rate) of all ranks, so that all choose alike.
     pub striped_rate: u64,
 }

@@ -27,7 +27,7 @@ use crate::streams::SignalBy;
 use peerlane_hal::Deadline;
 use peerlane_hal::Rank;
 use peerlane_hal::{BackendId, RemoteKey as _};
-use peerlane_hal::{Demand, Fabric as FabricTrait, Link, LinkKind};
+use peerlane_hal::{EngineRequirements, Fabric as FabricTrait, Link, LinkKind};
 use peerlane_hal::{PeerMemory as _, Role};
 
 pub use address::DeviceId;
@@ -129,19 +129,6 @@ impl<D: PeerDevice> Fabric<D> {
         Ok(SignalBy::StreamWrite)
     }
 
-    fn engine_of(&self, demand: Option<Demand>) -> Result<D::Engine, D::Error> {
-        let peers = self.connected().map(|(rank, peer)| Reached {
-            peer: rank,
-            device: peer.place.uuid,
-            kind: peer.kind,
-        });
-        let (rank, peers, signal) = (self.rank(), peers.collect(), self.signal()?);
-        let rates = self.connected().map(|(_, peer)| peer.striped_rate);
-        let striped_rate = rates.chain([self.striped_rate]).min().unwrap_or(0);
-        let purpose = Purpose { rank, peers, signal, demand, striped_rate };
-        D::engine(&self.context, &self.options, purpose)
-    }
-
     fn connected(&self) -> impl Iterator<Item = (Rank, &Peer<D>)> {
         let peers = self.peers.iter().enumerate();
         peers.filter_map(|(index, peer)| Some((Rank::at(index), peer.as_ref()?)))
@@ -219,11 +206,16 @@ impl<D: PeerDevice> FabricTrait for Fabric<D> {
         Some(Link { peer, kind: *kind, bytes_per_second: *bytes_per_second })
     }
 
-    fn engine(&mut self) -> Result<D::Engine, D::Error> {
-        self.engine_of(None)
-    }
-
-    fn engine_for(&mut self, demand: Demand) -> Result<D::Engine, D::Error> {
-        self.engine_of(Some(demand))
+    fn engine(&mut self, requirements: EngineRequirements) -> Result<D::Engine, D::Error> {
+        let peers = self.connected().map(|(rank, peer)| Reached {
+            peer: rank,
+            device: peer.place.uuid,
+            kind: peer.kind,
+        });
+        let (rank, peers, signal) = (self.rank(), peers.collect(), self.signal()?);
+        let rates = self.connected().map(|(_, peer)| peer.striped_rate);
+        let striped_rate = rates.chain([self.striped_rate]).min().unwrap_or(0);
+        let purpose = Purpose { rank, peers, signal, requirements, striped_rate };
+        D::engine(&self.context, &self.options, purpose)
     }
 }

@@ -51,7 +51,7 @@ use crate::device::{DevicePtr, Fault};
 use crate::handover::{self, ProcessToken};
 use peerlane_hal::Deadline;
 use peerlane_hal::Rank;
-use peerlane_hal::{PeerMemory, Role};
+use peerlane_hal::{DynRegion, PeerMemory, Region as _, Role};
 
 use device::backend;
 pub use device::{Pointee, RegionDevice, Vendor};
@@ -233,6 +233,11 @@ impl<D: RegionDevice> PeerMemory for Memory<D> {
             None => Registration::borrow(context, address, bytes, rank, role)?,
         };
         Ok(self.enter(registration))
+    }
+
+    unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<Local<D>, D::Error> {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { self.register(region.base(), region.bytes(), role) }
     }
 
     fn export(&self, local: &Local<D>) -> Result<Key<D::Vendor>, D::Error> {

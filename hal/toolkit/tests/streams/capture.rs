@@ -13,12 +13,12 @@ const RANKS: usize = 3;
 fn record(member: &mut Member, compute: &Compute, starts: usize) -> Graph {
     let last = member.engine.completed().unwrap();
     compute.begin_capture(Mode::Global);
-    assert!(member.engine.is_capturing(&compute.handle()).unwrap());
+    assert!(member.engine.streams().unwrap().is_capturing(&compute.handle()).unwrap());
     for _ in 0..starts {
-        member.engine.fork(&compute.handle()).unwrap();
+        member.engine.streams().unwrap().fork(&compute.handle()).unwrap();
         let ticket = member.submit(0, CAPTURED);
         assert_eq!(ticket, last, "a captured submit makes no ticket");
-        member.engine.join(&compute.handle()).unwrap();
+        member.engine.streams().unwrap().join(&compute.handle()).unwrap();
     }
     compute.end_capture()
 }
@@ -51,9 +51,9 @@ fn graphs_replay_and_mix_with_eager_starts() {
                 compute.copy(&member.regions.source, &sent);
                 match round % 4 {
                     3 => {
-                        member.engine.fork(&compute.handle()).unwrap();
+                        member.engine.streams().unwrap().fork(&compute.handle()).unwrap();
                         member.submit(round as u64, PLAIN);
-                        member.engine.join(&compute.handle()).unwrap();
+                        member.engine.streams().unwrap().join(&compute.handle()).unwrap();
                     }
                     2 => (0..2).for_each(|_| graphs[rank][0].launch()),
                     graph => graphs[rank][graph].launch(),
@@ -88,7 +88,8 @@ fn an_engine_that_waits_does_not_spoil_a_capture() {
         members[0].engine.park(Duration::from_millis(1)).unwrap();
     }
     // Behind the blocked wait nothing can be joined to a graph.
-    let error = members[0].engine.join(&compute.handle()).expect_err("eager work");
+    let error =
+        members[0].engine.streams().unwrap().join(&compute.handle()).expect_err("eager work");
     assert_eq!(peerlane_hal::Error::kind(&error), peerlane_hal::ErrorKind::Mismatch, "{error}");
     compute.end_empty_capture();
 }
@@ -102,10 +103,10 @@ fn two_captures_of_one_engine_do_not_meet() {
     let member = &mut members[0];
     for compute in &streams {
         compute.begin_capture(Mode::Relaxed);
-        member.engine.fork(&compute.handle()).unwrap();
+        member.engine.streams().unwrap().fork(&compute.handle()).unwrap();
         member.submit(0, CAPTURED);
         member.submit(0, CAPTURED);
-        member.engine.join(&compute.handle()).unwrap();
+        member.engine.streams().unwrap().join(&compute.handle()).unwrap();
     }
     for (seed, compute) in [7, 9].into_iter().zip(&streams) {
         let graph = compute.end_capture();

@@ -77,7 +77,7 @@ fn a_lost_device_is_noticed_behind_a_wait() {
         driver.set("DEVICES", DEVICES);
         let mut fabric = alone(device);
         let flags = fabric.memory().allocate(64, Role::Flags).unwrap();
-        let mut engine = fabric.engine().unwrap();
+        let mut engine = fabric.engine(Default::default()).unwrap();
         let wait = Op::Wait { flag: Flag { region: &flags, word: 0 }, value: 1, reset: false };
         // SAFETY: the flags outlive the engine.
         unsafe { engine.submit(&[wait]) }.unwrap();

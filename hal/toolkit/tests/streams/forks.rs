@@ -40,12 +40,12 @@ fn starts_are_ordered_with_the_callers_streams() {
                     // On no stream: only the host orders that.
                     stream.finish();
                 } else {
-                    member.engine.fork(&stream.handle()).unwrap();
+                    member.engine.streams().unwrap().fork(&stream.handle()).unwrap();
                 }
                 rounds.push((rank, epoch, sent, received, stream.clone()));
                 member.submit(epoch, PLAIN);
                 if epoch % 3 != 0 {
-                    member.engine.join(&stream.handle()).unwrap();
+                    member.engine.streams().unwrap().join(&stream.handle()).unwrap();
                 }
             }
             if epoch % 3 == 0 {
@@ -76,14 +76,14 @@ fn a_start_can_be_joined_to_another_stream() {
     for (rank, member) in members.iter_mut().enumerate() {
         let (sent, received) = member.round(seed(rank, 1));
         from[rank].copy(&member.regions.source, &sent);
-        member.engine.fork(&from[rank].handle()).unwrap();
+        member.engine.streams().unwrap().fork(&from[rank].handle()).unwrap();
         rounds.push((sent, received));
     }
     for member in &mut members {
         member.submit(1, PLAIN);
     }
     for (rank, member) in members.iter_mut().enumerate() {
-        member.engine.join(&into[rank].handle()).unwrap();
+        member.engine.streams().unwrap().join(&into[rank].handle()).unwrap();
         into[rank].copy(&rounds[rank].1, &member.regions.output);
     }
     into.iter().for_each(Compute::finish);
@@ -101,8 +101,11 @@ fn streams_that_are_not_of_this_device_are_refused() {
     for handle in [0_usize, 1, 2] {
         // SAFETY: default streams live as long as their contexts.
         let stream = unsafe { Stream::from_raw(handle as *mut _) };
-        let answers =
-            [engine.fork(&stream), engine.join(&stream), engine.is_capturing(&stream).map(drop)];
+        let answers = [
+            engine.streams().unwrap().fork(&stream),
+            engine.streams().unwrap().join(&stream),
+            engine.streams().unwrap().is_capturing(&stream).map(drop),
+        ];
         for answer in answers {
             let error = answer.expect_err("a default stream");
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
@@ -110,10 +113,11 @@ fn streams_that_are_not_of_this_device_are_refused() {
         }
     }
     let foreign = Compute::new(1);
-    let error = engine.fork(&foreign.handle()).expect_err("a stream of another device");
+    let error =
+        engine.streams().unwrap().fork(&foreign.handle()).expect_err("a stream of another device");
     assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
     let own = Compute::new(0);
-    assert!(!engine.is_capturing(&own.handle()).unwrap());
+    assert!(!engine.streams().unwrap().is_capturing(&own.handle()).unwrap());
     // Nothing of this broke it, and it is not forked.
     let ticket = members[0].wait_for(0, 0);
     members[0].finish(ticket);

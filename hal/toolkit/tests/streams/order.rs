@@ -72,7 +72,7 @@ fn slices_keep_their_order_across_streams() {
             fabric.memory().import(Rank(0), &key, soon()).unwrap()
         })
         .collect();
-    let mut engine = fabric.engine().unwrap();
+    let mut engine = fabric.engine(Default::default()).unwrap();
     let (first, second) = (Compute::new(0), Compute::new(0));
     let sent = pattern(3, SHARD as usize);
     chain[0].upload(0, &sent).unwrap();
@@ -81,7 +81,7 @@ fn slices_keep_their_order_across_streams() {
     let mut last = Ticket::NONE;
     for (link, stream) in streams.into_iter().enumerate() {
         if let Some(stream) = stream {
-            engine.fork(&stream.handle()).unwrap();
+            engine.streams().unwrap().fork(&stream.handle()).unwrap();
         }
         let put: OpOf<'_> = Op::Put {
             dst: At { region: &alias[link + 1], offset: 0 },
@@ -91,7 +91,7 @@ fn slices_keep_their_order_across_streams() {
         // SAFETY: the regions outlive the engine, and only the engine touches them.
         last = unsafe { engine.submit(&[put]) }.unwrap();
         if let Some(stream) = stream {
-            engine.join(&stream.handle()).unwrap();
+            engine.streams().unwrap().join(&stream.handle()).unwrap();
         }
     }
     while engine.completed().unwrap() < last {

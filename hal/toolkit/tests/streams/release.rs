@@ -13,9 +13,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 fn blocked(members: &mut [Member], compute: &Compute) -> Graph {
     compute.begin_capture(Mode::ThreadLocal);
     let member = &mut members[0];
-    member.engine.fork(&compute.handle()).unwrap();
+    member.engine.streams().unwrap().fork(&compute.handle()).unwrap();
     member.submit(0, CAPTURED);
-    member.engine.join(&compute.handle()).unwrap();
+    member.engine.streams().unwrap().join(&compute.handle()).unwrap();
     let graph = compute.end_capture();
     graph.launch();
     // It signals that it is ready right before it waits.
@@ -68,9 +68,9 @@ fn starts_on_a_callers_stream_are_released() {
     let compute = Compute::new(0);
     let member = &mut members[0];
     for epoch in 1..=20 {
-        member.engine.fork(&compute.handle()).unwrap();
+        member.engine.streams().unwrap().fork(&compute.handle()).unwrap();
         member.submit(epoch, PLAIN);
-        member.engine.join(&compute.handle()).unwrap();
+        member.engine.streams().unwrap().join(&compute.handle()).unwrap();
     }
     std::thread::sleep(Duration::from_millis(20));
     assert!(!compute.is_idle(), "they wait");

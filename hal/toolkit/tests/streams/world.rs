@@ -80,7 +80,7 @@ pub(crate) fn world_on(
     members
         .map(|(me, ((((mut fabric, source), output), flags), (outputs, peers_flags)))| Member {
             me,
-            engine: fabric.engine().unwrap(),
+            engine: fabric.engine(Default::default()).unwrap(),
             regions: Regions { source, output, flags, outputs, peers_flags, shard },
             fabric,
         })
@@ -208,7 +208,7 @@ impl Member {
 
     /// Returns when another engine of this rank sees the value.
     pub(crate) fn reach(&mut self, word: u64, value: u64) {
-        let mut engine = self.fabric.engine().unwrap();
+        let mut engine = self.fabric.engine(Default::default()).unwrap();
         let flag = Flag { region: &self.regions.flags, word };
         // SAFETY: the flags outlive the engine.
         unsafe { engine.submit(&[Op::Wait { flag, value, reset: false }]) }.unwrap();

@@ -1,0 +1,606 @@
+//! A fabric, its regions and its engines without their types.
+//!
+//! A program that selects a backend at run time uses these. Each type implements the trait of the typed one, so code that is
+//! generic over [`Fabric`] takes a [`DynFabric`] as well. A call costs one virtual call more, and an op one comparison of types
+//! per region.
+
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::task::Waker;
+use std::time::Duration;
+
+use crate::deadline::Deadline;
+use crate::engine::{At, Caps, CopyEngine, Flag, Op, StreamOrdered, Ticket};
+use crate::error::{Error, ErrorKind};
+use crate::fabric::{EngineRequirements, Fabric, Link};
+use crate::key::{BackendId, Generation, KeyError, RemoteKey};
+use crate::memory::{DmaBuf, Flush, PeerMemory, Region, Role, Space};
+use crate::rank::Rank;
+use crate::wire::{Reader, Writer};
+
+/// An error of any backend.
+///
+/// The text and the [source](std::error::Error::source) are those of the backend's error.
+#[derive(Debug)]
+pub struct DynError(Box<dyn Error>);
+
+impl DynError {
+    /// Wraps a backend's error.
+    pub fn new(error: impl Error) -> Self {
+        Self(Box::new(error))
+    }
+
+    /// Returns the backend's error.
+    pub fn into_inner(self) -> Box<dyn Error> {
+        self.0
+    }
+}
+
+impl fmt::Display for DynError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for DynError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}
+
+impl Error for DynError {
+    fn kind(&self) -> ErrorKind {
+        self.0.kind()
+    }
+}
+
+/// An error of this module: a region, key or stream of another backend.
+#[derive(Debug)]
+struct WrongType {
+    kind: ErrorKind,
+    text: String,
+}
+
+impl fmt::Display for WrongType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for WrongType {}
+
+impl Error for WrongType {
+    fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+}
+
+fn wrong_type<T>(kind: ErrorKind, what: &str, expected: BackendId) -> Result<T, DynError> {
+    let text = format!("the {what} is of another backend, expected {expected}");
+    Err(DynError::new(WrongType { kind, text }))
+}
+
+/// A local region of any fabric. Clones share the registration, which ends with the last of them.
+#[derive(Clone)]
+pub struct DynRegion {
+    region: Arc<dyn Region>,
+    typed: Arc<dyn Any + Send + Sync>,
+}
+
+impl DynRegion {
+    /// Shares a region.
+    pub fn new<R: Region>(region: Arc<R>) -> Self {
+        let typed: Arc<dyn Any + Send + Sync> = Arc::clone(&region) as _;
+        match typed.downcast::<Self>() {
+            Ok(inner) => Self::clone(&inner),
+            Err(typed) => Self { region, typed },
+        }
+    }
+
+    /// Returns the region with its type, or `None` if it has another type.
+    pub fn downcast<R: Region>(&self) -> Option<Arc<R>> {
+        let typed = Arc::clone(&self.typed).downcast().ok();
+        // `R` can be this type.
+        typed.or_else(|| (Arc::new(self.clone()) as Arc<dyn Any + Send + Sync>).downcast().ok())
+    }
+
+    fn typed<R: Region>(&self) -> Option<&R> {
+        self.typed.downcast_ref()
+    }
+}
+
+impl Region for DynRegion {
+    fn base(&self) -> NonNull<u8> {
+        self.region.base()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.region.bytes()
+    }
+
+    fn space(&self) -> Space {
+        self.region.space()
+    }
+
+    fn flags(&self) -> Option<&[AtomicU64]> {
+        self.region.flags()
+    }
+
+    fn flag_value(&self, word: u64) -> Option<u64> {
+        self.region.flag_value(word)
+    }
+
+    fn dma_buf(&self) -> Result<DmaBuf, String> {
+        self.region.dma_buf()
+    }
+
+    fn flush(&self) -> Option<Arc<dyn Flush>> {
+        self.region.flush()
+    }
+}
+
+impl fmt::Debug for DynRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DynRegion")
+            .field("base", &self.base())
+            .field("bytes", &self.bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+/// An imported region of any fabric. Clones share the import, which ends with the last of them.
+#[derive(Clone)]
+pub struct DynImport(Arc<dyn Any + Send + Sync>);
+
+impl fmt::Debug for DynImport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DynImport").finish_non_exhaustive()
+    }
+}
+
+/// A remote key of any backend.
+///
+/// It is encoded as the length of the region and its generation, followed by the backend's key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DynKey {
+    region_bytes: u64,
+    generation: Generation,
+    key: Vec<u8>,
+}
+
+impl DynKey {
+    fn of<K: RemoteKey>(key: &K) -> Self {
+        let (region_bytes, generation) = (key.region_bytes(), key.generation());
+        Self { region_bytes, generation, key: key.encode() }
+    }
+
+    /// Returns the key with its type.
+    fn typed<K: RemoteKey>(&self) -> Result<K, KeyError> {
+        let key = K::decode(&self.key)?;
+        for (field, seen, of_key) in [
+            ("region bytes before the key", self.region_bytes, key.region_bytes()),
+            ("generation before the key", self.generation.0, key.generation().0),
+        ] {
+            if seen != of_key {
+                return Err(KeyError::Field { field, seen, wanted: "the same as in the key" });
+            }
+        }
+        Ok(key)
+    }
+}
+
+impl RemoteKey for DynKey {
+    fn encode(&self) -> Vec<u8> {
+        Writer::new().u64(self.region_bytes).u64(self.generation.0).bytes(&self.key).finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, KeyError> {
+        let mut reader = Reader::new(bytes);
+        let region_bytes = reader.u64("region bytes before the key")?;
+        let generation = Generation(reader.u64("generation before the key")?);
+        Ok(Self { region_bytes, generation, key: reader.rest().to_vec() })
+    }
+
+    fn region_bytes(&self) -> u64 {
+        self.region_bytes
+    }
+
+    fn generation(&self) -> Generation {
+        self.generation
+    }
+}
+
+/// A fabric of any backend.
+///
+/// ```
+/// use peerlane_hal::{BackendId, DynFabric, Fabric, PeerMemory, Rank, Region, Role};
+/// use peerlane_host as host;
+///
+/// let fabric = DynFabric::new(host::Fabric::open(Rank(0), 1)?);
+/// assert_eq!(fabric.backend(), BackendId::HOST);
+/// assert_eq!(fabric.memory().allocate(64, Role::Data)?.bytes(), 64);
+/// assert!(fabric.downcast_ref::<host::Fabric>().is_some());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct DynFabric(Box<dyn ErasedFabric>);
+
+impl DynFabric {
+    /// Wraps a fabric. A `DynFabric` is returned as it is.
+    pub fn new<F: Fabric>(fabric: F) -> Self {
+        let mut fabric = Some(fabric);
+        match (&mut fabric as &mut dyn Any).downcast_mut::<Option<Self>>() {
+            Some(erased) => erased.take().expect("set above"),
+            None => Self(Box::new(TypedFabric(fabric.expect("set above")))),
+        }
+    }
+
+    /// Returns the fabric with its type, or `None` if it has another type.
+    pub fn downcast_ref<F: Fabric>(&self) -> Option<&F> {
+        self.0.as_any().downcast_ref()
+    }
+}
+
+impl fmt::Debug for DynFabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DynFabric")
+            .field("backend", &self.backend())
+            .field("rank", &self.rank())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Fabric for DynFabric {
+    type Error = DynError;
+    type Memory = Self;
+    type Engine = DynEngine;
+
+    fn backend(&self) -> BackendId {
+        self.0.backend()
+    }
+
+    fn rank(&self) -> Rank {
+        self.0.rank()
+    }
+
+    fn memory(&self) -> &Self {
+        self
+    }
+
+    fn address(&self) -> Vec<u8> {
+        self.0.address()
+    }
+
+    fn connect(
+        &mut self,
+        peer: Rank,
+        address: &[u8],
+        deadline: Deadline,
+    ) -> Result<(), Self::Error> {
+        self.0.connect(peer, address, deadline)
+    }
+
+    fn link(&self, peer: Rank) -> Option<Link> {
+        self.0.link(peer)
+    }
+
+    fn engine(&mut self, requirements: EngineRequirements) -> Result<DynEngine, DynError> {
+        self.0.engine(requirements).map(DynEngine)
+    }
+}
+
+impl PeerMemory for DynFabric {
+    type Error = DynError;
+    type Key = DynKey;
+    type Local = DynRegion;
+    type Remote = DynImport;
+
+    fn allocate(&self, bytes: u64, role: Role) -> Result<DynRegion, DynError> {
+        self.0.allocate(bytes, role)
+    }
+
+    fn allocate_polled_flags(&self, bytes: u64) -> Result<DynRegion, DynError> {
+        self.0.allocate_polled_flags(bytes)
+    }
+
+    unsafe fn register(
+        &self,
+        base: NonNull<u8>,
+        bytes: u64,
+        role: Role,
+    ) -> Result<DynRegion, DynError> {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { self.0.register(base, bytes, role) }
+    }
+
+    unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<DynRegion, DynError> {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { self.0.adopt(region, role) }
+    }
+
+    fn export(&self, local: &DynRegion) -> Result<DynKey, DynError> {
+        self.0.export(local)
+    }
+
+    fn import(&self, peer: Rank, key: &DynKey, deadline: Deadline) -> Result<DynImport, DynError> {
+        self.0.import(peer, key, deadline)
+    }
+}
+
+/// The object-safe form of [`Fabric`] and [`PeerMemory`].
+trait ErasedFabric: Send + Sync {
+    fn as_any(&self) -> &dyn Any;
+    fn backend(&self) -> BackendId;
+    fn rank(&self) -> Rank;
+    fn address(&self) -> Vec<u8>;
+    fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), DynError>;
+    fn link(&self, peer: Rank) -> Option<Link>;
+    fn engine(
+        &mut self,
+        requirements: EngineRequirements,
+    ) -> Result<Box<dyn ErasedEngine>, DynError>;
+    fn allocate(&self, bytes: u64, role: Role) -> Result<DynRegion, DynError>;
+    fn allocate_polled_flags(&self, bytes: u64) -> Result<DynRegion, DynError>;
+    unsafe fn register(
+        &self,
+        base: NonNull<u8>,
+        bytes: u64,
+        role: Role,
+    ) -> Result<DynRegion, DynError>;
+    unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<DynRegion, DynError>;
+    fn export(&self, local: &DynRegion) -> Result<DynKey, DynError>;
+    fn import(&self, peer: Rank, key: &DynKey, deadline: Deadline) -> Result<DynImport, DynError>;
+}
+
+/// A fabric behind [`DynFabric`].
+struct TypedFabric<F>(F);
+
+impl<F: Fabric> ErasedFabric for TypedFabric<F> {
+    fn as_any(&self) -> &dyn Any {
+        &self.0
+    }
+
+    fn backend(&self) -> BackendId {
+        self.0.backend()
+    }
+
+    fn rank(&self) -> Rank {
+        self.0.rank()
+    }
+
+    fn address(&self) -> Vec<u8> {
+        self.0.address()
+    }
+
+    fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), DynError> {
+        self.0.connect(peer, address, deadline).map_err(DynError::new)
+    }
+
+    fn link(&self, peer: Rank) -> Option<Link> {
+        self.0.link(peer)
+    }
+
+    fn engine(
+        &mut self,
+        requirements: EngineRequirements,
+    ) -> Result<Box<dyn ErasedEngine>, DynError> {
+        let backend = self.0.backend();
+        let engine = self.0.engine(requirements).map_err(DynError::new)?;
+        Ok(Box::new(TypedEngine { engine, backend, ops: Vec::new() }))
+    }
+
+    fn allocate(&self, bytes: u64, role: Role) -> Result<DynRegion, DynError> {
+        region(self.0.memory().allocate(bytes, role))
+    }
+
+    fn allocate_polled_flags(&self, bytes: u64) -> Result<DynRegion, DynError> {
+        region(self.0.memory().allocate_polled_flags(bytes))
+    }
+
+    unsafe fn register(
+        &self,
+        base: NonNull<u8>,
+        bytes: u64,
+        role: Role,
+    ) -> Result<DynRegion, DynError> {
+        // SAFETY: the caller upholds the same contract.
+        region(unsafe { self.0.memory().register(base, bytes, role) })
+    }
+
+    unsafe fn adopt(&self, held: &DynRegion, role: Role) -> Result<DynRegion, DynError> {
+        // SAFETY: the caller upholds the same contract.
+        region(unsafe { self.0.memory().adopt(held, role) })
+    }
+
+    fn export(&self, local: &DynRegion) -> Result<DynKey, DynError> {
+        let Some(local) = local.typed() else {
+            return wrong_type(ErrorKind::Mismatch, "region", self.0.backend());
+        };
+        self.0.memory().export(local).map(|key| DynKey::of(&key)).map_err(DynError::new)
+    }
+
+    fn import(&self, peer: Rank, key: &DynKey, deadline: Deadline) -> Result<DynImport, DynError> {
+        let key = key.typed().map_err(DynError::new)?;
+        let imported = self.0.memory().import(peer, &key, deadline).map_err(DynError::new)?;
+        Ok(DynImport(Arc::new(imported)))
+    }
+}
+
+fn region<R: Region, E: Error>(region: Result<R, E>) -> Result<DynRegion, DynError> {
+    region.map(|region| DynRegion::new(Arc::new(region))).map_err(DynError::new)
+}
+
+/// An engine of any backend.
+pub struct DynEngine(Box<dyn ErasedEngine>);
+
+impl fmt::Debug for DynEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DynEngine").field("caps", self.caps()).finish_non_exhaustive()
+    }
+}
+
+impl CopyEngine for DynEngine {
+    type Error = DynError;
+    type Local = DynRegion;
+    type Remote = DynImport;
+
+    fn caps(&self) -> &Caps {
+        self.0.caps()
+    }
+
+    unsafe fn submit(&mut self, ops: &[Op<'_, DynRegion, DynImport>]) -> Result<Ticket, DynError> {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { self.0.submit(ops) }
+    }
+
+    fn completed(&mut self) -> Result<Ticket, DynError> {
+        self.0.completed()
+    }
+
+    fn park(&mut self, limit: Duration) -> Result<(), DynError> {
+        self.0.park(limit)
+    }
+
+    fn is_busy(&self) -> bool {
+        self.0.is_busy()
+    }
+
+    fn waker(&self) -> Waker {
+        self.0.waker()
+    }
+
+    fn release(&mut self) -> Result<(), DynError> {
+        self.0.release()
+    }
+
+    fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = DynError>> {
+        self.0.streams()
+    }
+}
+
+/// The object-safe form of [`CopyEngine`].
+trait ErasedEngine: Send {
+    fn caps(&self) -> &Caps;
+    unsafe fn submit(&mut self, ops: &[Op<'_, DynRegion, DynImport>]) -> Result<Ticket, DynError>;
+    fn completed(&mut self) -> Result<Ticket, DynError>;
+    fn park(&mut self, limit: Duration) -> Result<(), DynError>;
+    fn is_busy(&self) -> bool;
+    fn waker(&self) -> Waker;
+    fn release(&mut self) -> Result<(), DynError>;
+    fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = DynError>>;
+}
+
+type Ops<'a, E> = Vec<Op<'a, <E as CopyEngine>::Local, <E as CopyEngine>::Remote>>;
+
+/// An engine behind [`DynEngine`].
+struct TypedEngine<E: CopyEngine> {
+    engine: E,
+    backend: BackendId,
+    /// Empty between calls; only the allocation is reused.
+    ops: Ops<'static, E>,
+}
+
+impl<E: CopyEngine> ErasedEngine for TypedEngine<E>
+where
+    E::Local: Region,
+    E::Remote: Send + Sync,
+{
+    fn caps(&self) -> &Caps {
+        self.engine.caps()
+    }
+
+    unsafe fn submit(&mut self, ops: &[Op<'_, DynRegion, DynImport>]) -> Result<Ticket, DynError> {
+        let mut typed: Ops<'_, E> = recycle(std::mem::take(&mut self.ops));
+        for op in ops {
+            let Some(op) = typed_op(op) else {
+                self.ops = recycle(typed);
+                return wrong_type(ErrorKind::InvalidArgument, "region of an op", self.backend);
+            };
+            typed.push(op);
+        }
+        // SAFETY: the caller upholds the same contract.
+        let submitted = unsafe { self.engine.submit(&typed) };
+        self.ops = recycle(typed);
+        submitted.map_err(DynError::new)
+    }
+
+    fn completed(&mut self) -> Result<Ticket, DynError> {
+        self.engine.completed().map_err(DynError::new)
+    }
+
+    fn park(&mut self, limit: Duration) -> Result<(), DynError> {
+        self.engine.park(limit).map_err(DynError::new)
+    }
+
+    fn is_busy(&self) -> bool {
+        self.engine.is_busy()
+    }
+
+    fn waker(&self) -> Waker {
+        self.engine.waker()
+    }
+
+    fn release(&mut self) -> Result<(), DynError> {
+        self.engine.release().map_err(DynError::new)
+    }
+
+    fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = DynError>> {
+        // The borrow of a typed result would last as long as `self`.
+        if self.engine.streams().is_none() { None } else { Some(self) }
+    }
+}
+
+/// Returns the op with typed regions, or `None` if one is of another type.
+fn typed_op<'a, L: Region, R: 'static>(op: &Op<'a, DynRegion, DynImport>) -> Option<Op<'a, L, R>> {
+    let local = |at: At<'a, DynRegion>| Some(At { region: at.region.typed()?, offset: at.offset });
+    let remote =
+        |at: At<'a, DynImport>| Some(At { region: at.region.0.downcast_ref()?, offset: at.offset });
+    Some(match *op {
+        Op::Put { dst, src, bytes } => Op::Put { dst: remote(dst)?, src: local(src)?, bytes },
+        Op::Get { dst, src, bytes } => Op::Get { dst: local(dst)?, src: remote(src)?, bytes },
+        Op::Signal { flag, value } => {
+            let flag = Flag { region: flag.region.0.downcast_ref()?, word: flag.word };
+            Op::Signal { flag, value }
+        }
+        Op::Wait { flag, value, reset } => {
+            let flag = Flag { region: flag.region.typed()?, word: flag.word };
+            Op::Wait { flag, value, reset }
+        }
+    })
+}
+
+/// Reuses an allocation for ops of another lifetime.
+///
+/// Collecting an emptied vector in place keeps its buffer, so a start allocates nothing.
+fn recycle<'b, L, R>(mut ops: Vec<Op<'_, L, R>>) -> Vec<Op<'b, L, R>> {
+    ops.clear();
+    ops.into_iter().map(|_| unreachable!("cleared above")).collect()
+}
+
+impl<E: CopyEngine> TypedEngine<E> {
+    fn stream_order(&mut self) -> Result<&mut dyn StreamOrdered<Error = E::Error>, DynError> {
+        let backend = self.backend;
+        self.engine.streams().ok_or_else(|| {
+            let text = format!("the backend {backend} has no streams");
+            DynError::new(WrongType { kind: ErrorKind::Mismatch, text })
+        })
+    }
+}
+
+impl<E: CopyEngine> StreamOrdered for TypedEngine<E> {
+    type Error = DynError;
+
+    fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, DynError> {
+        self.stream_order()?.is_capturing(stream).map_err(DynError::new)
+    }
+
+    fn fork(&mut self, from: &dyn Any) -> Result<(), DynError> {
+        self.stream_order()?.fork(from).map_err(DynError::new)
+    }
+
+    fn join(&mut self, into: &dyn Any) -> Result<(), DynError> {
+        self.stream_order()?.join(into).map_err(DynError::new)
+    }
+}

@@ -1,0 +1,674 @@
+//! Opens a group on the best fabrics of the machine.
+//!
+//! [`Group::from_env`](OpenGroup::from_env) is enough for most programs. [`OpenOptions`] names a backend, a device or a timeout
+//! instead, and returns a [`Selection`] that says what was found and why it was chosen. A [`Survey`] shows what the machine has
+//! without opening anything.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use cfg_if::cfg_if;
+use peerlane_collectives::bootstrap::environment::Environment;
+use peerlane_collectives::bootstrap::tcp::Tcp;
+use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+use peerlane_collectives::topology::Topology;
+use peerlane_hal::wire::{Reader, Truncated, Writer};
+use peerlane_hal::{Deadline, DynFabric, ErrorKind, Rank};
+
+use crate::{Error, Group, GroupOptions};
+
+/// The timeout of opening a group, and the default timeout of its operations.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// The number of GPUs from which they are chosen automatically; a single one has no peer.
+const GPUS_MIN: usize = 2;
+
+/// A backend by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Backend {
+    /// Threads or processes of one machine, over shared memory.
+    Host,
+    /// NVIDIA GPUs of one machine.
+    Cuda,
+    /// AMD GPUs of one machine.
+    Rocm,
+    /// RDMA NICs, between machines or inside one.
+    Rdma,
+}
+
+impl Backend {
+    /// All backends.
+    pub const ALL: [Self; 4] = [Self::Host, Self::Cuda, Self::Rocm, Self::Rdma];
+
+    /// Returns the name, such as `cuda`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Cuda => "cuda",
+            Self::Rocm => "rocm",
+            Self::Rdma => "rdma",
+        }
+    }
+
+    /// Returns whether this build contains the backend, which is a feature of the crate.
+    pub const fn is_built_in(self) -> bool {
+        match self {
+            Self::Host => cfg!(feature = "host"),
+            Self::Cuda => cfg!(feature = "cuda"),
+            Self::Rocm => cfg!(feature = "rocm"),
+            Self::Rdma => cfg!(feature = "rdma"),
+        }
+    }
+
+    fn check_built_in(self) -> Result<(), Error> {
+        if self.is_built_in() {
+            return Ok(());
+        }
+        let text = format!(
+            "this program was built without the backend {self}; enable the feature `{self}` of the crate peerlane"
+        );
+        Err(Error::new(ErrorKind::Unavailable, text))
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Backend {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|backend| backend.name() == text).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            let text = format!("backend is {text:?}, expected one of {names}");
+            Error::new(ErrorKind::InvalidArgument, text)
+        })
+    }
+}
+
+/// A GPU or NIC of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Device {
+    /// The number of a GPU in its driver; the position of a NIC in the list.
+    pub ordinal: u32,
+    /// The PCI address of a GPU, such as `0000:1b:00.0`; the name of a NIC, such as `mlx5_0`.
+    pub name: String,
+}
+
+impl Device {
+    /// Creates a device, for example for tests of a selection.
+    pub fn new(ordinal: u32, name: impl Into<String>) -> Self {
+        Self { ordinal, name: name.into() }
+    }
+}
+
+/// The devices of this machine, or per backend the reason why there are none.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Survey {
+    /// NVIDIA GPUs.
+    pub cuda: Result<Vec<Device>, String>,
+    /// AMD GPUs.
+    pub rocm: Result<Vec<Device>, String>,
+    /// RDMA NICs.
+    pub rdma: Result<Vec<Device>, String>,
+}
+
+impl Survey {
+    /// Looks for the devices of all backends, which loads the libraries of the vendors.
+    pub fn of_machine() -> Self {
+        Self { cuda: cuda_devices(), rocm: rocm_devices(), rdma: rdma_devices() }
+    }
+
+    /// Chooses between GPUs and the host for `local_ranks` ranks of this machine, or for as many as there are GPUs. Returns the
+    /// backend and the reasons.
+    ///
+    /// Every rank needs a GPU of its own. A single GPU is chosen only if there are ranks on other machines.
+    pub fn choose_local(
+        &self,
+        local_ranks: Option<usize>,
+        several_hosts: bool,
+    ) -> (Backend, Vec<String>) {
+        let mut reasons = Vec::new();
+        for (backend, devices) in [(Backend::Cuda, &self.cuda), (Backend::Rocm, &self.rocm)] {
+            if !backend.is_built_in() {
+                continue;
+            }
+            let reason = match devices {
+                Err(reason) => reason.clone(),
+                Ok(devices) => {
+                    let gpus = match devices.len() {
+                        1 => "1 GPU".to_owned(),
+                        count => format!("{count} GPUs"),
+                    };
+                    let too_many = local_ranks.filter(|ranks| *ranks > devices.len());
+                    if let Some(ranks) = too_many {
+                        format!(
+                            "{gpus} for {ranks} ranks; name the backend {backend} to share GPUs"
+                        )
+                    } else if devices.len() < GPUS_MIN && !several_hosts {
+                        format!("{gpus}, expected {GPUS_MIN} or more")
+                    } else {
+                        return (backend, vec![gpus]);
+                    }
+                }
+            };
+            reasons.push(format!("{backend}: {reason}"));
+        }
+        (Backend::Host, reasons)
+    }
+}
+
+fn cuda_devices() -> Result<Vec<Device>, String> {
+    cfg_if! {
+        if #[cfg(feature = "cuda")] {
+            let devices = peerlane_cuda::discover().map_err(|error| error.to_string())?;
+            let device = |device: peerlane_cuda::Device| {
+                Device::new(device.ordinal, device.pci_bus_id)
+            };
+            Ok(devices.into_iter().map(device).collect())
+        } else {
+            not_built_in(Backend::Cuda)
+        }
+    }
+}
+
+fn rocm_devices() -> Result<Vec<Device>, String> {
+    cfg_if! {
+        if #[cfg(feature = "rocm")] {
+            let devices = peerlane_rocm::discover().map_err(|error| error.to_string())?;
+            let device = |device: peerlane_rocm::Device| {
+                Device::new(device.ordinal, device.pci.to_string())
+            };
+            Ok(devices.into_iter().map(device).collect())
+        } else {
+            not_built_in(Backend::Rocm)
+        }
+    }
+}
+
+fn rdma_devices() -> Result<Vec<Device>, String> {
+    cfg_if! {
+        if #[cfg(feature = "rdma")] {
+            let devices = peerlane_rdma::discover().map_err(|error| error.to_string())?;
+            if devices.is_empty() {
+                return Err("this machine has no RDMA device".to_owned());
+            }
+            let device = |(ordinal, device): (u32, peerlane_rdma::Device)| {
+                Device::new(ordinal, device.name)
+            };
+            Ok((0..).zip(devices).map(device).collect())
+        } else {
+            not_built_in(Backend::Rdma)
+        }
+    }
+}
+
+#[cfg(not(all(feature = "cuda", feature = "rocm", feature = "rdma")))]
+fn not_built_in(backend: Backend) -> Result<Vec<Device>, String> {
+    Err(format!("the feature `{backend}` of the crate peerlane is off"))
+}
+
+/// Opens groups from the environment of a launcher.
+///
+/// The trait adds [`from_env`](Self::from_env) to [`Group`], which is of a crate without backends.
+pub trait OpenGroup: Sized {
+    /// Opens the group of the launcher (torchrun, mpirun or srun) on the best fabrics of the machines. Collective.
+    ///
+    /// Without a launcher, the group has one rank. [`OpenOptions`] describes the choice.
+    ///
+    /// ```no_run
+    /// use peerlane::{Group, OpenGroup};
+    ///
+    /// let mut group = Group::from_env()?;
+    /// let mut gather = group.all_gather::<f32>(1024).prepare()?;
+    /// gather.run()?;
+    /// drop(gather);
+    /// group.close()?;
+    /// # Ok::<(), peerlane::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`OpenOptions::from_env`].
+    fn from_env() -> Result<Self, Error>;
+}
+
+impl OpenGroup for Group {
+    fn from_env() -> Result<Self, Error> {
+        OpenOptions::default().from_env().map(|(group, _)| group)
+    }
+}
+
+/// What was chosen for this rank, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Selection {
+    /// The backend inside a machine, or between all ranks if there is no network.
+    pub local: Backend,
+    /// The GPU of this rank.
+    pub device: Option<u32>,
+    /// The backend between machines.
+    pub network: Option<Backend>,
+    /// The reasons for each choice that was automatic.
+    pub reasons: Vec<String>,
+}
+
+impl fmt::Display for Selection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.local)?;
+        if let Some(device) = self.device {
+            write!(f, ", GPU {device}")?;
+        }
+        if let Some(network) = self.network {
+            write!(f, ", {network} between machines")?;
+        }
+        if self.reasons.is_empty() { Ok(()) } else { write!(f, " ({})", self.reasons.join("; ")) }
+    }
+}
+
+/// Options for opening a group.
+///
+/// By default, the ranks of a machine use its GPUs if each rank can have one of its own, and host memory otherwise. Ranks on
+/// several machines use RDMA between them. All ranks of a machine choose alike, because they exchange what they have found.
+///
+/// ```
+/// use peerlane::open::{Backend, OpenOptions};
+///
+/// # #[cfg(feature = "host")] {
+/// // Without a launcher, this is a group of one rank.
+/// let (group, selection) = OpenOptions::default().backend(Backend::Host).from_env()?;
+/// println!("{selection}");
+/// group.close()?;
+/// # }
+/// # Ok::<(), peerlane::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    backend: Option<Backend>,
+    device: Option<u32>,
+    timeout: Option<Duration>,
+    strict: bool,
+}
+
+impl OpenOptions {
+    /// Sets the backend inside a machine, equal on all ranks of it; [`Rdma`](Backend::Rdma) serves all ranks.
+    #[must_use]
+    pub fn backend(mut self, backend: Backend) -> Self {
+        self.backend = Some(backend);
+        self
+    }
+
+    /// Sets the GPU of this rank by its number in the driver. By default, it is the rank's index on its machine, and ranks share
+    /// GPUs if there are fewer.
+    #[must_use]
+    pub fn device(mut self, ordinal: u32) -> Self {
+        self.device = Some(ordinal);
+        self
+    }
+
+    /// Sets the timeout of opening, and the default timeout of operations; initially 30 s.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Sets whether a [fallback](crate::group::Fallback) is an error.
+    #[must_use]
+    pub fn strict(mut self, strict: bool) -> Self {
+        self.strict = strict;
+        self
+    }
+
+    /// Opens the group of the launcher, or a group of one rank if there is no launcher. Collective.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming the variable of the environment; otherwise as
+    /// [`open`](Self::open).
+    pub fn from_env(self) -> Result<(Group, Selection), Error> {
+        match Environment::from_env()? {
+            Some(environment) => {
+                let deadline = Deadline::after(self.timeout.unwrap_or(TIMEOUT));
+                self.open(Tcp::join(&environment, deadline)?)
+            }
+            None => {
+                let mut alone = in_process::group(1)?;
+                self.open(alone.remove(0))
+            }
+        }
+    }
+
+    /// Opens a group over `bootstrap`. Collective.
+    ///
+    /// # Errors
+    /// [`Unavailable`](ErrorKind::Unavailable) if a backend was not built in, or a device or library is missing;
+    /// [`Mismatch`](ErrorKind::Mismatch) if ranks of a machine name different backends;
+    /// otherwise as [`GroupOptions::open`].
+    pub fn open(self, bootstrap: impl Bootstrap + 'static) -> Result<(Group, Selection), Error> {
+        let timeout = self.timeout.unwrap_or(TIMEOUT);
+        let survey = Survey::of_machine();
+        let found = Found::of(&survey, self.backend, bootstrap.host());
+        let all = bootstrap.exchange("backends", &found.encode(), Deadline::after(timeout))?;
+        let decode = |(index, bytes): (usize, &Vec<u8>)| {
+            Found::decode(bytes).map_err(|error| {
+                let peer = Rank::at(index);
+                let text = format!("the backends of rank {peer} cannot be read: {error}");
+                Error::new(ErrorKind::Mismatch, text).with_peer(peer)
+            })
+        };
+        let all = all.iter().enumerate().map(decode).collect::<Result<Vec<_>, _>>()?;
+        let me = bootstrap.rank();
+        let selection = select(&self, &survey, &all, me)?;
+        let local = open_fabric(selection.local, me, all.len(), selection.device)?;
+        let options =
+            GroupOptions::default().timeout(timeout).strict(self.strict).topology(topology(&all)?);
+        let group = match selection.network {
+            None => options.open(bootstrap, local)?,
+            Some(network) => {
+                let network = open_fabric(network, me, all.len(), None)?;
+                options.open_tiers(bootstrap, local, network)?
+            }
+        };
+        Ok((group, selection))
+    }
+}
+
+/// The devices and the request of one rank, as the ranks exchange them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Found {
+    /// The number of devices; 0 also if they cannot be used.
+    cuda: u32,
+    rocm: u32,
+    rdma: u32,
+    requested: Option<Backend>,
+    host: String,
+}
+
+impl Found {
+    fn of(survey: &Survey, requested: Option<Backend>, host: &str) -> Self {
+        let count = |devices: &Result<Vec<Device>, String>| {
+            devices.as_ref().map_or(0, |devices| Rank::at(devices.len()).0)
+        };
+        let (cuda, rocm, rdma) = (count(&survey.cuda), count(&survey.rocm), count(&survey.rdma));
+        Self { cuda, rocm, rdma, requested, host: host.to_owned() }
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let requested = self.requested.map_or("", Backend::name);
+        let writer = Writer::new().u32(self.cuda).u32(self.rocm).u32(self.rdma);
+        let writer = writer.u32(Rank::at(requested.len()).0).bytes(requested.as_bytes());
+        writer.bytes(self.host.as_bytes()).finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, Error> {
+        let truncated = |error: Truncated| Error::new(ErrorKind::Mismatch, error.to_string());
+        let mut reader = Reader::new(bytes);
+        let mut number = |field| reader.u32(field).map_err(truncated);
+        let (cuda, rocm, rdma) = (number("cuda")?, number("rocm")?, number("rdma")?);
+        let length = number("length of the backend")? as usize;
+        let name = reader.bytes("backend", length).map_err(truncated)?;
+        let requested = match &*String::from_utf8_lossy(name) {
+            "" => None,
+            name => Some(name.parse()?),
+        };
+        let host = String::from_utf8_lossy(reader.rest()).into_owned();
+        Ok(Self { cuda, rocm, rdma, requested, host })
+    }
+
+    fn count(&self, backend: Backend) -> u32 {
+        match backend {
+            Backend::Host => 1,
+            Backend::Cuda => self.cuda,
+            Backend::Rocm => self.rocm,
+            Backend::Rdma => self.rdma,
+        }
+    }
+}
+
+/// Chooses for rank `me` from what all ranks have found. Ranks of one machine get the same backends.
+fn select(
+    options: &OpenOptions,
+    survey: &Survey,
+    all: &[Found],
+    me: Rank,
+) -> Result<Selection, Error> {
+    let own = &all[me.index()];
+    let mates: Vec<usize> = (0..all.len()).filter(|&rank| all[rank].host == own.host).collect();
+    let several_hosts = mates.len() < all.len();
+    if let Some(&other) = mates.iter().find(|&&rank| all[rank].requested != own.requested) {
+        let name = |requested: Option<Backend>| requested.map_or("automatic", Backend::name);
+        let text = format!(
+            "backend is {} on rank {other}, {} on rank {me} of the same machine",
+            name(all[other].requested),
+            name(own.requested)
+        );
+        return Err(Error::new(ErrorKind::Mismatch, text).with_peer(Rank::at(other)));
+    }
+    let (local, mut reasons) = match own.requested {
+        Some(backend) => (backend, Vec::new()),
+        None => {
+            let least = |backend, devices: &Result<Vec<Device>, String>| {
+                let fewest = mates.iter().min_by_key(|&&rank| all[rank].count(backend));
+                let rank = *fewest.expect("this rank is on its own machine");
+                match (all[rank].count(backend), devices) {
+                    (0, Ok(_)) => Err(format!("rank {rank} has none")),
+                    (count, Ok(devices)) => Ok(devices[..count as usize].to_vec()),
+                    (_, Err(reason)) => Err(reason.clone()),
+                }
+            };
+            let common = Survey {
+                cuda: least(Backend::Cuda, &survey.cuda),
+                rocm: least(Backend::Rocm, &survey.rocm),
+                rdma: survey.rdma.clone(),
+            };
+            common.choose_local(Some(mates.len()), several_hosts)
+        }
+    };
+    local.check_built_in()?;
+    let missing = match (local, survey) {
+        (Backend::Cuda, Survey { cuda: Err(reason), .. })
+        | (Backend::Rocm, Survey { rocm: Err(reason), .. })
+        | (Backend::Rdma, Survey { rdma: Err(reason), .. }) => Some(reason),
+        _ => None,
+    };
+    if let Some(reason) = missing {
+        let text = format!("the backend {local} cannot be opened: {reason}");
+        return Err(Error::new(ErrorKind::Unavailable, text));
+    }
+    let gpus = match local {
+        Backend::Cuda => survey.cuda.as_deref().unwrap_or_default(),
+        Backend::Rocm => survey.rocm.as_deref().unwrap_or_default(),
+        Backend::Host | Backend::Rdma => &[],
+    };
+    let index = mates.iter().position(|&rank| rank == me.index()).unwrap_or(0);
+    let device = match options.device {
+        Some(ordinal) => Some(ordinal).filter(|_| !gpus.is_empty()),
+        None => index.checked_rem(gpus.len()).map(|index| gpus[index].ordinal),
+    };
+    let network = (several_hosts && local != Backend::Rdma).then_some(Backend::Rdma);
+    if let Some(network) = network {
+        network.check_built_in()?;
+        if let Some(rank) = all.iter().position(|found| found.rdma == 0) {
+            let reason = match &survey.rdma {
+                Err(reason) if rank == me.index() => format!(": {reason}"),
+                _ => String::new(),
+            };
+            let text = format!(
+                "the ranks are on several machines, which need RDMA between them, but rank {rank} on {} has no usable RDMA \
+                 device{reason}; install rdma-core, and see `peerlane doctor`",
+                all[rank].host
+            );
+            return Err(Error::new(ErrorKind::Unavailable, text).with_peer(Rank::at(rank)));
+        }
+        let hosts = topology(all)?.nodes();
+        reasons.push(format!("rdma: the ranks are on {hosts} machines"));
+    }
+    Ok(Selection { local, device, network, reasons })
+}
+
+/// Returns the topology in which the ranks of a machine are a node.
+fn topology(all: &[Found]) -> Result<Topology, Error> {
+    let mut numbers: BTreeMap<&str, u32> = BTreeMap::new();
+    let mut nodes = Vec::with_capacity(all.len());
+    for found in all {
+        let next = Rank::at(numbers.len()).0;
+        nodes.push(*numbers.entry(&found.host).or_insert(next));
+    }
+    Topology::of_nodes(&nodes)
+}
+
+/// Opens a fabric of a backend.
+fn open_fabric(
+    backend: Backend,
+    rank: Rank,
+    ranks: usize,
+    device: Option<u32>,
+) -> Result<DynFabric, Error> {
+    let device = device.unwrap_or(0);
+    match backend {
+        #[cfg(feature = "host")]
+        Backend::Host => Ok(DynFabric::new(peerlane_host::Fabric::open(rank, ranks)?)),
+        #[cfg(feature = "cuda")]
+        Backend::Cuda => Ok(DynFabric::new(peerlane_cuda::Fabric::open(rank, ranks, device)?)),
+        #[cfg(feature = "rocm")]
+        Backend::Rocm => Ok(DynFabric::new(peerlane_rocm::Fabric::open(rank, ranks, device)?)),
+        #[cfg(feature = "rdma")]
+        Backend::Rdma => Ok(DynFabric::new(peerlane_rdma::Fabric::open(rank, ranks)?)),
+        #[allow(unreachable_patterns, reason = "with all features, every backend is built in")]
+        backend => {
+            let _ = (rank, ranks, device);
+            backend.check_built_in()?;
+            unreachable!("a backend that is built in has an arm")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpus(count: u32) -> Result<Vec<Device>, String> {
+        Ok((0..count).map(|ordinal| Device::new(ordinal, format!("gpu{ordinal}"))).collect())
+    }
+
+    fn missing() -> Result<Vec<Device>, String> {
+        Err("the library is missing".to_owned())
+    }
+
+    fn survey(cuda: Result<Vec<Device>, String>, rocm: Result<Vec<Device>, String>) -> Survey {
+        Survey { cuda, rocm, rdma: missing() }
+    }
+
+    fn found(host: &str, cuda: u32, rdma: u32) -> Found {
+        Found { cuda, rocm: 0, rdma, requested: None, host: host.to_owned() }
+    }
+
+    #[test]
+    fn names_are_parsed() {
+        for backend in Backend::ALL {
+            assert_eq!(backend.name().parse::<Backend>().unwrap(), backend);
+        }
+        let error = "cud".parse::<Backend>().unwrap_err();
+        assert_eq!(error.to_string(), "backend is \"cud\", expected one of host, cuda, rocm, rdma");
+    }
+
+    #[test]
+    fn what_a_rank_has_found_survives_encoding() {
+        for requested in [None, Some(Backend::Rocm)] {
+            let found = Found { requested, ..found("node7", 8, 2) };
+            let bytes = found.encode();
+            assert_eq!(Found::decode(&bytes).unwrap(), found);
+            for end in 0..16 {
+                assert!(Found::decode(&bytes[..end]).is_err(), "{end} bytes");
+            }
+        }
+    }
+
+    #[cfg(all(feature = "cuda", feature = "rocm"))]
+    #[test]
+    fn gpus_are_chosen_if_each_rank_has_its_own() {
+        let choose = |survey: Survey, ranks, several| {
+            let (backend, reasons) = survey.choose_local(ranks, several);
+            format!("{backend} ({})", reasons.join("; "))
+        };
+        assert_eq!(choose(survey(gpus(4), missing()), Some(4), false), "cuda (4 GPUs)");
+        assert_eq!(choose(survey(gpus(4), missing()), None, false), "cuda (4 GPUs)");
+        assert_eq!(choose(survey(missing(), gpus(2)), Some(2), false), "rocm (2 GPUs)");
+        assert_eq!(choose(survey(gpus(1), missing()), Some(1), true), "cuda (1 GPU)");
+        assert_eq!(
+            choose(survey(gpus(1), missing()), None, false),
+            "host (cuda: 1 GPU, expected 2 or more; rocm: the library is missing)"
+        );
+        assert_eq!(
+            choose(survey(gpus(4), gpus(8)), Some(8), false),
+            "rocm (8 GPUs)",
+            "the backend that has a GPU for each rank"
+        );
+        assert_eq!(
+            choose(survey(gpus(4), missing()), Some(8), false),
+            "host (cuda: 4 GPUs for 8 ranks; name the backend cuda to share GPUs; rocm: the library is missing)"
+        );
+    }
+
+    #[cfg(all(feature = "cuda", feature = "rdma"))]
+    #[test]
+    fn ranks_of_a_machine_choose_alike() {
+        let options = OpenOptions::default();
+        let own = Survey { cuda: gpus(2), rocm: missing(), rdma: gpus(1) };
+        let all = ["a", "b", "a", "b"].map(|host| found(host, 2, 1));
+        let selection = |rank, all: &[Found]| select(&options, &own, all, Rank(rank));
+        let chosen = selection(2, &all).unwrap();
+        assert_eq!((chosen.local, chosen.device), (Backend::Cuda, Some(1)));
+        assert_eq!(chosen.network, Some(Backend::Rdma));
+        assert_eq!(
+            chosen.to_string(),
+            "cuda, GPU 1, rdma between machines (2 GPUs; rdma: the ranks are on 2 machines)"
+        );
+        // Rank 2 sees no GPU, so rank 0 does without its own.
+        let mut fewer = all.clone();
+        fewer[2].cuda = 0;
+        let chosen = selection(0, &fewer).unwrap();
+        assert_eq!((chosen.local, chosen.device), (Backend::Host, None));
+        assert!(chosen.reasons[0].starts_with("cuda: rank 2 has none"), "{chosen}");
+        let mut without = all.clone();
+        without[3].rdma = 0;
+        let error = selection(0, &without).unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (ErrorKind::Unavailable, Some(Rank(3))));
+        let mut differ = all;
+        differ[2].requested = Some(Backend::Host);
+        let error = selection(0, &differ).unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(Rank(2))));
+    }
+
+    #[cfg(feature = "host")]
+    #[test]
+    fn a_group_opens_without_naming_a_type() {
+        in_process::run(3, |bootstrap| {
+            let options = OpenOptions::default().backend(Backend::Host);
+            let (mut group, selection) = options.open(bootstrap)?;
+            assert_eq!(selection.to_string(), "host");
+            let mut gather = group.all_gather::<u8>(1).prepare()?;
+            gather.input_mut()?[0] = 7;
+            gather.run()?;
+            assert_eq!(gather.output()?, [7, 7, 7]);
+            drop(gather);
+            group.close()
+        })
+        .unwrap();
+    }
+
+    #[cfg(not(feature = "rdma"))]
+    #[test]
+    fn a_backend_that_is_not_built_in_names_the_feature() {
+        let error = in_process::run(1, |bootstrap| {
+            OpenOptions::default().backend(Backend::Rdma).open(bootstrap).map(drop)
+        });
+        assert!(error.unwrap_err().to_string().contains("enable the feature `rdma`"));
+    }
+}
