@@ -95,12 +95,12 @@ impl Collective {
         self,
         rank: Rank,
         ranks: u32,
-        parts: u32,
+        chunks: u32,
         in_place: bool,
     ) -> impl Iterator<Item = Cell> {
         let providers = (0..ranks).map(Rank).filter(move |&shard| self.is_provider(shard));
         let copied = providers.filter(move |&shard| !(in_place && shard == rank));
-        copied.flat_map(move |shard| (0..parts).map(move |part| Cell { shard, part }))
+        copied.flat_map(move |shard| (0..chunks).map(move |chunk| Cell { shard, chunk }))
     }
 
     /// Returns the factor from algorithm bandwidth to bus bandwidth, as nccl-tests defines it.

@@ -6,15 +6,15 @@ use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
 use peerlane_collectives::verify::verify;
 
-/// The shapes that there are, with these numbers of parts.
-fn shapes(parts: &[u32]) -> Vec<Shape> {
+/// The shapes that there are, with these numbers of chunks.
+fn shapes(chunks: &[u32]) -> Vec<Shape> {
     let mut shapes = Vec::new();
-    for &parts in parts {
+    for &chunks in chunks {
         for (in_place, outputs) in [(false, 1), (false, 2), (true, 1)] {
             for &flags in FlagOrder::ALL {
                 for tiers in [false, true] {
                     shapes.push(Shape {
-                        parts,
+                        chunks,
                         in_place,
                         outputs,
                         flags,
@@ -28,9 +28,9 @@ fn shapes(parts: &[u32]) -> Vec<Shape> {
     shapes
 }
 
-fn prove_all(topology: &Topology, parts: &[u32]) {
+fn prove_all(topology: &Topology, chunks: &[u32]) {
     for &algorithm in Algorithm::ALL {
-        for shape in shapes(parts) {
+        for shape in shapes(chunks) {
             let plans = schedule::plans(algorithm, topology, shape).unwrap();
             verify(&plans).unwrap_or_else(|fault| {
                 let nodes = topology.node_of_rank();

@@ -44,7 +44,7 @@ fn every_rank_gets_every_shard() {
                 check(&mut gather, rank, ranks, value)?;
             }
             group.barrier()?;
-            let mut in_place = group.all_gather::<u8>(33).in_place().parts(2).prepare()?;
+            let mut in_place = group.all_gather::<u8>(33).in_place().chunks(2).prepare()?;
             check(&mut in_place, rank, ranks, |rank, index| (rank * 7 + index) as u8)?;
             let report = gather.report().to_string();
             group.close()?;

@@ -15,7 +15,7 @@ mod edit;
 /// Returns plans in which rank 0 puts its shard to every other rank, with or without `ready` flags.
 fn broadcast(ranks: u32, place: &str, outputs: u32, has_ready: bool) -> Vec<Plan> {
     let plan = |rank: u32| {
-        let header = format!("broadcast from 0 direct: rank {rank} of {ranks}, 1 part, {place}");
+        let header = format!("broadcast from 0 direct: rank {rank} of {ranks}, 1 chunk, {place}");
         let mut lines = vec![match outputs {
             1 => header,
             _ => format!("{header}, {outputs} outputs in turn"),
@@ -91,7 +91,7 @@ fn all_to_all() -> Vec<Plan> {
     let plan = |rank: u32| {
         let peer = 1 - rank;
         let text = format!(
-            "all-to-all direct: rank {rank} of 2, 1 part, out of place
+            "all-to-all direct: rank {rank} of 2, 1 chunk, out of place
             lane 0
               signal ready to {peer}
               put {rank}.0 input to {rank}

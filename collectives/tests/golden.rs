@@ -48,7 +48,7 @@ fn plural(count: usize, what: &str) -> String {
 
 fn compare_on(algorithm: Algorithm, topology: &Topology, ranks: &str, shape: Shape, whose: Whose) {
     let place = if shape.in_place { "in" } else { "out_of" };
-    let parts = plural(shape.parts as usize, "part");
+    let chunks = plural(shape.chunks as usize, "chunk");
     let turn = if shape.outputs == 1 { "" } else { "_in_turn" };
     let flags = if shape.flags == FlagOrder::Prompt { "" } else { "_batched" };
     let tiers = if shape.tiers { "_tiers" } else { "" };
@@ -58,7 +58,7 @@ fn compare_on(algorithm: Algorithm, topology: &Topology, ranks: &str, shape: Sha
         goal => format!("{}_", goal.to_string().replace(' ', "_")),
     };
     let name =
-        format!("{goal}{algorithm}_{ranks}_{parts}_{place}_place{turn}{flags}{tiers}{rank}.txt");
+        format!("{goal}{algorithm}_{ranks}_{chunks}_{place}_place{turn}{flags}{tiers}{rank}.txt");
     let path = file(&name);
     let mut plans = schedule::plans(algorithm, topology, shape).unwrap();
     if whose == Whose::Rank0 {
@@ -91,8 +91,8 @@ fn direct_in_place() {
 }
 
 #[test]
-fn direct_in_two_parts() {
-    compare(Algorithm::Direct, 3, Shape { parts: 2, ..Shape::default() });
+fn direct_in_two_chunks() {
+    compare(Algorithm::Direct, 3, Shape { chunks: 2, ..Shape::default() });
 }
 
 #[test]
@@ -115,8 +115,8 @@ fn direct_with_batched_flags() {
 }
 
 #[test]
-fn direct_with_batched_flags_in_two_parts() {
-    let shape = Shape { parts: 2, flags: FlagOrder::Batched, ..Shape::default() };
+fn direct_with_batched_flags_in_two_chunks() {
+    let shape = Shape { chunks: 2, flags: FlagOrder::Batched, ..Shape::default() };
     compare(Algorithm::Direct, 3, shape);
 }
 
@@ -126,13 +126,13 @@ fn algorithms_of_one_node() {
         for ranks in 1..=4 {
             compare(algorithm, ranks, Shape::default());
         }
-        let (parts, in_place) = (2, true);
-        compare(algorithm, 3, Shape { parts, in_place, ..Shape::default() });
+        let (chunks, in_place) = (2, true);
+        compare(algorithm, 3, Shape { chunks, in_place, ..Shape::default() });
         let (outputs, flags) = (2, FlagOrder::Batched);
         compare(algorithm, 3, Shape { outputs, flags, ..Shape::default() });
         compare(algorithm, 3, Shape { flags, ..Shape::default() });
     }
-    compare(Algorithm::DoubleRing, 4, Shape { parts: 2, ..Shape::default() });
+    compare(Algorithm::DoubleRing, 4, Shape { chunks: 2, ..Shape::default() });
 }
 
 #[test]
@@ -153,8 +153,8 @@ fn hierarchical_algorithms() {
         compare_nodes(algorithm, &[2; 3], Shape { tiers, ..Shape::default() }, Whose::Rank0);
         compare_nodes(algorithm, &[4; 2], Shape { tiers, ..Shape::default() }, Whose::Rank0);
         compare_nodes(algorithm, &[3, 1, 2], Shape { tiers, ..Shape::default() }, Whose::All);
-        let (parts, in_place, flags) = (2, true, FlagOrder::Batched);
-        let shape = Shape { parts, in_place, flags, tiers, ..Shape::default() };
+        let (chunks, in_place, flags) = (2, true, FlagOrder::Batched);
+        let shape = Shape { chunks, in_place, flags, tiers, ..Shape::default() };
         compare_nodes(algorithm, &[2; 2], shape, Whose::Rank0);
         compare_nodes(algorithm, &[2; 2], Shape { outputs: 2, ..Shape::default() }, Whose::Rank0);
     }
@@ -167,7 +167,7 @@ fn broadcasts() {
         for ranks in 1..=4 {
             compare(algorithm, ranks, Shape { collective: of(0), ..Shape::default() });
         }
-        let shape = Shape { collective: of(1), parts: 2, ..Shape::default() };
+        let shape = Shape { collective: of(1), chunks: 2, ..Shape::default() };
         compare(algorithm, 3, shape);
         compare(algorithm, 3, Shape { in_place: true, flags: FlagOrder::Batched, ..shape });
         compare_nodes(algorithm, &[3, 1, 2], Shape { tiers: true, ..shape }, Whose::All);

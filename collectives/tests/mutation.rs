@@ -90,9 +90,9 @@ fn broken_plans_with_a_network_and_outputs_in_turn_are_refused() {
 fn right_plans_do_no_harm_and_are_accepted() {
     for shape in Shape::ALL {
         for ranks in 1..=5 {
-            for (parts, in_place) in [(1, false), (2, true), (3, false)] {
-                let plans = shape.plans(ranks, parts, in_place);
-                let context = format!("{shape:?}, {ranks} ranks, {parts} parts");
+            for (chunks, in_place) in [(1, false), (2, true), (3, false)] {
+                let plans = shape.plans(ranks, chunks, in_place);
+                let context = format!("{shape:?}, {ranks} ranks, {chunks} chunks");
                 verify(&plans).unwrap_or_else(|fault| panic!("{context}: {fault}"));
                 let oracle = oracle(&plans).unwrap();
                 for seed in 0..20 {
@@ -118,7 +118,7 @@ fn an_arrival_that_another_rank_announces_is_refused() {
     assert_eq!((0..200).find_map(|seed| oracle.run(seed).err()), Some(Harm::WrongBytes));
 }
 
-/// For shards that every number of parts up to 4 splits evenly.
+/// For shards that every number of chunks up to 4 splits evenly.
 fn oracle(plans: &[Plan]) -> Result<Oracle, Harm> {
     Oracle::new(plans, &vec![12; plans.len()], 5)
 }
@@ -141,8 +141,8 @@ fn check(shape: Shape) {
 
 fn check_mutant(shape: Shape, seed: u64, counts: &mut Counts) {
     let mut rng = Rng::with_seed(seed);
-    let (ranks, parts, in_place) = (rng.u32(1..=5), rng.u32(1..=3), rng.bool());
-    let mut plans = shape.plans(ranks, parts, in_place);
+    let (ranks, chunks, in_place) = (rng.u32(1..=5), rng.u32(1..=3), rng.bool());
+    let mut plans = shape.plans(ranks, chunks, in_place);
     let mutations: Vec<String> = (0..rng.u8(1..=2)).map(|_| mutate(&mut plans, &mut rng)).collect();
     let verdict = verify(&plans);
     let runs = if verdict.is_ok() { RUNS_ACCEPTED } else { RUNS_REFUSED };
@@ -152,7 +152,7 @@ fn check_mutant(shape: Shape, seed: u64, counts: &mut Counts) {
     };
     match (verdict, harm) {
         (Ok(_), Some(harm)) => panic!(
-            "{shape:?}, seed {seed}, {ranks} ranks, {parts} parts, in place {in_place}: accepted, \
+            "{shape:?}, seed {seed}, {ranks} ranks, {chunks} chunks, in place {in_place}: accepted, \
              but {harm:?} after {mutations:?}"
         ),
         (Ok(_), None) => counts.accepted += 1,

@@ -16,8 +16,8 @@ const UNEVEN: &[&[u32]] = &[
     &[0, 1, 0, 1, 0, 2, 2, 3, 3, 3, 3],
 ];
 
-fn tiered(parts: u32) -> Shape {
-    Shape { parts, tiers: true, ..Shape::default() }
+fn tiered(chunks: u32) -> Shape {
+    Shape { chunks, tiers: true, ..Shape::default() }
 }
 
 /// Every put of a lane: the peer, the cell, the source.
@@ -97,15 +97,15 @@ fn a_ring_leaves_each_node_once() {
 #[test]
 fn both_directions_of_a_double_ring_carry_half() {
     for ranks in 2..=9 {
-        for parts in [1, 2, 3, 4] {
+        for chunks in [1, 2, 3, 4] {
             let topology = Topology::flat(ranks).unwrap();
-            let shape = Shape { parts, in_place: true, ..Shape::default() };
+            let shape = Shape { chunks, in_place: true, ..Shape::default() };
             let plans = schedule::plans(Algorithm::DoubleRing, &topology, shape).unwrap();
             for plan in &plans {
                 let (forwards, backwards) =
                     (puts(&plan.lanes[0]).count(), puts(&plan.lanes[1]).count());
-                assert_eq!(forwards + backwards, (ranks - 1) * parts as usize);
-                // An odd part cannot be halved.
+                assert_eq!(forwards + backwards, (ranks - 1) * chunks as usize);
+                // An odd chunk cannot be halved.
                 assert!(forwards - backwards <= 1, "{forwards} and {backwards}");
             }
         }

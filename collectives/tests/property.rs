@@ -47,7 +47,7 @@ impl Case {
         };
         let in_place = rng.u8(..4) == 0;
         let shape = Shape {
-            parts: rng.u32(1..=if ranks > 16 { 2 } else { 4 }),
+            chunks: rng.u32(1..=if ranks > 16 { 2 } else { 4 }),
             in_place,
             outputs: if in_place { 1 } else { rng.u32(1..=2) },
             flags: *rng.choice(FlagOrder::ALL).unwrap(),

@@ -20,7 +20,7 @@ fn asked(options: &str) -> Plan {
             "--ranks" => topology = Some(Topology::flat(value().parse().unwrap()).unwrap()),
             "--nodes" => topology = Some(value().parse().unwrap()),
             "--algorithm" => algorithm = value().parse().unwrap(),
-            "--parts" => shape.parts = value().parse().unwrap(),
+            "--chunks" => shape.chunks = value().parse().unwrap(),
             "--rank" => rank = Rank(value().parse().unwrap()),
             "--in-place" => shape.in_place = true,
             "--tiers" => shape.tiers = true,

@@ -20,7 +20,7 @@ fn shapes() -> impl Iterator<Item = Shape> {
             ..Shape::default()
         })
     });
-    shapes.flat_map(|shape| [false, true].map(|tiers| Shape { tiers, parts: 2, ..shape }))
+    shapes.flat_map(|shape| [false, true].map(|tiers| Shape { tiers, chunks: 2, ..shape }))
 }
 
 fn even(nodes: u32, ranks: u32) -> Topology {
@@ -137,16 +137,16 @@ fn the_claim_is_said() {
     };
     let few = Effort { compared_steps: 300, ..THRIFTY };
     let uneven = Topology::of_nodes(&[0, 0, 0, 1, 2, 2]).unwrap();
-    assert_snapshot!(text(&even(1, 4), THRIFTY), @"verified (ranks: 4, parts: 1, starts: 2, steps: 48, flags: 16; followed for 1 rank that stands for the others, all plans compared)");
-    assert_snapshot!(text(&even(3, 2), THRIFTY), @"verified (ranks: 6, parts: 1, starts: 2, steps: 156, flags: 60; followed for 2 ranks that stand for the others, all plans compared)");
-    assert_snapshot!(text(&even(8, 3), few), @"verified (ranks: 24, parts: 1, starts: 2, steps: 2144, flags: 784; followed for 3 ranks that stand for the others, 3 of 24 plans compared)");
-    assert_snapshot!(text(&uneven, THRIFTY), @"verified (ranks: 6, parts: 1, starts: 2, steps: 144, flags: 54; all plans counted, followed only for 1 rank on 1 node by themselves)");
+    assert_snapshot!(text(&even(1, 4), THRIFTY), @"verified (ranks: 4, chunks: 1, starts: 2, steps: 48, flags: 16; followed for 1 rank that stands for the others, all plans compared)");
+    assert_snapshot!(text(&even(3, 2), THRIFTY), @"verified (ranks: 6, chunks: 1, starts: 2, steps: 156, flags: 60; followed for 2 ranks that stand for the others, all plans compared)");
+    assert_snapshot!(text(&even(8, 3), few), @"verified (ranks: 24, chunks: 1, starts: 2, steps: 2144, flags: 784; followed for 3 ranks that stand for the others, 3 of 24 plans compared)");
+    assert_snapshot!(text(&uneven, THRIFTY), @"verified (ranks: 6, chunks: 1, starts: 2, steps: 144, flags: 54; all plans counted, followed only for 1 rank on 1 node by themselves)");
 }
 
 #[test]
 fn impossible_shapes_are_not_proven() {
-    let shape = Shape { parts: 0, ..Shape::default() };
+    let shape = Shape { chunks: 0, ..Shape::default() };
     let fault = prove(Algorithm::Direct, &even(1, 2), shape, Effort::default()).unwrap_err();
     assert_eq!(fault.class(), FaultClass::Unknown);
-    assert_snapshot!(fault, @"there are no such plans: parts is 0, expected 1 to 65536");
+    assert_snapshot!(fault, @"there are no such plans: chunks is 0, expected 1 to 65536");
 }

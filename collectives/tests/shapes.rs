@@ -1,5 +1,5 @@
 //! Whole gathers of every shape over the host backend: uneven and empty shards, lists, tensors,
-//! windows; in place and not, in one part and in several.
+//! windows; in place and not, in one chunk and in several.
 
 #[path = "support/ranks.rs"]
 mod ranks;

@@ -19,7 +19,7 @@ mod stories;
 /// A change in the text of one rank's plan: which rank, what stands there, what shall stand there.
 type Edit = (usize, &'static str, &'static str);
 
-/// Verifies plans of 3 ranks, 1 part, out of place, with some lines of their text changed.
+/// Verifies plans of 3 ranks, 1 chunk, out of place, with some lines of their text changed.
 fn edited(shape: Shape, edits: &[Edit]) -> Result<Proof, Fault> {
     let mut plans = shape.plans(3, 1, false);
     for &(rank, from, to) in edits {
@@ -48,12 +48,14 @@ fn refused_after(class: FaultClass, change: impl FnOnce(&mut Vec<Plan>)) -> Faul
 fn right_plans_are_proven() {
     for shape in Shape::ALL {
         for ranks in (1..=9).chain([12, 16]) {
-            for (parts, in_place) in [(1, false), (1, true), (2, true), (3, false)] {
-                let proof = verify(&shape.plans(ranks, parts, in_place)).unwrap_or_else(|fault| {
-                    panic!("{shape:?}, {ranks} ranks, {parts} parts, in place {in_place}: {fault}")
+            for (chunks, in_place) in [(1, false), (1, true), (2, true), (3, false)] {
+                let proof = verify(&shape.plans(ranks, chunks, in_place)).unwrap_or_else(|fault| {
+                    panic!(
+                        "{shape:?}, {ranks} ranks, {chunks} chunks, in place {in_place}: {fault}"
+                    )
                 });
                 let starts = shape.outputs() + 1;
-                assert_eq!((proof.ranks, proof.parts, proof.starts), (ranks, parts, starts));
+                assert_eq!((proof.ranks, proof.chunks, proof.starts), (ranks, chunks, starts));
             }
         }
     }
@@ -63,7 +65,7 @@ fn right_plans_are_proven() {
 fn direct_serves_any_topology() {
     for nodes in [&[0, 0, 1][..], &[0, 1, 2], &[0, 1, 0, 1, 1], &[2, 0, 1, 1, 1, 0, 0]] {
         let topology = Topology::of_nodes(nodes).unwrap();
-        let shape = schedule::Shape { parts: 2, ..Default::default() };
+        let shape = schedule::Shape { chunks: 2, ..Default::default() };
         let plans = schedule::plans(Algorithm::Direct, &topology, shape).unwrap();
         verify(&plans).unwrap_or_else(|fault| panic!("{topology}: {fault}"));
     }
@@ -78,7 +80,7 @@ fn sixty_four_ranks_are_proven() {
 #[test]
 fn the_proof_says_what_is_proven() {
     let proof = verify(&Shape::Away.plans(2, 1, true)).unwrap();
-    assert_snapshot!(proof, @"verified (ranks: 2, parts: 1, starts: 2, steps: 18, flags: 8): every byte of every output arrives exactly once; no byte is read before it has arrived; no deadlock; every flag has one writer and one reader and ends where it began; no start passes on the flags of the one before; nothing is overwritten while somebody may still read it");
+    assert_snapshot!(proof, @"verified (ranks: 2, chunks: 1, starts: 2, steps: 18, flags: 8): every byte of every output arrives exactly once; no byte is read before it has arrived; no deadlock; every flag has one writer and one reader and ends where it began; no start passes on the flags of the one before; nothing is overwritten while somebody may still read it");
 }
 
 #[test]
@@ -88,7 +90,7 @@ fn plans_that_disagree_are_refused() {
     assert_snapshot!(text(Vec::clear), @"there is no plan, expected one for every rank");
     assert_snapshot!(text(|plans| plans.truncate(2)), @"plan 0: ranks is 3, expected 2");
     assert_snapshot!(text(|plans| plans.swap(0, 2)), @"plan 0: rank is 2, expected 0");
-    assert_snapshot!(text(|plans| plans[2].parts = 2), @"plan 2: parts is 2, expected 1");
+    assert_snapshot!(text(|plans| plans[2].chunks = 2), @"plan 2: chunks is 2, expected 1");
     assert_snapshot!(text(|plans| plans[1].in_place = true), @"plan 1: in_place is true, expected false");
 }
 
@@ -97,12 +99,12 @@ fn impossible_sizes_are_refused() {
     let text = |change: fn(&mut Vec<Plan>)| refused_after(FaultClass::Unknown, change);
     assert_eq!(text(|plans| plans[1].lanes.clear()).kind(), ErrorKind::InvalidArgument);
     assert_snapshot!(text(|plans| plans[1].lanes.clear()), @"rank 1: there is no lane, expected at least lane 0");
-    let of_parts = |parts| {
-        let change = |plans: &mut Vec<Plan>| plans.iter_mut().for_each(|plan| plan.parts = parts);
+    let of_chunks = |chunks| {
+        let change = |plans: &mut Vec<Plan>| plans.iter_mut().for_each(|plan| plan.chunks = chunks);
         refused_after(FaultClass::Unknown, change)
     };
-    assert_snapshot!(of_parts(0), @"rank 0: parts is 0, expected 1 to 65536");
-    assert_snapshot!(of_parts(u32::MAX), @"rank 0: parts is 4294967295, expected 1 to 65536");
+    assert_snapshot!(of_chunks(0), @"rank 0: chunks is 0, expected 1 to 65536");
+    assert_snapshot!(of_chunks(u32::MAX), @"rank 0: chunks is 4294967295, expected 1 to 65536");
 }
 
 #[test]
@@ -110,9 +112,9 @@ fn names_of_nothing_are_refused() {
     let text = |from, to| refused(FaultClass::Unknown, Shape::Direct, &[(1, from, to)]);
     assert_snapshot!(text("put 1.0 input to 2", "put 1.0 input to 3"), @"rank 1, lane 0, step 5 (put 1.0 input to 3): rank 3 is not there, expected a rank below 3");
     assert_snapshot!(text("put 1.0 input to 2", "put 3.0 output to 2"), @"rank 1, lane 0, step 5 (put 3.0 output to 2): rank 3 is not there, expected a rank below 3");
-    assert_snapshot!(text("put 1.0 input to 2", "put 1.1 input to 2"), @"rank 1, lane 0, step 5 (put 1.1 input to 2): part 1 is not there, expected a part below 1");
+    assert_snapshot!(text("put 1.0 input to 2", "put 1.1 input to 2"), @"rank 1, lane 0, step 5 (put 1.1 input to 2): chunk 1 is not there, expected a chunk below 1");
     assert_snapshot!(text("put 1.0 input to 2", "put 0.0 input to 2"), @"rank 1, lane 0, step 5 (put 0.0 input to 2): cell 0.0 of the input is not there, expected a cell of shard 1");
-    assert_snapshot!(text("wait arrived 0.0", "wait arrived 0.7"), @"rank 1, lane 0, step 10 (wait arrived 0.7): part 7 is not there, expected a part below 1");
+    assert_snapshot!(text("wait arrived 0.0", "wait arrived 0.7"), @"rank 1, lane 0, step 10 (wait arrived 0.7): chunk 7 is not there, expected a chunk below 1");
     assert_snapshot!(text("signal ready to 2", "signal ready for lane 1 to 2"), @"rank 1, lane 0, step 1 (signal ready for lane 1 to 2): lane 1 of rank 2 is not there, expected a lane below 1");
     assert_snapshot!(text("signal ready to 2", "signal ready from 9 to 2"), @"rank 1, lane 0, step 1 (signal ready from 9 to 2): rank 9 is not there, expected a rank below 3");
     assert_snapshot!(text("wait arrived 0.0", "wait sent lane 0"), @"rank 1, lane 0, step 10 (wait sent lane 0): go and sent belong to the entry and exit of lanes, expected another flag");
@@ -221,7 +223,7 @@ fn pull(ranks: u32, in_place: bool) -> Vec<Plan> {
         let peers = || (rank + 1..ranks).chain(0..rank);
         let each = |line: &dyn Fn(u32) -> String| peers().map(line).collect::<String>();
         let own = if in_place { String::new() } else { format!("put {rank}.0 input to {rank}\n") };
-        format!("all-gather direct: rank {rank} of {ranks}, 1 part, {place}\nlane 0\n")
+        format!("all-gather direct: rank {rank} of {ranks}, 1 chunk, {place}\nlane 0\n")
             + &each(&|peer| format!("signal ready to {peer}\n"))
             + &own
             + &each(&|peer| {

@@ -1,6 +1,6 @@
 //! Layouts: the bytes of cells and the words of flags.
 //!
-//! Every rank contributes a shard: one piece for each of one or several tensors, one after another. Parts divide the whole
+//! Every rank contributes a shard: one piece for each of one or several tensors, one after another. Chunks divide the whole
 //! shard, so a plan does not depend on tensors. A cell is a range of bytes of a shard, with as many [spans](Span) as there
 //! are pieces that it touches.
 //!
@@ -25,9 +25,9 @@ pub use flags::{FLAG_WORDS, FlagLayout};
 pub use lengths::Lengths;
 pub use places::{BUFFERS_MAX, InputPlaces, OutputPlaces, Places, Spot};
 
-/// Alignment of parts relative to the start of their shard, in bytes. If the shard is aligned to a cache line, no two parts
+/// Alignment of chunks relative to the start of their shard, in bytes. If the shard is aligned to a cache line, no two chunks
 /// share one.
-pub const PART_ALIGN_BYTES: u64 = 64;
+pub const CHUNK_ALIGN_BYTES: u64 = 64;
 
 /// The byte ranges of all cells of one operation. Shards may have different lengths.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -37,7 +37,7 @@ pub struct Layout {
     tensor_offsets: Box<[u64]>,
     /// The bytes that each rank contributes to all tensors together.
     shards: Lengths,
-    parts: u32,
+    chunks: u32,
     /// Whether each rank has a block for every output, as in an all-to-all.
     has_block_per_output: bool,
     /// The places of each rank, or one element if all are equal.
@@ -51,7 +51,7 @@ pub struct CellSpan {
     pub input_offset: u64,
     /// Offset from the start of the output, in bytes.
     pub output_offset: u64,
-    /// Length in bytes; 0 if the shard is too short to fill every part.
+    /// Length in bytes; 0 if the shard is too short to fill every chunk.
     pub bytes: u64,
 }
 
@@ -67,23 +67,23 @@ pub struct Span {
 }
 
 impl Layout {
-    /// Creates the layout of one tensor: shards of `shard_bytes` bytes in rank order, each in `parts` parts.
+    /// Creates the layout of one tensor: shards of `shard_bytes` bytes in rank order, each in `chunks` chunks.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no shard, `parts` is 0, or the output is longer than 2^64 - 1
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no shard, `chunks` is 0, or the output is longer than 2^64 - 1
     /// bytes.
-    pub fn new(shard_bytes: &[u64], parts: u32) -> Result<Self, Error> {
-        Self::of_tensors(vec![Lengths::of(shard_bytes)?], parts)
+    pub fn new(shard_bytes: &[u64], chunks: u32) -> Result<Self, Error> {
+        Self::of_tensors(vec![Lengths::of(shard_bytes)?], chunks)
     }
 
     /// Creates the layout of several tensors, each with the lengths of its pieces.
     ///
     /// # Errors
     /// As [`new`](Self::new); also if there is no tensor, or the tensors have different numbers of ranks.
-    pub fn of_tensors(tensors: Vec<Lengths>, parts: u32) -> Result<Self, Error> {
+    pub fn of_tensors(tensors: Vec<Lengths>, chunks: u32) -> Result<Self, Error> {
         let shards = Lengths::sum(&tensors)?;
-        if parts == 0 {
-            return Err(invalid("parts is 0, expected at least 1".into()));
+        if chunks == 0 {
+            return Err(invalid("chunks is 0, expected at least 1".into()));
         }
         let mut end = 0;
         let begins = tensors.iter().map(|tensor| {
@@ -93,7 +93,7 @@ impl Layout {
         let tensor_offsets = begins.collect();
         let places = [Arc::new(Places::JOINED)].into();
         let tensors = tensors.into();
-        Ok(Self { tensors, tensor_offsets, shards, parts, has_block_per_output: false, places })
+        Ok(Self { tensors, tensor_offsets, shards, chunks, has_block_per_output: false, places })
     }
 
     /// Returns the layout with the inputs that `collective` has.
@@ -152,9 +152,9 @@ impl Layout {
         self.tensors.len()
     }
 
-    /// Returns the number of parts of each shard, at least 1.
-    pub fn parts(&self) -> u32 {
-        self.parts
+    /// Returns the number of chunks of each shard, at least 1.
+    pub fn chunks(&self) -> u32 {
+        self.chunks
     }
 
     /// Returns the length of an output in bytes.
@@ -218,11 +218,11 @@ impl Layout {
 
     /// Returns the place of `cell` in its shard and in an output without gaps.
     ///
-    /// The cells of a shard follow each other without gaps, in part order. Their lengths differ by at most [`PART_ALIGN_BYTES`],
+    /// The cells of a shard follow each other without gaps, in chunk order. Their lengths differ by at most [`CHUNK_ALIGN_BYTES`],
     /// except that the last one may be shorter by as much again.
     ///
     /// # Panics
-    /// If there is no such shard or part.
+    /// If there is no such shard or chunk.
     pub fn cell(&self, cell: Cell) -> CellSpan {
         let Range { start, end } = self.range(cell);
         let output_offset = self.shards.offset(cell.shard) + start;
@@ -232,7 +232,7 @@ impl Layout {
     /// Returns the copies that bring `cell` from rank `of` into the output of `into`. A cell of no bytes has none.
     ///
     /// # Panics
-    /// If there is no such shard, part or rank, or `from` is the input of a rank that does not provide the cell.
+    /// If there is no such shard, chunk or rank, or `from` is the input of a rank that does not provide the cell.
     pub fn spans(
         &self,
         cell: Cell,
@@ -301,18 +301,18 @@ impl Layout {
 
     /// Returns the bytes of `cell` in its shard.
     fn range(&self, cell: Cell) -> Range<u64> {
-        assert!(cell.part < self.parts, "cell {cell} is not one of {} parts", self.parts);
+        assert!(cell.chunk < self.chunks, "cell {cell} is not one of {} chunks", self.chunks);
         let shard_bytes = self.shard_bytes(cell.shard);
-        self.part_offset(shard_bytes, cell.part)..self.part_offset(shard_bytes, cell.part + 1)
+        self.chunk_offset(shard_bytes, cell.chunk)..self.chunk_offset(shard_bytes, cell.chunk + 1)
     }
 
-    fn part_offset(&self, shard_bytes: u64, part: u32) -> u64 {
-        if part == self.parts {
+    fn chunk_offset(&self, shard_bytes: u64, chunk: u32) -> u64 {
+        if chunk == self.chunks {
             return shard_bytes;
         }
-        let units = u128::from(shard_bytes.div_ceil(PART_ALIGN_BYTES));
-        let before = units * u128::from(part) / u128::from(self.parts);
-        u64::try_from(before).expect("fewer units than the shard has") * PART_ALIGN_BYTES
+        let units = u128::from(shard_bytes.div_ceil(CHUNK_ALIGN_BYTES));
+        let before = units * u128::from(chunk) / u128::from(self.chunks);
+        u64::try_from(before).expect("fewer units than the shard has") * CHUNK_ALIGN_BYTES
     }
 }
 

@@ -10,12 +10,12 @@ fn check_tiling(layout: &Layout, context: &str) {
     let mut output_end = 0;
     for shard in Rank::all(layout.ranks()) {
         let mut input_end = 0;
-        for part in 0..layout.parts() {
-            let span = layout.cell(Cell { shard, part });
+        for chunk in 0..layout.chunks() {
+            let span = layout.cell(Cell { shard, chunk });
             let place = (span.input_offset, span.output_offset);
-            assert_eq!(place, (input_end, output_end), "{context}, cell {shard}.{part}");
+            assert_eq!(place, (input_end, output_end), "{context}, cell {shard}.{chunk}");
             if span.input_offset < layout.shard_bytes(shard) {
-                assert_eq!(span.input_offset % PART_ALIGN_BYTES, 0, "{context}, {shard}.{part}");
+                assert_eq!(span.input_offset % CHUNK_ALIGN_BYTES, 0, "{context}, {shard}.{chunk}");
             }
             input_end += span.bytes;
             output_end += span.bytes;
@@ -30,45 +30,45 @@ fn cells_tile_the_output_exactly() {
     for seed in 0..500 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let ranks = rng.usize(1..=9);
-        let parts = rng.u32(1..=17);
+        let chunks = rng.u32(1..=17);
         let around = [0, 1, 3, 63, 64, 65, 4095, 4096, 4097, 1 << 33];
         let shard_bytes: Vec<u64> = (0..ranks)
             .map(|_| if rng.bool() { *rng.choice(&around).unwrap() } else { rng.u64(..10_000) })
             .collect();
-        let layout = Layout::new(&shard_bytes, parts).unwrap();
-        check_tiling(&layout, &format!("seed {seed}, shards {shard_bytes:?}, {parts} parts"));
+        let layout = Layout::new(&shard_bytes, chunks).unwrap();
+        check_tiling(&layout, &format!("seed {seed}, shards {shard_bytes:?}, {chunks} chunks"));
     }
 }
 
 #[test]
-fn the_largest_shard_and_the_most_parts_do_not_overflow() {
+fn the_largest_shard_and_the_most_chunks_do_not_overflow() {
     let layout = Layout::new(&[u64::MAX], u32::MAX).unwrap();
-    let last = layout.cell(Cell { shard: Rank(0), part: u32::MAX - 1 });
+    let last = layout.cell(Cell { shard: Rank(0), chunk: u32::MAX - 1 });
     assert_eq!(last.input_offset + last.bytes, u64::MAX);
 }
 
 #[test]
-fn parts_are_even_to_one_unit() {
+fn chunks_are_even_to_one_unit() {
     let layout = Layout::new(&[10 * 64], 4).unwrap();
-    let bytes = |part| layout.cell(Cell { shard: Rank(0), part }).bytes;
+    let bytes = |chunk| layout.cell(Cell { shard: Rank(0), chunk }).bytes;
     assert_eq!([bytes(0), bytes(1), bytes(2), bytes(3)], [128, 192, 128, 192]);
 }
 
 #[test]
 fn impossible_layouts_are_named() {
-    let text = |shard_bytes: &[u64], parts| {
-        let error = Layout::new(shard_bytes, parts).unwrap_err();
+    let text = |shard_bytes: &[u64], chunks| {
+        let error = Layout::new(shard_bytes, chunks).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         error.to_string()
     };
     assert_snapshot!(text(&[], 1), @"shard_bytes is empty, expected one length for every rank");
-    assert_snapshot!(text(&[8], 0), @"parts is 0, expected at least 1");
+    assert_snapshot!(text(&[8], 0), @"chunks is 0, expected at least 1");
     assert_snapshot!(text(&[1, u64::MAX], 1), @"shard_bytes of rank 1 is 18446744073709551615, behind 1 bytes of the ranks before it; expected a sum of at most 18446744073709551615");
 }
 
 /// A layout with random tensors and, on each rank, random places; shuffled, with gaps between.
 fn random_layout(rng: &mut fastrand::Rng) -> Layout {
-    let (ranks, parts) = (rng.usize(1..=6), rng.u32(1..=5));
+    let (ranks, chunks) = (rng.usize(1..=6), rng.u32(1..=5));
     let tensors = rng.usize(1..=4);
     let around = [0, 1, 3, 63, 64, 65, 127, 200];
     let lengths = |rng: &mut fastrand::Rng| match rng.bool() {
@@ -79,7 +79,7 @@ fn random_layout(rng: &mut fastrand::Rng) -> Layout {
         }
     };
     let lengths = (0..tensors).map(|_| lengths(rng).unwrap()).collect();
-    let layout = Layout::of_tensors(lengths, parts).unwrap();
+    let layout = Layout::of_tensors(lengths, chunks).unwrap();
     if rng.bool() {
         return layout;
     }
@@ -146,9 +146,9 @@ fn copy(spans: impl Iterator<Item = Span>, from: &Memory, into: &mut Memory, con
 }
 
 fn all_cells(layout: &Layout) -> impl Iterator<Item = Cell> {
-    let parts = layout.parts();
+    let chunks = layout.chunks();
     Rank::all(layout.ranks())
-        .flat_map(move |shard| (0..parts).map(move |part| Cell { shard, part }))
+        .flat_map(move |shard| (0..chunks).map(move |chunk| Cell { shard, chunk }))
 }
 
 /// Every byte of every output is what the definition says, and the gaps are untouched.
@@ -217,7 +217,7 @@ fn many_ranks_cost_little() {
     assert_eq!((layout.places.len(), layout.ranks()), (1, 16_384));
     let layout = layout.with_places(vec![Places::JOINED; 16_384]).unwrap();
     assert_eq!(layout.places.len(), 1);
-    let cell = Cell { shard: Rank(16_383), part: 63 };
+    let cell = Cell { shard: Rank(16_383), chunk: 63 };
     let spans: Vec<_> = layout.spans(cell, (cell.shard, Source::Input), Rank(5)).collect();
     let spot = |offset| Spot { buffer: 0, offset };
     let bytes = 1 << 14;

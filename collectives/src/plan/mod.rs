@@ -24,21 +24,21 @@ pub use parse::ParseError;
 pub(crate) use text::StepOf;
 pub use tier::Tier;
 
-/// The largest number of parts of a block. It keeps sizes small that are computed from a number of a peer or a user.
-pub const PARTS_MAX: u32 = 1 << 16;
+/// The largest number of chunks of a block. It keeps sizes small that are computed from a number of a peer or a user.
+pub const CHUNKS_MAX: u32 = 1 << 16;
 
 /// The largest number of outputs that starts use in turn.
 pub const OUTPUTS_MAX: u32 = 2;
 
-/// One part of one block, written as `2.0` for part 0 of the block of rank 2.
+/// One chunk of one block, written as `2.0` for chunk 0 of the block of rank 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cell {
     /// The rank that provides the block.
     #[serde(with = "RankNumber")]
     pub shard: Rank,
-    /// The part, from 0.
-    pub part: u32,
+    /// The chunk, from 0.
+    pub chunk: u32,
 }
 
 /// The buffer that a put or a get reads.
@@ -170,8 +170,8 @@ pub struct Plan {
     pub rank: Rank,
     /// The number of ranks.
     pub ranks: u32,
-    /// The number of parts of each block, 1 to [`PARTS_MAX`].
-    pub parts: u32,
+    /// The number of chunks of each block, 1 to [`CHUNKS_MAX`].
+    pub chunks: u32,
     /// Whether the rank's own block is in its output from the start.
     pub in_place: bool,
     /// The number of outputs, and of sets of flags, that starts use in turn, 1 to [`OUTPUTS_MAX`].
@@ -224,7 +224,7 @@ pub(crate) struct RankNumber(u32);
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.shard, self.part)
+        write!(f, "{}.{}", self.shard, self.chunk)
     }
 }
 
@@ -240,15 +240,18 @@ mod tests {
 
     fn two_lanes() -> Plan {
         let rank = Rank(3);
-        let put =
-            |part| Step::Put { peer: rank, cell: Cell { shard: rank, part }, from: Source::Input };
-        let lanes = [0, 1].map(|part| Lane { steps: vec![put(part)], ..Lane::default() }).into();
+        let put = |chunk| Step::Put {
+            peer: rank,
+            cell: Cell { shard: rank, chunk },
+            from: Source::Input,
+        };
+        let lanes = [0, 1].map(|chunk| Lane { steps: vec![put(chunk)], ..Lane::default() }).into();
         Plan {
             collective: Collective::AllGather,
             algorithm: Algorithm::Direct,
             rank,
             ranks: 4,
-            parts: 2,
+            chunks: 2,
             in_place: false,
             outputs: 1,
             flags: FlagOrder::Prompt,

@@ -20,7 +20,7 @@ pub enum FlagOrder {
     /// Flags are adjacent, for engines that process [many at the price of one](peerlane_hal::Caps).
     ///
     /// The first put then waits for all peers, so a late rank delays all puts. Arrivals are announced together unless the data
-    /// is forwarded, so blocks of several parts gain nothing there; forwarded parts are announced at once.
+    /// is forwarded, so blocks of several chunks gain nothing there; forwarded chunks are announced at once.
     Batched,
 }
 

@@ -71,8 +71,8 @@ fn header(mut line: Line<'_>) -> Result<Plan, ParseError> {
     line.literal("of")?;
     let ranks = line.number("the number of ranks")?;
     line.literal(",")?;
-    let parts = line.number("the number of parts")?;
-    line.literal(if parts == 1 { "part" } else { "parts" })?;
+    let chunks = line.number("the number of chunks")?;
+    line.literal(if chunks == 1 { "chunk" } else { "chunks" })?;
     line.literal(",")?;
     let in_place = line.read("in place or out of place", |word| match word {
         "in" => Some(true),
@@ -99,7 +99,7 @@ fn header(mut line: Line<'_>) -> Result<Plan, ParseError> {
     }
     line.end()?;
     let lanes = Vec::new();
-    Ok(Plan { collective, algorithm, rank, ranks, parts, in_place, outputs, flags, lanes })
+    Ok(Plan { collective, algorithm, rank, ranks, chunks, in_place, outputs, flags, lanes })
 }
 
 fn flag_order(line: &mut Line<'_>) -> Result<FlagOrder, ParseError> {
@@ -241,9 +241,9 @@ impl<'a> Line<'a> {
     }
 
     fn cell(&mut self) -> Result<Cell, ParseError> {
-        self.read("a cell such as 2.0, shard and part", |word| {
-            let (shard, part) = word.split_once('.')?;
-            Some(Cell { shard: Rank(number(shard)?), part: number(part)? })
+        self.read("a cell such as 2.0, shard and chunk", |word| {
+            let (shard, chunk) = word.split_once('.')?;
+            Some(Cell { shard: Rank(number(shard)?), chunk: number(chunk)? })
         })
     }
 

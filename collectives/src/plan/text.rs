@@ -12,7 +12,7 @@ use super::{Flag, FlagOrder, LaneId, Plan, Source, Step, Tier};
 /// The text form, which [`FromStr`](std::str::FromStr) reads back:
 ///
 /// ```text
-/// all-gather direct: rank 0 of 2, 1 part, out of place
+/// all-gather direct: rank 0 of 2, 1 chunk, out of place
 /// lane 0
 ///   signal ready to 1
 ///   put 0.0 input to 0
@@ -23,13 +23,13 @@ use super::{Flag, FlagOrder, LaneId, Plan, Source, Step, Tier};
 /// ```
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { collective, algorithm, rank, ranks, parts, in_place, .. } = self;
+        let Self { collective, algorithm, rank, ranks, chunks, in_place, .. } = self;
         let Self { outputs, flags, lanes, .. } = self;
-        let plural = if *parts == 1 { "" } else { "s" };
+        let plural = if *chunks == 1 { "" } else { "s" };
         let place = if *in_place { "in place" } else { "out of place" };
         write!(
             f,
-            "{collective} {algorithm}: rank {rank} of {ranks}, {parts} part{plural}, {place}"
+            "{collective} {algorithm}: rank {rank} of {ranks}, {chunks} chunk{plural}, {place}"
         )?;
         if *outputs != 1 {
             write!(f, ", {outputs} outputs in turn")?;

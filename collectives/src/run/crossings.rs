@@ -83,7 +83,7 @@ mod tests {
             algorithm: Algorithm::Direct,
             rank: Rank(rank),
             ranks: 3,
-            parts: 1,
+            chunks: 1,
             in_place: false,
             outputs: 1,
             flags: FlagOrder::Prompt,
@@ -95,7 +95,7 @@ mod tests {
     }
 
     fn arrived(shard: u32, lane: LaneId) -> Flag {
-        Flag::Arrived { cell: Cell { shard: Rank(shard), part: 0 }, lane }
+        Flag::Arrived { cell: Cell { shard: Rank(shard), chunk: 0 }, lane }
     }
 
     fn signal(peer: u32, flag: Flag) -> Step {

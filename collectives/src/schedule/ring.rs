@@ -1,20 +1,20 @@
 //! Ring and double ring: every rank forwards what it receives to the next rank.
 //!
 //! The ranks form a circle, node after node, so that the circle leaves each node once. A rank puts its own block to the
-//! next rank, then forwards each part as soon as it has arrived. Every byte goes straight to its place in the output, so
+//! next rank, then forwards each chunk as soon as it has arrived. Every byte goes straight to its place in the output, so
 //! a rank only has to know that the next rank is `ready`. With two outputs in turn an all-gather needs not even that:
 //! in the last start, the block of the next rank has come all the way round. In a broadcast only the block of the root
-//! travels, and part by part the ring is a pipeline.
+//! travels, and chunk by chunk the ring is a pipeline.
 //!
 //! The double ring has two lanes, one for each direction. Each takes every block half of the way round. If the number of
-//! ranks is even, the rank on the far side gets even parts from one direction and odd parts from the other. Both
+//! ranks is even, the rank on the far side gets even chunks from one direction and odd chunks from the other. Both
 //! directions carry half, with half of the hops of one ring.
 //!
 //! If a network reaches the other nodes, puts that leave the node are in a network lane. The local lane waits for what
 //! arrives from the own node, and relays it to the network lane by a signal to its own rank. The lane that forwards
 //! waits for what arrives from another node.
 //!
-//! With batched flags the `ready` signal and wait are adjacent; after that, the signal of one part and the wait for the
+//! With batched flags the `ready` signal and wait are adjacent; after that, the signal of one chunk and the wait for the
 //! next are adjacent in any case.
 
 use std::ops::Range;
@@ -86,7 +86,7 @@ fn ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
         local: LaneId::HOME,
         network: LaneId(1),
         reach: [last; 2],
-        copied: 0..request.shape.parts,
+        copied: 0..request.shape.chunks,
     };
     let mut lanes = empty_lanes(request, 1);
     all_round.extend(request, &mut lanes);
@@ -97,7 +97,7 @@ fn double_ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
     let mut circle = circle(request);
     let last = circle.len() - 1;
     let (near, far) = (last / 2, last.div_ceil(2));
-    let middle = request.shape.parts.div_ceil(2);
+    let middle = request.shape.chunks.div_ceil(2);
     let mut lanes = empty_lanes(request, 2);
     let forwards = Direction {
         circle: &circle,
@@ -113,7 +113,7 @@ fn double_ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
         local: LaneId(1),
         network: LaneId(3),
         reach: [near, far],
-        copied: middle..request.shape.parts,
+        copied: middle..request.shape.chunks,
     };
     backwards.extend(request, &mut lanes);
     lanes
@@ -143,20 +143,20 @@ struct Direction<'a> {
     local: LaneId,
     /// The lane of puts between nodes.
     network: LaneId,
-    /// The number of hops that an even part, and an odd part, of a block makes.
+    /// The number of hops that an even chunk, and an odd chunk, of a block makes.
     reach: [usize; 2],
-    /// The parts of the own block whose self copy this direction makes.
+    /// The chunks of the own block whose self copy this direction makes.
     copied: Range<u32>,
 }
 
 impl Direction<'_> {
     fn extend(self, request: &PlanRequest<'_>, lanes: &mut [Lane]) {
         let &PlanRequest { rank, shape, .. } = request;
-        let parts = || (0..shape.parts).map(|part| (part, self.reach(part)));
-        let furthest = parts().map(|(_, reach)| reach).max().unwrap_or(0);
+        let chunks = || (0..shape.chunks).map(|chunk| (chunk, self.reach(chunk)));
+        let furthest = chunks().map(|(_, reach)| reach).max().unwrap_or(0);
         let is_copied = request.is_provider(rank) && !shape.in_place;
         let copies = self.copied.clone().filter(|_| is_copied);
-        let copies = copies.map(|part| put(rank, Cell { shard: rank, part }, Source::Input));
+        let copies = copies.map(|chunk| put(rank, Cell { shard: rank, chunk }, Source::Input));
         let (next, previous) = (self.place(1), self.place(self.circle.len() - 1));
         let (inward, outward) =
             (self.lane(request, previous, rank), self.lane(request, rank, next));
@@ -183,8 +183,8 @@ impl Direction<'_> {
             if !request.is_provider(shard) {
                 continue;
             }
-            for (part, _) in parts().filter(|&(_, reach)| reach > hop) {
-                let cell = Cell { shard, part };
+            for (chunk, _) in chunks().filter(|&(_, reach)| reach > hop) {
+                let cell = Cell { shard, chunk };
                 if hop > 0 {
                     push(reader, wait(arrived(cell, reader)));
                 }
@@ -196,10 +196,10 @@ impl Direction<'_> {
                 push(outward, signal(next, arrived(cell, reader_next)));
             }
         }
-        for (part, reach) in parts().filter(|&(_, reach)| reach > 0) {
+        for (chunk, reach) in chunks().filter(|&(_, reach)| reach > 0) {
             let shard = self.origin(reach);
             if request.is_provider(shard) {
-                push(reader, wait(arrived(Cell { shard, part }, reader)));
+                push(reader, wait(arrived(Cell { shard, chunk }, reader)));
             }
         }
     }
@@ -209,8 +209,8 @@ impl Direction<'_> {
         self.place(self.circle.len() - hop)
     }
 
-    fn reach(&self, part: u32) -> usize {
-        self.reach[part as usize % 2]
+    fn reach(&self, chunk: u32) -> usize {
+        self.reach[chunk as usize % 2]
     }
 
     /// Returns the rank `by` places after this one in the circle.
@@ -251,14 +251,14 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     let Hops { inside, local, network } = Hops::new(request, node_ranks, ways);
     let peers = sums.ranks - 1;
     let used = || Hops::used(request, inside, &local, &network);
-    let part_time = |link: &EffectiveLink| part_time(request, link);
+    let chunk_time = |link: &EffectiveLink| chunk_time(request, link);
     // The last of links that are equally slow; there is always one.
-    let slowest = used().max_by_key(|link| part_time(link)).unwrap_or(&local);
-    let part = part_time(slowest);
-    let parts = request.parts();
-    // With two directions, even parts go further the one way, odd ones the other way.
+    let slowest = used().max_by_key(|link| chunk_time(link)).unwrap_or(&local);
+    let chunk = chunk_time(slowest);
+    let chunks = request.chunks();
+    // With two directions, even chunks go further the one way, odd ones the other way.
     let (near, hops) = (peers / ways, peers.div_ceil(ways));
-    let puts = hops * parts.div_ceil(ways) + near * (parts - parts.div_ceil(ways));
+    let puts = hops * chunks.div_ceil(ways) + near * (chunks - chunks.div_ceil(ways));
     let shards = |count: u64| sums.shard_bytes_max.saturating_mul(count);
     // Two directions leave a node at two ranks, unless it has only one; and of two ranks each has one
     // direction inside.
@@ -268,22 +268,22 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     let every = match local.by_processor {
         _ if !inside => 0,
         // Two directions of one thread take turns.
-        true => part_time(&local).saturating_mul(inside_shards.saturating_mul(parts)),
+        true => chunk_time(&local).saturating_mul(inside_shards.saturating_mul(chunks)),
         false => local.sends(shards(inside_shards)),
     };
     let out = if request.has_network() { network.sends(shards(out_shards)) } else { 0 };
     let every = every.max(out);
     // All but the own shard came from the rank before.
     let foreign = peers.saturating_sub(1);
-    let passed_on = slowest.passed_on(foreign * parts, shards(foreign));
+    let passed_on = slowest.passed_on(foreign * chunks, shards(foreign));
     let all =
-        uneven(request, slowest, part.saturating_mul(puts).max(every).saturating_add(passed_on));
+        uneven(request, slowest, chunk.saturating_mul(puts).max(every).saturating_add(passed_on));
     // What leaves the node is relayed by a signal from the home lane.
     let relay = if request.has_network() && inside { own.hop } else { 0 };
     let last_hop = used().map(|link| link.hop).max().unwrap_or(0);
-    let passed_on_part = |link: &EffectiveLink| link.passed_on(1, request.part_bytes());
+    let passed_on_chunk = |link: &EffectiveLink| link.passed_on(1, request.chunk_bytes());
     let edge = |link: &EffectiveLink, relay: u64| {
-        part_time(link).saturating_add(passed_on_part(link)).saturating_add(link.hop + relay)
+        chunk_time(link).saturating_add(passed_on_chunk(link)).saturating_add(link.hop + relay)
     };
     let (near_edge, far_edge) = (edge(&local, 0), edge(&network, relay));
     // A shard crosses at most one way out of each node, and every other link at most once.
@@ -292,10 +292,10 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     let by = |out: u64| {
         far_edge.saturating_mul(out).saturating_add(near_edge.saturating_mul(hops - out))
     };
-    let others = part.saturating_add(passed_on_part(slowest)).saturating_mul(parts - 1);
+    let others = chunk.saturating_add(passed_on_chunk(slowest)).saturating_mul(chunks - 1);
     let journey = by(out).max(by(hops - stay)).saturating_add(others);
     // It begins where its shard is at home.
-    let journey = journey.saturating_sub(passed_on_part(&local).min(passed_on_part(slowest)));
+    let journey = journey.saturating_sub(passed_on_chunk(&local).min(passed_on_chunk(slowest)));
     let uneven_overlap = overlaps(request, slowest) && sums.shard_bytes_max > sums.shard_bytes_min;
     let waits = match uneven_overlap {
         true => 0,
@@ -315,16 +315,16 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
         _ => format!(", {} longer as peers have just put it there", time(passed_on)),
     };
     let note = format!(
-        "{hops} steps of {parts} × {} at {}{longer}",
-        bytes(request.part_bytes()),
+        "{hops} steps of {chunks} × {} at {}{longer}",
+        bytes(request.chunk_bytes()),
         rate(slowest.rate(1))
     );
     terms.push(Term::new("puts", all, note));
     if hops > 0 {
-        terms.push(Term::new("waits for the next part", waits, format!("on {hops} steps")));
+        terms.push(Term::new("waits for the next chunk", waits, format!("on {hops} steps")));
         terms.push(Term::new("last arrival", last_hop, ""));
     }
-    let puts = peers.saturating_mul(parts).saturating_mul(slowest.submit);
+    let puts = peers.saturating_mul(chunks).saturating_mul(slowest.submit);
     let host = puts.saturating_add(request.self_puts().saturating_mul(own.submit));
     PathEstimate { terms, host }
 }
@@ -336,7 +336,7 @@ fn overlaps(request: &CostRequest<'_>, link: &EffectiveLink) -> bool {
 
 /// Returns the time of the puts if shards differ in length.
 ///
-/// Every link carries all shards but one, and the largest shard reaches the last rank part by part. With outputs in
+/// Every link carries all shards but one, and the largest shard reaches the last rank chunk by chunk. With outputs in
 /// turn and engines of a device, the journey of one start overlaps with the next start.
 fn uneven(request: &CostRequest<'_>, link: &EffectiveLink, even: u64) -> u64 {
     let sums = request.sums;
@@ -346,7 +346,7 @@ fn uneven(request: &CostRequest<'_>, link: &EffectiveLink, even: u64) -> u64 {
     }
     let equal = sums.shard_bytes_max.saturating_mul(peers);
     let carried = sums.total_bytes - sums.shard_bytes_min;
-    let journey = sums.shard_bytes_max + request.part_bytes().saturating_mul(peers - 1);
+    let journey = sums.shard_bytes_max + request.chunk_bytes().saturating_mul(peers - 1);
     let needed = if overlaps(request, link) { carried } else { carried.max(journey) };
     let saved = equal.saturating_sub(needed);
     even.saturating_sub(transfer_picoseconds(saved, link.rate(1)))
@@ -382,14 +382,14 @@ impl Hops {
     }
 }
 
-/// Returns the time of one part over one hop, with its signal and wait.
-fn part_time(request: &CostRequest<'_>, link: &EffectiveLink) -> u64 {
+/// Returns the time of one chunk over one hop, with its signal and wait.
+fn chunk_time(request: &CostRequest<'_>, link: &EffectiveLink) -> u64 {
     let flags = request.flags(link, 1).saturating_mul(2);
-    let part = link.puts(1, request.part_bytes()).max(link.receives(request.part_bytes()));
-    part.saturating_add(flags)
+    let chunk = link.puts(1, request.chunk_bytes()).max(link.receives(request.chunk_bytes()));
+    chunk.saturating_add(flags)
 }
 
-/// Estimates a broadcast: the first part over every hop, then the other parts over the slowest hop.
+/// Estimates a broadcast: the first chunk over every hop, then the other chunks over the slowest hop.
 fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let sums = request.sums;
     let own = EffectiveLink::new(request.links, None, 1, 1);
@@ -398,8 +398,8 @@ fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
     let hops = sums.ranks - 1;
     // All but the root forward what has just arrived.
     let forwarded = |link: &EffectiveLink| {
-        let passed_on = if hops > 1 { link.passed_on(1, request.part_bytes()) } else { 0 };
-        part_time(request, link).saturating_add(passed_on)
+        let passed_on = if hops > 1 { link.passed_on(1, request.chunk_bytes()) } else { 0 };
+        chunk_time(request, link).saturating_add(passed_on)
     };
     let slowest = used().max_by_key(|link| forwarded(link)).unwrap_or(&local);
     let furthest = used().max_by_key(|link| link.hop).unwrap_or(&local);
@@ -414,13 +414,13 @@ fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
     let first = hop(&network, relay)
         .saturating_mul(between)
         .saturating_add(hop(&local, 0).saturating_mul(hops - between))
-        .saturating_sub(forwarded(slowest) - part_time(request, slowest));
-    let others = forwarded(slowest).saturating_mul(request.parts() - 1);
+        .saturating_sub(forwarded(slowest) - chunk_time(request, slowest));
+    let others = forwarded(slowest).saturating_mul(request.chunks() - 1);
     let ready = request.ready(furthest, hops.min(1), Some(&own)).saturating_add(entry);
     let note = format!(
         "{} × {} at {} over {hops} hops",
-        request.parts(),
-        bytes(request.part_bytes()),
+        request.chunks(),
+        bytes(request.chunk_bytes()),
         rate(slowest.rate(1))
     );
     let mut terms = vec![
@@ -428,10 +428,10 @@ fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
         request.self_copy_term(&own, first.saturating_add(others)),
     ];
     if hops > 0 {
-        terms.push(Term::new("first part", first, note));
-        terms.push(Term::new("other parts", others, "behind it"));
+        terms.push(Term::new("first chunk", first, note));
+        terms.push(Term::new("other chunks", others, "behind it"));
         terms.push(Term::new("end of the network lane", entry, ""));
     }
-    let host = request.parts().saturating_mul(slowest.submit);
+    let host = request.chunks().saturating_mul(slowest.submit);
     PathEstimate { terms, host }
 }

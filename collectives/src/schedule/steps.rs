@@ -9,15 +9,15 @@ use crate::plan::{Cell, Flag, LaneId, Source, Step, Tier};
 pub(super) const NETWORK_LANE: LaneId = LaneId(1);
 
 /// Returns the cells of the block of one rank.
-pub(super) fn cells(shard: Rank, parts: u32) -> impl Iterator<Item = Cell> + Clone {
-    (0..parts).map(move |part| Cell { shard, part })
+pub(super) fn cells(shard: Rank, chunks: u32) -> impl Iterator<Item = Cell> + Clone {
+    (0..chunks).map(move |chunk| Cell { shard, chunk })
 }
 
 /// Returns the copies of a rank's own block into its own output; none in place.
 pub(super) fn self_copy(request: &PlanRequest<'_>) -> impl Iterator<Item = Step> + use<> {
     let &PlanRequest { rank, shape, .. } = request;
     let is_copied = request.is_provider(rank) && !shape.in_place;
-    cells(rank, shape.parts)
+    cells(rank, shape.chunks)
         .filter(move |_| is_copied)
         .map(move |cell| put(rank, cell, Source::Input))
 }

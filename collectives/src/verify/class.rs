@@ -77,7 +77,7 @@ impl Fault {
     pub const fn class(&self) -> FaultClass {
         match self {
             Self::NoPlan | Self::Disagrees { .. } => FaultClass::Disagreement,
-            Self::Parts { .. }
+            Self::Chunks { .. }
             | Self::Outputs { .. }
             | Self::NoLane { .. }
             | Self::Unknown { .. }

@@ -26,8 +26,8 @@ impl Count {
     /// Adds the plan of one rank.
     pub(super) fn add(&mut self, plan: &Plan) {
         let me = plan.rank;
-        let &Plan { collective, ranks, parts, in_place, .. } = plan;
-        for copied in collective.copied_cells(me, ranks, parts, in_place) {
+        let &Plan { collective, ranks, chunks, in_place, .. } = plan;
+        for copied in collective.copied_cells(me, ranks, chunks, in_place) {
             self.cells = self.cells.wrapping_sub(cell(me, copied));
         }
         for lane in plan.lane_ids() {
@@ -65,15 +65,15 @@ impl Count {
     }
 }
 
-fn cell(rank: Rank, Cell { shard, part }: Cell) -> u64 {
-    strewn([rank.0, shard.0, part, 0])
+fn cell(rank: Rank, Cell { shard, chunk }: Cell) -> u64 {
+    strewn([rank.0, shard.0, chunk, 0])
 }
 
 fn flag(reader: Rank, flag: Flag) -> u64 {
     let one = |kind, LaneId(lane), rank: Rank| [reader.0, rank.0, lane, kind];
     match flag {
-        Flag::Arrived { cell: Cell { shard, part }, lane } => {
-            strewn(one(1, lane, shard)).wrapping_add(strewn([reader.0, shard.0, part, lane.0 + 8]))
+        Flag::Arrived { cell: Cell { shard, chunk }, lane } => {
+            strewn(one(1, lane, shard)).wrapping_add(strewn([reader.0, shard.0, chunk, lane.0 + 8]))
         }
         Flag::Ready { from, lane } => strewn(one(2, lane, from)),
         Flag::Taken { by, lane } => strewn(one(3, lane, by)),

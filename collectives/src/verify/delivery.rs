@@ -77,9 +77,9 @@ fn check_output(program: &Program, rank: Rank, deliveries: &[Delivery]) -> Resul
     {
         return Err(Fault::NotRequired { place: place(delivery), rank });
     }
-    let &Program { collective, ranks, parts, in_place, .. } = program;
+    let &Program { collective, ranks, chunks, in_place, .. } = program;
     let mut seen = deliveries.iter().map(|delivery| delivery.cell);
-    let mut required = collective.copied_cells(rank, ranks, parts, in_place);
+    let mut required = collective.copied_cells(rank, ranks, chunks, in_place);
     match required.find(|&cell| seen.next() != Some(cell)) {
         Some(cell) => Err(Fault::NeverPut { rank, cell }),
         None => Ok(()),

@@ -6,7 +6,7 @@ use peerlane_hal::{ErrorKind, Rank};
 
 use super::class::FaultClass;
 use crate::collective::Collective;
-use crate::plan::{Cell, Flag, LaneId, OUTPUTS_MAX, PARTS_MAX, Step, StepOf, Tier};
+use crate::plan::{CHUNKS_MAX, Cell, Flag, LaneId, OUTPUTS_MAX, Step, StepOf, Tier};
 
 /// Where a step stands in its lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,13 +64,13 @@ pub enum Fault {
         /// What it must hold.
         wanted: String,
     },
-    /// The number of parts is impossible.
-    #[error("rank {rank}: parts is {parts}, expected 1 to {PARTS_MAX}")]
-    Parts {
+    /// The number of chunks is impossible.
+    #[error("rank {rank}: chunks is {chunks}, expected 1 to {CHUNKS_MAX}")]
+    Chunks {
         /// Whose plan.
         rank: Rank,
         /// The number.
-        parts: u32,
+        chunks: u32,
     },
     /// The number of outputs is impossible.
     #[error("rank {rank}: outputs is {outputs}, expected 1, or out of place up to {OUTPUTS_MAX}")]

@@ -69,8 +69,8 @@ use symmetry::Symmetry;
 pub struct Proof {
     /// The number of ranks.
     pub ranks: u32,
-    /// The number of parts of each block.
-    pub parts: u32,
+    /// The number of chunks of each block.
+    pub chunks: u32,
     /// The number of consecutive starts that were followed.
     pub starts: u32,
     /// The number of steps of all ranks in one start, including entries and exits.
@@ -108,10 +108,10 @@ pub enum Claim {
 
 impl fmt::Display for Proof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ranks, parts, starts, steps, flags, claim } = self;
+        let Self { ranks, chunks, starts, steps, flags, claim } = self;
         write!(
             f,
-            "verified (ranks: {ranks}, parts: {parts}, starts: {starts}, steps: {steps}, flags: \
+            "verified (ranks: {ranks}, chunks: {chunks}, starts: {starts}, steps: {steps}, flags: \
              {flags}{}): every byte of every output arrives exactly once; no byte is read before it \
              has arrived; no deadlock; every flag has one writer and one reader and ends where it \
              began; no start passes on the flags of the one before; nothing is overwritten while \
@@ -156,7 +156,7 @@ impl Proof {
     fn new(first: &Plan, program: &Program, flags: &Flags) -> Self {
         Self {
             ranks: first.ranks,
-            parts: first.parts,
+            chunks: first.chunks,
             starts: first.outputs + 1,
             steps: program.lanes.iter().map(|lane| lane.steps.len()).sum(),
             flags: flags.len(),

@@ -13,7 +13,7 @@ use crate::plan::{Cell, LaneId, Plan, Step, Tier};
 pub(super) struct Program {
     pub(super) collective: Collective,
     pub(super) ranks: u32,
-    pub(super) parts: u32,
+    pub(super) chunks: u32,
     pub(super) in_place: bool,
     /// How many outputs and sets of flags are used in turn.
     pub(super) outputs: u32,
@@ -44,7 +44,7 @@ impl Program {
         Self {
             collective: first.map_or(Collective::AllGather, |plan| plan.collective),
             ranks: Rank::at(symmetry.ranks()).0,
-            parts: first.map_or(0, |plan| plan.parts),
+            chunks: first.map_or(0, |plan| plan.chunks),
             in_place: first.is_some_and(|plan| plan.in_place),
             outputs: first.map_or(1, |plan| plan.outputs),
             width: first.map_or(1, |plan| plan.lanes.len()),

@@ -172,17 +172,17 @@ impl<'a> Family<'a> {
         if counted == ranks {
             count.check()?;
         }
-        let mut part = sample::part(self.topology, ranks);
-        let mut most = part.ranks();
+        let mut subset = sample::some_nodes(self.topology, ranks);
+        let mut most = subset.ranks();
         let proof = loop {
-            let family = Family::on(self, &part);
+            let family = Family::on(self, &subset);
             if family.steps()? <= followed_steps || most <= 2 {
                 break family.verify_all()?;
             }
             most = most / 2 + 1;
-            part = sample::part(self.topology, most);
+            subset = sample::some_nodes(self.topology, most);
         };
-        let claim = Claim::Counted { counted, ranks: part.ranks(), nodes: part.nodes() };
+        let claim = Claim::Counted { counted, ranks: subset.ranks(), nodes: subset.nodes() };
         Ok(Proof {
             ranks: Rank::at(ranks).0,
             steps: count.steps,

@@ -32,7 +32,7 @@ impl Sample {
 
 /// Returns a topology of some of the nodes with at most about `ranks` ranks: the smallest, the largest, and pseudo-random
 /// others. If one node is too large, it returns a part of it.
-pub(super) fn part(topology: &Topology, ranks: usize) -> Topology {
+pub(super) fn some_nodes(topology: &Topology, ranks: usize) -> Topology {
     let members = |node: usize| topology.members(Rank::at(node).0);
     let nodes = topology.nodes();
     let mut strewn = Strewn::new(topology);

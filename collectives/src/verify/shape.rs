@@ -5,7 +5,7 @@ use std::fmt::Display;
 use peerlane_hal::Rank;
 
 use super::fault::{Fault, Place, Position};
-use crate::plan::{Cell, Flag, LaneId, OUTPUTS_MAX, PARTS_MAX, Plan, Source, Step, Tier};
+use crate::plan::{CHUNKS_MAX, Cell, Flag, LaneId, OUTPUTS_MAX, Plan, Source, Step, Tier};
 
 /// Checks plans that stand for those of all `ranks` ranks, each the plan of the rank that `owners` has
 /// in its place, and returns the first.
@@ -20,7 +20,7 @@ pub(super) fn check<'a>(
         agrees(index, "rank", &plan.rank, owner)?;
         agrees(index, "collective", &plan.collective, &first.collective)?;
         agrees(index, "algorithm", &plan.algorithm, &first.algorithm)?;
-        agrees(index, "parts", &plan.parts, &first.parts)?;
+        agrees(index, "chunks", &plan.chunks, &first.chunks)?;
         agrees(index, "in_place", &plan.in_place, &first.in_place)?;
         agrees(index, "outputs", &plan.outputs, &first.outputs)?;
         agrees(index, "flags", &plan.flags, &first.flags)?;
@@ -57,9 +57,9 @@ fn agrees<T: PartialEq + Display>(
 }
 
 fn check_sizes(plan: &Plan) -> Result<(), Fault> {
-    let &Plan { rank, parts, in_place, outputs, .. } = plan;
-    if !(1..=PARTS_MAX).contains(&parts) {
-        return Err(Fault::Parts { rank, parts });
+    let &Plan { rank, chunks, in_place, outputs, .. } = plan;
+    if !(1..=CHUNKS_MAX).contains(&chunks) {
+        return Err(Fault::Chunks { rank, chunks });
     }
     if !(1..=OUTPUTS_MAX).contains(&outputs) || (in_place && outputs > 1) {
         return Err(Fault::Outputs { rank, outputs });
@@ -128,9 +128,9 @@ impl Names<'_> {
 
     fn cell(&self, cell: Cell) -> Result<(), Fault> {
         self.rank(cell.shard)?;
-        let parts = self.plan.parts;
-        self.there(cell.part < parts, || {
-            (format!("part {}", cell.part), format!("a part below {parts}"))
+        let chunks = self.plan.chunks;
+        self.there(cell.chunk < chunks, || {
+            (format!("chunk {}", cell.chunk), format!("a chunk below {chunks}"))
         })
     }
 

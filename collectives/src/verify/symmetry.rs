@@ -117,7 +117,7 @@ impl Symmetry {
     }
 
     pub(super) fn turned_cell(&self, turn: Turn, cell: Cell) -> Cell {
-        Cell { shard: self.turned(turn, cell.shard), part: cell.part }
+        Cell { shard: self.turned(turn, cell.shard), chunk: cell.chunk }
     }
 
     pub(super) fn turned_flag(&self, turn: Turn, flag: Flag) -> Flag {
@@ -157,12 +157,12 @@ impl Symmetry {
     /// Returns whether `plan` is the rotated plan of its representative.
     pub(super) fn matches(&self, representative: &Plan, plan: &Plan) -> bool {
         let turn = self.turn_of(plan.rank);
-        let Plan { collective, algorithm, rank: _, ranks, parts, in_place, .. } = plan;
+        let Plan { collective, algorithm, rank: _, ranks, chunks, in_place, .. } = plan;
         let Plan { outputs, flags, lanes, .. } = plan;
         let agrees = *collective == representative.collective
             && *algorithm == representative.algorithm
             && *ranks == representative.ranks
-            && *parts == representative.parts
+            && *chunks == representative.chunks
             && *in_place == representative.in_place
             && *outputs == representative.outputs
             && *flags == representative.flags

@@ -13,7 +13,7 @@ use crate::verify::program::ClosedLane;
 /// One rank that copies its shard in lane 1; `change` gets the closed lanes 0 and 1.
 fn fault(change: impl FnOnce(&mut [ClosedLane])) -> Option<String> {
     let rank = Rank(0);
-    let cell = Cell { shard: rank, part: 0 };
+    let cell = Cell { shard: rank, chunk: 0 };
     let copy = Step::Put { peer: rank, cell, from: Source::Input };
     let lanes = vec![Lane::default(), Lane { steps: vec![copy], ..Lane::default() }];
     let algorithm = Algorithm::Direct;
@@ -21,7 +21,7 @@ fn fault(change: impl FnOnce(&mut [ClosedLane])) -> Option<String> {
     let flags = FlagOrder::Prompt;
     let collective = Collective::AllGather;
     let plan =
-        Plan { collective, algorithm, rank, ranks: 1, parts: 1, in_place, outputs, flags, lanes };
+        Plan { collective, algorithm, rank, ranks: 1, chunks: 1, in_place, outputs, flags, lanes };
     let mut program = Program::new(&[plan], Symmetry::none(1));
     change(&mut program.lanes);
     follow(&program).err().map(|fault| fault.to_string())

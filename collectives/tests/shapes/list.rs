@@ -28,7 +28,7 @@ fn gather(
     group: &mut Host,
     algorithm: Algorithm,
     lens: &[usize],
-    parts: u32,
+    chunks: u32,
     in_place: bool,
 ) -> Result<(), Error> {
     let me = group.rank();
@@ -41,7 +41,7 @@ fn gather(
         outputs.push(buffer);
     }
     let builder = group.all_gather_list::<u8>(lens, &destinations);
-    let builder = builder.algorithm(algorithm).parts(parts);
+    let builder = builder.algorithm(algorithm).chunks(chunks);
     let builder = builder.output_buffers(outputs);
     let mut gather = if in_place { builder.in_place() } else { builder }.prepare()?;
     for start in 0..3 {

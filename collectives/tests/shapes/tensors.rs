@@ -38,7 +38,7 @@ fn prepare(
     group: &mut Host,
     algorithm: Algorithm,
     uneven: bool,
-    (parts, outputs): (u32, u32),
+    (chunks, outputs): (u32, u32),
     places: Places,
 ) -> Result<AllGather<u8>, Error> {
     let (me, lens) = (group.rank().index(), lens(group.ranks(), uneven));
@@ -53,7 +53,7 @@ fn prepare(
         false => group.all_gather_tensors::<u8>(&TENSORS),
     };
     // Two in turn are the default only where Peerlane allocates them, which not all ranks let it.
-    let builder = builder.algorithm(algorithm).parts(parts).outputs(outputs);
+    let builder = builder.algorithm(algorithm).chunks(chunks).outputs(outputs);
     match places {
         Places::Joined => builder,
         Places::InputsApart => builder.input_buffers(pieces),
@@ -68,11 +68,11 @@ fn gather(
     group: &mut Host,
     algorithm: Algorithm,
     uneven: bool,
-    (parts, outputs): (u32, u32),
+    (chunks, outputs): (u32, u32),
     places: Places,
 ) -> Result<(), Error> {
     let me = group.rank();
-    let mut gather = prepare(group, algorithm, uneven, (parts, outputs), places)?;
+    let mut gather = prepare(group, algorithm, uneven, (chunks, outputs), places)?;
     let lens = lens(group.ranks(), uneven);
     for start in 0..3 {
         for (tensor, lens) in lens.iter().enumerate() {

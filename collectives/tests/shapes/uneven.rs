@@ -10,11 +10,11 @@ fn gather(
     group: &mut Host,
     algorithm: Algorithm,
     lens: &[usize],
-    parts: u32,
+    chunks: u32,
     in_place: bool,
 ) -> Result<(), Error> {
     let me = group.rank();
-    let builder = group.all_gather_v::<u8>(lens).algorithm(algorithm).parts(parts);
+    let builder = group.all_gather_v::<u8>(lens).algorithm(algorithm).chunks(chunks);
     let mut gather = if in_place { builder.in_place() } else { builder }.prepare()?;
     let report = gather.report();
     let own = lens[me.index()] as u64;
@@ -70,7 +70,7 @@ fn every_rank_gets_every_shard_whatever_the_lengths() {
 fn elements_larger_than_a_byte_keep_their_order() {
     in_flat_group(4, |group| {
         let (me, lens) = (group.rank().0, [10, 20, 30, 40]);
-        let mut gather = group.all_gather_v::<f64>(&lens).parts(3).prepare()?;
+        let mut gather = group.all_gather_v::<f64>(&lens).chunks(3).prepare()?;
         gather.input_mut()?.fill(f64::from(me) + 0.5);
         gather.run()?;
         let wanted: Vec<f64> =

@@ -48,7 +48,7 @@ fn operations_run_over_ranges_in_turn() {
             let mut gathers = Vec::new();
             for (index, (begin, lens)) in ranges.into_iter().enumerate() {
                 let builder = group.all_gather_into_v(&window, begin, lens);
-                let builder = builder.algorithm(algorithm).parts(1 + index as u32).in_place();
+                let builder = builder.algorithm(algorithm).chunks(1 + index as u32).in_place();
                 gathers.push((builder.prepare()?, begin, lens));
             }
             for start in 0..12 {

@@ -26,8 +26,8 @@ fn story_after(class: FaultClass, shape: Shape, change: impl FnOnce(&mut Vec<Pla
 
 #[test]
 fn plans_that_do_not_belong_together() {
-    assert_snapshot!(story_after(FaultClass::Disagreement, Shape::Direct, |plans| plans[2].parts = 2), @r"
-    plan 2: parts is 2, expected 1
+    assert_snapshot!(story_after(FaultClass::Disagreement, Shape::Direct, |plans| plans[2].chunks = 2), @r"
+    plan 2: chunks is 2, expected 1
 
          it shows in the plans, whichever way they run
     ");

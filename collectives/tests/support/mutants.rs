@@ -21,7 +21,7 @@ const MUTATIONS: &[Mutation] = &[
     change_tier,
     add_flag,
     flip_in_place,
-    change_parts,
+    change_chunks,
     change_outputs,
 ];
 
@@ -209,10 +209,10 @@ fn flip_in_place(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     Some(format!("in_place of rank {}", plan.rank))
 }
 
-fn change_parts(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
+fn change_chunks(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     let plan = rng.choice(plans)?;
-    plan.parts = rng.u32(0..=4);
-    Some(format!("{} parts of rank {}", plan.parts, plan.rank))
+    plan.chunks = rng.u32(0..=4);
+    Some(format!("{} chunks of rank {}", plan.chunks, plan.rank))
 }
 
 /// Of all ranks alike, or of one.
@@ -233,8 +233,8 @@ fn any_rank(plans: &[Plan], rng: &mut Rng) -> Rank {
 }
 
 fn any_cell(plans: &[Plan], rng: &mut Rng) -> Cell {
-    let part = rng.u32(..plans[0].parts.max(1)) + u32::from(rng.u8(..8) == 0);
-    Cell { shard: any_rank(plans, rng), part }
+    let chunk = rng.u32(..plans[0].chunks.max(1)) + u32::from(rng.u8(..8) == 0);
+    Cell { shard: any_rank(plans, rng), chunk }
 }
 
 fn any_flag(plans: &[Plan], rng: &mut Rng) -> Flag {

@@ -151,12 +151,12 @@ fn action(
         *names.entry((reader, flag)).or_insert(next)
     };
     Some(match step {
-        Step::Put { peer, cell: Cell { shard, part }, from }
-        | Step::Get { peer, cell: Cell { shard, part }, from } => {
+        Step::Put { peer, cell: Cell { shard, chunk }, from }
+        | Step::Get { peer, cell: Cell { shard, chunk }, from } => {
             let is_get = matches!(step, Step::Get { .. });
             let shard = in_range(shard)?;
-            let edge = |part: u32| shards[shard] * part as usize / plan.parts as usize;
-            let units = (part < plan.parts).then(|| edge(part)..edge(part + 1))?;
+            let edge = |chunk: u32| shards[shard] * chunk as usize / plan.chunks as usize;
+            let units = (chunk < plan.chunks).then(|| edge(chunk)..edge(chunk + 1))?;
             Action::Copy { peer: in_range(peer)?, is_get, units, shard, from }
         }
         Step::Signal { peer, flag } => {

@@ -14,7 +14,7 @@ pub(crate) type Host = Group<host::Fabric>;
 /// What lies where nothing is gathered.
 pub(crate) const UNTOUCHED: u8 = 0xEE;
 
-/// Lengths around what parts and cache lines are made of.
+/// Lengths around what chunks and cache lines are made of.
 pub(crate) const LENGTHS: [usize; 9] = [0, 1, 7, 63, 64, 65, 127, 1000, 4097];
 
 /// Runs `body` as each rank of a group, and closes it: over one fabric, and where there are several

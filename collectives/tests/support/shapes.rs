@@ -69,7 +69,7 @@ impl Shape {
     }
 
     /// The plans of all ranks.
-    pub(crate) fn plans(self, ranks: u32, parts: u32, in_place: bool) -> Vec<Plan> {
+    pub(crate) fn plans(self, ranks: u32, chunks: u32, in_place: bool) -> Vec<Plan> {
         let outputs = self.outputs();
         let flags = match self {
             Self::Batched | Self::BatchedInTurn | Self::TiersInTurn(_) => FlagOrder::Batched,
@@ -78,7 +78,7 @@ impl Shape {
         let in_place = in_place && outputs == 1;
         let tiers = matches!(self, Self::Tiers(_) | Self::TiersInTurn(_));
         let shape = schedule::Shape {
-            parts,
+            chunks,
             in_place,
             outputs,
             flags,

@@ -37,10 +37,10 @@ fn rounds<T: Element + PartialEq>(
     Ok(())
 }
 
-fn gather(topology: &Topology, algorithm: Algorithm, parts: u32, in_place: bool, waits: Waits) {
+fn gather(topology: &Topology, algorithm: Algorithm, chunks: u32, in_place: bool, waits: Waits) {
     in_tiers(topology, waits, |group| {
         let ranks = (group.rank().index(), group.ranks());
-        let builder = group.all_gather::<i32>(LEN).algorithm(algorithm).parts(parts);
+        let builder = group.all_gather::<i32>(LEN).algorithm(algorithm).chunks(chunks);
         let builder = if in_place { builder.in_place() } else { builder };
         let mut gather = builder.prepare()?;
         rounds(&mut gather, ranks, 6, value)?;
@@ -53,8 +53,8 @@ fn every_algorithm_gathers_over_two_fabrics() {
     for nodes in ["1", "1x3", "2x1", "2x2", "3x1", "2+1", "3+1+2", "0,1,0,1", "0,1,1,0,2"] {
         let topology: Topology = nodes.parse().unwrap();
         for &algorithm in Algorithm::ALL {
-            for parts in 1..=4 {
-                gather(&topology, algorithm, parts, parts % 2 == 0, QUEUED);
+            for chunks in 1..=4 {
+                gather(&topology, algorithm, chunks, chunks % 2 == 0, QUEUED);
             }
         }
     }
@@ -86,7 +86,7 @@ fn hierarchical_gathers_over_one_fabric_with_nodes_of_the_callers() {
                 let ranks = (bootstrap.rank().index(), bootstrap.ranks());
                 let options = GroupOptions::default().topology(topology.clone());
                 let mut group = options.open(bootstrap, fabric)?;
-                let builder = group.all_gather::<i32>(LEN).algorithm(algorithm).parts(3);
+                let builder = group.all_gather::<i32>(LEN).algorithm(algorithm).chunks(3);
                 rounds(&mut builder.prepare()?, ranks, 4, value)?;
                 group.close()
             });
@@ -103,7 +103,7 @@ fn large_shards_move_on_both_fabrics() {
         in_tiers(&topology, QUEUED, |group| {
             let ranks = (group.rank().index(), group.ranks());
             let builder = group.all_gather::<u8>(3 << 20).algorithm(algorithm);
-            let mut gather = builder.parts(4).prepare()?;
+            let mut gather = builder.chunks(4).prepare()?;
             rounds(&mut gather, ranks, 1, |_, rank, index| (rank * 91 + index / 1000) as u8)
         });
     }
@@ -116,7 +116,7 @@ fn every_shape_goes_over_the_network() {
         in_tiers(&topology, WAITS[1], |group| {
             let (rank, ranks) = (group.rank().index(), group.ranks());
             let lens: Vec<usize> = (0..ranks).map(|rank| rank * 65 % 131).collect();
-            let builder = group.all_gather_v::<i32>(&lens).algorithm(algorithm).parts(2);
+            let builder = group.all_gather_v::<i32>(&lens).algorithm(algorithm).chunks(2);
             rounds(&mut builder.prepare()?, (rank, ranks), 3, value)?;
 
             let backwards: Vec<Destination> = (0..ranks)
@@ -126,7 +126,7 @@ fn every_shape_goes_over_the_network() {
             rounds(&mut builder.prepare()?, (rank, ranks), 3, value)?;
 
             let builder = group.all_gather_tensors::<i32>(&[3, 70]).algorithm(algorithm);
-            let mut gather = builder.parts(2).prepare()?;
+            let mut gather = builder.chunks(2).prepare()?;
             for tensor in 0..2 {
                 gather.input_piece_mut(tensor)?.fill((rank * 10 + tensor) as i32);
             }

@@ -10,7 +10,7 @@ use crate::support::{WAITS, in_tiers};
 fn lanes_and_bytes_of_both_tiers_are_named() {
     let topology: Topology = "2x2".parse().unwrap();
     let reports = in_tiers(&topology, WAITS[1], |group| {
-        let builder = group.all_gather::<u8>(100).algorithm(Algorithm::Hierarchical).parts(2);
+        let builder = group.all_gather::<u8>(100).algorithm(Algorithm::Hierarchical).chunks(2);
         let report = builder.prepare()?.report().clone();
         assert_eq!(report.fallbacks, []);
         assert_eq!(report.lanes.len(), 2);
@@ -20,7 +20,7 @@ fn lanes_and_bytes_of_both_tiers_are_named() {
         assert!(bytes.eq(wanted), "{:?}", report.tiers);
         Ok(report.to_string())
     });
-    assert_snapshot!(reports[0], @"hierarchical, 4 ranks, 100 bytes a shard in 2 part(s), 400 bytes in all, 2 output(s) in turn, flags prompt; lane 0 on host by processor, waits queued; lane 1 on host (network) by processor, waits polled; local: 200 bytes put, 0 got; network: 100 bytes put, 0 got");
+    assert_snapshot!(reports[0], @"hierarchical, 4 ranks, 100 bytes a shard in 2 chunk(s), 400 bytes in all, 2 output(s) in turn, flags prompt; lane 0 on host by processor, waits queued; lane 1 on host (network) by processor, waits polled; local: 200 bytes put, 0 got; network: 100 bytes put, 0 got");
 }
 
 /// One node needs no network, and a rank alone on its node no local copies to others.

@@ -14,7 +14,7 @@ fn every_step_is_there_in_order_and_has_ended() {
     let topology: Topology = "2+1".parse().unwrap();
     for waits in WAITS {
         in_tiers(&topology, waits, |group| {
-            let builder = group.all_gather::<u8>(1000).algorithm(Algorithm::Hierarchical).parts(2);
+            let builder = group.all_gather::<u8>(1000).algorithm(Algorithm::Hierarchical).chunks(2);
             let mut gather = builder.trace(true).prepare()?;
             for _ in 0..STARTS {
                 gather.run()?;

@@ -78,8 +78,8 @@ fn no_time_to_finish() {
 }
 
 #[test]
-fn no_parts() {
-    assert_snapshot!(prepared(|group| group.all_gather(4).parts(0).prepare()), @"all: invalid argument, no rank: parts is 0, expected at least 1");
+fn no_chunks() {
+    assert_snapshot!(prepared(|group| group.all_gather(4).chunks(0).prepare()), @"all: invalid argument, no rank: chunks is 0, expected at least 1");
 }
 
 #[test]

@@ -179,7 +179,7 @@ fn report(
         algorithm: plan.algorithm,
         choice: terms.choice.clone(),
         ranks: ground.topology.ranks(),
-        parts: plan.parts,
+        chunks: plan.chunks,
         outputs: plan.outputs,
         flags: plan.flags,
         capturable: terms.capturable,

@@ -76,7 +76,7 @@ impl Terms {
             })?;
         let mates = self.mates(ground, &plan)?;
         let crossings = Crossings::new(&plan, &mates);
-        let flags = FlagLayout::new(ground.topology.ranks(), shape.parts, plan.lanes.len());
+        let flags = FlagLayout::new(ground.topology.ranks(), shape.chunks, plan.lanes.len());
         let (outputs, bytes) = (shape.outputs, layout.total_bytes());
         let turns = Turns::new(outputs, bytes, flags.words(), self.capturable);
         let turns = turns.ok_or_else(|| {
@@ -208,7 +208,7 @@ impl<'g> Draft<'g> {
         let offer = offer
             .field("collective", plan.collective)
             .field("algorithm", plan.algorithm)
-            .field("parts", plan.parts)
+            .field("chunks", plan.chunks)
             .field("in_place", plan.in_place)
             .field("outputs", plan.outputs)
             .field("flags", plan.flags)

@@ -5,7 +5,7 @@
 //! | `constructors.rs` | the methods of [`Group`](super::Group) that describe operations |
 //! | `builder.rs` | the options of an operation |
 //! | `shards.rs`, `request.rs` | lengths and places, checked and in bytes |
-//! | `method.rs` | the choice of algorithm and parts |
+//! | `method.rs` | the choice of algorithm and chunks |
 //! | `prepare.rs`, `draft.rs`, `bound.rs` | planning, agreement between ranks, imports, and the executor |
 //! | `access.rs`, `gathered.rs` | input and output between starts |
 //! | `lease.rs` | starts on a stream |

@@ -111,8 +111,8 @@ fn draft<F: Fabric, T: Element>(
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     let layout_of =
-        |ranks, parts| wish.shards.layout::<T>(ranks, parts)?.for_collective(collective);
-    let mut layout = layout_of(group.ranks(), wish.method.parts.unwrap_or(1))?;
+        |ranks, chunks| wish.shards.layout::<T>(ranks, chunks)?.for_collective(collective);
+    let mut layout = layout_of(group.ranks(), wish.method.chunks.unwrap_or(1))?;
     let asked = Asked {
         target: &wish.target,
         source: wish.source.as_ref(),
@@ -153,14 +153,14 @@ fn draft<F: Fabric, T: Element>(
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     let tiers = group.network.is_some();
-    let shape = Shape { collective, parts: layout.parts(), in_place, outputs, flags, tiers };
+    let shape = Shape { collective, chunks: layout.chunks(), in_place, outputs, flags, tiers };
     let links = (&group.links, group.links_measured);
     let (topology, method) = (&ground.topology, &wish.method);
     let choice = method.choose(topology, &layout, (shape, capturable), links)?;
-    if choice.parts != layout.parts() {
-        layout = layout_of(topology.ranks(), choice.parts)?;
+    if choice.chunks != layout.chunks() {
+        layout = layout_of(topology.ranks(), choice.chunks)?;
     }
-    let (algorithm, shape) = (choice.algorithm, Shape { parts: choice.parts, ..shape });
+    let (algorithm, shape) = (choice.algorithm, Shape { chunks: choice.chunks, ..shape });
     let (dtype, rank) = (T::DTYPE, ground.rank);
     let terms = Terms {
         operation,

@@ -36,7 +36,7 @@ pub(in crate::group) enum Shards {
 impl Shards {
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming what does not fit.
-    pub(super) fn layout<T: Element>(&self, ranks: usize, parts: u32) -> Result<Layout, Error> {
+    pub(super) fn layout<T: Element>(&self, ranks: usize, chunks: u32) -> Result<Layout, Error> {
         let tensors = match self {
             Self::Equal(len) => {
                 vec![Lengths::equal(ranks, bytes::<T>("shard_len", *len)?)?]
@@ -68,7 +68,7 @@ impl Shards {
                 })
                 .collect::<Result<_, Error>>()?,
         };
-        Layout::of_tensors(tensors, parts)
+        Layout::of_tensors(tensors, chunks)
     }
 
     /// What must be equal on all ranks, as fields of the fingerprint.
