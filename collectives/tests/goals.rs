@@ -83,7 +83,7 @@ fn a_missing_cell_of_the_goal_is_refused() {
     let mut plans = broadcast(2, "out of place", 1, true);
     edit(&mut plans[0], "put 0.0 input to 1", "");
     assert_eq!(fault(&plans).class(), FaultClass::Missing);
-    assert_snapshot!(fault(&plans), @"rank 1: no step puts cell 0.0 into its output");
+    assert_snapshot!(fault(&plans), @"rank 1: no step copies cell 0.0 into its output");
 }
 
 /// Returns plans of an all-to-all between two ranks.

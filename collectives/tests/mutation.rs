@@ -157,7 +157,7 @@ fn check_mutant(shape: Shape, seed: u64, counts: &mut Counts) {
         ),
         (Ok(_), None) => counts.accepted += 1,
         (Err(fault), harm) => {
-            assert!(!fault.story(&plans).end.is_empty());
+            assert!(!fault.counterexample(&plans).end.is_empty());
             *counts.refused.entry(fault.class()).or_default() += 1;
             counts.refused_without_harm += u64::from(harm.is_none());
         }

@@ -12,7 +12,7 @@ use peerlane_collectives::collective::Collective;
 use peerlane_collectives::plan::{Algorithm, FlagOrder, Tier};
 use peerlane_collectives::schedule::{self, Shape, algorithms};
 use peerlane_collectives::topology::Topology;
-use peerlane_collectives::verify::{Effort, prove, verify};
+use peerlane_collectives::verify::{Budget, prove, verify};
 use peerlane_hal::Rank;
 
 use oracle::Oracle;
@@ -99,7 +99,8 @@ impl Case {
         }
         verify(&plans).map_err(|fault| said(&fault))?;
         if number.is_multiple_of(PROVEN) {
-            let thrifty = Effort { followed_steps: 0, unlike_steps: 0, compared_steps: usize::MAX };
+            let thrifty =
+                Budget { followed_steps: 0, asymmetric_steps: 0, compared_steps: usize::MAX };
             prove(self.algorithm, &topology, self.shape, thrifty).map_err(|fault| said(&fault))?;
         }
         Ok(())

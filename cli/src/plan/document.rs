@@ -150,8 +150,8 @@ pub(super) fn verdict(plans: &[Plan]) -> Result<String> {
     match verify::verify(plans) {
         Ok(proof) => Ok(proof.to_string()),
         Err(fault) => {
-            let story = fault.story(plans);
-            Err(Failure::failed(format!("the plans have a fault: {fault}\n\n{story}\n")))
+            let counterexample = fault.counterexample(plans);
+            Err(Failure::failed(format!("the plans have a fault: {fault}\n\n{counterexample}\n")))
         }
     }
 }

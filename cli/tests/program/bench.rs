@@ -62,7 +62,7 @@ fn other_collectives_are_planned_simulated_and_predicted() {
     let plan = run(&format!("plan --ranks 3 --algorithm ring --rank 0 {of}"));
     insta::assert_snapshot!(plan.stdout, @r"
     # 3 ranks on 1 node
-    # verified (ranks: 3, chunks: 1, starts: 2, steps: 11, flags: 4): every byte of every output arrives exactly once; no byte is read before it has arrived; no deadlock; every flag has one writer and one reader and ends where it began; no start passes on the flags of the one before; nothing is overwritten while somebody may still read it
+    # verified (ranks: 3, chunks: 1, starts: 2, steps: 11, flags: 4): every byte of every output arrives exactly once; no byte is read before it has arrived; no deadlock; every flag has one writer and one reader and ends where it began; no start passes on the flags of the one before; nothing is overwritten while a rank may still read it
 
     broadcast from 1 ring: rank 0 of 3, 1 chunk, out of place
     lane 0
@@ -91,7 +91,7 @@ fn other_collectives_are_planned_simulated_and_predicted() {
     let plan = run("plan --ranks 2 --collective all-to-all --shard-bytes 64");
     insta::assert_snapshot!(plan.stdout, @r"
     # 2 ranks on 1 node
-    # verified (ranks: 2, chunks: 1, starts: 2, steps: 12, flags: 4): every byte of every output arrives exactly once; no byte is read before it has arrived; no deadlock; every flag has one writer and one reader and ends where it began; no start passes on the flags of the one before; nothing is overwritten while somebody may still read it
+    # verified (ranks: 2, chunks: 1, starts: 2, steps: 12, flags: 4): every byte of every output arrives exactly once; no byte is read before it has arrived; no deadlock; every flag has one writer and one reader and ends where it began; no start passes on the flags of the one before; nothing is overwritten while a rank may still read it
 
     all-to-all direct: rank 0 of 2, 1 chunk, out of place
     lane 0

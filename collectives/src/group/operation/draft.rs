@@ -25,7 +25,7 @@ use crate::run::turns::Turns;
 use crate::run::writers::Writers;
 use crate::schedule::{self, Shape};
 use crate::topology::Topology;
-use crate::verify::{self, Effort};
+use crate::verify::{self, Budget};
 use crate::window::BufferId;
 
 /// The group, as far as an operation needs it.
@@ -70,7 +70,7 @@ impl Terms {
         let topology = &ground.topology;
         let plan = schedule::plan(*algorithm, topology, ground.rank, *shape)?;
         let proof =
-            verify::prove(*algorithm, topology, *shape, Effort::default()).map_err(|fault| {
+            verify::prove(*algorithm, topology, *shape, Budget::default()).map_err(|fault| {
                 let text = format!("the plan of {algorithm} is faulty: {fault}");
                 Error::new(ErrorKind::Other, text).with_source(fault)
             })?;

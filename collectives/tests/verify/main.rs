@@ -1,4 +1,4 @@
-//! The verifier on right plans, and one wrong plan for each fault, with its literal text.
+//! Verifies correct plans, and one incorrect plan for each fault, with the text of the fault.
 
 use insta::assert_snapshot;
 use peerlane_collectives::plan::{Algorithm, Lane, Plan, Tier};
@@ -10,13 +10,13 @@ use peerlane_hal::{Error as _, ErrorKind};
 use edit::edit;
 use shapes::Shape;
 
-#[path = "support/edit.rs"]
+mod counterexamples;
+#[path = "../support/edit.rs"]
 mod edit;
-#[path = "support/shapes.rs"]
+#[path = "../support/shapes.rs"]
 mod shapes;
-mod stories;
 
-/// A change in the text of one rank's plan: which rank, what stands there, what shall stand there.
+/// A change in the text of one rank's plan: the rank, the text to replace, and the new text.
 type Edit = (usize, &'static str, &'static str);
 
 /// Verifies plans of 3 ranks, 1 chunk, out of place, with some lines of their text changed.
@@ -45,7 +45,7 @@ fn refused_after(class: FaultClass, change: impl FnOnce(&mut Vec<Plan>)) -> Faul
 }
 
 #[test]
-fn right_plans_are_proven() {
+fn correct_plans_are_proven() {
     for shape in Shape::ALL {
         for ranks in (1..=9).chain([12, 16]) {
             for (chunks, in_place) in [(1, false), (1, true), (2, true), (3, false)] {
@@ -78,9 +78,9 @@ fn sixty_four_ranks_are_proven() {
 }
 
 #[test]
-fn the_proof_says_what_is_proven() {
+fn the_text_of_a_proof_states_what_is_proven() {
     let proof = verify(&Shape::Away.plans(2, 1, true)).unwrap();
-    assert_snapshot!(proof, @"verified (ranks: 2, chunks: 1, starts: 2, steps: 18, flags: 8): every byte of every output arrives exactly once; no byte is read before it has arrived; no deadlock; every flag has one writer and one reader and ends where it began; no start passes on the flags of the one before; nothing is overwritten while somebody may still read it");
+    assert_snapshot!(proof, @"verified (ranks: 2, chunks: 1, starts: 2, steps: 18, flags: 8): every byte of every output arrives exactly once; no byte is read before it has arrived; no deadlock; every flag has one writer and one reader and ends where it began; no start passes on the flags of the one before; nothing is overwritten while a rank may still read it");
 }
 
 #[test]
@@ -108,22 +108,22 @@ fn impossible_sizes_are_refused() {
 }
 
 #[test]
-fn names_of_nothing_are_refused() {
+fn names_that_do_not_exist_are_refused() {
     let text = |from, to| refused(FaultClass::Unknown, Shape::Direct, &[(1, from, to)]);
-    assert_snapshot!(text("put 1.0 input to 2", "put 1.0 input to 3"), @"rank 1, lane 0, step 5 (put 1.0 input to 3): rank 3 is not there, expected a rank below 3");
-    assert_snapshot!(text("put 1.0 input to 2", "put 3.0 output to 2"), @"rank 1, lane 0, step 5 (put 3.0 output to 2): rank 3 is not there, expected a rank below 3");
-    assert_snapshot!(text("put 1.0 input to 2", "put 1.1 input to 2"), @"rank 1, lane 0, step 5 (put 1.1 input to 2): chunk 1 is not there, expected a chunk below 1");
-    assert_snapshot!(text("put 1.0 input to 2", "put 0.0 input to 2"), @"rank 1, lane 0, step 5 (put 0.0 input to 2): cell 0.0 of the input is not there, expected a cell of shard 1");
-    assert_snapshot!(text("wait arrived 0.0", "wait arrived 0.7"), @"rank 1, lane 0, step 10 (wait arrived 0.7): chunk 7 is not there, expected a chunk below 1");
-    assert_snapshot!(text("signal ready to 2", "signal ready for lane 1 to 2"), @"rank 1, lane 0, step 1 (signal ready for lane 1 to 2): lane 1 of rank 2 is not there, expected a lane below 1");
-    assert_snapshot!(text("signal ready to 2", "signal ready from 9 to 2"), @"rank 1, lane 0, step 1 (signal ready from 9 to 2): rank 9 is not there, expected a rank below 3");
+    assert_snapshot!(text("put 1.0 input to 2", "put 1.0 input to 3"), @"rank 1, lane 0, step 5 (put 1.0 input to 3): rank 3 does not exist, expected a rank below 3");
+    assert_snapshot!(text("put 1.0 input to 2", "put 3.0 output to 2"), @"rank 1, lane 0, step 5 (put 3.0 output to 2): rank 3 does not exist, expected a rank below 3");
+    assert_snapshot!(text("put 1.0 input to 2", "put 1.1 input to 2"), @"rank 1, lane 0, step 5 (put 1.1 input to 2): chunk 1 does not exist, expected a chunk below 1");
+    assert_snapshot!(text("put 1.0 input to 2", "put 0.0 input to 2"), @"rank 1, lane 0, step 5 (put 0.0 input to 2): cell 0.0 of the input does not exist, expected a cell of shard 1");
+    assert_snapshot!(text("wait arrived 0.0", "wait arrived 0.7"), @"rank 1, lane 0, step 10 (wait arrived 0.7): chunk 7 does not exist, expected a chunk below 1");
+    assert_snapshot!(text("signal ready to 2", "signal ready for lane 1 to 2"), @"rank 1, lane 0, step 1 (signal ready for lane 1 to 2): lane 1 of rank 2 does not exist, expected a lane below 1");
+    assert_snapshot!(text("signal ready to 2", "signal ready from 9 to 2"), @"rank 1, lane 0, step 1 (signal ready from 9 to 2): rank 9 does not exist, expected a rank below 3");
     assert_snapshot!(text("wait arrived 0.0", "wait sent lane 0"), @"rank 1, lane 0, step 10 (wait sent lane 0): go and sent belong to the entry and exit of lanes, expected another flag");
 }
 
 #[test]
 fn missing_bytes_are_refused() {
     let text = |from, to| refused(FaultClass::Missing, Shape::Direct, &[(1, from, to)]);
-    assert_snapshot!(text("put 1.0 input to 2\n", "\n"), @"rank 2: no step puts cell 1.0 into its output");
+    assert_snapshot!(text("put 1.0 input to 2\n", "\n"), @"rank 2: no step copies cell 1.0 into its output");
     // The signal overtakes the put that it announces.
     assert_snapshot!(text("put 1.0 input to 2\n  signal arrived 1.0 to 2", "signal arrived 1.0 to 2\n put 1.0 input to 2"), @"rank 2, end of lane 0 in start 1: cell 1.0 may not have arrived");
 }
@@ -131,12 +131,12 @@ fn missing_bytes_are_refused() {
 #[test]
 fn bytes_that_arrive_twice_are_refused() {
     let twice = [(1, "put 1.0 input to 2", "put 1.0 input to 2\nput 1.0 input to 2")];
-    assert_snapshot!(refused(FaultClass::Twice, Shape::Direct, &twice), @"rank 1, lane 0, step 6 (put 1.0 input to 2): rank 1, lane 0, step 5 (put 1.0 input to 2) puts the same cell already");
+    assert_snapshot!(refused(FaultClass::Twice, Shape::Direct, &twice), @"rank 1, lane 0, step 6 (put 1.0 input to 2): rank 1, lane 0, step 5 (put 1.0 input to 2) already copies this cell");
     let mut plans = Shape::Direct.plans(2, 1, true);
     edit(&mut plans[0], "wait ready", "put 0.0 output to 0\n wait ready");
     let fault = verify(&plans).unwrap_err();
     assert_eq!(fault.class(), FaultClass::Twice);
-    assert_snapshot!(fault, @"rank 0, lane 0, step 2 (put 0.0 output to 0): in place, the own shard is there already");
+    assert_snapshot!(fault, @"rank 0, lane 0, step 2 (put 0.0 output to 0): in place, the rank's own shard is already in its output");
 }
 
 #[test]
@@ -145,14 +145,14 @@ fn early_reads_are_refused() {
     let swapped =
         (1, "wait arrived 0.0\n  put 0.0 output to 2", "put 0.0 output to 2\n wait arrived 0.0");
     assert_snapshot!(text(Shape::Ring, swapped), @"rank 1, lane 0, step 6 (put 0.0 output to 2) in start 1: the source may not have arrived");
-    // Not even the lane's own copy is there without a flag.
+    // Without a flag, a lane does not know that its own copy is complete.
     let copied = (1, "put 1.0 input to 2", "put 1.0 output to 2");
     assert_snapshot!(text(Shape::Direct, copied), @"rank 1, lane 0, step 5 (put 1.0 output to 2) in start 1: the source may not have arrived");
     assert_snapshot!(text(Shape::Aside, copied), @"rank 1, lane 0, step 4 (put 1.0 output to 2) in start 1: the source may not have arrived");
 }
 
 #[test]
-fn a_flag_to_oneself_makes_a_copy_known() {
+fn a_flag_to_the_own_rank_publishes_a_copy() {
     let own = "put 1.0 input to 1";
     let announced = "put 1.0 input to 1\n signal arrived 1.0 to 1";
     let forwarded = (1, "put 1.0 input to 2", "wait arrived 1.0\n put 1.0 output to 2");
@@ -167,7 +167,7 @@ fn deadlocks_are_refused() {
         (0, "signal ready to 1\n", "\n"),
         (0, "wait arrived 1.0", "wait arrived 1.0\n signal ready to 1"),
     ];
-    assert_snapshot!(refused(FaultClass::Deadlock, Shape::Direct, &last), @"deadlock in start 1: rank 0, lane 0, step 10 (wait arrived 1.0) is for a signal behind rank 1, lane 0, step 7 (wait ready from 0), which is for a signal behind the first");
+    assert_snapshot!(refused(FaultClass::Deadlock, Shape::Direct, &last), @"deadlock in start 1: rank 0, lane 0, step 10 (wait arrived 1.0) needs a signal after rank 1, lane 0, step 7 (wait ready from 0), which needs a signal after the first wait");
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn stale_flags_are_refused() {
         (1, "signal ready to 2", "signal ready to 2\n signal ready to 2"),
         (2, "wait ready from 1", "wait ready from 1\n wait ready from 1"),
     ];
-    assert_snapshot!(text(&repeated), @"rank 1, lane 0, step 2 (signal ready to 2): rank 1, lane 0, step 1 (signal ready to 2) signals the flag in the same start already, a wait may pass too early");
+    assert_snapshot!(text(&repeated), @"rank 1, lane 0, step 2 (signal ready to 2): rank 1, lane 0, step 1 (signal ready to 2) signals the same flag in this start, so a wait may pass too early");
     // In the second start, rank 1 may still be at the end of the first.
     let unanswered = [
         (0, "signal ready to 1", "signal arrived 1.0 to 1\n signal ready to 1"),
@@ -216,7 +216,7 @@ fn outputs_in_use_are_not_overwritten() {
     assert_snapshot!(refused(FaultClass::Overwritten, Shape::Direct, &late), @"rank 1, lane 0, step 4 (put 1.0 input to 2) in start 1: rank 2 may not have entered this start");
 }
 
-/// Direct by gets, written by hand.
+/// Returns plans that get all blocks, written by hand.
 fn pull(ranks: u32, in_place: bool) -> Vec<Plan> {
     let place = if in_place { "in place" } else { "out of place" };
     let plan = |rank: u32| {
@@ -263,7 +263,7 @@ fn a_source_is_not_given_back_while_a_peer_gets_from_it() {
     assert_snapshot!(text(&early), @"rank 0, end of lane 0 in start 1: rank 1, lane 0 may still get from rank 0");
     let never = [(1, "signal taken to 0", ""), (0, "wait taken by 1", "")];
     assert_snapshot!(text(&never), @"rank 0, end of lane 0 in start 1: rank 1, lane 0 may still get from rank 0");
-    // A third rank that knows of the get may say so.
+    // A signal to a third rank does not publish a get from rank 0.
     let mut plans = pull(3, false);
     edit(&mut plans[1], "signal taken to 0", "signal arrived 1.0 to 2");
     edit(
@@ -282,12 +282,12 @@ fn a_get_waits_for_its_source() {
     let of_output = [(1, "get 0.0 input of 0", "get 0.0 output of 0")];
     assert_snapshot!(pull_refused(FaultClass::ReadEarly, &of_output), @"rank 1, lane 0, step 8 (get 0.0 output of 0) in start 1: the source may not have arrived");
     let other = [(1, "get 0.0 input of 0", "get 2.0 input of 0")];
-    assert_snapshot!(pull_refused(FaultClass::Unknown, &other), @"rank 1, lane 0, step 8 (get 2.0 input of 0): cell 2.0 of the input is not there, expected a cell of shard 0");
+    assert_snapshot!(pull_refused(FaultClass::Unknown, &other), @"rank 1, lane 0, step 8 (get 2.0 input of 0): cell 2.0 of the input does not exist, expected a cell of shard 0");
 }
 
-/// What is got may be passed on after a flag to oneself, or after a signal to where it came from.
+/// A cell that a get has copied may be forwarded after a flag to the own rank.
 #[test]
-fn a_got_cell_is_passed_on() {
+fn a_cell_from_a_get_is_forwarded() {
     let get = "get 0.0 input of 0\n  signal taken to 0";
     let passed = "signal arrived 0.0 to 1\n wait arrived 0.0\n put 0.0 output to 2\n signal arrived 0.0 to 2";
     let mut plans = pull(3, false);
@@ -318,7 +318,7 @@ fn lanes_and_tiers_agree() {
     assert_snapshot!(text(class, network), @"rank 1, lane 0, step 2 (signal ready for lane 1 to 0): a local lane cannot signal a network lane of rank 0; expected its lane 0 to relay");
 }
 
-/// A lane in which a rank has nothing to do has no entry and no exit.
+/// A lane without steps has no entry and no exit.
 #[test]
 fn empty_lanes_are_not_waited_for() {
     let mut plans = Shape::Direct.plans(3, 1, false);
