@@ -13,9 +13,10 @@ use peerlane_hal::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::run::port::{Bind, Port};
-use crate::run::turns::Turns;
-use crate::window::{BufferId, HostView, Kept, Window, Windows};
+use crate::run::buffers::{
+    BufferId, DoubleBuffering, HostView, Kept, OperationBuffers, RankRegions,
+};
+use crate::run::port::{EnginePort, Port};
 
 /// The keys of one rank's buffers on one fabric.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -35,7 +36,7 @@ pub(crate) struct Adoptable {
 
 /// A buffer of one fabric with its types.
 struct Lent<M: PeerMemory> {
-    window: Window<M>,
+    window: RankRegions<M>,
     keep: Vec<Kept>,
 }
 
@@ -78,14 +79,17 @@ pub(crate) trait Side {
     fn link(&self, peer: Rank) -> Option<Link>;
 
     /// Returns the ports of the engines, in the order of their creation, and the host's view of the buffers.
-    fn finish(self: Box<Self>, turns: Turns) -> (Vec<Box<dyn Port>>, Arc<dyn HostView>);
+    fn finish(
+        self: Box<Self>,
+        buffering: DoubleBuffering,
+    ) -> (Vec<Box<dyn Port>>, Arc<dyn HostView>);
 }
 
 /// The regions, imports and engines of an operation on one fabric.
 pub(crate) struct FabricSide<'f, F: Fabric> {
     fabric: &'f mut F,
     engines: Vec<F::Engine>,
-    windows: BTreeMap<BufferId, Window<F::Memory>>,
+    windows: BTreeMap<BufferId, RankRegions<F::Memory>>,
     keep: Vec<Kept>,
 }
 
@@ -96,21 +100,22 @@ impl<'f, F: Fabric> FabricSide<'f, F> {
 
     /// Uses a region of the caller.
     pub(crate) fn insert(&mut self, buffer: BufferId, region: <F::Memory as PeerMemory>::Local) {
-        self.windows.insert(buffer, Window::new(region));
+        self.windows.insert(buffer, RankRegions::new(region));
     }
 
-    fn window(&self, buffer: BufferId) -> &Window<F::Memory> {
+    fn window(&self, buffer: BufferId) -> &RankRegions<F::Memory> {
         self.windows.get(&buffer).expect("a buffer is made before it is used")
     }
 
     /// Returns the buffers from number 0 to the last one; missing ones are empty.
-    fn take(&mut self, name: fn(u32) -> BufferId) -> Vec<Window<F::Memory>> {
+    fn take(&mut self, name: fn(u32) -> BufferId) -> Vec<RankRegions<F::Memory>> {
         let (first, last) = (name(0), name(u32::MAX));
         let count = match self.windows.range(first..=last).next_back() {
             Some((BufferId::Input(last) | BufferId::Output(last), _)) => last + 1,
             _ => 0,
         };
-        let take = |number| self.windows.remove(&name(number)).unwrap_or_else(Window::of_peers);
+        let take =
+            |number| self.windows.remove(&name(number)).unwrap_or_else(RankRegions::of_peers);
         (0..count).map(take).collect()
     }
 }
@@ -142,7 +147,7 @@ impl<F: Fabric> Side for FabricSide<'_, F> {
         let Lendable { by, held } = lent;
         let foreign = by != self.fabric.backend();
         let what = || format!("register {buffer} with the fabric {}", self.fabric.backend());
-        if buffer == BufferId::Crossing && foreign && held.region().space() != Space::Host {
+        if buffer == BufferId::CrossTierFlags && foreign && held.region().space() != Space::Host {
             let text = format!(
                 "{}: it is memory of a device, wanted memory of the host, where fabrics of two \
                  kinds see each other's flags",
@@ -218,7 +223,7 @@ impl<F: Fabric> Side for FabricSide<'_, F> {
         }
         let region = memory.import(peer, &key, deadline);
         let region = region.map_err(|error| failed(Error::of_backend(&what, error)))?;
-        self.windows.entry(buffer).or_insert_with(Window::of_peers).enter(peer, region);
+        self.windows.entry(buffer).or_insert_with(RankRegions::of_peers).set_peer(peer, region);
         Ok(())
     }
 
@@ -234,14 +239,24 @@ impl<F: Fabric> Side for FabricSide<'_, F> {
         self.fabric.link(peer)
     }
 
-    fn finish(mut self: Box<Self>, turns: Turns) -> (Vec<Box<dyn Port>>, Arc<dyn HostView>) {
+    fn finish(
+        mut self: Box<Self>,
+        buffering: DoubleBuffering,
+    ) -> (Vec<Box<dyn Port>>, Arc<dyn HostView>) {
         let backend = self.fabric.backend();
         let (inputs, outputs) = (self.take(BufferId::Input), self.take(BufferId::Output));
         let flags = self.windows.remove(&BufferId::Flags).expect("every side has flags");
-        let crossing = self.windows.remove(&BufferId::Crossing);
+        let cross_tier_flags = self.windows.remove(&BufferId::CrossTierFlags);
         let keep = std::mem::take(&mut self.keep);
-        let windows = Arc::new(Windows { inputs, outputs, flags, crossing, turns, keep });
-        let bind = |engine| Box::new(Bind::new(engine, backend, Arc::clone(&windows))) as _;
+        let windows = Arc::new(OperationBuffers {
+            inputs,
+            outputs,
+            flags,
+            cross_tier_flags,
+            buffering,
+            keep,
+        });
+        let bind = |engine| Box::new(EnginePort::new(engine, backend, Arc::clone(&windows))) as _;
         (self.engines.into_iter().map(bind).collect(), Arc::clone(&windows) as _)
     }
 }

@@ -1,6 +1,6 @@
-//! Ports: an engine and the regions of an operation, without their types.
+//! Erases the types of engines and regions from the executor.
 //!
-//! Above the port, a step names peer, buffer and offset. Below it, regions have the types of the fabric. One call takes a whole
+//! Above a port, a step names peer, buffer and offset. Below it, regions have the types of the fabric. One call takes a whole
 //! slice, so dynamic dispatch costs nanoseconds per start.
 
 use std::any::{Any, TypeId, type_name};
@@ -13,19 +13,18 @@ use std::time::Duration;
 use peerlane_hal::{BackendId, Caps, CopyEngine, ErrorKind, Op, PeerMemory, Rank, Ticket};
 
 use crate::error::Error;
-use crate::run::turns::Start;
-use crate::window::{FlagSpot, HostView, Spot, Windows};
+use crate::run::buffers::{BufferOffset, FlagAddress, HostView, OperationBuffers, Start};
 
-/// A step with offsets, without types and without an epoch.
+/// A step with offsets in buffers, but without types and without an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bound {
-    Put { peer: Rank, dst: Spot, src: Spot, bytes: u64 },
-    Get { peer: Rank, dst: Spot, src: Spot, bytes: u64 },
-    Signal { peer: Rank, flag: FlagSpot },
-    Wait { flag: FlagSpot },
+pub(crate) enum BoundStep {
+    Put { peer: Rank, dst: BufferOffset, src: BufferOffset, bytes: u64 },
+    Get { peer: Rank, dst: BufferOffset, src: BufferOffset, bytes: u64 },
+    Signal { peer: Rank, flag: FlagAddress },
+    Wait { flag: FlagAddress },
 }
 
-/// A lane's engine with the regions of an operation.
+/// The engine of a lane with the buffers of an operation.
 pub(crate) trait Port: Send {
     fn caps(&self) -> &Caps;
 
@@ -33,10 +32,10 @@ pub(crate) trait Port: Send {
     ///
     /// # Safety
     /// As [`CopyEngine::submit`].
-    unsafe fn submit(&mut self, steps: &[Bound], start: Start) -> Result<Ticket, Error>;
+    unsafe fn submit(&mut self, steps: &[BoundStep], start: Start) -> Result<Ticket, Error>;
 
     /// Returns a flag of this rank, if the host can read it.
-    fn flag(&self, flag: FlagSpot, start: Start) -> Option<&AtomicU64>;
+    fn flag(&self, flag: FlagAddress, start: Start) -> Option<&AtomicU64>;
 
     fn completed(&mut self) -> Result<Ticket, Error>;
     fn park(&mut self, limit: Duration) -> Result<(), Error>;
@@ -44,7 +43,7 @@ pub(crate) trait Port: Send {
     fn waker(&self) -> Waker;
     fn release(&mut self) -> Result<(), Error>;
 
-    // The caller's stream crosses the seam without its type. One of another backend is a mismatch.
+    // The caller's stream is passed without its type. A stream of another backend is a mismatch.
 
     fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Error>;
     fn fork(&mut self, from: &dyn Any) -> Result<(), Error>;
@@ -53,22 +52,22 @@ pub(crate) trait Port: Send {
 
 type Ops<'a, E> = Vec<Op<'a, <E as CopyEngine>::Local, <E as CopyEngine>::Remote>>;
 
-/// The port of an engine of any type.
-pub(crate) struct Bind<E: CopyEngine, M: PeerMemory> {
+/// Implements [`Port`] for any engine.
+pub(crate) struct EnginePort<E: CopyEngine, M: PeerMemory> {
     engine: E,
     backend: BackendId,
-    windows: Arc<Windows<M>>,
+    buffers: Arc<OperationBuffers<M>>,
     /// Empty between calls; only the allocation is reused.
     ops: Ops<'static, E>,
 }
 
-impl<E, M> Bind<E, M>
+impl<E, M> EnginePort<E, M>
 where
     M: PeerMemory,
     E: CopyEngine<Local = M::Local, Remote = M::Remote>,
 {
-    pub(crate) fn new(engine: E, backend: BackendId, windows: Arc<Windows<M>>) -> Self {
-        Self { engine, backend, windows, ops: Vec::new() }
+    pub(crate) fn new(engine: E, backend: BackendId, buffers: Arc<OperationBuffers<M>>) -> Self {
+        Self { engine, backend, buffers, ops: Vec::new() }
     }
 
     fn stream<'s>(&self, stream: &'s dyn Any) -> Result<&'s E::Stream, Error> {
@@ -77,15 +76,15 @@ where
             let text = if TypeId::of::<E::Stream>() == TypeId::of::<Infallible>() {
                 format!("the backend {backend} has no streams; use `start`")
             } else {
-                let wanted = type_name::<E::Stream>();
-                format!("the stream is of another type than {wanted} of the backend {backend}")
+                let expected = type_name::<E::Stream>();
+                format!("the stream is not the {expected} of the backend {backend}")
             };
             Error::new(ErrorKind::Mismatch, text)
         })
     }
 }
 
-impl<E, M> Port for Bind<E, M>
+impl<E, M> Port for EnginePort<E, M>
 where
     M: PeerMemory,
     E: CopyEngine<Local = M::Local, Remote = M::Remote>,
@@ -94,17 +93,17 @@ where
         self.engine.caps()
     }
 
-    unsafe fn submit(&mut self, steps: &[Bound], start: Start) -> Result<Ticket, Error> {
+    unsafe fn submit(&mut self, steps: &[BoundStep], start: Start) -> Result<Ticket, Error> {
         let mut ops: Ops<'_, E> = recycle(std::mem::take(&mut self.ops));
-        ops.extend(steps.iter().map(|step| resolve(&self.windows, step, start)));
-        // SAFETY: the caller's.
+        ops.extend(steps.iter().map(|step| resolve(&self.buffers, step, start)));
+        // SAFETY: the contract of this function is that of `CopyEngine::submit`.
         let submitted = unsafe { self.engine.submit(&ops) };
         self.ops = recycle(ops);
         submitted.map_err(|error| Error::of_backend("submit", error))
     }
 
-    fn flag(&self, flag: FlagSpot, start: Start) -> Option<&AtomicU64> {
-        HostView::flag(&*self.windows, flag, start)
+    fn flag(&self, flag: FlagAddress, start: Start) -> Option<&AtomicU64> {
+        HostView::flag(&*self.buffers, flag, start)
     }
 
     fn completed(&mut self) -> Result<Ticket, Error> {
@@ -130,7 +129,7 @@ where
     fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Error> {
         let stream = self.stream(stream)?;
         let capturing = self.engine.is_capturing(stream);
-        capturing.map_err(|error| Error::of_backend("look at the stream", error))
+        capturing.map_err(|error| Error::of_backend("query the capture of the stream", error))
     }
 
     fn fork(&mut self, from: &dyn Any) -> Result<(), Error> {
@@ -145,24 +144,24 @@ where
 }
 
 fn resolve<'a, M: PeerMemory>(
-    windows: &'a Windows<M>,
-    step: &Bound,
+    buffers: &'a OperationBuffers<M>,
+    step: &BoundStep,
     start: Start,
 ) -> Op<'a, M::Local, M::Remote> {
     let value = start.value();
     match *step {
-        Bound::Put { peer, dst, src, bytes } => {
-            Op::Put { dst: windows.remote(peer, dst, start), src: windows.local(src, start), bytes }
+        BoundStep::Put { peer, dst, src, bytes } => {
+            Op::Put { dst: buffers.remote(peer, dst, start), src: buffers.local(src, start), bytes }
         }
-        Bound::Get { peer, dst, src, bytes } => {
-            Op::Get { dst: windows.local(dst, start), src: windows.remote(peer, src, start), bytes }
+        BoundStep::Get { peer, dst, src, bytes } => {
+            Op::Get { dst: buffers.local(dst, start), src: buffers.remote(peer, src, start), bytes }
         }
-        Bound::Signal { peer, flag } => {
-            Op::Signal { flag: windows.flag_of(peer, flag, start), value }
+        BoundStep::Signal { peer, flag } => {
+            Op::Signal { flag: buffers.remote_flag(peer, flag, start), value }
         }
-        Bound::Wait { flag } => {
+        BoundStep::Wait { flag } => {
             let reset = start == Start::Captured;
-            Op::Wait { flag: windows.own_flag(flag, start), value, reset }
+            Op::Wait { flag: buffers.local_flag(flag, start), value, reset }
         }
     }
 }

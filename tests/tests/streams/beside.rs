@@ -152,7 +152,7 @@ fn strict_refuses_what_a_thread_would_have_to_drive() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_eq!(
             error.to_string(),
-            "strict is set, and a thread would have to drive lanes beside the stream; use `start`"
+            "strict is set, and a thread would have to drive some of the lanes; use `start`"
         );
         // Nothing has started, and the caller may drive it.
         gather.run().unwrap();

@@ -18,7 +18,7 @@ fn a_stream_of_another_backend() {
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         assert_eq!(
             error.to_string(),
-            "the stream is of another type than peerlane_layers::streams::queue::Stream of the backend host"
+            "the stream is not the peerlane_layers::streams::queue::Stream of the backend host"
         );
         // Nothing has started.
         gather.start_on(&Stream::new()).unwrap().wait().unwrap();

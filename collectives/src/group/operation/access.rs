@@ -11,8 +11,7 @@ use crate::group::buffer;
 use crate::group::place::Place;
 use crate::layout::{InputPlaces, OutputPlaces, Spot};
 use crate::plan::Source;
-use crate::run::turns::Start;
-use crate::window::BufferId;
+use crate::run::buffers::{BufferId, Start};
 
 /// A range of bytes of a buffer.
 pub(super) type Bytes = (BufferId, Range<u64>);

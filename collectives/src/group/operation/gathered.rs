@@ -11,8 +11,7 @@ use crate::element::{self, Element};
 use crate::error::Error;
 use crate::group::buffer;
 use crate::layout::{OutputPlaces, Spot};
-use crate::run::turns::Start;
-use crate::window::BufferId;
+use crate::run::buffers::{BufferId, Start};
 
 /// Gives access to the output of the last start, and prevents the next start.
 pub struct Gathered<'a, T> {

@@ -20,8 +20,8 @@ use crate::group::side::{FabricSide, Side};
 use crate::group::window::{Active, Inner};
 use crate::group::{Group, Local};
 use crate::plan::{FlagOrder, Tier};
+use crate::run::buffers::BufferId;
 use crate::schedule::Shape;
-use crate::window::BufferId;
 
 /// Results up to this size use two outputs in turn unless told otherwise: there the second phase of
 /// flags costs more than what a second output takes from the cache: docs/adr/0007.
@@ -177,9 +177,9 @@ fn draft<F: Fabric, T: Element>(
         timeout,
     };
     let planned = terms.plan(&ground)?;
-    let turns = planned.turns;
+    let buffering = planned.buffering;
     let need = |buffer| match buffer {
-        BufferId::OUTPUT if outputs > 1 => turns.output_bytes(),
+        BufferId::OUTPUT if outputs > 1 => buffering.output_bytes(),
         buffer => terms.request.need(&terms.layout, rank, buffer),
     };
     // What a list does not use is the caller's affair.

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::group::shared::Shared;
 use crate::group::window::{Extent, Inner};
 use crate::layout::{InputPlaces, Layout, OutputPlaces, Places, Spot};
-use crate::window::BufferId;
+use crate::run::buffers::BufferId;
 
 /// A range of a window, in elements.
 #[derive(Clone)]
@@ -191,7 +191,7 @@ impl Request {
         let (needs, number) = match buffer {
             BufferId::Input(number) => (self.places.input_needs(layout, me), number),
             BufferId::Output(number) => (self.places.output_needs(layout), number),
-            BufferId::Flags | BufferId::Crossing => return 0,
+            BufferId::Flags | BufferId::CrossTierFlags => return 0,
         };
         needs.get(&number).copied().unwrap_or(0)
     }

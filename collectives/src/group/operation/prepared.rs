@@ -1,4 +1,4 @@
-//! The handle of a prepared plan, which can start any number of times.
+//! Starts a prepared plan any number of times, and waits for its completion.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,16 +10,16 @@ use crate::error::Error;
 use crate::group::shared::Shared;
 use crate::group::watch::Watch;
 use crate::run::backoff::Backoff;
+use crate::run::buffers::Start;
 use crate::run::executor::{Executor, StartFailure};
 use crate::run::lane::Lane;
-
-use crate::run::turns::Start;
 use crate::trace::TracedStart;
 
-/// The longest nap of a caller that polls several engines, or waits for flags of another fabric. A peer that
-/// is late by seconds may cost some milliseconds more.
+/// The longest nap of a caller that polls several engines, or waits for flags of another fabric.
+///
+/// After a peer that is late by seconds, the wait may take up to this much longer.
 const NAP_MAX: Duration = Duration::from_millis(10);
-/// The longest sleep of a caller that waits for room in a full queue.
+/// The longest park of a caller that waits for room in a full queue.
 const ROOM_PARK_MAX: Duration = Duration::from_millis(1);
 
 /// The handle of one prepared plan.
@@ -27,7 +27,7 @@ pub(crate) struct Prepared {
     executor: Arc<Mutex<Executor>>,
     shared: Arc<Shared>,
     watch: Arc<Watch>,
-    several: bool,
+    park_misses_events: bool,
 }
 
 /// The result of driving the lanes once.
@@ -41,14 +41,14 @@ struct Progress {
 impl Prepared {
     pub(crate) fn new(executor: Executor, shared: Arc<Shared>, watch: Arc<Watch>) -> Self {
         let wakers = executor.lanes().iter().map(Lane::waker).collect();
-        let several = executor.is_several();
+        let park_misses_events = executor.park_misses_events();
         let executor = Arc::new(Mutex::new(executor));
         shared.enter(&watch, &executor, wakers);
-        Self { executor, shared, watch, several }
+        Self { executor, shared, watch, park_misses_events }
     }
 
     fn executor(&self) -> MutexGuard<'_, Executor> {
-        // A panic inside is a bug of an engine; what is left is released on drop.
+        // A panic inside is a bug of an engine; the drop releases the lanes.
         self.executor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -62,14 +62,14 @@ impl Prepared {
         self.executor().traced()
     }
 
-    /// Waits for open starts; it costs nothing if there is none.
+    /// Waits for open starts; costs nothing if there is none.
     pub(crate) fn settle(&mut self, timeout: Duration) -> Result<(), Error> {
         let (started, done) = {
             let executor = self.executor();
             (executor.started(), executor.done())
         };
         if done < started {
-            // On a stream there may be many; each has its own deadline.
+            // There may be many open starts on a stream, each with its own deadline.
             let one = (!self.watch.is_on_stream()).then(|| Deadline::after(timeout));
             return self.wait(started, one);
         }
@@ -88,11 +88,11 @@ impl Prepared {
     pub(crate) fn start_on(&mut self, stream: &dyn Any, timeout: Duration) -> Result<Start, Error> {
         self.shared.check()?;
         if !self.executor().is_submitted() {
-            // A start of the host that met a full queue would be put onto the stream as well.
+            // Without this wait, the rest of an eager start that met a full queue would be put onto the stream.
             self.settle(timeout)?;
         }
-        let put = self.put_on(&mut self.executor(), stream, timeout);
-        match put {
+        let enqueued = self.enqueue_on(&mut self.executor(), stream, timeout);
+        match enqueued {
             Ok(start) => return Ok(start),
             Err(StartFailure::Refused(error)) => return Err(error),
             Err(StartFailure::Broken(error)) => self.shared.raise(self.watch.broken(&error)),
@@ -102,7 +102,7 @@ impl Prepared {
         self.fail()
     }
 
-    fn put_on(
+    fn enqueue_on(
         &self,
         executor: &mut Executor,
         stream: &dyn Any,
@@ -112,7 +112,7 @@ impl Prepared {
         let needs_thread =
             if captures { executor.is_armed_by_capture() } else { executor.is_driven() };
         if needs_thread {
-            // Before anything is on the stream that nobody would drive.
+            // The thread must run before the stream contains steps that depend on it.
             self.shared.drive_beside(&self.watch).map_err(StartFailure::Refused)?;
         }
         if captures {
@@ -160,7 +160,7 @@ impl Prepared {
     }
 
     fn is_done(&mut self, done: u64, epoch: u64) -> Result<bool, Error> {
-        // The completion was seen first: only if nobody has aborted by now is it a result.
+        // The completion was read before this check: it counts only if no rank has aborted by now.
         if self.shared.check().is_err() {
             return self.fail();
         }
@@ -169,7 +169,7 @@ impl Prepared {
 
     /// Waits until start `epoch` is complete, and drives other open operations meanwhile.
     ///
-    /// Without `deadline`, every start up to this one has its own.
+    /// Without `deadline`, every start up to this one keeps its own deadline.
     pub(crate) fn wait(&mut self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
         let mut backoff = Backoff::new(NAP_MAX);
         loop {
@@ -190,7 +190,7 @@ impl Prepared {
                 return self.fail();
             }
             let others = self.shared.drive_others(&self.watch);
-            if !others && !self.several {
+            if !others && !self.park_misses_events {
                 // The watchdog keeps the deadline and wakes the parked thread.
                 self.executor().park(Duration::MAX)?;
             } else if progress.progressed {
@@ -203,9 +203,9 @@ impl Prepared {
         }
     }
 
-    /// Returns whether a rank that has left still had to signal a flag; that ends the group.
+    /// Returns whether a rank that has left still owes a signal. That ends the group.
     fn is_deserted(&mut self, epoch: u64) -> Result<bool, Error> {
-        // What a rank sent arrived before its goodbye, so this look misses nothing.
+        // The signals of a rank arrive before its goodbye, so this poll sees all of them.
         if self.poll(epoch)? {
             return Ok(false);
         }
@@ -238,11 +238,11 @@ impl Prepared {
 
 impl Drop for Prepared {
     fn drop(&mut self) {
-        // A start that nobody waited for still uses the window, and peers count on it.
+        // A start that the caller did not wait for still uses the buffers, and peers rely on it.
         if !std::thread::panicking() && self.shared.check().is_ok() {
-            // Whatever goes wrong is recorded with the group.
-            let left = self.watch.deadline().remaining();
-            let _ = self.settle(left);
+            // The group records any error.
+            let remaining = self.watch.deadline().remaining();
+            let _ = self.settle(remaining);
         }
         if self.shared.record().is_some() {
             self.shared.quarantine(self.watch.kept());
