@@ -1,8 +1,8 @@
 //! The goals of collectives: which rank provides a block, and which ranks need it.
 //!
-//! A collective says what must be true at the end of a start, and nothing about how data moves. The
+//! A collective states what must be true at the end of a start, and not how data moves. The
 //! [schedules](crate::schedule), the [verifier](crate::verify), the [layout](crate::layout), the simulator and the
-//! cost model all ask the goal.
+//! cost model ask it.
 //!
 //! Every output consists of blocks, one for each rank that provides data. A plan names a block by the rank that
 //! provides it. In an all-to-all, each rank provides a different block for every output, so the output that holds a

@@ -9,8 +9,8 @@ pub const FLAG_WORDS: u64 = 8;
 
 /// Numbers the flags that one rank reads.
 ///
-/// The number of a flag does not depend on the reader's number of lanes, so a writer need not know it. Sums saturate: allocating
-/// so much memory fails with an error.
+/// The number of a flag does not depend on the reader's number of lanes, so a writer need not know it. Sums saturate at a size
+/// whose allocation fails with an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlagLayout {
     ranks: u64,
@@ -28,7 +28,7 @@ impl FlagLayout {
     ///
     /// The flag must belong to a verified plan of these sizes; otherwise the word has no meaning.
     pub fn word(&self, flag: Flag) -> u64 {
-        let lane = numbered_with(flag);
+        let lane = named_lane(flag);
         let arrivals = self.ranks.saturating_mul(self.chunks);
         let of_rank = |number: u64, rank: Rank| {
             self.ranks.saturating_mul(number).saturating_add(rank.0.into())
@@ -51,8 +51,9 @@ impl FlagLayout {
     }
 
     fn first_line(&self, lane: u64) -> u64 {
-        let a_lane = self.ranks.saturating_mul(self.chunks.saturating_add(2)).saturating_add(2);
-        lane.saturating_mul(a_lane)
+        let lines_per_lane =
+            self.ranks.saturating_mul(self.chunks.saturating_add(2)).saturating_add(2);
+        lane.saturating_mul(lines_per_lane)
     }
 }
 
@@ -60,12 +61,12 @@ impl FlagLayout {
 pub(crate) fn reader(flag: Flag) -> LaneId {
     match flag {
         Flag::Sent { .. } => LaneId::HOME,
-        flag => numbered_with(flag),
+        flag => named_lane(flag),
     }
 }
 
 /// Returns the lane that `flag` names.
-fn numbered_with(flag: Flag) -> LaneId {
+fn named_lane(flag: Flag) -> LaneId {
     let (Flag::Arrived { lane, .. }
     | Flag::Ready { lane, .. }
     | Flag::Taken { lane, .. }
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_fill_the_region_each_on_a_line_of_its_own() {
+    fn every_flag_has_a_cache_line_of_its_own() {
         for (ranks, chunks, lanes) in [(1, 1, 1), (2, 1, 1), (3, 2, 2), (9, 5, 3)] {
             let layout = FlagLayout::new(ranks as usize, chunks, lanes as usize);
             let flags = all_flags(ranks, chunks, lanes);

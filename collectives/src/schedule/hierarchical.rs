@@ -2,13 +2,13 @@
 //!
 //! *Hierarchical.* Lane 1 puts the own block to one rank of every other node, and waits for nothing else. Meanwhile lane
 //! 0 distributes the own block inside the node; then it puts each chunk that arrives from another node to the other
-//! ranks of its node as soon as it has arrived. Nodes are served in shifted order, so a block from k nodes back is the
-//! k-th to come, and lane 0 waits in this order. With one node there is no lane 1; with one rank on a node lane 0 has
+//! ranks of its node as soon as it has arrived. Nodes are served in shifted order, so a block from the k-th node before is the
+//! k-th to arrive, and lane 0 waits in this order. With one node there is no lane 1; with one rank on a node lane 0 has
 //! only arrivals. Neither is a special case.
 //!
 //! *Hierarchical ring.* Lane 1 puts the own block only to the next node, then forwards every chunk that arrives from the
-//! node before, until it has been everywhere. So a rank has few peers in other nodes, however many nodes there are. Two
-//! lanes need what arrives, lane 0 to distribute it and lane 1 to forward it, and each has a flag of its own.
+//! previous node, until all nodes have it. So a rank has few peers in other nodes for any number of nodes. Two lanes need
+//! each arrival, lane 0 to distribute it and lane 1 to forward it, and each has a flag of its own.
 //!
 //! *Rails.* The block of local index l enters node j at the rank of local index l mod L, of the L ranks of node j. On
 //! nodes with different numbers of ranks, several rails end at one rank of a small node.
@@ -122,7 +122,7 @@ fn direct_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// Puts of cells to one peer, each announced at once.
+/// Returns puts of cells to one peer, each announced at once.
 fn announced(
     peer: Rank,
     cells: impl Iterator<Item = Cell>,
@@ -177,8 +177,7 @@ fn home(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// The cells from other nodes that enter at the mate of local index `at`, in the order in which they
-/// come.
+/// Returns the cells from other nodes that enter at the mate of local index `at`, in the order of their arrival.
 fn entering(request: &PlanRequest<'_>, rails: &Rails<'_>, at: usize) -> impl Iterator<Item = Cell> {
     let chunks = request.shape.chunks;
     (1..rails.nodes()).flat_map(move |by| {
@@ -228,19 +227,18 @@ fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// The last hop of a shard is into the node behind its own.
+/// Returns the number of the last hop of a shard, into the node before its own.
 fn last_hop(rails: &Rails<'_>) -> usize {
     rails.nodes() - 2
 }
 
-/// The shards that this rank puts to the next node after `hop` hops, with the local index of their
-/// owners.
+/// Returns the shards that this rank puts to the next node after `hop` hops, with the local index of their owners.
 fn passing<'a>(rails: &Rails<'a>, hop: usize) -> impl Iterator<Item = (Rank, usize)> + use<'a> {
     let step = if hop == 0 { usize::MAX } else { rails.mates().len() };
     rails.behind(hop).iter().copied().zip(0..).skip(rails.at()).step_by(step)
 }
 
-/// The ranks of the next node that this rank puts to, in order of their place there.
+/// Returns the ranks of the next node to which this rank puts, in the order of their local index.
 fn targets(rails: &Rails<'_>) -> Vec<Rank> {
     let next = rails.ahead(1);
     let mut is_target = vec![false; next.len()];
@@ -250,7 +248,7 @@ fn targets(rails: &Rails<'_>) -> Vec<Rank> {
     picked(next, &is_target)
 }
 
-/// The ranks of the node before that put to this rank, in order of their place there.
+/// Returns the ranks of the previous node that put to this rank, in the order of their local index.
 fn writers(rails: &Rails<'_>) -> Vec<Rank> {
     let previous = rails.behind(1);
     let mut is_writer = vec![false; previous.len()];
@@ -265,7 +263,7 @@ fn picked(members: &[Rank], is_picked: &[bool]) -> Vec<Rank> {
     members.iter().zip(is_picked).filter(|&(_, &picked)| picked).map(|(&rank, _)| rank).collect()
 }
 
-/// The nodes, seen from one rank.
+/// Selects ranks by their distance from the node of one rank.
 #[derive(Clone, Copy, Debug)]
 struct Rails<'a> {
     topology: &'a Topology,
@@ -284,33 +282,33 @@ impl<'a> Rails<'a> {
         self.topology.nodes()
     }
 
-    /// The place of this rank in its node.
+    /// Returns the local index of this rank.
     fn at(&self) -> usize {
         self.at
     }
 
-    /// The ranks of the own node.
+    /// Returns the ranks of the own node.
     fn mates(&self) -> &'a [Rank] {
         self.ahead(0)
     }
 
-    /// The ranks of the node `by` nodes further on.
+    /// Returns the ranks of the node `by` nodes after the own one.
     fn ahead(&self, by: usize) -> &'a [Rank] {
         self.topology.members(Rank::at((self.node + by) % self.nodes()).0)
     }
 
-    /// The ranks of the node `by` nodes back, at most all round.
+    /// Returns the ranks of the node `by` nodes before the own one; `by` is at most the number of nodes.
     fn behind(&self, by: usize) -> &'a [Rank] {
         self.ahead(self.nodes() - by)
     }
 
-    /// The shards from `by` nodes back that enter the own node at the mate of local index `at`.
+    /// Returns the shards of the node `by` nodes before that enter the own node at the mate of local index `at`.
     fn entering(&self, by: usize, at: usize) -> impl Iterator<Item = Rank> + Clone {
         self.behind(by).iter().copied().skip(at).step_by(self.mates().len())
     }
 }
 
-/// The place of the rank at which the shard of local index `at` enters a node with these members.
+/// Returns the rank at which the shard of local index `at` enters a node with these members.
 fn entry(members: &[Rank], at: usize) -> Rank {
     members[at % members.len()]
 }
@@ -325,7 +323,7 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let between = NetworkTime::new(request, &network, node_ranks);
 
     let spread = spread_own(request, &local, mates, request.chunks(), sums.shard_bytes_max);
-    // What is spread came from another node.
+    // The cells that lane 0 distributes came from another node.
     let cell = spread_cell(request, &local, mates)
         .saturating_add(local.passed_on(mates, request.chunk_bytes().saturating_mul(mates)));
     let entering = sums.entering(node_ranks);
@@ -333,19 +331,19 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let copy = request.self_copy(&own);
     let copy_home = if own.by_processor { copy } else { 0 };
 
-    // Both lanes ask for `ready`; only home has the own copy between.
+    // Both lanes signal `ready`; only lane 0 makes the self copy after it.
     let ready_home = request.ready(&local, mates, Some(&own));
     let ready_network = request.ready(&network, between.targets, None);
-    // By the network: all chunks come in, and the last of them are spread.
+    // The path over the network: all chunks arrive, and the last of them are distributed.
     let at_once = sums.entering_from_one(node_ranks);
     let tail = if between.time > 0 { spread_cells(cell, at_once) } else { 0 };
     let go = if between.time > 0 { own.hop } else { 0 };
     let by_network = ready_network + go + between.time + between.hop + tail;
-    // By home: it begins with its own shard, or waits for the first chunk.
+    // The path of lane 0: it begins with its own shard, or waits for the first chunk.
     let first = ready_network + go + between.first + between.hop;
     let home = ready_home + copy_home.saturating_add(spread);
     let by_home = if forwards > 0 { home.max(first).saturating_add(forwards) } else { home };
-    // Both lanes on one fabric share what the rank can send.
+    // Both lanes on one fabric share the rate at which the rank can send.
     let sent = (entering + 1).saturating_mul(mates).saturating_add(between.shards);
     let sent = local.sends(sent.saturating_mul(sums.shard_bytes_max));
     let by_home = if tier == Tier::Local { by_home.max(ready_home + sent) } else { by_home };
@@ -401,17 +399,17 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     PathEstimate { terms, host }
 }
 
-/// The puts of one rank into other nodes.
+/// The times of the puts of one rank to other nodes.
 #[derive(Default)]
 struct NetworkTime {
     targets: u64,
     shards: u64,
     puts: u64,
-    /// The lane's own work.
+    /// The time of the lane's own steps.
     work: u64,
-    /// The same with its waits, or as long as it takes a rank to receive.
+    /// The time of its steps with waits, or the time in which a rank receives if that is longer.
     time: u64,
-    /// The first chunk.
+    /// The time until the first chunk has arrived.
     first: u64,
     hop: u64,
 }
@@ -425,13 +423,13 @@ impl NetworkTime {
         }
         let (chunks, shard) = (request.chunks(), sums.shard_bytes_max);
         let ring = request.algorithm == Algorithm::HierarchicalRing;
-        // On rings a rank of a small node passes on all that enters at it.
+        // In a ring, a rank of a small node forwards everything that enters at it.
         let entering = sums.entering(node_ranks);
         let shards = if ring { entering } else { others };
         let puts = shards.saturating_mul(chunks);
         let flags =
             request.flags(link, 1).saturating_mul(puts).saturating_mul(if ring { 3 } else { 1 });
-        // On rings all but the own shard came from the node before.
+        // In a ring, all shards except the own one came from the previous node.
         let foreign = shards - 1;
         let passed_on = match ring {
             true => link.passed_on(foreign.saturating_mul(chunks), shard.saturating_mul(foreign)),
@@ -462,7 +460,7 @@ impl NetworkTime {
     }
 }
 
-/// One chunk to all mates.
+/// Returns the time of one chunk to all mates.
 fn spread_cell(request: &CostRequest<'_>, local: &EffectiveLink, mates: u64) -> u64 {
     if mates == 0 {
         return 0;
@@ -476,7 +474,7 @@ fn spread_cells(cell: u64, cells: u64) -> u64 {
     cell.saturating_mul(cells)
 }
 
-/// The own shard to all mates.
+/// Returns the time of the own shard to all mates.
 fn spread_own(
     request: &CostRequest<'_>,
     local: &EffectiveLink,

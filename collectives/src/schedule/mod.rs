@@ -33,7 +33,7 @@ mod steps;
 /// States what a plan is for, apart from the algorithm and the topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
-    /// The goal.
+    /// The collective.
     pub collective: Collective,
     /// Number of chunks of each block, 1 to [`CHUNKS_MAX`].
     pub chunks: u32,
@@ -41,7 +41,7 @@ pub struct Shape {
     pub in_place: bool,
     /// Number of outputs that consecutive starts use in turn, 1 to [`OUTPUTS_MAX`]; 1 in place.
     ///
-    /// With two, ranks that hear from everyone in each start signal no `ready`.
+    /// With two, no rank signals `ready` if every rank gets data from every other one in each start.
     pub outputs: u32,
     /// The order of flags and copies.
     pub flags: FlagOrder,
@@ -63,7 +63,7 @@ impl Default for Shape {
     }
 }
 
-/// What a schedule makes the lanes of one rank from.
+/// The arguments from which a schedule makes the lanes of one rank.
 #[derive(Clone, Copy, Debug)]
 struct PlanRequest<'a> {
     topology: &'a Topology,
@@ -93,7 +93,7 @@ impl PlanRequest<'_> {
     }
 }
 
-/// An algorithm: how it plans, and what it costs.
+/// Makes the lanes of one algorithm, and estimates its cost.
 pub(crate) struct Schedule {
     algorithm: Algorithm,
     suits: fn(Collective) -> bool,

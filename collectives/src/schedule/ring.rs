@@ -1,18 +1,18 @@
 //! Ring and double ring: every rank forwards what it receives to the next rank.
 //!
-//! The ranks form a circle, node after node, so that the circle leaves each node once. A rank puts its own block to the
-//! next rank, then forwards each chunk as soon as it has arrived. Every byte goes straight to its place in the output, so
-//! a rank only has to know that the next rank is `ready`. With two outputs in turn an all-gather needs not even that:
-//! in the last start, the block of the next rank has come all the way round. In a broadcast only the block of the root
-//! travels, and chunk by chunk the ring is a pipeline.
+//! The ranks are ordered node after node, so the ring leaves each node once. A rank puts its own block to the
+//! next rank, then forwards each chunk as soon as it has arrived. Every byte is put to its final position in the output,
+//! so a rank only has to know that the next rank is `ready`. With two outputs in turn, an all-gather does not need that
+//! either: in the last start, the block of the next rank has passed all ranks. In a broadcast only the block of the root
+//! is forwarded, and with several chunks the ring is a pipeline.
 //!
-//! The double ring has two lanes, one for each direction. Each takes every block half of the way round. If the number of
-//! ranks is even, the rank on the far side gets even chunks from one direction and odd chunks from the other. Both
-//! directions carry half, with half of the hops of one ring.
+//! The double ring has two lanes, one for each direction. Each forwards every block half of the way. If the number of
+//! ranks is even, the opposite rank gets even chunks from one direction and odd chunks from the other. Each direction
+//! carries half of the bytes, with half of the hops of one ring.
 //!
-//! If a network reaches the other nodes, puts that leave the node are in a network lane. The local lane waits for what
-//! arrives from the own node, and relays it to the network lane by a signal to its own rank. The lane that forwards
-//! waits for what arrives from another node.
+//! If a network reaches the other nodes, puts that leave the node are in a network lane. The local lane waits for
+//! arrivals from the own node, and announces them to the network lane by a signal to its own rank. The lane that forwards
+//! waits for arrivals from other nodes.
 //!
 //! With batched flags the `ready` signal and wait are adjacent; after that, the signal of one chunk and the wait for the
 //! next are adjacent in any case.
@@ -79,54 +79,54 @@ fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
 }
 
 fn ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
-    let circle = circle(request);
-    let last = circle.len() - 1;
-    let all_round = Direction {
-        circle: &circle,
+    let order = ring_order(request);
+    let last = order.len() - 1;
+    let direction = Direction {
+        order: &order,
         local: LaneId::HOME,
         network: LaneId(1),
-        reach: [last; 2],
+        hops: [last; 2],
         copied: 0..request.shape.chunks,
     };
     let mut lanes = empty_lanes(request, 1);
-    all_round.extend(request, &mut lanes);
+    direction.extend(request, &mut lanes);
     lanes
 }
 
 fn double_ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
-    let mut circle = circle(request);
-    let last = circle.len() - 1;
+    let mut order = ring_order(request);
+    let last = order.len() - 1;
     let (near, far) = (last / 2, last.div_ceil(2));
     let middle = request.shape.chunks.div_ceil(2);
     let mut lanes = empty_lanes(request, 2);
     let forwards = Direction {
-        circle: &circle,
+        order: &order,
         local: LaneId::HOME,
         network: LaneId(2),
-        reach: [far, near],
+        hops: [far, near],
         copied: 0..middle,
     };
     forwards.extend(request, &mut lanes);
-    circle[1..].reverse();
+    order[1..].reverse();
     let backwards = Direction {
-        circle: &circle,
+        order: &order,
         local: LaneId(1),
         network: LaneId(3),
-        reach: [near, far],
+        hops: [near, far],
         copied: middle..request.shape.chunks,
     };
     backwards.extend(request, &mut lanes);
     lanes
 }
 
-fn empty_lanes(request: &PlanRequest<'_>, ways: usize) -> Vec<Lane> {
+fn empty_lanes(request: &PlanRequest<'_>, directions: usize) -> Vec<Lane> {
     let tiers = if request.has_network() { Tier::ALL } else { &[Tier::Local] };
-    let lane = |&tier| vec![Lane { tier, steps: Vec::new() }; ways];
+    let lane = |&tier| vec![Lane { tier, steps: Vec::new() }; directions];
     tiers.iter().flat_map(lane).collect()
 }
 
-/// Returns all ranks in the order of the circle, starting with this one.
-fn circle(request: &PlanRequest<'_>) -> Vec<Rank> {
+/// Returns all ranks in the order of the ring, beginning with this one.
+fn ring_order(request: &PlanRequest<'_>) -> Vec<Rank> {
     let &PlanRequest { topology, rank, .. } = request;
     let node = topology.node(rank);
     let (mates, at) = (topology.members(node), topology.local_index(rank));
@@ -137,14 +137,14 @@ fn circle(request: &PlanRequest<'_>) -> Vec<Rank> {
 
 /// One direction of a ring, in which blocks pass from rank to rank.
 struct Direction<'a> {
-    /// All ranks in the order in which a block passes them, starting with this one.
-    circle: &'a [Rank],
+    /// All ranks in the order in which a block passes them, beginning with this one.
+    order: &'a [Rank],
     /// The lane of puts inside a node.
     local: LaneId,
     /// The lane of puts between nodes.
     network: LaneId,
     /// The number of hops that an even chunk, and an odd chunk, of a block makes.
-    reach: [usize; 2],
+    hops: [usize; 2],
     /// The chunks of the own block whose self copy this direction makes.
     copied: Range<u32>,
 }
@@ -152,17 +152,17 @@ struct Direction<'a> {
 impl Direction<'_> {
     fn extend(self, request: &PlanRequest<'_>, lanes: &mut [Lane]) {
         let &PlanRequest { rank, shape, .. } = request;
-        let chunks = || (0..shape.chunks).map(|chunk| (chunk, self.reach(chunk)));
-        let furthest = chunks().map(|(_, reach)| reach).max().unwrap_or(0);
+        let chunks = || (0..shape.chunks).map(|chunk| (chunk, self.hops(chunk)));
+        let furthest = chunks().map(|(_, hops)| hops).max().unwrap_or(0);
         let is_copied = request.is_provider(rank) && !shape.in_place;
         let copies = self.copied.clone().filter(|_| is_copied);
         let copies = copies.map(|chunk| put(rank, Cell { shard: rank, chunk }, Source::Input));
-        let (next, previous) = (self.place(1), self.place(self.circle.len() - 1));
+        let (next, previous) = (self.rank_after(1), self.rank_after(self.order.len() - 1));
         let (inward, outward) =
             (self.lane(request, previous, rank), self.lane(request, rank, next));
         let (reader, reader_next) = (self.reader(request, 0), self.reader(request, 1));
         let mut push = |lane: LaneId, step: Step| lanes[lane.index()].steps.push(step);
-        // Whether the rank before puts anything to this one, and this one to the next.
+        // Whether the previous rank puts data to this one, and this one to the next.
         let needs_ready = request.needs_ready();
         let is_put_to =
             needs_ready && (0..furthest).any(|hop| request.is_provider(self.origin(hop + 1)));
@@ -183,7 +183,7 @@ impl Direction<'_> {
             if !request.is_provider(shard) {
                 continue;
             }
-            for (chunk, _) in chunks().filter(|&(_, reach)| reach > hop) {
+            for (chunk, _) in chunks().filter(|&(_, hops)| hops > hop) {
                 let cell = Cell { shard, chunk };
                 if hop > 0 {
                     push(reader, wait(arrived(cell, reader)));
@@ -196,8 +196,8 @@ impl Direction<'_> {
                 push(outward, signal(next, arrived(cell, reader_next)));
             }
         }
-        for (chunk, reach) in chunks().filter(|&(_, reach)| reach > 0) {
-            let shard = self.origin(reach);
+        for (chunk, hops) in chunks().filter(|&(_, hops)| hops > 0) {
+            let shard = self.origin(hops);
             if request.is_provider(shard) {
                 push(reader, wait(arrived(Cell { shard, chunk }, reader)));
             }
@@ -206,16 +206,16 @@ impl Direction<'_> {
 
     /// Returns the rank whose block this rank puts to the next one at hop `hop`.
     fn origin(&self, hop: usize) -> Rank {
-        self.place(self.circle.len() - hop)
+        self.rank_after(self.order.len() - hop)
     }
 
-    fn reach(&self, chunk: u32) -> usize {
-        self.reach[chunk as usize % 2]
+    fn hops(&self, chunk: u32) -> usize {
+        self.hops[chunk as usize % 2]
     }
 
-    /// Returns the rank `by` places after this one in the circle.
-    fn place(&self, by: usize) -> Rank {
-        self.circle[by % self.circle.len()]
+    /// Returns the rank `by` positions after this one.
+    fn rank_after(&self, by: usize) -> Rank {
+        self.order[by % self.order.len()]
     }
 
     /// Returns the lane of puts from one rank to the next.
@@ -224,12 +224,13 @@ impl Direction<'_> {
         if leaves && request.has_network() { self.network } else { self.local }
     }
 
-    /// Returns the lane in which the rank `by` places after this one waits for arrivals.
+    /// Returns the lane in which the rank `by` positions after this one waits for arrivals.
     ///
     /// No local lane signals a network lane of a peer.
     fn reader(&self, request: &PlanRequest<'_>, by: usize) -> LaneId {
-        let last = self.circle.len() - 1;
-        let (rank, previous, next) = (self.place(by), self.place(by + last), self.place(by + 1));
+        let last = self.order.len() - 1;
+        let (rank, previous, next) =
+            (self.rank_after(by), self.rank_after(by + last), self.rank_after(by + 1));
         match self.lane(request, previous, rank) == self.network {
             true => self.lane(request, rank, next),
             false => self.local,
@@ -252,11 +253,11 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     let peers = sums.ranks - 1;
     let used = || Hops::used(request, inside, &local, &network);
     let chunk_time = |link: &EffectiveLink| chunk_time(request, link);
-    // The last of links that are equally slow; there is always one.
+    // There is always a link; of equally slow ones this is the last.
     let slowest = used().max_by_key(|link| chunk_time(link)).unwrap_or(&local);
     let chunk = chunk_time(slowest);
     let chunks = request.chunks();
-    // With two directions, even chunks go further the one way, odd ones the other way.
+    // With two directions, even chunks pass more hops in one direction, odd ones in the other.
     let (near, hops) = (peers / ways, peers.div_ceil(ways));
     let puts = hops * chunks.div_ceil(ways) + near * (chunks - chunks.div_ceil(ways));
     let shards = |count: u64| sums.shard_bytes_max.saturating_mul(count);
@@ -267,18 +268,18 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     let out_shards = if node_ranks > 1 { one_way } else { peers };
     let every = match local.by_processor {
         _ if !inside => 0,
-        // Two directions of one thread take turns.
+        // One thread drives both directions, one after the other.
         true => chunk_time(&local).saturating_mul(inside_shards.saturating_mul(chunks)),
         false => local.sends(shards(inside_shards)),
     };
     let out = if request.has_network() { network.sends(shards(out_shards)) } else { 0 };
     let every = every.max(out);
-    // All but the own shard came from the rank before.
+    // All shards except the own one came from the previous rank.
     let foreign = peers.saturating_sub(1);
     let passed_on = slowest.passed_on(foreign * chunks, shards(foreign));
     let all =
         uneven(request, slowest, chunk.saturating_mul(puts).max(every).saturating_add(passed_on));
-    // What leaves the node is relayed by a signal from the home lane.
+    // A signal from lane 0 announces the data that leaves the node to the network lane.
     let relay = if request.has_network() && inside { own.hop } else { 0 };
     let last_hop = used().map(|link| link.hop).max().unwrap_or(0);
     let passed_on_chunk = |link: &EffectiveLink| link.passed_on(1, request.chunk_bytes());
@@ -294,7 +295,7 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     };
     let others = chunk.saturating_add(passed_on_chunk(slowest)).saturating_mul(chunks - 1);
     let journey = by(out).max(by(hops - stay)).saturating_add(others);
-    // It begins where its shard is at home.
+    // The path begins at the rank that provides the shard.
     let journey = journey.saturating_sub(passed_on_chunk(&local).min(passed_on_chunk(slowest)));
     let uneven_overlap = overlaps(request, slowest) && sums.shard_bytes_max > sums.shard_bytes_min;
     let waits = match uneven_overlap {
@@ -305,7 +306,7 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     let mut terms = Vec::new();
     let furthest = used().max_by_key(|link| link.hop).unwrap_or(&local);
     let ready = request.ready(furthest, peers.min(1), Some(&own));
-    // Where only network lanes have work, they start on a flag from home and end with one to it.
+    // If only network lanes have work, they start on a flag from lane 0 and end with one to it.
     let entry = if inside { 0 } else { own.hop };
     let (ready, last_hop) = (ready + entry, last_hop + entry);
     terms.push(Term::new("ready", ready, "of the next rank"));
@@ -352,7 +353,7 @@ fn uneven(request: &CostRequest<'_>, link: &EffectiveLink, even: u64) -> u64 {
     even.saturating_sub(transfer_picoseconds(saved, link.rate(1)))
 }
 
-/// The links of a ring's hops.
+/// The links that the hops of a ring use.
 struct Hops {
     /// Whether there are hops inside nodes.
     inside: bool,
@@ -366,7 +367,7 @@ impl Hops {
         Self {
             inside: !request.has_network() || node_ranks > 1,
             local: EffectiveLink::new(links, Some(Tier::Local), node_ranks, node_ranks),
-            // The circle leaves each node once in each direction.
+            // The ring leaves each node once in each direction.
             network: EffectiveLink::new(links, Some(Tier::Network), node_ranks, ways),
         }
     }
@@ -396,7 +397,7 @@ fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
     let Hops { inside, local, network } = Hops::new(request, node_ranks, 1);
     let used = || Hops::used(request, inside, &local, &network);
     let hops = sums.ranks - 1;
-    // All but the root forward what has just arrived.
+    // Every rank except the root forwards data that has just arrived.
     let forwarded = |link: &EffectiveLink| {
         let passed_on = if hops > 1 { link.passed_on(1, request.chunk_bytes()) } else { 0 };
         chunk_time(request, link).saturating_add(passed_on)
@@ -404,7 +405,7 @@ fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
     let slowest = used().max_by_key(|link| forwarded(link)).unwrap_or(&local);
     let furthest = used().max_by_key(|link| link.hop).unwrap_or(&local);
     let between = if request.has_network() { (sums.nodes - 1).min(hops) } else { 0 };
-    // What leaves a node is relayed by a signal from lane 0. If only network lanes have work, they start on a flag from
+    // A signal from lane 0 announces the data that leaves a node. If only network lanes have work, they start on a flag from
     // lane 0 and end with one to it.
     let relay = if between > 0 && inside { own.hop } else { 0 };
     let entry = if between > 0 && !inside { own.hop } else { 0 };

@@ -1,4 +1,4 @@
-//! Steps by name, and the order in which a rank serves its peers.
+//! Constructors of steps, and the order in which a rank serves its peers.
 
 use peerlane_hal::Rank;
 
@@ -42,14 +42,14 @@ pub(super) fn ready(from: Rank, lane: LaneId) -> Flag {
     Flag::Ready { from, lane }
 }
 
-/// Returns the others of `count` places in a circle, from the one after `at`.
+/// Returns the indices below `count` except `at`, cyclically from the one after `at`.
 ///
 /// A rank serves its peers in this order, so that no two ranks serve the same peer at once.
 pub(super) fn after(count: usize, at: usize) -> impl Iterator<Item = usize> + Clone {
     (at + 1..count).chain(0..at)
 }
 
-/// Returns the others of `count` places in a circle, from the one before `at` backwards.
+/// Returns the indices below `count` except `at`, cyclically backwards from the one before `at`.
 ///
 /// Peers serve a rank in this order.
 pub(super) fn before(count: usize, at: usize) -> impl Iterator<Item = usize> + Clone {

@@ -16,7 +16,7 @@ use crate::group::options::blob;
 use crate::group::shared::Shared;
 use crate::group::side::{Keys, Side};
 use crate::group::window::Extent;
-use crate::layout::{FlagLayout, Layout, Places};
+use crate::layout::{FlagLayout, Layout, Placement};
 use crate::plan::{Algorithm, Lane, LaneId, Plan, Step, Tier};
 use crate::run::buffers::{BufferId, DoubleBuffering};
 use crate::run::port;
@@ -103,7 +103,7 @@ impl Terms {
 
     /// How long a buffer of `peer` must be at least.
     fn bytes(&self, buffering: &DoubleBuffering, peer: Rank, buffer: BufferId) -> u64 {
-        let (layout, places) = (&self.layout, self.layout.places(peer));
+        let (layout, places) = (&self.layout, self.layout.placement(peer));
         let need = |needs: BTreeMap<u32, u64>, number| needs.get(&number).copied().unwrap_or(0);
         match buffer {
             BufferId::Input(number) => need(places.input_needs(layout, peer), number),
@@ -228,7 +228,7 @@ impl<'g> Draft<'g> {
     /// ranks know of it: they may be importing from here.
     pub(super) fn import(&mut self, offers: &[Offer], deadline: Deadline) -> Result<Bound, Error> {
         let (layout, places) = (self.terms.layout.clone(), places_of(offers)?);
-        self.terms.layout = layout.with_places(places)?;
+        self.terms.layout = layout.with_placements(places)?;
         let Planned { plan, flag_tiers, flags, buffering, .. } = &self.planned;
         let binding = {
             let (layout, with_origins) = (&self.terms.layout, self.terms.traced);
@@ -286,7 +286,7 @@ fn keys_of(offers: &[Offer], tier: Tier) -> Result<Vec<Keys>, Error> {
 }
 
 /// Where each rank keeps what it has.
-fn places_of(offers: &[Offer]) -> Result<Vec<Places>, Error> {
+fn places_of(offers: &[Offer]) -> Result<Vec<Placement>, Error> {
     let places = |(peer, offer)| {
         postcard::from_bytes(blob(offer, peer, 0)?).map_err(|error| {
             let text = format!("the places of rank {peer} cannot be read: {error}");

@@ -5,7 +5,7 @@ use peerlane_hal::{ErrorKind, Rank};
 
 use crate::element::Element;
 use crate::error::Error;
-use crate::layout::{BUFFERS_MAX, Layout, Lengths, Spot};
+use crate::layout::{BUFFERS_MAX, BufferPosition, Layout, Lengths};
 
 /// Where a shard of a list goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -143,7 +143,7 @@ pub(in crate::group) fn bytes<T: Element>(name: &str, len: usize) -> Result<u64,
 pub(super) fn spots<T: Element>(
     destinations: &[Destination],
     ranks: usize,
-) -> Result<Vec<Spot>, Error> {
+) -> Result<Vec<BufferPosition>, Error> {
     if destinations.len() != ranks {
         let seen = destinations.len();
         let text =
@@ -159,7 +159,7 @@ pub(super) fn spots<T: Element>(
             ))
         })?;
         let offset = bytes::<T>(&format!("destinations[{shard}].offset"), to.offset)?;
-        Ok(Spot { buffer, offset })
+        Ok(BufferPosition { buffer, offset })
     };
     destinations.iter().enumerate().map(spot).collect()
 }
