@@ -1,4 +1,4 @@
-//! The text and JSON forms of plans.
+//! Tests the text and JSON forms of plans.
 
 use fastrand::Rng;
 use insta::assert_snapshot;
@@ -8,12 +8,13 @@ use peerlane_collectives::plan::{
 };
 use peerlane_hal::{Error as _, ErrorKind, Rank};
 
-use shapes::Shape;
+use plans::Form;
 
-#[path = "support/shapes.rs"]
-mod shapes;
+#[path = "support/plans.rs"]
+#[allow(dead_code, reason = "each test program uses a part")]
+mod plans;
 
-/// A plan that makes no sense but has steps of all kinds.
+/// Returns a plan of random steps, which need not be correct.
 fn random_plan(rng: &mut Rng) -> Plan {
     let lanes = (0..rng.usize(0..4)).map(|_| Lane {
         tier: *rng.choice(Tier::ALL).unwrap(),
@@ -76,23 +77,23 @@ fn every_plan_reads_back_as_it_was() {
 }
 
 #[test]
-fn right_plans_read_back_as_they_were() {
-    for shape in Shape::ALL {
+fn correct_plans_read_back_as_they_were() {
+    for form in Form::ALL {
         for ranks in 1..=9 {
-            for plan in shape.plans(ranks, 2, ranks % 2 == 0) {
-                assert_eq!(plan.to_string().parse(), Ok(plan), "{shape:?}, {ranks} ranks");
+            for plan in form.plans(ranks, 2, ranks % 2 == 0) {
+                assert_eq!(plan.to_string().parse(), Ok(plan), "{form:?}, {ranks} ranks");
             }
         }
     }
 }
 
 #[test]
-fn unlike_plans_have_unlike_texts() {
+fn different_plans_have_different_texts() {
     for seed in 0..3000 {
         let mut rng = Rng::with_seed(seed);
         let (one, other) = (random_step(&mut rng), random_step(&mut rng));
         let text = |step| {
-            let mut plan = Shape::Direct.plans(2, 1, false).swap_remove(1);
+            let mut plan = Form::Direct.plans(2, 1, false).swap_remove(1);
             plan.lanes[0].steps = vec![step];
             plan.to_string()
         };
@@ -102,7 +103,7 @@ fn unlike_plans_have_unlike_texts() {
 
 #[test]
 fn the_text_is_readable() {
-    let plan = Shape::Away.plans(2, 2, false).swap_remove(0);
+    let plan = Form::PutLane.plans(2, 2, false).swap_remove(0);
     assert_snapshot!(plan, @r"
     all-gather direct: rank 0 of 2, 2 chunks, out of place
     lane 0
@@ -122,14 +123,14 @@ fn the_text_is_readable() {
 
 #[test]
 fn the_json_is_readable() {
-    let mut plan = Shape::Away.plans(2, 1, true).swap_remove(1);
+    let mut plan = Form::PutLane.plans(2, 1, true).swap_remove(1);
     plan.lanes[1].steps.push(Step::Wait { flag: Flag::Go { lane: LaneId(2) } });
     assert_snapshot!(serde_json::to_string(&plan).unwrap(), @r#"{"collective":"all-gather","algorithm":"direct","rank":1,"ranks":2,"chunks":1,"in_place":true,"outputs":1,"flags":"prompt","lanes":[{"tier":"local","steps":[{"signal":{"peer":0,"flag":{"ready":{"from":1,"lane":1}}}},{"wait":{"flag":{"arrived":{"cell":{"shard":0,"chunk":0},"lane":0}}}}]},{"tier":"local","steps":[{"wait":{"flag":{"ready":{"from":0,"lane":1}}}},{"put":{"peer":0,"cell":{"shard":1,"chunk":0},"from":"input"}},{"signal":{"peer":0,"flag":{"arrived":{"cell":{"shard":1,"chunk":0},"lane":0}}}},{"wait":{"flag":{"go":{"lane":2}}}}]}]}"#);
 }
 
 #[test]
-fn indentation_and_blank_lines_mean_nothing() {
-    let plan = Shape::Direct.plans(3, 2, false).swap_remove(2);
+fn indentation_and_blank_lines_are_ignored() {
+    let plan = Form::Direct.plans(3, 2, false).swap_remove(2);
     let text = plan.to_string().replace("  ", "\t").replace('\n', " \r\n\n");
     assert_eq!(text.parse(), Ok(plan));
 }
@@ -175,7 +176,7 @@ fn a_step_outside_a_lane_is_a_fault() {
 
 #[test]
 fn broken_texts_never_panic() {
-    let text = Shape::Away.plans(3, 2, false)[1].to_string();
+    let text = Form::PutLane.plans(3, 2, false)[1].to_string();
     for seed in 0..3000 {
         let mut rng = Rng::with_seed(seed);
         let mut broken: Vec<char> = text.chars().collect();
@@ -192,7 +193,7 @@ fn broken_texts_never_panic() {
 
 #[test]
 fn json_of_other_shapes_is_refused() {
-    let json = serde_json::to_string(&Shape::Direct.plans(2, 1, true)[0]).unwrap();
+    let json = serde_json::to_string(&Form::Direct.plans(2, 1, true)[0]).unwrap();
     let refused = |broken: String| serde_json::from_str::<Plan>(&broken).is_err();
     assert!(!refused(json.clone()));
     assert!(refused(json.replace("\"chunks\"", "\"pieces\"")));

@@ -1,4 +1,4 @@
-//! Proofs for many ranks: the same verdict by fewer plans, and a claim that says by which.
+//! Tests proofs for many ranks: fewer plans give the same verdict, and the coverage states which.
 
 use insta::assert_snapshot;
 use peerlane_collectives::collective::Collective;
@@ -8,7 +8,7 @@ use peerlane_collectives::topology::Topology;
 use peerlane_collectives::verify::{Budget, Coverage, FaultClass, prove, verify};
 use peerlane_hal::Rank;
 
-/// Not even few plans are all made.
+/// A budget in which no set of plans is followed as a whole.
 const THRIFTY: Budget =
     Budget { followed_steps: 0, asymmetric_steps: 0, compared_steps: usize::MAX };
 
@@ -30,7 +30,7 @@ fn even(nodes: u32, ranks: u32) -> Topology {
 }
 
 #[test]
-fn the_whole_proof_is_that_of_the_plans() {
+fn an_unlimited_proof_is_that_of_all_plans() {
     for topology in [even(1, 5), even(2, 3), Topology::of_nodes(&[0, 1, 1, 0, 2]).unwrap()] {
         for &algorithm in Algorithm::ALL {
             for shape in shapes() {
@@ -43,7 +43,7 @@ fn the_whole_proof_is_that_of_the_plans() {
 }
 
 #[test]
-fn ranks_stand_for_others_where_the_topology_is_even() {
+fn ranks_represent_others_if_the_topology_is_even() {
     let interleaved = Topology::of_nodes(&[0, 1, 2, 0, 1, 2]).unwrap();
     for topology in [even(1, 7), even(2, 4), even(3, 2), even(5, 1), interleaved] {
         for &algorithm in Algorithm::ALL {
@@ -63,7 +63,7 @@ fn ranks_stand_for_others_where_the_topology_is_even() {
 }
 
 #[test]
-fn uneven_nodes_are_counted_and_some_are_followed() {
+fn plans_of_uneven_nodes_are_summed_up_and_some_are_followed() {
     let nodes: Vec<u32> = (0..12).flat_map(|node| vec![node; 1 + node as usize % 4]).collect();
     let topology = Topology::of_nodes(&nodes).unwrap();
     let budget = Budget { followed_steps: 1500, ..THRIFTY };
@@ -140,7 +140,7 @@ fn all_to_alls_are_symmetric() {
 }
 
 #[test]
-fn the_claim_is_said() {
+fn the_text_of_a_proof_states_its_coverage() {
     let text = |topology: &Topology, budget| {
         let shape = Shape { tiers: true, ..Shape::default() };
         let proof = prove(Algorithm::Ring, topology, shape, budget).unwrap().to_string();

@@ -7,21 +7,19 @@ use peerlane_collectives::topology::Topology;
 use peerlane_collectives::verify::{Fault, FaultClass, Proof, verify};
 use peerlane_hal::{Error as _, ErrorKind};
 
-use edit::edit;
-use shapes::Shape;
+use plans::{Form, edit};
 
 mod counterexamples;
-#[path = "../support/edit.rs"]
-mod edit;
-#[path = "../support/shapes.rs"]
-mod shapes;
+mod goals;
+#[path = "../support/plans.rs"]
+mod plans;
 
 /// A change in the text of one rank's plan: the rank, the text to replace, and the new text.
 type Edit = (usize, &'static str, &'static str);
 
 /// Verifies plans of 3 ranks, 1 chunk, out of place, with some lines of their text changed.
-fn edited(shape: Shape, edits: &[Edit]) -> Result<Proof, Fault> {
-    let mut plans = shape.plans(3, 1, false);
+fn edited(form: Form, edits: &[Edit]) -> Result<Proof, Fault> {
+    let mut plans = form.plans(3, 1, false);
     for &(rank, from, to) in edits {
         edit(&mut plans[rank], from, to);
     }
@@ -30,14 +28,14 @@ fn edited(shape: Shape, edits: &[Edit]) -> Result<Proof, Fault> {
     verify(&plans)
 }
 
-fn refused(class: FaultClass, shape: Shape, edits: &[Edit]) -> Fault {
-    let fault = edited(shape, edits).unwrap_err();
+fn refused(class: FaultClass, form: Form, edits: &[Edit]) -> Fault {
+    let fault = edited(form, edits).unwrap_err();
     assert_eq!(fault.class(), class, "{fault}");
     fault
 }
 
 fn refused_after(class: FaultClass, change: impl FnOnce(&mut Vec<Plan>)) -> Fault {
-    let mut plans = Shape::Direct.plans(3, 1, false);
+    let mut plans = Form::Direct.plans(3, 1, false);
     change(&mut plans);
     let fault = verify(&plans).unwrap_err();
     assert_eq!(fault.class(), class, "{fault}");
@@ -46,15 +44,13 @@ fn refused_after(class: FaultClass, change: impl FnOnce(&mut Vec<Plan>)) -> Faul
 
 #[test]
 fn correct_plans_are_proven() {
-    for shape in Shape::ALL {
+    for form in Form::ALL {
         for ranks in (1..=9).chain([12, 16]) {
             for (chunks, in_place) in [(1, false), (1, true), (2, true), (3, false)] {
-                let proof = verify(&shape.plans(ranks, chunks, in_place)).unwrap_or_else(|fault| {
-                    panic!(
-                        "{shape:?}, {ranks} ranks, {chunks} chunks, in place {in_place}: {fault}"
-                    )
+                let proof = verify(&form.plans(ranks, chunks, in_place)).unwrap_or_else(|fault| {
+                    panic!("{form:?}, {ranks} ranks, {chunks} chunks, in place {in_place}: {fault}")
                 });
-                let starts = shape.outputs() + 1;
+                let starts = form.outputs() + 1;
                 assert_eq!((proof.ranks, proof.chunks, proof.starts), (ranks, chunks, starts));
             }
         }
@@ -73,13 +69,13 @@ fn direct_serves_any_topology() {
 
 #[test]
 fn sixty_four_ranks_are_proven() {
-    let proof = verify(&Shape::Direct.plans(64, 1, false)).unwrap();
+    let proof = verify(&Form::Direct.plans(64, 1, false)).unwrap();
     assert_eq!((proof.steps, proof.flags), (64 * (1 + 63 * 5), 2 * 64 * 63));
 }
 
 #[test]
 fn the_text_of_a_proof_states_what_is_proven() {
-    let proof = verify(&Shape::Away.plans(2, 1, true)).unwrap();
+    let proof = verify(&Form::PutLane.plans(2, 1, true)).unwrap();
     assert_snapshot!(proof, @"verified (ranks: 2, chunks: 1, starts: 2, steps: 18, flags: 8): every byte of every output arrives exactly once; no byte is read before it has arrived; no deadlock; every flag has one writer and one reader and ends where it began; no start passes on the flags of the one before; nothing is overwritten while a rank may still read it");
 }
 
@@ -109,7 +105,7 @@ fn impossible_sizes_are_refused() {
 
 #[test]
 fn names_that_do_not_exist_are_refused() {
-    let text = |from, to| refused(FaultClass::Unknown, Shape::Direct, &[(1, from, to)]);
+    let text = |from, to| refused(FaultClass::Unknown, Form::Direct, &[(1, from, to)]);
     assert_snapshot!(text("put 1.0 input to 2", "put 1.0 input to 3"), @"rank 1, lane 0, step 5 (put 1.0 input to 3): rank 3 does not exist, expected a rank below 3");
     assert_snapshot!(text("put 1.0 input to 2", "put 3.0 output to 2"), @"rank 1, lane 0, step 5 (put 3.0 output to 2): rank 3 does not exist, expected a rank below 3");
     assert_snapshot!(text("put 1.0 input to 2", "put 1.1 input to 2"), @"rank 1, lane 0, step 5 (put 1.1 input to 2): chunk 1 does not exist, expected a chunk below 1");
@@ -122,7 +118,7 @@ fn names_that_do_not_exist_are_refused() {
 
 #[test]
 fn missing_bytes_are_refused() {
-    let text = |from, to| refused(FaultClass::Missing, Shape::Direct, &[(1, from, to)]);
+    let text = |from, to| refused(FaultClass::Missing, Form::Direct, &[(1, from, to)]);
     assert_snapshot!(text("put 1.0 input to 2\n", "\n"), @"rank 2: no step copies cell 1.0 into its output");
     // The signal overtakes the put that it announces.
     assert_snapshot!(text("put 1.0 input to 2\n  signal arrived 1.0 to 2", "signal arrived 1.0 to 2\n put 1.0 input to 2"), @"rank 2, end of lane 0 in start 1: cell 1.0 may not have arrived");
@@ -131,8 +127,8 @@ fn missing_bytes_are_refused() {
 #[test]
 fn bytes_that_arrive_twice_are_refused() {
     let twice = [(1, "put 1.0 input to 2", "put 1.0 input to 2\nput 1.0 input to 2")];
-    assert_snapshot!(refused(FaultClass::Twice, Shape::Direct, &twice), @"rank 1, lane 0, step 6 (put 1.0 input to 2): rank 1, lane 0, step 5 (put 1.0 input to 2) already copies this cell");
-    let mut plans = Shape::Direct.plans(2, 1, true);
+    assert_snapshot!(refused(FaultClass::Twice, Form::Direct, &twice), @"rank 1, lane 0, step 6 (put 1.0 input to 2): rank 1, lane 0, step 5 (put 1.0 input to 2) already copies this cell");
+    let mut plans = Form::Direct.plans(2, 1, true);
     edit(&mut plans[0], "wait ready", "put 0.0 output to 0\n wait ready");
     let fault = verify(&plans).unwrap_err();
     assert_eq!(fault.class(), FaultClass::Twice);
@@ -141,14 +137,14 @@ fn bytes_that_arrive_twice_are_refused() {
 
 #[test]
 fn early_reads_are_refused() {
-    let text = |shape, edit| refused(FaultClass::ReadEarly, shape, &[edit]);
+    let text = |form, edit| refused(FaultClass::ReadEarly, form, &[edit]);
     let swapped =
         (1, "wait arrived 0.0\n  put 0.0 output to 2", "put 0.0 output to 2\n wait arrived 0.0");
-    assert_snapshot!(text(Shape::Ring, swapped), @"rank 1, lane 0, step 6 (put 0.0 output to 2) in start 1: the source may not have arrived");
+    assert_snapshot!(text(Form::Ring, swapped), @"rank 1, lane 0, step 6 (put 0.0 output to 2) in start 1: the source may not have arrived");
     // Without a flag, a lane does not know that its own copy is complete.
     let copied = (1, "put 1.0 input to 2", "put 1.0 output to 2");
-    assert_snapshot!(text(Shape::Direct, copied), @"rank 1, lane 0, step 5 (put 1.0 output to 2) in start 1: the source may not have arrived");
-    assert_snapshot!(text(Shape::Aside, copied), @"rank 1, lane 0, step 4 (put 1.0 output to 2) in start 1: the source may not have arrived");
+    assert_snapshot!(text(Form::Direct, copied), @"rank 1, lane 0, step 5 (put 1.0 output to 2) in start 1: the source may not have arrived");
+    assert_snapshot!(text(Form::SelfCopyLane, copied), @"rank 1, lane 0, step 4 (put 1.0 output to 2) in start 1: the source may not have arrived");
 }
 
 #[test]
@@ -156,8 +152,8 @@ fn a_flag_to_the_own_rank_publishes_a_copy() {
     let own = "put 1.0 input to 1";
     let announced = "put 1.0 input to 1\n signal arrived 1.0 to 1";
     let forwarded = (1, "put 1.0 input to 2", "wait arrived 1.0\n put 1.0 output to 2");
-    for shape in [Shape::Direct, Shape::Aside] {
-        edited(shape, &[(1, own, announced), forwarded]).unwrap();
+    for form in [Form::Direct, Form::SelfCopyLane] {
+        edited(form, &[(1, own, announced), forwarded]).unwrap();
     }
 }
 
@@ -167,12 +163,12 @@ fn deadlocks_are_refused() {
         (0, "signal ready to 1\n", "\n"),
         (0, "wait arrived 1.0", "wait arrived 1.0\n signal ready to 1"),
     ];
-    assert_snapshot!(refused(FaultClass::Deadlock, Shape::Direct, &last), @"deadlock in start 1: rank 0, lane 0, step 10 (wait arrived 1.0) needs a signal after rank 1, lane 0, step 7 (wait ready from 0), which needs a signal after the first wait");
+    assert_snapshot!(refused(FaultClass::Deadlock, Form::Direct, &last), @"deadlock in start 1: rank 0, lane 0, step 10 (wait arrived 1.0) needs a signal after rank 1, lane 0, step 7 (wait ready from 0), which needs a signal after the first wait");
 }
 
 #[test]
 fn shared_flags_are_refused() {
-    let text = |edits: &[Edit]| refused(FaultClass::Shared, Shape::Direct, edits);
+    let text = |edits: &[Edit]| refused(FaultClass::Shared, Form::Direct, edits);
     let writer = (0, "wait arrived 1.0", "wait arrived 1.0\n signal arrived 1.0 to 2");
     assert_snapshot!(text(&[writer]), @"rank 1, lane 0, step 6 (signal arrived 1.0 to 2): rank 0, lane 0, step 12 (signal arrived 1.0 to 2) is in another lane; expected one writer");
     let reader = (0, "wait arrived 1.0", "wait arrived 1.0\n lane 1\n wait arrived 1.0");
@@ -186,7 +182,7 @@ fn shared_flags_are_refused() {
 
 #[test]
 fn unbalanced_flags_are_refused() {
-    let text = |from, to| refused(FaultClass::Unbalanced, Shape::Direct, &[(1, from, to)]);
+    let text = |from, to| refused(FaultClass::Unbalanced, Form::Direct, &[(1, from, to)]);
     assert_snapshot!(text("signal ready to 2\n", "\n"), @"rank 2, lane 0, step 7 (wait ready from 1): rank 2 gets 0 signals and waits 1 times for ready from 1 in a start, expected 1 and 1");
     assert_snapshot!(text("wait arrived 2.0", ""), @"rank 2, lane 0, step 9 (signal arrived 2.0 to 1): rank 1 gets 1 signals and waits 0 times for arrived 2.0 in a start, expected 1 and 1");
     assert_snapshot!(text("signal ready to 2", "signal ready to 2\n signal ready to 2"), @"rank 1, lane 0, step 1 (signal ready to 2): rank 2 gets 2 signals and waits 1 times for ready from 1 in a start, expected 1 and 1");
@@ -194,7 +190,7 @@ fn unbalanced_flags_are_refused() {
 
 #[test]
 fn stale_flags_are_refused() {
-    let text = |edits: &[Edit]| refused(FaultClass::Stale, Shape::Direct, edits);
+    let text = |edits: &[Edit]| refused(FaultClass::Stale, Form::Direct, edits);
     // The second wait passes on the first value, which is of the same epoch.
     let repeated = [
         (1, "signal ready to 2", "signal ready to 2\n signal ready to 2"),
@@ -213,7 +209,7 @@ fn stale_flags_are_refused() {
 fn outputs_in_use_are_not_overwritten() {
     let late =
         [(1, "wait ready from 2\n  put 1.0 input to 2", "put 1.0 input to 2\n wait ready from 2")];
-    assert_snapshot!(refused(FaultClass::Overwritten, Shape::Direct, &late), @"rank 1, lane 0, step 4 (put 1.0 input to 2) in start 1: rank 2 may not have entered this start");
+    assert_snapshot!(refused(FaultClass::Overwritten, Form::Direct, &late), @"rank 1, lane 0, step 4 (put 1.0 input to 2) in start 1: rank 2 may not have entered this start");
 }
 
 /// Returns plans that get all blocks, written by hand.
@@ -302,7 +298,7 @@ fn a_cell_from_a_get_is_forwarded() {
 #[test]
 fn lanes_and_tiers_agree() {
     let text = |class, change: fn(&mut [Plan])| {
-        let mut plans = Shape::Away.plans(3, 1, false);
+        let mut plans = Form::PutLane.plans(3, 1, false);
         change(&mut plans);
         let fault = verify(&plans).unwrap_err();
         assert_eq!(fault.class(), class, "{fault}");
@@ -321,7 +317,7 @@ fn lanes_and_tiers_agree() {
 /// A lane without steps has no entry and no exit.
 #[test]
 fn empty_lanes_are_not_waited_for() {
-    let mut plans = Shape::Direct.plans(3, 1, false);
+    let mut plans = Form::Direct.plans(3, 1, false);
     plans.iter_mut().for_each(|plan| plan.lanes.push(Lane::default()));
-    assert_eq!(verify(&plans).unwrap(), edited(Shape::Direct, &[]).unwrap());
+    assert_eq!(verify(&plans).unwrap(), edited(Form::Direct, &[]).unwrap());
 }

@@ -91,7 +91,7 @@ fn a_capturable_operation_has_one_output() {
     in_group(2, LONG, |mut group| {
         let refused = group.all_gather::<u8>(4).capturable().outputs(2).prepare().unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
-        assert_eq!(refused.to_string(), "outputs is 2, wanted 1 of a capturable all-gather");
+        assert_eq!(refused.to_string(), "outputs is 2, expected 1 in a capturable operation");
     });
 }
 

@@ -1,46 +1,45 @@
-//! Right plans of several forms, for tests: every algorithm of the crate, and direct plans with other
-//! lanes than it gives them.
+//! Correct plans for tests: those of every algorithm, and direct plans with other lanes.
 
 use peerlane_collectives::plan::{Algorithm, Flag, FlagOrder, Lane, LaneId, Plan, Step};
 use peerlane_collectives::schedule;
 use peerlane_collectives::topology::Topology;
 
-/// The form of a set of plans.
+/// Selects a set of plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shape {
-    /// One lane that pushes to all.
+pub(crate) enum Form {
+    /// One lane that puts to all peers.
     Direct,
     /// One lane that forwards to the next rank.
     Ring,
-    /// Direct, with two outputs in turn, so without `ready`; never in place.
+    /// Direct with two outputs in turn, so without `ready`; never in place.
     InTurn,
     /// Direct, with batched flags.
     Batched,
-    /// Both; only arrivals are left of the flags.
+    /// Both, so the only flags are arrivals.
     BatchedInTurn,
-    /// Direct, with the own shard copied in lane 1.
-    Aside,
-    /// Direct, with the pushes in lane 1.
-    Away,
+    /// Direct, with the self copy in lane 1.
+    SelfCopyLane,
+    /// Direct, with the puts to peers in lane 1.
+    PutLane,
     /// An algorithm on one node.
     Flat(Algorithm),
     /// An algorithm on uneven nodes that one fabric reaches.
     Nodes(Algorithm),
     /// An algorithm on uneven nodes with a network between them.
     Tiers(Algorithm),
-    /// The same with two outputs in turn and batched flags.
+    /// An algorithm on such nodes, with two outputs in turn and batched flags.
     TiersInTurn(Algorithm),
 }
 
-impl Shape {
+impl Form {
     pub(crate) const ALL: [Self; 24] = [
         Self::Direct,
         Self::Ring,
         Self::InTurn,
         Self::Batched,
         Self::BatchedInTurn,
-        Self::Aside,
-        Self::Away,
+        Self::SelfCopyLane,
+        Self::PutLane,
         Self::Flat(Algorithm::Pull),
         Self::Flat(Algorithm::DoubleRing),
         Self::Nodes(Algorithm::Ring),
@@ -60,7 +59,7 @@ impl Shape {
         Self::TiersInTurn(Algorithm::HierarchicalRing),
     ];
 
-    /// How many outputs its plans use in turn.
+    /// Returns the number of outputs that the plans use in turn.
     pub(crate) fn outputs(self) -> u32 {
         match self {
             Self::InTurn | Self::BatchedInTurn | Self::TiersInTurn(_) => 2,
@@ -68,7 +67,7 @@ impl Shape {
         }
     }
 
-    /// The plans of all ranks.
+    /// Returns the plans of all ranks.
     pub(crate) fn plans(self, ranks: u32, chunks: u32, in_place: bool) -> Vec<Plan> {
         let outputs = self.outputs();
         let flags = match self {
@@ -88,8 +87,8 @@ impl Shape {
         let mut plans = schedule::plans(self.algorithm(), &self.topology(ranks), shape).unwrap();
         for plan in &mut plans {
             match self {
-                Self::Aside => split(plan, is_own_copy),
-                Self::Away => split(plan, is_push),
+                Self::SelfCopyLane => split(plan, is_self_copy),
+                Self::PutLane => split(plan, is_put_to_peer),
                 _ => {}
             }
         }
@@ -107,7 +106,7 @@ impl Shape {
         }
     }
 
-    /// One node, or nodes of 2, 1, 3, 2, 1, 3, … ranks.
+    /// Returns one node, or nodes of 2, 1, 3, 2, 1, 3, … ranks.
     fn topology(self, ranks: u32) -> Topology {
         match self {
             Self::Nodes(_) | Self::Tiers(_) | Self::TiersInTurn(_) => {
@@ -119,11 +118,12 @@ impl Shape {
     }
 }
 
-/// Moves the steps that `aside` picks into a lane 1, and names it in the flags for which it waits now:
-/// of pushes, `ready`. Arrivals are waited for at home in any case.
-fn split(plan: &mut Plan, aside: impl Fn(&Plan, &Step) -> bool) {
+/// Moves the steps that `picks` accepts into lane 1, and names that lane in the `ready` flags for which it waits.
+///
+/// Waits for arrivals stay in lane 0.
+fn split(plan: &mut Plan, picks: impl Fn(&Plan, &Step) -> bool) {
     let steps = std::mem::take(&mut plan.lanes[0].steps);
-    let (moved, home): (Vec<Step>, Vec<Step>) = steps.iter().partition(|step| aside(plan, step));
+    let (moved, home): (Vec<Step>, Vec<Step>) = steps.iter().partition(|step| picks(plan, step));
     let lane = LaneId(u32::from(moved.iter().any(|step| matches!(step, Step::Wait { .. }))));
     let name_lane = |step: Step| match step {
         Step::Signal { peer, flag: Flag::Ready { from, .. } } => {
@@ -140,14 +140,21 @@ fn split(plan: &mut Plan, aside: impl Fn(&Plan, &Step) -> bool) {
         .collect();
 }
 
-fn is_own_copy(plan: &Plan, step: &Step) -> bool {
+fn is_self_copy(plan: &Plan, step: &Step) -> bool {
     matches!(step, Step::Put { peer, .. } if *peer == plan.rank)
 }
 
-fn is_push(plan: &Plan, step: &Step) -> bool {
+fn is_put_to_peer(plan: &Plan, step: &Step) -> bool {
     match step {
         Step::Put { peer, .. } | Step::Get { peer, .. } => *peer != plan.rank,
         Step::Signal { flag, .. } => matches!(flag, Flag::Arrived { .. }),
         Step::Wait { flag } => matches!(flag, Flag::Ready { .. }),
     }
+}
+
+/// Replaces the one occurrence of `from` in the text of `plan`.
+pub(crate) fn edit(plan: &mut Plan, from: &str, to: &str) {
+    let text = plan.to_string();
+    assert_eq!(text.matches(from).count(), 1, "{from:?} must occur once in\n{text}");
+    *plan = text.replace(from, to).parse().unwrap();
 }

@@ -7,10 +7,7 @@ use insta::assert_snapshot;
 use peerlane_collectives::plan::Plan;
 use peerlane_collectives::verify::{Fault, FaultClass, verify};
 
-use edit::edit;
-
-#[path = "support/edit.rs"]
-mod edit;
+use crate::plans::edit;
 
 /// Returns plans in which rank 0 puts its shard to every other rank, with or without `ready` flags.
 fn broadcast(ranks: u32, place: &str, outputs: u32, has_ready: bool) -> Vec<Plan> {
@@ -54,15 +51,14 @@ fn broadcasts_with_ready_flags_are_proven() {
 /// An all-gather with two outputs needs no `ready`: a start cannot end before every rank has entered it. In a
 /// broadcast the root can run ahead and overwrite an output that its owner still uses.
 #[test]
-fn double_buffering_does_not_replace_ready_where_the_root_gets_no_data() {
+fn double_buffering_does_not_replace_ready_if_the_root_gets_no_data() {
     let plans = broadcast(3, "out of place", 2, false);
     assert_eq!(fault(&plans).class(), FaultClass::Overwritten);
     assert_snapshot!(fault(&plans), @"rank 0, lane 0, step 2 (put 0.0 input to 1) in start 2: rank 1 may not have entered this start");
 }
 
-/// The `ready` of one peer says nothing about another peer.
 #[test]
-fn one_peers_ready_does_not_speak_for_another() {
+fn the_ready_of_one_peer_is_not_enough_for_another() {
     let mut plans = broadcast(3, "out of place", 2, true);
     edit(&mut plans[0], "  wait ready from 2\n", "");
     edit(&mut plans[2], "  signal ready to 0\n", "");

@@ -1,4 +1,4 @@
-//! Opening such groups.
+//! Tests groups over two fabrics: ranks are threads, with one host fabric inside nodes and another between nodes.
 
 use std::time::Duration;
 
@@ -9,10 +9,15 @@ use peerlane_collectives::group::{Group, GroupOptions};
 use peerlane_collectives::topology::Topology;
 use peerlane_host as host;
 
-/// Far above what any test here waits for.
+mod all_gathers;
+mod endings;
+mod options;
+mod reports;
+
+/// A timeout that no test reaches.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
-/// Engines that queue waits, and engines of which the executor reads the flags.
+/// Whether the engines of each tier queue waits; otherwise the executor polls their flags.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waits {
     pub(crate) local: bool,
@@ -42,7 +47,7 @@ pub(crate) fn open(
     options.open_tiers(bootstrap, local, network)
 }
 
-/// Runs `body` as each rank of a group on `topology`, and closes it.
+/// Runs `body` on each rank of a group on `topology`, and closes the group.
 pub(crate) fn in_tiers<R: Send>(
     topology: &Topology,
     waits: Waits,

@@ -1,4 +1,4 @@
-//! The result is right, whatever the algorithm, the topology, the shape and the engines.
+//! Checks results of every algorithm, topology, shape and kind of engine.
 
 use peerlane_collectives::element::Element;
 use peerlane_collectives::error::Error;
@@ -7,7 +7,7 @@ use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
 
-use crate::support::{QUEUED, WAITS, Waits, in_tiers};
+use crate::{QUEUED, WAITS, Waits, in_tiers};
 
 const LEN: usize = 333;
 
@@ -15,7 +15,7 @@ fn value(round: usize, rank: usize, index: usize) -> i32 {
     (round * 1_000_003 + rank * 10_007 + index) as i32
 }
 
-/// Rounds with new data each.
+/// Runs rounds with new data each, and checks the result.
 fn rounds<T: Element + PartialEq>(
     gather: &mut AllGather<T>,
     (rank, ranks): (usize, usize),
@@ -61,7 +61,7 @@ fn every_algorithm_gathers_over_two_fabrics() {
 }
 
 #[test]
-fn lanes_that_queue_waits_stand_beside_lanes_that_do_not() {
+fn lanes_that_queue_waits_run_with_lanes_that_do_not() {
     for nodes in ["2x2", "3+1+2"] {
         let topology: Topology = nodes.parse().unwrap();
         for &algorithm in Algorithm::ALL {
@@ -73,7 +73,7 @@ fn lanes_that_queue_waits_stand_beside_lanes_that_do_not() {
 }
 
 #[test]
-fn hierarchical_gathers_over_one_fabric_with_nodes_of_the_callers() {
+fn every_algorithm_gathers_over_one_fabric_with_a_topology_of_the_caller() {
     use peerlane_collectives::bootstrap::Bootstrap;
     use peerlane_collectives::bootstrap::in_process;
     use peerlane_collectives::group::GroupOptions;
@@ -82,7 +82,7 @@ fn hierarchical_gathers_over_one_fabric_with_nodes_of_the_callers() {
         let topology: Topology = nodes.parse().unwrap();
         for &algorithm in Algorithm::ALL {
             let ended = in_process::run(topology.ranks(), |bootstrap| {
-                let fabric = crate::support::fabric(&bootstrap, true)?;
+                let fabric = crate::fabric(&bootstrap, true)?;
                 let ranks = (bootstrap.rank().index(), bootstrap.ranks());
                 let options = GroupOptions::default().topology(topology.clone());
                 let mut group = options.open(bootstrap, fabric)?;
@@ -95,9 +95,9 @@ fn hierarchical_gathers_over_one_fabric_with_nodes_of_the_callers() {
     }
 }
 
-/// Much larger than what an engine copies in one look.
+/// The shards are much larger than what an engine copies in one poll.
 #[test]
-fn large_shards_move_on_both_fabrics() {
+fn large_shards_are_gathered_over_both_fabrics() {
     let topology: Topology = "2+1".parse().unwrap();
     for algorithm in [Algorithm::Hierarchical, Algorithm::Pull] {
         in_tiers(&topology, QUEUED, |group| {
@@ -110,7 +110,7 @@ fn large_shards_move_on_both_fabrics() {
 }
 
 #[test]
-fn every_shape_goes_over_the_network() {
+fn every_shape_is_gathered_over_the_network() {
     let topology: Topology = "2+1+2".parse().unwrap();
     for &algorithm in Algorithm::ALL {
         in_tiers(&topology, WAITS[1], |group| {
