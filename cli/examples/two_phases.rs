@@ -33,7 +33,7 @@ struct Options {
     shard_bytes: usize,
     /// Chunks of a shard
     #[arg(long)]
-    parts: u32,
+    chunks: u32,
     /// Limit of what a rank sends between nodes, in bytes per second
     #[arg(long)]
     network_bytes_per_second: f64,
@@ -51,20 +51,20 @@ enum Variant {
     Between,
     Inside,
     TwoPhases,
-    OnePart,
+    OneChunk,
     Hierarchical,
 }
 
 impl Variant {
     const ALL: [Self; 5] =
-        [Self::Between, Self::Inside, Self::TwoPhases, Self::OnePart, Self::Hierarchical];
+        [Self::Between, Self::Inside, Self::TwoPhases, Self::OneChunk, Self::Hierarchical];
 
     fn name(self) -> &'static str {
         match self {
             Self::Between => "between_us",
             Self::Inside => "inside_us",
             Self::TwoPhases => "two_phases_us",
-            Self::OnePart => "one_part_us",
+            Self::OneChunk => "one_chunk_us",
             Self::Hierarchical => "hierarchical_us",
         }
     }
@@ -85,7 +85,7 @@ struct Rank<'a> {
     number: usize,
     between: AllGather<u8>,
     inside: AllGather<u8>,
-    one_part: AllGather<u8>,
+    one_chunk: AllGather<u8>,
     hierarchical: AllGather<u8>,
 }
 
@@ -152,25 +152,25 @@ fn measure(
     let all = output.place().base;
     let own_block = all.as_ptr().wrapping_add(number / NODES * block);
     let own_block = NonNull::new(own_block).expect("a block inside of a buffer");
-    let inside = node.all_gather(block).in_place().algorithm(Algorithm::Direct).parts(1);
+    let inside = node.all_gather(block).in_place().algorithm(Algorithm::Direct).chunks(1);
     let inside = inside.output(output).prepare()?;
     // SAFETY: the memory belongs to `inside`, which outlives all other groups of this rank. Only one of
     // the operations on it runs at a time, because all ranks pass a barrier before each start.
     let output = unsafe { rail.register_at::<u8>(own_block, block) }?;
-    let between = rail.all_gather(shard).in_place().algorithm(Algorithm::Direct).parts(1);
+    let between = rail.all_gather(shard).in_place().algorithm(Algorithm::Direct).chunks(1);
     let between = between.output(output).prepare()?;
-    let mut hierarchical = |parts| {
+    let mut hierarchical = |chunks| {
         // SAFETY: as for the rail group.
         let output = unsafe { whole.register_at::<u8>(all, RANKS * shard) }?;
         let gather = whole.all_gather(shard).in_place().algorithm(Algorithm::Hierarchical);
-        gather.parts(parts).output(output).prepare()
+        gather.chunks(chunks).output(output).prepare()
     };
-    let (one_part, hierarchical) = (hierarchical(1)?, hierarchical(options.parts)?);
-    let mut rank = Rank { options, number, between, inside, one_part, hierarchical };
+    let (one_chunk, hierarchical) = (hierarchical(1)?, hierarchical(options.chunks)?);
+    let mut rank = Rank { options, number, between, inside, one_chunk, hierarchical };
     let times = rank.time(&mut whole)?;
 
-    let Rank { between, inside, one_part, hierarchical, .. } = rank;
-    drop((between, one_part, hierarchical));
+    let Rank { between, inside, one_chunk, hierarchical, .. } = rank;
+    drop((between, one_chunk, hierarchical));
     rail.close()?;
     whole.close()?;
     drop(inside);
@@ -210,7 +210,7 @@ impl Rank<'_> {
             Variant::Between => self.between.run(),
             Variant::Inside => self.inside.run(),
             Variant::TwoPhases => self.between.run().and_then(|()| self.inside.run()),
-            Variant::OnePart => self.one_part.run(),
+            Variant::OneChunk => self.one_chunk.run(),
             Variant::Hierarchical => self.hierarchical.run(),
         }
     }

@@ -66,7 +66,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     };
     let shape = Shape {
         collective,
-        parts: 1,
+        chunks: 1,
         in_place: options.plan.in_place,
         outputs: options.plan.outputs,
         flags: options.plan.flags.unwrap_or(flags),
@@ -79,7 +79,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         links: &links,
         measured: options.calibration.is_some(),
         algorithm: options.algorithm.named(),
-        parts: options.plan.parts,
+        chunks: options.plan.chunks,
         refused: &[],
     };
     let choice = cost::choose(&question).map_err(|error| Failure::usage(error.to_string()))?;

@@ -56,7 +56,7 @@ pub(crate) struct PlanOptions {
     pub(crate) goal: Goal,
     /// Chunks of each shard [default: the number with the lowest predicted time]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) parts: Option<u32>,
+    pub(crate) chunks: Option<u32>,
     /// Gather in place: the input of a rank is its shard in the output
     #[arg(long)]
     pub(crate) in_place: bool,

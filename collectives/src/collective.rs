@@ -1,8 +1,8 @@
 //! The goals of collectives: which rank provides a block, and which ranks need it.
 //!
-//! A collective says what must be true at the end of a start, and nothing about how data moves. The
+//! A collective states what must be true at the end of a start, and not how data moves. The
 //! [schedules](crate::schedule), the [verifier](crate::verify), the [layout](crate::layout), the simulator and the
-//! cost model all ask the goal.
+//! cost model ask it.
 //!
 //! Every output consists of blocks, one for each rank that provides data. A plan names a block by the rank that
 //! provides it. In an all-to-all, each rank provides a different block for every output, so the output that holds a
@@ -95,12 +95,12 @@ impl Collective {
         self,
         rank: Rank,
         ranks: u32,
-        parts: u32,
+        chunks: u32,
         in_place: bool,
     ) -> impl Iterator<Item = Cell> {
         let providers = (0..ranks).map(Rank).filter(move |&shard| self.is_provider(shard));
         let copied = providers.filter(move |&shard| !(in_place && shard == rank));
-        copied.flat_map(move |shard| (0..parts).map(move |part| Cell { shard, part }))
+        copied.flat_map(move |shard| (0..chunks).map(move |chunk| Cell { shard, chunk }))
     }
 
     /// Returns the factor from algorithm bandwidth to bus bandwidth, as nccl-tests defines it.

@@ -1,4 +1,4 @@
-//! What shards are made of: plain numbers, checked for alignment and length where bytes become them.
+//! Element types, and checked casts from bytes to elements.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,11 +29,11 @@ pub enum DType {
 }
 
 impl DType {
-    /// Every type, in the order of the documentation.
+    /// All types.
     pub const ALL: [Self; 7] =
         [Self::U8, Self::I32, Self::I64, Self::F16, Self::Bf16, Self::F32, Self::F64];
 
-    /// The name that [`FromStr`] reads.
+    /// Returns the name that [`FromStr`] reads.
     pub const fn name(self) -> &'static str {
         match self {
             Self::U8 => "u8",
@@ -46,7 +46,7 @@ impl DType {
         }
     }
 
-    /// The size of one element in bytes; also its alignment.
+    /// Returns the size of one element in bytes, which is also its alignment.
     pub const fn bytes(self) -> usize {
         match self {
             Self::U8 => 1,
@@ -69,7 +69,7 @@ impl FromStr for DType {
     fn from_str(text: &str) -> Result<Self, Error> {
         Self::ALL.into_iter().find(|dtype| dtype.name() == text).ok_or_else(|| {
             let known = Self::ALL.map(Self::name).join(", ");
-            let text = format!("dtype is {text:?}, wanted one of {known}");
+            let text = format!("dtype is {text:?}, expected one of {known}");
             Error::new(ErrorKind::InvalidArgument, text)
         })
     }
@@ -79,10 +79,11 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A number that a shard can be made of: any bit pattern is a value, so that a peer's bytes can be
-/// read as they come.
+/// A number of which shards consist.
+///
+/// Every bit pattern is a value, so the bytes of a peer can be read without a check.
 pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + sealed::Sealed {
-    /// The type as a value.
+    /// The type, as a value.
     const DTYPE: DType;
 }
 
@@ -109,16 +110,16 @@ elements! {
     f64 => F64,
 }
 
-/// Reads bytes as elements, without copying.
+/// Returns bytes as elements, without copying.
 ///
 /// # Errors
-/// If the bytes are not aligned for `T`, or are no whole number of elements.
+/// If the bytes are not aligned for `T`, or are not a whole number of elements.
 pub fn cast<T: Element>(bytes: &[u8]) -> Result<&[T], Error> {
     let (address, length) = (bytes.as_ptr().addr(), bytes.len());
     bytemuck::try_cast_slice(bytes).map_err(|error| refused::<T>(address, length, error))
 }
 
-/// The same, to write.
+/// Returns bytes as writable elements, without copying.
 ///
 /// # Errors
 /// As [`cast`].
@@ -131,10 +132,12 @@ fn refused<T: Element>(address: usize, length: usize, error: PodCastError) -> Er
     let (dtype, bytes) = (T::DTYPE, T::DTYPE.bytes());
     let text = match error {
         PodCastError::TargetAlignmentGreaterAndInputNotAligned => format!(
-            "a slice of {dtype} must be aligned to {bytes} bytes, it starts {} bytes off",
+            "a slice of {dtype} begins {} bytes after an aligned address, expected an alignment of {bytes} bytes",
             address % bytes
         ),
-        _ => format!("{length} bytes are no whole number of {dtype}, which has {bytes} bytes"),
+        _ => format!(
+            "the slice has {length} bytes, expected a multiple of {bytes}, the size of {dtype}"
+        ),
     };
     Error::new(ErrorKind::InvalidArgument, text)
 }
@@ -150,7 +153,7 @@ mod tests {
         }
         insta::assert_snapshot!(
             "f8".parse::<DType>().unwrap_err(),
-            @r#"dtype is "f8", wanted one of u8, i32, i64, f16, bf16, f32, f64"#
+            @r#"dtype is "f8", expected one of u8, i32, i64, f16, bf16, f32, f64"#
         );
     }
 
@@ -169,11 +172,11 @@ mod tests {
         let bytes: &[u8] = bytemuck::cast_slice(&words);
         insta::assert_snapshot!(
             cast::<f32>(&bytes[1..5]).unwrap_err(),
-            @"a slice of f32 must be aligned to 4 bytes, it starts 1 bytes off"
+            @"a slice of f32 begins 1 bytes after an aligned address, expected an alignment of 4 bytes"
         );
         insta::assert_snapshot!(
             cast::<i64>(&bytes[..12]).unwrap_err(),
-            @"12 bytes are no whole number of i64, which has 8 bytes"
+            @"the slice has 12 bytes, expected a multiple of 8, the size of i64"
         );
     }
 

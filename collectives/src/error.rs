@@ -1,13 +1,13 @@
-//! The error of everything above the backends.
+//! The error type of this crate.
 
 use std::fmt;
 use std::sync::Arc;
 
 use peerlane_hal::{DynError, Error as _, ErrorKind, Rank};
 
-/// What went wrong, where, what was wanted and what was seen.
+/// A failure: its kind for programs, its text for people.
 ///
-/// [`kind`](Self::kind) is for programs, the text for people; a backend's own error is the
+/// The text states what happened, to which rank, device or field, and what was found and expected. The error of a backend is the
 /// [`source`](std::error::Error::source).
 #[derive(Clone, Debug)]
 pub struct Error(Box<Body>);
@@ -21,26 +21,26 @@ struct Body {
 }
 
 impl Error {
-    /// An error of `kind` that says `text`.
+    /// Creates an error.
     pub fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
         Self(Box::new(Body { kind, text: text.into(), peer: None, source: None }))
     }
 
-    /// The same, naming the rank that it is about.
+    /// Adds the rank that the error is about.
     #[must_use]
     pub fn with_peer(mut self, peer: Rank) -> Self {
         self.0.peer = Some(peer);
         self
     }
 
-    /// The same, keeping what caused it.
+    /// Adds the error that caused this one.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         self.0.source = Some(Arc::new(source));
         self
     }
 
-    /// Creates an error from that of a backend, with the same kind. `what` says what failed.
+    /// Converts the error of a backend during the call `what`, with the same kind.
     pub fn of_backend(what: impl fmt::Display, error: impl peerlane_hal::Error) -> Self {
         Self::of_fabric(what, DynError::new(error))
     }
@@ -53,12 +53,12 @@ impl Error {
         this
     }
 
-    /// The class of the failure.
+    /// Returns the kind of the failure.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// The rank that is gone, missing or disagrees, where there is one.
+    /// Returns the rank that is lost, missing or disagrees, if there is one.
     pub fn peer(&self) -> Option<Rank> {
         self.0.peer
     }

@@ -31,4 +31,3 @@ pub mod staged;
 pub mod topology;
 pub mod trace;
 pub mod verify;
-mod window;

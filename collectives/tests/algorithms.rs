@@ -1,4 +1,4 @@
-//! Every algorithm on many topologies and shapes, proven.
+//! Verifies the plans of every algorithm on many topologies and shapes.
 
 use fastrand::Rng;
 use peerlane_collectives::plan::{Algorithm, FlagOrder};
@@ -6,15 +6,15 @@ use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
 use peerlane_collectives::verify::verify;
 
-/// The shapes that there are, with these numbers of parts.
-fn shapes(parts: &[u32]) -> Vec<Shape> {
+/// Returns all shapes with these numbers of chunks.
+fn shapes(chunks: &[u32]) -> Vec<Shape> {
     let mut shapes = Vec::new();
-    for &parts in parts {
+    for &chunks in chunks {
         for (in_place, outputs) in [(false, 1), (false, 2), (true, 1)] {
             for &flags in FlagOrder::ALL {
                 for tiers in [false, true] {
                     shapes.push(Shape {
-                        parts,
+                        chunks,
                         in_place,
                         outputs,
                         flags,
@@ -28,9 +28,9 @@ fn shapes(parts: &[u32]) -> Vec<Shape> {
     shapes
 }
 
-fn prove_all(topology: &Topology, parts: &[u32]) {
+fn verify_all(topology: &Topology, chunks: &[u32]) {
     for &algorithm in Algorithm::ALL {
-        for shape in shapes(parts) {
+        for shape in shapes(chunks) {
             let plans = schedule::plans(algorithm, topology, shape).unwrap();
             verify(&plans).unwrap_or_else(|fault| {
                 let nodes = topology.node_of_rank();
@@ -41,14 +41,14 @@ fn prove_all(topology: &Topology, parts: &[u32]) {
 }
 
 #[test]
-fn one_node_is_served() {
+fn plans_of_one_node_are_correct() {
     for ranks in (1..=9).chain([12, 16]) {
-        prove_all(&Topology::flat(ranks).unwrap(), &[1, 3]);
+        verify_all(&Topology::flat(ranks).unwrap(), &[1, 3]);
     }
 }
 
 #[test]
-fn every_topology_is_served() {
+fn plans_of_several_nodes_are_correct() {
     for nodes in [
         &[0, 1][..],
         &[0, 1, 2],
@@ -64,19 +64,19 @@ fn every_topology_is_served() {
         &[0, 1, 2, 0, 1, 2, 0, 1, 0],
         &[0, 0, 0, 0, 0, 1, 2, 2, 3, 3, 3, 4],
     ] {
-        prove_all(&Topology::of_nodes(nodes).unwrap(), &[1, 2]);
+        verify_all(&Topology::of_nodes(nodes).unwrap(), &[1, 2]);
     }
 }
 
-/// Nodes of random sizes, with ranks that are no neighbours.
+/// Nodes have random sizes and non-consecutive ranks.
 #[test]
-fn random_topologies_are_served() {
+fn plans_of_random_topologies_are_correct() {
     for seed in 0..60 {
         let mut rng = Rng::with_seed(seed);
         let nodes = rng.u32(1..=6);
         let mut node_of_rank: Vec<u32> = (0..nodes).collect();
         node_of_rank.extend((0..rng.u32(0..10)).map(|_| rng.u32(..nodes)));
         rng.shuffle(&mut node_of_rank);
-        prove_all(&Topology::of_nodes(&node_of_rank).unwrap(), &[rng.u32(1..=5)]);
+        verify_all(&Topology::of_nodes(&node_of_rank).unwrap(), &[rng.u32(1..=5)]);
     }
 }

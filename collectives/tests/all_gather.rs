@@ -1,4 +1,4 @@
-//! The whole way once: ranks as threads, host fabric, prepare, run, check.
+//! Runs all-gathers on ranks as threads over the host fabric.
 
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ fn every_rank_gets_every_shard() {
                 check(&mut gather, rank, ranks, value)?;
             }
             group.barrier()?;
-            let mut in_place = group.all_gather::<u8>(33).in_place().parts(2).prepare()?;
+            let mut in_place = group.all_gather::<u8>(33).in_place().chunks(2).prepare()?;
             check(&mut in_place, rank, ranks, |rank, index| (rank * 7 + index) as u8)?;
             let report = gather.report().to_string();
             group.close()?;
@@ -55,7 +55,7 @@ fn every_rank_gets_every_shard() {
     }
 }
 
-/// Callers sleep without a timer, so it is the watchdog that must not sleep past this.
+/// Waiting callers park without a timer, so the watchdog must wake up for the shorter timeout.
 #[test]
 fn a_short_timeout_is_kept_in_a_group_with_a_long_one() {
     for round in 0..10 {
@@ -80,7 +80,7 @@ fn a_short_timeout_is_kept_in_a_group_with_a_long_one() {
     }
 }
 
-/// Large enough that no shard goes out at the start itself.
+/// A length at which no put completes inside the call of `start`.
 const LARGE: usize = 3 << 20;
 
 #[test]
@@ -111,7 +111,7 @@ fn starts_may_be_waited_for_in_any_order() {
 }
 
 #[test]
-fn a_barrier_may_stand_before_or_behind_a_wait() {
+fn a_barrier_may_come_before_or_after_a_wait() {
     in_process::run(3, |bootstrap| {
         let rank = bootstrap.rank().0;
         let mut group = open(bootstrap)?;

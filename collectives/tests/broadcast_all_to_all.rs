@@ -12,8 +12,8 @@ use ranks::{Host, LENGTHS, check, fill, in_flat_group, in_group};
 mod ranks;
 
 fn broadcast(group: &mut Host, algorithm: Algorithm, root: Rank, len: usize) -> Result<(), Error> {
-    for (in_place, parts) in [(false, 1), (true, 3)] {
-        let builder = group.broadcast::<u8>(root, len).algorithm(algorithm).parts(parts);
+    for (in_place, chunks) in [(false, 1), (true, 3)] {
+        let builder = group.broadcast::<u8>(root, len).algorithm(algorithm).chunks(chunks);
         let builder = if in_place { builder.in_place() } else { builder };
         let mut operation = builder.prepare()?;
         assert_eq!(operation.report().collective.to_string(), format!("broadcast from {root}"));
@@ -55,7 +55,7 @@ fn every_rank_gets_its_block_from_every_rank() {
             for &len in lengths {
                 let algorithm = if chosen == Algorithm::Pull { chosen } else { Algorithm::Direct };
                 let builder = group.all_to_all::<u8>(len).algorithm(algorithm);
-                let mut operation = builder.parts(1 + len as u32 % 2).prepare()?;
+                let mut operation = builder.chunks(1 + len as u32 % 2).prepare()?;
                 for start in 0..4 {
                     let input = operation.input_mut()?;
                     assert_eq!(input.len(), len * ranks);

@@ -58,7 +58,7 @@ fn cost(
 #[test]
 fn times_are_those_computed_by_hand() {
     let in_place = Shape { in_place: true, ..Shape::default() };
-    let two_parts = Shape { parts: 2, ..in_place };
+    let two_chunks = Shape { chunks: 2, ..in_place };
     let four = Topology::flat(4).unwrap();
     let links = plain();
     let micros = |algorithm, topology: &Topology, shape, bytes| {
@@ -69,8 +69,8 @@ fn times_are_those_computed_by_hand() {
     assert_eq!(micros(Algorithm::Pull, &four, in_place, 20_000), 10.0 + 3.0 * 21.0 + 10.0);
     // Each of the three steps waits for what the one before has put.
     assert_eq!(micros(Algorithm::Ring, &four, in_place, 20_000), 10.0 + 3.0 * 21.0 + 3.0 * 10.0);
-    // In two parts of 1 + 10 the hop hides all but 10 - 11 of itself behind the other part.
-    assert_eq!(micros(Algorithm::Ring, &four, two_parts, 20_000), 10.0 + 6.0 * 11.0 + 10.0);
+    // In two chunks of 1 + 10 the hop hides all but 10 - 11 of itself behind the other chunk.
+    assert_eq!(micros(Algorithm::Ring, &four, two_chunks, 20_000), 10.0 + 6.0 * 11.0 + 10.0);
     // Gets of half the rate; and what was just put here costs 2 µs and 1 ns a byte more.
     let mut far = plain();
     far.local.get_bytes_per_second = Some(0.5e9);
@@ -124,7 +124,7 @@ fn carried(
     shards: &[u64],
 ) -> [Traffic; 3] {
     let plans = schedule::plans(algorithm, topology, shape).unwrap();
-    let layout = Layout::new(shards, shape.parts).unwrap();
+    let layout = Layout::new(shards, shape.chunks).unwrap();
     let mut traffic = [Traffic::default(); 3];
     for plan in &plans {
         let mut of_rank = [0; 3];
@@ -154,8 +154,9 @@ fn bytes_are_those_that_the_plans_carry() {
     for nodes in [&[1][..], &[5], &[2, 4], &[3, 3], &[3, 1, 2], &[1, 1, 1, 1], &[2, 2, 2]] {
         let topology = uneven(nodes);
         for &algorithm in Algorithm::ALL {
-            for (parts, in_place, tiers) in [(1, false, true), (4, true, true), (2, false, false)] {
-                let shape = Shape { parts, in_place, tiers, ..Shape::default() };
+            for (chunks, in_place, tiers) in [(1, false, true), (4, true, true), (2, false, false)]
+            {
+                let shape = Shape { chunks, in_place, tiers, ..Shape::default() };
                 let shards = vec![4 * KIB; topology.ranks()];
                 let cost =
                     cost::predict(algorithm, &topology, shape, &shards, &Links::default()).unwrap();
@@ -180,8 +181,8 @@ fn bytes_are_those_that_the_plans_carry() {
 fn question<'a>(topology: &'a Topology, shard_bytes: &'a [u64], links: &'a Links) -> Question<'a> {
     let shape =
         Shape { flags: FlagOrder::Batched, tiers: topology.nodes() > 1, ..Shape::default() };
-    let (algorithm, parts, refused) = (None, None, &[]);
-    Question { topology, shard_bytes, shape, links, measured: false, algorithm, parts, refused }
+    let (algorithm, chunks, refused) = (None, None, &[]);
+    Question { topology, shard_bytes, shape, links, measured: false, algorithm, chunks, refused }
 }
 
 #[test]
@@ -226,9 +227,9 @@ fn what_the_caller_has_said_stays() {
     let (topology, links) = (uneven(&[4, 4]), Links::default());
     let shards = vec![64 * MIB; 8];
     let asked = question(&topology, &shards, &links);
-    let wanted = Question { algorithm: Some(Algorithm::Ring), parts: Some(3), ..asked };
+    let wanted = Question { algorithm: Some(Algorithm::Ring), chunks: Some(3), ..asked };
     let choice = cost::choose(&wanted).unwrap();
-    assert_eq!((choice.algorithm, choice.parts, choice.candidates.len()), (Algorithm::Ring, 3, 1));
+    assert_eq!((choice.algorithm, choice.chunks, choice.candidates.len()), (Algorithm::Ring, 3, 1));
 }
 
 #[test]
@@ -237,8 +238,8 @@ fn impossible_questions_are_named() {
     let text = |question: Question<'_>| cost::choose(&question).unwrap_err().to_string();
     let asked = question(&topology, &[1, 2, 3], &links);
     assert_eq!(text(asked), "shard_bytes has 3 shards, expected one for each of 2 ranks");
-    let asked = Question { parts: Some(0), ..question(&topology, &[1, 2], &links) };
-    assert_eq!(text(asked), "parts is 0, expected 1 to 65536");
+    let asked = Question { chunks: Some(0), ..question(&topology, &[1, 2], &links) };
+    assert_eq!(text(asked), "chunks is 0, expected 1 to 65536");
 }
 
 #[test]

@@ -63,12 +63,12 @@ fn agree(collective: impl Fn(usize) -> Collective, in_place: bool) {
             let topology: Topology = nodes.parse().unwrap();
             let collective = collective(topology.ranks());
             for algorithm in algorithms(collective) {
-                for (bytes, parts) in [(4 << 10, 1), (1 << 20, 1), (1 << 20, 4), (64 << 20, 8)] {
+                for (bytes, chunks) in [(4 << 10, 1), (1 << 20, 1), (1 << 20, 4), (64 << 20, 8)] {
                     let tiers = topology.nodes() > 1;
-                    let shape = Shape { collective, parts, in_place, outputs: 1, flags, tiers };
+                    let shape = Shape { collective, chunks, in_place, outputs: 1, flags, tiers };
                     let of = |rank| if collective.is_provider(rank) { bytes } else { 0 };
                     let shards: Vec<_> = Rank::all(topology.ranks()).map(of).collect();
-                    let layout = Layout::new(&shards, parts).unwrap();
+                    let layout = Layout::new(&shards, chunks).unwrap();
                     let layout = layout.for_collective(collective).unwrap();
                     let plan = |rank| schedule::plan(algorithm, &topology, rank, shape);
                     let simulated =
@@ -80,7 +80,7 @@ fn agree(collective: impl Fn(usize) -> Collective, in_place: bool) {
                     count += 1;
                     if !(0.8..=1.25).contains(&ratio) {
                         off.push(format!(
-                            "{name} {nodes} {algorithm} {bytes} x{parts}: {ratio:.2} of {:.1} µs",
+                            "{name} {nodes} {algorithm} {bytes} x{chunks}: {ratio:.2} of {:.1} µs",
                             simulated * 1e6
                         ));
                     }

@@ -1,8 +1,8 @@
-//! Breaks right plans in random ways and asks the verifier and an oracle about them.
+//! Mutates correct plans at random, and compares the verifier with an oracle that runs them.
 //!
-//! What must hold: the verifier refuses whatever the oracle shows to do harm, and refuses no right
-//! plan. The counts that each test prints say how much more it refuses: it demands that both kinds
-//! of flag values work and that what arrives is known to, not lucky to.
+//! The verifier must refuse every plan for which the oracle finds harm, and no correct plan. It may refuse more: it demands
+//! that a plan works with both kinds of flag values, and that every order of events is correct. Each test prints how many it
+//! refuses without harm.
 
 use std::collections::BTreeMap;
 
@@ -10,24 +10,21 @@ use fastrand::Rng;
 use peerlane_collectives::plan::{Algorithm, Plan};
 use peerlane_collectives::verify::{FaultClass, verify};
 
-use edit::edit;
 use mutants::mutate;
 use oracle::{Harm, Oracle};
-use shapes::Shape;
+use plans::{Form, edit};
 
-#[path = "support/edit.rs"]
-mod edit;
 #[path = "support/mutants.rs"]
 mod mutants;
 #[path = "support/oracle.rs"]
 mod oracle;
-#[path = "support/shapes.rs"]
-mod shapes;
+#[path = "support/plans.rs"]
+mod plans;
 
 const CASES: u64 = 1000;
-/// Looks for harm that would prove an accepted mutant wrong.
+/// Oracle runs of a mutant that the verifier accepts.
 const RUNS_ACCEPTED: u64 = 24;
-/// Looks only for the statistics.
+/// Oracle runs of a refused mutant, for the statistics.
 const RUNS_REFUSED: u64 = 6;
 
 #[derive(Debug, Default)]
@@ -39,60 +36,60 @@ struct Counts {
 
 #[test]
 fn broken_direct_plans_are_refused() {
-    check(Shape::Direct);
+    check(Form::Direct);
 }
 
 #[test]
 fn broken_ring_plans_are_refused() {
-    check(Shape::Ring);
+    check(Form::Ring);
 }
 
 #[test]
 fn broken_plans_with_outputs_in_turn_are_refused() {
-    check(Shape::InTurn);
+    check(Form::InTurn);
 }
 
 #[test]
 fn broken_plans_with_batched_flags_are_refused() {
-    check(Shape::Batched);
-    check(Shape::BatchedInTurn);
+    check(Form::Batched);
+    check(Form::BatchedInTurn);
 }
 
 #[test]
-fn broken_plans_with_an_own_copy_aside_are_refused() {
-    check(Shape::Aside);
+fn broken_plans_with_a_self_copy_lane_are_refused() {
+    check(Form::SelfCopyLane);
 }
 
 #[test]
-fn broken_plans_with_pushes_away_are_refused() {
-    check(Shape::Away);
+fn broken_plans_with_a_put_lane_are_refused() {
+    check(Form::PutLane);
 }
 
 #[test]
 fn broken_plans_of_one_fabric_are_refused() {
-    check(Shape::Flat(Algorithm::Pull));
-    check(Shape::Flat(Algorithm::DoubleRing));
-    check(Shape::Nodes(Algorithm::Hierarchical));
+    check(Form::Flat(Algorithm::Pull));
+    check(Form::Flat(Algorithm::DoubleRing));
+    check(Form::Nodes(Algorithm::Hierarchical));
 }
 
 #[test]
 fn broken_plans_with_a_network_are_refused() {
-    Algorithm::ALL.iter().for_each(|&algorithm| check(Shape::Tiers(algorithm)));
+    Algorithm::ALL.iter().for_each(|&algorithm| check(Form::Tiers(algorithm)));
 }
 
 #[test]
 fn broken_plans_with_a_network_and_outputs_in_turn_are_refused() {
-    check(Shape::TiersInTurn(Algorithm::Ring));
-    check(Shape::TiersInTurn(Algorithm::HierarchicalRing));
+    check(Form::TiersInTurn(Algorithm::Ring));
+    check(Form::TiersInTurn(Algorithm::HierarchicalRing));
 }
 
 #[test]
-fn right_plans_do_no_harm_and_are_accepted() {
-    for shape in Shape::ALL {
+fn correct_plans_do_no_harm_and_are_accepted() {
+    for form in Form::ALL {
         for ranks in 1..=5 {
-            for (parts, in_place) in [(1, false), (2, true), (3, false)] {
-                let plans = shape.plans(ranks, parts, in_place);
-                let context = format!("{shape:?}, {ranks} ranks, {parts} parts");
+            for (chunks, in_place) in [(1, false), (2, true), (3, false)] {
+                let plans = form.plans(ranks, chunks, in_place);
+                let context = format!("{form:?}, {ranks} ranks, {chunks} chunks");
                 verify(&plans).unwrap_or_else(|fault| panic!("{context}: {fault}"));
                 let oracle = oracle(&plans).unwrap();
                 for seed in 0..20 {
@@ -103,10 +100,10 @@ fn right_plans_do_no_harm_and_are_accepted() {
     }
 }
 
-/// A signal publishes what was put to the same peer, and to nobody else.
+/// A signal publishes only puts to the same peer.
 #[test]
 fn an_arrival_that_another_rank_announces_is_refused() {
-    let mut plans = Shape::Direct.plans(3, 1, false);
+    let mut plans = Form::Direct.plans(3, 1, false);
     edit(&mut plans[0], "signal arrived 0.0 to 2", "signal arrived 1.0 to 1");
     edit(
         &mut plans[1],
@@ -118,31 +115,31 @@ fn an_arrival_that_another_rank_announces_is_refused() {
     assert_eq!((0..200).find_map(|seed| oracle.run(seed).err()), Some(Harm::WrongBytes));
 }
 
-/// For shards that every number of parts up to 4 splits evenly.
+/// Creates an oracle with shards that every number of chunks up to 4 divides evenly.
 fn oracle(plans: &[Plan]) -> Result<Oracle, Harm> {
     Oracle::new(plans, &vec![12; plans.len()], 5)
 }
 
-fn check(shape: Shape) {
+fn check(form: Form) {
     let mut counts = Counts::default();
     for seed in 0..CASES {
-        check_mutant(shape, seed, &mut counts);
+        check_mutant(form, seed, &mut counts);
     }
     let refused: u64 = counts.refused.values().sum();
-    println!("{shape:?}: {CASES} mutants, {refused} refused, {counts:?}");
-    // To be out of reach takes a second lane that waits for peers.
-    let single = |class: &&FaultClass| **class != FaultClass::Unreachable || shape == Shape::Away;
+    println!("{form:?}: {CASES} mutants, {refused} refused, {counts:?}");
+    // Only a second lane that waits for peers can be out of reach.
+    let single = |class: &&FaultClass| **class != FaultClass::Unreachable || form == Form::PutLane;
     for class in FaultClass::ALL.iter().filter(single) {
-        assert!(counts.refused.contains_key(class), "{shape:?}: no mutant is a {class}");
+        assert!(counts.refused.contains_key(class), "{form:?}: no mutant is a {class}");
     }
-    // An oracle that sees nothing would prove nothing.
-    assert!(counts.refused_without_harm * 2 < refused, "{shape:?}: {counts:?}");
+    // The test is worth nothing if the oracle finds no harm.
+    assert!(counts.refused_without_harm * 2 < refused, "{form:?}: {counts:?}");
 }
 
-fn check_mutant(shape: Shape, seed: u64, counts: &mut Counts) {
+fn check_mutant(form: Form, seed: u64, counts: &mut Counts) {
     let mut rng = Rng::with_seed(seed);
-    let (ranks, parts, in_place) = (rng.u32(1..=5), rng.u32(1..=3), rng.bool());
-    let mut plans = shape.plans(ranks, parts, in_place);
+    let (ranks, chunks, in_place) = (rng.u32(1..=5), rng.u32(1..=3), rng.bool());
+    let mut plans = form.plans(ranks, chunks, in_place);
     let mutations: Vec<String> = (0..rng.u8(1..=2)).map(|_| mutate(&mut plans, &mut rng)).collect();
     let verdict = verify(&plans);
     let runs = if verdict.is_ok() { RUNS_ACCEPTED } else { RUNS_REFUSED };
@@ -152,12 +149,12 @@ fn check_mutant(shape: Shape, seed: u64, counts: &mut Counts) {
     };
     match (verdict, harm) {
         (Ok(_), Some(harm)) => panic!(
-            "{shape:?}, seed {seed}, {ranks} ranks, {parts} parts, in place {in_place}: accepted, \
+            "{form:?}, seed {seed}, {ranks} ranks, {chunks} chunks, in place {in_place}: accepted, \
              but {harm:?} after {mutations:?}"
         ),
         (Ok(_), None) => counts.accepted += 1,
         (Err(fault), harm) => {
-            assert!(!fault.story(&plans).end.is_empty());
+            assert!(!fault.counterexample(&plans).end.is_empty());
             *counts.refused.entry(fault.class()).or_default() += 1;
             counts.refused_without_harm += u64::from(harm.is_none());
         }

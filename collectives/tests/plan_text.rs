@@ -1,4 +1,4 @@
-//! The text and JSON forms of plans.
+//! Tests the text and JSON forms of plans.
 
 use fastrand::Rng;
 use insta::assert_snapshot;
@@ -8,12 +8,13 @@ use peerlane_collectives::plan::{
 };
 use peerlane_hal::{Error as _, ErrorKind, Rank};
 
-use shapes::Shape;
+use plans::Form;
 
-#[path = "support/shapes.rs"]
-mod shapes;
+#[path = "support/plans.rs"]
+#[allow(dead_code, reason = "each test program uses a part")]
+mod plans;
 
-/// A plan that makes no sense but has steps of all kinds.
+/// Returns a plan of random steps, which need not be correct.
 fn random_plan(rng: &mut Rng) -> Plan {
     let lanes = (0..rng.usize(0..4)).map(|_| Lane {
         tier: *rng.choice(Tier::ALL).unwrap(),
@@ -30,7 +31,7 @@ fn random_plan(rng: &mut Rng) -> Plan {
         algorithm: *rng.choice(Algorithm::ALL).unwrap(),
         rank: Rank(number(rng)),
         ranks: number(rng),
-        parts: number(rng),
+        chunks: number(rng),
         in_place: rng.bool(),
         outputs: if rng.bool() { 1 } else { number(rng) },
         flags: *rng.choice(FlagOrder::ALL).unwrap(),
@@ -41,7 +42,7 @@ fn random_plan(rng: &mut Rng) -> Plan {
 fn random_step(rng: &mut Rng) -> Step {
     let mut number = || rng.u32(..5);
     let (peer, lane) = (Rank(number()), LaneId(number()));
-    let cell = Cell { shard: Rank(number()), part: number() };
+    let cell = Cell { shard: Rank(number()), chunk: number() };
     let flag = match number() {
         0 => Flag::Ready { from: Rank(number()), lane },
         1 => Flag::Arrived { cell, lane },
@@ -76,23 +77,23 @@ fn every_plan_reads_back_as_it_was() {
 }
 
 #[test]
-fn right_plans_read_back_as_they_were() {
-    for shape in Shape::ALL {
+fn correct_plans_read_back_as_they_were() {
+    for form in Form::ALL {
         for ranks in 1..=9 {
-            for plan in shape.plans(ranks, 2, ranks % 2 == 0) {
-                assert_eq!(plan.to_string().parse(), Ok(plan), "{shape:?}, {ranks} ranks");
+            for plan in form.plans(ranks, 2, ranks % 2 == 0) {
+                assert_eq!(plan.to_string().parse(), Ok(plan), "{form:?}, {ranks} ranks");
             }
         }
     }
 }
 
 #[test]
-fn unlike_plans_have_unlike_texts() {
+fn different_plans_have_different_texts() {
     for seed in 0..3000 {
         let mut rng = Rng::with_seed(seed);
         let (one, other) = (random_step(&mut rng), random_step(&mut rng));
         let text = |step| {
-            let mut plan = Shape::Direct.plans(2, 1, false).swap_remove(1);
+            let mut plan = Form::Direct.plans(2, 1, false).swap_remove(1);
             plan.lanes[0].steps = vec![step];
             plan.to_string()
         };
@@ -102,9 +103,9 @@ fn unlike_plans_have_unlike_texts() {
 
 #[test]
 fn the_text_is_readable() {
-    let plan = Shape::Away.plans(2, 2, false).swap_remove(0);
+    let plan = Form::PutLane.plans(2, 2, false).swap_remove(0);
     assert_snapshot!(plan, @r"
-    all-gather direct: rank 0 of 2, 2 parts, out of place
+    all-gather direct: rank 0 of 2, 2 chunks, out of place
     lane 0
       signal ready for lane 1 to 1
       put 0.0 input to 0
@@ -122,14 +123,14 @@ fn the_text_is_readable() {
 
 #[test]
 fn the_json_is_readable() {
-    let mut plan = Shape::Away.plans(2, 1, true).swap_remove(1);
+    let mut plan = Form::PutLane.plans(2, 1, true).swap_remove(1);
     plan.lanes[1].steps.push(Step::Wait { flag: Flag::Go { lane: LaneId(2) } });
-    assert_snapshot!(serde_json::to_string(&plan).unwrap(), @r#"{"collective":"all-gather","algorithm":"direct","rank":1,"ranks":2,"parts":1,"in_place":true,"outputs":1,"flags":"prompt","lanes":[{"tier":"local","steps":[{"signal":{"peer":0,"flag":{"ready":{"from":1,"lane":1}}}},{"wait":{"flag":{"arrived":{"cell":{"shard":0,"part":0},"lane":0}}}}]},{"tier":"local","steps":[{"wait":{"flag":{"ready":{"from":0,"lane":1}}}},{"put":{"peer":0,"cell":{"shard":1,"part":0},"from":"input"}},{"signal":{"peer":0,"flag":{"arrived":{"cell":{"shard":1,"part":0},"lane":0}}}},{"wait":{"flag":{"go":{"lane":2}}}}]}]}"#);
+    assert_snapshot!(serde_json::to_string(&plan).unwrap(), @r#"{"collective":"all-gather","algorithm":"direct","rank":1,"ranks":2,"chunks":1,"in_place":true,"outputs":1,"flags":"prompt","lanes":[{"tier":"local","steps":[{"signal":{"peer":0,"flag":{"ready":{"from":1,"lane":1}}}},{"wait":{"flag":{"arrived":{"cell":{"shard":0,"chunk":0},"lane":0}}}}]},{"tier":"local","steps":[{"wait":{"flag":{"ready":{"from":0,"lane":1}}}},{"put":{"peer":0,"cell":{"shard":1,"chunk":0},"from":"input"}},{"signal":{"peer":0,"flag":{"arrived":{"cell":{"shard":1,"chunk":0},"lane":0}}}},{"wait":{"flag":{"go":{"lane":2}}}}]}]}"#);
 }
 
 #[test]
-fn indentation_and_blank_lines_mean_nothing() {
-    let plan = Shape::Direct.plans(3, 2, false).swap_remove(2);
+fn indentation_and_blank_lines_are_ignored() {
+    let plan = Form::Direct.plans(3, 2, false).swap_remove(2);
     let text = plan.to_string().replace("  ", "\t").replace('\n', " \r\n\n");
     assert_eq!(text.parse(), Ok(plan));
 }
@@ -141,20 +142,20 @@ fn faults_in_the_header_are_named() {
     assert_snapshot!(fault("all-gather direct rank 0 of 2"), @r#"line 1 "all-gather direct rank 0 of 2": expected ":", found "rank""#);
     assert_snapshot!(fault("all-gather direct: rank -1 of 2"), @r#"line 1 "all-gather direct: rank -1 of 2": expected the number of a rank, found "-1""#);
     assert_snapshot!(fault("all-gather direct: rank 0 of 4294967296"), @r#"line 1 "all-gather direct: rank 0 of 4294967296": expected the number of ranks, found "4294967296""#);
-    assert_snapshot!(fault("all-gather direct: rank 0 of 2, 2 part, in place"), @r#"line 1 "all-gather direct: rank 0 of 2, 2 part, in place": expected "parts", found "part""#);
-    assert_snapshot!(fault("all-gather direct: rank 0 of 2, 1 part, somewhere"), @r#"line 1 "all-gather direct: rank 0 of 2, 1 part, somewhere": expected in place or out of place, found "somewhere""#);
-    assert_snapshot!(fault("all-gather direct: rank 0 of 2, 1 part, in place now"), @r#"line 1 "all-gather direct: rank 0 of 2, 1 part, in place now": expected the end of the line, found "now""#);
+    assert_snapshot!(fault("all-gather direct: rank 0 of 2, 2 chunk, in place"), @r#"line 1 "all-gather direct: rank 0 of 2, 2 chunk, in place": expected "chunks", found "chunk""#);
+    assert_snapshot!(fault("all-gather direct: rank 0 of 2, 1 chunk, somewhere"), @r#"line 1 "all-gather direct: rank 0 of 2, 1 chunk, somewhere": expected in place or out of place, found "somewhere""#);
+    assert_snapshot!(fault("all-gather direct: rank 0 of 2, 1 chunk, in place now"), @r#"line 1 "all-gather direct: rank 0 of 2, 1 chunk, in place now": expected the end of the line, found "now""#);
 }
 
 #[test]
 fn faults_in_steps_are_named() {
     let step = |step: &str| {
-        fault(&format!("all-gather direct: rank 0 of 2, 1 part, in place\nlane 0\n\n  {step}"))
+        fault(&format!("all-gather direct: rank 0 of 2, 1 chunk, in place\nlane 0\n\n  {step}"))
     };
     assert_snapshot!(step("copy 0.0"), @r#"line 4 "copy 0.0": expected put, get, signal, wait or lane, found "copy""#);
     assert_snapshot!(step("get 0.0 input to 1"), @r#"line 4 "get 0.0 input to 1": expected "of", found "to""#);
-    assert_snapshot!(step("put 0 input to 1"), @r#"line 4 "put 0 input to 1": expected a cell such as 2.0, shard and part, found "0""#);
-    assert_snapshot!(step("put 0.+1 input to 1"), @r#"line 4 "put 0.+1 input to 1": expected a cell such as 2.0, shard and part, found "0.+1""#);
+    assert_snapshot!(step("put 0 input to 1"), @r#"line 4 "put 0 input to 1": expected a cell such as 2.0, shard and chunk, found "0""#);
+    assert_snapshot!(step("put 0.+1 input to 1"), @r#"line 4 "put 0.+1 input to 1": expected a cell such as 2.0, shard and chunk, found "0.+1""#);
     assert_snapshot!(step("put 0.0 to 1"), @r#"line 4 "put 0.0 to 1": expected input or output, found "to""#);
     assert_snapshot!(step("put 0.0 input"), @r#"line 4 "put 0.0 input": expected "to", found the end of the line"#);
     assert_snapshot!(step("signal done to 1"), @r#"line 4 "signal done to 1": expected ready, arrived, taken, go or sent, found "done""#);
@@ -169,13 +170,13 @@ fn faults_in_steps_are_named() {
 
 #[test]
 fn a_step_outside_a_lane_is_a_fault() {
-    let text = "all-gather direct: rank 0 of 2, 1 part, in place\nwait arrived 1.0";
+    let text = "all-gather direct: rank 0 of 2, 1 chunk, in place\nwait arrived 1.0";
     assert_snapshot!(fault(text), @r#"line 2 "wait arrived 1.0": expected lane 0, found "wait""#);
 }
 
 #[test]
 fn broken_texts_never_panic() {
-    let text = Shape::Away.plans(3, 2, false)[1].to_string();
+    let text = Form::PutLane.plans(3, 2, false)[1].to_string();
     for seed in 0..3000 {
         let mut rng = Rng::with_seed(seed);
         let mut broken: Vec<char> = text.chars().collect();
@@ -192,11 +193,11 @@ fn broken_texts_never_panic() {
 
 #[test]
 fn json_of_other_shapes_is_refused() {
-    let json = serde_json::to_string(&Shape::Direct.plans(2, 1, true)[0]).unwrap();
+    let json = serde_json::to_string(&Form::Direct.plans(2, 1, true)[0]).unwrap();
     let refused = |broken: String| serde_json::from_str::<Plan>(&broken).is_err();
     assert!(!refused(json.clone()));
-    assert!(refused(json.replace("\"parts\"", "\"pieces\"")));
+    assert!(refused(json.replace("\"chunks\"", "\"pieces\"")));
     assert!(refused(json.replace("\"put\"", "\"copy\"")));
-    assert!(refused(json.replace("\"part\":0", "\"part\":-1")));
+    assert!(refused(json.replace("\"chunk\":0", "\"chunk\":-1")));
     assert!(refused(json.replace("\"in_place\":true", "\"in_place\":true,\"more\":1")));
 }

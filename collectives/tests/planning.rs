@@ -1,4 +1,4 @@
-//! What plans look like, beyond being right, and what it costs to make one.
+//! Tests properties of plans beyond correctness, and the time to make one.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,11 +16,11 @@ const UNEVEN: &[&[u32]] = &[
     &[0, 1, 0, 1, 0, 2, 2, 3, 3, 3, 3],
 ];
 
-fn tiered(parts: u32) -> Shape {
-    Shape { parts, tiers: true, ..Shape::default() }
+fn tiered(chunks: u32) -> Shape {
+    Shape { chunks, tiers: true, ..Shape::default() }
 }
 
-/// Every put of a lane: the peer, the cell, the source.
+/// Returns every put of a lane: the peer, the cell and the source.
 fn puts(lane: &Lane) -> impl Iterator<Item = (Rank, Cell, Source)> {
     lane.steps.iter().filter_map(|step| match *step {
         Step::Put { peer, cell, from } => Some((peer, cell, from)),
@@ -28,7 +28,7 @@ fn puts(lane: &Lane) -> impl Iterator<Item = (Rank, Cell, Source)> {
     })
 }
 
-/// Every put of a plan, with the tier of its lane.
+/// Returns every put of a plan, with the tier of its lane.
 fn all_puts(plan: &Plan) -> impl Iterator<Item = (Tier, Rank, Cell)> {
     plan.lanes.iter().flat_map(|lane| puts(lane).map(|(peer, cell, _)| (lane.tier, peer, cell)))
 }
@@ -70,15 +70,15 @@ fn a_ring_puts_to_the_next_rank_only() {
         let topology = Topology::flat(ranks).unwrap();
         for plan in schedule::plans(Algorithm::Ring, &topology, Shape::default()).unwrap() {
             let of = |by: usize| Rank::at((plan.rank.index() + by) % ranks);
-            let seen: Vec<_> =
+            let puts_of_lane: Vec<_> =
                 puts(&plan.lanes[0]).map(|(peer, cell, from)| (peer, cell.shard, from)).collect();
             let hop = |hop: usize| {
                 let from = if hop == 0 { Source::Input } else { Source::Output };
                 (of(1), of(ranks - hop), from)
             };
-            let own_copy = [(plan.rank, plan.rank, Source::Input)];
-            let wanted: Vec<_> = own_copy.into_iter().chain((0..ranks - 1).map(hop)).collect();
-            assert_eq!(seen, wanted);
+            let self_copy = [(plan.rank, plan.rank, Source::Input)];
+            let expected: Vec<_> = self_copy.into_iter().chain((0..ranks - 1).map(hop)).collect();
+            assert_eq!(puts_of_lane, expected);
         }
     }
 }
@@ -97,15 +97,15 @@ fn a_ring_leaves_each_node_once() {
 #[test]
 fn both_directions_of_a_double_ring_carry_half() {
     for ranks in 2..=9 {
-        for parts in [1, 2, 3, 4] {
+        for chunks in [1, 2, 3, 4] {
             let topology = Topology::flat(ranks).unwrap();
-            let shape = Shape { parts, in_place: true, ..Shape::default() };
+            let shape = Shape { chunks, in_place: true, ..Shape::default() };
             let plans = schedule::plans(Algorithm::DoubleRing, &topology, shape).unwrap();
             for plan in &plans {
                 let (forwards, backwards) =
                     (puts(&plan.lanes[0]).count(), puts(&plan.lanes[1]).count());
-                assert_eq!(forwards + backwards, (ranks - 1) * parts as usize);
-                // An odd part cannot be halved.
+                assert_eq!(forwards + backwards, (ranks - 1) * chunks as usize);
+                // An odd chunk cannot be halved.
                 assert!(forwards - backwards <= 1, "{forwards} and {backwards}");
             }
         }
@@ -139,7 +139,7 @@ fn no_two_ranks_put_to_one_peer_at_once() {
 fn one_plan_of_many_ranks_is_cheap() {
     let nodes: Vec<u32> = (0..2048).flat_map(|node| [node; 8]).collect();
     let topology = Topology::of_nodes(&nodes).unwrap();
-    // Without optimisation it takes several times as long.
+    // A debug build takes several times as long.
     let limit = Duration::from_millis(if cfg!(debug_assertions) { 100 } else { 5 });
     for &algorithm in Algorithm::ALL {
         let mut best = Duration::MAX;

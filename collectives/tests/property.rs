@@ -1,8 +1,7 @@
-//! Runs every collective and algorithm on random topologies of 1 to 64 ranks, in random shapes, with random delays. The
-//! result is what the collective is defined to be, start after start, and the plans are proven.
+//! Runs every collective and algorithm on random topologies of 1 to 64 ranks, in random shapes, with random delays.
 //!
-//! `PEERLANE_PROPERTY_CASES` asks for more cases than the gate runs, or fewer;
-//! `PEERLANE_PROPERTY_FIRST` is the number of the first, which repeats a case that failed.
+//! Each start must give the result that the collective defines, and the plans must be proven. `PEERLANE_PROPERTY_CASES` sets
+//! the number of cases, and `PEERLANE_PROPERTY_FIRST` the number of the first one, to repeat a case that failed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -12,7 +11,7 @@ use peerlane_collectives::collective::Collective;
 use peerlane_collectives::plan::{Algorithm, FlagOrder, Tier};
 use peerlane_collectives::schedule::{self, Shape, algorithms};
 use peerlane_collectives::topology::Topology;
-use peerlane_collectives::verify::{Effort, prove, verify};
+use peerlane_collectives::verify::{Budget, prove, verify};
 use peerlane_hal::Rank;
 
 use oracle::Oracle;
@@ -21,18 +20,19 @@ use oracle::Oracle;
 mod oracle;
 
 const CASES: u64 = 10_000;
-/// Of so many cases one is large, and one is also proven by other ways than following all plans.
+/// One case of this many is large.
 const LARGE: u64 = 200;
+/// One case of this many is also proven without following all plans.
 const PROVEN: u64 = 4;
 const RANKS_MAX: usize = 64;
 
-/// The plans of one case, and the lengths of its blocks.
+/// A configuration of plans, and the lengths of its blocks.
 #[derive(Debug)]
 struct Case {
     algorithm: Algorithm,
     node_of_rank: Vec<u32>,
     shape: Shape,
-    /// The units of each shard.
+    /// The length of each shard in units.
     shards: Vec<usize>,
     starts: u64,
 }
@@ -47,7 +47,7 @@ impl Case {
         };
         let in_place = rng.u8(..4) == 0;
         let shape = Shape {
-            parts: rng.u32(1..=if ranks > 16 { 2 } else { 4 }),
+            chunks: rng.u32(1..=if ranks > 16 { 2 } else { 4 }),
             in_place,
             outputs: if in_place { 1 } else { rng.u32(1..=2) },
             flags: *rng.choice(FlagOrder::ALL).unwrap(),
@@ -85,28 +85,30 @@ impl Case {
     }
 
     fn check(&self, number: u64) -> Result<(), String> {
-        let said = |error: &dyn std::fmt::Display| format!("case {number}: {error}, {self:?}");
-        let topology = Topology::of_nodes(&self.node_of_rank).map_err(|error| said(&error))?;
+        let failure = |error: &dyn std::fmt::Display| format!("case {number}: {error}, {self:?}");
+        let topology = Topology::of_nodes(&self.node_of_rank).map_err(|error| failure(&error))?;
         let plans = schedule::plans(self.algorithm, &topology, self.shape);
-        let plans = plans.map_err(|error| said(&error))?;
+        let plans = plans.map_err(|error| failure(&error))?;
         let oracle = Oracle::new(&plans, &self.shards, self.starts)
-            .map_err(|harm| said(&format!("{harm:?}")))?;
-        oracle.run(number).map_err(|harm| said(&format!("{harm:?}")))?;
+            .map_err(|harm| failure(&format!("{harm:?}")))?;
+        oracle.run(number).map_err(|harm| failure(&format!("{harm:?}")))?;
         let of_local =
             plans.iter().flat_map(|plan| &plan.lanes).all(|lane| lane.tier == Tier::Local);
         if !of_local && !self.shape.tiers {
-            return Err(said(&"a network lane without a network"));
+            return Err(failure(&"a network lane without a network"));
         }
-        verify(&plans).map_err(|fault| said(&fault))?;
+        verify(&plans).map_err(|fault| failure(&fault))?;
         if number.is_multiple_of(PROVEN) {
-            let thrifty = Effort { followed_steps: 0, unlike_steps: 0, compared_steps: usize::MAX };
-            prove(self.algorithm, &topology, self.shape, thrifty).map_err(|fault| said(&fault))?;
+            let thrifty =
+                Budget { followed_steps: 0, asymmetric_steps: 0, compared_steps: usize::MAX };
+            prove(self.algorithm, &topology, self.shape, thrifty)
+                .map_err(|fault| failure(&fault))?;
         }
         Ok(())
     }
 }
 
-/// One node, even nodes, or any, side by side or mixed.
+/// Returns one node, equal nodes, or random ones, with consecutive or shuffled ranks.
 fn nodes(ranks: usize, rng: &mut Rng) -> Vec<u32> {
     let mut nodes: Vec<u32> = match rng.u8(..4) {
         0 => vec![0; ranks],
@@ -129,7 +131,7 @@ fn nodes(ranks: usize, rng: &mut Rng) -> Vec<u32> {
     nodes
 }
 
-/// Equal, uneven, or mostly empty shards.
+/// Returns the lengths of equal, random, or mostly empty shards.
 fn shards(ranks: usize, rng: &mut Rng) -> Vec<usize> {
     let units = rng.usize(0..=9);
     match rng.u8(..3) {
@@ -139,15 +141,15 @@ fn shards(ranks: usize, rng: &mut Rng) -> Vec<usize> {
     }
 }
 
-fn asked(name: &str) -> Option<u64> {
+fn number_from_env(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, expected a number")))
 }
 
 #[test]
 fn results_are_as_defined() {
-    let first = asked("PEERLANE_PROPERTY_FIRST").unwrap_or(0);
-    let cases = asked("PEERLANE_PROPERTY_CASES").unwrap_or(CASES);
+    let first = number_from_env("PEERLANE_PROPERTY_FIRST").unwrap_or(0);
+    let cases = number_from_env("PEERLANE_PROPERTY_CASES").unwrap_or(CASES);
     let next = AtomicU64::new(first);
     let work = || {
         loop {
@@ -155,7 +157,7 @@ fn results_are_as_defined() {
             if number >= first + cases {
                 return;
             }
-            Case::new(number).check(number).unwrap_or_else(|said| panic!("{said}"));
+            Case::new(number).check(number).unwrap_or_else(|failure| panic!("{failure}"));
         }
     };
     thread::scope(|scope| {

@@ -1,15 +1,16 @@
-//! Proofs for many ranks: the same verdict by fewer plans, and a claim that says by which.
+//! Tests proofs for many ranks: fewer plans give the same verdict, and the coverage states which.
 
 use insta::assert_snapshot;
 use peerlane_collectives::collective::Collective;
 use peerlane_collectives::plan::{Algorithm, FlagOrder};
 use peerlane_collectives::schedule::{self, Shape, algorithms};
 use peerlane_collectives::topology::Topology;
-use peerlane_collectives::verify::{Claim, Effort, FaultClass, prove, verify};
+use peerlane_collectives::verify::{Budget, Coverage, FaultClass, prove, verify};
 use peerlane_hal::Rank;
 
-/// Not even few plans are all made.
-const THRIFTY: Effort = Effort { followed_steps: 0, unlike_steps: 0, compared_steps: usize::MAX };
+/// A budget in which no set of plans is followed as a whole.
+const THRIFTY: Budget =
+    Budget { followed_steps: 0, asymmetric_steps: 0, compared_steps: usize::MAX };
 
 fn shapes() -> impl Iterator<Item = Shape> {
     let shapes = FlagOrder::ALL.iter().flat_map(|&flags| {
@@ -20,7 +21,7 @@ fn shapes() -> impl Iterator<Item = Shape> {
             ..Shape::default()
         })
     });
-    shapes.flat_map(|shape| [false, true].map(|tiers| Shape { tiers, parts: 2, ..shape }))
+    shapes.flat_map(|shape| [false, true].map(|tiers| Shape { tiers, chunks: 2, ..shape }))
 }
 
 fn even(nodes: u32, ranks: u32) -> Topology {
@@ -29,12 +30,12 @@ fn even(nodes: u32, ranks: u32) -> Topology {
 }
 
 #[test]
-fn the_whole_proof_is_that_of_the_plans() {
+fn an_unlimited_proof_is_that_of_all_plans() {
     for topology in [even(1, 5), even(2, 3), Topology::of_nodes(&[0, 1, 1, 0, 2]).unwrap()] {
         for &algorithm in Algorithm::ALL {
             for shape in shapes() {
                 let plans = schedule::plans(algorithm, &topology, shape).unwrap();
-                let proof = prove(algorithm, &topology, shape, Effort::WHOLE);
+                let proof = prove(algorithm, &topology, shape, Budget::UNLIMITED);
                 assert_eq!(proof, verify(&plans), "{algorithm}, {topology}, {shape:?}");
             }
         }
@@ -42,16 +43,16 @@ fn the_whole_proof_is_that_of_the_plans() {
 }
 
 #[test]
-fn ranks_stand_for_others_where_the_topology_is_even() {
+fn ranks_represent_others_if_the_topology_is_even() {
     let interleaved = Topology::of_nodes(&[0, 1, 2, 0, 1, 2]).unwrap();
     for topology in [even(1, 7), even(2, 4), even(3, 2), even(5, 1), interleaved] {
         for &algorithm in Algorithm::ALL {
             for shape in shapes() {
                 let context = format!("{algorithm}, {topology}, {shape:?}");
                 let proof = prove(algorithm, &topology, shape, THRIFTY).unwrap();
-                let whole = prove(algorithm, &topology, shape, Effort::WHOLE).unwrap();
+                let whole = prove(algorithm, &topology, shape, Budget::UNLIMITED).unwrap();
                 assert_eq!((proof.steps, proof.flags), (whole.steps, whole.flags), "{context}");
-                let Claim::Turned { followed, compared } = &proof.claim else {
+                let Coverage::BySymmetry { followed, compared } = &proof.coverage else {
                     panic!("{context}: {proof}")
                 };
                 assert!(followed.len() <= topology.members(0).len(), "{context}: {proof}");
@@ -62,17 +63,17 @@ fn ranks_stand_for_others_where_the_topology_is_even() {
 }
 
 #[test]
-fn uneven_nodes_are_counted_and_some_are_followed() {
+fn plans_of_uneven_nodes_are_summed_up_and_some_are_followed() {
     let nodes: Vec<u32> = (0..12).flat_map(|node| vec![node; 1 + node as usize % 4]).collect();
     let topology = Topology::of_nodes(&nodes).unwrap();
-    let effort = Effort { followed_steps: 1500, ..THRIFTY };
+    let budget = Budget { followed_steps: 1500, ..THRIFTY };
     let shape = Shape { tiers: true, ..Shape::default() };
     for &algorithm in Algorithm::ALL {
-        let proof = prove(algorithm, &topology, shape, effort).unwrap();
-        let whole = prove(algorithm, &topology, shape, Effort::WHOLE).unwrap();
+        let proof = prove(algorithm, &topology, shape, budget).unwrap();
+        let whole = prove(algorithm, &topology, shape, Budget::UNLIMITED).unwrap();
         assert_eq!((proof.steps, proof.flags), (whole.steps, whole.flags), "{algorithm}");
         assert!(
-            matches!(proof.claim, Claim::Counted { counted: 30, ranks: 4.., nodes: 2.. }),
+            matches!(proof.coverage, Coverage::Sampled { summed: 30, ranks: 4.., nodes: 2.. }),
             "{proof}"
         );
     }
@@ -80,11 +81,15 @@ fn uneven_nodes_are_counted_and_some_are_followed() {
 
 #[test]
 fn a_sample_is_the_same_every_time() {
-    let effort = Effort { compared_steps: 5_000, ..THRIFTY };
+    let budget = Budget { compared_steps: 5_000, ..THRIFTY };
     let topology = even(16, 4);
     let shape = Shape { tiers: true, ..Shape::default() };
-    let proof = || prove(Algorithm::Hierarchical, &topology, shape, effort).unwrap();
-    assert!(matches!(proof().claim, Claim::Turned { compared: 2..64, .. }), "{}", proof());
+    let proof = || prove(Algorithm::Hierarchical, &topology, shape, budget).unwrap();
+    assert!(
+        matches!(proof().coverage, Coverage::BySymmetry { compared: 2..64, .. }),
+        "{}",
+        proof()
+    );
     assert_eq!(proof(), proof());
 }
 
@@ -92,8 +97,11 @@ fn a_sample_is_the_same_every_time() {
 fn many_ranks_are_proven() {
     for topology in [Topology::flat(512).unwrap(), even(64, 8)] {
         for &algorithm in Algorithm::ALL {
-            let proof = prove(algorithm, &topology, Shape::default(), Effort::default()).unwrap();
-            assert!(matches!(proof.claim, Claim::Turned { compared: 512, .. }), "{proof}");
+            let proof = prove(algorithm, &topology, Shape::default(), Budget::default()).unwrap();
+            assert!(
+                matches!(proof.coverage, Coverage::BySymmetry { compared: 512, .. }),
+                "{proof}"
+            );
         }
     }
 }
@@ -105,17 +113,20 @@ fn broadcasts_of_many_ranks_are_proven() {
         for algorithm in algorithms(collective) {
             for shape in shapes().map(|shape| Shape { collective, ..shape }) {
                 let topology = even(16, 4);
-                let whole = prove(algorithm, &topology, shape, Effort::WHOLE).unwrap();
+                let whole = prove(algorithm, &topology, shape, Budget::UNLIMITED).unwrap();
                 let counted = prove(algorithm, &topology, shape, THRIFTY).unwrap();
                 assert_eq!((counted.steps, counted.flags), (whole.steps, whole.flags));
-                assert!(matches!(counted.claim, Claim::Counted { counted: 64, .. }), "{counted}");
+                assert!(
+                    matches!(counted.coverage, Coverage::Sampled { summed: 64, .. }),
+                    "{counted}"
+                );
             }
         }
     }
     let shape = Shape { collective: Collective::Broadcast { root: Rank(7) }, ..Shape::default() };
     let many = Topology::flat(5000).unwrap();
-    let proof = prove(Algorithm::Direct, &many, shape, Effort::default()).unwrap();
-    assert!(matches!(proof.claim, Claim::Counted { counted: 5000, .. }), "{proof}");
+    let proof = prove(Algorithm::Direct, &many, shape, Budget::default()).unwrap();
+    assert!(matches!(proof.coverage, Coverage::Sampled { summed: 5000, .. }), "{proof}");
 }
 
 #[test]
@@ -123,30 +134,30 @@ fn all_to_alls_are_symmetric() {
     let shape = Shape { collective: Collective::AllToAll, ..Shape::default() };
     for algorithm in algorithms(shape.collective) {
         let topology = Topology::flat(512).unwrap();
-        let proof = prove(algorithm, &topology, shape, Effort::default()).unwrap();
-        assert!(matches!(proof.claim, Claim::Turned { compared: 512, .. }), "{proof}");
+        let proof = prove(algorithm, &topology, shape, Budget::default()).unwrap();
+        assert!(matches!(proof.coverage, Coverage::BySymmetry { compared: 512, .. }), "{proof}");
     }
 }
 
 #[test]
-fn the_claim_is_said() {
-    let text = |topology: &Topology, effort| {
+fn the_text_of_a_proof_states_its_coverage() {
+    let text = |topology: &Topology, budget| {
         let shape = Shape { tiers: true, ..Shape::default() };
-        let proof = prove(Algorithm::Ring, topology, shape, effort).unwrap().to_string();
+        let proof = prove(Algorithm::Ring, topology, shape, budget).unwrap().to_string();
         proof.split(": every byte").next().unwrap().to_owned()
     };
-    let few = Effort { compared_steps: 300, ..THRIFTY };
+    let few = Budget { compared_steps: 300, ..THRIFTY };
     let uneven = Topology::of_nodes(&[0, 0, 0, 1, 2, 2]).unwrap();
-    assert_snapshot!(text(&even(1, 4), THRIFTY), @"verified (ranks: 4, parts: 1, starts: 2, steps: 48, flags: 16; followed for 1 rank that stands for the others, all plans compared)");
-    assert_snapshot!(text(&even(3, 2), THRIFTY), @"verified (ranks: 6, parts: 1, starts: 2, steps: 156, flags: 60; followed for 2 ranks that stand for the others, all plans compared)");
-    assert_snapshot!(text(&even(8, 3), few), @"verified (ranks: 24, parts: 1, starts: 2, steps: 2144, flags: 784; followed for 3 ranks that stand for the others, 3 of 24 plans compared)");
-    assert_snapshot!(text(&uneven, THRIFTY), @"verified (ranks: 6, parts: 1, starts: 2, steps: 144, flags: 54; all plans counted, followed only for 1 rank on 1 node by themselves)");
+    assert_snapshot!(text(&even(1, 4), THRIFTY), @"verified (ranks: 4, chunks: 1, starts: 2, steps: 48, flags: 16; followed for 1 rank that represents the others, all plans compared)");
+    assert_snapshot!(text(&even(3, 2), THRIFTY), @"verified (ranks: 6, chunks: 1, starts: 2, steps: 156, flags: 60; followed for 2 ranks that represent the others, all plans compared)");
+    assert_snapshot!(text(&even(8, 3), few), @"verified (ranks: 24, chunks: 1, starts: 2, steps: 2144, flags: 784; followed for 3 ranks that represent the others, 3 of 24 plans compared)");
+    assert_snapshot!(text(&uneven, THRIFTY), @"verified (ranks: 6, chunks: 1, starts: 2, steps: 144, flags: 54; all plans summed up, followed only for 1 rank on 1 node)");
 }
 
 #[test]
 fn impossible_shapes_are_not_proven() {
-    let shape = Shape { parts: 0, ..Shape::default() };
-    let fault = prove(Algorithm::Direct, &even(1, 2), shape, Effort::default()).unwrap_err();
+    let shape = Shape { chunks: 0, ..Shape::default() };
+    let fault = prove(Algorithm::Direct, &even(1, 2), shape, Budget::default()).unwrap_err();
     assert_eq!(fault.class(), FaultClass::Unknown);
-    assert_snapshot!(fault, @"there are no such plans: parts is 0, expected 1 to 65536");
+    assert_snapshot!(fault, @"there are no such plans: chunks is 0, expected 1 to 65536");
 }

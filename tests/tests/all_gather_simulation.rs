@@ -81,7 +81,14 @@ fn shards_around_the_streaming_threshold_arrive_whole() {
                 starts,
                 ..Scenario::draw(0)
             };
-            run(&Scenario { parts: 1, groups, operations, own_memory: false, slow: None, ..drawn });
+            run(&Scenario {
+                chunks: 1,
+                groups,
+                operations,
+                own_memory: false,
+                slow: None,
+                ..drawn
+            });
         }
     }
 }

@@ -40,7 +40,7 @@ fn gather(devices: u32, ranks: usize, algorithm: Algorithm, bytes: usize, in_pla
         let fabric = Fabric::open_with(me, ranks, options).expect("a fabric");
         let group = GroupOptions::default().timeout(Duration::from_secs(60));
         let mut group = group.open(bootstrap, fabric)?;
-        let mut gather = group.all_gather::<u8>(bytes).algorithm(algorithm).parts(2);
+        let mut gather = group.all_gather::<u8>(bytes).algorithm(algorithm).chunks(2);
         if in_place {
             gather = gather.in_place();
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use peerlane::collective::Collective;
-use peerlane::plan::{Algorithm, PARTS_MAX};
+use peerlane::plan::{Algorithm, CHUNKS_MAX};
 use peerlane::schedule::algorithms;
 
 use crate::error::{Failure, Result};
@@ -20,11 +20,11 @@ pub(crate) struct AlgorithmOptions {
     #[arg(value_parser = parse_list)]
     pub(crate) selection: AlgorithmList,
     /// Number of chunks of a shard [default: the number with the lowest predicted time]
-    #[arg(long, value_name = "N", conflicts_with = "part_bytes", value_parser = parse_parts)]
-    pub(crate) parts: Option<u32>,
+    #[arg(long, value_name = "N", conflicts_with = "chunk_bytes", value_parser = parse_chunks)]
+    pub(crate) chunks: Option<u32>,
     /// Size of a chunk in bytes, instead of a number of chunks
     #[arg(long, value_name = "SIZE")]
-    pub(crate) part_bytes: Option<Size>,
+    pub(crate) chunk_bytes: Option<Size>,
     /// File of `peerlane calibrate` for the predictions; shows them [default: typical values of
     /// such links]
     #[arg(long, value_name = "FILE")]
@@ -52,8 +52,8 @@ impl AlgorithmOptions {
     /// # Errors
     /// A usage failure that names the option.
     pub(super) fn check(&self) -> Result<()> {
-        if self.part_bytes == Some(Size(0)) {
-            return Err(Failure::usage("--part-bytes is 0, expected at least 1")
+        if self.chunk_bytes == Some(Size(0)) {
+            return Err(Failure::usage("--chunk-bytes is 0, expected at least 1")
                 .with_advice("use 64K or more, or remove the option"));
         }
         Ok(())
@@ -62,18 +62,18 @@ impl AlgorithmOptions {
     /// Returns the requested number of chunks for the longest shard.
     ///
     /// # Errors
-    /// If `--part-bytes` makes too many chunks.
-    pub(super) fn parts(&self, longest_shard_bytes: u64) -> Result<Option<u32>> {
-        let Some(Size(part)) = self.part_bytes else { return Ok(self.parts) };
-        let parts = longest_shard_bytes.div_ceil(part.max(1)).max(1);
-        let fitting = u32::try_from(parts).ok().filter(|parts| *parts <= PARTS_MAX);
+    /// If `--chunk-bytes` makes too many chunks.
+    pub(super) fn chunks(&self, longest_shard_bytes: u64) -> Result<Option<u32>> {
+        let Some(Size(chunk)) = self.chunk_bytes else { return Ok(self.chunks) };
+        let chunks = longest_shard_bytes.div_ceil(chunk.max(1)).max(1);
+        let fitting = u32::try_from(chunks).ok().filter(|chunks| *chunks <= CHUNKS_MAX);
         fitting.map(Some).ok_or_else(|| {
             let text = format!(
-                "--part-bytes {} makes {parts} chunks of a shard of {}, at most {PARTS_MAX} are possible",
-                Size(part),
+                "--chunk-bytes {} makes {chunks} chunks of a shard of {}, at most {CHUNKS_MAX} are possible",
+                Size(chunk),
                 Size(longest_shard_bytes)
             );
-            Failure::usage(text).with_advice("raise --part-bytes or lower --max-bytes")
+            Failure::usage(text).with_advice("raise --chunk-bytes or lower --max-bytes")
         })
     }
 
@@ -129,10 +129,10 @@ fn parse_list(text: &str) -> std::result::Result<AlgorithmList, String> {
     listed.map(AlgorithmList::Listed).map_err(|_| unknown_algorithm("auto, all"))
 }
 
-fn parse_parts(text: &str) -> std::result::Result<u32, String> {
+fn parse_chunks(text: &str) -> std::result::Result<u32, String> {
     match text.parse() {
-        Ok(parts @ 1..=PARTS_MAX) => Ok(parts),
-        _ => Err(format!("expected a number of chunks from 1 to {PARTS_MAX}")),
+        Ok(chunks @ 1..=CHUNKS_MAX) => Ok(chunks),
+        _ => Err(format!("expected a number of chunks from 1 to {CHUNKS_MAX}")),
     }
 }
 
@@ -159,19 +159,19 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_size_cover_the_longest_shard() {
-        let parts = |line: &str, bytes| parse(line).unwrap().algorithm.parts(bytes);
-        assert_eq!(parts("", 1 << 20), Ok(None));
-        assert_eq!(parts("--parts 3", 1 << 20), Ok(Some(3)));
-        assert_eq!(parts("--part-bytes 64K", 1 << 20), Ok(Some(16)));
-        assert_eq!(parts("--part-bytes 64K", (1 << 20) + 1), Ok(Some(17)));
-        assert_eq!(parts("--part-bytes 64K", 0), Ok(Some(1)));
-        insta::assert_snapshot!(parts("--part-bytes 1", 1 << 20).unwrap_err(), @"
-        error: --part-bytes 1 B makes 1048576 chunks of a shard of 1 MiB, at most 65536 are possible
-         help: raise --part-bytes or lower --max-bytes
+    fn chunks_of_a_size_cover_the_longest_shard() {
+        let chunks = |line: &str, bytes| parse(line).unwrap().algorithm.chunks(bytes);
+        assert_eq!(chunks("", 1 << 20), Ok(None));
+        assert_eq!(chunks("--chunks 3", 1 << 20), Ok(Some(3)));
+        assert_eq!(chunks("--chunk-bytes 64K", 1 << 20), Ok(Some(16)));
+        assert_eq!(chunks("--chunk-bytes 64K", (1 << 20) + 1), Ok(Some(17)));
+        assert_eq!(chunks("--chunk-bytes 64K", 0), Ok(Some(1)));
+        insta::assert_snapshot!(chunks("--chunk-bytes 1", 1 << 20).unwrap_err(), @"
+        error: --chunk-bytes 1 B makes 1048576 chunks of a shard of 1 MiB, at most 65536 are possible
+         help: raise --chunk-bytes or lower --max-bytes
         ");
-        insta::assert_snapshot!(parse("--part-bytes 0").unwrap().algorithm.check().unwrap_err(), @"
-        error: --part-bytes is 0, expected at least 1
+        insta::assert_snapshot!(parse("--chunk-bytes 0").unwrap().algorithm.check().unwrap_err(), @"
+        error: --chunk-bytes is 0, expected at least 1
          help: use 64K or more, or remove the option
         ");
     }

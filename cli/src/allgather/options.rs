@@ -325,8 +325,8 @@ pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
         ("--backend", backend.to_owned()),
         ("the collective", options.collective.to_string()),
         ("--algorithm", algorithm.selection.name()),
-        ("--parts", given(algorithm.parts.map(|parts| parts.to_string()))),
-        ("--part-bytes", given(algorithm.part_bytes.map(|size| size.0.to_string()))),
+        ("--chunks", given(algorithm.chunks.map(|chunks| chunks.to_string()))),
+        ("--chunk-bytes", given(algorithm.chunk_bytes.map(|size| size.0.to_string()))),
         ("--nodes", given(node_options.nodes.as_ref().map(|nodes| format!("{nodes:?}")))),
         ("--network", node_options.network.name().to_owned()),
         ("--network-bandwidth", given(node_options.network_bandwidth.map(|rate| rate.to_string()))),
@@ -404,7 +404,7 @@ pub(super) mod tests {
         let options = options.unwrap();
         assert_eq!(options.check(), Ok(()));
         assert_eq!(
-            (options.algorithm.selection.name().as_str(), options.algorithm.parts),
+            (options.algorithm.selection.name().as_str(), options.algorithm.chunks),
             ("direct", None)
         );
         assert_eq!((options.dtype, options.run.timeout), (DType::Bf16, Duration::from_millis(250)));
@@ -421,7 +421,7 @@ pub(super) mod tests {
         insta::assert_snapshot!(first_line("--ranks 0"), @"error: invalid value '0' for '--ranks <N>': expected a number of ranks from 1 to 4096");
         insta::assert_snapshot!(first_line("--ranks 5000"), @"error: invalid value '5000' for '--ranks <N>': expected a number of ranks from 1 to 4096");
         insta::assert_snapshot!(first_line("--algorithm spiral"), @"error: invalid value 'spiral' for '--algorithm <NAME,…>': unknown algorithm; expected auto, all or direct, pull, ring, double-ring, hierarchical, hierarchical-ring");
-        insta::assert_snapshot!(first_line("--parts 0"), @"error: invalid value '0' for '--parts <N>': expected a number of chunks from 1 to 65536");
+        insta::assert_snapshot!(first_line("--chunks 0"), @"error: invalid value '0' for '--chunks <N>': expected a number of chunks from 1 to 65536");
         insta::assert_snapshot!(first_line("--dtype f8"), @"error: invalid value 'f8' for '--dtype <DTYPE>': expected u8, i32, i64, f16, bf16, f32 or f64");
         insta::assert_snapshot!(first_line("--timeout 0"), @"error: invalid value '0' for '--timeout <SECONDS>': expected seconds above 0, such as 30 or 0.5");
         insta::assert_snapshot!(first_line("--timeout=-1"), @"error: invalid value '-1' for '--timeout <SECONDS>': expected seconds above 0, such as 30 or 0.5");

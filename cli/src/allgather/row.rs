@@ -44,7 +44,7 @@ pub(super) fn row(setup: &Setup<'_>, report: &Report, measured: Measured) -> Row
         ranks: report.ranks,
         nodes: setup.topology.notation(),
         algorithm: report.algorithm.to_string(),
-        parts: report.parts,
+        chunks: report.chunks,
         engine: engine(report),
         dtype: setup.options.dtype.to_string(),
         in_place: setup.options.in_place,

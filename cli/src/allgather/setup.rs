@@ -126,7 +126,7 @@ impl<'a> Setup<'a> {
         let Options { shape, algorithm, .. } = self.options;
         let pieces = shape.pieces(shard_length, self.ranks())?;
         let longest = self.shard_bytes(shard_length).into_iter().max().unwrap_or(0);
-        let parts = algorithm.parts(longest)?;
+        let chunks = algorithm.chunks(longest)?;
         let mut builder = match self.options.collective {
             Collective::Broadcast { root } => {
                 let len = pieces[0].iter().fold(0_usize, |sum, len| sum.saturating_add(*len));
@@ -142,8 +142,8 @@ impl<'a> Setup<'a> {
         if let Some(algorithm) = variant.algorithm {
             builder = builder.algorithm(algorithm);
         }
-        if let Some(parts) = parts {
-            builder = builder.parts(parts);
+        if let Some(chunks) = chunks {
+            builder = builder.chunks(chunks);
         }
         if self.options.in_place {
             builder = builder.in_place();
@@ -216,7 +216,7 @@ pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()
     }
     let largest = options.sweep(ranks).shard_lengths().last().copied().unwrap_or(0);
     let longest = options.shape.lengths(largest, ranks).into_iter().max().unwrap_or(0);
-    options.algorithm.parts(longest.saturating_mul(options.dtype.bytes() as u64))?;
+    options.algorithm.chunks(longest.saturating_mul(options.dtype.bytes() as u64))?;
     calibration(options, backend, ranks).map(drop)
 }
 

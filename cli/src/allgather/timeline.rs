@@ -48,7 +48,7 @@ pub(super) fn trace<T: Element>(
         trace.starts.drain(..trace.starts.len().saturating_sub(1));
         let ranks = comm.share("trace", &trace)?;
         let report = operation.report();
-        let algorithm = format!("{}, parts {}", report.algorithm, report.parts);
+        let algorithm = format!("{}, chunks {}", report.algorithm, report.chunks);
         if comm.rank().0 == 0 {
             starts.push(Traced { algorithm, ranks });
         }
@@ -121,7 +121,7 @@ mod tests {
 
     fn rank_trace(rank: u32, unix_ns: u64) -> Trace {
         let lane = LaneId::HOME;
-        let cell = Cell { shard: Rank(rank), part: 0 };
+        let cell = Cell { shard: Rank(rank), chunk: 0 };
         let peer = Rank(1 - rank);
         let traced = |step, submitted_ns, begin_ns, end_ns| TracedStep {
             lane,
@@ -146,7 +146,7 @@ mod tests {
             algorithm: algorithm.to_owned(),
             ranks: vec![rank_trace(0, 1_000_000), rank_trace(1, 1_000_500)],
         };
-        let events = events(&[traced("direct, parts 1"), traced("ring, parts 1")]);
+        let events = events(&[traced("direct, chunks 1"), traced("ring, chunks 1")]);
         let lines: Vec<_> = events
             .iter()
             .map(|event| {
@@ -155,14 +155,14 @@ mod tests {
             })
             .collect();
         insta::assert_snapshot!(lines.join("\n"), @"
-        0 0 20 +100: put 0.0 to 1 (network) [direct, parts 1]
-        0 0 120 +0: wait arrived 0.0 (network) [direct, parts 1]
-        1 0 520 +100: put 1.0 to 0 (network) [direct, parts 1]
-        1 0 620 +0: wait arrived 1.0 (network) [direct, parts 1]
-        0 0 10640 +100: put 0.0 to 1 (network) [ring, parts 1]
-        0 0 10740 +0: wait arrived 0.0 (network) [ring, parts 1]
-        1 0 11140 +100: put 1.0 to 0 (network) [ring, parts 1]
-        1 0 11240 +0: wait arrived 1.0 (network) [ring, parts 1]
+        0 0 20 +100: put 0.0 to 1 (network) [direct, chunks 1]
+        0 0 120 +0: wait arrived 0.0 (network) [direct, chunks 1]
+        1 0 520 +100: put 1.0 to 0 (network) [direct, chunks 1]
+        1 0 620 +0: wait arrived 1.0 (network) [direct, chunks 1]
+        0 0 10640 +100: put 0.0 to 1 (network) [ring, chunks 1]
+        0 0 10740 +0: wait arrived 0.0 (network) [ring, chunks 1]
+        1 0 11140 +100: put 1.0 to 0 (network) [ring, chunks 1]
+        1 0 11240 +0: wait arrived 1.0 (network) [ring, chunks 1]
         ");
     }
 }

@@ -30,7 +30,7 @@ struct Point {
     algorithm: Algorithm,
     outputs: u32,
     #[serde(default = "one")]
-    parts: u32,
+    chunks: u32,
     shard_bytes: u64,
     measured_us: f64,
     predicted_us: f64,
@@ -69,7 +69,7 @@ impl Check {
             points.push(Point {
                 algorithm,
                 outputs: sample.outputs,
-                parts: sample.parts,
+                chunks: sample.chunks,
                 shard_bytes: sample.shard_bytes,
                 measured_us: sample.seconds * 1e6,
                 predicted_us: cost.seconds() * 1e6,
@@ -143,8 +143,8 @@ fn one() -> u32 {
 
 impl Point {
     fn sample(&self, backend: &str) -> Sample {
-        let &Self { algorithm, outputs, parts, shard_bytes, measured_us, .. } = self;
-        let sample = Configuration { algorithm, outputs }.sample(backend, shard_bytes, parts);
+        let &Self { algorithm, outputs, chunks, shard_bytes, measured_us, .. } = self;
+        let sample = Configuration { algorithm, outputs }.sample(backend, shard_bytes, chunks);
         Sample { seconds: measured_us * 1e-6, ..sample }
     }
 }
@@ -164,7 +164,7 @@ impl SizeChoice {
             links: &calibration.links,
             measured: true,
             algorithm: None,
-            parts: Some(first.parts),
+            chunks: Some(first.chunks),
             refused: &refused,
         })?;
         let best = group.iter().min_by(|one, other| one.seconds.total_cmp(&other.seconds));

@@ -44,14 +44,14 @@ pub(super) fn measure(
             eprintln!("round {} of {}: {}", round + 1, options.rounds, configuration.text());
             for row in rows(options, configuration, min_bytes)? {
                 (backend, ranks) = (row.backend.clone(), row.ranks);
-                let run = (*configuration, row.shard_bytes, row.parts);
+                let run = (*configuration, row.shard_bytes, row.chunks);
                 times.entry(run).or_default().push(row.median_us * 1e-6);
             }
         }
     }
-    let samples = times.into_iter().map(|((configuration, shard_bytes, parts), times)| Sample {
+    let samples = times.into_iter().map(|((configuration, shard_bytes, chunks), times)| Sample {
         seconds: fastest(&times),
-        ..configuration.sample(&backend, shard_bytes, parts)
+        ..configuration.sample(&backend, shard_bytes, chunks)
     });
     let samples = samples.collect();
     Ok(Runs { backend, ranks, samples })
@@ -66,13 +66,13 @@ impl Configuration {
         configurations.collect()
     }
 
-    /// Returns the sample of a run with these [`arguments`] and `parts` chunks; its time is 0.
-    pub(super) fn sample(self, backend: &str, shard_bytes: u64, parts: u32) -> Sample {
+    /// Returns the sample of a run with these [`arguments`] and `chunks` chunks; its time is 0.
+    pub(super) fn sample(self, backend: &str, shard_bytes: u64, chunks: u32) -> Sample {
         let Self { algorithm, outputs } = self;
         // Engines of devices enqueue adjacent flags in one batch, so their plans keep flags together.
         let flags = if backend == "host" { FlagOrder::Prompt } else { FlagOrder::Batched };
         let (in_place, tiers, seconds) = (false, false, 0.0);
-        Sample { algorithm, parts, in_place, outputs, flags, tiers, shard_bytes, seconds }
+        Sample { algorithm, chunks, in_place, outputs, flags, tiers, shard_bytes, seconds }
     }
 
     fn text(self) -> String {

@@ -63,16 +63,16 @@ impl Document {
         let topology = options.topology()?;
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
         let shown = options.printed_rank(topology.ranks())?;
-        let parts = options.parts();
+        let chunks = options.chunks();
         let PlanOptions { in_place, outputs, flags, .. } = options.plan;
         let flags = flags.unwrap_or(FlagOrder::Prompt);
         let collective = options.plan.goal.collective(topology.ranks())?;
-        let shape = Shape { collective, parts, in_place, outputs, flags, tiers: options.tiers };
+        let shape = Shape { collective, chunks, in_place, outputs, flags, tiers: options.tiers };
         let size_limit = options.size_limit(&topology)?;
         let layout = options
             .shard_bytes(topology.ranks())?
             .map(|shard_bytes| {
-                let layout = Layout::new(&provided(collective, shard_bytes), parts);
+                let layout = Layout::new(&provided(collective, shard_bytes), chunks);
                 layout.and_then(|layout| layout.for_collective(collective)).map_err(usage)
             })
             .transpose()?;
@@ -89,7 +89,7 @@ impl Document {
                 (vec![plan], format!("not verified: {size_limit}"))
             }
             (Some(size_limit), None) => {
-                let advice = "lower --ranks, --nodes or --parts, because plans of few ranks show the \
+                let advice = "lower --ranks, --nodes or --chunks, because plans of few ranks show the \
                               same pattern; or give --rank to print one plan";
                 return Err(Failure::usage(size_limit).with_advice(advice));
             }
@@ -150,8 +150,8 @@ pub(super) fn verdict(plans: &[Plan]) -> Result<String> {
     match verify::verify(plans) {
         Ok(proof) => Ok(proof.to_string()),
         Err(fault) => {
-            let story = fault.story(plans);
-            Err(Failure::failed(format!("the plans have a fault: {fault}\n\n{story}\n")))
+            let counterexample = fault.counterexample(plans);
+            Err(Failure::failed(format!("the plans have a fault: {fault}\n\n{counterexample}\n")))
         }
     }
 }
@@ -170,9 +170,9 @@ fn layout_text(layout: &Layout) -> String {
 }
 
 fn cells(layout: &Layout) -> impl Iterator<Item = Cell> {
-    let parts = layout.parts();
+    let chunks = layout.chunks();
     Rank::all(layout.ranks())
-        .flat_map(move |shard| (0..parts).map(move |part| Cell { shard, part }))
+        .flat_map(move |shard| (0..chunks).map(move |chunk| Cell { shard, chunk }))
 }
 
 /// Start of the first line of a plan.
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn all_lines_outside_of_plans_begin_with_a_hash() {
         let topology = Topology::flat(2).unwrap();
-        let shape = Shape { parts: 2, in_place: true, ..Shape::default() };
+        let shape = Shape { chunks: 2, in_place: true, ..Shape::default() };
         let document = Document {
             plans: vec![schedule::plan(Algorithm::Direct, &topology, Rank(1), shape).unwrap()],
             topology,
@@ -261,7 +261,7 @@ mod tests {
         # proven
         # on two lines
 
-        all-gather direct: rank 1 of 2, 2 parts, in place
+        all-gather direct: rank 1 of 2, 2 chunks, in place
         lane 0
           signal ready to 0
           wait ready from 0
@@ -283,7 +283,7 @@ mod tests {
 
     fn plans() -> Vec<Plan> {
         let topology = Topology::flat(3).unwrap();
-        let shape = Shape { parts: 2, ..Shape::default() };
+        let shape = Shape { chunks: 2, ..Shape::default() };
         schedule::plans(Algorithm::Direct, &topology, shape).unwrap()
     }
 

@@ -41,7 +41,7 @@ const CELLS_MAX: u64 = 1 << 20;
 /// Lines that begin with # are not part of a plan. The output can be edited and verified again with
 /// --check.
 #[derive(Args, Clone, Debug)]
-#[command(mut_arg("parts", |arg| arg.help("Chunks of each shard [default: 1]")))]
+#[command(mut_arg("chunks", |arg| arg.help("Chunks of each shard [default: 1]")))]
 pub(crate) struct Options {
     /// Number of ranks, all on one node without --nodes [default: 4]
     #[arg(long, value_name = "N", value_parser = parse_ranks)]
@@ -68,7 +68,7 @@ pub(crate) struct Options {
     /// Read the plans of all ranks from FILE, as text or JSON, and print only the verdict
     #[arg(long, value_name = "FILE")]
     #[arg(conflicts_with_all = [
-        "collective", "root", "ranks", "nodes", "tiers", "algorithm", "parts", "in_place", "outputs", "flags", "shard_bytes", "rank",
+        "collective", "root", "ranks", "nodes", "tiers", "algorithm", "chunks", "in_place", "outputs", "flags", "shard_bytes", "rank",
         "json",
     ])]
     pub(super) check: Option<PathBuf>,
@@ -97,13 +97,13 @@ impl Options {
     /// # Errors
     /// If the plan of one rank is too large as well.
     pub(super) fn size_limit(&self, topology: &Topology) -> Result<Option<String>> {
-        let (ranks, parts) = (topology.ranks() as u64, u64::from(self.parts()));
+        let (ranks, chunks) = (topology.ranks() as u64, u64::from(self.chunks()));
         let plural = |count: u64| if count == 1 { "" } else { "s" };
-        let who = format!("{ranks} rank{} with {parts} chunk{}", plural(ranks), plural(parts));
-        let cells = ranks.saturating_mul(parts);
+        let who = format!("{ranks} rank{} with {chunks} chunk{}", plural(ranks), plural(chunks));
+        let cells = ranks.saturating_mul(chunks);
         if cells > CELLS_MAX {
             let text = format!("{who} have {cells} cells, at most {CELLS_MAX} are printed");
-            return Err(Failure::usage(text).with_advice("lower --ranks, --nodes or --parts"));
+            return Err(Failure::usage(text).with_advice("lower --ranks, --nodes or --chunks"));
         }
         let puts = cells.saturating_mul(ranks);
         let text = format!("{who} put {puts} cells, at most {CELLS_MAX} are verified");
@@ -111,8 +111,8 @@ impl Options {
     }
 
     /// Returns the number of chunks of a shard.
-    pub(super) fn parts(&self) -> u32 {
-        self.plan.parts.unwrap_or(1)
+    pub(super) fn chunks(&self) -> u32 {
+        self.plan.chunks.unwrap_or(1)
     }
 
     /// Returns the algorithm; `auto` is direct, because nothing is predicted here.

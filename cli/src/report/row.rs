@@ -17,7 +17,7 @@ pub(crate) struct Row {
     pub(crate) nodes: String,
     pub(crate) algorithm: String,
     /// Chunks of a shard.
-    pub(crate) parts: u32,
+    pub(crate) chunks: u32,
     pub(crate) engine: String,
     pub(crate) dtype: String,
     pub(crate) in_place: bool,
@@ -238,7 +238,7 @@ pub(super) mod tests {
             ranks: 4,
             nodes: "1x4".into(),
             algorithm: "direct".into(),
-            parts: 1,
+            chunks: 1,
             engine: "host".into(),
             dtype: "u8".into(),
             in_place: false,

@@ -15,7 +15,7 @@ pub(crate) fn tables(rows: &[Row]) -> String {
 /// Optional columns, which appear only if a row has a value for them.
 #[derive(Clone, Copy)]
 struct Columns {
-    parts: bool,
+    chunks: bool,
     limits: bool,
     predictions: bool,
     device: bool,
@@ -24,12 +24,12 @@ struct Columns {
 /// Returns the table of the rows.
 fn table(rows: &[Row]) -> String {
     let columns = Columns {
-        parts: rows.iter().any(|row| row.parts > 1),
+        chunks: rows.iter().any(|row| row.chunks > 1),
         limits: rows.iter().any(|row| row.limit.is_some()),
         predictions: rows.iter().any(|row| row.predicted.is_some()),
         device: rows.iter().any(|row| row.device.is_some()),
     };
-    let engine = if columns.parts { 4 } else { 3 };
+    let engine = if columns.chunks { 4 } else { 3 };
     aligned(header(columns), rows.iter().map(|row| cells(row, columns)), &[2, engine])
 }
 
@@ -54,9 +54,9 @@ pub(crate) fn aligned(
     table.trim_fmt()
 }
 
-fn header(Columns { parts, limits, predictions, device }: Columns) -> Vec<&'static str> {
+fn header(Columns { chunks, limits, predictions, device }: Columns) -> Vec<&'static str> {
     let mut header = vec!["total", "shard", "algorithm"];
-    if parts {
+    if chunks {
         header.push("chunks");
     }
     header.extend(["engine", "median µs"]);
@@ -71,14 +71,14 @@ fn header(Columns { parts, limits, predictions, device }: Columns) -> Vec<&'stat
     header
 }
 
-fn cells(row: &Row, Columns { parts, limits, predictions, device }: Columns) -> Vec<String> {
+fn cells(row: &Row, Columns { chunks, limits, predictions, device }: Columns) -> Vec<String> {
     let mut cells = vec![
         Size(row.total_bytes).to_string(),
         Size(row.shard_bytes).to_string(),
         row.algorithm.clone(),
     ];
-    if parts {
-        cells.push(row.parts.to_string());
+    if chunks {
+        cells.push(row.chunks.to_string());
     }
     cells.extend([
         row.engine.clone(),
@@ -225,7 +225,7 @@ fn lane_line(row: &Row) -> String {
     });
     let fallbacks = row.fallbacks.iter().map(|why| format!("fallback: {why}"));
     let words: Vec<_> = lanes.chain(tiers).chain(fallbacks).collect();
-    format!("{}, chunks {}, rank 0: {}", row.algorithm, row.parts, words.join("; "))
+    format!("{}, chunks {}, rank 0: {}", row.algorithm, row.chunks, words.join("; "))
 }
 
 #[cfg(test)]
@@ -258,7 +258,7 @@ mod tests {
             row(1 << 20, Duration::from_micros(500), None),
         ];
         rows[1].algorithm = "hierarchical".into();
-        rows[1].parts = 4;
+        rows[1].chunks = 4;
         let time = Duration::from_micros;
         rows[1].predicted = Some(Predicted::new(time(450), time(500)));
         insta::assert_snapshot!(table(&rows), @"
@@ -340,7 +340,7 @@ mod tests {
     fn json_has_all_fields_and_can_be_parsed() {
         let row = measured();
         let json = serde_json::to_string(&row).unwrap();
-        insta::assert_snapshot!(json, @r#"{"collective":"all-gather","backend":"cuda","ranks":4,"nodes":"1x4","algorithm":"direct","parts":1,"engine":"cuda","dtype":"u8","in_place":false,"outputs":1,"total_bytes":67108864,"shard_bytes":16777216,"iterations":20,"median_us":150.0,"p99_us":225.0,"max_us":300.0,"algbw_gbs":447.39242666666667,"busbw_gbs":335.54431999999997,"checked":true,"limit_us":129.0,"limit_share":0.86,"host_us":6.25,"starts_in_a_row":50,"captured":false,"own_copy":"local","rivals_version":"2.28.9 (libnccl.so.2)","rivals":[{"path":"default","rival_us":186.0,"rival_host_us":5.0,"rival_busbw_gbs":270.0,"rival_ratio":1.24},{"path":"symmetric","rival_us":156.0,"rival_host_us":4.0,"rival_busbw_gbs":324.0,"rival_ratio":1.04},{"path":"copy engines","missing":"it needs CUDA 12.5"}],"beside":[{"path":"peerlane","compute_alone_us":1600.0,"compute_us":1664.0,"compute_ratio":1.04,"gather_alone_us":150.0,"gather_us":153.0,"gather_ratio":1.02,"overlapped":false}],"lanes":[],"tiers":[],"fallbacks":[]}"#);
+        insta::assert_snapshot!(json, @r#"{"collective":"all-gather","backend":"cuda","ranks":4,"nodes":"1x4","algorithm":"direct","chunks":1,"engine":"cuda","dtype":"u8","in_place":false,"outputs":1,"total_bytes":67108864,"shard_bytes":16777216,"iterations":20,"median_us":150.0,"p99_us":225.0,"max_us":300.0,"algbw_gbs":447.39242666666667,"busbw_gbs":335.54431999999997,"checked":true,"limit_us":129.0,"limit_share":0.86,"host_us":6.25,"starts_in_a_row":50,"captured":false,"own_copy":"local","rivals_version":"2.28.9 (libnccl.so.2)","rivals":[{"path":"default","rival_us":186.0,"rival_host_us":5.0,"rival_busbw_gbs":270.0,"rival_ratio":1.24},{"path":"symmetric","rival_us":156.0,"rival_host_us":4.0,"rival_busbw_gbs":324.0,"rival_ratio":1.04},{"path":"copy engines","missing":"it needs CUDA 12.5"}],"beside":[{"path":"peerlane","compute_alone_us":1600.0,"compute_us":1664.0,"compute_ratio":1.04,"gather_alone_us":150.0,"gather_us":153.0,"gather_ratio":1.02,"overlapped":false}],"lanes":[],"tiers":[],"fallbacks":[]}"#);
         assert_eq!(serde_json::from_str::<Row>(&json).unwrap(), row);
     }
 
@@ -361,7 +361,7 @@ mod tests {
         };
         Row {
             algorithm: "hierarchical".into(),
-            parts: 4,
+            chunks: 4,
             lanes: vec![lane(0, "local", true), lane(1, "network", false)],
             tiers: vec![moved("local", 3 << 20, 1 << 20), moved("network", 2 << 20, 0)],
             fallbacks: vec!["to rank 2 through host memory".into()],

@@ -193,7 +193,7 @@ mod tests {
 
     fn simulation(links: &Links) -> Simulation {
         let topology: Topology = "2x2".parse().unwrap();
-        let shape = Shape { parts: 2, tiers: true, ..Shape::default() };
+        let shape = Shape { chunks: 2, tiers: true, ..Shape::default() };
         let layout = Layout::new(&[1 << 20; 4], 2).unwrap();
         let options = Options { traced: Rank::all(4).collect(), ..Options::default() };
         simulate(&topology, &layout, links, &options, |rank| {

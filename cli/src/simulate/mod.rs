@@ -34,7 +34,7 @@ struct Scenario {
 #[derive(Debug)]
 struct Run {
     algorithm: Algorithm,
-    parts: u32,
+    chunks: u32,
     /// Prediction of the cost model in picoseconds.
     predicted_ps: u64,
     simulation: Simulation,
@@ -94,7 +94,7 @@ impl Scenario {
         let collective = options.plan.goal.collective(topology.ranks())?;
         let shape = Shape {
             collective,
-            parts: 1,
+            chunks: 1,
             in_place: options.plan.in_place,
             outputs: options.plan.outputs,
             flags: options.plan.flags.unwrap_or(FlagOrder::Prompt),
@@ -107,12 +107,12 @@ impl Scenario {
             links,
             measured: true,
             algorithm,
-            parts: options.plan.parts,
+            chunks: options.plan.chunks,
             refused: &[],
         };
-        let Choice { algorithm, parts, cost, .. } = cost::choose(&question).map_err(usage)?;
-        let shape = Shape { parts, ..shape };
-        let layout = Layout::new(shard_bytes, parts)
+        let Choice { algorithm, chunks, cost, .. } = cost::choose(&question).map_err(usage)?;
+        let shape = Shape { chunks, ..shape };
+        let layout = Layout::new(shard_bytes, chunks)
             .and_then(|layout| layout.for_collective(collective))
             .map_err(usage)?;
         let ranks = topology.ranks();
@@ -123,6 +123,6 @@ impl Scenario {
         };
         let plan = |rank| schedule::plan(algorithm, topology, rank, shape);
         let simulation = simulate::simulate(topology, &layout, links, &how, plan).map_err(usage)?;
-        Ok(Run { algorithm, parts, predicted_ps: cost.picoseconds, simulation })
+        Ok(Run { algorithm, chunks, predicted_ps: cost.picoseconds, simulation })
     }
 }

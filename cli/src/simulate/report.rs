@@ -40,10 +40,10 @@ impl<'a> PathExcerpt<'a> {
 impl Report<'_> {
     /// Returns a one-line description of `run`.
     pub(super) fn title(&self, run: &Run) -> String {
-        let Run { algorithm, parts, .. } = run;
-        let plural = if *parts == 1 { "" } else { "s" };
+        let Run { algorithm, chunks, .. } = run;
+        let plural = if *chunks == 1 { "" } else { "s" };
         format!(
-            "{algorithm} in {parts} chunk{plural}, {}, {}",
+            "{algorithm} in {chunks} chunk{plural}, {}, {}",
             self.scenario.topology,
             self.shards()
         )
@@ -90,7 +90,7 @@ impl Report<'_> {
     }
 
     fn cells(&self, run: &Run) -> Vec<String> {
-        let Run { algorithm, parts, predicted_ps, simulation } = run;
+        let Run { algorithm, chunks, predicted_ps, simulation } = run;
         let links = &self.scenario.links;
         let carried = |way: Way| match simulation.bytes(way) {
             0 => ["-".to_owned(), "-".to_owned()],
@@ -101,7 +101,7 @@ impl Report<'_> {
         };
         let mut cells = vec![
             algorithm.to_string(),
-            parts.to_string(),
+            chunks.to_string(),
             microseconds(simulation.end_ps()),
             microseconds(*predicted_ps),
             format!("{:.1}", self.gigabytes_per_second(simulation)),
@@ -145,7 +145,7 @@ impl Report<'_> {
     }
 
     fn run_json(&self, run: &Run) -> Value {
-        let Run { algorithm, parts, predicted_ps, simulation } = run;
+        let Run { algorithm, chunks, predicted_ps, simulation } = run;
         let ends = || simulation.ends_ps.iter().copied();
         let ways = Way::ALL.map(|way| {
             let share = simulation.utilisation(way, way.link(&self.scenario.links));
@@ -160,7 +160,7 @@ impl Report<'_> {
         let [local, network] = simulation.incast;
         json!({
             "algorithm": algorithm,
-            "parts": parts,
+            "chunks": chunks,
             "microseconds": simulation.end_ps() as f64 / 1e6,
             "first_rank_microseconds": ends().min().unwrap_or(0) as f64 / 1e6,
             "predicted_microseconds": *predicted_ps as f64 / 1e6,

@@ -62,9 +62,9 @@ fn other_collectives_are_planned_simulated_and_predicted() {
     let plan = run(&format!("plan --ranks 3 --algorithm ring --rank 0 {of}"));
     insta::assert_snapshot!(plan.stdout, @r"
     # 3 ranks on 1 node
-    # verified (ranks: 3, parts: 1, starts: 2, steps: 11, flags: 4): every byte of every output arrives exactly once; no byte is read before it has arrived; no deadlock; every flag has one writer and one reader and ends where it began; no start passes on the flags of the one before; nothing is overwritten while somebody may still read it
+    # verified (ranks: 3, chunks: 1, starts: 2, steps: 11, flags: 4): every byte of every output arrives exactly once; no byte is read before it has arrived; no deadlock; every flag has one writer and one reader and ends where it began; no start passes on the flags of the one before; nothing is overwritten while a rank may still read it
 
-    broadcast from 1 ring: rank 0 of 3, 1 part, out of place
+    broadcast from 1 ring: rank 0 of 3, 1 chunk, out of place
     lane 0
       signal ready to 2
       wait arrived 1.0
@@ -74,14 +74,14 @@ fn other_collectives_are_planned_simulated_and_predicted() {
     assert_eq!(simulated.code, Some(0), "{}", simulated.stderr);
     let explained = run(&format!("explain --nodes 1x4 --shard-bytes 64M {of}"));
     insta::assert_snapshot!(explained.stdout, @r"
-    4 ranks on 1 node, shards of 0 B to 64 MiB, 64 MiB in all: ring, parts 4
-      ring              parts 4      308 µs  chosen
-      direct            parts 1      539 µs  1.75 times as long
+    4 ranks on 1 node, shards of 0 B to 64 MiB, 64 MiB in all: ring, chunks 4
+      ring              chunks 4      308 µs  chosen
+      direct            chunks 1      539 µs  1.75 times as long
     predicted: 308 µs
           10 µs  start
          6.8 µs  ready  of the next rank
-         155 µs  first part  4 × 16 MiB at 392 GB/s over 3 hops
-         136 µs  other parts  behind it
+         155 µs  first chunk  4 × 16 MiB at 392 GB/s over 3 hops
+         136 µs  other chunks  behind it
       own copies: 64 MiB in all, at most 64 MiB of one rank
       local: 192 MiB in all, at most 64 MiB of one rank
       memory of one rank: 128 MiB
@@ -91,9 +91,9 @@ fn other_collectives_are_planned_simulated_and_predicted() {
     let plan = run("plan --ranks 2 --collective all-to-all --shard-bytes 64");
     insta::assert_snapshot!(plan.stdout, @r"
     # 2 ranks on 1 node
-    # verified (ranks: 2, parts: 1, starts: 2, steps: 12, flags: 4): every byte of every output arrives exactly once; no byte is read before it has arrived; no deadlock; every flag has one writer and one reader and ends where it began; no start passes on the flags of the one before; nothing is overwritten while somebody may still read it
+    # verified (ranks: 2, chunks: 1, starts: 2, steps: 12, flags: 4): every byte of every output arrives exactly once; no byte is read before it has arrived; no deadlock; every flag has one writer and one reader and ends where it began; no start passes on the flags of the one before; nothing is overwritten while a rank may still read it
 
-    all-to-all direct: rank 0 of 2, 1 part, out of place
+    all-to-all direct: rank 0 of 2, 1 chunk, out of place
     lane 0
       signal ready to 1
       put 0.0 input to 0
@@ -102,7 +102,7 @@ fn other_collectives_are_planned_simulated_and_predicted() {
       signal arrived 0.0 to 1
       wait arrived 1.0
 
-    all-to-all direct: rank 1 of 2, 1 part, out of place
+    all-to-all direct: rank 1 of 2, 1 chunk, out of place
     lane 0
       signal ready to 0
       put 1.0 input to 1

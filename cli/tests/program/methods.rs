@@ -36,7 +36,7 @@ fn file(name: &str) -> PathBuf {
 #[test]
 fn all_algorithms_have_a_row_each_and_are_checked() {
     for backend in BACKENDS {
-        let flat = run(backend, "--ranks 3 --algorithm all --parts 2 --json -").rows();
+        let flat = run(backend, "--ranks 3 --algorithm all --chunks 2 --json -").rows();
         assert_eq!(names(&flat), ["direct", "pull", "ring", "double-ring"]);
         let nodes = run(backend, "--nodes 2+1 --ranks 3 --algorithm all --json -").rows();
         let expected =
@@ -46,7 +46,7 @@ fn all_algorithms_have_a_row_each_and_are_checked() {
             assert_eq!(row["checked"], true, "{row}");
             assert_eq!(row["ranks"], 3, "{row}");
         }
-        assert!(flat.iter().all(|row| row["parts"] == 2 && row["nodes"] == "1x3"));
+        assert!(flat.iter().all(|row| row["chunks"] == 2 && row["nodes"] == "1x3"));
         assert!(nodes.iter().all(|row| row["nodes"] == "2+1"), "{nodes:?}");
     }
 }
@@ -55,10 +55,11 @@ fn all_algorithms_have_a_row_each_and_are_checked() {
 fn virtual_nodes_have_a_network_of_their_own() {
     for backend in BACKENDS {
         let slow = "--network-bandwidth 100MB/s --network-delay 200us";
-        let words = format!("--nodes 2x2 --algorithm hierarchical --part-bytes 1K {slow} --json -");
+        let words =
+            format!("--nodes 2x2 --algorithm hierarchical --chunk-bytes 1K {slow} --json -");
         let rows = run(backend, &words).rows();
         let [row] = &rows[..] else { panic!("{rows:?}") };
-        assert_eq!((&row["checked"], &row["parts"]), (&true.into(), &3.into()), "{row}");
+        assert_eq!((&row["checked"], &row["chunks"]), (&true.into(), &3.into()), "{row}");
         let tiers: Vec<_> = row["lanes"].as_array().unwrap().iter().map(|it| &it["tier"]).collect();
         assert_eq!(tiers, ["local", "network"]);
         let network = row["tiers"].as_array().unwrap().iter().find(|it| it["tier"] == "network");
@@ -104,7 +105,7 @@ fn a_choice_is_explained_below_the_table() {
 fn one_start_of_all_ranks_is_traced() {
     for backend in BACKENDS {
         let path = file(&format!("{backend}-start.json"));
-        let words = format!("--nodes 2x2 --algorithm hierarchical --parts 2 {SMALL} --trace");
+        let words = format!("--nodes 2x2 --algorithm hierarchical --chunks 2 {SMALL} --trace");
         let ended = end(on(backend, &words).arg(&path));
         assert_eq!(ended.code, Some(0), "{ended:?}");
         let trace: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();

@@ -23,10 +23,10 @@ fn printed_plans_are_verified_and_can_be_checked_again() {
     for options in [
         "",
         "--ranks 1",
-        "--ranks 5 --parts 3",
+        "--ranks 5 --chunks 3",
         "--nodes 2+2+3 --in-place",
         "--nodes 0,1,0,1 --tiers --algorithm ring",
-        "--nodes 2 --ranks 5 --algorithm hierarchical --tiers --parts 2",
+        "--nodes 2 --ranks 5 --algorithm hierarchical --tiers --chunks 2",
         "--nodes 3x2 --algorithm hierarchical-ring --tiers --outputs 2",
         "--algorithm pull --in-place",
         "--algorithm double-ring --flags batched",
@@ -44,7 +44,7 @@ fn printed_plans_are_verified_and_can_be_checked_again() {
 
 #[test]
 fn json_holds_the_verdict_the_plans_and_the_layout() {
-    let ended = run("plan --nodes 1+2 --parts 2 --shard-bytes 100,1K,0 --rank 2 --json");
+    let ended = run("plan --nodes 1+2 --chunks 2 --shard-bytes 100,1K,0 --rank 2 --json");
     let json: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(json["node_of_rank"], serde_json::json!([0, 1, 1]));
     assert!(json["verdict"].as_str().unwrap().starts_with("verified ("));
@@ -75,12 +75,12 @@ fn one_plan_of_many_ranks_is_printed_without_verification() {
     let ended = run("plan --nodes 2048x8 --algorithm hierarchical --tiers --rank 16383");
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     assert!(ended.stdout.starts_with("# 16384 ranks on 2048 nodes\n# not verified: "));
-    assert!(ended.stdout.contains("all-gather hierarchical: rank 16383 of 16384, 1 part"));
+    assert!(ended.stdout.contains("all-gather hierarchical: rank 16383 of 16384, 1 chunk"));
 }
 
 #[test]
 fn a_file_without_plans_is_refused_with_its_line() {
-    let ended = check("words.txt", "all-gather direct: rank 0 of 1, 1 part, in place\nlane one\n");
+    let ended = check("words.txt", "all-gather direct: rank 0 of 1, 1 chunk, in place\nlane one\n");
     assert!(ended.error(1).contains("line 2"), "{ended:?}");
     let ended = check("nothing.txt", "# nothing\n");
     assert!(ended.error(1).contains("contains no plan"), "{ended:?}");

@@ -18,8 +18,8 @@ fn every_shape_is_gathered_and_checked() {
             "--tensors 3",
             "--tensors 3 --shards 1:2:3:4 --outputs 2",
             "--tensors 2 --in-place",
-            "--nodes 3+1 --shards 4:3:2:1 --algorithm hierarchical --parts 3",
-            "--nodes 2 --list --algorithm ring --parts 2",
+            "--nodes 3+1 --shards 4:3:2:1 --algorithm hierarchical --chunks 3",
+            "--nodes 2 --list --algorithm ring --chunks 2",
         ] {
             let words = format!("--ranks 4 --dtype f16 {shape} {SMALL}");
             let rows = end(&mut on(backend, &words)).rows();

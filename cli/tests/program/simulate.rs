@@ -20,7 +20,7 @@ fn json(words: &str) -> Value {
 
 #[test]
 fn a_table_and_the_critical_path_are_printed() {
-    let words = "--nodes 2 --ranks-per-node 2 --algorithm hierarchical --parts 1 --path 6";
+    let words = "--nodes 2 --ranks-per-node 2 --algorithm hierarchical --chunks 1 --path 6";
     let ended = run(&format!("simulate {words}"));
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     insta::assert_snapshot!(ended.stdout, @"
@@ -44,7 +44,7 @@ fn a_table_and_the_critical_path_are_printed() {
 
 #[test]
 fn all_algorithms_are_compared() {
-    let document = json("--nodes 3+1+2 --algorithm all --shard 64K --parts 2");
+    let document = json("--nodes 3+1+2 --algorithm all --shard 64K --chunks 2");
     let runs = document["runs"].as_array().unwrap();
     assert_eq!(document["ranks"], 6);
     assert_eq!(runs.len(), 6);
@@ -102,7 +102,7 @@ fn impossible_simulations_are_refused() {
         ("--nodes 100000 --ranks-per-node 4096", "409600000 ranks, at most 1048576"),
         ("--shard 1,2,3", "--shard has 3 sizes for 16 ranks"),
         ("--algorithm spiral", "unknown algorithm"),
-        ("--parts 70000", "parts is 70000, expected 1 to 65536"),
+        ("--chunks 70000", "chunks is 70000, expected 1 to 65536"),
         ("--in-place --outputs 2", "outputs is 2, expected 1 to 1 in place"),
         ("--delay 16:3", "--delay 16:3: rank 16 does not exist among 16 ranks"),
         ("--delay 3", "expected a rank and microseconds"),

@@ -13,10 +13,10 @@ fn wrong_options_are_usage_errors_with_the_valid_values() {
         ),
         ("allgather --algorithm spiral", "unknown algorithm; expected auto, all or direct, pull, "),
         ("allgather --timeout 0", "expected seconds above 0"),
-        ("allgather --parts 0", "expected a number of chunks from 1 to 65536"),
-        ("allgather --parts 2 --part-bytes 64K", "cannot be used with"),
-        ("allgather --part-bytes 0", "--part-bytes is 0"),
-        ("allgather --ranks 2 --part-bytes 1 --max-bytes 1M", "--part-bytes 1 B makes"),
+        ("allgather --chunks 0", "expected a number of chunks from 1 to 65536"),
+        ("allgather --chunks 2 --chunk-bytes 64K", "cannot be used with"),
+        ("allgather --chunk-bytes 0", "--chunk-bytes is 0"),
+        ("allgather --ranks 2 --chunk-bytes 1 --max-bytes 1M", "--chunk-bytes 1 B makes"),
         ("allgather --ranks 4 --nodes 2+1", "--nodes: 2+1 is 3 ranks on 2 nodes, expected 4"),
         ("allgather --ranks 2 --nodes 3", "--nodes: 3 nodes are too many for 2 ranks"),
         ("allgather --nodes 0", "number of nodes is 0, expected at least 1"),
@@ -42,9 +42,9 @@ fn wrong_options_are_usage_errors_with_the_valid_values() {
         ("allreduce", "unrecognized subcommand 'allreduce'"),
         ("plan --ranks 4 --rank 4", "--rank 4 does not exist among 4 ranks"),
         ("plan --ranks 2 --shard-bytes 1,2,3", "--shard-bytes has 3 sizes for 2 ranks"),
-        ("plan --ranks 4096", "lower --ranks, --nodes or --parts"),
+        ("plan --ranks 4096", "lower --ranks, --nodes or --chunks"),
         (
-            "plan --nodes 2048x8 --parts 65 --rank 0",
+            "plan --nodes 2048x8 --chunks 65 --rank 0",
             "16384 ranks with 65 chunks have 1064960 cells",
         ),
         ("plan --ranks 3 --nodes 1+1", "--nodes: 2x1 is 2 ranks on 2 nodes, expected 3"),
@@ -52,11 +52,11 @@ fn wrong_options_are_usage_errors_with_the_valid_values() {
         ("plan --nodes 2y4", "\"2y4\" is no number; expected forms like 2x4"),
         ("plan --nodes 0,2", "names node 2 but not node 1"),
         ("plan --algorithm spiral", "unknown algorithm; expected auto or direct, pull, "),
-        ("plan --ranks 2 --parts 65537", "parts is 65537, expected 1 to 65536"),
+        ("plan --ranks 2 --chunks 65537", "chunks is 65537, expected 1 to 65536"),
         ("plan --in-place --outputs 2", "outputs is 2, expected 1 to 1 in place"),
         ("explain --nodes 2y4", "topology is \"2y4\""),
         ("explain --nodes 1x2 --shard-bytes 1,2,3", "--shard-bytes has 3 sizes for 2 ranks"),
-        ("explain --parts 65537", "parts is 65537, expected 1 to 65536"),
+        ("explain --chunks 65537", "chunks is 65537, expected 1 to 65536"),
         ("explain --calibration Cargo.toml", "Cargo.toml is not a calibration"),
         ("calibrate --out links.json --algorithms auto", "--algorithms contains auto"),
         ("calibrate --out links.json --algorithms spiral", "unknown algorithm"),
@@ -105,8 +105,8 @@ fn the_help_names_every_option() {
     --gid-index <N>
     --queue-pairs <N>
     --algorithm <NAME,…>
-    --parts <N>
-    --part-bytes <SIZE>
+    --chunks <N>
+    --chunk-bytes <SIZE>
     --calibration <FILE>
     --predict
     --explain

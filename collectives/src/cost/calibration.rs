@@ -164,7 +164,7 @@ mod tests {
     fn sample(seconds: f64) -> Sample {
         Sample {
             algorithm: Algorithm::Direct,
-            parts: 1,
+            chunks: 1,
             in_place: false,
             outputs: 1,
             flags: FlagOrder::Prompt,
@@ -220,7 +220,7 @@ mod tests {
                 links,
                 measured: true,
                 algorithm: None,
-                parts: Some(1),
+                chunks: Some(1),
                 refused: &[(Algorithm::Ring, "asked elsewhere"), (Algorithm::DoubleRing, "too")],
             };
             choose(&question).unwrap().algorithm

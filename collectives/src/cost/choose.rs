@@ -1,4 +1,4 @@
-//! Chooses the algorithm and the number of parts with the lowest predicted time, and explains the choice.
+//! Chooses the algorithm and the number of chunks with the lowest predicted time, and explains the choice.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use super::predict::{Cost, check_shards, cost, touched_bytes};
 use super::sums::ClusterSums;
 use super::units::{bytes, time};
 use crate::error::Error;
-use crate::plan::{Algorithm, PARTS_MAX};
+use crate::plan::{Algorithm, CHUNKS_MAX};
 use crate::schedule::{Shape, algorithms, check_suits, schedule};
 use crate::topology::Topology;
 
@@ -19,11 +19,11 @@ use crate::topology::Topology;
 const EQUAL_ONE_OVER: u64 = 50;
 /// The same number if the links were not measured.
 const EQUAL_ONE_OVER_ASSUMED: u64 = 5;
-/// The smallest part and the largest number of parts that are tried.
-const PART_BYTES_MIN: u64 = 64 << 10;
-const PARTS_TRIED_MAX: u32 = 64;
-/// The largest part over a network, because a node can distribute the first part only when it has arrived.
-const NETWORK_PART_BYTES_MAX: u64 = 8 << 20;
+/// The smallest chunk and the largest number of chunks that are tried.
+const CHUNK_BYTES_MIN: u64 = 64 << 10;
+const CHUNKS_TRIED_MAX: u32 = 64;
+/// The largest chunk over a network, because a node can distribute the first chunk only when it has arrived.
+const NETWORK_CHUNK_BYTES_MAX: u64 = 8 << 20;
 
 /// The input of a choice. Equal inputs on all ranks give equal choices.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ pub struct Question<'a> {
     pub topology: &'a Topology,
     /// The bytes that each rank provides.
     pub shard_bytes: &'a [u64],
-    /// The shape of the plan, except for [`Shape::parts`].
+    /// The shape of the plan, except for [`Shape::chunks`].
     pub shape: Shape,
     /// The links.
     pub links: &'a Links,
@@ -40,8 +40,8 @@ pub struct Question<'a> {
     pub measured: bool,
     /// The algorithm, if the caller has selected one.
     pub algorithm: Option<Algorithm>,
-    /// The number of parts, if the caller has selected it.
-    pub parts: Option<u32>,
+    /// The number of chunks, if the caller has selected it.
+    pub chunks: Option<u32>,
     /// Algorithms that are excluded, with the reasons.
     pub refused: &'a [(Algorithm, &'a str)],
 }
@@ -51,8 +51,8 @@ pub struct Question<'a> {
 pub struct Choice {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Parts of a shard.
-    pub parts: u32,
+    /// Chunks of a shard.
+    pub chunks: u32,
     /// The predicted cost.
     pub cost: Cost,
     /// The best candidate of every algorithm, the fastest first.
@@ -64,33 +64,34 @@ pub struct Choice {
     one_over: u64,
 }
 
-/// One algorithm with its best number of parts.
+/// One algorithm with its best number of chunks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Candidate {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Parts of a shard.
-    pub parts: u32,
+    /// Chunks of a shard.
+    pub chunks: u32,
     /// The predicted cost.
     pub cost: Cost,
 }
 
-/// Chooses the algorithm and the number of parts with the smallest predicted time.
+/// Chooses the algorithm and the number of chunks with the smallest predicted time.
 ///
 /// Among times within 2 % of the fastest, or 20 % if the links were not measured, the first algorithm in the order of
-/// [`Algorithm::ALL`] and the fewest parts win. Only whole numbers are compared, so equal questions have equal answers on all
+/// [`Algorithm::ALL`] and the fewest chunks win. Only whole numbers are compared, so equal questions have equal answers on all
 /// ranks.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as many shards as ranks, the
-/// number of parts is out of bounds, the algorithm does not suit the collective, or every algorithm is excluded.
+/// number of chunks is out of bounds, the algorithm does not suit the collective, or every algorithm is excluded.
 pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
-    let Question { topology, shard_bytes, shape, links, algorithm, parts, refused, .. } = *question;
+    let Question { topology, shard_bytes, shape, links, algorithm, chunks, refused, .. } =
+        *question;
     let one_over = if question.measured { EQUAL_ONE_OVER } else { EQUAL_ONE_OVER_ASSUMED };
     links.check()?;
     check_shards(topology, shard_bytes)?;
-    if let Some(parts) = parts.filter(|parts| !(1..=PARTS_MAX).contains(parts)) {
-        return Err(invalid(format!("parts is {parts}, expected 1 to {PARTS_MAX}")));
+    if let Some(chunks) = chunks.filter(|chunks| !(1..=CHUNKS_MAX).contains(chunks)) {
+        return Err(invalid(format!("chunks is {chunks}, expected 1 to {CHUNKS_MAX}")));
     }
     if let Some(algorithm) = algorithm {
         check_suits(algorithm, shape.collective)?;
@@ -107,11 +108,11 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
         {
             continue;
         }
-        let numbers = parts.map_or_else(|| numbers_of_parts(one, &sums, shape), |n| vec![n]);
-        let costs = numbers.into_iter().map(|parts| {
-            let shape = Shape { parts, ..shape };
+        let numbers = chunks.map_or_else(|| numbers_of_chunks(one, &sums, shape), |n| vec![n]);
+        let costs = numbers.into_iter().map(|chunks| {
+            let shape = Shape { chunks, ..shape };
             let cost = cost(&CostRequest { algorithm: one, sums: &sums, shape, links: &links });
-            Candidate { algorithm: one, parts, cost }
+            Candidate { algorithm: one, chunks, cost }
         });
         candidates.extend(simplest(costs.collect(), one_over));
     }
@@ -122,8 +123,8 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     let beside = algorithms(shape.collective).filter_map(pointless);
     let refused = refused.iter().copied().chain(beside);
     let refused = refused.map(|(which, why)| (which, why.to_owned())).collect();
-    let Candidate { algorithm, parts, cost } = best;
-    Ok(Choice { algorithm, parts, cost, candidates, refused, subject, one_over })
+    let Candidate { algorithm, chunks, cost } = best;
+    Ok(Choice { algorithm, chunks, cost, candidates, refused, subject, one_over })
 }
 
 /// Returns why an algorithm has the plans of a simpler one here.
@@ -138,18 +139,19 @@ fn simplest(candidates: Vec<Candidate>, one_over: u64) -> Option<Candidate> {
     candidates.into_iter().find(|candidate| candidate.cost.picoseconds <= limit)
 }
 
-/// Returns the numbers of parts to try, ascending powers of two. Parts help only if data is forwarded.
-fn numbers_of_parts(algorithm: Algorithm, sums: &ClusterSums, shape: Shape) -> Vec<u32> {
+/// Returns the numbers of chunks to try, ascending powers of two. Chunks help only if data is forwarded.
+fn numbers_of_chunks(algorithm: Algorithm, sums: &ClusterSums, shape: Shape) -> Vec<u32> {
     if !(schedule(algorithm).forwards)(sums) {
         return vec![1];
     }
     let shard = sums.shard_bytes_max;
-    let all = (0..).map(|power| 1u32 << power).take_while(|parts| *parts <= PARTS_TRIED_MAX);
-    let numbers: Vec<u32> =
-        all.filter(|parts| *parts == 1 || shard / u64::from(*parts) >= PART_BYTES_MIN).collect();
-    // Larger parts than that only where there is no smaller number to try.
+    let all = (0..).map(|power| 1u32 << power).take_while(|chunks| *chunks <= CHUNKS_TRIED_MAX);
+    let numbers: Vec<u32> = all
+        .filter(|chunks| *chunks == 1 || shard / u64::from(*chunks) >= CHUNK_BYTES_MIN)
+        .collect();
+    // Larger chunks than that only where there is no smaller number to try.
     let network = shape.tiers && sums.nodes > 1;
-    let small = |parts: &&u32| !network || shard / u64::from(**parts) <= NETWORK_PART_BYTES_MAX;
+    let small = |chunks: &&u32| !network || shard / u64::from(**chunks) <= NETWORK_CHUNK_BYTES_MAX;
     let fitting: Vec<u32> = numbers.iter().filter(small).copied().collect();
     if fitting.is_empty() { numbers.last().copied().into_iter().collect() } else { fitting }
 }
@@ -181,14 +183,14 @@ impl Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { algorithm, parts, cost, subject, one_over, .. } = self;
-        writeln!(f, "{subject}: {algorithm}, parts {parts}")?;
+        let Self { algorithm, chunks, cost, subject, one_over, .. } = self;
+        writeln!(f, "{subject}: {algorithm}, chunks {chunks}")?;
         for candidate in &self.candidates {
-            let Candidate { algorithm, parts, cost: other } = candidate;
+            let Candidate { algorithm, chunks, cost: other } = candidate;
             let relation = relation(cost.picoseconds, other.picoseconds, *one_over);
             let note = if candidate.algorithm == self.algorithm { "chosen" } else { &relation };
             let time = time(other.picoseconds);
-            writeln!(f, "  {algorithm:<17} parts {parts:<3} {time:>9}  {note}")?;
+            writeln!(f, "  {algorithm:<17} chunks {chunks:<3} {time:>9}  {note}")?;
         }
         for (algorithm, why) in &self.refused {
             writeln!(f, "  {algorithm:<17} not asked: {why}")?;

@@ -61,12 +61,12 @@ impl CostRequest<'_> {
         !matches!(self.shape.collective, Collective::Broadcast { .. })
     }
 
-    pub(crate) fn parts(&self) -> u64 {
-        self.shape.parts.into()
+    pub(crate) fn chunks(&self) -> u64 {
+        self.shape.chunks.into()
     }
 
-    pub(crate) fn part_bytes(&self) -> u64 {
-        self.sums.shard_bytes_max.div_ceil(self.parts())
+    pub(crate) fn chunk_bytes(&self) -> u64 {
+        self.sums.shard_bytes_max.div_ceil(self.chunks())
     }
 
     pub(crate) fn has_network(&self) -> bool {
@@ -95,11 +95,11 @@ impl CostRequest<'_> {
 
     /// Returns the time of the self copy.
     pub(crate) fn self_copy(&self, seen: &EffectiveLink) -> u64 {
-        if self.shape.in_place { 0 } else { seen.puts(self.parts(), self.sums.shard_bytes_max) }
+        if self.shape.in_place { 0 } else { seen.puts(self.chunks(), self.sums.shard_bytes_max) }
     }
 
     pub(crate) fn self_puts(&self) -> u64 {
-        if self.shape.in_place { 0 } else { self.parts() }
+        if self.shape.in_place { 0 } else { self.chunks() }
     }
 
     /// Returns what the self copy adds to `puts`: all of it if one thread makes both, else what is left of it.

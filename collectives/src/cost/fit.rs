@@ -260,7 +260,7 @@ mod tests {
                     let shard_bytes = 256 << (2 * power);
                     let mut sample = Sample {
                         algorithm,
-                        parts: 1,
+                        chunks: 1,
                         in_place: false,
                         outputs,
                         flags,

@@ -1,4 +1,4 @@
-//! Predicts the time, bytes and memory of operations from the rates of links, and chooses algorithm and number of parts.
+//! Predicts the time, bytes and memory of operations from the rates of links, and chooses algorithm and number of chunks.
 //!
 //! [`predict`] estimates one algorithm, [`choose`] compares all of them, and a [`Calibration`] fits the rates to measurements.
 

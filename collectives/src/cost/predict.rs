@@ -57,7 +57,7 @@ pub struct Traffic {
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as many shards as ranks, the
-/// shape has no parts or outputs, or the algorithm does not suit the collective.
+/// shape has no chunks or outputs, or the algorithm does not suit the collective.
 pub fn predict(
     algorithm: Algorithm,
     topology: &Topology,
@@ -67,7 +67,7 @@ pub fn predict(
 ) -> Result<Cost, Error> {
     links.check()?;
     check_shards(topology, shard_bytes)?;
-    for (name, count) in [("parts", shape.parts), ("outputs", shape.outputs)] {
+    for (name, count) in [("chunks", shape.chunks), ("outputs", shape.outputs)] {
         if count == 0 {
             return Err(invalid(format!("{name} is 0, expected at least 1")));
         }
@@ -127,7 +127,7 @@ fn correct(terms: &mut [Term], times_longer: f64) {
 
 fn flag_bytes(request: &CostRequest<'_>) -> u64 {
     let &CostRequest { sums, shape, .. } = request;
-    let words = FlagLayout::new(sums.ranks as usize, shape.parts, request.lanes()).words();
+    let words = FlagLayout::new(sums.ranks as usize, shape.chunks, request.lanes()).words();
     words.saturating_mul(8).saturating_mul(shape.outputs.into())
 }
 

@@ -21,7 +21,7 @@ const MOST: f64 = 1e3;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Residual {
-    /// The algorithm, with any number of parts.
+    /// The algorithm, with any number of chunks.
     pub algorithm: Algorithm,
     /// Whether the operation was in place.
     pub in_place: bool,
@@ -100,7 +100,7 @@ mod tests {
         let plain = Shape::default();
         assert_eq!([999, 1000, 1001].map(|bytes| of(Direct, [bytes; 2], plain)), [1.0, 1.2, 1.0]);
         assert_eq!(of(Direct, [999, 1000], plain), 1.0, "shards are unlike");
-        assert_eq!(of(Ring, [1000; 2], Shape { parts: 8, ..plain }), 0.9);
+        assert_eq!(of(Ring, [1000; 2], Shape { chunks: 8, ..plain }), 0.9);
         assert_eq!(of(Ring, [1000; 2], Shape { outputs: 2, ..plain }), 1.0);
         assert_eq!(of(Pull, [1000; 2], plain), 1.0);
     }

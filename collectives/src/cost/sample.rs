@@ -14,8 +14,8 @@ use crate::topology::Topology;
 pub struct Sample {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Parts of a shard.
-    pub parts: u32,
+    /// Chunks of a shard.
+    pub chunks: u32,
     /// Whether the operation was in place.
     pub in_place: bool,
     /// The number of outputs.
@@ -33,8 +33,8 @@ pub struct Sample {
 impl Sample {
     /// Returns the shape of the plan.
     pub fn shape(&self) -> Shape {
-        let &Self { parts, in_place, outputs, flags, tiers, .. } = self;
-        Shape { parts, in_place, outputs, flags, tiers, ..Shape::default() }
+        let &Self { chunks, in_place, outputs, flags, tiers, .. } = self;
+        Shape { chunks, in_place, outputs, flags, tiers, ..Shape::default() }
     }
 
     pub(super) fn touched_bytes(&self, topology: &Topology) -> u64 {

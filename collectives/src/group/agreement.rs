@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn equal_fields_agree() {
-        for result in agreed(|_| Ok(Offer::default().field("parts", 1))) {
+        for result in agreed(|_| Ok(Offer::default().field("chunks", 1))) {
             assert_eq!(result.unwrap(), 3);
         }
     }

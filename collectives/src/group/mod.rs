@@ -184,7 +184,7 @@ impl Group {
     pub fn barrier(&mut self) -> Result<(), Error> {
         let mut barrier = match self.barrier.take() {
             Some(barrier) => barrier,
-            None => self.all_gather::<u8>(0).algorithm(Algorithm::Direct).parts(1).prepare()?,
+            None => self.all_gather::<u8>(0).algorithm(Algorithm::Direct).chunks(1).prepare()?,
         };
         let passed = barrier.run();
         self.barrier = Some(barrier);

@@ -53,7 +53,7 @@ impl GroupOptions {
         self
     }
 
-    /// Sets the links for the choice of algorithms and parts, equal on all ranks, such as the
+    /// Sets the links for the choice of algorithms and chunks, equal on all ranks, such as the
     /// [links of a calibration](crate::cost::Calibration). By default, links are estimated from their kinds.
     #[must_use]
     pub fn links(mut self, links: Links) -> Self {

@@ -20,8 +20,8 @@ pub struct Report {
     pub choice: Choice,
     /// The number of ranks.
     pub ranks: usize,
-    /// The number of parts of a block.
-    pub parts: u32,
+    /// The number of chunks of a block.
+    pub chunks: u32,
     /// The number of outputs that starts use in turn.
     pub outputs: u32,
     /// The order of flags and copies.
@@ -154,13 +154,13 @@ impl LaneReport {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { algorithm, ranks, parts, outputs, flags, total_bytes, .. } = self;
+        let Self { algorithm, ranks, chunks, outputs, flags, total_bytes, .. } = self;
         let (shortest, longest) = (self.shortest_shard_bytes, self.longest_shard_bytes);
         write!(f, "{algorithm}, {ranks} ranks, {shortest} ")?;
         if shortest != longest {
             write!(f, "to {longest} ")?;
         }
-        write!(f, "bytes a shard in {parts} part(s), {total_bytes} bytes in all, ")?;
+        write!(f, "bytes a shard in {chunks} chunk(s), {total_bytes} bytes in all, ")?;
         if self.tensors > 1 {
             write!(f, "{} tensors, ", self.tensors)?;
         }

@@ -12,8 +12,8 @@ use crate::bootstrap::{Bootstrap, Listener, Notice};
 use crate::error::Error;
 use crate::group::abort::AbortRecord;
 use crate::group::watch::Watch;
+use crate::run::buffers::Kept;
 use crate::run::executor::Executor;
-use crate::window::Kept;
 
 /// How long a rank waits until the others know of an abort, before it releases its own waits.
 pub(super) const TELL_TIMEOUT: Duration = Duration::from_millis(1500);

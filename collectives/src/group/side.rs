@@ -12,9 +12,8 @@ use peerlane_hal::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::run::buffers::{BufferId, DoubleBuffering, Kept, OperationBuffers, RankRegions};
 use crate::run::port::{EnginePort, Port};
-use crate::run::turns::Turns;
-use crate::window::{BufferId, Kept, Window, Windows};
 
 /// The keys of one rank's buffers on one fabric.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -24,7 +23,7 @@ pub(crate) struct Keys(BTreeMap<BufferId, Vec<u8>>);
 #[derive(Clone)]
 pub(crate) struct SharedBuffer {
     backend: BackendId,
-    window: Window,
+    window: RankRegions,
     keep: Vec<Kept>,
 }
 
@@ -39,7 +38,7 @@ impl SharedBuffer {
 pub(crate) struct Side<'f> {
     fabric: &'f mut DynFabric,
     engines: Vec<DynEngine>,
-    windows: BTreeMap<BufferId, Window>,
+    windows: BTreeMap<BufferId, RankRegions>,
     keep: Vec<Kept>,
 }
 
@@ -59,7 +58,7 @@ impl<'f> Side<'f> {
 
     /// Uses a region of the caller.
     pub(crate) fn insert(&mut self, buffer: BufferId, region: DynRegion) {
-        self.windows.insert(buffer, Window::new(region));
+        self.windows.insert(buffer, RankRegions::new(region));
     }
 
     /// Allocates a buffer; flags must be allocated after the engines.
@@ -81,7 +80,7 @@ impl<'f> Side<'f> {
         let region = other.window(buffer).local().clone();
         let is_foreign = other.backend() != self.backend();
         let what = || format!("register {buffer} with the fabric {}", self.fabric.backend());
-        if buffer == BufferId::Crossing && is_foreign && region.space() != Space::Host {
+        if buffer == BufferId::CrossTierFlags && is_foreign && region.space() != Space::Host {
             let text = format!(
                 "{}: it is device memory, expected host memory, because fabrics of two backends \
                  access these flags",
@@ -154,7 +153,7 @@ impl<'f> Side<'f> {
         }
         let region = memory.import(peer, &key, deadline);
         let region = region.map_err(|error| failed(Error::of_fabric(&what, error)))?;
-        self.windows.entry(buffer).or_default().add(peer, region);
+        self.windows.entry(buffer).or_default().set_peer(peer, region);
         Ok(())
     }
 
@@ -168,23 +167,33 @@ impl<'f> Side<'f> {
     }
 
     /// Returns the ports of the engines, in the order of their creation, and the buffers.
-    pub(crate) fn finish(mut self, turns: Turns) -> (Vec<Box<dyn Port>>, Arc<Windows>) {
+    pub(crate) fn finish(
+        mut self,
+        buffering: DoubleBuffering,
+    ) -> (Vec<Box<dyn Port>>, Arc<OperationBuffers>) {
         let backend = self.fabric.backend();
         let (inputs, outputs) = (self.take(BufferId::Input), self.take(BufferId::Output));
         let flags = self.windows.remove(&BufferId::Flags).expect("every side has flags");
-        let crossing = self.windows.remove(&BufferId::Crossing);
+        let cross_tier_flags = self.windows.remove(&BufferId::CrossTierFlags);
         let keep = std::mem::take(&mut self.keep);
-        let windows = Arc::new(Windows { inputs, outputs, flags, crossing, turns, keep });
-        let port = |engine| Box::new(EnginePort::new(engine, backend, Arc::clone(&windows))) as _;
-        (self.engines.into_iter().map(port).collect(), Arc::clone(&windows))
+        let buffers = Arc::new(OperationBuffers {
+            inputs,
+            outputs,
+            flags,
+            cross_tier_flags,
+            buffering,
+            keep,
+        });
+        let port = |engine| Box::new(EnginePort::new(engine, backend, Arc::clone(&buffers))) as _;
+        (self.engines.into_iter().map(port).collect(), Arc::clone(&buffers))
     }
 
-    fn window(&self, buffer: BufferId) -> &Window {
+    fn window(&self, buffer: BufferId) -> &RankRegions {
         self.windows.get(&buffer).expect("a buffer is made before it is used")
     }
 
     /// Removes the buffers from number 0 to the last one; missing ones are empty.
-    fn take(&mut self, name: fn(u32) -> BufferId) -> Vec<Window> {
+    fn take(&mut self, name: fn(u32) -> BufferId) -> Vec<RankRegions> {
         let (first, last) = (name(0), name(u32::MAX));
         let count = match self.windows.range(first..=last).next_back() {
             Some((BufferId::Input(last) | BufferId::Output(last), _)) => last + 1,

@@ -9,19 +9,17 @@ use crate::error::Error;
 use crate::group::abort::{AbortRecord, Cause};
 use crate::group::shared::Shared;
 use crate::group::window::{Active, Activity};
-use crate::run::program::Awaited;
-use crate::run::turns::Start;
-use crate::run::writers::Writers;
-use crate::window::{Kept, Views};
+use crate::run::buffers::{Kept, Start, TierBuffers};
+use crate::run::program::{AwaitedFlag, FlagWriters};
 
 /// The state of one prepared operation, for the watchdog and for error texts.
 pub(crate) struct Watch {
     operation: String,
     rank: Rank,
     timeout: Duration,
-    waits: Vec<Awaited>,
-    writers: Writers,
-    views: Views,
+    waits: Vec<AwaitedFlag>,
+    writers: FlagWriters,
+    views: TierBuffers,
     opened: AtomicU64,
     closed: AtomicU64,
     /// The deadline of the oldest open start, in nanoseconds after `origin`.
@@ -37,9 +35,9 @@ impl Watch {
         operation: String,
         rank: Rank,
         timeout: Duration,
-        waits: Vec<Awaited>,
-        writers: Writers,
-        views: Views,
+        waits: Vec<AwaitedFlag>,
+        writers: FlagWriters,
+        views: TierBuffers,
     ) -> Self {
         Self {
             operation,
@@ -140,11 +138,11 @@ impl Watch {
     }
 
     /// Returns the first flag that the oldest open start still misses, in the order of the plan, and its value.
-    pub(crate) fn missing(&self) -> Option<(Awaited, u64)> {
+    pub(crate) fn missing(&self) -> Option<(AwaitedFlag, u64)> {
         let epoch = self.epoch();
         self.waits.iter().find_map(|wait| {
             let view = self.views.of(wait.tier)?;
-            let seen = view.flag_value(wait.spot, Start::Eager(epoch))?;
+            let seen = view.flag_value(wait.address, Start::Eager(epoch))?;
             (seen < epoch).then_some((*wait, seen))
         })
     }

@@ -9,34 +9,34 @@ pub const FLAG_WORDS: u64 = 8;
 
 /// Numbers the flags that one rank reads.
 ///
-/// The number of a flag does not depend on the reader's number of lanes, so a writer need not know it. Sums saturate: allocating
-/// so much memory fails with an error.
+/// The number of a flag does not depend on the reader's number of lanes, so a writer need not know it. Sums saturate at a size
+/// whose allocation fails with an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlagLayout {
     ranks: u64,
-    parts: u64,
+    chunks: u64,
     lanes: u64,
 }
 
 impl FlagLayout {
-    /// Creates the layout for a rank with `lanes` lanes in a plan of `ranks` ranks and `parts` parts.
-    pub fn new(ranks: usize, parts: u32, lanes: usize) -> Self {
-        Self { ranks: ranks as u64, parts: parts.into(), lanes: lanes as u64 }
+    /// Creates the layout for a rank with `lanes` lanes in a plan of `ranks` ranks and `chunks` chunks.
+    pub fn new(ranks: usize, chunks: u32, lanes: usize) -> Self {
+        Self { ranks: ranks as u64, chunks: chunks.into(), lanes: lanes as u64 }
     }
 
     /// Returns the word of `flag` in its reader's region.
     ///
     /// The flag must belong to a verified plan of these sizes; otherwise the word has no meaning.
     pub fn word(&self, flag: Flag) -> u64 {
-        let lane = numbered_with(flag);
-        let arrivals = self.ranks.saturating_mul(self.parts);
+        let lane = named_lane(flag);
+        let arrivals = self.ranks.saturating_mul(self.chunks);
         let of_rank = |number: u64, rank: Rank| {
             self.ranks.saturating_mul(number).saturating_add(rank.0.into())
         };
         let line = match flag {
-            Flag::Arrived { cell, .. } => {
-                u64::from(cell.shard.0).saturating_mul(self.parts).saturating_add(cell.part.into())
-            }
+            Flag::Arrived { cell, .. } => u64::from(cell.shard.0)
+                .saturating_mul(self.chunks)
+                .saturating_add(cell.chunk.into()),
             Flag::Ready { from, .. } => arrivals.saturating_add(of_rank(0, from)),
             Flag::Taken { by, .. } => arrivals.saturating_add(of_rank(1, by)),
             Flag::Go { .. } => arrivals.saturating_add(of_rank(2, Rank(0))),
@@ -51,8 +51,9 @@ impl FlagLayout {
     }
 
     fn first_line(&self, lane: u64) -> u64 {
-        let a_lane = self.ranks.saturating_mul(self.parts.saturating_add(2)).saturating_add(2);
-        lane.saturating_mul(a_lane)
+        let lines_per_lane =
+            self.ranks.saturating_mul(self.chunks.saturating_add(2)).saturating_add(2);
+        lane.saturating_mul(lines_per_lane)
     }
 }
 
@@ -60,12 +61,12 @@ impl FlagLayout {
 pub(crate) fn reader(flag: Flag) -> LaneId {
     match flag {
         Flag::Sent { .. } => LaneId::HOME,
-        flag => numbered_with(flag),
+        flag => named_lane(flag),
     }
 }
 
 /// Returns the lane that `flag` names.
-fn numbered_with(flag: Flag) -> LaneId {
+fn named_lane(flag: Flag) -> LaneId {
     let (Flag::Arrived { lane, .. }
     | Flag::Ready { lane, .. }
     | Flag::Taken { lane, .. }
@@ -81,11 +82,11 @@ mod tests {
     use super::*;
     use crate::plan::{Cell, LaneId};
 
-    fn all_flags(ranks: u32, parts: u32, lanes: u32) -> Vec<Flag> {
+    fn all_flags(ranks: u32, chunks: u32, lanes: u32) -> Vec<Flag> {
         let mut flags = Vec::new();
         for lane in (0..lanes).map(LaneId) {
             for rank in (0..ranks).map(Rank) {
-                let cells = (0..parts).map(|part| Cell { shard: rank, part });
+                let cells = (0..chunks).map(|chunk| Cell { shard: rank, chunk });
                 flags.extend(cells.map(|cell| Flag::Arrived { cell, lane }));
                 flags.extend([Flag::Ready { from: rank, lane }, Flag::Taken { by: rank, lane }]);
             }
@@ -95,10 +96,10 @@ mod tests {
     }
 
     #[test]
-    fn flags_fill_the_region_each_on_a_line_of_its_own() {
-        for (ranks, parts, lanes) in [(1, 1, 1), (2, 1, 1), (3, 2, 2), (9, 5, 3)] {
-            let layout = FlagLayout::new(ranks as usize, parts, lanes as usize);
-            let flags = all_flags(ranks, parts, lanes);
+    fn every_flag_has_a_cache_line_of_its_own() {
+        for (ranks, chunks, lanes) in [(1, 1, 1), (2, 1, 1), (3, 2, 2), (9, 5, 3)] {
+            let layout = FlagLayout::new(ranks as usize, chunks, lanes as usize);
+            let flags = all_flags(ranks, chunks, lanes);
             let words: BTreeSet<u64> = flags.iter().map(|&flag| layout.word(flag)).collect();
             assert_eq!(words.len(), flags.len(), "{layout:?}");
             assert!(words.iter().all(|word| word % FLAG_WORDS == 0), "{layout:?}");

@@ -1,11 +1,17 @@
 //! Layouts: the bytes of cells and the words of flags.
 //!
-//! Every rank contributes a shard: one piece for each of one or several tensors, one after another. Parts divide the whole
+//! Every rank contributes a shard: one piece for each of one or several tensors, one after another. Chunks divide the whole
 //! shard, so a plan does not depend on tensors. A cell is a range of bytes of a shard, with as many [spans](Span) as there
 //! are pieces that it touches.
 //!
-//! Each rank chooses where its input and its output are: its [`Places`]. By default the output is all tensors one after
-//! another, each with its pieces in rank order and without gaps.
+//! Each rank has a [`Placement`] of its input and output in buffers. By default the output is all tensors one after another,
+//! each with its pieces in rank order and without gaps.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `mod.rs` | the layout of an operation: cells and spans |
+//! | `pieces.rs` | lengths of pieces, and positions in buffers |
+//! | `flags.rs` | the words of flags |
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,17 +23,18 @@ use crate::error::Error;
 use crate::plan::{Cell, Source};
 
 mod flags;
-mod lengths;
-mod places;
+mod pieces;
 
 pub(crate) use flags::reader;
 pub use flags::{FLAG_WORDS, FlagLayout};
-pub use lengths::Lengths;
-pub use places::{BUFFERS_MAX, InputPlaces, OutputPlaces, Places, Spot};
+pub use pieces::{
+    BUFFERS_MAX, BufferPosition, InputPlacement, Lengths, OutputPlacement, Placement,
+};
 
-/// Alignment of parts relative to the start of their shard, in bytes. If the shard is aligned to a cache line, no two parts
-/// share one.
-pub const PART_ALIGN_BYTES: u64 = 64;
+/// Alignment of chunks relative to the beginning of their shard, in bytes.
+///
+/// If the shard is aligned to a cache line, no two chunks share one.
+pub const CHUNK_ALIGN_BYTES: u64 = 64;
 
 /// The byte ranges of all cells of one operation. Shards may have different lengths.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -37,53 +44,53 @@ pub struct Layout {
     tensor_offsets: Box<[u64]>,
     /// The bytes that each rank contributes to all tensors together.
     shards: Lengths,
-    parts: u32,
+    chunks: u32,
     /// Whether each rank has a block for every output, as in an all-to-all.
     has_block_per_output: bool,
-    /// The places of each rank, or one element if all are equal.
-    places: Box<[Arc<Places>]>,
+    /// The placement of each rank, or one element if all are equal.
+    placements: Box<[Arc<Placement>]>,
 }
 
-/// The place of a cell if every rank has [`Places::JOINED`] and there is one tensor.
+/// The position of a cell if every rank has [`Placement::CONTIGUOUS`] and there is one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CellSpan {
-    /// Offset from the start of the provider's block, in bytes.
+    /// The offset from the beginning of the provider's block, in bytes.
     pub input_offset: u64,
-    /// Offset from the start of the output, in bytes.
+    /// The offset from the beginning of the output, in bytes.
     pub output_offset: u64,
-    /// Length in bytes; 0 if the shard is too short to fill every part.
+    /// Length in bytes; 0 if the shard is too short to fill every chunk.
     pub bytes: u64,
 }
 
-/// A part of a cell that is contiguous in its source and in its destination.
+/// A range of a cell that is contiguous in its source and in its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
     /// The source: in an input or output of the rank that has the bytes.
-    pub src: Spot,
+    pub src: BufferPosition,
     /// The destination: in an output of the rank that receives the bytes.
-    pub dst: Spot,
+    pub dst: BufferPosition,
     /// Length in bytes; never 0.
     pub bytes: u64,
 }
 
 impl Layout {
-    /// Creates the layout of one tensor: shards of `shard_bytes` bytes in rank order, each in `parts` parts.
+    /// Creates the layout of one tensor: shards of `shard_bytes` bytes in rank order, each in `chunks` chunks.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no shard, `parts` is 0, or the output is longer than 2^64 - 1
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no shard, `chunks` is 0, or the output is longer than 2^64 - 1
     /// bytes.
-    pub fn new(shard_bytes: &[u64], parts: u32) -> Result<Self, Error> {
-        Self::of_tensors(vec![Lengths::of(shard_bytes)?], parts)
+    pub fn new(shard_bytes: &[u64], chunks: u32) -> Result<Self, Error> {
+        Self::of_tensors(vec![Lengths::of(shard_bytes)?], chunks)
     }
 
     /// Creates the layout of several tensors, each with the lengths of its pieces.
     ///
     /// # Errors
     /// As [`new`](Self::new); also if there is no tensor, or the tensors have different numbers of ranks.
-    pub fn of_tensors(tensors: Vec<Lengths>, parts: u32) -> Result<Self, Error> {
+    pub fn of_tensors(tensors: Vec<Lengths>, chunks: u32) -> Result<Self, Error> {
         let shards = Lengths::sum(&tensors)?;
-        if parts == 0 {
-            return Err(invalid("parts is 0, expected at least 1".into()));
+        if chunks == 0 {
+            return Err(invalid("chunks is 0, expected at least 1".into()));
         }
         let mut end = 0;
         let begins = tensors.iter().map(|tensor| {
@@ -91,9 +98,14 @@ impl Layout {
             end - tensor.total()
         });
         let tensor_offsets = begins.collect();
-        let places = [Arc::new(Places::JOINED)].into();
-        let tensors = tensors.into();
-        Ok(Self { tensors, tensor_offsets, shards, parts, has_block_per_output: false, places })
+        Ok(Self {
+            tensors: tensors.into(),
+            tensor_offsets,
+            shards,
+            chunks,
+            has_block_per_output: false,
+            placements: [Arc::new(Placement::CONTIGUOUS)].into(),
+        })
     }
 
     /// Returns the layout with the inputs that `collective` has.
@@ -118,27 +130,30 @@ impl Layout {
         Ok(self)
     }
 
-    /// Returns the layout with other places on every rank.
+    /// Returns the layout with other placements.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is not one for each rank, or as [`Places::check`].
-    pub fn with_places(mut self, places: Vec<Places>) -> Result<Self, Error> {
-        let (seen, ranks) = (places.len(), self.ranks());
-        if seen != ranks {
-            return Err(invalid(format!("places of {seen} ranks, expected {ranks}")));
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is not one placement for each rank, or as
+    /// [`Placement::check`].
+    pub fn with_placements(mut self, placements: Vec<Placement>) -> Result<Self, Error> {
+        let (found, ranks) = (placements.len(), self.ranks());
+        if found != ranks {
+            return Err(invalid(format!("placements of {found} ranks, expected {ranks}")));
         }
-        let mut shared: Vec<Arc<Places>> = Vec::with_capacity(ranks);
-        for (rank, places) in Rank::all(ranks).zip(places) {
-            places.check(&self, rank)?;
-            // Mostly all ranks have the same, and a rank has a spot for every other one.
-            let known = shared.iter().take(1).chain(shared.last()).find(|known| ***known == places);
-            let places = known.map_or_else(|| Arc::new(places), Arc::clone);
-            shared.push(places);
+        let mut shared: Vec<Arc<Placement>> = Vec::with_capacity(ranks);
+        for (rank, placement) in Rank::all(ranks).zip(placements) {
+            placement.check(&self, rank)?;
+            // Usually all ranks have the same placement. It can have a position for every rank, so
+            // equal ones are shared.
+            let mut known = shared.iter().take(1).chain(shared.last());
+            let known = known.find(|known| ***known == placement);
+            let placement = known.map_or_else(|| Arc::new(placement), Arc::clone);
+            shared.push(placement);
         }
-        if shared.iter().all(|places| Arc::ptr_eq(places, &shared[0])) {
+        if shared.iter().all(|placement| Arc::ptr_eq(placement, &shared[0])) {
             shared.truncate(1);
         }
-        self.places = shared.into();
+        self.placements = shared.into();
         Ok(self)
     }
 
@@ -152,9 +167,9 @@ impl Layout {
         self.tensors.len()
     }
 
-    /// Returns the number of parts of each shard, at least 1.
-    pub fn parts(&self) -> u32 {
-        self.parts
+    /// Returns the number of chunks of each shard, at least 1.
+    pub fn chunks(&self) -> u32 {
+        self.chunks
     }
 
     /// Returns the length of an output in bytes.
@@ -207,32 +222,32 @@ impl Layout {
         self.tensors[tensor].bytes(rank)
     }
 
-    /// Returns the places of the input and output of `rank`.
+    /// Returns the positions of the input and output of `rank`.
     ///
     /// # Panics
     /// If there is no such rank.
-    pub fn places(&self, rank: Rank) -> &Places {
+    pub fn placement(&self, rank: Rank) -> &Placement {
         assert!(rank.index() < self.ranks(), "rank {rank} is not one of {} ranks", self.ranks());
-        self.places.get(rank.index()).unwrap_or(&self.places[0])
+        self.placements.get(rank.index()).unwrap_or(&self.placements[0])
     }
 
-    /// Returns the place of `cell` in its shard and in an output without gaps.
+    /// Returns the position of `cell` in its shard and in an output without gaps.
     ///
-    /// The cells of a shard follow each other without gaps, in part order. Their lengths differ by at most [`PART_ALIGN_BYTES`],
+    /// The cells of a shard follow each other without gaps, in chunk order. Their lengths differ by at most [`CHUNK_ALIGN_BYTES`],
     /// except that the last one may be shorter by as much again.
     ///
     /// # Panics
-    /// If there is no such shard or part.
+    /// If there is no such shard or chunk.
     pub fn cell(&self, cell: Cell) -> CellSpan {
         let Range { start, end } = self.range(cell);
         let output_offset = self.shards.offset(cell.shard) + start;
         CellSpan { input_offset: start, output_offset, bytes: end - start }
     }
 
-    /// Returns the copies that bring `cell` from rank `of` into the output of `into`. A cell of no bytes has none.
+    /// Returns the spans of `cell` from rank `of` to the output of `into`; a cell of no bytes has none.
     ///
     /// # Panics
-    /// If there is no such shard, part or rank, or `from` is the input of a rank that does not provide the cell.
+    /// If there is no such shard, chunk or rank, or `from` is the input of a rank that does not provide the cell.
     pub fn spans(
         &self,
         cell: Cell,
@@ -249,70 +264,81 @@ impl Layout {
             if first >= last {
                 return None;
             }
-            let spot = |spot: Spot| Spot { offset: spot.offset + (first - piece_start), ..spot };
+            let skipped = first - piece_start;
+            let at_span = |position: BufferPosition| BufferPosition {
+                offset: position.offset + skipped,
+                ..position
+            };
             let src = match from {
                 Source::Input => {
                     let block =
                         if self.has_block_per_output { self.shards.offset(into) } else { 0 };
-                    let spot = self.input_spot(of, tensor, piece_start);
-                    Spot { offset: spot.offset + block, ..spot }
+                    let position = self.input_position(of, tensor, piece_start);
+                    BufferPosition { offset: position.offset + block, ..position }
                 }
-                Source::Output => self.output_spot(of, tensor, cell.shard),
+                Source::Output => self.output_position(of, tensor, cell.shard),
             };
-            let dst = self.output_spot(into, tensor, cell.shard);
-            Some(Span { src: spot(src), dst: spot(dst), bytes: last - first })
+            let dst = self.output_position(into, tensor, cell.shard);
+            Some(Span { src: at_span(src), dst: at_span(dst), bytes: last - first })
         })
     }
 
-    /// Returns the place of the piece of `tensor` that `rank` provides.
+    /// Returns the position of the piece of `tensor` that `rank` provides.
     ///
     /// # Panics
     /// If there is no such rank or tensor.
-    pub fn own_spot(&self, rank: Rank, tensor: usize, from: Source) -> Spot {
+    pub fn own_position(&self, rank: Rank, tensor: usize, from: Source) -> BufferPosition {
         match from {
             Source::Input => {
                 let before = (0..tensor).map(|tensor| self.piece_bytes(tensor, rank)).sum();
-                self.input_spot(rank, tensor, before)
+                self.input_position(rank, tensor, before)
             }
-            Source::Output => self.output_spot(rank, tensor, rank),
+            Source::Output => self.output_position(rank, tensor, rank),
         }
     }
 
-    /// Returns the place of the piece of `tensor` in the input of `rank`; `before` is the bytes of the shard before it.
-    fn input_spot(&self, rank: Rank, tensor: usize, before: u64) -> Spot {
-        match &self.places(rank).input {
-            InputPlaces::Joined(spot) => Spot { offset: spot.offset + before, ..*spot },
-            InputPlaces::ByTensor(spots) => spots[tensor],
+    /// Returns the position of the piece of `tensor` in the input of `rank`.
+    ///
+    /// `before` is the number of bytes of the shard before the piece.
+    fn input_position(&self, rank: Rank, tensor: usize, before: u64) -> BufferPosition {
+        match &self.placement(rank).input {
+            InputPlacement::Contiguous(position) => {
+                BufferPosition { offset: position.offset + before, ..*position }
+            }
+            InputPlacement::ByTensor(positions) => positions[tensor],
         }
     }
 
-    /// Returns the place of the piece of `shard` of `tensor` in the output of `rank`.
+    /// Returns the position of the piece of `shard` of `tensor` in the output of `rank`.
     ///
     /// # Panics
     /// If there is no such rank, tensor or shard.
-    pub fn output_spot(&self, rank: Rank, tensor: usize, shard: Rank) -> Spot {
-        let (spot, before) = match &self.places(rank).output {
-            OutputPlaces::Joined(spot) => (*spot, self.tensor_offsets[tensor]),
-            OutputPlaces::ByTensor(spots) => (spots[tensor], 0),
-            OutputPlaces::ByShard(spots) => return spots[shard.index()],
+    pub fn output_position(&self, rank: Rank, tensor: usize, shard: Rank) -> BufferPosition {
+        let (position, before) = match &self.placement(rank).output {
+            OutputPlacement::Contiguous(position) => (*position, self.tensor_offsets[tensor]),
+            OutputPlacement::ByTensor(positions) => (positions[tensor], 0),
+            OutputPlacement::ByShard(positions) => return positions[shard.index()],
         };
-        Spot { offset: spot.offset + before + self.tensors[tensor].offset(shard), ..spot }
+        BufferPosition {
+            offset: position.offset + before + self.tensors[tensor].offset(shard),
+            ..position
+        }
     }
 
     /// Returns the bytes of `cell` in its shard.
     fn range(&self, cell: Cell) -> Range<u64> {
-        assert!(cell.part < self.parts, "cell {cell} is not one of {} parts", self.parts);
+        assert!(cell.chunk < self.chunks, "cell {cell} is not one of {} chunks", self.chunks);
         let shard_bytes = self.shard_bytes(cell.shard);
-        self.part_offset(shard_bytes, cell.part)..self.part_offset(shard_bytes, cell.part + 1)
+        self.chunk_offset(shard_bytes, cell.chunk)..self.chunk_offset(shard_bytes, cell.chunk + 1)
     }
 
-    fn part_offset(&self, shard_bytes: u64, part: u32) -> u64 {
-        if part == self.parts {
+    fn chunk_offset(&self, shard_bytes: u64, chunk: u32) -> u64 {
+        if chunk == self.chunks {
             return shard_bytes;
         }
-        let units = u128::from(shard_bytes.div_ceil(PART_ALIGN_BYTES));
-        let before = units * u128::from(part) / u128::from(self.parts);
-        u64::try_from(before).expect("fewer units than the shard has") * PART_ALIGN_BYTES
+        let units = u128::from(shard_bytes.div_ceil(CHUNK_ALIGN_BYTES));
+        let before = units * u128::from(chunk) / u128::from(self.chunks);
+        u64::try_from(before).expect("fewer units than the shard has") * CHUNK_ALIGN_BYTES
     }
 }
 
@@ -321,4 +347,260 @@ fn invalid(text: String) -> Error {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::collections::BTreeMap;
+
+    use insta::assert_snapshot;
+
+    use super::*;
+
+    fn check_tiling(layout: &Layout, context: &str) {
+        let mut output_end = 0;
+        for shard in Rank::all(layout.ranks()) {
+            let mut input_end = 0;
+            for chunk in 0..layout.chunks() {
+                let span = layout.cell(Cell { shard, chunk });
+                let offsets = (span.input_offset, span.output_offset);
+                assert_eq!(offsets, (input_end, output_end), "{context}, cell {shard}.{chunk}");
+                if span.input_offset < layout.shard_bytes(shard) {
+                    assert_eq!(
+                        span.input_offset % CHUNK_ALIGN_BYTES,
+                        0,
+                        "{context}, {shard}.{chunk}"
+                    );
+                }
+                input_end += span.bytes;
+                output_end += span.bytes;
+            }
+            assert_eq!(input_end, layout.shard_bytes(shard), "{context}, shard {shard}");
+        }
+        assert_eq!(output_end, layout.total_bytes(), "{context}");
+    }
+
+    #[test]
+    fn cells_tile_the_output_exactly() {
+        for seed in 0..500 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let ranks = rng.usize(1..=9);
+            let chunks = rng.u32(1..=17);
+            let around = [0, 1, 3, 63, 64, 65, 4095, 4096, 4097, 1 << 33];
+            let shard_bytes: Vec<u64> = (0..ranks)
+                .map(|_| if rng.bool() { *rng.choice(&around).unwrap() } else { rng.u64(..10_000) })
+                .collect();
+            let layout = Layout::new(&shard_bytes, chunks).unwrap();
+            check_tiling(&layout, &format!("seed {seed}, shards {shard_bytes:?}, {chunks} chunks"));
+        }
+    }
+
+    #[test]
+    fn the_largest_shard_and_the_most_chunks_do_not_overflow() {
+        let layout = Layout::new(&[u64::MAX], u32::MAX).unwrap();
+        let last = layout.cell(Cell { shard: Rank(0), chunk: u32::MAX - 1 });
+        assert_eq!(last.input_offset + last.bytes, u64::MAX);
+    }
+
+    #[test]
+    fn chunks_are_even_to_one_unit() {
+        let layout = Layout::new(&[10 * 64], 4).unwrap();
+        let bytes = |chunk| layout.cell(Cell { shard: Rank(0), chunk }).bytes;
+        assert_eq!([bytes(0), bytes(1), bytes(2), bytes(3)], [128, 192, 128, 192]);
+    }
+
+    #[test]
+    fn impossible_layouts_are_named() {
+        let text = |shard_bytes: &[u64], chunks| {
+            let error = Layout::new(shard_bytes, chunks).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            error.to_string()
+        };
+        assert_snapshot!(text(&[], 1), @"shard_bytes is empty, expected one length for every rank");
+        assert_snapshot!(text(&[8], 0), @"chunks is 0, expected at least 1");
+        assert_snapshot!(text(&[1, u64::MAX], 1), @"shard_bytes of rank 1 is 18446744073709551615, after 1 bytes of the ranks before it; expected a sum of at most 18446744073709551615");
+    }
+
+    /// Returns a layout with random tensors and a random placement on each rank, in random order and with gaps.
+    fn random_layout(rng: &mut fastrand::Rng) -> Layout {
+        let (ranks, chunks) = (rng.usize(1..=6), rng.u32(1..=5));
+        let tensors = rng.usize(1..=4);
+        let around = [0, 1, 3, 63, 64, 65, 127, 200];
+        let lengths = |rng: &mut fastrand::Rng| match rng.bool() {
+            true => Lengths::equal(ranks, *rng.choice(&around).unwrap()),
+            false => {
+                let bytes: Vec<u64> = (0..ranks).map(|_| *rng.choice(&around).unwrap()).collect();
+                Lengths::of(&bytes)
+            }
+        };
+        let lengths = (0..tensors).map(|_| lengths(rng).unwrap()).collect();
+        let layout = Layout::of_tensors(lengths, chunks).unwrap();
+        if rng.bool() {
+            return layout;
+        }
+        let placements = Rank::all(ranks).map(|rank| {
+            let pieces: Vec<u64> = (0..tensors).map(|t| layout.piece_bytes(t, rank)).collect();
+            let wholes: Vec<u64> = (0..tensors).map(|t| layout.tensor_bytes(t)).collect();
+            let shards: Vec<u64> = layout.shards().iter().collect();
+            let joined = BufferPosition { buffer: rng.u32(..3), offset: rng.u64(..100) };
+            let input = match rng.bool() {
+                true => InputPlacement::Contiguous(joined),
+                false => InputPlacement::ByTensor(scatter(rng, &pieces)),
+            };
+            let output = match (rng.u32(..3), tensors) {
+                (0, _) => OutputPlacement::Contiguous(joined),
+                (1, 1) => OutputPlacement::ByShard(scatter(rng, &shards)),
+                _ => OutputPlacement::ByTensor(scatter(rng, &wholes)),
+            };
+            Placement { input, output }
+        });
+        let placements = placements.collect();
+        layout.with_placements(placements).unwrap()
+    }
+
+    /// Positions for ranges of bytes, in any order, in up to three buffers.
+    fn scatter(rng: &mut fastrand::Rng, bytes: &[u64]) -> Vec<BufferPosition> {
+        let mut order: Vec<usize> = (0..bytes.len()).collect();
+        rng.shuffle(&mut order);
+        let mut ends = [0; 3];
+        let mut positions = vec![BufferPosition::default(); bytes.len()];
+        for index in order {
+            let buffer = rng.usize(..3);
+            let offset = ends[buffer] + rng.u64(..20);
+            ends[buffer] = offset + bytes[index];
+            positions[index] = BufferPosition { buffer: buffer as u32, offset };
+        }
+        positions
+    }
+
+    /// Buffers of the smallest length, by number. A byte is modelled as a number that identifies its content.
+    type Memory = BTreeMap<u32, Vec<u32>>;
+
+    fn zeroed(needs: BTreeMap<u32, u64>) -> Memory {
+        needs.into_iter().map(|(buffer, bytes)| (buffer, vec![0; bytes as usize])).collect()
+    }
+
+    fn bytes_at(position: BufferPosition, bytes: u64) -> Range<usize> {
+        position.offset as usize..(position.offset + bytes) as usize
+    }
+
+    /// Returns the content of byte `index` of a rank's piece of a tensor; never 0.
+    fn content(rank: Rank, tensor: usize, index: u64) -> u32 {
+        1 + index as u32 + 1000 * (tensor as u32 + 10 * rank.0)
+    }
+
+    /// Copies one cell, and fails if a byte is written twice.
+    fn copy(spans: impl Iterator<Item = Span>, from: &Memory, into: &mut Memory, context: &str) {
+        for Span { src, dst, bytes } in spans {
+            assert!(bytes > 0, "{context}");
+            let read = &from[&src.buffer][bytes_at(src, bytes)];
+            let written = &mut into.get_mut(&dst.buffer).unwrap()[bytes_at(dst, bytes)];
+            assert!(written.iter().all(|byte| *byte == 0), "{context}: written twice");
+            written.copy_from_slice(read);
+        }
+    }
+
+    fn all_cells(layout: &Layout) -> impl Iterator<Item = Cell> {
+        let chunks = layout.chunks();
+        Rank::all(layout.ranks())
+            .flat_map(move |shard| (0..chunks).map(move |chunk| Cell { shard, chunk }))
+    }
+
+    /// Checks every byte of an output, and that nothing is written to the gaps.
+    fn check_output(layout: &Layout, rank: Rank, output: &Memory, context: &str) {
+        let mut checked = 0;
+        for tensor in 0..layout.tensors() {
+            for shard in Rank::all(layout.ranks()) {
+                let bytes = layout.piece_bytes(tensor, shard);
+                let position = layout.output_position(rank, tensor, shard);
+                let expected = (0..bytes).map(|index| content(shard, tensor, index));
+                if bytes > 0 {
+                    let held = output[&position.buffer][bytes_at(position, bytes)].iter().copied();
+                    assert!(held.eq(expected), "{context}: tensor {tensor}, shard {shard}");
+                }
+                checked += bytes as usize;
+            }
+        }
+        let written = output.values().flatten().filter(|byte| **byte != 0).count();
+        assert_eq!(written, checked, "{context}: bytes outside of the output");
+    }
+
+    #[test]
+    fn every_byte_is_copied_to_its_position_from_inputs_and_from_outputs() {
+        for seed in 0..500 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let layout = random_layout(&mut rng);
+            let context = format!("seed {seed}, {layout:?}");
+            let inputs: Vec<Memory> = Rank::all(layout.ranks())
+                .map(|rank| {
+                    let mut input = zeroed(layout.placement(rank).input_needs(&layout, rank));
+                    let mut before = 0;
+                    for tensor in 0..layout.tensors() {
+                        let bytes = layout.piece_bytes(tensor, rank);
+                        let position = layout.input_position(rank, tensor, before);
+                        before += bytes;
+                        for index in 0..bytes {
+                            let buffer = input.get_mut(&position.buffer).unwrap();
+                            buffer[(position.offset + index) as usize] =
+                                content(rank, tensor, index);
+                        }
+                    }
+                    input
+                })
+                .collect();
+            let outputs: Vec<Memory> = Rank::all(layout.ranks())
+                .map(|rank| zeroed(layout.placement(rank).output_needs(&layout)))
+                .collect();
+            let mut first = outputs[0].clone();
+            for cell in all_cells(&layout) {
+                let spans = layout.spans(cell, (cell.shard, Source::Input), Rank(0));
+                copy(spans, &inputs[cell.shard.index()], &mut first, &context);
+            }
+            check_output(&layout, Rank(0), &first, &context);
+            for (rank, mut output) in Rank::all(layout.ranks()).zip(outputs) {
+                for cell in all_cells(&layout) {
+                    let spans = layout.spans(cell, (Rank(0), Source::Output), rank);
+                    copy(spans, &first, &mut output, &context);
+                }
+                check_output(&layout, rank, &output, &context);
+            }
+        }
+    }
+
+    #[test]
+    fn equal_placements_of_many_ranks_are_stored_once() {
+        let layout =
+            Layout::of_tensors(vec![Lengths::equal(16_384, 1 << 20).unwrap()], 64).unwrap();
+        assert_eq!((layout.placements.len(), layout.ranks()), (1, 16_384));
+        let layout = layout.with_placements(vec![Placement::CONTIGUOUS; 16_384]).unwrap();
+        assert_eq!(layout.placements.len(), 1);
+        let cell = Cell { shard: Rank(16_383), chunk: 63 };
+        let spans: Vec<_> = layout.spans(cell, (cell.shard, Source::Input), Rank(5)).collect();
+        let position = |offset| BufferPosition { buffer: 0, offset };
+        let bytes = 1 << 14;
+        let (src, dst) = (position((1 << 20) - bytes), position((1 << 34) - bytes));
+        assert_eq!(spans, [Span { src, dst, bytes }]);
+    }
+
+    #[test]
+    fn impossible_placements_are_named() {
+        let layout = Layout::new(&[8, 0, 16], 1).unwrap();
+        let position = |buffer, offset| BufferPosition { buffer, offset };
+        let text = |layout: &Layout, output| {
+            let placement = Placement { output, ..Placement::CONTIGUOUS };
+            let error = placement.check(layout, Rank(1)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            error.to_string()
+        };
+        let by_shard = |positions: &[BufferPosition]| OutputPlacement::ByShard(positions.to_vec());
+        assert_snapshot!(text(&layout, by_shard(&[position(0, 0)])), @"the output has 1 positions, expected one for each of 3 shards");
+        assert_snapshot!(text(&layout, OutputPlacement::ByTensor(Vec::new())), @"the output has 0 positions, expected one for each of 1 tensors");
+        assert_snapshot!(text(&layout, by_shard(&[position(1, 9), position(1, 10), position(1, 0)])), @"outputs of rank 1 overlap: shard 2 is bytes 0 to 16 of buffer 1 and shard 0 is bytes 9 to 17 of buffer 1");
+        assert_snapshot!(text(&layout, by_shard(&[position(0, u64::MAX), position(1, 0), position(2, 0)])), @"the output of rank 1: shard 0 has 8 bytes from byte 18446744073709551615 of buffer 0, expected an end of at most 18446744073709551615");
+        let shards = [position(0, 16), position(0, 3), position(0, 0)];
+        let placement = Placement { output: by_shard(&shards), ..Placement::CONTIGUOUS };
+        placement.check(&layout, Rank(0)).unwrap();
+        let two = vec![Lengths::equal(3, 8).unwrap(); 2];
+        let two = Layout::of_tensors(two, 1).unwrap();
+        assert_snapshot!(text(&two, by_shard(&shards)), @"tensors is 2, expected 1 if each shard has a position");
+        let error = two.with_placements(vec![Placement::CONTIGUOUS]).unwrap_err();
+        assert_snapshot!(error, @"placements of 1 ranks, expected 3");
+    }
+}

@@ -1,4 +1,4 @@
-//! The names of the algorithms.
+//! The choices of a plan: algorithm, order of flags, and tier of a lane.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,11 +19,11 @@ pub enum Algorithm {
     Pull,
     /// Every rank forwards what it receives to the next rank.
     Ring,
-    /// Two rings in opposite directions, each of which takes every block half of the way round.
+    /// Two rings in opposite directions, each of which forwards every block half of the way.
     DoubleRing,
     /// Every block goes to one rank of each other node, which distributes it inside its node.
     Hierarchical,
-    /// As hierarchical, with blocks forwarded from node to node.
+    /// Every block is forwarded from node to node, and distributed inside each node.
     HierarchicalRing,
 }
 
@@ -76,6 +76,85 @@ pub(super) fn known() -> String {
     format!("{} or {last}", others.join(", "))
 }
 
+/// The order of signals, waits and copies in a lane.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum FlagOrder {
+    /// Each put waits only for its own peer and is announced right after it.
+    #[default]
+    Prompt,
+    /// Flags are adjacent, for engines that process [several at the cost of one](peerlane_hal::Caps).
+    ///
+    /// The first put then waits for all peers, so a late rank delays all puts. Arrivals are announced together unless the data
+    /// is forwarded, so several chunks gain nothing there; forwarded chunks are announced at once.
+    Batched,
+}
+
+impl FlagOrder {
+    /// Both orders.
+    pub const ALL: &'static [Self] = &[Self::Prompt, Self::Batched];
+
+    /// Returns the name in texts, options and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prompt => "prompt",
+            Self::Batched => "batched",
+        }
+    }
+}
+
+impl fmt::Display for FlagOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for FlagOrder {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        let found = Self::ALL.iter().copied().find(|order| order.name() == name);
+        found.ok_or_else(|| {
+            let text = format!("flag order {name:?} is unknown, expected prompt or batched");
+            Error::new(ErrorKind::InvalidArgument, text)
+        })
+    }
+}
+
+/// Selects one of a group's fabrics.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Tier {
+    /// The fabric inside nodes. If the group has no other fabric, it reaches every rank.
+    #[default]
+    Local,
+    /// The fabric between nodes.
+    Network,
+}
+
+impl Tier {
+    /// Both tiers.
+    pub const ALL: &'static [Self] = &[Self::Local, Self::Network];
+
+    /// Returns the name in texts and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Network => "network",
+        }
+    }
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use insta::assert_snapshot;
@@ -87,6 +166,9 @@ mod tests {
         for &algorithm in Algorithm::ALL {
             assert_eq!(algorithm.to_string().parse::<Algorithm>().unwrap(), algorithm);
         }
+        for &order in FlagOrder::ALL {
+            assert_eq!(order.to_string().parse::<FlagOrder>().unwrap(), order);
+        }
     }
 
     #[test]
@@ -94,5 +176,8 @@ mod tests {
         let error = "spiral".parse::<Algorithm>().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_snapshot!(error, @r#"algorithm "spiral" is unknown, expected direct, pull, ring, double-ring, hierarchical or hierarchical-ring"#);
+        let error = "late".parse::<FlagOrder>().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert_snapshot!(error, @r#"flag order "late" is unknown, expected prompt or batched"#);
     }
 }

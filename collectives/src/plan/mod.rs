@@ -13,32 +13,27 @@ use serde::{Deserialize, Serialize};
 use crate::collective::Collective;
 
 mod algorithm;
-mod order;
-mod parse;
 mod text;
-mod tier;
 
-pub use algorithm::Algorithm;
-pub use order::FlagOrder;
-pub use parse::ParseError;
+pub use algorithm::{Algorithm, FlagOrder, Tier};
+pub use text::ParseError;
 pub(crate) use text::StepOf;
-pub use tier::Tier;
 
-/// The largest number of parts of a block. It keeps sizes small that are computed from a number of a peer or a user.
-pub const PARTS_MAX: u32 = 1 << 16;
+/// The largest number of chunks of a block. It bounds sizes that are computed from a number of a peer or a user.
+pub const CHUNKS_MAX: u32 = 1 << 16;
 
 /// The largest number of outputs that starts use in turn.
 pub const OUTPUTS_MAX: u32 = 2;
 
-/// One part of one block, written as `2.0` for part 0 of the block of rank 2.
+/// One chunk of one block, written as `2.0` for chunk 0 of the block of rank 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cell {
     /// The rank that provides the block.
     #[serde(with = "RankNumber")]
     pub shard: Rank,
-    /// The part, from 0.
-    pub part: u32,
+    /// The chunk, from 0.
+    pub chunk: u32,
 }
 
 /// The buffer that a put or a get reads.
@@ -149,7 +144,7 @@ pub enum Step {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lane {
-    /// The fabric that carries it; the same for this lane on all ranks.
+    /// The tier of the fabric that carries the lane; equal on all ranks.
     #[serde(default)]
     pub tier: Tier,
     /// The steps, without entry and exit.
@@ -160,18 +155,18 @@ pub struct Lane {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// The goal; plans written before there were several are all-gathers.
+    /// The collective; an all-gather if a JSON plan names none.
     #[serde(default)]
     pub collective: Collective,
-    /// The algorithm that made it.
+    /// The algorithm that made the plan.
     pub algorithm: Algorithm,
-    /// The rank.
+    /// The rank that executes the plan.
     #[serde(with = "RankNumber")]
     pub rank: Rank,
     /// The number of ranks.
     pub ranks: u32,
-    /// The number of parts of each block, 1 to [`PARTS_MAX`].
-    pub parts: u32,
+    /// The number of chunks of each block, 1 to [`CHUNKS_MAX`].
+    pub chunks: u32,
     /// Whether the rank's own block is in its output from the start.
     pub in_place: bool,
     /// The number of outputs, and of sets of flags, that starts use in turn, 1 to [`OUTPUTS_MAX`].
@@ -179,18 +174,18 @@ pub struct Plan {
     /// With two, a start writes where the start before the last one did, so a rank that has entered the last start need not
     /// signal `ready`.
     pub outputs: u32,
-    /// The order of flags and copies. It is informative; the steps decide.
+    /// The order of flags and copies with which the plan was made, for information.
     pub flags: FlagOrder,
-    /// The lanes, equally many on every rank; a lane without work is empty. Lane 0 is [home](LaneId::HOME).
+    /// The lanes, of equal number on every rank; a lane without work is empty. Lane 0 is [home](LaneId::HOME).
     pub lanes: Vec<Lane>,
 }
 
 impl Plan {
     /// Returns the steps of `lane` with its entry and exit.
     ///
-    /// A lane that can fork from the caller's stream and join it needs neither, and an empty lane has neither. Every other lane,
-    /// for which `flagged` is true, first waits for [`Flag::Go`] and last signals [`Flag::Sent`]; lane 0 has the counterparts.
-    /// `flagged` is not called for lane 0.
+    /// A lane that forks from the caller's stream and joins it needs neither, and an empty lane has neither. Every other lane, for
+    /// which `flagged` returns true, first waits for [`Flag::Go`] and last signals [`Flag::Sent`]; lane 0 has the matching
+    /// signals and waits. `flagged` is not called for lane 0.
     ///
     /// # Panics
     /// If the plan has no such lane.
@@ -224,7 +219,7 @@ pub(crate) struct RankNumber(u32);
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.shard, self.part)
+        write!(f, "{}.{}", self.shard, self.chunk)
     }
 }
 
@@ -240,15 +235,18 @@ mod tests {
 
     fn two_lanes() -> Plan {
         let rank = Rank(3);
-        let put =
-            |part| Step::Put { peer: rank, cell: Cell { shard: rank, part }, from: Source::Input };
-        let lanes = [0, 1].map(|part| Lane { steps: vec![put(part)], ..Lane::default() }).into();
+        let put = |chunk| Step::Put {
+            peer: rank,
+            cell: Cell { shard: rank, chunk },
+            from: Source::Input,
+        };
+        let lanes = [0, 1].map(|chunk| Lane { steps: vec![put(chunk)], ..Lane::default() }).into();
         Plan {
             collective: Collective::AllGather,
             algorithm: Algorithm::Direct,
             rank,
             ranks: 4,
-            parts: 2,
+            chunks: 2,
             in_place: false,
             outputs: 1,
             flags: FlagOrder::Prompt,
@@ -257,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_that_fork_are_left_as_they_are() {
+    fn lanes_that_fork_get_no_entry_and_no_exit() {
         let plan = two_lanes();
         for lane in plan.lane_ids() {
             assert_eq!(plan.closed_lane(lane, |_| false), plan.lanes[lane.index()].steps);

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_poll_does_not_put_the_thread_to_sleep_for_long() {
+    fn an_interrupted_poll_does_not_cause_a_long_nap() {
         let nap = nap_after(Duration::from_secs(60), Duration::from_secs(1), 10 * MILLI);
         assert_eq!(nap, SLOW_NAP_MAX);
     }
@@ -90,7 +90,11 @@ mod tests {
         let mut backoff = Backoff::new(MILLI);
         let begin = Instant::now();
         assert_eq!(backoff.nap_at(begin, begin + MICRO), None);
-        assert_eq!(backoff.nap_at(begin + MICRO, begin + SPIN), Some(NAP_MIN), "the wait goes on");
+        assert_eq!(
+            backoff.nap_at(begin + MICRO, begin + SPIN),
+            Some(NAP_MIN),
+            "the wait continues"
+        );
         backoff.reset();
         assert_eq!(backoff.nap_at(begin + SPIN, begin + SPIN), None);
     }

@@ -1,7 +1,7 @@
-//! Drives the lanes of one prepared plan.
+//! Executes a prepared plan: submits the steps of its lanes and tracks completion.
 //!
-//! Usually the caller that waits for the operation drives it. A caller that waits for another operation drives this one too,
-//! because peers may be waiting for it. The watchdog examines starts on a stream when they are due.
+//! Usually the thread that waits for an operation drives its executor. A thread that waits for another operation drives this
+//! one too, because peers may be waiting for it. The watchdog examines starts on a stream when they are due.
 
 use std::any::Any;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,24 +12,22 @@ use crate::error::Error;
 use crate::run::lane::Lane;
 use crate::trace::TracedStart;
 
-#[cfg(test)]
-mod tests;
-
 /// The longest time that an engine may take to drain after a release.
 pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The largest number of starts that are traced.
 const TRACED_STARTS_MAX: usize = 1 << 12;
 
-/// The lanes of this rank in one plan, and the number of the last start.
+/// Executes the lanes of this rank in one plan.
 pub(crate) struct Executor {
     lanes: Vec<Lane>,
     options: ExecutorOptions,
     /// Whether a park on one lane can miss events of another lane or of another fabric.
-    several: bool,
+    park_misses_events: bool,
+    /// The number of the last start.
     started: u64,
     /// The times at which the traced starts were made.
-    made: Vec<(Instant, SystemTime)>,
+    start_times: Vec<(Instant, SystemTime)>,
 }
 
 /// Options of the operation that the executor needs.
@@ -37,20 +35,20 @@ pub(crate) struct Executor {
 pub(crate) struct ExecutorOptions {
     /// Whether there are flags for captured starts.
     pub(crate) capturable: bool,
-    /// Whether starts on a stream that a thread would have to drive are refused.
+    /// Whether a start on a stream is refused if a thread would have to drive its lanes.
     pub(crate) strict: bool,
     /// Whether steps are timed.
     pub(crate) traced: bool,
 }
 
-/// Why a start was not enqueued on a stream.
+/// The reason why a start was not enqueued on a stream.
 #[derive(Debug)]
 pub(crate) enum StartFailure {
     /// It was refused before anything was submitted; the group continues.
     Refused(Error),
     /// An engine failed.
     Broken(Error),
-    /// The queue had no room until the deadline.
+    /// The queue was full until the deadline.
     Overdue,
     /// The group has ended.
     Aborted,
@@ -68,11 +66,12 @@ impl Executor {
     /// Creates an executor.
     ///
     /// # Safety
-    /// The programs of the lanes must stay inside their regions, which their ports keep alive. The plan must be verified, so
-    /// that ranks that run it do not race.
+    /// The programs of the lanes must stay inside their regions, which their ports keep alive. The plans of all ranks must be
+    /// verified, so that ranks that run them do not race. If the operation is capturable, its memory must live as long as the
+    /// graphs that record it.
     pub(crate) unsafe fn new(lanes: Vec<Lane>, options: ExecutorOptions) -> Self {
-        let several = lanes.len() > 1 || lanes.iter().any(Lane::hears_other_fabrics);
-        Self { lanes, options, several, started: 0, made: Vec::new() }
+        let park_misses_events = lanes.len() > 1 || lanes.iter().any(Lane::has_cross_tier_waits);
+        Self { lanes, options, park_misses_events, started: 0, start_times: Vec::new() }
     }
 
     pub(crate) fn lanes(&self) -> &[Lane] {
@@ -88,8 +87,9 @@ impl Executor {
         self.lanes.iter().map(Lane::done).min().unwrap_or(self.started)
     }
 
-    /// Returns whether all started steps have been submitted, except those that a thread has to submit during a start on a
-    /// stream.
+    /// Returns whether the steps of all starts have been submitted.
+    ///
+    /// Lanes that take no stream and need a thread to drive them are left out.
     pub(crate) fn is_submitted(&self) -> bool {
         let mut lanes = self.lanes.iter().filter(|lane| lane.takes_stream() || !lane.is_driven());
         lanes.all(|lane| lane.is_submitted(self.started))
@@ -100,7 +100,7 @@ impl Executor {
         self.lanes.iter().any(Lane::is_driven)
     }
 
-    /// Returns whether every replay needs a thread that drives a part of it.
+    /// Returns whether a thread has to drive some lanes at every replay.
     pub(crate) fn is_armed_by_capture(&self) -> bool {
         !self.lanes.iter().all(Lane::takes_stream)
     }
@@ -113,8 +113,8 @@ impl Executor {
     /// Begins one more start, which [`drive`](Self::drive) submits.
     pub(crate) fn start(&mut self) -> u64 {
         self.started += 1;
-        if self.options.traced && self.made.len() < TRACED_STARTS_MAX {
-            self.made.push((Instant::now(), SystemTime::now()));
+        if self.options.traced && self.start_times.len() < TRACED_STARTS_MAX {
+            self.start_times.push((Instant::now(), SystemTime::now()));
         }
         self.started
     }
@@ -130,33 +130,34 @@ impl Executor {
             let steps = self.lanes.iter().flat_map(|lane| lane.traced(epoch, origin)).collect();
             TracedStart { epoch, unix_ns, steps }
         };
-        let is_cut = self.started > self.made.len() as u64;
+        let is_cut = self.started > self.start_times.len() as u64;
         let is_cut = is_cut || self.lanes.iter().any(Lane::is_trace_cut);
-        Some(((1..).zip(&self.made).map(start).collect(), is_cut))
+        Some(((1..).zip(&self.start_times).map(start).collect(), is_cut))
     }
 
-    /// Submits and completes what it can without blocking. Returns whether a lane made progress, or can make more at once.
+    /// Submits the steps that need no wait and tracks completion, without blocking.
     ///
-    /// The entry of lane 0 is submitted before any other lane, and these before the rest of lane 0: on CUDA, a queue that waits
-    /// for work that the same process submits later may never continue.
+    /// Returns whether a lane made progress, or can make more at once. The entry of lane 0 is submitted before the other lanes,
+    /// and these before the rest of lane 0: on CUDA, a queue that waits for work that the same process submits later may never
+    /// continue.
     pub(crate) fn drive(&mut self) -> Result<bool, Error> {
-        let mut moved = false;
+        let mut progressed = false;
         if let [home, others @ ..] = &mut self.lanes[..] {
-            // SAFETY: `new`'s contract.
-            unsafe { home.enter(self.started) }?;
+            // SAFETY: the caller of `new` guarantees that the steps stay inside live regions and do not race.
+            unsafe { home.submit_entry(self.started) }?;
             for lane in others {
-                // SAFETY: `new`'s contract.
-                moved |= unsafe { lane.drive(self.started) }?;
+                // SAFETY: the caller of `new` guarantees that the steps stay inside live regions and do not race.
+                progressed |= unsafe { lane.drive(self.started) }?;
             }
-            // SAFETY: `new`'s contract.
-            moved |= unsafe { home.drive(self.started) }?;
+            // SAFETY: the caller of `new` guarantees that the steps stay inside live regions and do not race.
+            progressed |= unsafe { home.drive(self.started) }?;
         }
-        Ok(moved)
+        Ok(progressed)
     }
 
-    /// Whether a park on one lane can miss events of another lane or of another fabric.
-    pub(crate) fn is_several(&self) -> bool {
-        self.several
+    /// Returns whether a park on one lane can miss events of another lane or of another fabric.
+    pub(crate) fn park_misses_events(&self) -> bool {
+        self.park_misses_events
     }
 
     /// Parks on the first lane that is not done.
@@ -180,17 +181,19 @@ impl Executor {
         }
         if self.options.strict && self.is_driven() {
             return refuse(
-                "strict is set, and a thread would have to drive lanes beside the stream; use `start`",
+                "strict is set, and a thread would have to drive some of the lanes; use `start`",
             );
         }
         if captures && !self.options.capturable {
             return refuse(
-                "the stream is being captured, and this all-gather has no flags for that; prepare \
+                "the stream is being captured, and this operation has no flags for that; prepare \
                  it with `capturable()`",
             );
         }
         if captures && !self.lanes.iter().all(|lane| lane.takes_stream() || lane.can_be_armed()) {
-            return refuse("the plan has lanes that cannot be captured");
+            return refuse(
+                "the plan has lanes that a graph cannot contain and whose flags the host cannot read",
+            );
         }
         Ok(captures)
     }
@@ -228,8 +231,8 @@ impl Executor {
     /// Lanes that are not forked are armed instead, and driven at every replay.
     pub(crate) fn capture(&mut self) -> Result<(), StartFailure> {
         let [home, others @ ..] = &mut self.lanes[..] else { return Ok(()) };
-        // SAFETY: `new`'s contract; that all lives as long as the graph is said to whoever asked
-        // for a capturable operation.
+        // SAFETY: the caller of `new` guarantees that the steps stay inside regions that live as
+        // long as the graph, and do not race.
         unsafe { home.capture_entry() }.map_err(StartFailure::before_submit)?;
         for lane in others {
             if lane.takes_stream() {
@@ -255,9 +258,313 @@ impl Executor {
     pub(crate) fn release_once(&mut self) -> bool {
         let mut drained = true;
         for lane in &mut self.lanes {
-            // An engine that is broken beyond release has its own error recorded.
+            // The error of an engine that cannot be released is already recorded.
             drained &= !matches!(lane.release(), Ok(false));
         }
         drained
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+    use std::sync::{Arc, Mutex};
+    use std::task::Waker;
+
+    use peerlane_hal::{Caps, Rank, Ticket};
+
+    use super::*;
+    use crate::plan::LaneId;
+    use crate::run::buffers::{FlagAddress, Start};
+    use crate::run::port::{BoundStep, Port};
+    use crate::run::program::Program;
+
+    /// The caller's stream.
+    struct Stream {
+        captures: bool,
+    }
+
+    /// The state that all ports of a test share.
+    #[derive(Default)]
+    struct PortLog {
+        lines: Vec<String>,
+        /// The names of the busy engines.
+        busy: String,
+        /// The call that fails, as a line of the log.
+        fails: Option<(String, ErrorKind)>,
+    }
+
+    struct FakePort {
+        name: char,
+        caps: Caps,
+        log: Arc<Mutex<PortLog>>,
+        tickets: u64,
+        /// Number of slices that the queue accepts; a park adds one.
+        room: u64,
+    }
+
+    impl FakePort {
+        fn record(&self, call: &str) -> Result<(), Error> {
+            let mut log = self.log.lock().unwrap();
+            let line = format!("{}: {call}", self.name);
+            log.lines.push(line.clone());
+            match &log.fails {
+                Some((fails, kind)) if *fails == line => Err(Error::new(*kind, line)),
+                _ => Ok(()),
+            }
+        }
+    }
+
+    fn stream(stream: &dyn Any) -> &Stream {
+        stream.downcast_ref().unwrap()
+    }
+
+    impl Port for FakePort {
+        fn caps(&self) -> &Caps {
+            &self.caps
+        }
+
+        unsafe fn submit(&mut self, steps: &[BoundStep], start: Start) -> Result<Ticket, Error> {
+            if self.room == 0 {
+                return Err(Error::new(ErrorKind::QueueFull, "no room"));
+            }
+            self.record(&format!("submit {} of {start:?}", steps.len()))?;
+            if start != Start::Captured {
+                self.tickets += 1;
+                self.room -= 1;
+            }
+            Ok(Ticket(self.tickets))
+        }
+
+        fn flag(&self, _flag: FlagAddress, _start: Start) -> Option<&AtomicU64> {
+            None
+        }
+
+        fn completed(&mut self) -> Result<Ticket, Error> {
+            Ok(Ticket(self.tickets))
+        }
+
+        fn park(&mut self, _limit: Duration) -> Result<(), Error> {
+            self.room += 1;
+            Ok(())
+        }
+
+        fn is_busy(&self) -> bool {
+            self.log.lock().unwrap().busy.contains(self.name)
+        }
+
+        fn waker(&self) -> Waker {
+            Waker::noop().clone()
+        }
+
+        fn release(&mut self) -> Result<(), Error> {
+            self.record("release")
+        }
+
+        fn is_capturing(&mut self, from: &dyn Any) -> Result<bool, Error> {
+            Ok(stream(from).captures)
+        }
+
+        fn fork(&mut self, _from: &dyn Any) -> Result<(), Error> {
+            self.record("fork")
+        }
+
+        fn join(&mut self, _into: &dyn Any) -> Result<(), Error> {
+            self.record("join")
+        }
+    }
+
+    const CAPS: Caps = Caps {
+        kind: "fake",
+        queued_wait: true,
+        polled: false,
+        flags_batched: true,
+        slice_ops_max: 2,
+        piece_bytes_max: u64::MAX,
+        put_align_bytes: 1,
+    };
+
+    /// Creates an executor of two lanes with three steps each that take the stream.
+    fn executor(caps: Caps, capturable: bool) -> (Executor, Arc<Mutex<PortLog>>) {
+        executor_with(caps, capturable, u64::MAX, 0)
+    }
+
+    /// Creates such an executor in which lane a has `entry` entry steps, and each queue accepts `room` slices.
+    fn executor_with(
+        caps: Caps,
+        capturable: bool,
+        room: u64,
+        entry: usize,
+    ) -> (Executor, Arc<Mutex<PortLog>>) {
+        let log: Arc<Mutex<PortLog>> = Arc::default();
+        let lanes = ['a', 'b'].map(|name| {
+            let flag = FlagAddress { crosses_tiers: false, word: 0 };
+            let steps = vec![BoundStep::Signal { peer: Rank(0), flag }; 3].into_boxed_slice();
+            let entry_steps = if name == 'a' { entry } else { 0 };
+            let program = Program { steps, origins: None, entry_steps, waits: Box::default() };
+            let log = Arc::clone(&log);
+            Lane::new(
+                LaneId::HOME,
+                program,
+                Box::new(FakePort { name, caps, log, tickets: 0, room }),
+                true,
+            )
+        });
+        // SAFETY: no port touches memory.
+        let executor = unsafe {
+            Executor::new(
+                lanes.into(),
+                ExecutorOptions { capturable, ..ExecutorOptions::default() },
+            )
+        };
+        (executor, log)
+    }
+
+    fn take_lines(log: &Mutex<PortLog>) -> Vec<String> {
+        std::mem::take(&mut log.lock().unwrap().lines)
+    }
+
+    /// Makes one start on a stream, as the handle of the operation does.
+    fn start_on(executor: &mut Executor, stream: &Stream) -> Result<(), StartFailure> {
+        if executor.is_capturing(stream)? {
+            return executor.forked(stream, Executor::capture);
+        }
+        executor.forked(stream, |executor| {
+            executor.start();
+            executor.drive().map(|_| ()).map_err(StartFailure::Broken)
+        })
+    }
+
+    const EAGER: Stream = Stream { captures: false };
+    const CAPTURING: Stream = Stream { captures: true };
+
+    #[test]
+    fn lanes_are_forked_then_driven_then_joined() {
+        let (mut executor, log) = executor(CAPS, false);
+        start_on(&mut executor, &EAGER).unwrap();
+        assert!(executor.is_submitted());
+        let expected = [
+            "a: fork",
+            "b: fork",
+            "b: submit 2 of Eager(1)",
+            "b: submit 1 of Eager(1)",
+            "a: submit 2 of Eager(1)",
+            "a: submit 1 of Eager(1)",
+            "a: join",
+            "b: join",
+        ];
+        assert_eq!(take_lines(&log), expected);
+    }
+
+    #[test]
+    fn the_entry_of_lane_0_comes_first_and_its_rest_last() {
+        let (mut executor, log) = executor_with(CAPS, false, u64::MAX, 1);
+        executor.start();
+        executor.drive().unwrap();
+        let expected = [
+            "a: submit 1 of Eager(1)",
+            "b: submit 2 of Eager(1)",
+            "b: submit 1 of Eager(1)",
+            "a: submit 2 of Eager(1)",
+        ];
+        assert_eq!(take_lines(&log), expected);
+    }
+
+    #[test]
+    fn an_error_still_joins_the_forked_lanes() {
+        let cases = [
+            ("b: fork", "Refused", vec!["a: fork", "b: fork", "a: join"]),
+            (
+                "a: submit 1 of Eager(1)",
+                "Broken",
+                vec![
+                    "a: fork",
+                    "b: fork",
+                    "b: submit 2 of Eager(1)",
+                    "b: submit 1 of Eager(1)",
+                    "a: submit 2 of Eager(1)",
+                    "a: submit 1 of Eager(1)",
+                    "a: join",
+                    "b: join",
+                ],
+            ),
+        ];
+        for (fails, failure, expected) in cases {
+            let (mut executor, log) = executor(CAPS, false);
+            log.lock().unwrap().fails = Some((fails.to_owned(), ErrorKind::InvalidArgument));
+            let found = start_on(&mut executor, &EAGER).unwrap_err();
+            assert!(format!("{found:?}").starts_with(failure), "{fails}: {found:?}");
+            assert_eq!(take_lines(&log), expected, "{fails}");
+        }
+        let (mut executor, log) = executor(CAPS, false);
+        log.lock().unwrap().fails = Some(("a: join".to_owned(), ErrorKind::DeviceLost));
+        assert!(matches!(start_on(&mut executor, &EAGER), Err(StartFailure::Broken(_))));
+        assert_eq!(take_lines(&log).last().map(String::as_str), Some("b: join"));
+    }
+
+    #[test]
+    fn a_captured_start_has_no_epoch_and_no_ticket() {
+        let (mut executor, log) = executor(CAPS, true);
+        start_on(&mut executor, &EAGER).unwrap();
+        take_lines(&log);
+        start_on(&mut executor, &CAPTURING).unwrap();
+        let expected = [
+            "a: fork",
+            "b: fork",
+            "b: submit 2 of Captured",
+            "b: submit 1 of Captured",
+            "a: submit 2 of Captured",
+            "a: submit 1 of Captured",
+            "a: join",
+            "b: join",
+        ];
+        assert_eq!(take_lines(&log), expected);
+        executor.drive().unwrap();
+        assert_eq!((executor.started(), executor.done(), executor.is_submitted()), (1, 1, true));
+    }
+
+    #[test]
+    fn an_operation_without_flags_for_captures_is_refused_before_anything_is_recorded() {
+        let (mut executor, log) = executor(CAPS, false);
+        let Err(StartFailure::Refused(error)) = start_on(&mut executor, &CAPTURING) else {
+            panic!("the start was recorded");
+        };
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        insta::assert_snapshot!(error, @"the stream is being captured, and this operation has no flags for that; prepare it with `capturable()`");
+        assert_eq!(take_lines(&log), [""; 0]);
+    }
+
+    #[test]
+    fn engines_that_cannot_queue_waits_take_no_stream() {
+        let (mut executor, log) = executor(Caps { queued_wait: false, ..CAPS }, true);
+        let Err(StartFailure::Refused(error)) = start_on(&mut executor, &EAGER) else {
+            panic!("the start was made");
+        };
+        insta::assert_snapshot!(error, @"a start on a stream needs engines that queue waits; use `start`");
+        assert_eq!((take_lines(&log), executor.started()), (vec![], 0));
+    }
+
+    #[test]
+    fn a_full_queue_accepts_the_rest_after_a_park() {
+        let (mut executor, log) = executor_with(CAPS, false, 1, 0);
+        start_on(&mut executor, &EAGER).unwrap();
+        assert!(!executor.is_submitted());
+        assert_eq!(take_lines(&log).len(), 6, "two forks, one slice of each lane, two joins");
+        for _ in 0..2 {
+            executor.park(Duration::ZERO).unwrap();
+            executor.drive().unwrap();
+        }
+        assert!(executor.is_submitted());
+        assert_eq!(take_lines(&log), ["a: submit 1 of Eager(1)", "b: submit 1 of Eager(1)"]);
+    }
+
+    #[test]
+    fn a_busy_engine_counts_as_progress() {
+        let (mut executor, log) = executor(CAPS, false);
+        executor.start();
+        assert!(executor.drive().unwrap(), "steps were submitted");
+        assert!(!executor.drive().unwrap());
+        log.lock().unwrap().busy = "b".to_owned();
+        assert!(executor.drive().unwrap(), "lane b is busy");
     }
 }

@@ -1,4 +1,4 @@
-//! Drives one lane through the starts of a prepared plan.
+//! Drives one lane of a prepared plan through its starts.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -9,37 +9,36 @@ use std::time::{Duration, Instant};
 use peerlane_hal::{ErrorKind, Ticket};
 
 use crate::error::Error;
-use crate::plan::LaneId;
-use crate::run::port::{Bound, Port};
+use crate::plan::{LaneId, Step};
+use crate::run::buffers::{FlagAddress, Start};
+use crate::run::port::{BoundStep, Port};
 use crate::run::program::Program;
-use crate::run::tracer::Tracer;
-use crate::run::turns::Start;
 use crate::trace::TracedStep;
-use crate::window::FlagSpot;
 
 /// Number of open starts that are tracked without allocating.
-const OPEN_STARTS: usize = 64;
+const OPEN_STARTS_RESERVED: usize = 64;
 
-/// A lane: its program, its port, and its progress.
+/// Submits the steps of one lane and tracks their completion.
 pub(crate) struct Lane {
     program: Program,
     port: Box<dyn Port>,
     takes_stream: bool,
     tracer: Option<Tracer>,
-    /// The next step of the current replay, if there can be replays.
+    /// The next step of the current replay, if the lane takes part in replays.
     armed: Option<usize>,
     /// The start that is being submitted, and its next step.
     epoch: u64,
     next: usize,
-    /// Starts that are completely submitted, each with its last ticket.
+    /// Starts that are completely submitted and not complete, each with its last ticket.
     open: VecDeque<(u64, Ticket)>,
     last: Ticket,
     done: u64,
 }
 
 impl Lane {
-    /// Creates a lane. With `takes_stream`, it begins and ends with the caller's stream if there is one; every other lane begins
-    /// and ends with flags.
+    /// Creates a lane.
+    ///
+    /// With `takes_stream`, it forks from and joins the stream of a start; every other lane begins and ends with flags.
     pub(crate) fn new(
         id: LaneId,
         mut program: Program,
@@ -47,7 +46,7 @@ impl Lane {
         takes_stream: bool,
     ) -> Self {
         let tracer = program.origins.take().map(|origins| Tracer::new(id, origins));
-        let open = VecDeque::with_capacity(OPEN_STARTS);
+        let open = VecDeque::with_capacity(OPEN_STARTS_RESERVED);
         let (epoch, next, last, done, armed) = (1, 0, Ticket::NONE, 0, None);
         Self { program, port, takes_stream, tracer, armed, epoch, next, open, last, done }
     }
@@ -71,21 +70,21 @@ impl Lane {
         self.port.caps().polled
     }
 
-    /// Returns whether engines of another fabric signal this lane; they do not wake its engine's park.
-    pub(crate) fn hears_other_fabrics(&self) -> bool {
+    /// Returns whether engines of another fabric signal this lane. Such a signal does not wake the lane's parked engine.
+    pub(crate) fn has_cross_tier_waits(&self) -> bool {
         let mut steps = self.program.steps.iter();
-        steps.any(|step| matches!(step, Bound::Wait { flag } if flag.crossing))
+        steps.any(|step| matches!(step, BoundStep::Wait { flag } if flag.crosses_tiers))
     }
 
-    /// Returns whether the lane makes progress only when it is driven.
+    /// Returns whether the lane makes progress only while a thread drives it.
     pub(crate) fn is_driven(&self) -> bool {
         self.is_polled() || !self.queues_waits()
     }
 
-    /// Returns whether the executor can wait for its flags, which replays need if the lane takes no stream.
+    /// Returns whether the host can read the lane's flags. A lane that takes no stream needs that for replays.
     pub(crate) fn can_be_armed(&self) -> bool {
-        let readable = |step: &Bound| match *step {
-            Bound::Wait { flag } => self.port.flag(flag, Start::Captured).is_some(),
+        let readable = |step: &BoundStep| match *step {
+            BoundStep::Wait { flag } => self.port.flag(flag, Start::Captured).is_some(),
             _ => true,
         };
         self.program.steps.iter().all(readable)
@@ -130,14 +129,14 @@ impl Lane {
         self.port.park(limit)
     }
 
-    /// Submits the entry of the next start, if that is at most `started`.
+    /// Submits the entry of the next start, if its number is at most `started`.
     ///
     /// # Safety
     /// As [`Port::submit`], for every step of the program.
-    pub(crate) unsafe fn enter(&mut self, started: u64) -> Result<(), Error> {
-        while self.epoch <= started && self.next < self.program.entry {
-            // SAFETY: the caller's.
-            if !unsafe { self.submit_slice(self.program.entry) }? {
+    pub(crate) unsafe fn submit_entry(&mut self, started: u64) -> Result<(), Error> {
+        while self.epoch <= started && self.next < self.program.entry_steps {
+            // SAFETY: the caller guarantees the contract of `Port::submit`.
+            if !unsafe { self.submit_slice(self.program.entry_steps) }? {
                 break;
             }
         }
@@ -150,9 +149,9 @@ impl Lane {
     /// As [`Port::submit`].
     unsafe fn submit_slice(&mut self, end: usize) -> Result<bool, Error> {
         let rest = &self.program.steps[self.next..end];
-        let slice = &rest[..self.slice(rest)];
+        let slice = &rest[..self.slice_len(rest)];
         let submitted_at = self.tracer.is_some().then(Instant::now);
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees the contract of `Port::submit`.
         match unsafe { self.port.submit(slice, Start::Eager(self.epoch)) } {
             Ok(ticket) => self.last = ticket,
             Err(error) if error.kind() == ErrorKind::QueueFull => return Ok(false),
@@ -162,44 +161,45 @@ impl Lane {
         self.next += slice.len();
         if let (Some(tracer), Some(at)) = (&mut self.tracer, submitted_at) {
             tracer.submitted(self.epoch, index, self.last, at);
-            self.look()?;
+            self.update_done()?;
         }
         Ok(true)
     }
 
-    /// Submits steps of the starts up to `started`, and collects completed ones. Returns whether there were any, or the engine
-    /// can make more progress at once.
+    /// Submits steps of the starts up to `started`, and records complete ones.
+    ///
+    /// Returns whether the lane made progress, or its engine can make more at once.
     ///
     /// # Safety
     /// As [`Port::submit`], for every step of the program.
     pub(crate) unsafe fn drive(&mut self, started: u64) -> Result<bool, Error> {
         let before = (self.epoch, self.next, self.done, self.last);
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees the contract of `Port::submit`.
         unsafe { self.submit(started) }?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees the contract of `Port::submit`.
         unsafe { self.replay() }?;
-        self.look()?;
+        self.update_done()?;
         let after = (self.epoch, self.next, self.done, self.last);
         Ok(before != after || self.port.is_busy())
     }
 
-    /// Takes part in replays as far as their flags allow, one after another.
+    /// Submits steps of replays, one replay after another, until a flag is not signalled.
     ///
     /// # Safety
     /// As [`Port::submit`].
     unsafe fn replay(&mut self) -> Result<(), Error> {
         let Some(mut next) = self.armed else { return Ok(()) };
         while let Some(step) = self.program.steps.get(next) {
-            let taken = if let Bound::Wait { flag } = *step {
-                if !reached(&*self.port, flag, Start::Captured)? {
+            let taken = if let BoundStep::Wait { flag } = *step {
+                if !try_consume(&*self.port, flag, Start::Captured)? {
                     break;
                 }
                 1
             } else {
                 let rest = &self.program.steps[next..];
                 let most = rest.len().min(self.port.caps().slice_ops_max);
-                let slice = &rest[..until_wait(&rest[..most])];
-                // SAFETY: the caller's.
+                let slice = &rest[..steps_before_wait(&rest[..most])];
+                // SAFETY: the caller guarantees the contract of `Port::submit`.
                 match unsafe { self.port.submit(slice, Start::Captured) } {
                     Ok(ticket) => self.last = ticket,
                     Err(error) if error.kind() == ErrorKind::QueueFull => break,
@@ -216,27 +216,30 @@ impl Lane {
         Ok(())
     }
 
-    /// Submits the entry of a start into the graph that is being captured. A captured start has neither epoch nor ticket.
+    /// Submits the entry of a start into the graph that is being captured.
+    ///
+    /// A captured start has neither epoch nor ticket.
     ///
     /// # Safety
     /// As [`Port::submit`], for every step of the program, as long as the graph exists.
     pub(crate) unsafe fn capture_entry(&mut self) -> Result<(), Error> {
-        let entry = &self.program.steps[..self.program.entry];
-        // SAFETY: the caller's.
+        let entry = &self.program.steps[..self.program.entry_steps];
+        // SAFETY: the caller guarantees the contract of `Port::submit`.
         unsafe { capture(&mut *self.port, entry) }
     }
 
-    /// Submits the steps after the entry.
+    /// Submits the steps after the entry into the graph.
     ///
     /// # Safety
     /// As [`capture_entry`](Self::capture_entry).
     pub(crate) unsafe fn capture_rest(&mut self) -> Result<(), Error> {
-        let rest = &self.program.steps[self.program.entry..];
-        // SAFETY: the caller's.
+        let rest = &self.program.steps[self.program.entry_steps..];
+        // SAFETY: the caller guarantees the contract of `Port::submit`.
         unsafe { capture(&mut *self.port, rest) }
     }
 
-    fn look(&mut self) -> Result<(), Error> {
+    /// Records which submitted steps and starts are complete.
+    fn update_done(&mut self) -> Result<(), Error> {
         let completed = self.port.completed()?;
         if let Some(tracer) = &mut self.tracer {
             tracer.completed(completed);
@@ -250,14 +253,16 @@ impl Lane {
         Ok(())
     }
 
+    /// Submits steps of the starts up to `started` until a flag is not signalled or the queue is full.
+    ///
     /// # Safety
     /// As [`Port::submit`].
     unsafe fn submit(&mut self, started: u64) -> Result<(), Error> {
         while self.epoch <= started {
             if self.next == self.program.steps.len() {
                 if self.next == 0 {
-                    // A lane without steps still gets a ticket a start.
-                    // SAFETY: no op.
+                    // A lane without steps still gets a ticket for each start.
+                    // SAFETY: an empty slice accesses no memory.
                     self.last = unsafe { self.port.submit(&[], Start::Eager(self.epoch)) }?;
                 }
                 self.open.push_back((self.epoch, self.last));
@@ -265,18 +270,18 @@ impl Lane {
                 continue;
             }
             let rest = &self.program.steps[self.next..];
-            if let (false, Bound::Wait { flag }) = (self.queues_waits(), rest[0]) {
-                if !reached(&*self.port, flag, Start::Eager(self.epoch))? {
-                    self.tracer.as_mut().map(Tracer::looks);
+            if let (false, BoundStep::Wait { flag }) = (self.queues_waits(), rest[0]) {
+                if !try_consume(&*self.port, flag, Start::Eager(self.epoch))? {
+                    self.tracer.as_mut().map(Tracer::polls);
                     return Ok(());
                 }
                 if let Some(tracer) = &mut self.tracer {
-                    tracer.reached(self.epoch, self.next);
+                    tracer.signalled(self.epoch, self.next);
                 }
                 self.next += 1;
                 continue;
             }
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees the contract of `Port::submit`.
             if !unsafe { self.submit_slice(self.program.steps.len()) }? {
                 return Ok(());
             }
@@ -284,16 +289,18 @@ impl Lane {
         Ok(())
     }
 
-    /// Returns the number of steps of `rest` in the next slice: up to the limit, and up to the next wait if waits cannot be
-    /// queued. If steps are timed, each is a slice of its own.
-    fn slice(&self, rest: &[Bound]) -> usize {
+    /// Returns the number of steps of `rest` in the next slice.
+    ///
+    /// It is at most the engine's limit, and ends before the next wait if waits cannot be queued. If steps are timed, each is a
+    /// slice of its own.
+    fn slice_len(&self, rest: &[BoundStep]) -> usize {
         let caps = self.port.caps();
         let slice_ops_max = if self.tracer.is_some() { 1 } else { caps.slice_ops_max };
         let most = rest.len().min(slice_ops_max);
         if caps.queued_wait {
             return most;
         }
-        until_wait(&rest[..most])
+        steps_before_wait(&rest[..most])
     }
 
     /// Releases blocked waits, drops unsubmitted steps, and returns whether the engine is drained.
@@ -304,38 +311,138 @@ impl Lane {
     }
 }
 
+/// Submits steps into the graph that is being captured.
+///
 /// # Safety
-/// As [`Port::submit`], as long as the graph lives.
-unsafe fn capture(port: &mut dyn Port, steps: &[Bound]) -> Result<(), Error> {
+/// As [`Port::submit`], as long as the graph exists.
+unsafe fn capture(port: &mut dyn Port, steps: &[BoundStep]) -> Result<(), Error> {
     for slice in steps.chunks(port.caps().slice_ops_max) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees the contract of `Port::submit`.
         unsafe { port.submit(slice, Start::Captured) }?;
     }
     Ok(())
 }
 
 /// Returns the number of steps before the next wait.
-fn until_wait(steps: &[Bound]) -> usize {
-    let wait = steps.iter().position(|step| matches!(step, Bound::Wait { .. }));
+fn steps_before_wait(steps: &[BoundStep]) -> usize {
+    let wait = steps.iter().position(|step| matches!(step, BoundStep::Wait { .. }));
     wait.unwrap_or(steps.len())
 }
 
-/// Returns whether a flag has the value of this start.
-fn holds(flag: &AtomicU64, start: Start) -> bool {
-    // Acquire: what the writer published is readable by what is submitted next.
+/// Returns whether a flag has at least the value of a start.
+fn is_signalled(flag: &AtomicU64, start: Start) -> bool {
+    // Acquire: the data that the signal published is visible to steps that are submitted next.
     flag.load(Ordering::Acquire) >= start.value()
 }
 
 /// Returns whether a flag has been signalled; resets the flag of a captured start.
-fn reached(port: &dyn Port, flag: FlagSpot, start: Start) -> Result<bool, Error> {
+fn try_consume(port: &dyn Port, flag: FlagAddress, start: Start) -> Result<bool, Error> {
     let flag = port.flag(flag, start).ok_or_else(|| {
         let text = "an engine without queued waits needs flags that the host can read";
         Error::new(ErrorKind::Mismatch, text)
     })?;
-    let reached = holds(flag, start);
-    if reached && start == Start::Captured {
-        // Release: whoever sees the zero may signal again.
+    let is_set = is_signalled(flag, start);
+    if is_set && start == Start::Captured {
+        // Release: a writer that sees the 0 may signal again.
         flag.store(0, Ordering::Release);
     }
-    Ok(reached)
+    Ok(is_set)
+}
+
+/// The largest number of recorded steps of a lane; each takes about 100 bytes.
+const TRACED_STEPS_MAX: usize = 1 << 18;
+
+/// Records when the steps of one lane were submitted and seen complete.
+struct Tracer {
+    lane: LaneId,
+    /// The plan's step of every bound step.
+    origins: Box<[Step]>,
+    records: Vec<StepRecord>,
+    /// The records before this index have ended.
+    open: usize,
+    /// The time of the first poll of the current flag.
+    polled_since: Option<Instant>,
+    is_cut: bool,
+}
+
+struct StepRecord {
+    epoch: u64,
+    index: usize,
+    /// `None` for a wait that the executor polls.
+    ticket: Option<Ticket>,
+    submitted: Instant,
+    end: Option<Instant>,
+}
+
+impl Tracer {
+    fn new(lane: LaneId, origins: Box<[Step]>) -> Self {
+        let (records, open, polled_since, is_cut) = (Vec::new(), 0, None, false);
+        Self { lane, origins, records, open, polled_since, is_cut }
+    }
+
+    fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    /// Records that step `index` of start `epoch` was submitted.
+    fn submitted(&mut self, epoch: u64, index: usize, ticket: Ticket, at: Instant) {
+        self.push(StepRecord { epoch, index, ticket: Some(ticket), submitted: at, end: None });
+    }
+
+    /// Records that the lane polls the flag of its next step.
+    fn polls(&mut self) {
+        self.polled_since.get_or_insert_with(Instant::now);
+    }
+
+    /// Records that the flag of step `index` was signalled.
+    fn signalled(&mut self, epoch: u64, index: usize) {
+        let now = Instant::now();
+        let submitted = self.polled_since.take().unwrap_or(now);
+        self.push(StepRecord { epoch, index, ticket: None, submitted, end: Some(now) });
+    }
+
+    /// Records that the engine has completed everything up to `ticket`.
+    fn completed(&mut self, ticket: Ticket) {
+        let now = Instant::now();
+        while let Some(record) = self.records.get_mut(self.open)
+            && record.ticket.is_none_or(|own| own <= ticket)
+        {
+            record.end.get_or_insert(now);
+            self.open += 1;
+        }
+    }
+
+    fn push(&mut self, record: StepRecord) {
+        if self.records.len() < TRACED_STEPS_MAX {
+            self.records.push(record);
+        } else {
+            self.is_cut = true;
+        }
+    }
+
+    /// Returns the steps of start `epoch`, which was made at `origin`.
+    fn steps(&self, epoch: u64, origin: Instant, bound: &[BoundStep]) -> Vec<TracedStep> {
+        let nanos = |at: Instant| {
+            u64::try_from(at.saturating_duration_since(origin).as_nanos()).unwrap_or(u64::MAX)
+        };
+        let first = self.records.partition_point(|record| record.epoch < epoch);
+        let mut before = first.checked_sub(1).and_then(|before| self.records[before].end);
+        let records = self.records[first..].iter().take_while(|record| record.epoch == epoch);
+        let step = |record: &StepRecord| {
+            let begin = before.map_or(record.submitted, |before| before.max(record.submitted));
+            before = record.end;
+            TracedStep {
+                lane: self.lane,
+                step: self.origins[record.index],
+                bytes: match bound[record.index] {
+                    BoundStep::Put { bytes, .. } | BoundStep::Get { bytes, .. } => bytes,
+                    BoundStep::Signal { .. } | BoundStep::Wait { .. } => 0,
+                },
+                submitted_ns: nanos(record.submitted),
+                begin_ns: nanos(begin),
+                end_ns: record.end.map(nanos),
+            }
+        };
+        records.map(step).collect()
+    }
 }

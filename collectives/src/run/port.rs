@@ -1,7 +1,6 @@
-//! Ports: an engine and the regions of an operation, without their types.
+//! Ports: an engine with the buffers of an operation.
 //!
-//! Above the port, a step names peer, buffer and offset. Below it, regions have the types of the fabric. One call takes a whole
-//! slice, so dynamic dispatch costs nanoseconds per start.
+//! Above a port, a step names peer, buffer and offset; below it, a region and an offset.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -15,19 +14,18 @@ use peerlane_hal::{
 };
 
 use crate::error::Error;
-use crate::run::turns::Start;
-use crate::window::{FlagSpot, Spot, Windows};
+use crate::run::buffers::{BufferOffset, FlagAddress, OperationBuffers, Start};
 
-/// A step with offsets, without types and without an epoch.
+/// A step with offsets in buffers, but without types and without an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bound {
-    Put { peer: Rank, dst: Spot, src: Spot, bytes: u64 },
-    Get { peer: Rank, dst: Spot, src: Spot, bytes: u64 },
-    Signal { peer: Rank, flag: FlagSpot },
-    Wait { flag: FlagSpot },
+pub(crate) enum BoundStep {
+    Put { peer: Rank, dst: BufferOffset, src: BufferOffset, bytes: u64 },
+    Get { peer: Rank, dst: BufferOffset, src: BufferOffset, bytes: u64 },
+    Signal { peer: Rank, flag: FlagAddress },
+    Wait { flag: FlagAddress },
 }
 
-/// A lane's engine with the regions of an operation.
+/// The engine of a lane with the buffers of an operation.
 pub(crate) trait Port: Send {
     fn caps(&self) -> &Caps;
 
@@ -35,10 +33,10 @@ pub(crate) trait Port: Send {
     ///
     /// # Safety
     /// As [`CopyEngine::submit`].
-    unsafe fn submit(&mut self, steps: &[Bound], start: Start) -> Result<Ticket, Error>;
+    unsafe fn submit(&mut self, steps: &[BoundStep], start: Start) -> Result<Ticket, Error>;
 
     /// Returns a flag of this rank, if the host can read it.
-    fn flag(&self, flag: FlagSpot, start: Start) -> Option<&AtomicU64>;
+    fn flag(&self, flag: FlagAddress, start: Start) -> Option<&AtomicU64>;
 
     fn completed(&mut self) -> Result<Ticket, Error>;
     fn park(&mut self, limit: Duration) -> Result<(), Error>;
@@ -46,7 +44,7 @@ pub(crate) trait Port: Send {
     fn waker(&self) -> Waker;
     fn release(&mut self) -> Result<(), Error>;
 
-    // The caller's stream crosses the seam without its type. One of another backend is a mismatch.
+    // The caller's stream is passed without its type. A stream of another backend is a mismatch.
 
     fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Error>;
     fn fork(&mut self, from: &dyn Any) -> Result<(), Error>;
@@ -59,14 +57,18 @@ type Ops<'a> = Vec<Op<'a, DynRegion, DynImport>>;
 pub(crate) struct EnginePort {
     engine: DynEngine,
     backend: BackendId,
-    windows: Arc<Windows>,
+    buffers: Arc<OperationBuffers>,
     /// Empty between calls; only the allocation is reused.
     ops: Ops<'static>,
 }
 
 impl EnginePort {
-    pub(crate) fn new(engine: DynEngine, backend: BackendId, windows: Arc<Windows>) -> Self {
-        Self { engine, backend, windows, ops: Vec::new() }
+    pub(crate) fn new(
+        engine: DynEngine,
+        backend: BackendId,
+        buffers: Arc<OperationBuffers>,
+    ) -> Self {
+        Self { engine, backend, buffers, ops: Vec::new() }
     }
 
     fn streams(&mut self) -> Result<&mut dyn StreamOrdered<Error = DynError>, Error> {
@@ -85,17 +87,17 @@ impl Port for EnginePort {
         self.engine.caps()
     }
 
-    unsafe fn submit(&mut self, steps: &[Bound], start: Start) -> Result<Ticket, Error> {
+    unsafe fn submit(&mut self, steps: &[BoundStep], start: Start) -> Result<Ticket, Error> {
         let mut ops: Ops<'_> = recycle(std::mem::take(&mut self.ops));
-        ops.extend(steps.iter().map(|step| resolve(&self.windows, step, start)));
-        // SAFETY: the caller upholds the same contract.
+        ops.extend(steps.iter().map(|step| resolve(&self.buffers, step, start)));
+        // SAFETY: the contract of this function is that of `CopyEngine::submit`.
         let submitted = unsafe { self.engine.submit(&ops) };
         self.ops = recycle(ops);
         submitted.map_err(|error| Error::of_fabric("submit", error))
     }
 
-    fn flag(&self, flag: FlagSpot, start: Start) -> Option<&AtomicU64> {
-        self.windows.flag(flag, start)
+    fn flag(&self, flag: FlagAddress, start: Start) -> Option<&AtomicU64> {
+        self.buffers.flag(flag, start)
     }
 
     fn completed(&mut self) -> Result<Ticket, Error> {
@@ -120,7 +122,7 @@ impl Port for EnginePort {
 
     fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Error> {
         let capturing = self.streams()?.is_capturing(stream);
-        capturing.map_err(|error| Error::of_fabric("look at the stream", error))
+        capturing.map_err(|error| Error::of_fabric("query the capture of the stream", error))
     }
 
     fn fork(&mut self, from: &dyn Any) -> Result<(), Error> {
@@ -132,21 +134,25 @@ impl Port for EnginePort {
     }
 }
 
-fn resolve<'a>(windows: &'a Windows, step: &Bound, start: Start) -> Op<'a, DynRegion, DynImport> {
+fn resolve<'a>(
+    buffers: &'a OperationBuffers,
+    step: &BoundStep,
+    start: Start,
+) -> Op<'a, DynRegion, DynImport> {
     let value = start.value();
     match *step {
-        Bound::Put { peer, dst, src, bytes } => {
-            Op::Put { dst: windows.remote(peer, dst, start), src: windows.local(src, start), bytes }
+        BoundStep::Put { peer, dst, src, bytes } => {
+            Op::Put { dst: buffers.remote(peer, dst, start), src: buffers.local(src, start), bytes }
         }
-        Bound::Get { peer, dst, src, bytes } => {
-            Op::Get { dst: windows.local(dst, start), src: windows.remote(peer, src, start), bytes }
+        BoundStep::Get { peer, dst, src, bytes } => {
+            Op::Get { dst: buffers.local(dst, start), src: buffers.remote(peer, src, start), bytes }
         }
-        Bound::Signal { peer, flag } => {
-            Op::Signal { flag: windows.flag_of(peer, flag, start), value }
+        BoundStep::Signal { peer, flag } => {
+            Op::Signal { flag: buffers.remote_flag(peer, flag, start), value }
         }
-        Bound::Wait { flag } => {
+        BoundStep::Wait { flag } => {
             let reset = start == Start::Captured;
-            Op::Wait { flag: windows.own_flag(flag, start), value, reset }
+            Op::Wait { flag: buffers.local_flag(flag, start), value, reset }
         }
     }
 }

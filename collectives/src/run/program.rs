@@ -1,41 +1,49 @@
 //! Binds plans: cells become offsets, and flags become words.
+//!
+//! A plan names the flags that its rank waits for, and not their writers. Two questions need the writers:
+//!
+//! - [`FlagTiers`] finds the flags whose writer is in a lane of another tier, because these are in other memory.
+//! - [`FlagWriters`] finds the rank that signals a flag, for error texts.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 use peerlane_hal::Rank;
 
-use crate::layout::{FlagLayout, Layout, Span};
+use crate::layout::{FlagLayout, Layout, Span, reader};
 use crate::plan::{Flag, LaneId, Plan, Source, Step, Tier};
-use crate::run::crossings::Crossings;
-use crate::run::port::Bound;
-use crate::window::{BufferId, FlagSpot, Spot};
+use crate::run::buffers::{BufferId, BufferOffset, FlagAddress};
+use crate::run::port::BoundStep;
+use crate::topology::Topology;
 
 /// One lane of a plan, bound to a layout.
 #[derive(Debug)]
 pub(crate) struct Program {
-    pub(crate) steps: Box<[Bound]>,
+    pub(crate) steps: Box<[BoundStep]>,
     /// The plan's step for each bound step, if steps are timed.
     pub(crate) origins: Option<Box<[Step]>>,
     /// The number of steps of the entry.
-    pub(crate) entry: usize,
+    pub(crate) entry_steps: usize,
     /// The waits in order, for error texts.
-    pub(crate) waits: Box<[Awaited]>,
+    pub(crate) waits: Box<[AwaitedFlag]>,
 }
 
 /// A flag that this rank waits for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Awaited {
+pub(crate) struct AwaitedFlag {
     pub(crate) flag: Flag,
     /// The tier of the lane that waits.
     pub(crate) tier: Tier,
-    pub(crate) spot: FlagSpot,
+    pub(crate) address: FlagAddress,
 }
 
-/// A plan and what it is bound to.
+/// A plan and the layout to which it is bound.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Binding<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) layout: &'a Layout,
     pub(crate) flags: FlagLayout,
-    pub(crate) crossings: &'a Crossings,
+    pub(crate) flag_tiers: &'a FlagTiers,
     /// Whether programs keep the plan's steps.
     pub(crate) with_origins: bool,
 }
@@ -46,43 +54,48 @@ impl Binding<'_> {
         let closed = self.plan.closed_lane(lane, |_| true);
         let tier = self.plan.lanes[lane.index()].tier;
         let waits = closed.iter().filter_map(|step| match *step {
-            Step::Wait { flag } => Some(Awaited { flag, tier, spot: self.awaited(flag) }),
+            Step::Wait { flag } => {
+                Some(AwaitedFlag { flag, tier, address: self.awaited_address(flag) })
+            }
             _ => None,
         });
-        let entry = closed.iter().take_while(|step| is_entry(step)).count();
+        let entry_steps = closed.iter().take_while(|step| is_entry(step)).count();
         let mut steps = Vec::with_capacity(closed.len());
         let mut origins = Vec::new();
         for step in &closed {
-            self.step(step, tier, &mut steps);
+            self.bind_step(step, tier, &mut steps);
             if self.with_origins {
                 origins.resize(steps.len(), *step);
             }
         }
         let origins = self.with_origins.then(|| origins.into());
-        Program { steps: steps.into(), origins, entry, waits: waits.collect() }
+        Program { steps: steps.into(), origins, entry_steps, waits: waits.collect() }
     }
 
     /// Appends the bound steps of a step: for a copy, one for each span of its cell.
-    fn step(&self, step: &Step, tier: Tier, bound: &mut Vec<Bound>) {
+    fn bind_step(&self, step: &Step, tier: Tier, bound: &mut Vec<BoundStep>) {
+        let in_place = self.plan.in_place;
         match *step {
             Step::Signal { peer, flag } => {
-                let (crossing, word) =
-                    (self.crossings.signalled(tier, flag), self.flags.word(flag));
-                bound.push(Bound::Signal { peer, flag: FlagSpot { crossing, word } });
+                let crosses_tiers = self.flag_tiers.is_signal_across(tier, flag);
+                let flag = FlagAddress { crosses_tiers, word: self.flags.word(flag) };
+                bound.push(BoundStep::Signal { peer, flag });
             }
-            Step::Wait { flag } => bound.push(Bound::Wait { flag: self.awaited(flag) }),
+            Step::Wait { flag } => {
+                bound.push(BoundStep::Wait { flag: self.awaited_address(flag) });
+            }
             Step::Put { peer, cell, from } => {
                 let spans = self.layout.spans(cell, self.source(self.plan.rank, from), peer);
                 bound.extend(spans.map(|span| {
-                    let (src, dst) = spots(from, self.plan.in_place, &span);
-                    Bound::Put { peer, dst, src, bytes: span.bytes }
+                    let (src, dst) = addresses(from, in_place, &span);
+                    BoundStep::Put { peer, dst, src, bytes: span.bytes }
                 }));
             }
             Step::Get { peer, cell, from } => {
                 let spans = self.layout.spans(cell, self.source(peer, from), self.plan.rank);
                 bound.extend(spans.map(|span| {
-                    let (src, dst) = spots(from, self.plan.in_place, &span);
-                    Bound::Get { peer, dst, src, bytes: span.bytes }
+                    let (src, dst) = addresses(from, in_place, &span);
+                    BoundStep::Get { peer, dst, src, bytes: span.bytes }
                 }));
             }
         }
@@ -93,22 +106,211 @@ impl Binding<'_> {
         (of, if self.plan.in_place { Source::Output } else { from })
     }
 
-    fn awaited(&self, flag: Flag) -> FlagSpot {
-        FlagSpot { crossing: self.crossings.awaited(flag), word: self.flags.word(flag) }
+    fn awaited_address(&self, flag: Flag) -> FlagAddress {
+        let crosses_tiers = self.flag_tiers.is_wait_across(flag);
+        FlagAddress { crosses_tiers, word: self.flags.word(flag) }
     }
 }
 
 /// Returns the source and the destination of a span.
-fn spots(from: Source, in_place: bool, span: &Span) -> (Spot, Spot) {
+fn addresses(from: Source, in_place: bool, span: &Span) -> (BufferOffset, BufferOffset) {
     let src = match from {
         Source::Input if !in_place => BufferId::Input(span.src.buffer),
         Source::Input | Source::Output => BufferId::Output(span.src.buffer),
     };
-    let dst = Spot { buffer: BufferId::Output(span.dst.buffer), offset: span.dst.offset };
-    (Spot { buffer: src, offset: span.src.offset }, dst)
+    let dst = BufferOffset { buffer: BufferId::Output(span.dst.buffer), offset: span.dst.offset };
+    (BufferOffset { buffer: src, offset: span.src.offset }, dst)
 }
 
-/// Only lane 0 signals `go`, and only at its entry.
+/// Returns whether a step of lane 0 belongs to its entry: only the entry signals `go`.
 fn is_entry(step: &Step) -> bool {
     matches!(step, Step::Signal { flag: Flag::Go { .. }, .. })
+}
+
+/// The tiers of the lanes that write and read the flags of one rank.
+///
+/// A writer knows both lanes. A reader does not know the writer of an `arrived` flag. But a local lane signals only ranks of
+/// its own node, so every flag that no rank of the reader's node signals comes over the network. The plans of the own node
+/// are therefore enough.
+#[derive(Debug)]
+pub(crate) struct FlagTiers {
+    /// The tier of each lane, equal on all ranks.
+    lanes: Box<[Tier]>,
+    /// The writers' tiers of the flags that a rank of the own node writes.
+    node_writers: BTreeMap<Flag, Tier>,
+}
+
+impl FlagTiers {
+    /// Finds the tiers for `plan`.
+    ///
+    /// `mates` are the plans of the other ranks of the node, which are read only if there are network lanes.
+    pub(crate) fn new<'p>(plan: &'p Plan, mates: impl IntoIterator<Item = &'p Plan>) -> Self {
+        let lanes = plan.lanes.iter().map(|lane| lane.tier).collect();
+        let mut node_writers = BTreeMap::new();
+        if is_tiered(plan) {
+            for writer in mates.into_iter().chain([plan]) {
+                add_signals(writer, plan, &mut node_writers);
+            }
+        }
+        Self { lanes, node_writers }
+    }
+
+    /// Returns whether a flag that a lane of tier `from` signals has its reader in another tier.
+    fn is_signal_across(&self, from: Tier, flag: Flag) -> bool {
+        from != self.reader_tier(flag)
+    }
+
+    /// Returns whether a flag for which this rank waits has its writer in another tier.
+    fn is_wait_across(&self, flag: Flag) -> bool {
+        let other_nodes =
+            if self.lanes.contains(&Tier::Network) { Tier::Network } else { Tier::Local };
+        let writer = self.node_writers.get(&flag).copied().unwrap_or(other_nodes);
+        writer != self.reader_tier(flag)
+    }
+
+    fn reader_tier(&self, flag: Flag) -> Tier {
+        self.lanes[reader(flag).index()]
+    }
+}
+
+/// Returns whether a plan has network lanes.
+pub(crate) fn is_tiered(plan: &Plan) -> bool {
+    plan.lanes.iter().any(|lane| lane.tier == Tier::Network)
+}
+
+/// Adds the flags of `reader` that `writer` signals.
+fn add_signals(writer: &Plan, reader: &Plan, tiers: &mut BTreeMap<Flag, Tier>) {
+    for lane in writer.lane_ids() {
+        let tier = writer.lanes[lane.index()].tier;
+        // Entry and exit signal only the rank itself.
+        let closed = (writer.rank == reader.rank).then(|| writer.closed_lane(lane, |_| true));
+        let steps = closed.as_ref().unwrap_or(&writer.lanes[lane.index()].steps);
+        tiers.extend(steps.iter().filter_map(|step| match *step {
+            Step::Signal { peer, flag } if peer == reader.rank => Some((flag, tier)),
+            _ => None,
+        }));
+    }
+}
+
+type Planner = Box<dyn Fn(Rank) -> Option<Plan> + Send + Sync>;
+
+/// Finds the ranks that signal the flags of one reader.
+///
+/// A group can have too many ranks to make all plans at every preparation, so a writer is searched when an error text needs
+/// it, in likely plans first.
+pub(crate) struct FlagWriters {
+    reader: Rank,
+    topology: Topology,
+    planner: Planner,
+    found: Mutex<BTreeMap<Flag, Rank>>,
+}
+
+impl FlagWriters {
+    /// Creates a search in the plans that `planner` makes.
+    pub(crate) fn new(
+        reader: Rank,
+        topology: Topology,
+        planner: impl Fn(Rank) -> Option<Plan> + Send + Sync + 'static,
+    ) -> Self {
+        Self { reader, topology, planner: Box::new(planner), found: Mutex::default() }
+    }
+
+    /// Returns the rank that signals `flag`; a verified plan has exactly one.
+    pub(crate) fn of(&self, flag: Flag) -> Rank {
+        let cell = match flag {
+            Flag::Ready { from, .. } => return from,
+            Flag::Taken { by, .. } => return by,
+            Flag::Go { .. } | Flag::Sent { .. } => return self.reader,
+            Flag::Arrived { cell, .. } => cell,
+        };
+        // The map is valid even if a thread has panicked while it held the lock.
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        *found.entry(flag).or_insert_with(|| {
+            self.candidates(cell.shard).find(|&rank| self.signals(rank, flag)).unwrap_or(cell.shard)
+        })
+    }
+
+    /// Returns all ranks, some of them twice: the provider of the block, the neighbours of a ring, the own node, then the rest.
+    fn candidates(&self, shard: Rank) -> impl Iterator<Item = Rank> {
+        let (own_rank, ranks) = (self.reader.0, Rank::at(self.topology.ranks()).0);
+        let neighbours =
+            [(own_rank + ranks - 1) % ranks, (own_rank + 1) % ranks, own_rank].map(Rank);
+        let node = self.topology.members(self.topology.node(self.reader)).iter().copied();
+        [shard].into_iter().chain(neighbours).chain(node).chain((0..ranks).map(Rank))
+    }
+
+    fn signals(&self, rank: Rank, searched: Flag) -> bool {
+        let Some(plan) = (self.planner)(rank) else { return false };
+        plan.lanes.iter().flat_map(|lane| &lane.steps).any(|step| {
+            matches!(step, Step::Signal { peer, flag } if *peer == self.reader && *flag == searched)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::Collective;
+    use crate::plan::{Algorithm, Cell, FlagOrder, Lane};
+
+    const NETWORK: LaneId = LaneId(1);
+
+    fn plan(rank: u32, home: Vec<Step>, network: Vec<Step>) -> Plan {
+        Plan {
+            collective: Collective::AllGather,
+            algorithm: Algorithm::Direct,
+            rank: Rank(rank),
+            ranks: 3,
+            chunks: 1,
+            in_place: false,
+            outputs: 1,
+            flags: FlagOrder::Prompt,
+            lanes: vec![
+                Lane { tier: Tier::Local, steps: home },
+                Lane { tier: Tier::Network, steps: network },
+            ],
+        }
+    }
+
+    fn arrived(shard: u32, lane: LaneId) -> Flag {
+        Flag::Arrived { cell: Cell { shard: Rank(shard), chunk: 0 }, lane }
+    }
+
+    fn signal(peer: u32, flag: Flag) -> Step {
+        Step::Signal { peer: Rank(peer), flag }
+    }
+
+    /// Ranks 0 and 1 share a node, rank 2 is alone.
+    #[test]
+    fn writer_and_reader_agree_on_the_memory_of_a_flag() {
+        let (home, network) = (LaneId::HOME, NETWORK);
+        let relayed = arrived(0, network);
+        let ready = Flag::Ready { from: Rank(2), lane: network };
+        let mine = plan(0, vec![signal(0, relayed)], vec![Step::Wait { flag: ready }]);
+        let mate = plan(1, vec![signal(0, arrived(1, home))], vec![]);
+        let flag_tiers = FlagTiers::new(&mine, [&mate]);
+        let cases = [
+            ("a mate's arrival", arrived(1, home), Tier::Local, false),
+            ("an arrival over the network", arrived(2, home), Tier::Network, true),
+            ("a relay", relayed, Tier::Local, true),
+            ("from network lane to network lane", ready, Tier::Network, false),
+            ("go", Flag::Go { lane: network }, Tier::Local, true),
+            ("sent", Flag::Sent { lane: network }, Tier::Network, true),
+        ];
+        for (what, flag, writer, crosses) in cases {
+            assert_eq!(flag_tiers.is_wait_across(flag), crosses, "{what}, read");
+            assert_eq!(flag_tiers.is_signal_across(writer, flag), crosses, "{what}, written");
+        }
+    }
+
+    #[test]
+    fn on_one_tier_nothing_crosses() {
+        let mut mine = plan(0, vec![], vec![signal(0, arrived(0, LaneId::HOME))]);
+        mine.lanes[1].tier = Tier::Local;
+        let flag_tiers = FlagTiers::new(&mine, []);
+        for flag in [arrived(1, NETWORK), arrived(0, LaneId::HOME), Flag::Go { lane: NETWORK }] {
+            assert!(!flag_tiers.is_wait_across(flag), "{flag:?}");
+            assert!(!flag_tiers.is_signal_across(Tier::Local, flag), "{flag:?}");
+        }
+    }
 }

@@ -61,7 +61,7 @@ fn direct_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     let sources = |peers: &[Rank]| {
         peers.iter().copied().filter(|&peer| request.is_provider(peer)).collect::<Vec<_>>()
     };
-    let own_cells = || cells(rank, shape.parts);
+    let own_cells = || cells(rank, shape.chunks);
     let self_copy = self_copy(request).filter(|_| lane == LaneId::HOME);
     let mut steps = Vec::new();
     if needs_ready {
@@ -86,7 +86,7 @@ fn direct_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
         }
     }
     for peer in sources(serving) {
-        steps.extend(cells(peer, shape.parts).map(|cell| wait(arrived(cell, lane))));
+        steps.extend(cells(peer, shape.chunks).map(|cell| wait(arrived(cell, lane))));
     }
     Lane { tier, steps }
 }
@@ -101,7 +101,7 @@ fn pull_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     let self_copy = self_copy(request).filter(|_| lane == LaneId::HOME);
     let taken = |by: Rank| Flag::Taken { by, lane };
     let gets = |peer: Rank| {
-        cells(peer, shape.parts).map(move |cell| Step::Get { peer, cell, from: Source::Input })
+        cells(peer, shape.chunks).map(move |cell| Step::Get { peer, cell, from: Source::Input })
     };
     let mut steps: Vec<Step> =
         serving.iter().map(|&peer| signal(peer, ready(rank, lane))).collect();
@@ -211,8 +211,8 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     ];
     let copies = request.self_puts().saturating_mul(own.submit);
     let host = copies
-        .saturating_add((mates * request.parts()).saturating_mul(local.submit))
-        .saturating_add((others * request.parts()).saturating_mul(network.submit));
+        .saturating_add((mates * request.chunks()).saturating_mul(local.submit))
+        .saturating_add((others * request.chunks()).saturating_mul(network.submit));
     PathEstimate { terms, host }
 }
 
@@ -238,13 +238,13 @@ impl LaneTime {
         }
         let sums = request.sums;
         let pull = request.algorithm == Algorithm::Pull;
-        let count = peers.saturating_mul(request.parts());
+        let count = peers.saturating_mul(request.chunks());
         let sent = sums.shard_bytes_max.saturating_mul(peers);
         let got = among.saturating_sub(sums.shard_bytes_min).min(sent);
         let (lane, other) = if pull { (got, sent) } else { (sent, got) };
         // `arrived` or `taken` signals, and the waits for those of others.
         let signals = if pull { peers } else { count };
-        let waits = if request.everyone_provides() { signals } else { request.parts() };
+        let waits = if request.everyone_provides() { signals } else { request.chunks() };
         Self {
             ready: request.ready(link, peers, own),
             puts: if pull { link.gets(count, lane) } else { link.puts(count, lane) }
@@ -264,8 +264,8 @@ impl LaneTime {
 }
 
 fn note(request: &CostRequest<'_>, link: &EffectiveLink, peers: u64) -> String {
-    let count = peers * request.parts();
+    let count = peers * request.chunks();
     let pull = request.algorithm == Algorithm::Pull;
     let at = if pull { link.rate_of_gets(count) } else { link.rate(count) };
-    format!("{count} × {} at {}", bytes(request.part_bytes()), rate(at))
+    format!("{count} × {} at {}", bytes(request.chunk_bytes()), rate(at))
 }

@@ -1,20 +1,20 @@
 //! Hierarchical: every block goes to one rank of each other node, which distributes it inside the node.
 //!
 //! *Hierarchical.* Lane 1 puts the own block to one rank of every other node, and waits for nothing else. Meanwhile lane
-//! 0 distributes the own block inside the node; then it puts each part that arrives from another node to the other
-//! ranks of its node as soon as it has arrived. Nodes are served in shifted order, so a block from k nodes back is the
-//! k-th to come, and lane 0 waits in this order. With one node there is no lane 1; with one rank on a node lane 0 has
+//! 0 distributes the own block inside the node; then it puts each chunk that arrives from another node to the other
+//! ranks of its node as soon as it has arrived. Nodes are served in shifted order, so a block from the k-th node before is the
+//! k-th to arrive, and lane 0 waits in this order. With one node there is no lane 1; with one rank on a node lane 0 has
 //! only arrivals. Neither is a special case.
 //!
-//! *Hierarchical ring.* Lane 1 puts the own block only to the next node, then forwards every part that arrives from the
-//! node before, until it has been everywhere. So a rank has few peers in other nodes, however many nodes there are. Two
-//! lanes need what arrives, lane 0 to distribute it and lane 1 to forward it, and each has a flag of its own.
+//! *Hierarchical ring.* Lane 1 puts the own block only to the next node, then forwards every chunk that arrives from the
+//! previous node, until all nodes have it. So a rank has few peers in other nodes for any number of nodes. Two lanes need
+//! each arrival, lane 0 to distribute it and lane 1 to forward it, and each has a flag of its own.
 //!
 //! *Rails.* The block of local index l enters node j at the rank of local index l mod L, of the L ranks of node j. On
 //! nodes with different numbers of ranks, several rails end at one rank of a small node.
 //!
-//! With batched flags lane 0 has the `ready` signals and waits together, and the signals that announce a part to all
-//! ranks of the node. Lane 1 announces every part at once in any case, because lane 0 can continue with it.
+//! With batched flags lane 0 has the `ready` signals and waits together, and the signals that announce a chunk to all
+//! ranks of the node. Lane 1 announces every chunk at once in any case, because lane 0 can continue with it.
 
 use peerlane_hal::Rank;
 
@@ -117,12 +117,12 @@ fn direct_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
         if asks && shape.flags == FlagOrder::Prompt {
             steps.push(wait(ready(target, NETWORK_LANE)));
         }
-        steps.extend(announced(target, cells(rank, shape.parts), Source::Input));
+        steps.extend(announced(target, cells(rank, shape.chunks), Source::Input));
     }
     steps
 }
 
-/// Puts of cells to one peer, each announced at once.
+/// Returns puts of cells to one peer, each announced at once.
 fn announced(
     peer: Rank,
     cells: impl Iterator<Item = Cell>,
@@ -144,13 +144,13 @@ fn home(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
             steps.extend(self_copy(request));
             for mate in served() {
                 steps.extend(request.needs_ready().then(|| wait(ready(mate, lane))));
-                steps.extend(announced(mate, cells(rank, shape.parts), Source::Input));
+                steps.extend(announced(mate, cells(rank, shape.chunks), Source::Input));
             }
         }
         FlagOrder::Batched => {
             steps.extend(served().filter(|_| request.needs_ready()).map(|m| wait(ready(m, lane))));
             steps.extend(self_copy(request));
-            let to_mates = || served().flat_map(|m| cells(rank, shape.parts).map(move |c| (m, c)));
+            let to_mates = || served().flat_map(|m| cells(rank, shape.chunks).map(move |c| (m, c)));
             steps.extend(to_mates().map(|(mate, cell)| put(mate, cell, Source::Input)));
             steps.extend(to_mates().map(|(mate, cell)| signal(mate, arrived(cell, lane))));
         }
@@ -169,7 +169,7 @@ fn home(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     }
     let serving = before(mates.len(), at);
     for mate in serving.clone() {
-        steps.extend(cells(mates[mate], shape.parts).map(|cell| wait(arrived(cell, lane))));
+        steps.extend(cells(mates[mate], shape.chunks).map(|cell| wait(arrived(cell, lane))));
     }
     for mate in serving {
         steps.extend(entering(request, rails, mate).map(|cell| wait(arrived(cell, lane))));
@@ -177,13 +177,12 @@ fn home(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// The cells from other nodes that enter at the mate of local index `at`, in the order in which they
-/// come.
+/// Returns the cells from other nodes that enter at the mate of local index `at`, in the order of their arrival.
 fn entering(request: &PlanRequest<'_>, rails: &Rails<'_>, at: usize) -> impl Iterator<Item = Cell> {
-    let parts = request.shape.parts;
+    let chunks = request.shape.chunks;
     (1..rails.nodes()).flat_map(move |by| {
         let shards = rails.entering(by, at);
-        (0..parts).flat_map(move |part| shards.clone().map(move |shard| Cell { shard, part }))
+        (0..chunks).flat_map(move |chunk| shards.clone().map(move |shard| Cell { shard, chunk }))
     })
 }
 
@@ -206,9 +205,9 @@ fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     }
     for hop in 0..last_hop(rails) + 1 {
         let from = if hop == 0 { Source::Input } else { Source::Output };
-        for part in 0..shape.parts {
+        for chunk in 0..shape.chunks {
             for (shard, place) in passing(rails, hop) {
-                let cell = Cell { shard, part };
+                let cell = Cell { shard, chunk };
                 let target = entry(rails.ahead(1), place);
                 if hop > 0 {
                     steps.push(wait(arrived(cell, NETWORK_LANE)));
@@ -228,19 +227,18 @@ fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// The last hop of a shard is into the node behind its own.
+/// Returns the number of the last hop of a shard, into the node before its own.
 fn last_hop(rails: &Rails<'_>) -> usize {
     rails.nodes() - 2
 }
 
-/// The shards that this rank puts to the next node after `hop` hops, with the local index of their
-/// owners.
+/// Returns the shards that this rank puts to the next node after `hop` hops, with the local index of their owners.
 fn passing<'a>(rails: &Rails<'a>, hop: usize) -> impl Iterator<Item = (Rank, usize)> + use<'a> {
     let step = if hop == 0 { usize::MAX } else { rails.mates().len() };
     rails.behind(hop).iter().copied().zip(0..).skip(rails.at()).step_by(step)
 }
 
-/// The ranks of the next node that this rank puts to, in order of their place there.
+/// Returns the ranks of the next node to which this rank puts, in the order of their local index.
 fn targets(rails: &Rails<'_>) -> Vec<Rank> {
     let next = rails.ahead(1);
     let mut is_target = vec![false; next.len()];
@@ -250,7 +248,7 @@ fn targets(rails: &Rails<'_>) -> Vec<Rank> {
     picked(next, &is_target)
 }
 
-/// The ranks of the node before that put to this rank, in order of their place there.
+/// Returns the ranks of the previous node that put to this rank, in the order of their local index.
 fn writers(rails: &Rails<'_>) -> Vec<Rank> {
     let previous = rails.behind(1);
     let mut is_writer = vec![false; previous.len()];
@@ -265,7 +263,7 @@ fn picked(members: &[Rank], is_picked: &[bool]) -> Vec<Rank> {
     members.iter().zip(is_picked).filter(|&(_, &picked)| picked).map(|(&rank, _)| rank).collect()
 }
 
-/// The nodes, seen from one rank.
+/// Selects ranks by their distance from the node of one rank.
 #[derive(Clone, Copy, Debug)]
 struct Rails<'a> {
     topology: &'a Topology,
@@ -284,33 +282,33 @@ impl<'a> Rails<'a> {
         self.topology.nodes()
     }
 
-    /// The place of this rank in its node.
+    /// Returns the local index of this rank.
     fn at(&self) -> usize {
         self.at
     }
 
-    /// The ranks of the own node.
+    /// Returns the ranks of the own node.
     fn mates(&self) -> &'a [Rank] {
         self.ahead(0)
     }
 
-    /// The ranks of the node `by` nodes further on.
+    /// Returns the ranks of the node `by` nodes after the own one.
     fn ahead(&self, by: usize) -> &'a [Rank] {
         self.topology.members(Rank::at((self.node + by) % self.nodes()).0)
     }
 
-    /// The ranks of the node `by` nodes back, at most all round.
+    /// Returns the ranks of the node `by` nodes before the own one; `by` is at most the number of nodes.
     fn behind(&self, by: usize) -> &'a [Rank] {
         self.ahead(self.nodes() - by)
     }
 
-    /// The shards from `by` nodes back that enter the own node at the mate of local index `at`.
+    /// Returns the shards of the node `by` nodes before that enter the own node at the mate of local index `at`.
     fn entering(&self, by: usize, at: usize) -> impl Iterator<Item = Rank> + Clone {
         self.behind(by).iter().copied().skip(at).step_by(self.mates().len())
     }
 }
 
-/// The place of the rank at which the shard of local index `at` enters a node with these members.
+/// Returns the rank at which the shard of local index `at` enters a node with these members.
 fn entry(members: &[Rank], at: usize) -> Rank {
     members[at % members.len()]
 }
@@ -324,28 +322,28 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let mates = node_ranks - 1;
     let between = NetworkTime::new(request, &network, node_ranks);
 
-    let spread = spread_own(request, &local, mates, request.parts(), sums.shard_bytes_max);
-    // What is spread came from another node.
+    let spread = spread_own(request, &local, mates, request.chunks(), sums.shard_bytes_max);
+    // The cells that lane 0 distributes came from another node.
     let cell = spread_cell(request, &local, mates)
-        .saturating_add(local.passed_on(mates, request.part_bytes().saturating_mul(mates)));
+        .saturating_add(local.passed_on(mates, request.chunk_bytes().saturating_mul(mates)));
     let entering = sums.entering(node_ranks);
-    let forwards = spread_cells(cell, entering.saturating_mul(request.parts()));
+    let forwards = spread_cells(cell, entering.saturating_mul(request.chunks()));
     let copy = request.self_copy(&own);
     let copy_home = if own.by_processor { copy } else { 0 };
 
-    // Both lanes ask for `ready`; only home has the own copy between.
+    // Both lanes signal `ready`; only lane 0 makes the self copy after it.
     let ready_home = request.ready(&local, mates, Some(&own));
     let ready_network = request.ready(&network, between.targets, None);
-    // By the network: all parts come in, and the last of them are spread.
+    // The path over the network: all chunks arrive, and the last of them are distributed.
     let at_once = sums.entering_from_one(node_ranks);
     let tail = if between.time > 0 { spread_cells(cell, at_once) } else { 0 };
     let go = if between.time > 0 { own.hop } else { 0 };
     let by_network = ready_network + go + between.time + between.hop + tail;
-    // By home: it begins with its own shard, or waits for the first part.
+    // The path of lane 0: it begins with its own shard, or waits for the first chunk.
     let first = ready_network + go + between.first + between.hop;
     let home = ready_home + copy_home.saturating_add(spread);
     let by_home = if forwards > 0 { home.max(first).saturating_add(forwards) } else { home };
-    // Both lanes on one fabric share what the rank can send.
+    // Both lanes on one fabric share the rate at which the rank can send.
     let sent = (entering + 1).saturating_mul(mates).saturating_add(between.shards);
     let sent = local.sends(sent.saturating_mul(sums.shard_bytes_max));
     let by_home = if tier == Tier::Local { by_home.max(ready_home + sent) } else { by_home };
@@ -357,7 +355,7 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let outside = format!(
         "{} × {} at {}",
         between.puts,
-        bytes(request.part_bytes()),
+        bytes(request.chunk_bytes()),
         rate(network.rate(between.puts))
     );
     let longest = by_network.max(by_home).max(by_thread);
@@ -394,24 +392,24 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     if mates > 0 {
         terms.push(Term::new("last arrival", local.hop, ""));
     }
-    let local_puts = mates.saturating_mul(entering + 1).saturating_mul(request.parts());
+    let local_puts = mates.saturating_mul(entering + 1).saturating_mul(request.chunks());
     let host = (local_puts.saturating_mul(local.submit))
         .saturating_add(between.puts.saturating_mul(network.submit))
         .saturating_add(request.self_puts().saturating_mul(own.submit));
     PathEstimate { terms, host }
 }
 
-/// The puts of one rank into other nodes.
+/// The times of the puts of one rank to other nodes.
 #[derive(Default)]
 struct NetworkTime {
     targets: u64,
     shards: u64,
     puts: u64,
-    /// The lane's own work.
+    /// The time of the lane's own steps.
     work: u64,
-    /// The same with its waits, or as long as it takes a rank to receive.
+    /// The time of its steps with waits, or the time in which a rank receives if that is longer.
     time: u64,
-    /// The first part.
+    /// The time until the first chunk has arrived.
     first: u64,
     hop: u64,
 }
@@ -423,28 +421,28 @@ impl NetworkTime {
         if others == 0 {
             return Self::default();
         }
-        let (parts, shard) = (request.parts(), sums.shard_bytes_max);
+        let (chunks, shard) = (request.chunks(), sums.shard_bytes_max);
         let ring = request.algorithm == Algorithm::HierarchicalRing;
-        // On rings a rank of a small node passes on all that enters at it.
+        // In a ring, a rank of a small node forwards everything that enters at it.
         let entering = sums.entering(node_ranks);
         let shards = if ring { entering } else { others };
-        let puts = shards.saturating_mul(parts);
+        let puts = shards.saturating_mul(chunks);
         let flags =
             request.flags(link, 1).saturating_mul(puts).saturating_mul(if ring { 3 } else { 1 });
-        // On rings all but the own shard came from the node before.
+        // In a ring, all shards except the own one came from the previous node.
         let foreign = shards - 1;
         let passed_on = match ring {
-            true => link.passed_on(foreign.saturating_mul(parts), shard.saturating_mul(foreign)),
+            true => link.passed_on(foreign.saturating_mul(chunks), shard.saturating_mul(foreign)),
             false => 0,
         };
         let work = link
             .puts(puts, shard.saturating_mul(shards))
             .saturating_add(passed_on)
             .saturating_add(flags);
-        let first = link.puts(1, request.part_bytes());
+        let first = link.puts(1, request.chunk_bytes());
         let bubble = if ring {
-            let others_parts = first.saturating_mul(parts * entering.div_ceil(others) - 1);
-            link.hop.saturating_sub(others_parts).saturating_mul(others - 1)
+            let others_chunks = first.saturating_mul(chunks * entering.div_ceil(others) - 1);
+            link.hop.saturating_sub(others_chunks).saturating_mul(others - 1)
         } else {
             0
         };
@@ -462,12 +460,12 @@ impl NetworkTime {
     }
 }
 
-/// One part to all mates.
+/// Returns the time of one chunk to all mates.
 fn spread_cell(request: &CostRequest<'_>, local: &EffectiveLink, mates: u64) -> u64 {
     if mates == 0 {
         return 0;
     }
-    let bytes = request.part_bytes().saturating_mul(mates);
+    let bytes = request.chunk_bytes().saturating_mul(mates);
     let puts = local.puts(mates, bytes).max(local.receives(bytes));
     puts.saturating_add(request.flags(local, mates)).saturating_add(request.flags(local, 1))
 }
@@ -476,14 +474,14 @@ fn spread_cells(cell: u64, cells: u64) -> u64 {
     cell.saturating_mul(cells)
 }
 
-/// The own shard to all mates.
+/// Returns the time of the own shard to all mates.
 fn spread_own(
     request: &CostRequest<'_>,
     local: &EffectiveLink,
     mates: u64,
-    parts: u64,
+    chunks: u64,
     shard: u64,
 ) -> u64 {
-    let puts = mates.saturating_mul(parts);
+    let puts = mates.saturating_mul(chunks);
     local.puts(puts, shard.saturating_mul(mates)).saturating_add(request.flags(local, puts))
 }

@@ -22,7 +22,7 @@ use crate::cost::{ClusterSums, Traffic};
 use crate::error::Error;
 #[cfg(doc)]
 use crate::plan::Tier;
-use crate::plan::{Algorithm, FlagOrder, Lane, OUTPUTS_MAX, PARTS_MAX, Plan};
+use crate::plan::{Algorithm, CHUNKS_MAX, FlagOrder, Lane, OUTPUTS_MAX, Plan};
 use crate::topology::Topology;
 
 mod direct;
@@ -33,15 +33,15 @@ mod steps;
 /// States what a plan is for, apart from the algorithm and the topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
-    /// The goal.
+    /// The collective.
     pub collective: Collective,
-    /// Number of parts of each block, 1 to [`PARTS_MAX`].
-    pub parts: u32,
+    /// Number of chunks of each block, 1 to [`CHUNKS_MAX`].
+    pub chunks: u32,
     /// Whether a rank's own block is in its output from the start.
     pub in_place: bool,
     /// Number of outputs that consecutive starts use in turn, 1 to [`OUTPUTS_MAX`]; 1 in place.
     ///
-    /// With two, ranks that hear from everyone in each start signal no `ready`.
+    /// With two, no rank signals `ready` if every rank gets data from every other one in each start.
     pub outputs: u32,
     /// The order of flags and copies.
     pub flags: FlagOrder,
@@ -54,7 +54,7 @@ impl Default for Shape {
     fn default() -> Self {
         Self {
             collective: Collective::AllGather,
-            parts: 1,
+            chunks: 1,
             in_place: false,
             outputs: 1,
             flags: FlagOrder::Prompt,
@@ -63,7 +63,7 @@ impl Default for Shape {
     }
 }
 
-/// What a schedule makes the lanes of one rank from.
+/// The arguments from which a schedule makes the lanes of one rank.
 #[derive(Clone, Copy, Debug)]
 struct PlanRequest<'a> {
     topology: &'a Topology,
@@ -93,14 +93,14 @@ impl PlanRequest<'_> {
     }
 }
 
-/// An algorithm: how it plans, and what it costs.
+/// Makes the lanes of one algorithm, and estimates its cost.
 pub(crate) struct Schedule {
     algorithm: Algorithm,
     suits: fn(Collective) -> bool,
     lanes: fn(&PlanRequest<'_>) -> Vec<Lane>,
     /// Returns why the plans would equal those of a simpler schedule.
     pub(crate) pointless: fn(&ClusterSums) -> Option<&'static str>,
-    /// Returns whether ranks forward what they have received, so that parts can overlap.
+    /// Returns whether ranks forward what they have received, so that chunks can overlap.
     pub(crate) forwards: fn(&ClusterSums) -> bool,
     /// Returns the number of lanes of a rank.
     pub(crate) lane_count: fn(&CostRequest<'_>) -> usize,
@@ -160,13 +160,13 @@ pub fn plan(
     if rank.index() >= topology.ranks() {
         return invalid(format!("rank is {rank}, expected a rank of {topology}"));
     }
-    let Shape { collective, parts, in_place, outputs, flags, tiers: _ } = shape;
+    let Shape { collective, chunks, in_place, outputs, flags, tiers: _ } = shape;
     check_suits(algorithm, collective)?;
     if let Err(text) = collective.check(topology.ranks(), in_place) {
         return invalid(text);
     }
-    if !(1..=PARTS_MAX).contains(&parts) {
-        return invalid(format!("parts is {parts}, expected 1 to {PARTS_MAX}"));
+    if !(1..=CHUNKS_MAX).contains(&chunks) {
+        return invalid(format!("chunks is {chunks}, expected 1 to {CHUNKS_MAX}"));
     }
     let outputs_max = if in_place { 1 } else { OUTPUTS_MAX };
     if !(1..=outputs_max).contains(&outputs) {
@@ -175,7 +175,7 @@ pub fn plan(
     }
     let ranks = Rank::at(topology.ranks()).0;
     let lanes = (schedule(algorithm).lanes)(&PlanRequest { topology, rank, shape });
-    Ok(Plan { collective, algorithm, rank, ranks, parts, in_place, outputs, flags, lanes })
+    Ok(Plan { collective, algorithm, rank, ranks, chunks, in_place, outputs, flags, lanes })
 }
 
 /// Makes the plans of all ranks, in rank order.
@@ -205,16 +205,16 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
             error.to_string()
         };
-        let refused = |rank, parts, in_place, outputs| {
-            let shape = Shape { parts, in_place, outputs, ..Shape::default() };
+        let refused = |rank, chunks, in_place, outputs| {
+            let shape = Shape { chunks, in_place, outputs, ..Shape::default() };
             error(Algorithm::Direct, rank, shape)
         };
-        let text = |rank, parts| refused(rank, parts, false, 1);
+        let text = |rank, chunks| refused(rank, chunks, false, 1);
         assert_snapshot!(refused(Rank(0), 1, false, 3), @"outputs is 3, expected 1 to 2 out of place");
         assert_snapshot!(refused(Rank(0), 1, true, 2), @"outputs is 2, expected 1 to 1 in place");
         assert_snapshot!(text(Rank(3), 1), @"rank is 3, expected a rank of 3 ranks on 2 nodes");
-        assert_snapshot!(text(Rank(0), 0), @"parts is 0, expected 1 to 65536");
-        assert_snapshot!(text(Rank(0), 65537), @"parts is 65537, expected 1 to 65536");
+        assert_snapshot!(text(Rank(0), 0), @"chunks is 0, expected 1 to 65536");
+        assert_snapshot!(text(Rank(0), 65537), @"chunks is 65537, expected 1 to 65536");
         let of = |collective| Shape { collective, ..Shape::default() };
         let broadcast = |root| of(Collective::Broadcast { root: Rank(root) });
         let all_to_all = of(Collective::AllToAll);

@@ -1,20 +1,20 @@
 //! Ring and double ring: every rank forwards what it receives to the next rank.
 //!
-//! The ranks form a circle, node after node, so that the circle leaves each node once. A rank puts its own block to the
-//! next rank, then forwards each part as soon as it has arrived. Every byte goes straight to its place in the output, so
-//! a rank only has to know that the next rank is `ready`. With two outputs in turn an all-gather needs not even that:
-//! in the last start, the block of the next rank has come all the way round. In a broadcast only the block of the root
-//! travels, and part by part the ring is a pipeline.
+//! The ranks are ordered node after node, so the ring leaves each node once. A rank puts its own block to the
+//! next rank, then forwards each chunk as soon as it has arrived. Every byte is put to its final position in the output,
+//! so a rank only has to know that the next rank is `ready`. With two outputs in turn, an all-gather does not need that
+//! either: in the last start, the block of the next rank has passed all ranks. In a broadcast only the block of the root
+//! is forwarded, and with several chunks the ring is a pipeline.
 //!
-//! The double ring has two lanes, one for each direction. Each takes every block half of the way round. If the number of
-//! ranks is even, the rank on the far side gets even parts from one direction and odd parts from the other. Both
-//! directions carry half, with half of the hops of one ring.
+//! The double ring has two lanes, one for each direction. Each forwards every block half of the way. If the number of
+//! ranks is even, the opposite rank gets even chunks from one direction and odd chunks from the other. Each direction
+//! carries half of the bytes, with half of the hops of one ring.
 //!
-//! If a network reaches the other nodes, puts that leave the node are in a network lane. The local lane waits for what
-//! arrives from the own node, and relays it to the network lane by a signal to its own rank. The lane that forwards
-//! waits for what arrives from another node.
+//! If a network reaches the other nodes, puts that leave the node are in a network lane. The local lane waits for
+//! arrivals from the own node, and announces them to the network lane by a signal to its own rank. The lane that forwards
+//! waits for arrivals from other nodes.
 //!
-//! With batched flags the `ready` signal and wait are adjacent; after that, the signal of one part and the wait for the
+//! With batched flags the `ready` signal and wait are adjacent; after that, the signal of one chunk and the wait for the
 //! next are adjacent in any case.
 
 use std::ops::Range;
@@ -79,54 +79,54 @@ fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
 }
 
 fn ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
-    let circle = circle(request);
-    let last = circle.len() - 1;
-    let all_round = Direction {
-        circle: &circle,
+    let order = ring_order(request);
+    let last = order.len() - 1;
+    let direction = Direction {
+        order: &order,
         local: LaneId::HOME,
         network: LaneId(1),
-        reach: [last; 2],
-        copied: 0..request.shape.parts,
+        hops: [last; 2],
+        copied: 0..request.shape.chunks,
     };
     let mut lanes = empty_lanes(request, 1);
-    all_round.extend(request, &mut lanes);
+    direction.extend(request, &mut lanes);
     lanes
 }
 
 fn double_ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
-    let mut circle = circle(request);
-    let last = circle.len() - 1;
+    let mut order = ring_order(request);
+    let last = order.len() - 1;
     let (near, far) = (last / 2, last.div_ceil(2));
-    let middle = request.shape.parts.div_ceil(2);
+    let middle = request.shape.chunks.div_ceil(2);
     let mut lanes = empty_lanes(request, 2);
     let forwards = Direction {
-        circle: &circle,
+        order: &order,
         local: LaneId::HOME,
         network: LaneId(2),
-        reach: [far, near],
+        hops: [far, near],
         copied: 0..middle,
     };
     forwards.extend(request, &mut lanes);
-    circle[1..].reverse();
+    order[1..].reverse();
     let backwards = Direction {
-        circle: &circle,
+        order: &order,
         local: LaneId(1),
         network: LaneId(3),
-        reach: [near, far],
-        copied: middle..request.shape.parts,
+        hops: [near, far],
+        copied: middle..request.shape.chunks,
     };
     backwards.extend(request, &mut lanes);
     lanes
 }
 
-fn empty_lanes(request: &PlanRequest<'_>, ways: usize) -> Vec<Lane> {
+fn empty_lanes(request: &PlanRequest<'_>, directions: usize) -> Vec<Lane> {
     let tiers = if request.has_network() { Tier::ALL } else { &[Tier::Local] };
-    let lane = |&tier| vec![Lane { tier, steps: Vec::new() }; ways];
+    let lane = |&tier| vec![Lane { tier, steps: Vec::new() }; directions];
     tiers.iter().flat_map(lane).collect()
 }
 
-/// Returns all ranks in the order of the circle, starting with this one.
-fn circle(request: &PlanRequest<'_>) -> Vec<Rank> {
+/// Returns all ranks in the order of the ring, beginning with this one.
+fn ring_order(request: &PlanRequest<'_>) -> Vec<Rank> {
     let &PlanRequest { topology, rank, .. } = request;
     let node = topology.node(rank);
     let (mates, at) = (topology.members(node), topology.local_index(rank));
@@ -137,32 +137,32 @@ fn circle(request: &PlanRequest<'_>) -> Vec<Rank> {
 
 /// One direction of a ring, in which blocks pass from rank to rank.
 struct Direction<'a> {
-    /// All ranks in the order in which a block passes them, starting with this one.
-    circle: &'a [Rank],
+    /// All ranks in the order in which a block passes them, beginning with this one.
+    order: &'a [Rank],
     /// The lane of puts inside a node.
     local: LaneId,
     /// The lane of puts between nodes.
     network: LaneId,
-    /// The number of hops that an even part, and an odd part, of a block makes.
-    reach: [usize; 2],
-    /// The parts of the own block whose self copy this direction makes.
+    /// The number of hops that an even chunk, and an odd chunk, of a block makes.
+    hops: [usize; 2],
+    /// The chunks of the own block whose self copy this direction makes.
     copied: Range<u32>,
 }
 
 impl Direction<'_> {
     fn extend(self, request: &PlanRequest<'_>, lanes: &mut [Lane]) {
         let &PlanRequest { rank, shape, .. } = request;
-        let parts = || (0..shape.parts).map(|part| (part, self.reach(part)));
-        let furthest = parts().map(|(_, reach)| reach).max().unwrap_or(0);
+        let chunks = || (0..shape.chunks).map(|chunk| (chunk, self.hops(chunk)));
+        let furthest = chunks().map(|(_, hops)| hops).max().unwrap_or(0);
         let is_copied = request.is_provider(rank) && !shape.in_place;
         let copies = self.copied.clone().filter(|_| is_copied);
-        let copies = copies.map(|part| put(rank, Cell { shard: rank, part }, Source::Input));
-        let (next, previous) = (self.place(1), self.place(self.circle.len() - 1));
+        let copies = copies.map(|chunk| put(rank, Cell { shard: rank, chunk }, Source::Input));
+        let (next, previous) = (self.rank_after(1), self.rank_after(self.order.len() - 1));
         let (inward, outward) =
             (self.lane(request, previous, rank), self.lane(request, rank, next));
         let (reader, reader_next) = (self.reader(request, 0), self.reader(request, 1));
         let mut push = |lane: LaneId, step: Step| lanes[lane.index()].steps.push(step);
-        // Whether the rank before puts anything to this one, and this one to the next.
+        // Whether the previous rank puts data to this one, and this one to the next.
         let needs_ready = request.needs_ready();
         let is_put_to =
             needs_ready && (0..furthest).any(|hop| request.is_provider(self.origin(hop + 1)));
@@ -183,8 +183,8 @@ impl Direction<'_> {
             if !request.is_provider(shard) {
                 continue;
             }
-            for (part, _) in parts().filter(|&(_, reach)| reach > hop) {
-                let cell = Cell { shard, part };
+            for (chunk, _) in chunks().filter(|&(_, hops)| hops > hop) {
+                let cell = Cell { shard, chunk };
                 if hop > 0 {
                     push(reader, wait(arrived(cell, reader)));
                 }
@@ -196,26 +196,26 @@ impl Direction<'_> {
                 push(outward, signal(next, arrived(cell, reader_next)));
             }
         }
-        for (part, reach) in parts().filter(|&(_, reach)| reach > 0) {
-            let shard = self.origin(reach);
+        for (chunk, hops) in chunks().filter(|&(_, hops)| hops > 0) {
+            let shard = self.origin(hops);
             if request.is_provider(shard) {
-                push(reader, wait(arrived(Cell { shard, part }, reader)));
+                push(reader, wait(arrived(Cell { shard, chunk }, reader)));
             }
         }
     }
 
     /// Returns the rank whose block this rank puts to the next one at hop `hop`.
     fn origin(&self, hop: usize) -> Rank {
-        self.place(self.circle.len() - hop)
+        self.rank_after(self.order.len() - hop)
     }
 
-    fn reach(&self, part: u32) -> usize {
-        self.reach[part as usize % 2]
+    fn hops(&self, chunk: u32) -> usize {
+        self.hops[chunk as usize % 2]
     }
 
-    /// Returns the rank `by` places after this one in the circle.
-    fn place(&self, by: usize) -> Rank {
-        self.circle[by % self.circle.len()]
+    /// Returns the rank `by` positions after this one.
+    fn rank_after(&self, by: usize) -> Rank {
+        self.order[by % self.order.len()]
     }
 
     /// Returns the lane of puts from one rank to the next.
@@ -224,12 +224,13 @@ impl Direction<'_> {
         if leaves && request.has_network() { self.network } else { self.local }
     }
 
-    /// Returns the lane in which the rank `by` places after this one waits for arrivals.
+    /// Returns the lane in which the rank `by` positions after this one waits for arrivals.
     ///
     /// No local lane signals a network lane of a peer.
     fn reader(&self, request: &PlanRequest<'_>, by: usize) -> LaneId {
-        let last = self.circle.len() - 1;
-        let (rank, previous, next) = (self.place(by), self.place(by + last), self.place(by + 1));
+        let last = self.order.len() - 1;
+        let (rank, previous, next) =
+            (self.rank_after(by), self.rank_after(by + last), self.rank_after(by + 1));
         match self.lane(request, previous, rank) == self.network {
             true => self.lane(request, rank, next),
             false => self.local,
@@ -251,14 +252,14 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     let Hops { inside, local, network } = Hops::new(request, node_ranks, ways);
     let peers = sums.ranks - 1;
     let used = || Hops::used(request, inside, &local, &network);
-    let part_time = |link: &EffectiveLink| part_time(request, link);
-    // The last of links that are equally slow; there is always one.
-    let slowest = used().max_by_key(|link| part_time(link)).unwrap_or(&local);
-    let part = part_time(slowest);
-    let parts = request.parts();
-    // With two directions, even parts go further the one way, odd ones the other way.
+    let chunk_time = |link: &EffectiveLink| chunk_time(request, link);
+    // There is always a link; of equally slow ones this is the last.
+    let slowest = used().max_by_key(|link| chunk_time(link)).unwrap_or(&local);
+    let chunk = chunk_time(slowest);
+    let chunks = request.chunks();
+    // With two directions, even chunks pass more hops in one direction, odd ones in the other.
     let (near, hops) = (peers / ways, peers.div_ceil(ways));
-    let puts = hops * parts.div_ceil(ways) + near * (parts - parts.div_ceil(ways));
+    let puts = hops * chunks.div_ceil(ways) + near * (chunks - chunks.div_ceil(ways));
     let shards = |count: u64| sums.shard_bytes_max.saturating_mul(count);
     // Two directions leave a node at two ranks, unless it has only one; and of two ranks each has one
     // direction inside.
@@ -267,23 +268,23 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     let out_shards = if node_ranks > 1 { one_way } else { peers };
     let every = match local.by_processor {
         _ if !inside => 0,
-        // Two directions of one thread take turns.
-        true => part_time(&local).saturating_mul(inside_shards.saturating_mul(parts)),
+        // One thread drives both directions, one after the other.
+        true => chunk_time(&local).saturating_mul(inside_shards.saturating_mul(chunks)),
         false => local.sends(shards(inside_shards)),
     };
     let out = if request.has_network() { network.sends(shards(out_shards)) } else { 0 };
     let every = every.max(out);
-    // All but the own shard came from the rank before.
+    // All shards except the own one came from the previous rank.
     let foreign = peers.saturating_sub(1);
-    let passed_on = slowest.passed_on(foreign * parts, shards(foreign));
+    let passed_on = slowest.passed_on(foreign * chunks, shards(foreign));
     let all =
-        uneven(request, slowest, part.saturating_mul(puts).max(every).saturating_add(passed_on));
-    // What leaves the node is relayed by a signal from the home lane.
+        uneven(request, slowest, chunk.saturating_mul(puts).max(every).saturating_add(passed_on));
+    // A signal from lane 0 announces the data that leaves the node to the network lane.
     let relay = if request.has_network() && inside { own.hop } else { 0 };
     let last_hop = used().map(|link| link.hop).max().unwrap_or(0);
-    let passed_on_part = |link: &EffectiveLink| link.passed_on(1, request.part_bytes());
+    let passed_on_chunk = |link: &EffectiveLink| link.passed_on(1, request.chunk_bytes());
     let edge = |link: &EffectiveLink, relay: u64| {
-        part_time(link).saturating_add(passed_on_part(link)).saturating_add(link.hop + relay)
+        chunk_time(link).saturating_add(passed_on_chunk(link)).saturating_add(link.hop + relay)
     };
     let (near_edge, far_edge) = (edge(&local, 0), edge(&network, relay));
     // A shard crosses at most one way out of each node, and every other link at most once.
@@ -292,10 +293,10 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     let by = |out: u64| {
         far_edge.saturating_mul(out).saturating_add(near_edge.saturating_mul(hops - out))
     };
-    let others = part.saturating_add(passed_on_part(slowest)).saturating_mul(parts - 1);
+    let others = chunk.saturating_add(passed_on_chunk(slowest)).saturating_mul(chunks - 1);
     let journey = by(out).max(by(hops - stay)).saturating_add(others);
-    // It begins where its shard is at home.
-    let journey = journey.saturating_sub(passed_on_part(&local).min(passed_on_part(slowest)));
+    // The path begins at the rank that provides the shard.
+    let journey = journey.saturating_sub(passed_on_chunk(&local).min(passed_on_chunk(slowest)));
     let uneven_overlap = overlaps(request, slowest) && sums.shard_bytes_max > sums.shard_bytes_min;
     let waits = match uneven_overlap {
         true => 0,
@@ -305,7 +306,7 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     let mut terms = Vec::new();
     let furthest = used().max_by_key(|link| link.hop).unwrap_or(&local);
     let ready = request.ready(furthest, peers.min(1), Some(&own));
-    // Where only network lanes have work, they start on a flag from home and end with one to it.
+    // If only network lanes have work, they start on a flag from lane 0 and end with one to it.
     let entry = if inside { 0 } else { own.hop };
     let (ready, last_hop) = (ready + entry, last_hop + entry);
     terms.push(Term::new("ready", ready, "of the next rank"));
@@ -315,16 +316,16 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
         _ => format!(", {} longer as peers have just put it there", time(passed_on)),
     };
     let note = format!(
-        "{hops} steps of {parts} × {} at {}{longer}",
-        bytes(request.part_bytes()),
+        "{hops} steps of {chunks} × {} at {}{longer}",
+        bytes(request.chunk_bytes()),
         rate(slowest.rate(1))
     );
     terms.push(Term::new("puts", all, note));
     if hops > 0 {
-        terms.push(Term::new("waits for the next part", waits, format!("on {hops} steps")));
+        terms.push(Term::new("waits for the next chunk", waits, format!("on {hops} steps")));
         terms.push(Term::new("last arrival", last_hop, ""));
     }
-    let puts = peers.saturating_mul(parts).saturating_mul(slowest.submit);
+    let puts = peers.saturating_mul(chunks).saturating_mul(slowest.submit);
     let host = puts.saturating_add(request.self_puts().saturating_mul(own.submit));
     PathEstimate { terms, host }
 }
@@ -336,7 +337,7 @@ fn overlaps(request: &CostRequest<'_>, link: &EffectiveLink) -> bool {
 
 /// Returns the time of the puts if shards differ in length.
 ///
-/// Every link carries all shards but one, and the largest shard reaches the last rank part by part. With outputs in
+/// Every link carries all shards but one, and the largest shard reaches the last rank chunk by chunk. With outputs in
 /// turn and engines of a device, the journey of one start overlaps with the next start.
 fn uneven(request: &CostRequest<'_>, link: &EffectiveLink, even: u64) -> u64 {
     let sums = request.sums;
@@ -346,13 +347,13 @@ fn uneven(request: &CostRequest<'_>, link: &EffectiveLink, even: u64) -> u64 {
     }
     let equal = sums.shard_bytes_max.saturating_mul(peers);
     let carried = sums.total_bytes - sums.shard_bytes_min;
-    let journey = sums.shard_bytes_max + request.part_bytes().saturating_mul(peers - 1);
+    let journey = sums.shard_bytes_max + request.chunk_bytes().saturating_mul(peers - 1);
     let needed = if overlaps(request, link) { carried } else { carried.max(journey) };
     let saved = equal.saturating_sub(needed);
     even.saturating_sub(transfer_picoseconds(saved, link.rate(1)))
 }
 
-/// The links of a ring's hops.
+/// The links that the hops of a ring use.
 struct Hops {
     /// Whether there are hops inside nodes.
     inside: bool,
@@ -366,7 +367,7 @@ impl Hops {
         Self {
             inside: !request.has_network() || node_ranks > 1,
             local: EffectiveLink::new(links, Some(Tier::Local), node_ranks, node_ranks),
-            // The circle leaves each node once in each direction.
+            // The ring leaves each node once in each direction.
             network: EffectiveLink::new(links, Some(Tier::Network), node_ranks, ways),
         }
     }
@@ -382,29 +383,29 @@ impl Hops {
     }
 }
 
-/// Returns the time of one part over one hop, with its signal and wait.
-fn part_time(request: &CostRequest<'_>, link: &EffectiveLink) -> u64 {
+/// Returns the time of one chunk over one hop, with its signal and wait.
+fn chunk_time(request: &CostRequest<'_>, link: &EffectiveLink) -> u64 {
     let flags = request.flags(link, 1).saturating_mul(2);
-    let part = link.puts(1, request.part_bytes()).max(link.receives(request.part_bytes()));
-    part.saturating_add(flags)
+    let chunk = link.puts(1, request.chunk_bytes()).max(link.receives(request.chunk_bytes()));
+    chunk.saturating_add(flags)
 }
 
-/// Estimates a broadcast: the first part over every hop, then the other parts over the slowest hop.
+/// Estimates a broadcast: the first chunk over every hop, then the other chunks over the slowest hop.
 fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let sums = request.sums;
     let own = EffectiveLink::new(request.links, None, 1, 1);
     let Hops { inside, local, network } = Hops::new(request, node_ranks, 1);
     let used = || Hops::used(request, inside, &local, &network);
     let hops = sums.ranks - 1;
-    // All but the root forward what has just arrived.
+    // Every rank except the root forwards data that has just arrived.
     let forwarded = |link: &EffectiveLink| {
-        let passed_on = if hops > 1 { link.passed_on(1, request.part_bytes()) } else { 0 };
-        part_time(request, link).saturating_add(passed_on)
+        let passed_on = if hops > 1 { link.passed_on(1, request.chunk_bytes()) } else { 0 };
+        chunk_time(request, link).saturating_add(passed_on)
     };
     let slowest = used().max_by_key(|link| forwarded(link)).unwrap_or(&local);
     let furthest = used().max_by_key(|link| link.hop).unwrap_or(&local);
     let between = if request.has_network() { (sums.nodes - 1).min(hops) } else { 0 };
-    // What leaves a node is relayed by a signal from lane 0. If only network lanes have work, they start on a flag from
+    // A signal from lane 0 announces the data that leaves a node. If only network lanes have work, they start on a flag from
     // lane 0 and end with one to it.
     let relay = if between > 0 && inside { own.hop } else { 0 };
     let entry = if between > 0 && !inside { own.hop } else { 0 };
@@ -414,13 +415,13 @@ fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
     let first = hop(&network, relay)
         .saturating_mul(between)
         .saturating_add(hop(&local, 0).saturating_mul(hops - between))
-        .saturating_sub(forwarded(slowest) - part_time(request, slowest));
-    let others = forwarded(slowest).saturating_mul(request.parts() - 1);
+        .saturating_sub(forwarded(slowest) - chunk_time(request, slowest));
+    let others = forwarded(slowest).saturating_mul(request.chunks() - 1);
     let ready = request.ready(furthest, hops.min(1), Some(&own)).saturating_add(entry);
     let note = format!(
         "{} × {} at {} over {hops} hops",
-        request.parts(),
-        bytes(request.part_bytes()),
+        request.chunks(),
+        bytes(request.chunk_bytes()),
         rate(slowest.rate(1))
     );
     let mut terms = vec![
@@ -428,10 +429,10 @@ fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
         request.self_copy_term(&own, first.saturating_add(others)),
     ];
     if hops > 0 {
-        terms.push(Term::new("first part", first, note));
-        terms.push(Term::new("other parts", others, "behind it"));
+        terms.push(Term::new("first chunk", first, note));
+        terms.push(Term::new("other chunks", others, "behind it"));
         terms.push(Term::new("end of the network lane", entry, ""));
     }
-    let host = request.parts().saturating_mul(slowest.submit);
+    let host = request.chunks().saturating_mul(slowest.submit);
     PathEstimate { terms, host }
 }

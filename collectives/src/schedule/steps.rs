@@ -1,4 +1,4 @@
-//! Steps by name, and the order in which a rank serves its peers.
+//! Constructors of steps, and the order in which a rank serves its peers.
 
 use peerlane_hal::Rank;
 
@@ -9,15 +9,15 @@ use crate::plan::{Cell, Flag, LaneId, Source, Step, Tier};
 pub(super) const NETWORK_LANE: LaneId = LaneId(1);
 
 /// Returns the cells of the block of one rank.
-pub(super) fn cells(shard: Rank, parts: u32) -> impl Iterator<Item = Cell> + Clone {
-    (0..parts).map(move |part| Cell { shard, part })
+pub(super) fn cells(shard: Rank, chunks: u32) -> impl Iterator<Item = Cell> + Clone {
+    (0..chunks).map(move |chunk| Cell { shard, chunk })
 }
 
 /// Returns the copies of a rank's own block into its own output; none in place.
 pub(super) fn self_copy(request: &PlanRequest<'_>) -> impl Iterator<Item = Step> + use<> {
     let &PlanRequest { rank, shape, .. } = request;
     let is_copied = request.is_provider(rank) && !shape.in_place;
-    cells(rank, shape.parts)
+    cells(rank, shape.chunks)
         .filter(move |_| is_copied)
         .map(move |cell| put(rank, cell, Source::Input))
 }
@@ -42,14 +42,14 @@ pub(super) fn ready(from: Rank, lane: LaneId) -> Flag {
     Flag::Ready { from, lane }
 }
 
-/// Returns the others of `count` places in a circle, from the one after `at`.
+/// Returns the indices below `count` except `at`, cyclically from the one after `at`.
 ///
 /// A rank serves its peers in this order, so that no two ranks serve the same peer at once.
 pub(super) fn after(count: usize, at: usize) -> impl Iterator<Item = usize> + Clone {
     (at + 1..count).chain(0..at)
 }
 
-/// Returns the others of `count` places in a circle, from the one before `at` backwards.
+/// Returns the indices below `count` except `at`, cyclically backwards from the one before `at`.
 ///
 /// Peers serve a rank in this order.
 pub(super) fn before(count: usize, at: usize) -> impl Iterator<Item = usize> + Clone {

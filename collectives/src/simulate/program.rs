@@ -90,11 +90,11 @@ impl<'a> Compiler<'a> {
                 "{ranks} ranks have {lanes} lanes each, expected 1 to {WHO_MAX} lanes in all"
             )));
         }
-        let flags = FlagLayout::new(ranks, layout.parts(), tiers.len());
+        let flags = FlagLayout::new(ranks, layout.chunks(), tiers.len());
         let lines = flags.words() / FLAG_WORDS;
         let all_flags = lines.saturating_mul(ranks as u64);
         if all_flags > FLAGS_MAX {
-            return Err(too_large(ranks, layout.parts()));
+            return Err(too_large(ranks, layout.chunks()));
         }
         let Plan { outputs, in_place, .. } = *first;
         let program = Program { steps: Vec::new(), first: vec![0], tiers, outputs, in_place };
@@ -117,7 +117,7 @@ impl<'a> Compiler<'a> {
                 })?;
                 self.program.steps.push(Packed::new(packed));
                 if number >= STEPS_MAX {
-                    return Err(too_large(self.layout.ranks(), self.layout.parts()));
+                    return Err(too_large(self.layout.ranks(), self.layout.chunks()));
                 }
             }
             self.program.first.push(self.program.steps.len() as u32);
@@ -149,13 +149,13 @@ impl<'a> Compiler<'a> {
     }
 
     fn check(&self, plan: &Plan) -> Result<(), Error> {
-        let (ranks, parts) = (self.layout.ranks() as u64, self.layout.parts());
+        let (ranks, chunks) = (self.layout.ranks() as u64, self.layout.chunks());
         let rank = (self.program.first.len() - 1) / self.program.lanes();
         let tiers = plan.lanes.iter().map(|lane| lane.tier);
         let fields = [
             ("rank", u64::from(plan.rank.0), rank as u64),
             ("ranks", plan.ranks.into(), ranks),
-            ("parts", plan.parts.into(), parts.into()),
+            ("chunks", plan.chunks.into(), chunks.into()),
             ("lanes", plan.lanes.len() as u64, self.program.lanes() as u64),
         ];
         if let Some((field, seen, wanted)) = fields.iter().find(|(_, seen, wanted)| seen != wanted)
@@ -175,8 +175,11 @@ impl<'a> Compiler<'a> {
             Step::Put { peer, cell, .. } | Step::Get { peer, cell, .. } => {
                 let peer = self.known_rank(peer)?;
                 self.known_rank(cell.shard)?;
-                if cell.part >= self.layout.parts() {
-                    return Err(format!("cell {cell} is not one of {} parts", self.layout.parts()));
+                if cell.chunk >= self.layout.chunks() {
+                    return Err(format!(
+                        "cell {cell} is not one of {} chunks",
+                        self.layout.chunks()
+                    ));
                 }
                 let bytes = self.layout.cell(cell).bytes;
                 if bytes > WHAT_MAX {
@@ -221,9 +224,9 @@ impl<'a> Compiler<'a> {
             Flag::Go { lane } | Flag::Sent { lane } => (lane, Rank(0)),
         };
         self.known_rank(rank)?;
-        let part = if let Flag::Arrived { cell, .. } = flag { cell.part } else { 0 };
-        if part >= self.layout.parts() || lane.index() >= self.program.lanes() {
-            return Err(format!("{flag} names a part or a lane that is not there"));
+        let chunk = if let Flag::Arrived { cell, .. } = flag { cell.chunk } else { 0 };
+        if chunk >= self.layout.chunks() || lane.index() >= self.program.lanes() {
+            return Err(format!("{flag} names a chunk or a lane that is not there"));
         }
         let reader = if let Flag::Sent { .. } = flag { LaneId::HOME } else { lane };
         Ok((reader, self.flags.word(flag) / FLAG_WORDS))
@@ -234,9 +237,9 @@ pub(super) fn invalid(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
-fn too_large(ranks: usize, parts: u32) -> Error {
+fn too_large(ranks: usize, chunks: u32) -> Error {
     invalid(format!(
-        "ranks is {ranks} and parts is {parts}: more than {STEPS_MAX} steps, the most that are \
+        "ranks is {ranks} and chunks is {chunks}: more than {STEPS_MAX} steps, the most that are \
          simulated at once"
     ))
 }

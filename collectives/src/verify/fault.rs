@@ -1,38 +1,37 @@
-//! What can be wrong with plans.
+//! The faults that the verifier finds, and their classes.
 
 use std::fmt;
 
 use peerlane_hal::{ErrorKind, Rank};
 
-use super::class::FaultClass;
 use crate::collective::Collective;
-use crate::plan::{Cell, Flag, LaneId, OUTPUTS_MAX, PARTS_MAX, Step, StepOf, Tier};
+use crate::plan::{CHUNKS_MAX, Cell, Flag, LaneId, OUTPUTS_MAX, Step, StepOf, Tier};
 
-/// Where a step stands in its lane.
+/// The position of a step in its lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Position {
-    /// In the entry, which closes the lane towards the caller.
+    /// In the entry, the steps that begin the lane after the caller.
     Entry,
-    /// The step of this number in the plan, from 1, as the lines of the text form count.
+    /// The step with this number in the plan, from 1, in the order of the lines of the text form.
     Step(usize),
-    /// In the exit.
+    /// In the exit, the steps that end the lane before the caller continues.
     Exit,
 }
 
-/// A step, and where it stands; as text `rank 0, lane 0, step 3 (wait ready from 1)`.
+/// A step and its location; the text is such as `rank 0, lane 0, step 3 (wait ready from 1)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
-    /// Whose plan.
+pub struct Location {
+    /// The rank of the plan.
     pub rank: Rank,
-    /// Which lane of it.
+    /// The lane in the plan.
     pub lane: LaneId,
-    /// Where in the lane.
+    /// The position in the lane.
     pub position: Position,
     /// The step.
     pub step: Step,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, lane, position, step } = *self;
         write!(f, "rank {rank}, lane {lane}, ")?;
@@ -45,263 +44,264 @@ impl fmt::Display for Place {
     }
 }
 
-/// Why plans must not run. `start` counts the starts from 1.
+/// Describes why plans must not run. Starts are counted from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
     /// There is no plan.
     #[error("there is no plan, expected one for every rank")]
     NoPlan,
-    /// A field of a plan is not what the number, order or first of the plans say.
-    #[error("plan {index}: {field} is {seen}, expected {wanted}")]
+    /// A field of a plan differs from the first plan, or from the number or the order of the plans.
+    #[error("plan {index}: {field} is {found}, expected {expected}")]
     Disagrees {
-        /// The place of the plan among the plans, from 0.
+        /// The index of the plan, from 0.
         index: usize,
         /// The field.
         field: String,
-        /// What it holds.
-        seen: String,
-        /// What it must hold.
-        wanted: String,
+        /// The value of the field.
+        found: String,
+        /// The expected value.
+        expected: String,
     },
-    /// The number of parts is impossible.
-    #[error("rank {rank}: parts is {parts}, expected 1 to {PARTS_MAX}")]
-    Parts {
-        /// Whose plan.
+    /// The number of chunks is out of bounds.
+    #[error("rank {rank}: chunks is {chunks}, expected 1 to {CHUNKS_MAX}")]
+    Chunks {
+        /// The rank of the plan.
         rank: Rank,
-        /// The number.
-        parts: u32,
+        /// The number of chunks.
+        chunks: u32,
     },
-    /// The number of outputs is impossible.
+    /// The number of outputs is out of bounds, or greater than 1 in place.
     #[error("rank {rank}: outputs is {outputs}, expected 1, or out of place up to {OUTPUTS_MAX}")]
     Outputs {
-        /// Whose plan.
+        /// The rank of the plan.
         rank: Rank,
-        /// The number.
+        /// The number of outputs.
         outputs: u32,
     },
-    /// The collective cannot have such plans.
+    /// The collective does not allow such plans.
     #[error("rank {rank}: {text}")]
     Collective {
-        /// Whose plan.
+        /// The rank of the plan.
         rank: Rank,
-        /// What is wrong with it.
+        /// The reason.
         text: String,
     },
     /// A step reads an output of a collective in which every output holds other blocks.
     #[error(
-        "{place}: the outputs of an {collective} hold different blocks; expected a copy from an input"
+        "{location}: the outputs of an {collective} hold different blocks; expected a copy from an input"
     )]
-    OtherBlock {
+    UnequalOutputs {
         /// The step.
-        place: Place,
+        location: Location,
         /// The collective.
         collective: Collective,
     },
-    /// The plan has not even lane 0.
+    /// The plan has no lane, not even lane 0.
     #[error("rank {rank}: there is no lane, expected at least lane 0")]
     NoLane {
-        /// Whose plan.
+        /// The rank of the plan.
         rank: Rank,
     },
-    /// A step names something that is not there.
-    #[error("{place}: {what} is not there, expected {wanted}")]
+    /// A step names something that does not exist.
+    #[error("{location}: {what} does not exist, expected {expected}")]
     Unknown {
         /// The step.
-        place: Place,
-        /// What is not there.
+        location: Location,
+        /// The name that does not exist.
         what: String,
-        /// What there is.
-        wanted: String,
+        /// The names that exist.
+        expected: String,
     },
-    /// A flag that closes a lane is used as a step.
-    #[error("{place}: go and sent belong to the entry and exit of lanes, expected another flag")]
+    /// A step names a flag that only entries and exits use.
+    #[error("{location}: go and sent belong to the entry and exit of lanes, expected another flag")]
     Reserved {
         /// The step.
-        place: Place,
+        location: Location,
     },
-    /// No step puts a cell into an output.
-    #[error("rank {rank}: no step puts cell {cell} into its output")]
-    NeverPut {
-        /// Whose output.
+    /// No step copies a required cell into an output.
+    #[error("rank {rank}: no step copies cell {cell} into its output")]
+    NeverCopied {
+        /// The owner of the output.
         rank: Rank,
         /// The cell.
         cell: Cell,
     },
-    /// The caller gets an output of which a cell is not known to be there.
+    /// The caller gets an output before a cell is known to have arrived.
     #[error("rank {rank}, end of lane 0 in start {start}: cell {cell} may not have arrived")]
     NotArrived {
-        /// Whose output.
+        /// The owner of the output.
         rank: Rank,
         /// The cell.
         cell: Cell,
-        /// In which start.
+        /// The start.
         start: u32,
     },
-    /// Two steps put the same cell into the same output.
-    #[error("{second}: {first} puts the same cell already")]
-    PutTwice {
+    /// Two steps copy the same cell into the same output.
+    #[error("{second}: {first} already copies this cell")]
+    CopiedTwice {
         /// One step.
-        first: Place,
-        /// The other.
-        second: Place,
+        first: Location,
+        /// The other step.
+        second: Location,
     },
-    /// A step puts a cell that is there from the start.
-    #[error("{place}: in place, the own shard is there already")]
-    PutInPlace {
+    /// A step copies a cell that is in the output from the start.
+    #[error("{location}: in place, the rank's own shard is already in its output")]
+    CopiedInPlace {
         /// The step.
-        place: Place,
+        location: Location,
     },
-    /// A step copies a cell that the goal does not require there.
-    #[error("{place}: the output of rank {rank} does not need this cell; expected no copy of it")]
+    /// A step copies a cell that the collective does not require there.
+    #[error(
+        "{location}: the output of rank {rank} does not need this cell; expected no copy of it"
+    )]
     NotRequired {
         /// The step.
-        place: Place,
-        /// Whose output.
+        location: Location,
+        /// The owner of the output.
         rank: Rank,
     },
-    /// A put or a get reads what is not known to be there.
-    #[error("{place} in start {start}: the source may not have arrived")]
+    /// A copy reads a cell before it is known to have arrived.
+    #[error("{location} in start {start}: the source may not have arrived")]
     ReadEarly {
         /// The step.
-        place: Place,
-        /// In which start.
+        location: Location,
+        /// The start.
         start: u32,
     },
-    /// Lanes wait for each other in a circle.
-    #[error("deadlock in start {start}: {}", circle(.waits))]
+    /// Lanes wait for each other in a cycle.
+    #[error("deadlock in start {start}: {}", cycle(.waits))]
     Deadlock {
-        /// The waits; each is for a signal that stands behind the next one, the last for one that
-        /// stands behind the first.
-        waits: Vec<Place>,
-        /// In which start.
+        /// The waits. The signal for each comes after the next wait in that wait's lane; for the last one, after the first.
+        waits: Vec<Location>,
+        /// The start.
         start: u32,
     },
     /// Two lanes signal one flag.
     #[error("{second}: {first} is in another lane; expected one writer")]
     TwoWriters {
         /// One signal.
-        first: Place,
-        /// The other.
-        second: Place,
+        first: Location,
+        /// The other signal.
+        second: Location,
     },
     /// Two lanes wait for one flag.
     #[error("{second}: {first} is in another lane; expected one reader")]
     TwoReaders {
         /// One wait.
-        first: Place,
-        /// The other.
-        second: Place,
+        first: Location,
+        /// The other wait.
+        second: Location,
     },
-    /// A flag is waited for in a lane that is not the one it names.
-    #[error("{place}: expected the wait in lane {lane}, which the flag names")]
+    /// A wait is in another lane than the flag names.
+    #[error("{location}: expected the wait in lane {lane}, which the flag names")]
     OtherReader {
         /// The wait.
-        place: Place,
+        location: Location,
         /// The lane that the flag names.
         lane: LaneId,
     },
-    /// A flag is not waited for as often as it is signalled.
+    /// A flag has different numbers of signals and waits.
     #[error(
-        "{place}: rank {reader} gets {signals} signals and waits {waits} times for {flag} in a start, expected 1 and 1"
+        "{location}: rank {reader} gets {signals} signals and waits {waits} times for {flag} in a start, expected 1 and 1"
     )]
     Unbalanced {
         /// A step that names the flag.
-        place: Place,
+        location: Location,
         /// The reader of the flag.
         reader: Rank,
         /// The flag.
         flag: Flag,
-        /// How often it is signalled in one start.
+        /// The number of signals in one start.
         signals: usize,
-        /// How often it is waited for in one start.
+        /// The number of waits in one start.
         waits: usize,
     },
     /// A flag is signalled more than once in a start, so a later wait passes on the first value.
-    #[error(
-        "{second}: {first} signals the flag in the same start already, a wait may pass too early"
-    )]
+    #[error("{second}: {first} signals the same flag in this start, so a wait may pass too early")]
     Repeated {
         /// The first signal.
-        first: Place,
-        /// The next.
-        second: Place,
+        first: Location,
+        /// The next signal.
+        second: Location,
     },
-    /// A flag is signalled again, though its reader may not have seen the last start's value.
+    /// A flag is signalled again before its reader is known to have consumed the last signal.
     #[error(
-        "{place} in start {start}: the reader may not have passed the wait of the start before"
+        "{location} in start {start}: the reader may not have passed the wait of the start before"
     )]
     NotConsumed {
         /// The signal.
-        place: Place,
-        /// In which start.
+        location: Location,
+        /// The start.
         start: u32,
     },
-    /// A put or a get into an output that its owner's caller may still use.
-    #[error("{place} in start {start}: rank {peer} may not have entered this start")]
+    /// A step copies into an output that its owner's caller may still use.
+    #[error("{location} in start {start}: rank {peer} may not have entered this start")]
     PeerInUse {
         /// The step.
-        place: Place,
+        location: Location,
         /// The owner of the output.
         peer: Rank,
-        /// In which start.
+        /// The start.
         start: u32,
     },
-    /// The caller gets its memory back while a lane may still read it.
+    /// The caller gets its memory back while a lane of its rank may still read it.
     #[error("rank {rank}, end of lane 0 in start {start}: lane {lane} may still read its sources")]
     SourceInUse {
-        /// Whose memory.
+        /// The owner of the memory.
         rank: Rank,
         /// The lane that reads.
         lane: LaneId,
-        /// In which start.
+        /// The start.
         start: u32,
     },
     /// The caller gets its memory back while a peer may still get from it.
     #[error(
-        "rank {rank}, end of lane 0 in start {start}: rank {by}, lane {lane} may still get from rank {rank}"
+        "rank {rank}, end of lane 0 in start {start}: rank {peer}, lane {lane} may still get from rank {rank}"
     )]
-    StillGot {
-        /// Whose memory.
+    PeerReads {
+        /// The owner of the memory.
         rank: Rank,
-        /// Who gets.
-        by: Rank,
-        /// In which of its lanes.
+        /// The rank that gets.
+        peer: Rank,
+        /// The lane that gets.
         lane: LaneId,
-        /// In which start.
+        /// The start.
         start: u32,
     },
-    /// There are no plans to prove.
+    /// The algorithm makes no plans for these arguments.
     #[error("there are no such plans: {reason}")]
     NotPlanned {
-        /// What the algorithm says.
+        /// The error of the schedule.
         reason: String,
     },
-    /// The plans of all ranks taken together lack something or have too much of it.
-    #[error("of the plans of all ranks, the {what}")]
-    Uncounted {
-        /// Of what.
+    /// The sums over the plans of all ranks do not match.
+    #[error("in the plans of all ranks, {what}")]
+    SumMismatch {
+        /// The mismatch.
         what: &'static str,
     },
-    /// A step goes where the fabric of its lane does not.
-    #[error("{place}: rank {peer} is out of reach of a {tier} lane")]
+    /// A step names a rank that the fabric of its lane does not reach.
+    #[error("{location}: a {tier} lane does not reach rank {peer}")]
     OutOfReach {
         /// The step.
-        place: Place,
-        /// The rank to which it goes.
+        location: Location,
+        /// The rank that the step names.
         peer: Rank,
-        /// The lane's tier.
+        /// The tier of the lane.
         tier: Tier,
     },
-    /// A local lane signals the network lane of a peer: the flag would lie where the signal cannot
-    /// go, since only flags of one's own and arrivals over the network cross tiers.
+    /// A local lane signals a network lane of a peer.
+    ///
+    /// Only flags of a rank's own lanes, and arrivals over the network, cross tiers. The local fabric cannot write the flags of
+    /// the network fabric.
     #[error(
-        "{place}: a local lane cannot signal a network lane of rank {peer}; expected its lane 0 to \
+        "{location}: a local lane cannot signal a network lane of rank {peer}; expected its lane 0 to \
          relay"
     )]
     AcrossTiers {
         /// The signal.
-        place: Place,
+        location: Location,
         /// The reader.
         peer: Rank,
     },
@@ -316,11 +316,110 @@ impl peerlane_hal::Error for Fault {
     }
 }
 
-fn circle(waits: &[Place]) -> String {
+fn cycle(waits: &[Location]) -> String {
     let mut text = String::new();
     for (number, wait) in waits.iter().enumerate() {
         let which = if number == 0 { "" } else { ", which" };
-        text += &format!("{wait}{which} is for a signal behind ");
+        text += &format!("{wait}{which} needs a signal after ");
     }
-    text + if waits.len() == 1 { "itself" } else { "the first" }
+    text + if waits.len() == 1 { "itself" } else { "the first wait" }
+}
+
+/// Classifies faults, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum FaultClass {
+    /// The plans do not belong together.
+    Disagreement,
+    /// A plan names a rank, cell, source or lane that does not exist.
+    Unknown,
+    /// A byte of a result does not arrive.
+    Missing,
+    /// A byte of a result arrives more than once.
+    Twice,
+    /// A byte is read before it is known to have arrived.
+    ReadEarly,
+    /// Lanes wait for each other in a cycle.
+    Deadlock,
+    /// A flag has two writers or two readers.
+    Shared,
+    /// A flag has different numbers of signals and waits.
+    Unbalanced,
+    /// A wait could pass on the value of an earlier signal.
+    Stale,
+    /// Memory is overwritten while a rank may still read it.
+    Overwritten,
+    /// A step names a rank that the fabric of its lane does not reach.
+    Unreachable,
+}
+
+impl FaultClass {
+    /// All classes.
+    pub const ALL: &'static [Self] = &[
+        Self::Disagreement,
+        Self::Unknown,
+        Self::Missing,
+        Self::Twice,
+        Self::ReadEarly,
+        Self::Deadlock,
+        Self::Shared,
+        Self::Unbalanced,
+        Self::Stale,
+        Self::Overwritten,
+        Self::Unreachable,
+    ];
+
+    /// Returns a short name for tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Disagreement => "disagreement",
+            Self::Unknown => "unknown name",
+            Self::Missing => "missing byte",
+            Self::Twice => "byte twice",
+            Self::ReadEarly => "read too early",
+            Self::Deadlock => "deadlock",
+            Self::Shared => "shared flag",
+            Self::Unbalanced => "unbalanced flag",
+            Self::Stale => "stale flag",
+            Self::Overwritten => "overwritten too early",
+            Self::Unreachable => "out of reach",
+        }
+    }
+}
+
+impl fmt::Display for FaultClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl Fault {
+    /// Returns the class of the fault.
+    pub const fn class(&self) -> FaultClass {
+        match self {
+            Self::NoPlan | Self::Disagrees { .. } => FaultClass::Disagreement,
+            Self::Chunks { .. }
+            | Self::Outputs { .. }
+            | Self::NoLane { .. }
+            | Self::Unknown { .. }
+            | Self::Reserved { .. }
+            | Self::Collective { .. }
+            | Self::UnequalOutputs { .. }
+            | Self::NotRequired { .. }
+            | Self::NotPlanned { .. } => FaultClass::Unknown,
+            Self::NeverCopied { .. } | Self::NotArrived { .. } => FaultClass::Missing,
+            Self::CopiedTwice { .. } | Self::CopiedInPlace { .. } => FaultClass::Twice,
+            Self::ReadEarly { .. } => FaultClass::ReadEarly,
+            Self::Deadlock { .. } => FaultClass::Deadlock,
+            Self::TwoWriters { .. } | Self::TwoReaders { .. } | Self::OtherReader { .. } => {
+                FaultClass::Shared
+            }
+            Self::Unbalanced { .. } | Self::SumMismatch { .. } => FaultClass::Unbalanced,
+            Self::Repeated { .. } | Self::NotConsumed { .. } => FaultClass::Stale,
+            Self::PeerInUse { .. } | Self::SourceInUse { .. } | Self::PeerReads { .. } => {
+                FaultClass::Overwritten
+            }
+            Self::AcrossTiers { .. } | Self::OutOfReach { .. } => FaultClass::Unreachable,
+        }
+    }
 }

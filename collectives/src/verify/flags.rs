@@ -1,48 +1,48 @@
-//! Checks that every flag has one writer lane and one reader lane, and is signalled and waited for once in a start.
+//! Checks that every flag has one writer and one reader, and that no cycle of waits exists.
 //!
-//! A flag may be used only once in a start, because all values of a start are the same epoch: a second wait would pass on
-//! the first signal.
+//! A flag is signalled and waited for once in a start. It cannot be used twice, because all values of a start are the same
+//! epoch: a second wait would pass on the first signal.
 
 use peerlane_hal::Rank;
 
-use super::fault::{Fault, Place};
-use super::program::Program;
+use super::fault::{Fault, Location};
+use super::plan_set::PlanSet;
 use crate::plan::{Flag, LaneId, Step, Tier};
 
 /// The flags that the followed ranks read, and the steps that name them.
 #[derive(Debug)]
 pub(super) struct Flags {
-    ends: Vec<Ends>,
-    /// The flag of every signal and wait, by lane and step; unused for copies.
-    of_step: Vec<Vec<u32>>,
+    uses: Vec<FlagUse>,
+    /// Index in `uses` of every signal and wait, by lane and step; unused for copies.
+    by_step: Vec<Vec<u32>>,
 }
 
-/// The two ends of one flag.
+/// The signal and the wait of one flag.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ends {
+pub(super) struct FlagUse {
     /// The rank that signals the flag of the followed rank.
     pub(super) writer: Rank,
-    /// The number of the lane that represents the writer's, and the index of the signal in it.
+    /// The lane that represents the writer's, and the index of the signal in it.
     pub(super) signal: (usize, usize),
-    /// The number of the reader's lane, and the index of the wait in it.
+    /// The reader's lane, and the index of the wait in it.
     pub(super) wait: (usize, usize),
 }
 
 impl Flags {
     /// Returns the number of flags.
     pub(super) fn len(&self) -> usize {
-        self.ends.len()
+        self.uses.len()
     }
 
-    /// Returns the two ends of the flag that a step names.
-    pub(super) fn of_step(&self, lane: usize, at: usize) -> Ends {
-        self.ends[self.of_step[lane][at] as usize]
+    /// Returns the use of the flag that a step names.
+    pub(super) fn of_step(&self, lane: usize, at: usize) -> FlagUse {
+        self.uses[self.by_step[lane][at] as usize]
     }
 }
 
-/// A step that names a flag, with the rank whose lane is represented.
+/// A signal or a wait of a rank that the followed lane represents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Use {
+struct NamingStep {
     flag: Flag,
     is_wait: bool,
     rank: Rank,
@@ -50,91 +50,165 @@ struct Use {
     at: usize,
 }
 
-/// Checks and numbers the flags.
-pub(super) fn check(program: &Program) -> Result<Flags, Fault> {
-    let symmetry = &program.symmetry;
-    let mut uses: Vec<Vec<Use>> = vec![Vec::new(); program.lanes.len() / program.width];
-    for (lane, at, step) in program.steps() {
-        let me = program.lanes[lane].rank;
+impl NamingStep {
+    fn location(&self, set: &PlanSet) -> Location {
+        set.rotated_location(self.rank, (self.lane, self.at))
+    }
+}
+
+/// Checks the uses of all flags, and numbers the flags.
+pub(super) fn check(set: &PlanSet) -> Result<Flags, Fault> {
+    let symmetry = &set.symmetry;
+    let mut by_reader: Vec<Vec<NamingStep>> =
+        vec![Vec::new(); set.lanes.len() / set.lanes_per_rank];
+    for (lane, at, step) in set.steps() {
+        let own_rank = set.lanes[lane].rank;
         let (reader, flag, is_wait) = match step {
             Step::Put { .. } | Step::Get { .. } => continue,
             Step::Signal { peer, flag } => (peer, flag, false),
-            Step::Wait { flag } => (me, flag, true),
+            Step::Wait { flag } => (own_rank, flag, true),
         };
-        let turn = symmetry.turn_back(reader);
-        let (flag, rank) = (symmetry.turned_flag(turn, flag), symmetry.turned(turn, me));
-        uses[symmetry.number(reader)].push(Use { flag, is_wait, rank, lane, at });
+        let back = symmetry.rotation_back(reader);
+        let (flag, rank) = (symmetry.rotated_flag(back, flag), symmetry.rotated(back, own_rank));
+        by_reader[symmetry.number(reader)].push(NamingStep { flag, is_wait, rank, lane, at });
     }
-    let of_step = program.lanes.iter().map(|lane| vec![0; lane.steps.len()]).collect();
-    let mut flags = Flags { ends: Vec::new(), of_step };
-    for ((reader, _), mut uses) in program.homes().zip(uses) {
-        uses.sort_unstable();
-        for uses in uses.chunk_by(|a, b| a.flag == b.flag) {
-            let ends = Ends::check(program, reader, uses)?;
-            let number = u32::try_from(flags.ends.len()).expect("fewer than 2^32 flags");
-            flags.ends.push(ends);
-            for (lane, at) in [ends.signal, ends.wait] {
-                flags.of_step[lane][at] = number;
+    let by_step = set.lanes.iter().map(|lane| vec![0; lane.steps.len()]).collect();
+    let mut flags = Flags { uses: Vec::new(), by_step };
+    for ((reader, _), mut steps) in set.followed_ranks().zip(by_reader) {
+        steps.sort_unstable();
+        for steps in steps.chunk_by(|a, b| a.flag == b.flag) {
+            let flag_use = check_flag(set, reader, steps)?;
+            let number = u32::try_from(flags.uses.len()).expect("fewer than 2^32 flags");
+            flags.uses.push(flag_use);
+            for (lane, at) in [flag_use.signal, flag_use.wait] {
+                flags.by_step[lane][at] = number;
             }
         }
     }
     Ok(flags)
 }
 
-impl Use {
-    fn place(&self, program: &Program) -> Place {
-        program.turned_place(self.rank, (self.lane, self.at))
+/// Checks the steps that name one flag, the signals before the waits.
+fn check_flag(set: &PlanSet, reader: Rank, steps: &[NamingStep]) -> Result<FlagUse, Fault> {
+    let location = |step: &NamingStep| step.location(set);
+    let flag = steps[0].flag;
+    let (signals, waits) = steps.split_at(steps.partition_point(|step| !step.is_wait));
+    if let Some((first, second)) = steps_of_two_lanes(signals) {
+        return Err(Fault::TwoWriters { first: location(first), second: location(second) });
+    }
+    if let Some((first, second)) = steps_of_two_lanes(waits) {
+        return Err(Fault::TwoReaders { first: location(first), second: location(second) });
+    }
+    let reader_lane = match flag {
+        Flag::Ready { lane, .. } | Flag::Arrived { lane, .. } | Flag::Taken { lane, .. } => lane,
+        Flag::Go { lane } => lane,
+        Flag::Sent { .. } => LaneId::HOME,
+    };
+    if let Some(wait) = waits.first()
+        && set.lanes[wait.lane].lane != reader_lane
+    {
+        return Err(Fault::OtherReader { location: location(wait), lane: reader_lane });
+    }
+    match (signals, waits) {
+        ([signal], [wait]) => {
+            let tiers = (set.lanes[signal.lane].tier, set.lanes[wait.lane].tier);
+            if tiers == (Tier::Local, Tier::Network) && signal.rank != reader {
+                return Err(Fault::AcrossTiers { location: location(signal), peer: reader });
+            }
+            let (signal, writer) = ((signal.lane, signal.at), signal.rank);
+            Ok(FlagUse { writer, signal, wait: (wait.lane, wait.at) })
+        }
+        ([first, second, ..], _) if signals.len() == waits.len() => {
+            Err(Fault::Repeated { first: location(first), second: location(second) })
+        }
+        _ => Err(Fault::Unbalanced {
+            location: location(&steps[0]),
+            reader,
+            flag,
+            signals: signals.len(),
+            waits: waits.len(),
+        }),
     }
 }
 
-impl Ends {
-    fn check(program: &Program, reader: Rank, uses: &[Use]) -> Result<Self, Fault> {
-        let place = |used: &Use| used.place(program);
-        let flag = uses[0].flag;
-        let (signals, waits) = uses.split_at(uses.partition_point(|used| !used.is_wait));
-        if let Some((first, second)) = two_lanes(signals) {
-            return Err(Fault::TwoWriters { first: place(first), second: place(second) });
+fn steps_of_two_lanes(steps: &[NamingStep]) -> Option<(&NamingStep, &NamingStep)> {
+    let first = steps.first()?;
+    let is_other = |other: &&NamingStep| (other.rank, other.lane) != (first.rank, first.lane);
+    steps.iter().find(is_other).map(|second| (first, second))
+}
+
+/// Checks that all lanes end, by running them once.
+///
+/// One interleaving is enough. Only a wait can block a lane, and because its flag has one writer, one reader and one signal
+/// in a start, no other lane can consume that signal: a lane that can continue now can continue later. So every order that
+/// runs lanes as long as possible ends at the same steps. Starts do not mix: the n-th wait for a flag is for its n-th signal,
+/// so all starts behave alike.
+pub(super) fn check_deadlock(set: &PlanSet, flags: &Flags) -> Result<(), Fault> {
+    let mut run = DeadlockRun {
+        set,
+        flags,
+        next: vec![0; set.lanes.len()],
+        blocked_on: vec![Vec::new(); set.lanes.len()],
+    };
+    let mut runnable: Vec<usize> = (0..set.lanes.len()).rev().collect();
+    while let Some(lane) = runnable.pop() {
+        if run.run_lane(lane) {
+            runnable.append(&mut run.blocked_on[lane]);
         }
-        if let Some((first, second)) = two_lanes(waits) {
-            return Err(Fault::TwoReaders { first: place(first), second: place(second) });
-        }
-        let named = match flag {
-            Flag::Ready { lane, .. } | Flag::Arrived { lane, .. } | Flag::Taken { lane, .. } => {
-                lane
-            }
-            Flag::Go { lane } => lane,
-            Flag::Sent { .. } => LaneId::HOME,
-        };
-        if let Some(wait) = waits.first()
-            && program.lanes[wait.lane].lane != named
-        {
-            return Err(Fault::OtherReader { place: place(wait), lane: named });
-        }
-        match (signals, waits) {
-            ([signal], [wait]) => {
-                let tiers = (program.lanes[signal.lane].tier, program.lanes[wait.lane].tier);
-                if tiers == (Tier::Local, Tier::Network) && signal.rank != reader {
-                    return Err(Fault::AcrossTiers { place: place(signal), peer: reader });
+    }
+    match (0..set.lanes.len()).find(|&lane| run.is_blocked(lane)) {
+        Some(lane) => Err(run.deadlock(lane)),
+        None => Ok(()),
+    }
+}
+
+struct DeadlockRun<'a> {
+    set: &'a PlanSet,
+    flags: &'a Flags,
+    /// The next step of each lane.
+    next: Vec<usize>,
+    /// The lanes that wait for a signal of each lane.
+    blocked_on: Vec<Vec<usize>>,
+}
+
+impl DeadlockRun<'_> {
+    /// Runs a lane until a wait blocks it, and returns whether it made progress.
+    fn run_lane(&mut self, lane: usize) -> bool {
+        let steps = &self.set.lanes[lane].steps;
+        let first = self.next[lane];
+        while let Some(step) = steps.get(self.next[lane]) {
+            if matches!(step, Step::Wait { .. }) {
+                let (writer, signal) = self.flags.of_step(lane, self.next[lane]).signal;
+                if self.next[writer] <= signal {
+                    self.blocked_on[writer].push(lane);
+                    break;
                 }
-                let (signal, writer) = ((signal.lane, signal.at), signal.rank);
-                Ok(Self { writer, signal, wait: (wait.lane, wait.at) })
             }
-            ([first, second, ..], _) if signals.len() == waits.len() => {
-                Err(Fault::Repeated { first: place(first), second: place(second) })
-            }
-            _ => Err(Fault::Unbalanced {
-                place: place(&uses[0]),
-                reader,
-                flag,
-                signals: signals.len(),
-                waits: waits.len(),
-            }),
+            self.next[lane] += 1;
         }
+        self.next[lane] > first
     }
-}
 
-fn two_lanes(uses: &[Use]) -> Option<(&Use, &Use)> {
-    let first = uses.first()?;
-    let is_other = |other: &&Use| (other.rank, other.lane) != (first.rank, first.lane);
-    uses.iter().find(is_other).map(|second| (first, second))
+    fn is_blocked(&self, lane: usize) -> bool {
+        self.next[lane] < self.set.lanes[lane].steps.len()
+    }
+
+    /// Follows waits from a blocked lane to the lanes that owe the signals, until a lane repeats. Those lanes form the cycle.
+    fn deadlock(&self, blocked: usize) -> Fault {
+        let symmetry = &self.set.symmetry;
+        let mut path = Vec::new();
+        let mut next = (self.set.lanes[blocked].rank, blocked);
+        while !path.contains(&next) {
+            path.push(next);
+            let (rank, lane) = next;
+            let flag_use = self.flags.of_step(lane, self.next[lane]);
+            let writer = symmetry.rotated(symmetry.rotation_of(rank), flag_use.writer);
+            next = (writer, flag_use.signal.0);
+        }
+        let first = path.iter().position(|&lane| lane == next).unwrap_or(0);
+        let location = |&(rank, lane): &(Rank, usize)| {
+            self.set.rotated_location(rank, (lane, self.next[lane]))
+        };
+        Fault::Deadlock { waits: path[first..].iter().map(location).collect(), start: 1 }
+    }
 }

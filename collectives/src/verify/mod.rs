@@ -2,18 +2,16 @@
 //!
 //! | file | checks or holds |
 //! | --- | --- |
-//! | `shape.rs` | the plans agree, and name only what exists |
-//! | `delivery.rs` | every cell that the collective needs is copied exactly once |
-//! | `flags.rs` | every flag has one writer and one reader, and is signalled and waited for once in a start |
-//! | `order.rs` | all lanes end |
-//! | `walk.rs` | each lane knows enough for each of its steps |
-//! | `clocks.rs`, `past.rs`, `published.rs`, `siblings.rs`, `start.rs` | what lanes know, for `walk.rs` |
-//! | `prove.rs`, `symmetry.rs`, `count.rs`, `sample.rs` | proofs for many ranks |
-//! | `fault.rs`, `class.rs`, `story.rs` | faults, their classes, and counterexamples |
-//! | `program.rs` | the lanes of all ranks in one list |
+//! | `plan_set.rs` | the plans agree and name only what exists; the followed lanes |
+//! | `copies.rs` | every required cell is copied exactly once; the waits that prove a copy complete |
+//! | `flags.rs` | every flag has one writer, one reader, one signal and one wait in a start; all lanes end |
+//! | `races.rs` | no lane reads data early, and none overwrites data in use |
+//! | `happens_before.rs` | vector clocks and a search, for `races.rs` |
+//! | `prove.rs`, `symmetry.rs` | proofs for many ranks |
+//! | `fault.rs`, `counterexample.rs` | faults with their classes, and events that lead to them |
 //!
 //! The verifier knows no algorithm. It first checks the plans as a whole, then follows what each lane knows in one start,
-//! with as many starts before it as outputs are used in turn. More starts add nothing: a start refers at most to the last one
+//! after as many starts as outputs are used in turn. More starts add nothing: a start refers at most to the last one
 //! that used the same output, and that one left every flag as this one does.
 //!
 //! The proof holds for flags that carry epochs and for flags that a captured start resets. No lane signals a flag again
@@ -21,8 +19,8 @@
 //! that the signal was consumed knows that the flag is 0. Captured starts have one output and flags of their own, so eager
 //! starts between them change nothing that is known.
 //!
-//! For many ranks, [`prove`] makes the plans itself and lets some ranks represent others; the [`Claim`] of the proof states
-//! its extent.
+//! For many ranks, [`prove`] makes the plans itself and lets some ranks represent others; the [`Coverage`] of the proof
+//! states its extent.
 //!
 //! Lanes are run with their `go` and `sent` flags; fork and join give the same order. Bytes are left out on purpose: cells
 //! cover the output by the [layout](crate::layout), so a plan is correct for every layout or for none. Time and cost are left
@@ -34,43 +32,33 @@ use peerlane_hal::Rank;
 
 use crate::plan::Plan;
 
-mod class;
-mod clocks;
-mod count;
-mod delivery;
+mod copies;
+mod counterexample;
 mod fault;
 mod flags;
-mod order;
-mod past;
-mod program;
+mod happens_before;
+mod plan_set;
 mod prove;
-mod published;
-mod sample;
-mod shape;
-mod siblings;
-mod start;
-mod story;
+mod races;
 mod symmetry;
 #[cfg(test)]
 mod tests;
-mod walk;
 
-pub use class::FaultClass;
-pub use fault::{Fault, Place, Position};
-pub use prove::{Effort, prove};
-pub use story::Story;
+pub use counterexample::Counterexample;
+pub use fault::{Fault, FaultClass, Location, Position};
+pub use prove::{Budget, prove};
 
 use flags::Flags;
-use program::Program;
+use plan_set::PlanSet;
 use symmetry::Symmetry;
 
-/// A successful proof. Its text states the claim.
+/// A successful proof. Its text states what is proven.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
     /// The number of ranks.
     pub ranks: u32,
-    /// The number of parts of each block.
-    pub parts: u32,
+    /// The number of chunks of each block.
+    pub chunks: u32,
     /// The number of consecutive starts that were followed.
     pub starts: u32,
     /// The number of steps of all ranks in one start, including entries and exits.
@@ -78,27 +66,29 @@ pub struct Proof {
     /// The number of flags of all ranks.
     pub flags: usize,
     /// The ranks for which the proof holds.
-    pub claim: Claim,
+    pub coverage: Coverage,
 }
 
 /// States for which ranks a proof holds, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Claim {
+pub enum Coverage {
     /// The plan of every rank was followed.
-    Whole,
-    /// Some ranks were followed; the plans of the others are equal after renumbering the ranks.
-    Turned {
+    Exhaustive,
+    /// Some ranks were followed; the plans of the others are equal after a rotation of the ranks.
+    BySymmetry {
         /// The ranks that were followed.
         followed: Vec<Rank>,
         /// The number of plans that were compared. If it is less than the number of ranks, the others are assumed to be equal.
         compared: usize,
     },
-    /// The plans of some nodes were followed alone. The plans of all nodes were only counted: each cell is copied once to each
-    /// output that needs it, and every signal has a wait.
-    Counted {
-        /// The number of plans that were counted.
-        counted: usize,
+    /// Only the plans for some of the nodes were followed.
+    ///
+    /// Sums over the plans of all ranks show that each required cell is copied once to each output, and that every signal has
+    /// a wait.
+    Sampled {
+        /// The number of plans in the sums. If it is less than the number of ranks, the sums were not checked.
+        summed: usize,
         /// The number of ranks whose plans were followed.
         ranks: usize,
         /// The number of their nodes.
@@ -108,59 +98,55 @@ pub enum Claim {
 
 impl fmt::Display for Proof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ranks, parts, starts, steps, flags, claim } = self;
+        let Self { ranks, chunks, starts, steps, flags, .. } = self;
         write!(
             f,
-            "verified (ranks: {ranks}, parts: {parts}, starts: {starts}, steps: {steps}, flags: \
-             {flags}{}): every byte of every output arrives exactly once; no byte is read before it \
-             has arrived; no deadlock; every flag has one writer and one reader and ends where it \
+            "verified (ranks: {ranks}, chunks: {chunks}, starts: {starts}, steps: {steps}, flags: \
+             {flags}"
+        )?;
+        self.write_coverage(f)?;
+        f.write_str(
+            "): every byte of every output arrives exactly once; no byte is read before it has \
+             arrived; no deadlock; every flag has one writer and one reader and ends where it \
              began; no start passes on the flags of the one before; nothing is overwritten while \
-             somebody may still read it",
-            Extent { claim, ranks: *ranks as usize }
+             a rank may still read it",
         )
     }
 }
 
-/// Formats a claim for the text of a proof.
-struct Extent<'a> {
-    claim: &'a Claim,
-    ranks: usize,
-}
+impl Proof {
+    fn new(first: &Plan, set: &PlanSet, flags: &Flags) -> Self {
+        Self {
+            ranks: first.ranks,
+            chunks: first.chunks,
+            starts: first.outputs + 1,
+            steps: set.lanes.iter().map(|lane| lane.steps.len()).sum(),
+            flags: flags.len(),
+            coverage: Coverage::Exhaustive,
+        }
+    }
 
-impl fmt::Display for Extent<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all = self.ranks;
-        let of_all = |count: usize| {
-            if count == all { "all plans".to_owned() } else { format!("{count} of {all} plans") }
+    fn write_coverage(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = self.ranks as usize;
+        let of_all = |plans: usize| {
+            if plans == all { "all plans".to_owned() } else { format!("{plans} of {all} plans") }
         };
         let counted = |count: usize, one: &str, some: &str| {
             format!("{count} {}", if count == 1 { one } else { some })
         };
-        match self.claim {
-            Claim::Whole => Ok(()),
-            Claim::Turned { followed, compared } => {
-                let followed = counted(followed.len(), "rank that stands", "ranks that stand");
+        match &self.coverage {
+            Coverage::Exhaustive => Ok(()),
+            Coverage::BySymmetry { followed, compared } => {
+                let followed =
+                    counted(followed.len(), "rank that represents", "ranks that represent");
                 let compared = of_all(*compared);
-                write!(f, "; followed for {followed} for the others, {compared} compared")
+                write!(f, "; followed for {followed} the others, {compared} compared")
             }
-            Claim::Counted { counted: plans, ranks, nodes } => {
-                let (plans, ranks) = (of_all(*plans), counted(*ranks, "rank", "ranks"));
+            Coverage::Sampled { summed, ranks, nodes } => {
+                let (plans, ranks) = (of_all(*summed), counted(*ranks, "rank", "ranks"));
                 let nodes = counted(*nodes, "node", "nodes");
-                write!(f, "; {plans} counted, followed only for {ranks} on {nodes} by themselves")
+                write!(f, "; {plans} summed up, followed only for {ranks} on {nodes}")
             }
-        }
-    }
-}
-
-impl Proof {
-    fn new(first: &Plan, program: &Program, flags: &Flags) -> Self {
-        Self {
-            ranks: first.ranks,
-            parts: first.parts,
-            starts: first.outputs + 1,
-            steps: program.lanes.iter().map(|lane| lane.steps.len()).sum(),
-            flags: flags.len(),
-            claim: Claim::Whole,
         }
     }
 }
@@ -171,17 +157,17 @@ impl Proof {
 /// The first fault found; plans with a fault must not run.
 pub fn verify(plans: &[Plan]) -> Result<Proof, Fault> {
     let owners: Vec<Rank> = Rank::all(plans.len()).collect();
-    let first = shape::check(plans, plans.len(), &owners)?;
-    let program = Program::new(plans, Symmetry::none(plans.len()));
-    let flags = follow(&program)?;
-    Ok(Proof::new(first, &program, &flags))
+    let first = plan_set::check(plans, plans.len(), &owners)?;
+    let set = PlanSet::new(plans, Symmetry::none(plans.len()));
+    let flags = follow(&set)?;
+    Ok(Proof::new(first, &set, &flags))
 }
 
 /// Checks the lanes that are followed.
-fn follow(program: &Program) -> Result<Flags, Fault> {
-    let deliveries = delivery::check(program)?;
-    let flags = flags::check(program)?;
-    order::check(program, &flags)?;
-    walk::check(program, &flags, &deliveries)?;
+fn follow(set: &PlanSet) -> Result<Flags, Fault> {
+    let copies = copies::check(set)?;
+    let flags = flags::check(set)?;
+    flags::check_deadlock(set, &flags)?;
+    races::check(set, &flags, &copies)?;
     Ok(flags)
 }

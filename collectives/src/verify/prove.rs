@@ -1,59 +1,58 @@
-//! Proves the plans that an algorithm makes, for as many ranks as there are.
+//! Proves the plans that an algorithm makes, for any number of ranks.
 //!
-//! Plans of few ranks are all made and verified. For more, one rank stands for its orbit: plans are
-//! made one by one, each is compared with the plan of the rank that stands for it, turned, and let go.
-//! Two sets of plans that are equal but for a turn of all ranks have the same faults, so what is
-//! proven of the ranks that stand for the others holds for all whose plans were compared. Beyond a
-//! budget not all are compared.
+//! For few ranks, all plans are made and verified. For more, one rank represents its orbit: plans are made one by one, each
+//! is compared with the rotated plan of its representative, and dropped. Two sets of plans that differ only by a rotation of
+//! the ranks have the same faults, so what is proven of the representatives holds for all ranks whose plans were compared.
+//! Beyond a budget not all plans are compared.
 //!
-//! Where too many plans have no such order, all are made one by one and only [counted](super::count),
-//! and the plans for some of the nodes are followed. Which ranks and nodes follows from the topology
-//! alone, so that all ranks of a group come to the same proof. What was done is the proof's
-//! [`Claim`].
+//! If too many plans have no such symmetry, all are made one by one and only summed up, and the plans for some of the nodes
+//! are followed. The selection of ranks and nodes depends on the topology alone, so all ranks of a group come to the same
+//! proof. The [`Coverage`] of the proof states what was done.
 
 use std::ops::ControlFlow;
 
 use peerlane_hal::Rank;
 
-use super::count::Count;
-use super::fault::{Fault, Place, Position};
-use super::program::Program;
-use super::sample::{self, Sample};
+use super::fault::{Fault, Location, Position};
+use super::plan_set::{self, PlanSet};
 use super::symmetry::Symmetry;
-use super::{Claim, Proof, follow, shape, verify};
+use super::{Coverage, Proof, follow, verify};
 use crate::collective::Collective;
-use crate::plan::{Algorithm, Plan, Step, Tier};
+use crate::plan::{Algorithm, Cell, Flag, LaneId, Plan, Step, Tier};
 use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 
-/// How much a proof may cost.
+/// Limits the cost of a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Effort {
-    /// Up to so many steps of all ranks, all plans are made and followed.
+pub struct Budget {
+    /// Number of steps of all ranks up to which all plans are followed.
     pub followed_steps: usize,
-    /// The same for plans of which none stands for another.
-    pub unlike_steps: usize,
-    /// Plans with so many steps in all are compared with others or counted; of more, a sample.
+    /// Number of steps of all ranks up to which all plans are followed if no rank represents another one.
+    pub asymmetric_steps: usize,
+    /// Number of steps of all ranks up to which all plans are compared or summed up; beyond it, a sample is.
     pub compared_steps: usize,
 }
 
-impl Default for Effort {
-    /// Below 1 s and 150 MB up to 16,384 ranks, in a release build on a slow core.
+impl Default for Budget {
+    /// Returns limits that keep a proof below 1 s and 150 MB up to 16,384 ranks, in a release build on a slow core.
     fn default() -> Self {
-        Self { followed_steps: 100_000, unlike_steps: 1_000_000, compared_steps: 32_000_000 }
+        Self { followed_steps: 100_000, asymmetric_steps: 1_000_000, compared_steps: 32_000_000 }
     }
 }
 
-impl Effort {
-    /// All plans are followed, whatever it takes.
-    pub const WHOLE: Self =
-        Self { followed_steps: usize::MAX, unlike_steps: usize::MAX, compared_steps: usize::MAX };
+impl Budget {
+    /// Follows all plans at any cost.
+    pub const UNLIMITED: Self = Self {
+        followed_steps: usize::MAX,
+        asymmetric_steps: usize::MAX,
+        compared_steps: usize::MAX,
+    };
 }
 
-/// Number of clocks that take as much memory and time as one step.
-const CLOCKS_A_STEP: usize = 16;
-/// So many plans tell how many steps there are in all.
-const ESTIMATED: usize = 16;
+/// Number of clock entries that take as much memory and time as one step.
+const CLOCK_ENTRIES_PER_STEP: usize = 16;
+/// Number of plans from which the number of all steps is estimated.
+const ESTIMATE_PLANS: usize = 16;
 
 /// Proves the plans that [`plan`](schedule::plan) makes for all ranks of a topology.
 ///
@@ -63,42 +62,42 @@ pub fn prove(
     algorithm: Algorithm,
     topology: &Topology,
     shape: Shape,
-    effort: Effort,
+    budget: Budget,
 ) -> Result<Proof, Fault> {
-    let family = Family { algorithm, topology, shape };
+    let source = PlanSource { algorithm, topology, shape };
     let ranks = topology.ranks();
-    // Following the plans keeps what every rank knows of every other rank.
-    let clocks = ranks.saturating_mul(ranks) / CLOCKS_A_STEP;
-    let steps = family.steps()?;
-    let work = steps.max(clocks);
-    if work <= effort.followed_steps {
-        return family.verify_all();
+    // Each followed rank has a clock with an entry for every rank.
+    let clock_steps = ranks.saturating_mul(ranks) / CLOCK_ENTRIES_PER_STEP;
+    let steps = source.estimated_steps()?;
+    let work = steps.max(clock_steps);
+    if work <= budget.followed_steps {
+        return source.verify_all();
     }
-    let compared = effort.compared_steps.saturating_mul(ranks) / steps.max(1);
+    let compared = budget.compared_steps.saturating_mul(ranks) / steps.max(1);
     let sample = Sample::new(topology, compared);
     let is_symmetric = shape.collective.is_symmetric();
     let symmetries = is_symmetric.then(|| Symmetry::candidates(topology, shape.tiers));
     for symmetry in symmetries.into_iter().flatten() {
-        if let ControlFlow::Break(proof) = family.verify_turned(symmetry, &sample)? {
+        if let ControlFlow::Break(proof) = source.verify_representatives(symmetry, &sample)? {
             return Ok(proof);
         }
     }
-    if work <= effort.unlike_steps {
-        return family.verify_all();
+    if work <= budget.asymmetric_steps {
+        return source.verify_all();
     }
-    family.verify_some(&sample, effort.followed_steps)
+    source.verify_sample(&sample, budget.followed_steps)
 }
 
-/// The plans of all ranks, which are made when they are needed.
+/// Makes the plans of all ranks when they are needed.
 #[derive(Clone, Copy)]
-struct Family<'a> {
+struct PlanSource<'a> {
     algorithm: Algorithm,
     topology: &'a Topology,
     shape: Shape,
 }
 
-impl<'a> Family<'a> {
-    /// Returns the plans of the same collective for fewer ranks.
+impl<'a> PlanSource<'a> {
+    /// Returns the source of plans of the same collective for fewer ranks.
     fn on(&self, topology: &'a Topology) -> Self {
         let collective = match self.shape.collective {
             Collective::Broadcast { root } => {
@@ -114,9 +113,9 @@ impl<'a> Family<'a> {
         plan.map_err(|error| Fault::NotPlanned { reason: error.to_string() })
     }
 
-    /// About how many steps the plans of all ranks have.
-    fn steps(&self) -> Result<usize, Fault> {
-        let sample = Sample::new(self.topology, ESTIMATED);
+    /// Returns about the number of steps of all plans.
+    fn estimated_steps(&self) -> Result<usize, Fault> {
+        let sample = Sample::new(self.topology, ESTIMATE_PLANS);
         let mut steps = 0;
         for rank in sample.ranks() {
             steps += self.plan(rank)?.lanes.iter().map(|lane| lane.steps.len()).sum::<usize>();
@@ -132,67 +131,63 @@ impl<'a> Family<'a> {
         Ok(proof)
     }
 
-    /// Follows the ranks that stand for others; goes on if they do not.
-    fn verify_turned(
+    /// Follows the representatives of a symmetry; continues if the plans do not have it.
+    fn verify_representatives(
         &self,
         symmetry: Symmetry,
         sample: &Sample,
     ) -> Result<ControlFlow<Proof>, Fault> {
-        let standing = symmetry.representatives();
+        let representatives = symmetry.representatives();
         let plans: Vec<Plan> =
-            standing.iter().map(|&rank| self.plan(rank)).collect::<Result<_, _>>()?;
+            representatives.iter().map(|&rank| self.plan(rank)).collect::<Result<_, _>>()?;
         for rank in sample.ranks() {
             if !symmetry.matches(&plans[symmetry.number(rank)], &self.plan(rank)?) {
                 return Ok(ControlFlow::Continue(()));
             }
         }
         let (orbit, ranks) = (symmetry.orbit(), symmetry.ranks());
-        let first = shape::check(&plans, ranks, &standing)?;
+        let first = plan_set::check(&plans, ranks, &representatives)?;
         plans.iter().try_for_each(|plan| self.check_reach(plan))?;
-        let program = Program::new(&plans, symmetry);
-        let flags = follow(&program)?;
-        let mut proof = Proof::new(first, &program, &flags);
+        let set = PlanSet::new(&plans, symmetry);
+        let flags = follow(&set)?;
+        let mut proof = Proof::new(first, &set, &flags);
         proof.steps *= orbit;
         proof.flags *= orbit;
-        proof.claim = Claim::Turned { followed: standing, compared: sample.ranks().count() };
+        let compared = sample.ranks().count();
+        proof.coverage = Coverage::BySymmetry { followed: representatives, compared };
         Ok(ControlFlow::Break(proof))
     }
 
-    /// Counts the plans of all ranks, or of a sample, and follows plans for some of the nodes.
-    fn verify_some(&self, sample: &Sample, followed_steps: usize) -> Result<Proof, Fault> {
-        let mut count = Count::default();
+    /// Sums up the plans of all ranks, or of a sample, and follows the plans for some of the nodes.
+    fn verify_sample(&self, sample: &Sample, followed_steps: usize) -> Result<Proof, Fault> {
+        let mut sums = Sums::default();
         let ranks = self.topology.ranks();
         for rank in sample.ranks() {
             let plan = self.plan(rank)?;
-            shape::check(std::slice::from_ref(&plan), ranks, &[rank])?;
+            plan_set::check(std::slice::from_ref(&plan), ranks, &[rank])?;
             self.check_reach(&plan)?;
-            count.add(&plan);
+            sums.add(&plan);
         }
-        let counted = sample.ranks().count();
-        if counted == ranks {
-            count.check()?;
+        let summed = sample.ranks().count();
+        if summed == ranks {
+            sums.check()?;
         }
-        let mut part = sample::part(self.topology, ranks);
-        let mut most = part.ranks();
+        let mut subset = some_nodes(self.topology, ranks);
+        let mut ranks_max = subset.ranks();
         let proof = loop {
-            let family = Family::on(self, &part);
-            if family.steps()? <= followed_steps || most <= 2 {
-                break family.verify_all()?;
+            let source = PlanSource::on(self, &subset);
+            if source.estimated_steps()? <= followed_steps || ranks_max <= 2 {
+                break source.verify_all()?;
             }
-            most = most / 2 + 1;
-            part = sample::part(self.topology, most);
+            ranks_max = ranks_max / 2 + 1;
+            subset = some_nodes(self.topology, ranks_max);
         };
-        let claim = Claim::Counted { counted, ranks: part.ranks(), nodes: part.nodes() };
-        Ok(Proof {
-            ranks: Rank::at(ranks).0,
-            steps: count.steps,
-            flags: count.flags,
-            claim,
-            ..proof
-        })
+        let (steps, flags) = (sums.steps, sums.flags);
+        let coverage = Coverage::Sampled { summed, ranks: subset.ranks(), nodes: subset.nodes() };
+        Ok(Proof { ranks: Rank::at(ranks).0, steps, flags, coverage, ..proof })
     }
 
-    /// Checks that every step goes where the fabric of its lane does.
+    /// Checks that every step names a rank that the fabric of its lane reaches.
     fn check_reach(&self, plan: &Plan) -> Result<(), Fault> {
         if !self.shape.tiers {
             return Ok(());
@@ -205,18 +200,188 @@ impl<'a> Family<'a> {
                 else {
                     continue;
                 };
-                let same_node = topology.node(peer) == topology.node(rank);
-                let reaches = match lane.tier {
-                    Tier::Local => same_node,
-                    Tier::Network => !same_node || peer == rank,
+                let is_same_node = topology.node(peer) == topology.node(rank);
+                let is_reached = match lane.tier {
+                    Tier::Local => is_same_node,
+                    Tier::Network => !is_same_node || peer == rank,
                 };
-                if !reaches {
+                if !is_reached {
                     let position = Position::Step(at + 1);
-                    let place = Place { rank, lane: id, position, step };
-                    return Err(Fault::OutOfReach { place, peer, tier: lane.tier });
+                    let location = Location { rank, lane: id, position, step };
+                    return Err(Fault::OutOfReach { location, peer, tier: lane.tier });
                 }
             }
         }
         Ok(())
     }
+}
+
+/// Sums over the plans of all ranks, which need not be kept.
+///
+/// Every copy into an output adds the hash of its cell, and every cell that the output requires subtracts it; so do the signal
+/// and the wait of a flag. Unless all plans together copy every required cell once and signal every flag that they wait for,
+/// a sum differs from 0 in all but one of 2^64 cases.
+#[derive(Debug, Default)]
+struct Sums {
+    cell_sum: u64,
+    flag_sum: u64,
+    /// Number of steps, including entries and exits.
+    steps: usize,
+    /// Number of flags that the plans wait for.
+    flags: usize,
+}
+
+impl Sums {
+    /// Adds the plan of one rank.
+    fn add(&mut self, plan: &Plan) {
+        let &Plan { collective, rank, ranks, chunks, in_place, .. } = plan;
+        for cell in collective.copied_cells(rank, ranks, chunks, in_place) {
+            self.cell_sum = self.cell_sum.wrapping_sub(hash_of_cell(rank, cell));
+        }
+        for lane in plan.lane_ids() {
+            for step in plan.closed_lane(lane, |_| true) {
+                self.add_step(rank, step);
+            }
+        }
+    }
+
+    fn add_step(&mut self, rank: Rank, step: Step) {
+        self.steps += 1;
+        match step {
+            Step::Put { peer, cell, .. } => {
+                self.cell_sum = self.cell_sum.wrapping_add(hash_of_cell(peer, cell));
+            }
+            Step::Get { cell, .. } => {
+                self.cell_sum = self.cell_sum.wrapping_add(hash_of_cell(rank, cell));
+            }
+            Step::Signal { peer, flag } => {
+                self.flag_sum = self.flag_sum.wrapping_add(hash_of_flag(peer, flag));
+            }
+            Step::Wait { flag } => {
+                self.flags += 1;
+                self.flag_sum = self.flag_sum.wrapping_sub(hash_of_flag(rank, flag));
+            }
+        }
+    }
+
+    /// Checks the sums over the plans of all ranks.
+    fn check(&self) -> Result<(), Fault> {
+        let mismatch = |what| Err(Fault::SumMismatch { what });
+        match (self.cell_sum, self.flag_sum) {
+            (0, 0) => Ok(()),
+            (0, _) => mismatch("the signals are not those that lanes wait for"),
+            _ => mismatch("the copies are not one for each required cell of each output"),
+        }
+    }
+}
+
+fn hash_of_cell(owner: Rank, Cell { shard, chunk }: Cell) -> u64 {
+    hash([owner.0, shard.0, chunk, 0])
+}
+
+fn hash_of_flag(reader: Rank, flag: Flag) -> u64 {
+    let of_kind = |kind, LaneId(lane), rank: Rank| hash([reader.0, rank.0, lane, kind]);
+    match flag {
+        Flag::Arrived { cell: Cell { shard, chunk }, lane } => {
+            let of_chunk = hash([reader.0, shard.0, chunk, lane.0 + 8]);
+            of_kind(1, lane, shard).wrapping_add(of_chunk)
+        }
+        Flag::Ready { from, lane } => of_kind(2, lane, from),
+        Flag::Taken { by, lane } => of_kind(3, lane, by),
+        Flag::Go { lane } => of_kind(4, lane, reader),
+        Flag::Sent { lane } => of_kind(5, lane, reader),
+    }
+}
+
+fn hash([a, b, c, d]: [u32; 4]) -> u64 {
+    let first = mix((u64::from(a) << 32 | u64::from(b)) ^ SPLIT_MIX_INCREMENT);
+    mix(first ^ (u64::from(c) << 32 | u64::from(d)))
+}
+
+/// A selection of ranks that depends only on the topology: the first, the last, and pseudo-random others.
+#[derive(Clone, Debug)]
+struct Sample {
+    ranks: Vec<Rank>,
+}
+
+impl Sample {
+    /// Selects at most `ranks_max` ranks, but never fewer than two if there are two.
+    fn new(topology: &Topology, ranks_max: usize) -> Self {
+        let ranks = topology.ranks();
+        if ranks_max >= ranks {
+            return Self { ranks: Rank::all(ranks).collect() };
+        }
+        let mut random = SplitMix64::new(topology);
+        let mut selected = vec![Rank(0), Rank::at(ranks - 1)];
+        selected.extend((2..ranks_max).map(|_| Rank::at(random.below(ranks))));
+        selected.sort_unstable();
+        selected.dedup();
+        Self { ranks: selected }
+    }
+
+    fn ranks(&self) -> impl Iterator<Item = Rank> + '_ {
+        self.ranks.iter().copied()
+    }
+}
+
+/// Returns a topology of some of the nodes with at most about `ranks_max` ranks.
+///
+/// It has the smallest node, the largest node, and pseudo-random others. If one node is too large, some of its ranks are left
+/// out.
+fn some_nodes(topology: &Topology, ranks_max: usize) -> Topology {
+    let members = |node: usize| topology.members(Rank::at(node).0);
+    let nodes = topology.nodes();
+    let mut random = SplitMix64::new(topology);
+    let by_size = |node: &usize| members(*node).len();
+    let extremes = [(0..nodes).min_by_key(by_size), (0..nodes).max_by_key(by_size)];
+    let mut selected: Vec<usize> = Vec::new();
+    let mut ranks_left = ranks_max;
+    let candidates = (0..4 * nodes).map(|_| random.below(nodes)).chain(0..nodes);
+    for node in extremes.into_iter().flatten().chain(candidates) {
+        let fits = members(node).len() <= ranks_left || selected.is_empty();
+        if fits && !selected.contains(&node) {
+            ranks_left = ranks_left.saturating_sub(members(node).len());
+            selected.push(node);
+        }
+    }
+    let kept = |node: usize| members(node).iter().take(ranks_max.max(1)).copied();
+    let mut ranks: Vec<(Rank, usize)> =
+        selected.iter().flat_map(|&node| kept(node).map(move |rank| (rank, node))).collect();
+    ranks.sort_unstable();
+    selected.sort_unstable();
+    let number = |node| Rank::at(selected.partition_point(|&other| other < node)).0;
+    let node_of_rank: Vec<u32> = ranks.into_iter().map(|(_, node)| number(node)).collect();
+    Topology::of_nodes(&node_of_rank).expect("there is a rank, and the nodes are numbered anew")
+}
+
+/// Increment of the state of SplitMix64.
+const SPLIT_MIX_INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The pseudo-random generator SplitMix64, seeded by a topology.
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    fn new(topology: &Topology) -> Self {
+        let mut random = Self(topology.ranks() as u64);
+        for &node in topology.node_of_rank() {
+            random.0 = random.next() ^ u64::from(node);
+        }
+        random
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(SPLIT_MIX_INCREMENT);
+        mix(self.0)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        usize::try_from(self.next() % limit as u64).expect("below a usize")
+    }
+}
+
+/// Mixes the bits of a number; the output function of SplitMix64.
+fn mix(number: u64) -> u64 {
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
 }

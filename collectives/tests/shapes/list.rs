@@ -1,4 +1,4 @@
-//! `all_gather_list`: every rank has destinations of its own, in any order and with gaps.
+//! Tests `all_gather_list`: every rank has destinations of its own, in any order and with gaps.
 
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Destination;
@@ -7,7 +7,7 @@ use peerlane_hal::Rank;
 
 use crate::ranks::{Host, LENGTHS, UNTOUCHED, check, fill, in_flat_group, in_group};
 
-/// Destinations in `buffers` buffers, scattered with gaps, and the length of each buffer.
+/// Returns destinations in `buffers` buffers, in random order with gaps, and the length of each buffer.
 fn scattered(lens: &[usize], buffers: usize, seed: u64) -> (Vec<Destination>, Vec<usize>) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut order: Vec<usize> = (0..lens.len()).collect();
@@ -28,7 +28,7 @@ fn gather(
     group: &mut Host,
     algorithm: Algorithm,
     lens: &[usize],
-    parts: u32,
+    chunks: u32,
     in_place: bool,
 ) -> Result<(), Error> {
     let me = group.rank();
@@ -41,7 +41,7 @@ fn gather(
         outputs.push(buffer);
     }
     let builder = group.all_gather_list::<u8>(lens, &destinations);
-    let builder = builder.algorithm(algorithm).parts(parts);
+    let builder = builder.algorithm(algorithm).chunks(chunks);
     let builder = builder.output_buffers(outputs);
     let mut gather = if in_place { builder.in_place() } else { builder }.prepare()?;
     for start in 0..3 {
@@ -66,7 +66,7 @@ fn gather(
 }
 
 #[test]
-fn every_shard_comes_to_its_place_and_gaps_stay() {
+fn every_shard_is_copied_to_its_destination_and_gaps_stay_untouched() {
     for ranks in 1..=9 {
         in_group(ranks, |group, algorithm| {
             for round in 0..3 {
@@ -81,7 +81,7 @@ fn every_shard_comes_to_its_place_and_gaps_stay() {
 }
 
 #[test]
-fn buffers_that_are_not_given_are_as_long_as_they_must_be() {
+fn allocated_buffers_have_the_smallest_length() {
     in_flat_group(2, |group| {
         let me = group.rank();
         let to = |buffer, offset| Destination { buffer, offset };

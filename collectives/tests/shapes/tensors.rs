@@ -1,4 +1,4 @@
-//! `all_gather_tensors`: several tensors at once, each to its own place.
+//! Tests `all_gather_tensors`: several tensors at once, with any placement.
 
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::AllGather;
@@ -7,28 +7,28 @@ use peerlane_hal::Rank;
 
 use crate::ranks::{Host, check, fill, in_flat_group, in_group};
 
-/// Tensors of unlike lengths, an empty one among them.
+/// The lengths of the tensors; one is empty.
 const TENSORS: [usize; 5] = [65, 0, 1, 300, 64];
 
-/// Where the pieces and the tensors lie.
+/// The buffers of pieces and tensors.
 #[derive(Clone, Copy, Debug)]
-enum Places {
-    Joined,
-    InputsApart,
-    OutputsApart,
+enum Placement {
+    Contiguous,
+    SeparateInputs,
+    SeparateOutputs,
     InPlace,
-    InPlaceApart,
+    InPlaceSeparate,
 }
 
-const ALL: [Places; 5] = [
-    Places::Joined,
-    Places::InputsApart,
-    Places::OutputsApart,
-    Places::InPlace,
-    Places::InPlaceApart,
+const ALL: [Placement; 5] = [
+    Placement::Contiguous,
+    Placement::SeparateInputs,
+    Placement::SeparateOutputs,
+    Placement::InPlace,
+    Placement::InPlaceSeparate,
 ];
 
-/// Uneven pieces where `uneven`: rank r has r more of each tensor but the empty one.
+/// Returns the lengths of all pieces. With `uneven`, rank r has r more elements of each tensor that is not empty.
 fn lens(ranks: usize, uneven: bool) -> Vec<Vec<usize>> {
     let of = |len, rank| if uneven && len > 0 { len + rank } else { len };
     TENSORS.iter().map(|&len| (0..ranks).map(|rank| of(len, rank)).collect()).collect()
@@ -38,8 +38,8 @@ fn prepare(
     group: &mut Host,
     algorithm: Algorithm,
     uneven: bool,
-    (parts, outputs): (u32, u32),
-    places: Places,
+    (chunks, outputs): (u32, u32),
+    placement: Placement,
 ) -> Result<AllGather<u8>, Error> {
     let (me, lens) = (group.rank().index(), lens(group.ranks(), uneven));
     let allocate = |lens: Vec<usize>| {
@@ -52,14 +52,14 @@ fn prepare(
         true => group.all_gather_tensors_v::<u8>(&slices),
         false => group.all_gather_tensors::<u8>(&TENSORS),
     };
-    // Two in turn are the default only where Peerlane allocates them, which not all ranks let it.
-    let builder = builder.algorithm(algorithm).parts(parts).outputs(outputs);
-    match places {
-        Places::Joined => builder,
-        Places::InputsApart => builder.input_buffers(pieces),
-        Places::OutputsApart => builder.output_buffers(wholes),
-        Places::InPlace => builder.in_place(),
-        Places::InPlaceApart => builder.in_place().output_buffers(wholes),
+    // The default depends on whether Peerlane allocates the outputs, which is not the same on all ranks.
+    let builder = builder.algorithm(algorithm).chunks(chunks).outputs(outputs);
+    match placement {
+        Placement::Contiguous => builder,
+        Placement::SeparateInputs => builder.input_buffers(pieces),
+        Placement::SeparateOutputs => builder.output_buffers(wholes),
+        Placement::InPlace => builder.in_place(),
+        Placement::InPlaceSeparate => builder.in_place().output_buffers(wholes),
     }
     .prepare()
 }
@@ -68,11 +68,11 @@ fn gather(
     group: &mut Host,
     algorithm: Algorithm,
     uneven: bool,
-    (parts, outputs): (u32, u32),
-    places: Places,
+    (chunks, outputs): (u32, u32),
+    placement: Placement,
 ) -> Result<(), Error> {
     let me = group.rank();
-    let mut gather = prepare(group, algorithm, uneven, (parts, outputs), places)?;
+    let mut gather = prepare(group, algorithm, uneven, (chunks, outputs), placement)?;
     let lens = lens(group.ranks(), uneven);
     for start in 0..3 {
         for (tensor, lens) in lens.iter().enumerate() {
@@ -87,7 +87,7 @@ fn gather(
             let mut end = 0;
             for (rank, &len) in Rank::all(lens.len()).zip(lens) {
                 check(&whole[end..end + len], rank, tensor, start);
-                assert_eq!(gather.piece(tensor, rank)?, &whole[end..end + len], "{places:?}");
+                assert_eq!(gather.piece(tensor, rank)?, &whole[end..end + len], "{placement:?}");
                 end += len;
             }
         }
@@ -96,29 +96,29 @@ fn gather(
 }
 
 #[test]
-fn each_tensor_is_gathered_to_its_own_place() {
+fn each_tensor_is_gathered_with_every_placement() {
     for ranks in 1..=9 {
         in_group(ranks, |group, algorithm| {
-            for places in ALL {
-                gather(group, algorithm, false, (1, 1), places)?;
-                gather(group, algorithm, true, (3, 1), places)?;
+            for placement in ALL {
+                gather(group, algorithm, false, (1, 1), placement)?;
+                gather(group, algorithm, true, (3, 1), placement)?;
             }
-            gather(group, algorithm, true, (2, 2), Places::Joined)?;
-            gather(group, algorithm, true, (2, 2), Places::InputsApart)
+            gather(group, algorithm, true, (2, 2), Placement::Contiguous)?;
+            gather(group, algorithm, true, (2, 2), Placement::SeparateInputs)
         });
     }
 }
 
 #[test]
-fn ranks_may_keep_their_tensors_in_unlike_ways() {
+fn ranks_may_have_different_placements() {
     in_group(3, |group, algorithm| {
-        let places = ALL[group.rank().index()];
-        gather(group, algorithm, true, (2, 1), places)
+        let placement = ALL[group.rank().index()];
+        gather(group, algorithm, true, (2, 1), placement)
     });
 }
 
 #[test]
-fn joined_tensors_lie_one_after_another() {
+fn contiguous_tensors_follow_each_other() {
     in_flat_group(2, |group| {
         let me = group.rank().0;
         let mut gather = group.all_gather_tensors::<i32>(&[1, 2]).prepare()?;

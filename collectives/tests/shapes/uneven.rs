@@ -1,4 +1,4 @@
-//! `all_gather_v`.
+//! Tests `all_gather_v`: shards of different lengths.
 
 use peerlane_collectives::error::Error;
 use peerlane_collectives::plan::Algorithm;
@@ -10,11 +10,11 @@ fn gather(
     group: &mut Host,
     algorithm: Algorithm,
     lens: &[usize],
-    parts: u32,
+    chunks: u32,
     in_place: bool,
 ) -> Result<(), Error> {
     let me = group.rank();
-    let builder = group.all_gather_v::<u8>(lens).algorithm(algorithm).parts(parts);
+    let builder = group.all_gather_v::<u8>(lens).algorithm(algorithm).chunks(chunks);
     let mut gather = if in_place { builder.in_place() } else { builder }.prepare()?;
     let report = gather.report();
     let own = lens[me.index()] as u64;
@@ -44,7 +44,7 @@ fn gather(
     Ok(())
 }
 
-/// Shards 1:2:3:4, and on with more ranks; then one that alone has bytes, then any.
+/// Returns lengths in the ratio 1:2:3:4 and so on, of one rank that alone has data, mixed, zero and one.
 fn all_lens(ranks: usize) -> Vec<Vec<usize>> {
     let ratio = (1..=ranks).map(|rank| rank * 65).collect();
     let alone = (0..ranks).map(|rank| if rank == ranks / 2 { 129 } else { 0 }).collect();
@@ -53,7 +53,7 @@ fn all_lens(ranks: usize) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn every_rank_gets_every_shard_whatever_the_lengths() {
+fn every_rank_gets_every_shard_of_any_length() {
     for ranks in 1..=9 {
         in_group(ranks, |group, algorithm| {
             for (index, lens) in all_lens(ranks).iter().enumerate() {
@@ -70,19 +70,19 @@ fn every_rank_gets_every_shard_whatever_the_lengths() {
 fn elements_larger_than_a_byte_keep_their_order() {
     in_flat_group(4, |group| {
         let (me, lens) = (group.rank().0, [10, 20, 30, 40]);
-        let mut gather = group.all_gather_v::<f64>(&lens).parts(3).prepare()?;
+        let mut gather = group.all_gather_v::<f64>(&lens).chunks(3).prepare()?;
         gather.input_mut()?.fill(f64::from(me) + 0.5);
         gather.run()?;
-        let wanted: Vec<f64> =
+        let expected: Vec<f64> =
             (0..4).flat_map(|rank| vec![rank as f64 + 0.5; lens[rank]]).collect();
-        assert_eq!(gather.output()?, wanted);
+        assert_eq!(gather.output()?, expected);
         assert_eq!(gather.shard(Rank(3))?, [3.5; 40]);
         Ok(())
     });
 }
 
 #[test]
-fn equal_shards_have_shards_too() {
+fn equal_shards_can_be_read_one_by_one() {
     in_flat_group(3, |group| {
         let me = group.rank();
         let mut gather = group.all_gather::<u8>(65).prepare()?;

@@ -1,4 +1,4 @@
-//! Windows: regions that are exchanged once, over whose ranges operations run.
+//! Tests windows: regions that are exchanged once, and used by operations over their ranges.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn shard_of(begin: usize, lens: &[usize], rank: Rank) -> std::ops::Range<usize> 
     begin..begin + lens[rank.index()]
 }
 
-/// Gathers in place over the range that begins at `begin`; beside it nothing changes.
+/// Gathers in place over the range that begins at `begin`, and checks that nothing outside of it changes.
 fn run(
     gather: &mut AllGather<u8>,
     window: &Window<u8>,
@@ -31,13 +31,13 @@ fn run(
         check(&window.slice(shard_of(begin, lens, rank))?, rank, 0, start);
     }
     let end = begin + lens.iter().sum::<usize>();
-    let beside = [window.slice(0..begin)?, window.slice(end..window.len())?];
-    assert!(beside.iter().all(|slice| slice.iter().all(|byte| *byte == UNTOUCHED)));
+    let outside = [window.slice(0..begin)?, window.slice(end..window.len())?];
+    assert!(outside.iter().all(|slice| slice.iter().all(|byte| *byte == UNTOUCHED)));
     Ok(())
 }
 
 #[test]
-fn operations_run_over_ranges_in_turn() {
+fn operations_over_overlapping_ranges_alternate() {
     for ranks in 1..=6 {
         in_group(ranks, |group, algorithm| {
             let me = group.rank();
@@ -48,7 +48,7 @@ fn operations_run_over_ranges_in_turn() {
             let mut gathers = Vec::new();
             for (index, (begin, lens)) in ranges.into_iter().enumerate() {
                 let builder = group.all_gather_into_v(&window, begin, lens);
-                let builder = builder.algorithm(algorithm).parts(1 + index as u32).in_place();
+                let builder = builder.algorithm(algorithm).chunks(1 + index as u32).in_place();
                 gathers.push((builder.prepare()?, begin, lens));
             }
             for start in 0..12 {
@@ -105,7 +105,7 @@ fn the_callers_own_memory_becomes_a_window() {
 }
 
 fn refused<T>(result: Result<T, Error>) -> String {
-    let error = result.err().expect("it is refused");
+    let error = result.err().expect("the call is refused");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     error.to_string()
 }
@@ -118,7 +118,7 @@ fn the_host_and_operations_do_not_use_the_same_bytes_at_once() {
         let mut first = group.all_gather_into(&window, 0..40).in_place().prepare()?;
         let mut second = group.all_gather_into(&window, 30..60).in_place().prepare()?;
         if group.rank() == Rank(1) {
-            // Until here the start of rank 0 is open.
+            // The start of rank 0 is open until this barrier.
             checked.wait();
             first.run()?;
             return second.run();
@@ -153,7 +153,7 @@ fn the_host_and_operations_do_not_use_the_same_bytes_at_once() {
 }
 
 #[test]
-fn a_window_lives_as_long_as_its_operations() {
+fn operations_keep_their_window_alive() {
     in_flat_group(2, |group| {
         let window = group.window::<u8>(10)?;
         let mut gather = group.all_gather_into(&window, 0..10).in_place().prepare()?;
@@ -163,7 +163,7 @@ fn a_window_lives_as_long_as_its_operations() {
 }
 
 #[test]
-fn what_an_ended_group_left_in_a_window_is_not_read() {
+fn a_window_of_an_aborted_group_cannot_be_read() {
     let results = in_process::run(2, |bootstrap| {
         let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
         let timeout = Duration::from_millis(200);

@@ -19,7 +19,7 @@ fn simulate(
     links: &Links,
     options: &Options,
 ) -> Simulation {
-    let layout = Layout::new(shard_bytes, shape.parts).unwrap();
+    let layout = Layout::new(shard_bytes, shape.chunks).unwrap();
     let plan = |rank| schedule::plan(algorithm, topology, rank, shape);
     simulate::simulate(topology, &layout, links, options, plan)
         .unwrap_or_else(|error| panic!("{algorithm} on {topology}, {shape:?}: {error}"))
@@ -43,19 +43,19 @@ fn all_algorithms_end_and_move_what_the_definition_says() {
         let ranks = topology.ranks();
         let uneven: Vec<u64> = (0..ranks as u64).map(|rank| rank % 3 * 10_007).collect();
         for &algorithm in Algorithm::ALL {
-            for parts in [1, 3] {
+            for chunks in [1, 3] {
                 for (in_place, outputs) in [(false, 1), (true, 1), (false, 2)] {
                     for flags in [FlagOrder::Prompt, FlagOrder::Batched] {
                         for tiers in [false, true] {
                             let shape = Shape {
-                                parts,
+                                chunks,
                                 in_place,
                                 outputs,
                                 flags,
                                 tiers,
                                 ..Shape::default()
                             };
-                            let forks = parts == 3;
+                            let forks = chunks == 3;
                             let options = Options { forks, ..Options::default() };
                             let links = Links::default();
                             let simulation =
@@ -87,7 +87,7 @@ fn check_bytes(simulation: &Simulation, shard_bytes: &[u64], in_place: bool) {
 fn a_simulation_repeats_to_the_picosecond() {
     for &algorithm in Algorithm::ALL {
         let topology = Topology::of_nodes(&[0, 0, 0, 1, 1, 2]).unwrap();
-        let shape = Shape { parts: 2, tiers: true, ..Shape::default() };
+        let shape = Shape { chunks: 2, tiers: true, ..Shape::default() };
         let options = Options {
             delays: vec![0, 5_000_000, 1, 77_777],
             traced: Rank::all(6).collect(),
@@ -120,14 +120,14 @@ fn a_ring_takes_a_put_and_a_flag_for_each_step() {
         let whole = simulate(Algorithm::Ring, &topology, &bytes, shape, &links, &options);
         // One flag more for `ready` at the start.
         assert_eq!(whole.end_ps(), 30 + (ranks - 1) * (100 + 6400 + 30));
-        // In parts a step's flags are hidden behind the next part.
-        let shape = Shape { parts: 10, ..shape };
-        let parts = simulate(Algorithm::Ring, &topology, &bytes, shape, &links, &options);
-        assert_eq!(parts.end_ps(), 30 + (ranks - 1) * 10 * (100 + 640) + 30);
+        // In chunks a step's flags are hidden behind the next chunk.
+        let shape = Shape { chunks: 10, ..shape };
+        let chunks = simulate(Algorithm::Ring, &topology, &bytes, shape, &links, &options);
+        assert_eq!(chunks.end_ps(), 30 + (ranks - 1) * 10 * (100 + 640) + 30);
         // All shards but the own one were just put here: later, and half as fast.
         links.local.passed_on_bytes_per_second = Some(1e12);
         links.local.passed_on_seconds = 7e-12;
-        let whole = Shape { parts: 1, ..shape };
+        let whole = Shape { chunks: 1, ..shape };
         let whole = simulate(Algorithm::Ring, &topology, &bytes, whole, &links, &options);
         let passed_on = (ranks - 2) * (100 + 7 + 2 * 6400 + 30);
         assert_eq!(whole.end_ps(), 30 + (100 + 6400 + 30) + passed_on);
@@ -165,7 +165,7 @@ fn direct_takes_a_put_for_each_peer_and_pull_the_same() {
 #[test]
 fn hierarchical_hides_the_nodes_behind_the_network() {
     let topology = Topology::of_nodes(&[0, 0, 0, 0, 1, 1, 1, 1]).unwrap();
-    let shape = Shape { in_place: true, tiers: true, parts: 16, ..Shape::default() };
+    let shape = Shape { in_place: true, tiers: true, chunks: 16, ..Shape::default() };
     let mut links = links();
     // Three local puts for each that comes over the network: both legs take equally long.
     links.local.engine_bytes_per_second = 3e12;
@@ -175,7 +175,7 @@ fn hierarchical_hides_the_nodes_behind_the_network() {
     let bytes = [64_000 * 16; 8];
     let options = Options::default();
     let simulation = simulate(Algorithm::Hierarchical, &topology, &bytes, shape, &links, &options);
-    // The own shard is spread first, which the last parts wait for.
+    // The own shard is spread first, which the last chunks wait for.
     let (network, own) = (64_000 * 16, 64_000 * 16);
     assert!(simulation.end_ps() >= network, "{}", simulation.end_ps());
     assert!(simulation.end_ps() <= network + own + 64_000, "{}", simulation.end_ps());

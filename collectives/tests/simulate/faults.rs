@@ -50,7 +50,7 @@ fn plans_with_faults_are_refused_by_place() {
     }), @"step 0 of lane 0 of rank 1: rank 7 is none of 3");
     insta::assert_snapshot!(of_rank_1(|plan| plan.lanes.push(plan.lanes[0].clone())), @"lanes of the plan of rank 1 is 2, expected 1");
     insta::assert_snapshot!(of_rank_1(|plan| plan.rank = Rank(2)), @"rank of the plan of rank 1 is 2, expected 1");
-    insta::assert_snapshot!(of_rank_1(|plan| plan.parts = 2), @"parts of the plan of rank 1 is 2, expected 1");
+    insta::assert_snapshot!(of_rank_1(|plan| plan.chunks = 2), @"chunks of the plan of rank 1 is 2, expected 1");
 }
 
 #[test]
@@ -70,9 +70,9 @@ fn arguments_that_do_not_fit_together_are_named() {
 fn what_is_too_large_is_refused_before_memory_is_taken() {
     let topology = Topology::flat(16_384).unwrap();
     let layout = Layout::new(&[100; 16_384], 64).unwrap();
-    let shape = Shape { parts: 64, ..Shape::default() };
+    let shape = Shape { chunks: 64, ..Shape::default() };
     let plan = |rank| schedule::plan(Algorithm::Ring, &topology, rank, shape);
     let options = Options::default();
     let error = simulate::simulate(&topology, &layout, &Links::default(), &options, plan);
-    insta::assert_snapshot!(error.unwrap_err(), @"ranks is 16384 and parts is 64: more than 536870912 steps, the most that are simulated at once");
+    insta::assert_snapshot!(error.unwrap_err(), @"ranks is 16384 and chunks is 64: more than 536870912 steps, the most that are simulated at once");
 }

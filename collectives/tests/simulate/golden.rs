@@ -30,19 +30,19 @@ fn table() -> String {
     );
     for (name, nodes) in TOPOLOGIES {
         let topology = Topology::of_nodes(nodes).unwrap();
-        for (shard, parts) in [(4096, 1), (16 << 20, 1), (16 << 20, 4)] {
-            writeln!(text, "\n{name}, shards of {shard} bytes in {parts} parts").unwrap();
+        for (shard, chunks) in [(4096, 1), (16 << 20, 1), (16 << 20, 4)] {
+            writeln!(text, "\n{name}, shards of {shard} bytes in {chunks} chunks").unwrap();
             for &algorithm in Algorithm::ALL {
-                text += &row(algorithm, &topology, shard, parts);
+                text += &row(algorithm, &topology, shard, chunks);
             }
         }
     }
     text
 }
 
-fn row(algorithm: Algorithm, topology: &Topology, shard: u64, parts: u32) -> String {
-    let shape = Shape { parts, tiers: true, ..Shape::default() };
-    let layout = Layout::new(&vec![shard; topology.ranks()], parts).unwrap();
+fn row(algorithm: Algorithm, topology: &Topology, shard: u64, chunks: u32) -> String {
+    let shape = Shape { chunks, tiers: true, ..Shape::default() };
+    let layout = Layout::new(&vec![shard; topology.ranks()], chunks).unwrap();
     let plan = |rank| schedule::plan(algorithm, topology, rank, shape);
     let options = Options::default();
     let simulation =

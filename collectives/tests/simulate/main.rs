@@ -60,7 +60,8 @@ impl Case {
     fn new(nodes: &[u32], network: bool, lanes: &[&[&str]]) -> Self {
         let plan = |(rank, lanes): (usize, &&[&str])| {
             let ranks = nodes.len();
-            let mut text = format!("all-gather direct: rank {rank} of {ranks}, 1 part, in place\n");
+            let mut text =
+                format!("all-gather direct: rank {rank} of {ranks}, 1 chunk, in place\n");
             for (lane, steps) in lanes.iter().enumerate() {
                 let tier = if lane > 0 && network { " network" } else { "" };
                 text += &format!("lane {lane}{tier}\n{}\n", steps.replace("; ", "\n"));

@@ -1,4 +1,4 @@
-//! Breaks plans in random ways.
+//! Mutates plans at random.
 
 use fastrand::Rng;
 use peerlane_collectives::plan::{Cell, Flag, Lane, LaneId, Plan, Source, Step, Tier};
@@ -21,11 +21,11 @@ const MUTATIONS: &[Mutation] = &[
     change_tier,
     add_flag,
     flip_in_place,
-    change_parts,
+    change_chunks,
     change_outputs,
 ];
 
-/// Changes `plans` once and says how.
+/// Changes `plans` once, and returns a description.
 pub(crate) fn mutate(plans: &mut [Plan], rng: &mut Rng) -> String {
     loop {
         let mutation = rng.choice(MUTATIONS).unwrap();
@@ -38,75 +38,75 @@ pub(crate) fn mutate(plans: &mut [Plan], rng: &mut Rng) -> String {
     }
 }
 
-/// A place of a step.
+/// The position of a step.
 #[derive(Clone, Copy, Debug)]
-struct Spot {
+struct StepPosition {
     rank: usize,
     lane: usize,
     at: usize,
 }
 
-fn spot(plans: &[Plan], rng: &mut Rng) -> Option<Spot> {
+fn position(plans: &[Plan], rng: &mut Rng) -> Option<StepPosition> {
     let rank = rng.usize(..plans.len());
     let lane = rng.usize(..plans[rank].lanes.len());
     let steps = plans[rank].lanes[lane].steps.len();
-    (steps > 0).then(|| Spot { rank, lane, at: rng.usize(..steps) })
+    (steps > 0).then(|| StepPosition { rank, lane, at: rng.usize(..steps) })
 }
 
-fn steps(plans: &mut [Plan], spot: Spot) -> &mut Vec<Step> {
-    &mut plans[spot.rank].lanes[spot.lane].steps
+fn steps(plans: &mut [Plan], position: StepPosition) -> &mut Vec<Step> {
+    &mut plans[position.rank].lanes[position.lane].steps
 }
 
 fn drop_step(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
-    let spot = spot(plans, rng)?;
-    let step = steps(plans, spot).remove(spot.at);
-    Some(format!("drop {step:?} at {spot:?}"))
+    let position = position(plans, rng)?;
+    let step = steps(plans, position).remove(position.at);
+    Some(format!("drop {step:?} at {position:?}"))
 }
 
 fn duplicate_step(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
-    let spot = spot(plans, rng)?;
-    let steps = steps(plans, spot);
-    let to = rng.usize(spot.at..=steps.len());
-    steps.insert(to, steps[spot.at]);
-    Some(format!("duplicate {spot:?} to {to}"))
+    let position = position(plans, rng)?;
+    let steps = steps(plans, position);
+    let to = rng.usize(position.at..=steps.len());
+    steps.insert(to, steps[position.at]);
+    Some(format!("duplicate {position:?} to {to}"))
 }
 
 fn swap_neighbours(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
-    let spot = spot(plans, rng)?;
-    let steps = steps(plans, spot);
-    let other = (spot.at + 1) % steps.len();
-    steps.swap(spot.at, other);
-    Some(format!("swap {spot:?} with {other}"))
+    let position = position(plans, rng)?;
+    let steps = steps(plans, position);
+    let other = (position.at + 1) % steps.len();
+    steps.swap(position.at, other);
+    Some(format!("swap {position:?} with {other}"))
 }
 
 fn swap_neighbours_everywhere(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
-    let spot = spot(plans, rng)?;
+    let position = position(plans, rng)?;
     for plan in plans {
-        let steps = &mut plan.lanes[spot.lane].steps;
-        if spot.at + 1 < steps.len() {
-            steps.swap(spot.at, spot.at + 1);
+        let steps = &mut plan.lanes[position.lane].steps;
+        if position.at + 1 < steps.len() {
+            steps.swap(position.at, position.at + 1);
         }
     }
-    Some(format!("swap {spot:?} with the next in every rank"))
+    Some(format!("swap {position:?} with the next in every rank"))
 }
 
 fn move_within_lane(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
-    let spot = spot(plans, rng)?;
-    let steps = steps(plans, spot);
-    let step = steps.remove(spot.at);
+    let position = position(plans, rng)?;
+    let steps = steps(plans, position);
+    let step = steps.remove(position.at);
     let to = rng.usize(..=steps.len());
     steps.insert(to, step);
-    Some(format!("move {spot:?} to {to}"))
+    Some(format!("move {position:?} to {to}"))
 }
 
 fn move_to_other_lane(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
-    let spot = spot(plans, rng)?;
-    let mut step = steps(plans, spot).remove(spot.at);
-    let to_lane = rng.usize(..=plans[spot.rank].lanes.len());
-    if to_lane == plans[spot.rank].lanes.len() {
+    let position = position(plans, rng)?;
+    let mut step = steps(plans, position).remove(position.at);
+    let to_lane = rng.usize(..=plans[position.rank].lanes.len());
+    if to_lane == plans[position.rank].lanes.len() {
         plans.iter_mut().for_each(|plan| plan.lanes.push(Lane::default()));
     }
-    let lanes = &mut plans[spot.rank].lanes;
+    let lanes = &mut plans[position.rank].lanes;
     let to = rng.usize(..=lanes[to_lane].steps.len());
     if let Step::Wait {
         flag: Flag::Ready { lane, .. } | Flag::Arrived { lane, .. } | Flag::Taken { lane, .. },
@@ -116,64 +116,66 @@ fn move_to_other_lane(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
         *lane = LaneId(u32::try_from(to_lane).unwrap());
     }
     lanes[to_lane].steps.insert(to, step);
-    Some(format!("move {spot:?} to lane {to_lane} at {to}"))
+    Some(format!("move {position:?} to lane {to_lane} at {to}"))
 }
 
 fn retarget_peer(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
-    let spot = spot(plans, rng)?;
+    let position = position(plans, rng)?;
     let to = any_rank(plans, rng);
-    match &mut steps(plans, spot)[spot.at] {
+    match &mut steps(plans, position)[position.at] {
         Step::Put { peer, .. } | Step::Get { peer, .. } | Step::Signal { peer, .. } => *peer = to,
         Step::Wait { .. } => return None,
     }
-    Some(format!("retarget {spot:?} to {to}"))
+    Some(format!("retarget {position:?} to {to}"))
 }
 
 fn change_cell(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
-    let spot = spot(plans, rng)?;
+    let position = position(plans, rng)?;
     let to = any_cell(plans, rng);
-    match &mut steps(plans, spot)[spot.at] {
+    match &mut steps(plans, position)[position.at] {
         Step::Put { cell, .. }
         | Step::Get { cell, .. }
         | Step::Signal { flag: Flag::Arrived { cell, .. }, .. }
         | Step::Wait { flag: Flag::Arrived { cell, .. } } => *cell = to,
         _ => return None,
     }
-    Some(format!("cell {to} in {spot:?}"))
+    Some(format!("cell {to} in {position:?}"))
 }
 
 fn change_flag(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
-    let spot = spot(plans, rng)?;
+    let position = position(plans, rng)?;
     let to = any_flag(plans, rng);
-    match &mut steps(plans, spot)[spot.at] {
+    match &mut steps(plans, position)[position.at] {
         Step::Signal { flag, .. } | Step::Wait { flag } => *flag = to,
         Step::Put { .. } | Step::Get { .. } => return None,
     }
-    Some(format!("{to:?} in {spot:?}"))
+    Some(format!("{to:?} in {position:?}"))
 }
 
 fn change_source(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
-    let spot = spot(plans, rng)?;
-    let (Step::Put { from, .. } | Step::Get { from, .. }) = &mut steps(plans, spot)[spot.at] else {
+    let position = position(plans, rng)?;
+    let (Step::Put { from, .. } | Step::Get { from, .. }) =
+        &mut steps(plans, position)[position.at]
+    else {
         return None;
     };
     *from = if *from == Source::Input { Source::Output } else { Source::Input };
-    Some(format!("other source in {spot:?}"))
+    Some(format!("other source in {position:?}"))
 }
 
 /// A get instead of a put, or the other way round.
 fn change_direction(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
-    let spot = spot(plans, rng)?;
-    let step = &mut steps(plans, spot)[spot.at];
+    let position = position(plans, rng)?;
+    let step = &mut steps(plans, position)[position.at];
     *step = match *step {
         Step::Put { peer, cell, from } => Step::Get { peer, cell, from },
         Step::Get { peer, cell, from } => Step::Put { peer, cell, from },
         Step::Signal { .. } | Step::Wait { .. } => return None,
     };
-    Some(format!("other direction in {spot:?}"))
+    Some(format!("other direction in {position:?}"))
 }
 
-/// Of all ranks alike, or of one.
+/// Changes the tier of a lane on all ranks, or on one.
 fn change_tier(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     let tier = *rng.choice(Tier::ALL)?;
     let lanes = plans.iter().map(|plan| plan.lanes.len()).min()?;
@@ -187,9 +189,9 @@ fn change_tier(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     Some(format!("lane {lane} of rank {} is {tier}", plan.rank))
 }
 
-/// A new flag from anywhere to anywhere, signalled and waited for.
+/// Adds a flag between two random steps, with its signal and its wait.
 fn add_flag(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
-    let (signal, wait) = (spot(plans, rng)?, spot(plans, rng)?);
+    let (signal, wait) = (position(plans, rng)?, position(plans, rng)?);
     let lane = LaneId(u32::try_from(wait.lane).unwrap());
     let flag = match any_flag(plans, rng) {
         Flag::Ready { from, .. } => Flag::Ready { from, lane },
@@ -209,13 +211,13 @@ fn flip_in_place(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     Some(format!("in_place of rank {}", plan.rank))
 }
 
-fn change_parts(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
+fn change_chunks(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     let plan = rng.choice(plans)?;
-    plan.parts = rng.u32(0..=4);
-    Some(format!("{} parts of rank {}", plan.parts, plan.rank))
+    plan.chunks = rng.u32(0..=4);
+    Some(format!("{} chunks of rank {}", plan.chunks, plan.rank))
 }
 
-/// Of all ranks alike, or of one.
+/// Changes the tier of a lane on all ranks, or on one.
 fn change_outputs(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     let outputs = rng.u32(0..=3);
     if rng.bool() {
@@ -233,8 +235,8 @@ fn any_rank(plans: &[Plan], rng: &mut Rng) -> Rank {
 }
 
 fn any_cell(plans: &[Plan], rng: &mut Rng) -> Cell {
-    let part = rng.u32(..plans[0].parts.max(1)) + u32::from(rng.u8(..8) == 0);
-    Cell { shard: any_rank(plans, rng), part }
+    let chunk = rng.u32(..plans[0].chunks.max(1)) + u32::from(rng.u8(..8) == 0);
+    Cell { shard: any_rank(plans, rng), chunk }
 }
 
 fn any_flag(plans: &[Plan], rng: &mut Rng) -> Flag {

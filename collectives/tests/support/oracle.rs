@@ -1,11 +1,10 @@
-//! An oracle for plans: runs them in random interleavings and looks at the bytes.
+//! An oracle for plans: runs them in random interleavings and compares the bytes.
 //!
-//! It shares no code with the verifier and knows no facts, only contents. Every rank starts several
-//! times, back to back, with fresh data. A put or a get reads its source late or at once, and is seen
-//! late, unless a signal to the same peer comes behind it. As soon as lane 0 is complete, the caller
-//! reads the output, scribbles over it and over the source, and starts again. Some runs use epochs as
-//! flag values; the others, as captured starts do, mailboxes that a wait empties. Where outputs are
-//! used in turn, the caller scribbles over the last one only, and flags come in as many sets.
+//! It shares no code with the verifier. Every rank makes several starts, one after another, with new data. A put or a get reads
+//! its source at once or later, and its result is visible later, unless a signal to the same peer follows it. When lane 0 is
+//! complete, the caller reads the output, overwrites it and the source, and starts again. Some runs use epochs as flag values;
+//! the others use flags that a wait resets, like captured starts. With several outputs in turn, the caller overwrites only the
+//! last one, and there is a set of flags for each output.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -20,26 +19,26 @@ use run::Run;
 #[path = "oracle_run.rs"]
 mod run;
 
-/// What a run has shown, if anything.
+/// The harm that a run has shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Harm {
     WrongBytes,
     Hang,
     BrokenFlag,
-    NoSuchPlace,
+    OutOfRange,
 }
 
-/// Plans made ready to run many times.
+/// Runs plans many times.
 pub(crate) struct Oracle {
     collective: Collective,
     ranks: usize,
     in_place: Vec<bool>,
     outputs: u64,
     starts: u64,
-    /// Where each shard lies in the output, in units; one more, the end.
+    /// The offset of each shard in the output in units, and the end of the last one.
     shards: Vec<usize>,
     flags: usize,
-    /// Which lanes wait for each flag.
+    /// The lanes that wait for each flag.
     readers: Vec<Vec<usize>>,
     lanes: Vec<Program>,
 }
@@ -70,8 +69,9 @@ enum Action {
 }
 
 impl Oracle {
-    /// For shards of so many units each, and so many starts; four use each of two outputs twice. Fails
-    /// for plans that name places that are not there.
+    /// Creates an oracle for shards of these lengths in units, and this number of starts.
+    ///
+    /// Four starts use each of two outputs twice. Fails for plans that name ranks, cells or outputs that do not exist.
     pub(crate) fn new(plans: &[Plan], shards: &[usize], starts: u64) -> Result<Self, Harm> {
         let mut names = HashMap::new();
         let mut lanes = Vec::new();
@@ -79,14 +79,14 @@ impl Oracle {
             for lane in plan.lane_ids() {
                 let closed = plan.closed_lane(lane, |_| true);
                 let actions = closed.iter().map(|&step| action(shards, plan, step, &mut names));
-                let actions = actions.collect::<Option<Vec<_>>>().ok_or(Harm::NoSuchPlace)?;
+                let actions = actions.collect::<Option<Vec<_>>>().ok_or(Harm::OutOfRange)?;
                 lanes.push(Program { rank, is_home: lane == LaneId::HOME, actions });
             }
         }
         let in_place = plans.iter().map(|plan| plan.in_place).collect();
         let outputs = plans.first().map_or(1, |plan| plan.outputs);
         if outputs == 0 || plans.iter().any(|plan| plan.outputs != outputs) {
-            return Err(Harm::NoSuchPlace);
+            return Err(Harm::OutOfRange);
         }
         let (outputs, flags) = (u64::from(outputs), names.len());
         let mut readers = vec![Vec::new(); flags];
@@ -151,12 +151,12 @@ fn action(
         *names.entry((reader, flag)).or_insert(next)
     };
     Some(match step {
-        Step::Put { peer, cell: Cell { shard, part }, from }
-        | Step::Get { peer, cell: Cell { shard, part }, from } => {
+        Step::Put { peer, cell: Cell { shard, chunk }, from }
+        | Step::Get { peer, cell: Cell { shard, chunk }, from } => {
             let is_get = matches!(step, Step::Get { .. });
             let shard = in_range(shard)?;
-            let edge = |part: u32| shards[shard] * part as usize / plan.parts as usize;
-            let units = (part < plan.parts).then(|| edge(part)..edge(part + 1))?;
+            let edge = |chunk: u32| shards[shard] * chunk as usize / plan.chunks as usize;
+            let units = (chunk < plan.chunks).then(|| edge(chunk)..edge(chunk + 1))?;
             Action::Copy { peer: in_range(peer)?, is_get, units, shard, from }
         }
         Step::Signal { peer, flag } => {

@@ -1,8 +1,8 @@
-//! One run of the oracle.
+//! Runs the plans of an oracle once.
 //!
-//! Actors take turns: each lane, and what each lane has under way to each peer. Mostly the last actor
-//! goes on; else the one of highest priority does, and priorities change now and then. An actor that
-//! cannot act rests until something happens that it may have waited for.
+//! The actors are the lanes, and the submitted copies and signals of each lane to each peer. Usually the last actor continues;
+//! otherwise the one with the highest priority does, and priorities change at random. An actor that cannot act sleeps until an
+//! event for which it may wait.
 
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 use std::ops::Range;
@@ -18,7 +18,7 @@ pub(super) struct Run<'a> {
     oracle: &'a Oracle,
     rng: Rng,
     mailboxes: bool,
-    /// Of 4 copies, how many read their source at once.
+    /// The number of copies, of 4, that read their source at once.
     hasty: u8,
     callers: Vec<Caller>,
     lanes: Vec<Lane>,
@@ -27,7 +27,7 @@ pub(super) struct Run<'a> {
     awake: BinaryHeap<(u32, Actor)>,
 }
 
-/// A lane, and whose turn it is: its own, or that of what is under way to a peer.
+/// A lane, or the submitted copies and signals of a lane to one peer.
 type Actor = (usize, Option<usize>);
 
 struct Caller {
@@ -49,11 +49,11 @@ struct Lane {
     start: u64,
     at: usize,
     submitted: u64,
-    /// What is under way to each peer, in submission order.
+    /// The submitted copies and signals to each peer, in order.
     under_way: Vec<VecDeque<Flying>>,
-    /// The submissions that hold the lane's completion: copies whose source is not read yet, and gets.
+    /// The submissions without which the lane is not complete: copies whose source is not yet read, and gets.
     incomplete: BTreeSet<u64>,
-    /// Of the lane's own turn, then of that for each peer; 0 rests.
+    /// The priority of the lane, then of its submissions to each peer; 0 sleeps.
     priorities: Vec<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! Ranks as threads in one group over the host backend, and what their shards hold.
+//! Runs ranks as threads in one group over the host backend, and fills and checks their shards.
 
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process;
@@ -11,14 +11,15 @@ use peerlane_host as host;
 
 pub(crate) type Host = Group;
 
-/// What lies where nothing is gathered.
+/// The content of bytes that no operation writes.
 pub(crate) const UNTOUCHED: u8 = 0xEE;
 
-/// Lengths around what parts and cache lines are made of.
+/// Lengths around multiples of cache lines and of the alignment of chunks.
 pub(crate) const LENGTHS: [usize; 9] = [0, 1, 7, 63, 64, 65, 127, 1000, 4097];
 
-/// Runs `body` as each rank of a group, and closes it: over one fabric, and where there are several
-/// ranks also over two, on uneven nodes. Some algorithms, for few ranks all.
+/// Runs `body` on each rank of a group with some algorithms, and closes the group.
+///
+/// It runs over one fabric, and with several ranks also over two fabrics on uneven nodes. With 3 ranks it runs all algorithms.
 pub(crate) fn in_group(
     ranks: usize,
     body: impl Fn(&mut Host, Algorithm) -> Result<(), Error> + Sync,
@@ -37,12 +38,12 @@ pub(crate) fn in_group(
     }
 }
 
-/// The same over one fabric, with the default algorithm.
+/// Runs `body` on each rank of a group over one fabric, and closes the group.
 pub(crate) fn in_flat_group(ranks: usize, body: impl Fn(&mut Host) -> Result<(), Error> + Sync) {
     run(ranks, None, body);
 }
 
-/// With a topology, over two fabrics.
+/// Runs `body` over one fabric, or with a topology over two.
 fn run(
     ranks: usize,
     topology: Option<Topology>,
@@ -65,7 +66,7 @@ fn run(
     ended.unwrap_or_else(|error| panic!("{context}: {error}"));
 }
 
-/// What the shard of a rank, or its piece of a tensor, holds in a start; never [`UNTOUCHED`].
+/// Returns the content of a rank's piece of a tensor in a start; never [`UNTOUCHED`].
 pub(crate) fn content(rank: Rank, tensor: usize, start: usize) -> impl Iterator<Item = u8> {
     let seed = 1 + rank.index() * 37 + tensor * 11 + start * 101;
     (0..).map(move |index: usize| ((seed + index * 7) % usize::from(UNTOUCHED)) as u8)
@@ -76,8 +77,10 @@ pub(crate) fn fill(shard: &mut [u8], rank: Rank, tensor: usize, start: usize) {
 }
 
 #[track_caller]
-pub(crate) fn check(seen: &[u8], rank: Rank, tensor: usize, start: usize) {
-    let wrong =
-        seen.iter().zip(content(rank, tensor, start)).position(|(seen, wanted)| *seen != wanted);
+pub(crate) fn check(found: &[u8], rank: Rank, tensor: usize, start: usize) {
+    let wrong = found
+        .iter()
+        .zip(content(rank, tensor, start))
+        .position(|(found, expected)| *found != expected);
     assert_eq!(wrong, None, "piece of rank {rank} of tensor {tensor} in start {start}");
 }

@@ -1,4 +1,4 @@
-//! Ranks that do not come, or leave: all others end with the same record.
+//! Tests ranks that do not start, or leave the group: all other ranks end with the same abort record.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -10,19 +10,19 @@ use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::ErrorKind;
 
-use crate::support::{LONG, WAITS, Waits, open};
+use crate::{LONG, WAITS, Waits, open};
 
 const SHORT: Duration = Duration::from_millis(300);
 
-/// All but the last rank gather; what they say, and the record of all.
-fn ends(
+/// Runs a start on all ranks except the last one. Returns the kind of each rank's error, and its abort record.
+fn abort(
     algorithm: Algorithm,
     waits: Waits,
     timeout: Duration,
     leaves: bool,
 ) -> Vec<(Option<ErrorKind>, String)> {
     let topology: Topology = "2x2".parse().unwrap();
-    let (ready, told) = (Barrier::new(4), Barrier::new(4));
+    let (ready, recorded) = (Barrier::new(4), Barrier::new(4));
     let handles = in_process::group(4).unwrap();
     let rank = |bootstrap: in_process::InProcess| {
         let me = bootstrap.rank().0;
@@ -34,16 +34,16 @@ fn ends(
         ready.wait();
         if me == 3 && leaves {
             drop((gather, group));
-            told.wait();
+            recorded.wait();
             return (None, String::new());
         }
         let kind = (me != 3).then(|| gather.run().unwrap_err().kind());
         let begin = Instant::now();
         while group.abort_record().is_none() {
-            assert!(begin.elapsed() < LONG, "rank {me} was not told");
+            assert!(begin.elapsed() < LONG, "rank {me} got no abort record");
             std::thread::yield_now();
         }
-        told.wait();
+        recorded.wait();
         (kind, group.abort_record().unwrap().text)
     };
     std::thread::scope(|scope| {
@@ -54,11 +54,11 @@ fn ends(
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_a_timeout_on_all() {
+fn a_rank_that_does_not_start_is_a_timeout_on_all() {
     for algorithm in [Algorithm::Direct, Algorithm::Ring, Algorithm::Hierarchical, Algorithm::Pull]
     {
         for waits in WAITS {
-            let ended = ends(algorithm, waits, SHORT, false);
+            let ended = abort(algorithm, waits, SHORT, false);
             for (kind, text) in &ended {
                 assert!(kind.is_none_or(|kind| kind == ErrorKind::Timeout), "{ended:?}");
                 assert_eq!(*text, ended[0].1, "{algorithm}, {waits:?}");
@@ -72,7 +72,7 @@ fn a_rank_that_does_not_come_is_a_timeout_on_all() {
 fn a_rank_that_leaves_is_lost_to_all() {
     for algorithm in [Algorithm::Direct, Algorithm::Hierarchical] {
         for waits in WAITS {
-            let ended = ends(algorithm, waits, LONG, true);
+            let ended = abort(algorithm, waits, LONG, true);
             for (kind, text) in &ended[..3] {
                 assert_eq!(*kind, Some(ErrorKind::PeerLost), "{ended:?}");
                 assert_eq!(*text, ended[0].1, "{algorithm}, {waits:?}");

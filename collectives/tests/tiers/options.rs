@@ -1,4 +1,4 @@
-//! Topologies that the caller gives.
+//! Tests topologies that the caller sets.
 
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process;
@@ -6,7 +6,7 @@ use peerlane_collectives::group::GroupOptions;
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::ErrorKind;
 
-use crate::support::{LONG, QUEUED, fabric, open};
+use crate::{LONG, QUEUED, fabric, open};
 
 fn refused(nodes: impl Fn(u32) -> &'static str + Sync) -> Vec<(ErrorKind, String)> {
     let ended = in_process::run(4, |bootstrap| {

@@ -40,7 +40,7 @@ impl<'s, T: Element> Operation<'s, T> {
             }
         };
         let mut builder = group.all_gather::<T>(scenario.shard_bytes / T::DTYPE.bytes());
-        builder = builder.algorithm(scenario.algorithm).parts(scenario.parts);
+        builder = builder.algorithm(scenario.algorithm).chunks(scenario.chunks);
         builder = if scenario.in_place { builder.in_place() } else { builder };
         builder =
             scenario.outputs.into_iter().fold(builder, |builder, count| builder.outputs(count));

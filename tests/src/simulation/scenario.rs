@@ -70,8 +70,8 @@ pub struct Scenario {
     pub shard_bytes: usize,
     /// The element type, of which a shard is a whole number.
     pub dtype: DType,
-    /// Parts of a shard.
-    pub parts: u32,
+    /// Chunks of a shard.
+    pub chunks: u32,
     /// Whether the shards lie in the output.
     pub in_place: bool,
     /// Outputs that are used in turn; the group's choice if it is not said.
@@ -108,7 +108,7 @@ impl Scenario {
         let place = usize::try_from(seed % 1_000_000).expect("it is small");
         let ranks = RANKS[place % RANKS.len()];
         let shard_bytes = SHARD_BYTES[place / RANKS.len() % SHARD_BYTES.len()];
-        let parts = random.u32(1..=3);
+        let chunks = random.u32(1..=3);
         let dtypes = [DType::U8, DType::U8, DType::F32, DType::I64];
         let fits = |dtype: &DType| shard_bytes.is_multiple_of(dtype.bytes());
         let dtype = random.choice(dtypes).filter(fits).unwrap_or(DType::U8);
@@ -119,14 +119,14 @@ impl Scenario {
         let (in_place, own_memory) = (random.bool(), random.u32(..3) == 0);
         let free = !in_place && !own_memory;
         let engines = |random: &mut fastrand::Rng| {
-            (0..ranks).map(|_| Engine::draw(random, ranks, parts, shard_bytes)).collect()
+            (0..ranks).map(|_| Engine::draw(random, ranks, chunks, shard_bytes)).collect()
         };
         let mut scenario = Self {
             seed,
             ranks,
             shard_bytes,
             dtype,
-            parts,
+            chunks,
             in_place,
             outputs: Some(random.u32(1..=2)).filter(|_| free && random.bool()),
             starts: random.u64(10..14),
@@ -182,7 +182,7 @@ impl Engine {
         Self { options, delay: None, downgrade }
     }
 
-    fn draw(random: &mut fastrand::Rng, ranks: usize, parts: u32, shard_bytes: usize) -> Self {
+    fn draw(random: &mut fastrand::Rng, ranks: usize, chunks: u32, shard_bytes: usize) -> Self {
         let mut engine = Self::plain();
         if random.u32(..8) == 0 {
             return engine;
@@ -205,7 +205,7 @@ impl Engine {
             return engine;
         }
         // A delay needs the backend whole; what is taken away is taken away on top of it.
-        let ops = (4 * parts as usize + 2) * ranks;
+        let ops = (4 * chunks as usize + 2) * ranks;
         engine.delay = Some(DELAY_A_START * 4 / u32::try_from(ops).expect("plans are short"));
         engine.downgrade = DowngradeLayer { queued_wait, slice_ops_max: slice, put_align_bytes: 1 };
         engine
@@ -214,10 +214,10 @@ impl Engine {
 
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, ranks, shard_bytes, dtype, parts, in_place, outputs, starts, .. } = self;
+        let Self { seed, ranks, shard_bytes, dtype, chunks, in_place, outputs, starts, .. } = self;
         write!(
             f,
-            "SEED={seed}: {ranks} ranks, {shard_bytes} bytes of {dtype} in {parts} part(s), "
+            "SEED={seed}: {ranks} ranks, {shard_bytes} bytes of {dtype} in {chunks} chunk(s), "
         )?;
         write!(f, "in place: {in_place}, outputs: {outputs:?}, {starts} starts, ")?;
         let Self { groups, operations, overlap, barrier_every, own_memory, slow, .. } = self;

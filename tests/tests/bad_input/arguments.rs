@@ -78,8 +78,8 @@ fn no_time_to_finish() {
 }
 
 #[test]
-fn no_parts() {
-    assert_snapshot!(prepared(|group| group.all_gather(4).parts(0).prepare()), @"all: invalid argument, no rank: parts is 0, expected at least 1");
+fn no_chunks() {
+    assert_snapshot!(prepared(|group| group.all_gather(4).chunks(0).prepare()), @"all: invalid argument, no rank: chunks is 0, expected at least 1");
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn an_input_in_place() {
 fn slices_that_are_misaligned_or_of_an_odd_length() {
     let words = [0_u64; 2];
     let bytes: &[u8] = bytemuck::cast_slice(&words);
-    assert_snapshot!(said(element::cast::<f64>(&bytes[4..12])), @"invalid argument, no rank: a slice of f64 must be aligned to 8 bytes, it starts 4 bytes off");
-    assert_snapshot!(said(element::cast::<half::bf16>(&bytes[1..3])), @"invalid argument, no rank: a slice of bf16 must be aligned to 2 bytes, it starts 1 bytes off");
-    assert_snapshot!(said(element::cast::<i32>(&bytes[..7])), @"invalid argument, no rank: 7 bytes are no whole number of i32, which has 4 bytes");
+    assert_snapshot!(said(element::cast::<f64>(&bytes[4..12])), @"invalid argument, no rank: a slice of f64 begins 4 bytes after an aligned address, expected an alignment of 8 bytes");
+    assert_snapshot!(said(element::cast::<half::bf16>(&bytes[1..3])), @"invalid argument, no rank: a slice of bf16 begins 1 bytes after an aligned address, expected an alignment of 2 bytes");
+    assert_snapshot!(said(element::cast::<i32>(&bytes[..7])), @"invalid argument, no rank: the slice has 7 bytes, expected a multiple of 4, the size of i32");
 }

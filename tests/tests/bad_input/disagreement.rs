@@ -41,12 +41,12 @@ fn element_types_that_differ_though_the_bytes_are_the_same() {
 }
 
 #[test]
-fn parts_that_differ() {
+fn chunks_that_differ() {
     let text = prepared(|group| {
-        let parts = 1 + group.rank().0.min(1);
-        group.all_gather::<u8>(4).parts(parts).prepare().map(drop)
+        let chunks = 1 + group.rank().0.min(1);
+        group.all_gather::<u8>(4).chunks(chunks).prepare().map(drop)
     });
-    assert_snapshot!(text, @"all: mismatch, rank 1: all-gather 1: ranks disagree: parts is 2 on rank 1, 1 on rank 0");
+    assert_snapshot!(text, @"all: mismatch, rank 1: all-gather 1: ranks disagree: chunks is 2 on rank 1, 1 on rank 0");
 }
 
 #[test]

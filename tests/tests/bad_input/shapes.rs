@@ -34,9 +34,9 @@ fn another_number_of_lengths_than_ranks() {
 fn lengths_that_no_address_space_holds() {
     let most = usize::MAX / 2;
     assert_snapshot!(prepared(|group| group.all_gather_v::<f32>(&[1, most, 2]).prepare().map(drop)), @"all: invalid argument, no rank: shard_lens[1] is 9223372036854775807, too many elements of f32");
-    assert_snapshot!(prepared(|group| group.all_gather_v::<u8>(&[most, most, most]).prepare().map(drop)), @"all: invalid argument, no rank: shard_bytes of rank 2 is 9223372036854775807, behind 18446744073709551614 bytes of the ranks before it; expected a sum of at most 18446744073709551615");
+    assert_snapshot!(prepared(|group| group.all_gather_v::<u8>(&[most, most, most]).prepare().map(drop)), @"all: invalid argument, no rank: shard_bytes of rank 2 is 9223372036854775807, after 18446744073709551614 bytes of the ranks before it; expected a sum of at most 18446744073709551615");
     assert_snapshot!(prepared(|group| group.all_gather_tensors::<f32>(&[1, most]).prepare().map(drop)), @"all: invalid argument, no rank: tensor_lens[1] is 9223372036854775807, too many elements of f32");
-    assert_snapshot!(prepared(|group| group.all_gather_tensors::<u8>(&[most / 2, most / 2]).prepare().map(drop)), @"all: invalid argument, no rank: tensor 1 has 13835058055282163709 bytes, behind 13835058055282163709 bytes of the tensors before it; expected a sum of at most 18446744073709551615");
+    assert_snapshot!(prepared(|group| group.all_gather_tensors::<u8>(&[most / 2, most / 2]).prepare().map(drop)), @"all: invalid argument, no rank: tensor 1 has 13835058055282163709 bytes, after 13835058055282163709 bytes of the tensors before it; expected a sum of at most 18446744073709551615");
     assert_snapshot!(prepared(|group| group.window::<f64>(most).map(drop)), @"all: invalid argument, no rank: window_len is 9223372036854775807, too many elements of f64");
 }
 

@@ -50,7 +50,7 @@ type Once<'a> = &'a mut dyn FnMut(&mut AllGather<u8>) -> Outcome;
 fn gathers(group: &mut Group, once: Once<'_>) -> Outcome {
     for algorithm in Algorithm::ALL.iter().copied() {
         for (bytes, in_place) in SHAPES {
-            let builder = group.all_gather::<u8>(bytes).algorithm(algorithm).parts(2);
+            let builder = group.all_gather::<u8>(bytes).algorithm(algorithm).chunks(2);
             let builder = if in_place { builder.in_place() } else { builder };
             let mut gather = builder.prepare().map_err(unexpected)?;
             let gathered = (0..STARTS).try_for_each(|_| once(&mut gather));

@@ -102,7 +102,7 @@ impl<'p> Player<'p> {
                 let builder = self.group.all_gather::<u8>(bytes).algorithm(algorithm);
                 // In place one time, with two outputs in turn the next.
                 let builder = match index % 2 {
-                    0 => builder.in_place().parts(3),
+                    0 => builder.in_place().chunks(3),
                     _ => builder.outputs(2),
                 };
                 let mut gather = builder.prepare().map_err(unexpected)?;
@@ -112,7 +112,7 @@ impl<'p> Player<'p> {
             }
             // Uneven shards, one of them empty.
             let lens: Vec<usize> = (0..self.ranks).map(|rank| rank * 30_007 % 70_000).collect();
-            let builder = self.group.all_gather_v::<u8>(&lens).algorithm(algorithm).parts(2);
+            let builder = self.group.all_gather_v::<u8>(&lens).algorithm(algorithm).chunks(2);
             let mut gather = builder.prepare().map_err(unexpected)?;
             self.starts(&mut gather, &lens, format_args!("{algorithm}, uneven"))?;
             self.parent.say(format_args!("passed {algorithm}"));

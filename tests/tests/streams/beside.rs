@@ -59,7 +59,7 @@ fn starts_that_nobody_waits_for_are_driven() {
                 in_tiers(&topology, queued_wait, &options(LONG), |mut group| {
                     let (me, ranks) = (group.rank().index(), group.ranks());
                     let builder = group.all_gather::<u8>(SHARD_BYTES).algorithm(algorithm);
-                    let mut gather = builder.parts(2).prepare().unwrap();
+                    let mut gather = builder.chunks(2).prepare().unwrap();
                     let (stream, rounds) = (Stream::new(), Rounds::default());
                     for _ in 0..10 {
                         rounds.fill(&stream, me, gather.input_place());
@@ -118,7 +118,7 @@ fn a_second_lane_of_the_same_fabric_is_armed_too() {
     in_tiers(&topology, true, &options(LONG), |mut group| {
         let (me, ranks) = (group.rank().index(), group.ranks());
         let builder = group.all_gather::<u8>(SHARD_BYTES).algorithm(Algorithm::DoubleRing);
-        let mut gather = builder.parts(2).capturable().prepare().unwrap();
+        let mut gather = builder.chunks(2).capturable().prepare().unwrap();
         let (stream, rounds) = (Stream::new(), Rounds::default());
         stream.begin_capture();
         rounds.fill(&stream, me, gather.input_place());
@@ -152,7 +152,7 @@ fn strict_refuses_what_a_thread_would_have_to_drive() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_eq!(
             error.to_string(),
-            "strict is set, and a thread would have to drive lanes beside the stream; use `start`"
+            "strict is set, and a thread would have to drive some of the lanes; use `start`"
         );
         // Nothing has started, and the caller may drive it.
         gather.run().unwrap();

@@ -56,7 +56,7 @@ fn an_operation_without_flags_for_it_is_not_recorded() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_eq!(
             error.to_string(),
-            "the stream is being captured, and this all-gather has no flags for that; prepare it with `capturable()`"
+            "the stream is being captured, and this operation has no flags for that; prepare it with `capturable()`"
         );
         // Nothing is broken by that.
         gather.start_on(&stream).unwrap().wait().unwrap();

@@ -56,7 +56,7 @@ struct Point {
     algorithm: String,
     outputs: u32,
     #[serde(default = "one")]
-    parts: u32,
+    chunks: u32,
     shard_bytes: u64,
     measured_us: f64,
     predicted_us: f64,

@@ -8,7 +8,7 @@
 //! - Inside the node alone: the four ranks of a node gather blocks of two shards: a rank's own and the
 //!   one that it got from the other node.
 //! - Two phases: the one, then the other, in each start.
-//! - One part: the hierarchical plan in one part, which spreads the own shard beside the network and
+//! - One chunk: the hierarchical plan in one chunk, which spreads the own shard beside the network and
 //!   waits with the rest until a whole shard has arrived.
 //!
 //! All take turns start by start, in one process and on one output a rank: `cli/examples/two_phases.rs`.
@@ -34,9 +34,9 @@ pub(crate) struct Options {
     /// The shard of a rank.
     #[arg(long, default_value_t = 4 << 20)]
     shard_bytes: u64,
-    /// Parts of a shard.
+    /// Chunks of a shard.
     #[arg(long, default_value_t = 8)]
-    parts: u32,
+    chunks: u32,
     /// What a rank sends between nodes, in 10^6 bytes a second, case by case.
     #[arg(long, value_delimiter = ',', default_values_t = [25, 12, 50])]
     network_mbs: Vec<u64>,
@@ -62,7 +62,7 @@ struct Times {
     between_us: f64,
     inside_us: f64,
     two_phases_us: f64,
-    one_part_us: f64,
+    one_chunk_us: f64,
     hierarchical_us: f64,
 }
 
@@ -71,7 +71,7 @@ struct Record {
     facts: Facts,
     iterations: u32,
     shard_bytes: u64,
-    parts: u32,
+    chunks: u32,
     local_mbs: u64,
     cases: Vec<Case>,
 }
@@ -86,14 +86,14 @@ pub(super) fn run(options: &Options) -> Outcome {
         facts,
         iterations: options.iterations,
         shard_bytes: options.shard_bytes,
-        parts: options.parts,
+        chunks: options.chunks,
         local_mbs: options.local_mbs,
         cases: cases.collect::<Outcome<_>>()?,
     };
     record.save(&root.join("docs/perf"))?;
     println!("\nwritten: docs/perf/hierarchical-host.json, docs/perf/hierarchical-host.md");
     let missed: Vec<_> =
-        record.cases.iter().filter_map(|case| case.verdict(options.parts).err()).collect();
+        record.cases.iter().filter_map(|case| case.verdict(options.chunks).err()).collect();
     if missed.is_empty() { Ok(()) } else { Err(missed.join("; ").into()) }
 }
 
@@ -104,7 +104,7 @@ impl Options {
         let mut program = cargo(["run", "--quiet", "--release", "--package", "peerlane-cli"]);
         program.args(["--example", "two_phases", "--"]).args([
             format!("--shard-bytes={}", self.shard_bytes),
-            format!("--parts={}", self.parts),
+            format!("--chunks={}", self.chunks),
             format!("--network-bytes-per-second={network_mbs}e6"),
             format!("--local-bytes-per-second={}e6", self.local_mbs),
             format!("--iterations={}", self.iterations),
@@ -119,9 +119,9 @@ impl Case {
         self.times.between_us.max(self.times.inside_us)
     }
 
-    /// What it takes to spread one part of a shard in the node, by the time of two shards.
-    fn part_us(&self, parts: u32) -> f64 {
-        self.times.inside_us / 2.0 / f64::from(parts)
+    /// What it takes to spread one chunk of a shard in the node, by the time of two shards.
+    fn chunk_us(&self, chunks: u32) -> f64 {
+        self.times.inside_us / 2.0 / f64::from(chunks)
     }
 
     fn times_faster(&self) -> f64 {
@@ -132,9 +132,9 @@ impl Case {
         self.longer_us() <= ALIKE * self.times.between_us.min(self.times.inside_us)
     }
 
-    fn verdict(&self, parts: u32) -> Result<(), String> {
+    fn verdict(&self, chunks: u32) -> Result<(), String> {
         let rate = self.network_mbs;
-        let most = OVER_LONGER * self.longer_us() + self.part_us(parts);
+        let most = OVER_LONGER * self.longer_us() + self.chunk_us(chunks);
         if self.times.hierarchical_us > most {
             let (seen, most) = (self.times.hierarchical_us / 1e3, most / 1e3);
             return Err(format!("{rate} MB/s: {seen:.1} ms, wanted at most {most:.1} ms"));
@@ -146,15 +146,17 @@ impl Case {
         Ok(())
     }
 
-    fn line(&self, parts: u32) -> String {
+    fn line(&self, chunks: u32) -> String {
         let milliseconds = |time: f64| format!("{:.1}", time / 1e3);
-        let Times { between_us, inside_us, two_phases_us, one_part_us, hierarchical_us } =
+        let Times { between_us, inside_us, two_phases_us, one_chunk_us, hierarchical_us } =
             self.times;
-        let over = (hierarchical_us - self.part_us(parts)) / self.longer_us();
-        let verdict = match (self.verdict(parts), self.are_alike()) {
+        let over = (hierarchical_us - self.chunk_us(chunks)) / self.longer_us();
+        let verdict = match (self.verdict(chunks), self.are_alike()) {
             (Err(missed), _) => format!("**missed**: {missed}"),
-            (Ok(()), true) => format!("≤ {OVER_LONGER} × the longer + a part; ≥ {FASTER} × faster"),
-            (Ok(()), false) => format!("≤ {OVER_LONGER} × the longer + a part"),
+            (Ok(()), true) => {
+                format!("≤ {OVER_LONGER} × the longer + a chunk; ≥ {FASTER} × faster")
+            }
+            (Ok(()), false) => format!("≤ {OVER_LONGER} × the longer + a chunk"),
         };
         format!(
             "| {} | {} | {} | {} | {:.2} | {} | {:.2} | {} | {:.2} | {verdict} |",
@@ -165,14 +167,14 @@ impl Case {
             over,
             milliseconds(two_phases_us),
             self.times_faster(),
-            milliseconds(one_part_us),
-            one_part_us / hierarchical_us,
+            milliseconds(one_chunk_us),
+            one_chunk_us / hierarchical_us,
         )
     }
 }
 
 const HEAD: &str = "\
-| network, MB/s | between nodes alone, ms | inside alone, ms | hierarchical, ms | less a part, over the longer | two phases, ms | times faster | in one part, ms | times faster | goal |
+| network, MB/s | between nodes alone, ms | inside alone, ms | hierarchical, ms | less a chunk, over the longer | two phases, ms | times faster | in one chunk, ms | times faster | goal |
 | --: | --: | --: | --: | --: | --: | --: | --: | --: | --- |";
 
 impl Record {
@@ -193,11 +195,11 @@ impl Record {
         writeln!(page, "- {cores} cores of {cpu}, {kernel}")?;
         writeln!(
             page,
-            "- 8 ranks as 2 nodes of 4, shards of {} in {} parts, in place. A rank sends {} MB/s inside \
+            "- 8 ranks as 2 nodes of 4, shards of {} in {} chunks, in place. A rank sends {} MB/s inside \
              its node at most: both fabrics are throttled to far less than this machine copies, so that \
              the schedule sets the pace.",
             size(self.shard_bytes),
-            self.parts,
+            self.chunks,
             self.local_mbs
         )?;
         writeln!(
@@ -205,12 +207,12 @@ impl Record {
             "- A time is the median of {} iterations, of the slowest rank of each. All take turns start by \
              start, in one process and on the same memory. Between nodes alone: the two ranks of a rail. \
              Inside alone: the ranks of a node, shards of twice the size. Two phases: the one, then the \
-             other, in each start. In one part: the same plan, which then spreads what arrives only when \
-             all of it is there. A part is what it takes to spread one inside the node.\n",
+             other, in each start. In one chunk: the same plan, which then spreads what arrives only when \
+             all of it is there. A chunk is what it takes to spread one inside the node.\n",
             self.iterations
         )?;
         writeln!(page, "{HEAD}")?;
-        self.cases.iter().try_for_each(|case| writeln!(page, "{}", case.line(self.parts)))?;
+        self.cases.iter().try_for_each(|case| writeln!(page, "{}", case.line(self.chunks)))?;
         Ok(page)
     }
 }
@@ -220,8 +222,8 @@ mod tests {
     use super::*;
 
     fn case(hierarchical_us: f64) -> Case {
-        let [between_us, inside_us, two_phases_us, one_part_us] = [100e3, 96e3, 196e3, 150e3];
-        let times = Times { between_us, inside_us, two_phases_us, one_part_us, hierarchical_us };
+        let [between_us, inside_us, two_phases_us, one_chunk_us] = [100e3, 96e3, 196e3, 150e3];
+        let times = Times { between_us, inside_us, two_phases_us, one_chunk_us, hierarchical_us };
         Case { network_mbs: 25, times }
     }
 

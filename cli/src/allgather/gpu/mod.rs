@@ -91,7 +91,7 @@ fn measure(
     let shard_bytes = shards.iter().copied().max().unwrap_or(0);
     let largest = (shard_bytes, shards.iter().sum());
     check_device_memory(&setup, largest, &gpu)?;
-    let start_barrier = group.all_gather::<u8>(0).algorithm(Algorithm::Direct).parts(1).outputs(1);
+    let start_barrier = group.all_gather::<u8>(0).algorithm(Algorithm::Direct).chunks(1).outputs(1);
     let start_barrier = start_barrier.timeout(options.run.timeout).prepare()?;
     let mut timer = StreamTimer::new(gpu.clone(), gpu.stream()?, start_barrier)?;
     let mut limits = Vec::new();

@@ -9,10 +9,9 @@ use crate::element::{self, Element};
 use crate::error::Error;
 use crate::group::buffer;
 use crate::group::place::Place;
-use crate::layout::{InputPlaces, OutputPlaces, Spot};
+use crate::layout::{BufferPosition, InputPlacement, OutputPlacement};
 use crate::plan::Source;
-use crate::run::turns::Start;
-use crate::window::BufferId;
+use crate::run::buffers::{BufferId, Start};
 
 /// A range of bytes of a buffer.
 pub(super) type Bytes = (BufferId, Range<u64>);
@@ -94,8 +93,8 @@ impl<T: Element> Operation<T> {
     }
 
     pub(super) fn place_of_output(&self, start: Start) -> Place {
-        let bytes = match &self.layout.places(self.rank).output {
-            OutputPlaces::Joined(spot) => {
+        let bytes = match &self.layout.placement(self.rank).output {
+            OutputPlacement::Contiguous(spot) => {
                 let begin = self.view.output_offset(start) + spot.offset;
                 begin..begin + self.layout.total_bytes()
             }
@@ -109,7 +108,8 @@ impl<T: Element> Operation<T> {
     }
 
     fn input_bytes(&self) -> Result<Bytes, Error> {
-        let joined = matches!(self.layout.places(self.rank).input, InputPlaces::Joined(_));
+        let joined =
+            matches!(self.layout.placement(self.rank).input, InputPlacement::Contiguous(_));
         let (buffer, Range { start, end }) = self.input_piece_bytes(0);
         match (self.layout.tensors(), self.from) {
             (1, _) => Ok((buffer, start..end)),
@@ -123,7 +123,8 @@ impl<T: Element> Operation<T> {
     }
 
     fn input_piece_bytes(&self, tensor: usize) -> Bytes {
-        let Spot { buffer, offset } = self.layout.own_spot(self.rank, tensor, self.from);
+        let BufferPosition { buffer, offset } =
+            self.layout.own_position(self.rank, tensor, self.from);
         let bytes = match (self.layout.tensors(), self.from) {
             (1, Source::Input) => self.layout.input_bytes(self.rank),
             _ => self.layout.piece_bytes(tensor, self.rank),

@@ -6,18 +6,18 @@ use std::time::Duration;
 use peerlane_hal::{Caps, ErrorKind, Rank};
 
 use super::draft::{Ground, Planned, Sides, Terms};
+use super::prepared::Prepared;
 use crate::error::Error;
 use crate::group::report::{Fallback, LaneReport, LinkReport, Report, TierReport};
 use crate::group::watch::Watch;
 use crate::group::window::{Extent, Inner};
 use crate::layout::Layout;
 use crate::plan::{LaneId, Source, Tier};
+use crate::run::buffers::{BufferId, OperationBuffers, TierBuffers};
 use crate::run::executor::{Executor, ExecutorOptions};
 use crate::run::lane::Lane;
 use crate::run::port;
-use crate::run::prepared::Prepared;
 use crate::run::program::Program;
-use crate::window::{BufferId, Views, Windows};
 
 /// A lane that is bound, and what its engine can do.
 pub(super) struct BoundLane {
@@ -36,7 +36,7 @@ pub(super) struct Bound {
 /// What the handle of an operation is made from.
 pub(super) struct Finished {
     pub(super) prepared: Prepared,
-    pub(super) view: Arc<Windows>,
+    pub(super) view: Arc<OperationBuffers>,
     pub(super) report: Report,
     pub(super) timeout: Duration,
     pub(super) watch: Arc<Watch>,
@@ -82,13 +82,13 @@ impl Bound {
         name: String,
     ) -> (Finished, Vec<Extent>) {
         let Self { lanes, report } = self;
-        let (me, turns) = (ground.rank, planned.turns);
+        let (me, buffering) = (ground.rank, planned.buffering);
         let from = if planned.plan.in_place { Source::Output } else { Source::Input };
         let waits = lanes.iter().flat_map(|lane| lane.program.waits.iter().copied()).collect();
-        let (local_ports, local) = sides.local.finish(turns);
+        let (local_ports, local) = sides.local.finish(buffering);
         let (network_ports, network) = match sides.network {
             Some(network) => {
-                let (ports, view) = network.finish(turns);
+                let (ports, view) = network.finish(buffering);
                 (ports, Some(view))
             }
             None => (Vec::new(), None),
@@ -106,7 +106,7 @@ impl Bound {
             Lane::new(lane.id, lane.program, port, lane.id == LaneId::HOME)
         });
         let lanes = lanes.collect();
-        let views = Views { local: Arc::clone(&local), network };
+        let views = TierBuffers { local: Arc::clone(&local), network };
         let writers = terms.writers(&ground);
         let watch = Arc::new(Watch::new(name, me, terms.timeout, waits, writers, views));
         let options = {
@@ -179,7 +179,7 @@ fn report(
         algorithm: plan.algorithm,
         choice: terms.choice.clone(),
         ranks: ground.topology.ranks(),
-        parts: plan.parts,
+        chunks: plan.chunks,
         outputs: plan.outputs,
         flags: plan.flags,
         capturable: terms.capturable,
@@ -201,14 +201,14 @@ fn tier_report(me: Rank, tier: Tier, lanes: &[BoundLane]) -> TierReport {
     let lanes = lanes.iter().filter(|lane| lane.tier == tier);
     for step in lanes.flat_map(|lane| &lane.program.steps) {
         match *step {
-            port::Bound::Put { peer, bytes, .. } | port::Bound::Get { peer, bytes, .. }
+            port::BoundStep::Put { peer, bytes, .. } | port::BoundStep::Get { peer, bytes, .. }
                 if peer == me =>
             {
                 report.own_bytes += bytes;
             }
-            port::Bound::Put { bytes, .. } => report.put_bytes += bytes,
-            port::Bound::Get { bytes, .. } => report.got_bytes += bytes,
-            port::Bound::Signal { .. } | port::Bound::Wait { .. } => {}
+            port::BoundStep::Put { bytes, .. } => report.put_bytes += bytes,
+            port::BoundStep::Get { bytes, .. } => report.got_bytes += bytes,
+            port::BoundStep::Signal { .. } | port::BoundStep::Wait { .. } => {}
         }
     }
     report

@@ -75,14 +75,14 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Sets the number of parts of a block; by default the number that is predicted to be the fastest.
+    /// Sets the number of chunks of a block; by default the number that is predicted to be the fastest.
     #[must_use]
-    pub fn parts(mut self, parts: u32) -> Self {
-        self.method.parts = Some(parts);
+    pub fn chunks(mut self, chunks: u32) -> Self {
+        self.method.chunks = Some(chunks);
         self
     }
 
-    /// Sets the links for the choice of algorithm and parts, such as those of a [`Calibration`](crate::cost::Calibration).
+    /// Sets the links for the choice of algorithm and chunks, such as those of a [`Calibration`](crate::cost::Calibration).
     ///
     /// They must be equal on all ranks. The default is the links of the [group](Group::links).
     #[must_use]

@@ -99,7 +99,7 @@ impl Group {
 
     /// Describes an all-gather of several tensors in one start: each rank contributes
     /// `tensor_lens[k]` elements to tensor k, and every tensor is gathered to its own place, its
-    /// pieces in rank order. Parts divide what a rank contributes to all tensors together.
+    /// pieces in rank order. Chunks divide what a rank contributes to all tensors together.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};

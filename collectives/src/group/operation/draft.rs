@@ -16,17 +16,14 @@ use crate::group::options::blob;
 use crate::group::shared::Shared;
 use crate::group::side::{Keys, Side};
 use crate::group::window::Extent;
-use crate::layout::{FlagLayout, Layout, Places};
+use crate::layout::{FlagLayout, Layout, Placement};
 use crate::plan::{Algorithm, Lane, LaneId, Plan, Step, Tier};
-use crate::run::crossings::{Crossings, is_tiered};
+use crate::run::buffers::{BufferId, DoubleBuffering};
 use crate::run::port;
-use crate::run::program::Binding;
-use crate::run::turns::Turns;
-use crate::run::writers::Writers;
+use crate::run::program::{Binding, FlagTiers, FlagWriters, is_tiered};
 use crate::schedule::{self, Shape};
 use crate::topology::Topology;
-use crate::verify::{self, Effort};
-use crate::window::BufferId;
+use crate::verify::{self, Budget};
 
 /// The group, as far as an operation needs it.
 pub(super) struct Ground {
@@ -57,9 +54,9 @@ pub(super) struct Terms {
 /// The plan of this rank and what follows from it.
 pub(super) struct Planned {
     pub(super) plan: Plan,
-    crossings: Crossings,
+    flag_tiers: FlagTiers,
     flags: FlagLayout,
-    pub(super) turns: Turns,
+    pub(super) buffering: DoubleBuffering,
     pub(super) proof: String,
 }
 
@@ -70,20 +67,20 @@ impl Terms {
         let topology = &ground.topology;
         let plan = schedule::plan(*algorithm, topology, ground.rank, *shape)?;
         let proof =
-            verify::prove(*algorithm, topology, *shape, Effort::default()).map_err(|fault| {
+            verify::prove(*algorithm, topology, *shape, Budget::default()).map_err(|fault| {
                 let text = format!("the plan of {algorithm} is faulty: {fault}");
                 Error::new(ErrorKind::Other, text).with_source(fault)
             })?;
         let mates = self.mates(ground, &plan)?;
-        let crossings = Crossings::new(&plan, &mates);
-        let flags = FlagLayout::new(ground.topology.ranks(), shape.parts, plan.lanes.len());
+        let flag_tiers = FlagTiers::new(&plan, &mates);
+        let flags = FlagLayout::new(ground.topology.ranks(), shape.chunks, plan.lanes.len());
         let (outputs, bytes) = (shape.outputs, layout.total_bytes());
-        let turns = Turns::new(outputs, bytes, flags.words(), self.capturable);
-        let turns = turns.ok_or_else(|| {
+        let buffering = DoubleBuffering::new(outputs, bytes, flags.words(), self.capturable);
+        let buffering = buffering.ok_or_else(|| {
             let text = format!("{outputs} outputs of {bytes} bytes overflow");
             Error::new(ErrorKind::InvalidArgument, text)
         })?;
-        Ok(Planned { plan, crossings, flags, turns, proof: proof.to_string() })
+        Ok(Planned { plan, flag_tiers, flags, buffering, proof: proof.to_string() })
     }
 
     /// The plans of the other ranks of this node, where flags may lie between tiers.
@@ -97,21 +94,23 @@ impl Terms {
         mates.map(|&mate| schedule::plan(self.algorithm, topology, mate, self.shape)).collect()
     }
 
-    pub(super) fn writers(&self, ground: &Ground) -> Writers {
+    pub(super) fn writers(&self, ground: &Ground) -> FlagWriters {
         let (algorithm, shape, topology) = (self.algorithm, self.shape, ground.topology.clone());
-        Writers::new(ground.rank, ground.topology.clone(), move |rank| {
+        FlagWriters::new(ground.rank, ground.topology.clone(), move |rank| {
             schedule::plan(algorithm, &topology, rank, shape).ok()
         })
     }
 
     /// How long a buffer of `peer` must be at least.
-    fn bytes(&self, turns: &Turns, peer: Rank, buffer: BufferId) -> u64 {
-        let (layout, places) = (&self.layout, self.layout.places(peer));
+    fn bytes(&self, buffering: &DoubleBuffering, peer: Rank, buffer: BufferId) -> u64 {
+        let (layout, places) = (&self.layout, self.layout.placement(peer));
         let need = |needs: BTreeMap<u32, u64>, number| needs.get(&number).copied().unwrap_or(0);
         match buffer {
             BufferId::Input(number) => need(places.input_needs(layout, peer), number),
-            BufferId::Output(number) => turns.reach(need(places.output_needs(layout), number)),
-            BufferId::Flags | BufferId::Crossing => turns.flag_bytes(),
+            BufferId::Output(number) => {
+                buffering.buffer_bytes(need(places.output_needs(layout), number))
+            }
+            BufferId::Flags | BufferId::CrossTierFlags => buffering.flag_bytes(),
         }
     }
 }
@@ -168,7 +167,7 @@ impl<'g> Draft<'g> {
         network: Option<Side<'g>>,
     ) -> Result<Self, Error> {
         let plan = &planned.plan;
-        let flag_bytes = planned.turns.flag_bytes();
+        let flag_bytes = planned.buffering.flag_bytes();
         let mut sides = Sides { local, network: network.filter(|_| is_tiered(plan)) };
         let mut caps = vec![caps];
         for id in plan.lane_ids().filter(|&id| id != LaneId::HOME && has_engine(plan, id)) {
@@ -183,8 +182,8 @@ impl<'g> Draft<'g> {
                 }
             }
             network.allocate(BufferId::Flags, flag_bytes)?;
-            network.allocate(BufferId::Crossing, flag_bytes)?;
-            sides.local.register(BufferId::Crossing, network)?;
+            network.allocate(BufferId::CrossTierFlags, flag_bytes)?;
+            sides.local.register(BufferId::CrossTierFlags, network)?;
         }
         Ok(Self { ground, terms, planned, sides, caps })
     }
@@ -208,7 +207,7 @@ impl<'g> Draft<'g> {
         let offer = offer
             .field("collective", plan.collective)
             .field("algorithm", plan.algorithm)
-            .field("parts", plan.parts)
+            .field("chunks", plan.chunks)
             .field("in_place", plan.in_place)
             .field("outputs", plan.outputs)
             .field("flags", plan.flags)
@@ -219,7 +218,7 @@ impl<'g> Draft<'g> {
             .blob(places)
             .blob(blob(self.sides.local.keys(&buffers)?));
         let Some(network) = &self.sides.network else { return Ok(offer) };
-        buffers.push(BufferId::Crossing);
+        buffers.push(BufferId::CrossTierFlags);
         Ok(offer.blob(blob(network.keys(&buffers)?)))
     }
 
@@ -227,11 +226,11 @@ impl<'g> Draft<'g> {
     /// ranks know of it: they may be importing from here.
     pub(super) fn import(&mut self, offers: &[Offer], deadline: Deadline) -> Result<Bound, Error> {
         let (layout, places) = (self.terms.layout.clone(), places_of(offers)?);
-        self.terms.layout = layout.with_places(places)?;
-        let Planned { plan, crossings, flags, turns, .. } = &self.planned;
+        self.terms.layout = layout.with_placements(places)?;
+        let Planned { plan, flag_tiers, flags, buffering, .. } = &self.planned;
         let binding = {
             let (layout, with_origins) = (&self.terms.layout, self.terms.traced);
-            Binding { plan, layout, flags: *flags, crossings, with_origins }
+            Binding { plan, layout, flags: *flags, flag_tiers, with_origins }
         };
         let lane = |id: LaneId| &plan.lanes[id.index()];
         let used = plan.lane_ids().filter(|&id| has_engine(plan, id));
@@ -249,7 +248,7 @@ impl<'g> Draft<'g> {
             let steps = lanes.flat_map(|lane| &lane.program.steps);
             // Data before flags, so that what is wrong with the caller's memory is said first.
             for (buffer, peer) in steps.filter_map(named).collect::<BTreeSet<_>>() {
-                let bytes = self.terms.bytes(turns, peer, buffer);
+                let bytes = self.terms.bytes(buffering, peer, buffer);
                 side.import(peer, buffer, &keys[peer.index()], bytes, deadline)?;
             }
         }
@@ -264,12 +263,12 @@ impl<'g> Draft<'g> {
 }
 
 /// What a step names of a rank, perhaps this one.
-fn named(step: &port::Bound) -> Option<(BufferId, Rank)> {
+fn named(step: &port::BoundStep) -> Option<(BufferId, Rank)> {
     match *step {
-        port::Bound::Put { peer, dst, .. } => Some((dst.buffer, peer)),
-        port::Bound::Get { peer, src, .. } => Some((src.buffer, peer)),
-        port::Bound::Signal { peer, flag } => Some((flag.buffer(), peer)),
-        port::Bound::Wait { .. } => None,
+        port::BoundStep::Put { peer, dst, .. } => Some((dst.buffer, peer)),
+        port::BoundStep::Get { peer, src, .. } => Some((src.buffer, peer)),
+        port::BoundStep::Signal { peer, flag } => Some((flag.buffer(), peer)),
+        port::BoundStep::Wait { .. } => None,
     }
 }
 
@@ -285,7 +284,7 @@ fn keys_of(offers: &[Offer], tier: Tier) -> Result<Vec<Keys>, Error> {
 }
 
 /// Where each rank keeps what it has.
-fn places_of(offers: &[Offer]) -> Result<Vec<Places>, Error> {
+fn places_of(offers: &[Offer]) -> Result<Vec<Placement>, Error> {
     let places = |(peer, offer)| {
         postcard::from_bytes(blob(offer, peer, 0)?).map_err(|error| {
             let text = format!("the places of rank {peer} cannot be read: {error}");

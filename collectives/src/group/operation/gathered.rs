@@ -11,9 +11,8 @@ use super::access::{Bytes, invalid};
 use crate::element::{self, Element};
 use crate::error::Error;
 use crate::group::buffer;
-use crate::layout::{OutputPlaces, Spot};
-use crate::run::turns::Start;
-use crate::window::BufferId;
+use crate::layout::{BufferPosition, OutputPlacement};
+use crate::run::buffers::{BufferId, Start};
 
 /// Gives access to the output of the last start, and prevents the next start.
 pub struct Gathered<'a, T> {
@@ -72,7 +71,7 @@ impl<'a, T: Element> Gathered<'a, T> {
     pub fn tensor(&self, tensor: usize) -> Result<&'a [T], Error> {
         self.gather.check_tensor(tensor)?;
         let layout = &self.gather.layout;
-        if matches!(layout.places(self.gather.rank).output, OutputPlaces::ByShard(_)) {
+        if matches!(layout.placement(self.gather.rank).output, OutputPlacement::ByShard(_)) {
             return invalid("each shard has a place of its own; take them by `shard`".to_owned());
         }
         let (buffer, Range { start, .. }) = self.gather.piece_bytes(self.last(), tensor, Rank(0));
@@ -150,7 +149,7 @@ impl<T: Element> Operation<T> {
             return invalid(format!("output buffer is {number}, expected less than {buffers}"));
         }
         let buffer = BufferId::Output(Rank::at(number).0);
-        if let OutputPlaces::Joined(_) = self.layout.places(self.rank).output {
+        if let OutputPlacement::Contiguous(_) = self.layout.placement(self.rank).output {
             let begin = self.view.output_offset(Start::Eager(self.prepared.started()));
             return Ok((buffer, begin..begin + self.layout.total_bytes()));
         }
@@ -158,7 +157,8 @@ impl<T: Element> Operation<T> {
     }
 
     pub(super) fn piece_bytes(&self, start: Start, tensor: usize, shard: Rank) -> Bytes {
-        let Spot { buffer, offset } = self.layout.output_spot(self.rank, tensor, shard);
+        let BufferPosition { buffer, offset } =
+            self.layout.output_position(self.rank, tensor, shard);
         let begin = self.view.output_offset(start) + offset;
         (BufferId::Output(buffer), begin..begin + self.layout.piece_bytes(tensor, shard))
     }

@@ -8,7 +8,7 @@ use super::Operation;
 use crate::element::Element;
 use crate::error::Error;
 use crate::group::place::Place;
-use crate::run::turns::Start;
+use crate::run::buffers::Start;
 
 /// A start that [`Operation::start_on`] has enqueued on a stream.
 ///

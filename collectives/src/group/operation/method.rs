@@ -1,4 +1,4 @@
-//! Which algorithm, and in how many parts, where the caller leaves that open: by predicted cost.
+//! Which algorithm, and in how many chunks, where the caller leaves that open: by predicted cost.
 //!
 //! Every rank decides by itself. What it decides by is equal on all ranks, or the fingerprint of the
 //! operation tells where it is not.
@@ -14,12 +14,12 @@ use crate::topology::Topology;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Method {
     pub(super) algorithm: Option<Algorithm>,
-    pub(super) parts: Option<u32>,
+    pub(super) chunks: Option<u32>,
     pub(super) links: Option<Links>,
 }
 
 impl Method {
-    /// What runs, and what it is predicted to take. `shape` is what the plan must be but for its parts;
+    /// What runs, and what it is predicted to take. `shape` is what the plan must be but for its chunks;
     /// `known` are the group's links, and whether somebody has measured them.
     ///
     /// # Errors
@@ -47,7 +47,7 @@ impl Method {
             links,
             measured,
             algorithm: self.algorithm,
-            parts: self.parts,
+            chunks: self.chunks,
             refused: &refused,
         })
     }
@@ -85,7 +85,7 @@ mod tests {
         let layout = Layout::new(&vec![shard_bytes; nodes.len()], 1).unwrap();
         let shape = Shape { tiers: topology.nodes() > 1, ..Shape::default() };
         let choice = method.choose(&topology, &layout, (shape, false), (&known(), false)).unwrap();
-        (choice.algorithm, choice.parts)
+        (choice.algorithm, choice.chunks)
     }
 
     #[test]
@@ -95,12 +95,12 @@ mod tests {
             assert_eq!(decided(&open, &[0], bytes), (Algorithm::Direct, 1));
             assert_eq!(decided(&open, &[0; 3], bytes), (Algorithm::Direct, 1));
         }
-        let (algorithm, parts) = decided(&open, &[0, 0, 0, 0, 1, 1, 1, 1], 64 << 20);
-        assert!(algorithm == Algorithm::Hierarchical && parts > 1, "{algorithm}, {parts}");
+        let (algorithm, chunks) = decided(&open, &[0, 0, 0, 0, 1, 1, 1, 1], 64 << 20);
+        assert!(algorithm == Algorithm::Hierarchical && chunks > 1, "{algorithm}, {chunks}");
         let links = Some(known());
         let ring = Method { algorithm: Some(Algorithm::Ring), links, ..open.clone() };
         assert_eq!(decided(&ring, &[0; 4], 64 << 20).0, Algorithm::Ring);
-        let both = Method { algorithm: Some(Algorithm::Ring), parts: Some(3), links: None };
+        let both = Method { algorithm: Some(Algorithm::Ring), chunks: Some(3), links: None };
         assert_eq!(decided(&both, &[0; 4], 64 << 20), (Algorithm::Ring, 3));
     }
 

@@ -5,9 +5,10 @@
 //! | `constructors.rs` | the methods of [`Group`](super::Group) that describe operations |
 //! | `builder.rs` | the options of an operation |
 //! | `shards.rs`, `request.rs` | lengths and places, checked and in bytes |
-//! | `method.rs` | the choice of algorithm and parts |
+//! | `method.rs` | the choice of algorithm and chunks |
 //! | `prepare.rs`, `draft.rs`, `bound.rs` | planning, agreement between ranks, imports, and the executor |
 //! | `access.rs`, `gathered.rs` | input and output between starts |
+//! | `prepared.rs` | the handle of a prepared plan: start, poll, wait |
 //! | `lease.rs` | starts on a stream |
 
 mod access;
@@ -19,6 +20,7 @@ mod gathered;
 mod lease;
 mod method;
 mod prepare;
+mod prepared;
 mod request;
 mod shards;
 
@@ -37,15 +39,15 @@ pub use shards::Destination;
 pub(in crate::group) use shards::bytes;
 
 use self::bound::Finished;
+use self::prepared::Prepared;
 use super::report::Report;
 use super::window::{Entry, Inner};
 use crate::element::Element;
 use crate::error::Error;
 use crate::layout::Layout;
 use crate::plan::Source;
-use crate::run::prepared::Prepared;
+use crate::run::buffers::OperationBuffers;
 use crate::trace::{Trace, TracedLane};
-use crate::window::Windows;
 
 /// A prepared collective with its memory: an all-gather, a broadcast or an all-to-all.
 ///
@@ -73,7 +75,7 @@ use crate::window::Windows;
 /// ```
 pub struct Operation<T> {
     prepared: Prepared,
-    view: Arc<Windows>,
+    view: Arc<OperationBuffers>,
     report: Report,
     timeout: Duration,
     layout: Layout,

@@ -20,8 +20,8 @@ use crate::group::options::check_timeout;
 use crate::group::side::Side;
 use crate::group::window::{Active, Inner};
 use crate::plan::{FlagOrder, Tier};
+use crate::run::buffers::BufferId;
 use crate::schedule::Shape;
-use crate::window::BufferId;
 
 /// Results up to this size use two outputs in turn unless told otherwise: there the second phase of
 /// flags costs more than what a second output takes from the cache: docs/adr/0007.
@@ -104,8 +104,8 @@ fn draft<T: Element>(group: &mut Group, ground: Ground, wish: Wish<T>) -> Result
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     let layout_of =
-        |ranks, parts| wish.shards.layout::<T>(ranks, parts)?.for_collective(collective);
-    let mut layout = layout_of(group.ranks(), wish.method.parts.unwrap_or(1))?;
+        |ranks, chunks| wish.shards.layout::<T>(ranks, chunks)?.for_collective(collective);
+    let mut layout = layout_of(group.ranks(), wish.method.chunks.unwrap_or(1))?;
     let asked = Asked {
         target: &wish.target,
         source: wish.source.as_ref(),
@@ -146,14 +146,14 @@ fn draft<T: Element>(group: &mut Group, ground: Ground, wish: Wish<T>) -> Result
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     let tiers = group.network.is_some();
-    let shape = Shape { collective, parts: layout.parts(), in_place, outputs, flags, tiers };
+    let shape = Shape { collective, chunks: layout.chunks(), in_place, outputs, flags, tiers };
     let links = (&group.links, group.links_measured);
     let (topology, method) = (&ground.topology, &wish.method);
     let choice = method.choose(topology, &layout, (shape, capturable), links)?;
-    if choice.parts != layout.parts() {
-        layout = layout_of(topology.ranks(), choice.parts)?;
+    if choice.chunks != layout.chunks() {
+        layout = layout_of(topology.ranks(), choice.chunks)?;
     }
-    let (algorithm, shape) = (choice.algorithm, Shape { parts: choice.parts, ..shape });
+    let (algorithm, shape) = (choice.algorithm, Shape { chunks: choice.chunks, ..shape });
     let (dtype, rank) = (T::DTYPE, ground.rank);
     let terms = Terms {
         operation,
@@ -170,9 +170,9 @@ fn draft<T: Element>(group: &mut Group, ground: Ground, wish: Wish<T>) -> Result
         timeout,
     };
     let planned = terms.plan(&ground)?;
-    let turns = planned.turns;
+    let buffering = planned.buffering;
     let need = |buffer| match buffer {
-        BufferId::OUTPUT if outputs > 1 => turns.output_bytes(),
+        BufferId::OUTPUT if outputs > 1 => buffering.output_bytes(),
         buffer => terms.request.need(&terms.layout, rank, buffer),
     };
     // What a list does not use is the caller's affair.

@@ -11,8 +11,8 @@ use crate::element::Element;
 use crate::error::Error;
 use crate::group::shared::Shared;
 use crate::group::window::{Extent, Inner};
-use crate::layout::{InputPlaces, Layout, OutputPlaces, Places, Spot};
-use crate::window::BufferId;
+use crate::layout::{BufferPosition, InputPlacement, Layout, OutputPlacement, Placement};
+use crate::run::buffers::BufferId;
 
 /// A range of a window, in elements.
 #[derive(Clone)]
@@ -44,7 +44,7 @@ pub(super) struct Asked<'a> {
 
 /// What that comes to.
 pub(super) struct Request {
-    pub(super) places: Places,
+    pub(super) places: Placement,
     /// Of windows.
     pub(super) extents: Vec<Extent>,
     /// What must be equal on all ranks.
@@ -65,7 +65,7 @@ impl Request {
     ) -> Result<Self, Error> {
         asked.check()?;
         let mut request = Self {
-            places: Places::JOINED,
+            places: Placement::CONTIGUOUS,
             extents: Vec::new(),
             fields: Vec::new(),
             inputs: u32::from(!asked.in_place),
@@ -94,7 +94,7 @@ impl Request {
     ) -> Result<(), Error> {
         if asked.inputs > 1 {
             let spots = of_tensors("input", asked.inputs, layout.tensors())?;
-            self.places.input = InputPlaces::ByTensor(spots);
+            self.places.input = InputPlacement::ByTensor(spots);
             self.inputs = count(asked.inputs);
         }
         let Some((window, begin)) = asked.source else { return Ok(()) };
@@ -102,7 +102,7 @@ impl Request {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX) / T::DTYPE.bytes();
         let part = Part { window: Arc::clone(window), range: *begin..begin.saturating_add(len) };
         let spot = self.enter::<T>(BufferId::INPUT, &part, false, group)?;
-        self.places.input = InputPlaces::Joined(spot);
+        self.places.input = InputPlacement::Contiguous(spot);
         Ok(())
     }
 
@@ -115,7 +115,7 @@ impl Request {
         match asked.target {
             Target::Buffers if asked.outputs > 1 => {
                 let spots = of_tensors("output", asked.outputs, layout.tensors())?;
-                self.places.output = OutputPlaces::ByTensor(spots);
+                self.places.output = OutputPlacement::ByTensor(spots);
                 self.outputs = count(asked.outputs);
             }
             Target::Buffers => {}
@@ -131,14 +131,14 @@ impl Request {
                     );
                     return Err(invalid(text));
                 }
-                self.places.output = OutputPlaces::ByShard(spots);
+                self.places.output = OutputPlacement::ByShard(spots);
                 self.outputs = used.max(given);
             }
             Target::Window(part) => {
                 let spot = self.enter::<T>(BufferId::OUTPUT, part, true, group)?;
                 let len = usize::try_from(layout.total_bytes()).unwrap_or(usize::MAX);
                 debug_assert_eq!(len, part.range.len() * T::DTYPE.bytes());
-                self.places.output = OutputPlaces::Joined(spot);
+                self.places.output = OutputPlacement::Contiguous(spot);
                 self.fields.push(("window".to_owned(), part.window.number.to_string()));
                 self.fields.push(("begin of the range".to_owned(), part.range.start.to_string()));
             }
@@ -153,13 +153,13 @@ impl Request {
         part: &Part,
         writes: bool,
         group: &Arc<Shared>,
-    ) -> Result<Spot, Error> {
+    ) -> Result<BufferPosition, Error> {
         let Part { window, range } = part;
         if !Arc::ptr_eq(&window.shared, group) {
             return Err(invalid("the window is of another group".to_owned()));
         }
         let bytes = window.bytes_of::<T>(range)?;
-        let spot = Spot { buffer: 0, offset: bytes.start };
+        let spot = BufferPosition { buffer: 0, offset: bytes.start };
         self.extents.push(Extent { window: window.number, bytes, writes });
         self.windows.insert(buffer, Arc::clone(window));
         Ok(spot)
@@ -183,7 +183,8 @@ impl Request {
 
     /// Whether there may be several outputs in turn: in one buffer of the operation's own.
     pub(super) fn takes_turns(&self) -> bool {
-        self.places.output == Places::JOINED.output && self.window(BufferId::OUTPUT).is_none()
+        self.places.output == Placement::CONTIGUOUS.output
+            && self.window(BufferId::OUTPUT).is_none()
     }
 
     /// How long a buffer must be.
@@ -191,7 +192,7 @@ impl Request {
         let (needs, number) = match buffer {
             BufferId::Input(number) => (self.places.input_needs(layout, me), number),
             BufferId::Output(number) => (self.places.output_needs(layout), number),
-            BufferId::Flags | BufferId::Crossing => return 0,
+            BufferId::Flags | BufferId::CrossTierFlags => return 0,
         };
         needs.get(&number).copied().unwrap_or(0)
     }
@@ -213,9 +214,11 @@ impl Asked<'_> {
 }
 
 /// A buffer for each tensor.
-fn of_tensors(what: &str, seen: usize, tensors: usize) -> Result<Vec<Spot>, Error> {
+fn of_tensors(what: &str, seen: usize, tensors: usize) -> Result<Vec<BufferPosition>, Error> {
     if seen == tensors {
-        return Ok((0..count(tensors)).map(|buffer| Spot { buffer, offset: 0 }).collect());
+        return Ok((0..count(tensors))
+            .map(|buffer| BufferPosition { buffer, offset: 0 })
+            .collect());
     }
     let each =
         if tensors > 1 { format!(", or one for each of {tensors} tensors") } else { String::new() };

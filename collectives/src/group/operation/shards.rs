@@ -5,7 +5,7 @@ use peerlane_hal::{ErrorKind, Rank};
 
 use crate::element::Element;
 use crate::error::Error;
-use crate::layout::{BUFFERS_MAX, Layout, Lengths, Spot};
+use crate::layout::{BUFFERS_MAX, BufferPosition, Layout, Lengths};
 
 /// Where a shard of a list goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -36,7 +36,7 @@ pub(in crate::group) enum Shards {
 impl Shards {
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming what does not fit.
-    pub(super) fn layout<T: Element>(&self, ranks: usize, parts: u32) -> Result<Layout, Error> {
+    pub(super) fn layout<T: Element>(&self, ranks: usize, chunks: u32) -> Result<Layout, Error> {
         let tensors = match self {
             Self::Equal(len) => {
                 vec![Lengths::equal(ranks, bytes::<T>("shard_len", *len)?)?]
@@ -68,7 +68,7 @@ impl Shards {
                 })
                 .collect::<Result<_, Error>>()?,
         };
-        Layout::of_tensors(tensors, parts)
+        Layout::of_tensors(tensors, chunks)
     }
 
     /// What must be equal on all ranks, as fields of the fingerprint.
@@ -143,7 +143,7 @@ pub(in crate::group) fn bytes<T: Element>(name: &str, len: usize) -> Result<u64,
 pub(super) fn spots<T: Element>(
     destinations: &[Destination],
     ranks: usize,
-) -> Result<Vec<Spot>, Error> {
+) -> Result<Vec<BufferPosition>, Error> {
     if destinations.len() != ranks {
         let seen = destinations.len();
         let text =
@@ -159,7 +159,7 @@ pub(super) fn spots<T: Element>(
             ))
         })?;
         let offset = bytes::<T>(&format!("destinations[{shard}].offset"), to.offset)?;
-        Ok(Spot { buffer, offset })
+        Ok(BufferPosition { buffer, offset })
     };
     destinations.iter().enumerate().map(spot).collect()
 }

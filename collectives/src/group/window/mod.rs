@@ -25,7 +25,7 @@ use crate::group::place::Place;
 use crate::group::shared::Shared;
 use crate::group::side::{SharedBuffer, Side};
 use crate::plan::Tier;
-use crate::window::BufferId;
+use crate::run::buffers::BufferId;
 
 /// A region of every rank, exchanged once, over whose ranges operations run: see
 /// [`Group::window`](crate::group::Group::window).

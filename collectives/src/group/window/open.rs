@@ -12,8 +12,8 @@ use crate::group::agreement::{Offer, agree};
 use crate::group::buffer::Buffer;
 use crate::group::options::blob;
 use crate::group::side::{Keys, Side};
+use crate::run::buffers::BufferId;
 use crate::topology::Topology;
-use crate::window::BufferId;
 
 /// The buffer number under which a window is imported.
 const WINDOW: BufferId = BufferId::OUTPUT;

@@ -15,7 +15,7 @@ pub(super) fn page(record: &Record) -> Result<String, std::fmt::Error> {
     writeln!(page, "- {cores} cores of {cpu}, {kernel}; one thread")?;
     writeln!(
         page,
-        "- Nodes have 8 ranks; shards are whole, in one part, and other nodes are reached over a \
+        "- Nodes have 8 ranks; shards are whole, in one chunk, and other nodes are reached over a \
          network. A plan's time is that of the slowest of three ranks, each at its best of five \
          times. A simulation makes the plans of all ranks and runs one start over the default \
          links; its time is that on the processor, below 0.2 s the best of five times. Memory is what the heap holds at most."

@@ -1,0 +1,254 @@
+//! Starts a prepared plan any number of times, and waits for its completion.
+
+use std::any::Any;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use peerlane_hal::Deadline;
+
+use crate::error::Error;
+use crate::group::shared::Shared;
+use crate::group::watch::Watch;
+use crate::run::backoff::Backoff;
+use crate::run::buffers::Start;
+use crate::run::executor::{Executor, StartFailure};
+use crate::run::lane::Lane;
+use crate::trace::TracedStart;
+
+/// The longest nap of a caller that polls several engines, or waits for flags of another fabric.
+///
+/// After a peer that is late by seconds, the wait may take up to this much longer.
+const NAP_MAX: Duration = Duration::from_millis(10);
+/// The longest park of a caller that waits for room in a full queue.
+const ROOM_PARK_MAX: Duration = Duration::from_millis(1);
+
+/// The handle of one prepared plan.
+pub(crate) struct Prepared {
+    executor: Arc<Mutex<Executor>>,
+    shared: Arc<Shared>,
+    watch: Arc<Watch>,
+    park_misses_events: bool,
+}
+
+/// The result of driving the lanes once.
+struct Progress {
+    /// The last start that is complete.
+    done: u64,
+    /// Whether a lane made progress, or can make more at once.
+    progressed: bool,
+}
+
+impl Prepared {
+    pub(crate) fn new(executor: Executor, shared: Arc<Shared>, watch: Arc<Watch>) -> Self {
+        let wakers = executor.lanes().iter().map(Lane::waker).collect();
+        let park_misses_events = executor.park_misses_events();
+        let executor = Arc::new(Mutex::new(executor));
+        shared.enter(&watch, &executor, wakers);
+        Self { executor, shared, watch, park_misses_events }
+    }
+
+    fn executor(&self) -> MutexGuard<'_, Executor> {
+        // A panic inside is a bug of an engine; the drop releases the lanes.
+        self.executor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the number of the last start.
+    pub(crate) fn started(&self) -> u64 {
+        self.executor().started()
+    }
+
+    /// Returns the traced starts so far.
+    pub(crate) fn traced(&self) -> Option<(Vec<TracedStart>, bool)> {
+        self.executor().traced()
+    }
+
+    /// Waits for open starts; costs nothing if there is none.
+    pub(crate) fn settle(&mut self, timeout: Duration) -> Result<(), Error> {
+        let (started, done) = {
+            let executor = self.executor();
+            (executor.started(), executor.done())
+        };
+        if done < started {
+            // There may be many open starts on a stream, each with its own deadline.
+            let one = (!self.watch.is_on_stream()).then(|| Deadline::after(timeout));
+            return self.wait(started, one);
+        }
+        if self.shared.check().is_err() { self.fail() } else { Ok(()) }
+    }
+
+    /// Starts once more, after the starts before, and returns the epoch.
+    pub(crate) fn start(&mut self, deadline: Deadline) -> Result<u64, Error> {
+        self.shared.check()?;
+        let epoch = self.begin(&mut self.executor(), deadline);
+        self.drive()?;
+        Ok(epoch)
+    }
+
+    /// Enqueues one more start on the caller's stream, or records it into the graph that is captured there.
+    pub(crate) fn start_on(&mut self, stream: &dyn Any, timeout: Duration) -> Result<Start, Error> {
+        self.shared.check()?;
+        if !self.executor().is_submitted() {
+            // Without this wait, the rest of an eager start that met a full queue would be put onto the stream.
+            self.settle(timeout)?;
+        }
+        let enqueued = self.enqueue_on(&mut self.executor(), stream, timeout);
+        match enqueued {
+            Ok(start) => return Ok(start),
+            Err(StartFailure::Refused(error)) => return Err(error),
+            Err(StartFailure::Broken(error)) => self.shared.raise(self.watch.broken(&error)),
+            Err(StartFailure::Overdue) => self.shared.raise(self.watch.overdue(timeout)),
+            Err(StartFailure::Aborted) => {}
+        }
+        self.fail()
+    }
+
+    fn enqueue_on(
+        &self,
+        executor: &mut Executor,
+        stream: &dyn Any,
+        timeout: Duration,
+    ) -> Result<Start, StartFailure> {
+        let captures = executor.is_capturing(stream)?;
+        let needs_thread =
+            if captures { executor.is_armed_by_capture() } else { executor.is_driven() };
+        if needs_thread {
+            // The thread must run before the stream contains steps that depend on it.
+            self.shared.drive_beside(&self.watch).map_err(StartFailure::Refused)?;
+        }
+        if captures {
+            self.watch.mark_captured();
+            executor.forked(stream, Executor::capture)?;
+            self.shared.wake_progress();
+            return Ok(Start::Captured);
+        }
+        self.watch.mark_on_stream();
+        executor.forked(stream, |executor| {
+            let epoch = self.begin(executor, Deadline::after(timeout));
+            self.enqueue(executor)?;
+            Ok(Start::Eager(epoch))
+        })
+    }
+
+    fn begin(&self, executor: &mut Executor, deadline: Deadline) -> u64 {
+        let epoch = executor.start();
+        self.shared.open(&self.watch, epoch, deadline);
+        epoch
+    }
+
+    /// Submits all started steps, and waits for room if a queue is full.
+    fn enqueue(&self, executor: &mut Executor) -> Result<(), StartFailure> {
+        loop {
+            executor.drive().map_err(StartFailure::Broken)?;
+            self.shared.close_done(&self.watch, executor);
+            if executor.is_submitted() {
+                return Ok(());
+            }
+            if self.shared.is_aborted() {
+                return Err(StartFailure::Aborted);
+            }
+            if self.watch.is_overdue() {
+                return Err(StartFailure::Overdue);
+            }
+            executor.park(ROOM_PARK_MAX).map_err(StartFailure::Broken)?;
+        }
+    }
+
+    /// Drives the lanes and returns whether start `epoch` is complete.
+    pub(crate) fn poll(&mut self, epoch: u64) -> Result<bool, Error> {
+        let done = self.drive()?.done;
+        self.is_done(done, epoch)
+    }
+
+    fn is_done(&mut self, done: u64, epoch: u64) -> Result<bool, Error> {
+        // The completion was read before this check: it counts only if no rank has aborted by now.
+        if self.shared.check().is_err() {
+            return self.fail();
+        }
+        Ok(done >= epoch)
+    }
+
+    /// Waits until start `epoch` is complete, and drives other open operations meanwhile.
+    ///
+    /// Without `deadline`, every start up to this one keeps its own deadline.
+    pub(crate) fn wait(&mut self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
+        let mut backoff = Backoff::new(NAP_MAX);
+        loop {
+            let polled_at = Instant::now();
+            let progress = self.drive()?;
+            if self.is_done(progress.done, epoch)? {
+                return Ok(());
+            }
+            let overdue = match deadline {
+                Some(deadline) => deadline.has_passed().then(|| deadline.timeout()),
+                None => self.watch.is_overdue().then(|| self.watch.timeout()),
+            };
+            if let Some(timeout) = overdue {
+                self.shared.raise(self.watch.overdue(timeout));
+                return self.fail();
+            }
+            if self.shared.somebody_left() && self.is_deserted(epoch)? {
+                return self.fail();
+            }
+            let others = self.shared.drive_others(&self.watch);
+            if !others && !self.park_misses_events {
+                // The watchdog keeps the deadline and wakes the parked thread.
+                self.executor().park(Duration::MAX)?;
+            } else if progress.progressed {
+                backoff.reset();
+            } else if let Some(nap) = backoff.nap(polled_at) {
+                self.executor().park(nap)?;
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Returns whether a rank that has left still owes a signal. That ends the group.
+    fn is_deserted(&mut self, epoch: u64) -> Result<bool, Error> {
+        // The signals of a rank arrive before its goodbye, so this poll sees all of them.
+        if self.poll(epoch)? {
+            return Ok(false);
+        }
+        let record = self.watch.deserted(&self.shared);
+        Ok(record.map(|record| self.shared.raise(record)).is_some())
+    }
+
+    /// Drives the lanes of this operation once.
+    fn drive(&mut self) -> Result<Progress, Error> {
+        let driven = {
+            let mut executor = self.executor();
+            executor.drive().map(|progressed| {
+                let done = self.shared.close_done(&self.watch, &executor);
+                Progress { done, progressed }
+            })
+        };
+        driven.or_else(|error| {
+            self.shared.raise(self.watch.broken(&error));
+            self.fail()
+        })
+    }
+
+    /// Ends this plan after an abort: waits until every live rank knows of it, then releases the engines.
+    fn fail<T>(&mut self) -> Result<T, Error> {
+        let error = self.shared.wait_until_told();
+        self.executor().release();
+        Err(error)
+    }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        // A start that the caller did not wait for still uses the buffers, and peers rely on it.
+        if !std::thread::panicking() && self.shared.check().is_ok() {
+            // The group records any error.
+            let remaining = self.watch.deadline().remaining();
+            let _ = self.settle(remaining);
+        }
+        if self.shared.record().is_some() {
+            self.shared.quarantine(self.watch.kept());
+        }
+        let mut executor = self.executor();
+        executor.release();
+        self.shared.remove(&self.watch);
+    }
+}

@@ -1,0 +1,429 @@
+//! The lengths of the pieces of tensors, and the positions of inputs and outputs in buffers.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use peerlane_hal::{ErrorKind, Rank};
+use serde::{Deserialize, Serialize};
+
+use super::Layout;
+use crate::error::Error;
+
+/// The lengths of all pieces of one tensor in bytes. Equal lengths take no memory per rank.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Lengths(Kind);
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Kind {
+    Equal {
+        ranks: u32,
+        bytes: u64,
+    },
+    /// The offset of each piece, and the end of the last one.
+    Uneven(Box<[u64]>),
+}
+
+impl Lengths {
+    /// Creates `ranks` pieces of `bytes` bytes.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank or more than fit in 32 bits, or the sum is more than
+    /// 2^64 - 1.
+    pub fn equal(ranks: usize, bytes: u64) -> Result<Self, Error> {
+        let count = u32::try_from(ranks).ok().filter(|&ranks| ranks > 0);
+        let count = count.ok_or_else(|| {
+            invalid(format!("lengths of {ranks} ranks, expected 1 to {} ranks", u32::MAX))
+        })?;
+        if bytes.checked_mul(count.into()).is_none() {
+            return Err(invalid(format!(
+                "shard_bytes is {bytes} on each of {ranks} ranks, expected a sum of at most {}",
+                u64::MAX
+            )));
+        }
+        Ok(Self(Kind::Equal { ranks: count, bytes }))
+    }
+
+    /// Creates pieces of `bytes[r]` bytes of rank r.
+    ///
+    /// # Errors
+    /// As [`equal`](Self::equal).
+    pub fn of(bytes: &[u64]) -> Result<Self, Error> {
+        let Some(&first) = bytes.first() else {
+            let text = "shard_bytes is empty, expected one length for every rank";
+            return Err(invalid(text.to_owned()));
+        };
+        let mut offsets = Vec::with_capacity(bytes.len() + 1);
+        let mut end = 0_u64;
+        for (rank, &bytes) in Rank::all(bytes.len()).zip(bytes) {
+            offsets.push(end);
+            end = end.checked_add(bytes).ok_or_else(|| {
+                invalid(format!(
+                    "shard_bytes of rank {rank} is {bytes}, after {end} bytes of the ranks before \
+                     it; expected a sum of at most {}",
+                    u64::MAX
+                ))
+            })?;
+        }
+        if bytes.iter().all(|&bytes| bytes == first) {
+            return Self::equal(bytes.len(), first);
+        }
+        offsets.push(end);
+        Ok(Self(Kind::Uneven(offsets.into())))
+    }
+
+    /// Returns the number of ranks, at least 1.
+    pub fn ranks(&self) -> usize {
+        match &self.0 {
+            Kind::Equal { ranks, .. } => *ranks as usize,
+            Kind::Uneven(offsets) => offsets.len() - 1,
+        }
+    }
+
+    /// Returns the length of all pieces, if they are equal.
+    pub fn uniform(&self) -> Option<u64> {
+        match self.0 {
+            Kind::Equal { bytes, .. } => Some(bytes),
+            Kind::Uneven(_) => None,
+        }
+    }
+
+    /// Returns the length of the piece of `rank`.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn bytes(&self, rank: Rank) -> u64 {
+        assert!(rank.index() < self.ranks(), "rank {rank} is not one of {} ranks", self.ranks());
+        match &self.0 {
+            Kind::Equal { bytes, .. } => *bytes,
+            Kind::Uneven(offsets) => offsets[rank.index() + 1] - offsets[rank.index()],
+        }
+    }
+
+    /// Returns the length of the pieces of all ranks before `rank`.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn offset(&self, rank: Rank) -> u64 {
+        assert!(rank.index() < self.ranks(), "rank {rank} is not one of {} ranks", self.ranks());
+        match &self.0 {
+            Kind::Equal { bytes, .. } => bytes * u64::from(rank.0),
+            Kind::Uneven(offsets) => offsets[rank.index()],
+        }
+    }
+
+    /// Returns the length of all pieces together.
+    pub fn total(&self) -> u64 {
+        match &self.0 {
+            Kind::Equal { ranks, bytes } => bytes * u64::from(*ranks),
+            Kind::Uneven(offsets) => offsets[offsets.len() - 1],
+        }
+    }
+
+    /// Returns the lengths in rank order.
+    pub fn iter(&self) -> impl Iterator<Item = u64> {
+        Rank::all(self.ranks()).map(|rank| self.bytes(rank))
+    }
+
+    /// Returns the bytes that every rank contributes to all of `tensors` together.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no tensor, they have different numbers of ranks, or the sum is
+    /// more than 2^64 - 1.
+    pub(super) fn sum(tensors: &[Self]) -> Result<Self, Error> {
+        let [first, others @ ..] = tensors else {
+            return Err(invalid("tensors is 0, expected at least 1".to_owned()));
+        };
+        let ranks = first.ranks();
+        for (index, other) in (1..).zip(others) {
+            if other.ranks() != ranks {
+                return Err(invalid(format!(
+                    "tensor {index} has lengths for {} ranks, tensor 0 for {ranks}",
+                    other.ranks()
+                )));
+            }
+        }
+        let mut total = 0_u64;
+        for (index, tensor) in tensors.iter().enumerate() {
+            total = total.checked_add(tensor.total()).ok_or_else(|| {
+                invalid(format!(
+                    "tensor {index} has {} bytes, after {total} bytes of the tensors before it; \
+                     expected a sum of at most {}",
+                    tensor.total(),
+                    u64::MAX
+                ))
+            })?;
+        }
+        if let Some(bytes) = tensors.iter().map(Self::uniform).sum() {
+            return Self::equal(ranks, bytes);
+        }
+        let of_rank = |rank| tensors.iter().map(|tensor| tensor.bytes(rank)).sum();
+        Self::of(&Rank::all(ranks).map(of_rank).collect::<Vec<u64>>())
+    }
+}
+
+impl fmt::Debug for Lengths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Kind::Equal { ranks, bytes } => write!(f, "{ranks} x {bytes}"),
+            Kind::Uneven(_) => f.debug_list().entries(self.iter()).finish(),
+        }
+    }
+}
+
+/// The limit of buffer numbers.
+pub const BUFFERS_MAX: u32 = 1 << 20;
+
+/// A byte position in one of a rank's buffers.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct BufferPosition {
+    /// The number of the input or output buffer, from 0.
+    pub buffer: u32,
+    /// The offset from the beginning of the buffer in bytes.
+    pub offset: u64,
+}
+
+/// The positions of a rank's input: one piece of every tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum InputPlacement {
+    /// All pieces one after another from this position, without gaps.
+    Contiguous(BufferPosition),
+    /// A position for the piece of each tensor.
+    ByTensor(Vec<BufferPosition>),
+}
+
+/// The positions of a rank's output.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum OutputPlacement {
+    /// All tensors one after another from this position, without gaps, each with its pieces in rank order.
+    Contiguous(BufferPosition),
+    /// A position for each tensor.
+    ByTensor(Vec<BufferPosition>),
+    /// A position for each shard of the only tensor.
+    ByShard(Vec<BufferPosition>),
+}
+
+/// The positions of a rank's input and output: buffers by number, offsets in bytes.
+///
+/// Ranks may have different placements, so a rank that writes to a peer needs the peer's. Ranks exchange them when they prepare
+/// an operation, and check those of peers like those of the caller.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Placement {
+    /// The input; unused in place.
+    pub input: InputPlacement,
+    /// The output.
+    pub output: OutputPlacement,
+}
+
+impl Placement {
+    /// One input and one output buffer, both used from their beginning.
+    pub const CONTIGUOUS: Self = Self {
+        input: InputPlacement::Contiguous(BufferPosition { buffer: 0, offset: 0 }),
+        output: OutputPlacement::Contiguous(BufferPosition { buffer: 0, offset: 0 }),
+    };
+
+    /// Checks that `rank` can use this placement with `layout`.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument): a wrong number of positions, a position whose end exceeds 2^64 - 1, or
+    /// outputs that overlap, naming both.
+    pub fn check(&self, layout: &Layout, rank: Rank) -> Result<(), Error> {
+        self.check_counts(layout)?;
+        let (inputs, outputs) = (self.inputs(layout, rank), self.outputs(layout));
+        let inputs = inputs.iter().map(|range| ("input", range));
+        for (what, range) in inputs.chain(outputs.iter().map(|range| ("output", range))) {
+            let PlacedRange { kind, number, position: BufferPosition { buffer, offset }, bytes } =
+                range;
+            if *buffer >= BUFFERS_MAX {
+                let text = format!(
+                    "the {what} of rank {rank}: {kind} {number} is in buffer {buffer}, expected less \
+                     than {BUFFERS_MAX}"
+                );
+                return Err(invalid(text));
+            }
+            if offset.checked_add(*bytes).is_none() {
+                let text = format!(
+                    "the {what} of rank {rank}: {kind} {number} has {bytes} bytes from byte {offset} of \
+                     buffer {buffer}, expected an end of at most {}",
+                    u64::MAX
+                );
+                return Err(invalid(text));
+            }
+        }
+        self.check_overlap(layout, rank)
+    }
+
+    fn check_counts(&self, layout: &Layout) -> Result<(), Error> {
+        let (tensors, ranks) = (layout.tensors(), layout.ranks());
+        let check = |what: &str, found, expected, kind: &str| {
+            let text =
+                format!("{what} has {found} positions, expected one for each of {expected} {kind}");
+            if found == expected { Ok(()) } else { Err(invalid(text)) }
+        };
+        match &self.input {
+            InputPlacement::Contiguous(_) => {}
+            InputPlacement::ByTensor(positions) => {
+                check("the input", positions.len(), tensors, "tensors")?
+            }
+        }
+        match &self.output {
+            OutputPlacement::Contiguous(_) => Ok(()),
+            OutputPlacement::ByTensor(positions) => {
+                check("the output", positions.len(), tensors, "tensors")
+            }
+            OutputPlacement::ByShard(_) if tensors != 1 => {
+                let text = format!("tensors is {tensors}, expected 1 if each shard has a position");
+                Err(invalid(text))
+            }
+            OutputPlacement::ByShard(positions) => {
+                check("the output", positions.len(), ranks, "shards")
+            }
+        }
+    }
+
+    fn inputs(&self, layout: &Layout, rank: Rank) -> Vec<PlacedRange> {
+        match &self.input {
+            InputPlacement::Contiguous(position) => {
+                vec![PlacedRange::new("shard", rank.index(), *position, layout.input_bytes(rank))]
+            }
+            InputPlacement::ByTensor(positions) => {
+                let bytes = |tensor| match layout.tensors() {
+                    1 => layout.input_bytes(rank),
+                    _ => layout.piece_bytes(tensor, rank),
+                };
+                placed("tensor", positions, bytes)
+            }
+        }
+    }
+
+    fn outputs(&self, layout: &Layout) -> Vec<PlacedRange> {
+        match &self.output {
+            OutputPlacement::Contiguous(position) => {
+                vec![PlacedRange::new("tensor", 0, *position, layout.total_bytes())]
+            }
+            OutputPlacement::ByTensor(positions) => {
+                placed("tensor", positions, |tensor| layout.tensor_bytes(tensor))
+            }
+            OutputPlacement::ByShard(positions) => {
+                placed("shard", positions, |shard| layout.shard_bytes(Rank::at(shard)))
+            }
+        }
+    }
+
+    fn check_overlap(&self, layout: &Layout, rank: Rank) -> Result<(), Error> {
+        let mut outputs = self.outputs(layout);
+        outputs.retain(|range| range.bytes > 0);
+        outputs.sort_by_key(|range| range.position);
+        match outputs.windows(2).find(|pair| pair[0].overlaps(pair[1])) {
+            Some(pair) => {
+                Err(invalid(format!("outputs of rank {rank} overlap: {} and {}", pair[0], pair[1])))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the smallest length of each input buffer that is used, by number.
+    pub fn input_needs(&self, layout: &Layout, rank: Rank) -> BTreeMap<u32, u64> {
+        buffer_bytes(self.inputs(layout, rank))
+    }
+
+    /// Returns the smallest length of each output buffer that is used, by number.
+    pub fn output_needs(&self, layout: &Layout) -> BTreeMap<u32, u64> {
+        buffer_bytes(self.outputs(layout))
+    }
+}
+
+/// A tensor or a shard at a position, for checks and error texts.
+#[derive(Clone, Copy, Debug)]
+struct PlacedRange {
+    kind: &'static str,
+    number: usize,
+    position: BufferPosition,
+    bytes: u64,
+}
+
+impl PlacedRange {
+    fn new(kind: &'static str, number: usize, position: BufferPosition, bytes: u64) -> Self {
+        Self { kind, number, position, bytes }
+    }
+
+    /// Returns whether `next` begins before this range ends.
+    fn overlaps(self, next: Self) -> bool {
+        let (first, second) = (self.position, next.position);
+        first.buffer == second.buffer && second.offset - first.offset < self.bytes
+    }
+}
+
+impl fmt::Display for PlacedRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, number, position: BufferPosition { buffer, offset }, bytes } = self;
+        write!(f, "{kind} {number} is bytes {offset} to {} of buffer {buffer}", offset + bytes)
+    }
+}
+
+fn placed(
+    kind: &'static str,
+    positions: &[BufferPosition],
+    bytes: impl Fn(usize) -> u64,
+) -> Vec<PlacedRange> {
+    let one = |(number, &position)| PlacedRange::new(kind, number, position, bytes(number));
+    positions.iter().enumerate().map(one).collect()
+}
+
+fn buffer_bytes(ranges: Vec<PlacedRange>) -> BTreeMap<u32, u64> {
+    let mut lengths = BTreeMap::new();
+    for PlacedRange { position, bytes, .. } in ranges {
+        let length: &mut u64 = lengths.entry(position.buffer).or_default();
+        *length = (*length).max(position.offset.saturating_add(bytes));
+    }
+    lengths
+}
+
+fn invalid(text: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::*;
+
+    #[test]
+    fn equal_lengths_are_uniform() {
+        let lengths = Lengths::of(&[7, 7, 7]).unwrap();
+        assert_eq!(lengths, Lengths::equal(3, 7).unwrap());
+        assert_eq!(
+            (lengths.uniform(), lengths.total(), lengths.offset(Rank(2))),
+            (Some(7), 21, 14)
+        );
+    }
+
+    #[test]
+    fn uneven_lengths_add_up() {
+        let lengths = Lengths::of(&[3, 0, 5]).unwrap();
+        assert_eq!((lengths.uniform(), lengths.total(), lengths.ranks()), (None, 8, 3));
+        let pairs: Vec<_> =
+            Rank::all(3).map(|rank| (lengths.offset(rank), lengths.bytes(rank))).collect();
+        assert_eq!(pairs, [(0, 3), (3, 0), (3, 5)]);
+        let sum = Lengths::sum(&[lengths, Lengths::equal(3, 2).unwrap()]).unwrap();
+        assert_eq!(sum.iter().collect::<Vec<_>>(), [5, 2, 7]);
+    }
+
+    #[test]
+    fn impossible_lengths_are_named() {
+        let text = |result: Result<Lengths, Error>| {
+            let error = result.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            error.to_string()
+        };
+        assert_snapshot!(text(Lengths::equal(0, 1)), @"lengths of 0 ranks, expected 1 to 4294967295 ranks");
+        assert_snapshot!(text(Lengths::equal(2, u64::MAX)), @"shard_bytes is 18446744073709551615 on each of 2 ranks, expected a sum of at most 18446744073709551615");
+        assert_snapshot!(text(Lengths::sum(&[])), @"tensors is 0, expected at least 1");
+        let (two, three) = (Lengths::equal(2, 8).unwrap(), Lengths::equal(3, 8).unwrap());
+        assert_snapshot!(text(Lengths::sum(&[two.clone(), three])), @"tensor 1 has lengths for 3 ranks, tensor 0 for 2");
+        let large = Lengths::equal(2, u64::MAX / 2).unwrap();
+        assert_snapshot!(text(Lengths::sum(&[two, large])), @"tensor 1 has 18446744073709551614 bytes, after 16 bytes of the tensors before it; expected a sum of at most 18446744073709551615");
+    }
+}

@@ -1,0 +1,306 @@
+//! Explains a fault by an order of events that leads to it.
+//!
+//! Everything that precedes the faulty step has certainly happened before it; everything else may not have happened. So a
+//! counterexample lists the preceding events in a possible order, then the step, then what the step needed. Of the preceding
+//! events it shows the flags between the two ranks involved, or if there are none, everything for which the lane of the step
+//! has waited.
+
+use std::fmt;
+
+use peerlane_hal::Rank;
+
+use super::fault::{Fault, Location};
+use super::flags::{self, Flags};
+use super::happens_before::{Event, HappensBefore};
+use super::plan_set::{self, PlanSet};
+use super::symmetry::Symmetry;
+use crate::plan::{Cell, LaneId, Plan, Source, Step};
+
+/// The largest number of events before the last that a counterexample shows.
+const EVENTS_MAX: usize = 12;
+
+/// The events that lead to a fault, one per line in its text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counterexample {
+    /// The events, in order.
+    pub events: Vec<String>,
+    /// The fault after these events.
+    pub end: String,
+}
+
+impl fmt::Display for Counterexample {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, event) in (1..).zip(&self.events) {
+            writeln!(f, "{number:3}. {event}")?;
+        }
+        write!(f, "     {}", self.end)
+    }
+}
+
+impl Fault {
+    /// Returns events that lead to this fault of `plans`, the plans of all ranks.
+    pub fn counterexample(&self, plans: &[Plan]) -> Counterexample {
+        let from_order = || {
+            let owners: Vec<Rank> = Rank::all(plans.len()).collect();
+            plan_set::check(plans, plans.len(), &owners).ok()?;
+            let set = PlanSet::new(plans, Symmetry::none(plans.len()));
+            let flags = flags::check(&set).ok()?;
+            Explainer { set: &set, flags: &flags }.explain(self)
+        };
+        self.static_counterexample().or_else(from_order).unwrap_or_else(|| Counterexample {
+            events: Vec::new(),
+            end: "the plans show this fault in every order of events".into(),
+        })
+    }
+
+    /// Returns the counterexample of a fault that does not depend on the order of events.
+    fn static_counterexample(&self) -> Option<Counterexample> {
+        let counterexample =
+            |events: Vec<String>, end: String| Some(Counterexample { events, end });
+        match self {
+            Self::CopiedTwice { first, second } => counterexample(
+                vec![first.to_string(), second.to_string()],
+                "both write the same bytes, and no flag tells when the second one writes".into(),
+            ),
+            Self::CopiedInPlace { location } => counterexample(
+                vec![location.to_string()],
+                "it overwrites the shard that it reads".into(),
+            ),
+            Self::NeverCopied { rank, cell } => counterexample(
+                Vec::new(),
+                format!("all lanes end, and the output of rank {rank} has no cell {cell}"),
+            ),
+            Self::Deadlock { waits, .. } => {
+                let blocked = |(at, wait): (usize, &Location)| {
+                    let next = waits[(at + 1) % waits.len()];
+                    let (rank, lane) = (next.rank, next.lane);
+                    format!("{wait} blocks: its signal comes later in rank {rank}, lane {lane}")
+                };
+                let events = waits.iter().enumerate().map(blocked).collect();
+                counterexample(events, "so none of these lanes continues".into())
+            }
+            Self::TwoWriters { first, second } => counterexample(
+                vec![first.to_string(), second.to_string()],
+                "a wait for this flag passes on the signal that comes first".into(),
+            ),
+            Self::TwoReaders { first, second } => counterexample(
+                vec![first.to_string(), second.to_string()],
+                "one of them resets the flag before the other has seen it".into(),
+            ),
+            Self::Repeated { first, second } => counterexample(
+                vec![first.to_string(), second.to_string()],
+                "both store the same value, so the second wait passes on the first signal".into(),
+            ),
+            Self::Unbalanced { location, signals, waits, .. } => {
+                let end = if signals > waits {
+                    "no lane waits for it, so the flag is not as it was before the start"
+                } else {
+                    "no lane signals it, so the wait passes in no start"
+                };
+                counterexample(vec![location.to_string()], end.into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// An event that a step needed, and that may not have happened before it.
+enum Needed {
+    /// A rank has entered a start.
+    Start(Rank, u32),
+    /// A copy is complete: its lane and the index of the step.
+    Copy((usize, usize)),
+    /// A wait of an earlier start has passed.
+    Wait((usize, usize), u32),
+}
+
+struct Explainer<'a> {
+    set: &'a PlanSet,
+    flags: &'a Flags,
+}
+
+impl Explainer<'_> {
+    fn explain(&self, fault: &Fault) -> Option<Counterexample> {
+        match *fault {
+            Fault::ReadEarly { location, start } => {
+                let (owner, cell, from) = match location.step {
+                    Step::Put { cell, from, .. } => (location.rank, cell, from),
+                    Step::Get { peer, cell, from } => (peer, cell, from),
+                    Step::Signal { .. } | Step::Wait { .. } => return None,
+                };
+                let is_initial = from == Source::Input || self.set.is_initial(owner, cell);
+                let needed = if is_initial {
+                    Needed::Start(owner, start)
+                } else {
+                    self.copy_of(owner, cell)?
+                };
+                self.events_to(self.find(location)?, start, &needed)
+            }
+            Fault::PeerInUse { location, peer, start } => {
+                let entered = start + 1 - self.set.outputs;
+                self.events_to(self.find(location)?, start, &Needed::Start(peer, entered))
+            }
+            Fault::NotConsumed { location, start } => {
+                let step = self.find(location)?;
+                let wait = self.flags.of_step(step.0, step.1).wait;
+                let needed = Needed::Wait(wait, start - self.set.outputs);
+                self.events_to(step, start, &needed)
+            }
+            Fault::NotArrived { rank, cell, start } => {
+                self.events_to(self.end_of_home(rank), start, &self.copy_of(rank, cell)?)
+            }
+            Fault::SourceInUse { rank, lane, start } => {
+                let is_copy = |step: &Step| matches!(step, Step::Put { .. } | Step::Get { .. });
+                let needed = self.last_step(rank, lane, is_copy)?;
+                self.events_to(self.end_of_home(rank), start, &needed)
+            }
+            Fault::PeerReads { rank, peer: by, lane, start } => {
+                let gets = |step: &Step| matches!(step, Step::Get { peer, .. } if *peer == rank);
+                let needed = self.last_step(by, lane, gets)?;
+                self.events_to(self.end_of_home(rank), start, &needed)
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the lane and the index of a step.
+    fn find(&self, location: Location) -> Option<(usize, usize)> {
+        let lane = self.set.followed_lane(location.rank, location.lane);
+        let steps = self.set.lanes[lane].steps.len();
+        (0..steps).find(|&at| self.set.location(lane, at) == location).map(|at| (lane, at))
+    }
+
+    /// Returns lane 0 of a rank and the index after its last step.
+    fn end_of_home(&self, rank: Rank) -> (usize, usize) {
+        let home = self.set.followed_lane(rank, LaneId::HOME);
+        (home, self.set.lanes[home].steps.len())
+    }
+
+    /// Returns the copy of a cell into the output of `owner`.
+    fn copy_of(&self, owner: Rank, needed: Cell) -> Option<Needed> {
+        let copies = |lane: usize, step: Step| match step {
+            Step::Put { peer, cell, .. } => peer == owner && cell == needed,
+            Step::Get { cell, .. } => self.set.lanes[lane].rank == owner && cell == needed,
+            Step::Signal { .. } | Step::Wait { .. } => false,
+        };
+        let (lane, at, _) = self.set.steps().find(|&(lane, _, step)| copies(lane, step))?;
+        Some(Needed::Copy((lane, at)))
+    }
+
+    /// Returns the last copy of a lane that `picks` accepts.
+    fn last_step(&self, rank: Rank, lane: LaneId, picks: impl Fn(&Step) -> bool) -> Option<Needed> {
+        let number = self.set.followed_lane(rank, lane);
+        let at = self.set.lanes[number].steps.iter().rposition(picks)?;
+        Some(Needed::Copy((number, at)))
+    }
+
+    /// Returns the events that lead to a step in a start without the event that it needed.
+    fn events_to(
+        &self,
+        (lane, at): (usize, usize),
+        start: u32,
+        needed: &Needed,
+    ) -> Option<Counterexample> {
+        let mut happens_before = HappensBefore::new(self.set, self.flags);
+        let closed = &self.set.lanes[lane];
+        let start_index = i64::from(start) - 1;
+        let time = happens_before.time(start_index, at);
+        let reached = happens_before.before(Event { rank: closed.rank, lane: closed.lane, time });
+        let other = match *needed {
+            Needed::Start(rank, _) => self.set.followed_lane(rank, LaneId::HOME),
+            Needed::Copy((other, _)) | Needed::Wait((other, _), _) => other,
+        };
+        let is_between = |[writer, reader]: [usize; 2]| {
+            let rank = |lane: usize| self.set.lanes[lane].rank;
+            let ranks = [rank(writer), rank(reader)];
+            ranks == [rank(lane), rank(other)] || ranks == [rank(other), rank(lane)]
+        };
+        let mut events = self.events(&happens_before, &reached, is_between);
+        if events.is_empty() {
+            events = self.events(&happens_before, &reached, |[_, reader]| reader == lane);
+        }
+        let omitted = events.len().saturating_sub(EVENTS_MAX);
+        events.drain(..omitted);
+        if omitted > 0 {
+            events.insert(0, format!("{omitted} earlier steps"));
+        }
+        let in_start = |start: u32| format!(" in start {start}");
+        events.push(match closed.steps.get(at) {
+            Some(_) => format!("{}{}", self.set.location(lane, at), in_start(start)),
+            None => format!("rank {}: lane 0 has ended{}", closed.rank, in_start(start)),
+        });
+        let end = match *needed {
+            Needed::Start(rank, start) => format!("rank {rank} may not have entered start {start}"),
+            Needed::Copy((lane, at)) => {
+                let is_submitted = reached[lane] > happens_before.time(start_index, at);
+                let how = if is_submitted { "may not be complete" } else { "may not have begun" };
+                format!("{} {how}", self.set.location(lane, at))
+            }
+            Needed::Wait((lane, at), start) => {
+                format!("{} may not have passed{}", self.set.location(lane, at), in_start(start))
+            }
+        };
+        Some(Counterexample { events, end })
+    }
+
+    /// Returns the signals and waits that have certainly passed, in a possible order.
+    ///
+    /// `picks` selects flags by the lanes of writer and reader.
+    fn events(
+        &self,
+        happens_before: &HappensBefore<'_>,
+        reached: &[i64],
+        picks: impl Fn([usize; 2]) -> bool,
+    ) -> Vec<String> {
+        let last = reached.iter().max().map_or(0, |&time| time / happens_before.start_stride);
+        let mut events = Vec::new();
+        for start in 0..=last {
+            let mut next = vec![0; self.set.lanes.len()];
+            let mut progressed = true;
+            while progressed {
+                progressed = false;
+                for lane in 0..next.len() {
+                    while let Some(ends) =
+                        self.next_step(happens_before, reached, start, &next, lane)
+                    {
+                        if ends.is_some_and(&picks) {
+                            let location = self.set.location(lane, next[lane]);
+                            let in_start = format!(" in start {}", start + 1);
+                            let in_start = if last > 0 { &in_start } else { "" };
+                            events.push(format!("{location}{in_start}"));
+                        }
+                        next[lane] += 1;
+                        progressed = true;
+                    }
+                }
+            }
+        }
+        events
+    }
+
+    /// Returns whether the next step of a lane has certainly happened, and the lanes of its flag's writer and reader.
+    fn next_step(
+        &self,
+        happens_before: &HappensBefore<'_>,
+        reached: &[i64],
+        start: i64,
+        next: &[usize],
+        lane: usize,
+    ) -> Option<Option<[usize; 2]>> {
+        let at = next[lane];
+        let step = self.set.lanes[lane].steps.get(at)?;
+        let has_passed = reached[lane] > happens_before.time(start, at);
+        match step {
+            Step::Put { .. } | Step::Get { .. } => has_passed.then_some(None),
+            Step::Wait { .. } => {
+                let (writer, signal) = self.flags.of_step(lane, at).signal;
+                (has_passed && next[writer] > signal).then_some(Some([writer, lane]))
+            }
+            Step::Signal { .. } => {
+                let (reader, wait) = self.flags.of_step(lane, at).wait;
+                let is_consumed = reached[reader] > happens_before.time(start, wait);
+                (has_passed || is_consumed).then_some(is_consumed.then_some([lane, reader]))
+            }
+        }
+    }
+}

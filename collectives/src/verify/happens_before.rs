@@ -1,0 +1,201 @@
+//! Decides which steps precede a step: vector clocks for the usual case, and a complete search.
+//!
+//! A step precedes another if a path leads from the one to the other, along lanes and from each signal to its wait.
+
+use std::collections::VecDeque;
+
+use peerlane_hal::Rank;
+
+use super::flags::Flags;
+use super::plan_set::PlanSet;
+use crate::plan::{LaneId, Step};
+
+/// The vector clocks of the lanes of one rank.
+///
+/// A clock has a time for every lane of every rank. Lanes of the rank pass their clocks on as logs of changes, so passing a
+/// clock on repeatedly costs no more than once.
+#[derive(Debug)]
+pub(super) struct VectorClocks {
+    lanes: Vec<Clock>,
+}
+
+#[derive(Debug)]
+struct Clock {
+    /// The last known time of every lane of every rank; 0 for none.
+    times: Vec<i64>,
+    /// The changes of `times`, in order.
+    log: Vec<(usize, i64)>,
+    /// Number of entries of each lane's log that this lane has merged.
+    merged: Vec<usize>,
+}
+
+impl VectorClocks {
+    /// Creates clocks of `entries` entries for `lanes` lanes.
+    pub(super) fn new(lanes: usize, entries: usize) -> Self {
+        let clock = || Clock { times: vec![0; entries], log: Vec::new(), merged: vec![0; lanes] };
+        Self { lanes: (0..lanes).map(|_| clock()).collect() }
+    }
+
+    /// Sets all clocks to 0.
+    pub(super) fn clear(&mut self) {
+        for clock in &mut self.lanes {
+            clock.times.fill(0);
+            clock.log.clear();
+            clock.merged.fill(0);
+        }
+    }
+
+    /// Returns an entry of the clock of a lane.
+    pub(super) fn time(&self, lane: usize, entry: usize) -> i64 {
+        self.lanes[lane].times[entry]
+    }
+
+    /// Raises an entry of the clock of a lane to `time`, if it is lower.
+    pub(super) fn advance(&mut self, lane: usize, entry: usize, time: i64) {
+        let clock = &mut self.lanes[lane];
+        if clock.times[entry] < time {
+            clock.times[entry] = time;
+            clock.log.push((entry, time));
+        }
+    }
+
+    /// Returns a position in the log of a lane, for another lane to [merge](Self::merge).
+    pub(super) fn snapshot(&self, lane: usize) -> usize {
+        self.lanes[lane].log.len()
+    }
+
+    /// Merges the clock that another lane had at a position of its log.
+    pub(super) fn merge(&mut self, lane: usize, from: usize, snapshot: usize) {
+        let first = self.lanes[lane].merged[from];
+        for index in first..snapshot {
+            let (entry, time) = self.lanes[from].log[index];
+            self.advance(lane, entry, time);
+        }
+        self.lanes[lane].merged[from] = first.max(snapshot);
+    }
+}
+
+/// An event in a lane of a rank. The times of all starts form one sequence, see [`HappensBefore::time`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Event {
+    pub(super) rank: Rank,
+    pub(super) lane: LaneId,
+    pub(super) time: i64,
+}
+
+/// Searches for a path between two events. It keeps its buffers for the next search.
+#[derive(Debug)]
+pub(super) struct HappensBefore<'a> {
+    set: &'a PlanSet,
+    flags: &'a Flags,
+    /// A number larger than the number of steps of any lane.
+    pub(super) start_stride: i64,
+    /// The waits of every lane, by index.
+    waits: Vec<Vec<usize>>,
+    /// The last time of each lane of each rank that a search has found; 0 between searches.
+    found: Vec<i64>,
+    touched: Vec<usize>,
+}
+
+impl<'a> HappensBefore<'a> {
+    pub(super) fn new(set: &'a PlanSet, flags: &'a Flags) -> Self {
+        let steps = set.lanes.iter().map(|lane| lane.steps.len()).max().unwrap_or(0);
+        let is_wait = |step: &Step| matches!(step, Step::Wait { .. });
+        let waits = |steps: &[Step]| (0..steps.len()).filter(|&at| is_wait(&steps[at])).collect();
+        Self {
+            set,
+            flags,
+            start_stride: i64::try_from(steps).expect("memory is smaller") + 2,
+            waits: set.lanes.iter().map(|lane| waits(&lane.steps)).collect(),
+            found: Vec::new(),
+            touched: Vec::new(),
+        }
+    }
+
+    /// Returns the time at which a lane reaches its step `at` of start `start`.
+    pub(super) fn time(&self, start: i64, at: usize) -> i64 {
+        start * self.start_stride + 1 + i64::try_from(at).expect("memory is smaller")
+    }
+
+    /// Returns whether `earlier` precedes `later`; nothing precedes start 0.
+    pub(super) fn precedes(&mut self, earlier: Event, later: Event) -> bool {
+        let is_found = self.search(later, Some(earlier));
+        self.touched.drain(..).for_each(|index| self.found[index] = 0);
+        is_found
+    }
+
+    /// Returns the last time of each lane of each rank that precedes `event`; 0 if there is none.
+    pub(super) fn before(&mut self, event: Event) -> Vec<i64> {
+        self.search(event, None);
+        self.touched.clear();
+        std::mem::take(&mut self.found)
+    }
+
+    /// Searches backwards from `later` until it finds `earlier`, or everything that precedes.
+    fn search(&mut self, later: Event, earlier: Option<Event>) -> bool {
+        self.found.resize(self.set.all_lanes(), 0);
+        let mut open = VecDeque::from([later]);
+        while let Some(event) = open.pop_front() {
+            let index = self.set.clock_index(event.rank, event.lane);
+            let previous = self.found[index];
+            if event.time <= previous {
+                continue;
+            }
+            self.found[index] = event.time;
+            self.touched.push(index);
+            let is_at_or_after = |other: Event| {
+                (event.rank, event.lane) == (other.rank, other.lane) && event.time >= other.time
+            };
+            if earlier.is_some_and(is_at_or_after) {
+                return true;
+            }
+            self.open_signals(previous, event, &mut open);
+        }
+        false
+    }
+
+    /// Adds the signals for which a lane has waited after time `previous` and before an event.
+    fn open_signals(&self, previous: i64, event: Event, open: &mut VecDeque<Event>) {
+        let Event { rank, lane, time } = event;
+        let symmetry = &self.set.symmetry;
+        let rotation = symmetry.rotation_of(rank);
+        let number = self.set.followed_lane(rank, lane);
+        let waits = &self.waits[number];
+        for start in (previous / self.start_stride..=time / self.start_stride).rev() {
+            let passed = |until| waits.partition_point(|&at| self.time(start, at) < until);
+            for &at in waits[passed(previous)..passed(time)].iter().rev() {
+                let flag_use = self.flags.of_step(number, at);
+                let (writer, signal) = flag_use.signal;
+                let event = Event {
+                    rank: symmetry.rotated(rotation, flag_use.writer),
+                    lane: self.set.lanes[writer].lane,
+                    time: self.time(start, signal),
+                };
+                if self.found[self.set.clock_index(event.rank, event.lane)] < event.time {
+                    open.push_back(event);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_merges_the_clock_of_a_snapshot() {
+        let mut clocks = VectorClocks::new(2, 3);
+        clocks.advance(0, 2, 5);
+        let snapshot = clocks.snapshot(0);
+        clocks.advance(0, 2, 7);
+        clocks.advance(0, 1, 4);
+        clocks.advance(0, 1, 3);
+        clocks.merge(1, 0, snapshot);
+        assert_eq!([0, 1, 2].map(|entry| clocks.time(1, entry)), [0, 0, 5]);
+        clocks.merge(1, 0, clocks.snapshot(0));
+        assert_eq!([0, 1, 2].map(|entry| clocks.time(1, entry)), [0, 4, 7]);
+        clocks.clear();
+        assert_eq!(clocks.time(1, 2), 0);
+    }
+}

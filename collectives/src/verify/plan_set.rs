@@ -1,0 +1,301 @@
+//! Checks that plans belong together, and lists the lanes that the verifier follows.
+
+use std::fmt::Display;
+
+use peerlane_hal::Rank;
+
+use super::fault::{Fault, Location, Position};
+use super::symmetry::Symmetry;
+use crate::collective::Collective;
+use crate::plan::{CHUNKS_MAX, Cell, Flag, LaneId, OUTPUTS_MAX, Plan, Source, Step, Tier};
+
+/// The followed lanes, with their entries and exits.
+///
+/// Only the plans of the ranks that represent others are here. The verifier names a lane by its index in `lanes`.
+#[derive(Debug)]
+pub(super) struct PlanSet {
+    pub(super) collective: Collective,
+    pub(super) ranks: u32,
+    pub(super) chunks: u32,
+    pub(super) in_place: bool,
+    /// Number of outputs, and of sets of flags, that starts use in turn.
+    pub(super) outputs: u32,
+    pub(super) lanes_per_rank: usize,
+    pub(super) symmetry: Symmetry,
+    /// The lanes of the first followed rank, then those of the next one.
+    pub(super) lanes: Vec<ClosedLane>,
+}
+
+/// The steps of one lane with its entry and exit.
+#[derive(Debug)]
+pub(super) struct ClosedLane {
+    pub(super) rank: Rank,
+    pub(super) lane: LaneId,
+    pub(super) tier: Tier,
+    pub(super) steps: Vec<Step>,
+    entry_steps: usize,
+    plan_steps: usize,
+}
+
+impl PlanSet {
+    /// Creates the set from plans that [`check`] has accepted, those of the representatives in order.
+    pub(super) fn new(plans: &[Plan], symmetry: Symmetry) -> Self {
+        let lanes = plans
+            .iter()
+            .flat_map(|plan| plan.lane_ids().map(|lane| ClosedLane::new(plan, lane)))
+            .collect();
+        let first = plans.first();
+        Self {
+            collective: first.map_or(Collective::AllGather, |plan| plan.collective),
+            ranks: Rank::at(symmetry.ranks()).0,
+            chunks: first.map_or(0, |plan| plan.chunks),
+            in_place: first.is_some_and(|plan| plan.in_place),
+            outputs: first.map_or(1, |plan| plan.outputs),
+            lanes_per_rank: first.map_or(1, |plan| plan.lanes.len()),
+            symmetry,
+            lanes,
+        }
+    }
+
+    /// Returns the followed ranks, each with the index of its lane 0.
+    pub(super) fn followed_ranks(&self) -> impl Iterator<Item = (Rank, usize)> + '_ {
+        let homes = (0..self.lanes.len()).step_by(self.lanes_per_rank);
+        homes.map(|home| (self.lanes[home].rank, home))
+    }
+
+    /// Returns the index of the followed lane that represents `lane` of `rank`.
+    pub(super) fn followed_lane(&self, rank: Rank, lane: LaneId) -> usize {
+        self.symmetry.number(rank) * self.lanes_per_rank + lane.index()
+    }
+
+    /// Returns the number of lanes of all ranks, followed or not.
+    pub(super) fn all_lanes(&self) -> usize {
+        self.ranks as usize * self.lanes_per_rank
+    }
+
+    /// Returns the number of a lane among the lanes of all ranks, its index in a vector clock.
+    pub(super) fn clock_index(&self, rank: Rank, lane: LaneId) -> usize {
+        rank.index() * self.lanes_per_rank + lane.index()
+    }
+
+    /// Returns the lane with this [`clock_index`](Self::clock_index).
+    pub(super) fn lane_of_clock(&self, index: usize) -> (Rank, LaneId) {
+        let lane = LaneId(Rank::at(index % self.lanes_per_rank).0);
+        (Rank::at(index / self.lanes_per_rank), lane)
+    }
+
+    /// Returns every step of the followed lanes, with the lane and the index of the step in it.
+    pub(super) fn steps(&self) -> impl Iterator<Item = (usize, usize, Step)> {
+        self.lanes.iter().enumerate().flat_map(|(number, lane)| {
+            lane.steps.iter().enumerate().map(move |(at, &step)| (number, at, step))
+        })
+    }
+
+    /// Returns whether a cell is in the output of `rank` before anything is copied.
+    pub(super) fn is_initial(&self, rank: Rank, cell: Cell) -> bool {
+        self.in_place && cell.shard == rank
+    }
+
+    /// Returns the location of a step of a followed lane.
+    pub(super) fn location(&self, lane: usize, at: usize) -> Location {
+        self.lanes[lane].location(at)
+    }
+
+    /// Returns the location of a step in the lane of a rank that the followed lane represents.
+    pub(super) fn rotated_location(&self, rank: Rank, (lane, at): (usize, usize)) -> Location {
+        let location = self.location(lane, at);
+        let step = self.symmetry.rotated_step(self.symmetry.rotation_of(rank), location.step);
+        Location { rank, step, ..location }
+    }
+}
+
+impl ClosedLane {
+    fn new(plan: &Plan, lane: LaneId) -> Self {
+        let plan_steps = plan.lanes[lane.index()].steps.len();
+        let others = || plan.lanes.iter().skip(1).filter(|lane| !lane.steps.is_empty());
+        let entry_steps =
+            if lane == LaneId::HOME { others().count() } else { usize::from(plan_steps > 0) };
+        let tier = plan.lanes[lane.index()].tier;
+        let steps = plan.closed_lane(lane, |_| true);
+        Self { rank: plan.rank, lane, tier, steps, entry_steps, plan_steps }
+    }
+
+    fn location(&self, at: usize) -> Location {
+        let position = match at.checked_sub(self.entry_steps) {
+            None => Position::Entry,
+            Some(at) if at < self.plan_steps => Position::Step(at + 1),
+            Some(_) => Position::Exit,
+        };
+        Location { rank: self.rank, lane: self.lane, position, step: self.steps[at] }
+    }
+}
+
+/// Checks that plans agree and name only what exists, and returns the first plan.
+///
+/// `plans` represent those of `ranks` ranks; `owners` has the rank of each plan, in the same order.
+pub(super) fn check<'a>(
+    plans: &'a [Plan],
+    ranks: usize,
+    owners: &[Rank],
+) -> Result<&'a Plan, Fault> {
+    let first = plans.first().ok_or(Fault::NoPlan)?;
+    for (index, (plan, owner)) in plans.iter().zip(owners).enumerate() {
+        check_equal(index, "ranks", &u64::from(plan.ranks), &(ranks as u64))?;
+        check_equal(index, "rank", &plan.rank, owner)?;
+        check_equal(index, "collective", &plan.collective, &first.collective)?;
+        check_equal(index, "algorithm", &plan.algorithm, &first.algorithm)?;
+        check_equal(index, "chunks", &plan.chunks, &first.chunks)?;
+        check_equal(index, "in_place", &plan.in_place, &first.in_place)?;
+        check_equal(index, "outputs", &plan.outputs, &first.outputs)?;
+        check_equal(index, "flags", &plan.flags, &first.flags)?;
+    }
+    plans.iter().try_for_each(check_sizes)?;
+    for (index, plan) in plans.iter().enumerate() {
+        check_equal(index, "number of lanes", &plan.lanes.len(), &first.lanes.len())?;
+        check_equal(index, "tier of lane 0", &plan.lanes[0].tier, &Tier::Local)?;
+        for (lane, (found, expected)) in plan.lanes.iter().zip(&first.lanes).enumerate() {
+            if found.tier != expected.tier {
+                let field = format!("tier of lane {lane}");
+                check_equal(index, &field, &found.tier, &expected.tier)?;
+            }
+        }
+    }
+    plans.iter().try_for_each(check_steps)?;
+    Ok(first)
+}
+
+fn check_equal<T: PartialEq + Display>(
+    index: usize,
+    field: &str,
+    found: &T,
+    expected: &T,
+) -> Result<(), Fault> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(Fault::Disagrees {
+        index,
+        field: field.to_owned(),
+        found: found.to_string(),
+        expected: expected.to_string(),
+    })
+}
+
+fn check_sizes(plan: &Plan) -> Result<(), Fault> {
+    let &Plan { rank, chunks, in_place, outputs, .. } = plan;
+    if !(1..=CHUNKS_MAX).contains(&chunks) {
+        return Err(Fault::Chunks { rank, chunks });
+    }
+    if !(1..=OUTPUTS_MAX).contains(&outputs) || (in_place && outputs > 1) {
+        return Err(Fault::Outputs { rank, outputs });
+    }
+    if let Err(text) = plan.collective.check(plan.ranks as usize, in_place) {
+        return Err(Fault::Collective { rank, text });
+    }
+    if plan.lanes.is_empty() {
+        return Err(Fault::NoLane { rank });
+    }
+    Ok(())
+}
+
+fn check_steps(plan: &Plan) -> Result<(), Fault> {
+    for (lane, steps) in plan.lane_ids().zip(&plan.lanes) {
+        for (at, &step) in steps.steps.iter().enumerate() {
+            let position = Position::Step(at + 1);
+            let location = Location { rank: plan.rank, lane, position, step };
+            StepCheck { plan, location }.check()?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks that one step names only ranks, cells, sources and lanes that exist.
+struct StepCheck<'a> {
+    plan: &'a Plan,
+    location: Location,
+}
+
+impl StepCheck<'_> {
+    fn check(&self) -> Result<(), Fault> {
+        let own_rank = self.location.rank;
+        match self.location.step {
+            Step::Put { peer, cell, from } => self.check_copy(peer, cell, from, own_rank),
+            Step::Get { peer, cell, from } => self.check_copy(peer, cell, from, peer),
+            Step::Signal { peer, flag } => {
+                self.check_rank(peer)?;
+                self.check_flag(peer, flag)
+            }
+            Step::Wait { flag } => self.check_flag(own_rank, flag),
+        }
+    }
+
+    /// Checks a copy from the memory of `owner`.
+    fn check_copy(&self, peer: Rank, cell: Cell, from: Source, owner: Rank) -> Result<(), Fault> {
+        self.check_rank(peer)?;
+        self.check_cell(cell)?;
+        self.check_source(from)?;
+        self.check_exists(from == Source::Output || cell.shard == owner, || {
+            (format!("cell {cell} of the input"), format!("a cell of shard {owner}"))
+        })
+    }
+
+    fn check_rank(&self, rank: Rank) -> Result<(), Fault> {
+        let ranks = self.plan.ranks as usize;
+        self.check_exists(rank.index() < ranks, || {
+            (format!("rank {rank}"), format!("a rank below {ranks}"))
+        })
+    }
+
+    fn check_cell(&self, cell: Cell) -> Result<(), Fault> {
+        self.check_rank(cell.shard)?;
+        let chunks = self.plan.chunks;
+        self.check_exists(cell.chunk < chunks, || {
+            (format!("chunk {}", cell.chunk), format!("a chunk below {chunks}"))
+        })
+    }
+
+    /// Checks that an output is read only if the other outputs need the same blocks.
+    fn check_source(&self, from: Source) -> Result<(), Fault> {
+        let (location, collective) = (self.location, self.plan.collective);
+        match from {
+            Source::Output if !collective.has_equal_outputs() => {
+                Err(Fault::UnequalOutputs { location, collective })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_flag(&self, reader: Rank, flag: Flag) -> Result<(), Fault> {
+        match flag {
+            Flag::Ready { from: rank, lane } | Flag::Taken { by: rank, lane } => {
+                self.check_rank(rank)?;
+                self.check_lane(reader, lane)
+            }
+            Flag::Arrived { cell, lane } => {
+                self.check_cell(cell)?;
+                self.check_lane(reader, lane)
+            }
+            Flag::Go { .. } | Flag::Sent { .. } => Err(Fault::Reserved { location: self.location }),
+        }
+    }
+
+    fn check_lane(&self, rank: Rank, lane: LaneId) -> Result<(), Fault> {
+        let lanes = self.plan.lanes.len();
+        self.check_exists(lane.index() < lanes, || {
+            (format!("lane {lane} of rank {rank}"), format!("a lane below {lanes}"))
+        })
+    }
+
+    /// Fails with the two texts of `describe`, what is missing and what is expected, unless `exists`.
+    fn check_exists(
+        &self,
+        exists: bool,
+        describe: impl FnOnce() -> (String, String),
+    ) -> Result<(), Fault> {
+        if exists {
+            return Ok(());
+        }
+        let (what, expected) = describe();
+        Err(Fault::Unknown { location: self.location, what, expected })
+    }
+}

@@ -1,0 +1,419 @@
+//! Checks that no lane reads what may not have arrived, and none overwrites what may still be in use.
+//!
+//! A lane learns only by its own waits: a wait tells it what the signal published. Every wait passes, because
+//! [no cycle of waits exists](super::flags::check_deadlock). So what a lane knows at a step does not depend on the order in
+//! which lanes run: it is what happens before the step, along lanes and from each signal to its wait.
+//!
+//! Flags of one start can tell a lane only facts of the same start, and all starts are alike. So it is enough to examine one
+//! start, after as many starts as there are outputs: a flag was last used `outputs` starts ago, and so was an output.
+//! Earlier starts know less of previous starts, but find flags and outputs unused.
+//!
+//! A rank is followed with all its lanes. From each signal of another rank it keeps how far the writer's lane had come, and
+//! the writer's other lanes as far as that lane knew. That nearly always decides, and costs the same for any number of ranks.
+//! If it does not, a [complete search](super::happens_before::HappensBefore) does, so no correct plan is refused.
+
+use std::collections::HashMap;
+
+use peerlane_hal::Rank;
+
+use super::copies::{Completions, Copies, Wait, WaitRange};
+use super::fault::{Fault, Location};
+use super::flags::Flags;
+use super::happens_before::{Event, HappensBefore, VectorClocks};
+use super::plan_set::PlanSet;
+use crate::plan::{Cell, LaneId, Source, Step};
+
+/// Checks the ranks that are followed.
+pub(super) fn check(set: &PlanSet, flags: &Flags, copies: &Copies) -> Result<(), Fault> {
+    let mut check = RaceCheck {
+        set,
+        flags,
+        copies,
+        completions: Completions::new(set, flags),
+        sibling_times: sibling_times(set, flags),
+        happens_before: HappensBefore::new(set, flags),
+        clocks: VectorClocks::new(set.lanes_per_rank, set.all_lanes()),
+        later: None,
+    };
+    set.followed_ranks().try_for_each(|(rank, home)| check.check_rank(rank, home))?;
+    check.later.map_or(Ok(()), |(_, fault)| Err(fault))
+}
+
+struct RaceCheck<'a> {
+    set: &'a PlanSet,
+    flags: &'a Flags,
+    copies: &'a Copies,
+    completions: Completions,
+    sibling_times: SiblingTimes,
+    happens_before: HappensBefore<'a>,
+    clocks: VectorClocks,
+    /// The first fault that does not occur in the first start.
+    later: Option<(u32, Fault)>,
+}
+
+/// An event that must have happened, in the current start or some starts before.
+#[derive(Clone, Copy)]
+struct Fact {
+    rank: Rank,
+    lane: LaneId,
+    /// The step that the lane must have reached.
+    at: usize,
+    /// The number of starts before the current one.
+    age: u32,
+}
+
+impl Fact {
+    /// Returns the event that a rank has entered a start.
+    fn entered(rank: Rank, age: u32) -> Self {
+        Self { rank, lane: LaneId::HOME, at: 0, age }
+    }
+
+    /// Returns the event that a wait has passed.
+    fn passed(Wait { rank, lane, at }: Wait, age: u32) -> Self {
+        Self { rank, lane, at: at + 1, age }
+    }
+}
+
+/// The current step of a lane of the followed rank.
+#[derive(Clone, Copy)]
+struct Current {
+    rank: Rank,
+    /// The index of the rank's lane 0.
+    home: usize,
+    lane: usize,
+    at: usize,
+}
+
+impl Current {
+    fn location(&self, set: &PlanSet) -> Location {
+        set.location(self.home + self.lane, self.at)
+    }
+}
+
+impl RaceCheck<'_> {
+    /// Returns the number of the start that is checked; starts from 0 precede it.
+    fn last_start(&self) -> i64 {
+        self.set.outputs.into()
+    }
+
+    fn check_rank(&mut self, rank: Rank, home: usize) -> Result<(), Fault> {
+        self.clocks.clear();
+        let (set, flags) = (self.set, self.flags);
+        for start in 0..=self.last_start() {
+            run_start(set, flags, home, |Visit { lane, at, kind }| {
+                let current = Current { rank, home, lane, at };
+                let entry = set.clock_index(rank, LaneId(Rank::at(lane).0));
+                self.clocks.advance(lane, entry, self.happens_before.time(start, at));
+                if start == self.last_start() {
+                    self.check_step(current)?;
+                }
+                match kind {
+                    VisitKind::Copy | VisitKind::Signal => {}
+                    VisitKind::RemoteWait => self.merge_remote(current, start),
+                    VisitKind::LocalWait { writer, snapshot } => {
+                        self.clocks.merge(lane, writer, snapshot);
+                    }
+                }
+                Ok(self.clocks.snapshot(lane))
+            })?;
+            let steps = set.lanes[home].steps.len();
+            let entry = set.clock_index(rank, LaneId::HOME);
+            self.clocks.advance(0, entry, self.happens_before.time(start, steps));
+        }
+        self.check_end(Current { rank, home, lane: 0, at: set.lanes[home].steps.len() })
+    }
+
+    /// Adds to the clock of a lane what a signal of another rank publishes.
+    fn merge_remote(&mut self, Current { home, lane, at, .. }: Current, start: i64) {
+        let flag_use = self.flags.of_step(home + lane, at);
+        let (writer, signal) = flag_use.signal;
+        let entry = self.set.clock_index(flag_use.writer, self.set.lanes[writer].lane);
+        self.clocks.advance(lane, entry, self.happens_before.time(start, signal));
+        let lanes = self.set.lanes_per_rank;
+        if let Some(times) = self.sibling_times.get(writer) {
+            let first = self.set.clock_index(flag_use.writer, LaneId::HOME);
+            for (sibling, time) in times[signal * lanes..][..lanes].iter().enumerate() {
+                let time = self.happens_before.time(start, 0) + time;
+                self.clocks.advance(lane, first + sibling, time);
+            }
+        }
+    }
+
+    fn knows(&mut self, current: Current, fact: Fact) -> bool {
+        self.is_implied(current, fact) || self.is_found(current, fact)
+    }
+
+    fn time(&self, fact: Fact) -> i64 {
+        self.happens_before.time(self.last_start() - i64::from(fact.age), fact.at)
+    }
+
+    /// Returns whether the lane knows a fact by its clock.
+    ///
+    /// A rank that has entered a start has ended the one before. If its output then held a block of every
+    /// rank, every rank had entered that start, because each block comes from the input of its provider,
+    /// from copy to copy. So every rank has entered the start before, and ended the one before that. The
+    /// collective decides for which ranks this holds; the root of a broadcast gets no data from others. (A
+    /// cell that does not come from an input is a fault of the first start, which is reported whatever is
+    /// concluded here.)
+    fn is_implied(&self, current: Current, fact: Fact) -> bool {
+        let entry = self.set.clock_index(fact.rank, fact.lane);
+        if self.clocks.time(current.lane, entry) >= self.time(fact) {
+            return true;
+        }
+        let Some(age) = fact.age.checked_sub(1) else { return false };
+        if fact.at > 0 || fact.lane != LaneId::HOME {
+            let lane = self.set.followed_lane(fact.rank, fact.lane);
+            let joins_home = self.completions.joins_home(lane);
+            return joins_home && self.is_implied(current, Fact::entered(fact.rank, age));
+        }
+        if !self.set.collective.hears_from_everyone(current.rank, self.set.ranks) {
+            return false;
+        }
+        let own = self.set.clock_index(current.rank, LaneId::HOME);
+        self.clocks.time(current.lane, own) >= self.time(Fact::entered(current.rank, age))
+    }
+
+    /// Returns whether the complete search finds that the lane knows a fact.
+    fn is_found(&mut self, current: Current, fact: Fact) -> bool {
+        let (entry, time) = (self.set.clock_index(fact.rank, fact.lane), self.time(fact));
+        let lane = self.set.lanes[current.home + current.lane].lane;
+        let now = self.happens_before.time(self.last_start(), current.at);
+        let later = Event { rank: current.rank, lane, time: now };
+        let earlier = Event { rank: fact.rank, lane: fact.lane, time };
+        let is_found = self.happens_before.precedes(earlier, later);
+        if is_found {
+            self.clocks.advance(current.lane, entry, time);
+        }
+        is_found
+    }
+
+    /// Returns whether one of several waits of the current start has passed.
+    ///
+    /// The waits are those of `owner`'s representative.
+    fn knows_any(&mut self, current: Current, owner: Rank, waits: WaitRange) -> bool {
+        let symmetry = &self.set.symmetry;
+        let rotation = symmetry.rotation_of(owner);
+        let fact = |wait: Wait| {
+            Fact::passed(Wait { rank: symmetry.rotated(rotation, wait.rank), ..wait }, 0)
+        };
+        // The search is expensive, so the clock is asked for every wait first.
+        self.completions.waits(waits).any(|wait| self.is_implied(current, fact(wait)))
+            || waits.indices().any(|wait| self.is_found(current, fact(self.completions.wait(wait))))
+    }
+
+    /// Returns whether a copied cell is known to be in the output of `rank`.
+    fn knows_copied(&mut self, current: Current, rank: Rank, cell: Cell) -> bool {
+        let symmetry = &self.set.symmetry;
+        let back = symmetry.rotation_back(rank);
+        let representative = symmetry.rotated(back, rank);
+        let cell = symmetry.rotated_cell(back, cell);
+        let Some(copy) = self.copies.of(self.set, representative, cell) else { return false };
+        let owner = symmetry.rotated(symmetry.rotation_of(rank), copy.rank);
+        let waits = self.completions.of_copy(copy.step);
+        self.knows_any(current, owner, waits)
+    }
+
+    fn check_step(&mut self, current: Current) -> Result<(), Fault> {
+        let own_rank = current.rank;
+        match current.location(self.set).step {
+            Step::Put { peer, cell, from } => {
+                self.check_copy(current, (own_rank, from), peer, cell)
+            }
+            Step::Get { peer, cell, from } => {
+                self.check_copy(current, (peer, from), own_rank, cell)
+            }
+            Step::Signal { peer, .. } => self.check_signal(current, peer),
+            Step::Wait { .. } => Ok(()),
+        }
+    }
+
+    /// Checks a copy from the memory of one rank to the output of another.
+    fn check_copy(
+        &mut self,
+        current: Current,
+        (source, from): (Rank, Source),
+        target: Rank,
+        cell: Cell,
+    ) -> Result<(), Fault> {
+        let is_initial = from == Source::Input || self.set.is_initial(source, cell);
+        let has_arrived = if is_initial {
+            self.knows(current, Fact::entered(source, 0))
+        } else {
+            self.knows_copied(current, source, cell)
+        };
+        if !has_arrived {
+            return Err(Fault::ReadEarly { location: current.location(self.set), start: 1 });
+        }
+        // With several outputs, a start writes to the output of `outputs` starts ago. The caller of the
+        // target had it until it entered the start after that one.
+        let age = self.set.outputs - 1;
+        if !self.knows(current, Fact::entered(target, age)) {
+            let (location, start) = (current.location(self.set), age + 1);
+            return self.refuse(start, Fault::PeerInUse { location, peer: target, start });
+        }
+        Ok(())
+    }
+
+    /// Returns a fault of the first start as an error; keeps a later one in case there is no earlier one.
+    fn refuse(&mut self, start: u32, fault: Fault) -> Result<(), Fault> {
+        if start == 1 {
+            return Err(fault);
+        }
+        if self.later.as_ref().is_none_or(|&(first, _)| start < first) {
+            self.later = Some((start, fault));
+        }
+        Ok(())
+    }
+
+    /// Checks that the reader has consumed the last signal of the flag.
+    fn check_signal(&mut self, current: Current, peer: Rank) -> Result<(), Fault> {
+        let (reader, at) = self.flags.of_step(current.home + current.lane, current.at).wait;
+        let wait = Wait { rank: peer, lane: self.set.lanes[reader].lane, at };
+        let age = self.set.outputs;
+        if self.knows(current, Fact::passed(wait, age)) {
+            return Ok(());
+        }
+        let (location, start) = (current.location(self.set), age + 1);
+        self.refuse(start, Fault::NotConsumed { location, start })
+    }
+
+    /// Checks what the caller relies on when lane 0 has ended.
+    fn check_end(&mut self, current: Current) -> Result<(), Fault> {
+        let Current { rank, home, .. } = current;
+        let (set, start) = (self.set, 1);
+        for number in home + 1..home + set.lanes_per_rank {
+            let waits = self.completions.of_lane_end(number);
+            if !set.lanes[number].steps.is_empty() && !self.knows_any(current, rank, waits) {
+                let lane = set.lanes[number].lane;
+                return Err(Fault::SourceInUse { rank, lane, start });
+            }
+        }
+        for getter in self.completions.getters(set, rank).to_vec() {
+            let lane = set.lanes[getter.lane].lane;
+            let is_own = getter.rank == rank && lane == LaneId::HOME;
+            if !is_own && !self.knows_any(current, getter.rank, getter.waits) {
+                return Err(Fault::PeerReads { rank, peer: getter.rank, lane, start });
+            }
+        }
+        let copies = self.copies;
+        for copy in copies.of_output(set, rank) {
+            let cell = copy.cell;
+            let lane = set.lanes[copy.step.0].lane;
+            // Copies of lane 0 itself are complete when it has ended.
+            let is_own = copy.rank == rank && lane == LaneId::HOME;
+            if !is_own && !self.knows_copied(current, rank, cell) {
+                return Err(Fault::NotArrived { rank, cell, start });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The times of the lanes of a rank that one of them knows, for every followed lane and each of its signals.
+///
+/// Times are relative to the beginning of the start.
+type SiblingTimes = Vec<Vec<i64>>;
+
+/// Computes the sibling times of all followed lanes; the result is empty if ranks have one lane.
+fn sibling_times(set: &PlanSet, flags: &Flags) -> SiblingTimes {
+    let lanes = set.lanes_per_rank;
+    let mut sibling_times = SiblingTimes::new();
+    if lanes == 1 {
+        return sibling_times;
+    }
+    let happens_before = HappensBefore::new(set, flags);
+    sibling_times.extend(set.lanes.iter().map(|lane| vec![0; lane.steps.len() * lanes]));
+    let mut clocks = VectorClocks::new(lanes, lanes);
+    for (_, home) in set.followed_ranks() {
+        clocks.clear();
+        for start in 0..=i64::from(set.outputs) {
+            let start_time = happens_before.time(start, 0);
+            run_start(set, flags, home, |Visit { lane, at, kind }| {
+                match kind {
+                    VisitKind::Copy | VisitKind::RemoteWait => {}
+                    VisitKind::LocalWait { writer, snapshot } => {
+                        clocks.merge(lane, writer, snapshot);
+                    }
+                    VisitKind::Signal => {
+                        clocks.advance(lane, lane, happens_before.time(start, at));
+                        let known = (0..lanes).map(|other| clocks.time(lane, other) - start_time);
+                        let slots = &mut sibling_times[home + lane][at * lanes..];
+                        for (slot, time) in slots.iter_mut().zip(known) {
+                            *slot = time;
+                        }
+                    }
+                }
+                Ok(clocks.snapshot(lane))
+            })
+            .expect("this visit returns no fault");
+        }
+    }
+    sibling_times
+}
+
+/// A step that a lane of a rank reaches.
+struct Visit {
+    /// The lane of the rank.
+    lane: usize,
+    /// The index of the step in the lane.
+    at: usize,
+    kind: VisitKind,
+}
+
+enum VisitKind {
+    Copy,
+    Signal,
+    /// A wait for a signal of another rank.
+    RemoteWait,
+    /// A wait for a signal of a lane of the same rank, with the snapshot that the visit of that signal returned.
+    LocalWait {
+        writer: usize,
+        snapshot: usize,
+    },
+}
+
+/// Runs the lanes of one rank through a start, as if all signals of other ranks had come.
+///
+/// `visit` gets every step and returns a snapshot of the lane.
+fn run_start(
+    set: &PlanSet,
+    flags: &Flags,
+    home: usize,
+    mut visit: impl FnMut(Visit) -> Result<usize, Fault>,
+) -> Result<(), Fault> {
+    let rank = set.lanes[home].rank;
+    let mut next = vec![0; set.lanes_per_rank];
+    let mut snapshots: HashMap<(usize, usize), usize> = HashMap::new();
+    let mut progressed = true;
+    while progressed {
+        progressed = false;
+        for (lane, next) in next.iter_mut().enumerate() {
+            let number = home + lane;
+            while let Some(step) = set.lanes[number].steps.get(*next) {
+                let at = *next;
+                let kind = match step {
+                    Step::Put { .. } | Step::Get { .. } => VisitKind::Copy,
+                    Step::Signal { .. } => VisitKind::Signal,
+                    Step::Wait { .. } => {
+                        let flag_use = flags.of_step(number, at);
+                        if flag_use.writer != rank {
+                            VisitKind::RemoteWait
+                        } else if let Some(&snapshot) = snapshots.get(&flag_use.signal) {
+                            VisitKind::LocalWait { writer: flag_use.signal.0 - home, snapshot }
+                        } else {
+                            break;
+                        }
+                    }
+                };
+                let is_to_own_rank = matches!(step, Step::Signal { peer, .. } if *peer == rank);
+                let snapshot = visit(Visit { lane, at, kind })?;
+                if is_to_own_rank {
+                    snapshots.insert((number, at), snapshot);
+                }
+                *next += 1;
+                progressed = true;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,11 @@
+//! Runs all-gathers of every shape over the host backend: uneven and empty shards, lists, tensors and windows.
+//!
+//! Each runs in place and out of place, and in one or several chunks.
+
+#[path = "../support/ranks.rs"]
+mod ranks;
+
+mod list;
+mod tensors;
+mod uneven;
+mod window;

@@ -1,0 +1,160 @@
+//! Correct plans for tests: those of every algorithm, and direct plans with other lanes.
+
+use peerlane_collectives::plan::{Algorithm, Flag, FlagOrder, Lane, LaneId, Plan, Step};
+use peerlane_collectives::schedule;
+use peerlane_collectives::topology::Topology;
+
+/// Selects a set of plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// One lane that puts to all peers.
+    Direct,
+    /// One lane that forwards to the next rank.
+    Ring,
+    /// Direct with two outputs in turn, so without `ready`; never in place.
+    InTurn,
+    /// Direct, with batched flags.
+    Batched,
+    /// Both, so the only flags are arrivals.
+    BatchedInTurn,
+    /// Direct, with the self copy in lane 1.
+    SelfCopyLane,
+    /// Direct, with the puts to peers in lane 1.
+    PutLane,
+    /// An algorithm on one node.
+    Flat(Algorithm),
+    /// An algorithm on uneven nodes that one fabric reaches.
+    Nodes(Algorithm),
+    /// An algorithm on uneven nodes with a network between them.
+    Tiers(Algorithm),
+    /// An algorithm on such nodes, with two outputs in turn and batched flags.
+    TiersInTurn(Algorithm),
+}
+
+impl Form {
+    pub(crate) const ALL: [Self; 24] = [
+        Self::Direct,
+        Self::Ring,
+        Self::InTurn,
+        Self::Batched,
+        Self::BatchedInTurn,
+        Self::SelfCopyLane,
+        Self::PutLane,
+        Self::Flat(Algorithm::Pull),
+        Self::Flat(Algorithm::DoubleRing),
+        Self::Nodes(Algorithm::Ring),
+        Self::Nodes(Algorithm::Hierarchical),
+        Self::Nodes(Algorithm::HierarchicalRing),
+        Self::Tiers(Algorithm::Direct),
+        Self::Tiers(Algorithm::Pull),
+        Self::Tiers(Algorithm::Ring),
+        Self::Tiers(Algorithm::DoubleRing),
+        Self::Tiers(Algorithm::Hierarchical),
+        Self::Tiers(Algorithm::HierarchicalRing),
+        Self::TiersInTurn(Algorithm::Direct),
+        Self::TiersInTurn(Algorithm::Pull),
+        Self::TiersInTurn(Algorithm::Ring),
+        Self::TiersInTurn(Algorithm::DoubleRing),
+        Self::TiersInTurn(Algorithm::Hierarchical),
+        Self::TiersInTurn(Algorithm::HierarchicalRing),
+    ];
+
+    /// Returns the number of outputs that the plans use in turn.
+    pub(crate) fn outputs(self) -> u32 {
+        match self {
+            Self::InTurn | Self::BatchedInTurn | Self::TiersInTurn(_) => 2,
+            _ => 1,
+        }
+    }
+
+    /// Returns the plans of all ranks.
+    pub(crate) fn plans(self, ranks: u32, chunks: u32, in_place: bool) -> Vec<Plan> {
+        let outputs = self.outputs();
+        let flags = match self {
+            Self::Batched | Self::BatchedInTurn | Self::TiersInTurn(_) => FlagOrder::Batched,
+            _ => FlagOrder::Prompt,
+        };
+        let in_place = in_place && outputs == 1;
+        let tiers = matches!(self, Self::Tiers(_) | Self::TiersInTurn(_));
+        let shape = schedule::Shape {
+            chunks,
+            in_place,
+            outputs,
+            flags,
+            tiers,
+            ..schedule::Shape::default()
+        };
+        let mut plans = schedule::plans(self.algorithm(), &self.topology(ranks), shape).unwrap();
+        for plan in &mut plans {
+            match self {
+                Self::SelfCopyLane => split(plan, is_self_copy),
+                Self::PutLane => split(plan, is_put_to_peer),
+                _ => {}
+            }
+        }
+        plans
+    }
+
+    fn algorithm(self) -> Algorithm {
+        match self {
+            Self::Ring => Algorithm::Ring,
+            Self::Flat(algorithm)
+            | Self::Nodes(algorithm)
+            | Self::Tiers(algorithm)
+            | Self::TiersInTurn(algorithm) => algorithm,
+            _ => Algorithm::Direct,
+        }
+    }
+
+    /// Returns one node, or nodes of 2, 1, 3, 2, 1, 3, … ranks.
+    fn topology(self, ranks: u32) -> Topology {
+        match self {
+            Self::Nodes(_) | Self::Tiers(_) | Self::TiersInTurn(_) => {
+                let node = |rank: u32| rank / 6 * 3 + [0, 0, 1, 2, 2, 2][rank as usize % 6];
+                Topology::of_nodes(&(0..ranks).map(node).collect::<Vec<_>>()).unwrap()
+            }
+            _ => Topology::flat(ranks as usize).unwrap(),
+        }
+    }
+}
+
+/// Moves the steps that `picks` accepts into lane 1, and names that lane in the `ready` flags for which it waits.
+///
+/// Waits for arrivals stay in lane 0.
+fn split(plan: &mut Plan, picks: impl Fn(&Plan, &Step) -> bool) {
+    let steps = std::mem::take(&mut plan.lanes[0].steps);
+    let (moved, home): (Vec<Step>, Vec<Step>) = steps.iter().partition(|step| picks(plan, step));
+    let lane = LaneId(u32::from(moved.iter().any(|step| matches!(step, Step::Wait { .. }))));
+    let name_lane = |step: Step| match step {
+        Step::Signal { peer, flag: Flag::Ready { from, .. } } => {
+            Step::Signal { peer, flag: Flag::Ready { from, lane } }
+        }
+        Step::Wait { flag: Flag::Ready { from, .. } } => {
+            Step::Wait { flag: Flag::Ready { from, lane } }
+        }
+        other => other,
+    };
+    plan.lanes = [home, moved]
+        .into_iter()
+        .map(|steps| Lane { steps: steps.into_iter().map(name_lane).collect(), ..Lane::default() })
+        .collect();
+}
+
+fn is_self_copy(plan: &Plan, step: &Step) -> bool {
+    matches!(step, Step::Put { peer, .. } if *peer == plan.rank)
+}
+
+fn is_put_to_peer(plan: &Plan, step: &Step) -> bool {
+    match step {
+        Step::Put { peer, .. } | Step::Get { peer, .. } => *peer != plan.rank,
+        Step::Signal { flag, .. } => matches!(flag, Flag::Arrived { .. }),
+        Step::Wait { flag } => matches!(flag, Flag::Ready { .. }),
+    }
+}
+
+/// Replaces the one occurrence of `from` in the text of `plan`.
+pub(crate) fn edit(plan: &mut Plan, from: &str, to: &str) {
+    let text = plan.to_string();
+    assert_eq!(text.matches(from).count(), 1, "{from:?} must occur once in\n{text}");
+    *plan = text.replace(from, to).parse().unwrap();
+}
