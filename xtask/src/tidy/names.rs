@@ -1,56 +1,175 @@
-//! Names that say nothing.
+//! Checks the names of files, modules, types and functions, and where modules with submodules are.
 
 use super::Finding;
-use super::tree::Tree;
+use super::tree::{File, Tree};
 
-/// Files named after no topic.
+/// File names that name no topic.
 const FILES: [&str; 4] = ["utils.rs", "util.rs", "helpers.rs", "misc.rs"];
-/// What may stand before `fn`.
+/// Words that can precede `fn`, `struct` and `mod`.
 const QUALIFIERS: [&str; 8] =
     ["pub", "pub(crate)", "pub(super)", "const", "async", "unsafe", "extern", "\"C\""];
+/// Keywords that declare a type or a module.
+const DECLARATIONS: [&str; 6] = ["struct", "enum", "trait", "type", "union", "mod"];
+/// The nouns that docs/GLOSSARY.md refuses. The plural is refused too.
+const NOUNS: [&str; 18] = [
+    "bed", "cast", "chapter", "course", "crew", "found", "ground", "manner", "place", "play",
+    "reach", "seat", "seen", "stage", "stop", "story", "strand", "way",
+];
+/// Older types and modules that still have such a name: the folder, and the nouns that it may use.
+/// Entries are removed with their last use and never added.
+const NOUN_EXCEPTIONS: [(&str, &[&str]); 12] = [
+    ("backend-cuda/", &["found"]),
+    ("backend-rdma/", &["place", "strand"]),
+    ("backend-rocm/", &["found", "reach", "way"]),
+    ("collectives/src/bootstrap/", &["place", "seat"]),
+    ("collectives/src/group/", &["ground", "place", "reach"]),
+    ("collectives/src/", &["place", "reach", "stage", "story", "way"]),
+    ("collectives/tests/", &["place"]),
+    ("hal/host/", &["reach"]),
+    ("hal/toolkit/", &["found", "place", "reach", "way"]),
+    ("tests/simulated-driver/", &["place"]),
+    ("tests/src/", &["chapter", "stage"]),
+    ("tests/tests/", &["cast", "chapter", "stage", "way"]),
+];
+/// Older modules `foo.rs` beside a folder `foo/`. Entries are removed when the file becomes `foo/mod.rs`, or
+/// `foo/main.rs` for a test program, and never added.
+const MODULE_EXCEPTIONS: [&str; 36] = [
+    "backend-cuda/tests/engine.rs",
+    "backend-rdma/src/device.rs",
+    "backend-rdma/src/engine.rs",
+    "backend-rdma/src/engine/pair.rs",
+    "backend-rdma/src/fabric.rs",
+    "backend-rdma/src/memory.rs",
+    "backend-rdma/src/sys.rs",
+    "backend-rocm/src/device.rs",
+    "backend-rocm/src/engine.rs",
+    "backend-rocm/src/engine/hip.rs",
+    "backend-rocm/src/engine/sdma.rs",
+    "backend-rocm/src/engine/sdma/queue.rs",
+    "backend-rocm/src/error.rs",
+    "backend-rocm/src/fabric.rs",
+    "backend-rocm/src/memory.rs",
+    "backend-rocm/tests/engine.rs",
+    "backend-rocm/tests/sdma.rs",
+    "collectives/src/run/executor.rs",
+    "collectives/src/topology.rs",
+    "collectives/tests/shapes.rs",
+    "collectives/tests/tiers.rs",
+    "hal/host/src/engine.rs",
+    "hal/host/src/memory.rs",
+    "hal/toolkit/src/handover.rs",
+    "hal/toolkit/src/mapping.rs",
+    "layers/src/streams.rs",
+    "layers/src/throttle.rs",
+    "tests/tests/bad_input.rs",
+    "tests/tests/cuda_costs.rs",
+    "tests/tests/cuda_faults.rs",
+    "tests/tests/kill.rs",
+    "tests/tests/rdma_faults.rs",
+    "tests/tests/rdma_processes.rs",
+    "tests/tests/rocm_faults.rs",
+    "tests/tests/steady_state.rs",
+    "tests/tests/streams.rs",
+];
 
-/// Finds such files, and functions called `get_…`.
+/// Reports names that say nothing and modules in the wrong place.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.ending_in(".rs") {
-        let name = file.path.rsplit('/').next().unwrap_or_default();
-        if FILES.contains(&name) {
-            findings.push(Finding {
-                path: file.path.clone(),
-                line: 1,
-                what: format!("{name} has no topic"),
-                mend: "name the file after what it holds, or move each item to where it is used"
-                    .into(),
-            });
-        }
-        for (line, getter) in file.lines().filter_map(|(line, text)| Some((line, getter(text)?))) {
-            findings.push(Finding {
-                path: file.path.clone(),
-                line,
-                what: format!("the function {getter} says `get_`, which says nothing"),
-                mend: format!("call it {}", getter.trim_start_matches("get_")),
-            });
+        findings.extend(file_name(file));
+        findings.extend(
+            module_file(tree, file).filter(|_| !MODULE_EXCEPTIONS.contains(&file.path.as_str())),
+        );
+        for (line, text) in file.lines() {
+            findings.extend(getter(file, line, text));
+            if let Some((name, noun)) = vague_noun(text)
+                && !NOUN_EXCEPTIONS.iter().any(|exception| allows(exception, &file.path, noun))
+            {
+                let what = format!("`{noun}` in the name {name} fits everything");
+                let mend = "use the term for the thing itself; docs/GLOSSARY.md lists terms";
+                findings.push(Finding::new(&file.path, line, what, mend));
+            }
         }
     }
     findings
 }
 
-/// The name of the function that the line declares, if it begins with `get_`.
-fn getter(line: &str) -> Option<&str> {
-    let mut words = line.split_whitespace().skip_while(|word| QUALIFIERS.contains(word));
-    if words.next()? != "fn" {
-        return None;
-    }
-    let name = words.next()?.split(['(', '<']).next()?;
-    name.starts_with("get_").then_some(name)
+/// Returns a line about each exception that no file needs any more.
+pub(super) fn unused_exceptions(tree: &Tree) -> Vec<String> {
+    let unused = |what: &str| format!("the exception {what} in xtask/src/tidy/names.rs is unused");
+    let modules = MODULE_EXCEPTIONS.iter().filter(|path| {
+        let file = tree.file(path);
+        file.is_none_or(|file| module_file(tree, file).is_none())
+    });
+    let nouns = NOUN_EXCEPTIONS.iter().flat_map(|(folder, nouns)| {
+        nouns.iter().filter_map(move |noun| {
+            let mut files = tree.ending_in(".rs").filter(|file| file.path.starts_with(folder));
+            let uses = |file: &File| {
+                file.text.lines().filter_map(vague_noun).any(|(_, found)| found == *noun)
+            };
+            (!files.any(uses)).then(|| unused(&format!("{folder} {noun}")))
+        })
+    });
+    modules.map(|path| unused(path)).chain(nouns).collect()
+}
+
+fn allows((folder, nouns): &(&str, &[&str]), path: &str, noun: &str) -> bool {
+    path.starts_with(folder) && nouns.contains(&noun)
+}
+
+fn file_name(file: &File) -> Option<Finding> {
+    let name = file.path.rsplit('/').next().unwrap_or_default();
+    FILES.contains(&name).then(|| {
+        let mend = "name the file after what it holds, or move each item to where it is used";
+        Finding::new(&file.path, 1, format!("{name} has no topic"), mend)
+    })
+}
+
+/// Reports `foo.rs` beside a folder `foo/`.
+fn module_file(tree: &Tree, file: &File) -> Option<Finding> {
+    let module = file.path.strip_suffix(".rs")?;
+    let folder = format!("{module}/");
+    let holds_modules = tree.ending_in(".rs").any(|other| other.path.starts_with(&folder));
+    holds_modules.then(|| {
+        let what = format!("the module has submodules in {folder}");
+        let mend =
+            format!("move it to {folder}mod.rs, or to {folder}main.rs if it is a test program");
+        Finding::new(&file.path, 1, what, mend)
+    })
+}
+
+/// Reports the declaration of a function `get_…`.
+fn getter(file: &File, line: usize, text: &str) -> Option<Finding> {
+    let name = declaration(text, &["fn"])?;
+    let topic = name.strip_prefix("get_")?;
+    let what = format!("the function {name} says `get_`, which says nothing");
+    Some(Finding::new(&file.path, line, what, format!("call it {topic}")))
+}
+
+/// Returns the name of the type or module that a line declares and the noun that it consists of.
+fn vague_noun(text: &str) -> Option<(&str, &'static str)> {
+    let name = declaration(text, &DECLARATIONS)?;
+    let singular = name.to_ascii_lowercase();
+    let singular = singular.strip_suffix('s').unwrap_or(&singular);
+    let noun = NOUNS.into_iter().find(|noun| singular == *noun)?;
+    Some((name, noun))
+}
+
+/// Returns the name that a line declares with one of these keywords.
+fn declaration<'a>(text: &'a str, keywords: &[&str]) -> Option<&'a str> {
+    let mut words = text.split_whitespace().skip_while(|word| QUALIFIERS.contains(word));
+    words.next().filter(|word| keywords.contains(word))?;
+    let is_end = |c: char| !c.is_alphanumeric() && c != '_';
+    words.next()?.split(is_end).next()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::texts;
     use super::*;
 
     #[test]
-    fn empty_names_are_findings() {
+    fn names_without_a_topic_are_findings() {
         let source = "struct A;\n    pub(crate) const fn get_rank(&self) -> u32 {\n// fn get_x\n";
         let tree = Tree::of(&[("a/src/utils.rs", ""), ("a/src/b.rs", source)]);
         let findings: Vec<String> = check(&tree).iter().map(Finding::to_string).collect();
@@ -63,5 +182,53 @@ mod tests {
                  call it rank",
             ]
         );
+    }
+
+    #[test]
+    fn vague_nouns_are_findings() {
+        let source = [
+            "pub struct Place<'a> {",
+            "pub(crate) mod ways;",
+            "let way = 1;",
+            "enum Pathway {}",
+            "type Seen = u32;",
+            "struct Wayland;",
+            "mod found {",
+            "// struct Bed",
+        ];
+        let source = source.join("\n");
+        let tree =
+            Tree::of(&[("cli/src/a.rs", &source), ("hal/toolkit/src/b.rs", "trait Place {}")]);
+        assert_eq!(
+            texts(&check(&tree)),
+            [
+                "cli/src/a.rs:1 `place` in the name Place fits everything",
+                "cli/src/a.rs:2 `way` in the name ways fits everything",
+                "cli/src/a.rs:5 `seen` in the name Seen fits everything",
+                "cli/src/a.rs:7 `found` in the name found fits everything",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_module_beside_its_folder_is_a_finding() {
+        let tree = Tree::of(&[
+            ("a/src/b.rs", ""),
+            ("a/src/b/c.rs", ""),
+            ("a/src/bc.rs", ""),
+            ("a/src/d/mod.rs", ""),
+            ("hal/host/src/engine.rs", ""),
+            ("hal/host/src/engine/x.rs", ""),
+        ]);
+        assert_eq!(texts(&check(&tree)), ["a/src/b.rs:1 the module has submodules in a/src/b/"]);
+    }
+
+    #[test]
+    fn an_exception_without_a_use_is_named() {
+        let tree = Tree::of(&[("hal/toolkit/src/b.rs", "trait Place {}")]);
+        let unused = unused_exceptions(&tree);
+        let holds = |text: &str| unused.iter().any(|line| line.contains(text));
+        assert!(!holds("hal/toolkit/ place") && holds("hal/toolkit/ way"), "{unused:?}");
+        assert!(holds("hal/host/src/engine.rs"), "{unused:?}");
     }
 }
