@@ -119,7 +119,8 @@ fn here(options: &Options) -> Outcome {
         println!("rdma: on {}", devices.join(", "));
         command.env(DEVICES_VARIABLE, devices.join(","));
     }
-    super::tests_with(command, &options.arguments)
+    command.arg("--").args(&options.arguments);
+    super::tests([command])
 }
 
 const NO_TESTS: &str = "there is no test of the RDMA backend in this workspace";

@@ -76,7 +76,7 @@ pub(crate) fn run(require_device: bool, options: &Options) -> Outcome {
         // The waits of one test would hold up the streams of another that share a queue with them.
         command.args(["--", "--test-threads=1"]);
     }
-    tests(command)
+    tests([command])
 }
 
 /// The contract and the processes of the backend with HIP's symbols over CUDA's driver. There is no
@@ -102,7 +102,7 @@ fn on_cuda(require_device: bool) -> Outcome {
     if real {
         command.args(["--", "--test-threads=1"]);
     }
-    tests(command)
+    tests([command])
 }
 
 /// A folder with the library that has HIP's symbols, under the name that is looked for first, and, for
