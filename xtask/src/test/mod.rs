@@ -6,27 +6,42 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use cargo_metadata::{Metadata, TargetKind};
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand};
 
 use crate::workspace;
 use peerlane_rxe_vm::Totals;
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
-pub(crate) mod rdma;
-pub(crate) mod rdma_programs;
-pub(crate) mod rocm;
+mod rdma;
+mod rocm;
+
+/// Options of `cargo xtask test`.
+#[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Options {
+    /// The backend to test; without it, all that this machine can run.
+    #[command(subcommand)]
+    backend: Option<Backend>,
+    /// Also run the test programs that take long, and the RDMA tests in the virtual machine.
+    #[arg(long)]
+    all: bool,
+}
 
 /// The backend whose tests run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Backend {
+#[derive(Debug, Subcommand)]
+enum Backend {
     /// The reference backend over host memory.
     Host,
     /// NVLink copy engines.
-    Cuda,
+    Cuda {
+        /// Fail if there is no NVIDIA GPU; without it, a simulated driver replaces a missing GPU.
+        #[arg(long)]
+        require_device: bool,
+    },
     /// XGMI SDMA engines.
-    Rocm,
+    Rocm(rocm::Options),
     /// NICs with RDMA.
-    Rdma,
+    Rdma(rdma::Options),
     /// Every backend; one that cannot be tested here is a failure.
     All,
 }
@@ -63,52 +78,20 @@ pub(crate) const FAILURES: &str =
 /// The file that the kernel module of the NVIDIA driver creates.
 const CUDA_DEVICE: &str = "/dev/nvidiactl";
 
-/// Options of `cargo xtask test`.
-#[derive(Args, Clone, Debug, Default)]
-pub(crate) struct Options {
-    /// The backend to test; without it, all that this machine can run.
-    backend: Option<Backend>,
-    /// Also run the test programs that take long, and the RDMA tests in the virtual machine.
-    #[arg(long, conflicts_with = "backend")]
-    all: bool,
-    /// Run on the vendor's devices, and fail if there are none; without it, a simulated driver replaces
-    /// missing devices.
-    #[arg(long, requires = "backend")]
-    require_device: bool,
-    #[command(flatten)]
-    rdma: rdma::Options,
-    #[command(flatten)]
-    rocm: rocm::Options,
-}
-
 /// Runs the tests and prints which did not run.
 pub(crate) fn run(options: &Options) -> Outcome {
-    let Options { backend, all, require_device, rdma, rocm } = options;
-    if let Some(option) = rdma.given().filter(|_| *backend != Some(Backend::Rdma)) {
-        return Err(format!("{option}: for rdma alone; run `cargo xtask test rdma`").into());
-    }
-    if let Some(option) = rocm.given().filter(|_| *backend != Some(Backend::Rocm)) {
-        return Err(format!("{option}: for rocm alone; run `cargo xtask test rocm`").into());
-    }
-    match backend {
-        None if *all => long(),
+    match &options.backend {
+        None if options.all => long(),
         None => short(),
-        Some(Backend::Host | Backend::All) if *require_device => {
-            Err("--require-device is for a vendor's backend, such as cuda".into())
-        }
         Some(Backend::Host) => workspace_tests(),
-        Some(Backend::Cuda) => cuda(*require_device),
-        Some(Backend::Rdma) if *require_device => {
-            Err("--require-device is for cuda and rocm; --here runs on this machine's RDMA devices"
-                .into())
-        }
-        Some(Backend::Rdma) => rdma::run(rdma),
-        Some(Backend::Rocm) => rocm::run(*require_device, rocm),
+        Some(Backend::Cuda { require_device }) => cuda(*require_device),
+        Some(Backend::Rocm(options)) => rocm::run(options),
+        Some(Backend::Rdma(options)) => rdma::run(options),
         Some(Backend::All) => {
             // Fetched first, because the tests of the bindings skip what is missing.
             crate::rocm::releases()?;
             workspace_tests()?;
-            rdma::run(rdma)
+            rdma::run(&rdma::Options::default())
         }
     }
 }
@@ -141,7 +124,7 @@ fn long() -> Outcome {
         println!("not run: rdma in a virtual machine: {reason}");
         return outcome;
     }
-    let in_machine = rdma::run(&rdma::Options::for_gate());
+    let in_machine = rdma::run(&rdma::Options::of_workspace());
     match (outcome, in_machine) {
         (Err(error), Err(other)) => Err(format!("{error}; {other}").into()),
         (outcome, in_machine) => outcome.and(in_machine),
@@ -261,16 +244,6 @@ mod tests {
         let text = "tests: 15 passed, 2 failed, 1 skipped\nFAILED: kill::rank_3";
         assert_eq!(totals.to_string(), text);
         assert_eq!(String::from_utf8(out).unwrap(), printed);
-    }
-
-    #[test]
-    fn an_option_is_for_its_backend_alone() {
-        let rocm = rocm::Options { hip_on_cuda: true };
-        let options = Options { backend: Some(Backend::Cuda), rocm, ..Options::default() };
-        assert_eq!(
-            run(&options).unwrap_err().to_string(),
-            "--hip-on-cuda: for rocm alone; run `cargo xtask test rocm`"
-        );
     }
 
     #[test]

@@ -15,75 +15,21 @@ const NOUNS: [&str; 18] = [
     "bed", "cast", "chapter", "course", "crew", "found", "ground", "manner", "place", "play",
     "reach", "seat", "seen", "stage", "stop", "story", "strand", "way",
 ];
-/// Older types and modules that still have such a name: the folder, and the nouns that it may use.
-/// Entries are removed with their last use and never added.
-const NOUN_EXCEPTIONS: [(&str, &[&str]); 12] = [
-    ("backend-cuda/", &["found"]),
-    ("backend-rdma/", &["place", "strand"]),
-    ("backend-rocm/", &["found", "reach", "way"]),
-    ("collectives/src/bootstrap/", &["place", "seat"]),
-    ("collectives/src/group/", &["ground", "place", "reach"]),
-    ("collectives/src/", &["place", "reach", "stage", "story", "way"]),
-    ("collectives/tests/", &["place"]),
-    ("hal/host/", &["reach"]),
-    ("hal/toolkit/", &["found", "place", "reach", "way"]),
-    ("tests/simulated-driver/", &["place"]),
-    ("tests/src/", &["chapter", "stage"]),
-    ("tests/tests/", &["cast", "chapter", "stage", "way"]),
-];
-/// Older modules `foo.rs` beside a folder `foo/`. Entries are removed when the file becomes `foo/mod.rs`, or
-/// `foo/main.rs` for a test program, and never added.
-const MODULE_EXCEPTIONS: [&str; 36] = [
-    "backend-cuda/tests/engine.rs",
-    "backend-rdma/src/device.rs",
-    "backend-rdma/src/engine.rs",
-    "backend-rdma/src/engine/pair.rs",
-    "backend-rdma/src/fabric.rs",
-    "backend-rdma/src/memory.rs",
-    "backend-rdma/src/sys.rs",
-    "backend-rocm/src/device.rs",
-    "backend-rocm/src/engine.rs",
-    "backend-rocm/src/engine/hip.rs",
-    "backend-rocm/src/engine/sdma.rs",
-    "backend-rocm/src/engine/sdma/queue.rs",
-    "backend-rocm/src/error.rs",
-    "backend-rocm/src/fabric.rs",
-    "backend-rocm/src/memory.rs",
-    "backend-rocm/tests/engine.rs",
-    "backend-rocm/tests/sdma.rs",
-    "collectives/src/run/executor.rs",
-    "collectives/src/topology.rs",
-    "collectives/tests/shapes.rs",
-    "collectives/tests/tiers.rs",
-    "hal/host/src/engine.rs",
-    "hal/host/src/memory.rs",
-    "hal/toolkit/src/handover.rs",
-    "hal/toolkit/src/mapping.rs",
-    "layers/src/streams.rs",
-    "layers/src/throttle.rs",
-    "tests/tests/bad_input.rs",
-    "tests/tests/cuda_costs.rs",
-    "tests/tests/cuda_faults.rs",
-    "tests/tests/kill.rs",
-    "tests/tests/rdma_faults.rs",
-    "tests/tests/rdma_processes.rs",
-    "tests/tests/rocm_faults.rs",
-    "tests/tests/steady_state.rs",
-    "tests/tests/streams.rs",
-];
+/// The names that older code still has; the file explains its entries.
+const EXCEPTIONS: &str = include_str!("exceptions.txt");
 
 /// Reports names that say nothing and modules in the wrong place.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.ending_in(".rs") {
+        let accepts = |exception: &str| exceptions().any(|line| line == exception);
         findings.extend(file_name(file));
-        findings.extend(
-            module_file(tree, file).filter(|_| !MODULE_EXCEPTIONS.contains(&file.path.as_str())),
-        );
+        let module = module_file(tree, file);
+        findings.extend(module.filter(|_| !accepts(&format!("module {}", file.path))));
         for (line, text) in file.lines() {
             findings.extend(getter(file, line, text));
             if let Some((name, noun)) = vague_noun(text)
-                && !NOUN_EXCEPTIONS.iter().any(|exception| allows(exception, &file.path, noun))
+                && !exceptions().any(|exception| accepts_noun(exception, &file.path, noun))
             {
                 let what = format!("`{noun}` in the name {name} fits everything");
                 let mend = "use the term for the thing itself; docs/GLOSSARY.md lists terms";
@@ -94,27 +40,28 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Returns a line about each exception that no file needs any more.
-pub(super) fn unused_exceptions(tree: &Tree) -> Vec<String> {
-    let unused = |what: &str| format!("the exception {what} in xtask/src/tidy/names.rs is unused");
-    let modules = MODULE_EXCEPTIONS.iter().filter(|path| {
-        let file = tree.file(path);
-        file.is_none_or(|file| module_file(tree, file).is_none())
-    });
-    let nouns = NOUN_EXCEPTIONS.iter().flat_map(|(folder, nouns)| {
-        nouns.iter().filter_map(move |noun| {
-            let mut files = tree.ending_in(".rs").filter(|file| file.path.starts_with(folder));
-            let uses = |file: &File| {
-                file.text.lines().filter_map(vague_noun).any(|(_, found)| found == *noun)
-            };
-            (!files.any(uses)).then(|| unused(&format!("{folder} {noun}")))
+/// Returns the exceptions that no file needs any more.
+pub(super) fn unused_exceptions(tree: &Tree) -> Vec<&'static str> {
+    let is_used = |exception: &str| {
+        tree.ending_in(".rs").any(|file| match exception.strip_prefix("module ") {
+            Some(path) => file.path == path && module_file(tree, file).is_some(),
+            None => {
+                let mut nouns = file.text.lines().filter_map(vague_noun);
+                nouns.any(|(_, noun)| accepts_noun(exception, &file.path, noun))
+            }
         })
-    });
-    modules.map(|path| unused(path)).chain(nouns).collect()
+    };
+    exceptions().filter(|exception| !is_used(exception)).collect()
 }
 
-fn allows((folder, nouns): &(&str, &[&str]), path: &str, noun: &str) -> bool {
-    path.starts_with(folder) && nouns.contains(&noun)
+fn exceptions() -> impl Iterator<Item = &'static str> {
+    EXCEPTIONS.lines().filter(|line| !line.is_empty() && !line.starts_with('#'))
+}
+
+/// Returns whether an exception accepts a type or module with this name in this file.
+fn accepts_noun(exception: &str, path: &str, noun: &str) -> bool {
+    let entry = exception.strip_prefix("noun ").and_then(|entry| entry.split_once(' '));
+    entry.is_some_and(|(folder, accepted)| path.starts_with(folder) && accepted == noun)
 }
 
 fn file_name(file: &File) -> Option<Finding> {
@@ -227,8 +174,8 @@ mod tests {
     fn an_exception_without_a_use_is_named() {
         let tree = Tree::of(&[("hal/toolkit/src/b.rs", "trait Place {}")]);
         let unused = unused_exceptions(&tree);
-        let holds = |text: &str| unused.iter().any(|line| line.contains(text));
-        assert!(!holds("hal/toolkit/ place") && holds("hal/toolkit/ way"), "{unused:?}");
-        assert!(holds("hal/host/src/engine.rs"), "{unused:?}");
+        assert!(unused.contains(&"noun hal/toolkit/ way"), "{unused:?}");
+        assert!(!unused.contains(&"noun hal/toolkit/ place"), "{unused:?}");
+        assert!(unused.contains(&"module hal/host/src/engine.rs"), "{unused:?}");
     }
 }
