@@ -115,11 +115,12 @@ fn measure(options: &Options, target: &Path) -> Outcome<Vec<Check>> {
 
 impl Check {
     fn goals(&self) -> Goals {
-        let mut goals = Goals::default();
-        goals.at_least("% of the points within 20 %", 100.0 * self.good_share, GOOD_PERCENT);
-        let worst = 100.0 * self.worst_choice;
-        goals.at_most("% slower than the best at the worst choice", worst, WORST_CHOICE_PERCENT);
-        goals
+        let (share, worst) = (100.0 * self.good_share, 100.0 * self.worst_choice);
+        Goals::default().at_least("% of the points within 20 %", share, GOOD_PERCENT).at_most(
+            "% slower than the best at the worst choice",
+            worst,
+            WORST_CHOICE_PERCENT,
+        )
     }
 
     fn page(&self) -> String {
@@ -170,15 +171,13 @@ impl Record {
         let measured = self.measured.as_ref().map_or_else(String::new, |measured| {
             format!("- Measured {measured}; fitted to these times anew.\n")
         });
-        let checks: String = self.checks.iter().map(Check::page).collect();
-        format!(
-            "{}{elsewhere}{measured}- A time is the median of the iterations of a run, in the fastest of {} \
-             rounds. Algorithms with the same plan, such as direct and ring between two ranks, share their \
-             times. The links are fitted to every second size, where they predict the measured time; the \
-             other sizes are predicted only.\n{checks}",
-            self.machine.head(&title),
-            self.rounds
-        )
+        let values = [
+            ("head", self.machine.head(&title)),
+            ("notes", elsewhere + &measured),
+            ("rounds", self.rounds.to_string()),
+            ("checks", self.checks.iter().map(Check::page).collect()),
+        ];
+        report::page(include_str!("pages/cost.md.in"), &values)
     }
 }
 

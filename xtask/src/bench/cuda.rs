@@ -254,52 +254,47 @@ impl Sample {
 
     /// Returns the goals of the run. `out_of_place` is the sample of the same size and plan out of place.
     fn goals(&self, out_of_place: Option<&Self>) -> Goals {
-        let mut goals = Goals::default();
+        let goals = Goals::default();
+        let total = self.total_bytes;
         match self.run.as_str() {
             "out-of-place" => {
-                if let Some((_, share, best)) =
-                    LARGE.iter().find(|(from, ..)| self.total_bytes >= *from)
-                {
-                    goals.at_least("of the limit", self.share(), *share);
-                    goals.at_least("× NCCL's best", self.by_best(), *best);
-                }
-                if self.total_bytes <= SMALL.0 {
-                    goals.at_least("× NCCL's copy engines", self.by_copy_engines(), SMALL.1);
-                }
-                if self.total_bytes == MEDIUM.0 && self.outputs == 2 {
-                    goals.at_most("µs", self.median_us, MEDIUM.1);
-                }
-                goals.at_most("µs of the host", self.host_us, HOST_US);
+                let large = LARGE.iter().find(|(from, ..)| total >= *from);
+                let (share, best) = large.map_or((None, None), |_| (self.share(), self.by_best()));
+                let (_, share_min, best_min) = *large.unwrap_or(&LARGE[0]);
+                let small = self.by_copy_engines().filter(|_| total <= SMALL.0);
+                let is_medium = total == MEDIUM.0 && self.outputs == 2;
+                goals
+                    .at_least("of the limit", share, share_min)
+                    .at_least("× NCCL's best", best, best_min)
+                    .at_least("× NCCL's copy engines", small, SMALL.1)
+                    .at_most("µs", Some(self.median_us).filter(|_| is_medium), MEDIUM.1)
+                    .at_most("µs of the host", self.host_us, HOST_US)
             }
-            "with-ready" if self.total_bytes == MEDIUM.0 => {
-                goals.at_most("µs", self.median_us, MEDIUM.2);
-            }
+            "with-ready" if total == MEDIUM.0 => goals.at_most("µs", self.median_us, MEDIUM.2),
             "in-place" => {
                 let ratio = out_of_place.map(|other| self.median_us / other.median_us);
-                goals.at_most("× out of place", ratio, IN_PLACE);
+                goals.at_most("× out of place", ratio, IN_PLACE)
             }
             "captured" | "captured-in-place" => {
-                goals.at_least("× NCCL's copy engines", self.by_copy_engines(), 1.0);
+                goals.at_least("× NCCL's copy engines", self.by_copy_engines(), 1.0)
             }
-            _ => {}
+            _ => goals,
         }
-        goals
     }
 
     /// Returns the goals of Peerlane's all-gathers during compute, which come first among all paths.
     fn overlap_goals(&self) -> Goals {
-        let mut goals = Goals::default();
-        let Some(ours) = self.beside.first() else { return goals };
-        goals.at_most("× the GEMM alone", ours.compute_ratio, OVERLAP);
-        goals.at_most("× the all-gather alone", ours.gather_ratio, OVERLAP);
-        goals.enter(ours.overlapped, "overlaps all the time", "that one side ended too early");
+        let Some(ours) = self.beside.first() else { return Goals::default() };
         let better = |other: &&Overlap| {
             other.compute_ratio < ours.compute_ratio && other.gather_us < ours.gather_us
         };
         let better = self.beside.iter().find(better);
         let path = better.map_or("", |other| &other.path);
-        goals.enter(better.is_none(), "no path is better on both", path);
-        goals
+        Goals::default()
+            .at_most("× the GEMM alone", ours.compute_ratio, OVERLAP)
+            .at_most("× the all-gather alone", ours.gather_ratio, OVERLAP)
+            .enter(ours.overlapped, "overlaps all the time", "that one side ended too early")
+            .enter(better.is_none(), "no path is better on both", path)
     }
 }
 
@@ -360,20 +355,14 @@ impl Record {
     }
 
     fn page(&self) -> String {
-        let Self { date, machine, nccl, .. } = self;
-        let sections: String =
-            RUNS.iter().map(|(run, heading)| self.section(run, heading)).collect();
-        format!(
-            "# All-gather between GPUs of one host\n\n\
-             Written by `cargo xtask bench cuda`, measured on {date}; do not edit.\n\n\
-             - {}\n- NCCL {nccl}\n\
-             - One process per GPU. A time is that of one start among many in a row on a stream, between two \
-             events; of all ranks the longest, then the median of five laps, in which Peerlane, NCCL's paths \
-             and the limit take turns. The limit is the time of bare copies of the same shards to all peers \
-             at once. Every byte is compared before and after.\n{sections}{}",
-            machine.join("\n- "),
-            self.overlaps()
-        )
+        let values = [
+            ("date", self.date.clone()),
+            ("machine", self.machine.join("\n- ")),
+            ("nccl", self.nccl.clone()),
+            ("sections", RUNS.iter().map(|(run, heading)| self.section(run, heading)).collect()),
+            ("overlaps", self.overlaps()),
+        ];
+        report::page(include_str!("pages/cuda.md.in"), &values)
     }
 
     fn section(&self, run: &str, heading: &str) -> String {

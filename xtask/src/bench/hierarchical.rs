@@ -141,31 +141,27 @@ impl Case {
     }
 
     fn goals(&self) -> Goals {
-        let mut goals = Goals::default();
-        goals.at_most("× the longer + a part", self.over_longer(), OVER_LONGER);
-        if self.longer_us() <= ALIKE * self.times.between_us.min(self.times.inside_us) {
-            goals.at_least("× faster", self.times_faster(), FASTER);
-        }
-        goals
+        let are_alike = self.longer_us() <= ALIKE * self.times.between_us.min(self.times.inside_us);
+        let faster = Some(self.times_faster()).filter(|_| are_alike);
+        Goals::default().at_most("× the longer + a part", self.over_longer(), OVER_LONGER).at_least(
+            "× faster",
+            faster,
+            FASTER,
+        )
     }
 }
 
 impl Record {
     fn page(&self) -> String {
-        let Self { machine, iterations, shard_bytes, parts, local_mbs, cases } = self;
-        format!(
-            "{}- 8 ranks as 2 nodes of 4, shards of {} in {parts} parts, in place. A rank sends at most \
-             {local_mbs} MB/s inside its node: both fabrics are throttled to far less than this machine \
-             copies, so that the schedule determines the time.\n\
-             - A time is the median of {iterations} iterations, of the slowest rank of each. All take turns \
-             start by start, in one process and on the same memory. Between nodes alone: the two ranks of a \
-             rail. Inside alone: the ranks of a node, shards of twice the size. Two phases: one after the \
-             other, in each start. In one part: the same plan, which then spreads a shard only when all of it \
-             has arrived. A part is the time to spread one inside the node.\n\n{}",
-            machine.head("The hierarchical all-gather on virtual nodes of one host"),
-            size(*shard_bytes),
-            report::table(cases, &columns())
-        )
+        let values = [
+            ("head", self.machine.head("The hierarchical all-gather on virtual nodes of one host")),
+            ("shard", size(self.shard_bytes)),
+            ("parts", self.parts.to_string()),
+            ("local", self.local_mbs.to_string()),
+            ("iterations", self.iterations.to_string()),
+            ("cases", report::table(&self.cases, &columns())),
+        ];
+        report::page(include_str!("pages/hierarchical.md.in"), &values)
     }
 }
 

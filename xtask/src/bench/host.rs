@@ -280,31 +280,27 @@ impl Row {
     }
 
     fn goals(&self) -> Goals {
-        let mut goals = Goals::default();
+        let goals = Goals::default();
         let (ratio, near_limit) = (self.ratio(), self.share().filter(|it| *it >= SHARE_OF_LIMIT));
         match near_limit {
             _ if ratio < 1.0 || self.total_bytes < LARGE_BYTES => {
-                goals.at_least("× Open MPI", ratio, 1.0);
+                goals.at_least("× Open MPI", ratio, 1.0)
             }
             Some(share) if ratio < FASTER => goals.at_least("of the limit", share, SHARE_OF_LIMIT),
             _ => goals.at_least("× Open MPI", ratio, FASTER),
         }
-        goals
     }
 }
 
 impl Record {
     fn page(&self) -> String {
-        let Self { machine, open_mpi, rounds, rows } = self;
-        format!(
-            "{}- Open MPI {open_mpi}\n\
-             - An iteration is barrier, all-gather, maximum over the ranks. A time is the median of the \
-             iterations, then the median of {rounds} rounds, in which both sides take turns. Open MPI has the \
-             fastest of its settings. The limit is the time of as many plain copies of the same sizes, at \
-             once.\n\n{}",
-            machine.head("All-gather between processes of one host"),
-            report::table(rows, &columns())
-        )
+        let values = [
+            ("head", self.machine.head("All-gather between processes of one host")),
+            ("open_mpi", self.open_mpi.clone()),
+            ("rounds", self.rounds.to_string()),
+            ("rows", report::table(&self.rows, &columns())),
+        ];
+        report::page(include_str!("pages/host.md.in"), &values)
     }
 }
 

@@ -75,6 +75,15 @@ pub(super) fn save(name: &str, record: &impl serde::Serialize, page: &str) -> Ou
     Ok(())
 }
 
+/// Returns a page: a template with a value for each `{name}`.
+pub(super) fn page(template: &str, values: &[(&str, String)]) -> String {
+    values.iter().fold(template.to_owned(), |page, (name, value)| {
+        let name = format!("{{{name}}}");
+        debug_assert!(page.contains(&name), "the template has no {name}");
+        page.replace(&name, value)
+    })
+}
+
 /// A column of a table: its title and the function that returns a row's cell. A title that begins with `<` is
 /// aligned to the left, as texts are.
 pub(super) type Column<'a, R> = (&'a str, &'a dyn Fn(&R) -> String);
@@ -126,25 +135,24 @@ pub(super) struct Goals {
 impl Goals {
     /// Expects a figure of at least `bound`. A figure that is absent, such as that of a library which is not
     /// installed, is no goal; one that is not a number is missed.
-    pub(super) fn at_least(&mut self, unit: &str, found: impl Into<Option<f64>>, bound: f64) {
-        if let Some(found) = found.into() {
-            self.enter(found >= bound, &format!("≥ {bound} {unit}"), figure(found, 3));
-        }
+    pub(super) fn at_least(self, unit: &str, found: impl Into<Option<f64>>, bound: f64) -> Self {
+        let Some(found) = found.into() else { return self };
+        self.enter(found >= bound, &format!("≥ {bound} {unit}"), figure(found, 3))
     }
 
     /// Expects a figure of at most `bound`.
-    pub(super) fn at_most(&mut self, unit: &str, found: impl Into<Option<f64>>, bound: f64) {
-        if let Some(found) = found.into() {
-            self.enter(found <= bound, &format!("≤ {bound} {unit}"), figure(found, 3));
-        }
+    pub(super) fn at_most(self, unit: &str, found: impl Into<Option<f64>>, bound: f64) -> Self {
+        let Some(found) = found.into() else { return self };
+        self.enter(found <= bound, &format!("≤ {bound} {unit}"), figure(found, 3))
     }
 
     /// Enters a goal of another kind.
-    pub(super) fn enter(&mut self, is_reached: bool, goal: &str, found: impl Display) {
+    pub(super) fn enter(mut self, is_reached: bool, goal: &str, found: impl Display) -> Self {
         match is_reached {
             true => self.reached.push(goal.to_owned()),
             false => self.missed.push(format!("{goal} (found {found})")),
         }
+        self
     }
 
     /// Returns the cell of a table.
@@ -193,6 +201,12 @@ mod tests {
     }
 
     #[test]
+    fn a_template_is_filled() {
+        let values = [("a", "1".to_owned()), ("b", "2".to_owned())];
+        assert_eq!(page("{a} and {b}, {a}\n", &values), "1 and 2, 1\n");
+    }
+
+    #[test]
     fn a_table_has_a_head_and_rows() {
         let columns: [Column<'_, f64>; 2] =
             [("value", &|value| figure(*value, 1)), ("<name", &|_| figure(None, 1))];
@@ -204,15 +218,14 @@ mod tests {
 
     #[test]
     fn goals_are_reached_or_missed() {
-        let mut goals = Goals::default();
-        assert_eq!(goals.cell(), "–");
-        goals.at_least("× Open MPI", 1.5, 1.3);
-        goals.at_least("× NCCL", None, 1.3);
-        goals.at_most("µs", 8.0, 8.0);
+        assert_eq!(Goals::default().cell(), "–");
+        let goals = Goals::default()
+            .at_least("× Open MPI", 1.5, 1.3)
+            .at_least("× NCCL", None, 1.3)
+            .at_most("µs", 8.0, 8.0);
         assert_eq!(goals.cell(), "≥ 1.3 × Open MPI, ≤ 8 µs");
         assert!(judge([("a".to_owned(), goals.clone())]).is_ok());
-        goals.at_least("of the limit", f64::NAN, 0.9);
-        goals.at_most("µs", 9.123, 8.0);
+        let goals = goals.at_least("of the limit", f64::NAN, 0.9).at_most("µs", 9.123, 8.0);
         assert_eq!(goals.cell(), "**missed**: ≥ 0.9 of the limit (found –), ≤ 8 µs (found 9.123)");
         let error = judge([("1 MiB".to_owned(), goals)]).unwrap_err().to_string();
         assert!(error.ends_with("\n1 MiB: ≥ 0.9 of the limit (found –), ≤ 8 µs (found 9.123)"));

@@ -38,7 +38,7 @@ const TOP_LEVEL: [&str; 20] = [
 
 /// Checks all rules of this file.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    [top_level(tree), length(tree), machine_paths(tree), links(tree), records(tree)].concat()
+    [top_level(tree), length(tree), machine_paths(tree), links(tree)].concat()
 }
 
 /// Reports unexpected and missing entries of the top level.
@@ -134,18 +134,6 @@ fn resolves(tree: &Tree, page: &str, target: &str) -> bool {
     tree.files().iter().any(|file| file.path == path || inside(&file.path))
 }
 
-/// Reports records under docs/perf that are not valid JSON.
-fn records(tree: &Tree) -> Vec<Finding> {
-    let records = tree.ending_in(".json").filter(|file| file.path.starts_with("docs/perf/"));
-    let finding = |file: &super::tree::File| {
-        let error = serde_json::from_str::<serde_json::Value>(&file.text).err()?;
-        let what = format!("the record is not valid JSON: {error}");
-        let mend = "write it again with `cargo xtask bench`, never by hand";
-        Some(Finding::new(&file.path, error.line().max(1), what, mend))
-    };
-    records.filter_map(finding).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::texts;
@@ -201,17 +189,5 @@ mod tests {
                 "docs/page.md:2 the link to ad leads nowhere",
             ]
         );
-    }
-
-    #[test]
-    fn a_broken_record_is_a_finding() {
-        let tree = Tree::of(&[
-            ("docs/perf/good.json", "{\"rows\": []}\n"),
-            ("docs/perf/bad.json", "{\n  \"rows\": [,]\n}\n"),
-            ("elsewhere/bad.json", "{"),
-        ]);
-        let findings = records(&tree);
-        assert_eq!(findings.len(), 1);
-        assert_eq!((findings[0].path.as_str(), findings[0].line), ("docs/perf/bad.json", 2));
     }
 }

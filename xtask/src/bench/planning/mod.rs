@@ -80,24 +80,19 @@ impl Record {
             if rows().next().is_none() {
                 found.push("no measurement".to_owned());
             }
-            goals.enter(found.is_empty(), &goal, found.join("; "));
+            goals = goals.enter(found.is_empty(), &goal, found.join("; "));
         }
         goals
     }
 
     fn page(&self) -> String {
-        format!(
-            "{}- One thread. Nodes have 8 ranks; shards are whole, in one part, and ranks reach other nodes \
-             over a network. The time of a plan is that of the slowest of three ranks, each the best of five. \
-             A simulation makes the plans of all ranks and runs one start over the default links; its time \
-             is that on the processor, below 0.2 s the best of five. Memory is the peak of the heap.\n\
-             - Goals: {}\n\n![Time and memory over the number of ranks](planning.svg)\n\n\
-             ## One rank's plan\n\n{}\n## All ranks, simulated\n\n{}",
-            self.machine.head("Planning and simulating over the number of ranks"),
-            self.goals().cell(),
-            self.table(What::Plan),
-            self.table(What::Simulate)
-        )
+        let values = [
+            ("head", self.machine.head("Planning and simulating over the number of ranks")),
+            ("goals", self.goals().cell()),
+            ("plans", self.table(What::Plan)),
+            ("simulations", self.table(What::Simulate)),
+        ];
+        report::page(include_str!("../pages/planning.md.in"), &values)
     }
 
     fn table(&self, what: What) -> String {

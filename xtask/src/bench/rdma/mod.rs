@@ -16,7 +16,7 @@ mod record;
 mod steps;
 
 use record::Record;
-use steps::{NODES, job, steps};
+use steps::{NODES, Step, steps};
 
 /// Options of `cargo xtask bench rdma`.
 #[derive(Debug, clap::Args)]
@@ -44,7 +44,7 @@ pub(super) fn run(options: &Options) -> Outcome {
     openmpi::add(root, vm.folder(), target.join("peers").as_std_path(), &mut built)?;
 
     let steps = steps(options.rounds);
-    let jobs: Vec<Job> = steps.iter().map(|(what, round)| job(*what, *round)).collect();
+    let jobs: Vec<Job> = steps.iter().map(Step::job).collect();
     let load = std::fs::read_to_string("/proc/loadavg")?;
     let booted = vm.boot(&jobs, &built)?;
     let mut record = Record {
@@ -55,9 +55,9 @@ pub(super) fn run(options: &Options) -> Outcome {
         rounds: options.rounds,
         ..Record::default()
     };
-    for ((what, _), ended) in steps.iter().zip(&booted.console.ended) {
+    for (step, ended) in steps.iter().zip(&booted.console.ended) {
         if ended.is_well() {
-            let entered = record.enter(*what, &ended.printed);
+            let entered = record.enter(&step.reads, &ended.printed);
             entered.map_err(|error| format!("{}: {error}", ended.name))?;
         }
     }

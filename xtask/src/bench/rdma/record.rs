@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::steps::{BOTH_BYTES, SIGNAL_BYTES, WIRE_ITERATIONS, What};
+use super::steps::{Reads, WIRE_ITERATIONS};
 use crate::bench::median;
 use crate::bench::report::Machine;
 use peerlane_rxe_vm::process::Outcome;
@@ -69,36 +69,31 @@ struct Row {
 }
 
 impl Record {
-    /// Enters the output of a job.
-    pub(super) fn enter(&mut self, what: What, printed: &[String]) -> Outcome {
-        let one = |value: fn(&Row) -> Option<f64>| -> Outcome<f64> {
-            match rows(printed)?.as_slice() {
-                [row] => value(row).ok_or_else(|| "the row has no figure".into()),
-                rows => Err(format!("expected one row, found {}", rows.len()).into()),
-            }
-        };
-        match what {
-            What::Versions => {
+    /// Enters the output of a step.
+    pub(super) fn enter(&mut self, reads: &Reads, printed: &[String]) -> Outcome {
+        match reads {
+            Reads::Versions => {
                 let lines = printed.iter().map(|line| line.trim()).filter(|line| !line.is_empty());
                 self.versions = lines.map(str::to_owned).collect();
             }
-            What::TheirPut { bytes, pairs } => {
-                self.add(put(bytes, pairs, "ib_write_bw"), perftest_gbs(printed, bytes)?);
+            Reads::Rate { name, perftest_bytes } => {
+                let rate = match perftest_bytes {
+                    // The average rate, in MiB per second.
+                    Some(bytes) => perftest(printed, *bytes, 3)? * MIB / 1e9,
+                    None => row(printed)?.gbs.ok_or("the row has no rate")?,
+                };
+                self.add(name.clone(), rate);
             }
-            What::OurPut { bytes, pairs, wait } => {
-                self.add(put(bytes, pairs, wait.name()), one(|row| row.gbs)?);
+            Reads::Time { name, perftest_bytes } => {
+                let time = match perftest_bytes {
+                    // The typical time, which is the median.
+                    Some(bytes) => perftest(printed, *bytes, 4)?,
+                    None => row(printed)?.median_us.ok_or("the row has no time")?,
+                };
+                self.add(name.clone(), time);
             }
-            What::TheirPuts => self.add(BOTH.to_owned(), perftest_gbs(printed, BOTH_BYTES)?),
-            What::TheirSignal => {
-                // Column 4 is the typical time, which is the median.
-                self.add(signal("ib_write_lat"), perftest(printed, SIGNAL_BYTES, 4)?);
-            }
-            What::OurSignal(wait) => self.add(signal(wait.name()), one(|row| row.median_us)?),
-            What::Algorithms => self.gathers(printed, "cable", None)?,
-            What::Lossy => self.gathers(printed, "lossy", None)?,
-            What::TheirGathers(wire) => self.gathers(printed, wire.name(), Some("Open MPI"))?,
-            What::OurGathers(wire) => self.gathers(printed, wire.name(), Some("Peerlane"))?,
-            What::Sent { algorithm } => {
+            Reads::Gathers { wire, side } => self.gathers(printed, wire, *side)?,
+            Reads::Sent { algorithm } => {
                 let counts: [[u64; 4]; 3] =
                     counts(printed)?.try_into().map_err(|_| "expected three counts")?;
                 let [first, second, third] = counts;
@@ -174,9 +169,10 @@ fn rows(printed: &[String]) -> Outcome<Vec<Row>> {
     Ok(rows)
 }
 
-/// Reads the average rate that ib_write_bw prints, in 10^9 bytes per second.
-fn perftest_gbs(printed: &[String], bytes: u64) -> Outcome<f64> {
-    Ok(perftest(printed, bytes, 3)? * MIB / 1e9)
+/// Reads the only row.
+fn row(printed: &[String]) -> Outcome<Row> {
+    let mut rows = rows(printed)?;
+    rows.pop().filter(|_| rows.is_empty()).ok_or_else(|| "expected one row of JSON".into())
 }
 
 /// Reads a column of perftest's row of this size.
@@ -202,7 +198,6 @@ fn counts(printed: &[String]) -> Outcome<Vec<[u64; 4]>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::steps::{Wait, Wire};
     use super::*;
 
     fn lines(text: &str) -> Vec<String> {
@@ -211,17 +206,23 @@ mod tests {
 
     #[test]
     fn tables_of_perftest_are_read() {
+        let mut record = Record::default();
         let printed = lines(
             " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
              65536      500              75.50              62.50              0.001000\n",
         );
-        assert!((perftest_gbs(&printed, 65536).unwrap() - 0.065_536).abs() < 1e-9);
-        assert!(perftest_gbs(&printed, 8).is_err());
+        let rate = |bytes| Reads::Rate { name: "rate".into(), perftest_bytes: Some(bytes) };
+        record.enter(&rate(65536), &printed).unwrap();
+        assert!((record.median("rate") - 0.065_536).abs() < 1e-9);
+        assert!(record.enter(&rate(8), &printed).is_err());
         let printed = lines(
             " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]\n \
              8       1000          50.71          4000.10      67.25              70.00\n",
         );
-        assert!((perftest(&printed, 8, 4).unwrap() - 67.25).abs() < 1e-9);
+        let time = Reads::Time { name: "time".into(), perftest_bytes: Some(8) };
+        record.enter(&time, &printed).unwrap();
+        assert_eq!(record.values("time"), [67.25]);
+        assert!(record.enter(&time, &lines("nothing")).is_err());
     }
 
     #[test]
@@ -243,22 +244,22 @@ mod tests {
     #[test]
     fn printed_figures_are_entered() {
         let mut record = Record::default();
-        let what = What::OurPut { bytes: 8, pairs: 1, wait: Wait::Polls };
+        let reads = Reads::Rate { name: "rate".into(), perftest_bytes: None };
         let rate = r#"{"gbs":2.5,"checked":true}"#;
-        record.enter(what, &lines(rate)).unwrap();
-        assert!(record.enter(what, &lines(&format!("{rate}\n{rate}"))).is_err());
-        assert_eq!(record.values(&put(8, 1, "polling")), [2.5]);
+        record.enter(&reads, &lines(rate)).unwrap();
+        assert!(record.enter(&reads, &lines(&format!("{rate}\n{rate}"))).is_err());
+        assert_eq!(record.values("rate"), [2.5]);
         let counts = "sent 0 0 1 0\nsent 100 100 1 0\nsent 1200 1300 2 2";
-        record.enter(What::Sent { algorithm: "direct" }, &lines(counts)).unwrap();
+        record.enter(&Reads::Sent { algorithm: "direct" }, &lines(counts)).unwrap();
         assert_eq!([0, 1].map(|node| record.median(&sent("direct", node))), [50.0, 55.0]);
         assert_eq!(record.values(RETRIES), [3.0]);
         let row = r#"{"total_bytes":8,"median_us":2.5,"checked":true,"algorithm":"ring"}"#;
-        record.enter(What::Algorithms, &lines(row)).unwrap();
+        record.enter(&Reads::Gathers { wire: "cable", side: None }, &lines(row)).unwrap();
         assert_eq!(record.algorithms("cable", 8), ["ring"]);
         assert_eq!(record.median(&gather("cable", 8, "ring")), 2.5);
-        record.enter(What::OurGathers(Wire::Slow), &lines(row)).unwrap();
+        let ours = Reads::Gathers { wire: "slow", side: Some("Peerlane") };
+        record.enter(&ours, &lines(row)).unwrap();
         assert_eq!(record.choices[&gather("slow", 8, "Peerlane")], "ring");
-        assert!(record.enter(What::TheirSignal, &lines("nothing")).is_err());
         assert!(record.median("nothing").is_nan());
     }
 }

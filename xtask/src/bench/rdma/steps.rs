@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::openmpi;
+use super::record::{self, BOTH};
 use peerlane_rxe_vm::perftest;
 use peerlane_rxe_vm::{Job, Nodes};
 
@@ -35,159 +36,112 @@ pub(super) const WIRE_ITERATIONS: [u32; 2] = [5, 25];
 /// Time limit of a job, for an emulated guest on a busy machine.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// The way in which Peerlane's ranks wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
-    /// They poll, as perftest does.
-    Polls,
-    /// They spin for a while and sleep, which is the default.
-    Sleeps,
+/// How Peerlane's ranks wait: the name in the record, and the option.
+pub(super) const WAITS: [(&str, &str); 2] = [("polling", "--spin 1s"), ("sleeping", "")];
+
+/// A measurement.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    /// 0 outside of the rounds.
+    pub(super) round: u16,
+    pub(super) reads: Reads,
+    /// Lines of shell.
+    command: String,
 }
 
-impl Wait {
-    const BOTH: [Self; 2] = [Self::Polls, Self::Sleeps];
-
-    /// Returns the name in the record.
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Polls => "polling",
-            Self::Sleeps => "sleeping",
-        }
-    }
-
-    const fn option(self) -> &'static str {
-        match self {
-            Self::Polls => "--spin 1s",
-            Self::Sleeps => "",
-        }
-    }
-}
-
-/// The measurement of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+/// The figures in the output of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reads {
+    /// The versions of the other programs.
     Versions,
-    TheirPut {
-        bytes: u64,
-        pairs: u32,
-    },
-    OurPut {
-        bytes: u64,
-        pairs: u32,
-        wait: Wait,
-    },
-    /// Puts in both directions at once.
-    TheirPuts,
-    TheirSignal,
-    OurSignal(Wait),
-    Algorithms,
-    Lossy,
+    /// A rate of `peerlane perf`, or of ib_write_bw at a message of `bytes`.
+    Rate { name: String, perftest_bytes: Option<u64> },
+    /// A time of `peerlane perf`, or of ib_write_lat at a message of `bytes`.
+    Time { name: String, perftest_bytes: Option<u64> },
+    /// Times of all-gathers over a wire, by side or else by algorithm.
+    Gathers { wire: &'static str, side: Option<&'static str> },
     /// The bytes that the interfaces send for an all-gather.
-    Sent {
-        algorithm: &'static str,
-    },
-    TheirGathers(Wire),
-    OurGathers(Wire),
+    Sent { algorithm: &'static str },
 }
 
-/// Returns the measurements in their order, each with its round. Round 0 is outside of the rounds.
-pub(super) fn steps(rounds: u16) -> Vec<(What, u16)> {
-    let mut steps = vec![(What::Versions, 0)];
+/// Returns the measurements in their order.
+pub(super) fn steps(rounds: u16) -> Vec<Step> {
+    let versions = "ib_write_bw --version\norterun --version --allow-run-as-root | head -n 1";
+    let mut steps = vec![Step { round: 0, reads: Reads::Versions, command: versions.to_owned() }];
     for round in 1..=rounds {
+        let mut add = |reads, command| steps.push(Step { round, reads, command });
         for _ in 0..TURNS {
-            for (bytes, pairs, ..) in PUTS {
-                steps.push((What::TheirPut { bytes, pairs }, round));
-                steps.extend(Wait::BOTH.map(|wait| (What::OurPut { bytes, pairs, wait }, round)));
+            for (bytes, pairs, messages, window) in PUTS {
+                let options = format!("-s {bytes} -q {pairs} -n {messages} -t {window}");
+                let name = record::put(bytes, pairs, "ib_write_bw");
+                let reads = Reads::Rate { name, perftest_bytes: Some(bytes) };
+                add(reads, perftest::pair(NODES, "ib_write_bw", &options).command);
+                for (side, option) in WAITS {
+                    let program = format!(
+                        "peerlane perf --backend rdma --put --bytes {bytes} --engines {pairs} --queue-pairs 1 \
+                         --iterations {messages} --window {window} {option}"
+                    );
+                    let name = record::put(bytes, pairs, side);
+                    add(Reads::Rate { name, perftest_bytes: None }, ranks(&[1, 1], &program));
+                }
             }
-            steps.push((What::TheirSignal, round));
-            steps.extend(Wait::BOTH.map(|wait| (What::OurSignal(wait), round)));
-        }
-        let rest = [
-            What::TheirPuts,
-            What::Sent { algorithm: COUNTED[0] },
-            What::Sent { algorithm: COUNTED[1] },
-            What::Algorithms,
-        ];
-        let gathers = Wire::ALL.map(|wire| [What::TheirGathers(wire), What::OurGathers(wire)]);
-        let rest = rest.into_iter().chain(gathers.into_iter().flatten());
-        steps.extend(rest.map(|what| (what, round)));
-    }
-    steps.push((What::Lossy, 0));
-    steps
-}
-
-/// Returns the job of a measurement.
-pub(super) fn job(what: What, round: u16) -> Job {
-    let put = |bytes, pairs| {
-        let (.., messages, window) = PUTS
-            .into_iter()
-            .find(|put| (put.0, put.1) == (bytes, pairs))
-            .unwrap_or((bytes, pairs, 100, 16));
-        (messages, window)
-    };
-    let all_gather = |(min, max, factor): (u64, u64, u64), rest: &str| {
-        let program = format!(
-            "peerlane allgather --min-bytes {min} --max-bytes {max} --factor {factor} --warmup 2 {rest}"
-        );
-        ranks(&RANKS, &program)
-    };
-    let iterations = format!("--iterations {ITERATIONS}");
-    let command = match what {
-        What::Versions => {
-            "ib_write_bw --version\norterun --version --allow-run-as-root | head -n 1".to_owned()
-        }
-        What::TheirPut { bytes, pairs } => {
-            let (messages, window) = put(bytes, pairs);
-            let options = format!("-s {bytes} -q {pairs} -n {messages} -t {window}");
-            perftest::pair(NODES, "ib_write_bw", &options).command
-        }
-        What::OurPut { bytes, pairs, wait } => {
-            let (messages, window) = put(bytes, pairs);
-            let program = format!(
-                "peerlane perf --backend rdma --put --bytes {bytes} --engines {pairs} \
-                 --queue-pairs 1 --iterations {messages} --window {window} {}",
-                wait.option()
-            );
-            ranks(&[1, 1], &program)
-        }
-        What::TheirPuts => {
-            let options = format!("-b -s {BOTH_BYTES} -q 4 -n 72 -t 4");
-            perftest::pair(NODES, "ib_write_bw", &options).command
-        }
-        What::TheirSignal => {
             let options = format!("-s {SIGNAL_BYTES} -n {SIGNALS}");
-            perftest::pair(NODES, "ib_write_lat", &options).command
+            let name = record::signal("ib_write_lat");
+            let reads = Reads::Time { name, perftest_bytes: Some(SIGNAL_BYTES) };
+            add(reads, perftest::pair(NODES, "ib_write_lat", &options).command);
+            for (side, option) in WAITS {
+                let program = format!(
+                    "peerlane perf --backend rdma --signal --bytes {SIGNAL_BYTES} --iterations {SIGNALS} \
+                     {option}"
+                );
+                let name = record::signal(side);
+                add(Reads::Time { name, perftest_bytes: None }, ranks(&[1, 1], &program));
+            }
         }
-        What::OurSignal(wait) => {
-            let program = format!(
-                "peerlane perf --backend rdma --signal --bytes {SIGNAL_BYTES} --iterations {SIGNALS} {}",
-                wait.option()
-            );
-            ranks(&[1, 1], &program)
-        }
-        What::Algorithms => {
-            all_gather(TOTALS, &format!("--algorithm direct,hierarchical {iterations}"))
-        }
-        What::Lossy => {
-            let few = "--algorithm all --iterations 3";
-            shaped(LOSSY, &all_gather(TOTALS_LOSSY, few))
-        }
-        What::Sent { algorithm } => {
+        let options = format!("-b -s {BOTH_BYTES} -q 4 -n 72 -t 4");
+        let reads = Reads::Rate { name: BOTH.to_owned(), perftest_bytes: Some(BOTH_BYTES) };
+        add(reads, perftest::pair(NODES, "ib_write_bw", &options).command);
+        for algorithm in COUNTED {
             let total = 4 * WIRE_SHARD;
             let run = |iterations| {
                 let rest = format!("--algorithm {algorithm} --iterations {iterations}");
                 count() + &all_gather((total, total, 2), &rest)
             };
-            WIRE_ITERATIONS.map(run).concat() + &count()
+            add(Reads::Sent { algorithm }, WIRE_ITERATIONS.map(run).concat() + &count());
         }
-        What::TheirGathers(wire) => {
+        let iterations = format!("--iterations {ITERATIONS}");
+        let options = format!("--algorithm direct,hierarchical {iterations}");
+        add(Reads::Gathers { wire: "cable", side: None }, all_gather(TOTALS, &options));
+        for wire in Wire::ALL {
             let (min, max, factor) = TOTALS_OF_PEER;
-            wire.over(&openmpi::line(min, max, factor, ITERATIONS))
+            let theirs = openmpi::line(min, max, factor, ITERATIONS);
+            let ours = all_gather(TOTALS_OF_PEER, &iterations);
+            for (side, line) in [("Open MPI", theirs), ("Peerlane", ours)] {
+                let reads = Reads::Gathers { wire: wire.name(), side: Some(side) };
+                add(reads, wire.over(&line));
+            }
         }
-        What::OurGathers(wire) => wire.over(&all_gather(TOTALS_OF_PEER, &iterations)),
-    };
-    let name = if round == 0 { format!("{what:?}") } else { format!("round {round}: {what:?}") };
-    Job { name, command, folder: "/".into(), limit: LIMIT }
+    }
+    let lossy = all_gather(TOTALS_LOSSY, "--algorithm all --iterations 3");
+    let reads = Reads::Gathers { wire: "lossy", side: None };
+    steps.push(Step { round: 0, reads, command: shaped(LOSSY, &lossy) });
+    steps
+}
+
+impl Step {
+    /// Returns the job of the guest.
+    pub(super) fn job(&self) -> Job {
+        let name = format!("round {}: {:?}", self.round, self.reads);
+        Job { name, command: self.command.clone(), folder: "/".into(), limit: LIMIT }
+    }
+}
+
+/// Returns shell lines that run all-gathers of totals from `min` to `max`.
+fn all_gather((min, max, factor): (u64, u64, u64), options: &str) -> String {
+    let program = format!(
+        "peerlane allgather --min-bytes {min} --max-bytes {max} --factor {factor} --warmup 2 {options}"
+    );
+    ranks(&RANKS, &program)
 }
 
 /// Timeout in seconds of a wait inside a run, for an emulated guest on a busy machine.
@@ -292,38 +246,41 @@ mod tests {
     #[test]
     fn the_sides_take_turns() {
         let steps = steps(2);
-        let at = |what| {
-            let all = steps.iter().enumerate().filter(move |(_, step)| step.0 == what);
-            all.map(|(at, _)| at).collect::<Vec<_>>()
-        };
-        let followed = |theirs: What, ours: [What; 2]| {
-            let theirs = at(theirs);
-            assert_eq!(theirs.len(), 2 * usize::from(TURNS));
-            for (behind, ours) in (1..).zip(ours) {
-                assert_eq!(at(ours), theirs.iter().map(|at| at + behind).collect::<Vec<_>>());
+        let followed = |theirs: &str, ours: [String; 2]| {
+            let names: Vec<&str> = steps
+                .iter()
+                .map(|step| match &step.reads {
+                    Reads::Rate { name, .. } | Reads::Time { name, .. } => name.as_str(),
+                    _ => "",
+                })
+                .collect();
+            let turns = names.iter().enumerate().filter(|(_, name)| **name == theirs);
+            let turns: Vec<usize> = turns.map(|(at, _)| at).collect();
+            assert_eq!(turns.len(), 2 * usize::from(TURNS), "{theirs}");
+            for at in turns {
+                assert_eq!(names[at + 1..at + 3], ours);
             }
         };
         for (bytes, pairs, ..) in PUTS {
-            let ours = Wait::BOTH.map(|wait| What::OurPut { bytes, pairs, wait });
-            followed(What::TheirPut { bytes, pairs }, ours);
+            let ours = WAITS.map(|(side, _)| record::put(bytes, pairs, side));
+            followed(&record::put(bytes, pairs, "ib_write_bw"), ours);
         }
-        followed(What::TheirSignal, Wait::BOTH.map(What::OurSignal));
-        let gathers = |step: &(What, u16)| match step.0 {
-            What::TheirGathers(wire) => Some((wire, "theirs", step.1)),
-            What::OurGathers(wire) => Some((wire, "ours", step.1)),
+        followed(&record::signal("ib_write_lat"), WAITS.map(|(side, _)| record::signal(side)));
+        let sides = steps.iter().filter_map(|step| match step.reads {
+            Reads::Gathers { wire, side: Some(side) } => Some((wire, side, step.round)),
             _ => None,
-        };
-        let expected = [1, 2]
-            .map(|round| Wire::ALL.map(|wire| [(wire, "theirs", round), (wire, "ours", round)]));
-        let expected = expected.as_flattened().as_flattened();
-        assert_eq!(steps.iter().filter_map(gathers).collect::<Vec<_>>(), expected);
-        assert_eq!(steps.last().unwrap().0, What::Lossy);
+        });
+        let expected = [1, 2].map(|round| {
+            Wire::ALL.map(|wire| ["Open MPI", "Peerlane"].map(|side| (wire.name(), side, round)))
+        });
+        assert_eq!(sides.collect::<Vec<_>>(), expected.as_flattened().as_flattened());
+        assert_eq!(steps.last().unwrap().reads, Reads::Gathers { wire: "lossy", side: None });
     }
 
     #[test]
     fn lines_are_shell() {
-        for (what, round) in steps(1) {
-            let job = job(what, round);
+        for step in steps(1) {
+            let job = step.job();
             let mut shell = std::process::Command::new("sh");
             let output = shell.args(["-n", "-c", &job.command]).output().unwrap();
             assert!(output.status.success(), "{}: {:?}", job.name, output.stderr);
