@@ -48,7 +48,7 @@ enum Backend {
 
 /// The test programs that only `cargo xtask test --all` runs, and what each adds to the others. They take three
 /// quarters of the time of all tests.
-const LONG: [(&str, &str); 17] = [
+const LONG: [(&str, &str); 19] = [
     ("all_gather_simulation", "all-gathers under many seeds"),
     ("checks_can_fail", "every check against a broken backend"),
     ("cuda_faults", "faults of every CUDA call"),
@@ -56,6 +56,7 @@ const LONG: [(&str, &str); 17] = [
     ("kill", "ranks that are killed in every phase"),
     ("mixed_processes", "processes with memory of several kinds"),
     ("mutation", "plans with an error that the verifier must find"),
+    ("property", "every collective and schedule on random topologies"),
     ("rdma", "needs RDMA devices"),
     ("rdma_faults", "needs RDMA devices"),
     ("rdma_mixed", "needs RDMA devices"),
@@ -65,6 +66,7 @@ const LONG: [(&str, &str); 17] = [
     ("rocm_processes", "ranks that are processes, on ROCm"),
     ("rocm_sdma", "the contract and processes on SDMA engines"),
     ("runtime_faults", "faults of the HSA runtime"),
+    ("sdma", "SDMA engines on a simulated HSA runtime"),
     ("staged", "memory of devices on networks that do not reach it"),
 ];
 /// The packages that only `cargo xtask test --all` tests: tools for the tests of others.
