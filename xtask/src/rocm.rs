@@ -84,8 +84,7 @@ fn take(folder: &Path, suite: &str, lines: &[String]) -> Outcome<Release> {
     let _ = fs::remove_dir_all(folder);
     let apt = folder.join("apt");
     let store = Store::bare(&apt, lines, suite)?;
-    let hip = newest(&store.names(HIP))
-        .ok_or_else(|| format!("there is no package {HIP}*\n{}", store.complaints()))?;
+    let hip = newest(&store, HIP)?;
     println!("rocm: fetching {hip} of {suite}, about 70 MB");
     store.unpack_with_needs(&[&hip, HSA], folder)?;
     store.unpack_alone(&HEADERS.map(str::to_owned), folder)?;
@@ -103,10 +102,19 @@ fn kept(folder: &Path) -> Option<Release> {
     Some(Release { name, folder: folder.to_owned() })
 }
 
-/// Returns the package of the highest version.
-fn newest(names: &[String]) -> Option<String> {
-    let version = |name: &&String| name.strip_prefix(HIP)?.parse::<u32>().ok();
-    names.iter().filter(|name| version(name).is_some()).max_by_key(version).cloned()
+/// Returns the package with the highest version after `prefix`.
+///
+/// # Errors
+/// There is no such package.
+pub(crate) fn newest(store: &Store, prefix: &str) -> Outcome<String> {
+    let version = highest(&store.names(prefix), prefix);
+    let version =
+        version.ok_or_else(|| format!("there is no package {prefix}*\n{}", store.complaints()))?;
+    Ok(format!("{prefix}{version}"))
+}
+
+fn highest(names: &[String], prefix: &str) -> Option<u32> {
+    names.iter().filter_map(|name| name.strip_prefix(prefix)?.parse().ok()).max()
 }
 
 /// Returns the major and minor version in a header of HIP.
@@ -123,10 +131,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_package_is_that_of_the_highest_soname() {
+    fn the_newest_package_has_the_highest_version() {
         let names = ["libamdhip64-5", "libamdhip64-dev", "libamdhip64-10", "libamdhip64-7"];
-        assert_eq!(newest(&names.map(str::to_owned)).unwrap(), "libamdhip64-10");
-        assert_eq!(newest(&["libamdhip64-dev".to_owned()]), None);
+        assert_eq!(highest(&names.map(str::to_owned), HIP), Some(10));
+        assert_eq!(highest(&["libamdhip64-dev".to_owned()], HIP), None);
     }
 
     #[test]

@@ -293,7 +293,7 @@ impl Sample {
         Goals::default()
             .at_most("× the GEMM alone", ours.compute_ratio, OVERLAP)
             .at_most("× the all-gather alone", ours.gather_ratio, OVERLAP)
-            .enter(ours.overlapped, "overlaps all the time", "that one side ended too early")
+            .enter(ours.overlapped, "overlaps all the time", "one side that ended too early")
             .enter(better.is_none(), "no path is better on both", path)
     }
 }

@@ -165,14 +165,12 @@ impl Tools {
         if !libclang.join("usr").exists() {
             let apt = folder.join("apt");
             let store = Store::open(&apt, None)?;
-            let version = newest(&store.names("libclang1-")).ok_or_else(|| {
-                format!("there is no package libclang1-*\n{}", store.complaints())
-            })?;
-            println!("bindgen: fetching libclang {version}");
-            let library = format!("libclang1-{version}");
+            let library = rocm::newest(&store, "libclang1-")?;
+            let common = library.replace("libclang1-", "libclang-common-") + "-dev";
+            println!("bindgen: fetching {library}");
             store.unpack_with_needs(&[&library], &libclang)?;
             // Some machines have these installed, so the call above leaves them out.
-            store.unpack_alone(&[library, format!("libclang-common-{version}-dev")], &libclang)?;
+            store.unpack_alone(&[library, common], &libclang)?;
             fs::remove_dir_all(&apt)?;
         }
         Ok(Self { bindgen, libclang: Some(libclang) })
@@ -191,11 +189,6 @@ impl Tools {
     }
 }
 
-/// Returns the highest version after the last `-`.
-fn newest(names: &[String]) -> Option<u32> {
-    names.iter().filter_map(|name| name.rsplit_once('-')?.1.parse().ok()).max()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,11 +198,5 @@ mod tests {
         let table = "    required {\n        malloc = hipMalloc;\n    }\n        \
                      batch = hipStreamBatchMemOp since \"6.4\";\nconst A: u8 = 1;\n";
         assert_eq!(functions(table, "hip"), ["hipMalloc", "hipStreamBatchMemOp"]);
-    }
-
-    #[test]
-    fn the_newest_libclang_is_taken() {
-        let names = ["libclang1-9", "libclang1-14", "libclang1-dev"].map(str::to_owned);
-        assert_eq!(newest(&names), Some(14));
     }
 }

@@ -37,7 +37,7 @@ const LIBRARY: &str = "peerlane_simulated_driver";
 const DEVICES_VARIABLE: &str = "PEERLANE_TEST_RDMA_DEVICES";
 
 /// Options of `cargo xtask test rdma`.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 pub(super) struct Options {
     /// Use this machine's own RDMA devices instead of those of a virtual machine.
     #[arg(long, conflicts_with_all = ["smoke", "perftest", "command", "stock_kernel"])]
@@ -55,38 +55,21 @@ pub(super) struct Options {
     /// in the path; can be repeated.
     #[arg(long, value_name = "LINE")]
     command: Vec<String>,
-    /// Time limit of a test program or line of shell, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = LIMIT_SECONDS)]
-    limit: u64,
+    /// Time limit of a test program or line of shell, in seconds; by default 300.
+    #[arg(long, value_name = "SECONDS")]
+    limit: Option<u64>,
     /// Boot the distribution's own kernel instead of a newer one; all nodes then share one device.
     #[arg(long)]
     stock_kernel: bool,
-    /// Number of nodes of the virtual machine.
-    #[arg(long, default_value_t = NODES, value_parser = clap::value_parser!(u32).range(2..=8))]
-    nodes: u32,
+    /// Number of nodes of the virtual machine; by default 3.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(2..=8))]
+    nodes: Option<u32>,
     /// Build the tests with the whole workspace, which `cargo xtask test --all` has built already.
     #[arg(skip)]
     workspace: bool,
     /// Arguments of every Rust test program, such as the name of a test.
     #[arg(last = true)]
     arguments: Vec<String>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            here: false,
-            smoke: false,
-            release: false,
-            perftest: false,
-            command: Vec::new(),
-            limit: LIMIT_SECONDS,
-            stock_kernel: false,
-            nodes: NODES,
-            workspace: false,
-            arguments: Vec::new(),
-        }
-    }
 }
 
 impl Options {
@@ -208,7 +191,11 @@ fn in_machine(options: &Options) -> Outcome {
     let begun = Instant::now();
     let metadata = workspace::members()?;
     let target = metadata.target_directory.as_std_path();
-    let vm = Vm::obtain(target, Nodes::Namespaces(options.nodes), options.stock_kernel)?;
+    let vm = Vm::obtain(
+        target,
+        Nodes::Namespaces(options.nodes.unwrap_or(NODES)),
+        options.stock_kernel,
+    )?;
     let taken = begun.elapsed();
 
     let mut built = Programs::default();
@@ -256,7 +243,7 @@ fn jobs(
         // once take five times as long as one after the other.
         arguments.push("--test-threads=1".to_owned());
     }
-    let limit = Duration::from_secs(options.limit);
+    let limit = Duration::from_secs(options.limit.unwrap_or(LIMIT_SECONDS));
     let mut jobs = if options.command.is_empty() { perftest::smoke(nodes) } else { Vec::new() };
     jobs.extend(options.command.iter().map(|line| Job {
         name: line.lines().next().unwrap_or_default().to_owned(),
