@@ -101,14 +101,16 @@ pub(crate) fn run(options: &Options) -> Outcome {
 /// Runs the test programs that take little time.
 fn short() -> Outcome {
     let programs = short_programs(&workspace::members()?);
-    // Tests load examples of the program; cargo builds these by itself only if no program is selected.
-    process::run(&mut cargo(["build", "--package", "peerlane-cli", "--examples"]))?;
+    // Tests load examples, which cargo builds by itself only if no program is selected.
+    let mut examples = cargo(["build", "--workspace", "--examples"]);
     let mut command = cargo(["test", "--workspace", "--no-fail-fast", "--lib", "--bins"]);
     command.args(programs.iter().flat_map(|name| ["--test", name]));
     let mut documentation = cargo(["test", "--workspace", "--no-fail-fast", "--doc"]);
-    for command in [&mut command, &mut documentation] {
+    for command in [&mut examples, &mut command, &mut documentation] {
+        // The packages are the same in all commands, so that cargo builds dependencies once.
         command.args(LONG_PACKAGES.iter().flat_map(|package| ["--exclude", package]));
     }
+    process::run(&mut examples)?;
     let outcome = tests([command, documentation]);
     note_drivers();
     println!("not run; `cargo xtask test --all` runs these too:");
