@@ -1,5 +1,7 @@
 //! Checks the names of files, modules, types and functions, and where modules with submodules are.
 
+use std::collections::BTreeSet;
+
 use super::Finding;
 use super::tree::{File, Tree};
 
@@ -18,50 +20,63 @@ const NOUNS: [&str; 18] = [
 /// The names that older code still has; the file explains its entries.
 const EXCEPTIONS: &str = include_str!("exceptions.txt");
 
+/// A finding that an exception can accept.
+struct Violation<'a> {
+    path: &'a str,
+    /// The noun in the name; `None` for a module beside its folder.
+    noun: Option<&'static str>,
+    finding: Finding,
+}
+
 /// Reports names that say nothing and modules in the wrong place.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    let mut findings = Vec::new();
+    let violations = violations(tree).into_iter();
+    let refused = violations.filter(|violation| !exceptions().any(|it| accepts(it, violation)));
+    let mut findings: Vec<Finding> = refused.map(|violation| violation.finding).collect();
     for file in tree.ending_in(".rs") {
-        let accepts = |exception: &str| exceptions().any(|line| line == exception);
         findings.extend(file_name(file));
-        let module = module_file(tree, file);
-        findings.extend(module.filter(|_| !accepts(&format!("module {}", file.path))));
-        for (line, text) in file.lines() {
-            findings.extend(getter(file, line, text));
-            if let Some((name, noun)) = vague_noun(text)
-                && !exceptions().any(|exception| accepts_noun(exception, &file.path, noun))
-            {
-                let what = format!("`{noun}` in the name {name} fits everything");
-                let mend = "use the term for the thing itself; docs/GLOSSARY.md lists terms";
-                findings.push(Finding::new(&file.path, line, what, mend));
-            }
-        }
+        findings.extend(file.lines().filter_map(|(line, text)| getter(file, line, text)));
     }
     findings
 }
 
 /// Returns the exceptions that no file needs any more.
 pub(super) fn unused_exceptions(tree: &Tree) -> Vec<&'static str> {
-    let is_used = |exception: &str| {
-        tree.ending_in(".rs").any(|file| match exception.strip_prefix("module ") {
-            Some(path) => file.path == path && module_file(tree, file).is_some(),
-            None => {
-                let mut nouns = file.text.lines().filter_map(vague_noun);
-                nouns.any(|(_, noun)| accepts_noun(exception, &file.path, noun))
-            }
-        })
-    };
-    exceptions().filter(|exception| !is_used(exception)).collect()
+    let violations = violations(tree);
+    exceptions().filter(|it| !violations.iter().any(|violation| accepts(it, violation))).collect()
+}
+
+fn violations(tree: &Tree) -> Vec<Violation<'_>> {
+    let folder = |file: &File| file.path.rsplit_once('/').map(|(folder, _)| folder.to_owned());
+    let folders: BTreeSet<String> = tree.ending_in(".rs").filter_map(folder).collect();
+    let mut violations = Vec::new();
+    for file in tree.ending_in(".rs") {
+        let path = file.path.as_str();
+        let module = module_file(&folders, file);
+        violations.extend(module.map(|finding| Violation { path, noun: None, finding }));
+        for (line, text) in file.lines() {
+            let Some((name, noun)) = vague_noun(text) else { continue };
+            let what = format!("`{noun}` in the name {name} fits everything");
+            let mend = "use the term for the thing itself; docs/GLOSSARY.md lists terms";
+            let finding = Finding::new(path, line, what, mend);
+            violations.push(Violation { path, noun: Some(noun), finding });
+        }
+    }
+    violations
 }
 
 fn exceptions() -> impl Iterator<Item = &'static str> {
     EXCEPTIONS.lines().filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
-/// Returns whether an exception accepts a type or module with this name in this file.
-fn accepts_noun(exception: &str, path: &str, noun: &str) -> bool {
-    let entry = exception.strip_prefix("noun ").and_then(|entry| entry.split_once(' '));
-    entry.is_some_and(|(folder, accepted)| path.starts_with(folder) && accepted == noun)
+fn accepts(exception: &str, violation: &Violation<'_>) -> bool {
+    let mut words = exception.split(' ').skip(1);
+    let (path, noun) = (words.next().unwrap_or_default(), words.next());
+    let is_there = match noun {
+        Some(_) => violation.path.starts_with(path),
+        None => violation.path == path,
+    };
+    is_there && noun == violation.noun
 }
 
 fn file_name(file: &File) -> Option<Finding> {
@@ -72,17 +87,13 @@ fn file_name(file: &File) -> Option<Finding> {
     })
 }
 
-/// Reports `foo.rs` beside a folder `foo/`.
-fn module_file(tree: &Tree, file: &File) -> Option<Finding> {
-    let module = file.path.strip_suffix(".rs")?;
-    let folder = format!("{module}/");
-    let holds_modules = tree.ending_in(".rs").any(|other| other.path.starts_with(&folder));
-    holds_modules.then(|| {
-        let what = format!("the module has submodules in {folder}");
-        let mend =
-            format!("move it to {folder}mod.rs, or to {folder}main.rs if it is a test program");
-        Finding::new(&file.path, 1, what, mend)
-    })
+/// Reports `foo.rs` beside a folder `foo/` with Rust files.
+fn module_file(folders: &BTreeSet<String>, file: &File) -> Option<Finding> {
+    let module = file.path.strip_suffix(".rs").filter(|module| folders.contains(*module))?;
+    let what = format!("the module has submodules in {module}/");
+    let mend =
+        format!("move it to {module}/mod.rs, or to {module}/main.rs if it is a test program");
+    Some(Finding::new(&file.path, 1, what, mend))
 }
 
 /// Reports the declaration of a function `get_…`.
@@ -96,9 +107,8 @@ fn getter(file: &File, line: usize, text: &str) -> Option<Finding> {
 /// Returns the name of the type or module that a line declares and the noun that it consists of.
 fn vague_noun(text: &str) -> Option<(&str, &'static str)> {
     let name = declaration(text, &DECLARATIONS)?;
-    let singular = name.to_ascii_lowercase();
-    let singular = singular.strip_suffix('s').unwrap_or(&singular);
-    let noun = NOUNS.into_iter().find(|noun| singular == *noun)?;
+    let singular = name.strip_suffix('s').unwrap_or(name);
+    let noun = NOUNS.into_iter().find(|noun| singular.eq_ignore_ascii_case(noun))?;
     Some((name, noun))
 }
 
