@@ -1,22 +1,20 @@
-//! `cargo xtask ci`: everything that must be green before a change is merged.
+//! `cargo xtask ci`: runs everything that must pass before a merge.
 //!
-//! All steps share one target folder. Checking (clippy, the feature powerset, the oldest Rust) and
-//! testing are the only two ways in which dependencies are built. A step that fails does not keep
-//! the later ones from running.
+//! All steps share one target folder. Dependencies are built in two ways only: for checks (clippy, the feature
+//! powerset, the oldest Rust) and for tests. The steps behind one that fails run as well.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::test::rdma;
 use crate::{deps, tidy};
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
-/// How a step went when it did not fail.
+/// Result of a step that did not fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It was done.
+    /// The step ran.
     Passed,
-    /// It could not be done here, for this reason.
+    /// The step cannot run here, for this reason.
     Skipped(String),
 }
 
@@ -25,7 +23,7 @@ struct Step {
     run: fn() -> Outcome<Verdict>,
 }
 
-const TEST: &str = "test";
+const TEST: &str = "test, all programs";
 
 const STEPS: &[Step] = &[
     Step { name: "format", run: || passed(process::run(&mut cargo(["fmt", "--all", "--check"]))) },
@@ -33,15 +31,17 @@ const STEPS: &[Step] = &[
     Step { name: "clippy, default features", run: || passed(clippy(&[])) },
     Step { name: "clippy, all features", run: || passed(clippy(&["--all-features"])) },
     Step { name: "documentation", run: || passed(documentation()) },
-    Step { name: TEST, run: || passed(process::run(&mut cargo(["xtask", "test"]))) },
-    Step { name: "rdma in a VM", run: rdma_in_machine },
+    Step { name: TEST, run: || passed(process::run(&mut cargo(["xtask", "test", "--all"]))) },
     Step { name: "feature powerset", run: || passed(feature_powerset()) },
     Step { name: "bans, licences, sources", run: || passed(deps::deny()) },
     Step { name: "advisories", run: deps::advisories },
     Step { name: "oldest Rust", run: deps::oldest_rust },
 ];
 
-/// Runs every step and prints a table; fails if one failed.
+/// Runs every step and prints a table of them.
+///
+/// # Errors
+/// A step failed.
 pub(crate) fn run() -> Outcome {
     let rows: Vec<Row> = STEPS.iter().map(run_step).collect();
     println!("\n{}", table(&rows));
@@ -78,23 +78,16 @@ fn clippy(features: &[&str]) -> Outcome {
 }
 
 fn documentation() -> Outcome {
-    // Libraries only: the program and the facade share the name `peerlane`, hence one page.
+    // Libraries only, because the program and the facade share the name `peerlane` and thus one page.
     let mut command = cargo(["doc", "--workspace", "--lib", "--no-deps", "--all-features"]);
     process::run(command.env("RUSTDOCFLAGS", "-D warnings"))
-}
-
-fn rdma_in_machine() -> Outcome<Verdict> {
-    match peerlane_rxe_vm::unavailable() {
-        Some(reason) => Ok(Verdict::Skipped(reason.to_owned())),
-        None => passed(rdma::run(&rdma::Options::for_gate())),
-    }
 }
 
 fn feature_powerset() -> Outcome {
     if !process::answers(&mut cargo(["hack", "--version"])) {
         return Err("cargo-hack is missing; run `cargo install --locked cargo-hack`".into());
     }
-    // Clippy and not check: it takes `-D warnings` without rebuilding the dependencies.
+    // Clippy instead of check, because it accepts `-D warnings` without rebuilding the dependencies.
     let mut command = cargo(["hack", "clippy", "--workspace", "--feature-powerset"]);
     process::run(command.args(["--exclude-features", "default", "--", "-D", "warnings"]))
 }
@@ -135,11 +128,11 @@ mod tests {
             row("advisories", 0, Ok(Verdict::Skipped("no database".into()))),
             row("test", 61_040, Err("cargo test failed\nand more".into())),
         ];
-        let wanted = "\
+        let expected = "\
             format                        1.2 s  ok\n\
             advisories                    0.0 s  skipped: no database\n\
             test                         61.0 s  FAILED: cargo test failed\n\
             total                        62.2 s";
-        assert_eq!(table(&rows), wanted);
+        assert_eq!(table(&rows), expected);
     }
 }

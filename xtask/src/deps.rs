@@ -1,4 +1,4 @@
-//! `cargo xtask deps`: licences, bans, advisories, and the oldest Rust that dependencies accept.
+//! `cargo xtask deps`: checks licences, bans, advisories, and the oldest Rust that all dependencies accept.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::ci::Verdict;
 use crate::workspace;
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
-/// Everything about dependencies, one after the other.
+/// Runs all checks of dependencies.
 pub(crate) fn run() -> Outcome {
     deny()?;
     for verdict in [advisories()?, oldest_rust()?] {
@@ -21,7 +21,7 @@ pub(crate) fn run() -> Outcome {
     Ok(())
 }
 
-/// What deny.toml allows, without a network.
+/// Checks bans, licences and sources by deny.toml; needs no network.
 pub(crate) fn deny() -> Outcome {
     if !process::answers(&mut cargo(["deny", "--version"])) {
         return Err("cargo-deny is missing; run `cargo install --locked cargo-deny`".into());
@@ -30,7 +30,7 @@ pub(crate) fn deny() -> Outcome {
     process::run(command.args(["bans", "licenses", "sources"]))
 }
 
-/// Known faults of dependencies; skipped where no database of them was fetched.
+/// Checks for known vulnerabilities of dependencies. Skipped if no advisory database was fetched.
 pub(crate) fn advisories() -> Outcome<Verdict> {
     if !advisory_databases().is_some_and(|folder| holds_a_folder(&folder)) {
         let why = "no advisory database; `cargo deny fetch db` gets one where there is a network";
@@ -41,33 +41,33 @@ pub(crate) fn advisories() -> Outcome<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// Where cargo-deny keeps its databases unless deny.toml says otherwise.
+/// Returns the folder in which cargo-deny keeps its databases by default.
 fn advisory_databases() -> Option<PathBuf> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
     Some(home?.join("advisory-dbs"))
 }
 
-/// A fetch that failed leaves a lock file, but no folder.
+/// Returns whether the folder has a subfolder. A failed fetch leaves only a lock file.
 fn holds_a_folder(folder: &Path) -> bool {
     folder.read_dir().is_ok_and(|entries| entries.flatten().any(|entry| entry.path().is_dir()))
 }
 
-/// No dependency may want a newer Rust than the workspace promises; where that Rust is installed,
-/// the workspace is checked with it.
+/// Checks that no dependency needs a newer Rust than the workspace supports, and compiles the workspace with that
+/// Rust if it is installed.
 pub(crate) fn oldest_rust() -> Outcome<Verdict> {
     let metadata = workspace::load()?;
     let promised = promised_rust(&metadata)?;
     let packages = metadata.packages.iter();
-    let wanted = packages.map(|package| (package.name.as_str(), package.rust_version.clone()));
-    let newer = newer_than(&promised, wanted);
+    let needed = packages.map(|package| (package.name.as_str(), package.rust_version.clone()));
+    let newer = newer_than(&promised, needed);
     if !newer.is_empty() {
         let packages = newer.join("\n       ");
         return Err(
-            format!("the workspace promises Rust {promised}, but\n       {packages}").into()
+            format!("the workspace supports Rust {promised}, but\n       {packages}").into()
         );
     }
-    println!("no dependency wants a newer Rust than {promised}");
+    println!("no dependency needs a newer Rust than {promised}");
 
     let toolchain = format!("{}.{}", promised.major, promised.minor);
     if !process::answers(Command::new("rustup").args(["run", &toolchain, "cargo", "--version"])) {
@@ -90,11 +90,11 @@ fn promised_rust(metadata: &Metadata) -> Outcome<Version> {
 
 fn newer_than<'a>(
     promised: &Version,
-    wanted: impl Iterator<Item = (&'a str, Option<Version>)>,
+    needed: impl Iterator<Item = (&'a str, Option<Version>)>,
 ) -> Vec<String> {
-    wanted
+    needed
         .filter_map(|(name, version)| Some((name, version.filter(|version| version > promised)?)))
-        .map(|(name, version)| format!("{name} wants Rust {version}"))
+        .map(|(name, version)| format!("{name} needs Rust {version}"))
         .collect()
 }
 
@@ -104,13 +104,13 @@ mod tests {
 
     #[test]
     fn only_a_newer_rust_is_a_finding() {
-        let wanted = [
+        let needed = [
             ("old", Some(Version::new(1, 60, 0))),
             ("same", Some(Version::new(1, 88, 0))),
             ("silent", None),
             ("new", Some(Version::new(1, 90, 0))),
         ];
-        let newer = newer_than(&Version::new(1, 88, 0), wanted.into_iter());
-        assert_eq!(newer, ["new wants Rust 1.90.0"]);
+        let newer = newer_than(&Version::new(1, 88, 0), needed.into_iter());
+        assert_eq!(newer, ["new needs Rust 1.90.0"]);
     }
 }

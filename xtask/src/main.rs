@@ -1,6 +1,17 @@
-//! The checks and chores of the workspace: `cargo xtask --help` lists them.
+//! Checks, tests and measures the workspace; `cargo xtask --help` lists the commands.
 //!
-//! Whatever continuous integration runs is a subcommand here, so that it runs the same on a laptop.
+//! Continuous integration runs only these commands, so that every step runs the same on a laptop.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `ci` | the gate: all steps, and a table of them |
+//! | `test` | the tests of the backends, and of RDMA in a virtual machine |
+//! | `tidy` | the rules of the tree |
+//! | `deps` | licences, advisories and the oldest Rust |
+//! | `bench` | measurements, their goals and the pages under docs/perf |
+//! | `bindgen` | bindings to HIP and the HSA runtime |
+//! | `rocm` | releases of ROCm, fetched from Debian |
+//! | `workspace` | the packages of the workspace |
 
 use std::process::ExitCode;
 
@@ -19,7 +30,7 @@ mod workspace;
 #[command(
     name = "cargo xtask",
     bin_name = "cargo xtask",
-    about = "The checks and chores of the Peerlane workspace"
+    about = "Checks, tests and measures the Peerlane workspace"
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -28,30 +39,21 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Everything that must be green before a change is merged.
+    /// Runs everything that must pass before a merge.
     Ci,
-    /// The tests of one backend, or of all that this machine can run.
-    Test {
-        /// Which backend; without it, whatever this machine can run.
-        backend: Option<test::Backend>,
-        /// Run on the vendor's devices, and fail where there are none; otherwise a simulated driver
-        /// takes their place.
-        #[arg(long, requires = "backend")]
-        require_device: bool,
-        #[command(flatten)]
-        options: test::Options,
-    },
-    /// The raw bindings to HIP and to the HSA runtime, generated from Debian's newest headers.
+    /// Runs the tests of one backend, or of all that this machine can run.
+    Test(test::Options),
+    /// Generates the raw bindings to HIP and to the HSA runtime from Debian's newest headers.
     Bindgen {
-        /// Only say whether they are as they would be generated.
+        /// Only check that they are up to date.
         #[arg(long)]
         check: bool,
     },
-    /// The rules of the tree that no compiler checks.
+    /// Checks the rules of the tree that no compiler checks.
     Tidy,
-    /// Licences, bans, advisories, and the oldest Rust that all dependencies accept.
+    /// Checks licences, bans, advisories, and the oldest Rust that all dependencies accept.
     Deps,
-    /// Measurements against peers, written to docs/perf.
+    /// Measures Peerlane and other libraries, and writes docs/perf.
     #[command(subcommand)]
     Bench(bench::Bench),
 }
@@ -59,9 +61,7 @@ enum Task {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Ci => ci::run(),
-        Task::Test { backend, require_device, options } => {
-            test::run(backend, require_device, &options)
-        }
+        Task::Test(options) => test::run(&options),
         Task::Bindgen { check } => bindgen::run(check),
         Task::Tidy => tidy::run(),
         Task::Deps => deps::run(),

@@ -1,8 +1,8 @@
-//! Releases of ROCm as Debian packages them: headers, and libraries with all that they need.
+//! Fetches the releases of ROCm in Debian: headers, and libraries with all that they need.
 //!
-//! Everything is unpacked below `target/rocm/SUITE`, the C library included, so that a program runs with
-//! it by that folder's own loader, whatever this machine has; nothing is installed. Which release a suite
-//! has is its own matter and read from the headers. Removing the folder fetches newer ones.
+//! Everything is unpacked below `target/rocm/SUITE` and not installed. The C library is included, so that programs
+//! run with the loader of that folder on any machine. The headers say which release a suite has. Removing the
+//! folder fetches newer ones.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,57 +11,57 @@ use crate::workspace;
 use peerlane_rxe_vm::packages::{self, Store};
 use peerlane_rxe_vm::process::Outcome;
 
-/// The suites with releases that differ, the newest first, and where else their needs may come from.
+/// The suites with different releases, the newest first, and the suites that their dependencies come from.
 const SUITES: [(&str, &[&str]); 3] =
     [("experimental", &["experimental", "sid"]), ("sid", &["sid"]), ("trixie", &["trixie"])];
-/// What HIP's packages are called, before the version of the soname.
+/// The name of HIP's packages without the version of the soname.
 const HIP: &str = "libamdhip64-";
 const HSA: &str = "libhsa-runtime64-1";
 const HEADERS: [&str; 2] = ["libamdhip64-dev", "libhsa-runtime-dev"];
-/// Written when all is there.
+/// The file that marks a complete folder.
 const COMPLETE: &str = "release";
 
-/// A release, unpacked.
+/// An unpacked release.
 pub(crate) struct Release {
-    /// Such as `7.2`.
+    /// The version, such as `7.2`.
     pub(crate) name: String,
     folder: PathBuf,
 }
 
 impl Release {
-    /// Where its headers are.
+    /// Returns the folder of its headers.
     pub(crate) fn headers(&self) -> PathBuf {
         self.folder.join("usr/include")
     }
 }
 
-/// Every release that Debian has, the newest first, fetched where it is not there yet.
+/// Returns every release in Debian, the newest first, and fetches missing ones.
 ///
 /// # Errors
-/// There is no way to fetch packages, or none has ROCm.
+/// This machine cannot fetch packages, or none has ROCm.
 pub(crate) fn releases() -> Outcome<Vec<Release>> {
     let folder = workspace::members()?.target_directory.join("rocm").into_std_path_buf();
-    let mut found: Vec<Release> = Vec::new();
+    let mut releases: Vec<Release> = Vec::new();
     let mut complaints = String::new();
     for (suite, from) in SUITES {
         match release(&folder.join(suite), suite, from) {
-            Ok(release) if found.iter().all(|other| other.name != release.name) => {
-                found.push(release);
+            Ok(release) if releases.iter().all(|other| other.name != release.name) => {
+                releases.push(release);
             }
             Ok(_) => {}
             Err(error) => complaints += &format!("\n{suite}: {error}"),
         }
     }
-    if found.is_empty() {
+    if releases.is_empty() {
         return Err(format!("no release of ROCm could be fetched{complaints}").into());
     }
     if !complaints.is_empty() {
         println!("note: not every release of ROCm could be fetched{complaints}");
     }
-    Ok(found)
+    Ok(releases)
 }
 
-/// The release of a suite.
+/// Returns the release of a suite, and fetches it if it is missing.
 fn release(folder: &Path, suite: &str, from: &[&str]) -> Outcome<Release> {
     if let Some(release) = kept(folder) {
         return Ok(release);
@@ -84,8 +84,7 @@ fn take(folder: &Path, suite: &str, lines: &[String]) -> Outcome<Release> {
     let _ = fs::remove_dir_all(folder);
     let apt = folder.join("apt");
     let store = Store::bare(&apt, lines, suite)?;
-    let hip = newest(&store.names(HIP))
-        .ok_or_else(|| format!("there is no package {HIP}*\n{}", store.complaints()))?;
+    let hip = newest(&store, HIP)?;
     println!("rocm: fetching {hip} of {suite}, about 70 MB");
     store.unpack_with_needs(&[&hip, HSA], folder)?;
     store.unpack_alone(&HEADERS.map(str::to_owned), folder)?;
@@ -103,13 +102,22 @@ fn kept(folder: &Path) -> Option<Release> {
     Some(Release { name, folder: folder.to_owned() })
 }
 
-/// The package of the highest version.
-fn newest(names: &[String]) -> Option<String> {
-    let version = |name: &&String| name.strip_prefix(HIP)?.parse::<u32>().ok();
-    names.iter().filter(|name| version(name).is_some()).max_by_key(version).cloned()
+/// Returns the package with the highest version after `prefix`.
+///
+/// # Errors
+/// There is no such package.
+pub(crate) fn newest(store: &Store, prefix: &str) -> Outcome<String> {
+    let version = highest(&store.names(prefix), prefix);
+    let version =
+        version.ok_or_else(|| format!("there is no package {prefix}*\n{}", store.complaints()))?;
+    Ok(format!("{prefix}{version}"))
 }
 
-/// Major and minor version of a header of HIP.
+fn highest(names: &[String], prefix: &str) -> Option<u32> {
+    names.iter().filter_map(|name| name.strip_prefix(prefix)?.parse().ok()).max()
+}
+
+/// Returns the major and minor version in a header of HIP.
 fn version(header: &str) -> Option<String> {
     let number = |name: &str| {
         let mut lines = header.lines().filter_map(|line| line.strip_prefix("#define "));
@@ -123,10 +131,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_package_is_that_of_the_highest_soname() {
+    fn the_newest_package_has_the_highest_version() {
         let names = ["libamdhip64-5", "libamdhip64-dev", "libamdhip64-10", "libamdhip64-7"];
-        assert_eq!(newest(&names.map(str::to_owned)).unwrap(), "libamdhip64-10");
-        assert_eq!(newest(&["libamdhip64-dev".to_owned()]), None);
+        assert_eq!(highest(&names.map(str::to_owned), HIP), Some(10));
+        assert_eq!(highest(&["libamdhip64-dev".to_owned()], HIP), None);
     }
 
     #[test]

@@ -1,17 +1,17 @@
-//! Where the workspace is and what is in it.
+//! Reads the packages of the workspace from cargo.
 
 use cargo_metadata::{Metadata, MetadataCommand};
 
 use peerlane_rxe_vm::process::Outcome;
 
-/// The workspace with all its dependencies, as the lock file pins them.
+/// Returns the workspace with all dependencies that the lock file pins.
 pub(crate) fn load() -> Outcome<Metadata> {
     let mut command = MetadataCommand::new();
     command.other_options(["--locked".to_owned()]);
     command.exec().map_err(|error| format!("cargo metadata: {error}").into())
 }
 
-/// The members only; needs neither a network nor the dependencies' sources.
+/// Returns the members only, which needs neither a network nor the sources of dependencies.
 pub(crate) fn members() -> Outcome<Metadata> {
     MetadataCommand::new()
         .no_deps()

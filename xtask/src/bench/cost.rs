@@ -1,22 +1,25 @@
-//! `cargo xtask bench cost`: how well the model of costs predicts a backend.
+//! `cargo xtask bench cost`: compares the times that the cost model predicts with measured ones.
 //!
 //! The program calibrates itself on some sizes and predicts those and the sizes between; see
-//! `peerlane calibrate --check`. Here the figures are only written down.
+//! `peerlane calibrate --check`. This file only writes its figures down.
 
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use super::facts::Facts;
-use super::program::Peerlane;
-use super::record::size;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::build_program;
+use super::report::{self, Goals, Machine, figure, size};
 use crate::workspace;
-use peerlane_rxe_vm::process::Outcome;
+use peerlane_rxe_vm::process::{self, Outcome};
 
-/// The goals: points predicted within 20 %, and what a choice may cost.
-const GOOD_SHARE: f64 = 0.9;
-const WORST_CHOICE: f64 = 0.1;
+/// The share of points that must be predicted within 20 %, in percent.
+const GOOD_PERCENT: f64 = 90.0;
+/// The maximum time by which a choice may exceed the fastest, in percent.
+const WORST_CHOICE_PERCENT: f64 = 10.0;
 
-/// What is measured.
+/// Options of `cargo xtask bench cost`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Numbers of ranks.
@@ -25,33 +28,33 @@ pub(crate) struct Options {
     /// The algorithms.
     #[arg(long, default_value = "direct,pull,ring")]
     algorithms: String,
-    /// How often everything is measured.
+    /// Number of measurements of everything.
     #[arg(long, default_value_t = 15)]
     rounds: u32,
     /// The largest total.
     #[arg(long, default_value_t = 64 << 20)]
     max_bytes: u64,
-    /// Instead of measuring the host here: what `peerlane calibrate --check` has written elsewhere
+    /// Use a file that `peerlane calibrate --check` has written elsewhere instead of measuring this host
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
-    /// With `--from`: when and with which version the times were measured, if not just now
+    /// With `--from`: the date and version of the measurement, unless it is new
     #[arg(long, value_name = "TEXT", requires = "from")]
     measured: Option<String>,
 }
 
-/// What the program writes.
-#[derive(Debug, serde::Serialize, serde::Deserialize)]
+/// The output of the program.
+#[derive(Debug, Serialize, Deserialize)]
 struct Check {
     machine: String,
     backend: String,
     topology: String,
     points: Vec<Point>,
-    choices: Vec<Choice>,
+    choices: Value,
     good_share: f64,
     worst_choice: f64,
 }
 
-#[derive(Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Point {
     algorithm: String,
     outputs: u32,
@@ -67,113 +70,87 @@ fn one() -> u32 {
     1
 }
 
-#[derive(Debug, serde::Serialize, serde::Deserialize)]
-struct Choice {
-    outputs: u32,
-    shard_bytes: u64,
-    chosen: String,
-    chosen_us: f64,
-    best: String,
-    best_us: f64,
-}
-
-#[derive(Debug, serde::Serialize)]
+#[derive(Debug, Serialize)]
 struct Record {
-    facts: Facts,
+    machine: Machine,
     measured: Option<String>,
     rounds: u32,
     checks: Vec<Check>,
 }
 
-/// Writes docs/perf/cost-host, or that of the backend of a file; a missed goal is an error.
+/// Writes docs/perf/cost-host, or the page of the backend of a file.
 pub(super) fn run(options: &Options) -> Outcome {
-    let metadata = workspace::members()?;
-    let facts = Facts::collect()?;
     let checks = match &options.from {
         Some(file) => vec![serde_json::from_str(&std::fs::read_to_string(file)?)?],
-        None => measure(options, metadata.target_directory.as_std_path())?,
+        None => measure(options, workspace::members()?.target_directory.as_std_path())?,
     };
     let measured = options.measured.clone();
-    let record = Record { facts, measured, rounds: options.rounds, checks };
-    let name = format!("cost-{}", record.backend());
-    record.save(&metadata.workspace_root.as_std_path().join("docs/perf"), &name)?;
-    println!("\nwritten: docs/perf/{name}.json, docs/perf/{name}.md");
-    let missed: Vec<_> = record.checks.iter().filter_map(Check::missed).collect();
-    if missed.is_empty() { Ok(()) } else { Err(missed.join("; ").into()) }
+    let record = Record { machine: Machine::ask()?, measured, rounds: options.rounds, checks };
+    report::save(&format!("cost-{}", record.backend()), &record, &record.page())?;
+    report::judge(record.checks.iter().map(|check| (check.topology.clone(), check.goals())))
 }
 
-/// Calibrates the host backend here and checks what that predicts.
+/// Calibrates the host backend and checks the predictions.
 fn measure(options: &Options, target: &Path) -> Outcome<Vec<Check>> {
-    let peerlane = Peerlane::build(target)?;
-    let scratch = target.join("cost");
-    std::fs::create_dir_all(&scratch)?;
+    let program = build_program(target)?;
+    let folder = target.join("cost");
+    std::fs::create_dir_all(&folder)?;
     let mut checks: Vec<Check> = Vec::new();
     for ranks in &options.ranks {
-        let (out, check) = (scratch.join("links.json"), scratch.join("check.json"));
-        peerlane.run([
-            "calibrate".to_owned(),
-            "--backend=host".to_owned(),
+        let (out, check) = (folder.join("links.json"), folder.join("check.json"));
+        let mut command = Command::new(&program);
+        command.args(["calibrate", "--backend=host"]).args([
             format!("--ranks={ranks}"),
             format!("--algorithms={}", options.algorithms),
             format!("--rounds={}", options.rounds),
             format!("--max-bytes={}", options.max_bytes),
             format!("--out={}", out.display()),
             format!("--check={}", check.display()),
-        ])?;
+        ]);
+        process::run(&mut command)?;
         checks.push(serde_json::from_str(&std::fs::read_to_string(&check)?)?);
     }
     Ok(checks)
 }
 
 impl Check {
-    fn missed(&self) -> Option<String> {
-        let Self { topology, good_share, worst_choice, .. } = self;
-        let good = *good_share >= GOOD_SHARE;
-        (!good || *worst_choice > WORST_CHOICE).then(|| {
-            format!(
-                "{topology}: {:.0} % within 20 %, wanted {:.0} %; the worst choice {:.0} % slower, \
-                 wanted at most {:.0} %",
-                good_share * 100.0,
-                GOOD_SHARE * 100.0,
-                worst_choice * 100.0,
-                WORST_CHOICE * 100.0
-            )
-        })
+    fn goals(&self) -> Goals {
+        let (share, worst) = (100.0 * self.good_share, 100.0 * self.worst_choice);
+        Goals::default().at_least("% of the points within 20 %", share, GOOD_PERCENT).at_most(
+            "% slower than the best at the worst choice",
+            worst,
+            WORST_CHOICE_PERCENT,
+        )
     }
 
-    fn page(&self, page: &mut String) -> std::fmt::Result {
+    fn page(&self) -> String {
         let Self { topology, good_share, worst_choice, points, .. } = self;
         let (share, worst) = (good_share * 100.0, worst_choice * 100.0);
-        let between = points.iter().filter(|point| !point.fitted).count();
-        writeln!(page, "\n## {topology}\n")?;
-        writeln!(
-            page,
-            "{} points; of the {between} that the links were not fitted to {share:.0} % within 20 %. The \
-             worst choice is {worst:.0} % slower than the best measured.",
-            points.len()
-        )?;
-        if let Some(missed) = self.missed() {
-            writeln!(page, "\n**Missed**: {missed}.")?;
-        }
-        writeln!(
-            page,
-            "\n| shard | outputs | algorithm | measured, µs | predicted, µs | error | |"
-        )?;
-        writeln!(page, "| --: | --: | --- | --: | --: | --: | --- |")?;
-        let mut points: Vec<&Point> = points.iter().collect();
-        points.sort_by_key(|point| (point.shard_bytes, point.outputs));
-        for Point { algorithm, outputs, shard_bytes, measured_us, predicted_us, fitted, .. } in
-            points
-        {
-            let error = (predicted_us / measured_us - 1.0) * 100.0;
-            let (shard, fitted) = (size(*shard_bytes), if *fitted { "fitted" } else { "" });
-            writeln!(
-                page,
-                "| {shard} | {outputs} | {algorithm} | {measured_us:.1} | {predicted_us:.1} | \
-                 {error:+.0} % | {fitted} |"
-            )?;
-        }
-        Ok(())
+        let predicted = points.iter().filter(|point| !point.fitted).count();
+        let mut sorted: Vec<&Point> = points.iter().collect();
+        sorted.sort_by_key(|point| (point.shard_bytes, point.outputs));
+        let error = |point: &&Point| {
+            format!("{:+.0} %", (point.predicted_us / point.measured_us - 1.0) * 100.0)
+        };
+        let fitted = |point: &&Point| if point.fitted { "fitted" } else { "" }.to_owned();
+        format!(
+            "\n## {topology}\n\n{} points; {share:.0} % of the {predicted} that the links were not fitted to are \
+             within 20 %. The worst choice is {worst:.0} % slower than the best measured. Goal: {}.\n\n{}",
+            points.len(),
+            self.goals().cell(),
+            report::table(
+                sorted,
+                &[
+                    ("shard", &|point| size(point.shard_bytes)),
+                    ("outputs", &|point| point.outputs.to_string()),
+                    ("<algorithm", &|point| point.algorithm.clone()),
+                    ("measured, µs", &|point| figure(point.measured_us, 1)),
+                    ("predicted, µs", &|point| figure(point.predicted_us, 1)),
+                    ("error", &error),
+                    ("<", &fitted),
+                ],
+            )
+        )
     }
 }
 
@@ -182,36 +159,42 @@ impl Record {
         self.checks.first().map_or("host", |check| &check.backend)
     }
 
-    fn save(&self, folder: &Path, name: &str) -> Outcome {
-        std::fs::create_dir_all(folder)?;
-        let json = serde_json::to_string_pretty(self)? + "\n";
-        std::fs::write(folder.join(format!("{name}.json")), json)?;
-        std::fs::write(folder.join(format!("{name}.md")), self.page()?)?;
-        Ok(())
+    fn page(&self) -> String {
+        let title = format!("Predicted and measured times of the {} backend", self.backend());
+        let elsewhere = self.checks.first().filter(|check| check.backend != "host");
+        let elsewhere = elsewhere.map_or_else(String::new, |check| {
+            format!(
+                "- Measured on {} of {}, not on the cores above.\n",
+                check.topology, check.machine
+            )
+        });
+        let measured = self.measured.as_ref().map_or_else(String::new, |measured| {
+            format!("- Measured {measured}; fitted to these times anew.\n")
+        });
+        let values = [
+            ("head", self.machine.head(&title)),
+            ("notes", elsewhere + &measured),
+            ("rounds", self.rounds.to_string()),
+            ("checks", self.checks.iter().map(Check::page).collect()),
+        ];
+        report::page(include_str!("pages/cost.md.in"), &values)
     }
+}
 
-    fn page(&self) -> Result<String, std::fmt::Error> {
-        let Facts { command, date, peerlane, rustc, kernel, cpu, cores, .. } = &self.facts;
-        let mut page = String::new();
-        writeln!(page, "# What the model of costs predicts for the {} backend\n", self.backend())?;
-        writeln!(page, "Written by `{command}` on {date}; do not edit.\n")?;
-        writeln!(page, "- Peerlane {peerlane}, {rustc}")?;
-        match self.checks.first().filter(|check| check.backend != "host") {
-            Some(check) => writeln!(page, "- {} of {}", check.topology, check.machine)?,
-            None => writeln!(page, "- {cores} cores of {cpu}, {kernel}")?,
-        }
-        if let Some(measured) = &self.measured {
-            writeln!(page, "- Measured {measured}; fitted to these times anew.")?;
-        }
-        writeln!(
-            page,
-            "- A time is the median of the iterations of a run, in the fastest of {} rounds. Algorithms \
-             whose plans are the same, as those of direct and ring between two ranks, share it. The links \
-             are fitted to every second size, and what is measured there is what they predict; the others \
-             are predicted only.",
-            self.rounds
-        )?;
-        self.checks.iter().try_for_each(|check| check.page(&mut page))?;
-        Ok(page)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_shows_points_and_goals() {
+        let check = r#"{"machine":"m","backend":"host","topology":"2 ranks","choices":[],"good_share":0.8,
+            "worst_choice":0.05,"points":[{"algorithm":"ring","outputs":1,"shard_bytes":1024,
+            "measured_us":10.0,"predicted_us":11.0,"fitted":true}]}"#;
+        let checks = vec![serde_json::from_str(check).unwrap()];
+        let record = Record { machine: Machine::default(), measured: None, rounds: 3, checks };
+        let page = record.page();
+        assert!(page.contains("| 1 KiB | 1 | ring | 10.0 | 11.0 | +10 % | fitted |\n"), "{page}");
+        let missed = "**missed**: ≥ 90 % of the points within 20 % (found 80.000).\n";
+        assert!(page.contains(missed), "{page}");
     }
 }

@@ -1,20 +1,28 @@
-//! `cargo xtask bench host`: both sides in one run, size by size, in turns.
+//! `cargo xtask bench host`: measures Peerlane and Open MPI in turns, size by size.
 
-use super::facts::Facts;
-use super::openmpi::{self, OpenMpi};
-use super::program::Peerlane;
-use super::record::{HEAD, Record, Row, Side};
-use super::{Sample, median};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+
+use super::report::{self, Column, Goals, Machine, figure, size};
+use super::{build_program, median};
 use crate::workspace;
-use peerlane_rxe_vm::process::Outcome;
+use peerlane_rxe_vm::process::{self, Outcome};
 
-/// What to compare.
+/// Totals from here on have to be faster than Open MPI by `FASTER`, or reach `SHARE_OF_LIMIT` of the speed of bare
+/// copies. Smaller ones must not be slower.
+const LARGE_BYTES: u64 = 64 << 10;
+const FASTER: f64 = 1.3;
+const SHARE_OF_LIMIT: f64 = 0.9;
+
+/// Options of `cargo xtask bench host`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Numbers of ranks.
     #[arg(long, value_delimiter = ',', default_values_t = [2, 4])]
     ranks: Vec<usize>,
-    /// How often each size is measured on each side.
+    /// Number of measurements of each size on each side.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
     /// The smallest total.
@@ -23,67 +31,127 @@ pub(crate) struct Options {
     /// The largest total.
     #[arg(long, default_value_t = 256 << 20)]
     max_bytes: u64,
-    /// From one total to the next.
+    /// The factor from one total to the next.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
     factor: u64,
 }
 
-/// How often an operation is repeated within one run.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Repeats {
-    pub(super) iterations: u32,
-    pub(super) warmup: u32,
+#[derive(Debug, Serialize)]
+struct Record {
+    machine: Machine,
+    open_mpi: String,
+    rounds: u16,
+    rows: Vec<Row>,
 }
 
-impl Repeats {
-    /// Enough for a steady median, and about a second at most.
-    fn for_total(total_bytes: u64) -> Self {
-        let iterations = match total_bytes {
-            0..=0x1_0000 => 1000,
-            0x1_0001..=0x10_0000 => 300,
-            0x10_0001..=0x100_0000 => 60,
-            _ => 15,
-        };
-        Self { iterations, warmup: iterations / 5 }
-    }
+/// One number of ranks and one size. Each time is the median of the rounds.
+#[derive(Debug, Serialize)]
+struct Row {
+    ranks: usize,
+    total_bytes: u64,
+    shard_bytes: u64,
+    iterations: u32,
+    open_mpi: Side,
+    peerlane: Side,
+    /// Time of as many bare copies at once.
+    limit_us: Option<f64>,
 }
+
+#[derive(Debug, Serialize)]
+struct Side {
+    /// Open MPI's fastest setting, or Peerlane's algorithm and engine.
+    how: String,
+    median_us: f64,
+    p99_us: f64,
+    /// The median of each round.
+    rounds_us: Vec<f64>,
+}
+
+/// A size, as a measured program prints it.
+#[derive(Clone, Debug, Deserialize)]
+struct Sample {
+    total_bytes: u64,
+    shard_bytes: u64,
+    median_us: f64,
+    p99_us: f64,
+    checked: bool,
+    #[serde(default)]
+    algorithm: String,
+    #[serde(default)]
+    engine: String,
+    #[serde(default)]
+    limit_us: Option<f64>,
+}
+
+/// A configuration of Open MPI. Each size is measured in all that apply, and the fastest counts.
+#[derive(Clone, Copy)]
+struct Setting {
+    name: &'static str,
+    flags: &'static [&'static str],
+    /// Waiting ranks spin. If ranks outnumber cores, each wait then takes a time slice, and Open MPI refuses
+    /// to start without `--oversubscribe`.
+    spins: bool,
+}
+
+const SETTINGS: [Setting; 3] = [
+    Setting { name: "default", flags: &[], spins: true },
+    Setting { name: "unbound", flags: &["--bind-to", "none"], spins: true },
+    Setting {
+        name: "yielding",
+        flags: &["--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"],
+        spins: false,
+    },
+];
 
 /// The two programs that are compared.
-struct Sides {
-    open_mpi: OpenMpi,
-    peerlane: Peerlane,
+struct Programs {
+    open_mpi: PathBuf,
+    peerlane: PathBuf,
     cores: usize,
 }
 
-/// Measures everything, then writes docs/perf/host-allgather; a missed goal is an error.
+/// Measures all sizes and writes docs/perf/host-allgather.
 pub(super) fn run(options: &Options) -> Outcome {
     let metadata = workspace::members()?;
-    let (root, target) = (metadata.workspace_root.as_std_path(), &metadata.target_directory);
-    let facts = Facts::collect()?;
-    let sides = Sides {
-        open_mpi: OpenMpi::build(root, target.join("peers").as_std_path())?,
-        peerlane: Peerlane::build(target.as_std_path())?,
-        cores: facts.cores,
+    let target = metadata.target_directory.as_std_path();
+    let machine = Machine::ask()?;
+    let programs = Programs {
+        open_mpi: build_open_mpi(metadata.workspace_root.as_std_path(), &target.join("peers"))?,
+        peerlane: build_program(target)?,
+        cores: machine.cores,
     };
+    let printed = process::output(Command::new("mpirun").arg("--version"))?;
+    let open_mpi = printed.lines().next().and_then(|line| line.rsplit(' ').next());
+    let open_mpi = open_mpi.unwrap_or_default().to_owned();
 
-    println!("{HEAD}");
-    let mut record = Record { facts, rounds: options.rounds.into(), rows: Vec::new() };
+    print!("{}", report::head(&columns()));
+    let mut record = Record { machine, open_mpi, rounds: options.rounds, rows: Vec::new() };
     for &ranks in &options.ranks {
         for total_bytes in totals(options) {
-            let row = sides.compare(ranks, total_bytes, options.rounds)?;
-            println!("{}", row.line());
+            let row = programs.compare(ranks, total_bytes, options.rounds)?;
+            print!("{}", report::line(&&row, &columns()));
             record.rows.push(row);
         }
     }
-    let folder = root.join("docs/perf");
-    record.save(&folder, "host-allgather")?;
-    println!("\nwritten: docs/perf/host-allgather.json, docs/perf/host-allgather.md");
+    report::save("host-allgather", &record, &record.page())?;
+    let name = |row: &Row| format!("{} ranks, {}", row.ranks, size(row.total_bytes));
+    report::judge(record.rows.iter().map(|row| (name(row), row.goals())))
+}
 
-    let missed = record.rows.iter().filter(|row| row.verdict().is_err()).count();
-    match missed {
-        0 => Ok(()),
-        _ => Err(format!("{missed} of {} sizes miss their goal", record.rows.len()).into()),
+/// Compiles the program that times Open MPI's all-gather.
+fn build_open_mpi(root: &Path, folder: &Path) -> Outcome<PathBuf> {
+    for tool in ["mpicc", "mpirun"] {
+        if !process::answers(Command::new(tool).arg("--version")) {
+            let hint = "apt install openmpi-bin libopenmpi-dev";
+            return Err(format!("{tool} is missing; {hint}").into());
+        }
     }
+    std::fs::create_dir_all(folder)?;
+    let program = folder.join("openmpi_allgather");
+    let mut compiler = Command::new("mpicc");
+    compiler.args(["-O2", "-Wall", "-Wextra", "-o"]).arg(&program);
+    process::run(compiler.arg(root.join("xtask/peers/openmpi_allgather.c")))?;
+    Ok(program)
 }
 
 fn totals(options: &Options) -> impl Iterator<Item = u64> {
@@ -92,23 +160,40 @@ fn totals(options: &Options) -> impl Iterator<Item = u64> {
         .take_while(move |total| *total <= max_bytes)
 }
 
-impl Sides {
-    /// One size, in rounds in which each side has its turn.
+/// Returns the settings that suit this number of ranks and cores.
+fn settings(ranks: usize, cores: usize) -> impl Iterator<Item = Setting> {
+    SETTINGS.into_iter().filter(move |setting| !setting.spins || ranks <= cores)
+}
+
+/// Returns a number of iterations for a steady median within about a second.
+fn iterations(total_bytes: u64) -> u32 {
+    match total_bytes {
+        0..=0x1_0000 => 1000,
+        0x1_0001..=0x10_0000 => 300,
+        0x10_0001..=0x100_0000 => 60,
+        _ => 15,
+    }
+}
+
+impl Programs {
+    /// Measures one size in rounds, in which both sides take turns.
     fn compare(&self, ranks: usize, total_bytes: u64, rounds: u16) -> Outcome<Row> {
-        let repeats = Repeats::for_total(total_bytes);
-        let settings: Vec<_> = openmpi::settings(ranks, self.cores).collect();
+        let iterations = iterations(total_bytes);
+        let settings: Vec<_> = settings(ranks, self.cores).collect();
         let mut theirs = vec![Vec::new(); settings.len()];
         let mut ours = Vec::new();
         for _ in 0..rounds {
             for (samples, setting) in theirs.iter_mut().zip(&settings) {
-                samples.push(self.open_mpi.measure(*setting, ranks, total_bytes, repeats)?);
+                let command = &mut self.open_mpi(*setting, ranks, total_bytes, iterations);
+                samples.push(Sample::parse(&process::output(command)?, total_bytes)?);
             }
-            ours.push(self.peerlane.measure(ranks, total_bytes, repeats)?);
+            let command = &mut self.peerlane(ranks, total_bytes, iterations);
+            ours.push(Sample::parse(&process::output(command)?, total_bytes)?);
         }
 
         let theirs = settings.iter().zip(&theirs);
         let open_mpi = theirs
-            .map(|(setting, samples)| side(setting.name.to_owned(), samples))
+            .map(|(setting, samples)| Side::new(setting.name.to_owned(), samples))
             .min_by(|left, right| left.median_us.total_cmp(&right.median_us))
             .ok_or("Open MPI has no setting for this machine")?;
         let first = &ours[0];
@@ -117,27 +202,129 @@ impl Sides {
             ranks,
             total_bytes,
             shard_bytes: first.shard_bytes,
-            iterations: repeats.iterations,
+            iterations,
             open_mpi,
-            peerlane: side(format!("{}, {}", first.algorithm, first.engine), &ours),
+            peerlane: Side::new(format!("{}, {}", first.algorithm, first.engine), &ours),
             limit_us: (!limits.is_empty()).then(|| median(limits)),
         })
     }
+
+    fn open_mpi(&self, setting: Setting, ranks: usize, bytes: u64, iterations: u32) -> Command {
+        let mut launcher = Command::new("mpirun");
+        // Containers run everything as root, which Open MPI refuses without these.
+        launcher.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+        launcher.args(["--timeout", "300"]).args(setting.flags);
+        launcher.arg("-n").arg(ranks.to_string()).arg(&self.open_mpi);
+        let [bytes, iterations, warmup] =
+            [bytes, iterations.into(), (iterations / 5).into()].map(|number| number.to_string());
+        launcher.args([&bytes, &bytes, "2", &iterations, &warmup]);
+        launcher
+    }
+
+    fn peerlane(&self, ranks: usize, bytes: u64, iterations: u32) -> Command {
+        let warmup = iterations / 5;
+        let options = format!(
+            "allgather --backend host --limit --json - --ranks {ranks} --min-bytes {bytes} \
+             --max-bytes {bytes} --iterations {iterations} --warmup {warmup}"
+        );
+        let mut program = Command::new(&self.peerlane);
+        program.args(options.split(' '));
+        program
+    }
 }
 
-fn side(how: String, samples: &[Sample]) -> Side {
-    let rounds_us: Vec<f64> = samples.iter().map(|sample| sample.median_us).collect();
-    Side {
-        how,
-        median_us: median(rounds_us.iter().copied()),
-        p99_us: median(samples.iter().map(|sample| sample.p99_us)),
-        rounds_us,
+impl Sample {
+    /// Reads the one sample in the output of a program.
+    fn parse(printed: &str, total_bytes: u64) -> Outcome<Self> {
+        let lines = printed.lines().filter(|line| line.starts_with('{'));
+        let samples = lines.map(serde_json::from_str).collect::<Result<Vec<Self>, _>>()?;
+        match samples.as_slice() {
+            [sample] if sample.total_bytes == total_bytes && sample.checked => Ok(sample.clone()),
+            _ => Err(format!("expected a checked line of {total_bytes} bytes:\n{printed}").into()),
+        }
+    }
+}
+
+impl Side {
+    fn new(how: String, samples: &[Sample]) -> Self {
+        let rounds_us: Vec<f64> = samples.iter().map(|sample| sample.median_us).collect();
+        let median_us = median(rounds_us.iter().copied());
+        Self { how, median_us, p99_us: median(samples.iter().map(|it| it.p99_us)), rounds_us }
+    }
+}
+
+/// Returns the columns of the table.
+fn columns<'a>() -> [Column<'a, &'a Row>; 9] {
+    [
+        ("ranks", &|row| row.ranks.to_string()),
+        ("total", &|row| size(row.total_bytes)),
+        ("Open MPI, µs", &|row| figure(row.open_mpi.median_us, 1)),
+        ("<its setting", &|row| row.open_mpi.how.clone()),
+        ("Peerlane, µs", &|row| figure(row.peerlane.median_us, 1)),
+        ("times faster", &|row| figure(row.ratio(), 2)),
+        ("limit, µs", &|row| figure(row.limit_us, 1)),
+        ("share of the limit", &|row| figure(row.share(), 2)),
+        ("<goal", &|row| row.goals().cell()),
+    ]
+}
+
+impl Row {
+    /// Returns Open MPI's time by Peerlane's.
+    fn ratio(&self) -> f64 {
+        self.open_mpi.median_us / self.peerlane.median_us
+    }
+
+    /// Returns the speed of Peerlane as a share of that of bare copies.
+    fn share(&self) -> Option<f64> {
+        self.limit_us.map(|limit_us| limit_us / self.peerlane.median_us)
+    }
+
+    fn goals(&self) -> Goals {
+        let goals = Goals::default();
+        let (ratio, near_limit) = (self.ratio(), self.share().filter(|it| *it >= SHARE_OF_LIMIT));
+        match near_limit {
+            _ if ratio < 1.0 || self.total_bytes < LARGE_BYTES => {
+                goals.at_least("× Open MPI", ratio, 1.0)
+            }
+            Some(share) if ratio < FASTER => goals.at_least("of the limit", share, SHARE_OF_LIMIT),
+            _ => goals.at_least("× Open MPI", ratio, FASTER),
+        }
+    }
+}
+
+impl Record {
+    fn page(&self) -> String {
+        let values = [
+            ("head", self.machine.head("All-gather between processes of one host")),
+            ("open_mpi", self.open_mpi.clone()),
+            ("rounds", self.rounds.to_string()),
+            ("rows", report::table(&self.rows, &columns())),
+        ];
+        report::page(include_str!("pages/host.md.in"), &values)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn row(total_bytes: u64, open_mpi_us: f64, limit_us: Option<f64>) -> Row {
+        let side = |how: &str, median_us| Side {
+            how: how.into(),
+            median_us,
+            p99_us: 2.0 * median_us,
+            rounds_us: vec![median_us],
+        };
+        Row {
+            ranks: 4,
+            total_bytes,
+            shard_bytes: total_bytes / 4,
+            iterations: 10,
+            open_mpi: side("yielding", open_mpi_us),
+            peerlane: side("direct, host", 150.0),
+            limit_us,
+        }
+    }
 
     #[test]
     fn totals_go_up_to_the_largest() {
@@ -149,19 +336,62 @@ mod tests {
     }
 
     #[test]
+    fn spinning_needs_a_core_for_every_rank() {
+        let names = |ranks| settings(ranks, 2).map(|setting| setting.name).collect::<Vec<_>>();
+        assert_eq!(names(2), ["default", "unbound", "yielding"]);
+        assert_eq!(names(4), ["yielding"]);
+    }
+
+    #[test]
+    fn a_sample_is_read_among_other_lines() {
+        let line = r#"{"total_bytes":8,"shard_bytes":4,"median_us":1.5,"p99_us":2,"checked":true}"#;
+        let sample = Sample::parse(&format!("progress\n{line}\n"), 8).unwrap();
+        assert_eq!((sample.shard_bytes, sample.median_us, sample.limit_us), (4, 1.5, None));
+        assert!(Sample::parse(line, 16).is_err());
+        assert!(Sample::parse("nothing", 8).is_err());
+    }
+
+    #[test]
     fn a_side_is_the_median_of_its_rounds() {
-        let sample = |median_us| Sample {
-            total_bytes: 8,
-            shard_bytes: 4,
-            median_us,
-            p99_us: median_us + 1.0,
-            checked: true,
-            algorithm: "direct".into(),
-            engine: "host".into(),
-            limit_us: None,
+        let line = |us: f64| {
+            let p99 = us + 1.0;
+            let line = format!(
+                r#"{{"total_bytes":8,"shard_bytes":4,"median_us":{us},"p99_us":{p99},"checked":true}}"#
+            );
+            Sample::parse(&line, 8).unwrap()
         };
-        let side = side("bound".into(), &[sample(3.0), sample(9.0), sample(2.0)]);
+        let side = Side::new("bound".into(), &[3.0, 9.0, 2.0].map(line));
         assert_eq!((side.median_us, side.p99_us), (3.0, 4.0));
         assert_eq!(side.rounds_us, [3.0, 9.0, 2.0]);
+    }
+
+    #[test]
+    fn large_sizes_need_a_lead_or_the_limit() {
+        let goal = |open_mpi_us, limit_us| row(65536, open_mpi_us, limit_us).goals().cell();
+        assert_eq!(goal(195.0, None), "≥ 1.3 × Open MPI");
+        assert_eq!(goal(165.0, Some(142.5)), "≥ 0.9 of the limit");
+        assert_eq!(goal(165.0, Some(120.0)), "**missed**: ≥ 1.3 × Open MPI (found 1.100)");
+        assert_eq!(goal(165.0, None), "**missed**: ≥ 1.3 × Open MPI (found 1.100)");
+        assert_eq!(goal(148.5, Some(142.5)), "**missed**: ≥ 1 × Open MPI (found 0.990)");
+    }
+
+    #[test]
+    fn small_sizes_must_not_be_slower() {
+        assert_eq!(row(1024, 150.0, None).goals().cell(), "≥ 1 × Open MPI");
+        let missed = "**missed**: ≥ 1 × Open MPI (found 0.500)";
+        assert_eq!(row(1024, 75.0, Some(150.0)).goals().cell(), missed);
+    }
+
+    #[test]
+    fn a_row_shows_both_sides_and_the_goal() {
+        assert_eq!(
+            report::line(&&row(1 << 20, 300.0, Some(120.0)), &columns()),
+            "| 4 | 1 MiB | 300.0 | yielding | 150.0 | 2.00 | 120.0 | 0.80 | ≥ 1.3 × Open MPI |\n"
+        );
+        assert_eq!(
+            report::line(&&row(1 << 20, 120.0, None), &columns()),
+            "| 4 | 1 MiB | 120.0 | yielding | 150.0 | 0.80 | – | – | \
+             **missed**: ≥ 1 × Open MPI (found 0.800) |\n"
+        );
     }
 }

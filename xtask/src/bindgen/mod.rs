@@ -1,10 +1,9 @@
-//! `cargo xtask bindgen`: types, constants and the types of functions of HIP and of the HSA runtime,
-//! from the newest headers that Debian has.
+//! `cargo xtask bindgen`: generates types, constants and function types of HIP and of the HSA runtime from the
+//! newest headers in Debian.
 //!
-//! A crate's table of functions is listed by hand; what it names is what is generated, so a function
-//! becomes usable by a line in `table.rs` and a run of this. bindgen is a program here and no dependency,
-//! since only this command needs it; it and libclang are fetched below `target/bindgen` where they are
-//! missing.
+//! The function tables of the crates are written by hand, and their functions are generated: a new function needs a
+//! line in `table.rs` and a run of this command. bindgen is a program and not a dependency, because only this command
+//! needs it. It and libclang are fetched below `target/bindgen` if they are missing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,22 +16,22 @@ use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
 mod rewrite;
 
-/// Another one may write the same headers in another way.
+/// The version of bindgen, because another one may write the same headers differently.
 const VERSION: &str = "0.72.1";
 
 /// A crate of bindings.
 struct Bindings {
     folder: &'static str,
     headers: &'static [&'static str],
-    /// How the functions of its table begin.
+    /// Prefix of the functions of its table.
     prefix: &'static str,
-    /// What is wanted beside the functions and what they take, as regular expressions.
+    /// Further constants and types that are generated, as regular expressions.
     constants: &'static str,
     types: &'static str,
     defines: &'static [&'static str],
-    /// The enumeration that those without a name add values to.
+    /// The enumeration to which enumerations without a name add values.
     extended: Option<&'static str>,
-    /// What the headers are of, in words.
+    /// The name of the library in texts.
     source: &'static str,
 }
 
@@ -62,7 +61,7 @@ const BINDINGS: [Bindings; 2] = [
     },
 ];
 
-/// Generates all bindings, or says which are not as they would be generated.
+/// Generates all bindings. With `check`, reports those that are out of date instead.
 pub(crate) fn run(check: bool) -> Outcome {
     let metadata = workspace::members()?;
     let root = metadata.workspace_root.as_std_path();
@@ -75,7 +74,7 @@ pub(crate) fn run(check: bool) -> Outcome {
         let file = root.join(bindings.folder).join("src/header.rs");
         let name = file.strip_prefix(root)?.display().to_string();
         if fs::read_to_string(&file).is_ok_and(|kept| kept == text) {
-            println!("{name}: as ROCm {} has it", release.name);
+            println!("{name}: up to date with ROCm {}", release.name);
         } else if check {
             stale.push(name);
         } else {
@@ -87,7 +86,7 @@ pub(crate) fn run(check: bool) -> Outcome {
         return Ok(());
     }
     let (names, name) = (stale.join(" and "), &release.name);
-    Err(format!("{names}: not as ROCm {name} has it; run `cargo xtask bindgen`").into())
+    Err(format!("{names}: out of date with ROCm {name}; run `cargo xtask bindgen`").into())
 }
 
 impl Bindings {
@@ -133,7 +132,7 @@ impl Bindings {
     }
 }
 
-/// The functions that a table names, in lines such as `malloc = hipMalloc;`.
+/// Returns the functions that a table names in lines such as `malloc = hipMalloc;`.
 fn functions(table: &str, prefix: &str) -> Vec<String> {
     let named = |line: &str| {
         let (_, named) = line.trim().strip_suffix(';')?.split_once(" = ")?;
@@ -143,10 +142,10 @@ fn functions(table: &str, prefix: &str) -> Vec<String> {
     table.lines().filter_map(named).collect()
 }
 
-/// bindgen, and what it reads C with.
+/// The programs that read C headers.
 struct Tools {
     bindgen: PathBuf,
-    /// The unpacked libclang; `None` where the machine's own is used.
+    /// The unpacked libclang; `None` if the machine's own is used.
     libclang: Option<PathBuf>,
 }
 
@@ -166,20 +165,18 @@ impl Tools {
         if !libclang.join("usr").exists() {
             let apt = folder.join("apt");
             let store = Store::open(&apt, None)?;
-            let version = newest(&store.names("libclang1-")).ok_or_else(|| {
-                format!("there is no package libclang1-*\n{}", store.complaints())
-            })?;
-            println!("bindgen: fetching libclang {version}");
-            let library = format!("libclang1-{version}");
+            let library = rocm::newest(&store, "libclang1-")?;
+            let common = library.replace("libclang1-", "libclang-common-") + "-dev";
+            println!("bindgen: fetching {library}");
             store.unpack_with_needs(&[&library], &libclang)?;
-            // What it needs is there already on some machines, itself included.
-            store.unpack_alone(&[library, format!("libclang-common-{version}-dev")], &libclang)?;
+            // Some machines have these installed, so the call above leaves them out.
+            store.unpack_alone(&[library, common], &libclang)?;
             fs::remove_dir_all(&apt)?;
         }
         Ok(Self { bindgen, libclang: Some(libclang) })
     }
 
-    /// Lets bindgen find libclang, and libclang its own headers.
+    /// Sets the paths by which bindgen finds libclang, and libclang its headers.
     fn prepare(&self, command: &mut Command) {
         let Some(unpacked) = &self.libclang else { return };
         let libraries = unpacked.join("usr/lib/x86_64-linux-gnu");
@@ -192,11 +189,6 @@ impl Tools {
     }
 }
 
-/// The highest version after the last `-`.
-fn newest(names: &[String]) -> Option<u32> {
-    names.iter().filter_map(|name| name.rsplit_once('-')?.1.parse().ok()).max()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,11 +198,5 @@ mod tests {
         let table = "    required {\n        malloc = hipMalloc;\n    }\n        \
                      batch = hipStreamBatchMemOp since \"6.4\";\nconst A: u8 = 1;\n";
         assert_eq!(functions(table, "hip"), ["hipMalloc", "hipStreamBatchMemOp"]);
-    }
-
-    #[test]
-    fn the_newest_libclang_is_taken() {
-        let names = ["libclang1-9", "libclang1-14", "libclang1-dev"].map(str::to_owned);
-        assert_eq!(newest(&names), Some(14));
     }
 }

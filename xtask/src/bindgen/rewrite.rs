@@ -1,7 +1,7 @@
-//! What bindgen wrote, in the form that the tables use.
+//! Rewrites the output of bindgen into the form that the function tables use.
 
-/// Functions become types of the same name, because nothing is linked; values of enumerations without a
-/// name become those of `extended`.
+/// Turns functions into types of the same name, because nothing is linked, and adds the values of enumerations
+/// without a name to `extended`.
 pub(super) fn rewrite(text: &str, extended: Option<&str>, source: &str) -> String {
     let mut out: Vec<String> = vec![
         format!(
@@ -25,7 +25,7 @@ pub(super) fn rewrite(text: &str, extended: Option<&str>, source: &str) -> Strin
             }
         } else if DROPPED.iter().any(|dropped| line.starts_with(dropped)) {
         } else if extended.is_some() && line.starts_with(&format!("pub struct {NAMELESS}")) {
-            // Its attributes too.
+            // Its attributes are dropped too.
             while out.last().is_some_and(|line| line.starts_with("#[")) {
                 out.pop();
             }
@@ -37,7 +37,7 @@ pub(super) fn rewrite(text: &str, extended: Option<&str>, source: &str) -> Strin
     out.join("\n") + "\n"
 }
 
-/// What C's names and what bindgen writes would be warned of, with a reason.
+/// The lints that generated code does not follow.
 const LINTS: &str = r#"#![allow(
     missing_docs,
     non_camel_case_types,
@@ -52,20 +52,20 @@ const LINTS: &str = r#"#![allow(
 )]
 "#;
 
-/// Its first line, and an attribute without a reason.
+/// Beginnings of lines that are dropped: bindgen's first line, and an attribute without a reason.
 const DROPPED: [&str; 2] = ["/* automatically generated", "#[allow("];
 
-/// What bindgen calls an enumeration without a name, before its number.
+/// The name that bindgen gives to enumerations without one, without its number.
 const NAMELESS: &str = "_bindgen_ty_";
 
-/// `pub fn NAME(..) -> ..;` as a type.
+/// Returns the type of a function `pub fn NAME(..) -> ..;`.
 fn type_of(function: &str) -> String {
     let signature = function.trim().strip_prefix("pub fn ").unwrap_or(function);
     let (name, rest) = signature.split_once('(').unwrap_or((signature, ");"));
     format!("pub type {name} = unsafe extern \"C\" fn({}", rest.trim_start())
 }
 
-/// The line with `name` for every name of the nameless.
+/// Returns the line with `name` in place of every enumeration without a name.
 fn named(line: &str, name: &str) -> String {
     let mut parts = line.split(NAMELESS);
     let first = parts.next().unwrap_or_default().to_owned();

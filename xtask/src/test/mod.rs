@@ -1,94 +1,166 @@
-//! `cargo xtask test`: the tests of one backend, or of all that this machine can run.
+//! `cargo xtask test`: runs the tests of all backends, or of one.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use clap::{Args, ValueEnum};
+use cargo_metadata::{Metadata, TargetKind};
+use clap::{Args, Subcommand};
 
+use crate::workspace;
 use peerlane_rxe_vm::Totals;
-use peerlane_rxe_vm::process::{self, Outcome};
+use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
-pub(crate) mod rdma;
-pub(crate) mod rdma_programs;
-pub(crate) mod rocm;
+mod rdma;
+mod rocm;
 
-/// Whose tests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Backend {
+/// Options of `cargo xtask test`.
+#[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Options {
+    /// The backend to test; without it, all that this machine can run.
+    #[command(subcommand)]
+    backend: Option<Backend>,
+    /// Also run the test programs that take long, and the RDMA tests in the virtual machine.
+    #[arg(long)]
+    all: bool,
+}
+
+/// The backend whose tests run.
+#[derive(Debug, Subcommand)]
+enum Backend {
     /// The reference backend over host memory.
     Host,
     /// NVLink copy engines.
-    Cuda,
+    Cuda {
+        /// Fail if there is no NVIDIA GPU; without it, a simulated driver replaces a missing GPU.
+        #[arg(long)]
+        require_device: bool,
+    },
     /// XGMI SDMA engines.
-    Rocm,
-    /// RDMA network cards.
-    Rdma,
+    Rocm(rocm::Options),
+    /// NICs with RDMA.
+    Rdma(rdma::Options),
     /// Every backend; one that cannot be tested here is a failure.
     All,
 }
 
-/// What the tests of the CUDA backend read: `device` or `simulated`.
+/// The test programs that only `cargo xtask test --all` runs, and what each adds to the others. They take three
+/// quarters of the time of all tests.
+const LONG: [(&str, &str); 19] = [
+    ("all_gather_simulation", "all-gathers under many seeds"),
+    ("checks_can_fail", "every check against a broken backend"),
+    ("cuda_faults", "faults of every CUDA call"),
+    ("cuda_processes", "ranks that are processes, on CUDA"),
+    ("kill", "ranks that are killed in every phase"),
+    ("mixed_processes", "processes with memory of several kinds"),
+    ("mutation", "plans with an error that the verifier must find"),
+    ("property", "every collective and schedule on random topologies"),
+    ("rdma", "needs RDMA devices"),
+    ("rdma_faults", "needs RDMA devices"),
+    ("rdma_mixed", "needs RDMA devices"),
+    ("rdma_processes", "needs RDMA devices"),
+    ("rocm", "the contract on ROCm, whose engine is that of CUDA"),
+    ("rocm_faults", "faults of every HIP call"),
+    ("rocm_processes", "ranks that are processes, on ROCm"),
+    ("rocm_sdma", "the contract and processes on SDMA engines"),
+    ("runtime_faults", "faults of the HSA runtime"),
+    ("sdma", "SDMA engines on a simulated HSA runtime"),
+    ("staged", "memory of devices on networks that do not reach it"),
+];
+/// The packages that only `cargo xtask test --all` tests: tools for the tests of others.
+const LONG_PACKAGES: [&str; 3] =
+    ["peerlane-simulated-driver", "peerlane-hip-on-cuda", "peerlane-rxe-vm"];
+/// The variable that selects the driver of the CUDA tests: `device` or `simulated`.
 const CUDA_DRIVER: &str = "PEERLANE_TEST_CUDA";
-/// The file with the names of the tests that failed last; `cargo xtask ci` prints it at its end.
+/// The file with the names of the tests that failed last, which `cargo xtask ci` prints at its end.
 pub(crate) const FAILURES: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../target/failed-tests.txt");
-/// What the kernel module of the NVIDIA driver makes.
+/// The file that the kernel module of the NVIDIA driver creates.
 const CUDA_DEVICE: &str = "/dev/nvidiactl";
 
-/// Runs the tests; `None` is whatever this machine can run, and says what was left out.
-pub(crate) fn run(backend: Option<Backend>, require_device: bool, options: &Options) -> Outcome {
-    let Options { rdma, rocm } = options;
-    if let Some(option) = rdma.given().filter(|_| backend != Some(Backend::Rdma)) {
-        return Err(format!("{option}: for rdma alone; run `cargo xtask test rdma`").into());
-    }
-    if let Some(option) = rocm.given().filter(|_| backend != Some(Backend::Rocm)) {
-        return Err(format!("{option}: for rocm alone; run `cargo xtask test rocm`").into());
-    }
-    match backend {
-        None => {
-            everything()?;
-            println!("{}", cuda_driver());
-            println!("{}", rocm::driver());
-            println!(
-                "not run: bindings of ROCm against real libraries, unless they are fetched; run `cargo \
-                 xtask test rocm`"
-            );
-            println!("not run: rdma in a virtual machine; run `cargo xtask test rdma`");
-            Ok(())
-        }
-        Some(Backend::Host | Backend::All) if require_device => {
-            Err("--require-device is for a vendor's backend, such as cuda".into())
-        }
-        Some(Backend::Host) => everything(),
-        Some(Backend::Cuda) => cuda(require_device),
-        Some(Backend::Rdma) if require_device => {
-            Err("--require-device is for cuda and rocm; --here runs on this machine's RDMA devices"
-                .into())
-        }
-        Some(Backend::Rdma) => rdma::run(rdma),
-        Some(Backend::Rocm) => rocm::run(require_device, rocm),
+/// Runs the tests and prints which did not run.
+pub(crate) fn run(options: &Options) -> Outcome {
+    match &options.backend {
+        None if options.all => long(),
+        None => short(),
+        Some(Backend::Host) => workspace_tests(),
+        Some(Backend::Cuda { require_device }) => cuda(*require_device),
+        Some(Backend::Rocm(options)) => rocm::run(options),
+        Some(Backend::Rdma(options)) => rdma::run(options),
         Some(Backend::All) => {
-            // Fetched first, so that the tests find them.
+            // Fetched first, because the tests of the bindings skip what is missing.
             crate::rocm::releases()?;
-            everything()?;
-            rdma::run(rdma)
+            workspace_tests()?;
+            rdma::run(&rdma::Options::default())
         }
     }
 }
 
-/// What single backends have of their own.
-#[derive(Args, Clone, Debug, Default)]
-#[group(skip)]
-pub(crate) struct Options {
-    #[command(flatten)]
-    rdma: rdma::Options,
-    #[command(flatten)]
-    rocm: rocm::Options,
+/// Runs the test programs that take little time.
+fn short() -> Outcome {
+    let programs = short_programs(&workspace::members()?);
+    // Tests load examples, which cargo builds by itself only if no program is selected.
+    let mut examples = cargo(["build", "--workspace", "--examples"]);
+    let mut command = cargo(["test", "--workspace", "--no-fail-fast", "--lib", "--bins"]);
+    command.args(programs.iter().flat_map(|name| ["--test", name]));
+    let mut documentation = cargo(["test", "--workspace", "--no-fail-fast", "--doc"]);
+    for command in [&mut examples, &mut command, &mut documentation] {
+        // The packages are the same in all commands, so that cargo builds dependencies once.
+        command.args(LONG_PACKAGES.iter().flat_map(|package| ["--exclude", package]));
+    }
+    process::run(&mut examples)?;
+    let outcome = tests([command, documentation]);
+    note_drivers();
+    println!("not run; `cargo xtask test --all` runs these too:");
+    LONG.iter().for_each(|(name, adds)| println!("    {name}: {adds}"));
+    LONG_PACKAGES.iter().for_each(|package| println!("    the tests of {package}"));
+    println!("    rdma in a virtual machine: also by `cargo xtask test rdma`");
+    outcome
 }
 
-/// On what the tests of the CUDA backend run here.
+/// Runs all test programs, and those of RDMA in a virtual machine if this machine can boot one.
+fn long() -> Outcome {
+    let outcome = workspace_tests();
+    note_drivers();
+    if let Some(reason) = peerlane_rxe_vm::unavailable() {
+        println!("not run: rdma in a virtual machine: {reason}");
+        return outcome;
+    }
+    let in_machine = rdma::run(&rdma::Options::of_workspace());
+    match (outcome, in_machine) {
+        (Err(error), Err(other)) => Err(format!("{error}; {other}").into()),
+        (outcome, in_machine) => outcome.and(in_machine),
+    }
+}
+
+/// Prints the drivers that the tests ran on and what they cannot compare without downloads.
+fn note_drivers() {
+    println!("{}", cuda_driver());
+    println!("{}", rocm::driver());
+    println!(
+        "not run: bindings of ROCm against real libraries, unless they are fetched; run `cargo xtask test \
+         rocm`"
+    );
+}
+
+/// Returns the names of the test programs that [`LONG`] and [`LONG_PACKAGES`] leave.
+fn short_programs(metadata: &Metadata) -> Vec<String> {
+    let packages = metadata.packages.iter();
+    let packages = packages.filter(|package| !LONG_PACKAGES.contains(&package.name.as_str()));
+    let targets = packages.flat_map(|package| &package.targets);
+    let mut names: Vec<String> = targets
+        .filter(|target| target.kind.contains(&TargetKind::Test))
+        .map(|target| target.name.clone())
+        .filter(|name| LONG.iter().all(|(long, _)| long != name))
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// Returns a line about the driver that the CUDA tests run on.
 fn cuda_driver() -> &'static str {
     if Path::new(CUDA_DEVICE).exists() {
         "cuda: tested on the GPUs of this machine"
@@ -97,63 +169,64 @@ fn cuda_driver() -> &'static str {
     }
 }
 
-/// The contract and the processes of the CUDA backend alone.
+/// Runs the tests of the CUDA backend: its own, the contract and the processes.
 fn cuda(require_device: bool) -> Outcome {
     if require_device && !Path::new(CUDA_DEVICE).exists() {
         return Err(format!("there is no NVIDIA GPU here: {CUDA_DEVICE} is missing").into());
     }
     println!("{}", cuda_driver());
-    let mut command = process::cargo(["test", "--no-fail-fast"]);
+    let mut command = cargo(["test", "--no-fail-fast"]);
     command.args(["--package", "peerlane-cuda", "--package", "peerlane-simulated-driver"]);
     command.args(["--package", "peerlane-conformance", "--lib", "--test", "cuda*"]);
     if require_device {
         command.env(CUDA_DRIVER, "device");
     }
     if Path::new(CUDA_DEVICE).exists() {
-        // Streams of one process share the channels of a device: the waits of one test would hold up
-        // the streams of another.
+        // Streams of one process share the channels of a device: the waits of one test delay the streams of
+        // another.
         command.args(["--", "--test-threads=1"]);
     }
-    tests(command)
+    tests([command])
 }
 
-fn everything() -> Outcome {
-    tests(process::cargo(["test", "--workspace", "--no-fail-fast"]))
+/// Runs all tests of the workspace.
+fn workspace_tests() -> Outcome {
+    tests([cargo(["test", "--workspace", "--no-fail-fast"])])
 }
 
-/// With arguments for every test program.
-fn tests_with(mut command: Command, arguments: &[String]) -> Outcome {
-    command.arg("--").args(arguments);
-    tests(command)
-}
-
-fn tests(mut command: Command) -> Outcome {
-    let mut child = command
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|error| format!("{}: {error}", process::line(&command)))?;
-    let printed = BufReader::new(child.stdout.take().expect("standard output is piped"));
-    let totals = pass_on(printed, std::io::stdout())?;
-    let status = child.wait()?;
-
+/// Runs `cargo test` commands one after the other, also behind one that fails, and prints the totals.
+fn tests<const N: usize>(commands: [Command; N]) -> Outcome {
+    let mut totals = Totals::default();
+    let mut failed = Vec::new();
+    for mut command in commands {
+        let mut child = command
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("{}: {error}", process::line(&command)))?;
+        let printed = BufReader::new(child.stdout.take().expect("standard output is piped"));
+        pass_on(printed, std::io::stdout(), &mut totals)?;
+        let status = child.wait()?;
+        if !status.success() {
+            failed.push(format!("{} failed: {status}", process::line(&command)));
+        }
+    }
     println!("\n{totals}");
     fs::write(FAILURES, totals.failures.join("\n"))?;
-    if !status.success() {
-        return Err(format!("{} failed: {status}", process::line(&command)).into());
+    if !failed.is_empty() {
+        return Err(failed.join("\n").into());
     }
     if totals.passed == 0 { Err("no test ran".into()) } else { Ok(()) }
 }
 
-/// Copies what the tests print, and adds up their results.
-fn pass_on(printed: impl BufRead, mut out: impl Write) -> Outcome<Totals> {
-    let mut totals = Totals::default();
+/// Copies the output of tests and adds their results to the totals.
+fn pass_on(printed: impl BufRead, mut out: impl Write, totals: &mut Totals) -> Outcome {
     for line in printed.split(b'\n') {
         let line = line?;
         out.write_all(&line)?;
         out.write_all(b"\n")?;
         totals.add(&String::from_utf8_lossy(&line));
     }
-    Ok(totals)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -168,7 +241,8 @@ mod tests {
             test kill::rank_3     ... FAILED\n\
             test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out\n";
         let mut out = Vec::new();
-        let totals = pass_on(printed.as_bytes(), &mut out).unwrap();
+        let mut totals = Totals::default();
+        pass_on(printed.as_bytes(), &mut out, &mut totals).unwrap();
         let failures = vec!["kill::rank_3".to_owned()];
         assert_eq!(totals, Totals { passed: 15, failed: 2, ignored: 1, failures });
         let text = "tests: 15 passed, 2 failed, 1 skipped\nFAILED: kill::rank_3";
@@ -177,12 +251,16 @@ mod tests {
     }
 
     #[test]
-    fn an_option_is_for_its_backend_alone() {
-        let rocm = rocm::Options { hip_on_cuda: true };
-        let options = Options { rocm, ..Options::default() };
-        assert_eq!(
-            run(Some(Backend::Cuda), false, &options).unwrap_err().to_string(),
-            "--hip-on-cuda: for rocm alone; run `cargo xtask test rocm`"
-        );
+    fn long_programs_exist() {
+        let metadata = workspace::members().unwrap();
+        let targets = || metadata.packages.iter().flat_map(|package| &package.targets);
+        for (name, _) in LONG {
+            assert!(targets().any(|target| target.name == name), "there is no test program {name}");
+        }
+        for name in LONG_PACKAGES {
+            let mut packages = metadata.packages.iter();
+            assert!(packages.any(|package| package.name.as_str() == name), "no package {name}");
+        }
+        assert!(short_programs(&metadata).contains(&"host".to_owned()));
     }
 }

@@ -1,101 +1,95 @@
-//! `cargo xtask test rdma`: the tests of the RDMA backend, on real verbs.
+//! `cargo xtask test rdma`: runs the tests of the RDMA backend on real verbs.
 //!
-//! A small virtual machine has what few machines have: a kernel with RDMA devices (soft RoCE), one
-//! on each of several nodes. The code of the tests, of libibverbs and of the kernel is the real one;
-//! only the wire is a bridge. The emulator, the kernel and the programs of the guest come as
-//! packages that are unpacked below `target/rdma-vm`; nothing is installed. Removing that folder
-//! fetches newer ones.
+//! A small virtual machine has a kernel with RDMA devices (soft RoCE), one on each of several nodes. The tests,
+//! libibverbs and the kernel driver are real; only the wire is a bridge. The emulator, the kernel and the guest's
+//! programs are packages that are unpacked below `target/rdma-vm`, not installed. Removing that folder fetches
+//! newer ones.
 
 use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use cargo_metadata::{Artifact, Message, Metadata};
 use clap::Args;
 
-use peerlane_rxe_vm::{self as vm, Booted, Job, Nodes, Programs, Vm, perftest, quoted};
+use peerlane_rxe_vm::{self as vm, Booted, Job, Nodes, Program, Programs, Vm, perftest, quoted};
 
-use super::rdma_programs as programs;
 use crate::workspace;
-use peerlane_rxe_vm::process::Outcome;
+use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
-/// What a test program may take: minutes, as a busy machine emulates slowly.
+/// Time limit of a test program. Minutes, because a busy machine emulates slowly.
 const LIMIT_SECONDS: u64 = 300;
-/// Where the kernel lists the RDMA devices of a machine.
+/// Number of nodes of the virtual machine.
+const NODES: u32 = 3;
+/// The folder in which the kernel lists RDMA devices.
 const DEVICES: &str = "/sys/class/infiniband";
-/// What the names of variables that tests read begin with.
+/// Prefix of the variables that tests read.
 const VARIABLES: &str = "PEERLANE_TEST_";
-/// What the tests read the devices' names from.
+/// Packages all of whose tests are about RDMA.
+const PACKAGES: [&str; 2] = ["peerlane-rdma", "peerlane-ibverbs-sys"];
+/// The package whose tests are about RDMA if their names begin with [`PREFIX`].
+const CONFORMANCE: &str = "peerlane-conformance";
+const PREFIX: &str = "rdma";
+/// The library that test programs open by its file.
+const LIBRARY: &str = "peerlane_simulated_driver";
+/// The variable with the names of the devices to test.
 const DEVICES_VARIABLE: &str = "PEERLANE_TEST_RDMA_DEVICES";
 
-/// What is run, and where.
-#[derive(Args, Clone, Debug, Default)]
-#[group(skip)]
-pub(crate) struct Options {
-    /// rdma: on this machine's own RDMA devices instead of those of a virtual machine.
-    #[arg(long, requires = "backend", conflicts_with_all = ["smoke", "perftest", "command", "stock_kernel"])]
+/// Options of `cargo xtask test rdma`.
+#[derive(Args, Debug, Default)]
+pub(super) struct Options {
+    /// Use this machine's own RDMA devices instead of those of a virtual machine.
+    #[arg(long, conflicts_with_all = ["smoke", "perftest", "command", "stock_kernel"])]
     here: bool,
-    /// rdma: boot, look at the devices and measure one latency, without the Rust tests.
-    #[arg(long, requires = "backend")]
+    /// Boot, look at the devices and measure one latency, without the Rust tests.
+    #[arg(long)]
     smoke: bool,
-    /// rdma: test and run optimised programs.
-    #[arg(long, requires = "backend")]
+    /// Test and run optimised programs.
+    #[arg(long)]
     release: bool,
-    /// rdma: measure with ib_write_bw and its like besides.
-    #[arg(long, requires = "backend")]
+    /// Also measure with ib_write_bw and other perftest programs.
+    #[arg(long)]
     perftest: bool,
-    /// rdma: run this line of shell in the virtual machine instead of the Rust tests, where the program
-    /// `peerlane` is at hand; several are run one after another.
-    #[arg(long, requires = "backend", value_name = "LINE")]
+    /// Run this line of shell in the virtual machine instead of the Rust tests, with the program `peerlane`
+    /// in the path; can be repeated.
+    #[arg(long, value_name = "LINE")]
     command: Vec<String>,
-    /// rdma: seconds that a test program or line of shell may take.
-    #[arg(long, requires = "backend", value_name = "SECONDS", default_value_t = LIMIT_SECONDS)]
-    limit: u64,
-    /// rdma: boot the distribution's own kernel and not a newer one; one device stands for all nodes.
-    #[arg(long, requires = "backend")]
+    /// Time limit of a test program or line of shell, in seconds; by default 300.
+    #[arg(long, value_name = "SECONDS")]
+    limit: Option<u64>,
+    /// Boot the distribution's own kernel instead of a newer one; all nodes then share one device.
+    #[arg(long)]
     stock_kernel: bool,
-    /// rdma: how many nodes the virtual machine stands for.
-    #[arg(long, requires = "backend", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=8))]
-    nodes: u32,
-    /// rdma: build the tests with the whole workspace, as the gate has done already.
-    #[arg(long, requires = "backend", hide = true)]
+    /// Number of nodes of the virtual machine; by default 3.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(2..=8))]
+    nodes: Option<u32>,
+    /// Build the tests with the whole workspace, which `cargo xtask test --all` has built already.
+    #[arg(skip)]
     workspace: bool,
-    /// rdma: what every Rust test program is called with, such as the name of a test.
-    #[arg(last = true, requires = "backend")]
+    /// Arguments of every Rust test program, such as the name of a test.
+    #[arg(last = true)]
     arguments: Vec<String>,
 }
 
 impl Options {
-    /// The first option that was given, for backends that have none of them.
-    pub(crate) fn given(&self) -> Option<&'static str> {
-        let named = [
-            (self.here, "--here"),
-            (self.smoke, "--smoke"),
-            (self.release, "--release"),
-            (self.perftest, "--perftest"),
-            (!self.command.is_empty(), "--command"),
-            (self.stock_kernel, "--stock-kernel"),
-            (self.workspace, "--workspace"),
-            (!self.arguments.is_empty(), "arguments of test programs"),
-        ];
-        named.iter().find(|(given, _)| *given).map(|(_, name)| *name)
+    /// Returns options for tests that the workspace has built already.
+    pub(super) fn of_workspace() -> Self {
+        Self { workspace: true, ..Self::default() }
     }
 
-    /// For the gate: all tests, built as the step before has built them.
-    pub(crate) fn for_gate() -> Self {
-        Self { nodes: 3, limit: LIMIT_SECONDS, workspace: true, ..Self::default() }
-    }
-
-    /// Whether the Rust tests run.
+    /// Returns whether the Rust tests run.
     fn tests(&self) -> bool {
         !self.smoke && self.command.is_empty()
     }
 }
 
 /// Runs the tests.
-pub(crate) fn run(options: &Options) -> Outcome {
+pub(super) fn run(options: &Options) -> Outcome {
     if options.here { here(options) } else { in_machine(options) }
 }
 
-/// On the devices of this machine; what needs several nodes is skipped by the tests themselves.
+/// Runs the tests on the devices of this machine. Tests that need several nodes skip themselves.
 fn here(options: &Options) -> Outcome {
     let mut devices: Vec<String> = fs::read_dir(DEVICES)
         .into_iter()
@@ -111,18 +105,84 @@ fn here(options: &Options) -> Outcome {
         )
         .into());
     }
-    let mut command = programs::command(&workspace::members()?).ok_or(NO_TESTS)?;
-    if options.release {
-        command.arg("--release");
+    let mut commands = commands(options);
+    for command in &mut commands {
+        if std::env::var_os(DEVICES_VARIABLE).is_none() {
+            println!("rdma: on {}", devices.join(", "));
+            command.env(DEVICES_VARIABLE, devices.join(","));
+        }
+        command.arg("--").args(&options.arguments);
     }
-    if std::env::var_os(DEVICES_VARIABLE).is_none() {
-        println!("rdma: on {}", devices.join(", "));
-        command.env(DEVICES_VARIABLE, devices.join(","));
-    }
-    super::tests_with(command, &options.arguments)
+    super::tests(commands)
 }
 
-const NO_TESTS: &str = "there is no test of the RDMA backend in this workspace";
+/// Returns the commands that run the tests.
+fn commands(options: &Options) -> [Command; 2] {
+    let mut backend = cargo(["test", "--no-fail-fast", "--tests"]);
+    backend.args(PACKAGES.iter().flat_map(|package| ["--package", package]));
+    let mut conformance = cargo(["test", "--no-fail-fast", "--package", CONFORMANCE]);
+    conformance.args(["--test", &format!("{PREFIX}*")]);
+    if options.release {
+        backend.arg("--release");
+        conformance.arg("--release");
+    }
+    [backend, conformance]
+}
+
+/// Builds the test programs and adds them to the files of the guest.
+fn build(metadata: &Metadata, options: &Options, built: &mut Programs) -> Outcome {
+    let all = [cargo(["test", "--workspace"])];
+    let commands = if options.workspace { all.into() } else { Vec::from(commands(options)) };
+    for mut command in commands {
+        command.args(["--no-run", "--message-format=json-render-diagnostics"]);
+        let output = command.stderr(Stdio::inherit()).output()?;
+        if !output.status.success() {
+            return Err(format!("{} failed: {}", process::line(&command), output.status).into());
+        }
+        for message in Message::parse_stream(output.stdout.as_slice()) {
+            let Message::CompilerArtifact(artifact) = message? else { continue };
+            add(metadata, &artifact, built)?;
+        }
+    }
+    built.tests.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(())
+}
+
+/// Adds a test program of RDMA, a program that these start, or the library that they open by its file.
+fn add(metadata: &Metadata, artifact: &Artifact, built: &mut Programs) -> Outcome {
+    let name = &artifact.target.name;
+    let is_test = artifact.profile.test;
+    if name == LIBRARY && !is_test {
+        let libraries = artifact.filenames.iter().filter(|it| it.extension() == Some("so"));
+        built.helpers.extend(libraries.map(Into::into));
+    }
+    let Some(file) = &artifact.executable else { return Ok(()) };
+    let package = metadata.packages.iter().find(|package| package.id == artifact.package_id);
+    let package = package.ok_or("an artifact is of no package")?;
+    let of_backend = PACKAGES.contains(&package.name.as_str());
+    let of_conformance = package.name.as_str() == CONFORMANCE;
+    if is_test && (of_backend || of_conformance && name.starts_with(PREFIX)) {
+        built.tests.push(Program {
+            name: format!("{} {name}", package.name),
+            file: file.into(),
+            folder: package.manifest_path.parent().ok_or("a package has a folder")?.into(),
+        });
+    } else if !is_test && (of_backend || of_conformance) {
+        built.helpers.push(file.into());
+    }
+    Ok(())
+}
+
+/// Builds the program `peerlane`, which lines of shell can call, and returns its file.
+fn program(metadata: &Metadata, release: bool) -> Outcome<PathBuf> {
+    let mut command = cargo(["build", "--package", "peerlane-cli"]);
+    let profile = if release { "release" } else { "debug" };
+    if release {
+        command.arg("--release");
+    }
+    process::run(&mut command)?;
+    Ok(metadata.target_directory.join(profile).join("peerlane").into())
+}
 
 fn in_machine(options: &Options) -> Outcome {
     if let Some(reason) = vm::unavailable() {
@@ -131,17 +191,18 @@ fn in_machine(options: &Options) -> Outcome {
     let begun = Instant::now();
     let metadata = workspace::members()?;
     let target = metadata.target_directory.as_std_path();
-    let vm = Vm::obtain(target, Nodes::Namespaces(options.nodes), options.stock_kernel)?;
+    let vm = Vm::obtain(
+        target,
+        Nodes::Namespaces(options.nodes.unwrap_or(NODES)),
+        options.stock_kernel,
+    )?;
     let taken = begun.elapsed();
 
     let mut built = Programs::default();
     if options.tests() {
-        built = programs::build(&metadata, options.workspace, options.release)?;
-        if built.tests.is_empty() {
-            return Err(format!("{NO_TESTS}; --smoke tries the virtual machine alone").into());
-        }
+        build(&metadata, options, &mut built)?;
     } else if !options.command.is_empty() {
-        built.commands.push(programs::peerlane(&metadata, options.release)?);
+        built.commands.push(program(&metadata, options.release)?);
     }
     let compiled = begun.elapsed();
     let variables = std::env::vars().filter(|(name, _)| name.starts_with(VARIABLES));
@@ -167,7 +228,7 @@ fn in_machine(options: &Options) -> Outcome {
     Ok(())
 }
 
-/// What the guest does; its tests also see these variables.
+/// Returns the jobs of the guest. Its tests see these variables.
 fn jobs(
     options: &Options,
     nodes: Nodes,
@@ -178,11 +239,11 @@ fn jobs(
     let variables: Vec<String> = variables.iter().map(word).collect();
     let mut arguments: Vec<String> = options.arguments.iter().map(|word| quoted(word)).collect();
     if !options.arguments.iter().any(|word| word.starts_with("--test-threads")) {
-        // A test has several threads that wait for each other, and the guest has two processors: two
-        // tests at once take five times as long as one after the other.
+        // A test has several threads that wait for each other, and the guest has two processors: two tests at
+        // once take five times as long as one after the other.
         arguments.push("--test-threads=1".to_owned());
     }
-    let limit = Duration::from_secs(options.limit);
+    let limit = Duration::from_secs(options.limit.unwrap_or(LIMIT_SECONDS));
     let mut jobs = if options.command.is_empty() { perftest::smoke(nodes) } else { Vec::new() };
     jobs.extend(options.command.iter().map(|line| Job {
         name: line.lines().next().unwrap_or_default().to_owned(),
@@ -209,7 +270,6 @@ fn jobs(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use peerlane_rxe_vm::Program;
 
     #[test]
     fn tests_see_the_variables_that_are_meant_for_them() {
@@ -217,7 +277,7 @@ mod tests {
         let built = Programs { tests, ..Programs::default() };
         let variables = [("PEERLANE_TEST_ROUNDS".to_owned(), "10 000".to_owned())];
         let jobs = jobs(&Options::default(), Nodes::Loopback, &built, &variables);
-        let wanted = "exec env PEERLANE_TEST_ROUNDS='10 000' '/bin/it' --test-threads=1";
-        assert_eq!(jobs.last().unwrap().command, wanted);
+        let expected = "exec env PEERLANE_TEST_ROUNDS='10 000' '/bin/it' --test-threads=1";
+        assert_eq!(jobs.last().unwrap().command, expected);
     }
 }

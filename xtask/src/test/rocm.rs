@@ -1,8 +1,8 @@
-//! `cargo xtask test rocm`: the tests of the ROCm backend, and of the bindings below it.
+//! `cargo xtask test rocm`: runs the tests of the ROCm backend and of its bindings.
 //!
-//! The backend runs on AMD GPUs where there are any, on the simulated driver otherwise, or on NVIDIA GPUs
-//! by a library that has HIP's symbols over their driver. The bindings are compared with the real
-//! libraries and headers of every release that Debian has, which are fetched below `target/rocm`.
+//! The backend runs on AMD GPUs if there are any, else on the simulated driver, or on NVIDIA GPUs through a library
+//! that has HIP's symbols over their driver. The bindings are compared with the libraries and headers of every
+//! release in Debian, which are fetched below `target/rocm`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,31 +15,26 @@ use super::{CUDA_DEVICE, tests};
 use crate::{rocm, workspace};
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
-/// What the tests of the ROCm backend read: `device` or `simulated`.
+/// The variable that selects the driver of the ROCm tests: `device` or `simulated`.
 const DRIVER: &str = "PEERLANE_TEST_ROCM";
-/// What the kernel module amdgpu makes.
+/// The file that the kernel module amdgpu creates.
 const DEVICE: &str = "/dev/kfd";
-/// What the loader searches.
+/// The variable with the folders that the loader searches.
 const SEARCHED: &str = "LD_LIBRARY_PATH";
 
-/// What is run, and where.
-#[derive(Args, Clone, Debug, Default)]
-#[group(skip)]
-pub(crate) struct Options {
-    /// rocm: on NVIDIA GPUs, by HIP's symbols over their driver; simulated ones where there are none.
-    #[arg(long, requires = "backend")]
-    pub(super) hip_on_cuda: bool,
+/// Options of `cargo xtask test rocm`.
+#[derive(Args, Debug)]
+pub(super) struct Options {
+    /// Fail if there is no GPU; without it, a simulated driver replaces a missing GPU.
+    #[arg(long)]
+    require_device: bool,
+    /// Run on NVIDIA GPUs, with HIP's symbols over their driver; simulated ones if there are none.
+    #[arg(long)]
+    hip_on_cuda: bool,
 }
 
-impl Options {
-    /// The first option that was given, for backends that have none of them.
-    pub(crate) fn given(&self) -> Option<&'static str> {
-        self.hip_on_cuda.then_some("--hip-on-cuda")
-    }
-}
-
-/// On what the tests of the ROCm backend run here.
-pub(crate) fn driver() -> &'static str {
+/// Returns a line about the driver that the ROCm tests run on.
+pub(super) fn driver() -> &'static str {
     if Path::new(DEVICE).exists() {
         "rocm: tested on the GPUs of this machine"
     } else {
@@ -48,7 +43,8 @@ pub(crate) fn driver() -> &'static str {
 }
 
 /// Runs the tests.
-pub(crate) fn run(require_device: bool, options: &Options) -> Outcome {
+pub(super) fn run(options: &Options) -> Outcome {
+    let require_device = options.require_device;
     if options.hip_on_cuda {
         return on_cuda(require_device);
     }
@@ -73,14 +69,14 @@ pub(crate) fn run(require_device: bool, options: &Options) -> Outcome {
         command.env(DRIVER, "device");
     }
     if Path::new(DEVICE).exists() {
-        // The waits of one test would hold up the streams of another that share a queue with them.
+        // Streams share queues: the waits of one test delay the streams of another.
         command.args(["--", "--test-threads=1"]);
     }
-    tests(command)
+    tests([command])
 }
 
-/// The contract and the processes of the backend with HIP's symbols over CUDA's driver. There is no
-/// HSA runtime, so engines are streams.
+/// Runs the contract and the processes with HIP's symbols over CUDA's driver. Engines are streams, because there is
+/// no HSA runtime.
 fn on_cuda(require_device: bool) -> Outcome {
     let real = Path::new(CUDA_DEVICE).exists();
     if require_device && !real {
@@ -96,21 +92,21 @@ fn on_cuda(require_device: bool) -> Outcome {
         searched.push(before);
     }
     let mut command = cargo(["test", "--no-fail-fast", "--package", "peerlane-conformance"]);
-    // Not those over SDMA engines, which only the HSA runtime has, real or simulated.
+    // Not those over SDMA engines, which need a real or simulated HSA runtime.
     command.args(["--test", "rocm", "--test", "rocm_processes"]);
     command.env(DRIVER, "device").env(SEARCHED, searched);
     if real {
         command.args(["--", "--test-threads=1"]);
     }
-    tests(command)
+    tests([command])
 }
 
-/// A folder with the library that has HIP's symbols, under the name that is looked for first, and, for
-/// machines without a GPU, with the simulated driver below it.
+/// Returns a folder with the library that has HIP's symbols, under the name that the backend looks for first.
+/// On machines without a GPU the folder also has the simulated driver.
 fn layer(real: bool) -> Outcome<PathBuf> {
     let target = workspace::members()?.target_directory.into_std_path_buf();
     let mut build = cargo(["build", "--package", "peerlane-hip-on-cuda"]);
-    // What is measured is not held up; simulated devices are as the tests build them anyway.
+    // Optimised for measurements on real GPUs; otherwise as the tests build it.
     let built = if real {
         build.arg("--release");
         "release"

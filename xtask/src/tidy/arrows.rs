@@ -1,294 +1,138 @@
 //! Checks which crates each crate of the workspace depends on.
 
+use std::collections::BTreeMap;
+
 use cargo_metadata::{DependencyKind, Metadata};
+use serde::Deserialize;
 
 use super::Finding;
-use super::tree::Tree;
+use super::tree::{File, Tree};
 
-/// The dependencies that a crate may have.
-struct CrateRule {
-    name: &'static str,
-    manifest: &'static str,
-    /// The crates of this workspace that it may depend on.
-    arrows: &'static [&'static str],
-    /// The crates of other projects that it may depend on; `None` if its dependencies are not restricted.
-    others: Option<&'static [&'static str]>,
+/// The dependencies that a crate may have, as `workspace.metadata.allowed-dependencies` in Cargo.toml lists them.
+#[derive(Debug, Deserialize)]
+struct Allowed {
+    /// The crates of this workspace.
+    workspace: Vec<String>,
+    /// The other crates that it may pass on to its users; `None` if these are not restricted.
+    others: Option<Vec<String>>,
 }
 
-const HAL: &str = "peerlane-hal";
-const TOOLKIT: &str = "peerlane-toolkit";
-const HOST: &str = "peerlane-host";
-const LAYERS: &str = "peerlane-layers";
-const C_LAYOUT: &str = "peerlane-c-layout";
-const ROCM_LIBRARY: &str = "peerlane-rocm-library";
-const RXE_VM: &str = "peerlane-rxe-vm";
-const SIMULATED: &str = "peerlane-simulated-driver";
+type Rules = BTreeMap<String, Allowed>;
 
-/// The rules of all crates of the workspace; docs/ARCHITECTURE.md shows them.
-const RULES: &[CrateRule] = &[
-    CrateRule {
-        name: HAL,
-        manifest: "hal/Cargo.toml",
-        // The example of its guide runs on the host backend.
-        arrows: &[HOST],
-        others: Some(&["thiserror"]),
-    },
-    CrateRule {
-        name: TOOLKIT,
-        manifest: "hal/toolkit/Cargo.toml",
-        arrows: &[HAL],
-        others: Some(&["rustix", "thiserror"]),
-    },
-    CrateRule {
-        name: HOST,
-        manifest: "hal/host/Cargo.toml",
-        arrows: &[HAL, TOOLKIT],
-        others: Some(&["rustix", "thiserror"]),
-    },
-    CrateRule {
-        name: "peerlane-cuda",
-        manifest: "backend-cuda/Cargo.toml",
-        // Its tests run on the simulated driver.
-        arrows: &[HAL, TOOLKIT, HOST, SIMULATED],
-        others: Some(&["cudarc", "libloading", "thiserror"]),
-    },
-    CrateRule {
-        name: "peerlane-rocm",
-        manifest: "backend-rocm/Cargo.toml",
-        // Its tests run on the simulated driver.
-        arrows: &[
-            HAL,
-            TOOLKIT,
-            HOST,
-            "peerlane-hip-sys",
-            "peerlane-hsa-sys",
-            ROCM_LIBRARY,
-            SIMULATED,
-        ],
-        others: Some(&["thiserror"]),
-    },
-    CrateRule {
-        name: "peerlane-hip-sys",
-        manifest: "backend-rocm/hip-sys/Cargo.toml",
-        arrows: &[ROCM_LIBRARY, C_LAYOUT],
-        others: Some(&[]),
-    },
-    CrateRule {
-        name: "peerlane-hsa-sys",
-        manifest: "backend-rocm/hsa-sys/Cargo.toml",
-        arrows: &[ROCM_LIBRARY, C_LAYOUT],
-        others: Some(&[]),
-    },
-    CrateRule {
-        name: ROCM_LIBRARY,
-        manifest: "backend-rocm/rocm-library/Cargo.toml",
-        arrows: &[],
-        others: Some(&["libc", "libloading", "thiserror"]),
-    },
-    CrateRule {
-        name: "peerlane-rdma",
-        manifest: "backend-rdma/Cargo.toml",
-        arrows: &[HAL, TOOLKIT, "peerlane-ibverbs-sys"],
-        others: Some(&["rustix", "thiserror"]),
-    },
-    CrateRule {
-        name: "peerlane-ibverbs-sys",
-        manifest: "backend-rdma/ibverbs-sys/Cargo.toml",
-        arrows: &[C_LAYOUT],
-        others: Some(&["bitflags", "libloading", "thiserror"]),
-    },
-    CrateRule {
-        name: "peerlane-collectives",
-        manifest: "collectives/Cargo.toml",
-        arrows: &[HAL, TOOLKIT, HOST],
-        others: Some(&["bytemuck", "half", "postcard", "serde", "thiserror"]),
-    },
-    CrateRule {
-        name: LAYERS,
-        manifest: "layers/Cargo.toml",
-        arrows: &[HAL, TOOLKIT, HOST],
-        others: Some(&["fastrand"]),
-    },
-    CrateRule {
-        name: "peerlane",
-        manifest: "Cargo.toml",
-        arrows: &[
-            HAL,
-            HOST,
-            "peerlane-cuda",
-            "peerlane-rocm",
-            "peerlane-rdma",
-            "peerlane-collectives",
-        ],
-        others: Some(&[]),
-    },
-    CrateRule {
-        name: "peerlane-conformance",
-        manifest: "tests/Cargo.toml",
-        arrows: &[
-            HAL,
-            TOOLKIT,
-            HOST,
-            "peerlane-cuda",
-            "peerlane-rocm",
-            "peerlane-hip-sys",
-            "peerlane-rdma",
-            "peerlane-collectives",
-            LAYERS,
-            "peerlane",
-            SIMULATED,
-        ],
-        others: None,
-    },
-    CrateRule {
-        name: "peerlane-hip-on-cuda",
-        manifest: "tests/hip-on-cuda/Cargo.toml",
-        arrows: &["peerlane", "peerlane-hip-sys", SIMULATED],
-        others: None,
-    },
-    CrateRule { name: C_LAYOUT, manifest: "tests/c-layout/Cargo.toml", arrows: &[], others: None },
-    CrateRule {
-        name: SIMULATED,
-        manifest: "tests/simulated-driver/Cargo.toml",
-        arrows: &[],
-        others: None,
-    },
-    CrateRule {
-        name: "peerlane-cli",
-        manifest: "cli/Cargo.toml",
-        arrows: &["peerlane", "peerlane-hip-sys", LAYERS, SIMULATED],
-        others: None,
-    },
-    CrateRule { name: RXE_VM, manifest: "tests/rxe-vm/Cargo.toml", arrows: &[], others: None },
-    CrateRule { name: "xtask", manifest: "xtask/Cargo.toml", arrows: &[RXE_VM], others: None },
-];
-
-/// A crate and its dependencies, as in its manifest.
-#[derive(Debug)]
-pub(super) struct Member {
-    name: String,
-    dependencies: Vec<Dependency>,
-}
-
-#[derive(Debug)]
-struct Dependency {
-    name: String,
-    /// Whether it is for tests, examples and benchmarks only.
-    development: bool,
-}
-
-/// Returns the crates of the workspace.
-pub(super) fn members(metadata: &Metadata) -> Vec<Member> {
-    let packages = metadata.workspace_packages().into_iter();
-    packages
-        .map(|package| Member {
-            name: package.name.to_string(),
-            dependencies: package
-                .dependencies
-                .iter()
-                .map(|dependency| Dependency {
-                    name: dependency.name.clone(),
-                    development: dependency.kind == DependencyKind::Development,
-                })
-                .collect(),
-        })
-        .collect()
+fn rules(metadata: &Metadata) -> Result<Rules, serde_json::Error> {
+    Rules::deserialize(&metadata.workspace_metadata["allowed-dependencies"])
 }
 
 /// Checks every dependency of every crate.
-pub(super) fn check(members: &[Member], tree: &Tree) -> Vec<Finding> {
-    let findings_of = |member: &Member| match RULES.iter().find(|rule| rule.name == member.name) {
-        Some(rule) => {
-            let found = member.dependencies.iter().filter_map(|it| misplaced(rule, it, tree));
-            found.collect()
+pub(super) fn check(metadata: &Metadata, tree: &Tree) -> Vec<Finding> {
+    let rules = match rules(metadata) {
+        Ok(rules) => rules,
+        Err(error) => {
+            let what = format!("workspace.metadata.allowed-dependencies: {error}");
+            return vec![Finding::new("Cargo.toml", 1, what, "list what each crate may depend on")];
         }
-        None => vec![Finding {
-            path: "Cargo.toml".into(),
-            line: 1,
-            what: format!("the crate {} has no rule among the others", member.name),
-            mend: "say in xtask/src/tidy/arrows.rs what it may depend on".into(),
-        }],
     };
-    members.iter().flat_map(findings_of).collect()
+    let mut findings = Vec::new();
+    for package in metadata.workspace_packages() {
+        let name = package.name.as_str();
+        let Some(allowed) = rules.get(name) else {
+            let what = format!("the crate {name} has no entry in allowed-dependencies");
+            findings.push(Finding::new("Cargo.toml", 1, what, "list what it may depend on"));
+            continue;
+        };
+        let manifest = package.manifest_path.strip_prefix(&metadata.workspace_root);
+        let manifest = manifest.unwrap_or(&package.manifest_path).as_str();
+        for dependency in &package.dependencies {
+            let development = dependency.kind == DependencyKind::Development;
+            let in_workspace = rules.contains_key(&dependency.name);
+            let problem = problem(name, allowed, &dependency.name, in_workspace, development);
+            findings.extend(problem.map(|(what, mend)| {
+                let declaration =
+                    |file: &File| file.line_where(|line| declares(line, &dependency.name));
+                let line = tree.file(manifest).map_or(1, declaration);
+                Finding::new(manifest, line, what, mend)
+            }));
+        }
+    }
+    findings
 }
 
-fn misplaced(rule: &CrateRule, dependency: &Dependency, tree: &Tree) -> Option<Finding> {
-    let name = dependency.name.as_str();
-    let (what, mend) = if RULES.iter().any(|other| other.name == name) {
-        if rule.arrows.contains(&name) {
-            return None;
-        }
-        let allowed = if rule.arrows.is_empty() { "none".into() } else { rule.arrows.join(", ") };
-        (
-            format!("{} depends on {name}; of this workspace it may use {allowed}", rule.name),
-            "move the code to where the arrows allow it; docs/ARCHITECTURE.md draws them"
-                .to_owned(),
-        )
-    } else {
-        let others = rule.others?;
-        if dependency.development || others.contains(&name) {
-            return None;
-        }
-        (
-            format!("{} depends on {name}, which everyone who uses it would inherit", rule.name),
-            "do without; or give the reason in docs/adr/0006-msrv-and-dependencies.md and list it in \
-             xtask/src/tidy/arrows.rs"
-                .to_owned(),
-        )
-    };
-    let manifest = tree.file(rule.manifest);
-    let line = manifest.map_or(1, |file| file.line_where(|line| declares(line, name)));
-    Some(Finding { path: rule.manifest.into(), line, what, mend })
+/// Returns what is wrong about a dependency and how to fix it. `development` is true for tests, examples and
+/// benchmarks.
+fn problem(
+    name: &str,
+    allowed: &Allowed,
+    dependency: &str,
+    in_workspace: bool,
+    development: bool,
+) -> Option<(String, &'static str)> {
+    let lists = |names: &[String]| names.iter().any(|name| name == dependency);
+    if in_workspace {
+        let names = allowed.workspace.join(", ");
+        let what =
+            format!("{name} depends on {dependency}; of this workspace it may use [{names}]");
+        let mend = "move the code to where the arrows allow it; docs/ARCHITECTURE.md draws them";
+        return (!lists(&allowed.workspace)).then_some((what, mend));
+    }
+    if development || lists(allowed.others.as_ref()?) {
+        return None;
+    }
+    let mend = "do without; or give the reason in docs/adr/0006-msrv-and-dependencies.md and list it in \
+                Cargo.toml under workspace.metadata.allowed-dependencies";
+    Some((format!("{name} depends on {dependency}, which all of its users inherit"), mend))
 }
 
-/// Whether a line of a manifest is `name = …` or `name.workspace = …`.
+/// Returns whether a line of a manifest is `name = …` or `name.workspace = …`.
 fn declares(line: &str, name: &str) -> bool {
     line.trim_start().strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '.', '=']))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::texts;
     use super::*;
 
-    fn check_one(name: &str, dependency: &str, development: bool) -> Vec<String> {
-        let dependency = Dependency { name: dependency.into(), development };
-        let member = Member { name: name.into(), dependencies: vec![dependency] };
-        let manifest = "[dependencies]\nserde.workspace = true\npeerlane-cuda = { path = \"x\" }\n";
-        let tree = Tree::of(&[("hal/Cargo.toml", manifest), ("collectives/Cargo.toml", manifest)]);
-        check(&[member], &tree)
-            .iter()
-            .map(|it| format!("{}:{} {}", it.path, it.line, it.what))
-            .collect()
+    fn check_one(name: &str, dependency: &str, development: bool) -> Option<String> {
+        let rules = rules(&crate::workspace::members().unwrap()).unwrap();
+        let in_workspace = rules.contains_key(dependency);
+        let problem = problem(name, &rules[name], dependency, in_workspace, development);
+        problem.map(|(what, _)| what)
     }
 
     #[test]
     fn a_collective_knows_no_vendor() {
-        assert_eq!(
-            check_one("peerlane-collectives", "peerlane-cuda", true),
-            ["collectives/Cargo.toml:3 peerlane-collectives depends on peerlane-cuda; \
-              of this workspace it may use peerlane-hal, peerlane-toolkit, peerlane-host"]
-        );
-        assert_eq!(check_one("peerlane-collectives", "peerlane-hal", false), [""; 0]);
+        let expected = "peerlane-collectives depends on peerlane-cuda; \
+                        of this workspace it may use [peerlane-hal, peerlane-toolkit, peerlane-host]";
+        let found = check_one("peerlane-collectives", "peerlane-cuda", true);
+        assert_eq!(found.as_deref(), Some(expected));
+        assert_eq!(check_one("peerlane-collectives", "peerlane-hal", false), None);
     }
 
     #[test]
     fn a_library_inherits_only_what_is_listed() {
-        assert_eq!(
-            check_one(HAL, "serde", false),
-            [
-                "hal/Cargo.toml:2 peerlane-hal depends on serde, which everyone who uses it would inherit"
-            ]
-        );
-        assert_eq!(check_one(HAL, "serde", true), [""; 0]);
-        assert_eq!(check_one(HAL, "thiserror", false), [""; 0]);
-        assert_eq!(check_one("peerlane-cli", "plotters", false), [""; 0]);
+        let expected = "peerlane-hal depends on serde, which all of its users inherit";
+        assert_eq!(check_one("peerlane-hal", "serde", false).as_deref(), Some(expected));
+        assert_eq!(check_one("peerlane-hal", "serde", true), None);
+        assert_eq!(check_one("peerlane-hal", "thiserror", false), None);
+        assert_eq!(check_one("peerlane-cli", "plotters", false), None);
     }
 
     #[test]
-    fn a_new_crate_needs_a_place() {
-        assert_eq!(
-            check_one("peerlane-new", "serde", false),
-            ["Cargo.toml:1 the crate peerlane-new has no rule among the others"]
-        );
+    fn a_crate_without_an_entry_is_a_finding() {
+        let mut metadata = crate::workspace::members().unwrap();
+        assert_eq!(texts(&check(&metadata, &Tree::default())), [""; 0]);
+        metadata.workspace_metadata["allowed-dependencies"]["peerlane-hal"]["workspace"].take();
+        assert_eq!(check(&metadata, &Tree::default()).len(), 1);
+        let rules = metadata.workspace_metadata["allowed-dependencies"].as_object_mut().unwrap();
+        rules.remove("peerlane-hal");
+        let findings = texts(&check(&metadata, &Tree::default()));
+        let expected = "Cargo.toml:1 the crate peerlane-hal has no entry in allowed-dependencies";
+        assert_eq!(findings[0], expected);
+    }
+
+    #[test]
+    fn a_declaration_is_found() {
+        assert!(declares("serde.workspace = true", "serde") && declares("serde = \"1\"", "serde"));
+        assert!(!declares("serde_json = \"1\"", "serde"));
     }
 }

@@ -1,14 +1,13 @@
-//! Backends mirror each other: the same files with the same types, so that who has read one can
-//! find anything in the others.
+//! Checks that all backends have the same files with the same types.
 
 use super::Finding;
 use super::tree::{File, Tree};
 
-/// Where the reference backend lies; it makes no raw calls and so has no `sys`.
+/// The folder of the reference backend, which has no `sys` because it makes no raw calls.
 const HOST: &str = "hal/host/src";
 const VENDORS: [&str; 3] = ["backend-cuda/src", "backend-rocm/src", "backend-rdma/src"];
 
-/// The files of a backend, in the order in which they are read, and the types that each declares.
+/// The files of a backend in reading order, and the types that each declares.
 const FILES: [(&str, &[&str]); 7] = [
     ("sys", &[]),
     ("error", &["Error"]),
@@ -19,72 +18,67 @@ const FILES: [(&str, &[&str]); 7] = [
     ("fabric", &["Fabric"]),
 ];
 
-/// Finds missing files and types, and modules out of order.
+/// Reports missing files and types, and modules out of order.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    let host = check_backend(tree, HOST, "lib.rs", &FILES[1..]);
-    let vendors = VENDORS.iter().flat_map(|folder| check_backend(tree, folder, "lib.rs", &FILES));
+    let host = check_backend(tree, HOST, &FILES[1..]);
+    let vendors = VENDORS.iter().flat_map(|folder| check_backend(tree, folder, &FILES));
     host.into_iter().chain(vendors).collect()
 }
 
-fn check_backend(tree: &Tree, folder: &str, top: &str, files: &[(&str, &[&str])]) -> Vec<Finding> {
+fn check_backend(tree: &Tree, folder: &str, files: &[(&str, &[&str])]) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let top = format!("{folder}/{top}");
+    let top = format!("{folder}/lib.rs");
     match tree.file(&top) {
         Some(top) => findings.extend(out_of_order(top, files)),
         None => findings.push(missing(&top)),
     }
     for (name, types) in files {
         let path = format!("{folder}/{name}.rs");
-        let Some(file) = tree.file(&path) else {
+        let file = tree.file(&path).or_else(|| tree.file(&format!("{folder}/{name}/mod.rs")));
+        let Some(file) = file else {
             findings.push(missing(&path));
             continue;
         };
         let absent =
             types.iter().filter(|name| !file.text.lines().any(|line| declares(line, name)));
-        findings.extend(absent.map(|name| Finding {
-            path: path.clone(),
-            line: 1,
-            what: format!("the public type {name} is missing"),
-            mend: "declare it here, as the other backends do".into(),
+        findings.extend(absent.map(|name| {
+            let what = format!("the public type {name} is missing");
+            Finding::new(&file.path, 1, what, "declare it here, as the other backends do")
         }));
     }
     findings
 }
 
 fn missing(path: &str) -> Finding {
-    Finding {
-        path: path.to_owned(),
-        line: 1,
-        what: "the file is missing".into(),
-        mend: "add it: every backend has the same files, see docs/ARCHITECTURE.md".into(),
-    }
+    let mend = "add it: every backend has the same files, see docs/ARCHITECTURE.md";
+    Finding::new(path, 1, "the file is missing", mend)
 }
 
-/// Modules of the common names must come in one order, which is the one that rustfmt sorts to.
+/// Reports modules of the common names in another order than rustfmt's.
 fn out_of_order(top: &File, files: &[(&str, &[&str])]) -> Option<Finding> {
-    let seen: Vec<&str> = top
+    let found: Vec<&str> = top
         .text
         .lines()
         .filter_map(module)
         .filter(|module| files.iter().any(|(name, _)| name == module))
         .collect();
-    let mut wanted: Vec<&str> = files.iter().map(|(name, _)| *name).collect();
-    wanted.sort_unstable();
-    (seen != wanted).then(|| Finding {
-        path: top.path.clone(),
-        line: top.line_where(|line| module(line).is_some()),
-        what: format!("the modules are {}", seen.join(", ")),
-        mend: format!("declare {}, in this order", wanted.join(", ")),
+    let mut expected: Vec<&str> = files.iter().map(|(name, _)| *name).collect();
+    expected.sort_unstable();
+    (found != expected).then(|| {
+        let line = top.line_where(|line| module(line).is_some());
+        let what = format!("the modules are {}", found.join(", "));
+        let mend = format!("declare {}, in this order", expected.join(", "));
+        Finding::new(&top.path, line, what, mend)
     })
 }
 
-/// The module that a line declares.
+/// Returns the module that a line declares.
 fn module(line: &str) -> Option<&str> {
     let declaration = line.strip_prefix("pub ").unwrap_or(line);
     declaration.strip_prefix("mod ")?.strip_suffix(';')
 }
 
-/// Whether a line declares the public type `name`.
+/// Returns whether a line declares the public type `name`.
 fn declares(line: &str, name: &str) -> bool {
     let declaration = line.strip_prefix("pub struct ").or_else(|| line.strip_prefix("pub enum "));
     let declaration = declaration.or_else(|| line.strip_prefix("pub type "));
@@ -94,6 +88,7 @@ fn declares(line: &str, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::texts;
     use super::*;
 
     const TOP: &str =
@@ -112,13 +107,17 @@ mod tests {
     fn findings(change: impl Fn(&mut Vec<(&str, &str)>)) -> Vec<String> {
         let mut files = WHOLE.to_vec();
         change(&mut files);
-        let findings = check_backend(&Tree::of(&files), "b", "lib.rs", &FILES);
-        findings.iter().map(|it| format!("{}:{}: {}", it.path, it.line, it.what)).collect()
+        texts(&check_backend(&Tree::of(&files), "b", &FILES))
     }
 
     #[test]
     fn a_whole_backend_has_no_findings() {
         assert_eq!(findings(|_| ()), [""; 0]);
+    }
+
+    #[test]
+    fn a_file_may_be_a_folder() {
+        assert_eq!(findings(|files| files[6].0 = "b/engine/mod.rs"), [""; 0]);
     }
 
     #[test]
@@ -129,9 +128,9 @@ mod tests {
                 files[4].1 = "pub struct Memory;\npub struct LocalRegion;\nstruct Remote;";
             }),
             [
-                "b/memory.rs:1: the public type Local is missing",
-                "b/memory.rs:1: the public type Remote is missing",
-                "b/key.rs:1: the file is missing",
+                "b/memory.rs:1 the public type Local is missing",
+                "b/memory.rs:1 the public type Remote is missing",
+                "b/key.rs:1 the file is missing",
             ]
         );
     }
@@ -140,7 +139,7 @@ mod tests {
     fn modules_out_of_order_are_a_finding() {
         assert_eq!(
             findings(|files| files[0].1 = "//! Top.\n\nmod sys;\nmod error;\nmod queue;\n"),
-            ["b/lib.rs:3: the modules are sys, error"]
+            ["b/lib.rs:3 the modules are sys, error"]
         );
     }
 }

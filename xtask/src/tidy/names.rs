@@ -1,56 +1,132 @@
-//! Names that say nothing.
+//! Checks the names of files, modules, types and functions, and where modules with submodules are.
+
+use std::collections::BTreeSet;
 
 use super::Finding;
-use super::tree::Tree;
+use super::tree::{File, Tree};
 
-/// Files named after no topic.
+/// File names that name no topic.
 const FILES: [&str; 4] = ["utils.rs", "util.rs", "helpers.rs", "misc.rs"];
-/// What may stand before `fn`.
+/// Words that can precede `fn`, `struct` and `mod`.
 const QUALIFIERS: [&str; 8] =
     ["pub", "pub(crate)", "pub(super)", "const", "async", "unsafe", "extern", "\"C\""];
+/// Keywords that declare a type or a module.
+const DECLARATIONS: [&str; 6] = ["struct", "enum", "trait", "type", "union", "mod"];
+/// The nouns that docs/GLOSSARY.md refuses. The plural is refused too.
+const NOUNS: [&str; 18] = [
+    "bed", "cast", "chapter", "course", "crew", "found", "ground", "manner", "place", "play",
+    "reach", "seat", "seen", "stage", "stop", "story", "strand", "way",
+];
+/// The names that older code still has; the file explains its entries.
+const EXCEPTIONS: &str = include_str!("exceptions.txt");
 
-/// Finds such files, and functions called `get_…`.
+/// A finding that an exception can accept.
+struct Violation<'a> {
+    path: &'a str,
+    /// The noun in the name; `None` for a module beside its folder.
+    noun: Option<&'static str>,
+    finding: Finding,
+}
+
+/// Reports names that say nothing and modules in the wrong place.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    let mut findings = Vec::new();
+    let violations = violations(tree).into_iter();
+    let refused = violations.filter(|violation| !exceptions().any(|it| accepts(it, violation)));
+    let mut findings: Vec<Finding> = refused.map(|violation| violation.finding).collect();
     for file in tree.ending_in(".rs") {
-        let name = file.path.rsplit('/').next().unwrap_or_default();
-        if FILES.contains(&name) {
-            findings.push(Finding {
-                path: file.path.clone(),
-                line: 1,
-                what: format!("{name} has no topic"),
-                mend: "name the file after what it holds, or move each item to where it is used"
-                    .into(),
-            });
-        }
-        for (line, getter) in file.lines().filter_map(|(line, text)| Some((line, getter(text)?))) {
-            findings.push(Finding {
-                path: file.path.clone(),
-                line,
-                what: format!("the function {getter} says `get_`, which says nothing"),
-                mend: format!("call it {}", getter.trim_start_matches("get_")),
-            });
-        }
+        findings.extend(file_name(file));
+        findings.extend(file.lines().filter_map(|(line, text)| getter(file, line, text)));
     }
     findings
 }
 
-/// The name of the function that the line declares, if it begins with `get_`.
-fn getter(line: &str) -> Option<&str> {
-    let mut words = line.split_whitespace().skip_while(|word| QUALIFIERS.contains(word));
-    if words.next()? != "fn" {
-        return None;
+/// Returns the exceptions that no file needs any more.
+pub(super) fn unused_exceptions(tree: &Tree) -> Vec<&'static str> {
+    let violations = violations(tree);
+    exceptions().filter(|it| !violations.iter().any(|violation| accepts(it, violation))).collect()
+}
+
+fn violations(tree: &Tree) -> Vec<Violation<'_>> {
+    let folder = |file: &File| file.path.rsplit_once('/').map(|(folder, _)| folder.to_owned());
+    let folders: BTreeSet<String> = tree.ending_in(".rs").filter_map(folder).collect();
+    let mut violations = Vec::new();
+    for file in tree.ending_in(".rs") {
+        let path = file.path.as_str();
+        let module = module_file(&folders, file);
+        violations.extend(module.map(|finding| Violation { path, noun: None, finding }));
+        for (line, text) in file.lines() {
+            let Some((name, noun)) = vague_noun(text) else { continue };
+            let what = format!("`{noun}` in the name {name} fits everything");
+            let mend = "use the term for the thing itself; docs/GLOSSARY.md lists terms";
+            let finding = Finding::new(path, line, what, mend);
+            violations.push(Violation { path, noun: Some(noun), finding });
+        }
     }
-    let name = words.next()?.split(['(', '<']).next()?;
-    name.starts_with("get_").then_some(name)
+    violations
+}
+
+fn exceptions() -> impl Iterator<Item = &'static str> {
+    EXCEPTIONS.lines().filter(|line| !line.is_empty() && !line.starts_with('#'))
+}
+
+fn accepts(exception: &str, violation: &Violation<'_>) -> bool {
+    let mut words = exception.split(' ').skip(1);
+    let (path, noun) = (words.next().unwrap_or_default(), words.next());
+    let is_there = match noun {
+        Some(_) => violation.path.starts_with(path),
+        None => violation.path == path,
+    };
+    is_there && noun == violation.noun
+}
+
+fn file_name(file: &File) -> Option<Finding> {
+    let name = file.path.rsplit('/').next().unwrap_or_default();
+    FILES.contains(&name).then(|| {
+        let mend = "name the file after what it holds, or move each item to where it is used";
+        Finding::new(&file.path, 1, format!("{name} has no topic"), mend)
+    })
+}
+
+/// Reports `foo.rs` beside a folder `foo/` with Rust files.
+fn module_file(folders: &BTreeSet<String>, file: &File) -> Option<Finding> {
+    let module = file.path.strip_suffix(".rs").filter(|module| folders.contains(*module))?;
+    let what = format!("the module has submodules in {module}/");
+    let mend =
+        format!("move it to {module}/mod.rs, or to {module}/main.rs if it is a test program");
+    Some(Finding::new(&file.path, 1, what, mend))
+}
+
+/// Reports the declaration of a function `get_…`.
+fn getter(file: &File, line: usize, text: &str) -> Option<Finding> {
+    let name = declaration(text, &["fn"])?;
+    let topic = name.strip_prefix("get_")?;
+    let what = format!("the function {name} says `get_`, which says nothing");
+    Some(Finding::new(&file.path, line, what, format!("call it {topic}")))
+}
+
+/// Returns the name of the type or module that a line declares and the noun that it consists of.
+fn vague_noun(text: &str) -> Option<(&str, &'static str)> {
+    let name = declaration(text, &DECLARATIONS)?;
+    let singular = name.strip_suffix('s').unwrap_or(name);
+    let noun = NOUNS.into_iter().find(|noun| singular.eq_ignore_ascii_case(noun))?;
+    Some((name, noun))
+}
+
+/// Returns the name that a line declares with one of these keywords.
+fn declaration<'a>(text: &'a str, keywords: &[&str]) -> Option<&'a str> {
+    let mut words = text.split_whitespace().skip_while(|word| QUALIFIERS.contains(word));
+    words.next().filter(|word| keywords.contains(word))?;
+    let is_end = |c: char| !c.is_alphanumeric() && c != '_';
+    words.next()?.split(is_end).next()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::texts;
     use super::*;
 
     #[test]
-    fn empty_names_are_findings() {
+    fn names_without_a_topic_are_findings() {
         let source = "struct A;\n    pub(crate) const fn get_rank(&self) -> u32 {\n// fn get_x\n";
         let tree = Tree::of(&[("a/src/utils.rs", ""), ("a/src/b.rs", source)]);
         let findings: Vec<String> = check(&tree).iter().map(Finding::to_string).collect();
@@ -63,5 +139,53 @@ mod tests {
                  call it rank",
             ]
         );
+    }
+
+    #[test]
+    fn vague_nouns_are_findings() {
+        let source = [
+            "pub struct Place<'a> {",
+            "pub(crate) mod ways;",
+            "let way = 1;",
+            "enum Pathway {}",
+            "type Seen = u32;",
+            "struct Wayland;",
+            "mod found {",
+            "// struct Bed",
+        ];
+        let source = source.join("\n");
+        let tree =
+            Tree::of(&[("cli/src/a.rs", &source), ("hal/toolkit/src/b.rs", "trait Place {}")]);
+        assert_eq!(
+            texts(&check(&tree)),
+            [
+                "cli/src/a.rs:1 `place` in the name Place fits everything",
+                "cli/src/a.rs:2 `way` in the name ways fits everything",
+                "cli/src/a.rs:5 `seen` in the name Seen fits everything",
+                "cli/src/a.rs:7 `found` in the name found fits everything",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_module_beside_its_folder_is_a_finding() {
+        let tree = Tree::of(&[
+            ("a/src/b.rs", ""),
+            ("a/src/b/c.rs", ""),
+            ("a/src/bc.rs", ""),
+            ("a/src/d/mod.rs", ""),
+            ("hal/host/src/engine.rs", ""),
+            ("hal/host/src/engine/x.rs", ""),
+        ]);
+        assert_eq!(texts(&check(&tree)), ["a/src/b.rs:1 the module has submodules in a/src/b/"]);
+    }
+
+    #[test]
+    fn an_exception_without_a_use_is_named() {
+        let tree = Tree::of(&[("hal/toolkit/src/b.rs", "trait Place {}")]);
+        let unused = unused_exceptions(&tree);
+        assert!(unused.contains(&"noun hal/toolkit/ way"), "{unused:?}");
+        assert!(!unused.contains(&"noun hal/toolkit/ place"), "{unused:?}");
+        assert!(unused.contains(&"module hal/host/src/engine.rs"), "{unused:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Open MPI in the guest: its files, the program that is timed, and how it starts ranks on both nodes.
+//! Installs Open MPI in the guest and starts its ranks on both nodes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,36 +7,37 @@ use peerlane_rxe_vm::Programs;
 use peerlane_rxe_vm::process::{self, Outcome};
 use peerlane_rxe_vm::{GuestFile, Tools};
 
+/// Packages, and the file of each that is needed.
 const NEEDED: [(&str, &str); 2] = [
     ("openmpi-bin", "orted"),
     ("libopenmpi-dev", "usr/lib/x86_64-linux-gnu/openmpi/include/mpi.h"),
 ];
-/// Plugins, texts and settings, which it opens by name.
+/// Folders of plugins, texts and settings, which Open MPI opens by name.
 const FOLDERS: [&str; 4] = [
     "usr/lib/x86_64-linux-gnu/openmpi/lib/openmpi3",
     "usr/lib/x86_64-linux-gnu/pmix2/lib",
     "usr/share/openmpi",
     "etc/openmpi",
 ];
-/// Plugins whose own libraries the guest needs; what others lack only keeps them from being used.
+/// Plugins whose libraries the guest needs. Open MPI skips other plugins without theirs.
 const PLUGINS: [&str; 3] = ["mca_pmix_ext3x.so", "mca_btl_tcp.so", "libpmix.so.2"];
-/// Starts a program on another node as `ssh` would on another host.
+/// The script that starts a program on another node, in place of `ssh`.
 const AGENT: &str = "/usr/local/bin/to-node";
 
-/// Puts everything into what the guest gets; `folder` keeps packages, `work` what is compiled.
+/// Adds Open MPI to the files of the guest. `folder` keeps packages, and `work` compiled programs.
 pub(super) fn add(root: &Path, folder: &Path, work: &Path, built: &mut Programs) -> Outcome {
     let tools = Tools::obtain(&folder.join("openmpi"), &NEEDED)?;
     std::fs::create_dir_all(work)?;
     let program = work.join("openmpi_allgather");
     let include = tools.file("usr/lib/x86_64-linux-gnu/openmpi/include/mpi.h")?.file;
-    // Not the link that is for building: of packages it may point to a library that is installed.
+    // Not `libmpi.so`: the link of an unpacked package may point to an installed library.
     let library = tools.file("usr/lib/x86_64-linux-gnu/libmpi.so.40")?.file;
     let folder_of = |file: &Path| file.parent().map(Path::to_owned).unwrap_or_default();
     let mut compiler = Command::new("cc");
     compiler.args(["-O2", "-Wall", "-Wextra", "-I"]).arg(folder_of(&include));
     compiler.arg(root.join("xtask/peers/openmpi_allgather.c"));
-    let beside = format!("-Wl,-rpath-link,{}", folder_of(&library).display());
-    compiler.arg(library).args([&beside, "-o"]).arg(&program);
+    let rpath = format!("-Wl,-rpath-link,{}", folder_of(&library).display());
+    compiler.arg(library).args([&rpath, "-o"]).arg(&program);
     process::run(&mut compiler)?;
 
     let mut files = Vec::new();
@@ -45,13 +46,13 @@ pub(super) fn add(root: &Path, folder: &Path, work: &Path, built: &mut Programs)
     }
     let mut programs: Vec<PathBuf> = vec![program.clone()];
     for name in ["orterun", "orted"] {
-        let found = tools.program(name)?;
-        programs.push(found.file.clone());
-        files.push(found);
+        let launcher = tools.program(name)?;
+        programs.push(launcher.file.clone());
+        files.push(launcher);
     }
     let is_needed =
-        |found: &&GuestFile| PLUGINS.iter().any(|plugin| found.guest_path.ends_with(plugin));
-    programs.extend(files.iter().filter(is_needed).map(|found| found.file.clone()));
+        |file: &&GuestFile| PLUGINS.iter().any(|plugin| file.guest_path.ends_with(plugin));
+    programs.extend(files.iter().filter(is_needed).map(|it| it.file.clone()));
     files.extend(tools.closure(&programs)?);
     let agent = work.join("to-node");
     std::fs::write(&agent, AGENT_SCRIPT)?;
@@ -61,9 +62,9 @@ pub(super) fn add(root: &Path, folder: &Path, work: &Path, built: &mut Programs)
     Ok(())
 }
 
-/// Times totals on 2 ranks of each of both nodes: shared memory inside, TCP between.
+/// Returns the shell line that times totals on 2 ranks per node: shared memory inside, TCP between.
 pub(super) fn line(min_bytes: u64, max_bytes: u64, factor: u64, iterations: u32) -> String {
-    // Four ranks on two processors: whoever waits must yield.
+    // There are four ranks on two processors, so a waiting rank must yield.
     let settings = [
         "pml ob1",
         "btl self,vader,tcp",
@@ -83,7 +84,7 @@ pub(super) fn line(min_bytes: u64, max_bytes: u64, factor: u64, iterations: u32)
     )
 }
 
-/// Host 10.0.0.(N + 1) is node N. Each node has a name of its own and keeps its files apart.
+/// Host 10.0.0.(N + 1) is node N. Each node has its own name and its own temporary files.
 const AGENT_SCRIPT: &str = r#"#!/bin/sh
 node=node$((${1##*.} - 1))
 shift

@@ -1,338 +1,321 @@
-//! What was measured, as tables for people.
+//! Judges the figures and writes the page.
 
-use std::fmt::Write;
+use super::record::{BOTH, RETRIES, Record, gather, put, sent, signal};
+use super::steps::{
+    COUNTED, LOSSY, PUTS, RANKS, SLOW, TOTALS, TOTALS_LOSSY, TOTALS_OF_PEER, TURNS, WIRE_SHARD,
+    Wire,
+};
+use crate::bench::report::{self, Column, Goals, figure, size, table};
 
-use super::goals::{self, Verdict};
-use super::record::{Algorithms, Record, of};
-use super::steps;
-use super::wire::{self, Wire};
-use crate::bench::facts::Machine;
-use crate::bench::record::size;
+/// The minimum rate of puts relative to ib_write_bw.
+const PUT: f64 = 0.95;
+/// The maximum time of a put and a signal relative to ib_write_lat.
+const SIGNAL: f64 = 1.3;
+/// The maximum number of bytes on the wire relative to the plan, for headers and acknowledgements.
+const SENT: f64 = 1.05;
 
-type Written<T = ()> = Result<T, std::fmt::Error>;
+/// Returns the totals of all-gathers.
+fn totals((min, max, factor): (u64, u64, u64)) -> impl Iterator<Item = u64> {
+    std::iter::successors(Some(min), move |total| Some(total * factor))
+        .take_while(move |total| *total <= max)
+}
+
+/// Returns the bytes that a node sends by the plan: each shard once to the other node, or to each rank there.
+fn plan_bytes(algorithm: &str) -> u64 {
+    let [own, others] = RANKS.map(|ranks| ranks as u64);
+    WIRE_SHARD * if algorithm == "hierarchical" { own } else { own * others }
+}
 
 impl Record {
-    /// The page.
-    pub(super) fn page(&self) -> Written<String> {
-        let mut page = String::new();
-        self.head(&mut page)?;
-        self.messages(&mut page)?;
-        self.nodes(&mut page)?;
-        self.peer(&mut page)?;
-        self.why(&mut page)?;
-        Ok(page)
-    }
-
-    fn head(&self, page: &mut String) -> Written {
-        let Machine { command, date, peerlane, rustc, cpu, cores, .. } = &self.machine;
-        writeln!(page, "# RDMA between two nodes of a virtual machine\n")?;
-        writeln!(page, "Written by `{command}` on {date}; do not edit.\n")?;
-        writeln!(page, "- Peerlane {peerlane}, {rustc}; {}", self.versions.join(", "))?;
-        writeln!(
-            page,
-            "- a virtual machine of QEMU {} on {cores} cores of {cpu}, its processors emulated where the \
-             machine offers no KVM; guest kernel {}",
-            self.emulator, self.kernel
-        )?;
-        writeln!(
-            page,
-            "- The two nodes are network namespaces with a soft RoCE device each (`rdma_rxe`), joined by \
-             a cable (one veth pair) with an MTU of 4200. Every packet is made, summed and taken apart by \
-             the guest's processors, so that only ratios within this boot mean anything."
-        )?;
-        writeln!(page, "- The machine's load average was {} before the boot", self.load)?;
-        writeln!(
-            page,
-            "- A figure is that of a run, then the median of {} rounds, in which all take turns; bare messages \
-             have {} turns a round.\n",
-            self.rounds,
-            steps::TURNS
-        )
-    }
-
-    fn messages(&self, page: &mut String) -> Written {
-        writeln!(page, "## Bare messages, against perftest with the same parameters\n")?;
-        writeln!(
-            page,
-            "Puts: bytes a second, `peerlane perf --put` against `ib_write_bw`, with an engine for each queue \
-             pair. perftest polls, and so does Peerlane here (`--spin 1s`); by default it looks for a while and \
-             sleeps.\n"
-        )?;
-        writeln!(
-            page,
-            "| message | queue pairs | ib_write_bw, MB/s | Peerlane, MB/s | ratio | goal | sleeping, MB/s |"
-        )?;
-        writeln!(page, "| --: | --: | --: | --: | --: | --- | --: |")?;
-        for put in &self.puts {
-            writeln!(
-                page,
-                "| {} | {} | {:.1} | {:.1} | {:.2} | {} | {:.1} |",
-                size(put.bytes),
-                put.queue_pairs,
-                1e3 * of(&put.theirs_gbs),
-                1e3 * of(&put.ours_gbs),
-                put.ratio(),
-                verdict(goals::put(put)),
-                1e3 * of(&put.sleeping_gbs)
-            )?;
+    /// Returns all goals, each with what it is about.
+    pub(super) fn goals(&self) -> Vec<(String, Goals)> {
+        let mut goals = vec![("put of 8 B and signal".to_owned(), self.signal_goals())];
+        for (bytes, pairs, ..) in PUTS {
+            let what = format!("put of {} over {pairs} queue pairs", size(bytes));
+            goals.push((what, self.put_goals(bytes, pairs)));
         }
-        writeln!(
-            page,
-            "\nA put of 8 bytes with a signal behind it, one way, `peerlane perf --signal` against the \
-             typical time of `ib_write_lat -s 8`, which polls the last byte.\n"
-        )?;
-        writeln!(page, "| ib_write_lat, µs | Peerlane, µs | ratio | goal | sleeping, µs |")?;
-        writeln!(page, "| --: | --: | --: | --- | --: |")?;
-        let signal = &self.signal;
-        writeln!(
-            page,
-            "| {:.1} | {:.1} | {:.2} | {} | {:.1} |\n",
-            of(&signal.theirs_us),
-            of(&signal.ours_us),
-            signal.ratio(),
-            verdict(goals::signal(signal)),
-            of(&signal.sleeping_us)
-        )
+        for total in totals(TOTALS) {
+            goals.push((format!("hierarchical, {}", size(total)), self.algorithm_goals(total)));
+        }
+        for algorithm in COUNTED {
+            goals.push((format!("{algorithm} on the wire"), self.sent_goals(algorithm)));
+        }
+        for (wire, total) in gathers() {
+            let what = format!("all-gather of {}, {}", size(total), wire.name());
+            goals.push((what, self.gather_goals(wire, total)));
+        }
+        goals
     }
 
-    fn nodes(&self, page: &mut String) -> Written {
-        writeln!(page, "## 2 nodes × 2 ranks: host memory inside, RDMA between\n")?;
-        writeln!(
-            page,
-            "Bytes that the interface of each node sent for one all-gather, counted by the kernel, with \
-             headers and acknowledgements: the difference of a longer and a shorter run, and of all rounds \
-             the least, because packets that are sent again only add. The hierarchical plan sends the \
-             shards of a node to each other node once, the direct one to each rank there.\n"
-        )?;
-        writeln!(
-            page,
-            "| algorithm | shard | bytes of the plan | node 0 sent | node 1 sent | ratio | goal |"
-        )?;
-        writeln!(page, "| --- | --: | --: | --: | --: | --: | --- |")?;
-        for sent in &self.sent {
-            let [first, second] = sent.seen_bytes();
-            writeln!(
-                page,
-                "| {} | {} | {} | {first:.0} | {second:.0} | {:.3} | {} |",
-                sent.algorithm,
-                size(sent.shard_bytes),
-                sent.wanted_bytes,
-                sent.ratio(),
-                verdict(goals::sent(sent))
-            )?;
-        }
-        writeln!(
-            page,
-            "\nTimes in ms, all algorithms in turn in the same processes, every byte compared.\n"
-        )?;
-        times(page, &self.algorithms, true)?;
-        writeln!(
-            page,
-            "\nWith `{}` on the interfaces of both nodes everything completes, and every byte is right; \
-             ms:\n",
-            wire::LOSSY
-        )?;
-        times(page, &self.lossy, false)?;
-        writeln!(page)
+    fn put_ratio(&self, bytes: u64, pairs: u32) -> f64 {
+        self.ratio(&put(bytes, pairs, "polling"), &put(bytes, pairs, "ib_write_bw"))
     }
 
-    fn peer(&self, page: &mut String) -> Written {
-        writeln!(page, "## Against Open MPI over TCP between the same namespaces\n")?;
-        writeln!(
-            page,
-            "2 nodes × 2 ranks. Open MPI: shared memory inside, TCP between, ranks that wait yield. \
-             Peerlane: the plan that is predicted to be fastest, host memory inside, RDMA between, \
-             one queue pair to each peer, all by default.\n"
-        )?;
-        writeln!(
-            page,
-            "Three wires: the cable as it is, over which TCP passes up to 64 KiB whole; the same with \
-             `gso_max_segs 1` on both interfaces, so that TCP sends packets of the MTU as soft RoCE does; and \
-             a slow one, `{}` on both. The goal is judged over the second and third, as a wire between \
-             hosts with an MTU of 4200 carries nothing longer.\n",
-            wire::SLOW
-        )?;
-        let (both, (_, total, _)) = (of(&self.both_gbs), steps::TOTALS_OF_PEER);
-        writeln!(
-            page,
-            "As many bytes as the total cross the cable, half of them each way. `ib_write_bw -b` over 4 queue \
-             pairs moves {:.0} MB/s in both directions together, so those of {} alone take soft RoCE {:.1} ms.\n",
-            1e3 * both,
-            size(total),
-            total as f64 / both / 1e6
-        )?;
-        writeln!(
-            page,
-            "| wire | total | Open MPI, ms | Peerlane, ms | its algorithm | times faster | goal |"
-        )?;
-        writeln!(page, "| --- | --: | --: | --: | --- | --: | --- |")?;
-        for gathers in &self.gathers {
-            writeln!(
-                page,
-                "| {} | {} | {:.2} | {:.2} | {} | {:.2} | {} |",
-                gathers.wire.name(),
-                size(gathers.total_bytes),
-                of(&gathers.theirs_us) / 1e3,
-                of(&gathers.ours_us) / 1e3,
-                gathers.algorithm,
-                gathers.ratio(),
-                goals::gathers(gathers).map_or_else(|| "none".to_owned(), verdict)
-            )?;
-        }
-        writeln!(page)
+    fn put_goals(&self, bytes: u64, pairs: u32) -> Goals {
+        Goals::default().at_least("of ib_write_bw", self.put_ratio(bytes, pairs), PUT)
     }
 
-    /// What the figures above say of the goals that are missed.
-    fn why(&self, page: &mut String) -> Written {
-        if self.missed().is_empty() {
-            return Ok(());
-        }
-        writeln!(page, "## Why goals are missed\n")?;
-        let is_late = |wire| {
-            let mut of_wire = self.gathers.iter().filter(|one| one.wire == wire);
-            of_wire.any(|one| goals::gathers(one).is_some_and(|verdict| verdict.is_err()))
+    fn signal_ratio(&self) -> f64 {
+        self.ratio(&signal("polling"), &signal("ib_write_lat"))
+    }
+
+    fn signal_goals(&self) -> Goals {
+        Goals::default().at_most("× ib_write_lat", self.signal_ratio(), SIGNAL)
+    }
+
+    fn algorithm_ratio(&self, total: u64) -> f64 {
+        self.ratio(&gather("cable", total, "hierarchical"), &gather("cable", total, "direct"))
+    }
+
+    fn algorithm_goals(&self, total: u64) -> Goals {
+        Goals::default().at_most("× direct", self.algorithm_ratio(total), 1.0)
+    }
+
+    /// Returns the bytes on the wire relative to the plan, of the node with more. Retries only add bytes, so the
+    /// smallest value of all rounds counts.
+    fn sent_ratio(&self, algorithm: &str) -> f64 {
+        let [first, second] = [0, 1].map(|node| self.least(&sent(algorithm, node)));
+        first.max(second) / plan_bytes(algorithm) as f64
+    }
+
+    fn sent_goals(&self, algorithm: &str) -> Goals {
+        Goals::default().at_most("× its plan", self.sent_ratio(algorithm), SENT)
+    }
+
+    fn gather_ratio(&self, wire: Wire, total: u64) -> f64 {
+        self.ratio(&gather(wire.name(), total, "Open MPI"), &gather(wire.name(), total, "Peerlane"))
+    }
+
+    /// Returns no goal over the cable as it is, which passes longer packets than the wires of hosts.
+    fn gather_goals(&self, wire: Wire, total: u64) -> Goals {
+        let ratio = Some(self.gather_ratio(wire, total)).filter(|_| wire != Wire::AsItIs);
+        Goals::default().at_least("× as fast as Open MPI", ratio, 1.0)
+    }
+
+    fn ratio(&self, figure: &str, by: &str) -> f64 {
+        self.median(figure) / self.median(by)
+    }
+
+    /// Returns the page.
+    pub(super) fn page(&self) -> String {
+        let signal_us = |side| figure(self.median(&signal(side)), 1);
+        let signals: [Column<'_, ()>; 5] = [
+            ("ib_write_lat, µs", &|()| signal_us("ib_write_lat")),
+            ("Peerlane, µs", &|()| signal_us("polling")),
+            ("ratio", &|()| figure(self.signal_ratio(), 2)),
+            ("<goal", &|()| self.signal_goals().cell()),
+            ("sleeping, µs", &|()| signal_us("sleeping")),
+        ];
+        let (both, largest) = (self.median(BOTH), TOTALS_OF_PEER.1);
+        let names = PUTS.map(|(bytes, pairs, ..)| put(bytes, pairs, "ib_write_bw"));
+        let greatest = |values: [f64; PUTS.len()]| values.into_iter().fold(f64::NAN, f64::max);
+        let spread = |algorithm| {
+            let spreads =
+                totals(TOTALS).map(|total| self.spread(&gather("cable", total, algorithm)));
+            figure(spreads.fold(f64::NAN, f64::max), 2)
         };
-        if is_late(Wire::Packets) {
-            let best = self.puts.iter().map(|put| of(&put.theirs_gbs)).fold(0.0, f64::max);
-            writeln!(
-                page,
-                "- Open MPI in packets of the MTU: soft RoCE sums up every packet on the processors that the \
-                 ranks run on, which TCP leaves to the network card, and between two namespaces nobody does; \
-                 ib_write_bw itself moves {:.0} MB/s at best. Over the slow wire the bytes on it count, and \
-                 not the processors.",
-                1e3 * best
-            )?;
+        let values = [
+            ("head", self.machine.head("RDMA between two nodes of a virtual machine")),
+            ("versions", self.versions.join(", ")),
+            ("emulator", self.emulator.clone()),
+            ("kernel", self.kernel.clone()),
+            ("load", self.load.clone()),
+            ("rounds", self.rounds.to_string()),
+            ("turns", TURNS.to_string()),
+            ("puts", self.puts()),
+            ("signals", table([()], &signals)),
+            ("sent", self.sent()),
+            ("algorithms", self.algorithms_table()),
+            ("lossy_wire", LOSSY.to_owned()),
+            ("lossy", self.lossy()),
+            ("slow_wire", SLOW.to_owned()),
+            ("both_mbs", figure(1e3 * both, 0)),
+            ("both_ms", figure(largest as f64 / both / 1e6, 1)),
+            ("largest", size(largest)),
+            ("gathers", self.gathers_table()),
+            ("put_mbs", figure(1e3 * greatest(names.each_ref().map(|name| self.median(name))), 0)),
+            ("put_spread", figure(greatest(names.each_ref().map(|name| self.spread(name))), 2)),
+            ("hierarchical_spread", spread("hierarchical")),
+            ("direct_spread", spread("direct")),
+            ("retries", figure(self.values(RETRIES).iter().fold(0.0, |sum, one| sum + one), 0)),
+        ];
+        report::page(include_str!("../pages/rdma.md.in"), &values)
+    }
+
+    fn puts(&self) -> String {
+        let rate = |bytes, pairs, side| figure(1e3 * self.median(&put(bytes, pairs, side)), 1);
+        table(
+            PUTS.map(|(bytes, pairs, ..)| (bytes, pairs)),
+            &[
+                ("message", &|(bytes, _)| size(*bytes)),
+                ("queue pairs", &|(_, pairs)| pairs.to_string()),
+                ("ib_write_bw, MB/s", &|(bytes, pairs)| rate(*bytes, *pairs, "ib_write_bw")),
+                ("Peerlane, MB/s", &|(bytes, pairs)| rate(*bytes, *pairs, "polling")),
+                ("ratio", &|(bytes, pairs)| figure(self.put_ratio(*bytes, *pairs), 2)),
+                ("<goal", &|(bytes, pairs)| self.put_goals(*bytes, *pairs).cell()),
+                ("sleeping, MB/s", &|(bytes, pairs)| rate(*bytes, *pairs, "sleeping")),
+            ],
+        )
+    }
+
+    fn sent(&self) -> String {
+        let bytes = |algorithm: &str, node| figure(self.least(&sent(algorithm, node)), 0);
+        table(
+            COUNTED,
+            &[
+                ("<algorithm", &|algorithm| (*algorithm).to_owned()),
+                ("shard", &|_| size(WIRE_SHARD)),
+                ("bytes of the plan", &|algorithm| plan_bytes(algorithm).to_string()),
+                ("node 0 sent", &|algorithm| bytes(algorithm, 0)),
+                ("node 1 sent", &|algorithm| bytes(algorithm, 1)),
+                ("ratio", &|algorithm| figure(self.sent_ratio(algorithm), 3)),
+                ("<goal", &|algorithm| self.sent_goals(algorithm).cell()),
+            ],
+        )
+    }
+
+    fn algorithms_table(&self) -> String {
+        let time =
+            |total, algorithm| figure(self.median(&gather("cable", total, algorithm)) / 1e3, 2);
+        table(
+            totals(TOTALS),
+            &[
+                ("total", &|total| size(*total)),
+                ("direct", &|total| time(*total, "direct")),
+                ("hierarchical", &|total| time(*total, "hierarchical")),
+                ("hierarchical / direct", &|total| figure(self.algorithm_ratio(*total), 2)),
+                ("<goal", &|total| self.algorithm_goals(*total).cell()),
+            ],
+        )
+    }
+
+    fn lossy(&self) -> String {
+        let time = |total, name: &str| figure(self.median(&gather("lossy", total, name)) / 1e3, 2);
+        let names = self.algorithms("lossy", TOTALS_LOSSY.0);
+        let times: Vec<_> =
+            names.iter().map(|name| move |total: &u64| time(*total, name)).collect();
+        let mut columns: Vec<Column<'_, u64>> = vec![("total", &|total| size(*total))];
+        for (name, time) in names.iter().zip(&times) {
+            columns.push((name, time));
         }
-        if self.puts.iter().any(|put| goals::put(put).is_err()) {
-            let spreads = self.puts.iter().map(|put| spread(&put.theirs_gbs));
-            writeln!(
-                page,
-                "- Puts: the rates of ib_write_bw itself differ by up to {:.2} × from round to round.",
-                spreads.fold(1.0, f64::max)
-            )?;
-        }
-        if self.sent.iter().any(|sent| goals::sent(sent).is_err()) {
-            let again: u64 = self.sent.iter().map(|sent| sent.again).sum();
-            writeln!(
-                page,
-                "- Bytes on the wire: the two devices began to send again {again} times in these runs \
-                 (`completer_retry_err`), which they do when an acknowledgement takes longer than 67 ms: \
-                 the processors of the guest were kept from running for that long.",
-            )?;
-        }
-        let late = |one: &&Algorithms| goals::time(one).is_err();
-        if let Some(late) = self.algorithms.iter().find(late) {
-            let [direct, hierarchical] = ["direct", "hierarchical"]
-                .map(|name| late.times_us.get(name).map_or(f64::NAN, |times| spread(times)));
-            writeln!(
-                page,
-                "- Hierarchical at {}: from round to round its time differs by up to {hierarchical:.2} ×, \
-                 that of direct by {direct:.2} ×.",
-                size(late.total_bytes)
-            )?;
-        }
-        if goals::signal(&self.signal).is_err() {
-            writeln!(
-                page,
-                "- Signals: a peer hears of a signal by a completion; ib_write_lat polls the memory that is \
-                 written."
-            )?;
-        }
-        Ok(())
+        table(totals(TOTALS_LOSSY), &columns)
+    }
+
+    fn gathers_table(&self) -> String {
+        let time = |wire: Wire, total, side| {
+            figure(self.median(&gather(wire.name(), total, side)) / 1e3, 2)
+        };
+        let choice = |wire: Wire, total| {
+            let choice = self.choices.get(&gather(wire.name(), total, "Peerlane"));
+            choice.cloned().unwrap_or_default()
+        };
+        table(
+            gathers(),
+            &[
+                ("<wire", &|(wire, _)| wire.name().to_owned()),
+                ("total", &|(_, total)| size(*total)),
+                ("Open MPI, ms", &|(wire, total)| time(*wire, *total, "Open MPI")),
+                ("Peerlane, ms", &|(wire, total)| time(*wire, *total, "Peerlane")),
+                ("<its algorithm", &|(wire, total)| choice(*wire, *total)),
+                ("times faster", &|(wire, total)| figure(self.gather_ratio(*wire, *total), 2)),
+                ("<goal", &|(wire, total)| self.gather_goals(*wire, *total).cell()),
+            ],
+        )
     }
 }
 
-fn times(page: &mut String, all: &[Algorithms], judged: bool) -> Written {
-    let Some(first) = all.first() else { return Ok(()) };
-    let names: Vec<&String> = first.times_us.keys().collect();
-    write!(page, "| total |")?;
-    names.iter().try_for_each(|name| write!(page, " {name} |"))?;
-    writeln!(page, "{}", if judged { " hierarchical / direct | goal |" } else { "" })?;
-    let columns = names.len() + 1 + usize::from(judged);
-    writeln!(page, "|{}{}", " --: |".repeat(columns), if judged { " --- |" } else { "" })?;
-    for one in all {
-        write!(page, "| {} |", size(one.total_bytes))?;
-        names.iter().try_for_each(|name| write!(page, " {:.2} |", one.time_us(name) / 1e3))?;
-        if judged {
-            write!(page, " {:.2} | {} |", one.ratio(), verdict(goals::time(one)))?;
-        }
-        writeln!(page)?;
-    }
-    Ok(())
-}
-
-fn verdict(verdict: Verdict) -> String {
-    match verdict {
-        Ok(reached) => reached,
-        Err(missed) => format!("**missed**: {missed}"),
-    }
-}
-
-/// The largest by the smallest.
-fn spread(rounds: &[f64]) -> f64 {
-    let (least, most) = rounds
-        .iter()
-        .fold((f64::INFINITY, 0.0), |(least, most), one| (least.min(*one), one.max(most)));
-    most / least
+/// Returns the all-gathers against Open MPI: the wire and the total.
+fn gathers() -> impl Iterator<Item = (Wire, u64)> {
+    Wire::ALL.into_iter().flat_map(|wire| totals(TOTALS_OF_PEER).map(move |total| (wire, total)))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
-    use super::super::record::{Gathers, Put, Sent};
     use super::*;
 
+    /// Returns a record in which every goal is reached.
+    fn record() -> Record {
+        let mut record = Record { emulator: "10.0.2".into(), rounds: 2, ..Record::default() };
+        for (bytes, pairs, ..) in PUTS {
+            for (side, rate) in [("ib_write_bw", 0.07), ("polling", 0.07), ("sleeping", 0.05)] {
+                record.add(put(bytes, pairs, side), rate);
+            }
+        }
+        for (side, time) in [("ib_write_lat", 67.0), ("polling", 80.0), ("sleeping", 90.0)] {
+            record.add(signal(side), time);
+        }
+        for total in totals(TOTALS) {
+            record.add(gather("cable", total, "direct"), 4e3);
+            record.add(gather("cable", total, "hierarchical"), 3e3);
+        }
+        for algorithm in COUNTED {
+            for node in 0..2 {
+                record.add(sent(algorithm, node), 1.04 * plan_bytes(algorithm) as f64);
+                record.add(sent(algorithm, node), 2.0 * plan_bytes(algorithm) as f64);
+            }
+        }
+        for (wire, total) in gathers() {
+            record.add(gather(wire.name(), total, "Open MPI"), 4e3);
+            record.add(gather(wire.name(), total, "Peerlane"), 2e3);
+        }
+        record.add(BOTH.to_owned(), 0.2);
+        for algorithm in ["ring", "direct"] {
+            record.add(gather("lossy", TOTALS_LOSSY.0, algorithm), 9e3);
+        }
+        record
+    }
+
+    fn missed(record: &Record) -> Vec<String> {
+        let missed = record.goals().into_iter().filter(|(_, goals)| goals.are_missed());
+        missed.map(|(what, goals)| format!("{what}: {}", goals.cell())).collect()
+    }
+
+    fn set(record: &mut Record, name: String, value: f64) {
+        record.figures.insert(name, vec![value]);
+    }
+
     #[test]
-    fn the_page_has_every_table_and_says_why() {
-        let mut record = Record::new(Machine::default(), "10.0.2", "7.0", 2);
-        record.puts = vec![Put {
-            bytes: 65536,
-            queue_pairs: 1,
-            theirs_gbs: vec![0.08, 0.06],
-            ours_gbs: vec![0.07],
-            sleeping_gbs: vec![0.05],
-        }];
-        record.signal.theirs_us = vec![67.0];
-        record.signal.ours_us = vec![80.0];
-        record.signal.sleeping_us = vec![90.0];
-        let times = |direct, hierarchical| {
-            BTreeMap::from([
-                ("direct".to_owned(), vec![direct]),
-                ("hierarchical".to_owned(), vec![hierarchical]),
-            ])
-        };
-        record.algorithms = vec![Algorithms { total_bytes: 1 << 20, times_us: times(4e3, 3e3) }];
-        let rounds_bytes = vec![[1.06e6, 1.05e6]];
-        record.sent = vec![Sent { rounds_bytes, ..Sent::new("direct", [2, 2], 1 << 18) }];
-        let gathers = |wire| Gathers {
-            algorithm: "hierarchical".into(),
-            theirs_us: vec![2e3],
-            ours_us: vec![4e3],
-            ..Gathers::new(1 << 20, wire)
-        };
-        record.both_gbs = vec![0.2];
-        record.gathers = vec![gathers(Wire::AsItIs)];
-        assert!(record.missed().is_empty());
-        assert!(!record.page().unwrap().contains("## Why goals are missed"));
-        record.gathers.push(gathers(Wire::Packets));
-        let page = record.page().unwrap();
-        for wanted in [
+    fn the_page_has_every_table() {
+        let record = record();
+        let page = record.page();
+        assert_eq!(missed(&record), [""; 0]);
+        for text in [
             "| 64 KiB | 1 | 70.0 | 70.0 | 1.00 | ≥ 0.95 of ib_write_bw | 50.0 |",
             "| 67.0 | 80.0 | 1.19 | ≤ 1.3 × ib_write_lat | 90.0 |",
-            "| direct | 256 KiB | 1048576 | 1060000 | 1050000 | 1.011 | ≤ 1.05 × its plan |",
+            "| direct | 256 KiB | 1048576 | 1090519 | 1090519 | 1.040 | ≤ 1.05 × its plan |",
+            "| hierarchical | 256 KiB | 524288 | 545260 |",
             "| 1 MiB | 4.00 | 3.00 | 0.75 | ≤ 1 × direct |",
-            "moves 200 MB/s in both directions together, so those of 4 MiB alone take soft RoCE 21.0 ms.",
-            "- a virtual machine of QEMU 10.0.2 on ",
+            "| total | direct | ring |\n| --: | --: | --: |\n| 64 KiB | 9.00 | 9.00 |",
+            "moves 200 MB/s in both directions together, so those of 4 MiB take soft RoCE 21.0 ms.",
+            "- A virtual machine of QEMU 10.0.2, ",
             "on both interfaces, so that TCP sends packets of the MTU as soft RoCE does; and a slow one, `tbf",
-            "| as it is | 1 MiB | 2.00 | 4.00 | hierarchical | 0.50 | none |",
-            "| packets of the MTU | 1 MiB | 2.00 | 4.00 | hierarchical | 0.50 | **missed**: ",
-            "- Open MPI in packets of the MTU: soft RoCE sums up every packet",
-            "ib_write_bw itself moves 70 MB/s at best.",
+            "| as it is | 1 MiB | 4.00 | 2.00 |  | 2.00 | – |",
+            "ib_write_bw itself moves at most 70 MB/s, and its rates differ by up to 1.00 × from",
+            "the two devices began to send again 0 times",
         ] {
-            assert!(page.contains(wanted), "{wanted} is not in\n{page}");
+            assert!(page.contains(text), "{text} is not in\n{page}");
         }
-        assert!(!page.contains("- Signals"), "{page}");
-        assert_eq!(record.missed().len(), 1);
+    }
+
+    #[test]
+    fn missed_goals_are_named() {
+        let mut record = record();
+        set(&mut record, put(65536, 4, "polling"), 0.063);
+        set(&mut record, signal("polling"), 93.8);
+        set(&mut record, gather("packets of the MTU", 1 << 20, "Peerlane"), 8e3);
+        set(&mut record, gather("slow", 1 << 20, "Peerlane"), 8e3);
+        set(&mut record, gather("as it is", 1 << 20, "Peerlane"), 8e3);
+        record.figures.remove(&sent("direct", 0));
+        record.figures.remove(&sent("direct", 1));
+        assert_eq!(
+            missed(&record),
+            [
+                "put of 8 B and signal: **missed**: ≤ 1.3 × ib_write_lat (found 1.400)",
+                "put of 64 KiB over 4 queue pairs: **missed**: ≥ 0.95 of ib_write_bw (found 0.900)",
+                "direct on the wire: **missed**: ≤ 1.05 × its plan (found –)",
+                "all-gather of 1 MiB, packets of the MTU: **missed**: ≥ 1 × as fast as Open MPI (found 0.500)",
+                "all-gather of 1 MiB, slow: **missed**: ≥ 1 × as fast as Open MPI (found 0.500)",
+            ]
+        );
     }
 }

@@ -1,211 +1,265 @@
-//! What was measured, as data.
+//! Collects the figures that the jobs print.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::goals;
-use super::wire::Wire;
-use crate::bench::facts::Machine;
+use super::steps::{Reads, WIRE_ITERATIONS};
 use crate::bench::median;
+use crate::bench::report::Machine;
 use peerlane_rxe_vm::process::Outcome;
 
-/// One boot.
-#[derive(Debug, Serialize)]
+const MIB: f64 = (1 << 20) as f64;
+/// The figure of puts in both directions.
+pub(super) const BOTH: &str = "puts in both directions, ib_write_bw, GB/s";
+/// The figure of the times that the two devices began to send again.
+pub(super) const RETRIES: &str = "retries of both devices";
+
+/// The figures of one boot.
+#[derive(Debug, Default, Serialize)]
 pub(super) struct Record {
     pub(super) machine: Machine,
     /// The version of QEMU.
     pub(super) emulator: String,
     /// The guest's kernel.
     pub(super) kernel: String,
-    /// What else the machine did: the load averages of 1, 5 and 15 minutes before the boot.
+    /// Load averages of 1, 5 and 15 minutes before the boot.
     pub(super) load: String,
-    /// What the peers call themselves.
+    /// The versions of perftest and Open MPI.
     pub(super) versions: Vec<String>,
     pub(super) rounds: u16,
-    pub(super) puts: Vec<Put>,
-    /// What ib_write_bw moves in both directions together, in 10^9 bytes a second.
-    pub(super) both_gbs: Vec<f64>,
-    pub(super) signal: Signal,
-    pub(super) algorithms: Vec<Algorithms>,
-    pub(super) sent: Vec<Sent>,
-    /// All algorithms over a slow and lossy wire.
-    pub(super) lossy: Vec<Algorithms>,
-    pub(super) gathers: Vec<Gathers>,
+    /// The algorithm that Peerlane chose for an all-gather.
+    pub(super) choices: BTreeMap<String, String>,
+    /// One value per turn.
+    pub(super) figures: BTreeMap<String, Vec<f64>>,
 }
 
-/// Puts against ib_write_bw, a figure a turn.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct Put {
-    pub(super) bytes: u64,
-    pub(super) queue_pairs: u32,
-    pub(super) theirs_gbs: Vec<f64>,
-    /// Of ranks that poll, as theirs do.
-    pub(super) ours_gbs: Vec<f64>,
-    /// Of ranks that look for a while and sleep.
-    pub(super) sleeping_gbs: Vec<f64>,
+/// Names the rate of puts by one side.
+pub(super) fn put(bytes: u64, queue_pairs: u32, side: &str) -> String {
+    format!("put of {bytes} B over {queue_pairs} queue pairs, {side}, GB/s")
 }
 
-/// A put of 8 bytes and a signal against ib_write_lat, one way.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct Signal {
-    pub(super) theirs_us: Vec<f64>,
-    /// Of ranks that poll, as theirs do.
-    pub(super) ours_us: Vec<f64>,
-    /// Of ranks that look for a while and sleep.
-    pub(super) sleeping_us: Vec<f64>,
+/// Names the one-way time of a put of 8 bytes and a signal by one side.
+pub(super) fn signal(side: &str) -> String {
+    format!("put of 8 B and signal, {side}, µs")
 }
 
-/// All algorithms at one size, in turn in the same processes.
-#[derive(Debug, Serialize)]
-pub(super) struct Algorithms {
-    pub(super) total_bytes: u64,
-    pub(super) times_us: BTreeMap<String, Vec<f64>>,
+/// Names the time of an all-gather over a wire by one side or algorithm.
+pub(super) fn gather(wire: &str, total_bytes: u64, side: &str) -> String {
+    format!("all-gather of {total_bytes} B, {wire}, {side}, µs")
 }
 
-/// What one all-gather sends over the interface of each node.
-#[derive(Debug, Serialize)]
-pub(super) struct Sent {
-    pub(super) algorithm: String,
-    pub(super) shard_bytes: u64,
-    /// What the plan says that a node sends.
-    pub(super) wanted_bytes: u64,
-    /// What the interfaces counted in each round, with headers, acknowledgements, and what was sent
-    /// again.
-    pub(super) rounds_bytes: Vec<[f64; 2]>,
-    /// How often the two devices began to send again, in all rounds.
-    pub(super) again: u64,
+/// Names the bytes that a node sends for one all-gather, with headers, acknowledgements and retries.
+pub(super) fn sent(algorithm: &str, node: usize) -> String {
+    format!("sent by node {node}, {algorithm}, B")
 }
 
-/// The plan that is predicted to be fastest against Open MPI over TCP.
-#[derive(Debug, Serialize)]
-pub(super) struct Gathers {
-    pub(super) total_bytes: u64,
-    pub(super) wire: Wire,
-    pub(super) algorithm: String,
-    pub(super) theirs_us: Vec<f64>,
-    pub(super) ours_us: Vec<f64>,
+/// A row of `peerlane perf`, of `peerlane allgather`, or of the program over Open MPI.
+#[derive(Debug, Deserialize)]
+struct Row {
+    #[serde(default)]
+    gbs: Option<f64>,
+    #[serde(default)]
+    median_us: Option<f64>,
+    #[serde(default)]
+    algorithm: String,
+    #[serde(default)]
+    total_bytes: u64,
+    checked: bool,
 }
 
 impl Record {
-    /// Nothing was measured yet.
-    pub(super) fn new(machine: Machine, emulator: &str, kernel: &str, rounds: u16) -> Self {
-        Self {
-            machine,
-            emulator: emulator.to_owned(),
-            kernel: kernel.to_owned(),
-            load: "unknown".to_owned(),
-            versions: Vec::new(),
-            rounds,
-            puts: Vec::new(),
-            both_gbs: Vec::new(),
-            signal: Signal::default(),
-            algorithms: Vec::new(),
-            sent: Vec::new(),
-            lossy: Vec::new(),
-            gathers: Vec::new(),
+    /// Enters the output of a step.
+    pub(super) fn enter(&mut self, reads: &Reads, printed: &[String]) -> Outcome {
+        match reads {
+            Reads::Versions => {
+                let lines = printed.iter().map(|line| line.trim()).filter(|line| !line.is_empty());
+                self.versions = lines.map(str::to_owned).collect();
+            }
+            Reads::Rate { name, perftest_bytes } => {
+                let rate = match perftest_bytes {
+                    // The average rate, in MiB per second.
+                    Some(bytes) => perftest(printed, *bytes, 3)? * MIB / 1e9,
+                    None => row(printed)?.gbs.ok_or("the row has no rate")?,
+                };
+                self.add(name.clone(), rate);
+            }
+            Reads::Time { name, perftest_bytes } => {
+                let time = match perftest_bytes {
+                    // The typical time, which is the median.
+                    Some(bytes) => perftest(printed, *bytes, 4)?,
+                    None => row(printed)?.median_us.ok_or("the row has no time")?,
+                };
+                self.add(name.clone(), time);
+            }
+            Reads::Gathers { wire, side } => self.gathers(printed, wire, *side)?,
+            Reads::Sent { algorithm } => {
+                let counts: [[u64; 4]; 3] =
+                    counts(printed)?.try_into().map_err(|_| "expected three counts")?;
+                let [first, second, third] = counts;
+                for node in 0..2 {
+                    let shorter = second[node].saturating_sub(first[node]);
+                    let longer = third[node].saturating_sub(second[node]);
+                    let iterations = f64::from(WIRE_ITERATIONS[1] - WIRE_ITERATIONS[0]);
+                    let bytes = longer.saturating_sub(shorter) as f64 / iterations;
+                    self.add(sent(algorithm, node), bytes);
+                }
+                let retries = (third[2] + third[3]).saturating_sub(first[2] + first[3]);
+                self.add(RETRIES.to_owned(), retries as f64);
+            }
         }
-    }
-
-    /// Writes `rdma.json` and `rdma.md` into `folder`.
-    pub(super) fn save(&self, folder: &Path) -> Outcome {
-        std::fs::create_dir_all(folder)?;
-        let json = serde_json::to_string_pretty(self)? + "\n";
-        std::fs::write(folder.join("rdma.json"), json)?;
-        std::fs::write(folder.join("rdma.md"), self.page()?)?;
         Ok(())
     }
 
-    /// The goals that are missed.
-    pub(super) fn missed(&self) -> Vec<String> {
-        let puts = self.puts.iter().map(goals::put);
-        let signal = std::iter::once(goals::signal(&self.signal));
-        let times = self.algorithms.iter().map(goals::time);
-        let sent = self.sent.iter().map(goals::sent);
-        let gathers = self.gathers.iter().filter_map(goals::gathers);
-        let all = puts.chain(signal).chain(times).chain(sent).chain(gathers);
-        all.filter_map(Result::err).collect()
+    /// Enters the rows of all-gathers, by side or else by algorithm.
+    fn gathers(&mut self, printed: &[String], wire: &str, side: Option<&str>) -> Outcome {
+        for row in rows(printed)? {
+            let name = gather(wire, row.total_bytes, side.unwrap_or(&row.algorithm));
+            self.add(name.clone(), row.median_us.ok_or("the row has no time")?);
+            if side.is_some() && !row.algorithm.is_empty() {
+                self.choices.insert(name, row.algorithm);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn add(&mut self, name: String, value: f64) {
+        self.figures.entry(name).or_default().push(value);
+    }
+
+    /// Returns the values of a figure.
+    pub(super) fn values(&self, name: &str) -> &[f64] {
+        self.figures.get(name).map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the median of a figure, or NaN if it was not measured.
+    pub(super) fn median(&self, name: &str) -> f64 {
+        let values = self.values(name);
+        if values.is_empty() { f64::NAN } else { median(values.iter().copied()) }
+    }
+
+    /// Returns the smallest value of a figure, or NaN if it was not measured.
+    pub(super) fn least(&self, name: &str) -> f64 {
+        self.values(name).iter().copied().fold(f64::NAN, f64::min)
+    }
+
+    /// Returns the ratio of the largest and the smallest value of a figure.
+    pub(super) fn spread(&self, name: &str) -> f64 {
+        self.values(name).iter().copied().fold(f64::NAN, f64::max) / self.least(name)
+    }
+
+    /// Returns the algorithms that were measured over a wire, sorted.
+    pub(super) fn algorithms(&self, wire: &str, total_bytes: u64) -> Vec<&str> {
+        let begin = gather(wire, total_bytes, "");
+        let begin = begin.trim_end_matches(", µs");
+        let names = self.figures.keys().filter_map(|name| name.strip_prefix(begin));
+        names.filter_map(|name| name.strip_suffix(", µs")).collect()
     }
 }
 
-impl Put {
-    /// Our rate by theirs.
-    pub(super) fn ratio(&self) -> f64 {
-        of(&self.ours_gbs) / of(&self.theirs_gbs)
+/// Reads the rows of JSON, each of which must be checked.
+fn rows(printed: &[String]) -> Outcome<Vec<Row>> {
+    // A message of Open MPI may end in a zero byte, with which the next line then begins.
+    let lines = printed.iter().map(|line| line.trim_start_matches(char::is_control));
+    let lines = lines.filter(|line| line.starts_with('{'));
+    let rows = lines.map(serde_json::from_str).collect::<Result<Vec<Row>, _>>()?;
+    if rows.is_empty() || !rows.iter().all(|row| row.checked) {
+        return Err(format!("expected checked rows of JSON:\n{}", printed.join("\n")).into());
     }
+    Ok(rows)
 }
 
-impl Signal {
-    /// Our time by theirs.
-    pub(super) fn ratio(&self) -> f64 {
-        of(&self.ours_us) / of(&self.theirs_us)
-    }
+/// Reads the only row.
+fn row(printed: &[String]) -> Outcome<Row> {
+    let mut rows = rows(printed)?;
+    rows.pop().filter(|_| rows.is_empty()).ok_or_else(|| "expected one row of JSON".into())
 }
 
-impl Algorithms {
-    /// The time of an algorithm.
-    pub(super) fn time_us(&self, algorithm: &str) -> f64 {
-        self.times_us.get(algorithm).map_or(f64::NAN, |times| of(times))
-    }
-
-    /// The time of the hierarchical plan by that of the direct one.
-    pub(super) fn ratio(&self) -> f64 {
-        self.time_us("hierarchical") / self.time_us("direct")
-    }
+/// Reads a column of perftest's row of this size.
+fn perftest(printed: &[String], bytes: u64, column: usize) -> Outcome<f64> {
+    let size = bytes.to_string();
+    let words = printed.iter().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let row = words.into_iter().find(|words| words.first() == Some(&size.as_str()));
+    let figure = row.as_ref().and_then(|words| words.get(column)?.parse().ok());
+    let printed = || printed.join("\n");
+    figure.ok_or_else(|| format!("perftest printed no row of {bytes} bytes:\n{}", printed()).into())
 }
 
-impl Sent {
-    /// `ranks` are those of each node.
-    pub(super) fn new(algorithm: &str, ranks: [usize; 2], shard_bytes: u64) -> Self {
-        let [own, others] = ranks.map(|ranks| ranks as u64);
-        let shards = match algorithm {
-            // The node's shards once to the other node.
-            "hierarchical" => own,
-            // To each rank of the other node.
-            _ => own * others,
-        };
-        let wanted_bytes = shards * shard_bytes;
-        let (algorithm, rounds_bytes) = (algorithm.to_owned(), Vec::new());
-        Self { algorithm, shard_bytes, wanted_bytes, rounds_bytes, again: 0 }
-    }
-
-    /// Enters a round.
-    pub(super) fn enter(&mut self, seen_bytes: [f64; 2], again: u64) {
-        self.rounds_bytes.push(seen_bytes);
-        self.again += again;
-    }
-
-    /// Of each node the least of all rounds: what is sent again only adds.
-    pub(super) fn seen_bytes(&self) -> [f64; 2] {
-        let least = |node: usize| {
-            let rounds = self.rounds_bytes.iter().map(|round| round[node]);
-            rounds.min_by(f64::total_cmp).unwrap_or(f64::NAN)
-        };
-        [least(0), least(1)]
-    }
-
-    /// What was seen by what the plan says, of the node with more.
-    pub(super) fn ratio(&self) -> f64 {
-        let [first, second] = self.seen_bytes();
-        first.max(second) / self.wanted_bytes as f64
-    }
+/// Reads the lines that count: the bytes that each node had sent, and the retries of each device.
+fn counts(printed: &[String]) -> Outcome<Vec<[u64; 4]>> {
+    let counts = printed.iter().filter_map(|line| line.strip_prefix("sent "));
+    let counts = counts.map(|line| {
+        let numbers: Vec<u64> =
+            line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        <[u64; 4]>::try_from(numbers).map_err(|_| format!("expected four numbers: {line}").into())
+    });
+    counts.collect()
 }
 
-impl Gathers {
-    /// Nothing was measured yet.
-    pub(super) fn new(total_bytes: u64, wire: Wire) -> Self {
-        let (theirs_us, ours_us) = (Vec::new(), Vec::new());
-        Self { total_bytes, wire, algorithm: String::new(), theirs_us, ours_us }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(text: &str) -> Vec<String> {
+        text.lines().map(str::to_owned).collect()
     }
 
-    /// How many times faster Peerlane is.
-    pub(super) fn ratio(&self) -> f64 {
-        of(&self.theirs_us) / of(&self.ours_us)
+    #[test]
+    fn tables_of_perftest_are_read() {
+        let mut record = Record::default();
+        let printed = lines(
+            " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
+             65536      500              75.50              62.50              0.001000\n",
+        );
+        let rate = |bytes| Reads::Rate { name: "rate".into(), perftest_bytes: Some(bytes) };
+        record.enter(&rate(65536), &printed).unwrap();
+        assert!((record.median("rate") - 0.065_536).abs() < 1e-9);
+        assert!(record.enter(&rate(8), &printed).is_err());
+        let printed = lines(
+            " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]\n \
+             8       1000          50.71          4000.10      67.25              70.00\n",
+        );
+        let time = Reads::Time { name: "time".into(), perftest_bytes: Some(8) };
+        record.enter(&time, &printed).unwrap();
+        assert_eq!(record.values("time"), [67.25]);
+        assert!(record.enter(&time, &lines("nothing")).is_err());
     }
-}
 
-/// The median of the rounds; not a number where nothing was measured.
-pub(super) fn of(rounds: &[f64]) -> f64 {
-    if rounds.is_empty() { f64::NAN } else { median(rounds.iter().copied()) }
+    #[test]
+    fn rows_must_be_checked() {
+        let good = r#"{"total_bytes":8,"median_us":2.5,"checked":true,"algorithm":"direct"}"#;
+        assert_eq!(rows(&lines(good)).unwrap()[0].algorithm, "direct");
+        assert!(rows(&lines(&good.replace("true", "false"))).is_err());
+        assert!(rows(&lines("nothing")).is_err());
+        assert_eq!(rows(&lines(&format!("a warning\n\0{good}"))).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn counters_are_read() {
+        let printed = lines("sent 10 20 0 1\nx\nsent 30 50 2 3");
+        assert_eq!(counts(&printed).unwrap(), [[10, 20, 0, 1], [30, 50, 2, 3]]);
+        assert!(counts(&lines("sent 10")).is_err());
+    }
+
+    #[test]
+    fn printed_figures_are_entered() {
+        let mut record = Record::default();
+        let reads = Reads::Rate { name: "rate".into(), perftest_bytes: None };
+        let rate = r#"{"gbs":2.5,"checked":true}"#;
+        record.enter(&reads, &lines(rate)).unwrap();
+        assert!(record.enter(&reads, &lines(&format!("{rate}\n{rate}"))).is_err());
+        assert_eq!(record.values("rate"), [2.5]);
+        let counts = "sent 0 0 1 0\nsent 100 100 1 0\nsent 1200 1300 2 2";
+        record.enter(&Reads::Sent { algorithm: "direct" }, &lines(counts)).unwrap();
+        assert_eq!([0, 1].map(|node| record.median(&sent("direct", node))), [50.0, 55.0]);
+        assert_eq!(record.values(RETRIES), [3.0]);
+        let row = r#"{"total_bytes":8,"median_us":2.5,"checked":true,"algorithm":"ring"}"#;
+        record.enter(&Reads::Gathers { wire: "cable", side: None }, &lines(row)).unwrap();
+        assert_eq!(record.algorithms("cable", 8), ["ring"]);
+        assert_eq!(record.median(&gather("cable", 8, "ring")), 2.5);
+        let ours = Reads::Gathers { wire: "slow", side: Some("Peerlane") };
+        record.enter(&ours, &lines(row)).unwrap();
+        assert_eq!(record.choices[&gather("slow", 8, "Peerlane")], "ring");
+        assert!(record.median("nothing").is_nan());
+    }
 }

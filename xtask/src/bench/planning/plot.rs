@@ -1,4 +1,4 @@
-//! The measurement as a picture: time and memory over the number of ranks, all axes logarithmic.
+//! Plots time and memory over the number of ranks, with logarithmic axes.
 
 use std::error::Error;
 use std::ops::Range;
@@ -7,8 +7,7 @@ use plotters::coord::Shift;
 use plotters::coord::combinators::BindKeyPoints;
 use plotters::prelude::*;
 
-use super::page::{memory, time};
-use super::{Record, Row, What};
+use super::{Record, Row, What, memory, time};
 
 const WIDTH: u32 = 1280;
 const HEIGHT: u32 = 960;
@@ -24,7 +23,7 @@ const COLOURS: [RGBColor; 6] = [
 /// A colour, a name and points for each algorithm.
 type Lines<'a> = Vec<(RGBColor, &'a str, Vec<(f64, f64)>)>;
 
-/// The picture.
+/// Returns the plot.
 pub(super) fn svg(record: &Record) -> Result<String, Box<dyn Error>> {
     let mut svg = String::new();
     {
@@ -37,7 +36,7 @@ pub(super) fn svg(record: &Record) -> Result<String, Box<dyn Error>> {
         let plan = record.series(What::Plan);
         let all = record.series(What::Simulate);
         let as_time = |value: &f64| time(*value);
-        let as_memory = |value: &f64| memory(*value as u64);
+        let as_memory = |value: &f64| memory(*value);
         panel(&panels[0], "One rank's plan: time", &lines(&plan, seconds), &as_time)?;
         panel(&panels[1], "One rank's plan: memory", &lines(&plan, bytes), &as_memory)?;
         panel(&panels[2], "All ranks, simulated: time", &lines(&all, seconds), &as_time)?;
@@ -104,7 +103,7 @@ fn panel(
     Ok(())
 }
 
-/// A range that holds all values between powers of `base`, and these as ticks.
+/// Returns a range between powers of `base` that holds all values, and the powers as ticks.
 fn axis(values: impl Iterator<Item = f64>, base: f64) -> (Range<f64>, Vec<f64>) {
     let (low, high) = values
         .fold((f64::INFINITY, 0.0f64), |(low, high), value| (low.min(value), high.max(value)));
@@ -119,7 +118,7 @@ fn axis(values: impl Iterator<Item = f64>, base: f64) -> (Range<f64>, Vec<f64>) 
 mod tests {
     use super::super::tests::row;
     use super::*;
-    use crate::bench::facts::Machine;
+    use crate::bench::report::Machine;
 
     #[test]
     fn the_picture_shows_algorithms_ranks_and_units() {
