@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use peerlane_hal::{Deadline, ErrorKind, Fabric, Held, PeerMemory, Rank, Region, Role, Space};
+use peerlane_staged::Staged;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::group::agreement::Offer;
 use crate::group::options::blob;
 use crate::group::reach::Reach;
-use crate::staged::Staged;
 use crate::topology::Topology;
 
 /// Its index among an offer's data.

@@ -21,6 +21,7 @@ const HOST: &str = "peerlane-host";
 const LAYERS: &str = "peerlane-layers";
 const C_LAYOUT: &str = "peerlane-c-layout";
 const ROCM_LIBRARY: &str = "peerlane-rocm-library";
+const STAGED: &str = "peerlane-staged";
 const RXE_VM: &str = "peerlane-rxe-vm";
 const SIMULATED: &str = "peerlane-simulated-driver";
 
@@ -98,9 +99,15 @@ const RULES: &[CrateRule] = &[
         others: Some(&["bitflags", "libloading", "thiserror"]),
     },
     CrateRule {
+        name: STAGED,
+        manifest: "staged/Cargo.toml",
+        arrows: &[HAL, TOOLKIT],
+        others: Some(&[]),
+    },
+    CrateRule {
         name: "peerlane-collectives",
         manifest: "collectives/Cargo.toml",
-        arrows: &[HAL, TOOLKIT, HOST],
+        arrows: &[HAL, STAGED, HOST],
         others: Some(&["bytemuck", "half", "postcard", "serde", "thiserror"]),
     },
     CrateRule {
@@ -134,6 +141,7 @@ const RULES: &[CrateRule] = &[
             "peerlane-hip-sys",
             "peerlane-rdma",
             "peerlane-collectives",
+            STAGED,
             LAYERS,
             "peerlane",
             SIMULATED,
@@ -266,7 +274,7 @@ mod tests {
         assert_eq!(
             check_one("peerlane-collectives", "peerlane-cuda", true),
             ["collectives/Cargo.toml:3 peerlane-collectives depends on peerlane-cuda; \
-              of this workspace it may use peerlane-hal, peerlane-toolkit, peerlane-host"]
+              of this workspace it may use peerlane-hal, peerlane-staged, peerlane-host"]
         );
         assert_eq!(check_one("peerlane-collectives", "peerlane-hal", false), [""; 0]);
     }

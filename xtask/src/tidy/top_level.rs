@@ -6,7 +6,7 @@ use super::Finding;
 use super::tree::Tree;
 
 /// Folders and files that must be there; beside them only names that begin with a dot.
-const ENTRIES: [&str; 20] = [
+const ENTRIES: [&str; 21] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "Cargo.lock",
@@ -25,6 +25,7 @@ const ENTRIES: [&str; 20] = [
     "layers",
     "rustfmt.toml",
     "src",
+    "staged",
     "tests",
     "xtask",
 ];

@@ -1,0 +1,266 @@
+//! A fabric that copies device memory through host memory, for networks that cannot reach the device.
+//!
+//! [`Staged`] wraps a network over host memory and uses the engines of a device fabric. Memory that the
+//! network can register is transferred directly. Other memory goes through slots in host memory: the
+//! device's engine copies a piece into a slot, the network writes it into a slot of the peer, and the peer's
+//! device copies it to its destination. Pieces are pipelined, so that all three are busy at the same time.
+//! Either end can be staged, or both.
+//!
+//! Each piece is followed by a message of 64 bytes that says what to do with it. A peer processes messages
+//! in order, so a flag is stored when the bytes before it are in device memory (chapter 3 of the
+//! [contract](peerlane_hal::contract)). Slots and messages are reused in turn. One counter for each
+//! direction tells how many messages the peer has processed.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `memory` | registration, export and import of memory; remote keys |
+//! | `engine` | the engine, and the queue that tracks its ops |
+//! | `channel` | sending to one peer, and receiving from it |
+//! | `queues` | submission to the engines of the network and of the device |
+//! | `transport` | all state of a rank under one lock, and the thread that drives it while no caller polls |
+//! | `wire` | messages, the layout of the inbox, the address |
+//!
+//! Plans, lanes and flags are the same as on the network itself, so what runs is what was verified.
+
+mod channel;
+mod engine;
+mod error;
+mod memory;
+mod queues;
+mod transport;
+mod wire;
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use peerlane_hal::{
+    BackendId, CopyEngine as _, Deadline, ErrorKind, Fabric, Held, Link, LinkKind, PeerMemory,
+    Rank, Region as _, RemoteKey as _, Role,
+};
+
+pub use engine::Engine;
+pub use error::Error;
+pub use memory::{Key, Local, Memory, Remote};
+
+use memory::RegionTable;
+use queues::DeviceCopier;
+use transport::{ProgressThread, Transport};
+use wire::{Address, InboxLayout};
+
+type DevLocal<D> = <<D as Fabric>::Memory as PeerMemory>::Local;
+type DevRemote<D> = <<D as Fabric>::Memory as PeerMemory>::Remote;
+type NetLocal<N> = <<N as Fabric>::Memory as PeerMemory>::Local;
+type NetRemote<N> = <<N as Fabric>::Memory as PeerMemory>::Remote;
+type NetKey<N> = <<N as Fabric>::Memory as PeerMemory>::Key;
+
+/// The state that the fabric, its memory, its engines and its thread share.
+struct Inner<D: Fabric, N: Fabric> {
+    rank: Rank,
+    ranks: usize,
+    layout: InboxLayout,
+    regions: Arc<RegionTable<D, N>>,
+    // Dropped before the network, because it holds an engine of it.
+    transport: Mutex<Transport<D, N>>,
+    network: Mutex<N>,
+}
+
+/// The shared state with the thread, which ends when the last user drops this.
+struct Shared<D: Fabric, N: Fabric> {
+    /// Set when the first engine is created.
+    progress_thread: OnceLock<ProgressThread>,
+    inner: Arc<Inner<D, N>>,
+}
+
+impl<D: Fabric, N: Fabric> Inner<D, N> {
+    fn transport(&self) -> MutexGuard<'_, Transport<D, N>> {
+        // A panic while the lock is held is a bug of an engine; the state is consistent after each statement.
+        self.transport.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn network(&self) -> MutexGuard<'_, N> {
+        self.network.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<D: Fabric, N: Fabric> Deref for Shared<D, N> {
+    type Target = Inner<D, N>;
+
+    fn deref(&self) -> &Inner<D, N> {
+        &self.inner
+    }
+}
+
+/// Connects ranks over the network `N`, with memory of the device fabric `D` staged through the host.
+///
+/// Every rank of a group needs one, including ranks whose memory the network can register.
+pub struct Staged<D: Fabric, N: Fabric> {
+    memory: Memory<D, N>,
+    address: Vec<u8>,
+    /// By rank: whether memory of the connected peer is staged, or `None` before it is connected.
+    peers: Vec<Option<bool>>,
+    staged: bool,
+}
+
+impl<D: Fabric, N: Fabric> Staged<D, N> {
+    /// Opens the fabric from a network of `ranks` ranks that is not connected yet, and from the engines of a
+    /// device that is connected to itself.
+    ///
+    /// `staged` says whether the memory that will be registered needs staging. It affects only the reported
+    /// [`link`](Fabric::link)s.
+    ///
+    /// # Errors
+    /// If the network allocates memory that the host cannot read, if the device cannot use that memory, or
+    /// if a call to either fabric fails.
+    pub fn open(
+        device: &mut D,
+        network: N,
+        ranks: usize,
+        staged: bool,
+        deadline: Deadline,
+    ) -> Result<Self, Error> {
+        let (rank, layout) = (network.rank(), InboxLayout::new(ranks));
+        let allocate = |bytes, role| {
+            let region = network.memory().allocate(bytes, role);
+            let region = region.map_err(Error::backend("allocate slots of the host"))?;
+            Ok::<_, Error>(Arc::new(region))
+        };
+        let (inbox, outbox) =
+            (allocate(layout.bytes(), Role::Data)?, allocate(layout.bytes(), Role::Data)?);
+        let flags = allocate(layout.flag_bytes(), Role::Flags)?;
+        if flags.flags().is_none() {
+            let text = format!(
+                "the network {} allocates memory that the host cannot read, expected host memory",
+                network.backend()
+            );
+            return Err(Error::new(ErrorKind::Unavailable, text));
+        }
+        let key = |region| -> Result<Vec<u8>, Error> {
+            let key = network.memory().export(region);
+            Ok(key.map_err(Error::backend("export slots of the host"))?.encode())
+        };
+        let address = Address {
+            rank,
+            slot_bytes: layout.slot_bytes,
+            staged,
+            network: network.address(),
+            inbox: key(&inbox)?,
+            flags: key(&flags)?,
+        };
+        let held = |region: &Arc<NetLocal<N>>| Held::new(Arc::clone(region));
+        let copier = DeviceCopier::open(device, &held(&outbox), &held(&inbox), deadline)?;
+        let regions = Arc::new(RegionTable::default());
+        let buffers = transport::LocalBuffers { rank, layout, inbox, outbox, flags };
+        let transport = Transport::new(buffers, ranks, copier, Arc::clone(&regions));
+        let inner = Inner {
+            rank,
+            ranks,
+            layout,
+            regions,
+            transport: Mutex::new(transport),
+            network: Mutex::new(network),
+        };
+        let shared = Shared { progress_thread: OnceLock::new(), inner: Arc::new(inner) };
+        let memory = Memory { shared: Arc::new(shared) };
+        Ok(Self { memory, address: address.encode(), peers: vec![None; ranks], staged })
+    }
+}
+
+impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
+    type Error = Error;
+    type Memory = Memory<D, N>;
+    type Engine = Engine<D, N>;
+
+    /// Returns the backend of the network.
+    fn backend(&self) -> BackendId {
+        self.memory.shared.network().backend()
+    }
+
+    fn rank(&self) -> Rank {
+        self.memory.shared.rank
+    }
+
+    fn memory(&self) -> &Memory<D, N> {
+        &self.memory
+    }
+
+    fn address(&self) -> Vec<u8> {
+        self.address.clone()
+    }
+
+    fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), Error> {
+        let shared = &self.memory.shared;
+        if peer.index() >= shared.ranks {
+            let ranks = shared.ranks;
+            return Err(Error::argument(format!(
+                "peer is {peer}, expected less than the number of ranks, {ranks}"
+            )));
+        }
+        let address = Address::decode(peer, address)?;
+        let (expected, found) = (shared.layout.slot_bytes, address.slot_bytes);
+        if found != expected {
+            let what = format!(
+                "has slots of {found} bytes, expected {expected} bytes as on rank {}; open every rank with \
+                 the same number of ranks",
+                shared.rank
+            );
+            return Err(Error::of_peer(peer, what));
+        }
+        let mut network = shared.network();
+        let connected = network.connect(peer, &address.network, deadline);
+        connected.map_err(Error::backend("connect the network"))?;
+        let import = |key: &[u8], expected: u64| {
+            let what = "import slots of a peer";
+            let key = NetKey::<N>::decode(key).map_err(Error::backend(what))?;
+            if key.region_bytes() != expected {
+                let found = key.region_bytes();
+                return Err(Error::of_peer(
+                    peer,
+                    format_args!("exports an inbox of {found} bytes, expected {expected}"),
+                ));
+            }
+            let region = network.memory().import(peer, &key, deadline);
+            region.map(Arc::new).map_err(Error::backend(what))
+        };
+        let inbox = import(&address.inbox, shared.layout.bytes())?;
+        let flags = import(&address.flags, shared.layout.flag_bytes())?;
+        shared.transport().connect(peer, inbox, flags);
+        self.peers[peer.index()] = Some(address.staged);
+        Ok(())
+    }
+
+    fn link(&self, peer: Rank) -> Option<Link> {
+        let staged = self.staged || (*self.peers.get(peer.index())?)?;
+        let mut link = self.memory.shared.network().link(peer)?;
+        if staged && peer != self.rank() {
+            link.kind = LinkKind::HostStaged;
+        }
+        Some(link)
+    }
+
+    fn engine(&mut self) -> Result<Engine<D, N>, Error> {
+        let shared = &self.memory.shared;
+        let mut network = shared.network();
+        let mut transport = shared.transport();
+        if transport.needs_network() {
+            let engine = network.engine().map_err(Error::backend("make an engine"))?;
+            transport.set_network(engine);
+        }
+        if shared.progress_thread.get().is_none() {
+            let parker = network.engine().map_err(Error::backend("make an engine"))?;
+            // The lock of the transport is held, so no other thread sets it.
+            let _ = shared.progress_thread.set(ProgressThread::start(&shared.inner, parker)?);
+        }
+        let parker = network.engine().map_err(Error::backend("make an engine"))?;
+        let id = transport.add_queue(parker.waker());
+        let caps = transport.caps();
+        drop((transport, network));
+        Ok(Engine::new(id, parker, caps, Arc::clone(shared)))
+    }
+}
+
+impl<D: Fabric, N: Fabric> fmt::Debug for Staged<D, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Staged").field("rank", &self.memory.shared.rank).finish_non_exhaustive()
+    }
+}
