@@ -283,10 +283,10 @@ impl<W> OpQueue<W> {
     }
 
     /// Adds the ops of a slice, each with its peer.
-    pub(crate) fn push(&mut self, works: impl ExactSizeIterator<Item = (usize, W)>) -> Ticket {
+    pub(crate) fn push(&mut self, ops: impl ExactSizeIterator<Item = (usize, W)>) -> Ticket {
         // A queue holds fewer than 2^32 ops.
-        let ticket = self.ledger.issue(works.len() as u32);
-        for (peer, op) in works {
+        let ticket = self.ledger.issue(ops.len() as u32);
+        for (peer, op) in ops {
             self.order += 1;
             let order = self.order;
             let entry =

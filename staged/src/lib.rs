@@ -1,4 +1,4 @@
-//! A fabric that copies device memory through host memory, for networks that cannot reach the device.
+//! Copies device memory through host memory, for networks that cannot reach the device.
 //!
 //! [`Staged`] wraps a network over host memory and uses the engines of a device fabric. Memory that the
 //! network can register is transferred directly. Other memory goes through slots in host memory: the

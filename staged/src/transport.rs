@@ -36,7 +36,6 @@ const PASSES_MAX: usize = 8;
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The memory of this rank that peers write to and that it sends from.
-/// What this rank has that peers write to, and from where it sends.
 pub(crate) struct LocalBuffers<N: Fabric> {
     pub(crate) rank: Rank,
     pub(crate) layout: InboxLayout,
@@ -171,7 +170,7 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
     }
 
     pub(crate) fn queue(&mut self, id: u64) -> &mut OpQueue<ResolvedOp<D, N>> {
-        self.queues.get_mut(&id).expect("an engine's queue lives as long as it")
+        self.queues.get_mut(&id).expect("a queue exists as long as its engine")
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {

@@ -1,4 +1,4 @@
-//! Decides what all ranks of a group hear, and in which order: [`HubState`].
+//! Decides which replies the ranks of a group receive, and in which order: [`HubState`].
 //!
 //! The state is driven by events and does no I/O; the in-process group and the TCP hub use the same. Its
 //! replies go to every live rank in one order. That order decides everything on which ranks must agree:
@@ -100,7 +100,7 @@ impl HubState {
             return Vec::new();
         }
         self.unacknowledged = self.live().collect();
-        // No rank acknowledges that the group never started.
+        // A group that never started has no waits to release, so no acknowledgement is needed.
         self.all_acknowledged = matches!(end_cause, EndCause::NotStarted { .. });
         self.end_cause = Some(end_cause.clone());
         vec![Reply::Ended(end_cause)]

@@ -9,7 +9,7 @@
 //! | `in_process` | the bootstrap for threads of one process |
 //! | `tcp/` | the bootstrap for processes |
 //! | `client` | one rank's side of both |
-//! | `hub` | the state of a group, which decides what all ranks hear |
+//! | `hub` | the state of a group, which decides what all ranks receive |
 //! | `message` | what ranks and the hub send each other |
 
 use std::sync::Arc;

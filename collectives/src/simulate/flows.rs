@@ -1,8 +1,8 @@
 //! Models transfers in progress, and the resources that they share.
 //!
-//! A flow gets an equal share of every resource that it uses, and moves at the smallest of these shares. If a
-//! flow is limited by another resource, the rest of its share is not given to the others. So rates are at most
-//! those of max–min fairness, and times are overestimated if anything. They are the same where all flows of a
+//! A flow gets an equal share of every resource that it uses, and moves at the smallest of these shares. If
+//! another resource limits a flow, the rest of its share is not given to the others. So rates are at most
+//! those of max–min fairness, and times are overestimated if anything. They are the same if all flows of a
 //! resource are limited alike, as in symmetric plans. In return, a flow that begins or ends changes only the
 //! rates of its neighbours, and not of their neighbours.
 //!
@@ -273,13 +273,13 @@ impl<'a> Resources<'a> {
         let link = way.link(self.links);
         let mut demands = Demands::default();
         demands.push(lane, link.engine_bytes_per_second);
-        demands.push(self.into_rank(to, way), link.receive_bytes_per_second);
-        demands.push(self.out_of_rank(from, way), link.send_bytes_per_second);
+        demands.push(self.rank_ingress(to, way), link.receive_bytes_per_second);
+        demands.push(self.rank_egress(from, way), link.send_bytes_per_second);
         let node = &self.links.node;
         if way == Way::Network {
             let rate = node.nic_bytes_per_second.unwrap_or(f64::INFINITY);
-            demands.push(self.out_of_nic(from), rate);
-            demands.push(self.into_nic(to), rate);
+            demands.push(self.nic_egress(from), rate);
+            demands.push(self.nic_ingress(to), rate);
         }
         if link.by_processor {
             let node_index = self.topology.node(by);
@@ -295,29 +295,29 @@ impl<'a> Resources<'a> {
     }
 
     /// Returns the link into a rank.
-    pub(super) fn into_rank(&self, rank: Rank, way: Way) -> u32 {
+    pub(super) fn rank_ingress(&self, rank: Rank, way: Way) -> u32 {
         self.lanes + rank.0 * 3 + way as u32
     }
 
-    fn out_of_rank(&self, rank: Rank, way: Way) -> u32 {
-        self.into_rank(rank, way) + self.ranks() * 3
+    fn rank_egress(&self, rank: Rank, way: Way) -> u32 {
+        self.rank_ingress(rank, way) + self.ranks() * 3
     }
 
     /// Returns the receiving side of the NIC of `rank`.
-    pub(super) fn into_nic(&self, rank: Rank) -> u32 {
+    pub(super) fn nic_ingress(&self, rank: Rank) -> u32 {
         let node = self.topology.node(rank) as usize;
         let (first, end) = (self.first_nic[node], self.first_nic[node + 1]);
         let nic = first + self.local_index[rank.index()] % (end - first);
         self.thread(Rank(self.ranks())) + nic
     }
 
-    fn out_of_nic(&self, rank: Rank) -> u32 {
-        self.into_nic(rank) + self.nics()
+    fn nic_egress(&self, rank: Rank) -> u32 {
+        self.nic_ingress(rank) + self.nics()
     }
 
     /// Returns the thread of a rank that copies by processor.
     fn thread(&self, rank: Rank) -> u32 {
-        self.out_of_rank(Rank(self.ranks()), Way::Own) + rank.0
+        self.rank_egress(Rank(self.ranks()), Way::Own) + rank.0
     }
 
     fn processors(&self, node: u32) -> u32 {

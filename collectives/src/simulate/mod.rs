@@ -1,4 +1,4 @@
-//! Simulates one start of the plans of all ranks over modelled links: when each step begins and ends, and why.
+//! Simulates one start of the plans of all ranks over modelled links: when and why each step begins and ends.
 //!
 //! This is a discrete-event simulation in whole picoseconds. It depends only on its arguments: simultaneous
 //! events happen in order of rank and lane. It proves nothing; that is the task of [`verify`].
@@ -79,7 +79,7 @@ pub fn simulate(
     traced.sort_unstable();
     traced.dedup();
     let recorder = Recorder::new(topology.ranks(), &program, &traced);
-    let links = &links.reaching(program.reach_bytes(layout));
+    let links = &links.reaching(program.accessed_bytes(layout));
     let mut machine = Machine::new(&program, topology, links, &options.delays, recorder);
     machine.run();
     if let Some((id, why)) = result::deadlock(&machine, &program) {

@@ -44,7 +44,7 @@ impl Program {
     }
 
     /// Returns the maximum number of bytes that one rank accesses in a start, with all of its outputs.
-    pub(super) fn reach_bytes(&self, layout: &Layout) -> u64 {
+    pub(super) fn accessed_bytes(&self, layout: &Layout) -> u64 {
         let inputs = Rank::all(layout.ranks()).map(|rank| layout.input_bytes(rank));
         let input = if self.in_place { 0 } else { inputs.max().unwrap_or(0) };
         layout.total_bytes().saturating_mul(self.outputs.into()).saturating_add(input)
@@ -268,9 +268,10 @@ const NONE: u64 = OPERAND_MAX + 1;
 /// The parts of a step on which its time depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ModelStep {
-    /// Writes to another rank's output or the own one. `passed_on` says whether a peer has put the bytes here.
+    /// Writes to the output of a rank, perhaps the own one. `passed_on` says whether a peer has put the bytes
+    /// here.
     Put { peer: u32, bytes: u64, passed_on: bool },
-    /// Reads from another rank or the own one.
+    /// Reads from a rank, perhaps the own one.
     Get { peer: u32, bytes: u64 },
     /// Signals a lane, numbered over all ranks. `target` is the number of the flag until the program is
     /// linked, and then the step that waits.

@@ -83,8 +83,8 @@ pub struct Slice {
     pub lane: LaneId,
     /// The step.
     pub step: Step,
-    /// The time at which the lane reached it, or for a put that waited for others, at which its bytes began to
-    /// move.
+    /// The time at which the lane reached it. For a put that waited for others, the time at which its bytes
+    /// began to move.
     pub begin_ps: u64,
     /// The time at which its bytes had moved, the signal took effect, or the wait was passed.
     pub end_ps: u64,
@@ -132,8 +132,8 @@ impl Simulation {
 }
 
 impl Simulation {
-    /// Returns the used fraction of the send rate of `link`, the link of a class: the mean over the ranks, and
-    /// the value of the rank that sent or received the most.
+    /// Returns the used fraction of the send rate of `link`, the link of this class: the mean over the ranks,
+    /// and the value of the rank that sent or received the most.
     pub fn utilisation(&self, way: Way, link: &Link) -> Utilisation {
         let full = link.send_bytes_per_second * self.seconds();
         let share = |bytes: u64| if full > 0.0 { bytes as f64 / full } else { 0.0 };
@@ -169,7 +169,7 @@ pub(super) fn collect(
         machine.lanes.chunks(lanes).zip(&machine.recorder.host).map(end).collect();
     let ranks = Rank::all(topology.ranks()).map(|rank| rank_use(machine, lanes, rank)).collect();
     let into = |way| {
-        incast(topology, |rank| machine.flows.flows_max(machine.resources.into_rank(rank, way)))
+        incast(topology, |rank| machine.flows.flows_max(machine.resources.rank_ingress(rank, way)))
     };
     let path = critical_path(machine, program);
     let mut steps = StepLookup::of(path.iter().map(|step| step.id), closed)?;
@@ -193,7 +193,7 @@ pub(super) fn collect(
         ranks,
         incast: [into(Way::Local), into(Way::Network)],
         card_incast: incast(topology, |rank| {
-            machine.flows.flows_max(machine.resources.into_nic(rank))
+            machine.flows.flows_max(machine.resources.nic_ingress(rank))
         }),
         critical_path,
         slices: traced.iter().map(slice).collect(),

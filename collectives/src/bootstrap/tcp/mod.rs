@@ -160,8 +160,8 @@ impl Bootstrap for Tcp {
         self.client.listen(listener);
     }
 
-    /// Where this rank runs the hub, it waits until the others have left or are lost: the hub
-    /// serves them, and this process may end after its goodbye.
+    /// Leaves the group. The rank that runs the hub waits until the others have left or are lost, because the
+    /// hub serves them and this process may end after its goodbye.
     fn leave(&self, deadline: Deadline) -> Result<(), Error> {
         if self.client.begin_leave()? {
             self.send(&Request::Leave);
