@@ -181,7 +181,7 @@ fn per_picosecond(bytes_per_second: f64) -> f64 {
 
 /// Classifies copies by their path: to the rank itself, or over a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Way {
+pub enum LinkClass {
     /// From a rank to itself.
     Own,
     /// Over [`Tier::Local`].
@@ -190,7 +190,7 @@ pub enum Way {
     Network,
 }
 
-impl Way {
+impl LinkClass {
     /// All classes, in order.
     pub const ALL: [Self; 3] = [Self::Own, Self::Local, Self::Network];
 
@@ -242,7 +242,7 @@ pub(super) struct CopyPath {
     pub(super) by: Rank,
     pub(super) from: Rank,
     pub(super) to: Rank,
-    pub(super) way: Way,
+    pub(super) class: LinkClass,
     /// The rate of the copy without others.
     pub(super) bytes_per_second: f64,
 }
@@ -269,14 +269,14 @@ impl<'a> Resources<'a> {
 
     /// Returns the resources that a copy uses.
     pub(super) fn demands(&self, copy: CopyPath) -> Demands {
-        let CopyPath { lane, by, from, to, way, bytes_per_second } = copy;
-        let link = way.link(self.links);
+        let CopyPath { lane, by, from, to, class, bytes_per_second } = copy;
+        let link = class.link(self.links);
         let mut demands = Demands::default();
         demands.push(lane, link.engine_bytes_per_second);
-        demands.push(self.rank_ingress(to, way), link.receive_bytes_per_second);
-        demands.push(self.rank_egress(from, way), link.send_bytes_per_second);
+        demands.push(self.rank_ingress(to, class), link.receive_bytes_per_second);
+        demands.push(self.rank_egress(from, class), link.send_bytes_per_second);
         let node = &self.links.node;
-        if way == Way::Network {
+        if class == LinkClass::Network {
             let rate = node.nic_bytes_per_second.unwrap_or(f64::INFINITY);
             demands.push(self.nic_egress(from), rate);
             demands.push(self.nic_ingress(to), rate);
@@ -295,12 +295,12 @@ impl<'a> Resources<'a> {
     }
 
     /// Returns the link into a rank.
-    pub(super) fn rank_ingress(&self, rank: Rank, way: Way) -> u32 {
-        self.lanes + rank.0 * 3 + way as u32
+    pub(super) fn rank_ingress(&self, rank: Rank, class: LinkClass) -> u32 {
+        self.lanes + rank.0 * 3 + class as u32
     }
 
-    fn rank_egress(&self, rank: Rank, way: Way) -> u32 {
-        self.rank_ingress(rank, way) + self.ranks() * 3
+    fn rank_egress(&self, rank: Rank, class: LinkClass) -> u32 {
+        self.rank_ingress(rank, class) + self.ranks() * 3
     }
 
     /// Returns the receiving side of the NIC of `rank`.
@@ -317,7 +317,7 @@ impl<'a> Resources<'a> {
 
     /// Returns the thread of a rank that copies by processor.
     fn thread(&self, rank: Rank) -> u32 {
-        self.rank_egress(Rank(self.ranks()), Way::Own) + rank.0
+        self.rank_egress(Rank(self.ranks()), LinkClass::Own) + rank.0
     }
 
     fn processors(&self, node: u32) -> u32 {

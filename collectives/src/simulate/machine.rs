@@ -10,7 +10,7 @@ use std::ops::Range;
 use peerlane_hal::Rank;
 
 use super::event_queue::EventQueue;
-use super::flows::{CopyPath, Flows, Resources, Way};
+use super::flows::{CopyPath, Flows, LinkClass, Resources};
 use super::program::{ModelStep, Program};
 use crate::cost::{Link, Links, picoseconds};
 use crate::plan::Tier;
@@ -108,7 +108,7 @@ impl<'a> Machine<'a> {
         delays: &[u64],
         recorder: Recorder,
     ) -> Self {
-        let times = Way::ALL.map(|way| LinkTimes::of(way.link(links)));
+        let times = LinkClass::ALL.map(|class| LinkTimes::of(class.link(links)));
         let flows_per_lane = times.iter().map(|times| times.flows).max().unwrap_or(1);
         let lanes = program.first.len() - 1;
         let local_lanes = program.tiers.iter().filter(|&&tier| tier == Tier::Local).count();
@@ -158,13 +158,13 @@ impl<'a> Machine<'a> {
         lane / self.program.lanes() as u32
     }
 
-    fn way(&self, lane: u32, peer: u32) -> Way {
+    fn link_class(&self, lane: u32, peer: u32) -> LinkClass {
         let lanes = self.program.lanes() as u32;
-        Way::of(self.program.tiers[(lane % lanes) as usize], peer == lane / lanes)
+        LinkClass::of(self.program.tiers[(lane % lanes) as usize], peer == lane / lanes)
     }
 
     fn times_of(&self, lane: u32, peer: u32) -> &LinkTimes {
-        &self.times[self.way(lane, peer) as usize]
+        &self.times[self.link_class(lane, peer) as usize]
     }
 
     fn resume(&mut self) {
@@ -308,7 +308,8 @@ impl<'a> Machine<'a> {
         loop {
             let (times, own) = (&self.times, rank.0);
             let tier = self.program.tiers[number as usize % self.program.lanes()];
-            let times_of = |copy: &CopyInFlight| &times[Way::of(tier, copy.peer == own) as usize];
+            let times_of =
+                |copy: &CopyInFlight| &times[LinkClass::of(tier, copy.peer == own) as usize];
             let lane = &mut self.lanes[number as usize];
             let flow = lane.moving_flows.trailing_ones();
             let Some(copy) = lane.startable(|copy| times_of(copy).flows) else { return };
@@ -322,17 +323,17 @@ impl<'a> Machine<'a> {
             // The bytes occupy what they pass through for longer.
             let work =
                 if passed_on { (bytes as f64 * times_of(copy).passed_on) as u64 } else { bytes };
-            let way = Way::of(tier, peer == own);
+            let class = LinkClass::of(tier, peer == own);
             let (from, to) = if get { (Rank(peer), rank) } else { (rank, Rank(peer)) };
             if lane.moving_flows == 0 {
                 lane.busy_since = now;
             }
             lane.moving_flows |= 1 << flow;
             let bytes_per_second = rate;
-            let copy = CopyPath { lane: number, by: rank, from, to, way, bytes_per_second };
+            let copy = CopyPath { lane: number, by: rank, from, to, class, bytes_per_second };
             let demands = self.resources.demands(copy);
             self.flows.begin(number * self.flows_per_lane + flow, now, work, rate, demands);
-            self.recorder.bytes(from, to, way, bytes);
+            self.recorder.bytes(from, to, class, bytes);
         }
     }
 
@@ -527,17 +528,17 @@ impl Recorder {
             program.first[first]..program.first[first + lanes]
         };
         Self {
-            sent: vec![0; ranks * Way::ALL.len()],
-            received: vec![0; ranks * Way::ALL.len()],
+            sent: vec![0; ranks * LinkClass::ALL.len()],
+            received: vec![0; ranks * LinkClass::ALL.len()],
             host: vec![0; ranks],
             traced: traced.iter().map(steps).collect(),
             slices: Vec::new(),
         }
     }
 
-    pub(super) fn bytes(&mut self, from: Rank, to: Rank, way: Way, bytes: u64) {
-        self.sent[from.index() * Way::ALL.len() + way as usize] += bytes;
-        self.received[to.index() * Way::ALL.len() + way as usize] += bytes;
+    pub(super) fn bytes(&mut self, from: Rank, to: Rank, class: LinkClass, bytes: u64) {
+        self.sent[from.index() * LinkClass::ALL.len() + class as usize] += bytes;
+        self.received[to.index() * LinkClass::ALL.len() + class as usize] += bytes;
     }
 
     pub(super) fn submit(&mut self, rank: Rank, picoseconds: u64) {

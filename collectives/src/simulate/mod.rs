@@ -39,11 +39,11 @@ mod machine;
 mod program;
 mod result;
 
-pub use flows::Way;
+pub use flows::LinkClass;
 use machine::{Machine, Recorder};
 pub use program::STEPS_MAX;
 use program::{Compiler, Program, StepId};
-pub use result::{Incast, RankUse, Simulation, Slice, Stage, Traffic, Utilisation};
+pub use result::{Incast, PathStep, RankUse, Simulation, Slice, Traffic, Utilisation};
 
 /// Selects delays, traced ranks, and how lanes are entered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

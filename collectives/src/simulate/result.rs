@@ -5,7 +5,7 @@ use std::fmt;
 
 use peerlane_hal::Rank;
 
-use super::flows::Way;
+use super::flows::LinkClass;
 use super::machine::{Lane, LaneState, Machine, NO_STEP};
 use super::program::{Program, StepId};
 use crate::cost::Link;
@@ -24,13 +24,13 @@ pub struct Simulation {
     pub tiers: Vec<Tier>,
     /// Traffic and busy times of each rank.
     pub ranks: Vec<RankUse>,
-    /// The maximum number of simultaneous flows into one rank over [`Way::Local`], and over
-    /// [`Way::Network`], in this order.
+    /// The maximum number of simultaneous flows into one rank over [`LinkClass::Local`], and over
+    /// [`LinkClass::Network`], in this order.
     pub incast: [Incast; 2],
     /// The maximum number of simultaneous flows into one NIC, and a rank that uses that NIC.
-    pub card_incast: Incast,
+    pub nic_incast: Incast,
     /// The chain of steps that determines the end of the last lane, in order of time.
-    pub critical_path: Vec<Stage>,
+    pub critical_path: Vec<PathStep>,
     /// The steps of the traced ranks, ordered by rank, lane and end.
     pub slices: Vec<Slice>,
 }
@@ -38,7 +38,7 @@ pub struct Simulation {
 /// Traffic and busy times of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankUse {
-    /// By link class, in the order of [`Way::ALL`].
+    /// By link class, in the order of [`LinkClass::ALL`].
     pub traffic: [Traffic; 3],
     /// Time in which each lane moved bytes, in picoseconds.
     pub busy_ps: Vec<u64>,
@@ -116,33 +116,33 @@ impl Simulation {
     }
 
     /// Returns the link class of a slice, or `None` for a signal or a wait.
-    pub fn way(&self, slice: &Slice) -> Option<Way> {
+    pub fn link_class(&self, slice: &Slice) -> Option<LinkClass> {
         match slice.step {
             Step::Put { peer, .. } | Step::Get { peer, .. } => {
-                Some(Way::of(self.tiers[slice.lane.index()], peer == slice.rank))
+                Some(LinkClass::of(self.tiers[slice.lane.index()], peer == slice.rank))
             }
             Step::Signal { .. } | Step::Wait { .. } => None,
         }
     }
 
     /// Returns the bytes that all ranks together have sent on a link class.
-    pub fn bytes(&self, way: Way) -> u64 {
-        self.ranks.iter().map(|rank| rank.traffic[way as usize].sent_bytes).sum()
+    pub fn bytes(&self, class: LinkClass) -> u64 {
+        self.ranks.iter().map(|rank| rank.traffic[class as usize].sent_bytes).sum()
     }
 }
 
 impl Simulation {
     /// Returns the used fraction of the send rate of `link`, the link of this class: the mean over the ranks,
     /// and the value of the rank that sent or received the most.
-    pub fn utilisation(&self, way: Way, link: &Link) -> Utilisation {
+    pub fn utilisation(&self, class: LinkClass, link: &Link) -> Utilisation {
         let full = link.send_bytes_per_second * self.seconds();
         let share = |bytes: u64| if full > 0.0 { bytes as f64 / full } else { 0.0 };
         let busiest = self.ranks.iter().map(|rank| {
-            let Traffic { sent_bytes, received_bytes } = rank.traffic[way as usize];
+            let Traffic { sent_bytes, received_bytes } = rank.traffic[class as usize];
             sent_bytes.max(received_bytes)
         });
         Utilisation {
-            mean: share(self.bytes(way)) / self.ranks.len() as f64,
+            mean: share(self.bytes(class)) / self.ranks.len() as f64,
             most: share(busiest.max().unwrap_or(0)),
         }
     }
@@ -168,12 +168,14 @@ pub(super) fn collect(
     let ends_ps: Vec<u64> =
         machine.lanes.chunks(lanes).zip(&machine.recorder.host).map(end).collect();
     let ranks = Rank::all(topology.ranks()).map(|rank| rank_use(machine, lanes, rank)).collect();
-    let into = |way| {
-        incast(topology, |rank| machine.flows.flows_max(machine.resources.rank_ingress(rank, way)))
+    let into = |class| {
+        incast(topology, |rank| {
+            machine.flows.flows_max(machine.resources.rank_ingress(rank, class))
+        })
     };
     let path = critical_path(machine, program);
     let mut steps = StepLookup::of(path.iter().map(|step| step.id), closed)?;
-    let critical_path = path.iter().map(|step| step.stage(&steps)).collect();
+    let critical_path = path.iter().map(|step| step.resolve(&steps)).collect();
     let mut traced: Vec<(StepId, u64, u64)> = machine
         .recorder
         .slices
@@ -191,8 +193,8 @@ pub(super) fn collect(
         steps: program.steps.len() as u64,
         tiers: program.tiers.clone(),
         ranks,
-        incast: [into(Way::Local), into(Way::Network)],
-        card_incast: incast(topology, |rank| {
+        incast: [into(LinkClass::Local), into(LinkClass::Network)],
+        nic_incast: incast(topology, |rank| {
             machine.flows.flows_max(machine.resources.nic_ingress(rank))
         }),
         critical_path,
@@ -201,14 +203,14 @@ pub(super) fn collect(
 }
 
 fn rank_use(machine: &Machine<'_>, lanes: usize, rank: Rank) -> RankUse {
-    let first = rank.index() * Way::ALL.len();
-    let traffic = |way: Way| Traffic {
-        sent_bytes: machine.recorder.sent[first + way as usize],
-        received_bytes: machine.recorder.received[first + way as usize],
+    let first = rank.index() * LinkClass::ALL.len();
+    let traffic = |class: LinkClass| Traffic {
+        sent_bytes: machine.recorder.sent[first + class as usize],
+        received_bytes: machine.recorder.received[first + class as usize],
     };
     let lanes_of_rank = &machine.lanes[rank.index() * lanes..][..lanes];
     RankUse {
-        traffic: Way::ALL.map(traffic),
+        traffic: LinkClass::ALL.map(traffic),
         busy_ps: lanes_of_rank.iter().map(|lane| lane.busy).collect(),
         host_ps: machine.recorder.host[rank.index()],
     }
@@ -221,51 +223,51 @@ fn incast(topology: &Topology, flows: impl Fn(Rank) -> u32) -> Incast {
 
 /// A step of the critical path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stage {
+pub struct PathStep {
     /// The rank.
     pub rank: Rank,
     /// The lane.
     pub lane: LaneId,
     /// The step.
     pub step: Step,
-    /// The end of the stage before, in picoseconds; 0 for the first stage.
+    /// The end of the step before it on the path, in picoseconds; 0 for the first one.
     pub begin_ps: u64,
     /// The end of the step, in picoseconds.
     pub end_ps: u64,
 }
 
-impl Stage {
+impl PathStep {
     /// Returns the step as a line of the plan's text.
     pub fn text(&self) -> String {
         StepOf { rank: self.rank, step: self.step }.to_string()
     }
 }
 
-impl fmt::Display for Stage {
+impl fmt::Display for PathStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, lane, step, .. } = *self;
         write!(f, "rank {rank} lane {lane}: {}", StepOf { rank, step })
     }
 }
 
-/// A stage without its step, which is found by its identity.
+/// A step of the critical path whose plan step is not looked up yet.
 #[derive(Clone, Copy, Debug)]
-struct PathStep {
+struct UnresolvedStep {
     id: StepId,
     begin: u64,
     end: u64,
 }
 
-impl PathStep {
-    fn stage(&self, steps: &StepLookup) -> Stage {
+impl UnresolvedStep {
+    fn resolve(&self, steps: &StepLookup) -> PathStep {
         let StepId { rank, lane, .. } = self.id;
         let step = steps.step(self.id);
-        Stage { rank, lane, step, begin_ps: self.begin, end_ps: self.end }
+        PathStep { rank, lane, step, begin_ps: self.begin, end_ps: self.end }
     }
 }
 
 /// Returns the critical path in order of time.
-fn critical_path(machine: &Machine<'_>, program: &Program) -> Vec<PathStep> {
+fn critical_path(machine: &Machine<'_>, program: &Program) -> Vec<UnresolvedStep> {
     // Of several lanes that end last, the first one.
     let last = machine.lanes.iter().rev().max_by_key(|lane| lane.at);
     let mut step = last.map_or(NO_STEP, |lane| lane.cause);
@@ -273,7 +275,11 @@ fn critical_path(machine: &Machine<'_>, program: &Program) -> Vec<PathStep> {
     while step != NO_STEP {
         let cause = machine.causes[step as usize];
         let begin = if cause == NO_STEP { 0 } else { machine.ends[cause as usize] };
-        path.push(PathStep { id: program.step_id(step), begin, end: machine.ends[step as usize] });
+        path.push(UnresolvedStep {
+            id: program.step_id(step),
+            begin,
+            end: machine.ends[step as usize],
+        });
         step = cause;
     }
     path.reverse();
