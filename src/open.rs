@@ -353,10 +353,10 @@ impl OpenOptions {
     pub fn open(self, bootstrap: impl Bootstrap + 'static) -> Result<(Group, Selection), Error> {
         let timeout = self.timeout.unwrap_or(TIMEOUT);
         let survey = Survey::of_machine();
-        let found = Found::of(&survey, self.backend, bootstrap.host());
-        let all = bootstrap.exchange("backends", &found.encode(), Deadline::after(timeout))?;
+        let own = RankDevices::of(&survey, self.backend, bootstrap.host());
+        let all = bootstrap.exchange("backends", &own.encode(), Deadline::after(timeout))?;
         let decode = |(index, bytes): (usize, &Vec<u8>)| {
-            Found::decode(bytes).map_err(|error| {
+            RankDevices::decode(bytes).map_err(|error| {
                 let peer = Rank::at(index);
                 let text = format!("the backends of rank {peer} cannot be read: {error}");
                 Error::new(ErrorKind::Mismatch, text).with_peer(peer)
@@ -381,7 +381,7 @@ impl OpenOptions {
 
 /// The devices and the request of one rank, as the ranks exchange them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Found {
+struct RankDevices {
     /// The number of devices; 0 also if they cannot be used.
     cuda: u32,
     rocm: u32,
@@ -390,7 +390,7 @@ struct Found {
     host: String,
 }
 
-impl Found {
+impl RankDevices {
     fn of(survey: &Survey, requested: Option<Backend>, host: &str) -> Self {
         let count = |devices: &Result<Vec<Device>, String>| {
             devices.as_ref().map_or(0, |devices| Rank::at(devices.len()).0)
@@ -435,7 +435,7 @@ impl Found {
 fn select(
     options: &OpenOptions,
     survey: &Survey,
-    all: &[Found],
+    all: &[RankDevices],
     me: Rank,
 ) -> Result<Selection, Error> {
     let own = &all[me.index()];
@@ -513,7 +513,7 @@ fn select(
 }
 
 /// Returns the topology in which the ranks of a machine are a node.
-fn topology(all: &[Found]) -> Result<Topology, Error> {
+fn topology(all: &[RankDevices]) -> Result<Topology, Error> {
     let mut numbers: BTreeMap<&str, u32> = BTreeMap::new();
     let mut nodes = Vec::with_capacity(all.len());
     for found in all {
@@ -565,8 +565,8 @@ mod tests {
         Survey { cuda, rocm, rdma: missing() }
     }
 
-    fn found(host: &str, cuda: u32, rdma: u32) -> Found {
-        Found { cuda, rocm: 0, rdma, requested: None, host: host.to_owned() }
+    fn found(host: &str, cuda: u32, rdma: u32) -> RankDevices {
+        RankDevices { cuda, rocm: 0, rdma, requested: None, host: host.to_owned() }
     }
 
     #[test]
@@ -581,11 +581,11 @@ mod tests {
     #[test]
     fn what_a_rank_has_found_survives_encoding() {
         for requested in [None, Some(Backend::Rocm)] {
-            let found = Found { requested, ..found("node7", 8, 2) };
+            let found = RankDevices { requested, ..found("node7", 8, 2) };
             let bytes = found.encode();
-            assert_eq!(Found::decode(&bytes).unwrap(), found);
+            assert_eq!(RankDevices::decode(&bytes).unwrap(), found);
             for end in 0..16 {
-                assert!(Found::decode(&bytes[..end]).is_err(), "{end} bytes");
+                assert!(RankDevices::decode(&bytes[..end]).is_err(), "{end} bytes");
             }
         }
     }
@@ -622,7 +622,7 @@ mod tests {
         let options = OpenOptions::default();
         let own = Survey { cuda: gpus(2), rocm: missing(), rdma: gpus(1) };
         let all = ["a", "b", "a", "b"].map(|host| found(host, 2, 1));
-        let selection = |rank, all: &[Found]| select(&options, &own, all, Rank(rank));
+        let selection = |rank, all: &[RankDevices]| select(&options, &own, all, Rank(rank));
         let chosen = selection(2, &all).unwrap();
         assert_eq!((chosen.local, chosen.device), (Backend::Cuda, Some(1)));
         assert_eq!(chosen.network, Some(Backend::Rdma));

@@ -14,7 +14,6 @@
 //! | [`verify`] | the proof that plans reach their goal |
 //! | [`simulate`], [`cost`] | predicted times: step by step, and in closed form |
 //! | [`topology`], [`element`], [`error`], [`trace`] | ranks on nodes, element types, errors, timed steps |
-//! | [`staged`] | a fabric that copies device memory through host memory |
 
 pub mod bootstrap;
 pub mod collective;
@@ -27,7 +26,6 @@ pub mod plan;
 mod run;
 pub mod schedule;
 pub mod simulate;
-pub mod staged;
 pub mod topology;
 pub mod trace;
 pub mod verify;

@@ -20,7 +20,7 @@ pub struct Trace {
     pub is_cut: bool,
 }
 
-/// One lane.
+/// A lane of a trace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedLane {
     /// The number of the lane in the plan.
@@ -31,7 +31,7 @@ pub struct TracedLane {
     pub backend: String,
 }
 
-/// One start.
+/// A traced start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedStart {
     /// Its number, from 1.
@@ -42,7 +42,7 @@ pub struct TracedStart {
     pub steps: Vec<TracedStep>,
 }
 
-/// One step, with times in nanoseconds since its start was made.
+/// A traced step, with times in nanoseconds after the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedStep {
     /// The lane.

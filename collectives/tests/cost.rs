@@ -92,7 +92,7 @@ fn times_are_those_computed_by_hand() {
     let ground = uneven(&[1, 1, 1]);
     let hierarchical = micros(Algorithm::Hierarchical, &ground, tiers, 20_000);
     assert_eq!(hierarchical, 10.0 + (10.0 + 2.0 * 21.0 + 10.0));
-    // Alone there is the own copy.
+    // A single rank has only the self copy.
     let one = Topology::flat(1).unwrap();
     for &algorithm in Algorithm::ALL {
         assert_eq!(micros(algorithm, &one, Shape::default(), 20_000), 21.0, "{algorithm}");
@@ -212,7 +212,7 @@ fn what_is_refused_is_not_chosen() {
         [(Algorithm::Hierarchical, "has two lanes"), (Algorithm::HierarchicalRing, "too")];
     let choice = cost::choose(&Question { refused: &refused, ..asked }).unwrap();
     assert_eq!(choice.algorithm, Algorithm::Direct);
-    assert!(choice.explain().contains("hierarchical      not asked: has two lanes"), "{choice}");
+    assert!(choice.explain().contains("hierarchical      not used: has two lanes"), "{choice}");
     let error = cost::choose(&Question {
         refused: &refused,
         algorithm: Some(Algorithm::Hierarchical),

@@ -5,10 +5,10 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use peerlane_collectives::staged::{Engine, Error, Key, Local, Memory, Remote, Staged};
 use peerlane_hal::{
     BackendId, Deadline, DynRegion, EngineRequirements, Fabric, Link, PeerMemory, Rank, Role,
 };
+use peerlane_staged::{Engine, Error, Key, Local, Memory, Remote, Staged};
 
 use crate::harness::{FabricOf, Harness, LocalOf, OwnMemory};
 

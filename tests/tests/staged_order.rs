@@ -5,20 +5,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_collectives::staged::{self, Engine, Staged};
 use peerlane_conformance::GpuDriver;
 use peerlane_hal::{
     At, CopyEngine as _, Deadline, DynRegion, Fabric as _, Op, PeerMemory as _, Rank, Region as _,
     Role,
 };
 use peerlane_host as host;
+use peerlane_staged::{Engine, Staged};
 
 const BYTES: usize = 3 << 20;
 
 type Device = peerlane_cuda::Fabric;
 type Network = host::Fabric;
-type Local = staged::Local<Device, Network>;
-type Remote = staged::Remote<Device, Network>;
+type Local = peerlane_staged::Local<Device, Network>;
+type Remote = peerlane_staged::Remote<Device, Network>;
 
 struct World {
     staged: Staged<Device, Network>,

@@ -3,7 +3,7 @@
 
 use peerlane::cost::Links;
 use peerlane::plan::Step;
-use peerlane::simulate::{Simulation, Slice, Way};
+use peerlane::simulate::{LinkClass, Simulation, Slice};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
@@ -33,7 +33,7 @@ struct Bar {
     from: i32,
     to: i32,
     /// `None` for a wait.
-    way: Option<Way>,
+    class: Option<LinkClass>,
 }
 
 /// Draws the lanes over time and the use of the links as an SVG file.
@@ -67,9 +67,9 @@ fn render(
             text(&area, &name, (14, top(row, lanes) + 2), 13)?;
         }
         for bar in bars(simulation) {
-            let colour = bar.way.map_or(WAIT, colour);
-            let top = top(bar.row, lanes) + if bar.way.is_some() { 1 } else { 6 };
-            let bottom = top + if bar.way.is_some() { ROW - 3 } else { ROW - 13 };
+            let colour = bar.class.map_or(WAIT, colour);
+            let top = top(bar.row, lanes) + if bar.class.is_some() { 1 } else { 6 };
+            let bottom = top + if bar.class.is_some() { ROW - 3 } else { ROW - 13 };
             rectangle(&area, (bar.from, top), (bar.to, bottom), colour)?;
         }
         used(&area, simulation, links, timeline + 40)?;
@@ -85,8 +85,8 @@ fn bars(simulation: &Simulation) -> Vec<Bar> {
     let mut bars: Vec<Bar> = Vec::new();
     for is_copy_pass in [false, true] {
         for slice in &simulation.slices {
-            let way = simulation.way(slice);
-            let drawn = if is_copy_pass { way.is_some() } else { is_wait(slice) };
+            let class = simulation.link_class(slice);
+            let drawn = if is_copy_pass { class.is_some() } else { is_wait(slice) };
             if !drawn {
                 continue;
             }
@@ -95,13 +95,13 @@ fn bars(simulation: &Simulation) -> Vec<Bar> {
             let row = slice.rank.index() * lanes + slice.lane.index();
             match bars.last_mut() {
                 Some(last)
-                    if (last.row, last.way) == (row, way)
+                    if (last.row, last.class) == (row, class)
                         && from <= last.to
                         && to - last.from <= 4 =>
                 {
                     last.to = last.to.max(to);
                 }
-                _ => bars.push(Bar { row, from, to, way }),
+                _ => bars.push(Bar { row, from, to, class }),
             }
         }
     }
@@ -112,11 +112,11 @@ fn is_wait(slice: &Slice) -> bool {
     matches!(slice.step, Step::Wait { .. }) && slice.end_ps > slice.begin_ps
 }
 
-fn colour(way: Way) -> RGBColor {
-    match way {
-        Way::Own => OWN,
-        Way::Local => LOCAL,
-        Way::Network => NETWORK,
+fn colour(class: LinkClass) -> RGBColor {
+    match class {
+        LinkClass::Own => OWN,
+        LinkClass::Local => LOCAL,
+        LinkClass::Network => NETWORK,
     }
 }
 
@@ -155,16 +155,16 @@ fn legend(area: &Area<'_>) -> Drawn {
 /// Draws two bars for each tier: the average of all ranks and the busiest rank.
 fn used(area: &Area<'_>, simulation: &Simulation, links: &Links, top: i32) -> Drawn {
     text(area, "used share of the link rate, 0 to 100 %", (NAMES, top), 14)?;
-    for (index, way) in (0..).zip([Way::Local, Way::Network]) {
-        let share = simulation.utilisation(way, way.link(links));
+    for (index, class) in (0..).zip([LinkClass::Local, LinkClass::Network]) {
+        let share = simulation.utilisation(class, class.link(links));
         let y = top + 24 + index * 36;
-        text(area, way.name(), (14, y + 6), 14)?;
+        text(area, class.name(), (14, y + 6), 14)?;
         for (line, name, share) in [(0, "average", share.mean), (1, "busiest rank", share.most)] {
             let y = y + line * 15;
             let full = f64::from(WIDTH - NAMES - RIGHT - 160);
             let to = NAMES + (full * share.clamp(0.0, 1.0)) as i32;
             rectangle(area, (NAMES, y), (WIDTH - RIGHT - 160, y + 12), WAIT)?;
-            rectangle(area, (NAMES, y), (to, y + 12), colour(way))?;
+            rectangle(area, (NAMES, y), (to, y + 12), colour(class))?;
             let label = format!("{:.0} % {name}", share * 100.0);
             text(area, &label, (WIDTH - RIGHT - 150, y - 1), 13)?;
         }
@@ -224,9 +224,9 @@ mod tests {
         let bars = bars(&simulation);
         assert!(bars.iter().all(|bar| NAMES <= bar.from && bar.from < bar.to));
         assert!(bars.iter().all(|bar| bar.to <= WIDTH - RIGHT + 1 && bar.row < 8));
-        assert!(bars.is_sorted_by_key(|bar| bar.way.is_some()));
-        for way in Way::ALL {
-            assert!(bars.iter().any(|bar| bar.way == Some(way)), "{way:?}");
+        assert!(bars.is_sorted_by_key(|bar| bar.class.is_some()));
+        for class in LinkClass::ALL {
+            assert!(bars.iter().any(|bar| bar.class == Some(class)), "{class:?}");
         }
     }
 

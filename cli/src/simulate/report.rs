@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use peerlane::simulate::{Simulation, Stage, Way};
+use peerlane::simulate::{LinkClass, PathStep, Simulation};
 use serde_json::{Value, json};
 
 use super::{Run, Scenario};
@@ -21,13 +21,13 @@ pub(super) struct Report<'a> {
 
 /// The first and last steps of a path, and the number of steps between them that are left out.
 struct PathExcerpt<'a> {
-    first: &'a [Stage],
+    first: &'a [PathStep],
     left_out: usize,
-    last: &'a [Stage],
+    last: &'a [PathStep],
 }
 
 impl<'a> PathExcerpt<'a> {
-    fn of(path: &'a [Stage], most: usize) -> Self {
+    fn of(path: &'a [PathStep], most: usize) -> Self {
         if path.len() <= most {
             return Self { first: path, left_out: 0, last: &[] };
         }
@@ -92,10 +92,10 @@ impl Report<'_> {
     fn cells(&self, run: &Run) -> Vec<String> {
         let Run { algorithm, chunks, predicted_ps, simulation } = run;
         let links = &self.scenario.links;
-        let carried = |way: Way| match simulation.bytes(way) {
+        let carried = |class: LinkClass| match simulation.bytes(class) {
             0 => ["-".to_owned(), "-".to_owned()],
             bytes => {
-                let share = simulation.utilisation(way, way.link(links));
+                let share = simulation.utilisation(class, class.link(links));
                 [Size(bytes).to_string(), format!("{:.0} %", share.most * 100.0)]
             }
         };
@@ -106,11 +106,11 @@ impl Report<'_> {
             microseconds(*predicted_ps),
             format!("{:.1}", self.gigabytes_per_second(simulation)),
         ];
-        cells.extend(carried(Way::Local));
-        cells.extend(carried(Way::Network));
+        cells.extend(carried(LinkClass::Local));
+        cells.extend(carried(LinkClass::Network));
         let [local, network] = simulation.incast;
         cells.push(local.flows.to_string());
-        cells.push(network.flows.max(simulation.card_incast.flows).to_string());
+        cells.push(network.flows.max(simulation.nic_incast.flows).to_string());
         cells
     }
 
@@ -124,9 +124,9 @@ impl Report<'_> {
     fn path_text(&self, run: &Run) -> String {
         let path = &run.simulation.critical_path;
         let mut text = format!("\ncritical path of {}, {} steps\n", run.algorithm, path.len());
-        let line = |stage: &Stage| {
-            let (end, took) = (stage.end_ps, stage.end_ps - stage.begin_ps);
-            format!("  {:>12} µs  +{:>10}  {stage}\n", microseconds(end), microseconds(took))
+        let line = |step: &PathStep| {
+            let (end, took) = (step.end_ps, step.end_ps - step.begin_ps);
+            format!("  {:>12} µs  +{:>10}  {step}\n", microseconds(end), microseconds(took))
         };
         let PathExcerpt { first, left_out, last } = PathExcerpt::of(path, self.path);
         text.extend(first.iter().map(line));
@@ -135,7 +135,7 @@ impl Report<'_> {
             writeln!(text, "  … {left_out} steps …").ok();
         }
         text.extend(last.iter().map(line));
-        let (end, lanes) = (run.simulation.end_ps(), path.last().map_or(0, |stage| stage.end_ps));
+        let (end, lanes) = (run.simulation.end_ps(), path.last().map_or(0, |step| step.end_ps));
         let host = run.simulation.ranks.iter().map(|rank| rank.host_ps).max().unwrap_or(0);
         if host == end && host > lanes {
             let host = microseconds(host);
@@ -147,11 +147,11 @@ impl Report<'_> {
     fn run_json(&self, run: &Run) -> Value {
         let Run { algorithm, chunks, predicted_ps, simulation } = run;
         let ends = || simulation.ends_ps.iter().copied();
-        let ways = Way::ALL.map(|way| {
-            let share = simulation.utilisation(way, way.link(&self.scenario.links));
+        let classes = LinkClass::ALL.map(|class| {
+            let share = simulation.utilisation(class, class.link(&self.scenario.links));
             json!({
-                "way": way.name(),
-                "bytes": simulation.bytes(way),
+                "way": class.name(),
+                "bytes": simulation.bytes(class),
                 "utilisation_mean": share.mean,
                 "utilisation_max": share.most,
             })
@@ -168,25 +168,25 @@ impl Report<'_> {
                 simulation.ranks.iter().map(|rank| rank.host_ps).max().unwrap_or(0) as f64 / 1e6,
             "algbw_gbs": self.gigabytes_per_second(simulation),
             "steps": simulation.steps,
-            "ways": ways,
+            "ways": classes,
             "incast": [
                 incast("rank, local", local),
                 incast("rank, network", network),
-                incast("network card", simulation.card_incast),
+                incast("network card", simulation.nic_incast),
             ],
             "critical_path": self.path_json(&simulation.critical_path),
         })
     }
 
-    fn path_json(&self, path: &[Stage]) -> Value {
+    fn path_json(&self, path: &[PathStep]) -> Value {
         let PathExcerpt { first, left_out, last } = PathExcerpt::of(path, self.path);
-        let stages = first.iter().chain(last).map(|stage| {
+        let stages = first.iter().chain(last).map(|step| {
             json!({
-                "rank": stage.rank.0,
-                "lane": stage.lane.0,
-                "step": stage.text(),
-                "begin_microseconds": stage.begin_ps as f64 / 1e6,
-                "end_microseconds": stage.end_ps as f64 / 1e6,
+                "rank": step.rank.0,
+                "lane": step.lane.0,
+                "step": step.text(),
+                "begin_microseconds": step.begin_ps as f64 / 1e6,
+                "end_microseconds": step.end_ps as f64 / 1e6,
             })
         });
         json!({"steps": path.len(), "left_out": left_out, "stages": stages.collect::<Vec<_>>()})
@@ -220,18 +220,18 @@ mod tests {
         use peerlane::Rank;
         use peerlane::plan::{Flag, LaneId, Step};
         let lane = LaneId::HOME;
-        let stage = |end_ps| Stage {
+        let step = |end_ps| PathStep {
             rank: Rank(0),
             lane,
             step: Step::Wait { flag: Flag::Go { lane } },
             begin_ps: 0,
             end_ps,
         };
-        let path: Vec<Stage> = (0..9).map(stage).collect();
+        let path: Vec<PathStep> = (0..9).map(step).collect();
         let shown = |most| {
             let PathExcerpt { first, left_out, last } = PathExcerpt::of(&path, most);
             assert_eq!(first.len() + left_out + last.len(), path.len());
-            (first.len(), last.first().map(|stage| stage.end_ps))
+            (first.len(), last.first().map(|step| step.end_ps))
         };
         assert_eq!(shown(9), (9, None));
         assert_eq!(shown(5), (3, Some(7)));

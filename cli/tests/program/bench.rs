@@ -82,7 +82,7 @@ fn other_collectives_are_planned_simulated_and_predicted() {
          6.8 µs  ready  of the next rank
          155 µs  first chunk  4 × 16 MiB at 392 GB/s over 3 hops
          136 µs  other chunks  behind it
-      own copies: 64 MiB in all, at most 64 MiB of one rank
+      self copies: 64 MiB in all, at most 64 MiB of one rank
       local: 192 MiB in all, at most 64 MiB of one rank
       memory of one rank: 128 MiB
     ");

@@ -1,4 +1,4 @@
-//! What the launcher has told this process: which rank it is, of how many, and where the hub is.
+//! Reads what the launcher tells a process: its rank, the number of ranks, and the address of the hub.
 //!
 //! | launcher | rank, ranks | on this host | hub |
 //! | --- | --- | --- | --- |
@@ -6,17 +6,17 @@
 //! | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK`, `_LOCAL_SIZE` | the same, to be set by hand |
 //! | Slurm | `SLURM_PROCID`, `SLURM_NTASKS` | `SLURM_LOCALID` | the same, to be set by hand |
 //!
-//! The first row whose rank or size is set counts: `mpirun` inside of a Slurm job is Open MPI.
+//! The first row of which the rank or the size is set is used: `mpirun` inside a Slurm job is Open MPI.
 //!
-//! - `MASTER_ADDR` may be missing where the launcher says that all ranks are on one host: then it is
-//!   127.0.0.1. `MASTER_PORT` may be missing anywhere: then it is [`DEFAULT_PORT`].
+//! - `MASTER_ADDR` is optional if the launcher says that all ranks are on one host: the default is then
+//!   127.0.0.1. `MASTER_PORT` is always optional: the default is [`DEFAULT_PORT`].
 //! - With `TORCHELASTIC_USE_AGENT_STORE=True` torchrun's own store listens at `MASTER_PORT`; the hub
 //!   takes the port after it. A program that opens a store there itself sets `PEERLANE_PORT`.
-//! - `PEERLANE_PORT` goes before `MASTER_PORT`.
+//! - `PEERLANE_PORT` takes precedence over `MASTER_PORT`.
 //! - `PEERLANE_HUB=host:port` names an [external hub](super::tcp::Hub): rank 0 opens none, and the
-//!   address and ports above do not matter.
+//!   address and ports above are ignored.
 //!
-//! A variable that is set to nothing counts as not set.
+//! An empty variable counts as not set.
 
 use std::net::Ipv6Addr;
 
@@ -24,57 +24,57 @@ use peerlane_hal::{ErrorKind, Rank};
 
 use crate::error::Error;
 
-/// The port of the hub where no variable names one.
+/// The port of the hub if no variable names one.
 pub const DEFAULT_PORT: u16 = 29501;
 
-/// This process's place in its group.
+/// The rank of this process, the size of its group, and the address of the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
-    /// Which rank this process is.
+    /// The rank of this process.
     pub rank: Rank,
-    /// How many ranks the group has.
+    /// Number of ranks of the group.
     pub ranks: usize,
-    /// The number of this rank among those of its host, from 0, if the launcher says so.
+    /// Index of this rank among the ranks of its host, from 0, if the launcher sets it.
     pub local_rank: Option<u32>,
-    /// How many ranks this host has, if the launcher says so.
+    /// Number of ranks on this host, if the launcher sets it.
     pub local_ranks: Option<u32>,
-    /// Where ranks meet.
+    /// The address of the hub.
     pub hub: HubAddress,
 }
 
-/// Where ranks meet, as `host:port`.
+/// The address of the hub, as `host:port`, and which process opens it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HubAddress {
-    /// Rank 0 opens the hub there.
+    /// Rank 0 opens the hub at this address.
     RankZero(String),
-    /// The hub is open there already.
+    /// Another process has opened the hub at this address.
     External(String),
 }
 
 impl Environment {
-    /// A place in a group that meets at the open hub `hub`, without a launcher.
+    /// Creates the environment of a rank whose group uses the open hub `hub`, without a launcher.
     pub fn at_hub(hub: impl ToString, rank: Rank, ranks: usize) -> Self {
         let hub = HubAddress::External(hub.to_string());
         Self { rank, ranks, local_rank: None, local_ranks: None, hub }
     }
 
-    /// Reads the environment of this process; `None` if no launcher has set it.
+    /// Reads the environment variables of this process; returns `None` if no launcher has set them.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) naming the variable that is missing, is not
-    /// what it should be, or does not fit another.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) naming the variable that is missing, malformed, or
+    /// inconsistent with another.
     pub fn from_env() -> Result<Option<Self>, Error> {
         Self::from_lookup(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
     }
 
-    /// The same, with `lookup` giving the value of each variable.
+    /// Reads variables like [`from_env`](Self::from_env), but through `lookup`.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, Error> {
         let variables = Variables(&lookup);
         for launcher in &LAUNCHERS {
-            if let Some((rank, ranks)) = variables.place(launcher)? {
+            if let Some((rank, ranks)) = variables.rank_and_size(launcher)? {
                 return Ok(Some(variables.environment(launcher, rank, ranks)?));
             }
         }
@@ -82,7 +82,7 @@ impl Environment {
     }
 }
 
-/// The names that one launcher gives to the same things.
+/// The variables that one launcher sets.
 struct Launcher {
     rank: &'static str,
     ranks: &'static str,
@@ -118,7 +118,7 @@ const LAUNCHERS: [Launcher; 3] = [
 struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
 
 impl Variables<'_> {
-    fn place(&self, launcher: &Launcher) -> Result<Option<(u32, u32)>, Error> {
+    fn rank_and_size(&self, launcher: &Launcher) -> Result<Option<(u32, u32)>, Error> {
         let Launcher { rank: rank_name, ranks: ranks_name, .. } = launcher;
         let (rank, ranks) = match (self.number(rank_name)?, self.number(ranks_name)?) {
             (None, None) => return Ok(None),

@@ -1,11 +1,11 @@
-//! Ranks as threads of one process.
+//! Connects ranks that are threads of one process.
 //!
-//! One thread of the group's own runs the exchange point and the listeners; it sleeps while there
-//! is nothing to pass on, and ends with the last handle. Listeners run one after the other, so that
-//! all have returned before anyone hears [`Notice::Told`](super::Notice::Told).
+//! One thread of the group runs the hub and the listeners. It sleeps while there is nothing to pass on, and
+//! ends with the last handle. Listeners run one after the other, so that all have returned before any of them
+//! receives [`Notice::Told`](super::Notice::Told).
 //!
 //! A rank whose exchange times out ends the group: ranks that wait in an exchange get its error,
-//! and listeners hear an [abort](super::Notice::Abort) whose record is the text of the error.
+//! and listeners receive an [abort](super::Notice::Abort) whose record is the text of the error.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -16,39 +16,39 @@ use std::{panic, thread};
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
-use super::member::Member;
+use super::client::Client;
+use super::hub::{Event, HubState, check_ranks};
 use super::message::{Blob, Request};
-use super::point::{Event, Point, check_ranks};
-use super::{Bootstrap, Listener, host};
+use super::{Bootstrap, Listener, host_id};
 use crate::error::Error;
 
-/// One rank's handle; to be moved into the thread that is the rank.
+/// Connects one rank to its group; the thread that is the rank owns it.
 ///
-/// A handle that is dropped before it said [goodbye](Bootstrap::leave) is a loss to the others.
+/// If it is dropped before it said [goodbye](Bootstrap::leave), the other ranks lose this rank.
 pub struct InProcess {
-    member: Arc<Member>,
+    client: Arc<Client>,
     events: Sender<(Rank, Event)>,
     host: String,
 }
 
-/// Opens a group of `ranks` and returns the handle of each, in rank order.
+/// Opens a group of `ranks` ranks and returns the handle of each, in rank order.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if `ranks` is 0 or does not fit in 32 bits;
-/// [`Other`](ErrorKind::Other) if the system has no thread for the group.
+/// [`Other`](ErrorKind::Other) if the system cannot start the thread of the group.
 pub fn group(ranks: usize) -> Result<Vec<InProcess>, Error> {
     check_ranks(ranks)?;
-    let members: Vec<_> = Rank::all(ranks).map(|rank| Arc::new(Member::new(rank, ranks))).collect();
+    let clients: Vec<_> = Rank::all(ranks).map(|rank| Arc::new(Client::new(rank, ranks))).collect();
     let (events, inbox) = channel();
-    let handles = members.iter().map(|member| InProcess {
-        member: Arc::clone(member),
+    let handles = clients.iter().map(|client| InProcess {
+        client: Arc::clone(client),
         events: events.clone(),
-        host: host::id(),
+        host: host_id(),
     });
     let handles = handles.collect();
     thread::Builder::new()
         .name("peerlane-exchange".into())
-        .spawn(move || pass_on(&members, &inbox))
+        .spawn(move || run_hub(&clients, &inbox))
         .map_err(|error| {
             let text = format!("no thread for the exchange of an in-process group: {error}");
             Error::new(ErrorKind::Other, text).with_source(error)
@@ -56,18 +56,17 @@ pub fn group(ranks: usize) -> Result<Vec<InProcess>, Error> {
     Ok(handles)
 }
 
-/// Runs `body` as each of `ranks` ranks, on a thread each, and returns what they returned, in rank
-/// order.
+/// Runs `body` once for each of `ranks` ranks, each on its own thread, and returns the results in rank order.
 ///
-/// A body that ends well says [goodbye](Bootstrap::leave) first; otherwise ranks that are still at
-/// work lose it.
+/// A successful body says [goodbye](Bootstrap::leave) before it returns; otherwise ranks that are still
+/// running lose it.
 ///
 /// # Errors
-/// That of the rank that failed by itself, rather than of those that lost it; the lowest rank's if
-/// there are several. Errors of [`group`].
+/// The error of the rank that failed by itself, not of those that lost it; that of the lowest rank if
+/// several failed by themselves. Errors of [`group`].
 ///
 /// # Panics
-/// With the panic of a rank, after all ranks have ended.
+/// If a rank panics, with its panic, after all ranks have ended.
 pub fn run<R: Send>(
     ranks: usize,
     body: impl Fn(InProcess) -> Result<R, Error> + Sync,
@@ -98,8 +97,8 @@ pub fn run<R: Send>(
     }
 }
 
-/// Ranks that failed by themselves come before those that waited for them in vain, were left alone,
-/// or were told to stop.
+/// Orders errors by their distance from the cause: a rank that failed by itself comes before one that timed
+/// out waiting, lost a peer, or was aborted.
 fn distance_from_cause(kind: ErrorKind) -> u32 {
     match kind {
         ErrorKind::Timeout => 1,
@@ -109,17 +108,17 @@ fn distance_from_cause(kind: ErrorKind) -> u32 {
     }
 }
 
-fn pass_on(members: &[Arc<Member>], inbox: &Receiver<(Rank, Event)>) {
-    let mut point = Point::new(members.len());
-    for rank in Rank::all(members.len()) {
-        point.take(rank, Event::Came);
+fn run_hub(clients: &[Arc<Client>], inbox: &Receiver<(Rank, Event)>) {
+    let mut state = HubState::new(clients.len());
+    for rank in Rank::all(clients.len()) {
+        state.apply(rank, Event::Joined);
     }
     while let Ok((from, event)) = inbox.recv() {
-        let mut replies = VecDeque::from(point.take(from, event));
+        let mut replies = VecDeque::from(state.apply(from, event));
         while let Some(reply) = replies.pop_front() {
-            for rank in point.live().collect::<Vec<_>>() {
-                if members[rank.index()].receive(reply.clone()) {
-                    replies.extend(point.take(rank, Event::Said(Request::Acknowledge)));
+            for rank in state.live().collect::<Vec<_>>() {
+                if clients[rank.index()].receive(reply.clone()) {
+                    replies.extend(state.apply(rank, Event::Request(Request::Acknowledge)));
                 }
             }
         }
@@ -128,25 +127,25 @@ fn pass_on(members: &[Arc<Member>], inbox: &Receiver<(Rank, Event)>) {
 
 impl InProcess {
     fn send(&self, event: Event) -> Result<(), Error> {
-        self.events.send((self.member.rank(), event)).map_err(|_| {
+        self.events.send((self.client.rank(), event)).map_err(|_| {
             let text = "the thread of the in-process group is gone: a listener panicked";
             Error::new(ErrorKind::PeerLost, text)
         })
     }
 
     fn request(&self, request: Request) {
-        // Without the thread nothing comes back, and the caller's deadline tells.
-        let _ = self.send(Event::Said(request));
+        // If the thread is gone, no reply comes and the caller's deadline passes.
+        let _ = self.send(Event::Request(request));
     }
 }
 
 impl Bootstrap for InProcess {
     fn rank(&self) -> Rank {
-        self.member.rank()
+        self.client.rank()
     }
 
     fn ranks(&self) -> usize {
-        self.member.ranks()
+        self.client.ranks()
     }
 
     fn host(&self) -> &str {
@@ -159,26 +158,26 @@ impl Bootstrap for InProcess {
         mine: &[u8],
         deadline: Deadline,
     ) -> Result<Vec<Vec<u8>>, Error> {
-        self.member.exchange(label, mine, deadline, |request| self.request(request))
+        self.client.exchange(label, mine, deadline, |request| self.request(request))
     }
 
     fn abort(&self, record: &[u8]) -> Result<(), Error> {
-        self.member.check_abort(record)?;
-        self.send(Event::Said(Request::Abort { record: Blob(record.to_vec()) }))
+        self.client.check_abort(record)?;
+        self.send(Event::Request(Request::Abort { record: Blob(record.to_vec()) }))
     }
 
     fn listen(&self, listener: Listener) {
-        self.member.listen(listener);
+        self.client.listen(listener);
     }
 
     fn leave(&self, _deadline: Deadline) -> Result<(), Error> {
-        if self.member.depart()? { self.send(Event::Said(Request::Leave)) } else { Ok(()) }
+        if self.client.begin_leave()? { self.send(Event::Request(Request::Leave)) } else { Ok(()) }
     }
 }
 
 impl Drop for InProcess {
     fn drop(&mut self) {
-        self.member.silence();
+        self.client.stop_notifications();
         let how = if thread::panicking() {
             "its thread panicked"
         } else {
@@ -191,8 +190,8 @@ impl Drop for InProcess {
 impl fmt::Debug for InProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InProcess")
-            .field("rank", &self.member.rank())
-            .field("ranks", &self.member.ranks())
+            .field("rank", &self.client.rank())
+            .field("ranks", &self.client.ranks())
             .finish_non_exhaustive()
     }
 }

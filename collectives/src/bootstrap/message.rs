@@ -1,4 +1,4 @@
-//! What ranks and the exchange point say to each other, in one process and over TCP alike.
+//! Defines the messages between ranks and the hub, both inside a process and over TCP.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,61 +10,61 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::Notice;
 use crate::error::Error;
 
-/// The most bytes that one rank can give in one exchange, or put into one abort record.
+/// Maximum size of one rank's contribution to an exchange, and of an abort record, in bytes.
 pub(super) const BLOB_BYTES_MAX: usize = (64 << 20) - 4096;
 
-/// The most bytes of a label.
+/// Maximum length of a label in bytes.
 pub(super) const LABEL_BYTES_MAX: usize = 1024;
 
-/// From a rank to the exchange point, which knows by itself who speaks.
+/// A message from a rank to the hub. The hub knows the sender from the connection.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// This rank's part of exchange number `sequence`.
-    Give { sequence: u64, label: String, blob: Blob },
-    /// The group did not come together within `timeout`.
-    GiveUp { timeout: Duration },
-    /// The group is over.
+    /// This rank's contribution to exchange number `sequence`.
+    Contribute { sequence: u64, label: String, blob: Blob },
+    /// Not all ranks joined within `timeout`.
+    StartTimedOut { timeout: Duration },
+    /// Ends the group with an abort.
     Abort { record: Blob },
-    /// The group is over because an exchange timed out; `missing` is the first rank it lacked.
-    Late { text: String, missing: Option<u32> },
-    /// This rank has been handed the verdict.
+    /// Ends the group because an exchange timed out; `missing` is the first rank that did not contribute.
+    TimedOut { text: String, missing: Option<u32> },
+    /// This rank has received the end of the group.
     Acknowledge,
-    /// Goodbye.
+    /// This rank leaves.
     Leave,
 }
 
-/// From the exchange point to every live rank, in the same order to all.
+/// A message from the hub to every live rank; all ranks receive them in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Reply {
-    /// All ranks that have come so far.
-    Here { ranks: Vec<u32> },
-    /// The part of rank `from` of exchange number `sequence`.
-    Gave { from: u32, sequence: u64, label: String, blob: Blob },
-    /// The group is over.
-    Over(Verdict),
-    /// Every live rank has been handed the verdict.
-    Told,
-    /// A rank said goodbye.
+    /// All ranks that have joined so far.
+    Joined { ranks: Vec<u32> },
+    /// The contribution of rank `from` to exchange number `sequence`.
+    Contribution { from: u32, sequence: u64, label: String, blob: Blob },
+    /// The group has ended.
+    Ended(EndCause),
+    /// Every live rank has received the end of the group.
+    Acknowledged,
+    /// A rank has left.
     Left { rank: u32 },
 }
 
-/// Why a group is over; there is one verdict a group, the first.
+/// The reason why a group ended; only the first reason counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Verdict {
+pub(super) enum EndCause {
     Abort { from: u32, record: Blob },
-    Late { from: u32, text: String, missing: Option<u32> },
+    TimedOut { from: u32, text: String, missing: Option<u32> },
     Lost { rank: u32, how: String },
     NotStarted { missing: Vec<u32>, timeout: Duration },
 }
 
-impl Verdict {
-    /// What listeners hear of it; a group that never started has none.
+impl EndCause {
+    /// Returns the notice for listeners; there is none for a group that never started.
     pub(super) fn notice(&self) -> Option<Notice> {
         match self {
             Self::Abort { from, record } => {
                 Some(Notice::Abort { from: Rank(*from), record: record.0.clone() })
             }
-            Self::Late { from, text, .. } => {
+            Self::TimedOut { from, text, .. } => {
                 Some(Notice::Abort { from: Rank(*from), record: text.clone().into_bytes() })
             }
             Self::Lost { rank, how } => Some(Notice::Lost { rank: Rank(*rank), how: how.clone() }),
@@ -72,35 +72,35 @@ impl Verdict {
         }
     }
 
-    /// The error of what was under way, `what`, when it came.
+    /// Returns the error of `what`, which the end of the group interrupted.
     pub(super) fn error(&self, what: &str) -> Error {
         let (kind, peer) = match self {
             Self::Abort { from, .. } => (ErrorKind::Aborted, Some(*from)),
-            Self::Late { missing, .. } => (ErrorKind::Timeout, *missing),
+            Self::TimedOut { missing, .. } => (ErrorKind::Timeout, *missing),
             Self::Lost { rank, .. } => (ErrorKind::PeerLost, Some(*rank)),
             Self::NotStarted { missing, .. } => (ErrorKind::Timeout, missing.first().copied()),
         };
         with_peer(Error::new(kind, format!("{what}: {self}")), peer.map(Rank))
     }
 
-    /// The error of what is begun after it.
+    /// Returns the error of `what`, which was begun after the end of the group.
     pub(super) fn error_after(&self, what: &str) -> Error {
         match self {
-            Self::Late { .. } => Error::new(ErrorKind::Aborted, format!("{what}: {self}")),
+            Self::TimedOut { .. } => Error::new(ErrorKind::Aborted, format!("{what}: {self}")),
             _ => self.error(what),
         }
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for EndCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Abort { from, .. } => write!(f, "rank {from} has aborted the group"),
-            Self::Late { from, text, .. } => write!(f, "rank {from} gave up: {text}"),
+            Self::TimedOut { from, text, .. } => write!(f, "rank {from} gave up: {text}"),
             Self::Lost { rank, how } => write!(f, "rank {rank} is lost: {how}"),
             Self::NotStarted { missing, timeout } => {
                 let missing: Vec<_> = missing.iter().copied().map(Rank).collect();
-                let (missing, timeout) = (Names(&missing), Seconds(*timeout));
+                let (missing, timeout) = (RankList(&missing), Seconds(*timeout));
                 write!(
                     f,
                     "{missing} did not come within {timeout}: check that every rank was started, \
@@ -111,7 +111,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// `error`, naming `peer` if there is one.
+/// Adds `peer`, if there is one, to `error`.
 pub(super) fn with_peer(error: Error, peer: Option<Rank>) -> Error {
     match peer {
         Some(peer) => error.with_peer(peer),
@@ -119,7 +119,7 @@ pub(super) fn with_peer(error: Error, peer: Option<Rank>) -> Error {
     }
 }
 
-/// Bytes that travel as bytes; serde alone would take them one by one.
+/// Bytes that serde encodes in one piece and not one by one.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Blob(pub(super) Vec<u8>);
 
@@ -155,10 +155,10 @@ impl Visitor<'_> for BlobVisitor {
     }
 }
 
-/// `rank 2`, `ranks 1 and 2`, `ranks 1, 2 and 3`.
-pub(super) struct Names<'a>(pub(super) &'a [Rank]);
+/// Formats ranks as `rank 2`, `ranks 1 and 2`, or `ranks 1, 2 and 3`.
+pub(super) struct RankList<'a>(pub(super) &'a [Rank]);
 
-impl fmt::Display for Names<'_> {
+impl fmt::Display for RankList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((last, others)) = self.0.split_last() else { return f.write_str("no rank") };
         if others.is_empty() {
@@ -169,7 +169,7 @@ impl fmt::Display for Names<'_> {
     }
 }
 
-/// `5 s`, `0.25 s`.
+/// Formats a duration as `5 s` or `0.25 s`.
 pub(super) struct Seconds(pub(super) Duration);
 
 impl fmt::Display for Seconds {

@@ -1,9 +1,19 @@
-//! The out-of-band exchange of a group: how ranks find each other, pass keys, and learn of a loss.
+//! Connects the ranks of a group out of band: they find each other, exchange keys, and learn of losses.
 //!
-//! A runtime that has its own store or MPI implements [`Bootstrap`]; Peerlane brings
-//! [`in_process`] for threads and [`tcp`] for processes under the usual launchers.
+//! A runtime with its own store or MPI implements [`Bootstrap`]. Peerlane provides [`in_process`] for threads
+//! and [`tcp`] for processes under the usual launchers.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `environment` | what the launcher says: rank, number of ranks, address of the hub |
+//! | `in_process` | the bootstrap for threads of one process |
+//! | `tcp/` | the bootstrap for processes |
+//! | `client` | one rank's side of both |
+//! | `hub` | the state of a group, which decides what all ranks receive |
+//! | `message` | what ranks and the hub send each other |
 
 use std::sync::Arc;
+use std::{fs, process};
 
 use peerlane_hal::{Deadline, Rank};
 
@@ -13,58 +23,56 @@ pub mod environment;
 pub mod in_process;
 pub mod tcp;
 
-mod host;
-mod member;
+mod client;
+mod hub;
 mod message;
-mod point;
-mod round;
-mod watched;
 
-/// What a bootstrap tells its group, on a thread of the bootstrap's own.
+/// Tells a group that another rank aborted, was lost or left. A thread of the bootstrap delivers it.
 ///
-/// The first abort or loss of a group is the only one that listeners hear: the bootstrap decides
-/// the race, so that all ranks report the same cause.
+/// Listeners receive only the first abort or loss of a group: the bootstrap decides which came first, so that
+/// all ranks report the same cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// A rank, perhaps this one, has [aborted](Bootstrap::abort) the group.
     Abort {
-        /// Who.
+        /// The rank that aborted.
         from: Rank,
-        /// What it said.
+        /// The record that it passed.
         record: Vec<u8>,
     },
     /// The connection of a rank closed without a goodbye.
     Lost {
-        /// Who.
+        /// The lost rank.
         rank: Rank,
-        /// How it was noticed.
+        /// How the loss was detected.
         how: String,
     },
-    /// Every live rank has been handed that abort or loss; from now on waits may be released.
+    /// Every live rank has received that abort or loss; from now on waits may be released.
     Told,
     /// A rank said [goodbye](Bootstrap::leave).
     Left {
-        /// Who.
+        /// The rank that left.
         rank: Rank,
     },
 }
 
-/// Takes notices; it must return soon and not call the bootstrap.
+/// Receives notices; it must return soon and must not call the bootstrap.
 pub type Listener = Arc<dyn Fn(Notice) + Send + Sync>;
 
-/// The out-of-band exchange of one group, opened as one of its ranks.
+/// Exchanges small messages among the ranks of one group, for one of its ranks.
 pub trait Bootstrap: Send + Sync {
-    /// This rank.
+    /// Returns this rank.
     fn rank(&self) -> Rank;
 
-    /// How many ranks the group has.
+    /// Returns the number of ranks of the group.
     fn ranks(&self) -> usize;
 
-    /// Names the host of this rank; equal on two ranks if and only if they can share its memory.
+    /// Returns the name of this rank's host; it is equal on two ranks if and only if they can share memory.
     fn host(&self) -> &str;
 
-    /// Gives `mine` to every rank and returns what each rank gave, in rank order. Collective: every
-    /// rank calls it with the same `label`, in the same order.
+    /// Sends `mine` to every rank and returns what each rank sent, in rank order.
+    ///
+    /// This is a collective call: every rank makes it with the same `label`, in the same order.
     ///
     /// # Errors
     /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) naming the missing rank,
@@ -74,19 +82,59 @@ pub trait Bootstrap: Send + Sync {
     fn exchange(&self, label: &str, mine: &[u8], deadline: Deadline)
     -> Result<Vec<Vec<u8>>, Error>;
 
-    /// Says that the group is over and why. Returns at once; [`Notice::Abort`], with this record or
-    /// an earlier one, and then [`Notice::Told`] reach every live rank's listener, this one's too.
+    /// Ends the group, with `record` as the reason, and returns at once. The listener of every live rank,
+    /// including this one, receives [`Notice::Abort`] with this record or an earlier one, and then
+    /// [`Notice::Told`].
     ///
     /// # Errors
-    /// If nobody can be told any more.
+    /// If the other ranks can no longer be reached.
     fn abort(&self, record: &[u8]) -> Result<(), Error>;
 
-    /// Sets who takes notices; those that came before are handed over at once.
+    /// Sets the listener; notices that arrived earlier are delivered to it at once.
     fn listen(&self, listener: Listener);
 
-    /// Says goodbye: this rank takes part in nothing more, and its end is no loss to others.
+    /// Says goodbye: this rank takes part in nothing more, and its end is not a loss to the others.
     ///
     /// # Errors
-    /// If nobody can be told any more.
+    /// If the other ranks can no longer be reached.
     fn leave(&self, deadline: Deadline) -> Result<(), Error>;
+}
+
+/// Identifies this host: the result is equal in two processes if and only if they can share memory.
+///
+/// Two processes can share memory if they run on one kernel and can find each other there. The boot id
+/// identifies the kernel; containers of one host share it. The network namespace is needed as well, because
+/// descriptors of shared memory travel over an abstract socket, which lives in one namespace. If the kernel
+/// does not show both, the host name is used instead. Without a name no other process counts as local.
+fn host_id() -> String {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let network = fs::read_link("/proc/self/ns/net");
+    match (boot, network) {
+        (Ok(boot), Ok(network)) => format!("{}/{}", boot.trim(), network.display()),
+        _ => host_name(),
+    }
+}
+
+fn host_name() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname")
+        .or_else(|_| fs::read_to_string("/etc/hostname"))
+        .unwrap_or_default();
+    match name.trim() {
+        "" => format!("process {}", process::id()),
+        name => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_id_is_stable_and_holds_boot_id_and_network_namespace() {
+        assert_eq!(host_id(), host_id());
+        let id = host_id();
+        let (boot, network) = id.split_once('/').map(|(b, n)| (b.len(), n.to_owned())).unwrap();
+        assert_eq!(boot, 36);
+        assert!(network.starts_with("net:["), "{network}");
+    }
 }

@@ -1,15 +1,22 @@
-//! Calibrations: measured links, with the conditions of the measurement.
+//! Calibrations: measured links, with the conditions of the measurement and corrections at measured sizes.
+//!
+//! The figures of the links are fitted to all samples together, so a full cache or a short queue shows as an error at a few
+//! sizes. A calibration keeps these errors: at a measured size the prediction equals the measurement, and a choice follows it.
+//! They have no effect at other sizes (docs/adr/0011-costs.md).
 
 use std::fmt;
 
 use peerlane_hal::ErrorKind;
 use serde::{Deserialize, Serialize};
 
+use super::estimate::{ClusterSums, CostRequest};
 use super::fit::fit;
-use super::links::Links;
-use super::residual::Residual;
-use super::sample::Sample;
+use super::links::{Links, invalid};
+use super::predict::touched_bytes;
+use crate::collective::Collective;
 use crate::error::Error;
+use crate::plan::{Algorithm, FlagOrder};
+use crate::schedule::Shape;
 use crate::topology::Topology;
 
 /// The relative error up to which a prediction counts as good.
@@ -61,25 +68,25 @@ impl Key {
     ///
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch), naming the first field that differs.
-    pub fn check(&self, wanted: &Self) -> Result<(), Error> {
+    pub fn check(&self, expected: &Self) -> Result<(), Error> {
         let fields = [
-            ("version", &self.version, &wanted.version),
-            ("backend", &self.backend, &wanted.backend),
-            ("machine", &self.machine, &wanted.machine),
-            ("topology", &self.topology, &wanted.topology),
+            ("version", &self.version, &expected.version),
+            ("backend", &self.backend, &expected.backend),
+            ("machine", &self.machine, &expected.machine),
+            ("topology", &self.topology, &expected.topology),
         ];
-        let differing = fields.into_iter().find(|(_, seen, wanted)| seen != wanted);
-        let (name, seen, wanted) = match differing {
-            Some((name, seen, wanted)) => (name, format!("{seen:?}"), format!("{wanted:?}")),
-            None if self.fingerprint == wanted.fingerprint => return Ok(()),
+        let differing = fields.into_iter().find(|(_, found, expected)| found != expected);
+        let (name, found, expected) = match differing {
+            Some((name, found, expected)) => (name, format!("{found:?}"), format!("{expected:?}")),
+            None if self.fingerprint == expected.fingerprint => return Ok(()),
             None => (
                 "fingerprint",
                 format!("{:x}", self.fingerprint),
-                format!("{:x}", wanted.fingerprint),
+                format!("{:x}", expected.fingerprint),
             ),
         };
         let text =
-            format!("the calibration is for {name} {seen}, wanted {wanted}; calibrate again");
+            format!("the calibration is for {name} {found}, expected {expected}; calibrate again");
         Err(Error::new(ErrorKind::Mismatch, text))
     }
 }
@@ -133,7 +140,7 @@ impl fmt::Display for Calibration {
     }
 }
 
-/// FNV-1a.
+/// Returns the FNV-1a hash.
 fn fingerprint(bytes: impl Iterator<Item = u8>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -148,18 +155,116 @@ impl Links {
     }
 }
 
-fn invalid(text: String) -> Error {
-    Error::new(ErrorKind::InvalidArgument, text)
+/// A measured all-gather of equal shards.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sample {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Chunks of a shard.
+    pub chunks: u32,
+    /// Whether the operation was in place.
+    pub in_place: bool,
+    /// The number of outputs.
+    pub outputs: u32,
+    /// The order of flags.
+    pub flags: FlagOrder,
+    /// Whether network lanes reached the other nodes.
+    pub tiers: bool,
+    /// The bytes of each shard.
+    pub shard_bytes: u64,
+    /// The median time of a start in the fastest of several rounds.
+    pub seconds: f64,
+}
+
+impl Sample {
+    /// Returns the shape of the plan.
+    pub fn shape(&self) -> Shape {
+        let &Self { chunks, in_place, outputs, flags, tiers, .. } = self;
+        Shape { chunks, in_place, outputs, flags, tiers, ..Shape::default() }
+    }
+
+    pub(super) fn touched_bytes(&self, topology: &Topology) -> u64 {
+        let shards = vec![self.shard_bytes; topology.ranks()];
+        touched_bytes(&ClusterSums::new(topology, &shards), self.shape())
+    }
+
+    /// Returns whether ranks forward what they receive.
+    pub(super) fn passes_on(&self) -> bool {
+        !matches!(self.algorithm, Algorithm::Direct | Algorithm::Pull)
+    }
+
+    pub(super) fn is_plain_direct(&self) -> bool {
+        self.algorithm == Algorithm::Direct && !self.tiers
+    }
+}
+
+/// The allowed range of factors.
+const FACTOR_MIN: f64 = 1e-3;
+const FACTOR_MAX: f64 = 1e3;
+
+/// The correction for all-gathers of equal shards at one size.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Residual {
+    /// The algorithm, with any number of chunks.
+    pub algorithm: Algorithm,
+    /// Whether the operation was in place.
+    pub in_place: bool,
+    /// The number of outputs.
+    pub outputs: u32,
+    /// The order of flags.
+    pub flags: FlagOrder,
+    /// Whether network lanes reached the other nodes.
+    pub tiers: bool,
+    /// The bytes of each shard.
+    pub shard_bytes: u64,
+    /// The measured time divided by the predicted one.
+    pub times_longer: f64,
+}
+
+impl Residual {
+    /// Creates the correction of a sample; `error` is the relative error of the prediction.
+    pub(super) fn new(sample: &Sample, error: f64) -> Self {
+        let &Sample { algorithm, in_place, outputs, flags, tiers, shard_bytes, .. } = sample;
+        let times_longer = (1.0 / (1.0 + error)).clamp(FACTOR_MIN, FACTOR_MAX);
+        Self { algorithm, in_place, outputs, flags, tiers, shard_bytes, times_longer }
+    }
+
+    fn matches(&self, request: &CostRequest<'_>) -> bool {
+        let (algorithm, shape) = (request.algorithm, request.shape);
+        shape.collective == Collective::AllGather
+            && (self.algorithm, self.in_place, self.outputs)
+                == (algorithm, shape.in_place, shape.outputs)
+            && (self.flags, self.tiers) == (shape.flags, shape.tiers)
+    }
+}
+
+/// Returns the measured time divided by the predicted one for a plan of this algorithm, shape and size; 1 if
+/// there is no measurement, or shards are not equal.
+pub(super) fn correction(residuals: &[Residual], request: &CostRequest<'_>) -> f64 {
+    let (least, most) = (request.sums.shard_bytes_min, request.sums.shard_bytes_max);
+    let measured = |one: &&Residual| one.matches(request) && [least, most] == [one.shard_bytes; 2];
+    residuals.iter().find(measured).map_or(1.0, |one| one.times_longer)
+}
+
+pub(super) fn check_residuals(residuals: &[Residual]) -> Result<(), Error> {
+    for (index, Residual { times_longer, .. }) in residuals.iter().enumerate() {
+        if !(FACTOR_MIN..=FACTOR_MAX).contains(times_longer) {
+            let text = format!("residuals[{index}].times_longer is {times_longer}");
+            return Err(invalid(format!("{text}, expected {FACTOR_MIN} to {FACTOR_MAX}")));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use insta::assert_snapshot;
 
-    use super::super::choose::{Question, choose};
-    use super::super::predict::predict;
     use super::*;
-    use crate::plan::{Algorithm, FlagOrder};
+    use crate::cost::choose::{Question, choose};
+    use crate::cost::predict::predict;
 
     fn sample(seconds: f64) -> Sample {
         Sample {
@@ -179,10 +284,10 @@ mod tests {
         let (two, four) = (Topology::flat(2).unwrap(), Topology::flat(4).unwrap());
         let key = Key::new("host", "2 cores", &two);
         key.check(&key).unwrap();
-        let text = |wanted: Key| key.check(&wanted).unwrap_err().to_string();
-        assert_snapshot!(text(Key::new("host", "2 cores", &four)), @r#"the calibration is for topology "1x2", wanted "1x4"; calibrate again"#);
-        assert_snapshot!(text(Key::new("cuda", "2 cores", &two)), @r#"the calibration is for backend "host", wanted "cuda"; calibrate again"#);
-        assert_snapshot!(text(Key::new("host", "8 cores", &two)), @r#"the calibration is for machine "2 cores", wanted "8 cores"; calibrate again"#);
+        let text = |expected: Key| key.check(&expected).unwrap_err().to_string();
+        assert_snapshot!(text(Key::new("host", "2 cores", &four)), @r#"the calibration is for topology "1x2", expected "1x4"; calibrate again"#);
+        assert_snapshot!(text(Key::new("cuda", "2 cores", &two)), @r#"the calibration is for backend "host", expected "cuda"; calibrate again"#);
+        assert_snapshot!(text(Key::new("host", "8 cores", &two)), @r#"the calibration is for machine "2 cores", expected "8 cores"; calibrate again"#);
         let other = Key { version: "9.9.9".to_owned(), ..key.clone() };
         assert!(text(other).contains("version"));
         let error = key.check(&Key { fingerprint: 1, ..key.clone() }).unwrap_err();
@@ -251,5 +356,37 @@ mod tests {
         };
         assert_snapshot!(text(vec![]), @"samples is empty, expected one measurement at least");
         assert_snapshot!(text(vec![sample(1.0), sample(0.0)]), @"samples[1].seconds is 0, expected more than 0");
+    }
+
+    fn residual(algorithm: Algorithm, shard_bytes: u64, times_longer: f64) -> Residual {
+        let Shape { in_place, outputs, flags, tiers, .. } = Shape::default();
+        Residual { algorithm, in_place, outputs, flags, tiers, shard_bytes, times_longer }
+    }
+
+    #[test]
+    fn it_holds_for_what_was_measured() {
+        use Algorithm::{Direct, Pull, Ring};
+        let residuals = [residual(Direct, 1000, 1.2), residual(Ring, 1000, 0.9)];
+        let (topology, links) = (Topology::flat(2).unwrap(), Links::default());
+        let of = |algorithm, shards: [u64; 2], shape| {
+            let sums = ClusterSums::new(&topology, &shards);
+            let request = CostRequest { algorithm, sums: &sums, shape, links: &links };
+            correction(&residuals, &request)
+        };
+        let plain = Shape::default();
+        assert_eq!([999, 1000, 1001].map(|bytes| of(Direct, [bytes; 2], plain)), [1.0, 1.2, 1.0]);
+        assert_eq!(of(Direct, [999, 1000], plain), 1.0, "shards are unlike");
+        assert_eq!(of(Ring, [1000; 2], Shape { chunks: 8, ..plain }), 0.9);
+        assert_eq!(of(Ring, [1000; 2], Shape { outputs: 2, ..plain }), 1.0);
+        assert_eq!(of(Pull, [1000; 2], plain), 1.0);
+    }
+
+    #[test]
+    fn impossible_ones_are_named() {
+        let error = check_residuals(&[
+            residual(Algorithm::Pull, 8, 1.0),
+            residual(Algorithm::Pull, 9, 0.0),
+        ]);
+        assert_snapshot!(error.unwrap_err(), @"residuals[1].times_longer is 0, expected 0.001 to 1000");
     }
 }

@@ -5,10 +5,10 @@ use std::fmt;
 use peerlane_hal::ErrorKind;
 use serde::Serialize;
 
+use super::estimate::ClusterSums;
 use super::estimate::CostRequest;
 use super::links::Links;
 use super::predict::{Cost, check_shards, cost, touched_bytes};
-use super::sums::ClusterSums;
 use super::units::{bytes, time};
 use crate::error::Error;
 use crate::plan::{Algorithm, CHUNKS_MAX};
@@ -16,12 +16,12 @@ use crate::schedule::{Shape, algorithms, check_suits, schedule};
 use crate::topology::Topology;
 
 /// Predictions that differ by less than one over this number count as equal, and the simpler plan wins. No model is more exact.
-const EQUAL_ONE_OVER: u64 = 50;
-/// The same number if the links were not measured.
-const EQUAL_ONE_OVER_ASSUMED: u64 = 5;
+const TOLERANCE_DIVISOR: u64 = 50;
+/// The divisor if the links were not measured.
+const TOLERANCE_DIVISOR_ASSUMED: u64 = 5;
 /// The smallest chunk and the largest number of chunks that are tried.
-const CHUNK_BYTES_MIN: u64 = 64 << 10;
-const CHUNKS_TRIED_MAX: u32 = 64;
+const PART_BYTES_MIN: u64 = 64 << 10;
+const PARTS_TRIED_MAX: u32 = 64;
 /// The largest chunk over a network, because a node can distribute the first chunk only when it has arrived.
 const NETWORK_CHUNK_BYTES_MAX: u64 = 8 << 20;
 
@@ -61,7 +61,7 @@ pub struct Choice {
     pub refused: Vec<(Algorithm, String)>,
     subject: String,
     #[serde(skip)]
-    one_over: u64,
+    tolerance_divisor: u64,
 }
 
 /// One algorithm with its best number of chunks.
@@ -87,7 +87,8 @@ pub struct Candidate {
 pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     let Question { topology, shard_bytes, shape, links, algorithm, chunks, refused, .. } =
         *question;
-    let one_over = if question.measured { EQUAL_ONE_OVER } else { EQUAL_ONE_OVER_ASSUMED };
+    let tolerance_divisor =
+        if question.measured { TOLERANCE_DIVISOR } else { TOLERANCE_DIVISOR_ASSUMED };
     links.check()?;
     check_shards(topology, shard_bytes)?;
     if let Some(chunks) = chunks.filter(|chunks| !(1..=CHUNKS_MAX).contains(chunks)) {
@@ -99,66 +100,67 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     let sums = ClusterSums::new(topology, shard_bytes);
     let links = links.reaching(touched_bytes(&sums, shape));
     let reason = |one| refused.iter().find(|(other, _)| *other == one);
-    // One that is asked for by name is made, pointless or not.
-    let pointless = |one| algorithm.is_none().then(|| pointless(one, &sums)).flatten();
+    // An algorithm that the caller selects is used even if a simpler one has the same plans.
+    let degenerate = |one| algorithm.is_none().then(|| degenerate(one, &sums)).flatten();
     let mut candidates = Vec::new();
     for one in algorithms(shape.collective) {
-        if algorithm.is_some_and(|wanted| wanted != one)
-            || reason(one).or(pointless(one).as_ref()).is_some()
+        if algorithm.is_some_and(|expected| expected != one)
+            || reason(one).or(degenerate(one).as_ref()).is_some()
         {
             continue;
         }
-        let numbers = chunks.map_or_else(|| numbers_of_chunks(one, &sums, shape), |n| vec![n]);
+        let numbers = chunks.map_or_else(|| chunk_counts(one, &sums, shape), |n| vec![n]);
         let costs = numbers.into_iter().map(|chunks| {
             let shape = Shape { chunks, ..shape };
             let cost = cost(&CostRequest { algorithm: one, sums: &sums, shape, links: &links });
             Candidate { algorithm: one, chunks, cost }
         });
-        candidates.extend(simplest(costs.collect(), one_over));
+        candidates.extend(simplest(costs.collect(), tolerance_divisor));
     }
-    let best = simplest(candidates.clone(), one_over).ok_or_else(|| nothing(algorithm, refused))?;
-    let place = |candidate: &Candidate| (*candidate != best, candidate.cost.picoseconds);
-    candidates.sort_by_key(place);
+    let best = simplest(candidates.clone(), tolerance_divisor)
+        .ok_or_else(|| no_candidate(algorithm, refused))?;
+    let order = |candidate: &Candidate| (*candidate != best, candidate.cost.picoseconds);
+    candidates.sort_by_key(order);
     let subject = subject(topology, &sums);
-    let beside = algorithms(shape.collective).filter_map(pointless);
-    let refused = refused.iter().copied().chain(beside);
+    let excluded = algorithms(shape.collective).filter_map(degenerate);
+    let refused = refused.iter().copied().chain(excluded);
     let refused = refused.map(|(which, why)| (which, why.to_owned())).collect();
     let Candidate { algorithm, chunks, cost } = best;
-    Ok(Choice { algorithm, chunks, cost, candidates, refused, subject, one_over })
+    Ok(Choice { algorithm, chunks, cost, candidates, refused, subject, tolerance_divisor })
 }
 
-/// Returns why an algorithm has the plans of a simpler one here.
-fn pointless(algorithm: Algorithm, sums: &ClusterSums) -> Option<(Algorithm, &'static str)> {
+/// Returns the reason if an algorithm has the same plans as a simpler one here.
+fn degenerate(algorithm: Algorithm, sums: &ClusterSums) -> Option<(Algorithm, &'static str)> {
     Some((algorithm, (schedule(algorithm).pointless)(sums)?))
 }
 
-/// Returns the first candidate that is about as fast as the fastest.
-fn simplest(candidates: Vec<Candidate>, one_over: u64) -> Option<Candidate> {
+/// Returns the first candidate within the tolerance of the fastest one.
+fn simplest(candidates: Vec<Candidate>, tolerance_divisor: u64) -> Option<Candidate> {
     let fastest = candidates.iter().map(|candidate| candidate.cost.picoseconds).min()?;
-    let limit = fastest.saturating_add(fastest / one_over);
+    let limit = fastest.saturating_add(fastest / tolerance_divisor);
     candidates.into_iter().find(|candidate| candidate.cost.picoseconds <= limit)
 }
 
 /// Returns the numbers of chunks to try, ascending powers of two. Chunks help only if data is forwarded.
-fn numbers_of_chunks(algorithm: Algorithm, sums: &ClusterSums, shape: Shape) -> Vec<u32> {
+fn chunk_counts(algorithm: Algorithm, sums: &ClusterSums, shape: Shape) -> Vec<u32> {
     if !(schedule(algorithm).forwards)(sums) {
         return vec![1];
     }
     let shard = sums.shard_bytes_max;
-    let all = (0..).map(|power| 1u32 << power).take_while(|chunks| *chunks <= CHUNKS_TRIED_MAX);
-    let numbers: Vec<u32> = all
-        .filter(|chunks| *chunks == 1 || shard / u64::from(*chunks) >= CHUNK_BYTES_MIN)
-        .collect();
-    // Larger chunks than that only where there is no smaller number to try.
+    let all = (0..).map(|power| 1u32 << power).take_while(|chunks| *chunks <= PARTS_TRIED_MAX);
+    let numbers: Vec<u32> =
+        all.filter(|chunks| *chunks == 1 || shard / u64::from(*chunks) >= PART_BYTES_MIN).collect();
+    // Larger chunks are tried only if no other count is left.
     let network = shape.tiers && sums.nodes > 1;
     let small = |chunks: &&u32| !network || shard / u64::from(**chunks) <= NETWORK_CHUNK_BYTES_MAX;
     let fitting: Vec<u32> = numbers.iter().filter(small).copied().collect();
     if fitting.is_empty() { numbers.last().copied().into_iter().collect() } else { fitting }
 }
 
-fn nothing(wanted: Option<Algorithm>, refused: &[(Algorithm, &str)]) -> Error {
-    let mine = |(which, _): &&(Algorithm, &str)| wanted.is_none_or(|wanted| *which == wanted);
-    let reasons = refused.iter().filter(mine).map(|(which, why)| format!("{which}: {why}"));
+fn no_candidate(expected: Option<Algorithm>, refused: &[(Algorithm, &str)]) -> Error {
+    let relevant =
+        |(which, _): &&(Algorithm, &str)| expected.is_none_or(|expected| *which == expected);
+    let reasons = refused.iter().filter(relevant).map(|(which, why)| format!("{which}: {why}"));
     let reasons = reasons.collect::<Vec<_>>().join("; ");
     invalid(format!("no algorithm can serve this operation: {reasons}"))
 }
@@ -183,26 +185,26 @@ impl Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { algorithm, chunks, cost, subject, one_over, .. } = self;
+        let Self { algorithm, chunks, cost, subject, tolerance_divisor, .. } = self;
         writeln!(f, "{subject}: {algorithm}, chunks {chunks}")?;
         for candidate in &self.candidates {
             let Candidate { algorithm, chunks, cost: other } = candidate;
-            let relation = relation(cost.picoseconds, other.picoseconds, *one_over);
+            let relation = relation(cost.picoseconds, other.picoseconds, *tolerance_divisor);
             let note = if candidate.algorithm == self.algorithm { "chosen" } else { &relation };
             let time = time(other.picoseconds);
             writeln!(f, "  {algorithm:<17} chunks {chunks:<3} {time:>9}  {note}")?;
         }
         for (algorithm, why) in &self.refused {
-            writeln!(f, "  {algorithm:<17} not asked: {why}")?;
+            writeln!(f, "  {algorithm:<17} not used: {why}")?;
         }
         write!(f, "predicted: {cost}")
     }
 }
 
 /// Describes how another time compares with the chosen one.
-fn relation(chosen: u64, other: u64, one_over: u64) -> String {
+fn relation(chosen: u64, other: u64, tolerance_divisor: u64) -> String {
     let times = other as f64 / chosen.max(1) as f64;
-    if other.saturating_sub(other / one_over) <= chosen {
+    if other.saturating_sub(other / tolerance_divisor) <= chosen {
         return "as fast, not as simple".to_owned();
     }
     format!("{times:.2} times as long")

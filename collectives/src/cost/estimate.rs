@@ -1,19 +1,23 @@
-//! The time of a start as a closed formula, assembled from the estimates of the [schedules](crate::schedule).
+//! Computes the time of a start with a closed formula, from the estimates of the [schedules](crate::schedule).
 //!
 //! A schedule estimates the longest path through the plans of all ranks, term by term, under full load: every rank of a
 //! node uses its links alike, shared engines, NICs, processors and memory are divided evenly, and the largest block
 //! represents all blocks. What two lanes do at the same time counts once, as the longer of both. A simulation goes
 //! through every step instead; an estimate takes as long for 4 ranks as for 16,384.
 
-use super::effective::EffectiveLink;
-use super::links::Links;
+use std::collections::BTreeMap;
+
+use peerlane_hal::Rank;
+
+use super::links::{Link, Links, picoseconds, transfer_picoseconds};
 use super::predict::Term;
-use super::sums::ClusterSums;
+use super::units;
 use crate::collective::Collective;
 use crate::plan::{Algorithm, FlagOrder, Tier};
 use crate::schedule::{self, Shape};
+use crate::topology::Topology;
 
-/// What a schedule estimates the cost of.
+/// The operation whose cost a schedule estimates.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CostRequest<'a> {
     pub(crate) algorithm: Algorithm,
@@ -24,35 +28,35 @@ pub(crate) struct CostRequest<'a> {
 
 /// The longest path of a start through one rank.
 pub(crate) struct PathEstimate {
-    /// What takes time on the path, in order.
+    /// The terms of its time, in order.
     pub(crate) terms: Vec<Term>,
-    /// How long the host of the rank is busy meanwhile, in picoseconds.
+    /// Time in which the host of the rank is busy meanwhile, in picoseconds.
     pub(crate) host: u64,
 }
 
-/// Returns the terms of the longest path, in order; together they are the time of a start.
+/// Returns the terms of the longest path, in order; their sum is the time of a start.
 pub(super) fn terms(request: &CostRequest<'_>) -> Vec<Term> {
     let estimate = schedule::schedule(request.algorithm).estimate;
     let paths = request.sums.node_ranks().map(|node_ranks| {
         let path = estimate(request, node_ranks);
         let mut terms = vec![Term::new("start", request.links.start(request.local_lanes()), "")];
         terms.extend(path.terms.into_iter().filter(|term| term.picoseconds > 0));
-        // Starts follow each other; the slower of host and engines sets the pace.
+        // In a sequence of starts, the slower of host and engines limits the rate.
         let (engines, host) = (total(&terms), path.host);
         if host > engines {
-            let note = format!("hides {} on the engines", super::units::time(engines));
+            let note = format!("hides {} on the engines", units::time(engines));
             return vec![Term::new("calls of the host", host, note)];
         }
         terms
     });
-    // The first of equal ones, which is the smallest node.
+    // Among equal paths the first one, of the smallest node, is used.
     paths
         .reduce(|longest, path| if total(&path) > total(&longest) { path } else { longest })
         .unwrap_or_default()
 }
 
 pub(super) fn total(terms: &[Term]) -> u64 {
-    super::sums::sum(terms.iter().map(|term| term.picoseconds))
+    sum(terms.iter().map(|term| term.picoseconds))
 }
 
 impl CostRequest<'_> {
@@ -88,35 +92,35 @@ impl CostRequest<'_> {
     }
 
     /// Returns the time of `count` adjacent signals or waits.
-    pub(crate) fn flags(&self, seen: &EffectiveLink, count: u64) -> u64 {
+    pub(crate) fn flags(&self, link: &EffectiveLink, count: u64) -> u64 {
         let batches = if self.shape.flags == FlagOrder::Batched { count.min(1) } else { count };
-        batches.saturating_mul(seen.step)
+        batches.saturating_mul(link.step)
     }
 
     /// Returns the time of the self copy.
-    pub(crate) fn self_copy(&self, seen: &EffectiveLink) -> u64 {
-        if self.shape.in_place { 0 } else { seen.puts(self.chunks(), self.sums.shard_bytes_max) }
+    pub(crate) fn self_copy(&self, link: &EffectiveLink) -> u64 {
+        if self.shape.in_place { 0 } else { link.puts(self.chunks(), self.sums.shard_bytes_max) }
     }
 
     pub(crate) fn self_puts(&self) -> u64 {
         if self.shape.in_place { 0 } else { self.chunks() }
     }
 
-    /// Returns what the self copy adds to `puts`: all of it if one thread makes both, else what is left of it.
+    /// Returns what the self copy adds to `puts`: all of it if one thread runs both, otherwise the rest after the puts.
     pub(crate) fn self_copy_term(&self, own: &EffectiveLink, puts: u64) -> Term {
         let copy = self.self_copy(own);
         let left = if own.by_processor { copy } else { copy.saturating_sub(puts) };
-        let note = if own.by_processor { "" } else { "what is left beside the puts" };
-        Term::new("own copy", left, note)
+        let note = if own.by_processor { "" } else { "the rest after the puts" };
+        Term::new("self copy", left, note)
     }
 
     /// Returns the time from the `ready` signals of a rank to the arrival of a peer's.
     ///
-    /// With prompt flags the self copy of the same lane comes between, and hides some of it if it takes the same
-    /// thread.
+    /// With prompt flags the self copy of the same lane runs in between, and hides a part of this time if the
+    /// same thread runs both.
     pub(crate) fn ready(
         &self,
-        seen: &EffectiveLink,
+        link: &EffectiveLink,
         peers: u64,
         own: Option<&EffectiveLink>,
     ) -> u64 {
@@ -131,6 +135,280 @@ impl CostRequest<'_> {
             (FlagOrder::Prompt, Some(own)) if own.by_processor => self.self_copy(own),
             _ => 0,
         };
-        self.flags(seen, peers).saturating_add(seen.hop.saturating_sub(between))
+        self.flags(link, peers).saturating_add(link.hop.saturating_sub(between))
+    }
+}
+
+/// A link as one rank sees it: latencies in picoseconds, and the remaining rates.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EffectiveLink {
+    put: u64,
+    get: u64,
+    /// Additional latency of bytes that a peer has just put here.
+    passed_on_put: u64,
+    passed_on: f64,
+    in_flight: u64,
+    flow: f64,
+    get_flow: f64,
+    /// The rate of all flows of the lane together, and of all flows out of the rank.
+    lane: f64,
+    send: f64,
+    /// The rate of all flows into the rank.
+    receive: f64,
+    pub(crate) step: u64,
+    /// Time from a signal until the reader has passed its wait.
+    pub(crate) hop: u64,
+    pub(crate) submit: u64,
+    pub(crate) by_processor: bool,
+}
+
+impl EffectiveLink {
+    /// Creates the view of a rank of a node with `node_ranks` ranks, of which `senders` use the link at the same time.
+    pub(crate) fn new(links: &Links, tier: Option<Tier>, node_ranks: u64, senders: u64) -> Self {
+        let link = links.of(tier.unwrap_or_default(), tier.is_none());
+        let Link { put_seconds, get_seconds, step_seconds, flag_seconds, submit_seconds, .. } =
+            *link;
+        let senders = senders.max(1);
+        let mut slowdown = 1.0;
+        let mut shared = f64::INFINITY;
+        if link.by_processor {
+            let processors = links.node.processors.map_or(node_ranks, u64::from).max(1);
+            slowdown = (node_ranks as f64 / processors as f64).max(1.0);
+            let copies = node_ranks.min(processors) as f64;
+            shared = links.node.copy_bytes_per_second.map_or(shared, |all| all / copies);
+        }
+        if tier == Some(Tier::Network)
+            && let Some(nics) = links.node.nics
+        {
+            let nic = links.node.nic_bytes_per_second.unwrap_or(link.engine_bytes_per_second);
+            let busy = senders.min(nics.into()) as f64;
+            shared = shared.min(nic * busy / senders as f64);
+        }
+        let get_flow = link.get_bytes_per_second.unwrap_or(link.bytes_per_second);
+        let lane = link.engine_bytes_per_second.min(link.send_bytes_per_second);
+        let slowed = |seconds: f64| picoseconds(seconds * slowdown);
+        Self {
+            put: slowed(put_seconds),
+            get: slowed(get_seconds),
+            passed_on_put: slowed(link.passed_on_seconds),
+            passed_on: link.passed_on_bytes_per_second.unwrap_or(f64::INFINITY) / slowdown,
+            in_flight: link.puts_in_flight.max(1).into(),
+            flow: link.bytes_per_second.min(shared) / slowdown,
+            get_flow: get_flow.min(shared) / slowdown,
+            lane: lane.min(shared) / slowdown,
+            send: link.send_bytes_per_second.min(shared) / slowdown,
+            receive: link.receive_bytes_per_second.min(shared) / slowdown,
+            step: slowed(step_seconds),
+            hop: picoseconds(flag_seconds),
+            submit: picoseconds(submit_seconds),
+            by_processor: link.by_processor,
+        }
+    }
+
+    /// Returns the time of `count` puts of `bytes` bytes in total.
+    ///
+    /// If several can be in flight, the lane continues while the bytes of the last ones move.
+    pub(crate) fn puts(&self, count: u64, bytes: u64) -> u64 {
+        self.copies(self.put, self.flow, count, bytes)
+    }
+
+    /// Returns the time of `count` gets of `bytes` bytes in total.
+    pub(crate) fn gets(&self, count: u64, bytes: u64) -> u64 {
+        self.copies(self.get, self.get_flow, count, bytes)
+    }
+
+    /// Returns the additional time of `count` puts of `bytes` bytes in total, which peers have just put here.
+    pub(crate) fn passed_on(&self, count: u64, bytes: u64) -> u64 {
+        let first = count.saturating_mul(self.passed_on_put);
+        first.saturating_add(transfer_picoseconds(bytes, self.passed_on))
+    }
+
+    fn copies(&self, each: u64, flow: f64, count: u64, bytes: u64) -> u64 {
+        if count == 0 {
+            return 0;
+        }
+        let latency = count.saturating_mul(each);
+        if self.in_flight == 1 {
+            return latency.saturating_add(transfer_picoseconds(bytes, self.shared_rate(flow, 1)));
+        }
+        let last = transfer_picoseconds(bytes / count, self.shared_rate(flow, 1));
+        let all = transfer_picoseconds(bytes, self.shared_rate(flow, count));
+        latency.saturating_add(last).max(each.saturating_add(all))
+    }
+
+    /// Returns the rate of `count` concurrent puts together.
+    pub(crate) fn rate(&self, count: u64) -> f64 {
+        self.shared_rate(self.flow, count)
+    }
+
+    /// Returns the rate of `count` concurrent gets together.
+    pub(crate) fn rate_of_gets(&self, count: u64) -> f64 {
+        self.shared_rate(self.get_flow, count)
+    }
+
+    fn shared_rate(&self, flow: f64, count: u64) -> f64 {
+        self.lane.min(flow * self.in_flight.min(count).max(1) as f64)
+    }
+
+    /// Returns the shortest time in which a rank sends `bytes` bytes with all its lanes.
+    pub(crate) fn sends(&self, bytes: u64) -> u64 {
+        transfer_picoseconds(bytes, self.send)
+    }
+
+    /// Returns the shortest time in which a rank receives `bytes` bytes.
+    pub(crate) fn receives(&self, bytes: u64) -> u64 {
+        transfer_picoseconds(bytes, self.receive)
+    }
+}
+
+/// Totals over ranks and nodes; all of them saturate.
+#[derive(Clone, Debug)]
+pub(crate) struct ClusterSums {
+    pub(crate) ranks: u64,
+    pub(crate) nodes: u64,
+    /// Bytes of all shards.
+    pub(crate) total_bytes: u64,
+    pub(crate) shard_bytes_max: u64,
+    pub(crate) shard_bytes_min: u64,
+    /// The number of nodes of each size, and the largest sum of shards of a node of that size.
+    sizes: BTreeMap<u64, Size>,
+    /// The bytes inside nodes if every shard goes to all other ranks of its node.
+    pub(crate) inside_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Size {
+    nodes: u64,
+    shard_bytes_max: u64,
+}
+
+impl ClusterSums {
+    /// Computes the sums; there must be one shard for each rank.
+    pub(crate) fn new(topology: &Topology, shard_bytes: &[u64]) -> Self {
+        let mut sizes = BTreeMap::<u64, Size>::new();
+        let mut inside_bytes = 0u64;
+        for node in 0..Rank::at(topology.nodes()).0 {
+            let members = topology.members(node);
+            let bytes = sum(members.iter().map(|rank| shard_bytes[rank.index()]));
+            let ranks = members.len() as u64;
+            inside_bytes = inside_bytes.saturating_add(bytes.saturating_mul(ranks - 1));
+            let size = sizes.entry(ranks).or_default();
+            size.nodes += 1;
+            size.shard_bytes_max = size.shard_bytes_max.max(bytes);
+        }
+        Self {
+            ranks: topology.ranks() as u64,
+            nodes: topology.nodes() as u64,
+            total_bytes: sum(shard_bytes.iter().copied()),
+            shard_bytes_max: shard_bytes.iter().copied().max().unwrap_or(0),
+            shard_bytes_min: shard_bytes.iter().copied().min().unwrap_or(0),
+            sizes,
+            inside_bytes,
+        }
+    }
+
+    /// Returns the fewest and the most ranks of a node.
+    pub(crate) fn node_ranks_min_max(&self) -> (u64, u64) {
+        (self.node_ranks().next().unwrap_or(1), self.node_ranks().last().unwrap_or(1))
+    }
+
+    /// Returns the bytes of all ranks if each block goes once to every peer of its rank.
+    pub(crate) fn every_block_once_to_each_peer(&self) -> u64 {
+        self.total_bytes.saturating_mul(self.ranks - 1)
+    }
+
+    /// Returns all sizes of nodes, ascending.
+    pub(crate) fn node_ranks(&self) -> impl Iterator<Item = u64> + '_ {
+        self.sizes.keys().copied()
+    }
+
+    /// Returns the largest sum of shards of a node with `node_ranks` ranks.
+    pub(crate) fn node_bytes(&self, node_ranks: u64) -> u64 {
+        self.sizes.get(&node_ranks).map_or(0, |size| size.shard_bytes_max)
+    }
+
+    /// Returns the largest number of shards of other nodes that enter a node of `node_ranks` at one rank.
+    ///
+    /// The shard of local index l enters at the rank of local index l mod `node_ranks`.
+    pub(crate) fn entering(&self, node_ranks: u64) -> u64 {
+        let all = self.sizes.iter().map(|(ranks, size)| ranks.div_ceil(node_ranks) * size.nodes);
+        sum(all) - 1
+    }
+
+    /// Returns the largest number of shards that one node sends to one rank of a node of `node_ranks`.
+    pub(crate) fn entering_from_one(&self, node_ranks: u64) -> u64 {
+        self.sizes.keys().last().map_or(1, |most| most.div_ceil(node_ranks))
+    }
+}
+
+pub(crate) fn sum(terms: impl Iterator<Item = u64>) -> u64 {
+    terms.fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use peerlane_hal::LinkKind;
+
+    use super::*;
+
+    #[test]
+    fn puts_share_an_engine_and_overlap_in_flight() {
+        let mut links = Links::of_kinds(LinkKind::NvLink, LinkKind::Rdma);
+        links.local.put_seconds = 1e-6;
+        links.local.puts_in_flight = 2;
+        links.local.bytes_per_second = 100e9;
+        links.local.engine_bytes_per_second = 150e9;
+        links.local.send_bytes_per_second = 200e9;
+        let link = EffectiveLink::new(&links, Some(Tier::Local), 4, 4);
+        // One put alone has the flow's rate, two together the engine's, two lanes the rank's.
+        assert_eq!(link.puts(1, 100_000), 2_000_000);
+        assert_eq!(link.puts(3, 150_000), 3_500_000);
+        assert_eq!(link.puts(3, 1_500_000), 11_000_000);
+        assert_eq!(link.sends(200_000), 1_000_000);
+        assert_eq!(link.puts(0, 0), 0);
+    }
+
+    #[test]
+    fn ranks_share_nics() {
+        let mut links = Links::default();
+        links.network.put_seconds = 0.0;
+        links.node.nics = Some(2);
+        links.node.nic_bytes_per_second = Some(40e9);
+        let time =
+            |senders| EffectiveLink::new(&links, Some(Tier::Network), 8, senders).puts(1, 40_000);
+        assert_eq!([1, 2, 8].map(time), [1_000_000, 1_000_000, 4_000_000]);
+    }
+
+    #[test]
+    fn ranks_share_processors_and_memory() {
+        let mut links = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
+        links.local.put_seconds = 1e-6;
+        links.node.processors = Some(2);
+        let time = |links: &Links, ranks| {
+            EffectiveLink::new(links, Some(Tier::Local), ranks, ranks).puts(1, 10_000)
+        };
+        assert_eq!([1, 2, 4].map(|ranks| time(&links, ranks)), [2_000_000, 2_000_000, 4_000_000]);
+        links.node.copy_bytes_per_second = Some(10e9);
+        assert_eq!([1, 2, 4].map(|ranks| time(&links, ranks)), [2_000_000, 3_000_000, 6_000_000]);
+    }
+
+    #[test]
+    fn uneven_nodes_are_counted() {
+        let topology = Topology::of_nodes(&[0, 0, 0, 1, 2, 2]).unwrap();
+        let sums = ClusterSums::new(&topology, &[1, 2, 3, 40, 5, 6]);
+        assert_eq!((sums.ranks, sums.nodes, sums.total_bytes), (6, 3, 57));
+        assert_eq!((sums.shard_bytes_max, sums.shard_bytes_min), (40, 1));
+        assert_eq!(sums.node_ranks().collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!([1, 2, 3].map(|ranks| sums.node_bytes(ranks)), [40, 11, 6]);
+        assert_eq!(sums.inside_bytes, 6 * 2 + 11);
+        // A single rank gets all 5 foreign shards, the first of two gets 2 + 1, the first of three 1 + 1.
+        assert_eq!([1, 2, 3].map(|ranks| sums.entering(ranks)), [5, 3, 2]);
+        assert_eq!([1, 2, 3].map(|ranks| sums.entering_from_one(ranks)), [3, 2, 1]);
+    }
+
+    #[test]
+    fn sums_saturate() {
+        let topology = Topology::flat(2).unwrap();
+        assert_eq!(ClusterSums::new(&topology, &[u64::MAX, 7]).total_bytes, u64::MAX);
     }
 }

@@ -1,38 +1,38 @@
 //! Fits links to measured all-gathers by robust least squares.
 //!
 //! The fit minimises the sum of squared relative errors of the model; errors above 30 % count linearly. The model has maxima
-//! and no useful derivative, so the search changes one figure at a time, by decreasing factors. A figure on which no sample
+//! and no useful derivative, so the search changes one parameter at a time, by decreasing factors. A parameter on which no sample
 //! depends is not changed.
 
 use std::iter;
 
+use super::calibration::Sample;
+use super::links::Reach;
 use super::links::{Link, Links};
-use super::node::Reach;
 use super::predict::predict;
-use super::sample::Sample;
 use crate::error::Error;
 use crate::plan::{Algorithm, Tier};
 use crate::topology::Topology;
 
 /// The relative error above which errors count linearly.
 const OUTLIER: f64 = 0.3;
-/// The factors by which a figure is changed, in order.
+/// The factors by which a parameter is changed, in order.
 const FACTORS: [f64; 6] = [4.0, 2.0, 1.4, 1.15, 1.05, 1.02];
-/// Rounds over all figures with one factor, at most.
+/// Rounds over all parameters with one factor, at most.
 const ROUNDS_MAX: usize = 40;
-/// Points of [`Reach`] are so far apart: finer than caches are.
+/// Factor between points of [`Reach`]; it is smaller than that between cache sizes.
 const REACH_STEP: u64 = 4;
 
-/// A rate at which bytes take no time that counts.
-const NEVER: f64 = 1e12;
+/// A rate so high that it does not limit anything.
+const UNLIMITED: f64 = 1e12;
 
-/// One figure of the links.
-type Figure = fn(&mut Links) -> &mut f64;
+/// Selects one parameter of the links.
+type Parameter = fn(&mut Links) -> &mut f64;
 
 /// Changes `links` until they predict the samples best, and returns the remaining relative error of each sample.
 ///
 /// # Errors
-/// As [`predict`].
+/// Those of [`predict`].
 pub fn fit(
     mut links: Links,
     topology: &Topology,
@@ -40,22 +40,22 @@ pub fn fit(
 ) -> Result<(Links, Vec<f64>), Error> {
     links.residuals.clear();
     if links.local.by_processor {
-        links.node.reach = reach(topology, samples);
+        links.node.reach = reach_points(topology, samples);
     }
-    first_line(&mut links, topology, samples);
+    scale_to_line(&mut links, topology, samples);
     for link in [&mut links.own, &mut links.local] {
-        alone(link);
+        remove_shared_limits(link);
     }
-    let figures = figures(&links, samples);
-    let points = points(&mut links).len();
+    let parameters = parameters(&links, samples);
+    let points = reach_factors(&mut links).len();
     let mut best = loss(&links, topology, samples)?;
     for factor in FACTORS {
         for _ in 0..ROUNDS_MAX {
             let before = best;
-            for at in 0..figures.len() + points {
+            for at in 0..parameters.len() + points {
                 for by in [factor, 1.0 / factor] {
                     let mut other = links.clone();
-                    scale(&mut other, &figures, at, by);
+                    scale(&mut other, &parameters, at, by);
                     if other.check().is_err() {
                         continue;
                     }
@@ -70,25 +70,25 @@ pub fn fit(
             }
         }
     }
-    let errors = errors(&links, topology, samples)?;
+    let errors = relative_errors(&links, topology, samples)?;
     Ok((links, errors))
 }
 
-fn scale(links: &mut Links, figures: &[Figure], at: usize, by: f64) {
-    match figures.get(at) {
-        Some(figure) => {
-            let value = figure(links);
+fn scale(links: &mut Links, parameters: &[Parameter], at: usize, by: f64) {
+    match parameters.get(at) {
+        Some(parameter) => {
+            let value = parameter(links);
             *value = (*value * by).max(1e-9);
         }
         None => {
-            let times = &mut points(links)[at - figures.len()];
+            let times = &mut reach_factors(links)[at - parameters.len()];
             **times = (**times * by).clamp(1e-3, 1e3);
         }
     }
 }
 
-/// What there is to find of [`Reach`].
-fn points(links: &mut Links) -> Vec<&mut f64> {
+/// Returns the factors of [`Reach`] that the fit changes.
+fn reach_factors(links: &mut Links) -> Vec<&mut f64> {
     let points = links.node.reach.iter_mut();
     let both = points.flat_map(|Reach { times_longer, gets_times_longer, .. }| {
         iter::once(times_longer).chain(gets_times_longer)
@@ -96,17 +96,19 @@ fn points(links: &mut Links) -> Vec<&mut f64> {
     both.collect()
 }
 
-/// A thread makes one copy at a time, at one rate: what lanes and ranks can do is no figure of its own.
-fn alone(link: &mut Link) {
+/// Removes the limits of lanes and ranks from a link over which one thread copies, because it makes one copy
+/// at a time and at one rate.
+fn remove_shared_limits(link: &mut Link) {
     if link.by_processor {
-        link.engine_bytes_per_second = NEVER;
-        link.send_bytes_per_second = NEVER;
-        link.receive_bytes_per_second = NEVER;
+        link.engine_bytes_per_second = UNLIMITED;
+        link.send_bytes_per_second = UNLIMITED;
+        link.receive_bytes_per_second = UNLIMITED;
     }
 }
 
-/// α and β of a straight line through the times of the direct samples: where the search begins.
-fn first_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
+/// Scales the rates to the slope β of a straight line through the times of the direct samples, which is where
+/// the search begins.
+fn scale_to_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
     let peers = topology.ranks() as f64 - 1.0;
     let direct = samples.iter().filter(|sample| sample.is_plain_direct() && peers > 0.0);
     let points: Vec<_> =
@@ -126,8 +128,8 @@ fn first_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
     }
 }
 
-/// The line `seconds = α + β · bytes` with the least squares of relative errors; `None` through
-/// fewer than two places.
+/// Fits the line `seconds = α + β · bytes` with the least squares of relative errors; returns `None` if the
+/// points have fewer than two different sizes.
 pub(super) fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let (mut w, mut wx, mut wy, mut wxx, mut wxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
     for &(x, y) in points.iter().filter(|(_, y)| *y > 0.0) {
@@ -146,8 +148,8 @@ pub(super) fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     Some(((wy - beta * wx) / w, beta))
 }
 
-/// Points over the memory that the samples touch.
-fn reach(topology: &Topology, samples: &[Sample]) -> Vec<Reach> {
+/// Returns points over the range of memory that the samples use.
+fn reach_points(topology: &Topology, samples: &[Sample]) -> Vec<Reach> {
     let touched = || samples.iter().map(|sample| sample.touched_bytes(topology));
     let (Some(least), Some(most)) = (touched().min(), touched().max()) else { return Vec::new() };
     let pulls = samples.iter().any(|sample| sample.algorithm == Algorithm::Pull);
@@ -170,9 +172,9 @@ fn rates(link: &mut Link) -> [&mut f64; 4] {
     ]
 }
 
-/// The figures that the samples may say something about.
-fn figures(links: &Links, samples: &[Sample]) -> Vec<Figure> {
-    let mut figures: Vec<Figure> = vec![
+/// Returns the parameters that the samples can determine.
+fn parameters(links: &Links, samples: &[Sample]) -> Vec<Parameter> {
+    let mut parameters: Vec<Parameter> = vec![
         |links| &mut links.start_seconds,
         |links| &mut links.local.put_seconds,
         |links| &mut links.local.step_seconds,
@@ -180,45 +182,45 @@ fn figures(links: &Links, samples: &[Sample]) -> Vec<Figure> {
         |links| &mut links.local.bytes_per_second,
     ];
     if !links.local.by_processor {
-        figures.push(|links| &mut links.local.engine_bytes_per_second);
-        figures.push(|links| &mut links.local.send_bytes_per_second);
-        figures.push(|links| &mut links.local.receive_bytes_per_second);
+        parameters.push(|links| &mut links.local.engine_bytes_per_second);
+        parameters.push(|links| &mut links.local.send_bytes_per_second);
+        parameters.push(|links| &mut links.local.receive_bytes_per_second);
     }
     let several = |sample: &Sample| sample.tiers || sample.algorithm == Algorithm::DoubleRing;
     if links.lane_seconds > 0.0 && samples.iter().any(several) {
-        figures.push(|links| &mut links.lane_seconds);
+        parameters.push(|links| &mut links.lane_seconds);
     }
     if samples.iter().any(|sample| sample.algorithm == Algorithm::Pull) {
-        figures.push(|links| &mut links.local.get_seconds);
+        parameters.push(|links| &mut links.local.get_seconds);
     }
     if links.local.by_processor && samples.iter().any(Sample::passes_on) {
-        figures.push(|links| links.local.passed_on_bytes_per_second.get_or_insert(NEVER));
-        figures.push(|links| &mut links.local.passed_on_seconds);
+        parameters.push(|links| links.local.passed_on_bytes_per_second.get_or_insert(UNLIMITED));
+        parameters.push(|links| &mut links.local.passed_on_seconds);
     }
-    // What engines of a device do beside the puts hides there. A figure found from that could be
-    // anything, and would mislead where shards are unlike.
+    // Engines of a device run self copies concurrently with the puts, which hide them. A parameter fitted to
+    // that would be arbitrary, and wrong for uneven shards.
     if links.own.by_processor {
-        figures.push(|links| &mut links.own.put_seconds);
-        figures.push(|links| &mut links.own.bytes_per_second);
+        parameters.push(|links| &mut links.own.put_seconds);
+        parameters.push(|links| &mut links.own.bytes_per_second);
     }
     if links.local.submit_seconds > 0.0 {
-        figures.push(|links| &mut links.local.submit_seconds);
-        figures.push(|links| &mut links.own.submit_seconds);
+        parameters.push(|links| &mut links.local.submit_seconds);
+        parameters.push(|links| &mut links.own.submit_seconds);
     }
     if samples.iter().any(|sample| sample.tiers) {
-        figures.push(|links| &mut links.network.put_seconds);
-        figures.push(|links| &mut links.network.step_seconds);
-        figures.push(|links| &mut links.network.flag_seconds);
-        figures.push(|links| &mut links.network.bytes_per_second);
-        figures.push(|links| &mut links.network.engine_bytes_per_second);
-        figures.push(|links| &mut links.network.receive_bytes_per_second);
+        parameters.push(|links| &mut links.network.put_seconds);
+        parameters.push(|links| &mut links.network.step_seconds);
+        parameters.push(|links| &mut links.network.flag_seconds);
+        parameters.push(|links| &mut links.network.bytes_per_second);
+        parameters.push(|links| &mut links.network.engine_bytes_per_second);
+        parameters.push(|links| &mut links.network.receive_bytes_per_second);
     }
-    debug_assert!(links.of(Tier::Local, false) == &links.local, "figures name links directly");
-    figures
+    debug_assert!(links.of(Tier::Local, false) == &links.local, "parameters name links directly");
+    parameters
 }
 
 fn loss(links: &Links, topology: &Topology, samples: &[Sample]) -> Result<f64, Error> {
-    let errors = errors(links, topology, samples)?;
+    let errors = relative_errors(links, topology, samples)?;
     let each = errors.iter().map(|error| match error.abs() {
         large if large > OUTLIER => OUTLIER * (2.0 * large - OUTLIER),
         small => small * small,
@@ -226,8 +228,12 @@ fn loss(links: &Links, topology: &Topology, samples: &[Sample]) -> Result<f64, E
     Ok(each.sum())
 }
 
-/// By how much the predictions are longer, as a share of the measured times.
-fn errors(links: &Links, topology: &Topology, samples: &[Sample]) -> Result<Vec<f64>, Error> {
+/// Returns the relative errors of the predictions; positive ones are too long.
+fn relative_errors(
+    links: &Links,
+    topology: &Topology,
+    samples: &[Sample],
+) -> Result<Vec<f64>, Error> {
     let error = |sample: &Sample| {
         let shards = vec![sample.shard_bytes; topology.ranks()];
         let cost = predict(sample.algorithm, topology, sample.shape(), &shards, links)?;
@@ -297,7 +303,7 @@ mod tests {
                 *rate *= 0.4;
             }
             let mut samples = samples(&truth, &topology, flags);
-            // One measurement went wrong.
+            // One measurement is an outlier.
             samples[3].seconds *= 5.0;
             let (found, mut errors) =
                 fit(Links::of_kinds(kind, LinkKind::Rdma), &topology, &samples).unwrap();
@@ -305,7 +311,7 @@ mod tests {
             let worst = errors.into_iter().map(f64::abs).fold(0.0, f64::max);
             assert!(worst < 0.1, "{kind:?}: an error of {worst}");
             if !truth.own.by_processor {
-                // Own copies hide beside the puts: equal shards say nothing about them.
+                // Puts hide the self copies, so equal shards determine nothing about them.
                 assert_eq!(found.own, truth.own);
             }
         }

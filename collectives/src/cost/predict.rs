@@ -5,10 +5,10 @@ use std::fmt;
 use peerlane_hal::ErrorKind;
 use serde::Serialize;
 
+use super::calibration::correction;
+use super::estimate::ClusterSums;
 use super::estimate::{self, CostRequest};
 use super::links::Links;
-use super::residual::times_longer;
-use super::sums::ClusterSums;
 use super::units::{bytes, time};
 use crate::error::Error;
 use crate::layout::FlagLayout;
@@ -78,6 +78,8 @@ pub fn predict(
     Ok(cost(&CostRequest { algorithm, sums: &sums, shape, links: &links }))
 }
 
+/// Checks that there is one shard for each rank.
+///
 /// # Errors
 /// If there are not as many shards as ranks.
 pub(super) fn check_shards(topology: &Topology, shard_bytes: &[u64]) -> Result<(), Error> {
@@ -99,7 +101,7 @@ pub(super) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
 pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
     let &CostRequest { sums, shape, .. } = request;
     let mut terms = estimate::terms(request);
-    correct(&mut terms, times_longer(&request.links.residuals, request));
+    correct(&mut terms, correction(&request.links.residuals, request));
     let copied = u64::from(!shape.in_place);
     let own = Traffic {
         rank_bytes_max: sums.shard_bytes_max * copied,
@@ -163,7 +165,7 @@ impl fmt::Display for Cost {
             writeln!(f, "  {:>9}  {name}{note}", time(*picoseconds))?;
         }
         for (name, traffic) in
-            [("own copies", self.own), ("local", self.local), ("network", self.network)]
+            [("self copies", self.own), ("local", self.local), ("network", self.network)]
         {
             if traffic.total_bytes > 0 {
                 let Traffic { rank_bytes_max, total_bytes } = traffic;

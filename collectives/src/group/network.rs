@@ -1,12 +1,12 @@
 //! Decides how the fabric between nodes accesses the memory of the local fabric.
 
 use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Region, Role, Space};
+use peerlane_staged::Staged;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::group::agreement::Offer;
 use crate::group::options::blob;
-use crate::staged::Staged;
 use crate::topology::Topology;
 
 /// Its index among an offer's data.

@@ -23,8 +23,7 @@ use super::steps::{
 };
 use super::{PlanRequest, Schedule};
 use crate::collective::Collective;
-use crate::cost::effective::EffectiveLink;
-use crate::cost::estimate::{CostRequest, PathEstimate};
+use crate::cost::estimate::{CostRequest, EffectiveLink, PathEstimate};
 use crate::cost::units::{bytes, rate, time};
 use crate::cost::{ClusterSums, Term, Traffic};
 use crate::plan::{Algorithm, Cell, FlagOrder, Lane, LaneId, Source, Step, Tier};
@@ -331,7 +330,7 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let copy = request.self_copy(&own);
     let copy_home = if own.by_processor { copy } else { 0 };
 
-    // Both lanes signal `ready`; only lane 0 makes the self copy after it.
+    // Both lanes ask for `ready`; only home has the self copy in between.
     let ready_home = request.ready(&local, mates, Some(&own));
     let ready_network = request.ready(&network, between.targets, None);
     // The path over the network: all chunks arrive, and the last of them are distributed.
@@ -383,11 +382,7 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
         ),
     });
     if !own.by_processor {
-        terms.push(Term::new(
-            "own copy",
-            copy.saturating_sub(longest),
-            "what is left beside the puts",
-        ));
+        terms.push(Term::new("self copy", copy.saturating_sub(longest), "the rest after the puts"));
     }
     if mates > 0 {
         terms.push(Term::new("last arrival", local.hop, ""));

@@ -1,72 +1,76 @@
-//! Bytes under way, and what they share.
+//! Models transfers in progress, and the resources that they share.
 //!
-//! A flow gets, of everything that it uses, an equal share, and moves at the smallest of these. What
-//! a flow held up elsewhere leaves of its share is not given to the others: rates are at most those
-//! of max–min fairness, so times err on the long side, and where all flows of a resource are held up
-//! alike, as in symmetric plans, they are the same. In return, a flow that begins or ends changes
-//! the rates of its neighbours only, not of their neighbours.
+//! A flow gets an equal share of every resource that it uses, and moves at the smallest of these shares. If
+//! another resource limits a flow, the rest of its share is not given to the others. So rates are at most
+//! those of max–min fairness, and times are overestimated if anything. They are the same if all flows of a
+//! resource are limited alike, as in symmetric plans. In return, a flow that begins or ends changes only the
+//! rates of its neighbours, and not of their neighbours.
 //!
-//! Rates are `f64`. Only sums, products, quotients and roundings are taken, which IEEE 754 defines
-//! to the bit.
+//! Rates are `f64`. Only sums, products, quotients and roundings are used, which IEEE 754 defines to the bit.
 
-use super::agenda::Agenda;
+use peerlane_hal::Rank;
 
-/// The most resources that one flow uses.
-const USES_MAX: usize = 8;
+use super::event_queue::EventQueue;
+use crate::cost::{Link, Links};
+use crate::plan::Tier;
+use crate::topology::Topology;
 
-/// What a flow uses, and what all flows there may move together, in bytes a picosecond.
+/// Maximum number of resources that one flow uses.
+const DEMANDS_MAX: usize = 8;
+
+/// A resource that a flow uses, with its total rate in bytes per picosecond.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Use {
+pub(super) struct Demand {
     pub(super) resource: u32,
     pub(super) rate: f64,
 }
 
-/// The resources of one flow.
+/// The resources that one flow uses.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Uses {
-    uses: [Use; USES_MAX],
+pub(super) struct Demands {
+    demands: [Demand; DEMANDS_MAX],
     count: u8,
 }
 
-/// Bytes under way.
+/// A transfer in progress.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
-    uses: Uses,
-    /// Of the flow alone.
+    demands: Demands,
+    /// The rate of the flow without others.
     rate_max: f64,
-    /// Bytes not yet moved at `since`.
+    /// Bytes that had not moved at `since`.
     remaining: f64,
     rate: f64,
     since: u64,
-    /// The last settlement that looked at it.
-    seen: u64,
+    /// Number of the last update that handled this flow.
+    last_update: u64,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Resource {
     flows: Vec<u32>,
-    most: u32,
+    flows_max: u32,
     changed: bool,
 }
 
-/// All flows, by number.
+/// Holds all flows by number, and computes their rates.
 #[derive(Debug)]
 pub(super) struct Flows {
     flows: Vec<Flow>,
     resources: Vec<Resource>,
     changed: Vec<u32>,
-    settlements: u64,
+    updates: u64,
 }
 
-impl Uses {
+impl Demands {
     pub(super) fn push(&mut self, resource: u32, bytes_per_second: f64) {
-        self.uses[usize::from(self.count)] =
-            Use { resource, rate: per_picosecond(bytes_per_second) };
+        self.demands[usize::from(self.count)] =
+            Demand { resource, rate: per_picosecond(bytes_per_second) };
         self.count += 1;
     }
 
-    fn all(&self) -> &[Use] {
-        &self.uses[..usize::from(self.count)]
+    fn all(&self) -> &[Demand] {
+        &self.demands[..usize::from(self.count)]
     }
 }
 
@@ -76,72 +80,77 @@ impl Flows {
             flows: vec![Flow::default(); flows],
             resources: vec![Resource::default(); resources],
             changed: Vec::new(),
-            settlements: 0,
+            updates: 0,
         }
     }
 
-    /// Begins flow `number` of `bytes`; its end is on the agenda after the next settlement.
+    /// Starts flow `number` with `bytes`; the next update schedules its end.
     pub(super) fn begin(
         &mut self,
         number: u32,
         now: u64,
         bytes: u64,
         bytes_per_second: f64,
-        uses: Uses,
+        demands: Demands,
     ) {
         self.flows[number as usize] = Flow {
-            uses,
+            demands,
             rate_max: per_picosecond(bytes_per_second),
             remaining: bytes as f64,
             rate: 0.0,
             since: now,
-            seen: 0,
+            last_update: 0,
         };
-        for &Use { resource, .. } in uses.all() {
+        for &Demand { resource, .. } in demands.all() {
             self.resources[resource as usize].flows.push(number);
-            self.change(resource);
+            self.mark_changed(resource);
         }
     }
 
-    /// Ends flow `number`.
+    /// Removes flow `number`.
     pub(super) fn end(&mut self, number: u32) {
-        let uses = self.flows[number as usize].uses;
-        for &Use { resource, .. } in uses.all() {
+        let demands = self.flows[number as usize].demands;
+        for &Demand { resource, .. } in demands.all() {
             let flows = &mut self.resources[resource as usize].flows;
-            let place = flows.iter().position(|&flow| flow == number).expect("the flow is there");
-            flows.swap_remove(place);
-            self.change(resource);
+            let index = flows.iter().position(|&flow| flow == number).expect("the flow is there");
+            flows.swap_remove(index);
+            self.mark_changed(resource);
         }
     }
 
-    /// Once everything that happens at `now` has happened: gives the flows whose share has changed
-    /// new rates, and enters their ends on the agenda, each as the number that `entry` has for it.
-    pub(super) fn settle(&mut self, now: u64, agenda: &mut Agenda, entry: impl Fn(u32) -> u32) {
-        self.settlements += 1;
+    /// Computes new rates for the flows whose shares have changed, and schedules their ends, after all events
+    /// at `now`. `event` maps the number of a flow to that of its event.
+    pub(super) fn update_rates(
+        &mut self,
+        now: u64,
+        queue: &mut EventQueue,
+        event: impl Fn(u32) -> u32,
+    ) {
+        self.updates += 1;
         while let Some(resource) = self.changed.pop() {
-            let Resource { flows, most, changed } = &mut self.resources[resource as usize];
+            let Resource { flows, flows_max, changed } = &mut self.resources[resource as usize];
             *changed = false;
-            *most = (*most).max(flows.len() as u32);
+            *flows_max = (*flows_max).max(flows.len() as u32);
             for index in 0..flows.len() {
                 let number = self.resources[resource as usize].flows[index];
-                if let Some(end) = self.settle_flow(number, now) {
-                    agenda.schedule(entry(number), end);
+                if let Some(end) = self.update_flow(number, now) {
+                    queue.schedule(event(number), end);
                 }
             }
         }
     }
 
-    /// When the flow ends, if that has changed.
-    fn settle_flow(&mut self, number: u32, now: u64) -> Option<u64> {
+    /// Updates the rate of a flow, and returns its end if that has changed.
+    fn update_flow(&mut self, number: u32, now: u64) -> Option<u64> {
         let flow = &mut self.flows[number as usize];
-        if flow.seen == self.settlements {
+        if flow.last_update == self.updates {
             return None;
         }
-        flow.seen = self.settlements;
-        let share = |&Use { resource, rate }: &Use| {
+        flow.last_update = self.updates;
+        let share = |&Demand { resource, rate }: &Demand| {
             rate / self.resources[resource as usize].flows.len() as f64
         };
-        let rate = flow.uses.all().iter().map(share).fold(flow.rate_max, f64::min);
+        let rate = flow.demands.all().iter().map(share).fold(flow.rate_max, f64::min);
         if rate == flow.rate {
             return None;
         }
@@ -149,23 +158,182 @@ impl Flows {
         flow.remaining = (flow.remaining - moved).max(0.0);
         flow.rate = rate;
         flow.since = now;
-        // A cast from a float saturates.
+        // A cast from a float to an integer saturates.
         Some(now.saturating_add((flow.remaining / rate).ceil() as u64))
     }
 
-    fn change(&mut self, resource: u32) {
+    fn mark_changed(&mut self, resource: u32) {
         let changed = &mut self.resources[resource as usize].changed;
         if !std::mem::replace(changed, true) {
             self.changed.push(resource);
         }
     }
 
-    /// The most flows that a resource had at once.
-    pub(super) fn most(&self, resource: u32) -> u32 {
-        self.resources[resource as usize].most
+    /// Returns the maximum number of flows that a resource had at once.
+    pub(super) fn flows_max(&self, resource: u32) -> u32 {
+        self.resources[resource as usize].flows_max
     }
 }
 
 fn per_picosecond(bytes_per_second: f64) -> f64 {
     bytes_per_second / 1e12
+}
+
+/// Classifies copies by their path: to the rank itself, or over a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LinkClass {
+    /// From a rank to itself.
+    Own,
+    /// Over [`Tier::Local`].
+    Local,
+    /// Over [`Tier::Network`].
+    Network,
+}
+
+impl LinkClass {
+    /// All classes, in order.
+    pub const ALL: [Self; 3] = [Self::Own, Self::Local, Self::Network];
+
+    /// Returns the class of a copy in a lane of `tier`.
+    pub const fn of(tier: Tier, to_self: bool) -> Self {
+        match tier {
+            _ if to_self => Self::Own,
+            Tier::Local => Self::Local,
+            Tier::Network => Self::Network,
+        }
+    }
+
+    /// Returns the name for tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Own => "own",
+            Self::Local => Tier::Local.name(),
+            Self::Network => Tier::Network.name(),
+        }
+    }
+
+    /// Returns the parameters of the link.
+    pub fn link(self, links: &Links) -> &Link {
+        match self {
+            Self::Own => &links.own,
+            Self::Local => &links.local,
+            Self::Network => &links.network,
+        }
+    }
+}
+
+/// Numbers the resources: engines, links into and out of ranks, NICs, processors and memory.
+#[derive(Debug)]
+pub(super) struct Resources<'a> {
+    links: &'a Links,
+    topology: &'a Topology,
+    /// Number of lanes of all ranks.
+    lanes: u32,
+    /// The first NIC of each node.
+    first_nic: Vec<u32>,
+    local_index: Vec<u32>,
+}
+
+/// Describes the path of one copy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CopyPath {
+    pub(super) lane: u32,
+    /// The rank whose engine copies.
+    pub(super) by: Rank,
+    pub(super) from: Rank,
+    pub(super) to: Rank,
+    pub(super) class: LinkClass,
+    /// The rate of the copy without others.
+    pub(super) bytes_per_second: f64,
+}
+
+impl<'a> Resources<'a> {
+    pub(super) fn new(links: &'a Links, topology: &'a Topology, lanes: u32) -> Self {
+        let mut first_nic = vec![0];
+        let mut local_index = vec![0; topology.ranks()];
+        for node in 0..topology.nodes() as u32 {
+            let members = topology.members(node);
+            let nics = links.node.nics.unwrap_or(members.len() as u32);
+            first_nic.push(first_nic[node as usize] + nics);
+            for (index, member) in (0..).zip(members) {
+                local_index[member.index()] = index;
+            }
+        }
+        Self { links, topology, lanes, first_nic, local_index }
+    }
+
+    /// Returns the number of resources.
+    pub(super) fn count(&self) -> usize {
+        (self.memory(self.topology.nodes() as u32)) as usize
+    }
+
+    /// Returns the resources that a copy uses.
+    pub(super) fn demands(&self, copy: CopyPath) -> Demands {
+        let CopyPath { lane, by, from, to, class, bytes_per_second } = copy;
+        let link = class.link(self.links);
+        let mut demands = Demands::default();
+        demands.push(lane, link.engine_bytes_per_second);
+        demands.push(self.rank_ingress(to, class), link.receive_bytes_per_second);
+        demands.push(self.rank_egress(from, class), link.send_bytes_per_second);
+        let node = &self.links.node;
+        if class == LinkClass::Network {
+            let rate = node.nic_bytes_per_second.unwrap_or(f64::INFINITY);
+            demands.push(self.nic_egress(from), rate);
+            demands.push(self.nic_ingress(to), rate);
+        }
+        if link.by_processor {
+            let node_index = self.topology.node(by);
+            demands.push(self.thread(by), bytes_per_second);
+            if let Some(processors) = node.processors {
+                demands.push(self.processors(node_index), f64::from(processors) * bytes_per_second);
+            }
+            if let Some(rate) = node.copy_bytes_per_second {
+                demands.push(self.memory(node_index), rate);
+            }
+        }
+        demands
+    }
+
+    /// Returns the link into a rank.
+    pub(super) fn rank_ingress(&self, rank: Rank, class: LinkClass) -> u32 {
+        self.lanes + rank.0 * 3 + class as u32
+    }
+
+    fn rank_egress(&self, rank: Rank, class: LinkClass) -> u32 {
+        self.rank_ingress(rank, class) + self.ranks() * 3
+    }
+
+    /// Returns the receiving side of the NIC of `rank`.
+    pub(super) fn nic_ingress(&self, rank: Rank) -> u32 {
+        let node = self.topology.node(rank) as usize;
+        let (first, end) = (self.first_nic[node], self.first_nic[node + 1]);
+        let nic = first + self.local_index[rank.index()] % (end - first);
+        self.thread(Rank(self.ranks())) + nic
+    }
+
+    fn nic_egress(&self, rank: Rank) -> u32 {
+        self.nic_ingress(rank) + self.nics()
+    }
+
+    /// Returns the thread of a rank that copies by processor.
+    fn thread(&self, rank: Rank) -> u32 {
+        self.rank_egress(Rank(self.ranks()), LinkClass::Own) + rank.0
+    }
+
+    fn processors(&self, node: u32) -> u32 {
+        self.thread(Rank(self.ranks())) + self.nics() * 2 + node
+    }
+
+    fn memory(&self, node: u32) -> u32 {
+        self.processors(node) + self.topology.nodes() as u32
+    }
+
+    /// Returns the number of NICs of all nodes.
+    fn nics(&self) -> u32 {
+        self.first_nic[self.topology.nodes()]
+    }
+
+    fn ranks(&self) -> u32 {
+        self.topology.ranks() as u32
+    }
 }

@@ -1,47 +1,50 @@
-//! The events: lanes issue their steps in order, puts move their bytes, flags hop.
+//! Runs the simulation: lanes issue their steps in order, copies move bytes, signals set flags.
 //!
-//! Only the issue of a put and the end of one are events, because only they touch what others
-//! share. Signals and waits in between are worked off at once, ahead of the clock where they take
-//! time; all that they change is their own lane and the times of flags.
+//! Only the end of the issue of a copy and the end of its transfer are events, because only they change what
+//! lanes share. Signals and waits in between are handled at once, ahead of the clock if they take time. They
+//! change only their own lane and the times of flags.
+
+use std::collections::VecDeque;
+use std::ops::Range;
 
 use peerlane_hal::Rank;
 
-use super::agenda::Agenda;
-use super::flows::Flows;
-use super::lane::{Deferred, Entry, Hold, Lane, NO_STEP};
-use super::meter::Meter;
-use super::packed::Move;
-use super::program::Program;
-use super::resources::{Copy, Resources, Way};
+use super::event_queue::EventQueue;
+use super::flows::{CopyPath, Flows, LinkClass, Resources};
+use super::program::{ModelStep, Program};
 use crate::cost::{Link, Links, picoseconds};
 use crate::plan::Tier;
 use crate::topology::Topology;
 
+/// The number of no step.
+pub(super) const NO_STEP: u32 = u32::MAX;
+
 /// A time that is not known yet.
 const UNKNOWN: u64 = u64::MAX;
-/// The most puts of one lane whose bytes move at once, all to different peers. More of them would
-/// only be slower each; those behind them have been issued and follow in order.
+/// Maximum number of puts of one lane that move their bytes at once, all to different peers. More would only
+/// make each slower; later puts are issued and follow in order.
 const FLOWS_MAX: u32 = 8;
 
-/// The figures of one link in picoseconds.
+/// The parameters of one link, with times in picoseconds.
 #[derive(Clone, Copy, Debug)]
-struct Price {
+struct LinkTimes {
     put: u64,
     get: u64,
     flag: u64,
     step: u64,
     puts_in_flight: usize,
-    /// Puts of one lane whose bytes move at once.
+    /// Maximum number of puts of one lane that move their bytes at once.
     flows: u32,
     bytes_per_second: f64,
     get_bytes_per_second: f64,
-    /// What a put takes longer whose bytes a peer has put here, and how much more work each is.
+    /// Additional time of a put whose bytes a peer has put here.
     passed_on_put: u64,
+    /// Factor by which such bytes take longer.
     passed_on: f64,
     submit: u64,
 }
 
-impl Price {
+impl LinkTimes {
     fn of(link: &Link) -> Self {
         Self {
             put: picoseconds(link.put_seconds),
@@ -58,7 +61,7 @@ impl Price {
         }
     }
 
-    /// What a copy takes its lane for.
+    /// Returns the time for which a copy occupies its lane.
     fn copy(&self, get: bool, passed_on: bool) -> u64 {
         match (get, passed_on) {
             (true, _) => self.get,
@@ -68,43 +71,45 @@ impl Price {
     }
 }
 
-/// First out of the caches of another processor, then as any other byte.
+/// Returns the factor for bytes that a peer has put here: they are read first from the caches of another
+/// processor, and then like any other bytes.
 fn passed_on(link: &Link) -> f64 {
     let Link { bytes_per_second, passed_on_bytes_per_second, .. } = *link;
     passed_on_bytes_per_second.map_or(1.0, |first| 1.0 + bytes_per_second / first)
 }
 
-/// All lanes of all ranks.
+/// Simulates all lanes of all ranks.
 #[derive(Debug)]
 pub(super) struct Machine<'a> {
     program: &'a Program,
-    prices: [Price; 3],
-    /// Flows that a lane can have.
-    width: u32,
+    times: [LinkTimes; 3],
+    /// Maximum number of flows of a lane.
+    flows_per_lane: u32,
     pub(super) lanes: Vec<Lane>,
     pub(super) resources: Resources<'a>,
     pub(super) flows: Flows,
-    agenda: Agenda,
-    /// Lanes whose flag has come.
+    events: EventQueue,
+    /// Lanes whose flag has been set.
     ready: Vec<u32>,
-    /// When each step has ended; of a wait that is not passed, when its flag is there.
+    /// The end of each step; for a wait that is not passed, the time at which its flag is set.
     pub(super) ends: Vec<u64>,
-    /// The step whose end let each step begin.
+    /// The step whose end allowed each step to begin.
     pub(super) causes: Vec<u32>,
-    pub(super) meter: Meter,
+    pub(super) recorder: Recorder,
 }
 
 impl<'a> Machine<'a> {
-    /// All lanes at their first step; `delays` in picoseconds by rank, as long as there are any.
+    /// Creates the machine with all lanes at their first step. `delays` are in picoseconds by rank; missing
+    /// ones are 0.
     pub(super) fn new(
         program: &'a Program,
         topology: &'a Topology,
         links: &'a Links,
         delays: &[u64],
-        meter: Meter,
+        recorder: Recorder,
     ) -> Self {
-        let prices = Way::ALL.map(|way| Price::of(way.link(links)));
-        let width = prices.iter().map(|price| price.flows).max().unwrap_or(1);
+        let times = LinkClass::ALL.map(|class| LinkTimes::of(class.link(links)));
+        let flows_per_lane = times.iter().map(|times| times.flows).max().unwrap_or(1);
         let lanes = program.first.len() - 1;
         let local_lanes = program.tiers.iter().filter(|&&tier| tier == Tier::Local).count();
         let start = links.start(local_lanes);
@@ -115,35 +120,37 @@ impl<'a> Machine<'a> {
         let resources = Resources::new(links, topology, lanes as u32);
         Self {
             program,
-            prices,
-            width,
+            times,
+            flows_per_lane,
             lanes: program.first.windows(2).enumerate().map(lane).collect(),
-            flows: Flows::new(lanes * width as usize, resources.count()),
+            flows: Flows::new(lanes * flows_per_lane as usize, resources.count()),
             resources,
-            agenda: Agenda::new(lanes * (width as usize + 1)),
+            events: EventQueue::new(lanes * (flows_per_lane as usize + 1)),
             ready: (0..lanes as u32).rev().collect(),
             ends: vec![UNKNOWN; program.steps.len()],
             causes: vec![NO_STEP; program.steps.len()],
-            meter,
+            recorder,
         }
     }
 
-    /// Runs all lanes as far as they go.
+    /// Runs all lanes until no event is left.
     pub(super) fn run(&mut self) {
         self.resume();
-        while let Some(now) = self.agenda.next_time() {
-            while self.agenda.next_time() == Some(now) {
-                let Some((_, number)) = self.agenda.pop() else { break };
-                let (lane, flow) = (number / (self.width + 1), number % (self.width + 1));
+        while let Some(now) = self.events.next_time() {
+            while self.events.next_time() == Some(now) {
+                let Some((_, number)) = self.events.pop() else { break };
+                let (lane, flow) =
+                    (number / (self.flows_per_lane + 1), number % (self.flows_per_lane + 1));
                 match flow {
-                    0 => self.issue(lane, now),
+                    0 => self.finish_issue(lane, now),
                     flow => self.end_flow(lane, flow - 1, now),
                 }
                 self.resume();
             }
-            let width = self.width;
-            let entry = |flow| flow / width * (width + 1) + 1 + flow % width;
-            self.flows.settle(now, &mut self.agenda, entry);
+            let flows_per_lane = self.flows_per_lane;
+            let event =
+                |flow| flow / flows_per_lane * (flows_per_lane + 1) + 1 + flow % flows_per_lane;
+            self.flows.update_rates(now, &mut self.events, event);
         }
     }
 
@@ -151,13 +158,13 @@ impl<'a> Machine<'a> {
         lane / self.program.lanes() as u32
     }
 
-    fn way(&self, lane: u32, peer: u32) -> Way {
+    fn link_class(&self, lane: u32, peer: u32) -> LinkClass {
         let lanes = self.program.lanes() as u32;
-        Way::of(self.program.tiers[(lane % lanes) as usize], peer == lane / lanes)
+        LinkClass::of(self.program.tiers[(lane % lanes) as usize], peer == lane / lanes)
     }
 
-    fn price(&self, lane: u32, peer: u32) -> &Price {
-        &self.prices[self.way(lane, peer) as usize]
+    fn times_of(&self, lane: u32, peer: u32) -> &LinkTimes {
+        &self.times[self.link_class(lane, peer) as usize]
     }
 
     fn resume(&mut self) {
@@ -166,105 +173,111 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Works off signals and waits up to the next put, or to where the lane is held.
+    /// Handles signals and waits up to the next copy, or until the lane is blocked.
     fn advance(&mut self, number: u32) {
         loop {
             let lane = &mut self.lanes[number as usize];
             let step = lane.next;
             if step == lane.end {
-                lane.hold = if lane.entries.is_empty() { Hold::Done } else { Hold::Drain };
+                lane.state =
+                    if lane.copies.is_empty() { LaneState::Done } else { LaneState::WaitDrain };
                 return;
             }
             match self.program.steps[step as usize].unpack() {
-                Move::Put { peer, passed_on, .. } => {
-                    return self.prepare(number, peer, false, passed_on);
+                ModelStep::Put { peer, passed_on, .. } => {
+                    return self.begin_issue(number, peer, false, passed_on);
                 }
-                Move::Get { peer, .. } => return self.prepare(number, peer, true, false),
-                Move::Signal { lane: reader, .. } => self.signal(number, step, reader),
-                Move::Wait { .. } if self.ends[step as usize] == UNKNOWN => {
-                    lane.hold = Hold::Flag;
+                ModelStep::Get { peer, .. } => return self.begin_issue(number, peer, true, false),
+                ModelStep::Signal { lane: reader, .. } => self.signal(number, step, reader),
+                ModelStep::Wait { .. } if self.ends[step as usize] == UNKNOWN => {
+                    lane.state = LaneState::WaitFlag;
                     return;
                 }
-                Move::Wait { signal } => self.pass(number, step, signal.unwrap_or(NO_STEP)),
+                ModelStep::Wait { signal } => {
+                    self.pass_wait(number, step, signal.unwrap_or(NO_STEP))
+                }
             }
             self.lanes[number as usize].next += 1;
         }
     }
 
-    /// Begins to issue the next step, a put or a get, once it may be.
-    fn prepare(&mut self, number: u32, peer: u32, get: bool, passed_on: bool) {
-        let price = self.price(number, peer);
-        let (copy, puts_in_flight) = (price.copy(get, passed_on), price.puts_in_flight);
+    /// Begins to issue the next step, a copy, if the lane has a free slot.
+    fn begin_issue(&mut self, number: u32, peer: u32, get: bool, passed_on: bool) {
+        let times = self.times_of(number, peer);
+        let (copy, puts_in_flight) = (times.copy(get, passed_on), times.puts_in_flight);
         let lane = &mut self.lanes[number as usize];
-        if lane.entries.len() >= puts_in_flight {
-            lane.hold = Hold::Slot;
+        if lane.copies.len() >= puts_in_flight {
+            lane.state = LaneState::WaitSlot;
             return;
         }
-        lane.hold = Hold::Issue;
-        self.agenda.schedule(number * (self.width + 1), lane.at.saturating_add(copy));
+        lane.state = LaneState::Issuing;
+        self.events.schedule(number * (self.flows_per_lane + 1), lane.at.saturating_add(copy));
     }
 
     fn signal(&mut self, number: u32, step: u32, reader: u32) {
         let (rank, peer) = (self.rank_of(number), self.rank_of(reader));
-        let behind = (peer != rank).then_some(peer);
-        let price = self.price(number, peer).step;
+        let ordered_after = (peer != rank).then_some(peer);
+        let step_time = self.times_of(number, peer).step;
         let lane = &mut self.lanes[number as usize];
         let at = lane.at;
-        lane.at = at.saturating_add(price);
-        if let Some(entry) = lane.last(behind) {
-            let deferred = Deferred { step, behind, number: entry.number, at };
+        lane.at = at.saturating_add(step_time);
+        if let Some(copy) = lane.last(ordered_after) {
+            let deferred = DeferredSignal { step, ordered_after, number: copy.number, at };
             self.causes[step as usize] = lane.cause;
             lane.deferred.push(deferred);
         } else {
             let cause = std::mem::replace(&mut lane.cause, step);
-            self.fire(number, step, at, cause);
+            self.deliver_signal(number, step, at, cause);
         }
     }
 
-    /// The signal takes effect.
-    fn fire(&mut self, number: u32, step: u32, at: u64, cause: u32) {
+    /// Sets the flag of a signal, and resumes the lane that waits for it.
+    fn deliver_signal(&mut self, number: u32, step: u32, at: u64, cause: u32) {
         self.ends[step as usize] = at;
         self.causes[step as usize] = cause;
-        let Move::Signal { lane: reader, what } = self.program.steps[step as usize].unpack() else {
+        let ModelStep::Signal { lane: reader, target } = self.program.steps[step as usize].unpack()
+        else {
             return;
         };
-        let hop = self.price(number, self.rank_of(reader)).flag;
-        self.ends[what as usize] = at.saturating_add(hop);
-        self.meter.instant(step, at);
+        let flag_time = self.times_of(number, self.rank_of(reader)).flag;
+        self.ends[target as usize] = at.saturating_add(flag_time);
+        self.recorder.instant(step, at);
         let lane = &mut self.lanes[reader as usize];
-        if lane.hold == Hold::Flag && u64::from(lane.next) == what {
-            lane.hold = Hold::Free;
+        if lane.state == LaneState::WaitFlag && u64::from(lane.next) == target {
+            lane.state = LaneState::Running;
             self.ready.push(reader);
         }
     }
 
-    /// The lane passes a wait whose flag is known.
-    fn pass(&mut self, number: u32, step: u32, signal: u32) {
-        let own = self.price(number, self.rank_of(number)).step;
+    /// Passes a wait whose flag time is known.
+    fn pass_wait(&mut self, number: u32, step: u32, signal: u32) {
+        let own = self.times_of(number, self.rank_of(number)).step;
         let lane = &mut self.lanes[number as usize];
-        let (came, there) = (lane.at, self.ends[step as usize]);
-        let (at, cause) = match came.saturating_add(own) {
-            ready if ready >= there => (ready, lane.cause),
-            _ => (there, signal),
+        let (reached, set_at) = (lane.at, self.ends[step as usize]);
+        let (at, cause) = match reached.saturating_add(own) {
+            ready if ready >= set_at => (ready, lane.cause),
+            _ => (set_at, signal),
         };
         self.ends[step as usize] = at;
         self.causes[step as usize] = cause;
-        self.meter.slice(step, came, at);
+        self.recorder.slice(step, reached, at);
         lane.at = at;
         lane.cause = step;
     }
 
-    /// The next step of the lane, a put or a get, has been issued.
-    fn issue(&mut self, number: u32, now: u64) {
+    /// Adds the next step of the lane, a copy, to the copies in flight.
+    fn finish_issue(&mut self, number: u32, now: u64) {
         let rank = Rank(self.rank_of(number));
         let lane = &mut self.lanes[number as usize];
         let step = lane.next;
         let (peer, bytes, get, passed_on) = match self.program.steps[step as usize].unpack() {
-            Move::Put { peer, bytes, passed_on } => (peer, bytes, false, passed_on),
-            Move::Get { peer, bytes } => (peer, bytes, true, false),
-            Move::Signal { .. } | Move::Wait { .. } => unreachable!("only copies are issued"),
+            ModelStep::Put { peer, bytes, passed_on } => (peer, bytes, false, passed_on),
+            ModelStep::Get { peer, bytes } => (peer, bytes, true, false),
+            ModelStep::Signal { .. } | ModelStep::Wait { .. } => {
+                unreachable!("only copies are issued")
+            }
         };
-        let entry = Entry {
+        let copy = CopyInFlight {
             number: lane.issued,
             step,
             peer,
@@ -272,92 +285,275 @@ impl<'a> Machine<'a> {
             get,
             passed_on,
             issued: now,
-            begun: None,
+            started: None,
             cause: lane.cause,
         };
-        lane.entries.push_back(entry);
+        lane.copies.push_back(copy);
         lane.issued = lane.issued.wrapping_add(1);
         lane.next += 1;
         lane.at = now;
         self.start_flows(number, now, NO_STEP);
-        let Price { puts_in_flight, submit, .. } = *self.price(number, peer);
-        self.meter.submit(rank, submit);
+        let LinkTimes { puts_in_flight, submit, .. } = *self.times_of(number, peer);
+        self.recorder.submit(rank, submit);
         if puts_in_flight == 1 {
-            self.lanes[number as usize].hold = Hold::Drain;
+            self.lanes[number as usize].state = LaneState::WaitDrain;
         } else {
             self.advance(number);
         }
     }
 
-    /// Lets puts move their bytes; `ended` is the step that has made room.
+    /// Starts the transfers that may start; `ended` is the step that has freed a flow.
     fn start_flows(&mut self, number: u32, now: u64, ended: u32) {
         let rank = Rank(self.rank_of(number));
         loop {
-            let (prices, own) = (&self.prices, rank.0);
+            let (times, own) = (&self.times, rank.0);
             let tier = self.program.tiers[number as usize % self.program.lanes()];
-            let price = |entry: &Entry| &prices[Way::of(tier, entry.peer == own) as usize];
+            let times_of =
+                |copy: &CopyInFlight| &times[LinkClass::of(tier, copy.peer == own) as usize];
             let lane = &mut self.lanes[number as usize];
-            let flow = lane.moving.trailing_ones();
-            let Some(entry) = lane.startable(|entry| price(entry).flows) else { return };
-            entry.begun = Some((now, flow));
-            if entry.issued < now {
-                entry.cause = ended;
+            let flow = lane.moving_flows.trailing_ones();
+            let Some(copy) = lane.startable(|copy| times_of(copy).flows) else { return };
+            copy.started = Some((now, flow));
+            if copy.issued < now {
+                copy.cause = ended;
             }
-            let Entry { bytes, peer, get, passed_on, .. } = *entry;
-            let &Price { bytes_per_second, get_bytes_per_second, .. } = price(entry);
+            let CopyInFlight { bytes, peer, get, passed_on, .. } = *copy;
+            let &LinkTimes { bytes_per_second, get_bytes_per_second, .. } = times_of(copy);
             let rate = if get { get_bytes_per_second } else { bytes_per_second };
-            // It keeps busy for longer what the bytes go through.
+            // The bytes occupy what they pass through for longer.
             let work =
-                if passed_on { (bytes as f64 * price(entry).passed_on) as u64 } else { bytes };
-            let way = Way::of(tier, peer == own);
+                if passed_on { (bytes as f64 * times_of(copy).passed_on) as u64 } else { bytes };
+            let class = LinkClass::of(tier, peer == own);
             let (from, to) = if get { (Rank(peer), rank) } else { (rank, Rank(peer)) };
-            if lane.moving == 0 {
+            if lane.moving_flows == 0 {
                 lane.busy_since = now;
             }
-            lane.moving |= 1 << flow;
+            lane.moving_flows |= 1 << flow;
             let bytes_per_second = rate;
-            let copy = Copy { lane: number, by: rank, from, to, way, bytes_per_second };
-            let uses = self.resources.uses(copy);
-            self.flows.begin(number * self.width + flow, now, work, rate, uses);
-            self.meter.bytes(from, to, way, bytes);
+            let copy = CopyPath { lane: number, by: rank, from, to, class, bytes_per_second };
+            let demands = self.resources.demands(copy);
+            self.flows.begin(number * self.flows_per_lane + flow, now, work, rate, demands);
+            self.recorder.bytes(from, to, class, bytes);
         }
     }
 
-    /// The bytes of a put have moved.
+    /// Ends the transfer of a copy, and starts what waited for it.
     fn end_flow(&mut self, number: u32, flow: u32, now: u64) {
-        self.flows.end(number * self.width + flow);
+        self.flows.end(number * self.flows_per_lane + flow);
         let lane = &mut self.lanes[number as usize];
-        lane.moving &= !(1 << flow);
-        if lane.moving == 0 {
+        lane.moving_flows &= !(1 << flow);
+        if lane.moving_flows == 0 {
             lane.busy += now - lane.busy_since;
         }
-        let moved = |entry: &Entry| entry.begun.is_some_and(|(_, with)| with == flow);
-        let Some(index) = lane.entries.iter().position(moved) else { return };
-        let Some(entry) = lane.entries.remove(index) else { return };
-        let Entry { step, peer, get, passed_on, issued, begun, cause, .. } = entry;
+        let moved = |copy: &CopyInFlight| copy.started.is_some_and(|(_, with)| with == flow);
+        let Some(index) = lane.copies.iter().position(moved) else { return };
+        let Some(copy) = lane.copies.remove(index) else { return };
+        let CopyInFlight { step, peer, get, passed_on, issued, started, cause, .. } = copy;
         self.ends[step as usize] = now;
         self.causes[step as usize] = cause;
-        let begun = begun.map_or(issued, |(begun, _)| begun);
-        let alone = if begun == issued { self.price(number, peer).copy(get, passed_on) } else { 0 };
-        self.meter.slice(step, begun - alone.min(begun), now);
+        let started = started.map_or(issued, |(started, _)| started);
+        let alone =
+            if started == issued { self.times_of(number, peer).copy(get, passed_on) } else { 0 };
+        self.recorder.slice(step, started - alone.min(started), now);
         while let Some(deferred) = self.lanes[number as usize].release(peer) {
-            let Deferred { step: signal, at, .. } = deferred;
+            let DeferredSignal { step: signal, at, .. } = deferred;
             let cause = if at < now { step } else { self.causes[signal as usize] };
-            self.fire(number, signal, at.max(now), cause);
+            self.deliver_signal(number, signal, at.max(now), cause);
         }
         self.start_flows(number, now, step);
         let lane = &mut self.lanes[number as usize];
-        let goes_on = match lane.hold {
-            Hold::Slot => true,
-            Hold::Drain => lane.entries.is_empty(),
-            Hold::Free | Hold::Issue | Hold::Flag | Hold::Done => false,
+        let can_advance = match lane.state {
+            LaneState::WaitSlot => true,
+            LaneState::WaitDrain => lane.copies.is_empty(),
+            LaneState::Running | LaneState::Issuing | LaneState::WaitFlag | LaneState::Done => {
+                false
+            }
         };
-        if goes_on {
+        if can_advance {
             if lane.at < now {
                 (lane.at, lane.cause) = (now, step);
             }
-            lane.hold = Hold::Free;
+            lane.state = LaneState::Running;
             self.advance(number);
+        }
+    }
+}
+
+/// The reason why a lane is blocked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LaneState {
+    /// The lane continues within this event.
+    Running,
+    /// The next step, a copy, is being issued.
+    Issuing,
+    /// The maximum number of copies is in flight.
+    WaitSlot,
+    /// All copies must end first.
+    WaitDrain,
+    /// The flag of the next step is not set.
+    WaitFlag,
+    /// The lane has ended.
+    Done,
+}
+
+/// A copy that was issued and has not ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CopyInFlight {
+    /// Its number in order of issue.
+    pub(super) number: u32,
+    pub(super) step: u32,
+    pub(super) peer: u32,
+    pub(super) bytes: u64,
+    pub(super) get: bool,
+    /// Whether a peer has put the bytes here.
+    pub(super) passed_on: bool,
+    /// The time at which it was issued.
+    pub(super) issued: u64,
+    /// The time at which its bytes began to move, and the number of the flow within the lane.
+    pub(super) started: Option<(u64, u32)>,
+    /// The step whose end allowed it to begin.
+    pub(super) cause: u32,
+}
+
+/// A signal that waits for puts before it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeferredSignal {
+    pub(super) step: u32,
+    /// The peer whose puts must end first; `None` for all puts.
+    pub(super) ordered_after: Option<u32>,
+    /// The number of the last put that must end first.
+    pub(super) number: u32,
+    /// The time at which the lane reached the signal.
+    pub(super) at: u64,
+}
+
+/// The state of one lane.
+#[derive(Clone, Debug)]
+pub(super) struct Lane {
+    /// The next step, and the step after the last.
+    pub(super) next: u32,
+    pub(super) end: u32,
+    pub(super) state: LaneState,
+    /// The time at which the next step can begin, or since when the lane is blocked.
+    pub(super) at: u64,
+    /// The step whose end set `at`.
+    pub(super) cause: u32,
+    /// Copies in flight, in order of issue.
+    pub(super) copies: VecDeque<CopyInFlight>,
+    pub(super) deferred: Vec<DeferredSignal>,
+    pub(super) issued: u32,
+    /// One bit for each flow that moves bytes.
+    pub(super) moving_flows: u64,
+    /// Total time in which at least one flow moved bytes, and the begin of the current such time.
+    pub(super) busy: u64,
+    pub(super) busy_since: u64,
+}
+
+impl Lane {
+    pub(super) fn new(next: u32, end: u32, at: u64) -> Self {
+        Self {
+            next,
+            end,
+            state: LaneState::Running,
+            at,
+            cause: NO_STEP,
+            copies: VecDeque::new(),
+            deferred: Vec::new(),
+            issued: 0,
+            moving_flows: 0,
+            busy: 0,
+            busy_since: 0,
+        }
+    }
+
+    /// Returns the last copy in flight to `peer`, or to any rank.
+    pub(super) fn last(&self, peer: Option<u32>) -> Option<&CopyInFlight> {
+        self.copies.iter().rev().find(|copy| peer.is_none_or(|peer| copy.peer == peer))
+    }
+
+    /// Returns the first copy whose transfer may start: no copy to the same peer is before it, and fewer than
+    /// `flows` flows of the lane are moving.
+    pub(super) fn startable(
+        &mut self,
+        flows: impl Fn(&CopyInFlight) -> u32,
+    ) -> Option<&mut CopyInFlight> {
+        let moving_flows = self.moving_flows.count_ones();
+        let waiting = (0..self.copies.len()).filter(|&index| self.copies[index].started.is_none());
+        for index in waiting {
+            let copy = &self.copies[index];
+            if moving_flows >= flows(copy) {
+                return None;
+            }
+            if !self.copies.range(..index).any(|before| before.peer == copy.peer) {
+                return self.copies.get_mut(index);
+            }
+        }
+        None
+    }
+
+    /// Removes the first deferred signal for which the last put to `peer` has ended.
+    pub(super) fn release(&mut self, peer: u32) -> Option<DeferredSignal> {
+        let index = self.deferred.iter().position(|deferred| {
+            let DeferredSignal { ordered_after, number, .. } = *deferred;
+            let mut before = self.copies.iter().take_while(|copy| copy.number <= number);
+            ordered_after.is_none_or(|ordered_after| ordered_after == peer)
+                && !before.any(|copy| {
+                    ordered_after.is_none_or(|ordered_after| ordered_after == copy.peer)
+                })
+        })?;
+        Some(self.deferred.remove(index))
+    }
+}
+
+/// Records the bytes of each rank and link class, and the steps of the traced ranks.
+#[derive(Debug)]
+pub(super) struct Recorder {
+    /// By rank, then link class.
+    pub(super) sent: Vec<u64>,
+    pub(super) received: Vec<u64>,
+    /// Time in which each rank's host submits copies, in picoseconds.
+    pub(super) host: Vec<u64>,
+    /// The steps of the traced ranks.
+    traced: Vec<Range<u32>>,
+    /// Step, begin and end, in order of the ends.
+    pub(super) slices: Vec<(u32, u64, u64)>,
+}
+
+impl Recorder {
+    /// Creates an empty recorder; `traced` are ranks in order, without duplicates.
+    pub(super) fn new(ranks: usize, program: &Program, traced: &[Rank]) -> Self {
+        let lanes = program.lanes();
+        let steps = |rank: &Rank| {
+            let first = rank.index() * lanes;
+            program.first[first]..program.first[first + lanes]
+        };
+        Self {
+            sent: vec![0; ranks * LinkClass::ALL.len()],
+            received: vec![0; ranks * LinkClass::ALL.len()],
+            host: vec![0; ranks],
+            traced: traced.iter().map(steps).collect(),
+            slices: Vec::new(),
+        }
+    }
+
+    pub(super) fn bytes(&mut self, from: Rank, to: Rank, class: LinkClass, bytes: u64) {
+        self.sent[from.index() * LinkClass::ALL.len() + class as usize] += bytes;
+        self.received[to.index() * LinkClass::ALL.len() + class as usize] += bytes;
+    }
+
+    pub(super) fn submit(&mut self, rank: Rank, picoseconds: u64) {
+        let host = &mut self.host[rank.index()];
+        *host = host.saturating_add(picoseconds);
+    }
+
+    pub(super) fn instant(&mut self, step: u32, at: u64) {
+        self.slice(step, at, at);
+    }
+
+    pub(super) fn slice(&mut self, step: u32, begin: u64, end: u64) {
+        let before = self.traced.partition_point(|steps| steps.end <= step);
+        if self.traced.get(before).is_some_and(|steps| steps.contains(&step)) {
+            self.slices.push((step, begin, end));
         }
     }
 }

@@ -1,21 +1,25 @@
-//! Simulates the plans of all ranks over links: when everything would happen, and why not sooner.
+//! Simulates one start of the plans of all ranks over modelled links: when and why each step begins and ends.
 //!
-//! A discrete-event simulation of one start, in whole picoseconds, that depends on nothing but its
-//! arguments: events happen in order of time, rank, lane. It is no proof; [`verify`] is. What is
-//! modelled:
+//! This is a discrete-event simulation in whole picoseconds. It depends only on its arguments: simultaneous
+//! events happen in order of rank and lane. It proves nothing; that is the task of [`verify`].
 //!
-//! - A lane works off its steps in order. A put takes its lane for
-//!   [`put_seconds`](Link::put_seconds), a get for [`get_seconds`](Link::get_seconds), and then moves
-//!   its bytes, [later](Link::passed_on_seconds) and
-//!   [more slowly](Link::passed_on_bytes_per_second) where a peer has just put them here; where several may be [in flight](Link::puts_in_flight), the lane goes on meanwhile, else it waits
-//!   for the end.
-//! - A signal follows all puts of its lane to the reader, one to the own rank all puts of its lane.
-//!   Its flag is there after [`flag_seconds`](Link::flag_seconds). A wait holds its lane.
-//! - Flows share, in equal parts, engines, the ways into and out of a rank, network cards,
-//!   processors and memory. Puts of one lane to one peer follow each other; to different peers up to
-//!   8 that are in flight move their bytes at once.
-//! - A rank's host hands puts over to its engines meanwhile, and a start takes no less than
-//!   [that](Link::submit_seconds).
+//! | modelled | how |
+//! | --- | --- |
+//! | lanes | steps run in order |
+//! | puts and gets | one takes its lane for [`put_seconds`](Link::put_seconds) or [`get_seconds`](Link::get_seconds), and then moves its bytes; the lane goes on meanwhile if several may be [in flight](Link::puts_in_flight), else it waits for the end |
+//! | bytes that a peer has just put here | they start [later](Link::passed_on_seconds) and move [more slowly](Link::passed_on_bytes_per_second) |
+//! | signals | one follows all puts of its lane to the reader; a signal to the own rank follows all puts of its lane; the flag is set after [`flag_seconds`](Link::flag_seconds) |
+//! | waits | one blocks its lane until the flag is set |
+//! | sharing | flows share engines, the links into and out of a rank, NICs, processors and memory in equal parts; puts of one lane to one peer run one after the other, and up to 8 to different peers move their bytes at once |
+//! | the host | it submits puts to its engines meanwhile, and a start takes at least [that time](Link::submit_seconds) |
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `program` | the steps of all ranks, packed and linked |
+//! | `machine` | lanes, and the events that drive them |
+//! | `flows` | transfers in progress, and the resources that they share |
+//! | `event_queue` | the queue of events |
+//! | `result` | what the simulation returns, with the critical path |
 //!
 //! [`verify`]: crate::verify
 
@@ -29,47 +33,39 @@ use crate::layout::Layout;
 use crate::plan::{Plan, Step, StepOf};
 use crate::topology::Topology;
 
-mod agenda;
+mod event_queue;
 mod flows;
-mod lane;
 mod machine;
-mod meter;
-mod outcome;
-mod packed;
-mod path;
 mod program;
-mod resources;
+mod result;
 
-use machine::Machine;
-use meter::Meter;
-pub use outcome::{Incast, RankUse, Simulation, Slice, Traffic, Utilisation};
-pub use path::Stage;
+pub use flows::LinkClass;
+use machine::{Machine, Recorder};
 pub use program::STEPS_MAX;
-use program::{Compiler, Place, Program};
-pub use resources::Way;
+use program::{Compiler, Program, StepId};
+pub use result::{Incast, PathStep, RankUse, Simulation, Slice, Traffic, Utilisation};
 
-/// How to simulate.
+/// Selects delays, traced ranks, and how lanes are entered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// How much later than the others each rank starts, in picoseconds, by rank; those beyond the
-    /// end start at once.
+    /// Delay of the start of each rank in picoseconds, by rank; ranks beyond the end of the list start at 0.
     pub delays: Vec<u64>,
     /// The ranks whose steps are recorded as [slices](Simulation::slices).
     pub traced: Vec<Rank>,
-    /// Whether lanes other than home fork from the caller's stream and join it; else they are
-    /// entered and left by flags.
+    /// Whether lanes other than home fork from the caller's stream and join it; otherwise flags connect
+    /// them to the home lane.
     pub forks: bool,
 }
 
-/// Simulates one start of the plans that `plan_of` makes.
+/// Simulates one start of the plans that `plan_of` returns.
 ///
-/// Plans are made in rank order, packed and dropped; those of ranks on the critical path and of
-/// traced ranks are made once more, and must come out the same.
+/// Plans are requested in rank order, packed and dropped. Plans of ranks on the critical path and of traced
+/// ranks are requested again, and must be the same.
 ///
 /// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument) or [`Mismatch`](ErrorKind::Mismatch) if the
-/// arguments do not fit together or are too large, or a plan has a fault that stops the simulation;
-/// the errors of `plan_of` as they are.
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) or [`Mismatch`](ErrorKind::Mismatch) if the arguments are
+/// inconsistent or too large, or if a plan has a fault that stops the simulation; the errors of `plan_of`
+/// unchanged.
 pub fn simulate(
     topology: &Topology,
     layout: &Layout,
@@ -82,14 +78,16 @@ pub fn simulate(
     let mut traced = options.traced.clone();
     traced.sort_unstable();
     traced.dedup();
-    let meter = Meter::new(topology.ranks(), &program, &traced);
-    let links = &links.reaching(program.reach_bytes(layout));
-    let mut machine = Machine::new(&program, topology, links, &options.delays, meter);
+    let recorder = Recorder::new(topology.ranks(), &program, &traced);
+    let links = &links.reaching(program.accessed_bytes(layout));
+    let mut machine = Machine::new(&program, topology, links, &options.delays, recorder);
     machine.run();
-    if let Some((place, why)) = outcome::fault(&machine, &program) {
-        return Err(fault(place, why, options, &mut plan_of));
+    if let Some((id, why)) = result::deadlock(&machine, &program) {
+        return Err(fault(id, why, options, &mut plan_of));
     }
-    outcome::collect(&machine, &program, topology, &mut |rank| closed(rank, options, &mut plan_of))
+    result::collect(&machine, &program, topology, &mut |rank| {
+        closed_lanes(rank, options, &mut plan_of)
+    })
 }
 
 fn check(
@@ -101,9 +99,9 @@ fn check(
     links.check()?;
     let ranks = topology.ranks();
     if layout.ranks() != ranks {
-        let seen = layout.ranks();
+        let found = layout.ranks();
         let text =
-            format!("ranks of the layout is {seen}, expected those of the topology, {ranks}");
+            format!("ranks of the layout is {found}, expected those of the topology, {ranks}");
         return Err(Error::new(ErrorKind::Mismatch, text));
     }
     if options.delays.len() > ranks {
@@ -130,11 +128,11 @@ fn compile(
     for rank in Rank::all(layout.ranks()).skip(1) {
         compiler.push(&plan_of(rank)?, !options.forks)?;
     }
-    compiler.link().map_err(|(place, why)| fault(place, why, options, plan_of))
+    compiler.link().map_err(|(id, why)| fault(id, why, options, plan_of))
 }
 
-/// The steps of every lane of a rank, with entry and exit.
-fn closed(
+/// Returns the steps of every lane of a rank, including its entry and exit.
+fn closed_lanes(
     rank: Rank,
     options: &Options,
     plan_of: &mut impl FnMut(Rank) -> Result<Plan, Error>,
@@ -143,15 +141,15 @@ fn closed(
     Ok(plan.lane_ids().map(|lane| plan.closed_lane(lane, |_| !options.forks)).collect())
 }
 
-/// The error of a step that stops the simulation.
+/// Returns the error for a step that stops the simulation.
 fn fault(
-    place: Place,
+    id: StepId,
     why: &str,
     options: &Options,
     plan_of: &mut impl FnMut(Rank) -> Result<Plan, Error>,
 ) -> Error {
-    let Place { rank, lane, index } = place;
-    let step = match closed(rank, options, plan_of) {
+    let StepId { rank, lane, index } = id;
+    let step = match closed_lanes(rank, options, plan_of) {
         Ok(lanes) => lanes.get(lane.index()).and_then(|steps| steps.get(index)).copied(),
         Err(error) => return error,
     };

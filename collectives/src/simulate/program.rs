@@ -1,61 +1,59 @@
-//! The plans of all ranks, packed: made one after the other, and every flag resolved to the steps
-//! that signal it and wait for it.
+//! Packs the plans of all ranks, and links every flag to the step that signals it and the step that waits.
 
 use peerlane_hal::{ErrorKind, Rank};
 
-use super::packed::{Move, Packed, WHAT_MAX, WHO_MAX};
 use crate::error::Error;
 use crate::layout::{FLAG_WORDS, FlagLayout, Layout};
 use crate::plan::{Flag, LaneId, Plan, Step, Tier};
 
-/// The most steps of all ranks together: they take about 25 bytes each, 12 GiB in all.
+/// Maximum number of steps of all ranks together; each takes about 25 bytes, all of them 12 GiB.
 pub const STEPS_MAX: u32 = 1 << 29;
 
-/// The most flags of all ranks, used or not: they take 4 bytes each until the program is linked.
+/// Maximum number of flags of all ranks, used or not; each takes 4 bytes until the program is linked.
 const FLAGS_MAX: u64 = 1 << 30;
 
-/// No step waits for the flag.
-const NOBODY: u32 = u32::MAX;
+/// Marks a flag for which no step waits.
+const NO_WAIT: u32 = u32::MAX;
 
-/// All steps of all ranks. Lanes are counted over all ranks: lane l of rank r is r × lanes + l.
+/// Holds all steps of all ranks. Lanes are numbered over all ranks: lane l of rank r is r × lanes + l.
 #[derive(Debug)]
 pub(super) struct Program {
-    /// By lane, then as in the closed lane of the plan.
-    pub(super) steps: Vec<Packed>,
-    /// Where the steps of each lane begin; one more than there are lanes.
+    /// By lane, in the order of the closed lanes of the plans.
+    pub(super) steps: Vec<PackedStep>,
+    /// Index of the first step of each lane, and the total number of steps at the end.
     pub(super) first: Vec<u32>,
-    /// Of each lane of a rank; the same for all ranks.
+    /// The tier of each lane of a rank; the same for all ranks.
     pub(super) tiers: Vec<Tier>,
     outputs: u32,
     in_place: bool,
 }
 
-/// Where a step stands.
+/// Identifies a step by rank, lane and index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct StepId {
     pub(super) rank: Rank,
     pub(super) lane: LaneId,
-    /// Among the steps of the closed lane.
+    /// Index among the steps of the closed lane.
     pub(super) index: usize,
 }
 
 impl Program {
-    /// How many lanes a rank has.
+    /// Returns the number of lanes of a rank.
     pub(super) fn lanes(&self) -> usize {
         self.tiers.len()
     }
 
-    /// The most bytes that one rank touches in a start, with the outputs that are used in turn.
-    pub(super) fn reach_bytes(&self, layout: &Layout) -> u64 {
+    /// Returns the maximum number of bytes that one rank accesses in a start, with all of its outputs.
+    pub(super) fn accessed_bytes(&self, layout: &Layout) -> u64 {
         let inputs = Rank::all(layout.ranks()).map(|rank| layout.input_bytes(rank));
         let input = if self.in_place { 0 } else { inputs.max().unwrap_or(0) };
         layout.total_bytes().saturating_mul(self.outputs.into()).saturating_add(input)
     }
 
-    /// Where step `number` stands.
-    pub(super) fn place(&self, number: u32) -> Place {
+    /// Returns the identity of step `number`.
+    pub(super) fn step_id(&self, number: u32) -> StepId {
         let lane = self.first.partition_point(|&first| first <= number) - 1;
-        Place {
+        StepId {
             rank: Rank::at(lane / self.lanes()),
             lane: LaneId((lane % self.lanes()) as u32),
             index: (number - self.first[lane]) as usize,
@@ -63,49 +61,54 @@ impl Program {
     }
 }
 
-/// Packs plans.
+/// Packs and links plans.
 #[derive(Debug)]
 pub(super) struct Compiler<'a> {
     layout: &'a Layout,
     program: Program,
     flags: FlagLayout,
-    /// For each rank and flag the step that waits.
+    /// The waiting step of each rank and flag.
     waits: Vec<u32>,
-    /// Flags that a rank can wait for.
-    lines: u64,
+    /// Number of flags for which a rank can wait.
+    flags_per_rank: u64,
 }
 
 impl<'a> Compiler<'a> {
-    /// For plans such as `first`.
+    /// Creates a compiler for plans with the lanes of `first`.
     ///
     /// # Errors
-    /// If they are too large.
+    /// If the plans are too large.
     pub(super) fn new(layout: &'a Layout, first: &Plan) -> Result<Self, Error> {
         let ranks = layout.ranks();
         let tiers: Vec<Tier> = first.lanes.iter().map(|lane| lane.tier).collect();
         let all_lanes = (ranks as u64).saturating_mul(tiers.len() as u64);
-        if tiers.is_empty() || all_lanes > WHO_MAX {
+        if tiers.is_empty() || all_lanes > PEER_MAX {
             let lanes = tiers.len();
             return Err(invalid(format!(
-                "{ranks} ranks have {lanes} lanes each, expected 1 to {WHO_MAX} lanes in all"
+                "{ranks} ranks have {lanes} lanes each, expected 1 to {PEER_MAX} lanes in all"
             )));
         }
         let flags = FlagLayout::new(ranks, layout.chunks(), tiers.len());
-        let lines = flags.words() / FLAG_WORDS;
-        let all_flags = lines.saturating_mul(ranks as u64);
+        let flags_per_rank = flags.words() / FLAG_WORDS;
+        let all_flags = flags_per_rank.saturating_mul(ranks as u64);
         if all_flags > FLAGS_MAX {
             return Err(too_large(ranks, layout.chunks()));
         }
         let Plan { outputs, in_place, .. } = *first;
         let program = Program { steps: Vec::new(), first: vec![0], tiers, outputs, in_place };
-        Ok(Self { layout, program, flags, waits: vec![NOBODY; all_flags as usize], lines })
+        Ok(Self {
+            layout,
+            program,
+            flags,
+            waits: vec![NO_WAIT; all_flags as usize],
+            flags_per_rank,
+        })
     }
 
-    /// Takes the plan of the next rank. Lanes other than home are entered and left by flags if
-    /// `flagged`.
+    /// Adds the plan of the next rank. If `flagged`, lanes other than home are entered and left by flags.
     ///
     /// # Errors
-    /// If it does not fit to those before it, names what is not there, or is too large.
+    /// If the plan does not match those before it, names something that does not exist, or is too large.
     pub(super) fn push(&mut self, plan: &Plan, flagged: bool) -> Result<(), Error> {
         self.check(plan)?;
         for lane in plan.lane_ids() {
@@ -115,7 +118,7 @@ impl<'a> Compiler<'a> {
                     let rank = plan.rank;
                     invalid(format!("step {index} of lane {lane} of rank {rank}: {what}"))
                 })?;
-                self.program.steps.push(Packed::new(packed));
+                self.program.steps.push(PackedStep::new(packed));
                 if number >= STEPS_MAX {
                     return Err(too_large(self.layout.ranks(), self.layout.chunks()));
                 }
@@ -125,25 +128,30 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// Joins signals and waits.
+    /// Links signals and waits.
     ///
     /// # Errors
-    /// The place of a signal that nobody waits for, or that another one has made already.
-    pub(super) fn link(mut self) -> Result<Program, (Place, &'static str)> {
+    /// A signal for which no step waits, or that another signal duplicates.
+    pub(super) fn link(mut self) -> Result<Program, (StepId, &'static str)> {
         let lanes = self.program.lanes() as u64;
         for number in 0..self.program.steps.len() {
-            let Move::Signal { lane, what } = self.program.steps[number].unpack() else { continue };
+            let ModelStep::Signal { lane, target } = self.program.steps[number].unpack() else {
+                continue;
+            };
             let reader = u64::from(lane) / lanes;
-            let wait = self.waits[(reader * self.lines + what) as usize];
-            if wait == NOBODY {
-                return Err((self.program.place(number as u32), "nobody waits for it"));
+            let wait = self.waits[(reader * self.flags_per_rank + target) as usize];
+            if wait == NO_WAIT {
+                return Err((self.program.step_id(number as u32), "no step waits for its flag"));
             }
             let signal = Some(number as u32);
-            if self.program.steps[wait as usize] != Packed::new(Move::Wait { signal: None }) {
-                return Err((self.program.place(number as u32), "it is signalled twice"));
+            if self.program.steps[wait as usize]
+                != PackedStep::new(ModelStep::Wait { signal: None })
+            {
+                return Err((self.program.step_id(number as u32), "it is signalled twice"));
             }
-            self.program.steps[wait as usize] = Packed::new(Move::Wait { signal });
-            self.program.steps[number] = Packed::new(Move::Signal { lane, what: wait.into() });
+            self.program.steps[wait as usize] = PackedStep::new(ModelStep::Wait { signal });
+            self.program.steps[number] =
+                PackedStep::new(ModelStep::Signal { lane, target: wait.into() });
         }
         Ok(self.program)
     }
@@ -158,9 +166,11 @@ impl<'a> Compiler<'a> {
             ("chunks", plan.chunks.into(), chunks.into()),
             ("lanes", plan.lanes.len() as u64, self.program.lanes() as u64),
         ];
-        if let Some((field, seen, wanted)) = fields.iter().find(|(_, seen, wanted)| seen != wanted)
+        if let Some((field, found, expected)) =
+            fields.iter().find(|(_, found, expected)| found != expected)
         {
-            let text = format!("{field} of the plan of rank {rank} is {seen}, expected {wanted}");
+            let text =
+                format!("{field} of the plan of rank {rank} is {found}, expected {expected}");
             return Err(invalid(text));
         }
         if !tiers.eq(self.program.tiers.iter().copied()) {
@@ -170,7 +180,7 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    fn pack(&mut self, rank: Rank, number: u32, step: Step) -> Result<Move, String> {
+    fn pack(&mut self, rank: Rank, number: u32, step: Step) -> Result<ModelStep, String> {
         Ok(match step {
             Step::Put { peer, cell, .. } | Step::Get { peer, cell, .. } => {
                 let peer = self.known_rank(peer)?;
@@ -182,27 +192,30 @@ impl<'a> Compiler<'a> {
                     ));
                 }
                 let bytes = self.layout.cell(cell).bytes;
-                if bytes > WHAT_MAX {
-                    return Err(format!("cell {cell} has {bytes} bytes, at most {WHAT_MAX} fit"));
+                if bytes > OPERAND_MAX {
+                    return Err(format!(
+                        "cell {cell} has {bytes} bytes, at most {OPERAND_MAX} fit"
+                    ));
                 }
                 match step {
-                    Step::Get { .. } => Move::Get { peer, bytes },
-                    _ => Move::Put { peer, bytes, passed_on: cell.shard != rank },
+                    Step::Get { .. } => ModelStep::Get { peer, bytes },
+                    _ => ModelStep::Put { peer, bytes, passed_on: cell.shard != rank },
                 }
             }
             Step::Signal { peer, flag } => {
-                let (lane, what) = self.line(flag)?;
+                let (lane, target) = self.flag_reader(flag)?;
                 let lane = self.known_rank(peer)? * self.program.lanes() as u32 + lane.0;
-                Move::Signal { lane, what }
+                ModelStep::Signal { lane, target }
             }
             Step::Wait { flag } => {
-                let (_, line) = self.line(flag)?;
-                let wait = &mut self.waits[(u64::from(rank.0) * self.lines + line) as usize];
-                if *wait != NOBODY {
+                let (_, flag_number) = self.flag_reader(flag)?;
+                let wait = &mut self.waits
+                    [(u64::from(rank.0) * self.flags_per_rank + flag_number) as usize];
+                if *wait != NO_WAIT {
                     return Err(format!("{flag} is waited for twice"));
                 }
                 *wait = number;
-                Move::Wait { signal: None }
+                ModelStep::Wait { signal: None }
             }
         })
     }
@@ -216,8 +229,8 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// The lane that waits for the flag, and the flag's number among those of its reader.
-    fn line(&self, flag: Flag) -> Result<(LaneId, u64), String> {
+    /// Returns the lane that waits for the flag, and the flag's number among those of its reader.
+    fn flag_reader(&self, flag: Flag) -> Result<(LaneId, u64), String> {
         let (lane, rank) = match flag {
             Flag::Ready { from: rank, lane } | Flag::Taken { by: rank, lane } => (lane, rank),
             Flag::Arrived { cell, lane } => (lane, cell.shard),
@@ -226,7 +239,7 @@ impl<'a> Compiler<'a> {
         self.known_rank(rank)?;
         let chunk = if let Flag::Arrived { cell, .. } = flag { cell.chunk } else { 0 };
         if chunk >= self.layout.chunks() || lane.index() >= self.program.lanes() {
-            return Err(format!("{flag} names a chunk or a lane that is not there"));
+            return Err(format!("{flag} names a chunk or a lane that does not exist"));
         }
         let reader = if let Flag::Sent { .. } = flag { LaneId::HOME } else { lane };
         Ok((reader, self.flags.word(flag) / FLAG_WORDS))
@@ -242,4 +255,82 @@ fn too_large(ranks: usize, chunks: u32) -> Error {
         "ranks is {ranks} and chunks is {chunks}: more than {STEPS_MAX} steps, the most that are \
          simulated at once"
     ))
+}
+
+const KIND_BITS: u32 = 3;
+const PEER_BITS: u32 = 22;
+const OPERAND_BITS: u32 = u64::BITS - KIND_BITS - PEER_BITS;
+
+/// Maximum number of a rank, or of a lane over all ranks.
+pub(super) const PEER_MAX: u64 = (1 << PEER_BITS) - 1;
+/// Maximum size of a cell in bytes, and maximum number of a flag or step.
+pub(super) const OPERAND_MAX: u64 = (1 << OPERAND_BITS) - 2;
+/// The operand for no step.
+const NONE: u64 = OPERAND_MAX + 1;
+
+/// The parts of a step on which its time depends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ModelStep {
+    /// Writes to the output of a rank, perhaps the own one. `passed_on` says whether a peer has put the bytes
+    /// here.
+    Put { peer: u32, bytes: u64, passed_on: bool },
+    /// Reads from a rank, perhaps the own one.
+    Get { peer: u32, bytes: u64 },
+    /// Signals a lane, numbered over all ranks. `target` is the number of the flag until the program is
+    /// linked, and then the step that waits.
+    Signal { lane: u32, target: u64 },
+    /// Waits for the step `signal`; `None` until the program is linked, or if no step signals.
+    Wait { signal: Option<u32> },
+}
+
+/// A [`ModelStep`] in 8 bytes, so that the plans of thousands of ranks fit in memory at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PackedStep(u64);
+
+impl PackedStep {
+    /// Packs a step. The caller has checked that numbers are at most [`PEER_MAX`] and [`OPERAND_MAX`].
+    pub(super) fn new(step: ModelStep) -> Self {
+        let (kind, number, operand) = match step {
+            ModelStep::Put { peer, bytes, passed_on: false } => (0, peer, bytes),
+            ModelStep::Put { peer, bytes, passed_on: true } => (4, peer, bytes),
+            ModelStep::Get { peer, bytes } => (1, peer, bytes),
+            ModelStep::Signal { lane, target } => (2, lane, target),
+            ModelStep::Wait { signal } => (3, 0, signal.map_or(NONE, u64::from)),
+        };
+        debug_assert!(u64::from(number) <= PEER_MAX && operand <= NONE, "{step:?}");
+        Self(kind | u64::from(number) << KIND_BITS | operand << (KIND_BITS + PEER_BITS))
+    }
+
+    pub(super) fn unpack(self) -> ModelStep {
+        let number = (self.0 >> KIND_BITS & PEER_MAX) as u32;
+        let operand = self.0 >> (KIND_BITS + PEER_BITS);
+        match self.0 & ((1 << KIND_BITS) - 1) {
+            kind @ (0 | 4) => ModelStep::Put { peer: number, bytes: operand, passed_on: kind == 4 },
+            1 => ModelStep::Get { peer: number, bytes: operand },
+            2 => ModelStep::Signal { lane: number, target: operand },
+            _ => ModelStep::Wait { signal: u32::try_from(operand).ok() },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_has_8_bytes_and_comes_back() {
+        assert_eq!(size_of::<PackedStep>(), 8);
+        let number = PEER_MAX as u32;
+        for step in [
+            ModelStep::Put { peer: 0, bytes: OPERAND_MAX, passed_on: false },
+            ModelStep::Put { peer: number, bytes: 0, passed_on: true },
+            ModelStep::Get { peer: 1, bytes: 17 },
+            ModelStep::Signal { lane: number, target: OPERAND_MAX },
+            ModelStep::Wait { signal: None },
+            ModelStep::Wait { signal: Some(0) },
+            ModelStep::Wait { signal: Some(u32::MAX - 1) },
+        ] {
+            assert_eq!(PackedStep::new(step).unpack(), step);
+        }
+    }
 }

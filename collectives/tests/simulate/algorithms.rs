@@ -5,7 +5,7 @@ use peerlane_collectives::cost::Links;
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::{Algorithm, FlagOrder};
 use peerlane_collectives::schedule::{self, Shape};
-use peerlane_collectives::simulate::{self, Options, Simulation, Way};
+use peerlane_collectives::simulate::{self, LinkClass, Options, Simulation};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
 
@@ -72,14 +72,14 @@ fn all_algorithms_end_and_move_what_the_definition_says() {
 fn check_bytes(simulation: &Simulation, shard_bytes: &[u64], in_place: bool) {
     let total: u64 = shard_bytes.iter().sum();
     for (own, rank) in shard_bytes.iter().zip(&simulation.ranks) {
-        let received = |way: Way| rank.traffic[way as usize].received_bytes;
-        assert_eq!(received(Way::Own), if in_place { 0 } else { *own });
-        assert_eq!(received(Way::Local) + received(Way::Network), total - own);
+        let received = |class: LinkClass| rank.traffic[class as usize].received_bytes;
+        assert_eq!(received(LinkClass::Own), if in_place { 0 } else { *own });
+        assert_eq!(received(LinkClass::Local) + received(LinkClass::Network), total - own);
     }
-    for way in Way::ALL {
+    for class in LinkClass::ALL {
         let received =
-            simulation.ranks.iter().map(|rank| rank.traffic[way as usize].received_bytes);
-        assert_eq!(received.sum::<u64>(), simulation.bytes(way));
+            simulation.ranks.iter().map(|rank| rank.traffic[class as usize].received_bytes);
+        assert_eq!(received.sum::<u64>(), simulation.bytes(class));
     }
 }
 
@@ -98,9 +98,9 @@ fn a_simulation_repeats_to_the_picosecond() {
         let simulation = run();
         assert_eq!(run(), simulation);
         let path = &simulation.critical_path;
-        assert_eq!(path.first().map(|stage| stage.begin_ps), Some(0));
+        assert_eq!(path.first().map(|step| step.begin_ps), Some(0));
         assert!(path.windows(2).all(|pair| pair[0].end_ps == pair[1].begin_ps));
-        assert!(path.iter().all(|stage| stage.begin_ps <= stage.end_ps));
+        assert!(path.iter().all(|step| step.begin_ps <= step.end_ps));
         assert!(simulation.end_ps() >= path.last().unwrap().end_ps);
         // Every step is recorded, copies as often as they are.
         assert_eq!(simulation.slices.len() as u64, simulation.steps, "{algorithm}");

@@ -1,7 +1,7 @@
 //! Small plans whose times can be worked out in the head.
 
 use peerlane_collectives::cost::{Link, Links, Reach};
-use peerlane_collectives::simulate::{Slice, Stage};
+use peerlane_collectives::simulate::{PathStep, Slice};
 use peerlane_hal::Rank;
 
 use super::{Case, link, links};
@@ -110,7 +110,7 @@ fn ranks_of_a_node_share_cards_processors_and_memory() {
     cards.node.nic_bytes_per_second = Some(1e12);
     let simulation = across(true).run(&cards).unwrap();
     assert_eq!(simulation.ends_ps, [2000; 4]);
-    assert_eq!((simulation.card_incast.flows, simulation.card_incast.rank), (2, Rank(2)));
+    assert_eq!((simulation.nic_incast.flows, simulation.nic_incast.rank), (2, Rank(2)));
     cards.node.nics = Some(2);
     assert_eq!(across(true).ends(&cards), [1000; 4]);
     assert_eq!(across(false).ends(&cards), [1000; 4], "no card carries what stays inside");
@@ -197,7 +197,7 @@ fn the_critical_path_names_what_held_up_the_last_rank() {
     links.local.flag_seconds = 30.0 * PICO;
     let path = |case: &Case| {
         let stages = case.run(&links).unwrap().critical_path;
-        let text = |stage: &Stage| format!("{} to {}: {stage}", stage.begin_ps, stage.end_ps);
+        let text = |step: &PathStep| format!("{} to {}: {step}", step.begin_ps, step.end_ps);
         stages.iter().map(text).collect::<Vec<_>>().join("\n")
     };
     insta::assert_snapshot!(path(&three_puts()), @"

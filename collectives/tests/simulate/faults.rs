@@ -34,7 +34,7 @@ fn plans_with_faults_are_refused_by_place() {
         })
     };
     insta::assert_snapshot!(of_rank_1(|plan| _ = steps(plan).remove(0)), @"step 2 of lane 0 of rank 0 `wait ready from 1`: deadlock: its flag does not come");
-    insta::assert_snapshot!(of_rank_1(|plan| _ = steps(plan).pop()), @"step 7 of lane 0 of rank 0 `signal arrived 2.0 to 1`: nobody waits for it");
+    insta::assert_snapshot!(of_rank_1(|plan| _ = steps(plan).pop()), @"step 7 of lane 0 of rank 0 `signal arrived 2.0 to 1`: no step waits for its flag");
     insta::assert_snapshot!(of_rank_1(|plan| {
         let step = steps(plan)[0];
         steps(plan).insert(0, step);

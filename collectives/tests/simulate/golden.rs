@@ -11,7 +11,7 @@ use peerlane_collectives::cost::Links;
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::schedule::{self, Shape};
-use peerlane_collectives::simulate::{self, Options, Way};
+use peerlane_collectives::simulate::{self, LinkClass, Options};
 use peerlane_collectives::topology::Topology;
 
 const TOPOLOGIES: [(&str, &[u32]); 7] = [
@@ -51,8 +51,8 @@ fn row(algorithm: Algorithm, topology: &Topology, shard: u64, chunks: u32) -> St
         "  {algorithm:<18} {:>11.3} µs, {:>10} bytes local, {:>10} network, path of {:>3} steps, \
          incast {} local, {} network\n",
         simulation.end_ps() as f64 / 1e6,
-        simulation.bytes(Way::Local),
-        simulation.bytes(Way::Network),
+        simulation.bytes(LinkClass::Local),
+        simulation.bytes(LinkClass::Network),
         simulation.critical_path.len(),
         simulation.incast[0].flows,
         simulation.incast[1].flows,

@@ -1,37 +1,37 @@
-//! The hub: the one place of a group that every rank is connected to.
+//! Implements the hub: the process that every rank of a group is connected to.
 //!
-//! A thread accepts, and each connection has a thread that reads and one that writes; all sleep in
-//! the kernel while nothing is said. All share one [`Point`] under a lock, whose order is the order
-//! in which every rank hears everything.
+//! One thread accepts connections. Each connection has a thread that reads and one that writes; all sleep in
+//! the kernel while there is nothing to send. All share one [`HubState`] under a lock, and the order of
+//! changes under the lock is the order in which every rank receives replies.
 
 use std::fmt;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::io::{self, BufReader, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
-use super::super::message::{Names, Reply, Request, Seconds};
-use super::super::point::{Event, Point, check_ranks};
-use super::super::watched::Watched;
-use super::admit;
-use super::connection::Outbox;
-use super::frame;
-use super::handshake::{Answer, Hello, Refusal};
+use super::super::client::Monitor;
+use super::super::hub::{Event, HubState, check_ranks};
+use super::super::message::{RankList, Reply, Request, Seconds};
+use super::wire::{
+    DeadlineReader, FRAME_BYTES_MAX, HANDSHAKE_BYTES_MAX, Hello, HelloReply, Outbox, PreambleError,
+    Refusal, VERSION, encode_frame, preamble, read_frame, read_preamble,
+};
 use crate::error::Error;
 
-/// How long the hub waits until every live rank has been handed the verdict.
-pub(super) const TELL_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum time that the hub waits until every live rank has acknowledged the end of the group.
+pub(super) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The pause after a connection that could not be taken, when descriptors ran out say.
+/// The pause after a connection that could not be accepted, for example because descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// The exchange point of a group of processes; dropping it closes it.
+/// Runs the hub of a group of processes; dropping it closes the hub.
 ///
-/// It runs inside rank 0, or in a process that starts the ranks. Once it is gone, ranks that have
-/// not left count rank 0 as lost.
+/// It runs in rank 0, or in the process that starts the ranks. Once it is closed, ranks that have not
+/// left count rank 0 as lost.
 pub struct Hub {
     shared: Arc<Shared>,
     acceptor: Option<JoinHandle<()>>,
@@ -40,29 +40,30 @@ pub struct Hub {
 pub(super) struct Shared {
     address: SocketAddr,
     ranks: usize,
-    state: Watched<State>,
+    state: Monitor<State>,
 }
 
 struct State {
-    point: Point,
-    seats: Vec<Option<Seat>>,
+    hub: HubState,
+    connections: Vec<Option<Connection>>,
     closing: bool,
 }
 
-/// A rank that has come; kept when it is gone, because its number stays taken.
-struct Seat {
+/// The connection of a rank that has joined. It is kept after the rank has left, because its number stays
+/// taken.
+struct Connection {
     origin: SocketAddr,
     host: String,
     outbox: Option<Outbox>,
 }
 
 impl Hub {
-    /// Listens at `address`, such as `127.0.0.1:29501`, or port 0 for any free one, as the hub of
-    /// a group of `ranks`.
+    /// Opens the hub of a group of `ranks` ranks at `address`, such as `127.0.0.1:29501`. Port 0 selects any
+    /// free port.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a group of 0 ranks,
-    /// [`Unavailable`](ErrorKind::Unavailable) if the port is in use or the address not of this host.
+    /// [`Unavailable`](ErrorKind::Unavailable) if the port is in use or the address is not one of this host.
     pub fn bind(address: &str, ranks: usize) -> Result<Self, Error> {
         check_ranks(ranks)?;
         let listener = TcpListener::bind(address).map_err(|error| cannot_listen(address, error))?;
@@ -70,10 +71,10 @@ impl Hub {
     }
 
     fn accept_at(listener: TcpListener, ranks: usize) -> io::Result<Self> {
-        let seats = (0..ranks).map(|_| None).collect();
-        let state = State { point: Point::new(ranks), seats, closing: false };
+        let connections = (0..ranks).map(|_| None).collect();
+        let state = State { hub: HubState::new(ranks), connections, closing: false };
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared { address, ranks, state: Watched::new(state) });
+        let shared = Arc::new(Shared { address, ranks, state: Monitor::new(state) });
         let acceptor = {
             let shared = Arc::clone(&shared);
             thread::Builder::new()
@@ -83,17 +84,17 @@ impl Hub {
         Ok(Self { shared, acceptor: Some(acceptor) })
     }
 
-    /// Where it listens, with the port that the system chose if 0 was asked for.
+    /// Returns the address at which the hub listens, with the port that the system chose for port 0.
     pub fn address(&self) -> SocketAddr {
         self.shared.address
     }
 
-    /// How many ranks its group has.
+    /// Returns the number of ranks of the group.
     pub fn ranks(&self) -> usize {
         self.shared.ranks
     }
 
-    /// Where a process of this host reaches it.
+    /// Returns an address at which a process of this host reaches the hub.
     pub(super) fn address_here(&self) -> SocketAddr {
         let mut address = self.shared.address;
         match address.ip() {
@@ -104,29 +105,29 @@ impl Hub {
         address
     }
 
-    /// Tells all that the group did not come together; said here, it cannot come after the close.
-    pub(super) fn give_up(&self, timeout: Duration) {
-        self.shared.take(Rank(0), Event::Said(Request::GiveUp { timeout }));
+    /// Ends the group because it did not start in time. The direct call takes effect before a later close.
+    pub(super) fn start_timed_out(&self, timeout: Duration) {
+        self.shared.apply(Rank(0), Event::Request(Request::StartTimedOut { timeout }));
     }
 
-    /// Waits until all that rank 0 has said before its connection closed is taken.
-    pub(super) fn wait_gone(&self, deadline: Deadline) {
-        let gone = |state: &mut State| (!state.point.is_live(Rank(0))).then_some(());
+    /// Waits until every request that rank 0 sent before its connection closed is handled.
+    pub(super) fn wait_disconnected(&self, deadline: Deadline) {
+        let gone = |state: &mut State| (!state.hub.is_live(Rank(0))).then_some(());
         self.shared.state.wait(deadline, gone);
     }
 
     /// Waits until every rank has left or is lost.
-    pub(super) fn wait_empty(&self, deadline: Deadline) -> Result<(), Error> {
+    pub(super) fn wait_all_left(&self, deadline: Deadline) -> Result<(), Error> {
         let empty = self
             .shared
             .state
-            .wait(deadline, |state| state.point.live().next().is_none().then_some(()));
-        let live: Vec<_> = self.shared.state.lock().point.live().collect();
+            .wait(deadline, |state| state.hub.live().next().is_none().then_some(()));
+        let live: Vec<_> = self.shared.state.lock().hub.live().collect();
         match (empty, live.first()) {
             (None, Some(first)) => {
                 let text = format!(
                     "goodbye: {} did not leave within {}; the rank that holds the hub goes last",
-                    Names(&live),
+                    RankList(&live),
                     Seconds(deadline.timeout())
                 );
                 Err(Error::new(ErrorKind::Timeout, text).with_peer(*first))
@@ -139,17 +140,23 @@ impl Hub {
 impl Drop for Hub {
     fn drop(&mut self) {
         let state = &self.shared.state;
-        // A verdict under way reaches everybody before their connections close.
-        state
-            .wait(Deadline::after(TELL_TIMEOUT), |state| (!state.point.is_telling()).then_some(()));
+        // Every rank receives a pending end of the group before its connection closes.
+        state.wait(Deadline::after(ACKNOWLEDGE_TIMEOUT), |state| {
+            (!state.hub.awaits_acknowledgement()).then_some(())
+        });
         let outboxes: Vec<_> = state.change(|state| {
             state.closing = true;
-            state.seats.iter_mut().flatten().filter_map(|seat| seat.outbox.take()).collect()
+            state
+                .connections
+                .iter_mut()
+                .flatten()
+                .filter_map(|connection| connection.outbox.take())
+                .collect()
         });
         outboxes.iter().for_each(Outbox::close);
         drop(outboxes);
-        // `accept` has no other way to be woken.
-        let woken = TcpStream::connect_timeout(&self.address_here(), TELL_TIMEOUT);
+        // A connection is the only way to wake `accept`.
+        let woken = TcpStream::connect_timeout(&self.address_here(), ACKNOWLEDGE_TIMEOUT);
         if let (Ok(_), Some(acceptor)) = (woken, self.acceptor.take()) {
             let _ = acceptor.join();
         }
@@ -175,65 +182,64 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             continue;
         };
         let shared = Arc::clone(shared);
-        // Without a thread the stream closes, and the rank tries again.
+        // If no thread can be started, the stream closes and the rank tries again.
         let _ = thread::Builder::new()
             .name("peerlane-hub-read".into())
-            .spawn(move || admit::serve(&shared, stream));
+            .spawn(move || serve(&shared, stream));
     }
 }
 
 impl Shared {
-    pub(super) fn ranks(&self) -> usize {
-        self.ranks
-    }
-
-    /// Answers a rank that has said hello; false if it is not taken.
-    pub(super) fn seat(&self, hello: Hello, origin: SocketAddr, outbox: Outbox) -> bool {
+    /// Answers a rank that has said hello, and returns whether it joins the group.
+    pub(super) fn admit(&self, hello: Hello, origin: SocketAddr, outbox: Outbox) -> bool {
         let refused = self.state.change(|state| {
             if let Err(refusal) = state.check(&hello, self.ranks) {
                 return Some((refusal, outbox));
             }
             let rank = Rank(hello.rank);
-            outbox.post().send(frame::encode(&Answer::Welcome));
-            let seat = Seat { origin, host: hello.host, outbox: Some(outbox) };
-            state.seats[rank.index()] = Some(seat);
-            let replies = state.point.take(rank, Event::Came);
-            state.tell(&replies);
+            outbox.sender().send(encode_frame(&HelloReply::Welcome));
+            let connection = Connection { origin, host: hello.host, outbox: Some(outbox) };
+            state.connections[rank.index()] = Some(connection);
+            let replies = state.hub.apply(rank, Event::Joined);
+            state.broadcast(&replies);
             None
         });
         let Some((refusal, outbox)) = refused else { return true };
-        outbox.post().send(frame::encode(&Answer::Refused(refusal)));
+        outbox.sender().send(encode_frame(&HelloReply::Refused(refusal)));
         false
     }
 
-    /// Takes what happened to a rank and tells all others what follows from it.
-    pub(super) fn take(self: &Arc<Self>, from: Rank, event: Event) {
-        let (tells, outbox) = self.state.change(|state| {
-            let told_before = state.point.verdict().is_some();
-            let replies = state.point.take(from, event);
-            state.tell(&replies);
-            let seat = state.seats[from.index()].as_mut();
-            let gone = seat.filter(|_| !state.point.is_live(from));
-            (!told_before && state.point.is_telling(), gone.and_then(|seat| seat.outbox.take()))
+    /// Handles an event of a rank and sends the replies to all live ranks.
+    pub(super) fn apply(self: &Arc<Self>, from: Rank, event: Event) {
+        let (must_acknowledge, outbox) = self.state.change(|state| {
+            let ended_before = state.hub.end_cause().is_some();
+            let replies = state.hub.apply(from, event);
+            state.broadcast(&replies);
+            let connection = state.connections[from.index()].as_mut();
+            let gone = connection.filter(|_| !state.hub.is_live(from));
+            (
+                !ended_before && state.hub.awaits_acknowledgement(),
+                gone.and_then(|connection| connection.outbox.take()),
+            )
         });
-        if tells {
-            self.release_later();
+        if must_acknowledge {
+            self.stop_waiting_later();
         }
-        // Closing waits for the last words to be written: outside of the lock.
+        // Dropping the outbox waits until its last frames are written, so it happens outside of the lock.
         drop(outbox);
     }
 
-    /// Stops waiting for ranks that do not acknowledge.
-    fn release_later(self: &Arc<Self>) {
+    /// Starts a thread that stops waiting for ranks that do not acknowledge in time.
+    fn stop_waiting_later(self: &Arc<Self>) {
         let shared = Arc::clone(self);
         let _ = thread::Builder::new().name("peerlane-hub-tell".into()).spawn(move || {
-            let told = shared.state.wait(Deadline::after(TELL_TIMEOUT), |state| {
-                (!state.point.is_telling()).then_some(())
+            let acknowledged = shared.state.wait(Deadline::after(ACKNOWLEDGE_TIMEOUT), |state| {
+                (!state.hub.awaits_acknowledgement()).then_some(())
             });
-            if told.is_none() {
+            if acknowledged.is_none() {
                 shared.state.change(|state| {
-                    let replies = state.point.release();
-                    state.tell(&replies);
+                    let replies = state.hub.stop_waiting();
+                    state.broadcast(&replies);
                 });
             }
         });
@@ -250,23 +256,23 @@ impl State {
         if rank >= ranks {
             return Err(Refusal::OutOfRange { rank, ranks });
         }
-        if let Some(seat) = &self.seats[Rank(rank).index()] {
-            let (origin, same_host) = (seat.origin.to_string(), seat.host == *host);
+        if let Some(connection) = &self.connections[Rank(rank).index()] {
+            let (origin, same_host) = (connection.origin.to_string(), connection.host == *host);
             return Err(Refusal::Taken { rank, origin, same_host });
         }
-        if let Some(verdict) = self.point.verdict() {
-            return Err(Refusal::Over { verdict: verdict.to_string() });
+        if let Some(cause) = self.hub.end_cause() {
+            return Err(Refusal::Ended { cause: cause.to_string() });
         }
         if self.closing { Err(Refusal::Closing) } else { Ok(()) }
     }
 
-    fn tell(&self, replies: &[Reply]) {
+    fn broadcast(&self, replies: &[Reply]) {
         for reply in replies {
-            let frame = frame::encode(reply);
-            for rank in self.point.live() {
-                let seat = self.seats[rank.index()].as_ref();
-                if let Some(outbox) = seat.and_then(|seat| seat.outbox.as_ref()) {
-                    outbox.post().send(Arc::clone(&frame));
+            let frame = encode_frame(reply);
+            for rank in self.hub.live() {
+                let connection = self.connections[rank.index()].as_ref();
+                if let Some(outbox) = connection.and_then(|connection| connection.outbox.as_ref()) {
+                    outbox.sender().send(Arc::clone(&frame));
                 }
             }
         }
@@ -282,4 +288,74 @@ fn cannot_listen(address: &str, error: io::Error) -> Error {
         _ => format!("cannot listen at {address} for the ranks of the group: {error}"),
     };
     Error::new(ErrorKind::Unavailable, text).with_source(error)
+}
+
+/// Time that a new connection has to send its hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Bytes that are read from a connection that is rejected, and the time for that, so that the other side
+/// can read the answer.
+const REJECT_BYTES: u64 = 64 << 10;
+const REJECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Serves a connection until it ends. A connection that is no rank of this group gets a text and is
+/// closed, without effect on the group.
+fn serve(shared: &Arc<Shared>, stream: TcpStream) {
+    let Some((rank, origin)) = handshake(shared, &stream) else { return };
+    let mut reader = BufReader::new(stream);
+    let how = loop {
+        match read_frame::<Request>(&mut reader, FRAME_BYTES_MAX) {
+            Ok(Some(request)) => shared.apply(rank, Event::Request(request)),
+            Ok(None) => break format!("its connection from {origin} closed without a goodbye"),
+            Err(error) => break format!("on its connection from {origin}, {error}"),
+        }
+    };
+    shared.apply(rank, Event::Lost { how });
+}
+
+fn handshake(shared: &Arc<Shared>, stream: &TcpStream) -> Option<(Rank, SocketAddr)> {
+    let origin = origin(stream).ok()?;
+    stream.set_nodelay(true).ok()?;
+    (&mut &*stream).write_all(&preamble()).ok()?;
+    let mut reader = DeadlineReader { stream, deadline: Deadline::after(HELLO_TIMEOUT) };
+    match read_preamble(&mut reader) {
+        Ok(()) => {}
+        Err(PreambleError::Io(_)) => return None,
+        Err(PreambleError::Foreign(_)) => {
+            reject(stream, &foreign_text(shared.ranks));
+            return None;
+        }
+        Err(PreambleError::Version(_)) => {
+            // The rank knows the hub's version from the preamble and reports it better.
+            reject(stream, &[]);
+            return None;
+        }
+    }
+    let hello: Hello = read_frame(&mut reader, HANDSHAKE_BYTES_MAX).ok()??;
+    stream.set_read_timeout(None).ok()?;
+    let outbox = Outbox::open(stream).ok()?;
+    let rank = Rank(hello.rank);
+    shared.admit(hello, origin, outbox).then_some((rank, origin))
+}
+
+fn origin(stream: &TcpStream) -> io::Result<SocketAddr> {
+    let address = stream.peer_addr()?;
+    Ok(SocketAddr::new(address.ip().to_canonical(), address.port()))
+}
+
+fn foreign_text(ranks: usize) -> Vec<u8> {
+    format!(
+        "\nThis is the hub of a Peerlane group of {ranks} ranks, protocol version {VERSION}. What \
+         came is not that protocol.\n"
+    )
+    .into_bytes()
+}
+
+/// Sends `text` and reads on for a moment: a close with unread bytes would discard the text.
+fn reject(mut stream: &TcpStream, text: &[u8]) {
+    let sent = stream.write_all(text).and_then(|()| stream.shutdown(Shutdown::Write));
+    let reader = DeadlineReader { stream, deadline: Deadline::after(REJECT_TIMEOUT) };
+    if sent.is_ok() {
+        let _ = io::copy(&mut reader.take(REJECT_BYTES), &mut io::sink());
+    }
 }

@@ -1,50 +1,57 @@
-//! Ranks as processes, on one host or many, under the usual launchers.
+//! Connects ranks that are processes, on one host or on many, under the usual launchers.
 //!
-//! Every rank holds one connection to the [`Hub`], which rank 0 runs unless the [`Environment`]
-//! names an external one. Nothing moves on it but what ranks say to each other while they prepare,
-//! abort and leave: in steady state all threads sleep in the kernel.
+//! Every rank holds one connection to the [`Hub`], which rank 0 runs unless the [`Environment`] names an
+//! external one. The connection carries messages only while ranks prepare, abort and leave. In steady state
+//! all threads sleep in the kernel.
 //!
-//! A process that ends, however it ends, has its connection closed by its kernel, and the others
-//! hear of it at once. Left out on purpose: heartbeats. A host that vanishes without a word is
-//! noticed by the deadline of whatever waits for it; the standard library cannot switch TCP
-//! keepalive on. Left out as well: secrecy and proof of who speaks. Whoever reaches the port and
-//! speaks the protocol can come as a rank; keep the port inside the cluster.
+//! When a process ends, its kernel closes the connection, and the other ranks learn of it at once.
+//!
+//! | left out on purpose | reason |
+//! | --- | --- |
+//! | heartbeats | the deadline of any call that waits for a vanished host detects it; the standard library cannot enable TCP keepalive |
+//! | encryption and authentication | any process that reaches the port and speaks the protocol can join as a rank: keep the port inside the cluster |
 //!
 //! A rank whose exchange times out ends the group: ranks that wait in an exchange get its error,
-//! and listeners hear an [abort](super::Notice::Abort) whose record is the text of the error.
+//! and listeners receive an [abort](super::Notice::Abort) whose record is the text of the error.
 
-mod admit;
-mod connection;
-mod frame;
-mod handshake;
 mod hub;
-mod join;
+mod wire;
 
 use std::fmt;
-use std::io::{self, BufReader};
-use std::net::{IpAddr, Shutdown, TcpStream};
+use std::io::{self, BufReader, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread;
+use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 pub use self::hub::Hub;
 
-use self::connection::{Outbox, Post};
-use self::frame::FRAME_BYTES_MAX;
-use self::handshake::Hello;
-use self::hub::TELL_TIMEOUT;
+use self::hub::ACKNOWLEDGE_TIMEOUT;
+use self::wire::{
+    DeadlineReader, FRAME_BYTES_MAX, FrameError, FrameSender, HANDSHAKE_BYTES_MAX, Hello,
+    HelloReply, Outbox, PreambleError, Refusal, VERSION, encode_frame, is_timeout, preamble,
+    read_frame, read_preamble,
+};
+use super::client::Client;
 use super::environment::{Environment, HubAddress};
-use super::member::Member;
+use super::hub::check_ranks;
 use super::message::{Blob, Reply, Request, Seconds};
-use super::point::check_ranks;
-use super::{Bootstrap, Listener, host};
+use super::{Bootstrap, Listener, host_id};
 use crate::error::Error;
 
-/// This process as one rank of a group; dropping it without a [goodbye](Bootstrap::leave) is a
-/// loss to the others.
+/// The pause before the second attempt to reach the hub; it doubles from attempt to attempt.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_millis(250);
+const SILENT: &str = "it took the connection and said nothing, as something other than a hub may";
+
+/// Joins this process to a group as one rank.
+///
+/// If it is dropped without a [goodbye](Bootstrap::leave), the other ranks lose this rank.
 pub struct Tcp {
-    member: Arc<Member>,
+    client: Arc<Client>,
     outbox: Option<Outbox>,
     host: String,
     address: String,
@@ -52,15 +59,15 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// Joins the group that `environment` describes and waits until every rank is there. Rank 0
+    /// Joins the group that `environment` describes, and waits until every rank has joined. Rank 0
     /// opens the hub, unless that is external.
     ///
     /// # Errors
-    /// [`Timeout`](ErrorKind::Timeout) naming the ranks that did not come, or the hub that was not
-    /// reached; [`Mismatch`](ErrorKind::Mismatch) if ranks disagree in the size of the group, two
-    /// are the same, or something else listens at the address;
+    /// [`Timeout`](ErrorKind::Timeout) naming the ranks that did not join, or the hub that was not
+    /// reached; [`Mismatch`](ErrorKind::Mismatch) if ranks disagree on the size of the group, two have
+    /// the same number, or another program listens at the address;
     /// [`Unavailable`](ErrorKind::Unavailable) if the port is in use;
-    /// [`PeerLost`](ErrorKind::PeerLost) if a rank came and went.
+    /// [`PeerLost`](ErrorKind::PeerLost) if a rank joined and was lost.
     pub fn join(environment: &Environment, deadline: Deadline) -> Result<Self, Error> {
         let Environment { rank, ranks, ref hub, .. } = *environment;
         match hub {
@@ -73,11 +80,11 @@ impl Tcp {
         }
     }
 
-    /// Joins as rank 0, which takes over a hub that is open already: with a port that the system
-    /// chose, and that the starter of the other ranks hands on.
+    /// Joins as rank 0, which takes over an open hub. The hub can have a port that the system chose, and
+    /// the launcher passes this port on to the other ranks.
     ///
     /// # Errors
-    /// As [`join`](Self::join).
+    /// Those of [`join`](Self::join).
     pub fn join_with_hub(hub: Hub, deadline: Deadline) -> Result<Self, Error> {
         let (address, ranks) = (hub.address_here().to_string(), hub.ranks());
         Self::connect(address, Some(hub), Rank(0), ranks, deadline)
@@ -91,43 +98,43 @@ impl Tcp {
         deadline: Deadline,
     ) -> Result<Self, Error> {
         check_ranks(ranks)?;
-        let host = host::id();
+        let host = host_id();
         let size = u32::try_from(ranks).expect("checked above");
         let hello = Hello { rank: rank.0, ranks: size, host: host.clone() };
-        let stream = join::join(&address, &hello, deadline)?;
-        let member = Arc::new(Member::new(rank, ranks));
-        let outbox = open(stream, &member, &address).map_err(|error| {
+        let stream = reach_hub(&address, &hello, deadline)?;
+        let client = Arc::new(Client::new(rank, ranks));
+        let outbox = open_connection(stream, &client, &address).map_err(|error| {
             let text = format!("cannot serve the connection to the hub at {address}: {error}");
             Error::new(ErrorKind::Other, text).with_source(error)
         })?;
-        let joined = Self { member, outbox: Some(outbox), host, address, hub };
-        joined.member.started(deadline).inspect_err(|_| joined.give_up(deadline))?;
+        let joined = Self { client, outbox: Some(outbox), host, address, hub };
+        joined.client.wait_started(deadline).inspect_err(|_| joined.start_timed_out(deadline))?;
         Ok(joined)
     }
 
-    /// Tells the others that the group does not come together.
-    fn give_up(&self, deadline: Deadline) {
+    /// Tells the other ranks that the group did not start in time.
+    fn start_timed_out(&self, deadline: Deadline) {
         let timeout = deadline.timeout();
         match &self.hub {
-            Some(hub) => hub.give_up(timeout),
-            None => self.send(&Request::GiveUp { timeout }),
+            Some(hub) => hub.start_timed_out(timeout),
+            None => self.send(&Request::StartTimedOut { timeout }),
         }
     }
 
     fn send(&self, request: &Request) {
         if let Some(outbox) = &self.outbox {
-            outbox.post().send(frame::encode(request));
+            outbox.sender().send(encode_frame(request));
         }
     }
 }
 
 impl Bootstrap for Tcp {
     fn rank(&self) -> Rank {
-        self.member.rank()
+        self.client.rank()
     }
 
     fn ranks(&self) -> usize {
-        self.member.ranks()
+        self.client.ranks()
     }
 
     fn host(&self) -> &str {
@@ -140,42 +147,42 @@ impl Bootstrap for Tcp {
         mine: &[u8],
         deadline: Deadline,
     ) -> Result<Vec<Vec<u8>>, Error> {
-        self.member.exchange(label, mine, deadline, |request| self.send(&request))
+        self.client.exchange(label, mine, deadline, |request| self.send(&request))
     }
 
     fn abort(&self, record: &[u8]) -> Result<(), Error> {
-        self.member.check_abort(record)?;
+        self.client.check_abort(record)?;
         self.send(&Request::Abort { record: Blob(record.to_vec()) });
         Ok(())
     }
 
     fn listen(&self, listener: Listener) {
-        self.member.listen(listener);
+        self.client.listen(listener);
     }
 
-    /// Where this rank runs the hub, it waits until the others have left or are lost: the hub
-    /// serves them, and this process may end after its goodbye.
+    /// Leaves the group. The rank that runs the hub waits until the others have left or are lost, because the
+    /// hub serves them and this process may end after its goodbye.
     fn leave(&self, deadline: Deadline) -> Result<(), Error> {
-        if self.member.depart()? {
+        if self.client.begin_leave()? {
             self.send(&Request::Leave);
         }
-        if !self.member.wait_closed(deadline) {
+        if !self.client.wait_closed(deadline) {
             let within = Seconds(deadline.timeout());
             let text =
                 format!("goodbye: the hub at {} did not answer within {within}", self.address);
             return Err(Error::new(ErrorKind::Timeout, text).with_peer(Rank(0)));
         }
-        self.hub.as_ref().map_or(Ok(()), |hub| hub.wait_empty(deadline))
+        self.hub.as_ref().map_or(Ok(()), |hub| hub.wait_all_left(deadline))
     }
 }
 
 impl Drop for Tcp {
     fn drop(&mut self) {
-        self.member.silence();
-        // Writes what is queued, an abort perhaps, and closes the connection.
+        self.client.stop_notifications();
+        // Writes what is queued, for example an abort, and closes the connection.
         self.outbox = None;
         if let Some(hub) = &self.hub {
-            hub.wait_gone(Deadline::after(TELL_TIMEOUT));
+            hub.wait_disconnected(Deadline::after(ACKNOWLEDGE_TIMEOUT));
         }
     }
 }
@@ -183,44 +190,44 @@ impl Drop for Tcp {
 impl fmt::Debug for Tcp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tcp")
-            .field("rank", &self.member.rank())
-            .field("ranks", &self.member.ranks())
+            .field("rank", &self.client.rank())
+            .field("ranks", &self.client.ranks())
             .field("address", &self.address)
             .field("hub", &self.hub)
             .finish_non_exhaustive()
     }
 }
 
-/// Opens both directions of the connection to the hub.
-fn open(stream: TcpStream, member: &Arc<Member>, address: &str) -> io::Result<Outbox> {
+/// Starts the threads that read from and write to the hub.
+fn open_connection(stream: TcpStream, client: &Arc<Client>, address: &str) -> io::Result<Outbox> {
     let outbox = Outbox::open(&stream)?;
-    let (member, post) = (Arc::clone(member), outbox.post().clone());
+    let (client, sender) = (Arc::clone(client), outbox.sender().clone());
     let address = address.to_owned();
     thread::Builder::new()
         .name("peerlane-tcp-read".into())
-        .spawn(move || hear(stream, &member, &post, &address))?;
+        .spawn(move || read_replies(stream, &client, &sender, &address))?;
     Ok(outbox)
 }
 
-fn hear(stream: TcpStream, member: &Member, post: &Post, address: &str) {
+fn read_replies(stream: TcpStream, client: &Client, sender: &FrameSender, address: &str) {
     let mut reader = BufReader::new(stream);
     let how = loop {
-        match frame::read::<Reply>(&mut reader, FRAME_BYTES_MAX) {
+        match read_frame::<Reply>(&mut reader, FRAME_BYTES_MAX) {
             Ok(Some(reply)) => {
-                if member.receive(reply) {
-                    post.send(frame::encode(&Request::Acknowledge));
+                if client.receive(reply) {
+                    sender.send(encode_frame(&Request::Acknowledge));
                 }
             }
             Ok(None) => break format!("the hub at {address} closed its connection"),
             Err(error) => break format!("on the connection to the hub at {address}, {error}"),
         }
     };
-    member.close(how);
+    client.close(how);
     let _ = reader.into_inner().shutdown(Shutdown::Both);
 }
 
-/// Opens the hub of rank 0. Other hosts may know this one by another address, so it listens at all
-/// of them, unless the address can only mean this host.
+/// Opens the hub of rank 0. It listens on all addresses of the host, because other hosts may know this one by
+/// another address, unless the address is a loopback address.
 fn bind(address: &str, ranks: usize) -> Result<Hub, Error> {
     let (name, port) = address.rsplit_once(':').unwrap_or((address, "0"));
     let literal = name.trim_matches(['[', ']']).parse::<IpAddr>();
@@ -229,7 +236,7 @@ fn bind(address: &str, ranks: usize) -> Result<Hub, Error> {
     }
     let both = Hub::bind(&format!("[::]:{port}"), ranks);
     match both {
-        // Without IPv6 on this host there is no `[::]`.
+        // `[::]` does not exist on a host without IPv6.
         Err(error) if !is_in_use(&error) => Hub::bind(&format!("0.0.0.0:{port}"), ranks),
         both => both,
     }
@@ -238,4 +245,134 @@ fn bind(address: &str, ranks: usize) -> Result<Hub, Error> {
 fn is_in_use(error: &Error) -> bool {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref());
     source.is_some_and(|source: &io::Error| source.kind() == io::ErrorKind::AddrInUse)
+}
+
+/// The reason why an attempt to reach the hub failed.
+enum JoinError {
+    /// The hub may start later, or come back.
+    Retry(String),
+    /// Another attempt would fail too.
+    Fatal(Error),
+}
+
+/// Connects to the hub at `address`, retrying until `deadline`, and registers the rank.
+fn reach_hub(address: &str, hello: &Hello, deadline: Deadline) -> Result<TcpStream, Error> {
+    let mut pause = PAUSE_MIN;
+    loop {
+        let reason = match attempt(address, hello, deadline) {
+            Ok(stream) => return Ok(stream),
+            Err(JoinError::Fatal(error)) => return Err(error),
+            Err(JoinError::Retry(reason)) => reason,
+        };
+        let remaining = deadline.remaining();
+        if remaining.is_zero() {
+            return Err(not_reached(address, hello, deadline, &reason));
+        }
+        thread::sleep(pause.min(remaining));
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+fn attempt(address: &str, hello: &Hello, deadline: Deadline) -> Result<TcpStream, JoinError> {
+    let retry = |error: io::Error| JoinError::Retry(error.to_string());
+    let stream = connect(&resolve(address, deadline)?, deadline).map_err(retry)?;
+    stream.set_nodelay(true).map_err(retry)?;
+    let mut greeting = preamble().to_vec();
+    greeting.extend_from_slice(&encode_frame(hello));
+    (&mut &stream).write_all(&greeting).map_err(retry)?;
+    let mut reader = DeadlineReader { stream: &stream, deadline };
+    read_preamble(&mut reader).map_err(|error| no_hub(address, error))?;
+    match read_frame(&mut reader, HANDSHAKE_BYTES_MAX) {
+        Ok(Some(HelloReply::Welcome)) => {}
+        Ok(Some(HelloReply::Refused(Refusal::Closing)) | None) => {
+            return Err(JoinError::Retry("the hub closed the connection".into()));
+        }
+        Ok(Some(HelloReply::Refused(refusal))) => return Err(refused(address, &refusal)),
+        Err(FrameError::Io(error)) if is_timeout(&error) => {
+            return Err(JoinError::Retry(SILENT.into()));
+        }
+        Err(error) => return Err(JoinError::Retry(error.to_string())),
+    }
+    stream.set_read_timeout(None).map_err(retry)?;
+    Ok(stream)
+}
+
+/// Resolves a name on another thread, because the system's resolver has no deadline.
+fn resolve(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, JoinError> {
+    if let Ok(literal) = address.parse() {
+        return Ok(vec![literal]);
+    }
+    let (answer, answered) = channel();
+    let name = address.to_owned();
+    let resolver = thread::Builder::new().name("peerlane-resolve".into()).spawn(move || {
+        let _ = answer.send(name.to_socket_addrs().map(Iterator::collect::<Vec<_>>));
+    });
+    resolver
+        .map_err(|error| JoinError::Retry(format!("no thread to resolve the name: {error}")))?;
+    match answered.recv_timeout(deadline.remaining()) {
+        Ok(Ok(addresses)) => Ok(addresses),
+        Ok(Err(error)) => Err(JoinError::Retry(error.to_string())),
+        Err(_) => Err(JoinError::Retry("the name was not resolved in time".into())),
+    }
+}
+
+fn connect(addresses: &[SocketAddr], deadline: Deadline) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in addresses {
+        // `connect_timeout` refuses a timeout of zero.
+        let timeout = deadline.remaining().max(Duration::from_millis(1));
+        match TcpStream::connect_timeout(address, timeout) {
+            // TCP can connect a port of this host to itself if no process listens at it.
+            Ok(stream) if stream.local_addr()? == *address => {
+                last = io::ErrorKind::ConnectionRefused.into();
+            }
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn no_hub(address: &str, error: PreambleError) -> JoinError {
+    let text = match error {
+        PreambleError::Io(error) if is_timeout(&error) => return JoinError::Retry(SILENT.into()),
+        PreambleError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            return JoinError::Retry("it took the connection and closed it".into());
+        }
+        PreambleError::Io(error) => return JoinError::Retry(error.to_string()),
+        PreambleError::Foreign(bytes) => format!(
+            "what listens at {address} is no Peerlane hub; it began with \"{}\". Set PEERLANE_PORT, \
+             or MASTER_PORT, to another port, the same for every rank",
+            bytes.escape_ascii()
+        ),
+        PreambleError::Version(version) => format!(
+            "the hub at {address} speaks version {version} of the protocol, this rank version \
+             {VERSION}: every rank must run the same version of Peerlane"
+        ),
+    };
+    JoinError::Fatal(Error::new(ErrorKind::Mismatch, text))
+}
+
+fn refused(address: &str, refusal: &Refusal) -> JoinError {
+    let kind = match refusal {
+        Refusal::Ended { .. } => ErrorKind::Aborted,
+        _ => ErrorKind::Mismatch,
+    };
+    let error =
+        Error::new(kind, format!("the hub at {address} does not take this rank: {refusal}"));
+    JoinError::Fatal(match refusal {
+        Refusal::Taken { rank, .. } => error.with_peer(Rank(*rank)),
+        _ => error,
+    })
+}
+
+fn not_reached(address: &str, hello: &Hello, deadline: Deadline, reason: &str) -> Error {
+    let text = format!(
+        "rank {} did not reach the hub at {address} within {}: {reason}. Check that rank 0 runs, \
+         that MASTER_ADDR and MASTER_PORT name its host and a free port, and that no firewall is \
+         between",
+        hello.rank,
+        Seconds(deadline.timeout())
+    );
+    Error::new(ErrorKind::Timeout, text).with_peer(Rank(0))
 }

@@ -1,41 +1,34 @@
-//! Memory of devices on a network that does not reach it: through memory of the host.
+//! Copies device memory through host memory, for networks that cannot reach the device.
 //!
-//! A [`Staged`] fabric stands around a network over memory of the host, and beside the fabric of a
-//! device. What the network registers, it carries as it always does. What only the device has goes
-//! through slots of the host: the device's own engine copies a piece into a slot, the network carries it
-//! into a slot of the peer, and there the peer's device copies it to its place. Pieces follow each other,
-//! so that all three are busy at once. Either end may be staged, or both.
+//! [`Staged`] wraps a network over host memory and uses the engines of a device fabric. Memory that the
+//! network can register is transferred directly. Other memory goes through slots in host memory: the
+//! device's engine copies a piece into a slot, the network writes it into a slot of the peer, and the peer's
+//! device copies it to its destination. Pieces are pipelined, so that all three are busy at the same time.
+//! Either end can be staged, or both.
 //!
-//! Beside the bytes go records, one line each of what to do: `record`. Whoever reads them does it in
-//! the order in which they came, so a flag is stored when the bytes before it are in the device's memory
-//! (chapter 3 of the [contract](peerlane_hal::contract)). Slots and records are used in turn, and one
-//! number for each direction says how many the reader is done with.
+//! Each piece is followed by a message of 64 bytes that says what to do with it. A peer processes messages
+//! in order, so a flag is stored when the bytes before it are in device memory (chapter 3 of the
+//! [contract](peerlane_hal::contract)). Slots and messages are reused in turn. One counter for each
+//! direction tells how many messages the peer has processed.
 //!
-//! | what | where |
+//! | module | holds |
 //! | --- | --- |
-//! | what engines have taken, and how far it is | `queue` |
-//! | what goes out, and the slots of a peer | `outbound` |
-//! | what comes in | `inbound` |
-//! | the device's engines, the network's engine | `copier`, `carrier` |
-//! | all of it under one lock, driven by whoever polls an engine | `stage` |
-//! | and by a thread while nobody does | `service` |
+//! | `memory` | registration, export and import of memory; remote keys |
+//! | `engine` | the engine, and the queue that tracks its ops |
+//! | `channel` | sending to one peer, and receiving from it |
+//! | `queues` | submission to the engines of the network and of the device |
+//! | `transport` | all state of a rank under one lock, and the thread that drives it while no caller polls |
+//! | `wire` | messages, the layout of the inbox, the address |
 //!
-//! Plans, lanes and flags are those of the network itself; what runs is what was verified.
+//! Plans, lanes and flags are the same as on the network itself, so what runs is what was verified.
 
-mod address;
-mod carrier;
-mod copier;
+mod channel;
 mod engine;
 mod error;
-mod inbound;
-mod key;
 mod memory;
-mod outbound;
-mod queue;
-mod record;
-mod room;
-mod service;
-mod stage;
+mod queues;
+mod transport;
+mod wire;
 
 use std::fmt;
 use std::ops::Deref;
@@ -48,15 +41,12 @@ use peerlane_hal::{
 
 pub use engine::Engine;
 pub use error::Error;
-pub use key::Key;
-pub use memory::{Local, Memory, Remote};
+pub use memory::{Key, Local, Memory, Remote};
 
-use address::Address;
-use copier::Copier;
-use memory::Regions;
-use room::Room;
-use service::Service;
-use stage::Stage;
+use memory::RegionTable;
+use queues::DeviceCopier;
+use transport::{ProgressThread, Transport};
+use wire::{Address, InboxLayout};
 
 type DevLocal<D> = <<D as Fabric>::Memory as PeerMemory>::Local;
 type DevRemote<D> = <<D as Fabric>::Memory as PeerMemory>::Remote;
@@ -64,28 +54,28 @@ type NetLocal<N> = <<N as Fabric>::Memory as PeerMemory>::Local;
 type NetRemote<N> = <<N as Fabric>::Memory as PeerMemory>::Remote;
 type NetKey<N> = <<N as Fabric>::Memory as PeerMemory>::Key;
 
-/// What a staged fabric, its memory, its engines and its thread have in common.
+/// The state that the fabric, its memory, its engines and its thread share.
 struct Inner<D: Fabric, N: Fabric> {
     rank: Rank,
     ranks: usize,
-    room: Room,
-    regions: Arc<Regions<D, N>>,
-    // Before the network, whose engine it has.
-    stage: Mutex<Stage<D, N>>,
+    layout: InboxLayout,
+    regions: Arc<RegionTable<D, N>>,
+    // Dropped before the network, because it holds an engine of it.
+    transport: Mutex<Transport<D, N>>,
     network: Mutex<N>,
 }
 
-/// The same with the thread, which ends with the last of these.
+/// The shared state with the thread, which ends when the last user drops this.
 struct Shared<D: Fabric, N: Fabric> {
-    /// As soon as there is an engine.
-    service: OnceLock<Service>,
+    /// Set when the first engine is created.
+    progress_thread: OnceLock<ProgressThread>,
     inner: Arc<Inner<D, N>>,
 }
 
 impl<D: Fabric, N: Fabric> Inner<D, N> {
-    fn stage(&self) -> MutexGuard<'_, Stage<D, N>> {
-        // A panic inside is a bug of an engine; every number is whole after each statement.
-        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    fn transport(&self) -> MutexGuard<'_, Transport<D, N>> {
+        // A panic while the lock is held is a bug of an engine; the state is consistent after each statement.
+        self.transport.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn network(&self) -> MutexGuard<'_, N> {
@@ -101,25 +91,27 @@ impl<D: Fabric, N: Fabric> Deref for Shared<D, N> {
     }
 }
 
-/// The network `N` for memory of the device that the fabric `D` has.
+/// Connects ranks over the network `N`, with memory of the device fabric `D` staged through the host.
 ///
-/// All ranks that are to reach each other have one, also those whose memory the network registers.
+/// Every rank of a group needs one, including ranks whose memory the network can register.
 pub struct Staged<D: Fabric, N: Fabric> {
     memory: Memory<D, N>,
     address: Vec<u8>,
-    /// By rank, whether bytes from or to it go through the host, of those that are connected.
+    /// By rank: whether memory of the connected peer is staged, or `None` before it is connected.
     peers: Vec<Option<bool>>,
     staged: bool,
 }
 
 impl<D: Fabric, N: Fabric> Staged<D, N> {
-    /// Takes a network that is not yet connected, one of `ranks`, and engines of a device, which must be
-    /// connected to itself. `staged` says what is known of the memory that will be registered; it
-    /// matters to what is said of links, and to nothing else.
+    /// Opens the fabric from a network of `ranks` ranks that is not connected yet, and from the engines of a
+    /// device that is connected to itself.
+    ///
+    /// `staged` says whether the memory that will be registered needs staging. It affects only the reported
+    /// [`link`](Fabric::link)s.
     ///
     /// # Errors
-    /// If the network allocates memory that the host cannot read, or the device cannot use it; those of
-    /// both fabrics.
+    /// If the network allocates memory that the host cannot read, if the device cannot use that memory, or
+    /// if a call to either fabric fails.
     pub fn open(
         device: &mut D,
         network: N,
@@ -127,18 +119,18 @@ impl<D: Fabric, N: Fabric> Staged<D, N> {
         staged: bool,
         deadline: Deadline,
     ) -> Result<Self, Error> {
-        let (rank, room) = (network.rank(), Room::new(ranks));
+        let (rank, layout) = (network.rank(), InboxLayout::new(ranks));
         let allocate = |bytes, role| {
             let region = network.memory().allocate(bytes, role);
             let region = region.map_err(Error::backend("allocate slots of the host"))?;
             Ok::<_, Error>(Arc::new(region))
         };
         let (inbox, outbox) =
-            (allocate(room.bytes(), Role::Data)?, allocate(room.bytes(), Role::Data)?);
-        let flags = allocate(room.flag_bytes(), Role::Flags)?;
+            (allocate(layout.bytes(), Role::Data)?, allocate(layout.bytes(), Role::Data)?);
+        let flags = allocate(layout.flag_bytes(), Role::Flags)?;
         if flags.flags().is_none() {
             let text = format!(
-                "the network {} allocates memory that the host cannot read, wanted memory of the host",
+                "the network {} allocates memory that the host cannot read, expected host memory",
                 network.backend()
             );
             return Err(Error::new(ErrorKind::Unavailable, text));
@@ -149,26 +141,26 @@ impl<D: Fabric, N: Fabric> Staged<D, N> {
         };
         let address = Address {
             rank,
-            slot_bytes: room.slot_bytes,
+            slot_bytes: layout.slot_bytes,
             staged,
             network: network.address(),
             inbox: key(&inbox)?,
             flags: key(&flags)?,
         };
         let held = |region: &Arc<NetLocal<N>>| DynRegion::new(Arc::clone(region));
-        let copier = Copier::open(device, &held(&outbox), &held(&inbox), deadline)?;
-        let regions = Arc::new(Regions::default());
-        let own = stage::Own { rank, room, inbox, outbox, flags };
-        let stage = Stage::new(own, ranks, copier, Arc::clone(&regions));
+        let copier = DeviceCopier::open(device, &held(&outbox), &held(&inbox), deadline)?;
+        let regions = Arc::new(RegionTable::default());
+        let buffers = transport::LocalBuffers { rank, layout, inbox, outbox, flags };
+        let transport = Transport::new(buffers, ranks, copier, Arc::clone(&regions));
         let inner = Inner {
             rank,
             ranks,
-            room,
+            layout,
             regions,
-            stage: Mutex::new(stage),
+            transport: Mutex::new(transport),
             network: Mutex::new(network),
         };
-        let shared = Shared { service: OnceLock::new(), inner: Arc::new(inner) };
+        let shared = Shared { progress_thread: OnceLock::new(), inner: Arc::new(inner) };
         let memory = Memory { shared: Arc::new(shared) };
         Ok(Self { memory, address: address.encode(), peers: vec![None; ranks], staged })
     }
@@ -179,7 +171,7 @@ impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
     type Memory = Memory<D, N>;
     type Engine = Engine<D, N>;
 
-    /// That of the network.
+    /// Returns the backend of the network.
     fn backend(&self) -> BackendId {
         self.memory.shared.network().backend()
     }
@@ -201,14 +193,15 @@ impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
         if peer.index() >= shared.ranks {
             let ranks = shared.ranks;
             return Err(Error::argument(format!(
-                "peer is {peer}, wanted less than the number of ranks, {ranks}"
+                "peer is {peer}, expected less than the number of ranks, {ranks}"
             )));
         }
         let address = Address::decode(peer, address)?;
-        let (wanted, seen) = (shared.room.slot_bytes, address.slot_bytes);
-        if seen != wanted {
+        let (expected, found) = (shared.layout.slot_bytes, address.slot_bytes);
+        if found != expected {
             let what = format!(
-                "has slots of {seen} bytes, rank {} of {wanted}; open all for one number of ranks",
+                "has slots of {found} bytes, expected {expected} bytes as on rank {}; open every rank with \
+                 the same number of ranks",
                 shared.rank
             );
             return Err(Error::of_peer(peer, what));
@@ -216,22 +209,22 @@ impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
         let mut network = shared.network();
         let connected = network.connect(peer, &address.network, deadline);
         connected.map_err(Error::backend("connect the network"))?;
-        let import = |key: &[u8], wanted: u64| {
+        let import = |key: &[u8], expected: u64| {
             let what = "import slots of a peer";
             let key = NetKey::<N>::decode(key).map_err(Error::backend(what))?;
-            if key.region_bytes() != wanted {
-                let seen = key.region_bytes();
+            if key.region_bytes() != expected {
+                let found = key.region_bytes();
                 return Err(Error::of_peer(
                     peer,
-                    format_args!("has {seen} bytes, wanted {wanted}"),
+                    format_args!("exports an inbox of {found} bytes, expected {expected}"),
                 ));
             }
             let region = network.memory().import(peer, &key, deadline);
             region.map(Arc::new).map_err(Error::backend(what))
         };
-        let inbox = import(&address.inbox, shared.room.bytes())?;
-        let flags = import(&address.flags, shared.room.flag_bytes())?;
-        shared.stage().connect(peer, inbox, flags);
+        let inbox = import(&address.inbox, shared.layout.bytes())?;
+        let flags = import(&address.flags, shared.layout.flag_bytes())?;
+        shared.transport().connect(peer, inbox, flags);
         self.peers[peer.index()] = Some(address.staged);
         Ok(())
     }
@@ -248,20 +241,20 @@ impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
     fn engine(&mut self, requirements: EngineRequirements) -> Result<Engine<D, N>, Error> {
         let shared = &self.memory.shared;
         let mut network = shared.network();
-        let mut stage = shared.stage();
-        if stage.wants_carrier() {
-            let carrier = network.engine(requirements).map_err(Error::backend("make an engine"))?;
-            stage.set_carrier(carrier);
+        let mut transport = shared.transport();
+        if transport.needs_network() {
+            let engine = network.engine(requirements).map_err(Error::backend("make an engine"))?;
+            transport.set_network(engine);
         }
-        if shared.service.get().is_none() {
+        if shared.progress_thread.get().is_none() {
             let parker = network.engine(requirements).map_err(Error::backend("make an engine"))?;
-            // Nobody else sets it, under the lock of the stage.
-            let _ = shared.service.set(Service::start(&shared.inner, parker)?);
+            // The lock of the transport is held, so no other thread sets it.
+            let _ = shared.progress_thread.set(ProgressThread::start(&shared.inner, parker)?);
         }
         let parker = network.engine(requirements).map_err(Error::backend("make an engine"))?;
-        let id = stage.enter(parker.waker());
-        let caps = stage.caps();
-        drop((stage, network));
+        let id = transport.add_queue(parker.waker());
+        let caps = transport.caps();
+        drop((transport, network));
         Ok(Engine::new(id, parker, caps, Arc::clone(shared)))
     }
 }

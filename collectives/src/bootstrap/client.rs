@@ -1,0 +1,368 @@
+//! Implements one rank's side of the bootstrap: exchanges, the end of the group, notices to the listener.
+//!
+//! The in-process group and the TCP bootstrap add the transport to and from the hub and share the rest.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use peerlane_hal::{Deadline, ErrorKind, Rank};
+
+use super::message::{
+    BLOB_BYTES_MAX, Blob, EndCause, LABEL_BYTES_MAX, RankList, Reply, Request, Seconds, with_peer,
+};
+use super::{Listener, Notice};
+use crate::error::Error;
+
+const START: &str = "the group did not start";
+
+/// Connects one rank to the hub.
+pub(super) struct Client {
+    rank: Rank,
+    ranks: usize,
+    state: Monitor<State>,
+    notifications: Mutex<Notifications>,
+}
+
+#[derive(Default)]
+struct State {
+    joined: BTreeSet<Rank>,
+    left: BTreeSet<Rank>,
+    /// The sequence number of this rank's next exchange.
+    next_sequence: u64,
+    exchanges: BTreeMap<u64, Exchange>,
+    end_cause: Option<EndCause>,
+    acknowledged: bool,
+    /// This rank has said goodbye; its listener gets no further notices.
+    has_left: bool,
+    /// The connection to the hub is closed.
+    closed: bool,
+}
+
+/// The listener and the notices it has not received. Locked while the listener runs, which keeps notices in
+/// order.
+#[derive(Default)]
+struct Notifications {
+    listener: Option<Listener>,
+    queued: Vec<Notice>,
+}
+
+impl Client {
+    pub(super) fn new(rank: Rank, ranks: usize) -> Self {
+        Self { rank, ranks, state: Monitor::new(State::default()), notifications: Mutex::default() }
+    }
+
+    pub(super) fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    pub(super) fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// Waits until every rank has joined.
+    pub(super) fn wait_started(&self, deadline: Deadline) -> Result<(), Error> {
+        let settled = self.state.wait(deadline, |state| {
+            if state.joined.len() == self.ranks {
+                return Some(Ok(()));
+            }
+            state.end_cause.as_ref().map(|end_cause| Err(end_cause.error(START)))
+        });
+        settled.unwrap_or_else(|| {
+            let joined = &self.state.lock().joined;
+            let missing = Rank::all(self.ranks).filter(|rank| !joined.contains(rank));
+            let missing = missing.map(|rank| rank.0).collect();
+            Err(EndCause::NotStarted { missing, timeout: deadline.timeout() }.error(START))
+        })
+    }
+
+    /// Runs [`Bootstrap::exchange`](super::Bootstrap::exchange). `send` sends to the hub; a failure to send
+    /// shows up as the end of the group.
+    pub(super) fn exchange(
+        &self,
+        label: &str,
+        mine: &[u8],
+        deadline: Deadline,
+        send: impl Fn(Request),
+    ) -> Result<Vec<Vec<u8>>, Error> {
+        check_sizes(label, mine)?;
+        let what = format!("exchange {label:?}");
+        let sequence = self.begin_exchange(&what)?;
+        send(Request::Contribute { sequence, label: label.to_owned(), blob: Blob(mine.to_vec()) });
+        let settled = self.state.wait(deadline, |state| state.outcome(sequence, &what));
+        let missing = self.end_exchange(sequence);
+        settled.unwrap_or_else(|| {
+            let error = self.timeout_error(&what, &missing, deadline);
+            // The exchange failed here, so it must fail on every rank.
+            let missing = error.peer().map(|rank| rank.0);
+            send(Request::TimedOut { text: error.to_string(), missing });
+            Err(error)
+        })
+    }
+
+    fn begin_exchange(&self, what: &str) -> Result<u64, Error> {
+        let mut state = self.state.lock();
+        if state.has_left {
+            return Err(left_error(what));
+        }
+        if let Some(end_cause) = &state.end_cause {
+            return Err(end_cause.error_after(what));
+        }
+        let sequence = state.next_sequence;
+        state.next_sequence += 1;
+        state.exchanges.entry(sequence).or_insert_with(|| Exchange::new(self.ranks));
+        Ok(sequence)
+    }
+
+    fn end_exchange(&self, sequence: u64) -> Vec<Rank> {
+        let exchange = self.state.lock().exchanges.remove(&sequence);
+        exchange.map(|exchange| exchange.missing().collect()).unwrap_or_default()
+    }
+
+    fn timeout_error(&self, what: &str, missing: &[Rank], deadline: Deadline) -> Error {
+        let others: Vec<_> = missing.iter().copied().filter(|rank| *rank != self.rank).collect();
+        let within = Seconds(deadline.timeout());
+        let text = if others.len() == missing.len() {
+            format!("{what}: {} did not come within {within}", RankList(&others))
+        } else if others.is_empty() {
+            format!("{what}: the hub did not answer within {within}")
+        } else {
+            let others = RankList(&others);
+            format!("{what}: neither {others} nor the hub answered within {within}")
+        };
+        with_peer(Error::new(ErrorKind::Timeout, text), others.first().copied())
+    }
+
+    /// Checks that this rank may still abort, and that `record` is short enough to be sent.
+    pub(super) fn check_abort(&self, record: &[u8]) -> Result<(), Error> {
+        check_sizes("", record)?;
+        let state = self.state.lock();
+        match &state.end_cause {
+            _ if state.has_left => Err(left_error("abort")),
+            Some(end_cause) if state.closed => Err(end_cause.error_after("abort")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Begins to leave. Returns true if a goodbye must now be sent, and false if it was sent before.
+    pub(super) fn begin_leave(&self) -> Result<bool, Error> {
+        self.state.change(|state| match &state.end_cause {
+            _ if state.has_left => Ok(false),
+            Some(end_cause) if state.closed => Err(end_cause.error_after("goodbye")),
+            _ => Ok(!mem::replace(&mut state.has_left, true)),
+        })
+    }
+
+    /// Stops all notices to the listener.
+    pub(super) fn stop_notifications(&self) {
+        self.state.change(|state| state.has_left = true);
+    }
+
+    /// Waits until the connection to the hub is closed, and returns whether it is.
+    pub(super) fn wait_closed(&self, deadline: Deadline) -> bool {
+        self.state.wait(deadline, |state| state.closed.then_some(())).is_some()
+    }
+
+    /// Handles a reply of the hub, and returns whether this rank must now acknowledge it.
+    pub(super) fn receive(&self, reply: Reply) -> bool {
+        let notice = self.state.change(|state| state.apply(reply, self.ranks));
+        let Some(notice) = notice else { return false };
+        let must_acknowledge = matches!(notice, Notice::Abort { .. } | Notice::Lost { .. });
+        self.notify(notice);
+        must_acknowledge
+    }
+
+    /// Handles the end of the connection to the hub. If the group has not ended, rank 0, which hosts the
+    /// hub, counts as lost.
+    pub(super) fn close(&self, how: String) {
+        let (lost, unacknowledged) = self.state.change(|state| {
+            state.closed = true;
+            let lost = EndCause::Lost { rank: 0, how };
+            let new = state.end_cause.is_none().then(|| state.end_cause.insert(lost).notice());
+            (new.flatten(), !mem::replace(&mut state.acknowledged, true))
+        });
+        lost.into_iter()
+            .chain(unacknowledged.then_some(Notice::Told))
+            .for_each(|notice| self.notify(notice));
+    }
+
+    pub(super) fn listen(&self, listener: Listener) {
+        let mut notifications = self.notifications.lock().unwrap_or_else(PoisonError::into_inner);
+        notifications.queued.drain(..).for_each(|notice| listener(notice));
+        notifications.listener = Some(listener);
+    }
+
+    fn notify(&self, notice: Notice) {
+        let mut notifications = self.notifications.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.state.lock().has_left {
+            return;
+        }
+        match &notifications.listener {
+            Some(listener) => listener(notice),
+            None => notifications.queued.push(notice),
+        }
+    }
+}
+
+impl State {
+    /// Handles a reply of the hub, and ignores ranks that the group does not have.
+    fn apply(&mut self, reply: Reply, ranks: usize) -> Option<Notice> {
+        let known = |rank: u32| (rank as usize) < ranks;
+        match reply {
+            Reply::Joined { ranks } => {
+                self.joined.extend(ranks.into_iter().filter(|rank| known(*rank)).map(Rank));
+                None
+            }
+            Reply::Contribution { from, sequence, label, blob } => {
+                // This rank has ended the exchange, so a late contribution is dropped.
+                let is_open =
+                    sequence >= self.next_sequence || self.exchanges.contains_key(&sequence);
+                if is_open && known(from) {
+                    let exchange =
+                        self.exchanges.entry(sequence).or_insert_with(|| Exchange::new(ranks));
+                    exchange.add(sequence, Rank(from), label, blob.0);
+                }
+                None
+            }
+            Reply::Ended(end_cause) => self.end_cause.insert(end_cause).notice(),
+            Reply::Acknowledged => {
+                (!mem::replace(&mut self.acknowledged, true)).then_some(Notice::Told)
+            }
+            Reply::Left { rank } => {
+                self.left.insert(Rank(rank));
+                Some(Notice::Left { rank: Rank(rank) })
+            }
+        }
+    }
+
+    /// Returns the outcome of an exchange once it is known. What was complete before the end of the group
+    /// stays complete, on every rank.
+    fn outcome(&mut self, sequence: u64, what: &str) -> Option<Result<Vec<Vec<u8>>, Error>> {
+        let exchange = self.exchanges.get_mut(&sequence)?;
+        if let Some(outcome) = exchange.outcome() {
+            return Some(outcome);
+        }
+        if let Some(end_cause) = &self.end_cause {
+            return Some(Err(end_cause.error(what)));
+        }
+        if self.has_left {
+            return Some(Err(left_error(what)));
+        }
+        let gone = exchange.missing().find(|rank| self.left.contains(rank))?;
+        let text = format!("{what}: rank {gone} has left the group and takes part in nothing more");
+        Some(Err(Error::new(ErrorKind::PeerLost, text).with_peer(gone)))
+    }
+}
+
+fn check_sizes(label: &str, blob: &[u8]) -> Result<(), Error> {
+    for (what, bytes, bytes_max) in [
+        ("the bytes of one rank are", blob.len(), BLOB_BYTES_MAX),
+        ("the label is", label.len(), LABEL_BYTES_MAX),
+    ] {
+        if bytes > bytes_max {
+            let text = format!("{what} {bytes} bytes long; at most {bytes_max} can be passed on");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+    }
+    Ok(())
+}
+
+fn left_error(what: &str) -> Error {
+    Error::new(ErrorKind::Other, format!("{what}: this rank has left the group"))
+}
+
+/// Collects the contributions to one exchange.
+struct Exchange {
+    blobs: Vec<Option<Vec<u8>>>,
+    missing: usize,
+    /// The first rank that contributed, with its label.
+    first: Option<(Rank, String)>,
+    mismatch: Option<Error>,
+}
+
+impl Exchange {
+    fn new(ranks: usize) -> Self {
+        Self { blobs: vec![None; ranks], missing: ranks, first: None, mismatch: None }
+    }
+
+    /// Adds the contribution of `from`. All ranks receive contributions in the same order, so all report
+    /// the same two ranks if labels differ.
+    fn add(&mut self, sequence: u64, from: Rank, label: String, blob: Vec<u8>) {
+        let (first, expected) = self.first.get_or_insert_with(|| (from, label.clone()));
+        if *expected != label && self.mismatch.is_none() {
+            let mut sides = [(*first, expected.as_str()), (from, label.as_str())];
+            sides.sort();
+            let [(low, low_label), (high, high_label)] = sides;
+            let text = format!(
+                "exchange number {sequence}: rank {low} is at {low_label:?} while rank {high} is at \
+                 {high_label:?}: all ranks must make the same collective calls in the same order"
+            );
+            self.mismatch = Some(Error::new(ErrorKind::Mismatch, text).with_peer(from));
+        }
+        let contribution = &mut self.blobs[from.index()];
+        if contribution.is_none() {
+            self.missing -= 1;
+        }
+        *contribution = Some(blob);
+    }
+
+    /// Returns the outcome once it is known, and leaves the exchange empty.
+    fn outcome(&mut self) -> Option<Result<Vec<Vec<u8>>, Error>> {
+        if let Some(error) = self.mismatch.take() {
+            return Some(Err(error));
+        }
+        (self.missing == 0).then(|| Ok(self.blobs.iter_mut().filter_map(Option::take).collect()))
+    }
+
+    /// Returns the ranks that have not contributed.
+    fn missing(&self) -> impl Iterator<Item = Rank> {
+        Rank::all(self.blobs.len()).filter(|rank| self.blobs[rank.index()].is_none())
+    }
+}
+
+/// A value whose changes threads wait for, each with its own deadline.
+///
+/// A panic of another thread, for example in a listener, does not make the value unusable: every change under
+/// the lock is complete before foreign code runs.
+pub(super) struct Monitor<T> {
+    value: Mutex<T>,
+    changed: Condvar,
+}
+
+impl<T> Monitor<T> {
+    pub(super) fn new(value: T) -> Self {
+        Self { value: Mutex::new(value), changed: Condvar::new() }
+    }
+
+    /// Locks the value without changing it.
+    pub(super) fn lock(&self) -> MutexGuard<'_, T> {
+        self.value.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the value and wakes all waiting threads.
+    pub(super) fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
+        let result = change(&mut self.lock());
+        self.changed.notify_all();
+        result
+    }
+
+    /// Waits until `find` returns a result; returns `None` if the deadline passes first.
+    pub(super) fn wait<R>(
+        &self,
+        deadline: Deadline,
+        mut find: impl FnMut(&mut T) -> Option<R>,
+    ) -> Option<R> {
+        let mut value = self.lock();
+        loop {
+            if let Some(found) = find(&mut value) {
+                return Some(found);
+            }
+            let remaining = deadline.remaining();
+            if remaining.is_zero() {
+                return None;
+            }
+            let woken = self.changed.wait_timeout(value, remaining);
+            value = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! Encodes what travels over a TCP connection: the handshake, frames, and the queue of frames to be written.
+//!
+//! Both sides first send the preamble: eight bytes that name the protocol, then four bytes with its version,
+//! little endian. The preamble never changes, so that any two versions can tell that they differ. Then the
+//! rank sends [`Hello`], and the hub sends [`HelloReply`].
+//!
+//! Everything after the preamble is a frame: a length of four bytes, little endian, and as many bytes of
+//! postcard. The length is not trusted: a length above the limit is an error, and below the limit memory
+//! grows only as bytes arrive.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use peerlane_hal::Deadline;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// The version of the protocol after the preamble.
+pub(super) const VERSION: u32 = 1;
+
+/// Maximum size of a frame of the handshake in bytes.
+pub(super) const HANDSHAKE_BYTES_MAX: u32 = 4096;
+
+const MAGIC: [u8; 8] = *b"PEERLANE";
+const PREAMBLE_BYTES: usize = 12;
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Hello {
+    pub(super) rank: u32,
+    pub(super) ranks: u32,
+    pub(super) host: String,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum HelloReply {
+    Welcome,
+    Refused(Refusal),
+}
+
+/// The reason why the hub refuses a rank.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Refusal {
+    Ranks { rank: u32, ranks: u32, hub_ranks: u32 },
+    OutOfRange { rank: u32, ranks: u32 },
+    Taken { rank: u32, origin: String, same_host: bool },
+    Ended { cause: String },
+    Closing,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ranks { rank, ranks, hub_ranks } => write!(
+                f,
+                "rank {rank} was started for a group of {ranks} ranks, the hub for one of \
+                 {hub_ranks}: WORLD_SIZE must be the same everywhere"
+            ),
+            Self::OutOfRange { rank, ranks } => write!(
+                f,
+                "rank {rank} is out of range: the group has {ranks} ranks, numbered from 0"
+            ),
+            Self::Taken { rank, origin, same_host } => {
+                let host = if *same_host { "this host" } else { "another host" };
+                write!(
+                    f,
+                    "rank {rank} is taken already, by a process on {host} that came from {origin}: \
+                     RANK must be different in every process, and the port another for every job"
+                )
+            }
+            Self::Ended { cause } => write!(f, "the group is over already: {cause}"),
+            Self::Closing => f.write_str("the hub is closing"),
+        }
+    }
+}
+
+pub(super) fn preamble() -> [u8; PREAMBLE_BYTES] {
+    let mut bytes = [0; PREAMBLE_BYTES];
+    bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
+    bytes[MAGIC.len()..].copy_from_slice(&VERSION.to_le_bytes());
+    bytes
+}
+
+/// The reason why the other side does not speak this version of the protocol.
+#[derive(Debug)]
+pub(super) enum PreambleError {
+    Io(io::Error),
+    /// The bytes that were received.
+    Foreign(Vec<u8>),
+    Version(u32),
+}
+
+/// Reads the preamble, and fails at the first byte that does not match.
+pub(super) fn read_preamble(stream: &mut impl Read) -> Result<(), PreambleError> {
+    let mut bytes = [0; PREAMBLE_BYTES];
+    let mut filled = 0;
+    while filled < PREAMBLE_BYTES {
+        match stream.read(&mut bytes[filled..]) {
+            Ok(0) => return Err(PreambleError::Io(io::ErrorKind::UnexpectedEof.into())),
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(PreambleError::Io(error)),
+        }
+        let magic = &bytes[..filled.min(MAGIC.len())];
+        if !MAGIC.starts_with(magic) {
+            return Err(PreambleError::Foreign(bytes[..filled].to_vec()));
+        }
+    }
+    let version = bytes[MAGIC.len()..].try_into().expect("four bytes are left");
+    match u32::from_le_bytes(version) {
+        VERSION => Ok(()),
+        other => Err(PreambleError::Version(other)),
+    }
+}
+
+/// Maximum size of a frame in bytes, without its length.
+pub(super) const FRAME_BYTES_MAX: u32 = 64 << 20;
+
+/// A frame with its length.
+pub(super) type Frame = Arc<[u8]>;
+
+const LENGTH_BYTES: usize = size_of::<u32>();
+
+/// The reason why a frame could not be read.
+#[derive(Debug)]
+pub(super) enum FrameError {
+    Io(io::Error),
+    TooLong { bytes: u32, bytes_max: u32 },
+    Truncated { bytes: usize, expected: usize },
+    Malformed,
+}
+
+/// Encodes `value`, whose variable fields the caller has limited.
+pub(super) fn encode_frame<T: Serialize>(value: &T) -> Frame {
+    let bytes = postcard::to_extend(value, vec![0; LENGTH_BYTES])
+        .expect("messages consist of types that postcard can encode");
+    let length = u32::try_from(bytes.len() - LENGTH_BYTES).expect("blobs and labels are limited");
+    let mut bytes = bytes;
+    bytes[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
+    bytes.into()
+}
+
+/// Reads one frame; returns `None` if the stream ends before it.
+pub(super) fn read_frame<T: DeserializeOwned>(
+    stream: &mut impl Read,
+    bytes_max: u32,
+) -> Result<Option<T>, FrameError> {
+    let length = take(stream, LENGTH_BYTES)?;
+    if length.is_empty() {
+        return Ok(None);
+    }
+    let length = length
+        .try_into()
+        .map_err(|short: Vec<u8>| FrameError::Truncated { bytes: short.len(), expected: 4 })?;
+    let bytes = u32::from_le_bytes(length);
+    if bytes > bytes_max {
+        return Err(FrameError::TooLong { bytes, bytes_max });
+    }
+    let expected = bytes as usize;
+    let body = take(stream, expected)?;
+    if body.len() < expected {
+        return Err(FrameError::Truncated { bytes: body.len(), expected });
+    }
+    match postcard::take_from_bytes(&body) {
+        Ok((value, [])) => Ok(Some(value)),
+        _ => Err(FrameError::Malformed),
+    }
+}
+
+/// Reads `bytes` bytes, or fewer if the stream ends.
+fn take(stream: &mut impl Read, bytes: usize) -> Result<Vec<u8>, FrameError> {
+    let mut taken = Vec::new();
+    stream.take(bytes as u64).read_to_end(&mut taken).map_err(FrameError::Io)?;
+    Ok(taken)
+}
+
+impl fmt::Display for FrameError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) => write!(f, "the connection broke: {error}"),
+            Self::TooLong { bytes, bytes_max } => {
+                write!(f, "a frame of {bytes} bytes was announced; at most {bytes_max} are allowed")
+            }
+            Self::Truncated { bytes, expected } => {
+                write!(f, "the connection closed inside a frame, after {bytes} of {expected} bytes")
+            }
+            Self::Malformed => f.write_str("a frame holds no message of this protocol"),
+        }
+    }
+}
+
+/// Time without a written byte after which a connection that is being closed is given up.
+const STALL_MAX: Duration = Duration::from_millis(500);
+
+/// Queued frames are joined to one write up to about this size.
+const BATCH_BYTES: usize = 64 << 10;
+
+/// Writes frames to a connection on a thread of its own, so that sending never blocks. The thread sleeps
+/// while nothing is queued.
+///
+/// Dropping it writes what is queued, as long as the peer reads, and closes the connection in both
+/// directions.
+pub(super) struct Outbox {
+    sender: FrameSender,
+    closing: Arc<AtomicBool>,
+    writer: Option<JoinHandle<()>>,
+}
+
+/// Queues frames for an [`Outbox`], without keeping it open.
+#[derive(Clone)]
+pub(super) struct FrameSender(Sender<Item>);
+
+enum Item {
+    Frame(Frame),
+    End,
+}
+
+impl Outbox {
+    pub(super) fn open(stream: &TcpStream) -> io::Result<Self> {
+        let stream = stream.try_clone()?;
+        stream.set_write_timeout(Some(STALL_MAX))?;
+        let closing = Arc::new(AtomicBool::new(false));
+        let (queue, queued) = channel();
+        let writer = {
+            let closing = Arc::clone(&closing);
+            thread::Builder::new().name("peerlane-tcp-write".into()).spawn(move || {
+                // The reading side reports a lost connection.
+                let _ = write(&stream, &queued, &closing);
+                let _ = stream.shutdown(Shutdown::Both);
+            })?
+        };
+        Ok(Self { sender: FrameSender(queue), closing, writer: Some(writer) })
+    }
+
+    pub(super) fn sender(&self) -> &FrameSender {
+        &self.sender
+    }
+
+    /// Starts to close; the drop then only waits until the queue is written.
+    pub(super) fn close(&self) {
+        self.closing.store(true, Ordering::Relaxed);
+        let _ = self.sender.0.send(Item::End);
+    }
+}
+
+impl Drop for Outbox {
+    fn drop(&mut self) {
+        self.close();
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+    }
+}
+
+impl FrameSender {
+    /// Queues a frame, which is dropped if the connection is closed.
+    pub(super) fn send(&self, frame: Frame) {
+        let _ = self.0.send(Item::Frame(frame));
+    }
+}
+
+fn write(mut stream: &TcpStream, queued: &Receiver<Item>, closing: &AtomicBool) -> io::Result<()> {
+    let mut batch = Vec::new();
+    while let Ok(Item::Frame(frame)) = queued.recv() {
+        batch.extend_from_slice(&frame);
+        let mut ended = false;
+        while batch.len() < BATCH_BYTES && !ended {
+            match queued.try_recv() {
+                Ok(Item::Frame(frame)) => batch.extend_from_slice(&frame),
+                Ok(Item::End) => ended = true,
+                Err(_) => break,
+            }
+        }
+        write_batch(&mut stream, &batch, closing)?;
+        if ended {
+            break;
+        }
+        batch.clear();
+        batch.shrink_to(BATCH_BYTES);
+    }
+    Ok(())
+}
+
+fn write_batch(stream: &mut impl Write, batch: &[u8], closing: &AtomicBool) -> io::Result<()> {
+    let mut rest = batch;
+    while !rest.is_empty() {
+        match stream.write(rest) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => rest = &rest[written..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // A peer can be stopped, for example in a debugger: wait until the connection is closed.
+            Err(error) if is_timeout(&error) && !closing.load(Ordering::Relaxed) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Reads from a stream until a deadline, also if bytes arrive slowly.
+pub(super) struct DeadlineReader<'a> {
+    pub(super) stream: &'a TcpStream,
+    pub(super) deadline: Deadline,
+}
+
+impl Read for DeadlineReader<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let remaining = self.deadline.remaining();
+        if remaining.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(remaining))?;
+        (&mut &*self.stream).read(buffer)
+    }
+}
+
+/// Returns whether a timeout ended a read or write; systems report it as either of two kinds.
+pub(super) fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::super::super::message::{BLOB_BYTES_MAX, Blob, LABEL_BYTES_MAX, Request};
+    use super::*;
+
+    fn decode(bytes: &[u8]) -> Result<Option<Request>, FrameError> {
+        read_frame(&mut &bytes[..], FRAME_BYTES_MAX)
+    }
+
+    #[test]
+    fn the_longest_request_fits() {
+        let (label, blob) = ("l".repeat(LABEL_BYTES_MAX), Blob(vec![7; BLOB_BYTES_MAX]));
+        let frame = encode_frame(&Request::Contribute { sequence: u64::MAX, label, blob });
+        assert!(frame.len() <= LENGTH_BYTES + FRAME_BYTES_MAX as usize);
+        let Ok(Some(Request::Contribute { blob, .. })) = decode(&frame) else {
+            panic!("not a give")
+        };
+        assert_eq!((blob.0.len(), blob.0.last()), (BLOB_BYTES_MAX, Some(&7)));
+    }
+
+    #[test]
+    fn every_cut_is_noticed_and_no_change_of_a_byte_panics() {
+        let frame = encode_frame(&Request::Contribute {
+            sequence: 300,
+            label: "a".into(),
+            blob: Blob(vec![1]),
+        });
+        assert!(matches!(decode(&[]), Ok(None)));
+        for cut in 1..frame.len() {
+            let error = decode(&frame[..cut]).unwrap_err();
+            assert!(matches!(error, FrameError::Truncated { .. }), "cut at {cut}: {error}");
+        }
+        for at in 0..frame.len() {
+            for value in 0..=u8::MAX {
+                let mut changed = frame.to_vec();
+                changed[at] = value;
+                let _ = decode(&changed);
+            }
+        }
+    }
+
+    #[test]
+    fn says_what_is_wrong() {
+        let text = |bytes: &[u8]| decode(bytes).unwrap_err().to_string();
+        assert_snapshot!(text(&[1, 0]), @"the connection closed inside a frame, after 2 of 4 bytes");
+        assert_snapshot!(text(&[9, 0, 0, 0, 1, 2]), @"the connection closed inside a frame, after 2 of 9 bytes");
+        assert_snapshot!(text(&[255; 8]), @"a frame of 4294967295 bytes was announced; at most 67108864 are allowed");
+        assert_snapshot!(text(&[1, 0, 0, 0, 99]), @"a frame holds no message of this protocol");
+        // A goodbye with a byte too many.
+        assert_snapshot!(text(&[2, 0, 0, 0, 4, 0]), @"a frame holds no message of this protocol");
+    }
+}

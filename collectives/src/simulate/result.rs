@@ -1,0 +1,324 @@
+//! Defines the result of a simulation, and finds the critical path.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use peerlane_hal::Rank;
+
+use super::flows::LinkClass;
+use super::machine::{Lane, LaneState, Machine, NO_STEP};
+use super::program::{Program, StepId};
+use crate::cost::Link;
+use crate::error::Error;
+use crate::plan::{LaneId, Step, StepOf, Tier};
+use crate::topology::Topology;
+
+/// The result for one start of all ranks. Times are picoseconds after the start of the first rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Simulation {
+    /// The end of each rank: that of its lanes, or of its [host](RankUse::host_ps) if that is later.
+    pub ends_ps: Vec<u64>,
+    /// Number of steps of all ranks, including entry and exit of lanes.
+    pub steps: u64,
+    /// The tier of each lane of a rank.
+    pub tiers: Vec<Tier>,
+    /// Traffic and busy times of each rank.
+    pub ranks: Vec<RankUse>,
+    /// The maximum number of simultaneous flows into one rank over [`LinkClass::Local`], and over
+    /// [`LinkClass::Network`], in this order.
+    pub incast: [Incast; 2],
+    /// The maximum number of simultaneous flows into one NIC, and a rank that uses that NIC.
+    pub nic_incast: Incast,
+    /// The chain of steps that determines the end of the last lane, in order of time.
+    pub critical_path: Vec<PathStep>,
+    /// The steps of the traced ranks, ordered by rank, lane and end.
+    pub slices: Vec<Slice>,
+}
+
+/// Traffic and busy times of one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankUse {
+    /// By link class, in the order of [`LinkClass::ALL`].
+    pub traffic: [Traffic; 3],
+    /// Time in which each lane moved bytes, in picoseconds.
+    pub busy_ps: Vec<u64>,
+    /// Time in which the host submitted copies to engines, in picoseconds. The engines run meanwhile; in a
+    /// sequence of starts, the slower of host and engines limits the rate.
+    pub host_ps: u64,
+}
+
+/// Bytes of one rank on one link class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes read from the rank.
+    pub sent_bytes: u64,
+    /// Bytes written to the rank.
+    pub received_bytes: u64,
+}
+
+/// Used fraction of the rate of a link, from 0 to 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Utilisation {
+    /// Mean over all ranks.
+    pub mean: f64,
+    /// The value of the rank with the most bytes.
+    pub most: f64,
+}
+
+/// Simultaneous flows into one receiver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Incast {
+    /// The maximum number of simultaneous flows.
+    pub flows: u32,
+    /// The first rank with this number.
+    pub rank: Rank,
+}
+
+/// A timed step of a traced rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// The rank.
+    pub rank: Rank,
+    /// The lane.
+    pub lane: LaneId,
+    /// The step.
+    pub step: Step,
+    /// The time at which the lane reached it. For a put that waited for others, the time at which its bytes
+    /// began to move.
+    pub begin_ps: u64,
+    /// The time at which its bytes had moved, the signal took effect, or the wait was passed.
+    pub end_ps: u64,
+}
+
+impl fmt::Display for Slice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, lane, step, .. } = *self;
+        write!(f, "rank {rank} lane {lane}: {}", StepOf { rank, step })
+    }
+}
+
+impl Slice {
+    /// Returns the step as a line of the plan's text.
+    pub fn text(&self) -> String {
+        StepOf { rank: self.rank, step: self.step }.to_string()
+    }
+}
+
+impl Simulation {
+    /// Returns the end of the last rank in picoseconds.
+    pub fn end_ps(&self) -> u64 {
+        self.ends_ps.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Returns the end of the last rank in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.end_ps() as f64 / 1e12
+    }
+
+    /// Returns the link class of a slice, or `None` for a signal or a wait.
+    pub fn link_class(&self, slice: &Slice) -> Option<LinkClass> {
+        match slice.step {
+            Step::Put { peer, .. } | Step::Get { peer, .. } => {
+                Some(LinkClass::of(self.tiers[slice.lane.index()], peer == slice.rank))
+            }
+            Step::Signal { .. } | Step::Wait { .. } => None,
+        }
+    }
+
+    /// Returns the bytes that all ranks together have sent on a link class.
+    pub fn bytes(&self, class: LinkClass) -> u64 {
+        self.ranks.iter().map(|rank| rank.traffic[class as usize].sent_bytes).sum()
+    }
+}
+
+impl Simulation {
+    /// Returns the used fraction of the send rate of `link`, the link of this class: the mean over the ranks,
+    /// and the value of the rank that sent or received the most.
+    pub fn utilisation(&self, class: LinkClass, link: &Link) -> Utilisation {
+        let full = link.send_bytes_per_second * self.seconds();
+        let share = |bytes: u64| if full > 0.0 { bytes as f64 / full } else { 0.0 };
+        let busiest = self.ranks.iter().map(|rank| {
+            let Traffic { sent_bytes, received_bytes } = rank.traffic[class as usize];
+            sent_bytes.max(received_bytes)
+        });
+        Utilisation {
+            mean: share(self.bytes(class)) / self.ranks.len() as f64,
+            most: share(busiest.max().unwrap_or(0)),
+        }
+    }
+}
+
+/// Returns the first lane that has not ended, which is a fault of the plans.
+pub(super) fn deadlock(machine: &Machine<'_>, program: &Program) -> Option<(StepId, &'static str)> {
+    let lane = machine.lanes.iter().find(|lane| lane.state != LaneState::Done)?;
+    Some((program.step_id(lane.next), "deadlock: its flag does not come"))
+}
+
+/// Collects the result of a machine; `closed` returns the steps of a rank again.
+pub(super) fn collect(
+    machine: &Machine<'_>,
+    program: &Program,
+    topology: &Topology,
+    closed: &mut impl FnMut(Rank) -> Result<Vec<Vec<Step>>, Error>,
+) -> Result<Simulation, Error> {
+    let lanes = program.lanes();
+    let end = |(lanes, host): (&[Lane], &u64)| {
+        lanes.iter().map(|lane| lane.at).max().unwrap_or(0).max(*host)
+    };
+    let ends_ps: Vec<u64> =
+        machine.lanes.chunks(lanes).zip(&machine.recorder.host).map(end).collect();
+    let ranks = Rank::all(topology.ranks()).map(|rank| rank_use(machine, lanes, rank)).collect();
+    let into = |class| {
+        incast(topology, |rank| {
+            machine.flows.flows_max(machine.resources.rank_ingress(rank, class))
+        })
+    };
+    let path = critical_path(machine, program);
+    let mut steps = StepLookup::of(path.iter().map(|step| step.id), closed)?;
+    let critical_path = path.iter().map(|step| step.resolve(&steps)).collect();
+    let mut traced: Vec<(StepId, u64, u64)> = machine
+        .recorder
+        .slices
+        .iter()
+        .map(|&(step, begin, end)| (program.step_id(step), begin, end))
+        .collect();
+    traced.sort_by_key(|&(id, begin, end)| (id.rank, id.lane, end, begin, id.index));
+    steps.add(traced.iter().map(|&(id, ..)| id), closed)?;
+    let slice = |&(id, begin_ps, end_ps): &(StepId, u64, u64)| {
+        let StepId { rank, lane, .. } = id;
+        Slice { rank, lane, step: steps.step(id), begin_ps, end_ps }
+    };
+    Ok(Simulation {
+        ends_ps,
+        steps: program.steps.len() as u64,
+        tiers: program.tiers.clone(),
+        ranks,
+        incast: [into(LinkClass::Local), into(LinkClass::Network)],
+        nic_incast: incast(topology, |rank| {
+            machine.flows.flows_max(machine.resources.nic_ingress(rank))
+        }),
+        critical_path,
+        slices: traced.iter().map(slice).collect(),
+    })
+}
+
+fn rank_use(machine: &Machine<'_>, lanes: usize, rank: Rank) -> RankUse {
+    let first = rank.index() * LinkClass::ALL.len();
+    let traffic = |class: LinkClass| Traffic {
+        sent_bytes: machine.recorder.sent[first + class as usize],
+        received_bytes: machine.recorder.received[first + class as usize],
+    };
+    let lanes_of_rank = &machine.lanes[rank.index() * lanes..][..lanes];
+    RankUse {
+        traffic: LinkClass::ALL.map(traffic),
+        busy_ps: lanes_of_rank.iter().map(|lane| lane.busy).collect(),
+        host_ps: machine.recorder.host[rank.index()],
+    }
+}
+
+fn incast(topology: &Topology, flows: impl Fn(Rank) -> u32) -> Incast {
+    let all = Rank::all(topology.ranks()).map(|rank| Incast { flows: flows(rank), rank });
+    all.rev().max_by_key(|incast| incast.flows).unwrap_or_default()
+}
+
+/// A step of the critical path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathStep {
+    /// The rank.
+    pub rank: Rank,
+    /// The lane.
+    pub lane: LaneId,
+    /// The step.
+    pub step: Step,
+    /// The end of the step before it on the path, in picoseconds; 0 for the first one.
+    pub begin_ps: u64,
+    /// The end of the step, in picoseconds.
+    pub end_ps: u64,
+}
+
+impl PathStep {
+    /// Returns the step as a line of the plan's text.
+    pub fn text(&self) -> String {
+        StepOf { rank: self.rank, step: self.step }.to_string()
+    }
+}
+
+impl fmt::Display for PathStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, lane, step, .. } = *self;
+        write!(f, "rank {rank} lane {lane}: {}", StepOf { rank, step })
+    }
+}
+
+/// A step of the critical path whose plan step is not looked up yet.
+#[derive(Clone, Copy, Debug)]
+struct UnresolvedStep {
+    id: StepId,
+    begin: u64,
+    end: u64,
+}
+
+impl UnresolvedStep {
+    fn resolve(&self, steps: &StepLookup) -> PathStep {
+        let StepId { rank, lane, .. } = self.id;
+        let step = steps.step(self.id);
+        PathStep { rank, lane, step, begin_ps: self.begin, end_ps: self.end }
+    }
+}
+
+/// Returns the critical path in order of time.
+fn critical_path(machine: &Machine<'_>, program: &Program) -> Vec<UnresolvedStep> {
+    // Of several lanes that end last, the first one.
+    let last = machine.lanes.iter().rev().max_by_key(|lane| lane.at);
+    let mut step = last.map_or(NO_STEP, |lane| lane.cause);
+    let mut path = Vec::new();
+    while step != NO_STEP {
+        let cause = machine.causes[step as usize];
+        let begin = if cause == NO_STEP { 0 } else { machine.ends[cause as usize] };
+        path.push(UnresolvedStep {
+            id: program.step_id(step),
+            begin,
+            end: machine.ends[step as usize],
+        });
+        step = cause;
+    }
+    path.reverse();
+    path
+}
+
+/// Finds steps by their identity.
+#[derive(Debug, Default)]
+struct StepLookup(BTreeMap<StepId, Step>);
+
+impl StepLookup {
+    /// Requests the plans of the ranks of `ids`, one after the other.
+    fn of(
+        ids: impl Iterator<Item = StepId>,
+        closed: &mut impl FnMut(Rank) -> Result<Vec<Vec<Step>>, Error>,
+    ) -> Result<Self, Error> {
+        let mut steps = Self::default();
+        steps.add(ids, closed)?;
+        Ok(steps)
+    }
+
+    /// Adds the steps of more identities.
+    fn add(
+        &mut self,
+        ids: impl Iterator<Item = StepId>,
+        closed: &mut impl FnMut(Rank) -> Result<Vec<Vec<Step>>, Error>,
+    ) -> Result<(), Error> {
+        let mut ids: Vec<StepId> = ids.collect();
+        ids.sort_unstable();
+        ids.dedup();
+        for of_rank in ids.chunk_by(|a, b| a.rank == b.rank) {
+            let lanes = closed(of_rank[0].rank)?;
+            self.0.extend(of_rank.iter().map(|&id| (id, lanes[id.lane.index()][id.index])));
+        }
+        Ok(())
+    }
+
+    /// Returns a step that was added.
+    fn step(&self, id: StepId) -> Step {
+        self.0[&id]
+    }
+}

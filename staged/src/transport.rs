@@ -1,0 +1,442 @@
+//! Progresses all transfers of a rank: [`Transport`], and the thread that drives it while no caller polls.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Waker;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use peerlane_hal::{Caps, CopyEngine as _, ErrorKind, Fabric, Rank, Region as _, Ticket};
+use peerlane_toolkit::Poison;
+
+use crate::channel::{Event, OpenGets, Receiver, ResolvedOp, Sender, Started};
+use crate::engine::{OpId, OpQueue};
+use crate::error::Error;
+use crate::memory::RegionTable;
+use crate::queues::{DeviceCopier, NetworkQueue};
+use crate::wire::InboxLayout;
+use crate::{Inner, NetLocal, NetRemote};
+
+/// Maximum number of ops in a queue.
+pub(crate) const QUEUE_OPS: usize = 4096;
+const SLICE_OPS_MAX: usize = 1024;
+/// Id of the queue with the replies to peers' gets. The progress thread uses it as its id too.
+pub(crate) const REPLIES: u64 = 0;
+/// Maximum park while transfers are in flight whose completion changes no flag.
+pub(crate) const BUSY_PARK_MAX: Duration = Duration::from_micros(20);
+/// Maximum park of the progress thread while nothing is in flight; the network wakes it when bytes arrive.
+const IDLE_PARK_MAX: Duration = Duration::from_secs(60);
+/// Time after the last poll of an engine from which on the progress thread drives the transport.
+pub(crate) const POLL_TIMEOUT: Duration = Duration::from_millis(1);
+/// Maximum number of passes in one call, which must not block for long.
+const PASSES_MAX: usize = 8;
+/// Time that transfers of a released engine have to end by themselves. If the network is stuck, it is
+/// released too after this time, and carries nothing any more.
+const RELEASE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The memory of this rank that peers write to and that it sends from.
+pub(crate) struct LocalBuffers<N: Fabric> {
+    pub(crate) rank: Rank,
+    pub(crate) layout: InboxLayout,
+    pub(crate) inbox: Arc<NetLocal<N>>,
+    /// Has the same layout as the inboxes of peers.
+    pub(crate) outbox: Arc<NetLocal<N>>,
+    pub(crate) flags: Arc<NetLocal<N>>,
+}
+
+impl<N: Fabric> LocalBuffers<N> {
+    /// Returns one of the counters that peers write.
+    pub(crate) fn flag(&self, word: u64) -> &AtomicU64 {
+        let flags = self.flags.flags().expect("checked when the fabric was opened");
+        &flags[word as usize]
+    }
+}
+
+/// The state that starting an op and processing a message need.
+pub(crate) struct Context<'a, D: Fabric, N: Fabric> {
+    pub(crate) copier: &'a mut DeviceCopier<D>,
+    pub(crate) network: &'a mut NetworkQueue<N>,
+    pub(crate) gets: &'a mut OpenGets<D, N>,
+    pub(crate) regions: &'a RegionTable<D, N>,
+}
+
+/// The connection to a peer.
+struct Channel<D: Fabric, N: Fabric> {
+    sender: Sender<N>,
+    receiver: Receiver<D, N>,
+}
+
+/// Holds the queues of all engines of a rank, the connections to its peers, and the engines that move the
+/// bytes. One lock protects it.
+pub(crate) struct Transport<D: Fabric, N: Fabric> {
+    // The engines come before the memory that they use, so that they are dropped first.
+    copier: DeviceCopier<D>,
+    network: Option<NetworkQueue<N>>,
+    /// Number of peers that `network` reaches.
+    network_peers: usize,
+    channels: Vec<Option<Channel<D, N>>>,
+    queues: BTreeMap<u64, OpQueue<ResolvedOp<D, N>>>,
+    next_queue: u64,
+    gets: OpenGets<D, N>,
+    regions: Arc<RegionTable<D, N>>,
+    /// Wakers of the engines that may park until a flag of this rank is stored.
+    wakers: BTreeMap<u64, Waker>,
+    poison: Poison<Error>,
+    buffers: LocalBuffers<N>,
+    /// Time of the last poll of an engine by a caller.
+    last_poll: Instant,
+    /// Finished transfers of ops that are not yet recorded in the queues.
+    finished: Vec<OpId>,
+}
+
+impl<D: Fabric, N: Fabric> Transport<D, N> {
+    pub(crate) fn new(
+        buffers: LocalBuffers<N>,
+        ranks: usize,
+        copier: DeviceCopier<D>,
+        regions: Arc<RegionTable<D, N>>,
+    ) -> Self {
+        let replies = OpQueue::new(ranks, QUEUE_OPS);
+        Self {
+            copier,
+            network: None,
+            network_peers: 0,
+            channels: (0..ranks).map(|_| None).collect(),
+            queues: BTreeMap::from([(REPLIES, replies)]),
+            next_queue: REPLIES + 1,
+            gets: OpenGets::default(),
+            regions,
+            wakers: BTreeMap::new(),
+            poison: Poison::new(),
+            buffers,
+            last_poll: Instant::now(),
+            finished: Vec::new(),
+        }
+    }
+
+    pub(crate) fn connect(
+        &mut self,
+        peer: Rank,
+        inbox: Arc<NetRemote<N>>,
+        flags: Arc<NetRemote<N>>,
+    ) {
+        let peer = peer.index();
+        let (sender, receiver) = (Sender::new(peer, inbox, flags), Receiver::new(peer));
+        self.channels[peer] = Some(Channel { sender, receiver });
+    }
+
+    fn connected(&self) -> usize {
+        self.channels.iter().flatten().count()
+    }
+
+    /// Returns whether an engine of the network must be set because none reaches all peers.
+    pub(crate) fn needs_network(&self) -> bool {
+        let idle = self.network.as_ref().is_none_or(NetworkQueue::is_idle);
+        idle && self.network_peers != self.connected()
+    }
+
+    pub(crate) fn set_network(&mut self, engine: N::Engine) {
+        self.network_peers = self.connected();
+        self.network = Some(NetworkQueue::new(engine));
+    }
+
+    pub(crate) fn caps(&self) -> Caps {
+        let network_align = self.network.as_ref().map_or(1, |it| it.caps().put_align_bytes);
+        Caps {
+            kind: "staged",
+            queued_wait: false,
+            polled: true,
+            flags_batched: false,
+            slice_ops_max: SLICE_OPS_MAX,
+            piece_bytes_max: self.buffers.layout.slot_bytes,
+            put_align_bytes: self.copier.put_align_bytes().max(network_align),
+        }
+    }
+
+    /// Adds the queue of an engine; `waker` wakes that engine.
+    pub(crate) fn add_queue(&mut self, waker: Waker) -> u64 {
+        let id = self.next_queue;
+        self.next_queue += 1;
+        self.queues.insert(id, OpQueue::new(self.channels.len(), QUEUE_OPS));
+        self.wakers.insert(id, waker);
+        id
+    }
+
+    /// Removes a queue and its waker.
+    pub(crate) fn remove_queue(&mut self, id: u64) {
+        self.wakers.remove(&id);
+        self.queues.remove(&id);
+    }
+
+    pub(crate) fn queue(&mut self, id: u64) -> &mut OpQueue<ResolvedOp<D, N>> {
+        self.queues.get_mut(&id).expect("a queue exists as long as its engine")
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.poison.check()
+    }
+
+    /// Returns whether transfers are in flight whose completion changes no flag of this rank.
+    pub(crate) fn is_busy(&self) -> bool {
+        let idle = self.copier.from_device.is_idle()
+            && self.copier.to_device.is_idle()
+            && self.network.as_ref().is_none_or(NetworkQueue::is_idle)
+            && self
+                .channels
+                .iter()
+                .flatten()
+                .all(|it| it.sender.is_idle() && it.receiver.is_idle());
+        !idle
+    }
+
+    /// Returns whether a caller has recently polled an engine.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.last_poll.elapsed() < POLL_TIMEOUT
+    }
+
+    /// Drops the ops of a queue that have not started.
+    pub(crate) fn release(&mut self, id: u64) {
+        self.queue(id).release();
+        let finished = &mut self.finished;
+        self.gets.drop_queue(id, |op_id| finished.push(op_id));
+        self.deliver_completions();
+        self.queue(id).settle_release();
+    }
+
+    /// Submits and processes what it can without blocking. Does not wake `by`, the caller's queue.
+    pub(crate) fn progress(&mut self, by: u64) -> Result<(), Error> {
+        self.poison.check()?;
+        if by != REPLIES {
+            self.last_poll = Instant::now();
+        }
+        let mut result = Ok(true);
+        for _ in 0..PASSES_MAX {
+            result = self.poll_once(by);
+            if !matches!(result, Ok(true)) {
+                break;
+            }
+        }
+        let result = result.and_then(|_| self.settle_releases());
+        self.poison.keep(result)
+    }
+
+    /// Runs one pass over all engines and peers, and returns whether anything progressed.
+    fn poll_once(&mut self, by: u64) -> Result<bool, Error> {
+        let Some(network) = &mut self.network else { return Ok(false) };
+        let mut progressed = self.copier.from_device.poll()? | self.copier.to_device.poll()?;
+        let finished = &mut self.finished;
+        progressed |= network.poll(|op_id| finished.push(op_id))?;
+        let mut flag_stored = false;
+        let mut requested = Vec::new();
+        for (peer, channel) in self.channels.iter_mut().enumerate() {
+            let Some(Channel { sender, receiver }) = channel else { continue };
+            let credit = self.buffers.flag(InboxLayout::credit_flag(peer)).load(Ordering::Acquire);
+            progressed |= sender.credit(credit, |op_id| finished.push(op_id)).map_err(|()| {
+                let what = format!("reports {credit} processed messages, but was not sent as many");
+                Error::of_peer(Rank::at(peer), what)
+            })?;
+            let mut context = Context {
+                copier: &mut self.copier,
+                network: &mut *network,
+                gets: &mut self.gets,
+                regions: &self.regions,
+            };
+            progressed |= receiver.receive(&self.buffers, &mut context, |event| match event {
+                Event::FlagStored => flag_stored = true,
+                Event::GetComplete(op_id) => finished.push(op_id),
+                Event::GetRequested { get, src, from, bytes } => {
+                    requested.push((peer, ResolvedOp::Reply { get, src, from, bytes }));
+                }
+            })?;
+            if let Some(done) = receiver.take_credit_update() {
+                let me = self.buffers.rank.index();
+                sender.signal(network, InboxLayout::credit_flag(me), done, Vec::new());
+            }
+        }
+        if !requested.is_empty() {
+            self.queue(REPLIES).push(requested.into_iter());
+        }
+        self.deliver_completions();
+        progressed |= self.start(&mut flag_stored)?;
+        if flag_stored {
+            let others = self.wakers.iter().filter(|(id, _)| **id != by);
+            others.for_each(|(_, waker)| waker.wake_by_ref());
+        }
+        let Some(network) = &mut self.network else { return Ok(false) };
+        for Channel { sender, .. } in self.channels.iter_mut().flatten() {
+            progressed |= sender.post(network, &self.buffers, self.copier.from_device.done);
+        }
+        network.post()?;
+        Ok(progressed)
+    }
+
+    /// Records the finished transfers in the queues of their ops.
+    fn deliver_completions(&mut self) {
+        for op_id in self.finished.drain(..) {
+            // The engine may have been dropped, and its queue with it.
+            if let Some(queue) = self.queues.get_mut(&op_id.queue) {
+                queue.finish(op_id);
+            }
+        }
+    }
+
+    /// Starts the ops that can start, and returns whether there were any.
+    fn start(&mut self, flag_stored: &mut bool) -> Result<bool, Error> {
+        let Some(network) = &mut self.network else { return Ok(false) };
+        let me = self.buffers.rank.index();
+        let mut progressed = false;
+        for (&id, queue) in &mut self.queues {
+            for peer in 0..queue.peers.len() {
+                let Some(Channel { sender, .. }) = &mut self.channels[peer] else { continue };
+                while let Some(order) = queue.peers[peer].next().map(|entry| entry.order) {
+                    let earlier_complete = peer == me && queue.is_complete_before(order);
+                    let peer_queue = &mut queue.peers[peer];
+                    let get_incomplete =
+                        peer_queue.has_incomplete(|op| matches!(op, ResolvedOp::Get { .. }));
+                    let Some(entry) = peer_queue.next() else { break };
+                    let started = match &entry.op {
+                        ResolvedOp::Signal { .. } if peer == me && !earlier_complete => {
+                            Started::Blocked
+                        }
+                        ResolvedOp::Signal { flag, word, value } if peer == me => {
+                            let flags = flag.local.as_ref().and_then(|local| local.flags());
+                            // `submit` has checked the bounds.
+                            if let Some(flag) = flags.and_then(|flags| flags.get(*word as usize)) {
+                                flag.store(*value, Ordering::Release);
+                                *flag_stored = true;
+                            }
+                            Started::Complete
+                        }
+                        _ => {
+                            let op_id = OpId { queue: id, peer, order };
+                            let mut context = Context {
+                                copier: &mut self.copier,
+                                network: &mut *network,
+                                gets: &mut self.gets,
+                                regions: &self.regions,
+                            };
+                            sender.start(
+                                entry,
+                                op_id,
+                                get_incomplete,
+                                &self.buffers,
+                                &mut context,
+                            )?
+                        }
+                    };
+                    let all_started = match started {
+                        Started::Blocked => break,
+                        Started::Bytes(bytes) => {
+                            entry.start_transfer();
+                            entry.bytes_started += bytes;
+                            entry.bytes_started == bytes_of(&entry.op)
+                        }
+                        Started::All => {
+                            entry.start_transfer();
+                            true
+                        }
+                        Started::Complete => true,
+                    };
+                    progressed = true;
+                    if all_started {
+                        peer_queue.advance();
+                        queue.settle(peer);
+                    }
+                }
+            }
+        }
+        Ok(progressed)
+    }
+
+    /// Completes released queues; releases the network if their transfers do not end in time.
+    fn settle_releases(&mut self) -> Result<(), Error> {
+        let mut stuck = false;
+        for queue in self.queues.values_mut() {
+            queue.settle_release();
+            stuck |= queue.len() > 0
+                && queue.released.is_some_and(|since| since.elapsed() > RELEASE_TIMEOUT);
+        }
+        match &mut self.network {
+            Some(network) if stuck => network.release(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the last completed ticket of a queue.
+    pub(crate) fn completed(&mut self, id: u64) -> Ticket {
+        self.queue(id).ledger.completed()
+    }
+}
+
+fn bytes_of<D: Fabric, N: Fabric>(op: &ResolvedOp<D, N>) -> u64 {
+    match op {
+        ResolvedOp::Put { bytes, .. }
+        | ResolvedOp::Get { bytes, .. }
+        | ResolvedOp::Reply { bytes, .. } => *bytes,
+        ResolvedOp::Signal { .. } => 0,
+    }
+}
+
+/// Runs the thread that drives a transport while no caller polls; dropping it ends the thread.
+///
+/// A NIC serves writes and reads by itself. Here a processor must copy to the device, and from the device
+/// when a peer reads. A caller that polls does so. Meanwhile the thread only checks that a caller still
+/// polls.
+pub(crate) struct ProgressThread {
+    stop: Arc<AtomicBool>,
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ProgressThread {
+    /// Starts the thread. `parker` is an engine of the network to which nothing is submitted.
+    pub(crate) fn start<D: Fabric, N: Fabric>(
+        inner: &Arc<Inner<D, N>>,
+        parker: N::Engine,
+    ) -> Result<Self, Error> {
+        let (stop, waker) = (Arc::new(AtomicBool::new(false)), parker.waker());
+        let (driven, stopped) = (Arc::clone(inner), Arc::clone(&stop));
+        let thread = std::thread::Builder::new()
+            .name(format!("peerlane-staged-{}", inner.rank))
+            .spawn(move || run(&driven, parker, &stopped))
+            .map_err(|error| Error::new(ErrorKind::Other, format!("start a thread: {error}")))?;
+        Ok(Self { stop, waker, thread: Some(thread) })
+    }
+}
+
+impl Drop for ProgressThread {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.waker.wake_by_ref();
+        if let Some(thread) = self.thread.take() {
+            // The panic hook has reported a panic of the thread, and `drop` cannot return it.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run<D: Fabric, N: Fabric>(inner: &Inner<D, N>, mut parker: N::Engine, stop: &AtomicBool) {
+    while !stop.load(Ordering::SeqCst) {
+        // Polled first, so that whatever arrives after the pass ends the park.
+        if parker.completed().is_err() {
+            return;
+        }
+        let limit = {
+            let mut transport = inner.transport();
+            if transport.is_polled() {
+                POLL_TIMEOUT
+            } else if transport.progress(REPLIES).is_err() {
+                // The transport keeps the error, and the next caller gets it.
+                return;
+            } else if transport.is_busy() {
+                BUSY_PARK_MAX
+            } else {
+                IDLE_PARK_MAX
+            }
+        };
+        if parker.park(limit).is_err() {
+            return;
+        }
+    }
+}
