@@ -35,14 +35,15 @@ fn check_backend(tree: &Tree, folder: &str, top: &str, files: &[(&str, &[&str])]
     }
     for (name, types) in files {
         let path = format!("{folder}/{name}.rs");
-        let Some(file) = tree.file(&path) else {
+        let folder_path = format!("{folder}/{name}/mod.rs");
+        let Some(file) = tree.file(&path).or_else(|| tree.file(&folder_path)) else {
             findings.push(missing(&path));
             continue;
         };
         let absent =
             types.iter().filter(|name| !file.text.lines().any(|line| declares(line, name)));
         findings.extend(absent.map(|name| Finding {
-            path: path.clone(),
+            path: file.path.clone(),
             line: 1,
             what: format!("the public type {name} is missing"),
             mend: "declare it here, as the other backends do".into(),
