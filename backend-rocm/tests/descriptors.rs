@@ -1,6 +1,6 @@
-//! A release that is given a pointer to a descriptor where later ones are given the descriptor itself.
+//! Tests a release that takes a pointer to a descriptor, while newer ones take the descriptor itself.
 //!
-//! A process can load only one release, so this is a program of its own.
+//! A process can load only one release, so this is a separate program.
 
 mod support;
 
@@ -11,7 +11,7 @@ use support::{driver, pattern, put, seen, soon};
 
 const RELEASE: &str = "6.4";
 
-/// The other process: imports one region and puts to it.
+/// Runs in the other process: imports one region and puts to it.
 #[test]
 #[ignore = "started by the other test of this program"]
 fn importer() {

@@ -1,4 +1,4 @@
-//! The table and the declarations against the real libraries and headers of several releases.
+//! Tests the table and the declarations against the real libraries and headers of several releases.
 
 use std::process::ExitCode;
 
@@ -32,15 +32,15 @@ fn main() -> ExitCode {
     .run()
 }
 
-/// In a process with the release's libraries and no device: what the first calls say.
+/// Prints the results of the first calls, in a process with the libraries of a release and no device.
 fn print_no_device() {
     let library = Library::load().unwrap();
-    // SAFETY: starts are counted; the runtime is not shut down.
+    // SAFETY: the runtime counts initialisations, and it is not shut down.
     let status = unsafe { (library.init)() };
     println!("init {:#x}", status.0);
     for status in [status, hsa_status_t(0x7777)] {
         let mut text = std::ptr::null();
-        // SAFETY: the call stores a static string, or leaves the local as it is.
+        // SAFETY: the call stores a static string, or leaves the local unchanged.
         let asked = unsafe { (library.status_string)(status, &raw mut text) };
         if asked == hsa_status_t::HSA_STATUS_SUCCESS {
             // SAFETY: as above.
@@ -54,7 +54,7 @@ fn print_no_device() {
 
 fn no_device(release: &Release) -> Result<(), Failed> {
     assert_eq!(
-        release.does("no_device", &[])?,
+        release.run_task("no_device", &[])?,
         "init 0x1008\ntext HSA_STATUS_ERROR_OUT_OF_RESOURCES\nno text: 0x1001\n"
     );
     Ok(())
