@@ -40,8 +40,6 @@ const TEXT_BYTES: usize = 256;
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 
 /// The version of a runtime.
-
-/// A release of a runtime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
     /// Major version: 7 in 7.2.

@@ -53,7 +53,7 @@ use crate::memory::{Local, Remote};
 const ENGINE_RATE: u64 = 50_000_000_000;
 /// Time that driving SDMA engines from the host adds to a start.
 ///
-/// It is twice [`NAP_MAX`](sdma::NAP_MAX): once for the flags `ready` and once for the flags `arrived`.
+/// It is twice `NAP_MAX` of `sdma/mod.rs`: once for the flags `ready` and once for the flags `arrived`.
 const HOST_DRIVE_TIME: Duration = Duration::from_micros(100);
 
 /// An in-order queue of ops over streams or SDMA engines.

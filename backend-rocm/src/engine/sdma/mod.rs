@@ -63,7 +63,7 @@ const QUEUE_OPS: usize = 1024;
 /// waits.
 const SPIN: Duration = Duration::from_micros(100);
 /// Longest sleep of a parked rank between two checks.
-pub(super) const NAP_MAX: Duration = Duration::from_micros(50);
+const NAP_MAX: Duration = Duration::from_micros(50);
 /// Time that a dropped engine waits for copies in flight.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 

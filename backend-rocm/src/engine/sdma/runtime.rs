@@ -138,6 +138,7 @@ pub(super) mod tests {
         signal: usize,
     }
 
+    /// Signals, queued copies and settings of a [`TestRuntime`].
     #[derive(Debug)]
     pub(crate) struct State {
         signals: Vec<i64>,
