@@ -7,7 +7,7 @@ mod support;
 use peerlane_hal::{Fabric as _, PeerMemory as _, Rank, RemoteKey as _, Role};
 use peerlane_rocm::{Fabric, Key};
 use peerlane_simulated_driver::{Other, hear, tell};
-use support::{driver, pattern, put, seen, soon};
+use support::{contents, driver, pattern, put, soon};
 
 const RELEASE: &str = "6.4";
 
@@ -39,6 +39,6 @@ fn descriptors_are_imported_by_pointer() {
     let region = fabric.memory().allocate(5000, Role::Data).unwrap();
     other.tell(&fabric.memory().export(&region).unwrap().encode());
     assert_eq!(other.hear_text(), "done");
-    assert_eq!(seen(&region), pattern(7, 5000));
+    assert_eq!(contents(&region), pattern(7, 5000));
     other.end();
 }

@@ -7,7 +7,7 @@ use peerlane_hal::{
     RemoteKey as _, Role,
 };
 use peerlane_rocm::{Fabric, Key};
-use support::{Allocation, driver, pattern, put, ranks, register, seen, soon};
+use support::{Allocation, contents, driver, pattern, put, ranks, register, soon};
 
 /// Newest release that the simulated driver emulates.
 const RELEASE: &str = "7.2";
@@ -27,10 +27,10 @@ fn allocated_memory_is_zero_and_can_be_written() {
     for bytes in [0, 1, 3, (1 << 20) - 1, (1 << 20) + 1, (3 << 20) + 7] {
         for role in [Role::Data, Role::Flags] {
             let region = fabrics[0].memory().allocate(bytes, role).unwrap();
-            assert!(seen(&region).iter().all(|byte| *byte == 0), "{bytes} bytes as {role:?}");
+            assert!(contents(&region).iter().all(|byte| *byte == 0), "{bytes} bytes as {role:?}");
             let expected = pattern(7, bytes as usize);
             region.upload(0, &expected).unwrap();
-            assert_eq!(seen(&region), expected);
+            assert_eq!(contents(&region), expected);
         }
     }
     let region = fabrics[0].memory().allocate(10, Role::Flags).unwrap();
@@ -57,7 +57,7 @@ fn bytes_reach_every_kind_of_memory_of_another_device() {
     for (seed, (region, key)) in [&theirs, &ours, &flags].into_iter().zip(&keys).enumerate() {
         let remote = fabrics[0].memory().import(Rank(1), key, soon()).unwrap();
         put(&mut fabrics[0], &remote, seed as u8);
-        assert_eq!(seen(region), pattern(seed as u8, region.bytes() as usize));
+        assert_eq!(contents(region), pattern(seed as u8, region.bytes() as usize));
     }
 }
 
@@ -154,7 +154,7 @@ fn devices_without_peer_access_are_staged_on_the_host() {
     let key = fabrics[1].memory().export(&region).unwrap();
     let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
     put(&mut fabrics[0], &remote, 9);
-    assert_eq!(seen(&region), pattern(9, 5000));
+    assert_eq!(contents(&region), pattern(9, 5000));
     let error = strict.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let text = error.to_string();

@@ -5,7 +5,7 @@
 mod support;
 
 use peerlane_hal::{Fabric as _, PeerMemory as _, Rank, Role};
-use support::{Allocation, driver, pattern, put, ranks, register, seen, soon};
+use support::{Allocation, contents, driver, pattern, put, ranks, register, soon};
 
 const RELEASE: &str = "5.7";
 
@@ -22,7 +22,7 @@ fn memory_is_exported_by_ipc() {
         let key = fabrics[1].memory().export(region).unwrap();
         let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
         put(&mut fabrics[0], &remote, seed);
-        assert_eq!(seen(region), pattern(seed, 1000));
+        assert_eq!(contents(region), pattern(seed, 1000));
     }
     // The call would crash for memory that was not mapped.
     assert_eq!(driver.calls("hipMemRetainAllocationHandle"), 0);

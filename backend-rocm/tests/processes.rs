@@ -5,7 +5,7 @@ mod support;
 use peerlane_hal::{Error as _, Fabric as _, PeerMemory as _, Rank, RemoteKey as _, Role};
 use peerlane_rocm::{Fabric, Key, Local};
 use peerlane_simulated_driver::{Other, hear, tell};
-use support::{Allocation, driver, pattern, put, register, seen, soon};
+use support::{Allocation, contents, driver, pattern, put, register, soon};
 
 const OWNER: Rank = Rank(0);
 const IMPORTER: Rank = Rank(1);
@@ -37,7 +37,7 @@ impl Pair {
     fn check(&mut self, region: &Local, seed: u8) {
         let key = self.fabric.memory().export(region).unwrap();
         assert_eq!(self.put(&key, seed), "done");
-        let seen = seen(region);
+        let seen = contents(region);
         assert_eq!(seen, pattern(seed, seen.len()));
     }
 }

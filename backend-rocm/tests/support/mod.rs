@@ -49,7 +49,7 @@ pub(crate) fn pattern(seed: u8, length: usize) -> Vec<u8> {
 }
 
 /// Returns the bytes of a region.
-pub(crate) fn seen(region: &Local) -> Vec<u8> {
+pub(crate) fn contents(region: &Local) -> Vec<u8> {
     let mut seen = vec![0; region.bytes() as usize];
     region.download(0, &mut seen).unwrap();
     seen
