@@ -123,6 +123,11 @@ mod tests {
     }
 
     #[test]
+    fn a_common_file_may_be_a_folder() {
+        assert_eq!(findings(|files| files[3].0 = "b/device/mod.rs"), [""; 0]);
+    }
+
+    #[test]
     fn a_missing_file_and_a_missing_type_are_findings() {
         assert_eq!(
             findings(|files| {
