@@ -1,110 +1,108 @@
-//! What went wrong, and the runtime's code.
+//! Errors of the ROCm backend, with the runtime's result code.
 //!
-//! `hipError_t` and `hsa_status_t` stay plain integers, with the names that the runtimes themselves give
-//! them, because a runtime may be newer than this crate. The kind follows from the code; an invalid value
-//! or handle is the caller's fault only where the value came from the caller.
+//! `hipError_t` and `hsa_status_t` stay plain integers, with the names that the runtimes themselves report,
+//! because a runtime may be newer than this crate. The error kind follows from the code. An invalid value
+//! or handle is the caller's fault only if the value came from the caller.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use peerlane_hal::ErrorKind;
 use peerlane_toolkit::device::Fault;
 use rocm_library::LoadError;
 
-use crate::device::absence;
+use crate::device::why_no_gpu;
 use crate::sys::hip::{self, hipError_t};
 use crate::sys::hsa::{self, hsa_status_t};
 use crate::sys::{self, Hip, Hsa};
 
-mod result;
+/// Oldest ROCm that has every required entry point.
+const ROCM_MIN: &str = "ROCm 5.7 or newer";
+/// Advice for a runtime that does not start and gives no better reason.
+const TRY_ROCMINFO: &str = "see with rocminfo whether the runtime works";
 
-pub use result::RocmResult;
-use result::{advice, kind_of_hip, kind_of_hsa};
-
-/// The oldest ROCm that has every entry point this crate needs.
-const ROCM_WANTED: &str = "ROCm 5.7 or newer";
-
-/// Why the ROCm backend could not do something.
+/// An error of the ROCm backend.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A runtime, a device or an ability is not there; the text says what to do.
+    /// A runtime, a device or a feature is missing; the text says what to do.
     #[error("{text}")]
     Unavailable {
-        /// What is missing, and how to get it.
+        /// What is missing and how to get it.
         text: String,
-        /// The runtime's answer, where it was asked.
+        /// Result of the runtime, if it was called.
         #[source]
         result: Option<RocmResult>,
     },
-    /// A runtime refused a call.
-    #[error("{call}{}: {result}{}", on(device.as_deref()), hint(advice))]
+    /// A call of a runtime failed.
+    #[error("{call}{}: {result}{}", device_suffix(device.as_deref()), advice_suffix(advice))]
     Driver {
-        /// The entry point.
+        /// Name of the entry point.
         call: &'static str,
-        /// Where, such as `device 2 (AMD Instinct MI300X)`.
+        /// Name of the device, such as `device 2 (AMD Instinct MI300X)`.
         device: Option<Arc<str>>,
-        /// Its answer.
+        /// Result of the call.
         #[source]
         result: RocmResult,
-        /// What a person can do; empty where there is nothing.
+        /// Advice for the user; empty if there is none.
         advice: &'static str,
-        /// What a program can make of it.
+        /// Error kind that follows from the result.
         kind: ErrorKind,
     },
-    /// The device has no room for an allocation.
+    /// The device has too little free memory for an allocation.
     #[error(
-        "cannot allocate {wanted} bytes on {device}: {free} of {total} bytes are free; use smaller \
-         buffers, or see with rocm-smi --showpids who holds the memory"
+        "cannot allocate {requested} bytes on {device}: {free} of {total} bytes are free; use smaller \
+         buffers, or see with rocm-smi --showpids which process holds the memory"
     )]
     OutOfMemory {
-        /// Bytes wanted.
-        wanted: u64,
+        /// Bytes requested.
+        requested: u64,
         /// Bytes that were free.
         free: u64,
-        /// Bytes that the device has.
+        /// Bytes of memory that the device has.
         total: u64,
-        /// Which device.
+        /// Name of the device.
         device: Arc<str>,
-        /// The runtime's answer.
+        /// Result of the runtime.
         #[source]
         result: RocmResult,
     },
-    /// A copy failed that the runtime had taken.
-    #[error("{what} on {device}: the runtime left {value} in its signal, wanted 0")]
+    /// A copy failed after the runtime had accepted it.
+    #[error("{what} on {device}: its completion signal has the value {value}, expected 0")]
     Copy {
-        /// Which copy.
+        /// Description of the copy.
         what: String,
-        /// Whose engine.
+        /// Name of the device whose engine made the copy.
         device: Arc<str>,
-        /// What the runtime stored; below 0.
+        /// Value of the completion signal; negative.
         value: i64,
     },
-    /// What goes wrong in the same way with every vendor.
+    /// An error of the code that all GPU backends share.
     #[error(transparent)]
     Fault(#[from] Fault),
 }
 
 impl Error {
-    /// Something is not there, in words that say what to do.
+    /// Creates an [`Error::Unavailable`] whose text says what to do.
     pub(crate) fn unavailable(text: impl Into<String>) -> Self {
         Self::Unavailable { text: text.into(), result: None }
     }
 
-    /// A library is not there, cannot be loaded or lacks a function.
-    pub(crate) fn no_library(error: &LoadError) -> Self {
+    /// Creates the error for a library that is missing, cannot be loaded or lacks a function.
+    pub(crate) fn load_failed(error: &LoadError) -> Self {
         Self::unavailable(match error {
-            LoadError::Absent { name, .. } => {
+            LoadError::NotFound { name, .. } => {
                 let without = if *name == hip::LIBRARY.name {
                     "use the backend host"
                 } else {
-                    "engines are streams"
+                    "engines use streams"
                 };
                 format!(
-                    "{error}; it comes with {ROCM_WANTED}, whose place ROCM_PATH says if the loader \
-                     does not know it; without it {without}"
+                    "{error}; it comes with {ROCM_MIN}; set ROCM_PATH to its folder if the loader does \
+                     not find it; without it {without}"
                 )
             }
-            LoadError::Refused { .. } => format!(
+            LoadError::LoadFailed { .. } => format!(
                 "{error}; the libraries of one ROCm release belong together: see with ldd what it \
                  needs, and whether LD_LIBRARY_PATH mixes two"
             ),
@@ -112,55 +110,44 @@ impl Error {
         })
     }
 
-    /// HIP is there and does not start.
-    pub(crate) fn no_start(hip: &Hip, code: hipError_t) -> Self {
-        let result = hip.result_of(code);
-        let why = match code {
-            hipError_t::hipErrorNoDevice | hipError_t::hipErrorInvalidDevice => absence::why(),
-            _ => advice_or(code, "see with rocminfo whether the runtime works"),
+    /// Creates the error for a HIP that does not start.
+    pub(crate) fn hip_init_failed(hip: &Hip, code: hipError_t) -> Self {
+        let advice = match code {
+            hipError_t::hipErrorNoDevice | hipError_t::hipErrorInvalidDevice => why_no_gpu(),
+            _ => advice(code).unwrap_or(TRY_ROCMINFO).to_owned(),
         };
-        Self::not_started(
-            "HIP",
-            hip.calls.file(),
-            &hip.version.to_string(),
-            "hipInit",
-            result,
-            &why,
-        )
+        let runtime = format!("HIP {}", hip.version);
+        Self::init_failed(&runtime, hip.calls.file(), "hipInit", hip.result_of(code), &advice)
     }
 
-    /// The HSA runtime is there and does not start.
-    pub(crate) fn no_hsa_start(calls: &hsa::Library, status: hsa_status_t) -> Self {
+    /// Creates the error for an HSA runtime that does not start.
+    pub(crate) fn hsa_init_failed(calls: &hsa::Library, status: hsa_status_t) -> Self {
+        let advice = match status {
+            // The runtime returns this if it cannot open the kernel driver's device.
+            hsa_status_t::HSA_STATUS_ERROR_OUT_OF_RESOURCES => why_no_gpu(),
+            _ => TRY_ROCMINFO.to_owned(),
+        };
         let result = sys::status_of(calls, status);
-        let why = match status {
-            // What it says where there is no device: it could not open the kernel's.
-            hsa_status_t::HSA_STATUS_ERROR_OUT_OF_RESOURCES => absence::why(),
-            _ => "see with rocminfo whether the runtime works".to_owned(),
-        };
-        Self::not_started("the HSA runtime", calls.file(), "", "hsa_init", result, &why)
+        Self::init_failed("the HSA runtime", calls.file(), "hsa_init", result, &advice)
     }
 
-    fn not_started(
-        what: &str,
-        file: &std::path::Path,
-        version: &str,
+    fn init_failed(
+        runtime: &str,
+        file: &Path,
         call: &str,
-        result: RocmResult,
-        why: &str,
+        mut result: RocmResult,
+        advice: &str,
     ) -> Self {
-        // The runtime is named before it.
-        let mut result = result;
+        // The text below already names the runtime; an unknown result would name it again.
         if result.name.is_empty() {
             result.text.clear();
         }
-        let space = if version.is_empty() { "" } else { " " };
         let file = file.display();
-        let text =
-            format!("{what}{space}{version} ({file}) does not start: {call}: {result}; {why}");
+        let text = format!("{runtime} ({file}) does not start: {call}: {result}; {advice}");
         Self::Unavailable { text, result: Some(result) }
     }
 
-    /// HIP refused `call`.
+    /// Creates the error for a call of HIP that failed.
     pub(crate) fn hip(
         hip: &Hip,
         call: &'static str,
@@ -176,17 +163,17 @@ impl Error {
         }
     }
 
-    /// Whether HIP has answered with one of these codes.
+    /// Returns whether HIP returned one of these codes.
     pub(crate) fn is_one_of(&self, codes: &[hipError_t]) -> bool {
         matches!(self, Self::Driver { result, .. } if codes.iter().any(|code| code.0 == result.code))
     }
 
-    /// Whether a result of HIP means that the device no longer works for this process.
+    /// Returns whether a result of HIP means that this process can no longer use the device.
     pub(crate) fn loses_device(code: hipError_t) -> bool {
         kind_of_hip(code) == ErrorKind::DeviceLost
     }
 
-    /// The HSA runtime refused `call`.
+    /// Creates the error for a call of the HSA runtime that failed.
     pub(crate) fn hsa(
         hsa: &Hsa,
         call: &'static str,
@@ -203,16 +190,12 @@ impl Error {
     }
 }
 
-fn on(device: Option<&str>) -> String {
+fn device_suffix(device: Option<&str>) -> String {
     device.map_or_else(String::new, |device| format!(" on {device}"))
 }
 
-fn hint(advice: &str) -> String {
+fn advice_suffix(advice: &str) -> String {
     if advice.is_empty() { String::new() } else { format!("; {advice}") }
-}
-
-fn advice_or(code: hipError_t, other: &str) -> String {
-    advice(code).unwrap_or(other).to_owned()
 }
 
 impl peerlane_hal::Error for Error {
@@ -224,6 +207,93 @@ impl peerlane_hal::Error for Error {
             Self::Copy { .. } => ErrorKind::Other,
             Self::Fault(fault) => fault.kind(),
         }
+    }
+}
+
+/// A result code of HIP or of the HSA runtime, with its name and explanation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RocmResult {
+    /// Numeric code.
+    pub code: u32,
+    /// Name, such as `hipErrorOutOfMemory`; empty if the runtime does not know the code.
+    pub name: String,
+    /// Explanation; empty if the runtime has none. Without a name: the runtime that was asked.
+    pub text: String,
+}
+
+impl RocmResult {
+    /// Creates a result whose code `runtime` does not know.
+    pub(crate) fn unknown(code: u32, runtime: String) -> Self {
+        Self { code, name: String::new(), text: runtime }
+    }
+}
+
+impl std::fmt::Display for RocmResult {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { code, name, text } = self;
+        match (name.as_str(), text.as_str()) {
+            ("", "") => write!(f, "result {code}, which this runtime has no name for"),
+            ("", runtime) => write!(f, "result {code}, which {runtime} has no name for"),
+            (name, "") => write!(f, "{name} ({code})"),
+            (name, text) => write!(f, "{name} ({code}), {text}"),
+        }
+    }
+}
+
+impl std::error::Error for RocmResult {}
+
+/// Returns advice for the user about a result of HIP, if there is any.
+fn advice(code: hipError_t) -> Option<&'static str> {
+    Some(match code {
+        hipError_t::hipErrorInsufficientDriver => {
+            "the kernel module amdgpu is older than the runtime: load the one that came with it, or \
+             restart the machine"
+        }
+        hipError_t::hipErrorNoBinaryForGpu => {
+            "the runtime was built without this GPU's architecture: see with rocminfo which it is"
+        }
+        _ => return None,
+    })
+}
+
+/// Maps a result of HIP to an error kind.
+///
+/// After a fault of the device all later calls fail too, so this process has lost the device.
+fn kind_of_hip(code: hipError_t) -> ErrorKind {
+    match code {
+        hipError_t::hipErrorNotInitialized
+        | hipError_t::hipErrorDeinitialized
+        | hipError_t::hipErrorInsufficientDriver
+        | hipError_t::hipErrorNoDevice
+        | hipError_t::hipErrorInvalidDevice
+        | hipError_t::hipErrorNoBinaryForGpu
+        | hipError_t::hipErrorPeerAccessUnsupported
+        | hipError_t::hipErrorNotSupported => ErrorKind::Unavailable,
+        hipError_t::hipErrorOutOfMemory => ErrorKind::OutOfMemory,
+        hipError_t::hipErrorInvalidContext
+        | hipError_t::hipErrorECCNotCorrectable
+        | hipError_t::hipErrorIllegalAddress
+        | hipError_t::hipErrorLaunchTimeOut
+        | hipError_t::hipErrorContextIsDestroyed
+        | hipError_t::hipErrorAssert
+        | hipError_t::hipErrorLaunchFailure => ErrorKind::DeviceLost,
+        _ => ErrorKind::Other,
+    }
+}
+
+/// Maps a status of the HSA runtime to an error kind.
+fn kind_of_hsa(status: hsa_status_t) -> ErrorKind {
+    match status {
+        hsa_status_t::HSA_STATUS_ERROR_NOT_INITIALIZED | hsa::HSA_STATUS_ERROR_NOT_SUPPORTED => {
+            ErrorKind::Unavailable
+        }
+        hsa_status_t::HSA_STATUS_ERROR_OUT_OF_RESOURCES => ErrorKind::OutOfMemory,
+        hsa::HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION
+        | hsa::HSA_STATUS_ERROR_ILLEGAL_INSTRUCTION
+        | hsa::HSA_STATUS_ERROR_MEMORY_FAULT
+        | hsa_status_t::HSA_STATUS_ERROR_EXCEPTION
+        | hsa_status_t::HSA_STATUS_ERROR_FATAL => ErrorKind::DeviceLost,
+        _ => ErrorKind::Other,
     }
 }
 
@@ -257,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_result_is_an_error_like_others() {
+    fn an_unknown_result_is_reported_by_number() {
         let error = driver_error(hipError_t(4242), "", "");
         assert_eq!(error.kind(), ErrorKind::Other);
         assert_eq!(
@@ -269,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_missing_symbol_names_the_file_and_the_release() {
-        let error = Error::no_library(&LoadError::Symbol {
+        let error = Error::load_failed(&LoadError::Symbol {
             file: "/opt/rocm-5.2.3/lib/libamdhip64.so.5.2.21153".into(),
             symbol: "hipStreamGetDevice",
             since: "5.7",
@@ -278,7 +348,18 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "/opt/rocm-5.2.3/lib/libamdhip64.so.5.2.21153 has no hipStreamGetDevice: it is too old, \
-             wanted ROCm 5.7 or newer"
+             expected ROCm 5.7 or newer"
         );
+    }
+
+    #[test]
+    fn no_device_is_unavailable_and_a_fault_loses_the_device() {
+        assert_eq!(kind_of_hip(hipError_t(100)), ErrorKind::Unavailable);
+        assert_eq!(kind_of_hip(hipError_t(101)), ErrorKind::Unavailable);
+        assert_eq!(kind_of_hip(hipError_t(2)), ErrorKind::OutOfMemory);
+        assert_eq!(kind_of_hip(hipError_t(719)), ErrorKind::DeviceLost);
+        assert_eq!(kind_of_hip(hipError_t(4242)), ErrorKind::Other);
+        assert_eq!(kind_of_hsa(hsa_status_t(43)), ErrorKind::DeviceLost);
+        assert_eq!(kind_of_hsa(hsa_status_t(0x7777)), ErrorKind::Other);
     }
 }

@@ -1,27 +1,31 @@
-//! The way to reach peers of one host: each other's memory, over XGMI or PCI Express. It is
-//! `peerlane_toolkit::peers`; here stands what HIP knows of other devices.
+//! Connections between GPUs of one host, over XGMI or PCI Express.
+//!
+//! The fabric itself is `peerlane_toolkit::peers`. This file holds the queries that it makes of HIP.
 
-mod way;
+use std::sync::Arc;
 
-use peerlane_toolkit::peers::{self, PeerOptions};
+use peerlane_hal::ErrorKind;
+use peerlane_toolkit::device::{DevicePtr, Fault};
+use peerlane_toolkit::peers::{self, DeviceId, PeerDevice, PeerOptions, Purpose, Way};
 
-use crate::device::Context;
-use crate::engine::{EngineKind, OwnCopy, SignalBy};
+use crate::device::{Context, Device, DeviceLink, find_device, link_between};
+use crate::engine::{Engine, EngineKind, OwnCopy, SignalBy, probe_signal, striped_rate};
+use crate::error::Error;
+use crate::sys::hip::hipError_t;
 
-/// How a fabric behaves; the defaults are what the backend does best.
+/// Options of a fabric. The defaults are the fastest that work.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Which of the visible devices.
+    /// Ordinal of the device among the visible ones.
     pub device: u32,
-    /// Whether a way that is only second best is refused: memory without a descriptor where the
-    /// device says that it has them, and memory of the host between devices that do not reach each
-    /// other.
+    /// Whether slower fallbacks are errors: memory without a descriptor on a device that reports
+    /// descriptors, and staging through host memory between devices without peer access.
     pub strict: bool,
-    /// How signals get to peers; by default, what works.
+    /// How signals reach peers; `None` selects a method that works.
     pub signal: Option<SignalBy>,
-    /// How a rank's own bytes get to their place in its own memory.
+    /// How the self copy is made.
     pub own_copy: OwnCopy,
-    /// What engines are made of.
+    /// Whether engines use streams or SDMA engines.
     pub engine: EngineKind,
 }
 
@@ -39,5 +43,87 @@ impl PeerOptions for Options {
     }
 }
 
-/// The GPUs of one host, as one rank.
+/// Connects the device of one rank to devices of other ranks on the same host.
 pub type Fabric = peers::Fabric<Context>;
+
+impl PeerDevice for Context {
+    type Found = Device;
+    type Options = Options;
+    type Engine = Engine;
+
+    fn open(options: &Options) -> Result<Arc<Self>, Error> {
+        Self::open(options.device)
+    }
+
+    fn found(&self) -> &Device {
+        &self.info
+    }
+
+    fn device_id(&self) -> DeviceId {
+        let text = format!("{} at {}", self.info.uuid_text(), self.info.pci);
+        let (uuid, name) = (self.info.identity(), self.info.name.clone());
+        DeviceId { uuid, divided: false, text, name }
+    }
+
+    fn way_to(&self, other: &DeviceId) -> Result<Way, Error> {
+        let Some(other) = find_device(self.hip, &other.uuid)? else { return Ok(Way::Hidden) };
+        let to = link_between(self.hip, &self.info, &other)?;
+        let from = link_between(self.hip, &other, &self.info)?;
+        Ok(match to {
+            DeviceLink { peer_access: true, kind, bytes_per_second, .. } if from.peer_access => {
+                Way::Reached { kind, bytes_per_second }
+            }
+            _ => Way::Apart(
+                "HIP gives no peer access between them (see rocm-smi --showtopoaccess; over PCI Express \
+                 it needs large BAR and an IOMMU in pass-through mode)",
+            ),
+        })
+    }
+
+    fn try_signal(&self, flag: DevicePtr) -> Result<SignalBy, Error> {
+        probe_signal(self, flag)
+    }
+
+    fn wants_flags_on_host(&self, options: &Options) -> bool {
+        options.engine.for_device(self) == EngineKind::Sdma
+    }
+
+    fn striped_rate(&self, options: &Options) -> u64 {
+        let is_auto = options.engine == EngineKind::Auto
+            && options.engine.for_device(self) == EngineKind::Streams;
+        if is_auto { striped_rate(self) } else { 0 }
+    }
+
+    fn engine(context: &Arc<Self>, options: &Options, purpose: Purpose) -> Result<Engine, Error> {
+        Engine::open(context, options.engine, options.own_copy, &purpose)
+    }
+
+    fn fault(error: &Error) -> Option<&Fault> {
+        match error {
+            Error::Fault(fault) => Some(fault),
+            _ => None,
+        }
+    }
+
+    fn is_no_access(error: &Error) -> bool {
+        error.is_one_of(&[
+            hipError_t::hipErrorInvalidDevice,
+            hipError_t::hipErrorPeerAccessUnsupported,
+            hipError_t::hipErrorNotSupported,
+        ])
+    }
+
+    fn unreachable(error: Error, text: String) -> Error {
+        match error {
+            Error::Driver { call, result, kind, .. } if kind != ErrorKind::DeviceLost => {
+                let text = format!("{text}: {call}: {result}");
+                Error::Unavailable { text, result: Some(result) }
+            }
+            // IPC was refused.
+            Error::Unavailable { text: reason, result } => {
+                Error::Unavailable { text: format!("{text}: {reason}"), result }
+            }
+            error => error,
+        }
+    }
+}

@@ -1,11 +1,10 @@
-//! Raw calls, and the only files that have any: the tables of [`hip_sys`] and [`hsa_sys`], loaded and
-//! started once for the process.
+//! The function tables of HIP and of the HSA runtime ([`hip_sys`], [`hsa_sys`]), loaded once per process.
 //!
-//! HIP is loaded first: it brings the HSA runtime that it was built with, and the second table must be
-//! of that one. Streams, memory and IPC need HIP alone, so a missing HSA runtime is an error only of
-//! what asks for it.
+//! HIP is loaded first, because it brings the HSA runtime that it was built with and the second table must
+//! be of the same one. Streams, memory and IPC need only HIP, so a missing HSA runtime is an error only for
+//! features that use it.
 //!
-//! Results are plain integers inside newtypes, because a runtime may be newer than this crate.
+//! Results are plain integers in newtypes, because a runtime may be newer than this crate.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::OnceLock;
@@ -18,79 +17,85 @@ use hsa_sys::hsa_status_t;
 use crate::device::Version;
 use crate::error::{Error, RocmResult};
 
-/// HIP, started.
+/// Name that HIP returns for every code that it does not know: that of code 999.
+const UNKNOWN_NAME: &str = "hipErrorUnknown";
+
+/// HIP, loaded and initialised.
 #[derive(Debug)]
 pub(crate) struct Hip {
-    /// The functions.
+    /// Function table.
     pub(crate) calls: &'static hip::Library,
-    /// Of the runtime, not of the headers.
+    /// Version of the runtime, not of the headers.
     pub(crate) version: Version,
-    /// How this version numbers kinds of memory.
+    /// How this version numbers memory types.
     pub(crate) memory_types: hip::MemoryTypes,
-    /// How this version takes a file descriptor of memory.
+    /// Whether this version imports memory by a pointer to the file descriptor.
     pub(crate) imports_by_pointer: bool,
 }
 
-/// The HSA runtime, started.
+/// The HSA runtime, loaded and initialised.
 #[derive(Debug)]
 pub(crate) struct Hsa {
-    /// The functions.
+    /// Function table.
     pub(crate) calls: &'static hsa::Library,
-    /// Major and minor version of AMD's part of the interface.
+    /// Major and minor version of AMD's extension interface.
     pub(crate) interface: (u16, u16),
 }
 
 impl Hip {
-    /// HIP of this machine, loaded and started once.
+    /// Loads and initialises HIP, once per process.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]: no library, one that is too old, or no device.
+    /// Returns [`Error::Unavailable`] if there is no library, if it is too old, or if there is no device.
     pub(crate) fn load() -> Result<&'static Self, Error> {
         static HIP: OnceLock<Result<Hip, Error>> = OnceLock::new();
         HIP.get_or_init(Self::open).as_ref().map_err(Error::clone)
     }
 
     fn open() -> Result<Self, Error> {
-        let calls = hip::Library::load().map_err(|error| Error::no_library(&error))?;
+        let calls = hip::Library::load().map_err(|error| Error::load_failed(&error))?;
         let mut number: c_int = 0;
-        // SAFETY: the result is stored in a local. It needs no device and no `hipInit`.
+        // SAFETY: the result is stored in a local. The call needs neither a device nor `hipInit`.
         let code = unsafe { (calls.runtime_get_version)(&raw mut number) };
-        let version = Version::of_hip(if code == hipError_t::hipSuccess { number } else { 0 });
+        let version = Version::from_hip(if code == hipError_t::hipSuccess { number } else { 0 });
         let (memory_types, imports_by_pointer) =
             (hip::memory_types(number), hip::imports_by_pointer(number));
         let hip = Self { calls, version, memory_types, imports_by_pointer };
         // SAFETY: `hipInit` takes flags, which must be 0.
         let code = unsafe { (calls.init)(0) };
-        if code == hipError_t::hipSuccess { Ok(hip) } else { Err(Error::no_start(&hip, code)) }
+        if code == hipError_t::hipSuccess {
+            Ok(hip)
+        } else {
+            Err(Error::hip_init_failed(&hip, code))
+        }
     }
 
-    /// Its release and its file.
-    pub(crate) fn named(&self) -> String {
+    /// Returns the version and file of HIP as messages name them.
+    pub(crate) fn label(&self) -> String {
         format!("HIP {} ({})", self.version, self.calls.file().display())
     }
 
-    /// The result with the name and the explanation that the runtime gives it.
+    /// Returns a result with the name and explanation that HIP has for it.
     pub(crate) fn result_of(&self, code: hipError_t) -> RocmResult {
-        let ask = |call: unsafe extern "C" fn(hipError_t) -> *const c_char| {
-            // SAFETY: any number may be asked for.
-            text(unsafe { call(code) })
+        let query = |call: unsafe extern "C" fn(hipError_t) -> *const c_char| {
+            // SAFETY: HIP accepts any code.
+            let text = unsafe { call(code) };
+            // SAFETY: HIP returned a static string, or null.
+            unsafe { static_text(text) }
         };
-        let name = ask(self.calls.get_error_name);
-        // HIP gives every number that it does not know the name of 999.
+        let name = query(self.calls.get_error_name);
         if code != hipError_t::hipErrorUnknown && name == UNKNOWN_NAME {
-            return RocmResult::nameless(code.0, self.named());
+            return RocmResult::unknown(code.0, self.label());
         }
-        RocmResult { code: code.0, name, text: ask(self.calls.get_error_string) }
+        RocmResult { code: code.0, name, text: query(self.calls.get_error_string) }
     }
 }
 
-const UNKNOWN_NAME: &str = "hipErrorUnknown";
-
 impl Hsa {
-    /// The HSA runtime of this machine, loaded and started once, after HIP.
+    /// Loads HIP and then the HSA runtime, and initialises both, once per process.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]: no library, one that is too old, or no device.
+    /// Returns [`Error::Unavailable`] if there is no library, if it is too old, or if there is no device.
     pub(crate) fn load() -> Result<&'static Self, Error> {
         static HSA: OnceLock<Result<Hsa, Error>> = OnceLock::new();
         HSA.get_or_init(Self::open).as_ref().map_err(Error::clone)
@@ -98,11 +103,11 @@ impl Hsa {
 
     fn open() -> Result<Self, Error> {
         Hip::load()?;
-        let calls = hsa::Library::load().map_err(|error| Error::no_library(&error))?;
-        // SAFETY: starts are counted; HIP has its own. The runtime is never shut down here.
+        let calls = hsa::Library::load().map_err(|error| Error::load_failed(&error))?;
+        // SAFETY: the runtime counts initialisations; HIP has made its own. It is never shut down here.
         let status = unsafe { (calls.init)() };
         if status != hsa_status_t::HSA_STATUS_SUCCESS {
-            return Err(Error::no_hsa_start(calls, status));
+            return Err(Error::hsa_init_failed(calls, status));
         }
         let number = |attribute| {
             let mut number = 0_u16;
@@ -116,25 +121,30 @@ impl Hsa {
     }
 }
 
-/// The status with the name and the explanation that the runtime gives it, which are one text.
+/// Returns a status with the name and explanation that the HSA runtime has for it.
 pub(crate) fn status_of(calls: &hsa::Library, status: hsa_status_t) -> RocmResult {
-    let mut found = std::ptr::null();
-    // SAFETY: the call stores a pointer to a static string, or leaves the local as it is.
-    let asked = unsafe { (calls.status_string)(status, &raw mut found) };
-    if asked != hsa_status_t::HSA_STATUS_SUCCESS {
+    let mut text = std::ptr::null();
+    // SAFETY: the call stores a pointer to a static string, or leaves the local unchanged.
+    let queried = unsafe { (calls.status_string)(status, &raw mut text) };
+    if queried != hsa_status_t::HSA_STATUS_SUCCESS {
         let runtime = format!("the HSA runtime ({})", calls.file().display());
-        return RocmResult::nameless(status.0, runtime);
+        return RocmResult::unknown(status.0, runtime);
     }
-    let whole = text(found);
-    let (name, text) = whole.split_once(": ").unwrap_or((&whole, ""));
+    // SAFETY: the call above stored a static string.
+    let text = unsafe { static_text(text) };
+    // The runtime returns name and explanation as one text.
+    let (name, text) = text.split_once(": ").unwrap_or((&text, ""));
     RocmResult { code: status.0, name: name.to_owned(), text: text.to_owned() }
 }
 
-/// A static string of a runtime.
-fn text(found: *const c_char) -> String {
-    if found.is_null() {
+/// Copies a text of a runtime; a null pointer gives an empty text.
+///
+/// # Safety
+/// `text` is null or a static string that is terminated by a zero.
+unsafe fn static_text(text: *const c_char) -> String {
+    if text.is_null() {
         return String::new();
     }
-    // SAFETY: a static string of the runtime that ends with a zero.
-    unsafe { CStr::from_ptr(found) }.to_string_lossy().into_owned()
+    // SAFETY: the caller upholds the contract of this function.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }

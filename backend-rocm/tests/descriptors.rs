@@ -1,17 +1,17 @@
-//! A release that is given a pointer to a descriptor where later ones are given the descriptor itself.
+//! Tests a release that takes a pointer to a descriptor, while newer ones take the descriptor itself.
 //!
-//! A process can load only one release, so this is a program of its own.
+//! A process can load only one release, so this is a separate program.
 
 mod support;
 
 use peerlane_hal::{Fabric as _, PeerMemory as _, Rank, RemoteKey as _, Role};
 use peerlane_rocm::{Fabric, Key};
 use peerlane_simulated_driver::{Other, hear, tell};
-use support::{driver, pattern, put, seen, soon};
+use support::{contents, driver, pattern, put, soon};
 
 const RELEASE: &str = "6.4";
 
-/// The other process: imports one region and puts to it.
+/// Runs in the other process: imports one region and puts to it.
 #[test]
 #[ignore = "started by the other test of this program"]
 fn importer() {
@@ -39,6 +39,6 @@ fn descriptors_are_imported_by_pointer() {
     let region = fabric.memory().allocate(5000, Role::Data).unwrap();
     other.tell(&fabric.memory().export(&region).unwrap().encode());
     assert_eq!(other.hear_text(), "done");
-    assert_eq!(seen(&region), pattern(7, 5000));
+    assert_eq!(contents(&region), pattern(7, 5000));
     other.end();
 }

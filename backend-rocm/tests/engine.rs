@@ -1,14 +1,59 @@
-//! The engine of streams on the simulated driver: what every such engine is tested by, and what a start
-//! costs.
+//! Tests the engine over streams on the simulated driver, with the tests that all such engines share.
 
-#[path = "engine/backend.rs"]
-#[allow(dead_code, reason = "a part of it is used here")]
+#[path = "support/backend.rs"]
+#[allow(dead_code, reason = "this program uses a part of it")]
 mod backend;
-#[path = "engine/calls.rs"]
-mod calls;
 #[path = "../../hal/toolkit/tests/streams/mod.rs"]
 mod shared;
 mod support;
 
-/// What is installed.
+use backend::SignalBy;
+use shared::costs;
+use shared::world::{PLAIN, Way};
+
+/// Release of ROCm that is emulated.
 const RELEASE: &str = "7.2";
+
+/// Calls of HIP that a start may make.
+const CALLS: [&str; 6] = [
+    "hipStreamBatchMemOp",
+    "hipStreamWriteValue64",
+    "hipStreamWaitValue64",
+    "hipMemcpyAsync",
+    "hipEventRecord",
+    "hipStreamWaitEvent",
+];
+/// Calls of HIP that a start must not make: they block, allocate or are not allowed in a capture.
+const NEVER: [&str; 7] = [
+    "hipStreamSynchronize",
+    "hipStreamQuery",
+    "hipEventQuery",
+    "hipMalloc",
+    "hipHostMalloc",
+    "hipEventCreateWithFlags",
+    "hipStreamCreateWithFlags",
+];
+
+fn calls(shard: u64, way: Way, signal: Option<SignalBy>) -> [u64; 6] {
+    costs::calls(CALLS, &NEVER, shard, way, signal)
+}
+
+#[test]
+fn a_start_takes_few_calls() {
+    let elided = Way { ready: false, ..PLAIN };
+    let large = (2 << 20) + 1;
+    // The numbers are batches of flags, single writes and waits, copies, events recorded, waits for events.
+    // There are three engines, so copies use the main stream and two side streams. Of the four events one is
+    // the ticket, one starts the side streams, and one ends each of them.
+    assert_eq!(calls(large, elided, None), [1, 0, 0, 4, 4, 4]);
+    assert_eq!(calls(large, PLAIN, None), [2, 0, 0, 4, 4, 4]);
+    assert_eq!(calls(large, PLAIN, Some(SignalBy::Copy)), [4, 0, 0, 10, 4, 4]);
+}
+
+/// Every peer has a stream if there are enough engines.
+#[test]
+fn as_many_copies_are_in_flight_as_there_are_engines() {
+    for (engines, most) in [("8", 4), ("3", 3), ("1", 1)] {
+        assert_eq!(costs::copies_at_once(engines), [most; 4], "{engines} copy engines");
+    }
+}

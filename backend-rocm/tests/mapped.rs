@@ -1,6 +1,6 @@
-//! Memory that the caller has mapped, with a release that gives its handles out again.
+//! Tests memory that the caller has mapped, with a release that returns its handles again.
 //!
-//! A process can load only one release, so this is a program of its own.
+//! A process can load only one release, so this is a separate program.
 
 mod support;
 
@@ -11,12 +11,12 @@ use hip_sys::{
     hipMemAllocationProp, hipMemAllocationType, hipMemLocation, hipMemLocationType,
 };
 use peerlane_hal::{Fabric as _, PeerMemory as _, Rank, Region as _, Role};
-use support::{driver, ensure, pattern, put, ranks, register, seen, soon};
+use support::{contents, driver, ensure, pattern, put, ranks, register, soon};
 
 const RELEASE: &str = "7.15";
 const SEGMENT_BYTES: usize = 2 << 20;
 
-/// Segments of a device, mapped one behind the other; never given back.
+/// Maps segments of a device at adjacent addresses, and returns the first. They are never freed.
 fn mapped(device: i32, segments: usize) -> u64 {
     let hip = Library::load().expect("the simulated driver is installed");
     let location =
@@ -27,7 +27,7 @@ fn mapped(device: i32, segments: usize) -> u64 {
         ..hipMemAllocationProp::default()
     };
     properties.__bindgen_anon_1.requestedHandleTypes = Handle::hipMemHandleTypePosixFileDescriptor;
-    // SAFETY: the number is a device's.
+    // SAFETY: the number is that of a device.
     ensure(unsafe { (hip.set_device)(device) }, "hipSetDevice");
     let (mut start, null): (*mut c_void, _) = (std::ptr::null_mut(), std::ptr::null_mut());
     let bytes = segments * SEGMENT_BYTES;
@@ -41,12 +41,12 @@ fn mapped(device: i32, segments: usize) -> u64 {
         let code = unsafe { create(&raw mut memory, SEGMENT_BYTES, &raw const properties, 0) };
         ensure(code, "hipMemCreate");
         let at = start.wrapping_byte_add(segment * SEGMENT_BYTES);
-        // SAFETY: reserved above, and nothing is mapped there yet.
+        // SAFETY: the range was reserved above, and nothing is mapped in it.
         ensure(unsafe { (hip.mem_map)(at, SEGMENT_BYTES, 0, memory, 0) }, "hipMemMap");
     }
     let flags = hipMemAccessFlags::hipMemAccessFlagsProtReadWrite;
     let access = hipMemAccessDesc { location, flags };
-    // SAFETY: all of it is mapped.
+    // SAFETY: the whole range is mapped.
     ensure(unsafe { (hip.mem_set_access)(start, bytes, &raw const access, 1) }, "hipMemSetAccess");
     start as u64
 }
@@ -62,5 +62,5 @@ fn a_region_may_begin_in_one_segment_and_end_in_another() {
     assert!(driver.calls("hipMemRetainAllocationHandle") > 0);
     let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
     put(&mut fabrics[0], &remote, 3);
-    assert_eq!(seen(&region), pattern(3, region.bytes() as usize));
+    assert_eq!(contents(&region), pattern(3, region.bytes() as usize));
 }

@@ -1,4 +1,4 @@
-//! Registration, export and import between ranks of one process, on the simulated driver.
+//! Tests registration, export and import between ranks of one process, on the simulated driver.
 
 mod support;
 
@@ -7,29 +7,30 @@ use peerlane_hal::{
     RemoteKey as _, Role,
 };
 use peerlane_rocm::{Fabric, Key};
-use support::{Allocation, driver, pattern, put, ranks, register, seen, soon};
+use support::{Allocation, contents, driver, pattern, put, ranks, register, soon};
 
-/// The newest release that the simulated driver knows.
+/// Newest release that the simulated driver emulates.
 const RELEASE: &str = "7.2";
 
-/// The error of a registration that must not be possible.
+/// Returns the error of a registration that must fail.
 fn refused(fabric: &Fabric, address: u64, bytes: u64, role: Role) -> String {
-    let error = register(fabric, address, bytes, role).expect_err("it is no such memory");
+    let error =
+        register(fabric, address, bytes, role).expect_err("the memory cannot be registered");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     error.to_string()
 }
 
 #[test]
-fn memory_is_zero_at_first_and_holds_what_is_copied() {
+fn allocated_memory_is_zero_and_can_be_written() {
     let (_driver, _turn) = driver(RELEASE);
     let fabrics = ranks(1, false).unwrap();
     for bytes in [0, 1, 3, (1 << 20) - 1, (1 << 20) + 1, (3 << 20) + 7] {
         for role in [Role::Data, Role::Flags] {
             let region = fabrics[0].memory().allocate(bytes, role).unwrap();
-            assert!(seen(&region).iter().all(|byte| *byte == 0), "{bytes} bytes as {role:?}");
-            let wanted = pattern(7, bytes as usize);
-            region.upload(0, &wanted).unwrap();
-            assert_eq!(seen(&region), wanted);
+            assert!(contents(&region).iter().all(|byte| *byte == 0), "{bytes} bytes as {role:?}");
+            let expected = pattern(7, bytes as usize);
+            region.upload(0, &expected).unwrap();
+            assert_eq!(contents(&region), expected);
         }
     }
     let region = fabrics[0].memory().allocate(10, Role::Flags).unwrap();
@@ -50,13 +51,13 @@ fn bytes_reach_every_kind_of_memory_of_another_device() {
     let theirs = register(&fabrics[1], allocation.address + 3, 999, Role::Data).unwrap();
     let before = driver.calls("hipMemMap");
     let ours = memory.allocate(1 << 16, Role::Data).unwrap();
-    assert_eq!(driver.calls("hipMemMap") - before, 1, "it has a descriptor");
+    assert_eq!(driver.calls("hipMemMap") - before, 1, "the memory has a descriptor");
     let flags = memory.allocate(64, Role::Flags).unwrap();
     let keys = [&theirs, &ours, &flags].map(|region| memory.export(region).unwrap());
     for (seed, (region, key)) in [&theirs, &ours, &flags].into_iter().zip(&keys).enumerate() {
         let remote = fabrics[0].memory().import(Rank(1), key, soon()).unwrap();
         put(&mut fabrics[0], &remote, seed as u8);
-        assert_eq!(seen(region), pattern(seed as u8, region.bytes() as usize));
+        assert_eq!(contents(region), pattern(seed as u8, region.bytes() as usize));
     }
 }
 
@@ -82,7 +83,7 @@ fn flags_lie_in_fine_grained_memory() {
 }
 
 #[test]
-fn what_is_no_memory_of_the_device_is_refused_by_name() {
+fn other_memory_is_rejected_with_the_reason() {
     let (_driver, _turn) = driver(RELEASE);
     let fabrics = ranks(1, false).unwrap();
     let refused = |address, bytes| refused(&fabrics[0], address, bytes, Role::Data);
@@ -106,7 +107,7 @@ fn what_is_no_memory_of_the_device_is_refused_by_name() {
 }
 
 #[test]
-fn keys_of_freed_memory_and_of_others_are_refused() {
+fn keys_of_freed_memory_and_of_other_backends_are_rejected() {
     let (_driver, _turn) = driver(RELEASE);
     let fabrics = ranks(2, false).unwrap();
     let region = fabrics[1].memory().allocate(64, Role::Data).unwrap();
@@ -120,7 +121,7 @@ fn keys_of_freed_memory_and_of_others_are_refused() {
     assert_eq!(held.peer(), Rank(1));
     let error = import(0, &key).unwrap_err();
     assert_eq!(error.to_string(), "remote key is of rank 1, wanted one of rank 0");
-    // As another vendor's key would look.
+    // The bytes of a key of another vendor.
     let mut foreign = key.encode();
     foreign[6] = 2;
     let error = Key::decode(&foreign).unwrap_err();
@@ -140,7 +141,7 @@ fn an_allocation_that_is_too_large_names_the_bytes() {
 }
 
 #[test]
-fn devices_that_do_not_reach_each_other_meet_on_the_host() {
+fn devices_without_peer_access_are_staged_on_the_host() {
     let (driver, _turn) = driver(RELEASE);
     driver.set("P2P", "off");
     let staged = ranks(2, false);
@@ -153,7 +154,7 @@ fn devices_that_do_not_reach_each_other_meet_on_the_host() {
     let key = fabrics[1].memory().export(&region).unwrap();
     let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
     put(&mut fabrics[0], &remote, 9);
-    assert_eq!(seen(&region), pattern(9, 5000));
+    assert_eq!(contents(&region), pattern(9, 5000));
     let error = strict.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let text = error.to_string();
@@ -162,11 +163,11 @@ fn devices_that_do_not_reach_each_other_meet_on_the_host() {
 }
 
 #[test]
-fn network_cards_get_a_dma_buf_and_the_flush_that_it_needs() {
+fn nics_get_a_dma_buf_and_the_flush_that_it_needs() {
     let (driver, _turn) = driver(RELEASE);
     let allocation = Allocation::new(0, 1 << 16);
-    let open = |card_writes| {
-        driver.set("CARD_WRITES", card_writes);
+    let open = |nic_writes| {
+        driver.set("CARD_WRITES", nic_writes);
         let fabrics = ranks(1, false).unwrap();
         let region = register(&fabrics[0], allocation.address + 96, 5000, Role::Data).unwrap();
         let (buffer, flush) = (region.dma_buf(), region.flush());
@@ -174,16 +175,16 @@ fn network_cards_get_a_dma_buf_and_the_flush_that_it_needs() {
         (buffer, flush)
     };
     let (buffer, flush) = open("flush");
-    // It is of the whole allocation.
+    // The dma-buf covers the whole allocation.
     assert_eq!(buffer.unwrap().offset, 96);
     flush.expect("a flush").flush().unwrap();
     let (buffer, flush) = open("ordered");
     assert!(buffer.is_ok() && flush.is_none());
-    // Bytes that nobody can make visible are not to be received.
+    // A NIC must not write to memory whose writes cannot be flushed.
     let (buffer, flush) = open("lost");
     let text = buffer.unwrap_err();
     assert!(text.starts_with("hsa_agent_get_info of HDP on device 0 ("), "{text}");
-    assert_eq!(flush.expect("a refusal").flush().unwrap_err(), text);
+    assert_eq!(flush.expect("an error").flush().unwrap_err(), text);
 
     let fabrics = ranks(1, false).unwrap();
     let region = register(&fabrics[0], allocation.address, 8, Role::Data).unwrap();
@@ -194,7 +195,7 @@ fn network_cards_get_a_dma_buf_and_the_flush_that_it_needs() {
 }
 
 #[test]
-fn a_stuck_device_is_an_error_in_time() {
+fn a_failed_query_gives_no_flag_value() {
     let (driver, _turn) = driver(RELEASE);
     let fabrics = ranks(1, false).unwrap();
     let flags = fabrics[0].memory().allocate(8, Role::Flags).unwrap();
@@ -205,12 +206,12 @@ fn a_stuck_device_is_an_error_in_time() {
 }
 
 #[test]
-fn opening_says_what_is_wrong() {
+fn invalid_arguments_of_open_are_named() {
     let (_driver, _turn) = driver(RELEASE);
     let open = |rank, ranks, device| Fabric::open(Rank(rank), ranks, device).unwrap_err();
     let error = open(2, 2, 0);
     assert_eq!(error.to_string(), "rank is 2, wanted less than the number of ranks, 2");
     let error = open(0, 1, 99);
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert!(error.to_string().starts_with("device is 99, wanted less than"), "{error}");
+    assert!(error.to_string().starts_with("device is 99, expected less than"), "{error}");
 }

@@ -1,18 +1,18 @@
-//! A release that has no memory with a descriptor, and numbers kinds of memory in its own way.
+//! Tests a release without memory with a descriptor, and with other numbers for memory types.
 //!
-//! A process can load only one release, so this is a program of its own.
+//! A process can load only one release, so this is a separate program.
 
 mod support;
 
 use peerlane_hal::{Fabric as _, PeerMemory as _, Rank, Role};
-use support::{Allocation, driver, pattern, put, ranks, register, seen, soon};
+use support::{Allocation, contents, driver, pattern, put, ranks, register, soon};
 
 const RELEASE: &str = "5.7";
 
 #[test]
-fn memory_goes_by_its_handle() {
+fn memory_is_exported_by_ipc() {
     let (driver, _turn) = driver(RELEASE);
-    // `strict` takes it: the device does not have the better way.
+    // `strict` accepts IPC handles, because the device reports no descriptors.
     let mut fabrics = ranks(2, true).unwrap();
     let allocation = Allocation::new(1, 4096);
     let theirs = register(&fabrics[1], allocation.address + 96, 1000, Role::Data).unwrap();
@@ -22,8 +22,8 @@ fn memory_goes_by_its_handle() {
         let key = fabrics[1].memory().export(region).unwrap();
         let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
         put(&mut fabrics[0], &remote, seed);
-        assert_eq!(seen(region), pattern(seed, 1000));
+        assert_eq!(contents(region), pattern(seed, 1000));
     }
-    // It would crash for memory that was not mapped.
+    // The call would crash for memory that was not mapped.
     assert_eq!(driver.calls("hipMemRetainAllocationHandle"), 0);
 }

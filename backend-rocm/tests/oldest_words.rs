@@ -1,18 +1,19 @@
-//! The oldest release: no batched memory operations, no copies that keep compute units free.
+//! Tests the oldest release: without batched memory operations, and without copies that use no compute
+//! units.
 //!
-//! A process can load only one, so this is a program of its own.
+//! A process can load only one release, so this is a separate program.
 
-#[path = "engine/backend.rs"]
-#[allow(dead_code, unused_imports, reason = "a part of it is used here")]
+#[path = "support/backend.rs"]
+#[allow(dead_code, unused_imports, reason = "this program uses a part of it")]
 mod backend;
 mod support;
 #[path = "../../hal/toolkit/tests/streams/word_by_word.rs"]
 mod word_by_word;
 #[path = "../../hal/toolkit/tests/streams/world.rs"]
-#[allow(dead_code, reason = "a part of it is used here")]
+#[allow(dead_code, reason = "this program uses a part of it")]
 mod world;
 
 use backend::driver;
 
-/// What is installed.
+/// Release of ROCm that is emulated.
 const RELEASE: &str = "5.7";

@@ -1,17 +1,17 @@
-//! Memory of one process in another, on the simulated driver.
+//! Tests the import of memory of another process, on the simulated driver.
 
 mod support;
 
 use peerlane_hal::{Error as _, Fabric as _, PeerMemory as _, Rank, RemoteKey as _, Role};
 use peerlane_rocm::{Fabric, Key, Local};
 use peerlane_simulated_driver::{Other, hear, tell};
-use support::{Allocation, driver, pattern, put, register, seen, soon};
+use support::{Allocation, contents, driver, pattern, put, register, soon};
 
 const OWNER: Rank = Rank(0);
 const IMPORTER: Rank = Rank(1);
 const RELEASE: &str = "7.2";
 
-/// Both processes; this one owns the memory, and the other one puts to it.
+/// The owner of memory in this process, and the process that imports it.
 struct Pair {
     fabric: Fabric,
     other: Other,
@@ -28,7 +28,7 @@ impl Pair {
         Self { fabric, other }
     }
 
-    /// Lets the other process import the region and put to it.
+    /// Lets the other process import a region and put to it. Returns its answer.
     fn put(&mut self, key: &Key, seed: u8) -> String {
         self.other.tell(&[&[seed], &key.encode()[..]].concat());
         self.other.hear_text()
@@ -37,12 +37,12 @@ impl Pair {
     fn check(&mut self, region: &Local, seed: u8) {
         let key = self.fabric.memory().export(region).unwrap();
         assert_eq!(self.put(&key, seed), "done");
-        let seen = seen(region);
+        let seen = contents(region);
         assert_eq!(seen, pattern(seed, seen.len()));
     }
 }
 
-/// The other process: does what it is told.
+/// Runs in the other process: imports each region it is sent and puts to it.
 #[test]
 #[ignore = "started by the other tests of this program"]
 fn importer() {
@@ -54,23 +54,23 @@ fn importer() {
         Ok(()) => tell(b"connected"),
         Err(error) => {
             tell(format!("{}: {error}", error.kind()).as_bytes());
-            // The owner still connects to the memory of this fabric.
+            // The owner still imports flags of this fabric.
             let _ = hear();
             return;
         }
     }
-    let at_first = driver.counter("open_imports", None);
+    let initially = driver.counter("open_imports", None);
     while let Some(line) = hear() {
         let key = Key::decode(&line[1..]).unwrap();
         let imported = fabric.memory().import(OWNER, &key, soon()).map(|remote| {
             // A second import of the same memory opens nothing.
             let again = fabric.memory().import(OWNER, &key, soon()).unwrap();
-            let opened = driver.counter("open_imports", None) - at_first;
+            let opened = driver.counter("open_imports", None) - initially;
             assert!(opened <= 1, "{opened} were opened");
             put(&mut fabric, &again, line[0]);
             drop(remote);
         });
-        assert_eq!(driver.counter("open_imports", None), at_first, "all are closed");
+        assert_eq!(driver.counter("open_imports", None), initially, "all are closed");
         match imported {
             Ok(()) => tell(b"done"),
             Err(error) => tell(format!("{}: {error}", error.kind()).as_bytes()),
@@ -79,7 +79,7 @@ fn importer() {
 }
 
 #[test]
-fn memory_of_every_kind_is_received_into() {
+fn a_peer_can_put_into_every_kind_of_memory() {
     let (_driver, _turn) = driver(RELEASE);
     let mut pair = Pair::open();
     let memory = pair.fabric.memory();
@@ -97,7 +97,7 @@ fn memory_of_every_kind_is_received_into() {
 }
 
 #[test]
-fn what_has_no_descriptor_goes_by_its_handle() {
+fn memory_without_a_descriptor_is_exported_by_ipc() {
     let (driver, _turn) = driver(RELEASE);
     let mut pair = Pair::open();
     driver.fail_always("hipMemCreate", 0, 801);
@@ -108,7 +108,7 @@ fn what_has_no_descriptor_goes_by_its_handle() {
 }
 
 #[test]
-fn a_container_that_refuses_ipc_is_named_with_library_and_version() {
+fn a_failure_of_ipc_names_library_and_version() {
     let (driver, _turn) = driver(RELEASE);
     let mut fabric = Fabric::open(OWNER, 2, 0).unwrap();
     let mut other = Other::start("importer", &[("PEERLANE_SIM_LEGACY_IPC", "refused")]);
@@ -119,13 +119,13 @@ fn a_container_that_refuses_ipc_is_named_with_library_and_version() {
     assert!(text.starts_with("unavailable: cannot reach rank 0 on GPU-"), "{text}");
     assert!(text.contains(": hipIpcOpenMemHandle on device 1 ("), "{text}");
     assert!(text.contains("; HIP 7.2.") && text.contains("libamdhip64.so.7.2."), "{text}");
-    assert!(text.contains("shares no memory with other processes here"), "{text}");
+    assert!(text.contains("cannot share memory with other processes here"), "{text}");
     other.end();
     driver.set("LEGACY_IPC", "on");
 }
 
 #[test]
-fn the_key_of_freed_memory_and_a_killed_owner_are_refused() {
+fn keys_of_freed_memory_and_of_closed_fabrics_are_rejected() {
     let (_driver, _turn) = driver(RELEASE);
     let mut pair = Pair::open();
     let region = pair.fabric.memory().allocate(64, Role::Data).unwrap();

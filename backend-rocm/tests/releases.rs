@@ -1,4 +1,4 @@
-//! Discovery on the real libraries of several releases, where there is no GPU.
+//! Tests discovery with the real libraries of several releases, on a machine without a GPU.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,12 +14,12 @@ use releases::Release;
 fn main() -> ExitCode {
     releases::run(&[("discover", print_discovery)], |release| {
         let release = release.clone();
-        let name = format!("ROCm {}: without a GPU the text says what is missing", release.name);
+        let name = format!("ROCm {}: without a GPU the error says what is missing", release.name);
         vec![Trial::test(name, move || no_gpu(&release))]
     })
 }
 
-/// In a process with the release's libraries.
+/// Runs in a process with the libraries of a release.
 fn print_discovery() {
     match peerlane_rocm::discover() {
         Ok(devices) => println!("{} devices", devices.len()),
@@ -31,7 +31,7 @@ fn no_gpu(release: &Release) -> Result<(), Failed> {
     if Path::new("/dev/kfd").exists() {
         return Ok(());
     }
-    let printed = release.does("discover", &[])?;
+    let printed = release.run_task("discover", &[])?;
     let (begin, end) = (
         format!("unavailable: HIP {}.", release.name),
         ") does not start: hipInit: hipErrorNoDevice (100), no ROCm-capable device is detected; there \

@@ -1,13 +1,13 @@
-//! What runtimes of ROCm have been seen to do wrong: each is detected or survived.
+//! Tests that known faults of ROCm runtimes are detected or tolerated.
 //!
-//! What a device does is tried once in a process, so each test has devices of its own, but for those that
-//! find a device sound.
+//! The abilities of a device are tested once per process, so each test uses devices of its own, except tests
+//! of a device without faults.
 
-#[path = "engine/backend.rs"]
-#[allow(dead_code, unused_imports, reason = "a part of it is used here")]
+#[path = "support/backend.rs"]
+#[allow(dead_code, unused_imports, reason = "this program uses a part of it")]
 mod backend;
 #[path = "../../hal/toolkit/tests/streams/world.rs"]
-#[allow(dead_code, reason = "a part of it is used here")]
+#[allow(dead_code, reason = "this program uses a part of it")]
 mod world;
 
 mod support;
@@ -22,9 +22,9 @@ use peerlane_rocm::EngineKind;
 use peerlane_simulated_driver::Driver;
 use world::{Member, PLAIN, world_on};
 
-/// What is installed.
+/// Release of ROCm that is emulated.
 const RELEASE: &str = "7.2";
-/// A machine of so many devices.
+/// Number of simulated devices.
 const DEVICES: &str = "16";
 
 fn machine() -> (Driver, std::sync::MutexGuard<'static, ()>) {
@@ -33,7 +33,7 @@ fn machine() -> (Driver, std::sync::MutexGuard<'static, ()>) {
     (driver, turn)
 }
 
-/// One start of every rank, with bytes of its own.
+/// Runs one all-gather with other bytes in every epoch, and checks the output.
 fn ensure_gathers(members: &mut [Member], epoch: u64, what: &str) {
     let seed = |rank: usize| (16 * rank) as u8 ^ epoch as u8;
     members.iter().for_each(|member| member.fill(seed(member.me)));
@@ -44,9 +44,9 @@ fn ensure_gathers(members: &mut [Member], epoch: u64, what: &str) {
     }
 }
 
-/// Copies that keep compute units free and copy nothing, or are refused (ROCm/rocm-systems#11318).
+/// Copies without compute units that copy nothing, or are rejected (ROCm/rocm-systems#11318).
 #[test]
-fn copies_that_copy_nothing_are_made_in_another_way() {
+fn copies_without_cu_that_copy_nothing_are_not_used() {
     for (first, fault) in [(0, "drop"), (2, "refuse")] {
         let (driver, _turn) = machine();
         driver.set("NO_CU", fault);
@@ -62,13 +62,12 @@ fn copies_that_copy_nothing_are_made_in_another_way() {
     let (driver, _turn) = machine();
     let mut members = world_on(12, 2, 70_001, None);
     let before = driver.counter("no_cu_copies", None);
-    ensure_gathers(&mut members, 1, "sound");
-    // Of each of two ranks the own copy and the one to the peer.
+    ensure_gathers(&mut members, 1, "no fault");
+    // Each of two ranks makes the self copy and one to the peer.
     assert_eq!(driver.counter("no_cu_copies", None) - before, 4);
 }
 
-/// Batched memory operations that run at once (ROCm/rocm-systems#8911), or are refused (#2633): each is
-/// a call of its own then.
+/// Batched memory operations that run concurrently (ROCm/rocm-systems#8911), or are rejected (#2633).
 #[test]
 fn batches_out_of_order_are_not_used() {
     for (first, fault) in [(4, true), (5, false)] {
@@ -89,9 +88,9 @@ fn batches_out_of_order_are_not_used() {
     }
 }
 
-/// Memory operations that run while they should be recorded, or never.
+/// Memory operations that run at once while they are captured, or that are not captured.
 #[test]
-fn captures_that_do_something_else_are_refused() {
+fn captures_that_do_not_work_are_rejected() {
     for (first, fault) in [(6, "now"), (7, "drop"), (8, "refuse")] {
         let (driver, _turn) = machine();
         driver.set("CAPTURED_WORDS", fault);
@@ -113,7 +112,7 @@ fn captures_that_do_something_else_are_refused() {
 
 /// One copy above 128 MiB stalls its engine (ROCm/rocm-systems#9927).
 #[test]
-fn long_copies_go_in_pieces() {
+fn long_copies_are_divided() {
     let (driver, _turn) = machine();
     driver.set("STALL_MIB", "128");
     let shard = (128 << 20) + 4097;
@@ -132,10 +131,10 @@ fn alone(device: u32, engine: EngineKind) -> Fabric {
     fabric
 }
 
-/// Where streams wait on signal memory only, which holds one word each, an engine of streams says so, and
-/// the choice falls on SDMA engines.
+/// If streams can wait only on signal memory, engines over streams fail to open, and `Auto` selects SDMA
+/// engines.
 #[test]
-fn a_runtime_that_wants_signal_memory_gets_no_streams() {
+fn sdma_engines_are_selected_if_streams_need_signal_memory() {
     let (driver, _turn) = machine();
     driver.set("WAIT_MEMORY", "signal");
     let error = alone(10, EngineKind::Streams).engine(Default::default()).expect_err("no waits");
@@ -155,39 +154,39 @@ fn a_runtime_that_wants_signal_memory_gets_no_streams() {
     );
 }
 
-/// To destroy a stream HIP may wait for what it holds: one that a trial has given up on stays.
+/// HIP may wait for the work of a stream that is destroyed, so the stream of a test that timed out is kept.
 #[test]
-fn a_trial_that_does_not_end_holds_up_nobody() {
+fn a_test_that_does_not_end_does_not_block() {
     let (driver, _turn) = machine();
     let mut fabric = alone(14, EngineKind::Streams);
     driver.set("JITTER_US", "60000000");
     let start = Instant::now();
-    let error = fabric.engine(Default::default()).expect_err("words take too long");
+    let error = fabric.engine(Default::default()).expect_err("memory operations take too long");
     driver.set("JITTER_US", "0");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("was not over within 2s"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(8), "it took {:?}", start.elapsed());
 }
 
-/// What HIP refuses to the backend is an error value, and nothing that the caller's own look finds.
+/// An error of the backend's calls must not become the last error of the caller's thread.
 #[test]
-fn a_refusal_is_no_last_error_of_the_caller() {
+fn a_failed_call_leaves_no_last_error() {
     let (driver, _turn) = machine();
     let mut members = world_on(12, 1, 300_000, None);
     driver.fail("hipMemcpyAsync", 0, 4242);
-    let error = members[0].try_submit(1, PLAIN).expect_err("a call was refused");
+    let error = members[0].try_submit(1, PLAIN).expect_err("a call failed");
     assert_eq!(error.kind(), ErrorKind::Other);
     assert!(error.to_string().contains("result 4242"), "{error}");
     let hip = hip_sys::Library::load().expect("the simulated driver was installed");
-    // SAFETY: it takes nothing.
+    // SAFETY: the call takes no arguments.
     let last = unsafe { (hip.get_last_error)() };
     assert_eq!(last, hip_sys::hipError_t::hipSuccess);
 }
 
-/// To give memory back, HIP waits for all streams of the device, also for one that waits for a peer.
+/// `hipFree` waits for all streams of the device, also for one that waits for a peer.
 #[test]
-fn memory_goes_back_beside_a_blocked_wait() {
-    const PATIENCE: Duration = Duration::from_secs(10);
+fn memory_is_freed_while_a_stream_waits() {
+    const TIMEOUT: Duration = Duration::from_secs(10);
     let (driver, _turn) = machine();
     let mut fabric = alone(15, EngineKind::Streams);
     let (flags, other) = (
@@ -204,43 +203,43 @@ fn memory_goes_back_beside_a_blocked_wait() {
     assert!(start.elapsed() < Duration::from_secs(2), "it took {:?}", start.elapsed());
     flags.upload(0, &1_u64.to_ne_bytes()).unwrap();
     while driver.counter("live_allocations", None) >= before {
-        assert!(start.elapsed() < PATIENCE, "the memory was never given back");
+        assert!(start.elapsed() < TIMEOUT, "the memory was not freed");
         std::thread::sleep(Duration::from_millis(1));
     }
     drop(engine);
 }
 
-/// The same of the buffers and the staging memory of an engine and a fabric that go: another engine of the
-/// device waits for a peer meanwhile.
+/// The buffers and staging memory of an engine and a fabric are freed while another engine of the device
+/// waits for a peer.
 #[test]
-fn an_engine_goes_beside_a_blocked_wait_of_another() {
-    const PATIENCE: Duration = Duration::from_secs(10);
+fn an_engine_is_dropped_while_another_waits() {
+    const TIMEOUT: Duration = Duration::from_secs(10);
     let (driver, _turn) = machine();
     let mut fabric = alone(3, EngineKind::Streams);
     let flags = fabric.memory().allocate(64, Role::Flags).unwrap();
     let mut engine = fabric.engine(Default::default()).unwrap();
     driver.set("P2P", "off");
-    // Puts between devices that do not reach each other go by buffers of the device.
-    let mut apart = backend::connected(2, soon, |rank| {
+    // Puts between devices without peer access use buffers of the device.
+    let mut staged_fabrics = backend::connected(2, soon, |rank| {
         let device = [3, 2][rank.index()];
         let options = Options { device, engine: EngineKind::Streams, ..Options::default() };
         Fabric::open_with(rank, 2, options)
     })
     .unwrap();
     let before = driver.counter("live_allocations", None);
-    let staged = apart[0].engine(Default::default()).unwrap();
-    assert!(driver.counter("live_allocations", None) > before, "it has buffers");
+    let staged = staged_fabrics[0].engine(Default::default()).unwrap();
+    assert!(driver.counter("live_allocations", None) > before, "the engine has buffers");
     let wait = Op::Wait { flag: Flag { region: &flags, word: 0 }, value: 1, reset: false };
     // SAFETY: the flags outlive the engine.
     unsafe { engine.submit(&[wait]) }.unwrap();
     let start = Instant::now();
-    drop((staged, apart));
+    drop((staged, staged_fabrics));
     let took = start.elapsed();
     driver.set("P2P", "on");
     assert!(took < Duration::from_secs(2), "it took {took:?}");
     flags.upload(0, &1_u64.to_ne_bytes()).unwrap();
     while driver.counter("live_allocations", None) >= before {
-        assert!(start.elapsed() < PATIENCE, "the memory was never given back");
+        assert!(start.elapsed() < TIMEOUT, "the memory was not freed");
         std::thread::sleep(Duration::from_millis(1));
     }
     drop(engine);

@@ -1,5 +1,4 @@
-//! Ranks that gather by SDMA engines of the simulated driver, whose own log tells which
-//! engine copied what and when.
+//! Tests all-gathers by SDMA engines of the simulated driver, which logs the copies of each engine.
 
 #[path = "sdma/engines.rs"]
 mod engines;
@@ -9,5 +8,5 @@ mod faults;
 mod gather;
 #[path = "sdma/processes.rs"]
 mod processes;
-#[path = "sdma/world.rs"]
-mod world;
+#[path = "sdma/ranks.rs"]
+mod ranks;

@@ -1,12 +1,11 @@
-//! Runtimes that are not there, too old, of two releases, or do not start; and devices that are hidden or
-//! in another order.
+//! Tests missing, old, mixed and broken runtimes, and devices that are hidden or have another order.
 
 use std::path::Path;
 
 use peerlane_hal::Error as _;
 use peerlane_simulated_driver::{Other, Rocm, tell};
 
-/// The other process: says what it found.
+/// Runs in the other process: reports the devices and the version mismatch that it finds.
 #[test]
 #[ignore = "started by the other tests of this program"]
 fn discoverer() {
@@ -21,12 +20,12 @@ fn discoverer() {
         }
         Err(error) => format!("{}: {error}", error.kind()),
     };
-    let mixed = peerlane_rocm::runtimes().ok().and_then(|runtimes| runtimes.mixed());
-    tell([text, mixed.unwrap_or_default()].join("\n").trim_end().as_bytes());
+    let mismatch = peerlane_rocm::runtimes().ok().and_then(|runtimes| runtimes.mismatch());
+    tell([text, mismatch.unwrap_or_default()].join("\n").trim_end().as_bytes());
 }
 
 fn discover_in(folder: &Path, variables: &[(&str, &str)]) -> String {
-    let folder = folder.to_str().expect("cargo's folders are texts");
+    let folder = folder.to_str().expect("the path is valid UTF-8");
     let variables = [&[("LD_LIBRARY_PATH", folder)], variables].concat();
     let mut other = Other::start("discoverer", &variables);
     let text = other.hear_text();
@@ -45,18 +44,18 @@ fn addresses(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn devices_are_matched_with_agents_in_whatever_order() {
+fn devices_are_matched_with_agents_in_any_order() {
     let rocm = Rocm::release("7.2");
     let same = discover(&rocm, &[]);
-    let mut wanted = addresses(&same);
-    assert_eq!(wanted.len(), 4);
+    let mut expected = addresses(&same);
+    assert_eq!(expected.len(), 4);
     let reversed = discover(&rocm, &[("PEERLANE_SIM_HIP_ORDER", "reversed")]);
-    wanted.reverse();
-    assert_eq!(addresses(&reversed), wanted);
+    expected.reverse();
+    assert_eq!(addresses(&reversed), expected);
 }
 
 #[test]
-fn devices_that_are_hidden_from_one_runtime_or_both_are_matched_all_the_same() {
+fn devices_are_matched_if_others_are_hidden() {
     let rocm = Rocm::release("7.2");
     let all = discover(&rocm, &[]);
     let all = addresses(&all);
@@ -71,7 +70,7 @@ fn devices_that_are_hidden_from_one_runtime_or_both_are_matched_all_the_same() {
 }
 
 #[test]
-fn no_device_says_why() {
+fn a_missing_device_is_explained() {
     let rocm = Rocm::release("6.4");
     for (variable, value) in [
         ("PEERLANE_SIM_DEVICES", "0"),
@@ -83,13 +82,13 @@ fn no_device_says_why() {
         let text = discover(&rocm, &[(variable, value)]);
         assert!(text.starts_with("unavailable: HIP 6.4."), "{variable}={value}: {text}");
         assert!(text.contains("libamdhip64.so.6.4."), "{text}");
-        // This machine's own, which the simulated driver does not reach.
-        let why = if Path::new("/dev/kfd").exists() {
-            "the kernel knows"
+        // The kernel driver of this machine, which is not simulated.
+        let reason = if Path::new("/dev/kfd").exists() {
+            "the kernel driver lists"
         } else {
             "there is no /dev/kfd"
         };
-        assert!(text.contains(why), "{text}");
+        assert!(text.contains(reason), "{text}");
     }
 }
 
@@ -112,7 +111,7 @@ fn a_missing_function_names_the_file_and_the_release() {
     assert!(text.starts_with("unavailable: /"), "{text}");
     assert!(
         text.ends_with(
-            "/libamdhip64.so.5.7.43482 has no hipStreamGetDevice: it is too old, wanted ROCm 5.7 or newer"
+            "/libamdhip64.so.5.7.43482 has no hipStreamGetDevice: it is too old, expected ROCm 5.7 or newer"
         ),
         "{text}"
     );
@@ -121,31 +120,31 @@ fn a_missing_function_names_the_file_and_the_release() {
 }
 
 #[test]
-fn without_an_hsa_runtime_devices_are_found_and_no_agents() {
+fn devices_are_found_without_an_hsa_runtime() {
     let text = discover(&Rocm::release("7.2").hsa(None), &[]);
     let first = text.split(", unavailable").next().unwrap();
-    assert!(
-        first.starts_with("unavailable: there is no libhsa-runtime64.so: looked for"),
-        "{text}"
-    );
-    assert!(first.ends_with("without it engines are streams"), "{text}");
+    assert!(first.starts_with("unavailable: libhsa-runtime64.so was not found: tried"), "{text}");
+    assert!(first.ends_with("without it engines use streams"), "{text}");
 }
 
 #[test]
-fn runtimes_of_two_releases_are_noticed() {
+fn runtimes_of_two_releases_are_reported() {
     let text = discover(&Rocm::release("7.2").hsa(Some("6.1")), &[]);
-    let mixed = text.lines().nth(1).unwrap_or_else(|| panic!("{text}"));
-    assert!(mixed.starts_with("HIP is of ROCm 7.2 (/"), "{mixed}");
-    assert!(mixed.contains("the HSA runtime older, with interface 1.4, wanted 1.15 (/"), "{mixed}");
+    let mismatch = text.lines().nth(1).unwrap_or_else(|| panic!("{text}"));
+    assert!(mismatch.starts_with("HIP is of ROCm 7.2 (/"), "{mismatch}");
+    assert!(
+        mismatch.contains("the HSA runtime older, with interface 1.4, expected 1.15 (/"),
+        "{mismatch}"
+    );
     assert_eq!(discover(&Rocm::release("6.1").hsa(Some("7.2")), &[]).lines().count(), 1);
 }
 
 #[test]
-fn where_there_is_no_library_it_says_where_it_looked() {
+fn a_missing_library_is_an_error_with_the_names_tried() {
     let text = discover_in(Path::new("/none"), &[("ROCM_PATH", "/opt/peerlane-none")]);
     assert!(
         text.starts_with(
-            "unavailable: there is no libamdhip64.so: looked for libamdhip64.so.7, libamdhip64.so.6, \
+            "unavailable: libamdhip64.so was not found: tried libamdhip64.so.7, libamdhip64.so.6, \
              libamdhip64.so.5, libamdhip64.so by the loader and in /opt/peerlane-none/lib, /opt/rocm/lib; \
              it comes with ROCm 5.7 or newer"
         ),

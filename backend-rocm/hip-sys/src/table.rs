@@ -1,15 +1,15 @@
-//! The functions that the library exports.
+//! The table of the functions that the library exports.
 
-use rocm_library::Wanted;
+use rocm_library::RocmLibrary;
 
 use crate::header::*;
 
-/// Which libraries are looked for.
-pub const LIBRARY: Wanted =
-    Wanted { name: "libamdhip64.so", sonames: &["7", "6", "5"], oldest: "5.7" };
+/// The library of HIP and the sonames that are tried.
+pub const LIBRARY: RocmLibrary =
+    RocmLibrary { name: "libamdhip64.so", sonames: &["7", "6", "5"], oldest: "5.7" };
 
 rocm_library::table! {
-    /// The functions of HIP; what newer releases added is an `Option`.
+    /// The functions of HIP. Those that only newer releases have are an `Option`.
     pub struct Library(LIBRARY);
     required {
         init = hipInit;

@@ -1,20 +1,21 @@
-//! What a number means depends on the release.
+//! Numbers and arguments of HIP whose meaning depends on the release.
 
 use crate::header::hipMemoryType;
 
-/// The numbers of `hipMemoryType` that this crate's users tell apart.
+/// The numbers of `hipMemoryType` that a release uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryTypes {
-    /// Page-locked memory of the host.
+    /// Page-locked host memory.
     pub host: hipMemoryType,
-    /// Memory of a device.
+    /// Device memory.
     pub device: hipMemoryType,
-    /// Memory that moves by itself.
+    /// Managed memory, which migrates on access.
     pub managed: hipMemoryType,
 }
 
-/// The numbers of a release, as `hipRuntimeGetVersion` gives it: they were changed in 6.0 to those of
-/// other vendors.
+/// Returns the numbers of `hipMemoryType` for a version of `hipRuntimeGetVersion`.
+///
+/// Release 6.0 changed them to those of CUDA.
 pub fn memory_types(runtime_version: i32) -> MemoryTypes {
     let (host, device, managed) = if runtime_version < 60_000_000 { (0, 1, 4) } else { (1, 2, 3) };
     MemoryTypes {
@@ -24,9 +25,10 @@ pub fn memory_types(runtime_version: i32) -> MemoryTypes {
     }
 }
 
-/// Whether `hipMemImportFromShareableHandle` takes a pointer to a file descriptor: before 7.1 it did,
-/// since then it takes the number in the place of the pointer, as other vendors' do. PyTorch tells the
-/// two apart in the same way; AMD's headers do not say.
+/// Returns whether `hipMemImportFromShareableHandle` takes a pointer to the file descriptor.
+///
+/// Before 7.1 it does. Since then it takes the descriptor itself, cast to a pointer, as CUDA does. AMD's
+/// headers do not document it; PyTorch uses the same rule.
 pub fn imports_by_pointer(runtime_version: i32) -> bool {
     runtime_version < 70_100_000
 }
@@ -36,13 +38,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_are_imported_by_number_from_7_1_on() {
+    fn descriptors_are_imported_by_number_since_7_1() {
         assert!(imports_by_pointer(60_443_484) && imports_by_pointer(70_051_831));
         assert!(!imports_by_pointer(70_100_000) && !imports_by_pointer(70_253_211));
     }
 
     #[test]
-    fn numbers_of_memory_changed_in_6_0() {
+    fn memory_types_changed_in_6_0() {
         let (before, after) = (memory_types(50_731_921), memory_types(60_443_484));
         assert_eq!([before.host.0, before.device.0, before.managed.0], [0, 1, 4]);
         assert_eq!(after.host, hipMemoryType::hipMemoryTypeHost);

@@ -1,4 +1,4 @@
-//! The table and the declarations against the real libraries and headers of several releases.
+//! Tests the table and the declarations against the real libraries and headers of several releases.
 
 use std::process::ExitCode;
 
@@ -31,26 +31,26 @@ fn main() -> ExitCode {
     .run()
 }
 
-/// In a process with the release's libraries and no device: what the first calls say.
+/// Prints the results of the first calls, in a process with the libraries of a release and no device.
 fn print_no_device() {
     let library = Library::load().unwrap();
     let mut number = 0;
     // SAFETY: the result is stored in a local.
     let code = unsafe { (library.runtime_get_version)(&raw mut number) };
     println!("version {} {}", code.0, number / 100_000);
-    // SAFETY: it takes flags, which must be 0.
+    // SAFETY: the call takes flags, which must be 0.
     println!("init {}", unsafe { (library.init)(0) }.0);
     for code in [100, 4242] {
-        // SAFETY: any number may be asked for.
+        // SAFETY: the call accepts any number.
         let name = unsafe { (library.get_error_name)(hipError_t(code)) };
-        // SAFETY: a static string.
+        // SAFETY: the call returned a static string.
         println!("name {}", unsafe { std::ffi::CStr::from_ptr(name) }.to_str().unwrap());
     }
 }
 
 fn no_device(release: &Release) -> Result<(), Failed> {
     let (major, minor) = release.number();
-    let printed = release.does("no_device", &[])?;
+    let printed = release.run_task("no_device", &[])?;
     let rest = "name hipErrorNoDevice\nname hipErrorUnknown\n";
     assert_eq!(printed, format!("version 0 {}\ninit 100\n{rest}", major * 100 + minor));
     Ok(())
@@ -153,7 +153,7 @@ fn constants() -> Vec<Claim> {
     claims
 }
 
-/// The numbers that changed, as `memory_types` tells them apart.
+/// Returns the numbers that `memory_types` gives for a release.
 fn memory_types(release: &Release) -> Vec<Claim> {
     let (major, minor) = release.number();
     let version = i32::try_from(major * 10_000_000 + minor * 100_000).expect("a small number");

@@ -1,14 +1,15 @@
-//! The functions that the library exports.
+//! The table of the functions that the library exports.
 
-use rocm_library::Wanted;
+use rocm_library::RocmLibrary;
 
 use crate::header::*;
 
-/// Which library is looked for; its soname has not changed since HSA 1.0.
-pub const LIBRARY: Wanted = Wanted { name: "libhsa-runtime64.so", sonames: &["1"], oldest: "5.7" };
+/// The library of the HSA runtime. Its soname has not changed since HSA 1.0.
+pub const LIBRARY: RocmLibrary =
+    RocmLibrary { name: "libhsa-runtime64.so", sonames: &["1"], oldest: "5.7" };
 
 rocm_library::table! {
-    /// The functions of the HSA runtime; what newer releases added is an `Option`.
+    /// The functions of the HSA runtime. Those that only newer releases have are an `Option`.
     pub struct Library(LIBRARY);
     required {
         init = hsa_init;

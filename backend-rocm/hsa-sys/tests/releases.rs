@@ -1,4 +1,4 @@
-//! The table and the declarations against the real libraries and headers of several releases.
+//! Tests the table and the declarations against the real libraries and headers of several releases.
 
 use std::process::ExitCode;
 
@@ -16,14 +16,14 @@ use releases::Release;
 
 fn main() -> ExitCode {
     Bindings {
-        library: "HSA runtime beside HIP",
+        library: "HSA runtime of HIP",
         symbols: Library::SYMBOLS,
         print_table: || {
             let library = Library::load().unwrap();
             bindings::print_table(library.file(), Library::SYMBOLS, |name| library.has(name));
         },
         file: |_| "libhsa-runtime64.so.1.".to_owned(),
-        // The release of the HSA runtime that Debian gives to a HIP: 5.7 has that of 6.1.
+        // Debian combines HIP 5.7 with the HSA runtime of 6.1.
         has: |release, since| release.has(since) || since == "6.1",
         print_no_device,
         no_device,
@@ -32,29 +32,29 @@ fn main() -> ExitCode {
     .run()
 }
 
-/// In a process with the release's libraries and no device: what the first calls say.
+/// Prints the results of the first calls, in a process with the libraries of a release and no device.
 fn print_no_device() {
     let library = Library::load().unwrap();
-    // SAFETY: starts are counted; the runtime is not shut down.
+    // SAFETY: the runtime counts initialisations, and it is not shut down.
     let status = unsafe { (library.init)() };
     println!("init {:#x}", status.0);
     for status in [status, hsa_status_t(0x7777)] {
         let mut text = std::ptr::null();
-        // SAFETY: the call stores a static string, or leaves the local as it is.
-        let asked = unsafe { (library.status_string)(status, &raw mut text) };
-        if asked == hsa_status_t::HSA_STATUS_SUCCESS {
+        // SAFETY: the call stores a static string, or leaves the local unchanged.
+        let result = unsafe { (library.status_string)(status, &raw mut text) };
+        if result == hsa_status_t::HSA_STATUS_SUCCESS {
             // SAFETY: as above.
             let text = unsafe { std::ffi::CStr::from_ptr(text) }.to_str().unwrap();
             println!("text {}", text.split(':').next().unwrap());
         } else {
-            println!("no text: {:#x}", asked.0);
+            println!("no text: {:#x}", result.0);
         }
     }
 }
 
 fn no_device(release: &Release) -> Result<(), Failed> {
     assert_eq!(
-        release.does("no_device", &[])?,
+        release.run_task("no_device", &[])?,
         "init 0x1008\ntext HSA_STATUS_ERROR_OUT_OF_RESOURCES\nno text: 0x1001\n"
     );
     Ok(())
@@ -93,7 +93,7 @@ fn structures() -> Vec<Claim> {
             "hsa_amd_profiling_async_copy_time_t",
             hsa_amd_profiling_async_copy_time_t { start, end }
         ),
-        // Newer ones are longer; the runtime is told how long the caller's is.
+        // Newer structures are longer; the caller passes the size of its own.
         c_layout::claims!(
             "hsa_amd_pointer_info_t",
             hsa_amd_pointer_info_t,

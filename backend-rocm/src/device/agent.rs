@@ -1,4 +1,4 @@
-//! The HSA runtime's devices, and which of them is a device of HIP.
+//! Agents of the HSA runtime, their memory pools, and how they correspond to devices of HIP.
 
 use std::ffi::{CStr, c_void};
 
@@ -8,31 +8,33 @@ use super::{Device, PciAddress, uuid_text};
 use crate::error::Error;
 use crate::sys::Hsa;
 use crate::sys::hsa::{
-    hsa_agent_info_t, hsa_agent_t, hsa_amd_agent_info_s, hsa_device_type_t, hsa_status_t,
+    hsa_agent_info_t, hsa_agent_t, hsa_amd_agent_info_s, hsa_amd_memory_pool_global_flag_s,
+    hsa_amd_memory_pool_info_t, hsa_amd_memory_pool_t, hsa_amd_segment_t, hsa_device_type_t,
+    hsa_status_t,
 };
 
-/// The longest text of an attribute: names are 64 bytes long, UUIDs at most 21.
+/// Length of the longest text attribute: names have 64 bytes, UUIDs at most 21.
 const TEXT_BYTES: usize = 64;
 
 /// A device of the HSA runtime: a GPU, or the processors of a NUMA node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Agent {
-    /// Valid as long as the process.
+    /// Handle of the runtime, valid until the process ends.
     pub(crate) handle: hsa_agent_t,
-    /// Its kind.
+    /// Type of the agent.
     pub kind: AgentKind,
-    /// The name of the architecture, such as `gfx942`; of processors the product.
+    /// Name of the architecture, such as `gfx942`; for processors the product name.
     pub name: String,
-    /// The kernel driver's number of it.
+    /// Number of the agent in the kernel driver.
     pub node: u32,
-    /// Where it sits; meaningless for processors.
+    /// PCI address; meaningless for processors.
     pub pci: PciAddress,
-    /// `GPU-` and 16 digits, or a text that says that there is none.
+    /// `GPU-` and 16 digits, or a text that reports a missing UUID.
     pub uuid: String,
 }
 
-/// What an agent is.
+/// Type of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AgentKind {
@@ -40,18 +42,18 @@ pub enum AgentKind {
     Processor,
     /// A GPU.
     Gpu,
-    /// Something else that the runtime knows.
+    /// Another type that the runtime reports.
     Other,
 }
 
 impl Agent {
-    /// How many SDMA engines it has: those for whatever, and those made for XGMI.
+    /// Returns the number of general SDMA engines, and the number of those made for XGMI.
     ///
     /// # Errors
-    /// The runtime's refusal.
-    pub(crate) fn sdma_engines(&self, hsa: &Hsa) -> Result<(u32, u32), Error> {
+    /// Returns the error of the runtime.
+    pub(crate) fn sdma_engine_counts(&self, hsa: &Hsa) -> Result<(u32, u32), Error> {
         let number = |attribute: hsa_amd_agent_info_s| {
-            ask(hsa, self.handle, hsa_agent_info_t(attribute.0), 0_u32)
+            agent_info(hsa, self.handle, hsa_agent_info_t(attribute.0), 0_u32)
         };
         Ok((
             number(hsa_amd_agent_info_s::HSA_AMD_AGENT_INFO_NUM_SDMA_ENG)?,
@@ -60,28 +62,29 @@ impl Agent {
     }
 }
 
-/// What the HSA runtime knows of this device.
+/// Returns the agent of the HSA runtime that corresponds to a device.
 ///
 /// # Errors
-/// Of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): there is no HSA runtime, or it does not
-/// start. Of kind [`Mismatch`](peerlane_hal::ErrorKind::Mismatch): it has no such device, or several.
+/// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if there is no HSA
+/// runtime or if it does not start, and of kind [`Mismatch`](peerlane_hal::ErrorKind::Mismatch) if it has
+/// no such device or several.
 pub fn agent(device: &Device) -> Result<Agent, Error> {
-    find(&agents(Hsa::load()?)?, device)
+    find_agent(&agents(Hsa::load()?)?, device)
 }
 
-/// All agents, in the order of the runtime.
+/// Lists all agents in the order of the runtime.
 ///
 /// # Errors
-/// The runtime's refusal.
+/// Returns the error of the runtime.
 pub(crate) fn agents(hsa: &Hsa) -> Result<Vec<Agent>, Error> {
     extern "C" fn add(agent: hsa_agent_t, list: *mut c_void) -> hsa_status_t {
-        // SAFETY: the vector below, which nobody else uses while the runtime calls this.
+        // SAFETY: `list` is the vector below, which only this function uses while the runtime calls it.
         let list = unsafe { &mut *list.cast::<Vec<hsa_agent_t>>() };
         list.push(agent);
         hsa_status_t::HSA_STATUS_SUCCESS
     }
     let mut handles: Vec<hsa_agent_t> = Vec::new();
-    // SAFETY: the function takes what is given with it, a vector that lives until the call returns.
+    // SAFETY: `add` takes the vector that is passed with it, which lives until the call returns.
     let status = unsafe { (hsa.calls.iterate_agents)(Some(add), (&raw mut handles).cast()) };
     if status != hsa_status_t::HSA_STATUS_SUCCESS {
         return Err(Error::hsa(hsa, "hsa_iterate_agents", None, status));
@@ -89,16 +92,17 @@ pub(crate) fn agents(hsa: &Hsa) -> Result<Vec<Agent>, Error> {
     handles.into_iter().map(|handle| describe(hsa, handle)).collect()
 }
 
-/// The agent that is this device: at its PCI address, and of its UUID where several parts of a GPU have
-/// one address.
+/// Finds the agent of a device by its PCI address, and by its UUID if several partitions of a GPU share
+/// an address.
 ///
 /// # Errors
-/// Of kind [`Mismatch`](peerlane_hal::ErrorKind::Mismatch) if none is, or if several might be.
-pub(crate) fn find(agents: &[Agent], device: &Device) -> Result<Agent, Error> {
+/// Returns an error of kind [`Mismatch`](peerlane_hal::ErrorKind::Mismatch) if no agent matches, or
+/// several.
+pub(crate) fn find_agent(agents: &[Agent], device: &Device) -> Result<Agent, Error> {
     let gpus = || agents.iter().filter(|agent| agent.kind == AgentKind::Gpu);
     let mut found: Vec<&Agent> = gpus().filter(|agent| agent.pci == device.pci).collect();
-    let here = found.len();
-    if here > 1 {
+    let at_address = found.len();
+    if at_address > 1 {
         let uuid = uuid_text(&device.uuid);
         found.retain(|agent| agent.uuid.eq_ignore_ascii_case(&uuid));
     }
@@ -106,20 +110,22 @@ pub(crate) fn find(agents: &[Agent], device: &Device) -> Result<Agent, Error> {
         return Ok((*agent).clone());
     }
     let label = device.label();
-    let seen: Vec<String> = gpus().map(|agent| format!("{} ({})", agent.pci, agent.uuid)).collect();
+    let listed: Vec<String> =
+        gpus().map(|agent| format!("{} ({})", agent.pci, agent.uuid)).collect();
     Err(Error::Fault(Fault::Mismatch(format!(
-        "{label} is at {} and of UUID {}, where the HSA runtime has {here} agents, wanted one of both; \
-         its GPUs are {}",
+        "{label} has the PCI address {} and UUID {}, where the HSA runtime has {at_address} agents, \
+         expected one with both; its GPUs are {}",
         device.pci,
         device.uuid_text(),
-        if seen.is_empty() { "none".to_owned() } else { seen.join(", ") }
+        if listed.is_empty() { "none".to_owned() } else { listed.join(", ") }
     ))))
 }
 
 fn describe(hsa: &Hsa, handle: hsa_agent_t) -> Result<Agent, Error> {
-    let kind = ask(hsa, handle, hsa_agent_info_t::HSA_AGENT_INFO_DEVICE, hsa_device_type_t(0))?;
+    let kind =
+        agent_info(hsa, handle, hsa_agent_info_t::HSA_AGENT_INFO_DEVICE, hsa_device_type_t(0))?;
     let amd = |attribute: hsa_amd_agent_info_s| hsa_agent_info_t(attribute.0);
-    let number = |attribute| ask(hsa, handle, amd(attribute), 0_u32);
+    let number = |attribute| agent_info(hsa, handle, amd(attribute), 0_u32);
     let bdf = number(hsa_amd_agent_info_s::HSA_AMD_AGENT_INFO_BDFID)?;
     let domain = number(hsa_amd_agent_info_s::HSA_AMD_AGENT_INFO_DOMAIN)?;
     let uuid = amd(hsa_amd_agent_info_s::HSA_AMD_AGENT_INFO_UUID);
@@ -130,34 +136,96 @@ fn describe(hsa: &Hsa, handle: hsa_agent_t) -> Result<Agent, Error> {
             hsa_device_type_t::HSA_DEVICE_TYPE_GPU => AgentKind::Gpu,
             _ => AgentKind::Other,
         },
-        name: text(hsa, handle, hsa_agent_info_t::HSA_AGENT_INFO_NAME)?,
+        name: agent_text(hsa, handle, hsa_agent_info_t::HSA_AGENT_INFO_NAME)?,
         node: number(hsa_amd_agent_info_s::HSA_AMD_AGENT_INFO_DRIVER_NODE_ID)?,
-        pci: PciAddress::of_agent(domain, bdf),
-        uuid: text(hsa, handle, uuid)?,
+        pci: PciAddress::from_hsa(domain, bdf),
+        uuid: agent_text(hsa, handle, uuid)?,
     })
 }
 
-fn text(hsa: &Hsa, agent: hsa_agent_t, attribute: hsa_agent_info_t) -> Result<String, Error> {
-    // A byte more than the runtime may write, so that there is an end.
-    let bytes = ask(hsa, agent, attribute, [0_u8; TEXT_BYTES + 1])?;
-    let ended = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
-    Ok(ended.to_string_lossy().into_owned())
+/// Reads a text attribute of an agent.
+fn agent_text(hsa: &Hsa, agent: hsa_agent_t, attribute: hsa_agent_info_t) -> Result<String, Error> {
+    // One byte more than the runtime may write, so that the text is always terminated.
+    let bytes = agent_info(hsa, agent, attribute, [0_u8; TEXT_BYTES + 1])?;
+    let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
 }
 
-/// An attribute of an agent, written over `value`, which is at least as large as the runtime says that
-/// it is.
-fn ask<T>(
+/// Reads an attribute of an agent into `value`, which must have at least the size that the runtime
+/// documents.
+fn agent_info<T>(
     hsa: &Hsa,
     agent: hsa_agent_t,
     attribute: hsa_agent_info_t,
     mut value: T,
 ) -> Result<T, Error> {
-    // SAFETY: the agent is of this runtime; the callers above give values of the attribute's type.
+    // SAFETY: the agent is of this runtime; the callers above pass values of the attribute's type.
     let status = unsafe { (hsa.calls.agent_get_info)(agent, attribute, (&raw mut value).cast()) };
     if status == hsa_status_t::HSA_STATUS_SUCCESS {
         Ok(value)
     } else {
         Err(Error::hsa(hsa, "hsa_agent_get_info", None, status))
+    }
+}
+
+/// A memory pool of an agent. Every agent can be given access to it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemoryPool {
+    pub(crate) handle: hsa_amd_memory_pool_t,
+    /// Whether a store of one agent is visible to others at once, not only when a kernel ends.
+    pub(crate) fine_grained: bool,
+}
+
+/// Lists an agent's pools of global memory in the order of the runtime.
+///
+/// # Errors
+/// Returns the error of the runtime.
+pub(crate) fn memory_pools(hsa: &Hsa, agent: &Agent) -> Result<Vec<MemoryPool>, Error> {
+    extern "C" fn add(pool: hsa_amd_memory_pool_t, list: *mut c_void) -> hsa_status_t {
+        // SAFETY: `list` is the vector below, which only this function uses while the runtime calls it.
+        let list = unsafe { &mut *list.cast::<Vec<hsa_amd_memory_pool_t>>() };
+        list.push(pool);
+        hsa_status_t::HSA_STATUS_SUCCESS
+    }
+    let mut handles: Vec<hsa_amd_memory_pool_t> = Vec::new();
+    let list: *mut c_void = (&raw mut handles).cast();
+    // SAFETY: the agent is of this runtime; `add` takes the vector that is passed with it.
+    let status =
+        unsafe { (hsa.calls.amd_agent_iterate_memory_pools)(agent.handle, Some(add), list) };
+    if status != hsa_status_t::HSA_STATUS_SUCCESS {
+        return Err(Error::hsa(hsa, "hsa_amd_agent_iterate_memory_pools", None, status));
+    }
+    let mut pools = Vec::new();
+    for handle in handles {
+        let segment = hsa_amd_memory_pool_info_t::HSA_AMD_MEMORY_POOL_INFO_SEGMENT;
+        if pool_info(hsa, handle, segment, hsa_amd_segment_t(u32::MAX))?
+            != hsa_amd_segment_t::HSA_AMD_SEGMENT_GLOBAL
+        {
+            continue;
+        }
+        let flags = hsa_amd_memory_pool_info_t::HSA_AMD_MEMORY_POOL_INFO_GLOBAL_FLAGS;
+        let flags = pool_info(hsa, handle, flags, 0_u32)?;
+        let fine =
+            hsa_amd_memory_pool_global_flag_s::HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_FINE_GRAINED.0;
+        pools.push(MemoryPool { handle, fine_grained: flags & fine != 0 });
+    }
+    Ok(pools)
+}
+
+/// Reads an attribute of a memory pool into `value`.
+fn pool_info<T>(
+    hsa: &Hsa,
+    pool: hsa_amd_memory_pool_t,
+    attribute: hsa_amd_memory_pool_info_t,
+    mut value: T,
+) -> Result<T, Error> {
+    let out: *mut c_void = (&raw mut value).cast();
+    // SAFETY: the pool is of this runtime; the callers above pass values of the attribute's type.
+    let status = unsafe { (hsa.calls.amd_memory_pool_get_info)(pool, attribute, out) };
+    if status == hsa_status_t::HSA_STATUS_SUCCESS {
+        Ok(value)
+    } else {
+        Err(Error::hsa(hsa, "hsa_amd_memory_pool_get_info", None, status))
     }
 }
 
@@ -199,28 +267,29 @@ mod tests {
     }
 
     #[test]
-    fn the_address_finds_the_agent_whatever_the_order() {
-        let found = find(&agents(), &device("0000:c1:00.0", &[0; 16])).unwrap();
+    fn an_agent_is_found_by_pci_address() {
+        let found = find_agent(&agents(), &device("0000:c1:00.0", &[0; 16])).unwrap();
         assert_eq!(found.handle.handle, 2);
     }
 
     #[test]
-    fn parts_of_one_gpu_are_told_apart_by_uuid() {
-        let found = find(&agents(), &device("0000:05:00.0", b"000000000000000A")).unwrap();
+    fn partitions_of_one_gpu_are_distinguished_by_uuid() {
+        let found = find_agent(&agents(), &device("0000:05:00.0", b"000000000000000A")).unwrap();
         assert_eq!(found.handle.handle, 4);
     }
 
     #[test]
-    fn an_agent_that_cannot_be_told_is_an_error() {
-        let text = |address, uuid| find(&agents(), &device(address, uuid)).unwrap_err().to_string();
+    fn an_ambiguous_or_missing_agent_is_an_error() {
+        let text =
+            |address, uuid| find_agent(&agents(), &device(address, uuid)).unwrap_err().to_string();
         assert_eq!(
             text("0000:05:00.0", b"00000000000000ff"),
-            "device 0 (AMD Instinct MI300X) is at 0000:05:00.0 and of UUID GPU-00000000000000ff, where \
-             the HSA runtime has 2 agents, wanted one of both; its GPUs are 0000:c1:00.0 \
-             (GPU-00000000000000c1), 0000:05:00.0 (GPU-0000000000000005), 0000:05:00.0 \
+            "device 0 (AMD Instinct MI300X) has the PCI address 0000:05:00.0 and UUID \
+             GPU-00000000000000ff, where the HSA runtime has 2 agents, expected one with both; its GPUs \
+             are 0000:c1:00.0 (GPU-00000000000000c1), 0000:05:00.0 (GPU-0000000000000005), 0000:05:00.0 \
              (GPU-000000000000000a)"
         );
-        // Hidden from the HSA runtime, or an address of the host's processors.
+        // The device is hidden from the HSA runtime, or the address is that of the host's processors.
         assert!(text("0000:00:00.0", &[0; 16]).contains("has 0 agents"));
     }
 }

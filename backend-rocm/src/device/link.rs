@@ -1,16 +1,15 @@
-//! How two devices of this process reach each other.
+//! Links between devices: peer access, type, hops and bandwidth.
 //!
-//! HIP says whether one may use the other's memory. What lies between them the HSA runtime says, for
-//! each agent and each pool of memory, out of the kernel driver's tables; without it HIP says the kind
-//! and the hops. Neither names the rate of PCI Express or of several XGMI links together everywhere, so
-//! a rate of 0 is none.
+//! HIP reports whether one device may access the memory of another. The HSA runtime reports the link for
+//! each agent and memory pool, from the tables of the kernel driver. Without that runtime HIP reports the
+//! type and the hops. Neither gives a rate for PCI Express or for several XGMI links on every system; a
+//! rate of 0 means that it is not known.
 
 use std::ffi::{c_int, c_void};
 
 use peerlane_hal::LinkKind;
 
-use super::agent::{self, Agent};
-use super::{Device, pool, visible};
+use super::{Agent, Device, agents, find_agent, memory_pools, query_device};
 use crate::error::Error;
 use crate::sys::hip::hipError_t;
 use crate::sys::hsa::{
@@ -19,40 +18,40 @@ use crate::sys::hsa::{
 };
 use crate::sys::{Hip, Hsa};
 
-/// Links of one way that the runtime describes; a way of more is described by its first ones.
+/// Largest number of hops whose properties are read.
 const HOPS_MAX: usize = 16;
 
-/// What the runtimes say of one device's way to another.
+/// Properties of the link from one device to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct DeviceLink {
-    /// Whether the one can read and write the other's memory.
+    /// Whether the first device can read and write memory of the second.
     pub peer_access: bool,
-    /// What carries the bytes; meaningless without access.
+    /// Type of the link; meaningless without peer access.
     pub kind: LinkKind,
-    /// Links between the two; `None` where nobody says.
+    /// Number of hops; `None` if it is not known.
     pub hops: Option<u32>,
-    /// The kernel driver's weight of the way, smaller is nearer; `None` where nobody says.
+    /// NUMA distance as the kernel driver reports it: smaller is nearer; `None` if it is not known.
     pub weight: Option<u32>,
-    /// Bytes per second and direction; `None` where nobody says.
+    /// Bytes per second in one direction; `None` if it is not known.
     pub bytes_per_second: Option<f64>,
 }
 
-/// The way from one device of this process to another, by their ordinals.
+/// Returns the properties of the link between two devices, given by their ordinals.
 ///
 /// # Errors
-/// As [`discover`](crate::discover), and
-/// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) for an ordinal that is too large.
+/// Fails like [`discover`](crate::discover), and with
+/// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if an ordinal is too large.
 pub fn link(from: u32, to: u32) -> Result<DeviceLink, Error> {
     let hip = Hip::load()?;
-    between(hip, &visible::open(hip, from)?, &visible::open(hip, to)?)
+    link_between(hip, &query_device(hip, from)?, &query_device(hip, to)?)
 }
 
-/// The same, of devices that were found.
+/// Returns the properties of the link between two devices.
 ///
 /// # Errors
-/// HIP's refusal.
-pub(crate) fn between(hip: &Hip, from: &Device, to: &Device) -> Result<DeviceLink, Error> {
+/// Returns the error of HIP.
+pub(crate) fn link_between(hip: &Hip, from: &Device, to: &Device) -> Result<DeviceLink, Error> {
     if from.identity() == to.identity() {
         let (kind, hops) = (LinkKind::Own, Some(0));
         return Ok(DeviceLink {
@@ -71,12 +70,11 @@ pub(crate) fn between(hip: &Hip, from: &Device, to: &Device) -> Result<DeviceLin
     if code != hipError_t::hipSuccess {
         return Err(Error::hip(hip, "hipDeviceCanAccessPeer", Some(&from.label()), code));
     }
-    let mut way = hsa_way(from, to).unwrap_or_else(|_| hip_way(hip, number(from), number(to)));
-    way.peer_access = can != 0;
-    Ok(way)
+    let link = hsa_link(from, to).unwrap_or_else(|_| hip_link(hip, number(from), number(to)));
+    Ok(DeviceLink { peer_access: can != 0, ..link })
 }
 
-/// A way of which nothing is known.
+/// A link with unknown properties.
 const UNKNOWN: DeviceLink = DeviceLink {
     peer_access: false,
     kind: LinkKind::Pcie,
@@ -85,45 +83,42 @@ const UNKNOWN: DeviceLink = DeviceLink {
     bytes_per_second: None,
 };
 
-/// HIP numbers the kinds as the HSA runtime does.
-fn hip_way(hip: &Hip, from: c_int, to: c_int) -> DeviceLink {
+/// Returns what HIP reports. HIP numbers the link types as the HSA runtime does.
+fn hip_link(hip: &Hip, from: c_int, to: c_int) -> DeviceLink {
     let (mut kind, mut hops) = (0, 0);
-    let (kind_place, hops_place) = (&raw mut kind, &raw mut hops);
+    let (kind_out, hops_out) = (&raw mut kind, &raw mut hops);
     // SAFETY: both are devices of this runtime; the results are stored in locals.
-    let code =
-        unsafe { (hip.calls.ext_get_link_type_and_hop_count)(from, to, kind_place, hops_place) };
+    let code = unsafe { (hip.calls.ext_get_link_type_and_hop_count)(from, to, kind_out, hops_out) };
     if code != hipError_t::hipSuccess {
         return UNKNOWN;
     }
-    let kind = kind_of(hsa_amd_link_info_type_t(kind));
+    let kind = link_kind(hsa_amd_link_info_type_t(kind));
     DeviceLink { kind, hops: Some(hops), ..UNKNOWN }
 }
 
-/// What lies between processors carries PCI Express for GPUs.
-fn kind_of(kind: hsa_amd_link_info_type_t) -> LinkKind {
+/// Converts a link type. Links between processors carry PCI Express for GPUs.
+fn link_kind(kind: hsa_amd_link_info_type_t) -> LinkKind {
     match kind {
         hsa_amd_link_info_type_t::HSA_AMD_LINK_INFO_TYPE_XGMI => LinkKind::Xgmi,
         _ => LinkKind::Pcie,
     }
 }
 
-fn hsa_way(from: &Device, to: &Device) -> Result<DeviceLink, Error> {
+/// Returns what the HSA runtime reports.
+fn hsa_link(from: &Device, to: &Device) -> Result<DeviceLink, Error> {
     let hsa = Hsa::load()?;
-    let agents = agent::agents(hsa)?;
-    agents_way(hsa, &agent::find(&agents, from)?, &agent::find(&agents, to)?)
+    let agents = agents(hsa)?;
+    agent_link(hsa, &find_agent(&agents, from)?, &find_agent(&agents, to)?)
 }
 
-/// The way from an agent to the memory of another.
-///
-/// # Errors
-/// The runtime's refusal.
-pub(crate) fn agents_way(hsa: &Hsa, from: &Agent, to: &Agent) -> Result<DeviceLink, Error> {
-    // All pools of a GPU lie behind the same links.
-    let Some(pool) = pool::pools(hsa, to)?.first().copied() else { return Ok(UNKNOWN) };
-    let ask = |attribute, place: *mut c_void| {
+/// Returns the properties of the link from an agent to the memory of another.
+fn agent_link(hsa: &Hsa, from: &Agent, to: &Agent) -> Result<DeviceLink, Error> {
+    // All pools of a GPU are reached over the same links.
+    let Some(pool) = memory_pools(hsa, to)?.first().copied() else { return Ok(UNKNOWN) };
+    let query = |attribute, out: *mut c_void| {
         let get_info = hsa.calls.amd_agent_memory_pool_get_info;
-        // SAFETY: agent and pool are of this runtime; the places below have the attribute's size.
-        let status = unsafe { get_info(from.handle, pool.handle, attribute, place) };
+        // SAFETY: agent and pool are of this runtime; the buffers below have the attribute's size.
+        let status = unsafe { get_info(from.handle, pool.handle, attribute, out) };
         if status == hsa_status_t::HSA_STATUS_SUCCESS {
             Ok(())
         } else {
@@ -132,23 +127,23 @@ pub(crate) fn agents_way(hsa: &Hsa, from: &Agent, to: &Agent) -> Result<DeviceLi
     };
     let mut hops = 0_u32;
     let attribute = hsa_amd_agent_memory_pool_info_t::HSA_AMD_AGENT_MEMORY_POOL_INFO_NUM_LINK_HOPS;
-    ask(attribute, (&raw mut hops).cast())?;
+    query(attribute, (&raw mut hops).cast())?;
     if hops == 0 || hops as usize > HOPS_MAX {
         return Ok(UNKNOWN);
     }
-    // One for each hop; some runtimes write only the first.
+    // One entry for each hop; some runtimes write only the first.
     let mut links = [hsa_amd_memory_pool_link_info_t::default(); HOPS_MAX];
     let attribute = hsa_amd_agent_memory_pool_info_t::HSA_AMD_AGENT_MEMORY_POOL_INFO_LINK_INFO;
-    ask(attribute, links.as_mut_ptr().cast())?;
-    Ok(described(hops, &links[..hops as usize]))
+    query(attribute, links.as_mut_ptr().cast())?;
+    Ok(combine_hops(hops, &links[..hops as usize]))
 }
 
-/// The whole of its links: a way is as fast as the slowest, and XGMI if all of it is.
-fn described(hops: u32, links: &[hsa_amd_memory_pool_link_info_t]) -> DeviceLink {
+/// Combines the hops of a link: the rate is that of the slowest, and the type is XGMI only if all are.
+fn combine_hops(hops: u32, links: &[hsa_amd_memory_pool_link_info_t]) -> DeviceLink {
     let known = || links.iter().filter(|link| link.max_bandwidth > 0 || link.numa_distance > 0);
-    let kinds = || known().map(|link| kind_of(link.link_type));
-    let first = links.first().map_or(LinkKind::Pcie, |link| kind_of(link.link_type));
-    // In MB/s.
+    let kinds = || known().map(|link| link_kind(link.link_type));
+    let first = links.first().map_or(LinkKind::Pcie, |link| link_kind(link.link_type));
+    // The runtime reports MB/s.
     let rate = known().map(|link| link.max_bandwidth).filter(|rate| *rate > 0).min();
     let weight = known().map(|link| link.numa_distance).max().filter(|weight| *weight > 0);
     DeviceLink {
@@ -178,22 +173,26 @@ mod tests {
     }
 
     #[test]
-    fn a_way_is_as_fast_as_its_slowest_link() {
+    fn a_link_is_as_fast_as_its_slowest_hop() {
         let (xgmi, pcie) = (
             hsa_amd_link_info_type_t::HSA_AMD_LINK_INFO_TYPE_XGMI,
             hsa_amd_link_info_type_t::HSA_AMD_LINK_INFO_TYPE_PCIE,
         );
-        let way = described(1, &[hop(xgmi, 50_000, 15)]);
-        assert_eq!((way.kind, way.hops, way.weight), (LinkKind::Xgmi, Some(1), Some(15)));
-        assert_eq!(way.bytes_per_second, Some(50e9));
-        let way = described(2, &[hop(xgmi, 50_000, 15), hop(pcie, 32_000, 40)]);
-        assert_eq!((way.kind, way.weight), (LinkKind::Pcie, Some(40)));
-        assert_eq!(way.bytes_per_second, Some(32e9));
-        // A runtime that describes the first of two, and one that knows no rates.
-        let way = described(2, &[hop(xgmi, 50_000, 15), hop(hsa_amd_link_info_type_t(0), 0, 0)]);
-        assert_eq!((way.kind, way.bytes_per_second), (LinkKind::Xgmi, Some(50e9)));
-        let way = described(1, &[hop(xgmi, 0, 0)]);
-        assert_eq!((way.kind, way.bytes_per_second, way.weight), (LinkKind::Xgmi, None, None));
-        assert_eq!(described(1, &[hop(hsa_amd_link_info_type_t(77), 0, 0)]).kind, LinkKind::Pcie);
+        let link = combine_hops(1, &[hop(xgmi, 50_000, 15)]);
+        assert_eq!((link.kind, link.hops, link.weight), (LinkKind::Xgmi, Some(1), Some(15)));
+        assert_eq!(link.bytes_per_second, Some(50e9));
+        let link = combine_hops(2, &[hop(xgmi, 50_000, 15), hop(pcie, 32_000, 40)]);
+        assert_eq!((link.kind, link.weight), (LinkKind::Pcie, Some(40)));
+        assert_eq!(link.bytes_per_second, Some(32e9));
+        // One runtime describes only the first of two hops, another reports no rates.
+        let link =
+            combine_hops(2, &[hop(xgmi, 50_000, 15), hop(hsa_amd_link_info_type_t(0), 0, 0)]);
+        assert_eq!((link.kind, link.bytes_per_second), (LinkKind::Xgmi, Some(50e9)));
+        let link = combine_hops(1, &[hop(xgmi, 0, 0)]);
+        assert_eq!((link.kind, link.bytes_per_second, link.weight), (LinkKind::Xgmi, None, None));
+        assert_eq!(
+            combine_hops(1, &[hop(hsa_amd_link_info_type_t(77), 0, 0)]).kind,
+            LinkKind::Pcie
+        );
     }
 }

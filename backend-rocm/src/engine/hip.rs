@@ -1,25 +1,49 @@
-//! The calls of HIP that an engine of streams is made of, and what is best there.
+//! The calls of HIP that an engine of streams is made of, and limits for AMD devices.
 //!
-//! No figure here is measured on AMD's devices yet.
+//! No limit in this file was measured on AMD devices yet.
+//!
+//! Kinds of copies:
+//!
+//! | between | kind of `hipMemcpyAsync` |
+//! | --- | --- |
+//! | memory of this device; this device and a peer; a word and a flag | `hipMemcpyDeviceToDeviceNoCU`: SDMA engines and no compute units |
+//! | the same, if a test shows that such a copy copies nothing (ROCm/rocm-systems#11318) or the runtime is older than 6.0 | `hipMemcpyDeviceToDevice` |
+//! | a device and the host | `hipMemcpyDefault`, which uses SDMA engines |
+//!
+//! Memory operations: until the middle of 2026 runtimes ran the operations of one `hipStreamBatchMemOp`
+//! concurrently and not in order (ROCm/rocm-systems#8911), and earlier ones rejected every such call (#2633,
+//! #3099). A test therefore decides whether several operations go into one call. If it fails, each is a
+//! `hipStreamWriteValue64` or a `hipStreamWaitValue64`. HIP compares values as unsigned numbers.
 
-mod copies;
-mod graphs;
-mod queue;
-mod words;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use peerlane_toolkit::device::DeviceContext as _;
+use peerlane_toolkit::device::{
+    Batching, Between, CaptureState, Copies, CopyCalls, DeviceContext as _, DevicePtr, EventHandle,
+    ExecHandle, Fault, GraphCalls, GraphHandle, StreamCalls, StreamHandle, WordCalls,
+};
 use peerlane_toolkit::streams::{Abilities, Found, StreamDevice};
 
-use crate::device::{Context, attribute};
+use crate::device::{Context, Version, attribute};
 use crate::error::Error;
-use crate::sys::hip::hipDeviceAttribute_t;
+use crate::sys::hip::{
+    self, hipDeviceAttribute_t, hipError_t, hipEvent_t, hipMemcpyKind, hipStream_t,
+    hipStreamBatchMemOpType as MemOpType, hipStreamCaptureMode, hipStreamCaptureStatus as Status,
+};
 
-/// Every peer of a node of eight has a link of its own, and a copy takes one; where there are fewer
-/// engines, the copy inside the device keeps one.
+/// Largest number of streams for copies to peers.
+///
+/// In a node of eight devices every peer has its own link, and a copy uses one. If the device has fewer
+/// SDMA engines, one of them is left for the self copy.
 const PEER_STREAMS_MAX: usize = 7;
-/// One SDMA copy of 256 MiB stalled the engine, pieces of 128 MiB took no longer
-/// (ROCm/rocm-systems#9927).
+/// Largest piece of a copy. One SDMA copy of 256 MiB stalled the engine, while pieces of 128 MiB did not and
+/// took no longer (ROCm/rocm-systems#9927).
 const PIECE_BYTES_MAX: u64 = 128 << 20;
+/// First release that has copies without compute units.
+const NO_CU_SINCE: Version = Version { major: 6, minor: 0, patch: 0 };
+
+/// Devices whose copies without compute units failed the test: one bit for each device number.
+static NO_CU_FAILED: AtomicU64 = AtomicU64::new(0);
 
 impl StreamDevice for Context {
     fn abilities(&self) -> Result<Abilities, Error> {
@@ -30,12 +54,12 @@ impl StreamDevice for Context {
         Ok(Abilities {
             copy_engines,
             peer_streams_max: peer_streams,
-            // Copies do not go in one call.
+            // There is no call for several copies.
             one_stream_bytes_max: 0,
-            // In a graph the copy inside the device shares a branch.
+            // In a graph the self copy shares a branch with copies to peers.
             captured_sides_max: peer_streams.saturating_sub(1).max(1),
             piece_bytes_max: PIECE_BYTES_MAX,
-            // A copy inside the device takes an SDMA engine too, and no compute units.
+            // The self copy uses an SDMA engine and no compute units, so it needs no other path.
             own_link_bytes_max: None,
             own_link_captured_bytes_max: None,
         })
@@ -44,5 +68,383 @@ impl StreamDevice for Context {
     fn found() -> &'static Found<Error> {
         static FOUND: Found<Error> = Found::new();
         &FOUND
+    }
+}
+
+/// Returns the stream handle of HIP.
+fn stream_of(stream: StreamHandle) -> hipStream_t {
+    stream.0.cast()
+}
+
+/// Returns the event handle of HIP.
+fn event_of(event: EventHandle) -> hipEvent_t {
+    event.0.cast()
+}
+
+/// Converts the result of a query to whether the work is complete.
+fn is_complete(context: &Context, call: &'static str, code: hipError_t) -> Result<bool, Error> {
+    if code == hipError_t::hipErrorNotReady {
+        return Ok(false);
+    }
+    context.check(call, code).map(|()| true)
+}
+
+impl StreamCalls for Context {
+    fn create_stream(&self, urgent: bool) -> Result<StreamHandle, Error> {
+        let calls = self.hip.calls;
+        let (mut stream, flags) = (std::ptr::null_mut(), hip::hipStreamNonBlocking);
+        if urgent {
+            let (mut least, mut greatest) = (0, 0);
+            let range = calls.device_get_stream_priority_range;
+            // SAFETY: the device is current; the results are stored in locals.
+            let code = unsafe { range(&raw mut least, &raw mut greatest) };
+            self.check("hipDeviceGetStreamPriorityRange", code)?;
+            let create = calls.stream_create_with_priority;
+            // SAFETY: as above.
+            let code = unsafe { create(&raw mut stream, flags, greatest) };
+            self.check("hipStreamCreateWithPriority", code)?;
+        } else {
+            // SAFETY: as above.
+            let code = unsafe { (calls.stream_create_with_flags)(&raw mut stream, flags) };
+            self.check("hipStreamCreateWithFlags", code)?;
+        }
+        Ok(StreamHandle(stream.cast()))
+    }
+
+    unsafe fn destroy_stream(calls: &'static hip::Library, stream: StreamHandle) {
+        // SAFETY: the caller owns the stream. Work that it still holds is not cancelled, and HIP may wait
+        // for it here.
+        let _ = unsafe { (calls.stream_destroy)(stream_of(stream)) };
+    }
+
+    unsafe fn is_idle(&self, stream: StreamHandle) -> Result<bool, Error> {
+        // SAFETY: the caller upholds the contract of this function.
+        let code = unsafe { (self.hip.calls.stream_query)(stream_of(stream)) };
+        is_complete(self, "hipStreamQuery", code)
+    }
+
+    unsafe fn check_stream(&self, stream: StreamHandle) -> Result<(), Error> {
+        if let Some(name) = stream.default_stream() {
+            return Err(Error::Fault(Fault::Argument(format!(
+                "the stream is {name}; expected one that was created with hipStreamNonBlocking"
+            ))));
+        }
+        let mut device = -1;
+        // SAFETY: the caller upholds the contract; the result is stored in a local.
+        let code =
+            unsafe { (self.hip.calls.stream_get_device)(stream_of(stream), &raw mut device) };
+        self.check("hipStreamGetDevice", code)?;
+        if device == self.device() {
+            return Ok(());
+        }
+        Err(Error::Fault(Fault::Mismatch(format!(
+            "the stream {:?} belongs to device {device}, the engine to {}",
+            stream.0,
+            self.label()
+        ))))
+    }
+
+    unsafe fn is_capturing(&self, stream: StreamHandle) -> Result<bool, Error> {
+        let mut status = Status::hipStreamCaptureStatusNone;
+        // SAFETY: the caller upholds the contract; the result is stored in a local.
+        let code =
+            unsafe { (self.hip.calls.stream_is_capturing)(stream_of(stream), &raw mut status) };
+        self.check("hipStreamIsCapturing", code)?;
+        Ok(status != Status::hipStreamCaptureStatusNone)
+    }
+
+    unsafe fn capture_state(&self, stream: StreamHandle) -> Result<CaptureState, Error> {
+        let (mut status, mut id) = (Status::hipStreamCaptureStatusNone, 0);
+        let (graph, nodes) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let (info, count) = (self.hip.calls.stream_get_capture_info_v2, std::ptr::null_mut());
+        // SAFETY: the caller upholds the contract; outputs that are not needed are null, the others are
+        // stored in locals.
+        let code =
+            unsafe { info(stream_of(stream), &raw mut status, &raw mut id, graph, nodes, count) };
+        self.check("hipStreamGetCaptureInfo_v2", code)?;
+        Ok(match status {
+            Status::hipStreamCaptureStatusNone => CaptureState::None,
+            Status::hipStreamCaptureStatusActive => CaptureState::Active(id),
+            _ => CaptureState::Unknown,
+        })
+    }
+
+    fn create_event(&self) -> Result<EventHandle, Error> {
+        let mut event = std::ptr::null_mut();
+        let create = self.hip.calls.event_create_with_flags;
+        // SAFETY: the device is current; the result is stored in a local.
+        let code = unsafe { create(&raw mut event, hip::hipEventDisableTiming) };
+        self.check("hipEventCreateWithFlags", code)?;
+        Ok(EventHandle(event.cast()))
+    }
+
+    unsafe fn destroy_event(calls: &'static hip::Library, event: EventHandle) {
+        // SAFETY: the caller upholds the contract of this function.
+        let _ = unsafe { (calls.event_destroy)(event_of(event)) };
+    }
+
+    unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), Error> {
+        // SAFETY: the caller upholds the contract of this function.
+        let code = unsafe { (self.hip.calls.event_record)(event_of(event), stream_of(stream)) };
+        self.check("hipEventRecord", code)
+    }
+
+    unsafe fn wait_for_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), Error> {
+        // SAFETY: the caller upholds the contract of this function.
+        let code =
+            unsafe { (self.hip.calls.stream_wait_event)(stream_of(stream), event_of(event), 0) };
+        self.check("hipStreamWaitEvent", code)
+    }
+
+    unsafe fn has_passed(&self, event: EventHandle) -> Result<bool, Error> {
+        // SAFETY: the caller upholds the contract of this function.
+        let code = unsafe { (self.hip.calls.event_query)(event_of(event)) };
+        is_complete(self, "hipEventQuery", code)
+    }
+}
+
+impl Context {
+    /// Returns the bit of this device in [`NO_CU_FAILED`]; `None` for numbers from 64.
+    fn no_cu_bit(&self) -> Option<u64> {
+        u32::try_from(self.device()).ok().and_then(|number| 1_u64.checked_shl(number))
+    }
+
+    /// Returns whether the device can copy without compute units.
+    fn copies_without_cu(&self) -> bool {
+        let failed = NO_CU_FAILED.load(Ordering::Relaxed);
+        self.no_cu_bit().is_some_and(|bit| failed & bit == 0) && self.hip.version >= NO_CU_SINCE
+    }
+
+    fn memcpy_kind(&self, between: Between) -> hipMemcpyKind {
+        match between {
+            Between::Host => hipMemcpyKind::hipMemcpyDefault,
+            Between::Own | Between::Peers | Between::Flags if self.copies_without_cu() => {
+                hipMemcpyKind::hipMemcpyDeviceToDeviceNoCU
+            }
+            Between::Own | Between::Peers | Between::Flags => {
+                hipMemcpyKind::hipMemcpyDeviceToDevice
+            }
+        }
+    }
+}
+
+impl CopyCalls for Context {
+    /// Returns false: `hipMemcpyBatchAsync` takes no kind of copy, so it may use compute units.
+    fn may_copy_together(&self) -> bool {
+        false
+    }
+
+    fn is_doubtful(&self, between: Between) -> bool {
+        self.memcpy_kind(between) == hipMemcpyKind::hipMemcpyDeviceToDeviceNoCU
+    }
+
+    fn note_trial(&self, _between: Between, works: bool) {
+        if let (false, Some(bit)) = (works, self.no_cu_bit()) {
+            NO_CU_FAILED.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    unsafe fn copy(
+        &self,
+        stream: StreamHandle,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: usize,
+        between: Between,
+    ) -> Result<(), Error> {
+        let (to, from) = (to as *mut c_void, from as *const c_void);
+        let (kind, stream) = (self.memcpy_kind(between), stream_of(stream));
+        // SAFETY: the caller upholds the contract of this function.
+        let code = unsafe { (self.hip.calls.memcpy_async)(to, from, bytes, kind, stream) };
+        let call = match between {
+            Between::Flags => "hipMemcpyAsync of a signal",
+            _ => "hipMemcpyAsync",
+        };
+        self.check(call, code)
+    }
+
+    /// Copies one by one. The queue does not call it, see [`may_copy_together`](Self::may_copy_together).
+    unsafe fn copy_together(&self, stream: StreamHandle, copies: Copies<'_>) -> Result<(), Error> {
+        for ((to, from), bytes) in copies.to.iter().zip(&*copies.from).zip(&*copies.bytes) {
+            // SAFETY: the caller upholds the contract of this function.
+            unsafe { self.copy(stream, *to, *from, *bytes, Between::Peers) }?;
+        }
+        Ok(())
+    }
+
+    unsafe fn clear(
+        &self,
+        stream: StreamHandle,
+        address: DevicePtr,
+        bytes: usize,
+    ) -> Result<(), Error> {
+        let address = address as *mut c_void;
+        // SAFETY: the caller upholds the contract of this function.
+        let code =
+            unsafe { (self.hip.calls.memset_d8_async)(address, 0, bytes, stream_of(stream)) };
+        self.check("hipMemsetD8Async", code)
+    }
+}
+
+/// A memory operation of a stream.
+///
+/// Its layout equals that of the union which the batched call takes, for the two operations that are used.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MemOp {
+    kind: MemOpType,
+    address: *mut c_void,
+    value: u64,
+    /// 0 means "at least" for a wait, and no option for a write.
+    flags: u32,
+    /// Field for the runtime's own use; null.
+    alias: *mut c_void,
+    /// Padding up to the size of the union, six 64-bit words.
+    padding: u64,
+}
+
+// SAFETY: the pointers are addresses of a device, which this crate never dereferences.
+unsafe impl Send for MemOp {}
+
+const _: () = {
+    use hip::{
+        hipStreamBatchMemOpParams as Params,
+        hipStreamBatchMemOpParams_union_hipStreamMemOpWaitValueParams_t as Wait,
+        hipStreamBatchMemOpParams_union_hipStreamMemOpWriteValueParams_t as Write,
+    };
+    use std::mem::offset_of;
+    assert!(size_of::<MemOp>() == size_of::<Params>());
+    assert!(offset_of!(MemOp, address) == offset_of!(Wait, address));
+    assert!(offset_of!(MemOp, address) == offset_of!(Write, address));
+    assert!(offset_of!(MemOp, value) == offset_of!(Wait, __bindgen_anon_1));
+    assert!(offset_of!(MemOp, value) == offset_of!(Write, __bindgen_anon_1));
+    assert!(offset_of!(MemOp, flags) == offset_of!(Wait, flags));
+    assert!(offset_of!(MemOp, flags) == offset_of!(Write, flags));
+    assert!(offset_of!(MemOp, alias) == offset_of!(Wait, alias));
+    assert!(offset_of!(MemOp, alias) == offset_of!(Write, alias));
+    assert!(hip::hipStreamWaitValueGte == 0);
+};
+
+impl MemOp {
+    const fn new(kind: MemOpType, address: DevicePtr, value: u64) -> Self {
+        let alias = std::ptr::null_mut();
+        Self { kind, address: address as *mut c_void, value, flags: 0, alias, padding: 0 }
+    }
+}
+
+impl WordCalls for Context {
+    type WordOp = MemOp;
+
+    /// Limit that CUDA documents; HIP documents none.
+    const WORD_OPS_MAX: usize = 255;
+
+    fn check_words(&self) -> Result<(), Error> {
+        let supported = hipDeviceAttribute_t::hipDeviceAttributeCanUseStreamWaitValue;
+        if attribute(self.hip, self.device(), supported)? != 0 {
+            return Ok(());
+        }
+        Err(Error::Fault(Fault::Unavailable(format!(
+            "{} cannot wait for words on streams (hipDeviceAttributeCanUseStreamWaitValue is 0), which \
+             signals and waits need; expected a GPU of gfx9 or newer on Linux",
+            self.label()
+        ))))
+    }
+
+    fn batching(&self) -> Batching {
+        match self.hip.calls.stream_batch_mem_op {
+            Some(_) => Batching::ToBeTried,
+            None => Batching::Never,
+        }
+    }
+
+    fn word_write(address: DevicePtr, value: u64) -> MemOp {
+        MemOp::new(MemOpType::hipStreamMemOpWriteValue64, address, value)
+    }
+
+    fn word_wait(address: DevicePtr, value: u64) -> MemOp {
+        MemOp::new(MemOpType::hipStreamMemOpWaitValue64, address, value)
+    }
+
+    unsafe fn put_words(&self, stream: StreamHandle, ops: &mut [MemOp]) -> Result<(), Error> {
+        let calls = self.hip.calls;
+        if let ([_, _, ..], Some(batch)) = (&*ops, calls.stream_batch_mem_op) {
+            let (count, params) = (ops.len() as u32, ops.as_mut_ptr().cast());
+            // SAFETY: the array holds `count` operations in the layout of the union, as the assertions
+            // above show, and the runtime reads it before it returns; the caller vouches for the rest.
+            let code = unsafe { batch(stream_of(stream), count, params, 0) };
+            return self.check("hipStreamBatchMemOp", code);
+        }
+        for op in ops {
+            let (stream, address) = (stream_of(stream), op.address);
+            let (call, code) = match op.kind {
+                MemOpType::hipStreamMemOpWaitValue64 => {
+                    let (wait, all) = (calls.stream_wait_value_64, u64::MAX);
+                    // SAFETY: the caller upholds the contract of this function.
+                    let code = unsafe { wait(stream, address, op.value, op.flags, all) };
+                    ("hipStreamWaitValue64", code)
+                }
+                _ => {
+                    let write = calls.stream_write_value_64;
+                    // SAFETY: the caller upholds the contract of this function.
+                    let code = unsafe { write(stream, address, op.value, op.flags) };
+                    ("hipStreamWriteValue64", code)
+                }
+            };
+            self.check(call, code)?;
+        }
+        Ok(())
+    }
+
+    fn is_write_refused(error: &Error) -> bool {
+        let refusals = [
+            hipError_t::hipErrorInvalidValue,
+            hipError_t::hipErrorNotSupported,
+            hipError_t::hipErrorInvalidDevicePointer,
+        ];
+        matches!(error, Error::Driver { result, .. }
+            if refusals.iter().any(|refusal| refusal.0 == result.code))
+    }
+}
+
+impl GraphCalls for Context {
+    unsafe fn begin_capture(&self, stream: StreamHandle) -> Result<(), Error> {
+        let mode = hipStreamCaptureMode::hipStreamCaptureModeRelaxed;
+        // SAFETY: the caller upholds the contract of this function.
+        let code = unsafe { (self.hip.calls.stream_begin_capture)(stream_of(stream), mode) };
+        self.check("hipStreamBeginCapture", code)
+    }
+
+    unsafe fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle, Error> {
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the caller upholds the contract; the result is stored in a local.
+        let code =
+            unsafe { (self.hip.calls.stream_end_capture)(stream_of(stream), &raw mut graph) };
+        self.check("hipStreamEndCapture", code)?;
+        Ok(GraphHandle(graph.cast()))
+    }
+
+    unsafe fn instantiate(&self, graph: GraphHandle) -> Result<ExecHandle, Error> {
+        let mut executable = std::ptr::null_mut();
+        let make = self.hip.calls.graph_instantiate_with_flags;
+        // SAFETY: the caller upholds the contract; the result is stored in a local.
+        let code = unsafe { make(&raw mut executable, graph.0.cast(), 0) };
+        self.check("hipGraphInstantiateWithFlags", code)?;
+        Ok(ExecHandle(executable.cast()))
+    }
+
+    unsafe fn launch(&self, exec: ExecHandle, stream: StreamHandle) -> Result<(), Error> {
+        // SAFETY: the caller upholds the contract of this function.
+        let code = unsafe { (self.hip.calls.graph_launch)(exec.0.cast(), stream_of(stream)) };
+        self.check("hipGraphLaunch", code)
+    }
+
+    unsafe fn destroy_exec(&self, exec: ExecHandle) {
+        // SAFETY: the caller upholds the contract of this function.
+        let _ = unsafe { (self.hip.calls.graph_exec_destroy)(exec.0.cast()) };
+    }
+
+    unsafe fn destroy_graph(&self, graph: GraphHandle) {
+        // SAFETY: the caller upholds the contract of this function.
+        let _ = unsafe { (self.hip.calls.graph_destroy)(graph.0.cast()) };
     }
 }

@@ -1,4 +1,4 @@
-//! Bytes and flags arrive, whatever the release and the kinds of engines.
+//! Tests that bytes and flags arrive, with all releases and kinds of engines.
 
 use std::sync::atomic::Ordering;
 
@@ -7,68 +7,70 @@ use peerlane_hal::{
 };
 use peerlane_rocm::EngineKind;
 
-use crate::world::{Machine, RELEASE, drive, gather, in_another_process, open, world, world_of};
+use crate::ranks::{
+    Machine, RELEASE, drive, gather, in_another_process, open, open_ranks, open_ranks_of,
+};
 
 #[test]
 fn a_gather_arrives_on_every_rank() {
     let mut machine = Machine::new();
     machine.set("JITTER_US", "200", "0");
-    for ranks in 1..=4 {
+    for count in 1..=4 {
         for shard in [1, 3, 4097, (1 << 20) + 1] {
-            let mut members = world(ranks, shard);
+            let mut ranks = open_ranks(count, shard);
             for epoch in 1..=3 {
-                gather(&mut members, epoch).unwrap();
+                gather(&mut ranks, epoch).unwrap();
             }
         }
     }
 }
 
 #[test]
-fn gets_arrive_and_the_flag_behind_them_comes_later() {
+fn flags_after_gets_arrive_after_their_bytes() {
     let mut machine = Machine::new();
     machine.set("PEER_JITTER_US", "300", "0");
-    let mut members = world(3, 10_001);
-    gather(&mut members, 1).unwrap();
-    // Rank 0 fetches its shard back from the others, and says so.
-    let ticket = members[0].submit(|me| {
+    let mut ranks = open_ranks(3, 10_001);
+    gather(&mut ranks, 1).unwrap();
+    // Rank 0 gets its shard back from the others, and then signals.
+    let ticket = ranks[0].submit(|own| {
         let get = |peer: usize| {
             let (dst, src) = (
-                At { region: &me.output, offset: peer as u64 * 10_001 },
-                At { region: &me.outputs[peer], offset: 0 },
+                At { region: &own.output, offset: peer as u64 * 10_001 },
+                At { region: &own.outputs[peer], offset: 0 },
             );
             Op::Get { dst, src, bytes: 10_001 }
         };
-        vec![get(1), me.signal(1, 7), get(2), me.signal(2, 8), me.signal(0, 9)]
+        vec![get(1), own.signal(1, 7), get(2), own.signal(2, 8), own.signal(0, 9)]
     });
     let ticket = ticket.unwrap();
-    drive(&mut members[..1], |member| Ok(member.engine.completed()? >= ticket)).unwrap();
-    let flag = |of: usize| members[of].flags.flags().unwrap()[0].load(Ordering::Acquire);
+    drive(&mut ranks[..1], |rank| Ok(rank.engine.completed()? >= ticket)).unwrap();
+    let flag = |of: usize| ranks[of].flags.flags().unwrap()[0].load(Ordering::Acquire);
     assert_eq!([0, 1, 2].map(flag), [9, 7, 8]);
     let mut seen = vec![0; 2 * 10_001];
-    members[0].output.download(10_001, &mut seen).unwrap();
-    let shard = crate::world::pattern(10, 10_001);
+    ranks[0].output.download(10_001, &mut seen).unwrap();
+    let shard = crate::ranks::pattern(10, 10_001);
     assert!(seen[..10_001] == shard && seen[10_001..] == shard);
 }
 
 #[test]
-fn ranks_of_both_kinds_gather_together() {
+fn ranksof_both_kinds_gather_together() {
     let _machine = Machine::new();
-    // Flags of the second rank lie on its device, where the first one copies them to.
-    let mut members = world_of(&[EngineKind::Sdma, EngineKind::Streams], 5000);
-    assert_eq!(members[0].engine.kind(), EngineKind::Sdma);
-    assert_eq!(members[1].engine.kind(), EngineKind::Streams);
-    assert!(members[0].flags.flags().is_some() && members[1].flags.flags().is_none());
+    // Flags of the second rank lie on its device; the first rank copies them there.
+    let mut ranks = open_ranks_of(&[EngineKind::Sdma, EngineKind::Streams], 5000);
+    assert_eq!(ranks[0].engine.kind(), EngineKind::Sdma);
+    assert_eq!(ranks[1].engine.kind(), EngineKind::Streams);
+    assert!(ranks[0].flags.flags().is_some() && ranks[1].flags.flags().is_none());
     for epoch in 1..=3 {
-        let tickets: Vec<_> = members
+        let tickets: Vec<_> = ranks
             .iter_mut()
-            .map(|member| {
-                member.fill(epoch);
-                let ops = member.submit(|me| {
+            .map(|rank| {
+                rank.fill(epoch);
+                let ops = rank.submit(|own| {
                     let mut ops =
-                        vec![me.put(0), me.put(1), me.signal(0, epoch), me.signal(1, epoch)];
-                    if me.me == 1 {
+                        vec![own.put(0), own.put(1), own.signal(0, epoch), own.signal(1, epoch)];
+                    if own.rank == 1 {
                         let wait = |word| {
-                            let flag = Flag { region: &me.flags, word };
+                            let flag = Flag { region: &own.flags, word };
                             Op::Wait { flag, value: epoch, reset: false }
                         };
                         ops.extend([wait(0), wait(1)]);
@@ -78,58 +80,58 @@ fn ranks_of_both_kinds_gather_together() {
                 ops.unwrap()
             })
             .collect();
-        drive(&mut members, |member| {
-            let flags = member.flags.flags();
+        drive(&mut ranks, |rank| {
+            let flags = rank.flags.flags();
             let seen = flags
                 .is_none_or(|flags| flags.iter().all(|flag| flag.load(Ordering::Acquire) >= epoch));
-            Ok(member.engine.completed()? >= tickets[member.me] && seen)
+            Ok(rank.engine.completed()? >= tickets[rank.rank] && seen)
         })
         .unwrap();
-        members.iter().for_each(|member| member.ensure_gathered(epoch));
+        ranks.iter().for_each(|rank| rank.ensure_gathered(epoch));
     }
 }
 
 #[test]
-fn devices_that_do_not_reach_each_other_meet_on_the_host() {
+fn devices_without_peer_access_are_staged_on_the_host() {
     let mut machine = Machine::new();
     machine.set("P2P", "off", "on");
-    let mut members = world(3, 20_001);
+    let mut ranks = open_ranks(3, 20_001);
     for epoch in 1..=2 {
-        gather(&mut members, epoch).unwrap();
+        gather(&mut ranks, epoch).unwrap();
     }
-    let ways = members[0].engine.sdma_ways();
-    assert_eq!(ways[1].put, "SDMA 0+1 (preferred)", "the engines that lead to the host");
+    let engines = ranks[0].engine.sdma_engines();
+    assert_eq!(engines[1].put, "SDMA 0+1 (preferred)", "these engines serve the host");
 }
 
 #[test]
-fn streams_are_the_rule_where_they_wait_for_words() {
+fn streams_are_the_default_if_they_can_wait_for_flags() {
     let machine = Machine::new();
-    let members = world_of(&[EngineKind::Auto; 2], 10);
-    assert_eq!(members[0].engine.kind(), EngineKind::Streams);
-    drop((members, machine));
-    in_another_process("gather::without_words", "7.2");
+    let ranks = open_ranks_of(&[EngineKind::Auto; 2], 10);
+    assert_eq!(ranks[0].engine.kind(), EngineKind::Streams);
+    drop((ranks, machine));
+    in_another_process("gather::streams_that_cannot_wait", "7.2");
 }
 
-/// What streams can is found out once in a process.
+/// Runs in a process of its own, because the abilities of streams are tested once per process.
 #[test]
-#[ignore = "run by streams_are_the_rule_where_they_wait_for_words"]
-fn without_words() {
+#[ignore = "run by streams_are_the_default_if_they_can_wait_for_flags"]
+fn streams_that_cannot_wait() {
     let mut machine = Machine::new();
     machine.set("WORDS_64", "off", "on");
-    let mut members = world_of(&[EngineKind::Auto; 2], 10_001);
-    assert_eq!(members[0].engine.kind(), EngineKind::Sdma);
-    gather(&mut members, 1).unwrap();
+    let mut ranks = open_ranks_of(&[EngineKind::Auto; 2], 10_001);
+    assert_eq!(ranks[0].engine.kind(), EngineKind::Sdma);
+    gather(&mut ranks, 1).unwrap();
 }
 
 #[test]
-fn links_are_told_with_their_rates() {
+fn links_are_reported_with_their_rates() {
     let mut machine = Machine::new();
     machine.set("HIVE", "2", "16");
     let mut fabrics: Vec<_> =
         Rank::all(3).map(|rank| open(rank, 3, EngineKind::Sdma).unwrap()).collect();
     let addresses: Vec<_> = fabrics.iter().map(|fabric| fabric.address()).collect();
     for (peer, address) in Rank::all(3).zip(&addresses) {
-        fabrics[0].connect(peer, address, crate::world::soon()).unwrap();
+        fabrics[0].connect(peer, address, crate::ranks::soon()).unwrap();
     }
     let link = |peer| {
         let link = fabrics[0].link(Rank(peer)).unwrap();
@@ -138,35 +140,36 @@ fn links_are_told_with_their_rates() {
     assert_eq!(link(0), (LinkKind::Own, None));
     assert_eq!(link(1), (LinkKind::Xgmi, Some(100e9)));
     assert_eq!(link(2), (LinkKind::Pcie, Some(32e9)));
-    let found = peerlane_rocm::link(0, 1).unwrap();
-    assert_eq!((found.hops, found.weight), (Some(1), Some(15)));
+    let near = peerlane_rocm::link(0, 1).unwrap();
+    assert_eq!((near.hops, near.weight), (Some(1), Some(15)));
     let far = peerlane_rocm::link(0, 2).unwrap();
-    assert!(far.weight > found.weight && far.hops > found.hops, "{far:?}");
+    assert!(far.weight > near.weight && far.hops > near.hops, "{far:?}");
     let error = peerlane_rocm::link(0, 99).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
 
-/// What an engine says of its ways, on this release.
+/// Checks the rules that select engines on this release.
 #[test]
-fn who_chooses_the_engines_is_told() {
+fn the_selection_of_engines_is_reported() {
     let _machine = Machine::new();
-    let mut members = world(3, 100);
-    gather(&mut members, 1).unwrap();
-    let ways: Vec<_> = members[0].engine.sdma_ways().into_iter().map(|way| way.put).collect();
-    let wanted = match std::env::var(RELEASE).as_deref() {
+    let mut ranks = open_ranks(3, 100);
+    gather(&mut ranks, 1).unwrap();
+    let engines = ranks[0].engine.sdma_engines().into_iter();
+    let puts: Vec<_> = engines.map(|engines| engines.put).collect();
+    let expected = match std::env::var(RELEASE).as_deref() {
         Ok("5.7") => ["SDMA of the runtime's choice"; 3],
         Ok("6.1" | "6.4") => {
             ["SDMA 0+1 (by number)", "SDMA 2+3+4+5 (of those idle)", "SDMA 6+7+8+9 (of those idle)"]
         }
         _ => ["SDMA 0+1 (by number)", "SDMA 2+3 (preferred)", "SDMA 4+5 (preferred)"],
     };
-    assert_eq!(ways, wanted);
+    assert_eq!(puts, expected);
 }
 
 #[test]
 fn older_releases_gather_too() {
     for release in ["5.7", "6.1", "6.4"] {
-        in_another_process("gather::who_chooses_the_engines_is_told", release);
+        in_another_process("gather::the_selection_of_engines_is_reported", release);
         in_another_process("gather::a_gather_arrives_on_every_rank", release);
     }
 }

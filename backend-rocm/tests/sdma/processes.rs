@@ -1,4 +1,4 @@
-//! Two processes that gather by SDMA engines, and one that is killed.
+//! Tests two processes that gather by SDMA engines, and the loss of one.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,34 +10,35 @@ use peerlane_hal::{
 use peerlane_rocm::{Engine, EngineKind, Fabric, Key, Local, Options, Remote};
 use peerlane_simulated_driver::{Other, hear, tell};
 
-use crate::world::{Machine, open, pattern, soon};
+use crate::ranks::{Machine, open, pattern, soon};
 
 const SHARD: u64 = 70_001;
-/// Flags: the peer's bytes have come; it has taken those of this rank.
+/// Flag that announces the peer's bytes.
 const ARRIVED: u64 = 0;
-const TAKEN: u64 = 1;
+/// Flag that announces that the peer has read the bytes of this rank.
+const READ: u64 = 1;
 
-/// One of two ranks.
-struct Half {
+/// One of two ranks in different processes.
+struct PairRank {
     engine: Engine,
     source: Local,
     output: Local,
     flags: Local,
     peer_output: Remote,
     peer_flags: Remote,
-    me: Rank,
+    rank: Rank,
     peer: Rank,
     _fabric: Fabric,
 }
 
-impl Half {
-    /// Exchanges addresses and keys with the other rank, by whatever carries bytes.
-    fn open(me: Rank, exchange: &mut dyn FnMut(&[u8]) -> Vec<u8>) -> Self {
-        let peer = Rank(1 - me.0);
-        let mut fabric = open(me, 2, EngineKind::Sdma).unwrap();
+impl PairRank {
+    /// Opens a rank. `exchange` sends bytes to the other rank and returns those that it sent.
+    fn open(rank: Rank, exchange: &mut dyn FnMut(&[u8]) -> Vec<u8>) -> Self {
+        let peer = Rank(1 - rank.0);
+        let mut fabric = open(rank, 2, EngineKind::Sdma).unwrap();
         let own = fabric.address();
         let other = exchange(&own);
-        fabric.connect(me, &own, soon()).unwrap();
+        fabric.connect(rank, &own, soon()).unwrap();
         fabric.connect(peer, &other, soon()).unwrap();
         let memory = fabric.memory();
         let source = memory.allocate(SHARD, Role::Data).unwrap();
@@ -49,19 +50,19 @@ impl Half {
         };
         let (peer_output, peer_flags) = (import(&output), import(&flags));
         let engine = fabric.engine(Default::default()).unwrap();
-        Self { engine, source, output, flags, peer_output, peer_flags, me, peer, _fabric: fabric }
+        Self { engine, source, output, flags, peer_output, peer_flags, rank, peer, _fabric: fabric }
     }
 
     fn put(&mut self, epoch: u64) -> Ticket {
         let dst = At { region: &self.peer_output, offset: 0 };
         let put = Op::Put { dst, src: At { region: &self.source, offset: 0 }, bytes: SHARD };
         let flag = Flag { region: &self.peer_flags, word: ARRIVED };
-        // SAFETY: the regions outlive the engine; both ranks keep to the flags.
+        // SAFETY: the regions outlive the engine; the flags order the accesses of both ranks.
         unsafe { self.engine.submit(&[put, Op::Signal { flag, value: epoch }]) }.unwrap()
     }
 
-    fn take(&mut self, epoch: u64) -> Ticket {
-        let flag = Flag { region: &self.peer_flags, word: TAKEN };
+    fn confirm_read(&mut self, epoch: u64) -> Ticket {
+        let flag = Flag { region: &self.peer_flags, word: READ };
         // SAFETY: as above.
         unsafe { self.engine.submit(&[Op::Signal { flag, value: epoch }]) }.unwrap()
     }
@@ -71,7 +72,7 @@ impl Half {
         while self.engine.completed().unwrap() < ticket
             || self.flags.flags().unwrap()[word as usize].load(Ordering::Acquire) < value
         {
-            assert!(start.elapsed() < Duration::from_secs(60), "rank {}: {value}", self.me);
+            assert!(start.elapsed() < Duration::from_secs(60), "rank {}: {value}", self.rank);
             self.engine.park(Duration::from_millis(1)).unwrap();
         }
     }
@@ -79,21 +80,21 @@ impl Half {
     fn gather(&mut self, epochs: u64) {
         let bytes = |rank: Rank, epoch| pattern(u64::from(rank.0) + 2 * epoch, SHARD);
         for epoch in 1..=epochs {
-            self.source.upload(0, &bytes(self.me, epoch)).unwrap();
+            self.source.upload(0, &bytes(self.rank, epoch)).unwrap();
             let ticket = self.put(epoch);
             self.wait(ARRIVED, epoch, ticket);
             let mut seen = vec![0; SHARD as usize];
             self.output.download(0, &mut seen).unwrap();
-            assert!(seen == bytes(self.peer, epoch), "rank {}, epoch {epoch}", self.me);
-            let ticket = self.take(epoch);
-            self.wait(TAKEN, epoch, ticket);
+            assert!(seen == bytes(self.peer, epoch), "rank {}, epoch {epoch}", self.rank);
+            let ticket = self.confirm_read(epoch);
+            self.wait(READ, epoch, ticket);
         }
     }
 }
 
 const EPOCHS: u64 = 40;
 
-/// Sees its own device alone.
+/// Runs in the other process, where the device of the peer is hidden.
 #[test]
 #[ignore = "started by the other tests of this file"]
 fn rank_with_a_hidden_peer() {
@@ -107,7 +108,7 @@ fn rank_with_a_hidden_peer() {
 }
 
 #[test]
-fn a_peer_that_is_hidden_is_named() {
+fn a_hidden_peer_is_named() {
     let _machine = Machine::new();
     let fabric = open(Rank(0), 2, EngineKind::Sdma).unwrap();
     let hidden = [("ROCR_VISIBLE_DEVICES", "1")];
@@ -116,66 +117,66 @@ fn a_peer_that_is_hidden_is_named() {
     let text = other.hear_text();
     let (begin, end) = (
         "unavailable: the device of rank 0 (",
-        ") of device 0 (Simulated Instinct), which copies there: let \
-         ROCR_VISIBLE_DEVICES name it too, or use EngineKind::Streams",
+        ") of device 0 (Simulated Instinct), which copies to it: add it to \
+         ROCR_VISIBLE_DEVICES, or use EngineKind::Streams",
     );
     assert!(text.starts_with(begin) && text.ends_with(end), "{text}");
     assert!(text.contains(") is hidden from the HSA runtime (/"), "{text}");
     other.end();
 }
 
-/// The other process.
+/// Runs in the other process.
 #[test]
 #[ignore = "started by the other tests of this file"]
 fn other_rank() {
     let _machine = Machine::new();
-    let mut half = Half::open(Rank(1), &mut |bytes| {
+    let mut rank = PairRank::open(Rank(1), &mut |bytes| {
         tell(bytes);
         hear().expect("the answer")
     });
-    half.gather(EPOCHS);
+    rank.gather(EPOCHS);
     tell(b"gathered");
-    // Until it is told to end, or is killed.
+    // Wait until the other process ends this one or kills it.
     let _ = hear();
 }
 
-fn pair() -> (Half, Other) {
+fn pair() -> (PairRank, Other) {
     let mut other = Other::start("processes::other_rank", &[]);
-    let half = Half::open(Rank(0), &mut |bytes| {
+    let rank = PairRank::open(Rank(0), &mut |bytes| {
         let heard = other.hear();
         other.tell(bytes);
         heard
     });
-    (half, other)
+    (rank, other)
 }
 
 #[test]
 fn processes_gather() {
     let mut machine = Machine::new();
     machine.set("JITTER_US", "300", "0");
-    let (mut half, mut other) = pair();
-    half.gather(EPOCHS);
+    let (mut rank, mut other) = pair();
+    rank.gather(EPOCHS);
     assert_eq!(other.hear_text(), "gathered");
     other.end();
 }
 
 #[test]
-fn a_killed_peer_leaves_an_engine_that_ends() {
+fn an_engine_completes_after_its_peer_was_killed() {
     let _machine = Machine::new();
-    let (mut half, mut other) = pair();
-    half.gather(EPOCHS);
+    let (mut rank, mut other) = pair();
+    rank.gather(EPOCHS);
     assert_eq!(other.hear_text(), "gathered");
-    let before = half.put(EPOCHS + 1);
+    let before = rank.put(EPOCHS + 1);
     other.kill();
-    // What its process had stays mapped here as long as the imports live.
-    let last = (0..20).map(|more| half.put(EPOCHS + 2 + more)).last().unwrap();
+    // Memory of the killed process stays mapped here until its imports are dropped.
+    let last = (0..20).map(|more| rank.put(EPOCHS + 2 + more)).last().unwrap();
     assert!(last > before);
     let start = Instant::now();
-    half.engine.release().unwrap();
-    while half.engine.completed().unwrap() < last {
-        assert!(start.elapsed() < Duration::from_secs(20), "a release drains");
-        half.engine.park(Duration::from_millis(1)).unwrap();
+    rank.engine.release().unwrap();
+    while rank.engine.completed().unwrap() < last {
+        assert!(start.elapsed() < Duration::from_secs(20), "the released engine does not complete");
+        rank.engine.park(Duration::from_millis(1)).unwrap();
     }
-    drop(half);
+    drop(rank);
     assert!(start.elapsed() < Duration::from_secs(20));
 }

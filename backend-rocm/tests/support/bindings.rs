@@ -1,4 +1,4 @@
-//! What bindings to a library of ROCm have to hold, whichever library it is.
+//! Tests of the bindings to a library of ROCm, for `hip-sys` and `hsa-sys`.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,37 +9,37 @@ use rocm_library::Symbol;
 
 use crate::releases::{self, Release};
 
-/// Bindings, and what the releases of their library have.
+/// Bindings to a library, and how the library differs between releases.
 pub(crate) struct Bindings {
-    /// The library in the names of the tests, before the release.
+    /// Name of the library in the names of the tests.
     pub(crate) library: &'static str,
     pub(crate) symbols: &'static [Symbol],
     /// Calls [`print_table`].
     pub(crate) print_table: fn(),
-    /// How the name of a release's file begins.
+    /// Returns the start of the file name for a release.
     pub(crate) file: fn(&Release) -> String,
-    /// Whether a release has what came with another one.
+    /// Returns whether a release contains functions that were added in another.
     pub(crate) has: fn(&Release, &str) -> bool,
-    /// In a process with the release's libraries and no device: what the first calls say.
+    /// Prints the results of the first calls, in a process with the libraries of a release and no device.
     pub(crate) print_no_device: fn(),
-    /// Whether they said what they should.
+    /// Checks these results.
     pub(crate) no_device: fn(&Release) -> Result<(), Failed>,
-    /// The header, and what the bindings claim of it.
+    /// Returns the header of a release, and the declarations in the bindings to compare with it.
     pub(crate) declarations: fn(&Release) -> (Header<'static>, Vec<Claim>),
 }
 
 type Test = fn(&Bindings, &Release) -> Result<(), Failed>;
 
 impl Bindings {
-    /// The test program.
+    /// Runs the test program.
     pub(crate) fn run(self) -> ExitCode {
         let bindings: &'static Self = Box::leak(Box::new(self));
         let tasks = [("table", bindings.print_table), ("no_device", bindings.print_no_device)];
         releases::run(&tasks, |release| {
             let tests: [(&str, Test); 3] = [
-                ("every function that it should have is there", Self::the_table_is_whole),
-                ("without a device it says so", Self::no_device),
-                ("the declarations are those of its header", Self::the_declarations_hold),
+                ("the library has every function that it should have", Self::check_table),
+                ("the first calls report that there is no device", Self::check_no_device),
+                ("the declarations equal those of its header", Self::check_declarations),
             ];
             let trial = |(name, test): (&str, Test)| {
                 let name = format!("{} {}: {name}", bindings.library, release.name);
@@ -50,34 +50,34 @@ impl Bindings {
         })
     }
 
-    fn the_table_is_whole(&self, release: &Release) -> Result<(), Failed> {
-        let printed = release.does("table", &[])?;
+    fn check_table(&self, release: &Release) -> Result<(), Failed> {
+        let printed = release.run_task("table", &[])?;
         let mut lines = printed.lines();
         let file = lines.next().unwrap_or_default();
-        let wanted = (self.file)(release);
-        assert!(file.contains(&wanted), "{file} is not of {wanted}");
-        let wanted = self.symbols.iter().map(|symbol| {
+        let expected = (self.file)(release);
+        assert!(file.contains(&expected), "the file is {file}, expected {expected}");
+        let expected = self.symbols.iter().map(|symbol| {
             let has = symbol.since.is_none_or(|since| (self.has)(release, since));
             format!("{} {has}", symbol.name)
         });
-        assert_eq!(lines.collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
+        assert_eq!(lines.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
         Ok(())
     }
 
-    fn no_device(&self, release: &Release) -> Result<(), Failed> {
+    fn check_no_device(&self, release: &Release) -> Result<(), Failed> {
         if Path::new("/dev/kfd").exists() {
             return Ok(());
         }
         (self.no_device)(release)
     }
 
-    fn the_declarations_hold(&self, release: &Release) -> Result<(), Failed> {
+    fn check_declarations(&self, release: &Release) -> Result<(), Failed> {
         let (header, claims) = (self.declarations)(release);
         Ok(c_layout::check(&header, &claims, Path::new(env!("CARGO_TARGET_TMPDIR")))?)
     }
 }
 
-/// In a process with the release's libraries: the file, every function, and whether it is there.
+/// Prints the file of the library, and for every function whether the library has it.
 pub(crate) fn print_table(file: &Path, symbols: &[Symbol], has: impl Fn(&str) -> bool) {
     println!("{}", file.display());
     for symbol in symbols {

@@ -1,6 +1,6 @@
-//! What the tests on the simulated driver share: the driver, ranks, memory as a caller allocates it.
+//! Helpers of the tests on the simulated driver: the driver, ranks, and memory of the caller.
 
-#![allow(dead_code, reason = "each test program uses a part")]
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 #[path = "../../../hal/toolkit/tests/streams/mesh.rs"]
 mod mesh;
@@ -18,22 +18,24 @@ use peerlane_hal::{
 use peerlane_rocm::{Error, Fabric, Local, Options, Remote};
 use peerlane_simulated_driver::{Driver, Rocm};
 
-/// A release, and the turn of a test: settings and counters belong to the process, so tests that look at
-/// them run one by one.
+/// Installs a release and returns the driver with a lock.
+///
+/// Settings and counters belong to the process, so tests that use them run one by one.
 pub(crate) fn driver(release: &str) -> (Driver, MutexGuard<'static, ()>) {
-    static ONE_BY_ONE: Mutex<()> = Mutex::new(());
-    let turn = ONE_BY_ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    static LOCK: Mutex<()> = Mutex::new(());
+    let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let driver = Rocm::release(release).install();
     driver.clear();
     driver.reset_counters();
-    (driver, turn)
+    (driver, lock)
 }
 
+/// Returns a deadline that is far enough for a loaded machine.
 pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
-/// As many ranks of this process, each on the device with its number, connected with all.
+/// Opens connected ranks of this process, each on the device with its number.
 pub(crate) fn ranks(count: usize, strict: bool) -> Result<Vec<Fabric>, Error> {
     let open = |rank: Rank| {
         Fabric::open_with(rank, count, Options { device: rank.0, strict, ..Options::default() })
@@ -41,25 +43,26 @@ pub(crate) fn ranks(count: usize, strict: bool) -> Result<Vec<Fabric>, Error> {
     connected(count, soon, open)
 }
 
-/// Bytes that tell every place from its neighbours.
+/// Returns bytes that depend on their index and the seed.
 pub(crate) fn pattern(seed: u8, length: usize) -> Vec<u8> {
     (0..length).map(|index| (index % 251) as u8 ^ seed).collect()
 }
 
-pub(crate) fn seen(region: &Local) -> Vec<u8> {
+/// Returns the bytes of a region.
+pub(crate) fn contents(region: &Local) -> Vec<u8> {
     let mut seen = vec![0; region.bytes() as usize];
     region.download(0, &mut seen).unwrap();
     seen
 }
 
-/// Puts a pattern to all of a peer's region.
+/// Puts a pattern to the whole region of a peer.
 pub(crate) fn put(fabric: &mut Fabric, remote: &Remote, seed: u8) {
     let bytes = remote.bytes();
     let mut engine = fabric.engine(Default::default()).unwrap();
     let source = fabric.memory().allocate(bytes, Role::Data).unwrap();
     source.upload(0, &pattern(seed, bytes as usize)).unwrap();
     let (dst, src) = (At { region: remote, offset: 0 }, At { region: &source, offset: 0 });
-    // SAFETY: both live until the ticket is complete, and nobody else touches them.
+    // SAFETY: both regions live until the ticket is complete, and no other code accesses them.
     let ticket = unsafe { engine.submit(&[Op::Put { dst, src, bytes }]) }.unwrap();
     let deadline = soon();
     while engine.completed().unwrap() < ticket {
@@ -75,7 +78,7 @@ pub(crate) fn register(
     role: Role,
 ) -> Result<Local, Error> {
     let base = NonNull::new(address as *mut u8).expect("no test uses address 0");
-    // SAFETY: every test keeps the memory as long as the region and its imports.
+    // SAFETY: every test keeps the memory alive longer than the region and its imports.
     unsafe { fabric.memory().register(base, bytes, role) }
 }
 
@@ -93,16 +96,16 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    /// Of `hipMalloc`.
+    /// Allocates coarse-grained memory, as `hipMalloc` does.
     pub(crate) fn new(device: i32, bytes: usize) -> Self {
         Self::with_flags(device, bytes, hip_sys::hipDeviceMallocDefault)
     }
 
-    /// Of `hipExtMallocWithFlags`.
+    /// Allocates memory with `hipExtMallocWithFlags`.
     pub(crate) fn with_flags(device: i32, bytes: usize, flags: u32) -> Self {
         let mut address: *mut c_void = std::ptr::null_mut();
         let hip = hip();
-        // SAFETY: the number is a device's.
+        // SAFETY: the number is that of a device.
         ensure(unsafe { (hip.set_device)(device) }, "hipSetDevice");
         // SAFETY: the result is stored in a local.
         let code = unsafe { (hip.ext_malloc_with_flags)(&raw mut address, bytes, flags) };
@@ -113,7 +116,7 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: allocated above, and freed once.
+        // SAFETY: the memory was allocated by `with_flags` and is freed once.
         ensure(unsafe { (hip().free)(self.address as *mut c_void) }, "hipFree");
     }
 }

@@ -1,50 +1,55 @@
-//! The real libraries of several releases of ROCm, as `cargo xtask test rocm` fetches them.
+//! Runs tests with the real libraries of several releases of ROCm, which `cargo xtask test rocm` fetches.
 //!
-//! A release brings its own C library, so this program starts itself by that release's loader for every
-//! test, and does there what the test is about.
+//! A release brings its own C library. Each test therefore starts this program again with the loader of the
+//! release, and runs its task there.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// Says to the other process what it is for.
+/// Environment variable that tells the other process its task.
 const TASK: &str = "PEERLANE_TEST_ROCM_TASK";
-/// Where a release has its loader and its libraries.
+/// Path of the loader in the folder of a release.
 const LOADER: &str = "usr/lib64/ld-linux-x86-64.so.2";
+/// Path of the libraries in the folder of a release.
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
-/// A release.
+/// A release of ROCm that was fetched.
 #[derive(Clone, Debug)]
 pub(crate) struct Release {
-    /// Such as `7.2`.
+    /// Version, such as `7.2`.
     pub(crate) name: String,
     folder: PathBuf,
 }
 
-/// What the other process does; what it prints is its result.
+/// Name and function of a task. The output of the process is the result of the task.
 pub(crate) type Task = (&'static str, fn());
 
 impl Release {
-    /// Major and minor version.
+    /// Returns the major and minor version.
     pub(crate) fn number(&self) -> (u32, u32) {
         number(&self.name)
     }
 
-    /// Whether it has what came with that release.
-    #[allow(dead_code, reason = "not every program asks")]
+    /// Returns whether the release contains functions that were added in `since`.
+    #[allow(dead_code, reason = "not every program uses it")]
     pub(crate) fn has(&self, since: &str) -> bool {
         self.number() >= number(since)
     }
 
-    /// Where its headers are.
-    #[allow(dead_code, reason = "not every program compiles")]
+    /// Returns the folder of the headers.
+    #[allow(dead_code, reason = "not every program uses it")]
     pub(crate) fn headers(&self) -> PathBuf {
         self.folder.join("usr/include")
     }
 
-    /// What the task prints in a process with this release's libraries.
-    pub(crate) fn does(&self, task: &str, variables: &[(&str, &str)]) -> Result<String, Failed> {
+    /// Runs a task in a process with the libraries of this release, and returns its output.
+    pub(crate) fn run_task(
+        &self,
+        task: &str,
+        variables: &[(&str, &str)],
+    ) -> Result<String, Failed> {
         let output = Command::new(self.folder.join(LOADER))
             .arg("--library-path")
             .arg(self.folder.join(LIBRARIES))
@@ -57,19 +62,19 @@ impl Release {
         if output.status.success() {
             return Ok(printed);
         }
-        let said = String::from_utf8_lossy(&output.stderr);
-        Err(format!("{task} with ROCm {}: {}\n{printed}{said}", self.name, output.status).into())
+        let errors = String::from_utf8_lossy(&output.stderr);
+        Err(format!("{task} with ROCm {}: {}\n{printed}{errors}", self.name, output.status).into())
     }
 }
 
-/// The test program: tests of every release, or one task in the other process.
+/// Runs the test program: the tests of every release, or one task in the other process.
 pub(crate) fn run(tasks: &[Task], trials: impl Fn(&Release) -> Vec<Trial>) -> ExitCode {
     if let Ok(task) = std::env::var(TASK) {
         let found = tasks.iter().find(|(name, _)| *name == task);
-        found.expect("the task is one of this program").1();
+        found.expect("the task exists").1();
         return ExitCode::SUCCESS;
     }
-    let mut all: Vec<Trial> = found().iter().flat_map(trials).collect();
+    let mut all: Vec<Trial> = fetched().iter().flat_map(trials).collect();
     if all.is_empty() {
         let name = "no release of ROCm is fetched: cargo xtask test rocm";
         all.push(Trial::test(name, || Ok(())).with_ignored_flag(true));
@@ -77,9 +82,9 @@ pub(crate) fn run(tasks: &[Task], trials: impl Fn(&Release) -> Vec<Trial>) -> Ex
     libtest_mimic::run(&Arguments::from_args(), all).exit_code()
 }
 
-/// What was fetched, the newest first.
-fn found() -> Vec<Release> {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it is inside another");
+/// Lists the releases that were fetched, the newest first.
+fn fetched() -> Vec<Release> {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the folder has a parent");
     let folders = std::fs::read_dir(target.join("rocm")).into_iter().flatten().flatten();
     let mut found: Vec<Release> = folders
         .filter_map(|entry| {

@@ -43,7 +43,7 @@ fn runtime_findings(found: Result<Runtimes, Error>) -> Vec<Finding> {
             "without it copies use HIP streams, and SDMA engines cannot be selected",
         ),
     });
-    if let Some(text) = runtimes.mixed() {
+    if let Some(text) = runtimes.mismatch() {
         let advice =
             "different releases are not tested together: check LD_LIBRARY_PATH and ROCM_PATH";
         findings.push(Finding::warning("runtime", text, advice));

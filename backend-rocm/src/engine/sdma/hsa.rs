@@ -1,51 +1,56 @@
-//! Signals and copies of the HSA runtime.
+//! Completion signals and copies of the HSA runtime.
 //!
-//! A signal that only GPUs wait for is a word without an interrupt; the host looks at it. The runtime's
-//! own wait looks for 200 µs too before it sleeps, so it would not give the processor away any sooner.
+//! Signals are created for GPUs only: they are words without an interrupt, and the host polls them. The
+//! runtime's own wait also polls for 200 µs before it sleeps, so it would not free the processor sooner.
 //!
-//! The runtime picks the GPU that copies, and checks the engine, by the agents of a copy; memory is found by
-//! its address. So they are those of the ranks, also where the memory is the host's: for two processors
-//! there is no engine.
+//! The runtime selects the GPU that copies, and checks the engine, by the agents of a copy. It finds memory
+//! by address. The agents passed are therefore always those of the ranks, even if the memory is on the host:
+//! there is no engine between two processors.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::hardware::{Copy, Direction, Given, Hardware};
-use super::placement::{SdmaId, SdmaSet};
-use crate::device::{Agent, AgentKind, Pool, pools};
+use super::runtime::{CopyCommand, Direction, SdmaRuntime, Submission};
+use super::select::SdmaSet;
+use crate::device::{Agent, AgentKind, MemoryPool, memory_pools};
 use crate::error::Error;
 use crate::sys::Hsa;
 use crate::sys::hsa::{
     hsa_agent_t, hsa_amd_sdma_engine_id_t, hsa_amd_signal_attribute_t, hsa_signal_t, hsa_status_t,
 };
 
-/// Copies of one engine at once.
-const SLOTS: usize = 128;
-/// With fewer, two engines of a link would wait for signals.
-const SLOTS_MIN: usize = 8;
+/// Number of signals, and so of copies in flight, of a queue.
+const SIGNALS: usize = 128;
+/// Smallest number of signals. With fewer, two engines of a link would wait for signals.
+const SIGNALS_MIN: usize = 8;
 
-/// The HSA runtime for one queue.
+/// Signals and copies of one queue over the HSA runtime.
 #[derive(Debug)]
-pub(crate) struct HsaHardware {
+pub(crate) struct HsaSdma {
     hsa: &'static Hsa,
     label: Arc<str>,
     own: hsa_agent_t,
-    /// By rank; oneself has the own one.
+    /// Agents by rank; that of the rank itself is `own`.
     peers: Vec<Option<hsa_agent_t>>,
     signals: Vec<hsa_signal_t>,
+    /// Host memory with one word for each signal.
     words: NonNull<AtomicU64>,
     waits_for_signals: bool,
-    /// The signals that a copy is to look at.
-    after: Vec<hsa_signal_t>,
-    abandoned: bool,
+    /// Signals that the next copy depends on; kept to reuse the allocation.
+    dependencies: Vec<hsa_signal_t>,
+    leaked: bool,
 }
 
-// SAFETY: the words are this value's own until it is dropped, and touched as atomics.
-unsafe impl Send for HsaHardware {}
+// SAFETY: this value owns the words until it is dropped, and accesses them as atomics.
+unsafe impl Send for HsaSdma {}
 
-impl HsaHardware {
+impl HsaSdma {
+    /// Creates the signals and words of a queue.
+    ///
+    /// # Errors
+    /// Returns the error of the runtime.
     pub(super) fn open(
         hsa: &'static Hsa,
         label: &Arc<str>,
@@ -53,37 +58,38 @@ impl HsaHardware {
         own: &Agent,
         peers: Vec<Option<hsa_agent_t>>,
     ) -> Result<Self, Error> {
-        // The handles are of these agents.
-        let used = |agent: &&Agent| peers.contains(&Some(agent.handle));
-        let mut used = agents.iter().filter(used).chain([own]);
-        let waits_for_signals = !used.any(|agent| forgets_to_wait(&agent.name));
+        let is_peer = |agent: &&Agent| peers.contains(&Some(agent.handle));
+        let mut used = agents.iter().filter(is_peer).chain([own]);
+        let waits_for_signals = !used.any(|agent| starts_copies_early(&agent.name));
         let words = allocate_words(hsa, label, agents, own)?;
-        let mut hardware = Self {
+        let mut runtime = Self {
             hsa,
             label: Arc::clone(label),
             own: own.handle,
             peers,
-            signals: Vec::with_capacity(SLOTS),
+            signals: Vec::with_capacity(SIGNALS),
             words,
             waits_for_signals,
-            after: Vec::with_capacity(SLOTS),
-            abandoned: false,
+            dependencies: Vec::with_capacity(SIGNALS),
+            leaked: false,
         };
-        while hardware.signals.len() < SLOTS {
+        while runtime.signals.len() < SIGNALS {
             match create_signal(hsa) {
-                Ok(signal) => hardware.signals.push(signal),
+                Ok(signal) => runtime.signals.push(signal),
                 // Signals are scarce in a process with many queues.
-                Err(_) if hardware.signals.len() >= SLOTS_MIN => break,
+                Err(_) if runtime.signals.len() >= SIGNALS_MIN => break,
                 Err(status) => {
                     return Err(Error::hsa(hsa, "hsa_amd_signal_create", Some(label), status));
                 }
             }
         }
-        Ok(hardware)
+        Ok(runtime)
     }
 
-    /// The agents of the destination and of the source. The GPU of the source copies, so a get has the
-    /// own one in its place: the peer's does not reach what only this rank uses.
+    /// Returns the agents of the destination and of the source.
+    ///
+    /// The GPU of the source makes the copy. A get therefore passes the own agent for the source too: the
+    /// peer's GPU has no access to memory that only this rank uses.
     fn agents(&self, peer: usize, direction: Direction) -> (hsa_agent_t, hsa_agent_t) {
         match direction {
             Direction::Put => (self.peer(peer), self.own),
@@ -92,90 +98,93 @@ impl HsaHardware {
     }
 
     fn peer(&self, peer: usize) -> hsa_agent_t {
-        self.peers[peer].expect("ops are checked against the ways")
+        self.peers[peer].expect("ops are checked against the peers")
     }
 
-    fn word(&self, slot: usize) -> &AtomicU64 {
-        assert!(slot < SLOTS, "there is a word for each signal");
-        let word = self.words.as_ptr().wrapping_add(slot);
-        // SAFETY: `allocate_words` has made SLOTS words, zero and alive as long as `self`.
+    fn word(&self, signal: usize) -> &AtomicU64 {
+        assert!(signal < SIGNALS, "there is a word for each signal");
+        let word = self.words.as_ptr().wrapping_add(signal);
+        // SAFETY: `allocate_words` made SIGNALS zeroed words, which live as long as `self`.
         unsafe { &*word }
     }
 
-    fn store(&self, slot: usize, value: i64) {
+    fn store(&self, signal: usize, value: i64) {
         // SAFETY: the signal lives as long as `self`.
-        unsafe { (self.hsa.calls.signal_store_screlease)(self.signals[slot], value) };
+        unsafe { (self.hsa.calls.signal_store_screlease)(self.signals[signal], value) };
     }
 }
 
-/// The engines that the runtime prefers for the link from `own` to `peer`, if it says so.
-pub(super) fn preferred(hsa: &Hsa, own: &Agent, peer: &Agent) -> Option<SdmaSet> {
+/// Returns the engines that the runtime prefers for the link from `own` to `peer`, if it reports them.
+pub(super) fn preferred_engines(hsa: &Hsa, own: &Agent, peer: &Agent) -> Option<SdmaSet> {
     let call = hsa.calls.amd_memory_get_preferred_copy_engine?;
     let mut mask = 0;
-    // SAFETY: agents of this runtime; the result is stored in a local.
+    // SAFETY: the agents are of this runtime; the result is stored in a local.
     let status = unsafe { call(peer.handle, own.handle, &raw mut mask) };
-    (status == hsa_status_t::HSA_STATUS_SUCCESS).then(|| SdmaSet::of_mask(mask))
+    (status == hsa_status_t::HSA_STATUS_SUCCESS).then(|| SdmaSet::from_mask(mask))
 }
 
-/// The engines of that link that have nothing to do, if the runtime says so.
-pub(super) fn available(hsa: &Hsa, own: &Agent, peer: &Agent) -> Option<SdmaSet> {
+/// Returns the idle engines for the link from `own` to `peer`, if the runtime reports them.
+pub(super) fn idle_engines(hsa: &Hsa, own: &Agent, peer: &Agent) -> Option<SdmaSet> {
     let call = hsa.calls.amd_memory_copy_engine_status?;
     let mut mask = 0;
     // SAFETY: as above.
     let status = unsafe { call(peer.handle, own.handle, &raw mut mask) };
-    (status == hsa_status_t::HSA_STATUS_SUCCESS).then(|| SdmaSet::of_mask(mask))
+    (status == hsa_status_t::HSA_STATUS_SUCCESS).then(|| SdmaSet::from_mask(mask))
 }
 
-/// Whether a copy can be given to an engine by name.
-pub(super) fn can_name(hsa: &Hsa) -> bool {
+/// Returns whether the runtime accepts a copy for an engine that the caller selects.
+pub(super) fn can_select_engine(hsa: &Hsa) -> bool {
     hsa.calls.amd_memory_async_copy_on_engine.is_some()
 }
 
-/// Engines of these architectures were seen to start a copy before the signals that it was to wait for
-/// were 0 (ROCm/rocm-systems#1469); runtimes since then work around it, and do not say so.
-fn forgets_to_wait(architecture: &str) -> bool {
+/// Returns whether engines of this architecture may start a copy before its dependencies are complete.
+///
+/// This was observed on gfx90x (ROCm/rocm-systems#1469). Newer runtimes work around it, but do not report it.
+fn starts_copies_early(architecture: &str) -> bool {
     architecture.starts_with("gfx90")
 }
 
 fn create_signal(hsa: &Hsa) -> Result<hsa_signal_t, hsa_status_t> {
     let mut signal = hsa_signal_t { handle: 0 };
     let attributes = hsa_amd_signal_attribute_t::HSA_AMD_SIGNAL_AMD_GPU_ONLY.0.into();
-    let (none, place) = (std::ptr::null(), &raw mut signal);
-    // SAFETY: no consumers are named; the result is stored in a local.
-    let status = unsafe { (hsa.calls.amd_signal_create)(0, 0, none, attributes, place) };
+    let (consumers, out) = (std::ptr::null(), &raw mut signal);
+    // SAFETY: the list of consumers is empty; the result is stored in a local.
+    let status = unsafe { (hsa.calls.amd_signal_create)(0, 0, consumers, attributes, out) };
     if status == hsa_status_t::HSA_STATUS_SUCCESS { Ok(signal) } else { Err(status) }
 }
 
-/// Words of the host that the own GPU reads: of processors that the runtime names first.
+/// Allocates the words in host memory that the own GPU can read.
+///
+/// The memory belongs to the first processor agent with a fine-grained pool.
 fn allocate_words(
     hsa: &Hsa,
     label: &Arc<str>,
     agents: &[Agent],
     own: &Agent,
 ) -> Result<NonNull<AtomicU64>, Error> {
-    let refused = |call, status| Err(Error::hsa(hsa, call, Some(label), status));
+    let failed = |call, status| Err(Error::hsa(hsa, call, Some(label), status));
     for agent in agents.iter().filter(|agent| agent.kind == AgentKind::Processor) {
-        let fine = |pool: &Pool| pool.fine_grained;
-        let Some(pool) = pools(hsa, agent)?.into_iter().find(fine) else { continue };
-        let bytes = SLOTS * size_of::<AtomicU64>();
+        let is_fine = |pool: &MemoryPool| pool.fine_grained;
+        let Some(pool) = memory_pools(hsa, agent)?.into_iter().find(is_fine) else { continue };
+        let bytes = SIGNALS * size_of::<AtomicU64>();
         let mut base: *mut c_void = std::ptr::null_mut();
-        // SAFETY: a pool of this runtime; the result is stored in a local.
+        // SAFETY: the pool is of this runtime; the result is stored in a local.
         let status =
             unsafe { (hsa.calls.amd_memory_pool_allocate)(pool.handle, bytes, 0, &raw mut base) };
         if status != hsa_status_t::HSA_STATUS_SUCCESS {
-            return refused("hsa_amd_memory_pool_allocate", status);
+            return failed("hsa_amd_memory_pool_allocate", status);
         }
         let (own, flags) = (&raw const own.handle, std::ptr::null());
-        // SAFETY: one agent, and memory that was just allocated.
+        // SAFETY: the list holds one agent, and the memory was allocated above.
         let status = unsafe { (hsa.calls.amd_agents_allow_access)(1, own, flags, base) };
         if status != hsa_status_t::HSA_STATUS_SUCCESS {
-            // SAFETY: allocated above, and nobody has it.
+            // SAFETY: the memory was allocated above and is not used.
             let _ = unsafe { (hsa.calls.amd_memory_pool_free)(base) };
-            return refused("hsa_amd_agents_allow_access", status);
+            return failed("hsa_amd_agents_allow_access", status);
         }
-        // SAFETY: as long as it was asked for.
+        // SAFETY: the allocation has this length.
         unsafe { base.cast::<u8>().write_bytes(0, bytes) };
-        return Ok(NonNull::new(base.cast()).expect("the runtime allocates nothing at 0"));
+        return Ok(NonNull::new(base.cast()).expect("an allocation is not at address 0"));
     }
     Err(Error::unavailable(format!(
         "the HSA runtime ({}) has no fine-grained memory of the host, which flags are copied from; \
@@ -184,10 +193,10 @@ fn allocate_words(
     )))
 }
 
-impl Hardware for HsaHardware {
+impl SdmaRuntime for HsaSdma {
     type Error = Error;
 
-    fn slots(&self) -> usize {
+    fn signals(&self) -> usize {
         self.signals.len()
     }
 
@@ -195,42 +204,50 @@ impl Hardware for HsaHardware {
         self.waits_for_signals
     }
 
-    fn arm(&self, slot: usize) {
-        self.store(slot, 1);
+    fn arm(&self, signal: usize) {
+        self.store(signal, 1);
     }
 
-    fn value(&self, slot: usize) -> i64 {
+    fn value(&self, signal: usize) -> i64 {
         // SAFETY: the signal lives as long as `self`.
-        unsafe { (self.hsa.calls.signal_load_scacquire)(self.signals[slot]) }
+        unsafe { (self.hsa.calls.signal_load_scacquire)(self.signals[signal]) }
     }
 
-    fn excuse(&self, slot: usize) {
-        self.store(slot, 0);
+    fn clear(&self, signal: usize) {
+        self.store(signal, 0);
     }
 
-    fn store_word(&self, slot: usize, value: u64) -> u64 {
-        let word = self.word(slot);
+    fn store_word(&self, signal: usize, value: u64) -> u64 {
+        let word = self.word(signal);
         word.store(value, Ordering::Release);
         word.as_ptr() as u64
     }
 
-    unsafe fn copy(&mut self, copy: &Copy, after: &[usize], slot: usize) -> Given<Error> {
+    unsafe fn copy(
+        &mut self,
+        copy: &CopyCommand,
+        dependencies: &[usize],
+        signal: usize,
+    ) -> Submission<Error> {
         let (dst_agent, src_agent) = self.agents(copy.peer, copy.direction);
-        let Self { hsa, signals, after: list, label, .. } = self;
+        let Self { hsa, signals, dependencies: list, label, .. } = self;
         list.clear();
-        list.extend(after.iter().map(|slot| signals[*slot]));
+        list.extend(dependencies.iter().map(|dependency| signals[*dependency]));
         let count = list.len() as u32;
-        // The runtime refuses a list without signals.
+        // The runtime rejects a list without signals.
         let list = if list.is_empty() { std::ptr::null() } else { list.as_ptr() };
         let (dst, src) = (copy.span.dst as *mut c_void, copy.span.src as *const c_void);
-        let (bytes, done) = (copy.span.bytes as usize, signals[slot]);
-        let on = copy.on.and_then(|on| Some((on, hsa.calls.amd_memory_async_copy_on_engine?)));
-        let (name, status) = match on {
-            Some((on, call)) => {
-                let on = hsa_amd_sdma_engine_id_t(on.bit());
-                // SAFETY: the caller's; agents and signals are of this runtime.
+        let (bytes, done) = (copy.span.bytes as usize, signals[signal]);
+        let selected = copy
+            .engine
+            .and_then(|engine| Some((engine, hsa.calls.amd_memory_async_copy_on_engine?)));
+        let (name, status) = match selected {
+            Some((engine, call)) => {
+                let engine = hsa_amd_sdma_engine_id_t(engine.bit());
+                // SAFETY: the caller upholds the contract of this function; agents and signals are of this
+                // runtime.
                 let status = unsafe {
-                    call(dst, dst_agent, src, src_agent, bytes, count, list, done, on, true)
+                    call(dst, dst_agent, src, src_agent, bytes, count, list, done, engine, true)
                 };
                 ("hsa_amd_memory_async_copy_on_engine", status)
             }
@@ -243,35 +260,36 @@ impl Hardware for HsaHardware {
             }
         };
         match status {
-            hsa_status_t::HSA_STATUS_SUCCESS => Given::Taken,
-            hsa_status_t::HSA_STATUS_ERROR_OUT_OF_RESOURCES => Given::Exhausted,
-            status => Given::Refused(Error::hsa(hsa, name, Some(label), status)),
+            hsa_status_t::HSA_STATUS_SUCCESS => Submission::Accepted,
+            hsa_status_t::HSA_STATUS_ERROR_OUT_OF_RESOURCES => Submission::NoResources,
+            status => Submission::Rejected(Error::hsa(hsa, name, Some(label), status)),
         }
     }
 
-    fn failure(&self, copy: &Copy, value: i64) -> Error {
-        let Copy { peer, direction, on, span } = copy;
-        let way = if *direction == Direction::Put { "put to" } else { "get from" };
-        let on = on.map_or_else(String::new, |on| format!(" by SDMA {}", SdmaId::index(on)));
-        let what = format!("a {way} rank {peer} of {} bytes{on}", span.bytes);
+    fn copy_error(&self, copy: &CopyCommand, value: i64) -> Error {
+        let CopyCommand { peer, direction, engine, span } = copy;
+        let kind = if *direction == Direction::Put { "put to" } else { "get from" };
+        let engine =
+            engine.map_or_else(String::new, |engine| format!(" by SDMA {}", engine.index()));
+        let what = format!("a {kind} rank {peer} of {} bytes{engine}", span.bytes);
         Error::Copy { what, device: Arc::clone(&self.label), value }
     }
 
-    fn abandon(&mut self) {
-        self.abandoned = true;
+    fn leak(&mut self) {
+        self.leaked = true;
     }
 }
 
-impl Drop for HsaHardware {
+impl Drop for HsaSdma {
     fn drop(&mut self) {
-        if self.abandoned {
+        if self.leaked {
             return;
         }
         for signal in self.signals.drain(..) {
-            // SAFETY: created by `open`, destroyed once, and no copy is on its way.
+            // SAFETY: `open` created the signal, it is destroyed once, and no copy is in flight.
             let _ = unsafe { (self.hsa.calls.signal_destroy)(signal) };
         }
-        // SAFETY: allocated by `open`, freed once, and no copy reads it.
+        // SAFETY: `open` allocated the words, they are freed once, and no copy reads them.
         let _ = unsafe { (self.hsa.calls.amd_memory_pool_free)(self.words.as_ptr().cast()) };
     }
 }

@@ -1,361 +1,611 @@
-//! The order of everything: chains of work for each peer, and the engines that copy it.
+//! Orders the ops of all peers and submits them to SDMA engines.
 //!
-//! Nothing here knows a runtime. What is pushed goes to the engines as far as they may hold it, at once
-//! and whenever somebody drives the queue; what engines have complete is noticed in their signals.
+//! The queue is independent of the runtime. It submits as much as the engines may hold, when ops are pushed
+//! and at each [`progress`](CopyQueue::progress), and reads the completion signals of copies in flight.
 
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, Ticket};
 use peerlane_toolkit::{Ledger, device::Fault};
 
-use super::chain::{Chain, FlagPlace, WORD_BYTES, Work};
-use super::hardware::{Copy, Direction, Given, Hardware, Span};
-use super::loads::Loads;
-use super::placement::{Placement, SdmaId};
-use super::slots::{Held, Slots};
-use super::stripe;
+use super::pending::{Command, FLAG_BYTES, FlagAddress, InFlight, PeerQueue, Signals};
+use super::pieces::{self, EngineLoads};
+use super::runtime::{CopyCommand, Direction, SdmaRuntime, Span, Submission};
+use super::select::{PeerEngines, SdmaId, Selection};
 
-/// How long the runtime may have no room while nothing of this queue is on its way.
-const EXHAUSTED_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the runtime may lack resources while no copy of this queue is in flight.
+const RESOURCES_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Between two looks while a queue closes.
-const CLOSE_PAUSE: Duration = Duration::from_micros(50);
+/// Interval between two checks while a queue closes.
+const CLOSE_INTERVAL: Duration = Duration::from_micros(50);
 
-/// The engines of this rank's GPU that copy to a peer, and from it.
+/// A validated op and its peer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ways {
-    pub(crate) put: Placement,
-    pub(crate) get: Placement,
-}
-
-/// An op for a peer, with its places known.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
+pub(crate) struct PeerCommand {
     pub(crate) peer: usize,
-    pub(crate) work: Work,
+    pub(crate) command: Command,
 }
 
-/// What came of giving work to engines.
+/// Result of the attempt to submit the next piece of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    Moved,
-    /// Nothing of this chain can go on now.
-    Stuck,
-    /// The runtime has no room for anything.
-    Exhausted,
+enum Attempt {
+    /// A piece was submitted, or an engine was removed from the selection.
+    Progressed,
+    /// Nothing of this peer can be submitted now.
+    Blocked,
+    /// The runtime has no resources for any copy.
+    NoResources,
 }
 
+/// The ops of a rank that are not complete, by peer.
 #[derive(Debug)]
-pub(crate) struct Queue<H: Hardware> {
-    pub(super) hardware: H,
-    me: usize,
-    ways: Vec<Option<Ways>>,
-    chains: Vec<Chain>,
-    slots: Slots,
-    loads: Loads,
+pub(crate) struct CopyQueue<R: SdmaRuntime> {
+    pub(super) runtime: R,
+    rank: usize,
+    /// Selected engines, by peer; `None` for a rank that is not a peer.
+    engines: Vec<Option<PeerEngines>>,
+    peers: Vec<PeerQueue>,
+    signals: Signals,
+    loads: EngineLoads,
     ledger: Ledger,
+    /// Position of the last op among all ops.
     order: u64,
-    /// Who is first to give engines something.
-    turn: usize,
+    /// Peer whose ops are submitted first.
+    first_peer: usize,
     piece_bytes_max: u64,
-    /// The slots that a copy is to look at.
-    after: Vec<usize>,
-    exhausted: Option<Deadline>,
-    /// Slots of copies that failed; what looks at them stands still.
+    /// Signals that the next copy depends on; kept to reuse the allocation.
+    dependencies: Vec<usize>,
+    /// When a lack of resources becomes an error.
+    resources_deadline: Option<Deadline>,
+    /// Signals of copies that failed. Copies that depend on them never start.
     failed: Vec<usize>,
     released: bool,
 }
 
-impl<H: Hardware> Queue<H> {
-    /// A queue of rank `me` that reaches the ranks with a way.
+impl<R: SdmaRuntime> CopyQueue<R> {
+    /// Creates the queue of a rank that reaches the ranks with engines.
     pub(crate) fn new(
-        hardware: H,
-        me: usize,
-        ways: Vec<Option<Ways>>,
-        (queue_ops, piece_bytes_max): (usize, u64),
+        runtime: R,
+        rank: usize,
+        engines: Vec<Option<PeerEngines>>,
+        queue_ops: usize,
+        piece_bytes_max: u64,
     ) -> Self {
-        let slots = Slots::new(hardware.slots());
+        let signals = Signals::new(runtime.signals());
         Self {
-            me,
-            chains: ways.iter().map(|_| Chain::default()).collect(),
-            ways,
-            loads: Loads::default(),
+            rank,
+            peers: engines.iter().map(|_| PeerQueue::default()).collect(),
+            engines,
+            loads: EngineLoads::default(),
             ledger: Ledger::with_capacity(queue_ops),
             order: 0,
-            turn: me,
-            piece_bytes_max: piece_bytes_max.min(stripe::PIECE_BYTES_MAX),
-            after: Vec::with_capacity(hardware.slots()),
-            exhausted: None,
+            first_peer: rank,
+            piece_bytes_max: piece_bytes_max.min(pieces::PIECE_BYTES_MAX),
+            dependencies: Vec::with_capacity(runtime.signals()),
+            resources_deadline: None,
             failed: Vec::new(),
             released: false,
-            slots,
-            hardware,
+            signals,
+            runtime,
         }
     }
 
-    /// Ops that are not complete.
+    /// Returns the number of ops that are not complete.
     pub(crate) fn len(&self) -> usize {
-        self.chains.iter().map(Chain::len).sum()
+        self.peers.iter().map(PeerQueue::len).sum()
     }
 
     pub(crate) fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// The ways as they are now: an engine that the runtime refused is no longer among them.
-    pub(crate) fn ways(&self) -> impl Iterator<Item = (usize, &Ways)> {
-        self.ways.iter().enumerate().filter_map(|(peer, ways)| Some((peer, ways.as_ref()?)))
+    /// Returns the engines of each peer, without those that the runtime has rejected since.
+    pub(crate) fn engines(&self) -> impl Iterator<Item = (usize, &PeerEngines)> {
+        self.engines
+            .iter()
+            .enumerate()
+            .filter_map(|(peer, engines)| Some((peer, engines.as_ref()?)))
     }
 
-    /// Takes a slice.
-    pub(crate) fn push(&mut self, requests: &[Request]) -> Ticket {
+    /// Adds the commands of a slice.
+    pub(crate) fn push(&mut self, commands: &[PeerCommand]) -> Ticket {
         let ticket = Ticket(self.ledger.last().0 + 1);
-        for request in requests {
+        for command in commands {
             self.order += 1;
-            self.chains[request.peer].push(ticket, self.order, request.work);
+            self.peers[command.peer].push(ticket, self.order, command.command);
         }
-        // A slice is far shorter.
-        let issued = self.ledger.issue(requests.len() as u32);
+        // A slice has far fewer ops than a `u32` can count.
+        let issued = self.ledger.issue(commands.len() as u32);
         debug_assert_eq!(issued, ticket);
         ticket
     }
 
-    /// Notices what is complete and gives engines what they may hold; whether anything moved.
+    /// Collects completed copies and submits what engines may hold. Returns whether there was progress.
     ///
     /// # Safety
-    /// What was pushed is valid until its ticket completes.
-    pub(crate) unsafe fn drive(&mut self) -> Result<bool, H::Error> {
-        let mut moved = self.harvest()?;
-        // A flag that was stored may let others go.
+    /// Every command that was pushed must be valid until its ticket completes.
+    pub(crate) unsafe fn progress(&mut self) -> Result<bool, R::Error> {
+        let mut progressed = self.collect_completed()?;
+        // A flag that the host stores may unblock other ops, so repeat until no op is retired.
         loop {
-            // SAFETY: the caller's.
-            let pumped = unsafe { self.pump() }?;
-            let settled = self.settle();
-            moved |= pumped || settled;
-            if !settled {
-                return Ok(moved);
+            // SAFETY: the caller upholds the contract of this function.
+            let submitted = unsafe { self.submit_ready() }?;
+            let retired = self.retire();
+            progressed |= submitted || retired;
+            if !retired {
+                return Ok(progressed);
             }
         }
     }
 
-    /// Whether a signal has changed since the last look.
-    pub(crate) fn has_news(&self) -> bool {
-        let mut slots = self.chains.iter().flat_map(|chain| &chain.on_their_way);
-        slots.any(|slot| self.hardware.value(*slot) < 1)
+    /// Returns whether a copy in flight has completed or failed.
+    pub(crate) fn has_completions(&self) -> bool {
+        let mut signals = self.peers.iter().flat_map(|peer| &peer.in_flight);
+        signals.any(|signal| self.runtime.value(*signal) < 1)
     }
 
-    /// Copies on their way.
-    pub(crate) fn on_their_way(&self) -> usize {
-        self.chains.iter().map(|chain| chain.on_their_way.len()).sum()
+    /// Returns the number of copies in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.peers.iter().map(|peer| peer.in_flight.len()).sum()
     }
 
-    /// Takes off what engines have complete.
-    fn harvest(&mut self) -> Result<bool, H::Error> {
-        let (mut moved, mut failure) = (false, Ok(()));
-        for peer in 0..self.chains.len() {
+    /// Collects the copies that engines have completed.
+    fn collect_completed(&mut self) -> Result<bool, R::Error> {
+        let (mut progressed, mut failure) = (false, Ok(()));
+        for peer in 0..self.peers.len() {
             let mut index = 0;
-            while let Some(&slot) = self.chains[peer].on_their_way.get(index) {
-                let value = self.hardware.value(slot);
+            while let Some(&signal) = self.peers[peer].in_flight.get(index) {
+                let value = self.runtime.value(signal);
                 if value > 0 {
                     index += 1;
                     continue;
                 }
-                self.chains[peer].on_their_way.remove(index);
-                let held = self.finish(slot);
-                moved = true;
+                self.peers[peer].in_flight.remove(index);
+                let finished = self.finish_copy(signal);
+                progressed = true;
                 if value < 0 {
-                    self.failed.push(slot);
-                    failure = failure.and(Err(self.hardware.failure(&held.copy, value)));
+                    self.failed.push(signal);
+                    failure = failure.and(Err(self.runtime.copy_error(&finished.copy, value)));
                 }
             }
         }
         failure?;
-        Ok(self.settle() || moved)
+        Ok(self.retire() || progressed)
     }
 
-    fn finish(&mut self, slot: usize) -> Held {
-        let held = self.slots.finish(slot);
-        self.loads.take_off(held.load, held.copy.span.bytes);
-        let engine = held.copy.on.map_or(0, SdmaId::index);
-        self.chains[held.copy.peer].finished(held.item, engine);
-        held
+    fn finish_copy(&mut self, signal: usize) -> InFlight {
+        let finished = self.signals.finish(signal);
+        self.loads.remove(finished.load, finished.copy.span.bytes);
+        let engine = finished.copy.engine.map_or(0, SdmaId::index);
+        self.peers[finished.copy.peer].piece_completed(finished.op, engine);
+        finished
     }
 
-    /// Finishes tickets and stores flags whose turn it is.
-    fn settle(&mut self) -> bool {
-        let mut over = 0;
-        // Oneself last: its flags wait for all others.
-        let others = (0..self.chains.len()).filter(|peer| *peer != self.me);
-        for peer in others.chain([self.me]) {
-            let bound = self.bound(peer);
+    /// Retires complete ops of all peers, and stores the flags of the host that are next.
+    fn retire(&mut self) -> bool {
+        let mut retired = 0;
+        // The rank itself comes last, because its flags wait for all peers.
+        let others = (0..self.peers.len()).filter(|peer| *peer != self.rank);
+        for peer in others.chain([self.rank]) {
+            let limit = self.signal_limit(peer);
             let (ledger, released) = (&mut self.ledger, self.released);
-            let Some(chain) = self.chains.get_mut(peer) else { continue };
-            over += chain.settle(bound, |ticket| {
+            let Some(queue) = self.peers.get_mut(peer) else { continue };
+            retired += queue.retire(limit, |ticket| {
                 if !released {
                     ledger.finish_part(ticket);
                 }
             });
         }
-        if self.released && self.on_their_way() == 0 {
+        if self.released && self.in_flight() == 0 {
             self.ledger.finish_all();
         }
-        over > 0
+        retired > 0
     }
 
-    /// Flags of `peer` that were submitted from here on wait for the chains of others.
-    fn bound(&self, peer: usize) -> u64 {
-        if peer != self.me {
+    /// Returns the position from which signals to `peer` must wait for ops of other peers.
+    ///
+    /// Only signals of the rank to itself wait for others.
+    fn signal_limit(&self, peer: usize) -> u64 {
+        if peer != self.rank {
             return u64::MAX;
         }
-        let others = self.chains.iter().enumerate().filter(|(other, _)| *other != peer);
-        others.filter_map(|(_, chain)| chain.first_order()).min().unwrap_or(u64::MAX)
+        let others = self.peers.iter().enumerate().filter(|(other, _)| *other != peer);
+        others.filter_map(|(_, queue)| queue.first_order()).min().unwrap_or(u64::MAX)
     }
 
-    /// # Safety
-    /// As [`drive`](Self::drive).
-    unsafe fn pump(&mut self) -> Result<bool, H::Error> {
-        let (mut moved, ranks) = (false, self.chains.len());
-        // Each time another peer is first: signals may be too few for all.
-        self.turn = self.turn.wrapping_add(1);
-        let first = self.turn;
-        for peer in (0..ranks).map(|step| first.wrapping_add(step) % ranks) {
-            loop {
-                // SAFETY: the caller's.
-                match unsafe { self.step(peer) }? {
-                    Step::Moved => moved = true,
-                    Step::Stuck => break,
-                    Step::Exhausted => return self.note_exhaustion().map(|()| moved),
-                }
-            }
-        }
-        self.exhausted = None;
-        Ok(moved)
-    }
-
-    /// Gives the next piece of a chain to an engine.
+    /// Submits what engines may hold, for all peers.
     ///
     /// # Safety
-    /// As [`drive`](Self::drive).
-    unsafe fn step(&mut self, peer: usize) -> Result<Step, H::Error> {
-        let bound = self.bound(peer);
-        let chain = &mut self.chains[peer];
-        let Some((number, item)) = chain.next() else { return Ok(Step::Stuck) };
-        let Some(slot) = self.slots.vacant() else { return Ok(Step::Stuck) };
-        let ways = self.ways[peer].as_ref().expect("ops are checked against the ways");
-        let (direction, order, work, given) = match item.work {
-            Work::Copy { direction, .. } => (direction, item.order, item.work, item.given),
-            Work::Signal { .. } => (Direction::Put, item.order, item.work, item.given),
-        };
-        let set = if direction == Direction::Put { ways.put.set } else { ways.get.set };
-        if let Work::Copy { span, .. } = work
-            && item.piece_bytes == 0
-        {
-            item.piece_bytes = stripe::piece_bytes(span.bytes, set.len(), self.piece_bytes_max);
-        }
-        let (held, piece_bytes, left) = (item.held, item.piece_bytes, item.left());
-        let span = match work {
-            Work::Copy { span, .. } => span.part(given, piece_bytes.min(left)),
-            Work::Signal { flag: FlagPlace::Device(dst), .. } => {
-                // Flags that the host stores come first, and oneself last of all.
-                if chain.has_stores() || order >= bound {
-                    return Ok(Step::Stuck);
+    /// The requirements are those of [`progress`](Self::progress).
+    unsafe fn submit_ready(&mut self) -> Result<bool, R::Error> {
+        let (mut progressed, ranks) = (false, self.peers.len());
+        // Each call starts with another peer, because there may be too few signals for all.
+        self.first_peer = self.first_peer.wrapping_add(1);
+        let first = self.first_peer;
+        for peer in (0..ranks).map(|step| first.wrapping_add(step) % ranks) {
+            loop {
+                // SAFETY: the caller upholds the contract of this function.
+                match unsafe { self.submit_next(peer) }? {
+                    Attempt::Progressed => progressed = true,
+                    Attempt::Blocked => break,
+                    Attempt::NoResources => {
+                        return self.check_resources().map(|()| progressed);
+                    }
                 }
-                Span { dst, src: 0, bytes: WORD_BYTES }
             }
-            Work::Signal { flag: FlagPlace::Host(_), .. } => unreachable!("the host stores these"),
+        }
+        self.resources_deadline = None;
+        Ok(progressed)
+    }
+
+    /// Submits the next piece of a peer to an engine.
+    ///
+    /// # Safety
+    /// The requirements are those of [`progress`](Self::progress).
+    unsafe fn submit_next(&mut self, peer: usize) -> Result<Attempt, R::Error> {
+        let limit = self.signal_limit(peer);
+        let queue = &mut self.peers[peer];
+        let Some((number, op)) = queue.next() else { return Ok(Attempt::Blocked) };
+        let Some(signal) = self.signals.next_free() else { return Ok(Attempt::Blocked) };
+        let engines = self.engines[peer].as_ref().expect("ops are checked against the peers");
+        let (order, command, submitted) = (op.order, op.command, op.submitted);
+        let direction = match command {
+            Command::Copy { direction, .. } => direction,
+            Command::Signal { .. } => Direction::Put,
         };
-        let left = left.div_ceil(piece_bytes.max(1));
-        let Some((load, on)) = self.loads.taker(set, &held, left) else {
-            return Ok(Step::Stuck);
+        let set = if direction == Direction::Put { engines.put.set } else { engines.get.set };
+        if let Command::Copy { span, .. } = command
+            && op.piece_bytes == 0
+        {
+            op.piece_bytes = pieces::piece_bytes(span.bytes, set.len(), self.piece_bytes_max);
+        }
+        let (held, piece_bytes, remaining) = (op.held, op.piece_bytes, op.remaining());
+        let span = match command {
+            Command::Copy { span, .. } => span.piece(submitted, piece_bytes.min(remaining)),
+            Command::Signal { flag: FlagAddress::Device(dst), .. } => {
+                // Earlier flags of the host must be stored first. A signal to the rank itself waits for all
+                // peers.
+                if queue.has_host_signals() || order >= limit {
+                    return Ok(Attempt::Blocked);
+                }
+                Span { dst, src: 0, bytes: FLAG_BYTES }
+            }
+            Command::Signal { flag: FlagAddress::Host(_), .. } => {
+                unreachable!("flags of the host have no bytes to submit")
+            }
         };
-        self.after.clear();
-        for before in &self.chains[peer].on_their_way {
-            let earlier = self.slots.held(*before);
-            let depends = match work {
-                Work::Signal { .. } => true,
-                Work::Copy { .. } => earlier.item != number && earlier.copy.span.meets(span),
+        let pieces = remaining.div_ceil(piece_bytes.max(1));
+        let Some((load, engine)) = self.loads.pick(set, &held, pieces) else {
+            return Ok(Attempt::Blocked);
+        };
+        self.dependencies.clear();
+        for earlier in &self.peers[peer].in_flight {
+            let in_flight = self.signals.copy(*earlier);
+            let depends = match command {
+                Command::Signal { .. } => true,
+                Command::Copy { .. } => {
+                    in_flight.op != number && in_flight.copy.span.conflicts_with(span)
+                }
             };
             if depends {
-                self.after.push(*before);
+                self.dependencies.push(*earlier);
             }
         }
-        if !self.after.is_empty() && !self.hardware.waits_for_signals() {
-            return Ok(Step::Stuck);
+        if !self.dependencies.is_empty() && !self.runtime.waits_for_signals() {
+            return Ok(Attempt::Blocked);
         }
-        let mut copy = Copy { peer, direction, on, span };
-        if let Work::Signal { value, .. } = work {
-            copy.span.src = self.hardware.store_word(slot, value);
+        let mut copy = CopyCommand { peer, direction, engine, span };
+        if let Command::Signal { value, .. } = command {
+            copy.span.src = self.runtime.store_word(signal, value);
         }
-        self.hardware.arm(slot);
-        // SAFETY: the spans are parts of what was pushed, which the caller answers for; a word is the
-        // hardware's.
-        match unsafe { self.hardware.copy(&copy, &self.after, slot) } {
-            Given::Taken => {}
-            Given::Exhausted => return Ok(Step::Exhausted),
-            Given::Refused(error) => {
-                let Some(engine) = on else { return Err(error) };
-                self.withdraw(peer, direction, engine);
-                return Ok(Step::Moved);
+        self.runtime.arm(signal);
+        // SAFETY: the spans are pieces of commands that were pushed, for which the caller vouches; the word of
+        // a signal belongs to the runtime.
+        match unsafe { self.runtime.copy(&copy, &self.dependencies, signal) } {
+            Submission::Accepted => {}
+            Submission::NoResources => return Ok(Attempt::NoResources),
+            Submission::Rejected(error) => {
+                let Some(engine) = engine else { return Err(error) };
+                self.remove_engine(peer, direction, engine);
+                return Ok(Attempt::Progressed);
             }
         }
-        self.loads.put_on(load, span.bytes);
-        self.slots.start(slot, Held { copy, item: number, load }, &self.after);
-        let engine = on.map_or(0, SdmaId::index);
-        self.chains[peer].started(number, engine, span.bytes, slot);
-        Ok(Step::Moved)
+        self.loads.add(load, span.bytes);
+        self.signals.start(signal, InFlight { copy, op: number, load }, &self.dependencies);
+        let engine = engine.map_or(0, SdmaId::index);
+        self.peers[peer].piece_submitted(number, engine, span.bytes, signal);
+        Ok(Attempt::Progressed)
     }
 
-    /// The runtime does not take copies of this direction for an engine; without any left it chooses.
-    fn withdraw(&mut self, peer: usize, direction: Direction, engine: SdmaId) {
-        let ways = self.ways[peer].as_mut().expect("it has just carried a copy");
-        let way = if direction == Direction::Put { &mut ways.put } else { &mut ways.get };
-        way.set.remove(engine);
-        if way.set.is_empty() {
-            *way = Placement::RUNTIME;
+    /// Removes an engine that the runtime rejects for this direction. If none remains, the runtime selects.
+    fn remove_engine(&mut self, peer: usize, direction: Direction, engine: SdmaId) {
+        let engines = self.engines[peer].as_mut().expect("a copy was submitted to the peer");
+        let selection =
+            if direction == Direction::Put { &mut engines.put } else { &mut engines.get };
+        selection.set.remove(engine);
+        if selection.set.is_empty() {
+            *selection = Selection::RUNTIME;
         }
     }
 
-    /// The runtime has no room; that passes while something is on its way.
-    fn note_exhaustion(&mut self) -> Result<(), H::Error> {
-        if self.on_their_way() > 0 {
-            self.exhausted = None;
+    /// Handles a lack of resources, which is an error if it lasts while no copy is in flight.
+    fn check_resources(&mut self) -> Result<(), R::Error> {
+        if self.in_flight() > 0 {
+            self.resources_deadline = None;
             return Ok(());
         }
-        let deadline = *self.exhausted.get_or_insert_with(|| Deadline::after(EXHAUSTED_TIMEOUT));
+        let deadline =
+            *self.resources_deadline.get_or_insert_with(|| Deadline::after(RESOURCES_TIMEOUT));
         if !deadline.has_passed() {
             return Ok(());
         }
-        let what = "the runtime had no room for a copy while no other was on its way".to_owned();
+        let what =
+            "the runtime had no resources for a copy while no other was in flight".to_owned();
         Err(Fault::Timeout { what, timeout: deadline.timeout() }.into())
     }
 
-    /// Drops what engines have not begun.
+    /// Drops what was not submitted to engines.
     pub(crate) fn release(&mut self) {
         self.released = true;
-        // Flags behind a copy that failed tell peers of bytes that are not there. Before a release every
-        // peer was told of the abort; and who never lets them go keeps an engine from its process.
-        for slot in self.failed.drain(..) {
-            self.hardware.excuse(slot);
+        // Flags after a failed copy announce bytes that are not there. Every peer was told of the abort
+        // before the release, so they do no harm, and copies that never start would occupy an engine.
+        for signal in self.failed.drain(..) {
+            self.runtime.clear(signal);
         }
-        self.chains.iter_mut().for_each(Chain::drop_pending);
-        self.settle();
+        self.peers.iter_mut().for_each(PeerQueue::drop_unsubmitted);
+        self.retire();
     }
 
-    /// Waits for the engines, also after an error; what they still hold at the deadline is abandoned.
+    /// Waits for copies in flight, also after an error. Leaks the resources of the runtime if some are still
+    /// in flight at the deadline.
     pub(crate) fn close(&mut self, deadline: Deadline) {
         self.release();
-        while self.on_their_way() > 0 {
-            // The engine is gone, and so is whoever would hear of an error.
-            if self.harvest().is_err() {
+        while self.in_flight() > 0 {
+            // The engine is being dropped, so an error cannot be reported.
+            if self.collect_completed().is_err() {
                 self.release();
             }
             if deadline.has_passed() {
-                return self.hardware.abandon();
+                return self.runtime.leak();
             }
-            self.hardware.pause(CLOSE_PAUSE);
+            self.runtime.pause(CLOSE_INTERVAL);
         }
     }
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::ptr::NonNull;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::super::runtime::tests::{Failure, TestRuntime};
+    use super::super::select::{SdmaSet, SelectedBy};
+    use super::*;
+
+    const RANK: usize = 0;
+
+    /// Creates a queue whose peers have the engines of these masks.
+    fn queue(runtime: &TestRuntime, masks: &[u32], piece_bytes_max: u64) -> CopyQueue<TestRuntime> {
+        let engines = |mask: &u32| {
+            let selection = Selection { set: SdmaSet::from_mask(*mask), by: SelectedBy::Number };
+            Some(PeerEngines { put: selection, get: selection })
+        };
+        let engines = masks.iter().map(engines).collect();
+        CopyQueue::new(runtime.clone(), RANK, engines, 1024, piece_bytes_max)
+    }
+
+    fn put(peer: usize, dst: &mut [u8], src: &[u8]) -> PeerCommand {
+        assert_eq!(dst.len(), src.len());
+        let (dst, bytes) = (dst.as_mut_ptr() as u64, src.len() as u64);
+        let span = Span { dst, src: src.as_ptr() as u64, bytes };
+        PeerCommand { peer, command: Command::Copy { direction: Direction::Put, span } }
+    }
+
+    fn signal(peer: usize, flag: &AtomicU64, value: u64, on_host: bool) -> PeerCommand {
+        let address = NonNull::from(flag);
+        let flag = if on_host {
+            FlagAddress::Host(address)
+        } else {
+            FlagAddress::Device(address.as_ptr() as u64)
+        };
+        PeerCommand { peer, command: Command::Signal { flag, value } }
+    }
+
+    fn progress(queue: &mut CopyQueue<TestRuntime>) -> Result<bool, Failure> {
+        // SAFETY: buffers of the tests outlive their queues.
+        unsafe { queue.progress() }
+    }
+
+    /// Runs all copies. `check` is called in every state in between.
+    fn finish(queue: &mut CopyQueue<TestRuntime>, runtime: &TestRuntime, mut check: impl FnMut()) {
+        let last = queue.ledger().last();
+        for _ in 0..100_000 {
+            progress(queue).unwrap();
+            check();
+            if queue.ledger().completed() == last {
+                assert_eq!((queue.len(), queue.in_flight()), (0, 0));
+                return;
+            }
+            runtime.state().run_one();
+            check();
+        }
+        panic!("the queue does not complete: {queue:?}");
+    }
+
+    /// Returns bytes that depend on their index and the seed.
+    fn source(bytes: usize, seed: usize) -> Vec<u8> {
+        (0..bytes).map(|index| (index * 31 + seed * 97 + 1) as u8 | 1).collect()
+    }
+
+    #[test]
+    fn a_flag_is_visible_after_every_put_before_it() {
+        for seed in 1..=60 {
+            let runtime = TestRuntime::new(seed);
+            runtime.state().room = (seed as usize % 7) + 1;
+            runtime.state().ignores_dependencies = seed % 3 == 0;
+            // Peers share engines, and for one the runtime selects.
+            let mut queue = queue(&runtime, &[0b1, 0b1110, 0b0110, 0], 4096);
+            let (chunks, chunk_bytes) = (7, 3000 + 4096 * (seed as usize % 4));
+            let from = source(chunks * chunk_bytes, seed as usize);
+            let mut to: Vec<_> = (0..4).map(|_| vec![0_u8; chunks * chunk_bytes]).collect();
+            let flags: Vec<_> = (0..4).map(|_| AtomicU64::new(0)).collect();
+            let views: Vec<_> = to.iter_mut().map(|to| (to.as_mut_ptr(), to.len())).collect();
+            for index in 0..chunks {
+                let mut slice = Vec::new();
+                for peer in [1, 2, 0, 3] {
+                    let at = index * chunk_bytes..(index + 1) * chunk_bytes;
+                    // SAFETY: the range is in a buffer that outlives the queue.
+                    let to = unsafe {
+                        std::slice::from_raw_parts_mut(
+                            views[peer].0.wrapping_add(at.start),
+                            chunk_bytes,
+                        )
+                    };
+                    slice.push(put(peer, to, &from[at]));
+                    // One peer has both kinds of flags.
+                    let on_host = (peer + index + seed as usize).is_multiple_of(2);
+                    slice.push(signal(peer, &flags[peer], index as u64 + 1, on_host));
+                }
+                queue.push(&slice);
+                if index % 3 == 0 {
+                    progress(&mut queue).unwrap();
+                }
+            }
+            let mut seen = [0; 4];
+            finish(&mut queue, &runtime, || {
+                for peer in 0..4 {
+                    let value = flags[peer].load(Ordering::Acquire);
+                    assert!(value >= seen[peer], "the flag of rank {peer} decreased");
+                    seen[peer] = value;
+                    let length = value as usize * chunk_bytes;
+                    // SAFETY: nothing writes at this time, because the engines run in this thread.
+                    let to = unsafe { std::slice::from_raw_parts(views[peer].0, length) };
+                    assert!(
+                        to == &from[..length],
+                        "seed {seed}: rank {peer} saw flag {value} too early"
+                    );
+                }
+            });
+            assert_eq!(seen, [chunks as u64; 4]);
+            assert!(runtime.state().log.iter().all(|copy| copy.span.bytes <= 4096));
+        }
+    }
+
+    #[test]
+    fn puts_to_the_same_bytes_keep_their_order() {
+        for seed in 1..=40 {
+            let runtime = TestRuntime::new(seed);
+            runtime.state().ignores_dependencies = seed % 3 == 0;
+            let mut queue = queue(&runtime, &[0b1, 0b1110], 64);
+            let (one, two) = (source(300, 1), source(300, 2));
+            let mut to = vec![0_u8; 400];
+            let mut commands = Vec::new();
+            for round in 0..6 {
+                let at = round * 17;
+                let from = if round % 2 == 0 { &one } else { &two };
+                commands.push(put(1, &mut to[at..at + 300], from));
+            }
+            queue.push(&commands);
+            finish(&mut queue, &runtime, || {});
+            let mut expected = vec![0_u8; 400];
+            for round in 0..6 {
+                let from = if round % 2 == 0 { &one } else { &two };
+                expected[round * 17..round * 17 + 300].copy_from_slice(from);
+            }
+            assert!(to == expected, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn a_signal_to_the_rank_itself_waits_for_all_peers() {
+        for (seed, on_host) in (1..=20).flat_map(|seed| [(seed, true), (seed, false)]) {
+            let runtime = TestRuntime::new(seed);
+            let mut queue = queue(&runtime, &[0b1, 0b10, 0b100], 512);
+            let from = source(5000, 3);
+            let (mut own, mut one, mut two) = (vec![0; 5000], vec![0; 5000], vec![0; 5000]);
+            let flag = AtomicU64::new(0);
+            let own_put = put(RANK, &mut own, &from);
+            queue.push(&[put(1, &mut one, &from), own_put, put(2, &mut two, &from)]);
+            queue.push(&[signal(RANK, &flag, 9, on_host)]);
+            let later = AtomicU64::new(0);
+            queue.push(&[signal(1, &later, 1, false)]);
+            let addresses = [own.as_ptr(), one.as_ptr(), two.as_ptr()];
+            finish(&mut queue, &runtime, || {
+                if flag.load(Ordering::Acquire) == 9 {
+                    // SAFETY: the buffers live, and the engines run in this thread.
+                    let bytes = |at: &*const u8| unsafe { std::slice::from_raw_parts(*at, 5000) };
+                    assert!(addresses.iter().all(|at| bytes(at) == from), "seed {seed}");
+                }
+            });
+            assert_eq!((flag.into_inner(), later.into_inner()), (9, 1));
+        }
+    }
+
+    #[test]
+    fn a_rejected_engine_is_not_used_again() {
+        let runtime = TestRuntime::new(5);
+        runtime.state().refuses = |copy| copy.engine.is_some_and(|engine| engine.index() != 2);
+        let mut queue = queue(&runtime, &[0b1, 0b1100], 4096);
+        let from = source(20_000, 1);
+        let (mut to, mut own) = (vec![0; 20_000], vec![0; 20_000]);
+        queue.push(&[put(1, &mut to, &from), put(RANK, &mut own, &from)]);
+        finish(&mut queue, &runtime, || {});
+        assert!(to == from && own == from);
+        let texts: Vec<_> = queue.engines().map(|(_, engines)| engines.put.to_string()).collect();
+        assert_eq!(texts, ["SDMA of the runtime's choice", "SDMA 2 (by number)"]);
+        // A copy that is rejected for every engine is an error.
+        runtime.state().refuses = |_| true;
+        queue.push(&[put(RANK, &mut own, &from)]);
+        assert_eq!(progress(&mut queue), Err(Failure("refused on None".to_owned())));
+    }
+
+    #[test]
+    fn nothing_is_signalled_after_a_failed_copy() {
+        let runtime = TestRuntime::new(7);
+        runtime.state().fails = |copy| copy.span.bytes == 777;
+        let mut queue = queue(&runtime, &[0b1, 0b110], 4096);
+        let from = source(777, 1);
+        let mut to = vec![0; 777];
+        let (device, host) = (AtomicU64::new(0), AtomicU64::new(0));
+        let signals = [signal(1, &device, 1, false), signal(1, &host, 1, true)];
+        queue.push(&[put(1, &mut to, &from), signals[0], signals[1]]);
+        progress(&mut queue).unwrap();
+        while runtime.state().run_one() {}
+        let error = progress(&mut queue).unwrap_err();
+        assert_eq!(error.to_string(), "copy to rank 1 ended with -7");
+        while runtime.state().run_one() {}
+        assert_eq!((device.load(Ordering::Acquire), host.load(Ordering::Acquire)), (0, 0));
+        // After the abort the engine becomes free.
+        queue.close(Deadline::after(Duration::from_secs(5)));
+        assert_eq!((queue.in_flight(), host.into_inner()), (0, 0));
+    }
+
+    #[test]
+    fn a_release_drops_what_was_not_submitted() {
+        let runtime = TestRuntime::new(9);
+        let mut queue = queue(&runtime, &[0b1, 0b10], 64);
+        let from = source(6400, 1);
+        let mut to = vec![0; 6400];
+        let flag = AtomicU64::new(0);
+        let last = queue.push(&[put(1, &mut to, &from), signal(1, &flag, 1, true)]);
+        progress(&mut queue).unwrap();
+        queue.release();
+        assert!(queue.ledger().completed() < last, "pieces are in flight");
+        finish(&mut queue, &runtime, || {});
+        assert_eq!(flag.into_inner(), 0);
+        assert!(to.contains(&0), "the rest was dropped");
+    }
+
+    #[test]
+    fn a_copy_is_retried_if_the_runtime_lacks_resources() {
+        let runtime = TestRuntime::new(3);
+        runtime.state().room = 0;
+        let mut queue = queue(&runtime, &[0b1], 64);
+        let from = source(640, 1);
+        let mut to = vec![0; 640];
+        queue.push(&[put(RANK, &mut to, &from)]);
+        assert_eq!(progress(&mut queue), Ok(false));
+        finish(&mut queue, &runtime, || {});
+        assert!(to == from);
+    }
+}

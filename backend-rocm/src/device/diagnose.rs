@@ -1,26 +1,27 @@
-//! Why there is no GPU: the runtimes only say that there is none.
+//! Finds the reason why no GPU is visible. The runtimes report only that there is none.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// What the runtimes open first, and where the kernel lists what it knows.
+/// Device file of the kernel driver, which the runtimes open first.
 const DEVICE: &str = "/dev/kfd";
+/// Folder in which the kernel driver lists processors and GPUs.
 const NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
-/// What hides GPUs from a process: of the HSA runtime, and of HIP on top of it.
-const HIDING: [&str; 4] =
+/// Environment variables that hide GPUs from a process. The HSA runtime reads the first, HIP all.
+const VISIBILITY_VARIABLES: [&str; 4] =
     ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
 
-/// Why this process sees no GPU, and what to do.
-pub(crate) fn why() -> String {
-    let visible = visible(|name| std::env::var(name).ok());
-    let kernel = Kernel { device: DEVICE.into(), nodes: NODES.into() };
-    kernel.why(kernel.open(), &visible)
+/// Returns the reason why this process sees no GPU, and what to do.
+pub(crate) fn why_no_gpu() -> String {
+    let visible = visibility(|name| std::env::var(name).ok());
+    let kernel = KernelDriver { device: DEVICE.into(), nodes: NODES.into() };
+    kernel.diagnose(kernel.open(), &visible)
 }
 
-/// What hides GPUs from this process, as its environment says.
-pub(crate) fn visible(variable: impl Fn(&str) -> Option<String>) -> String {
-    let set: Vec<String> = HIDING
+/// Describes the environment variables that hide GPUs from this process.
+pub(super) fn visibility(variable: impl Fn(&str) -> Option<String>) -> String {
+    let set: Vec<String> = VISIBILITY_VARIABLES
         .iter()
         .filter_map(|name| variable(name).map(|list| format!("{name} is \"{list}\"")))
         .collect();
@@ -30,18 +31,18 @@ pub(crate) fn visible(variable: impl Fn(&str) -> Option<String>) -> String {
     }
 }
 
-/// The kernel's part of the driver.
-struct Kernel {
+/// The kernel part of the driver.
+struct KernelDriver {
     device: PathBuf,
     nodes: PathBuf,
 }
 
-impl Kernel {
+impl KernelDriver {
     fn open(&self) -> io::Result<()> {
         OpenOptions::new().read(true).write(true).open(&self.device).map(drop)
     }
 
-    fn why(&self, opened: io::Result<()>, visible: &str) -> String {
+    fn diagnose(&self, opened: io::Result<()>, visible: &str) -> String {
         let device = self.device.display();
         match opened {
             Ok(()) => {}
@@ -59,20 +60,23 @@ impl Kernel {
             }
             Err(error) => return format!("{device} cannot be opened: {error}"),
         }
-        match gpus(&self.nodes) {
-            0 => format!("{device} is there, and the kernel knows no GPU; see dmesg for amdgpu"),
+        match count_gpus(&self.nodes) {
+            0 => {
+                format!("{device} exists, but the kernel driver lists no GPU; see dmesg for amdgpu")
+            }
             count => {
                 let plural = if count == 1 { "" } else { "s" };
                 format!(
-                    "the kernel knows {count} GPU{plural}, none of them visible here: {visible}"
+                    "the kernel driver lists {count} GPU{plural}, but none is visible to this process: \
+                     {visible}"
                 )
             }
         }
     }
 }
 
-/// How many of the kernel's nodes have shader units; processors have none.
-fn gpus(nodes: &Path) -> usize {
+/// Counts the nodes of the kernel driver that have shader units. Processors have none.
+fn count_gpus(nodes: &Path) -> usize {
     let nodes = fs::read_dir(nodes).into_iter().flatten().flatten();
     let properties =
         nodes.filter_map(|node| fs::read_to_string(node.path().join("properties")).ok());
@@ -91,17 +95,17 @@ mod tests {
     const VISIBLE: &str = "HIP_VISIBLE_DEVICES is \"\"";
 
     fn folder(name: &str) -> PathBuf {
-        let name = format!("peerlane-rocm-absence-{name}-{}", std::process::id());
+        let name = format!("peerlane-rocm-diagnose-{name}-{}", std::process::id());
         let folder = std::env::temp_dir().join(name);
         fs::create_dir_all(&folder).unwrap();
         folder
     }
 
     #[test]
-    fn no_device_of_the_kernel() {
-        let kernel = Kernel { device: "/dev/peerlane-none".into(), nodes: "/none".into() };
+    fn no_kernel_driver() {
+        let kernel = KernelDriver { device: "/dev/peerlane-none".into(), nodes: "/none".into() };
         assert_eq!(
-            kernel.why(kernel.open(), VISIBLE),
+            kernel.diagnose(kernel.open(), VISIBLE),
             "there is no /dev/peerlane-none: is there an AMD GPU, and is the kernel module amdgpu \
              loaded? A container needs --device=/dev/kfd --device=/dev/dri"
         );
@@ -109,9 +113,9 @@ mod tests {
 
     #[test]
     fn a_device_that_cannot_be_opened() {
-        let kernel = Kernel { device: DEVICE.into(), nodes: "/none".into() };
-        // Root may open any file, so the answer of the system is given here.
-        let refused = |number| kernel.why(Err(io::Error::from_raw_os_error(number)), VISIBLE);
+        let kernel = KernelDriver { device: DEVICE.into(), nodes: "/none".into() };
+        // Root may open any file, so the result of the system call is given here.
+        let refused = |number| kernel.diagnose(Err(io::Error::from_raw_os_error(number)), VISIBLE);
         assert_eq!(
             refused(13),
             "/dev/kfd cannot be opened: Permission denied (os error 13); add the user to the group \
@@ -121,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn no_gpu_and_hidden_ones() {
+    fn no_gpu_and_hidden_gpus() {
         let folder = folder("nodes");
         let (device, nodes) = (folder.join("kfd"), folder.join("nodes"));
         fs::write(&device, "").unwrap();
@@ -130,31 +134,32 @@ mod tests {
             let text = format!("cpu_cores_count 0\nsimd_count {simd}\nmem_banks_count 1\n");
             fs::write(nodes.join(node).join("properties"), text).unwrap();
         }
-        let kernel = Kernel { device: device.clone(), nodes };
-        let hidden = kernel.why(kernel.open(), VISIBLE);
-        let none = Kernel { nodes: folder.join("none"), ..kernel }.why(Ok(()), VISIBLE);
+        let kernel = KernelDriver { device: device.clone(), nodes };
+        let hidden = kernel.diagnose(kernel.open(), VISIBLE);
+        let none = KernelDriver { nodes: folder.join("none"), ..kernel }.diagnose(Ok(()), VISIBLE);
         fs::remove_dir_all(&folder).unwrap();
         assert_eq!(
             hidden,
-            "the kernel knows 2 GPUs, none of them visible here: HIP_VISIBLE_DEVICES is \"\""
+            "the kernel driver lists 2 GPUs, but none is visible to this process: HIP_VISIBLE_DEVICES \
+             is \"\""
         );
         assert_eq!(
             none,
             format!(
-                "{} is there, and the kernel knows no GPU; see dmesg for amdgpu",
+                "{} exists, but the kernel driver lists no GPU; see dmesg for amdgpu",
                 device.display()
             )
         );
     }
 
     #[test]
-    fn what_hides_is_said() {
+    fn variables_that_hide_gpus_are_listed() {
         assert_eq!(
-            visible(|_| None),
+            visibility(|_| None),
             "neither ROCR_VISIBLE_DEVICES nor HIP_VISIBLE_DEVICES is set"
         );
         assert_eq!(
-            visible(|name| name.ends_with("VISIBLE_DEVICES").then(|| "7".to_owned())),
+            visibility(|name| name.ends_with("VISIBLE_DEVICES").then(|| "7".to_owned())),
             "ROCR_VISIBLE_DEVICES is \"7\" and HIP_VISIBLE_DEVICES is \"7\" and CUDA_VISIBLE_DEVICES \
              is \"7\""
         );

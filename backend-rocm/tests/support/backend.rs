@@ -1,4 +1,4 @@
-//! HIP, as the tests that engines of streams share want it.
+//! Calls of HIP that the shared tests of engines over streams need.
 
 use std::ffi::c_void;
 use std::sync::{Arc, MutexGuard};
@@ -16,27 +16,27 @@ pub(crate) fn driver() -> (Driver, MutexGuard<'static, ()>) {
     crate::support::driver(crate::RELEASE)
 }
 
-/// As many ranks of this process, each on the device with its number, connected with all.
+/// Opens connected ranks of this process, each on the device with its number.
 pub(crate) fn ranks(count: usize) -> Result<Vec<Fabric>, Error> {
     crate::support::ranks(count, false)
 }
 
-/// What simulated devices are called.
+/// Name of the simulated devices.
 pub(crate) const DEVICE_NAME: &str = "Simulated Instinct";
-/// Several memory operations in one call.
+/// Call that takes several memory operations.
 pub(crate) const BATCH: &str = "hipStreamBatchMemOp";
-/// Calls of a start, an answer to each, and what a program makes of it.
+/// Calls of a start with a result that makes each fail, and the expected error kind.
 pub(crate) const REFUSALS: [(&str, i32, ErrorKind); 4] = [
     (BATCH, 9999, ErrorKind::Other),
     ("hipMemcpyAsync", 2, ErrorKind::OutOfMemory),
     ("hipStreamWaitEvent", 400, ErrorKind::Other),
     ("hipEventRecord", 700, ErrorKind::DeviceLost),
 ];
-/// Ways in which a device goes.
+/// Functions that break a device.
 pub(crate) const LOSSES: [fn(&Driver, u32); 1] =
     [|driver, device| driver.break_device(device, 700)];
 
-/// Whose work a capture minds.
+/// Capture mode of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Mode {
     Global,
@@ -52,7 +52,7 @@ fn ok(code: hipError_t) {
     assert_eq!(code, hipError_t::hipSuccess);
 }
 
-/// A stream on which a rank computes: here, copies.
+/// A stream on which a rank computes. Here the compute work is copies.
 #[derive(Clone)]
 pub(crate) struct Compute(Arc<Owned>);
 
@@ -61,21 +61,21 @@ struct Owned {
     stream: hipStream_t,
 }
 
-// SAFETY: HIP takes a stream from any thread.
+// SAFETY: HIP accepts a stream from every thread.
 unsafe impl Send for Owned {}
 // SAFETY: as above.
 unsafe impl Sync for Owned {}
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and whoever used it is done.
+        // SAFETY: `new` created the stream, and no engine uses it any more.
         ok(unsafe { (hip().stream_destroy)(self.stream) });
     }
 }
 
 impl Compute {
     pub(crate) fn new(device: usize) -> Self {
-        let device = i32::try_from(device).expect("a number of a device");
+        let device = i32::try_from(device).expect("the number of a device");
         let mut stream = std::ptr::null_mut();
         // SAFETY: HIP checks the number.
         ok(unsafe { (hip().set_device)(device) });
@@ -86,48 +86,49 @@ impl Compute {
     }
 
     fn bind(&self) -> hipStream_t {
-        // SAFETY: the number was good before.
+        // SAFETY: `new` used the same number.
         ok(unsafe { (hip().set_device)(self.0.device) });
         self.0.stream
     }
 
     pub(crate) fn handle(&self) -> Stream {
-        // SAFETY: tests keep their streams until the engines are gone.
+        // SAFETY: tests keep their streams until the engines are dropped.
         unsafe { Stream::from_raw(self.0.stream.cast()) }
     }
 
-    /// Copies a whole region, behind what the stream holds. Copies from and to the host would make
-    /// the host wait.
+    /// Copies a whole region after earlier work of the stream.
+    ///
+    /// Copies from and to the host would block the host.
     pub(crate) fn copy(&self, to: &Local, from: &Local) {
         assert_eq!(to.bytes(), from.bytes());
         let (bytes, stream) = (to.bytes() as usize, self.bind());
         let (to, from) = (to.device_ptr() as *mut c_void, from.device_ptr() as *const c_void);
         let kind = hipMemcpyKind::hipMemcpyDeviceToDevice;
-        // SAFETY: both regions are so long, and tests keep them until the stream is finished.
+        // SAFETY: both regions have this length, and tests keep them until the stream is finished.
         ok(unsafe { (hip().memcpy_async)(to, from, bytes, kind, stream) });
     }
 
-    /// What it gets next comes after what `other` holds.
+    /// Orders later work of this stream after the work that `other` holds.
     pub(crate) fn wait_for(&self, other: &Self) {
         let (stream, mut event) = (self.bind(), std::ptr::null_mut());
         let create = hip().event_create_with_flags;
         // SAFETY: the result is stored in a local.
         ok(unsafe { create(&raw mut event, hip_sys::hipEventDisableTiming) });
-        // SAFETY: both live.
+        // SAFETY: both are alive.
         ok(unsafe { (hip().event_record)(event, other.0.stream) });
-        // SAFETY: both live.
+        // SAFETY: both are alive.
         ok(unsafe { (hip().stream_wait_event)(stream, event, 0) });
-        // SAFETY: made above; the wait for it is not affected.
+        // SAFETY: the event was created above; destroying it does not affect the wait.
         ok(unsafe { (hip().event_destroy)(event) });
     }
 
     pub(crate) fn finish(&self) {
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         ok(unsafe { (hip().stream_synchronize)(self.bind()) });
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         let code = unsafe { (hip().stream_query)(self.bind()) };
         assert!([hipError_t::hipSuccess, hipError_t::hipErrorNotReady].contains(&code), "{code:?}");
         code == hipError_t::hipSuccess
@@ -139,30 +140,30 @@ impl Compute {
             Mode::ThreadLocal => hipStreamCaptureMode::hipStreamCaptureModeThreadLocal,
             Mode::Relaxed => hipStreamCaptureMode::hipStreamCaptureModeRelaxed,
         };
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         ok(unsafe { (hip().stream_begin_capture)(self.bind(), mode) });
     }
 
     pub(crate) fn end_capture(&self) -> Graph {
         let (graph, mut exec) = (self.end(), std::ptr::null_mut());
         let instantiate = hip().graph_instantiate_with_flags;
-        // SAFETY: the graph lives; the result is stored in a local.
+        // SAFETY: the graph is alive; the result is stored in a local.
         ok(unsafe { instantiate(&raw mut exec, graph, 0) });
         Graph { graph, exec, stream: self.clone() }
     }
 
-    /// Nothing was recorded, and nothing disturbed that.
+    /// Ends a capture that recorded nothing.
     pub(crate) fn end_empty_capture(&self) {
         let graph = self.end();
         if !graph.is_null() {
-            // SAFETY: just recorded.
+            // SAFETY: the graph was captured above.
             ok(unsafe { (hip().graph_destroy)(graph) });
         }
     }
 
     fn end(&self) -> hipGraph_t {
         let mut graph = std::ptr::null_mut();
-        // SAFETY: the stream lives; the result is stored in a local.
+        // SAFETY: the stream is alive; the result is stored in a local.
         ok(unsafe { (hip().stream_end_capture)(self.bind(), &raw mut graph) });
         graph
     }
@@ -177,16 +178,16 @@ pub(crate) struct Graph {
 
 impl Graph {
     pub(crate) fn launch(&self) {
-        // SAFETY: both live.
+        // SAFETY: both are alive.
         ok(unsafe { (hip().graph_launch)(self.exec, self.stream.bind()) });
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: instantiated by `end_capture`.
+        // SAFETY: `end_capture` instantiated it.
         ok(unsafe { (hip().graph_exec_destroy)(self.exec) });
-        // SAFETY: recorded by `end_capture`.
+        // SAFETY: `end_capture` captured it.
         ok(unsafe { (hip().graph_destroy)(self.graph) });
     }
 }

@@ -1,0 +1,568 @@
+//! AMD GPUs visible to this process: their properties, links and contexts.
+//!
+//! HIP's ordinals count the devices that remain after `ROCR_VISIBLE_DEVICES` and then
+//! `HIP_VISIBLE_DEVICES` are applied. The HSA runtime applies only the first, and the two lists may have
+//! different orders. A device and its HSA agent are therefore matched by PCI address, and peers name
+//! devices by UUID.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `mod.rs` | devices of HIP, versions of the runtimes, the context of a rank |
+//! | `agent.rs` | agents of the HSA runtime and their memory pools |
+//! | `link.rs` | links between devices |
+//! | `diagnose.rs` | the reason why no GPU is visible |
+
+mod agent;
+mod diagnose;
+mod link;
+
+use std::ffi::{CStr, c_char, c_int};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fmt, fs};
+
+use peerlane_toolkit::device::{DeviceContext, Fault};
+
+pub use agent::{Agent, AgentKind, agent};
+pub(crate) use agent::{MemoryPool, agents, find_agent, memory_pools};
+pub(crate) use diagnose::why_no_gpu;
+pub(crate) use link::link_between;
+pub use link::{DeviceLink, link};
+
+use crate::error::Error;
+use crate::sys::hip::{self, hipDeviceAttribute_t, hipError_t, hipStreamCaptureMode, hipUUID};
+use crate::sys::{Hip, Hsa};
+
+/// Size of the buffers that receive names from HIP.
+const TEXT_BYTES: usize = 256;
+
+/// Folder in which Linux describes the devices on PCI Express.
+const PCI_DEVICES: &str = "/sys/bus/pci/devices";
+
+/// The version of a runtime.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// Major version: 7 in 7.2.
+    pub major: u32,
+    /// Minor version: 2 in 7.2.
+    pub minor: u32,
+    /// Build number.
+    pub patch: u32,
+}
+
+impl Version {
+    /// Decodes the number that `hipRuntimeGetVersion` returns, such as 70253211.
+    pub(crate) fn from_hip(number: i32) -> Self {
+        let number = number.unsigned_abs();
+        Self { major: number / 10_000_000, minor: number / 100_000 % 100, patch: number % 100_000 }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { major, minor, patch } = self;
+        write!(f, "{major}.{minor}.{patch}")
+    }
+}
+
+/// The PCI address of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PciAddress {
+    /// PCI domain (segment).
+    pub domain: u32,
+    /// Bus number.
+    pub bus: u8,
+    /// Device number on the bus.
+    pub device: u8,
+    /// Function number; partitions of a GPU differ in it.
+    pub function: u8,
+}
+
+impl PciAddress {
+    /// Parses what `hipDeviceGetPCIBusId` returns, such as `0000:c1:00.0`.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (rest, function) = text.rsplit_once('.')?;
+        let mut fields = rest.split(':');
+        let mut field = || u32::from_str_radix(fields.next()?, 16).ok();
+        let (domain, bus, device) = (field()?, field()?, field()?);
+        let function = u8::from_str_radix(function, 16).ok()?;
+        let (bus, device) = (u8::try_from(bus).ok()?, u8::try_from(device).ok()?);
+        (device < 32 && function < 8).then_some(Self { domain, bus, device, function })
+    }
+
+    /// Decodes the domain and the bus, device and function number (BDF) that the HSA runtime reports.
+    pub(crate) fn from_hsa(domain: u32, bdf: u32) -> Self {
+        let [function, bus, ..] = bdf.to_le_bytes();
+        Self { domain, bus, device: function >> 3, function: function & 7 }
+    }
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { domain, bus, device, function } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
+    }
+}
+
+/// An AMD GPU, or a partition of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Device {
+    /// Index among the devices that are visible to this process.
+    pub ordinal: u32,
+    /// Product name.
+    pub name: String,
+    /// UUID as HIP reports it, the same in all processes.
+    pub uuid: [u8; 16],
+    /// PCI address.
+    pub pci: PciAddress,
+    /// Memory size in bytes.
+    pub memory_bytes: u64,
+    /// Number of compute units.
+    pub compute_units: u32,
+    /// NUMA node of the host that is nearest to the device; `None` if the system does not report one.
+    pub numa_node: Option<u32>,
+    /// Virtual memory management: physical memory and addresses are allocated separately
+    /// (`hipMemCreate`, `hipMemMap`).
+    pub virtual_memory: bool,
+}
+
+impl Device {
+    /// Returns the name of the device in messages, such as `device 2 (AMD Instinct MI300X)`.
+    pub(crate) fn label(&self) -> Arc<str> {
+        format!("device {} ({})", self.ordinal, self.name).into()
+    }
+
+    /// Returns 16 bytes that identify the device on this host.
+    ///
+    /// They are the UUID, or the PCI address if HIP reports no UUID. Several devices of one host may lack
+    /// a UUID.
+    pub(crate) fn identity(&self) -> [u8; 16] {
+        if self.uuid.iter().all(u8::is_ascii_hexdigit) {
+            return self.uuid;
+        }
+        let PciAddress { domain, bus, device, function } = self.pci;
+        let mut identity = *b"PCI\0............";
+        identity[4..8].copy_from_slice(&domain.to_be_bytes());
+        identity[8..].copy_from_slice(&[bus, device, function, 0, 0, 0, 0, 0]);
+        identity
+    }
+
+    /// Formats the UUID as rocminfo and `ROCR_VISIBLE_DEVICES` write it.
+    pub fn uuid_text(&self) -> String {
+        uuid_text(&self.uuid)
+    }
+}
+
+/// Formats a UUID as rocminfo writes it.
+///
+/// HIP stores the 16 digits of the HSA runtime's `GPU-0123456789abcdef` unchanged. Other bytes are written
+/// as hexadecimal digits.
+pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
+    match std::str::from_utf8(uuid) {
+        Ok(text) if text.bytes().all(|byte| byte.is_ascii_hexdigit()) => format!("GPU-{text}"),
+        _ => {
+            let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("GPU-{digits}")
+        }
+    }
+}
+
+/// Lists the AMD GPUs that are visible to this process, at least one.
+///
+/// # Errors
+/// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if there is no HIP, if
+/// it is too old or does not start, or if there is no device. The text says what to do.
+pub fn discover() -> Result<Vec<Device>, Error> {
+    visible_devices(Hip::load()?)
+}
+
+/// The ROCm runtimes that this process has loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Runtimes {
+    /// Version of HIP.
+    pub hip: Version,
+    /// File that HIP was loaded from.
+    pub hip_file: PathBuf,
+    /// The HSA runtime, or the reason why there is none. Without it only streams copy.
+    pub hsa: Result<HsaRuntime, String>,
+}
+
+/// The HSA runtime that this process has loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HsaRuntime {
+    /// Major and minor version of AMD's extension interface.
+    pub interface: (u16, u16),
+    /// File that the runtime was loaded from.
+    pub file: PathBuf,
+}
+
+/// ROCm releases and the minor version of AMD's extension interface that each introduced.
+const INTERFACES: [((u32, u32), u16); 3] = [((6, 1), 4), ((6, 4), 7), ((7, 2), 15)];
+
+impl Runtimes {
+    /// Describes a version mismatch between HIP and the HSA runtime; `None` if none is found.
+    ///
+    /// Such a pair was not tested together by AMD, even if HIP found every function that it needs.
+    pub fn mismatch(&self) -> Option<String> {
+        let HsaRuntime { interface, file } = self.hsa.as_ref().ok()?;
+        let Version { major, minor, .. } = self.hip;
+        let hsa = match release_of(file) {
+            Some(release) if release == (major, minor) => return None,
+            Some((major, minor)) => format!("of ROCm {major}.{minor}"),
+            // Distributions number the file differently. An older interface shows an older release.
+            None => {
+                let expected =
+                    INTERFACES.iter().rev().find(|(since, _)| *since <= (major, minor))?.1;
+                if *interface >= (1, expected) {
+                    return None;
+                }
+                let (major, minor) = interface;
+                format!("older, with interface {major}.{minor}, expected 1.{expected}")
+            }
+        };
+        let (hip_file, file) = (self.hip_file.display(), file.display());
+        Some(format!(
+            "HIP is of ROCm {major}.{minor} ({hip_file}) and the HSA runtime {hsa} ({file})"
+        ))
+    }
+}
+
+/// Returns the ROCm release that a file name of AMD's packages contains.
+///
+/// For `libhsa-runtime64.so.1.15.60401` it is 6.4. Distributions number the file differently.
+fn release_of(file: &Path) -> Option<(u32, u32)> {
+    let name = file.file_name()?.to_str()?;
+    let number: u32 = name.rsplit_once('.')?.1.parse().ok()?;
+    (number >= 50_000).then_some((number / 10_000, number / 100 % 100))
+}
+
+/// Returns the runtimes that this process uses.
+///
+/// # Errors
+/// Fails like [`discover`].
+pub fn runtimes() -> Result<Runtimes, Error> {
+    let hip = Hip::load()?;
+    let hsa = Hsa::load().map_err(|error| error.to_string());
+    Ok(Runtimes {
+        hip: hip.version,
+        hip_file: hip.calls.file().to_owned(),
+        hsa: hsa
+            .map(|hsa| HsaRuntime { interface: hsa.interface, file: hsa.calls.file().to_owned() }),
+    })
+}
+
+/// Lists all visible devices in the order of their ordinals.
+pub(crate) fn visible_devices(hip: &Hip) -> Result<Vec<Device>, Error> {
+    (0..device_count(hip)?).map(|ordinal| query_device(hip, ordinal)).collect()
+}
+
+/// Finds a device by its [identity](Device::identity). Returns `None` if it is not visible to this process.
+pub(crate) fn find_device(hip: &Hip, identity: &[u8; 16]) -> Result<Option<Device>, Error> {
+    Ok(visible_devices(hip)?.into_iter().find(|device| device.identity() == *identity))
+}
+
+/// Returns the number of visible devices, at least 1.
+fn device_count(hip: &Hip) -> Result<u32, Error> {
+    let mut count = 0;
+    // SAFETY: the result is stored in a local.
+    let code = unsafe { (hip.calls.get_device_count)(&raw mut count) };
+    check(hip, "hipGetDeviceCount", code)?;
+    if count < 1 {
+        // `hipInit` normally reports this; some runtimes start and count 0 devices.
+        return Err(Error::hip_init_failed(hip, hipError_t::hipErrorNoDevice));
+    }
+    Ok(count.unsigned_abs())
+}
+
+/// Returns the properties of a device. HIP's own number of the device equals the ordinal.
+///
+/// # Errors
+/// Returns an error of kind [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the ordinal
+/// is too large, or the error of HIP.
+fn query_device(hip: &Hip, ordinal: u32) -> Result<Device, Error> {
+    let count = device_count(hip)?;
+    let Some(number) = c_int::try_from(ordinal).ok().filter(|_| ordinal < count) else {
+        let visible = diagnose::visibility(|name| std::env::var(name).ok());
+        return Err(Error::Fault(Fault::Argument(format!(
+            "device is {ordinal}, expected less than the number of visible GPUs, {count}; {visible}"
+        ))));
+    };
+    describe(hip, number, ordinal)
+}
+
+fn describe(hip: &Hip, device: c_int, ordinal: u32) -> Result<Device, Error> {
+    let calls = hip.calls;
+    let name = query_text(hip, "hipDeviceGetName", |text, bytes| {
+        // SAFETY: HIP writes at most `bytes` bytes to `text`, terminated by a zero.
+        unsafe { (calls.device_get_name)(text, bytes, device) }
+    })?;
+    let address = query_text(hip, "hipDeviceGetPCIBusId", |text, bytes| {
+        // SAFETY: as above.
+        unsafe { (calls.device_get_pci_bus_id)(text, bytes, device) }
+    })?;
+    let pci = PciAddress::parse(&address).ok_or_else(|| {
+        Error::Fault(Fault::Mismatch(format!(
+            "the PCI address of device {ordinal} ({name}) is \"{address}\", expected one such as \
+             0000:c1:00.0, from hipDeviceGetPCIBusId of {}",
+            calls.file().display()
+        )))
+    })?;
+    let mut uuid = hipUUID::default();
+    // SAFETY: the result is stored in a local.
+    let code = unsafe { (calls.device_get_uuid)(&raw mut uuid, device) };
+    check(hip, "hipDeviceGetUuid", code)?;
+    let mut memory = 0;
+    // SAFETY: as above.
+    let code = unsafe { (calls.device_total_mem)(&raw mut memory, device) };
+    check(hip, "hipDeviceTotalMem", code)?;
+    let units = hipDeviceAttribute_t::hipDeviceAttributeMultiprocessorCount;
+    let virtual_memory = hipDeviceAttribute_t::hipDeviceAttributeVirtualMemoryManagementSupported;
+    Ok(Device {
+        ordinal,
+        name,
+        uuid: uuid.bytes.map(c_char::cast_unsigned),
+        pci,
+        memory_bytes: memory as u64,
+        numa_node: numa_node(PCI_DEVICES, pci),
+        compute_units: u32::try_from(attribute(hip, device, units)?).unwrap_or(0),
+        // A runtime that does not know the attribute does not have the feature.
+        virtual_memory: attribute(hip, device, virtual_memory).is_ok_and(|value| value != 0),
+    })
+}
+
+/// Reads an attribute of a device.
+pub(crate) fn attribute(
+    hip: &Hip,
+    device: c_int,
+    attribute: hipDeviceAttribute_t,
+) -> Result<c_int, Error> {
+    let mut value = 0;
+    // SAFETY: the result is stored in a local.
+    let code = unsafe { (hip.calls.device_get_attribute)(&raw mut value, attribute, device) };
+    check(hip, "hipDeviceGetAttribute", code)?;
+    Ok(value)
+}
+
+/// Calls a function of HIP that fills a text buffer, and returns the text.
+fn query_text(
+    hip: &Hip,
+    call: &'static str,
+    query: impl FnOnce(*mut c_char, c_int) -> hipError_t,
+) -> Result<String, Error> {
+    let mut text = [0_u8; TEXT_BYTES];
+    check(hip, call, query(text.as_mut_ptr().cast(), TEXT_BYTES as c_int))?;
+    let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
+}
+
+/// Converts a result code to an error that names the call.
+fn check(hip: &Hip, call: &'static str, code: hipError_t) -> Result<(), Error> {
+    if code == hipError_t::hipSuccess { Ok(()) } else { Err(Error::hip(hip, call, None, code)) }
+}
+
+/// Returns the NUMA node of a PCI device, if the system has several nodes and reports one.
+fn numa_node(devices: impl AsRef<Path>, address: PciAddress) -> Option<u32> {
+    let file = devices.as_ref().join(address.to_string()).join("numa_node");
+    // A system without NUMA nodes reports -1.
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+/// The device of a rank. Every call of HIP is made while it is current.
+///
+/// HIP has no contexts of its own: a thread has a current device with its primary context, which the
+/// whole process shares. The device is made current for each call, and the device that was current before
+/// is restored, so that threads of the caller keep theirs.
+#[derive(Debug)]
+pub struct Context {
+    pub(crate) hip: &'static Hip,
+    /// Properties at the time when the context was opened.
+    pub(crate) info: Device,
+    /// The ordinal, which HIP uses as the number of the device.
+    number: c_int,
+    label: Arc<str>,
+}
+
+impl Context {
+    /// Opens the device with the given ordinal.
+    pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>, Error> {
+        let hip = Hip::load()?;
+        let info = query_device(hip, ordinal)?;
+        // `query_device` has rejected ordinals that are not numbers of a device.
+        let number = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
+        let label = info.label();
+        Ok(Arc::new(Self { hip, info, number, label }))
+    }
+
+    /// Converts a result of HIP to an error that names the call and the device.
+    pub(crate) fn check(&self, call: &'static str, code: hipError_t) -> Result<(), Error> {
+        if code == hipError_t::hipSuccess { Ok(()) } else { Err(self.call_failed(call, code)) }
+    }
+
+    /// Creates the error of a failed call, and resets the thread's last error.
+    #[cold]
+    pub(crate) fn call_failed(&self, call: &'static str, code: hipError_t) -> Error {
+        self.forget_error();
+        Error::hip(self.hip, call, Some(&self.label), code)
+    }
+
+    /// Resets the last error of the thread.
+    ///
+    /// HIP keeps a thread's last error until it is read. A failed call of this crate must not look like
+    /// an error of the caller's kernels.
+    pub(crate) fn forget_error(&self) {
+        // SAFETY: the call only resets the last error of the thread.
+        let _ = unsafe { (self.hip.calls.get_last_error)() };
+    }
+}
+
+impl DeviceContext for Context {
+    type Error = Error;
+    type Library = &'static hip::Library;
+    type Current = c_int;
+    type CaptureMode = hipStreamCaptureMode;
+
+    fn library(&self) -> &'static hip::Library {
+        self.hip.calls
+    }
+
+    fn label(&self) -> &Arc<str> {
+        &self.label
+    }
+
+    fn device(&self) -> i32 {
+        self.number
+    }
+
+    fn id(&self) -> usize {
+        self.number.unsigned_abs() as usize
+    }
+
+    fn make_current(&self) -> Result<Option<c_int>, Error> {
+        let mut before = 0;
+        // SAFETY: the result is stored in a local.
+        let code = unsafe { (self.hip.calls.get_device)(&raw mut before) };
+        self.check("hipGetDevice", code)?;
+        if before == self.number {
+            return Ok(None);
+        }
+        // SAFETY: the number is that of a device, and HIP checks it.
+        let code = unsafe { (self.hip.calls.set_device)(self.number) };
+        self.check("hipSetDevice", code)?;
+        Ok(Some(before))
+    }
+
+    fn put_back(&self, before: c_int) {
+        // SAFETY: the device was current before.
+        let _ = unsafe { (self.hip.calls.set_device)(before) };
+    }
+
+    fn relax_captures(&self) -> Result<hipStreamCaptureMode, Error> {
+        let mut mode = hipStreamCaptureMode::hipStreamCaptureModeRelaxed;
+        // SAFETY: the call swaps the mode of this thread with the one in the local.
+        let code = unsafe { (self.hip.calls.thread_exchange_stream_capture_mode)(&raw mut mode) };
+        self.check("hipThreadExchangeStreamCaptureMode", code)?;
+        Ok(mode)
+    }
+
+    fn put_back_captures(&self, mut before: hipStreamCaptureMode) {
+        // SAFETY: the call restores the mode that it returned before.
+        let _ = unsafe { (self.hip.calls.thread_exchange_stream_capture_mode)(&raw mut before) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_number_is_decoded() {
+        let version = Version::from_hip(70_253_211);
+        assert_eq!(version, Version { major: 7, minor: 2, patch: 53_211 });
+        assert_eq!(version.to_string(), "7.2.53211");
+        assert_eq!(Version::from_hip(50_731_921).to_string(), "5.7.31921");
+        assert!(Version::from_hip(60_443_484) < version);
+    }
+
+    #[test]
+    fn both_runtimes_give_the_same_pci_address() {
+        let address = PciAddress::parse("0001:C1:1f.5").unwrap();
+        assert_eq!(address.to_string(), "0001:c1:1f.5");
+        assert_eq!(PciAddress::from_hsa(1, 0xc1fd), address);
+        for wrong in ["", "c1:00.0", "0000:c1:00", "0000:1c1:00.0", "0000:c1:20.0", "0000:c1:00.8"]
+        {
+            assert_eq!(PciAddress::parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_uuid_is_written_as_rocminfo_does() {
+        assert_eq!(uuid_text(b"a1b2c3d4e5f60718"), "GPU-a1b2c3d4e5f60718");
+        assert_eq!(uuid_text(&[0xab; 16]), format!("GPU-{}", "ab".repeat(16)));
+    }
+
+    #[test]
+    fn a_device_without_a_uuid_is_identified_by_its_pci_address() {
+        let device = |uuid: &[u8; 16], address| Device {
+            ordinal: 0,
+            name: "AMD Radeon".into(),
+            uuid: *uuid,
+            pci: PciAddress::parse(address).unwrap(),
+            memory_bytes: 0,
+            numa_node: None,
+            compute_units: 0,
+            virtual_memory: false,
+        };
+        let named = device(b"a1b2c3d4e5f60718", "0000:c1:00.0");
+        assert_eq!(named.identity(), named.uuid);
+        let none = b"XX\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+        let addresses = ["0000:c1:00.0", "0000:c1:00.1", "0001:c1:00.0"];
+        let identities = addresses.map(|address| device(none, address).identity());
+        assert!(identities[0] != identities[1] && identities[0] != identities[2]);
+        assert_eq!(identities[0], device(none, addresses[0]).identity());
+    }
+
+    #[test]
+    fn runtimes_of_two_releases_are_reported() {
+        let runtimes = |interface: u16, file: &str| Runtimes {
+            hip: Version { major: 6, minor: 4, patch: 43_484 },
+            hip_file: "/opt/rocm-6.4.1/lib/libamdhip64.so.6.4.60401".into(),
+            hsa: Ok(HsaRuntime { interface: (1, interface), file: file.into() }),
+        };
+        assert_eq!(
+            runtimes(7, "/opt/rocm-6.4.1/lib/libhsa-runtime64.so.1.15.60401").mismatch(),
+            None
+        );
+        // A newer interface contains the older one.
+        for interface in [7, 15] {
+            let file = "/usr/lib/x86_64-linux-gnu/libhsa-runtime64.so.1.15.0";
+            assert_eq!(runtimes(interface, file).mismatch(), None);
+        }
+        assert_eq!(
+            runtimes(4, "/usr/lib/libhsa-runtime64.so.1.13.0").mismatch().unwrap(),
+            "HIP is of ROCm 6.4 (/opt/rocm-6.4.1/lib/libamdhip64.so.6.4.60401) and the HSA runtime \
+             older, with interface 1.4, expected 1.7 (/usr/lib/libhsa-runtime64.so.1.13.0)"
+        );
+        assert_eq!(
+            runtimes(4, "/opt/rocm-6.1.2/lib/libhsa-runtime64.so.1.13.60102").mismatch().unwrap(),
+            "HIP is of ROCm 6.4 (/opt/rocm-6.4.1/lib/libamdhip64.so.6.4.60401) and the HSA runtime of \
+             ROCm 6.1 (/opt/rocm-6.1.2/lib/libhsa-runtime64.so.1.13.60102)"
+        );
+    }
+
+    #[test]
+    fn the_numa_node_is_read_if_there_is_one() {
+        let root = std::env::temp_dir().join(format!("peerlane-rocm-numa-{}", std::process::id()));
+        let address = PciAddress { domain: 0, bus: 0xc1, device: 0, function: 0 };
+        assert_eq!(numa_node(&root, address), None);
+        let device = root.join("0000:c1:00.0");
+        fs::create_dir_all(&device).unwrap();
+        for (text, expected) in [("1\n", Some(1)), ("-1\n", None), ("", None)] {
+            fs::write(device.join("numa_node"), text).unwrap();
+            assert_eq!(numa_node(&root, address), expected);
+        }
+        fs::remove_dir_all(&root).unwrap();
+    }
+}

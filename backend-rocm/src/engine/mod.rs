@@ -1,0 +1,326 @@
+//! In-order queues of copies, signals and waits.
+//!
+//! There are two kinds of engine ([`EngineKind`]). Streams of HIP queue waits, can use the caller's stream
+//! and can be captured into graphs. Their queue is `peerlane_toolkit::streams`, which CUDA uses too;
+//! `hip.rs` holds the calls of HIP that it is made of. SDMA engines of the HSA runtime are selected one by
+//! one, and the rank drives them; see `sdma/`.
+//!
+//! The kind is selected by this rule. Only streams can queue waits, use the caller's stream and be captured.
+//! SDMA engines reach the rate of a link that several engines serve, and never use compute units. Streams
+//! are therefore the default if the device can wait for flags on them. An operation that needs no streams
+//! gets SDMA engines if they are predicted to be faster: its longest copy must save more time with all
+//! engines of a link than it costs that the host drives them. All ranks predict from the same figures,
+//! because the two kinds order flags differently.
+//!
+//! With streams the contract maps to HIP like this:
+//!
+//! | contract | HIP |
+//! | --- | --- |
+//! | put, get | `hipMemcpyAsync` on the main stream or on one of the peer streams, to which peers are assigned in turn; pieces of at most 128 MiB |
+//! | signals, waits, resets | `hipStreamWriteValue64` and `hipStreamWaitValue64`; adjacent ones in one `hipStreamBatchMemOp` if a test shows that their order is kept |
+//! | ticket | an event on the main stream at the end of a slice |
+//! | `completed` | queries these events |
+//! | `fork` | the caller's stream becomes the main stream until the `join` |
+//! | a slice while that stream captures | the same calls, if a test of replays has passed; older runtimes ran them at once |
+//! | `release` | a stream of the highest priority writes the awaited values |
+
+mod hip;
+mod sdma;
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use peerlane_hal::{Caps, CopyEngine, EngineRequirements, Op, StreamOrdered, Ticket};
+use peerlane_toolkit::device::{Fault, StreamHandle};
+use peerlane_toolkit::peers::Purpose;
+use peerlane_toolkit::streams;
+pub(crate) use peerlane_toolkit::streams::{EngineSetup, probe_signal};
+pub use peerlane_toolkit::streams::{OwnCopy, SignalBy};
+
+pub use self::sdma::SdmaEngines;
+use self::sdma::SdmaQueue;
+pub(crate) use self::sdma::striped_rate;
+use crate::device::Context;
+use crate::error::Error;
+use crate::memory::{Local, Remote};
+
+/// Bytes per second of one SDMA engine, and so of a copy on a stream.
+///
+/// It is about the rate of one XGMI link of an MI250X or MI300X according to AMD, 50 GB/s. It was not
+/// measured for Peerlane.
+const ENGINE_RATE: u64 = 50_000_000_000;
+/// Time that driving SDMA engines from the host adds to a start.
+///
+/// It is twice `NAP_MAX` of `sdma/mod.rs`: once for the flags `ready` and once for the flags `arrived`.
+const HOST_DRIVE_TIME: Duration = Duration::from_micros(100);
+
+/// An in-order queue of ops over streams or SDMA engines.
+#[derive(Debug)]
+pub struct Engine(Queue);
+
+/// The queue of an engine, by its kind.
+#[derive(Debug)]
+enum Queue {
+    Streams(Box<streams::Engine<Context>>),
+    Sdma(Box<SdmaQueue>),
+}
+
+impl Engine {
+    /// Creates an engine that reaches the peers of `purpose`.
+    ///
+    /// # Errors
+    /// Returns [`Error::Unavailable`] if a runtime or the device lacks a feature that the kind needs, or the
+    /// error of a runtime.
+    pub(crate) fn open(
+        context: &Arc<Context>,
+        kind: EngineKind,
+        own_copy: OwnCopy,
+        purpose: &Purpose,
+    ) -> Result<Self, Error> {
+        Ok(Self(match kind.for_purpose(context, purpose) {
+            EngineKind::Sdma => {
+                Queue::Sdma(Box::new(SdmaQueue::open(context, purpose.rank, &purpose.peers)?))
+            }
+            EngineKind::Auto | EngineKind::Streams => {
+                let setup = EngineSetup {
+                    rank: purpose.rank,
+                    peers: purpose.peers.iter().map(|peer| peer.peer).collect(),
+                    signal: purpose.signal,
+                    own_copy,
+                    staged: purpose.is_staged(),
+                };
+                Queue::Streams(Box::new(streams::Engine::open(Arc::clone(context), setup)?))
+            }
+        }))
+    }
+
+    /// Returns the kind of the engine, never [`EngineKind::Auto`].
+    pub fn kind(&self) -> EngineKind {
+        match self.0 {
+            Queue::Streams(_) => EngineKind::Streams,
+            Queue::Sdma(_) => EngineKind::Sdma,
+        }
+    }
+
+    /// Returns the SDMA engines that copy to and from each peer; empty for streams, where they are not known.
+    pub fn sdma_engines(&self) -> Vec<SdmaEngines> {
+        match &self.0 {
+            Queue::Streams(_) => Vec::new(),
+            Queue::Sdma(engine) => engine.engines(),
+        }
+    }
+
+    fn stream_engine(&mut self) -> Result<&mut streams::Engine<Context>, Error> {
+        match &mut self.0 {
+            Queue::Streams(engine) => Ok(engine),
+            Queue::Sdma(_) => Err(streams_unsupported()),
+        }
+    }
+}
+
+impl CopyEngine for Engine {
+    type Error = Error;
+    type Local = Local;
+    type Remote = Remote;
+
+    fn caps(&self) -> &Caps {
+        match &self.0 {
+            Queue::Streams(engine) => engine.caps(),
+            Queue::Sdma(engine) => engine.caps(),
+        }
+    }
+
+    unsafe fn submit(&mut self, ops: &[Op<'_, Local, Remote>]) -> Result<Ticket, Error> {
+        match &mut self.0 {
+            // SAFETY: the caller upholds the contract, which is the same.
+            Queue::Streams(engine) => unsafe { engine.submit(ops) },
+            // SAFETY: as above.
+            Queue::Sdma(engine) => unsafe { engine.submit(ops) },
+        }
+    }
+
+    fn completed(&mut self) -> Result<Ticket, Error> {
+        match &mut self.0 {
+            Queue::Streams(engine) => engine.completed(),
+            Queue::Sdma(engine) => engine.completed(),
+        }
+    }
+
+    fn park(&mut self, limit: Duration) -> Result<(), Error> {
+        match &mut self.0 {
+            Queue::Streams(engine) => engine.park(limit),
+            Queue::Sdma(engine) => engine.park(limit),
+        }
+    }
+
+    /// Returns false: the device makes progress without the host.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    fn waker(&self) -> Waker {
+        match &self.0 {
+            Queue::Streams(engine) => engine.waker(),
+            Queue::Sdma(engine) => engine.waker(),
+        }
+    }
+
+    fn release(&mut self) -> Result<(), Error> {
+        match &mut self.0 {
+            Queue::Streams(engine) => engine.release(),
+            Queue::Sdma(engine) => engine.release(),
+        }
+    }
+
+    fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Error>> {
+        match &self.0 {
+            Queue::Streams(_) => Some(self),
+            Queue::Sdma(_) => None,
+        }
+    }
+}
+
+impl StreamOrdered for Engine {
+    type Error = Error;
+
+    fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Error> {
+        self.stream_engine()?.is_capturing(&stream_of(stream)?.0)
+    }
+
+    fn fork(&mut self, from: &dyn Any) -> Result<(), Error> {
+        self.stream_engine()?.fork(&stream_of(from)?.0)
+    }
+
+    fn join(&mut self, into: &dyn Any) -> Result<(), Error> {
+        self.stream_engine()?.join(&stream_of(into)?.0)
+    }
+}
+
+fn stream_of(stream: &dyn Any) -> Result<&Stream, Error> {
+    peerlane_hal::stream_of(stream).map_err(|text| Fault::Mismatch(text).into())
+}
+
+/// A HIP stream of the caller: a `hipStream_t`.
+#[derive(Clone, Debug)]
+pub struct Stream(streams::Stream);
+
+impl Stream {
+    /// Wraps a stream handle of HIP.
+    ///
+    /// Default streams are rejected when they are used. The legacy default stream would make the caller's
+    /// blocking streams wait for peers, and a per-thread default stream differs on every thread.
+    ///
+    /// # Safety
+    /// The stream must live until every engine that was forked from it has been forked from another stream
+    /// or dropped.
+    pub unsafe fn from_raw(raw: *mut c_void) -> Self {
+        // SAFETY: the caller upholds the contract of this function.
+        Self(unsafe { streams::Stream::new(StreamHandle(raw), None) })
+    }
+}
+
+/// What carries out the copies of an engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum EngineKind {
+    /// Selects the kind.
+    ///
+    /// Streams are selected if the device can wait for flags on them, because they need no host to drive
+    /// them and can be captured; else SDMA engines. SDMA engines are also selected for an operation that
+    /// needs no streams ([`EngineRequirements`]) if they are predicted to be faster.
+    #[default]
+    Auto,
+    /// Streams of HIP. The runtime selects the SDMA engines.
+    Streams,
+    /// SDMA engines of the HSA runtime, selected one by one. The rank drives the queue.
+    Sdma,
+}
+
+impl EngineKind {
+    /// Returns a short name for reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Streams => "streams",
+            Self::Sdma => "sdma",
+        }
+    }
+
+    /// Returns the kind of engines on this device, never [`Auto`](Self::Auto).
+    pub(crate) fn for_device(self, context: &Context) -> Self {
+        match self {
+            Self::Auto if streams::probe_waits(context).is_err() => Self::Sdma,
+            Self::Auto => Self::Streams,
+            kind => kind,
+        }
+    }
+
+    /// Returns the kind of an engine for this purpose, never [`Auto`](Self::Auto).
+    fn for_purpose(self, context: &Context, purpose: &Purpose) -> Self {
+        let pays = |requirements: EngineRequirements| {
+            !requirements.streams
+                && is_striping_faster(requirements.copy_bytes_max, purpose.striped_rate)
+        };
+        match self.for_device(context) {
+            Self::Streams if self == Self::Auto && pays(purpose.requirements) => Self::Sdma,
+            kind => kind,
+        }
+    }
+}
+
+/// Creates the error for a stream that is passed to SDMA engines.
+#[cold]
+fn streams_unsupported() -> Error {
+    Error::Fault(Fault::Argument(
+        "an engine over SDMA engines takes no streams of the caller; expected one that was requested for \
+         streams, or EngineKind::Streams"
+            .to_owned(),
+    ))
+}
+
+/// Returns the rate of a copy by several engines over a link, in bytes per second; 0 if the rate of the
+/// link is not known.
+fn rate_of_engines(engines: usize, link: Option<f64>) -> u64 {
+    let link = link.map_or(0, |rate| rate as u64);
+    link.min(ENGINE_RATE.saturating_mul(engines as u64))
+}
+
+/// Returns whether a copy saves more time by several engines than it costs to drive them.
+fn is_striping_faster(bytes: u64, striped_rate: u64) -> bool {
+    let nanos = |rate| u128::from(bytes) * 1_000_000_000 / u128::from(rate);
+    striped_rate > ENGINE_RATE
+        && nanos(ENGINE_RATE) - nanos(striped_rate) > HOST_DRIVE_TIME.as_nanos()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GB: u64 = 1_000_000_000;
+
+    #[test]
+    fn several_engines_pay_for_long_copies() {
+        let pays = is_striping_faster;
+        // Two engines save half of the time at 50 GB/s, which carry 5 MB in 100 µs.
+        assert!(!pays(10_000_000, 100 * GB));
+        assert!(pays(10_000_100, 100 * GB));
+        // One and a half save a third.
+        assert!(!pays(15_000_000, 75 * GB) && pays(15_000_200, 75 * GB));
+        assert!(!pays(u64::MAX, 50 * GB), "one engine reaches the rate of the link");
+        assert!(!pays(u64::MAX, 0), "the rate is not known");
+    }
+
+    #[test]
+    fn the_link_limits_the_rate_of_its_engines() {
+        assert_eq!(rate_of_engines(2, Some(200e9)), 100 * GB);
+        assert_eq!(rate_of_engines(4, Some(64e9)), 64 * GB);
+        assert_eq!(rate_of_engines(4, None), 0);
+        assert_eq!(
+            rate_of_engines(0, Some(64e9)),
+            0,
+            "the runtime selects an engine for each copy"
+        );
+    }
+}

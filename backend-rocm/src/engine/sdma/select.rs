@@ -1,0 +1,391 @@
+//! Selects the SDMA engines that make the copies over each link.
+//!
+//! Newer runtimes report which engines serve a link best. Older ones report only which are idle, without
+//! regard to the link. Those are divided among the links, because two links that share an engine while
+//! another is idle lose half of their rate. Without either report the engines are known by number: the
+//! general engines come first, and those made for XGMI start at [`XGMI_FIRST`].
+
+use std::fmt;
+
+use peerlane_hal::LinkKind;
+use peerlane_toolkit::device::{DeviceContext as _, Fault};
+use peerlane_toolkit::peers::Reached;
+
+use super::hsa;
+use crate::device::{
+    Agent, AgentKind, Context, agents, find_agent, find_device, link_between, uuid_text,
+    visible_devices,
+};
+use crate::engine::rate_of_engines;
+use crate::error::Error;
+use crate::sys::Hsa;
+
+/// Number of the first engine made for XGMI, regardless of how many general engines there are.
+const XGMI_FIRST: u32 = 2;
+
+/// Largest number of engines for one link if the runtime does not report them. No known link is filled only
+/// by more.
+const SHARE_MAX: usize = 4;
+
+/// The number of an SDMA engine of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct SdmaId(u8);
+
+impl SdmaId {
+    /// Number of engines that the runtime can distinguish.
+    pub(crate) const COUNT: usize = 16;
+
+    pub(crate) const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Returns the bit by which the runtime identifies the engine.
+    pub(crate) const fn bit(self) -> u32 {
+        1 << self.0
+    }
+}
+
+/// A set of SDMA engines of one GPU as a bit mask of the runtime.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SdmaSet(u32);
+
+impl SdmaSet {
+    /// Converts a mask of the runtime. Bits that the runtime does not define are ignored.
+    pub(crate) const fn from_mask(mask: u32) -> Self {
+        Self(mask & ((1 << SdmaId::COUNT) - 1))
+    }
+
+    /// Returns the engines `first..first + count`.
+    fn range(first: u32, count: u32) -> Self {
+        let bits = |end: u32| (1_u64 << end.min(32)) - 1;
+        let mask = bits(first.saturating_add(count)) & !bits(first);
+        // `bits` sets at most 32 bits.
+        Self::from_mask(mask as u32)
+    }
+
+    pub(crate) const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub(crate) const fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    const fn intersection(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    pub(crate) fn remove(&mut self, id: SdmaId) {
+        self.0 &= !id.bit();
+    }
+
+    pub(crate) fn ids(self) -> impl Iterator<Item = SdmaId> {
+        (0..SdmaId::COUNT as u8).map(SdmaId).filter(move |id| self.0 & id.bit() != 0)
+    }
+
+    /// Returns the engines of link `index` of `links`. Shares are disjoint if there are enough engines.
+    fn share(self, index: usize, links: usize) -> Self {
+        let width = (self.len() / links.max(1)).clamp(1, SHARE_MAX);
+        let first = (index * width) % self.len().max(1);
+        Self(self.ids().skip(first).take(width).fold(0, |mask, id| mask | id.bit()))
+    }
+}
+
+impl fmt::Display for SdmaSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, id) in self.ids().enumerate() {
+            write!(f, "{}{}", if index == 0 { "" } else { "+" }, id.0)?;
+        }
+        Ok(())
+    }
+}
+
+/// Class of a link, which decides the engines that serve it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkClass {
+    /// Both ends are the same GPU.
+    SameGpu,
+    /// The peer is a GPU of the same XGMI hive.
+    Xgmi,
+    /// Any other link.
+    Pcie,
+}
+
+/// Properties by which engines are selected for one direction of a link.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinkInfo {
+    pub(crate) class: LinkClass,
+    /// Whether the runtime accepts a copy for an engine that the caller selects.
+    pub(crate) can_select: bool,
+    /// Engines that the runtime prefers for this link, if it reports them.
+    pub(crate) preferred: Option<SdmaSet>,
+    /// Engines that were idle when the runtime was asked, if it reports them.
+    pub(crate) idle: Option<SdmaSet>,
+    /// Number of general engines of the GPU that copies.
+    pub(crate) general: u32,
+    /// Number of its engines made for XGMI.
+    pub(crate) xgmi: u32,
+    /// Index of this link among those that share the engines.
+    pub(crate) index: usize,
+    /// Number of links that share the engines.
+    pub(crate) links: usize,
+}
+
+/// The rule by which engines were selected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SelectedBy {
+    /// The runtime prefers them for the link.
+    Preference,
+    /// This crate selected them from those that the runtime reported as idle.
+    Idle,
+    /// This crate selected them by number.
+    Number,
+    /// The runtime selects an engine for each copy and does not report it.
+    Runtime,
+}
+
+/// The engines selected for one direction of a link. The set is empty if the runtime selects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Selection {
+    pub(crate) set: SdmaSet,
+    pub(crate) by: SelectedBy,
+}
+
+impl Selection {
+    /// Leaves the selection to the runtime.
+    pub(crate) const RUNTIME: Self = Self { set: SdmaSet(0), by: SelectedBy::Runtime };
+
+    /// Selects the engines for a link.
+    pub(crate) fn new(link: &LinkInfo) -> Self {
+        if !link.can_select {
+            return Self::RUNTIME;
+        }
+        let general = SdmaSet::range(0, link.general);
+        if link.class == LinkClass::SameGpu && !general.is_empty() {
+            return Self { set: general, by: SelectedBy::Number };
+        }
+        if let Some(set) = link.preferred.filter(|set| !set.is_empty()) {
+            return Self { set, by: SelectedBy::Preference };
+        }
+        // A GPU without engines for XGMI uses the general ones for every link.
+        let suitable = match link.class {
+            LinkClass::Xgmi if link.xgmi > 0 => SdmaSet::range(XGMI_FIRST, link.xgmi),
+            // The first general engine is for copies from the host; some GPUs accept no other for them.
+            _ if link.general > 1 => SdmaSet::range(1, link.general - 1),
+            _ => general,
+        };
+        let idle = link.idle.unwrap_or_default().intersection(suitable);
+        let (set, by) = match idle.is_empty() {
+            false => (idle, SelectedBy::Idle),
+            true => (suitable, SelectedBy::Number),
+        };
+        match set.is_empty() {
+            false => Self { set: set.share(link.index, link.links), by },
+            true => Self::RUNTIME,
+        }
+    }
+}
+
+impl fmt::Display for Selection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let set = self.set;
+        match self.by {
+            SelectedBy::Preference => write!(f, "SDMA {set} (preferred)"),
+            SelectedBy::Idle => write!(f, "SDMA {set} (of those idle)"),
+            SelectedBy::Number => write!(f, "SDMA {set} (by number)"),
+            SelectedBy::Runtime => f.write_str("SDMA of the runtime's choice"),
+        }
+    }
+}
+
+/// The engines selected for copies to and from a peer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PeerEngines {
+    pub(crate) put: Selection,
+    pub(crate) get: Selection,
+}
+
+/// Finds the agent that has the memory of a peer, and the class of the link to it.
+pub(super) fn agent_of_peer(
+    hsa: &Hsa,
+    context: &Context,
+    agents: &[Agent],
+    own: &Agent,
+    peer: &Reached,
+) -> Result<(Agent, LinkClass), Error> {
+    let class = match peer.kind {
+        LinkKind::Own => return Ok((own.clone(), LinkClass::SameGpu)),
+        // The memory that the peer shares is host memory.
+        LinkKind::HostStaged => {
+            let host = agents.iter().find(|agent| agent.kind == AgentKind::Processor);
+            return host.map(|host| (host.clone(), LinkClass::Pcie)).ok_or_else(|| {
+                Error::unavailable("the HSA runtime has no agent for the host's processors")
+            });
+        }
+        LinkKind::Xgmi => LinkClass::Xgmi,
+        _ => LinkClass::Pcie,
+    };
+    let uuid = uuid_text(&peer.device);
+    let mut matching = agents.iter().filter(|agent| agent.uuid.eq_ignore_ascii_case(&uuid));
+    if let (Some(agent), None) = (matching.next(), matching.next()) {
+        return Ok((agent.clone(), class));
+    }
+    let hidden = || {
+        Error::Fault(Fault::Unavailable(format!(
+            "the device of rank {} ({uuid}) is hidden from the HSA runtime ({}) of {}, which copies to \
+             it: add it to ROCR_VISIBLE_DEVICES, or use EngineKind::Streams",
+            peer.peer,
+            hsa.calls.file().display(),
+            context.label()
+        )))
+    };
+    let device = find_device(context.hip, &peer.device)?.ok_or_else(hidden)?;
+    Ok((find_agent(agents, &device)?, class))
+}
+
+/// Selects the engines for the peer with this index; `None` for a rank that is not a peer.
+pub(super) fn engines_for_peer(
+    hsa: &Hsa,
+    peers: &[Option<(Agent, LinkClass)>],
+    own: &Agent,
+    index: usize,
+) -> Option<PeerEngines> {
+    let (peer, class) = peers[index].as_ref()?;
+    // Ranks on one device share its links.
+    let mut links: Vec<u64> = Vec::new();
+    for (other, _) in peers.iter().flatten().filter(|(_, other)| other == class) {
+        if !links.contains(&other.handle.handle) {
+            links.push(other.handle.handle);
+        }
+    }
+    let is_remote = *class != LinkClass::SameGpu;
+    // A runtime that does not report the counts may still prefer some.
+    let (general, xgmi) = own.sdma_engine_counts(hsa).unwrap_or_default();
+    let selection = Selection::new(&LinkInfo {
+        class: *class,
+        can_select: hsa::can_select_engine(hsa),
+        preferred: is_remote.then(|| hsa::preferred_engines(hsa, own, peer)).flatten(),
+        idle: is_remote.then(|| hsa::idle_engines(hsa, own, peer)).flatten(),
+        general,
+        xgmi,
+        index: links.iter().position(|link| *link == peer.handle.handle).unwrap_or(0),
+        links: links.len(),
+    });
+    Some(PeerEngines { put: selection, get: selection })
+}
+
+/// Returns the rate of a copy to another visible device by all engines of the link, in bytes per second.
+///
+/// It is that of the slowest link, or 0 if there is no other device or if a rate is not known.
+pub(crate) fn striped_rate(context: &Context) -> u64 {
+    link_rates(context).ok().and_then(|rates| rates.into_iter().min()).unwrap_or(0)
+}
+
+/// Returns the rates of copies by all engines of the link to each other visible device.
+fn link_rates(context: &Context) -> Result<Vec<u64>, Error> {
+    let hsa = Hsa::load()?;
+    let all = agents(hsa)?;
+    let own = find_agent(&all, &context.info)?;
+    let (mut peers, mut links) = (Vec::new(), Vec::new());
+    for device in visible_devices(context.hip)? {
+        let link = link_between(context.hip, &context.info, &device)?;
+        let class = match link.kind {
+            LinkKind::Own => continue,
+            LinkKind::Xgmi => LinkClass::Xgmi,
+            _ => LinkClass::Pcie,
+        };
+        peers.push(Some((find_agent(&all, &device)?, class)));
+        links.push(link.bytes_per_second);
+    }
+    let engines = |index| {
+        engines_for_peer(hsa, &peers, &own, index).map_or(0, |engines| engines.put.set.len())
+    };
+    let rate = |(index, link): (usize, &Option<f64>)| rate_of_engines(engines(index), *link);
+    Ok(links.iter().enumerate().map(rate).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const XGMI: LinkInfo = LinkInfo {
+        class: LinkClass::Xgmi,
+        can_select: true,
+        preferred: None,
+        idle: None,
+        general: 2,
+        xgmi: 14,
+        index: 0,
+        links: 7,
+    };
+
+    fn selected(link: LinkInfo) -> (Vec<usize>, SelectedBy) {
+        let selection = Selection::new(&link);
+        (selection.set.ids().map(SdmaId::index).collect(), selection.by)
+    }
+
+    #[test]
+    fn engines_that_the_runtime_prefers_come_first() {
+        let mask = SdmaSet::from_mask;
+        let link = LinkInfo { preferred: Some(mask(0x40)), idle: Some(mask(0xfffc)), ..XGMI };
+        assert_eq!(selected(link), (vec![6], SelectedBy::Preference));
+        let link = LinkInfo { preferred: Some(mask(0)), ..link };
+        assert_eq!(selected(link), (vec![2, 3], SelectedBy::Idle), "no engine is preferred");
+    }
+
+    #[test]
+    fn links_have_disjoint_engines() {
+        let mut all = Vec::new();
+        for index in 0..7 {
+            let (ids, by) = selected(LinkInfo { index, ..XGMI });
+            assert_eq!((ids.len(), by), (2, SelectedBy::Number));
+            all.extend(ids);
+        }
+        assert_eq!(all, (2..16).collect::<Vec<_>>());
+        // If there are more links than engines, they take turns. A single link has all engines.
+        let few = LinkInfo { xgmi: 3, ..XGMI };
+        let turns: Vec<_> = (0..7).map(|index| selected(LinkInfo { index, ..few }).0).collect();
+        assert_eq!(turns, [[2], [3], [4], [2], [3], [4], [2]].map(Vec::from));
+        assert_eq!(selected(LinkInfo { links: 1, ..few }).0, [2, 3, 4]);
+    }
+
+    #[test]
+    fn idle_engines_of_another_kind_do_not_count() {
+        let general = Some(SdmaSet::from_mask(0b11));
+        assert_eq!(selected(LinkInfo { idle: general, links: 1, ..XGMI }).1, SelectedBy::Number);
+        let pcie =
+            LinkInfo { class: LinkClass::Pcie, idle: Some(SdmaSet::from_mask(0xffff)), ..XGMI };
+        assert_eq!(selected(pcie), (vec![1], SelectedBy::Idle));
+        assert_eq!(selected(LinkInfo { general: 1, ..pcie }).0, [0]);
+    }
+
+    #[test]
+    fn self_copies_use_the_general_engines() {
+        let same = LinkInfo { class: LinkClass::SameGpu, idle: None, ..XGMI };
+        assert_eq!(selected(same), (vec![0, 1], SelectedBy::Number));
+    }
+
+    #[test]
+    fn the_runtime_selects_if_engines_cannot_be_selected() {
+        assert_eq!(selected(LinkInfo { can_select: false, ..XGMI }), (vec![], SelectedBy::Runtime));
+        let uncounted = LinkInfo { general: 0, xgmi: 0, ..XGMI };
+        assert_eq!(selected(uncounted), (vec![], SelectedBy::Runtime));
+        assert_eq!(
+            selected(LinkInfo { class: LinkClass::SameGpu, ..uncounted }),
+            (vec![], SelectedBy::Runtime)
+        );
+        let preferred = LinkInfo { preferred: Some(SdmaSet::from_mask(8)), ..uncounted };
+        assert_eq!(selected(preferred), (vec![3], SelectedBy::Preference));
+        assert_eq!(Selection::RUNTIME.to_string(), "SDMA of the runtime's choice");
+        let selection = Selection { set: SdmaSet::from_mask(0xc), by: SelectedBy::Idle };
+        assert_eq!(selection.to_string(), "SDMA 2+3 (of those idle)");
+    }
+
+    #[test]
+    fn masks_and_counts_are_bounded() {
+        assert_eq!(SdmaSet::from_mask(u32::MAX).len(), SdmaId::COUNT);
+        assert_eq!(SdmaSet::range(2, u32::MAX), SdmaSet::from_mask(0xfffc));
+        assert_eq!(SdmaSet::range(40, 3), SdmaSet::default());
+        assert!(SdmaSet::default().share(3, 4).is_empty());
+    }
+}
