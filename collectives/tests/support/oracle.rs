@@ -108,32 +108,32 @@ impl Oracle {
         Ok(Self { collective, ranks, in_place, outputs, starts, shards, flags, readers, lanes })
     }
 
-    /// One run.
+    /// Runs the plans once.
     pub(crate) fn run(&self, seed: u64) -> Result<(), Harm> {
         Run::new(self, Rng::with_seed(seed)).finish()
     }
 
-    /// Where units of a shard lie in the output.
+    /// Returns the position of units of a shard in the output.
     fn place(&self, shard: usize, units: &Range<usize>) -> Range<usize> {
         self.shards[shard] + units.start..self.shards[shard] + units.end
     }
 
-    /// The place of a rank's data for the output of `into` in its input, in units.
+    /// Returns the offset of a rank's data for the output of `into` in its input, in units.
     fn input_offset(&self, rank: usize, into: usize) -> usize {
         if self.has_block_per_output() { into * self.units(rank) } else { 0 }
     }
 
-    /// How many blocks an input has.
+    /// Returns the number of blocks in an input.
     fn inputs(&self) -> usize {
         if self.has_block_per_output() { self.ranks } else { 1 }
     }
 
-    /// Whether a rank has different data for every output.
+    /// Returns whether a rank has different data for every output.
     fn has_block_per_output(&self) -> bool {
         self.collective == Collective::AllToAll
     }
 
-    /// The units of a shard.
+    /// Returns the length of a shard in units.
     fn units(&self, shard: usize) -> usize {
         self.shards[shard + 1] - self.shards[shard]
     }

@@ -135,7 +135,7 @@ impl<'a> Run<'a> {
         &mut self.lanes[lane].priorities[peer.map_or(0, |peer| peer + 1)]
     }
 
-    /// An actor may be able to act now.
+    /// Wakes an actor that may be able to act now.
     fn wake(&mut self, actor: Actor) {
         let priority = self.rng.u32(1..);
         let present = self.priority(actor);
@@ -149,7 +149,7 @@ impl<'a> Run<'a> {
         let (program, lane) = (&self.oracle.lanes[number], &self.lanes[number]);
         if let Some(peer) = peer {
             let Some(first) = lane.under_way[peer].front() else { return false };
-            // A signal to oneself comes after everything before it is complete.
+            // A signal to the own rank waits until everything before it is complete.
             let waits = matches!(first.what, Freight::Signal { .. }) && peer == program.rank;
             return !waits || lane.incomplete.first().is_none_or(|&held| held > first.submitted);
         }
@@ -168,7 +168,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The flag in the set of a start.
+    /// Returns the flag of a start.
     fn in_turn(&self, flag: usize, start: u64) -> usize {
         (start % self.oracle.outputs) as usize * self.oracle.flags + flag
     }
@@ -226,7 +226,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Moves what is first on the way from a lane to a peer.
+    /// Executes the oldest submitted copy or signal from a lane to a peer.
     fn carry(&mut self, number: usize, peer: usize) -> Result<(), Harm> {
         let rank = self.oracle.lanes[number].rank;
         let Some(first) = self.lanes[number].under_way[peer].pop_front() else { return Ok(()) };
@@ -291,7 +291,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The caller hands over its memory, which nobody has touched since it got it back.
+    /// Starts once more, after a check that no copy has changed the memory since the caller got it back.
     fn enter(&mut self, rank: usize) -> Result<(), Harm> {
         self.check_scribble(rank)?;
         let oracle = self.oracle;
@@ -310,7 +310,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// The caller gets its memory back, reads it, and scribbles over it.
+    /// Returns the memory to the caller, which reads it and overwrites it.
     fn leave(&mut self, rank: usize) -> Result<(), Harm> {
         let oracle = self.oracle;
         let caller = &mut self.callers[rank];
@@ -333,7 +333,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Nobody has touched the output that the caller got back last.
+    /// Checks that no copy has changed the last output since the caller got it back.
     fn check_scribble(&mut self, rank: usize) -> Result<(), Harm> {
         let last = self.callers[rank].start - 1;
         let untouched = self.callers[rank].output(last).iter().all(|&word| word == SCRIBBLE);
@@ -341,7 +341,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// What a unit of a rank's data for an output holds.
+/// Returns the content of a unit of a rank's data for an output.
 fn content(start: u64, shard: usize, output: usize, unit: usize) -> u64 {
     ((start * 100 + shard as u64) * 100 + output as u64) * 100 + unit as u64
 }
