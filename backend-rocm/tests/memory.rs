@@ -34,7 +34,7 @@ fn memory_is_zero_at_first_and_holds_what_is_copied() {
     }
     let region = fabrics[0].memory().allocate(10, Role::Flags).unwrap();
     let error = region.upload(3, &[0; 8]).unwrap_err();
-    assert_eq!(error.to_string(), "8 bytes from offset 3 on leave the region of 10 bytes");
+    assert_eq!(error.to_string(), "8 bytes from offset 3 leave the region of 10 bytes");
     region.upload(0, &5_u64.to_le_bytes()).unwrap();
     assert_eq!((region.flag_value(0), region.flag_value(1)), (Some(5), None));
 }
@@ -88,7 +88,7 @@ fn what_is_no_memory_of_the_device_is_refused_by_name() {
     let refused = |address, bytes| refused(&fabrics[0], address, bytes, Role::Data);
     let here = Box::new([0_u8; 64]);
     let text = refused(here.as_ptr() as u64, 64);
-    assert!(text.contains("does not know this address, wanted device memory"), "{text}");
+    assert!(text.contains("does not know this address, expected device memory"), "{text}");
 
     let allocation = Allocation::new(0, 1000);
     let address = allocation.address;
@@ -102,7 +102,7 @@ fn what_is_no_memory_of_the_device_is_refused_by_name() {
 
     let other = Allocation::new(1, 1000);
     let text = refused(other.address, 1000);
-    assert!(text.contains("it is memory of device 1, wanted device 0 ("), "{text}");
+    assert!(text.contains("it is memory of device 1, expected device 0 ("), "{text}");
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn keys_of_freed_memory_and_of_others_are_refused() {
     assert!(error.to_string().ends_with("the memory has been freed"), "{error}");
     assert_eq!(held.peer(), Rank(1));
     let error = import(0, &key).unwrap_err();
-    assert_eq!(error.to_string(), "remote key is of rank 1, wanted one of rank 0");
+    assert_eq!(error.to_string(), "remote key is of rank 1, expected rank 0");
     // As another vendor's key would look.
     let mut foreign = key.encode();
     foreign[6] = 2;
@@ -158,7 +158,7 @@ fn devices_that_do_not_reach_each_other_meet_on_the_host() {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let text = error.to_string();
     assert!(text.contains("HIP gives no peer access between them"), "{text}");
-    assert!(text.contains("`strict` refuses the way through host memory"), "{text}");
+    assert!(text.contains("`strict` refuses the fallback to host memory"), "{text}");
 }
 
 #[test]
@@ -209,8 +209,8 @@ fn opening_says_what_is_wrong() {
     let (_driver, _turn) = driver(RELEASE);
     let open = |rank, ranks, device| Fabric::open(Rank(rank), ranks, device).unwrap_err();
     let error = open(2, 2, 0);
-    assert_eq!(error.to_string(), "rank is 2, wanted less than the number of ranks, 2");
+    assert_eq!(error.to_string(), "rank is 2, expected less than the number of ranks, 2");
     let error = open(0, 1, 99);
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert!(error.to_string().starts_with("device is 99, wanted less than"), "{error}");
+    assert!(error.to_string().starts_with("device is 99, expected less than"), "{error}");
 }

@@ -8,7 +8,7 @@ mod queue;
 mod words;
 
 use peerlane_toolkit::device::DeviceContext as _;
-use peerlane_toolkit::streams::{Abilities, Found, StreamDevice};
+use peerlane_toolkit::streams::{ProbeCache, StreamDevice, StreamLimits};
 
 use crate::device::{Context, attribute};
 use crate::error::Error;
@@ -22,12 +22,12 @@ const PEER_STREAMS_MAX: usize = 7;
 const PIECE_BYTES_MAX: u64 = 128 << 20;
 
 impl StreamDevice for Context {
-    fn abilities(&self) -> Result<Abilities, Error> {
+    fn stream_limits(&self) -> Result<StreamLimits, Error> {
         let engines = hipDeviceAttribute_t::hipDeviceAttributeAsyncEngineCount;
         let copy_engines = attribute(self.hip, self.device(), engines)?;
         let copy_engines = u32::try_from(copy_engines).unwrap_or(0);
         let peer_streams = PEER_STREAMS_MAX.min(copy_engines.saturating_sub(1).max(1) as usize);
-        Ok(Abilities {
+        Ok(StreamLimits {
             copy_engines,
             peer_streams_max: peer_streams,
             // Copies do not go in one call.
@@ -41,8 +41,8 @@ impl StreamDevice for Context {
         })
     }
 
-    fn found() -> &'static Found<Error> {
-        static FOUND: Found<Error> = Found::new();
-        &FOUND
+    fn probe_cache() -> &'static ProbeCache<Error> {
+        static CACHE: ProbeCache<Error> = ProbeCache::new();
+        &CACHE
     }
 }

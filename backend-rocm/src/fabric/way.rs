@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use peerlane_hal::ErrorKind;
 use peerlane_toolkit::device::{DevicePtr, Fault};
-use peerlane_toolkit::peers::{DeviceId, PeerDevice, Purpose, Way};
+use peerlane_toolkit::peers::{DeviceId, PeerDevice, Purpose, Reachability};
 
 use super::Options;
 use crate::device::{Context, Device, DeviceLink, between, find};
@@ -31,15 +31,15 @@ impl PeerDevice for Context {
         DeviceId { uuid, divided: false, text, name }
     }
 
-    fn way_to(&self, other: &DeviceId) -> Result<Way, Error> {
-        let Some(other) = find(self.hip, &other.uuid)? else { return Ok(Way::Hidden) };
+    fn reachability(&self, other: &DeviceId) -> Result<Reachability, Error> {
+        let Some(other) = find(self.hip, &other.uuid)? else { return Ok(Reachability::NotVisible) };
         let there = between(self.hip, &self.found, &other)?;
         let back = between(self.hip, &other, &self.found)?;
         Ok(match there {
             DeviceLink { peer_access: true, kind, bytes_per_second, .. } if back.peer_access => {
-                Way::Reached { kind, bytes_per_second }
+                Reachability::Direct { kind, bytes_per_second }
             }
-            _ => Way::Apart(
+            _ => Reachability::Unreachable(
                 "HIP gives no peer access between them (see rocm-smi --showtopoaccess; over PCI Express \
                  it takes large BAR and an IOMMU in pass-through)",
             ),

@@ -106,7 +106,7 @@ impl RegionDevice for Context {
         cards::dma_buf(self, address, bytes)
     }
 
-    fn card_flush(context: &Arc<Self>) -> Result<Option<Arc<dyn Flush>>, Error> {
+    fn nic_flush(context: &Arc<Self>) -> Result<Option<Arc<dyn Flush>>, Error> {
         cards::flush(context)
     }
 

@@ -1,4 +1,4 @@
-//! Copies of HIP.
+//! CopyBatch of HIP.
 //!
 //! | between | the kind of `hipMemcpyAsync` |
 //! | --- | --- |
@@ -10,7 +10,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerlane_toolkit::device::{
-    Between, Copies, CopyCalls, DeviceContext as _, DevicePtr, StreamHandle,
+    Between, CopyBatch, CopyCalls, DeviceContext as _, DevicePtr, StreamHandle,
 };
 
 use super::queue::raw;
@@ -52,11 +52,11 @@ impl CopyCalls for Context {
         false
     }
 
-    fn is_doubtful(&self, between: Between) -> bool {
+    fn needs_probe(&self, between: Between) -> bool {
         self.kind(between) == Kind::hipMemcpyDeviceToDeviceNoCU
     }
 
-    fn note_trial(&self, _between: Between, works: bool) {
+    fn record_probe(&self, _between: Between, works: bool) {
         if let (false, Some(bit)) = (works, self.bit()) {
             BROKEN.fetch_or(bit, Ordering::Relaxed);
         }
@@ -82,7 +82,11 @@ impl CopyCalls for Context {
     }
 
     /// Never asked for, see [`may_copy_together`](Self::may_copy_together); one by one all the same.
-    unsafe fn copy_together(&self, stream: StreamHandle, copies: Copies<'_>) -> Result<(), Error> {
+    unsafe fn copy_together(
+        &self,
+        stream: StreamHandle,
+        copies: CopyBatch<'_>,
+    ) -> Result<(), Error> {
         for ((to, from), bytes) in copies.to.iter().zip(&*copies.from).zip(&*copies.bytes) {
             // SAFETY: the caller's.
             unsafe { self.copy(stream, *to, *from, *bytes, Between::Peers) }?;

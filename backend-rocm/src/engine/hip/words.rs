@@ -81,7 +81,7 @@ impl WordCalls for Context {
 
     fn batching(&self) -> Batching {
         match self.hip.calls.stream_batch_mem_op {
-            Some(_) => Batching::ToBeTried,
+            Some(_) => Batching::Probe,
             None => Batching::Never,
         }
     }
