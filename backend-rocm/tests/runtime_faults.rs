@@ -157,7 +157,7 @@ fn a_trial_that_does_not_end_holds_up_nobody() {
     let error = fabric.engine().expect_err("words take too long");
     driver.set("JITTER_US", "0");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!(error.to_string().contains("was not over within 2s"), "{error}");
+    assert!(error.to_string().contains("was not complete within 2s"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(8), "it took {:?}", start.elapsed());
 }
 

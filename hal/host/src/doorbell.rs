@@ -137,7 +137,7 @@ impl PendingWakes {
         self.doorbells.push(doorbell);
     }
 
-    /// PendingWakes them all, those that sleep on this core first.
+    /// Wakes the parked ranks, those of this core first.
     pub(crate) fn flush(&mut self) {
         if self.doorbells.is_empty() {
             return;

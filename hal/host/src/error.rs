@@ -80,7 +80,7 @@ pub enum Error {
     PeerLost {
         /// The peer.
         peer: Rank,
-        /// How it was detected.
+        /// The sign by which it was detected.
         how: String,
     },
     /// The peer did not answer in time.

@@ -6,7 +6,7 @@ use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{BackendId, Envelope, Generation, KeyError, RemoteKey};
 use peerlane_toolkit::handover::{ProcessToken, role_number, role_of};
 
-/// How another process accesses a region.
+/// The method by which another process accesses a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     /// A memfd that the owner hands to any process. The region begins `head` bytes into it.

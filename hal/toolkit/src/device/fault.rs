@@ -93,7 +93,7 @@ pub enum Fault {
     PeerLost {
         /// The peer.
         peer: Rank,
-        /// How it was detected.
+        /// The sign by which it was detected.
         how: String,
     },
     /// An action did not finish in time.

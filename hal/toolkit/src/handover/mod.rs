@@ -75,7 +75,7 @@ pub enum Refusal {
     Freed,
     /// The process has ended, or broke the protocol.
     Gone {
-        /// How it was detected.
+        /// The sign by which it was detected.
         how: String,
     },
     /// The process did not answer in time.

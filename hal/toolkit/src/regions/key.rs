@@ -69,7 +69,7 @@ impl PrivateReason {
     }
 }
 
-/// How another process opens a region.
+/// The method by which another process opens a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     /// The region has no bytes.

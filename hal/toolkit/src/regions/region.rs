@@ -220,21 +220,21 @@ impl<D: RegionDevice> PeerPlace for Remote<D> {
     }
 }
 
-/// What NICs need of a device: dma-bufs, and the flush without which the device may not see their writes. One
-/// for all regions of a fabric.
+/// Gives NICs access to a device: dma-bufs, and the flush without which the device may not see their writes.
+/// One for all regions of a fabric.
 #[derive(Debug)]
 pub(super) struct NicAccess<D: RegionDevice> {
     context: Arc<D>,
     flushing: OnceLock<NicFlush>,
 }
 
-/// How writes of NICs become visible to the device.
+/// The method by which writes of NICs become visible to the device.
 #[derive(Clone, Debug)]
 enum NicFlush {
-    /// As soon as the NIC reports them.
+    /// A write is visible as soon as the NIC reports it.
     NotNeeded,
     Needed(Arc<dyn Flush>),
-    /// The driver does not say, so nothing may be received.
+    /// The driver does not say which method is needed, so nothing may be received.
     Unknown(Arc<Unknown>),
 }
 

@@ -34,7 +34,7 @@ struct TransferQueue<D: RegionDevice> {
     event: Option<EventHandle>,
     staging: Option<Staging>,
     /// Whether a copy missed its deadline and may still run.
-    timed_out: bool,
+    may_be_running: bool,
 }
 
 /// Pinned host memory with its addresses for the host and the device.
@@ -88,7 +88,7 @@ impl<D: RegionDevice> TransferQueue<D> {
         let (event, staging) = (None, None);
         // From here on, a drop undoes what is done.
         let mut queue =
-            Self { context: Arc::clone(context), stream, event, staging, timed_out: false };
+            Self { context: Arc::clone(context), stream, event, staging, may_be_running: false };
         queue.event = Some(context.create_event()?);
         let host = context.allocate_host(STAGING_BYTES)?;
         let staging = queue.staging.insert(Staging { host, device: 0 });
@@ -110,7 +110,7 @@ impl<D: RegionDevice> Drop for TransferQueue<D> {
     fn drop(&mut self) {
         // A copy that may still run keeps its memory. Errors mean that the device is lost.
         let Ok(_current) = self.context.enter_relaxed() else { return };
-        if self.timed_out {
+        if self.may_be_running {
             return;
         }
         if let Some(staging) = self.staging {
@@ -199,7 +199,7 @@ impl<D: RegionDevice> Transfer<D> {
         let current = self.context.enter_relaxed()?;
         let mut call =
             TransferCall { transfer: self, queue, _current: current, end, timeout, what };
-        if call.queue.timed_out {
+        if call.queue.may_be_running {
             // The staging memory is free once that copy is complete.
             call.finish()?;
         }
@@ -237,7 +237,7 @@ impl<D: RegionDevice> TransferCall<'_, D> {
     fn run(&mut self, enqueued: Result<(), D::Error>) -> Result<(), D::Error> {
         enqueued?;
         // Until the command is known to be complete.
-        self.queue.timed_out = true;
+        self.queue.may_be_running = true;
         let (event, stream) = (self.queue.event(), self.queue.stream);
         // SAFETY: both belong to the queue.
         unsafe { self.transfer.context.record_event(event, stream) }?;
@@ -250,7 +250,7 @@ impl<D: RegionDevice> TransferCall<'_, D> {
         loop {
             // SAFETY: the event belongs to the queue.
             if unsafe { self.transfer.context.has_passed(event) }? {
-                self.queue.timed_out = false;
+                self.queue.may_be_running = false;
                 return Ok(());
             }
             queries += 1;

@@ -131,7 +131,7 @@ impl<D: StreamDevice> Captures<D> {
         let (to, from) = (page.address(BUSY_FIRST), self.busy.address(0));
         // SAFETY: words of two pages, which are never freed.
         unsafe { context.copy(stream.raw(), to, from, bytes, Between::Host) }?;
-        stream.finish(context, POLL_TIMEOUT, "the look at graphs that run")
+        stream.finish(context, POLL_TIMEOUT, "the query of running graphs")
     }
 
     /// Returns the flags that running graphs wait for, as of the last call of `poll_running`.

@@ -65,12 +65,12 @@ impl<E: Clone> ProbeCache<E> {
     /// Returns the error of the probe.
     pub(super) fn get_or_probe(
         &self,
-        what: Probe,
+        property: Probe,
         device: i32,
-        trial: impl FnOnce() -> Result<(), E>,
+        probe: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut found = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        found.get_or_insert_default().entry((what, device)).or_insert_with(trial).clone()
+        let mut cache = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        cache.get_or_insert_default().entry((property, device)).or_insert_with(probe).clone()
     }
 }
 
@@ -99,9 +99,9 @@ pub(super) fn check_batches<D: StreamDevice>(context: &D) -> Result<bool, D::Err
         return Ok(true);
     }
     check_waits(context)?;
-    let (found, device) = (D::probe_cache(), context.device());
+    let (cache, device) = (D::probe_cache(), context.device());
     Ok(batching == Batching::Probe
-        && found.get_or_probe(Probe::Batches, device, || probe_batches(context)).is_ok())
+        && cache.get_or_probe(Probe::Batches, device, || probe_batches(context)).is_ok())
 }
 
 /// Rejects a device whose streams do not wait for words. An engine of another kind may work on it.
@@ -126,7 +126,7 @@ fn wait_once<D: StreamDevice>(context: &D) -> Result<(), D::Error> {
     batch.wait(device.address(BATCH_GATE), 1);
     let waited = batch
         .issue(context, stream.raw())
-        .and_then(|()| stream.finish(context, BATCH_TIMEOUT, "a wait for a word that is there"));
+        .and_then(|()| stream.finish(context, BATCH_TIMEOUT, "a wait that is already satisfied"));
     if waited.is_ok() {
         device.leave(context);
     }
@@ -149,26 +149,26 @@ struct BatchProbe<D: StreamDevice> {
 }
 
 fn probe_batches<D: StreamDevice>(context: &D) -> Result<(), D::Error> {
-    let bench = BatchProbe {
+    let probe = BatchProbe {
         held: OwnStream::create(context)?,
         free: OwnStream::urgent(context)?,
         device: DevicePage::take(context)?,
         page: PinnedPage::take(context)?,
     };
-    bench.device.clear(context, &bench.held)?;
-    bench.held.finish(context, BATCH_TIMEOUT, "the clearing of a page")?;
-    let held = bench.hold(context);
-    let opened = bench.write(context, &bench.free, BATCH_GATE);
-    let drained = opened.and_then(|()| {
-        bench.held.finish(context, BATCH_TIMEOUT, "the probe_batches of batched memory operations")
+    probe.device.clear(context, &probe.held)?;
+    probe.held.finish(context, BATCH_TIMEOUT, "the clearing of a page")?;
+    let held = probe.run_held(context);
+    let released = probe.write(context, &probe.free, BATCH_GATE);
+    let drained = released.and_then(|()| {
+        probe.held.finish(context, BATCH_TIMEOUT, "the probe of batched memory operations")
     });
     if let Err(error) = drained {
         // A blocked stream cannot be destroyed, and it uses the words.
-        std::mem::forget(bench);
+        std::mem::forget(probe);
         return Err(error);
     }
-    let seen = bench.look(context).map(|seen| seen[BATCH_WRITTEN]);
-    let BatchProbe { device, page, .. } = bench;
+    let seen = probe.read_words(context).map(|seen| seen[BATCH_WRITTEN]);
+    let BatchProbe { device, page, .. } = probe;
     device.leave(context);
     page.leave(context);
     match (held?, seen?) {
@@ -184,22 +184,22 @@ fn probe_batches<D: StreamDevice>(context: &D) -> Result<(), D::Error> {
 
 impl<D: StreamDevice> BatchProbe<D> {
     /// Puts the call onto the stream. Returns the word that its write has changed while the wait is blocked.
-    fn hold(&self, context: &D) -> Result<u64, D::Error> {
+    fn run_held(&self, context: &D) -> Result<u64, D::Error> {
         self.write(context, &self.held, BATCH_STARTED)?;
         let mut batch = WordBatch::new(true);
         batch.wait(self.device.address(BATCH_GATE), 1);
         batch.write(self.device.address(BATCH_WRITTEN), 1);
         batch.issue(context, self.held.raw())?;
         let start = Instant::now();
-        while self.look(context)?[BATCH_STARTED] == 0 {
+        while self.read_words(context)?[BATCH_STARTED] == 0 {
             if start.elapsed() >= BATCH_TIMEOUT {
                 let what =
-                    format!("a stream of {} did not come to a memory operation", context.label());
+                    format!("a stream of {} did not reach a memory operation", context.label());
                 return Err(Fault::Timeout { what, timeout: BATCH_TIMEOUT }.into());
             }
         }
         std::thread::sleep(MISORDER_TIME);
-        Ok(self.look(context)?[BATCH_WRITTEN])
+        Ok(self.read_words(context)?[BATCH_WRITTEN])
     }
 
     /// Writes 1 to a word in a call of its own.
@@ -209,12 +209,12 @@ impl<D: StreamDevice> BatchProbe<D> {
         batch.issue(context, stream.raw())
     }
 
-    fn look(&self, context: &D) -> Result<[u64; BATCH_WORDS], D::Error> {
+    fn read_words(&self, context: &D) -> Result<[u64; BATCH_WORDS], D::Error> {
         let bytes = BATCH_WORDS * size_of::<u64>();
         let (to, from) = (self.page.address(0), self.device.address(0));
         // SAFETY: words of two pages, which are never freed.
         unsafe { context.copy(self.free.raw(), to, from, bytes, Between::Host) }?;
-        self.free.finish(context, BATCH_TIMEOUT, "a look at words")?;
+        self.free.finish(context, BATCH_TIMEOUT, "a read of words")?;
         Ok(std::array::from_fn(|word| self.page.load(word)))
     }
 }

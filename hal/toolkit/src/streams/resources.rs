@@ -87,8 +87,8 @@ const QUERY_INTERVAL: Duration = Duration::from_micros(50);
 pub(super) struct OwnStream<D: StreamCalls> {
     library: D::Library,
     raw: StreamHandle,
-    /// Whether a time limit expired, so that the stream may be blocked by a wait.
-    timed_out: Cell<bool>,
+    /// Whether `finish` has not returned with success, so that a wait may block the stream.
+    may_be_blocked: Cell<bool>,
 }
 
 impl<D: StreamCalls> OwnStream<D> {
@@ -104,7 +104,7 @@ impl<D: StreamCalls> OwnStream<D> {
 
     fn with_priority(context: &D, urgent: bool) -> Result<Self, D::Error> {
         let (library, raw) = (context.library(), context.create_stream(urgent)?);
-        Ok(Self { library, raw, timed_out: Cell::new(false) })
+        Ok(Self { library, raw, may_be_blocked: Cell::new(false) })
     }
 
     pub(super) fn raw(&self) -> StreamHandle {
@@ -131,15 +131,15 @@ impl<D: StreamCalls> OwnStream<D> {
         what: &str,
     ) -> Result<(), D::Error> {
         let start = Instant::now();
-        self.timed_out.set(true);
+        self.may_be_blocked.set(true);
         while !self.is_idle(context)? {
             if start.elapsed() >= timeout {
-                let what = format!("{what} on {} was not over", context.label());
+                let what = format!("{what} on {} was not complete", context.label());
                 return Err(Fault::Timeout { what, timeout }.into());
             }
             std::thread::sleep(QUERY_INTERVAL);
         }
-        self.timed_out.set(false);
+        self.may_be_blocked.set(false);
         Ok(())
     }
 
@@ -153,7 +153,7 @@ impl<D: StreamCalls> OwnStream<D> {
 impl<D: StreamCalls> Drop for OwnStream<D> {
     fn drop(&mut self) {
         // Some drivers wait for the work of a stream before they destroy it.
-        if !self.timed_out.get() {
+        if !self.may_be_blocked.get() {
             // SAFETY: created by `with_priority` and owned.
             unsafe { D::destroy_stream(self.library, self.raw) };
         }
