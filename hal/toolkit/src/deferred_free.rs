@@ -142,8 +142,13 @@ mod tests {
         push(device(0), Slow(held));
         push(device(0), String::from("behind it"));
         assert!(!wait_for_device(device(0), Duration::from_millis(20)), "it is held");
-        drop(release);
+        // Later, so that the wait begins before the objects are dropped.
+        let releasing = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(200));
+            drop(release);
+        });
         assert!(wait_for_device(device(0), Duration::from_secs(20)), "nothing holds it");
+        releasing.join().unwrap();
         assert!(!wait_for_device(device(0), Duration::ZERO), "there is nothing to wait for");
     }
 
