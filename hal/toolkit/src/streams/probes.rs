@@ -63,7 +63,7 @@ impl<E: Clone> ProbeCache<E> {
     ///
     /// # Errors
     /// Returns the error of the probe.
-    pub(super) fn get_or_probe(
+    pub(super) fn cached_or_probe(
         &self,
         property: Probe,
         device: i32,
@@ -101,7 +101,7 @@ pub(super) fn check_batches<D: StreamDevice>(context: &D) -> Result<bool, D::Err
     check_waits(context)?;
     let (cache, device) = (D::probe_cache(), context.device());
     Ok(batching == Batching::Probe
-        && cache.get_or_probe(Probe::Batches, device, || probe_batches(context)).is_ok())
+        && cache.cached_or_probe(Probe::Batches, device, || probe_batches(context)).is_ok())
 }
 
 /// Rejects a device whose streams do not wait for words. An engine of another kind may work on it.
@@ -115,7 +115,7 @@ pub fn probe_waits<D: StreamDevice>(context: &D) -> Result<(), D::Error> {
 }
 
 fn check_waits<D: StreamDevice>(context: &D) -> Result<(), D::Error> {
-    D::probe_cache().get_or_probe(Probe::WordWaits, context.device(), || wait_once(context))
+    D::probe_cache().cached_or_probe(Probe::WordWaits, context.device(), || wait_once(context))
 }
 
 /// Puts a wait that is already satisfied onto a stream.
@@ -233,7 +233,7 @@ pub(super) fn check_local_copies<D: StreamDevice>(context: &D) -> Result<(), D::
     if !context.needs_probe(Between::Own) {
         return Ok(());
     }
-    D::probe_cache().get_or_probe(Probe::LocalCopies, context.device(), || {
+    D::probe_cache().cached_or_probe(Probe::LocalCopies, context.device(), || {
         // A method that is refused does not work either.
         let works = own_copy_works(context).unwrap_or(false);
         context.record_probe(Between::Own, works);
@@ -360,7 +360,7 @@ const GRAPH_READ_WORDS: usize = GRAPH_WORDS + 2;
 /// Returns an error of kind `Unavailable` if a replay does not do what was recorded.
 pub(super) fn check_captures<D: StreamDevice>(context: &D, together: bool) -> Result<(), D::Error> {
     D::probe_cache()
-        .get_or_probe(Probe::Captures, context.device(), || probe_captures(context, together))
+        .cached_or_probe(Probe::Captures, context.device(), || probe_captures(context, together))
 }
 
 fn probe_captures<D: StreamDevice>(context: &D, together: bool) -> Result<(), D::Error> {
@@ -598,9 +598,9 @@ mod tests {
     #[test]
     fn a_trial_is_made_once_for_each_device() {
         static FOUND: ProbeCache<&str> = ProbeCache::new();
-        assert_eq!(FOUND.get_or_probe(Probe::Captures, 1, || Err("no")), Err("no"));
-        assert_eq!(FOUND.get_or_probe(Probe::Captures, 2, || Ok(())), Ok(()));
-        assert_eq!(FOUND.get_or_probe(Probe::Batches, 1, || Ok(())), Ok(()));
-        assert_eq!(FOUND.get_or_probe(Probe::Captures, 1, || panic!("it is known")), Err("no"));
+        assert_eq!(FOUND.cached_or_probe(Probe::Captures, 1, || Err("no")), Err("no"));
+        assert_eq!(FOUND.cached_or_probe(Probe::Captures, 2, || Ok(())), Ok(()));
+        assert_eq!(FOUND.cached_or_probe(Probe::Batches, 1, || Ok(())), Ok(()));
+        assert_eq!(FOUND.cached_or_probe(Probe::Captures, 1, || panic!("it is known")), Err("no"));
     }
 }
