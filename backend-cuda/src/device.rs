@@ -51,7 +51,7 @@ impl ComputeMode {
 /// known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Abilities {
+pub struct StreamLimits {
     /// Virtual memory management: physical memory and addresses are allocated separately
     /// (`cuMemCreate`, `cuMemMap`).
     pub virtual_memory: bool,
@@ -92,7 +92,7 @@ pub struct Device {
     /// Whether this is a MIG instance. Instances have no peer access to each other.
     pub mig: bool,
     /// Features that the driver reports.
-    pub abilities: Abilities,
+    pub abilities: StreamLimits,
 }
 
 impl Device {
@@ -227,7 +227,7 @@ fn describe(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<Device, E
             count(sys::ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
         compute_mode: ComputeMode::from_raw(attribute(sys::ATTRIBUTE_COMPUTE_MODE)?),
-        abilities: Abilities {
+        abilities: StreamLimits {
             virtual_memory,
             posix_handles: virtual_memory
                 && flag(sys::ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),

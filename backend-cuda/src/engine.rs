@@ -21,10 +21,10 @@ use std::time::Duration;
 
 use peerlane_hal::{Caps, CopyEngine, Op, StreamOrdered, Ticket};
 use peerlane_toolkit::device::{
-    Batching, Between, CaptureState, Copies, CopyCalls, DevicePtr, EventHandle, ExecHandle, Fault,
-    GraphCalls, GraphHandle, StreamCalls, StreamHandle, WordCalls,
+    Batching, Between, CaptureState, CopyBatch, CopyCalls, DevicePtr, EventHandle, ExecHandle,
+    Fault, GraphCalls, GraphHandle, StreamCalls, StreamHandle, WordCalls,
 };
-use peerlane_toolkit::streams::{self, Abilities, Found, StreamDevice};
+use peerlane_toolkit::streams::{self, ProbeCache, StreamDevice, StreamLimits};
 pub(crate) use peerlane_toolkit::streams::{EngineSetup, probe_signal};
 pub use peerlane_toolkit::streams::{OwnCopy, SignalBy};
 
@@ -48,8 +48,8 @@ const OWN_LINK_CAPTURED_BYTES_MAX: u64 = 512 << 10;
 const CAPTURED_SIDES_MAX: usize = 1;
 
 impl StreamDevice for Context {
-    fn abilities(&self) -> Result<Abilities, Error> {
-        Ok(Abilities {
+    fn stream_limits(&self) -> Result<StreamLimits, Error> {
+        Ok(StreamLimits {
             copy_engines: self.info.copy_engines,
             peer_streams_max: PEER_STREAMS_MAX,
             one_stream_bytes_max: ONE_STREAM_BYTES_MAX,
@@ -60,9 +60,9 @@ impl StreamDevice for Context {
         })
     }
 
-    fn found() -> &'static Found<Error> {
-        static FOUND: Found<Error> = Found::new();
-        &FOUND
+    fn probe_cache() -> &'static ProbeCache<Error> {
+        static CACHE: ProbeCache<Error> = ProbeCache::new();
+        &CACHE
     }
 }
 
@@ -318,7 +318,11 @@ impl CopyCalls for Context {
         self.check(call, code)
     }
 
-    unsafe fn copy_together(&self, stream: StreamHandle, copies: Copies<'_>) -> Result<(), Error> {
+    unsafe fn copy_together(
+        &self,
+        stream: StreamHandle,
+        copies: CopyBatch<'_>,
+    ) -> Result<(), Error> {
         let driver = self.driver;
         let count = copies.to.len();
         let mut attributes = CUmemcpyAttributes {

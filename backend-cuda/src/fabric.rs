@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use peerlane_hal::ErrorKind;
 use peerlane_toolkit::device::{DevicePtr, Fault};
-use peerlane_toolkit::peers::{self, DeviceId, PeerDevice, PeerOptions, Purpose, Way};
+use peerlane_toolkit::peers::{self, DeviceId, PeerDevice, PeerOptions, Purpose, Reachability};
 
 use crate::device::{self, Context, Device, DeviceLink};
 use crate::engine::{Engine, EngineSetup, OwnCopy, SignalBy, probe_signal};
@@ -63,22 +63,22 @@ impl PeerDevice for Context {
         DeviceId { uuid: *uuid, divided: *mig, text: self.info.uuid_text(), name: name.clone() }
     }
 
-    fn way_to(&self, other: &DeviceId) -> Result<Way, Error> {
+    fn reachability(&self, other: &DeviceId) -> Result<Reachability, Error> {
         if other.divided || self.info.mig {
             let why = "instances of a divided GPU (MIG) have no access to other devices";
-            return Ok(Way::Apart(why));
+            return Ok(Reachability::Unreachable(why));
         }
         let Some((other, _)) = device::find_device(self.driver, &other.uuid)? else {
-            return Ok(Way::Hidden);
+            return Ok(Reachability::NotVisible);
         };
         let to = device::link_between(self.driver, self.device, other)?;
         let from = device::link_between(self.driver, other, self.device)?;
         Ok(match to {
             // The driver does not report a rate; only a measurement gives one.
             DeviceLink { peer_access: true, kind, .. } if from.peer_access => {
-                Way::Reached { kind, bytes_per_second: None }
+                Reachability::Direct { kind, bytes_per_second: None }
             }
-            _ => Way::Apart(
+            _ => Reachability::Unreachable(
                 "the driver gives no peer access between them (see nvidia-smi topo -p2p r; it is \
                  off across PCIe roots, under some IOMMUs, and on consumer GPUs)",
             ),

@@ -59,7 +59,7 @@ mod memory;
 mod sys;
 
 pub use device::{
-    Abilities, ComputeMode, Context, Device, DeviceLink, HandleTrials, discover, driver_version,
+    ComputeMode, Context, Device, DeviceLink, HandleTrials, StreamLimits, discover, driver_version,
     link, try_handles,
 };
 pub use engine::{Engine, OwnCopy, SignalBy, Stream};

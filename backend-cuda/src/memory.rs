@@ -94,7 +94,7 @@ impl RegionDevice for Context {
         export_dma_buf(self, address, bytes)
     }
 
-    fn card_flush(context: &Arc<Self>) -> Result<Option<Arc<dyn Flush>>, Error> {
+    fn nic_flush(context: &Arc<Self>) -> Result<Option<Arc<dyn Flush>>, Error> {
         nic_flush(context)
     }
 

@@ -180,7 +180,7 @@ fn memory_that_cannot_be_registered_is_reported() {
     assert!(error.to_string().contains("are not aligned to 8 bytes"), "{error}");
     // Data lies in device memory, unless a fabric has allocated it.
     let error = refused(address(&words), 8, Role::Data);
-    assert!(error.to_string().contains("wanted device memory"), "{error}");
+    assert!(error.to_string().contains("expected device memory"), "{error}");
     let held = register(&fabrics[0], address(&words), 8);
     let error = refused(address(&words), 8 * 4096, Role::Flags);
     assert!(error.to_string().contains("the driver knows only a part"), "{error}");

@@ -42,7 +42,7 @@ fn memory_is_zero_at_first_and_holds_what_is_copied() {
     }
     let region = fabrics[0].memory().allocate(10, Role::Flags).unwrap();
     let error = region.upload(3, &[0; 8]).unwrap_err();
-    assert_eq!(error.to_string(), "8 bytes from offset 3 on leave the region of 10 bytes");
+    assert_eq!(error.to_string(), "8 bytes from offset 3 leave the region of 10 bytes");
     region.upload(0, &5_u64.to_le_bytes()).unwrap();
     assert_eq!((region.flag_value(0), region.flag_value(1)), (Some(5), None));
     assert_eq!(region.flag_value(u64::MAX), None);
@@ -108,7 +108,7 @@ fn memory_of_other_kinds_is_refused_with_its_kind() {
     let fabric = &fabrics[0];
     let here = Box::new([0_u8; 64]);
     let text = refused(fabric, here.as_ptr() as u64, 64);
-    assert!(text.contains("does not know this address, wanted device memory"), "{text}");
+    assert!(text.contains("does not know this address, expected device memory"), "{text}");
 
     let allocation = Allocation::new(0, 1000);
     let address = allocation.address;
@@ -122,7 +122,7 @@ fn memory_of_other_kinds_is_refused_with_its_kind() {
 
     let other = Allocation::new(1, 1000);
     let text = refused(fabric, other.address, 1000);
-    assert!(text.contains("it is memory of device 1, wanted device 0 ("), "{text}");
+    assert!(text.contains("it is memory of device 1, expected device 0 ("), "{text}");
 
     let segments = Segments::new(0, 2, true);
     let text = refused(fabric, segments.address, 2 * segments.segment_bytes + 1);
@@ -145,7 +145,7 @@ fn the_key_of_freed_memory_is_refused() {
     assert_eq!(import(&key).unwrap_err().kind(), ErrorKind::InvalidKey);
     assert_eq!(held.peer(), Rank(1));
     let error = fabrics[0].memory().import(Rank(0), &key, soon()).unwrap_err();
-    assert_eq!(error.to_string(), "remote key is of rank 1, wanted one of rank 0");
+    assert_eq!(error.to_string(), "remote key is of rank 1, expected rank 0");
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn opening_reports_the_cause() {
     let (driver, _turn) = driver();
     let open = |rank, ranks, device| Fabric::open(Rank(rank), ranks, device).unwrap_err();
     let error = open(2, 2, 0);
-    assert_eq!(error.to_string(), "rank is 2, wanted less than the number of ranks, 2");
+    assert_eq!(error.to_string(), "rank is 2, expected less than the number of ranks, 2");
     let error = open(0, 1, 9);
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.to_string().starts_with("device is 9, expected less than"), "{error}");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use peerlane_hal::ErrorKind;
 use peerlane_toolkit::device::{DevicePtr, Fault};
-use peerlane_toolkit::peers::{self, DeviceId, PeerDevice, PeerOptions, Purpose, Way};
+use peerlane_toolkit::peers::{self, DeviceId, PeerDevice, PeerOptions, Purpose, Reachability};
 
 use crate::device::{Context, Device, DeviceLink, find_device, link_between};
 use crate::engine::{Engine, EngineKind, OwnCopy, SignalBy, probe_signal, striped_rate};
@@ -65,15 +65,17 @@ impl PeerDevice for Context {
         DeviceId { uuid, divided: false, text, name }
     }
 
-    fn way_to(&self, other: &DeviceId) -> Result<Way, Error> {
-        let Some(other) = find_device(self.hip, &other.uuid)? else { return Ok(Way::Hidden) };
+    fn reachability(&self, other: &DeviceId) -> Result<Reachability, Error> {
+        let Some(other) = find_device(self.hip, &other.uuid)? else {
+            return Ok(Reachability::NotVisible);
+        };
         let to = link_between(self.hip, &self.info, &other)?;
         let from = link_between(self.hip, &other, &self.info)?;
         Ok(match to {
             DeviceLink { peer_access: true, kind, bytes_per_second, .. } if from.peer_access => {
-                Way::Reached { kind, bytes_per_second }
+                Reachability::Direct { kind, bytes_per_second }
             }
-            _ => Way::Apart(
+            _ => Reachability::Unreachable(
                 "HIP gives no peer access between them (see rocm-smi --showtopoaccess; over PCI Express \
                  it needs large BAR and an IOMMU in pass-through mode)",
             ),

@@ -35,7 +35,7 @@ fn allocated_memory_is_zero_and_can_be_written() {
     }
     let region = fabrics[0].memory().allocate(10, Role::Flags).unwrap();
     let error = region.upload(3, &[0; 8]).unwrap_err();
-    assert_eq!(error.to_string(), "8 bytes from offset 3 on leave the region of 10 bytes");
+    assert_eq!(error.to_string(), "8 bytes from offset 3 leave the region of 10 bytes");
     region.upload(0, &5_u64.to_le_bytes()).unwrap();
     assert_eq!((region.flag_value(0), region.flag_value(1)), (Some(5), None));
 }
@@ -89,7 +89,7 @@ fn other_memory_is_rejected_with_the_reason() {
     let refused = |address, bytes| refused(&fabrics[0], address, bytes, Role::Data);
     let here = Box::new([0_u8; 64]);
     let text = refused(here.as_ptr() as u64, 64);
-    assert!(text.contains("does not know this address, wanted device memory"), "{text}");
+    assert!(text.contains("does not know this address, expected device memory"), "{text}");
 
     let allocation = Allocation::new(0, 1000);
     let address = allocation.address;
@@ -103,7 +103,7 @@ fn other_memory_is_rejected_with_the_reason() {
 
     let other = Allocation::new(1, 1000);
     let text = refused(other.address, 1000);
-    assert!(text.contains("it is memory of device 1, wanted device 0 ("), "{text}");
+    assert!(text.contains("it is memory of device 1, expected device 0 ("), "{text}");
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn keys_of_freed_memory_and_of_other_backends_are_rejected() {
     assert!(error.to_string().ends_with("the memory has been freed"), "{error}");
     assert_eq!(held.peer(), Rank(1));
     let error = import(0, &key).unwrap_err();
-    assert_eq!(error.to_string(), "remote key is of rank 1, wanted one of rank 0");
+    assert_eq!(error.to_string(), "remote key is of rank 1, expected rank 0");
     // The bytes of a key of another vendor.
     let mut foreign = key.encode();
     foreign[6] = 2;
@@ -159,7 +159,7 @@ fn devices_without_peer_access_are_staged_on_the_host() {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let text = error.to_string();
     assert!(text.contains("HIP gives no peer access between them"), "{text}");
-    assert!(text.contains("`strict` refuses the way through host memory"), "{text}");
+    assert!(text.contains("`strict` refuses the fallback to host memory"), "{text}");
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn invalid_arguments_of_open_are_named() {
     let (_driver, _turn) = driver(RELEASE);
     let open = |rank, ranks, device| Fabric::open(Rank(rank), ranks, device).unwrap_err();
     let error = open(2, 2, 0);
-    assert_eq!(error.to_string(), "rank is 2, wanted less than the number of ranks, 2");
+    assert_eq!(error.to_string(), "rank is 2, expected less than the number of ranks, 2");
     let error = open(0, 1, 99);
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.to_string().starts_with("device is 99, expected less than"), "{error}");

@@ -1,9 +1,9 @@
 //! Holds ops back and reports completion late, by a seed.
 //!
-//! Every op is put behind a queued wait of its own, and a second engine of the rank opens these
-//! gates at random times, whenever the delayed engine is called. So the backend itself keeps the
-//! contract, no op is copied, and the ops of one slice take effect far apart. It needs an engine
-//! with queued waits; a caller without them gets one by [`Downgrade`](crate::Downgrade) on top.
+//! Each op is held by a queued wait of its own. A second engine of the rank ends these waits at random times,
+//! whenever the delayed engine is called. So the inner backend keeps the contract, no op is copied, and the
+//! ops of one slice take effect far apart. The layer needs an engine with queued waits; for a caller without
+//! them, put [`Downgrade`](crate::Downgrade) on top.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use peerlane_hal::{Caps, CopyEngine, EngineRequirements, ErrorKind, Fabric, Flag, Op, Ticket};
 
-use crate::gate::Gate;
-use crate::pass::{pass_streams, pass_to_engine};
+use crate::forward::{forward_streams, forward_to_engine};
+use crate::hold::HoldFlags;
 use crate::{Error, Layer, Local, Remote};
 
-const GATE: u64 = 0;
+const HOLD_WORD: u64 = 0;
 
 /// Delays all engines of a fabric.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,7 @@ pub struct DelayLayer {
 }
 
 impl DelayLayer {
-    /// Delays each op by at most `longest`; the same seed draws the same delays.
+    /// Delays each op by at most `longest`. The same seed draws the same delays.
     pub fn new(seed: u64, longest: Duration) -> Self {
         Self { seed, longest, engines: 0 }
     }
@@ -48,31 +48,31 @@ impl<F: Fabric + 'static> Layer<F> for DelayLayer {
     }
 }
 
-/// An engine that takes its time.
+/// An engine that delays its ops.
 pub struct Delay<F: Fabric> {
     engine: F::Engine,
-    /// Opens the gates.
-    keeper: F::Engine,
-    // Behind the engines, so that it goes last.
-    gate: Gate<F>,
+    /// Signals the hold flag.
+    opener: F::Engine,
+    // Declared after the engines, so that it is dropped last.
+    hold: HoldFlags<F>,
     caps: Caps,
     random: fastrand::Rng,
     longest: Duration,
-    /// When each closed gate opens, in order.
+    /// The times at which the held ops are due, in order.
     due: VecDeque<Instant>,
-    /// Gates made, and so the value of the last one.
-    gates: u64,
-    /// What was last said to be complete, and whether more could have been said.
-    told: Ticket,
+    /// Number of holds so far, which is the flag value that ends the last one.
+    holds: u64,
+    /// The last ticket reported as complete, and whether a later one could have been reported.
+    reported: Ticket,
     lags: bool,
 }
 
 impl<F: Fabric> Delay<F> {
-    /// Makes a delayed engine of `fabric`, which is connected to itself.
+    /// Creates a delayed engine of `fabric`, which is connected to itself.
     ///
     /// # Errors
-    /// Those of the fabric, and `InvalidArgument` if its engines cannot queue waits or take only
-    /// single ops.
+    /// Returns the error of the fabric, and an error of kind `InvalidArgument` if its engines cannot queue
+    /// waits or accept only single ops.
     pub fn new(
         fabric: &mut F,
         requirements: EngineRequirements,
@@ -80,7 +80,7 @@ impl<F: Fabric> Delay<F> {
         longest: Duration,
     ) -> Result<Self, Error<F::Error>> {
         let engine = fabric.engine(requirements).map_err(Error::Inner)?;
-        let keeper = fabric.engine(requirements).map_err(Error::Inner)?;
+        let opener = fabric.engine(requirements).map_err(Error::Inner)?;
         let own = *engine.caps();
         if !own.queued_wait || own.slice_ops_max < 2 {
             let text = format!("a delay needs queued waits and slices of two ops, seen {own:?}");
@@ -88,33 +88,33 @@ impl<F: Fabric> Delay<F> {
         }
         Ok(Self {
             engine,
-            keeper,
-            gate: Gate::new(fabric)?,
-            // Half of each slice is gates; and they open only while somebody calls.
+            opener,
+            hold: HoldFlags::new(fabric)?,
+            // Half of each slice are waits, and they end only while the caller calls the engine.
             caps: Caps { slice_ops_max: own.slice_ops_max / 2, polled: true, ..own },
             random,
             longest,
             due: VecDeque::new(),
-            gates: 0,
-            told: Ticket::NONE,
+            holds: 0,
+            reported: Ticket::NONE,
             lags: false,
         })
     }
 
-    /// Opens the gates that are due.
+    /// Ends the holds that are due.
     fn drive(&mut self) -> Result<(), Error<F::Error>> {
-        self.keeper.completed().map_err(Error::Inner)?;
+        self.opener.completed().map_err(Error::Inner)?;
         let now = Instant::now();
-        let ripe = self.due.iter().take_while(|&&due| due <= now).count();
-        if ripe == 0 {
+        let due_count = self.due.iter().take_while(|&&due| due <= now).count();
+        if due_count == 0 {
             return Ok(());
         }
-        let closed = (self.due.len() - ripe) as u64;
-        let flag = Flag { region: self.gate.alias(), word: GATE };
-        let open = [Op::Signal { flag, value: self.gates - closed }];
-        // SAFETY: the alias lives as long as the keeper, which is the gate's only writer.
-        match unsafe { self.keeper.submit(&open) } {
-            Ok(_) => drop(self.due.drain(..ripe)),
+        let closed = (self.due.len() - due_count) as u64;
+        let flag = Flag { region: self.hold.alias(), word: HOLD_WORD };
+        let open = [Op::Signal { flag, value: self.holds - closed }];
+        // SAFETY: the import lives as long as the opener, which is the only writer of the flag.
+        match unsafe { self.opener.submit(&open) } {
+            Ok(_) => drop(self.due.drain(..due_count)),
             // They stay due.
             Err(error) if peerlane_hal::Error::kind(&error) == ErrorKind::QueueFull => {}
             Err(error) => return Err(Error::Inner(error)),
@@ -122,17 +122,17 @@ impl<F: Fabric> Delay<F> {
         Ok(())
     }
 
-    /// Draws when the gates of a slice open, one after the other.
-    fn schedule(&mut self, gates: usize) {
+    /// Draws the times at which the holds of a slice end, one after the other.
+    fn schedule(&mut self, holds: usize) {
         let mut at = self.due.back().copied().unwrap_or_else(Instant::now).max(Instant::now());
-        for _ in 0..gates {
-            // Half of the ops follow at once, so that neighbours come together as well as apart.
+        for _ in 0..holds {
+            // Half of the ops follow at once, so that neighbours take effect together as well as apart.
             if self.random.bool() {
                 at += self.longest.mul_f64(self.random.f64());
             }
             self.due.push_back(at);
         }
-        self.gates += gates as u64;
+        self.holds += holds as u64;
     }
 }
 
@@ -150,14 +150,14 @@ impl<F: Fabric> CopyEngine for Delay<F> {
         ops: &[Op<'_, Local<F>, Remote<F>>],
     ) -> Result<Ticket, Self::Error> {
         if ops.len() > self.caps.slice_ops_max {
-            let (seen, wanted) = (ops.len(), self.caps.slice_ops_max);
-            let text = format!("a slice has {seen} ops, wanted at most {wanted}");
+            let (seen, expected) = (ops.len(), self.caps.slice_ops_max);
+            let text = format!("a slice has {seen} ops, expected at most {expected}");
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
-        let flag = Flag { region: self.gate.local(), word: GATE };
-        let gates = (self.gates + 1..).map(|value| Op::Wait { flag, value, reset: false });
-        let held: Vec<_> = gates.zip(ops).flat_map(|(gate, op)| [gate, *op]).collect();
-        // SAFETY: the caller's promise; the gate lives as long as the engine, its only reader.
+        let flag = Flag { region: self.hold.local(), word: HOLD_WORD };
+        let holds = (self.holds + 1..).map(|value| Op::Wait { flag, value, reset: false });
+        let held: Vec<_> = holds.zip(ops).flat_map(|(hold, op)| [hold, *op]).collect();
+        // SAFETY: the caller's promise. The hold flag lives as long as the engine, its only reader.
         let ticket = unsafe { self.engine.submit(&held) }.map_err(Error::Inner)?;
         self.schedule(ops.len());
         self.drive()?;
@@ -167,11 +167,11 @@ impl<F: Fabric> CopyEngine for Delay<F> {
     fn completed(&mut self) -> Result<Ticket, Self::Error> {
         self.drive()?;
         let completed = self.engine.completed().map_err(Error::Inner)?;
-        self.lags = completed > self.told && self.random.bool();
+        self.lags = completed > self.reported && self.random.bool();
         if !self.lags {
-            self.told = completed;
+            self.reported = completed;
         }
-        Ok(self.told)
+        Ok(self.reported)
     }
 
     fn park(&mut self, limit: Duration) -> Result<(), Self::Error> {
@@ -183,15 +183,15 @@ impl<F: Fabric> CopyEngine for Delay<F> {
         self.engine.park(until.map_or(limit, |until| until.min(limit))).map_err(Error::Inner)
     }
 
-    /// The engine behind it, or what was complete and has not been said.
+    /// Returns whether the inner engine is busy or a complete ticket was not reported yet.
     fn is_busy(&self) -> bool {
         self.lags || self.engine.is_busy()
     }
 
-    pass_to_engine!(waker release streams);
+    forward_to_engine!(waker release streams);
 }
 
-pass_streams!([F: Fabric] Delay<F>);
+forward_streams!([F: Fabric] Delay<F>);
 
 impl<F: Fabric> fmt::Debug for Delay<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

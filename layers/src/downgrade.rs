@@ -1,21 +1,21 @@
-//! Takes abilities away and refuses what then is forbidden, so that an executor's fallbacks run on
-//! hardware that does not need them.
+//! Removes capabilities and rejects ops that need them, so that the fallbacks of an executor run on hardware
+//! that does not need them.
 //!
-//! `piece_bytes_max` is not taken away here: no put is forbidden by it, since every backend splits.
+//! `piece_bytes_max` is not reduced here: it forbids no put, since every backend splits.
 
 use peerlane_hal::{Caps, CopyEngine, EngineRequirements, ErrorKind, Fabric, Op, Ticket};
 
-use crate::pass::{pass_streams, pass_to_engine};
+use crate::forward::{forward_streams, forward_to_engine};
 use crate::{Error, Layer};
 
-/// What is taken away from every engine; by default nothing.
+/// The limits of every engine; by default unchanged.
 #[derive(Clone, Copy, Debug)]
 pub struct DowngradeLayer {
     /// Whether waits may still be queued.
     pub queued_wait: bool,
-    /// Most ops in one slice, where that is less than the engine's own limit.
+    /// Largest number of ops in a slice, if it is less than the limit of the engine.
     pub slice_ops_max: usize,
-    /// Alignment of puts, where that is more than the engine's own.
+    /// Alignment of puts, if it is more than that of the engine.
     pub put_align_bytes: u64,
 }
 
@@ -37,7 +37,7 @@ impl<F: Fabric> Layer<F> for DowngradeLayer {
     }
 }
 
-/// An engine with fewer abilities.
+/// An engine with fewer capabilities.
 #[derive(Debug)]
 pub struct Downgrade<E> {
     engine: E,
@@ -45,10 +45,10 @@ pub struct Downgrade<E> {
 }
 
 impl<E: CopyEngine> Downgrade<E> {
-    /// Takes the layer's abilities away from `engine`.
+    /// Restricts `engine` to the limits of the layer.
     ///
     /// # Panics
-    /// If the layer's limits are zero, or its alignment is no multiple of the engine's.
+    /// Panics if a limit of the layer is zero, or if its alignment is not a multiple of the engine's.
     pub fn new(engine: E, layer: DowngradeLayer) -> Self {
         let own = *engine.caps();
         let put_align_bytes = own.put_align_bytes.max(layer.put_align_bytes);
@@ -68,7 +68,7 @@ impl<E: CopyEngine> Downgrade<E> {
         let Caps { slice_ops_max, put_align_bytes: align, .. } = self.caps;
         if ops.len() > slice_ops_max {
             return refuse(format!(
-                "a slice has {} ops, wanted at most {slice_ops_max}",
+                "a slice has {} ops, expected at most {slice_ops_max}",
                 ops.len()
             ));
         }
@@ -78,7 +78,7 @@ impl<E: CopyEngine> Downgrade<E> {
                 return Ok(());
             }
             refuse(format!(
-                "a {what} of {bytes} bytes from offset {src} to offset {dst}, wanted multiples of \
+                "a {what} of {bytes} bytes from offset {src} to offset {dst}, expected multiples of \
                  {align}"
             ))
         };
@@ -114,7 +114,7 @@ impl<E: CopyEngine> CopyEngine for Downgrade<E> {
         unsafe { self.engine.submit(ops) }.map_err(Error::Inner)
     }
 
-    pass_to_engine!(completed park is_busy waker release streams);
+    forward_to_engine!(completed park is_busy waker release streams);
 }
 
-pass_streams!([E: CopyEngine] Downgrade<E>);
+forward_streams!([E: CopyEngine] Downgrade<E>);

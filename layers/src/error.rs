@@ -1,4 +1,4 @@
-//! A backend's error, or a layer's own.
+//! The error of a wrapped fabric: a backend's or a layer's.
 
 use std::fmt;
 
@@ -7,19 +7,19 @@ use peerlane_hal::{self as hal, ErrorKind};
 /// The error of a wrapped fabric.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error<E> {
-    /// The fabric below said so.
+    /// An error of the inner fabric.
     Inner(E),
-    /// The layer said so.
+    /// An error of the layer.
     Layer {
         /// The class of the failure.
         kind: ErrorKind,
-        /// What was wanted and what was seen.
+        /// The error text, with found and expected values.
         text: String,
     },
 }
 
 impl<E> Error<E> {
-    /// A layer's own error.
+    /// Creates an error of a layer.
     pub fn layer(kind: ErrorKind, text: impl Into<String>) -> Self {
         Self::Layer { kind, text: text.into() }
     }

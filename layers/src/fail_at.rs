@@ -1,19 +1,19 @@
-//! Fails at a chosen op, and stays failed, as a backend does whose device or peer is lost.
+//! Fails at a chosen op and stays failed, like a backend that lost its device or a peer.
 
 use std::time::Duration;
 
 use peerlane_hal::{CopyEngine, EngineRequirements, ErrorKind, Fabric, Op, Ticket};
 
-use crate::pass::{pass_streams, pass_to_engine};
+use crate::forward::{forward_streams, forward_to_engine};
 use crate::{Error, Layer};
 
-/// Lets every engine fail at the same op.
+/// Makes every engine fail at the same op.
 #[derive(Clone, Copy, Debug)]
 pub struct FailAtLayer {
-    /// How many ops succeed before it; `u64::MAX` for an engine that fails only when broken by
+    /// Number of ops that succeed; `u64::MAX` for an engine that fails only when broken by
     /// [`FailAt::fail_at`].
     pub ops: u64,
-    /// With what it fails.
+    /// The kind of the error.
     pub kind: ErrorKind,
 }
 
@@ -34,23 +34,23 @@ impl<F: Fabric> Layer<F> for FailAtLayer {
     }
 }
 
-/// An engine that fails at an op: nothing of its slice is run, and nothing more ever completes.
+/// An engine that fails at an op. No op of that slice runs, and nothing completes afterwards.
 #[derive(Debug)]
 pub struct FailAt<E> {
     engine: E,
-    /// Ops that still succeed.
+    /// Number of ops that still succeed.
     left: u64,
     kind: ErrorKind,
     failed: bool,
 }
 
 impl<E: CopyEngine> FailAt<E> {
-    /// Lets `engine` fail as `layer` says.
+    /// Makes `engine` fail as `layer` says.
     pub fn new(engine: E, layer: FailAtLayer) -> Self {
         Self { engine, left: layer.ops, kind: layer.kind, failed: false }
     }
 
-    /// Lets so many more ops succeed; the next one fails.
+    /// Lets `ops` more ops succeed; the next one fails.
     pub fn fail_at(&mut self, ops: u64) {
         self.left = ops;
     }
@@ -103,7 +103,7 @@ impl<E: CopyEngine> CopyEngine for FailAt<E> {
         self.engine.release().map_err(Error::Inner)
     }
 
-    pass_to_engine!(caps is_busy waker streams);
+    forward_to_engine!(caps is_busy waker streams);
 }
 
-pass_streams!([E: CopyEngine] FailAt<E>, check);
+forward_streams!([E: CopyEngine] FailAt<E>, check);

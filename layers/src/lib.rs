@@ -1,15 +1,27 @@
-//! Engines between a caller and a backend: they watch, delay, throttle, take away or break.
+//! Layers over the engines of a backend: they trace, delay, throttle, restrict or fail them.
 //!
-//! A layer makes such engines; [`Wrapped`] is a fabric whose engines are a layer's and whose regions
-//! and keys are the backend's own, so whatever runs on a fabric runs on a wrapped one, also wrapped
-//! again. A correct layer keeps the contract; the conformance suite runs over each of them.
+//! A layer makes engines; [`Wrapped`] is a fabric with the engines of a layer and the regions and keys of the
+//! backend. Everything that runs on a fabric runs on a wrapped one, which can be wrapped again. A correct
+//! layer keeps the contract; the conformance suite runs over each of them.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `trace` | writes every op and completion to a log |
+//! | `delay` | holds ops back and reports completion late, by a seed |
+//! | `throttle` | limits the rate and delays every effect |
+//! | `downgrade` | removes capabilities |
+//! | `fail_at` | fails at a chosen op |
+//! | `streams` | gives engines streams and captured graphs |
+//! | `hold` | flags that hold ops back until they are due |
+//! | `forward` | a macro that forwards calls to the inner engine |
+//! | `error` | the error of a wrapped fabric |
 
 mod delay;
 mod downgrade;
 mod error;
 mod fail_at;
-mod gate;
-mod pass;
+mod forward;
+mod hold;
 mod streams;
 mod throttle;
 mod trace;
@@ -32,31 +44,31 @@ pub use trace::{Event, Trace, TraceLayer, TraceLog};
 
 /// The local regions of a fabric.
 pub type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
-/// Its imported regions.
+/// The imported regions of a fabric.
 pub type Remote<F> = <<F as Fabric>::Memory as PeerMemory>::Remote;
 
 /// Makes the engines of a wrapped fabric.
 pub trait Layer<F: Fabric>: Send + Sync + 'static {
-    /// An engine over the fabric's regions.
+    /// The engine that the layer makes.
     type Engine: CopyEngine<Error = Error<F::Error>, Local = Local<F>, Remote = Remote<F>> + 'static;
 
-    /// A new engine, over one or more of `fabric`'s.
+    /// Creates an engine over one or more engines of `fabric`.
     ///
     /// # Errors
-    /// Those of the fabric, or why the layer cannot work on it.
+    /// Returns the error of the fabric, or the reason why the layer cannot work on it.
     fn engine(
         &mut self,
         fabric: &mut F,
         requirements: EngineRequirements,
     ) -> Result<Self::Engine, Error<F::Error>>;
 
-    /// How a peer is reached through the layer.
+    /// Returns the link to a peer as seen through the layer.
     fn link(&self, link: Link) -> Link {
         link
     }
 
-    /// Makes the next submission to `engine` fail with an error that poisons, and says with which
-    /// kind; `None` where the layer cannot. For tests of what comes after a failure.
+    /// Makes the next submission to `engine` fail with an error that poisons it, and returns the kind of that
+    /// error. Returns `None` if the layer cannot do this. For tests of the behaviour after a failure.
     fn break_engine(engine: &mut Self::Engine) -> Option<ErrorKind> {
         let _ = engine;
         None
@@ -116,13 +128,13 @@ impl<F: Fabric, L: Layer<F>> Fabric for Wrapped<F, L> {
     }
 }
 
-/// The backend's memory; only its errors are wrapped.
+/// The memory of the backend, with wrapped errors.
 #[repr(transparent)]
 pub struct Memory<M>(M);
 
 impl<M> Memory<M> {
     fn of(inner: &M) -> &Self {
-        // SAFETY: `repr(transparent)`: both references have one layout and one meaning.
+        // SAFETY: `repr(transparent)`: both types have the same layout, and the reference keeps its lifetime.
         unsafe { NonNull::from(inner).cast().as_ref() }
     }
 }
@@ -157,9 +169,9 @@ impl<M: PeerMemory> PeerMemory for Memory<M> {
         unsafe { self.0.register(base, bytes, role) }.map_err(Error::Inner)
     }
 
-    unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<M::Local, Self::Error> {
+    unsafe fn adopt(&self, held: &DynRegion, role: Role) -> Result<M::Local, Self::Error> {
         // SAFETY: the caller's promise.
-        unsafe { self.0.adopt(region, role) }.map_err(Error::Inner)
+        unsafe { self.0.adopt(held, role) }.map_err(Error::Inner)
     }
 
     fn export(&self, local: &M::Local) -> Result<M::Key, Self::Error> {

@@ -1,26 +1,30 @@
-//! Gives engines streams and captured graphs, so that what runs on a caller's stream can be tested
-//! where no device is.
+//! Gives engines streams and captured graphs, to test work on a caller's stream without a device.
 //!
-//! A [`Stream`] is a thread that does one thing after the other. A slice is handed to the engine
-//! below at once, behind a queued wait of its own; the stream opens that gate when it comes to the
-//! slice, and goes on when the slice is complete. So the backend itself keeps the contract, and a
-//! stream that is held up holds up its slices. Captured slices are submitted at each replay, to an
-//! engine of their own, since they must not stand behind gates that are opened later.
+//! A [`Stream`] is a thread that runs one job after the other. A slice is submitted to the inner engine at
+//! once, behind a queued wait that holds it. The stream ends this wait when it reaches the slice, and goes on
+//! when the slice is complete. So the inner backend keeps the contract, and a blocked stream blocks its
+//! slices. Captured slices are submitted at each replay to a separate engine, since they must not be queued
+//! behind slices that are still held.
 
-mod engine;
-mod queue;
+use std::any::Any;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
 
-use peerlane_hal::{EngineRequirements, Fabric};
+use peerlane_hal::{
+    At, Caps, CopyEngine, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Op,
+    StreamOrdered, Ticket, stream_of,
+};
 
-pub use engine::Streams;
-pub use queue::{Graph, Stream};
-
-use crate::{Error, Layer};
+use crate::hold::HoldFlags;
+use crate::{Error, Layer, Local, Remote};
 
 /// Gives streams to all engines of a fabric.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamLayer {
-    /// Slices that a queue holds.
+    /// Number of slices that a queue holds.
     pub slices_max: usize,
 }
 
@@ -39,5 +43,529 @@ impl<F: Fabric + 'static> Layer<F> for StreamLayer {
         _: EngineRequirements,
     ) -> Result<Self::Engine, Error<F::Error>> {
         Streams::new(fabric, self.slices_max)
+    }
+}
+
+const HOLD_WORD: u64 = 0;
+/// Time between two checks of a slice by its stream.
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
+/// Longest sleep of a parked caller, since flags of a device wake no thread.
+const PARK_MAX: Duration = Duration::from_millis(1);
+/// Time that a dropped engine waits for its slices.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// An engine with streams over engines of `F` without streams.
+pub struct Streams<F: Fabric> {
+    shared: Arc<Shared<F>>,
+    caps: Caps,
+    slices_max: usize,
+    own: Stream,
+    forked: Option<Stream>,
+    last: Ticket,
+}
+
+/// The state that the engine shares with the jobs of streams.
+struct Shared<F: Fabric> {
+    engines: Mutex<Engines<F>>,
+    wakeup: Arc<Wakeup>,
+}
+
+struct Engines<F: Fabric> {
+    engine: F::Engine,
+    /// Signals the hold flag.
+    opener: F::Engine,
+    /// Runs captured slices.
+    replayer: F::Engine,
+    /// The error of a failed job.
+    broken: Option<Error<F::Error>>,
+    // Declared after the engines, so that it is dropped last.
+    hold: HoldFlags<F>,
+    released: bool,
+    /// Number of releases. A replay that starts after a release is blocked until the next one.
+    releases: u64,
+    dropped: bool,
+}
+
+#[derive(Default)]
+struct Wakeup {
+    woken: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Wake for Wakeup {
+    fn wake(self: Arc<Self>) {
+        *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+}
+
+/// An op without the lifetime of its regions; the contract of `submit` says that they live long enough.
+enum StoredOp<F: Fabric> {
+    Put { dst: (*const Remote<F>, u64), src: (*const Local<F>, u64), bytes: u64 },
+    Get { dst: (*const Local<F>, u64), src: (*const Remote<F>, u64), bytes: u64 },
+    Signal { flag: (*const Remote<F>, u64), value: u64 },
+    Wait { flag: (*const Local<F>, u64), value: u64, reset: bool },
+}
+
+// SAFETY: it names regions, which are `Send` and `Sync`.
+unsafe impl<F: Fabric> Send for StoredOp<F> {}
+// SAFETY: as above.
+unsafe impl<F: Fabric> Sync for StoredOp<F> {}
+
+impl<F: Fabric> StoredOp<F> {
+    fn of(op: &Op<'_, Local<F>, Remote<F>>) -> Self {
+        match *op {
+            Op::Put { dst, src, bytes } => {
+                Self::Put { dst: (dst.region, dst.offset), src: (src.region, src.offset), bytes }
+            }
+            Op::Get { dst, src, bytes } => {
+                Self::Get { dst: (dst.region, dst.offset), src: (src.region, src.offset), bytes }
+            }
+            Op::Signal { flag, value } => Self::Signal { flag: (flag.region, flag.word), value },
+            Op::Wait { flag, value, reset } => {
+                Self::Wait { flag: (flag.region, flag.word), value, reset }
+            }
+        }
+    }
+
+    /// Returns the op.
+    ///
+    /// # Safety
+    /// The regions are alive.
+    unsafe fn op<'a>(&self) -> Op<'a, Local<F>, Remote<F>> {
+        match *self {
+            Self::Put { dst, src, bytes } => {
+                // SAFETY: the caller's.
+                let to = unsafe { &*dst.0 };
+                // SAFETY: the caller's.
+                let from = unsafe { &*src.0 };
+                let dst = At { region: to, offset: dst.1 };
+                Op::Put { dst, src: At { region: from, offset: src.1 }, bytes }
+            }
+            Self::Get { dst, src, bytes } => {
+                // SAFETY: the caller's.
+                let to = unsafe { &*dst.0 };
+                // SAFETY: the caller's.
+                let from = unsafe { &*src.0 };
+                let dst = At { region: to, offset: dst.1 };
+                Op::Get { dst, src: At { region: from, offset: src.1 }, bytes }
+            }
+            Self::Signal { flag, value } => {
+                // SAFETY: the caller's.
+                let region = unsafe { &*flag.0 };
+                Op::Signal { flag: Flag { region, word: flag.1 }, value }
+            }
+            Self::Wait { flag, value, reset } => {
+                // SAFETY: the caller's.
+                let region = unsafe { &*flag.0 };
+                Op::Wait { flag: Flag { region, word: flag.1 }, value, reset }
+            }
+        }
+    }
+}
+
+impl<F: Fabric> Engines<F> {
+    /// Ends the hold of the slice of `ticket` once everything before it is complete. Returns whether the
+    /// slice is complete too.
+    fn advance(&mut self, ticket: Ticket, opened: &mut bool) -> Result<bool, Error<F::Error>> {
+        self.opener.completed().map_err(Error::Inner)?;
+        let done = self.engine.completed().map_err(Error::Inner)?;
+        if !*opened && !self.released && done.0 + 1 >= ticket.0 {
+            let flag = Flag { region: self.hold.alias(), word: HOLD_WORD };
+            let open = [Op::Signal { flag, value: ticket.0 }];
+            // SAFETY: the import lives as long as the opener, which is the only writer of the flag.
+            match unsafe { self.opener.submit(&open) } {
+                Ok(_) => *opened = true,
+                Err(error) if error.kind() == ErrorKind::QueueFull => {}
+                Err(error) => return Err(Error::Inner(error)),
+            }
+        }
+        Ok(done >= ticket)
+    }
+
+    /// Submits a captured slice. Returns its ticket once there was room for it.
+    fn replay(&mut self, slice: &[StoredOp<F>]) -> Result<Option<Ticket>, Error<F::Error>> {
+        self.replayer.completed().map_err(Error::Inner)?;
+        // SAFETY: the regions live as long as the graph (the contract of `Streams::submit`).
+        let ops: Vec<_> = slice.iter().map(|stored| unsafe { stored.op() }).collect();
+        // SAFETY: as above.
+        match unsafe { self.replayer.submit(&ops) } {
+            Ok(ticket) => Ok(Some(ticket)),
+            Err(error) if error.kind() == ErrorKind::QueueFull => Ok(None),
+            Err(error) => Err(Error::Inner(error)),
+        }
+    }
+}
+
+impl<F: Fabric> Shared<F> {
+    fn engines(&self) -> MutexGuard<'_, Engines<F>> {
+        self.engines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `step` until it returns true.
+    fn hold(&self, mut step: impl FnMut(&mut Engines<F>) -> Result<bool, Error<F::Error>>) {
+        loop {
+            let mut engines = self.engines();
+            match step(&mut engines) {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(_) if engines.released => break,
+                Err(error) => {
+                    engines.broken.get_or_insert(error);
+                    break;
+                }
+            }
+            drop(engines);
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        Arc::clone(&self.wakeup).wake();
+    }
+}
+
+impl<F: Fabric + 'static> Streams<F> {
+    pub(super) fn new(fabric: &mut F, slices_max: usize) -> Result<Self, Error<F::Error>> {
+        let mut engine = || fabric.engine(EngineRequirements::default()).map_err(Error::Inner);
+        let (engine, opener, replayer) = (engine()?, engine()?, engine()?);
+        let own = *engine.caps();
+        if !own.queued_wait || own.slice_ops_max < 2 {
+            let text = format!("streams need queued waits and slices of two ops, seen {own:?}");
+            return Err(Error::layer(ErrorKind::InvalidArgument, text));
+        }
+        let engines = Engines {
+            engine,
+            opener,
+            replayer,
+            broken: None,
+            hold: HoldFlags::new(fabric)?,
+            released: false,
+            releases: 0,
+            dropped: false,
+        };
+        let shared = Arc::new(Shared { engines: Mutex::new(engines), wakeup: Arc::default() });
+        let slice_ops_max = own.slice_ops_max - 1;
+        let caps = Caps { slice_ops_max, polled: false, flags_batched: true, ..own };
+        let (own, forked, last) = (Stream::new(), None, Ticket::NONE);
+        Ok(Self { shared, caps, slices_max, own, forked, last })
+    }
+
+    fn capture(&self, stream: &Stream, ops: &[Op<'_, Local<F>, Remote<F>>]) {
+        let slice: Vec<StoredOp<F>> = ops.iter().map(StoredOp::of).collect();
+        let shared = Arc::clone(&self.shared);
+        stream.run(move || {
+            let (mut ticket, mut releases) = (None, None);
+            shared.hold(|engines| {
+                let before = *releases.get_or_insert(engines.releases);
+                if engines.released {
+                    // The slice may no longer access its regions, but it blocks its stream as on a device.
+                    return Ok(engines.dropped || engines.releases > before);
+                }
+                if ticket.is_none() {
+                    ticket = engines.replay(&slice)?;
+                }
+                let done = engines.replayer.completed().map_err(Error::Inner)?;
+                Ok(ticket.is_some_and(|ticket| done >= ticket))
+            });
+        });
+    }
+}
+
+impl<F: Fabric + 'static> CopyEngine for Streams<F> {
+    type Error = Error<F::Error>;
+    type Local = Local<F>;
+    type Remote = Remote<F>;
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    unsafe fn submit(
+        &mut self,
+        ops: &[Op<'_, Local<F>, Remote<F>>],
+    ) -> Result<Ticket, Self::Error> {
+        let (seen, expected) = (ops.len(), self.caps.slice_ops_max);
+        if seen > expected {
+            let text = format!("a slice has {seen} ops, expected at most {expected}");
+            return Err(Error::layer(ErrorKind::InvalidArgument, text));
+        }
+        let stream = self.forked.as_ref().unwrap_or(&self.own);
+        if stream.captures() {
+            self.capture(stream, ops);
+            return Ok(self.last);
+        }
+        let mut engines = self.shared.engines();
+        let open = self.last.0 - engines.engine.completed().map_err(Error::Inner)?.0;
+        if open >= self.slices_max as u64 {
+            let text = format!("{open} slices are open, room for {}", self.slices_max);
+            return Err(Error::layer(ErrorKind::QueueFull, text));
+        }
+        let Engines { engine, hold, .. } = &mut *engines;
+        let flag = Flag { region: hold.local(), word: HOLD_WORD };
+        let wait = Op::Wait { flag, value: self.last.0 + 1, reset: false };
+        let gated: Vec<_> = std::iter::once(wait).chain(ops.iter().copied()).collect();
+        // SAFETY: the caller's promise. The hold flag is boxed and lives as long as the engine, its only
+        // reader.
+        let ticket = unsafe { engine.submit(&gated) }.map_err(Error::Inner)?;
+        drop(engines);
+        self.last = ticket;
+        let shared = Arc::clone(&self.shared);
+        let opened = Mutex::new(false);
+        stream.run(move || {
+            let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
+            shared.hold(|engines| engines.advance(ticket, &mut opened));
+        });
+        Ok(ticket)
+    }
+
+    fn completed(&mut self) -> Result<Ticket, Self::Error> {
+        let mut engines = self.shared.engines();
+        match engines.broken.take() {
+            Some(error) => {
+                let (kind, text) = (error.kind(), error.to_string());
+                engines.broken = Some(error);
+                Err(Error::layer(kind, text))
+            }
+            None => engines.engine.completed().map_err(Error::Inner),
+        }
+    }
+
+    fn park(&mut self, limit: Duration) -> Result<(), Self::Error> {
+        let wakeup = &self.shared.wakeup;
+        let woken = wakeup.woken.lock().unwrap_or_else(PoisonError::into_inner);
+        let limit = limit.min(PARK_MAX);
+        let waited = wakeup.changed.wait_timeout_while(woken, limit, |woken| !*woken);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+        Ok(())
+    }
+
+    /// Returns false: the threads of the streams make progress.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    fn waker(&self) -> Waker {
+        Waker::from(Arc::clone(&self.shared.wakeup))
+    }
+
+    fn release(&mut self) -> Result<(), Self::Error> {
+        let mut engines = self.shared.engines();
+        engines.released = true;
+        engines.releases += 1;
+        engines.engine.release().map_err(Error::Inner)?;
+        engines.replayer.release().map_err(Error::Inner)
+    }
+
+    fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>> {
+        Some(self)
+    }
+}
+
+impl<F: Fabric + 'static> StreamOrdered for Streams<F> {
+    type Error = Error<F::Error>;
+
+    fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Self::Error> {
+        Ok(layer_stream::<F>(stream)?.captures())
+    }
+
+    fn fork(&mut self, from: &dyn Any) -> Result<(), Self::Error> {
+        self.forked = Some(layer_stream::<F>(from)?.clone());
+        Ok(())
+    }
+
+    fn join(&mut self, into: &dyn Any) -> Result<(), Self::Error> {
+        let forked = self.forked.take();
+        let into = layer_stream::<F>(into)?;
+        if forked.is_some_and(|forked| forked.is(into)) {
+            return Ok(());
+        }
+        let (shared, last) = (Arc::clone(&self.shared), self.last);
+        into.run(move || {
+            shared.hold(|engines| Ok(engines.engine.completed().map_err(Error::Inner)? >= last));
+        });
+        Ok(())
+    }
+}
+
+fn layer_stream<F: Fabric>(stream: &dyn Any) -> Result<&Stream, Error<F::Error>> {
+    stream_of(stream).map_err(|text| Error::layer(ErrorKind::Mismatch, text))
+}
+
+impl<F: Fabric> Drop for Streams<F> {
+    fn drop(&mut self) {
+        // Later jobs find released engines, which access no memory.
+        let due = Instant::now() + DRAIN_TIMEOUT;
+        loop {
+            let mut engines = self.shared.engines();
+            (engines.released, engines.dropped) = (true, true);
+            // An engine that fails here cannot be repaired.
+            let _ = engines.replayer.release();
+            let _ = engines.engine.release();
+            let done = engines.engine.completed();
+            drop(engines);
+            if done.is_ok_and(|done| done < self.last) && Instant::now() < due {
+                std::thread::sleep(POLL_INTERVAL);
+            } else {
+                break;
+            }
+        }
+    }
+}
+
+impl<F: Fabric> fmt::Debug for Streams<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Streams").field("last", &self.last).finish_non_exhaustive()
+    }
+}
+
+/// A job of a stream; run again at each replay if it is captured.
+type Job = Arc<dyn Fn() + Send + Sync>;
+
+/// A stream of the caller: a thread that runs one job after the other.
+#[derive(Clone)]
+pub struct Stream(Arc<Handle>);
+
+/// The jobs that a stream recorded.
+#[derive(Clone)]
+pub struct Graph(Arc<[Job]>);
+
+struct Handle(Arc<Queue>);
+
+#[derive(Default)]
+struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    busy: bool,
+    closed: bool,
+    captured: Option<Vec<Job>>,
+}
+
+impl Queue {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A job that panics leaves the state consistent and ends its stream.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        loop {
+            let mut state = self.state();
+            state.busy = false;
+            self.changed.notify_all();
+            let job = loop {
+                if let Some(job) = state.jobs.pop_front() {
+                    break job;
+                }
+                if state.closed {
+                    return;
+                }
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            };
+            state.busy = true;
+            drop(state);
+            job();
+        }
+    }
+}
+
+impl Stream {
+    /// Creates a stream without jobs.
+    ///
+    /// # Panics
+    /// Panics if the system has no thread left.
+    pub fn new() -> Self {
+        let queue = Arc::new(Queue::default());
+        let worker = Arc::clone(&queue);
+        let thread = std::thread::Builder::new().name("stream".to_owned());
+        thread.spawn(move || worker.work()).expect("a test has a thread for each stream");
+        Self(Arc::new(Handle(queue)))
+    }
+
+    /// Runs `work` after the earlier jobs; records it if the stream captures.
+    pub fn run(&self, work: impl Fn() + Send + Sync + 'static) {
+        self.push(Arc::new(work));
+    }
+
+    fn push(&self, job: Job) {
+        let mut state = self.0.0.state();
+        match &mut state.captured {
+            Some(captured) => captured.push(job),
+            None => state.jobs.push_back(job),
+        }
+        drop(state);
+        self.0.0.changed.notify_all();
+    }
+
+    /// Returns whether all jobs finish within `limit`.
+    pub fn is_idle_within(&self, limit: Duration) -> bool {
+        let queue = &self.0.0;
+        let idle = queue
+            .changed
+            .wait_timeout_while(queue.state(), limit, |state| state.busy || !state.jobs.is_empty());
+        let (_state, waited) = idle.unwrap_or_else(PoisonError::into_inner);
+        !waited.timed_out()
+    }
+
+    /// Records all further jobs instead of running them.
+    pub fn begin_capture(&self) {
+        self.0.0.state().captured = Some(Vec::new());
+    }
+
+    /// Ends the capture and returns the recorded jobs.
+    pub fn end_capture(&self) -> Graph {
+        Graph(self.0.0.state().captured.take().unwrap_or_default().into())
+    }
+
+    fn captures(&self) -> bool {
+        self.0.0.state().captured.is_some()
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Default for Stream {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Graph {
+    /// Runs all recorded jobs again on `stream`.
+    pub fn replay(&self, stream: &Stream) {
+        self.0.iter().for_each(|job| stream.push(Arc::clone(job)));
+    }
+
+    /// Returns the number of recorded jobs.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns whether no job was recorded.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // The remaining jobs still run.
+        self.0.state().closed = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream").field("captures", &self.captures()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graph").field("jobs", &self.len()).finish()
     }
 }

@@ -1,18 +1,17 @@
-//! Makes an engine as slow as a network: so many bytes a second, each so much later.
+//! Makes an engine as slow as a network: a limited rate, and a delay of every effect.
 //!
-//! Each engine is a wire of its own with two directions. A put leaves when the wire out is free and
-//! is there when its last byte has travelled; a signal takes no room and travels as long; a get asks
-//! first, so it takes both ways and the room on the wire in. Rate and delay overlap as on a wire: what
-//! is under way does not keep the next put from leaving. All ops are paced, those to oneself too.
+//! Each engine is a wire of its own with two directions. A put leaves when the outgoing direction is free and
+//! arrives when its last byte has travelled. A signal needs no bandwidth and has the same delay. A get sends a
+//! request first, so it takes both delays and bandwidth of the incoming direction. Rate and delay overlap as
+//! on a wire: bytes under way do not block the next put. All ops are throttled, including those to this rank.
 //!
-//! Every op stands behind a queued wait of its own, as under [`Delay`](crate::Delay), and a second
-//! engine opens that gate when the op is due, whenever the throttled engine is called. So the
-//! backend itself keeps the contract, and bytes come late and never early. What stands behind a
-//! wait of the caller leaves when the wait has passed: behind each such wait a signal to oneself marks
-//! that. Long puts are moved in a few pieces, so that little is left to be copied at the end.
+//! Every op is held by a queued wait, as in [`Delay`](crate::Delay), and a second engine ends that wait when
+//! the op is due, whenever the throttled engine is called. So the inner backend keeps the contract, and bytes
+//! arrive late and never early. An op behind a wait of the caller leaves when that wait has passed: a signal to
+//! this rank behind each such wait marks this. Long puts are moved in a few pieces, so that little is left to
+//! copy at the end.
 
-mod schedule;
-
+use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -22,20 +21,19 @@ use peerlane_hal::{
 };
 use peerlane_toolkit::{Piece, pieces};
 
-use self::schedule::{Event, Schedule};
-use crate::gate::Gate;
-use crate::pass::{pass_streams, pass_to_engine};
+use crate::forward::{forward_streams, forward_to_engine};
+use crate::hold::HoldFlags;
 use crate::{Error, Layer, Local, Remote};
 
-/// The flag that opens what is due.
+/// The flag that ends the holds that are due.
 const DUE: u64 = 0;
-/// The flag that tells which waits of the caller have passed.
+/// The flag that counts the passed waits of the caller.
 const PASSED: u64 = 1;
-/// Pieces that a long put is moved in, where slices are long enough.
+/// Number of pieces of a long put, where slices are long enough.
 const PIECES_MAX: u64 = 8;
-/// A slice of so many ops has room for pieces.
+/// Smallest slice limit that has room for pieces.
 const SLICE_OPS_FOR_PIECES: usize = 256;
-/// Shorter puts are not split.
+/// Smallest piece; shorter puts are not split.
 const PIECE_BYTES_MIN: u64 = 64 << 10;
 
 type OpOf<'a, F> = Op<'a, Local<F>, Remote<F>>;
@@ -43,9 +41,9 @@ type OpOf<'a, F> = Op<'a, Local<F>, Remote<F>>;
 /// Throttles all engines of a fabric, each by itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ThrottleLayer {
-    /// What one engine sends, and what it gets, at most; `f64::INFINITY` for no limit.
+    /// Largest rate of one engine in each direction; `f64::INFINITY` for no limit.
     pub bytes_per_second: f64,
-    /// How much later everything takes effect.
+    /// Delay of every effect.
     pub delay: Duration,
 }
 
@@ -70,20 +68,20 @@ impl<F: Fabric + 'static> Layer<F> for ThrottleLayer {
 /// An engine as slow as a network.
 pub struct Throttle<F: Fabric> {
     engine: F::Engine,
-    /// Opens the gates.
-    keeper: F::Engine,
-    gate: Gate<F>,
+    /// Signals the hold flag.
+    opener: F::Engine,
+    hold: HoldFlags<F>,
     caps: Caps,
     pieces_max: u64,
     schedule: Schedule,
 }
 
 impl<F: Fabric> Throttle<F> {
-    /// Makes a throttled engine of `fabric`, which is connected to itself.
+    /// Creates a throttled engine of `fabric`, which is connected to itself.
     ///
     /// # Errors
-    /// Those of the fabric, and `InvalidArgument` if its engines cannot queue waits or take only
-    /// single ops, or if the rate is not more than 0.
+    /// Returns the error of the fabric, and an error of kind `InvalidArgument` if its engines cannot queue
+    /// waits or accept only single ops, or if the rate is not more than 0.
     pub fn new(
         fabric: &mut F,
         requirements: EngineRequirements,
@@ -91,11 +89,11 @@ impl<F: Fabric> Throttle<F> {
     ) -> Result<Self, Error<F::Error>> {
         let ThrottleLayer { bytes_per_second, delay } = layer;
         if bytes_per_second.is_nan() || bytes_per_second <= 0.0 {
-            let text = format!("bytes_per_second is {bytes_per_second}, wanted more than 0");
+            let text = format!("bytes_per_second is {bytes_per_second}, expected more than 0");
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
         let engine = fabric.engine(requirements).map_err(Error::Inner)?;
-        let keeper = fabric.engine(requirements).map_err(Error::Inner)?;
+        let opener = fabric.engine(requirements).map_err(Error::Inner)?;
         let own = *engine.caps();
         if !own.queued_wait || own.slice_ops_max < 2 {
             let text = format!("a throttle needs queued waits and slices of two ops, seen {own:?}");
@@ -103,29 +101,29 @@ impl<F: Fabric> Throttle<F> {
         }
         let splits = own.slice_ops_max >= SLICE_OPS_FOR_PIECES;
         let pieces_max = if splits { PIECES_MAX } else { 1 };
-        // A gate for each piece; and gates open only while somebody calls.
+        // One hold for each piece. Holds end only while the caller calls the engine.
         let slice_ops_max = own.slice_ops_max / (2 * pieces_max as usize);
         Ok(Self {
             engine,
-            keeper,
-            gate: Gate::new(fabric)?,
+            opener,
+            hold: HoldFlags::new(fabric)?,
             caps: Caps { slice_ops_max, polled: true, ..own },
             pieces_max,
             schedule: Schedule::new(bytes_per_second, delay, Instant::now()),
         })
     }
 
-    /// Opens the gates that are due; whether there were any.
+    /// Ends the holds that are due. Returns whether there were any.
     fn drive(&mut self) -> Result<bool, Error<F::Error>> {
-        self.keeper.completed().map_err(Error::Inner)?;
+        self.opener.completed().map_err(Error::Inner)?;
         let awaits = self.schedule.awaits_mark();
-        let passed = if awaits { self.gate.local().flag_value(PASSED) } else { None };
-        let Some(value) = self.schedule.look(passed.unwrap_or(0), Instant::now()) else {
+        let passed = if awaits { self.hold.local().flag_value(PASSED) } else { None };
+        let Some(value) = self.schedule.advance(passed.unwrap_or(0), Instant::now()) else {
             return Ok(false);
         };
-        let open = [Op::Signal { flag: Flag { region: self.gate.alias(), word: DUE }, value }];
-        // SAFETY: the alias lives as long as the keeper, which is the gate's only writer.
-        match unsafe { self.keeper.submit(&open) } {
+        let open = [Op::Signal { flag: Flag { region: self.hold.alias(), word: DUE }, value }];
+        // SAFETY: the import lives as long as the opener, which is the only writer of the flag.
+        match unsafe { self.opener.submit(&open) } {
             Ok(_) => self.schedule.opened(value),
             // They stay due.
             Err(error) if error.kind() == ErrorKind::QueueFull => {}
@@ -134,7 +132,7 @@ impl<F: Fabric> Throttle<F> {
         Ok(true)
     }
 
-    /// The slice with long copies in pieces.
+    /// Returns the slice with long copies in pieces.
     fn split<'a>(&self, ops: &[OpOf<'a, F>]) -> Vec<OpOf<'a, F>> {
         let mut parts = Vec::with_capacity(ops.len());
         for op in ops {
@@ -164,7 +162,7 @@ impl<F: Fabric> Throttle<F> {
     }
 }
 
-/// A part of a span; one that leaves the address space leaves its region too, and is refused.
+/// Returns a part of a span. A span that leaves the address space leaves its region too, and is rejected.
 fn part<M>(whole: At<'_, M>, piece: Piece) -> At<'_, M> {
     At { offset: whole.offset.saturating_add(piece.offset), ..whole }
 }
@@ -180,26 +178,26 @@ impl<F: Fabric> CopyEngine for Throttle<F> {
 
     unsafe fn submit(&mut self, ops: &[OpOf<'_, F>]) -> Result<Ticket, Self::Error> {
         if ops.len() > self.caps.slice_ops_max {
-            let (seen, wanted) = (ops.len(), self.caps.slice_ops_max);
-            let text = format!("a slice has {seen} ops, wanted at most {wanted}");
+            let (seen, expected) = (ops.len(), self.caps.slice_ops_max);
+            let text = format!("a slice has {seen} ops, expected at most {expected}");
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
         let parts = self.split(ops);
-        let (mut gates, mut marks) = self.schedule.made();
+        let (mut holds, mut marks) = self.schedule.made();
         let mut held = Vec::with_capacity(2 * parts.len());
         for op in &parts {
             if let Op::Wait { .. } = op {
                 marks += 1;
-                let flag = Flag { region: self.gate.alias(), word: PASSED };
+                let flag = Flag { region: self.hold.alias(), word: PASSED };
                 held.extend([*op, Op::Signal { flag, value: marks }]);
             } else {
-                gates += 1;
-                let flag = Flag { region: self.gate.local(), word: DUE };
-                held.extend([Op::Wait { flag, value: gates, reset: false }, *op]);
+                holds += 1;
+                let flag = Flag { region: self.hold.local(), word: DUE };
+                held.extend([Op::Wait { flag, value: holds, reset: false }, *op]);
             }
         }
-        // SAFETY: the caller's promise; the gate lives as long as the engine, the only reader of one
-        // of its flags and the only writer of the other.
+        // SAFETY: the caller's promise. The flags live as long as the engine, the only reader of one of them
+        // and the only writer of the other.
         let ticket = unsafe { self.engine.submit(&held) }.map_err(Error::Inner)?;
         let events = parts.iter().map(|op| match *op {
             Op::Put { bytes, .. } => Event::Put(bytes),
@@ -230,13 +228,216 @@ impl<F: Fabric> CopyEngine for Throttle<F> {
         self.engine.release().map_err(Error::Inner)
     }
 
-    pass_to_engine!(is_busy waker streams);
+    forward_to_engine!(is_busy waker streams);
 }
 
-pass_streams!([F: Fabric] Throttle<F>);
+forward_streams!([F: Fabric] Throttle<F>);
 
 impl<F: Fabric> fmt::Debug for Throttle<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Throttle").field("schedule", &self.schedule).finish_non_exhaustive()
+    }
+}
+
+/// Longest delay, however slow the wire; about three years.
+const LONGEST: Duration = Duration::from_secs(100_000_000);
+
+/// An op as the schedule sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    /// A put of this many bytes.
+    Put(u64),
+    /// A get of this many bytes.
+    Get(u64),
+    Signal,
+    /// The mark behind a wait of the caller: later ops leave when the wait has passed.
+    Mark,
+}
+
+/// The holds of one engine in order, each with the time at which it ends. It reads no clock: times are
+/// arguments.
+#[derive(Debug)]
+struct Schedule {
+    bytes_per_second: f64,
+    delay: Duration,
+    /// Ops whose time is not known yet, with the time of their submission. The first one is a mark.
+    unknown: VecDeque<(Event, Instant)>,
+    /// Times of the holds that have not ended.
+    due: VecDeque<Instant>,
+    /// Number of all holds and marks so far.
+    holds: u64,
+    marks: u64,
+    /// Number of ended holds, and of marks seen.
+    open: u64,
+    passed: u64,
+    /// Earliest time to leave: when the last wait passed.
+    ready: Instant,
+    out_free: Instant,
+    in_free: Instant,
+    /// Arrival of the last get.
+    got: Instant,
+    /// The last time assigned to a hold: they end in order.
+    last: Instant,
+}
+
+impl Schedule {
+    fn new(bytes_per_second: f64, delay: Duration, now: Instant) -> Self {
+        Self {
+            bytes_per_second,
+            delay: delay.min(LONGEST),
+            unknown: VecDeque::new(),
+            due: VecDeque::new(),
+            holds: 0,
+            marks: 0,
+            open: 0,
+            passed: 0,
+            ready: now,
+            out_free: now,
+            in_free: now,
+            got: now,
+            last: now,
+        }
+    }
+
+    /// Returns the numbers of the last hold and the last mark.
+    fn made(&self) -> (u64, u64) {
+        (self.holds, self.marks)
+    }
+
+    /// Adds the ops of a slice.
+    fn push(&mut self, events: impl Iterator<Item = Event>, now: Instant) {
+        for event in events {
+            match event {
+                Event::Mark => self.marks += 1,
+                Event::Put(_) | Event::Get(_) | Event::Signal => self.holds += 1,
+            }
+            self.unknown.push_back((event, now));
+        }
+    }
+
+    /// Returns whether an op waits for a mark.
+    fn awaits_mark(&self) -> bool {
+        !self.unknown.is_empty()
+    }
+
+    /// Returns the last hold that is due, if any is, given that the marks up to `passed` were seen.
+    fn advance(&mut self, passed: u64, now: Instant) -> Option<u64> {
+        while let Some((event, at)) = self.unknown.front().copied() {
+            if event == Event::Mark {
+                if self.passed == passed {
+                    break;
+                }
+                self.passed += 1;
+                self.ready = self.ready.max(now);
+            } else {
+                let time = self.time(event, at);
+                self.due.push_back(time);
+            }
+            self.unknown.pop_front();
+        }
+        let due_count = self.due.partition_point(|due| *due <= now);
+        (due_count > 0).then(|| self.open + due_count as u64)
+    }
+
+    /// Notes that the holds up to `last` have ended.
+    fn opened(&mut self, last: u64) {
+        let count = usize::try_from(last - self.open).unwrap_or(usize::MAX);
+        self.due.drain(..count.min(self.due.len()));
+        self.open = last;
+    }
+
+    /// Returns the time of the next hold, as far as it is known.
+    fn next(&self) -> Option<Instant> {
+        self.due.front().copied()
+    }
+
+    /// Drops all ops after a release.
+    fn clear(&mut self) {
+        self.unknown.clear();
+        self.due.clear();
+    }
+
+    /// Returns the time at which an op submitted at `at` takes effect.
+    fn time(&mut self, event: Event, at: Instant) -> Instant {
+        let ready = self.ready.max(at);
+        let effect = match event {
+            Event::Put(bytes) => {
+                self.out_free = self.out_free.max(ready) + self.travel(bytes);
+                self.out_free
+            }
+            Event::Get(bytes) => {
+                // The request takes as long as the answer.
+                self.in_free = self.in_free.max(ready + self.delay) + self.travel(bytes);
+                self.got = self.in_free + self.delay;
+                self.in_free
+            }
+            Event::Signal | Event::Mark => self.out_free.max(ready).max(self.got),
+        };
+        self.last = self.last.max(effect + self.delay);
+        self.last
+    }
+
+    fn travel(&self, bytes: u64) -> Duration {
+        let seconds = bytes as f64 / self.bytes_per_second;
+        Duration::try_from_secs_f64(seconds).map_or(LONGEST, |time| time.min(LONGEST))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Event::{Get, Mark, Put, Signal};
+    use super::*;
+
+    const DELAY: u64 = 10;
+
+    /// A byte a millisecond, and the milliseconds at which each op takes effect, all submitted at 0.
+    fn times(events: &[Event]) -> Vec<u128> {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(1000.0, Duration::from_millis(DELAY), start);
+        schedule.push(events.iter().copied(), start);
+        schedule.advance(0, start);
+        schedule.due.iter().map(|due| (*due - start).as_millis()).collect()
+    }
+
+    #[test]
+    fn rate_and_delay_overlap() {
+        assert_eq!(times(&[Put(5), Put(5), Signal]), [15, 20, 20]);
+        assert_eq!(times(&[Signal, Put(0)]), [10, 10]);
+    }
+
+    #[test]
+    fn a_get_takes_both_ways_and_the_other_direction() {
+        assert_eq!(times(&[Get(5), Get(5)]), [25, 30]);
+        // In order, though the wire out was free before.
+        assert_eq!(times(&[Get(5), Put(7)]), [25, 25]);
+        assert_eq!(times(&[Put(20), Get(5)]), [30, 30]);
+        // The signal says that the bytes are here, so it leaves when they are.
+        assert_eq!(times(&[Get(5), Signal]), [25, 35]);
+    }
+
+    #[test]
+    fn what_stands_behind_a_wait_leaves_when_it_has_passed() {
+        let start = Instant::now();
+        let at = |milliseconds| start + Duration::from_millis(milliseconds);
+        let mut schedule = Schedule::new(1000.0, Duration::from_millis(DELAY), start);
+        schedule.push([Put(1), Mark, Put(2), Signal].into_iter(), start);
+        assert_eq!((schedule.advance(0, at(0)), schedule.next()), (None, Some(at(11))));
+        assert_eq!(schedule.advance(0, at(11)), Some(1));
+        // It was not opened, so it stays due.
+        assert_eq!(schedule.advance(0, at(40)), Some(1));
+        schedule.opened(1);
+        assert_eq!((schedule.advance(0, at(50)), schedule.next()), (None, None));
+        assert_eq!((schedule.advance(1, at(100)), schedule.next()), (None, Some(at(112))));
+        assert_eq!(schedule.advance(1, at(112)), Some(3));
+        schedule.opened(3);
+        assert!(!schedule.awaits_mark() && schedule.next().is_none());
+    }
+
+    #[test]
+    fn a_rate_of_almost_nothing_overflows_no_clock() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(f64::MIN_POSITIVE, Duration::MAX, start);
+        schedule.push([Put(u64::MAX), Put(u64::MAX), Get(1)].into_iter(), start);
+        assert_eq!(schedule.advance(0, start), None);
     }
 }

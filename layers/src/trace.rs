@@ -1,4 +1,4 @@
-//! Writes down what an engine is asked to do, as text that a person can compare.
+//! Writes the calls of an engine to a log, as text that can be compared.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,19 +6,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use peerlane_hal::{CopyEngine, EngineRequirements, Fabric, Op, Rank, Ticket};
 
-use crate::pass::{pass_streams, pass_to_engine};
+use crate::forward::{forward_streams, forward_to_engine};
 use crate::{Error, Layer};
 
 /// One line of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Whose engine it is.
+    /// The rank of the engine.
     pub rank: Rank,
-    /// Which of the rank's engines, from 0.
+    /// The number of the engine in its rank, from 0.
     pub engine: usize,
-    /// The slice.
+    /// The ticket of the slice.
     pub ticket: Ticket,
-    /// What: an op, or `complete`, `released`, `refused: …`.
+    /// The event: an op, or `complete`, `released`, `refused: …`.
     pub text: String,
 }
 
@@ -29,23 +29,23 @@ impl fmt::Display for Event {
     }
 }
 
-/// A trace, shared by the engines that write it; [`Display`](fmt::Display) prints a line an event.
+/// A trace that several engines share. [`Display`](fmt::Display) prints one line per event.
 #[derive(Clone, Debug, Default)]
 pub struct TraceLog(Arc<Mutex<Vec<Event>>>);
 
 impl TraceLog {
-    /// An empty trace.
+    /// Creates an empty trace.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What has been written so far.
+    /// Returns the events so far.
     pub fn events(&self) -> Vec<Event> {
         self.lock().clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Event>> {
-        // Events are pushed whole.
+        // Each event is pushed in one call, so the log stays consistent if a thread panics.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -64,7 +64,7 @@ pub struct TraceLayer {
 }
 
 impl TraceLayer {
-    /// Writes to `log`.
+    /// Creates a layer that writes to `log`.
     pub fn new(log: TraceLog) -> Self {
         Self { log, engines: 0 }
     }
@@ -91,13 +91,13 @@ pub struct Trace<E> {
     rank: Rank,
     number: usize,
     log: TraceLog,
-    /// Regions by address, numbered as they are first named.
+    /// Numbers of regions by address, in the order of their first use.
     regions: HashMap<usize, usize>,
     completed: Ticket,
 }
 
 impl<E: CopyEngine> Trace<E> {
-    /// Traces `engine`, engine `number` of `rank`.
+    /// Traces `engine` as engine `number` of `rank`.
     pub fn new(engine: E, rank: Rank, number: usize, log: TraceLog) -> Self {
         Self { engine, rank, number, log, regions: HashMap::new(), completed: Ticket::NONE }
     }
@@ -174,7 +174,7 @@ impl<E: CopyEngine> CopyEngine for Trace<E> {
         self.engine.release().map_err(Error::Inner)
     }
 
-    pass_to_engine!(caps park is_busy waker streams);
+    forward_to_engine!(caps park is_busy waker streams);
 }
 
-pass_streams!([E: CopyEngine] Trace<E>);
+forward_streams!([E: CopyEngine] Trace<E>);

@@ -101,9 +101,9 @@ fn what_was_taken_away_is_refused() {
         text
     };
     insta::assert_snapshot!(refusal(&[regions.wait(0, 0, false)]), @"a wait was submitted without queued_wait");
-    insta::assert_snapshot!(refusal(&[regions.put(4, 8)]), @"a put of 8 bytes from offset 0 to offset 4, wanted multiples of 8");
-    insta::assert_snapshot!(refusal(&[regions.put(0, 9)]), @"a put of 9 bytes from offset 0 to offset 0, wanted multiples of 8");
-    insta::assert_snapshot!(refusal(&[regions.signal(0, 1); 3]), @"a slice has 3 ops, wanted at most 2");
+    insta::assert_snapshot!(refusal(&[regions.put(4, 8)]), @"a put of 8 bytes from offset 0 to offset 4, expected multiples of 8");
+    insta::assert_snapshot!(refusal(&[regions.put(0, 9)]), @"a put of 9 bytes from offset 0 to offset 0, expected multiples of 8");
+    insta::assert_snapshot!(refusal(&[regions.signal(0, 1); 3]), @"a slice has 3 ops, expected at most 2");
     assert_eq!(submit(&mut engine, &[regions.put(8, 8), regions.signal(0, 1)]), Ok(Ticket(1)));
 }
 

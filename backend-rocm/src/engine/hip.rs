@@ -19,10 +19,10 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerlane_toolkit::device::{
-    Batching, Between, CaptureState, Copies, CopyCalls, DeviceContext as _, DevicePtr, EventHandle,
-    ExecHandle, Fault, GraphCalls, GraphHandle, StreamCalls, StreamHandle, WordCalls,
+    Batching, Between, CaptureState, CopyBatch, CopyCalls, DeviceContext as _, DevicePtr,
+    EventHandle, ExecHandle, Fault, GraphCalls, GraphHandle, StreamCalls, StreamHandle, WordCalls,
 };
-use peerlane_toolkit::streams::{Abilities, Found, StreamDevice};
+use peerlane_toolkit::streams::{ProbeCache, StreamDevice, StreamLimits};
 
 use crate::device::{Context, Version, attribute};
 use crate::error::Error;
@@ -46,12 +46,12 @@ const NO_CU_SINCE: Version = Version { major: 6, minor: 0, patch: 0 };
 static NO_CU_FAILED: AtomicU64 = AtomicU64::new(0);
 
 impl StreamDevice for Context {
-    fn abilities(&self) -> Result<Abilities, Error> {
+    fn stream_limits(&self) -> Result<StreamLimits, Error> {
         let engines = hipDeviceAttribute_t::hipDeviceAttributeAsyncEngineCount;
         let copy_engines = attribute(self.hip, self.device(), engines)?;
         let copy_engines = u32::try_from(copy_engines).unwrap_or(0);
         let peer_streams = PEER_STREAMS_MAX.min(copy_engines.saturating_sub(1).max(1) as usize);
-        Ok(Abilities {
+        Ok(StreamLimits {
             copy_engines,
             peer_streams_max: peer_streams,
             // There is no call for several copies.
@@ -65,9 +65,9 @@ impl StreamDevice for Context {
         })
     }
 
-    fn found() -> &'static Found<Error> {
-        static FOUND: Found<Error> = Found::new();
-        &FOUND
+    fn probe_cache() -> &'static ProbeCache<Error> {
+        static CACHE: ProbeCache<Error> = ProbeCache::new();
+        &CACHE
     }
 }
 
@@ -234,11 +234,11 @@ impl CopyCalls for Context {
         false
     }
 
-    fn is_doubtful(&self, between: Between) -> bool {
+    fn needs_probe(&self, between: Between) -> bool {
         self.memcpy_kind(between) == hipMemcpyKind::hipMemcpyDeviceToDeviceNoCU
     }
 
-    fn note_trial(&self, _between: Between, works: bool) {
+    fn record_probe(&self, _between: Between, works: bool) {
         if let (false, Some(bit)) = (works, self.no_cu_bit()) {
             NO_CU_FAILED.fetch_or(bit, Ordering::Relaxed);
         }
@@ -263,8 +263,12 @@ impl CopyCalls for Context {
         self.check(call, code)
     }
 
-    /// Copies one by one. The queue does not call it, see [`may_copy_together`](Self::may_copy_together).
-    unsafe fn copy_together(&self, stream: StreamHandle, copies: Copies<'_>) -> Result<(), Error> {
+    /// CopyBatch one by one. The queue does not call it, see [`may_copy_together`](Self::may_copy_together).
+    unsafe fn copy_together(
+        &self,
+        stream: StreamHandle,
+        copies: CopyBatch<'_>,
+    ) -> Result<(), Error> {
         for ((to, from), bytes) in copies.to.iter().zip(&*copies.from).zip(&*copies.bytes) {
             // SAFETY: the caller upholds the contract of this function.
             unsafe { self.copy(stream, *to, *from, *bytes, Between::Peers) }?;
@@ -352,7 +356,7 @@ impl WordCalls for Context {
 
     fn batching(&self) -> Batching {
         match self.hip.calls.stream_batch_mem_op {
-            Some(_) => Batching::ToBeTried,
+            Some(_) => Batching::Probe,
             None => Batching::Never,
         }
     }

@@ -1,7 +1,8 @@
-//! From which size on do streaming stores pay? Two ranks, a thread each, put into each other's
-//! memory at the same time, through the cache and past it, size by size in turn.
+//! Measures from which size streaming stores are faster.
 //!
-//! Prints the table of docs/perf/host-copy.md; the backend's default is read off it.
+//! Two ranks, one thread each, put into each other's memory at the same time, through the cache and with
+//! streaming stores, size by size in turn. Prints the table of docs/perf/host-copy.md, from which the default
+//! of the backend is taken.
 
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
@@ -13,15 +14,15 @@ use peerlane_host::{Fabric, Options};
 const RANKS: usize = 2;
 const BYTES: [u64; 8] =
     [256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20];
-const PATIENCE: Duration = Duration::from_secs(60);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What threads need to go in step and to pass bytes around.
-struct Circle {
+/// Synchronizes the ranks and exchanges bytes between them.
+struct Comm {
     barrier: Barrier,
     slots: Mutex<Vec<Vec<u8>>>,
 }
 
-impl Circle {
+impl Comm {
     fn exchange(&self, me: Rank, mine: Vec<u8>) -> Vec<Vec<u8>> {
         self.slots.lock().expect("no rank panics")[me.index()] = mine;
         self.barrier.wait();
@@ -31,26 +32,26 @@ impl Circle {
     }
 }
 
-/// The median time of puts to the other rank, both ranks at once.
-fn measure(circle: &Circle, me: Rank, bytes: u64, streams: bool) -> Result<Duration, host::Error> {
-    let deadline = Deadline::after(PATIENCE);
+/// Returns the median time of puts to the other rank, with both ranks at the same time.
+fn measure(comm: &Comm, me: Rank, bytes: u64, streams: bool) -> Result<Duration, host::Error> {
+    let deadline = Deadline::after(CONNECT_TIMEOUT);
     let streaming_bytes_min = Some(if streams { 1 } else { u64::MAX });
     let options = Options { streaming_bytes_min, ..Options::default() };
     let mut fabric = Fabric::open_with(me, RANKS, options)?;
-    for (peer, address) in Rank::all(RANKS).zip(circle.exchange(me, fabric.address())) {
+    for (peer, address) in Rank::all(RANKS).zip(comm.exchange(me, fabric.address())) {
         fabric.connect(peer, &address, deadline)?;
     }
     let memory = fabric.memory();
     let (input, output) =
         (memory.allocate(bytes, Role::Data)?, memory.allocate(bytes, Role::Data)?);
-    let keys = circle.exchange(me, memory.export(&output)?.encode());
+    let keys = comm.exchange(me, memory.export(&output)?.encode());
     let peer = Rank(1 - me.0);
     let remote = memory.import(peer, &host::Key::decode(&keys[peer.index()])?, deadline)?;
     let mut engine = fabric.engine(Default::default())?;
     let iterations = (2_u64 << 30).div_ceil(bytes).clamp(9, 999);
     let mut times = Vec::new();
     for _ in 0..iterations {
-        circle.barrier.wait();
+        comm.barrier.wait();
         let start = Instant::now();
         let (dst, src) = (At { region: &remote, offset: 0 }, At { region: &input, offset: 0 });
         // SAFETY: the regions live until the barrier behind the loop, and only this rank writes to
@@ -59,18 +60,18 @@ fn measure(circle: &Circle, me: Rank, bytes: u64, streams: bool) -> Result<Durat
         while engine.completed()? < ticket {}
         times.push(start.elapsed());
     }
-    circle.barrier.wait();
+    comm.barrier.wait();
     times.sort_unstable();
     Ok(times[times.len() / 2])
 }
 
 fn main() {
-    let circle = Circle { barrier: Barrier::new(RANKS), slots: Mutex::new(vec![vec![]; RANKS]) };
+    let comm = Comm { barrier: Barrier::new(RANKS), slots: Mutex::new(vec![vec![]; RANKS]) };
     println!("| bytes of a put | through the cache µs | streaming µs | ratio |");
     println!("| --- | --- | --- | --- |");
     for bytes in BYTES {
         let both = |me: Rank| {
-            let time = |streams| measure(&circle, me, bytes, streams).expect("memory to copy");
+            let time = |streams| measure(&comm, me, bytes, streams).expect("memory to copy");
             [time(false), time(true)].map(|time| time.as_secs_f64() * 1e6)
         };
         let [cached, streamed] = std::thread::scope(|scope| {

@@ -1,27 +1,27 @@
-//! What there is: the machine itself, as one device.
+//! Discovers the machine as one device.
 
 use std::fs;
 
 use super::error::Error;
 use peerlane_toolkit::mapping::MemoryInfo;
 
-/// The machine as a device: its processors move the bytes.
+/// The machine as a device, whose processors copy the bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// The processor's name.
+    /// The name of the processor.
     pub name: String,
-    /// Processors that this process may use.
+    /// Number of processors that this process may use.
     pub cores: usize,
     /// Memory of the machine in bytes.
     pub memory_bytes: u64,
-    /// Memory that can be had without swapping, in bytes.
+    /// Memory that is available without swapping, in bytes.
     pub available_bytes: u64,
 }
 
-/// The devices of this backend: always one.
+/// Returns the devices of this backend: always one.
 ///
 /// # Errors
-/// If `/proc` cannot be read.
+/// Returns [`Error::System`] if `/proc` cannot be read.
 pub fn discover() -> Result<Vec<Device>, Error> {
     let cpus = fs::read_to_string("/proc/cpuinfo").map_err(Error::io("read /proc/cpuinfo"))?;
     let name = cpus

@@ -1,10 +1,10 @@
-//! The engine of the host backend: a queue that its caller drives.
+//! The engine of the host backend: a queue of ops that its caller drives.
 //!
-//! Nothing moves behind the caller's back. `submit` and `completed` run what stands at the head of
-//! the queue, a bounded number of bytes at a time; a wait that is not reached stops them.
-
-mod bell;
-mod copy;
+//! There is no thread in the background. `submit` and `completed` run the ops at the head of the queue, a
+//! bounded number of bytes at a time. A wait that is not satisfied stops them.
+//!
+//! A large copy with ordinary stores reads every line of the destination before it overwrites it, and evicts
+//! everything else from the cache. Streaming stores do neither, so large copies use them.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -13,71 +13,71 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-pub(super) use bell::{Bell, Crowd};
-use bell::{Parker, Rings};
-
+use super::doorbell::{CoreNeighbours, Doorbell, Parker, PendingWakes};
 use super::error::Error;
 use super::fabric::Options;
 use super::memory::{Local, Remote};
-use peerlane_hal::{Caps, CopyEngine, Op, StreamOrdered, Ticket};
-use peerlane_hal::{Region, Role};
+use peerlane_hal::{Caps, CopyEngine, Op, Region, Role, StreamOrdered, Ticket};
 use peerlane_toolkit::{Ledger, pieces};
 
-/// Bytes that one call of `completed` copies at most before it returns, so that it never blocks for
-/// long; about a millisecond.
+/// Largest number of bytes that one call of `completed` copies, so that it never blocks for long; about a
+/// millisecond.
 const COMPLETED_BYTES_MAX: usize = 8 << 20;
-/// Bytes that `submit` copies at most: small messages go out at once, large ones when driven.
+/// Largest number of bytes that `submit` copies: small messages are sent at once, large ones by later calls.
 const SUBMIT_BYTES_MAX: usize = 64 << 10;
-/// A larger copy does not stand between a signal and its ring; a smaller one takes less time than to
-/// wake somebody.
-const RING_DELAY_BYTES_MAX: usize = 16 << 10;
+/// Smallest copy before which pending wake-ups are sent. A smaller one takes less time than a wake-up.
+const WAKE_DELAY_BYTES_MAX: usize = 16 << 10;
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// An in-order queue, driven by its caller.
+/// An in-order queue of ops that its caller drives.
 #[derive(Debug)]
 pub struct Engine {
     options: Options,
     streaming_bytes_min: u64,
-    queue: VecDeque<Queued>,
+    queue: VecDeque<Entry>,
     ledger: Ledger,
-    rings: Rings,
+    pending_wakes: PendingWakes,
     parker: Parker,
     released: bool,
 }
 
 #[derive(Debug)]
-struct Queued {
+struct Entry {
     ticket: Ticket,
-    work: Work,
+    op: QueuedOp,
 }
 
-/// An op with its places resolved; `submit`'s contract keeps them alive.
+/// A checked op with addresses. The contract of `submit` keeps its memory alive.
 #[derive(Debug)]
-enum Work {
+enum QueuedOp {
     Copy { dst: *mut u8, src: *const u8, bytes: usize, streaming: bool },
-    Store { flag: *const AtomicU64, value: u64, bell: *const Bell },
-    Hold { flag: *const AtomicU64, value: u64, reset: bool },
+    Signal { flag: *const AtomicU64, value: u64, doorbell: *const Doorbell },
+    Wait { flag: *const AtomicU64, value: u64, reset: bool },
 }
 
-// SAFETY: the pointers name memory that `submit`'s contract makes reachable until the op is
-// complete, from whatever thread drives the engine.
-unsafe impl Send for Work {}
+// SAFETY: the contract of `submit` keeps the memory accessible until the op is complete, from any thread that
+// drives the engine.
+unsafe impl Send for QueuedOp {}
 
 impl Engine {
-    pub(super) fn new(options: Options, bell: Arc<Bell>, crowd: Crowd) -> Self {
+    pub(super) fn new(
+        options: Options,
+        doorbell: Arc<Doorbell>,
+        neighbours: CoreNeighbours,
+    ) -> Self {
         Self {
-            streaming_bytes_min: options.streaming_bytes_min.unwrap_or(copy::STREAMING_BYTES_MIN),
+            streaming_bytes_min: options.streaming_bytes_min.unwrap_or(STREAMING_BYTES_MIN),
             queue: VecDeque::with_capacity(options.queue_ops),
             ledger: Ledger::with_capacity(options.queue_ops),
-            rings: Rings::with_capacity(options.queue_ops),
-            parker: Parker::new(bell, options.spin, crowd),
+            pending_wakes: PendingWakes::with_capacity(options.queue_ops),
+            parker: Parker::new(doorbell, options.spin, neighbours),
             released: false,
             options,
         }
     }
 
-    /// Checks an op against limits and regions and resolves its places.
-    fn resolve(&self, op: &Op<'_, Local, Remote>) -> Result<Work, Error> {
+    /// Checks an op against limits and regions, and resolves its addresses.
+    fn resolve(&self, op: &Op<'_, Local, Remote>) -> Result<QueuedOp, Error> {
         match *op {
             Op::Put { dst, src, bytes } => {
                 self.check_alignment("put", [dst.offset, src.offset, bytes])?;
@@ -96,7 +96,7 @@ impl Engine {
                 check_role("signalled flag", region.role())?;
                 let at = word_within("signalled flag", flag.word, region.bytes())?;
                 let word = region.base().as_ptr().wrapping_add(at).cast();
-                Ok(Work::Store { flag: word, value, bell: Arc::as_ptr(region.bell()) })
+                Ok(QueuedOp::Signal { flag: word, value, doorbell: Arc::as_ptr(region.doorbell()) })
             }
             Op::Wait { .. } if !self.options.caps.queued_wait => Err(Error::Argument(
                 "a wait was submitted to an engine without queued_wait; poll the flag instead"
@@ -106,14 +106,14 @@ impl Engine {
                 check_role("awaited flag", flag.region.role())?;
                 let at = word_within("awaited flag", flag.word, flag.region.bytes())?;
                 let word = flag.region.base().as_ptr().wrapping_add(at).cast();
-                Ok(Work::Hold { flag: word, value, reset })
+                Ok(QueuedOp::Wait { flag: word, value, reset })
             }
         }
     }
 
-    /// A copy whose spans were checked.
-    fn copy(&self, dst: (NonNull<u8>, usize), src: (NonNull<u8>, usize), bytes: u64) -> Work {
-        Work::Copy {
+    /// Creates a copy whose spans were checked.
+    fn copy(&self, dst: (NonNull<u8>, usize), src: (NonNull<u8>, usize), bytes: u64) -> QueuedOp {
+        QueuedOp::Copy {
             dst: dst.0.as_ptr().wrapping_add(dst.1),
             src: src.0.as_ptr().wrapping_add(src.1),
             bytes: usize::try_from(bytes).expect("a span lies inside a mapped region"),
@@ -126,52 +126,53 @@ impl Engine {
         match numbers.into_iter().find(|number| !number.is_multiple_of(align)) {
             None => Ok(()),
             Some(odd) => Err(Error::Argument(format!(
-                "a {what} has an offset or length of {odd}, wanted a multiple of {align} bytes"
+                "a {what} has an offset or length of {odd}, expected a multiple of {align} bytes"
             ))),
         }
     }
 
-    /// Runs the head of the queue until a wait is not reached or `bytes_max` are copied.
+    /// Runs the ops at the head of the queue until a wait is not satisfied or `bytes_max` are copied.
     fn run(&mut self, mut bytes_max: usize) {
-        let mut moved = false;
+        let mut progressed = false;
         while let Some(head) = self.queue.front_mut() {
             let piece_bytes_max = self.options.caps.piece_bytes_max;
-            let (done, copied) = head.work.advance(bytes_max, piece_bytes_max, &mut self.rings);
+            let (done, copied) =
+                head.op.advance(bytes_max, piece_bytes_max, &mut self.pending_wakes);
             bytes_max -= copied;
-            moved |= done || copied > 0;
+            progressed |= done || copied > 0;
             if !done {
                 break;
             }
             self.ledger.finish_part(head.ticket);
             self.queue.pop_front();
         }
-        self.rings.flush();
-        if moved {
+        self.pending_wakes.flush();
+        if progressed {
             self.parker.busy();
         }
     }
 }
 
-impl Work {
-    /// Does as much as it may; whether it is done, and the bytes copied.
+impl QueuedOp {
+    /// Runs the op as far as possible. Returns whether it is complete, and the number of copied bytes.
     fn advance(
         &mut self,
         bytes_max: usize,
         piece_bytes_max: u64,
-        rings: &mut Rings,
+        pending_wakes: &mut PendingWakes,
     ) -> (bool, usize) {
         match self {
             Self::Copy { dst, src, bytes, streaming } => {
                 let now = (*bytes).min(bytes_max);
-                if now > RING_DELAY_BYTES_MAX {
-                    rings.flush();
+                if now > WAKE_DELAY_BYTES_MAX {
+                    pending_wakes.flush();
                 }
                 for piece in pieces(now as u64, piece_bytes_max) {
-                    // Both fit: the pieces tile `now`, which is a `usize`.
+                    // Both fit, since the pieces tile `now`, which is a `usize`.
                     let (at, length) = (piece.offset as usize, piece.bytes as usize);
                     let (dst, src) = (dst.wrapping_add(at), src.wrapping_add(at));
-                    // SAFETY: `resolve` bounded the span; `submit`'s contract says that both
-                    // regions live and nobody races.
+                    // SAFETY: `resolve` bounded the span. The contract of `submit` keeps both regions alive
+                    // and excludes races.
                     unsafe { copy_piece(dst, src, length, *streaming) };
                 }
                 *dst = dst.wrapping_add(now);
@@ -179,19 +180,19 @@ impl Work {
                 *bytes -= now;
                 (*bytes == 0, now)
             }
-            Self::Store { flag, value, bell } => {
-                // SAFETY: `resolve` bounded it, words of a region are aligned, and `submit`'s
-                // contract keeps the region alive.
+            Self::Signal { flag, value, doorbell } => {
+                // SAFETY: `resolve` bounded the word, the words of a region are aligned, and the contract of
+                // `submit` keeps the region alive.
                 unsafe { &**flag }.store(*value, Ordering::Release);
-                rings.push(*bell);
+                pending_wakes.push(*doorbell);
                 (true, 0)
             }
-            Self::Hold { flag, value, reset } => {
-                // SAFETY: as for `Store`.
+            Self::Wait { flag, value, reset } => {
+                // SAFETY: as for `Signal`.
                 let flag = unsafe { &**flag };
                 let reached = flag.load(Ordering::Acquire) >= *value;
                 if reached && *reset {
-                    // Release: whoever sees the zero may signal again.
+                    // Release ordering: a rank that reads the zero may signal again.
                     flag.store(0, Ordering::Release);
                 }
                 (reached, 0)
@@ -201,18 +202,18 @@ impl Work {
 }
 
 /// # Safety
-/// As [`copy::stream`].
+/// As [`copy_streaming`].
 unsafe fn copy_piece(dst: *mut u8, src: *const u8, bytes: usize, streaming: bool) {
     if streaming {
         // SAFETY: the caller's.
-        unsafe { copy::stream(dst, src, bytes) }
+        unsafe { copy_streaming(dst, src, bytes) }
     } else {
         // SAFETY: the caller's.
         unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) }
     }
 }
 
-/// The offset as an index, if `bytes` from it lie inside a region of `region_bytes`.
+/// Returns the offset as an index, if `bytes` from it are inside a region of `region_bytes`.
 fn within(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<usize, Error> {
     match offset.checked_add(bytes) {
         Some(end) if end <= region_bytes => {
@@ -224,18 +225,18 @@ fn within(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<usiz
     }
 }
 
-/// Only regions of flags are known to be aligned.
+/// Rejects a region of data. Only regions of flags are known to be aligned.
 fn check_role(what: &str, role: Role) -> Result<(), Error> {
     match role {
         Role::Flags => Ok(()),
         Role::Data => Err(Error::Argument(format!(
-            "the {what} lies in a region registered as Data, wanted Flags"
+            "the {what} lies in a region registered as Data, expected Flags"
         ))),
     }
 }
 
 fn word_within(what: &str, word: u64, region_bytes: u64) -> Result<usize, Error> {
-    // Saturated, the end overflows and is refused.
+    // The saturated offset overflows in the sum and is rejected.
     within(what, word.saturating_mul(WORD_BYTES), WORD_BYTES, region_bytes)
 }
 
@@ -255,12 +256,12 @@ impl CopyEngine for Engine {
         let slice_ops_max = self.options.caps.slice_ops_max;
         if ops.len() > slice_ops_max {
             return Err(Error::Argument(format!(
-                "a slice has {} ops, wanted at most slice_ops_max = {slice_ops_max}",
+                "a slice has {} ops, expected at most slice_ops_max = {slice_ops_max}",
                 ops.len()
             )));
         }
         let (queued, room) = (self.queue.len(), self.options.queue_ops);
-        // Slices without ops take tickets, which have no more room than ops.
+        // A slice without ops takes a ticket, and tickets have no more room than ops.
         if queued + ops.len() > room || self.ledger.open() >= room {
             return Err(Error::QueueFull { queued, room, wanted: ops.len() });
         }
@@ -268,7 +269,7 @@ impl CopyEngine for Engine {
         let ticket = Ticket(self.ledger.last().0 + 1);
         for op in ops {
             match self.resolve(op) {
-                Ok(work) => self.queue.push_back(Queued { ticket, work }),
+                Ok(resolved) => self.queue.push_back(Entry { ticket, op: resolved }),
                 Err(error) => {
                     self.queue.truncate(queued);
                     return Err(error);
@@ -295,7 +296,7 @@ impl CopyEngine for Engine {
     }
 
     fn is_busy(&self) -> bool {
-        matches!(self.queue.front(), Some(Queued { work: Work::Copy { .. }, .. }))
+        matches!(self.queue.front(), Some(Entry { op: QueuedOp::Copy { .. }, .. }))
     }
 
     fn waker(&self) -> Waker {
@@ -311,5 +312,92 @@ impl CopyEngine for Engine {
 
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>> {
         None
+    }
+}
+
+/// From this size, streaming stores were faster on the machines that were tried (docs/perf/host-copy.md).
+const STREAMING_BYTES_MIN: u64 = 2 << 20;
+
+/// Copies `bytes` with streaming stores where the processor has them.
+///
+/// # Safety
+/// `src` is readable and `dst` writable for `bytes`. The spans do not overlap, and no other thread accesses
+/// `dst` or writes `src` meanwhile.
+unsafe fn copy_streaming(dst: *mut u8, src: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx") {
+        // SAFETY: the caller's promise, and AVX was just detected.
+        return unsafe { x86::stream(dst, src, bytes) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
+
+    const LINE_BYTES: usize = 64;
+    const VECTOR_BYTES: usize = size_of::<__m256i>();
+
+    /// # Safety
+    /// As [`copy_streaming`](super::copy_streaming); the processor has AVX.
+    #[target_feature(enable = "avx")]
+    pub(super) unsafe fn stream(dst: *mut u8, src: *const u8, bytes: usize) {
+        let head = dst.align_offset(LINE_BYTES).min(bytes);
+        let body = (bytes - head) / LINE_BYTES * LINE_BYTES;
+        // SAFETY: `head <= bytes`, within the caller's spans.
+        unsafe { std::ptr::copy_nonoverlapping(src, dst, head) };
+        for line in (head..head + body).step_by(LINE_BYTES) {
+            // SAFETY: the line ends at most at `head + body <= bytes`; `dst + head` is aligned to a
+            // line.
+            unsafe { stream_line(dst.wrapping_add(line), src.wrapping_add(line)) };
+        }
+        // Streaming stores are weakly ordered; the fence keeps the flag that follows behind them.
+        // SAFETY: a fence accesses no memory, register or flag. The intrinsic is unsafe up to Rust 1.88 and
+        // safe from 1.89 on, so no form of calling it compiles without a warning on both.
+        unsafe { std::arch::asm!("sfence", options(nostack, preserves_flags)) };
+        let done = head + body;
+        let (dst, src) = (dst.wrapping_add(done), src.wrapping_add(done));
+        // SAFETY: the tail ends at `bytes`.
+        unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes - done) };
+    }
+
+    /// Copies one cache line with streaming stores.
+    ///
+    /// # Safety
+    /// `src` is readable and `dst` writable for a line, and `dst` is aligned to one.
+    #[target_feature(enable = "avx")]
+    #[inline]
+    unsafe fn stream_line(dst: *mut u8, src: *const u8) {
+        for vector in (0..LINE_BYTES).step_by(VECTOR_BYTES) {
+            let (dst, src) = (dst.wrapping_add(vector).cast(), src.wrapping_add(vector).cast());
+            // SAFETY: inside the line (the caller's promise).
+            let value = unsafe { _mm256_loadu_si256(src) };
+            // SAFETY: as above, and aligned since lines and vectors are powers of two.
+            unsafe { _mm256_stream_si256(dst, value) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streaming_copies_exactly_its_bytes_at_any_alignment() {
+        let src: Vec<u8> = (0..1000_u32).map(|i| (i * 7 + 3) as u8).collect();
+        for bytes in [0, 1, 31, 32, 63, 64, 65, 127, 128, 129, 500, 511] {
+            for (to, from) in [(0, 0), (1, 0), (0, 1), (63, 17), (33, 64)] {
+                let mut dst = vec![0xA5_u8; 1000];
+                let (target, source) =
+                    (dst.as_mut_ptr().wrapping_add(to), src.as_ptr().wrapping_add(from));
+                // SAFETY: both spans are inside their vectors, which no other code accesses.
+                unsafe { copy_streaming(target, source, bytes) };
+                assert_eq!(dst[to..to + bytes], src[from..from + bytes], "{bytes} {to} {from}");
+                assert!(dst[..to].iter().all(|&byte| byte == 0xA5), "{bytes} {to} {from}");
+                assert!(dst[to + bytes..].iter().all(|&byte| byte == 0xA5), "{bytes} {to} {from}");
+            }
+        }
     }
 }

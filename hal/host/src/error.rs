@@ -1,4 +1,4 @@
-//! What can go wrong with shared memory.
+//! The error of the host backend.
 
 use rustix::io::Errno;
 
@@ -13,12 +13,12 @@ use peerlane_toolkit::mapping::MappingError;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("{what}: {errno}")]
     System {
-        /// What was asked of it.
+        /// The action that failed.
         what: String,
-        /// Its answer.
+        /// The error of the system.
         #[source]
         errno: Errno,
     },
@@ -28,31 +28,31 @@ pub enum Error {
          machine; use smaller buffers or fewer ranks"
     )]
     OutOfMemory {
-        /// Bytes wanted.
+        /// Requested bytes.
         wanted: u64,
-        /// Bytes available.
+        /// Available bytes.
         available: u64,
     },
-    /// The bytes of a key are wrong.
+    /// A key is malformed.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// The key names memory that its owner has freed.
+    /// A key names memory that its owner has freed.
     #[error("remote key of rank {peer}, generation {generation}: the memory has been freed")]
     Freed {
         /// The owner.
         peer: Rank,
-        /// Which registration.
+        /// The generation of the registration.
         generation: u64,
     },
-    /// The key was exported by another rank than the caller says.
-    #[error("remote key is of rank {seen}, wanted one of rank {wanted}")]
+    /// A key was exported by another rank than the caller says.
+    #[error("remote key is of rank {seen}, expected rank {wanted}")]
     ForeignKey {
         /// The rank that the caller named.
         wanted: Rank,
         /// The rank that the key names.
         seen: Rank,
     },
-    /// The caller's own memory cannot be reached from another process.
+    /// Memory that the peer registered itself cannot be imported by another process.
     #[error(
         "rank {peer} registered memory of its own process; only ranks of that process can import \
          it: use memory from `allocate` between processes"
@@ -61,12 +61,12 @@ pub enum Error {
         /// The owner.
         peer: Rank,
     },
-    /// The bytes of an address are wrong.
+    /// An address is malformed.
     #[error("address of rank {peer} is malformed: {what}")]
     Address {
-        /// Whose address.
+        /// The rank of the address.
         peer: Rank,
-        /// What is wrong.
+        /// The malformed field.
         what: String,
     },
     /// The peer is not connected.
@@ -75,12 +75,12 @@ pub enum Error {
         /// The peer.
         peer: Rank,
     },
-    /// The peer's process is gone.
+    /// The peer's process has ended.
     #[error("rank {peer} is gone: {how}")]
     PeerLost {
         /// The peer.
         peer: Rank,
-        /// How it was noticed.
+        /// The sign by which it was detected.
         how: String,
     },
     /// The peer did not answer in time.
@@ -88,22 +88,22 @@ pub enum Error {
     Timeout {
         /// The peer.
         peer: Rank,
-        /// What was wanted of it.
+        /// The action that did not finish.
         what: &'static str,
         /// The timeout.
         timeout: std::time::Duration,
     },
-    /// An argument can never be right.
+    /// An invalid argument.
     #[error("{0}")]
     Argument(String),
-    /// The queue has no room for the slice.
+    /// The queue has no room for the slice now.
     #[error("the queue holds {queued} of {room} ops, {wanted} more do not fit now")]
     QueueFull {
-        /// Ops in the queue.
+        /// Number of ops in the queue.
         queued: usize,
-        /// Ops that fit.
+        /// Number of ops that fit.
         room: usize,
-        /// Ops in the slice.
+        /// Number of ops in the slice.
         wanted: usize,
     },
     /// The engine was released.
@@ -119,7 +119,7 @@ impl Error {
         }
     }
 
-    /// What asking `peer`'s process for its memory came to.
+    /// Returns a conversion of the error of requesting memory of `peer`.
     pub(super) fn of_handover(peer: Rank, generation: Generation) -> impl FnOnce(Refusal) -> Self {
         move |refusal| match refusal {
             Refusal::Freed => Self::Freed { peer, generation: generation.0 },
@@ -132,7 +132,7 @@ impl Error {
         }
     }
 
-    /// Memory of `owner` that is not mapped.
+    /// Returns a conversion of the error of mapping memory of `owner`.
     pub(super) fn of_mapping(owner: Rank) -> impl FnOnce(MappingError) -> Self {
         move |error| match error {
             MappingError::System { what, errno } => Self::System { what, errno },

@@ -1,4 +1,4 @@
-//! The host backend's remote key: which process, which registration, how large.
+//! The remote key of the host backend: process, registration and length of a region.
 
 use peerlane_hal::Rank;
 use peerlane_hal::Role;
@@ -6,37 +6,37 @@ use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{BackendId, Envelope, Generation, KeyError, RemoteKey};
 use peerlane_toolkit::handover::{ProcessToken, role_number, role_of};
 
-/// How a region can be reached.
+/// The method by which another process accesses a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reach {
-    /// A memfd that the owner hands to any process; the region begins so many bytes into it.
+pub(super) enum Access {
+    /// A memfd that the owner hands to any process. The region begins `head` bytes into it.
     Shared { head: u64 },
-    /// Memory of the owner's process alone.
+    /// Memory that only the owner's process can import.
     Private,
 }
 
-/// The bytes that let a peer import a region of host memory.
+/// The bytes with which a peer imports a region of host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     pub(super) process: ProcessToken,
     pub(super) generation: Generation,
     pub(super) rank: Rank,
     pub(super) role: Role,
-    pub(super) reach: Reach,
+    pub(super) access: Access,
     pub(super) bytes: u64,
 }
 
 impl RemoteKey for Key {
     fn encode(&self) -> Vec<u8> {
-        let (reach, head) = match self.reach {
-            Reach::Shared { head } => (0, head),
-            Reach::Private => (1, 0),
+        let (access, head) = match self.access {
+            Access::Shared { head } => (0, head),
+            Access::Private => (1, 0),
         };
         let payload = Writer::new()
             .bytes(&self.process.0)
             .u32(self.rank.0)
             .u32(role_number(self.role))
-            .u32(reach)
+            .u32(access)
             .u64(self.bytes)
             .u64(head)
             .finish();
@@ -49,14 +49,14 @@ impl RemoteKey for Key {
         let process = ProcessToken(reader.array("process token")?);
         let rank = Rank(reader.u32("rank")?);
         let role = role_of(reader.u32("role")?)?;
-        let reach = reader.u32("reach")?;
+        let access = reader.u32("access")?;
         let bytes = reader.u64("region bytes")?;
         let head = reader.u64("bytes before the region")?;
-        let reach = match reach {
-            0 => Reach::Shared { head },
-            1 => Reach::Private,
+        let access = match access {
+            0 => Access::Shared { head },
+            1 => Access::Private,
             seen => {
-                let (field, wanted) = ("reach", "0 or 1");
+                let (field, wanted) = ("access", "0 or 1");
                 return Err(KeyError::Field { field, seen: seen.into(), wanted });
             }
         };
@@ -73,7 +73,7 @@ impl RemoteKey for Key {
         if !reader.rest().is_empty() {
             return Err(KeyError::Trailing { bytes: reader.rest().len() });
         }
-        Ok(Self { process, generation: envelope.generation, rank, role, reach, bytes })
+        Ok(Self { process, generation: envelope.generation, rank, role, access, bytes })
     }
 
     fn region_bytes(&self) -> u64 {

@@ -1,28 +1,27 @@
-//! The reference backend: ranks as threads or processes of one machine, over shared memory.
+//! The reference backend: ranks are threads or processes of one machine that share memory.
 //!
-//! How the contract maps to Linux:
-//!
-//! | contract | here |
+//! | contract | on Linux |
 //! | --- | --- |
 //! | region that Peerlane allocates | a sealed memfd, mapped by each importer |
 //! | region of the caller | its own pointer; only ranks of the same process can import it |
-//! | remote key | process token, generation, size; the descriptor itself travels by `SCM_RIGHTS` |
-//! | put | one copy from the source straight into the peer's mapping |
-//! | signal | a release store into the peer's mapping, and a futex wake if somebody sleeps there |
+//! | remote key | process token, generation, length; the descriptor itself is sent by `SCM_RIGHTS` |
+//! | put | one copy from the source directly into the peer's mapping |
+//! | signal | a release store into the peer's mapping, and a futex wake if the peer sleeps |
 //! | wait | an acquire load whenever the caller polls |
-//! | park | a short spin, then a futex sleep on the rank's bell |
+//! | park | a short spin, then a futex sleep on the rank's doorbell |
 //!
-//! The engine is driven by its caller: ops run inside `submit` and `completed`. There is no thread
-//! on the data path, and no system call but the futex ones. One thread a process hands out
-//! descriptors; it sleeps in `accept`.
+//! The caller drives the engine: ops run inside `submit` and `completed`. The data path has no thread, and no
+//! system call except for the futex calls. One thread per process hands out descriptors; it sleeps in
+//! `accept`.
 //!
-//! Left out on purpose: `process_vm_writev` and `pidfd_getfd` for memory of other processes (many
-//! containers refuse both), and named shared memory (a killed process would leave it behind).
+//! Left out on purpose: `process_vm_writev` and `pidfd_getfd` for memory of other processes, since many
+//! containers refuse both, and named shared memory, since a killed process would leave it behind.
 //!
-//! Ranks of a group trust each other: a peer that writes outside the protocol can change what a
-//! rank reads, though never outside the regions that it exported.
+//! Ranks of a group trust each other. A peer that violates the protocol can change what a rank reads, but
+//! only inside the regions that the rank exported.
 
 mod device;
+mod doorbell;
 mod engine;
 mod error;
 mod fabric;

@@ -1,30 +1,26 @@
 //! Regions of host memory, local and imported.
 
-mod registration;
-
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use registration::Backing;
-pub(super) use registration::Registration;
+use rustix::fd::OwnedFd;
 
-use super::engine::Bell;
+use super::doorbell::Doorbell;
 use super::error::Error;
 use super::fabric::Peers;
-use super::key::{Key, Reach};
-use peerlane_hal::Deadline;
-use peerlane_hal::Rank;
-use peerlane_hal::{BackendId, Generation};
-use peerlane_hal::{DmaBuf, DynRegion, Flush};
-use peerlane_hal::{PeerMemory, Region, Role, Space};
-use peerlane_toolkit::handover::{self, Claim, Entry, ProcessToken};
-use peerlane_toolkit::mapping::{self, Mapping};
+use super::key::{Access, Key};
+use peerlane_hal::{
+    BackendId, Deadline, DmaBuf, DynRegion, Flush, Generation, PeerMemory, Rank, Region, Role,
+    Space,
+};
+use peerlane_toolkit::handover::{self, Claim, Entry, Handover, ProcessToken};
+use peerlane_toolkit::mapping::{self, MappedSpan, Mapping};
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// Registers memory of this rank and imports that of its peers.
+/// Registers memory of this rank and imports memory of its peers.
 #[derive(Debug)]
 pub struct Memory {
     pub(super) rank: Rank,
@@ -35,15 +31,15 @@ pub struct Memory {
 #[derive(Debug)]
 pub struct Local {
     registration: Arc<Registration>,
-    /// Taken out of the process's registrations when this is dropped.
+    /// Removes the registration from those of the process when it is dropped.
     entry: Entry,
 }
 
 /// Imported memory of a peer.
 pub struct Remote {
     registration: Arc<Registration>,
-    /// Rung when a flag of this region is signalled.
-    bell: Arc<Bell>,
+    /// Wakes the owner when a flag of this region is signalled.
+    doorbell: Arc<Doorbell>,
     peer: Rank,
 }
 
@@ -52,10 +48,10 @@ impl Local {
     pub(super) fn allocate(owner: Rank, bytes: u64, role: Role) -> Result<Self, Error> {
         let mapping = Mapping::create(bytes).map_err(Error::of_mapping(owner))?;
         let backing = Backing::Mapped(mapping, 0);
-        Ok(Self::enter(Registration { backing, bytes, owner, role }))
+        Ok(Self::publish(Registration { backing, bytes, owner, role }))
     }
 
-    fn enter(registration: Registration) -> Self {
+    fn publish(registration: Registration) -> Self {
         let (owner, role) = (registration.owner, registration.role);
         let registration = Arc::new(registration);
         let shared = Arc::clone(&registration);
@@ -93,8 +89,8 @@ impl Region for Local {
         (self.role() == Role::Flags).then(|| {
             let words = self.registration.bytes / WORD_BYTES;
             let words = usize::try_from(words).expect("a mapped region fits the address space");
-            // SAFETY: `register` checked the alignment of flags and made their lifetime the
-            // caller's duty; engines touch flags as atomics only.
+            // SAFETY: `register` checked the alignment of flags and made their lifetime the caller's duty;
+            // engines access flags as atomics only.
             unsafe { std::slice::from_raw_parts(self.base().as_ptr().cast(), words) }
         })
     }
@@ -126,11 +122,11 @@ impl Remote {
         self.registration.role
     }
 
-    pub(super) fn bell(&self) -> &Arc<Bell> {
-        &self.bell
+    pub(super) fn doorbell(&self) -> &Arc<Doorbell> {
+        &self.doorbell
     }
 
-    /// Whose memory it is.
+    /// Returns the owner of the memory.
     pub fn peer(&self) -> Rank {
         self.peer
     }
@@ -142,7 +138,10 @@ impl fmt::Debug for Remote {
     }
 }
 
-/// Opens a region of another process, or of this one.
+/// Opens a region of another process or of this one.
+///
+/// # Errors
+/// Returns [`Error::Freed`], [`Error::PrivateMemory`], or why the owner did not hand over the memory.
 pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Registration>, Error> {
     let (bytes, owner, role) = (key.bytes, peer, key.role);
     let claim = Claim { backend: BackendId::HOST, generation: key.generation, owner, role };
@@ -150,12 +149,12 @@ pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Regi
         let found = handover::find::<Registration>(&claim).filter(|found| found.bytes == bytes);
         return found.ok_or(Error::Freed { peer, generation: key.generation.0 });
     }
-    let Reach::Shared { head } = key.reach else { return Err(Error::PrivateMemory { peer }) };
+    let Access::Shared { head } = key.access else { return Err(Error::PrivateMemory { peer }) };
     let fds = handover::ask(key.process, &claim, deadline)
         .map_err(Error::of_handover(peer, key.generation))?;
     let count = fds.len();
     let Ok([fd]) = <[_; 1]>::try_from(fds) else {
-        let how = format!("it handed over {count} descriptors for one region, wanted 1");
+        let how = format!("it handed over {count} descriptors for one region, expected 1");
         return Err(Error::PeerLost { peer, how });
     };
     let mapped = Mapping::import(fd, head, bytes).map_err(Error::of_mapping(peer));
@@ -184,20 +183,20 @@ impl PeerMemory for Memory {
             return Err(Error::Argument(text));
         }
         let backing = match mapping::find(base, bytes) {
-            Some(place) => Backing::Part(base, place),
+            Some(span) => Backing::Span(base, span),
             None => Backing::Borrowed(base),
         };
-        Ok(Local::enter(Registration { backing, bytes, owner: self.rank, role }))
+        Ok(Local::publish(Registration { backing, bytes, owner: self.rank, role }))
     }
 
     unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<Local, Error> {
         if region.space() == Space::Device {
             let (bytes, base) = (region.bytes(), region.base());
             return Err(Error::Argument(format!(
-                "{bytes} bytes at {base:p} are memory of a device, wanted memory of the host"
+                "{bytes} bytes at {base:p} are device memory, expected host memory"
             )));
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.register(region.base(), region.bytes(), role) }
     }
 
@@ -207,18 +206,79 @@ impl PeerMemory for Memory {
             generation: local.generation(),
             rank: local.registration.owner,
             role: local.role(),
-            reach: local.registration.reach(),
+            access: local.registration.access(),
             bytes: local.registration.bytes,
         })
     }
 
     fn import(&self, peer: Rank, key: &Key, deadline: Deadline) -> Result<Remote, Error> {
-        let Some(bell) = self.peers.bell(peer) else {
+        let Some(doorbell) = self.peers.doorbell(peer) else {
             return Err(Error::NotConnected { peer });
         };
         if key.rank != peer {
             return Err(Error::ForeignKey { wanted: peer, seen: key.rank });
         }
-        Ok(Remote { registration: open(peer, key, deadline)?, bell, peer })
+        Ok(Remote { registration: open(peer, key, deadline)?, doorbell, peer })
+    }
+}
+
+/// The memory of a registration.
+#[derive(Debug)]
+enum Backing {
+    /// Allocated here or imported from another process, and the offset of the region in the mapping.
+    Mapped(Mapping, usize),
+    /// A span of a mapping that this process has already.
+    Span(NonNull<u8>, MappedSpan),
+    /// Memory of the caller.
+    Borrowed(NonNull<u8>),
+}
+
+/// Registered memory, shared with importers of this process.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    backing: Backing,
+    bytes: u64,
+    owner: Rank,
+    role: Role,
+}
+
+// SAFETY: a registration only names memory. The contracts of the ops and of `register` govern concurrent
+// access.
+unsafe impl Send for Registration {}
+// SAFETY: as above.
+unsafe impl Sync for Registration {}
+
+impl Registration {
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        match &self.backing {
+            // SAFETY: a mapping holds the bytes of its region.
+            Backing::Mapped(mapping, head) => unsafe { mapping.base().add(*head) },
+            Backing::Span(base, _) | Backing::Borrowed(base) => *base,
+        }
+    }
+
+    /// Returns how another process accesses the memory.
+    fn access(&self) -> Access {
+        match &self.backing {
+            Backing::Mapped(_, head) => Access::Shared { head: *head as u64 },
+            Backing::Span(_, span) => Access::Shared { head: span.head },
+            Backing::Borrowed(_) => Access::Private,
+        }
+    }
+}
+
+impl Handover for Registration {
+    fn descriptors(&self) -> Option<u32> {
+        (!matches!(self.backing, Backing::Borrowed(_))).then_some(1)
+    }
+
+    fn descriptor(&self, _index: u32) -> Result<OwnedFd, String> {
+        let fd = match &self.backing {
+            Backing::Mapped(mapping, _) => mapping.fd(),
+            Backing::Span(_, span) => span.fd(),
+            Backing::Borrowed(_) => return Err("the memory is private to its process".to_owned()),
+        };
+        fd.try_clone_to_owned()
+            .map_err(|error| format!("cannot duplicate the descriptor of the memory: {error}"))
     }
 }

@@ -1,28 +1,28 @@
-//! The ticket counter of an engine.
+//! Counts the tickets of an engine.
 
 use std::collections::VecDeque;
 
 use peerlane_hal::Ticket;
 
-/// Hands out tickets and says how far they are complete, also when the parts of a ticket finish out
-/// of order (a copy split over engines, queue pairs to several peers).
+/// Issues tickets and tracks which are complete, also where the parts of a ticket finish out of order, such
+/// as a copy that is split over engines, or queue pairs to several peers.
 ///
-/// Holds one counter for each open ticket in a buffer that is allocated once.
+/// It holds one counter for each open ticket, in a buffer that is allocated once.
 #[derive(Debug)]
 pub struct Ledger {
-    /// Open parts of each ticket after `done`, oldest first.
+    /// Number of open parts of each ticket after `done`, oldest first.
     open: VecDeque<u32>,
     done: u64,
 }
 
 impl Ledger {
-    /// A ledger that allocates nothing while at most `tickets` are open.
+    /// Creates a ledger that does not allocate while at most `tickets` are open.
     pub fn with_capacity(tickets: usize) -> Self {
         Self { open: VecDeque::with_capacity(tickets), done: 0 }
     }
 
-    /// The next ticket, with `parts` to finish. Without parts it completes as soon as all before it
-    /// have.
+    /// Issues the next ticket, with `parts` to finish. A ticket without parts is complete as soon as all
+    /// earlier ones are.
     pub fn issue(&mut self, parts: u32) -> Ticket {
         self.open.push_back(parts);
         let ticket = self.last();
@@ -30,10 +30,10 @@ impl Ledger {
         ticket
     }
 
-    /// One part of `ticket` has finished.
+    /// Finishes one part of `ticket`.
     ///
     /// # Panics
-    /// If the ticket has no open part: a backend counted wrong.
+    /// Panics if the ticket has no open part, which is an error of the backend.
     pub fn finish_part(&mut self, ticket: Ticket) {
         let parts = ticket
             .0
@@ -45,23 +45,23 @@ impl Ledger {
         self.settle();
     }
 
-    /// Everything is over: what was released or dropped counts as complete.
+    /// Completes all tickets, after a release or a drop.
     pub fn finish_all(&mut self) {
         self.done = self.last().0;
         self.open.clear();
     }
 
-    /// How many tickets are not complete.
+    /// Returns the number of incomplete tickets.
     pub fn open(&self) -> usize {
         self.open.len()
     }
 
-    /// The last ticket handed out.
+    /// Returns the last issued ticket.
     pub fn last(&self) -> Ticket {
         Ticket(self.done + self.open.len() as u64)
     }
 
-    /// The last ticket up to which everything is complete.
+    /// Returns the last ticket up to which everything is complete.
     pub fn completed(&self) -> Ticket {
         Ticket(self.done)
     }

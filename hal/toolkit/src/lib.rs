@@ -1,20 +1,31 @@
-//! The parts that Peerlane backends share.
+//! Building blocks that Peerlane backends share.
 //!
-//! | part | serves | holds |
-//! | --- | --- | --- |
-//! | [`Ledger`], [`pieces`], [`Poison`], [`Parker`] | any engine | tickets that finish out of order, copies split at a limit, the first error, parking |
-//! | [`handover`], [`mapping`] | backends whose ranks are processes of one host | file descriptors over a socket, mapped host memory |
-//! | [`device`] | GPUs with in-order queues, events and waits for 64-bit words | the driver calls, as traits |
-//! | [`streams`] | the same | the engine on streams |
-//! | [`regions`] | the same | registration, export, import and keys of memory |
-//! | [`peers`] | the same | the fabric of one host |
-//! | [`places`] | engines that resolve ops to addresses | checks of ops against their regions |
+//! | kind of device | parts |
+//! | --- | --- |
+//! | GPU with streams, events and waits for 64-bit words (CUDA, HIP) | implement the traits of [`device`]; [`streams`] is the engine, [`regions`] the memory, [`peers`] the fabric |
+//! | ring and doorbell, such as a DMA engine or an accelerator without streams | [`Ledger`], [`pieces`], [`Poison`], [`Parker`], and [`places`] for the checks of ops |
+//! | NIC (verbs) | [`Ledger`], [`pieces`], [`Poison`], and [`handover`] for host memory of other processes |
+//! | host memory | [`mapping`] and [`handover`] |
+//!
+//! | part | what it does |
+//! | --- | --- |
+//! | [`Ledger`] | issues tickets and tracks their completion, also out of order |
+//! | [`pieces`] | splits copies at a size limit |
+//! | [`Poison`] | remembers the first error of an engine |
+//! | [`Parker`] | parks a thread until the device may have made progress |
+//! | [`places`] | checks ops against their regions |
+//! | [`mapping`] | maps shared host memory |
+//! | [`handover`] | hands memory to other processes as file descriptors |
+//! | [`device`] | traits for the driver of a GPU |
+//! | [`streams`] | an engine on the streams of a GPU |
+//! | [`regions`] | registration, export, import and keys of GPU memory |
+//! | [`peers`] | a fabric for the GPUs of one host |
 //!
 //! ```
 //! use peerlane_hal::Ticket;
 //! use peerlane_toolkit::{Ledger, pieces};
 //!
-//! // A copy of 300 bytes on an engine that takes 128 at a time has three parts.
+//! // A copy of 300 bytes on an engine that takes 128 at a time has three pieces.
 //! let mut ledger = Ledger::with_capacity(16);
 //! let ticket = ledger.issue(pieces(300, 128).len() as u32);
 //! ledger.finish_part(ticket);
@@ -24,6 +35,7 @@
 //! assert_eq!(ledger.completed(), ticket);
 //! ```
 
+mod deferred_free;
 pub mod device;
 pub mod handover;
 mod ledger;
@@ -34,7 +46,6 @@ mod pieces;
 pub mod places;
 mod poison;
 pub mod regions;
-mod retire;
 pub mod streams;
 
 pub use ledger::Ledger;

@@ -1,47 +1,44 @@
-//! Shared mappings: a sealed memfd and its place in this address space.
+//! Shared memory of the host: sealed memfds and their mappings.
 //!
-//! Every mapping of the process can be found by its addresses, so that memory which one fabric has
-//! allocated can be registered with another and leave the process from there too.
+//! Every mapping of the process can be found by its addresses, so that memory that one fabric has allocated
+//! can be registered with another fabric and exported from there too.
 
-mod place;
-
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 pub use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-pub use place::{Place, find};
-
-/// Below this the check of free memory costs more than it can tell.
+/// Smallest allocation for which free memory is checked; for smaller ones the check costs too much.
 const CHECKED_BYTES_MIN: u64 = 16 << 20;
-/// The size of a transparent huge page; smaller regions gain nothing from one.
+/// The size of a transparent huge page. Smaller regions gain nothing from one.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const PAGE_BYTES: u64 = 4096;
 
-/// Why memory of the host is not mapped.
+/// The reason why host memory is not mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MappingError {
-    /// This system refused something.
+    /// The operating system returned an error.
     System {
-        /// What was asked of it.
+        /// The action that failed.
         what: String,
-        /// Its answer.
+        /// The error of the system.
         errno: Errno,
     },
-    /// The machine has too little memory.
+    /// The machine has too little free memory.
     Full {
-        /// Bytes wanted.
+        /// Requested bytes.
         wanted: u64,
-        /// Bytes that can be had without swapping.
+        /// Bytes that are available without swapping.
         available: u64,
     },
-    /// What a peer handed over is not what it should be.
+    /// The memory that a peer handed over is not as expected.
     Unsound {
-        /// What it is, and what was wanted.
+        /// The state found and the state expected.
         how: String,
     },
 }
@@ -52,14 +49,14 @@ impl MappingError {
     }
 }
 
-/// A memfd, mapped and resident. Its size is sealed, so that no owner can pull pages away from
-/// under an importer.
+/// A memfd, mapped and resident. Its size is sealed, so that its owner cannot remove pages that an importer
+/// uses.
 #[derive(Debug)]
 pub struct Mapping {
     pages: Arc<Pages>,
 }
 
-/// What is mapped; a [`Place`] in it keeps it mapped.
+/// The mapped pages; a [`MappedSpan`] in them keeps them mapped.
 #[derive(Debug)]
 struct Pages {
     base: NonNull<u8>,
@@ -67,16 +64,16 @@ struct Pages {
     fd: OwnedFd,
 }
 
-// SAFETY: a mapping is plain memory; who may touch which byte when is the contract of the ops.
+// SAFETY: a mapping is plain memory; the contract of the ops governs concurrent access.
 unsafe impl Send for Pages {}
-// SAFETY: as above; the type itself has no interior state.
+// SAFETY: as for `Send`; the type has no interior state.
 unsafe impl Sync for Pages {}
 
 impl Mapping {
     /// Creates zeroed memory.
     ///
     /// # Errors
-    /// The machine has too little memory, or the system refuses.
+    /// Returns [`MappingError::Full`] or [`MappingError::System`].
     pub fn create(bytes: u64) -> Result<Self, MappingError> {
         let mapped = bytes.max(1).checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
         if mapped >= CHECKED_BYTES_MIN {
@@ -85,7 +82,7 @@ impl Mapping {
                 MappingError::System { what: "read /proc/meminfo".to_owned(), errno }
             });
             let available = memory?.available_bytes;
-            // Over-commit would let the allocation pass and kill a process later.
+            // With over-commit the allocation would succeed and the kernel would kill a process later.
             if mapped > available {
                 return Err(MappingError::Full { wanted: bytes, available });
             }
@@ -101,11 +98,12 @@ impl Mapping {
         Self::map(fd, 0, mapped)
     }
 
-    /// Maps the `bytes` behind the first `head` of a memfd that a peer handed over, which must hold
-    /// them; and says how far into the mapping they begin, since a mapping begins with a page.
+    /// Maps `bytes` of a peer's memfd after its first `head` bytes. Returns the mapping and the offset of the
+    /// bytes in it, since a mapping begins at a page.
     ///
     /// # Errors
-    /// It is shorter, or could be shortened; or the system refuses.
+    /// Returns [`MappingError::Unsound`] if the memfd is shorter or could be shortened, and
+    /// [`MappingError::System`].
     pub fn import(fd: OwnedFd, head: u64, bytes: u64) -> Result<(Self, usize), MappingError> {
         let start = head / PAGE_BYTES * PAGE_BYTES;
         let end = head.saturating_add(bytes.max(1));
@@ -118,12 +116,12 @@ impl Mapping {
         if !whole || !seals.contains(SealFlags::SHRINK) {
             return Err(MappingError::Unsound {
                 how: format!(
-                    "it handed over memory of {size} bytes with seals {seals:?}, wanted at least \
+                    "it handed over memory of {size} bytes with seals {seals:?}, expected at least \
                      {end} bytes that cannot shrink"
                 ),
             });
         }
-        // Less than a page.
+        // The offset is less than a page.
         Ok((Self::map(fd, start, end - start)?, (head - start) as usize))
     }
 
@@ -146,53 +144,53 @@ impl Mapping {
         let base = base.map_err(MappingError::system(format!("map {mapped_bytes} bytes")))?;
         let base = NonNull::new(base.cast()).expect("mmap never maps page zero by choice");
         let pages = Arc::new(Pages { base, mapped_bytes, fd });
-        place::enter(&pages, start);
+        insert_mapping(&pages, start);
         pages.make_resident()?;
         Ok(Self { pages })
     }
 
-    /// The first byte.
+    /// Returns the address of the first byte.
     pub fn base(&self) -> NonNull<u8> {
         self.pages.base
     }
 
-    /// The bytes that are mapped: whole pages.
+    /// Returns the length of the mapping in bytes, a multiple of the page size.
     pub fn mapped_bytes(&self) -> usize {
         self.pages.mapped_bytes
     }
 
-    /// What another process maps.
+    /// Returns the descriptor that another process maps.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.pages.fd.as_fd()
     }
 }
 
 impl Pages {
-    /// Faults every page in now, in huge pages where the system gives them, so that the first
-    /// gather is no slower than the next.
+    /// Faults every page in now, in huge pages where the system provides them, so that the first operation is
+    /// as fast as the next.
     fn make_resident(&self) -> Result<(), MappingError> {
         if self.mapped_bytes >= HUGE_PAGE_BYTES {
-            // A hint: where shared memory has no huge pages it changes nothing.
+            // Only a hint: it changes nothing where shared memory has no huge pages.
             let _ = self.advise(Advice::LinuxHugepage);
         }
         match self.advise(Advice::LinuxPopulateWrite) {
-            // Linux before 5.14 does not know it; the pages come on first touch.
+            // Linux before 5.14 does not support it; the pages are allocated at the first access.
             Ok(()) | Err(Errno::INVAL) => Ok(()),
             Err(errno) => Err(MappingError::system("make shared memory resident")(errno)),
         }
     }
 
     fn advise(&self, advice: Advice) -> rustix::io::Result<()> {
-        // SAFETY: the range is this mapping; neither advice changes its content.
+        // SAFETY: the range is this mapping, and neither advice changes its content.
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.mapped_bytes, advice) }
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // Before the kernel can give the addresses to another one.
-        place::leave(self);
-        // SAFETY: the range is this mapping, and whoever holds a pointer into it holds the mapping.
+        // Removed before the kernel can reuse the addresses.
+        remove_mapping(self);
+        // SAFETY: the range is this mapping, and every holder of a pointer into it holds the mapping.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
         debug_assert_eq!(unmapped, Ok(()));
     }
@@ -201,7 +199,7 @@ impl Drop for Pages {
 /// The memory of this machine, from `/proc/meminfo`.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryInfo {
-    /// All memory, in bytes.
+    /// All memory in bytes.
     pub total_bytes: u64,
     /// Memory that can be allocated without swapping, in bytes.
     pub available_bytes: u64,
@@ -211,7 +209,7 @@ impl MemoryInfo {
     /// Reads `/proc/meminfo`.
     ///
     /// # Errors
-    /// If the file cannot be read.
+    /// Returns the error of reading the file.
     pub fn read() -> std::io::Result<Self> {
         let text = fs::read_to_string("/proc/meminfo")?;
         let bytes = |name: &str| {
@@ -221,5 +219,111 @@ impl MemoryInfo {
             kib.map_or(0, |kib| kib * 1024)
         };
         Ok(Self { total_bytes: bytes("MemTotal:"), available_bytes: bytes("MemAvailable:") })
+    }
+}
+
+/// A span of a mapping of this process, in the form that another process can map. It stays mapped while this
+/// lives.
+#[derive(Clone, Debug)]
+pub struct MappedSpan {
+    pages: Arc<Pages>,
+    /// Number of bytes of the memfd before the span.
+    pub head: u64,
+    /// The first byte of the mapping.
+    pub mapping_base: NonNull<u8>,
+    /// Length of the mapping in bytes, a multiple of the page size.
+    pub mapped_bytes: usize,
+}
+
+// SAFETY: a span only names memory; the contract of the ops governs concurrent access.
+unsafe impl Send for MappedSpan {}
+// SAFETY: as above.
+unsafe impl Sync for MappedSpan {}
+
+impl MappedSpan {
+    /// Returns the descriptor that another process maps.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.pages.fd.as_fd()
+    }
+}
+
+/// All mappings by their first byte, each with the number of bytes of its memfd before it.
+static MAPPINGS: Mutex<BTreeMap<usize, (Weak<Pages>, u64)>> = Mutex::new(BTreeMap::new());
+
+fn mappings() -> MutexGuard<'static, BTreeMap<usize, (Weak<Pages>, u64)>> {
+    // Each change is one call, so the map stays consistent if another thread panics.
+    MAPPINGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the span `base..base + bytes`, if one mapping holds all of it.
+pub fn find(base: NonNull<u8>, bytes: u64) -> Option<MappedSpan> {
+    let address = base.as_ptr().addr();
+    let (at, pages, head) = {
+        let mappings = mappings();
+        let (start, (pages, head)) = mappings.range(..=address).next_back()?;
+        ((address - start) as u64, pages.upgrade()?, *head)
+    };
+    // Outside of the lock, since dropping the last reference to the pages takes it too.
+    let (mapping_base, mapped_bytes) = (pages.base, pages.mapped_bytes);
+    let inside = at.checked_add(bytes.max(1)).is_some_and(|end| end <= mapped_bytes as u64);
+    inside.then(|| MappedSpan { pages, head: head + at, mapping_base, mapped_bytes })
+}
+
+/// Adds a mapping that begins `head` bytes into its memfd.
+fn insert_mapping(pages: &Arc<Pages>, head: u64) {
+    mappings().insert(pages.base.as_ptr().addr(), (Arc::downgrade(pages), head));
+}
+
+fn remove_mapping(pages: &Pages) {
+    mappings().remove(&pages.base.as_ptr().addr());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(mapping: &Mapping, offset: usize) -> NonNull<u8> {
+        NonNull::new(mapping.base().as_ptr().wrapping_add(offset)).unwrap()
+    }
+
+    #[test]
+    fn a_span_is_found_in_its_mapping_and_not_beyond() {
+        let mapping = Mapping::create(10_000).unwrap();
+        let whole = mapping.mapped_bytes() as u64;
+        assert_eq!(find(mapping.base(), whole).unwrap().head, 0);
+        assert_eq!(find(at(&mapping, 5001), 100).unwrap().head, 5001);
+        assert!(find(mapping.base(), whole + 1).is_none());
+        assert!(find(at(&mapping, 1), u64::MAX).is_none());
+        assert!(find(at(&mapping, 12_287), 1).is_some());
+        let heap = Box::new(0_u64);
+        assert!(find(NonNull::from(&*heap).cast(), 8).is_none());
+        let base = mapping.base();
+        let span = find(base, 1).unwrap();
+        drop(mapping);
+        // SAFETY: the span keeps it mapped, and no other code knows it.
+        unsafe { base.write(1) };
+        drop(span);
+        assert!(find(base, 1).is_none());
+    }
+
+    #[test]
+    fn a_part_is_the_same_memory_at_another_address() {
+        let mapping = Mapping::create(3 * 4096).unwrap();
+        for head in [0_usize, 1, 4095, 4096, 5000, 8192] {
+            let span = find(at(&mapping, head), 1000).unwrap();
+            let fd = span.fd().try_clone_to_owned().unwrap();
+            let (part, begin) = Mapping::import(fd, span.head, 1000).unwrap();
+            // SAFETY: inside both mappings, which no other code knows.
+            unsafe { at(&mapping, head + 7).write(head as u8 | 1) };
+            // SAFETY: as above.
+            assert_eq!(unsafe { at(&part, begin + 7).read() }, head as u8 | 1);
+            // A part of a part has its offset in the whole memfd.
+            assert_eq!(find(at(&part, begin), 1000).unwrap().head, head as u64);
+        }
+        let fd = find(mapping.base(), 1).unwrap().fd().try_clone_to_owned().unwrap();
+        for (head, bytes) in [(4096, 8193), (u64::MAX, 1), (1, u64::MAX)] {
+            let fd = fd.try_clone().unwrap();
+            assert!(Mapping::import(fd, head, bytes).is_err(), "{bytes} from {head}");
+        }
     }
 }

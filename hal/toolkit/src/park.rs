@@ -1,100 +1,101 @@
-//! Giving the processor away until a device has come further.
+//! Parks a thread until the device may have made progress.
 //!
-//! A driver's own blocking waits cannot be ended by a waker, may not be legal during a capture, or look
-//! without a pause themselves. So a sleeper looks at what tells of the oldest work: first without a
-//! pause, which covers a small all-gather, then with naps that grow. Flags of this rank change without
-//! anybody who wakes; each call is therefore short, and its caller looks again.
+//! A blocking wait of the driver cannot be ended by a waker, may be illegal during a capture, or may spin
+//! itself. So the parked thread polls the oldest work: first without sleeping, which covers a small
+//! all-gather, then with growing sleeps. Flags of this rank change without a wake-up, so each call is short
+//! and its caller checks again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-/// How long a sleeper looks without a pause after something moved.
+/// Time to poll without sleeping after progress.
 const SPIN: Duration = Duration::from_micros(20);
-const NAP_MIN: Duration = Duration::from_micros(5);
-/// The longest nap where the device waits for flags by itself.
-const NAP_MAX: Duration = Duration::from_micros(200);
-/// The longest stay in one call.
+const SLEEP_MIN: Duration = Duration::from_micros(5);
+/// Longest sleep where the device waits for flags itself.
+const SLEEP_MAX: Duration = Duration::from_micros(200);
+/// Longest time in one call.
 const PARK_MAX: Duration = Duration::from_millis(1);
 
-/// What a waker rings.
+/// The state that a waker sets.
 #[derive(Debug, Default)]
-struct Bell {
-    rung: AtomicBool,
+struct Wakeup {
+    woken: AtomicBool,
     sleeping: Mutex<()>,
     changed: Condvar,
 }
 
-impl Bell {
-    fn answer(&self) -> bool {
-        self.rung.swap(false, Ordering::AcqRel)
+impl Wakeup {
+    fn take(&self) -> bool {
+        self.woken.swap(false, Ordering::AcqRel)
     }
 
-    /// Sleeps, unless it was rung.
-    fn nap(&self, time: Duration) {
+    /// Sleeps for at most `time`, unless it was woken.
+    fn sleep(&self, time: Duration) {
         let sleeping = self.sleeping.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if !self.rung.load(Ordering::Acquire) {
-            // Woken early or late, the caller looks at everything again.
+        if !self.woken.load(Ordering::Acquire) {
+            // After an early or late wake-up, the caller checks everything again.
             let _ = self.changed.wait_timeout(sleeping, time);
         }
     }
 }
 
-impl Wake for Bell {
+impl Wake for Wakeup {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.rung.store(true, Ordering::Release);
-        // Under the lock, so that a sleeper has either seen the bell or is already asleep.
+        self.woken.store(true, Ordering::Release);
+        // Under the lock, so that a parked thread either has seen `woken` or already sleeps.
         drop(self.sleeping.lock());
         self.changed.notify_all();
     }
 }
 
-/// One sleeper.
+/// Parks the thread that drives an engine.
 #[derive(Debug)]
 pub struct Parker {
-    bell: Arc<Bell>,
+    wakeup: Arc<Wakeup>,
     spin: Duration,
-    nap_max: Duration,
-    /// The next nap; `None` while it is worth looking without one.
-    nap: Option<Duration>,
+    sleep_max: Duration,
+    /// The next sleep; `None` while polling without sleep is worthwhile.
+    sleep: Option<Duration>,
 }
 
 impl Default for Parker {
-    /// For an engine whose device waits for flags by itself.
+    /// Creates a parker for an engine whose device waits for flags itself.
     fn default() -> Self {
-        Self::new(SPIN, NAP_MAX)
+        Self::new(SPIN, SLEEP_MAX)
     }
 }
 
 impl Parker {
-    /// A sleeper that looks without a pause for `spin` after something moved, and naps for `nap_max` at
-    /// most between two looks.
-    pub fn new(spin: Duration, nap_max: Duration) -> Self {
-        Self { bell: Arc::default(), spin, nap_max, nap: None }
+    /// Creates a parker that polls without sleeping for `spin` after progress, and then sleeps for at most
+    /// `sleep_max` between two polls.
+    pub fn new(spin: Duration, sleep_max: Duration) -> Self {
+        Self { wakeup: Arc::default(), spin, sleep_max, sleep: None }
     }
 
-    /// What ends a sleep, the present or the next.
+    /// Returns a waker that ends the present or the next park.
     pub fn waker(&self) -> Waker {
-        Waker::from(Arc::clone(&self.bell))
+        Waker::from(Arc::clone(&self.wakeup))
     }
 
-    /// Something moved, or was submitted: more may move soon.
+    /// Notes progress or a submission: more progress may follow soon.
     pub fn busy(&mut self) {
-        self.nap = None;
+        self.sleep = None;
     }
 
-    /// Returns when `moved`, when the bell is rung, at `limit`, or after a while.
+    /// Sleeps until `moved` returns true, the waker is called, `limit` has passed, or a short time has
+    /// passed.
     pub fn park(&mut self, limit: Duration, moved: impl Fn() -> bool) {
         let start = Instant::now();
         let limit = limit.min(PARK_MAX);
-        if self.nap.is_none() {
+        if self.sleep.is_none() {
             while start.elapsed() < limit.min(self.spin) {
-                if self.bell.answer() || moved() {
+                if self.wakeup.take() || moved() {
                     return;
                 }
                 std::thread::yield_now();
@@ -102,12 +103,12 @@ impl Parker {
         }
         loop {
             let left = limit.saturating_sub(start.elapsed());
-            if self.bell.answer() || moved() || left.is_zero() {
+            if self.wakeup.take() || moved() || left.is_zero() {
                 return;
             }
-            let nap = self.nap.unwrap_or(NAP_MIN);
-            self.bell.nap(nap.min(left));
-            self.nap = Some((nap * 2).min(self.nap_max));
+            let sleep = self.sleep.unwrap_or(SLEEP_MIN);
+            self.wakeup.sleep(sleep.min(left));
+            self.sleep = Some((sleep * 2).min(self.sleep_max));
         }
     }
 }
@@ -117,13 +118,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_before_the_sleep_is_not_lost() {
-        let mut parker = Parker { nap: Some(NAP_MAX), ..Parker::default() };
+    fn a_wake_before_the_sleep_is_not_lost() {
+        let mut parker = Parker { sleep: Some(SLEEP_MAX), ..Parker::default() };
         parker.waker().wake();
-        parker.park(Duration::MAX, || panic!("rung: there is nothing to look at"));
+        parker.park(Duration::MAX, || panic!("woken: there is nothing to look at"));
         let start = Instant::now();
         parker.park(Duration::from_millis(1), || false);
-        assert!(start.elapsed() >= Duration::from_millis(1), "the bell was rung once");
+        assert!(start.elapsed() >= Duration::from_millis(1), "the waker was called once");
     }
 
     #[test]

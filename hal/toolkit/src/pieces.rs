@@ -1,18 +1,18 @@
-//! Cutting a copy at the largest size that an engine takes in one piece.
+//! Splits a copy at the largest size that an engine takes in one piece.
 
-/// A part of a copy, relative to its start.
+/// A piece of a copy, relative to its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Bytes from the start of the copy.
+    /// Offset in bytes from the start of the copy.
     pub offset: u64,
     /// The length in bytes, at least 1.
     pub bytes: u64,
 }
 
-/// The pieces of a copy of `bytes`, in order, each at most `piece_bytes_max`; none for 0 bytes.
+/// Returns the pieces of a copy of `bytes` in order, each at most `piece_bytes_max`; none for 0 bytes.
 ///
 /// # Panics
-/// If `piece_bytes_max` is 0.
+/// Panics if `piece_bytes_max` is 0.
 pub fn pieces(bytes: u64, piece_bytes_max: u64) -> impl ExactSizeIterator<Item = Piece> {
     assert!(piece_bytes_max > 0, "a piece holds at least one byte");
     let count = usize::try_from(bytes.div_ceil(piece_bytes_max)).unwrap_or(usize::MAX);

@@ -1,5 +1,4 @@
-//! What engines ask of the regions that an op names, and what they check of an op before they take
-//! anything of its slice.
+//! Regions as engines see them, and the checks of an op before any part of its slice is accepted.
 
 use crate::device::{DevicePtr, Fault};
 use peerlane_hal::Rank;
@@ -7,18 +6,18 @@ use peerlane_hal::Role;
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// Memory of this rank, as its device sees it.
+/// Memory of this rank, as its device accesses it.
 pub trait Place {
-    /// The first byte.
+    /// Returns the address of the first byte.
     fn address(&self) -> DevicePtr;
-    /// The length in bytes.
+    /// Returns the length in bytes.
     fn bytes(&self) -> u64;
-    /// What it is for.
+    /// Returns the role of the memory.
     fn role(&self) -> Role;
-    /// Where this process finds it, if it is host memory that is mapped here.
+    /// Returns the address in this process, if it is host memory that is mapped here.
     fn host_address(&self) -> Option<u64>;
 
-    /// Whether it is host memory.
+    /// Returns whether it is host memory.
     fn is_on_host(&self) -> bool {
         self.host_address().is_some()
     }
@@ -26,20 +25,20 @@ pub trait Place {
 
 /// Imported memory of a peer.
 pub trait PeerPlace: Place {
-    /// Whose it is.
+    /// Returns the owner of the memory.
     fn peer(&self) -> Rank;
 }
 
-/// Who can be reached by an engine.
+/// The peers that an engine reaches.
 #[derive(Debug)]
 pub struct Reach {
     rank: Rank,
-    /// By rank.
+    /// Whether each rank is connected.
     connected: Vec<bool>,
 }
 
 impl Reach {
-    /// Of an engine of `rank`, made when `peers` were connected.
+    /// Creates the set of peers of an engine of `rank`.
     pub fn new(rank: Rank, peers: impl IntoIterator<Item = Rank>) -> Self {
         let mut connected = Vec::new();
         for peer in peers {
@@ -51,20 +50,20 @@ impl Reach {
         Self { rank, connected }
     }
 
-    /// Larger than every rank that can be reached.
+    /// Returns a number larger than every rank that can be reached.
     pub fn ranks(&self) -> usize {
         self.connected.len()
     }
 
-    /// Whose engine it is.
+    /// Returns the rank of the engine.
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// Whose memory an op names.
+    /// Returns the owner of the memory that an op names.
     ///
     /// # Errors
-    /// [`Fault::Argument`]: of a peer that is not reached.
+    /// Returns [`Fault::Argument`] if the engine does not reach that peer.
     pub fn peer_of(&self, region: &impl PeerPlace) -> Result<Rank, Fault> {
         let peer = region.peer();
         if peer == self.rank || self.connected.get(peer.index()) == Some(&true) {
@@ -78,23 +77,23 @@ impl Reach {
     }
 }
 
-/// Refuses a slice that is too long.
+/// Rejects a slice that is too long.
 ///
 /// # Errors
-/// [`Fault::Argument`].
+/// Returns [`Fault::Argument`].
 pub fn check_slice(ops: usize, slice_ops_max: usize) -> Result<(), Fault> {
     if ops <= slice_ops_max {
         return Ok(());
     }
     Err(Fault::Argument(format!(
-        "a slice has {ops} ops, wanted at most slice_ops_max = {slice_ops_max}"
+        "a slice has {ops} ops, expected at most slice_ops_max = {slice_ops_max}"
     )))
 }
 
-/// The offset, if `bytes` from it lie inside a region of `region_bytes`.
+/// Returns the offset, if `bytes` from it are inside a region of `region_bytes`.
 ///
 /// # Errors
-/// [`Fault::Argument`].
+/// Returns [`Fault::Argument`].
 pub fn within(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<u64, Fault> {
     match offset.checked_add(bytes) {
         Some(end) if end <= region_bytes => Ok(offset),
@@ -104,21 +103,21 @@ pub fn within(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<
     }
 }
 
-/// The offset of a flag, if the region has it. Only regions of flags are known to be aligned.
+/// Returns the offset of a flag, if the region has it. Only regions of flags are known to be aligned.
 ///
 /// # Errors
-/// [`Fault::Argument`].
+/// Returns [`Fault::Argument`].
 pub fn flag_within(what: &str, word: u64, region: &impl Place) -> Result<u64, Fault> {
     if region.role() == Role::Data {
         return Err(Fault::Argument(format!(
-            "the {what} lies in a region registered as Data, wanted Flags"
+            "the {what} lies in a region registered as Data, expected Flags"
         )));
     }
     word_within(what, word, region.bytes())
 }
 
 fn word_within(what: &str, word: u64, region_bytes: u64) -> Result<u64, Fault> {
-    // Saturated, the end overflows and is refused.
+    // The saturated offset overflows in the sum and is rejected.
     within(what, word.saturating_mul(WORD_BYTES), WORD_BYTES, region_bytes)
 }
 

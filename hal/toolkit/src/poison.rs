@@ -1,6 +1,6 @@
-//! The first error of an engine is the error of every later call.
+//! Remembers the first error of an engine, which every later call returns.
 
-/// Remembers the first error; a backend's error is therefore `Clone`.
+/// Remembers the first error. A backend's error is therefore `Clone`.
 #[derive(Debug)]
 pub struct Poison<E>(Option<E>);
 
@@ -11,21 +11,23 @@ impl<E> Default for Poison<E> {
 }
 
 impl<E: Clone> Poison<E> {
-    /// Nothing has failed yet.
+    /// Creates a state without an error.
     pub fn new() -> Self {
         Self::default()
     }
 
+    /// Returns the first error, if there was one.
+    ///
     /// # Errors
-    /// The first error, if there was one.
+    /// Returns the first error.
     pub fn check(&self) -> Result<(), E> {
         self.0.clone().map_or(Ok(()), Err)
     }
 
-    /// Keeps the error of `result` if it is the first one, and passes `result` on.
+    /// Remembers the error of `result` if it is the first one, and returns `result`.
     ///
     /// # Errors
-    /// That of `result`.
+    /// Returns the error of `result`.
     pub fn keep<T>(&mut self, result: Result<T, E>) -> Result<T, E> {
         if let (Err(error), None) = (&result, &self.0) {
             self.0 = Some(error.clone());

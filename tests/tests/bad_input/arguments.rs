@@ -37,7 +37,7 @@ fn environment(ranks: &str, rank: &str) -> Result<Option<Environment>, Error> {
 #[test]
 fn no_ranks() {
     let fabric = host::Fabric::open(Rank(0), 0).map_err(Error::from);
-    assert_snapshot!(said(fabric), @"invalid argument, no rank: rank is 0, wanted less than the number of ranks, 0");
+    assert_snapshot!(said(fabric), @"invalid argument, no rank: rank is 0, expected less than the number of ranks, 0");
     assert_snapshot!(said(in_process::group(0)), @"invalid argument, no rank: a group of 0 ranks: it needs at least one");
     assert_snapshot!(said(Hub::bind("127.0.0.1:0", 0)), @"invalid argument, no rank: a group of 0 ranks: it needs at least one");
     assert_snapshot!(said(environment("0", "0")), @"invalid argument, no rank: WORLD_SIZE=0: a group needs at least one rank");
@@ -46,7 +46,7 @@ fn no_ranks() {
 #[test]
 fn a_rank_beyond_the_last() {
     let fabric = host::Fabric::open(Rank(3), 3).map_err(Error::from);
-    assert_snapshot!(said(fabric), @"invalid argument, no rank: rank is 3, wanted less than the number of ranks, 3");
+    assert_snapshot!(said(fabric), @"invalid argument, no rank: rank is 3, expected less than the number of ranks, 3");
     assert_snapshot!(said(environment("3", "3")), @"invalid argument, no rank: RANK=3 does not fit WORLD_SIZE=3: it must be below, counted from 0");
 }
 

@@ -75,7 +75,7 @@ fn of_another_rank_or_of_one_that_is_not_connected() {
     let other = host::Fabric::open(Rank(1), 2).expect("a fabric");
     let local = other.memory().allocate(64, Role::Data).expect("memory");
     let key = other.memory().export(&local).expect("a key");
-    assert_snapshot!(text(fabric.memory().import(Rank(0), &key, deadline())), @"invalid key: remote key is of rank 1, wanted one of rank 0");
+    assert_snapshot!(text(fabric.memory().import(Rank(0), &key, deadline())), @"invalid key: remote key is of rank 1, expected rank 0");
     assert_snapshot!(text(other.memory().import(Rank(0), &key, deadline())), @"peer lost: rank 0 is not connected: call `connect` before `import`");
 }
 

@@ -1,4 +1,4 @@
-//! What goes wrong in the same way with every vendor.
+//! Errors that are the same for every vendor.
 
 use std::time::Duration;
 
@@ -8,78 +8,78 @@ use peerlane_hal::KeyError;
 use peerlane_hal::Rank;
 use peerlane_hal::{Error, ErrorKind};
 
-/// Why a backend could not do something that is no answer of the vendor's driver; such a
-/// backend's error has it as one variant.
+/// An error of the toolkit that is not an answer of the vendor's driver. A backend's error has it as one
+/// variant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// Something is not there; the text says what to do.
+    /// A required feature or device is not available; the text says what to do.
     #[error("{0}")]
     Unavailable(String),
-    /// The host has no room for memory through which peers reach each other.
+    /// The host has too little memory for a region that peers access.
     #[error(
         "cannot allocate {wanted} bytes of host memory: {available} bytes are available on this \
          machine; use smaller buffers or fewer ranks"
     )]
     HostOutOfMemory {
-        /// Bytes wanted.
+        /// Requested bytes.
         wanted: u64,
-        /// Bytes available.
+        /// Available bytes.
         available: u64,
     },
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("{what}: {errno}")]
     System {
-        /// What was asked of it.
+        /// The action that failed.
         what: String,
-        /// Its answer.
+        /// The error of the system.
         #[source]
         errno: Errno,
     },
-    /// The bytes of a key are wrong.
+    /// A key is malformed.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// The key names memory that its owner has freed.
+    /// A key names memory that its owner has freed.
     #[error("remote key of rank {peer}, generation {generation}: the memory has been freed")]
     Freed {
         /// The owner.
         peer: Rank,
-        /// Which registration.
+        /// The generation of the registration.
         generation: u64,
     },
-    /// The key was exported by another rank than the caller says, or by an earlier process of it.
-    #[error("remote key is of {seen}, wanted one of {wanted}")]
+    /// A key was exported by another rank than the caller says, or by an earlier process of it.
+    #[error("remote key is of {seen}, expected {wanted}")]
     ForeignKey {
-        /// Whom the caller named.
+        /// The owner that the caller named.
         wanted: String,
-        /// Whom the key names.
+        /// The owner that the key names.
         seen: String,
     },
-    /// The caller's memory cannot be reached from where it is wanted.
+    /// The memory of a peer cannot be imported by this process or device.
     #[error("memory of rank {peer} cannot be imported here: {why}")]
     PrivateMemory {
         /// The owner.
         peer: Rank,
-        /// What stands against it, and what to do.
+        /// The reason, and what to do.
         why: String,
     },
-    /// The owner has the memory and cannot hand it over.
+    /// The owner has the memory and failed to export it.
     #[error("rank {peer} cannot hand over its memory: {why}")]
     NotHandedOver {
         /// The owner.
         peer: Rank,
-        /// In its own words.
+        /// The reason, as the owner reported it.
         why: String,
     },
-    /// The bytes of an address are wrong.
+    /// An address is malformed.
     #[error("address of rank {peer} is malformed: {what}")]
     Address {
-        /// Whose address.
+        /// The rank of the address.
         peer: Rank,
-        /// What is wrong.
+        /// The malformed field.
         what: String,
     },
-    /// Two sides that must agree do not.
+    /// Two ranks or two objects that must match do not.
     #[error("{0}")]
     Mismatch(String),
     /// The peer is not connected.
@@ -88,33 +88,33 @@ pub enum Fault {
         /// The peer.
         peer: Rank,
     },
-    /// The peer's process is gone.
+    /// The peer's process has ended.
     #[error("rank {peer} is gone: {how}")]
     PeerLost {
         /// The peer.
         peer: Rank,
-        /// How it was noticed.
+        /// The sign by which it was detected.
         how: String,
     },
-    /// Something did not happen in time.
+    /// An action did not finish in time.
     #[error("{what} within {timeout:?}")]
     Timeout {
-        /// Who did not do what.
+        /// The action that did not finish.
         what: String,
         /// The timeout.
         timeout: Duration,
     },
-    /// An argument can never be right.
+    /// An invalid argument.
     #[error("{0}")]
     Argument(String),
-    /// The queue has no room for the slice.
+    /// The queue has no room for the slice now.
     #[error("the queue holds {queued} of {room} commands, {wanted} more do not fit now")]
     QueueFull {
-        /// Commands in the queue.
+        /// Number of commands in the queue.
         queued: usize,
-        /// Commands that fit.
+        /// Number of commands that fit.
         room: usize,
-        /// Commands of the slice.
+        /// Number of commands of the slice.
         wanted: usize,
     },
     /// The engine was released.
@@ -123,7 +123,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Memory of `owner` on the host that is not mapped.
+    /// Returns a conversion of the error of mapping host memory of `owner`.
     pub fn of_mapping(owner: Rank) -> impl FnOnce(MappingError) -> Self {
         move |error| match error {
             MappingError::System { what, errno } => Self::System { what, errno },
@@ -132,7 +132,7 @@ impl Fault {
         }
     }
 
-    /// What asking `peer`'s process for its memory came to.
+    /// Returns a conversion of the error of requesting memory of `peer`.
     pub fn of_handover(peer: Rank, generation: u64) -> impl FnOnce(Refusal) -> Self {
         move |refusal| match refusal {
             Refusal::Freed => Self::Freed { peer, generation },
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_say_what_where_wanted_and_seen() {
+    fn errors_name_the_peer_and_the_reason() {
         let peer = Rank(3);
         let how = || "its socket broke".to_owned();
         let refused = |refusal| Fault::of_handover(peer, 9)(refusal);

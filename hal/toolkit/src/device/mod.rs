@@ -1,80 +1,88 @@
-//! What drivers of accelerators have in common, as traits that a backend implements once for its
-//! context: a device of this process, made current for each call.
+//! Traits that a GPU backend implements for its device context, in the order in which a port needs them.
 //!
-//! | trait | calls |
-//! | --- | --- |
-//! | [`DeviceContext`] | the context itself: errors, texts, what is current on a thread |
-//! | [`StreamCalls`] | streams, events, and whether a stream captures |
-//! | [`WordCalls`] | writes of and waits for 64-bit words by a stream |
-//! | [`CopyCalls`] | copies by a stream |
-//! | [`GraphCalls`] | captures and replays |
-//! | [`MemoryCalls`] | allocations, and host memory that the device reaches |
-//! | [`IpcCalls`] | allocations that another process opens by a handle |
-//! | [`VirtualCalls`] | physical memory and addresses apart, and descriptors of it |
+//! | trait | in | covers |
+//! | --- | --- | --- |
+//! | [`DeviceContext`] | here | the context: errors, labels, what is current on a thread |
+//! | [`MemoryCalls`] | `calls` | allocations, and pinned host memory |
+//! | [`StreamCalls`] | `calls` | streams, events, and the capture state of a stream |
+//! | [`WordCalls`] | `calls` | writes of 64-bit words and waits for them in a stream |
+//! | [`CopyCalls`] | `calls` | copies in a stream |
+//! | [`GraphCalls`] | `calls` | captures and replays |
+//! | [`IpcCalls`] | `calls` | allocations that another process opens by a handle |
+//! | [`VirtualCalls`] | `calls` | physical memory apart from addresses, and its descriptors |
+//! | [`Vendor`], [`RegionDevice`] | `backend` | the properties that regions need |
+//! | [`StreamDevice`] | `backend` | the limits that the stream engine needs |
+//! | [`PeerOptions`], [`PeerDevice`] | `backend` | the properties that the fabric needs |
 //!
-//! Handles of the driver are opaque pointers with all vendors, so they are plain types here, and so
-//! is an address. Methods are `unsafe` where the driver follows a handle or an address.
+//! The driver's handles are opaque pointers with every vendor, so they are plain types here, and so are
+//! addresses. Methods are `unsafe` where the driver follows a handle or an address.
 //!
-//! `streams` makes an engine from it. A vendor's rules, the names of its calls in errors
-//! and its symbols that may be missing stay in its backend.
+//! [`streams`](crate::streams), [`regions`](crate::regions) and [`peers`](crate::peers) are built on these
+//! traits. The rules of a vendor, the names of its calls in errors, and its optional symbols stay in its
+//! backend. [`Fault`] holds the errors that are the same for every vendor.
 
-mod current;
+mod backend;
+mod calls;
 mod fault;
-mod memory;
-mod streams;
 
 use std::fmt::Debug;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
-pub use current::{Entered, Relaxed};
-pub use fault::Fault;
-pub use memory::{Extent, FreeBytes, IpcCalls, IpcHandle, MemoryCalls, MemoryHandle, VirtualCalls};
-pub use streams::{
-    Batching, Between, CaptureState, Copies, CopyCalls, EventHandle, ExecHandle, GraphCalls,
-    GraphHandle, StreamCalls, StreamHandle, WordCalls,
+pub use backend::{
+    PeerDevice, PeerOptions, Pointee, Purpose, Reachability, Reached, RegionDevice, StreamDevice,
+    StreamLimits, Vendor,
 };
+pub(crate) use backend::{backend_id, name_bytes};
+pub use calls::{
+    Batching, Between, CaptureState, CopyBatch, CopyCalls, EventHandle, ExecHandle, Extent,
+    FreeBytes, GraphCalls, GraphHandle, IpcCalls, IpcHandle, MemoryCalls, MemoryHandle,
+    StreamCalls, StreamHandle, VirtualCalls, WordCalls,
+};
+pub use fault::Fault;
 
-/// An address as a device sees it.
+/// An address in a device's address space.
 pub type DevicePtr = u64;
 
 /// One device of this process, as its driver knows it.
 pub trait DeviceContext: Debug + Send + Sync + Sized + 'static {
     /// The backend's error.
     type Error: peerlane_hal::Error + Clone + From<Fault>;
-    /// The driver's entry points: what a handle's owner keeps to destroy it.
+    /// The driver's entry points. The owner of a handle keeps them to destroy the handle.
     type Library: Copy + Debug + Send + Sync + 'static;
-    /// What is current on a thread.
+    /// The driver's reference to the context that is current on a thread.
     type Current: Copy + Debug;
-    /// How what a thread does concerns captures of others.
+    /// The mode that decides how calls of a thread interact with captures of other threads.
     type CaptureMode: Copy + Debug;
 
-    /// The driver's entry points.
+    /// Returns the driver's entry points.
     fn library(&self) -> Self::Library;
 
-    /// The device in texts, such as `device 2 (NVIDIA H200)`.
+    /// Returns the name of the device for texts, such as `device 2 (NVIDIA H200)`.
     fn label(&self) -> &Arc<str>;
 
-    /// The driver's number of the device in this process.
+    /// Returns the driver's number of the device in this process.
     fn device(&self) -> i32;
 
-    /// Tells the contexts of one backend in this process apart; two ranks on one device have the
-    /// same.
+    /// Returns a number that distinguishes the contexts of one backend in this process. Two ranks on one
+    /// device have the same number.
     fn id(&self) -> usize;
 
-    /// Makes the context current on this thread; what to put back, if it was another one.
+    /// Makes the context current on this thread. Returns the context to restore if another one was
+    /// current.
     ///
     /// # Errors
-    /// The driver's refusal.
+    /// Returns the driver's error.
     fn make_current(&self) -> Result<Option<Self::Current>, Self::Error>;
 
-    /// Undoes [`make_current`](Self::make_current); what is gone since is not put back.
+    /// Undoes [`make_current`](Self::make_current). A context that was destroyed since is not restored.
     fn put_back(&self, before: Self::Current);
 
-    /// From now on nothing that this thread does is taken for part of a capture that another thread
-    /// began; what to put back.
+    /// Keeps all further calls of this thread out of captures that other threads began. Returns the mode
+    /// to restore.
     ///
     /// # Errors
-    /// The driver's refusal.
+    /// Returns the driver's error.
     fn relax_captures(&self) -> Result<Self::CaptureMode, Self::Error>;
 
     /// Undoes [`relax_captures`](Self::relax_captures).
@@ -83,18 +91,53 @@ pub trait DeviceContext: Debug + Send + Sync + Sized + 'static {
     /// Makes the context current on this thread until the guard is dropped.
     ///
     /// # Errors
-    /// The driver's refusal.
+    /// Returns the driver's error.
     fn enter(&self) -> Result<Entered<'_, Self>, Self::Error> {
-        Entered::begin(self)
+        Ok(Entered { context: self, before: self.make_current()?, not_send: PhantomData })
     }
 
-    /// The same, and nothing that this thread does is taken for part of a capture that another
-    /// thread began in the global mode: allocations and looks at events are else refused, and spoil
-    /// the capture.
+    /// Makes the context current and keeps this thread's calls out of captures of other threads, until the
+    /// guard is dropped.
+    ///
+    /// Without it, allocations and event queries are refused while another thread captures in the global
+    /// mode, and they invalidate that capture.
     ///
     /// # Errors
-    /// The driver's refusal.
+    /// Returns the driver's error.
     fn enter_relaxed(&self) -> Result<Relaxed<'_, Self>, Self::Error> {
-        Relaxed::begin(self)
+        let entered = self.enter()?;
+        Ok(Relaxed { entered, before: self.relax_captures()? })
+    }
+}
+
+/// Keeps a context current on this thread; restores the previous one when dropped.
+#[derive(Debug)]
+pub struct Entered<'a, D: DeviceContext> {
+    context: &'a D,
+    /// The context to restore, if it was another one.
+    before: Option<D::Current>,
+    /// The current context is a property of the thread.
+    not_send: PhantomData<*const ()>,
+}
+
+impl<D: DeviceContext> Drop for Entered<'_, D> {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            self.context.put_back(before);
+        }
+    }
+}
+
+/// Keeps a context current and this thread's calls out of captures of other threads; restores both when
+/// dropped.
+#[derive(Debug)]
+pub struct Relaxed<'a, D: DeviceContext> {
+    entered: Entered<'a, D>,
+    before: D::CaptureMode,
+}
+
+impl<D: DeviceContext> Drop for Relaxed<'_, D> {
+    fn drop(&mut self) {
+        self.entered.context.put_back_captures(self.before);
     }
 }

@@ -1,5 +1,4 @@
-//! What a rank tells its peers so that they connect: where it runs, on which device, and the key of
-//! a small region to try the way with.
+//! The address of a rank: its host, its device, and the key of a small region for probes.
 
 use crate::device::Fault;
 use crate::regions::{Key, Vendor};
@@ -9,19 +8,18 @@ use peerlane_hal::{BackendId, RemoteKey};
 
 const MAGIC: [u8; 4] = *b"PLRA";
 const VERSION: u16 = 3;
-/// The longest name of a host or a device, inclusive.
+/// Longest name of a host or a device in bytes, inclusive.
 const NAME_BYTES_MAX: usize = 255;
-/// Names a running kernel; containers of one host see the same.
+/// Identifies a running kernel; containers of one host read the same value.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 
-/// A machine as ranks tell it from others.
+/// Identifies a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Host {
-    /// Random with every start of the kernel; zero where it cannot be read, and then no rank is told
-    /// apart by it.
+    /// Random for each boot of the kernel. Zero where it cannot be read; such hosts count as one.
     pub(super) boot: [u8; 16],
-    /// For texts.
+    /// The host name, for texts.
     pub(super) name: String,
 }
 
@@ -44,14 +42,14 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     bytes.try_into().ok().filter(|_| digits.len() == 32)
 }
 
-/// The device of a rank.
+/// Identifies the device of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceId {
-    /// Names it for all processes.
+    /// The UUID, which is the same in all processes.
     pub uuid: [u8; 16],
-    /// Whether it is a part of a divided GPU.
+    /// Whether it is a partition of a GPU.
     pub divided: bool,
-    /// How the vendor's tools name it, such as `GPU-` and a UUID: ordinals differ between processes.
+    /// The name in the vendor's tools, such as `GPU-` and a UUID. Ordinals differ between processes.
     pub text: String,
     /// The product name.
     pub name: String,
@@ -63,15 +61,15 @@ impl DeviceId {
     }
 }
 
-/// An address, parsed.
+/// A parsed address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address<V: Vendor> {
     pub(super) rank: Rank,
     pub(super) host: Host,
-    pub(super) place: DeviceId,
+    pub(super) device: DeviceId,
     /// See [`striped_rate`](super::PeerDevice::striped_rate).
     pub(super) striped_rate: u64,
-    /// Of a region of flags, one for each rank.
+    /// The key of a region of flags, one for each rank.
     pub(super) probe: Key<V>,
 }
 
@@ -84,31 +82,34 @@ impl<V: Vendor> Address<V> {
             .u16(V::BACKEND.0)
             .u32(self.rank.0)
             .bytes(&self.host.boot)
-            .bytes(&self.place.uuid)
-            .u16(self.place.divided.into())
+            .bytes(&self.device.uuid)
+            .u16(self.device.divided.into())
             .u64(self.striped_rate);
-        let names = [&self.host.name, &self.place.text, &self.place.name];
+        let names = [&self.host.name, &self.device.text, &self.device.name];
         let start = names.into_iter().fold(start, |start, name| write_name(start, name));
-        // A key of one segment, or of a handle, has some 150 bytes.
+        // A key of one segment or one handle has about 150 bytes.
         start.u32(key.len() as u32).bytes(&key).finish()
     }
 
-    /// Parses what `peer` sent; never panics, whatever it is.
+    /// Parses an address that `peer` sent. It never panics.
+    ///
+    /// # Errors
+    /// Returns [`Fault::Address`].
     pub(super) fn decode(peer: Rank, bytes: &[u8]) -> Result<Self, Fault> {
         let malformed = |what: String| Err(Fault::Address { peer, what });
         let short = |truncated: Truncated| Fault::Address { peer, what: truncated.to_string() };
         let mut reader = Reader::new(bytes);
         let magic: [u8; 4] = reader.array("magic").map_err(short)?;
         if magic != MAGIC {
-            return malformed(format!("it starts with {magic:02x?}, wanted {MAGIC:02x?}"));
+            return malformed(format!("it starts with {magic:02x?}, expected {MAGIC:02x?}"));
         }
         let version = reader.u16("version").map_err(short)?;
         if version != VERSION {
-            return malformed(format!("it has version {version}, wanted {VERSION}"));
+            return malformed(format!("it has version {version}, expected {VERSION}"));
         }
         let backend = BackendId(reader.u16("backend").map_err(short)?);
         if backend != V::BACKEND {
-            return malformed(format!("it is of backend {backend}, wanted {}", V::BACKEND));
+            return malformed(format!("it is of backend {backend}, expected {}", V::BACKEND));
         }
         let rank = Rank(reader.u32("rank").map_err(short)?);
         if rank != peer {
@@ -118,23 +119,23 @@ impl<V: Vendor> Address<V> {
         let uuid = reader.array("device").map_err(short)?;
         let divided = match reader.u16("division").map_err(short)? {
             number @ 0..=1 => number == 1,
-            number => return malformed(format!("division is {number}, wanted 0 or 1")),
+            number => return malformed(format!("division is {number}, expected 0 or 1")),
         };
         let striped_rate = reader.u64("rate of striped copies").map_err(short)?;
         let mut name = |field| read_name(&mut reader, field).map_err(short);
         let host = Host { boot, name: name("name of the host")? };
         let text = name("id of the device")?;
-        let place = DeviceId { uuid, divided, text, name: name("name of the device")? };
+        let device = DeviceId { uuid, divided, text, name: name("name of the device")? };
         let length = reader.u32("length of the key").map_err(short)? as usize;
         let key = reader.bytes("key", length).map_err(short)?;
         if !reader.rest().is_empty() {
-            return malformed(format!("it has {} bytes too many", reader.rest().len()));
+            return malformed(format!("it has {} trailing bytes", reader.rest().len()));
         }
         match Key::decode(key) {
             Ok(probe) if probe.rank != rank || probe.device != uuid => {
                 malformed("its key is of another rank or device".to_owned())
             }
-            Ok(probe) => Ok(Self { rank, host, place, striped_rate, probe }),
+            Ok(probe) => Ok(Self { rank, host, device, striped_rate, probe }),
             Err(error) => malformed(error.to_string()),
         }
     }
@@ -153,17 +154,17 @@ fn read_name(reader: &mut Reader<'_>, field: &'static str) -> Result<String, Tru
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::regions::Trial;
+    use crate::regions::TestVendor;
     use peerlane_hal::{Error as _, ErrorKind};
 
-    type Address = super::Address<Trial>;
+    type Address = super::Address<TestVendor>;
 
     fn address() -> Address {
-        let probe = Key::trial(Rank(2), [8; 16]);
+        let probe = Key::test_key(Rank(2), [8; 16]);
         let (text, name) = ("GPU-08".into(), "NVIDIA H200".into());
-        let place = DeviceId { uuid: [8; 16], divided: false, text, name };
+        let device = DeviceId { uuid: [8; 16], divided: false, text, name };
         let host = Host { boot: [7; 16], name: "node-3".into() };
-        Address { rank: Rank(2), host, place, striped_rate: 100_000_000_000, probe }
+        Address { rank: Rank(2), host, device, striped_rate: 100_000_000_000, probe }
     }
 
     #[test]

@@ -1,52 +1,50 @@
-//! The way to peers of one host: each other's memory, over what connects the devices.
+//! A fabric for the devices of one host, whose ranks access each other's memory.
 //!
-//! A backend says in [`PeerDevice`] what its driver knows of other devices and what its engine is, and
-//! names its `Fabric` by this one.
+//! A backend implements [`PeerDevice`] and names its `Fabric` by [`Fabric`].
 //!
-//! An address names host, process and device of a rank, and carries the key of a few flags. To
-//! connect is to import them: what would stand against a gather (another host, access between the
-//! devices turned off, a process that is gone) shows here. Where two devices do not reach each other,
-//! the memory that their ranks allocate from then on lies on the host, unless the options say
-//! `strict`. Before the first engine is made, a signal is written to each peer's flags and read back,
-//! because not every driver writes to a peer's address from a stream.
+//! The address of a rank names its host, process and device, and holds the key of a few flags. `connect`
+//! imports these flags. An obstacle to an all-gather (another host, disabled access between the devices, a
+//! process that has ended) is found there. Where two devices do not reach each other, the memory that their
+//! ranks allocate from then on is host memory, unless the options are `strict`. Both ranks of a pair must
+//! decide alike, because each allocates the memory that the other one imports; so one working direction is
+//! not enough.
+//!
+//! Before the first engine is created, a signal is written to the flags of each peer and read back, because
+//! not every driver writes to a peer's address from a stream.
 
 mod address;
-mod device;
-mod signal;
-mod way;
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use address::{Address, Host};
-use way::Found;
+
+pub use crate::device::{PeerDevice, PeerOptions, Purpose, Reachability, Reached};
+pub use address::DeviceId;
 
 use crate::device::Fault;
 use crate::handover::Server;
-use crate::regions::{Local, Memory, Owner, Remote, Vendor};
+use crate::regions::{Key, Local, Memory, Owner, Remote, Vendor};
 use crate::streams::SignalBy;
-use peerlane_hal::Deadline;
-use peerlane_hal::Rank;
-use peerlane_hal::{BackendId, RemoteKey as _};
-use peerlane_hal::{EngineRequirements, Fabric as FabricTrait, Link, LinkKind};
-use peerlane_hal::{PeerMemory as _, Role};
-
-pub use address::DeviceId;
-pub use device::{PeerDevice, PeerOptions, Purpose, Reached, Way};
+use peerlane_hal::{
+    BackendId, Deadline, EngineRequirements, Fabric as FabricTrait, Link, LinkKind,
+    PeerMemory as _, Rank, RemoteKey as _, Role,
+};
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
 /// A connected peer.
 #[derive(Debug)]
 struct Peer<D: PeerDevice> {
-    place: DeviceId,
+    device: DeviceId,
     kind: LinkKind,
     bytes_per_second: Option<f64>,
     striped_rate: u64,
-    /// Its flags, where its device is reached; the one with this rank's number is for trials.
+    /// The peer's flags, where its device is reached. The flag with this rank's number is for probes.
     flags: Option<Remote<D>>,
 }
 
-/// The GPUs of one host, as one rank.
+/// Connects the devices of one host, as one rank.
 #[derive(Debug)]
 pub struct Fabric<D: PeerDevice> {
     ranks: usize,
@@ -55,30 +53,31 @@ pub struct Fabric<D: PeerDevice> {
     memory: Memory<D>,
     peers: Vec<Option<Peer<D>>>,
     striped_rate: u64,
-    /// Where peers try their signals.
+    /// The flags to which peers send their probe signals.
     _flags: Local<D>,
     address: Vec<u8>,
     _server: Server,
 }
 
 impl<D: PeerDevice> Fabric<D> {
-    /// Opens the fabric as `rank` of `ranks` on the device with that ordinal. Several ranks may have
-    /// one device, in one process or in several.
+    /// Opens the fabric as `rank` of `ranks` on the device with that ordinal. Several ranks may share one
+    /// device, in one process or in several.
     ///
     /// # Errors
-    /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): no driver, no device, or one that others hold;
-    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument): no such rank or device.
+    /// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) without a driver or a
+    /// device or if another process holds the device, and
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if there is no such rank or device.
     pub fn open(rank: Rank, ranks: usize, device: u32) -> Result<Self, D::Error> {
         Self::open_with(rank, ranks, D::Options::on_device(device))
     }
 
-    /// The same, with options.
+    /// Opens the fabric with options.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_with(rank: Rank, ranks: usize, options: D::Options) -> Result<Self, D::Error> {
         if rank.index() >= ranks {
-            let text = format!("rank is {rank}, wanted less than the number of ranks, {ranks}");
+            let text = format!("rank is {rank}, expected less than the number of ranks, {ranks}");
             return Err(Fault::Argument(text).into());
         }
         let context = D::open(&options)?;
@@ -87,41 +86,41 @@ impl<D: PeerDevice> Fabric<D> {
         let memory = Memory::open(&context, rank, ranks, options.is_strict(), on_host)?;
         let flags = memory.allocate(ranks as u64 * WORD_BYTES, Role::Flags)?;
         let probe = memory.export(&flags)?;
-        let (place, striped_rate) = (context.device_id(), context.striped_rate(&options));
-        let address = Address { rank, host: Host::own(), place, striped_rate, probe }.encode();
+        let (device, striped_rate) = (context.device_id(), context.striped_rate(&options));
+        let address = Address { rank, host: Host::own(), device, striped_rate, probe }.encode();
         let peers = (0..ranks).map(|_| None).collect();
         let (_flags, _server) = (flags, server);
         Ok(Self { ranks, options, context, memory, peers, striped_rate, _flags, address, _server })
     }
 
-    /// The device on which this rank is.
+    /// Returns the device of this rank.
     pub fn device(&self) -> &D::Found {
         self.context.found()
     }
 
-    /// How signals get to the peers that are connected: as the options say, or what a trial shows,
-    /// which is made once for each pair of devices.
+    /// Returns the method by which signals reach the connected peers: the one of the options, or the one that
+    /// a probe finds, made once for each pair of devices.
     fn signal(&self) -> Result<SignalBy, D::Error> {
         if let Some(signal) = self.options.signal() {
             return Ok(signal);
         }
-        // No stream writes such flags, and one need not be able to.
+        // No stream writes such flags, and a stream need not be able to.
         if self.context.wants_flags_on_host(&self.options) {
             return Ok(SignalBy::Copy);
         }
         let word = u64::from(self.memory.rank().0) * WORD_BYTES;
         for (rank, peer) in self.connected() {
-            // Streams write to memory of their own device, and of the host, with every driver.
+            // Every driver writes from a stream to memory of its own device and of the host.
             let Some(flags) = peer.flags.as_ref().filter(|_| peer.kind != LinkKind::Own) else {
                 continue;
             };
-            let pair = (self.backend(), self.context.uuid(), peer.place.uuid);
-            let signal = signal::tried(pair, || {
+            let pair = (self.backend(), self.context.uuid(), peer.device.uuid);
+            let signal = cached_probe(pair, || {
                 let flag = flags.device_ptr() + word;
-                let tried = self.context.try_signal(flag);
-                tried.map_err(|error| unreachable_peer::<D>(rank, &peer.place, error))
+                let probed = self.context.try_signal(flag);
+                probed.map_err(|error| unreachable_peer::<D>(rank, &peer.device, error))
             })?;
-            // What works to the last peer works to all.
+            // Copies work to every peer, so no further probe is needed.
             if signal == SignalBy::Copy {
                 return Ok(signal);
             }
@@ -135,9 +134,9 @@ impl<D: PeerDevice> Fabric<D> {
     }
 }
 
-/// The driver's own words, and between whom.
-fn unreachable_peer<D: PeerDevice>(peer: Rank, place: &DeviceId, error: D::Error) -> D::Error {
-    D::unreachable(error, format!("cannot reach rank {peer} on {}", place.label()))
+/// Adds the peer and its device to an error of the driver.
+fn unreachable_peer<D: PeerDevice>(peer: Rank, device: &DeviceId, error: D::Error) -> D::Error {
+    D::unreachable(error, format!("cannot reach rank {peer} on {}", device.label()))
 }
 
 impl<D: PeerDevice> FabricTrait for Fabric<D> {
@@ -164,10 +163,10 @@ impl<D: PeerDevice> FabricTrait for Fabric<D> {
     fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), D::Error> {
         if peer.index() >= self.ranks {
             let text =
-                format!("peer is {peer}, wanted less than the number of ranks, {}", self.ranks);
+                format!("peer is {peer}, expected less than the number of ranks, {}", self.ranks);
             return Err(Fault::Argument(text).into());
         }
-        let Address { host, place, striped_rate, probe, .. } = Address::decode(peer, address)?;
+        let Address { host, device, striped_rate, probe, .. } = Address::decode(peer, address)?;
         let own = Host::own();
         if host.boot != own.boot {
             let text = format!(
@@ -189,11 +188,11 @@ impl<D: PeerDevice> FabricTrait for Fabric<D> {
             );
             return Err(Fault::Mismatch(text).into());
         }
-        let found = self.way_to(peer, &place, &probe, deadline)?;
-        let Found { kind, bytes_per_second, flags, apart } = found;
+        let found = self.access_to(peer, &device, &probe, deadline)?;
+        let PeerAccess { kind, bytes_per_second, flags, unreachable } = found;
         let owner = Owner { process: probe.process, device: probe.device };
-        self.memory.connect(peer, owner, apart);
-        let known = Peer { place, kind, bytes_per_second, striped_rate, flags };
+        self.memory.connect(peer, owner, unreachable);
+        let known = Peer { device, kind, bytes_per_second, striped_rate, flags };
         self.peers[peer.index()] = Some(known);
         Ok(())
     }
@@ -209,7 +208,7 @@ impl<D: PeerDevice> FabricTrait for Fabric<D> {
     fn engine(&mut self, requirements: EngineRequirements) -> Result<D::Engine, D::Error> {
         let peers = self.connected().map(|(rank, peer)| Reached {
             peer: rank,
-            device: peer.place.uuid,
+            device: peer.device.uuid,
             kind: peer.kind,
         });
         let (rank, peers, signal) = (self.rank(), peers.collect(), self.signal()?);
@@ -217,5 +216,143 @@ impl<D: PeerDevice> FabricTrait for Fabric<D> {
         let striped_rate = rates.chain([self.striped_rate]).min().unwrap_or(0);
         let purpose = Purpose { rank, peers, signal, requirements, striped_rate };
         D::engine(&self.context, &self.options, purpose)
+    }
+}
+
+/// The access to a peer.
+#[derive(Debug)]
+struct PeerAccess<D: PeerDevice> {
+    kind: LinkKind,
+    bytes_per_second: Option<f64>,
+    /// The imported flags of the peer.
+    flags: Option<Remote<D>>,
+    /// The reason why the devices do not reach each other.
+    unreachable: Option<String>,
+}
+
+impl<D: PeerDevice> Fabric<D> {
+    fn access_to(
+        &self,
+        peer: Rank,
+        device: &DeviceId,
+        probe: &Key<D::Vendor>,
+        deadline: Deadline,
+    ) -> Result<PeerAccess<D>, D::Error> {
+        let import = || self.memory.open_key(peer, probe, deadline);
+        let direct = |kind, bytes_per_second, flags| {
+            Ok(PeerAccess { kind, bytes_per_second, flags: Some(flags), unreachable: None })
+        };
+        let reachability = match device.uuid == self.context.uuid() {
+            true => Reachability::Direct { kind: LinkKind::Own, bytes_per_second: None },
+            false => self.context.reachability(device)?,
+        };
+        match reachability {
+            Reachability::Direct { kind, bytes_per_second } => {
+                let flags = import().map_err(|error| refused::<D>(peer, device, error))?;
+                direct(kind, bytes_per_second, flags)
+            }
+            // The import shows whether there is access; the link that carries the bytes stays unknown.
+            Reachability::NotVisible => match import() {
+                Ok(flags) => direct(LinkKind::Pcie, None, flags),
+                Err(error) if D::is_no_access(&error) => Ok(self.via_host(
+                    peer,
+                    device,
+                    "the driver refuses to map the memory of one device on the other",
+                )?),
+                Err(error) => Err(refused::<D>(peer, device, error)),
+            },
+            Reachability::Unreachable(why) => {
+                // Nothing is imported, but a process that has ended is detected.
+                self.memory
+                    .check_alive(peer, probe, deadline)
+                    .map_err(|fault| closed(peer, fault))?;
+                Ok(self.via_host(peer, device, why)?)
+            }
+        }
+    }
+
+    /// Falls back to host memory.
+    ///
+    /// # Errors
+    /// Returns [`Fault::Unavailable`] if the options are `strict`.
+    fn via_host(&self, peer: Rank, device: &DeviceId, why: &str) -> Result<PeerAccess<D>, Fault> {
+        let own = self.context.device_id();
+        let unreachable = format!(
+            "rank {} on {} does not reach rank {peer} on {}: {why}",
+            self.rank(),
+            own.label(),
+            device.label()
+        );
+        if self.options.is_strict() {
+            return Err(Fault::Unavailable(format!(
+                "{unreachable}; `strict` refuses the fallback to host memory: use devices that reach \
+                 each other, or turn `strict` off"
+            )));
+        }
+        let (kind, bytes_per_second) = (LinkKind::HostStaged, None);
+        Ok(PeerAccess { kind, bytes_per_second, flags: None, unreachable: Some(unreachable) })
+    }
+}
+
+/// Reports a peer that has closed its fabric as lost.
+fn closed(peer: Rank, fault: Fault) -> Fault {
+    match fault {
+        Fault::Freed { .. } => {
+            let how = "the process at its address has closed this fabric".to_owned();
+            Fault::PeerLost { peer, how }
+        }
+        fault => fault,
+    }
+}
+
+fn refused<D: PeerDevice>(peer: Rank, device: &DeviceId, error: D::Error) -> D::Error {
+    match D::fault(&error) {
+        Some(fault @ Fault::Freed { .. }) => closed(peer, fault.clone()).into(),
+        _ => unreachable_peer::<D>(peer, device, error),
+    }
+}
+
+/// A backend and the UUIDs of two devices.
+type Pair = (BackendId, [u8; 16], [u8; 16]);
+
+static SIGNAL_PROBES: LazyLock<Mutex<HashMap<Pair, SignalBy>>> = LazyLock::new(Mutex::default);
+
+/// Returns the cached method of signals between two devices, or runs the probe and caches its result. Errors
+/// are not cached.
+///
+/// # Errors
+/// Returns the error of the probe.
+fn cached_probe<E>(
+    pair: Pair,
+    probe_pair: impl FnOnce() -> Result<SignalBy, E>,
+) -> Result<SignalBy, E> {
+    let lock = || SIGNAL_PROBES.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = lock().get(&pair).copied();
+    // Not under the lock, since a probe may take long.
+    match known {
+        Some(signal) => Ok(signal),
+        None => {
+            let signal = probe_pair()?;
+            lock().insert(pair, signal);
+            Ok(signal)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trial_that_showed_something_is_made_once_for_a_pair() {
+        let pair = |other| (BackendId(0x8002), [1; 16], [other; 16]);
+        assert_eq!(cached_probe(pair(2), || Err("nothing arrives")), Err("nothing arrives"));
+        assert_eq!(cached_probe(pair(2), || Ok::<_, &str>(SignalBy::Copy)), Ok(SignalBy::Copy));
+        assert_eq!(
+            cached_probe(pair(2), || -> Result<_, &str> { panic!("known") }),
+            Ok(SignalBy::Copy)
+        );
+        let stream = cached_probe(pair(3), || Ok::<_, &str>(SignalBy::StreamWrite));
+        assert_eq!(stream, Ok(SignalBy::StreamWrite));
     }
 }

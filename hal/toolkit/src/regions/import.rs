@@ -1,45 +1,191 @@
-//! Memory of other processes, opened once a process and device however often it is imported: the
-//! driver opens a legacy handle once only, and address space is not endless either.
+//! Opens the memory of a peer's key.
+//!
+//! Memory of another process is opened once per process and device, however often it is imported: the driver
+//! opens an IPC handle only once, and address space is limited.
 
 use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use super::device::RegionDevice;
-use super::mapped::Mapped;
-use super::pinned::Pinned;
-use crate::device::{DevicePtr, IpcHandle};
-use crate::handover::ProcessToken;
-use peerlane_hal::{BackendId, Generation};
+use super::Memory;
+use super::allocation::{Mapped, Physical};
+use super::host::PinnedHost;
+use super::key::{Access, Key};
+use super::region::{KeepAlive, Remote};
+use super::registration::Registration;
+use crate::device::{DevicePtr, Fault, IpcHandle, RegionDevice, Vendor, backend_id};
+use crate::handover::{self, Claim, ProcessToken};
+use peerlane_hal::{BackendId, Deadline, Generation, Rank};
 
-/// What tells two openings apart.
+impl<D: RegionDevice> Memory<D> {
+    /// Checks that the memory of a key is still alive, without an import.
+    ///
+    /// # Errors
+    /// Returns [`Fault::Freed`], or why the owner did not answer.
+    pub(crate) fn check_alive(
+        &self,
+        peer: Rank,
+        key: &Key<D::Vendor>,
+        deadline: Deadline,
+    ) -> Result<(), Fault> {
+        let claim = claim(peer, key);
+        if key.process == ProcessToken::own() {
+            let found = handover::find::<Registration<D>>(&claim);
+            return found.map(drop).ok_or(Fault::Freed { peer, generation: key.generation.0 });
+        }
+        let asked = handover::ask(key.process, &claim, deadline);
+        asked.map(drop).map_err(Fault::of_handover(peer, key.generation.0))
+    }
+
+    /// Imports a region of a peer that need not be connected.
+    ///
+    /// # Errors
+    /// Returns the reason why the memory cannot be opened here, or the driver's error.
+    pub(crate) fn open_key(
+        &self,
+        peer: Rank,
+        key: &Key<D::Vendor>,
+        deadline: Deadline,
+    ) -> Result<Remote<D>, D::Error> {
+        let (role, bytes) = (key.role, key.bytes);
+        let claim = claim(peer, key);
+        if key.process == ProcessToken::own() {
+            let found =
+                handover::find::<Registration<D>>(&claim).filter(|found| found.bytes == bytes);
+            let Some(registration) = found else {
+                return Err(Fault::Freed { peer, generation: key.generation.0 }.into());
+            };
+            let address = registration.permit(&self.context)?;
+            let host = registration.host().map(|host| host.base.as_ptr() as u64);
+            let hold = KeepAlive::SameProcess { _registration: registration };
+            return Ok(Remote { peer, role, address, bytes, host, _keep_alive: hold });
+        }
+        if let Access::Private(why) = key.access {
+            let why = why.text::<D::Vendor>().to_owned();
+            return Err(Fault::PrivateMemory { peer, why }.into());
+        }
+        let refused = Fault::of_handover(peer, key.generation.0);
+        let fds = handover::ask(key.process, &claim, deadline).map_err(refused)?;
+        let _current = self.context.enter_relaxed()?;
+        let identity = |allocation| {
+            let (process, device) = (key.process, self.context.device());
+            Identity { backend: backend_id::<D>(), process, allocation, device }
+        };
+        let (head, import) = match &key.access {
+            Access::Nothing | Access::Private(_) => {
+                let (address, bytes, host, _keep_alive) = (0, 0, None, KeepAlive::Nothing);
+                return Ok(Remote { peer, role, address, bytes, host, _keep_alive });
+            }
+            Access::Segments { head, segments } => {
+                let identity = identity(Allocation::Registration(key.generation));
+                let open = || self.map_segments(peer, segments, &fds);
+                (*head, Import::share(identity, open)?)
+            }
+            Access::Ipc { head, handle } => {
+                let identity = identity(Allocation::Ipc(*handle));
+                let import = Import::share(identity, || Opened::ipc(&self.context, handle))?;
+                self.check_extent(peer, import.address(), *head, bytes)?;
+                (*head, import)
+            }
+            Access::Host { head } => {
+                let identity = identity(Allocation::Registration(key.generation));
+                (0, Import::share(identity, || self.map_host(peer, fds, (*head, bytes)))?)
+            }
+        };
+        let address = import.address() + head;
+        let (host, _keep_alive) = (import.host(), KeepAlive::OtherProcess { _import: import });
+        Ok(Remote { peer, role, address, bytes, host, _keep_alive })
+    }
+
+    fn map_segments(
+        &self,
+        peer: Rank,
+        segments: &[u64],
+        fds: &[OwnedFd],
+    ) -> Result<Opened<D>, D::Error> {
+        if fds.len() != segments.len() {
+            let (seen, wanted) = (fds.len(), segments.len());
+            let how =
+                format!("it handed over {seen} descriptors, expected {wanted} as its key says");
+            return Err(Fault::PeerLost { peer, how }.into());
+        }
+        let physical: Result<Vec<Physical<D>>, D::Error> = segments
+            .iter()
+            .zip(fds)
+            .map(|(bytes, fd)| Physical::import(&self.context, fd.as_fd(), *bytes))
+            .collect();
+        Ok(Opened::Mapped(Mapped::map(&self.context, &physical?)?))
+    }
+
+    fn map_host(
+        &self,
+        peer: Rank,
+        fds: Vec<OwnedFd>,
+        span: (u64, u64),
+    ) -> Result<Opened<D>, D::Error> {
+        let count = fds.len();
+        let Ok([fd]) = <[_; 1]>::try_from(fds) else {
+            let how = format!("it handed over {count} descriptors for host memory, expected 1");
+            return Err(Fault::PeerLost { peer, how }.into());
+        };
+        Ok(Opened::Host(PinnedHost::import(&self.context, fd, span, peer)?))
+    }
+
+    /// Rejects a key that claims more than the allocation has, as far as the driver reports its length.
+    fn check_extent(
+        &self,
+        peer: Rank,
+        address: DevicePtr,
+        head: u64,
+        bytes: u64,
+    ) -> Result<(), D::Error> {
+        match self.context.extent(address)? {
+            Some(extent) if head + bytes > extent.bytes - (address - extent.address) => {
+                Err(Fault::ForeignKey {
+                    wanted: format!("an allocation of at least {} bytes", head + bytes),
+                    seen: format!("one of rank {peer} with {} bytes", extent.bytes),
+                }
+                .into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn claim<V: Vendor>(peer: Rank, key: &Key<V>) -> Claim {
+    let (generation, role) = (key.generation, key.role);
+    Claim { backend: V::BACKEND, generation, owner: peer, role }
+}
+
+/// Identifies opened memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Identity {
     pub(super) backend: BackendId,
     pub(super) process: ProcessToken,
     pub(super) allocation: Allocation,
-    /// Mappings are for one device to read.
+    /// Mappings are accessible to one device.
     pub(super) device: i32,
 }
 
 /// An allocation of another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Allocation {
-    /// Its descriptors have no name that both sides know; the registration has.
+    /// Memory of descriptors, which have no name that both processes know; the registration identifies it.
     Registration(Generation),
-    /// Every region of one allocation has the same handle.
+    /// All regions of one allocation have the same handle.
     Ipc(IpcHandle),
 }
 
-/// Memory that is open in this process.
+/// Memory of another process that is open in this process.
 #[derive(Debug)]
 pub(super) enum Opened<D: RegionDevice> {
     Mapped(Mapped<D>),
     Ipc { context: Arc<D>, address: DevicePtr },
-    Host(Pinned<D>),
+    Host(PinnedHost<D>),
 }
 
 impl<D: RegionDevice> Opened<D> {
-    /// Opens an IPC handle; the context is current.
+    /// Opens an IPC handle. The context is current.
     pub(super) fn ipc(context: &Arc<D>, handle: &IpcHandle) -> Result<Self, D::Error> {
         let address = context.open_ipc(handle)?;
         Ok(Self::Ipc { context: Arc::clone(context), address })
@@ -53,7 +199,7 @@ impl<D: RegionDevice> Opened<D> {
         }
     }
 
-    /// Where this process finds it, if it is host memory.
+    /// Returns the address in this process, if it is host memory.
     fn host(&self) -> Option<u64> {
         match self {
             Self::Host(pinned) => Some(pinned.view().base.as_ptr() as u64),
@@ -65,14 +211,14 @@ impl<D: RegionDevice> Opened<D> {
 impl<D: RegionDevice> Drop for Opened<D> {
     fn drop(&mut self) {
         let Self::Ipc { context, address } = self else { return };
-        // Failures mean that the device is gone, and its memory with it.
+        // An error means that the device is lost, and its memory with it.
         let Ok(_current) = context.enter_relaxed() else { return };
-        // SAFETY: opened once by `ipc`; the last user is gone.
+        // SAFETY: opened once by `ipc`, and the last user is gone.
         unsafe { context.close_ipc(*address) };
     }
 }
 
-struct Shared {
+struct SharedImport {
     users: usize,
     address: DevicePtr,
     host: Option<u64>,
@@ -80,10 +226,10 @@ struct Shared {
     _opened: Box<dyn Send>,
 }
 
-/// What is open; opened and closed under the lock, so that one handle is never open twice.
-static OPEN: LazyLock<Mutex<HashMap<Identity, Shared>>> = LazyLock::new(Mutex::default);
+/// All opened memory. It is opened and closed under the lock, so that no handle is open twice.
+static OPEN: LazyLock<Mutex<HashMap<Identity, SharedImport>>> = LazyLock::new(Mutex::default);
 
-/// One use of memory of another process.
+/// One use of opened memory.
 #[derive(Debug)]
 pub(super) struct Import {
     identity: Identity,
@@ -92,7 +238,10 @@ pub(super) struct Import {
 }
 
 impl Import {
-    /// Takes part in what is open, or opens it.
+    /// Shares opened memory, or opens it.
+    ///
+    /// # Errors
+    /// Returns the error of `open`.
     pub(super) fn share<D: RegionDevice>(
         identity: Identity,
         open: impl FnOnce() -> Result<Opened<D>, D::Error>,
@@ -104,7 +253,7 @@ impl Import {
         }
         let opened = open()?;
         let (address, host) = (opened.address(), opened.host());
-        all.insert(identity, Shared { users: 1, address, host, _opened: Box::new(opened) });
+        all.insert(identity, SharedImport { users: 1, address, host, _opened: Box::new(opened) });
         Ok(Self { identity, address, host })
     }
 

@@ -1,7 +1,7 @@
-//! What a peer needs to import a region: whose it is, how large, and how its memory is opened.
+//! The bytes with which a peer imports a region: its owner, its length, and how its memory is opened.
 //!
-//! Descriptors do not travel in the key; the importer asks the owner's process for them. It asks also
-//! where the key has all that the driver wants, to learn whether the memory still lives.
+//! Descriptors are not part of the key; the importer requests them from the owner's process. It also does so
+//! where the key has everything that the driver needs, to check that the memory is still alive.
 //!
 //! | payload | bytes |
 //! | --- | --- |
@@ -9,17 +9,16 @@
 //! | rank, role | 4, 4 |
 //! | UUID of the device | 16 |
 //! | region bytes | 8 |
-//! | how it is reached | 4 |
+//! | access | 4 |
 //! | 0, no bytes | |
-//! | 1, only in its process: why | 4 |
+//! | 1, only in its process: reason | 4 |
 //! | 2, segments: bytes before the region, count, length of each | 8, 4, 8 each |
 //! | 3, IPC: bytes before the region, handle | 8, 64 |
-//! | 4, memory of the host, as one descriptor | |
+//! | 4, host memory: bytes before the region in its one descriptor | 8 |
 
 use std::marker::PhantomData;
 
-use super::device::Vendor;
-use crate::device::IpcHandle;
+use crate::device::{IpcHandle, Vendor};
 use crate::handover::{DESCRIPTORS_MAX, ProcessToken, role_number, role_of};
 use peerlane_hal::Rank;
 use peerlane_hal::Role;
@@ -29,19 +28,19 @@ use peerlane_hal::{Envelope, Generation, KeyError, RemoteKey};
 /// Larger than any address space of a device.
 const BYTES_MAX: u64 = 1 << 56;
 
-/// Why memory stays in its process.
+/// The reason why memory cannot leave its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Why {
-    /// Mapped memory whose allocator asked for no handle that leaves the process.
+pub(super) enum PrivateReason {
+    /// Mapped memory whose allocator requested no exportable handle.
     NoHandle,
     /// Memory of a stream-ordered pool.
     Pool,
-    /// The caller's own memory of the host.
+    /// Host memory of the caller.
     Host,
 }
 
-impl Why {
-    /// What stands against it, and what to do.
+impl PrivateReason {
+    /// Returns the reason as a text that says what to do.
     pub(super) fn text<V: Vendor>(self) -> &'static str {
         match self {
             Self::NoHandle => V::NO_HANDLE,
@@ -70,30 +69,30 @@ impl Why {
     }
 }
 
-/// How a region is opened.
+/// The method by which another process opens a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Reach {
-    /// It has no bytes.
+pub(super) enum Access {
+    /// The region has no bytes.
     Nothing,
-    /// Only in the process of its owner.
-    Private(Why),
-    /// Physical memory, handed over as descriptors and mapped one behind the other.
+    /// Only ranks of the owner's process can import it.
+    Private(PrivateReason),
+    /// Physical memory whose descriptors are mapped one after the other.
     Segments {
-        /// Bytes of the first segment that lie before the region.
+        /// Number of bytes of the first segment before the region.
         head: u64,
-        /// The length of each.
+        /// The length of each segment.
         segments: Vec<u64>,
     },
-    /// A whole allocation, by its IPC handle.
+    /// A whole allocation that is opened by its IPC handle.
     Ipc {
-        /// Bytes of the allocation that lie before the region.
+        /// Number of bytes of the allocation before the region.
         head: u64,
         /// The driver's handle.
         handle: IpcHandle,
     },
-    /// Memory of the host, handed over as a descriptor.
+    /// Host memory with one descriptor.
     Host {
-        /// Bytes of the descriptor that lie before the region.
+        /// Number of bytes of the descriptor before the region.
         head: u64,
     },
 }
@@ -108,7 +107,7 @@ pub struct Key<V> {
     /// UUID of the device.
     pub(crate) device: [u8; 16],
     pub(crate) bytes: u64,
-    pub(super) reach: Reach,
+    pub(super) access: Access,
     pub(super) vendor: PhantomData<V>,
 }
 
@@ -120,16 +119,16 @@ impl<V: Vendor> RemoteKey for Key<V> {
             .u32(role_number(self.role))
             .bytes(&self.device)
             .u64(self.bytes);
-        let payload = match &self.reach {
-            Reach::Nothing => start.u32(0),
-            Reach::Private(why) => start.u32(1).u32(why.number()),
-            Reach::Segments { head, segments } => {
+        let payload = match &self.access {
+            Access::Nothing => start.u32(0),
+            Access::Private(why) => start.u32(1).u32(why.number()),
+            Access::Segments { head, segments } => {
                 // `export` makes no more segments than an answer of the server has room for.
                 let start = start.u32(2).u64(*head).u32(segments.len() as u32);
                 segments.iter().fold(start, |start, bytes| start.u64(*bytes))
             }
-            Reach::Ipc { head, handle } => start.u32(3).u64(*head).bytes(&handle.0),
-            Reach::Host { head } => start.u32(4).u64(*head),
+            Access::Ipc { head, handle } => start.u32(3).u64(*head).bytes(&handle.0),
+            Access::Host { head } => start.u32(4).u64(*head),
         };
         let payload = payload.finish();
         Envelope { backend: V::BACKEND, generation: self.generation, payload: &payload }.seal()
@@ -146,12 +145,12 @@ impl<V: Vendor> RemoteKey for Key<V> {
         if bytes > BYTES_MAX {
             return Err(field("region bytes", bytes, "at most 2^56"));
         }
-        let reach = read_reach(&mut reader, role, bytes)?;
+        let access = read_access(&mut reader, role, bytes)?;
         if !reader.rest().is_empty() {
             return Err(KeyError::Trailing { bytes: reader.rest().len() });
         }
         let (generation, vendor) = (envelope.generation, PhantomData);
-        Ok(Self { process, generation, rank, role, device, bytes, reach, vendor })
+        Ok(Self { process, generation, rank, role, device, bytes, access, vendor })
     }
 
     fn region_bytes(&self) -> u64 {
@@ -167,24 +166,24 @@ fn field(field: &'static str, seen: u64, wanted: &'static str) -> KeyError {
     KeyError::Field { field, seen, wanted }
 }
 
-fn read_reach(reader: &mut Reader<'_>, role: Role, bytes: u64) -> Result<Reach, KeyError> {
-    match reader.u32("reach")? {
-        0 if bytes == 0 => Ok(Reach::Nothing),
+fn read_access(reader: &mut Reader<'_>, role: Role, bytes: u64) -> Result<Access, KeyError> {
+    match reader.u32("access")? {
+        0 if bytes == 0 => Ok(Access::Nothing),
         0 => Err(field("region bytes", bytes, "0, as there is no memory")),
-        1 => Ok(Reach::Private(Why::of(reader.u32("reason of private memory")?)?)),
+        1 => Ok(Access::Private(PrivateReason::of(reader.u32("reason of private memory")?)?)),
         2 => read_segments(reader, bytes),
         3 => {
             let head = read_head(reader)?;
-            Ok(Reach::Ipc { head, handle: IpcHandle(reader.array("IPC handle")?) })
+            Ok(Access::Ipc { head, handle: IpcHandle(reader.array("IPC handle")?) })
         }
         4 => {
             let head = read_head(reader)?;
             if role == Role::Flags && !head.is_multiple_of(size_of::<u64>() as u64) {
                 return Err(field("bytes before the region", head, "aligned, as there are flags"));
             }
-            Ok(Reach::Host { head })
+            Ok(Access::Host { head })
         }
-        seen => Err(field("reach", seen.into(), "0 to 4")),
+        seen => Err(field("access", seen.into(), "0 to 4")),
     }
 }
 
@@ -196,7 +195,7 @@ fn read_head(reader: &mut Reader<'_>) -> Result<u64, KeyError> {
     Ok(head)
 }
 
-fn read_segments(reader: &mut Reader<'_>, bytes: u64) -> Result<Reach, KeyError> {
+fn read_segments(reader: &mut Reader<'_>, bytes: u64) -> Result<Access, KeyError> {
     let head = read_head(reader)?;
     let count = reader.u32("count of segments")?;
     if count == 0 || count > DESCRIPTORS_MAX {
@@ -212,7 +211,7 @@ fn read_segments(reader: &mut Reader<'_>, bytes: u64) -> Result<Reach, KeyError>
         }
         segments.push(length);
     }
-    // No sum of the two overflows: each is at most 2^56.
+    // The sum does not overflow: each is at most 2^56.
     if head + bytes > sum {
         return Err(field(
             "length of all segments",
@@ -223,16 +222,16 @@ fn read_segments(reader: &mut Reader<'_>, bytes: u64) -> Result<Reach, KeyError>
     if head >= segments[0] {
         return Err(field("bytes before the region", head, "less than the first segment"));
     }
-    Ok(Reach::Segments { head, segments })
+    Ok(Access::Segments { head, segments })
 }
 
 /// A vendor for tests.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Trial;
+pub(crate) struct TestVendor;
 
 #[cfg(test)]
-impl Vendor for Trial {
+impl Vendor for TestVendor {
     const BACKEND: peerlane_hal::BackendId = peerlane_hal::BackendId(0x8001);
     const ALLOCATOR: &'static str = "malloc";
     const NO_HANDLE: &'static str = "it has no handle";
@@ -240,13 +239,13 @@ impl Vendor for Trial {
 }
 
 #[cfg(test)]
-impl Key<Trial> {
-    /// Of 4 flags.
-    pub(crate) fn trial(rank: Rank, device: [u8; 16]) -> Self {
+impl Key<TestVendor> {
+    /// Creates the key of 4 flags.
+    pub(crate) fn test_key(rank: Rank, device: [u8; 16]) -> Self {
         let (process, generation) = (ProcessToken([9; 16]), Generation(1));
-        let reach = Reach::Segments { head: 0, segments: vec![1 << 21] };
+        let access = Access::Segments { head: 0, segments: vec![1 << 21] };
         let (role, bytes, vendor) = (Role::Flags, 32, PhantomData);
-        Self { process, generation, rank, role, device, bytes, reach, vendor }
+        Self { process, generation, rank, role, device, bytes, access, vendor }
     }
 }
 
@@ -254,9 +253,9 @@ impl Key<Trial> {
 mod tests {
     use super::*;
 
-    type Key = super::Key<Trial>;
+    type Key = super::Key<TestVendor>;
 
-    fn key(bytes: u64, reach: Reach) -> Key {
+    fn key(bytes: u64, access: Access) -> Key {
         Key {
             process: ProcessToken([1; 16]),
             generation: Generation(2),
@@ -264,18 +263,18 @@ mod tests {
             role: Role::Flags,
             device: [4; 16],
             bytes,
-            reach,
+            access,
             vendor: PhantomData,
         }
     }
 
     fn keys() -> [Key; 5] {
         [
-            key(0, Reach::Nothing),
-            key(5, Reach::Private(Why::Pool)),
-            key(30, Reach::Segments { head: 9, segments: vec![10, 10, 19] }),
-            key(7, Reach::Ipc { head: 9, handle: IpcHandle([6; 64]) }),
-            key(5, Reach::Host { head: 8 }),
+            key(0, Access::Nothing),
+            key(5, Access::Private(PrivateReason::Pool)),
+            key(30, Access::Segments { head: 9, segments: vec![10, 10, 19] }),
+            key(7, Access::Ipc { head: 9, handle: IpcHandle([6; 64]) }),
+            key(5, Access::Host { head: 8 }),
         ]
     }
 
@@ -299,10 +298,10 @@ mod tests {
 
     #[test]
     fn impossible_fields_are_named() {
-        let segments = |head, segments| Reach::Segments { head, segments };
-        for (bytes, reach, text) in [
-            (1, Reach::Nothing, "region bytes"),
-            (1 << 57, Reach::Private(Why::Pool), "region bytes"),
+        let segments = |head, segments| Access::Segments { head, segments };
+        for (bytes, access, text) in [
+            (1, Access::Nothing, "region bytes"),
+            (1 << 57, Access::Private(PrivateReason::Pool), "region bytes"),
             (1, segments(0, vec![]), "count of segments"),
             (1, segments(0, vec![0]), "length of a segment"),
             (1, segments(0, vec![u64::MAX, u64::MAX]), "length of a segment"),
@@ -312,14 +311,14 @@ mod tests {
             (1, segments(u64::MAX, vec![10]), "bytes before the region"),
             (
                 1,
-                Reach::Ipc { head: u64::MAX, handle: IpcHandle([0; 64]) },
+                Access::Ipc { head: u64::MAX, handle: IpcHandle([0; 64]) },
                 "bytes before the region",
             ),
-            (8, Reach::Host { head: 1 << 57 }, "bytes before the region"),
-            (8, Reach::Host { head: 4 }, "aligned, as there are flags"),
+            (8, Access::Host { head: 1 << 57 }, "bytes before the region"),
+            (8, Access::Host { head: 4 }, "aligned, as there are flags"),
         ] {
-            let error = Key::decode(&key(bytes, reach).encode()).unwrap_err().to_string();
-            assert!(error.contains(text), "{error}, wanted {text}");
+            let error = Key::decode(&key(bytes, access).encode()).unwrap_err().to_string();
+            assert!(error.contains(text), "{error}, expected {text}");
         }
     }
 

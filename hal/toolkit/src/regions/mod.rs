@@ -1,71 +1,67 @@
-//! Memory of a device as regions: registration, export and import, over the calls of its driver.
+//! Memory of a device as regions: registration, export and import over the calls of its driver.
 //!
-//! A backend says what its driver does in [`RegionDevice`] and the traits below it, and names its
-//! `Memory`, `Local`, `Remote` and `Key` by these. Everything that is no call is here: which of several
-//! ways a region leaves its process, who still holds it, what a key must say, which refusals have
-//! another way.
+//! A backend implements [`RegionDevice`] and names its `Memory`, `Local`, `Remote` and `Key` by these types.
+//! The toolkit decides everything else: how a region leaves its process, which registrations are alive, what
+//! a key must contain, and which refusals have a fallback.
 //!
 //! | memory | how it leaves the process |
 //! | --- | --- |
-//! | that Peerlane allocates | physical memory with a descriptor, mapped by each importer; where there is none, as the next |
-//! | of the vendor's plain allocator | its IPC handle; the caller's offset travels beside it |
-//! | that the caller mapped, such as expandable segments | a descriptor for every segment |
-//! | that Peerlane allocates, where a peer's device does not reach this one | host memory with a descriptor, mapped by each importer and registered with its driver |
-//! | of the host, that another fabric has allocated; of the host as flags | the descriptor that it was allocated with; the caller's own not at all |
-//! | of a stream-ordered pool | not at all; it can be put from, and received into by oneself |
+//! | allocated by Peerlane | physical memory with a descriptor, mapped by each importer; without virtual memory, as the next row |
+//! | of the vendor's plain allocator | its IPC handle; the offset of the region is in the key |
+//! | mapped by the caller, such as expandable segments | a descriptor for every segment |
+//! | allocated by Peerlane, where a peer's device does not reach this one | host memory with a descriptor, mapped by each importer and registered with its driver |
+//! | host memory that another fabric has allocated, or host memory for flags | the descriptor that it was allocated with; memory of the caller itself cannot leave |
+//! | of a stream-ordered pool | it cannot leave; it can be the source of puts, and the target of puts of its own rank |
 //!
-//! Ranks of one process share addresses: an import there only lets the importer's device reach them.
+//! Ranks of one process share addresses, so an import there only permits the importer's device to access the
+//! memory.
 //!
-//! Once a region is dropped, its key is refused. Who has imported it keeps what Peerlane allocated,
-//! and mapped memory, alive until the import is dropped. Memory of a plain allocator is the caller's to
-//! keep, see [`PeerMemory::register`].
+//! The key of a dropped region is refused. Imports keep memory that Peerlane allocated, and mapped memory,
+//! alive until they are dropped. The caller keeps memory of a plain allocator alive, see
+//! [`PeerMemory::register`].
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `mod` | [`Memory`]: allocation, registration, export, checks of keys |
+//! | `registration` | registered memory and its exported form; inspection of the caller's pointers |
+//! | `allocation` | device memory: plain, physical, mapped |
+//! | `host` | host memory: allocated by Peerlane, or registered where it is |
+//! | `region` | local and imported regions, and what NICs need of them |
+//! | `import` | opening the memory of a key |
+//! | `key` | the bytes of a key |
+//! | `transfer` | copies between the host and a region, for tests and tools |
 
-mod adopted;
-mod borrowed;
-mod cards;
-mod device;
+mod allocation;
+mod host;
 mod import;
 mod key;
-mod local;
-mod mapped;
-mod open;
-mod physical;
-mod pinned;
-mod places;
-mod plain;
+mod region;
 mod registration;
-mod remote;
 mod transfer;
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use adopted::Adopted;
-use cards::Cards;
-use key::Reach;
+pub use crate::device::{Pointee, RegionDevice, Vendor};
+pub use allocation::{Physical, Plain};
+pub use key::Key;
+#[cfg(test)]
+pub(super) use key::TestVendor;
+pub use region::{Local, Remote};
+
+use crate::device::{DevicePtr, Fault, backend_id};
+use crate::handover::{self, ProcessToken};
+use host::AdoptedHost;
+use key::Access;
+use peerlane_hal::{Deadline, DynRegion, PeerMemory, Rank, Region as _, Role};
+use region::NicAccess;
 use registration::Registration;
 use transfer::Transfer;
 
-use crate::device::{DevicePtr, Fault};
-use crate::handover::{self, ProcessToken};
-use peerlane_hal::Deadline;
-use peerlane_hal::Rank;
-use peerlane_hal::{DynRegion, PeerMemory, Region as _, Role};
-
-use device::backend;
-pub use device::{Pointee, RegionDevice, Vendor};
-pub use key::Key;
-#[cfg(test)]
-pub(super) use key::Trial;
-pub use local::Local;
-pub use physical::Physical;
-pub use plain::Plain;
-pub use remote::Remote;
-
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// Who a connected peer is, as far as its memory goes.
+/// The process and device of a connected peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) process: ProcessToken,
@@ -76,9 +72,9 @@ pub(crate) struct Owner {
 #[derive(Debug)]
 struct Connected {
     owner: Owner,
-    /// Why the two devices do not reach each other, if they do not.
-    apart: Option<String>,
-    /// It has handed out memory of the host for bytes.
+    /// The reason why the two devices do not reach each other, if they do not.
+    unreachable: Option<String>,
+    /// Whether it has exported host memory for data.
     on_host: bool,
 }
 
@@ -88,20 +84,20 @@ pub struct Memory<D: RegionDevice> {
     rank: Rank,
     context: Arc<D>,
     transfer: Arc<Transfer<D>>,
-    cards: Arc<Cards<D>>,
-    /// Whether memory without a descriptor is refused where the device says that it has them.
+    nic_access: Arc<NicAccess<D>>,
+    /// Whether memory without a descriptor is refused on a device that reports virtual memory.
     strict: bool,
-    /// Whether flags lie where the host reads them, because nothing else does.
+    /// Whether flags are allocated in host memory, because only the host waits for them.
     flags_on_host: bool,
     peers: Mutex<Vec<Option<Connected>>>,
 }
 
 impl<D: RegionDevice> Memory<D> {
-    /// The memory of `rank` of `ranks`. With `strict`, a way that is only second best is refused; with
-    /// `flags_on_host`, flags that are allocated here are for the host to read.
+    /// Opens the memory of `rank` of `ranks`. With `strict`, a slower fallback is refused; with
+    /// `flags_on_host`, flags are allocated in host memory.
     ///
     /// # Errors
-    /// The driver's refusal.
+    /// Returns the driver's error.
     pub fn open(
         context: &Arc<D>,
         rank: Rank,
@@ -110,10 +106,10 @@ impl<D: RegionDevice> Memory<D> {
         flags_on_host: bool,
     ) -> Result<Self, D::Error> {
         let transfer = Arc::new(Transfer::open(context)?);
-        let cards = Arc::new(Cards::new(context));
+        let nic_access = Arc::new(NicAccess::new(context));
         let peers = Mutex::new((0..ranks).map(|_| None).collect());
         let context = Arc::clone(context);
-        Ok(Self { rank, context, transfer, cards, strict, flags_on_host, peers })
+        Ok(Self { rank, context, transfer, nic_access, strict, flags_on_host, peers })
     }
 
     pub(super) fn rank(&self) -> Rank {
@@ -124,28 +120,31 @@ impl<D: RegionDevice> Memory<D> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on regions of `peer` can be imported, if they are this owner's. With `apart`, the
-    /// reason why its device and this one do not reach each other, what is allocated from now on
-    /// lies on the host.
-    pub(super) fn connect(&self, peer: Rank, owner: Owner, apart: Option<String>) {
-        if let Some(place) = self.peers().get_mut(peer.index()) {
-            *place = Some(Connected { owner, apart, on_host: false });
+    /// Permits imports of regions of `peer`, if they belong to this owner. `unreachable` is the reason why
+    /// its device and this one do not reach each other; memory that is allocated from now on is then host
+    /// memory.
+    pub(super) fn connect(&self, peer: Rank, owner: Owner, unreachable: Option<String>) {
+        if let Some(slot) = self.peers().get_mut(peer.index()) {
+            *slot = Some(Connected { owner, unreachable, on_host: false });
         }
     }
 
-    /// Whether bytes to that peer go through memory of the host, as far as it is known: its memory
-    /// may lie there because of a third rank, and that shows when it is imported.
+    /// Returns whether bytes to that peer go through host memory, as far as it is known. The peer's memory
+    /// may be host memory because of a third rank, which shows when it is imported.
     pub(super) fn is_on_host(&self, peer: Rank) -> bool {
         let peers = self.peers();
         let peer = peers.get(peer.index()).and_then(Option::as_ref);
-        peer.is_some_and(|peer| peer.on_host || peer.apart.is_some())
+        peer.is_some_and(|peer| peer.on_host || peer.unreachable.is_some())
     }
 
     fn needs_host(&self) -> bool {
-        self.peers().iter().flatten().any(|peer| peer.apart.is_some())
+        self.peers().iter().flatten().any(|peer| peer.unreachable.is_some())
     }
 
-    /// Refuses a key that is not of this peer, or of memory that this device does not reach.
+    /// Rejects a key of another peer, and a key of memory that this device does not reach.
+    ///
+    /// # Errors
+    /// Returns [`Fault::NotConnected`], [`Fault::ForeignKey`] or [`Fault::Unavailable`].
     fn check_owner(&self, peer: Rank, key: &Key<D::Vendor>) -> Result<(), Fault> {
         let mut peers = self.peers();
         let connected = peers.get_mut(peer.index()).and_then(Option::as_mut);
@@ -156,19 +155,19 @@ impl<D: RegionDevice> Memory<D> {
         }
         if (Owner { process: key.process, device: key.device }) != connected.owner {
             return Err(Fault::ForeignKey {
-                wanted: format!("rank {peer} as it is connected"),
-                seen: "another process or device of it".to_owned(),
+                wanted: format!("the connected process and device of rank {peer}"),
+                seen: "another process or device".to_owned(),
             });
         }
-        match (&key.reach, &connected.apart) {
-            (Reach::Nothing, _) => {}
-            // Flags may lie there because the host waits for them.
-            (Reach::Host { .. }, _) => {
+        match (&key.access, &connected.unreachable) {
+            (Access::Nothing, _) => {}
+            // Flags may be in host memory because the host waits for them.
+            (Access::Host { .. }, _) => {
                 connected.on_host |= peer != self.rank && key.role == Role::Data;
             }
-            (_, Some(apart)) => {
+            (_, Some(unreachable)) => {
                 return Err(Fault::Unavailable(format!(
-                    "cannot import memory of rank {peer}: {apart}, and it is memory of a device; \
+                    "cannot import memory of rank {peer}: {unreachable}, and it is memory of a device; \
                      let Peerlane allocate it, after all peers are connected, or use devices that \
                      reach each other"
                 )));
@@ -178,19 +177,19 @@ impl<D: RegionDevice> Memory<D> {
         Ok(())
     }
 
-    fn enter(&self, registration: Registration<D>) -> Local<D> {
+    fn publish(&self, registration: Registration<D>) -> Local<D> {
         let registration = Arc::new(registration);
         let shared = Arc::clone(&registration);
-        let entry = handover::enter(backend::<D>(), self.rank, registration.role, shared);
-        let (transfer, cards) = (Arc::clone(&self.transfer), Arc::clone(&self.cards));
-        Local { registration, transfer, cards, entry }
+        let entry = handover::enter(backend_id::<D>(), self.rank, registration.role, shared);
+        let (transfer, nic_access) = (Arc::clone(&self.transfer), Arc::clone(&self.nic_access));
+        Local { registration, transfer, nic_access, entry }
     }
 
     fn allocate_on_host(&self, bytes: u64, role: Role) -> Result<Local<D>, D::Error> {
         let _current = self.context.enter_relaxed()?;
-        // A new memfd is zero.
+        // A new memfd is zeroed.
         let registration = Registration::allocate_on_host(&self.context, bytes, self.rank, role)?;
-        Ok(self.enter(registration))
+        Ok(self.publish(registration))
     }
 }
 
@@ -208,7 +207,7 @@ impl<D: RegionDevice> PeerMemory for Memory<D> {
         let registration =
             Registration::allocate(&self.context, bytes, self.rank, role, self.strict)?;
         self.transfer.zero(registration.address, registration.allocated_bytes())?;
-        Ok(self.enter(registration))
+        Ok(self.publish(registration))
     }
 
     fn allocate_polled_flags(&self, bytes: u64) -> Result<Local<D>, D::Error> {
@@ -228,11 +227,11 @@ impl<D: RegionDevice> PeerMemory for Memory<D> {
         }
         let _current = self.context.enter_relaxed()?;
         let (context, rank) = (&self.context, self.rank);
-        let registration = match Adopted::find(context, base, bytes, role)? {
+        let registration = match AdoptedHost::find(context, base, bytes, role)? {
             Some(adopted) => Registration::adopt(context, adopted, bytes, rank, role),
             None => Registration::borrow(context, address, bytes, rank, role)?,
         };
-        Ok(self.enter(registration))
+        Ok(self.publish(registration))
     }
 
     unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<Local<D>, D::Error> {
@@ -249,7 +248,7 @@ impl<D: RegionDevice> PeerMemory for Memory<D> {
             role: registration.role,
             device: registration.context.uuid(),
             bytes: registration.bytes,
-            reach: registration.export()?,
+            access: registration.export()?,
             vendor: PhantomData,
         })
     }

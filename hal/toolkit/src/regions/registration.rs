@@ -1,62 +1,61 @@
-//! A registration: memory that has a generation, and how it leaves its process.
+//! Registered memory: what it is, and how it leaves its process.
+//!
+//! A span of the caller may begin anywhere inside its allocation, so the start of the allocation is looked up.
+//! Memory of the vendor's plain allocator is one allocation with an IPC handle. Mapped memory, such as
+//! PyTorch's expandable segments, consists of several allocations one after the other, each with its own
+//! handle. Memory of a stream-ordered pool has no handle.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
-use super::adopted::Adopted;
-use super::borrowed::{Borrowed, Kind, inspect};
-use super::device::RegionDevice;
-use super::key::{Reach, Why};
-use super::mapped::{Mapped, allow};
-use super::physical::Physical;
-use super::pinned::{HostView, Pinned};
-use super::plain::Plain;
-use crate::device::{DevicePtr, Fault, IpcHandle};
+use super::allocation::{Mapped, Physical, Plain, allow};
+use super::host::{AdoptedHost, HostView, PinnedHost};
+use super::key::{Access, PrivateReason};
+use crate::deferred_free;
+use crate::device::{DevicePtr, Extent, Fault, IpcHandle, Pointee, RegionDevice, Vendor};
 use crate::handover::Handover;
-use crate::retire;
-use peerlane_hal::Rank;
-use peerlane_hal::Role;
+use peerlane_hal::{Rank, Role};
 
-/// Memory behind a registration.
+/// The memory of a registration.
 #[derive(Debug)]
 pub(super) enum Backing<D: RegionDevice> {
-    /// Allocated here, as virtual memory.
+    /// Allocated here as virtual memory.
     Mapped(Mapped<D>),
-    /// Allocated here, where there is no virtual memory.
+    /// Allocated here, where the device has no virtual memory.
     Plain(Plain<D>),
-    /// Allocated here, on the host.
-    Host(Pinned<D>),
-    /// The caller's own, of a device.
+    /// Host memory, allocated here.
+    Host(PinnedHost<D>),
+    /// Device memory of the caller.
     Borrowed(Borrowed),
-    /// The caller's own, of the host.
-    Adopted(Adopted),
-    /// No bytes at all.
+    /// Host memory of the caller.
+    Adopted(AdoptedHost),
+    /// No bytes.
     Nothing,
 }
 
-/// What another process opens.
+/// The form in which another process opens the memory.
 #[derive(Debug)]
 enum Exported<D: RegionDevice> {
     Nothing,
-    Private(Why),
-    /// Physical memory; the region begins `head` bytes into the first segment.
+    Private(PrivateReason),
+    /// Physical memory. The region begins `head` bytes into the first segment.
     Segments {
         head: u64,
-        parts: Vec<Physical<D>>,
+        segments: Vec<Physical<D>>,
     },
-    /// An allocation; the region begins `head` bytes into it.
+    /// An allocation. The region begins `head` bytes into it.
     Ipc {
         head: u64,
         handle: IpcHandle,
     },
-    /// Memory of the host; the region begins `head` bytes into the descriptor.
+    /// Host memory. The region begins `head` bytes into the descriptor.
     Host {
         head: u64,
     },
 }
 
-/// One registration; importers in this process share it.
+/// Registered memory, shared with importers of this process.
 #[derive(Debug)]
 pub(super) struct Registration<D: RegionDevice> {
     pub(super) context: Arc<D>,
@@ -65,12 +64,12 @@ pub(super) struct Registration<D: RegionDevice> {
     pub(super) owner: Rank,
     pub(super) role: Role,
     backing: Backing<D>,
-    /// Filled by the first export: memory that is only put from never needs it.
+    /// Set by the first export: memory that is only a source of puts never needs it.
     exported: OnceLock<Exported<D>>,
 }
 
 impl<D: RegionDevice> Registration<D> {
-    /// Allocates memory, exportable as a descriptor where the device has virtual memory.
+    /// Allocates memory that is exportable as a descriptor where the device has virtual memory.
     pub(super) fn allocate(
         context: &Arc<D>,
         bytes: u64,
@@ -81,16 +80,16 @@ impl<D: RegionDevice> Registration<D> {
         let context = Arc::clone(context);
         let own_flags = role == Role::Flags && context.has_flag_memory();
         if !own_flags && context.has_virtual_memory() {
-            let part = match Physical::create(&context, bytes) {
-                // The attribute said yes and the deed was refused, as in some virtual machines.
+            let segment = match Physical::create(&context, bytes) {
+                // Some virtual machines report the feature and refuse the allocation.
                 Err(error) if D::is_refusal(&error) && !strict => None,
                 created => Some(created?),
             };
-            if let Some(part) = part {
-                let parts = vec![part];
-                let mapped = Mapped::map(&context, &parts)?;
+            if let Some(segment) = segment {
+                let segments = vec![segment];
+                let mapped = Mapped::map(&context, &segments)?;
                 let address = mapped.address();
-                let exported = OnceLock::from(Exported::Segments { head: 0, parts });
+                let exported = OnceLock::from(Exported::Segments { head: 0, segments });
                 let backing = Backing::Mapped(mapped);
                 return Ok(Self { context, address, bytes, owner, role, backing, exported });
             }
@@ -104,21 +103,21 @@ impl<D: RegionDevice> Registration<D> {
         Ok(Self { context, address, bytes, owner, role, backing, exported })
     }
 
-    /// Allocates memory of the host, for peers that do not reach this device.
+    /// Allocates host memory, for peers that do not reach this device.
     pub(super) fn allocate_on_host(
         context: &Arc<D>,
         bytes: u64,
         owner: Rank,
         role: Role,
     ) -> Result<Self, D::Error> {
-        let pinned = Pinned::create(context, bytes, owner)?;
+        let pinned = PinnedHost::create(context, bytes, owner)?;
         let (context, address) = (Arc::clone(context), pinned.view().address);
         let (backing, exported) =
             (Backing::Host(pinned), OnceLock::from(Exported::Host { head: 0 }));
         Ok(Self { context, address, bytes, owner, role, backing, exported })
     }
 
-    /// Registers the caller's memory at `address`.
+    /// Registers the caller's device memory at `address`.
     pub(super) fn borrow(
         context: &Arc<D>,
         address: DevicePtr,
@@ -140,7 +139,7 @@ impl<D: RegionDevice> Registration<D> {
     /// Registers the caller's host memory.
     pub(super) fn adopt(
         context: &Arc<D>,
-        adopted: Adopted,
+        adopted: AdoptedHost,
         bytes: u64,
         owner: Rank,
         role: Role,
@@ -151,7 +150,7 @@ impl<D: RegionDevice> Registration<D> {
         Self { context, address, bytes, owner, role, backing, exported }
     }
 
-    /// The bytes that the driver really holds for a region that was allocated here.
+    /// Returns the bytes that the driver allocated for a region, which may be more than the region.
     pub(super) fn allocated_bytes(&self) -> u64 {
         match &self.backing {
             Backing::Mapped(mapped) => mapped.bytes(),
@@ -159,7 +158,7 @@ impl<D: RegionDevice> Registration<D> {
         }
     }
 
-    /// The memory, where it is of the host.
+    /// Returns the host's view of the memory, if it is host memory.
     pub(super) fn host(&self) -> Option<HostView> {
         match &self.backing {
             Backing::Host(pinned) => Some(pinned.view()),
@@ -168,31 +167,34 @@ impl<D: RegionDevice> Registration<D> {
         }
     }
 
-    /// Flags that the host sees.
+    /// Returns the flags that the host can read.
     pub(super) fn words(&self) -> Option<&[AtomicU64]> {
         let base = self.host().filter(|_| self.role == Role::Flags)?.base.as_ptr().cast();
         let count = self.bytes as usize / size_of::<u64>();
-        // SAFETY: the region is aligned (`Memory::register` checks it, `Mapping` has pages), lives as
-        // long as `self`, and flags are touched as atomics only.
+        // SAFETY: the region is aligned (`Memory::register` checks it, and a `Mapping` consists of pages),
+        // lives as long as `self`, and flags are accessed as atomics only.
         Some(unsafe { std::slice::from_raw_parts(base, count) })
     }
 
-    /// How peers reach the memory; from now on the server hands it out.
-    pub(super) fn export(&self) -> Result<Reach, D::Error> {
+    /// Returns how peers access the memory. From now on the server hands it over.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    pub(super) fn export(&self) -> Result<Access, D::Error> {
         if self.exported.get().is_none() {
             let exported = self.make_exported()?;
-            // Two at once come to the same.
+            // Two concurrent exports have the same result.
             let _ = self.exported.set(exported);
         }
         Ok(match self.exported.get() {
-            None | Some(Exported::Nothing) => Reach::Nothing,
-            Some(Exported::Private(why)) => Reach::Private(*why),
-            Some(Exported::Segments { head, parts }) => {
-                let segments = parts.iter().map(Physical::bytes).collect();
-                Reach::Segments { head: *head, segments }
+            None | Some(Exported::Nothing) => Access::Nothing,
+            Some(Exported::Private(why)) => Access::Private(*why),
+            Some(Exported::Segments { head, segments }) => {
+                let segments = segments.iter().map(Physical::bytes).collect();
+                Access::Segments { head: *head, segments }
             }
-            Some(Exported::Ipc { head, handle }) => Reach::Ipc { head: *head, handle: *handle },
-            Some(Exported::Host { head }) => Reach::Host { head: *head },
+            Some(Exported::Ipc { head, handle }) => Access::Ipc { head: *head, handle: *handle },
+            Some(Exported::Host { head }) => Access::Host { head: *head },
         })
     }
 
@@ -204,36 +206,40 @@ impl<D: RegionDevice> Registration<D> {
         };
         match &self.backing {
             Backing::Nothing => Ok(Exported::Nothing),
-            // Exported when it was made.
-            Backing::Mapped(_) => Ok(Exported::Private(Why::NoHandle)),
+            // Exported when it was allocated.
+            Backing::Mapped(_) => Ok(Exported::Private(PrivateReason::NoHandle)),
             Backing::Host(_) => Ok(Exported::Host { head: 0 }),
             Backing::Adopted(adopted) => Ok(match adopted.head() {
                 Some(head) => Exported::Host { head },
-                None => Exported::Private(Why::Host),
+                None => Exported::Private(PrivateReason::Host),
             }),
             Backing::Plain(plain) => ipc(plain.address()),
             Backing::Borrowed(borrowed) => match borrowed.kind {
-                Kind::Plain => ipc(borrowed.extents[0].address),
-                Kind::Other => Ok(Exported::Private(Why::Pool)),
-                Kind::Virtual => self.export_segments(borrowed),
+                AllocationKind::Plain => ipc(borrowed.extents[0].address),
+                AllocationKind::Other => Ok(Exported::Private(PrivateReason::Pool)),
+                AllocationKind::Virtual => self.export_segments(borrowed),
             },
         }
     }
 
     fn export_segments(&self, borrowed: &Borrowed) -> Result<Exported<D>, D::Error> {
-        let mut parts = Vec::with_capacity(borrowed.extents.len());
+        let mut segments = Vec::with_capacity(borrowed.extents.len());
         for extent in &borrowed.extents {
             match Physical::retain(&self.context, *extent)? {
-                Some(part) if part.is_exportable()? => parts.push(part),
-                _ => return Ok(Exported::Private(Why::NoHandle)),
+                Some(segment) if segment.is_exportable()? => segments.push(segment),
+                _ => return Ok(Exported::Private(PrivateReason::NoHandle)),
             }
         }
         let head = self.address - borrowed.extents[0].address;
-        Ok(Exported::Segments { head, parts })
+        Ok(Exported::Segments { head, segments })
     }
 
-    /// Lets the device of another rank of this process reach the memory; where it does.
-    pub(super) fn allow(&self, reader: &D) -> Result<DevicePtr, D::Error> {
+    /// Permits the device of another rank of this process to access the memory. Returns the address for that
+    /// device.
+    ///
+    /// # Errors
+    /// Returns the driver's error, or [`Fault::PrivateMemory`].
+    pub(super) fn permit(&self, reader: &D) -> Result<DevicePtr, D::Error> {
         if self.context.device() == reader.device() {
             return Ok(self.address);
         }
@@ -250,17 +256,18 @@ impl<D: RegionDevice> Registration<D> {
     fn allow_device(&self, reader: &D) -> Result<(), D::Error> {
         let allow = |address, bytes| allow(reader, address, bytes);
         match &self.backing {
-            // The host's memory is there for all devices.
+            // Host memory is accessible to all devices.
             Backing::Nothing | Backing::Host(_) | Backing::Adopted(_) => Ok(()),
             Backing::Mapped(mapped) => allow(mapped.address(), mapped.bytes()),
             Backing::Plain(_) => reader.enable_peer(&self.context),
             Backing::Borrowed(borrowed) => match borrowed.kind {
-                Kind::Plain => reader.enable_peer(&self.context),
-                Kind::Virtual => {
+                AllocationKind::Plain => reader.enable_peer(&self.context),
+                AllocationKind::Virtual => {
                     borrowed.extents.iter().try_for_each(|it| allow(it.address, it.bytes))
                 }
-                Kind::Other => {
-                    let (peer, why) = (self.owner, Why::Pool.text::<D::Vendor>().to_owned());
+                AllocationKind::Other => {
+                    let (peer, why) =
+                        (self.owner, PrivateReason::Pool.text::<D::Vendor>().to_owned());
                     Err(Fault::PrivateMemory { peer, why }.into())
                 }
             },
@@ -270,11 +277,12 @@ impl<D: RegionDevice> Registration<D> {
 
 impl<D: RegionDevice> Drop for Registration<D> {
     fn drop(&mut self) {
-        // The caller's own memory is given up before it can be gone; ours nobody misses.
-        let ours = matches!(self.backing, Backing::Plain(_) | Backing::Host(_));
-        if ours && self.context.frees_wait() {
+        // The caller's memory is unregistered before the caller can free it; memory that was allocated here
+        // can be freed later.
+        let allocated_here = matches!(self.backing, Backing::Plain(_) | Backing::Host(_));
+        if allocated_here && self.context.frees_wait() {
             let backing = std::mem::replace(&mut self.backing, Backing::Nothing);
-            retire::later(&self.context, backing);
+            deferred_free::drop_later(&self.context, backing);
         }
     }
 }
@@ -283,9 +291,9 @@ impl<D: RegionDevice> Handover for Registration<D> {
     fn descriptors(&self) -> Option<u32> {
         match self.exported.get()? {
             Exported::Private(_) => None,
-            // Nothing to hand over, but the asker learns that the memory lives.
+            // No descriptor is needed, but the importer learns that the memory is alive.
             Exported::Nothing | Exported::Ipc { .. } => Some(0),
-            Exported::Segments { parts, .. } => u32::try_from(parts.len()).ok(),
+            Exported::Segments { segments, .. } => u32::try_from(segments.len()).ok(),
             Exported::Host { .. } => Some(1),
         }
     }
@@ -301,11 +309,120 @@ impl<D: RegionDevice> Handover for Registration<D> {
                 format!("cannot duplicate the descriptor of the memory: {error}")
             });
         }
-        let Some(Exported::Segments { parts, .. }) = self.exported.get() else {
+        let Some(Exported::Segments { segments, .. }) = self.exported.get() else {
             return Err("the memory has no descriptors".to_owned());
         };
-        let part = parts.get(index as usize).ok_or("there is no such segment")?;
+        let segment = segments.get(index as usize).ok_or("there is no such segment")?;
         let _current = self.context.enter_relaxed().map_err(|error| error.to_string())?;
-        part.export().map_err(|error| error.to_string())
+        segment.export().map_err(|error| error.to_string())
     }
+}
+
+/// The allocator of device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AllocationKind {
+    /// The plain allocator.
+    Plain,
+    /// Virtual memory.
+    Virtual,
+    /// A pool, or an allocator that is newer than this crate.
+    Other,
+}
+
+/// The allocations that a span covers, in order; at least one.
+#[derive(Debug)]
+pub(super) struct Borrowed {
+    pub(super) kind: AllocationKind,
+    pub(super) extents: Vec<Extent>,
+}
+
+/// A span of the caller's memory, for error texts.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    address: DevicePtr,
+    bytes: u64,
+}
+
+impl Span {
+    fn refuse<T>(self, why: &str) -> Result<T, Fault> {
+        let Self { address, bytes } = self;
+        Err(Fault::Argument(format!("cannot register {bytes} bytes at {address:#x}: {why}")))
+    }
+}
+
+/// Finds the allocations at `address..address + bytes`; `bytes` is at least 1.
+///
+/// # Errors
+/// Returns [`Fault::Argument`] if the span is not memory of this device or leaves its allocation.
+pub(super) fn inspect<D: RegionDevice>(
+    context: &Arc<D>,
+    address: DevicePtr,
+    bytes: u64,
+) -> Result<Borrowed, D::Error> {
+    let span = Span { address, bytes };
+    let Some(end) = address.checked_add(bytes) else {
+        return Ok(span.refuse("the span leaves the address space")?);
+    };
+    check_device_memory(&**context, span)?;
+    let Some(first) = context.extent(address)? else {
+        return Ok(span.refuse("the driver knows no allocation there; was it freed?")?);
+    };
+    let kind = kind(context, first)?;
+    let mut extents = vec![first];
+    let mut reached = first.end();
+    while reached < end {
+        let next = match kind {
+            AllocationKind::Virtual => {
+                context.extent(reached)?.filter(|next| next.address == reached)
+            }
+            AllocationKind::Plain | AllocationKind::Other => None,
+        };
+        let Some(next) = next.filter(|next| next.bytes > 0) else {
+            let first = first.address;
+            return Ok(span.refuse(&format!(
+                "the span ends at {end:#x}, and the allocation that begins at {first:#x} ends at \
+                 {reached:#x}"
+            ))?);
+        };
+        if self::kind(context, next)? != AllocationKind::Virtual {
+            let why = format!("from {reached:#x} on it is memory of another kind");
+            return Ok(span.refuse(&why)?);
+        }
+        reached = next.end();
+        extents.push(next);
+    }
+    Ok(Borrowed { kind, extents })
+}
+
+/// Rejects memory that does not belong to this device.
+fn check_device_memory<D: RegionDevice>(context: &D, span: Span) -> Result<(), D::Error> {
+    let refuse = |why: &str| Ok(span.refuse(why)?);
+    match context.pointee(span.address)? {
+        Pointee::Device(Some(number)) if number == context.device() => Ok(()),
+        Pointee::Device(Some(number)) => {
+            let wanted = context.label();
+            refuse(&format!("it is memory of device {number}, expected {wanted}"))
+        }
+        Pointee::Device(None) => refuse("the driver does not say of which device it is"),
+        Pointee::Host => refuse("it is host memory, expected device memory"),
+        Pointee::Managed => refuse(&format!(
+            "it is managed memory, which moves; expected memory of {}",
+            D::Vendor::ALLOCATOR
+        )),
+        Pointee::Other(kind) => {
+            refuse(&format!("it is memory of type {kind}, expected device memory"))
+        }
+        Pointee::Unknown => refuse(
+            "the driver does not know this address, expected device memory; it is host memory, or \
+             was freed",
+        ),
+    }
+}
+
+fn kind<D: RegionDevice>(context: &Arc<D>, extent: Extent) -> Result<AllocationKind, D::Error> {
+    if context.has_ipc_handle(extent.address)? {
+        return Ok(AllocationKind::Plain);
+    }
+    let physical = Physical::retain(context, extent)?;
+    Ok(if physical.is_some() { AllocationKind::Virtual } else { AllocationKind::Other })
 }

@@ -1,74 +1,75 @@
-//! Bytes between the host and this rank's regions, for tests, tools and diagnosis.
+//! Copies between the host and this rank's regions, for tests, tools and diagnosis.
 //!
-//! They go over a stream that nothing else uses, so that they pass by waits that engines hold, and
-//! through pinned memory, because only then does the call come back before the copy is done. Every
-//! copy has a deadline: a device that is stuck is an error.
+//! They use a stream of their own, so that they are not blocked by waits of engines, and pinned memory,
+//! because only then does the call return before the copy is complete. Every copy has a deadline: a device
+//! that makes no progress is an error.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use super::device::RegionDevice;
-use crate::device::{Between, DevicePtr, EventHandle, Fault, Relaxed, StreamHandle};
-use crate::retire;
+use crate::deferred_free;
+use crate::device::{Between, DevicePtr, EventHandle, Fault, RegionDevice, Relaxed, StreamHandle};
 
 const STAGING_BYTES: usize = 1 << 20;
-/// For a copy of any length; the longest take a second.
+/// Time limit of a copy; the longest take a second.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Looks at the event before the processor is given away in between.
-const SPINS: u32 = 200;
-const NAP: Duration = Duration::from_micros(50);
+/// Number of queries of the event before the thread sleeps between them.
+const SPIN_QUERIES: u32 = 200;
+const QUERY_INTERVAL: Duration = Duration::from_micros(50);
 
-/// A stream for copies between the host and one device.
+/// Copies between the host and one device.
 #[derive(Debug)]
 pub(super) struct Transfer<D: RegionDevice> {
     context: Arc<D>,
-    line: Mutex<Line<D>>,
+    queue: Mutex<TransferQueue<D>>,
 }
 
-/// What is made for the copies; given back when dropped.
+/// The stream, event and memory of the copies; freed when dropped.
 #[derive(Debug)]
-struct Line<D: RegionDevice> {
+struct TransferQueue<D: RegionDevice> {
     context: Arc<D>,
     stream: StreamHandle,
     event: Option<EventHandle>,
     staging: Option<Staging>,
-    /// A copy was given up on and may still run.
-    stuck: bool,
+    /// Whether a copy missed its deadline and may still run.
+    may_be_running: bool,
 }
 
-/// Pinned memory of the host, as host and device find it.
+/// Pinned host memory with its addresses for the host and the device.
 #[derive(Clone, Copy, Debug)]
 struct Staging {
     host: NonNull<c_void>,
     device: DevicePtr,
 }
 
-// SAFETY: the memory is used by who holds the lock of the line.
+// SAFETY: the memory is used by the holder of the queue's lock only.
 unsafe impl Send for Staging {}
 
 impl Staging {
-    /// Copies a piece into it.
+    /// Copies a piece into the memory.
     ///
     /// # Safety
-    /// No copy of the device uses it now.
+    /// No copy of the device uses the memory now.
     unsafe fn fill(self, piece: &[u8]) {
         assert!(piece.len() <= STAGING_BYTES, "a piece fits");
-        // SAFETY: the memory holds a piece, and nobody else uses it by the caller's word.
+        // SAFETY: the memory holds a piece, and is not used by others (the caller's promise).
         unsafe {
             std::ptr::copy_nonoverlapping(piece.as_ptr(), self.host.as_ptr().cast(), piece.len());
         }
     }
 
+    /// Frees the memory.
+    ///
     /// # Safety
-    /// It is of this device's driver, freed once, and no copy uses it.
+    /// The memory is of this device's driver, is freed once, and no copy uses it.
     unsafe fn free<D: RegionDevice>(self, context: &D) {
         // SAFETY: the caller's.
         unsafe { context.free_host(self.host) };
     }
 
-    /// Copies a piece out of it.
+    /// Copies a piece out of the memory.
     ///
     /// # Safety
     /// As for [`fill`](Self::fill).
@@ -80,19 +81,20 @@ impl Staging {
     }
 }
 
-impl<D: RegionDevice> Line<D> {
-    /// The context is current.
+impl<D: RegionDevice> TransferQueue<D> {
+    /// Creates the stream, the event and the memory. The context is current.
     fn open(context: &Arc<D>) -> Result<Self, D::Error> {
         let stream = context.create_stream(false)?;
         let (event, staging) = (None, None);
-        // From here on, dropping it undoes what is done.
-        let mut line = Self { context: Arc::clone(context), stream, event, staging, stuck: false };
-        line.event = Some(context.create_event()?);
+        // From here on, a drop undoes what is done.
+        let mut queue =
+            Self { context: Arc::clone(context), stream, event, staging, may_be_running: false };
+        queue.event = Some(context.create_event()?);
         let host = context.allocate_host(STAGING_BYTES)?;
-        let staging = line.staging.insert(Staging { host, device: 0 });
+        let staging = queue.staging.insert(Staging { host, device: 0 });
         // SAFETY: it is pinned.
         staging.device = unsafe { context.host_pointer(host) }?;
-        Ok(line)
+        Ok(queue)
     }
 
     fn staging(&self) -> Staging {
@@ -104,24 +106,24 @@ impl<D: RegionDevice> Line<D> {
     }
 }
 
-impl<D: RegionDevice> Drop for Line<D> {
+impl<D: RegionDevice> Drop for TransferQueue<D> {
     fn drop(&mut self) {
-        // A copy that may still run keeps its memory; failures mean that the device is gone.
+        // A copy that may still run keeps its memory. Errors mean that the device is lost.
         let Ok(_current) = self.context.enter_relaxed() else { return };
-        if self.stuck {
+        if self.may_be_running {
             return;
         }
         if let Some(staging) = self.staging {
-            // SAFETY: allocated by `open`, freed once; no copy uses it.
+            // SAFETY: allocated by `open`, freed once, and no copy uses it.
             let free = move |context: &D| unsafe { staging.free(context) };
-            retire::free(&self.context, free);
+            deferred_free::free(&self.context, free);
         }
         let library = self.context.library();
         if let Some(event) = self.event {
             // SAFETY: made by `open`.
             unsafe { D::destroy_event(library, event) };
         }
-        // SAFETY: made by `open`; it is idle.
+        // SAFETY: created by `open`, and idle.
         unsafe { D::destroy_stream(library, self.stream) };
     }
 }
@@ -129,28 +131,31 @@ impl<D: RegionDevice> Drop for Line<D> {
 impl<D: RegionDevice> Transfer<D> {
     pub(super) fn open(context: &Arc<D>) -> Result<Self, D::Error> {
         let _current = context.enter_relaxed()?;
-        let line = Mutex::new(Line::open(context)?);
-        Ok(Self { context: Arc::clone(context), line })
+        let queue = Mutex::new(TransferQueue::open(context)?);
+        Ok(Self { context: Arc::clone(context), queue })
     }
 
     /// Sets bytes to 0.
+    ///
+    /// # Errors
+    /// Returns [`Fault::Timeout`], or the driver's error.
     pub(super) fn zero(&self, address: DevicePtr, bytes: u64) -> Result<(), D::Error> {
-        let mut work = self.begin(TIMEOUT, "clear memory")?;
-        let stream = work.line.stream;
-        // SAFETY: the stream belongs to the line, the region to the caller, who alone knows it.
-        work.run(unsafe { self.context.clear(stream, address, bytes as usize) })
+        let mut call = self.begin(TIMEOUT, "clear memory")?;
+        let stream = call.queue.stream;
+        // SAFETY: the stream belongs to the queue, and the region to the caller, who has not shared it yet.
+        call.run(unsafe { self.context.clear(stream, address, bytes as usize) })
     }
 
     pub(super) fn upload(&self, address: DevicePtr, bytes: &[u8]) -> Result<(), D::Error> {
-        let mut work = self.begin(TIMEOUT, "copy to the device")?;
-        let (stream, staging) = (work.line.stream, work.line.staging());
+        let mut call = self.begin(TIMEOUT, "copy to the device")?;
+        let (stream, staging) = (call.queue.stream, call.queue.staging());
         let mut at = address;
         for piece in bytes.chunks(STAGING_BYTES) {
-            // SAFETY: the copy before is over.
+            // SAFETY: the previous copy is complete.
             unsafe { staging.fill(piece) };
             let (from, length) = (staging.device, piece.len());
-            // SAFETY: the caller checked the span; the staging memory holds the piece.
-            work.run(unsafe { self.context.copy(stream, at, from, length, Between::Host) })?;
+            // SAFETY: the caller checked the span, and the staging memory holds the piece.
+            call.run(unsafe { self.context.copy(stream, at, from, length, Between::Host) })?;
             at += piece.len() as u64;
         }
         Ok(())
@@ -160,46 +165,54 @@ impl<D: RegionDevice> Transfer<D> {
         self.download_within(address, bytes, TIMEOUT)
     }
 
-    /// The same, with a bound of one's own.
+    /// Copies from the device with a time limit of the caller.
+    ///
+    /// # Errors
+    /// Returns [`Fault::Timeout`], or the driver's error.
     pub(super) fn download_within(
         &self,
         address: DevicePtr,
         bytes: &mut [u8],
         timeout: Duration,
     ) -> Result<(), D::Error> {
-        let mut work = self.begin(timeout, "copy from the device")?;
-        let (stream, staging) = (work.line.stream, work.line.staging());
+        let mut call = self.begin(timeout, "copy from the device")?;
+        let (stream, staging) = (call.queue.stream, call.queue.staging());
         let mut at = address;
         for piece in bytes.chunks_mut(STAGING_BYTES) {
             let (to, length) = (staging.device, piece.len());
-            // SAFETY: the caller checked the span; the staging memory has room for a piece.
-            work.run(unsafe { self.context.copy(stream, to, at, length, Between::Host) })?;
-            // SAFETY: the copy is over.
+            // SAFETY: the caller checked the span, and the staging memory has room for a piece.
+            call.run(unsafe { self.context.copy(stream, to, at, length, Between::Host) })?;
+            // SAFETY: the copy is complete.
             unsafe { staging.drain(piece) };
             at += length as u64;
         }
         Ok(())
     }
 
-    fn begin(&self, timeout: Duration, what: &'static str) -> Result<Work<'_, D>, D::Error> {
+    fn begin(
+        &self,
+        timeout: Duration,
+        what: &'static str,
+    ) -> Result<TransferCall<'_, D>, D::Error> {
         let end = Instant::now() + timeout;
-        let line = self.lock_until(end).ok_or_else(|| self.late(what, timeout))?;
+        let queue = self.lock_until(end).ok_or_else(|| self.late(what, timeout))?;
         let current = self.context.enter_relaxed()?;
-        let mut work = Work { transfer: self, line, _current: current, end, timeout, what };
-        if work.line.stuck {
-            // The staging memory is free once that copy is over.
-            work.finish()?;
+        let mut call =
+            TransferCall { transfer: self, queue, _current: current, end, timeout, what };
+        if call.queue.may_be_running {
+            // The staging memory is free once that copy is complete.
+            call.finish()?;
         }
-        Ok(work)
+        Ok(call)
     }
 
-    fn lock_until(&self, end: Instant) -> Option<MutexGuard<'_, Line<D>>> {
+    fn lock_until(&self, end: Instant) -> Option<MutexGuard<'_, TransferQueue<D>>> {
         loop {
-            match self.line.try_lock() {
-                Ok(line) => return Some(line),
-                Err(TryLockError::Poisoned(line)) => return Some(line.into_inner()),
+            match self.queue.try_lock() {
+                Ok(queue) => return Some(queue),
+                Err(TryLockError::Poisoned(queue)) => return Some(queue.into_inner()),
                 Err(TryLockError::WouldBlock) if Instant::now() >= end => return None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(NAP),
+                Err(TryLockError::WouldBlock) => std::thread::sleep(QUERY_INTERVAL),
             }
         }
     }
@@ -209,44 +222,44 @@ impl<D: RegionDevice> Transfer<D> {
     }
 }
 
-/// The line while one caller has it.
-struct Work<'a, D: RegionDevice> {
+/// One caller's use of the queue.
+struct TransferCall<'a, D: RegionDevice> {
     transfer: &'a Transfer<D>,
-    line: MutexGuard<'a, Line<D>>,
+    queue: MutexGuard<'a, TransferQueue<D>>,
     _current: Relaxed<'a, D>,
     end: Instant,
     timeout: Duration,
     what: &'static str,
 }
 
-impl<D: RegionDevice> Work<'_, D> {
+impl<D: RegionDevice> TransferCall<'_, D> {
     /// Waits for a command that was just enqueued.
     fn run(&mut self, enqueued: Result<(), D::Error>) -> Result<(), D::Error> {
         enqueued?;
-        // Until it is known to be over.
-        self.line.stuck = true;
-        let (event, stream) = (self.line.event(), self.line.stream);
-        // SAFETY: both belong to the line.
+        // Until the command is known to be complete.
+        self.queue.may_be_running = true;
+        let (event, stream) = (self.queue.event(), self.queue.stream);
+        // SAFETY: both belong to the queue.
         unsafe { self.transfer.context.record_event(event, stream) }?;
         self.finish()
     }
 
     fn finish(&mut self) -> Result<(), D::Error> {
-        let event = self.line.event();
-        let mut looks = 0;
+        let event = self.queue.event();
+        let mut queries = 0;
         loop {
-            // SAFETY: the event belongs to the line.
+            // SAFETY: the event belongs to the queue.
             if unsafe { self.transfer.context.has_passed(event) }? {
-                self.line.stuck = false;
+                self.queue.may_be_running = false;
                 return Ok(());
             }
-            looks += 1;
-            if looks < SPINS {
+            queries += 1;
+            if queries < SPIN_QUERIES {
                 std::hint::spin_loop();
             } else if Instant::now() >= self.end {
                 return Err(self.transfer.late(self.what, self.timeout).into());
             } else {
-                std::thread::sleep(NAP);
+                std::thread::sleep(QUERY_INTERVAL);
             }
         }
     }

@@ -1,56 +1,54 @@
-//! Slices that are recorded into graphs.
+//! Resources of slices that are recorded into graphs.
 //!
-//! A graph may be replayed at any time, and nobody says when it is gone. So what a recorded slice
-//! uses is its own: streams beside the main one, events, and a word on the device that it sets to 1
-//! before its first wait and to 0 behind its last one. While that word is 1 the graph runs, hence lives, and
-//! hence the flags that it waits for live: only then does a release write to them.
+//! A graph may be replayed at any time, and no call reports its destruction. So a recorded slice has its own
+//! side streams, events, and a word on the device: the slice sets the word to 1 before its first wait and to
+//! 0 after its last one. While the word is 1, the graph runs, so the graph and the flags that it waits for
+//! are alive. Only then does a release write to these flags.
 
 use std::time::Duration;
 
-use super::abilities::StreamDevice;
-use super::emit::Side;
-use super::page::{OnDevice, PAGE_WORDS, Pinned};
+use super::StreamDevice;
+use super::emit::SideStream;
 use super::pending::Awaited;
-use super::queue::{Event, OwnStream};
-use super::stream::Stream;
+use super::resources::{DevicePage, Event, OwnStream, PAGE_WORDS, PinnedPage, Stream};
 use crate::device::{Between, CaptureState, DevicePtr, Fault};
 
-/// The first word of the page that a recorded slice can have.
+/// First word of the page for recorded slices.
 const BUSY_FIRST: usize = 64;
-/// How long a look may take on a device that is alive.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time limit of a query on a device that works.
+const POLL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A recorded slice that waits.
+/// A recorded slice with waits.
 #[derive(Debug)]
 struct Recorded {
     awaited: Box<[Awaited]>,
 }
 
-/// What captures of one engine use.
+/// The resources of the captures of one engine.
 #[derive(Debug)]
 pub(super) struct Captures<D: StreamDevice> {
-    sides: Vec<Side<D>>,
+    sides: Vec<SideStream<D>>,
     started: Event<D>,
-    /// Each has the word of its index.
+    /// Each uses the word with its index.
     recorded: Vec<Recorded>,
-    /// A write to the host would hold up the stream until it is seen there.
-    busy: OnDevice,
-    /// Whether a slice was ever recorded: from then on graphs may write to the engine's pages.
+    /// In device memory, since a write to the host would block the stream until it is visible there.
+    busy: DevicePage,
+    /// Whether a slice was ever recorded. From then on, graphs may write to the engine's pages.
     used: bool,
 }
 
 impl<D: StreamDevice> Captures<D> {
-    /// The context is current.
+    /// Creates the resources. The context is current.
     pub(super) fn new(context: &D, stream: &OwnStream<D>) -> Result<Self, D::Error> {
-        let (started, busy) = (Event::create(context)?, OnDevice::take(context)?);
+        let (started, busy) = (Event::create(context)?, DevicePage::take(context)?);
         busy.clear(context, stream)?;
-        stream.finish(context, LOOK_TIMEOUT, "the clearing of a page")?;
+        stream.finish(context, POLL_TIMEOUT, "the clearing of a page")?;
         Ok(Self { sides: Vec::new(), started, recorded: Vec::new(), busy, used: false })
     }
 
-    /// Prepares for slices on `stream`, which captures; how many streams beside it they can use.
+    /// Prepares for slices on `stream`, which captures. Returns the number of usable side streams.
     ///
-    /// A stream that is still part of another capture cannot be part of this one.
+    /// A side stream that is still part of another capture cannot be part of this one.
     pub(super) fn begin(
         &mut self,
         context: &D,
@@ -59,10 +57,10 @@ impl<D: StreamDevice> Captures<D> {
     ) -> Result<usize, D::Error> {
         let this = stream.capture(context)?;
         if self.sides.len() < sides {
-            // Otherwise a capture of the global mode refuses to see a stream made.
+            // A capture of the global mode would refuse the creation of a stream otherwise.
             let _relaxed = context.enter_relaxed()?;
             while self.sides.len() < sides {
-                self.sides.push(Side::create(context)?);
+                self.sides.push(SideStream::create(context)?);
             }
         }
         for (usable, side) in self.sides.iter().enumerate() {
@@ -74,13 +72,16 @@ impl<D: StreamDevice> Captures<D> {
         Ok(self.sides.len())
     }
 
-    /// The streams that are usable, and the event where they start.
-    pub(super) fn sides(&mut self, usable: usize) -> (&mut [Side<D>], &Event<D>) {
+    /// Returns the usable side streams, and the event at which they start.
+    pub(super) fn sides(&mut self, usable: usize) -> (&mut [SideStream<D>], &Event<D>) {
         (&mut self.sides[..usable], &self.started)
     }
 
-    /// The busy word of a slice that waits for `awaited`. A plan that is recorded again gets the same
-    /// one: its graphs use the same flags and cannot run at once.
+    /// Returns the busy word of a slice that waits for `awaited`. A plan that is recorded again gets the same
+    /// word: its graphs use the same flags and cannot run at the same time.
+    ///
+    /// # Errors
+    /// Returns [`Fault::Argument`] if the engine has recorded too many different slices.
     pub(super) fn busy_word(
         &mut self,
         awaited: impl Iterator<Item = Awaited> + Clone,
@@ -92,8 +93,8 @@ impl<D: StreamDevice> Captures<D> {
                 let most = PAGE_WORDS - BUSY_FIRST;
                 if self.recorded.len() == most {
                     return Err(Fault::Argument(format!(
-                        "{most} different slices were recorded into graphs with one engine, wanted \
-                         no more; prepare again on a new engine"
+                        "{most} different slices were recorded into graphs with one engine, which \
+                         is the maximum; prepare again on a new engine"
                     )));
                 }
                 self.recorded.push(Recorded { awaited: awaited.collect() });
@@ -103,7 +104,7 @@ impl<D: StreamDevice> Captures<D> {
         Ok(self.busy.address(index))
     }
 
-    /// For the next engine; nothing was recorded.
+    /// Leaves the page to the next engine. Nothing was recorded.
     pub(super) fn leave(self, context: &D) {
         self.busy.leave(context);
     }
@@ -116,12 +117,12 @@ impl<D: StreamDevice> Captures<D> {
         self.used
     }
 
-    /// Takes down which graphs run now.
-    pub(super) fn look(
+    /// Reads which graphs run now.
+    pub(super) fn poll_running(
         &self,
         context: &D,
         stream: &OwnStream<D>,
-        page: &Pinned,
+        page: &PinnedPage,
     ) -> Result<(), D::Error> {
         if self.recorded.is_empty() {
             return Ok(());
@@ -130,13 +131,13 @@ impl<D: StreamDevice> Captures<D> {
         let (to, from) = (page.address(BUSY_FIRST), self.busy.address(0));
         // SAFETY: words of two pages, which are never freed.
         unsafe { context.copy(stream.raw(), to, from, bytes, Between::Host) }?;
-        stream.finish(context, LOOK_TIMEOUT, "the look at graphs that run")
+        stream.finish(context, POLL_TIMEOUT, "the query of running graphs")
     }
 
-    /// What graphs wait for that ran at the last look.
+    /// Returns the flags that running graphs wait for, as of the last call of `poll_running`.
     pub(super) fn awaited<'a>(
         &'a self,
-        page: &'a Pinned,
+        page: &'a PinnedPage,
     ) -> impl Iterator<Item = Awaited> + Clone + 'a {
         let busy = |(index, _): &(usize, &Recorded)| page.load(BUSY_FIRST + index) != 0;
         let running = self.recorded.iter().enumerate().filter(busy);

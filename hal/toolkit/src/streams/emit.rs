@@ -1,42 +1,39 @@
-//! A slice's way onto the streams.
+//! Puts the steps of a slice onto the main stream and the side streams.
 //!
-//! The main stream carries flags, waits and about half of the puts. A stream beside it is told by an
-//! event to start behind the main one, when it gets its first put behind a wait; the main stream is
-//! told by an event of its end, when something needs that: a signal to a peer whose puts are there,
-//! a signal to oneself, the end of the slice.
+//! The main stream carries flags, waits and about half of the puts. A side stream starts behind an event of
+//! the main stream when it gets its first put after a wait. The main stream waits for an event at the end of
+//! a side stream when one of these needs it: a signal to a peer with puts on that stream, a signal to this
+//! rank, or the end of the slice.
 
+use crate::device::{Between, DevicePtr, StreamHandle};
 use crate::pieces;
 
-use super::abilities::StreamDevice;
-use super::batch::Batch;
-use super::bounce::{BUFFER_BYTES, Bounce};
-use super::copies::Copies;
-use super::queue::{Event, OwnStream};
-use super::route::Whom;
-use super::signal::Words;
-use crate::device::{Between, DevicePtr, StreamHandle};
+use super::StreamDevice;
+use super::batches::{PendingCopies, SignalWords, WordBatch};
+use super::resources::{BOUNCE_BYTES, BounceBuffers, Event, OwnStream};
+use super::steps::Target;
 
-/// Memory operations that one op becomes at most, together with what brackets it.
+/// Largest number of memory operations for one op and those around it.
 const OPS_MAX: usize = 5;
 
-/// A stream beside the main one, and the events between the two.
+/// A side stream, and the event that joins it to the main stream.
 #[derive(Debug)]
-pub(super) struct Side<D: StreamDevice> {
+pub(super) struct SideStream<D: StreamDevice> {
     stream: OwnStream<D>,
     ended: Event<D>,
-    /// The main stream holds something that the next put here must come after.
-    behind: bool,
-    /// It holds puts that the main stream was not told of.
-    open: bool,
+    /// Whether the next put here must be ordered behind the main stream.
+    must_follow: bool,
+    /// Whether it holds puts that the main stream has not waited for.
+    unjoined: bool,
 }
 
-impl<D: StreamDevice> Side<D> {
+impl<D: StreamDevice> SideStream<D> {
     pub(super) fn create(context: &D) -> Result<Self, D::Error> {
         Ok(Self {
             stream: OwnStream::create(context)?,
             ended: Event::create(context)?,
-            behind: true,
-            open: false,
+            must_follow: true,
+            unjoined: false,
         })
     }
 
@@ -45,11 +42,11 @@ impl<D: StreamDevice> Side<D> {
     }
 }
 
-/// A flag that a captured slice sets while it waits.
+/// A word that a captured slice sets while it waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Busy {
     pub(super) word: DevicePtr,
-    /// Waits that are still to come.
+    /// Number of waits that are not emitted yet.
     pub(super) waits: usize,
     pub(super) begun: bool,
 }
@@ -59,78 +56,78 @@ pub(super) struct Busy {
 pub(super) struct Emitter<'a, D: StreamDevice> {
     pub(super) context: &'a D,
     pub(super) main: StreamHandle,
-    pub(super) sides: &'a mut [Side<D>],
-    /// Where streams beside the main one start.
+    pub(super) sides: &'a mut [SideStream<D>],
+    /// Recorded on the main stream where the side streams start.
     pub(super) started: &'a Event<D>,
-    /// It is recorded behind the last wait.
-    pub(super) marked: bool,
-    pub(super) batch: &'a mut Batch<D>,
-    /// Copies that wait to go onto the stream of each track; while there are any, no batch is open.
-    pub(super) copies: &'a mut [Copies],
-    /// Whether copies go together; else at once.
+    /// Whether `started` is recorded behind the last wait.
+    pub(super) started_recorded: bool,
+    pub(super) batch: &'a mut WordBatch<D>,
+    /// Copies that are not on their stream yet, by stream index. While there are any, no batch is open.
+    pub(super) copies: &'a mut [PendingCopies],
+    /// Whether the copies of a stream go there in one call; otherwise each goes at once.
     pub(super) together: bool,
-    /// Where signals are copied from, if they are.
-    pub(super) words: Option<&'a mut Words>,
-    /// Where puts from host memory to host memory go through.
-    pub(super) bounce: Option<&'a Bounce>,
-    /// The largest copy in one piece.
+    /// The words that signals are copied from, if signals are copied.
+    pub(super) words: Option<&'a mut SignalWords>,
+    /// The buffers for puts from host memory to host memory.
+    pub(super) bounce: Option<&'a BounceBuffers>,
+    /// Largest copy in one piece.
     pub(super) piece_bytes_max: u64,
     pub(super) captured: bool,
     pub(super) busy: Option<Busy>,
-    /// Commands on the main stream, and on those beside it together.
+    /// Number of commands on the main stream, and on all side streams.
     pub(super) commands: [usize; 2],
 }
 
 impl<D: StreamDevice> Emitter<'_, D> {
-    /// Begins behind what the main stream holds.
+    /// Begins a slice behind the present work of the main stream.
     pub(super) fn begin(&mut self) {
-        // What a slice that failed has left.
+        // A slice that failed may have left operations.
         self.batch.clear();
-        self.copies.iter_mut().for_each(Copies::clear);
+        self.copies.iter_mut().for_each(PendingCopies::clear);
         if let Some(words) = &mut self.words {
-            words.forget_owed();
+            words.clear_pending();
         }
-        self.all_behind();
-        self.sides.iter_mut().for_each(|side| side.open = false);
+        self.all_must_follow();
+        self.sides.iter_mut().for_each(|side| side.unjoined = false);
     }
 
     pub(super) fn put(
         &mut self,
         (dst, src): (DevicePtr, DevicePtr),
         (bytes, between, both_on_host): (u64, Between, bool),
-        track: usize,
+        stream_index: usize,
     ) -> Result<(), D::Error> {
         self.flush()?;
-        let stream = match track.checked_sub(1) {
+        let stream = match stream_index.checked_sub(1) {
             None => self.main,
             Some(index) => {
                 let side = &mut self.sides[index];
                 let stream = side.stream.raw();
-                if side.behind {
-                    // One event serves all streams that start behind the same wait.
-                    if !self.marked {
+                if side.must_follow {
+                    // One event serves all side streams that start behind the same wait.
+                    if !self.started_recorded {
                         self.started.record(self.context, self.main)?;
-                        self.marked = true;
+                        self.started_recorded = true;
                         self.commands[0] += 1;
                     }
-                    self.started.hold(self.context, stream)?;
+                    self.started.block(self.context, stream)?;
                     self.commands[1] += 1;
-                    side.behind = false;
+                    side.must_follow = false;
                 }
-                side.open = true;
+                side.unjoined = true;
                 stream
             }
         };
         match self.bounce.filter(|_| both_on_host) {
             None => pieces(bytes, self.piece_bytes_max).try_for_each(|piece| {
-                let places = (dst + piece.offset, src + piece.offset);
-                self.copy(places, (piece.bytes, between), stream, track)
+                let ends = (dst + piece.offset, src + piece.offset);
+                self.copy(ends, (piece.bytes, between), stream, stream_index)
             }),
-            Some(bounce) => pieces(bytes, BUFFER_BYTES).try_for_each(|piece| {
-                let buffer = bounce.buffer(track);
+            Some(bounce) => pieces(bytes, BOUNCE_BYTES).try_for_each(|piece| {
+                let buffer = bounce.buffer(stream_index);
                 let piece_bytes = (piece.bytes, Between::Host);
-                self.copy((buffer, src + piece.offset), piece_bytes, stream, track)?;
-                self.copy((dst + piece.offset, buffer), piece_bytes, stream, track)
+                self.copy((buffer, src + piece.offset), piece_bytes, stream, stream_index)?;
+                self.copy((dst + piece.offset, buffer), piece_bytes, stream, stream_index)
             }),
         }
     }
@@ -140,69 +137,71 @@ impl<D: StreamDevice> Emitter<'_, D> {
         (dst, src): (DevicePtr, DevicePtr),
         (bytes, between): (u64, Between),
         stream: StreamHandle,
-        track: usize,
+        stream_index: usize,
     ) -> Result<(), D::Error> {
         // The spans were checked against their regions, so they fit the address space.
         let length = bytes as usize;
-        if self.copies[track].touch(dst, src, length) {
-            self.issue(track, stream)?;
+        if self.copies[stream_index].conflicts(dst, src, length) {
+            self.issue(stream_index, stream)?;
         }
-        self.copies[track].push(dst, src, length, between);
-        if self.together { Ok(()) } else { self.issue(track, stream) }
+        self.copies[stream_index].push(dst, src, length, between);
+        if self.together { Ok(()) } else { self.issue(stream_index, stream) }
     }
 
-    fn issue(&mut self, track: usize, stream: StreamHandle) -> Result<(), D::Error> {
-        // SAFETY: the spans lie in regions that live (`submit`), or in the buffer of the track, which
+    fn issue(&mut self, stream_index: usize, stream: StreamHandle) -> Result<(), D::Error> {
+        // SAFETY: the spans are in regions that are alive (`submit`), or in the buffer of the stream, which
         // is as long as a piece.
-        let issued = unsafe { self.copies[track].issue(self.context, stream) }?;
-        self.commands[track.min(1)] += issued;
+        let issued = unsafe { self.copies[stream_index].issue(self.context, stream) }?;
+        self.commands[stream_index.min(1)] += issued;
         Ok(())
     }
 
     /// Puts all copies onto their streams, before a flag.
     fn issue_all(&mut self) -> Result<(), D::Error> {
-        for track in 0..self.copies.len() {
-            if !self.copies[track].is_empty() {
-                let stream = match track.checked_sub(1) {
+        for stream_index in 0..self.copies.len() {
+            if !self.copies[stream_index].is_empty() {
+                let stream = match stream_index.checked_sub(1) {
                     None => self.main,
                     Some(side) => self.sides[side].stream.raw(),
                 };
-                self.issue(track, stream)?;
+                self.issue(stream_index, stream)?;
             }
         }
         Ok(())
     }
 
-    /// `track` is that of the puts to the same peer.
+    /// Adds a signal; `stream_index` is the stream of the puts to the same peer.
     pub(super) fn signal(
         &mut self,
-        whom: Whom,
-        track: Option<usize>,
+        target: Target,
+        stream_index: Option<usize>,
         (flag, value): (DevicePtr, u64),
     ) -> Result<(), D::Error> {
         self.issue_all()?;
         self.make_room()?;
-        match whom {
-            Whom::Oneself => {
+        match target {
+            Target::Own => {
                 self.join_all()?;
-                self.pay()?;
+                self.flush_signals()?;
             }
-            // The event goes in front of the open batch; nothing in the batch is older than the puts
-            // that it waits for, because a put closes the batch before it.
-            Whom::Peer(_) => {
-                if let Some(side) = track.and_then(|track| track.checked_sub(1)) {
+            // The event goes in front of the open batch. All operations of the batch are newer than the puts
+            // that the event waits for, because a put closes the batch.
+            Target::Peer(_) => {
+                if let Some(side) =
+                    stream_index.and_then(|stream_index| stream_index.checked_sub(1))
+                {
                     self.join(side)?;
-                    // A later put to this peer comes after the signal.
-                    self.sides[side].behind = true;
-                    self.marked = false;
+                    // A later put to this peer is ordered after the signal.
+                    self.sides[side].must_follow = true;
+                    self.started_recorded = false;
                 }
                 if let Some(words) = &mut self.words {
                     return Ok(words.signal(self.batch, flag, value, self.captured)?);
                 }
             }
         }
-        if whom == Whom::Oneself {
-            self.all_behind();
+        if target == Target::Own {
+            self.all_must_follow();
         }
         self.batch.write(flag, value);
         Ok(())
@@ -215,10 +214,10 @@ impl<D: StreamDevice> Emitter<'_, D> {
         reset: bool,
     ) -> Result<(), D::Error> {
         self.issue_all()?;
-        // Signals before a wait must be out: the peer may answer them.
-        self.pay()?;
+        // Signals before a wait must be sent, since the peer may answer them.
+        self.flush_signals()?;
         self.make_room()?;
-        self.all_behind();
+        self.all_must_follow();
         if let Some(busy) = &mut self.busy
             && !busy.begun
         {
@@ -238,33 +237,33 @@ impl<D: StreamDevice> Emitter<'_, D> {
         Ok(())
     }
 
-    /// Ends the slice: everything joined, and everything on its stream.
+    /// Ends the slice: joins all side streams and puts all operations onto their streams.
     pub(super) fn end(&mut self) -> Result<(), D::Error> {
         self.issue_all()?;
         self.join_all()?;
-        self.pay()?;
+        self.flush_signals()?;
         self.flush()
     }
 
-    /// How much of the fullest stream's queue the slice takes.
+    /// Returns the number of commands on the fullest stream.
     pub(super) fn commands(&self) -> usize {
         self.commands.into_iter().max().unwrap_or(0)
     }
 
-    fn all_behind(&mut self) {
-        self.marked = false;
-        self.sides.iter_mut().for_each(|side| side.behind = true);
+    fn all_must_follow(&mut self) {
+        self.started_recorded = false;
+        self.sides.iter_mut().for_each(|side| side.must_follow = true);
     }
 
     fn join_all(&mut self) -> Result<(), D::Error> {
         (0..self.sides.len()).try_for_each(|side| self.join(side))
     }
 
-    /// What the main stream gets next comes after the puts of this one.
+    /// Orders the further work of the main stream behind the puts of a side stream.
     fn join(&mut self, side: usize) -> Result<(), D::Error> {
         let side = &mut self.sides[side];
-        if side.open {
-            side.open = false;
+        if side.unjoined {
+            side.unjoined = false;
             side.ended.order(self.context, side.stream.raw(), self.main)?;
             self.commands = [self.commands[0] + 1, self.commands[1] + 1];
         }
@@ -275,10 +274,10 @@ impl<D: StreamDevice> Emitter<'_, D> {
         if self.batch.room() < OPS_MAX { self.flush() } else { Ok(()) }
     }
 
-    /// Puts copied signals out before what must come after them.
-    fn pay(&mut self) -> Result<(), D::Error> {
+    /// Sends copied signals before an operation that must follow them.
+    fn flush_signals(&mut self) -> Result<(), D::Error> {
         match &self.words {
-            Some(words) if words.owes() => self.flush(),
+            Some(words) if words.has_pending() => self.flush(),
             _ => Ok(()),
         }
     }

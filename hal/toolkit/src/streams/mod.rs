@@ -1,132 +1,130 @@
-//! An engine of streams: the queue of copies, signals and waits that drivers of accelerators have in
-//! common. A backend implements [`StreamDevice`] for its context and puts its own type around
-//! [`Engine`].
+//! An engine on the streams of a device: copies, signals and waits as GPU drivers offer them.
 //!
-//! | the contract | here |
+//! A backend implements [`StreamDevice`] for its context and wraps [`Engine`] in its own type.
+//!
+//! | contract | here |
 //! | --- | --- |
-//! | put, get | on the main stream or on one beside it; neighbours on one stream in one call, where the driver takes several |
-//! | neighbouring signals, waits, resets | one batch of memory operations on the main stream |
+//! | put, get | on the main stream or a side stream; adjacent copies of one stream in one call, where the driver takes several |
+//! | adjacent signals, waits, resets | one batch of memory operations on the main stream |
 //! | ticket | an event on the main stream at the end of a slice |
-//! | `completed` | looks at these events, in a mode in which captures of others do not mind |
-//! | `fork` | the caller's stream becomes the main stream, until the `join` |
-//! | a slice while that stream captures | the same calls, with streams and events of their own, and no ticket |
-//! | `release` | a stream of its own, or the host, writes the awaited values |
+//! | `completed` | queries these events, in a mode that captures of other threads tolerate |
+//! | `fork` | the caller's stream becomes the main stream until `join` |
+//! | a slice while that stream captures | the same calls with separate streams and events, and no ticket |
+//! | `release` | a dedicated stream, or the host, writes the awaited values |
 //!
-//! What this costs the host is the number of calls: an out-of-place start of a direct all-gather on
-//! four devices is one or two batches, four copies, four events recorded and four waited for. In the
-//! steady state nothing is allocated and no lock is taken.
+//! The cost for the host is the number of calls: an out-of-place start of a direct all-gather on four
+//! devices is one or two batches, four copies, four recorded events and four event waits. The steady
+//! state allocates nothing and takes no lock.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `mod` | the engine: submission, completion, fork and join |
+//! | `steps` | checks of ops, the choice of streams, and self copies |
+//! | `emit` | puts the steps of a slice onto the streams |
+//! | `batches` | batches of memory operations and copies, and words that signals are copied from |
+//! | `pending` | slices in flight: tickets, back-pressure, awaited flags |
+//! | `resources` | streams, events, pages of words, and bounce buffers |
+//! | `capture` | resources of recorded slices |
+//! | `release` | lets blocked waits pass, and drops an engine without blocking |
+//! | `probes` | tests of what a driver really does, once for each device |
 
-mod abilities;
-mod back;
-mod batch;
-mod bounce;
+mod batches;
 mod capture;
-mod capture_probe;
-mod close;
-mod copies;
-mod copy_probe;
 mod emit;
-mod fork;
-mod page;
 mod pending;
-mod queue;
+mod probes;
 mod release;
-mod route;
-mod signal;
-mod slice;
-mod step;
-mod stream;
-mod tickets;
-mod word_probe;
+mod resources;
+mod steps;
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-pub use self::abilities::{Abilities, Found, StreamDevice};
-pub use self::back::OwnCopy;
-use self::back::Part;
-use self::batch::Batch;
-use self::bounce::Bounce;
+use self::batches::{PendingCopies, SignalWords, WordBatch};
 use self::capture::Captures;
-use self::copies::Copies;
-use self::emit::Side;
-use self::fork::Forked;
-use self::page::Pinned;
-use self::pending::{COMMANDS_MAX, Pending};
-use self::queue::{Event, OwnStream};
-use self::release::Release;
-use self::route::Routes;
-use self::signal::Words;
-pub use self::signal::{SignalBy, probe_signal};
-use self::step::{Reach, Step};
-pub use self::stream::Stream;
-use self::tickets::Tickets;
-pub use self::word_probe::probe_waits;
+use self::emit::{Busy, Emitter, SideStream};
+use self::pending::{Awaited, COMMANDS_MAX, Pending, TicketEvents};
+pub use self::probes::{ProbeCache, probe_signal, probe_waits};
+use self::release::Releaser;
+pub use self::resources::Stream;
+use self::resources::{BounceBuffers, Event, OwnStream, PinnedPage};
+pub use self::steps::OwnCopy;
+use self::steps::{LinkCopy, OpResolver, SliceTotals, Step, StreamPlan, mark_link_copies};
 use crate::device::{Fault, StreamHandle};
+pub use crate::device::{StreamDevice, StreamLimits};
 use crate::places::{PeerPlace, Place, check_slice};
 use crate::{Parker, Poison};
 use peerlane_hal::{Caps, Error as _, ErrorKind, Op, Rank, Ticket};
 
-/// The longest slice. More commands than [`COMMANDS_MAX`] on one stream could block the caller, and
-/// a slice must fit an empty queue.
+/// The method by which signals resolver a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SignalBy {
+    /// The stream writes the peer's flag.
+    StreamWrite,
+    /// The stream copies a word of its own to the peer's flag.
+    Copy,
+}
+
+/// Largest number of ops in a slice. More than [`COMMANDS_MAX`] commands on one stream could block the
+/// caller, and a slice must fit an empty queue.
 const SLICE_OPS_MAX: usize = 256;
-/// Commands that a slice is on one stream at most: two for each op, more if every op is several
-/// memory operations, and what stands around them.
+/// Returns the largest number of commands that a slice of `ops` puts onto one stream: two for each op, more
+/// if every op is several memory operations, and the events around them.
 const fn commands_max(ops: usize) -> usize {
     ops * 19 / 8 + 8
 }
 const _: () = assert!(commands_max(SLICE_OPS_MAX) <= COMMANDS_MAX);
 
-/// Slices after which a look right behind a submit is worth its price.
-const UNSEEN_MAX: usize = 16;
+/// Number of submitted slices after which a query right after a submit is worth its cost.
+const SUBMITS_MAX: usize = 16;
 
-/// What an engine is made for.
+/// The parameters of a new engine.
 #[derive(Clone, Debug)]
 pub struct EngineSetup {
     /// This rank.
     pub rank: Rank,
-    /// The peers that are connected.
+    /// The connected peers.
     pub peers: Vec<Rank>,
-    /// How signals get to them.
+    /// The method by which signals resolver them.
     pub signal: SignalBy,
-    /// How own copies are made.
+    /// The method of self copies.
     pub own_copy: OwnCopy,
-    /// A peer is reached through host memory.
+    /// Whether a peer is reached through host memory.
     pub staged: bool,
 }
 
-/// One in-order queue over the streams of a device. Its methods are those of
-/// [`CopyEngine`](peerlane_hal::CopyEngine), with the same promises.
+/// An in-order queue of ops on the streams of a device. Its methods have the contract of
+/// [`CopyEngine`](peerlane_hal::CopyEngine).
 #[derive(Debug)]
 pub struct Engine<D: StreamDevice> {
     context: Arc<D>,
-    abilities: Abilities,
+    limits: StreamLimits,
     caps: Caps,
-    reach: Reach,
-    routes: Routes,
-    /// What the driver made for this engine; dropped only where that cannot block.
+    resolver: OpResolver,
+    stream_plan: StreamPlan,
+    /// The driver's resources of this engine; dropped only where that cannot block.
     hardware: ManuallyDrop<Hardware<D>>,
-    /// The steps of the slice at hand, and its open batch.
+    /// The steps of the present slice, and its open batch.
     steps: Vec<Step>,
-    parts: Vec<Part>,
-    batch: Batch<D>,
-    copies: Vec<Copies>,
+    marks: Vec<LinkCopy>,
+    batch: WordBatch<D>,
+    copies: Vec<PendingCopies>,
     /// Whether the driver takes several copies in one call.
     copies_together: bool,
     own_copy: OwnCopy,
     pending: Pending,
     forked: Option<Forked>,
-    /// The stream that the last eager slice went onto.
+    /// The main stream of the last eager slice.
     last_main: StreamHandle,
-    /// Why captures cannot be trusted here, if they cannot.
+    /// The reason why captures cannot be used on this device, if there is one.
     capture_ability: Result<(), D::Error>,
     parker: Parker,
-    /// A slice was submitted since somebody last asked how far things are.
-    fresh: bool,
-    /// Slices since the driver was last asked.
-    unseen: usize,
+    /// Whether a slice was submitted since the last call of `completed`.
+    just_submitted: bool,
+    /// Number of slices since the last query of the driver.
+    submits: usize,
     poison: Poison<D::Error>,
     released: bool,
 }
@@ -134,58 +132,61 @@ pub struct Engine<D: StreamDevice> {
 #[derive(Debug)]
 struct Hardware<D: StreamDevice> {
     main: OwnStream<D>,
-    sides: Vec<Side<D>>,
-    /// Where the streams beside the main one start.
+    sides: Vec<SideStream<D>>,
+    /// Recorded on the main stream where the side streams start.
     started: Event<D>,
-    tickets: Tickets<D>,
+    tickets: TicketEvents<D>,
     captures: Captures<D>,
-    release: Release<D>,
-    words: Option<Words>,
-    /// For eager slices and for captured ones, which may run at once.
-    bounces: Option<[Bounce; 2]>,
-    page: Pinned,
-    /// Orders streams of the caller.
+    release: Releaser<D>,
+    words: Option<SignalWords>,
+    /// For eager slices and for captured slices, which may run at the same time.
+    bounces: Option<[BounceBuffers; 2]>,
+    page: PinnedPage,
+    /// Orders two streams of the caller.
     joined: Event<D>,
 }
 
 impl<D: StreamDevice> Engine<D> {
-    /// An engine that reaches `setup.peers`.
+    /// Creates an engine that reaches `setup.peers`.
     ///
     /// # Errors
-    /// Of kind `Unavailable` if the driver or the device lacks what signals and waits need; the
-    /// driver's refusal.
+    /// Returns an error of kind `Unavailable` if the driver or the device lacks a feature that signals and
+    /// waits need, and the driver's error.
     pub fn open(context: Arc<D>, setup: EngineSetup) -> Result<Self, D::Error> {
         let EngineSetup { rank, peers, signal, own_copy, staged } = setup;
         let relaxed = context.enter_relaxed()?;
         context.check_words()?;
-        let abilities = context.abilities()?;
-        let reach = Reach::new(rank, &peers, &abilities);
-        let routes = Routes::new(reach.ranks(), &abilities);
-        let tracks = routes.tracks();
-        let words_together = word_probe::check(&*context)?;
-        copy_probe::check(&*context)?;
-        let sides = (0..routes.sides()).map(|_| Side::create(&*context));
+        let limits = context.stream_limits()?;
+        let resolver = OpResolver::new(rank, &peers, &limits);
+        let stream_plan = StreamPlan::new(resolver.ranks(), &limits);
+        let streams = stream_plan.streams();
+        let words_together = probes::check_batches(&*context)?;
+        probes::check_local_copies(&*context)?;
+        let sides = (0..stream_plan.sides()).map(|_| SideStream::create(&*context));
         let main = OwnStream::create(&*context)?;
         let hardware = Hardware {
             captures: Captures::new(&*context, &main)?,
             main,
             sides: sides.collect::<Result<_, _>>()?,
             started: Event::create(&*context)?,
-            tickets: Tickets::new(),
-            release: Release::new(&*context, words_together)?,
+            tickets: TicketEvents::new(),
+            release: Releaser::new(&*context, words_together)?,
             words: match signal {
                 SignalBy::StreamWrite => None,
-                SignalBy::Copy => Some(Words::new(&*context)?),
+                SignalBy::Copy => Some(SignalWords::new(&*context)?),
             },
             bounces: match staged {
-                true => Some([Bounce::new(&*context, tracks)?, Bounce::new(&*context, tracks)?]),
+                true => Some([
+                    BounceBuffers::new(&*context, streams)?,
+                    BounceBuffers::new(&*context, streams)?,
+                ]),
                 false => None,
             },
-            page: Pinned::take(&*context)?,
+            page: PinnedPage::take(&*context)?,
             joined: Event::create(&*context)?,
         };
-        let capture_ability = capture_probe::check(&*context, words_together);
-        let copies_together = copies::probe(&*context, &hardware.main, &hardware.page);
+        let capture_ability = probes::check_captures(&*context, words_together);
+        let copies_together = probes::probe_copy_batch(&*context, &hardware.main, &hardware.page);
         drop(relaxed);
         let caps = Caps {
             kind: "streams",
@@ -198,35 +199,34 @@ impl<D: StreamDevice> Engine<D> {
         };
         Ok(Self {
             caps,
-            abilities,
-            reach,
-            routes,
+            limits,
+            resolver,
+            stream_plan,
             last_main: hardware.main.raw(),
             hardware: ManuallyDrop::new(hardware),
             steps: Vec::with_capacity(SLICE_OPS_MAX),
-            parts: Vec::with_capacity(SLICE_OPS_MAX),
+            marks: Vec::with_capacity(SLICE_OPS_MAX),
             own_copy: match own_copy {
-                // A peer's memory may lie beyond the host.
+                // A peer's memory may be on the far side of the host.
                 OwnCopy::Auto if staged => OwnCopy::Local,
                 other => other,
             },
-            batch: Batch::new(words_together),
-            copies: (0..tracks).map(|_| Copies::with_capacity(SLICE_OPS_MAX)).collect(),
+            batch: WordBatch::new(words_together),
+            copies: (0..streams).map(|_| PendingCopies::with_capacity(SLICE_OPS_MAX)).collect(),
             copies_together,
             pending: Pending::new(),
             forked: None,
             capture_ability,
             parker: Parker::default(),
-            fresh: false,
-            unseen: 0,
+            just_submitted: false,
+            submits: 0,
             poison: Poison::new(),
             released: false,
             context,
         })
     }
 
-    /// Takes notice of what is complete. A device that no longer works says so at the next look, about
-    /// whatever event.
+    /// Queries which tickets are complete. A lost device reports its error at the next query of any event.
     fn settle(&mut self) -> Result<(), D::Error> {
         if self.pending.is_empty() {
             return Ok(());
@@ -239,23 +239,27 @@ impl<D: StreamDevice> Engine<D> {
         Ok(())
     }
 
-    /// One round of a release.
+    /// Writes the values of all awaited flags once.
     fn release_round(&mut self) -> Result<(), D::Error> {
         let _relaxed = self.context.enter_relaxed()?;
         let Hardware { captures, release, page, .. } = &mut *self.hardware;
-        let looked = captures.look(&self.context, release.stream(), page);
+        let looked = captures.poll_running(&self.context, release.stream(), page);
         let awaited = self.pending.awaited().chain(captures.awaited(page));
         release.round(&self.context, page, awaited).and(looked)
     }
 }
 
 impl<D: StreamDevice> Engine<D> {
-    /// What it can do.
+    /// Returns what the engine supports.
     pub fn caps(&self) -> &Caps {
         &self.caps
     }
 
+    /// Submits a slice.
+    ///
     /// # Errors
+    /// As [`CopyEngine::submit`](peerlane_hal::CopyEngine::submit).
+    ///
     /// # Safety
     /// As [`CopyEngine::submit`](peerlane_hal::CopyEngine::submit).
     pub unsafe fn submit<L: Place, R: PeerPlace>(
@@ -267,42 +271,48 @@ impl<D: StreamDevice> Engine<D> {
             return Err(Fault::Released.into());
         }
         check_slice(ops.len(), SLICE_OPS_MAX)?;
-        let shape = step::resolve(ops, &self.reach, &mut self.steps)?;
+        let totals = steps::resolve(ops, &self.resolver, &mut self.steps)?;
         if let Some(Forked { stream, captured: Some(sides) }) = &self.forked {
             let (main, sides) = (stream.raw(), *sides);
-            return match self.record(&shape, main, sides) {
+            return match self.record(&totals, main, sides) {
                 Ok(()) => Ok(Ticket(self.pending.last())),
-                // What fails a capture is usually the capture's; the engine's own work goes on.
+                // An error in a capture usually concerns the capture only, and the eager work of the engine
+                // goes on.
                 Err(error) if error.kind() != ErrorKind::DeviceLost => Err(error),
                 Err(error) => self.poison.keep(Err(error)),
             };
         }
-        let commands = commands_max(ops.len()).saturating_add(shape.more_copies);
+        let commands = commands_max(ops.len()).saturating_add(totals.more_copies);
         if self.pending.admit(commands).is_err() {
             let settled = self.settle();
             self.poison.keep(settled)?;
             self.pending.admit(commands)?;
         }
-        (self.fresh, self.unseen) = (true, self.unseen + 1);
+        (self.just_submitted, self.submits) = (true, self.submits + 1);
         self.parker.busy();
-        let emitted = self.emit(&shape);
+        let emitted = self.emit(&totals);
         self.poison.keep(emitted)
     }
 
+    /// Returns the last ticket up to which everything is complete.
+    ///
     /// # Errors
     /// As [`CopyEngine::completed`](peerlane_hal::CopyEngine::completed).
     pub fn completed(&mut self) -> Result<Ticket, D::Error> {
         self.poison.check()?;
-        // Right behind a submit there is hardly news, and to ask the driver costs as much as a copy.
-        let hurried = std::mem::take(&mut self.fresh) && self.unseen < UNSEEN_MAX;
+        // Right after a submit hardly anything has changed, and a query of the driver costs as much as a
+        // copy.
+        let hurried = std::mem::take(&mut self.just_submitted) && self.submits < SUBMITS_MAX;
         if !hurried {
-            self.unseen = 0;
+            self.submits = 0;
             let settled = self.settle();
             self.poison.keep(settled)?;
         }
         Ok(Ticket(self.pending.done()))
     }
 
+    /// Sleeps until a ticket may be complete.
+    ///
     /// # Errors
     /// As [`CopyEngine::park`](peerlane_hal::CopyEngine::park).
     pub fn park(&mut self, limit: Duration) -> Result<(), D::Error> {
@@ -312,19 +322,223 @@ impl<D: StreamDevice> Engine<D> {
         Ok(())
     }
 
-    /// As [`CopyEngine::waker`](peerlane_hal::CopyEngine::waker).
+    /// Returns a waker that ends `park`, as [`CopyEngine::waker`](peerlane_hal::CopyEngine::waker).
     pub fn waker(&self) -> Waker {
         self.parker.waker()
     }
 
+    /// Lets the queued waits pass.
+    ///
     /// # Errors
     /// As [`CopyEngine::release`](peerlane_hal::CopyEngine::release).
     pub fn release(&mut self) -> Result<(), D::Error> {
         self.released = true;
         let settled = self.settle();
-        // Also of a poisoned engine, whose streams may hold waits.
+        // A poisoned engine is released too, since its streams may hold waits.
         let round = self.release_round();
         self.poison.check()?;
         self.poison.keep(settled.and(round))
     }
+}
+
+/// The caller's stream that is the main stream until `join`.
+#[derive(Debug)]
+pub(super) struct Forked {
+    pub(super) stream: Stream,
+    /// Number of side streams, if the stream captures.
+    pub(super) captured: Option<usize>,
+}
+
+impl<D: StreamDevice> Engine<D> {
+    /// Returns whether a stream captures.
+    ///
+    /// # Errors
+    /// As [`CopyEngine::is_capturing`](peerlane_hal::CopyEngine::is_capturing).
+    pub fn is_capturing(&mut self, stream: &Stream) -> Result<bool, D::Error> {
+        self.poison.check()?;
+        let _entered = self.context.enter()?;
+        stream.check(&*self.context)?;
+        stream.is_capturing(&*self.context)
+    }
+
+    /// Orders the engine behind a stream of the caller and uses it as the main stream.
+    ///
+    /// # Errors
+    /// As [`CopyEngine::fork`](peerlane_hal::CopyEngine::fork).
+    pub fn fork(&mut self, from: &Stream) -> Result<(), D::Error> {
+        self.poison.check()?;
+        let _entered = self.context.enter()?;
+        self.forked = None;
+        from.check(&*self.context)?;
+        let captured = if from.is_capturing(&*self.context)? {
+            self.capture_ability.clone()?;
+            let sides = self.stream_plan.sides().min(self.limits.captured_sides_max);
+            Some(self.hardware.captures.begin(&self.context, from, sides)?)
+        } else {
+            None
+        };
+        self.forked = Some(Forked { stream: from.clone(), captured });
+        Ok(())
+    }
+
+    /// Orders a stream of the caller behind the engine.
+    ///
+    /// # Errors
+    /// As [`CopyEngine::join`](peerlane_hal::CopyEngine::join).
+    pub fn join(&mut self, into: &Stream) -> Result<(), D::Error> {
+        let forked = self.forked.take();
+        self.poison.check()?;
+        let context = Arc::clone(&self.context);
+        let _entered = context.enter()?;
+        match forked {
+            // All work is on that stream already.
+            Some(Forked { stream, .. }) if stream.raw() == into.raw() => Ok(()),
+            Some(Forked { stream, captured: Some(_) }) => {
+                into.check(&*context)?;
+                self.hardware.joined.order(&context, stream.raw(), into.raw())
+            }
+            _ => {
+                into.check(&*context)?;
+                self.join_eager(into)
+            }
+        }
+    }
+
+    /// Orders `into` behind the last ticket.
+    fn join_eager(&mut self, into: &Stream) -> Result<(), D::Error> {
+        self.settle()?;
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        if into.is_capturing(&*self.context)? {
+            return Err(Fault::Mismatch(format!(
+                "{into:?} captures, and work that was submitted before is still running: it cannot \
+                 become part of the graph; fork from the stream that captures"
+            ))
+            .into());
+        }
+        self.hardware.tickets.order(&self.context, into.raw())
+    }
+}
+
+impl<D: StreamDevice> Engine<D> {
+    /// Puts the steps of an eager slice onto the streams.
+    fn emit(&mut self, totals: &SliceTotals) -> Result<Ticket, D::Error> {
+        let _entered = self.context.enter()?;
+        let hardware = &mut *self.hardware;
+        let main = self.forked.as_ref().map_or(hardware.main.raw(), |forked| forked.stream.raw());
+        let last = self.pending.last();
+        let stream_changed = self.last_main != main && self.pending.done() < last;
+        let together = self.copies_together;
+        self.stream_plan.begin(totals, hardware.sides.len(), together);
+        if stream_changed {
+            // Ordered by the event, since the previous stream may be destroyed.
+            hardware.tickets.order(&self.context, main)?;
+        }
+        let mut emitter = Emitter {
+            context: &*self.context,
+            main,
+            sides: &mut hardware.sides,
+            started: &hardware.started,
+            started_recorded: false,
+            batch: &mut self.batch,
+            copies: &mut self.copies,
+            together,
+            words: hardware.words.as_mut(),
+            bounce: hardware.bounces.as_ref().map(|[eager, _]| eager),
+            piece_bytes_max: self.limits.piece_bytes_max,
+            captured: false,
+            busy: None,
+            commands: [0; 2],
+        };
+        for awaited in awaited(&self.steps) {
+            self.pending.await_flag(awaited);
+        }
+        emitter.begin();
+        let back = self.own_copy.back(&self.limits, totals, self.stream_plan.peer_streams(), false);
+        mark_link_copies(back, &self.steps, &mut self.marks);
+        emit_steps(&mut emitter, &self.steps, &self.marks, &mut self.stream_plan)?;
+        emitter.end()?;
+        // Plus the event of the ticket.
+        let commands = emitter.commands() + 1;
+        hardware.tickets.record(&self.context, last + 1, main)?;
+        self.last_main = main;
+        Ok(Ticket(self.pending.issue(commands)))
+    }
+
+    /// Records the steps of a slice on `main`, a stream that captures.
+    fn record(
+        &mut self,
+        totals: &SliceTotals,
+        main: StreamHandle,
+        sides: usize,
+    ) -> Result<(), D::Error> {
+        let hardware = &mut *self.hardware;
+        let busy = match totals.waits {
+            0 => None,
+            waits => {
+                let word = hardware.captures.busy_word(awaited(&self.steps))?;
+                Some(Busy { word, waits, begun: false })
+            }
+        };
+        let _entered = self.context.enter()?;
+        hardware.captures.note_use();
+        self.stream_plan.begin(totals, sides, false);
+        let (sides, started) = hardware.captures.sides(sides);
+        let mut emitter = Emitter {
+            context: &*self.context,
+            main,
+            sides,
+            started,
+            started_recorded: false,
+            batch: &mut self.batch,
+            copies: &mut self.copies,
+            together: false,
+            words: hardware.words.as_mut(),
+            bounce: hardware.bounces.as_ref().map(|[_, captured]| captured),
+            piece_bytes_max: self.limits.piece_bytes_max,
+            captured: true,
+            busy,
+            commands: [0; 2],
+        };
+        emitter.begin();
+        let back = self.own_copy.back(&self.limits, totals, self.stream_plan.peer_streams(), true);
+        mark_link_copies(back, &self.steps, &mut self.marks);
+        emit_steps(&mut emitter, &self.steps, &self.marks, &mut self.stream_plan)?;
+        emitter.end()
+    }
+}
+
+/// Returns the flags and values that a slice waits for.
+fn awaited(steps: &[Step]) -> impl Iterator<Item = Awaited> + Clone {
+    steps.iter().filter_map(|step| match *step {
+        Step::Wait { flag, host, value, .. } => Some(Awaited { flag, host, value }),
+        _ => None,
+    })
+}
+
+fn emit_steps<D: StreamDevice>(
+    emitter: &mut Emitter<'_, D>,
+    steps: &[Step],
+    marks: &[LinkCopy],
+    stream_plan: &mut StreamPlan,
+) -> Result<(), D::Error> {
+    steps.iter().zip(marks).try_for_each(|(step, mark)| match (*step, *mark) {
+        (_, LinkCopy::Replaced) => Ok(()),
+        (Step::Copy { target, dst, src, bytes, between, both_on_host }, mark) => {
+            let stream_index = stream_plan.stream_index(target);
+            emitter.put((dst, src), (bytes, between, both_on_host), stream_index)?;
+            match mark {
+                // In the same stream, so that it follows the put.
+                LinkCopy::Back(own) => {
+                    emitter.put((own, dst), (bytes, between, both_on_host), stream_index)
+                }
+                _ => Ok(()),
+            }
+        }
+        (Step::Signal { target, flag, value }, _) => {
+            emitter.signal(target, stream_plan.put_stream_index(target), (flag, value))
+        }
+        (Step::Wait { flag, value, reset, .. }, _) => emitter.wait(flag, value, reset),
+    })
 }

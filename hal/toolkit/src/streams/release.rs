@@ -1,68 +1,79 @@
-//! Letting blocked waits pass, from the host.
+//! Lets blocked waits pass after an abort, and drops an engine without blocking for long.
 //!
-//! The host, where it reaches the flag, or a stream of its own writes to each awaited flag what its wait
-//! wants to see. Nothing of the device is lost, and whatever stands behind the wait runs. One round may
-//! not be enough: a reset undoes it, a late signal of a peer too, and the next wait may want another
-//! value. So callers repeat it until the engine is drained.
+//! The host, where it can access the flag, or a dedicated stream writes to each awaited flag the value that
+//! its wait expects. Nothing on the device is lost, and everything behind the wait runs. One round may not
+//! be enough: a reset undoes it, so does a late signal of a peer, and the next wait may expect another value.
+//! Callers therefore repeat it until the engine is drained.
+//!
+//! A dropped engine releases its queued waits first. Work that is still incomplete then cannot be destroyed;
+//! it is left to the driver, which frees it with the process.
 
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use super::batch::Batch;
-use super::page::Pinned;
+use peerlane_hal::{Error as _, ErrorKind};
+
+use super::batches::WordBatch;
 use super::pending::Awaited;
-use super::queue::OwnStream;
+use super::resources::{OwnStream, PinnedPage};
+use super::{Engine, Hardware, StreamDevice};
 use crate::device::WordCalls;
 
-/// The word of the page that counts the rounds that were written.
+/// Word of the page that counts the written rounds.
 const ROUND_WORD: usize = 8;
-/// Values from here on do not let pass who waits for small ones: the driver compares cyclically.
+/// Values from here on do not satisfy waits for small values: the driver compares cyclically.
 const UPPER_HALF: u64 = 1 << 63;
 
-/// Writes what waits want to see.
+/// Writes the values that blocked waits expect.
 #[derive(Debug)]
-pub(super) struct Release<D: WordCalls> {
+pub(super) struct Releaser<D: WordCalls> {
     stream: OwnStream<D>,
-    batch: Batch<D>,
+    batch: WordBatch<D>,
     targets: Vec<Awaited>,
-    /// Rounds that were put onto the stream.
+    /// Number of rounds that were put onto the stream.
     rounds: u64,
-    /// Rounds of the host.
-    stored: u64,
+    /// Number of rounds of the host.
+    host_rounds: u64,
 }
 
-impl<D: WordCalls> Release<D> {
-    /// The context is current.
+impl<D: WordCalls> Releaser<D> {
+    /// Creates the releaser. The context is current.
     pub(super) fn new(context: &D, together: bool) -> Result<Self, D::Error> {
         let stream = OwnStream::urgent(context)?;
-        let batch = Batch::new(together);
-        Ok(Self { stream, batch, targets: Vec::new(), rounds: 0, stored: 0 })
+        let batch = WordBatch::new(together);
+        Ok(Self { stream, batch, targets: Vec::new(), rounds: 0, host_rounds: 0 })
     }
 
-    /// The stream that passes those that wait.
+    /// Returns the stream that blocked streams do not hold up.
     pub(super) fn stream(&self) -> &OwnStream<D> {
         &self.stream
     }
 
-    /// Whether the last round has been written.
-    pub(super) fn is_written(&self, page: &Pinned) -> bool {
+    /// Returns whether the last round has been written.
+    pub(super) fn is_written(&self, page: &PinnedPage) -> bool {
         page.load(ROUND_WORD) == self.rounds
     }
 
-    /// One round: for each flag the largest value that somebody waits for. On the stream not before the
-    /// last round has been written, so that rounds do not pile up on a device that stands still.
+    /// Writes to each flag the largest awaited value. A round goes onto the stream only after the previous
+    /// one was written, so that rounds do not accumulate on a device that makes no progress.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
     pub(super) fn round(
         &mut self,
         context: &D,
-        page: &Pinned,
+        page: &PinnedPage,
         awaited: impl Iterator<Item = Awaited> + Clone,
     ) -> Result<(), D::Error> {
-        self.store(awaited.clone());
+        self.write_from_host(awaited.clone());
         if !self.is_written(page) {
             return Ok(());
         }
         self.targets.clear();
         self.targets.extend(awaited.filter(|target| target.host.is_none()));
-        pick(&mut self.targets, self.rounds % 2 == 1);
+        keep_largest(&mut self.targets, self.rounds % 2 == 1);
         if self.targets.is_empty() {
             return Ok(());
         }
@@ -80,31 +91,114 @@ impl<D: WordCalls> Release<D> {
         Ok(())
     }
 
-    /// The host's part, which no stream can hold up.
-    fn store(&mut self, awaited: impl Iterator<Item = Awaited>) {
+    /// Writes the flags that the host can access. No stream can hold this up.
+    fn write_from_host(&mut self, awaited: impl Iterator<Item = Awaited>) {
         self.targets.clear();
         self.targets.extend(awaited.filter(|target| target.host.is_some()));
-        pick(&mut self.targets, self.stored % 2 == 1);
-        self.stored += 1;
+        keep_largest(&mut self.targets, self.host_rounds % 2 == 1);
+        self.host_rounds += 1;
         for target in &self.targets {
             let Some(host) = target.host else { continue };
-            // SAFETY: a word of a region of flags, aligned and mapped here (`Place::host_address`); a
-            // wait that is not complete names it, so it lives (`submit`). Of graphs only those that run
-            // are asked for.
+            // SAFETY: a word of a region of flags, aligned and mapped here (`Place::host_address`). An
+            // incomplete wait names it, so it is alive (`submit`). Of graphs, only the flags of running ones
+            // are passed.
             let word = unsafe { AtomicU64::from_ptr(host as *mut u64) };
             word.store(target.value, Ordering::Release);
         }
     }
 }
 
-/// Leaves one value for each flag: the largest that is awaited of the upper half of the range, or of
-/// the lower half; of the other one if there is none.
-fn pick(targets: &mut Vec<Awaited>, upper: bool) {
+/// Keeps one value for each flag: the largest awaited value in the upper half of the range, or in the lower
+/// half; if there is none, the largest of the other half.
+fn keep_largest(targets: &mut Vec<Awaited>, upper: bool) {
     targets.sort_unstable_by_key(|target| {
         let other_half = (target.value >= UPPER_HALF) != upper;
         (target.flag, other_half, std::cmp::Reverse(target.value))
     });
     targets.dedup_by_key(|target| target.flag);
+}
+
+/// Time limit of the drop of an engine.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time between two rounds.
+const ROUND_INTERVAL: Duration = Duration::from_micros(50);
+
+impl<D: StreamDevice> Drop for Engine<D> {
+    fn drop(&mut self) {
+        let lost = self.poison.check().is_err_and(|error| error.kind() == ErrorKind::DeviceLost);
+        if lost || !self.drain() {
+            return;
+        }
+        let context = Arc::clone(&self.context);
+        let Ok(_relaxed) = context.enter_relaxed() else { return };
+        // SAFETY: the engine is being dropped, and its hardware is not used afterwards.
+        unsafe { ManuallyDrop::take(&mut self.hardware) }.close(&context);
+    }
+}
+
+impl<D: StreamDevice> Engine<D> {
+    /// Releases until no work is left. Returns whether that was reached in time.
+    fn drain(&mut self) -> bool {
+        let start = Instant::now();
+        let mut rounds = 0;
+        loop {
+            if self.settle().is_err() {
+                return false;
+            }
+            match self.is_drained(rounds) {
+                Some(true) => return true,
+                Some(false) => {}
+                None => return false,
+            }
+            if start.elapsed() >= DRAIN_TIMEOUT {
+                return false;
+            }
+            if self.release_round().is_err() {
+                return false;
+            }
+            rounds += 1;
+            std::thread::sleep(ROUND_INTERVAL);
+        }
+    }
+
+    /// Returns whether no work is left; `None` if the device no longer responds.
+    fn is_drained(&self, rounds: u32) -> Option<bool> {
+        let Hardware { captures, release, page, sides, main, .. } = &*self.hardware;
+        let looked = self
+            .context
+            .enter_relaxed()
+            .and_then(|_relaxed| captures.poll_running(&self.context, release.stream(), page));
+        looked.ok()?;
+        if !release.is_written(page) || captures.awaited(page).next().is_some() {
+            return Some(false);
+        }
+        if self.poison.check().is_ok() {
+            return Some(self.pending.is_empty());
+        }
+        // A slice that failed half-way has no ticket, so its streams are queried. Nothing can be known of a
+        // slice on the caller's stream.
+        let _relaxed = self.context.enter_relaxed().ok()?;
+        let mut streams = sides.iter().map(|side| side.stream()).chain([main]);
+        let idle = streams.try_fold(true, |all, it| Some(all & it.is_idle(&self.context).ok()?))?;
+        Some(idle && rounds > 0)
+    }
+}
+
+impl<D: StreamDevice> Hardware<D> {
+    /// Frees the resources or leaves them to the next engine. All work is complete and the context is
+    /// current.
+    fn close(self, context: &Arc<D>) {
+        let Self { captures, words, bounces, page, .. } = self;
+        page.leave(&**context);
+        // Graphs outlive the engine and still write to its words.
+        if !captures.is_used() {
+            bounces.into_iter().flatten().for_each(|bounce| bounce.free(context));
+            captures.leave(&**context);
+            if let Some(words) = words {
+                words.leave(&**context);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -117,7 +211,7 @@ mod tests {
         let picked = |upper| {
             let mut targets: Vec<_> =
                 all.iter().map(|&(flag, value)| Awaited { flag, host: None, value }).collect();
-            pick(&mut targets, upper);
+            keep_largest(&mut targets, upper);
             targets.iter().map(|target| (target.flag, target.value)).collect::<Vec<_>>()
         };
         assert_eq!(picked(false), [(8, 4), (16, 3), (24, u64::MAX - 1)]);

@@ -1,4 +1,4 @@
-//! Captured starts: recorded with their constants, replayed with other bytes.
+//! Tests captured starts: recorded with their constants, and replayed with other bytes.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::backend::{Compute, Graph, Mode, SignalBy, driver};
 
 const RANKS: usize = 3;
 
-/// Records so many starts on the stream.
+/// Records `starts` starts on the stream.
 fn record(member: &mut Member, compute: &Compute, starts: usize) -> Graph {
     let last = member.engine.completed().unwrap();
     compute.begin_capture(Mode::Global);
@@ -23,7 +23,7 @@ fn record(member: &mut Member, compute: &Compute, starts: usize) -> Graph {
     compute.end_capture()
 }
 
-/// Small and large shards, one and three starts a graph, several replays back to back, with eager
+/// Covers small and large shards, one and three starts per graph, and several replays in a row, with eager
 /// starts on the same streams in between.
 #[test]
 fn graphs_replay_and_mix_with_eager_starts() {
@@ -74,7 +74,7 @@ fn graphs_replay_and_mix_with_eager_starts() {
     }
 }
 
-/// A capture that is under way is not disturbed by an engine that looks for errors meanwhile.
+/// A capture in progress is not affected by an engine that queries its events meanwhile.
 #[test]
 fn an_engine_that_waits_does_not_spoil_a_capture() {
     let (_driver, _turn) = driver();
@@ -87,14 +87,14 @@ fn an_engine_that_waits_does_not_spoil_a_capture() {
         assert_eq!(members[0].engine.completed().unwrap(), Ticket(ticket.0 - 1));
         members[0].engine.park(Duration::from_millis(1)).unwrap();
     }
-    // Behind the blocked wait nothing can be joined to a graph.
+    // A stream behind a blocked wait cannot be joined to a graph.
     let error =
         members[0].engine.streams().unwrap().join(&compute.handle()).expect_err("eager work");
     assert_eq!(peerlane_hal::Error::kind(&error), peerlane_hal::ErrorKind::Mismatch, "{error}");
     compute.end_empty_capture();
 }
 
-/// Two captures at once on one engine, each on a stream of its own.
+/// Two concurrent captures on one engine use separate streams.
 #[test]
 fn two_captures_of_one_engine_do_not_meet() {
     let (_driver, _turn) = driver();

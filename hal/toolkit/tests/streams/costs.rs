@@ -1,13 +1,13 @@
-//! What a start costs: calls of the driver, and copies in flight. What each vendor's figures are stands
-//! with its backend.
+//! Measures the cost of a start: calls of the driver, and copies in flight. The expected figures of each
+//! vendor are in its backend.
 
 use peerlane_hal::Ticket;
 
 use super::world::{Member, PLAIN, Way, world};
 use crate::backend::{SignalBy, driver};
 
-/// Four ranks, a few starts: how often one start of one rank makes each of the calls `may`. It makes
-/// none of `never`: they wait, or are not legal in a capture, or allocate.
+/// Returns how often one start of one rank makes each of the calls `may`, with four ranks. It makes none of
+/// the calls `never`: they wait, or are not legal in a capture, or allocate.
 pub(crate) fn calls<const N: usize>(
     may: [&str; N],
     never: &[&str],
@@ -28,7 +28,7 @@ pub(crate) fn calls<const N: usize>(
     let finish = |members: &mut [Member], epoch| {
         members.iter_mut().for_each(|member| member.finish(Ticket(epoch)));
     };
-    // The first ones may make what the later ones use again.
+    // The first starts may create resources that later ones reuse.
     (1..=STARTS).for_each(|epoch| start(&mut members, epoch));
     finish(&mut members, STARTS);
     let (before, uncalled) = (count(&may), count(never));
@@ -45,7 +45,7 @@ pub(crate) fn calls<const N: usize>(
     std::array::from_fn(|index| all[index] / (4 * STARTS))
 }
 
-/// The most copies of a device that are under way at once, on a device with so many engines.
+/// Returns the largest number of concurrent copies of each device, on a device with `engines` copy engines.
 pub(crate) fn copies_at_once(engines: &str) -> [i64; 4] {
     let (driver, _turn) = driver();
     driver.set("COPY_ENGINES", engines);

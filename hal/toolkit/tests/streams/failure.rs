@@ -1,6 +1,6 @@
-//! Engines whose driver fails: refused calls, a broken device.
+//! Tests engines whose driver fails: refused calls and a lost device.
 //!
-//! A device that is broken stays so in its process; each test has devices of its own.
+//! A lost device stays lost in its process, so each test has its own devices.
 
 use std::time::{Duration, Instant};
 
@@ -13,10 +13,10 @@ use crate::world::{PLAIN, world, world_on};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A machine of so many devices.
+/// Sets the number of devices of the machine.
 pub(crate) const DEVICES: &str = "8";
 
-/// One rank alone on a device.
+/// Opens a fabric of one rank on a device.
 pub(crate) fn alone(device: u32) -> Fabric {
     let mut fabric = Fabric::open(Rank(0), 1, device).unwrap();
     let address = fabric.address();
@@ -24,7 +24,7 @@ pub(crate) fn alone(device: u32) -> Fabric {
     fabric
 }
 
-/// What the driver refuses poisons one engine, whatever the code; others go on.
+/// A refused call poisons one engine, for every error code; other engines continue.
 #[test]
 fn a_refused_call_poisons_one_engine() {
     for (call, code, kind) in REFUSALS {
@@ -48,7 +48,7 @@ fn a_refused_call_poisons_one_engine() {
                 assert_eq!(answer.expect_err("poisoned").kind(), kind, "{call}");
             }
         }
-        // The peer of the broken rank waits in vain and is released.
+        // The peer of the failed rank waits and is released.
         let last = rest[0].submit(1, PLAIN);
         let start = Instant::now();
         while rest[0].engine.completed().unwrap() < last {
@@ -69,7 +69,7 @@ fn a_refused_call_poisons_one_engine() {
     }
 }
 
-/// Nobody asks the driver for anything, and still it is noticed that the device is gone.
+/// The loss of a device is detected without a call for it.
 #[test]
 fn a_lost_device_is_noticed_behind_a_wait() {
     for (device, lose) in (6..).zip(LOSSES) {
@@ -99,10 +99,10 @@ fn a_lost_device_is_noticed_behind_a_wait() {
     }
 }
 
-/// Where a driver refuses stream writes to peers, or loses them, signals are copied.
+/// Signals are copied where a driver refuses stream writes to peers, or loses them.
 #[test]
 fn signals_find_their_way() {
-    // What works between two devices is tried once.
+    // The method between two devices is probed once.
     for (first, writes, copies) in [(0, "allow", 2), (2, "refuse", 4), (4, "drop", 4)] {
         let (driver, _turn) = driver();
         driver.set("DEVICES", DEVICES);

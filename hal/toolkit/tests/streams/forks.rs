@@ -1,4 +1,4 @@
-//! The caller's streams: order between them and the engine, without a host that waits.
+//! Tests the order between the caller's streams and the engine, without a host that waits.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ fn seed(rank: usize, epoch: u64) -> u8 {
     (rank as u8 * 32) ^ epoch as u8
 }
 
-/// Starts on two streams of the caller by turns and on none, back to back: each is behind what its
-/// stream wrote, and what its stream reads is behind it. The engine's own order holds across.
+/// Starts alternate between two streams of the caller and none, without pauses. Each follows the writes of
+/// its stream, and the reads of its stream follow it. The engine keeps its own order across the streams.
 #[test]
 fn starts_are_ordered_with_the_callers_streams() {
     const EPOCHS: u64 = 12;
@@ -33,11 +33,11 @@ fn starts_are_ordered_with_the_callers_streams() {
                     1 => (&streams[rank][0], &streams[rank][1]),
                     _ => (&streams[rank][1], &streams[rank][0]),
                 };
-                // The caller's own order between its streams.
+                // The caller orders its own streams.
                 stream.wait_for(other);
                 stream.copy(&member.regions.source, &sent);
                 if epoch % 3 == 0 {
-                    // On no stream: only the host orders that.
+                    // Without a stream, only the host orders the start.
                     stream.finish();
                 } else {
                     member.engine.streams().unwrap().fork(&stream.handle()).unwrap();
@@ -65,7 +65,7 @@ fn starts_are_ordered_with_the_callers_streams() {
     }
 }
 
-/// What another stream than the forked one gets after the join is behind the work as well.
+/// The work of another stream than the forked one follows the engine's work after the join.
 #[test]
 fn a_start_can_be_joined_to_another_stream() {
     let (driver, _turn) = driver();
@@ -118,7 +118,7 @@ fn streams_that_are_not_of_this_device_are_refused() {
     assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
     let own = Compute::new(0);
     assert!(!engine.streams().unwrap().is_capturing(&own.handle()).unwrap());
-    // Nothing of this broke it, and it is not forked.
+    // None of these calls poisoned the engine or forked it.
     let ticket = members[0].wait_for(0, 0);
     members[0].finish(ticket);
     own.finish();

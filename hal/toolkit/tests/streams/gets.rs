@@ -1,4 +1,4 @@
-//! Gets: on the streams that puts take, in their order.
+//! Tests gets, which use the streams of puts and keep their order.
 
 use peerlane_hal::Ticket;
 
@@ -8,7 +8,7 @@ use crate::backend::{SignalBy, driver, pattern};
 const RANKS: usize = 4;
 const SHARD: u64 = 70_001;
 
-/// Every rank's own shard is in its place in the rank's output.
+/// Writes every rank's shard to its place in the rank's output.
 pub(crate) fn offer(members: &[Member], seed: impl Fn(usize) -> u8) {
     for member in members {
         let bytes = pattern(seed(member.me), SHARD as usize);
@@ -37,7 +37,7 @@ fn everybody_gets_from_everybody() {
     }
 }
 
-/// Whichever stream carried the get: the flag says that the source may change.
+/// A signal after a get says that the source may change, for every stream that carried the get.
 #[test]
 fn a_signal_comes_behind_the_gets_of_its_stream() {
     for signal in [None, Some(SignalBy::Copy)] {

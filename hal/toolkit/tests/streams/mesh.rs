@@ -1,8 +1,8 @@
-//! Ranks of one process, each connected with all.
+//! Ranks of one process that are all connected to each other.
 
 use peerlane_hal::{Deadline, Fabric, Rank};
 
-/// As many ranks, as `open` opens them; each connects a peer until `deadline`, from when it begins.
+/// Opens `ranks` fabrics with `open` and connects each to all peers, until `deadline` from the start.
 pub(crate) fn connected<F: Fabric>(
     count: usize,
     deadline: impl Fn() -> Deadline,

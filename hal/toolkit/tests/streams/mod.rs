@@ -1,8 +1,7 @@
-//! What every engine of `streams` is tested by, on the simulated driver of its vendor.
+//! Tests of every engine of `streams`, on the simulated driver of its vendor.
 //!
-//! A backend's test program includes this folder and provides a module `backend` beside it: the
-//! backend's types, `driver`, `ranks`, `soon`, `pattern`, and `Compute`, a stream on which a rank
-//! computes.
+//! A backend's test program includes this folder and provides a module `backend`: the types of the backend,
+//! `driver`, `ranks`, `soon`, `pattern`, and `Compute`, a stream on which a rank computes.
 
 mod capture;
 pub(crate) mod costs;

@@ -1,4 +1,4 @@
-//! Order between the streams of one engine, and between those that carried its slices.
+//! Tests the order between the streams of one engine, and between the streams of consecutive slices.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::backend::{Compute, SignalBy, driver, pattern, ranks, soon};
 const RANKS: usize = 4;
 const SHARD: u64 = 5000;
 
-/// Puts in front of a wait have started all streams; those behind it start none before it.
+/// Puts before a wait start on all streams; those behind it start only after it.
 #[test]
 fn a_wait_holds_the_puts_of_all_streams() {
     let (driver, _turn) = driver();
@@ -24,7 +24,7 @@ fn a_wait_holds_the_puts_of_all_streams() {
         for member in &mut members {
             let done = member.engine.completed().unwrap();
             assert!(done.0 < epoch, "rank {}: {done:?}", member.me);
-            // What is put behind the wait is what the source holds by then.
+            // The put behind the wait copies what the source holds by then.
             member.fill(seed(member.me));
         }
         members.iter().for_each(|member| member.open_gate(epoch));
@@ -36,7 +36,7 @@ fn a_wait_holds_the_puts_of_all_streams() {
     driver.set("JITTER_US", "0");
 }
 
-/// A flag that is seen has its bytes before it, whichever stream carried them.
+/// The bytes of a put are visible before its flag, for every stream that carried them.
 #[test]
 fn a_signal_comes_behind_the_puts_of_its_stream() {
     for signal in [None, Some(SignalBy::Copy)] {
@@ -57,7 +57,7 @@ fn a_signal_comes_behind_the_puts_of_its_stream() {
     }
 }
 
-/// A chain of local copies, each on another stream than the one before it.
+/// Makes a chain of local copies, each on another stream than the one before it.
 #[test]
 fn slices_keep_their_order_across_streams() {
     let (driver, _turn) = driver();
@@ -88,7 +88,7 @@ fn slices_keep_their_order_across_streams() {
             src: At { region: &chain[link], offset: 0 },
             bytes: SHARD,
         };
-        // SAFETY: the regions outlive the engine, and only the engine touches them.
+        // SAFETY: the regions outlive the engine, and only the engine accesses them.
         last = unsafe { engine.submit(&[put]) }.unwrap();
         if let Some(stream) = stream {
             engine.streams().unwrap().join(&stream.handle()).unwrap();

@@ -1,4 +1,4 @@
-//! Releasing waits from the host, also those of graphs.
+//! Tests the release of blocked waits from the host, including those of graphs.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::backend::{Compute, Graph, Mode, driver};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A graph of rank 0 that waits for a peer that never comes.
+/// Creates a graph of rank 0 that waits for a signal that is never sent.
 fn blocked(members: &mut [Member], compute: &Compute) -> Graph {
     compute.begin_capture(Mode::ThreadLocal);
     let member = &mut members[0];
@@ -18,7 +18,7 @@ fn blocked(members: &mut [Member], compute: &Compute) -> Graph {
     member.engine.streams().unwrap().join(&compute.handle()).unwrap();
     let graph = compute.end_capture();
     graph.launch();
-    // It signals that it is ready right before it waits.
+    // The slice signals that it is ready right before its wait.
     let start = Instant::now();
     while members[1].regions.flags.flag_value(2 * members.len() as u64) != Some(1) {
         assert!(start.elapsed() < PATIENCE, "the graph does not run");
@@ -39,7 +39,7 @@ fn a_graph_that_waits_for_ever_is_released() {
         members[0].engine.release().unwrap();
         assert!(start.elapsed() < PATIENCE, "the graph is still blocked");
     }
-    // SAFETY: no op.
+    // SAFETY: the slice has no op.
     let error = unsafe { members[0].engine.submit(&[]) }.expect_err("released");
     assert_eq!(error.kind(), ErrorKind::Aborted);
 }
@@ -60,7 +60,7 @@ fn a_drop_releases_a_graph() {
     drop(regions);
 }
 
-/// Eager starts on a caller's stream, many of them, that nobody answers.
+/// Submits many eager starts on a stream of the caller that no peer answers.
 #[test]
 fn starts_on_a_callers_stream_are_released() {
     let (_driver, _turn) = driver();

@@ -1,4 +1,4 @@
-//! A driver without batched memory operations: each is a call of its own.
+//! Tests a driver without batched memory operations: each operation is a call.
 
 use crate::driver;
 use crate::world::{PLAIN, world};
@@ -18,7 +18,7 @@ fn memory_operations_go_one_by_one() {
                 member.finish(ticket);
                 member.ensure_gathered(seed, "word by word");
             }
-            // Two signals and two waits for ready, the same for arrival.
+            // Two signals and two waits for `ready`, and two of each for `arrived`.
             assert_eq!(driver.counter("single_words", None) - before, 3 * 8);
         }
     }

@@ -1,4 +1,4 @@
-//! Ranks of one process that gather by hand: the ops of the direct plan.
+//! Ranks of one process that run an all-gather by hand, with the ops of the direct plan.
 
 use std::time::{Duration, Instant};
 
@@ -12,22 +12,22 @@ use crate::backend::{
 
 pub(crate) type OpOf<'a> = Op<'a, Local, Remote>;
 
-/// How a gather is done.
+/// Options of an all-gather.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Way {
     pub(crate) ready: bool,
     pub(crate) in_place: bool,
-    /// Flags of two states, for graphs.
+    /// Whether flags have two states, for graphs.
     pub(crate) captured: bool,
 }
 
 pub(crate) const PLAIN: Way = Way { ready: true, in_place: false, captured: false };
 pub(crate) const CAPTURED: Way = Way { captured: true, ..PLAIN };
 
-/// One rank, and what it can reach.
+/// One rank with its regions and imports.
 pub(crate) struct Member {
     pub(crate) me: usize,
-    // In the order in which they go.
+    // In the order in which they are dropped.
     pub(crate) engine: Engine,
     pub(crate) regions: Regions,
     fabric: Fabric,
@@ -42,12 +42,12 @@ pub(crate) struct Regions {
     shard: u64,
 }
 
-/// So many ranks, each on the device with its number.
+/// Opens `count` ranks, each on the device with its number.
 pub(crate) fn world(count: usize, shard: u64, signal: Option<SignalBy>) -> Vec<Member> {
     world_on(0, count, shard, signal)
 }
 
-/// The same, on the devices from `first` on.
+/// Opens `count` ranks on the devices from `first` on.
 pub(crate) fn world_on(
     first: u32,
     count: usize,
@@ -87,12 +87,12 @@ pub(crate) fn world_on(
         .collect()
 }
 
-/// The ops of one start.
+/// Returns the ops of one start.
 fn gather(me: usize, regions: &Regions, epoch: u64, way: Way) -> Vec<OpOf<'_>> {
     let ranks = regions.outputs.len();
     let peers = || (1..ranks).map(|step| (me + step) % ranks);
     let value = if way.captured { 1 } else { epoch };
-    // Graphs and eager starts have flags of their own.
+    // Graphs and eager starts use different flags.
     let base = if way.captured { 2 * ranks } else { 0 };
     let signal = |first: usize, peer: usize| {
         let flag = Flag { region: &regions.peers_flags[peer], word: (base + first + me) as u64 };
@@ -139,12 +139,13 @@ impl Member {
 
     pub(crate) fn try_submit(&mut self, epoch: u64, way: Way) -> Result<Ticket, Error> {
         let ops = gather(self.me, &self.regions, epoch, way);
-        // SAFETY: the regions live as long as the engine, which is dropped first; tests touch them
-        // only behind the ticket or the stream.
+        // SAFETY: the regions live as long as the engine, which is dropped first. Tests access them only
+        // behind the ticket or the stream.
         unsafe { self.engine.submit(&ops) }
     }
 
-    /// Puts to all, and then a gather behind a gate that is closed below `gate`.
+    /// Submits puts to all ranks, and then an all-gather behind a wait that ends when the flag reaches
+    /// `gate`.
     pub(crate) fn submit_held(&mut self, gate: u64) -> Ticket {
         let (regions, me) = (&self.regions, self.me);
         let ranks = regions.outputs.len();
@@ -158,7 +159,7 @@ impl Member {
         unsafe { self.engine.submit(&ops) }.unwrap()
     }
 
-    /// A flag that nobody signals: that of this rank's readiness for itself.
+    /// Returns a flag that no rank signals: that of this rank's readiness for itself.
     fn gate(&self) -> u64 {
         self.me as u64
     }
@@ -167,8 +168,8 @@ impl Member {
         self.regions.flags.upload(self.gate() * 8, &gate.to_ne_bytes()).unwrap();
     }
 
-    /// Puts something to another rank, then the shard to `to` in quarters, then signals its arrival,
-    /// then goes on.
+    /// Puts bytes to another rank, then the shard to `to` in quarters, then signals its arrival, and then
+    /// continues.
     pub(crate) fn put_quarters_and_signal(&mut self, to: usize, value: u64) -> Ticket {
         let (regions, me) = (&self.regions, self.me);
         let ranks = regions.outputs.len();
@@ -181,13 +182,13 @@ impl Member {
         }
         let flag = Flag { region: &regions.peers_flags[to], word: (ranks + me) as u64 };
         ops.push(Op::Signal { flag, value });
-        // What follows puts the signal on its way before the slice ends.
+        // The ops that follow send the signal before the slice ends.
         ops.push(ops[0]);
         // SAFETY: as in `try_submit`.
         unsafe { self.engine.submit(&ops) }.unwrap()
     }
 
-    /// Gets the shard of every other rank from its output to the own one, and then says so to each.
+    /// Gets the shard of every other rank from its output, and then signals each of them.
     pub(crate) fn pull_from_all(&mut self, value: u64) -> Ticket {
         let (regions, me) = (&self.regions, self.me);
         let ranks = regions.outputs.len();
@@ -206,7 +207,7 @@ impl Member {
         unsafe { self.engine.submit(&ops) }.unwrap()
     }
 
-    /// Returns when another engine of this rank sees the value.
+    /// Waits until another engine of this rank sees the value.
     pub(crate) fn reach(&mut self, word: u64, value: u64) {
         let mut engine = self.fabric.engine(Default::default()).unwrap();
         let flag = Flag { region: &self.regions.flags, word };
@@ -218,7 +219,7 @@ impl Member {
         }
     }
 
-    /// Submits a wait for one of the own flags.
+    /// Submits a wait for a flag of this rank.
     pub(crate) fn wait_for(&mut self, word: u64, value: u64) -> Ticket {
         let Self { engine, regions, .. } = self;
         let flag = Flag { region: &regions.flags, word };
@@ -234,7 +235,7 @@ impl Member {
         }
     }
 
-    /// What a round sends, and room for what it receives.
+    /// Allocates the source and the destination of a round.
     pub(crate) fn round(&self, seed: u8) -> (Local, Local) {
         let memory = self.fabric.memory();
         let sent = memory.allocate(self.regions.shard, Role::Data).unwrap();

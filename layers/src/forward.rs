@@ -1,8 +1,8 @@
-//! What most layers do with most calls: nothing.
+//! Forwards calls of a layer to its inner engine.
 
-/// Writes methods of `CopyEngine` that hand the call to `self.engine`, and wrap its error.
-macro_rules! pass_to_engine {
-    ($($method:ident)+) => { $($crate::pass::pass_to_engine!(=> $method);)+ };
+/// Defines methods of `CopyEngine` that call `self.engine` and wrap its error.
+macro_rules! forward_to_engine {
+    ($($method:ident)+) => { $($crate::forward::forward_to_engine!(=> $method);)+ };
     (=> caps) => {
         fn caps(&self) -> &peerlane_hal::Caps {
             self.engine.caps()
@@ -41,10 +41,10 @@ macro_rules! pass_to_engine {
         }
     };
 }
-pub(crate) use pass_to_engine;
+pub(crate) use forward_to_engine;
 
-/// Implements `StreamOrdered` for a layer by passing each call to `self.engine`, after the call of `$before` if it is given.
-macro_rules! pass_streams {
+/// Implements `StreamOrdered` for a layer by forwarding each call to `self.engine`, after the call of `$before` if it is given.
+macro_rules! forward_streams {
     ([$($generics:tt)*] $layer:ty $(, $before:ident)?) => {
         impl<$($generics)*> peerlane_hal::StreamOrdered for $layer {
             type Error = <Self as peerlane_hal::CopyEngine>::Error;
@@ -69,4 +69,4 @@ macro_rules! pass_streams {
         }
     };
 }
-pub(crate) use pass_streams;
+pub(crate) use forward_streams;

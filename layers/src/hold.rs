@@ -1,4 +1,4 @@
-//! Flags of a layer, which hold an engine back until another engine of the same rank signals them.
+//! Flags with which a layer holds ops back until another engine of the same rank signals them.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,20 +7,20 @@ use peerlane_hal::{Deadline, Fabric, PeerMemory, Role};
 
 use crate::{Error, Local, Remote};
 
-/// A few flags, each on a cache line with the others: one rank uses them.
+/// Length of the region. One rank uses it, so its flags may share a cache line.
 const BYTES: u64 = 64;
-/// One's own key is at hand, so its import asks nobody.
+/// Time limit of the import; the key is of this rank, so no other process is involved.
 const ALIAS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A region of flags and its alias, for waits and for signals.
-pub(crate) struct Gate<F: Fabric> {
-    // Boxed, so that a queue that names them never sees them move. The import ends first.
+/// A region of flags and its import by the same rank, for waits and for signals.
+pub(crate) struct HoldFlags<F: Fabric> {
+    // Boxed, so that they do not move while queued ops name them. The import is dropped first.
     alias: Box<Remote<F>>,
     local: Box<Local<F>>,
 }
 
-impl<F: Fabric> Gate<F> {
-    /// Flags of `fabric`, which is connected to itself.
+impl<F: Fabric> HoldFlags<F> {
+    /// Allocates flags of `fabric`, which is connected to itself.
     pub(crate) fn new(fabric: &F) -> Result<Self, Error<F::Error>> {
         let memory = fabric.memory();
         let local = memory.allocate(BYTES, Role::Flags).map_err(Error::Inner)?;
@@ -29,19 +29,19 @@ impl<F: Fabric> Gate<F> {
         Ok(Self { alias: Box::new(alias.map_err(Error::Inner)?), local: Box::new(local) })
     }
 
-    /// For signals.
+    /// Returns the imported region, for signals.
     pub(crate) fn alias(&self) -> &Remote<F> {
         &self.alias
     }
 
-    /// For waits.
+    /// Returns the local region, for waits.
     pub(crate) fn local(&self) -> &Local<F> {
         &self.local
     }
 }
 
-impl<F: Fabric> fmt::Debug for Gate<F> {
+impl<F: Fabric> fmt::Debug for HoldFlags<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate").finish_non_exhaustive()
+        f.debug_struct("HoldFlags").finish_non_exhaustive()
     }
 }

@@ -1,0 +1,397 @@
+//! The request for the descriptors of another process's memory, and the thread that answers such requests.
+
+use std::io::{IoSlice, IoSliceMut, Read, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
+
+use super::{
+    Claim, DESCRIPTORS_MAX, FAILED, FREED, HERE, Handover, MESSAGE_FDS_MAX, ProcessToken, Refusal,
+    find_any, role_number, role_of,
+};
+use peerlane_hal::wire::{Reader, Writer};
+use peerlane_hal::{BackendId, Deadline, Generation, KeyError, Rank};
+
+const MAGIC: [u8; 4] = *b"PLRQ";
+const VERSION: u16 = 2;
+const REQUEST_BYTES: usize = 4 + 2 + 2 + 8 + 4 + 4;
+/// Largest number of bytes of an owner's reason that are read.
+const WHY_BYTES_MAX: u64 = 4096;
+
+fn encode_request(claim: &Claim) -> Vec<u8> {
+    Writer::new()
+        .bytes(&MAGIC)
+        .u16(VERSION)
+        .u16(claim.backend.0)
+        .u64(claim.generation.0)
+        .u32(claim.owner.0)
+        .u32(role_number(claim.role))
+        .finish()
+}
+
+/// Reads a request; `None` if this build does not understand it.
+fn read_request(mut client: &UnixStream) -> std::io::Result<Option<Claim>> {
+    let mut request = [0; REQUEST_BYTES];
+    client.read_exact(&mut request)?;
+    Ok(parse_request(&request).ok().flatten())
+}
+
+fn parse_request(request: &[u8]) -> Result<Option<Claim>, KeyError> {
+    let mut reader = Reader::new(request);
+    if reader.array("magic")? != MAGIC || reader.u16("version")? != VERSION {
+        return Ok(None);
+    }
+    let backend = BackendId(reader.u16("backend")?);
+    let generation = Generation(reader.u64("generation")?);
+    let owner = Rank(reader.u32("rank")?);
+    Ok(Some(Claim { backend, generation, owner, role: role_of(reader.u32("role")?)? }))
+}
+
+/// The header of an answer.
+#[derive(Clone, Copy, Debug)]
+struct Header {
+    status: u8,
+    count: u32,
+}
+
+impl Header {
+    const BYTES: usize = 1 + 4;
+
+    fn encode(self) -> Vec<u8> {
+        Writer::new().bytes(&[self.status]).u32(self.count).finish()
+    }
+
+    fn decode(bytes: [u8; Self::BYTES]) -> Self {
+        let [status, count @ ..] = bytes;
+        Self { status, count: u32::from_le_bytes(count) }
+    }
+}
+
+/// Requests the descriptors of a registration from another process: as many as its owner says.
+///
+/// # Errors
+/// Returns the [`Refusal`].
+pub fn ask(
+    process: ProcessToken,
+    claim: &Claim,
+    deadline: Deadline,
+) -> Result<Vec<OwnedFd>, Refusal> {
+    let socket = UnixStream::from(connect(process, deadline)?);
+    let request = Request { socket: &socket, deadline };
+    rustix::net::send(&socket, &encode_request(claim), SendFlags::NOSIGNAL)
+        .map_err(|errno| request.socket_error(errno))?;
+    let header = Header::decode(request.read_exact()?);
+    match header.status {
+        HERE if header.count <= DESCRIPTORS_MAX => request.receive_all(header.count),
+        FREED => Err(Refusal::Freed),
+        status => Err(Refusal::Gone {
+            how: format!(
+                "it answered {status} with {} descriptors, expected {HERE} with at most \
+                 {DESCRIPTORS_MAX}, or {FREED}",
+                header.count
+            ),
+        }),
+    }
+}
+
+/// A request in progress.
+struct Request<'a> {
+    socket: &'a UnixStream,
+    deadline: Deadline,
+}
+
+impl Request<'_> {
+    fn receive_all(&self, count: u32) -> Result<Vec<OwnedFd>, Refusal> {
+        let mut fds = Vec::new();
+        while fds.len() < count as usize {
+            let before = fds.len();
+            match self.receive(&mut fds)? {
+                Some(HERE) if fds.len() > before && fds.len() <= count as usize => {}
+                Some(FAILED) => return Err(Refusal::Failed { why: self.read_reason() }),
+                Some(HERE) if fds.len() == before => return Err(self.no_descriptor()),
+                Some(status) => {
+                    let how = format!(
+                        "it handed over {} of {count} descriptors with status {status}",
+                        fds.len()
+                    );
+                    return Err(Refusal::Gone { how });
+                }
+                None => {
+                    let how = format!("it closed after {before} of {count} descriptors");
+                    return Err(Refusal::Gone { how });
+                }
+            }
+        }
+        Ok(fds)
+    }
+
+    /// A message arrived without its descriptors: the kernel drops them when this process may not open more.
+    fn no_descriptor(&self) -> Refusal {
+        Refusal::System {
+            what: "receive the descriptors of a peer's memory (see ulimit -n)".to_owned(),
+            errno: Errno::MFILE,
+        }
+    }
+
+    /// Receives the next message. Returns its status and appends its descriptors; `None` at the end of the
+    /// stream.
+    fn receive(&self, fds: &mut Vec<OwnedFd>) -> Result<Option<u8>, Refusal> {
+        self.apply_deadline()?;
+        let mut status = [u8::MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
+        let mut rights = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let mut slices = [IoSliceMut::new(&mut status)];
+        let answer = rustix::net::recvmsg(self.socket, &mut slices, &mut rights, flags)
+            .map_err(|errno| self.socket_error(errno))?;
+        for message in rights.drain() {
+            if let RecvAncillaryMessage::ScmRights(more) = message {
+                fds.extend(more);
+            }
+        }
+        Ok((answer.bytes == 1).then_some(status[0]))
+    }
+
+    fn read_reason(&self) -> String {
+        let mut why = Vec::new();
+        // A part of the text is better than none.
+        let _ = self.socket.take(WHY_BYTES_MAX).read_to_end(&mut why);
+        String::from_utf8_lossy(&why).into_owned()
+    }
+
+    fn read_exact<const N: usize>(&self) -> Result<[u8; N], Refusal> {
+        let mut bytes = [0; N];
+        let mut filled = 0;
+        while filled < N {
+            self.apply_deadline()?;
+            match rustix::io::read(self.socket, &mut bytes[filled..]) {
+                Ok(0) => {
+                    return Err(Refusal::Gone {
+                        how: "it closed the connection instead of handing over memory; all ranks \
+                              of a host must run as one user"
+                            .to_owned(),
+                    });
+                }
+                Ok(more) => filled += more,
+                Err(errno) => return Err(self.socket_error(errno)),
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Limits the next system call to the deadline.
+    fn apply_deadline(&self) -> Result<(), Refusal> {
+        set_timeouts(self.socket, self.deadline)
+    }
+
+    fn socket_error(&self, errno: Errno) -> Refusal {
+        socket_error(errno, self.deadline)
+    }
+}
+
+fn set_timeouts(socket: impl AsFd, deadline: Deadline) -> Result<(), Refusal> {
+    // Zero would mean no timeout.
+    let left = deadline.remaining().max(Duration::from_millis(1));
+    for timeout in [sockopt::Timeout::Send, sockopt::Timeout::Recv] {
+        sockopt::set_socket_timeout(socket.as_fd(), timeout, Some(left))
+            .map_err(Refusal::system("set a socket timeout"))?;
+    }
+    Ok(())
+}
+
+fn connect(process: ProcessToken, deadline: Deadline) -> Result<OwnedFd, Refusal> {
+    let name = process.socket_name();
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes())
+        .map_err(Refusal::system("name an abstract socket"))?;
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(Refusal::system("open a unix socket"))?;
+    set_timeouts(&socket, deadline)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) => Ok(socket),
+        Err(Errno::CONNREFUSED) => Err(Refusal::Gone {
+            how: format!(
+                "no process listens at the abstract socket {name}; the process has ended, or runs in \
+                 another network namespace (containers must share one)"
+            ),
+        }),
+        Err(errno) => Err(socket_error(errno, deadline)),
+    }
+}
+
+fn socket_error(errno: Errno, deadline: Deadline) -> Refusal {
+    match errno {
+        Errno::AGAIN | Errno::INPROGRESS => Refusal::Late { timeout: deadline.timeout() },
+        Errno::CONNRESET | Errno::PIPE => {
+            Refusal::Gone { how: format!("its socket broke: {errno}") }
+        }
+        errno => Refusal::system("ask a peer for its memory")(errno),
+    }
+}
+
+/// Time limit of one request, since others wait for it.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time to wait for the name of the socket to be free.
+const BIND_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Keeps the thread that hands out memory of this process running. The thread ends when the last of these is
+/// dropped.
+#[derive(Debug)]
+pub struct Server(());
+
+/// The thread and the number of its users. It starts and ends under the lock, so that the next one finds the
+/// name of the socket free.
+#[derive(Default)]
+struct Shared {
+    users: usize,
+    thread: Option<Thread>,
+}
+
+static SHARED: Mutex<Shared> = Mutex::new(Shared { users: 0, thread: None });
+
+impl Server {
+    /// Starts the thread if it does not run.
+    ///
+    /// # Errors
+    /// Returns [`Refusal::System`] if the system has no socket or thread.
+    pub fn enter() -> Result<Self, Refusal> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if shared.thread.is_none() {
+            shared.thread = Some(Thread::start()?);
+        }
+        shared.users += 1;
+        Ok(Self(()))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.users -= 1;
+        if shared.users == 0 {
+            shared.thread = None;
+        }
+    }
+}
+
+struct Thread {
+    listener: Arc<UnixListener>,
+    handle: Option<JoinHandle<()>>,
+}
+
+impl Thread {
+    fn start() -> Result<Self, Refusal> {
+        let name = ProcessToken::own().socket_name();
+        let address = SocketAddr::from_abstract_name(&name)
+            .map_err(Refusal::io(format!("name the abstract socket {name}")))?;
+        let listener =
+            bind(&address).map_err(Refusal::io(format!("listen at the abstract socket {name}")))?;
+        let listener = Arc::new(listener);
+        let accepting = Arc::clone(&listener);
+        let handle = std::thread::Builder::new()
+            .name("peerlane-memory".to_owned())
+            .spawn(move || serve(&accepting))
+            .map_err(Refusal::io("start the thread that hands out memory"))?;
+        Ok(Self { listener, handle: Some(handle) })
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        // Ends the `accept`. The descriptor closes with the last reference.
+        let _ = rustix::net::shutdown(&*self.listener, Shutdown::Both);
+        if let Some(handle) = self.handle.take() {
+            let _ = handle.join();
+        }
+    }
+}
+
+/// Listens as soon as the name is free. A process that another thread just starts holds the socket of the
+/// previous server between its fork and its exec.
+fn bind(address: &SocketAddr) -> std::io::Result<UnixListener> {
+    let deadline = Deadline::after(BIND_TIMEOUT);
+    loop {
+        match UnixListener::bind_addr(address) {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::AddrInUse && !deadline.has_passed() =>
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            bound => return bound,
+        }
+    }
+}
+
+fn serve(listener: &UnixListener) {
+    loop {
+        match listener.accept() {
+            // The requesting process reports its own error.
+            Ok((client, _)) => drop(answer(&client)),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) if is_temporary(&error) => std::thread::sleep(Duration::from_millis(10)),
+            Err(_) => return,
+        }
+    }
+}
+
+/// Returns whether `accept` can succeed later: descriptors ran out, or the requesting process closed the
+/// connection.
+fn is_temporary(error: &std::io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::CONNABORTED))
+}
+
+fn answer(mut client: &UnixStream) -> std::io::Result<()> {
+    client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+    client.set_write_timeout(Some(CLIENT_TIMEOUT))?;
+    let user = sockopt::socket_peercred(client)?.uid;
+    if user != rustix::process::geteuid() {
+        return Ok(());
+    }
+    let Some(claim) = read_request(client)? else { return Ok(()) };
+    let memory = find_any(&claim);
+    let found = memory.as_deref().and_then(|memory| Some((memory, memory.descriptors()?)));
+    let Some((memory, count)) = found.filter(|(_, count)| *count <= DESCRIPTORS_MAX) else {
+        return client.write_all(&Header { status: FREED, count: 0 }.encode());
+    };
+    client.write_all(&Header { status: HERE, count }.encode())?;
+    hand_over(client, memory, count)
+}
+
+/// Sends the descriptors message by message, so that no more than those of one message are open here.
+fn hand_over(mut client: &UnixStream, memory: &dyn Handover, count: u32) -> std::io::Result<()> {
+    let mut next = 0;
+    while next < count {
+        let last = count.min(next + MESSAGE_FDS_MAX as u32);
+        let fds: Result<Vec<OwnedFd>, String> =
+            (next..last).map(|it| memory.descriptor(it)).collect();
+        match fds {
+            Ok(fds) => send(client, &fds)?,
+            Err(why) => {
+                client.write_all(&[FAILED])?;
+                return client.write_all(why.as_bytes());
+            }
+        }
+        next = last;
+    }
+    Ok(())
+}
+
+fn send(client: &UnixStream, fds: &[OwnedFd]) -> std::io::Result<()> {
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
+    let mut rights = SendAncillaryBuffer::new(&mut space);
+    rights.push(SendAncillaryMessage::ScmRights(&fds));
+    rustix::net::sendmsg(client, &[IoSlice::new(&[HERE])], &mut rights, SendFlags::NOSIGNAL)?;
+    Ok(())
+}

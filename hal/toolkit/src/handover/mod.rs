@@ -1,0 +1,321 @@
+//! Hands memory of this process to other processes as file descriptors.
+//!
+//! - [`enter`] adds a registration and assigns its [`Generation`]; dropping the returned [`Entry`] removes it. A
+//!   key names a generation, so a key of freed memory finds nothing, even if new memory has the old address.
+//! - [`find`] opens a registration of the same process, [`ask`] one of another process.
+//! - [`Server`] is the thread that answers requests; a fabric keeps it running while it is open.
+//!
+//! Each process listens at an abstract socket named by its random token, so a killed process leaves no file
+//! behind. Only processes of the same user get an answer. A connection carries one request and one answer:
+//!
+//! | message | content |
+//! | --- | --- |
+//! | request | `PLRQ`, version, backend, generation, rank of the owner, role |
+//! | answer | status (0: found, 1: freed), number of descriptors |
+//! | repeated until all descriptors were sent | status (0, or 2 and a text: export failed), up to 250 descriptors by `SCM_RIGHTS` |
+
+mod exchange;
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use rustix::fd::OwnedFd;
+pub use rustix::io::Errno;
+
+use peerlane_hal::{BackendId, Generation, KeyError, Rank, Role};
+
+pub use exchange::{Server, ask};
+
+/// Largest number of descriptors in one message; the kernel accepts 253.
+const MESSAGE_FDS_MAX: usize = 250;
+/// Largest number of descriptors of one registration, inclusive: more segments than any allocator makes of
+/// one buffer.
+pub const DESCRIPTORS_MAX: u32 = 1 << 16;
+
+const HERE: u8 = 0;
+const FREED: u8 = 1;
+const FAILED: u8 = 2;
+
+/// Identifies a registration by the fields of a key. The generation alone would do; the other fields are
+/// checked too, so that a manipulated key opens nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The backend of the registration.
+    pub backend: BackendId,
+    /// The generation of the registration.
+    pub generation: Generation,
+    /// The rank that owns it.
+    pub owner: Rank,
+    /// The role that it was registered with.
+    pub role: Role,
+}
+
+/// Memory that can be handed to another process.
+pub trait Handover: Any + Send + Sync {
+    /// Returns the number of descriptors that another process needs, at most [`DESCRIPTORS_MAX`]. Returns 0
+    /// where the importer needs to know only that the memory is alive, and `None` where the memory cannot
+    /// leave this process.
+    fn descriptors(&self) -> Option<u32>;
+
+    /// Creates the descriptor number `index`, below [`descriptors`](Self::descriptors).
+    ///
+    /// Called by the thread of the [`Server`].
+    ///
+    /// # Errors
+    /// Returns the reason why there is none, which the importer gets as text.
+    fn descriptor(&self, index: u32) -> Result<OwnedFd, String>;
+}
+
+/// The reason why memory was not handed over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The registration no longer exists.
+    Freed,
+    /// The process has ended, or broke the protocol.
+    Gone {
+        /// The sign by which it was detected.
+        how: String,
+    },
+    /// The process did not answer in time.
+    Late {
+        /// The timeout.
+        timeout: std::time::Duration,
+    },
+    /// The process has the memory and failed to export it.
+    Failed {
+        /// The reason, as the owner reported it.
+        why: String,
+    },
+    /// The operating system of this process returned an error.
+    System {
+        /// The action that failed.
+        what: String,
+        /// The error of the system.
+        errno: Errno,
+    },
+}
+
+impl Refusal {
+    fn system(what: impl Into<String>) -> impl FnOnce(Errno) -> Self {
+        move |errno| Self::System { what: what.into(), errno }
+    }
+
+    fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        move |error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            Self::System { what: what.into(), errno }
+        }
+    }
+}
+
+/// Returns the number of a role in keys.
+pub const fn role_number(role: Role) -> u32 {
+    match role {
+        Role::Data => 0,
+        Role::Flags => 1,
+    }
+}
+
+/// Returns the role with a number.
+///
+/// # Errors
+/// Returns [`KeyError::Field`] for an unknown number.
+pub fn role_of(number: u32) -> Result<Role, KeyError> {
+    match number {
+        0 => Ok(Role::Data),
+        1 => Ok(Role::Flags),
+        seen => Err(KeyError::Field { field: "role", seen: seen.into(), wanted: "0 or 1" }),
+    }
+}
+
+/// Identifies a process by a random number, since process ids are reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProcessToken(pub [u8; 16]);
+
+impl ProcessToken {
+    /// Returns the token of this process.
+    ///
+    /// # Panics
+    /// Panics if the kernel has no random numbers, which it has once it has booted.
+    pub fn own() -> Self {
+        static TOKEN: OnceLock<ProcessToken> = OnceLock::new();
+        *TOKEN.get_or_init(|| {
+            let mut token = [0; 16];
+            let filled = rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty());
+            assert_eq!(filled, Ok(token.len()), "the kernel has random numbers once it has booted");
+            Self(token)
+        })
+    }
+
+    /// Returns the name of the abstract socket at which the process hands out memory.
+    pub(super) fn socket_name(self) -> String {
+        let hex = self.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        format!("peerlane-{hex}")
+    }
+}
+
+struct Registered {
+    backend: BackendId,
+    owner: Rank,
+    role: Role,
+    memory: Arc<dyn Handover>,
+}
+
+type Live = HashMap<Generation, Registered>;
+
+fn live() -> MutexGuard<'static, Live> {
+    static LIVE: OnceLock<Mutex<Live>> = OnceLock::new();
+    // The map is consistent after every statement, so a panic elsewhere does not harm it.
+    LIVE.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps a registration in the table of the process; removes it when dropped.
+#[derive(Debug)]
+pub struct Entry(Generation);
+
+impl Entry {
+    /// Returns its generation, which this process has never used before.
+    pub const fn generation(&self) -> Generation {
+        self.0
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        // Removed first, since unmapping under the lock would stall other ranks of the process.
+        let registered = live().remove(&self.0);
+        drop(registered);
+    }
+}
+
+/// Adds a registration to the table of the process.
+pub fn enter(backend: BackendId, owner: Rank, role: Role, memory: Arc<dyn Handover>) -> Entry {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let generation = Generation(NEXT.fetch_add(1, Ordering::Relaxed));
+    live().insert(generation, Registered { backend, owner, role, memory });
+    Entry(generation)
+}
+
+/// Returns the registration of this process that a key names, if it is alive and has the type `M`.
+pub fn find<M: Handover>(claim: &Claim) -> Option<Arc<M>> {
+    let memory: Arc<dyn Any + Send + Sync> = find_any(claim)?;
+    memory.downcast().ok()
+}
+
+/// Returns the registration that a key names, of any type.
+pub(super) fn find_any(claim: &Claim) -> Option<Arc<dyn Handover>> {
+    let live = live();
+    let found = live.get(&claim.generation)?;
+    let seen = (found.backend, found.owner, found.role);
+    (seen == (claim.backend, claim.owner, claim.role)).then(|| Arc::clone(&found.memory))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use rustix::fs::MemfdFlags;
+
+    use super::*;
+    use peerlane_hal::Deadline;
+
+    /// Memory of `count` segments. Each is a file whose length is its number, and one may fail.
+    struct Segments {
+        count: Option<u32>,
+        broken: Option<u32>,
+    }
+
+    impl Handover for Segments {
+        fn descriptors(&self) -> Option<u32> {
+            self.count
+        }
+
+        fn descriptor(&self, index: u32) -> Result<OwnedFd, String> {
+            if self.broken == Some(index) {
+                return Err(format!("segment {index} is broken"));
+            }
+            let fd = rustix::fs::memfd_create("segment", MemfdFlags::CLOEXEC).unwrap();
+            rustix::fs::ftruncate(&fd, index.into()).unwrap();
+            Ok(fd)
+        }
+    }
+
+    const OWNER: Rank = Rank(3);
+
+    fn enter_segments(count: Option<u32>, broken: Option<u32>) -> (Entry, Claim) {
+        let memory = Arc::new(Segments { count, broken });
+        let entry = enter(BackendId::CUDA, OWNER, Role::Data, memory);
+        let generation = entry.generation();
+        (entry, Claim { backend: BackendId::CUDA, generation, owner: OWNER, role: Role::Data })
+    }
+
+    /// Sends the request over the socket, although both sides are this process.
+    fn ask_self(claim: &Claim) -> Result<Vec<OwnedFd>, Refusal> {
+        ask(ProcessToken::own(), claim, Deadline::after(Duration::from_secs(10)))
+    }
+
+    #[test]
+    fn every_descriptor_arrives_in_order() {
+        let _server = Server::enter().unwrap();
+        let most = MESSAGE_FDS_MAX as u32;
+        for count in [0, 1, 2, most - 1, most, most + 1, 2 * most + 3] {
+            let (_entry, claim) = enter_segments(Some(count), None);
+            let fds = ask_self(&claim).unwrap();
+            let lengths: Vec<_> =
+                fds.iter().map(|fd| rustix::fs::fstat(fd).unwrap().st_size).collect();
+            assert_eq!(lengths, (0..i64::from(count)).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_segment_that_cannot_be_exported_says_so() {
+        let _server = Server::enter().unwrap();
+        for broken in [0, MESSAGE_FDS_MAX as u32 + 7] {
+            let (_entry, claim) = enter_segments(Some(2 * MESSAGE_FDS_MAX as u32), Some(broken));
+            let why = format!("segment {broken} is broken");
+            assert_eq!(ask_self(&claim).unwrap_err(), Refusal::Failed { why });
+        }
+    }
+
+    #[test]
+    fn freed_private_and_tampered_are_refused() {
+        let _server = Server::enter().unwrap();
+        let (entry, claim) = enter_segments(Some(1), None);
+        for other in [
+            Claim { backend: BackendId::HOST, ..claim },
+            Claim { owner: Rank(4), ..claim },
+            Claim { role: Role::Flags, ..claim },
+            Claim { generation: Generation(u64::MAX), ..claim },
+        ] {
+            assert_eq!(ask_self(&other).unwrap_err(), Refusal::Freed);
+            assert!(find::<Segments>(&other).is_none());
+        }
+        assert!(find::<Segments>(&claim).is_some());
+        drop(entry);
+        assert_eq!(ask_self(&claim).unwrap_err(), Refusal::Freed);
+        assert!(find::<Segments>(&claim).is_none());
+        let (_private, claim) = enter_segments(None, None);
+        assert_eq!(ask_self(&claim).unwrap_err(), Refusal::Freed);
+        assert!(find::<Segments>(&claim).is_some());
+    }
+
+    #[test]
+    fn generations_never_come_again() {
+        let generations: HashSet<_> =
+            (0..100).map(|_| enter_segments(None, None).0.generation()).collect();
+        assert_eq!(generations.len(), 100);
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_named() {
+        let gone = ProcessToken([7; 16]);
+        let (_entry, claim) = enter_segments(Some(1), None);
+        let refusal = ask(gone, &claim, Deadline::after(Duration::from_secs(1))).unwrap_err();
+        let Refusal::Gone { how } = refusal else { panic!("{refusal:?}") };
+        assert!(how.contains("peerlane-07070707"), "{how}");
+    }
+}

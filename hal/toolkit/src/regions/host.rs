@@ -1,0 +1,323 @@
+//! Host memory that every process of the host can map and every device can access.
+//!
+//! Memory that is allocated here is a sealed memfd, mapped and registered with the driver. It connects
+//! devices that do not reach each other: a put goes over PCI Express to the host, and the reader fetches it
+//! from there.
+//!
+//! Host memory of the caller is registered where it is: flags that several fabrics of a rank share, and memory
+//! that another fabric of the process has allocated. The driver takes whole pages and takes none twice, so
+//! registrations of this process share them: the memory of one mapping is one registration, and memory that
+//! the driver knows already, such as that of `cudaMallocHost` or `hipHostMalloc`, is used as it is.
+
+use std::collections::BTreeMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::device::{DevicePtr, Fault, Pointee, RegionDevice, backend_id};
+use crate::mapping::{self, MappedSpan, Mapping};
+use peerlane_hal::{BackendId, Rank, Role};
+
+/// The addresses of host memory for the host and a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HostView {
+    /// The address for the host.
+    pub(super) base: NonNull<u8>,
+    /// The address for the device of its registration.
+    pub(super) address: DevicePtr,
+}
+
+impl HostView {
+    /// Returns whether the host and the device use the same address.
+    pub(super) fn is_unified(self) -> bool {
+        self.address == self.base.as_ptr() as DevicePtr
+    }
+
+    /// Copies to the memory. The caller has checked the span against the region.
+    pub(super) fn write(self, offset: u64, bytes: &[u8]) {
+        let to = self.base.as_ptr().wrapping_add(offset as usize);
+        // SAFETY: inside the region (checked by the caller). The contract of the ops governs concurrent
+        // access.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    /// Copies from the memory. The caller has checked the span against the region.
+    pub(super) fn read(self, offset: u64, bytes: &mut [u8]) {
+        let from = self.base.as_ptr().wrapping_add(offset as usize);
+        // SAFETY: as for `write`.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+    }
+}
+
+/// Returns the address at which a device accesses memory that was registered at `start`. Its context is
+/// current.
+pub(super) fn device_pointer<D: RegionDevice>(
+    reader: &D,
+    start: NonNull<u8>,
+) -> Result<DevicePtr, D::Error> {
+    // SAFETY: registered for all devices (the callers' duty).
+    unsafe { reader.host_pointer(start.cast()) }
+}
+
+/// A mapped memfd that is registered with the driver; unregistered when dropped.
+#[derive(Debug)]
+pub(super) struct PinnedHost<D: RegionDevice> {
+    context: Arc<D>,
+    address: DevicePtr,
+    registered: bool,
+    mapping: Mapping,
+    /// Offset of the region in the mapping.
+    begin: usize,
+}
+
+impl<D: RegionDevice> PinnedHost<D> {
+    /// Allocates zeroed memory. The context is current.
+    pub(super) fn create(context: &Arc<D>, bytes: u64, owner: Rank) -> Result<Self, D::Error> {
+        let mapping = Mapping::create(bytes).map_err(Fault::of_mapping(owner))?;
+        Self::register(context, mapping, 0)
+    }
+
+    /// Maps `bytes` of a peer's descriptor after its first `head` bytes. The descriptor must hold them.
+    pub(super) fn import(
+        context: &Arc<D>,
+        fd: OwnedFd,
+        (head, bytes): (u64, u64),
+        peer: Rank,
+    ) -> Result<Self, D::Error> {
+        let imported = Mapping::import(fd, head, bytes).map_err(Fault::of_mapping(peer));
+        let (mapping, begin) = imported?;
+        Self::register(context, mapping, begin)
+    }
+
+    fn register(context: &Arc<D>, mapping: Mapping, begin: usize) -> Result<Self, D::Error> {
+        let context = Arc::clone(context);
+        let mut pinned = Self { context, address: 0, registered: false, mapping, begin };
+        let (context, mapping) = (&pinned.context, &pinned.mapping);
+        // SAFETY: whole pages, which stay mapped until they are unregistered.
+        unsafe { context.register_host(mapping.base().cast(), mapping.mapped_bytes()) }?;
+        pinned.registered = true;
+        pinned.address = pinned.address_for(&pinned.context)?;
+        Ok(pinned)
+    }
+
+    /// Returns the address at which another device of this process accesses the memory. That context is
+    /// current.
+    pub(super) fn address_for(&self, reader: &D) -> Result<DevicePtr, D::Error> {
+        Ok(device_pointer(reader, self.mapping.base())? + self.begin as u64)
+    }
+
+    pub(super) fn view(&self) -> HostView {
+        let base = self.mapping.base().as_ptr().wrapping_add(self.begin);
+        let base = NonNull::new(base).expect("a mapping does not wrap around");
+        HostView { base, address: self.address }
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.mapping.fd()
+    }
+}
+
+impl<D: RegionDevice> Drop for PinnedHost<D> {
+    fn drop(&mut self) {
+        if !self.registered {
+            return;
+        }
+        // An error means that the device is lost; the pages belong to the process.
+        let Ok(_current) = self.context.enter_relaxed() else { return };
+        // SAFETY: registered once by `register`, and no longer in use: the region is dropped, and the
+        // contract of `submit` keeps it until its tickets are complete.
+        unsafe { self.context.unregister_host(self.mapping.base().cast()) };
+    }
+}
+
+const PAGE_BYTES: usize = 4096;
+
+/// Host memory of the caller that is registered with the driver while this lives.
+#[derive(Debug)]
+pub(super) struct AdoptedHost {
+    view: HostView,
+    /// The span in a memfd of this process, if it is in one.
+    span: Option<MappedSpan>,
+    /// The first address of the registration with the driver; of the region, if the memory was registered
+    /// elsewhere.
+    known: NonNull<u8>,
+    _pages: Option<RegisteredPages>,
+}
+
+// SAFETY: it only names memory. The contract of the ops governs concurrent access.
+unsafe impl Send for AdoptedHost {}
+// SAFETY: as above.
+unsafe impl Sync for AdoptedHost {}
+
+impl AdoptedHost {
+    /// Registers host memory at `base`. Returns `None` for device memory and for memory that is not supported
+    /// here. The context is current.
+    ///
+    /// # Errors
+    /// Returns [`Fault::Argument`] if the driver knows only a part of the span, and the driver's error.
+    pub(super) fn find<D: RegionDevice>(
+        context: &Arc<D>,
+        base: NonNull<u8>,
+        bytes: u64,
+        role: Role,
+    ) -> Result<Option<Self>, D::Error> {
+        let address = base.as_ptr() as u64;
+        let span = mapping::find(base, bytes);
+        if bytes == 0 || (role == Role::Data && span.is_none()) {
+            return Ok(None);
+        }
+        let Some(last) = address.checked_add(bytes - 1) else { return Ok(None) };
+        // The lock keeps other threads of this process from registering or unregistering pages.
+        let mut all = registered();
+        let backend = backend_id::<D>();
+        let mut pages = RegisteredPages::share(&mut all, backend, base, bytes);
+        if pages.is_none() {
+            match (context.pointee(address)?, context.pointee(last)?) {
+                // Registered elsewhere; the caller promised to keep it registered.
+                (Pointee::Host, Pointee::Host) => {}
+                (Pointee::Unknown, Pointee::Unknown) => {
+                    pages = Some(RegisteredPages::register(&mut all, context, base, bytes)?);
+                }
+                (Pointee::Device(_) | Pointee::Managed, _) => return Ok(None),
+                _ => {
+                    let text = format!(
+                        "cannot register {bytes} bytes at {address:#x}: the driver knows only a part \
+                         of them as host memory"
+                    );
+                    return Err(Fault::Argument(text).into());
+                }
+            }
+        }
+        drop(all);
+        let start = pages.as_ref().map(|pages| pages.start);
+        let start = start.or(span.as_ref().map(|span| span.mapping_base)).unwrap_or(base);
+        let adopted =
+            Self { view: HostView { base, address: 0 }, span, known: start, _pages: pages };
+        let address = adopted.address_for(&**context)?;
+        Ok(Some(Self { view: HostView { base, address }, ..adopted }))
+    }
+
+    pub(super) fn view(&self) -> HostView {
+        self.view
+    }
+
+    /// Returns the address at which a device of this process accesses the memory. That context is current.
+    pub(super) fn address_for<D: RegionDevice>(&self, reader: &D) -> Result<DevicePtr, D::Error> {
+        let head = self.view.base.as_ptr().addr() - self.known.as_ptr().addr();
+        Ok(device_pointer(reader, self.known)? + head as u64)
+    }
+
+    /// Returns the number of bytes of the memfd before the region, if another process can map it.
+    pub(super) fn head(&self) -> Option<u64> {
+        self.span.as_ref().map(|span| span.head)
+    }
+
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.span.as_ref().map(MappedSpan::fd)
+    }
+}
+
+/// The registered pages of this process, by the backend's number and the first page.
+static REGISTERED: Mutex<BTreeMap<Start, SharedPages>> = Mutex::new(BTreeMap::new());
+
+type Start = (u16, usize);
+type Registered<'a> = MutexGuard<'a, BTreeMap<Start, SharedPages>>;
+
+fn registered() -> Registered<'static> {
+    REGISTERED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct SharedPages {
+    bytes: usize,
+    users: usize,
+    /// A [`HostRegistration`] of its vendor.
+    _known: Box<dyn Send>,
+}
+
+/// A registration of pages with a driver.
+struct HostRegistration<D: RegionDevice> {
+    context: Arc<D>,
+    start: NonNull<u8>,
+}
+
+// SAFETY: it names memory and does not access it.
+unsafe impl<D: RegionDevice> Send for HostRegistration<D> {}
+
+impl<D: RegionDevice> Drop for HostRegistration<D> {
+    fn drop(&mut self) {
+        // An error means that the device is lost; the pages belong to the process.
+        let Ok(_current) = self.context.enter_relaxed() else { return };
+        // SAFETY: registered once by `RegisteredPages::register`, and the last user is gone.
+        unsafe { self.context.unregister_host(self.start.cast()) };
+    }
+}
+
+/// One use of pages that are registered with the driver.
+#[derive(Debug)]
+struct RegisteredPages {
+    backend: BackendId,
+    start: NonNull<u8>,
+}
+
+impl RegisteredPages {
+    /// Shares a registration that holds the whole span.
+    fn share(
+        all: &mut Registered<'_>,
+        backend: BackendId,
+        base: NonNull<u8>,
+        bytes: u64,
+    ) -> Option<Self> {
+        let address = base.as_ptr().addr();
+        let (&(_, start), shared) =
+            all.range_mut((backend.0, 0)..=(backend.0, address)).next_back()?;
+        let end = (address - start).checked_add(usize::try_from(bytes).ok()?)?;
+        if end > shared.bytes {
+            return None;
+        }
+        shared.users += 1;
+        let before = address - start;
+        let start = NonNull::new(base.as_ptr().wrapping_sub(before))?;
+        Some(Self { backend, start })
+    }
+
+    /// Registers the mapping that holds the span, or the pages of the span.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    fn register<D: RegionDevice>(
+        all: &mut Registered<'_>,
+        context: &Arc<D>,
+        base: NonNull<u8>,
+        bytes: u64,
+    ) -> Result<Self, D::Error> {
+        let (start, length) = match mapping::find(base, bytes) {
+            Some(span) => (span.mapping_base, span.mapped_bytes),
+            None => {
+                let before = base.as_ptr().addr() % PAGE_BYTES;
+                let start = NonNull::new(base.as_ptr().wrapping_sub(before)).unwrap_or(base);
+                (start, (before + bytes as usize).next_multiple_of(PAGE_BYTES))
+            }
+        };
+        // SAFETY: whole pages around memory that stays allocated while it is registered (the contract of
+        // `PeerMemory::register`).
+        unsafe { context.register_host(start.cast(), length) }?;
+        let known = HostRegistration { context: Arc::clone(context), start };
+        let backend = backend_id::<D>();
+        let shared = SharedPages { bytes: length, users: 1, _known: Box::new(known) };
+        all.insert((backend.0, start.as_ptr().addr()), shared);
+        Ok(Self { backend, start })
+    }
+}
+
+impl Drop for RegisteredPages {
+    fn drop(&mut self) {
+        let mut all = registered();
+        let start = (self.backend.0, self.start.as_ptr().addr());
+        let Some(shared) = all.get_mut(&start) else { return };
+        shared.users -= 1;
+        if shared.users == 0 {
+            // Unregistered under the lock, so that no other thread registers the pages meanwhile.
+            all.remove(&start);
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Local and imported regions, and what NICs need to access device memory.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use super::WORD_BYTES;
+use super::import::Import;
+use super::registration::Registration;
+use super::transfer::Transfer;
+use crate::device::{DevicePtr, Fault, RegionDevice};
+use crate::handover::Entry;
+use crate::places::{PeerPlace, Place};
+use peerlane_hal::{DmaBuf, Flush, Rank, Region, Role, Space};
+
+/// Time limit of a read of one flag.
+const FLAG_READ_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Registered memory of this rank.
+#[derive(Debug)]
+pub struct Local<D: RegionDevice> {
+    pub(super) registration: Arc<Registration<D>>,
+    pub(super) transfer: Arc<Transfer<D>>,
+    pub(super) nic_access: Arc<NicAccess<D>>,
+    /// Removes the registration from those of the process when it is dropped.
+    pub(super) entry: Entry,
+}
+
+impl<D: RegionDevice> Local<D> {
+    /// Returns whether it is host memory.
+    pub fn is_on_host(&self) -> bool {
+        self.registration.host().is_some()
+    }
+
+    /// Returns the address of the first byte, as the calls of the driver and the runtime take it.
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.registration.address
+    }
+
+    /// Returns the role that the memory was registered with.
+    pub fn role(&self) -> Role {
+        self.registration.role
+    }
+
+    /// Copies to the region without order against engines and streams. The copy is complete when this
+    /// returns. It is slow, for tests and tools.
+    ///
+    /// # Errors
+    /// Returns an error of kind [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the span
+    /// leaves the region, [`Timeout`](peerlane_hal::ErrorKind::Timeout) if the device makes no progress, and
+    /// the driver's error.
+    pub fn upload(&self, offset: u64, bytes: &[u8]) -> Result<(), D::Error> {
+        let address = self.span(offset, bytes.len())?;
+        match self.registration.host() {
+            Some(host) => host.write(offset, bytes),
+            None => self.transfer.upload(address, bytes)?,
+        }
+        Ok(())
+    }
+
+    /// Copies from the region without order against engines and streams.
+    ///
+    /// # Errors
+    /// As [`upload`](Self::upload).
+    pub fn download(&self, offset: u64, bytes: &mut [u8]) -> Result<(), D::Error> {
+        let address = self.span(offset, bytes.len())?;
+        match self.registration.host() {
+            Some(host) => host.read(offset, bytes),
+            None => self.transfer.download(address, bytes)?,
+        }
+        Ok(())
+    }
+
+    fn span(&self, offset: u64, length: usize) -> Result<DevicePtr, Fault> {
+        let all = self.registration.bytes;
+        if offset.checked_add(length as u64).is_none_or(|end| end > all) {
+            return Err(Fault::Argument(format!(
+                "{length} bytes from offset {offset} leave the region of {all} bytes"
+            )));
+        }
+        Ok(self.device_ptr() + offset)
+    }
+}
+
+impl<D: RegionDevice> Region for Local<D> {
+    fn base(&self) -> NonNull<u8> {
+        NonNull::new(self.device_ptr() as *mut u8).expect("the driver allocates nothing at 0")
+    }
+
+    fn bytes(&self) -> u64 {
+        self.registration.bytes
+    }
+
+    /// Returns `Space::Host` if the host uses the same address as the device, so that the base is valid for
+    /// both.
+    fn space(&self) -> Space {
+        match self.registration.host() {
+            Some(host) if host.is_unified() => Space::Host,
+            _ => Space::Device,
+        }
+    }
+
+    fn dma_buf(&self) -> Result<DmaBuf, String> {
+        if self.is_on_host() {
+            return Err("it is host memory, which needs no dma-buf".to_owned());
+        }
+        self.nic_access.dma_buf(self.device_ptr(), self.registration.bytes)
+    }
+
+    fn flush(&self) -> Option<Arc<dyn Flush>> {
+        self.nic_access.flush().filter(|_| !self.is_on_host())
+    }
+
+    fn flags(&self) -> Option<&[AtomicU64]> {
+        self.registration.words()
+    }
+
+    fn flag_value(&self, word: u64) -> Option<u64> {
+        if self.role() != Role::Flags {
+            return None;
+        }
+        if let Some(flags) = self.flags() {
+            return Some(flags.get(usize::try_from(word).ok()?)?.load(Ordering::Acquire));
+        }
+        let mut value = [0; 8];
+        let address = self.span(word.checked_mul(WORD_BYTES)?, value.len()).ok()?;
+        self.transfer.download_within(address, &mut value, FLAG_READ_TIMEOUT).ok()?;
+        Some(u64::from_le_bytes(value))
+    }
+}
+
+/// Imported memory of a peer.
+#[derive(Debug)]
+pub struct Remote<D: RegionDevice> {
+    pub(super) peer: Rank,
+    pub(super) role: Role,
+    pub(super) address: DevicePtr,
+    pub(super) bytes: u64,
+    /// The address in this process, if it is host memory.
+    pub(super) host: Option<u64>,
+    pub(super) _keep_alive: KeepAlive<D>,
+}
+
+/// The reference that keeps imported memory valid.
+#[derive(Debug)]
+pub(super) enum KeepAlive<D: RegionDevice> {
+    SameProcess { _registration: Arc<Registration<D>> },
+    OtherProcess { _import: Import },
+    Nothing,
+}
+
+impl<D: RegionDevice> Remote<D> {
+    /// Returns the address at which this rank's device accesses the first byte.
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.address
+    }
+
+    /// Returns whether it is host memory.
+    pub fn is_on_host(&self) -> bool {
+        self.host.is_some()
+    }
+
+    /// Returns the length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns the role that the memory was registered with.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Returns the owner of the memory.
+    pub fn peer(&self) -> Rank {
+        self.peer
+    }
+}
+
+impl<D: RegionDevice> Place for Local<D> {
+    fn address(&self) -> DevicePtr {
+        self.device_ptr()
+    }
+
+    fn bytes(&self) -> u64 {
+        Region::bytes(self)
+    }
+
+    fn role(&self) -> Role {
+        Self::role(self)
+    }
+
+    fn host_address(&self) -> Option<u64> {
+        self.registration.host().map(|host| host.base.as_ptr() as u64)
+    }
+}
+
+impl<D: RegionDevice> Place for Remote<D> {
+    fn address(&self) -> DevicePtr {
+        self.device_ptr()
+    }
+
+    fn bytes(&self) -> u64 {
+        Self::bytes(self)
+    }
+
+    fn role(&self) -> Role {
+        Self::role(self)
+    }
+
+    fn host_address(&self) -> Option<u64> {
+        self.host
+    }
+}
+
+impl<D: RegionDevice> PeerPlace for Remote<D> {
+    fn peer(&self) -> Rank {
+        Self::peer(self)
+    }
+}
+
+/// Gives NICs access to a device: dma-bufs, and the flush without which the device may not see their writes.
+/// One for all regions of a fabric.
+#[derive(Debug)]
+pub(super) struct NicAccess<D: RegionDevice> {
+    context: Arc<D>,
+    flushing: OnceLock<NicFlush>,
+}
+
+/// The method by which writes of NICs become visible to the device.
+#[derive(Clone, Debug)]
+enum NicFlush {
+    /// A write is visible as soon as the NIC reports it.
+    NotNeeded,
+    Needed(Arc<dyn Flush>),
+    /// The driver does not say which method is needed, so nothing may be received.
+    Unknown(Arc<Unknown>),
+}
+
+impl<D: RegionDevice> NicAccess<D> {
+    pub(super) fn new(context: &Arc<D>) -> Self {
+        Self { context: Arc::clone(context), flushing: OnceLock::new() }
+    }
+
+    /// Exports a dma-buf of a span of the device's memory.
+    ///
+    /// # Errors
+    /// Returns the reason why there is none.
+    pub(super) fn dma_buf(&self, address: DevicePtr, bytes: u64) -> Result<DmaBuf, String> {
+        if let NicFlush::Unknown(unknown) = self.flushing() {
+            return Err(unknown.0.clone());
+        }
+        let _current = self.context.enter_relaxed().map_err(|error| error.to_string())?;
+        self.context.dma_buf(address, bytes).map_err(|error| error.to_string())
+    }
+
+    pub(super) fn flush(&self) -> Option<Arc<dyn Flush>> {
+        match self.flushing() {
+            NicFlush::NotNeeded => None,
+            NicFlush::Needed(flush) => Some(flush),
+            NicFlush::Unknown(unknown) => Some(unknown),
+        }
+    }
+
+    fn flushing(&self) -> NicFlush {
+        let ask = || match D::nic_flush(&self.context) {
+            Ok(None) => NicFlush::NotNeeded,
+            Ok(Some(flush)) => NicFlush::Needed(flush),
+            Err(error) => NicFlush::Unknown(Arc::new(Unknown(error.to_string()))),
+        };
+        self.flushing.get_or_init(ask).clone()
+    }
+}
+
+/// The reason why writes cannot be flushed.
+struct Unknown(String);
+
+impl fmt::Debug for Unknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Flush for Unknown {
+    fn flush(&self) -> Result<(), String> {
+        Err(self.0.clone())
+    }
+}

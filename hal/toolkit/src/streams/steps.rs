@@ -1,0 +1,510 @@
+//! Resolves the ops of a slice into steps, chooses the stream of each copy, and plans self copies.
+//!
+//! Every error of a slice is found before any part of it goes onto a stream.
+//!
+//! # Streams
+//! Stream 0 is the main stream; the others are side streams. The backend sets their number
+//! ([`StreamLimits`]); the figures here are those of CUDA. The number of copies in flight must not exceed
+//! the number of copy engines: with three engines, six copies at once ran at 60 % of the rate. Puts to
+//! peers on two streams were the fastest choice for all sizes from 4 KiB up; a third stream was slower from
+//! 64 MiB up (docs/perf/cuda-streams.md). Small puts that go onto their stream in one call take one stream,
+//! since the fork and join of another stream take longer than the copies (docs/perf/cuda-submission.md).
+//!
+//! A copy inside the device is a kernel of the driver with every call and driver that was tried
+//! (docs/perf/cuda-local-copies.md). It waits for free multiprocessors, so it has a stream of its own on
+//! which nothing else waits for them. It goes in one piece, because each piece would wait again.
+//!
+//! All puts of one slice to one peer take the same stream, which keeps their order. Slices are joined, so
+//! the next slice can choose again.
+//!
+//! # Self copies
+//! Next to a compute kernel that fills all multiprocessors, a copy inside the device waits. If the same
+//! bytes are put to a peer anyway, a copy engine can copy them back from there: one more transfer over the
+//! link, and no kernel. The caller chooses by [`OwnCopy`].
+
+use crate::device::{Between, DevicePtr, Fault, StreamLimits};
+use crate::places::{self, PeerPlace, Place, flag_within, within};
+use peerlane_hal::{Flag, Op, Rank};
+
+use super::resources::BOUNCE_BYTES;
+
+/// A checked op with addresses. The contract of `submit` keeps its memory alive.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    /// A put or a get: one copy that may run concurrently with copies to other peers.
+    Copy {
+        target: Target,
+        dst: DevicePtr,
+        src: DevicePtr,
+        bytes: u64,
+        between: Between,
+        both_on_host: bool,
+    },
+    Signal {
+        target: Target,
+        flag: DevicePtr,
+        value: u64,
+    },
+    Wait {
+        flag: DevicePtr,
+        /// The address for the host, if the host can access it.
+        host: Option<u64>,
+        value: u64,
+        reset: bool,
+    },
+}
+
+/// The peers of an engine and the largest piece of a copy, for the checks of ops.
+#[derive(Debug)]
+pub(super) struct OpResolver {
+    peers: places::Reach,
+    piece_bytes_max: u64,
+}
+
+impl OpResolver {
+    pub(super) fn new(rank: Rank, peers: &[Rank], limits: &StreamLimits) -> Self {
+        let peers = places::Reach::new(rank, peers.iter().copied());
+        Self { peers, piece_bytes_max: limits.piece_bytes_max }
+    }
+
+    /// Returns a number larger than every rank that can be reached.
+    pub(super) fn ranks(&self) -> usize {
+        self.peers.ranks()
+    }
+
+    fn target(&self, region: &impl PeerPlace) -> Result<Target, Fault> {
+        let peer = self.peers.peer_of(region)?;
+        Ok(if peer == self.peers.rank() { Target::Own } else { Target::Peer(peer.index()) })
+    }
+}
+
+/// Resolves a slice into `steps`.
+///
+/// # Errors
+/// Returns [`Fault::Argument`] for the first invalid op.
+pub(super) fn resolve<L: Place, R: PeerPlace>(
+    ops: &[Op<'_, L, R>],
+    resolver: &OpResolver,
+    steps: &mut Vec<Step>,
+) -> Result<SliceTotals, Fault> {
+    let mut totals = SliceTotals::default();
+    steps.clear();
+    for op in ops {
+        match *op {
+            Op::Put { dst, src, bytes } => {
+                let target = resolver.target(dst.region)?;
+                let to = within("put destination", dst.offset, bytes, dst.region.bytes())?;
+                let from = within("put source", src.offset, bytes, src.region.bytes())?;
+                let addresses = (dst.region.address() + to, src.region.address() + from);
+                let on_host = (dst.region.is_on_host(), src.region.is_on_host());
+                copy(target, addresses, bytes, on_host, resolver, &mut totals, steps);
+            }
+            Op::Get { dst, src, bytes } => {
+                let target = resolver.target(src.region)?;
+                let to = within("get destination", dst.offset, bytes, dst.region.bytes())?;
+                let from = within("get source", src.offset, bytes, src.region.bytes())?;
+                let addresses = (dst.region.address() + to, src.region.address() + from);
+                let on_host = (dst.region.is_on_host(), src.region.is_on_host());
+                copy(target, addresses, bytes, on_host, resolver, &mut totals, steps);
+            }
+            Op::Signal { flag, value } => {
+                let target = resolver.target(flag.region)?;
+                let Flag { region, word } = flag;
+                let at = flag_within("signalled flag", word, region)?;
+                steps.push(Step::Signal { target, flag: region.address() + at, value });
+            }
+            Op::Wait { flag: Flag { region, word }, value, reset } => {
+                let at = flag_within("awaited flag", word, region)?;
+                totals.waits += 1;
+                let host = region.host_address().map(|base| base + at);
+                steps.push(Step::Wait { flag: region.address() + at, host, value, reset });
+            }
+        }
+    }
+    Ok(totals)
+}
+
+/// Adds a copy. A copy of 0 bytes adds no step.
+fn copy(
+    target: Target,
+    (dst, src): (DevicePtr, DevicePtr),
+    bytes: u64,
+    on_host: (bool, bool),
+    resolver: &OpResolver,
+    totals: &mut SliceTotals,
+    steps: &mut Vec<Step>,
+) {
+    if bytes == 0 {
+        return;
+    }
+    totals.copies += 1;
+    match target {
+        Target::Own => totals.own_bytes_max = totals.own_bytes_max.max(bytes),
+        Target::Peer(_) => totals.peer_bytes_max = totals.peer_bytes_max.max(bytes),
+    }
+    let both_on_host = on_host == (true, true);
+    let pieces = |most: u64| usize::try_from(bytes.div_ceil(most)).unwrap_or(usize::MAX);
+    let more = match both_on_host {
+        true => pieces(BOUNCE_BYTES).saturating_mul(2),
+        false => pieces(resolver.piece_bytes_max) - 1,
+    };
+    totals.more_copies = totals.more_copies.saturating_add(more);
+    let between = match (on_host, target) {
+        ((false, false), Target::Own) => Between::Own,
+        ((false, false), Target::Peer(_)) => Between::Peers,
+        _ => Between::Host,
+    };
+    steps.push(Step::Copy { target, dst, src, bytes, between, both_on_host });
+}
+
+/// The owner of the memory that a put or a signal writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    /// This rank.
+    Own,
+    /// A peer, with its rank as an index.
+    Peer(usize),
+}
+
+/// Totals of a slice.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SliceTotals {
+    pub(super) copies: usize,
+    pub(super) waits: usize,
+    /// Length of the largest copy inside the device, and of the largest other copy.
+    pub(super) own_bytes_max: u64,
+    pub(super) peer_bytes_max: u64,
+    /// Number of copies in addition to one for each op.
+    pub(super) more_copies: usize,
+}
+
+/// Chooses the stream of each copy of a slice. Index 0 is the main stream, the others are side streams.
+#[derive(Debug)]
+pub(super) struct StreamPlan {
+    streams: usize,
+    peer_streams_max: usize,
+    one_stream_bytes_max: u64,
+    /// Number of the present slice.
+    slice: u64,
+    streams_used: usize,
+    peer_streams: usize,
+    /// Number of peers that have a stream in this slice.
+    peers_seen: usize,
+    /// For each rank, the last slice that gave it a stream, and the index of that stream.
+    stream_of: Vec<(u64, usize)>,
+}
+
+impl StreamPlan {
+    /// Creates a plan for ranks below `ranks`.
+    pub(super) fn new(ranks: usize, limits: &StreamLimits) -> Self {
+        let peer_streams_max = limits.peer_streams_max.max(1);
+        Self {
+            // Including the stream for copies inside the device.
+            streams: (peer_streams_max + 1).min(limits.copy_engines.max(1) as usize),
+            peer_streams_max,
+            one_stream_bytes_max: limits.one_stream_bytes_max,
+            slice: 0,
+            streams_used: 1,
+            peer_streams: 1,
+            peers_seen: 0,
+            stream_of: vec![(0, 0); ranks],
+        }
+    }
+
+    /// Returns the number of streams.
+    pub(super) fn streams(&self) -> usize {
+        self.streams
+    }
+
+    /// Returns the number of side streams.
+    pub(super) fn sides(&self) -> usize {
+        self.streams - 1
+    }
+
+    /// Begins a slice with at most `sides` side streams. With `together`, the copies of one stream go there
+    /// in one call.
+    pub(super) fn begin(&mut self, totals: &SliceTotals, sides: usize, together: bool) {
+        self.slice += 1;
+        self.peers_seen = 0;
+        let streams = self.streams.min(1 + sides);
+        let one = together && totals.peer_bytes_max <= self.one_stream_bytes_max;
+        self.peer_streams = if one { 1 } else { streams.min(self.peer_streams_max) };
+        self.streams_used = match totals.copies {
+            0 | 1 => 1,
+            _ => streams.min(self.peer_streams + 1),
+        };
+    }
+
+    /// Returns the number of streams that copies to peers use.
+    pub(super) fn peer_streams(&self) -> usize {
+        self.peer_streams.min(self.streams_used)
+    }
+
+    /// Returns the stream of a put. Peers get their streams in rotation, in the order in which the slice
+    /// names them.
+    pub(super) fn stream_index(&mut self, target: Target) -> usize {
+        let peer = match target {
+            Target::Own => return self.streams_used - 1,
+            Target::Peer(peer) => peer,
+        };
+        let streams = self.peer_streams();
+        let (slice, stream_index) = &mut self.stream_of[peer];
+        if *slice != self.slice {
+            (*slice, *stream_index) = (self.slice, self.peers_seen % streams);
+            self.peers_seen += 1;
+        }
+        *stream_index
+    }
+
+    /// Returns the stream of the puts to a peer, if the slice has any.
+    pub(super) fn put_stream_index(&self, target: Target) -> Option<usize> {
+        let Target::Peer(peer) = target else { return None };
+        let (slice, stream_index) = self.stream_of[peer];
+        (slice == self.slice).then_some(stream_index)
+    }
+}
+
+/// The method by which a rank copies its own shard to its own output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OwnCopy {
+    /// Over the link where that was measured to be faster, else local. Over the link go small copies: the
+    /// launch of a kernel costs the host more than the transfer, and in a graph it costs a branch.
+    #[default]
+    Auto,
+    /// By a copy inside the device: the fastest method while multiprocessors are free. On all NVIDIA drivers
+    /// that were tried it is a kernel.
+    Local,
+    /// From a peer's memory, if the same bytes were just put there: no kernel, and one more shard on the
+    /// link. If no such put precedes, a copy inside the device.
+    Link,
+}
+
+/// The put of the same bytes after which they are copied back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CopyBackFrom {
+    /// The first put, so that later puts of the stream overlap with the copy back.
+    First,
+    /// The second put, which shares its stream with fewer puts where peers use two streams.
+    Second,
+}
+
+impl OwnCopy {
+    /// Returns the put after which self copies of a slice are copied back; `None` for local copies.
+    pub(super) fn back(
+        self,
+        limits: &StreamLimits,
+        totals: &SliceTotals,
+        peer_streams: usize,
+        captured: bool,
+    ) -> Option<CopyBackFrom> {
+        let auto_max = match captured {
+            true => limits.own_link_captured_bytes_max,
+            false => limits.own_link_bytes_max,
+        };
+        let back = match self {
+            Self::Auto => auto_max.is_some_and(|max| totals.own_bytes_max <= max),
+            Self::Local => false,
+            Self::Link => true,
+        };
+        let back_from = if peer_streams > 1 { CopyBackFrom::Second } else { CopyBackFrom::First };
+        back.then_some(back_from)
+    }
+}
+
+/// The role of a step in self copies over the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinkCopy {
+    None,
+    /// A self copy that another step replaces.
+    Replaced,
+    /// A put to a peer that is followed by a copy back to this address.
+    Back(DevicePtr),
+}
+
+/// Marks the steps of a slice that take part in self copies over the link. Without `back_from`, all marks are
+/// [`LinkCopy::None`].
+///
+/// Between two waits either all self copies go over the link or none, and none if two destinations overlap.
+/// So the order of self copies never matters.
+pub(super) fn mark_link_copies(
+    back_from: Option<CopyBackFrom>,
+    steps: &[Step],
+    marks: &mut Vec<LinkCopy>,
+) {
+    marks.clear();
+    marks.resize(steps.len(), LinkCopy::None);
+    let Some(back_from) = back_from else { return };
+    let mut begin = 0;
+    while begin < steps.len() {
+        let length = steps[begin..].iter().position(|step| matches!(step, Step::Wait { .. }));
+        let end = length.map_or(steps.len(), |length| begin + length);
+        if mark_between_waits(back_from, &steps[begin..end], &mut marks[begin..end]).is_none() {
+            marks[begin..end].fill(LinkCopy::None);
+        }
+        begin = end + 1;
+    }
+}
+
+/// Returns `None` if a self copy cannot go over the link.
+fn mark_between_waits(
+    back_from: CopyBackFrom,
+    steps: &[Step],
+    marks: &mut [LinkCopy],
+) -> Option<()> {
+    for (index, step) in steps.iter().enumerate() {
+        let Step::Copy { target: Target::Own, dst, src, bytes, .. } = *step else { continue };
+        let shares_place = |other: &Step| match *other {
+            Step::Copy { target: Target::Own, dst: place, bytes: length, .. } => {
+                // Spans of mapped regions do not overflow.
+                place < dst + bytes && dst < place + length
+            }
+            _ => false,
+        };
+        if steps[..index].iter().any(shares_place) {
+            return None;
+        }
+        let same = |(_, step): &(usize, &Step)| {
+            matches!(**step, Step::Copy { target: Target::Peer(_), src: from, bytes: length, .. }
+                if (from, length) == (src, bytes))
+        };
+        let mut carriers = steps.iter().enumerate().skip(index + 1).filter(same);
+        let first = carriers.next()?;
+        let (back_from, _) = match back_from {
+            CopyBackFrom::First => first,
+            CopyBackFrom::Second => carriers.next().unwrap_or(first),
+        };
+        if marks[back_from] != LinkCopy::None {
+            return None;
+        }
+        marks[index] = LinkCopy::Replaced;
+        marks[back_from] = LinkCopy::Back(dst);
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: StreamLimits = StreamLimits {
+        copy_engines: 3,
+        peer_streams_max: 2,
+        one_stream_bytes_max: 512 << 10,
+        captured_sides_max: 1,
+        piece_bytes_max: u64::MAX,
+        own_link_bytes_max: Some(256 << 10),
+        own_link_captured_bytes_max: Some(512 << 10),
+    };
+
+    const GATHER: [Target; 4] = [Target::Own, Target::Peer(3), Target::Peer(0), Target::Peer(1)];
+
+    fn routes(copy_engines: u32, order: &[Target]) -> Vec<usize> {
+        routes_of(copy_engines, order, 1 << 20, true)
+    }
+
+    fn routes_of(copy_engines: u32, order: &[Target], bytes: u64, together: bool) -> Vec<usize> {
+        let mut routes = StreamPlan::new(8, &StreamLimits { copy_engines, ..LIMITS });
+        let sides = routes.sides();
+        let totals =
+            SliceTotals { copies: order.len(), peer_bytes_max: bytes, ..SliceTotals::default() };
+        routes.begin(&totals, sides, together);
+        order.iter().map(|target| routes.stream_index(*target)).collect()
+    }
+
+    #[test]
+    fn the_own_copy_has_a_stream_and_peers_share_two() {
+        assert_eq!(routes(3, &GATHER), [2, 0, 1, 0]);
+        let again = [Target::Peer(5), Target::Peer(6), Target::Peer(5), Target::Peer(6)];
+        assert_eq!(routes(3, &again), [0, 1, 0, 1]);
+        assert_eq!(routes(9, &GATHER), [2, 0, 1, 0]);
+    }
+
+    #[test]
+    fn small_copies_that_go_together_take_one_stream() {
+        assert_eq!(routes_of(3, &GATHER, 512 << 10, true), [1, 0, 0, 0]);
+        assert_eq!(routes_of(3, &GATHER, (512 << 10) + 1, true), [2, 0, 1, 0]);
+        assert_eq!(routes_of(3, &GATHER, 512 << 10, false), [2, 0, 1, 0]);
+        assert_eq!(routes_of(1, &GATHER, 512 << 10, true), [0; 4]);
+    }
+
+    #[test]
+    fn there_are_no_more_streams_than_copy_engines() {
+        assert_eq!(routes(2, &GATHER), [1, 0, 1, 0]);
+        assert_eq!(routes(1, &GATHER), [0; 4]);
+        assert_eq!(routes(0, &GATHER), [0; 4]);
+        let sides =
+            |copy_engines| StreamPlan::new(2, &StreamLimits { copy_engines, ..LIMITS }).sides();
+        assert_eq!((sides(1), sides(0)), (0, 0));
+    }
+
+    #[test]
+    fn a_single_put_needs_no_other_stream() {
+        assert_eq!(routes(3, &[Target::Peer(1)]), [0]);
+        assert_eq!(routes(3, &[Target::Own]), [0]);
+    }
+
+    fn own(dst: u64, src: u64, bytes: u64) -> Step {
+        let between = Between::Own;
+        Step::Copy { target: Target::Own, dst, src, bytes, between, both_on_host: false }
+    }
+
+    fn put(peer: usize, src: u64, bytes: u64) -> Step {
+        let (target, between) = (Target::Peer(peer), Between::Peers);
+        Step::Copy { target, dst: 900, src, bytes, between, both_on_host: false }
+    }
+
+    const WAIT: Step = Step::Wait { flag: 8, host: None, value: 1, reset: false };
+
+    fn marked(steps: &[Step]) -> Vec<LinkCopy> {
+        let mut marks = Vec::new();
+        mark_link_copies(Some(CopyBackFrom::Second), steps, &mut marks);
+        marks
+    }
+
+    #[test]
+    fn the_second_put_of_the_same_bytes_brings_them_back() {
+        use LinkCopy::{Back, None, Replaced};
+        let gather = [WAIT, own(100, 0, 10), put(1, 0, 10), put(2, 0, 10), put(3, 0, 10), WAIT];
+        assert_eq!(marked(&gather), [None, Replaced, None, Back(100), None, None]);
+        assert_eq!(marked(&[own(100, 0, 10), put(1, 0, 10)]), [Replaced, Back(100)]);
+        let marks = [own(100, 0, 4), own(104, 4, 6), put(1, 0, 4), put(1, 4, 6)];
+        assert_eq!(marked(&marks), [Replaced, Replaced, Back(100), Back(104)]);
+        let mut local = Vec::new();
+        mark_link_copies(Option::None, &gather, &mut local);
+        assert_eq!(local, [None; 6]);
+        mark_link_copies(Some(CopyBackFrom::First), &gather, &mut local);
+        assert_eq!(local, [None, Replaced, Back(100), None, None, None]);
+    }
+
+    #[test]
+    fn small_own_copies_come_back_by_themselves() {
+        let totals = |bytes| SliceTotals { own_bytes_max: bytes, ..SliceTotals::default() };
+        let back = |own: OwnCopy, bytes| own.back(&LIMITS, &totals(bytes), 1, false);
+        assert_eq!(back(OwnCopy::Auto, 256 << 10), Some(CopyBackFrom::First));
+        assert_eq!(back(OwnCopy::Auto, (256 << 10) + 1), None);
+        assert_eq!(back(OwnCopy::Link, u64::MAX), Some(CopyBackFrom::First));
+        assert_eq!(back(OwnCopy::Local, 1), None);
+        assert_eq!(OwnCopy::Auto.back(&LIMITS, &totals(1), 2, false), Some(CopyBackFrom::Second));
+        let captured = |bytes| OwnCopy::Auto.back(&LIMITS, &totals(bytes), 1, true);
+        assert_eq!(captured(512 << 10), Some(CopyBackFrom::First));
+        assert_eq!(captured((512 << 10) + 1), None);
+        let never = StreamLimits { own_link_bytes_max: None, ..LIMITS };
+        assert_eq!(OwnCopy::Auto.back(&never, &totals(1), 1, false), None);
+    }
+
+    #[test]
+    fn what_is_not_put_again_before_the_next_wait_stays_local() {
+        assert_eq!(marked(&[own(100, 0, 10), WAIT, put(1, 0, 10)]), [LinkCopy::None; 3]);
+        assert_eq!(marked(&[put(1, 0, 10), own(100, 0, 10)]), [LinkCopy::None; 2]);
+        assert_eq!(marked(&[own(100, 0, 10), put(1, 0, 9), put(1, 1, 10)]), [LinkCopy::None; 3]);
+        // One that stays keeps the others here.
+        let mixed = [own(100, 0, 4), own(104, 4, 6), put(1, 0, 4)];
+        assert_eq!(marked(&mixed), [LinkCopy::None; 3]);
+    }
+
+    #[test]
+    fn places_that_overlap_keep_their_order() {
+        let overlapping = [own(100, 0, 10), own(105, 50, 10), put(1, 0, 10), put(1, 50, 10)];
+        assert_eq!(marked(&overlapping), [LinkCopy::None; 4]);
+    }
+}
