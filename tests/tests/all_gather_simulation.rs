@@ -90,7 +90,7 @@ fn shards_around_the_streaming_threshold_arrive_whole() {
 fn a_slow_rank_holds_up_only_what_waits_for_it() {
     for ranks in 2..=5 {
         for (slow, outputs) in Rank::all(ranks).flat_map(|slow| [(slow, 1), (slow, 2)]) {
-            if let Err(failure) = simulation::without(slow, ranks, outputs) {
+            if let Err(failure) = simulation::check_without(slow, ranks, outputs) {
                 panic!("{failure}");
             }
         }

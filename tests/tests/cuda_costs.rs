@@ -48,7 +48,7 @@ const LEFTOVERS: [Variables; 3] = [&[], &[("VMM", "off")], &[("PEER_WRITES", "re
 
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
-        return parent.ended(play(&parent));
+        return parent.exit_code(play(&parent));
     }
     let driver = GpuDriver::load::<Context>();
     eprintln!("running on: {driver:?}");
@@ -102,7 +102,7 @@ impl Bill {
         let start = |rank| self.start(driver, rank, &addresses.join(","));
         let mut children = (0..self.ranks).map(start).collect::<Outcome<Vec<_>>>()?;
         let deadline = Deadline::after(PATIENCE);
-        let said = children.iter_mut().map(|child| child.hear(deadline));
+        let said = children.iter_mut().map(|child| child.read_line(deadline));
         let said = said.collect::<Outcome<Vec<_>>>()?;
         check(said.iter().all(|text| text == "done"), || said.join("\n"))?;
         children.iter_mut().try_for_each(|child| child.finish(deadline))
@@ -142,6 +142,6 @@ fn play(parent: &Parent) -> Outcome {
         role => Err(Failure::new(format!("there is no role {role:?}"))),
     }?;
     stage.group.close().map_err(unexpected)?;
-    parent.say("done");
+    parent.print_line("done");
     Ok(())
 }

@@ -59,7 +59,7 @@ const SHARDS: [usize; 4] = [1, 5001, (256 << 10) + 1, 2_200_001];
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
         return parent
-            .ended(rank::play(&parent, |rank, ranks| Ok(host::Fabric::open(rank, ranks)?)));
+            .exit_code(rank::play(&parent, |rank, ranks| Ok(host::Fabric::open(rank, ranks)?)));
     }
     let driver = GpuDriver::load::<peerlane_cuda::Context>();
     eprintln!("running on: {driver:?}");

@@ -28,5 +28,5 @@ fn main() -> ExitCode {
         options.queue_ops = 64;
         options.spin = Some(Duration::ZERO);
     });
-    Suite::new().with(rdma("rdma", |_| {})).with(by_write).with(tiny.cards(2)).run()
+    Suite::new().with(rdma("rdma", |_| {})).with(by_write).with(tiny.nics(2)).run()
 }

@@ -41,7 +41,7 @@ const SHARDS: [usize; 2] = [5001, 300_001];
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
         let device = parent.value("DEVICE").map(DeviceChoice::Name);
-        return parent.ended(rank::play(&parent, |rank, ranks| {
+        return parent.exit_code(rank::play(&parent, |rank, ranks| {
             let options = Options { device: device?, ..Options::default() };
             Ok(Fabric::open_with(rank, ranks, options)?)
         }));

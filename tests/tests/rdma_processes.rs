@@ -19,7 +19,7 @@ use std::time::Duration;
 use libtest_mimic::{Arguments, Failed, Trial};
 use peerlane_collectives::bootstrap::tcp::Hub;
 use peerlane_conformance::Outcome;
-use peerlane_conformance::processes::{Child, Parent, hear_out};
+use peerlane_conformance::processes::{Child, Parent, finish_all};
 use peerlane_hal::Deadline;
 
 use chapter::Chapter;
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
-        return parent.ended(chapter::play(&parent));
+        return parent.exit_code(chapter::play(&parent));
     }
     let mut arguments = Arguments::from_args();
     // Ranks share the processors already.
@@ -108,9 +108,9 @@ impl Cast {
         let deadline = Deadline::after(PATIENCE);
         let mut victim = self.chapter.has_victim().then(|| children.pop()).flatten();
         if let Some(victim) = &mut victim {
-            victim.hear_until("under way", deadline)?;
+            victim.read_until("under way", deadline)?;
             if self.chapter == Chapter::Killed { victim.kill()? } else { victim.stop()? }
         }
-        hear_out(&mut children, deadline)
+        finish_all(&mut children, deadline)
     }
 }

@@ -75,7 +75,7 @@ pub(crate) fn ranks(
 /// What every process says next.
 pub(crate) fn words(children: &mut [Child]) -> Outcome<Vec<String>> {
     let deadline = patience();
-    children.iter_mut().map(|child| child.hear(deadline)).collect()
+    children.iter_mut().map(|child| child.read_line(deadline)).collect()
 }
 
 pub(crate) fn finish(mut children: Vec<Child>) -> Outcome {

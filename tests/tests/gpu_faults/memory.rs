@@ -56,7 +56,7 @@ pub(crate) fn play(parent: &Parent) -> Outcome {
     stage.gather_once(&mut gather)?;
     drop(gather);
     stage.group.close().map_err(unexpected)?;
-    parent.say("done");
+    parent.print_line("done");
     Ok(())
 }
 

@@ -28,7 +28,7 @@ const ON_DEMAND: &str = "the fault is made inside of the simulated driver";
 
 pub(crate) fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
-        return parent.ended(play(&parent));
+        return parent.exit_code(play(&parent));
     }
     let driver = GpuDriver::load::<Context>();
     eprintln!("running on: {driver:?}");

@@ -115,15 +115,15 @@ impl Loss {
             End::Silent => {}
         }
         for rank in self.survivors() {
-            let text = children[rank].hear(patience())?;
+            let text = children[rank].read_line(patience())?;
             let limit = if end == End::Killed { GRACE } else { self.timeout() + GRACE };
             let took = begun.elapsed();
             check(took < limit, || format!("rank {rank} took {took:?}, wanted {limit:?}: {text}"))?;
             self.judge(&format!("rank {rank}"), &text)?;
         }
         if end == End::Silent {
-            children[victim].tell("go on")?;
-            let text = children[victim].hear(patience())?;
+            children[victim].send_line("go on")?;
+            let text = children[victim].read_line(patience())?;
             self.judge("the silent rank", &text)?;
             children[victim].finish(patience())?;
         }
@@ -138,7 +138,7 @@ impl Loss {
         let hub = Hub::bind("127.0.0.1:0", ranks).map_err(unexpected)?;
         for (place, rank) in self.survivors().enumerate() {
             children[rank].expect("alive", patience())?;
-            children[rank].tell(format_args!("{} {place}", hub.address()))?;
+            children[rank].send_line(format_args!("{} {place}", hub.address()))?;
         }
         let mut survivors = self.survivors();
         survivors.try_for_each(|rank| children[rank].expect("gathered again", patience()).map(drop))

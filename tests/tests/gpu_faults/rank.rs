@@ -36,10 +36,12 @@ pub(crate) fn open(parent: &Parent) -> Outcome {
         Ok((engines, fabric))
     });
     match &opened {
-        Ok((_, fabric)) => parent.say(format_args!("opened device {}", fabric.device().ordinal)),
-        Err(error) => parent.say(format_args!("{}: {error}", error.kind())),
+        Ok((_, fabric)) => {
+            parent.print_line(format_args!("opened device {}", fabric.device().ordinal))
+        }
+        Err(error) => parent.print_line(format_args!("{}: {error}", error.kind())),
     }
-    parent.hear().map(drop)
+    parent.read_line().map(drop)
 }
 
 /// A rank that gathers on a stream and from the host. Before its starts it lets a call of the driver
@@ -48,28 +50,28 @@ pub(crate) fn gather(parent: &Parent) -> Outcome {
     let mut stage = match Stage::open(parent) {
         Ok(stage) => stage,
         Err(failure) => {
-            parent.say(format_args!("closed: {failure}"));
+            parent.print_line(format_args!("closed: {failure}"));
             return Ok(());
         }
     };
     match rounds(parent, &mut stage)? {
-        Ok(report) => parent.say(format_args!("gathered: {report}")),
+        Ok(report) => parent.print_line(format_args!("gathered: {report}")),
         Err((step, error)) => {
-            parent.say(fallen(step, &error));
+            parent.print_line(fallen(step, &error));
             // Later calls say the same, and nothing is worth waiting for.
             if let Err(later) = stage.group.barrier() {
-                parent.say(fallen("barrier", &later));
+                parent.print_line(fallen("barrier", &later));
             } else {
-                parent.say("the barrier was passed");
+                parent.print_line("the barrier was passed");
             }
             drop(stage);
-            parent.say("alive");
+            parent.print_line("alive");
             return Ok(());
         }
     }
     match stage.group.close() {
-        Ok(()) => parent.say("closed well"),
-        Err(error) => parent.say(fallen("close", &error)),
+        Ok(()) => parent.print_line("closed well"),
+        Err(error) => parent.print_line(fallen("close", &error)),
     }
     Ok(())
 }
@@ -118,8 +120,8 @@ pub(crate) fn capture(parent: &Parent) -> Outcome {
     inject(parent, &stage)?;
     let graph = stream.record(CaptureMode::Global, || {
         match gather.start_on(&stream.for_starts()) {
-            Ok(lease) => parent.say(format_args!("{lease:?}")),
-            Err(error) => parent.say(format_args!("{}: {error}", error.kind())),
+            Ok(lease) => parent.print_line(format_args!("{lease:?}")),
+            Err(error) => parent.print_line(format_args!("{}: {error}", error.kind())),
         }
         stream.fill(memory.address, 1, 8)
     })?;
@@ -128,7 +130,7 @@ pub(crate) fn capture(parent: &Parent) -> Outcome {
     (0..STARTS).try_for_each(|_| stage.gather_once(&mut gather))?;
     drop(gather);
     stage.group.close().map_err(unexpected)?;
-    parent.say("the capture is whole, gathered");
+    parent.print_line("the capture is whole, gathered");
     Ok(())
 }
 

@@ -80,7 +80,7 @@ pub(crate) fn gather(parent: &Parent) -> Outcome {
         let builder = stage.group.all_gather::<u8>(SHARD_BYTES);
         let mut gather = form.of(builder).prepare().map_err(unexpected)?;
         (0..4).try_for_each(|_| stage.gather_once(&mut gather))?;
-        parent.say(format_args!("gathered: {}", gather.report()));
+        parent.print_line(format_args!("gathered: {}", gather.report()));
     }
     stage.group.close().map_err(unexpected)
 }
@@ -94,8 +94,8 @@ pub(crate) fn refuse(parent: &Parent) -> Outcome {
     let options = Options { strict: true, ..options(me as u32) };
     let fabric = Fabric::open_with(Rank::at(me), ranks, options)?;
     match Group::open(bootstrap, fabric) {
-        Ok(_) => parent.say("opened"),
-        Err(error) => parent.say(format_args!("{}: {error}", error.kind())),
+        Ok(_) => parent.print_line("opened"),
+        Err(error) => parent.print_line(format_args!("{}: {error}", error.kind())),
     }
     Ok(())
 }

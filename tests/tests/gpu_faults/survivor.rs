@@ -89,7 +89,7 @@ pub(crate) fn play(parent: &Parent) -> Outcome {
         be_lost(parent, &stage, gather, phase)
     } else {
         let error = lose(parent, &mut stage, &mut gather, phase)?;
-        parent.say(fallen("start", &error));
+        parent.print_line(fallen("start", &error));
         drop(gather);
         live_on(parent, stage)
     }
@@ -113,7 +113,7 @@ fn be_lost(parent: &Parent, stage: &Stage, mut gather: AllGather<u8>, phase: Pha
     match gather.run() {
         Ok(()) => Err(Failure::new("a start of a group that is over has finished")),
         Err(error) => {
-            parent.say(fallen("start", &error));
+            parent.print_line(fallen("start", &error));
             Ok(())
         }
     }
@@ -142,7 +142,7 @@ fn lose(
 ) -> Outcome<Error> {
     match phase {
         _ if phase == Phase::HostWaits || !gather.report().takes_streams() => {
-            parent.say("waits");
+            parent.print_line("waits");
             return gather.run().err().ok_or_else(|| Failure::new("a start without a peer ended"));
         }
         Phase::Replayed => {
@@ -152,7 +152,7 @@ fn lose(
             for _ in 0..2 {
                 graph.replay()?;
             }
-            parent.say("waits");
+            parent.print_line("waits");
             stream.finish_within(PATIENCE)?;
         }
         _ => {
@@ -161,7 +161,7 @@ fn lose(
                 stage.stream.finish()?;
             }
             queue(stage, gather, phase).map_err(unexpected)?;
-            parent.say("waits");
+            parent.print_line("waits");
             stage.stream.finish_within(PATIENCE)?;
         }
     }
@@ -177,8 +177,8 @@ fn live_on(parent: &Parent, stage: Stage) -> Outcome {
     stream.copy_out(&seen, 0, memory.address, 1000)?;
     stream.finish()?;
     same("memory of the device", &seen.read(0, 1000), &[POISON; 1000])?;
-    parent.say("alive");
-    let told = parent.hear()?;
+    parent.print_line("alive");
+    let told = parent.read_line()?;
     let place = told.split_once(' ').and_then(|(hub, me)| Some((hub, me.parse().ok()?)));
     let (hub, me) = place.ok_or_else(|| Failure::new(format!("told {told:?}")))?;
     let ranks = ranks - 1;
@@ -189,6 +189,6 @@ fn live_on(parent: &Parent, stage: Stage) -> Outcome {
     }
     drop(gather);
     group.close().map_err(unexpected)?;
-    parent.say("gathered again");
+    parent.print_line("gathered again");
     Ok(())
 }

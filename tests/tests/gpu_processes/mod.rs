@@ -28,7 +28,7 @@ use parent::Troupe;
 
 pub(crate) fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
-        return parent.ended(play(&parent));
+        return parent.exit_code(play(&parent));
     }
     let driver = GpuDriver::load::<Context>();
     eprintln!("running on: {driver:?}");
@@ -157,9 +157,9 @@ fn play(parent: &Parent) -> Outcome {
     let mut stage = Stage::open(parent)?;
     for case in chapter.cases(stage.ranks) {
         (case.play)(&mut stage).map_err(|failure| failure.within(&case.name))?;
-        parent.say(format_args!("passed {}", case.name));
+        parent.print_line(format_args!("passed {}", case.name));
     }
     stage.group.close().map_err(unexpected)?;
-    parent.say("done");
+    parent.print_line("done");
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::tcp::Hub;
-use peerlane_conformance::processes::{Child, hear_out};
+use peerlane_conformance::processes::{Child, finish_all};
 use peerlane_conformance::{Failure, Gpu as _, GpuDriver, Outcome};
 use peerlane_hal::Deadline;
 
@@ -53,7 +53,7 @@ impl Troupe {
         let addresses: Vec<_> = hubs.iter().map(|hub| hub.address().to_string()).collect();
         let start = |rank| self.start(rank, &addresses.join(","));
         let mut children: Vec<Child> = (0..self.ranks).map(start).collect::<Outcome<_>>()?;
-        hear_out(&mut children, Deadline::after(PATIENCE))
+        finish_all(&mut children, Deadline::after(PATIENCE))
     }
 
     fn start(self, rank: usize, hubs: &str) -> Outcome<Child> {

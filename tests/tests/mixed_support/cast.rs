@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use peerlane_collectives::bootstrap::tcp::Hub;
 use peerlane_conformance::Outcome;
-use peerlane_conformance::processes::{Child, hear_out};
+use peerlane_conformance::processes::{Child, finish_all};
 use peerlane_hal::Deadline;
 
 use crate::support::data::unexpected;
@@ -106,9 +106,9 @@ impl Cast {
         let deadline = Deadline::after(PATIENCE);
         if self.chapter == Chapter::Killed {
             let mut victim = children.pop().expect("there are ranks");
-            victim.hear_until("under way", deadline)?;
+            victim.read_until("under way", deadline)?;
             victim.kill()?;
         }
-        hear_out(&mut children, deadline)
+        finish_all(&mut children, deadline)
     }
 }

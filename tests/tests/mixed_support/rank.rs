@@ -90,7 +90,7 @@ impl<'p, F: Fabric> Player<'p, F> {
             Chapter::Strict => player.refused()?,
             _ => player.gathers()?,
         }
-        parent.say("done");
+        parent.print_line("done");
         Ok(())
     }
 
@@ -115,7 +115,7 @@ impl<'p, F: Fabric> Player<'p, F> {
             let builder = self.group.all_gather_v::<u8>(&lens).algorithm(algorithm).parts(2);
             let mut gather = builder.prepare().map_err(unexpected)?;
             self.starts(&mut gather, &lens, format_args!("{algorithm}, uneven"))?;
-            self.parent.say(format_args!("passed {algorithm}"));
+            self.parent.print_line(format_args!("passed {algorithm}"));
         }
         // Memory that is exchanged once, and gathered over in place.
         let len = 2003;
@@ -187,7 +187,7 @@ impl<'p, F: Fabric> Player<'p, F> {
                     format!("after {took:?}: {error} ({kind})")
                 });
             }
-            self.parent.say("under way");
+            self.parent.print_line("under way");
             check(start.elapsed() < TIMEOUT, || "nobody was killed".to_owned())?;
         }
     }
@@ -198,6 +198,6 @@ fn disagrees(parent: &Parent, opened: Result<(), Error>) -> Outcome {
     let Err(error) = opened else { return Err(Failure::new("the group was opened")) };
     let wanted = "open: ranks disagree: backend is host on rank 1, cuda on rank 0 of the same node";
     check(error.to_string() == wanted && error.peer() == Some(Rank(1)), || error.to_string())?;
-    parent.say("done");
+    parent.print_line("done");
     Ok(())
 }

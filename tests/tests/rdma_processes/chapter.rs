@@ -179,10 +179,10 @@ fn gathers<F: Fabric>(parent: &Parent, mut group: Group<F>) -> Outcome {
                 }
             }
         }
-        parent.say(format_args!("passed {algorithm}"));
+        parent.print_line(format_args!("passed {algorithm}"));
     }
     group.close().map_err(unexpected)?;
-    parent.say("done");
+    parent.print_line("done");
     Ok(())
 }
 
@@ -218,7 +218,7 @@ fn streams(parent: &Parent, mut group: Group<Wrapped<host::Fabric, StreamLayer>>
         let before = processor_time();
         std::thread::sleep(ARMED);
         let used = 100.0 * (processor_time() - before).as_secs_f64() / ARMED.as_secs_f64();
-        parent.say(format_args!(
+        parent.print_line(format_args!(
             "figure rank {me}: {used:.1} % of a processor while {algorithm} is armed"
         ));
         if used > IDLE_MAX {
@@ -226,10 +226,10 @@ fn streams(parent: &Parent, mut group: Group<Wrapped<host::Fabric, StreamLayer>>
         }
         // All replays are over on all ranks before anyone lets go.
         group.barrier().map_err(unexpected)?;
-        parent.say(format_args!("passed {algorithm} on a stream"));
+        parent.print_line(format_args!("passed {algorithm} on a stream"));
     }
     group.close().map_err(unexpected)?;
-    parent.say("done");
+    parent.print_line("done");
     Ok(())
 }
 
@@ -258,7 +258,7 @@ fn waits<F: Fabric>(parent: &Parent, mut group: Group<F>) -> Outcome {
     }
     let (busy, _) = run(BUSY_STARTS)?;
     if me != 0 {
-        parent.say(format_args!(
+        parent.print_line(format_args!(
             "figure rank {me}: at least {idle:.1} % of a processor while it waits {waited:.1?}, {busy:.0} % \
              while it gathers"
         ));
@@ -269,7 +269,7 @@ fn waits<F: Fabric>(parent: &Parent, mut group: Group<F>) -> Outcome {
         }
     }
     group.close().map_err(unexpected)?;
-    parent.say("done");
+    parent.print_line("done");
     Ok(())
 }
 
@@ -299,12 +299,12 @@ fn deserted<F: Fabric>(parent: &Parent, chapter: Chapter, mut group: Group<F>) -
                 if !known.contains(&kind) || !text.contains(&victim) || took > LOST_WITHIN {
                     return Err(Failure::new(format!("after {took:?}: {text} ({kind})")));
                 }
-                parent.say(format_args!("passed {text}"));
-                parent.say("done");
+                parent.print_line(format_args!("passed {text}"));
+                parent.print_line("done");
                 return Ok(());
             }
         }
-        parent.say("under way");
+        parent.print_line("under way");
         if start.elapsed() > TIMEOUT {
             return Err(Failure::new("nobody was killed or stopped"));
         }

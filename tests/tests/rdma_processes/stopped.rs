@@ -58,7 +58,7 @@ pub(crate) fn play(
         while !deadline.has_passed() {
             engine.completed()?;
             if !said && flags.flag_value(0) >= Some(SIGNALS_BEFORE) {
-                parent.say("under way");
+                parent.print_line("under way");
                 said = true;
             }
             engine.park(Duration::from_millis(10))?;
@@ -84,8 +84,8 @@ pub(crate) fn play(
     if error.kind() != ErrorKind::PeerLost || !named || !in_time {
         return Err(Failure::new(format!("after {took:?}: {text} ({})", error.kind())));
     }
-    parent.say(format_args!("passed {text}"));
-    parent.say("done");
+    parent.print_line(format_args!("passed {text}"));
+    parent.print_line("done");
     Ok(())
 }
 
