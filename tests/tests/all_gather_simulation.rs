@@ -1,4 +1,4 @@
-//! Whole all-gathers over delayed, downgraded and mixed engines; see `peerlane_conformance::simulation`.
+//! Runs whole all-gathers on delayed, limited and mixed engines; see `peerlane_conformance::simulation`.
 //!
 //! A failure prints its seed; `SEED=17 cargo test -p peerlane-conformance --test
 //! all_gather_simulation` runs that one scenario alone. `PEERLANE_SIMULATION_ROUNDS=10` draws ten

@@ -1,4 +1,5 @@
-//! Memory that one fabric of a process has allocated and another has registered, in a second process.
+//! Registers memory that another fabric of the process has allocated, and imports it in a second
+//! process.
 
 use std::process::Command;
 use std::ptr::NonNull;

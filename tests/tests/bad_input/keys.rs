@@ -1,4 +1,4 @@
-//! Remote keys that are no keys, or no longer.
+//! Imports malformed and expired remote keys.
 
 use std::process::Command;
 use std::ptr::NonNull;

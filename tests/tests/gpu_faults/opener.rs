@@ -1,9 +1,9 @@
-//! A process that opens a fabric where something stands against it.
+//! Opens a fabric in a process where an obstacle exists.
 
 use peerlane_conformance::processes::Child;
 use peerlane_conformance::{Failure, GpuDriver, Outcome};
 
-use super::cast::{Player, finish, patience, says};
+use super::processes::{Player, finish, patience, says};
 
 /// One that opens a device.
 pub(crate) fn opener(driver: GpuDriver, device: u32) -> Outcome<Player> {

@@ -1,5 +1,5 @@
-//! Peers that are killed, or that never come, while starts are on streams: the others say who is
-//! missing, their streams go on, and they gather again without it.
+//! Kills or leaves out peers while starts are on streams. The other ranks must name the missing
+//! one, their streams must go on, and they must gather again without it.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use peerlane_conformance::processes::Child;
 use peerlane_conformance::{GpuDriver, Outcome};
 
 use super::Fault;
-use super::cast::{finish, patience, ranks, says};
+use super::processes::{finish, patience, ranks, says};
 use super::survivor::Phase;
 use crate::support::data::{check, unexpected};
 use crate::vendor::ENGINES;
@@ -77,7 +77,7 @@ pub(crate) fn faults() -> Vec<Fault> {
             losses.push(Loss { end, ..killed(3, 1, Phase::HostWaits) });
         }
     }
-    let fault = |loss: Loss| Fault::new(loss.to_string(), move |driver| loss.play(driver));
+    let fault = |loss: Loss| Fault::new(loss.to_string(), move |driver| loss.run_rank(driver));
     losses.into_iter().map(fault).collect()
 }
 
@@ -91,7 +91,7 @@ impl Loss {
     }
 
     /// The victim ends once all others wait for it.
-    fn play(self, driver: GpuDriver) -> Outcome {
+    fn run_rank(self, driver: GpuDriver) -> Outcome {
         let Self { ranks: count, victim, phase, end, engine } = self;
         let (_hub, mut children) = ranks(driver, "survive", count, |rank, player| {
             let timeout = self.timeout().as_millis();

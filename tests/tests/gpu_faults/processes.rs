@@ -1,4 +1,4 @@
-//! The processes of a fault, as the test that starts them sees them.
+//! Starts and reads the processes of a fault, from the side of the test.
 
 use std::ffi::OsStr;
 use std::process::Command;

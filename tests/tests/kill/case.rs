@@ -1,4 +1,4 @@
-//! One case, as the test that starts the ranks sees it.
+//! Runs one case from the side of the test that starts the ranks.
 
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};

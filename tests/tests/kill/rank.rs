@@ -1,4 +1,4 @@
-//! One rank of a case, in its own process.
+//! Runs one rank of a case, in its own process.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -36,12 +36,12 @@ impl fmt::Display for Fall {
 }
 
 /// Plays one rank; the exit code says whether it behaved.
-pub(crate) fn play(parent: &Parent) -> ExitCode {
+pub(crate) fn run_rank(parent: &Parent) -> ExitCode {
     parent.exit_code(story(parent))
 }
 
 fn story(parent: &Parent) -> Outcome {
-    Cast::read(parent)?.live(parent)?;
+    Processes::read(parent)?.live(parent)?;
     let left = leftovers();
     parent.print_line(if left.is_empty() { "clean".to_owned() } else { format!("left {left:?}") });
     again(&parent.read_line()?)?;
@@ -50,7 +50,7 @@ fn story(parent: &Parent) -> Outcome {
 }
 
 /// What this rank is.
-struct Cast {
+struct Processes {
     environment: Environment,
     hub: Option<Hub>,
     /// Where it halts to be killed.
@@ -62,7 +62,7 @@ struct Cast {
     start_timeout: Duration,
 }
 
-impl Cast {
+impl Processes {
     fn read(parent: &Parent) -> Outcome<Self> {
         let (rank, ranks) = (Rank(parent.value("RANK")?), parent.value("RANKS")?);
         let hub = match parent.value::<String>("HUB")?.as_str() {

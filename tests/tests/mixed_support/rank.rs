@@ -1,4 +1,4 @@
-//! A rank's side: opens its fabrics, and gathers.
+//! Opens the fabrics of a rank and gathers, from the side of the rank.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use peerlane_host as host;
 
 use super::access::Access;
 use super::blocking;
-use super::cast::{Chapter, Kind};
+use super::processes::{Kind, Scenario};
 use crate::support::data::{check, same, shard, unexpected};
 use crate::vendor::gpu::Gpu;
 
@@ -26,7 +26,7 @@ const STARTS: usize = 2;
 const LOST_WITHIN: Duration = Duration::from_secs(20);
 
 /// Plays what the parent wants, with the memory that it wants, over `network`.
-pub(crate) fn play<N: Fabric>(
+pub(crate) fn run_rank<N: Fabric>(
     parent: &Parent,
     network: impl FnOnce(Rank, usize) -> Outcome<N>,
 ) -> Outcome {
@@ -70,7 +70,7 @@ struct Player<'p, F: Fabric> {
 impl<'p, F: Fabric> Player<'p, F> {
     fn open<N: Fabric>(parent: &'p Parent, local: F, network: N, access: Access) -> Outcome {
         let (me, ranks) = (parent.value("RANK")?, parent.value("RANKS")?);
-        let chapter: Chapter = parent.value("CHAPTER")?;
+        let scenario: Scenario = parent.value("SCENARIO")?;
         let nodes: String = parent.value("NODES")?;
         let nodes: Vec<u32> = nodes.split(',').filter_map(|node| node.parse().ok()).collect();
         let topology = Topology::of_nodes(&nodes).map_err(unexpected)?;
@@ -78,16 +78,16 @@ impl<'p, F: Fabric> Player<'p, F> {
         let environment = Environment::at_hub(hub, Rank::at(me), ranks);
         let bootstrap = Tcp::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
         let options = GroupOptions::default().timeout(TIMEOUT).topology(topology);
-        let options = options.strict(chapter == Chapter::Strict);
+        let options = options.strict(scenario == Scenario::Strict);
         let group = options.open_tiers(bootstrap, local, network);
-        if chapter == Chapter::Disagrees {
+        if scenario == Scenario::Disagrees {
             return disagrees(parent, group.map(drop));
         }
         let group = group.map_err(unexpected)?;
         let player = Self { parent, group, access, me, ranks, round: 0 };
-        match chapter {
-            Chapter::Killed => player.deserted()?,
-            Chapter::Strict => player.refused()?,
+        match scenario {
+            Scenario::Killed => player.deserted()?,
+            Scenario::Strict => player.refused()?,
             _ => player.gathers()?,
         }
         parent.print_line("done");
