@@ -95,14 +95,19 @@ calls! {
         address: Address,
         value: u64,
         flags: c_uint,
-    ) => words::submit::<Cuda>(handle, &[words::wait(address, value, Width::Eight, flags & !words::WAIT_FLUSH)?]);
+    ) => {
+        let word = words::wait(address, value, Width::Eight, flags & !words::WAIT_FLUSH)?;
+        words::submit::<Cuda>(handle, &[word])
+    };
     [Cuda cuStreamWaitValue32_v2](
         handle: Stream,
         address: Address,
         value: u32,
         flags: c_uint,
-    ) =>
-        words::submit::<Cuda>(handle, &[words::wait(address, value.into(), Width::Four, flags & !words::WAIT_FLUSH)?]);
+    ) => {
+        let word = words::wait(address, value.into(), Width::Four, flags & !words::WAIT_FLUSH)?;
+        words::submit::<Cuda>(handle, &[word])
+    };
 
     // Streams.
     [Cuda cuStreamDestroy_v2](handle: Stream) => stream::destroy::<Cuda>(handle);
