@@ -1,23 +1,25 @@
-//! Test data: seeded patterns, and sizes that follow from an engine's limits.
+//! Generates test data: seeded patterns, and sizes derived from an engine's limits.
 
 use peerlane_hal::Caps;
 
-/// What destinations hold before anything arrives.
+/// Value of destination bytes before anything arrives.
 pub(crate) const POISON: u8 = 0xA5;
 
-/// Pieces above this are not reached: a check would take long and show nothing new.
-const PIECE_BYTES_REACHED: u64 = 4 << 20;
+/// Largest piece that lengths are derived from: a larger one would take long and show nothing new.
+const PIECE_BYTES_TRIED: u64 = 4 << 20;
 
-/// A destination of `total` bytes with `sent` in it, `before` bytes from its start.
-pub(crate) fn surrounded(sent: &[u8], before: u64, total: u64) -> Vec<u8> {
+/// Returns `total` poisoned bytes with `sent` at offset `before`.
+pub(crate) fn with_guards(sent: &[u8], before: u64, total: u64) -> Vec<u8> {
     let index = |at| usize::try_from(at).expect("test data fits the address space");
     let mut bytes = vec![POISON; index(total)];
     bytes[index(before)..][..sent.len()].copy_from_slice(sent);
     bytes
 }
 
-/// Bytes that only this seed gives: a random block again and again, each time with its number in
-/// front, so that also a block at a wrong place is seen.
+/// Returns bytes that only this seed gives.
+///
+/// One random block is repeated, each time with its number in front, so that a block at a wrong
+/// offset is detected.
 pub(crate) fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
     let bytes = usize::try_from(bytes).expect("test data fits the address space");
     let mut block = [0; 1000];
@@ -34,21 +36,21 @@ pub(crate) fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
     pattern
 }
 
-/// The seed of what `rank` sends in `round`.
+/// Returns the seed of the data that `rank` sends in `round`.
 pub(crate) fn seed(rank: usize, round: u64) -> u64 {
     (rank as u64 + 1) << 32 | round
 }
 
-/// `bytes` or a little more, as the engine's alignment wants it.
+/// Rounds `bytes` up to the engine's alignment.
 pub(crate) fn aligned(caps: &Caps, bytes: u64) -> u64 {
     bytes.next_multiple_of(caps.put_align_bytes)
 }
 
-/// Lengths of puts that are worth a look, in order: odd ones, and those around the largest piece.
+/// Returns the lengths of puts to test, sorted: odd ones, and those around the largest piece.
 pub(crate) fn lengths(caps: &Caps) -> Vec<u64> {
     let mut lengths = vec![0, 1, 2, 3, 7, 8, 9, 63, 64, 65, 255, 4095, 4096, 4097, 65_537, 300_001];
     let piece = caps.piece_bytes_max;
-    if piece <= PIECE_BYTES_REACHED {
+    if piece <= PIECE_BYTES_TRIED {
         lengths.extend([piece - 1, piece, piece + 1, 2 * piece - 1, 2 * piece, 2 * piece + 1]);
     }
     for length in &mut lengths {

@@ -1,28 +1,30 @@
-//! What a failed check says.
+//! Describes why a check failed.
 
 use std::fmt;
 
 use peerlane_hal as hal;
 
-/// A broken promise, or an error where none was due, as text for people.
+/// A broken sentence of the contract, or an unexpected error, as text.
 ///
-/// Not an [`Error`](std::error::Error), so that every backend's error turns into one with `?`.
+/// It does not implement [`Error`](std::error::Error), so that `?` converts the error of every
+/// backend.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Failure {
     text: String,
-    /// Only the echo of another rank's failure.
+    /// True if this only reports that another rank failed.
     echo: bool,
 }
 
-/// What a check returns.
+/// The result of a check.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
-    /// A failure with its text.
+    /// Creates a failure with its text.
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), echo: false }
     }
 
+    /// Creates a failure that only reports another rank's failure.
     pub(crate) fn echo(text: impl Into<String>) -> Self {
         Self { text: text.into(), echo: true }
     }
@@ -31,7 +33,7 @@ impl Failure {
         self.echo
     }
 
-    /// The same failure, with where it happened in front.
+    /// Puts the place where the failure happened in front of its text.
     #[must_use]
     pub fn within(self, place: impl fmt::Display) -> Self {
         Self { text: format!("{place}: {}", self.text), echo: self.echo }
@@ -66,19 +68,24 @@ macro_rules! ensure {
 }
 pub(crate) use ensure;
 
-/// Fails unless the bytes are the wanted ones; names the first that differs.
-pub(crate) fn ensure_bytes(what: impl fmt::Display, seen: &[u8], wanted: &[u8]) -> Outcome {
-    if seen == wanted {
+/// Fails unless the bytes are the expected ones; names the first that differs.
+pub(crate) fn ensure_bytes(what: impl fmt::Display, seen: &[u8], expected: &[u8]) -> Outcome {
+    if seen == expected {
         return Ok(());
     }
-    ensure!(seen.len() == wanted.len(), "{what}: {} bytes, wanted {}", seen.len(), wanted.len());
-    let wrong = seen.iter().zip(wanted).filter(|(seen, wanted)| seen != wanted).count();
-    match seen.iter().zip(wanted).position(|(seen, wanted)| seen != wanted) {
+    ensure!(
+        seen.len() == expected.len(),
+        "{what}: {} bytes, expected {}",
+        seen.len(),
+        expected.len()
+    );
+    let wrong = seen.iter().zip(expected).filter(|(seen, expected)| seen != expected).count();
+    match seen.iter().zip(expected).position(|(seen, expected)| seen != expected) {
         None => Ok(()),
         Some(at) => Err(Failure::new(format!(
-            "{what}: byte {at} is {:#04x}, wanted {:#04x}; {wrong} of {} bytes are wrong",
+            "{what}: byte {at} is {:#04x}, expected {:#04x}; {wrong} of {} bytes are wrong",
             seen[at],
-            wanted[at],
+            expected[at],
             seen.len()
         ))),
     }

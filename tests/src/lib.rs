@@ -1,10 +1,10 @@
-//! The conformance suite of Peerlane: every bold sentence of the [contract](peerlane_hal::contract)
-//! is a check of the same name, and any backend runs them all.
+//! Checks backends against the [contract](peerlane_hal::contract): every bold sentence is a check of
+//! the same name, which any backend can run.
 //!
-//! # For porters
+//! # Testing a new backend
 //!
-//! A backend says how it is opened by implementing [`Harness`], and a test program without the
-//! standard test harness (`harness = false` in its `[[test]]`) runs the [`Suite`]:
+//! Implement [`Harness`], which opens the backend's fabric. Run the [`Suite`] in a test program
+//! without the standard test harness (`harness = false` in its `[[test]]`):
 //!
 //! ```no_run
 //! use std::process::ExitCode;
@@ -32,60 +32,52 @@
 //! }
 //! ```
 //!
-//! The tests are then called `my-backend::wait::a_wait_acquires_what_any_writer_published` and so
-//! on; they can be filtered and listed like any others. All ranks of a check are threads of one
-//! process, each with a fabric of its own.
+//! The tests have names such as `my-backend::wait::a_wait_acquires_what_any_writer_published`, and
+//! can be filtered and listed like other tests. All ranks of a check are threads of one process; each
+//! has its own fabric. A failure names the sentence of the contract that does not hold, the rank that
+//! found it, and what was expected and found.
 //!
-//! - Regions that only a device can load and store: replace [`Harness::write`] and
-//!   [`Harness::read`] by copies of the vendor, and [`Harness::own_memory`] by the vendor's
-//!   allocation.
-//! - Hardware or a library that is absent: [`Harness::open`] answers with an error of kind
-//!   `Unavailable`. The checks are then ignored with that error as the reason; on a machine that is
-//!   there to test the backend, [`Harness::required`] makes it a failure.
-//! - A check that needs an ability which [`Caps`](peerlane_hal::Caps) denies is ignored, and the
-//!   reason printed at the end. Sizes and lengths follow from the limits in `Caps`.
-//! - Bring the checks up in the order of the list. [`middleware::TraceLayer`] writes down what a
-//!   failing one asked for; [`middleware::DelayLayer`] shakes the timing.
+//! - If only a device can load and store a region, replace [`Harness::write`] and [`Harness::read`] by
+//!   the vendor's copies, and [`Harness::own_memory`] by the vendor's allocation.
+//! - If hardware or a library is absent, return an error of kind `Unavailable` from [`Harness::open`].
+//!   The checks are then ignored, with that error as the reason. On a machine that exists to test the
+//!   backend, return true from [`Harness::required`], which makes absence a failure.
+//! - A check that needs an ability which [`Caps`](peerlane_hal::Caps) lacks is ignored, and the reason
+//!   is printed at the end. Sizes and lengths are derived from the limits in `Caps`.
+//! - Make the checks pass in the order of the list. [`middleware::TraceLayer`] records the ops that a
+//!   failing check submitted; [`middleware::DelayLayer`] varies the timing.
 //!
 //! # Layers over engines
 //!
-//! The crate `peerlane-layers`, here as [`middleware`], holds engines that trace, delay, throttle, take
-//! abilities away and fail on purpose, over any fabric. The suite runs over them as well, and whole groups can be opened on a
-//! [`middleware::Wrapped`] fabric.
+//! The crate `peerlane-layers`, re-exported as [`middleware`], holds engines that trace, delay,
+//! throttle, remove abilities and fail on purpose, over any fabric. The suite runs over them too, and
+//! whole groups can be opened on a [`middleware::Wrapped`] fabric.
 
-mod board;
 pub mod checks;
-mod cuda;
 mod data;
-mod driver;
+mod engine;
 mod failure;
-mod gpu;
 mod harness;
-mod host;
-mod layered;
 pub mod processes;
-mod rdma;
-mod rocm;
+mod ranks;
 pub mod simulation;
-mod staged;
 mod suite;
-mod world;
 
-pub use cuda::CudaHarness;
-/// The layers, and a harness that has one.
+/// Re-exports the layers, and a harness with a layer over its fabric.
 pub mod middleware {
     pub use peerlane_layers::*;
 
-    pub use crate::layered::Layered;
+    pub use crate::harness::layered::Layered;
 }
 
 pub use failure::{Failure, Outcome};
-pub use gpu::{Gpu, GpuDriver, GpuHarness};
+pub use harness::cuda::CudaHarness;
+pub use harness::gpu::{Gpu, GpuDriver, GpuHarness};
+pub use harness::host::HostHarness;
+pub use harness::rdma::RdmaHarness;
+pub use harness::rocm::RocmHarness;
+pub use harness::staged::{StagedFabric, StagedHarness, StagedMemory};
 pub use harness::{
     EngineOf, ErrorOf, FabricOf, Harness, HostMemory, KeyOf, LocalOf, MemoryOf, OwnMemory, RemoteOf,
 };
-pub use host::HostHarness;
-pub use rdma::RdmaHarness;
-pub use rocm::RocmHarness;
-pub use staged::{StagedFabric, StagedHarness, StagedMemory};
 pub use suite::{Suite, run_bounded};

@@ -1,4 +1,4 @@
-//! The checks as tests with names, filters and an exit code.
+//! Runs the checks as tests with names, filters and an exit code.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -10,23 +10,25 @@ use crate::checks::{Abilities, Check, all, is_absent};
 use crate::failure::{Failure, Outcome};
 use crate::harness::Harness;
 
-/// Everything that is to be run, over any number of harnesses.
+/// Collects checks over any number of harnesses, and runs them as a test program.
 #[derive(Debug, Default)]
 pub struct Suite {
     trials: Vec<Trial>,
-    /// Names, and why they are skipped.
+    /// Names of skipped checks, each with the reason.
     skipped: Vec<(String, String)>,
     one_by_one: bool,
 }
 
 impl Suite {
-    /// An empty suite.
+    /// Creates an empty suite.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds all checks on a harness. Those that it cannot run are listed as ignored; where it is
-    /// absent that is all of them, unless it is required: then all fail.
+    /// Adds all checks on a harness.
+    ///
+    /// Checks that the harness cannot run are listed as ignored. If the backend is absent, all are
+    /// ignored, or all fail if the harness requires the backend.
     #[must_use]
     pub fn with<H: Harness>(mut self, harness: H) -> Self {
         let abilities = Abilities::probe(&harness);
@@ -36,7 +38,7 @@ impl Suite {
             let (skip, fail) = match &abilities {
                 Ok(abilities) => (abilities.missing(check.needs).map(str::to_owned), None),
                 Err(e) if is_absent(e) && !harness.required() => (Some(e.to_string()), None),
-                Err(error) => (None, Some(format!("it cannot be opened: {error}"))),
+                Err(error) => (None, Some(format!("cannot open {}: {error}", harness.name()))),
             };
             self.add(name, skip, fail, Arc::clone(&harness), check);
         }
@@ -62,26 +64,26 @@ impl Suite {
         }
         let run = move || match fail {
             Some(reason) => Err(Failed::from(reason)),
-            None => run_bounded(&harness, &check).map_err(Failed::from),
+            None => run_bounded(&harness, &check).map_err(|failure| check.broken(failure).into()),
         };
         self.trials.push(Trial::test(name, run));
     }
 
-    /// Runs one check at a time, where the vendor's calls wait for other users of a device.
+    /// Runs one check at a time, for vendors whose calls wait for other users of a device.
     #[must_use]
     pub fn one_by_one(self) -> Self {
         Self { one_by_one: true, ..self }
     }
 
-    /// Runs what the command line of the test program asks for, and prints what was skipped and
-    /// why.
+    /// Runs the checks that the command line selects, and prints the skipped ones with their
+    /// reasons.
     pub fn run(self) -> ExitCode {
         let mut arguments = Arguments::from_args();
         if self.one_by_one {
             arguments.test_threads.get_or_insert(1);
         }
         let conclusion = libtest_mimic::run(&arguments, self.trials);
-        // Not on standard output, which other programs parse.
+        // On standard error, because other programs parse standard output.
         for (name, reason) in &self.skipped {
             eprintln!("skipped {name}: {reason}");
         }
@@ -89,25 +91,27 @@ impl Suite {
     }
 }
 
-/// A check may wait for many things, each at most the harness's timeout; after so many timeouts it
-/// is given up.
+/// Timeouts of the harness after which a check is abandoned. A check may wait several times, each
+/// time for at most the harness's timeout.
 const TIMEOUTS_A_CHECK: u32 = 9;
 
-/// Runs one check on a thread of its own, and gives the thread up if it does not come back: a
-/// backend under test may block for ever.
+/// Runs one check on its own thread, and abandons the thread if the check does not return: a
+/// backend under test may block without a limit.
 ///
 /// # Errors
-/// That of the check.
+/// That of the check, or that it did not return.
 pub fn run_bounded<H: Harness>(harness: &Arc<H>, check: &Check<H>) -> Outcome {
     let (done, outcome) = mpsc::channel();
     let (subject, run) = (Arc::clone(harness), check.run);
     std::thread::spawn(move || {
-        // Nobody listens once it is given up.
+        // The send fails when the check was abandoned.
         let _ = done.send(run(&subject));
     });
     let limit = harness.timeout() * TIMEOUTS_A_CHECK;
     outcome.recv_timeout(limit).unwrap_or_else(|_| {
-        Err(Failure::new(format!("the check did not come back within {limit:?}: a call blocks")))
+        Err(Failure::new(format!(
+            "the check did not return within {limit:?}: a call of the backend blocks"
+        )))
     })
 }
 
@@ -116,10 +120,10 @@ mod tests {
     use peerlane_hal::{EngineRequirements, ErrorKind, Fabric, Rank};
 
     use super::*;
-    use crate::host::HostHarness;
+    use crate::HostHarness;
     use crate::middleware::{Downgrade, Error, Layer, Layered};
 
-    /// Hardware that is not there.
+    /// A layer whose hardware is absent.
     struct Absent;
 
     impl<F: Fabric> Layer<F> for Absent {
@@ -134,7 +138,7 @@ mod tests {
         }
     }
 
-    /// The host backend, as something that may be absent.
+    /// The host backend as a backend that may be absent.
     struct Optional(HostHarness);
 
     impl Harness for Optional {
@@ -169,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_that_blocks_is_given_up() {
+    fn a_check_that_blocks_is_abandoned() {
         let harness = HostHarness::default();
         let harness = Layered::new(harness, "absent", |_| Absent)
             .timeout(std::time::Duration::from_millis(1));
@@ -179,6 +183,9 @@ mod tests {
         };
         let check = Check { topic: "topic", name: "name", needs: &[], run };
         let failure = run_bounded(&Arc::new(harness), &check).unwrap_err();
-        assert_eq!(failure.to_string(), "the check did not come back within 9ms: a call blocks");
+        assert_eq!(
+            failure.to_string(),
+            "the check did not return within 9ms: a call of the backend blocks"
+        );
     }
 }

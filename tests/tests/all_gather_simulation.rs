@@ -1,4 +1,4 @@
-//! Whole all-gathers over delayed, downgraded and mixed engines; see `peerlane_conformance::simulation`.
+//! Runs whole all-gathers on delayed, limited and mixed engines; see `peerlane_conformance::simulation`.
 //!
 //! A failure prints its seed; `SEED=17 cargo test -p peerlane-conformance --test
 //! all_gather_simulation` runs that one scenario alone. `PEERLANE_SIMULATION_ROUNDS=10` draws ten
@@ -97,7 +97,7 @@ fn shards_around_the_streaming_threshold_arrive_whole() {
 fn a_slow_rank_holds_up_only_what_waits_for_it() {
     for ranks in 2..=5 {
         for (slow, outputs) in Rank::all(ranks).flat_map(|slow| [(slow, 1), (slow, 2)]) {
-            if let Err(failure) = simulation::without(slow, ranks, outputs) {
+            if let Err(failure) = simulation::check_without(slow, ranks, outputs) {
                 panic!("{failure}");
             }
         }

@@ -1,8 +1,9 @@
-//! Bad input at whole groups: every rank gets an error with kind and text, and none hangs.
+//! Passes bad input to whole groups: every rank must return an error with kind and text, and none
+//! may hang.
 //!
-//! What each rank says is compared literally; where a text holds something that differs from run to
-//! run, a port or a generation, it is replaced by its name first. What the bootstraps alone refuse is
-//! tested with them.
+//! The error of each rank is compared literally. A part that differs from run to run, such as a
+//! port or a generation, is replaced by its name first. Input that the bootstraps refuse is tested
+//! with the bootstraps.
 
 #[path = "bad_input/ranks.rs"]
 mod ranks;

@@ -1,4 +1,4 @@
-//! Each check is shown to fail, for the right reason, on a backend that breaks its sentence.
+//! Runs each check on a backend that breaks its sentence: the check must fail, for the right reason.
 
 mod mutants;
 
@@ -13,10 +13,10 @@ use peerlane_conformance::{Harness, HostHarness, run_bounded};
 
 use mutants::{EngineMutant, FabricMutant, Fault, flaw};
 
-/// What a broken backend never does need not be waited for as long as what a slow one does late.
+/// Timeout of the checks, shorter than for a real backend: a mutant never does what it leaves out.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The fault, the check that must find it, and what the check then says.
+/// Faults of engines: the fault, the check that must find it, and a part of the text of its failure.
 const ENGINES: &[(Fault, &str, &str)] = &[
     (Fault::OpsBackwards, "ops_to_one_peer_take_effect_in_submission_order", "the second flag is"),
     (
@@ -38,9 +38,9 @@ const ENGINES: &[(Fault, &str, &str)] = &[
     (
         Fault::WaitsHoldEverything,
         "a_wait_holds_everything_behind_it_until_the_flag_is_reached",
-        "to complete; seen",
+        "to complete; last seen",
     ),
-    (Fault::WaitsIgnored, "a_wait_acquires_what_any_writer_published", "is 0xa5, wanted"),
+    (Fault::WaitsIgnored, "a_wait_acquires_what_any_writer_published", "is 0xa5, expected"),
     (
         Fault::ResetsForgotten,
         "the_reset_of_a_wait_takes_effect_before_anything_behind_it",
@@ -61,7 +61,7 @@ const ENGINES: &[(Fault, &str, &str)] = &[
     (
         Fault::EmptySlicesHaveNoTicket,
         "an_empty_slice_gets_a_ticket",
-        "the first ticket is 0, wanted 1",
+        "the first ticket is 0, expected 1",
     ),
     (
         Fault::EmptySlicesCompleteAtOnce,
@@ -83,7 +83,11 @@ const ENGINES: &[(Fault, &str, &str)] = &[
         "release_lets_every_queued_wait_pass_within_a_bound",
         "a released engine to drain",
     ),
-    (Fault::ReleasedTakesMore, "a_released_engine_drains_and_takes_no_more", "wanted Err(Aborted)"),
+    (
+        Fault::ReleasedTakesMore,
+        "a_released_engine_drains_and_takes_no_more",
+        "expected Err(Aborted)",
+    ),
     (Fault::PutsLoseAByte, "a_put_of_any_length_arrives_whole", "a put of 65 bytes: byte 128"),
     (
         Fault::PutsAreRoundedUp,
@@ -96,16 +100,12 @@ const ENGINES: &[(Fault, &str, &str)] = &[
         "one more than the limit: taken",
     ),
     (Fault::TheLimitIsRefused, "a_slice_of_exactly_the_limit_is_taken", "one less, please"),
-    (
-        Fault::OutsideIsTaken,
-        "a_span_outside_its_region_is_refused",
-        "ends behind the region: taken",
-    ),
-    (Fault::ErrorsAreForgotten, "the_first_error_poisons_the_engine", "wanted DeviceLost"),
+    (Fault::OutsideIsTaken, "a_span_outside_its_region_is_refused", "ends after the region: taken"),
+    (Fault::ErrorsAreForgotten, "the_first_error_poisons_the_engine", "expected DeviceLost"),
     (Fault::DropWaits, "dropping_an_engine_with_a_blocked_wait_returns", "the drop took"),
     (Fault::SignalsSpill, "flags_of_one_region_do_not_disturb_each_other", "flag"),
-    (Fault::SignalsSpill, "a_region_tells_what_its_flags_hold", "flag 1 is said to be"),
-    (Fault::PeersMustHelp, "a_polled_engine_moves_when_it_is_polled", "to complete; seen"),
+    (Fault::SignalsSpill, "a_region_tells_what_its_flags_hold", "flag_value(1) is"),
+    (Fault::PeersMustHelp, "a_polled_engine_moves_when_it_is_polled", "to complete; last seen"),
     (
         Fault::ParkIsDeaf,
         "park_returns_when_a_flag_of_this_rank_is_signalled",
@@ -142,16 +142,12 @@ const ENGINES: &[(Fault, &str, &str)] = &[
         "a_get_behind_a_wait_sees_what_the_wait_acquired",
         "the get behind the wait is complete",
     ),
-    (
-        Fault::OutsideIsTaken,
-        "a_get_outside_its_regions_is_refused",
-        "ends behind the region: taken",
-    ),
+    (Fault::OutsideIsTaken, "a_get_outside_its_regions_is_refused", "ends after the region: taken"),
 ];
 
 fn main() -> ExitCode {
     let mut trials = Vec::new();
-    for (fault, check, says) in ENGINES {
+    for (fault, check, expected) in ENGINES {
         let layered = move || {
             let polls = Arc::default();
             Layered::new(HostHarness::default(), "mutant", move |rank| EngineMutant {
@@ -161,13 +157,13 @@ fn main() -> ExitCode {
             })
             .timeout(TIMEOUT)
         };
-        trials.push(trial(&format!("{fault:?}"), check, says, layered));
+        trials.push(trial(&format!("{fault:?}"), check, expected, layered));
     }
     trials.extend([
         flawed::<{ flaw::ANY_BYTES_ARE_A_KEY }>(
             "AnyBytesAreAKey",
             "malformed_keys_are_refused",
-            "was taken for a key",
+            "was decoded, expected InvalidKey",
         ),
         flawed::<{ flaw::NO_KEY_PANICS }>(
             "NoKeyPanics",
@@ -188,7 +184,7 @@ fn main() -> ExitCode {
         flawed::<{ flaw::REGISTERED_IS_COPIED }>(
             "RegisteredIsCopied",
             "what_one_fabric_allocated_another_can_register",
-            "waited 1s for flag 3",
+            "timed out after 1s waiting for flag 3",
         ),
         flawed::<{ flaw::ANY_ADDRESS_CONNECTS }>(
             "AnyAddressConnects",
@@ -200,14 +196,14 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-fn flawed<const FLAW: u8>(name: &str, check: &'static str, says: &'static str) -> Trial {
-    trial(name, check, says, || FabricMutant::<FLAW> { timeout: TIMEOUT })
+fn flawed<const FLAW: u8>(name: &str, check: &'static str, expected: &'static str) -> Trial {
+    trial(name, check, expected, || FabricMutant::<FLAW> { timeout: TIMEOUT })
 }
 
 fn trial<H: Harness>(
     name: &str,
     check: &'static str,
-    says: &'static str,
+    expected: &'static str,
     harness: impl FnOnce() -> H + Send + 'static,
 ) -> Trial {
     Trial::test(format!("{check}::{name}"), move || {
@@ -215,8 +211,10 @@ fn trial<H: Harness>(
         let found = found.ok_or_else(|| Failed::from(format!("there is no check {check}")))?;
         match run_bounded(&Arc::new(harness()), &found) {
             Ok(()) => Err(Failed::from("the check passes on a backend that breaks its sentence")),
-            Err(failure) if failure.to_string().contains(says) => Ok(()),
-            Err(failure) => Err(Failed::from(format!("the check says {failure}, wanted {says}"))),
+            Err(failure) if failure.to_string().contains(expected) => Ok(()),
+            Err(failure) => Err(Failed::from(format!(
+                "the failure is {failure:?}, expected a text with {expected:?}"
+            ))),
         }
     })
 }
@@ -230,7 +228,7 @@ fn every_check_has_a_mutant(
         let checks = all::<HostHarness>();
         match checks.iter().find(|check| !has(check.name)) {
             None => Ok(()),
-            Some(check) => Err(Failed::from(format!("{check:?} is never seen to fail"))),
+            Some(check) => Err(Failed::from(format!("{check:?} has no mutant that makes it fail"))),
         }
     }
 }

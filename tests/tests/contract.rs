@@ -1,4 +1,4 @@
-//! The contract's bold sentences and the checks are the same list.
+//! Checks that the contract's bold sentences and the checks are the same list.
 
 use peerlane_conformance::HostHarness;
 use peerlane_conformance::checks::all;

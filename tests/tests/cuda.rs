@@ -1,5 +1,6 @@
-//! The conformance suite over the CUDA backend: on GPUs where there are any, on the simulated driver
-//! otherwise; with its ways of signalling, and under the layers.
+//! Runs the conformance suite on the CUDA backend, with each kind of signal and under the layers.
+//!
+//! It runs on GPUs if there are any, otherwise on the simulated driver.
 
 use std::process::ExitCode;
 use std::time::Duration;

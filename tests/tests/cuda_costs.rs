@@ -1,7 +1,8 @@
-//! What groups on GPUs cost: calls of the driver and allocations of a start, copies at once, and what
-//! is left when they are gone.
+//! Measures the cost of groups on GPUs: driver calls and allocations of a start, concurrent copies,
+//! and what remains when groups are closed.
 //!
-//! The simulated driver counts; on GPUs only allocations are counted. Each rank is a process.
+//! The simulated driver counts its calls; on GPUs only allocations are counted. Each rank is a
+//! process.
 
 #[path = "steady_state/counting.rs"]
 mod counting;
@@ -28,7 +29,7 @@ use peerlane_conformance::{Failure, GpuDriver, Outcome};
 use peerlane_hal::Deadline;
 
 use support::data::{check, unexpected};
-use support::stage::Stage;
+use support::test_rank::TestRank;
 use vendor::Context;
 
 /// Why most of it is not looked at on GPUs.
@@ -48,7 +49,7 @@ const LEFTOVERS: [Variables; 3] = [&[], &[("VMM", "off")], &[("PEER_WRITES", "re
 
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
-        return parent.ended(play(&parent));
+        return parent.exit_code(run_rank(&parent));
     }
     let driver = GpuDriver::load::<Context>();
     eprintln!("running on: {driver:?}");
@@ -102,7 +103,7 @@ impl Bill {
         let start = |rank| self.start(driver, rank, &addresses.join(","));
         let mut children = (0..self.ranks).map(start).collect::<Outcome<Vec<_>>>()?;
         let deadline = Deadline::after(PATIENCE);
-        let said = children.iter_mut().map(|child| child.hear(deadline));
+        let said = children.iter_mut().map(|child| child.read_line(deadline));
         let said = said.collect::<Outcome<Vec<_>>>()?;
         check(said.iter().all(|text| text == "done"), || said.join("\n"))?;
         children.iter_mut().try_for_each(|child| child.finish(deadline))
@@ -131,17 +132,17 @@ impl Bill {
 }
 
 /// One rank.
-fn play(parent: &Parent) -> Outcome {
-    let mut stage = Stage::open(parent)?;
+fn run_rank(parent: &Parent) -> Outcome {
+    let mut test_rank = TestRank::open(parent)?;
     match parent.role() {
-        "calls" => calls::calls(&mut stage),
-        "allocations" => calls::allocations(&mut stage),
-        "copies" => machine::copies(&mut stage),
-        "leftovers" => machine::leftovers(&mut stage),
-        "captured_leftovers" => machine::captured_leftovers(&mut stage),
+        "calls" => calls::calls(&mut test_rank),
+        "allocations" => calls::allocations(&mut test_rank),
+        "copies" => machine::copies(&mut test_rank),
+        "leftovers" => machine::leftovers(&mut test_rank),
+        "captured_leftovers" => machine::captured_leftovers(&mut test_rank),
         role => Err(Failure::new(format!("there is no role {role:?}"))),
     }?;
-    stage.group.close().map_err(unexpected)?;
-    parent.say("done");
+    test_rank.group.close().map_err(unexpected)?;
+    parent.print_line("done");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Whole groups over the CUDA backend, a process for each rank.
+//! Runs whole groups over the CUDA backend, one process for each rank.
 
 #[path = "gpu_processes/mod.rs"]
 mod processes;

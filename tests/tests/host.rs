@@ -1,4 +1,4 @@
-//! The conformance suite over the host backend: with its capabilities switched down one by one, and
+//! Runs the conformance suite on the host backend, with its capabilities removed one by one, and
 //! under every layer.
 
 use std::process::ExitCode;

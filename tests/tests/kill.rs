@@ -1,9 +1,9 @@
-//! Ranks as processes of which one is killed, or stopped, in every phase: all others must say who
-//! is gone, soon, with one record, and must leave nothing behind.
+//! Kills or stops one rank of several processes in every phase. All other ranks must name it soon,
+//! with the same abort record, and must leave nothing behind.
 //!
-//! The victim halts at a place that it chooses itself, and the parent kills it there once all
-//! others wait for it. Left out on purpose: killing two ranks at once; which of them is named is a
-//! matter of chance.
+//! The victim halts at a place that it selects, and the parent kills it there when all other ranks
+//! wait for it. Killing two ranks at once is left out on purpose: which of them is named depends on
+//! chance.
 
 #[path = "kill/case.rs"]
 mod case;
@@ -19,7 +19,7 @@ use case::{Case, End, Hub, Phase};
 
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
-        return rank::play(&parent);
+        return rank::run_rank(&parent);
     }
     let trials =
         cases().map(|case| Trial::test(case.to_string(), move || case.run().map_err(Into::into)));

@@ -1,4 +1,4 @@
-//! What the layers do beside keeping the contract, which the suite checks.
+//! Tests what the layers do in addition to keeping the contract, which the suite checks.
 
 use std::time::Duration;
 

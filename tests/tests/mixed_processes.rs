@@ -1,5 +1,5 @@
-//! Groups whose nodes hold memory of different kinds, a process for each rank: devices of the simulated
-//! drivers and plain memory of the host, with the host backend as the network between nodes.
+//! Runs groups whose nodes hold different kinds of memory, one process for each rank: devices of
+//! the simulated drivers, and host memory, with the host backend as the network between nodes.
 
 #[path = "mixed_support/mod.rs"]
 mod mixed_support;
@@ -15,42 +15,42 @@ use peerlane_conformance::processes::{Child, Parent};
 use peerlane_conformance::{GpuDriver, Outcome};
 use peerlane_host as host;
 
-use mixed_support::cast::Kind::{Cuda, Host, Rocm, Sdma};
-use mixed_support::cast::{Cast, Chapter};
+use mixed_support::processes::Kind::{Cuda, Host, Rocm, Sdma};
+use mixed_support::processes::{Processes, Scenario};
 use mixed_support::rank;
 
-const CASTS: [Cast; 18] = [
-    Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (1, Cuda)] },
-    Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (0, Cuda), (1, Cuda), (1, Cuda)] },
-    Cast {
-        chapter: Chapter::Gathers,
+const PROCESSES: [Processes; 18] = [
+    Processes { scenario: Scenario::Gathers, ranks: &[(0, Cuda), (1, Cuda)] },
+    Processes { scenario: Scenario::Gathers, ranks: &[(0, Cuda), (0, Cuda), (1, Cuda), (1, Cuda)] },
+    Processes {
+        scenario: Scenario::Gathers,
         ranks: &[(0, Cuda), (0, Cuda), (1, Cuda), (2, Cuda), (2, Cuda)],
     },
-    Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (1, Host)] },
-    Cast { chapter: Chapter::Gathers, ranks: &[(0, Host), (0, Host), (1, Cuda)] },
-    Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (0, Cuda), (1, Host), (1, Host)] },
-    Cast {
-        chapter: Chapter::Gathers,
+    Processes { scenario: Scenario::Gathers, ranks: &[(0, Cuda), (1, Host)] },
+    Processes { scenario: Scenario::Gathers, ranks: &[(0, Host), (0, Host), (1, Cuda)] },
+    Processes { scenario: Scenario::Gathers, ranks: &[(0, Cuda), (0, Cuda), (1, Host), (1, Host)] },
+    Processes {
+        scenario: Scenario::Gathers,
         ranks: &[(0, Cuda), (1, Host), (0, Cuda), (1, Host), (2, Cuda)],
     },
     // Devices of two vendors, and a host.
-    Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (1, Rocm)] },
-    Cast { chapter: Chapter::Gathers, ranks: &[(0, Rocm), (0, Rocm), (1, Cuda), (2, Host)] },
-    Cast {
-        chapter: Chapter::Gathers,
+    Processes { scenario: Scenario::Gathers, ranks: &[(0, Cuda), (1, Rocm)] },
+    Processes { scenario: Scenario::Gathers, ranks: &[(0, Rocm), (0, Rocm), (1, Cuda), (2, Host)] },
+    Processes {
+        scenario: Scenario::Gathers,
         ranks: &[(0, Cuda), (0, Cuda), (1, Rocm), (1, Rocm), (2, Host), (2, Host)],
     },
-    Cast {
-        chapter: Chapter::Gathers,
+    Processes {
+        scenario: Scenario::Gathers,
         ranks: &[(0, Sdma), (1, Cuda), (0, Sdma), (2, Host), (1, Cuda)],
     },
-    Cast { chapter: Chapter::Strict, ranks: &[(0, Rocm), (1, Cuda)] },
-    Cast { chapter: Chapter::Killed, ranks: &[(0, Cuda), (1, Host), (2, Rocm)] },
-    Cast { chapter: Chapter::Strict, ranks: &[(0, Cuda), (1, Cuda)] },
-    Cast { chapter: Chapter::Strict, ranks: &[(0, Cuda), (1, Host)] },
-    Cast { chapter: Chapter::Disagrees, ranks: &[(0, Cuda), (0, Host), (1, Cuda)] },
-    Cast { chapter: Chapter::Killed, ranks: &[(0, Cuda), (1, Cuda), (2, Cuda)] },
-    Cast { chapter: Chapter::Killed, ranks: &[(0, Host), (1, Cuda), (1, Cuda)] },
+    Processes { scenario: Scenario::Strict, ranks: &[(0, Rocm), (1, Cuda)] },
+    Processes { scenario: Scenario::Killed, ranks: &[(0, Cuda), (1, Host), (2, Rocm)] },
+    Processes { scenario: Scenario::Strict, ranks: &[(0, Cuda), (1, Cuda)] },
+    Processes { scenario: Scenario::Strict, ranks: &[(0, Cuda), (1, Host)] },
+    Processes { scenario: Scenario::Disagrees, ranks: &[(0, Cuda), (0, Host), (1, Cuda)] },
+    Processes { scenario: Scenario::Killed, ranks: &[(0, Cuda), (1, Cuda), (2, Cuda)] },
+    Processes { scenario: Scenario::Killed, ranks: &[(0, Host), (1, Cuda), (1, Cuda)] },
 ];
 
 /// Around a slot, and beyond all slots together.
@@ -58,17 +58,18 @@ const SHARDS: [usize; 4] = [1, 5001, (256 << 10) + 1, 2_200_001];
 
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
-        return parent
-            .ended(rank::play(&parent, |rank, ranks| Ok(host::Fabric::open(rank, ranks)?)));
+        return parent.exit_code(rank::run_rank(&parent, |rank, ranks| {
+            Ok(host::Fabric::open(rank, ranks)?)
+        }));
     }
     let driver = GpuDriver::load::<peerlane_cuda::Context>();
     eprintln!("running on: {driver:?}");
     let mut arguments = Arguments::from_args();
     // Ranks share the processors already.
     arguments.test_threads.get_or_insert(1);
-    let trials = CASTS.into_iter().map(|cast| {
-        let name = format!("{}::{}", driver.name::<peerlane_cuda::Context>(), cast.name());
-        Trial::test(name, move || cast.run("127.0.0.1:0", &SHARDS, start).map_err(Into::into))
+    let trials = PROCESSES.into_iter().map(|processes| {
+        let name = format!("{}::{}", driver.name::<peerlane_cuda::Context>(), processes.name());
+        Trial::test(name, move || processes.run("127.0.0.1:0", &SHARDS, start).map_err(Into::into))
     });
     libtest_mimic::run(&arguments, trials.collect()).exit_code()
 }

@@ -1,6 +1,6 @@
-//! The conformance suite over the RDMA backend, where there is a device: as it is by default, over two
-//! queue pairs with signals by write, and over queue pairs on two cards that are so small that they are
-//! always full.
+//! Runs the conformance suite on the RDMA backend if there is a device: with default options, over
+//! two queue pairs with signals by write, and over queue pairs on two NICs that are so small that
+//! they are always full.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -28,5 +28,5 @@ fn main() -> ExitCode {
         options.queue_ops = 64;
         options.spin = Some(Duration::ZERO);
     });
-    Suite::new().with(rdma("rdma", |_| {})).with(by_write).with(tiny.cards(2)).run()
+    Suite::new().with(rdma("rdma", |_| {})).with(by_write).with(tiny.nics(2)).run()
 }

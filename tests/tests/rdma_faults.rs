@@ -1,5 +1,6 @@
-//! What goes wrong over RDMA, on the layer of the four traits: ranks are fabrics of this process.
-//! Without a device only what needs none is run.
+//! Tests faults of RDMA at the level of the four traits; ranks are fabrics of this process.
+//!
+//! Without a device only the tests that need none run.
 
 #[path = "rdma_faults/keys.rs"]
 mod keys;

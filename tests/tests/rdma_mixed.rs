@@ -1,9 +1,9 @@
-//! Groups whose nodes hold memory of different kinds, with RDMA between them, a process for each rank:
-//! devices of the simulated driver, whose memory a soft RoCE device does not register, and plain memory
-//! of the host.
+//! Runs groups whose nodes hold different kinds of memory, with RDMA between them, one process for
+//! each rank.
 //!
-//! The nodes are network namespaces, each with a device of its own; where there are none the tests are
-//! skipped.
+//! The memory is that of simulated devices, which a soft RoCE device cannot register, and host
+//! memory. The nodes are network namespaces, each with its own RDMA device; without these the tests
+//! are skipped.
 
 #[path = "mixed_support/mod.rs"]
 mod mixed_support;
@@ -21,18 +21,18 @@ use peerlane_conformance::processes::{Child, Parent};
 use peerlane_conformance::{GpuDriver, Outcome};
 use peerlane_rdma::{DeviceChoice, Fabric, Options};
 
-use mixed_support::cast::Kind::{Cuda, Host};
-use mixed_support::cast::{Cast, Chapter};
+use mixed_support::processes::Kind::{Cuda, Host};
+use mixed_support::processes::{Processes, Scenario};
 use mixed_support::rank;
 use rdma_support::{hub_address, nodes, reason_to_skip};
 
-const CASTS: [Cast; 6] = [
-    Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (1, Cuda)] },
-    Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (0, Cuda), (1, Cuda), (1, Cuda)] },
-    Cast { chapter: Chapter::Gathers, ranks: &[(0, Cuda), (1, Host), (1, Host), (2, Cuda)] },
-    Cast { chapter: Chapter::Strict, ranks: &[(0, Cuda), (1, Host)] },
-    Cast { chapter: Chapter::Disagrees, ranks: &[(0, Cuda), (0, Host), (1, Cuda)] },
-    Cast { chapter: Chapter::Killed, ranks: &[(0, Cuda), (1, Cuda)] },
+const PROCESSES: [Processes; 6] = [
+    Processes { scenario: Scenario::Gathers, ranks: &[(0, Cuda), (1, Cuda)] },
+    Processes { scenario: Scenario::Gathers, ranks: &[(0, Cuda), (0, Cuda), (1, Cuda), (1, Cuda)] },
+    Processes { scenario: Scenario::Gathers, ranks: &[(0, Cuda), (1, Host), (1, Host), (2, Cuda)] },
+    Processes { scenario: Scenario::Strict, ranks: &[(0, Cuda), (1, Host)] },
+    Processes { scenario: Scenario::Disagrees, ranks: &[(0, Cuda), (0, Host), (1, Cuda)] },
+    Processes { scenario: Scenario::Killed, ranks: &[(0, Cuda), (1, Cuda)] },
 ];
 
 /// Inside a slot, and of several; software devices in a virtual machine take their time.
@@ -41,7 +41,7 @@ const SHARDS: [usize; 2] = [5001, 300_001];
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
         let device = parent.value("DEVICE").map(DeviceChoice::Name);
-        return parent.ended(rank::play(&parent, |rank, ranks| {
+        return parent.exit_code(rank::run_rank(&parent, |rank, ranks| {
             let options = Options { device: device?, ..Options::default() };
             Ok(Fabric::open_with(rank, ranks, options)?)
         }));
@@ -50,18 +50,21 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Ranks share the processors already.
     arguments.test_threads.get_or_insert(1);
-    let trials = CASTS.into_iter().map(|cast| {
-        let skip = reason_to_skip(cast.nodes());
+    let trials = PROCESSES.into_iter().map(|processes| {
+        let skip = reason_to_skip(processes.nodes());
         if let Some(reason) = &skip {
-            eprintln!("skipped {}: {reason}", cast.name());
+            eprintln!("skipped {}: {reason}", processes.name());
         }
         let ignored = skip.is_some();
         let run = move || match skip {
             Some(reason) => Err(Failed::from(reason)),
-            None => cast.run(&hub_address(), &SHARDS, start).map_err(Into::into),
+            None => processes.run(&hub_address(), &SHARDS, start).map_err(Into::into),
         };
-        let name =
-            format!("rdma_mixed::{}::{}", driver.name::<peerlane_cuda::Context>(), cast.name());
+        let name = format!(
+            "rdma_mixed::{}::{}",
+            driver.name::<peerlane_cuda::Context>(),
+            processes.name()
+        );
         Trial::test(name, run).with_ignored_flag(ignored)
     });
     libtest_mimic::run(&arguments, trials.collect()).exit_code()

@@ -1,15 +1,15 @@
-//! Whole groups over RDMA, a process for each rank, on several nodes: over the network alone, and with
-//! memory of the host inside a node. And what becomes of a group when a process of it is killed or stopped.
+//! Runs whole groups over RDMA on several nodes, one process for each rank: over the network alone,
+//! and with host memory inside a node.
 //!
-//! The nodes are network namespaces, each with a device of its own; where there are none the tests are
-//! skipped.
+//! It also tests what happens to a group when one of its processes is killed or stopped. The nodes
+//! are network namespaces, each with its own RDMA device; without these the tests are skipped.
 
-#[path = "rdma_processes/chapter.rs"]
-mod chapter;
 #[path = "rdma_support/mod.rs"]
 mod rdma_support;
 #[path = "rdma_processes/rounds.rs"]
 mod rounds;
+#[path = "rdma_processes/scenario.rs"]
+mod scenario;
 #[path = "rdma_processes/stopped.rs"]
 mod stopped;
 
@@ -19,29 +19,29 @@ use std::time::Duration;
 use libtest_mimic::{Arguments, Failed, Trial};
 use peerlane_collectives::bootstrap::tcp::Hub;
 use peerlane_conformance::Outcome;
-use peerlane_conformance::processes::{Child, Parent, hear_out};
+use peerlane_conformance::processes::{Child, Parent, finish_all};
 use peerlane_hal::Deadline;
 
-use chapter::Chapter;
 use rdma_support::{hub_address, nodes, reason_to_skip, start, unexpected};
+use scenario::Scenario;
 
 /// How long the ranks may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
-        return parent.ended(chapter::play(&parent));
+        return parent.exit_code(scenario::run_rank(&parent));
     }
     let mut arguments = Arguments::from_args();
     // Ranks share the processors already.
     arguments.test_threads.get_or_insert(1);
-    let trials = Cast::ALL.into_iter().map(|cast| {
-        let skip = reason_to_skip(cast.nodes());
-        let name = format!("rdma_processes::{}::{}", cast.chapter, cast.name());
+    let trials = Processes::ALL.into_iter().map(|processes| {
+        let skip = reason_to_skip(processes.nodes());
+        let name = format!("rdma_processes::{}::{}", processes.scenario, processes.name());
         let reason = skip.clone().unwrap_or_default();
         let run = move || match skip {
             Some(reason) => Err(Failed::from(reason)),
-            None => cast.run().map_err(Into::into),
+            None => processes.run().map_err(Into::into),
         };
         let trial = Trial::test(name, run).with_ignored_flag(!reason.is_empty());
         (trial, reason)
@@ -53,30 +53,30 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// Ranks on nodes, and what they play.
+/// The processes of a scenario, each a rank on a node.
 #[derive(Clone, Copy, Debug)]
-struct Cast {
-    chapter: Chapter,
+struct Processes {
+    scenario: Scenario,
     node_of_rank: &'static [usize],
 }
 
-impl Cast {
+impl Processes {
     const ALL: [Self; 15] = [
-        Self { chapter: Chapter::Network, node_of_rank: &[0] },
-        Self { chapter: Chapter::Network, node_of_rank: &[0, 1] },
-        Self { chapter: Chapter::Network, node_of_rank: &[0, 1, 2] },
-        Self { chapter: Chapter::Network, node_of_rank: &[0, 1, 0, 1, 2] },
-        Self { chapter: Chapter::Tiers, node_of_rank: &[0, 0, 1, 1] },
-        Self { chapter: Chapter::Tiers, node_of_rank: &[0, 0, 1, 2, 2] },
-        Self { chapter: Chapter::Streams, node_of_rank: &[0, 0, 1] },
-        Self { chapter: Chapter::Idle, node_of_rank: &[0, 1] },
-        Self { chapter: Chapter::IdleTiers, node_of_rank: &[0, 0, 1] },
-        Self { chapter: Chapter::Killed, node_of_rank: &[0, 1] },
-        Self { chapter: Chapter::Killed, node_of_rank: &[0, 1, 2] },
-        Self { chapter: Chapter::Stopped, node_of_rank: &[0, 1] },
-        Self { chapter: Chapter::Stopped, node_of_rank: &[0, 1, 2] },
-        Self { chapter: Chapter::Stalled, node_of_rank: &[0, 1] },
-        Self { chapter: Chapter::StalledAwake, node_of_rank: &[0, 1] },
+        Self { scenario: Scenario::Network, node_of_rank: &[0] },
+        Self { scenario: Scenario::Network, node_of_rank: &[0, 1] },
+        Self { scenario: Scenario::Network, node_of_rank: &[0, 1, 2] },
+        Self { scenario: Scenario::Network, node_of_rank: &[0, 1, 0, 1, 2] },
+        Self { scenario: Scenario::Tiers, node_of_rank: &[0, 0, 1, 1] },
+        Self { scenario: Scenario::Tiers, node_of_rank: &[0, 0, 1, 2, 2] },
+        Self { scenario: Scenario::Streams, node_of_rank: &[0, 0, 1] },
+        Self { scenario: Scenario::Idle, node_of_rank: &[0, 1] },
+        Self { scenario: Scenario::IdleTiers, node_of_rank: &[0, 0, 1] },
+        Self { scenario: Scenario::Killed, node_of_rank: &[0, 1] },
+        Self { scenario: Scenario::Killed, node_of_rank: &[0, 1, 2] },
+        Self { scenario: Scenario::Stopped, node_of_rank: &[0, 1] },
+        Self { scenario: Scenario::Stopped, node_of_rank: &[0, 1, 2] },
+        Self { scenario: Scenario::Stalled, node_of_rank: &[0, 1] },
+        Self { scenario: Scenario::StalledAwake, node_of_rank: &[0, 1] },
     ];
 
     fn nodes(self) -> usize {
@@ -99,18 +99,18 @@ impl Cast {
                 ("RANKS", ranks.to_string()),
                 ("NODES", placed.join(",")),
                 ("HUB", hub.address().to_string()),
-                ("CHAPTER", self.chapter.to_string()),
+                ("SCENARIO", self.scenario.to_string()),
             ];
             start(&nodes[*node], &values)
         };
         let mut children: Vec<Child> =
             self.node_of_rank.iter().enumerate().map(start).collect::<Outcome<_>>()?;
         let deadline = Deadline::after(PATIENCE);
-        let mut victim = self.chapter.has_victim().then(|| children.pop()).flatten();
+        let mut victim = self.scenario.has_victim().then(|| children.pop()).flatten();
         if let Some(victim) = &mut victim {
-            victim.hear_until("under way", deadline)?;
-            if self.chapter == Chapter::Killed { victim.kill()? } else { victim.stop()? }
+            victim.read_until("under way", deadline)?;
+            if self.scenario == Scenario::Killed { victim.kill()? } else { victim.stop()? }
         }
-        hear_out(&mut children, deadline)
+        finish_all(&mut children, deadline)
     }
 }

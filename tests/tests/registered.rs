@@ -1,4 +1,5 @@
-//! Memory that one fabric of a process has allocated and another has registered, in a second process.
+//! Registers memory that another fabric of the process has allocated, and imports it in a second
+//! process.
 
 use std::process::Command;
 use std::ptr::NonNull;
@@ -55,18 +56,18 @@ fn read(region: &host::Local) -> Vec<u8> {
 fn importer() {
     let parent = Parent::find().expect("started by a test");
     // The harness has begun a line.
-    parent.say("");
+    parent.print_line("");
     let mut fabric = host::Fabric::open(IMPORTER, 2).unwrap();
-    fabric.connect(OWNER, &unhex(&parent.hear().unwrap()), soon()).unwrap();
+    fabric.connect(OWNER, &unhex(&parent.read_line().unwrap()), soon()).unwrap();
     let import = || {
-        let key = host::Key::decode(&unhex(&parent.hear().unwrap())).unwrap();
+        let key = host::Key::decode(&unhex(&parent.read_line().unwrap())).unwrap();
         fabric.memory().import(OWNER, &key, soon())
     };
     let (data, flags) = match (import(), import()) {
         (Ok(data), Ok(flags)) => (data, flags),
         (data, flags) => {
             let errors = [data.err(), flags.err()];
-            return parent.say(format_args!("refused {errors:?}"));
+            return parent.print_line(format_args!("refused {errors:?}"));
         }
     };
     let source = fabric.memory().allocate(DATA, Role::Data).unwrap();
@@ -84,7 +85,7 @@ fn importer() {
     while engine.completed().unwrap() < ticket {
         assert!(!deadline.has_passed());
     }
-    parent.say("done");
+    parent.print_line("done");
 }
 
 /// What the other process says at the end, when it was given these regions of `fabric`.
@@ -93,12 +94,12 @@ fn told(fabric: &host::Fabric, data: &host::Local, flags: &host::Local) -> Strin
     command.args(["--ignored", "--exact", "importer", "--nocapture", "--test-threads=1"]);
     command.env("PEERLANE_TEST_ROLE", "importer");
     let mut child = Child::spawn("importer", command).unwrap();
-    child.tell(hex(&fabric.address())).unwrap();
+    child.send_line(hex(&fabric.address())).unwrap();
     for region in [data, flags] {
-        child.tell(hex(&fabric.memory().export(region).unwrap().encode())).unwrap();
+        child.send_line(hex(&fabric.memory().export(region).unwrap().encode())).unwrap();
     }
     loop {
-        let line = child.hear(soon()).unwrap();
+        let line = child.read_line(soon()).unwrap();
         if line.starts_with("done") || line.starts_with("refused") {
             return line;
         }

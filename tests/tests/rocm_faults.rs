@@ -1,4 +1,4 @@
-//! What goes wrong around GPUs of the ROCm backend, with processes of its own for each fault.
+//! Tests faults of GPUs under the ROCm backend; each fault has its own processes.
 
 #[path = "gpu_faults/mod.rs"]
 mod faults;

@@ -1,4 +1,4 @@
-//! Whole groups over the streams of the ROCm backend, a process for each rank.
+//! Runs whole groups over the streams of the ROCm backend, one process for each rank.
 
 #[path = "gpu_processes/mod.rs"]
 mod processes;

@@ -1,4 +1,5 @@
-//! Whole all-gathers of threads over SDMA engines, on GPUs where there are any: every algorithm of one node.
+//! Runs whole all-gathers of threads over SDMA engines with every algorithm of one node, on GPUs if
+//! there are any.
 
 #[path = "rocm_support/blocking.rs"]
 mod blocking;

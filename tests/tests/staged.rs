@@ -1,5 +1,5 @@
-//! The conformance suite over memory of devices that goes through the host: on the host backend as the
-//! network, with its queues as they are, with tiny ones, and shaken.
+//! Runs the conformance suite on device memory that is staged through the host, with the host
+//! backend as the network: with its default queues, with tiny ones, and with delays.
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Ops through the host and ops past it, to one peer: they take effect in submission order all the same.
+//! Submits staged and direct ops to one peer: they must take effect in submission order.
 //!
 //! The rank is its own peer, so that one thread drives both ends.
 

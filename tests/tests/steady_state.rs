@@ -1,9 +1,9 @@
-//! A start allocates nothing, frees nothing, and makes no system call but futex.
+//! Checks that a start allocates nothing, frees nothing, and makes no system call but futex.
 //!
-//! Allocations of all threads of the process are counted by the allocator of this program. System
-//! calls are counted by `strace`, where it is there and may trace; `PEERLANE_REQUIRE_STRACE=1` makes
-//! its absence a failure. Between two marks, calls that nobody else makes, the traced rank only
-//! gathers.
+//! This program's allocator counts the allocations of all threads. `strace` counts system calls, if
+//! it is installed and permitted; `PEERLANE_REQUIRE_STRACE=1` makes its absence a failure. The
+//! traced rank marks the interval by two system calls that are not used otherwise, and only gathers
+//! between them.
 
 #[path = "steady_state/counting.rs"]
 mod counting;
@@ -34,7 +34,7 @@ const SHARD_LEN: usize = 1000;
 
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
-        return system_calls::play(&parent);
+        return system_calls::run_rank(&parent);
     }
     let mut arguments = Arguments::from_args();
     // The allocator counts for the whole process.

@@ -1,6 +1,7 @@
-//! Starts on a caller's stream: order, leases, graphs, and what happens when nobody looks.
+//! Starts operations on a caller's stream: order, leases, graphs, and progress without calls of the
+//! host.
 //!
-//! The streams are threads over the host backend, so that all of it runs where no device is.
+//! The streams are threads over the host backend, so that the tests run without a device.
 
 #[path = "streams/support.rs"]
 mod support;

@@ -1,7 +1,7 @@
-//! Compares declarations in Rust with those of a C header, by a C compiler.
+//! Compares Rust declarations with those of a C header, by a C compiler.
 //!
-//! A [`Claim`] is an expression of C and the number that Rust has for it: a size, an offset, a constant.
-//! [`check`] compiles a program that prints what C has.
+//! A [`Claim`] is a C expression and the number that Rust has for it: a size, an offset, a
+//! constant. [`check`] compiles a program that prints the numbers of C.
 
 use std::ffi::OsString;
 use std::io::Write as _;

@@ -1,4 +1,4 @@
-//! How a function of HIP becomes one of the driver.
+//! Exports a function of HIP that calls one of the CUDA driver.
 
 use hip_sys::hipError_t;
 

@@ -1,4 +1,4 @@
-//! The functions of the driver that are called, as cuda.h declares them.
+//! Declares the called functions of the CUDA driver, as cuda.h does.
 
 #![allow(non_camel_case_types, reason = "cuda.h's own names")]
 

@@ -1,4 +1,4 @@
-//! Devices, and which of them is a thread's own.
+//! Exports the calls on devices, and keeps each thread's current device.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};

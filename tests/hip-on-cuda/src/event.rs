@@ -1,4 +1,4 @@
-//! Events.
+//! Exports the calls on events.
 
 use std::ffi::c_uint;
 

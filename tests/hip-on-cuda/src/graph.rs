@@ -1,4 +1,4 @@
-//! Graphs.
+//! Exports the calls on graphs.
 
 use std::ffi::{c_char, c_ulonglong};
 

@@ -1,4 +1,4 @@
-//! Allocations, pinned memory, copies, and allocations that other processes open.
+//! Exports the calls on allocations, pinned memory, copies, and IPC.
 
 use std::ffi::{c_int, c_uint, c_void};
 

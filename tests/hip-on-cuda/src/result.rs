@@ -1,4 +1,4 @@
-//! Results, whose numbers are the same with both vendors, and their names.
+//! Converts results, whose numbers both vendors share, to their names.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char};

@@ -1,4 +1,4 @@
-//! Streams and captures.
+//! Exports the calls on streams and captures.
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 

@@ -1,4 +1,4 @@
-//! Physical memory and addresses apart.
+//! Exports virtual memory management.
 
 use std::ffi::{c_ulonglong, c_void};
 

@@ -1,5 +1,5 @@
-//! Writes of words by streams, and waits for them: all become operations of one batch, because that is
-//! the form in which both vendors have the same structure and numbers.
+//! Exports the memory operations of streams. All become operations of one batch, because in that
+//! form both vendors have the same structure and numbers.
 
 use std::ffi::{c_uint, c_void};
 

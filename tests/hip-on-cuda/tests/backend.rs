@@ -1,4 +1,4 @@
-//! The ROCm backend with the library in the place of HIP, and without an HSA runtime.
+//! Runs the ROCm backend with this library in place of HIP, and without an HSA runtime.
 
 use std::ffi::c_void;
 use std::time::Duration;

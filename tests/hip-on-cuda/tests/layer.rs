@@ -1,5 +1,5 @@
-//! The library in the place of HIP, over the simulated driver: what the ROCm backend does with it, in
-//! its smallest form.
+//! Runs the calls of the ROCm backend, in their smallest form, through this library over the
+//! simulated driver.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;

@@ -10,13 +10,13 @@ use crate::device::log::{self, Transfer};
 use crate::device::machine::memory;
 use crate::device::{counters, script, settings};
 use crate::hip::Hip;
-use crate::runtime::{Face, primary};
+use crate::runtime::{Api, primary};
 
 /// Done, or not.
 const DONE: c_int = 0;
 const REFUSED: c_int = 1;
 
-/// The device behind an ordinal of the face that was started; without one as the machine has it.
+/// Returns the device of an ordinal of the API that was started; if none was, the ordinal is a device.
 fn physical(ordinal: c_int) -> Option<u32> {
     if Cuda::visible().is_ok() {
         return Cuda::physical(ordinal).ok();

@@ -1,11 +1,10 @@
-//! A software device behind the C symbols of the vendors' drivers, for tests where there is no
-//! hardware: `libcuda.so.1`, and `libamdhip64.so` and `libhsa-runtime64.so.1` of ROCm.
+//! Simulates GPUs behind the C symbols of the vendors' drivers, for tests on machines without GPUs:
+//! `libcuda.so.1`, and ROCm's `libamdhip64.so` and `libhsa-runtime64.so.1`.
 //!
-//! The package builds a shared library and a Rust library from one source. A backend loads the
-//! shared library in place of the vendor's; it needs nothing else and cannot tell. Ranks may be
-//! threads or processes: memory travels between processes as it does with the vendor. The Rust
-//! library is for tests: it finds the shared library, puts it where a backend looks, and controls
-//! what goes wrong.
+//! The package builds a shared library and a Rust library from one source. A backend loads the shared
+//! library in place of the vendor's, without any change. Ranks may be threads or processes: processes
+//! share memory as with the vendor's driver. The Rust library is for tests: it finds the shared
+//! library, puts it where a backend looks, and injects faults.
 //!
 //! ```no_run
 //! let driver = peerlane_simulated_driver::install();
@@ -14,56 +13,68 @@
 //! assert_eq!(driver.counter("live_allocations", None), 0);
 //! ```
 //!
-//! Other programs get it through their environment:
-//! `LD_LIBRARY_PATH` = [`library_folder`], or a folder of [`without_symbols`]. [`Rocm`] installs ROCm
-//! in the same way, of one release or of two.
+//! Other programs load it through their environment: `LD_LIBRARY_PATH` = [`library_folder`], or a
+//! folder of [`without_symbols`]. [`Rocm`] installs ROCm in the same way, with HIP and HSA of one
+//! release or of two.
 //!
-//! # What the machine is like
+//! # Source
 //!
-//! Environment variables, read when the driver starts; most can be changed later
-//! by [`Driver::set`], without their common beginning `PEERLANE_SIM_`.
+//! | module | what it holds |
+//! | --- | --- |
+//! | `calls` | the symbols that CUDA and HIP have in common, as a table |
+//! | `cuda`, `hip` | the other symbols of each |
+//! | `hsa` | the symbols of HSA |
+//! | `runtime` | what the calls of CUDA and HIP do |
+//! | `device` | the simulated devices: memory, queues, copy engines |
+//! | `control` | symbols that no vendor has, for tests |
+//! | `harness` | the Rust library for tests |
+//!
+//! # Configuration
+//!
+//! Environment variables with the prefix `PEERLANE_SIM_` configure the machine. They are read when the
+//! driver starts; most can be changed later by [`Driver::set`], without the prefix.
 //!
 //! | variable | values | default |
 //! | --- | --- | --- |
-//! | `DEVICES` | 0 to 16; none makes `cuInit` answer 100 | 4 |
-//! | `COPY_ENGINES` | how many copies a device runs at once | 3 |
-//! | `MEMORY_MIB`, `GRANULARITY_KIB` | of each device, as each process counts it; the unit of virtual memory management | 4096, 2048 |
-//! | `DRIVER_VERSION` | as the driver says it | 13000 |
+//! | `DEVICES` | 0 to 16; with 0, `cuInit` returns 100 | 4 |
+//! | `COPY_ENGINES` | copies that a device runs at once | 3 |
+//! | `MEMORY_MIB`, `GRANULARITY_KIB` | memory of each device, counted for each process; the unit of virtual memory management | 4096, 2048 |
+//! | `DRIVER_VERSION` | the version that the driver reports | 13000 |
 //! | `COMPUTE_MODE` | `default`, `exclusive`, `prohibited` | `default` |
 //! | `P2P`, `P2P_RANK` | `on`, `off`; the performance rank of all pairs | `on`, 0 |
-//! | `P2P_ISLAND` | devices in an island, which reach each other only | 16 |
+//! | `P2P_ISLAND` | devices in an island; only devices of one island reach each other | 16 |
 //! | `VMM`, `POSIX_FD`, `WORDS_64` | `on`, `off` | `on` |
-//! | `LEGACY_IPC` | `on`, `off`; `refused`, where a container lets nobody open a handle | `on` |
-//! | `DMABUF` | memory for network cards: `on`, `off` | `on` |
-//! | `CARD_WRITES` | what cards have written is seen: `ordered`, by itself; after a `flush`; never for sure, `lost` | `flush` |
-//! | `FABRIC` | handles for other nodes: `none`; `refused`, claimed but not permitted; `works` | `refused` |
+//! | `LEGACY_IPC` | `on`, `off`; `refused`, as in a container that forbids opening handles | `on` |
+//! | `DMABUF` | memory for NICs: `on`, `off` | `on` |
+//! | `CARD_WRITES` | when writes of NICs are visible: `ordered`, always; `flush`, after a flush; `lost`, never reliably | `flush` |
+//! | `FABRIC` | handles for other nodes: `none`; `refused`, reported as supported but not permitted; `works` | `refused` |
 //! | `BATCH_MAX` | the most memory operations of a batch | 255 |
 //! | `BATCH_ORDER` | of the words of a batch: `kept`, `parallel`, writes before waits | `kept` |
-//! | `PEER_WRITES` | stream writes to memory of others: `allow`, `refuse`, `drop` without a word | `allow` |
-//! | `DROP_COPIES` | copies that do nothing and say that all is well: `none`, `peer`, `local`, `all` | `none` |
+//! | `PEER_WRITES` | stream writes to other devices' memory: `allow`, `refuse`, `drop` without an error | `allow` |
+//! | `DROP_COPIES` | copies that do nothing but report success: `none`, `peer`, `local`, `all` | `none` |
 //! | `CAPTURED_WORDS` | memory operations in a capture: `record`, `refuse`, `drop`, `now` | `record` |
-//! | `COPY_DELAY_US`, `COPY_NS_PER_KIB` | what a copy takes | 0 |
-//! | `JITTER_US`, `SEED` | the most that is added at random to copies, batches and events | 0, 1 |
-//! | `PEER_JITTER_US` | the same, of copies to or from memory of others alone | 0 |
+//! | `COPY_DELAY_US`, `COPY_NS_PER_KIB` | duration of a copy | 0 |
+//! | `JITTER_US`, `SEED` | largest random delay added to copies, batches and events | 0, 1 |
+//! | `PEER_JITTER_US` | largest random delay added to copies to or from other devices' memory | 0 |
 //! | `QUEUE_LENGTH`, `PATIENCE_MS` | commands in a stream; how long a call waits for one before 999 | 1024, 120000 |
 //! | `JUNK` | the byte that new memory up to 16 MiB holds | 165 |
 //! | `FAIL` | `CALL:AFTER:CODE` or `CALL:AFTER:CODE:always`, with commas between | |
-//! | `MACHINE` | a name; processes in exclusive mode fight for devices of one machine | |
+//! | `MACHINE` | a name; processes in exclusive mode compete for the devices of one machine | |
 //!
-//! Of ROCm alone:
+//! For ROCm only:
 //!
 //! | variable | values | default |
 //! | --- | --- | --- |
-//! | `ROCM_VERSION`, `HSA_VERSION` | what the libraries say, as `rocm_version.h` counts; [`Rocm`] sets both | 70200 |
-//! | `KFD` | the kernel's driver: `there`; `missing` or `denied`, which both make no device | `there` |
+//! | `ROCM_VERSION`, `HSA_VERSION` | versions that the libraries report, as `rocm_version.h` encodes them; [`Rocm`] sets both | 70200 |
+//! | `KFD` | the kernel's driver: `there`; with `missing` or `denied` there is no device | `there` |
 //! | `HIP_ORDER` | ordinals of HIP, by the order of agents: `same`, `reversed` | `same` |
-//! | `HIVE`, `XGMI_HOPS`, `XGMI_WEIGHT` | devices in a hive, which XGMI joins; its hops, and the weight of one | 16, 1, 15 |
-//! | `NUMA_NODES` | processors that devices are near to, in their order | 2 |
-//! | `NO_CU` | copies that ask for an engine: `works`, `drop` without a word, `refuse` | `works` |
+//! | `HIVE`, `XGMI_HOPS`, `XGMI_WEIGHT` | devices in a hive connected by XGMI; hops of a link, and the weight of a hop | 16, 1, 15 |
+//! | `NUMA_NODES` | NUMA nodes over which the devices are spread, in order | 2 |
+//! | `NO_CU` | copies that ask for an engine: `works`, `drop` without an error, `refuse` | `works` |
 //! | `WAIT_MEMORY` | what streams wait on: `any`, `signal` memory only | `any` |
-//! | `FREE_WAITS` | giving memory back waits for its device, and a stream for what it holds, as HIP does: `on`, `off` | `on` |
+//! | `FREE_WAITS` | freeing memory waits for its device, and destroying a stream waits for its commands, as in HIP: `on`, `off` | `on` |
 //! | `SDMA_ENGINES`, `XGMI_ENGINES`, `ENGINES_PER_LINK` | numbered engines that lead to the host, to devices of the hive, and to each one of these | 2, 14, 2 |
-//! | `SDMA_QUEUE`, `SIGNALS` | copies that one engine holds; signals of a process; 0x1008 beyond | 4096, 65536 |
+//! | `SDMA_QUEUE`, `SIGNALS` | copies that one engine holds; signals of a process; beyond that a call returns 0x1008 | 4096, 65536 |
 //! | `FAR_FACTOR` | how many times as long a copy takes on an engine that leads elsewhere | 1 |
 //! | `STALL_MIB` | larger copies never end on one engine; 0 for none | 0 |
 //!
@@ -71,9 +82,10 @@
 //!
 //! # What it does not do
 //!
-//! Kernels, managed memory and pools; queues of packets. Copies between devices of one process want peer access, where
-//! the vendor would stage them through the host.
+//! Kernels, managed memory, pools and packet queues are not simulated. Copies between devices of one
+//! process need peer access; the vendor would stage them through the host.
 
+mod calls;
 mod control;
 mod cuda;
 mod device;

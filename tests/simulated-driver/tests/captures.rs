@@ -1,4 +1,4 @@
-//! Captures, and graphs that are replayed.
+//! Tests captures, and graphs that are launched repeatedly.
 
 mod driver;
 

@@ -1,4 +1,4 @@
-//! Copies, fills and copy engines.
+//! Tests copies, fills and copy engines.
 
 mod driver;
 

@@ -1,4 +1,4 @@
-//! Events, faults on demand, broken and destroyed contexts.
+//! Tests events, injected faults, and broken and destroyed contexts.
 
 mod driver;
 

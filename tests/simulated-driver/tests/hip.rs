@@ -1,4 +1,4 @@
-//! What HIP does other than CUDA; what they do alike is tested by CUDA's face.
+//! Tests what HIP does differently from CUDA. What both do alike is tested with CUDA's symbols.
 
 mod driver;
 

@@ -1,4 +1,4 @@
-//! The HSA runtime: agents and pools, signals, and copies by numbered engines.
+//! Tests the HSA runtime: agents and pools, signals, and copies by numbered engines.
 
 mod driver;
 

@@ -1,4 +1,5 @@
-//! Other machines: without devices, with some hidden, older, in exclusive use, wrongly set up.
+//! Tests other machines: without devices, with hidden devices, with an older driver, in exclusive
+//! use, with an invalid configuration.
 
 mod driver;
 

@@ -1,5 +1,5 @@
-//! Installations and machines of ROCm that differ: releases, hidden devices, no driver of the kernel,
-//! and two processes that share memory and signals.
+//! Tests other installations and machines of ROCm: releases, hidden devices, no kernel driver, and
+//! two processes that share memory and signals.
 
 mod driver;
 

@@ -1,4 +1,4 @@
-//! Memory that travels between processes: legacy handles, descriptors, fabric handles.
+//! Tests the sharing of memory between processes: legacy handles, descriptors, fabric handles.
 
 mod driver;
 

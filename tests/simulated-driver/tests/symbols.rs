@@ -1,5 +1,7 @@
-//! The library has every symbol that the backends look up, so that they cannot drift apart. Its file is
-//! read: one process can load only one library, and the names are of several.
+//! Checks that the library has every symbol that the backends look up.
+//!
+//! The library's file is read, because one process can load only one library, and the symbols are
+//! those of several.
 
 use std::path::Path;
 

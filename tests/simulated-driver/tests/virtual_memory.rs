@@ -1,4 +1,4 @@
-//! Virtual memory management, and what the driver knows of addresses.
+//! Tests virtual memory management, and the attributes of addresses.
 
 mod driver;
 

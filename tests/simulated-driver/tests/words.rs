@@ -1,4 +1,4 @@
-//! Memory operations of streams.
+//! Tests the memory operations of streams.
 
 mod driver;
 

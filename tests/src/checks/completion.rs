@@ -1,14 +1,14 @@
-//! Contract 4: completion.
+//! Checks contract 4: completion.
 
 use peerlane_hal::{Error, ErrorKind, Ticket};
 
 use crate::data::{aligned, lengths, pattern, seed};
-use crate::driver::{OpOf, put, signal, wait};
+use crate::engine::{OpOf, put, signal, wait};
 use crate::failure::{Outcome, ensure};
 use crate::harness::Harness;
-use crate::world::{QUIET, on_each, on_ranks};
+use crate::ranks::{QUIET, on_each, on_ranks};
 
-/// The source is overwritten as soon as the ticket completes, and the peers are told only then.
+/// Overwrites the source as soon as the ticket completes, and only then signals the peers.
 ///
 /// # Errors
 /// If the backend breaks the sentence.
@@ -20,45 +20,45 @@ pub fn a_completed_ticket_frees_its_sources<H: Harness>(harness: &H) -> Outcome 
         let bytes = aligned(&me.caps, 200_000);
         let (source, landing) = (me.bytes(bytes)?, me.bytes(bytes * me.ranks as u64)?);
         let flags = me.flags(ARRIVED + me.ranks as u64)?;
-        let (mut driver, mut opener) = (me.engine()?, me.engine()?);
+        let (mut engine, mut opener) = (me.engine()?, me.engine()?);
         for round in 1..=ROUNDS {
             me.write(&source.local, 0, &pattern(seed(me.me, round), bytes));
-            me.meet()?;
+            me.barrier()?;
             let own = me.me as u64;
-            let gate = driver.caps().queued_wait.then(|| wait(&flags.local, GATE, round));
+            let gate = engine.caps().queued_wait.then(|| wait(&flags.local, GATE, round));
             let mut ops: Vec<OpOf<'_, H>> = gate.into_iter().collect();
             ops.extend(
                 (0..me.ranks).map(|peer| {
                     put((&landing.remote[peer], own * bytes), (&source.local, 0), bytes)
                 }),
             );
-            let (mut ticket, rest) = driver.submit_held(&ops)?;
-            driver.stays(QUIET / 5, |_| Ok(()))?;
-            // An engine that says "complete" now is taken at its word.
-            if !rest.is_empty() || driver.completed()? < ticket {
+            let (mut ticket, rest) = engine.submit_held(&ops)?;
+            engine.watch(QUIET / 5, |_| Ok(()))?;
+            // An engine may already report completion here; then the gate stays closed.
+            if !rest.is_empty() || engine.completed()? < ticket {
                 opener.run(&[signal(&flags.remote[me.me], GATE, round)])?;
-                ticket = driver.submit_all(rest)?;
+                ticket = engine.submit_all(rest)?;
             }
-            driver.finish(ticket)?;
+            engine.finish(ticket)?;
             me.poison(&source.local, 0..bytes);
             opener.run(&[signal(&flags.remote[me.me], GATE, round)])?;
-            let told: Vec<OpOf<'_, H>> = (0..me.ranks)
+            let signals: Vec<OpOf<'_, H>> = (0..me.ranks)
                 .map(|peer| signal(&flags.remote[peer], ARRIVED + own, round))
                 .collect();
-            driver.run(&told)?;
+            engine.run(&signals)?;
             for peer in 0..me.ranks {
-                driver.reach(&flags.local, ARRIVED + peer as u64, round)?;
-                let wanted = pattern(seed(peer, round), bytes);
+                engine.wait_for_flag(&flags.local, ARRIVED + peer as u64, round)?;
+                let expected = pattern(seed(peer, round), bytes);
                 let what = format!("bytes of rank {peer}, whose source was then overwritten");
-                me.ensure_bytes(&what, &landing.local, peer as u64 * bytes, &wanted)?;
+                me.ensure_bytes(&what, &landing.local, peer as u64 * bytes, &expected)?;
             }
-            me.meet()?;
+            me.barrier()?;
         }
         Ok(())
     })
 }
 
-/// Puts to oneself of many lengths, looked at as soon as the ticket completes.
+/// Puts spans of many lengths to the own rank and reads them as soon as the ticket completes.
 ///
 /// # Errors
 /// If the backend breaks the sentence.
@@ -68,28 +68,28 @@ pub fn a_completed_put_to_oneself_is_visible_here<H: Harness>(harness: &H) -> Ou
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let (source, landing) = (me.bytes(longest)?, me.bytes(longest)?);
         let flags = me.flags(1)?;
-        let (mut driver, mut opener) = (me.engine()?, me.engine()?);
+        let (mut engine, mut opener) = (me.engine()?, me.engine()?);
         for (round, bytes) in (1..).zip(lengths) {
             let sent = pattern(seed(me.me, round), bytes);
             me.write(&source.local, 0, &sent);
-            let gate = driver.caps().queued_wait.then(|| wait(&flags.local, 0, round));
+            let gate = engine.caps().queued_wait.then(|| wait(&flags.local, 0, round));
             let mut ops: Vec<OpOf<'_, H>> = gate.into_iter().collect();
             ops.push(put((&landing.remote[me.me], 0), (&source.local, 0), bytes));
-            let (mut ticket, rest) = driver.submit_held(&ops)?;
-            if !rest.is_empty() || driver.completed()? < ticket {
+            let (mut ticket, rest) = engine.submit_held(&ops)?;
+            if !rest.is_empty() || engine.completed()? < ticket {
                 opener.run(&[signal(&flags.remote[me.me], 0, round)])?;
-                ticket = driver.submit_all(rest)?;
+                ticket = engine.submit_all(rest)?;
             }
-            driver.finish(ticket)?;
+            engine.finish(ticket)?;
             me.ensure_bytes("a completed put to oneself", &landing.local, 0, &sent)?;
             me.poison(&landing.local, 0..bytes);
         }
-        me.meet()
+        me.barrier()
     })
 }
 
-/// Tickets count from 1 without a gap; what is completed never goes back and never runs ahead of
-/// what was submitted.
+/// Checks that tickets count from 1 without a gap, and that the completed ticket never decreases
+/// and never exceeds the last submitted one.
 ///
 /// # Errors
 /// If the backend breaks the sentence.
@@ -99,82 +99,102 @@ pub fn completion_is_monotone<H: Harness>(harness: &H) -> Outcome {
         let bytes = aligned(&me.caps, 40_000);
         let (source, landing) = (me.bytes(bytes)?, me.bytes(bytes * me.ranks as u64)?);
         let flags = me.flags(1)?;
-        let (mut driver, mut opener) = (me.engine()?, me.engine()?);
-        let mut seen = driver.completed()?;
-        ensure!(seen == Ticket::NONE, "ticket {} is complete before the first", seen.0);
+        let (mut engine, mut opener) = (me.engine()?, me.engine()?);
+        let mut seen = engine.completed()?;
+        ensure!(
+            seen == Ticket::NONE,
+            "ticket {} is complete before the first submission, expected none",
+            seen.0
+        );
         let mut look = |done: Ticket, last: Ticket| {
             ensure!(done >= seen, "completion went back from ticket {} to {}", seen.0, done.0);
-            ensure!(done <= last, "ticket {} is complete, the last one is {}", done.0, last.0);
+            ensure!(
+                done <= last,
+                "ticket {} is complete, but the last submitted is {}",
+                done.0,
+                last.0
+            );
             seen = done;
             Ok(())
         };
         let mut gate = 0;
         for slice in 1..=SLICES {
-            if driver.caps().queued_wait && slice % 20 == 7 {
-                // Alone in the queue, so that it is taken; what does not fit behind it opens it.
-                driver.finish(Ticket(slice - 1))?;
-                driver.submit(&[wait(&flags.local, 0, slice)])?;
+            if engine.caps().queued_wait && slice % 20 == 7 {
+                // The wait is alone in the queue, so it is taken. If later ops do not fit, the gate opens.
+                engine.finish(Ticket(slice - 1))?;
+                engine.submit(&[wait(&flags.local, 0, slice)])?;
                 gate = slice;
             } else {
-                let slot = (&landing.remote[me.after(slice as usize)], me.me as u64 * bytes);
+                let slot = (&landing.remote[me.rank_after(slice as usize)], me.me as u64 * bytes);
                 let op = [put(slot, (&source.local, 0), bytes)];
-                let (_, rest) = driver.submit_held(&op)?;
+                let (_, rest) = engine.submit_held(&op)?;
                 if !rest.is_empty() || slice == gate + 3 {
                     opener.run(&[signal(&flags.remote[me.me], 0, gate)])?;
                 }
                 if !rest.is_empty() {
-                    driver.submit(rest)?;
+                    engine.submit(rest)?;
                 }
             }
             let last = Ticket(slice);
-            look(driver.completed()?, last)?;
-            look(driver.completed()?, last)?;
+            look(engine.completed()?, last)?;
+            look(engine.completed()?, last)?;
         }
-        let last = driver.submit(&[])?;
-        ensure!(last == Ticket(SLICES + 1), "slice {} got ticket {}", SLICES + 1, last.0);
-        let patience = me.patience("the last ticket");
+        let last = engine.submit(&[])?;
+        ensure!(
+            last == Ticket(SLICES + 1),
+            "slice {} got ticket {}, expected the slice's number",
+            SLICES + 1,
+            last.0
+        );
+        let time_limit = me.time_limit("the last ticket to complete");
         loop {
-            let done = driver.completed()?;
+            let done = engine.completed()?;
             look(done, last)?;
             if done == last {
                 break;
             }
-            patience.check(|| done.0.to_string())?;
+            time_limit.check(|| format!("ticket {}", done.0))?;
         }
         for _ in 0..10 {
-            look(driver.completed()?, last)?;
+            look(engine.completed()?, last)?;
         }
-        me.meet()
+        me.barrier()
     })
 }
 
-/// Alone it completes; behind a wait it completes when the wait has passed, not before.
+/// Submits an empty slice alone, where it must complete, and behind a wait, where it must complete
+/// only after the wait has passed.
 ///
 /// # Errors
 /// If the backend breaks the sentence.
 pub fn an_empty_slice_gets_a_ticket<H: Harness>(harness: &H) -> Outcome {
     on_ranks(harness, 1, |me| {
         let flags = me.flags(1)?;
-        let (mut driver, mut opener) = (me.engine()?, me.engine()?);
-        let first = driver.submit(&[])?;
-        ensure!(first == Ticket(1), "the first ticket is {}, wanted 1", first.0);
-        driver.finish(first)?;
-        let mut second = driver.submit(&[])?;
-        ensure!(second == Ticket(2), "the ticket after 1 is {}, wanted 2", second.0);
-        if driver.caps().queued_wait {
-            let held = driver.submit(&[wait(&flags.local, 0, 1)])?;
-            second = match driver.try_submit(&[]) {
-                // A queue of one place: nothing can stand behind the wait.
+        let (mut engine, mut opener) = (me.engine()?, me.engine()?);
+        let first = engine.submit(&[])?;
+        ensure!(first == Ticket(1), "the first ticket is {}, expected 1", first.0);
+        engine.finish(first)?;
+        let mut second = engine.submit(&[])?;
+        ensure!(second == Ticket(2), "the ticket after 1 is {}, expected 2", second.0);
+        if engine.caps().queued_wait {
+            let held = engine.submit(&[wait(&flags.local, 0, 1)])?;
+            second = match engine.try_submit(&[]) {
+                // The queue holds one slice, so nothing can be queued behind the wait.
                 Err(error) if error.kind() == ErrorKind::QueueFull => held,
                 answer => answer?,
             };
-            ensure!(second >= held, "ticket {} comes after ticket {}", second.0, held.0);
-            driver.stays(QUIET, |done| {
+            ensure!(
+                second >= held,
+                "an empty slice behind ticket {1} got ticket {0}, expected a later one",
+                second.0,
+                held.0
+            );
+            engine.watch(QUIET, |done| {
                 ensure!(done < held, "ticket {} is complete behind a blocked wait", done.0);
                 Ok(())
             })?;
             opener.run(&[signal(&flags.remote[0], 0, 1)])?;
         }
-        driver.finish(second)
+        engine.finish(second)
     })
 }

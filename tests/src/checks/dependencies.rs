@@ -1,17 +1,17 @@
-//! Contract 9: dependencies.
+//! Checks contract 9: dependencies.
 
 use std::ptr::NonNull;
 
 use peerlane_hal::{Fabric, PeerMemory, Region, Role};
 
 use crate::data::{aligned, pattern, seed};
-use crate::driver::{OpOf, put, signal, wait_reset};
+use crate::engine::{OpOf, put, signal, wait_reset};
 use crate::failure::{Failure, Outcome, ensure};
 use crate::harness::{Harness, LocalOf};
-use crate::world::{on_each, on_ranks};
+use crate::ranks::{on_each, on_ranks};
 
-/// All ranks signal interleaved words of every rank at once; each word ends with its own value, also
-/// beside words that are reset.
+/// Signals interleaved words of every rank from all ranks at once, with and without resets of
+/// neighbouring words. Each word must end with its own value.
 ///
 /// # Errors
 /// If the backend breaks the sentence.
@@ -21,7 +21,7 @@ pub fn flags_of_one_region_do_not_disturb_each_other<H: Harness>(harness: &H) ->
     on_each(harness, 1..=4, |me| {
         let ranks = me.ranks as u64;
         let flags = me.flags(WORDS * ranks)?;
-        let mut driver = me.engine()?;
+        let mut engine = me.engine()?;
         let value = |word: u64, round: u64| round << 40 | word << 8 | 0x5A;
         let mut random = fastrand::Rng::with_seed(seed(me.me, 0));
         for round in 1..=ROUNDS {
@@ -30,34 +30,37 @@ pub fn flags_of_one_region_do_not_disturb_each_other<H: Harness>(harness: &H) ->
                 ops.extend(flags.remote.iter().map(|to| signal(to, word, value(word, round))));
             }
             random.shuffle(&mut ops);
-            driver.run(&ops)?;
+            engine.run(&ops)?;
             for word in 0..WORDS * ranks {
-                driver.reach(&flags.local, word, value(word, round))?;
+                engine.wait_for_flag(&flags.local, word, value(word, round))?;
             }
-            me.meet()?;
+            me.barrier()?;
             for at in 0..WORDS * ranks {
-                let wanted = value(at, round);
-                let seen = flags.local.flag_value(at).unwrap_or(wanted);
-                ensure!(seen == wanted, "flag {at} is {seen:#x}, wanted {wanted:#x}");
+                let expected = value(at, round);
+                let seen = flags.local.flag_value(at).unwrap_or(expected);
+                ensure!(seen == expected, "flag {at} is {seen:#x}, expected {expected:#x}");
             }
-            me.meet()?;
+            me.barrier()?;
         }
-        if driver.caps().queued_wait {
+        if engine.caps().queued_wait {
             let odd = (0..WORDS * ranks).filter(|word| word % 2 == 1);
             let ops: Vec<OpOf<'_, H>> = odd.map(|at| wait_reset(&flags.local, at, 1)).collect();
-            driver.run(&ops)?;
+            engine.run(&ops)?;
             for at in 0..WORDS * ranks {
-                let wanted = if at % 2 == 1 { 0 } else { value(at, ROUNDS) };
-                let seen = flags.local.flag_value(at).unwrap_or(wanted);
-                ensure!(seen == wanted, "flag {at} is {seen:#x} beside resets, wanted {wanted:#x}");
+                let expected = if at % 2 == 1 { 0 } else { value(at, ROUNDS) };
+                let seen = flags.local.flag_value(at).unwrap_or(expected);
+                ensure!(
+                    seen == expected,
+                    "after resets of other flags, flag {at} is {seen:#x}, expected {expected:#x}"
+                );
             }
         }
-        me.meet()
+        me.barrier()
     })
 }
 
-/// Two aliases of one region, allocated and registered at an odd place of own memory: what is put
-/// through them is in the region, and it lives on when they are gone.
+/// Writes through two aliases of one region, for allocated memory and for memory registered at an
+/// odd offset. The bytes must be in the region, and must stay when the aliases are dropped.
 ///
 /// # Errors
 /// If the backend breaks the sentence.
@@ -83,11 +86,11 @@ pub fn ones_own_key_gives_an_alias<H: Harness>(harness: &H) -> Outcome {
                     alias.map_err(|e| Failure::from(e).within(format!("alias of {name} memory")))
                 };
                 let aliases = [alias()?, alias()?];
-                let mut driver = me.engine()?;
+                let mut engine = me.engine()?;
                 for (slot, alias) in (0..).zip(&aliases) {
                     me.write(&source, 0, &sent[slot]);
                     let to = (alias, slot as u64 * bytes);
-                    driver.run(&[put(to, (&source, 0), bytes)])?;
+                    engine.run(&[put(to, (&source, 0), bytes)])?;
                 }
             }
             let what = format!("{name} memory, written through aliases");
@@ -97,8 +100,9 @@ pub fn ones_own_key_gives_an_alias<H: Harness>(harness: &H) -> Outcome {
     })
 }
 
-/// A second fabric registers a part of what the first one has allocated, as data and as flags. What it
-/// puts and signals there is seen by the first one, which still knows the memory by its own name.
+/// Registers a part of what another fabric allocated, as data and as flags, in a second fabric. The
+/// first fabric must see what the second one puts and signals there, at the addresses of its own
+/// regions.
 ///
 /// # Errors
 /// If the backend breaks the sentence.
@@ -131,20 +135,28 @@ pub fn what_one_fabric_allocated_another_can_register<H: Harness>(harness: &H) -
             ])
         })
         .map_err(|failure: Failure| failure.within("the other fabric"))?;
-        me.engine()?.reach(&flags.local, WORD, 7)?;
-        me.ensure_bytes("memory of two fabrics", &landing.local, head, &sent)?;
-        me.ensure_poison("the bytes before", &landing.local, 0..head)?;
-        me.ensure_poison("the bytes behind", &landing.local, head + bytes..bytes + 2 * head)?;
+        me.engine()?.wait_for_flag(&flags.local, WORD, 7)?;
+        me.ensure_bytes("bytes put by the other fabric", &landing.local, head, &sent)?;
+        me.ensure_poison("bytes in front of the registered ones", &landing.local, 0..head)?;
+        me.ensure_poison(
+            "bytes after the registered ones",
+            &landing.local,
+            head + bytes..bytes + 2 * head,
+        )?;
         for word in 0..WORDS {
-            let wanted = if word == WORD { 7 } else { 0 };
-            let seen = flags.local.flag_value(word).unwrap_or(wanted);
-            ensure!(seen == wanted, "flag {word} of two fabrics is {seen}, wanted {wanted}");
+            let expected = if word == WORD { 7 } else { 0 };
+            let seen = flags.local.flag_value(word).unwrap_or(expected);
+            ensure!(
+                seen == expected,
+                "flag {word}, signalled by the other fabric, is {seen}, expected {expected}"
+            );
         }
         Ok(())
     })
 }
 
-/// Flags that were signalled, beside others that were not; words behind the end, and data.
+/// Reads flags that were signalled and flags that were not, words outside the region, and a region
+/// of data.
 ///
 /// # Errors
 /// If the backend breaks the sentence.
@@ -153,24 +165,28 @@ pub fn a_region_tells_what_its_flags_hold<H: Harness>(harness: &H) -> Outcome {
     on_ranks(harness, 2, |me| {
         let flags = me.flags(WORDS)?;
         let data = me.allocate(64, Role::Data)?;
-        let mut driver = me.engine()?;
+        let mut engine = me.engine()?;
         let value = |word: u64| [0x1234_5678_9ABC_DEF0, 0, 1, u64::MAX][(word % 4) as usize];
         let words = (0..WORDS).filter(|word| word % 4 != 1);
-        let to = &flags.remote[me.after(1)];
+        let to = &flags.remote[me.rank_after(1)];
         let ops: Vec<OpOf<'_, H>> = words.map(|word| signal(to, word, value(word))).collect();
-        driver.run(&ops)?;
-        // The peer's ticket says nothing of this rank; its flags are here once the last one is.
-        driver.reach(&flags.local, WORDS - 1, value(WORDS - 1))?;
+        engine.run(&ops)?;
+        // This rank's tickets do not cover the peer's signals. They arrive in order, so the last one shows
+        // that all have arrived.
+        engine.wait_for_flag(&flags.local, WORDS - 1, value(WORDS - 1))?;
         for word in 0..WORDS {
-            let (seen, wanted) = (flags.local.flag_value(word), Some(value(word)));
-            ensure!(seen == wanted, "flag {word} is said to be {seen:x?}, wanted {wanted:x?}");
+            let (seen, expected) = (flags.local.flag_value(word), Some(value(word)));
+            ensure!(seen == expected, "flag_value({word}) is {seen:x?}, expected {expected:x?}");
         }
         for word in [WORDS, u64::MAX] {
             let seen = flags.local.flag_value(word);
-            ensure!(seen.is_none(), "word {word} behind the end is said to be {seen:x?}");
+            ensure!(
+                seen.is_none(),
+                "flag_value({word}) outside the region is {seen:x?}, expected None"
+            );
         }
         let seen = data.flag_value(0);
-        ensure!(seen.is_none(), "a region of data is said to have a flag of {seen:x?}");
-        me.meet()
+        ensure!(seen.is_none(), "flag_value(0) of a data region is {seen:x?}, expected None");
+        me.barrier()
     })
 }

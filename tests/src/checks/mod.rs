@@ -1,6 +1,6 @@
-//! The checks: one file a topic of the contract, one public function a bold sentence.
+//! Checks the contract: one file for each section, one public function for each bold sentence.
 //!
-//! Lanes and streams have no bold sentence: what the contract says of them binds the executor.
+//! Lanes and streams have no bold sentence: what the contract says about them binds the executor.
 
 pub mod all_or_nothing;
 pub mod arrival;
@@ -20,29 +20,29 @@ use std::ops::ControlFlow;
 
 use peerlane_hal::{Caps, CopyEngine, Error, ErrorKind, Fabric, Rank};
 
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::harness::{EngineOf, ErrorOf, Harness};
 
-/// What a check needs beside the four traits.
+/// Names an ability that a check needs in addition to the four traits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// Waits can be queued.
     QueuedWait,
-    /// Nothing moves unless it is polled.
+    /// The engine makes progress only when it is polled.
     Polled,
     /// The harness can break an engine.
     BreakEngine,
 }
 
-/// A sentence of the contract as a function.
+/// A sentence of the contract with the function that checks it.
 pub struct Check<H: Harness> {
-    /// The contract's chapter.
+    /// The section of the contract.
     pub topic: &'static str,
     /// The sentence in snake case.
     pub name: &'static str,
-    /// Without these it is skipped.
+    /// The abilities without which the check is skipped.
     pub needs: &'static [Need],
-    /// The check.
+    /// Runs the check.
     pub run: fn(&H) -> Outcome,
 }
 
@@ -52,9 +52,17 @@ impl<H: Harness> fmt::Debug for Check<H> {
     }
 }
 
+impl<H: Harness> Check<H> {
+    /// Names the sentence of the contract that does not hold, in front of the check's failure.
+    pub(crate) fn broken(&self, failure: Failure) -> Failure {
+        let sentence = self.name.replace('_', " ");
+        failure.within(format!("contract, section {}, \"{sentence}\" does not hold", self.topic))
+    }
+}
+
 macro_rules! checks {
     ($($topic:ident :: $name:ident [$($need:ident),*];)*) => {
-        /// All checks, in the order of the contract.
+        /// Returns all checks, in the order of the contract.
         pub fn all<H: Harness>() -> Vec<Check<H>> {
             vec![$(Check {
                 topic: stringify!($topic),
@@ -112,7 +120,7 @@ checks! {
     gets::a_get_outside_its_regions_is_refused [];
 }
 
-/// What a harness can do, found out before its checks are listed.
+/// Holds what a harness can do; determined before its checks are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
     caps: Caps,
@@ -120,7 +128,7 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// Opens a fabric of one rank and looks.
+    /// Opens a fabric of one rank and reads its abilities.
     ///
     /// # Errors
     /// Those of the backend; of kind [`Unavailable`](ErrorKind::Unavailable) where it is absent.
@@ -133,12 +141,16 @@ impl Abilities {
         Ok(Self { caps: *engine.caps(), break_engine: harness.break_engine(&mut engine).is_some() })
     }
 
-    /// Why a check with these needs is skipped, if it is.
+    /// Returns why a check with these needs is skipped, or `None` if it can run.
     pub fn missing(&self, needs: &[Need]) -> Option<&'static str> {
         let missing = needs.iter().try_for_each(|need| {
             let (has, reason) = match need {
-                Need::QueuedWait => (self.caps.queued_wait, "no queued_wait: the executor polls"),
-                Need::Polled => (self.caps.polled, "not polled: it moves by itself"),
+                Need::QueuedWait => {
+                    (self.caps.queued_wait, "the engine has no queued_wait: the executor polls")
+                }
+                Need::Polled => {
+                    (self.caps.polled, "the engine is not polled: it makes progress by itself")
+                }
                 Need::BreakEngine => (self.break_engine, "the harness cannot break an engine"),
             };
             if has { ControlFlow::Continue(()) } else { ControlFlow::Break(reason) }
@@ -147,7 +159,7 @@ impl Abilities {
     }
 }
 
-/// Whether the error only says that the backend is absent here.
+/// Returns whether the error only means that the backend is absent on this machine.
 pub(crate) fn is_absent<E: Error>(error: &E) -> bool {
     error.kind() == ErrorKind::Unavailable
 }

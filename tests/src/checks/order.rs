@@ -1,4 +1,4 @@
-//! Contract 1: order.
+//! Checks contract 1: order.
 
 use std::sync::atomic::Ordering;
 
@@ -6,13 +6,13 @@ use peerlane_hal::{Fabric, Region};
 
 use super::rounds::Rounds;
 use crate::data::{POISON, aligned, lengths, pattern, seed};
-use crate::driver::{Driver, OpOf, put, signal, word};
+use crate::engine::{OpOf, TestEngine, put, signal, word};
 use crate::failure::{Failure, Outcome, ensure, ensure_bytes};
 use crate::harness::{Harness, LocalOf};
-use crate::world::{Participant, on_each, on_ranks, read};
+use crate::ranks::{Participant, on_each, on_ranks, read};
 
-/// Blocks are put one over the other, and two flags are signalled in turn: the last block stays, and
-/// the second flag is never ahead of the first.
+/// Puts blocks over one another and signals two flags in turn. The last block must stay, and the
+/// second flag must never be ahead of the first.
 ///
 /// # Errors
 /// If the backend breaks the sentence.
@@ -25,10 +25,10 @@ pub fn ops_to_one_peer_take_effect_in_submission_order<H: Harness>(harness: &H) 
         let (source, landing) = (me.bytes(BLOCKS * block)?, me.bytes(block)?);
         let flags = me.flags(2)?;
         me.write(&source.local, 0, &pattern(seed(me.me, 0), BLOCKS * block));
-        me.meet()?;
+        me.barrier()?;
 
-        let mut driver = me.engine()?;
-        let (to, from) = (me.after(1), me.after(me.ranks - 1));
+        let mut engine = me.engine()?;
+        let (to, from) = (me.rank_after(1), me.rank_after(me.ranks - 1));
         let ops: Vec<OpOf<'_, H>> = (1..=ROUNDS)
             .flat_map(|round| {
                 let block_at = (&source.local, round % BLOCKS * block);
@@ -41,39 +41,44 @@ pub fn ops_to_one_peer_take_effect_in_submission_order<H: Harness>(harness: &H) 
             .collect();
         let mut rest = &ops[..];
         let mut random = fastrand::Rng::with_seed(seed(me.me, 1));
-        let mut last = driver.submit(&[])?;
+        let mut last = engine.submit(&[])?;
         while !rest.is_empty() {
             let taken = random.usize(1..=17).min(caps.slice_ops_max).min(rest.len());
-            last = driver.submit(&rest[..taken])?;
+            last = engine.submit(&rest[..taken])?;
             rest = &rest[taken..];
             ensure_in_turn::<H>(&flags.local)?;
         }
-        let patience = me.patience("the last signal");
+        let time_limit = me.time_limit("the last signal");
         while ensure_in_turn::<H>(&flags.local)?.is_some_and(|second| second < ROUNDS) {
-            driver.completed()?;
-            patience.check(|| "an earlier one".to_owned())?;
+            engine.completed()?;
+            time_limit.check(|| "an earlier signal".to_owned())?;
         }
-        driver.reach(&flags.local, 1, ROUNDS)?;
+        engine.wait_for_flag(&flags.local, 1, ROUNDS)?;
         let sent = pattern(seed(from, 0), BLOCKS * block);
         let start = usize::try_from(ROUNDS % BLOCKS * block).expect("a few blocks");
-        let wanted = &sent[start..][..usize::try_from(block).expect("a block")];
-        me.ensure_bytes("the block put last", &landing.local, 0, wanted)?;
-        driver.finish(last)?;
-        me.meet()
+        let expected = &sent[start..][..usize::try_from(block).expect("a block")];
+        me.ensure_bytes("the block put last", &landing.local, 0, expected)?;
+        engine.finish(last)?;
+        me.barrier()
     })
 }
 
-/// The second flag, if the host sees it.
+/// Checks that the second flag is not ahead of the first. Returns the second, or `None` where the
+/// host does not see flags.
 fn ensure_in_turn<H: Harness>(flags: &LocalOf<H>) -> Outcome<Option<u64>> {
     let (Some(first), Some(second)) = (word(flags, 0), word(flags, 1)) else { return Ok(None) };
-    // The second one first, since both grow.
+    // Loads the second flag first, because both grow.
     let second = second.load(Ordering::Acquire);
     let first = first.load(Ordering::Acquire);
-    ensure!(first >= second, "the second flag is {second} when the first is {first}");
+    ensure!(
+        first >= second,
+        "the second flag is {second} when the first is {first}, expected at most the first"
+    );
     Ok(Some(second))
 }
 
-/// Everybody to everybody, odd lengths and those around the largest piece, with new data each round.
+/// Sends from every rank to every rank: odd lengths and those around the largest piece, with new
+/// data each round.
 ///
 /// # Errors
 /// If the backend breaks the sentence.
@@ -84,16 +89,16 @@ pub fn bytes_put_before_a_signal_are_readable_when_the_flag_is_seen<H: Harness>(
         let lengths = lengths(&me.caps);
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let rounds = Rounds::open(me, longest)?;
-        let mut driver = me.engine()?;
+        let mut engine = me.engine()?;
         for (round, bytes) in (1..).zip(lengths.iter().chain(&lengths)) {
-            rounds.round(me, &mut driver, round, *bytes)?;
+            rounds.round(me, &mut engine, round, *bytes)?;
         }
-        me.meet()
+        me.barrier()
     })
 }
 
-/// A thread watches the flag and overwrites the sources the moment it sees it: all peers still get
-/// what was put.
+/// Watches the flag on another thread, which overwrites the sources as soon as it sees the flag.
+/// All peers must still receive what was put.
 ///
 /// # Errors
 /// If the backend breaks the sentence.
@@ -108,57 +113,60 @@ pub fn a_signal_to_oneself_takes_effect_after_everything_before_it_is_complete<H
         let bytes = aligned(&me.caps, 300_000);
         let (source, landing) = (me.bytes(bytes)?, me.bytes(bytes * me.ranks as u64)?);
         let flags = me.flags(ARRIVED + me.ranks as u64)?;
-        let (mut driver, mut opener) = (me.engine()?, me.engine()?);
+        let (mut engine, mut opener) = (me.engine()?, me.engine()?);
         for round in 1..=ROUNDS {
             let sent = pattern(seed(me.me, round), bytes);
             me.write(&source.local, 0, &sent);
-            me.meet()?;
+            me.barrier()?;
             let own_slot = me.me as u64 * bytes;
             let mut ops: Vec<OpOf<'_, H>> = Vec::new();
-            if driver.caps().queued_wait {
-                ops.extend(driver.hold(&flags.local, GATE, round)?);
+            if engine.caps().queued_wait {
+                ops.extend(engine.wait_op(&flags.local, GATE, round)?);
             }
             ops.extend((1..=me.ranks).map(|step| {
-                let slot = (&landing.remote[me.after(step)], own_slot);
+                let slot = (&landing.remote[me.rank_after(step)], own_slot);
                 put(slot, (&source.local, 0), bytes)
             }));
             ops.push(signal(&flags.remote[me.me], DONE, round));
             std::thread::scope(|scope| {
                 let me = &*me;
-                let (harness, patience) = (me.harness, me.patience("one's own signal"));
+                let (harness, time_limit) =
+                    (me.harness, me.time_limit("the signal to the own rank"));
                 let (flags_here, source, landing) = (&flags.local, &source.local, &landing.local);
                 let watcher = scope.spawn(move || {
                     while flags_here.flag_value(DONE).is_none_or(|seen| seen < round) {
-                        patience.check(|| "no flag".to_owned())?;
+                        time_limit.check(|| "the flag is not set".to_owned())?;
                         std::thread::yield_now();
                     }
                     harness.write(source, 0, &vec![POISON; sent.len()]);
                     let here = read(harness, landing, own_slot, bytes);
                     ensure_bytes("a put to oneself before the signal", &here, &sent)
                 });
-                let (_, rest) = driver.submit_held(&ops)?;
+                let (_, rest) = engine.submit_held(&ops)?;
                 opener.run(&[signal(&flags.remote[me.me], GATE, round)])?;
-                let last = driver.submit_all(rest)?;
-                driver.finish(last)?;
+                let last = engine.submit_all(rest)?;
+                engine.finish(last)?;
                 watcher.join().map_err(|_| Failure::new("the watching thread panicked"))?
             })?;
-            let told: Vec<OpOf<'_, H>> = (0..me.ranks)
+            let signals: Vec<OpOf<'_, H>> = (0..me.ranks)
                 .map(|peer| signal(&flags.remote[peer], ARRIVED + me.me as u64, round))
                 .collect();
-            driver.run(&told)?;
+            engine.run(&signals)?;
             for peer in 0..me.ranks {
-                driver.reach(&flags.local, ARRIVED + peer as u64, round)?;
-                let wanted = pattern(seed(peer, round), bytes);
-                let what = format!("bytes of rank {peer}, whose own signal came early");
-                me.ensure_bytes(&what, &landing.local, peer as u64 * bytes, &wanted)?;
+                engine.wait_for_flag(&flags.local, ARRIVED + peer as u64, round)?;
+                let expected = pattern(seed(peer, round), bytes);
+                let what = format!(
+                    "bytes of rank {peer}, whose source was overwritten after its signal to itself"
+                );
+                me.ensure_bytes(&what, &landing.local, peer as u64 * bytes, &expected)?;
             }
-            me.meet()?;
+            me.barrier()?;
         }
         Ok(())
     })
 }
 
-/// The halves of each value belong together; a reader that never pauses sees no mixture.
+/// Signals values whose halves belong together. A reader that never pauses must not see a mixture.
 ///
 /// # Errors
 /// If the backend breaks the sentence.
@@ -166,45 +174,48 @@ pub fn a_signal_stores_all_64_bits_at_once<H: Harness>(harness: &H) -> Outcome {
     const SIGNALS: u32 = 2000;
     on_ranks(harness, 2, |me| {
         let flags = me.flags(1)?;
-        let mut driver = me.engine()?;
+        let mut engine = me.engine()?;
         if me.me == 0 {
-            write_halves(&mut driver, &flags.remote[1], SIGNALS)?
+            write_halves(&mut engine, &flags.remote[1], SIGNALS)?
         } else {
-            read_halves(me, &mut driver, &flags.local, SIGNALS)?
+            read_halves(me, &mut engine, &flags.local, SIGNALS)?
         }
-        me.meet()
+        me.barrier()
     })
 }
 
 fn write_halves<'r, H: Harness>(
-    driver: &mut Driver<'r, '_, H>,
+    engine: &mut TestEngine<'r, '_, H>,
     flags: &'r crate::harness::RemoteOf<H>,
     signals: u32,
 ) -> Outcome {
     for value in 1..=signals {
-        driver.submit(&[signal(flags, 0, u64::from(!value) << 32 | u64::from(value))])?;
+        engine.submit(&[signal(flags, 0, u64::from(!value) << 32 | u64::from(value))])?;
     }
-    let last = driver.submit(&[])?;
-    driver.finish(last)
+    let last = engine.submit(&[])?;
+    engine.finish(last)
 }
 
 fn read_halves<H: Harness>(
     me: &Participant<'_, H>,
-    driver: &mut Driver<'_, '_, H>,
+    engine: &mut TestEngine<'_, '_, H>,
     flags: &LocalOf<H>,
     signals: u32,
 ) -> Outcome {
-    let patience = me.patience(format!("signal {signals} of {}", me.fabric.backend()));
+    let time_limit = me.time_limit(format!("signal {signals} of {}", me.fabric.backend()));
     let mut last = 0;
     while last < signals {
         if let Some(seen) = flags.flag_value(0) {
             let (high, low) = ((seen >> 32) as u32, seen as u32);
-            ensure!(seen == 0 || high == !low, "the flag is {seen:#018x}: halves of two values");
+            ensure!(
+                seen == 0 || high == !low,
+                "the flag is {seen:#018x}: halves of two values, expected those of one"
+            );
             ensure!(low >= last, "the flag went back from value {last} to {low}");
             last = low;
         }
-        driver.completed()?;
-        patience.check(|| format!("value {last}"))?;
+        engine.completed()?;
+        time_limit.check(|| format!("value {last}"))?;
     }
     Ok(())
 }

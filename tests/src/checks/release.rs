@@ -1,15 +1,15 @@
-//! Contract 6: release.
+//! Checks contract 6: release.
 
 use peerlane_hal::{CopyEngine, Error, ErrorKind, Region, Ticket};
 
 use crate::data::{aligned, pattern, seed};
-use crate::driver::{Driver, put, signal, wait, wait_reset};
+use crate::engine::{TestEngine, put, signal, wait, wait_reset};
 use crate::failure::{Failure, Outcome, ensure};
 use crate::harness::Harness;
-use crate::world::{Participant, Window, on_each};
+use crate::ranks::{Participant, Window, on_each};
 
-/// Waits that nobody will ever satisfy, in several slices and on two engines; a third engine, and
-/// one that is made afterwards, still work.
+/// Releases two engines whose waits can never be satisfied. Each must drain; a third engine, and
+/// one created afterwards, must still work.
 ///
 /// # Errors
 /// If the backend breaks the sentence.
@@ -19,7 +19,7 @@ pub fn release_lets_every_queued_wait_pass_within_a_bound<H: Harness>(harness: &
         let (source, landing, again) = (me.bytes(bytes)?, me.bytes(bytes)?, me.bytes(bytes)?);
         let flags = me.flags(4)?;
         let (mut first, mut second, mut free) = (me.engine()?, me.engine()?, me.engine()?);
-        let next = me.after(1);
+        let next = me.rank_after(1);
         let from = (&source.local, 0);
         let mut tickets = Vec::new();
         for (word, engine) in [(0, &mut first), (1, &mut second)] {
@@ -34,35 +34,40 @@ pub fn release_lets_every_queued_wait_pass_within_a_bound<H: Harness>(harness: &
         }
         drain(&mut first, tickets[0])?;
         let done = second.completed()?;
-        ensure!(done < tickets[1], "the release of one engine released another");
+        ensure!(
+            done < tickets[1],
+            "ticket {} of an engine that was not released is complete, expected less than {}",
+            done.0,
+            tickets[1].0
+        );
         drain(&mut second, tickets[1])?;
-        // What a released engine has put is worthless, but it has ended.
-        me.meet()?;
-        works(me, &mut free, &source, &again, seed(me.me, 1))?;
+        // The bytes of a released engine are undefined, but its ops have ended.
+        me.barrier()?;
+        ensure_works(me, &mut free, &source, &again, seed(me.me, 1))?;
         let mut fresh = me.engine()?;
-        works(me, &mut fresh, &source, &again, seed(me.me, 2))
-            .map_err(|f| f.within("an engine made afterwards"))?;
-        me.meet()
+        ensure_works(me, &mut fresh, &source, &again, seed(me.me, 2))
+            .map_err(|f| f.within("an engine created afterwards"))?;
+        me.barrier()
     })
 }
 
-fn drain<H: Harness>(driver: &mut Driver<'_, '_, H>, last: Ticket) -> Outcome {
-    let patience = driver.patience("a released engine to drain");
+fn drain<H: Harness>(engine: &mut TestEngine<'_, '_, H>, last: Ticket) -> Outcome {
+    let time_limit = engine.time_limit("a released engine to drain");
     loop {
-        driver.engine.release().map_err(|e| Failure::from(e).within("release"))?;
-        let done = driver.completed()?;
+        engine.inner.release().map_err(|e| Failure::from(e).within("release"))?;
+        let done = engine.completed()?;
         if done == last {
             return Ok(());
         }
-        ensure!(done < last, "ticket {} is complete, the last one is {}", done.0, last.0);
-        patience.check(|| format!("ticket {} of {}", done.0, last.0))?;
+        ensure!(done < last, "ticket {} is complete, but the last submitted is {}", done.0, last.0);
+        time_limit.check(|| format!("ticket {} of {}", done.0, last.0))?;
     }
 }
 
-/// A put from `source` to oneself.
-fn works<'r, H: Harness>(
+/// Puts from `source` to the own rank and checks the bytes.
+fn ensure_works<'r, H: Harness>(
     me: &Participant<'_, H>,
-    driver: &mut Driver<'r, '_, H>,
+    engine: &mut TestEngine<'r, '_, H>,
     source: &'r Window<H>,
     landing: &'r Window<H>,
     seed: u64,
@@ -70,11 +75,12 @@ fn works<'r, H: Harness>(
     let bytes = landing.local.bytes();
     let sent = pattern(seed, bytes);
     me.write(&source.local, 0, &sent);
-    driver.run(&[put((&landing.remote[me.me], 0), (&source.local, 0), bytes)])?;
+    engine.run(&[put((&landing.remote[me.me], 0), (&source.local, 0), bytes)])?;
     me.ensure_bytes("a put after the release", &landing.local, 0, &sent)
 }
 
-/// Whether it was busy, idle or released before: `Aborted`, and the last ticket is reached.
+/// Submits to engines that were idle or busy when they were released. Each must fail with
+/// `Aborted`, and the last ticket must be complete.
 ///
 /// # Errors
 /// If the backend breaks the sentence.
@@ -83,11 +89,11 @@ pub fn a_released_engine_drains_and_takes_no_more<H: Harness>(harness: &H) -> Ou
         let bytes = aligned(&me.caps, 500_000);
         let (source, landing) = (me.bytes(bytes)?, me.bytes(bytes)?);
         let flags = me.flags(2)?;
-        let (here, next) = (me.me, me.after(1));
+        let (here, next) = (me.me, me.rank_after(1));
         let (mut idle, mut busy) = (me.engine()?, me.engine()?);
         drain(&mut idle, Ticket::NONE)?;
         let copy = put((&landing.remote[next], 0), (&source.local, 0), bytes);
-        // Without queued waits the copy is what the release interrupts.
+        // Without queued waits the release interrupts the copy.
         let mut last = busy.submit(&[copy])?;
         if busy.caps().queued_wait {
             busy.finish(last)?;
@@ -95,20 +101,25 @@ pub fn a_released_engine_drains_and_takes_no_more<H: Harness>(harness: &H) -> Ou
             last = busy.submit_held(&ops)?.0;
         }
         drain(&mut busy, last)?;
-        for (name, driver, last) in [("idle", &mut idle, Ticket::NONE), ("busy", &mut busy, last)] {
+        for (name, engine, last) in [("idle", &mut idle, Ticket::NONE), ("busy", &mut busy, last)] {
             for ops in [&[][..], &[signal(&flags.remote[here], 0, 1)], &[copy]] {
-                let answer = driver.try_submit(ops).map_err(|error| error.kind());
-                let wanted = Err(ErrorKind::Aborted);
+                let answer = engine.try_submit(ops).map_err(|error| error.kind());
+                let expected = Err(ErrorKind::Aborted);
                 ensure!(
-                    answer == wanted,
-                    "a released engine that was {name} answers {answer:?} to {} ops, wanted {wanted:?}",
+                    answer == expected,
+                    "a released engine that was {name} returned {answer:?} for {} ops, expected {expected:?}",
                     ops.len()
                 );
             }
-            let done = driver.completed()?;
-            ensure!(done == last, "ticket {} is complete, the last one is {}", done.0, last.0);
-            driver.engine.release().map_err(|e| Failure::from(e).within("another release"))?;
+            let done = engine.completed()?;
+            ensure!(
+                done == last,
+                "ticket {} is complete, but the last submitted is {}",
+                done.0,
+                last.0
+            );
+            engine.inner.release().map_err(|e| Failure::from(e).within("another release"))?;
         }
-        me.meet()
+        me.barrier()
     })
 }

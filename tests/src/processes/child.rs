@@ -1,4 +1,4 @@
-//! The parent's side: a rank that runs as a process.
+//! Controls a rank that runs as a process, from the parent's side.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};
@@ -12,17 +12,17 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::parent::{ROLE, variable};
 use crate::failure::{Failure, Outcome, ensure};
 
-/// A process that was started to play a role; killed and reaped when dropped.
+/// A process that runs a role of the test program; killed and reaped when dropped.
 #[derive(Debug)]
 pub struct Child {
     name: String,
     process: std::process::Child,
-    words: ChildStdin,
+    input: ChildStdin,
     lines: Receiver<String>,
 }
 
 impl Child {
-    /// Starts this program again, to play `role` with these values.
+    /// Starts this program again, to run `role` with these values.
     ///
     /// # Errors
     /// If the system refuses.
@@ -38,7 +38,7 @@ impl Child {
         Self::spawn(role, command)
     }
 
-    /// Starts `command`, which in the end runs this program in a role.
+    /// Starts `command`, which must run this program in a role.
     ///
     /// # Errors
     /// If the system refuses.
@@ -47,72 +47,76 @@ impl Child {
         let started = command.spawn();
         let mut process =
             started.map_err(|error| Failure::new(format!("start {name}: {error}")))?;
-        let words = process.stdin.take().expect("it was asked for");
+        let input = process.stdin.take().expect("it was asked for");
         let output = process.stdout.take().expect("it was asked for");
-        let (say, lines) = channel();
+        let (send, lines) = channel();
         std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
-                // Nobody listens once the handle is gone.
-                let _ = say.send(line);
+                // The send fails when the handle was dropped.
+                let _ = send.send(line);
             }
         });
-        Ok(Self { name: format!("{name}, process {}", process.id()), process, words, lines })
+        Ok(Self { name: format!("{name}, process {}", process.id()), process, input, lines })
     }
 
-    /// The process's number.
+    /// Returns the process's number.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// The next line that it says.
+    /// Returns the next line that the process prints.
     ///
     /// # Errors
-    /// If it ends or says nothing until the deadline.
-    pub fn hear(&mut self, deadline: Deadline) -> Outcome<String> {
+    /// If it ends or prints nothing until the deadline.
+    pub fn read_line(&mut self, deadline: Deadline) -> Outcome<String> {
         self.lines.recv_timeout(deadline.remaining()).map_err(|_| {
             let ended = self.process.try_wait().ok().flatten();
-            let state = ended.map_or_else(|| "still runs".to_owned(), |status| status.to_string());
+            let state = ended
+                .map_or_else(|| "still runs".to_owned(), |status| format!("ended with {status}"));
             let timeout = deadline.timeout();
-            Failure::new(format!("{} said nothing within {timeout:?}; it {state}", self.name))
+            Failure::new(format!("{} printed nothing within {timeout:?}; it {state}", self.name))
         })
     }
 
-    /// The rest of the next line, which must begin with `word`.
+    /// Returns the rest of the next line, which must begin with `word`.
     ///
     /// # Errors
-    /// As [`hear`](Self::hear), or if it says something else.
+    /// Those of [`read_line`](Self::read_line), or that the process printed something else.
     pub fn expect(&mut self, word: &str, deadline: Deadline) -> Outcome<String> {
-        let line =
-            self.hear(deadline).map_err(|failure| failure.within(format!("wanted {word:?}")))?;
+        let line = self
+            .read_line(deadline)
+            .map_err(|failure| failure.within(format!("expected {word:?}")))?;
         let rest = line.strip_prefix(word).map(|rest| rest.trim_start().to_owned());
-        rest.ok_or_else(|| Failure::new(format!("{} said {line:?}, wanted {word:?}", self.name)))
+        rest.ok_or_else(|| {
+            Failure::new(format!("{} printed {line:?}, expected {word:?}", self.name))
+        })
     }
 
-    /// Passes over lines until it says `wanted`.
+    /// Skips lines until the process prints `expected`.
     ///
     /// # Errors
-    /// If it ends, or does not say it until the deadline; with what it said instead.
-    pub fn hear_until(&mut self, wanted: &str, deadline: Deadline) -> Outcome {
+    /// If it ends, or does not print it until the deadline; with what it printed instead.
+    pub fn read_until(&mut self, expected: &str, deadline: Deadline) -> Outcome {
         let mut passed = Vec::new();
         loop {
-            let place = || format!("wanted {wanted:?} after {passed:?}");
-            match self.hear(deadline).map_err(|failure| failure.within(place()))? {
-                line if line == wanted => return Ok(()),
+            let place = || format!("expected {expected:?} after {passed:?}");
+            match self.read_line(deadline).map_err(|failure| failure.within(place()))? {
+                line if line == expected => return Ok(()),
                 line => passed.push(line),
             }
         }
     }
 
-    /// Answers a rank that waits for a line.
+    /// Sends a line to a rank that waits for one.
     ///
     /// # Errors
     /// If it has ended.
-    pub fn tell(&mut self, line: impl fmt::Display) -> Outcome {
-        let told = writeln!(self.words, "{line}").and_then(|()| self.words.flush());
-        told.map_err(|error| Failure::new(format!("tell {} {line}: {error}", self.name)))
+    pub fn send_line(&mut self, line: impl fmt::Display) -> Outcome {
+        let sent = writeln!(self.input, "{line}").and_then(|()| self.input.flush());
+        sent.map_err(|error| Failure::new(format!("send {line} to {}: {error}", self.name)))
     }
 
-    /// Kills it as `kill -9` does, and reaps it.
+    /// Kills the process as `kill -9` does, and reaps it.
     ///
     /// # Errors
     /// If the system refuses.
@@ -121,28 +125,29 @@ impl Child {
         killed.map(drop).map_err(|error| Failure::new(format!("kill {}: {error}", self.name)))
     }
 
-    /// Stops it as `kill -STOP` does: it lives and does nothing.
+    /// Stops the process as `kill -STOP` does: it lives but does not run.
     ///
     /// # Errors
     /// If the system refuses.
     pub fn stop(&mut self) -> Outcome {
         let pid = i32::try_from(self.id()).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| Failure::new(format!("{} has no number", self.name)))?;
+        let pid =
+            pid.ok_or_else(|| Failure::new(format!("{} has no process number", self.name)))?;
         let stopped = kill_process(pid, Signal::STOP);
         stopped.map_err(|error| Failure::new(format!("stop {}: {error}", self.name)))
     }
 
-    /// Waits until it has ended well.
+    /// Waits until the process has ended with success.
     ///
     /// # Errors
     /// If it does not end in time, or with another status than success.
     pub fn finish(&mut self, deadline: Deadline) -> Outcome {
-        let status = self.ended(deadline)?;
+        let status = self.wait_exit(deadline)?;
         ensure!(status.success(), "{} ended with {status}", self.name);
         Ok(())
     }
 
-    fn ended(&mut self, deadline: Deadline) -> Outcome<ExitStatus> {
+    fn wait_exit(&mut self, deadline: Deadline) -> Outcome<ExitStatus> {
         loop {
             match self.process.try_wait() {
                 Ok(Some(status)) => return Ok(status),
@@ -159,8 +164,46 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Both fail only where it has been reaped already.
+        // Both fail only if the process was reaped before.
         let _ = self.process.kill();
         let _ = self.process.wait();
+    }
+}
+
+/// Limits how long the other ranks may take to notice that one has failed.
+const ECHO: Duration = Duration::from_secs(30);
+
+/// Reads the lines of all ranks until they end; `children[rank]` is a rank's process.
+///
+/// A rank prints `passed CASE` after every case and `done` at the end. In between it may print
+/// `under way`, and `figure ...`, which is shown to the user.
+///
+/// # Errors
+/// If a rank prints anything else, or does not end with success until the deadline; one line for
+/// each such rank.
+pub fn finish_all(children: &mut [Child], mut deadline: Deadline) -> Outcome {
+    let mut failures = Vec::new();
+    for (rank, child) in children.iter_mut().enumerate() {
+        if let Err(failure) = read_to_end(child, deadline).and_then(|()| child.finish(deadline)) {
+            if failures.is_empty() {
+                deadline = Deadline::after(deadline.remaining().min(ECHO));
+            }
+            failures.push(format!("rank {rank}: {failure}"));
+        }
+    }
+    if failures.is_empty() { Ok(()) } else { Err(Failure::new(failures.join("\n"))) }
+}
+
+fn read_to_end(child: &mut Child, deadline: Deadline) -> Outcome {
+    let mut passed = String::from("passed nothing");
+    loop {
+        match child.read_line(deadline) {
+            Ok(line) if line == "done" => return Ok(()),
+            Ok(line) if line == "under way" => {}
+            Ok(line) if line.starts_with("figure ") => println!("{line}"),
+            Ok(line) if line.starts_with("passed ") => passed = line,
+            Ok(line) => return Err(Failure::new(line)),
+            Err(failure) => return Err(failure.within(format!("after the rank {passed}"))),
+        }
     }
 }

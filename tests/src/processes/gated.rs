@@ -1,4 +1,4 @@
-//! A bootstrap that halts its rank at a chosen exchange.
+//! Halts a rank at a chosen exchange of its bootstrap.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use peerlane_collectives::bootstrap::{Bootstrap, Listener};
 use peerlane_collectives::error::Error;
 use peerlane_hal::{Deadline, Rank};
 
-/// The label under which a goodbye can be chosen.
+/// Label that selects the goodbye.
 pub const LEAVE: &str = "goodbye";
 
-/// A bootstrap that calls back just before one exchange or its goodbye.
+/// Calls back just before one exchange of a bootstrap, or before its goodbye.
 pub struct Gated<B> {
     inner: B,
     label: Option<&'static str>,
@@ -17,7 +17,7 @@ pub struct Gated<B> {
 }
 
 impl<B> Gated<B> {
-    /// Calls `halt` before the exchange with this label.
+    /// Creates a bootstrap that calls `halt` before the exchange with this label.
     pub fn new(
         inner: B,
         label: Option<&'static str>,

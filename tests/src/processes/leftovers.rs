@@ -1,4 +1,4 @@
-//! What a group may have left behind: in a process that lives on, and on the machine.
+//! Finds what a group has left behind: in a process that continues, and on the machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use peerlane_hal::Deadline;
 
-/// How long threads that have nothing more to do may take to end.
+/// Limits how long threads without work may take to end.
 const ENDING: Duration = Duration::from_secs(2);
 
-/// Shared memory, descriptors and threads of Peerlane in this process; a moment is given to threads
-/// that are about to end.
+/// Returns shared memory, descriptors and threads of Peerlane in this process.
+///
+/// Waits a moment for threads that are about to end.
 pub fn leftovers() -> Vec<String> {
     let deadline = Deadline::after(ENDING);
     loop {
@@ -40,11 +41,11 @@ fn threads() -> impl Iterator<Item = String> {
     names.filter(|name| is_ours(name)).map(|name| format!("thread {}", name.trim_end()))
 }
 
-/// Files and socket files of Peerlane that somebody could find by name.
+/// Returns files and socket files of Peerlane that other processes could find by name.
 pub fn named_files() -> Vec<String> {
     let files = entries("/dev/shm").map(|path| path.display().to_string());
     let files = files.filter(|path| path.contains("peerlane"));
-    // The names of abstract sockets begin with @ and are no files.
+    // Names of abstract sockets begin with @; they are not files.
     let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();
     let sockets = sockets.lines().filter_map(|line| line.split_whitespace().nth(7));
     let sockets = sockets.filter(|name| !name.starts_with('@') && name.contains("peerlane"));

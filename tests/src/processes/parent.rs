@@ -1,4 +1,4 @@
-//! The rank's side: who started it, and for what.
+//! Connects a rank that runs as a process with the test that started it, from the rank's side.
 
 use std::fmt;
 use std::io::Write;
@@ -9,7 +9,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::failure::{Failure, Outcome};
 
-/// The role of a process that was started by a test.
+/// Environment variable with the role of a process that a test started.
 pub(super) const ROLE: &str = "PEERLANE_TEST_ROLE";
 
 pub(super) fn variable(name: &str) -> String {
@@ -23,64 +23,67 @@ pub struct Parent {
 }
 
 impl Parent {
-    /// The parent, if this process was started to play a role; `None` in the test program itself.
+    /// Returns the parent if a test started this process with a role; `None` in the test program
+    /// itself.
     pub fn find() -> Option<Self> {
         let role = std::env::var(ROLE).ok()?;
-        // A test that is interrupted leaves no rank behind.
+        // Ends the rank with its parent, so that an interrupted test leaves no process.
         let _ = set_parent_process_death_signal(Some(Signal::KILL));
         Some(Self { role })
     }
 
-    /// What this process is to play.
+    /// Returns the role of this process.
     pub fn role(&self) -> &str {
         &self.role
     }
 
-    /// A value that the parent gave.
+    /// Returns a value that the parent passed.
     ///
     /// # Errors
-    /// If it gave none, or one that cannot be read.
+    /// If it passed none, or one that cannot be parsed.
     pub fn value<T: FromStr>(&self, name: &str) -> Outcome<T> {
         let text = std::env::var(variable(name)).unwrap_or_default();
-        text.parse().map_err(|_| Failure::new(format!("{name} is {text:?}")))
+        text.parse().map_err(|_| {
+            Failure::new(format!("the parent passed {text:?} as {name}, which cannot be parsed"))
+        })
     }
 
-    /// The exit code of this process after its story; a failure is said.
-    pub fn ended(&self, story: Outcome) -> ExitCode {
-        match story {
+    /// Returns the exit code of this process; prints a failure.
+    pub fn exit_code(&self, outcome: Outcome) -> ExitCode {
+        match outcome {
             Ok(()) => ExitCode::SUCCESS,
             Err(failure) => {
-                self.say(format_args!("broken: {failure}"));
+                self.print_line(format_args!("broken: {failure}"));
                 ExitCode::FAILURE
             }
         }
     }
 
-    /// Says a line.
-    pub fn say(&self, line: impl fmt::Display) {
+    /// Prints a line for the parent.
+    pub fn print_line(&self, line: impl fmt::Display) {
         let mut output = std::io::stdout().lock();
-        // A rank without a parent is about to end.
+        // The write fails if the parent has ended; then this process is about to be killed.
         let _ = writeln!(output, "{line}").and_then(|()| output.flush());
     }
 
-    /// Waits for a line.
+    /// Waits for a line of the parent.
     ///
     /// # Errors
-    /// If the parent is gone.
-    pub fn hear(&self) -> Outcome<String> {
+    /// If the parent has ended.
+    pub fn read_line(&self) -> Outcome<String> {
         let mut line = String::new();
         match std::io::stdin().read_line(&mut line) {
             Ok(bytes) if bytes > 0 => Ok(line.trim_end().to_owned()),
-            _ => Err(Failure::new("the parent is gone")),
+            _ => Err(Failure::new("the parent has ended")),
         }
     }
 
-    /// Says that it has come to `place`, and waits until the parent lets it go on.
+    /// Prints that the rank has reached `place`, and waits until the parent lets it continue.
     ///
     /// # Errors
-    /// If the parent is gone.
+    /// If the parent has ended.
     pub fn halt(&self, place: impl fmt::Display) -> Outcome {
-        self.say(format_args!("at {place}"));
-        self.hear().map(drop)
+        self.print_line(format_args!("at {place}"));
+        self.read_line().map(drop)
     }
 }

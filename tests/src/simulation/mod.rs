@@ -1,11 +1,11 @@
-//! Whole all-gathers on engines that delay, fall short and differ from rank to rank, drawn from a
-//! seed.
+//! Runs whole all-gathers, drawn from a seed, on engines that are delayed, limited and different on
+//! each rank.
 //!
-//! Ranks are threads of this process. Each fills its shard anew for every start, poisons the output,
-//! starts, and looks at every byte; nothing but the all-gather itself keeps ranks in step. A seed
-//! decides everything but the scheduling of threads, so that it finds a fault again in a few runs.
+//! Ranks are threads of this process. Before every start, each rank fills its shard with new data
+//! and poisons the output; after it, each rank checks every byte. Only the all-gather itself keeps
+//! the ranks in step. A seed decides everything except the scheduling of threads, so that it finds
+//! a fault again in a few runs.
 
-mod memory;
 mod operation;
 mod overlap;
 mod rank;
@@ -18,26 +18,26 @@ use peerlane_collectives::error::Error;
 use peerlane_hal::Rank;
 
 use crate::failure::{Failure, Outcome};
-use memory::Guarded;
+use operation::Guarded;
 
-pub use overlap::without;
+pub use overlap::check_without;
 pub use scenario::{Engine, Phase, RANKS, SHARD_BYTES, Scenario};
 
-/// Runs a scenario; the failure names it, so that it can be run again.
+/// Runs a scenario. A failure names the scenario, so that it can be run again.
 ///
 /// # Errors
-/// What every rank that did not end well has to say.
+/// The failure of every rank that failed.
 pub fn run(scenario: &Scenario) -> Outcome {
-    let lives = set(scenario).map_err(|failure| failure.within(scenario))?;
+    let states = open_bootstraps(scenario).map_err(|failure| failure.within(scenario))?;
     let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
-        let threads: Vec<_> = lives
+        let threads: Vec<_> = states
             .into_iter()
-            .map(|mut life| scope.spawn(move || (bounded(scenario, &mut life), life)))
+            .map(|mut state| scope.spawn(move || (run_rank(scenario, &mut state), state)))
             .collect();
-        // Own memory stays until every rank has ended: a rank that failed is no reason to free
-        // what another may still write.
-        let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
-        ended.into_iter().map(|end| end.expect("panics are caught inside").0).collect()
+        // Keeps own memory until every rank has ended: after a failure of one rank, another may still
+        // write to its memory.
+        let joined: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        joined.into_iter().map(|end| end.expect("panics are caught inside").0).collect()
     });
     let failures: Vec<_> = outcomes
         .into_iter()
@@ -51,28 +51,28 @@ pub fn run(scenario: &Scenario) -> Outcome {
 }
 
 /// What one rank's thread owns.
-struct Life {
+struct RankState {
     rank: Rank,
     bootstraps: Vec<InProcess>,
-    /// An input and an output for every operation, where the rank brings its own.
+    /// An input and an output for every operation, if the rank brings its own.
     memory: Vec<Guarded>,
 }
 
-fn set(scenario: &Scenario) -> Outcome<Vec<Life>> {
-    let mut lives: Vec<_> = Rank::all(scenario.ranks)
-        .map(|rank| Life { rank, bootstraps: Vec::new(), memory: scenario.own_memory(rank) })
+fn open_bootstraps(scenario: &Scenario) -> Outcome<Vec<RankState>> {
+    let mut states: Vec<_> = Rank::all(scenario.ranks)
+        .map(|rank| RankState { rank, bootstraps: Vec::new(), memory: scenario.own_memory(rank) })
         .collect();
     for _ in 0..scenario.groups {
         let group = in_process::group(scenario.ranks).map_err(failed)?;
-        lives.iter_mut().zip(group).for_each(|(life, handle)| life.bootstraps.push(handle));
+        states.iter_mut().zip(group).for_each(|(state, handle)| state.bootstraps.push(handle));
     }
-    Ok(lives)
+    Ok(states)
 }
 
-fn bounded(scenario: &Scenario, life: &mut Life) -> Outcome {
-    let bootstraps = std::mem::take(&mut life.bootstraps);
-    let lived = || rank::live(scenario, life.rank, bootstraps, &mut life.memory);
-    catch_unwind(AssertUnwindSafe(lived)).unwrap_or_else(|panic| {
+fn run_rank(scenario: &Scenario, state: &mut RankState) -> Outcome {
+    let bootstraps = std::mem::take(&mut state.bootstraps);
+    let run = || rank::run(scenario, state.rank, bootstraps, &mut state.memory);
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
         Err(Failure::new(format!("panicked: {text}")))

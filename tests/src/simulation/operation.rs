@@ -1,13 +1,13 @@
-//! One prepared all-gather with data that differs from start to start.
+//! Prepares one all-gather, and fills and checks its memory with data that differs from start to
+//! start.
 
-use peerlane_collectives::element::Element;
+use peerlane_collectives::element::{self, Element};
 use peerlane_collectives::group::{AllGather, Group};
 use peerlane_hal::Rank;
 
-use super::memory::Guarded;
 use super::{Scenario, failed};
 use crate::data::{POISON, pattern};
-use crate::failure::{Outcome, ensure_bytes};
+use crate::failure::{Outcome, ensure_all, ensure_bytes};
 
 pub(super) struct Operation<'s, T> {
     scenario: &'s Scenario,
@@ -30,8 +30,8 @@ impl<'s, T: Element> Operation<'s, T> {
             Some(pair) => {
                 let mut buffers = Vec::new();
                 for own in pair {
-                    // SAFETY: own memory outlives all ranks of the scenario, and is looked at again
-                    // only after the group was closed.
+                    // SAFETY: own memory outlives all ranks of the scenario, and is read again only
+                    // after the group was closed.
                     let buffer = unsafe { group.register(own.elements::<T>()?) };
                     buffers.push(Some(buffer.map_err(failed)?));
                 }
@@ -59,16 +59,16 @@ impl<'s, T: Element> Operation<'s, T> {
         Ok(())
     }
 
-    /// Looks at every byte, and spoils them: what comes next must not depend on them.
+    /// Checks every byte, then overwrites them: the next start must not depend on them.
     pub(super) fn check(&mut self, start: u64) -> Outcome {
-        let wanted: Vec<u8> = Rank::all(self.scenario.ranks)
+        let expected: Vec<u8> = Rank::all(self.scenario.ranks)
             .map(|rank| self.shard(rank, start))
             .collect::<Vec<_>>()
             .concat();
         let own = self.shard(self.rank, start);
         let output = self.gather.output().map_err(failed)?;
         let place = format!("operation {}, start {start}, output", self.number);
-        ensure_bytes(place, bytemuck::cast_slice(output), &wanted)?;
+        ensure_bytes(place, bytemuck::cast_slice(output), &expected)?;
         if !self.scenario.in_place {
             let output = self.gather.output_mut().map_err(failed)?;
             bytemuck::cast_slice_mut(output).fill(!POISON);
@@ -81,11 +81,42 @@ impl<'s, T: Element> Operation<'s, T> {
         Ok(())
     }
 
-    /// What `rank` contributes to `start`.
+    /// Returns what `rank` contributes to `start`.
     fn shard(&self, rank: Rank, start: u64) -> Vec<u8> {
         let operation = (self.number as u64) << 56;
         let seed = self.scenario.seed ^ operation ^ (u64::from(rank.0) << 32) ^ start;
         // Neighbouring seeds must not give neighbouring data.
         pattern(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15), self.scenario.shard_bytes as u64)
+    }
+}
+
+const GUARD: u8 = 0x5C;
+const GUARD_BYTES: usize = 64;
+const WORD_BYTES: usize = size_of::<u64>();
+
+/// A span of own memory at any offset, with guard bytes in front and after it that must not change.
+pub(super) struct Guarded {
+    words: Vec<u64>,
+    start: usize,
+    bytes: usize,
+}
+
+impl Guarded {
+    /// Creates `bytes` that start `offset` bytes after an aligned address.
+    pub(super) fn new(bytes: usize, offset: usize) -> Self {
+        let start = GUARD_BYTES + offset;
+        let words = (start + bytes + GUARD_BYTES).div_ceil(WORD_BYTES);
+        Self { words: vec![u64::from_ne_bytes([GUARD; WORD_BYTES]); words], start, bytes }
+    }
+
+    pub(super) fn elements<T: Element>(&mut self) -> Outcome<&mut [T]> {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
+        element::cast_mut(&mut bytes[self.start..self.start + self.bytes]).map_err(failed)
+    }
+
+    pub(super) fn check(&self) -> Outcome {
+        let bytes: &[u8] = bytemuck::cast_slice(&self.words);
+        ensure_all("guard in front of the span", &bytes[..self.start], GUARD)?;
+        ensure_all("guard after the span", &bytes[self.start + self.bytes..], GUARD)
     }
 }

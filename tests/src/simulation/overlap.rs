@@ -1,8 +1,8 @@
-//! What goes on while one rank does not come.
+//! Checks how far the other ranks proceed while one rank is late.
 //!
-//! A slow rank may hold up what waits for it and nothing else. Bytes cannot show that, since they
-//! arrive sooner or later; so each op gets a ticket of its own, and the trace says how far every
-//! engine has come while the slow rank sleeps.
+//! A slow rank may delay only what waits for it. Bytes cannot show that, because they arrive sooner
+//! or later. So each op gets its own ticket, and the trace shows how far every engine has come
+//! while the slow rank sleeps.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -22,29 +22,31 @@ use crate::failure::{Failure, Outcome};
 use crate::middleware::{TraceLayer, TraceLog, Wrapped};
 
 const SHARD_LEN: usize = 100;
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Long enough that somebody who goes on although he must not has gone on.
+/// Limits how long the ranks may take to reach their first wait for the slow one.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Time after which a rank that continues although it must wait has continued.
 const REST: Duration = Duration::from_millis(20);
 
-/// Runs one start in which `slow` comes last, and looks how far the others come without it.
+/// Runs one start in which `slow` comes last, and checks how far the other ranks proceed without
+/// it.
 ///
 /// # Errors
-/// If a rank did not do all that needs nothing from the slow one, or did more.
-pub fn without(slow: Rank, ranks: usize, outputs: u32) -> Outcome {
+/// If a rank did not do everything that needs nothing from the slow one, or did more.
+pub fn check_without(slow: Rank, ranks: usize, outputs: u32) -> Outcome {
     let log = TraceLog::new();
     let ready = Barrier::new(ranks);
-    let here = format!("rank {slow} of {ranks} is slow, {outputs} output(s)");
+    let case = format!("rank {slow} of {ranks} is slow, {outputs} output(s)");
     let lived = in_process::run(ranks, |bootstrap| {
         let rank = bootstrap.rank();
         let prepared = open(bootstrap, &log).and_then(|mut group| {
             let gather = group.all_gather::<u8>(SHARD_LEN).outputs(outputs).prepare()?;
             Ok((group, gather))
         });
-        // Also with an error: the others wait.
+        // Reached with an error too, because the other ranks wait here.
         ready.wait();
         let (group, mut gather) = prepared?;
         if rank == slow {
-            let seen = look(&log, slow, ranks, outputs);
+            let seen = check_progress(&log, slow, ranks, outputs);
             gather.run()?;
             group.close()?;
             return Ok(seen);
@@ -54,10 +56,10 @@ pub fn without(slow: Rank, ranks: usize, outputs: u32) -> Outcome {
         Ok(Ok(()))
     });
     let seen: Outcome = lived.map_err(failed)?.into_iter().collect();
-    seen.map_err(|failure| failure.within(here))
+    seen.map_err(|failure| failure.within(case))
 }
 
-/// Every op is a slice, so that the tickets count ops.
+/// Opens a group on an engine with one op in each slice, so that the tickets count ops.
 fn open(bootstrap: InProcess, log: &TraceLog) -> Result<Group, Error> {
     let mut options = host::Options::default();
     options.caps.slice_ops_max = 1;
@@ -65,27 +67,31 @@ fn open(bootstrap: InProcess, log: &TraceLog) -> Result<Group, Error> {
     Group::open(bootstrap, Wrapped::new(fabric, TraceLayer::new(log.clone())))
 }
 
-/// Returns when the others have come as far as they can without `slow`, and no further.
-fn look(log: &TraceLog, slow: Rank, ranks: usize, outputs: u32) -> Outcome {
-    let wanted = wanted(slow, ranks, outputs)?;
-    let deadline = Deadline::after(PATIENCE);
-    while seen(log, slow, ranks) != wanted {
+/// Returns when the other ranks have come as far as they can without `slow`, and no farther.
+fn check_progress(log: &TraceLog, slow: Rank, ranks: usize, outputs: u32) -> Outcome {
+    let expected = expected(slow, ranks, outputs)?;
+    let deadline = Deadline::after(TIMEOUT);
+    while seen(log, slow, ranks) != expected {
         if deadline.has_passed() {
             let seen = seen(log, slow, ranks);
-            return Err(Failure::new(format!("ops done {seen:?}, wanted {wanted:?}\n{log}")));
+            let text = format!("ops done {seen:?}, expected {expected:?} within {TIMEOUT:?}");
+            return Err(Failure::new(format!("{text}\n{log}")));
         }
         std::thread::sleep(Duration::from_millis(1));
     }
     std::thread::sleep(REST);
     let seen = seen(log, slow, ranks);
-    if seen == wanted {
+    if seen == expected {
         return Ok(());
     }
-    Err(Failure::new(format!("somebody went on: ops done {seen:?}, wanted {wanted:?}\n{log}")))
+    Err(Failure::new(format!(
+        "a rank did not wait for the slow one: ops done {seen:?}, expected {expected:?}\n{log}"
+    )))
 }
 
-/// The ops of each rank's lane in front of the first wait for the slow one; nothing of that itself.
-fn wanted(slow: Rank, ranks: usize, outputs: u32) -> Outcome<Vec<Ticket>> {
+/// Returns for each rank the number of ops in front of its first wait for the slow one; 0 for the
+/// slow rank itself.
+fn expected(slow: Rank, ranks: usize, outputs: u32) -> Outcome<Vec<Ticket>> {
     let topology = Topology::flat(ranks).map_err(failed)?;
     let shape = Shape { outputs, ..Shape::default() };
     let plans = schedule::plans(Algorithm::Direct, &topology, shape).map_err(failed)?;
@@ -105,7 +111,7 @@ fn waits_for(step: &Step, slow: Rank) -> bool {
     }
 }
 
-/// The last ticket that each rank's engine has completed.
+/// Returns the last ticket that each rank's engine has completed.
 fn seen(log: &TraceLog, slow: Rank, ranks: usize) -> Vec<Ticket> {
     let mut seen = vec![Ticket::NONE; ranks];
     for event in log.events() {

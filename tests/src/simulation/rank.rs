@@ -1,4 +1,4 @@
-//! One rank of a scenario.
+//! Runs one rank of a scenario.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use peerlane_collectives::group::{Group, GroupOptions, Started};
 use peerlane_hal::{DynFabric, Fabric, Rank};
 use peerlane_host as host;
 
-use super::memory::Guarded;
-use super::operation::Operation;
+use super::operation::{Guarded, Operation};
 use super::{Phase, Scenario, failed};
 use crate::failure::Outcome;
 use crate::middleware::{DelayLayer, Wrapped};
 
-/// Nothing takes so long; a fault that loses a flag shows as this timeout.
+/// Timeout of the group. No operation takes this long; a fault that loses a flag shows as this
+/// timeout.
 const TIMEOUT: Duration = Duration::from_secs(20);
 const POLLS_BETWEEN_NAPS: u32 = 8;
 
-/// Opens the rank's fabrics and lives on them.
-pub(super) fn live(
+/// Opens the rank's fabrics and runs the scenario on them.
+pub(super) fn run(
     scenario: &Scenario,
     rank: Rank,
     bootstraps: Vec<InProcess>,
@@ -79,34 +79,34 @@ fn gather<T: Element>(
         groups.push(join(scenario, bootstrap, fabric, number)?);
     }
     let rank = groups[0].rank();
-    let mut life = Life { scenario, rank, random: scenario.random(rank), operations: Vec::new() };
+    let mut run = Run { scenario, rank, random: scenario.random(rank), operations: Vec::new() };
     for _ in 0..scenario.operations {
         for group in &mut groups {
-            life.pause(Phase::Prepare);
-            let number = life.operations.len();
-            life.operations.push(Operation::<T>::prepare(scenario, group, number, memory)?);
+            run.pause(Phase::Prepare);
+            let number = run.operations.len();
+            run.operations.push(Operation::<T>::prepare(scenario, group, number, memory)?);
         }
     }
     for start in 1..=scenario.starts {
-        life.start(start)?;
-        life.meet(start, &mut groups)?;
+        run.start(start)?;
+        run.meet(start, &mut groups)?;
     }
-    drop(life);
+    drop(run);
     for group in groups {
         group.close().map_err(failed)?;
     }
     memory.iter().try_for_each(Guarded::check)
 }
 
-struct Life<'s, T> {
+struct Run<'s, T> {
     scenario: &'s Scenario,
     rank: Rank,
     random: fastrand::Rng,
     operations: Vec<Operation<'s, T>>,
 }
 
-impl<T: Element> Life<'_, T> {
-    /// One operation after the other, or all at once.
+impl<T: Element> Run<'_, T> {
+    /// Runs one start of every operation: one after the other, or all at once.
     fn start(&mut self, start: u64) -> Outcome {
         let several = self.operations.len();
         let at_once = if self.scenario.overlap { several } else { 1 };
@@ -147,17 +147,17 @@ impl<T: Element> Life<'_, T> {
     }
 }
 
-/// Waits, polls, or drops the handle; whoever looks at the output then waits.
+/// Waits, polls, or drops the handle; in the last case the access to the output waits.
 fn finish<T: Element>(
     scenario: &Scenario,
     rank: Rank,
     random: &mut fastrand::Rng,
     mut started: Started<'_, T>,
 ) -> Outcome {
-    // Started at once, operations are waited for in one order on all ranks: an engine of the host
-    // moves when its caller looks at that operation.
-    let ways = if scenario.overlap { 2 } else { 3 };
-    match random.u32(..ways) {
+    // Operations that are started at once are waited for in the same order on all ranks: an engine of
+    // the host backend progresses only when its caller waits for that operation.
+    let choices = if scenario.overlap { 2 } else { 3 };
+    match random.u32(..choices) {
         0 => {
             for poll in 1_u32.. {
                 pause(scenario, rank, random, Phase::Poll);
@@ -179,7 +179,7 @@ fn finish<T: Element>(
     }
 }
 
-/// The slow rank takes its time.
+/// Sleeps if this rank is the slow one in this phase.
 fn pause(scenario: &Scenario, rank: Rank, random: &mut fastrand::Rng, phase: Phase) {
     if scenario.slow == Some((rank, phase)) {
         std::thread::sleep(phase.pause().mul_f64(random.f64()));

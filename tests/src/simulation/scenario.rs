@@ -1,4 +1,4 @@
-//! What a seed stands for.
+//! Draws a scenario from a seed.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,18 +9,18 @@ use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
 use peerlane_host as host;
 
-use super::memory::Guarded;
+use super::operation::Guarded;
 use crate::middleware::DowngradeLayer;
 
-/// Numbers of ranks: every small one, and two that are more than any machine of the tests has cores.
+/// Numbers of ranks: every small one, and two that exceed the cores of any test machine.
 pub const RANKS: [usize; 11] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16];
-/// Bytes of a shard: none, odd, and around a page.
+/// Bytes of a shard: none, odd ones, and those around a page.
 pub const SHARD_BYTES: [usize; 6] = [0, 1, 3, 4095, 4096, 4097];
 
-/// About how long the ops of one start are held back on one rank, all together.
+/// About how long the ops of one start are delayed on one rank, in total.
 const DELAY_A_START: Duration = Duration::from_millis(4);
 
-/// Where a rank can be slow.
+/// A phase of a start in which a rank can be slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Before it prepares.
@@ -29,80 +29,83 @@ pub enum Phase {
     Fill,
     /// Before it starts.
     Start,
-    /// Between its start and the first look at it.
+    /// Between its start and its first wait or poll.
     Drive,
-    /// Between two looks.
+    /// Between two polls.
     Poll,
-    /// Between the end of a start and the look at the result.
+    /// Between the end of a start and the check of its result.
     Read,
 }
 
 impl Phase {
-    /// All of them.
+    /// All phases.
     pub const ALL: [Self; 6] =
         [Self::Prepare, Self::Fill, Self::Start, Self::Drive, Self::Poll, Self::Read];
 
     pub(super) fn pause(self) -> Duration {
-        // There are many polls in a start.
+        // Shorter for polls, because a start has many.
         Duration::from_micros(if self == Self::Poll { 200 } else { 3000 })
     }
 }
 
-/// The engines of one rank.
+/// Configures the engines of one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Engine {
-    /// What the backend is told.
+    /// Options of the host backend.
     pub options: host::Options,
-    /// The longest delay of an op; without one there is no layer at all.
+    /// The longest delay of an op; `None` for no layer at all.
     pub delay: Option<Duration>,
-    /// What is taken away on top of the delays.
+    /// Abilities that a layer removes in addition to the delays.
     pub downgrade: DowngradeLayer,
 }
 
-/// A group's life: ranks, sizes, engines, and who is slow.
+/// Describes one run of a group: ranks, sizes, engines, and which rank is slow.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// Draws data, delays and everything below.
+    /// Seed from which data, delays and all other fields are drawn.
     pub seed: u64,
-    /// How many ranks.
+    /// Number of ranks.
     pub ranks: usize,
     /// Bytes of a shard.
     pub shard_bytes: usize,
-    /// The element type, of which a shard is a whole number.
+    /// Element type; a shard is a whole number of elements.
     pub dtype: DType,
     /// Chunks of a shard.
     pub chunks: u32,
-    /// Whether the shards lie in the output.
+    /// True if the shards are in the output.
     pub in_place: bool,
-    /// Outputs that are used in turn; the group's choice if it is not said.
+    /// Outputs that are used in turn; `None` leaves the choice to the group.
     pub outputs: Option<u32>,
     /// Starts of every operation.
     pub starts: u64,
-    /// Groups that live at once.
+    /// Groups that exist at once.
     pub groups: usize,
     /// Operations of each group.
     pub operations: usize,
-    /// Whether all operations are started before any is waited for.
+    /// True if all operations are started before any is waited for.
     pub overlap: bool,
-    /// After how many starts the ranks meet; else nothing but the gathers keeps them in step.
+    /// Starts after which all ranks meet at a barrier; `None` if only the all-gathers keep them in
+    /// step.
     pub barrier_every: Option<u64>,
-    /// Whether each rank brings its own memory, at an offset of its own.
+    /// True if each rank brings its own memory, each at another offset.
     pub own_memory: bool,
-    /// Who is slow, and where.
+    /// The slow rank, and the phase in which it is slow.
     pub slow: Option<(Rank, Phase)>,
-    /// By rank; those of the fabric inside the node where there is another one between nodes.
+    /// Engines by rank; those of the local fabric if the scenario has a network.
     pub engines: Vec<Engine>,
-    /// How cells move.
+    /// Algorithm of the all-gathers.
     pub algorithm: Algorithm,
     /// Which ranks share a node.
     pub topology: Topology,
-    /// By rank, the engines of a fabric between nodes, where there is one.
+    /// Engines of the network by rank, if the scenario has one.
     pub networks: Option<Vec<Engine>>,
 }
 
 impl Scenario {
-    /// What `seed` stands for. The seeds below `RANKS.len() * SHARD_BYTES.len()` have every number
-    /// of ranks with every number of bytes; so have the next as many, and so on.
+    /// Draws the scenario of `seed`.
+    ///
+    /// The seeds below `RANKS.len() * SHARD_BYTES.len()` cover every number of ranks with every
+    /// number of bytes; so does each following block of as many seeds.
     pub fn draw(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let place = usize::try_from(seed % 1_000_000).expect("it is small");
@@ -141,7 +144,7 @@ impl Scenario {
             topology: Topology::flat(ranks).expect("there are some ranks"),
             networks: None,
         };
-        // Behind the rest, which a seed has stood for since before there were nodes.
+        // Drawn last, so that the other fields of a seed stay those that it had before there were nodes.
         scenario.algorithm = *random.choice(Algorithm::ALL).expect("there are some");
         if random.u32(..4) > 0 {
             scenario.topology = nodes(&mut random, ranks);
@@ -150,12 +153,12 @@ impl Scenario {
         scenario
     }
 
-    /// The random choices that `rank` makes on its way.
+    /// Returns the generator of the random choices that `rank` makes during the run.
     pub(super) fn random(&self, rank: Rank) -> fastrand::Rng {
         fastrand::Rng::with_seed(self.seed ^ (u64::from(rank.0) + 1) << 40)
     }
 
-    /// An input and an output for each operation, if the ranks bring their own.
+    /// Returns an input and an output for each operation, if the ranks bring their own.
     pub(super) fn own_memory(&self, rank: Rank) -> Vec<Guarded> {
         let mut random = self.random(rank);
         let operations = if self.own_memory { self.groups * self.operations } else { 0 };
@@ -165,7 +168,7 @@ impl Scenario {
     }
 }
 
-/// Up to four nodes, uneven, of ranks that need not be neighbours.
+/// Draws up to four nodes of different sizes, whose ranks need not be consecutive.
 fn nodes(random: &mut fastrand::Rng, ranks: usize) -> Topology {
     let drawn: Vec<u32> = (0..ranks).map(|_| random.u32(..4)).collect();
     let members: Vec<Vec<Rank>> = (0..4)
@@ -176,7 +179,7 @@ fn nodes(random: &mut fastrand::Rng, ranks: usize) -> Topology {
 }
 
 impl Engine {
-    /// The backend as it is.
+    /// Creates the configuration of an unchanged backend.
     pub fn plain() -> Self {
         let (options, downgrade) = (host::Options::default(), DowngradeLayer::default());
         Self { options, delay: None, downgrade }
@@ -204,7 +207,7 @@ impl Engine {
             options.queue_ops = slice + random.usize(..4);
             return engine;
         }
-        // A delay needs the backend whole; what is taken away is taken away on top of it.
+        // The delay layer needs an engine with all abilities, so they are removed above it.
         let ops = (4 * chunks as usize + 2) * ranks;
         engine.delay = Some(DELAY_A_START * 4 / u32::try_from(ops).expect("plans are short"));
         engine.downgrade = DowngradeLayer { queued_wait, slice_ops_max: slice, put_align_bytes: 1 };

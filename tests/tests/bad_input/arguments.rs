@@ -1,4 +1,4 @@
-//! Arguments that can never be right, on one rank or on all.
+//! Passes arguments that are always invalid, on one rank or on all.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Ranks that do not mean the same operation, or not the same group.
+//! Lets ranks disagree about the operation or the group.
 
 use std::time::Duration;
 

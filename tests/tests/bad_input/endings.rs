@@ -1,4 +1,4 @@
-//! Groups that end in the middle: an engine fails, a rank leaves, somebody goes on after the end.
+//! Ends groups early: an engine fails, a rank leaves, a rank uses its group after the end.
 
 use insta::assert_snapshot;
 use peerlane_collectives::bootstrap::Bootstrap;

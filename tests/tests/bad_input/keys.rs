@@ -1,4 +1,4 @@
-//! Remote keys that are no keys, or no longer.
+//! Imports malformed and expired remote keys.
 
 use std::process::Command;
 use std::ptr::NonNull;
@@ -149,7 +149,7 @@ fn private_memory_is_not_for_other_processes() {
     let mut other = Child::spawn("private", other).expect("a process");
     let here = gather_in_own_memory(Rank(0), &hub.address().to_string());
     let there = loop {
-        let line = other.hear(deadline()).expect("it says what it met");
+        let line = other.read_line(deadline()).expect("it says what it met");
         if let Some((_, said)) = line.split_once("said ") {
             break said.to_owned();
         }
@@ -165,7 +165,7 @@ fn private_memory_is_not_for_other_processes() {
 fn plays_a_rank() {
     let Some(parent) = Parent::find() else { return };
     let hub: String = parent.value("HUB").expect("an address");
-    parent.say(format_args!("said {}", said(gather_in_own_memory(Rank(1), &hub))));
+    parent.print_line(format_args!("said {}", said(gather_in_own_memory(Rank(1), &hub))));
 }
 
 fn gather_in_own_memory(rank: Rank, hub: &str) -> Result<(), Error> {

@@ -1,4 +1,4 @@
-//! A rank that never comes: the others say who, after their timeout and not later.
+//! Leaves out a rank: the others must name it, when their timeout has passed and not later.
 
 use insta::assert_snapshot;
 use peerlane_collectives::bootstrap::Bootstrap;

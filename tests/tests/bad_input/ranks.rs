@@ -1,4 +1,4 @@
-//! Ranks as threads, each with its own result.
+//! Runs ranks as threads, each with its own result.
 
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Shapes that cannot be gathered: lists, tensors, lengths and windows that do not fit.
+//! Passes lists, tensors, lengths and windows that do not fit.
 
 use insta::assert_snapshot;
 use peerlane_collectives::error::Error;

@@ -1,4 +1,4 @@
-//! What one start asks of the driver and of the allocator, once everything has run for a while.
+//! Counts the driver calls and allocations of one start in the steady state.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use peerlane_simulated_driver::Driver;
 use crate::counting::Counts;
 use crate::rest::come_to_rest;
 use crate::support::data::{check, unexpected};
-use crate::support::stage::{Form, Stage};
+use crate::support::test_rank::{Form, TestRank};
 
 const SHARD_BYTES: usize = 10_000;
 /// More than are looked at, so that everything has grown as far as it will.
@@ -101,22 +101,22 @@ fn wanted(ranks: usize, form: Form) -> Calls {
     }
 }
 
-pub(crate) fn calls(stage: &mut Stage) -> Outcome {
+pub(crate) fn calls(test_rank: &mut TestRank) -> Outcome {
     let driver = peerlane_simulated_driver::install();
     let mut wrong = String::new();
     for form in Form::ALL {
-        let builder = stage.group.all_gather::<u8>(SHARD_BYTES);
+        let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES);
         let mut gather = form.of(builder).prepare().map_err(unexpected)?;
-        let stream = stage.stream.for_starts();
-        warm_up(stage, &mut gather)?;
+        let stream = test_rank.stream.for_starts();
+        warm_up(test_rank, &mut gather)?;
         let before = [count(&driver, &COUNTED), count(&driver, &LOOKS), count(&driver, &UNUSED)];
         repeat(&mut gather, &stream, STARTS)?;
         let after = [count(&driver, &COUNTED), count(&driver, &LOOKS), count(&driver, &UNUSED)];
-        stage.stream.finish()?;
+        test_rank.stream.finish()?;
         let during =
             |kind: usize| after[kind].iter().zip(&before[kind]).map(|(now, old)| now - old);
         let seen: Vec<u64> = during(0).collect();
-        let Calls { copies, together, batches, records, waits } = wanted(stage.ranks, form);
+        let Calls { copies, together, batches, records, waits } = wanted(test_rank.ranks, form);
         let wanted = [copies, together, batches, records, waits].map(|each| each * STARTS as u64);
         if seen != wanted {
             let _ = write!(wrong, "{form:?}: {COUNTED:?} {seen:?}, wanted {wanted:?}; ");
@@ -137,13 +137,13 @@ fn count(driver: &Driver, calls: &[&str]) -> Vec<u64> {
 }
 
 /// More starts than are looked at, all of which are open at once.
-fn warm_up(stage: &Stage, gather: &mut AllGather<u8>) -> Outcome {
-    let gate = stage.gpu.pinned(4)?;
+fn warm_up(test_rank: &TestRank, gather: &mut AllGather<u8>) -> Outcome {
+    let gate = test_rank.gpu.pinned(4)?;
     gate.write(0, &[0; 4]);
-    stage.stream.hold(&gate)?;
-    repeat(gather, &stage.stream.for_starts(), WARM_UP)?;
+    test_rank.stream.hold(&gate)?;
+    repeat(gather, &test_rank.stream.for_starts(), WARM_UP)?;
     gate.write(0, &[1, 0, 0, 0]);
-    stage.stream.finish()?;
+    test_rank.stream.finish()?;
     gather.run().map_err(unexpected)
 }
 
@@ -153,16 +153,16 @@ fn repeat(gather: &mut AllGather<u8>, stream: &Stream, starts: usize) -> Outcome
 }
 
 /// A start allocates and frees nothing.
-pub(crate) fn allocations(stage: &mut Stage) -> Outcome {
+pub(crate) fn allocations(test_rank: &mut TestRank) -> Outcome {
     for form in Form::ALL {
-        let builder = stage.group.all_gather::<u8>(SHARD_BYTES);
+        let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES);
         let mut gather = form.of(builder).prepare().map_err(unexpected)?;
-        let stream = stage.stream.for_starts();
-        warm_up(stage, &mut gather)?;
+        let stream = test_rank.stream.for_starts();
+        warm_up(test_rank, &mut gather)?;
         come_to_rest();
         let before = Counts::now();
         repeat(&mut gather, &stream, STARTS)?;
-        stage.stream.finish()?;
+        test_rank.stream.finish()?;
         let during = Counts::now().since(before);
         // Behind it all have looked, and may talk to each other again.
         gather.run().map_err(unexpected)?;

@@ -1,4 +1,5 @@
-//! What the simulated machine saw: how many copies ran at once, and what exists when groups are gone.
+//! Reads the counters of the simulated machine: copies that ran at once, and what exists after
+//! groups are closed.
 
 use std::fs;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use peerlane_conformance::Outcome;
 use peerlane_simulated_driver::Driver;
 
 use crate::support::data::{check, unexpected};
-use crate::support::stage::{CaptureMode, Form, Stage, TIMEOUT, gather_once, open_group};
+use crate::support::test_rank::{CaptureMode, Form, TIMEOUT, TestRank, gather_once, open_group};
 
 /// Groups, one after the other.
 pub(crate) const GROUPS: usize = 50;
@@ -23,48 +24,54 @@ const LOOKS_MAX: u32 = 100;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
 /// Never more copies than the device has engines, and nothing on the default stream.
-pub(crate) fn copies(stage: &mut Stage) -> Outcome {
+pub(crate) fn copies(test_rank: &mut TestRank) -> Outcome {
     let driver = peerlane_simulated_driver::install();
     let engines = i64::from(
-        stage.group.fabric().downcast_ref::<crate::vendor::Fabric>().unwrap().device().copy_engines,
+        test_rank
+            .group
+            .fabric()
+            .downcast_ref::<crate::vendor::Fabric>()
+            .unwrap()
+            .device()
+            .copy_engines,
     );
     driver.reset_counters();
     for form in Form::ALL {
         for shard_bytes in [1, SHARD_BYTES, 3 << 20] {
-            let builder = stage.group.all_gather::<u8>(shard_bytes);
+            let builder = test_rank.group.all_gather::<u8>(shard_bytes);
             let mut gather = form.of(builder).prepare().map_err(unexpected)?;
-            let stream = stage.stream.for_starts();
+            let stream = test_rank.stream.for_starts();
             for _ in 0..STARTS {
                 drop(gather.start_on(&stream).map_err(unexpected)?);
             }
-            stage.stream.finish()?;
+            test_rank.stream.finish()?;
             gather.run().map_err(unexpected)?;
         }
     }
     let mut gather =
-        stage.group.all_gather::<u8>(SHARD_BYTES).capturable().prepare().map_err(unexpected)?;
-    let stream = stage.stream.for_starts();
+        test_rank.group.all_gather::<u8>(SHARD_BYTES).capturable().prepare().map_err(unexpected)?;
+    let stream = test_rank.stream.for_starts();
     let mode = CaptureMode::Global;
-    let graph = stage.stream.record(mode, || {
+    let graph = test_rank.stream.record(mode, || {
         (0..STARTS).try_for_each(|_| gather.start_on(&stream).map(drop).map_err(unexpected))
     })?;
     for _ in 0..STARTS {
         graph.replay()?;
     }
-    stage.stream.finish()?;
-    let most = driver.counter("most_copies_at_once", Some(stage.gpu.ordinal));
+    test_rank.stream.finish()?;
+    let most = driver.counter("most_copies_at_once", Some(test_rank.gpu.ordinal));
     check(most <= engines, || format!("{most} copies at once, the device has {engines} engines"))?;
-    let ran = driver.counter("copies", Some(stage.gpu.ordinal));
+    let ran = driver.counter("copies", Some(test_rank.gpu.ordinal));
     check(ran > 0, || "no copy was counted".to_owned())?;
     let uses = driver.counter("default_stream_uses", None);
     check(uses == 0, || format!("the default stream was used {uses} times"))
 }
 
 /// Groups that come and go leave as much as the first ones did.
-pub(crate) fn leftovers(stage: &mut Stage) -> Outcome {
+pub(crate) fn leftovers(test_rank: &mut TestRank) -> Outcome {
     let driver = peerlane_simulated_driver::install();
     let forms = Form::ALL;
-    let one = |index: usize| one_group(stage, index, forms[index % forms.len()], false);
+    let one = |index: usize| one_group(test_rank, index, forms[index % forms.len()], false);
     (0..WARM_UP).try_for_each(one)?;
     let wanted = Inventory::at_rest(&driver);
     (WARM_UP..GROUPS).try_for_each(one)?;
@@ -73,9 +80,9 @@ pub(crate) fn leftovers(stage: &mut Stage) -> Outcome {
 }
 
 /// The same with graphs, which may outlive their groups: only the words that they write to stay.
-pub(crate) fn captured_leftovers(stage: &mut Stage) -> Outcome {
+pub(crate) fn captured_leftovers(test_rank: &mut TestRank) -> Outcome {
     let driver = peerlane_simulated_driver::install();
-    let one = |index: usize| one_group(stage, index, Form::OneOutput, true);
+    let one = |index: usize| one_group(test_rank, index, Form::OneOutput, true);
     (0..WARM_UP).try_for_each(one)?;
     let before = Inventory::at_rest(&driver);
     (WARM_UP..GROUPS).try_for_each(one)?;
@@ -91,22 +98,22 @@ pub(crate) fn captured_leftovers(stage: &mut Stage) -> Outcome {
     check(seen == wanted, || format!("after {GROUPS} groups {seen:?}, wanted {wanted:?}"))
 }
 
-fn one_group(stage: &Stage, index: usize, form: Form, captured: bool) -> Outcome {
-    let (me, ranks) = (stage.me, stage.ranks);
-    let mut group = open_group(&stage.gpu, &stage.hubs[index], me, ranks, TIMEOUT)?;
+fn one_group(test_rank: &TestRank, index: usize, form: Form, captured: bool) -> Outcome {
+    let (me, ranks) = (test_rank.me, test_rank.ranks);
+    let mut group = open_group(&test_rank.gpu, &test_rank.hubs[index], me, ranks, TIMEOUT)?;
     let builder = form.of(group.all_gather::<u8>(1000));
     let builder = if captured { builder.capturable() } else { builder };
     let mut gather = builder.prepare().map_err(unexpected)?;
-    gather_once(&stage.gpu, &stage.stream, &mut gather, (me, ranks), index as u64)?;
-    let stream = stage.stream.for_starts();
+    gather_once(&test_rank.gpu, &test_rank.stream, &mut gather, (me, ranks), index as u64)?;
+    let stream = test_rank.stream.for_starts();
     drop(gather.start_on(&stream).map_err(unexpected)?);
     if captured {
         let mode = CaptureMode::Global;
         let record = || gather.start_on(&stream).map(drop).map_err(unexpected);
-        let graph = stage.stream.record(mode, record)?;
+        let graph = test_rank.stream.record(mode, record)?;
         graph.replay()?;
     }
-    stage.stream.finish()?;
+    test_rank.stream.finish()?;
     drop(gather);
     group.close().map_err(unexpected)
 }

@@ -1,4 +1,4 @@
-//! The names that CUDA's driver has for what goes wrong.
+//! Names the faults in the terms of the CUDA driver.
 
 use std::path::PathBuf;
 

@@ -1,10 +1,11 @@
-//! Drivers that are missing, too old or do not start, and devices that are not there or not free.
+//! Opens fabrics with drivers that are missing, too old or do not start, and with devices that are
+//! missing or in use.
 
 use peerlane_conformance::{Failure, GpuDriver, Outcome};
 
 use crate::faults::Fault;
-use crate::faults::cast::patience;
 use crate::faults::opener::{let_go, no_library, opener, refused};
+use crate::faults::processes::patience;
 
 pub(crate) fn faults() -> Vec<Fault> {
     vec![

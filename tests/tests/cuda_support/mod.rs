@@ -1,4 +1,4 @@
-//! CUDA as the owner of a rank sees it: memory, streams and graphs by the crate that users have.
+//! Wraps CUDA as the user of a rank calls it: memory, streams and graphs, through cudarc.
 
 #![allow(dead_code, unused_imports, reason = "each test program uses a part")]
 

@@ -1,4 +1,4 @@
-//! A stream of the caller, and what a caller puts onto it.
+//! Wraps a stream of the caller, and the work that a caller submits to it.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use peerlane_cuda::Stream;
 
 use super::gpu::{Gpu, refused};
 use super::memory::Pinned;
-use crate::support::stage::CaptureMode;
+use crate::support::test_rank::CaptureMode;
 
 /// A stream that does not wait for the default stream.
 pub(crate) struct CallerStream {

@@ -1,11 +1,11 @@
-//! A driver that fails, and a device that goes, in the middle of a start on one rank.
+//! Lets a driver call fail, or a device fail, during a start on one rank.
 
 use std::time::{Duration, Instant};
 
 use peerlane_conformance::{GpuDriver, Outcome};
 
 use super::Fault;
-use super::cast::{finish, ranks, says, words};
+use super::processes::{finish, ranks, says, words};
 use crate::driver::{FAILING, LOST, RECORDED, UNKNOWN};
 use crate::support::data::check;
 

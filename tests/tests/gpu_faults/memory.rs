@@ -1,4 +1,4 @@
-//! Memory that is not there, not of the device, or too much.
+//! Passes memory that does not exist, that belongs to another device, or that is too large.
 
 use std::ptr::NonNull;
 
@@ -8,9 +8,9 @@ use peerlane_conformance::{Failure, Outcome};
 use peerlane_hal::ErrorKind;
 
 use super::Fault;
-use super::cast::{finish, ranks, words};
+use super::processes::{finish, ranks, words};
 use crate::support::data::{check, unexpected};
-use crate::support::stage::Stage;
+use crate::support::test_rank::TestRank;
 use crate::vendor::Context;
 use crate::vendor::gpu::Gpu;
 
@@ -40,87 +40,92 @@ pub(crate) fn faults() -> Vec<Fault> {
 }
 
 /// One rank, which meets an error and then gathers as if nothing had been.
-pub(crate) fn play(parent: &Parent) -> Outcome {
-    let mut stage = Stage::open(parent)?;
+pub(crate) fn run_rank(parent: &Parent) -> Outcome {
+    let mut test_rank = TestRank::open(parent)?;
     match parent.value::<String>("CASE")?.as_str() {
-        "too_much" => too_much(&mut stage),
-        "too_much_for_one_rank" => too_much_for_one_rank(&mut stage),
-        "host_memory" => host_memory(&stage),
-        "pinned_memory" => pinned_memory(&stage),
-        "freed_memory" => freed_memory(&stage),
-        "beyond_the_end" => beyond_the_end(&stage),
-        "another_device" => another_device(&stage),
+        "too_much" => too_much(&mut test_rank),
+        "too_much_for_one_rank" => too_much_for_one_rank(&mut test_rank),
+        "host_memory" => host_memory(&test_rank),
+        "pinned_memory" => pinned_memory(&test_rank),
+        "freed_memory" => freed_memory(&test_rank),
+        "beyond_the_end" => beyond_the_end(&test_rank),
+        "another_device" => another_device(&test_rank),
         case => Err(Failure::new(format!("there is no case {case:?}"))),
     }?;
-    let mut gather = stage.group.all_gather::<u8>(BYTES).prepare().map_err(unexpected)?;
-    stage.gather_once(&mut gather)?;
+    let mut gather = test_rank.group.all_gather::<u8>(BYTES).prepare().map_err(unexpected)?;
+    test_rank.gather_once(&mut gather)?;
     drop(gather);
-    stage.group.close().map_err(unexpected)?;
-    parent.say("done");
+    test_rank.group.close().map_err(unexpected)?;
+    parent.print_line("done");
     Ok(())
 }
 
 /// More than the device has.
-fn too_much_bytes(stage: &Stage) -> usize {
-    let bytes =
-        stage.group.fabric().downcast_ref::<crate::vendor::Fabric>().unwrap().device().memory_bytes
-            + (1 << 30);
+fn too_much_bytes(test_rank: &TestRank) -> usize {
+    let bytes = test_rank
+        .group
+        .fabric()
+        .downcast_ref::<crate::vendor::Fabric>()
+        .unwrap()
+        .device()
+        .memory_bytes
+        + (1 << 30);
     usize::try_from(bytes).expect("64 bits")
 }
 
-fn too_much(stage: &mut Stage) -> Outcome {
-    let bytes = too_much_bytes(stage);
-    let device = format!("device {} (", stage.gpu.ordinal);
+fn too_much(test_rank: &mut TestRank) -> Outcome {
+    let bytes = too_much_bytes(test_rank);
+    let device = format!("device {} (", test_rank.gpu.ordinal);
     let holds = [bytes.to_string(), device, "are free".to_owned()];
-    let refused = stage.group.allocate::<u8>(bytes);
+    let refused = test_rank.group.allocate::<u8>(bytes);
     wanted(refused.map(drop).err(), ErrorKind::OutOfMemory, &holds)?;
-    let prepared = stage.group.all_gather::<u8>(bytes).prepare();
+    let prepared = test_rank.group.all_gather::<u8>(bytes).prepare();
     wanted(prepared.map(drop).err(), ErrorKind::OutOfMemory, &["device 0 (".to_owned()])
 }
 
 /// All ranks hear of it, and who it was.
-fn too_much_for_one_rank(stage: &mut Stage) -> Outcome {
-    let bytes = if stage.me == 1 { too_much_bytes(stage) } else { BYTES };
-    let error = stage.group.all_gather::<u8>(bytes).prepare().map(drop).err();
-    let kind = if stage.me == 1 { ErrorKind::OutOfMemory } else { ErrorKind::Aborted };
+fn too_much_for_one_rank(test_rank: &mut TestRank) -> Outcome {
+    let bytes = if test_rank.me == 1 { too_much_bytes(test_rank) } else { BYTES };
+    let error = test_rank.group.all_gather::<u8>(bytes).prepare().map(drop).err();
+    let kind = if test_rank.me == 1 { ErrorKind::OutOfMemory } else { ErrorKind::Aborted };
     let others = ["rank 1 failed (out of memory)".to_owned(), "device 1 (".to_owned()];
-    let own = [(bytes * stage.ranks).to_string(), "device 1 (".to_owned()];
-    wanted(error, kind, if stage.me == 1 { &own } else { &others })
+    let own = [(bytes * test_rank.ranks).to_string(), "device 1 (".to_owned()];
+    wanted(error, kind, if test_rank.me == 1 { &own } else { &others })
 }
 
-fn host_memory(stage: &Stage) -> Outcome {
+fn host_memory(test_rank: &TestRank) -> Outcome {
     let memory = vec![0_u8; BYTES];
     let address = memory.as_ptr() as u64;
-    register(stage, address, BYTES, &["wanted device memory", "host memory"])
+    register(test_rank, address, BYTES, &["wanted device memory", "host memory"])
 }
 
-fn pinned_memory(stage: &Stage) -> Outcome {
-    let memory = stage.gpu.pinned(BYTES)?;
+fn pinned_memory(test_rank: &TestRank) -> Outcome {
+    let memory = test_rank.gpu.pinned(BYTES)?;
     let address = memory.address();
-    register(stage, address, BYTES, &["host"])
+    register(test_rank, address, BYTES, &["host"])
 }
 
-fn freed_memory(stage: &Stage) -> Outcome {
-    let address = stage.gpu.memory(BYTES)?.address;
-    register(stage, address, BYTES, &["freed"])
+fn freed_memory(test_rank: &TestRank) -> Outcome {
+    let address = test_rank.gpu.memory(BYTES)?.address;
+    register(test_rank, address, BYTES, &["freed"])
 }
 
-fn beyond_the_end(stage: &Stage) -> Outcome {
-    let memory = stage.gpu.memory(BYTES)?;
+fn beyond_the_end(test_rank: &TestRank) -> Outcome {
+    let memory = test_rank.gpu.memory(BYTES)?;
     // Allocations may be larger than asked for, but not by so much.
     let bytes = BYTES + (64 << 20);
-    register(stage, memory.address, bytes, &[&bytes.to_string()])
+    register(test_rank, memory.address, bytes, &[&bytes.to_string()])
 }
 
-fn another_device(stage: &Stage) -> Outcome {
-    let own = &stage.gpu;
+fn another_device(test_rank: &TestRank) -> Outcome {
+    let own = &test_rank.gpu;
     if own.driver.devices::<Context>()? < 2 {
         return Ok(());
     }
     let other = Gpu::open(own.driver, own.ordinal + 1)?;
     let memory = other.memory(BYTES)?;
     own.make_current()?;
-    let refusal = register(stage, memory.address, BYTES, &["device 1", "device 0"]);
+    let refusal = register(test_rank, memory.address, BYTES, &["device 1", "device 0"]);
     // The other context ends with its last user, and leaves itself current on this thread.
     drop((memory, other));
     own.make_current()?;
@@ -128,10 +133,10 @@ fn another_device(stage: &Stage) -> Outcome {
 }
 
 /// The address must be refused, in words that name it.
-fn register(stage: &Stage, address: u64, bytes: usize, holds: &[&str]) -> Outcome {
+fn register(test_rank: &TestRank, address: u64, bytes: usize, holds: &[&str]) -> Outcome {
     let base = NonNull::new(address as *mut u8).expect("not at 0");
     // SAFETY: it must be refused; and if it is not, nobody uses it.
-    let registered = unsafe { stage.group.register_at::<u8>(base, bytes) };
+    let registered = unsafe { test_rank.group.register_at::<u8>(base, bytes) };
     let holds = holds.iter().map(|words| (*words).to_owned());
     let holds: Vec<String> = holds.chain([format!("{address:#x}")]).collect();
     wanted(registered.map(drop).err(), ErrorKind::InvalidArgument, &holds)

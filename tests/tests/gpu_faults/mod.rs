@@ -1,14 +1,15 @@
-//! What goes wrong around GPUs: drivers, devices, memory and peers that are not what they should be.
-//! Each fault has processes of its own; the kind of the error and the words that matter are wanted,
-//! and whoever survives goes on using its device.
+//! Tests faults of drivers, devices, memory and peers.
 //!
-//! On GPUs what must be made to go wrong inside the driver is ignored.
+//! Each fault has its own processes. The kind of the error and the important words of its text are
+//! checked, and the surviving ranks must be able to use their devices.
+//!
+//! On GPUs the faults that must be injected into the driver are ignored.
 
-pub(crate) mod cast;
 mod engines;
 mod memory;
 pub(crate) mod opener;
 mod peers;
+pub(crate) mod processes;
 mod rank;
 mod staged;
 mod survivor;
@@ -28,7 +29,7 @@ const ON_DEMAND: &str = "the fault is made inside of the simulated driver";
 
 pub(crate) fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
-        return parent.ended(play(&parent));
+        return parent.exit_code(run_rank(&parent));
     }
     let driver = GpuDriver::load::<Context>();
     eprintln!("running on: {driver:?}");
@@ -37,9 +38,9 @@ pub(crate) fn main() -> ExitCode {
     arguments.test_threads.get_or_insert(1);
     let faults = [opening::faults(), memory::faults(), ways::faults(), engines::faults()];
     let faults = faults.into_iter().flatten().chain(staged::faults()).chain(peers::faults());
-    let trials = faults.map(|Fault { name, on_demand, play }| {
+    let trials = faults.map(|Fault { name, on_demand, run }| {
         let name = format!("{}::{name}", driver.name::<Context>());
-        Trial::test(name, move || play(driver).map_err(Into::into))
+        Trial::test(name, move || run(driver).map_err(Into::into))
             .with_ignored_flag(on_demand && driver == GpuDriver::Device)
     });
     let trials = trials.collect();
@@ -57,37 +58,37 @@ pub(crate) struct Fault {
     name: String,
     /// Whether only the simulated driver can do it.
     on_demand: bool,
-    play: Box<dyn Fn(GpuDriver) -> Outcome + Send>,
+    run: Box<dyn Fn(GpuDriver) -> Outcome + Send>,
 }
 
 impl Fault {
     /// One that GPUs can have as well.
     pub(crate) fn new(
         name: impl Into<String>,
-        play: impl Fn(GpuDriver) -> Outcome + Send + 'static,
+        run: impl Fn(GpuDriver) -> Outcome + Send + 'static,
     ) -> Self {
-        Self { name: name.into(), on_demand: false, play: Box::new(play) }
+        Self { name: name.into(), on_demand: false, run: Box::new(run) }
     }
 
     /// One that is made inside of the simulated driver.
     pub(crate) fn simulated(
         name: impl Into<String>,
-        play: impl Fn(GpuDriver) -> Outcome + Send + 'static,
+        run: impl Fn(GpuDriver) -> Outcome + Send + 'static,
     ) -> Self {
-        Self { on_demand: true, ..Self::new(name, play) }
+        Self { on_demand: true, ..Self::new(name, run) }
     }
 }
 
 /// What this process was started for.
-fn play(parent: &Parent) -> Outcome {
+fn run_rank(parent: &Parent) -> Outcome {
     match parent.role() {
         "open" => rank::open(parent),
         "gather" => rank::gather(parent),
         "capture" => rank::capture(parent),
-        "memory" => memory::play(parent),
+        "memory" => memory::run_rank(parent),
         "staged" => staged::gather(parent),
         "strict" => staged::refuse(parent),
-        "survive" => survivor::play(parent),
+        "survive" => survivor::run_rank(parent),
         role => Err(Failure::new(format!("there is no role {role:?}"))),
     }
 }

@@ -1,9 +1,9 @@
-//! A process that opens a fabric where something stands against it.
+//! Opens a fabric in a process where an obstacle exists.
 
 use peerlane_conformance::processes::Child;
 use peerlane_conformance::{Failure, GpuDriver, Outcome};
 
-use super::cast::{Player, finish, patience, says};
+use super::processes::{Player, finish, patience, says};
 
 /// One that opens a device.
 pub(crate) fn opener(driver: GpuDriver, device: u32) -> Outcome<Player> {
@@ -13,14 +13,14 @@ pub(crate) fn opener(driver: GpuDriver, device: u32) -> Outcome<Player> {
 /// It is refused in these words.
 pub(crate) fn refused(player: Player, begins: &str, holds: &[&str]) -> Outcome {
     let mut child = player.start()?;
-    let text = child.hear(patience())?;
+    let text = child.read_line(patience())?;
     says("the process", &text, begins, holds)?;
     let_go(child)
 }
 
 /// It keeps its device until then.
 pub(crate) fn let_go(mut child: Child) -> Outcome {
-    child.tell("enough")?;
+    child.send_line("enough")?;
     finish(vec![child])
 }
 

@@ -1,5 +1,5 @@
-//! Peers that are killed, or that never come, while starts are on streams: the others say who is
-//! missing, their streams go on, and they gather again without it.
+//! Kills or leaves out peers while starts are on streams. The other ranks must name the missing
+//! one, their streams must go on, and they must gather again without it.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use peerlane_conformance::processes::Child;
 use peerlane_conformance::{GpuDriver, Outcome};
 
 use super::Fault;
-use super::cast::{finish, patience, ranks, says};
+use super::processes::{finish, patience, ranks, says};
 use super::survivor::Phase;
 use crate::support::data::{check, unexpected};
 use crate::vendor::ENGINES;
@@ -77,7 +77,7 @@ pub(crate) fn faults() -> Vec<Fault> {
             losses.push(Loss { end, ..killed(3, 1, Phase::HostWaits) });
         }
     }
-    let fault = |loss: Loss| Fault::new(loss.to_string(), move |driver| loss.play(driver));
+    let fault = |loss: Loss| Fault::new(loss.to_string(), move |driver| loss.run_rank(driver));
     losses.into_iter().map(fault).collect()
 }
 
@@ -91,7 +91,7 @@ impl Loss {
     }
 
     /// The victim ends once all others wait for it.
-    fn play(self, driver: GpuDriver) -> Outcome {
+    fn run_rank(self, driver: GpuDriver) -> Outcome {
         let Self { ranks: count, victim, phase, end, engine } = self;
         let (_hub, mut children) = ranks(driver, "survive", count, |rank, player| {
             let timeout = self.timeout().as_millis();
@@ -115,15 +115,15 @@ impl Loss {
             End::Silent => {}
         }
         for rank in self.survivors() {
-            let text = children[rank].hear(patience())?;
+            let text = children[rank].read_line(patience())?;
             let limit = if end == End::Killed { GRACE } else { self.timeout() + GRACE };
             let took = begun.elapsed();
             check(took < limit, || format!("rank {rank} took {took:?}, wanted {limit:?}: {text}"))?;
             self.judge(&format!("rank {rank}"), &text)?;
         }
         if end == End::Silent {
-            children[victim].tell("go on")?;
-            let text = children[victim].hear(patience())?;
+            children[victim].send_line("go on")?;
+            let text = children[victim].read_line(patience())?;
             self.judge("the silent rank", &text)?;
             children[victim].finish(patience())?;
         }
@@ -138,7 +138,7 @@ impl Loss {
         let hub = Hub::bind("127.0.0.1:0", ranks).map_err(unexpected)?;
         for (place, rank) in self.survivors().enumerate() {
             children[rank].expect("alive", patience())?;
-            children[rank].tell(format_args!("{} {place}", hub.address()))?;
+            children[rank].send_line(format_args!("{} {place}", hub.address()))?;
         }
         let mut survivors = self.survivors();
         survivors.try_for_each(|rank| children[rank].expect("gathered again", patience()).map(drop))

@@ -1,4 +1,4 @@
-//! Ranks that open and gather, and say how that ended.
+//! Opens a fabric and gathers, and prints the result.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use peerlane_conformance::{Gpu as _, GpuDriver, Outcome};
 use peerlane_hal::{Deadline, Error as _, Fabric as _, Rank};
 
 use crate::support::data::{gathered, same, shard, unexpected};
-use crate::support::stage::{CaptureMode, Stage, TIMEOUT};
+use crate::support::test_rank::{CaptureMode, TIMEOUT, TestRank};
 use crate::vendor::memory::Pinned;
 use crate::vendor::stream::CallerStream;
 use crate::vendor::{Context, Fabric, options};
@@ -38,58 +38,60 @@ pub(crate) fn open(parent: &Parent) -> Outcome {
         Ok((engines, fabric))
     });
     match &opened {
-        Ok((_, fabric)) => parent.say(format_args!("opened device {}", fabric.device().ordinal)),
-        Err(error) => parent.say(format_args!("{}: {error}", error.kind())),
+        Ok((_, fabric)) => {
+            parent.print_line(format_args!("opened device {}", fabric.device().ordinal))
+        }
+        Err(error) => parent.print_line(format_args!("{}: {error}", error.kind())),
     }
-    parent.hear().map(drop)
+    parent.read_line().map(drop)
 }
 
 /// A rank that gathers on a stream and from the host. Before its starts it lets a call of the driver
 /// fail, or loses its device, if the parent wants that.
 pub(crate) fn gather(parent: &Parent) -> Outcome {
-    let mut stage = match Stage::open(parent) {
-        Ok(stage) => stage,
+    let mut test_rank = match TestRank::open(parent) {
+        Ok(test_rank) => test_rank,
         Err(failure) => {
-            parent.say(format_args!("closed: {failure}"));
+            parent.print_line(format_args!("closed: {failure}"));
             return Ok(());
         }
     };
-    match rounds(parent, &mut stage)? {
-        Ok(report) => parent.say(format_args!("gathered: {report}")),
+    match rounds(parent, &mut test_rank)? {
+        Ok(report) => parent.print_line(format_args!("gathered: {report}")),
         Err((step, error)) => {
-            parent.say(fallen(step, &error));
+            parent.print_line(fallen(step, &error));
             // Later calls say the same, and nothing is worth waiting for.
-            if let Err(later) = stage.group.barrier() {
-                parent.say(fallen("barrier", &later));
+            if let Err(later) = test_rank.group.barrier() {
+                parent.print_line(fallen("barrier", &later));
             } else {
-                parent.say("the barrier was passed");
+                parent.print_line("the barrier was passed");
             }
-            drop(stage);
-            parent.say("alive");
+            drop(test_rank);
+            parent.print_line("alive");
             return Ok(());
         }
     }
-    match stage.group.close() {
-        Ok(()) => parent.say("closed well"),
-        Err(error) => parent.say(fallen("close", &error)),
+    match test_rank.group.close() {
+        Ok(()) => parent.print_line("closed well"),
+        Err(error) => parent.print_line(fallen("close", &error)),
     }
     Ok(())
 }
 
 type Fallen = (&'static str, Error);
 
-fn rounds(parent: &Parent, stage: &mut Stage) -> Outcome<Result<Report, Fallen>> {
-    let mut gather = match stage.group.all_gather::<u8>(SHARD_BYTES).outputs(1).prepare() {
+fn rounds(parent: &Parent, test_rank: &mut TestRank) -> Outcome<Result<Report, Fallen>> {
+    let mut gather = match test_rank.group.all_gather::<u8>(SHARD_BYTES).outputs(1).prepare() {
         Ok(gather) => gather,
         Err(error) => return Ok(Err(("prepare", error))),
     };
-    let total = SHARD_BYTES * stage.ranks;
-    let (send, receive) = (stage.gpu.pinned(SHARD_BYTES)?, stage.gpu.pinned(total)?);
-    inject(parent, stage)?;
+    let total = SHARD_BYTES * test_rank.ranks;
+    let (send, receive) = (test_rank.gpu.pinned(SHARD_BYTES)?, test_rank.gpu.pinned(total)?);
+    inject(parent, test_rank)?;
     for start in 0..2 * STARTS {
-        let round = stage.next_round();
-        send.write(0, &shard(stage.me, round, SHARD_BYTES));
-        let stream = &stage.stream;
+        let round = test_rank.next_round();
+        send.write(0, &shard(test_rank.me, round, SHARD_BYTES));
+        let stream = &test_rank.stream;
         let put = copy_in(stream, &gather.input_place(), &send);
         let started = if start % 2 == 0 {
             put?;
@@ -104,7 +106,7 @@ fn rounds(parent: &Parent, stage: &mut Stage) -> Outcome<Result<Report, Fallen>>
         }
         stream.copy_out(&receive, 0, gather.output_place().base.as_ptr() as u64, total)?;
         stream.finish()?;
-        let wanted = gathered(stage.ranks, round, SHARD_BYTES);
+        let wanted = gathered(test_rank.ranks, round, SHARD_BYTES);
         same(format_args!("start {}", start + 1), &receive.read(0, total), &wanted)?;
     }
     Ok(Ok(gather.report().clone()))
@@ -112,25 +114,25 @@ fn rounds(parent: &Parent, stage: &mut Stage) -> Outcome<Result<Report, Fallen>>
 
 /// A rank whose capture is refused, and which then gathers without one.
 pub(crate) fn capture(parent: &Parent) -> Outcome {
-    let mut stage = Stage::open(parent)?;
-    let builder = stage.group.all_gather::<u8>(SHARD_BYTES).capturable();
+    let mut test_rank = TestRank::open(parent)?;
+    let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES).capturable();
     let mut gather = builder.prepare().map_err(unexpected)?;
-    let stream = &stage.stream;
-    let memory = stage.gpu.memory(8)?;
-    inject(parent, &stage)?;
+    let stream = &test_rank.stream;
+    let memory = test_rank.gpu.memory(8)?;
+    inject(parent, &test_rank)?;
     let graph = stream.record(CaptureMode::Global, || {
         match gather.start_on(&stream.for_starts()) {
-            Ok(lease) => parent.say(format_args!("{lease:?}")),
-            Err(error) => parent.say(format_args!("{}: {error}", error.kind())),
+            Ok(lease) => parent.print_line(format_args!("{lease:?}")),
+            Err(error) => parent.print_line(format_args!("{}: {error}", error.kind())),
         }
         stream.fill(memory.address, 1, 8)
     })?;
     graph.replay()?;
     stream.finish()?;
-    (0..STARTS).try_for_each(|_| stage.gather_once(&mut gather))?;
+    (0..STARTS).try_for_each(|_| test_rank.gather_once(&mut gather))?;
     drop(gather);
-    stage.group.close().map_err(unexpected)?;
-    parent.say("the capture is whole, gathered");
+    test_rank.group.close().map_err(unexpected)?;
+    parent.print_line("the capture is whole, gathered");
     Ok(())
 }
 
@@ -139,7 +141,7 @@ fn copy_in(stream: &CallerStream, input: &Place, send: &Pinned) -> Outcome {
 }
 
 /// Makes what the parent wants to go wrong on this rank.
-fn inject(parent: &Parent, stage: &Stage) -> Outcome {
+fn inject(parent: &Parent, test_rank: &TestRank) -> Outcome {
     let wanted: String = parent.value("INJECT").unwrap_or_default();
     let fields: Vec<&str> = wanted.split(':').collect();
     let simulated = Context::simulate;
@@ -149,7 +151,7 @@ fn inject(parent: &Parent, stage: &Stage) -> Outcome {
             simulated().fail(call, number(after) as u32, number(code));
         }
         ["break", code] => {
-            let (device, code) = (stage.gpu.ordinal, number(code));
+            let (device, code) = (test_rank.gpu.ordinal, number(code));
             std::thread::spawn(move || {
                 std::thread::sleep(Duration::from_millis(100));
                 simulated().break_device(device, code);
@@ -157,7 +159,7 @@ fn inject(parent: &Parent, stage: &Stage) -> Outcome {
             // The device breaks while this rank waits for the others.
         }
         ["destroy"] => {
-            let device = stage.gpu.ordinal;
+            let device = test_rank.gpu.ordinal;
             std::thread::spawn(move || {
                 std::thread::sleep(Duration::from_millis(100));
                 simulated().destroy_context(device);

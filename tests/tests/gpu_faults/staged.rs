@@ -1,5 +1,5 @@
-//! Devices that do not reach each other: ranks gather through memory of the host and say so, unless
-//! they are strict.
+//! Gathers between devices that cannot reach each other: ranks stage through host memory and report
+//! it, unless they are strict.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use peerlane_conformance::{GpuDriver, Outcome};
 use peerlane_hal::{Deadline, Rank};
 
 use super::Fault;
-use super::cast::{Player, finish, ranks, says, words};
+use super::processes::{Player, finish, ranks, says, words};
 use crate::driver::VISIBLE;
 use crate::support::data::unexpected;
-use crate::support::stage::{Form, Stage};
+use crate::support::test_rank::{Form, TestRank};
 use crate::vendor::{Context, Fabric, Options, options};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -75,14 +75,14 @@ fn strict(driver: GpuDriver) -> Outcome {
 
 /// A rank that gathers in every form, and says how.
 pub(crate) fn gather(parent: &Parent) -> Outcome {
-    let mut stage = Stage::open(parent)?;
+    let mut test_rank = TestRank::open(parent)?;
     for form in Form::ALL {
-        let builder = stage.group.all_gather::<u8>(SHARD_BYTES);
+        let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES);
         let mut gather = form.of(builder).prepare().map_err(unexpected)?;
-        (0..4).try_for_each(|_| stage.gather_once(&mut gather))?;
-        parent.say(format_args!("gathered: {}", gather.report()));
+        (0..4).try_for_each(|_| test_rank.gather_once(&mut gather))?;
+        parent.print_line(format_args!("gathered: {}", gather.report()));
     }
-    stage.group.close().map_err(unexpected)
+    test_rank.group.close().map_err(unexpected)
 }
 
 /// A rank that wants the best way or none.
@@ -94,8 +94,8 @@ pub(crate) fn refuse(parent: &Parent) -> Outcome {
     let options = Options { strict: true, ..options(me as u32) };
     let fabric = Fabric::open_with(Rank::at(me), ranks, options)?;
     match Group::open(bootstrap, fabric) {
-        Ok(_) => parent.say("opened"),
-        Err(error) => parent.say(format_args!("{}: {error}", error.kind())),
+        Ok(_) => parent.print_line("opened"),
+        Err(error) => parent.print_line(format_args!("{}: {error}", error.kind())),
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A rank that loses a peer, and the peer that is lost.
+//! Runs a rank that loses a peer, and the peer that is lost.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use peerlane_conformance::{Failure, GpuDriver, Outcome};
 
 use super::rank::fallen;
 use crate::support::data::{POISON, same, unexpected};
-use crate::support::stage::{CaptureMode, Stage, TIMEOUT, gather_once, open_group};
+use crate::support::test_rank::{CaptureMode, TIMEOUT, TestRank, gather_once, open_group};
 
 const STARTS: usize = 3;
 /// How long a start is driven whose copies are to be under way.
@@ -77,34 +77,39 @@ impl FromStr for Phase {
     }
 }
 
-pub(crate) fn play(parent: &Parent) -> Outcome {
+pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     let (phase, victim): (Phase, bool) = (parent.value("PHASE")?, parent.value("VICTIM")?);
     let timeout = Duration::from_millis(parent.value("TIMEOUT_MILLIS")?);
-    let mut stage = Stage::open(parent)?;
-    let builder = stage.group.all_gather::<u8>(phase.shard_bytes(stage.gpu.driver));
+    let mut test_rank = TestRank::open(parent)?;
+    let builder = test_rank.group.all_gather::<u8>(phase.shard_bytes(test_rank.gpu.driver));
     let builder = builder.outputs(1).timeout(timeout);
     let builder = if phase == Phase::Replayed { builder.capturable() } else { builder };
     let mut gather = builder.prepare().map_err(unexpected)?;
     if victim {
-        be_lost(parent, &stage, gather, phase)
+        be_lost(parent, &test_rank, gather, phase)
     } else {
-        let error = lose(parent, &mut stage, &mut gather, phase)?;
-        parent.say(fallen("start", &error));
+        let error = lose(parent, &mut test_rank, &mut gather, phase)?;
+        parent.print_line(fallen("start", &error));
         drop(gather);
-        live_on(parent, stage)
+        live_on(parent, test_rank)
     }
 }
 
 /// The victim: comes to its place and goes no further.
-fn be_lost(parent: &Parent, stage: &Stage, mut gather: AllGather<u8>, phase: Phase) -> Outcome {
+fn be_lost(
+    parent: &Parent,
+    test_rank: &TestRank,
+    mut gather: AllGather<u8>,
+    phase: Phase,
+) -> Outcome {
     match phase {
         Phase::WhileItPushes if gather.report().takes_streams() => {
-            queue(stage, &mut gather, phase).map_err(unexpected)?;
+            queue(test_rank, &mut gather, phase).map_err(unexpected)?;
         }
         Phase::WhileItPushes => push(&mut gather).map_err(unexpected)?,
         Phase::AfterItPushed => {
-            queue(stage, &mut gather, phase).map_err(unexpected)?;
-            stage.stream.finish()?;
+            queue(test_rank, &mut gather, phase).map_err(unexpected)?;
+            test_rank.stream.finish()?;
         }
         _ => {}
     }
@@ -113,7 +118,7 @@ fn be_lost(parent: &Parent, stage: &Stage, mut gather: AllGather<u8>, phase: Pha
     match gather.run() {
         Ok(()) => Err(Failure::new("a start of a group that is over has finished")),
         Err(error) => {
-            parent.say(fallen("start", &error));
+            parent.print_line(fallen("start", &error));
             Ok(())
         }
     }
@@ -127,42 +132,43 @@ fn push(gather: &mut AllGather<u8>) -> Result<(), Error> {
     Ok(())
 }
 
-fn queue(stage: &Stage, gather: &mut AllGather<u8>, phase: Phase) -> Result<(), Error> {
-    let stream = stage.stream.for_starts();
-    (0..phase.starts(stage.gpu.driver)).try_for_each(|_| gather.start_on(&stream).map(drop))
+fn queue(test_rank: &TestRank, gather: &mut AllGather<u8>, phase: Phase) -> Result<(), Error> {
+    let stream = test_rank.stream.for_starts();
+    (0..phase.starts(test_rank.gpu.driver)).try_for_each(|_| gather.start_on(&stream).map(drop))
 }
 
 /// A survivor: waits for the victim, and returns with what its group says then. On a stream nobody
 /// asks meanwhile; the stream must go on by itself.
 fn lose(
     parent: &Parent,
-    stage: &mut Stage,
+    test_rank: &mut TestRank,
     gather: &mut AllGather<u8>,
     phase: Phase,
 ) -> Outcome<Error> {
     match phase {
         _ if phase == Phase::HostWaits || !gather.report().takes_streams() => {
-            parent.say("waits");
+            parent.print_line("waits");
             return gather.run().err().ok_or_else(|| Failure::new("a start without a peer ended"));
         }
         Phase::Replayed => {
-            let stream = &stage.stream;
+            let stream = &test_rank.stream;
             let mode = CaptureMode::Global;
-            let graph = stream.record(mode, || queue(stage, gather, phase).map_err(unexpected))?;
+            let graph =
+                stream.record(mode, || queue(test_rank, gather, phase).map_err(unexpected))?;
             for _ in 0..2 {
                 graph.replay()?;
             }
-            parent.say("waits");
+            parent.print_line("waits");
             stream.finish_within(PATIENCE)?;
         }
         _ => {
             if phase == Phase::AfterItPushed {
-                queue(stage, gather, phase).map_err(unexpected)?;
-                stage.stream.finish()?;
+                queue(test_rank, gather, phase).map_err(unexpected)?;
+                test_rank.stream.finish()?;
             }
-            queue(stage, gather, phase).map_err(unexpected)?;
-            parent.say("waits");
-            stage.stream.finish_within(PATIENCE)?;
+            queue(test_rank, gather, phase).map_err(unexpected)?;
+            parent.print_line("waits");
+            test_rank.stream.finish_within(PATIENCE)?;
         }
     }
     let late = gather.run().err();
@@ -170,15 +176,15 @@ fn lose(
 }
 
 /// Uses the device as before, and gathers with those who are left.
-fn live_on(parent: &Parent, stage: Stage) -> Outcome {
-    let Stage { gpu, stream, group, ranks, .. } = stage;
+fn live_on(parent: &Parent, test_rank: TestRank) -> Outcome {
+    let TestRank { gpu, stream, group, ranks, .. } = test_rank;
     drop(group);
     let (memory, seen) = (gpu.memory(1000)?, gpu.pinned(1000)?);
     stream.copy_out(&seen, 0, memory.address, 1000)?;
     stream.finish()?;
     same("memory of the device", &seen.read(0, 1000), &[POISON; 1000])?;
-    parent.say("alive");
-    let told = parent.hear()?;
+    parent.print_line("alive");
+    let told = parent.read_line()?;
     let place = told.split_once(' ').and_then(|(hub, me)| Some((hub, me.parse().ok()?)));
     let (hub, me) = place.ok_or_else(|| Failure::new(format!("told {told:?}")))?;
     let ranks = ranks - 1;
@@ -189,6 +195,6 @@ fn live_on(parent: &Parent, stage: Stage) -> Outcome {
     }
     drop(gather);
     group.close().map_err(unexpected)?;
-    parent.say("gathered again");
+    parent.print_line("gathered again");
     Ok(())
 }

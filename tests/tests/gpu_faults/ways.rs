@@ -1,11 +1,11 @@
-//! Drivers that lack something, or do something in their own way: gathers are right all the same, or
-//! an error says what stands against it.
+//! Runs on drivers that lack a feature or differ in one. The all-gathers must be correct, or an
+//! error must name the obstacle.
 
 use peerlane_conformance::processes::Child;
 use peerlane_conformance::{GpuDriver, Outcome};
 
 use super::Fault;
-use super::cast::{Player, finish, ranks, says, words};
+use super::processes::{Player, finish, ranks, says, words};
 
 use crate::driver::{self, REFUSED, VISIBLE, WITHOUT, folder_without};
 

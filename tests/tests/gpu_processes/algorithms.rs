@@ -1,4 +1,4 @@
-//! Every algorithm, with ranks on one node and on several, from starts that the host waits for.
+//! Runs every algorithm, with ranks on one node and on several; the host waits for each start.
 
 use peerlane_collectives::group::{AllGather, Group, GroupOptions};
 use peerlane_collectives::plan::Algorithm;
@@ -7,16 +7,16 @@ use peerlane_conformance::Outcome;
 
 use super::Case;
 use crate::support::data::unexpected;
-use crate::support::stage::{Stage, TIMEOUT, gather_once, open_group_with};
+use crate::support::test_rank::{TIMEOUT, TestRank, gather_once, open_group_with};
 
 /// Around the lengths at which copies take other ways, in place and not.
 const SHAPES: [(usize, bool); 2] = [(4097, true), (70_001, false)];
 const STARTS: usize = 2;
 
 pub(crate) fn cases(ranks: usize) -> Vec<Case> {
-    let mut cases = vec![Case::new("one node", |stage| {
-        let (me, mut round) = ((stage.me, stage.ranks), 1000);
-        let Stage { gpu, stream, group, .. } = stage;
+    let mut cases = vec![Case::new("one node", |test_rank| {
+        let (me, mut round) = ((test_rank.me, test_rank.ranks), 1000);
+        let TestRank { gpu, stream, group, .. } = test_rank;
         gathers(group, &mut |gather| {
             round += 1;
             gather_once(gpu, stream, gather, me, round)
@@ -29,15 +29,15 @@ pub(crate) fn cases(ranks: usize) -> Vec<Case> {
 }
 
 /// Nodes of two ranks, and the last one of what is left.
-fn several_nodes(stage: &mut Stage) -> Outcome {
-    let nodes: Vec<u32> = (0..stage.ranks as u32).map(|rank| rank / 2).collect();
+fn several_nodes(test_rank: &mut TestRank) -> Outcome {
+    let nodes: Vec<u32> = (0..test_rank.ranks as u32).map(|rank| rank / 2).collect();
     // Two ranks are two nodes.
-    let nodes = if stage.ranks == 2 { vec![0, 1] } else { nodes };
+    let nodes = if test_rank.ranks == 2 { vec![0, 1] } else { nodes };
     let topology = Topology::of_nodes(&nodes).map_err(unexpected)?;
     let options = GroupOptions::default().timeout(TIMEOUT).topology(topology);
-    let (me, hub) = ((stage.me, stage.ranks), stage.hubs.remove(0));
-    let mut group = open_group_with(&stage.gpu, &hub, me, options)?;
-    let (mut round, gpu, stream) = (2000, &stage.gpu, &stage.stream);
+    let (me, hub) = ((test_rank.me, test_rank.ranks), test_rank.hubs.remove(0));
+    let mut group = open_group_with(&test_rank.gpu, &hub, me, options)?;
+    let (mut round, gpu, stream) = (2000, &test_rank.gpu, &test_rank.stream);
     gathers(&mut group, &mut |gather| {
         round += 1;
         gather_once(gpu, stream, gather, me, round)

@@ -1,4 +1,4 @@
-//! Starts in graphs, replayed any number of times, between starts that run at once.
+//! Captures starts in graphs, and replays these between eager starts.
 
 use peerlane_collectives::group::AllGather;
 use peerlane_conformance::Outcome;
@@ -7,7 +7,7 @@ use peerlane_hal::ErrorKind;
 use super::Case;
 use super::streams::{Book, start_once};
 use crate::support::data::{POISON, check, gathered, same, shard, unexpected};
-use crate::support::stage::{CaptureMode, Form, Stage};
+use crate::support::test_rank::{CaptureMode, Form, TestRank};
 use crate::vendor::memory::{DeviceMemory, Pinned};
 use crate::vendor::stream::{CallerStream, Graph};
 
@@ -27,16 +27,18 @@ pub(crate) fn cases() -> Vec<Case> {
         (10, 5, Form::OneOutput, THREAD),
     ] {
         let name = format!("a graph of {starts}, {replays} replays, {form:?}, {mode:?}");
-        cases.push(Case::new(name, move |stage| replayed(stage, starts, replays, form, mode)));
+        cases.push(Case::new(name, move |test_rank| {
+            replayed(test_rank, starts, replays, form, mode)
+        }));
     }
     cases.push(Case::new("two graphs by turns", two_graphs));
     cases
 }
 
 /// An operation that was not prepared for it is refused, and the capture goes on.
-fn refused_before_recording(stage: &mut Stage) -> Outcome {
-    let mut gather = stage.group.all_gather::<u8>(SHARD_BYTES).prepare().map_err(unexpected)?;
-    let (stream, scratch) = (stage.gpu.stream()?, stage.gpu.memory(100)?);
+fn refused_before_recording(test_rank: &mut TestRank) -> Outcome {
+    let mut gather = test_rank.group.all_gather::<u8>(SHARD_BYTES).prepare().map_err(unexpected)?;
+    let (stream, scratch) = (test_rank.gpu.stream()?, test_rank.gpu.memory(100)?);
     let graph = stream.record(GLOBAL, || {
         stream.fill(scratch.address, 1, 50)?;
         let error = gather.start_on(&stream.for_starts()).map(drop).err();
@@ -47,13 +49,13 @@ fn refused_before_recording(stage: &mut Stage) -> Outcome {
         stream.fill(scratch.address + 50, 2, 50)
     })?;
     graph.replay()?;
-    let seen = stage.gpu.pinned(100)?;
+    let seen = test_rank.gpu.pinned(100)?;
     stream.copy_out(&seen, 0, scratch.address, 100)?;
     stream.finish()?;
     same("the graph", &seen.read(0, 100), &[[1; 50], [2; 50]].concat())?;
     // Nothing is broken by that.
-    let mut book = Book::new(stage, SHARD_BYTES, 1)?;
-    start_once(stage, &stream, &mut gather, &mut book)?;
+    let mut book = Book::new(test_rank, SHARD_BYTES, 1)?;
+    start_once(test_rank, &stream, &mut gather, &mut book)?;
     stream.finish()?;
     book.check()
 }
@@ -70,15 +72,15 @@ struct Recording {
 
 impl Recording {
     fn new(
-        stage: &Stage,
+        test_rank: &TestRank,
         stream: &CallerStream,
         gather: &mut AllGather<u8>,
         starts: usize,
         mode: CaptureMode,
     ) -> Outcome<Self> {
-        let total = SHARD_BYTES * stage.ranks;
-        let fresh = stage.gpu.memory(starts * SHARD_BYTES)?;
-        let seen = stage.gpu.memory(starts * total)?;
+        let total = SHARD_BYTES * test_rank.ranks;
+        let fresh = test_rank.gpu.memory(starts * SHARD_BYTES)?;
+        let seen = test_rank.gpu.memory(starts * total)?;
         let graph = stream.record(mode, || {
             for index in 0..starts {
                 let input = gather.input_place().base.as_ptr() as u64;
@@ -98,22 +100,22 @@ impl Recording {
 
 /// Replays with data of their own, with nobody waiting between them, and starts that run at once.
 fn replayed(
-    stage: &mut Stage,
+    test_rank: &mut TestRank,
     starts: usize,
     replays: usize,
     form: Form,
     mode: CaptureMode,
 ) -> Outcome {
-    let builder = stage.group.all_gather::<u8>(SHARD_BYTES).capturable();
+    let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES).capturable();
     let mut gather = form.of(builder).prepare().map_err(unexpected)?;
-    let stream = stage.gpu.stream()?;
-    let recording = Recording::new(stage, &stream, &mut gather, starts, mode)?;
-    let mut pages = Pages::new(stage, starts * replays)?;
-    let mut book = Book::new(stage, SHARD_BYTES, replays)?;
+    let stream = test_rank.gpu.stream()?;
+    let recording = Recording::new(test_rank, &stream, &mut gather, starts, mode)?;
+    let mut pages = Pages::new(test_rank, starts * replays)?;
+    let mut book = Book::new(test_rank, SHARD_BYTES, replays)?;
     for index in 0..replays {
-        pages.replay(stage, &stream, &recording)?;
+        pages.replay(test_rank, &stream, &recording)?;
         if index % 2 == 0 {
-            start_once(stage, &stream, &mut gather, &mut book)?;
+            start_once(test_rank, &stream, &mut gather, &mut book)?;
         }
     }
     stream.finish()?;
@@ -122,19 +124,20 @@ fn replayed(
 }
 
 /// Two graphs of two operations on one stream, one instance of which is there already.
-fn two_graphs(stage: &mut Stage) -> Outcome {
-    let stream = stage.gpu.stream()?;
-    let mut first = stage.group.all_gather::<u8>(SHARD_BYTES).capturable().prepare();
-    let mut second = stage.group.all_gather::<u8>(SHARD_BYTES).capturable().in_place().prepare();
+fn two_graphs(test_rank: &mut TestRank) -> Outcome {
+    let stream = test_rank.gpu.stream()?;
+    let mut first = test_rank.group.all_gather::<u8>(SHARD_BYTES).capturable().prepare();
+    let mut second =
+        test_rank.group.all_gather::<u8>(SHARD_BYTES).capturable().in_place().prepare();
     let gathers = [first.as_mut(), second.as_mut()];
     let mut recordings = Vec::new();
     for gather in gathers {
         let gather = gather.map_err(|error| unexpected(error.clone()))?;
-        recordings.push(Recording::new(stage, &stream, gather, 2, THREAD)?);
+        recordings.push(Recording::new(test_rank, &stream, gather, 2, THREAD)?);
     }
-    let mut pages = Pages::new(stage, 12)?;
+    let mut pages = Pages::new(test_rank, 12)?;
     for index in [0, 1, 1, 0, 0, 1] {
-        pages.replay(stage, &stream, &recordings[index])?;
+        pages.replay(test_rank, &stream, &recordings[index])?;
     }
     stream.finish()?;
     pages.check()
@@ -149,23 +152,24 @@ struct Pages {
 }
 
 impl Pages {
-    fn new(stage: &Stage, starts: usize) -> Outcome<Self> {
+    fn new(test_rank: &TestRank, starts: usize) -> Outcome<Self> {
         let bytes = starts * SHARD_BYTES;
-        let (send, receive) = (stage.gpu.pinned(bytes)?, stage.gpu.pinned(bytes * stage.ranks)?);
-        Ok(Self { rounds: Vec::new(), ranks: stage.ranks, send, receive })
+        let (send, receive) =
+            (test_rank.gpu.pinned(bytes)?, test_rank.gpu.pinned(bytes * test_rank.ranks)?);
+        Ok(Self { rounds: Vec::new(), ranks: test_rank.ranks, send, receive })
     }
 
     fn replay(
         &mut self,
-        stage: &mut Stage,
+        test_rank: &mut TestRank,
         stream: &CallerStream,
         recording: &Recording,
     ) -> Outcome {
         let begin = self.rounds.len();
         for index in begin..begin + recording.starts {
-            let round = stage.next_round();
+            let round = test_rank.next_round();
             self.rounds.push(round);
-            self.send.write(index * SHARD_BYTES, &shard(stage.me, round, SHARD_BYTES));
+            self.send.write(index * SHARD_BYTES, &shard(test_rank.me, round, SHARD_BYTES));
         }
         let (fresh, seen) = (&recording.fresh, &recording.seen);
         stream.copy_in(fresh.address, &self.send, begin * SHARD_BYTES, fresh.bytes)?;

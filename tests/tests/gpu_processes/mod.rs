@@ -1,8 +1,9 @@
-//! Whole groups on GPUs, a process for each rank: every byte on every rank, on streams, from the
-//! caller's memory, in graphs. On GPUs where there are any, on the simulated driver otherwise.
+//! Runs whole groups on GPUs, one process for each rank, and checks every byte: on streams, from
+//! the caller's memory, in graphs.
 //!
-//! One set of processes lives through all cases of a chapter, because contexts take long to make. A
-//! case that fails ends its chapter.
+//! It runs on GPUs if there are any, otherwise on the simulated driver. One set of processes runs
+//! all cases of a scenario, because creating contexts takes long. A case that fails ends its
+//! scenario.
 
 mod algorithms;
 mod captured;
@@ -22,24 +23,25 @@ use peerlane_conformance::{GpuDriver, Outcome};
 
 use crate::support::data::unexpected;
 use crate::support::machine::{self, Machine};
-use crate::support::stage::Stage;
+use crate::support::test_rank::TestRank;
 use crate::vendor::{self, Context, ENGINES, missing_engine};
-use parent::Troupe;
+use parent::Processes;
 
 pub(crate) fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
-        return parent.ended(play(&parent));
+        return parent.exit_code(run_rank(&parent));
     }
     let driver = GpuDriver::load::<Context>();
     eprintln!("running on: {driver:?}");
     let mut arguments = Arguments::from_args();
     // Ranks share the processors already.
     arguments.test_threads.get_or_insert(1);
-    let chapters = (1..=4).flat_map(|ranks| Chapter::SMALL.map(|chapter| (ranks, chapter)));
-    let large = (5..=9).flat_map(|ranks| [(ranks, Chapter::Shapes), (ranks, Chapter::BackToBack)]);
-    let algorithms = (1..=9).map(|ranks| (ranks, Chapter::Algorithms));
-    let on_all = chapters.chain(large).chain(algorithms);
-    let on_all = on_all.map(|(ranks, chapter)| (ranks, chapter, Machine::Whole));
+    let scenarios = (1..=4).flat_map(|ranks| Scenario::SMALL.map(|scenario| (ranks, scenario)));
+    let large =
+        (5..=9).flat_map(|ranks| [(ranks, Scenario::Shapes), (ranks, Scenario::BackToBack)]);
+    let algorithms = (1..=9).map(|ranks| (ranks, Scenario::Algorithms));
+    let on_all = scenarios.chain(large).chain(algorithms);
+    let on_all = on_all.map(|(ranks, scenario)| (ranks, scenario, Machine::Whole));
     let on_all: Vec<_> = on_all.collect();
     let trials = ENGINES.iter().flat_map(|engine| {
         let missing = missing_engine(engine);
@@ -50,15 +52,15 @@ pub(crate) fn main() -> ExitCode {
         let kind = if ENGINES.len() > 1 { format!("{engine}::") } else { String::new() };
         let others = machine::MACHINES.iter().chain(vendor::MACHINES);
         let on_others = others.flat_map(|machine| {
-            Chapter::on_other_machines(engine).iter().map(|chapter| (3, *chapter, *machine))
+            Scenario::on_other_machines(engine).iter().map(|scenario| (3, *scenario, *machine))
         });
-        let suited = on_all.iter().copied().filter(|(_, chapter, _)| chapter.suits(engine));
-        let trial = move |(ranks, chapter, machine)| {
-            let troupe = Troupe { driver, ranks, chapter, machine, engine };
+        let suited = on_all.iter().copied().filter(|(_, scenario, _)| scenario.suits(engine));
+        let trial = move |(ranks, scenario, machine)| {
+            let processes = Processes { driver, ranks, scenario, machine, engine };
             let driver = driver.name::<Context>();
-            let name = format!("{driver}::{kind}{chapter}::{ranks}_ranks{machine}");
-            Trial::test(name, move || troupe.run().map_err(Into::into))
-                .with_ignored_flag(missing.is_some() || troupe.reason_to_skip().is_some())
+            let name = format!("{driver}::{kind}{scenario}::{ranks}_ranks{machine}");
+            Trial::test(name, move || processes.run().map_err(Into::into))
+                .with_ignored_flag(missing.is_some() || processes.reason_to_skip().is_some())
         };
         suited.chain(on_others).map(trial).collect::<Vec<_>>()
     });
@@ -71,7 +73,7 @@ pub(crate) fn main() -> ExitCode {
 
 /// Cases that one set of processes lives through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Chapter {
+enum Scenario {
     Algorithms,
     Shapes,
     BackToBack,
@@ -81,7 +83,7 @@ enum Chapter {
     Together,
 }
 
-impl Chapter {
+impl Scenario {
     /// Those of every number of ranks up to four.
     const SMALL: [Self; 6] = [
         Self::Shapes,
@@ -92,12 +94,12 @@ impl Chapter {
         Self::Together,
     ];
 
-    /// Whether these engines can play it: those that the host drives take no streams.
+    /// Returns whether these engines can run it: engines that the host drives take no streams.
     fn suits(self, engine: &str) -> bool {
         engine == "streams" || matches!(self, Self::Algorithms | Self::Shapes | Self::OwnMemory)
     }
 
-    /// What such engines play on machines that lack something.
+    /// Returns the scenarios for machines that lack a feature.
     fn on_other_machines(engine: &str) -> &'static [Self] {
         if engine == "streams" { &[Self::BackToBack, Self::Captured] } else { &[Self::Algorithms] }
     }
@@ -116,7 +118,7 @@ impl Chapter {
     }
 }
 
-impl fmt::Display for Chapter {
+impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Algorithms => "algorithms",
@@ -130,36 +132,36 @@ impl fmt::Display for Chapter {
     }
 }
 
-impl FromStr for Chapter {
+impl FromStr for Scenario {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
         let mut all = Self::SMALL.into_iter().chain([Self::Algorithms]);
-        all.find(|chapter| chapter.to_string() == text).ok_or(())
+        all.find(|scenario| scenario.to_string() == text).ok_or(())
     }
 }
 
 /// One thing that every rank does.
 struct Case {
     name: String,
-    play: Box<dyn Fn(&mut Stage) -> Outcome>,
+    run: Box<dyn Fn(&mut TestRank) -> Outcome>,
 }
 
 impl Case {
-    fn new(name: impl fmt::Display, play: impl Fn(&mut Stage) -> Outcome + 'static) -> Self {
-        Self { name: name.to_string(), play: Box::new(play) }
+    fn new(name: impl fmt::Display, run: impl Fn(&mut TestRank) -> Outcome + 'static) -> Self {
+        Self { name: name.to_string(), run: Box::new(run) }
     }
 }
 
-/// One rank of a chapter.
-fn play(parent: &Parent) -> Outcome {
-    let chapter: Chapter = parent.value("CHAPTER")?;
-    let mut stage = Stage::open(parent)?;
-    for case in chapter.cases(stage.ranks) {
-        (case.play)(&mut stage).map_err(|failure| failure.within(&case.name))?;
-        parent.say(format_args!("passed {}", case.name));
+/// One rank of a scenario.
+fn run_rank(parent: &Parent) -> Outcome {
+    let scenario: Scenario = parent.value("SCENARIO")?;
+    let mut test_rank = TestRank::open(parent)?;
+    for case in scenario.cases(test_rank.ranks) {
+        (case.run)(&mut test_rank).map_err(|failure| failure.within(&case.name))?;
+        parent.print_line(format_args!("passed {}", case.name));
     }
-    stage.group.close().map_err(unexpected)?;
-    parent.say("done");
+    test_rank.group.close().map_err(unexpected)?;
+    parent.print_line("done");
     Ok(())
 }

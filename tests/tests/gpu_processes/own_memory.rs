@@ -1,4 +1,4 @@
-//! Inputs and outputs in memory that the caller has allocated.
+//! Gathers with inputs and outputs in memory that the caller allocated.
 
 use std::ptr::NonNull;
 
@@ -7,7 +7,7 @@ use peerlane_conformance::Outcome;
 
 use super::Case;
 use crate::support::data::{POISON, same, unexpected};
-use crate::support::stage::Stage;
+use crate::support::test_rank::TestRank;
 use crate::vendor::memory::DeviceMemory;
 use crate::vendor::segments::Segments;
 
@@ -29,49 +29,49 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 /// Memory at odd places, which differ from rank to rank.
-fn allocations(stage: &mut Stage) -> Outcome {
-    let total = SHARD_BYTES * stage.ranks;
-    let input = stage.gpu.memory(SHARD_BYTES + MARGIN_BYTES)?;
-    let output = stage.gpu.memory(total + MARGIN_BYTES)?;
-    let (input_at, output_at) = (7 + stage.me, 33 + 2 * stage.me);
+fn allocations(test_rank: &mut TestRank) -> Outcome {
+    let total = SHARD_BYTES * test_rank.ranks;
+    let input = test_rank.gpu.memory(SHARD_BYTES + MARGIN_BYTES)?;
+    let output = test_rank.gpu.memory(total + MARGIN_BYTES)?;
+    let (input_at, output_at) = (7 + test_rank.me, 33 + 2 * test_rank.me);
     let buffers = [
-        buffer(stage, input.address + input_at as u64, SHARD_BYTES)?,
-        buffer(stage, output.address + output_at as u64, total)?,
+        buffer(test_rank, input.address + input_at as u64, SHARD_BYTES)?,
+        buffer(test_rank, output.address + output_at as u64, total)?,
     ];
-    gather(stage, buffers, SHARD_BYTES)?;
-    margins_are_whole(stage, &input, &[(input_at, SHARD_BYTES)])?;
-    margins_are_whole(stage, &output, &[(output_at, total)])
+    gather(test_rank, buffers, SHARD_BYTES)?;
+    margins_are_whole(test_rank, &input, &[(input_at, SHARD_BYTES)])?;
+    margins_are_whole(test_rank, &output, &[(output_at, total)])
 }
 
-fn in_place(stage: &mut Stage) -> Outcome {
-    let total = SHARD_BYTES * stage.ranks;
-    let output = stage.gpu.memory(total + MARGIN_BYTES)?;
-    let output_at = 1 + stage.me;
-    let buffer = buffer(stage, output.address + output_at as u64, total)?;
-    let builder = stage.group.all_gather::<u8>(SHARD_BYTES).in_place().output(buffer);
+fn in_place(test_rank: &mut TestRank) -> Outcome {
+    let total = SHARD_BYTES * test_rank.ranks;
+    let output = test_rank.gpu.memory(total + MARGIN_BYTES)?;
+    let output_at = 1 + test_rank.me;
+    let buffer = buffer(test_rank, output.address + output_at as u64, total)?;
+    let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES).in_place().output(buffer);
     let mut gather = builder.prepare().map_err(unexpected)?;
-    (0..STARTS).try_for_each(|_| stage.gather_once(&mut gather))?;
+    (0..STARTS).try_for_each(|_| test_rank.gather_once(&mut gather))?;
     drop(gather);
-    stage.group.barrier().map_err(unexpected)?;
-    margins_are_whole(stage, &output, &[(output_at, total)])
+    test_rank.group.barrier().map_err(unexpected)?;
+    margins_are_whole(test_rank, &output, &[(output_at, total)])
 }
 
-fn one_allocation(stage: &mut Stage) -> Outcome {
-    let total = SHARD_BYTES * stage.ranks;
-    let memory = stage.gpu.memory(SHARD_BYTES + total + MARGIN_BYTES)?;
-    let (input_at, output_at) = (3, 3 + SHARD_BYTES + 1 + stage.me);
+fn one_allocation(test_rank: &mut TestRank) -> Outcome {
+    let total = SHARD_BYTES * test_rank.ranks;
+    let memory = test_rank.gpu.memory(SHARD_BYTES + total + MARGIN_BYTES)?;
+    let (input_at, output_at) = (3, 3 + SHARD_BYTES + 1 + test_rank.me);
     let buffers = [
-        buffer(stage, memory.address + input_at as u64, SHARD_BYTES)?,
-        buffer(stage, memory.address + output_at as u64, total)?,
+        buffer(test_rank, memory.address + input_at as u64, SHARD_BYTES)?,
+        buffer(test_rank, memory.address + output_at as u64, total)?,
     ];
-    gather(stage, buffers, SHARD_BYTES)?;
-    margins_are_whole(stage, &memory, &[(input_at, SHARD_BYTES), (output_at, total)])
+    gather(test_rank, buffers, SHARD_BYTES)?;
+    margins_are_whole(test_rank, &memory, &[(input_at, SHARD_BYTES), (output_at, total)])
 }
 
 /// Spans that begin and end inside of segments, over their borders.
-fn segments(stage: &mut Stage) -> Outcome {
-    let input = Segments::new(&stage.gpu, 2);
-    let output = Segments::new(&stage.gpu, 3);
+fn segments(test_rank: &mut TestRank) -> Outcome {
+    let input = Segments::new(&test_rank.gpu, 2);
+    let output = Segments::new(&test_rank.gpu, 3);
     let (input, output) = match (input, output) {
         (Ok(input), Ok(output)) => (input, output),
         // All ranks have the same driver, and skip together.
@@ -81,42 +81,46 @@ fn segments(stage: &mut Stage) -> Outcome {
         }
     };
     let unit = output.segment_bytes;
-    let shard_bytes = (unit + 2000) / stage.ranks;
+    let shard_bytes = (unit + 2000) / test_rank.ranks;
     let input_at = input.address + (unit - 100) as u64;
     let input_bytes = shard_bytes.min(unit);
     let shard_bytes = input_bytes;
-    let total = shard_bytes * stage.ranks;
+    let total = shard_bytes * test_rank.ranks;
     let buffers = [
-        buffer(stage, input_at, shard_bytes)?,
-        buffer(stage, output.address + (unit - 777) as u64, total)?,
+        buffer(test_rank, input_at, shard_bytes)?,
+        buffer(test_rank, output.address + (unit - 777) as u64, total)?,
     ];
-    gather(stage, buffers, shard_bytes)
+    gather(test_rank, buffers, shard_bytes)
 }
 
 /// Registered memory of the caller's.
-fn buffer(stage: &Stage, address: u64, bytes: usize) -> Outcome<Buffer<u8>> {
+fn buffer(test_rank: &TestRank, address: u64, bytes: usize) -> Outcome<Buffer<u8>> {
     let base = NonNull::new(address as *mut u8).expect("the driver allocates nothing at 0");
     // SAFETY: whoever calls keeps the memory until all ranks have passed the barrier of `gather`.
-    let buffer = unsafe { stage.group.register_at(base, bytes) };
+    let buffer = unsafe { test_rank.group.register_at(base, bytes) };
     buffer.map_err(unexpected)
 }
 
-fn gather(stage: &mut Stage, buffers: [Buffer<u8>; 2], shard_bytes: usize) -> Outcome {
+fn gather(test_rank: &mut TestRank, buffers: [Buffer<u8>; 2], shard_bytes: usize) -> Outcome {
     let [input, output] = buffers;
-    let builder = stage.group.all_gather::<u8>(shard_bytes).input(input).output(output);
+    let builder = test_rank.group.all_gather::<u8>(shard_bytes).input(input).output(output);
     let mut gather = builder.prepare().map_err(unexpected)?;
-    let gathered = (0..STARTS).try_for_each(|_| stage.gather_once(&mut gather));
+    let gathered = (0..STARTS).try_for_each(|_| test_rank.gather_once(&mut gather));
     drop(gather);
     // Behind it no peer holds an import any more.
-    stage.group.barrier().map_err(unexpected)?;
+    test_rank.group.barrier().map_err(unexpected)?;
     gathered
 }
 
 /// Fails if anything outside of the spans was written to.
-fn margins_are_whole(stage: &Stage, memory: &DeviceMemory, spans: &[(usize, usize)]) -> Outcome {
-    let seen = stage.gpu.pinned(memory.bytes)?;
-    stage.stream.copy_out(&seen, 0, memory.address, memory.bytes)?;
-    stage.stream.finish()?;
+fn margins_are_whole(
+    test_rank: &TestRank,
+    memory: &DeviceMemory,
+    spans: &[(usize, usize)],
+) -> Outcome {
+    let seen = test_rank.gpu.pinned(memory.bytes)?;
+    test_rank.stream.copy_out(&seen, 0, memory.address, memory.bytes)?;
+    test_rank.stream.finish()?;
     let mut begin = 0;
     let ends = spans.iter().copied().chain([(memory.bytes, 0)]);
     for (at, bytes) in ends {

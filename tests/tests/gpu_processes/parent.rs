@@ -1,14 +1,14 @@
-//! The test's side of a chapter: starts the ranks, and collects what they say.
+//! Starts the ranks of a scenario and reads their results, from the side of the test.
 
 use std::process::Command;
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::tcp::Hub;
-use peerlane_conformance::processes::{Child, hear_out};
+use peerlane_conformance::processes::{Child, finish_all};
 use peerlane_conformance::{Failure, Gpu as _, GpuDriver, Outcome};
 use peerlane_hal::Deadline;
 
-use super::Chapter;
+use super::Scenario;
 use crate::support::data::unexpected;
 use crate::support::machine::Machine;
 use crate::vendor::{Context, folder_without};
@@ -17,7 +17,7 @@ use crate::vendor::{Context, folder_without};
 pub(crate) const TOO_MANY: &str = "only the simulated driver has a device for each of so many";
 /// Why other machines need it.
 pub(crate) const OTHER: &str = "only the simulated driver can lack what GPUs have";
-/// How long a rank may take for a chapter.
+/// How long a rank may take for a scenario.
 const PATIENCE: Duration = Duration::from_secs(100);
 /// Groups of the same ranks at once.
 const GROUPS: usize = 2;
@@ -26,18 +26,18 @@ const DEVICES: usize = 4;
 /// Of the simulated driver.
 const DEVICES_SIMULATED: usize = 9;
 
-/// The ranks of one chapter.
+/// The ranks of one scenario.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Troupe {
+pub(crate) struct Processes {
     pub(crate) driver: GpuDriver,
     pub(crate) ranks: usize,
-    pub(crate) chapter: Chapter,
+    pub(crate) scenario: Scenario,
     pub(crate) machine: Machine,
     /// The kind of its engines.
     pub(crate) engine: &'static str,
 }
 
-impl Troupe {
+impl Processes {
     pub(crate) fn reason_to_skip(self) -> Option<&'static str> {
         match (self.driver, self.machine) {
             (GpuDriver::Simulated, _) => None,
@@ -53,7 +53,7 @@ impl Troupe {
         let addresses: Vec<_> = hubs.iter().map(|hub| hub.address().to_string()).collect();
         let start = |rank| self.start(rank, &addresses.join(","));
         let mut children: Vec<Child> = (0..self.ranks).map(start).collect::<Outcome<_>>()?;
-        hear_out(&mut children, Deadline::after(PATIENCE))
+        finish_all(&mut children, Deadline::after(PATIENCE))
     }
 
     fn start(self, rank: usize, hubs: &str) -> Outcome<Child> {
@@ -66,7 +66,7 @@ impl Troupe {
             ("RANK", rank.to_string()),
             ("RANKS", self.ranks.to_string()),
             ("HUBS", hubs.to_owned()),
-            ("CHAPTER", self.chapter.to_string()),
+            ("SCENARIO", self.scenario.to_string()),
             ("ENGINE", self.engine.to_owned()),
         ] {
             command.env(format!("PEERLANE_TEST_{name}"), value);
@@ -98,7 +98,7 @@ impl Troupe {
                 command.env(format!("{}_RELEASE", Context::CHOICE), release);
             }
         }
-        if self.chapter == Chapter::Delayed {
+        if self.scenario == Scenario::Delayed {
             command.env("PEERLANE_SIM_JITTER_US", "300");
             command.env("PEERLANE_SIM_SEED", rank.to_string());
         }

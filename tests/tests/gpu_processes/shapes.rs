@@ -1,10 +1,10 @@
-//! Sizes and forms, with starts that the host waits for.
+//! Gathers shards of many sizes in every form; the host waits for each start.
 
 use peerlane_conformance::Outcome;
 
 use super::Case;
 use crate::support::data::unexpected;
-use crate::support::stage::{Form, Stage};
+use crate::support::test_rank::{Form, TestRank};
 
 /// Around the sizes at which pages end and copies take other ways.
 const SHARD_BYTES: [usize; 8] = [0, 1, 777, 4096, 65_535, 65_536, 65_537, 3 << 20];
@@ -18,14 +18,16 @@ pub(crate) fn cases(ranks: usize) -> Vec<Case> {
     let shards = if ranks > 4 { &FEW_SHARD_BYTES[..] } else { &SHARD_BYTES[..] };
     let shapes = shards.iter().flat_map(|bytes| Form::ALL.map(|form| (*bytes, form)));
     let cases = shapes.map(|(bytes, form)| {
-        Case::new(format_args!("{bytes} bytes, {form:?}"), move |stage| run(stage, bytes, form))
+        Case::new(format_args!("{bytes} bytes, {form:?}"), move |test_rank| {
+            run(test_rank, bytes, form)
+        })
     });
     cases.collect()
 }
 
-fn run(stage: &mut Stage, shard_bytes: usize, form: Form) -> Outcome {
-    let builder = stage.group.all_gather::<u8>(shard_bytes);
+fn run(test_rank: &mut TestRank, shard_bytes: usize, form: Form) -> Outcome {
+    let builder = test_rank.group.all_gather::<u8>(shard_bytes);
     let mut gather = form.of(builder).prepare().map_err(unexpected)?;
     let starts = if shard_bytes >= LONG_BYTES { 2 } else { STARTS };
-    (0..starts).try_for_each(|_| stage.gather_once(&mut gather))
+    (0..starts).try_for_each(|_| test_rank.gather_once(&mut gather))
 }

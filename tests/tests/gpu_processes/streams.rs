@@ -1,4 +1,4 @@
-//! Starts on the caller's stream, one behind the other with nobody waiting in between.
+//! Starts operations on the caller's stream, one after the other without a wait of the host.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use peerlane_conformance::Outcome;
 
 use super::Case;
 use crate::support::data::{gathered, same, shard, unexpected};
-use crate::support::stage::{Form, Stage};
+use crate::support::test_rank::{Form, TestRank};
 use crate::vendor::memory::{DeviceMemory, Pinned};
 use crate::vendor::stream::CallerStream;
 
@@ -20,7 +20,7 @@ pub(crate) fn back_to_back(ranks: usize) -> Vec<Case> {
     let forms = shapes.iter().flat_map(|shape| Form::ALL.map(|form| (*shape, form)));
     let cases = forms.map(|((bytes, starts), form)| {
         let name = format!("{starts} starts of {bytes} bytes, {form:?}");
-        Case::new(name, move |stage| run(stage, bytes, starts, form, &mut |_, _, _| Ok(())))
+        Case::new(name, move |test_rank| run(test_rank, bytes, starts, form, &mut |_, _, _| Ok(())))
     });
     cases.collect()
 }
@@ -37,60 +37,65 @@ pub(crate) fn delayed(ranks: usize) -> Vec<Case> {
     let slow = (0..ranks).flat_map(|rank| [(rank, Slow::Host), (rank, Slow::Stream)]);
     let cases = slow.enumerate().map(|(index, (rank, slow))| {
         let form = Form::ALL[index % Form::ALL.len()];
-        Case::new(format_args!("rank {rank} by its {slow:?}, {form:?}"), move |stage| {
-            let scratch = stage.gpu.memory(SCRATCH_BYTES)?;
-            let mut delay = |stage: &mut Stage, stream: &CallerStream, _: u64| {
-                if stage.me != rank || stage.random.u8(..3) > 0 {
+        Case::new(format_args!("rank {rank} by its {slow:?}, {form:?}"), move |test_rank| {
+            let scratch = test_rank.gpu.memory(SCRATCH_BYTES)?;
+            let mut delay = |test_rank: &mut TestRank, stream: &CallerStream, _: u64| {
+                if test_rank.me != rank || test_rank.random.u8(..3) > 0 {
                     return Ok(());
                 }
-                delay(stage, slow, stream, &scratch)
+                delay(test_rank, slow, stream, &scratch)
             };
-            run(stage, 5001, 12, form, &mut delay)
+            run(test_rank, 5001, 12, form, &mut delay)
         })
     });
     cases.collect()
 }
 
-fn delay(stage: &mut Stage, slow: Slow, stream: &CallerStream, scratch: &DeviceMemory) -> Outcome {
+fn delay(
+    test_rank: &mut TestRank,
+    slow: Slow,
+    stream: &CallerStream,
+    scratch: &DeviceMemory,
+) -> Outcome {
     match slow {
         Slow::Host => {
-            std::thread::sleep(Duration::from_micros(stage.random.u64(..3000)));
+            std::thread::sleep(Duration::from_micros(test_rank.random.u64(..3000)));
             Ok(())
         }
-        Slow::Stream => stream.busy(stage.gpu.driver, scratch),
+        Slow::Stream => stream.busy(test_rank.gpu.driver, scratch),
     }
 }
 
 /// Called between the steps of a start.
-type Between<'a> = &'a mut dyn FnMut(&mut Stage, &CallerStream, u64) -> Outcome;
+type Between<'a> = &'a mut dyn FnMut(&mut TestRank, &CallerStream, u64) -> Outcome;
 
 /// So many starts; what they gathered is looked at when all are on the stream.
 fn run(
-    stage: &mut Stage,
+    test_rank: &mut TestRank,
     shard_bytes: usize,
     starts: usize,
     form: Form,
     between: Between<'_>,
 ) -> Outcome {
-    let builder = stage.group.all_gather::<u8>(shard_bytes);
+    let builder = test_rank.group.all_gather::<u8>(shard_bytes);
     let mut gather = form.of(builder).prepare().map_err(unexpected)?;
-    let mut book = Book::new(stage, shard_bytes, starts)?;
-    let stream = stage.gpu.stream()?;
+    let mut book = Book::new(test_rank, shard_bytes, starts)?;
+    let stream = test_rank.gpu.stream()?;
     for _ in 0..starts {
-        let round = book.fill(stage, &stream, gather.input_place().base.as_ptr() as u64)?;
-        between(stage, &stream, round)?;
+        let round = book.fill(test_rank, &stream, gather.input_place().base.as_ptr() as u64)?;
+        between(test_rank, &stream, round)?;
         let input = gather.input_place().base.as_ptr() as u64;
         let lease = gather.start_on(&stream.for_starts()).map_err(unexpected)?;
         let output = lease.output().base.as_ptr() as u64;
         drop(lease);
-        between(stage, &stream, round)?;
+        between(test_rank, &stream, round)?;
         // The source may be overwritten, and the output read and spoilt, by what comes behind.
         if form != Form::InPlace {
             stream.fill(input, SPOILT, shard_bytes)?;
         }
         book.take(&stream, output)?;
-        between(stage, &stream, round)?;
-        stream.fill(output, SPOILT, shard_bytes * stage.ranks)?;
+        between(test_rank, &stream, round)?;
+        stream.fill(output, SPOILT, shard_bytes * test_rank.ranks)?;
     }
     stream.finish()?;
     book.check()
@@ -106,22 +111,22 @@ pub(crate) struct Book {
 }
 
 impl Book {
-    pub(crate) fn new(stage: &Stage, shard_bytes: usize, starts: usize) -> Outcome<Self> {
-        let (ranks, bytes) = (stage.ranks, shard_bytes * starts);
-        let (send, receive) = (stage.gpu.pinned(bytes)?, stage.gpu.pinned(bytes * ranks)?);
+    pub(crate) fn new(test_rank: &TestRank, shard_bytes: usize, starts: usize) -> Outcome<Self> {
+        let (ranks, bytes) = (test_rank.ranks, shard_bytes * starts);
+        let (send, receive) = (test_rank.gpu.pinned(bytes)?, test_rank.gpu.pinned(bytes * ranks)?);
         Ok(Self { shard_bytes, ranks, rounds: Vec::with_capacity(starts), send, receive })
     }
 
     /// The stream copies fresh data to the address; the number of the round.
     pub(crate) fn fill(
         &mut self,
-        stage: &mut Stage,
+        test_rank: &mut TestRank,
         stream: &CallerStream,
         address: u64,
     ) -> Outcome<u64> {
-        let (round, at) = (stage.next_round(), self.rounds.len() * self.shard_bytes);
+        let (round, at) = (test_rank.next_round(), self.rounds.len() * self.shard_bytes);
         self.rounds.push(round);
-        self.send.write(at, &shard(stage.me, round, self.shard_bytes));
+        self.send.write(at, &shard(test_rank.me, round, self.shard_bytes));
         stream.copy_in(address, &self.send, at, self.shard_bytes)?;
         Ok(round)
     }
@@ -145,12 +150,12 @@ impl Book {
 
 /// One start on the stream, with data of its own; checked with the book.
 pub(crate) fn start_once(
-    stage: &mut Stage,
+    test_rank: &mut TestRank,
     stream: &CallerStream,
     gather: &mut AllGather<u8>,
     book: &mut Book,
 ) -> Outcome {
-    book.fill(stage, stream, gather.input_place().base.as_ptr() as u64)?;
+    book.fill(test_rank, stream, gather.input_place().base.as_ptr() as u64)?;
     let lease = gather.start_on(&stream.for_starts()).map_err(unexpected)?;
     book.take(stream, lease.output().base.as_ptr() as u64)
 }

@@ -1,4 +1,4 @@
-//! What ranks contribute, and failures in words.
+//! Generates what ranks contribute, and formats failures.
 
 use std::fmt;
 

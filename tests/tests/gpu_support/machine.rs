@@ -1,4 +1,4 @@
-//! What the machine of the simulated driver is like.
+//! Configures the machine of the simulated driver.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What tests do with host memory that streams reach.
+//! Reads and writes host memory that streams can access.
 
 use std::ptr::NonNull;
 

@@ -1,4 +1,4 @@
-//! What tests do with a stream beside putting work onto it.
+//! Waits for streams.
 
 use std::time::{Duration, Instant};
 

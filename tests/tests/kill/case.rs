@@ -1,4 +1,4 @@
-//! One case, as the test that starts the ranks sees it.
+//! Runs one case from the side of the test that starts the ranks.
 
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
@@ -148,7 +148,7 @@ impl Case {
         }
         let mut fates = Vec::new();
         for rank in self.survivors() {
-            let words = children[rank].hear(patience())?;
+            let words = children[rank].read_line(patience())?;
             fates.push(Fate { rank, after: ended.elapsed(), words });
         }
         self.judge(&fates)?;
@@ -206,7 +206,7 @@ impl Case {
             Some(address) => (address.to_string(), &mut children[..]),
             None => (children[0].expect("hub", patience())?, &mut children[1..]),
         };
-        told.iter_mut().try_for_each(|child| child.tell(&address))?;
+        told.iter_mut().try_for_each(|child| child.send_line(&address))?;
         Ok(children)
     }
 
@@ -214,17 +214,17 @@ impl Case {
     fn gather_around_victim(self, children: &mut [Child]) -> Outcome {
         let victim = &mut children[self.victim];
         match self.phase {
-            Phase::Pushing => victim.hear_until("at ready", patience())?,
-            phase => victim.hear_until(&format!("at {phase}"), patience())?,
+            Phase::Pushing => victim.read_until("at ready", patience())?,
+            phase => victim.read_until(&format!("at {phase}"), patience())?,
         }
         let step = format!("step {}", self.phase.others_are_in());
         for rank in self.survivors() {
-            children[rank].hear_until(&step, patience())?;
+            children[rank].read_until(&step, patience())?;
         }
         std::thread::sleep(SETTLING);
         if self.phase == Phase::Pushing {
-            children[self.victim].tell("push")?;
-            children[self.victim].hear_until("at Pushing", patience())?;
+            children[self.victim].send_line("push")?;
+            children[self.victim].read_until("at Pushing", patience())?;
         }
         Ok(())
     }
@@ -267,7 +267,7 @@ impl Case {
         let hub = tcp::Hub::bind("127.0.0.1:0", ranks).map_err(refused)?;
         for (rank, survivor) in self.survivors().enumerate() {
             children[survivor].expect("clean", patience())?;
-            children[survivor].tell(format_args!("{} {rank} {ranks}", hub.address()))?;
+            children[survivor].send_line(format_args!("{} {rank} {ranks}", hub.address()))?;
         }
         for survivor in self.survivors() {
             children[survivor].expect("gathered again", patience())?;

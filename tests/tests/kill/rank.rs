@@ -1,4 +1,4 @@
-//! One rank of a case, in its own process.
+//! Runs one rank of a case, in its own process.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -36,21 +36,21 @@ impl fmt::Display for Fall {
 }
 
 /// Plays one rank; the exit code says whether it behaved.
-pub(crate) fn play(parent: &Parent) -> ExitCode {
-    parent.ended(story(parent))
+pub(crate) fn run_rank(parent: &Parent) -> ExitCode {
+    parent.exit_code(story(parent))
 }
 
 fn story(parent: &Parent) -> Outcome {
-    Cast::read(parent)?.live(parent)?;
+    Processes::read(parent)?.live(parent)?;
     let left = leftovers();
-    parent.say(if left.is_empty() { "clean".to_owned() } else { format!("left {left:?}") });
-    again(&parent.hear()?)?;
-    parent.say("gathered again");
+    parent.print_line(if left.is_empty() { "clean".to_owned() } else { format!("left {left:?}") });
+    again(&parent.read_line()?)?;
+    parent.print_line("gathered again");
     Ok(())
 }
 
 /// What this rank is.
-struct Cast {
+struct Processes {
     environment: Environment,
     hub: Option<Hub>,
     /// Where it halts to be killed.
@@ -62,7 +62,7 @@ struct Cast {
     start_timeout: Duration,
 }
 
-impl Cast {
+impl Processes {
     fn read(parent: &Parent) -> Outcome<Self> {
         let (rank, ranks) = (Rank(parent.value("RANK")?), parent.value("RANKS")?);
         let hub = match parent.value::<String>("HUB")?.as_str() {
@@ -71,10 +71,10 @@ impl Cast {
         };
         let address = match &hub {
             Some(hub) => {
-                parent.say(format_args!("hub {}", hub.address()));
+                parent.print_line(format_args!("hub {}", hub.address()));
                 hub.address().to_string()
             }
-            None => parent.hear()?,
+            None => parent.read_line()?,
         };
         Ok(Self {
             environment: Environment::at_hub(address, rank, ranks),
@@ -95,9 +95,9 @@ impl Cast {
     /// A whole life, up to the step at which the group ends; what it ends with is said before
     /// anything is dropped.
     fn live(mut self, parent: &Parent) -> Outcome {
-        let step = |step| parent.say(format_args!("step {step}"));
+        let step = |step| parent.print_line(format_args!("step {step}"));
         let fell = |step, error, record| {
-            parent.say(Fall { step, error, record });
+            parent.print_line(Fall { step, error, record });
             Ok(())
         };
         self.reach(parent, Phase::BeforeJoin)?;
@@ -143,7 +143,7 @@ impl Cast {
         if let Err(error) = group.close() {
             return fell("close", error, None);
         }
-        parent.say("ended");
+        parent.print_line("ended");
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Reading and writing what a group gathers, wherever it lies.
+//! Reads and writes what a group gathers, in any kind of memory.
 
 use peerlane_collectives::group::Place;
 use peerlane_conformance::Outcome;

@@ -1,9 +1,10 @@
-//! Groups over two fabrics whose nodes hold memory of different kinds: of devices and of the host.
+//! Runs groups over two fabrics whose nodes hold different kinds of memory: of devices and of the
+//! host.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
 pub(crate) mod access;
 #[path = "../rocm_support/blocking.rs"]
 mod blocking;
-pub(crate) mod cast;
+pub(crate) mod processes;
 pub(crate) mod rank;

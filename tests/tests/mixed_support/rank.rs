@@ -1,4 +1,4 @@
-//! A rank's side: opens its fabrics, and gathers.
+//! Opens the fabrics of a rank and gathers, from the side of the rank.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use peerlane_host as host;
 
 use super::access::Access;
 use super::blocking;
-use super::cast::{Chapter, Kind};
+use super::processes::{Kind, Scenario};
 use crate::support::data::{check, same, shard, unexpected};
 use crate::vendor::gpu::Gpu;
 
@@ -26,7 +26,7 @@ const STARTS: usize = 2;
 const LOST_WITHIN: Duration = Duration::from_secs(20);
 
 /// Plays what the parent wants, with the memory that it wants, over `network`.
-pub(crate) fn play<N: Fabric>(
+pub(crate) fn run_rank<N: Fabric>(
     parent: &Parent,
     network: impl FnOnce(Rank, usize) -> Outcome<N>,
 ) -> Outcome {
@@ -70,7 +70,7 @@ struct Player<'p> {
 impl<'p> Player<'p> {
     fn open(parent: &'p Parent, local: DynFabric, network: DynFabric, access: Access) -> Outcome {
         let (me, ranks) = (parent.value("RANK")?, parent.value("RANKS")?);
-        let chapter: Chapter = parent.value("CHAPTER")?;
+        let scenario: Scenario = parent.value("SCENARIO")?;
         let nodes: String = parent.value("NODES")?;
         let nodes: Vec<u32> = nodes.split(',').filter_map(|node| node.parse().ok()).collect();
         let topology = Topology::of_nodes(&nodes).map_err(unexpected)?;
@@ -78,19 +78,19 @@ impl<'p> Player<'p> {
         let environment = Environment::at_hub(hub, Rank::at(me), ranks);
         let bootstrap = Tcp::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
         let options = GroupOptions::default().timeout(TIMEOUT).topology(topology);
-        let options = options.strict(chapter == Chapter::Strict);
+        let options = options.strict(scenario == Scenario::Strict);
         let group = options.open_tiers(bootstrap, local, network);
-        if chapter == Chapter::Disagrees {
+        if scenario == Scenario::Disagrees {
             return disagrees(parent, group.map(drop));
         }
         let group = group.map_err(unexpected)?;
         let player = Self { parent, group, access, me, ranks, round: 0 };
-        match chapter {
-            Chapter::Killed => player.deserted()?,
-            Chapter::Strict => player.refused()?,
+        match scenario {
+            Scenario::Killed => player.deserted()?,
+            Scenario::Strict => player.refused()?,
             _ => player.gathers()?,
         }
-        parent.say("done");
+        parent.print_line("done");
         Ok(())
     }
 
@@ -115,7 +115,7 @@ impl<'p> Player<'p> {
             let builder = self.group.all_gather_v::<u8>(&lens).algorithm(algorithm).chunks(2);
             let mut gather = builder.prepare().map_err(unexpected)?;
             self.starts(&mut gather, &lens, format_args!("{algorithm}, uneven"))?;
-            self.parent.say(format_args!("passed {algorithm}"));
+            self.parent.print_line(format_args!("passed {algorithm}"));
         }
         // Memory that is exchanged once, and gathered over in place.
         let len = 2003;
@@ -187,7 +187,7 @@ impl<'p> Player<'p> {
                     format!("after {took:?}: {error} ({kind})")
                 });
             }
-            self.parent.say("under way");
+            self.parent.print_line("under way");
             check(start.elapsed() < TIMEOUT, || "nobody was killed".to_owned())?;
         }
     }
@@ -198,6 +198,6 @@ fn disagrees(parent: &Parent, opened: Result<(), Error>) -> Outcome {
     let Err(error) = opened else { return Err(Failure::new("the group was opened")) };
     let wanted = "open: ranks disagree: backend is host on rank 1, cuda on rank 0 of the same node";
     check(error.to_string() == wanted && error.peer() == Some(Rank(1)), || error.to_string())?;
-    parent.say("done");
+    parent.print_line("done");
     Ok(())
 }

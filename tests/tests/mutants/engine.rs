@@ -1,4 +1,4 @@
-//! Engines of the host backend with one rule broken.
+//! Wraps engines of the host backend and breaks one rule of each.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Fabrics of the host backend whose keys, imports or addresses have one rule broken.
+//! Wraps fabrics of the host backend and breaks one rule of their keys, imports or addresses.
 
 use std::ptr::NonNull;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Backends that are broken on purpose, one rule each.
+//! Defines backends that are broken on purpose, each in one rule.
 
 mod engine;
 mod fabric;

@@ -1,4 +1,4 @@
-//! Keys and memory that are not what they were.
+//! Uses keys and memory that have changed since they were exported.
 
 use peerlane_conformance::Outcome;
 use peerlane_hal::{

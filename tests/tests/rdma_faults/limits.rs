@@ -1,4 +1,4 @@
-//! What a process may have, and whether it is given back.
+//! Exhausts the limits of a process, and checks that its resources are freed.
 
 use std::time::Instant;
 

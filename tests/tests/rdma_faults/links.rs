@@ -1,4 +1,4 @@
-//! Links that go down while a fabric is open.
+//! Takes links down while a fabric is open.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! Devices and peers that are not there, or not yet.
+//! Opens devices and connects peers that do not exist, or do not exist yet.
 
 use std::time::{Duration, Instant};
 

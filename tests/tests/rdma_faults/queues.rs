@@ -1,4 +1,4 @@
-//! Peers that are gone, queues that are full, and copies over several queue pairs.
+//! Tests peers that have ended, queues that are full, and copies over several queue pairs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

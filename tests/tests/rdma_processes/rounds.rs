@@ -1,5 +1,5 @@
-//! Work on a stream around starts: what it contributes and what it finds, also in graphs, which know no
-//! number of a round.
+//! Submits work to a stream around starts: fills the input and checks the output, also in graphs,
+//! which do not know the number of the round.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

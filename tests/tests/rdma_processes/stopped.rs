@@ -1,5 +1,5 @@
-//! Two bare fabrics, of which one belongs to a process that is stopped: its card goes on answering, and
-//! nobody makes places for messages any more.
+//! Runs two bare fabrics, one of them in a process that is stopped: its NIC still answers, but no
+//! receives are posted any more.
 
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,8 @@ use peerlane_hal::{
 };
 use peerlane_rdma::{Engine, Error, Fabric, Key, Options};
 
-use crate::chapter::TIMEOUT;
 use crate::rdma_support::unexpected;
+use crate::scenario::TIMEOUT;
 
 /// Signals that come before the process is stopped.
 const SIGNALS_BEFORE: u64 = 20;
@@ -39,7 +39,7 @@ pub(crate) fn options(options: Options) -> Options {
 }
 
 /// Rank 0 signals to rank 1 until that is stopped.
-pub(crate) fn play(
+pub(crate) fn run_rank(
     parent: &Parent,
     bootstrap: &impl Bootstrap,
     mut fabric: Fabric,
@@ -58,7 +58,7 @@ pub(crate) fn play(
         while !deadline.has_passed() {
             engine.completed()?;
             if !said && flags.flag_value(0) >= Some(SIGNALS_BEFORE) {
-                parent.say("under way");
+                parent.print_line("under way");
                 said = true;
             }
             engine.park(Duration::from_millis(10))?;
@@ -84,8 +84,8 @@ pub(crate) fn play(
     if error.kind() != ErrorKind::PeerLost || !named || !in_time {
         return Err(Failure::new(format!("after {took:?}: {text} ({})", error.kind())));
     }
-    parent.say(format_args!("passed {text}"));
-    parent.say("done");
+    parent.print_line(format_args!("passed {text}"));
+    parent.print_line("done");
     Ok(())
 }
 

@@ -1,4 +1,5 @@
-//! The nodes of a machine that stands for several: network namespaces, each with an RDMA device.
+//! Finds the nodes of a machine that simulates several: network namespaces, each with an RDMA
+//! device.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 

@@ -1,4 +1,4 @@
-//! Two ranks as fabrics of this process, on two devices where there are two.
+//! Opens two ranks as fabrics of this process, on two devices if there are two.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;

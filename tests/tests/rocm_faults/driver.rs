@@ -1,4 +1,4 @@
-//! The names that HIP has for what goes wrong.
+//! Names the faults in the terms of HIP.
 
 use std::path::PathBuf;
 

@@ -1,12 +1,13 @@
-//! Runtimes that are missing, too old or do not start, devices that are not there or not to be had, and
-//! containers that share nothing. Each text names the library's file and release.
+//! Opens fabrics with runtimes that are missing, too old or do not start, with devices that are
+//! missing or in use, and in containers that share nothing. Each error must name the library's file
+//! and release.
 
 use peerlane_conformance::{GpuDriver, Outcome};
 use peerlane_simulated_driver::Rocm;
 
 use crate::faults::Fault;
-use crate::faults::cast::{Player, finish, ranks, says, words};
 use crate::faults::opener::{no_library, opener, refused};
+use crate::faults::processes::{Player, finish, ranks, says, words};
 
 /// Of the simulated runtime that is installed.
 const FILE: &str = "/libamdhip64.so.7.2.";

@@ -1,4 +1,4 @@
-//! Copies that return when they are done, of the device that is current.
+//! Copies synchronously, on the current device.
 
 use std::ffi::c_void;
 

@@ -1,4 +1,4 @@
-//! The device of a rank.
+//! Holds the device of a rank.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Memory of the caller: of a device, and of the host where streams reach it.
+//! Allocates memory as a caller does: on a device, and on the host where streams can access it.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;

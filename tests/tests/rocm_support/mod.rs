@@ -1,4 +1,4 @@
-//! HIP as the owner of a rank sees it: memory, streams and graphs by the functions that users have.
+//! Wraps HIP as the user of a rank calls it: memory, streams and graphs.
 
 #![allow(dead_code, unused_imports, reason = "each test program uses a part")]
 

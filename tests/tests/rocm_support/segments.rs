@@ -1,5 +1,4 @@
-//! Memory that the caller maps: segments one behind the other, as expandable segments of an
-//! allocator are.
+//! Maps memory in consecutive segments, as the expandable segments of an allocator do.
 
 use std::ffi::c_void;
 

@@ -1,4 +1,4 @@
-//! A stream of the caller, and what a caller puts onto it.
+//! Wraps a stream of the caller, and the work that a caller submits to it.
 
 use std::ffi::c_void;
 
@@ -11,7 +11,7 @@ use peerlane_rocm::Stream;
 
 use super::gpu::{Gpu, granted};
 use super::memory::Pinned;
-use crate::support::stage::CaptureMode;
+use crate::support::test_rank::CaptureMode;
 
 /// A stream that does not wait for the default stream; it ends with the process.
 #[derive(Clone)]

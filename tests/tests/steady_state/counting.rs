@@ -1,4 +1,4 @@
-//! An allocator that counts.
+//! Counts allocations.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Whether the threads that carried the exchanges have come to rest.
+//! Waits until the threads of the exchanges are asleep.
 
 use std::fs;
 use std::time::{Duration, Instant};

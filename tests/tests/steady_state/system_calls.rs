@@ -1,4 +1,4 @@
-//! Ranks as processes, of which one is traced.
+//! Runs ranks as processes, one of them traced.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -124,7 +124,7 @@ fn mark() {
 }
 
 /// A rank that gathers, between two marks.
-pub(crate) fn play(parent: &Parent) -> ExitCode {
+pub(crate) fn run_rank(parent: &Parent) -> ExitCode {
     match gather(parent) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

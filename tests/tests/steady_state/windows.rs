@@ -1,4 +1,4 @@
-//! Starts over ranges of a window, which are checked for being in each other's way.
+//! Starts operations over ranges of a window, which are checked for overlap.
 
 use libtest_mimic::Failed;
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};

@@ -1,4 +1,4 @@
-//! Lanes beside the stream: a network whose engines do not move by themselves.
+//! Runs lanes that are not on the stream: a network whose engines must be polled.
 
 use std::sync::Barrier;
 use std::time::Duration;

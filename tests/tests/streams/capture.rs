@@ -1,4 +1,4 @@
-//! Starts that are recorded into graphs.
+//! Captures starts in graphs.
 
 use std::sync::Barrier;
 

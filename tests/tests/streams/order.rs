@@ -1,4 +1,4 @@
-//! What a stream holds before a start comes before it, what it gets next comes after it.
+//! Checks that a start runs after the earlier work of its stream and before the later work.
 
 use std::time::Duration;
 

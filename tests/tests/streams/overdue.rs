@@ -1,5 +1,5 @@
-//! Starts that do not come to an end, though nobody waits for them: the stream goes on, and every
-//! later call says why.
+//! Starts operations that never complete and are not waited for: the stream must go on, and every
+//! later call must return the cause.
 
 use std::sync::Barrier;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Streams that can take no start.
+//! Passes streams that cannot take a start.
 
 use insta::assert_snapshot;
 use peerlane_collectives::bootstrap::Bootstrap;

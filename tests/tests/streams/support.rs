@@ -1,4 +1,4 @@
-//! Ranks as threads with a stream each, and work for streams.
+//! Runs ranks as threads with a stream each, and creates work for streams.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};

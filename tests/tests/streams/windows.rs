@@ -1,4 +1,4 @@
-//! Operations over one window on streams: ranges that overlap come in the order of the stream.
+//! Runs operations over one window on streams: overlapping ranges must be accessed in stream order.
 
 use peerlane_collectives::error::Error;
 use peerlane_conformance::middleware::Stream;

@@ -1,38 +1,37 @@
-//! The CUDA face: the C symbols of `libcuda.so.1` that Peerlane and its users' crates call.
+//! Exports the C symbols of `libcuda.so.1` that Peerlane and its users' crates call, together with
+//! [`calls`](crate::calls).
 //!
 //! Left out: kernels, arrays, managed memory, pools beyond the default one, contexts other than
 //! primary ones.
 
-#![allow(non_snake_case, reason = "the symbols' own names")]
+#![allow(non_snake_case, reason = "the vendor's names of the symbols")]
 
-mod batch_copy;
 mod context;
-mod copy;
 mod device;
-mod event;
-mod graph;
-mod init;
-mod ipc;
 mod memory;
-mod pointer;
-mod stream;
-mod types;
-mod vmm;
-mod words;
 
+use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
 use crate::device::session::Session;
-use crate::runtime::Face;
+use crate::runtime::Api;
 use crate::runtime::code::Outcome;
 
-/// Calls are about the context that is current on their thread.
+/// The CUDA driver API: calls use the context that is current on their thread.
 #[derive(Debug)]
 pub(crate) struct Cuda;
 
-impl Face for Cuda {
+impl Api for Cuda {
+    /// Blocking, without timing, for other processes.
+    const EVENT_FLAGS: c_uint = 7;
+    /// Portable, device-mapped, write-combined.
+    const HOST_FLAGS: c_uint = 7;
+    /// Portable, device-mapped, memory of a device, read-only.
+    const REGISTER_FLAGS: c_uint = 15;
+    const P2P_PERFORMANCE_RANK: c_int = 1;
+
     fn visible() -> Outcome<&'static [u32]> {
-        init::visible()
+        context::visible()
     }
 
     fn current() -> Outcome<Arc<Session>> {
@@ -41,5 +40,9 @@ impl Face for Cuda {
 
     fn ready() -> Outcome {
         context::current().map(|_| ())
+    }
+
+    fn attribute(physical: u32, attribute: c_int) -> Outcome<u64> {
+        device::attribute(physical, attribute)
     }
 }

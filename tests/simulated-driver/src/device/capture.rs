@@ -1,8 +1,8 @@
-//! Captures: what queues are told becomes the nodes of a graph.
+//! Captures the commands of queues as the nodes of a graph.
 //!
-//! A capture begins on one queue, its origin. An event that is recorded there and awaited by
-//! another queue pulls that queue in; its work must be joined to the origin, by an event as well,
-//! before the origin ends the capture.
+//! A capture begins on one queue, its origin. A queue that waits for an event recorded in the
+//! capture joins it. Its work must be joined to the origin, by an event as well, before the origin
+//! ends the capture.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -14,7 +14,7 @@ use super::queue::Queue;
 use super::session::Session;
 use super::sync::lock;
 
-/// Whom a capture forbids calls that might disturb it.
+/// Selects the threads in which a capture forbids unsafe calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Global,
@@ -22,7 +22,7 @@ pub(crate) enum Mode {
     Relaxed,
 }
 
-/// What may not be done with a capture.
+/// Why a call failed because of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CaptureError {
     Unsupported,
@@ -49,7 +49,7 @@ pub(crate) struct Capture {
     queues: Mutex<Vec<Weak<Queue>>>,
 }
 
-/// A queue's part in a capture.
+/// A queue's membership in a capture.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
     capture: Arc<Capture>,
@@ -86,7 +86,7 @@ impl Capture {
         Ok(())
     }
 
-    /// Ends the capture that began on this queue and gives its nodes.
+    /// Ends the capture that began on this queue, and returns its nodes.
     pub(crate) fn end(queue: &Arc<Queue>) -> Result<Vec<Node>, CaptureError> {
         let member = queue.with_member(|member| {
             let found = member.as_ref().ok_or(CaptureError::State)?;
@@ -152,7 +152,7 @@ impl Member {
         &self.tail
     }
 
-    /// Adds a command behind what the queue was told last.
+    /// Adds a command after the last one of the queue.
     pub(super) fn record(
         &mut self,
         command: Command,
@@ -167,7 +167,7 @@ impl Member {
     }
 }
 
-/// Orders the queue behind nodes of a capture, and pulls it in if need be.
+/// Orders the queue after nodes of a capture; the queue joins the capture if necessary.
 pub(crate) fn join(
     queue: &Arc<Queue>,
     capture: &Arc<Capture>,
@@ -200,8 +200,8 @@ pub(crate) fn join(
     Ok(())
 }
 
-/// Refuses a call that might disturb a capture, as this thread's own mode has it; the captures
-/// that it would disturb are spoilt.
+/// Fails if this thread's mode forbids a call that might disturb a capture. The captures that it
+/// would disturb become invalid.
 pub(crate) fn refuse_unsafe_call(own: Mode) -> Result<(), CaptureError> {
     if own == Mode::Relaxed {
         return Ok(());
@@ -221,7 +221,7 @@ pub(crate) fn refuse_unsafe_call(own: Mode) -> Result<(), CaptureError> {
     refused
 }
 
-/// For each node whether it comes before one of these, or is one.
+/// Returns for each node whether it is one of `tail` or comes before one.
 fn reached_from(nodes: &[Node], tail: &[usize]) -> Vec<bool> {
     let mut reached = vec![false; nodes.len()];
     let mut open = tail.to_vec();

@@ -1,4 +1,4 @@
-//! What a queue is told to do.
+//! Defines the commands of a queue.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(crate) struct HostCall {
     pub(crate) data: *mut c_void,
 }
 
-// SAFETY: who hands it over promises that the queue's thread may call it.
+// SAFETY: the caller of the API promises that the queue's thread may call the function.
 unsafe impl Send for HostCall {}
 // SAFETY: as above; it is called once at a time, by the thread of one queue.
 unsafe impl Sync for HostCall {}
@@ -30,15 +30,15 @@ unsafe impl Sync for HostCall {}
 pub(crate) enum Command {
     Copy(Copy),
     Fill(Fill),
-    /// In their order.
+    /// Runs memory operations, in their order.
     Words(Arc<[Word]>),
-    /// Says that everything before it is done.
+    /// Completes when every earlier command is done.
     Finish(Arc<Completion>),
-    /// Holds up everything behind it.
+    /// Blocks later commands until the completion is done.
     Await(Arc<Completion>),
     Launch(Launch),
     Call(HostCall),
-    /// Gives an allocation back.
+    /// Frees an allocation.
     Release(u64),
 }
 
@@ -59,7 +59,7 @@ impl Command {
             }
             Self::Launch(launch) => launch.run(session),
             Self::Call(call) => {
-                // SAFETY: who submitted it promised that it may be called with its data.
+                // SAFETY: the submitter promised that the function may be called with its data.
                 unsafe { (call.function)(call.data) };
                 Ok(())
             }
@@ -69,7 +69,7 @@ impl Command {
         }
     }
 
-    /// Instead of running it, on a session that is broken: whoever waits for it is let go.
+    /// Drops the command on a broken session, and releases the threads that wait for it.
     pub(crate) fn abandon(&self) {
         match self {
             Self::Finish(completion) => completion.finish(),

@@ -1,14 +1,14 @@
-//! Something that happens once, and that queues and callers wait for.
+//! Implements a one-time completion that queues and callers wait for.
 
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::sync::lock;
 
-/// How often who waits looks whether waiting still makes sense.
+/// How often a waiting thread checks whether to give up.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Not done, then done for ever.
+/// Not done at first; done from then on.
 #[derive(Debug, Default)]
 pub(crate) struct Completion {
     done: Mutex<Option<Instant>>,
@@ -25,12 +25,12 @@ impl Completion {
         self.at().is_some()
     }
 
-    /// When it was done.
+    /// Returns when it was done.
     pub(crate) fn at(&self) -> Option<Instant> {
         *lock(&self.done)
     }
 
-    /// Waits until it is done; `false` if `give_up` said so first.
+    /// Waits until it is done. Returns `false` if `give_up` returned true first.
     pub(crate) fn wait(&self, mut give_up: impl FnMut() -> bool) -> bool {
         let mut done = lock(&self.done);
         while done.is_none() {

@@ -1,4 +1,4 @@
-//! Copies and fills, as a copy engine does them.
+//! Runs copies and fills, as a copy engine does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -13,7 +13,7 @@ use super::sdma;
 use super::session::Session;
 use super::settings::Setting;
 
-/// Copies up to this many bytes go word by word, so that a flag that a copy carries is never torn.
+/// Copies of up to this many bytes are made word by word, so that a flag in the copy is never torn.
 const WORDWISE_BYTES_MAX: u64 = 64;
 
 /// One end of a copy.
@@ -21,9 +21,9 @@ const WORDWISE_BYTES_MAX: u64 = 64;
 pub(crate) enum End {
     /// An address that the table must know when the copy runs.
     Memory(u64),
-    /// Ordinary memory of the host; the caller keeps it alive.
+    /// Pageable host memory; the caller keeps it alive.
     Host(u64),
-    /// What ordinary memory of the host held when the copy was asked for.
+    /// The bytes that pageable host memory held when the copy was submitted.
     Staged(Arc<[u8]>),
 }
 
@@ -32,11 +32,11 @@ pub(crate) struct Copy {
     pub(crate) dst: End,
     pub(crate) src: End,
     pub(crate) bytes: u64,
-    /// By one engine of those that do not end copies that are too large.
+    /// True if the copy runs on a single engine, which never completes copies that are too large.
     pub(crate) by_one_engine: bool,
 }
 
-/// The same bytes over and over.
+/// Fills memory with a repeated pattern.
 #[derive(Clone, Debug)]
 pub(crate) struct Fill {
     pub(crate) address: u64,
@@ -82,7 +82,7 @@ impl Copy {
         self.carry(session, memory)
     }
 
-    /// Moves the bytes, on whatever engine.
+    /// Moves the bytes, on any engine.
     pub(super) fn carry(&self, session: &Session, memory: &AddressSpace) -> Result<(), Fault> {
         let device = session.device();
         let src = self.src.pin(self.bytes, session, memory)?;
@@ -99,7 +99,7 @@ impl Copy {
             pause(jitter::next_of_peers());
         }
         if !dropped {
-            // The ends stay pinned, or are the caller's, until the bytes are across.
+            // The ends stay pinned, or are kept by the caller, until the bytes are copied.
             move_bytes(self.dst.address(), self.src.address(), self.bytes);
         }
 
@@ -130,8 +130,8 @@ impl Fill {
         let _pinned = memory.pin(self.address, self.bytes, session)?;
         fence(Ordering::SeqCst);
         if self.pattern.iter().all(|byte| *byte == self.pattern[0]) {
-            // SAFETY: the span is pinned; that nobody else uses it meanwhile is up to the caller,
-            // as it is on a device.
+            // SAFETY: the span is pinned. As on a device, the caller ensures that it is not used
+            // meanwhile.
             unsafe {
                 std::ptr::write_bytes(
                     self.address as *mut u8,
@@ -152,7 +152,7 @@ impl Fill {
     }
 }
 
-/// Copies between two ends that are mapped and as long as this.
+/// Copies between two ends that are mapped and at least this long.
 fn move_bytes(dst: u64, src: u64, bytes: u64) {
     fence(Ordering::SeqCst);
     let wordwise =
@@ -166,8 +166,8 @@ fn move_bytes(dst: u64, src: u64, bytes: u64) {
             to.store(from.load(Ordering::Acquire), Ordering::Release);
         }
     } else {
-        // SAFETY: both ends are mapped and this long; that nobody else uses the bytes meanwhile is
-        // up to the caller, as it is on a device.
+        // SAFETY: both ends are mapped and this long. As on a device, the caller ensures that the bytes
+        // are not used meanwhile.
         unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes as usize) };
     }
     fence(Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! What the machine did, counted by device, for tests to look at.
+//! Counts what the machine does, by device, for tests.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -6,7 +6,7 @@ use super::settings::DEVICES_MAX;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $counter:ident = $name:literal;)*) => {
-        /// One thing that is counted.
+        /// A counter of the machine.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Counter {
             $($(#[$doc])* $counter,)*
@@ -23,12 +23,12 @@ counters! {
     HostCopies = "host_copies";
     /// Copies from host memory to host memory, which hold their caller.
     HostToHostCopies = "host_to_host_copies";
-    /// Copies of HIP that asked for an engine.
+    /// Copies of HIP that requested an engine.
     NoCuCopies = "no_cu_copies";
-    /// Copies by numbered engines, and those that no engine will ever end.
+    /// Copies by numbered engines, and those that never complete on any engine.
     SdmaCopies = "sdma_copies";
     StalledCopies = "stalled_copies";
-    /// The most copies that wanted an engine at once, running or not.
+    /// The most copies that needed an engine at once, running or waiting.
     MostCopiesAtOnce = "most_copies_at_once";
     /// The most copies that ran at once; never more than there are engines.
     MostCopiesRunning = "most_copies_running";
@@ -37,12 +37,12 @@ counters! {
     /// Batches of words, and how many words they held.
     Batches = "batches";
     BatchedWords = "batched_words";
-    /// Words that came alone.
+    /// Words outside a batch.
     SingleWords = "single_words";
     Fills = "fills";
     GraphLaunches = "graph_launches";
     DefaultStreamUses = "default_stream_uses";
-    /// What exists now.
+    /// Objects that exist now.
     LiveAllocations = "live_allocations";
     LiveBytes = "live_bytes";
     OpenImports = "open_imports";
@@ -57,7 +57,7 @@ counters! {
     HostNanos = "host_ns";
 }
 
-/// What belongs to no device is counted behind the last one.
+/// Index, after the last device, for what belongs to no device.
 pub(crate) const NO_DEVICE: u32 = DEVICES_MAX as u32;
 
 static COUNTS: [[AtomicI64; DEVICES_MAX + 1]; NAMES.len()] =
@@ -72,13 +72,13 @@ impl Counter {
         self.place(device).fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Keeps the largest.
+    /// Raises a counter to `value` if that is larger.
     pub(crate) fn peak(self, device: u32, value: i64) {
         self.place(device).fetch_max(value, Ordering::Relaxed);
     }
 }
 
-/// The count of one device, or of all together; `None` if there is no such counter.
+/// Returns the counter of one device, or the sum over all; `None` if no counter has this name.
 pub(crate) fn read(name: &str, device: Option<u32>) -> Option<i64> {
     let (_, counter) = NAMES.iter().find(|(known, _)| *known == name)?;
     if let Some(device) = device {
@@ -88,7 +88,7 @@ pub(crate) fn read(name: &str, device: Option<u32>) -> Option<i64> {
     if name.starts_with("most_") { counts.max() } else { Some(counts.sum()) }
 }
 
-/// Sets the peaks and the sums back; what exists now stays counted.
+/// Resets peaks and sums; counters of objects that exist stay.
 pub(crate) fn reset() {
     let passing = NAMES.iter().filter(|(name, _)| !name.starts_with("live_"));
     for (_, counter) in passing.filter(|(_, counter)| *counter != Counter::OpenImports) {

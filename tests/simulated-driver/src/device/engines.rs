@@ -1,4 +1,4 @@
-//! The copy engines of a device: as many copies run at once as it has, the others wait.
+//! Limits how many copies a device runs at once to its number of copy engines.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -6,7 +6,7 @@ use super::counters::Counter;
 use super::settings::{DEVICES_MAX, Setting};
 use super::sync::lock;
 
-/// How many copies want an engine and how many have one.
+/// Copies that need an engine, and copies that have one.
 #[derive(Debug)]
 struct State {
     wanting: u64,
@@ -19,7 +19,7 @@ pub(crate) struct CopyEngines {
     freed: Condvar,
 }
 
-/// One engine, for one copy.
+/// A copy engine, taken for one copy.
 #[derive(Debug)]
 pub(crate) struct Engine(u32);
 
@@ -32,7 +32,7 @@ impl CopyEngines {
 }
 
 impl Engine {
-    /// Waits for an engine of this device; copies are short, so it comes.
+    /// Waits for an engine of this device; copies are short.
     pub(crate) fn take(device: u32) -> Self {
         let engines = &ENGINES[device as usize];
         let mut state = lock(&engines.state);

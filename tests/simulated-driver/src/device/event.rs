@@ -1,4 +1,4 @@
-//! Events: points in the work of a queue that others wait for.
+//! Implements events: points in the work of a queue that other queues and callers wait for.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -15,14 +15,14 @@ use super::sync::lock;
 enum State {
     Never,
     Recorded(Arc<Completion>),
-    /// While the queue was captured: behind these nodes.
+    /// Recorded in a capture, after these nodes.
     Captured(Arc<Capture>, Vec<usize>),
 }
 
 #[derive(Debug)]
 pub(crate) struct Event {
     session: Arc<Session>,
-    /// Whether the time is kept.
+    /// True if the event keeps its time.
     timed: bool,
     state: Mutex<State>,
 }
@@ -41,7 +41,7 @@ impl Event {
         self.timed
     }
 
-    /// Stands from now on for what the queue holds now.
+    /// Records the commands that the queue holds now.
     pub(crate) fn record(&self, queue: &Queue) -> Result<(), Refused> {
         let captured = queue.with_member(|member| {
             let member = member.as_ref()?;
@@ -62,14 +62,14 @@ impl Event {
         Ok(())
     }
 
-    /// Holds the queue up until what the event stands for is done.
+    /// Blocks the queue until the recorded commands are done.
     pub(crate) fn hold(&self, queue: &Arc<Queue>) -> Result<(), Refused> {
         let state = lock(&self.state).clone();
         match state {
             State::Captured(capture, nodes) if capture.is_active() => {
                 Ok(join(queue, &capture, &nodes)?)
             }
-            // Work outside of a capture is no part of it.
+            // Commands outside a capture cannot be waited for inside it.
             _ if queue.is_capturing() => {
                 queue.invalidate_capture();
                 Err(CaptureError::Isolation.into())
@@ -81,7 +81,7 @@ impl Event {
         }
     }
 
-    /// Whether what it stands for is done; an event that was never recorded stands for nothing.
+    /// Returns whether the recorded commands are done; true for an event that was never recorded.
     pub(crate) fn is_done(&self) -> Result<bool, CaptureError> {
         match &*lock(&self.state) {
             State::Never => Ok(true),
@@ -102,7 +102,7 @@ impl Event {
         if done { Ok(()) } else { Err(Refused::TooLong) }
     }
 
-    /// When it was done; `None` if it was never recorded.
+    /// Returns when it was done; `None` if it was never recorded.
     pub(crate) fn at(&self) -> Option<Option<Instant>> {
         match &*lock(&self.state) {
             State::Recorded(completion) => Some(completion.at()),

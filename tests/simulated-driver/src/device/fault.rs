@@ -1,12 +1,12 @@
-//! What can go wrong while a command runs; it breaks the session for good.
+//! Defines the faults of a running command, which break the session permanently.
 
-/// Why a session takes no more work.
+/// Why a session accepts no more work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// A command touched memory that is not there, or that its device may not touch.
+    /// A command accessed memory that does not exist, or that its device may not access.
     IllegalAddress,
-    /// A test asked for this code, by the face's numbers.
+    /// A test injected this code, by the API's numbers.
     Asked(i32),
-    /// The session ended under its users.
+    /// The session ended while it was in use.
     Gone,
 }

@@ -1,7 +1,8 @@
-//! Graphs: commands with an order that is no more than it has to be, run as often as asked.
+//! Implements graphs: commands with explicit dependencies, launched any number of times.
 //!
-//! When a graph is made ready its nodes are dealt into chains, each node behind one that it comes
-//! after. Each chain runs on a thread of its own and waits only where it depends on another.
+//! When a graph is instantiated, its nodes are divided into chains, in which each node depends on
+//! its predecessor. Each chain runs on its own thread, and waits only where it depends on another
+//! chain.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,22 +15,22 @@ use super::sync::lock;
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) command: Command,
-    /// Whose queue was told.
+    /// The session of the queue that received the command.
     pub(crate) session: Arc<Session>,
-    /// The nodes that it comes after, all with smaller numbers.
+    /// The nodes that it depends on, all with smaller numbers.
     pub(crate) after: Vec<usize>,
 }
 
-/// A graph that is ready to run.
+/// An instantiated graph.
 #[derive(Debug)]
 pub(crate) struct Program {
     nodes: Vec<Node>,
     chains: Vec<Vec<usize>>,
-    /// Of the last launch: launches of one program follow each other.
+    /// Completion of the last launch: launches of one program run one after the other.
     last: Mutex<Option<Arc<Completion>>>,
 }
 
-/// One run of a program.
+/// One launch of a program.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
     program: Arc<Program>,
@@ -43,12 +44,12 @@ impl Program {
         Arc::new(Self { nodes, chains, last: Mutex::default() })
     }
 
-    /// The next run; `place` hands it to a queue.
+    /// Creates the next launch; `place` submits it to a queue.
     pub(crate) fn launch<T, E>(
         self: &Arc<Self>,
         place: impl FnOnce(Launch) -> Result<T, E>,
     ) -> Result<T, E> {
-        // The lock is held until the run has its place, so that runs are placed in their order.
+        // Holds the lock until the launch is submitted, so that launches are submitted in order.
         let mut last = lock(&self.last);
         let done = Arc::new(Completion::default());
         let before = last.clone().filter(|before| !before.is_done());
@@ -58,7 +59,7 @@ impl Program {
         Ok(placed)
     }
 
-    /// A run as a node of another graph; that graph's launches order it.
+    /// Creates a launch as a node of another graph, whose launches order it.
     pub(crate) fn nested(self: &Arc<Self>) -> Launch {
         Launch { program: self.clone(), before: None, done: None }
     }
@@ -103,7 +104,7 @@ impl Launch {
         Ok(())
     }
 
-    /// Lets the next launch begin.
+    /// Lets the next launch begin, without running this one.
     pub(super) fn abandon(&self) {
         if let Some(done) = &self.done {
             done.finish();
@@ -111,7 +112,7 @@ impl Launch {
     }
 }
 
-/// Deals the nodes into chains; a node follows the last node of a chain that it comes after.
+/// Divides the nodes into chains; a node is added to a chain whose last node it depends on.
 fn chains(nodes: &[Node]) -> Vec<Vec<usize>> {
     let mut chains: Vec<Vec<usize>> = Vec::new();
     for (at, node) in nodes.iter().enumerate() {

@@ -1,16 +1,16 @@
-//! Random delays from a seed, so that a failure can be repeated.
+//! Draws random delays from a seed, so that a failure can be repeated.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::settings::Setting;
 
-/// The next delay of anything, from nothing to the setting.
+/// Returns the next delay, from zero to the setting.
 pub(crate) fn next() -> Duration {
     draw(Setting::JitterMicros)
 }
 
-/// The next delay of a copy to or from memory of others.
+/// Returns the next delay of a copy to or from another device's memory.
 pub(crate) fn next_of_peers() -> Duration {
     draw(Setting::PeerJitterMicros)
 }
@@ -25,7 +25,7 @@ fn draw(setting: Setting) -> Duration {
     Duration::from_micros(mix(Setting::Seed.value() ^ draw.rotate_left(32)) % (most + 1))
 }
 
-/// A random-looking word for each word: the finisher of SplitMix64.
+/// Mixes the bits of a word: the finalizer of SplitMix64.
 fn mix(word: u64) -> u64 {
     let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

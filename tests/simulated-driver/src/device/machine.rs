@@ -1,4 +1,4 @@
-//! The machine as this process sees it, and the claim of a process on a device.
+//! Holds the address space of this process, and the claim of a process on a device.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
@@ -6,22 +6,22 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use super::memory::AddressSpace;
 use super::settings::PREFIX;
 
-/// Every device address of this process.
+/// Returns the address space of this process, with every device address.
 pub(crate) fn memory() -> &'static AddressSpace {
     static MEMORY: AddressSpace = AddressSpace::new();
     &MEMORY
 }
 
-/// That this process has a device for itself. The kernel ends it with the process.
+/// Exclusive use of a device by this process. The kernel ends it with the process.
 #[derive(Debug)]
 pub(crate) struct Claim {
     _name: UnixListener,
 }
 
 impl Claim {
-    /// Takes the device; `None` if another process has it.
+    /// Claims the device; `None` if another process has claimed it.
     ///
-    /// Machines with different names in the environment are different machines.
+    /// Processes compete for a device only if their machine has the same name in the environment.
     pub(crate) fn take(device: u32) -> Option<Self> {
         let machine = std::env::var(format!("{PREFIX}MACHINE")).unwrap_or_default();
         let name = format!("simulated-device-{machine}-{device}");

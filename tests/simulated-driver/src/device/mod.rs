@@ -1,15 +1,26 @@
-//! The software device. It knows no vendor: the faces beside it turn the calls of a vendor's
-//! driver into what is here.
+//! Simulates devices, independently of any vendor: the modules for CUDA, HIP and HSA translate a
+//! vendor's calls.
 //!
-//! | the device | here |
+//! | concept | implementation |
 //! | --- | --- |
-//! | memory | memfds that other processes map; an address is an address of this process |
-//! | a session | one device as this process has it open; a fault breaks it for good |
-//! | a queue | a thread that does one command after the other |
-//! | copy engines | a limited number of copies that run at once; or numbered engines, each a queue of its own |
-//! | signals | values that engines change and wait for |
-//! | words | memory operations of a queue: write, and wait with a comparison |
-//! | events, captures, graphs | order between queues, recorded and replayed |
+//! | memory | memfds that other processes map; a device address is an address of this process |
+//! | session | one device, opened by this process; a fault breaks it permanently |
+//! | queue | a thread that runs one command after the other |
+//! | copy engines | a limit of copies that run at once, or numbered engines with a queue each |
+//! | signal | a value that engines change and wait for |
+//! | word | a memory operation of a queue: a write, or a wait with a comparison |
+//! | event, capture, graph | order between queues, recorded and launched |
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `machine.rs`, `session.rs`, `settings.rs`, `topology.rs` | the machine, its open devices, its configuration, its links |
+//! | `memory/` | address space, allocations and their sharing |
+//! | `queue.rs`, `command.rs`, `completion.rs`, `event.rs` | queues, their commands, and waiting for them |
+//! | `copy.rs`, `engines.rs`, `sdma.rs`, `words.rs`, `signal.rs` | what commands and engines do |
+//! | `capture.rs`, `graph.rs` | captures and graphs |
+//! | `fault.rs`, `script.rs`, `jitter.rs` | faults, injected results, random delays |
+//! | `counters.rs`, `log.rs` | what tests read |
+//! | `sync.rs` | locks and back-off |
 
 pub(crate) mod capture;
 pub(crate) mod command;

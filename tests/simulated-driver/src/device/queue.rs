@@ -1,4 +1,4 @@
-//! A queue: a thread that does one command after the other.
+//! Implements a queue: a thread that runs one command after the other.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

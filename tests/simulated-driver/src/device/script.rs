@@ -1,4 +1,4 @@
-//! What tests want to go wrong: calls that fail or take their time, by the name of the call.
+//! Injects faults and delays into calls, by the name of the call.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

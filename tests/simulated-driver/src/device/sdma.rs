@@ -1,8 +1,8 @@
-//! Numbered engines, as AMD's devices have them: each does one copy after the other, in the order in
-//! which it was told, and stands still while the first one waits for what it depends on.
+//! Implements the numbered engines of AMD's devices.
 //!
-//! The first engines of a device lead to the host and over PCIe; those behind them lead to the
-//! devices of its hive, a few to each.
+//! Each engine runs its copies in submission order, and blocks while the first copy waits for its
+//! dependencies. The first engines of a device lead to the host and over PCIe; the later ones lead
+//! to the devices of its hive, a few to each.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

@@ -1,4 +1,5 @@
-//! One device as this process has it open: its queues, whom it reaches, and whether it still works.
+//! Holds a device that this process has opened: its queues, the devices it can access, and its
+//! fault.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};

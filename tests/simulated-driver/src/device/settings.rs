@@ -1,14 +1,14 @@
-//! What the simulated machine is like: from the environment when it starts, and changed by tests
-//! while it runs.
+//! Configures the simulated machine: from the environment when it starts, and by tests while it
+//! runs.
 //!
-//! Every setting is a number or one of a few words. Its environment variable is its name behind
-//! [`PREFIX`].
+//! Every setting is a number or one of a few words. Its environment variable is its name with the
+//! prefix [`PREFIX`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the names of all environment variables begin with.
+/// Prefix of all environment variables.
 pub(crate) const PREFIX: &str = "PEERLANE_SIM_";
-/// The most devices of a machine.
+/// Largest number of devices of a machine.
 pub(crate) const DEVICES_MAX: usize = 16;
 
 /// What settings of a copy of the library begin with, and the room for both. A copy is changed by
@@ -65,7 +65,7 @@ settings! {
     ComputeMode = "COMPUTE_MODE", Values::Words(&["default", "exclusive-thread", "prohibited", "exclusive"]), 0;
     /// Whether devices reach each other's memory.
     PeerAccess = "P2P", OFF_ON, 1;
-    /// Devices reach those of their island only; so many make one.
+    /// Devices of an island; only devices of one island reach each other.
     PeerIsland = "P2P_ISLAND", Values::Number(1, DEVICES_MAX as u64), 16;
     /// The best is 0.
     PeerRank = "P2P_RANK", Values::Number(0, 100), 0;
@@ -85,13 +85,13 @@ settings! {
     BatchOrder = "BATCH_ORDER", Values::Words(&["kept", "parallel"]), 0;
     /// What happens to words that a queue writes to memory of others.
     PeerWrites = "PEER_WRITES", Values::Words(&["allow", "refuse", "drop"]), 0;
-    /// Which copies do nothing, and say that all is well.
+    /// Which copies do nothing but report success.
     DropCopies = "DROP_COPIES", Values::Words(&["none", "peer", "local", "all"]), 0;
     /// What happens to words while their queue is captured: `now` writes them at once.
     CapturedWords = "CAPTURED_WORDS", Values::Words(&["record", "refuse", "drop", "now"]), 0;
-    /// Memory by descriptors that network cards take.
+    /// True if memory can be exported as dma-buf for NICs.
     DmaBuf = "DMABUF", OFF_ON, 1;
-    /// What devices need to see what network cards have written: nothing; a flush, which there is or not.
+    /// When devices see the writes of NICs: always; after a flush; never reliably.
     CardWrites = "CARD_WRITES", Values::Words(&["ordered", "flush", "lost"]), 1;
     /// As `rocm_version.h` counts: 60400 is 6.4.
     RocmVersion = "ROCM_VERSION", Values::Number(50_000, 99_900), 70_200;
@@ -124,7 +124,7 @@ settings! {
     StallMib = "STALL_MIB", Values::Number(0, 1 << 20), 0;
     /// How many signals a process has at most.
     Signals = "SIGNALS", Values::Number(1, 1 << 20), 65_536;
-    /// What every copy takes at least.
+    /// Shortest duration of a copy.
     CopyDelayMicros = "COPY_DELAY_US", Values::Number(0, 60_000_000), 0;
     CopyNanosPerKib = "COPY_NS_PER_KIB", Values::Number(0, 1_000_000_000), 0;
     /// The most that is added to a copy, to a batch of words and before an event, at random.
@@ -137,11 +137,11 @@ settings! {
     QueueLength = "QUEUE_LENGTH", Values::Number(1, 1 << 20), 1024;
     /// How long a caller waits for a queue at most.
     PatienceMillis = "PATIENCE_MS", Values::Number(1, 86_400_000), 120_000;
-    /// What new memory holds: not zero, because nothing promises zero.
+    /// Byte that new memory holds; not zero, because no vendor promises zeroed memory.
     Junk = "JUNK", Values::Number(0, 255), 0xa5;
 }
 
-/// Whether a device reaches the memory of another.
+/// Returns whether a device can access the memory of another.
 pub(crate) fn reaches(device: u32, other: u32) -> bool {
     let island = |device| u64::from(device) / Setting::PeerIsland.value();
     device == other || Setting::PeerAccess.is_on() && island(device) == island(other)
@@ -156,26 +156,26 @@ impl Setting {
         self.value() == 1
     }
 
-    /// Whether the setting is this word.
+    /// Returns whether the setting has this value.
     pub(crate) fn is(self, word: &str) -> bool {
         let Values::Words(words) = Self::ALL[self as usize].2 else { return false };
         words.get(self.value() as usize) == Some(&word)
     }
 }
 
-/// What this copy of the library was given: `NAME=VALUE`, with commas between.
+/// Returns the settings of this copy of the library: `NAME=VALUE`, separated by commas.
 fn own() -> String {
-    // Read as it is in the file, not as the compiler knows it.
+    // A volatile read, because the file may be changed after compilation.
     // SAFETY: a reference is valid to read.
     let own = unsafe { std::ptr::read_volatile(&raw const OWN) };
     let text = own[OWN_MARK.len()..].split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).into_owned()
 }
 
-/// Takes over what this copy of the library was given, and then what the environment says.
+/// Applies the settings of this copy of the library, then those of the environment.
 ///
 /// # Errors
-/// Says which variable is wrong and what was wanted.
+/// Names the invalid variable and the expected values.
 pub(crate) fn read_environment() -> Result<(), String> {
     for entry in own().split(',').filter(|entry| !entry.is_empty()) {
         let (name, text) =
@@ -194,7 +194,7 @@ pub(crate) fn read_environment() -> Result<(), String> {
 /// Changes the setting of this name, such as `COPY_ENGINES`.
 ///
 /// # Errors
-/// Says what was wanted.
+/// Names the expected values.
 pub(crate) fn change(name: &str, text: &str) -> Result<(), String> {
     let found = Setting::ALL.iter().find(|(_, known, _)| *known == name);
     let Some((setting, _, values)) = found else {

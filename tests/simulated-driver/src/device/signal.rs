@@ -1,4 +1,4 @@
-//! Signals: 64-bit values that queues of engines and callers change and wait for, of this process
+//! Implements signals: 64-bit values that engines and callers change and wait for, in this process
 //! or shared with others.
 
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use super::memory::{AddressSpace, Backing, NoMemory, share};
 use super::settings::Setting;
 use super::sync::{Backoff, read, write};
 
-/// What a signal takes in shared memory.
+/// Bytes of a signal in shared memory.
 const SHARED_BYTES: u64 = 4096;
 
-/// The vendor's layout: users look at the value, and at nothing else.
+/// A signal in the vendor's layout; users access only the value.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 struct Place {
@@ -29,17 +29,17 @@ struct Place {
 #[derive(Debug)]
 enum Held {
     Own(Box<Place>),
-    /// Mapped here from memory that has a name.
+    /// Mapped from shared memory.
     Shared(u64, Backing),
 }
 
 #[derive(Debug)]
 pub(crate) struct Signal(Held);
 
-/// Every signal of this process by its address, which is its handle.
+/// Signals of this process by address, which is the handle.
 static SIGNALS: RwLock<BTreeMap<u64, Arc<Signal>>> = RwLock::new(BTreeMap::new());
 
-/// How a value is compared.
+/// Compares a signal's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
     Equal,
@@ -60,7 +60,7 @@ impl Condition {
 }
 
 impl Signal {
-    /// Makes one and gives its handle.
+    /// Creates a signal and returns its handle.
     pub(crate) fn create(value: i64, shared: bool) -> Result<u64, NoMemory> {
         if read(&SIGNALS).len() as u64 >= Setting::Signals.value() {
             return Err(NoMemory::Exhausted);
@@ -76,7 +76,7 @@ impl Signal {
         Ok(signal.keep())
     }
 
-    /// Opens the signal that a name leads to.
+    /// Opens a shared signal and returns its handle.
     pub(crate) fn open(backing: Backing) -> Result<u64, NoMemory> {
         if backing.bytes() != SHARED_BYTES {
             return Err(NoMemory::BadRange);
@@ -101,7 +101,7 @@ impl Signal {
         read(&SIGNALS).get(&handle).cloned()
     }
 
-    /// Gives the handle up; what still waits for the signal keeps it.
+    /// Removes the handle; waiting threads keep the signal.
     pub(crate) fn destroy(handle: u64) -> bool {
         let removed = write(&SIGNALS).remove(&handle);
         if removed.is_some() {
@@ -110,7 +110,7 @@ impl Signal {
         removed.is_some()
     }
 
-    /// The name of a signal that is shared.
+    /// Returns the name of a shared signal.
     pub(crate) fn name(&self) -> Option<[u8; share::NAME_BYTES]> {
         match &self.0 {
             Held::Own(_) => None,
@@ -122,14 +122,14 @@ impl Signal {
         match &self.0 {
             Held::Own(place) => place,
             Held::Shared(address, _) => {
-                // SAFETY: mapped when the signal was made, page by page, and unmapped when it goes;
-                // all fields are atomic, as other processes change them.
+                // SAFETY: the page was mapped when the signal was created, and is unmapped when it is
+                // dropped. All fields are atomic, because other processes change them.
                 unsafe { &*(*address as *const Place) }
             }
         }
     }
 
-    /// Where the value is.
+    /// Returns the address of the value.
     pub(crate) fn value_address(&self) -> u64 {
         std::ptr::from_ref(&self.place().value) as u64
     }
@@ -146,7 +146,8 @@ impl Signal {
         self.place().value.fetch_add(value, Ordering::SeqCst);
     }
 
-    /// The value once the condition holds, or as it is when time is up or `give_up` says so.
+    /// Waits until the condition holds, the timeout has passed or `give_up` returns true. Returns
+    /// the last value.
     pub(crate) fn wait(
         &self,
         condition: Condition,
@@ -165,7 +166,7 @@ impl Signal {
         }
     }
 
-    /// Notes when the copy began and ended that the signal stands for.
+    /// Stores when the signal's copy began and ended.
     pub(crate) fn set_times(&self, start: u64, end: u64) {
         self.place().start.store(start, Ordering::Relaxed);
         self.place().end.store(end, Ordering::Relaxed);

@@ -1,29 +1,29 @@
-//! Locks whose holders may have panicked, and waiting that does not burn a core.
+//! Locks that ignore poisoning, and waits that do not occupy a core.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-/// Polls that follow each other at once, and those that give the core away in between.
+/// Polls without a pause, and polls with a yield in between.
 const SPINS: u32 = 64;
 const YIELDS: u32 = 256;
 const SLEEP: Duration = Duration::from_micros(30);
 
-/// What is behind the lock is whole between any two calls, so a panic elsewhere does not matter.
+/// Locks a mutex, also after a panic: the data is valid between any two calls.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`lock`].
+/// Locks for reading, like [`lock`].
 pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`lock`].
+/// Locks for writing, like [`lock`].
 pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits longer the longer it is used.
+/// Waits longer each time it is used.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff(u32);
 

@@ -1,27 +1,27 @@
-//! Which links join the devices of an AMD machine, and the processors that they are near to.
+//! Describes the links between the devices of an AMD machine, and their NUMA nodes.
 
 use super::settings::Setting;
 
-/// What a link is.
+/// Kind of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkKind {
     Pcie,
     Xgmi,
 }
 
-/// The way from one device to another.
+/// The link from one device to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) kind: LinkKind,
     pub(crate) hops: u32,
     /// The vendor's distance: 15 for one hop of XGMI.
     pub(crate) weight: u32,
-    /// In MB/s.
+    /// Bandwidth in MB/s.
     pub(crate) bandwidth: u32,
 }
 
 impl LinkKind {
-    /// As `hsa_amd_link_info_type_t` counts.
+    /// Returns the number in `hsa_amd_link_info_type_t`.
     pub(crate) fn number(self) -> u32 {
         match self {
             Self::Pcie => 2,
@@ -30,7 +30,7 @@ impl LinkKind {
     }
 }
 
-/// How two devices are joined: by XGMI inside of a hive, over the processors otherwise.
+/// Returns the link of two devices: XGMI in a hive, otherwise PCIe through the processors.
 pub(crate) fn between(device: u32, other: u32) -> Link {
     let hive = |device| u64::from(device) / Setting::Hive.value();
     if hive(device) == hive(other) {
@@ -43,7 +43,7 @@ pub(crate) fn between(device: u32, other: u32) -> Link {
     }
 }
 
-/// The processors that a device is near to.
+/// Returns the NUMA node of a device.
 pub(crate) fn numa_node(device: u32) -> u32 {
     (u64::from(device) * Setting::NumaNodes.value() / Setting::Devices.value().max(1)) as u32
 }

@@ -1,4 +1,4 @@
-//! Memory operations of a queue: writing a word, and waiting for one.
+//! Implements the memory operations of a queue: writing a word, and waiting for one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -9,14 +9,14 @@ use super::session::Session;
 use super::settings::Setting;
 use super::sync::Backoff;
 
-/// How large a word is.
+/// Size of a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Width {
     Four,
     Eight,
 }
 
-/// When a wait passes.
+/// Condition of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compare {
     /// The signed difference is not negative, so the order is cyclic.
@@ -28,15 +28,15 @@ pub(crate) enum Compare {
     Nor,
 }
 
-/// One operation.
+/// One memory operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Word {
     pub(crate) address: u64,
     pub(crate) value: u64,
     pub(crate) width: Width,
-    /// The bits of the memory that a wait looks at.
+    /// The bits that a wait compares.
     pub(crate) mask: u64,
-    /// A wait, or else a write.
+    /// The condition of a wait; `None` for a write.
     pub(crate) wait: Option<Compare>,
 }
 
@@ -65,12 +65,12 @@ impl Compare {
 }
 
 impl Word {
-    /// Does it; a wait ends early when the session breaks.
+    /// Runs the operation. A wait ends early if the session breaks.
     pub(crate) fn run(self, session: &Session, memory: &AddressSpace) -> Result<(), Fault> {
         let Some(compare) = self.wait else { return self.write(session, memory) };
         let mut backoff = Backoff::default();
         loop {
-            // Looked up each time: memory may be given back under a wait.
+            // Looked up each time, because memory may be freed during a wait.
             let range = self.pin(session, memory)?;
             let seen = load(&range, self) & self.mask;
             if compare.passes(self.width, seen, self.value) {
@@ -103,7 +103,7 @@ impl Word {
     }
 }
 
-/// The word as it is; `_held` keeps it mapped.
+/// Loads the word; `_held` keeps it mapped.
 fn load(_held: &Range, word: Word) -> u64 {
     match word.width {
         Width::Four => {
@@ -120,7 +120,7 @@ fn load(_held: &Range, word: Word) -> u64 {
     }
 }
 
-/// Writes the word after everything that this thread wrote before.
+/// Writes the word after all earlier writes of this thread.
 fn store(_held: &Range, word: Word) {
     fence(Ordering::SeqCst);
     match word.width {

@@ -1,7 +1,7 @@
-//! Loads the shared library into this process, and calls what it has beside the vendor's symbols.
+//! Loads the shared library into this process, and calls its functions for tests.
 //!
-//! The functions are looked up in the library that was loaded. This program holds a second copy of
-//! them, by the Rust library, which is a device that nobody uses.
+//! The functions are looked up in the loaded library. This program contains a second copy of them,
+//! from the Rust library, whose devices are not used.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;

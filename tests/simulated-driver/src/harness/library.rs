@@ -1,4 +1,4 @@
-//! Where the shared library is, and folders that have it under the names that programs ask for.
+//! Finds the shared library, and creates folders that hold it under the vendors' names.
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -1,4 +1,4 @@
-//! The Rust side: for tests that run a backend on the simulated driver.
+//! Installs and controls the simulated driver, for tests that run a backend on it.
 
 mod control;
 mod library;

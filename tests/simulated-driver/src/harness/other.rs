@@ -1,4 +1,4 @@
-//! A second process for tests: the same test program again, which runs one ignored test.
+//! Starts a second process for tests: the same test program, which runs one ignored test.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

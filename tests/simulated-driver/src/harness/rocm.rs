@@ -1,5 +1,5 @@
-//! Installations of ROCm: folders with the library under the names of one release, without the
-//! symbols that came later.
+//! Creates installations of ROCm: folders with the library under the names of one release, without
+//! the symbols of later releases.
 
 use std::path::{Path, PathBuf};
 

@@ -1,37 +1,39 @@
-//! Memory that the runtime allocates: on a device, and pinned on the host.
+//! Exports the calls on memory that only HIP has, or that differ from CUDA's.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 use super::Hip;
-use super::call::enter;
-use super::types::{hipDeviceptr_t, hipError_t};
+use crate::calls::{Address, Block, calls};
 use crate::device::machine;
-use crate::device::memory::Kind;
+use crate::device::memory::share::{name, offset, with_offset};
+use crate::device::memory::{Kind, Range};
 use crate::device::settings::Setting;
-use crate::runtime::code::{INVALID_VALUE, Outcome};
+use crate::runtime::code::{INVALID_VALUE, NOT_SUPPORTED, Outcome, Status};
 use crate::runtime::out::{Out, store};
-use crate::runtime::{Face, memory, primary, rocm};
+use crate::runtime::share::Handle;
+use crate::runtime::vmm::Properties;
+use crate::runtime::{Api, memory, pointer, primary, rocm, share, vmm};
 
-/// Of [`hipExtMallocWithFlags`].
+/// Flags of [`hipExtMallocWithFlags`].
 const FINE_GRAINED: c_uint = 1;
 const SIGNAL_MEMORY: c_uint = 2;
 const UNCACHED: c_uint = 3;
 const CONTIGUOUS: c_uint = 4;
 const SIGNAL_BYTES: usize = 8;
 
-/// No bytes get no address, and that is no error.
+/// Allocates memory. HIP returns a null pointer for no bytes, which is not an error.
 fn allocate(
-    address: Out<'_, hipDeviceptr_t>,
+    address: Out<'_, Address>,
     bytes: usize,
-    allocate: impl FnOnce(Out<'_, hipDeviceptr_t>) -> Outcome,
+    allocate: impl FnOnce(Out<'_, Address>) -> Outcome,
 ) -> Outcome {
     Hip::ready()?;
     if bytes == 0 { store(address, 0) } else { allocate(address) }
 }
 
-/// Waits for every stream of the memory's device, of the host's of that which allocated it, as the
-/// vendor does.
-fn drain_for(address: hipDeviceptr_t) -> Outcome {
+/// Waits for every stream of the memory's device, as HIP does before it frees memory. For host
+/// memory that is the device that allocated it.
+fn drain_for(address: Address) -> Outcome {
     let range = machine::memory().find(address).filter(|range| range.base == address);
     if let Some(range) = range.filter(|_| Setting::FreeWaits.is_on()) {
         let session = primary::session(range.device());
@@ -44,25 +46,23 @@ fn drain_for(address: hipDeviceptr_t) -> Outcome {
     Ok(())
 }
 
-fn free(address: hipDeviceptr_t) -> Outcome {
+fn free(address: Address) -> Outcome {
     drain_for(address)?;
     memory::free::<Hip>(address)
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hipMalloc(address: Out<'_, hipDeviceptr_t>, bytes: usize) -> hipError_t {
-    enter("hipMalloc", || {
-        allocate(address, bytes, |address| memory::allocate::<Hip>(address, bytes))
-    })
+calls! {
+    [Hip hipMalloc](address: Out<'_, Address>, bytes: usize) =>
+        allocate(address, bytes, |address| memory::allocate::<Hip>(address, bytes));
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn hipExtMallocWithFlags(
-    address: Out<'_, hipDeviceptr_t>,
+    address: Out<'_, Address>,
     bytes: usize,
     flags: c_uint,
-) -> hipError_t {
-    enter("hipExtMallocWithFlags", || {
+) -> Status {
+    Hip::enter("hipExtMallocWithFlags", || {
         allocate(address, bytes, |address| {
             let session = Hip::current()?;
             let (plain, signal) =
@@ -82,69 +82,113 @@ extern "C" fn hipExtMallocWithFlags(
     })
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hipFree(address: hipDeviceptr_t) -> hipError_t {
-    enter("hipFree", || free(address))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hipMemGetInfo(free: Out<'_, usize>, total: Out<'_, usize>) -> hipError_t {
-    enter("hipMemGetInfo", || memory::info::<Hip>(free, total))
-}
-
-/// Portable, device-mapped, write-combined; uncached, of the node that the user chose, coherent and not.
-const HOST_FLAGS: c_uint = 0xf000_0007;
-/// Portable, device-mapped, of memory of devices, to read only; uncached.
-const REGISTER_FLAGS: c_uint = 0x8000_000f;
-
-#[unsafe(no_mangle)]
-extern "C" fn hipHostMalloc(
-    address: Out<'_, *mut c_void>,
-    bytes: usize,
-    flags: c_uint,
-) -> hipError_t {
-    enter("hipHostMalloc", || memory::allocate_host::<Hip>(address, bytes, flags, HOST_FLAGS))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hipHostFree(address: *mut c_void) -> hipError_t {
-    enter("hipHostFree", || {
-        drain_for(address as hipDeviceptr_t)?;
+calls! {
+    [Hip hipFree](address: Address) => free(address);
+    [Hip hipHostFree](address: *mut c_void) => {
+        drain_for(address as Address)?;
         memory::free_host::<Hip>(address)
+    };
+}
+
+/// First release that makes memory which can be exported as a descriptor.
+const DESCRIPTORS_SINCE: u64 = 60_000;
+/// First release that takes a descriptor in place of a pointer to one.
+const BY_NUMBER: u64 = 70_100;
+
+/// Returns a shared handle as releases since 7.1 pass it. Older releases pass a pointer to a
+/// descriptor.
+fn descriptor(shared: *mut c_void, kind: c_int) -> *mut c_void {
+    let old = Setting::RocmVersion.value() < BY_NUMBER;
+    if !old || kind != vmm::HANDLE_POSIX_FD || (shared as usize) < 4096 {
+        return shared;
+    }
+    // SAFETY: for this kind the caller gives the place of an int.
+    let number = unsafe { shared.cast::<c_int>().read() };
+    number as usize as *mut c_void
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hipMemCreate(
+    handle: Out<'_, Block>,
+    bytes: usize,
+    prop: Option<&Properties>,
+    flags: c_ulonglong,
+) -> Status {
+    Hip::enter("hipMemCreate", || {
+        let leaves = prop.is_some_and(|prop| prop.requested_handle_types != 0);
+        if leaves && Setting::RocmVersion.value() < DESCRIPTORS_SINCE {
+            return Err(NOT_SUPPORTED);
+        }
+        vmm::create::<Hip>(handle, bytes, prop, flags)
     })
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hipHostRegister(address: *mut c_void, bytes: usize, flags: c_uint) -> hipError_t {
-    enter("hipHostRegister", || memory::register::<Hip>(address, bytes, flags, REGISTER_FLAGS))
+calls! {
+    [Hip hipMemImportFromShareableHandle](
+        out: Out<'_, Block>,
+        shared: *mut c_void,
+        kind: c_int,
+    ) => vmm::import::<Hip>(out, descriptor(shared, kind), kind);
+    [Hip hipIpcGetMemHandle](out: Out<'_, Handle>, address: Address) => {
+        let range = share::shared::<Hip>(address)?;
+        store(out, Handle(with_offset(name(&range.backing), address - range.base)))
+    };
+    [Hip hipIpcOpenMemHandle](address: Out<'_, Address>, handle: Handle, flags: c_uint) =>
+        share::open::<Hip>(address, &handle, flags, offset(&handle.0));
+    [Hip hipIpcCloseMemHandle](address: Address) => {
+        let base = machine::memory().find(address).map(|range| range.base);
+        share::close::<Hip>(|opened| Some(opened) == base)
+    };
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hipHostUnregister(address: *mut c_void) -> hipError_t {
-    enter("hipHostUnregister", || memory::unregister::<Hip>(address))
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct hipPointerAttribute_t {
+    kind: c_uint,
+    device: c_int,
+    device_pointer: u64,
+    host_pointer: u64,
+    is_managed: c_int,
+    allocation_flags: c_uint,
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hipHostGetDevicePointer(
-    out: Out<'_, hipDeviceptr_t>,
-    address: *mut c_void,
-    flags: c_uint,
-) -> hipError_t {
-    enter("hipHostGetDevicePointer", || memory::device_pointer::<Hip>(out, address, flags))
+const _: () = assert!(size_of::<hipPointerAttribute_t>() == 32);
+
+/// First release with today's numbers of memory types.
+const NEW_TYPES: u64 = 60_000;
+const UNREGISTERED: u32 = 0;
+
+fn attributes_of(range: &Range, address: u64) -> hipPointerAttribute_t {
+    let kind = pointer::kind(range);
+    let old = Setting::RocmVersion.value() < NEW_TYPES;
+    hipPointerAttribute_t {
+        kind: if old { kind - 1 } else { kind },
+        device: pointer::place::<Hip>(range).unwrap_or(-1),
+        device_pointer: address,
+        host_pointer: if range.is_host() { address } else { 0 },
+        is_managed: 0,
+        allocation_flags: 0,
+    }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hipMemGetAddressRange(
-    base: Out<'_, hipDeviceptr_t>,
-    bytes: Out<'_, usize>,
-    address: hipDeviceptr_t,
-) -> hipError_t {
-    enter("hipMemGetAddressRange", || memory::range::<Hip>(base, bytes, address))
+fn attributes(address: u64) -> Outcome<hipPointerAttribute_t> {
+    Hip::ready()?;
+    match machine::memory().find(address) {
+        Some(range) => Ok(attributes_of(&range, address)),
+        None if Setting::RocmVersion.value() < NEW_TYPES => Err(INVALID_VALUE),
+        // Host memory that is not registered is not an error.
+        None => Ok(hipPointerAttribute_t {
+            kind: UNREGISTERED,
+            device: -2,
+            device_pointer: 0,
+            host_pointer: 0,
+            is_managed: 0,
+            allocation_flags: 0,
+        }),
+    }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hipDeviceTotalMem(bytes: Out<'_, usize>, device: c_int) -> hipError_t {
-    enter("hipDeviceTotalMem", || {
-        store(bytes, crate::device::memory::capacity(Hip::physical(device)?).0 as usize)
-    })
+calls! {
+    [Hip hipPointerGetAttributes](out: Out<'_, hipPointerAttribute_t>, address: Address) =>
+        store(out, attributes(address)?);
 }

@@ -1,127 +1,136 @@
-//! Streams.
+//! Exports the calls on streams that only HIP has, or that differ from CUDA's.
 
-use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong};
 
 use super::Hip;
-use super::call::enter;
-use super::types::{hipDevice_t, hipError_t, hipEvent_t, hipGraph_t, hipStream_t};
+use crate::calls::{Address, Graph, GraphExec, Stream, calls};
+use crate::device::counters::Counter;
+use crate::device::machine;
+use crate::device::memory::Kind;
 use crate::device::settings::Setting;
-use crate::runtime::code::INVALID_DEVICE;
+use crate::device::words::{Width, Word};
+use crate::runtime::batch_copy::batch_copy;
+use crate::runtime::code::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, Outcome};
+use crate::runtime::copy::{self, Said};
 use crate::runtime::out::{Out, store, store_if};
-use crate::runtime::{Face, handles, stream};
+use crate::runtime::{Api, graph, handles, stream, words};
 
-#[unsafe(no_mangle)]
-extern "C" fn hipStreamCreateWithFlags(out: Out<'_, hipStream_t>, flags: c_uint) -> hipError_t {
-    enter("hipStreamCreateWithFlags", || stream::create::<Hip>(out, flags))
-}
-
-/// Priorities change nothing here; engines ignore them as well.
-#[unsafe(no_mangle)]
-extern "C" fn hipStreamCreateWithPriority(
-    out: Out<'_, hipStream_t>,
-    flags: c_uint,
-    _priority: c_int,
-) -> hipError_t {
-    enter("hipStreamCreateWithPriority", || stream::create::<Hip>(out, flags))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hipDeviceGetStreamPriorityRange(
-    least: Out<'_, c_int>,
-    greatest: Out<'_, c_int>,
-) -> hipError_t {
-    enter("hipDeviceGetStreamPriorityRange", || {
+calls! {
+    [Hip hipDeviceGetStreamPriorityRange](least: Out<'_, c_int>, greatest: Out<'_, c_int>) => {
         Hip::ready()?;
         store_if(least, 1)?;
         store_if(greatest, -1)
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hipStreamDestroy(handle: hipStream_t) -> hipError_t {
-    enter("hipStreamDestroy", || match Setting::FreeWaits.is_on() {
-        true => stream::drain_and_destroy::<Hip>(handle),
-        false => stream::destroy::<Hip>(handle),
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hipStreamQuery(handle: hipStream_t) -> hipError_t {
-    enter("hipStreamQuery", || stream::query::<Hip>(handle))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hipStreamSynchronize(handle: hipStream_t) -> hipError_t {
-    enter("hipStreamSynchronize", || stream::synchronize::<Hip>(handle))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hipDeviceSynchronize() -> hipError_t {
-    enter("hipDeviceSynchronize", stream::synchronize_all::<Hip>)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hipStreamWaitEvent(
-    handle: hipStream_t,
-    event: hipEvent_t,
-    flags: c_uint,
-) -> hipError_t {
-    enter("hipStreamWaitEvent", || stream::wait_event::<Hip>(handle, event, flags))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hipStreamGetDevice(handle: hipStream_t, out: Out<'_, hipDevice_t>) -> hipError_t {
-    enter("hipStreamGetDevice", || {
+    };
+    [Hip hipStreamDestroy](handle: Stream) =>
+        match Setting::FreeWaits.is_on() {
+            true => stream::drain_and_destroy::<Hip>(handle),
+            false => stream::destroy::<Hip>(handle),
+        };
+    [Hip hipStreamGetDevice](handle: Stream, out: Out<'_, c_int>) => {
         let physical = handles::stream::<Hip>(handle)?.session().device();
         store(out, Hip::ordinal(physical).ok_or(INVALID_DEVICE)?)
-    })
+    };
+    [Hip hipStreamGetCaptureInfo](
+        handle: Stream,
+        status: Out<'_, c_int>,
+        id: Out<'_, c_ulonglong>,
+    ) => stream::capture_info::<Hip>(handle, status, id);
+    [Hip hipGraphInstantiate](
+        out: Out<'_, GraphExec>,
+        graph: Graph,
+        _failed: usize,
+        _log: *mut c_char,
+        _log_bytes: usize,
+    ) => graph::instantiate::<Hip>(out, graph);
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hipStreamGetFlags(handle: hipStream_t, out: Out<'_, c_uint>) -> hipError_t {
-    enter("hipStreamGetFlags", || stream::flags::<Hip>(handle, out))
+/// `hipMemcpyDeviceToDeviceNoCU`: copies by engines, not by compute units.
+const DEVICE_TO_DEVICE_NO_CU: c_int = 1024;
+
+/// Returns what the kind of a copy says about its destination and its source.
+fn said(kind: c_int) -> Outcome<(Said, Said)> {
+    match kind {
+        // The runtime trusts its table of addresses more than the caller.
+        0..=2 | 4 => Ok((Said::Either, Said::Either)),
+        3 | DEVICE_TO_DEVICE_NO_CU => Ok((Said::Device, Said::Device)),
+        _ => Err(INVALID_VALUE),
+    }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hipStreamIsCapturing(handle: hipStream_t, out: Out<'_, c_int>) -> hipError_t {
-    enter("hipStreamIsCapturing", || stream::is_capturing::<Hip>(handle, out))
+fn copy(dst: u64, src: u64, bytes: usize, kind: c_int, handle: Stream) -> Outcome {
+    let (dst_said, src_said) = said(kind)?;
+    if kind == DEVICE_TO_DEVICE_NO_CU {
+        let queue = handles::stream::<Hip>(handle)?;
+        Counter::NoCuCopies.add(queue.session().device(), 1);
+        if Setting::NoCu.is("drop") {
+            return Ok(());
+        }
+        if Setting::NoCu.is("refuse") {
+            return Err(NOT_SUPPORTED);
+        }
+        return copy::copy_by_one_engine::<Hip>(handle, (dst, dst_said), (src, src_said), bytes);
+    }
+    copy::copy::<Hip>(handle, (dst, dst_said), (src, src_said), bytes)
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hipStreamGetCaptureInfo(
-    handle: hipStream_t,
-    status: Out<'_, c_int>,
-    id: Out<'_, c_ulonglong>,
-) -> hipError_t {
-    enter("hipStreamGetCaptureInfo", || stream::capture_info::<Hip>(handle, status, id))
+calls! {
+    [Hip hipMemcpyAsync](
+        dst: Address,
+        src: Address,
+        bytes: usize,
+        kind: c_int,
+        handle: Stream,
+    ) => copy(dst, src, bytes, kind, handle);
+    [Hip hipMemcpy](dst: Address, src: Address, bytes: usize, kind: c_int) => {
+        let (dst_said, src_said) = said(kind)?;
+        copy::copy_at_once::<Hip>((dst, dst_said), (src, src_said), bytes)
+    };
+    [Hip hipMemcpyPeerAsync](
+        dst: Address,
+        dst_device: c_int,
+        src: Address,
+        src_device: c_int,
+        bytes: usize,
+        handle: Stream,
+    ) => {
+        Hip::physical(dst_device)?;
+        Hip::physical(src_device)?;
+        copy::copy::<Hip>(handle, (dst, Said::Device), (src, Said::Device), bytes)
+    };
+    [Hip hipMemsetAsync](address: Address, value: c_int, bytes: usize, handle: Stream) =>
+        copy::fill::<Hip>(handle, address, value as c_uchar, bytes);
+    [Hip hipMemset](address: Address, value: c_int, bytes: usize) =>
+        copy::fill_at_once::<Hip>(address, value as c_uchar, bytes);
 }
 
-/// The graph that grows and its nodes have no handles here, and are answered with none.
-#[unsafe(no_mangle)]
-extern "C" fn hipStreamGetCaptureInfo_v2(
-    handle: hipStream_t,
-    status: Out<'_, c_int>,
-    id: Out<'_, c_ulonglong>,
-    graph: Out<'_, hipGraph_t>,
-    dependencies: Out<'_, usize>,
-    dependencies_count: Out<'_, usize>,
-) -> hipError_t {
-    enter("hipStreamGetCaptureInfo_v2", || {
-        stream::capture_info::<Hip>(handle, status, id)?;
-        [graph, dependencies, dependencies_count].into_iter().try_for_each(|out| store_if(out, 0))
-    })
+batch_copy!(hipMemcpyBatchAsync, Hip, Hip::enter, failed);
+
+/// Returns a wait for the bits of a mask. If the machine is strict, the word must be in signal
+/// memory.
+fn wait(address: u64, value: u64, width: Width, flags: c_uint, mask: u64) -> Outcome<Word> {
+    let signal = || {
+        let range = machine::memory().find(address);
+        range.is_some_and(|range| matches!(range.kind, Kind::Signal { .. }))
+    };
+    if Setting::WaitMemory.is("signal") && !signal() {
+        return Err(INVALID_VALUE);
+    }
+    Ok(Word { mask, ..words::wait(address, value, width, flags)? })
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn hipThreadExchangeStreamCaptureMode(number: Option<&mut c_int>) -> hipError_t {
-    enter("hipThreadExchangeStreamCaptureMode", || stream::exchange(number))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hipLaunchHostFunc(
-    handle: hipStream_t,
-    function: stream::HostFunction,
-    data: *mut c_void,
-) -> hipError_t {
-    enter("hipLaunchHostFunc", || stream::call_host::<Hip>(handle, function, data))
+calls! {
+    [Hip hipStreamWaitValue64](
+        handle: Stream,
+        address: Address,
+        value: u64,
+        flags: c_uint,
+        mask: u64,
+    ) => words::submit::<Hip>(handle, &[wait(address, value, Width::Eight, flags, mask)?]);
+    [Hip hipStreamWaitValue32](
+        handle: Stream,
+        address: Address,
+        value: u32,
+        flags: c_uint,
+        mask: u32,
+    ) => words::submit::<Hip>(handle, &[wait(address, value.into(), Width::Four, flags, mask.into())?]);
 }

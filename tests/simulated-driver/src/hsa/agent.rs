@@ -1,4 +1,4 @@
-//! Agents: nodes of processors first, then the GPUs that this process sees.
+//! Exports the calls on agents: the CPU agents first, then the GPUs that this process sees.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicU32;

@@ -1,4 +1,4 @@
-//! What every call has in common.
+//! Runs the body of a call.
 
 use super::init::is_started;
 use super::status::{ERROR, NOT_INITIALIZED, Outcome, Status};

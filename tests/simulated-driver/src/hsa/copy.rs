@@ -1,4 +1,4 @@
-//! Copies by engines, behind signals.
+//! Exports copies by engines, which wait for signals.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Memory by descriptors, for network cards and other drivers.
+//! Exports memory as descriptors, for NICs and other drivers.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};

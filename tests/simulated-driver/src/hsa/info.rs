@@ -1,4 +1,4 @@
-//! Answers whose type depends on what was asked for.
+//! Stores attributes whose type depends on the attribute.
 
 use std::ffi::{CStr, c_char, c_void};
 

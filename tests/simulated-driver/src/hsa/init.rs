@@ -1,4 +1,4 @@
-//! Starting and ending the runtime, and what it says of itself.
+//! Exports the calls that start, end and describe the runtime.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Mutex;

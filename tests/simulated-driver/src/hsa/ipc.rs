@@ -1,4 +1,4 @@
-//! Memory and signals shared between processes, by names of 32 bytes.
+//! Exports the sharing of memory and signals between processes, by names of 32 bytes.
 
 use super::agent::Agent;
 use super::call::enter;

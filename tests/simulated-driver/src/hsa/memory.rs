@@ -1,4 +1,4 @@
-//! Memory of pools, who may touch it, and memory of the caller that is locked.
+//! Exports the calls on memory of pools, on access to it, and on locked memory of the caller.
 
 use std::ffi::{c_int, c_void};
 

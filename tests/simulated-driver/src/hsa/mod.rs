@@ -1,7 +1,7 @@
-//! The HSA face: the C symbols of `libhsa-runtime64.so.1` that Peerlane calls, from ROCm 5.7 to 7.2,
-//! on the devices and in the address space of the HIP face.
+//! Exports the C symbols of `libhsa-runtime64.so.1` that Peerlane calls, from ROCm 5.7 to 7.2. Devices
+//! and address space are those of [`hip`](crate::hip).
 //!
-//! | the vendor's word | the device's |
+//! | HSA's term | term of [`device`](crate::device) |
 //! | --- | --- |
 //! | GPU agent | device, with a session |
 //! | CPU agent | node of processors |

@@ -1,4 +1,4 @@
-//! What the runtime knows about an address.
+//! Exports the attributes of addresses.
 
 use std::ffi::{c_int, c_void};
 

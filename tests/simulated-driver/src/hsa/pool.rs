@@ -1,4 +1,4 @@
-//! Memory pools: what each agent has, how far it is from others, and what is allocated there.
+//! Exports memory pools: the pools of each agent, their distance to others, and allocations.
 
 use std::ffi::{c_int, c_void};
 

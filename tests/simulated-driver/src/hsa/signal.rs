@@ -1,5 +1,7 @@
-//! Signals. The calls that load and change them have no result to say that there is none; here they
-//! complain and answer 0.
+//! Exports signals.
+//!
+//! The calls that load and change signals cannot return an error. For an unknown signal they print
+//! a message and return 0.
 
 use std::ffi::c_int;
 use std::sync::Arc;

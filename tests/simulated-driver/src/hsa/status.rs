@@ -1,4 +1,4 @@
-//! Results, by the numbers and words of hsa.h.
+//! Defines results, by the numbers and texts of hsa.h.
 
 use std::ffi::{CStr, c_char};
 

@@ -1,6 +1,6 @@
-//! The runtime's types that this face understands, laid out as hsa.h and hsa_ext_amd.h have them.
+//! Defines the runtime's types in the layout of hsa.h and hsa_ext_amd.h.
 //!
-//! Handles are numbers here: they are looked up and never followed.
+//! Handles are numbers: they are looked up, never followed.
 
 use std::ffi::{c_int, c_void};
 

@@ -1,16 +1,16 @@
-//! Several copies in one call, in every form of it.
+//! Implements several copies in one call, for every form of the call.
 //!
-//! The vendor promises no order inside such a call. Here the last copy is made first, so that whoever
-//! counts on an order is found out.
+//! The vendor promises no order inside such a call. Here the last copy runs first, which exposes
+//! callers that rely on an order.
 
 use std::ffi::{c_int, c_uint};
 
-use super::Face;
+use super::Api;
 use super::code::{INVALID_VALUE, Outcome, STREAM_CAPTURE_UNSUPPORTED};
 use super::copy::{Said, copy_on};
 use super::handles::{STREAM_PER_THREAD, stream};
 
-/// The orders in which sources may be read.
+/// The valid orders of access to sources.
 const ACCESS_ORDERS: std::ops::RangeInclusive<c_int> = 1..=3;
 
 #[repr(C)]
@@ -23,10 +23,10 @@ pub(crate) struct Attributes {
     flags: c_uint,
 }
 
-/// A form of the call in a vendor's face: its name, what every call of that face enters by, and its
-/// place for the number of the copy that failed, where it has one.
+/// Exports one form of the call: its name, its API, what its calls enter by, and the name of its
+/// argument for the failed copy, if it has one.
 macro_rules! batch_copy {
-    ($name:ident, $face:ty, $enter:path $(, $failed:ident)?) => {
+    ($name:ident, $api:ty, $enter:path $(, $failed:ident)?) => {
         #[unsafe(no_mangle)]
         extern "C" fn $name(
             to: *mut u64,
@@ -40,7 +40,7 @@ macro_rules! batch_copy {
             handle: usize,
         ) -> $crate::runtime::code::Status {
             $enter(stringify!($name), || {
-                $crate::runtime::batch_copy::run::<$face>(&$crate::runtime::batch_copy::Call {
+                $crate::runtime::batch_copy::run::<$api>(&$crate::runtime::batch_copy::Call {
                     to,
                     from,
                     bytes,
@@ -58,7 +58,7 @@ macro_rules! batch_copy {
 
 pub(crate) use batch_copy;
 
-/// What every form is given.
+/// The arguments of every form.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) to: *const u64,
@@ -68,7 +68,7 @@ pub(crate) struct Call {
     pub(crate) attributes: *const Attributes,
     pub(crate) firsts: *const usize,
     pub(crate) attributes_count: usize,
-    /// Where the number of the copy that failed goes, which nobody knows here; may be null.
+    /// Receives the number of the failed copy, which is unknown here; may be null.
     pub(crate) failed: Option<*mut usize>,
     pub(crate) handle: usize,
 }
@@ -83,8 +83,8 @@ unsafe fn values<'a, T>(array: *const T, count: usize) -> Outcome<&'a [T]> {
     Ok(unsafe { std::slice::from_raw_parts(array, count) })
 }
 
-pub(crate) fn run<F: Face>(call: &Call) -> Outcome {
-    let called = submit::<F>(call);
+pub(crate) fn run<A: Api>(call: &Call) -> Outcome {
+    let called = submit::<A>(call);
     if let Some(failed) = call.failed.filter(|failed| called.is_err() && !failed.is_null()) {
         // SAFETY: the caller gives the place of a number.
         unsafe { failed.write(usize::MAX) };
@@ -92,12 +92,12 @@ pub(crate) fn run<F: Face>(call: &Call) -> Outcome {
     called
 }
 
-fn submit<F: Face>(call: &Call) -> Outcome {
+fn submit<A: Api>(call: &Call) -> Outcome {
     let &Call { count, attributes_count, handle, .. } = call;
     if handle <= STREAM_PER_THREAD {
         return Err(INVALID_VALUE);
     }
-    let queue = stream::<F>(handle)?;
+    let queue = stream::<A>(handle)?;
     // SAFETY: the caller gives arrays of these lengths.
     let to = unsafe { values(call.to, count) }?;
     // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! The blocks of virtual memory management, by handle.
+//! Holds the physical blocks of virtual memory management by handle.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,7 @@
-//! Results. HIP took over the numbers of the CUDA driver; each face has names of its own, and for
-//! some of them none.
+//! Defines results.
+//!
+//! HIP adopted the numbers of the CUDA driver. Each API has its own names, and lacks names for some
+//! numbers.
 
 use std::ffi::{CStr, c_int};
 

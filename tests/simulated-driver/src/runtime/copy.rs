@@ -1,8 +1,8 @@
-//! Copies and fills, on a stream or at once.
+//! Implements copies and fills, on a stream or synchronously.
 
 use std::sync::Arc;
 
-use super::Face;
+use super::Api;
 use super::call::refuse_during_capture;
 use super::code::{INVALID_VALUE, Outcome, UNKNOWN};
 use super::handles::stream;
@@ -12,16 +12,16 @@ use crate::device::fault::Fault;
 use crate::device::machine::memory;
 use crate::device::queue::Queue;
 
-/// What a caller says an address is.
+/// What a caller says about an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Said {
     Device,
     Host,
-    /// Whatever the table says.
+    /// The caller says nothing; the table of addresses decides.
     Either,
 }
 
-/// The address as one end of a copy.
+/// Converts an address to one end of a copy.
 fn end(address: u64, bytes: usize, said: Said) -> Outcome<End> {
     match memory().find(address) {
         Some(range) => {
@@ -43,9 +43,10 @@ fn is_host(end: &End) -> bool {
     }
 }
 
-/// Takes a copy. From ordinary host memory the bytes are taken at once, and into such memory the
-/// call returns when they are there, as it does from host memory to host memory of any kind; all as
-/// the vendor says.
+/// Submits a copy.
+///
+/// As the vendors document: bytes of pageable host memory are read before the call returns. A copy
+/// into such memory, or between any host memory, returns when it is complete.
 pub(crate) fn copy_on(
     queue: &Queue,
     (dst, dst_said): (u64, Said),
@@ -69,10 +70,10 @@ pub(crate) fn copy_on(
     if waits { finish(queue) } else { Ok(()) }
 }
 
-/// Waits until the queue is empty, and says how it went.
+/// Waits until the queue is empty, and returns its fault if it has one.
 fn finish(queue: &Queue) -> Outcome {
     if let Err(refused) = queue.drain() {
-        // The caller's memory is as good as gone, so what is queued must never run.
+        // The caller may free its memory now, so the queued commands must never run.
         queue.session().break_with(Fault::Asked(UNKNOWN.0));
         return Err(refused.into());
     }
@@ -89,50 +90,45 @@ fn fill_on(queue: &Queue, address: u64, bytes: usize, pattern: [u8; 4]) -> Outco
     Ok(queue.submit(Command::Fill(Fill { address, bytes: bytes as u64, pattern }))?)
 }
 
-/// An address, and what the caller says that it is.
+/// An address, and what the caller says about it.
 pub(crate) type Place = (u64, Said);
 
-pub(crate) fn copy<F: Face>(handle: usize, dst: Place, src: Place, bytes: usize) -> Outcome {
-    copy_on(&*stream::<F>(handle)?, dst, src, bytes, false)
+pub(crate) fn copy<A: Api>(handle: usize, dst: Place, src: Place, bytes: usize) -> Outcome {
+    copy_on(&*stream::<A>(handle)?, dst, src, bytes, false)
 }
 
-/// As [`copy`], by one engine and not by compute units.
-pub(crate) fn copy_by_one_engine<F: Face>(
+/// Copies by one engine, not by compute units.
+pub(crate) fn copy_by_one_engine<A: Api>(
     handle: usize,
     dst: Place,
     src: Place,
     bytes: usize,
 ) -> Outcome {
-    copy_on(&*stream::<F>(handle)?, dst, src, bytes, true)
+    copy_on(&*stream::<A>(handle)?, dst, src, bytes, true)
 }
 
-pub(crate) fn fill<F: Face>(handle: usize, address: u64, value: u8, bytes: usize) -> Outcome {
-    fill_on(&*stream::<F>(handle)?, address, bytes, [value; 4])
+pub(crate) fn fill<A: Api>(handle: usize, address: u64, value: u8, bytes: usize) -> Outcome {
+    fill_on(&*stream::<A>(handle)?, address, bytes, [value; 4])
 }
 
-pub(crate) fn fill_words<F: Face>(
-    handle: usize,
-    address: u64,
-    value: u32,
-    count: usize,
-) -> Outcome {
+pub(crate) fn fill_words<A: Api>(handle: usize, address: u64, value: u32, count: usize) -> Outcome {
     let bytes = count.checked_mul(4).ok_or(INVALID_VALUE)?;
-    fill_on(&*stream::<F>(handle)?, address, bytes, value.to_ne_bytes())
+    fill_on(&*stream::<A>(handle)?, address, bytes, value.to_ne_bytes())
 }
 
-/// For calls without a stream: the legacy default stream, and then a wait for it.
-fn at_once<F: Face>(run: impl FnOnce(&Queue) -> Outcome) -> Outcome {
-    F::current()?;
+/// Runs a call without a stream: on the legacy default stream, which it then waits for.
+fn at_once<A: Api>(run: impl FnOnce(&Queue) -> Outcome) -> Outcome {
+    A::current()?;
     refuse_during_capture()?;
-    let queue = stream::<F>(0)?;
+    let queue = stream::<A>(0)?;
     run(&queue)?;
     finish(&queue)
 }
 
-pub(crate) fn copy_at_once<F: Face>(dst: Place, src: Place, bytes: usize) -> Outcome {
-    at_once::<F>(|queue| copy_on(queue, dst, src, bytes, false))
+pub(crate) fn copy_at_once<A: Api>(dst: Place, src: Place, bytes: usize) -> Outcome {
+    at_once::<A>(|queue| copy_on(queue, dst, src, bytes, false))
 }
 
-pub(crate) fn fill_at_once<F: Face>(address: u64, value: u8, bytes: usize) -> Outcome {
-    at_once::<F>(|queue| fill_on(queue, address, bytes, [value; 4]))
+pub(crate) fn fill_at_once<A: Api>(address: u64, value: u8, bytes: usize) -> Outcome {
+    at_once::<A>(|queue| fill_on(queue, address, bytes, [value; 4]))
 }

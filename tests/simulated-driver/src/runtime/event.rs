@@ -1,6 +1,6 @@
-//! Events.
+//! Implements the calls on events.
 
-use super::Face;
+use super::Api;
 use super::call::refuse_during_capture;
 use super::code::{INVALID_HANDLE, INVALID_VALUE, NOT_READY, Outcome};
 use super::handles::{EVENTS, stream};
@@ -9,9 +9,9 @@ use crate::device::event::Event;
 
 const DISABLE_TIMING: u32 = 2;
 
-/// `known` are the flags that the face has.
-pub(crate) fn create<F: Face>(out: Out<'_, usize>, flags: u32, known: u32) -> Outcome {
-    let session = F::current()?;
+/// Creates an event; `known` are the flags that the API accepts.
+pub(crate) fn create<A: Api>(out: Out<'_, usize>, flags: u32, known: u32) -> Outcome {
+    let session = A::current()?;
     if flags & !known != 0 || out.is_none() {
         return Err(INVALID_VALUE);
     }
@@ -19,22 +19,22 @@ pub(crate) fn create<F: Face>(out: Out<'_, usize>, flags: u32, known: u32) -> Ou
     store(out, EVENTS.insert(Event::new(session, timed)))
 }
 
-pub(crate) fn destroy<F: Face>(event: usize) -> Outcome {
-    F::ready()?;
+pub(crate) fn destroy<A: Api>(event: usize) -> Outcome {
+    A::ready()?;
     EVENTS.remove(event).map(|_| ())
 }
 
-pub(crate) fn record<F: Face>(event: usize, handle: usize) -> Outcome {
-    let (event, queue) = (EVENTS.find(event)?, stream::<F>(handle)?);
-    // Both must be of one context.
+pub(crate) fn record<A: Api>(event: usize, handle: usize) -> Outcome {
+    let (event, queue) = (EVENTS.find(event)?, stream::<A>(handle)?);
+    // Event and stream must be of the same context.
     if event.session().id() != queue.session().id() {
         return Err(INVALID_HANDLE);
     }
     Ok(event.record(&queue)?)
 }
 
-pub(crate) fn query<F: Face>(event: usize) -> Outcome {
-    F::ready()?;
+pub(crate) fn query<A: Api>(event: usize) -> Outcome {
+    A::ready()?;
     refuse_during_capture()?;
     let event = EVENTS.find(event)?;
     if !event.is_done()? {
@@ -43,8 +43,8 @@ pub(crate) fn query<F: Face>(event: usize) -> Outcome {
     health(&event)
 }
 
-pub(crate) fn synchronize<F: Face>(event: usize) -> Outcome {
-    F::ready()?;
+pub(crate) fn synchronize<A: Api>(event: usize) -> Outcome {
+    A::ready()?;
     refuse_during_capture()?;
     let event = EVENTS.find(event)?;
     event.wait()?;
@@ -55,9 +55,9 @@ fn health(event: &Event) -> Outcome {
     event.session().fault().map_or(Ok(()), |fault| Err(fault.into()))
 }
 
-/// In milliseconds.
-pub(crate) fn elapsed<F: Face>(out: Out<'_, f32>, start: usize, end: usize) -> Outcome {
-    F::ready()?;
+/// Stores the time between two events in milliseconds.
+pub(crate) fn elapsed<A: Api>(out: Out<'_, f32>, start: usize, end: usize) -> Outcome {
+    A::ready()?;
     let (start, end) = (EVENTS.find(start)?, EVENTS.find(end)?);
     if !start.is_timed() || !end.is_timed() {
         return Err(INVALID_HANDLE);

@@ -1,11 +1,10 @@
-//! Tables of what callers hold by handle. A handle that is not in its table is an error and
-//! nothing else.
+//! Maps handles to objects. An unknown handle is an error without other effects.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
 
-use super::Face;
+use super::Api;
 use super::code::{INVALID_HANDLE, Outcome};
 use crate::device::counters::Counter;
 use crate::device::event::Event;
@@ -50,10 +49,10 @@ impl<T> Table<T> {
 pub(crate) const STREAM_PER_THREAD: usize = 2;
 
 /// The queue behind a stream's handle, which must still work.
-pub(crate) fn stream<F: Face>(handle: usize) -> Outcome<Arc<Queue>> {
-    F::ready()?;
+pub(crate) fn stream<A: Api>(handle: usize) -> Outcome<Arc<Queue>> {
+    A::ready()?;
     if handle <= STREAM_PER_THREAD {
-        let session = F::current()?;
+        let session = A::current()?;
         Counter::DefaultStreamUses.add(session.device(), 1);
         return Ok(session.default_queue());
     }

@@ -1,8 +1,8 @@
-//! Memory that the driver allocates: on a device, ordered by a stream, and pinned on the host.
+//! Implements the calls on memory of a device, memory ordered by a stream, and pinned host memory.
 
 use std::ffi::{c_uint, c_void};
 
-use super::Face;
+use super::Api;
 use super::call::refuse_during_capture;
 use super::code::{
     HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY,
@@ -14,8 +14,8 @@ use crate::device::command::Command;
 use crate::device::machine::memory;
 use crate::device::memory::{Kind, capacity};
 
-pub(crate) fn allocate<F: Face>(address: Out<'_, u64>, bytes: usize) -> Outcome {
-    let session = F::current()?;
+pub(crate) fn allocate<A: Api>(address: Out<'_, u64>, bytes: usize) -> Outcome {
+    let session = A::current()?;
     refuse_during_capture()?;
     let place = address.filter(|_| bytes > 0).ok_or(INVALID_VALUE)?;
     let kind = Kind::Plain { session: session.id() };
@@ -23,9 +23,9 @@ pub(crate) fn allocate<F: Face>(address: Out<'_, u64>, bytes: usize) -> Outcome 
     Ok(())
 }
 
-/// Commands that touch the memory right now are waited for; those to come find nothing.
-pub(crate) fn free<F: Face>(address: u64) -> Outcome {
-    F::ready()?;
+/// Frees device memory. Waits for commands that access it now; later ones fail.
+pub(crate) fn free<A: Api>(address: u64) -> Outcome {
+    A::ready()?;
     refuse_during_capture()?;
     if address == 0 {
         return Ok(());
@@ -36,14 +36,14 @@ pub(crate) fn free<F: Face>(address: u64) -> Outcome {
     Ok(memory().remove(address, |range| own(&range.kind))?)
 }
 
-pub(crate) fn allocate_async<F: Face>(
+pub(crate) fn allocate_async<A: Api>(
     address: Out<'_, u64>,
     bytes: usize,
     handle: usize,
 ) -> Outcome {
-    let queue = stream::<F>(handle)?;
+    let queue = stream::<A>(handle)?;
     if queue.is_capturing() {
-        // Nodes that allocate are not simulated.
+        // Allocation nodes of graphs are not simulated.
         return Err(STREAM_CAPTURE_UNSUPPORTED);
     }
     let session = queue.session();
@@ -53,8 +53,8 @@ pub(crate) fn allocate_async<F: Face>(
     Ok(())
 }
 
-pub(crate) fn free_async<F: Face>(address: u64, handle: usize) -> Outcome {
-    let queue = stream::<F>(handle)?;
+pub(crate) fn free_async<A: Api>(address: u64, handle: usize) -> Outcome {
+    let queue = stream::<A>(handle)?;
     let range = memory().find(address).ok_or(INVALID_VALUE)?;
     let own = matches!(range.kind, Kind::Plain { .. } | Kind::Pooled { .. });
     if range.base != address || !own {
@@ -63,20 +63,20 @@ pub(crate) fn free_async<F: Face>(address: u64, handle: usize) -> Outcome {
     Ok(queue.submit(Command::Release(address))?)
 }
 
-pub(crate) fn info<F: Face>(free: Out<'_, usize>, total: Out<'_, usize>) -> Outcome {
-    let (all, left) = capacity(F::current()?.device());
+pub(crate) fn info<A: Api>(free: Out<'_, usize>, total: Out<'_, usize>) -> Outcome {
+    let (all, left) = capacity(A::current()?.device());
     store(free, left as usize)?;
     store(total, all as usize)
 }
 
-/// `known` are the flags that the face has.
-pub(crate) fn allocate_host<F: Face>(
+/// Allocates pinned host memory; `known` are the flags that the API accepts.
+pub(crate) fn allocate_host<A: Api>(
     address: Out<'_, *mut c_void>,
     bytes: usize,
     flags: c_uint,
     known: c_uint,
 ) -> Outcome {
-    let session = F::current()?;
+    let session = A::current()?;
     refuse_during_capture()?;
     let place = address.filter(|_| bytes > 0 && flags & !known == 0).ok_or(INVALID_VALUE)?;
     let kind = Kind::Host { session: session.id() };
@@ -84,8 +84,8 @@ pub(crate) fn allocate_host<F: Face>(
     Ok(())
 }
 
-pub(crate) fn free_host<F: Face>(address: *mut c_void) -> Outcome {
-    F::ready()?;
+pub(crate) fn free_host<A: Api>(address: *mut c_void) -> Outcome {
+    A::ready()?;
     refuse_during_capture()?;
     if address.is_null() {
         return Ok(());
@@ -93,14 +93,14 @@ pub(crate) fn free_host<F: Face>(address: *mut c_void) -> Outcome {
     Ok(memory().remove(address as u64, |range| matches!(range.kind, Kind::Host { .. }))?)
 }
 
-/// Pins memory of the caller, so that devices reach it at its own address.
-pub(crate) fn register<F: Face>(
+/// Pins memory of the caller, so that devices access it at its own address.
+pub(crate) fn register<A: Api>(
     address: *mut c_void,
     bytes: usize,
     flags: c_uint,
     known: c_uint,
 ) -> Outcome {
-    let session = F::current()?;
+    let session = A::current()?;
     if address.is_null() || bytes == 0 || flags & !known != 0 {
         return Err(INVALID_VALUE);
     }
@@ -113,33 +113,33 @@ pub(crate) fn register<F: Face>(
     adopted.ok_or(OUT_OF_MEMORY)
 }
 
-pub(crate) fn unregister<F: Face>(address: *mut c_void) -> Outcome {
-    F::ready()?;
+pub(crate) fn unregister<A: Api>(address: *mut c_void) -> Outcome {
+    A::ready()?;
     let removed =
         memory().remove(address as u64, |range| matches!(range.kind, Kind::Registered { .. }));
     removed.map_err(|_| HOST_MEMORY_NOT_REGISTERED)
 }
 
-/// The address of host memory on devices, which is the same here.
-pub(crate) fn device_pointer<F: Face>(
+/// Stores the address of host memory on devices, which is the same here.
+pub(crate) fn device_pointer<A: Api>(
     out: Out<'_, u64>,
     address: *mut c_void,
     flags: c_uint,
 ) -> Outcome {
-    F::ready()?;
+    A::ready()?;
     let range = memory().find(address as u64).filter(|range| range.is_host() && flags == 0);
     range.ok_or(INVALID_VALUE)?;
     store(out, address as u64)
 }
 
-pub(crate) fn range<F: Face>(base: Out<'_, u64>, bytes: Out<'_, usize>, address: u64) -> Outcome {
-    F::ready()?;
+pub(crate) fn range<A: Api>(base: Out<'_, u64>, bytes: Out<'_, usize>, address: u64) -> Outcome {
+    A::ready()?;
     let range = memory().find(address).ok_or(INVALID_VALUE)?;
     store_if(base, range.base)?;
     store_if(bytes, range.bytes as usize)
 }
 
-/// The handle of a device's only pool.
+/// Returns the handle of a device's only pool.
 pub(crate) fn pool_of(physical: u32) -> usize {
     0x55_0000_0000 + physical as usize * 16
 }

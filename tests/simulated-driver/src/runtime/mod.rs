@@ -1,22 +1,34 @@
-//! What the calls of both vendors' GPU runtimes do. HIP took over the CUDA driver's calls, with
-//! their handles, their numbers and their rules of capture, so each is written here once; the faces
-//! give them their names, and what a thread has current.
+//! Implements the calls of the CUDA driver and of HIP.
 //!
-//! | the vendors' word | the device's |
+//! HIP adopted the CUDA driver's calls, handles, numbers and rules of capture, so each is
+//! implemented here once. An [`Api`] holds in what they differ.
+//!
+//! | vendors' term | term of [`device`](crate::device) |
 //! | --- | --- |
 //! | primary context | session |
 //! | stream | queue |
 //! | memory operation | word |
 //! | legacy IPC handle, fabric handle | name of shared memory |
 //! | graph, executable graph | nodes, program |
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `api.rs` | what differs between the APIs |
+//! | `call.rs`, `code.rs`, `out.rs`, `handles.rs` | what all calls share: entry, result codes, results, handles |
+//! | `start.rs`, `visible.rs`, `pci.rs`, `rocm.rs` | the environment, the visible devices, their PCI addresses, the ROCm release |
+//! | `primary.rs` | primary contexts |
+//! | `stream.rs`, `event.rs`, `graph.rs` | streams, events, captures and graphs |
+//! | `memory.rs`, `share.rs`, `pointer.rs` | allocations, their sharing by IPC, attributes of addresses |
+//! | `vmm.rs`, `blocks.rs` | virtual memory management, and the table of its blocks |
+//! | `copy.rs`, `batch_copy.rs`, `words.rs` | copies, several copies in one call, memory operations |
 
+mod api;
 pub(crate) mod batch_copy;
 pub(crate) mod blocks;
 pub(crate) mod call;
 pub(crate) mod code;
 pub(crate) mod copy;
 pub(crate) mod event;
-mod face;
 pub(crate) mod graph;
 pub(crate) mod handles;
 pub(crate) mod memory;
@@ -32,4 +44,4 @@ pub(crate) mod visible;
 pub(crate) mod vmm;
 pub(crate) mod words;
 
-pub(crate) use face::Face;
+pub(crate) use api::Api;

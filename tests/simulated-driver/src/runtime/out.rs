@@ -1,25 +1,25 @@
-//! Where calls put their results.
+//! Stores the results of calls through the caller's pointers.
 
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
 
 use super::code::{INVALID_VALUE, Outcome};
 
-/// A pointer that may be null.
+/// A pointer for a result; it may be null.
 pub(crate) type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
 
-/// Stores a result; without a place for it the argument is invalid.
+/// Stores a result; fails if the pointer is null.
 pub(crate) fn store<T>(out: Out<'_, T>, value: T) -> Outcome {
     out.ok_or(INVALID_VALUE)?.write(value);
     Ok(())
 }
 
-/// Stores a result that the caller may not want.
+/// Stores a result unless the pointer is null.
 pub(crate) fn store_if<T>(out: Out<'_, T>, value: T) -> Outcome {
     if out.is_some() { store(out, value) } else { Ok(()) }
 }
 
-/// Writes text with its end, cut to the length.
+/// Stores text with its terminating zero, cut to the length of the buffer.
 pub(crate) fn store_text(out: *mut c_char, length: c_int, text: &str) -> Outcome {
     let room = usize::try_from(length).ok().filter(|room| *room > 0 && !out.is_null());
     let room = room.ok_or(INVALID_VALUE)?;

@@ -1,4 +1,4 @@
-//! Where a device sits and what it is called, the same by every face.
+//! Returns the PCI addresses and names of devices, which all APIs share.
 
 /// The bus of the first device.
 const FIRST_BUS: u32 = 0x10;
@@ -7,7 +7,7 @@ pub(crate) fn bus(physical: u32) -> u32 {
     FIRST_BUS + physical
 }
 
-/// As text, with capital letters.
+/// Returns the PCI address in upper case.
 pub(crate) fn address(physical: u32) -> String {
     format!("0000:{:02X}:00.0", bus(physical))
 }

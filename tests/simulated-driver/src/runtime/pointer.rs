@@ -1,8 +1,8 @@
-//! What the driver knows about an address.
+//! Implements the attributes of addresses.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
-use super::Face;
+use super::Api;
 use super::code::{INVALID_VALUE, Outcome};
 use super::memory::pool_of;
 use super::primary;
@@ -10,17 +10,17 @@ use crate::device::machine::memory;
 use crate::device::memory::{Kind, Range};
 use crate::device::settings::Setting;
 
-/// The kind of memory.
+/// Numbers of the kinds of memory.
 pub(crate) const HOST: c_uint = 1;
 pub(crate) const DEVICE: c_uint = 2;
 
-pub(crate) fn attribute<F: Face>(out: *mut c_void, attribute: c_int, address: u64) -> Outcome {
-    F::ready()?;
+pub(crate) fn attribute<A: Api>(out: *mut c_void, attribute: c_int, address: u64) -> Outcome {
+    A::ready()?;
     if out.is_null() {
         return Err(INVALID_VALUE);
     }
     let range = memory().find(address).ok_or(INVALID_VALUE)?;
-    match attribute_of::<F>(&range, attribute, address)? {
+    match attribute_of::<A>(&range, attribute, address)? {
         // SAFETY: the caller gives the place of what this attribute is, here a pointer.
         Value::Word(value) => unsafe { out.cast::<u64>().write(value) },
         // SAFETY: as above, an int.
@@ -35,20 +35,20 @@ pub(crate) fn attribute<F: Face>(out: *mut c_void, attribute: c_int, address: u6
 enum Value {
     Word(c_ulonglong),
     Int(c_uint),
-    /// The vendors say `bool` here.
+    /// The vendors use `bool` for this attribute.
     Flag(bool),
 }
 
-/// By the numbers of both vendors.
-fn attribute_of<F: Face>(range: &Range, attribute: c_int, address: u64) -> Outcome<Value> {
+/// Returns an attribute of an address by its number, which both vendors share.
+fn attribute_of<A: Api>(range: &Range, attribute: c_int, address: u64) -> Outcome<Value> {
     Ok(match attribute {
-        1 => Value::Word(owner::<F>(range) as u64),
+        1 => Value::Word(owner::<A>(range) as u64),
         2 => Value::Int(kind(range)),
         3 => Value::Word(address),
         4 if range.is_host() => Value::Word(address),
         7 => Value::Word(range.id),
         8 => Value::Flag(false),
-        9 => Value::Int(place::<F>(range).map_or(u32::MAX, c_int::cast_unsigned)),
+        9 => Value::Int(place::<A>(range).map_or(u32::MAX, c_int::cast_unsigned)),
         10 => {
             Value::Flag(matches!(range.kind, Kind::Plain { .. }) && !Setting::LegacyShare.is("off"))
         }
@@ -71,25 +71,26 @@ pub(crate) fn kind(range: &Range) -> c_uint {
     if range.is_host() { HOST } else { DEVICE }
 }
 
-/// The context that allocated or opened it; a piece that was mapped belongs to none.
-fn owner<F: Face>(range: &Range) -> usize {
+/// Returns the context that allocated or opened the memory. A mapping belongs to no context.
+fn owner<A: Api>(range: &Range) -> usize {
     match range.kind {
         Kind::Plain { .. } | Kind::Pooled { .. } => primary::handle_of(range.device()),
         Kind::Imported { by, .. } => primary::handle_of(by),
         Kind::Host { .. } | Kind::Signal { .. } | Kind::Registered { .. } => {
-            F::current().map_or(0, |session| primary::handle_of(session.device()))
+            A::current().map_or(0, |session| primary::handle_of(session.device()))
         }
         Kind::Mapped { .. } => 0,
     }
 }
 
-/// The device that it is on, or that opened it where the owner's is not visible here.
-pub(crate) fn place<F: Face>(range: &Range) -> Option<c_int> {
+/// Returns the device that holds the memory, or the one that opened it if the owner's is not
+/// visible here.
+pub(crate) fn place<A: Api>(range: &Range) -> Option<c_int> {
     match range.kind {
-        Kind::Imported { by, .. } => F::ordinal(range.device()).or_else(|| F::ordinal(by)),
+        Kind::Imported { by, .. } => A::ordinal(range.device()).or_else(|| A::ordinal(by)),
         Kind::Host { .. } | Kind::Signal { .. } | Kind::Registered { .. } => {
-            F::ordinal(F::current().ok()?.device())
+            A::ordinal(A::current().ok()?.device())
         }
-        _ => F::ordinal(range.device()),
+        _ => A::ordinal(range.device()),
     }
 }

@@ -1,4 +1,4 @@
-//! The session of each device: the one primary context that both vendors' runtimes have.
+//! Holds the session of each device, which is its primary context.
 
 use std::sync::{Arc, Mutex};
 

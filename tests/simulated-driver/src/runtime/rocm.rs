@@ -1,14 +1,14 @@
-//! What both faces of ROCm say of the machine: which agents are seen, and the versions.
+//! Describes the machine to HIP and HSA: visible agents and versions.
 
 use super::pci;
 use super::start::variable;
 use super::visible::parse;
 use crate::device::settings::Setting;
 
-/// What devices are called.
+/// Name of every device.
 pub(crate) const NAME: &str = "Simulated Instinct";
 
-/// The grain of memory, as flags of its pool.
+/// Flags of a pool for the grain of its memory.
 pub(crate) const FINE_GRAINED: u32 = 2;
 pub(crate) const COARSE_GRAINED: u32 = 4;
 

@@ -1,10 +1,10 @@
-//! Plain allocations shared between processes, by a handle of 64 bytes.
+//! Implements the sharing of plain allocations between processes, by a handle of 64 bytes.
 
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
 use std::sync::{Arc, Mutex};
 
-use super::Face;
+use super::Api;
 use super::call::refuse_during_capture;
 use super::code::{INVALID_VALUE, NOT_SUPPORTED, Outcome, PEER_ACCESS_UNSUPPORTED};
 use super::out::Out;
@@ -15,10 +15,10 @@ use crate::device::session::Session;
 use crate::device::settings::{Setting, reaches};
 use crate::device::sync::lock;
 
-/// The only flag, without which a handle cannot be opened.
+/// The only flag; a handle cannot be opened without it.
 const LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 
-/// In the layout of both vendors.
+/// A handle, in the layout of both vendors.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Handle(pub(crate) [u8; NAME_BYTES]);
@@ -30,12 +30,12 @@ struct Opened {
     times: u32,
 }
 
-/// What is open, by session and allocation.
+/// Open allocations, by session and allocation.
 static OPEN: Mutex<BTreeMap<(u64, u128), Opened>> = Mutex::new(BTreeMap::new());
 
-/// The plain allocation that holds the address, and may be shared.
-pub(crate) fn shared<F: Face>(address: u64) -> Outcome<Arc<Range>> {
-    F::current()?;
+/// Returns the plain allocation that holds the address, if it can be shared.
+pub(crate) fn shared<A: Api>(address: u64) -> Outcome<Arc<Range>> {
+    A::current()?;
     if Setting::LegacyShare.is("off") {
         return Err(NOT_SUPPORTED);
     }
@@ -43,14 +43,14 @@ pub(crate) fn shared<F: Face>(address: u64) -> Outcome<Arc<Range>> {
     if matches!(range.kind, Kind::Plain { .. }) { Ok(range) } else { Err(INVALID_VALUE) }
 }
 
-/// Opens it whole; the address is `offset` behind its base.
-pub(crate) fn open<F: Face>(
+/// Opens a shared allocation, and stores the address `offset` bytes after its base.
+pub(crate) fn open<A: Api>(
     out: Out<'_, u64>,
     handle: &Handle,
     flags: c_uint,
     offset: u64,
 ) -> Outcome {
-    let session = F::current()?;
+    let session = A::current()?;
     refuse_during_capture()?;
     if flags != LAZY_ENABLE_PEER_ACCESS {
         return Err(INVALID_VALUE);
@@ -60,10 +60,10 @@ pub(crate) fn open<F: Face>(
     Ok(())
 }
 
-/// A context that opens a handle again gets the same address.
+/// Opens a shared allocation in a session. A second open returns the same address.
 fn open_in(session: &Session, handle: &Handle) -> Outcome<u64> {
     let mut open = lock(&OPEN);
-    // What ended with its session, or was freed by its owner, is not open any more.
+    // An allocation that ended with its session, or was freed by its owner, is no longer open.
     open.retain(|_, opened| memory().find(opened.base).is_some());
     let key = (session.id(), share::token(&handle.0));
     if let Some(opened) = open.get_mut(&key) {
@@ -80,9 +80,9 @@ fn open_in(session: &Session, handle: &Handle) -> Outcome<u64> {
     Ok(base)
 }
 
-/// Closes what was opened, by an address in it that `is_it` accepts for its base.
-pub(crate) fn close<F: Face>(is_it: impl Fn(u64) -> bool) -> Outcome {
-    F::ready()?;
+/// Closes an open allocation, selected by its base.
+pub(crate) fn close<A: Api>(is_it: impl Fn(u64) -> bool) -> Outcome {
+    A::ready()?;
     refuse_during_capture()?;
     let mut open = lock(&OPEN);
     let mut entries = open.iter_mut();

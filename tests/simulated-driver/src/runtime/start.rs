@@ -1,4 +1,4 @@
-//! Starting the driver: what the environment says, read once in the life of the process.
+//! Reads the environment when the first API is started, once in each process.
 
 use std::sync::OnceLock;
 
@@ -6,7 +6,7 @@ use super::code::{Outcome, UNKNOWN};
 use crate::device::script;
 use crate::device::settings::{self, PREFIX};
 
-/// Reads the environment, whichever face is started first.
+/// Reads the environment at the first call; later calls return the same result.
 pub(crate) fn read_environment() -> Outcome {
     static READ: OnceLock<Outcome> = OnceLock::new();
     *READ.get_or_init(|| {

@@ -1,15 +1,16 @@
-//! Which devices a process sees, as variables such as `CUDA_VISIBLE_DEVICES` say it.
+//! Selects the devices that a process sees, by variables such as `CUDA_VISIBLE_DEVICES`.
 
-/// Those of `devices` that the list leaves, up to the first entry that names none of them. An entry
-/// is a place in `devices`, or the beginning of a device's name.
+/// Returns the selected ones of `devices`, up to the first entry that names none of them.
+///
+/// An entry is an index in `devices`, or the beginning of a device's name.
 pub(crate) fn parse(
-    wanted: Option<&str>,
+    selection: Option<&str>,
     devices: &[u32],
     name: impl Fn(u32) -> String,
 ) -> Vec<u32> {
-    let Some(wanted) = wanted else { return devices.to_vec() };
+    let Some(selection) = selection else { return devices.to_vec() };
     let mut visible = Vec::new();
-    for entry in wanted.split(',').map(str::trim) {
+    for entry in selection.split(',').map(str::trim) {
         let found = match entry.parse::<usize>() {
             Ok(place) => devices.get(place).copied(),
             Err(_) if entry.len() > "GPU-".len() => {
@@ -32,8 +33,8 @@ mod tests {
     use super::*;
     use crate::runtime::pci::uuid_text;
 
-    fn visible(wanted: &str) -> Vec<u32> {
-        parse(Some(wanted), &[0, 1, 2, 3], uuid_text)
+    fn visible(selection: &str) -> Vec<u32> {
+        parse(Some(selection), &[0, 1, 2, 3], uuid_text)
     }
 
     #[test]

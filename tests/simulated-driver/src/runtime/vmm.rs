@@ -1,5 +1,6 @@
-//! Virtual memory management: blocks of memory, ranges of addresses, and who may touch what is
-//! mapped. None of it needs a context.
+//! Implements virtual memory management: physical blocks, address ranges, and access to mappings.
+//!
+//! These calls need no current context.
 
 use std::ffi::{c_int, c_ulonglong, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd, RawFd};
@@ -8,13 +9,13 @@ use super::code::{
     INVALID_DEVICE, INVALID_VALUE, NOT_PERMITTED, NOT_SUPPORTED, OUT_OF_MEMORY, Outcome,
 };
 use super::out::{Out, store};
-use super::{Face, blocks};
+use super::{Api, blocks};
 use crate::device::machine::memory;
 use crate::device::memory::share::{self, NAME_BYTES};
 use crate::device::memory::{Backing, Kind, granularity, new_backing};
 use crate::device::settings::{Setting, reaches};
 
-/// In the layout of both vendors.
+/// A location, in the layout of both vendors.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Location {
@@ -22,7 +23,7 @@ pub(crate) struct Location {
     pub(crate) id: c_int,
 }
 
-/// In the layout of both vendors.
+/// Properties of a block, in the layout of both vendors.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Properties {
@@ -34,7 +35,7 @@ pub(crate) struct Properties {
     pub(crate) flags: [u8; 8],
 }
 
-/// In the layout of both vendors.
+/// Access to a mapping, in the layout of both vendors.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access {
@@ -54,13 +55,13 @@ const HANDLE_FABRIC: c_int = 8;
 const RANGE_DMA_BUF: c_int = 1;
 const ACCESS_READ_WRITE: c_int = 3;
 
-fn supported<F: Face>() -> Outcome {
-    F::visible()?;
+fn supported<A: Api>() -> Outcome {
+    A::visible()?;
     if Setting::VirtualMemory.is_on() { Ok(()) } else { Err(NOT_SUPPORTED) }
 }
 
-/// The device of a property that is sound, and whether its handles can be had.
-fn checked<F: Face>(prop: Option<&Properties>) -> Outcome<(u32, c_int)> {
+/// Checks properties. Returns their device, and the kinds of handles that can be exported.
+fn checked<A: Api>(prop: Option<&Properties>) -> Outcome<(u32, c_int)> {
     let prop = prop.ok_or(INVALID_VALUE)?;
     let sound = prop.kind == ALLOCATION_PINNED
         && prop.location.kind == LOCATION_DEVICE
@@ -74,59 +75,59 @@ fn checked<F: Face>(prop: Option<&Properties>) -> Outcome<(u32, c_int)> {
     if posix && !Setting::Descriptors.is_on() || fabric && Setting::FabricHandles.is("none") {
         return Err(NOT_SUPPORTED);
     }
-    Ok((F::physical(prop.location.id)?, prop.requested_handle_types))
+    Ok((A::physical(prop.location.id)?, prop.requested_handle_types))
 }
 
-/// The offset or length must be a multiple of the unit.
+/// Fails unless all values are multiples of the granularity.
 fn whole(values: &[u64]) -> Outcome {
     let unit = granularity();
     if values.iter().all(|value| value.is_multiple_of(unit)) { Ok(()) } else { Err(INVALID_VALUE) }
 }
 
-pub(crate) fn granularity_of<F: Face>(
+pub(crate) fn granularity_of<A: Api>(
     out: Out<'_, usize>,
     prop: Option<&Properties>,
     option: c_int,
 ) -> Outcome {
-    supported::<F>()?;
-    checked::<F>(prop)?;
+    supported::<A>()?;
+    checked::<A>(prop)?;
     if !matches!(option, 0 | 1) {
         return Err(INVALID_VALUE);
     }
     store(out, granularity() as usize)
 }
 
-pub(crate) fn create<F: Face>(
+pub(crate) fn create<A: Api>(
     handle: Out<'_, u64>,
     bytes: usize,
     prop: Option<&Properties>,
     flags: c_ulonglong,
 ) -> Outcome {
-    supported::<F>()?;
-    let (device, kinds) = checked::<F>(prop)?;
+    supported::<A>()?;
+    let (device, kinds) = checked::<A>(prop)?;
     whole(&[bytes as u64])?;
     if bytes == 0 || flags != 0 || handle.is_none() {
         return Err(INVALID_VALUE);
     }
     if kinds & HANDLE_FABRIC != 0 && Setting::FabricHandles.is("refused") {
-        // As where no channel of the fabric was made for this user.
+        // As on a node where no IMEX channel was created for this user.
         return Err(NOT_PERMITTED);
     }
     let backing = new_backing(device, bytes as u64, kinds.cast_unsigned())?;
     store(handle, blocks::insert(backing))
 }
 
-pub(crate) fn release<F: Face>(handle: u64) -> Outcome {
-    supported::<F>().and_then(|()| blocks::release(handle))
+pub(crate) fn release<A: Api>(handle: u64) -> Outcome {
+    supported::<A>().and_then(|()| blocks::release(handle))
 }
 
-pub(crate) fn reserve<F: Face>(
+pub(crate) fn reserve<A: Api>(
     address: Out<'_, u64>,
     bytes: usize,
     alignment: usize,
     flags: c_ulonglong,
 ) -> Outcome {
-    supported::<F>()?;
+    supported::<A>()?;
     whole(&[bytes as u64])?;
     let aligned = alignment == 0 || alignment.is_power_of_two();
     if bytes == 0 || flags != 0 || !aligned || address.is_none() {
@@ -135,41 +136,41 @@ pub(crate) fn reserve<F: Face>(
     store(address, memory().reserve(bytes as u64, alignment as u64)?)
 }
 
-pub(crate) fn free<F: Face>(address: u64, bytes: usize) -> Outcome {
-    supported::<F>()?;
+pub(crate) fn free<A: Api>(address: u64, bytes: usize) -> Outcome {
+    supported::<A>()?;
     Ok(memory().unreserve(address, bytes as u64)?)
 }
 
-pub(crate) fn map<F: Face>(
+pub(crate) fn map<A: Api>(
     address: u64,
     bytes: usize,
     offset: usize,
     handle: u64,
     flags: c_ulonglong,
 ) -> Outcome {
-    supported::<F>()?;
+    supported::<A>()?;
     let backing = blocks::find(handle)?;
     whole(&[address, bytes as u64, offset as u64])?;
     let end = (offset as u64).checked_add(bytes as u64).ok_or(INVALID_VALUE)?;
-    // The vendor maps only whole blocks.
+    // The vendor maps only from the start of a block.
     if bytes == 0 || offset != 0 || flags != 0 || end > backing.bytes() {
         return Err(INVALID_VALUE);
     }
     Ok(memory().map(address, bytes as u64, offset as u64, handle, backing)?)
 }
 
-pub(crate) fn unmap<F: Face>(address: u64, bytes: usize) -> Outcome {
-    supported::<F>()?;
+pub(crate) fn unmap<A: Api>(address: u64, bytes: usize) -> Outcome {
+    supported::<A>()?;
     Ok(memory().unmap(address, bytes as u64)?)
 }
 
-pub(crate) fn set_access<F: Face>(
+pub(crate) fn set_access<A: Api>(
     address: u64,
     bytes: usize,
     descriptions: *const Access,
     count: usize,
 ) -> Outcome {
-    supported::<F>()?;
+    supported::<A>()?;
     if descriptions.is_null() || count == 0 {
         return Err(INVALID_VALUE);
     }
@@ -184,7 +185,7 @@ pub(crate) fn set_access<F: Face>(
         if description.location.kind != LOCATION_DEVICE {
             return Err(INVALID_VALUE);
         }
-        let device = F::physical(description.location.id)?;
+        let device = A::physical(description.location.id)?;
         if !pieces.iter().all(|piece| reaches(device, piece.device())) {
             return Err(INVALID_DEVICE);
         }
@@ -200,13 +201,13 @@ pub(crate) fn set_access<F: Face>(
 }
 
 /// What travels is a descriptor of the block's memory, or the name of it.
-pub(crate) fn export<F: Face>(
+pub(crate) fn export<A: Api>(
     out: *mut c_void,
     handle: u64,
     kind: c_int,
     flags: c_ulonglong,
 ) -> Outcome {
-    supported::<F>()?;
+    supported::<A>()?;
     let backing = blocks::find(handle)?;
     let asked = backing.identity().handle_kinds & kind.cast_unsigned() != 0;
     if out.is_null() || flags != 0 || !asked {
@@ -227,8 +228,8 @@ pub(crate) fn export<F: Face>(
     Ok(())
 }
 
-pub(crate) fn import<F: Face>(out: Out<'_, u64>, shared: *mut c_void, kind: c_int) -> Outcome {
-    supported::<F>()?;
+pub(crate) fn import<A: Api>(out: Out<'_, u64>, shared: *mut c_void, kind: c_int) -> Outcome {
+    supported::<A>()?;
     if out.is_none() {
         return Err(INVALID_VALUE);
     }
@@ -253,16 +254,16 @@ fn import_fd(number: usize) -> Outcome<Backing> {
     Backing::open(duplicate).ok_or(INVALID_VALUE)
 }
 
-pub(crate) fn retain<F: Face>(out: Out<'_, u64>, address: *mut c_void) -> Outcome {
-    supported::<F>()?;
+pub(crate) fn retain<A: Api>(out: Out<'_, u64>, address: *mut c_void) -> Outcome {
+    supported::<A>()?;
     let range = memory().find(address as u64).ok_or(INVALID_VALUE)?;
     let Kind::Mapped { block } = range.kind else { return Err(INVALID_VALUE) };
     blocks::retain(block)?;
     store(out, block)
 }
 
-pub(crate) fn properties<F: Face>(out: Out<'_, Properties>, handle: u64) -> Outcome {
-    supported::<F>()?;
+pub(crate) fn properties<A: Api>(out: Out<'_, Properties>, handle: u64) -> Outcome {
+    supported::<A>()?;
     let identity = blocks::find(handle)?.identity();
     store(
         out,
@@ -272,7 +273,7 @@ pub(crate) fn properties<F: Face>(out: Out<'_, Properties>, handle: u64) -> Outc
             location: Location {
                 kind: LOCATION_DEVICE,
                 // Of a device that this process does not see there is no number.
-                id: F::ordinal(identity.device).unwrap_or(-1),
+                id: A::ordinal(identity.device).unwrap_or(-1),
             },
             win32_handle_meta_data: 0,
             flags: [0; 8],
@@ -280,16 +281,18 @@ pub(crate) fn properties<F: Face>(out: Out<'_, Properties>, handle: u64) -> Outc
     )
 }
 
-/// Memory as network cards take it. The descriptor is of the whole allocation, so that only one
-/// whose base is asked for can be had.
-pub(crate) fn export_range<F: Face>(
+/// Exports memory for a NIC as a dma-buf.
+///
+/// The descriptor covers the whole allocation, so only an address range that starts at its base can
+/// be exported.
+pub(crate) fn export_range<A: Api>(
     out: *mut c_void,
     address: u64,
     bytes: usize,
     kind: c_int,
     flags: c_ulonglong,
 ) -> Outcome {
-    F::ready()?;
+    A::ready()?;
     if !Setting::DmaBuf.is_on() {
         return Err(NOT_SUPPORTED);
     }

@@ -1,9 +1,9 @@
-//! Memory operations of a stream: words that it writes and waits for, alone or in a batch.
+//! Implements the memory operations of a stream: writes and waits for words, alone or in a batch.
 
 use std::ffi::c_uint;
 use std::sync::Arc;
 
-use super::Face;
+use super::Api;
 use super::code::{INVALID_VALUE, NOT_SUPPORTED, Outcome};
 use super::handles::stream;
 use crate::device::command::Command;
@@ -12,11 +12,12 @@ use crate::device::queue::Queue;
 use crate::device::settings::Setting;
 use crate::device::words::{Compare, Width, Word};
 
-/// `CU_STREAM_WAIT_VALUE_FLUSH`: arrival of remote writes; nothing to do in host memory. HIP has it
-/// not.
+/// `CU_STREAM_WAIT_VALUE_FLUSH`: waits for remote writes. It has no effect on host memory, and HIP
+/// does not have it.
 pub(crate) const WAIT_FLUSH: c_uint = 1 << 30;
 
-/// One word of a batch: the members that writes and waits share, in the layout of both vendors.
+/// One operation of a batch: the members that writes and waits share, in the layout of both
+/// vendors.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BatchedWord {
@@ -41,7 +42,7 @@ pub(crate) fn wait(address: u64, value: u64, width: Width, flags: c_uint) -> Out
     Ok(Word { address, value, width, mask: u64::MAX, wait: Some(compare) })
 }
 
-/// Without the barrier a write may go ahead of what is before it; here it never does.
+/// Returns a write. Without the barrier a write may overtake earlier commands; here it never does.
 pub(crate) fn write(address: u64, value: u64, width: Width, flags: c_uint) -> Outcome<Word> {
     if flags > 1 {
         return Err(INVALID_VALUE);
@@ -49,7 +50,7 @@ pub(crate) fn write(address: u64, value: u64, width: Width, flags: c_uint) -> Ou
     Ok(Word { address, value, width, mask: u64::MAX, wait: None })
 }
 
-/// Checks what the vendors check at the call; the rest is found when the word is reached.
+/// Checks what the vendors check at the call; other errors occur when the stream reaches the word.
 fn check(word: &Word, queue: &Queue) -> Outcome {
     if word.width == Width::Eight && !Setting::LongWords.is_on() {
         return Err(NOT_SUPPORTED);
@@ -67,9 +68,9 @@ fn check(word: &Word, queue: &Queue) -> Outcome {
     Ok(())
 }
 
-/// Gives the words to a stream, in this order.
-pub(crate) fn submit<F: Face>(handle: usize, words: &[Word]) -> Outcome {
-    let queue = stream::<F>(handle)?;
+/// Submits words to a stream, in this order.
+pub(crate) fn submit<A: Api>(handle: usize, words: &[Word]) -> Outcome {
+    let queue = stream::<A>(handle)?;
     words.iter().try_for_each(|word| check(word, &queue))?;
     if queue.is_capturing() {
         if Setting::CapturedWords.is("refuse") {
@@ -89,14 +90,14 @@ pub(crate) fn submit<F: Face>(handle: usize, words: &[Word]) -> Outcome {
     Ok(queue.submit(Command::Words(Arc::from(words)))?)
 }
 
-/// As [`submit`], as the vendors take them: `operations` points to so many.
-pub(crate) fn submit_batch<F: Face>(
+/// Submits the `count` operations that `operations` points to, in the vendors' layout.
+pub(crate) fn submit_batch<A: Api>(
     handle: usize,
     count: c_uint,
     operations: *const BatchedWord,
     flags: c_uint,
 ) -> Outcome {
-    F::ready()?;
+    A::ready()?;
     let fits = count > 0 && u64::from(count) <= Setting::BatchMax.value();
     if !fits || flags != 0 || operations.is_null() {
         return Err(INVALID_VALUE);
@@ -104,10 +105,11 @@ pub(crate) fn submit_batch<F: Face>(
     // SAFETY: the caller gives an array of this length.
     let operations = unsafe { std::slice::from_raw_parts(operations, count as usize) };
     let words = operations.iter().filter_map(|it| word(it).transpose());
-    submit::<F>(handle, &words.collect::<Outcome<Vec<Word>>>()?)
+    submit::<A>(handle, &words.collect::<Outcome<Vec<Word>>>()?)
 }
 
-/// One operation of a batch, by the vendors' numbers; barriers do nothing.
+/// Converts one operation of a batch by the vendors' numbers; `None` for barriers, which have no
+/// effect here.
 fn word(operation: &BatchedWord) -> Outcome<Option<Word>> {
     let BatchedWord { operation, address, value, flags, .. } = *operation;
     let short = value & u64::from(u32::MAX);

@@ -1,4 +1,4 @@
-//! A second process: the same test program again, which plays a role instead of running tests.
+//! Starts a second process: the same test program, which runs a role instead of tests.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 

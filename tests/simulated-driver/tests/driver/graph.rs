@@ -1,4 +1,4 @@
-//! Captures and graphs.
+//! Wraps captures and graphs.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 

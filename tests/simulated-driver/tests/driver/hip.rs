@@ -1,4 +1,4 @@
-//! HIP as its users see it: looked up by name in `libamdhip64.so.7`, results as numbers.
+//! Calls HIP as its users do: symbols of `libamdhip64.so.7`, results as numbers.
 
 #![allow(dead_code, unused_imports, reason = "each test program uses a part")]
 

@@ -1,5 +1,4 @@
-//! The HSA runtime as its users see it: looked up by name in `libhsa-runtime64.so.1`, results as
-//! numbers.
+//! Calls the HSA runtime as its users do: symbols of `libhsa-runtime64.so.1`, results as numbers.
 
 #![allow(dead_code, unused_imports, reason = "each test program uses a part")]
 

@@ -1,4 +1,4 @@
-//! The driver as its users see it: looked up by name in `libcuda.so.1`, results as numbers.
+//! Calls the driver as its users do: symbols of `libcuda.so.1`, results as numbers.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 

@@ -1,4 +1,4 @@
-//! Blocks of virtual memory management.
+//! Wraps blocks of virtual memory management.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 

@@ -1,8 +1,8 @@
-//! The bytes of an allocation: a memfd, which any process that gets its descriptor can map.
+//! Holds the bytes of an allocation: a memfd, which any process with its descriptor can map.
 //!
-//! What an importer must know stands in the memfd's name, which the kernel shows beside every
-//! descriptor of it and which nobody can change: whose it is, what it may be shared as, and a
-//! random token that tells it from any other, also after the descriptor's number was used again.
+//! The memfd's name holds what an importer must know. The kernel shows it for every descriptor, and
+//! it cannot be changed: the device, the permitted kinds of sharing, and a random token that
+//! identifies the memory, also after the descriptor's number was reused.
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -15,7 +15,7 @@ use crate::device::counters::{Counter, NO_DEVICE};
 use crate::device::settings::Setting;
 
 const NAME: &str = "simulated-device-memory";
-/// Larger memory is left as the kernel gives it, so that nothing is touched needlessly.
+/// Larger memory is left zeroed, so that its pages are not touched needlessly.
 const JUNK_BYTES_MAX: u64 = 16 << 20;
 
 /// The memory, alive as long as anything is mapped from it or names it.
@@ -24,7 +24,7 @@ pub(crate) struct Backing {
     fd: OwnedFd,
     bytes: u64,
     identity: Identity,
-    /// Made by another process.
+    /// True if another process created it.
     imported: bool,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Backing {
 pub(crate) struct Identity {
     /// The device that it belongs to, numbered as the machine does; [`NO_DEVICE`] for host memory.
     pub(crate) device: u32,
-    /// The kinds of handle that it was made for, in the numbers of the face.
+    /// The kinds of handle that it was made for, by the vendor's numbers.
     pub(crate) handle_kinds: u32,
     pub(crate) token: u128,
 }
@@ -75,7 +75,7 @@ impl Backing {
         self.fd.as_raw_fd()
     }
 
-    /// A descriptor for somebody else.
+    /// Duplicates the descriptor for an importer.
     pub(crate) fn duplicate(&self) -> Option<OwnedFd> {
         self.fd.as_fd().try_clone_to_owned().ok()
     }
@@ -100,7 +100,7 @@ impl Backing {
             return Some(());
         }
         let address = self.map(0, self.bytes, None)?;
-        // SAFETY: the mapping that was just made is this long, and nobody else knows it.
+        // SAFETY: the mapping was just created with this length, and only this function knows it.
         unsafe { std::ptr::write_bytes(address as *mut u8, junk, self.bytes as usize) };
         unmap(address, self.bytes);
         Some(())
@@ -146,13 +146,13 @@ fn random() -> Option<u128> {
     Some(u128::from_ne_bytes(bytes))
 }
 
-/// Ends a mapping; the caller says that nobody uses it.
+/// Ends a mapping; the caller ensures that it is not in use.
 pub(super) fn unmap(address: u64, bytes: u64) {
     // SAFETY: the caller made this mapping and holds the only way to it.
     let _ = unsafe { rustix::mm::munmap(address as *mut c_void, bytes as usize) };
 }
 
-/// Takes a range of addresses without memory behind it, over a mapping of the caller's or anywhere.
+/// Reserves a range of addresses without memory, over a mapping of the caller or anywhere.
 pub(super) fn reserve(bytes: u64, over: Option<u64>) -> Option<u64> {
     let length = usize::try_from(bytes).ok()?;
     let (at, flags) = match over {

@@ -20,18 +20,18 @@ pub(crate) mod share;
 pub(crate) use backing::Backing;
 pub(crate) use range::{Kind, Range};
 
-/// How long giving memory back waits for commands that touch it right now.
+/// Limits how long freeing memory waits for commands that access it.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Why memory is not given.
+/// Why memory cannot be allocated or mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoMemory {
     Exhausted,
-    /// The range is not there, not whole, or holds something else.
+    /// The range does not exist, is incomplete, or holds something else.
     BadRange,
 }
 
-/// Everything that has a device address in this process.
+/// Holds everything that has a device address in this process.
 #[derive(Debug, Default)]
 pub(crate) struct AddressSpace {
     ranges: RwLock<BTreeMap<u64, Arc<Range>>>,
@@ -48,7 +48,7 @@ impl AddressSpace {
     pub(crate) fn allocate(&self, device: u32, bytes: u64, kind: Kind) -> Result<u64, NoMemory> {
         let host = matches!(kind, Kind::Host { .. } | Kind::Signal { .. });
         let device = if host { NO_DEVICE } else { device };
-        // What is smaller than a page gets one, so that its neighbour is never its own.
+        // Allocates at least a page, so that an access past the end never hits another allocation.
         let mapped = bytes.checked_next_multiple_of(4096).ok_or(NoMemory::Exhausted)?;
         let backing = Arc::new(new_backing(device, mapped, 0)?);
         let base = backing.map(0, mapped, None).ok_or(NoMemory::Exhausted)?;
@@ -80,12 +80,12 @@ impl AddressSpace {
         (address < range.end()).then(|| range.clone())
     }
 
-    /// Every range for which `is_it`.
+    /// Returns every range for which `is_it` returns true.
     pub(crate) fn select(&self, is_it: impl Fn(&Range) -> bool) -> Vec<Arc<Range>> {
         read(&self.ranges).values().filter(|range| is_it(range)).cloned().collect()
     }
 
-    /// Takes the range that begins here out of the table; it goes when its last user is done.
+    /// Removes the range that begins here from the table; it is freed after its last user.
     pub(crate) fn remove(&self, base: u64, is_it: impl Fn(&Range) -> bool) -> Result<(), NoMemory> {
         let mut ranges = write(&self.ranges);
         match ranges.get(&base) {

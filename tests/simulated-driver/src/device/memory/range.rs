@@ -1,4 +1,4 @@
-//! One range of device addresses and who may touch it.
+//! Describes one range of device addresses, and which sessions may access it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -37,7 +37,7 @@ pub(crate) struct Range {
     pub(crate) id: u64,
     /// The devices that were let in one by one, a bit each.
     access: AtomicU64,
-    /// What the face wants to remember of it.
+    /// A note of the API.
     note: AtomicU32,
 }
 

@@ -1,8 +1,8 @@
-//! Names by which other processes open an allocation while its owner lives.
+//! Names allocations, so that other processes can open them while their owner lives.
 //!
-//! The name holds the owner's process and descriptor, and the token of the memory. Opening goes
-//! through the kernel's list of the owner's descriptors, so nobody has to answer; the token tells
-//! when the number means something else by now.
+//! The name holds the owner's process and descriptor, and the token of the memory. Opening uses the
+//! kernel's list of the owner's descriptors, so the owner need not answer. The token shows whether
+//! the descriptor's number has been reused.
 
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;

@@ -1,11 +1,11 @@
-//! The harness of the reference backend.
+//! Opens the host backend, which is the reference.
 
 use peerlane_hal::Rank;
 use peerlane_host as host;
 
-use crate::harness::Harness;
+use super::Harness;
 
-/// The host backend with any options.
+/// Runs checks on the host backend with any options.
 #[derive(Clone, Debug)]
 pub struct HostHarness {
     name: String,
@@ -13,7 +13,7 @@ pub struct HostHarness {
 }
 
 impl HostHarness {
-    /// The host backend under a name of its own.
+    /// Creates a harness with a name of its own.
     pub fn new(name: impl Into<String>, options: host::Options) -> Self {
         Self { name: name.into(), options }
     }
@@ -36,7 +36,7 @@ impl Harness for HostHarness {
         host::Fabric::open_with(rank, ranks, self.options)
     }
 
-    // The machine is there, so nothing excuses its absence.
+    // Host memory is always available.
     fn required(&self) -> bool {
         true
     }

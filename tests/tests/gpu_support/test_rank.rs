@@ -1,4 +1,4 @@
-//! What a rank has while it plays: its device, a stream, and an open group.
+//! Holds what a rank uses during a scenario: its device, a stream, and an open group.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::vendor::{Context, Fabric, options};
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// One rank, with its group.
-pub(crate) struct Stage {
+pub(crate) struct TestRank {
     pub(crate) gpu: Gpu,
     pub(crate) stream: CallerStream,
     pub(crate) group: Group,
@@ -31,7 +31,7 @@ pub(crate) struct Stage {
     round: u64,
 }
 
-impl Stage {
+impl TestRank {
     /// What the parent has told this rank to be.
     pub(crate) fn open(parent: &Parent) -> Outcome<Self> {
         let (me, ranks) = (parent.value("RANK")?, parent.value("RANKS")?);

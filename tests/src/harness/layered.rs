@@ -1,4 +1,4 @@
-//! A harness with a layer over its fabric.
+//! Puts a layer over the fabric of another harness.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use std::time::Duration;
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_layers::{Error, Layer, Wrapped};
 
-use crate::harness::{EngineOf, ErrorOf, Harness, LocalOf, OwnMemory};
+use super::{EngineOf, ErrorOf, Harness, LocalOf, OwnMemory};
 
-/// A harness whose fabrics are wrapped in a layer, one for each rank.
+/// Wraps every rank's fabric of a harness in a layer.
 pub struct Layered<H, L> {
     inner: H,
     name: String,
@@ -18,14 +18,14 @@ pub struct Layered<H, L> {
 }
 
 impl<H: Harness, L: Layer<H::Fabric> + 'static> Layered<H, L> {
-    /// Puts `layer`, made for each rank, over `inner`; the name is `inner`'s, `+`, and `what`.
+    /// Puts `layer`, created for each rank, over `inner`. The name is `inner`'s, `+`, and `what`.
     pub fn new(inner: H, what: &str, layer: impl Fn(Rank) -> L + Send + Sync + 'static) -> Self {
         let name = format!("{}+{what}", inner.name());
         let timeout = inner.timeout();
         Self { inner, name, timeout, layer: Box::new(layer) }
     }
 
-    /// Replaces the inner harness's timeout.
+    /// Overrides the inner harness's timeout.
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }

@@ -1,4 +1,4 @@
-//! The processes of a fault, as the test that starts them sees them.
+//! Starts and reads the processes of a fault, from the side of the test.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -75,7 +75,7 @@ pub(crate) fn ranks(
 /// What every process says next.
 pub(crate) fn words(children: &mut [Child]) -> Outcome<Vec<String>> {
     let deadline = patience();
-    children.iter_mut().map(|child| child.hear(deadline)).collect()
+    children.iter_mut().map(|child| child.read_line(deadline)).collect()
 }
 
 pub(crate) fn finish(mut children: Vec<Child>) -> Outcome {

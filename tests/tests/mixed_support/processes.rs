@@ -1,4 +1,4 @@
-//! The test's side: which ranks there are, and what they have to say.
+//! Selects the ranks of a scenario, starts them and reads their results, from the side of the test.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use peerlane_collectives::bootstrap::tcp::Hub;
 use peerlane_conformance::Outcome;
-use peerlane_conformance::processes::{Child, hear_out};
+use peerlane_conformance::processes::{Child, finish_all};
 use peerlane_hal::Deadline;
 
 use crate::support::data::unexpected;
@@ -27,7 +27,7 @@ pub(crate) enum Kind {
 
 /// What a group does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Chapter {
+pub(crate) enum Scenario {
     /// Every algorithm, with shards of all sizes and shapes.
     Gathers,
     /// Fallbacks are refused.
@@ -57,18 +57,18 @@ macro_rules! words {
 }
 
 words!(Kind { Host = "host", Cuda = "cuda", Rocm = "rocm", Sdma = "sdma" });
-words!(Chapter {
+words!(Scenario {
     Gathers = "gathers", Strict = "strict", Disagrees = "disagrees", Killed = "killed"
 });
 
 /// Ranks on nodes, with memory of some kind each.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cast {
-    pub(crate) chapter: Chapter,
+pub(crate) struct Processes {
+    pub(crate) scenario: Scenario,
     pub(crate) ranks: &'static [(usize, Kind)],
 }
 
-impl Cast {
+impl Processes {
     pub(crate) fn nodes(self) -> usize {
         self.ranks.iter().map(|(node, _)| node + 1).max().unwrap_or(1)
     }
@@ -76,7 +76,7 @@ impl Cast {
     pub(crate) fn name(self) -> String {
         let ranks: Vec<String> =
             self.ranks.iter().map(|(node, kind)| format!("{kind}{node}")).collect();
-        format!("{}::{}", self.chapter, ranks.join("_"))
+        format!("{}::{}", self.scenario, ranks.join("_"))
     }
 
     /// Plays it with shards of these sizes; `start` starts this program as a rank on a node, with these values.
@@ -97,18 +97,18 @@ impl Cast {
                 ("SHARDS", shards.join(",")),
                 ("KIND", kind.to_string()),
                 ("HUB", hub.address().to_string()),
-                ("CHAPTER", self.chapter.to_string()),
+                ("SCENARIO", self.scenario.to_string()),
             ];
             start(*node, &values)
         };
         let mut children: Vec<Child> =
             self.ranks.iter().enumerate().map(start).collect::<Outcome<_>>()?;
         let deadline = Deadline::after(PATIENCE);
-        if self.chapter == Chapter::Killed {
+        if self.scenario == Scenario::Killed {
             let mut victim = children.pop().expect("there are ranks");
-            victim.hear_until("under way", deadline)?;
+            victim.read_until("under way", deadline)?;
             victim.kill()?;
         }
-        hear_out(&mut children, deadline)
+        finish_all(&mut children, deadline)
     }
 }

@@ -1,4 +1,4 @@
-//! The harness of a device's memory on a network that does not reach it.
+//! Opens fabrics for device memory on a network that cannot reach it.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -10,10 +10,10 @@ use peerlane_hal::{
 };
 use peerlane_staged::{Engine, Error, Key, Local, Memory, Remote, Staged};
 
-use crate::harness::{FabricOf, Harness, LocalOf, OwnMemory};
+use super::{FabricOf, Harness, LocalOf, OwnMemory};
 
-/// Staged memory of the device of one harness on the network of another. All data lies on the device,
-/// each rank's own.
+/// Runs checks on staged device memory: the device of one harness, the network of another. All data
+/// is in device memory, on each rank's own device.
 #[derive(Debug)]
 pub struct StagedHarness<D, N> {
     name: String,
@@ -22,7 +22,7 @@ pub struct StagedHarness<D, N> {
 }
 
 impl<D: Harness, N: Harness> StagedHarness<D, N> {
-    /// Ranks of this network with memory of this device.
+    /// Creates a harness for ranks of `network` with memory of `device`.
     pub fn new(device: D, network: N) -> Self {
         let name = format!("{}-staged-on-{}", device.name(), network.name());
         Self { name, device, network }
@@ -40,7 +40,7 @@ impl<D: Harness, N: Harness> Harness for StagedHarness<D, N> {
         let deadline = Deadline::after(self.timeout());
         let network = self.network.open(rank, ranks);
         let network = network.map_err(|error| Error::of_backend("open the network", error))?;
-        // Every rank's device is alone with itself, as on a node of its own.
+        // Each rank opens its device as the only rank of a node.
         let of_device = |error| Error::of_backend("open the device", error);
         let mut device = self.device.open(Rank(0), 1).map_err(of_device)?;
         let address = device.address();
@@ -72,16 +72,16 @@ impl<D: Harness, N: Harness> Harness for StagedHarness<D, N> {
 }
 
 fn device_of<D: Harness, N: Harness>(region: &Local<FabricOf<D>, FabricOf<N>>) -> &LocalOf<D> {
-    region.device().expect("the data of a check lies on the device")
+    region.device().expect("a check's data is in device memory")
 }
 
-/// A staged fabric that allocates on the device.
+/// Allocates a staged fabric's data on the device.
 pub struct StagedFabric<D: Fabric, N: Fabric> {
     staged: Staged<D, N>,
     memory: StagedMemory<D, N>,
 }
 
-/// Its memory.
+/// The memory of a [`StagedFabric`].
 pub struct StagedMemory<D: Fabric, N: Fabric> {
     memory: Memory<D, N>,
     device: Mutex<D>,
@@ -141,7 +141,7 @@ impl<D: Fabric, N: Fabric> PeerMemory for StagedMemory<D, N> {
         }
         let region = self.device().memory().allocate(bytes, role);
         let region = region.map_err(|error| Error::of_backend("allocate on the device", error))?;
-        // SAFETY: the staged region keeps the device's.
+        // SAFETY: the staged region keeps the device's region alive.
         unsafe { self.memory.adopt(&DynRegion::new(Arc::new(region)), role) }
     }
 
@@ -161,13 +161,13 @@ impl<D: Fabric, N: Fabric> PeerMemory for StagedMemory<D, N> {
         role: Role,
     ) -> Result<Self::Local, Error> {
         if role == Role::Data {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the rules of `register`.
             let region = unsafe { self.device().memory().register(base, bytes, role) };
             let region = region.map_err(|error| Error::of_backend("register", error))?;
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the rules of `register`.
             return unsafe { self.memory.adopt(&DynRegion::new(Arc::new(region)), role) };
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the rules of `register`.
         unsafe { self.memory.register(base, bytes, role) }
     }
 

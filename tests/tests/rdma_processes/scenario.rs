@@ -1,4 +1,4 @@
-//! What a rank plays.
+//! Runs a rank's side of every scenario.
 
 use std::fmt;
 use std::str::FromStr;
@@ -46,7 +46,7 @@ const WAITING_MAX: f64 = 20.0;
 
 /// What a group does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Chapter {
+pub(crate) enum Scenario {
     /// One fabric for all ranks.
     Network,
     /// Memory of the host inside a node.
@@ -67,7 +67,7 @@ pub(crate) enum Chapter {
     StalledAwake,
 }
 
-impl Chapter {
+impl Scenario {
     const ALL: [Self; 9] = [
         Self::Network,
         Self::Tiers,
@@ -90,7 +90,7 @@ impl Chapter {
     }
 }
 
-impl fmt::Display for Chapter {
+impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Network => "network",
@@ -106,17 +106,17 @@ impl fmt::Display for Chapter {
     }
 }
 
-impl FromStr for Chapter {
+impl FromStr for Scenario {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        Self::ALL.into_iter().find(|chapter| chapter.to_string() == text).ok_or(())
+        Self::ALL.into_iter().find(|scenario| scenario.to_string() == text).ok_or(())
     }
 }
 
-/// One rank of a chapter.
-pub(crate) fn play(parent: &Parent) -> Outcome {
-    let chapter: Chapter = parent.value("CHAPTER")?;
+/// One rank of a scenario.
+pub(crate) fn run_rank(parent: &Parent) -> Outcome {
+    let scenario: Scenario = parent.value("SCENARIO")?;
     let (rank, ranks) = (Rank(parent.value("RANK")?), parent.value("RANKS")?);
     let device = DeviceChoice::Name(parent.value("DEVICE")?);
     let nodes: String = parent.value("NODES")?;
@@ -126,33 +126,33 @@ pub(crate) fn play(parent: &Parent) -> Outcome {
     let environment = Environment::at_hub(hub, rank, ranks);
     let bootstrap = Tcp::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
     let mut options = Options { device, ..Options::default() };
-    if chapter.is_stalled() {
+    if scenario.is_stalled() {
         options = stopped::options(options);
     }
     let network = peerlane_rdma::Fabric::open_with(rank, ranks, options)?;
-    let timeout = if chapter == Chapter::Stopped { STOPPED_TIMEOUT } else { TIMEOUT };
+    let timeout = if scenario == Scenario::Stopped { STOPPED_TIMEOUT } else { TIMEOUT };
     let group = GroupOptions::default().timeout(timeout).topology(topology);
-    match chapter {
-        Chapter::Network => gathers(parent, group.open(bootstrap, network).map_err(unexpected)?),
-        Chapter::Tiers => {
+    match scenario {
+        Scenario::Network => gathers(parent, group.open(bootstrap, network).map_err(unexpected)?),
+        Scenario::Tiers => {
             let local = host::Fabric::open(rank, ranks)?;
             gathers(parent, group.open_tiers(bootstrap, local, network).map_err(unexpected)?)
         }
-        Chapter::Streams => {
+        Scenario::Streams => {
             let local = host::Fabric::open(rank, ranks)?;
             let local = Wrapped::new(local, StreamLayer::default());
             streams(parent, group.open_tiers(bootstrap, local, network).map_err(unexpected)?)
         }
-        Chapter::Idle => waits(parent, group.open(bootstrap, network).map_err(unexpected)?),
-        Chapter::IdleTiers => {
+        Scenario::Idle => waits(parent, group.open(bootstrap, network).map_err(unexpected)?),
+        Scenario::IdleTiers => {
             let local = host::Fabric::open(rank, ranks)?;
             waits(parent, group.open_tiers(bootstrap, local, network).map_err(unexpected)?)
         }
-        Chapter::Killed | Chapter::Stopped => {
-            deserted(parent, chapter, group.open(bootstrap, network).map_err(unexpected)?)
+        Scenario::Killed | Scenario::Stopped => {
+            deserted(parent, scenario, group.open(bootstrap, network).map_err(unexpected)?)
         }
-        Chapter::Stalled => stopped::play(parent, &bootstrap, network, Waits::Asleep),
-        Chapter::StalledAwake => stopped::play(parent, &bootstrap, network, Waits::Awake),
+        Scenario::Stalled => stopped::run_rank(parent, &bootstrap, network, Waits::Asleep),
+        Scenario::StalledAwake => stopped::run_rank(parent, &bootstrap, network, Waits::Awake),
     }
 }
 
@@ -179,10 +179,10 @@ fn gathers(parent: &Parent, mut group: Group) -> Outcome {
                 }
             }
         }
-        parent.say(format_args!("passed {algorithm}"));
+        parent.print_line(format_args!("passed {algorithm}"));
     }
     group.close().map_err(unexpected)?;
-    parent.say("done");
+    parent.print_line("done");
     Ok(())
 }
 
@@ -218,7 +218,7 @@ fn streams(parent: &Parent, mut group: Group) -> Outcome {
         let before = processor_time();
         std::thread::sleep(ARMED);
         let used = 100.0 * (processor_time() - before).as_secs_f64() / ARMED.as_secs_f64();
-        parent.say(format_args!(
+        parent.print_line(format_args!(
             "figure rank {me}: {used:.1} % of a processor while {algorithm} is armed"
         ));
         if used > IDLE_MAX {
@@ -226,10 +226,10 @@ fn streams(parent: &Parent, mut group: Group) -> Outcome {
         }
         // All replays are over on all ranks before anyone lets go.
         group.barrier().map_err(unexpected)?;
-        parent.say(format_args!("passed {algorithm} on a stream"));
+        parent.print_line(format_args!("passed {algorithm} on a stream"));
     }
     group.close().map_err(unexpected)?;
-    parent.say("done");
+    parent.print_line("done");
     Ok(())
 }
 
@@ -258,7 +258,7 @@ fn waits(parent: &Parent, mut group: Group) -> Outcome {
     }
     let (busy, _) = run(BUSY_STARTS)?;
     if me != 0 {
-        parent.say(format_args!(
+        parent.print_line(format_args!(
             "figure rank {me}: at least {idle:.1} % of a processor while it waits {waited:.1?}, {busy:.0} % \
              while it gathers"
         ));
@@ -269,7 +269,7 @@ fn waits(parent: &Parent, mut group: Group) -> Outcome {
         }
     }
     group.close().map_err(unexpected)?;
-    parent.say("done");
+    parent.print_line("done");
     Ok(())
 }
 
@@ -280,10 +280,10 @@ fn processor_time() -> Duration {
 }
 
 /// Gathers until a peer is gone; that is an error, and soon.
-fn deserted(parent: &Parent, chapter: Chapter, mut group: Group) -> Outcome {
+fn deserted(parent: &Parent, scenario: Scenario, mut group: Group) -> Outcome {
     let ranks: usize = parent.value("RANKS")?;
-    let known: &[ErrorKind] = match chapter {
-        Chapter::Stopped => &[ErrorKind::Timeout],
+    let known: &[ErrorKind] = match scenario {
+        Scenario::Stopped => &[ErrorKind::Timeout],
         _ => &[ErrorKind::PeerLost, ErrorKind::Aborted],
     };
     let victim = format!("rank {}", ranks - 1);
@@ -299,12 +299,12 @@ fn deserted(parent: &Parent, chapter: Chapter, mut group: Group) -> Outcome {
                 if !known.contains(&kind) || !text.contains(&victim) || took > LOST_WITHIN {
                     return Err(Failure::new(format!("after {took:?}: {text} ({kind})")));
                 }
-                parent.say(format_args!("passed {text}"));
-                parent.say("done");
+                parent.print_line(format_args!("passed {text}"));
+                parent.print_line("done");
                 return Ok(());
             }
         }
-        parent.say("under way");
+        parent.print_line("under way");
         if start.elapsed() > TIMEOUT {
             return Err(Failure::new("nobody was killed or stopped"));
         }
