@@ -148,12 +148,12 @@ impl Survey {
                         count => format!("{count} GPUs"),
                     };
                     let too_many = local_ranks.filter(|ranks| *ranks > devices.len());
-                    if let Some(ranks) = too_many {
+                    if devices.len() < GPUS_MIN && !several_hosts {
+                        format!("{gpus}, expected {GPUS_MIN} or more")
+                    } else if let Some(ranks) = too_many {
                         format!(
                             "{gpus} for {ranks} ranks; name the backend {backend} to share GPUs"
                         )
-                    } else if devices.len() < GPUS_MIN && !several_hosts {
-                        format!("{gpus}, expected {GPUS_MIN} or more")
                     } else {
                         return (backend, vec![gpus]);
                     }

@@ -16,7 +16,7 @@ use crate::deadline::Deadline;
 use crate::engine::{At, Caps, CopyEngine, Flag, Op, StreamOrdered, Ticket};
 use crate::error::{Error, ErrorKind};
 use crate::fabric::{EngineRequirements, Fabric, Link};
-use crate::key::{BackendId, Generation, KeyError, RemoteKey};
+use crate::key::{BackendId, Envelope, Generation, KeyError, RemoteKey};
 use crate::memory::{DmaBuf, Flush, PeerMemory, Region, Role, Space};
 use crate::rank::Rank;
 use crate::wire::{Reader, Writer};
@@ -107,8 +107,9 @@ impl DynRegion {
         typed.or_else(|| (Arc::new(self.clone()) as Arc<dyn Any + Send + Sync>).downcast().ok())
     }
 
+    /// Returns the region with its type, or itself if a fabric around a [`DynFabric`] expects this type.
     fn typed<R: Region>(&self) -> Option<&R> {
-        self.typed.downcast_ref()
+        self.typed.downcast_ref().or_else(|| (self as &dyn Any).downcast_ref())
     }
 }
 
@@ -163,7 +164,7 @@ impl fmt::Debug for DynImport {
 
 /// A remote key of any backend.
 ///
-/// It is encoded as the length of the region and its generation, followed by the backend's key.
+/// It is encoded as the backend's key, followed by the length of the region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DynKey {
     region_bytes: u64,
@@ -173,20 +174,23 @@ pub struct DynKey {
 
 impl DynKey {
     fn of<K: RemoteKey>(key: &K) -> Self {
+        if let Some(key) = (key as &dyn Any).downcast_ref::<Self>() {
+            return key.clone();
+        }
         let (region_bytes, generation) = (key.region_bytes(), key.generation());
         Self { region_bytes, generation, key: key.encode() }
     }
 
     /// Returns the key with its type.
     fn typed<K: RemoteKey>(&self) -> Result<K, KeyError> {
+        let mut same = Some(self.clone());
+        if let Some(key) = (&mut same as &mut dyn Any).downcast_mut::<Option<K>>() {
+            return Ok(key.take().expect("set above"));
+        }
         let key = K::decode(&self.key)?;
-        for (field, seen, of_key) in [
-            ("region bytes before the key", self.region_bytes, key.region_bytes()),
-            ("generation before the key", self.generation.0, key.generation().0),
-        ] {
-            if seen != of_key {
-                return Err(KeyError::Field { field, seen, wanted: "the same as in the key" });
-            }
+        if key.region_bytes() != self.region_bytes {
+            let (field, seen) = ("region bytes behind the key", self.region_bytes);
+            return Err(KeyError::Field { field, seen, wanted: "the same as in the key" });
         }
         Ok(key)
     }
@@ -194,14 +198,16 @@ impl DynKey {
 
 impl RemoteKey for DynKey {
     fn encode(&self) -> Vec<u8> {
-        Writer::new().u64(self.region_bytes).u64(self.generation.0).bytes(&self.key).finish()
+        Writer::new().bytes(&self.key).u64(self.region_bytes).finish()
     }
 
+    /// Checks the envelope. Only the fabric can check the backend and the payload, when it imports the region.
     fn decode(bytes: &[u8]) -> Result<Self, KeyError> {
         let mut reader = Reader::new(bytes);
-        let region_bytes = reader.u64("region bytes before the key")?;
-        let generation = Generation(reader.u64("generation before the key")?);
-        Ok(Self { region_bytes, generation, key: reader.rest().to_vec() })
+        let key = reader.bytes("key", bytes.len().saturating_sub(size_of::<u64>()))?.to_vec();
+        let region_bytes = reader.u64("region bytes behind the key")?;
+        let generation = Envelope::parse(&key)?.generation;
+        Ok(Self { region_bytes, generation, key })
     }
 
     fn region_bytes(&self) -> u64 {

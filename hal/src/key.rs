@@ -59,7 +59,7 @@ impl fmt::Display for BackendId {
 pub struct Generation(pub u64);
 
 /// The bytes that let a peer import a region.
-pub trait RemoteKey: Sized + Send {
+pub trait RemoteKey: Sized + Send + 'static {
     /// The key in its envelope.
     fn encode(&self) -> Vec<u8>;
 
@@ -109,6 +109,18 @@ impl<'a> Envelope<'a> {
     /// # Errors
     /// If they are anything else.
     pub fn open(bytes: &'a [u8], backend: BackendId) -> Result<Self, KeyError> {
+        let envelope = Self::parse(bytes)?;
+        if envelope.backend != backend {
+            return Err(KeyError::Backend { wanted: backend, seen: envelope.backend });
+        }
+        Ok(envelope)
+    }
+
+    /// Opens bytes that claim to be a key of any backend.
+    ///
+    /// # Errors
+    /// Returns what is wrong with them.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, KeyError> {
         let mut reader = Reader::new(bytes);
         let magic = reader.array("magic")?;
         if magic != KEY_MAGIC {
@@ -118,10 +130,7 @@ impl<'a> Envelope<'a> {
         if version != KEY_VERSION {
             return Err(KeyError::Version { seen: version });
         }
-        let seen = BackendId(reader.u16("backend")?);
-        if seen != backend {
-            return Err(KeyError::Backend { wanted: backend, seen });
-        }
+        let backend = BackendId(reader.u16("backend")?);
         let generation = Generation(reader.u64("generation")?);
         let length = reader.u32("payload length")? as usize;
         let payload = reader.bytes("payload", length)?;

@@ -67,6 +67,7 @@ mod suite;
 pub mod middleware {
     pub use peerlane_layers::*;
 
+    pub use crate::harness::erased::Erased;
     pub use crate::harness::layered::Layered;
 }
 

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use peerlane_conformance::middleware::{
-    DelayLayer, DowngradeLayer, FailAtLayer, Layered, StreamLayer, ThrottleLayer, TraceLayer,
-    TraceLog,
+    DelayLayer, DowngradeLayer, Erased, FailAtLayer, Layered, StreamLayer, ThrottleLayer,
+    TraceLayer, TraceLog,
 };
 use peerlane_conformance::{HostHarness, Suite};
 use peerlane_hal::{ErrorKind, Rank};
@@ -61,5 +61,9 @@ fn main() -> ExitCode {
         .with(throttled(ThrottleLayer { bytes_per_second: f64::INFINITY, ..THROTTLE }))
         .with(Layered::new(HostHarness::default(), "streams", |_| StreamLayer::default()))
         .with(Layered::new(HostHarness::default(), "trace", |_| TraceLayer::new(TraceLog::new())))
+        .with(Erased::new(HostHarness::default()))
+        .with(Erased::new(Layered::new(Erased::new(HostHarness::default()), "trace", |_| {
+            TraceLayer::new(TraceLog::new())
+        })))
         .run()
 }

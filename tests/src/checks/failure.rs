@@ -80,15 +80,18 @@ pub fn malformed_keys_are_refused<H: Harness>(harness: &H) -> Outcome {
         }
         let extended = [&key[..], &[0]].concat();
         ensure_undecodable::<H>(&extended, "a key with an extra byte")?;
-        for (field, span) in [("magic", 0..4), ("version", 4..6), ("backend", 6..8)] {
+        for (field, span) in [("magic", 0..4), ("version", 4..6)] {
             for byte in span {
                 let flipped = flip(key, byte, 0xFF);
                 ensure_undecodable::<H>(&flipped, &format!("a key with a foreign {field}"))?;
             }
         }
+        for byte in 6..8 {
+            ensure_refused(me, &flip(key, byte, 0xFF), "a key with a foreign backend")?;
+        }
         let foreign = BackendId(me.fabric.backend().0 ^ 0x4000).0.to_le_bytes();
         let foreign_key = [&KEY_MAGIC[..], &key[4..6], &foreign, &key[8..]].concat();
-        ensure_undecodable::<H>(&foreign_key, "a key of another backend")?;
+        ensure_refused(me, &foreign_key, "a key of another backend")?;
         for (byte, mask) in flips(key.len()) {
             let Ok(flipped) = KeyOf::<H>::decode(&flip(key, byte, mask)) else { continue };
             flipped_import(me, &flipped, &own, &format!("byte {byte} of the key ^ {mask:#04x}"))?;
@@ -106,6 +109,18 @@ fn ensure_undecodable<H: Harness>(bytes: &[u8], what: &str) -> Outcome {
             ensure!(kind == ErrorKind::InvalidKey, "{what}: {error} ({kind}), expected InvalidKey");
             Ok(())
         }
+    }
+}
+
+/// Checks that a key is refused when it is decoded, or when it is imported.
+fn ensure_refused<H: Harness>(me: &Participant<'_, H>, bytes: &[u8], what: &str) -> Outcome {
+    let Ok(key) = KeyOf::<H>::decode(bytes) else {
+        return ensure_undecodable::<H>(bytes, what);
+    };
+    let deadline = Deadline::after(MALFORMED_TIMEOUT.min(me.harness.timeout()));
+    match me.fabric.memory().import(Rank::at(1 - me.me), &key, deadline) {
+        Ok(_) => Err(Failure::new(format!("{what} was imported, expected InvalidKey"))),
+        Err(error) => ensure_kind(&error, &[ErrorKind::InvalidKey], what),
     }
 }
 

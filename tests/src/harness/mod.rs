@@ -8,8 +8,10 @@
 //! | `rdma.rs` | RDMA |
 //! | `staged.rs` | device memory, staged through host memory on a network |
 //! | `layered.rs` | a layer over another harness |
+//! | `erased.rs` | another harness without its types |
 
 pub(crate) mod cuda;
+pub(crate) mod erased;
 pub(crate) mod gpu;
 pub(crate) mod host;
 pub(crate) mod layered;

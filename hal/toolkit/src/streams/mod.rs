@@ -353,7 +353,7 @@ impl<D: StreamDevice> Engine<D> {
     /// Returns whether a stream captures.
     ///
     /// # Errors
-    /// As [`CopyEngine::is_capturing`](peerlane_hal::CopyEngine::is_capturing).
+    /// As [`StreamOrdered::is_capturing`](peerlane_hal::StreamOrdered::is_capturing).
     pub fn is_capturing(&mut self, stream: &Stream) -> Result<bool, D::Error> {
         self.poison.check()?;
         let _entered = self.context.enter()?;
@@ -364,7 +364,7 @@ impl<D: StreamDevice> Engine<D> {
     /// Orders the engine behind a stream of the caller and uses it as the main stream.
     ///
     /// # Errors
-    /// As [`CopyEngine::fork`](peerlane_hal::CopyEngine::fork).
+    /// As [`StreamOrdered::fork`](peerlane_hal::StreamOrdered::fork).
     pub fn fork(&mut self, from: &Stream) -> Result<(), D::Error> {
         self.poison.check()?;
         let _entered = self.context.enter()?;
@@ -384,7 +384,7 @@ impl<D: StreamDevice> Engine<D> {
     /// Orders a stream of the caller behind the engine.
     ///
     /// # Errors
-    /// As [`CopyEngine::join`](peerlane_hal::CopyEngine::join).
+    /// As [`StreamOrdered::join`](peerlane_hal::StreamOrdered::join).
     pub fn join(&mut self, into: &Stream) -> Result<(), D::Error> {
         let forked = self.forked.take();
         self.poison.check()?;
