@@ -158,7 +158,7 @@ impl<D: Fabric> CopyQueue<D> {
     fn open(device: &mut D) -> Result<Self, Error> {
         let engine = device
             .engine(Default::default())
-            .map_err(Error::backend("make an engine of the device"))?;
+            .map_err(Error::backend("create an engine of the device"))?;
         Ok(Self { engine, in_flight: VecDeque::new(), done: Ticket::NONE })
     }
 

@@ -96,7 +96,7 @@ fn too_much_for_one_rank(test_rank: &mut TestRank) -> Outcome {
 fn host_memory(test_rank: &TestRank) -> Outcome {
     let memory = vec![0_u8; BYTES];
     let address = memory.as_ptr() as u64;
-    register(test_rank, address, BYTES, &["wanted device memory", "host memory"])
+    register(test_rank, address, BYTES, &["expected device memory", "host memory"])
 }
 
 fn pinned_memory(test_rank: &TestRank) -> Outcome {

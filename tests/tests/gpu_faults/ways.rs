@@ -64,7 +64,7 @@ pub(crate) fn faults() -> Vec<Fault> {
         let change = |_, player: Player| player.variable("PEERLANE_SIM_DROP_COPIES", "peer");
         let (_hub, mut children) = ranks(driver, "gather", 2, change)?;
         for (rank, text) in words(&mut children)?.iter().enumerate() {
-            let begins = "fell in prepare: unavailable, rank none: make an engine: ";
+            let begins = "fell in prepare: unavailable, rank none: create an engine: ";
             let holds = [&format!("device {rank} ("), "does not arrive", "peer access"];
             says(&format!("rank {rank}"), text, begins, &holds)?;
         }

@@ -18,7 +18,7 @@ fn a_stream_of_another_backend() {
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         assert_eq!(
             error.to_string(),
-            "query the capture of the stream: the stream is of another type, expected peerlane_layers::streams::queue::Stream"
+            "query the capture of the stream: the stream is of another type, expected peerlane_layers::streams::Stream"
         );
         // Nothing has started.
         gather.start_on(&Stream::new()).unwrap().wait().unwrap();

@@ -526,7 +526,7 @@ pub fn probe_signal<D: StreamDevice>(context: &D, target: DevicePtr) -> Result<S
             .and_then(|()| read_word(context, &stream, &page, target))?;
         if copied != PROBE_VALUE {
             return Err(Fault::Unavailable(format!(
-                "a signal from {} to a peer does not arrive: wrote {PROBE_VALUE:#x}, read_word \
+                "a signal from {} to a peer does not arrive: wrote {PROBE_VALUE:#x}, read \
                  {copied:#x}; is peer access between the devices broken?",
                 context.label()
             ))
