@@ -243,11 +243,13 @@ impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
         let mut network = shared.network();
         let mut transport = shared.transport();
         if transport.needs_network() {
-            let engine = network.engine(requirements).map_err(Error::backend("create an engine"))?;
+            let engine =
+                network.engine(requirements).map_err(Error::backend("create an engine"))?;
             transport.set_network(engine);
         }
         if shared.progress_thread.get().is_none() {
-            let parker = network.engine(requirements).map_err(Error::backend("create an engine"))?;
+            let parker =
+                network.engine(requirements).map_err(Error::backend("create an engine"))?;
             // The lock of the transport is held, so no other thread sets it.
             let _ = shared.progress_thread.set(ProgressThread::start(&shared.inner, parker)?);
         }
