@@ -1,7 +1,11 @@
 //! Fills host memory with random shards and compares outputs byte by byte.
 
+use std::ops::Range;
+
 use bytemuck::{cast_slice, cast_slice_mut};
-use peerlane::{AllGather, Element, Rank};
+use peerlane::group::Report;
+use peerlane::trace::Trace;
+use peerlane::{Element, Operation, Rank};
 
 use super::setup::Setup;
 use super::shape::{GAP, destinations};
@@ -20,23 +24,92 @@ pub(super) enum Difference {
     Gap { buffer: usize, element: usize },
 }
 
+/// An operation on host memory, without its element type.
+pub(super) trait HostOperation {
+    /// Starts the operation and waits until the output is complete. Collective.
+    ///
+    /// # Errors
+    /// If the group has failed.
+    fn run(&mut self) -> Result<()>;
+
+    /// Returns how the operation runs.
+    fn report(&self) -> &Report;
+
+    /// Returns the timed steps, if the operation was prepared with a trace.
+    fn trace(&self) -> Option<Trace>;
+
+    /// Returns an output buffer for writing, in bytes.
+    ///
+    /// # Errors
+    /// If the operation is not accessible, for instance after an abort.
+    fn output_buffer_mut(&mut self, buffer: usize) -> Result<&mut [u8]>;
+
+    /// Returns the input of a tensor for writing, in bytes.
+    ///
+    /// # Errors
+    /// If the operation is not accessible.
+    fn input_piece_mut(&mut self, tensor: usize) -> Result<&mut [u8]>;
+
+    /// Returns what a rank has contributed to a tensor of the output, in bytes.
+    ///
+    /// # Errors
+    /// If the operation is not accessible.
+    fn piece(&mut self, tensor: usize, source: Rank) -> Result<&[u8]>;
+
+    /// Returns elements of an output buffer, in bytes.
+    ///
+    /// # Errors
+    /// If the operation is not accessible.
+    fn output_elements(&mut self, buffer: usize, elements: Range<usize>) -> Result<&[u8]>;
+}
+
+impl<T: Element> HostOperation for Operation<T> {
+    fn run(&mut self) -> Result<()> {
+        Ok(Self::run(self)?)
+    }
+
+    fn report(&self) -> &Report {
+        Self::report(self)
+    }
+
+    fn trace(&self) -> Option<Trace> {
+        Self::trace(self)
+    }
+
+    fn output_buffer_mut(&mut self, buffer: usize) -> Result<&mut [u8]> {
+        Ok(cast_slice_mut(Self::output_buffer_mut(self, buffer)?))
+    }
+
+    fn input_piece_mut(&mut self, tensor: usize) -> Result<&mut [u8]> {
+        Ok(cast_slice_mut(Self::input_piece_mut(self, tensor)?))
+    }
+
+    fn piece(&mut self, tensor: usize, source: Rank) -> Result<&[u8]> {
+        Ok(cast_slice(Self::piece(self, tensor, source)?))
+    }
+
+    fn output_elements(&mut self, buffer: usize, elements: Range<usize>) -> Result<&[u8]> {
+        Ok(cast_slice(&Self::output_buffer(self, buffer)?[elements]))
+    }
+}
+
 /// Overwrites the output with a known byte, then fills the shard of this rank.
 ///
 /// # Errors
-/// If the all-gather is not accessible, for instance after an abort.
-pub(super) fn fill<T: Element>(
+/// If the operation is not accessible, for instance after an abort.
+pub(super) fn fill(
     setup: &Setup<'_>,
-    operation: &mut AllGather<T>,
+    operation: &mut dyn HostOperation,
     rank: Rank,
     data: TestData,
 ) -> Result<()> {
     for buffer in 0..setup.options.shape.output_buffers(setup.ranks()) {
-        overwrite(cast_slice_mut(operation.output_buffer_mut(buffer)?));
+        overwrite(operation.output_buffer_mut(buffer)?);
     }
     let numbering = setup.numbering(rank);
     let blocks = setup.options.collective.input_blocks(setup.ranks());
     for tensor in 0..operation.report().tensors {
-        let piece: &mut [u8] = cast_slice_mut(operation.input_piece_mut(tensor)?);
+        let piece = operation.input_piece_mut(tensor)?;
         let block_bytes = (piece.len() / blocks).max(1);
         for (block, bytes) in piece.chunks_mut(block_bytes).enumerate() {
             data.fill(numbering.of_input(tensor + block), bytes);
@@ -48,19 +121,18 @@ pub(super) fn fill<T: Element>(
 /// Compares every byte of the output, and of the gaps of a list.
 ///
 /// # Errors
-/// If the all-gather is not accessible. The inner result is the first difference.
-pub(super) fn compare<T: Element>(
+/// If the operation is not accessible. The inner result is the first difference.
+pub(super) fn compare(
     setup: &Setup<'_>,
-    operation: &mut AllGather<T>,
+    operation: &mut dyn HostOperation,
     (rank, shard_length): (Rank, u64),
     data: TestData,
 ) -> Result<Comparison> {
     let (ranks, tensors) = (setup.ranks(), operation.report().tensors);
     let numbering = setup.numbering(rank);
-    let gathered = operation.gathered()?;
     for tensor in 0..tensors {
         for source in Rank::all(ranks) {
-            let found = cast_slice(gathered.piece(tensor, source)?);
+            let found = operation.piece(tensor, source)?;
             let number = numbering.of_output(tensor * ranks + source.index());
             if let Err(wrong) = data.check(number, found) {
                 return Ok(Err(Difference::Byte(wrong)));
@@ -72,9 +144,9 @@ pub(super) fn compare<T: Element>(
         for destination in destinations(&pieces[0]) {
             let (buffer, gap) = (destination.buffer, destination.offset - GAP..destination.offset);
             let begin = gap.start;
-            let found: &[u8] = cast_slice(&gathered.output_buffer(buffer)?[gap]);
+            let found = operation.output_elements(buffer, gap)?;
             if let Some(at) = found.iter().position(|byte| *byte != UNWRITTEN) {
-                let element = begin + at / T::DTYPE.bytes();
+                let element = begin + at / setup.options.dtype.bytes();
                 return Ok(Err(Difference::Gap { buffer, element }));
             }
         }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use peerlane::Group;
 use peerlane::bootstrap::Bootstrap;
-use peerlane::{AllGather, Element, Group};
 
-use super::content::{self, Comparison};
+use super::content::{self, Comparison, HostOperation};
 use super::limit::{Limit, LimitCopies};
 use super::printer::{Activity, ProgressEvent, Sink};
 use super::row::{self, Measured};
@@ -43,7 +43,7 @@ impl Measurement<'_> {
     ///
     /// # Errors
     /// If an operation fails, or a byte is wrong on any rank.
-    pub(crate) fn size<T: Element>(&mut self, index: usize, shard_length: u64) -> Result<()> {
+    pub(crate) fn size(&mut self, index: usize, shard_length: u64) -> Result<()> {
         let total_bytes = self.total_bytes(shard_length);
         let activity_event = |activity| ProgressEvent::Activity { activity, total_bytes };
         let limit = if self.limit.is_some() {
@@ -52,7 +52,7 @@ impl Measurement<'_> {
         } else {
             None
         };
-        let mut candidates = self.candidates::<T>(shard_length)?;
+        let mut candidates = self.candidates(shard_length)?;
         let data = |round| TestData { seed: self.seed, size: index as u64, round };
         let (before, after) = (data(0), data(1));
         self.report_event(activity_event(Activity::Check))?;
@@ -66,7 +66,7 @@ impl Measurement<'_> {
             if let Some(text) = self.setup.explanation(report) {
                 self.report_event(ProgressEvent::Explanation { text })?;
             }
-            let row = self.row(operation, timing, limit);
+            let row = self.row(&**operation, timing, limit);
             self.report_event(ProgressEvent::Row { row: Box::new(row) })?;
         }
         drop(candidates);
@@ -79,11 +79,11 @@ impl Measurement<'_> {
     ///
     /// # Errors
     /// If the start fails.
-    pub(crate) fn trace<T: Element>(&mut self, shard_length: u64) -> Result<()> {
+    pub(crate) fn trace(&mut self, shard_length: u64) -> Result<()> {
         let total_bytes = self.total_bytes(shard_length);
         self.report_event(ProgressEvent::Activity { activity: Activity::Trace, total_bytes })?;
         let Self { setup, comm, group, .. } = self;
-        let starts = timeline::trace::<T>(setup, comm, group, shard_length)?;
+        let starts = timeline::trace(setup, comm, group, shard_length)?;
         self.report_event(ProgressEvent::Trace { starts })
     }
 
@@ -101,19 +101,18 @@ impl Measurement<'_> {
         limit.measure(copies, *timing_options, comm, group).map(Some)
     }
 
-    fn candidates<T: Element>(&mut self, shard_length: u64) -> Result<Vec<AllGather<T>>> {
+    fn candidates(&mut self, shard_length: u64) -> Result<Vec<Box<dyn HostOperation>>> {
         let Self { setup, group, .. } = self;
         let candidate = |algorithm| {
             let variant = Variant { algorithm, captured: false, traced: false };
-            setup.prepare::<T>(group, shard_length, variant)
+            setup.prepare_on_host(group, shard_length, variant)
         };
         setup.algorithms().into_iter().map(candidate).collect()
     }
 
-    fn time<T: Element>(&mut self, candidates: &mut [AllGather<T>]) -> Result<Vec<Timing>> {
+    fn time(&mut self, candidates: &mut [Box<dyn HostOperation>]) -> Result<Vec<Timing>> {
         let Self { timing_options, comm, group, .. } = self;
-        let mut runs: Vec<_> =
-            candidates.iter_mut().map(|operation| || Ok(operation.run()?)).collect();
+        let mut runs: Vec<_> = candidates.iter_mut().map(|operation| || operation.run()).collect();
         let mut operations: Vec<&mut dyn FnMut() -> Result<()>> =
             runs.iter_mut().map(|run| run as _).collect();
         timing_options.time(comm, group, longest_of_each, &mut operations)
@@ -121,9 +120,9 @@ impl Measurement<'_> {
 
     /// Gathers new data into outputs with a known byte, compares every byte, and exchanges the
     /// result with all ranks.
-    fn check<T: Element>(
+    fn check(
         &mut self,
-        candidates: &mut [AllGather<T>],
+        candidates: &mut [Box<dyn HostOperation>],
         shard_length: u64,
         data: TestData,
     ) -> Result<()> {
@@ -133,11 +132,11 @@ impl Measurement<'_> {
             // With two outputs each start fills the other one. After these starts every output has been
             // overwritten, filled and compared.
             for _ in 0..operation.report().outputs {
-                content::fill(&self.setup, operation, rank, data)?;
+                content::fill(&self.setup, &mut **operation, rank, data)?;
                 operation.run()?;
                 found = found.and(content::compare(
                     &self.setup,
-                    operation,
+                    &mut **operation,
                     (rank, shard_length),
                     data,
                 )?);
@@ -155,9 +154,9 @@ impl Measurement<'_> {
         Ok(())
     }
 
-    fn row<T: Element>(
+    fn row(
         &self,
-        operation: &AllGather<T>,
+        operation: &dyn HostOperation,
         Timing { statistics, iterations }: Timing,
         limit: Option<Duration>,
     ) -> Row {

@@ -2,7 +2,7 @@
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::DynFabric;
-use peerlane::{Element, Group, host};
+use peerlane::{Group, host};
 use peerlane_layers::Wrapped;
 
 use super::backend::{Backend, Selected};
@@ -10,7 +10,7 @@ use super::limit::Limit;
 use super::measure::Measurement;
 use super::options::{Options, settings};
 use super::printer::{ProgressEvent, Sink};
-use super::setup::{Setup, with_dtype};
+use super::setup::Setup;
 use super::timer::TimingOptions;
 use super::topology::RankTopology;
 use super::{gpu, topology};
@@ -97,20 +97,20 @@ fn with_group(context: RankContext<'_>, group: Group, limit_fabrics: Vec<DynFabr
     };
     let timing_options = TimingOptions { warmup: options.warmup, iterations: options.iterations };
     let measurement = Measurement { setup, seed, timing_options, comm, group, limit, sink };
-    with_dtype!(options.dtype, T => sweep::<T>(measurement))
+    sweep(measurement)
 }
 
-fn sweep<T: Element>(mut measurement: Measurement<'_>) -> Result<()> {
+fn sweep(mut measurement: Measurement<'_>) -> Result<()> {
     let options = measurement.setup.options;
     let lengths = options.sweep(measurement.comm.ranks()).shard_lengths();
     measurement.report_event(ProgressEvent::Begin {
         rows: lengths.len() * measurement.setup.algorithms().len(),
     })?;
     for (index, length) in lengths.iter().enumerate() {
-        measurement.size::<T>(index, *length)?;
+        measurement.size(index, *length)?;
     }
     if let Some(length) = lengths.last().filter(|_| options.trace.is_some()) {
-        measurement.trace::<T>(*length)?;
+        measurement.trace(*length)?;
     }
     // Imported regions must be dropped before the peers free them.
     drop(measurement.limit.take());

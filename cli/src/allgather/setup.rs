@@ -12,6 +12,7 @@ use peerlane::topology::Topology;
 use peerlane::{AllGather, Element, Group, Rank};
 
 use super::backend::EngineKind;
+use super::content::HostOperation;
 use super::options::Options;
 use super::topology::{Network, NetworkFabric, RankTopology};
 use crate::calibrate;
@@ -158,6 +159,21 @@ impl<'a> Setup<'a> {
             builder = builder.any_engine();
         }
         Ok(builder.trace(variant.traced).prepare()?)
+    }
+
+    /// Prepares an operation as [`prepare`](Self::prepare), with the element type of the options. Collective.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub(super) fn prepare_on_host(
+        &self,
+        group: &mut Group,
+        shard_length: u64,
+        variant: Variant,
+    ) -> Result<Box<dyn HostOperation>> {
+        with_dtype!(self.options.dtype, T => {
+            Ok(Box::new(self.prepare::<T>(group, shard_length, variant)?) as _)
+        })
     }
 
     /// Returns the shard of every rank in bytes, with `shard_length` elements on average.

@@ -3,10 +3,10 @@
 //! A traced all-gather is prepared in addition to the timed ones. It is slower, because each step
 //! is submitted and observed alone.
 
+use peerlane::Group;
 use peerlane::bootstrap::Bootstrap;
 use peerlane::plan::{Step, Tier};
 use peerlane::trace::{Trace, TracedStart};
-use peerlane::{Element, Group};
 use serde::{Deserialize, Serialize};
 
 use super::setup::{Setup, Variant};
@@ -30,7 +30,7 @@ pub(crate) struct Traced {
 ///
 /// # Errors
 /// If a start fails.
-pub(super) fn trace<T: Element>(
+pub(super) fn trace(
     setup: &Setup<'_>,
     comm: &Comm,
     group: &mut Group,
@@ -39,7 +39,7 @@ pub(super) fn trace<T: Element>(
     let mut starts = Vec::new();
     for algorithm in setup.algorithms() {
         let variant = Variant { algorithm, captured: false, traced: true };
-        let mut operation = setup.prepare::<T>(group, shard_length, variant)?;
+        let mut operation = setup.prepare_on_host(group, shard_length, variant)?;
         for _ in 0..STARTS {
             group.barrier()?;
             operation.run()?;

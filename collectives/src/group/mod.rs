@@ -141,7 +141,7 @@ impl Group {
     /// # Errors
     /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory).
     pub fn allocate<T: Element>(&self, len: usize) -> Result<Buffer<T>, Error> {
-        let bytes = operation::bytes::<T>("len", len)?;
+        let bytes = operation::bytes(T::DTYPE, "len", len)?;
         let region = self.fabric.memory().allocate(bytes, Role::Data);
         region.map(Buffer::new).map_err(|error| Error::of_fabric("allocate a buffer", error))
     }
@@ -171,7 +171,7 @@ impl Group {
         base: std::ptr::NonNull<u8>,
         len: usize,
     ) -> Result<Buffer<T>, Error> {
-        let bytes = operation::bytes::<T>("len", len)?;
+        let bytes = operation::bytes(T::DTYPE, "len", len)?;
         // SAFETY: the caller's.
         let region = unsafe { self.fabric.memory().register(base, bytes, Role::Data) };
         region.map(Buffer::new).map_err(|error| Error::of_fabric("register a buffer", error))

@@ -17,7 +17,7 @@ use super::timer::{StartCounts, StreamTimer};
 use crate::allgather::options::Options;
 use crate::allgather::printer::{Activity, ProgressEvent, Sink};
 use crate::allgather::row::{self, Measured};
-use crate::allgather::setup::{Setup, Variant, with_dtype};
+use crate::allgather::setup::{Setup, Variant};
 use crate::allgather::timeline;
 use crate::error::Result;
 use crate::ranks::comm::Comm;
@@ -152,9 +152,7 @@ impl GpuMeasurement<'_> {
         let total_bytes = self.total_bytes(shard_length);
         self.report_event(ProgressEvent::Activity { activity: Activity::Trace, total_bytes })?;
         let Self { setup, comm, group, .. } = self;
-        let starts = with_dtype!(setup.options.dtype, T => {
-            timeline::trace::<T>(setup, comm, group, shard_length)
-        })?;
+        let starts = timeline::trace(setup, comm, group, shard_length)?;
         self.report_event(ProgressEvent::Trace { starts })
     }
 

@@ -1,8 +1,11 @@
 //! Options of operations.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
+
+use peerlane_hal::DynRegion;
 
 use super::Operation;
 use super::method::Method;
@@ -11,31 +14,40 @@ use super::request::Target;
 use super::shards::Shards;
 use crate::collective::Collective;
 use crate::cost::Links;
-use crate::element::Element;
+use crate::element::{DType, Element};
 use crate::error::Error;
 use crate::group::Group;
 use crate::group::buffer::Buffer;
 use crate::group::window::{Inner, Window};
 use crate::plan::Algorithm;
 
+/// The description of an operation, from the builder to the prepared plan.
+pub(super) struct OperationSpec {
+    /// The name of the constructor, equal on all ranks.
+    pub(super) operation: &'static str,
+    pub(super) collective: Collective,
+    pub(super) dtype: DType,
+    pub(super) shards: Shards,
+    pub(super) target: Target,
+    pub(super) method: Method,
+    pub(super) in_place: bool,
+    pub(super) outputs: Option<u32>,
+    pub(super) capturable: bool,
+    pub(super) any_engine: bool,
+    pub(super) strict: bool,
+    pub(super) traced: bool,
+    pub(super) timeout: Duration,
+    pub(super) inputs: Vec<DynRegion>,
+    /// A window, and the element at which the input begins there.
+    pub(super) source: Option<(Arc<Inner>, usize)>,
+    pub(super) output_buffers: Vec<DynRegion>,
+}
+
 /// Describes an operation; [`prepare`](Self::prepare) makes it ready to start.
 pub struct OperationBuilder<'g, T> {
     group: &'g mut Group,
-    operation: &'static str,
-    collective: Collective,
-    shards: Shards,
-    target: Target,
-    method: Method,
-    in_place: bool,
-    outputs: Option<u32>,
-    capturable: bool,
-    any_engine: bool,
-    strict: bool,
-    traced: bool,
-    timeout: Duration,
-    inputs: Vec<Buffer<T>>,
-    source: Option<(Arc<Inner>, usize)>,
-    output_buffers: Vec<Buffer<T>>,
+    spec: OperationSpec,
+    elements: PhantomData<T>,
 }
 
 impl<'g, T: Element> OperationBuilder<'g, T> {
@@ -48,10 +60,10 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         target: Target,
     ) -> Self {
         let (timeout, strict) = (group.timeout(), group.strict);
-        Self {
-            group,
+        let spec = OperationSpec {
             operation,
             collective,
+            dtype: T::DTYPE,
             shards,
             target,
             method: Method::default(),
@@ -65,20 +77,21 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
             inputs: Vec::new(),
             source: None,
             output_buffers: Vec::new(),
-        }
+        };
+        Self { group, spec, elements: PhantomData }
     }
 
     /// Sets the algorithm; by default the one that is [predicted](crate::cost::choose) to be the fastest.
     #[must_use]
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
-        self.method.algorithm = Some(algorithm);
+        self.spec.method.algorithm = Some(algorithm);
         self
     }
 
     /// Sets the number of chunks of a block; by default the number that is predicted to be the fastest.
     #[must_use]
     pub fn chunks(mut self, chunks: u32) -> Self {
-        self.method.chunks = Some(chunks);
+        self.spec.method.chunks = Some(chunks);
         self
     }
 
@@ -87,7 +100,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     /// They must be equal on all ranks. The default is the links of the [group](Group::links).
     #[must_use]
     pub fn links(mut self, links: Links) -> Self {
-        self.method.links = Some(links);
+        self.spec.method.links = Some(links);
         self
     }
 
@@ -96,7 +109,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     /// The output can be a list, several tensors or a range of a window. An all-to-all cannot run in place.
     #[must_use]
     pub fn in_place(mut self) -> Self {
-        self.in_place = true;
+        self.spec.in_place = true;
         self
     }
 
@@ -108,7 +121,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     /// some ranks supply buffers, all ranks must set this.
     #[must_use]
     pub fn outputs(mut self, outputs: u32) -> Self {
-        self.outputs = Some(outputs);
+        self.spec.outputs = Some(outputs);
         self
     }
 
@@ -119,7 +132,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     /// ends, its waits are released and its output is undefined.
     #[must_use]
     pub fn capturable(mut self) -> Self {
-        self.capturable = true;
+        self.spec.capturable = true;
         self
     }
 
@@ -130,7 +143,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     /// engine, or on [`capturable`](Self::capturable) operations.
     #[must_use]
     pub fn any_engine(mut self) -> Self {
-        self.any_engine = true;
+        self.spec.any_engine = true;
         self
     }
 
@@ -140,7 +153,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     /// [`capturable`](Self::capturable) operation.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
-        self.strict = strict;
+        self.spec.strict = strict;
         self
     }
 
@@ -150,14 +163,14 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     /// to each other, and not how fast the operation is. It excludes [`capturable`](Self::capturable).
     #[must_use]
     pub fn trace(mut self, trace: bool) -> Self {
-        self.traced = trace;
+        self.spec.traced = trace;
         self
     }
 
     /// Sets the timeout of a start; by default the timeout of the group.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.spec.timeout = timeout;
         self
     }
 
@@ -170,14 +183,14 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     /// Sets the input buffers: one with the pieces of all tensors one after another, or one for each tensor.
     #[must_use]
     pub fn input_buffers(mut self, inputs: Vec<Buffer<T>>) -> Self {
-        self.inputs = inputs;
+        self.spec.inputs = inputs.into_iter().map(Buffer::into_region).collect();
         self
     }
 
     /// Uses a range of a window as the input, starting at element `begin`.
     #[must_use]
     pub fn input_from(mut self, window: &Window<T>, begin: usize) -> Self {
-        self.source = Some((Arc::clone(&window.inner), begin));
+        self.spec.source = Some((Arc::clone(&window.inner), begin));
         self
     }
 
@@ -192,7 +205,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     /// For a list, these are the buffers that its destinations count. Bytes outside the destinations are not touched.
     #[must_use]
     pub fn output_buffers(mut self, outputs: Vec<Buffer<T>>) -> Self {
-        self.output_buffers = outputs;
+        self.spec.output_buffers = outputs.into_iter().map(Buffer::into_region).collect();
         self
     }
 
@@ -205,33 +218,17 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument); [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory); the
     /// reason why the group has ended.
     pub fn prepare(self) -> Result<Operation<T>, Error> {
-        let wish = prepare::Wish {
-            operation: self.operation,
-            collective: self.collective,
-            shards: self.shards,
-            target: self.target,
-            method: self.method,
-            in_place: self.in_place,
-            outputs: self.outputs,
-            capturable: self.capturable,
-            any_engine: self.any_engine,
-            strict: self.strict,
-            traced: self.traced,
-            timeout: self.timeout,
-            inputs: self.inputs,
-            source: self.source,
-            output_buffers: self.output_buffers,
-        };
-        prepare::prepare(self.group, wish)
+        let (finished, uses) = prepare::prepare(self.group, self.spec)?;
+        Ok(Operation::new(finished, uses))
     }
 }
 
 impl<T> fmt::Debug for OperationBuilder<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OperationBuilder")
-            .field("operation", &self.operation)
-            .field("shards", &self.shards)
-            .field("method", &self.method)
+            .field("operation", &self.spec.operation)
+            .field("shards", &self.spec.shards)
+            .field("method", &self.spec.method)
             .finish_non_exhaustive()
     }
 }

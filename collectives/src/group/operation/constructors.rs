@@ -257,8 +257,8 @@ impl Group {
     /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch), naming the rank and the field that differs;
     /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory); the group's end.
     pub fn window<T: Element>(&mut self, len: usize) -> Result<Window<T>, Error> {
-        let bytes = shards::bytes::<T>("window_len", len);
-        window::open(self, None, bytes)
+        let bytes = shards::bytes(T::DTYPE, "window_len", len);
+        window::open(self, T::DTYPE, None, bytes).map(Window::new)
     }
 
     /// Opens a window over memory of the caller, which has the same length on every rank. Collective.
@@ -266,7 +266,7 @@ impl Group {
     /// # Errors
     /// As [`window`](Self::window).
     pub fn window_over<T: Element>(&mut self, buffer: Buffer<T>) -> Result<Window<T>, Error> {
-        let bytes = shards::bytes::<T>("window_len", buffer.len());
-        window::open(self, Some(buffer), bytes)
+        let bytes = shards::bytes(T::DTYPE, "window_len", buffer.len());
+        window::open(self, T::DTYPE, Some(buffer.into_region()), bytes).map(Window::new)
     }
 }

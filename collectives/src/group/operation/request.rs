@@ -7,7 +7,7 @@ use std::sync::Arc;
 use peerlane_hal::{ErrorKind, Rank};
 
 use super::shards::{self, Destination};
-use crate::element::Element;
+use crate::element::DType;
 use crate::error::Error;
 use crate::group::shared::Shared;
 use crate::group::window::{Extent, Inner};
@@ -57,7 +57,8 @@ pub(super) struct Request {
 impl Request {
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming what does not fit.
-    pub(super) fn new<T: Element>(
+    pub(super) fn new(
+        dtype: DType,
         asked: &Asked<'_>,
         layout: &Layout,
         me: Rank,
@@ -72,8 +73,8 @@ impl Request {
             outputs: 1,
             windows: BTreeMap::new(),
         };
-        request.set_input::<T>(asked, layout, me, group)?;
-        request.set_output::<T>(asked, layout, group)?;
+        request.set_input(dtype, asked, layout, me, group)?;
+        request.set_output(dtype, asked, layout, group)?;
         request.places.check(layout, me)?;
         match &request.extents[..] {
             [one, two] if one.conflicts(two) => Err(invalid(format!(
@@ -85,8 +86,9 @@ impl Request {
         }
     }
 
-    fn set_input<T: Element>(
+    fn set_input(
         &mut self,
+        dtype: DType,
         asked: &Asked<'_>,
         layout: &Layout,
         me: Rank,
@@ -99,15 +101,16 @@ impl Request {
         }
         let Some((window, begin)) = asked.source else { return Ok(()) };
         let bytes = layout.input_bytes(me);
-        let len = usize::try_from(bytes).unwrap_or(usize::MAX) / T::DTYPE.bytes();
+        let len = usize::try_from(bytes).unwrap_or(usize::MAX) / dtype.bytes();
         let part = Part { window: Arc::clone(window), range: *begin..begin.saturating_add(len) };
-        let spot = self.enter::<T>(BufferId::INPUT, &part, false, group)?;
+        let spot = self.enter(dtype, BufferId::INPUT, &part, false, group)?;
         self.places.input = InputPlacement::Contiguous(spot);
         Ok(())
     }
 
-    fn set_output<T: Element>(
+    fn set_output(
         &mut self,
+        dtype: DType,
         asked: &Asked<'_>,
         layout: &Layout,
         group: &Arc<Shared>,
@@ -120,7 +123,7 @@ impl Request {
             }
             Target::Buffers => {}
             Target::List(destinations) => {
-                let spots = shards::spots::<T>(destinations, layout.ranks())?;
+                let spots = shards::spots(dtype, destinations, layout.ranks())?;
                 let used = spots.iter().map(|spot| spot.buffer + 1).max().unwrap_or(1);
                 let given = count(asked.outputs);
                 if given > 0 && used > given {
@@ -135,9 +138,9 @@ impl Request {
                 self.outputs = used.max(given);
             }
             Target::Window(part) => {
-                let spot = self.enter::<T>(BufferId::OUTPUT, part, true, group)?;
+                let spot = self.enter(dtype, BufferId::OUTPUT, part, true, group)?;
                 let len = usize::try_from(layout.total_bytes()).unwrap_or(usize::MAX);
-                debug_assert_eq!(len, part.range.len() * T::DTYPE.bytes());
+                debug_assert_eq!(len, part.range.len() * dtype.bytes());
                 self.places.output = OutputPlacement::Contiguous(spot);
                 self.fields.push(("window".to_owned(), part.window.number.to_string()));
                 self.fields.push(("begin of the range".to_owned(), part.range.start.to_string()));
@@ -147,8 +150,9 @@ impl Request {
     }
 
     /// Takes a range of a window as a buffer; where it begins.
-    fn enter<T: Element>(
+    fn enter(
         &mut self,
+        dtype: DType,
         buffer: BufferId,
         part: &Part,
         writes: bool,
@@ -158,7 +162,7 @@ impl Request {
         if !Arc::ptr_eq(&window.shared, group) {
             return Err(invalid("the window is of another group".to_owned()));
         }
-        let bytes = window.bytes_of::<T>(range)?;
+        let bytes = window.bytes_of(dtype, range)?;
         let spot = BufferPosition { buffer: 0, offset: bytes.start };
         self.extents.push(Extent { window: window.number, bytes, writes });
         self.windows.insert(buffer, Arc::clone(window));

@@ -3,7 +3,7 @@
 
 use peerlane_hal::{ErrorKind, Rank};
 
-use crate::element::Element;
+use crate::element::DType;
 use crate::error::Error;
 use crate::layout::{BUFFERS_MAX, BufferPosition, Layout, Lengths};
 
@@ -36,13 +36,13 @@ pub(in crate::group) enum Shards {
 impl Shards {
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming what does not fit.
-    pub(super) fn layout<T: Element>(&self, ranks: usize, chunks: u32) -> Result<Layout, Error> {
+    pub(super) fn layout(&self, dtype: DType, ranks: usize, chunks: u32) -> Result<Layout, Error> {
         let tensors = match self {
             Self::Equal(len) => {
-                vec![Lengths::equal(ranks, bytes::<T>("shard_len", *len)?)?]
+                vec![Lengths::equal(ranks, bytes(dtype, "shard_len", *len)?)?]
             }
             Self::Root(root, len) => {
-                let bytes = bytes::<T>("len", *len)?;
+                let bytes = bytes(dtype, "len", *len)?;
                 let of_rank = |rank| if rank == *root { bytes } else { 0 };
                 vec![Lengths::of(&Rank::all(ranks).map(of_rank).collect::<Vec<_>>())?]
             }
@@ -52,19 +52,19 @@ impl Shards {
                 )));
             }
             Self::Shared(len) => {
-                vec![Lengths::equal(ranks, bytes::<T>("shard_len", len / ranks)?)?]
+                vec![Lengths::equal(ranks, bytes(dtype, "shard_len", len / ranks)?)?]
             }
-            Self::Uneven(lens) => vec![uneven::<T>("shard_lens", lens, ranks)?],
+            Self::Uneven(lens) => vec![uneven(dtype, "shard_lens", lens, ranks)?],
             Self::Tensors(lens) => (0..)
                 .zip(lens)
                 .map(|(index, &len): (usize, _)| {
-                    Lengths::equal(ranks, bytes::<T>(&format!("tensor_lens[{index}]"), len)?)
+                    Lengths::equal(ranks, bytes(dtype, &format!("tensor_lens[{index}]"), len)?)
                 })
                 .collect::<Result<_, Error>>()?,
             Self::UnevenTensors(lens) => (0..)
                 .zip(lens)
                 .map(|(index, lens): (usize, _)| {
-                    uneven::<T>(&format!("tensor_lens[{index}]"), lens, ranks)
+                    uneven(dtype, &format!("tensor_lens[{index}]"), lens, ranks)
                 })
                 .collect::<Result<_, Error>>()?,
         };
@@ -117,30 +117,31 @@ fn named(name: &str, lengths: &Lengths, add: &mut impl FnMut(String, u64)) {
     add(format!("the digest of {name}"), digest);
 }
 
-fn uneven<T: Element>(name: &str, lens: &[usize], ranks: usize) -> Result<Lengths, Error> {
+fn uneven(dtype: DType, name: &str, lens: &[usize], ranks: usize) -> Result<Lengths, Error> {
     if lens.len() != ranks {
         let text =
             format!("{name} has {} lengths, expected one for each of {ranks} ranks", lens.len());
         return Err(invalid(text));
     }
-    let of_rank = |(rank, &len)| bytes::<T>(&format!("{name}[{rank}]"), len);
+    let of_rank = |(rank, &len)| bytes(dtype, &format!("{name}[{rank}]"), len);
     let bytes: Vec<u64> = lens.iter().enumerate().map(of_rank).collect::<Result<_, Error>>()?;
     Lengths::of(&bytes)
 }
 
 /// `len` elements in bytes.
-pub(in crate::group) fn bytes<T: Element>(name: &str, len: usize) -> Result<u64, Error> {
-    let bytes = len.checked_mul(T::DTYPE.bytes()).filter(|bytes| isize::try_from(*bytes).is_ok());
+pub(in crate::group) fn bytes(dtype: DType, name: &str, len: usize) -> Result<u64, Error> {
+    let bytes = len.checked_mul(dtype.bytes()).filter(|bytes| isize::try_from(*bytes).is_ok());
     bytes
         .map(|bytes| bytes as u64)
-        .ok_or_else(|| invalid(format!("{name} is {len}, too many elements of {}", T::DTYPE)))
+        .ok_or_else(|| invalid(format!("{name} is {len}, too many elements of {dtype}")))
 }
 
 /// The spots of a list.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument): not one for each rank, or too far away.
-pub(super) fn spots<T: Element>(
+pub(super) fn spots(
+    dtype: DType,
     destinations: &[Destination],
     ranks: usize,
 ) -> Result<Vec<BufferPosition>, Error> {
@@ -158,7 +159,7 @@ pub(super) fn spots<T: Element>(
                 "destinations[{shard}].buffer is {seen}, expected less than {BUFFERS_MAX}"
             ))
         })?;
-        let offset = bytes::<T>(&format!("destinations[{shard}].offset"), to.offset)?;
+        let offset = bytes(dtype, &format!("destinations[{shard}].offset"), to.offset)?;
         Ok(BufferPosition { buffer, offset })
     };
     destinations.iter().enumerate().map(spot).collect()
@@ -175,7 +176,7 @@ mod tests {
     fn fields(lens: Vec<usize>) -> Vec<(String, String)> {
         let ranks = lens.len();
         let shards = Shards::Uneven(lens);
-        shards.fields(&shards.layout::<u8>(ranks, 1).unwrap())
+        shards.fields(&shards.layout(DType::U8, ranks, 1).unwrap())
     }
 
     #[test]

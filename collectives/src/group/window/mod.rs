@@ -19,7 +19,7 @@ pub(in crate::group) use open::open;
 pub use slice::{WindowSlice, WindowSliceMut};
 pub(crate) use users::{Active, Activity, Entry, Extent, Users};
 
-use crate::element::Element;
+use crate::element::{DType, Element};
 use crate::error::Error;
 use crate::group::place::Place;
 use crate::group::shared::Shared;
@@ -68,12 +68,13 @@ impl Inner {
     }
 
     /// The bytes of elements, all of which must be there.
-    pub(in crate::group) fn bytes_of<T: Element>(
+    pub(in crate::group) fn bytes_of(
         &self,
+        dtype: DType,
         range: &Range<usize>,
     ) -> Result<Range<u64>, Error> {
         let Range { start, end } = *range;
-        let size = T::DTYPE.bytes();
+        let size = dtype.bytes();
         let len = usize::try_from(self.local.region().bytes()).unwrap_or(usize::MAX) / size;
         if start > end || end > len {
             let text = format!(
@@ -87,7 +88,7 @@ impl Inner {
 }
 
 impl<T: Element> Window<T> {
-    fn new(inner: Inner) -> Self {
+    pub(in crate::group) fn new(inner: Inner) -> Self {
         Self { inner: Arc::new(inner), elements: PhantomData }
     }
 
@@ -106,7 +107,7 @@ impl<T: Element> Window<T> {
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they are not all in the window.
     pub fn place(&self, range: Range<usize>) -> Result<Place, Error> {
-        let bytes = self.inner.bytes_of::<T>(&range)?;
+        let bytes = self.inner.bytes_of(T::DTYPE, &range)?;
         Ok(Place::within(self.inner.local.region(), bytes.start, bytes.end - bytes.start))
     }
 
@@ -117,7 +118,7 @@ impl<T: Element> Window<T> {
     /// operation that writes them is under way, or if only a device can read them; the group's end:
     /// then the bytes are worthless.
     pub fn slice(&self, range: Range<usize>) -> Result<WindowSlice<'_, T>, Error> {
-        let bytes = self.inner.bytes_of::<T>(&range)?;
+        let bytes = self.inner.bytes_of(T::DTYPE, &range)?;
         WindowSlice::borrow(&self.inner, bytes)
     }
 
@@ -126,7 +127,7 @@ impl<T: Element> Window<T> {
     /// # Errors
     /// As [`slice`](Self::slice), for any operation that uses them.
     pub fn slice_mut(&self, range: Range<usize>) -> Result<WindowSliceMut<'_, T>, Error> {
-        let bytes = self.inner.bytes_of::<T>(&range)?;
+        let bytes = self.inner.bytes_of(T::DTYPE, &range)?;
         WindowSliceMut::borrow(&self.inner, bytes)
     }
 }

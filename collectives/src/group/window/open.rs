@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use peerlane_hal::{Deadline, ErrorKind, Rank};
+use peerlane_hal::{Deadline, DynRegion, ErrorKind, Rank};
 
-use super::{Inner, Window};
-use crate::element::Element;
+use super::Inner;
+use crate::element::DType;
 use crate::error::Error;
 use crate::group::Group;
 use crate::group::agreement::{Offer, agree};
-use crate::group::buffer::Buffer;
 use crate::group::options::blob;
 use crate::group::side::{Keys, Side};
 use crate::run::buffers::BufferId;
@@ -22,11 +21,12 @@ const WINDOW: BufferId = BufferId::OUTPUT;
 type Sides<'g> = Vec<Side<'g>>;
 
 /// Opens a window. If `bytes` is an error, all ranks get it.
-pub(in crate::group) fn open<T: Element>(
+pub(in crate::group) fn open(
     group: &mut Group,
-    given: Option<Buffer<T>>,
+    dtype: DType,
+    given: Option<DynRegion>,
     bytes: Result<u64, Error>,
-) -> Result<Window<T>, Error> {
+) -> Result<Inner, Error> {
     group.shared.check()?;
     group.windows += 1;
     let (number, me, topology) = (group.windows, group.rank(), group.topology.clone());
@@ -36,7 +36,7 @@ pub(in crate::group) fn open<T: Element>(
 
     let drafted = bytes.and_then(|bytes| {
         let sides = sides(group, given, bytes)?;
-        Ok((offer::<T>(&sides, bytes)?, (sides, bytes)))
+        Ok((offer(dtype, &sides, bytes)?, (sides, bytes)))
     });
     let (offer, mut draft) = match drafted {
         Ok((offer, draft)) => (Ok(offer), Ok(draft)),
@@ -53,17 +53,13 @@ pub(in crate::group) fn open<T: Element>(
     imported?;
     let mut lent = draft?.0.into_iter().map(|side| side.share(WINDOW));
     let local = lent.next().expect("there is a local fabric");
-    Ok(Window::new(Inner { number, local, network: lent.next(), users, shared }))
+    Ok(Inner { number, local, network: lent.next(), users, shared })
 }
 
-fn sides<T: Element>(
-    group: &mut Group,
-    given: Option<Buffer<T>>,
-    bytes: u64,
-) -> Result<Sides<'_>, Error> {
+fn sides(group: &mut Group, given: Option<DynRegion>, bytes: u64) -> Result<Sides<'_>, Error> {
     let mut local = Side::new(&mut group.fabric);
     match given {
-        Some(buffer) => local.insert(WINDOW, buffer.into_region()),
+        Some(buffer) => local.insert(WINDOW, buffer),
         None => local.allocate(WINDOW, bytes)?,
     }
     let mut sides = vec![local];
@@ -75,10 +71,10 @@ fn sides<T: Element>(
     Ok(sides)
 }
 
-fn offer<T: Element>(sides: &Sides<'_>, bytes: u64) -> Result<Offer, Error> {
+fn offer(dtype: DType, sides: &Sides<'_>, bytes: u64) -> Result<Offer, Error> {
     let mut offer = Offer::default()
         .field("operation", "window")
-        .field("dtype", T::DTYPE)
+        .field("dtype", dtype)
         .field("window_bytes", bytes);
     for side in sides {
         let keys = side.keys(&[WINDOW])?;
