@@ -174,18 +174,18 @@ mod tests {
             ("a/src/b/c.rs", ""),
             ("a/src/bc.rs", ""),
             ("a/src/d/mod.rs", ""),
-            ("hal/host/src/engine.rs", ""),
-            ("hal/host/src/engine/x.rs", ""),
+            ("tests/tests/streams.rs", ""),
+            ("tests/tests/streams/x.rs", ""),
         ]);
         assert_eq!(texts(&check(&tree)), ["a/src/b.rs:1 the module has submodules in a/src/b/"]);
     }
 
     #[test]
     fn an_exception_without_a_use_is_named() {
-        let tree = Tree::of(&[("hal/toolkit/src/b.rs", "trait Place {}")]);
+        let tree = Tree::of(&[("tests/tests/b.rs", "trait Way {}")]);
         let unused = unused_exceptions(&tree);
-        assert!(unused.contains(&"noun hal/toolkit/ way"), "{unused:?}");
-        assert!(!unused.contains(&"noun hal/toolkit/ place"), "{unused:?}");
-        assert!(unused.contains(&"module hal/host/src/engine.rs"), "{unused:?}");
+        assert!(unused.contains(&"noun tests/simulated-driver/ place"), "{unused:?}");
+        assert!(!unused.contains(&"noun tests/tests/ way"), "{unused:?}");
+        assert!(unused.contains(&"module tests/tests/streams.rs"), "{unused:?}");
     }
 }
