@@ -421,7 +421,7 @@ mod tests {
             (signal(&flags, 1, 1), "signalled flag spans 8 bytes from offset 8, the region has 8"),
             (
                 signal(&dst, 0, 1),
-                "the signalled flag lies in a region registered as Data, wanted Flags",
+                "the signalled flag lies in a region registered as Data, expected Flags",
             ),
             (wait, "a wait was submitted to an engine without queued_wait; poll the flag instead"),
             (
@@ -435,7 +435,7 @@ mod tests {
         }
         let long = vec![signal(&flags, 0, 1); SLICE_OPS_MAX + 1];
         let error = submit(&mut engine, &long).expect_err("too long").to_string();
-        assert_eq!(error, "a slice has 257 ops, wanted at most slice_ops_max = 256");
+        assert_eq!(error, "a slice has 257 ops, expected at most slice_ops_max = 256");
         assert_eq!((runtime.state().log.len(), engine.queue.len()), (0, 0));
         // The engine still works.
         submit(&mut engine, &long[..SLICE_OPS_MAX]).expect("the slice has the largest length");
