@@ -41,7 +41,7 @@ const ONE_STREAM_BYTES_MAX: u64 = 512 << 10;
 /// Largest self copy that goes over the link. Up to this size the launch of a kernel costs the host more
 /// time than the transfer (docs/perf/cuda-submission.md).
 const OWN_LINK_BYTES_MAX: u64 = 256 << 10;
-/// The same limit in a graph, where a separate self copy also costs a branch.
+/// The limit of [`OWN_LINK_BYTES_MAX`] in a captured graph, where a separate self copy also adds a branch.
 const OWN_LINK_CAPTURED_BYTES_MAX: u64 = 512 << 10;
 /// Number of side streams in a capture. A graph with the self copy on a third branch ran its branches one
 /// after the other.

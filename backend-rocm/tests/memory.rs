@@ -125,7 +125,7 @@ fn keys_of_freed_memory_and_of_other_backends_are_rejected() {
     let mut foreign = key.encode();
     foreign[6] = 2;
     let error = Key::decode(&foreign).unwrap_err();
-    assert_eq!(error.to_string(), "remote key is of backend cuda, wanted rocm");
+    assert_eq!(error.to_string(), "remote key is of backend cuda, expected rocm");
 }
 
 #[test]

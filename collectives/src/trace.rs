@@ -14,7 +14,7 @@ pub struct Trace {
     pub rank: u32,
     /// The lanes in which this rank has work.
     pub lanes: Vec<TracedLane>,
-    /// The starts, in order.
+    /// The traced starts, in order of execution.
     pub starts: Vec<TracedStart>,
     /// Whether later steps are missing because there were too many.
     pub is_cut: bool,

@@ -1,8 +1,7 @@
-//! Remote keys: what travels out of band so that a peer can import a region.
+//! Remote keys: the bytes with which a peer imports a region.
 //!
-//! Every backend's key is sealed in the same envelope: magic, version, backend, generation, length
-//! and payload, little-endian. Whoever receives one can say what it is before any backend looks at
-//! the payload.
+//! Every backend's key is in the same envelope: magic, version, backend, generation, length and payload, little-endian. A
+//! receiver can identify a key before a backend reads the payload.
 
 use std::fmt;
 
@@ -14,9 +13,9 @@ pub const KEY_MAGIC: [u8; 4] = *b"PLRK";
 /// The version of the envelope that this build writes and reads.
 pub const KEY_VERSION: u16 = 1;
 
-/// The number of a backend, as keys and addresses carry it.
+/// The number of a backend in keys and addresses.
 ///
-/// Numbers below 0x8000 are given out by this crate; a backend that lives elsewhere takes one above.
+/// This crate assigns the numbers below 0x8000. A backend outside of this repository uses a larger one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BackendId(pub u16);
 
@@ -29,10 +28,10 @@ impl BackendId {
     pub const ROCM: Self = Self(3);
     /// RDMA verbs.
     pub const RDMA: Self = Self(4);
-    /// No backend: memory of a device that goes through the host, on a network of any backend.
+    /// Device memory that is staged through host memory, on a network of any backend.
     pub const STAGED: Self = Self(5);
 
-    /// The backend's name, as the program's `--backend` takes it.
+    /// Returns the backend's name, which the program's `--backend` accepts.
     pub const fn name(self) -> &'static str {
         match self {
             Self::HOST => "host",
@@ -54,41 +53,41 @@ impl fmt::Display for BackendId {
     }
 }
 
-/// Tells two registrations apart, also at the same address; never reused by a process.
+/// Identifies a registration. A process never reuses one, even for the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(pub u64);
 
 /// The bytes that let a peer import a region.
 pub trait RemoteKey: Sized + Send + 'static {
-    /// The key in its envelope.
+    /// Returns the key in its envelope.
     fn encode(&self) -> Vec<u8>;
 
-    /// Parses a peer's bytes; never panics, whatever they are.
+    /// Parses the bytes of a peer. It never panics.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// Returns what is wrong with them.
     fn decode(bytes: &[u8]) -> Result<Self, KeyError>;
 
-    /// The length of the region in bytes.
+    /// Returns the length of the region in bytes.
     fn region_bytes(&self) -> u64;
 
-    /// Which registration it names.
+    /// Returns the registration that the key names.
     fn generation(&self) -> Generation;
 }
 
 /// The envelope of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope<'a> {
-    /// Whose payload it is.
+    /// The backend of the payload.
     pub backend: BackendId,
-    /// Which registration it names.
+    /// The registration that the key names.
     pub generation: Generation,
-    /// The backend's own fields.
+    /// The fields of the backend.
     pub payload: &'a [u8],
 }
 
 impl<'a> Envelope<'a> {
-    /// Seals a payload.
+    /// Encodes the envelope and the payload.
     ///
     /// # Panics
     /// If the payload is longer than 4 GiB.
@@ -104,10 +103,10 @@ impl<'a> Envelope<'a> {
             .finish()
     }
 
-    /// Opens bytes that claim to be a key of `backend`.
+    /// Decodes the envelope of a key of `backend`.
     ///
     /// # Errors
-    /// If they are anything else.
+    /// Returns what is wrong with the bytes.
     pub fn open(bytes: &'a [u8], backend: BackendId) -> Result<Self, KeyError> {
         let envelope = Self::parse(bytes)?;
         if envelope.backend != backend {
@@ -116,7 +115,7 @@ impl<'a> Envelope<'a> {
         Ok(envelope)
     }
 
-    /// Opens bytes that claim to be a key of any backend.
+    /// Decodes the envelope of a key of any backend.
     ///
     /// # Errors
     /// Returns what is wrong with them.
@@ -141,19 +140,19 @@ impl<'a> Envelope<'a> {
     }
 }
 
-/// Why bytes are not a usable key.
+/// The reason why bytes are not a usable key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
     /// The bytes end too early.
     #[error("remote key is truncated: {0}")]
     Truncated(#[from] Truncated),
-    /// The bytes are no key at all.
+    /// The bytes are not a key.
     #[error(
-        "remote key is foreign: it starts with {magic:02x?}, wanted {KEY_MAGIC:02x?} (\"PLRK\")"
+        "remote key is foreign: it starts with {magic:02x?}, expected {KEY_MAGIC:02x?} (\"PLRK\")"
     )]
     Foreign {
-        /// What they start with.
+        /// The first bytes.
         magic: [u8; 4],
     },
     /// The key was written by another version of Peerlane.
@@ -165,27 +164,27 @@ pub enum KeyError {
         seen: u16,
     },
     /// The key is of another backend.
-    #[error("remote key is of backend {seen}, wanted {wanted}")]
+    #[error("remote key is of backend {seen}, expected {wanted}")]
     Backend {
-        /// Who was asked to read it.
+        /// The backend that reads it.
         wanted: BackendId,
-        /// Who wrote it.
+        /// The backend that wrote it.
         seen: BackendId,
     },
-    /// Bytes are left over.
+    /// Bytes follow the payload.
     #[error("remote key has {bytes} bytes too many")]
     Trailing {
-        /// How many.
+        /// The number of these bytes.
         bytes: usize,
     },
-    /// A field holds a value that no key can have.
-    #[error("remote key field {field} is {seen}, wanted {wanted}")]
+    /// A field has an invalid value.
+    #[error("remote key field {field} is {seen}, expected {wanted}")]
     Field {
-        /// The field.
+        /// The name of the field.
         field: &'static str,
-        /// What it holds.
+        /// Its value.
         seen: u64,
-        /// What it may hold.
+        /// The valid values.
         wanted: &'static str,
     },
 }
@@ -225,9 +224,9 @@ mod tests {
         let text = |bytes: &[u8]| Envelope::open(bytes, BackendId::CUDA).unwrap_err().to_string();
         assert_eq!(
             text(b"ELF\x7f and more bytes"),
-            "remote key is foreign: it starts with [45, 4c, 46, 7f], wanted [50, 4c, 52, 4b] (\"PLRK\")"
+            "remote key is foreign: it starts with [45, 4c, 46, 7f], expected [50, 4c, 52, 4b] (\"PLRK\")"
         );
-        assert_eq!(text(&sealed()), "remote key is of backend host, wanted cuda");
+        assert_eq!(text(&sealed()), "remote key is of backend host, expected cuda");
         let mut newer = sealed();
         newer[4] = 9;
         assert_eq!(

@@ -1,16 +1,16 @@
-//! Reading and writing the few fixed-width fields of keys and addresses, little-endian.
+//! Reads and writes the fixed-width fields of keys and addresses, little-endian.
 //!
-//! A peer's bytes are parsed here once, at the edge, and never index or allocate by what they say.
+//! Lengths that a peer sends are checked against the bytes that are there before they are used.
 
-/// The bytes ended before a field.
+/// The bytes end before a field is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field} wants {wanted} bytes, {left} are left")]
+#[error("{field} needs {wanted} bytes, {left} are left")]
 pub struct Truncated {
     /// The field that was read.
     pub field: &'static str,
     /// Its width in bytes.
     pub wanted: usize,
-    /// What there was.
+    /// The bytes that were left.
     pub left: usize,
 }
 
@@ -19,7 +19,7 @@ pub struct Truncated {
 pub struct Writer(Vec<u8>);
 
 impl Writer {
-    /// An empty buffer.
+    /// Creates an empty buffer.
     pub fn new() -> Self {
         Self::default()
     }
@@ -49,13 +49,13 @@ impl Writer {
         self.bytes(&value.to_le_bytes())
     }
 
-    /// The buffer.
+    /// Returns the buffer.
     pub fn finish(self) -> Vec<u8> {
         self.0
     }
 }
 
-/// Takes fields off a slice.
+/// Reads fields from a slice.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a>(&'a [u8]);
 
@@ -111,13 +111,13 @@ impl<'a> Reader<'a> {
         self.array(field).map(u64::from_le_bytes)
     }
 
-    /// What is left.
+    /// Returns the bytes that are left.
     pub const fn rest(&self) -> &'a [u8] {
         self.0
     }
 }
 
-/// FNV-1a: against accidents, not against enemies.
+/// Returns the FNV-1a checksum, which detects accidents and no attacks.
 pub fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -141,6 +141,6 @@ mod tests {
     #[test]
     fn a_short_slice_names_the_field() {
         let error = Reader::new(&[0; 3]).u64("generation").unwrap_err();
-        assert_eq!(error.to_string(), "generation wants 8 bytes, 3 are left");
+        assert_eq!(error.to_string(), "generation needs 8 bytes, 3 are left");
     }
 }

@@ -261,7 +261,7 @@ fn links(
     Ok(Some(options.node_options.between(network_fabric, calibration.unwrap_or_else(known))))
 }
 
-/// Returns the links of the given calibration.
+/// Loads the links from the `--calibration` file, or returns `None` without the option.
 fn calibration(options: &Options, backend: &str, ranks: usize) -> Result<Option<Links>> {
     let Some(path) = &options.algorithm.calibration else { return Ok(None) };
     // Virtual nodes are ranks of this machine, which were calibrated as one node.

@@ -112,7 +112,7 @@ impl ShapeOptions {
     }
 }
 
-/// Returns the destinations of the shards of a list, the same on every rank.
+/// Returns where `--list` puts each shard: in reverse rank order, in two buffers, with gaps.
 pub(super) fn destinations(lengths: &[usize]) -> Vec<Destination> {
     let mut ends = [GAP; LIST_BUFFERS];
     let mut destinations = vec![Destination::default(); lengths.len()];

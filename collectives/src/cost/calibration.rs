@@ -167,7 +167,7 @@ pub struct Sample {
     pub in_place: bool,
     /// The number of outputs.
     pub outputs: u32,
-    /// The order of flags.
+    /// The order of signals and waits relative to copies.
     pub flags: FlagOrder,
     /// Whether network lanes reached the other nodes.
     pub tiers: bool,
@@ -213,7 +213,7 @@ pub struct Residual {
     pub in_place: bool,
     /// The number of outputs.
     pub outputs: u32,
-    /// The order of flags.
+    /// The order of signals and waits relative to copies.
     pub flags: FlagOrder,
     /// Whether network lanes reached the other nodes.
     pub tiers: bool,

@@ -80,7 +80,7 @@ pub(super) fn of_all(offers: &[Offer], index: usize) -> Result<Links, Error> {
             slowest.network = links.network;
         }
     }
-    slowest.ok_or_else(|| Error::new(ErrorKind::Mismatch, "no rank has said what its links give"))
+    slowest.ok_or_else(|| Error::new(ErrorKind::Mismatch, "no rank has reported its links"))
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use crate::group::agreement::Offer;
 use crate::group::options::blob;
 use crate::topology::Topology;
 
-/// Its index among an offer's data.
-const SAID: usize = 3;
+/// The index of the encoded [`FabricReport`] among the data of an offer.
+const REPORT: usize = 3;
 /// Bytes of the memory that is registered as a trial: a page.
 const PROBE_BYTES: u64 = 4096;
 
@@ -40,13 +40,13 @@ pub(super) fn staged(
 
 /// What a rank reports of its local fabric to the other ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Said {
+pub(super) struct FabricReport {
     pub(super) backend: String,
     /// The reason why the network cannot register its memory, if it cannot.
     pub(super) refusal: Option<String>,
 }
 
-impl Said {
+impl FabricReport {
     pub(super) fn encode(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("plain data always encodes")
     }
@@ -54,8 +54,9 @@ impl Said {
     /// Returns the reports of all ranks.
     pub(super) fn all(offers: &[Offer]) -> Result<Vec<Self>, Error> {
         let said = |(peer, offer)| {
-            postcard::from_bytes(blob(offer, peer, SAID)?).map_err(|error| {
-                let text = format!("what rank {peer} says of its fabric cannot be read: {error}");
+            postcard::from_bytes(blob(offer, peer, REPORT)?).map_err(|error| {
+                let text =
+                    format!("the report of rank {peer} about its fabric cannot be read: {error}");
                 Error::new(ErrorKind::Mismatch, text).with_peer(peer)
             })
         };
@@ -64,13 +65,13 @@ impl Said {
 }
 
 /// Returns whether the local fabrics belong to several backends.
-pub(super) fn is_mixed(said: &[Said]) -> bool {
+pub(super) fn is_mixed(said: &[FabricReport]) -> bool {
     said.windows(2).any(|pair| pair[0].backend != pair[1].backend)
 }
 
 /// # Errors
 /// If ranks of one node have local fabrics of two backends.
-pub(super) fn check_backends(topology: &Topology, said: &[Said]) -> Result<(), Error> {
+pub(super) fn check_backends(topology: &Topology, said: &[FabricReport]) -> Result<(), Error> {
     for node in 0..topology.nodes() {
         let members = topology.members(Rank::at(node).0);
         let first = members[0];
@@ -92,8 +93,8 @@ pub(super) fn check_backends(topology: &Topology, said: &[Said]) -> Result<(), E
 mod tests {
     use super::*;
 
-    fn said(backends: &[&str]) -> Vec<Said> {
-        let said = |backend: &&str| Said { backend: (*backend).to_owned(), refusal: None };
+    fn said(backends: &[&str]) -> Vec<FabricReport> {
+        let said = |backend: &&str| FabricReport { backend: (*backend).to_owned(), refusal: None };
         backends.iter().map(said).collect()
     }
 
@@ -113,17 +114,17 @@ mod tests {
 
     #[test]
     fn what_is_said_survives_the_wire_and_nonsense_is_named() {
-        let one = Said { backend: "cuda".into(), refusal: Some("no dma-bufs".into()) };
+        let one = FabricReport { backend: "cuda".into(), refusal: Some("no dma-bufs".into()) };
         let offer = |bytes: Vec<u8>| {
             let empty = Offer::default().blob(Vec::new()).blob(Vec::new()).blob(Vec::new());
             empty.blob(bytes)
         };
-        assert_eq!(Said::all(&[offer(one.encode())]).unwrap(), std::slice::from_ref(&one));
+        assert_eq!(FabricReport::all(&[offer(one.encode())]).unwrap(), std::slice::from_ref(&one));
         for bytes in [Vec::new(), vec![0xff; 3]] {
-            let error = Said::all(&[offer(one.encode()), offer(bytes)]).unwrap_err();
+            let error = FabricReport::all(&[offer(one.encode()), offer(bytes)]).unwrap_err();
             assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(Rank(1))));
         }
-        let error = Said::all(&[Offer::default()]).unwrap_err();
-        assert_eq!(error.to_string(), "rank 0 sent 0 items, wanted more than 3");
+        let error = FabricReport::all(&[Offer::default()]).unwrap_err();
+        assert_eq!(error.to_string(), "rank 0 sent 0 items, expected more than 3");
     }
 }

@@ -13,7 +13,7 @@ use crate::group::Group;
 use crate::group::agreement::{Offer, agree};
 use crate::group::links;
 use crate::group::network;
-use crate::group::network::Said;
+use crate::group::network::FabricReport;
 use crate::group::shared::Shared;
 use crate::topology::Topology;
 
@@ -123,7 +123,7 @@ impl GroupOptions {
         let offers = agree(&shared, "open", offer, deadline)?;
         let topology = self.topology.map_or_else(|| of_hosts(&offers), Ok);
         let is_tiered = network.is_some();
-        let said = if is_tiered { Said::all(&offers)? } else { Vec::new() };
+        let said = if is_tiered { FabricReport::all(&offers)? } else { Vec::new() };
         let staged = said.iter().any(|said| said.refusal.is_some());
         let mut joined = topology.and_then(|topology| {
             if is_tiered {
@@ -147,7 +147,7 @@ impl GroupOptions {
             };
             Ok((topology, network))
         });
-        // What a rank is reached by follows from what stands around its network.
+        // Staging changes the addresses of the network fabrics.
         let restaged = if staged {
             let address = |(_, network): &(_, Option<DynFabric>)| {
                 let address = network.as_ref().map(|network| network.address());
@@ -254,7 +254,7 @@ impl GroupOptions {
             .blob(local.address());
         Ok(match network {
             Some(network) => {
-                let said = Said { backend: name(local), refusal };
+                let said = FabricReport { backend: name(local), refusal };
                 offer.blob(network.address()).blob(said.encode())
             }
             None => offer,
@@ -308,7 +308,7 @@ fn of_hosts(offers: &[Offer]) -> Result<Topology, Error> {
 pub(super) fn blob(offer: &Offer, peer: Rank, index: usize) -> Result<&[u8], Error> {
     offer.blobs.get(index).map(Vec::as_slice).ok_or_else(|| {
         let text =
-            format!("rank {peer} sent {} items, wanted more than {index}", offer.blobs.len());
+            format!("rank {peer} sent {} items, expected more than {index}", offer.blobs.len());
         Error::new(ErrorKind::Mismatch, text).with_peer(peer)
     })
 }
@@ -317,7 +317,7 @@ pub(super) fn blob(offer: &Offer, peer: Rank, index: usize) -> Result<&[u8], Err
 /// If it is zero.
 pub(super) fn check_timeout(timeout: Duration) -> Result<(), Error> {
     if timeout.is_zero() {
-        let text = "timeout is 0 s, wanted more; nothing can finish in no time";
+        let text = "timeout is 0 s, expected more";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     Ok(())

@@ -168,7 +168,7 @@ impl Watch {
         let (flag, writer) = (wait.flag, self.writers.of(wait.flag));
         let text = format!(
             "within {timeout:?}: rank {rank} waited for \"{flag}\" from rank {writer}, saw epoch \
-             {seen}, wanted {epoch}"
+             {seen}, expected {epoch}"
         );
         self.record(Cause::Timeout, Some(writer), &flag.to_string(), &text)
     }

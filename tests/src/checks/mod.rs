@@ -1,4 +1,4 @@
-//! Checks the contract: one file for each section, one public function for each bold sentence.
+//! Checks of `hal/CONTRACT.md`: one module for each section, and one public function for each sentence in bold.
 //!
 //! Lanes and streams have no bold sentence: what the contract says about them binds the executor.
 

@@ -53,14 +53,14 @@ fn a_rank_beyond_the_last() {
 #[test]
 fn no_time_to_open() {
     let results = on_ranks(2, |bootstrap| open(bootstrap, Duration::ZERO).map(drop));
-    assert_snapshot!(all_said(results), @"all: invalid argument, no rank: timeout is 0 s, wanted more; nothing can finish in no time");
+    assert_snapshot!(all_said(results), @"all: invalid argument, no rank: timeout is 0 s, expected more");
     let results = on_ranks(3, |bootstrap| {
         let timeout = if bootstrap.rank() == Rank(1) { Duration::ZERO } else { LONG };
         open(bootstrap, timeout).map(drop)
     });
     assert_snapshot!(all_said(results), @r"
     rank 0: peer lost, rank 1: rank 1 is lost: its handle was dropped without a goodbye
-    rank 1: invalid argument, no rank: timeout is 0 s, wanted more; nothing can finish in no time
+    rank 1: invalid argument, no rank: timeout is 0 s, expected more
     rank 2: peer lost, rank 1: rank 1 is lost: its handle was dropped without a goodbye
     ");
 }
@@ -72,8 +72,8 @@ fn no_time_to_finish() {
         group.all_gather(4).timeout(timeout).prepare()
     });
     assert_snapshot!(text, @r"
-    rank 0: aborted, rank 1: all-gather 1: rank 1 failed (invalid argument): timeout is 0 s, wanted more; nothing can finish in no time
-    rank 1: invalid argument, no rank: timeout is 0 s, wanted more; nothing can finish in no time
+    rank 0: aborted, rank 1: all-gather 1: rank 1 failed (invalid argument): timeout is 0 s, expected more
+    rank 1: invalid argument, no rank: timeout is 0 s, expected more
     ");
 }
 

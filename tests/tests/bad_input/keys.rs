@@ -43,10 +43,10 @@ fn truncated_foreign_and_of_another_backend() {
         let refused = text(host::Key::decode(&key[..length]));
         assert!(refused.starts_with("invalid key: remote key is truncated: "), "{refused}");
     }
-    assert_snapshot!(text(host::Key::decode(&key[..3])), @"invalid key: remote key is truncated: magic wants 4 bytes, 3 are left");
-    assert_snapshot!(text(host::Key::decode(b"GIF89a, and so on")), @r#"invalid key: remote key is foreign: it starts with [47, 49, 46, 38], wanted [50, 4c, 52, 4b] ("PLRK")"#);
+    assert_snapshot!(text(host::Key::decode(&key[..3])), @"invalid key: remote key is truncated: magic needs 4 bytes, 3 are left");
+    assert_snapshot!(text(host::Key::decode(b"GIF89a, and so on")), @r#"invalid key: remote key is foreign: it starts with [47, 49, 46, 38], expected [50, 4c, 52, 4b] ("PLRK")"#);
     let envelope = Envelope { backend: BackendId::CUDA, generation: Generation(1), payload: &[] };
-    assert_snapshot!(text(host::Key::decode(&envelope.seal())), @"invalid key: remote key is of backend cuda, wanted host");
+    assert_snapshot!(text(host::Key::decode(&envelope.seal())), @"invalid key: remote key is of backend cuda, expected host");
     let longer = [&key[..], &[0]].concat();
     assert_snapshot!(text(host::Key::decode(&longer)), @"invalid key: remote key has 1 bytes too many");
 }

@@ -123,7 +123,7 @@ pub(crate) struct LinkInfo {
     pub(crate) idle: Option<SdmaSet>,
     /// Number of general engines of the GPU that copies.
     pub(crate) general: u32,
-    /// Number of its engines made for XGMI.
+    /// Number of XGMI SDMA engines of the GPU that copies.
     pub(crate) xgmi: u32,
     /// Index of this link among those that share the engines.
     pub(crate) index: usize,

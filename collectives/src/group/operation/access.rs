@@ -17,7 +17,7 @@ use crate::run::buffers::{BufferId, Start};
 pub(super) type Bytes = (BufferId, Range<u64>);
 
 impl<T: Element> Operation<T> {
-    /// Returns the input, to be filled before a start, after waiting for a start that is still open.
+    /// Returns the input for writing. If an earlier start is not complete, waits for it first.
     ///
     /// # Errors
     /// The reason why the group has ended, or if only a device can write the input, it is not contiguous (then use

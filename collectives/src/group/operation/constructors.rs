@@ -192,7 +192,7 @@ impl Group {
         OperationBuilder::new(self, operation, Collective::AllGather, shards, target)
     }
 
-    /// Describes a broadcast of `len` elements from rank `root` to all ranks, to prepare it.
+    /// Describes a broadcast of `len` elements from rank `root` to all ranks.
     ///
     /// On the root the input has `len` elements; on other ranks it is empty. In place, there is no input, and the root
     /// fills the output before a start.
@@ -225,7 +225,7 @@ impl Group {
         )
     }
 
-    /// Describes an all-to-all of blocks of `block_len` elements, to prepare it.
+    /// Describes an all-to-all in which every rank sends `block_len` elements to every rank.
     ///
     /// The input of each rank consists of one block for every rank, in rank order. The output consists of one block
     /// from every rank, in rank order. It cannot run in place.

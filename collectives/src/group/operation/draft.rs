@@ -25,7 +25,7 @@ use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 use crate::verify::{self, Budget};
 
-/// The group, as far as an operation needs it.
+/// The parts of the group that an operation needs.
 pub(super) struct Ground {
     pub(super) rank: Rank,
     pub(super) topology: Topology,

@@ -1,4 +1,4 @@
-//! Properties of a device that regions, the stream engine and the fabric need in addition to the calls.
+//! Traits that a backend implements for its device in addition to the driver calls: for regions, the stream engine and the fabric.
 
 use std::fmt;
 use std::hash::Hash;

@@ -120,7 +120,7 @@ impl<D: RegionDevice> Memory<D> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Permits imports of regions of `peer`, if they belong to this owner. `unreachable` is the reason why
+    /// Records the process and device of `peer`, so that regions of this owner can be imported. `unreachable` is the reason why
     /// its device and this one do not reach each other; memory that is allocated from now on is then host
     /// memory.
     pub(super) fn connect(&self, peer: Rank, owner: Owner, unreachable: Option<String>) {
