@@ -1,4 +1,4 @@
-//! Which RDMA network cards this machine has, their ports and addresses.
+//! Lists the RDMA NICs of this machine, with their ports and addresses.
 
 mod affinity;
 mod choice;
@@ -20,64 +20,62 @@ pub(crate) use choice::{Place, choose};
 pub use gid::{Gid, GidKind};
 pub use trial::{DmabufRefusal, try_dmabuf};
 
-/// An RDMA network card.
+/// An RDMA NIC.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Device {
-    /// Its name, such as `mlx5_0` or `rxe0`.
+    /// The name, such as `mlx5_0` or `rxe0`.
     pub name: String,
-    /// Its firmware's version; empty for software devices.
+    /// The version of the firmware; empty for software devices.
     pub firmware: String,
-    /// Its number in the fabric.
+    /// The GUID of the node.
     pub node_guid: u64,
-    /// Where it is plugged in, such as `0000:17:00.0`; none for software devices.
+    /// The PCI address, such as `0000:17:00.0`; `None` for software devices.
     pub pci: Option<String>,
-    /// The most queue pairs.
+    /// The largest number of queue pairs.
     pub queue_pairs_max: u32,
-    /// The most bytes of one registration.
+    /// The largest size of a registration in bytes.
     pub region_bytes_max: u64,
-    /// Interrupts that completions may be spread over.
+    /// The number of interrupts over which completions can be spread.
     pub completion_vectors: u32,
-    /// Its ports, from number 1.
+    /// The ports, from number 1.
     pub ports: Vec<Port>,
 }
 
-/// A port of a card.
+/// A port of a NIC.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Port {
-    /// Its number, from 1.
+    /// The number, from 1.
     pub number: u8,
-    /// Whether it can be used now.
+    /// Whether the port is active.
     pub active: bool,
-    /// What the library calls its state.
+    /// The name of the state in libibverbs.
     pub state: &'static str,
-    /// What it is plugged into.
+    /// The link layer.
     pub link: LinkLayer,
     /// The largest packet's payload in bytes.
     pub mtu_bytes: u32,
-    /// Bytes per second and direction by width and speed; what a software device says of itself means
-    /// little.
+    /// The bandwidth in bytes per second and direction, from link width and speed. The value of a software device means little.
     pub bytes_per_second: Option<f64>,
     /// The largest single message in bytes.
     pub message_bytes_max: u32,
-    /// Its addresses.
+    /// The addresses of the port.
     pub gids: Vec<Gid>,
 }
 
-/// The network behind a port.
+/// The link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LinkLayer {
     /// InfiniBand.
     InfiniBand,
-    /// Ethernet: RoCE.
+    /// Ethernet, with RoCE.
     Ethernet,
-    /// Something else.
+    /// Another link layer.
     Other,
 }
 
 impl Port {
-    /// The address that is taken unless one is chosen: with RoCE the best that other hosts reach, with
-    /// InfiniBand the first.
+    /// Returns the address that is used by default: with RoCE the best one that other hosts reach, with InfiniBand the first.
     pub fn best_gid(&self) -> Option<Gid> {
         if self.link != LinkLayer::Ethernet {
             return self.gids.first().copied();
@@ -88,17 +86,17 @@ impl Port {
     }
 }
 
-/// The RDMA network cards of this machine; none where the kernel has no RDMA.
+/// Lists the RDMA NICs of this machine. The list is empty if the kernel has no RDMA.
 ///
 /// # Errors
-/// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): libibverbs is missing or too old, or a device
-/// may not be opened.
+/// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): libibverbs is missing or too old, or a device cannot be
+/// opened.
 pub fn discover() -> Result<Vec<Device>, Error> {
     let contexts = sys::open_all(sys::library()?, |_, _| true)?;
     contexts.iter().map(describe).collect()
 }
 
-/// A device, asked for everything.
+/// Queries everything about a device.
 pub(crate) fn describe(context: &Arc<Context>) -> Result<Device, Error> {
     let attributes = context.attributes()?;
     let ports = (1..=attributes.phys_port_cnt)
@@ -163,7 +161,7 @@ fn mtu_bytes(mtu: ibv_mtu) -> u32 {
     128_u32.checked_shl(mtu.0).filter(|_| (1..=5).contains(&mtu.0)).unwrap_or(0)
 }
 
-/// Width times speed, as the InfiniBand specification numbers them.
+/// Returns link width times speed, as the InfiniBand specification numbers them.
 fn bytes_per_second(port: &ibv_port_attr) -> Option<f64> {
     let lanes = match port.active_width {
         1 => 1.0,

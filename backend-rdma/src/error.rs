@@ -1,4 +1,4 @@
-//! What went wrong, and the system's or the card's code.
+//! The errors of the RDMA backend.
 
 use std::sync::Arc;
 
@@ -9,26 +9,26 @@ use peerlane_toolkit::device::Fault;
 use peerlane_toolkit::mapping::MappingError;
 use rustix::io::Errno;
 
-/// The status of a completion, as the library names it.
+/// The status of a failed completion.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text} (status {code})")]
 pub struct VerbsStatus {
     /// The number of `enum ibv_wc_status`.
     pub code: u32,
-    /// The library's words.
+    /// The text of libibverbs.
     pub text: String,
-    /// What the provider adds; 0 where it says nothing.
+    /// The code of the vendor; 0 if there is none.
     pub vendor: u32,
 }
 
-/// The RDMA backend's error.
+/// An error of the RDMA backend.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A call of libibverbs, or of the operating system, was refused.
+    /// A call of libibverbs or of the operating system failed.
     #[error("{call} on {place}: {errno}{}", hint(*.errno))]
     Verbs {
-        /// The function.
+        /// The name of the function.
         call: &'static str,
         /// The device, such as `rxe0`.
         place: Arc<str>,
@@ -36,24 +36,24 @@ pub enum Error {
         #[source]
         errno: Errno,
     },
-    /// Something that was posted failed.
+    /// A posted request failed.
     #[error(
         "{what} rank {peer} at {address} failed on {place}: {status}{}{trouble}",
         advice(status)
     )]
     Completion {
-        /// What was under way, such as `a put to`.
+        /// The kind of the request, such as `a put to`.
         what: &'static str,
-        /// The other side.
+        /// The peer.
         peer: Rank,
-        /// Its address.
+        /// The address of the peer.
         address: String,
-        /// The device here.
+        /// The device of this rank.
         place: Arc<str>,
-        /// How it ended.
+        /// The status of the completion.
         #[source]
         status: VerbsStatus,
-        /// What else is known of the device here; empty if nothing.
+        /// More about the state of the device; empty if there is nothing.
         trouble: String,
     },
     /// The device stopped working.
@@ -61,10 +61,10 @@ pub enum Error {
     DeviceLost {
         /// The device.
         place: Arc<str>,
-        /// What it said.
+        /// The event that the device reported.
         event: String,
     },
-    /// Memory cannot be locked for the card.
+    /// Memory cannot be locked for the NIC.
     #[error(
         "cannot register {bytes} bytes with {place}: {errno}; registered memory is locked: see \
          `ulimit -l` (memlock), wanted unlimited, and the free memory of this machine"
@@ -78,17 +78,17 @@ pub enum Error {
         #[source]
         errno: Errno,
     },
-    /// Memory of a device that the card does not reach.
+    /// The NIC cannot access this device memory.
     #[error("cannot register {bytes} bytes of a device with {place}: {reasons}")]
     OfDevice {
         /// How many bytes.
         bytes: u64,
-        /// The card.
+        /// The NIC.
         place: Arc<str>,
-        /// What stands against each way.
+        /// The reason for each method.
         reasons: String,
     },
-    /// A device does not make visible what has come.
+    /// Received data cannot be made visible to the device.
     #[error("what has come for memory of a device is not visible there: {0}")]
     Flush(String),
     /// The queue has no room for the slice.
@@ -101,7 +101,7 @@ pub enum Error {
         /// Ops in the slice.
         wanted: usize,
     },
-    /// What goes wrong in the same way with every vendor.
+    /// An error that all backends share.
     #[error(transparent)]
     Fault(#[from] Fault),
 }
@@ -143,22 +143,22 @@ fn kind_of(status: &VerbsStatus) -> ErrorKind {
 }
 
 impl Error {
-    /// A library, device, port or permission is not there, in words that say what to do.
+    /// Creates an error of kind `Unavailable`. The text says what to do.
     pub(crate) fn unavailable(text: impl Into<String>) -> Self {
         Fault::Unavailable(text.into()).into()
     }
 
-    /// Two sides that must agree do not.
+    /// Creates an error of kind `Mismatch`.
     pub(crate) fn mismatch(text: impl Into<String>) -> Self {
         Fault::Mismatch(text.into()).into()
     }
 
-    /// An argument can never be right.
+    /// Creates an error of kind `InvalidArgument`.
     pub(crate) fn argument(text: impl Into<String>) -> Self {
         Fault::Argument(text.into()).into()
     }
 
-    /// The key is of rank `seen`, the caller said `wanted`.
+    /// Creates the error of a key of rank `seen` where one of rank `wanted` was expected.
     pub(crate) fn foreign_key(wanted: Rank, seen: Rank) -> Self {
         Fault::ForeignKey { wanted: format!("rank {wanted}"), seen: format!("rank {seen}") }.into()
     }
@@ -170,13 +170,13 @@ impl Error {
         ))
     }
 
-    /// A call that set `errno`.
+    /// Creates the error of a call that set `errno`.
     pub(crate) fn last(call: &'static str, place: &Arc<str>) -> Self {
         let errno = Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO);
         Self::Verbs { call, place: Arc::clone(place), errno }
     }
 
-    /// A call that answered an `errno`, with either sign, or -1 and set it.
+    /// Creates the error of a call that returned an `errno` with either sign, or returned -1 and set `errno`.
     pub(crate) fn of_answer(call: &'static str, place: &Arc<str>, answer: i32) -> Self {
         match answer {
             -1 => Self::last(call, place),

@@ -1,10 +1,9 @@
-//! The way to reach peers: a port of one card, or of several.
+//! Connects a rank to its peers over a port of a NIC, or over several.
 //!
-//! An address names a small TCP service of the rank. To connect is to open a connection to it and to
-//! say the token of the address; over this connection a rank asks whether memory still lives when it
-//! imports a key, and opens the other end of an engine's queue pairs, one a peer, when an op first
-//! names that peer. So engines may be made at any time and in any order, only those ranks are connected
-//! that talk to each other, and a rank that ends takes the other ends of its queue pairs with it.
+//! An address names a small TCP service of the rank. To connect, a peer opens a connection to the service and sends the token of
+//! the address. It uses the connection to ask whether a region still exists when it imports a key, and to open the other end of an
+//! engine's queue pairs, one per peer, when an op first names that peer. So engines can be created at any time and in any order,
+//! only ranks that communicate are connected, and a rank that ends takes the other ends of its queue pairs with it.
 
 mod address;
 mod alarm;
@@ -44,13 +43,13 @@ pub(crate) use streams::{
     Immediate, MESSAGE_BYTES, Message, NUMBERS_MAX, STEP_MAX, STRANDS_MAX, Strand,
 };
 
-/// What the fabric, its thread, its memory and its engines have in common.
+/// The state that the fabric, its service thread, its memory and its engines share.
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) rank: Rank,
     pub(crate) ranks: usize,
     pub(crate) options: Options,
-    /// The first is that of `Options::device`; leads are on it.
+    /// The NICs; the first is that of `Options::device` and carries the primary queue pairs.
     pub(crate) cards: Arc<[Card]>,
     pub(crate) arrivals: Arrivals,
     token: [u8; 16],
@@ -58,7 +57,7 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    /// The first card's port.
+    /// Returns the port of the first NIC.
     fn place(&self) -> &Place {
         &self.cards[0].place
     }
@@ -70,19 +69,19 @@ impl Inner {
         self.arrivals.wake();
     }
 
-    /// How many queue pairs an engine has to a peer with so many cards.
+    /// Returns the number of queue pairs that an engine has to a peer with `peer_cards` NICs.
     pub(crate) fn strands(&self, peer_cards: usize) -> usize {
         let cards = self.cards.len().max(peer_cards);
         (self.options.queue_pairs as usize * cards).min(STRANDS_MAX)
     }
 
-    /// Whether the device still works.
+    /// Checks that the device still works.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.lost.get().cloned().map_or(Ok(()), Err)
     }
 }
 
-/// The same with the thread, which ends with the last of these.
+/// The shared state with the service thread, which ends when the last of these is dropped.
 #[derive(Debug)]
 pub(crate) struct Shared {
     service: Service,
@@ -90,10 +89,10 @@ pub(crate) struct Shared {
     peers: Mutex<Vec<Option<Arc<Peer>>>>,
 }
 
-/// A connected peer.
+/// The connection to a peer.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// `None` for oneself.
+    /// `None` for this rank itself.
     pub(crate) control: Option<Arc<Control>>,
 }
 
@@ -116,7 +115,7 @@ impl Shared {
         Ok(found.ok_or(Fault::NotConnected { peer })?)
     }
 
-    /// How many queue pairs an engine has on one card if it talks to every connected peer; at least 1.
+    /// Returns the number of queue pairs that an engine has on one NIC if it uses every connected peer; at least 1.
     pub(crate) fn pairs_max(&self) -> u32 {
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let cards = self.inner.cards.len();
@@ -126,7 +125,7 @@ impl Shared {
     }
 }
 
-/// A port of an RDMA network card, or several, as one rank.
+/// Connects a rank to its peers over a port of an RDMA NIC, or over several.
 #[derive(Debug)]
 pub struct Fabric {
     memory: Memory,
@@ -137,14 +136,14 @@ impl Fabric {
     /// Opens the fabric as `rank` of `ranks` on the first device that has an active port.
     ///
     /// # Errors
-    /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): no library, no device, no active port, no
+    /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): there is no library, no device, no active port, no
     /// address that other hosts reach, or no permission;
-    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument): no such rank, port or address.
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument): the rank, port or address does not exist.
     pub fn open(rank: Rank, ranks: usize) -> Result<Self, Error> {
         Self::open_with(rank, ranks, Options::default())
     }
 
-    /// The same, with options.
+    /// Opens the fabric with options.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -176,15 +175,15 @@ impl Fabric {
         Ok(Self { memory, address: address.encode() })
     }
 
-    /// The first device on which this rank is, as it is now.
+    /// Returns the first device of this rank, with its current state.
     ///
     /// # Errors
-    /// The device does not answer.
+    /// If the device does not answer.
     pub fn device(&self) -> Result<Device, Error> {
         device::describe(&self.inner().place().context)
     }
 
-    /// Where this rank listens for its peers.
+    /// Returns the address at which this rank listens for its peers.
     pub fn service(&self) -> std::net::SocketAddr {
         self.memory.shared.service.at
     }
@@ -194,7 +193,7 @@ impl Fabric {
     }
 }
 
-/// The cards that the options want, the first one in front.
+/// Opens the NICs of the options, in order.
 fn open_cards(options: &Options) -> Result<Arc<[Card]>, Error> {
     let open = |device: &DeviceChoice, port, gid_index| {
         Card::open(device::choose(device, port, gid_index)?, options.receives)
@@ -204,13 +203,13 @@ fn open_cards(options: &Options) -> Result<Arc<[Card]>, Error> {
     std::iter::once(first).chain(further).collect()
 }
 
-/// What peers reach the service by: with RoCE the port's own address.
+/// Returns the address at which peers reach the service: with RoCE, the address of the port.
 fn service_ip(options: &Options, place: &Place) -> IpAddr {
     let of_port = (place.link == LinkLayer::Ethernet).then(|| place.gid.ip());
     options.service_ip.or(of_port).or_else(own_ip).unwrap_or(IpAddr::from([127, 0, 0, 1]))
 }
 
-/// The address that packets to elsewhere would carry; nothing is sent.
+/// Returns the source address of packets to other hosts. Sends nothing.
 fn own_ip() -> Option<IpAddr> {
     let socket = std::net::UdpSocket::bind(("0.0.0.0", 0)).ok()?;
     // Of the range that is kept for documentation.

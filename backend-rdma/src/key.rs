@@ -1,4 +1,4 @@
-//! The remote key: whose memory, which registration, where, how large, and the card's own key.
+//! The remote key: owner, registration, address, length, and the remote key of each NIC.
 
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{BackendId, Envelope, Generation, KeyError, Rank, RemoteKey, Role};
@@ -8,7 +8,7 @@ use crate::fabric::CARDS_MAX;
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// What each card wants to see of whoever names a registration; 0 for those that there are not.
+/// The keys of a registration by NIC; 0 for NICs that do not exist.
 pub(crate) type CardKeys = [u32; CARDS_MAX];
 
 /// The bytes that let a peer import a region.
@@ -17,17 +17,17 @@ pub struct Key {
     pub(crate) generation: Generation,
     pub(crate) rank: Rank,
     pub(crate) role: Role,
-    /// The first byte in the owner's address space.
+    /// The address of the first byte at the owner.
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    /// How many cards the owner has.
+    /// The number of NICs of the owner.
     pub(crate) cards: u16,
-    /// What they want to see of whoever writes there.
+    /// The remote keys of the NICs.
     pub(crate) remote_keys: CardKeys,
 }
 
 impl Key {
-    /// The fields, as keys and questions carry them.
+    /// Writes the fields in the format of keys and requests.
     pub(crate) fn write(&self, writer: Writer) -> Writer {
         let start = writer
             .u32(self.rank.0)

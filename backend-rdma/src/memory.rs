@@ -1,5 +1,4 @@
-//! Registration, export and import: of memory of the host, and of memory of devices that another fabric
-//! of the rank holds.
+//! Registers, exports and imports host memory, and device memory that another fabric of the rank holds.
 
 mod device;
 mod registration;
@@ -25,25 +24,25 @@ pub(crate) use registration::{Registration, find};
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// Registers memory of this rank and imports that of its peers.
+/// Registers memory of this rank and imports memory of its peers.
 #[derive(Debug)]
 pub struct Memory {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// Registered memory of this rank.
+/// A registered region of this rank.
 #[derive(Debug)]
 pub struct Local {
     registration: Arc<Registration>,
-    /// Taken out of the process's registrations when this is dropped.
+    /// The entry in the registrations of the process, removed when this is dropped.
     entry: Entry,
     shared: Arc<Shared>,
 }
 
-/// Imported memory of a peer.
+/// An imported region of a peer.
 pub struct Remote {
     pub(crate) key: Key,
-    /// Where it is one's own.
+    /// The registration, if the region is of this rank.
     pub(crate) own: Option<Arc<Registration>>,
 }
 
@@ -118,7 +117,7 @@ impl Region for Local {
 }
 
 impl Remote {
-    /// Whose memory it is.
+    /// Returns the rank that owns the memory.
     pub fn peer(&self) -> Rank {
         self.key.rank
     }
@@ -211,7 +210,7 @@ impl PeerMemory for Memory {
     }
 }
 
-/// What a key of this process names, as the handover knows it.
+/// Returns the registration that a key of this process names.
 fn claim(key: &Key) -> Claim {
     Claim { backend: BackendId::RDMA, generation: key.generation, owner: key.rank, role: key.role }
 }

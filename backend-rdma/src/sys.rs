@@ -1,5 +1,6 @@
-//! Raw calls, and the only file that has any, with its parts: each object of libibverbs as a value
-//! that destroys it when dropped, and keeps alive what it was made from.
+//! Raw calls of libibverbs. Only this file and its submodules contain any.
+//!
+//! Each object of libibverbs is a value that destroys it when dropped, and keeps its parents alive.
 
 mod queues;
 
@@ -15,12 +16,12 @@ use crate::error::Error;
 
 pub(crate) use queues::{Cq, Qp, QpSizes, Srq};
 
-/// The library, or what to install.
+/// Loads the library. The error says what to install.
 pub(crate) fn library() -> Result<&'static Library, Error> {
     Library::load().map_err(|error| Error::no_library(&error))
 }
 
-/// The opened devices' names; empty where the kernel has no RDMA at all.
+/// Opens the devices whose names are accepted. Returns none if the kernel has no RDMA.
 pub(crate) fn open_all(
     library: &'static Library,
     wanted: impl Fn(usize, &str) -> bool,
@@ -59,7 +60,7 @@ pub(crate) fn open_all(
     opened
 }
 
-/// The names of the devices, in the library's order.
+/// Returns the names of the devices, in the order of the library.
 pub(crate) fn names(library: &'static Library) -> Result<Vec<String>, Error> {
     let names = std::sync::Mutex::new(Vec::new());
     open_all(library, |_, name| {
@@ -118,7 +119,7 @@ impl Context {
         self.check("ibv_query_port", answer).map(|()| attributes)
     }
 
-    /// The address at a place of the port's table, and its type; `None` for an empty place.
+    /// Returns an entry of the port's GID table and its type; `None` for an empty entry.
     pub(crate) fn gid(&self, port: u8, index: u32) -> Option<ibv_gid_entry> {
         let mut entry = ibv_gid_entry::default();
         // SAFETY: the context is open; the library refuses ports that it has not.
@@ -146,13 +147,13 @@ impl Context {
         (answer == 0 && gid != ibv_gid::default()).then_some(entry)
     }
 
-    /// The descriptor that becomes readable when something happens to the device.
+    /// Returns the descriptor that is readable when the device reports an event.
     pub(crate) fn event_fd(&self) -> c_int {
         // SAFETY: the context is open.
         unsafe { (*self.raw()).async_fd }
     }
 
-    /// The next event; to be called when the descriptor is readable.
+    /// Returns the next event. Call it when the descriptor is readable.
     pub(crate) fn event(&self) -> Result<(ibv_event_type, String), Error> {
         let mut event =
             ibv_async_event { element: std::ptr::null_mut(), event_type: ibv_event_type(0) };
@@ -170,7 +171,7 @@ impl Context {
         Ok((event.event_type, text))
     }
 
-    /// The library's words for a status.
+    /// Returns the text of a status.
     pub(crate) fn status_text(&self, status: ibv_wc_status) -> String {
         // SAFETY: the library answers a constant text for every number.
         let text = unsafe { (self.library.wc_status_str)(status) };
@@ -193,7 +194,7 @@ impl Drop for Context {
     }
 }
 
-/// A protection domain: what belongs together on a device.
+/// A protection domain of a device.
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(crate) context: Arc<Context>,
@@ -216,7 +217,7 @@ impl Domain {
     /// Registers memory for writes and reads by peers.
     ///
     /// # Safety
-    /// The memory stays allocated until the result is dropped.
+    /// The memory must stay allocated until the result is dropped.
     pub(crate) unsafe fn register(
         self: &Arc<Self>,
         base: NonNull<u8>,
@@ -241,10 +242,10 @@ impl Domain {
         Ok(Mr { domain: Arc::clone(self), raw })
     }
 
-    /// Registers `bytes` from `offset` on of a dma-buf, which requests name by `address`.
+    /// Registers `bytes` bytes of a dma-buf from `offset` on, which requests address from `address` on.
     ///
     /// # Safety
-    /// What the dma-buf names stays what it is until the registration is dropped.
+    /// The memory behind the dma-buf must stay allocated until the registration is dropped.
     pub(crate) unsafe fn register_dma_buf(
         self: &Arc<Self>,
         fd: BorrowedFd<'_>,
@@ -269,8 +270,7 @@ impl Domain {
 }
 
 impl Domain {
-    /// What the device answers to a registration of a dma-buf that is none; `None` where the library
-    /// does not know of dma-bufs.
+    /// Returns the error of registering a file that is not a dma-buf; `None` if the library does not support dma-bufs.
     pub(crate) fn refuse_dmabuf(&self) -> Option<Errno> {
         let register = self.context.library.reg_dmabuf_mr?;
         let access = ibv_access_flags::LOCAL_WRITE.bits().cast_signed();
@@ -292,7 +292,7 @@ impl Drop for Domain {
     }
 }
 
-/// Registered memory.
+/// A registered memory region.
 #[derive(Debug)]
 pub(crate) struct Mr {
     domain: Arc<Domain>,

@@ -9,22 +9,22 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 
-/// Where the kernel shows its devices.
+/// The directory in which the kernel shows its devices.
 pub(crate) const SYSFS: &str = "/sys";
 
-/// From near to far.
+/// The distance between two devices, from near to far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Distance {
-    /// Behind one switch, or one port of the processor: so many bridges apart.
+    /// Behind one switch or root port, this number of bridges apart.
     Bridges(u32),
     /// Behind one host bridge of the processor.
     HostBridge,
-    /// At one memory node.
+    /// On one NUMA node.
     MemoryNode,
-    /// Across the processors.
+    /// On different NUMA nodes.
     Far,
-    /// Of software devices, or where the kernel does not say.
+    /// Software devices, or devices whose place the kernel does not report.
     Unknown,
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for Distance {
     }
 }
 
-/// How far the card called `name` is from the PCI device at `address`, such as `0000:3b:00.0`.
+/// Returns the distance of the NIC `name` from the PCI device at `address`, such as `0000:3b:00.0`.
 ///
 /// # Errors
 /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument): there is no PCI device at that address.
@@ -49,16 +49,16 @@ pub fn distance(name: &str, address: &str) -> Result<Distance, Error> {
     Ok(Place::of_address(sysfs, address)?.distance(Place::of_card(sysfs, name).as_ref()))
 }
 
-/// Where a PCI device is.
+/// The location of a PCI device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// The host bridge, then bridges, then the device.
+    /// The host bridge, the bridges, and the device.
     path: Vec<String>,
     memory_node: Option<u32>,
 }
 
 impl Place {
-    /// That of the PCI device at an address, as the vendors' drivers write it.
+    /// Returns the location of the PCI device at an address, in the notation of the vendors' drivers.
     pub(super) fn of_address(sysfs: &Path, address: &str) -> Result<Self, Error> {
         let place = normal(address)
             .and_then(|address| Self::at(sysfs, &sysfs.join("bus/pci/devices").join(address)));
@@ -70,7 +70,7 @@ impl Place {
         })
     }
 
-    /// That of a card; none for software devices.
+    /// Returns the location of a NIC, or `None` for a software device.
     pub(super) fn of_card(sysfs: &Path, name: &str) -> Option<Self> {
         Self::at(sysfs, &sysfs.join("class/infiniband").join(name).join("device"))
     }
@@ -109,7 +109,7 @@ impl Place {
     }
 }
 
-/// As the kernel writes addresses: lower case, and four digits of the domain.
+/// Returns an address in the notation of the kernel: lower case, and four digits of the domain.
 fn normal(address: &str) -> Option<String> {
     let mut parts = address.trim().split(':');
     let (domain, bus, device) = (parts.next()?, parts.next()?, parts.next()?);
@@ -128,8 +128,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A made-up machine: two processors with a host bridge of its own for each switch but one. Removed
-    /// when dropped.
+    /// A simulated machine with two processors, which have one host bridge per switch except for one. Removed when dropped.
     pub(crate) struct Machine(pub(crate) PathBuf);
 
     impl Drop for Machine {

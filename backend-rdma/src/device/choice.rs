@@ -1,4 +1,4 @@
-//! Choosing a device, a port of it and an address of that.
+//! Chooses a device, a port and an address.
 
 use std::fmt;
 use std::path::Path;
@@ -12,18 +12,18 @@ use super::{Device, Gid, GidKind, LinkLayer, Port, describe};
 use crate::error::Error;
 use crate::sys::{self, Context};
 
-/// Which device.
+/// The choice of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The first that has an active port.
+    /// The first device with an active port.
     #[default]
     Any,
-    /// The one of this name.
+    /// The device of this name.
     Name(String),
-    /// The one at this place of the list, from 0.
+    /// The device at this position of the list, from 0.
     Index(usize),
-    /// The one nearest to the PCI device at this address, such as a GPU at `0000:3b:00.0`, among those
-    /// that have an active port; of equals the first.
+    /// The device with an active port that is nearest to the PCI device at this address, such as a GPU at `0000:3b:00.0`; the
+    /// first one if several are equally near.
     Near(String),
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// A port that is used, with all that connecting needs.
+/// A selected port, with everything that connecting needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) context: Arc<Context>,
@@ -62,7 +62,7 @@ pub(crate) struct Place {
     pub(crate) bytes_per_second: Option<f64>,
 }
 
-/// The device, port and address that the options want.
+/// Selects the device, port and address of the options.
 pub(crate) fn choose(
     device: &DeviceChoice,
     port: Option<u8>,
@@ -86,7 +86,7 @@ pub(crate) fn choose(
     Err(Error::unavailable(refused.join("; ")))
 }
 
-/// Sorts cards by their distance from a PCI device; equals keep their order.
+/// Sorts NICs by their distance from a PCI device. The order of equally near NICs does not change.
 fn sort_by_distance<T>(
     sysfs: &Path,
     cards: &mut [T],

@@ -1,32 +1,32 @@
-//! The addresses of a port.
+//! The addresses of a port: the entries of its GID table.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 use ibverbs_sys::{IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ibv_gid_entry};
 
-/// What travels in front of the bytes.
+/// The transport of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GidKind {
-    /// InfiniBand's own.
+    /// InfiniBand.
     InfiniBand,
-    /// Ethernet frames, inside one segment.
+    /// RoCE v1: Ethernet frames, which stay inside one segment.
     RoceV1,
-    /// UDP, which routers pass on.
+    /// RoCE v2: UDP, which routers forward.
     RoceV2,
-    /// One that this build does not know.
+    /// A transport that this build does not know.
     Other,
 }
 
 /// An address of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gid {
-    /// Its place in the port's table.
+    /// The index in the GID table of the port.
     pub index: u32,
-    /// Its bytes.
+    /// The bytes of the address.
     pub bytes: [u8; 16],
-    /// What it is for.
+    /// The transport.
     pub kind: GidKind,
 }
 
@@ -41,13 +41,12 @@ impl Gid {
         Self { index: entry.gid_index, bytes: entry.gid.raw, kind }
     }
 
-    /// The address as one of the Internet protocol.
+    /// Returns the IP address.
     pub fn ip(&self) -> IpAddr {
         Ipv6Addr::from(self.bytes).to_canonical()
     }
 
-    /// Whether only hosts of the same segment can be reached from it, and only if they are told which
-    /// of their interfaces leads here.
+    /// Returns whether the address is link-local: only hosts of the same segment reach it, and only if they name the interface.
     pub fn is_link_local(&self) -> bool {
         match self.ip() {
             IpAddr::V4(ip) => ip.is_link_local(),
@@ -55,7 +54,7 @@ impl Gid {
         }
     }
 
-    /// How good it is for RoCE: more is better; `None` where it is only used on demand.
+    /// Returns how suitable the address is for RoCE; larger is better. `None` means only on request.
     pub(crate) fn rank(&self) -> Option<u32> {
         let kind = match self.kind {
             GidKind::RoceV2 => 2,

@@ -1,4 +1,4 @@
-//! What a device offers that no attribute tells: found out by trying.
+//! Probes device features that no attribute reports.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use rustix::io::Errno;
 use crate::error::Error;
 use crate::sys::{self, Domain};
 
-/// Why a device takes no memory of other devices as dma-bufs.
+/// The reason why a device cannot register dma-bufs of other devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DmabufRefusal {
-    /// libibverbs is older than rdma-core 34.
+    /// libibverbs is older than rdma-core 34, which added dma-bufs.
     Library,
-    /// The provider, the driver or the kernel cannot.
+    /// The provider, the driver or the kernel does not support it.
     Driver(Errno),
 }
 
@@ -27,10 +27,10 @@ impl fmt::Display for DmabufRefusal {
     }
 }
 
-/// Whether the device of this name registers memory of other devices as dma-bufs, and why not.
+/// Returns whether the device of this name can register dma-bufs of other devices, and why not.
 ///
 /// # Errors
-/// As [`discover`](super::discover), or there is no such device.
+/// As [`discover`](super::discover), or if there is no such device.
 pub fn try_dmabuf(name: &str) -> Result<Result<(), DmabufRefusal>, Error> {
     let contexts = sys::open_all(sys::library()?, |_, seen| seen == name)?;
     let Some(context) = contexts.first() else {
@@ -40,7 +40,7 @@ pub fn try_dmabuf(name: &str) -> Result<Result<(), DmabufRefusal>, Error> {
     Ok(judge(context.library.reg_dmabuf_mr.is_some(), domain.refuse_dmabuf()))
 }
 
-/// A driver that looks at the file before it refuses is one that knows dma-bufs.
+/// Decides by the error of a registration with an invalid file: a driver that checks the file supports dma-bufs.
 fn judge(library: bool, answer: Option<Errno>) -> Result<(), DmabufRefusal> {
     match answer {
         _ if !library => Err(DmabufRefusal::Library),

@@ -1,4 +1,4 @@
-//! What a rank tells its peers so that they connect: where its service listens, and with which token.
+//! Addresses: the TCP address of a rank's service, and the token that it expects.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -11,21 +11,21 @@ use crate::error::Error;
 
 const MAGIC: [u8; 4] = *b"PLRA";
 const VERSION: u16 = 2;
-/// The longest name of a host or a device, inclusive.
+/// The longest name of a host or a device in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
-/// An address, parsed.
+/// A decoded address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) rank: Rank,
     pub(crate) ranks: u32,
-    /// Names this opening of the fabric; whoever asks must know it.
+    /// The token of this fabric, which a connecting peer must send.
     pub(crate) token: [u8; 16],
-    /// Where the service listens.
+    /// The TCP address of the service.
     pub(crate) service: SocketAddr,
-    /// How many cards the rank has.
+    /// The number of NICs of the rank.
     pub(crate) cards: u16,
-    /// For texts.
+    /// The name of the host, for error texts.
     pub(crate) host: String,
     pub(crate) device: String,
 }
@@ -51,7 +51,7 @@ impl Address {
         Writer::new().bytes(&bytes).u64(sum).finish()
     }
 
-    /// Parses what `peer` sent; never panics, whatever it is.
+    /// Decodes the bytes of `peer`. It never panics.
     pub(crate) fn decode(peer: Rank, bytes: &[u8]) -> Result<Self, Error> {
         let malformed = |what: String| Err(Fault::Address { peer, what }.into());
         let short = Error::address(peer);
@@ -95,7 +95,7 @@ impl Address {
         Ok(Self { rank, ranks, token, service, cards, host, device })
     }
 
-    /// Where it is, for texts.
+    /// Returns the location of the rank, for error texts.
     pub(crate) fn place(&self) -> String {
         format!("{} ({}, {})", self.service.ip(), self.host, self.device)
     }

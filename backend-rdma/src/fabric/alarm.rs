@@ -1,4 +1,4 @@
-//! What wakes a thread that sleeps in `park`.
+//! Wakes a thread that sleeps in `park`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::Error;
 
-/// The alarm of one engine.
+/// Wakes the thread that sleeps in one engine's `park`, with an event descriptor.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     event: OwnedFd,
@@ -25,17 +25,17 @@ impl Alarm {
         Ok(Arc::new(Self { event, asleep, rung }))
     }
 
-    /// Readable once it has rung.
+    /// Returns the descriptor, which is readable after a wake-up.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    /// Somebody is about to sleep, or has stopped to.
+    /// Records whether a thread is about to sleep.
     pub(crate) fn announce(&self, asleep: bool) {
         self.asleep.store(asleep, Ordering::SeqCst);
     }
 
-    /// Wakes whoever sleeps.
+    /// Wakes the thread if it sleeps.
     pub(crate) fn ring(&self) {
         if self.asleep.swap(false, Ordering::SeqCst) {
             // A full counter is readable, too.
@@ -43,14 +43,14 @@ impl Alarm {
         }
     }
 
-    /// Takes the rings, so that the descriptor can be slept on again.
+    /// Clears the wake-ups, so that the next sleep can begin.
     pub(crate) fn quiet(&self) {
         let mut count = [0; 8];
         // Nothing to take is no error.
         let _ = rustix::io::read(&self.event, &mut count);
     }
 
-    /// Whether the waker was used since the last look.
+    /// Returns whether the waker was used since the last call.
     pub(crate) fn was_used(&self) -> bool {
         // Mostly it was not, and a look is cheaper than a swap.
         self.rung.load(Ordering::SeqCst) && self.rung.swap(false, Ordering::SeqCst)

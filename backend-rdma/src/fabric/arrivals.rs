@@ -1,12 +1,12 @@
-//! What peers send: messages that announce the value of a flag.
+//! Receives the signals of peers and stores the flags.
 //!
-//! A flag may not simply be written by the card, because not every card says that a write's bytes come
-//! in order. So a signal is a message behind the bytes, on the same queue pair; its completion here
-//! proves that they have come, and only then this rank stores the flag itself.
+//! A peer may not write a flag directly, because not every NIC guarantees that the data of a write arrives in order. A signal is
+//! therefore a message behind the data, on the same queue pair. Its completion here proves that the data has arrived, and only then
+//! this rank stores the flag.
 //!
-//! A message names its flag by registration and word, so that one to freed memory finds nothing. It
-//! also gives the flag a short number, which is known to this queue pair from then on: the next value,
-//! if it is a little larger, comes as the immediate of a write, in one request with the last bytes.
+//! A message names its flag by registration and word, so a message for freed memory finds nothing. It also gives the flag a short
+//! number that this queue pair knows from then on: if the next value is only a little larger, it comes as the immediate value of a
+//! write, in one request with the last bytes.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -20,21 +20,21 @@ use super::streams::{MESSAGE_BYTES, PairId, Strand, Streams};
 use crate::error::Error;
 use crate::memory::Registration;
 
-/// Completions taken at once.
+/// The number of completions that one poll takes.
 const BATCH: usize = 32;
 
-/// The receiving side of a rank.
+/// Receives the signals of all peers and stores the flags.
 #[derive(Debug)]
 pub(crate) struct Arrivals {
     pub(crate) cards: Arc<[Card]>,
     state: Mutex<State>,
-    /// Who may sleep until a flag changes.
+    /// The engines whose threads may sleep until a flag changes.
     alarms: Mutex<Vec<Weak<Alarm>>>,
-    /// How many do.
+    /// The number of threads that sleep.
     pub(crate) asleep: AtomicUsize,
-    /// Peers write flags without a message: nobody may sleep long.
+    /// Whether peers write flags without a message. Then no thread may sleep long.
     pub(crate) silent: AtomicBool,
-    /// What has to be done before devices see what has come.
+    /// The flushes that make received data visible to devices.
     flushes: Mutex<Vec<Arc<dyn Flush>>>,
 }
 
@@ -59,19 +59,19 @@ impl Arrivals {
         }
     }
 
-    /// Flags that may be announced from now on.
+    /// Adds the flags of a registration, which can be signalled from now on.
     pub(crate) fn enter(&self, generation: u64, registration: &Registration) {
         let (base, count) = (registration.base.cast(), registration.bytes / 8);
         // SAFETY: the registration's owner calls `forget` before it lets go of it.
         unsafe { self.state().streams.enter(generation, base, count) };
     }
 
-    /// They are about to be freed.
+    /// Removes the flags of a registration that is about to be freed.
     pub(crate) fn forget(&self, generation: u64) {
         self.state().streams.forget(generation);
     }
 
-    /// From now on no flag is stored before this is done.
+    /// Adds a flush that runs before every flag is stored.
     pub(crate) fn flush_with(&self, flush: Arc<dyn Flush>) -> Result<(), Error> {
         let mut flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
         if self.silent.load(Ordering::SeqCst) {
@@ -87,7 +87,7 @@ impl Arrivals {
         Ok(())
     }
 
-    /// Lets peers write flags by themselves; not where something has to be flushed before a flag is seen.
+    /// Lets peers write flags directly. Refuses if a flush must run before a flag is visible.
     pub(super) fn allow_writes(&self) -> bool {
         let flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
         if !flushes.is_empty() {
@@ -101,18 +101,18 @@ impl Arrivals {
         true
     }
 
-    /// Makes what has come visible to the devices.
+    /// Makes received data visible to the devices.
     fn flush(&self) -> Result<(), Error> {
         let flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
         flushes.iter().try_for_each(|flush| flush.flush()).map_err(Error::Flush)
     }
 
-    /// Messages of this queue pair may come from now on.
+    /// Adds a queue pair on which messages can arrive.
     pub(super) fn open(&self, pair: PairId, strand: Strand) {
         self.state().streams.open(pair, strand);
     }
 
-    /// Messages of these queue pairs will come no more; what has come is taken.
+    /// Removes queue pairs, after taking what has arrived on them.
     pub(super) fn close(&self, pairs: impl Iterator<Item = PairId>) {
         // What fails here fails again where somebody hears of it.
         let _ = self.take();
@@ -120,7 +120,7 @@ impl Arrivals {
         pairs.for_each(|pair| state.streams.close(pair));
     }
 
-    /// Takes all messages that have come; whether there were any.
+    /// Takes all messages that have arrived, and returns whether there were any.
     pub(crate) fn take(&self) -> Result<bool, Error> {
         let mut state = self.state();
         let mut any = false;
@@ -165,14 +165,14 @@ impl Arrivals {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Somebody may sleep from now on until a flag of this rank changes.
+    /// Adds an engine whose thread sleeps until a flag changes.
     pub(crate) fn add(&self, alarm: &Arc<Alarm>) {
         let mut alarms = self.alarms.lock().unwrap_or_else(PoisonError::into_inner);
         alarms.retain(|alarm| alarm.strong_count() > 0);
         alarms.push(Arc::downgrade(alarm));
     }
 
-    /// A flag of this rank was stored: wakes whoever sleeps.
+    /// Wakes the sleeping threads after a flag was stored.
     pub(crate) fn wake(&self) {
         // Orders the store before the look for sleepers; they announce themselves before they look.
         fence(Ordering::SeqCst);
@@ -183,12 +183,12 @@ impl Arrivals {
         alarms.iter().filter_map(Weak::upgrade).for_each(|alarm| alarm.ring());
     }
 
-    /// Asks for an event at the next arrival.
+    /// Requests an event at the next arrival.
     pub(crate) fn arm(&self) -> Result<(), Error> {
         self.cards.iter().try_for_each(|card| card.cq.arm())
     }
 
-    /// Takes the events that woke a sleeper.
+    /// Takes the events that ended a sleep.
     pub(crate) fn drain_events(&self) {
         let state = self.state();
         self.cards.iter().for_each(|card| card.cq.drain_events());
@@ -196,7 +196,7 @@ impl Arrivals {
     }
 }
 
-/// Whether a flag was stored.
+/// Processes one completion and returns whether it stored a flag.
 fn arrive(streams: &mut Streams, (number, card): (usize, &Card), completion: &ibv_wc) -> bool {
     if completion.status != ibv_wc_status::SUCCESS {
         return false;

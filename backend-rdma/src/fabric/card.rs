@@ -1,4 +1,4 @@
-//! A port of a card, with what the fabric has on it: a protection domain, and places for messages.
+//! A port of a NIC with its protection domain, completion queue and shared receive queue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,25 +11,25 @@ use crate::device::Place;
 use crate::error::Error;
 use crate::sys::{Cq, Domain, Mr, Srq};
 
-/// Most ports over which one rank reaches its peers, inclusive.
+/// The largest number of ports of one rank.
 pub(crate) const CARDS_MAX: usize = 4;
 
-/// One of a fabric's cards.
+/// A NIC of a fabric.
 #[derive(Debug)]
 pub(crate) struct Card {
     pub(crate) place: Place,
     pub(crate) domain: Arc<Domain>,
-    /// What has arrived here from peers.
+    /// The completion queue of messages from peers.
     pub(crate) cq: Arc<Cq>,
     pub(crate) srq: Arc<Srq>,
     slots: Slots,
-    /// The device has said that the port went down.
+    /// Whether the device has reported that the port is down.
     down: AtomicBool,
-    /// Fewer free places than this are an event, which the fabric's thread hears.
+    /// The number of free receive buffers below which the device sends an event.
     low: u32,
 }
 
-/// Where messages land.
+/// The receive buffers of messages.
 #[derive(Debug)]
 struct Slots {
     mr: Mr,
@@ -37,7 +37,7 @@ struct Slots {
 }
 
 impl Card {
-    /// With places for so many messages, or as many as the device has.
+    /// Opens a NIC with `receives` receive buffers, or as many as the device supports.
     pub(super) fn open(place: Place, receives: u32) -> Result<Self, Error> {
         if place.limits.max_srq == 0 {
             let name = &place.context.name;
@@ -64,7 +64,7 @@ impl Card {
         Ok(card)
     }
 
-    /// Posts a place for a message.
+    /// Posts a receive buffer.
     pub(super) fn receive(&self, slot: u64) -> Result<(), Error> {
         let addr = self.slots.memory.base().as_ptr() as u64 + slot * MESSAGE_BYTES as u64;
         let mut place =
@@ -75,7 +75,7 @@ impl Card {
         unsafe { self.srq.post(&mut request) }
     }
 
-    /// What has landed in a slot whose completion was taken.
+    /// Returns the message in a receive buffer whose completion was taken.
     pub(super) fn message(&self, slot: u64) -> Message {
         let at = slot as usize * MESSAGE_BYTES;
         let from = self.slots.memory.base().as_ptr().wrapping_add(at);
@@ -86,12 +86,12 @@ impl Card {
         Message::decode(&bytes)
     }
 
-    /// What the device has said of the port.
+    /// Records whether the device has reported the port down.
     pub(super) fn set_down(&self, down: bool) {
         self.down.store(down, Ordering::Relaxed);
     }
 
-    /// Why nothing may get through, in words that follow another text.
+    /// Returns the reason why packets may be lost, to be appended to another text.
     pub(crate) fn trouble(&self) -> String {
         let (name, port) = (&self.place.context.name, self.place.port);
         if self.down.load(Ordering::Relaxed) {
@@ -101,8 +101,10 @@ impl Card {
         }
     }
 
-    /// Asks for one event when places get few. Without it a rank that nobody polls lets its peers
-    /// wait, and no more: so a device that cannot tell is no error.
+    /// Requests one event when few receive buffers are free.
+    ///
+    /// Without it, peers of a rank that does not poll wait longer. A device that cannot send the event is therefore not an
+    /// error.
     pub(super) fn warn_when_low(&self) {
         let _ = self.srq.warn_below(self.low);
     }

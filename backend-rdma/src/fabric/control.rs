@@ -1,4 +1,4 @@
-//! Asking a peer's service.
+//! Sends requests to a peer's service over TCP: imports of regions, and opening and closing of queue pairs.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -15,20 +15,20 @@ use super::question::{Answer, MESSAGE_BYTES_MAX, Opening, Question};
 use crate::error::Error;
 use crate::key::Key;
 
-/// The connection to a peer's service, from `connect` until nobody needs it.
+/// The TCP connection to a peer's service, from `connect` until the last user is dropped.
 #[derive(Debug)]
 pub(crate) struct Control {
     pub(crate) peer: Rank,
-    /// Where the peer is, for texts.
+    /// The location of the peer, for error texts.
     pub(crate) place: String,
-    /// How many cards it has.
+    /// The number of NICs of the peer.
     pub(crate) cards: usize,
-    /// `None` after a question without an answer: what came next would be its.
+    /// `None` after a request without a response, because the next bytes would be that response.
     stream: Mutex<Option<TcpStream>>,
 }
 
 impl Control {
-    /// Connects to the service at an address, as `me`.
+    /// Connects to the service at an address as rank `me`.
     pub(super) fn open(me: Rank, address: &Address, deadline: Deadline) -> Result<Self, Error> {
         let peer = address.rank;
         let place = address.place();
@@ -47,7 +47,7 @@ impl Control {
         }
     }
 
-    /// Whether the peer still has what the key names.
+    /// Asks the peer whether it still has the region that a key names.
     pub(crate) fn import(&self, key: &Key, deadline: Deadline) -> Result<(), Error> {
         match self.ask(&Question::Import(*key), "say whether its memory lives", deadline)? {
             Answer::Yes => Ok(()),
@@ -58,7 +58,7 @@ impl Control {
         }
     }
 
-    /// Opens the other end of a queue pair.
+    /// Asks the peer to open the other end of a queue pair.
     pub(crate) fn open_pair(
         &self,
         opening: Opening,
@@ -75,7 +75,7 @@ impl Control {
         }
     }
 
-    /// Closes a lead and its other strands; a peer that is gone has closed them already.
+    /// Asks the peer to close an engine's queue pairs. A peer that has ended has closed them already.
     pub(crate) fn close_pairs(&self, lead: u32, deadline: Deadline) {
         let _ = self.ask(&Question::Close { lead }, "close a queue pair", deadline);
     }
@@ -130,7 +130,7 @@ fn exchange(
     Ok(answer)
 }
 
-/// A message with its length in front.
+/// Returns a message with its length prefix.
 pub(super) fn framed(message: &[u8]) -> Vec<u8> {
     let length = message.len() as u32;
     [&length.to_le_bytes(), message].concat()
@@ -150,7 +150,7 @@ fn read_exact(stream: &mut TcpStream, bytes: &mut [u8], deadline: Deadline) -> s
     Ok(())
 }
 
-/// Lets the next call wait no longer than the deadline.
+/// Sets the timeout of the next call to the time until the deadline.
 fn bound(stream: &TcpStream, deadline: Deadline) -> std::io::Result<()> {
     // Zero would mean no timeout at all.
     let left = Some(deadline.remaining().max(Duration::from_millis(1)));

@@ -1,7 +1,7 @@
-//! The two ends of a queue pair, and how it is connected.
+//! Connects the two ends of a queue pair.
 //!
-//! An engine's queue pair at the peer is a passive one: it belongs to the peer's fabric, takes messages
-//! into the shared receive queue and answers reads and writes, and never sends.
+//! The end at the peer is passive: it belongs to the peer's fabric, receives messages into the shared receive queue, answers
+//! reads and writes, and never sends.
 
 use ibverbs_sys::*;
 use peerlane_hal::KeyError;
@@ -12,24 +12,24 @@ use crate::device::{LinkLayer, Place};
 use crate::error::Error;
 use crate::sys::Qp;
 
-/// A receiver that has no place for a message says so, and is asked again after 0.16 ms.
+/// The minimum RNR NAK timer (`min_rnr_timer`): code 8, which is 0.16 ms.
 const NOT_READY_TIMER: u8 = 8;
-/// For ever; how long that is, deadlines say.
+/// The RNR retry count (`rnr_retry`) 7, which means no limit. Deadlines limit the time.
 const NOT_READY_RETRIES: u8 = 7;
-/// Numbers of packets have 24 bits.
+/// Packet sequence numbers have 24 bits.
 const NUMBER_MASK: u32 = 0xff_ffff;
 
-/// What one end tells the other.
+/// The parameters that one end of a queue pair sends to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct End {
     pub(crate) pair: u32,
-    /// The number of its first packet.
+    /// The initial packet sequence number.
     pub(crate) first: u32,
     pub(crate) gid: [u8; 16],
     pub(crate) lid: u16,
-    /// As `ibv_mtu` numbers it.
+    /// The path MTU as a value of `ibv_mtu`.
     pub(crate) mtu: u32,
-    /// How many reads it takes, or wants to have, under way.
+    /// The number of outstanding reads that this end accepts or requests.
     pub(crate) reads: u32,
 }
 
@@ -79,7 +79,7 @@ impl End {
     }
 }
 
-/// Ready to receive from the other end.
+/// Moves the queue pair to the state ready to receive.
 pub(crate) fn receive_from(
     qp: &Qp,
     place: &Place,
@@ -138,7 +138,7 @@ pub(crate) fn receive_from(
     )
 }
 
-/// Ready to send, once it can receive.
+/// Moves the queue pair to the state ready to send.
 pub(crate) fn send_to(qp: &Qp, options: &Options, own: &End, other: &End) -> Result<(), Error> {
     let attributes = ibv_qp_attr {
         qp_state: ibv_qp_state::RTS,

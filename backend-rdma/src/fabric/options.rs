@@ -1,4 +1,4 @@
-//! How a fabric behaves.
+//! Options of a fabric.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -7,86 +7,83 @@ use super::card::CARDS_MAX;
 use crate::device::DeviceChoice;
 use crate::error::Error;
 
-/// How a signal gets to a peer.
+/// The method by which signals reach a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SignalBy {
-    /// A message, whose completion at the peer proves that the bytes before it have come; the peer
-    /// stores the flag, and may sleep until then.
+    /// Sends a message. Its completion at the peer proves that the data before it has arrived; the peer then stores the flag. The
+    /// peer can sleep until then.
     Message,
-    /// A write of the flag itself. Only right where the receiving card says that it writes in order
-    /// (`ibv_query_qp_data_in_order`); the peer has to look at its flags from time to time.
+    /// Writes the flag directly. This is correct only if the receiving NIC writes in order (`ibv_query_qp_data_in_order`), and
+    /// the peer must poll its flags.
     Write,
 }
 
-/// How memory of devices is registered.
+/// The method by which device memory is registered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DeviceMemory {
-    /// In whichever way works, dma-bufs first.
+    /// Tries every method, dma-bufs first.
     #[default]
     Any,
-    /// By dma-buf: the kernel and the card's driver must take them.
+    /// Registers device memory as a dma-buf, which the kernel and the NIC's driver must support.
     DmaBuf,
-    /// By its address: a kernel module must know that, such as `nvidia_peermem`.
+    /// Registers device memory by its address, which needs a kernel module such as `nvidia_peermem`.
     PeerMemory,
-    /// Not at all.
+    /// Refuses device memory.
     Refused,
 }
 
-/// How a fabric behaves; the defaults are what the backend does best.
+/// Options of a fabric. The defaults suit most machines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Which device.
+    /// The device.
     pub device: DeviceChoice,
-    /// Further devices, at most three: large puts and gets are cut over these too, on their first active
-    /// port and best address.
+    /// Up to three further devices. Large puts and gets are striped over them as well, on the first active port and the best
+    /// address of each.
     pub further_devices: Vec<DeviceChoice>,
-    /// Queue pairs to each peer and device, 1 to 8. With more than one of them, or several devices,
-    /// puts and gets of at least two stripes are cut over all; at most 8 are used.
+    /// The number of queue pairs per peer and device, 1 to 8. With several queue pairs or devices, puts and gets of at least two
+    /// stripes are striped over all of them, at most 8.
     pub queue_pairs: u32,
-    /// Which bytes of a large put or get go over which queue pair: stripes of so many bytes of the
-    /// peer's memory take turns. A power of two, at least 4096.
+    /// The stripe size in bytes, a power of two of at least 4096. Stripes of the peer's memory go over the queue pairs in turn.
     pub stripe_bytes: u64,
-    /// Which port, from 1; by default the first active one.
+    /// The port, from 1; by default the first active one.
     pub port: Option<u8>,
-    /// Which address of the port; by default the best: RoCE version 2, IPv4, never link-local.
+    /// The index of the port's address; by default the best one, which is RoCE v2 over IPv4 and never link-local.
     pub gid_index: Option<u32>,
-    /// The address at which peers reach this host by TCP to connect; by default that of the port where
-    /// it has one, else that of the way to the default gateway.
+    /// The address at which peers reach this host by TCP; by default that of the port, or of the route to the default gateway if
+    /// the port has none.
     pub service_ip: Option<IpAddr>,
-    /// How signals get to peers; by default, what the receiving card allows.
+    /// The method of signals; by default the one that the receiving NIC supports.
     pub signal: Option<SignalBy>,
-    /// How memory of devices is registered.
+    /// The method by which device memory is registered.
     pub device_memory: DeviceMemory,
-    /// InfiniBand's service level, 0 to 15.
+    /// The service level of InfiniBand, 0 to 15.
     pub service_level: u8,
-    /// The traffic class of packets: with RoCE, the type of service of the IP header.
+    /// The traffic class of packets; with RoCE, the type of service in the IP header.
     pub traffic_class: u8,
-    /// How long a packet waits for its acknowledgement: 4.096 µs × 2 to the power of this, 1 to 31.
+    /// The acknowledgement timeout: 4.096 µs × 2 to the power of this, 1 to 31.
     pub timeout_exponent: u8,
-    /// How often it is then sent again, 0 to 7. With the default timeout of 67 ms and the default of 7
-    /// a peer that does not answer is lost after half a second, with some cards after two.
+    /// The number of retransmissions, 0 to 7. With the default timeout of 67 ms and 7 retries, a peer that does not answer is lost
+    /// after half a second; with some NICs after two.
     pub retries: u8,
-    /// How long posted requests may stay incomplete before the peer counts as lost. A card that answers
-    /// keeps asking for ever where the peer has no place for a message.
+    /// The time without progress after which a peer counts as lost. Without it, a NIC would retry without a limit while the peer has
+    /// no receive buffer.
     pub stall_timeout: Duration,
-    /// Ops that a queue holds.
+    /// The number of ops that an engine's queue holds.
     pub queue_ops: usize,
-    /// Most requests that one queue pair has posted at a time; the device may have fewer.
+    /// The largest number of posted requests per queue pair; the device may support fewer.
     pub requests_max: u32,
-    /// Most bytes that are under way to one peer, give or take a piece.
+    /// The largest number of bytes in flight to one peer, not counting one piece.
     pub posted_bytes_max: u64,
-    /// The largest piece of a put or get in bytes; the port may have less.
+    /// The largest piece of a put or get in bytes; the port may support less.
     pub piece_bytes_max: u64,
-    /// Puts of at most so many bytes travel inside their request; the device may have less.
+    /// The largest put in bytes whose data is posted inline; the device may support less.
     pub inline_bytes: u32,
-    /// Places for messages from all peers together; the device may have fewer.
+    /// The number of receive buffers for all peers; the device may support fewer.
     pub receives: u32,
-    /// How long `park` looks before it sleeps, without giving way to anybody: for ranks that have a
-    /// core to themselves. By default it yields while it looks, for 100 µs, and up to 1 ms where that
-    /// makes waits shorter.
+    /// The time for which `park` polls without yielding before it sleeps, for ranks with a core of their own. By default it yields
+    /// while it polls, for 100 µs, or up to 1 ms if that makes waits shorter.
     pub spin: Option<Duration>,
-    /// How long the queue pairs to a peer may take to open once an op has named it; nobody is blocked
-    /// meanwhile.
+    /// The time limit for opening the queue pairs to a peer. Opening does not block other peers.
     pub open_timeout: Duration,
 }
 

@@ -1,13 +1,13 @@
-//! What ranks ask each other's services, over TCP.
+//! The requests and responses between a rank and a peer's service, over TCP.
 //!
-//! A message is its length in four bytes and then so many bytes. One question has one answer, in order.
+//! A message is its length in four bytes, followed by that number of bytes. Each request has one response, in order.
 //!
-//! | question | fields | answer |
+//! | request | fields | response |
 //! | --- | --- | --- |
-//! | hello | token of the fabric that is asked, rank and number of ranks of the asker | yes, or why not |
-//! | import | generation and fields of a key | yes, or that the memory is freed |
-//! | open | the end of an engine's queue pair, its strand and card, and how it wants to signal | the other end, and how it may |
-//! | close | the other end of a lead | yes, once it and its other strands are closed |
+//! | hello | token of the fabric, rank and number of ranks of the sender | yes, or the reason of the refusal |
+//! | import | generation and fields of a key | yes, or that the memory has been freed |
+//! | open | the end of an engine's queue pair, its index and NIC, and the requested method of signals | the other end, and the method that is possible |
+//! | close | the number of the primary queue pair at the receiver | yes, after it and the other queue pairs of its engine are closed |
 
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{Generation, KeyError, Rank};
@@ -18,7 +18,7 @@ use super::ends::End;
 use super::streams::{STRANDS_MAX, Strand};
 use crate::key::Key;
 
-/// The longest message, inclusive.
+/// The largest message in bytes.
 pub(super) const MESSAGE_BYTES_MAX: usize = 4096;
 
 const HELLO: u16 = 1;
@@ -26,7 +26,7 @@ const IMPORT: u16 = 2;
 const OPEN: u16 = 3;
 const CLOSE: u16 = 4;
 
-/// A question.
+/// A request of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Question {
     Hello { token: [u8; 16], rank: Rank, ranks: u32 },
@@ -35,12 +35,12 @@ pub(super) enum Question {
     Close { lead: u32 },
 }
 
-/// A queue pair that a peer opens.
+/// The request to open a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Opening {
     pub(crate) end: End,
     pub(crate) strand: Strand,
-    /// On which of the asked rank's cards.
+    /// The index of the NIC at the receiver of the request.
     pub(crate) card: u8,
     pub(crate) signal: Option<SignalBy>,
 }
@@ -113,13 +113,13 @@ impl Opening {
     }
 }
 
-/// An answer.
+/// A response to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Yes,
-    /// The memory is freed.
+    /// The memory has been freed.
     Freed,
-    /// In the words of the other side.
+    /// The request was refused, with the reason.
     Refused(String),
     Opened {
         end: End,

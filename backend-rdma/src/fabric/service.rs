@@ -1,7 +1,6 @@
-//! The thread of a fabric that answers its peers, and hears what happens to the device.
+//! The service thread: answers the requests of peers and handles events of the device.
 //!
-//! It holds the passive ends of the peers' queue pairs: they live as long as the connection that asked
-//! for them.
+//! It owns the passive ends of the peers' queue pairs. They live as long as the connection that requested them.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -25,10 +24,10 @@ use crate::error::Error;
 use crate::memory;
 use crate::sys::{Qp, QpSizes};
 
-/// How long an asker may take to take its answer.
+/// The timeout for sending a response.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Keeps the thread.
+/// A handle that keeps the service thread running.
 #[derive(Debug)]
 pub(super) struct Service {
     pub(super) at: SocketAddr,
@@ -38,7 +37,7 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// Listens at a free port; `ip` is what peers are told.
+    /// Starts the thread and listens at a free port of `ip`.
     pub(super) fn start(inner: &Arc<Inner>, ip: IpAddr) -> Result<Self, Error> {
         let any: IpAddr = match ip {
             IpAddr::V4(_) => [0; 4].into(),
@@ -83,20 +82,20 @@ struct Server {
     stopped: Arc<AtomicBool>,
 }
 
-/// A connection, and what it has opened.
+/// A connection of a peer, with the queue pairs that it has opened.
 struct Asker {
     stream: TcpStream,
     bytes: Vec<u8>,
-    /// Who it is, once it has said the token.
+    /// The rank of the peer, after it has sent the token.
     rank: Option<Rank>,
     pairs: Vec<Passive>,
 }
 
-/// The other end of an engine's queue pair.
+/// The passive end of a peer engine's queue pair.
 struct Passive {
     qp: Qp,
     card: usize,
-    /// Its own number where it is the lead.
+    /// The number of the primary queue pair, which can be this one.
     lead: u32,
 }
 
@@ -141,7 +140,7 @@ impl Server {
         Ok(Ready { listener: is_ready[1], cards: places(cards), askers: places(askers) })
     }
 
-    /// What happened to a card.
+    /// Handles the events of a NIC.
     fn hear(&self, card: usize) {
         let Ok((event, text)) = self.inner.cards[card].place.context.event() else { return };
         match event {
@@ -172,7 +171,7 @@ impl Server {
         }
     }
 
-    /// Takes what has come and answers whole questions; an error ends the connection.
+    /// Reads from a connection and answers complete requests. An error ends the connection.
     fn answer_all(&mut self, index: usize) -> std::io::Result<()> {
         let asker = &mut self.askers[index];
         let mut buffer = [0; 4096];
@@ -196,7 +195,7 @@ struct Ready {
 }
 
 impl Asker {
-    /// The next whole question.
+    /// Returns the next complete request.
     fn question(&mut self) -> std::io::Result<Option<Question>> {
         let Some((length, rest)) = self.bytes.split_first_chunk::<4>() else { return Ok(None) };
         let length = u32::from_le_bytes(*length) as usize;
@@ -275,7 +274,7 @@ impl Asker {
     }
 }
 
-/// Ends passive ends; what they have brought is taken first, because destroying them may drop that.
+/// Closes passive ends after taking what has arrived on them, because destroying a queue pair may discard it.
 fn close(inner: &Inner, pairs: Vec<Passive>) {
     pairs.iter().for_each(|pair| pair.qp.fail());
     inner.arrivals.close(pairs.iter().map(|pair| (pair.card, pair.qp.number())));

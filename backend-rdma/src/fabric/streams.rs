@@ -1,36 +1,36 @@
-//! Messages, and the order in which the flags that they announce are stored.
+//! Orders the flags that messages announce.
 //!
-//! Signals of one engine come on the first of its queue pairs to this rank, its *lead*, in their order.
-//! Bytes that were put before may have come on others. So a signal says on which ones, and on each of
-//! these comes a *companion*, an empty write with an immediate behind the bytes. A flag is stored once
-//! its companions are here, and never before the flags that were signalled earlier.
+//! The signals of one engine arrive in order on the first of its queue pairs to this rank, the *primary* one. Data that was put
+//! before may have gone over other queue pairs. So a signal names them, and on each of them a *companion* follows the data: an
+//! empty write with an immediate value. A flag is stored when its companions have arrived, and never before the flags that were
+//! signalled earlier.
 
 use std::collections::{HashMap, VecDeque};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of a message.
+/// The size of a message in bytes.
 pub(crate) const MESSAGE_BYTES: usize = 32;
-/// Flags of one lead that have short numbers, exclusive.
+/// The number of flags per primary queue pair that can have a short number.
 pub(crate) const NUMBERS_MAX: u32 = 1 << 14;
-/// The largest step that an immediate announces, inclusive.
+/// The largest increase of a flag that an immediate value can hold.
 pub(crate) const STEP_MAX: u64 = 0xff;
-/// Most queue pairs of one engine to one peer, inclusive: the lead, and one bit each for the others.
+/// The largest number of queue pairs of one engine to one peer: the primary one, and one bit for each of the others.
 pub(crate) const STRANDS_MAX: usize = 8;
 
 const STEP_BITS: u32 = 8;
 const NUMBER_BITS: u32 = 14;
 const COMPANION: u32 = 1 << 31;
 
-/// A value for a flag.
+/// The message of a signal: a flag and its new value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) generation: u64,
     pub(crate) word: u64,
     pub(crate) value: u64,
-    /// The flag's short number from now on, if it is below [`NUMBERS_MAX`].
+    /// The short number that the flag gets, if it is below [`NUMBERS_MAX`].
     pub(crate) number: u32,
-    /// Which companions it comes with: bit `i` for strand `i + 1`.
+    /// The queue pairs whose companion messages must arrive first: bit `i` for queue pair `i + 1`.
     pub(crate) companions: u32,
 }
 
@@ -57,17 +57,17 @@ impl Message {
     }
 }
 
-/// What the immediate of a write says.
+/// The decoded immediate value of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Immediate {
-    /// The flag of this number has come further by `step`.
+    /// The flag with a short number has increased by `step`.
     Step { number: u32, step: u64, companions: u32 },
-    /// What was put on this queue pair before is here.
+    /// All data that was put on this queue pair has arrived.
     Companion,
 }
 
 impl Immediate {
-    /// In the order of the wire.
+    /// Returns the value in wire format.
     pub(crate) fn encode(self) -> u32 {
         match self {
             Self::Step { number, step, companions } => {
@@ -91,40 +91,40 @@ impl Immediate {
     }
 }
 
-/// A queue pair of this rank: the number of its card, and its own there.
+/// Identifies a queue pair of this rank by the index of its NIC and its number there.
 pub(crate) type PairId = (usize, u32);
 
-/// Of which stream a queue pair is a part.
+/// The role of a queue pair in the group of queue pairs of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Strand {
-    /// The lead, or none where this is it.
+    /// The primary queue pair; `None` if this is the primary one.
     pub(crate) lead: Option<u32>,
-    /// Its place among those of its engine, from 0, the lead.
+    /// The index among the queue pairs of its engine; 0 is the primary one.
     pub(crate) index: u8,
 }
 
-/// What is known of everything that arrives at a rank.
+/// The state of everything that arrives at a rank.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     flags: HashMap<u64, Words>,
-    /// By lead, which is always on the first card.
+    /// The streams by the number of the primary queue pair, which is always on the first NIC.
     streams: HashMap<u32, Stream>,
-    /// The queue pairs that are no leads.
+    /// The queue pairs that are not primary.
     others: HashMap<PairId, (u32, usize)>,
 }
 
-/// What one engine of a peer signals.
+/// The signals of one engine of a peer.
 #[derive(Debug, Default)]
 struct Stream {
-    /// By short number; the value is that of the last signal, stored or held.
+    /// The flags by short number, with the value of the last signal, stored or held.
     known: Vec<Message>,
-    /// Companions that are here and that no signal has taken, by strand from 1.
+    /// The companion messages that have arrived and that no signal has used, by queue pair.
     companions: [u32; STRANDS_MAX - 1],
-    /// Signals that wait for theirs, and those behind them.
+    /// The signals that wait for companion messages, and the signals behind them.
     held: VecDeque<Message>,
 }
 
-/// Flags of this rank.
+/// The flags of a registration of this rank.
 #[derive(Clone, Copy, Debug)]
 struct Words {
     base: NonNull<AtomicU64>,
@@ -147,7 +147,7 @@ impl Streams {
         self.flags.remove(&generation);
     }
 
-    /// A queue pair on which messages may come.
+    /// Adds a queue pair on which messages can arrive.
     pub(super) fn open(&mut self, pair: PairId, strand: Strand) {
         match strand.lead {
             Some(lead) => {
@@ -165,7 +165,7 @@ impl Streams {
         }
     }
 
-    /// A message on a lead; whether a flag was stored.
+    /// Processes a message on a primary queue pair, and returns whether a flag was stored.
     pub(super) fn message(&mut self, pair: PairId, message: Message) -> bool {
         let Some(stream) = self.streams.get_mut(&pair.1).filter(|_| pair.0 == 0) else {
             return false;
@@ -175,7 +175,7 @@ impl Streams {
         self.settle(pair.1)
     }
 
-    /// The immediate of a write; whether a flag was stored.
+    /// Processes the immediate value of a write, and returns whether a flag was stored.
     pub(super) fn immediate(&mut self, pair: PairId, immediate: u32) -> bool {
         match Immediate::decode(immediate) {
             Immediate::Companion => {
@@ -199,7 +199,7 @@ impl Streams {
         }
     }
 
-    /// Stores what waits for nothing any more.
+    /// Stores the flags whose companion messages have arrived.
     fn settle(&mut self, lead: u32) -> bool {
         let Self { flags, streams, .. } = self;
         let Some(stream) = streams.get_mut(&lead) else { return false };
@@ -223,7 +223,7 @@ impl Stream {
         self.known[index] = message;
     }
 
-    /// The next signal, if its companions are here.
+    /// Returns the next signal if its companion messages have arrived.
     fn next(&mut self) -> Option<Message> {
         let message = *self.held.front()?;
         let wanted = |at: &usize| message.companions >> at & 1 == 1;

@@ -1,4 +1,4 @@
-//! Memory of devices: by dma-buf, or by a kernel module that knows the addresses of its device.
+//! Registers device memory as a dma-buf, or by its address with a kernel module for the device.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -10,21 +10,21 @@ use crate::error::Error;
 use crate::fabric::DeviceMemory;
 use crate::sys::{Domain, Mr};
 
-/// Where the kernel lists modules that give a card access to memory of their devices.
+/// The directory in which the kernel lists peer-memory modules, which let a NIC access device memory.
 const CLIENTS: &str = "/sys/kernel/mm/memory_peers";
-/// The module of NVIDIA's driver, which newer kernels do not list there.
+/// The directory of NVIDIA's peer-memory module, which newer kernels do not list in [`CLIENTS`].
 const NVIDIA_CLIENT: &str = "/sys/module/nvidia_peermem";
 
-/// Whoever registers memory of a device: the card, or a double of it in tests.
+/// Registers device memory: a NIC, or a fake in tests.
 pub(super) trait Registrar {
     type Mr;
 
     fn place(&self) -> Arc<str>;
 
-    /// Whether a kernel module may know addresses of devices.
+    /// Returns whether a kernel module for device addresses is loaded.
     fn has_clients(&self) -> bool;
 
-    /// Registers a part of a dma-buf, which requests name by `address`.
+    /// Registers a range of a dma-buf, which requests address from `address` on.
     fn by_dma_buf(
         &self,
         fd: BorrowedFd<'_>,
@@ -33,7 +33,7 @@ pub(super) trait Registrar {
         address: u64,
     ) -> Result<Self::Mr, Error>;
 
-    /// Registers by address.
+    /// Registers memory by its address.
     fn by_address(&self, region: &dyn Region, bytes: usize) -> Result<Self::Mr, Error>;
 }
 
@@ -67,10 +67,10 @@ impl Registrar for Arc<Domain> {
     }
 }
 
-/// Registers a region of a device that has bytes, in the first of these ways that works.
+/// Registers a region of device memory with the first of these methods that works. The region must not be empty.
 ///
 /// # Errors
-/// Why each of them does not.
+/// Returns why each method fails.
 pub(super) fn register<R: Registrar>(
     registrar: &R,
     region: &dyn Region,
@@ -128,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    /// A card that takes what it is told to, and writes down how it was asked.
+    /// A fake NIC that records how it was called.
     #[derive(Default)]
     struct Double {
         dma_buf: Option<Errno>,
@@ -172,7 +172,7 @@ mod tests {
         }
     }
 
-    /// Memory of a device, 5000 bytes at an odd place of its allocation.
+    /// Device memory: 5000 bytes at an odd offset of its allocation.
     struct Memory {
         exported: bool,
     }

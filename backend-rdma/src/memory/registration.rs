@@ -1,4 +1,4 @@
-//! A registration: memory that the card knows and that has a generation.
+//! A registration of memory with all NICs of a rank.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -13,15 +13,14 @@ use crate::fabric::Card;
 use crate::key::{CardKeys, Key};
 use crate::sys::Mr;
 
-/// One registration with all cards of a rank; aliases in this process share it.
+/// A registration with all NICs of a rank. Aliases in this process share it.
 #[derive(Debug)]
 pub(crate) struct Registration {
-    /// One a card, dropped before the memory goes. None for a region without bytes, which cards refuse
-    /// and nobody can touch.
+    /// One memory region per NIC, dropped before the memory is freed. Empty for a region without bytes, which NICs refuse.
     mrs: Vec<Mr>,
     cards: u16,
     _mapping: Option<Mapping>,
-    /// Memory of a device, which the processor does not reach.
+    /// The device memory, if the region is device memory.
     device: Option<DynRegion>,
     pub(crate) base: NonNull<u8>,
     pub(crate) bytes: u64,
@@ -36,9 +35,10 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
+    /// Registers memory with all NICs.
+    ///
     /// # Safety
-    /// The memory stays allocated as long as the registration, which holds the mapping where there is
-    /// one.
+    /// The memory must stay allocated as long as the registration, which keeps the mapping if there is one.
     pub(super) unsafe fn new(
         cards: &[Card],
         base: NonNull<u8>,
@@ -61,14 +61,14 @@ impl Registration {
         Ok(Self { mrs, cards, _mapping: mapping, device: None, base, bytes, owner, role })
     }
 
-    /// Data of a device, registered by `mrs` with as many cards; by none where there are no bytes.
+    /// Creates the registration of device memory, with one memory region per NIC, or none for a region without bytes.
     pub(super) fn of_device(mrs: Vec<Mr>, cards: usize, region: DynRegion, owner: Rank) -> Self {
         let (base, bytes) = (region.base(), region.bytes());
         let (cards, device, role) = (cards as u16, Some(region), Role::Data);
         Self { mrs, cards, _mapping: None, device, base, bytes, owner, role }
     }
 
-    /// Whether only a device can load and store it.
+    /// Returns whether only a device can load and store the memory.
     pub(crate) fn is_of_device(&self) -> bool {
         self.device.is_some()
     }
@@ -78,7 +78,7 @@ impl Registration {
         self.device.as_ref()
     }
 
-    /// What requests of this rank name it by, on each card.
+    /// Returns the local key for each NIC.
     pub(crate) fn local_keys(&self) -> CardKeys {
         self.keys(Mr::local_key)
     }
@@ -102,14 +102,14 @@ impl Registration {
     }
 }
 
-/// The registration of this process that a key names, if it lives and the key is true.
+/// Returns the registration of this process that a key names, if it exists and the key is valid.
 pub(crate) fn find(key: &Key) -> Option<Arc<Registration>> {
     let found = handover::find::<Registration>(&super::claim(key))?;
     (found.key(key.generation) == *key).then_some(found)
 }
 
 impl Handover for Registration {
-    /// The card reaches it; nothing is handed over.
+    /// Returns no descriptors, because the NIC accesses the memory.
     fn descriptors(&self) -> Option<u32> {
         None
     }

@@ -10,7 +10,7 @@ use ibverbs_sys::*;
 use super::{Context, Domain};
 use crate::error::Error;
 
-/// A completion queue, and the channel on which somebody may sleep until it has something.
+/// A completion queue with its completion channel, on which a thread can sleep.
 #[derive(Debug)]
 pub(crate) struct Cq {
     context: Arc<Context>,
@@ -24,7 +24,7 @@ unsafe impl Send for Cq {}
 unsafe impl Sync for Cq {}
 
 impl Cq {
-    /// A queue with room for so many completions.
+    /// Creates a queue with room for this number of completions.
     pub(crate) fn create(context: &Arc<Context>, completions: u32) -> Result<Self, Error> {
         let (library, place) = (context.library, &context.name);
         // SAFETY: the context is open.
@@ -51,7 +51,7 @@ impl Cq {
         Ok(made)
     }
 
-    /// Readable when an event is there.
+    /// Returns the descriptor of the channel, which is readable when there is an event.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel lives as long as this.
         let fd = unsafe { (*self.channel.as_ptr()).fd };
@@ -59,7 +59,7 @@ impl Cq {
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
-    /// How many completions were taken.
+    /// Takes completions and returns their number.
     pub(crate) fn poll(&self, completions: &mut [ibv_wc]) -> Result<usize, Error> {
         let room = c_int::try_from(completions.len()).unwrap_or(c_int::MAX);
         // SAFETY: the queue is alive, and there is room for as many.
@@ -68,14 +68,14 @@ impl Cq {
             .map_err(|_| Error::of_answer("ibv_poll_cq", &self.context.name, taken))
     }
 
-    /// Asks for an event at the next completion.
+    /// Requests an event at the next completion.
     pub(crate) fn arm(&self) -> Result<(), Error> {
         // SAFETY: the queue is alive.
         let answer = unsafe { req_notify_cq(self.raw.as_ptr(), 0) };
         self.context.check("ibv_req_notify_cq", answer)
     }
 
-    /// Takes all events; not to be called by two threads at once.
+    /// Takes all events. Two threads must not call it at the same time.
     pub(crate) fn drain_events(&self) {
         let library = self.context.library;
         let (mut queue, mut tag) = (null_mut(), null_mut());
@@ -97,7 +97,7 @@ impl Drop for Cq {
     }
 }
 
-/// A receive queue that many queue pairs share.
+/// A shared receive queue.
 #[derive(Debug)]
 pub(crate) struct Srq {
     domain: Arc<Domain>,
@@ -121,7 +121,7 @@ impl Srq {
         Ok(Self { domain: Arc::clone(domain), raw })
     }
 
-    /// Asks for one event when fewer places than this are left.
+    /// Requests one event when fewer buffers than this are left.
     pub(crate) fn warn_below(&self, places: u32) -> Result<(), Error> {
         let mut attributes = ibv_srq_attr { srq_limit: places, ..ibv_srq_attr::default() };
         let modify = self.domain.context.library.modify_srq;
@@ -150,11 +150,11 @@ impl Drop for Srq {
     }
 }
 
-/// What a queue pair is to hold.
+/// The capacities of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpSizes {
     pub(crate) sends: u32,
-    /// At most so many bytes; the device may have less.
+    /// The largest inline data in bytes; the device may support less.
     pub(crate) inline_bytes: u32,
 }
 
@@ -165,7 +165,7 @@ pub(crate) struct Qp {
     _completions: Arc<Cq>,
     _receives: Option<Arc<Srq>>,
     raw: NonNull<ibv_qp>,
-    /// Bytes that a request may carry itself.
+    /// The largest inline data of a request in bytes.
     pub(crate) inline_bytes: u32,
 }
 
@@ -239,14 +239,14 @@ impl Qp {
         self.domain.context.check("ibv_modify_qp", answer)
     }
 
-    /// Ends it: whatever it holds completes as flushed.
+    /// Moves the queue pair to the error state; its requests complete as flushed.
     pub(crate) fn fail(&self) {
         let attributes = ibv_qp_attr { qp_state: ibv_qp_state::ERR, ..ibv_qp_attr::default() };
         // What is in error already stays so.
         let _ = self.modify(&attributes, ibv_qp_attr_mask::STATE);
     }
 
-    /// Whether a word that a write brings may be polled: the bytes before it are there first.
+    /// Returns whether a written word may be polled, because the bytes before it are visible first.
     pub(crate) fn writes_in_order(&self) -> bool {
         let query = self.domain.context.library.query_qp_data_in_order;
         // SAFETY: it is alive; the call changes nothing.
