@@ -333,7 +333,7 @@ impl CopyEngine for Engine {
         let slice_ops_max = self.caps.slice_ops_max;
         if ops.len() > slice_ops_max {
             return Err(Error::argument(format!(
-                "a slice has {} ops, wanted at most slice_ops_max = {slice_ops_max}",
+                "a slice has {} ops, expected at most slice_ops_max = {slice_ops_max}",
                 ops.len()
             )));
         }

@@ -67,7 +67,7 @@ pub enum Error {
     /// Memory cannot be locked for the NIC.
     #[error(
         "cannot register {bytes} bytes with {place}: {errno}; registered memory is locked: see \
-         `ulimit -l` (memlock), wanted unlimited, and the free memory of this machine"
+         `ulimit -l` (memlock), expected unlimited, and the free memory of this machine"
     )]
     NotLocked {
         /// How many bytes.

@@ -150,7 +150,7 @@ impl Fabric {
     pub fn open_with(rank: Rank, ranks: usize, options: Options) -> Result<Self, Error> {
         if rank.index() >= ranks {
             return Err(Error::argument(format!(
-                "rank is {rank}, wanted less than the number of ranks, {ranks}"
+                "rank is {rank}, expected less than the number of ranks, {ranks}"
             )));
         }
         options.check()?;
@@ -242,7 +242,7 @@ impl FabricTrait for Fabric {
         let Inner { rank, ranks, token, .. } = *self.inner();
         if peer.index() >= ranks {
             return Err(Error::argument(format!(
-                "peer is {peer}, wanted less than the number of ranks, {ranks}"
+                "peer is {peer}, expected less than the number of ranks, {ranks}"
             )));
         }
         let address = Address::decode(peer, address)?;

@@ -170,7 +170,7 @@ impl PeerMemory for Memory {
         }
         if role == Role::Flags {
             let text = format!(
-                "flags at {:p} are memory of a device, wanted memory of the host",
+                "flags at {:p} are memory of a device, expected memory of the host",
                 region.base()
             );
             return Err(Error::argument(text));

@@ -257,7 +257,8 @@ impl Domain {
             | ibv_access_flags::REMOTE_WRITE
             | ibv_access_flags::REMOTE_READ;
         let Some(register) = self.context.library.reg_dmabuf_mr else {
-            let text = format!("{LIBRARY} has no ibv_reg_dmabuf_mr, wanted rdma-core 34 or newer");
+            let text =
+                format!("{LIBRARY} has no ibv_reg_dmabuf_mr, expected rdma-core 34 or newer");
             return Err(Error::unavailable(text));
         };
         let (domain, fd, access) = (self.raw.as_ptr(), fd.as_raw_fd(), access.bits().cast_signed());

@@ -14,7 +14,7 @@ const SEEDS_A_ROUND: u64 = (RANKS.len() * SHARD_BYTES.len()) as u64;
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, wanted a number")))
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, expected a number")))
 }
 
 fn run(scenario: &Scenario) {

@@ -65,7 +65,7 @@ impl Place {
         place.ok_or_else(|| {
             Error::argument(format!(
                 "device is the one nearest to {address:?}, and there is no PCI device at that address; \
-                 wanted one of /sys/bus/pci/devices, such as 0000:3b:00.0"
+                 expected one of /sys/bus/pci/devices, such as 0000:3b:00.0"
             ))
         })
     }
@@ -208,7 +208,7 @@ pub(super) mod tests {
                 error.to_string(),
                 format!(
                     "device is the one nearest to {address:?}, and there is no PCI device at that \
-                     address; wanted one of /sys/bus/pci/devices, such as 0000:3b:00.0"
+                     address; expected one of /sys/bus/pci/devices, such as 0000:3b:00.0"
                 )
             );
         }

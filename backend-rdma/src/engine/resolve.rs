@@ -37,7 +37,7 @@ pub(super) fn resolve(op: &Op<'_, Local, Remote>) -> Result<Resolved, Error> {
             let key = &flag.region.key;
             if key.role == Role::Data {
                 return Err(Error::argument(
-                    "the signalled flag lies in a region registered as Data, wanted Flags"
+                    "the signalled flag lies in a region registered as Data, expected Flags"
                         .to_owned(),
                 ));
             }

@@ -58,15 +58,15 @@ impl Address {
         let mut reader = Reader::new(bytes);
         let magic: [u8; 4] = reader.array("magic").map_err(&short)?;
         if magic != MAGIC {
-            return malformed(format!("it starts with {magic:02x?}, wanted {MAGIC:02x?}"));
+            return malformed(format!("it starts with {magic:02x?}, expected {MAGIC:02x?}"));
         }
         let version = reader.u16("version").map_err(&short)?;
         if version != VERSION {
-            return malformed(format!("it has version {version}, wanted {VERSION}"));
+            return malformed(format!("it has version {version}, expected {VERSION}"));
         }
         let backend = BackendId(reader.u16("backend").map_err(&short)?);
         if backend != BackendId::RDMA {
-            return malformed(format!("it is of backend {backend}, wanted {}", BackendId::RDMA));
+            return malformed(format!("it is of backend {backend}, expected {}", BackendId::RDMA));
         }
         let rank = Rank(reader.u32("rank").map_err(&short)?);
         let ranks = reader.u32("number of ranks").map_err(&short)?;
@@ -86,7 +86,7 @@ impl Address {
             return malformed(format!("it has {} bytes too many", reader.rest().len()));
         }
         if !(1..=CARDS_MAX).contains(&usize::from(cards)) {
-            return malformed(format!("it is of {cards} cards, wanted 1 to {CARDS_MAX}"));
+            return malformed(format!("it is of {cards} cards, expected 1 to {CARDS_MAX}"));
         }
         if rank != peer {
             return malformed(format!("it is of rank {rank}"));

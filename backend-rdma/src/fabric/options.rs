@@ -119,7 +119,7 @@ impl Default for Options {
 impl Options {
     pub(super) fn check(&self) -> Result<(), Error> {
         let wrong = |field, seen: u64, wanted| {
-            Err(Error::argument(format!("{field} is {seen}, wanted {wanted}")))
+            Err(Error::argument(format!("{field} is {seen}, expected {wanted}")))
         };
         match self {
             Self { service_level: 16.., .. } => {
@@ -162,16 +162,16 @@ mod tests {
         Options::default().check().unwrap();
         let text = |options: Options| options.check().unwrap_err().to_string();
         let retries = Options { retries: 8, ..Options::default() };
-        assert_eq!(text(retries), "retries is 8, wanted 0 to 7");
+        assert_eq!(text(retries), "retries is 8, expected 0 to 7");
         let timeout = Options { timeout_exponent: 0, ..Options::default() };
-        assert_eq!(text(timeout), "timeout_exponent is 0, wanted 1 to 31");
+        assert_eq!(text(timeout), "timeout_exponent is 0, expected 1 to 31");
         let pairs = Options { queue_pairs: 9, ..Options::default() };
-        assert_eq!(text(pairs), "queue_pairs is 9, wanted 1 to 8");
+        assert_eq!(text(pairs), "queue_pairs is 9, expected 1 to 8");
         let odd = Options { stripe_bytes: 5000, ..Options::default() };
-        assert_eq!(text(odd), "stripe_bytes is 5000, wanted a power of two from 4096");
+        assert_eq!(text(odd), "stripe_bytes is 5000, expected a power of two from 4096");
         let many = Options { further_devices: vec![DeviceChoice::Any; 4], ..Options::default() };
-        assert_eq!(text(many), "number of further_devices is 4, wanted at most 3");
+        assert_eq!(text(many), "number of further_devices is 4, expected at most 3");
         let few = Options { receives: 7, ..Options::default() };
-        assert_eq!(text(few), "receives is 7, wanted at least 8");
+        assert_eq!(text(few), "receives is 7, expected at least 8");
     }
 }

@@ -119,14 +119,14 @@ pub(crate) fn calls(test_rank: &mut TestRank) -> Outcome {
         let Calls { copies, together, batches, records, waits } = wanted(test_rank.ranks, form);
         let wanted = [copies, together, batches, records, waits].map(|each| each * STARTS as u64);
         if seen != wanted {
-            let _ = write!(wrong, "{form:?}: {COUNTED:?} {seen:?}, wanted {wanted:?}; ");
+            let _ = write!(wrong, "{form:?}: {COUNTED:?} {seen:?}, expected {wanted:?}; ");
         }
         let looks: Vec<u64> = during(1).collect();
         if looks.iter().any(|looks| *looks > LOOKS_MAX * STARTS as u64) {
             let _ = write!(wrong, "{form:?}: {LOOKS:?} {looks:?}; ");
         }
         for (call, calls) in UNUSED.iter().zip(during(2)).filter(|(_, calls)| *calls > 0) {
-            let _ = write!(wrong, "{form:?}: {calls} calls of {call}, wanted none; ");
+            let _ = write!(wrong, "{form:?}: {calls} calls of {call}, expected none; ");
         }
     }
     check(wrong.is_empty(), || format!("{STARTS} starts: {wrong}"))

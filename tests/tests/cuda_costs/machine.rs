@@ -76,7 +76,7 @@ pub(crate) fn leftovers(test_rank: &mut TestRank) -> Outcome {
     let wanted = Inventory::at_rest(&driver);
     (WARM_UP..GROUPS).try_for_each(one)?;
     let seen = Inventory::at_rest(&driver);
-    check(seen == wanted, || format!("after {GROUPS} groups {seen:?}, wanted {wanted:?}"))
+    check(seen == wanted, || format!("after {GROUPS} groups {seen:?}, expected {wanted:?}"))
 }
 
 /// The same with graphs, which may outlive their groups: only the words that they write to stay.
@@ -95,7 +95,7 @@ pub(crate) fn captured_leftovers(test_rank: &mut TestRank) -> Outcome {
     };
     let live = wanted.of_the_driver.iter_mut().find(|(name, _)| *name == "live_bytes");
     live.expect("the driver counts its bytes").1 += kept * WORDS_BYTES;
-    check(seen == wanted, || format!("after {GROUPS} groups {seen:?}, wanted {wanted:?}"))
+    check(seen == wanted, || format!("after {GROUPS} groups {seen:?}, expected {wanted:?}"))
 }
 
 fn one_group(test_rank: &TestRank, index: usize, form: Form, captured: bool) -> Outcome {

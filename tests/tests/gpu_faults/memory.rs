@@ -146,5 +146,5 @@ fn wanted(error: Option<Error>, kind: ErrorKind, holds: &[String]) -> Outcome {
     let seen = error.as_ref().map(Error::kind);
     let text = error.map(|error| error.to_string()).unwrap_or_default();
     let whole = seen == Some(kind) && holds.iter().all(|words| text.contains(words.as_str()));
-    check(whole, || format!("{seen:?}: {text:?}, wanted {kind:?} and {holds:?}"))
+    check(whole, || format!("{seen:?}: {text:?}, expected {kind:?} and {holds:?}"))
 }

@@ -118,7 +118,9 @@ impl Loss {
             let text = children[rank].read_line(patience())?;
             let limit = if end == End::Killed { GRACE } else { self.timeout() + GRACE };
             let took = begun.elapsed();
-            check(took < limit, || format!("rank {rank} took {took:?}, wanted {limit:?}: {text}"))?;
+            check(took < limit, || {
+                format!("rank {rank} took {took:?}, expected {limit:?}: {text}")
+            })?;
             self.judge(&format!("rank {rank}"), &text)?;
         }
         if end == End::Silent {

@@ -89,5 +89,5 @@ pub(crate) fn says(who: &str, text: &str, begins: &str, holds: &[&str]) -> Outco
     if text.starts_with(begins) && missing.is_empty() {
         return Ok(());
     }
-    Err(Failure::new(format!("{who} said {text:?}, wanted {begins:?} and {missing:?}")))
+    Err(Failure::new(format!("{who} said {text:?}, expected {begins:?} and {missing:?}")))
 }

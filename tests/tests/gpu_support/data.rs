@@ -33,12 +33,12 @@ pub(crate) fn same(what: impl fmt::Display, seen: &[u8], wanted: &[u8]) -> Outco
     let first = seen.iter().zip(wanted).position(|(seen, wanted)| seen != wanted);
     Err(Failure::new(match first {
         Some(at) => format!(
-            "{what}: byte {at} of {} is {:#04x}, wanted {:#04x}; {wrong} are wrong",
+            "{what}: byte {at} of {} is {:#04x}, expected {:#04x}; {wrong} are wrong",
             wanted.len(),
             seen[at],
             wanted[at]
         ),
-        None => format!("{what}: {} bytes, wanted {}", seen.len(), wanted.len()),
+        None => format!("{what}: {} bytes, expected {}", seen.len(), wanted.len()),
     }))
 }
 

@@ -236,7 +236,7 @@ impl Case {
         let limit = GRACE + if late { SHORT_TIMEOUT } else { Duration::ZERO };
         for Fate { rank, after, words } in fates {
             check(*after < limit, || {
-                format!("rank {rank} took {after:?}, wanted {limit:?}: {words}")
+                format!("rank {rank} took {after:?}, expected {limit:?}: {words}")
             })?;
             // A goodbye needs nobody: the group was over before.
             let wanted = match self.phase {
@@ -244,7 +244,7 @@ impl Case {
                 _ => format!("fell in {step}: {kind}, rank {victim}: "),
             };
             check(words.starts_with(&wanted), || {
-                format!("rank {rank} {words:?}, wanted {wanted:?}")
+                format!("rank {rank} {words:?}, expected {wanted:?}")
             })?;
         }
         // A hub that hangs tells nobody which record was first.

@@ -222,7 +222,7 @@ fn is_repeated(first: &Error, later: Option<Error>) -> Outcome {
     if later == wanted {
         return Ok(());
     }
-    Err(Failure::new(format!("a later call says {later:?}, wanted {wanted:?}")))
+    Err(Failure::new(format!("a later call says {later:?}, expected {wanted:?}")))
 }
 
 fn fill(gather: &mut AllGather<u8>, rank: Rank) -> Outcome {

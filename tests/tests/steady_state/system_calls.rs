@@ -96,7 +96,7 @@ fn between_marks(trace: &str) -> Result<BTreeMap<&str, Vec<&str>>, String> {
     let mark = format!("{MARK}(");
     let marks = trace.lines().filter(|line| line.contains(&mark)).count();
     if marks != 2 {
-        return Err(format!("the trace has {marks} marks, wanted 2"));
+        return Err(format!("the trace has {marks} marks, expected 2"));
     }
     let mut calls = BTreeMap::<_, Vec<_>>::new();
     let behind_first = trace.lines().skip_while(|line| !line.contains(&mark)).skip(1);
