@@ -1,8 +1,7 @@
-//! The watchdog's thread: ends the group when a start is overdue, and lets go what nobody waits for.
+//! Runs the watchdog thread, which ends the group when a start is overdue, and releases blocked engines after that.
 //!
-//! It covers the starts of which no caller waits for the end, and wakes callers who sleep without a
-//! timer. A start on a stream has nobody who looks at it: the guard looks when it is due, and after
-//! an abort it is the guard who releases the lanes, so that the caller's stream goes on.
+//! It keeps the deadlines of starts for which no caller waits, and wakes callers that sleep without a timer. After an abort it
+//! releases the waits of starts on streams and of graphs, because no other thread does.
 
 use std::sync::MutexGuard;
 use std::task::Waker;

@@ -1,4 +1,4 @@
-//! Places of registered memory, for computations outside of this crate.
+//! Ranges of registered memory, for computations outside of this crate.
 
 use std::ptr::NonNull;
 

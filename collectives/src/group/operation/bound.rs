@@ -1,11 +1,11 @@
-//! An operation of which everything is imported: its report, and then its executor.
+//! Creates the report and the executor of an operation whose regions have been imported.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use peerlane_hal::{Caps, ErrorKind, Rank};
 
-use super::draft::{Ground, Planned, Sides, Terms};
+use super::draft::{GroupContext, Planned, Sides, Terms};
 use super::prepared::Prepared;
 use crate::error::Error;
 use crate::group::report::{Fallback, LaneReport, LinkReport, Report, TierReport};
@@ -19,7 +19,7 @@ use crate::run::lane::Lane;
 use crate::run::port;
 use crate::run::program::Program;
 
-/// A lane that is bound, and what its engine can do.
+/// A lane with its program and the capabilities of its engine.
 pub(super) struct BoundLane {
     pub(super) id: LaneId,
     pub(super) tier: Tier,
@@ -27,13 +27,13 @@ pub(super) struct BoundLane {
     pub(super) caps: Caps,
 }
 
-/// The bound lanes of this rank; only their executor is missing.
+/// The lanes and the report of an operation, before it has an executor.
 pub(super) struct Bound {
     lanes: Vec<BoundLane>,
     report: Report,
 }
 
-/// What the handle of an operation is made from.
+/// The parts of an [`Operation`](super::Operation), without its element type.
 pub(super) struct Finished {
     pub(super) prepared: Prepared,
     pub(super) view: Arc<OperationBuffers>,
@@ -42,10 +42,10 @@ pub(super) struct Finished {
     pub(super) watch: Arc<Watch>,
     pub(super) layout: Layout,
     pub(super) rank: Rank,
-    /// Where the own shard lies before a start.
+    /// The location of this rank's data before a start.
     pub(super) from: Source,
     pub(super) output_buffers: u32,
-    /// The windows that are its input and its output.
+    /// The windows that are the input and the output, if they are.
     pub(super) windows: [Option<Arc<Inner>>; 2],
 }
 
@@ -53,13 +53,13 @@ impl Bound {
     /// # Errors
     /// With `strict`, if there is a fallback.
     pub(super) fn new(
-        ground: &Ground,
+        context: &GroupContext,
         terms: &Terms,
         planned: &Planned,
         sides: &Sides<'_>,
         lanes: Vec<BoundLane>,
     ) -> Result<Self, Error> {
-        let report = report(ground, terms, planned, sides, &lanes);
+        let report = report(context, terms, planned, sides, &lanes);
         if terms.strict {
             // That a thread drives lanes matters to starts on a stream only, and is refused there.
             let refused =
@@ -72,17 +72,17 @@ impl Bound {
         Ok(Self { lanes, report })
     }
 
-    /// What the handle is made from, and which bytes of windows it uses.
+    /// Creates the executor. Returns the parts of the operation, and the ranges of windows that it uses.
     pub(super) fn finish(
         self,
-        ground: Ground,
+        context: GroupContext,
         terms: Terms,
         planned: &Planned,
         sides: Sides<'_>,
         name: String,
     ) -> (Finished, Vec<Extent>) {
         let Self { lanes, report } = self;
-        let (me, buffering) = (ground.rank, planned.buffering);
+        let (me, buffering) = (context.rank, planned.buffering);
         let from = if planned.plan.in_place { Source::Output } else { Source::Input };
         let waits = lanes.iter().flat_map(|lane| lane.program.waits.iter().copied()).collect();
         let (local_ports, local) = sides.local.finish(buffering);
@@ -107,7 +107,7 @@ impl Bound {
         });
         let lanes = lanes.collect();
         let views = TierBuffers { local: Arc::clone(&local), network };
-        let writers = terms.writers(&ground);
+        let writers = terms.writers(&context);
         let watch = Arc::new(Watch::new(name, me, terms.timeout, waits, writers, views));
         let options = {
             let Terms { capturable, strict, traced, .. } = terms;
@@ -116,7 +116,7 @@ impl Bound {
         // SAFETY: the layout puts every cell inside the windows' buffers, whose lengths were
         // checked on both sides; ports keep the windows; `verify` has passed the plans.
         let executor = unsafe { Executor::new(lanes, options) };
-        let prepared = Prepared::new(executor, ground.shared, Arc::clone(&watch));
+        let prepared = Prepared::new(executor, context.shared, Arc::clone(&watch));
         let Terms { layout, timeout, request, .. } = terms;
         let windows =
             [BufferId::INPUT, BufferId::OUTPUT].map(|buffer| request.window(buffer).cloned());
@@ -139,7 +139,7 @@ impl Bound {
 }
 
 fn report(
-    ground: &Ground,
+    context: &GroupContext,
     terms: &Terms,
     planned: &Planned,
     sides: &Sides<'_>,
@@ -147,7 +147,7 @@ fn report(
 ) -> Report {
     let plan = &planned.plan;
     // Once everything is imported a fabric knows where the peers' memory lies.
-    let links: Vec<_> = Rank::all(ground.topology.ranks())
+    let links: Vec<_> = Rank::all(context.topology.ranks())
         .flat_map(|peer| sides.iter().map(move |(tier, side)| (tier, side.link(peer))))
         .filter_map(|(tier, link)| {
             link.map(|link| LinkReport { peer: link.peer, tier, kind: link.kind })
@@ -170,20 +170,20 @@ fn report(
     // Where even lane 0 is driven, there are no streams to start on.
     let streams = lane_reports.first().is_some_and(LaneReport::is_queued);
     let driven = driven.filter(|_| streams).map(|&lane| Fallback::Driven(lane));
-    let staged = ground.refusal.iter().filter(|_| sides.network.is_some());
+    let staged = context.refusal.iter().filter(|_| sides.network.is_some());
     let staged = staged.map(|reason| Fallback::Staged { reason: Arc::clone(reason) });
     let fallbacks = staged.chain(slow).chain(driven).collect();
-    let tiers = sides.iter().map(|(tier, _)| tier_report(ground.rank, tier, lanes)).collect();
+    let tiers = sides.iter().map(|(tier, _)| tier_report(context.rank, tier, lanes)).collect();
     Report {
         collective: plan.collective,
         algorithm: plan.algorithm,
         choice: terms.choice.clone(),
-        ranks: ground.topology.ranks(),
+        ranks: context.topology.ranks(),
         chunks: plan.chunks,
         outputs: plan.outputs,
         flags: plan.flags,
         capturable: terms.capturable,
-        shard_bytes: terms.layout.shard_bytes(ground.rank),
+        shard_bytes: terms.layout.shard_bytes(context.rank),
         shortest_shard_bytes: terms.layout.shards().iter().min().unwrap_or(0),
         longest_shard_bytes: terms.layout.shards().iter().max().unwrap_or(0),
         tensors: terms.layout.tensors(),

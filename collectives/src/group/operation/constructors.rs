@@ -8,7 +8,7 @@ use std::sync::Arc;
 use peerlane_hal::Rank;
 
 use super::OperationBuilder;
-use super::request::{Part, Target};
+use super::request::{Target, WindowRange};
 use super::shards::{self, Destination, Shards};
 use crate::collective::Collective;
 use crate::element::Element;
@@ -39,8 +39,9 @@ impl Group {
         self.describe("all-gather", Shards::Equal(shard_len), Target::Buffers)
     }
 
-    /// Describes an all-gather of `shard_lens[r]` elements from rank r, which may be none. Every rank
-    /// gives the same lengths. The result is all shards in rank order, without a gap.
+    /// Describes an all-gather of `shard_lens[r]` elements from rank r, which can be 0.
+    ///
+    /// Every rank must give the same lengths. The output is all shards in rank order, without gaps.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -64,11 +65,10 @@ impl Group {
         self.describe("all-gather-v", shards, Target::Buffers)
     }
 
-    /// Describes an all-gather of `shard_lens[r]` elements from rank r, each shard to a destination of
-    /// its own in this rank's output buffers. Destinations are this rank's alone; other ranks may
-    /// have others. What lies beside them is not touched.
+    /// Describes an all-gather of `shard_lens[r]` elements from rank r, with a destination for each shard.
     ///
-    /// Buffers that are not given are allocated, as long as their destinations need.
+    /// The destinations are in the output buffers of this rank; other ranks can have different ones. Bytes outside of them do not
+    /// change. Buffers that the caller does not supply are allocated with the length that their destinations need.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -97,9 +97,9 @@ impl Group {
         self.describe("all-gather-list", shards, Target::List(destinations.to_vec()))
     }
 
-    /// Describes an all-gather of several tensors in one start: each rank contributes
-    /// `tensor_lens[k]` elements to tensor k, and every tensor is gathered to its own place, its
-    /// pieces in rank order. Chunks divide what a rank contributes to all tensors together.
+    /// Describes an all-gather of several tensors in one start, with `tensor_lens[k]` elements from each rank for tensor k.
+    ///
+    /// In the output, each tensor has its pieces in rank order. Chunks divide the data of a rank for all tensors together.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -137,9 +137,10 @@ impl Group {
         self.describe("all-gather-tensors-v", Shards::UnevenTensors(lens), Target::Buffers)
     }
 
-    /// Describes an all-gather into a range of a window, the same on every rank; each rank
-    /// contributes an equal share of it. It exchanges no key of the window again, and many operations
-    /// may be prepared over one window, also over ranges that overlap.
+    /// Describes an all-gather into a range of a window, to which each rank contributes an equal share.
+    ///
+    /// The range must be the same on every rank. The keys of the window are not exchanged again. Many operations can be
+    /// prepared over one window, also over ranges that overlap.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -167,7 +168,7 @@ impl Group {
         range: Range<usize>,
     ) -> OperationBuilder<'_, T> {
         let shards = Shards::Shared(range.end.saturating_sub(range.start));
-        let target = Target::Window(Part { window: Arc::clone(&window.inner), range });
+        let target = Target::Window(WindowRange { window: Arc::clone(&window.inner), range });
         self.describe("all-gather-into", shards, target)
     }
 
@@ -179,7 +180,8 @@ impl Group {
         shard_lens: &[usize],
     ) -> OperationBuilder<'_, T> {
         let end = shard_lens.iter().fold(begin, |end, &len| end.saturating_add(len));
-        let target = Target::Window(Part { window: Arc::clone(&window.inner), range: begin..end });
+        let target =
+            Target::Window(WindowRange { window: Arc::clone(&window.inner), range: begin..end });
         self.describe("all-gather-into-v", Shards::Uneven(shard_lens.to_vec()), target)
     }
 
@@ -250,8 +252,9 @@ impl Group {
         OperationBuilder::new(self, "all-to-all", Collective::AllToAll, shards, Target::Buffers)
     }
 
-    /// Opens a window: allocates zeroed memory for `len` elements on every rank and makes it known to
-    /// all, once for all operations [over it](Self::all_gather_into). Collective.
+    /// Opens a window: allocates zeroed memory for `len` elements on every rank, and exchanges its keys. Collective.
+    ///
+    /// Any number of operations can [use it](Self::all_gather_into) without another exchange of keys.
     ///
     /// # Errors
     /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch), naming the rank and the field that differs;

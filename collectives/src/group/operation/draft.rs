@@ -1,4 +1,4 @@
-//! An operation on its way to being prepared, without types.
+//! Plans an operation on this rank, and exchanges its memory with the other ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,21 +26,21 @@ use crate::topology::Topology;
 use crate::verify::{self, Budget};
 
 /// The parts of the group that an operation needs.
-pub(super) struct Ground {
+pub(super) struct GroupContext {
     pub(super) rank: Rank,
     pub(super) topology: Topology,
-    /// Why the network does not register this rank's memory, if it does not.
+    /// The reason why the network cannot register this rank's memory, if it cannot.
     pub(super) refusal: Option<Arc<str>>,
     pub(super) shared: Arc<Shared>,
 }
 
-/// What is gathered, and how.
+/// The properties of an operation after the choice of the algorithm.
 pub(super) struct Terms {
     pub(super) operation: &'static str,
     pub(super) algorithm: Algorithm,
     pub(super) choice: Choice,
     pub(super) shape: Shape,
-    /// With the places of all ranks as soon as they are known.
+    /// The layout; it includes the placements of all ranks after the exchange.
     pub(super) layout: Layout,
     pub(super) request: Request,
     pub(super) dtype: DType,
@@ -51,7 +51,7 @@ pub(super) struct Terms {
     pub(super) timeout: Duration,
 }
 
-/// The plan of this rank and what follows from it.
+/// The plan of this rank, and the values derived from it.
 pub(super) struct Planned {
     pub(super) plan: Plan,
     flag_tiers: FlagTiers,
@@ -61,19 +61,19 @@ pub(super) struct Planned {
 }
 
 impl Terms {
-    /// Plans and verifies.
-    pub(super) fn plan(&self, ground: &Ground) -> Result<Planned, Error> {
+    /// Creates the plan of this rank, and verifies the plans of all ranks.
+    pub(super) fn plan(&self, context: &GroupContext) -> Result<Planned, Error> {
         let Self { algorithm, shape, layout, .. } = self;
-        let topology = &ground.topology;
-        let plan = schedule::plan(*algorithm, topology, ground.rank, *shape)?;
+        let topology = &context.topology;
+        let plan = schedule::plan(*algorithm, topology, context.rank, *shape)?;
         let proof =
             verify::prove(*algorithm, topology, *shape, Budget::default()).map_err(|fault| {
                 let text = format!("the plan of {algorithm} is faulty: {fault}");
                 Error::new(ErrorKind::Other, text).with_source(fault)
             })?;
-        let mates = self.mates(ground, &plan)?;
+        let mates = self.mates(context, &plan)?;
         let flag_tiers = FlagTiers::new(&plan, &mates);
-        let flags = FlagLayout::new(ground.topology.ranks(), shape.chunks, plan.lanes.len());
+        let flags = FlagLayout::new(context.topology.ranks(), shape.chunks, plan.lanes.len());
         let (outputs, bytes) = (shape.outputs, layout.total_bytes());
         let buffering = DoubleBuffering::new(outputs, bytes, flags.words(), self.capturable);
         let buffering = buffering.ok_or_else(|| {
@@ -83,25 +83,25 @@ impl Terms {
         Ok(Planned { plan, flag_tiers, flags, buffering, proof: proof.to_string() })
     }
 
-    /// The plans of the other ranks of this node, where flags may lie between tiers.
-    fn mates(&self, ground: &Ground, plan: &Plan) -> Result<Vec<Plan>, Error> {
+    /// Returns the plans of the other ranks of this node, if flags can lie between tiers.
+    fn mates(&self, context: &GroupContext, plan: &Plan) -> Result<Vec<Plan>, Error> {
         if !is_tiered(plan) {
             return Ok(Vec::new());
         }
-        let topology = &ground.topology;
-        let mates = topology.members(topology.node(ground.rank)).iter();
-        let mates = mates.filter(|&&mate| mate != ground.rank);
+        let topology = &context.topology;
+        let mates = topology.members(topology.node(context.rank)).iter();
+        let mates = mates.filter(|&&mate| mate != context.rank);
         mates.map(|&mate| schedule::plan(self.algorithm, topology, mate, self.shape)).collect()
     }
 
-    pub(super) fn writers(&self, ground: &Ground) -> FlagWriters {
-        let (algorithm, shape, topology) = (self.algorithm, self.shape, ground.topology.clone());
-        FlagWriters::new(ground.rank, ground.topology.clone(), move |rank| {
+    pub(super) fn writers(&self, context: &GroupContext) -> FlagWriters {
+        let (algorithm, shape, topology) = (self.algorithm, self.shape, context.topology.clone());
+        FlagWriters::new(context.rank, context.topology.clone(), move |rank| {
             schedule::plan(algorithm, &topology, rank, shape).ok()
         })
     }
 
-    /// How long a buffer of `peer` must be at least.
+    /// Returns the minimum length of a buffer of `peer` in bytes.
     fn bytes(&self, buffering: &DoubleBuffering, peer: Rank, buffer: BufferId) -> u64 {
         let (layout, places) = (&self.layout, self.layout.placement(peer));
         let need = |needs: BTreeMap<u32, u64>, number| needs.get(&number).copied().unwrap_or(0);
@@ -115,10 +115,10 @@ impl Terms {
     }
 }
 
-/// The fabrics' sides of one operation.
+/// The setup of an operation on both fabrics.
 pub(super) struct Sides<'g> {
     pub(super) local: Side<'g>,
-    /// Where the plan has lanes there.
+    /// `None` if the plan has no lanes on the network.
     pub(super) network: Option<Side<'g>>,
 }
 
@@ -128,7 +128,7 @@ impl<'g> Sides<'g> {
         [(Tier::Local, &self.local)].into_iter().chain(network)
     }
 
-    /// Whose engines the lanes of a tier have.
+    /// Returns the backend of the engines of a tier.
     pub(super) fn backend(&self, tier: Tier) -> BackendId {
         let network = self.network.as_ref().filter(|_| tier == Tier::Network);
         network.unwrap_or(&self.local).backend()
@@ -146,20 +146,20 @@ impl<'g> Sides<'g> {
     }
 }
 
-/// Everything that needs no other rank.
+/// An operation before the ranks have exchanged anything.
 pub(super) struct Draft<'g> {
-    ground: Ground,
+    context: GroupContext,
     terms: Terms,
     planned: Planned,
     sides: Sides<'g>,
-    /// What the engines can do, lane by lane of those that have one.
+    /// The capabilities of the engines, for each lane that has one.
     caps: Vec<Caps>,
 }
 
 impl<'g> Draft<'g> {
-    /// `local` holds the buffers, and the engine of lane 0, which has these `caps`.
+    /// Creates a draft. `local` holds the buffers, and the engine of lane 0 with these `caps`.
     pub(super) fn new(
-        ground: Ground,
+        context: GroupContext,
         terms: Terms,
         planned: Planned,
         local: Side<'g>,
@@ -185,10 +185,10 @@ impl<'g> Draft<'g> {
             network.allocate(BufferId::CrossTierFlags, flag_bytes)?;
             sides.local.register(BufferId::CrossTierFlags, network)?;
         }
-        Ok(Self { ground, terms, planned, sides, caps })
+        Ok(Self { context, terms, planned, sides, caps })
     }
 
-    /// The fingerprint and the keys: of the local fabric first, then of the network.
+    /// Returns the offer for the other ranks: the values that must be equal, then the keys of the local fabric and of the network.
     pub(super) fn offer(&self) -> Result<Offer, Error> {
         let (plan, terms) = (&self.planned.plan, &self.terms);
         let (gets, request) = (has_gets(plan), &terms.request);
@@ -214,7 +214,7 @@ impl<'g> Draft<'g> {
             .field("capturable", terms.capturable)
             .field("streams", terms.requirements.streams)
             .field("timeout", format_args!("{:?}", terms.timeout))
-            .field("topology", &self.ground.topology)
+            .field("topology", &self.context.topology)
             .blob(places)
             .blob(blob(self.sides.local.keys(&buffers)?));
         let Some(network) = &self.sides.network else { return Ok(offer) };
@@ -222,8 +222,9 @@ impl<'g> Draft<'g> {
         Ok(offer.blob(blob(network.keys(&buffers)?)))
     }
 
-    /// Binds the plan, and imports what its steps name. After an error the draft must live until all
-    /// ranks know of it: they may be importing from here.
+    /// Binds the plan and imports the regions that its steps name.
+    ///
+    /// After an error, the draft must live until all ranks know of it, because they may still be importing its memory.
     pub(super) fn import(&mut self, offers: &[Offer], deadline: Deadline) -> Result<Bound, Error> {
         let (layout, places) = (self.terms.layout.clone(), places_of(offers)?);
         self.terms.layout = layout.with_placements(places)?;
@@ -252,17 +253,17 @@ impl<'g> Draft<'g> {
                 side.import(peer, buffer, &keys[peer.index()], bytes, deadline)?;
             }
         }
-        Bound::new(&self.ground, &self.terms, &self.planned, &self.sides, lanes)
+        Bound::new(&self.context, &self.terms, &self.planned, &self.sides, lanes)
     }
 
-    /// Everything is exchanged.
+    /// Creates the executor and the report.
     pub(super) fn finish(self, bound: Bound, name: String) -> (Finished, Vec<Extent>) {
-        let Self { ground, terms, planned, sides, .. } = self;
-        bound.finish(ground, terms, &planned, sides, name)
+        let Self { context, terms, planned, sides, .. } = self;
+        bound.finish(context, terms, &planned, sides, name)
     }
 }
 
-/// What a step names of a rank, perhaps this one.
+/// Returns the buffer and the rank that a step accesses, which can be this rank.
 fn named(step: &port::BoundStep) -> Option<(BufferId, Rank)> {
     match *step {
         port::BoundStep::Put { peer, dst, .. } => Some((dst.buffer, peer)),
@@ -283,7 +284,7 @@ fn keys_of(offers: &[Offer], tier: Tier) -> Result<Vec<Keys>, Error> {
     Rank::all(offers.len()).zip(offers).map(keys).collect()
 }
 
-/// Where each rank keeps what it has.
+/// Returns the placements that the ranks have offered.
 fn places_of(offers: &[Offer]) -> Result<Vec<Placement>, Error> {
     let places = |(peer, offer)| {
         postcard::from_bytes(blob(offer, peer, 0)?).map_err(|error| {
@@ -299,8 +300,8 @@ fn has_gets(plan: &Plan) -> bool {
     steps.any(|step| matches!(step, Step::Get { .. }))
 }
 
-/// Whether a lane needs an engine: because it has steps, or to hear what comes over the network to lanes
-/// of the other tier, which a polled engine brings only when it is polled.
+/// Returns whether a lane needs an engine: because it has steps, or to poll a network engine that receives for lanes of the
+/// other tier.
 fn has_engine(plan: &Plan, id: LaneId) -> bool {
     let first_of_network = plan.lanes.iter().position(|lane| lane.tier == Tier::Network);
     let is_silent = |lane: &Lane| lane.tier != Tier::Network || lane.steps.is_empty();

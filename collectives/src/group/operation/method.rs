@@ -1,7 +1,6 @@
-//! Which algorithm, and in how many chunks, where the caller leaves that open: by predicted cost.
+//! Chooses the algorithm and the number of chunks by predicted cost, unless the caller has set them.
 //!
-//! Every rank decides by itself. What it decides by is equal on all ranks, or the fingerprint of the
-//! operation tells where it is not.
+//! Every rank chooses by itself from values that are equal on all ranks. If a choice differs, the exchange of offers reports it.
 
 use crate::cost::{self, Choice, Links, Question};
 use crate::error::Error;
@@ -10,7 +9,7 @@ use crate::plan::Algorithm;
 use crate::schedule::Shape;
 use crate::topology::Topology;
 
-/// What the caller says of it.
+/// The caller's choices.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Method {
     pub(super) algorithm: Option<Algorithm>,
@@ -19,8 +18,9 @@ pub(super) struct Method {
 }
 
 impl Method {
-    /// What runs, and what it is predicted to take. `shape` is what the plan must be but for its chunks;
-    /// `known` are the group's links, and whether somebody has measured them.
+    /// Returns the choice and its predicted cost.
+    ///
+    /// `shape` contains everything but the number of chunks; `known` contains the links of the group, and whether they were measured.
     ///
     /// # Errors
     /// As [`cost::choose`].
@@ -53,7 +53,7 @@ impl Method {
     }
 }
 
-/// What is not taken unless it is asked for.
+/// Returns the algorithms that are used only on request, with the reasons.
 fn refused(one_node: bool, in_graph: bool, measured: bool) -> Vec<(Algorithm, &'static str)> {
     let reason = |algorithm| match algorithm {
         Algorithm::Direct => None,

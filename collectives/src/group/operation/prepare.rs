@@ -1,4 +1,4 @@
-//! From a description to a prepared operation, together with all ranks: draft, agree, import, vote.
+//! Prepares an operation with all ranks: plans it, exchanges offers and keys, imports memory, and confirms that all ranks have.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use peerlane_hal::{Deadline, DynRegion, EngineRequirements, ErrorKind, Region};
 
 use super::bound::Finished;
 use super::builder::OperationSpec;
-use super::draft::{Draft, Ground, Terms};
+use super::draft::{Draft, GroupContext, Terms};
 use super::request::{Asked, Request, Target};
 use crate::collective::Collective;
 use crate::error::Error;
@@ -19,11 +19,11 @@ use crate::plan::{FlagOrder, Tier};
 use crate::run::buffers::BufferId;
 use crate::schedule::Shape;
 
-/// Results up to this size use two outputs in turn unless told otherwise: there the second phase of
-/// flags costs more than what a second output takes from the cache: docs/adr/0007.
+/// The largest output in bytes for which two outputs are the default. Above it, the second output costs more cache than the
+/// saved flags are worth: docs/adr/0007.
 const TWO_OUTPUTS_BYTES_MAX: u64 = 256 << 10;
-/// The same where flags come in batches, as on devices: a phase less saves a round between devices,
-/// which is 7 to 20 µs of a gather up to this size, and 1 % beyond (docs/perf/cuda-allgather.md).
+/// The same limit for engines with batched flags, such as GPUs. Saving one phase of flags saves 7 to 20 µs up to this size, and
+/// 1 % beyond it (docs/perf/cuda-allgather.md).
 const TWO_OUTPUTS_BATCHED_BYTES_MAX: u64 = 256 << 20;
 
 /// Prepares an operation with all ranks. Returns what its handle is made from, and its entry among the users of windows.
@@ -37,7 +37,7 @@ pub(super) fn prepare(
     // A zero timeout is refused with all ranks, so that none waits for this one.
     let patience = if spec.timeout.is_zero() { group.timeout() } else { spec.timeout };
     let deadline = Deadline::after(patience);
-    let ground = Ground {
+    let context = GroupContext {
         rank: group.rank(),
         topology: group.topology.clone(),
         refusal: group.refusal.clone(),
@@ -45,7 +45,7 @@ pub(super) fn prepare(
     };
     let (shared, users) = (Arc::clone(&group.shared), Arc::clone(&group.users));
 
-    let drafted = draft(group, ground, spec).and_then(|draft| Ok((draft.offer()?, draft)));
+    let drafted = draft(group, context, spec).and_then(|draft| Ok((draft.offer()?, draft)));
     let (offer, mut draft) = match drafted {
         Ok((offer, draft)) => (Ok(offer), Ok(draft)),
         Err(error) => (Err(error.clone()), Err(error)),
@@ -66,8 +66,12 @@ pub(super) fn prepare(
     Ok((finished, uses))
 }
 
-/// Everything that needs no other rank, as far as it needs types.
-fn draft(group: &mut Group, ground: Ground, spec: OperationSpec) -> Result<Draft<'_>, Error> {
+/// Plans the operation on this rank and sets up its memory and engines.
+fn draft(
+    group: &mut Group,
+    context: GroupContext,
+    spec: OperationSpec,
+) -> Result<Draft<'_>, Error> {
     let OperationSpec {
         operation,
         collective,
@@ -94,7 +98,7 @@ fn draft(group: &mut Group, ground: Ground, spec: OperationSpec) -> Result<Draft
         inputs: spec.inputs.len(),
         outputs: spec.output_buffers.len(),
     };
-    let mut request = Request::new(dtype, &asked, &layout, ground.rank, &ground.shared)?;
+    let mut request = Request::new(dtype, &asked, &layout, context.rank, &context.shared)?;
     request.fields.extend(spec.shards.fields(&layout));
     let mut local = Side::new(&mut group.fabric);
     // Of lane 0. Only an engine knows what engines can do, and the plan depends on that.
@@ -129,13 +133,13 @@ fn draft(group: &mut Group, ground: Ground, spec: OperationSpec) -> Result<Draft
     let tiers = group.network.is_some();
     let shape = Shape { collective, chunks: layout.chunks(), in_place, outputs, flags, tiers };
     let links = (&group.links, group.links_measured);
-    let (topology, method) = (&ground.topology, &spec.method);
+    let (topology, method) = (&context.topology, &spec.method);
     let choice = method.choose(topology, &layout, (shape, capturable), links)?;
     if choice.chunks != layout.chunks() {
         layout = layout_of(topology.ranks(), choice.chunks)?;
     }
     let (algorithm, shape) = (choice.algorithm, Shape { chunks: choice.chunks, ..shape });
-    let rank = ground.rank;
+    let rank = context.rank;
     let terms = Terms {
         operation,
         algorithm,
@@ -150,7 +154,7 @@ fn draft(group: &mut Group, ground: Ground, spec: OperationSpec) -> Result<Draft
         traced,
         timeout,
     };
-    let planned = terms.plan(&ground)?;
+    let planned = terms.plan(&context)?;
     let buffering = planned.buffering;
     let need = |buffer| match buffer {
         BufferId::OUTPUT if outputs > 1 => buffering.output_bytes(),
@@ -168,10 +172,10 @@ fn draft(group: &mut Group, ground: Ground, spec: OperationSpec) -> Result<Draft
         }
     }
     let network = group.network.as_mut().map(Side::new);
-    Draft::new(ground, terms, planned, local, caps, network)
+    Draft::new(context, terms, planned, local, caps, network)
 }
 
-/// The caller's region, or a new one; as long as it must be, or longer unless that is `exact`.
+/// Uses the caller's region, or allocates one. A region may be longer than `bytes` unless `exact` is set.
 fn give(
     side: &mut Side<'_>,
     buffer: BufferId,

@@ -1,4 +1,4 @@
-//! Where an operation reads and writes on this rank: its buffers, by number, and ranges of windows.
+//! Converts the caller's buffers, windows and destinations to numbered buffers with placements.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,38 +16,38 @@ use crate::run::buffers::BufferId;
 
 /// A range of a window, in elements.
 #[derive(Clone)]
-pub(in crate::group) struct Part {
+pub(in crate::group) struct WindowRange {
     pub(in crate::group) window: Arc<Inner>,
     pub(in crate::group) range: Range<usize>,
 }
 
-/// Where an operation gathers.
+/// The output of an operation.
 pub(in crate::group) enum Target {
-    /// In one buffer, or in one for each tensor.
+    /// One buffer, or one for each tensor.
     Buffers,
-    /// Each shard in a place of its own.
+    /// A destination for each shard.
     List(Vec<Destination>),
-    /// In a range of a window.
-    Window(Part),
+    /// A range of a window.
+    Window(WindowRange),
 }
 
-/// What the caller says of the places of this rank.
+/// The caller's description of input and output on this rank.
 pub(super) struct Asked<'a> {
     pub(super) target: &'a Target,
-    /// Where the own shard begins in a window.
+    /// The window that is the input, and the element at which the input begins.
     pub(super) source: Option<&'a (Arc<Inner>, usize)>,
     pub(super) in_place: bool,
-    /// How many input and output buffers it gives.
+    /// The number of input and output buffers that the caller supplies.
     pub(super) inputs: usize,
     pub(super) outputs: usize,
 }
 
-/// What that comes to.
+/// The buffers of an operation on this rank, with the placement of its data in them.
 pub(super) struct Request {
     pub(super) places: Placement,
-    /// Of windows.
+    /// The ranges of windows that the operation uses.
     pub(super) extents: Vec<Extent>,
-    /// What must be equal on all ranks.
+    /// Values that must be equal on all ranks.
     pub(super) fields: Vec<(String, String)>,
     inputs: u32,
     outputs: u32,
@@ -102,7 +102,8 @@ impl Request {
         let Some((window, begin)) = asked.source else { return Ok(()) };
         let bytes = layout.input_bytes(me);
         let len = usize::try_from(bytes).unwrap_or(usize::MAX) / dtype.bytes();
-        let part = Part { window: Arc::clone(window), range: *begin..begin.saturating_add(len) };
+        let part =
+            WindowRange { window: Arc::clone(window), range: *begin..begin.saturating_add(len) };
         let spot = self.enter(dtype, BufferId::INPUT, &part, false, group)?;
         self.places.input = InputPlacement::Contiguous(spot);
         Ok(())
@@ -149,16 +150,16 @@ impl Request {
         Ok(())
     }
 
-    /// Takes a range of a window as a buffer; where it begins.
+    /// Adds a range of a window as a buffer, and returns its position.
     fn enter(
         &mut self,
         dtype: DType,
         buffer: BufferId,
-        part: &Part,
+        part: &WindowRange,
         writes: bool,
         group: &Arc<Shared>,
     ) -> Result<BufferPosition, Error> {
-        let Part { window, range } = part;
+        let WindowRange { window, range } = part;
         if !Arc::ptr_eq(&window.shared, group) {
             return Err(invalid("the window is of another group".to_owned()));
         }
@@ -169,29 +170,29 @@ impl Request {
         Ok(spot)
     }
 
-    /// The buffers that hold bytes.
+    /// Returns the buffers with data.
     pub(super) fn buffers(&self) -> impl Iterator<Item = BufferId> + use<> {
         let inputs = (0..self.inputs).map(BufferId::Input);
         (0..self.outputs).map(BufferId::Output).chain(inputs)
     }
 
-    /// How many output buffers there are.
+    /// Returns the number of output buffers.
     pub(super) fn outputs(&self) -> u32 {
         self.outputs
     }
 
-    /// The window that a buffer is.
+    /// Returns the window that a buffer is, if it is one.
     pub(super) fn window(&self, buffer: BufferId) -> Option<&Arc<Inner>> {
         self.windows.get(&buffer)
     }
 
-    /// Whether there may be several outputs in turn: in one buffer of the operation's own.
+    /// Returns whether there can be two outputs: only in one buffer that the operation owns.
     pub(super) fn takes_turns(&self) -> bool {
         self.places.output == Placement::CONTIGUOUS.output
             && self.window(BufferId::OUTPUT).is_none()
     }
 
-    /// How long a buffer must be.
+    /// Returns the minimum length of a buffer in bytes.
     pub(super) fn need(&self, layout: &Layout, me: Rank, buffer: BufferId) -> u64 {
         let (needs, number) = match buffer {
             BufferId::Input(number) => (self.places.input_needs(layout, me), number),
@@ -217,7 +218,7 @@ impl Asked<'_> {
     }
 }
 
-/// A buffer for each tensor.
+/// Returns one buffer for each tensor.
 fn of_tensors(what: &str, seen: usize, tensors: usize) -> Result<Vec<BufferPosition>, Error> {
     if seen == tensors {
         return Ok((0..count(tensors))

@@ -1,5 +1,4 @@
-//! What is gathered, as the caller says it: in elements. It becomes bytes here, and is checked before
-//! anything is exchanged.
+//! Converts lengths in elements to a layout in bytes, and checks them before anything is exchanged.
 
 use peerlane_hal::{ErrorKind, Rank};
 
@@ -7,29 +6,29 @@ use crate::element::DType;
 use crate::error::Error;
 use crate::layout::{BUFFERS_MAX, BufferPosition, Layout, Lengths};
 
-/// Where a shard of a list goes.
+/// The destination of a shard in a list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Destination {
-    /// Which of the output buffers, from 0.
+    /// The output buffer, from 0.
     pub buffer: usize,
-    /// Elements from its start.
+    /// Elements from the start of the buffer.
     pub offset: usize,
 }
 
-/// How much every rank contributes, in elements; the same on every rank.
+/// The number of elements that each rank provides, equal on all ranks.
 #[derive(Clone, Debug)]
 pub(in crate::group) enum Shards {
-    /// As much as every other rank.
+    /// The same number from every rank.
     Equal(usize),
-    /// From one rank only.
+    /// A number from one rank only.
     Root(Rank, usize),
-    /// An equal share of so many elements.
+    /// An equal share of this number of elements.
     Shared(usize),
-    /// By rank.
+    /// A number for each rank.
     Uneven(Vec<usize>),
-    /// By tensor, as much as every other rank.
+    /// A number for each tensor, the same from every rank.
     Tensors(Vec<usize>),
-    /// By tensor, and in it by rank.
+    /// A number for each tensor and rank.
     UnevenTensors(Vec<Vec<usize>>),
 }
 
@@ -71,7 +70,7 @@ impl Shards {
         Layout::of_tensors(tensors, chunks)
     }
 
-    /// What must be equal on all ranks, as fields of the fingerprint.
+    /// Returns the values that must be equal on all ranks.
     pub(super) fn fields(&self, layout: &Layout) -> Vec<(String, String)> {
         let mut fields = Vec::new();
         let mut add = |name: String, value: u64| fields.push((name, value.to_string()));
@@ -100,7 +99,7 @@ impl Shards {
     }
 }
 
-/// Up to this many lengths are compared one by one, so that an error can name the one that differs.
+/// The number of lengths up to which each is compared, so that an error can name the one that differs.
 const NAMED_LENGTHS_MAX: usize = 64;
 
 fn named(name: &str, lengths: &Lengths, add: &mut impl FnMut(String, u64)) {
@@ -128,7 +127,7 @@ fn uneven(dtype: DType, name: &str, lens: &[usize], ranks: usize) -> Result<Leng
     Lengths::of(&bytes)
 }
 
-/// `len` elements in bytes.
+/// Returns the size of `len` elements in bytes.
 pub(in crate::group) fn bytes(dtype: DType, name: &str, len: usize) -> Result<u64, Error> {
     let bytes = len.checked_mul(dtype.bytes()).filter(|bytes| isize::try_from(*bytes).is_ok());
     bytes
@@ -136,10 +135,10 @@ pub(in crate::group) fn bytes(dtype: DType, name: &str, len: usize) -> Result<u6
         .ok_or_else(|| invalid(format!("{name} is {len}, too many elements of {dtype}")))
 }
 
-/// The spots of a list.
+/// Returns the positions of the destinations of a list.
 ///
 /// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument): not one for each rank, or too far away.
+/// [`InvalidArgument`](ErrorKind::InvalidArgument): there is not one for each rank, or an offset is too large.
 pub(super) fn spots(
     dtype: DType,
     destinations: &[Destination],

@@ -1,8 +1,7 @@
-//! A window: one region of every rank, exchanged once, over whose ranges operations run.
+//! Windows: memory of every rank whose keys are exchanged once, for any number of operations.
 //!
-//! What an operation over a window exchanges when it is prepared is its description and its flags. The
-//! memory is known to all ranks already, so a caller may keep the memory of a whole model in one
-//! window and prepare an operation for each of its pieces, also for pieces that overlap.
+//! An operation over a window exchanges only its description and its flags when it is prepared. So a caller can keep the memory of
+//! a whole model in one window, and prepare an operation for each of its parts, even if parts overlap.
 
 mod open;
 mod slice;
@@ -27,20 +26,18 @@ use crate::group::side::{SharedBuffer, Side};
 use crate::plan::Tier;
 use crate::run::buffers::BufferId;
 
-/// A region of every rank, exchanged once, over whose ranges operations run: see
-/// [`Group::window`](crate::group::Group::window).
+/// Memory of every rank that operations share; [`Group::window`](crate::group::Group::window) opens one.
 ///
-/// Operations keep the memory for as long as they live. Two that overlap are prepared side by side
-/// and start in turn: a start is refused while another one is under way over the same elements, or
-/// while the host has [borrowed](Self::slice) them.
+/// Operations keep the memory allocated. Operations that overlap can be prepared at the same time, but not run at the same time: a
+/// start is refused while another one uses the same elements, or while the host has [borrowed](Self::slice) them.
 pub struct Window<T> {
     pub(in crate::group) inner: Arc<Inner>,
     elements: PhantomData<T>,
 }
 
-/// What operations keep of a window.
+/// The state of a window that operations share.
 pub(in crate::group) struct Inner {
-    /// Counted by the group.
+    /// The number of the window in its group, from 1.
     pub(in crate::group) number: u64,
     pub(in crate::group) shared: Arc<Shared>,
     users: Arc<Users>,
@@ -49,7 +46,7 @@ pub(in crate::group) struct Inner {
 }
 
 impl Inner {
-    /// Gives the window to an operation, as one of its buffers.
+    /// Adds the window to an operation as one of its buffers.
     pub(in crate::group) fn lend(
         &self,
         tier: Tier,
@@ -67,7 +64,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The bytes of elements, all of which must be there.
+    /// Returns the byte range of elements, and checks that the window contains it.
     pub(in crate::group) fn bytes_of(
         &self,
         dtype: DType,
@@ -92,17 +89,17 @@ impl<T: Element> Window<T> {
         Self { inner: Arc::new(inner), elements: PhantomData }
     }
 
-    /// How many elements it has on every rank.
+    /// Returns the number of elements on every rank.
     pub fn len(&self) -> usize {
         usize::try_from(self.inner.local.region().bytes()).unwrap_or(usize::MAX) / T::DTYPE.bytes()
     }
 
-    /// Whether it has none.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where elements lie: for work that is put onto a stream, or done when no start is open.
+    /// Returns the memory of elements, for work that is enqueued on a stream or done while no start is open.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they are not all in the window.
@@ -111,18 +108,17 @@ impl<T: Element> Window<T> {
         Ok(Place::within(self.inner.local.region(), bytes.start, bytes.end - bytes.start))
     }
 
-    /// Borrows elements to read. As long as the slice lives, no operation that writes them starts.
+    /// Borrows elements for reading. As long as the slice lives, no operation that writes them can start.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they are not all in the window, if an
-    /// operation that writes them is under way, or if only a device can read them; the group's end:
-    /// then the bytes are worthless.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they are not all in the window, if an operation that writes them has an
+    /// open start, or if only a device can read them; the reason why the group has ended, after which the content is undefined.
     pub fn slice(&self, range: Range<usize>) -> Result<WindowSlice<'_, T>, Error> {
         let bytes = self.inner.bytes_of(T::DTYPE, &range)?;
         WindowSlice::borrow(&self.inner, bytes)
     }
 
-    /// Borrows elements to write. As long as the slice lives, no operation that uses them starts.
+    /// Borrows elements for writing. As long as the slice lives, no operation that uses them can start.
     ///
     /// # Errors
     /// As [`slice`](Self::slice), for any operation that uses them.

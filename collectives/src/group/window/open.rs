@@ -17,7 +17,7 @@ use crate::topology::Topology;
 /// The buffer number under which a window is imported.
 const WINDOW: BufferId = BufferId::OUTPUT;
 
-/// The sides of both fabrics, the local one first.
+/// The setup on both fabrics, the local one first.
 type Sides<'g> = Vec<Side<'g>>;
 
 /// Opens a window. If `bytes` is an error, all ranks get it.
@@ -83,8 +83,8 @@ fn offer(dtype: DType, sides: &Sides<'_>, bytes: u64) -> Result<Offer, Error> {
     Ok(offer)
 }
 
-/// From the ranks that each fabric reaches: one from all; of two, the local one from those of the own
-/// node, and the network from the others.
+/// Imports the window from the ranks that each fabric reaches. A single fabric reaches all ranks. Of two, the local one reaches
+/// the ranks of the node, and the network the others.
 fn import(
     sides: &mut Sides<'_>,
     me: Rank,
