@@ -307,7 +307,7 @@ pub(crate) fn link_between(
 ) -> Result<DeviceLink, Error> {
     if from == to {
         let (peer_access, performance_rank) = (true, None);
-        return Ok(DeviceLink { peer_access, kind: LinkKind::Own, performance_rank });
+        return Ok(DeviceLink { peer_access, kind: LinkKind::Local, performance_rank });
     }
     let mut can = 0;
     // SAFETY: both devices are of this driver; the result is stored in a local.

@@ -26,7 +26,7 @@ use peerlane_toolkit::device::{
 };
 use peerlane_toolkit::streams::{self, ProbeCache, StreamDevice, StreamLimits};
 pub(crate) use peerlane_toolkit::streams::{EngineSetup, probe_signal};
-pub use peerlane_toolkit::streams::{OwnCopy, SignalBy};
+pub use peerlane_toolkit::streams::{SelfCopy, SignalBy};
 
 use crate::device::Context;
 use crate::error::Error;
@@ -40,9 +40,9 @@ const PEER_STREAMS_MAX: usize = 2;
 const ONE_STREAM_BYTES_MAX: u64 = 512 << 10;
 /// Largest self copy that goes over the link. Up to this size the launch of a kernel costs the host more
 /// time than the transfer (docs/perf/cuda-submission.md).
-const OWN_LINK_BYTES_MAX: u64 = 256 << 10;
-/// The limit of [`OWN_LINK_BYTES_MAX`] in a captured graph, where a separate self copy also adds a branch.
-const OWN_LINK_CAPTURED_BYTES_MAX: u64 = 512 << 10;
+const SELF_COPY_LINK_BYTES_MAX: u64 = 256 << 10;
+/// The limit of [`SELF_COPY_LINK_BYTES_MAX`] in a captured graph, where a separate self copy also adds a branch.
+const SELF_COPY_LINK_CAPTURED_BYTES_MAX: u64 = 512 << 10;
 /// Number of side streams in a capture. A graph with the self copy on a third branch ran its branches one
 /// after the other.
 const CAPTURED_SIDES_MAX: usize = 1;
@@ -55,8 +55,8 @@ impl StreamDevice for Context {
             one_stream_bytes_max: ONE_STREAM_BYTES_MAX,
             captured_sides_max: CAPTURED_SIDES_MAX,
             piece_bytes_max: u64::MAX,
-            own_link_bytes_max: Some(OWN_LINK_BYTES_MAX),
-            own_link_captured_bytes_max: Some(OWN_LINK_CAPTURED_BYTES_MAX),
+            self_copy_link_bytes_max: Some(SELF_COPY_LINK_BYTES_MAX),
+            self_copy_link_captured_bytes_max: Some(SELF_COPY_LINK_CAPTURED_BYTES_MAX),
         })
     }
 

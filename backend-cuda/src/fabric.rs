@@ -10,7 +10,7 @@ use peerlane_toolkit::device::{DevicePtr, Fault};
 use peerlane_toolkit::peers::{self, DeviceId, PeerDevice, PeerOptions, Purpose, Reachability};
 
 use crate::device::{self, Context, Device, DeviceLink};
-use crate::engine::{Engine, EngineSetup, OwnCopy, SignalBy, probe_signal};
+use crate::engine::{Engine, EngineSetup, SelfCopy, SignalBy, probe_signal};
 use crate::error::Error;
 use crate::sys;
 
@@ -25,7 +25,7 @@ pub struct Options {
     /// How signals reach peers; `None` selects a method that works.
     pub signal: Option<SignalBy>,
     /// How the self copy is made.
-    pub own_copy: OwnCopy,
+    pub self_copy: SelfCopy,
 }
 
 impl PeerOptions for Options {
@@ -94,7 +94,7 @@ impl PeerDevice for Context {
             rank: purpose.rank,
             peers: purpose.peers.iter().map(|reached| reached.peer).collect(),
             signal: purpose.signal,
-            own_copy: options.own_copy,
+            self_copy: options.self_copy,
             staged: purpose.is_staged(),
         };
         Engine::open(Arc::clone(context), setup)

@@ -28,7 +28,7 @@
 //! | `PeerMemory::register` | looks up the allocation, or all segments, that the caller's span covers |
 //! | `PeerMemory::export`, `import` | descriptors over a Unix socket and `cuMemMap`, or `cuIpcGetMemHandle` and `cuIpcOpenMemHandle`; between ranks of one process the same addresses with access for the other device |
 //! | `Region::dma_buf`, `flush` | `cuMemGetHandleForAddressRange`; `cuFlushGPUDirectRDMAWrites` if the device does not keep the order of writes of NICs |
-//! | `Op::Put` | `cuMemcpyAsync`, on one of two streams; the self copy on a third, or back from a peer ([`OwnCopy`]) |
+//! | `Op::Put` | `cuMemcpyAsync`, on one of two streams; the self copy on a third, or back from a peer ([`SelfCopy`]) |
 //! | `Op::Signal`, `Op::Wait` | adjacent ops of a slice in one `cuStreamBatchMemOp`; a copy of 8 bytes if stream writes to a peer do not work |
 //! | `completed` | queries the event of the oldest slice, in a mode that captures of other threads tolerate |
 //! | `release` | writes the awaited values from a dedicated stream |
@@ -62,7 +62,7 @@ pub use device::{
     ComputeMode, Context, Device, DeviceLink, HandleTrials, StreamLimits, discover, driver_version,
     link, try_handles,
 };
-pub use engine::{Engine, OwnCopy, SignalBy, Stream};
+pub use engine::{Engine, SelfCopy, SignalBy, Stream};
 pub use error::{CudaResult, Error};
 pub use fabric::{Fabric, Options};
 #[cfg(feature = "cudarc")]

@@ -56,7 +56,7 @@ fn bytes_reach_every_kind_of_memory_of_another_device() {
     {
         let mut fabrics = ranks(2).unwrap();
         assert_eq!(fabrics[0].link(Rank(1)).unwrap().kind, LinkKind::NvLink);
-        assert_eq!(fabrics[0].link(Rank(0)).unwrap().kind, LinkKind::Own);
+        assert_eq!(fabrics[0].link(Rank(0)).unwrap().kind, LinkKind::Local);
         let mut engine = fabrics[0].engine(Default::default()).unwrap();
         let (allocation, segments) = (Allocation::new(1, 4096), Segments::new(1, 3, true));
         let memory = fabrics[1].memory();

@@ -156,7 +156,7 @@ fn ranks_of_one_process_gather_through_the_host() {
         // A host-to-host copy blocks its caller, forever if it is queued after a blocked wait.
         assert_eq!(driver.counter("host_to_host_copies", None), held);
         let first = &members[0];
-        assert_eq!(kind(&first.fabric, 0), LinkKind::Own);
+        assert_eq!(kind(&first.fabric, 0), LinkKind::Local);
         assert_eq!(kind(&first.fabric, 1), LinkKind::HostStaged);
         // Host and devices use the same address for the memory.
         assert_eq!(first.output.space(), Space::Host);
@@ -211,7 +211,7 @@ fn islands_stage_only_where_they_must() {
     gather(&mut members);
     // Rank 1 keeps its memory on the host because of rank 2, so rank 0 reaches it there too.
     assert_eq!(kind(&members[0].fabric, 1), LinkKind::HostStaged);
-    assert_eq!(kind(&members[0].fabric, 0), LinkKind::Own);
+    assert_eq!(kind(&members[0].fabric, 0), LinkKind::Local);
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn strict_refuses_staging() {
     };
     let (mut first, second) = (strict(0), strict(1));
     first.connect(Rank(1), &second.address(), soon()).unwrap();
-    assert_eq!(kind(&first, 1), LinkKind::Own);
+    assert_eq!(kind(&first, 1), LinkKind::Local);
 }
 
 #[test]

@@ -160,7 +160,8 @@ impl Error {
 
     /// Creates the error of a key of rank `seen` where one of rank `wanted` was expected.
     pub(crate) fn foreign_key(wanted: Rank, seen: Rank) -> Self {
-        Fault::ForeignKey { wanted: format!("rank {wanted}"), seen: format!("rank {seen}") }.into()
+        Fault::ForeignKey { expected: format!("rank {wanted}"), found: format!("rank {seen}") }
+            .into()
     }
 
     pub(crate) fn no_library(error: &LoadError) -> Self {
@@ -201,8 +202,8 @@ impl Error {
     pub(crate) fn of_mapping(error: MappingError) -> Self {
         let fault = match error {
             MappingError::System { what, errno } => Fault::System { what, errno },
-            MappingError::Full { wanted, available } => {
-                Fault::HostOutOfMemory { wanted, available }
+            MappingError::Full { requested: wanted, available } => {
+                Fault::HostOutOfMemory { requested: wanted, available }
             }
             MappingError::Unsound { how } => Fault::Mismatch(how),
         };

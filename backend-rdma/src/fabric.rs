@@ -268,7 +268,7 @@ impl FabricTrait for Fabric {
 
     fn link(&self, peer: Rank) -> Option<Link> {
         self.memory.shared.peer(peer).ok()?;
-        let kind = if peer == self.rank() { LinkKind::Own } else { LinkKind::Rdma };
+        let kind = if peer == self.rank() { LinkKind::Local } else { LinkKind::Rdma };
         // Of a port that does not say how fast it is, nobody knows what it adds.
         let rates = self.inner().cards.iter().map(|card| card.place.bytes_per_second);
         let rate = rates.sum::<Option<f64>>().filter(|_| kind == LinkKind::Rdma);

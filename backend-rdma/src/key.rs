@@ -47,7 +47,7 @@ impl Key {
         let cards = reader.u16("number of cards")?;
         if !(1..=CARDS_MAX).contains(&usize::from(cards)) {
             let (field, wanted) = ("number of cards", "1 to 4");
-            return Err(KeyError::Field { field, seen: cards.into(), wanted });
+            return Err(KeyError::Field { field, found: cards.into(), expected: wanted });
         }
         let mut remote_keys = CardKeys::default();
         for key in remote_keys.iter_mut().take(cards.into()) {
@@ -55,12 +55,12 @@ impl Key {
         }
         if bytes > isize::MAX as u64 {
             let (field, wanted) = ("region bytes", "at most 2^63 - 1");
-            return Err(KeyError::Field { field, seen: bytes, wanted });
+            return Err(KeyError::Field { field, found: bytes, expected: wanted });
         }
         let aligned = role == Role::Data || address.is_multiple_of(WORD_BYTES);
         if address.checked_add(bytes).is_none() || !aligned {
             let (field, wanted) = ("address", "an end below 2^64, aligned for flags");
-            return Err(KeyError::Field { field, seen: address, wanted });
+            return Err(KeyError::Field { field, found: address, expected: wanted });
         }
         Ok(Self { generation, rank, role, address, bytes, cards, remote_keys })
     }

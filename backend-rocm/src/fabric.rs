@@ -9,7 +9,7 @@ use peerlane_toolkit::device::{DevicePtr, Fault};
 use peerlane_toolkit::peers::{self, DeviceId, PeerDevice, PeerOptions, Purpose, Reachability};
 
 use crate::device::{Context, Device, DeviceLink, find_device, link_between};
-use crate::engine::{Engine, EngineKind, OwnCopy, SignalBy, probe_signal, striped_rate};
+use crate::engine::{Engine, EngineKind, SelfCopy, SignalBy, probe_signal, striped_rate};
 use crate::error::Error;
 use crate::sys::hip::hipError_t;
 
@@ -24,7 +24,7 @@ pub struct Options {
     /// How signals reach peers; `None` selects a method that works.
     pub signal: Option<SignalBy>,
     /// How the self copy is made.
-    pub own_copy: OwnCopy,
+    pub self_copy: SelfCopy,
     /// Whether engines use streams or SDMA engines.
     pub engine: EngineKind,
 }
@@ -97,7 +97,7 @@ impl PeerDevice for Context {
     }
 
     fn engine(context: &Arc<Self>, options: &Options, purpose: Purpose) -> Result<Engine, Error> {
-        Engine::open(context, options.engine, options.own_copy, &purpose)
+        Engine::open(context, options.engine, options.self_copy, &purpose)
     }
 
     fn fault(error: &Error) -> Option<&Fault> {

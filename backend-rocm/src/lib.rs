@@ -75,7 +75,7 @@ pub use device::{
     Agent, AgentKind, Context, Device, DeviceLink, HsaRuntime, PciAddress, Runtimes, Version,
     agent, discover, link, runtimes,
 };
-pub use engine::{Engine, EngineKind, OwnCopy, SdmaEngines, SignalBy, Stream};
+pub use engine::{Engine, EngineKind, SdmaEngines, SelfCopy, SignalBy, Stream};
 pub use error::{Error, RocmResult};
 pub use fabric::{Fabric, Options};
 pub use key::{Key, Rocm};

@@ -45,7 +45,7 @@ fn bytes_reach_every_kind_of_memory_of_another_device() {
     let (driver, _turn) = driver(RELEASE);
     let mut fabrics = ranks(2, false).unwrap();
     assert_eq!(fabrics[0].link(Rank(1)).unwrap().kind, LinkKind::Xgmi);
-    assert_eq!(fabrics[0].link(Rank(0)).unwrap().kind, LinkKind::Own);
+    assert_eq!(fabrics[0].link(Rank(0)).unwrap().kind, LinkKind::Local);
     let allocation = Allocation::new(1, 4096);
     let memory = fabrics[1].memory();
     let theirs = register(&fabrics[1], allocation.address + 3, 999, Role::Data).unwrap();

@@ -189,8 +189,8 @@ impl DynKey {
         }
         let key = K::decode(&self.key)?;
         if key.region_bytes() != self.region_bytes {
-            let (field, seen) = ("region bytes behind the key", self.region_bytes);
-            return Err(KeyError::Field { field, seen, wanted: "the same as in the key" });
+            let (field, found) = ("region bytes behind the key", self.region_bytes);
+            return Err(KeyError::Field { field, found, expected: "the same as in the key" });
         }
         Ok(key)
     }

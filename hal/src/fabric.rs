@@ -12,7 +12,7 @@ use crate::rank::Rank;
 #[non_exhaustive]
 pub enum LinkKind {
     /// The same device.
-    Own,
+    Local,
     /// Shared memory of one host.
     SharedMemory,
     /// NVLink between two GPUs.
@@ -36,7 +36,7 @@ impl LinkKind {
     /// Returns a short name for tables, such as `shared memory`.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Own => "own",
+            Self::Local => "own",
             Self::SharedMemory => "shared memory",
             Self::NvLink => "NVLink",
             Self::Xgmi => "XGMI",

@@ -110,7 +110,7 @@ impl<'a> Envelope<'a> {
     pub fn open(bytes: &'a [u8], backend: BackendId) -> Result<Self, KeyError> {
         let envelope = Self::parse(bytes)?;
         if envelope.backend != backend {
-            return Err(KeyError::Backend { wanted: backend, seen: envelope.backend });
+            return Err(KeyError::Backend { expected: backend, found: envelope.backend });
         }
         Ok(envelope)
     }
@@ -127,7 +127,7 @@ impl<'a> Envelope<'a> {
         }
         let version = reader.u16("version")?;
         if version != KEY_VERSION {
-            return Err(KeyError::Version { seen: version });
+            return Err(KeyError::Version { found: version });
         }
         let backend = BackendId(reader.u16("backend")?);
         let generation = Generation(reader.u64("generation")?);
@@ -157,19 +157,19 @@ pub enum KeyError {
     },
     /// The key was written by another version of Peerlane.
     #[error(
-        "remote key has version {seen}, this build reads {KEY_VERSION}; run the same Peerlane on all ranks"
+        "remote key has version {found}, this build reads {KEY_VERSION}; run the same Peerlane on all ranks"
     )]
     Version {
         /// The key's version.
-        seen: u16,
+        found: u16,
     },
     /// The key is of another backend.
-    #[error("remote key is of backend {seen}, expected {wanted}")]
+    #[error("remote key is of backend {found}, expected {expected}")]
     Backend {
         /// The backend that reads it.
-        wanted: BackendId,
+        expected: BackendId,
         /// The backend that wrote it.
-        seen: BackendId,
+        found: BackendId,
     },
     /// Bytes follow the payload.
     #[error("remote key has {bytes} bytes too many")]
@@ -178,14 +178,14 @@ pub enum KeyError {
         bytes: usize,
     },
     /// A field has an invalid value.
-    #[error("remote key field {field} is {seen}, expected {wanted}")]
+    #[error("remote key field {field} is {found}, expected {expected}")]
     Field {
         /// The name of the field.
         field: &'static str,
         /// Its value.
-        seen: u64,
+        found: u64,
         /// The valid values.
-        wanted: &'static str,
+        expected: &'static str,
     },
 }
 

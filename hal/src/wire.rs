@@ -4,12 +4,12 @@
 
 /// The bytes end before a field is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field} needs {wanted} bytes, {left} are left")]
+#[error("{field} needs {expected} bytes, {left} are left")]
 pub struct Truncated {
     /// The field that was read.
     pub field: &'static str,
     /// Its width in bytes.
-    pub wanted: usize,
+    pub expected: usize,
     /// The bytes that were left.
     pub left: usize,
 }
@@ -71,7 +71,7 @@ impl<'a> Reader<'a> {
     /// If fewer are left.
     pub fn bytes(&mut self, field: &'static str, count: usize) -> Result<&'a [u8], Truncated> {
         let Some((taken, rest)) = self.0.split_at_checked(count) else {
-            return Err(Truncated { field, wanted: count, left: self.0.len() });
+            return Err(Truncated { field, expected: count, left: self.0.len() });
         };
         self.0 = rest;
         Ok(taken)

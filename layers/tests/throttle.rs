@@ -110,13 +110,13 @@ fn ensure_takes(least: Duration, mut attempt: impl FnMut() -> Duration) {
     let mut seen = Vec::new();
     for _ in 0..TRIES {
         let took = attempt();
-        assert!(took >= least, "{took:?}, wanted at least {least:?}");
+        assert!(took >= least, "{took:?}, expected at least {least:?}");
         if took <= most {
             return;
         }
         seen.push(took);
     }
-    panic!("{seen:?}, wanted one of at most {most:?}");
+    panic!("{seen:?}, expected one of at most {most:?}");
 }
 
 #[test]

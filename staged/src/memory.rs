@@ -194,9 +194,9 @@ impl<D: Fabric, N: Fabric> PeerMemory for Memory<D, N> {
     ) -> Result<Remote<D, N>, Error> {
         let invalid = |text: String| Error::new(ErrorKind::InvalidKey, text);
         if key.rank != peer {
-            let seen = key.rank;
+            let found = key.rank;
             return Err(invalid(format!(
-                "remote key is of rank {seen}, expected one of rank {peer}"
+                "remote key is of rank {found}, expected one of rank {peer}"
             )));
         }
         let region = self.shared.network().memory().import(peer, &key.network, deadline);
@@ -343,7 +343,7 @@ impl<K: RemoteKey> RemoteKey for Key<K> {
         let mut reader = Reader::new(envelope.payload);
         let sum = reader.u64("checksum")?;
         let expected = Self::sum(envelope.generation, reader.rest());
-        let field = |field, seen, wanted| Err(KeyError::Field { field, seen, wanted });
+        let field = |field, found, expected| Err(KeyError::Field { field, found, expected });
         if sum != expected {
             // The owner checks only the network's key, so the other fields have their own checksum.
             return field("checksum", sum, "that of the other fields");

@@ -9,7 +9,7 @@ use peerlane_conformance::middleware::{
     DelayLayer, DowngradeLayer, FailAtLayer, Layered, TraceLayer, TraceLog,
 };
 use peerlane_conformance::{CudaHarness, GpuDriver, Suite};
-use peerlane_cuda::{Context, Options, OwnCopy, SignalBy};
+use peerlane_cuda::{Context, Options, SelfCopy, SignalBy};
 use peerlane_hal::{ErrorKind, Rank};
 
 fn main() -> ExitCode {
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     Suite::new()
         .with(plain())
         .with(cuda("-signal-by-copy", |options| options.signal = Some(SignalBy::Copy)))
-        .with(cuda("-own-copy-by-link", |options| options.own_copy = OwnCopy::Link))
+        .with(cuda("-self-copy-by-link", |options| options.self_copy = SelfCopy::Link))
         .with(delayed)
         .with(Layered::new(plain(), "downgrade", move |_| coarse))
         .with(Layered::new(plain(), "fail-at", move |_| broken))

@@ -10,7 +10,7 @@ use peerlane_conformance::middleware::{
 };
 use peerlane_conformance::{GpuDriver, RocmHarness, Suite};
 use peerlane_hal::{ErrorKind, Rank};
-use peerlane_rocm::{Context, EngineKind, Options, OwnCopy, SignalBy};
+use peerlane_rocm::{Context, EngineKind, Options, SelfCopy, SignalBy};
 
 fn main() -> ExitCode {
     let driver = GpuDriver::load::<Context>();
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     }
     suite
         .with(rocm("-signal-by-copy", |options| options.signal = Some(SignalBy::Copy)))
-        .with(rocm("-own-copy-by-link", |options| options.own_copy = OwnCopy::Link))
+        .with(rocm("-self-copy-by-link", |options| options.self_copy = SelfCopy::Link))
         .with(delayed)
         .with(Layered::new(plain(), "downgrade", move |_| coarse))
         .with(Layered::new(plain(), "fail-at", move |_| broken))

@@ -23,7 +23,7 @@ pub enum LoadError {
         reason: String,
     },
     /// It lacks a function that every version since rdma-core 17 has.
-    #[error("{library} has no {symbol}: it is too old, wanted rdma-core 17 or newer")]
+    #[error("{library} has no {symbol}: it is too old, expected rdma-core 17 or newer")]
     Symbol {
         /// The library's name.
         library: String,
@@ -169,7 +169,7 @@ mod tests {
         let error = Library::load_from("libc.so.6").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "libc.so.6 has no ibv_get_device_list: it is too old, wanted rdma-core 17 or newer"
+            "libc.so.6 has no ibv_get_device_list: it is too old, expected rdma-core 17 or newer"
         );
     }
 

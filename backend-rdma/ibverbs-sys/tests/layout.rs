@@ -185,7 +185,7 @@ fn the_structures_are_those_of_the_header() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let header = Header { includes: "#include <infiniband/verbs.h>", arguments: Vec::new() };
     if !header.is_there(folder) {
-        eprintln!("skipped: wanted a C compiler and <infiniband/verbs.h> (libibverbs-dev)");
+        eprintln!("skipped: expected a C compiler and <infiniband/verbs.h> (libibverbs-dev)");
         return;
     }
     let claims = [structures(), constants()].concat();

@@ -69,8 +69,9 @@ impl End {
             mtu: reader.u32("MTU")?,
             reads: reader.u32("reads under way")?,
         };
-        let field =
-            |field, seen: u32, wanted| Err(KeyError::Field { field, seen: seen.into(), wanted });
+        let field = |field, seen: u32, wanted| {
+            Err(KeyError::Field { field, found: seen.into(), expected: wanted })
+        };
         match end {
             Self { mtu: 0 | 6.., .. } => field("MTU", end.mtu, "1 to 5"),
             Self { reads: 0 | 129.., .. } => field("reads under way", end.reads, "1 to 128"),

@@ -74,7 +74,7 @@ impl Question {
             CLOSE => Self::Close { lead: reader.u32("queue pair")? },
             seen => {
                 let (field, wanted) = ("question", "1 to 4");
-                return Err(KeyError::Field { field, seen: seen.into(), wanted });
+                return Err(KeyError::Field { field, found: seen.into(), expected: wanted });
             }
         })
     }
@@ -101,11 +101,11 @@ impl Opening {
         let index_max = if lead.is_some() { STRANDS_MAX - 1 } else { 0 };
         if usize::from(index) > index_max || lead.is_some() && index == 0 {
             let (field, wanted) = ("strand", "0 for the first queue pair, 1 to 7 for the others");
-            return Err(KeyError::Field { field, seen: index.into(), wanted });
+            return Err(KeyError::Field { field, found: index.into(), expected: wanted });
         }
         if usize::from(card) >= CARDS_MAX {
             let (field, wanted) = ("card", "0 to 3");
-            return Err(KeyError::Field { field, seen: card.into(), wanted });
+            return Err(KeyError::Field { field, found: card.into(), expected: wanted });
         }
         // Both were just seen to be small.
         let strand = Strand { lead, index: index as u8 };
@@ -155,7 +155,7 @@ impl Answer {
             },
             seen => {
                 let (field, wanted) = ("answer", "0 to 3");
-                return Err(KeyError::Field { field, seen: seen.into(), wanted });
+                return Err(KeyError::Field { field, found: seen.into(), expected: wanted });
             }
         })
     }
@@ -176,7 +176,7 @@ fn signal_of(number: u16) -> Result<Option<SignalBy>, KeyError> {
         2 => Ok(Some(SignalBy::Write)),
         seen => {
             let (field, wanted) = ("way of signals", "0 to 2");
-            Err(KeyError::Field { field, seen: seen.into(), wanted })
+            Err(KeyError::Field { field, found: seen.into(), expected: wanted })
         }
     }
 }

@@ -53,7 +53,7 @@ pub fn link(from: u32, to: u32) -> Result<DeviceLink, Error> {
 /// Returns the error of HIP.
 pub(crate) fn link_between(hip: &Hip, from: &Device, to: &Device) -> Result<DeviceLink, Error> {
     if from.identity() == to.identity() {
-        let (kind, hops) = (LinkKind::Own, Some(0));
+        let (kind, hops) = (LinkKind::Local, Some(0));
         return Ok(DeviceLink {
             peer_access: true,
             kind,

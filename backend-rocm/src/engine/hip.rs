@@ -60,8 +60,8 @@ impl StreamDevice for Context {
             captured_sides_max: peer_streams.saturating_sub(1).max(1),
             piece_bytes_max: PIECE_BYTES_MAX,
             // The self copy uses an SDMA engine and no compute units, so it needs no other path.
-            own_link_bytes_max: None,
-            own_link_captured_bytes_max: None,
+            self_copy_link_bytes_max: None,
+            self_copy_link_captured_bytes_max: None,
         })
     }
 

@@ -38,7 +38,7 @@ use peerlane_toolkit::device::{Fault, StreamHandle};
 use peerlane_toolkit::peers::Purpose;
 use peerlane_toolkit::streams;
 pub(crate) use peerlane_toolkit::streams::{EngineSetup, probe_signal};
-pub use peerlane_toolkit::streams::{OwnCopy, SignalBy};
+pub use peerlane_toolkit::streams::{SelfCopy, SignalBy};
 
 pub use self::sdma::SdmaEngines;
 use self::sdma::SdmaQueue;
@@ -77,7 +77,7 @@ impl Engine {
     pub(crate) fn open(
         context: &Arc<Context>,
         kind: EngineKind,
-        own_copy: OwnCopy,
+        self_copy: SelfCopy,
         purpose: &Purpose,
     ) -> Result<Self, Error> {
         Ok(Self(match kind.for_purpose(context, purpose) {
@@ -89,7 +89,7 @@ impl Engine {
                     rank: purpose.rank,
                     peers: purpose.peers.iter().map(|peer| peer.peer).collect(),
                     signal: purpose.signal,
-                    own_copy,
+                    self_copy,
                     staged: purpose.is_staged(),
                 };
                 Queue::Streams(Box::new(streams::Engine::open(Arc::clone(context), setup)?))

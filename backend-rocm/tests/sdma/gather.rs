@@ -137,7 +137,7 @@ fn links_are_reported_with_their_rates() {
         let link = fabrics[0].link(Rank(peer)).unwrap();
         (link.kind, link.bytes_per_second)
     };
-    assert_eq!(link(0), (LinkKind::Own, None));
+    assert_eq!(link(0), (LinkKind::Local, None));
     assert_eq!(link(1), (LinkKind::Xgmi, Some(100e9)));
     assert_eq!(link(2), (LinkKind::Pcie, Some(32e9)));
     let near = peerlane_rocm::link(0, 1).unwrap();

@@ -73,7 +73,7 @@ pub(crate) struct Options {
     /// competes with compute work), link (back from a peer, with copy engines only), or auto (link
     /// for small shards, otherwise local)
     #[arg(long, value_enum, default_value_t = SelfCopy::Auto, value_name = "HOW")]
-    pub(crate) own_copy: SelfCopy,
+    pub(crate) self_copy: SelfCopy,
     /// Engines that copy between AMD GPUs (rocm): streams (HIP streams), sdma (selected SDMA
     /// engines that the host drives), or auto (the kind with the lowest predicted time at each
     /// size); with sdma, starts are timed one after another, each until its completion
@@ -348,7 +348,7 @@ pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
         ("--limit", options.limit.to_string()),
         ("--graph", options.graph.to_string()),
         ("--strict", options.strict.to_string()),
-        ("--own-copy", options.own_copy.name().to_owned()),
+        ("--self-copy", options.self_copy.name().to_owned()),
         ("--engine", options.engine.name().to_owned()),
         ("--vs", given(options.vs.map(|vs| format!("{vs:?}")))),
         ("--beside", given(options.beside.map(|what| format!("{what:?}")))),

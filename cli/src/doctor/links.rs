@@ -13,7 +13,7 @@ const MATRIX_MAX: usize = 16;
 pub(super) fn text(link: Result<(LinkKind, bool), impl Display>) -> String {
     match link {
         Err(error) => format!("? ({error})"),
-        Ok((LinkKind::Own, _)) => "-".to_owned(),
+        Ok((LinkKind::Local, _)) => "-".to_owned(),
         Ok((kind, true)) => kind.name().to_owned(),
         Ok((_, false)) => "none".to_owned(),
     }

@@ -116,7 +116,7 @@ pub(crate) struct DeviceTimes {
     /// Whether the starts were replayed from a graph.
     pub(crate) captured: bool,
     /// How self copies were made: `local` or `link`.
-    pub(crate) own_copy: String,
+    pub(crate) self_copy: String,
 }
 
 /// The same all-gather by another library.

@@ -125,7 +125,7 @@ fn the_help_names_every_option() {
     --warmup <N>
     --in-place
     --outputs <N>
-    --own-copy <HOW>
+    --self-copy <HOW>
     --engine <KIND>
     --strict
     --dtype <DTYPE>

@@ -73,7 +73,7 @@ impl Links {
     /// Returns default links of these kinds.
     pub fn of_kinds(local: LinkKind, network: LinkKind) -> Self {
         let gpu = matches!(local, LinkKind::NvLink | LinkKind::Xgmi | LinkKind::Pcie);
-        let own = if gpu { Link::own_copy_of_gpu() } else { Link::of_kind(LinkKind::Own) };
+        let own = if gpu { Link::self_copy_of_gpu() } else { Link::of_kind(LinkKind::Local) };
         Self {
             own,
             local: Link::of_kind(local),
@@ -188,12 +188,12 @@ impl Link {
             send_bytes_per_second: engine,
             receive_bytes_per_second: engine,
             puts_in_flight,
-            by_processor: matches!(kind, LinkKind::Own | LinkKind::SharedMemory),
+            by_processor: matches!(kind, LinkKind::Local | LinkKind::SharedMemory),
         }
     }
 
     /// Returns the link of a GPU to itself: 2136 GB/s on an H200, assumed for others.
-    fn own_copy_of_gpu() -> Self {
+    fn self_copy_of_gpu() -> Self {
         let rate = 2136e9;
         Self {
             put_seconds: 1.9e-6,

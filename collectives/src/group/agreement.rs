@@ -95,9 +95,9 @@ fn compare(label: &str, offers: &[Offer]) -> Result<(), Error> {
         let differing =
             first.fields.iter().zip(&other.fields).find(|(ours, theirs)| ours != theirs);
         let text = match differing {
-            Some(((name, wanted), (seen_name, seen))) if name == seen_name => {
+            Some(((name, expected), (seen_name, seen))) if name == seen_name => {
                 format!(
-                    "{label}: ranks disagree: {name} is {seen} on rank {rank}, {wanted} on rank 0"
+                    "{label}: ranks disagree: {name} is {seen} on rank {rank}, {expected} on rank 0"
                 )
             }
             None if first.fields.len() == other.fields.len() => continue,

@@ -22,7 +22,7 @@ pub(super) fn of_fabrics(
     let near = |&rank: &Rank| network.is_none() || topology.node(rank) == node;
     let here = slowest(local, others().filter(near)).unwrap_or(FabricLink {
         peer: me,
-        kind: LinkKind::Own,
+        kind: LinkKind::Local,
         bytes_per_second: None,
     });
     let away = network.and_then(|network| slowest(network, others().filter(|rank| !near(rank))));

@@ -75,12 +75,12 @@ pub(super) fn check_backends(topology: &Topology, said: &[FabricReport]) -> Resu
     for node in 0..topology.nodes() {
         let members = topology.members(Rank::at(node).0);
         let first = members[0];
-        let wanted = &said[first.index()].backend;
-        let other = members.iter().find(|rank| said[rank.index()].backend != *wanted);
+        let expected = &said[first.index()].backend;
+        let other = members.iter().find(|rank| said[rank.index()].backend != *expected);
         if let Some(&rank) = other {
             let seen = &said[rank.index()].backend;
             let text = format!(
-                "open: ranks disagree: backend is {seen} on rank {rank}, {wanted} on rank {first} of \
+                "open: ranks disagree: backend is {seen} on rank {rank}, {expected} on rank {first} of \
                  the same node"
             );
             return Err(Error::new(ErrorKind::Mismatch, text).with_peer(rank));

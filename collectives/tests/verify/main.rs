@@ -141,7 +141,7 @@ fn early_reads_are_refused() {
     let swapped =
         (1, "wait arrived 0.0\n  put 0.0 output to 2", "put 0.0 output to 2\n wait arrived 0.0");
     assert_snapshot!(text(Form::Ring, swapped), @"rank 1, lane 0, step 6 (put 0.0 output to 2) in start 1: the source may not have arrived");
-    // Without a flag, a lane does not know that its own copy is complete.
+    // Without a flag, a lane does not know that its self copy is complete.
     let copied = (1, "put 1.0 input to 2", "put 1.0 output to 2");
     assert_snapshot!(text(Form::Direct, copied), @"rank 1, lane 0, step 5 (put 1.0 output to 2) in start 1: the source may not have arrived");
     assert_snapshot!(text(Form::SelfCopyLane, copied), @"rank 1, lane 0, step 4 (put 1.0 output to 2) in start 1: the source may not have arrived");

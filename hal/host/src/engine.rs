@@ -263,7 +263,7 @@ impl CopyEngine for Engine {
         let (queued, room) = (self.queue.len(), self.options.queue_ops);
         // A slice without ops takes a ticket, and tickets have no more room than ops.
         if queued + ops.len() > room || self.ledger.open() >= room {
-            return Err(Error::QueueFull { queued, room, wanted: ops.len() });
+            return Err(Error::QueueFull { queued, room, requested: ops.len() });
         }
         let parts = u32::try_from(ops.len()).expect("a queue holds fewer than 2^32 ops");
         let ticket = Ticket(self.ledger.last().0 + 1);

@@ -24,12 +24,12 @@ pub enum Error {
     },
     /// Not enough memory is free for an allocation.
     #[error(
-        "cannot allocate {wanted} bytes of shared memory: {available} bytes are available on this \
+        "cannot allocate {requested} bytes of shared memory: {available} bytes are available on this \
          machine; use smaller buffers or fewer ranks"
     )]
     OutOfMemory {
         /// Requested bytes.
-        wanted: u64,
+        requested: u64,
         /// Available bytes.
         available: u64,
     },
@@ -45,12 +45,12 @@ pub enum Error {
         generation: u64,
     },
     /// A key was exported by another rank than the caller says.
-    #[error("remote key is of rank {seen}, expected rank {wanted}")]
+    #[error("remote key is of rank {found}, expected rank {expected}")]
     ForeignKey {
         /// The rank that the caller named.
-        wanted: Rank,
+        expected: Rank,
         /// The rank that the key names.
-        seen: Rank,
+        found: Rank,
     },
     /// Memory that the peer registered itself cannot be imported by another process.
     #[error(
@@ -97,14 +97,14 @@ pub enum Error {
     #[error("{0}")]
     Argument(String),
     /// The queue has no room for the slice now.
-    #[error("the queue holds {queued} of {room} ops, {wanted} more do not fit now")]
+    #[error("the queue holds {queued} of {room} ops, {requested} more do not fit now")]
     QueueFull {
         /// Number of ops in the queue.
         queued: usize,
         /// Number of ops that fit.
         room: usize,
         /// Number of ops in the slice.
-        wanted: usize,
+        requested: usize,
     },
     /// The engine was released.
     #[error("the engine was released after an abort and takes no more ops")]
@@ -136,7 +136,9 @@ impl Error {
     pub(super) fn of_mapping(owner: Rank) -> impl FnOnce(MappingError) -> Self {
         move |error| match error {
             MappingError::System { what, errno } => Self::System { what, errno },
-            MappingError::Full { wanted, available } => Self::OutOfMemory { wanted, available },
+            MappingError::Full { requested, available } => {
+                Self::OutOfMemory { requested, available }
+            }
             MappingError::Unsound { how } => Self::PeerLost { peer: owner, how },
         }
     }

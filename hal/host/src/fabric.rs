@@ -231,7 +231,7 @@ impl FabricTrait for Fabric {
 
     fn link(&self, peer: Rank) -> Option<Link> {
         self.memory.peers.doorbell(peer)?;
-        let kind = if peer == self.rank() { LinkKind::Own } else { LinkKind::SharedMemory };
+        let kind = if peer == self.rank() { LinkKind::Local } else { LinkKind::SharedMemory };
         Some(Link { peer, kind, bytes_per_second: None })
     }
 

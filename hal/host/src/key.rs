@@ -56,19 +56,19 @@ impl RemoteKey for Key {
             0 => Access::Shared { head },
             1 => Access::Private,
             seen => {
-                let (field, wanted) = ("access", "0 or 1");
-                return Err(KeyError::Field { field, seen: seen.into(), wanted });
+                let (field, expected) = ("access", "0 or 1");
+                return Err(KeyError::Field { field, found: seen.into(), expected });
             }
         };
         if bytes > isize::MAX as u64 {
-            let (field, wanted) = ("region bytes", "at most 2^63 - 1");
-            return Err(KeyError::Field { field, seen: bytes, wanted });
+            let (field, expected) = ("region bytes", "at most 2^63 - 1");
+            return Err(KeyError::Field { field, found: bytes, expected });
         }
         let aligned = role == Role::Data || head.is_multiple_of(size_of::<u64>() as u64);
         if head > isize::MAX as u64 || !aligned {
-            let (field, wanted) =
+            let (field, expected) =
                 ("bytes before the region", "at most 2^63 - 1, aligned for flags");
-            return Err(KeyError::Field { field, seen: head, wanted });
+            return Err(KeyError::Field { field, found: head, expected });
         }
         if !reader.rest().is_empty() {
             return Err(KeyError::Trailing { bytes: reader.rest().len() });

@@ -216,7 +216,7 @@ impl PeerMemory for Memory {
             return Err(Error::NotConnected { peer });
         };
         if key.rank != peer {
-            return Err(Error::ForeignKey { wanted: peer, seen: key.rank });
+            return Err(Error::ForeignKey { expected: peer, found: key.rank });
         }
         Ok(Remote { registration: open(peer, key, deadline)?, doorbell, peer })
     }

@@ -32,7 +32,7 @@ pub enum MappingError {
     /// The machine has too little free memory.
     Full {
         /// Requested bytes.
-        wanted: u64,
+        requested: u64,
         /// Bytes that are available without swapping.
         available: u64,
     },
@@ -84,7 +84,7 @@ impl Mapping {
             let available = memory?.available_bytes;
             // With over-commit the allocation would succeed and the kernel would kill a process later.
             if mapped > available {
-                return Err(MappingError::Full { wanted: bytes, available });
+                return Err(MappingError::Full { requested: bytes, available });
             }
         }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

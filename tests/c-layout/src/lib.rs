@@ -107,7 +107,7 @@ pub fn check(header: &Header<'_>, claims: &[Claim], folder: &Path) -> Result<(),
     let output = String::from_utf8_lossy(&output?.stdout).into_owned();
     let lines: Vec<&str> = output.lines().collect();
     if lines.len() != claims.len() {
-        return Err(format!("C printed {} numbers, wanted {}", lines.len(), claims.len()));
+        return Err(format!("C printed {} numbers, expected {}", lines.len(), claims.len()));
     }
     let wrong: Vec<String> = claims
         .iter()

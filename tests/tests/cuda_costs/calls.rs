@@ -76,7 +76,7 @@ const UNUSED: [&str; 19] = [
 
 /// What a start asks of the driver, by ranks and form.
 fn wanted(ranks: usize, form: Form) -> Calls {
-    let own_copy = u64::from(form != Form::InPlace);
+    let self_copy = u64::from(form != Form::InPlace);
     let batches = match (ranks, form) {
         (1, _) => 0,
         // With outputs in turn there is no first phase.
@@ -86,8 +86,8 @@ fn wanted(ranks: usize, form: Form) -> Calls {
     let peers = ranks as u64 - 1;
     // The first put goes alone if its bytes come back, since they come behind it; what follows goes
     // together if there is more than one copy of it.
-    let (first, rest) = match (peers, own_copy) {
-        (0, own_copy) => (own_copy, 0),
+    let (first, rest) = match (peers, self_copy) {
+        (0, self_copy) => (self_copy, 0),
         (peers, 0) => (0, peers),
         (peers, _) => (1, peers),
     };

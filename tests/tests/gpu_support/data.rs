@@ -24,7 +24,7 @@ pub(crate) fn gathered(ranks: usize, round: u64, bytes: usize) -> Vec<u8> {
     (0..ranks).map(|rank| shard(rank, round, bytes)).collect::<Vec<_>>().concat()
 }
 
-/// Fails unless the bytes are the wanted ones; names the first that is wrong.
+/// Fails unless the bytes are the expected ones; names the first that is wrong.
 pub(crate) fn same(what: impl fmt::Display, seen: &[u8], wanted: &[u8]) -> Outcome {
     if seen == wanted {
         return Ok(());

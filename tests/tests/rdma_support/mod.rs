@@ -37,7 +37,7 @@ pub(crate) fn reason_to_skip(wanted: usize) -> Option<String> {
     let seen = nodes().len();
     (seen < wanted).then(|| {
         format!(
-            "{wanted} network namespaces with RDMA devices are wanted ({NAMESPACES}), {seen} are \
+            "{wanted} network namespaces with RDMA devices are needed ({NAMESPACES}), {seen} are \
              there; run `cargo xtask test rdma`"
         )
     })

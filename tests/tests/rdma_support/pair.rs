@@ -36,9 +36,9 @@ pub(crate) fn wanted(kind: ErrorKind, answer: Result<(), Error>) -> Outcome<Stri
         Err(error) if error.kind() == kind => Ok(error.to_string()),
         Err(error) => {
             let seen = error.kind();
-            Err(Failure::new(format!("wanted {kind}, seen {seen}: {error}")))
+            Err(Failure::new(format!("expected {kind}, found {seen}: {error}")))
         }
-        Ok(()) => Err(Failure::new(format!("wanted {kind}, seen no error"))),
+        Ok(()) => Err(Failure::new(format!("expected {kind}, found no error"))),
     }
 }
 

@@ -67,7 +67,7 @@ const RUNS: [(&str, &str); 5] = [
 /// The runs that overlap with compute, and where their results are.
 const OVERLAPPED: [(&str, &str); 3] = [
     ("beside-out-of-place", "out of place"),
-    ("beside-own-copy-by-link", "out of place, self copy over the link"),
+    ("beside-self-copy-by-link", "out of place, self copy over the link"),
     ("beside-in-place", "in place"),
 ];
 
@@ -133,7 +133,7 @@ fn script(options: &Options) -> String {
             let sizes = format!("--min-bytes 64M --max-bytes 1G --factor 16 {vs}");
             run("beside-out-of-place", &sizes, "--beside gemm");
             run("beside-in-place", &sizes, "--beside gemm --in-place");
-            run("beside-own-copy-by-link", &sizes, "--beside gemm --own-copy link");
+            run("beside-self-copy-by-link", &sizes, "--beside gemm --self-copy link");
         }
     }
     lines.join("\n") + "\n"

@@ -220,7 +220,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
         let (queued, room) = (self.queue.len(), QUEUE_OPS);
         // Empty slices use tickets, and as many tickets as ops can be open.
         if queued + ops.len() > room || self.queue.ledger().open() >= room {
-            return Err(Fault::QueueFull { queued, room, wanted: ops.len() }.into());
+            return Err(Fault::QueueFull { queued, room, requested: ops.len() }.into());
         }
         self.resolve(ops)?;
         let ticket = self.queue.push(&self.commands);

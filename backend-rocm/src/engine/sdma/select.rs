@@ -214,7 +214,7 @@ pub(super) fn agent_of_peer(
     peer: &Reached,
 ) -> Result<(Agent, LinkClass), Error> {
     let class = match peer.kind {
-        LinkKind::Own => return Ok((own.clone(), LinkClass::SameGpu)),
+        LinkKind::Local => return Ok((own.clone(), LinkClass::SameGpu)),
         // The memory that the peer shares is host memory.
         LinkKind::HostStaged => {
             let host = agents.iter().find(|agent| agent.kind == AgentKind::Processor);
@@ -290,7 +290,7 @@ fn link_rates(context: &Context) -> Result<Vec<u64>, Error> {
     for device in visible_devices(context.hip)? {
         let link = link_between(context.hip, &context.info, &device)?;
         let class = match link.kind {
-            LinkKind::Own => continue,
+            LinkKind::Local => continue,
             LinkKind::Xgmi => LinkClass::Xgmi,
             _ => LinkClass::Pcie,
         };

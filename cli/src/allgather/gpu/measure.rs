@@ -259,7 +259,7 @@ fn row(
         host_us: microseconds(times.host),
         starts_in_a_row: starts,
         captured: setup.options.graph,
-        own_copy: setup.options.own_copy.name().to_owned(),
+        self_copy: setup.options.self_copy.name().to_owned(),
     };
     Row { device: Some(device), ..row::row(setup, report, measured) }
 }

@@ -52,26 +52,26 @@ use timer::StreamTimer;
 pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) -> Result<()> {
     let (rank, ranks) = (context.comm.rank(), context.comm.ranks());
     let (device, strict) = (slot.ordinal, context.options.strict);
-    let own_copy = context.options.own_copy;
+    let self_copy = context.options.self_copy;
     if backend == Backend::Rocm {
-        let own_copy = match own_copy {
-            SelfCopy::Auto => rocm::OwnCopy::Auto,
-            SelfCopy::Local => rocm::OwnCopy::Local,
-            SelfCopy::Link => rocm::OwnCopy::Link,
+        let self_copy = match self_copy {
+            SelfCopy::Auto => rocm::SelfCopy::Auto,
+            SelfCopy::Local => rocm::SelfCopy::Local,
+            SelfCopy::Link => rocm::SelfCopy::Link,
         };
         let engine = context.options.engine.kind();
-        let how = rocm::Options { device, strict, own_copy, engine, ..rocm::Options::default() };
+        let how = rocm::Options { device, strict, self_copy, engine, ..rocm::Options::default() };
         let open = || rocm::Fabric::open_with(rank, ranks, how.clone());
         return measure(context, slot, backend, || {
             open().map(DynFabric::new).map_err(Failure::of_backend)
         });
     }
-    let own_copy = match own_copy {
-        SelfCopy::Auto => cuda::OwnCopy::Auto,
-        SelfCopy::Local => cuda::OwnCopy::Local,
-        SelfCopy::Link => cuda::OwnCopy::Link,
+    let self_copy = match self_copy {
+        SelfCopy::Auto => cuda::SelfCopy::Auto,
+        SelfCopy::Local => cuda::SelfCopy::Local,
+        SelfCopy::Link => cuda::SelfCopy::Link,
     };
-    let how = cuda::Options { device, strict, own_copy, ..cuda::Options::default() };
+    let how = cuda::Options { device, strict, self_copy, ..cuda::Options::default() };
     let open = || cuda::Fabric::open_with(rank, ranks, how.clone());
     measure(context, slot, backend, || open().map(DynFabric::new).map_err(Failure::of_backend))
 }

@@ -64,9 +64,9 @@ pub trait RegionDevice: CopyCalls + IpcCalls + VirtualCalls {
         false
     }
 
-    /// Creates the error of an allocation of `wanted` bytes for which the device has no memory, with the
+    /// Creates the error of an allocation of `requested` bytes for which the device has no memory, with the
     /// bytes that are free.
-    fn out_of_memory(&self, wanted: u64) -> Self::Error;
+    fn out_of_memory(&self, requested: u64) -> Self::Error;
 
     /// Returns the driver's classification of an address.
     ///
@@ -142,9 +142,9 @@ pub struct StreamLimits {
     /// Largest copy in one piece.
     pub piece_bytes_max: u64,
     /// Largest self copy that goes over the link by default.
-    pub own_link_bytes_max: Option<u64>,
+    pub self_copy_link_bytes_max: Option<u64>,
     /// Largest self copy that goes over the link by default in a graph.
-    pub own_link_captured_bytes_max: Option<u64>,
+    pub self_copy_link_captured_bytes_max: Option<u64>,
 }
 
 /// The options of a backend's fabric that the toolkit reads.

@@ -18,12 +18,12 @@ pub enum Fault {
     Unavailable(String),
     /// The host has too little memory for a region that peers access.
     #[error(
-        "cannot allocate {wanted} bytes of host memory: {available} bytes are available on this \
+        "cannot allocate {requested} bytes of host memory: {available} bytes are available on this \
          machine; use smaller buffers or fewer ranks"
     )]
     HostOutOfMemory {
         /// Requested bytes.
-        wanted: u64,
+        requested: u64,
         /// Available bytes.
         available: u64,
     },
@@ -48,12 +48,12 @@ pub enum Fault {
         generation: u64,
     },
     /// A key was exported by another rank than the caller says, or by an earlier process of it.
-    #[error("remote key is of {seen}, expected {wanted}")]
+    #[error("remote key is of {found}, expected {expected}")]
     ForeignKey {
         /// The owner that the caller named.
-        wanted: String,
+        expected: String,
         /// The owner that the key names.
-        seen: String,
+        found: String,
     },
     /// The memory of a peer cannot be imported by this process or device.
     #[error("memory of rank {peer} cannot be imported here: {why}")]
@@ -108,14 +108,14 @@ pub enum Fault {
     #[error("{0}")]
     Argument(String),
     /// The queue has no room for the slice now.
-    #[error("the queue holds {queued} of {room} commands, {wanted} more do not fit now")]
+    #[error("the queue holds {queued} of {room} commands, {requested} more do not fit now")]
     QueueFull {
         /// Number of commands in the queue.
         queued: usize,
         /// Number of commands that fit.
         room: usize,
         /// Number of commands of the slice.
-        wanted: usize,
+        requested: usize,
     },
     /// The engine was released.
     #[error("the engine was released after an abort and takes no more ops")]
@@ -127,7 +127,9 @@ impl Fault {
     pub fn of_mapping(owner: Rank) -> impl FnOnce(MappingError) -> Self {
         move |error| match error {
             MappingError::System { what, errno } => Self::System { what, errno },
-            MappingError::Full { wanted, available } => Self::HostOutOfMemory { wanted, available },
+            MappingError::Full { requested, available } => {
+                Self::HostOutOfMemory { requested, available }
+            }
             MappingError::Unsound { how } => Self::PeerLost { peer: owner, how },
         }
     }
@@ -209,7 +211,11 @@ mod tests {
                 ErrorKind::OutOfMemory,
                 "map 4096 bytes: Too many open files (os error 24)",
             ),
-            (mapped(MappingError::Full { wanted: 8, available: 1 }), ErrorKind::OutOfMemory, full),
+            (
+                mapped(MappingError::Full { requested: 8, available: 1 }),
+                ErrorKind::OutOfMemory,
+                full,
+            ),
             (
                 mapped(MappingError::System { what: what(), errno: Errno::PERM }),
                 ErrorKind::Unavailable,
@@ -221,7 +227,7 @@ mod tests {
                 "rank 3 is gone: its socket broke",
             ),
             (
-                Fault::QueueFull { queued: 9, room: 10, wanted: 2 },
+                Fault::QueueFull { queued: 9, room: 10, requested: 2 },
                 ErrorKind::QueueFull,
                 "the queue holds 9 of 10 commands, 2 more do not fit now",
             ),

@@ -126,7 +126,7 @@ pub fn role_of(number: u32) -> Result<Role, KeyError> {
     match number {
         0 => Ok(Role::Data),
         1 => Ok(Role::Flags),
-        seen => Err(KeyError::Field { field: "role", seen: seen.into(), wanted: "0 or 1" }),
+        seen => Err(KeyError::Field { field: "role", found: seen.into(), expected: "0 or 1" }),
     }
 }
 

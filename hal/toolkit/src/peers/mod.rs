@@ -111,7 +111,7 @@ impl<D: PeerDevice> Fabric<D> {
         let word = u64::from(self.memory.rank().0) * WORD_BYTES;
         for (rank, peer) in self.connected() {
             // Every driver writes from a stream to memory of its own device and of the host.
-            let Some(flags) = peer.flags.as_ref().filter(|_| peer.kind != LinkKind::Own) else {
+            let Some(flags) = peer.flags.as_ref().filter(|_| peer.kind != LinkKind::Local) else {
                 continue;
             };
             let pair = (self.backend(), self.context.uuid(), peer.device.uuid);
@@ -178,8 +178,8 @@ impl<D: PeerDevice> FabricTrait for Fabric<D> {
             );
             return Err(Fault::Mismatch(text).into());
         }
-        let wanted = self.ranks as u64 * WORD_BYTES;
-        if probe.region_bytes() != wanted || probe.role != Role::Flags {
+        let expected = self.ranks as u64 * WORD_BYTES;
+        if probe.region_bytes() != expected || probe.role != Role::Flags {
             let text = format!(
                 "rank {peer} opened the fabric for {} ranks, rank {} for {}",
                 probe.region_bytes() / WORD_BYTES,
@@ -243,7 +243,7 @@ impl<D: PeerDevice> Fabric<D> {
             Ok(PeerAccess { kind, bytes_per_second, flags: Some(flags), unreachable: None })
         };
         let reachability = match device.uuid == self.context.uuid() {
-            true => Reachability::Direct { kind: LinkKind::Own, bytes_per_second: None },
+            true => Reachability::Direct { kind: LinkKind::Local, bytes_per_second: None },
             false => self.context.reachability(device)?,
         };
         match reachability {

@@ -104,9 +104,9 @@ impl<D: RegionDevice> Memory<D> {
         fds: &[OwnedFd],
     ) -> Result<Opened<D>, D::Error> {
         if fds.len() != segments.len() {
-            let (seen, wanted) = (fds.len(), segments.len());
+            let (found, expected) = (fds.len(), segments.len());
             let how =
-                format!("it handed over {seen} descriptors, expected {wanted} as its key says");
+                format!("it handed over {found} descriptors, expected {expected} as its key says");
             return Err(Fault::PeerLost { peer, how }.into());
         }
         let physical: Result<Vec<Physical<D>>, D::Error> = segments
@@ -142,8 +142,8 @@ impl<D: RegionDevice> Memory<D> {
         match self.context.extent(address)? {
             Some(extent) if head + bytes > extent.bytes - (address - extent.address) => {
                 Err(Fault::ForeignKey {
-                    wanted: format!("an allocation of at least {} bytes", head + bytes),
-                    seen: format!("one of rank {peer} with {} bytes", extent.bytes),
+                    expected: format!("an allocation of at least {} bytes", head + bytes),
+                    found: format!("one of rank {peer} with {} bytes", extent.bytes),
                 }
                 .into())
             }

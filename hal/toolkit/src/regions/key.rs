@@ -162,8 +162,8 @@ impl<V: Vendor> RemoteKey for Key<V> {
     }
 }
 
-fn field(field: &'static str, seen: u64, wanted: &'static str) -> KeyError {
-    KeyError::Field { field, seen, wanted }
+fn field(field: &'static str, found: u64, expected: &'static str) -> KeyError {
+    KeyError::Field { field, found, expected }
 }
 
 fn read_access(reader: &mut Reader<'_>, role: Role, bytes: u64) -> Result<Access, KeyError> {

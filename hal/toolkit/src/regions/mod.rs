@@ -150,13 +150,13 @@ impl<D: RegionDevice> Memory<D> {
         let connected = peers.get_mut(peer.index()).and_then(Option::as_mut);
         let connected = connected.ok_or(Fault::NotConnected { peer })?;
         if key.rank != peer {
-            let (wanted, seen) = (format!("rank {peer}"), format!("rank {}", key.rank));
-            return Err(Fault::ForeignKey { wanted, seen });
+            let (expected, found) = (format!("rank {peer}"), format!("rank {}", key.rank));
+            return Err(Fault::ForeignKey { expected, found });
         }
         if (Owner { process: key.process, device: key.device }) != connected.owner {
             return Err(Fault::ForeignKey {
-                wanted: format!("the connected process and device of rank {peer}"),
-                seen: "another process or device".to_owned(),
+                expected: format!("the connected process and device of rank {peer}"),
+                found: "another process or device".to_owned(),
             });
         }
         match (&key.access, &connected.unreachable) {

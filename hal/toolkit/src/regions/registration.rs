@@ -400,8 +400,8 @@ fn check_device_memory<D: RegionDevice>(context: &D, span: Span) -> Result<(), D
     match context.pointee(span.address)? {
         Pointee::Device(Some(number)) if number == context.device() => Ok(()),
         Pointee::Device(Some(number)) => {
-            let wanted = context.label();
-            refuse(&format!("it is memory of device {number}, expected {wanted}"))
+            let expected = context.label();
+            refuse(&format!("it is memory of device {number}, expected {expected}"))
         }
         Pointee::Device(None) => refuse("the driver does not say of which device it is"),
         Pointee::Host => refuse("it is host memory, expected device memory"),

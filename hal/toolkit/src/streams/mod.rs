@@ -50,7 +50,7 @@ pub use self::probes::{ProbeCache, probe_signal, probe_waits};
 use self::release::Releaser;
 pub use self::resources::Stream;
 use self::resources::{BounceBuffers, Event, OwnStream, PinnedPage};
-pub use self::steps::OwnCopy;
+pub use self::steps::SelfCopy;
 use self::steps::{LinkCopy, OpResolver, SliceTotals, Step, StreamPlan, mark_link_copies};
 use crate::device::{Fault, StreamHandle};
 pub use crate::device::{StreamDevice, StreamLimits};
@@ -90,7 +90,7 @@ pub struct EngineSetup {
     /// The method by which signals resolver them.
     pub signal: SignalBy,
     /// The method of self copies.
-    pub own_copy: OwnCopy,
+    pub self_copy: SelfCopy,
     /// Whether a peer is reached through host memory.
     pub staged: bool,
 }
@@ -113,7 +113,7 @@ pub struct Engine<D: StreamDevice> {
     copies: Vec<PendingCopies>,
     /// Whether the driver takes several copies in one call.
     copies_together: bool,
-    own_copy: OwnCopy,
+    self_copy: SelfCopy,
     pending: Pending,
     forked: Option<Forked>,
     /// The main stream of the last eager slice.
@@ -153,7 +153,7 @@ impl<D: StreamDevice> Engine<D> {
     /// Returns an error of kind `Unavailable` if the driver or the device lacks a feature that signals and
     /// waits need, and the driver's error.
     pub fn open(context: Arc<D>, setup: EngineSetup) -> Result<Self, D::Error> {
-        let EngineSetup { rank, peers, signal, own_copy, staged } = setup;
+        let EngineSetup { rank, peers, signal, self_copy, staged } = setup;
         let relaxed = context.enter_relaxed()?;
         context.check_words()?;
         let limits = context.stream_limits()?;
@@ -206,9 +206,9 @@ impl<D: StreamDevice> Engine<D> {
             hardware: ManuallyDrop::new(hardware),
             steps: Vec::with_capacity(SLICE_OPS_MAX),
             marks: Vec::with_capacity(SLICE_OPS_MAX),
-            own_copy: match own_copy {
+            self_copy: match self_copy {
                 // A peer's memory may be on the far side of the host.
-                OwnCopy::Auto if staged => OwnCopy::Local,
+                SelfCopy::Auto if staged => SelfCopy::Local,
                 other => other,
             },
             batch: WordBatch::new(words_together),
@@ -455,7 +455,8 @@ impl<D: StreamDevice> Engine<D> {
             self.pending.await_flag(awaited);
         }
         emitter.begin();
-        let back = self.own_copy.back(&self.limits, totals, self.stream_plan.peer_streams(), false);
+        let back =
+            self.self_copy.back(&self.limits, totals, self.stream_plan.peer_streams(), false);
         mark_link_copies(back, &self.steps, &mut self.marks);
         emit_steps(&mut emitter, &self.steps, &self.marks, &mut self.stream_plan)?;
         emitter.end()?;
@@ -502,7 +503,7 @@ impl<D: StreamDevice> Engine<D> {
             commands: [0; 2],
         };
         emitter.begin();
-        let back = self.own_copy.back(&self.limits, totals, self.stream_plan.peer_streams(), true);
+        let back = self.self_copy.back(&self.limits, totals, self.stream_plan.peer_streams(), true);
         mark_link_copies(back, &self.steps, &mut self.marks);
         emit_steps(&mut emitter, &self.steps, &self.marks, &mut self.stream_plan)?;
         emitter.end()

@@ -59,16 +59,16 @@ impl Pending {
         self.commands.is_empty()
     }
 
-    /// Rejects a slice of `wanted` commands that does not fit now. An empty queue accepts every slice.
+    /// Rejects a slice of `requested` commands that does not fit now. An empty queue accepts every slice.
     ///
     /// # Errors
     /// Returns [`Fault::QueueFull`].
-    pub(super) fn admit(&self, wanted: usize) -> Result<(), Fault> {
+    pub(super) fn admit(&self, requested: usize) -> Result<(), Fault> {
         let queued = self.queued;
-        if self.is_empty() || queued + wanted <= COMMANDS_MAX {
+        if self.is_empty() || queued + requested <= COMMANDS_MAX {
             return Ok(());
         }
-        Err(Fault::QueueFull { queued, room: COMMANDS_MAX, wanted })
+        Err(Fault::QueueFull { queued, room: COMMANDS_MAX, requested })
     }
 
     /// Adds a flag that the slice being submitted waits for.
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(pending.issue(700), 1);
         pending.admit(68).expect("just fits");
         let error = pending.admit(69).expect_err("one too many");
-        assert_eq!(error, Fault::QueueFull { queued: 700, room: 768, wanted: 69 });
+        assert_eq!(error, Fault::QueueFull { queued: 700, room: 768, requested: 69 });
         assert!(pending.settle(1));
         assert!(!pending.settle(1));
         assert_eq!((pending.done(), pending.last(), pending.is_empty()), (1, 1, true));

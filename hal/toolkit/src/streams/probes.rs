@@ -235,9 +235,9 @@ pub(super) fn check_local_copies<D: StreamDevice>(context: &D) -> Result<(), D::
     }
     D::probe_cache().cached_or_probe(Probe::LocalCopies, context.device(), || {
         // A method that is refused does not work either.
-        let works = own_copy_works(context).unwrap_or(false);
+        let works = self_copy_works(context).unwrap_or(false);
         context.record_probe(Between::Own, works);
-        if works || own_copy_works(context)? {
+        if works || self_copy_works(context)? {
             return Ok(());
         }
         Err(Fault::Unavailable(format!(
@@ -248,7 +248,7 @@ pub(super) fn check_local_copies<D: StreamDevice>(context: &D) -> Result<(), D::
     })
 }
 
-fn own_copy_works<D: StreamDevice>(context: &D) -> Result<bool, D::Error> {
+fn self_copy_works<D: StreamDevice>(context: &D) -> Result<bool, D::Error> {
     let (device, page) = (DevicePage::take(context)?, PinnedPage::take(context)?);
     let stream = OwnStream::create(context)?;
     let sent = |word: usize| 0x5eed_c0de_0000_0001_u64.wrapping_mul(2 * word as u64 + 1);

@@ -20,7 +20,7 @@
 //! # Self copies
 //! Next to a compute kernel that fills all multiprocessors, a copy inside the device waits. If the same
 //! bytes are put to a peer anyway, a copy engine can copy them back from there: one more transfer over the
-//! link, and no kernel. The caller chooses by [`OwnCopy`].
+//! link, and no kernel. The caller chooses by [`SelfCopy`].
 
 use crate::device::{Between, DevicePtr, Fault, StreamLimits};
 use crate::places::{self, PeerPlace, Place, flag_within, within};
@@ -266,7 +266,7 @@ impl StreamPlan {
 
 /// The method by which a rank copies its own shard to its own output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum OwnCopy {
+pub enum SelfCopy {
     /// Over the link where that was measured to be faster, else local. Over the link go small copies: the
     /// launch of a kernel costs the host more than the transfer, and in a graph it costs a branch.
     #[default]
@@ -288,7 +288,7 @@ pub(super) enum CopyBackFrom {
     Second,
 }
 
-impl OwnCopy {
+impl SelfCopy {
     /// Returns the put after which self copies of a slice are copied back; `None` for local copies.
     pub(super) fn back(
         self,
@@ -298,8 +298,8 @@ impl OwnCopy {
         captured: bool,
     ) -> Option<CopyBackFrom> {
         let auto_max = match captured {
-            true => limits.own_link_captured_bytes_max,
-            false => limits.own_link_bytes_max,
+            true => limits.self_copy_link_captured_bytes_max,
+            false => limits.self_copy_link_bytes_max,
         };
         let back = match self {
             Self::Auto => auto_max.is_some_and(|max| totals.own_bytes_max <= max),
@@ -392,8 +392,8 @@ mod tests {
         one_stream_bytes_max: 512 << 10,
         captured_sides_max: 1,
         piece_bytes_max: u64::MAX,
-        own_link_bytes_max: Some(256 << 10),
-        own_link_captured_bytes_max: Some(512 << 10),
+        self_copy_link_bytes_max: Some(256 << 10),
+        self_copy_link_captured_bytes_max: Some(512 << 10),
     };
 
     const GATHER: [Target; 4] = [Target::Own, Target::Peer(3), Target::Peer(0), Target::Peer(1)];
@@ -479,17 +479,17 @@ mod tests {
     #[test]
     fn small_own_copies_come_back_by_themselves() {
         let totals = |bytes| SliceTotals { own_bytes_max: bytes, ..SliceTotals::default() };
-        let back = |own: OwnCopy, bytes| own.back(&LIMITS, &totals(bytes), 1, false);
-        assert_eq!(back(OwnCopy::Auto, 256 << 10), Some(CopyBackFrom::First));
-        assert_eq!(back(OwnCopy::Auto, (256 << 10) + 1), None);
-        assert_eq!(back(OwnCopy::Link, u64::MAX), Some(CopyBackFrom::First));
-        assert_eq!(back(OwnCopy::Local, 1), None);
-        assert_eq!(OwnCopy::Auto.back(&LIMITS, &totals(1), 2, false), Some(CopyBackFrom::Second));
-        let captured = |bytes| OwnCopy::Auto.back(&LIMITS, &totals(bytes), 1, true);
+        let back = |own: SelfCopy, bytes| own.back(&LIMITS, &totals(bytes), 1, false);
+        assert_eq!(back(SelfCopy::Auto, 256 << 10), Some(CopyBackFrom::First));
+        assert_eq!(back(SelfCopy::Auto, (256 << 10) + 1), None);
+        assert_eq!(back(SelfCopy::Link, u64::MAX), Some(CopyBackFrom::First));
+        assert_eq!(back(SelfCopy::Local, 1), None);
+        assert_eq!(SelfCopy::Auto.back(&LIMITS, &totals(1), 2, false), Some(CopyBackFrom::Second));
+        let captured = |bytes| SelfCopy::Auto.back(&LIMITS, &totals(bytes), 1, true);
         assert_eq!(captured(512 << 10), Some(CopyBackFrom::First));
         assert_eq!(captured((512 << 10) + 1), None);
-        let never = StreamLimits { own_link_bytes_max: None, ..LIMITS };
-        assert_eq!(OwnCopy::Auto.back(&never, &totals(1), 1, false), None);
+        let never = StreamLimits { self_copy_link_bytes_max: None, ..LIMITS };
+        assert_eq!(SelfCopy::Auto.back(&never, &totals(1), 1, false), None);
     }
 
     #[test]

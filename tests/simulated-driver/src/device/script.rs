@@ -81,7 +81,7 @@ pub(crate) fn clear() {
 /// Takes `name:after:code` or `name:after:code:always`, several of them with commas between.
 ///
 /// # Errors
-/// Says what was wanted.
+/// Says what was expected.
 pub(crate) fn read(text: &str) -> Result<(), String> {
     for entry in text.split(',').filter(|entry| !entry.is_empty()) {
         let fields: Vec<&str> = entry.split(':').collect();
@@ -93,8 +93,9 @@ pub(crate) fn read(text: &str) -> Result<(), String> {
         let parsed = failure.and_then(|(name, after, code, always)| {
             Some((name, after.parse().ok()?, code.parse().ok()?, always))
         });
-        let (name, after, code, always) = parsed
-            .ok_or_else(|| format!("{entry}: wanted CALL:AFTER:CODE or CALL:AFTER:CODE:always"))?;
+        let (name, after, code, always) = parsed.ok_or_else(|| {
+            format!("{entry}: expected CALL:AFTER:CODE or CALL:AFTER:CODE:always")
+        })?;
         fail(name, after, code, always);
     }
     Ok(())
@@ -110,6 +111,6 @@ mod tests {
         assert_eq!([begin("a"), begin("a"), begin("a")], [None, Some(700), None]);
         assert_eq!([begin("b"), begin("b")], [Some(9999), Some(9999)]);
         assert_eq!(count("a"), 3);
-        assert!(read("a:now").unwrap_err().contains("wanted CALL:AFTER:CODE"));
+        assert!(read("a:now").unwrap_err().contains("expected CALL:AFTER:CODE"));
     }
 }

@@ -179,7 +179,7 @@ fn own() -> String {
 pub(crate) fn read_environment() -> Result<(), String> {
     for entry in own().split(',').filter(|entry| !entry.is_empty()) {
         let (name, text) =
-            entry.split_once('=').ok_or_else(|| format!("{entry}: wanted NAME=VALUE"))?;
+            entry.split_once('=').ok_or_else(|| format!("{entry}: expected NAME=VALUE"))?;
         change(name, text)?;
     }
     for (_, name, _) in Setting::ALL {
@@ -209,14 +209,14 @@ fn parse(name: &str, text: &str, values: Values) -> Result<u64, String> {
         Values::Number(least, most) => {
             let number = text.trim().parse().ok();
             number.filter(|number| (least..=most).contains(number)).ok_or_else(|| {
-                format!("{PREFIX}{name}={text}: wanted a number from {least} to {most}")
+                format!("{PREFIX}{name}={text}: expected a number from {least} to {most}")
             })
         }
         Values::Words(words) => {
             let found = words.iter().position(|word| *word == text.trim());
-            found
-                .map(|at| at as u64)
-                .ok_or_else(|| format!("{PREFIX}{name}={text}: wanted one of {}", words.join(", ")))
+            found.map(|at| at as u64).ok_or_else(|| {
+                format!("{PREFIX}{name}={text}: expected one of {}", words.join(", "))
+            })
         }
     }
 }
@@ -236,11 +236,11 @@ mod tests {
     fn a_wrong_value_says_what_was_wanted() {
         assert_eq!(
             change("DEVICES", "many").unwrap_err(),
-            "PEERLANE_SIM_DEVICES=many: wanted a number from 0 to 16"
+            "PEERLANE_SIM_DEVICES=many: expected a number from 0 to 16"
         );
         assert_eq!(
             change("P2P", "yes").unwrap_err(),
-            "PEERLANE_SIM_P2P=yes: wanted one of off, on"
+            "PEERLANE_SIM_P2P=yes: expected one of off, on"
         );
         assert!(change("WINGS", "2").is_err());
     }

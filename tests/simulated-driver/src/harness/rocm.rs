@@ -134,7 +134,7 @@ fn number(release: &str) -> u32 {
     let parts = release.split_once('.').and_then(|(major, minor)| {
         Some(major.parse::<u32>().ok()? * 10_000 + minor.parse::<u32>().ok()? * 100)
     });
-    parts.unwrap_or_else(|| panic!("{release} is no release of ROCm; wanted such as 6.4"))
+    parts.unwrap_or_else(|| panic!("{release} is no release of ROCm; expected one such as 6.4"))
 }
 
 /// The version of the HSA runtime's file.
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "six is no release of ROCm; wanted such as 6.4")]
+    #[should_panic(expected = "six is no release of ROCm; expected one such as 6.4")]
     fn a_word_is_no_release() {
         let _ = Rocm::release("six");
     }
