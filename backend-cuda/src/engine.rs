@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use peerlane_hal::{Caps, CopyEngine, Op, StreamOrdered, Ticket};
 use peerlane_toolkit::device::{
-    Batching, Between, CaptureState, CopyBatch, CopyCalls, DevicePtr, EventHandle, ExecHandle,
+    Batching, CaptureState, CopyBatch, CopyCalls, CopyKind, DevicePtr, EventHandle, ExecHandle,
     Fault, GraphCalls, GraphHandle, StreamCalls, StreamHandle, WordCalls,
 };
 use peerlane_toolkit::streams::{self, ProbeCache, StreamDevice, StreamLimits};
@@ -307,12 +307,12 @@ impl CopyCalls for Context {
         to: DevicePtr,
         from: DevicePtr,
         bytes: usize,
-        between: Between,
+        copy_kind: CopyKind,
     ) -> Result<(), Error> {
         // SAFETY: the caller upholds the contract of this method.
         let code = unsafe { (self.driver.memcpy_async)(to, from, bytes, stream.0) };
-        let call = match between {
-            Between::Flags => "cuMemcpyAsync of a signal",
+        let call = match copy_kind {
+            CopyKind::Flag => "cuMemcpyAsync of a signal",
             _ => "cuMemcpyAsync",
         };
         self.check(call, code)

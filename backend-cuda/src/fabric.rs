@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use peerlane_hal::ErrorKind;
 use peerlane_toolkit::device::{DevicePtr, Fault};
-use peerlane_toolkit::peers::{self, DeviceId, PeerDevice, PeerOptions, Purpose, Reachability};
+use peerlane_toolkit::peers::{
+    self, DeviceId, EngineRequest, PeerDevice, PeerOptions, Reachability,
+};
 
 use crate::device::{self, Context, Device, DeviceLink};
 use crate::engine::{Engine, EngineSetup, SelfCopy, SignalBy, probe_signal};
@@ -46,7 +48,7 @@ impl PeerOptions for Options {
 pub type Fabric = peers::Fabric<Context>;
 
 impl PeerDevice for Context {
-    type Found = Device;
+    type DeviceInfo = Device;
     type Options = Options;
     type Engine = Engine;
 
@@ -54,7 +56,7 @@ impl PeerDevice for Context {
         Self::open(options.device)
     }
 
-    fn found(&self) -> &Device {
+    fn info(&self) -> &Device {
         &self.info
     }
 
@@ -89,13 +91,17 @@ impl PeerDevice for Context {
         probe_signal(self, flag)
     }
 
-    fn engine(context: &Arc<Self>, options: &Options, purpose: Purpose) -> Result<Engine, Error> {
+    fn engine(
+        context: &Arc<Self>,
+        options: &Options,
+        request: EngineRequest,
+    ) -> Result<Engine, Error> {
         let setup = EngineSetup {
-            rank: purpose.rank,
-            peers: purpose.peers.iter().map(|reached| reached.peer).collect(),
-            signal: purpose.signal,
+            rank: request.rank,
+            peers: request.peers.iter().map(|peer| peer.peer).collect(),
+            signal: request.signal,
             self_copy: options.self_copy,
-            staged: purpose.is_staged(),
+            staged: request.is_staged(),
         };
         Engine::open(Arc::clone(context), setup)
     }

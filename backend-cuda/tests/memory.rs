@@ -192,12 +192,12 @@ fn without_descriptors_memory_is_plain_and_strict_refuses_that() {
 #[test]
 fn nics_get_a_dma_buf_and_the_flush_that_it_needs() {
     let (driver, _turn) = driver();
-    let open = |card_writes| {
-        driver.set("CARD_WRITES", card_writes);
+    let open = |nic_writes| {
+        driver.set("NIC_WRITES", nic_writes);
         let fabrics = ranks(1).unwrap();
         let region = fabrics[0].memory().allocate(5000, Role::Data).unwrap();
         let (buffer, flush) = (region.dma_buf(), region.flush());
-        driver.set("CARD_WRITES", "flush");
+        driver.set("NIC_WRITES", "flush");
         (buffer, flush)
     };
     let (buffer, flush) = open("flush");

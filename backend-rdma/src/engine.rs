@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 use ibverbs_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
 use peerlane_hal::{Caps, CopyEngine, Deadline, Op, Rank, StreamOrdered, Ticket};
 use peerlane_toolkit::device::Fault;
-use peerlane_toolkit::{Ledger, Poison};
+use peerlane_toolkit::{Poison, TicketCounter};
 
 use chain::Chain;
 use opening::Job;
@@ -70,7 +70,7 @@ pub struct Engine {
     caps: Caps,
     queue_ops: usize,
     room: Room,
-    ledger: Ledger,
+    ledger: TicketCounter,
     poison: Poison<Error>,
     released: bool,
     /// Number of ops submitted so far.
@@ -136,7 +136,7 @@ impl Engine {
             caps,
             queue_ops,
             room,
-            ledger: Ledger::with_capacity(queue_ops),
+            ledger: TicketCounter::with_capacity(queue_ops),
             poison: Poison::new(),
             released: false,
             order: 0,
@@ -219,7 +219,7 @@ impl Engine {
                 pairs.iter().flatten().all(|pair| pair.is_over(order))
             });
             for ticket in self.done.tickets.drain(..) {
-                self.ledger.finish_part(ticket);
+                self.ledger.finish_op(ticket);
             }
             if std::mem::take(&mut self.done.stored) {
                 self.shared.arrivals().wake();
@@ -275,7 +275,7 @@ impl Engine {
         let (ledger, released) = (&mut self.ledger, self.released);
         pair.complete((strand, number), |ticket| {
             if !released {
-                ledger.finish_part(ticket);
+                ledger.finish_op(ticket);
             }
         });
         Ok(())

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use peerlane_hal::ErrorKind;
 use peerlane_toolkit::device::{DevicePtr, Fault};
-use peerlane_toolkit::peers::{self, DeviceId, PeerDevice, PeerOptions, Purpose, Reachability};
+use peerlane_toolkit::peers::{
+    self, DeviceId, EngineRequest, PeerDevice, PeerOptions, Reachability,
+};
 
 use crate::device::{Context, Device, DeviceLink, find_device, link_between};
 use crate::engine::{Engine, EngineKind, SelfCopy, SignalBy, probe_signal, striped_rate};
@@ -47,7 +49,7 @@ impl PeerOptions for Options {
 pub type Fabric = peers::Fabric<Context>;
 
 impl PeerDevice for Context {
-    type Found = Device;
+    type DeviceInfo = Device;
     type Options = Options;
     type Engine = Engine;
 
@@ -55,7 +57,7 @@ impl PeerDevice for Context {
         Self::open(options.device)
     }
 
-    fn found(&self) -> &Device {
+    fn info(&self) -> &Device {
         &self.info
     }
 
@@ -86,7 +88,7 @@ impl PeerDevice for Context {
         probe_signal(self, flag)
     }
 
-    fn wants_flags_on_host(&self, options: &Options) -> bool {
+    fn needs_host_flags(&self, options: &Options) -> bool {
         options.engine.for_device(self) == EngineKind::Sdma
     }
 
@@ -96,8 +98,12 @@ impl PeerDevice for Context {
         if is_auto { striped_rate(self) } else { 0 }
     }
 
-    fn engine(context: &Arc<Self>, options: &Options, purpose: Purpose) -> Result<Engine, Error> {
-        Engine::open(context, options.engine, options.self_copy, &purpose)
+    fn engine(
+        context: &Arc<Self>,
+        options: &Options,
+        request: EngineRequest,
+    ) -> Result<Engine, Error> {
+        Engine::open(context, options.engine, options.self_copy, &request)
     }
 
     fn fault(error: &Error) -> Option<&Fault> {

@@ -9,7 +9,7 @@ mod support;
 
 use backend::SignalBy;
 use shared::costs;
-use shared::world::{PLAIN, Way};
+use shared::world::{GatherOptions, PLAIN};
 
 /// Release of ROCm that is emulated.
 const RELEASE: &str = "7.2";
@@ -34,13 +34,13 @@ const NEVER: [&str; 7] = [
     "hipStreamCreateWithFlags",
 ];
 
-fn calls(shard: u64, way: Way, signal: Option<SignalBy>) -> [u64; 6] {
-    costs::calls(CALLS, &NEVER, shard, way, signal)
+fn calls(shard: u64, options: GatherOptions, signal: Option<SignalBy>) -> [u64; 6] {
+    costs::calls(CALLS, &NEVER, shard, options, signal)
 }
 
 #[test]
 fn a_start_takes_few_calls() {
-    let elided = Way { ready: false, ..PLAIN };
+    let elided = GatherOptions { ready: false, ..PLAIN };
     let large = (2 << 20) + 1;
     // The numbers are batches of flags, single writes and waits, copies, events recorded, waits for events.
     // There are three engines, so copies use the main stream and two side streams. Of the four events one is

@@ -167,11 +167,11 @@ fn nics_get_a_dma_buf_and_the_flush_that_it_needs() {
     let (driver, _turn) = driver(RELEASE);
     let allocation = Allocation::new(0, 1 << 16);
     let open = |nic_writes| {
-        driver.set("CARD_WRITES", nic_writes);
+        driver.set("NIC_WRITES", nic_writes);
         let fabrics = ranks(1, false).unwrap();
         let region = register(&fabrics[0], allocation.address + 96, 5000, Role::Data).unwrap();
         let (buffer, flush) = (region.dma_buf(), region.flush());
-        driver.set("CARD_WRITES", "flush");
+        driver.set("NIC_WRITES", "flush");
         (buffer, flush)
     };
     let (buffer, flush) = open("flush");

@@ -138,7 +138,7 @@ fn measure(
     let open = |bootstrap: &InProcess| host::Fabric::open(bootstrap.rank(), bootstrap.ranks());
     let nodes: Vec<u32> = (0..NODES as u32).cycle().take(RANKS).collect();
     let local = open(&whole)?;
-    let network = Wrapped::new(local.beside(host::Options::default())?, network_throttle);
+    let network = Wrapped::new(local.second(host::Options::default())?, network_throttle);
     let whole_options = GroupOptions::default().topology(Topology::of_nodes(&nodes)?);
     let mut whole =
         whole_options.open_tiers(whole, Wrapped::new(local, local_throttle), network)?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use peerlane_hal::{
     Caps, CopyEngine, Deadline, ErrorKind, Fabric, Op, Role, StreamOrdered, Ticket,
 };
-use peerlane_toolkit::Ledger;
+use peerlane_toolkit::TicketCounter;
 
 use crate::Shared;
 use crate::channel::ResolvedOp;
@@ -126,7 +126,7 @@ impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
         }
         let queue = transport.queue(self.id);
         // Slices without ops take tickets, of which there are as many as ops.
-        if queue.len() + ops.len() > QUEUE_OPS || queue.ledger.open() >= QUEUE_OPS {
+        if queue.len() + ops.len() > QUEUE_OPS || queue.tickets.open() >= QUEUE_OPS {
             let (queued, new) = (queue.len(), ops.len());
             let text =
                 format!("the queue holds {queued} of {QUEUE_OPS} ops, no room for {new} more");
@@ -258,7 +258,7 @@ impl<W> Default for PeerQueue<W> {
 #[derive(Debug)]
 pub(crate) struct OpQueue<W> {
     pub(crate) peers: Vec<PeerQueue<W>>,
-    pub(crate) ledger: Ledger,
+    pub(crate) tickets: TicketCounter,
     pub(crate) released: Option<Instant>,
     order: u64,
 }
@@ -266,7 +266,7 @@ pub(crate) struct OpQueue<W> {
 impl<W> OpQueue<W> {
     pub(crate) fn new(ranks: usize, capacity: usize) -> Self {
         let peers = (0..ranks).map(|_| PeerQueue::default()).collect();
-        Self { peers, ledger: Ledger::with_capacity(capacity), released: None, order: 0 }
+        Self { peers, tickets: TicketCounter::with_capacity(capacity), released: None, order: 0 }
     }
 
     /// Returns the number of incomplete ops.
@@ -277,7 +277,7 @@ impl<W> OpQueue<W> {
     /// Adds the ops of a slice, each with its peer.
     pub(crate) fn push(&mut self, ops: impl ExactSizeIterator<Item = (usize, W)>) -> Ticket {
         // A queue holds fewer than 2^32 ops.
-        let ticket = self.ledger.issue(ops.len() as u32);
+        let ticket = self.tickets.issue(ops.len() as u32);
         for (peer, op) in ops {
             self.order += 1;
             let order = self.order;
@@ -312,7 +312,7 @@ impl<W> OpQueue<W> {
                 break;
             }
             if self.released.is_none() {
-                self.ledger.finish_part(entry.ticket);
+                self.tickets.finish_op(entry.ticket);
             }
             peer_queue.entries.pop_front();
             peer_queue.next = peer_queue.next.saturating_sub(1);
@@ -333,7 +333,7 @@ impl<W> OpQueue<W> {
     /// Completes all tickets of a released queue once none of its transfers is in flight.
     pub(crate) fn settle_release(&mut self) {
         if self.released.is_some() && self.len() == 0 {
-            self.ledger.finish_all();
+            self.tickets.finish_all();
         }
     }
 }
@@ -381,10 +381,10 @@ mod tests {
         let [a, b, c] = [0, 1, 0].map(|peer| begin(&mut queue, peer));
         queue.finish(c);
         queue.finish(b);
-        assert_eq!(queue.ledger.completed(), Ticket::NONE);
+        assert_eq!(queue.tickets.completed(), Ticket::NONE);
         assert!(!queue.is_complete_before(a.order + 1) && queue.is_complete_before(a.order));
         queue.finish(a);
-        assert_eq!((queue.ledger.completed(), queue.len()), (ticket, 0));
+        assert_eq!((queue.tickets.completed(), queue.len()), (ticket, 0));
     }
 
     #[test]
@@ -398,7 +398,7 @@ mod tests {
         assert!(!queue.peers[1].has_incomplete(|_| true) && !queue.is_complete_before(b.order));
         let a = begin(&mut queue, 0);
         queue.finish(a);
-        assert!(queue.ledger.completed() > first);
+        assert!(queue.tickets.completed() > first);
     }
 
     #[test]
@@ -407,10 +407,10 @@ mod tests {
         let last = queue.push([(0, 'a'), (0, 'b'), (0, 'c')].into_iter());
         let a = begin(&mut queue, 0);
         queue.release();
-        assert_eq!((queue.len(), queue.ledger.completed()), (1, Ticket::NONE));
+        assert_eq!((queue.len(), queue.tickets.completed()), (1, Ticket::NONE));
         assert!(queue.peers[0].next().is_none());
         queue.finish(a);
         queue.settle_release();
-        assert_eq!((queue.len(), queue.ledger.completed()), (0, last));
+        assert_eq!((queue.len(), queue.tickets.completed()), (0, last));
     }
 }

@@ -365,7 +365,7 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
 
     /// Returns the last completed ticket of a queue.
     pub(crate) fn completed(&mut self, id: u64) -> Ticket {
-        self.queue(id).ledger.completed()
+        self.queue(id).tickets.completed()
     }
 }
 

@@ -6,7 +6,7 @@ use peerlane_hal::{CopyEngine, Ticket};
 
 use crate::backend::{SignalBy, driver};
 use crate::shared::costs;
-use crate::shared::world::{PLAIN, Way, world};
+use crate::shared::world::{GatherOptions, PLAIN, world};
 
 /// Calls that a start may make.
 const CALLS: [&str; 5] = [
@@ -28,15 +28,15 @@ const NEVER: [&str; 8] = [
     "cuStreamCreate",
 ];
 
-fn calls(shard: u64, way: Way, signal: Option<SignalBy>) -> [u64; 5] {
-    costs::calls(CALLS, &NEVER, shard, way, signal)
+fn calls(shard: u64, options: GatherOptions, signal: Option<SignalBy>) -> [u64; 5] {
+    costs::calls(CALLS, &NEVER, shard, options, signal)
 }
 
 #[test]
 fn a_start_takes_few_calls() {
-    let elided = Way { ready: false, ..PLAIN };
-    let in_place = Way { in_place: true, ..PLAIN };
-    let elided_in_place = Way { ready: false, ..in_place };
+    let elided = GatherOptions { ready: false, ..PLAIN };
+    let in_place = GatherOptions { in_place: true, ..PLAIN };
+    let elided_in_place = GatherOptions { ready: false, ..in_place };
     let copy = Some(SignalBy::Copy);
     // The counts: batches of flags, single copies, batched copies, recorded events, waits for events.
     // Small shards: the first put; then the self copy back from the peer, with the other puts; the ticket.

@@ -4,7 +4,7 @@
 //!
 //! Kinds of copies:
 //!
-//! | between | kind of `hipMemcpyAsync` |
+//! | ends of the copy | kind of `hipMemcpyAsync` |
 //! | --- | --- |
 //! | memory of this device; this device and a peer; a word and a flag | `hipMemcpyDeviceToDeviceNoCU`: SDMA engines and no compute units |
 //! | the same, if a test shows that such a copy copies nothing (ROCm/rocm-systems#11318) or the runtime is older than 6.0 | `hipMemcpyDeviceToDevice` |
@@ -19,7 +19,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerlane_toolkit::device::{
-    Batching, Between, CaptureState, CopyBatch, CopyCalls, DeviceContext as _, DevicePtr,
+    Batching, CaptureState, CopyBatch, CopyCalls, CopyKind, DeviceContext as _, DevicePtr,
     EventHandle, ExecHandle, Fault, GraphCalls, GraphHandle, StreamCalls, StreamHandle, WordCalls,
 };
 use peerlane_toolkit::streams::{ProbeCache, StreamDevice, StreamLimits};
@@ -215,13 +215,13 @@ impl Context {
         self.no_cu_bit().is_some_and(|bit| failed & bit == 0) && self.hip.version >= NO_CU_SINCE
     }
 
-    fn memcpy_kind(&self, between: Between) -> hipMemcpyKind {
-        match between {
-            Between::Host => hipMemcpyKind::hipMemcpyDefault,
-            Between::Own | Between::Peers | Between::Flags if self.copies_without_cu() => {
+    fn memcpy_kind(&self, copy_kind: CopyKind) -> hipMemcpyKind {
+        match copy_kind {
+            CopyKind::Host => hipMemcpyKind::hipMemcpyDefault,
+            CopyKind::Local | CopyKind::Peer | CopyKind::Flag if self.copies_without_cu() => {
                 hipMemcpyKind::hipMemcpyDeviceToDeviceNoCU
             }
-            Between::Own | Between::Peers | Between::Flags => {
+            CopyKind::Local | CopyKind::Peer | CopyKind::Flag => {
                 hipMemcpyKind::hipMemcpyDeviceToDevice
             }
         }
@@ -234,11 +234,11 @@ impl CopyCalls for Context {
         false
     }
 
-    fn needs_probe(&self, between: Between) -> bool {
-        self.memcpy_kind(between) == hipMemcpyKind::hipMemcpyDeviceToDeviceNoCU
+    fn needs_probe(&self, copy_kind: CopyKind) -> bool {
+        self.memcpy_kind(copy_kind) == hipMemcpyKind::hipMemcpyDeviceToDeviceNoCU
     }
 
-    fn record_probe(&self, _between: Between, works: bool) {
+    fn record_probe(&self, _copy_kind: CopyKind, works: bool) {
         if let (false, Some(bit)) = (works, self.no_cu_bit()) {
             NO_CU_FAILED.fetch_or(bit, Ordering::Relaxed);
         }
@@ -250,14 +250,14 @@ impl CopyCalls for Context {
         to: DevicePtr,
         from: DevicePtr,
         bytes: usize,
-        between: Between,
+        copy_kind: CopyKind,
     ) -> Result<(), Error> {
         let (to, from) = (to as *mut c_void, from as *const c_void);
-        let (kind, stream) = (self.memcpy_kind(between), stream_of(stream));
+        let (kind, stream) = (self.memcpy_kind(copy_kind), stream_of(stream));
         // SAFETY: the caller upholds the contract of this function.
         let code = unsafe { (self.hip.calls.memcpy_async)(to, from, bytes, kind, stream) };
-        let call = match between {
-            Between::Flags => "hipMemcpyAsync of a signal",
+        let call = match copy_kind {
+            CopyKind::Flag => "hipMemcpyAsync of a signal",
             _ => "hipMemcpyAsync",
         };
         self.check(call, code)
@@ -271,7 +271,7 @@ impl CopyCalls for Context {
     ) -> Result<(), Error> {
         for ((to, from), bytes) in copies.to.iter().zip(&*copies.from).zip(&*copies.bytes) {
             // SAFETY: the caller upholds the contract of this function.
-            unsafe { self.copy(stream, *to, *from, *bytes, Between::Peers) }?;
+            unsafe { self.copy(stream, *to, *from, *bytes, CopyKind::Peer) }?;
         }
         Ok(())
     }

@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use peerlane_hal::{Caps, CopyEngine, EngineRequirements, Op, StreamOrdered, Ticket};
 use peerlane_toolkit::device::{Fault, StreamHandle};
-use peerlane_toolkit::peers::Purpose;
+use peerlane_toolkit::peers::EngineRequest;
 use peerlane_toolkit::streams;
 pub(crate) use peerlane_toolkit::streams::{EngineSetup, probe_signal};
 pub use peerlane_toolkit::streams::{SelfCopy, SignalBy};
@@ -69,7 +69,7 @@ enum Queue {
 }
 
 impl Engine {
-    /// Creates an engine that reaches the peers of `purpose`.
+    /// Creates an engine that reaches the peers of `request`.
     ///
     /// # Errors
     /// Returns [`Error::Unavailable`] if a runtime or the device lacks a feature that the kind needs, or the
@@ -78,19 +78,19 @@ impl Engine {
         context: &Arc<Context>,
         kind: EngineKind,
         self_copy: SelfCopy,
-        purpose: &Purpose,
+        request: &EngineRequest,
     ) -> Result<Self, Error> {
-        Ok(Self(match kind.for_purpose(context, purpose) {
+        Ok(Self(match kind.for_request(context, request) {
             EngineKind::Sdma => {
-                Queue::Sdma(Box::new(SdmaQueue::open(context, purpose.rank, &purpose.peers)?))
+                Queue::Sdma(Box::new(SdmaQueue::open(context, request.rank, &request.peers)?))
             }
             EngineKind::Auto | EngineKind::Streams => {
                 let setup = EngineSetup {
-                    rank: purpose.rank,
-                    peers: purpose.peers.iter().map(|peer| peer.peer).collect(),
-                    signal: purpose.signal,
+                    rank: request.rank,
+                    peers: request.peers.iter().map(|peer| peer.peer).collect(),
+                    signal: request.signal,
                     self_copy,
-                    staged: purpose.is_staged(),
+                    staged: request.is_staged(),
                 };
                 Queue::Streams(Box::new(streams::Engine::open(Arc::clone(context), setup)?))
             }
@@ -257,14 +257,14 @@ impl EngineKind {
         }
     }
 
-    /// Returns the kind of an engine for this purpose, never [`Auto`](Self::Auto).
-    fn for_purpose(self, context: &Context, purpose: &Purpose) -> Self {
+    /// Returns the kind of an engine for this request, never [`Auto`](Self::Auto).
+    fn for_request(self, context: &Context, request: &EngineRequest) -> Self {
         let pays = |requirements: EngineRequirements| {
             !requirements.streams
-                && is_striping_faster(requirements.copy_bytes_max, purpose.striped_rate)
+                && is_striping_faster(requirements.copy_bytes_max, request.striped_rate)
         };
         match self.for_device(context) {
-            Self::Streams if self == Self::Auto && pays(purpose.requirements) => Self::Sdma,
+            Self::Streams if self == Self::Auto && pays(request.requirements) => Self::Sdma,
             kind => kind,
         }
     }

@@ -143,7 +143,7 @@ fn find_libraries(options: &Options) -> Result<()> {
     if options.vs.is_some() {
         Nccl::open(options.nccl.as_deref())?;
     }
-    if options.beside.is_some() {
+    if options.overlap.is_some() {
         cublas::LIBRARY.open(options.cublas.as_deref())?;
     }
     Ok(())

@@ -109,7 +109,7 @@ pub(crate) struct Options {
     /// Also time all-gathers and compute work together and each alone (cuda): bf16 matrix products
     /// of 8192 × 8192 through cuBLAS
     #[arg(long, value_enum, value_name = "COMPUTE")]
-    pub(crate) beside: Option<ComputeWork>,
+    pub(crate) overlap: Option<ComputeWork>,
     /// File libcublas.so or its folder [default: searched for]
     #[arg(long, value_name = "PATH")]
     pub(crate) cublas: Option<PathBuf>,
@@ -152,7 +152,7 @@ pub(crate) enum BaselineLibrary {
     Nccl,
 }
 
-/// Compute work of `--beside`.
+/// Compute work of `--overlap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ComputeWork {
     Gemm,
@@ -268,7 +268,7 @@ impl Options {
         let asked = [
             ("--graph", self.graph),
             ("--vs", self.vs.is_some()),
-            ("--beside", self.beside.is_some()),
+            ("--overlap", self.overlap.is_some()),
             ("--devices", self.target.devices.is_some()),
         ];
         match asked.into_iter().find(|(_, asked)| *asked) {
@@ -285,7 +285,7 @@ impl Options {
     /// # Errors
     /// A usage failure that names the option.
     pub(crate) fn check_without_cuda(&self) -> Result<()> {
-        let asked = [("--vs", self.vs.is_some()), ("--beside", self.beside.is_some())];
+        let asked = [("--vs", self.vs.is_some()), ("--overlap", self.overlap.is_some())];
         match asked.into_iter().find(|(_, asked)| *asked) {
             None => Ok(()),
             Some((option, _)) => {
@@ -351,7 +351,7 @@ pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
         ("--self-copy", options.self_copy.name().to_owned()),
         ("--engine", options.engine.name().to_owned()),
         ("--vs", given(options.vs.map(|vs| format!("{vs:?}")))),
-        ("--beside", given(options.beside.map(|what| format!("{what:?}")))),
+        ("--overlap", given(options.overlap.map(|what| format!("{what:?}")))),
     ];
     Settings::new(as_written, options.run.seed)
 }

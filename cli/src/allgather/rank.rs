@@ -71,7 +71,7 @@ fn on_host(context: RankContext<'_>) -> Result<()> {
     };
     // Two fabrics that are opened together wake each other's waiters.
     let local = open(None)?;
-    let network = local.beside(host::Options::default()).map_err(Failure::of_backend);
+    let network = local.second(host::Options::default()).map_err(Failure::of_backend);
     let network = || network.map(DynFabric::new);
     let group = topology::open(options, comm, rank_topology, fabric(local), network)?;
     with_group(context, group, limit_fabrics)

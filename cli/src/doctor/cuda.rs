@@ -166,7 +166,10 @@ fn cublas() -> Finding {
         Err(error) => Finding::warning(
             "cuBLAS",
             error.text(),
-            format!("needed only for --beside gemm; {} PATH sets its path", cublas::LIBRARY.option),
+            format!(
+                "needed only for --overlap gemm; {} PATH sets its path",
+                cublas::LIBRARY.option
+            ),
         ),
     }
 }

@@ -49,13 +49,13 @@ pub(crate) struct Row {
     pub(crate) device: Option<DeviceTimes>,
     /// Version and file of the baseline library (NCCL).
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub(crate) rivals_version: Option<String>,
+    pub(crate) baselines_version: Option<String>,
     /// Baselines that were timed in turn with Peerlane.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub(crate) rivals: Vec<Baseline>,
+    pub(crate) baselines: Vec<Baseline>,
     /// Slowdown of compute work and all-gathers that run at the same time.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub(crate) beside: Vec<Overlap>,
+    pub(crate) overlap: Vec<Overlap>,
     /// Lanes of rank 0.
     pub(crate) lanes: Vec<LaneRow>,
     /// Bytes that rank 0 moves.
@@ -133,11 +133,11 @@ pub(crate) struct Baseline {
 /// Times of a baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct BaselineTimes {
-    pub(crate) rival_us: f64,
-    pub(crate) rival_host_us: f64,
-    pub(crate) rival_busbw_gbs: f64,
+    pub(crate) baseline_us: f64,
+    pub(crate) baseline_host_us: f64,
+    pub(crate) baseline_busbw_gbs: f64,
     /// Baseline time divided by Peerlane's time: above 1, Peerlane is faster.
-    pub(crate) rival_ratio: f64,
+    pub(crate) baseline_ratio: f64,
 }
 
 /// Times of all-gathers and compute work, together and each alone.
@@ -158,9 +158,9 @@ pub(crate) struct Overlap {
 
 impl Row {
     /// Returns the time of the fastest baseline.
-    pub(crate) fn best_rival_us(&self) -> Option<f64> {
-        let times = self.rivals.iter().filter_map(|rival| rival.times);
-        times.map(|times| times.rival_us).min_by(f64::total_cmp)
+    pub(crate) fn best_baseline_us(&self) -> Option<f64> {
+        let times = self.baselines.iter().filter_map(|baseline| baseline.times);
+        times.map(|times| times.baseline_us).min_by(f64::total_cmp)
     }
 }
 
@@ -174,10 +174,10 @@ impl Baseline {
         busbw_gbs: f64,
     ) -> Self {
         let times = BaselineTimes {
-            rival_us: microseconds(median),
-            rival_host_us: microseconds(host),
-            rival_busbw_gbs: busbw_gbs,
-            rival_ratio: microseconds(median) / microseconds(ours).max(0.001),
+            baseline_us: microseconds(median),
+            baseline_host_us: microseconds(host),
+            baseline_busbw_gbs: busbw_gbs,
+            baseline_ratio: microseconds(median) / microseconds(ours).max(0.001),
         };
         Self { path: path.to_owned(), times: Some(times), missing: None }
     }
@@ -256,9 +256,9 @@ pub(super) mod tests {
             limit: limit.map(|limit| Limit::new(limit, median)),
             predicted: None,
             device: None,
-            rivals_version: None,
-            rivals: Vec::new(),
-            beside: Vec::new(),
+            baselines_version: None,
+            baselines: Vec::new(),
+            overlap: Vec::new(),
             lanes: Vec::new(),
             tiers: Vec::new(),
             fallbacks: Vec::new(),

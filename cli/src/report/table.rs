@@ -117,20 +117,20 @@ fn time(microseconds: f64) -> String {
 
 /// Returns the comparison with the baselines; `None` without baselines.
 fn baselines(rows: &[Row]) -> Option<String> {
-    let first = rows.iter().find(|row| !row.rivals.is_empty())?;
-    let version = first.rivals_version.as_deref().unwrap_or("of unknown version");
+    let first = rows.iter().find(|row| !row.baselines.is_empty())?;
+    let version = first.baselines_version.as_deref().unwrap_or("of unknown version");
     let mut text = format!(
         "NCCL {version}, timed in turn with Peerlane; × is its time divided by Peerlane's\n\n"
     );
     let mut header = vec!["total", "Peerlane µs"];
-    header.extend(first.rivals.iter().map(|baseline| match baseline.path.as_str() {
+    header.extend(first.baselines.iter().map(|baseline| match baseline.path.as_str() {
         "symmetric" => "symmetric µs",
         "copy engines" => "copy engines µs",
         _ => "default µs",
     }));
     header.extend(["× best", "× copy engines", "host µs of best"]);
     text += &aligned(header, rows.iter().map(baseline_cells), &[]);
-    for baseline in &first.rivals {
+    for baseline in &first.baselines {
         if let Some(why) = &baseline.missing {
             text += &format!("\nNCCL {}: n/a, {why}", baseline.path);
         }
@@ -140,22 +140,22 @@ fn baselines(rows: &[Row]) -> Option<String> {
 
 fn baseline_cells(row: &Row) -> Vec<String> {
     let peerlane_us = row.median_us;
-    let us = |baseline: &Baseline| baseline.times.map(|times| times.rival_us);
+    let us = |baseline: &Baseline| baseline.times.map(|times| times.baseline_us);
     let copy_engines =
-        row.rivals.iter().find(|baseline| baseline.path == "copy engines").and_then(us);
+        row.baselines.iter().find(|baseline| baseline.path == "copy engines").and_then(us);
     let ratio = |baseline_us: Option<f64>| {
         baseline_us.map_or("n/a".to_owned(), |baseline_us| {
             format!("{:.2}", baseline_us / peerlane_us.max(0.001))
         })
     };
-    let best = row.rivals.iter().filter_map(|baseline| baseline.times);
-    let best = best.min_by(|left, right| left.rival_us.total_cmp(&right.rival_us));
+    let best = row.baselines.iter().filter_map(|baseline| baseline.times);
+    let best = best.min_by(|left, right| left.baseline_us.total_cmp(&right.baseline_us));
     let mut cells = vec![Size(row.total_bytes).to_string(), time(peerlane_us)];
-    cells.extend(row.rivals.iter().map(|baseline| us(baseline).map_or("n/a".to_owned(), time)));
+    cells.extend(row.baselines.iter().map(|baseline| us(baseline).map_or("n/a".to_owned(), time)));
     cells.extend([
-        ratio(row.best_rival_us()),
+        ratio(row.best_baseline_us()),
         ratio(copy_engines),
-        best.map_or("n/a".to_owned(), |best| time(best.rival_host_us)),
+        best.map_or("n/a".to_owned(), |best| time(best.baseline_host_us)),
     ]);
     cells
 }
@@ -164,7 +164,7 @@ fn baseline_cells(row: &Row) -> Vec<String> {
 /// measured.
 fn overlap(rows: &[Row]) -> Option<String> {
     let mut overlaps =
-        rows.iter().flat_map(|row| row.beside.iter().map(move |overlap| (row, overlap)));
+        rows.iter().flat_map(|row| row.overlap.iter().map(move |overlap| (row, overlap)));
     let mut cells = Vec::new();
     let mut partial = false;
     for (row, overlap) in &mut overlaps {
@@ -292,13 +292,13 @@ mod tests {
         row.device =
             Some(DeviceTimes { host_us: host, starts_in_a_row, captured: false, self_copy });
         let time = Duration::from_micros;
-        row.rivals = vec![
+        row.baselines = vec![
             Baseline::timed("default", time(186), time(150), time(5), 270.0),
             Baseline::timed("symmetric", time(156), time(150), time(4), 324.0),
             Baseline::missing("copy engines", "it needs CUDA 12.5"),
         ];
-        row.rivals_version = Some("2.28.9 (libnccl.so.2)".into());
-        row.beside = vec![Overlap {
+        row.baselines_version = Some("2.28.9 (libnccl.so.2)".into());
+        row.overlap = vec![Overlap {
             path: "peerlane".into(),
             compute_alone_us: 1600.0,
             compute_us: 1664.0,
@@ -340,7 +340,7 @@ mod tests {
     fn json_has_all_fields_and_can_be_parsed() {
         let row = measured();
         let json = serde_json::to_string(&row).unwrap();
-        insta::assert_snapshot!(json, @r#"{"collective":"all-gather","backend":"cuda","ranks":4,"nodes":"1x4","algorithm":"direct","chunks":1,"engine":"cuda","dtype":"u8","in_place":false,"outputs":1,"total_bytes":67108864,"shard_bytes":16777216,"iterations":20,"median_us":150.0,"p99_us":225.0,"max_us":300.0,"algbw_gbs":447.39242666666667,"busbw_gbs":335.54431999999997,"checked":true,"limit_us":129.0,"limit_share":0.86,"host_us":6.25,"starts_in_a_row":50,"captured":false,"self_copy":"local","rivals_version":"2.28.9 (libnccl.so.2)","rivals":[{"path":"default","rival_us":186.0,"rival_host_us":5.0,"rival_busbw_gbs":270.0,"rival_ratio":1.24},{"path":"symmetric","rival_us":156.0,"rival_host_us":4.0,"rival_busbw_gbs":324.0,"rival_ratio":1.04},{"path":"copy engines","missing":"it needs CUDA 12.5"}],"beside":[{"path":"peerlane","compute_alone_us":1600.0,"compute_us":1664.0,"compute_ratio":1.04,"gather_alone_us":150.0,"gather_us":153.0,"gather_ratio":1.02,"overlapped":false}],"lanes":[],"tiers":[],"fallbacks":[]}"#);
+        insta::assert_snapshot!(json, @r#"{"collective":"all-gather","backend":"cuda","ranks":4,"nodes":"1x4","algorithm":"direct","chunks":1,"engine":"cuda","dtype":"u8","in_place":false,"outputs":1,"total_bytes":67108864,"shard_bytes":16777216,"iterations":20,"median_us":150.0,"p99_us":225.0,"max_us":300.0,"algbw_gbs":447.39242666666667,"busbw_gbs":335.54431999999997,"checked":true,"limit_us":129.0,"limit_share":0.86,"host_us":6.25,"starts_in_a_row":50,"captured":false,"self_copy":"local","baselines_version":"2.28.9 (libnccl.so.2)","baselines":[{"path":"default","baseline_us":186.0,"baseline_host_us":5.0,"baseline_busbw_gbs":270.0,"baseline_ratio":1.24},{"path":"symmetric","baseline_us":156.0,"baseline_host_us":4.0,"baseline_busbw_gbs":324.0,"baseline_ratio":1.04},{"path":"copy engines","missing":"it needs CUDA 12.5"}],"overlap":[{"path":"peerlane","compute_alone_us":1600.0,"compute_us":1664.0,"compute_ratio":1.04,"gather_alone_us":150.0,"gather_us":153.0,"gather_ratio":1.02,"overlapped":false}],"lanes":[],"tiers":[],"fallbacks":[]}"#);
         assert_eq!(serde_json::from_str::<Row>(&json).unwrap(), row);
     }
 

@@ -150,7 +150,7 @@ impl Report<'_> {
         let classes = LinkClass::ALL.map(|class| {
             let share = simulation.utilisation(class, class.link(&self.scenario.links));
             json!({
-                "way": class.name(),
+                "link_class": class.name(),
                 "bytes": simulation.bytes(class),
                 "utilisation_mean": share.mean,
                 "utilisation_max": share.most,
@@ -168,11 +168,11 @@ impl Report<'_> {
                 simulation.ranks.iter().map(|rank| rank.host_ps).max().unwrap_or(0) as f64 / 1e6,
             "algbw_gbs": self.gigabytes_per_second(simulation),
             "steps": simulation.steps,
-            "ways": classes,
+            "link_classes": classes,
             "incast": [
                 incast("rank, local", local),
                 incast("rank, network", network),
-                incast("network card", simulation.nic_incast),
+                incast("NIC", simulation.nic_incast),
             ],
             "critical_path": self.path_json(&simulation.critical_path),
         })

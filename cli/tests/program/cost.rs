@@ -21,7 +21,7 @@ fn a_choice_is_explained() {
     predicted: 1.49 ms
           10 µs  start
          3.2 µs  ready  of 4 peers
-        1.47 ms  puts between nodes  8 × 8 MiB at 48 GB/s, the last spread in 66.7 µs; inside 516 µs own, 534 µs passed on beside it
+        1.47 ms  puts between nodes  8 × 8 MiB at 48 GB/s, the last spread in 66.7 µs; inside 516 µs own, 534 µs passed on at the same time
          6.5 µs  last arrival
       self copies: 512 MiB in all, at most 64 MiB of one rank
       local: 3 GiB in all, at most 384 MiB of one rank

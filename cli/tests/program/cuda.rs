@@ -244,15 +244,15 @@ fn beside_nccl(settings: &[(&str, &str)]) -> Ended {
 fn nccl_is_timed_on_three_paths_in_turn() {
     let ended = beside_nccl(&[]);
     for row in check(&ended, 2) {
-        let paths = row["rivals"].as_array().unwrap();
+        let paths = row["baselines"].as_array().unwrap();
         let names: Vec<_> = paths.iter().map(|path| path["path"].as_str().unwrap()).collect();
         assert_eq!(names, ["default", "symmetric", "copy engines"]);
         for path in paths {
-            let ratio = number(path, "rival_us") / number(&row, "median_us");
-            assert!((number(path, "rival_ratio") / ratio - 1.0).abs() < 1e-9, "{row}");
-            assert!(number(path, "rival_host_us") > 0.0);
+            let ratio = number(path, "baseline_us") / number(&row, "median_us");
+            assert!((number(path, "baseline_ratio") / ratio - 1.0).abs() < 1e-9, "{row}");
+            assert!(number(path, "baseline_host_us") > 0.0);
         }
-        assert!(row["rivals_version"].as_str().unwrap().starts_with("2.28.9 ("), "{row}");
+        assert!(row["baselines_version"].as_str().unwrap().starts_with("2.28.9 ("), "{row}");
     }
     assert!(ended.stderr.contains("copy engines µs"), "{ended:?}");
 }
@@ -261,9 +261,9 @@ fn nccl_is_timed_on_three_paths_in_turn() {
 fn an_unavailable_nccl_path_has_a_reason() {
     let ended = beside_nccl(&[("NCCL_REFUSES", "windows")]);
     for row in check(&ended, 2) {
-        assert!(row["rivals"][0]["rival_us"].is_number(), "{row}");
+        assert!(row["baselines"][0]["baseline_us"].is_number(), "{row}");
         for path in [1, 2] {
-            let why = row["rivals"][path]["missing"].as_str().unwrap();
+            let why = row["baselines"][path]["missing"].as_str().unwrap();
             assert!(why.contains("ncclCommWindowRegister: invalid usage"), "{row}");
         }
     }
@@ -290,7 +290,7 @@ fn an_nccl_that_hangs_ends_the_program_without_its_exit_handlers() {
 fn an_nccl_that_is_missing_or_too_old_is_named() {
     let ended = beside_nccl(&[("NCCL_VERSION", "22705")]);
     assert!(ended.error(1).contains("is 2.27.5; the comparison needs NCCL 2.28"), "{ended:?}");
-    for line in ["--vs nccl --nccl /proc/none.so", "--beside gemm --cublas /proc/none.so"] {
+    for line in ["--vs nccl --nccl /proc/none.so", "--overlap gemm --cublas /proc/none.so"] {
         let ended = run(&format!("allgather --backend cuda --ranks 2 {line}"), &[]);
         assert!(ended.error(1).contains("/proc/none.so cannot be loaded: "), "{ended:?}");
         assert!(ended.stdout.is_empty());
@@ -299,23 +299,24 @@ fn an_nccl_that_is_missing_or_too_old_is_named() {
 
 #[test]
 fn all_gathers_and_compute_are_timed_together() {
-    let line = "allgather --backend cuda --ranks 2 --vs nccl --beside gemm --max-bytes 1K";
+    let line = "allgather --backend cuda --ranks 2 --vs nccl --overlap gemm --max-bytes 1K";
     let mut command = simulated(&format!("{line} --iterations 2 --warmup 1 --json -"), &[]);
     command.arg("--nccl").arg(stand_in("simulated_nccl"));
     let ended = end(command.arg("--cublas").arg(stand_in("simulated_cublas")));
     for row in check(&ended, 2) {
-        let besides = row["beside"].as_array().unwrap();
-        let names: Vec<_> = besides.iter().map(|beside| beside["path"].as_str().unwrap()).collect();
+        let overlaps = row["overlap"].as_array().unwrap();
+        let names: Vec<_> =
+            overlaps.iter().map(|overlap| overlap["path"].as_str().unwrap()).collect();
         let nccl = ["NCCL", "NCCL with symmetric windows", "NCCL on copy engines"];
         assert_eq!((names[0], &names[1..]), ("peerlane", &nccl[..]));
-        for beside in besides {
+        for overlap in overlaps {
             for what in ["compute", "gather"] {
                 let (alone, together) = (format!("{what}_alone_us"), format!("{what}_us"));
-                let ratio = number(beside, &together) / number(beside, &alone);
-                let said = number(beside, &format!("{what}_ratio"));
-                assert!((said / ratio - 1.0).abs() < 1e-2 && said > 0.0, "{beside}");
+                let ratio = number(overlap, &together) / number(overlap, &alone);
+                let said = number(overlap, &format!("{what}_ratio"));
+                assert!((said / ratio - 1.0).abs() < 1e-2 && said > 0.0, "{overlap}");
             }
-            assert!(beside["overlapped"].is_boolean(), "{beside}");
+            assert!(overlap["overlapped"].is_boolean(), "{overlap}");
         }
     }
     assert!(ended.stderr.contains("GEMM alone µs"), "{ended:?}");

@@ -50,7 +50,7 @@ fn all_algorithms_are_compared() {
     assert_eq!(runs.len(), 6);
     for run in runs {
         // Every shard goes to every other rank, over either tier.
-        let bytes = |way: usize| run["ways"][way]["bytes"].as_u64().unwrap();
+        let bytes = |class: usize| run["link_classes"][class]["bytes"].as_u64().unwrap();
         assert_eq!(bytes(1) + bytes(2), 6 * 5 * 65536, "{run}");
         assert_eq!(bytes(0), 6 * 65536, "{run}");
         assert!(run["microseconds"].as_f64() >= run["first_rank_microseconds"].as_f64());

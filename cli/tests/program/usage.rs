@@ -133,7 +133,7 @@ fn the_help_names_every_option() {
     --graph
     --vs <LIBRARY>
     --nccl <PATH>
-    --beside <COMPUTE>
+    --overlap <COMPUTE>
     --cublas <PATH>
     --plot <FILE.svg>
     --trace <FILE.json>

@@ -369,7 +369,7 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
         ),
         _ if longest == by_home => {
             let hidden = if between.time > 0 {
-                format!("; {outside} between nodes beside it")
+                format!("; {outside} between nodes at the same time")
             } else {
                 String::new()
             };
@@ -378,7 +378,10 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
         _ => Term::new(
             "puts between nodes",
             by_network - ready,
-            format!("{outside}, the last spread in {}; inside {inside} beside it", time(tail)),
+            format!(
+                "{outside}, the last spread in {}; inside {inside} at the same time",
+                time(tail)
+            ),
         ),
     });
     if !own.by_processor {

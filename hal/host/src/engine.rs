@@ -18,7 +18,7 @@ use super::error::Error;
 use super::fabric::Options;
 use super::memory::{Local, Remote};
 use peerlane_hal::{Caps, CopyEngine, Op, Region, Role, StreamOrdered, Ticket};
-use peerlane_toolkit::{Ledger, pieces};
+use peerlane_toolkit::{TicketCounter, pieces};
 
 /// Largest number of bytes that one call of `completed` copies, so that it never blocks for long; about a
 /// millisecond.
@@ -35,7 +35,7 @@ pub struct Engine {
     options: Options,
     streaming_bytes_min: u64,
     queue: VecDeque<Entry>,
-    ledger: Ledger,
+    tickets: TicketCounter,
     pending_wakes: PendingWakes,
     parker: Parker,
     released: bool,
@@ -68,7 +68,7 @@ impl Engine {
         Self {
             streaming_bytes_min: options.streaming_bytes_min.unwrap_or(STREAMING_BYTES_MIN),
             queue: VecDeque::with_capacity(options.queue_ops),
-            ledger: Ledger::with_capacity(options.queue_ops),
+            tickets: TicketCounter::with_capacity(options.queue_ops),
             pending_wakes: PendingWakes::with_capacity(options.queue_ops),
             parker: Parker::new(doorbell, options.spin, neighbours),
             released: false,
@@ -143,7 +143,7 @@ impl Engine {
             if !done {
                 break;
             }
-            self.ledger.finish_part(head.ticket);
+            self.tickets.finish_op(head.ticket);
             self.queue.pop_front();
         }
         self.pending_wakes.flush();
@@ -262,11 +262,11 @@ impl CopyEngine for Engine {
         }
         let (queued, room) = (self.queue.len(), self.options.queue_ops);
         // A slice without ops takes a ticket, and tickets have no more room than ops.
-        if queued + ops.len() > room || self.ledger.open() >= room {
+        if queued + ops.len() > room || self.tickets.open() >= room {
             return Err(Error::QueueFull { queued, room, requested: ops.len() });
         }
         let parts = u32::try_from(ops.len()).expect("a queue holds fewer than 2^32 ops");
-        let ticket = Ticket(self.ledger.last().0 + 1);
+        let ticket = Ticket(self.tickets.last().0 + 1);
         for op in ops {
             match self.resolve(op) {
                 Ok(resolved) => self.queue.push_back(Entry { ticket, op: resolved }),
@@ -276,7 +276,7 @@ impl CopyEngine for Engine {
                 }
             }
         }
-        let issued = self.ledger.issue(parts);
+        let issued = self.tickets.issue(parts);
         debug_assert_eq!(issued, ticket);
         self.parker.busy();
         self.run(SUBMIT_BYTES_MAX);
@@ -285,7 +285,7 @@ impl CopyEngine for Engine {
 
     fn completed(&mut self) -> Result<Ticket, Error> {
         self.run(COMPLETED_BYTES_MAX);
-        Ok(self.ledger.completed())
+        Ok(self.tickets.completed())
     }
 
     fn park(&mut self, limit: Duration) -> Result<(), Error> {
@@ -306,7 +306,7 @@ impl CopyEngine for Engine {
     fn release(&mut self) -> Result<(), Error> {
         self.released = true;
         self.queue.clear();
-        self.ledger.finish_all();
+        self.tickets.finish_all();
         Ok(())
     }
 

@@ -140,7 +140,7 @@ impl Fabric {
     ///
     /// # Errors
     /// As [`open_with`](Self::open_with).
-    pub fn beside(&self, options: Options) -> Result<Self, Error> {
+    pub fn second(&self, options: Options) -> Result<Self, Error> {
         options.check()?;
         let (rank, ranks) = (self.memory.rank, self.ranks);
         let server = Server::enter().map_err(Error::of_handover(rank, Generation(0)))?;
@@ -254,7 +254,7 @@ mod tests {
     fn a_park_on_one_fabric_is_ended_by_a_signal_over_the_second() {
         let late = Duration::from_secs(20);
         let mut first = Fabric::open(Rank(0), 1).unwrap();
-        let mut second = first.beside(Options::default()).unwrap();
+        let mut second = first.second(Options::default()).unwrap();
         for fabric in [&mut first, &mut second] {
             let address = fabric.address();
             fabric.connect(Rank(0), &address, Deadline::after(late)).unwrap();

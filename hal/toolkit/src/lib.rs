@@ -3,17 +3,17 @@
 //! | kind of device | parts |
 //! | --- | --- |
 //! | GPU with streams, events and waits for 64-bit words (CUDA, HIP) | implement the traits of [`device`]; [`streams`] is the engine, [`regions`] the memory, [`peers`] the fabric |
-//! | ring and doorbell, such as a DMA engine or an accelerator without streams | [`Ledger`], [`pieces`], [`Poison`], [`Parker`], and [`places`] for the checks of ops |
-//! | NIC (verbs) | [`Ledger`], [`pieces`], [`Poison`], and [`handover`] for host memory of other processes |
+//! | ring and doorbell, such as a DMA engine or an accelerator without streams | [`TicketCounter`], [`pieces`], [`Poison`], [`Parker`], and [`op_checks`] for the checks of ops |
+//! | NIC (verbs) | [`TicketCounter`], [`pieces`], [`Poison`], and [`handover`] for host memory of other processes |
 //! | host memory | [`mapping`] and [`handover`] |
 //!
 //! | part | what it does |
 //! | --- | --- |
-//! | [`Ledger`] | issues tickets and tracks their completion, also out of order |
+//! | [`TicketCounter`] | issues tickets and tracks their completion, also out of order |
 //! | [`pieces`] | splits copies at a size limit |
 //! | [`Poison`] | remembers the first error of an engine |
 //! | [`Parker`] | parks a thread until the device may have made progress |
-//! | [`places`] | checks ops against their regions |
+//! | [`op_checks`] | checks ops against their regions |
 //! | [`mapping`] | maps shared host memory |
 //! | [`handover`] | hands memory to other processes as file descriptors |
 //! | [`device`] | traits for the driver of a GPU |
@@ -23,32 +23,32 @@
 //!
 //! ```
 //! use peerlane_hal::Ticket;
-//! use peerlane_toolkit::{Ledger, pieces};
+//! use peerlane_toolkit::{TicketCounter, pieces};
 //!
 //! // A copy of 300 bytes on an engine that takes 128 at a time has three pieces.
-//! let mut ledger = Ledger::with_capacity(16);
-//! let ticket = ledger.issue(pieces(300, 128).len() as u32);
-//! ledger.finish_part(ticket);
-//! ledger.finish_part(ticket);
-//! assert_eq!(ledger.completed(), Ticket::NONE);
-//! ledger.finish_part(ticket);
-//! assert_eq!(ledger.completed(), ticket);
+//! let mut tickets = TicketCounter::with_capacity(16);
+//! let ticket = tickets.issue(pieces(300, 128).len() as u32);
+//! tickets.finish_op(ticket);
+//! tickets.finish_op(ticket);
+//! assert_eq!(tickets.completed(), Ticket::NONE);
+//! tickets.finish_op(ticket);
+//! assert_eq!(tickets.completed(), ticket);
 //! ```
 
 mod deferred_free;
 pub mod device;
 pub mod handover;
-mod ledger;
 pub mod mapping;
+pub mod op_checks;
 mod park;
 pub mod peers;
 mod pieces;
-pub mod places;
 mod poison;
 pub mod regions;
 pub mod streams;
+mod tickets;
 
-pub use ledger::Ledger;
 pub use park::Parker;
 pub use pieces::{Piece, pieces};
 pub use poison::Poison;
+pub use tickets::TicketCounter;

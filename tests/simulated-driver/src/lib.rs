@@ -46,7 +46,7 @@
 //! | `VMM`, `POSIX_FD`, `WORDS_64` | `on`, `off` | `on` |
 //! | `LEGACY_IPC` | `on`, `off`; `refused`, as in a container that forbids opening handles | `on` |
 //! | `DMABUF` | memory for NICs: `on`, `off` | `on` |
-//! | `CARD_WRITES` | when writes of NICs are visible: `ordered`, always; `flush`, after a flush; `lost`, never reliably | `flush` |
+//! | `NIC_WRITES` | when writes of NICs are visible: `ordered`, always; `flush`, after a flush; `lost`, never reliably | `flush` |
 //! | `FABRIC` | handles for other nodes: `none`; `refused`, reported as supported but not permitted; `works` | `refused` |
 //! | `BATCH_MAX` | the most memory operations of a batch | 255 |
 //! | `BATCH_ORDER` | of the words of a batch: `kept`, `parallel`, writes before waits | `kept` |

@@ -5,6 +5,7 @@
 //!
 //! On GPUs the faults that must be injected into the driver are ignored.
 
+mod driver_variants;
 mod engines;
 mod memory;
 pub(crate) mod opener;
@@ -13,7 +14,6 @@ pub(crate) mod processes;
 mod rank;
 mod staged;
 mod survivor;
-mod ways;
 
 use std::process::ExitCode;
 
@@ -36,7 +36,8 @@ pub(crate) fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Several cases say how soon something must be over.
     arguments.test_threads.get_or_insert(1);
-    let faults = [opening::faults(), memory::faults(), ways::faults(), engines::faults()];
+    let faults =
+        [opening::faults(), memory::faults(), driver_variants::faults(), engines::faults()];
     let faults = faults.into_iter().flatten().chain(staged::faults()).chain(peers::faults());
     let trials = faults.map(|Fault { name, on_demand, run }| {
         let name = format!("{}::{name}", driver.name::<Context>());

@@ -152,7 +152,7 @@ impl Processes {
         let options = GroupOptions::default().timeout(self.timeout);
         let bootstrap = self.gate(bootstrap);
         let Some(nodes) = &self.nodes else { return Ok(options.open(bootstrap, fabric)) };
-        let network = fabric.beside(host::Options::default())?;
+        let network = fabric.second(host::Options::default())?;
         Ok(options.topology(nodes.clone()).open_tiers(bootstrap, fabric, network))
     }
 

@@ -66,9 +66,9 @@ const RUNS: [(&str, &str); 5] = [
 ];
 /// The runs that overlap with compute, and where their results are.
 const OVERLAPPED: [(&str, &str); 3] = [
-    ("beside-out-of-place", "out of place"),
-    ("beside-self-copy-by-link", "out of place, self copy over the link"),
-    ("beside-in-place", "in place"),
+    ("overlap-out-of-place", "out of place"),
+    ("overlap-self-copy-by-link", "out of place, self copy over the link"),
+    ("overlap-in-place", "in place"),
 ];
 
 /// Measures everything and writes docs/perf/cuda-allgather.
@@ -131,9 +131,9 @@ fn script(options: &Options) -> String {
         if !options.without_compute {
             let vs = if *ranks > NCCL_HANGS_AT { "--vs nccl" } else { "" };
             let sizes = format!("--min-bytes 64M --max-bytes 1G --factor 16 {vs}");
-            run("beside-out-of-place", &sizes, "--beside gemm");
-            run("beside-in-place", &sizes, "--beside gemm --in-place");
-            run("beside-self-copy-by-link", &sizes, "--beside gemm --self-copy link");
+            run("overlap-out-of-place", &sizes, "--overlap gemm");
+            run("overlap-in-place", &sizes, "--overlap gemm --in-place");
+            run("overlap-self-copy-by-link", &sizes, "--overlap gemm --self-copy link");
         }
     }
     lines.join("\n") + "\n"
@@ -186,12 +186,12 @@ struct Sample {
     #[serde(default)]
     limit_us: Option<f64>,
     #[serde(default)]
-    rivals_version: Option<String>,
+    baselines_version: Option<String>,
     /// NCCL's paths.
     #[serde(default)]
-    rivals: Vec<Rival>,
+    baselines: Vec<Baseline>,
     #[serde(default)]
-    beside: Vec<Overlap>,
+    overlap: Vec<Overlap>,
     /// The whole line.
     #[serde(skip)]
     line: Value,
@@ -199,10 +199,10 @@ struct Sample {
 
 /// One of NCCL's paths.
 #[derive(Clone, Debug, Deserialize)]
-struct Rival {
+struct Baseline {
     path: String,
     #[serde(default)]
-    rival_us: Option<f64>,
+    baseline_us: Option<f64>,
 }
 
 /// All-gathers and compute at the same time.
@@ -233,12 +233,12 @@ impl Sample {
 
     /// Returns the time of one of NCCL's paths.
     fn nccl_us(&self, path: &str) -> Option<f64> {
-        self.rivals.iter().find(|rival| rival.path == path)?.rival_us
+        self.baselines.iter().find(|baseline| baseline.path == path)?.baseline_us
     }
 
     /// Returns the speed relative to NCCL's fastest path.
     fn by_best(&self) -> Option<f64> {
-        let times = self.rivals.iter().filter_map(|rival| rival.rival_us);
+        let times = self.baselines.iter().filter_map(|baseline| baseline.baseline_us);
         Some(times.min_by(f64::total_cmp)? / self.median_us)
     }
 
@@ -284,11 +284,11 @@ impl Sample {
 
     /// Returns the goals of Peerlane's all-gathers during compute, which come first among all paths.
     fn overlap_goals(&self) -> Goals {
-        let Some(ours) = self.beside.first() else { return Goals::default() };
+        let Some(ours) = self.overlap.first() else { return Goals::default() };
         let better = |other: &&Overlap| {
             other.compute_ratio < ours.compute_ratio && other.gather_us < ours.gather_us
         };
-        let better = self.beside.iter().find(better);
+        let better = self.overlap.iter().find(better);
         let path = better.map_or("", |other| &other.path);
         Goals::default()
             .at_most("× the GEMM alone", ours.compute_ratio, OVERLAP)
@@ -324,13 +324,13 @@ fn lines<S: serde::Serializer>(rows: &[Sample], serializer: S) -> Result<S::Ok, 
 impl Record {
     /// Creates a record of samples. `doctor` is the output of `peerlane doctor --json` on the same machine.
     fn new(date: String, doctor: &Value, mut rows: Vec<Sample>) -> Self {
-        let version = rows.iter().find_map(|sample| sample.rivals_version.as_deref());
+        let version = rows.iter().find_map(|sample| sample.baselines_version.as_deref());
         let nccl =
             version.and_then(|text| text.split(' ').next()).unwrap_or("not there").to_owned();
         for sample in &mut rows {
             if let Some(line) = sample.line.as_object_mut() {
                 // The record has the version once, and this text names a file of that machine.
-                line.remove("rivals_version");
+                line.remove("baselines_version");
             }
         }
         Self { date, machine: machine(doctor), nccl, rows }
@@ -395,7 +395,7 @@ impl Record {
         let mut rows: Vec<(&str, &Sample, usize)> = Vec::new();
         for (run, place) in OVERLAPPED {
             for sample in self.rows.iter().filter(|sample| sample.run == run) {
-                rows.extend((0..sample.beside.len()).map(|index| (place, sample, index)));
+                rows.extend((0..sample.overlap.len()).map(|index| (place, sample, index)));
             }
         }
         if rows.is_empty() {
@@ -411,13 +411,13 @@ impl Record {
                 ("ranks", &|(_, row, _)| row.ranks.to_string()),
                 ("total", &|(_, row, _)| size(row.total_bytes)),
                 ("<place", &|(place, ..)| (*place).to_owned()),
-                ("<all-gathers of", &|(_, row, at)| row.beside[*at].path.clone()),
-                ("GEMM × alone", &|(_, row, at)| figure(row.beside[*at].compute_ratio, 3)),
+                ("<all-gathers of", &|(_, row, at)| row.overlap[*at].path.clone()),
+                ("GEMM × alone", &|(_, row, at)| figure(row.overlap[*at].compute_ratio, 3)),
                 ("all-gather alone, µs", &|(_, row, at)| {
-                    figure(row.beside[*at].gather_alone_us, 1)
+                    figure(row.overlap[*at].gather_alone_us, 1)
                 }),
-                ("overlapped, µs", &|(_, row, at)| figure(row.beside[*at].gather_us, 1)),
-                ("× alone", &|(_, row, at)| figure(row.beside[*at].gather_ratio, 3)),
+                ("overlapped, µs", &|(_, row, at)| figure(row.overlap[*at].gather_us, 1)),
+                ("× alone", &|(_, row, at)| figure(row.overlap[*at].gather_ratio, 3)),
                 ("<goal", &|(_, row, at)| goals(row, *at).cell()),
             ],
         );
@@ -464,9 +464,9 @@ mod tests {
     /// Returns the times of NCCL's paths as JSON.
     fn nccl(default: f64, symmetric: f64, copy_engines: f64) -> String {
         format!(
-            r#","rivals":[{{"path":"default","rival_us":{default}}},
-            {{"path":"symmetric","rival_us":{symmetric}}},
-            {{"path":"copy engines","rival_us":{copy_engines}}}]"#
+            r#","baselines":[{{"path":"default","baseline_us":{default}}},
+            {{"path":"symmetric","baseline_us":{symmetric}}},
+            {{"path":"copy engines","baseline_us":{copy_engines}}}]"#
         )
     }
 
@@ -488,7 +488,7 @@ mod tests {
                       \"$2/4-captured.txt\"";
         assert!(script.lines().any(|line| line == expected), "{script}");
         let hangs =
-            |line: &str| ["--ranks 2", "--beside", "--vs"].iter().all(|word| line.contains(word));
+            |line: &str| ["--ranks 2", "--overlap", "--vs"].iter().all(|word| line.contains(word));
         assert!(!script.lines().any(hangs), "{script}");
     }
 
@@ -555,8 +555,8 @@ mod tests {
             overlapped: true,
         };
         let goals = |nccl_us| {
-            let beside = vec![overlap("peerlane", 1.04, 153.0), overlap("NCCL", 1.02, nccl_us)];
-            Sample { beside, ..sample("beside-in-place", 1 << 26, 153.0, "") }.overlap_goals()
+            let overlap = vec![overlap("peerlane", 1.04, 153.0), overlap("NCCL", 1.02, nccl_us)];
+            Sample { overlap, ..sample("overlap-in-place", 1 << 26, 153.0, "") }.overlap_goals()
         };
         assert!(!goals(160.0).are_missed());
         assert_eq!(goals(150.0).cell(), "**missed**: no path is better on both (found NCCL)");
@@ -570,11 +570,11 @@ mod tests {
             {"topic": "GPU", "found": "1: NVIDIA H200, 139.72 GiB, 3 copy engines, sm_90, 0000:1c:00.0, GPU-2"},
             {"topic": "links", "found": "NVLink between all 2 GPUs"},
         ]});
-        let beside = r#","beside":[{"path":"peerlane","compute_ratio":1.04,"gather_ratio":1.2,
+        let overlap = r#","overlap":[{"path":"peerlane","compute_ratio":1.04,"gather_ratio":1.2,
             "gather_alone_us":150.0,"gather_us":180.0,"overlapped":true}]"#;
         let samples = vec![
             sample("captured", 1 << 20, 30.0, &nccl(13.0, 9.0, 41.5)),
-            sample("beside-in-place", 64 << 20, 150.0, beside),
+            sample("overlap-in-place", 64 << 20, 150.0, overlap),
         ];
         let record = Record::new("a day".into(), &doctor, samples);
         let page = record.page();

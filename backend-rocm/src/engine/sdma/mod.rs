@@ -38,8 +38,10 @@ use std::time::Duration;
 
 use peerlane_hal::{At, Caps, Deadline, Op, Rank, Ticket};
 use peerlane_toolkit::device::{DeviceContext as _, Fault};
-use peerlane_toolkit::peers::Reached;
-use peerlane_toolkit::places::{PeerPlace, Place, Reach, check_slice, flag_within, within};
+use peerlane_toolkit::op_checks::{
+    EngineRegion, PeerRegion, PeerSet, check_slice, flag_within, within,
+};
+use peerlane_toolkit::peers::ConnectedPeer;
 use peerlane_toolkit::{Parker, Poison};
 
 use self::hsa::HsaSdma;
@@ -72,7 +74,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) struct SdmaQueue<R: SdmaRuntime = HsaSdma> {
     queue: CopyQueue<R>,
     caps: Caps,
-    reach: Reach,
+    peer_set: PeerSet,
     /// Commands of the slice that is being submitted; kept to reuse the allocation.
     commands: Vec<PeerCommand>,
     parker: Parker,
@@ -98,7 +100,11 @@ impl SdmaQueue {
     /// # Errors
     /// Returns [`Error::Unavailable`] if there is no HSA runtime or if a peer's device is hidden from it, or
     /// the error of the runtime.
-    pub(crate) fn open(context: &Context, rank: Rank, peers: &[Reached]) -> Result<Self, Error> {
+    pub(crate) fn open(
+        context: &Context,
+        rank: Rank,
+        peers: &[ConnectedPeer],
+    ) -> Result<Self, Error> {
         let hsa = Hsa::load()?;
         let all = agents(hsa)?;
         let own = find_agent(&all, &context.info)?;
@@ -119,7 +125,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
     /// Creates a queue over a runtime. Ranks without engines are not peers.
     fn over(runtime: R, rank: Rank, engines: Vec<Option<PeerEngines>>) -> Self {
         let peers = engines.iter().enumerate().filter(|(_, engines)| engines.is_some());
-        let reach = Reach::new(rank, peers.map(|(index, _)| Rank::at(index)));
+        let peer_set = PeerSet::new(rank, peers.map(|(index, _)| Rank::at(index)));
         let caps = Caps {
             kind: "sdma",
             queued_wait: false,
@@ -132,7 +138,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
         Self {
             queue: CopyQueue::new(runtime, rank.index(), engines, QUEUE_OPS, caps.piece_bytes_max),
             caps,
-            reach,
+            peer_set,
             commands: Vec::with_capacity(SLICE_OPS_MAX),
             parker: Parker::new(SPIN, NAP_MAX),
             poison: Poison::new(),
@@ -151,7 +157,10 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
     }
 
     /// Validates a slice and stores it in `commands`. Copies of 0 bytes are left out.
-    fn resolve<L: Place, P: PeerPlace>(&mut self, ops: &[Op<'_, L, P>]) -> Result<(), Fault> {
+    fn resolve<L: EngineRegion, P: PeerRegion>(
+        &mut self,
+        ops: &[Op<'_, L, P>],
+    ) -> Result<(), Fault> {
         self.commands.clear();
         for op in ops {
             let (peer, command) = match *op {
@@ -159,13 +168,13 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
                     let dst_address = address_of("put destination", dst, bytes)?;
                     let src_address = address_of("put source", src, bytes)?;
                     let span = Span { dst: dst_address, src: src_address, bytes };
-                    (self.reach.peer_of(dst.region)?, copy(Direction::Put, span))
+                    (self.peer_set.peer_of(dst.region)?, copy(Direction::Put, span))
                 }
                 Op::Get { dst, src, bytes } => {
                     let dst_address = address_of("get destination", dst, bytes)?;
                     let src_address = address_of("get source", src, bytes)?;
                     let span = Span { dst: dst_address, src: src_address, bytes };
-                    (self.reach.peer_of(src.region)?, copy(Direction::Get, span))
+                    (self.peer_set.peer_of(src.region)?, copy(Direction::Get, span))
                 }
                 Op::Signal { flag, value } => {
                     let at = flag_within("signalled flag", flag.word, flag.region)?;
@@ -175,7 +184,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
                         None => FlagAddress::Device(flag.region.address() + at),
                     };
                     let command = Command::Signal { flag: address, value };
-                    (self.reach.peer_of(flag.region)?, Some(command))
+                    (self.peer_set.peer_of(flag.region)?, Some(command))
                 }
                 Op::Wait { .. } => {
                     return Err(Fault::Argument(
@@ -208,7 +217,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
     ///
     /// # Safety
     /// The requirements are those of [`CopyEngine::submit`](peerlane_hal::CopyEngine::submit).
-    pub(crate) unsafe fn submit<L: Place, P: PeerPlace>(
+    pub(crate) unsafe fn submit<L: EngineRegion, P: PeerRegion>(
         &mut self,
         ops: &[Op<'_, L, P>],
     ) -> Result<Ticket, R::Error> {
@@ -219,7 +228,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
         check_slice(ops.len(), SLICE_OPS_MAX)?;
         let (queued, room) = (self.queue.len(), QUEUE_OPS);
         // Empty slices use tickets, and as many tickets as ops can be open.
-        if queued + ops.len() > room || self.queue.ledger().open() >= room {
+        if queued + ops.len() > room || self.queue.tickets().open() >= room {
             return Err(Fault::QueueFull { queued, room, requested: ops.len() }.into());
         }
         self.resolve(ops)?;
@@ -232,7 +241,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
     pub(crate) fn completed(&mut self) -> Result<Ticket, R::Error> {
         self.poison.check()?;
         self.progress()?;
-        Ok(self.queue.ledger().completed())
+        Ok(self.queue.tickets().completed())
     }
 
     pub(crate) fn park(&mut self, limit: Duration) -> Result<(), R::Error> {
@@ -266,7 +275,7 @@ fn copy(direction: Direction, span: Span) -> Option<Command> {
 }
 
 /// Returns the address of a span after a check of its bounds.
-fn address_of<P: Place>(what: &str, at: At<'_, P>, bytes: u64) -> Result<u64, Fault> {
+fn address_of<P: EngineRegion>(what: &str, at: At<'_, P>, bytes: u64) -> Result<u64, Fault> {
     Ok(at.region.address() + within(what, at.offset, bytes, at.region.bytes())?)
 }
 
@@ -308,7 +317,7 @@ mod tests {
         }
     }
 
-    impl Place for Bytes {
+    impl EngineRegion for Bytes {
         fn address(&self) -> DevicePtr {
             self.words.as_ptr() as DevicePtr
         }
@@ -326,7 +335,7 @@ mod tests {
         }
     }
 
-    impl PeerPlace for Bytes {
+    impl PeerRegion for Bytes {
         fn peer(&self) -> Rank {
             self.peer
         }

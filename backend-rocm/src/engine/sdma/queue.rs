@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, Ticket};
-use peerlane_toolkit::{Ledger, device::Fault};
+use peerlane_toolkit::{TicketCounter, device::Fault};
 
 use super::pending::{Command, FLAG_BYTES, FlagAddress, InFlight, PeerQueue, Signals};
 use super::pieces::{self, EngineLoads};
@@ -47,7 +47,7 @@ pub(crate) struct CopyQueue<R: SdmaRuntime> {
     peers: Vec<PeerQueue>,
     signals: Signals,
     loads: EngineLoads,
-    ledger: Ledger,
+    tickets: TicketCounter,
     /// Position of the last op among all ops.
     order: u64,
     /// Peer whose ops are submitted first.
@@ -77,7 +77,7 @@ impl<R: SdmaRuntime> CopyQueue<R> {
             peers: engines.iter().map(|_| PeerQueue::default()).collect(),
             engines,
             loads: EngineLoads::default(),
-            ledger: Ledger::with_capacity(queue_ops),
+            tickets: TicketCounter::with_capacity(queue_ops),
             order: 0,
             first_peer: rank,
             piece_bytes_max: piece_bytes_max.min(pieces::PIECE_BYTES_MAX),
@@ -95,8 +95,8 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         self.peers.iter().map(PeerQueue::len).sum()
     }
 
-    pub(crate) fn ledger(&self) -> &Ledger {
-        &self.ledger
+    pub(crate) fn tickets(&self) -> &TicketCounter {
+        &self.tickets
     }
 
     /// Returns the engines of each peer, without those that the runtime has rejected since.
@@ -109,13 +109,13 @@ impl<R: SdmaRuntime> CopyQueue<R> {
 
     /// Adds the commands of a slice.
     pub(crate) fn push(&mut self, commands: &[PeerCommand]) -> Ticket {
-        let ticket = Ticket(self.ledger.last().0 + 1);
+        let ticket = Ticket(self.tickets.last().0 + 1);
         for command in commands {
             self.order += 1;
             self.peers[command.peer].push(ticket, self.order, command.command);
         }
         // A slice has far fewer ops than a `u32` can count.
-        let issued = self.ledger.issue(commands.len() as u32);
+        let issued = self.tickets.issue(commands.len() as u32);
         debug_assert_eq!(issued, ticket);
         ticket
     }
@@ -188,16 +188,16 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         let others = (0..self.peers.len()).filter(|peer| *peer != self.rank);
         for peer in others.chain([self.rank]) {
             let limit = self.signal_limit(peer);
-            let (ledger, released) = (&mut self.ledger, self.released);
+            let (tickets, released) = (&mut self.tickets, self.released);
             let Some(queue) = self.peers.get_mut(peer) else { continue };
             retired += queue.retire(limit, |ticket| {
                 if !released {
-                    ledger.finish_part(ticket);
+                    tickets.finish_op(ticket);
                 }
             });
         }
         if self.released && self.in_flight() == 0 {
-            self.ledger.finish_all();
+            self.tickets.finish_all();
         }
         retired > 0
     }
@@ -418,11 +418,11 @@ mod tests {
 
     /// Runs all copies. `check` is called in every state in between.
     fn finish(queue: &mut CopyQueue<TestRuntime>, runtime: &TestRuntime, mut check: impl FnMut()) {
-        let last = queue.ledger().last();
+        let last = queue.tickets().last();
         for _ in 0..100_000 {
             progress(queue).unwrap();
             check();
-            if queue.ledger().completed() == last {
+            if queue.tickets().completed() == last {
                 assert_eq!((queue.len(), queue.in_flight()), (0, 0));
                 return;
             }
@@ -590,7 +590,7 @@ mod tests {
         let last = queue.push(&[put(1, &mut to, &from), signal(1, &flag, 1, true)]);
         progress(&mut queue).unwrap();
         queue.release();
-        assert!(queue.ledger().completed() < last, "pieces are in flight");
+        assert!(queue.tickets().completed() < last, "pieces are in flight");
         finish(&mut queue, &runtime, || {});
         assert_eq!(flag.into_inner(), 0);
         assert!(to.contains(&0), "the rest was dropped");

@@ -9,7 +9,7 @@ use std::fmt;
 
 use peerlane_hal::LinkKind;
 use peerlane_toolkit::device::{DeviceContext as _, Fault};
-use peerlane_toolkit::peers::Reached;
+use peerlane_toolkit::peers::ConnectedPeer;
 
 use super::hsa;
 use crate::device::{
@@ -211,7 +211,7 @@ pub(super) fn agent_of_peer(
     context: &Context,
     agents: &[Agent],
     own: &Agent,
-    peer: &Reached,
+    peer: &ConnectedPeer,
 ) -> Result<(Agent, LinkClass), Error> {
     let class = match peer.kind {
         LinkKind::Local => return Ok((own.clone(), LinkClass::SameGpu)),

@@ -125,13 +125,13 @@ impl GpuMeasurement<'_> {
             let mut row = row(setup, report, times[index], (limit, predicted), starts);
             if let Some(baselines) = baselines {
                 let baseline_times = &times[reports.len()..];
-                row.rivals =
+                row.baselines =
                     compare(baselines, times[index], baseline_times, row.total_bytes, ranks);
-                row.rivals_version = Some(baselines.version().to_owned());
+                row.baselines_version = Some(baselines.version().to_owned());
             }
-            row.beside = own_overlaps.get(index).cloned().into_iter().collect();
+            row.overlap = own_overlaps.get(index).cloned().into_iter().collect();
             if index == 0 {
-                row.beside.extend(overlaps.by_ref());
+                row.overlap.extend(overlaps.by_ref());
             }
             if let Some(text) = setup.explanation(report) {
                 report_event(ProgressEvent::Explanation { text })?;

@@ -104,7 +104,7 @@ fn measure(
         None => None,
         Some(_) => Some(Baselines::open(options, &comm, &gpu, shard_bytes)?),
     };
-    let compute = options.beside.map(|_| Compute::open(options, &gpu)).transpose()?;
+    let compute = options.overlap.map(|_| Compute::open(options, &gpu)).transpose()?;
     let mut measurement =
         GpuMeasurement { setup, seed, comm, sink, timer, limits, baselines, compute, group };
     measurement.report_event(ProgressEvent::Begin {
@@ -135,7 +135,7 @@ fn check_device_memory(
     let pair = output.saturating_add(shard_bytes);
     let pairs = operations + u64::from(options.limit) + if options.vs.is_some() { 3 } else { 0 };
     let outputs = operations * u64::from(options.outputs.unwrap_or(2).saturating_sub(1));
-    let compute = if options.beside.is_some() { overlap::MEMORY_BYTES } else { 0 };
+    let compute = if options.overlap.is_some() { overlap::MEMORY_BYTES } else { 0 };
     let required = pair
         .saturating_mul(pairs)
         .saturating_add(output.saturating_mul(outputs))

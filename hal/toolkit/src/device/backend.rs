@@ -177,7 +177,7 @@ pub enum Reachability {
 
 /// A connected peer of a new engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Reached {
+pub struct ConnectedPeer {
     /// The peer.
     pub peer: Rank,
     /// The UUID of its device.
@@ -188,11 +188,11 @@ pub struct Reached {
 
 /// The parameters of a new engine.
 #[derive(Clone, Debug)]
-pub struct Purpose {
+pub struct EngineRequest {
     /// This rank.
     pub rank: Rank,
     /// The connected peers, including this rank.
-    pub peers: Vec<Reached>,
+    pub peers: Vec<ConnectedPeer>,
     /// The method by which signals reach them.
     pub signal: SignalBy,
     /// The planned use of the engine, if it is known.
@@ -201,7 +201,7 @@ pub struct Purpose {
     pub striped_rate: u64,
 }
 
-impl Purpose {
+impl EngineRequest {
     /// Returns whether a peer is reached through host memory.
     pub fn is_staged(&self) -> bool {
         self.peers.iter().any(|peer| peer.kind == LinkKind::HostStaged)
@@ -211,7 +211,7 @@ impl Purpose {
 /// A device that reaches peers.
 pub trait PeerDevice: RegionDevice {
     /// The description of the device that discovery returns.
-    type Found: fmt::Debug;
+    type DeviceInfo: fmt::Debug;
     /// The options of the backend's fabric.
     type Options: PeerOptions;
     /// The backend's engine.
@@ -227,7 +227,7 @@ pub trait PeerDevice: RegionDevice {
     fn open(options: &Self::Options) -> Result<Arc<Self>, Self::Error>;
 
     /// Returns the description of the device.
-    fn found(&self) -> &Self::Found;
+    fn info(&self) -> &Self::DeviceInfo;
 
     /// Returns the identity of the device for peers.
     fn device_id(&self) -> DeviceId;
@@ -245,7 +245,7 @@ pub trait PeerDevice: RegionDevice {
     fn try_signal(&self, flag: DevicePtr) -> Result<SignalBy, Self::Error>;
 
     /// Returns whether flags are allocated in host memory, for engines that queue no waits.
-    fn wants_flags_on_host(&self, options: &Self::Options) -> bool {
+    fn needs_host_flags(&self, options: &Self::Options) -> bool {
         let _ = options;
         false
     }
@@ -265,7 +265,7 @@ pub trait PeerDevice: RegionDevice {
     fn engine(
         context: &Arc<Self>,
         options: &Self::Options,
-        purpose: Purpose,
+        request: EngineRequest,
     ) -> Result<Self::Engine, Self::Error>;
 
     /// Returns the toolkit's error, if the error is one.

@@ -327,15 +327,15 @@ pub trait WordCalls: StreamCalls {
     fn is_write_refused(error: &Self::Error) -> bool;
 }
 
-/// The two ends of a copy. A driver may have a call for each pair.
+/// The kind of a copy by its two ends. A driver may have a call for each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Between {
+pub enum CopyKind {
     /// Two addresses of this device.
-    Own,
+    Local,
     /// This device and a peer.
-    Peers,
+    Peer,
     /// A word of this device and the flag of a peer.
-    Flags,
+    Flag,
     /// A device and the host.
     Host,
 }
@@ -358,15 +358,15 @@ pub trait CopyCalls: StreamCalls {
 
     /// Returns whether copies of this kind must be probed first, because the driver may report success and
     /// copy nothing. A probe of one pair of devices is not valid for another pair.
-    fn needs_probe(&self, between: Between) -> bool {
-        let _ = between;
+    fn needs_probe(&self, copy_kind: CopyKind) -> bool {
+        let _ = copy_kind;
         false
     }
 
     /// Records the result of a probe. If the copies do not work, all contexts of the device use another
     /// method for such copies from now on, which needs no probe.
-    fn record_probe(&self, between: Between, works: bool) {
-        let _ = (between, works);
+    fn record_probe(&self, copy_kind: CopyKind, works: bool) {
+        let _ = (copy_kind, works);
     }
 
     /// Puts one copy onto a stream.
@@ -382,7 +382,7 @@ pub trait CopyCalls: StreamCalls {
         to: DevicePtr,
         from: DevicePtr,
         bytes: usize,
-        between: Between,
+        copy_kind: CopyKind,
     ) -> Result<(), Self::Error>;
 
     /// Puts several copies onto a stream. No copy reads or writes bytes that another one writes.

@@ -30,12 +30,12 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 pub use backend::{
-    PeerDevice, PeerOptions, Pointee, Purpose, Reachability, Reached, RegionDevice, StreamDevice,
-    StreamLimits, Vendor,
+    ConnectedPeer, EngineRequest, PeerDevice, PeerOptions, Pointee, Reachability, RegionDevice,
+    StreamDevice, StreamLimits, Vendor,
 };
 pub(crate) use backend::{backend_id, name_bytes};
 pub use calls::{
-    Batching, Between, CaptureState, CopyBatch, CopyCalls, EventHandle, ExecHandle, Extent,
+    Batching, CaptureState, CopyBatch, CopyCalls, CopyKind, EventHandle, ExecHandle, Extent,
     FreeBytes, GraphCalls, GraphHandle, IpcCalls, IpcHandle, MemoryCalls, MemoryHandle,
     StreamCalls, StreamHandle, VirtualCalls, WordCalls,
 };

@@ -19,7 +19,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use address::{Address, Host};
 
-pub use crate::device::{PeerDevice, PeerOptions, Purpose, Reachability, Reached};
+pub use crate::device::{ConnectedPeer, EngineRequest, PeerDevice, PeerOptions, Reachability};
 pub use address::DeviceId;
 
 use crate::device::Fault;
@@ -82,7 +82,7 @@ impl<D: PeerDevice> Fabric<D> {
         }
         let context = D::open(&options)?;
         let server = Server::enter().map_err(Fault::of_handover(rank, 0))?;
-        let on_host = context.wants_flags_on_host(&options);
+        let on_host = context.needs_host_flags(&options);
         let memory = Memory::open(&context, rank, ranks, options.is_strict(), on_host)?;
         let flags = memory.allocate(ranks as u64 * WORD_BYTES, Role::Flags)?;
         let probe = memory.export(&flags)?;
@@ -94,8 +94,8 @@ impl<D: PeerDevice> Fabric<D> {
     }
 
     /// Returns the device of this rank.
-    pub fn device(&self) -> &D::Found {
-        self.context.found()
+    pub fn device(&self) -> &D::DeviceInfo {
+        self.context.info()
     }
 
     /// Returns the method by which signals reach the connected peers: the one of the options, or the one that
@@ -105,7 +105,7 @@ impl<D: PeerDevice> Fabric<D> {
             return Ok(signal);
         }
         // No stream writes such flags, and a stream need not be able to.
-        if self.context.wants_flags_on_host(&self.options) {
+        if self.context.needs_host_flags(&self.options) {
             return Ok(SignalBy::Copy);
         }
         let word = u64::from(self.memory.rank().0) * WORD_BYTES;
@@ -206,7 +206,7 @@ impl<D: PeerDevice> FabricTrait for Fabric<D> {
     }
 
     fn engine(&mut self, requirements: EngineRequirements) -> Result<D::Engine, D::Error> {
-        let peers = self.connected().map(|(rank, peer)| Reached {
+        let peers = self.connected().map(|(rank, peer)| ConnectedPeer {
             peer: rank,
             device: peer.device.uuid,
             kind: peer.kind,
@@ -214,8 +214,8 @@ impl<D: PeerDevice> FabricTrait for Fabric<D> {
         let (rank, peers, signal) = (self.rank(), peers.collect(), self.signal()?);
         let rates = self.connected().map(|(_, peer)| peer.striped_rate);
         let striped_rate = rates.chain([self.striped_rate]).min().unwrap_or(0);
-        let purpose = Purpose { rank, peers, signal, requirements, striped_rate };
-        D::engine(&self.context, &self.options, purpose)
+        let request = EngineRequest { rank, peers, signal, requirements, striped_rate };
+        D::engine(&self.context, &self.options, request)
     }
 }
 

@@ -12,7 +12,7 @@ use super::registration::Registration;
 use super::transfer::Transfer;
 use crate::device::{DevicePtr, Fault, RegionDevice};
 use crate::handover::Entry;
-use crate::places::{PeerPlace, Place};
+use crate::op_checks::{EngineRegion, PeerRegion};
 use peerlane_hal::{DmaBuf, Flush, Rank, Region, Role, Space};
 
 /// Time limit of a read of one flag.
@@ -178,7 +178,7 @@ impl<D: RegionDevice> Remote<D> {
     }
 }
 
-impl<D: RegionDevice> Place for Local<D> {
+impl<D: RegionDevice> EngineRegion for Local<D> {
     fn address(&self) -> DevicePtr {
         self.device_ptr()
     }
@@ -196,7 +196,7 @@ impl<D: RegionDevice> Place for Local<D> {
     }
 }
 
-impl<D: RegionDevice> Place for Remote<D> {
+impl<D: RegionDevice> EngineRegion for Remote<D> {
     fn address(&self) -> DevicePtr {
         self.device_ptr()
     }
@@ -214,7 +214,7 @@ impl<D: RegionDevice> Place for Remote<D> {
     }
 }
 
-impl<D: RegionDevice> PeerPlace for Remote<D> {
+impl<D: RegionDevice> PeerRegion for Remote<D> {
     fn peer(&self) -> Rank {
         Self::peer(self)
     }

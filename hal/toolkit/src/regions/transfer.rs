@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::deferred_free;
-use crate::device::{Between, DevicePtr, EventHandle, Fault, RegionDevice, Relaxed, StreamHandle};
+use crate::device::{CopyKind, DevicePtr, EventHandle, Fault, RegionDevice, Relaxed, StreamHandle};
 
 const STAGING_BYTES: usize = 1 << 20;
 /// Time limit of a copy; the longest take a second.
@@ -155,7 +155,7 @@ impl<D: RegionDevice> Transfer<D> {
             unsafe { staging.fill(piece) };
             let (from, length) = (staging.device, piece.len());
             // SAFETY: the caller checked the span, and the staging memory holds the piece.
-            call.run(unsafe { self.context.copy(stream, at, from, length, Between::Host) })?;
+            call.run(unsafe { self.context.copy(stream, at, from, length, CopyKind::Host) })?;
             at += piece.len() as u64;
         }
         Ok(())
@@ -181,7 +181,7 @@ impl<D: RegionDevice> Transfer<D> {
         for piece in bytes.chunks_mut(STAGING_BYTES) {
             let (to, length) = (staging.device, piece.len());
             // SAFETY: the caller checked the span, and the staging memory has room for a piece.
-            call.run(unsafe { self.context.copy(stream, to, at, length, Between::Host) })?;
+            call.run(unsafe { self.context.copy(stream, to, at, length, CopyKind::Host) })?;
             // SAFETY: the copy is complete.
             unsafe { staging.drain(piece) };
             at += length as u64;

@@ -13,7 +13,7 @@
 //! aligned bytes, in one piece.
 
 use crate::device::{
-    Between, CopyBatch, CopyCalls, DevicePtr, Fault, MemoryCalls, StreamHandle, WordCalls,
+    CopyBatch, CopyCalls, CopyKind, DevicePtr, Fault, MemoryCalls, StreamHandle, WordCalls,
 };
 
 use super::resources::{DevicePage, PAGE_WORDS};
@@ -104,7 +104,7 @@ pub(super) struct PendingCopies {
     from: Vec<DevicePtr>,
     bytes: Vec<usize>,
     /// The ends of the last copy, for the case of a single one.
-    between: Option<Between>,
+    copy_kind: Option<CopyKind>,
 }
 
 impl PendingCopies {
@@ -113,7 +113,7 @@ impl PendingCopies {
             to: Vec::with_capacity(copies),
             from: Vec::with_capacity(copies),
             bytes: Vec::with_capacity(copies),
-            between: None,
+            copy_kind: None,
         }
     }
 
@@ -127,8 +127,14 @@ impl PendingCopies {
         self.bytes.clear();
     }
 
-    pub(super) fn push(&mut self, to: DevicePtr, from: DevicePtr, bytes: usize, between: Between) {
-        self.between = Some(between);
+    pub(super) fn push(
+        &mut self,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: usize,
+        copy_kind: CopyKind,
+    ) {
+        self.copy_kind = Some(copy_kind);
         self.to.push(to);
         self.from.push(from);
         self.bytes.push(bytes);
@@ -160,12 +166,12 @@ impl PendingCopies {
         stream: StreamHandle,
     ) -> Result<usize, D::Error> {
         let count = self.to.len();
-        let issued = match (count, self.between) {
+        let issued = match (count, self.copy_kind) {
             (0, _) | (_, None) => Ok(()),
-            (1, Some(between)) => {
+            (1, Some(copy_kind)) => {
                 let (to, from, bytes) = (self.to[0], self.from[0], self.bytes[0]);
                 // SAFETY: the caller's.
-                unsafe { context.copy(stream, to, from, bytes, between) }
+                unsafe { context.copy(stream, to, from, bytes, copy_kind) }
             }
             _ => {
                 let copies =
@@ -278,7 +284,7 @@ impl SignalWords {
         let copied = self.pending_copies.iter().try_for_each(|&(from, to)| {
             // SAFETY: the source is a word of the page, and the destination a flag of a region that is alive
             // (`submit`).
-            unsafe { context.copy(stream, to, from, WORD_BYTES, Between::Flags) }
+            unsafe { context.copy(stream, to, from, WORD_BYTES, CopyKind::Flag) }
         });
         self.pending_copies.clear();
         copied.map(|()| pending_copies)
@@ -308,8 +314,8 @@ mod tests {
     #[test]
     fn copies_that_touch_the_same_bytes_are_told() {
         let mut copies = PendingCopies::default();
-        copies.push(1000, 2000, 100, Between::Peers);
-        copies.push(3000, 2000, 100, Between::Peers);
+        copies.push(1000, 2000, 100, CopyKind::Peer);
+        copies.push(3000, 2000, 100, CopyKind::Peer);
         assert!(!copies.conflicts(5000, 2050, 100), "two may read the same");
         assert!(!copies.conflicts(1100, 6000, 100), "neighbours");
         assert!(!copies.conflicts(900, 6000, 100), "neighbours");

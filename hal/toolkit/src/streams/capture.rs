@@ -11,7 +11,7 @@ use super::StreamDevice;
 use super::emit::SideStream;
 use super::pending::Awaited;
 use super::resources::{DevicePage, Event, OwnStream, PAGE_WORDS, PinnedPage, Stream};
-use crate::device::{Between, CaptureState, DevicePtr, Fault};
+use crate::device::{CaptureState, CopyKind, DevicePtr, Fault};
 
 /// First word of the page for recorded slices.
 const BUSY_FIRST: usize = 64;
@@ -130,7 +130,7 @@ impl<D: StreamDevice> Captures<D> {
         let bytes = self.recorded.len() * size_of::<u64>();
         let (to, from) = (page.address(BUSY_FIRST), self.busy.address(0));
         // SAFETY: words of two pages, which are never freed.
-        unsafe { context.copy(stream.raw(), to, from, bytes, Between::Host) }?;
+        unsafe { context.copy(stream.raw(), to, from, bytes, CopyKind::Host) }?;
         stream.finish(context, POLL_TIMEOUT, "the query of running graphs")
     }
 

@@ -5,7 +5,7 @@
 //! a side stream when one of these needs it: a signal to a peer with puts on that stream, a signal to this
 //! rank, or the end of the slice.
 
-use crate::device::{Between, DevicePtr, StreamHandle};
+use crate::device::{CopyKind, DevicePtr, StreamHandle};
 use crate::pieces;
 
 use super::StreamDevice;
@@ -94,7 +94,7 @@ impl<D: StreamDevice> Emitter<'_, D> {
     pub(super) fn put(
         &mut self,
         (dst, src): (DevicePtr, DevicePtr),
-        (bytes, between, both_on_host): (u64, Between, bool),
+        (bytes, copy_kind, both_on_host): (u64, CopyKind, bool),
         stream_index: usize,
     ) -> Result<(), D::Error> {
         self.flush()?;
@@ -121,11 +121,11 @@ impl<D: StreamDevice> Emitter<'_, D> {
         match self.bounce.filter(|_| both_on_host) {
             None => pieces(bytes, self.piece_bytes_max).try_for_each(|piece| {
                 let ends = (dst + piece.offset, src + piece.offset);
-                self.copy(ends, (piece.bytes, between), stream, stream_index)
+                self.copy(ends, (piece.bytes, copy_kind), stream, stream_index)
             }),
             Some(bounce) => pieces(bytes, BOUNCE_BYTES).try_for_each(|piece| {
                 let buffer = bounce.buffer(stream_index);
-                let piece_bytes = (piece.bytes, Between::Host);
+                let piece_bytes = (piece.bytes, CopyKind::Host);
                 self.copy((buffer, src + piece.offset), piece_bytes, stream, stream_index)?;
                 self.copy((dst + piece.offset, buffer), piece_bytes, stream, stream_index)
             }),
@@ -135,7 +135,7 @@ impl<D: StreamDevice> Emitter<'_, D> {
     fn copy(
         &mut self,
         (dst, src): (DevicePtr, DevicePtr),
-        (bytes, between): (u64, Between),
+        (bytes, copy_kind): (u64, CopyKind),
         stream: StreamHandle,
         stream_index: usize,
     ) -> Result<(), D::Error> {
@@ -144,7 +144,7 @@ impl<D: StreamDevice> Emitter<'_, D> {
         if self.copies[stream_index].conflicts(dst, src, length) {
             self.issue(stream_index, stream)?;
         }
-        self.copies[stream_index].push(dst, src, length, between);
+        self.copies[stream_index].push(dst, src, length, copy_kind);
         if self.together { Ok(()) } else { self.issue(stream_index, stream) }
     }
 

@@ -54,7 +54,7 @@ pub use self::steps::SelfCopy;
 use self::steps::{LinkCopy, OpResolver, SliceTotals, Step, StreamPlan, mark_link_copies};
 use crate::device::{Fault, StreamHandle};
 pub use crate::device::{StreamDevice, StreamLimits};
-use crate::places::{PeerPlace, Place, check_slice};
+use crate::op_checks::{EngineRegion, PeerRegion, check_slice};
 use crate::{Parker, Poison};
 use peerlane_hal::{Caps, Error as _, ErrorKind, Op, Rank, Ticket};
 
@@ -262,7 +262,7 @@ impl<D: StreamDevice> Engine<D> {
     ///
     /// # Safety
     /// As [`CopyEngine::submit`](peerlane_hal::CopyEngine::submit).
-    pub unsafe fn submit<L: Place, R: PeerPlace>(
+    pub unsafe fn submit<L: EngineRegion, R: PeerRegion>(
         &mut self,
         ops: &[Op<'_, L, R>],
     ) -> Result<Ticket, D::Error> {
@@ -526,13 +526,13 @@ fn emit_steps<D: StreamDevice>(
 ) -> Result<(), D::Error> {
     steps.iter().zip(marks).try_for_each(|(step, mark)| match (*step, *mark) {
         (_, LinkCopy::Replaced) => Ok(()),
-        (Step::Copy { target, dst, src, bytes, between, both_on_host }, mark) => {
+        (Step::Copy { target, dst, src, bytes, copy_kind, both_on_host }, mark) => {
             let stream_index = stream_plan.stream_index(target);
-            emitter.put((dst, src), (bytes, between, both_on_host), stream_index)?;
+            emitter.put((dst, src), (bytes, copy_kind, both_on_host), stream_index)?;
             match mark {
                 // In the same stream, so that it follows the put.
                 LinkCopy::Back(own) => {
-                    emitter.put((own, dst), (bytes, between, both_on_host), stream_index)
+                    emitter.put((own, dst), (bytes, copy_kind, both_on_host), stream_index)
                 }
                 _ => Ok(()),
             }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use super::batches::{PendingCopies, WordBatch};
 use super::resources::{DevicePage, Event, OwnStream, PinnedPage};
 use super::{SignalBy, StreamDevice};
-use crate::device::{Batching, Between, DevicePtr, ExecHandle, Fault, GraphHandle, StreamHandle};
+use crate::device::{Batching, CopyKind, DevicePtr, ExecHandle, Fault, GraphHandle, StreamHandle};
 use peerlane_hal::{Error as _, ErrorKind};
 
 /// Time limit of each step of a probe.
@@ -213,7 +213,7 @@ impl<D: StreamDevice> BatchProbe<D> {
         let bytes = BATCH_WORDS * size_of::<u64>();
         let (to, from) = (self.page.address(0), self.device.address(0));
         // SAFETY: words of two pages, which are never freed.
-        unsafe { context.copy(self.free.raw(), to, from, bytes, Between::Host) }?;
+        unsafe { context.copy(self.free.raw(), to, from, bytes, CopyKind::Host) }?;
         self.free.finish(context, BATCH_TIMEOUT, "a read of words")?;
         Ok(std::array::from_fn(|word| self.page.load(word)))
     }
@@ -230,13 +230,13 @@ const LOCAL_TARGET: usize = 1024;
 /// # Errors
 /// Returns an error of kind `Unavailable` if no method copies.
 pub(super) fn check_local_copies<D: StreamDevice>(context: &D) -> Result<(), D::Error> {
-    if !context.needs_probe(Between::Own) {
+    if !context.needs_probe(CopyKind::Local) {
         return Ok(());
     }
     D::probe_cache().cached_or_probe(Probe::LocalCopies, context.device(), || {
         // A method that is refused does not work either.
         let works = self_copy_works(context).unwrap_or(false);
-        context.record_probe(Between::Own, works);
+        context.record_probe(CopyKind::Local, works);
         if works || self_copy_works(context)? {
             return Ok(());
         }
@@ -256,15 +256,15 @@ fn self_copy_works<D: StreamDevice>(context: &D) -> Result<bool, D::Error> {
     for word in 0..LOCAL_WORDS {
         page.store(word, sent(word));
     }
-    let copy = |to, from, bytes, between| {
+    let copy = |to, from, bytes, copy_kind| {
         // SAFETY: words of the two pages, which are never freed.
-        unsafe { context.copy(stream.raw(), to, from, bytes, between) }
+        unsafe { context.copy(stream.raw(), to, from, bytes, copy_kind) }
     };
     let bytes = LOCAL_WORDS * WORD_BYTES;
-    copy(device.address(0), page.address(0), bytes, Between::Host)?;
-    copy(device.address(LOCAL_TARGET), device.address(0), bytes, Between::Own)?;
+    copy(device.address(0), page.address(0), bytes, CopyKind::Host)?;
+    copy(device.address(LOCAL_TARGET), device.address(0), bytes, CopyKind::Local)?;
     let all = bytes + WORD_BYTES;
-    copy(page.address(LOCAL_TARGET), device.address(LOCAL_TARGET), all, Between::Host)?;
+    copy(page.address(LOCAL_TARGET), device.address(LOCAL_TARGET), all, CopyKind::Host)?;
     stream.finish(context, PROBE_TIMEOUT, "the probe of copies inside the device")?;
     let works = (0..LOCAL_WORDS).all(|word| page.load(LOCAL_TARGET + word) == sent(word))
         && page.load(LOCAL_TARGET + LOCAL_WORDS) == 0;
@@ -285,24 +285,24 @@ pub(super) fn check_peer_copies<D: StreamDevice>(
     target: DevicePtr,
 ) -> Result<(), D::Error> {
     const SENT: [u64; 2] = [0x5EED_C0B1_E500_0001, 0x5EED_C0B1_E500_0002];
-    if !context.needs_probe(Between::Peers) {
+    if !context.needs_probe(CopyKind::Peer) {
         return Ok(());
     }
     let device = DevicePage::take(context)?;
     let arrives = |sent: u64| -> Result<bool, D::Error> {
-        let copy = |to, from, between| {
+        let copy = |to, from, copy_kind| {
             // SAFETY: words of the two pages, which are never freed, and the caller's word.
-            unsafe { context.copy(stream.raw(), to, from, WORD_BYTES, between) }
+            unsafe { context.copy(stream.raw(), to, from, WORD_BYTES, copy_kind) }
         };
         page.store(0, sent);
-        copy(device.address(0), page.address(0), Between::Host)?;
-        copy(target, device.address(0), Between::Peers)?;
-        copy(page.address(1), target, Between::Host)?;
+        copy(device.address(0), page.address(0), CopyKind::Host)?;
+        copy(target, device.address(0), CopyKind::Peer)?;
+        copy(page.address(1), target, CopyKind::Host)?;
         stream.finish(context, PROBE_TIMEOUT, "the probe of copies to a peer")?;
         Ok(page.load(1) == sent)
     };
     let works = arrives(SENT[0]).unwrap_or(false);
-    context.record_probe(Between::Peers, works);
+    context.record_probe(CopyKind::Peer, works);
     let works = works || arrives(SENT[1])?;
     device.leave(context);
     if works {
@@ -329,7 +329,7 @@ pub(super) fn probe_copy_batch<D: StreamDevice>(
     let mut copies = PendingCopies::default();
     for (index, sent) in SENT.into_iter().enumerate() {
         page.store(index, sent);
-        copies.push(page.address(2 + index), page.address(index), word, Between::Host);
+        copies.push(page.address(2 + index), page.address(index), word, CopyKind::Host);
     }
     // SAFETY: words of the page, which is never freed.
     let issued = unsafe { copies.issue(context, stream.raw()) };
@@ -404,7 +404,7 @@ fn record<'a, D: StreamDevice>(
     let recorded = (|| {
         fork.order(context, stream.raw(), aside.raw())?;
         let (to, from) = (device.address(GRAPH_TARGET), device.address(GRAPH_SOURCE));
-        copy(context, to, from, GRAPH_BYTES, aside.raw(), Between::Own)?;
+        copy(context, to, from, GRAPH_BYTES, aside.raw(), CopyKind::Local)?;
         join.order(context, aside.raw(), stream.raw())?;
         let mut batch = WordBatch::new(together);
         batch.write(device.address(GRAPH_FLAG), 1);
@@ -439,7 +439,14 @@ fn replay<D: StreamDevice>(
         page.store(word, 0);
     }
     let all = (GRAPH_MARK + 1) * size_of::<u64>();
-    copy(context, device.address(GRAPH_SOURCE), page.address(0), all, stream.raw(), Between::Host)?;
+    copy(
+        context,
+        device.address(GRAPH_SOURCE),
+        page.address(0),
+        all,
+        stream.raw(),
+        CopyKind::Host,
+    )?;
     // SAFETY: the graph was instantiated, and its memory is valid until the stream is finished.
     unsafe { context.launch(graph.raw, stream.raw()) }?;
     let seen = GRAPH_MARK + 1;
@@ -450,7 +457,7 @@ fn replay<D: StreamDevice>(
         device.address(GRAPH_TARGET),
         bytes,
         stream.raw(),
-        Between::Host,
+        CopyKind::Host,
     )?;
     stream.finish(context, PROBE_TIMEOUT, "the probe of captures")?;
     let wrong = (0..GRAPH_WORDS).find(|word| page.load(seen + word) != sent(*word));
@@ -473,10 +480,10 @@ fn copy<D: StreamDevice>(
     from: DevicePtr,
     bytes: usize,
     stream: StreamHandle,
-    between: Between,
+    copy_kind: CopyKind,
 ) -> Result<(), D::Error> {
     // SAFETY: words of the two pages, which are never freed.
-    unsafe { context.copy(stream, to, from, bytes, between) }
+    unsafe { context.copy(stream, to, from, bytes, copy_kind) }
 }
 
 /// A recorded graph.
@@ -572,7 +579,7 @@ fn send_word<D: StreamDevice>(
             page.store(1, value);
             let from = page.address(1);
             // SAFETY: a word of the page, and the caller's word.
-            unsafe { context.copy(stream.raw(), target, from, WORD_BYTES, Between::Host) }?;
+            unsafe { context.copy(stream.raw(), target, from, WORD_BYTES, CopyKind::Host) }?;
             // The caller may write the word of the page again.
             stream.finish(context, PROBE_TIMEOUT, "the probe of signals")
         }
@@ -586,7 +593,7 @@ fn read_word<D: StreamDevice>(
     target: DevicePtr,
 ) -> Result<u64, D::Error> {
     // SAFETY: the caller's word, and a word of the page.
-    unsafe { context.copy(stream.raw(), page.address(0), target, WORD_BYTES, Between::Host) }?;
+    unsafe { context.copy(stream.raw(), page.address(0), target, WORD_BYTES, CopyKind::Host) }?;
     stream.finish(context, PROBE_TIMEOUT, "the probe of signals")?;
     Ok(page.load(0))
 }

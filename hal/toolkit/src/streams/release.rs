@@ -99,7 +99,7 @@ impl<D: WordCalls> Releaser<D> {
         self.host_rounds += 1;
         for target in &self.targets {
             let Some(host) = target.host else { continue };
-            // SAFETY: a word of a region of flags, aligned and mapped here (`Place::host_address`). An
+            // SAFETY: a word of a region of flags, aligned and mapped here (`EngineRegion::host_address`). An
             // incomplete wait names it, so it is alive (`submit`). Of graphs, only the flags of running ones
             // are passed.
             let word = unsafe { AtomicU64::from_ptr(host as *mut u64) };

@@ -22,8 +22,8 @@
 //! bytes are put to a peer anyway, a copy engine can copy them back from there: one more transfer over the
 //! link, and no kernel. The caller chooses by [`SelfCopy`].
 
-use crate::device::{Between, DevicePtr, Fault, StreamLimits};
-use crate::places::{self, PeerPlace, Place, flag_within, within};
+use crate::device::{CopyKind, DevicePtr, Fault, StreamLimits};
+use crate::op_checks::{self, EngineRegion, PeerRegion, flag_within, within};
 use peerlane_hal::{Flag, Op, Rank};
 
 use super::resources::BOUNCE_BYTES;
@@ -37,7 +37,7 @@ pub(super) enum Step {
         dst: DevicePtr,
         src: DevicePtr,
         bytes: u64,
-        between: Between,
+        copy_kind: CopyKind,
         both_on_host: bool,
     },
     Signal {
@@ -57,13 +57,13 @@ pub(super) enum Step {
 /// The peers of an engine and the largest piece of a copy, for the checks of ops.
 #[derive(Debug)]
 pub(super) struct OpResolver {
-    peers: places::Reach,
+    peers: op_checks::PeerSet,
     piece_bytes_max: u64,
 }
 
 impl OpResolver {
     pub(super) fn new(rank: Rank, peers: &[Rank], limits: &StreamLimits) -> Self {
-        let peers = places::Reach::new(rank, peers.iter().copied());
+        let peers = op_checks::PeerSet::new(rank, peers.iter().copied());
         Self { peers, piece_bytes_max: limits.piece_bytes_max }
     }
 
@@ -72,7 +72,7 @@ impl OpResolver {
         self.peers.ranks()
     }
 
-    fn target(&self, region: &impl PeerPlace) -> Result<Target, Fault> {
+    fn target(&self, region: &impl PeerRegion) -> Result<Target, Fault> {
         let peer = self.peers.peer_of(region)?;
         Ok(if peer == self.peers.rank() { Target::Own } else { Target::Peer(peer.index()) })
     }
@@ -82,7 +82,7 @@ impl OpResolver {
 ///
 /// # Errors
 /// Returns [`Fault::Argument`] for the first invalid op.
-pub(super) fn resolve<L: Place, R: PeerPlace>(
+pub(super) fn resolve<L: EngineRegion, R: PeerRegion>(
     ops: &[Op<'_, L, R>],
     resolver: &OpResolver,
     steps: &mut Vec<Step>,
@@ -149,12 +149,12 @@ fn copy(
         false => pieces(resolver.piece_bytes_max) - 1,
     };
     totals.more_copies = totals.more_copies.saturating_add(more);
-    let between = match (on_host, target) {
-        ((false, false), Target::Own) => Between::Own,
-        ((false, false), Target::Peer(_)) => Between::Peers,
-        _ => Between::Host,
+    let copy_kind = match (on_host, target) {
+        ((false, false), Target::Own) => CopyKind::Local,
+        ((false, false), Target::Peer(_)) => CopyKind::Peer,
+        _ => CopyKind::Host,
     };
-    steps.push(Step::Copy { target, dst, src, bytes, between, both_on_host });
+    steps.push(Step::Copy { target, dst, src, bytes, copy_kind, both_on_host });
 }
 
 /// The owner of the memory that a put or a signal writes.
@@ -444,13 +444,13 @@ mod tests {
     }
 
     fn own(dst: u64, src: u64, bytes: u64) -> Step {
-        let between = Between::Own;
-        Step::Copy { target: Target::Own, dst, src, bytes, between, both_on_host: false }
+        let copy_kind = CopyKind::Local;
+        Step::Copy { target: Target::Own, dst, src, bytes, copy_kind, both_on_host: false }
     }
 
     fn put(peer: usize, src: u64, bytes: u64) -> Step {
-        let (target, between) = (Target::Peer(peer), Between::Peers);
-        Step::Copy { target, dst: 900, src, bytes, between, both_on_host: false }
+        let (target, copy_kind) = (Target::Peer(peer), CopyKind::Peer);
+        Step::Copy { target, dst: 900, src, bytes, copy_kind, both_on_host: false }
     }
 
     const WAIT: Step = Step::Wait { flag: 8, host: None, value: 1, reset: false };

@@ -3,7 +3,7 @@
 
 use peerlane_hal::Ticket;
 
-use super::world::{Member, PLAIN, Way, world};
+use super::world::{GatherOptions, Member, PLAIN, world};
 use crate::backend::{SignalBy, driver};
 
 /// Returns how often one start of one rank makes each of the calls `may`, with four ranks. It makes none of
@@ -12,7 +12,7 @@ pub(crate) fn calls<const N: usize>(
     may: [&str; N],
     never: &[&str],
     shard: u64,
-    way: Way,
+    options: GatherOptions,
     signal: Option<SignalBy>,
 ) -> [u64; N] {
     const STARTS: u64 = 5;
@@ -22,7 +22,7 @@ pub(crate) fn calls<const N: usize>(
     let count = |names: &[&str]| -> Vec<u64> { names.iter().map(|it| driver.calls(it)).collect() };
     let start = |members: &mut [Member], epoch| {
         for member in members {
-            member.submit(epoch, way);
+            member.submit(epoch, options);
         }
     };
     let finish = |members: &mut [Member], epoch| {
@@ -39,7 +39,7 @@ pub(crate) fn calls<const N: usize>(
     assert!(all.iter().all(|calls| calls % (4 * STARTS) == 0), "{all:?}");
     finish(&mut members, 2 * STARTS);
     assert_eq!(driver.counter("default_stream_uses", None), uses, "the default stream was used");
-    if !way.in_place {
+    if !options.in_place {
         members.iter().for_each(|member| member.ensure_gathered(|rank| rank as u8, "counted"));
     }
     std::array::from_fn(|index| all[index] / (4 * STARTS))

@@ -14,15 +14,16 @@ pub(crate) type OpOf<'a> = Op<'a, Local, Remote>;
 
 /// Options of an all-gather.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Way {
+pub(crate) struct GatherOptions {
     pub(crate) ready: bool,
     pub(crate) in_place: bool,
     /// Whether flags have two states, for graphs.
     pub(crate) captured: bool,
 }
 
-pub(crate) const PLAIN: Way = Way { ready: true, in_place: false, captured: false };
-pub(crate) const CAPTURED: Way = Way { captured: true, ..PLAIN };
+pub(crate) const PLAIN: GatherOptions =
+    GatherOptions { ready: true, in_place: false, captured: false };
+pub(crate) const CAPTURED: GatherOptions = GatherOptions { captured: true, ..PLAIN };
 
 /// One rank with its regions and imports.
 pub(crate) struct Member {
@@ -88,32 +89,32 @@ pub(crate) fn world_on(
 }
 
 /// Returns the ops of one start.
-fn gather(me: usize, regions: &Regions, epoch: u64, way: Way) -> Vec<OpOf<'_>> {
+fn gather(me: usize, regions: &Regions, epoch: u64, options: GatherOptions) -> Vec<OpOf<'_>> {
     let ranks = regions.outputs.len();
     let peers = || (1..ranks).map(|step| (me + step) % ranks);
-    let value = if way.captured { 1 } else { epoch };
+    let value = if options.captured { 1 } else { epoch };
     // Graphs and eager starts use different flags.
-    let base = if way.captured { 2 * ranks } else { 0 };
+    let base = if options.captured { 2 * ranks } else { 0 };
     let signal = |first: usize, peer: usize| {
         let flag = Flag { region: &regions.peers_flags[peer], word: (base + first + me) as u64 };
         Op::Signal { flag, value }
     };
     let wait = |first: usize, peer: usize| {
         let flag = Flag { region: &regions.flags, word: (base + first + peer) as u64 };
-        Op::Wait { flag, value, reset: way.captured }
+        Op::Wait { flag, value, reset: options.captured }
     };
-    let (region, offset) = if way.in_place {
+    let (region, offset) = if options.in_place {
         (&regions.output, me as u64 * regions.shard)
     } else {
         (&regions.source, 0)
     };
     let put = |peer: usize| put(me, regions, (region, offset), peer);
     let mut ops = Vec::new();
-    if way.ready {
+    if options.ready {
         ops.extend(peers().map(|peer| signal(0, peer)));
         ops.extend(peers().map(|peer| wait(0, peer)));
     }
-    if !way.in_place {
+    if !options.in_place {
         ops.push(put(me));
     }
     ops.extend(peers().map(put));
@@ -133,12 +134,16 @@ fn put<'a>(
 }
 
 impl Member {
-    pub(crate) fn submit(&mut self, epoch: u64, way: Way) -> Ticket {
-        self.try_submit(epoch, way).unwrap()
+    pub(crate) fn submit(&mut self, epoch: u64, options: GatherOptions) -> Ticket {
+        self.try_submit(epoch, options).unwrap()
     }
 
-    pub(crate) fn try_submit(&mut self, epoch: u64, way: Way) -> Result<Ticket, Error> {
-        let ops = gather(self.me, &self.regions, epoch, way);
+    pub(crate) fn try_submit(
+        &mut self,
+        epoch: u64,
+        options: GatherOptions,
+    ) -> Result<Ticket, Error> {
+        let ops = gather(self.me, &self.regions, epoch, options);
         // SAFETY: the regions live as long as the engine, which is dropped first. Tests access them only
         // behind the ticket or the stream.
         unsafe { self.engine.submit(&ops) }
@@ -154,7 +159,7 @@ impl Member {
             (0..ranks).map(|step| put(me, regions, source, (me + step) % ranks)).collect();
         let flag = Flag { region: &regions.flags, word: self.gate() };
         ops.push(Op::Wait { flag, value: gate, reset: false });
-        ops.extend(gather(me, regions, gate, Way { ready: false, ..PLAIN }));
+        ops.extend(gather(me, regions, gate, GatherOptions { ready: false, ..PLAIN }));
         // SAFETY: as in `try_submit`.
         unsafe { self.engine.submit(&ops) }.unwrap()
     }

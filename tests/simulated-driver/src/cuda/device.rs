@@ -67,8 +67,8 @@ pub(super) fn attribute(physical: u32, attribute: c_int) -> Outcome<u64> {
         // Memory pools; GPUDirect RDMA.
         115 | 116 => 1,
         // The host can flush the writes of NICs; the owner sees them in order.
-        117 => u64::from(Setting::CardWrites.is("flush")),
-        118 => u64::from(Setting::CardWrites.is("ordered")) * 100,
+        117 => u64::from(Setting::NicWrites.is("flush")),
+        118 => u64::from(Setting::NicWrites.is("ordered")) * 100,
         124 => Setting::DmaBuf.value(),
         125 => u64::from(!Setting::LegacyShare.is("off")),
         128 if !Setting::FabricHandles.is("none") => Setting::VirtualMemory.value(),

@@ -33,7 +33,7 @@ calls! {
     [Cuda cuFlushGPUDirectRDMAWrites](target: c_int, scope: c_int) => {
         Cuda::current()?;
         let known = target == 0 && matches!(scope, 100 | 200);
-        if known && Setting::CardWrites.is("flush") { Ok(()) } else { Err(INVALID_VALUE) }
+        if known && Setting::NicWrites.is("flush") { Ok(()) } else { Err(INVALID_VALUE) }
     };
 
     // Virtual memory management.

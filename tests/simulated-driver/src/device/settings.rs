@@ -92,7 +92,7 @@ settings! {
     /// True if memory can be exported as dma-buf for NICs.
     DmaBuf = "DMABUF", OFF_ON, 1;
     /// When devices see the writes of NICs: always; after a flush; never reliably.
-    CardWrites = "CARD_WRITES", Values::Words(&["ordered", "flush", "lost"]), 1;
+    NicWrites = "NIC_WRITES", Values::Words(&["ordered", "flush", "lost"]), 1;
     /// As `rocm_version.h` counts: 60400 is 6.4.
     RocmVersion = "ROCM_VERSION", Values::Number(50_000, 99_900), 70_200;
     HsaVersion = "HSA_VERSION", Values::Number(50_000, 99_900), 70_200;

@@ -17,7 +17,7 @@ const SHARED_BYTES: u64 = 4096;
 /// A signal in the vendor's layout; users access only the value.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
-struct Place {
+struct SignalLayout {
     kind: AtomicI64,
     value: AtomicI64,
     rest: [AtomicU64; 2],
@@ -28,7 +28,7 @@ struct Place {
 
 #[derive(Debug)]
 enum Held {
-    Own(Box<Place>),
+    Own(Box<SignalLayout>),
     /// Mapped from shared memory.
     Shared(u64, Backing),
 }
@@ -118,13 +118,13 @@ impl Signal {
         }
     }
 
-    fn place(&self) -> &Place {
+    fn place(&self) -> &SignalLayout {
         match &self.0 {
             Held::Own(place) => place,
             Held::Shared(address, _) => {
                 // SAFETY: the page was mapped when the signal was created, and is unmapped when it is
                 // dropped. All fields are atomic, because other processes change them.
-                unsafe { &*(*address as *const Place) }
+                unsafe { &*(*address as *const SignalLayout) }
             }
         }
     }
@@ -192,9 +192,9 @@ mod tests {
 
     #[test]
     fn a_signal_has_the_layout_of_the_vendor() {
-        assert_eq!(size_of::<Place>(), 64);
-        assert_eq!(std::mem::offset_of!(Place, value), 8);
-        assert_eq!(std::mem::offset_of!(Place, start), 32);
+        assert_eq!(size_of::<SignalLayout>(), 64);
+        assert_eq!(std::mem::offset_of!(SignalLayout, value), 8);
+        assert_eq!(std::mem::offset_of!(SignalLayout, start), 32);
     }
 
     #[test]

@@ -104,10 +104,10 @@ impl Agent {
 /// The registers that flush what network cards have written: of memory, and of registers.
 fn host_data_path() -> Outcome<[u64; 2]> {
     static REGISTERS: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
-    if Setting::CardWrites.is("lost") {
+    if Setting::NicWrites.is("lost") {
         return Err(INVALID_ARGUMENT);
     }
-    let needed = Setting::CardWrites.is("flush");
+    let needed = Setting::NicWrites.is("flush");
     Ok(REGISTERS.each_ref().map(|it| if needed { it.as_ptr() as u64 } else { 0 }))
 }
 

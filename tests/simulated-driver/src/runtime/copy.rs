@@ -91,17 +91,17 @@ fn fill_on(queue: &Queue, address: u64, bytes: usize, pattern: [u8; 4]) -> Outco
 }
 
 /// An address, and what the caller says about it.
-pub(crate) type Place = (u64, Said);
+pub(crate) type CopyEnd = (u64, Said);
 
-pub(crate) fn copy<A: Api>(handle: usize, dst: Place, src: Place, bytes: usize) -> Outcome {
+pub(crate) fn copy<A: Api>(handle: usize, dst: CopyEnd, src: CopyEnd, bytes: usize) -> Outcome {
     copy_on(&*stream::<A>(handle)?, dst, src, bytes, false)
 }
 
 /// Copies by one engine, not by compute units.
 pub(crate) fn copy_by_one_engine<A: Api>(
     handle: usize,
-    dst: Place,
-    src: Place,
+    dst: CopyEnd,
+    src: CopyEnd,
     bytes: usize,
 ) -> Outcome {
     copy_on(&*stream::<A>(handle)?, dst, src, bytes, true)
@@ -125,7 +125,7 @@ fn at_once<A: Api>(run: impl FnOnce(&Queue) -> Outcome) -> Outcome {
     finish(&queue)
 }
 
-pub(crate) fn copy_at_once<A: Api>(dst: Place, src: Place, bytes: usize) -> Outcome {
+pub(crate) fn copy_at_once<A: Api>(dst: CopyEnd, src: CopyEnd, bytes: usize) -> Outcome {
     at_once::<A>(|queue| copy_on(queue, dst, src, bytes, false))
 }
 

@@ -7,7 +7,7 @@ use peerlane_hal::Role;
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
 /// Memory of this rank, as its device accesses it.
-pub trait Place {
+pub trait EngineRegion {
     /// Returns the address of the first byte.
     fn address(&self) -> DevicePtr;
     /// Returns the length in bytes.
@@ -24,20 +24,20 @@ pub trait Place {
 }
 
 /// Imported memory of a peer.
-pub trait PeerPlace: Place {
+pub trait PeerRegion: EngineRegion {
     /// Returns the owner of the memory.
     fn peer(&self) -> Rank;
 }
 
 /// The peers that an engine reaches.
 #[derive(Debug)]
-pub struct Reach {
+pub struct PeerSet {
     rank: Rank,
     /// Whether each rank is connected.
     connected: Vec<bool>,
 }
 
-impl Reach {
+impl PeerSet {
     /// Creates the set of peers of an engine of `rank`.
     pub fn new(rank: Rank, peers: impl IntoIterator<Item = Rank>) -> Self {
         let mut connected = Vec::new();
@@ -64,7 +64,7 @@ impl Reach {
     ///
     /// # Errors
     /// Returns [`Fault::Argument`] if the engine does not reach that peer.
-    pub fn peer_of(&self, region: &impl PeerPlace) -> Result<Rank, Fault> {
+    pub fn peer_of(&self, region: &impl PeerRegion) -> Result<Rank, Fault> {
         let peer = region.peer();
         if peer == self.rank || self.connected.get(peer.index()) == Some(&true) {
             return Ok(peer);
@@ -107,7 +107,7 @@ pub fn within(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<
 ///
 /// # Errors
 /// Returns [`Fault::Argument`].
-pub fn flag_within(what: &str, word: u64, region: &impl Place) -> Result<u64, Fault> {
+pub fn flag_within(what: &str, word: u64, region: &impl EngineRegion) -> Result<u64, Fault> {
     if region.role() == Role::Data {
         return Err(Fault::Argument(format!(
             "the {what} lies in a region registered as Data, expected Flags"
