@@ -49,7 +49,8 @@ pub use open::OpenGroup;
 pub use peerlane_collectives::element::{DType, Element};
 pub use peerlane_collectives::error::Error;
 pub use peerlane_collectives::group::{
-    AllGather, Destination, Gathered, Group, GroupOptions, Lease, Operation, Place, Started, Window,
+    AllGather, Destination, Gathered, Group, GroupOptions, Lease, MemoryRange, Operation, Started,
+    Window,
 };
 pub use peerlane_collectives::{
     bootstrap, collective, cost, element, error, group, layout, plan, schedule, simulate, topology,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use cfg_if::cfg_if;
 use peerlane_collectives::bootstrap::environment::Environment;
-use peerlane_collectives::bootstrap::tcp::Tcp;
+use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::wire::{Reader, Truncated, Writer};
@@ -335,7 +335,7 @@ impl OpenOptions {
         match Environment::from_env()? {
             Some(environment) => {
                 let deadline = Deadline::after(self.timeout.unwrap_or(TIMEOUT));
-                self.open(Tcp::join(&environment, deadline)?)
+                self.open(TcpBootstrap::join(&environment, deadline)?)
             }
             None => {
                 let mut alone = in_process::group(1)?;

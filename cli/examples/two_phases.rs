@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use peerlane::bootstrap::Bootstrap;
-use peerlane::bootstrap::in_process::{self, InProcess};
+use peerlane::bootstrap::in_process::{self, InProcessBootstrap};
 use peerlane::plan::Algorithm;
 use peerlane::topology::Topology;
 use peerlane::{AllGather, Error, Group, GroupOptions, host};
@@ -76,8 +76,8 @@ impl Variant {
 
 /// The smaller groups of a rank.
 struct SubGroups {
-    rail: InProcess,
-    node: InProcess,
+    rail: InProcessBootstrap,
+    node: InProcessBootstrap,
 }
 
 struct Rank<'a> {
@@ -114,7 +114,10 @@ fn main() -> Result<(), Error> {
 }
 
 /// Returns the handles of `count` groups, in rank order.
-fn groups(count: usize, ranks: usize) -> Result<Vec<std::vec::IntoIter<InProcess>>, Error> {
+fn groups(
+    count: usize,
+    ranks: usize,
+) -> Result<Vec<std::vec::IntoIter<InProcessBootstrap>>, Error> {
     (0..count).map(|_| Ok(in_process::group(ranks)?.into_iter())).collect()
 }
 
@@ -128,14 +131,15 @@ fn median_us(mut times: Vec<Duration>) -> f64 {
 /// Runs one rank; returns the time of every start of every variant.
 fn measure(
     options: &Options,
-    whole: InProcess,
+    whole: InProcessBootstrap,
     sub_groups: SubGroups,
 ) -> Result<Vec<Vec<Duration>>, Error> {
     let number = whole.rank().index();
     let slow = |bytes_per_second| ThrottleLayer { bytes_per_second, delay: Duration::ZERO };
     let local_throttle = slow(options.local_bytes_per_second);
     let network_throttle = slow(options.network_bytes_per_second);
-    let open = |bootstrap: &InProcess| host::Fabric::open(bootstrap.rank(), bootstrap.ranks());
+    let open =
+        |bootstrap: &InProcessBootstrap| host::Fabric::open(bootstrap.rank(), bootstrap.ranks());
     let nodes: Vec<u32> = (0..NODES as u32).cycle().take(RANKS).collect();
     let local = open(&whole)?;
     let network = Wrapped::new(local.second(host::Options::default())?, network_throttle);
@@ -149,7 +153,7 @@ fn measure(
 
     let (shard, block) = (options.shard_bytes, NODES * options.shard_bytes);
     let output = node.allocate::<u8>(RANKS * shard)?;
-    let all = output.place().base;
+    let all = output.memory().base;
     let own_block = all.as_ptr().wrapping_add(number / NODES * block);
     let own_block = NonNull::new(own_block).expect("a block inside of a buffer");
     let inside = node.all_gather(block).in_place().algorithm(Algorithm::Direct).chunks(1);

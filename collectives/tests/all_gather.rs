@@ -3,14 +3,14 @@
 use std::time::{Duration, Instant};
 
 use peerlane_collectives::bootstrap::Bootstrap;
-use peerlane_collectives::bootstrap::in_process::{self, InProcess};
+use peerlane_collectives::bootstrap::in_process::{self, InProcessBootstrap};
 use peerlane_collectives::element::Element;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{AllGather, Group};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 
-fn open(bootstrap: InProcess) -> Result<Group, Error> {
+fn open(bootstrap: InProcessBootstrap) -> Result<Group, Error> {
     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     Group::open(bootstrap, fabric)
 }

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use bootstrap_checks::{AT_ONCE, Handle, Opened, each, hear, long, next};
 use insta::{allow_duplicates, assert_snapshot};
 use peerlane_collectives::bootstrap::environment::Environment;
-use peerlane_collectives::bootstrap::tcp::{Hub, Tcp};
+use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
 use peerlane_collectives::bootstrap::{Bootstrap, Notice};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
-fn join(hub: SocketAddr, rank: Rank, ranks: usize) -> Tcp {
-    Tcp::join(&Environment::at_hub(hub, rank, ranks), long()).unwrap()
+fn join(hub: SocketAddr, rank: Rank, ranks: usize) -> TcpBootstrap {
+    TcpBootstrap::join(&Environment::at_hub(hub, rank, ranks), long()).unwrap()
 }
 
 /// A group whose hub belongs to nobody in it.
@@ -38,7 +38,8 @@ fn open_with_own_hub(ranks: usize) -> Opened {
     let hub = Hub::bind("127.0.0.1:0", ranks).unwrap();
     let address = hub.address();
     let joined = thread::scope(|scope| {
-        let first = scope.spawn(|| Box::new(Tcp::join_with_hub(hub, long()).unwrap()) as Handle);
+        let first =
+            scope.spawn(|| Box::new(TcpBootstrap::join_with_hub(hub, long()).unwrap()) as Handle);
         let join = |rank| scope.spawn(move || Box::new(join(address, rank, ranks)) as Handle);
         let others: Vec<_> = Rank::all(ranks).skip(1).map(join).collect();
         std::iter::once(first).chain(others).map(|thread| thread.join().unwrap()).collect()
@@ -146,7 +147,7 @@ fn a_group_is_told_within_a_bound_although_a_listener_hangs() {
 #[ignore = "it is a rank of `a_killed_process_is_noticed_at_once`"]
 fn child() {
     let environment = Environment::from_env().unwrap().expect("started by the test");
-    let rank = Tcp::join(&environment, long()).unwrap();
+    let rank = TcpBootstrap::join(&environment, long()).unwrap();
     rank.exchange("here", &[], long()).unwrap();
     rank.exchange("never", &[], long()).unwrap_err();
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use insta::{allow_duplicates, assert_snapshot};
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::environment::{Environment, HubAddress};
-use peerlane_collectives::bootstrap::tcp::{Hub, Tcp};
+use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
 use peerlane_collectives::error::Error;
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
@@ -29,8 +29,13 @@ fn after_ms(milliseconds: u64) -> Deadline {
     Deadline::after(Duration::from_millis(milliseconds))
 }
 
-fn join(hub: SocketAddr, rank: u32, ranks: usize, deadline: Deadline) -> Result<Tcp, Error> {
-    Tcp::join(&Environment::at_hub(hub, Rank(rank), ranks), deadline)
+fn join(
+    hub: SocketAddr,
+    rank: u32,
+    ranks: usize,
+    deadline: Deadline,
+) -> Result<TcpBootstrap, Error> {
+    TcpBootstrap::join(&Environment::at_hub(hub, Rank(rank), ranks), deadline)
 }
 
 /// The text of the error, with each address of this run replaced by its name.
@@ -126,9 +131,9 @@ fn rank_0_opens_the_hub_and_others_wait_for_it() {
             ..Environment::at_hub("", Rank(rank), 2)
         };
         thread::scope(|scope| {
-            let other = scope.spawn(|| Tcp::join(&place(1), long()).unwrap());
+            let other = scope.spawn(|| TcpBootstrap::join(&place(1), long()).unwrap());
             thread::sleep(Duration::from_millis(50));
-            let first = Tcp::join(&place(0), long()).unwrap();
+            let first = TcpBootstrap::join(&place(0), long()).unwrap();
             other.join().unwrap().leave(long()).unwrap();
             first.leave(long()).unwrap();
         });
@@ -162,7 +167,7 @@ fn rank_0_that_gives_up_takes_the_hub_with_it_and_still_tells() {
     thread::scope(|scope| {
         let other = scope.spawn(move || join(address, 2, 4, long()).unwrap_err());
         silent.wait_here(2);
-        let error = Tcp::join_with_hub(hub, after_ms(300)).unwrap_err();
+        let error = TcpBootstrap::join_with_hub(hub, after_ms(300)).unwrap_err();
         let errors = [error, other.join().unwrap()];
         allow_duplicates!(for error in errors {
             assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(1))));
@@ -209,7 +214,7 @@ fn a_hub_that_is_not_there_is_waited_for_and_then_named() {
     assert_snapshot!(text(&error, &[(address, "HUB")]), @"rank 1 did not reach the hub at HUB within 0.2 s: Connection refused (os error 111). Check that rank 0 runs, that MASTER_ADDR and MASTER_PORT name its host and a free port, and that no firewall is between");
 
     let place = Environment::at_hub("no-such-host.invalid:1", Rank(1), 2);
-    let error = Tcp::join(&place, after_ms(200)).unwrap_err();
+    let error = TcpBootstrap::join(&place, after_ms(200)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
     assert!(error.to_string().contains("the hub at no-such-host.invalid:1 within 0.2 s: "));
 }

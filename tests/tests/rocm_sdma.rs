@@ -49,9 +49,9 @@ fn gather(devices: u32, ranks: usize, algorithm: Algorithm, bytes: usize, in_pla
         // The memory that this thread copies to and from is of this device.
         make_current(device);
         for step in 0..3 {
-            write(gather.input_place(), &shard(me.index(), step, bytes));
+            write(gather.input_memory(), &shard(me.index(), step, bytes));
             gather.run()?;
-            let seen = read(gather.output_place());
+            let seen = read(gather.output_memory());
             let wanted =
                 (0..ranks).map(|rank| shard(rank, step, bytes)).collect::<Vec<_>>().concat();
             assert!(seen == wanted, "{algorithm}, {ranks} ranks, {bytes} bytes, rank {me}");

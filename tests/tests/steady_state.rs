@@ -73,7 +73,7 @@ fn allocates_nothing(ranks: usize, outputs: u32) -> Result<(), Failed> {
 /// Counts what `measured` allocates on any rank, after `warm` has run.
 fn count<G>(
     ranks: usize,
-    warm: impl Fn(in_process::InProcess) -> Result<(Group, G), Error> + Sync,
+    warm: impl Fn(in_process::InProcessBootstrap) -> Result<(Group, G), Error> + Sync,
     measured: impl Fn(&mut G) -> Result<(), Error> + Sync,
 ) -> Result<(), Failed> {
     // Threads of the trial before, which may still be ending, are counted too.

@@ -17,7 +17,7 @@
 //! | `row`, `printer` | rows and their output |
 
 use peerlane::bootstrap::environment::Environment;
-use peerlane::bootstrap::tcp::Tcp;
+use peerlane::bootstrap::tcp::TcpBootstrap;
 use peerlane::collective::Collective;
 
 use crate::cublas;
@@ -87,7 +87,7 @@ fn run_spawned(options: &Options, environment: &Environment) -> Result<()> {
             Some(slot) => affinity::bind_near(&slot.pci_bus_id, rank, environment.ranks)?,
         }
     }
-    let bootstrap = Tcp::join(environment, options.deadline())?;
+    let bootstrap = TcpBootstrap::join(environment, options.deadline())?;
     rank::run(options, &selected, Some(rank), bootstrap, &mut |event| {
         ranks::write_to_parent(&event)
     })
@@ -113,11 +113,11 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
         .check(memory::available_bytes())?;
     let deadline = options.deadline();
     if environment.rank.0 != 0 {
-        let bootstrap = Tcp::join(environment, deadline)?;
+        let bootstrap = TcpBootstrap::join(environment, deadline)?;
         return rank::run(options, &selected, local_rank, bootstrap, &mut |_| Ok(()));
     }
     let mut printer = Printer::open(options, selected.note.as_deref())?;
-    let bootstrap = Tcp::join(environment, deadline)?;
+    let bootstrap = TcpBootstrap::join(environment, deadline)?;
     let show = &mut |event| printer.show(event);
     let result = rank::run(options, &selected, local_rank, bootstrap, show);
     let shown = printer.finish();

@@ -2,7 +2,7 @@
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::bootstrap::environment::Environment;
-use peerlane::bootstrap::tcp::Tcp;
+use peerlane::bootstrap::tcp::TcpBootstrap;
 use peerlane::hal::DynFabric;
 use peerlane::{Deadline, host};
 
@@ -76,7 +76,7 @@ fn measure(
     single_host: bool,
     sink: Sink<'_>,
 ) -> Result<()> {
-    let bootstrap = Tcp::join(environment, Deadline::after(options.run.timeout))?;
+    let bootstrap = TcpBootstrap::join(environment, Deadline::after(options.run.timeout))?;
     let comm = Comm::new(bootstrap, options.run.timeout);
     let seed = options.settings().agree(&comm)?;
     let (rank, ranks) = (comm.rank(), comm.ranks());

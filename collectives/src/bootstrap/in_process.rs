@@ -25,7 +25,7 @@ use crate::error::Error;
 /// Connects one rank to its group; the thread that is the rank owns it.
 ///
 /// If it is dropped before it said [goodbye](Bootstrap::leave), the other ranks lose this rank.
-pub struct InProcess {
+pub struct InProcessBootstrap {
     client: Arc<Client>,
     events: Sender<(Rank, Event)>,
     host: String,
@@ -36,11 +36,11 @@ pub struct InProcess {
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if `ranks` is 0 or does not fit in 32 bits;
 /// [`Other`](ErrorKind::Other) if the system cannot start the thread of the group.
-pub fn group(ranks: usize) -> Result<Vec<InProcess>, Error> {
+pub fn group(ranks: usize) -> Result<Vec<InProcessBootstrap>, Error> {
     check_ranks(ranks)?;
     let clients: Vec<_> = Rank::all(ranks).map(|rank| Arc::new(Client::new(rank, ranks))).collect();
     let (events, inbox) = channel();
-    let handles = clients.iter().map(|client| InProcess {
+    let handles = clients.iter().map(|client| InProcessBootstrap {
         client: Arc::clone(client),
         events: events.clone(),
         host: host_id(),
@@ -69,7 +69,7 @@ pub fn group(ranks: usize) -> Result<Vec<InProcess>, Error> {
 /// If a rank panics, with its panic, after all ranks have ended.
 pub fn run<R: Send>(
     ranks: usize,
-    body: impl Fn(InProcess) -> Result<R, Error> + Sync,
+    body: impl Fn(InProcessBootstrap) -> Result<R, Error> + Sync,
 ) -> Result<Vec<R>, Error> {
     let handles = group(ranks)?;
     let ended: Vec<Result<Result<R, Error>, Box<dyn Any + Send>>> = thread::scope(|scope| {
@@ -125,7 +125,7 @@ fn run_hub(clients: &[Arc<Client>], inbox: &Receiver<(Rank, Event)>) {
     }
 }
 
-impl InProcess {
+impl InProcessBootstrap {
     fn send(&self, event: Event) -> Result<(), Error> {
         self.events.send((self.client.rank(), event)).map_err(|_| {
             let text = "the thread of the in-process group is gone: a listener panicked";
@@ -139,7 +139,7 @@ impl InProcess {
     }
 }
 
-impl Bootstrap for InProcess {
+impl Bootstrap for InProcessBootstrap {
     fn rank(&self) -> Rank {
         self.client.rank()
     }
@@ -175,7 +175,7 @@ impl Bootstrap for InProcess {
     }
 }
 
-impl Drop for InProcess {
+impl Drop for InProcessBootstrap {
     fn drop(&mut self) {
         self.client.stop_notifications();
         let how = if thread::panicking() {
@@ -187,9 +187,9 @@ impl Drop for InProcess {
     }
 }
 
-impl fmt::Debug for InProcess {
+impl fmt::Debug for InProcessBootstrap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InProcess")
+        f.debug_struct("InProcessBootstrap")
             .field("rank", &self.client.rank())
             .field("ranks", &self.client.ranks())
             .finish_non_exhaustive()

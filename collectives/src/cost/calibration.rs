@@ -220,15 +220,15 @@ pub struct Residual {
     /// The bytes of each shard.
     pub shard_bytes: u64,
     /// The measured time divided by the predicted one.
-    pub times_longer: f64,
+    pub factor: f64,
 }
 
 impl Residual {
     /// Creates the correction of a sample; `error` is the relative error of the prediction.
     pub(super) fn new(sample: &Sample, error: f64) -> Self {
         let &Sample { algorithm, in_place, outputs, flags, tiers, shard_bytes, .. } = sample;
-        let times_longer = (1.0 / (1.0 + error)).clamp(FACTOR_MIN, FACTOR_MAX);
-        Self { algorithm, in_place, outputs, flags, tiers, shard_bytes, times_longer }
+        let factor = (1.0 / (1.0 + error)).clamp(FACTOR_MIN, FACTOR_MAX);
+        Self { algorithm, in_place, outputs, flags, tiers, shard_bytes, factor }
     }
 
     fn matches(&self, request: &CostRequest<'_>) -> bool {
@@ -245,13 +245,13 @@ impl Residual {
 pub(super) fn correction(residuals: &[Residual], request: &CostRequest<'_>) -> f64 {
     let (least, most) = (request.sums.shard_bytes_min, request.sums.shard_bytes_max);
     let measured = |one: &&Residual| one.matches(request) && [least, most] == [one.shard_bytes; 2];
-    residuals.iter().find(measured).map_or(1.0, |one| one.times_longer)
+    residuals.iter().find(measured).map_or(1.0, |one| one.factor)
 }
 
 pub(super) fn check_residuals(residuals: &[Residual]) -> Result<(), Error> {
-    for (index, Residual { times_longer, .. }) in residuals.iter().enumerate() {
-        if !(FACTOR_MIN..=FACTOR_MAX).contains(times_longer) {
-            let text = format!("residuals[{index}].times_longer is {times_longer}");
+    for (index, Residual { factor, .. }) in residuals.iter().enumerate() {
+        if !(FACTOR_MIN..=FACTOR_MAX).contains(factor) {
+            let text = format!("residuals[{index}].factor is {factor}");
             return Err(invalid(format!("{text}, expected {FACTOR_MIN} to {FACTOR_MAX}")));
         }
     }
@@ -358,9 +358,9 @@ mod tests {
         assert_snapshot!(text(vec![sample(1.0), sample(0.0)]), @"samples[1].seconds is 0, expected more than 0");
     }
 
-    fn residual(algorithm: Algorithm, shard_bytes: u64, times_longer: f64) -> Residual {
+    fn residual(algorithm: Algorithm, shard_bytes: u64, factor: f64) -> Residual {
         let Shape { in_place, outputs, flags, tiers, .. } = Shape::default();
-        Residual { algorithm, in_place, outputs, flags, tiers, shard_bytes, times_longer }
+        Residual { algorithm, in_place, outputs, flags, tiers, shard_bytes, factor }
     }
 
     #[test]
@@ -387,6 +387,6 @@ mod tests {
             residual(Algorithm::Pull, 8, 1.0),
             residual(Algorithm::Pull, 9, 0.0),
         ]);
-        assert_snapshot!(error.unwrap_err(), @"residuals[1].times_longer is 0, expected 0.001 to 1000");
+        assert_snapshot!(error.unwrap_err(), @"residuals[1].factor is 0, expected 0.001 to 1000");
     }
 }

@@ -7,7 +7,7 @@
 use std::iter;
 
 use super::calibration::Sample;
-use super::links::Reach;
+use super::links::CacheFactor;
 use super::links::{Link, Links};
 use super::predict::predict;
 use crate::error::Error;
@@ -20,7 +20,7 @@ const OUTLIER: f64 = 0.3;
 const FACTORS: [f64; 6] = [4.0, 2.0, 1.4, 1.15, 1.05, 1.02];
 /// Rounds over all parameters with one factor, at most.
 const ROUNDS_MAX: usize = 40;
-/// Factor between points of [`Reach`]; it is smaller than that between cache sizes.
+/// Factor between points of [`CacheFactor`]; it is smaller than that between cache sizes.
 const REACH_STEP: u64 = 4;
 
 /// A rate so high that it does not limit anything.
@@ -40,14 +40,14 @@ pub fn fit(
 ) -> Result<(Links, Vec<f64>), Error> {
     links.residuals.clear();
     if links.local.by_processor {
-        links.node.reach = reach_points(topology, samples);
+        links.node.cache_factors = cache_points(topology, samples);
     }
     scale_to_line(&mut links, topology, samples);
     for link in [&mut links.own, &mut links.local] {
         remove_shared_limits(link);
     }
     let parameters = parameters(&links, samples);
-    let points = reach_factors(&mut links).len();
+    let points = cache_factors_mut(&mut links).len();
     let mut best = loss(&links, topology, samples)?;
     for factor in FACTORS {
         for _ in 0..ROUNDS_MAX {
@@ -81,18 +81,17 @@ fn scale(links: &mut Links, parameters: &[Parameter], at: usize, by: f64) {
             *value = (*value * by).max(1e-9);
         }
         None => {
-            let times = &mut reach_factors(links)[at - parameters.len()];
+            let times = &mut cache_factors_mut(links)[at - parameters.len()];
             **times = (**times * by).clamp(1e-3, 1e3);
         }
     }
 }
 
-/// Returns the factors of [`Reach`] that the fit changes.
-fn reach_factors(links: &mut Links) -> Vec<&mut f64> {
-    let points = links.node.reach.iter_mut();
-    let both = points.flat_map(|Reach { times_longer, gets_times_longer, .. }| {
-        iter::once(times_longer).chain(gets_times_longer)
-    });
+/// Returns the factors of [`CacheFactor`] that the fit changes.
+fn cache_factors_mut(links: &mut Links) -> Vec<&mut f64> {
+    let points = links.node.cache_factors.iter_mut();
+    let both = points
+        .flat_map(|CacheFactor { factor, gets_factor, .. }| iter::once(factor).chain(gets_factor));
     both.collect()
 }
 
@@ -149,15 +148,15 @@ pub(super) fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
 }
 
 /// Returns points over the range of memory that the samples use.
-fn reach_points(topology: &Topology, samples: &[Sample]) -> Vec<Reach> {
+fn cache_points(topology: &Topology, samples: &[Sample]) -> Vec<CacheFactor> {
     let touched = || samples.iter().map(|sample| sample.touched_bytes(topology));
     let (Some(least), Some(most)) = (touched().min(), touched().max()) else { return Vec::new() };
     let pulls = samples.iter().any(|sample| sample.algorithm == Algorithm::Pull);
-    let gets_times_longer = pulls.then_some(1.0);
+    let gets_factor = pulls.then_some(1.0);
     let mut points = Vec::new();
     let mut bytes = least.max(64 << 10);
     while bytes <= most {
-        points.push(Reach { bytes, times_longer: 1.0, gets_times_longer });
+        points.push(CacheFactor { bytes, factor: 1.0, gets_factor });
         bytes = bytes.saturating_mul(REACH_STEP);
     }
     points

@@ -121,12 +121,12 @@ impl Links {
 
     /// Returns the links for starts in which one rank reads and writes `bytes` bytes, with the rates that caches allow.
     ///
-    /// Between two points of [`Node::reach`] the time per byte is interpolated.
+    /// Between two points of [`Node::cache_factors`] the time per byte is interpolated.
     #[must_use]
-    pub fn reaching(&self, bytes: u64) -> Self {
-        let [times, gets] = self.node.times_longer(bytes);
+    pub fn adjusted_to(&self, bytes: u64) -> Self {
+        let [times, gets] = self.node.factors(bytes);
         let mut links = self.clone();
-        links.node.reach.clear();
+        links.node.cache_factors.clear();
         for link in [&mut links.own, &mut links.local, &mut links.network] {
             if link.by_processor {
                 let get = link.get_bytes_per_second.unwrap_or(link.bytes_per_second);
@@ -288,20 +288,20 @@ pub struct Node {
     pub copy_bytes_per_second: Option<f64>,
     /// How rates of copies [by processors](super::Link::by_processor) decrease when a start uses more memory than the caches
     /// hold; ascending, empty for no decrease.
-    pub reach: Vec<Reach>,
+    pub cache_factors: Vec<CacheFactor>,
 }
 
 /// The rate of copies in starts that use a certain amount of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Reach {
+pub struct CacheFactor {
     /// Bytes that one rank reads and writes in a start: its input and its outputs.
     pub bytes: u64,
     /// The factor by which a byte takes longer than the links say.
-    pub times_longer: f64,
+    pub factor: f64,
     /// The factor for gets; `None` if it is that of puts. Puts write remote memory and gets read it, and caches treat both
     /// differently.
-    pub gets_times_longer: Option<f64>,
+    pub gets_factor: Option<f64>,
 }
 
 impl Node {
@@ -310,7 +310,8 @@ impl Node {
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming the field.
     pub(super) fn check(&self) -> Result<(), Error> {
-        let Self { nics, nic_bytes_per_second, processors, copy_bytes_per_second, reach } = self;
+        let Self { nics, nic_bytes_per_second, processors, copy_bytes_per_second, cache_factors } =
+            self;
         for (name, count) in [("node.nics", nics), ("node.processors", processors)] {
             if *count == Some(0) {
                 return Err(invalid(format!("{name} is 0, expected at least 1 or nothing")));
@@ -323,23 +324,23 @@ impl Node {
         for (name, rate) in rates {
             rate.map_or(Ok(()), |rate| check_rate(name, rate))?;
         }
-        check_reach(reach)
+        check_cache_factors(cache_factors)
     }
 
     /// Returns the factors for puts and for gets in starts that use `bytes` bytes.
-    pub(super) fn times_longer(&self, bytes: u64) -> [f64; 2] {
-        let gets = |point: &Reach| point.gets_times_longer.unwrap_or(point.times_longer);
+    pub(super) fn factors(&self, bytes: u64) -> [f64; 2] {
+        let gets = |point: &CacheFactor| point.gets_factor.unwrap_or(point.factor);
         [
-            interpolate(&self.reach, bytes, |point| point.times_longer),
-            interpolate(&self.reach, bytes, gets),
+            interpolate(&self.cache_factors, bytes, |point| point.factor),
+            interpolate(&self.cache_factors, bytes, gets),
         ]
     }
 }
 
 /// Interpolates `of` between the points around `bytes`.
-fn interpolate(reach: &[Reach], bytes: u64, of: impl Fn(&Reach) -> f64) -> f64 {
-    let next = reach.partition_point(|point| point.bytes <= bytes);
-    match (next.checked_sub(1).map(|before| reach[before]), reach.get(next)) {
+fn interpolate(factors: &[CacheFactor], bytes: u64, of: impl Fn(&CacheFactor) -> f64) -> f64 {
+    let next = factors.partition_point(|point| point.bytes <= bytes);
+    match (next.checked_sub(1).map(|before| factors[before]), factors.get(next)) {
         (None, None) => 1.0,
         (Some(only), None) => of(&only),
         (None, Some(only)) => of(only),
@@ -350,19 +351,19 @@ fn interpolate(reach: &[Reach], bytes: u64, of: impl Fn(&Reach) -> f64) -> f64 {
     }
 }
 
-fn check_reach(reach: &[Reach]) -> Result<(), Error> {
-    for (index, point) in reach.iter().enumerate() {
-        let Reach { bytes, times_longer, gets_times_longer } = *point;
-        let both = [("times_longer", Some(times_longer)), ("gets_times_longer", gets_times_longer)];
+fn check_cache_factors(factors: &[CacheFactor]) -> Result<(), Error> {
+    for (index, point) in factors.iter().enumerate() {
+        let CacheFactor { bytes, factor, gets_factor } = *point;
+        let both = [("factor", Some(factor)), ("gets_factor", gets_factor)];
         for (name, times) in both {
             if let Some(times) = times.filter(|times| !(1e-3..=1e3).contains(times)) {
-                let text = format!("node.reach[{index}].{name} is {times}");
+                let text = format!("node.cache_factors[{index}].{name} is {times}");
                 return Err(invalid(format!("{text}, expected 0.001 to 1000")));
             }
         }
-        if index > 0 && reach[index - 1].bytes >= bytes {
-            let before = reach[index - 1].bytes;
-            let text = format!("node.reach[{index}].bytes is {bytes}, behind {before}");
+        if index > 0 && factors[index - 1].bytes >= bytes {
+            let before = factors[index - 1].bytes;
+            let text = format!("node.cache_factors[{index}].bytes is {bytes}, behind {before}");
             return Err(invalid(format!("{text}; expected ascending ones")));
         }
     }
@@ -393,14 +394,14 @@ mod tests {
     #[test]
     fn links_of_before_are_read() {
         let mut links = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
-        links.node.reach = vec![Reach { bytes: 1, times_longer: 1.0, gets_times_longer: None }];
+        links.node.cache_factors = vec![CacheFactor { bytes: 1, factor: 1.0, gets_factor: None }];
         let mut value = serde_json::to_value(&links).unwrap();
         for link in ["own", "local", "network"] {
             for figure in ["get_bytes_per_second", "passed_on_seconds"] {
                 value[link].as_object_mut().unwrap().remove(figure).unwrap();
             }
         }
-        value["node"]["reach"][0].as_object_mut().unwrap().remove("gets_times_longer").unwrap();
+        value["node"]["cache_factors"][0].as_object_mut().unwrap().remove("gets_factor").unwrap();
         assert_eq!(serde_json::from_value::<Links>(value).unwrap(), links);
     }
 
@@ -430,19 +431,19 @@ mod tests {
     #[test]
     fn copies_beyond_the_caches_take_longer() {
         let mut links = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
-        let reach = [(1000, 1.0), (3000, 2.0)];
-        let point = |(bytes, times_longer)| Reach { bytes, times_longer, gets_times_longer: None };
-        links.node.reach = reach.map(point).to_vec();
+        let factors = [(1000, 1.0), (3000, 2.0)];
+        let point = |(bytes, factor)| CacheFactor { bytes, factor, gets_factor: None };
+        links.node.cache_factors = factors.map(point).to_vec();
         links.check().unwrap();
-        let rate = |links: &Links, bytes| links.reaching(bytes).local.bytes_per_second;
+        let rate = |links: &Links, bytes| links.adjusted_to(bytes).local.bytes_per_second;
         let rates = [0, 1000, 2000, 3000, 9000].map(|bytes| rate(&links, bytes));
         assert_eq!(rates, [10e9, 10e9, 10e9 / 1.5, 5e9, 5e9]);
-        assert_eq!(links.reaching(9000).network, links.network);
-        let gets = |links: &Links| links.reaching(2000).local.get_bytes_per_second;
+        assert_eq!(links.adjusted_to(9000).network, links.network);
+        let gets = |links: &Links| links.adjusted_to(2000).local.get_bytes_per_second;
         assert_eq!(gets(&links), Some(10e9 / 1.5));
-        links.node.reach[1].gets_times_longer = Some(4.0);
+        links.node.cache_factors[1].gets_factor = Some(4.0);
         assert_eq!((gets(&links), rate(&links, 2000)), (Some(10e9 / 2.5), 10e9 / 1.5));
-        links.node.reach.reverse();
-        assert_snapshot!(links.check().unwrap_err(), @"node.reach[1].bytes is 1000, behind 3000; expected ascending ones");
+        links.node.cache_factors.reverse();
+        assert_snapshot!(links.check().unwrap_err(), @"node.cache_factors[1].bytes is 1000, behind 3000; expected ascending ones");
     }
 }

@@ -24,5 +24,5 @@ pub use calibration::{Calibration, GOOD, Key, Residual, Sample};
 pub use choose::{Candidate, Choice, Question, choose};
 pub(crate) use estimate::ClusterSums;
 pub use fit::fit;
-pub use links::{Link, Links, Node, Reach, picoseconds, transfer_picoseconds};
+pub use links::{CacheFactor, Link, Links, Node, picoseconds, transfer_picoseconds};
 pub use predict::{Cost, Term, Traffic, predict};

@@ -74,7 +74,7 @@ pub fn predict(
     }
     schedule::check_suits(algorithm, shape.collective)?;
     let sums = ClusterSums::new(topology, shard_bytes);
-    let links = links.reaching(touched_bytes(&sums, shape));
+    let links = links.adjusted_to(touched_bytes(&sums, shape));
     Ok(cost(&CostRequest { algorithm, sums: &sums, shape, links: &links }))
 }
 
@@ -97,7 +97,7 @@ pub(super) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
     sums.total_bytes.saturating_mul(shape.outputs.into()).saturating_add(input)
 }
 
-/// Returns the cost over links that are already [adjusted](Links::reaching) to the size.
+/// Returns the cost over links that are already [adjusted](Links::adjusted_to) to the size.
 pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
     let &CostRequest { sums, shape, .. } = request;
     let mut terms = estimate::terms(request);
@@ -114,15 +114,15 @@ pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
 }
 
 /// Multiplies all terms by a measured factor.
-fn correct(terms: &mut [Term], times_longer: f64) {
-    if times_longer == 1.0 {
+fn correct(terms: &mut [Term], factor: f64) {
+    if factor == 1.0 {
         return;
     }
     for term in terms.iter_mut() {
-        term.picoseconds = (term.picoseconds as f64 * times_longer) as u64;
+        term.picoseconds = (term.picoseconds as f64 * factor) as u64;
     }
     if let Some(Term { note, .. }) = terms.first_mut() {
-        let measured = format!("all of it × {times_longer:.2}, as measured");
+        let measured = format!("all of it × {factor:.2}, as measured");
         *note = if note.is_empty() { measured } else { format!("{note}; {measured}") };
     }
 }

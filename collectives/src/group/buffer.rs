@@ -8,7 +8,7 @@ use peerlane_hal::{DynRegion, ErrorKind, Region, Space};
 
 use crate::element::{self, Element};
 use crate::error::Error;
-use crate::group::place::Place;
+use crate::group::memory_range::MemoryRange;
 
 /// Registered memory of this rank, for the input or output of an operation.
 pub struct Buffer<T> {
@@ -40,9 +40,9 @@ impl<T: Element> Buffer<T> {
         self.len() == 0
     }
 
-    /// Returns the place of the elements.
-    pub fn place(&self) -> Place {
-        Place::within(&self.region, 0, self.region.bytes())
+    /// Returns the memory of the elements.
+    pub fn memory(&self) -> MemoryRange {
+        MemoryRange::within(&self.region, 0, self.region.bytes())
     }
 
     /// Returns the elements for reading.

@@ -5,10 +5,10 @@ mod agreement;
 mod buffer;
 mod guard;
 mod links;
+mod memory_range;
 mod network;
 mod operation;
 mod options;
-mod place;
 mod progress;
 mod report;
 pub(crate) mod shared;
@@ -26,11 +26,11 @@ use peerlane_hal::{Deadline, DynFabric, Fabric, PeerMemory, Rank, Role};
 pub use abort::{AbortRecord, Cause};
 use agreement::{Offer, agree};
 pub use buffer::Buffer;
+pub use memory_range::MemoryRange;
 pub use operation::{
     AllGather, Destination, Gathered, Lease, Operation, OperationBuilder, Started,
 };
 pub use options::GroupOptions;
-pub use place::Place;
 pub use report::{Fallback, LaneReport, LinkReport, Report, TierReport};
 use shared::{Closed, Shared};
 use window::Users;

@@ -79,7 +79,7 @@ pub fn simulate(
     traced.sort_unstable();
     traced.dedup();
     let recorder = Recorder::new(topology.ranks(), &program, &traced);
-    let links = &links.reaching(program.accessed_bytes(layout));
+    let links = &links.adjusted_to(program.accessed_bytes(layout));
     let mut machine = Machine::new(&program, topology, links, &options.delays, recorder);
     machine.run();
     if let Some((id, why)) = result::deadlock(&machine, &program) {

@@ -1,6 +1,6 @@
 //! Small plans whose times can be worked out in the head.
 
-use peerlane_collectives::cost::{Link, Links, Reach};
+use peerlane_collectives::cost::{CacheFactor, Link, Links};
 use peerlane_collectives::simulate::{PathStep, Slice};
 use peerlane_hal::Rank;
 
@@ -237,8 +237,8 @@ fn slices_are_of_the_ranks_that_are_asked_for() {
 fn memory_beyond_the_caches_is_slower() {
     let mut links = links();
     links.local = Link { by_processor: true, ..link() };
-    let (bytes, times_longer, gets_times_longer) = (1, 3.0, None);
-    links.node.reach = vec![Reach { bytes, times_longer, gets_times_longer }];
+    let (bytes, factor, gets_factor) = (1, 3.0, None);
+    links.node.cache_factors = vec![CacheFactor { bytes, factor, gets_factor }];
     assert_eq!(one_put().ends(&links), [3000, 3000]);
 }
 

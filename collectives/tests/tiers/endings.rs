@@ -24,7 +24,7 @@ fn abort(
     let topology: Topology = "2x2".parse().unwrap();
     let (ready, recorded) = (Barrier::new(4), Barrier::new(4));
     let handles = in_process::group(4).unwrap();
-    let rank = |bootstrap: in_process::InProcess| {
+    let rank = |bootstrap: in_process::InProcessBootstrap| {
         let me = bootstrap.rank().0;
         let options = GroupOptions::default().timeout(LONG).topology(topology.clone());
         let mut group = open(bootstrap, options, waits).unwrap();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::Bootstrap;
-use peerlane_collectives::bootstrap::in_process::{self, InProcess};
+use peerlane_collectives::bootstrap::in_process::{self, InProcessBootstrap};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupOptions};
 use peerlane_collectives::topology::Topology;
@@ -32,14 +32,17 @@ pub(crate) const WAITS: [Waits; 4] = [
     Waits { local: false, network: false },
 ];
 
-pub(crate) fn fabric(bootstrap: &InProcess, queued_wait: bool) -> Result<host::Fabric, Error> {
+pub(crate) fn fabric(
+    bootstrap: &InProcessBootstrap,
+    queued_wait: bool,
+) -> Result<host::Fabric, Error> {
     let mut options = host::Options::default();
     options.caps.queued_wait = queued_wait;
     Ok(host::Fabric::open_with(bootstrap.rank(), bootstrap.ranks(), options)?)
 }
 
 pub(crate) fn open(
-    bootstrap: InProcess,
+    bootstrap: InProcessBootstrap,
     options: GroupOptions,
     waits: Waits,
 ) -> Result<Group, Error> {

@@ -7,7 +7,9 @@ use peerlane_hal::Ticket;
 /// Issues tickets and tracks which are complete, also where the ops of a ticket finish out of order, such
 /// as a copy that is split over engines, or queue pairs to several peers.
 ///
-/// An op that is split counts once for each piece. It holds one counter for each open ticket, in a buffer that is allocated once.
+/// An op that is split counts once for each piece.
+///
+/// It holds one counter for each open ticket, in a buffer that is allocated once.
 #[derive(Debug)]
 pub struct TicketCounter {
     /// Number of open ops of each ticket after `done`, oldest first.

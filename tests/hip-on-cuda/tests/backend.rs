@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hip_sys::{hipMemcpyKind, hipStreamNonBlocking};
 use peerlane::bootstrap::{Bootstrap, in_process};
-use peerlane::group::Place;
+use peerlane::group::MemoryRange;
 use peerlane::plan::Algorithm;
 use peerlane::{Error, Group, Rank, rocm};
 use support::{done, hip};
@@ -19,7 +19,7 @@ fn byte(rank: usize, step: u8) -> u8 {
     (rank as u8 + 1) * 16 + step
 }
 
-fn write(to: Place, value: u8) {
+fn write(to: MemoryRange, value: u8) {
     let bytes = vec![value; to.bytes as usize];
     let kind = hipMemcpyKind::hipMemcpyHostToDevice;
     let (to, from) = (to.base.as_ptr().cast::<c_void>(), bytes.as_ptr().cast());
@@ -27,7 +27,7 @@ fn write(to: Place, value: u8) {
     done(unsafe { (hip().memcpy)(to, from, bytes.len(), kind) });
 }
 
-fn read(from: Place) -> Vec<u8> {
+fn read(from: MemoryRange) -> Vec<u8> {
     let mut bytes = vec![0; from.bytes as usize];
     let kind = hipMemcpyKind::hipMemcpyDeviceToHost;
     let (to, from) = (bytes.as_mut_ptr().cast(), from.base.as_ptr().cast::<c_void>());
@@ -53,12 +53,12 @@ fn gather(algorithm: Algorithm) -> Result<(), Error> {
         // SAFETY: the stream lives as long as the process.
         let stream = unsafe { rocm::Stream::from_raw(raw.cast()) };
         for step in 0..3 {
-            write(gather.input_place(), byte(rank.index(), step));
+            write(gather.input_memory(), byte(rank.index(), step));
             drop(gather.start_on(&stream)?);
             // SAFETY: the stream lives.
             done(unsafe { (hip().stream_synchronize)(raw) });
             for peer in Rank::all(ranks) {
-                let shard = read(gather.piece_place(0, peer)?);
+                let shard = read(gather.piece_memory(0, peer)?);
                 assert_eq!(shard.len(), SHARD);
                 assert!(shard.iter().all(|seen| *seen == byte(peer.index(), step)));
             }

@@ -13,7 +13,7 @@ mod scenario;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use peerlane_collectives::bootstrap::in_process::{self, InProcess};
+use peerlane_collectives::bootstrap::in_process::{self, InProcessBootstrap};
 use peerlane_collectives::error::Error;
 use peerlane_hal::Rank;
 
@@ -53,7 +53,7 @@ pub fn run(scenario: &Scenario) -> Outcome {
 /// What one rank's thread owns.
 struct RankState {
     rank: Rank,
-    bootstraps: Vec<InProcess>,
+    bootstraps: Vec<InProcessBootstrap>,
     /// An input and an output for every operation, if the rank brings its own.
     memory: Vec<Guarded>,
 }

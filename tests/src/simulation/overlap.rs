@@ -8,7 +8,7 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::Bootstrap;
-use peerlane_collectives::bootstrap::in_process::{self, InProcess};
+use peerlane_collectives::bootstrap::in_process::{self, InProcessBootstrap};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Group;
 use peerlane_collectives::plan::{Algorithm, Flag, Step};
@@ -60,7 +60,7 @@ pub fn check_without(slow: Rank, ranks: usize, outputs: u32) -> Outcome {
 }
 
 /// Opens a group on an engine with one op in each slice, so that the tickets count ops.
-fn open(bootstrap: InProcess, log: &TraceLog) -> Result<Group, Error> {
+fn open(bootstrap: InProcessBootstrap, log: &TraceLog) -> Result<Group, Error> {
     let mut options = host::Options::default();
     options.caps.slice_ops_max = 1;
     let fabric = host::Fabric::open_with(bootstrap.rank(), bootstrap.ranks(), options)?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use peerlane_collectives::bootstrap::in_process::InProcess;
+use peerlane_collectives::bootstrap::in_process::InProcessBootstrap;
 use peerlane_collectives::element::{DType, Element};
 use peerlane_collectives::group::{Group, GroupOptions, Started};
 use peerlane_hal::{DynFabric, Fabric, Rank};
@@ -22,7 +22,7 @@ const POLLS_BETWEEN_NAPS: u32 = 8;
 pub(super) fn run(
     scenario: &Scenario,
     rank: Rank,
-    bootstraps: Vec<InProcess>,
+    bootstraps: Vec<InProcessBootstrap>,
     memory: &mut [Guarded],
 ) -> Outcome {
     let engine = &scenario.engines[rank.index()];
@@ -49,7 +49,7 @@ pub(super) fn run(
 /// Opens a group, over a second fabric too if the scenario has one.
 fn join(
     scenario: &Scenario,
-    bootstrap: InProcess,
+    bootstrap: InProcessBootstrap,
     local: DynFabric,
     number: usize,
 ) -> Outcome<Group> {
@@ -70,7 +70,7 @@ fn join(
 
 fn gather<T: Element>(
     scenario: &Scenario,
-    bootstraps: Vec<InProcess>,
+    bootstraps: Vec<InProcessBootstrap>,
     fabrics: Vec<DynFabric>,
     memory: &mut [Guarded],
 ) -> Outcome {

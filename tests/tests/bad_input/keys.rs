@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use insta::assert_snapshot;
 use peerlane_collectives::bootstrap::environment::Environment;
-use peerlane_collectives::bootstrap::tcp::{Hub, Tcp};
+use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
 use peerlane_collectives::bootstrap::{Bootstrap, Listener};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Group;
@@ -169,7 +169,7 @@ fn plays_a_rank() {
 }
 
 fn gather_in_own_memory(rank: Rank, hub: &str) -> Result<(), Error> {
-    let bootstrap = Tcp::join(&Environment::at_hub(hub, rank, 2), deadline())?;
+    let bootstrap = TcpBootstrap::join(&Environment::at_hub(hub, rank, 2), deadline())?;
     let mut group = Group::open(bootstrap, host::Fabric::open(rank, 2)?)?;
     let mut output = [0_u8; 8];
     // SAFETY: the array outlives the group, and no peer can import it.

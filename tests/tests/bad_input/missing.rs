@@ -3,7 +3,7 @@
 use insta::assert_snapshot;
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::environment::Environment;
-use peerlane_collectives::bootstrap::tcp::{Hub, Tcp};
+use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
 use peerlane_collectives::error::Error;
 use peerlane_hal::{Deadline, Rank};
 
@@ -109,7 +109,7 @@ fn two_processes_of_one_rank() {
     let hub = Hub::bind("127.0.0.1:0", 2).expect("a hub");
     let join = |rank| {
         let environment = Environment::at_hub(hub.address(), Rank(rank), 2);
-        Tcp::join(&environment, Deadline::after(LONG))
+        TcpBootstrap::join(&environment, Deadline::after(LONG))
     };
     std::thread::scope(|scope| {
         let first = scope.spawn(|| join(1));

@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use peerlane_collectives::bootstrap::in_process::{self, InProcess};
+use peerlane_collectives::bootstrap::in_process::{self, InProcessBootstrap};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupOptions};
 use peerlane_hal::Rank;
@@ -19,7 +19,10 @@ const GRACE: Duration = Duration::from_secs(10);
 pub(crate) type Host = Group;
 
 /// Runs `body` as each rank; whatever they return, they return it soon.
-pub(crate) fn on_ranks<R: Send>(ranks: usize, body: impl Fn(InProcess) -> R + Sync) -> Vec<R> {
+pub(crate) fn on_ranks<R: Send>(
+    ranks: usize,
+    body: impl Fn(InProcessBootstrap) -> R + Sync,
+) -> Vec<R> {
     let begin = Instant::now();
     let handles = in_process::group(ranks).expect("a group of threads");
     let results = std::thread::scope(|scope| {
@@ -41,12 +44,12 @@ pub(crate) fn in_group<R: Send>(
     on_ranks(ranks, |bootstrap| body(open(bootstrap, timeout).expect("the group opens")))
 }
 
-pub(crate) fn open(bootstrap: InProcess, timeout: Duration) -> Result<Group, Error> {
+pub(crate) fn open(bootstrap: InProcessBootstrap, timeout: Duration) -> Result<Group, Error> {
     let fabric = fabric(&bootstrap);
     GroupOptions::default().timeout(timeout).open(bootstrap, fabric)
 }
 
-pub(crate) fn fabric(bootstrap: &InProcess) -> host::Fabric {
+pub(crate) fn fabric(bootstrap: &InProcessBootstrap) -> host::Fabric {
     use peerlane_collectives::bootstrap::Bootstrap;
     host::Fabric::open(bootstrap.rank(), bootstrap.ranks()).expect("a fabric")
 }

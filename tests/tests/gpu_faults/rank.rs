@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{Place, Report};
+use peerlane_collectives::group::{MemoryRange, Report};
 use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{Gpu as _, GpuDriver, Outcome};
 use peerlane_hal::{Deadline, Error as _, Fabric as _, Rank};
@@ -92,7 +92,7 @@ fn rounds(parent: &Parent, test_rank: &mut TestRank) -> Outcome<Result<Report, F
         let round = test_rank.next_round();
         send.write(0, &shard(test_rank.me, round, SHARD_BYTES));
         let stream = &test_rank.stream;
-        let put = copy_in(stream, &gather.input_place(), &send);
+        let put = copy_in(stream, &gather.input_memory(), &send);
         let started = if start % 2 == 0 {
             put?;
             gather.start_on(&stream.for_starts()).and_then(|mut lease| lease.wait())
@@ -104,7 +104,7 @@ fn rounds(parent: &Parent, test_rank: &mut TestRank) -> Outcome<Result<Report, F
         if let Err(error) = started {
             return Ok(Err(("start", error)));
         }
-        stream.copy_out(&receive, 0, gather.output_place().base.as_ptr() as u64, total)?;
+        stream.copy_out(&receive, 0, gather.output_memory().base.as_ptr() as u64, total)?;
         stream.finish()?;
         let wanted = gathered(test_rank.ranks, round, SHARD_BYTES);
         same(format_args!("start {}", start + 1), &receive.read(0, total), &wanted)?;
@@ -136,7 +136,7 @@ pub(crate) fn capture(parent: &Parent) -> Outcome {
     Ok(())
 }
 
-fn copy_in(stream: &CallerStream, input: &Place, send: &Pinned) -> Outcome {
+fn copy_in(stream: &CallerStream, input: &MemoryRange, send: &Pinned) -> Outcome {
     stream.copy_in(input.base.as_ptr() as u64, send, 0, SHARD_BYTES)
 }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::environment::Environment;
-use peerlane_collectives::bootstrap::tcp::Tcp;
+use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
 use peerlane_collectives::group::Group;
 use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{GpuDriver, Outcome};
@@ -90,7 +90,8 @@ pub(crate) fn refuse(parent: &Parent) -> Outcome {
     GpuDriver::load::<Context>();
     let (me, ranks): (usize, usize) = (parent.value("RANK")?, parent.value("RANKS")?);
     let environment = Environment::at_hub(&parent.value::<String>("HUBS")?, Rank::at(me), ranks);
-    let bootstrap = Tcp::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
+    let bootstrap =
+        TcpBootstrap::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
     let options = Options { strict: true, ..options(me as u32) };
     let fabric = Fabric::open_with(Rank::at(me), ranks, options)?;
     match Group::open(bootstrap, fabric) {

@@ -83,7 +83,7 @@ impl Recording {
         let seen = test_rank.gpu.memory(starts * total)?;
         let graph = stream.record(mode, || {
             for index in 0..starts {
-                let input = gather.input_place().base.as_ptr() as u64;
+                let input = gather.input_memory().base.as_ptr() as u64;
                 let from = fresh.address + (index * SHARD_BYTES) as u64;
                 stream.copy(input, from, SHARD_BYTES)?;
                 let lease = gather.start_on(&stream.for_starts()).map_err(unexpected)?;

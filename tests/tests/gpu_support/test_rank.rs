@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::environment::Environment;
-use peerlane_collectives::bootstrap::tcp::Tcp;
+use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
 use peerlane_collectives::group::{AllGather, Group, GroupOptions, OperationBuilder};
 use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{GpuDriver, Outcome};
@@ -66,14 +66,14 @@ pub(crate) fn gather_once(
     (me, ranks): (usize, usize),
     round: u64,
 ) -> Outcome {
-    let input = gather.input_place();
+    let input = gather.input_memory();
     let (bytes, total) = (input.bytes as usize, input.bytes as usize * ranks);
     let (send, receive) = (gpu.pinned(bytes)?, gpu.pinned(total)?);
     send.write(0, &shard(me, round, bytes));
     stream.copy_in(input.base.as_ptr() as u64, &send, 0, bytes)?;
     stream.finish()?;
     gather.run().map_err(unexpected)?;
-    let output = gather.output_place();
+    let output = gather.output_memory();
     let base = output.base.as_ptr() as u64;
     stream.copy_out(&receive, 0, base, total)?;
     stream.fill(base, POISON, total)?;
@@ -100,7 +100,8 @@ pub(crate) fn open_group_with(
     group: GroupOptions,
 ) -> Outcome<Group> {
     let environment = Environment::at_hub(hub, Rank::at(me), ranks);
-    let bootstrap = Tcp::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
+    let bootstrap =
+        TcpBootstrap::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
     let fabric = Fabric::open_with(Rank::at(me), ranks, options(gpu.ordinal))?;
     group.open(bootstrap, fabric).map_err(unexpected)
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::environment::Environment;
-use peerlane_collectives::bootstrap::tcp::{Hub, Tcp};
+use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{AbortRecord, AllGather, Group, GroupOptions};
 use peerlane_collectives::plan::Algorithm;
@@ -147,7 +147,7 @@ impl Processes {
         Ok(())
     }
 
-    fn open(&self, bootstrap: Tcp) -> Outcome<Result<Group, Error>> {
+    fn open(&self, bootstrap: TcpBootstrap) -> Outcome<Result<Group, Error>> {
         let fabric = host::Fabric::open(self.environment.rank, self.environment.ranks)?;
         let options = GroupOptions::default().timeout(self.timeout);
         let bootstrap = self.gate(bootstrap);
@@ -156,16 +156,16 @@ impl Processes {
         Ok(options.topology(nodes.clone()).open_tiers(bootstrap, fabric, network))
     }
 
-    fn join(&mut self) -> Result<Tcp, Error> {
+    fn join(&mut self) -> Result<TcpBootstrap, Error> {
         let deadline = Deadline::after(self.timeout);
         match self.hub.take() {
-            Some(hub) => Tcp::join_with_hub(hub, deadline),
-            None => Tcp::join(&self.environment, deadline),
+            Some(hub) => TcpBootstrap::join_with_hub(hub, deadline),
+            None => TcpBootstrap::join(&self.environment, deadline),
         }
     }
 
     /// Halts inside of calls that exchange.
-    fn gate(&self, bootstrap: Tcp) -> Gated<Tcp> {
+    fn gate(&self, bootstrap: TcpBootstrap) -> Gated<TcpBootstrap> {
         let label = match self.phase {
             Some(Phase::Connecting) => Some("connect"),
             Some(Phase::Preparing) => Some("all-gather 1"),
@@ -265,7 +265,7 @@ fn again(told: &str) -> Outcome {
     let (rank, ranks) = (Rank(number(rank)?), Rank(number(ranks)?).index());
     let environment = Environment::at_hub(address, rank, ranks);
     let deadline = Deadline::after(Duration::from_secs(20));
-    let bootstrap = Tcp::join(&environment, deadline).map_err(unexpected)?;
+    let bootstrap = TcpBootstrap::join(&environment, deadline).map_err(unexpected)?;
     let fabric = host::Fabric::open(rank, ranks)?;
     let mut group = Group::open(bootstrap, fabric).map_err(unexpected)?;
     let mut gather = group.all_gather::<u8>(AGAIN_BYTES).prepare().map_err(unexpected)?;

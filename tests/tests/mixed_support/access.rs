@@ -1,6 +1,6 @@
 //! Reads and writes what a group gathers, in any kind of memory.
 
-use peerlane_collectives::group::Place;
+use peerlane_collectives::group::MemoryRange;
 use peerlane_conformance::Outcome;
 
 use super::blocking;
@@ -31,7 +31,7 @@ impl Access {
     }
 
     /// Before a start, or after it.
-    pub(crate) fn write(&self, place: Place, bytes: &[u8]) -> Outcome {
+    pub(crate) fn write(&self, place: MemoryRange, bytes: &[u8]) -> Outcome {
         assert_eq!(place.bytes, bytes.len() as u64);
         match self {
             Self::Host => {
@@ -54,7 +54,7 @@ impl Access {
     }
 
     /// After a start.
-    pub(crate) fn read(&self, place: Place) -> Outcome<Vec<u8>> {
+    pub(crate) fn read(&self, place: MemoryRange) -> Outcome<Vec<u8>> {
         let bytes = place.bytes as usize;
         match self {
             Self::Host => {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use peerlane_collectives::bootstrap::environment::Environment;
-use peerlane_collectives::bootstrap::tcp::Tcp;
+use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{AllGather, Fallback, Group, GroupOptions};
 use peerlane_collectives::plan::{Algorithm, Tier};
@@ -76,7 +76,8 @@ impl<'p> Player<'p> {
         let topology = Topology::of_nodes(&nodes).map_err(unexpected)?;
         let hub: String = parent.value("HUB")?;
         let environment = Environment::at_hub(hub, Rank::at(me), ranks);
-        let bootstrap = Tcp::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
+        let bootstrap =
+            TcpBootstrap::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
         let options = GroupOptions::default().timeout(TIMEOUT).topology(topology);
         let options = options.strict(scenario == Scenario::Strict);
         let group = options.open_tiers(bootstrap, local, network);
@@ -137,10 +138,10 @@ impl<'p> Player<'p> {
     ) -> Outcome {
         for _ in 0..STARTS {
             self.round += 1;
-            let place = gather.input_place();
+            let place = gather.input_memory();
             self.access.write(place, &shard(self.me, self.round, lens[self.me]))?;
             gather.run().map_err(|error| unexpected(error).within(&what))?;
-            let seen = self.access.read(gather.output_place())?;
+            let seen = self.access.read(gather.output_memory())?;
             let shards = lens.iter().enumerate();
             let shards = shards.map(|(rank, bytes)| shard(rank, self.round, *bytes));
             let wanted = shards.collect::<Vec<_>>().concat();

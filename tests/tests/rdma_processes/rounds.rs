@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use peerlane_collectives::group::Place;
+use peerlane_collectives::group::MemoryRange;
 use peerlane_conformance::middleware::Stream;
 
 use crate::rdma_support::shard;
@@ -28,7 +28,7 @@ unsafe impl Send for Base {}
 unsafe impl Sync for Base {}
 
 impl Base {
-    fn of(place: Place) -> Self {
+    fn of(place: MemoryRange) -> Self {
         Self(place.base.as_ptr())
     }
 
@@ -46,7 +46,7 @@ impl Rounds {
     }
 
     /// The stream begins the next round and fills the own shard.
-    pub(crate) fn fill(&self, stream: &Stream, input: Place) {
+    pub(crate) fn fill(&self, stream: &Stream, input: MemoryRange) {
         let (now, input) = (Arc::clone(&self.now), Base::of(input));
         let (rank, bytes) = (self.rank, self.bytes);
         stream.run(move || {
@@ -58,7 +58,7 @@ impl Rounds {
     }
 
     /// The stream compares the output with what this round gathers, and then spoils it.
-    pub(crate) fn look(&self, stream: &Stream, output: Place) {
+    pub(crate) fn look(&self, stream: &Stream, output: MemoryRange) {
         let (now, right) = (Arc::clone(&self.now), Arc::clone(&self.right));
         let (output, ranks, bytes) = (Base::of(output), self.ranks, self.bytes);
         stream.run(move || {

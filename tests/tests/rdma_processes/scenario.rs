@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use peerlane_collectives::bootstrap::environment::Environment;
-use peerlane_collectives::bootstrap::tcp::Tcp;
+use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
 use peerlane_collectives::group::{Group, GroupOptions};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
@@ -124,7 +124,8 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     let topology = Topology::of_nodes(&nodes).map_err(unexpected)?;
     let hub: String = parent.value("HUB")?;
     let environment = Environment::at_hub(hub, rank, ranks);
-    let bootstrap = Tcp::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
+    let bootstrap =
+        TcpBootstrap::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
     let mut options = Options { device, ..Options::default() };
     if scenario.is_stalled() {
         options = stopped::options(options);
@@ -196,12 +197,12 @@ fn streams(parent: &Parent, mut group: Group) -> Outcome {
         let mut gather = builder.prepare().map_err(unexpected)?;
         let (stream, rounds) = (Stream::new(), Rounds::new(me, ranks, SHARD_BYTES[1]));
         for _ in 0..STARTS {
-            rounds.fill(&stream, gather.input_place());
+            rounds.fill(&stream, gather.input_memory());
             let lease = gather.start_on(&stream).map_err(unexpected)?;
             rounds.look(&stream, lease.output());
         }
         stream.begin_capture();
-        rounds.fill(&stream, gather.input_place());
+        rounds.fill(&stream, gather.input_memory());
         let lease = gather.start_on(&stream).map_err(unexpected)?;
         rounds.look(&stream, lease.output());
         let graph = stream.end_capture();

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use hip_sys::{Library, hipError_t, hipMemcpyKind};
-use peerlane_collectives::group::Place;
+use peerlane_collectives::group::MemoryRange;
 
 /// Makes a device current on this thread; the backend sets its own at each of its calls.
 pub(crate) fn make_current(device: u32) {
@@ -23,13 +23,13 @@ fn copy(to: *mut c_void, from: *const c_void, bytes: usize) {
 }
 
 /// Before a start, or after it.
-pub(crate) fn write(place: Place, bytes: &[u8]) {
+pub(crate) fn write(place: MemoryRange, bytes: &[u8]) {
     assert_eq!(place.bytes, bytes.len() as u64);
     copy(place.base.as_ptr().cast(), bytes.as_ptr().cast(), bytes.len());
 }
 
 /// After a start.
-pub(crate) fn read(place: Place) -> Vec<u8> {
+pub(crate) fn read(place: MemoryRange) -> Vec<u8> {
     let mut bytes = vec![0; place.bytes as usize];
     copy(bytes.as_mut_ptr().cast(), place.base.as_ptr().cast_const().cast(), bytes.len());
     bytes

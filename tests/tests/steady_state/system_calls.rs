@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use libtest_mimic::Failed;
 use peerlane_collectives::bootstrap::environment::Environment;
-use peerlane_collectives::bootstrap::tcp::{Hub, Tcp};
+use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
 use peerlane_collectives::error::Error;
 use peerlane_conformance::processes::{Child, Parent};
 use peerlane_hal::{Deadline, Rank};
@@ -139,7 +139,7 @@ fn gather(parent: &Parent) -> Result<(), Error> {
     let (rank, ranks) = (Rank(value("RANK")), Rank(value("RANKS")).index());
     let hub: String = parent.value("HUB").expect("the parent gave an address");
     let deadline = Deadline::after(Duration::from_secs(60));
-    let bootstrap = Tcp::join(&Environment::at_hub(hub, rank, ranks), deadline)?;
+    let bootstrap = TcpBootstrap::join(&Environment::at_hub(hub, rank, ranks), deadline)?;
     let (group, mut gather) = warm(bootstrap, value("OUTPUTS"))?;
     come_to_rest();
     mark();

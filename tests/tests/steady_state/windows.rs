@@ -15,7 +15,7 @@ pub(super) fn allocates_nothing(ranks: usize) -> Result<(), Failed> {
 /// Two operations over ranges that overlap.
 type Gathers = [AllGather<i64>; 2];
 
-fn warm(bootstrap: in_process::InProcess) -> Result<(Group, Gathers), Error> {
+fn warm(bootstrap: in_process::InProcessBootstrap) -> Result<(Group, Gathers), Error> {
     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     let mut group = Group::open(bootstrap, fabric)?;
     let len = group.ranks() * SHARD_LEN;

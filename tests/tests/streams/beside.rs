@@ -27,7 +27,7 @@ fn in_tiers<R: Send>(
     let handles = in_process::group(topology.ranks()).unwrap();
     std::thread::scope(|scope| {
         let body = &body;
-        let rank = |bootstrap: in_process::InProcess| {
+        let rank = |bootstrap: in_process::InProcessBootstrap| {
             let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
             let local =
                 Wrapped::new(host::Fabric::open(rank, ranks).unwrap(), StreamLayer::default());
@@ -62,7 +62,7 @@ fn starts_that_nobody_waits_for_are_driven() {
                     let mut gather = builder.chunks(2).prepare().unwrap();
                     let (stream, rounds) = (Stream::new(), Rounds::default());
                     for _ in 0..10 {
-                        rounds.fill(&stream, me, gather.input_place());
+                        rounds.fill(&stream, me, gather.input_memory());
                         let lease = gather.start_on(&stream).unwrap();
                         rounds.look(&stream, ranks, lease.output());
                     }
@@ -87,7 +87,7 @@ fn lanes_beside_a_graph_take_part_in_every_replay() {
                 let (stream, rounds) = (Stream::new(), Rounds::default());
                 stream.begin_capture();
                 for _ in 0..2 {
-                    rounds.fill(&stream, me, gather.input_place());
+                    rounds.fill(&stream, me, gather.input_memory());
                     let lease = gather.start_on(&stream).unwrap();
                     rounds.look(&stream, ranks, lease.output());
                 }
@@ -96,7 +96,7 @@ fn lanes_beside_a_graph_take_part_in_every_replay() {
                     for _ in 0..turn % 3 {
                         graph.replay(&stream);
                     }
-                    rounds.fill(&stream, me, gather.input_place());
+                    rounds.fill(&stream, me, gather.input_memory());
                     let lease = gather.start_on(&stream).unwrap();
                     rounds.look(&stream, ranks, lease.output());
                 }
@@ -121,7 +121,7 @@ fn a_second_lane_of_the_same_fabric_is_armed_too() {
         let mut gather = builder.chunks(2).capturable().prepare().unwrap();
         let (stream, rounds) = (Stream::new(), Rounds::default());
         stream.begin_capture();
-        rounds.fill(&stream, me, gather.input_place());
+        rounds.fill(&stream, me, gather.input_memory());
         let lease = gather.start_on(&stream).unwrap();
         rounds.look(&stream, ranks, lease.output());
         let graph = stream.end_capture();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process;
-use peerlane_collectives::group::{Group, GroupOptions, Place};
+use peerlane_collectives::group::{Group, GroupOptions, MemoryRange};
 use peerlane_conformance::middleware::{Stream, StreamLayer, Wrapped};
 use peerlane_host as host;
 
@@ -36,7 +36,7 @@ pub(crate) fn in_group_with<R: Send>(
     let handles = in_process::group(ranks).expect("a group of threads");
     std::thread::scope(|scope| {
         let body = &body;
-        let rank = |bootstrap: in_process::InProcess| {
+        let rank = |bootstrap: in_process::InProcessBootstrap| {
             let fabric = host::Fabric::open(bootstrap.rank(), ranks).expect("a fabric");
             let options = GroupOptions::default().timeout(timeout);
             let group = options.open(bootstrap, Wrapped::new(fabric, layer));
@@ -61,7 +61,7 @@ unsafe impl Send for Span {}
 unsafe impl Sync for Span {}
 
 impl Span {
-    fn of(place: Place) -> Self {
+    fn of(place: MemoryRange) -> Self {
         Self { base: place.base.as_ptr(), bytes: usize::try_from(place.bytes).unwrap() }
     }
 
@@ -96,7 +96,7 @@ pub(crate) struct Rounds {
 
 impl Rounds {
     /// The stream begins the next round and fills the own shard.
-    pub(crate) fn fill(&self, stream: &Stream, rank: usize, input: Place) {
+    pub(crate) fn fill(&self, stream: &Stream, rank: usize, input: MemoryRange) {
         let (now, input) = (Arc::clone(&self.now), Span::of(input));
         stream.run(move || {
             let span = input;
@@ -105,7 +105,7 @@ impl Rounds {
     }
 
     /// The stream compares the output with what this round gathers, and then spoils it.
-    pub(crate) fn look(&self, stream: &Stream, ranks: usize, output: Place) {
+    pub(crate) fn look(&self, stream: &Stream, ranks: usize, output: MemoryRange) {
         let (now, right) = (Arc::clone(&self.now), Arc::clone(&self.right));
         let output = Span::of(output);
         stream.run(move || {

@@ -52,14 +52,14 @@ pub(super) fn prepare(
 /// Returns the blocks of the input: one per tensor, or in an all-to-all one per rank.
 fn input<T: Element>(operation: &AllGather<T>, rank: Rank, in_place: bool) -> Result<Vec<Span>> {
     let tensors = 0..operation.report().tensors;
-    let pieces = tensors.map(|tensor| Ok(span(operation.piece_place(tensor, rank)?)));
+    let pieces = tensors.map(|tensor| Ok(span(operation.piece_memory(tensor, rank)?)));
     let mut pieces = pieces.collect::<Result<Vec<_>>>()?;
     if operation.report().collective == Collective::AllToAll {
         pieces = vec![pieces[0]; operation.report().ranks];
     }
     if !in_place {
         // In the input, the pieces have the lengths of the output and follow one another.
-        let mut address = span(operation.input_place()).address;
+        let mut address = span(operation.input_memory()).address;
         for piece in &mut pieces {
             piece.address = address;
             address += piece.bytes;
@@ -92,12 +92,12 @@ impl<T: Element> Implementation for PeerlaneGather<T> {
         let tensors = 0..self.operation.report().tensors;
         let pieces =
             tensors.flat_map(|tensor| Rank::all(self.ranks).map(move |rank| (tensor, rank)));
-        pieces.map(|(tensor, rank)| Ok(span(self.operation.piece_place(tensor, rank)?))).collect()
+        pieces.map(|(tensor, rank)| Ok(span(self.operation.piece_memory(tensor, rank)?))).collect()
     }
 }
 
-fn span(place: peerlane::group::Place) -> Span {
-    Span { address: place.base.as_ptr() as u64, bytes: place.bytes }
+fn span(memory: peerlane::group::MemoryRange) -> Span {
+    Span { address: memory.base.as_ptr() as u64, bytes: memory.bytes }
 }
 
 /// A stream in the type of the backend.

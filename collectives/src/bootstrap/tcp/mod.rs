@@ -50,7 +50,7 @@ const SILENT: &str = "it took the connection and said nothing, as something othe
 /// Joins this process to a group as one rank.
 ///
 /// If it is dropped without a [goodbye](Bootstrap::leave), the other ranks lose this rank.
-pub struct Tcp {
+pub struct TcpBootstrap {
     client: Arc<Client>,
     outbox: Option<Outbox>,
     host: String,
@@ -58,7 +58,7 @@ pub struct Tcp {
     hub: Option<Hub>,
 }
 
-impl Tcp {
+impl TcpBootstrap {
     /// Joins the group that `environment` describes, and waits until every rank has joined. Rank 0
     /// opens the hub, unless that is external.
     ///
@@ -128,7 +128,7 @@ impl Tcp {
     }
 }
 
-impl Bootstrap for Tcp {
+impl Bootstrap for TcpBootstrap {
     fn rank(&self) -> Rank {
         self.client.rank()
     }
@@ -176,7 +176,7 @@ impl Bootstrap for Tcp {
     }
 }
 
-impl Drop for Tcp {
+impl Drop for TcpBootstrap {
     fn drop(&mut self) {
         self.client.stop_notifications();
         // Writes what is queued, for example an abort, and closes the connection.
@@ -187,9 +187,9 @@ impl Drop for Tcp {
     }
 }
 
-impl fmt::Debug for Tcp {
+impl fmt::Debug for TcpBootstrap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tcp")
+        f.debug_struct("TcpBootstrap")
             .field("rank", &self.client.rank())
             .field("ranks", &self.client.ranks())
             .field("address", &self.address)

@@ -8,7 +8,7 @@ use super::Operation;
 use crate::element::{self, Element};
 use crate::error::Error;
 use crate::group::buffer;
-use crate::group::place::Place;
+use crate::group::memory_range::MemoryRange;
 use crate::layout::{BufferPosition, InputPlacement, OutputPlacement};
 use crate::plan::Source;
 use crate::run::buffers::{BufferId, Start};
@@ -59,25 +59,25 @@ impl<T: Element> Operation<T> {
         self.own_mut(bytes)
     }
 
-    /// Returns the place of the input, for work on a stream before a start.
+    /// Returns the memory of the input, for work on a stream before a start.
     ///
     /// With several tensors it may be in pieces; this is the first piece then.
-    pub fn input_place(&self) -> Place {
-        self.place(self.input_bytes().unwrap_or_else(|_| self.input_piece_bytes(0)))
+    pub fn input_memory(&self) -> MemoryRange {
+        self.memory(self.input_bytes().unwrap_or_else(|_| self.input_piece_bytes(0)))
     }
 
-    /// Returns the place of the last start's output. With two outputs in turn, the next start uses the other.
+    /// Returns the memory of the last start's output. With two outputs in turn, the next start uses the other.
     ///
     /// With several output buffers this is the first.
-    pub fn output_place(&self) -> Place {
-        self.place_of_output(Start::Eager(self.prepared.started()))
+    pub fn output_memory(&self) -> MemoryRange {
+        self.memory_of_output(Start::Eager(self.prepared.started()))
     }
 
-    /// Returns the place of what `rank` contributes to a tensor in the last start.
+    /// Returns the memory of what `rank` contributes to a tensor in the last start.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor or rank.
-    pub fn piece_place(&self, tensor: usize, rank: Rank) -> Result<Place, Error> {
+    pub fn piece_memory(&self, tensor: usize, rank: Rank) -> Result<MemoryRange, Error> {
         self.place_of_piece(Start::Eager(self.prepared.started()), tensor, rank)
     }
 
@@ -86,13 +86,13 @@ impl<T: Element> Operation<T> {
         start: Start,
         tensor: usize,
         rank: Rank,
-    ) -> Result<Place, Error> {
+    ) -> Result<MemoryRange, Error> {
         self.check_tensor(tensor)?;
         self.check_rank(rank)?;
-        Ok(self.place(self.piece_bytes(start, tensor, rank)))
+        Ok(self.memory(self.piece_bytes(start, tensor, rank)))
     }
 
-    pub(super) fn place_of_output(&self, start: Start) -> Place {
+    pub(super) fn memory_of_output(&self, start: Start) -> MemoryRange {
         let bytes = match &self.layout.placement(self.rank).output {
             OutputPlacement::Contiguous(spot) => {
                 let begin = self.view.output_offset(start) + spot.offset;
@@ -100,11 +100,11 @@ impl<T: Element> Operation<T> {
             }
             _ => 0..self.view.region(BufferId::OUTPUT).bytes(),
         };
-        self.place((BufferId::OUTPUT, bytes))
+        self.memory((BufferId::OUTPUT, bytes))
     }
 
-    fn place(&self, (buffer, bytes): Bytes) -> Place {
-        Place::within(self.view.region(buffer), bytes.start, bytes.end - bytes.start)
+    fn memory(&self, (buffer, bytes): Bytes) -> MemoryRange {
+        MemoryRange::within(self.view.region(buffer), bytes.start, bytes.end - bytes.start)
     }
 
     fn input_bytes(&self) -> Result<Bytes, Error> {

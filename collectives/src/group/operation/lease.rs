@@ -7,7 +7,7 @@ use peerlane_hal::{ErrorKind, Rank};
 use super::Operation;
 use crate::element::Element;
 use crate::error::Error;
-use crate::group::place::Place;
+use crate::group::memory_range::MemoryRange;
 use crate::run::buffers::Start;
 
 /// A start that [`Operation::start_on`] has enqueued on a stream.
@@ -26,18 +26,18 @@ impl<'a, T: Element> Lease<'a, T> {
         Self { gather, start }
     }
 
-    /// Returns the place of this start's output, for work that is enqueued next.
+    /// Returns the memory of this start's output, for work that is enqueued next.
     ///
     /// With two outputs in turn, consecutive starts have different places. With several output buffers this is the first.
-    pub fn output(&self) -> Place {
-        self.gather.place_of_output(self.start)
+    pub fn output(&self) -> MemoryRange {
+        self.gather.memory_of_output(self.start)
     }
 
-    /// Returns the place of what `rank` contributes to a tensor.
+    /// Returns the memory of what `rank` contributes to a tensor.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor or rank.
-    pub fn piece(&self, tensor: usize, rank: Rank) -> Result<Place, Error> {
+    pub fn piece(&self, tensor: usize, rank: Rank) -> Result<MemoryRange, Error> {
         self.gather.place_of_piece(self.start, tensor, rank)
     }
 

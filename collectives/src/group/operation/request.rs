@@ -155,11 +155,11 @@ impl Request {
         &mut self,
         dtype: DType,
         buffer: BufferId,
-        part: &WindowRange,
+        target: &WindowRange,
         writes: bool,
         group: &Arc<Shared>,
     ) -> Result<BufferPosition, Error> {
-        let WindowRange { window, range } = part;
+        let WindowRange { window, range } = target;
         if !Arc::ptr_eq(&window.shared, group) {
             return Err(invalid("the window is of another group".to_owned()));
         }

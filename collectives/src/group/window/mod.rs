@@ -20,7 +20,7 @@ pub(crate) use users::{Active, Activity, Entry, Extent, Users};
 
 use crate::element::{DType, Element};
 use crate::error::Error;
-use crate::group::place::Place;
+use crate::group::memory_range::MemoryRange;
 use crate::group::shared::Shared;
 use crate::group::side::{SharedBuffer, Side};
 use crate::plan::Tier;
@@ -103,9 +103,9 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they are not all in the window.
-    pub fn place(&self, range: Range<usize>) -> Result<Place, Error> {
+    pub fn memory(&self, range: Range<usize>) -> Result<MemoryRange, Error> {
         let bytes = self.inner.bytes_of(T::DTYPE, &range)?;
-        Ok(Place::within(self.inner.local.region(), bytes.start, bytes.end - bytes.start))
+        Ok(MemoryRange::within(self.inner.local.region(), bytes.start, bytes.end - bytes.start))
     }
 
     /// Borrows elements for reading. As long as the slice lives, no operation that writes them can start.

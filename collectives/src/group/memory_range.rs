@@ -6,9 +6,9 @@ use peerlane_hal::{Region, Space};
 
 /// A range of registered memory of this rank.
 ///
-/// For device memory, a kernel takes its address. The method that returns a place says when the bytes may be read or written.
+/// For device memory, a kernel takes its address. The method that returns a range says when the bytes may be read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct MemoryRange {
     /// The address of the first byte, in the address space of `space`.
     pub base: NonNull<u8>,
     /// The number of bytes.
@@ -17,7 +17,7 @@ pub struct Place {
     pub space: Space,
 }
 
-impl Place {
+impl MemoryRange {
     /// Returns `bytes` bytes of a region, starting at `offset`.
     pub(crate) fn within(region: &dyn Region, offset: u64, bytes: u64) -> Self {
         let offset = usize::try_from(offset).expect("a region fits the address space");
