@@ -1,114 +1,39 @@
-//! Traits that a GPU backend implements for its device context, in the order in which a port needs them.
+//! Traits that a GPU backend implements for its device, and what the toolkit needs around them.
 //!
-//! | trait | in | covers |
-//! | --- | --- | --- |
-//! | [`DeviceContext`] | here | the context: errors, labels, what is current on a thread |
-//! | [`MemoryCalls`] | `calls` | allocations, and pinned host memory |
-//! | [`StreamCalls`] | `calls` | streams, events, and the capture state of a stream |
-//! | [`WordCalls`] | `calls` | writes of 64-bit words and waits for them in a stream |
-//! | [`CopyCalls`] | `calls` | copies in a stream |
-//! | [`GraphCalls`] | `calls` | captures and replays |
-//! | [`IpcCalls`] | `calls` | allocations that another process opens by a handle |
-//! | [`VirtualCalls`] | `calls` | physical memory apart from addresses, and its descriptors |
-//! | [`Vendor`], [`RegionDevice`] | `backend` | the properties that regions need |
-//! | [`StreamDevice`] | `backend` | the limits that the stream engine needs |
-//! | [`PeerOptions`], [`PeerDevice`] | `backend` | the properties that the fabric needs |
+//! | file | holds |
+//! | --- | --- |
+//! | `traits.rs` | all traits, in the order in which a port needs them |
+//! | `types.rs` | the types in their methods |
+//! | `fault.rs` | the errors that are the same for every vendor |
 //!
 //! The driver's handles are opaque pointers with every vendor, so they are plain types here, and so are
 //! addresses. Methods are `unsafe` where the driver follows a handle or an address.
 //!
 //! [`streams`](crate::streams), [`regions`](crate::regions) and [`peers`](crate::peers) are built on these
 //! traits. The rules of a vendor, the names of its calls in errors, and its optional symbols stay in its
-//! backend. [`Fault`] holds the errors that are the same for every vendor.
+//! backend.
 
-mod backend;
-mod calls;
 mod fault;
+mod traits;
+mod types;
 
-use std::fmt::Debug;
 use std::marker::PhantomData;
-use std::sync::Arc;
 
-pub use backend::{
-    ConnectedPeer, EngineRequest, PeerDevice, PeerOptions, Pointee, Reachability, RegionDevice,
-    StreamDevice, StreamLimits, Vendor,
-};
-pub(crate) use backend::{backend_id, name_bytes};
-pub use calls::{
-    Batching, CaptureState, CopyBatch, CopyCalls, CopyKind, EventHandle, ExecHandle, Extent,
-    FreeBytes, GraphCalls, GraphHandle, IpcCalls, IpcHandle, MemoryCalls, MemoryHandle,
-    StreamCalls, StreamHandle, VirtualCalls, WordCalls,
-};
+use peerlane_hal::BackendId;
+
 pub use fault::Fault;
+pub use traits::{
+    CopyCalls, DeviceContext, GraphCalls, IpcCalls, MemoryCalls, PeerDevice, PeerOptions,
+    RegionDevice, StreamCalls, StreamDevice, Vendor, VirtualCalls, WordCalls,
+};
+pub use types::{
+    Batching, CaptureState, ConnectedPeer, CopyBatch, CopyKind, EngineRequest, EventHandle,
+    ExecHandle, Extent, FreeBytes, GraphHandle, IpcHandle, MemoryHandle, Pointee, Reachability,
+    StreamHandle, StreamLimits,
+};
 
 /// An address in a device's address space.
 pub type DevicePtr = u64;
-
-/// One device of this process, as its driver knows it.
-pub trait DeviceContext: Debug + Send + Sync + Sized + 'static {
-    /// The backend's error.
-    type Error: peerlane_hal::Error + Clone + From<Fault>;
-    /// The driver's entry points. The owner of a handle keeps them to destroy the handle.
-    type Library: Copy + Debug + Send + Sync + 'static;
-    /// The driver's reference to the context that is current on a thread.
-    type Current: Copy + Debug;
-    /// The mode that decides how calls of a thread interact with captures of other threads.
-    type CaptureMode: Copy + Debug;
-
-    /// Returns the driver's entry points.
-    fn library(&self) -> Self::Library;
-
-    /// Returns the name of the device for texts, such as `device 2 (NVIDIA H200)`.
-    fn label(&self) -> &Arc<str>;
-
-    /// Returns the driver's number of the device in this process.
-    fn device(&self) -> i32;
-
-    /// Returns a number that distinguishes the contexts of one backend in this process. Two ranks on one
-    /// device have the same number.
-    fn id(&self) -> usize;
-
-    /// Makes the context current on this thread. Returns the context to restore if another one was
-    /// current.
-    ///
-    /// # Errors
-    /// Returns the driver's error.
-    fn make_current(&self) -> Result<Option<Self::Current>, Self::Error>;
-
-    /// Undoes [`make_current`](Self::make_current). A context that was destroyed since is not restored.
-    fn put_back(&self, before: Self::Current);
-
-    /// Keeps all further calls of this thread out of captures that other threads began. Returns the mode
-    /// to restore.
-    ///
-    /// # Errors
-    /// Returns the driver's error.
-    fn relax_captures(&self) -> Result<Self::CaptureMode, Self::Error>;
-
-    /// Undoes [`relax_captures`](Self::relax_captures).
-    fn put_back_captures(&self, before: Self::CaptureMode);
-
-    /// Makes the context current on this thread until the guard is dropped.
-    ///
-    /// # Errors
-    /// Returns the driver's error.
-    fn enter(&self) -> Result<Entered<'_, Self>, Self::Error> {
-        Ok(Entered { context: self, before: self.make_current()?, not_send: PhantomData })
-    }
-
-    /// Makes the context current and keeps this thread's calls out of captures of other threads, until the
-    /// guard is dropped.
-    ///
-    /// Without it, allocations and event queries are refused while another thread captures in the global
-    /// mode, and they invalidate that capture.
-    ///
-    /// # Errors
-    /// Returns the driver's error.
-    fn enter_relaxed(&self) -> Result<Relaxed<'_, Self>, Self::Error> {
-        let entered = self.enter()?;
-        Ok(Relaxed { entered, before: self.relax_captures()? })
-    }
-}
 
 /// Keeps a context current on this thread; restores the previous one when dropped.
 #[derive(Debug)]
@@ -140,4 +65,14 @@ impl<D: DeviceContext> Drop for Relaxed<'_, D> {
     fn drop(&mut self) {
         self.entered.context.put_back_captures(self.before);
     }
+}
+
+/// Returns the backend of a device's vendor.
+pub(crate) const fn backend_id<D: RegionDevice>() -> BackendId {
+    <D::Vendor as Vendor>::BACKEND
+}
+
+/// Adds the requested bytes to an out-of-memory error; other errors stay unchanged.
+pub(crate) fn name_bytes<D: RegionDevice>(device: &D, bytes: u64, error: D::Error) -> D::Error {
+    if D::is_out_of_memory(&error) { device.out_of_memory(bytes) } else { error }
 }

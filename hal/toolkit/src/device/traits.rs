@@ -1,37 +1,105 @@
-//! The driver's calls: memory, streams, words, copies, graphs, IPC handles and virtual memory.
+//! Defines the traits that a GPU backend implements, in the order in which a port needs them.
 //!
-//! The context is current in every call.
+//! | trait | covers |
+//! | --- | --- |
+//! | [`DeviceContext`] | the context: errors, labels, the context that is current on a thread |
+//! | [`MemoryCalls`] | allocations, and pinned host memory |
+//! | [`StreamCalls`] | streams, events, and the capture state of a stream |
+//! | [`WordCalls`] | writes of 64-bit words and waits for them in a stream |
+//! | [`CopyCalls`] | copies in a stream |
+//! | [`GraphCalls`] | captures and replays |
+//! | [`StreamDevice`] | the limits of the streams; with the traits above, the [engine](crate::streams) works |
+//! | [`IpcCalls`] | allocations that another process opens by a handle |
+//! | [`VirtualCalls`] | physical memory apart from addresses, and its descriptors |
+//! | [`Vendor`], [`RegionDevice`] | texts and queries; with them, [regions](crate::regions) work |
+//! | [`PeerOptions`], [`PeerDevice`] | options and links; with them, the [fabric](crate::peers) works |
+//!
+//! The context is current in every call, except in those of [`DeviceContext`] and where a method says so.
 
 use std::ffi::c_void;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
+use std::hash::Hash;
+use std::marker::PhantomData;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
-use super::{DeviceContext, DevicePtr};
+use peerlane_hal::{BackendId, CopyEngine, DmaBuf, Flush};
 
-/// The address range of one allocation of the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// The first address.
-    pub address: DevicePtr,
-    /// The length in bytes.
-    pub bytes: u64,
-}
+use super::types::{
+    Batching, CaptureState, CopyBatch, CopyKind, EngineRequest, EventHandle, ExecHandle, Extent,
+    FreeBytes, GraphHandle, IpcHandle, MemoryHandle, Pointee, Reachability, StreamHandle,
+    StreamLimits,
+};
+use super::{DevicePtr, Entered, Fault, Relaxed};
+use crate::peers::DeviceId;
+use crate::regions::{Local, Remote};
+use crate::streams::{ProbeCache, SignalBy};
 
-impl Extent {
-    /// Returns the address behind the last byte.
-    pub const fn end(self) -> DevicePtr {
-        self.address + self.bytes
+/// One device of this process, as its driver knows it.
+pub trait DeviceContext: Debug + Send + Sync + Sized + 'static {
+    /// The backend's error.
+    type Error: peerlane_hal::Error + Clone + From<Fault>;
+    /// The driver's entry points. The owner of a handle keeps them to destroy the handle.
+    type Library: Copy + Debug + Send + Sync + 'static;
+    /// The driver's reference to the context that is current on a thread.
+    type Current: Copy + Debug;
+    /// The mode that decides how calls of a thread interact with captures of other threads.
+    type CaptureMode: Copy + Debug;
+
+    /// Returns the driver's entry points.
+    fn library(&self) -> Self::Library;
+
+    /// Returns the name of the device for texts, such as `device 2 (NVIDIA H200)`.
+    fn label(&self) -> &Arc<str>;
+
+    /// Returns the driver's number of the device in this process.
+    fn device(&self) -> i32;
+
+    /// Returns a number that distinguishes the contexts of one backend in this process. Two ranks on one
+    /// device have the same number.
+    fn id(&self) -> usize;
+
+    /// Makes the context current on this thread. Returns the context to restore if another one was
+    /// current.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    fn make_current(&self) -> Result<Option<Self::Current>, Self::Error>;
+
+    /// Undoes [`make_current`](Self::make_current). A context that was destroyed since is not restored.
+    fn put_back(&self, before: Self::Current);
+
+    /// Keeps all further calls of this thread out of captures that other threads began. Returns the mode
+    /// to restore.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    fn relax_captures(&self) -> Result<Self::CaptureMode, Self::Error>;
+
+    /// Undoes [`relax_captures`](Self::relax_captures).
+    fn put_back_captures(&self, before: Self::CaptureMode);
+
+    /// Makes the context current on this thread until the guard is dropped.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    fn enter(&self) -> Result<Entered<'_, Self>, Self::Error> {
+        Ok(Entered { context: self, before: self.make_current()?, not_send: PhantomData })
     }
-}
 
-/// The amount of memory of a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FreeBytes {
-    /// Bytes that are not allocated now.
-    pub free: u64,
-    /// All bytes of the device.
-    pub total: u64,
+    /// Makes the context current and keeps this thread's calls out of captures of other threads, until the
+    /// guard is dropped.
+    ///
+    /// Without it, allocations and event queries are refused while another thread captures in the global
+    /// mode, and they invalidate that capture.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    fn enter_relaxed(&self) -> Result<Relaxed<'_, Self>, Self::Error> {
+        let entered = self.enter()?;
+        Ok(Relaxed { entered, before: self.relax_captures()? })
+    }
 }
 
 /// Allocates device memory and pinned host memory.
@@ -116,56 +184,6 @@ pub trait MemoryCalls: DeviceContext {
     /// # Safety
     /// The memory is pinned.
     unsafe fn host_pointer(&self, host: NonNull<c_void>) -> Result<DevicePtr, Self::Error>;
-}
-
-macro_rules! handles {
-    ($($(#[$doc:meta])* $name:ident;)*) => {
-        $(
-            $(#[$doc])*
-            #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-            #[repr(transparent)]
-            pub struct $name(pub *mut c_void);
-
-            // SAFETY: a handle is never dereferenced here, and drivers accept it from any thread.
-            unsafe impl Send for $name {}
-            // SAFETY: as for `Send`.
-            unsafe impl Sync for $name {}
-        )*
-    };
-}
-
-handles! {
-    /// A handle of a stream, an in-order queue of a device.
-    StreamHandle;
-    /// A handle of an event, a point in a stream.
-    EventHandle;
-    /// A handle of a recorded graph.
-    GraphHandle;
-    /// A handle of an instantiated graph, which can be replayed.
-    ExecHandle;
-}
-
-impl StreamHandle {
-    /// Describes the default stream that the handle is the number of. CUDA and HIP use the same numbers.
-    pub fn default_stream(self) -> Option<&'static str> {
-        match self.0 as usize {
-            0 => Some("the default stream (a null handle)"),
-            1 => Some("the legacy default stream"),
-            2 => Some("the thread's default stream"),
-            _ => None,
-        }
-    }
-}
-
-/// The capture state of a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CaptureState {
-    /// The stream does not capture.
-    None,
-    /// The stream captures, and the capture has this number.
-    Active(u64),
-    /// The stream captures or its capture was invalidated, and the driver does not say which capture it is.
-    Unknown,
 }
 
 /// Creates streams and events.
@@ -273,17 +291,6 @@ pub trait StreamCalls: DeviceContext {
     unsafe fn has_passed(&self, event: EventHandle) -> Result<bool, Self::Error>;
 }
 
-/// Support of a driver for calls with several memory operations that run in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Batching {
-    /// One call takes several operations, runs them in order, and costs about as much as one operation.
-    Trusted,
-    /// A probe decides whether such a call runs its operations in order.
-    Probe,
-    /// The driver has no such call.
-    Never,
-}
-
 /// Writes 64-bit words and waits for them in a stream (memory operations).
 pub trait WordCalls: StreamCalls {
     /// One operation in the driver's format.
@@ -325,30 +332,6 @@ pub trait WordCalls: StreamCalls {
 
     /// Returns whether an error means only that a stream cannot write to an address.
     fn is_write_refused(error: &Self::Error) -> bool;
-}
-
-/// The kind of a copy by its two ends. A driver may have a call for each kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CopyKind {
-    /// Two addresses of this device.
-    Local,
-    /// This device and a peer.
-    Peer,
-    /// A word of this device and the flag of a peer.
-    Flag,
-    /// A device and the host.
-    Host,
-}
-
-/// Copies that go onto one stream in one call, as the arrays that drivers take.
-#[derive(Debug)]
-pub struct CopyBatch<'a> {
-    /// The destination of each copy.
-    pub to: &'a mut [DevicePtr],
-    /// The source of each copy.
-    pub from: &'a mut [DevicePtr],
-    /// The length of each copy in bytes.
-    pub bytes: &'a mut [usize],
 }
 
 /// Copies memory in a stream.
@@ -464,9 +447,18 @@ pub trait GraphCalls: StreamCalls {
     unsafe fn destroy_graph(&self, graph: GraphHandle);
 }
 
-/// The handle by which another process opens an allocation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct IpcHandle(pub [u8; 64]);
+/// A device that the stream engine can use.
+pub trait StreamDevice: WordCalls + CopyCalls + GraphCalls + MemoryCalls {
+    /// Returns the limits of the device's streams. The context is current.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    fn stream_limits(&self) -> Result<StreamLimits, Self::Error>;
+
+    /// Returns the process's cache of probe results. Each backend has one, since a generic type has no
+    /// statics.
+    fn probe_cache() -> &'static ProbeCache<Self::Error>;
+}
 
 /// Shares whole allocations with other processes by handles.
 pub trait IpcCalls: MemoryCalls {
@@ -488,10 +480,6 @@ pub trait IpcCalls: MemoryCalls {
     /// The handle was opened once, is closed once, and its memory is no longer in use.
     unsafe fn close_ipc(&self, base: DevicePtr);
 }
-
-/// A reference to physical memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct MemoryHandle(pub u64);
 
 /// Allocates physical memory and addresses separately.
 pub trait VirtualCalls: MemoryCalls {
@@ -588,4 +576,165 @@ pub trait VirtualCalls: MemoryCalls {
     /// # Safety
     /// The span consists of whole mappings.
     unsafe fn allow(&self, address: DevicePtr, bytes: u64) -> Result<(), Self::Error>;
+}
+
+/// The texts and numbers of a vendor.
+pub trait Vendor: Copy + Debug + Eq + Hash + Send + Sync + 'static {
+    /// The backend in keys and addresses.
+    const BACKEND: BackendId;
+    /// The vendor's plain allocator, such as `cudaMalloc`.
+    const ALLOCATOR: &'static str;
+    /// Reason why mapped memory without a handle cannot leave its process, and what to do.
+    const NO_HANDLE: &'static str;
+    /// Reason why memory of a stream-ordered pool cannot leave its process, and what to do.
+    const POOL: &'static str;
+}
+
+/// A device whose memory can be registered as regions. The context is current in every call.
+pub trait RegionDevice: CopyCalls + IpcCalls + VirtualCalls {
+    /// The vendor.
+    type Vendor: Vendor;
+
+    /// Returns the name of the device that is the same in all processes.
+    fn uuid(&self) -> [u8; 16];
+
+    /// Rejects memory of the caller in which a stream would not see changes of flags.
+    ///
+    /// # Errors
+    /// Returns an error of kind [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) that names
+    /// the memory to use.
+    fn check_flags(&self, address: DevicePtr) -> Result<(), Self::Error> {
+        let _ = address;
+        Ok(())
+    }
+
+    /// Returns whether flags must be allocated by
+    /// [`allocate_flags`](crate::device::MemoryCalls::allocate_flags), because a stream that polls other
+    /// memory need not see the writes of peers.
+    fn has_flag_memory(&self) -> bool {
+        false
+    }
+
+    /// Creates the error of an allocation of `requested` bytes for which the device has no memory, with the
+    /// bytes that are free.
+    fn out_of_memory(&self, requested: u64) -> Self::Error;
+
+    /// Returns the driver's classification of an address.
+    ///
+    /// # Errors
+    /// Returns the driver's error. An unknown address is not an error.
+    fn pointee(&self, address: DevicePtr) -> Result<Pointee, Self::Error>;
+
+    /// Returns whether the allocation that begins at `base` has an IPC handle.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    fn has_ipc_handle(&self, base: DevicePtr) -> Result<bool, Self::Error>;
+
+    /// Permits this device to access what [`allocate`](crate::device::MemoryCalls::allocate) and the
+    /// caller's plain allocator give `owner`, a device of the same process. A second call is not an error.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    fn enable_peer(&self, owner: &Self) -> Result<(), Self::Error>;
+
+    /// Exports a dma-buf that holds the span, with the offset of the span in it.
+    ///
+    /// # Errors
+    /// Returns the driver's error, also where the driver exports no dma-buf.
+    fn dma_buf(&self, address: DevicePtr, bytes: u64) -> Result<DmaBuf, Self::Error>;
+
+    /// Returns the flush that makes writes of a NIC visible to the device. Returns `None` where a write is
+    /// visible as soon as the NIC reports it.
+    ///
+    /// # Errors
+    /// Returns an error if the driver does not say which, or if there is no such flush.
+    fn nic_flush(context: &Arc<Self>) -> Result<Option<Arc<dyn Flush>>, Self::Error>;
+
+    /// Returns whether an error means that the driver does not permit this method, so that another method
+    /// may work.
+    fn is_refusal(error: &Self::Error) -> bool;
+}
+
+/// The options of a backend's fabric that the toolkit reads.
+pub trait PeerOptions: Debug + Clone + Send + Sync + 'static {
+    /// Returns the default options for the device with this ordinal.
+    fn on_device(ordinal: u32) -> Self;
+
+    /// Returns whether a slower fallback is refused.
+    fn is_strict(&self) -> bool;
+
+    /// Returns the method by which signals reach peers; `None` for the method that a probe finds.
+    fn signal(&self) -> Option<SignalBy>;
+}
+
+/// A device that reaches peers.
+pub trait PeerDevice: RegionDevice {
+    /// The description of the device that discovery returns.
+    type DeviceInfo: Debug;
+    /// The options of the backend's fabric.
+    type Options: PeerOptions;
+    /// The backend's engine.
+    type Engine: CopyEngine<Error = Self::Error, Local = Local<Self>, Remote = Remote<Self>>
+        + 'static;
+
+    /// Opens the device that the options name.
+    ///
+    /// # Errors
+    /// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) without a driver or a
+    /// device or if another process holds the device, and
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if there is no such device.
+    fn open(options: &Self::Options) -> Result<Arc<Self>, Self::Error>;
+
+    /// Returns the description of the device.
+    fn info(&self) -> &Self::DeviceInfo;
+
+    /// Returns the identity of the device for peers.
+    fn device_id(&self) -> DeviceId;
+
+    /// Returns whether this device and another one reach each other, as the driver says.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    fn reachability(&self, other: &DeviceId) -> Result<Reachability, Self::Error>;
+
+    /// Probes which method writes to the flag of a peer. The flag is zero before and after.
+    ///
+    /// # Errors
+    /// Returns an error if no method works.
+    fn try_signal(&self, flag: DevicePtr) -> Result<SignalBy, Self::Error>;
+
+    /// Returns whether flags are allocated in host memory, for engines that queue no waits.
+    fn needs_host_flags(&self, options: &Self::Options) -> bool {
+        let _ = options;
+        false
+    }
+
+    /// Returns the bytes per second of a copy to another device that all copy engines of the link share,
+    /// for the slowest link. Returns 0 where all engines are of one kind or the rate is unknown. The rate
+    /// is part of the address that peers get.
+    fn striped_rate(&self, options: &Self::Options) -> u64 {
+        let _ = options;
+        0
+    }
+
+    /// Creates an engine that reaches the peers.
+    ///
+    /// # Errors
+    /// As [`Fabric::engine`](peerlane_hal::Fabric::engine).
+    fn engine(
+        context: &Arc<Self>,
+        options: &Self::Options,
+        request: EngineRequest,
+    ) -> Result<Self::Engine, Self::Error>;
+
+    /// Returns the toolkit's error, if the error is one.
+    fn fault(error: &Self::Error) -> Option<&Fault>;
+
+    /// Returns whether an error means that a device cannot access the memory that it was to map.
+    fn is_no_access(error: &Self::Error) -> bool;
+
+    /// Turns the driver's error into the reason why a peer is not reachable; `text` names the peer. An error
+    /// that is not the driver's stays unchanged, and so does that of a lost device.
+    fn unreachable(error: Self::Error, text: String) -> Self::Error;
 }
