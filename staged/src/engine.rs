@@ -6,20 +6,17 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{
-    Caps, CopyEngine, Deadline, ErrorKind, Fabric, Op, Role, StreamOrdered, Ticket,
-};
-use peerlane_toolkit::TicketCounter;
+use peerlane_hal::{Caps, CopyEngine, Deadline, Fabric, Op, Role, StreamOrdered, Ticket};
+use peerlane_toolkit::{EngineState, RegionBounds, TicketCounter};
 
 use crate::Shared;
 use crate::channel::ResolvedOp;
 use crate::error::Error;
 use crate::memory::{Local, Remote};
-use crate::transport::{BUSY_PARK_MAX, QUEUE_OPS};
+use crate::transport::BUSY_PARK_MAX;
 
 /// Time that transfers in flight have to end when an engine is dropped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
 /// An op with the index of its peer.
 type Addressed<D, N> = (usize, ResolvedOp<D, N>);
@@ -29,73 +26,58 @@ pub struct Engine<D: Fabric, N: Fabric> {
     id: u64,
     /// An engine of the network on which this one parks. Nothing is submitted to it.
     parker: N::Engine,
-    caps: Caps,
-    released: bool,
+    state: EngineState<Error>,
     shared: Arc<Shared<D, N>>,
 }
 
 impl<D: Fabric, N: Fabric> Engine<D, N> {
     pub(crate) fn new(id: u64, parker: N::Engine, caps: Caps, shared: Arc<Shared<D, N>>) -> Self {
-        Self { id, parker, caps, released: false, shared }
+        Self { id, parker, state: EngineState::new(caps), shared }
     }
 
-    fn aligned(&self, what: &str, numbers: [u64; 3]) -> Result<(), Error> {
-        let align = self.caps.put_align_bytes;
-        match numbers.into_iter().find(|number| !number.is_multiple_of(align)) {
-            None => Ok(()),
-            Some(odd) => Err(Error::argument(format!(
-                "a {what} has an offset or length of {odd}, expected a multiple of {align} bytes"
-            ))),
-        }
-    }
-
-    /// Checks an op against its regions and returns it with its peer, or `None` if it has no bytes.
-    fn resolve(
-        &self,
-        op: &Op<'_, Local<D, N>, Remote<D, N>>,
-    ) -> Result<Option<Addressed<D, N>>, Error> {
-        let resolved = match *op {
+    /// Returns a checked op with its peer, or `None` if it has no bytes.
+    fn resolve(op: &Op<'_, Local<D, N>, Remote<D, N>>) -> Option<Addressed<D, N>> {
+        let (peer, resolved) = match *op {
+            Op::Put { bytes: 0, .. } | Op::Get { bytes: 0, .. } => return None,
             Op::Put { dst, src, bytes } => {
-                self.aligned("put", [dst.offset, src.offset, bytes])?;
-                within("put destination", dst.offset, bytes, dst.region.0.bytes)?;
-                within("put source", src.offset, bytes, src.region.registration.bytes)?;
                 let (to, from) = (dst.offset, src.offset);
                 let (dst, src) = (Arc::clone(&dst.region.0), Arc::clone(&src.region.registration));
                 (dst.peer, ResolvedOp::Put { dst, to, src, from, bytes })
             }
             Op::Get { dst, src, bytes } => {
-                self.aligned("get", [dst.offset, src.offset, bytes])?;
-                within("get destination", dst.offset, bytes, dst.region.registration.bytes)?;
-                within("get source", src.offset, bytes, src.region.0.bytes)?;
                 let (to, from) = (dst.offset, src.offset);
                 let (dst, src) = (Arc::clone(&dst.region.registration), Arc::clone(&src.region.0));
                 (src.peer, ResolvedOp::Get { dst, to, src, from, bytes })
             }
             Op::Signal { flag, value } => {
                 let region = &flag.region.0;
-                if region.role == Role::Data {
-                    return Err(Error::argument(
-                        "the signalled flag lies in a region registered as Data, expected Flags"
-                            .to_owned(),
-                    ));
-                }
-                // A saturated offset makes the end overflow, so that the check fails.
-                let at = flag.word.saturating_mul(WORD_BYTES);
-                within("signalled flag", at, WORD_BYTES, region.bytes)?;
                 let signal =
                     ResolvedOp::Signal { flag: Arc::clone(region), word: flag.word, value };
-                return Ok(Some((region.peer.index(), signal)));
+                (region.peer, signal)
             }
-            Op::Wait { .. } => {
-                return Err(Error::argument(
-                    "a wait was submitted to an engine without queued_wait; poll the flag instead"
-                        .to_owned(),
-                ));
-            }
+            Op::Wait { .. } => unreachable!("the check of the slice refuses waits"),
         };
-        let (Op::Put { bytes, .. } | Op::Get { bytes, .. }) = *op else { return Ok(None) };
-        let (peer, resolved) = resolved;
-        Ok((bytes > 0).then_some((peer.index(), resolved)))
+        Some((peer.index(), resolved))
+    }
+}
+
+impl<D: Fabric, N: Fabric> RegionBounds for Local<D, N> {
+    fn bytes(&self) -> u64 {
+        self.registration.bytes
+    }
+
+    fn role(&self) -> Role {
+        self.registration.role
+    }
+}
+
+impl<D: Fabric, N: Fabric> RegionBounds for Remote<D, N> {
+    fn bytes(&self) -> u64 {
+        self.0.bytes
+    }
+
+    fn role(&self) -> Role {
+        self.0.role
     }
 }
 
@@ -105,7 +87,7 @@ impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
     type Remote = Remote<D, N>;
 
     fn caps(&self) -> &Caps {
-        &self.caps
+        self.state.caps()
     }
 
     unsafe fn submit(
@@ -114,27 +96,11 @@ impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
     ) -> Result<Ticket, Error> {
         let mut transport = self.shared.transport();
         transport.check()?;
-        if self.released {
-            return Err(Error::new(ErrorKind::Aborted, "the engine was released"));
-        }
-        let slice_ops_max = self.caps.slice_ops_max;
-        if ops.len() > slice_ops_max {
-            return Err(Error::argument(format!(
-                "a slice has {} ops, expected at most slice_ops_max = {slice_ops_max}",
-                ops.len()
-            )));
-        }
+        self.state.check_slice(ops)?;
         let queue = transport.queue(self.id);
-        // Slices without ops take tickets, of which there are as many as ops.
-        if queue.len() + ops.len() > QUEUE_OPS || queue.tickets.open() >= QUEUE_OPS {
-            let (queued, new) = (queue.len(), ops.len());
-            let text =
-                format!("the queue holds {queued} of {QUEUE_OPS} ops, no room for {new} more");
-            return Err(Error::new(ErrorKind::QueueFull, text));
-        }
-        let resolved: Result<Vec<_>, Error> =
-            ops.iter().filter_map(|op| self.resolve(op).transpose()).collect();
-        let ticket = queue.push(resolved?.into_iter());
+        queue.tickets.check_room(queue.len(), ops.len())?;
+        let resolved: Vec<_> = ops.iter().filter_map(Self::resolve).collect();
+        let ticket = queue.push(resolved.into_iter());
         transport.progress(self.id)?;
         Ok(ticket)
     }
@@ -170,7 +136,7 @@ impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
     fn release(&mut self) -> Result<(), Error> {
         let mut transport = self.shared.transport();
         transport.check()?;
-        if !std::mem::replace(&mut self.released, true) {
+        if self.state.release() {
             transport.release(self.id);
         }
         transport.progress(self.id)
@@ -199,15 +165,6 @@ impl<D: Fabric, N: Fabric> Drop for Engine<D, N> {
 impl<D: Fabric, N: Fabric> fmt::Debug for Engine<D, N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
-fn within(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<(), Error> {
-    match offset.checked_add(bytes) {
-        Some(end) if end <= region_bytes => Ok(()),
-        _ => Err(Error::argument(format!(
-            "{what} spans {bytes} bytes from offset {offset}, the region has {region_bytes}"
-        ))),
     }
 }
 

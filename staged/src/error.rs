@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use peerlane_hal::{ErrorKind, Rank};
+use peerlane_toolkit::Fault;
 
 /// Reports a failure of the device fabric, of the network, or of the staged fabric itself.
 #[derive(Clone, Debug)]
@@ -41,6 +42,12 @@ impl Error {
     /// Reports that `peer` sent something invalid.
     pub(crate) fn of_peer(peer: Rank, what: impl fmt::Display) -> Self {
         Self::new(ErrorKind::Mismatch, format!("rank {peer} {what}"))
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        Self::new(peerlane_hal::Error::kind(&fault), fault.to_string())
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) enum Backing<D: Fabric, N: Fabric> {
 pub(crate) struct Registration<D: Fabric, N: Fabric> {
     pub(crate) backing: Backing<D, N>,
     pub(crate) bytes: u64,
-    role: Role,
+    pub(crate) role: Role,
     generation: Generation,
 }
 

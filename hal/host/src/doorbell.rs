@@ -12,10 +12,11 @@
 //! spins on a core keeps another runnable rank of that core from running.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-use std::task::{Wake, Waker};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::task::Waker;
+use std::time::Duration;
 
+use peerlane_toolkit::{ParkStep, Parker, Unpark};
 use rustix::thread::futex;
 
 use crate::memory::Registration;
@@ -153,28 +154,9 @@ impl PendingWakes {
     }
 }
 
-/// Ends a park from another thread of this process.
-struct EngineWaker {
-    doorbell: Arc<Doorbell>,
-    woken: AtomicBool,
-}
-
-impl EngineWaker {
-    fn was_woken(&self) -> bool {
-        // Usually it was not, and a load is cheaper than a swap.
-        self.woken.load(Ordering::SeqCst) && self.woken.swap(false, Ordering::SeqCst)
-    }
-}
-
-impl Wake for EngineWaker {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.woken.store(true, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        self.doorbell.wake_if_parked();
+impl Unpark for Doorbell {
+    fn unpark(&self) {
+        self.wake_if_parked();
     }
 }
 
@@ -183,18 +165,17 @@ impl Wake for EngineWaker {
 /// Spinning is right while no other rank is runnable on this core: it costs no other rank anything, and an
 /// idle core takes long to wake. Otherwise a rank without work yields its core at once. The doorbells show
 /// which ranks are awake and on which core.
-pub(crate) struct Parker {
-    waker: Arc<EngineWaker>,
+#[derive(Debug)]
+pub(crate) struct DoorbellParker {
+    parker: Parker<Arc<Doorbell>>,
     /// The option of the fabric; `None` lets the neighbours decide.
     spin: Option<Duration>,
     neighbours: CoreNeighbours,
-    /// The time since which the engine has had no work.
-    idle_since: Option<Instant>,
-    /// The doorbell's word at the announcement, while announced.
-    announced: Option<u32>,
+    /// The doorbell's word at the last announcement.
+    announced: u32,
 }
 
-impl Parker {
+impl DoorbellParker {
     pub(crate) fn new(
         doorbell: Arc<Doorbell>,
         spin: Option<Duration>,
@@ -202,50 +183,37 @@ impl Parker {
     ) -> Self {
         // This also runs the first query of the core here, which costs a system call once.
         doorbell.publish_core();
-        let waker = Arc::new(EngineWaker { doorbell, woken: AtomicBool::new(false) });
-        Self { waker, spin, neighbours, idle_since: None, announced: None }
+        Self { parker: Parker::new(doorbell), spin, neighbours, announced: 0 }
     }
 
     pub(crate) fn waker(&self) -> Waker {
-        Waker::from(Arc::clone(&self.waker))
+        self.parker.waker()
     }
 
     /// Takes one step towards sleep. The caller checks its flags between two steps, which makes the
     /// announcement safe.
     pub(crate) fn park(&mut self, limit: Duration) {
-        if self.waker.was_woken() {
-            return self.busy();
+        let spin = match self.neighbours.state() {
+            Neighbours::Awake => Duration::ZERO,
+            Neighbours::None => self.spin.unwrap_or(SPIN),
+            Neighbours::Asleep => self.spin.unwrap_or(SPIN_SHARED),
+        };
+        if self.parker.idle_since().is_none() {
+            self.parker.unpark().publish_core();
         }
-        if let Some(announced) = self.announced.take() {
-            // A wake-up before the check above was seen there; a later one changes the word.
-            return self.waker.doorbell.sleep(announced, limit);
+        match self.parker.step(spin, limit) {
+            ParkStep::Woken => {}
+            ParkStep::Poll => std::hint::spin_loop(),
+            ParkStep::Announce => self.announced = self.parker.unpark().announce(),
+            // A wake-up before the last check was seen there; a later one changes the word.
+            ParkStep::Sleep => self.parker.unpark().sleep(self.announced, limit),
         }
-        if self.may_spin(limit) {
-            std::hint::spin_loop();
-        } else {
-            self.announced = Some(self.waker.doorbell.announce());
-        }
-    }
-
-    fn may_spin(&mut self, limit: Duration) -> bool {
-        let neighbours = self.neighbours.state();
-        if neighbours == Neighbours::Awake {
-            return false;
-        }
-        let default = if neighbours == Neighbours::None { SPIN } else { SPIN_SHARED };
-        let now = Instant::now();
-        let idle_since = *self.idle_since.get_or_insert_with(|| {
-            self.waker.doorbell.publish_core();
-            now
-        });
-        now.duration_since(idle_since) < self.spin.unwrap_or(default).min(limit)
     }
 
     /// Notes progress: the next park spins again. An announcement stays in the doorbell, since another engine
     /// of this rank may have made it too; a needless wake-up is harmless.
     pub(crate) fn busy(&mut self) {
-        self.idle_since = None;
-        self.announced = None;
+        self.parker.busy();
     }
 }
 
@@ -279,11 +247,4 @@ enum Neighbours {
     Asleep,
     /// At least one is awake.
     Awake,
-}
-
-impl std::fmt::Debug for Parker {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let announced = self.announced.is_some();
-        f.debug_struct("Parker").field("spin", &self.spin).field("announced", &announced).finish()
-    }
 }

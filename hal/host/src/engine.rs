@@ -7,18 +7,17 @@
 //! everything else from the cache. Streaming stores do neither, so large copies use them.
 
 use std::collections::VecDeque;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use super::doorbell::{CoreNeighbours, Doorbell, Parker, PendingWakes};
+use super::doorbell::{CoreNeighbours, Doorbell, DoorbellParker, PendingWakes};
 use super::error::Error;
 use super::fabric::Options;
 use super::memory::{Local, Remote};
-use peerlane_hal::{Caps, CopyEngine, Op, Region, Role, StreamOrdered, Ticket};
-use peerlane_toolkit::{TicketCounter, pieces};
+use peerlane_hal::{Caps, CopyEngine, Flag, Op, StreamOrdered, Ticket};
+use peerlane_toolkit::{EngineState, TicketCounter, pieces};
 
 /// Largest number of bytes that one call of `completed` copies, so that it never blocks for long; about a
 /// millisecond.
@@ -33,12 +32,12 @@ const WORD_BYTES: u64 = size_of::<u64>() as u64;
 #[derive(Debug)]
 pub struct Engine {
     options: Options,
+    state: EngineState<Error>,
     streaming_bytes_min: u64,
     queue: VecDeque<Entry>,
     tickets: TicketCounter,
     pending_wakes: PendingWakes,
-    parker: Parker,
-    released: bool,
+    parker: DoorbellParker,
 }
 
 #[derive(Debug)]
@@ -70,64 +69,38 @@ impl Engine {
             queue: VecDeque::with_capacity(options.queue_ops),
             tickets: TicketCounter::with_capacity(options.queue_ops),
             pending_wakes: PendingWakes::with_capacity(options.queue_ops),
-            parker: Parker::new(doorbell, options.spin, neighbours),
-            released: false,
+            parker: DoorbellParker::new(doorbell, options.spin, neighbours),
+            state: EngineState::new(options.caps),
             options,
         }
     }
 
-    /// Checks an op against limits and regions, and resolves its addresses.
-    fn resolve(&self, op: &Op<'_, Local, Remote>) -> Result<QueuedOp, Error> {
+    /// Resolves the addresses of a checked op.
+    fn resolve(&self, op: &Op<'_, Local, Remote>) -> QueuedOp {
         match *op {
             Op::Put { dst, src, bytes } => {
-                self.check_alignment("put", [dst.offset, src.offset, bytes])?;
-                let to = within("put destination", dst.offset, bytes, dst.region.bytes())?;
-                let from = within("put source", src.offset, bytes, src.region.bytes())?;
-                Ok(self.copy((dst.region.base(), to), (src.region.base(), from), bytes))
+                self.copy(dst.region.pointer(dst.offset), src.region.pointer(src.offset), bytes)
             }
             Op::Get { dst, src, bytes } => {
-                self.check_alignment("get", [dst.offset, src.offset, bytes])?;
-                let to = within("get destination", dst.offset, bytes, dst.region.bytes())?;
-                let from = within("get source", src.offset, bytes, src.region.bytes())?;
-                Ok(self.copy((dst.region.base(), to), (src.region.base(), from), bytes))
+                self.copy(dst.region.pointer(dst.offset), src.region.pointer(src.offset), bytes)
             }
-            Op::Signal { flag, value } => {
-                let region = flag.region;
-                check_role("signalled flag", region.role())?;
-                let at = word_within("signalled flag", flag.word, region.bytes())?;
-                let word = region.base().as_ptr().wrapping_add(at).cast();
-                Ok(QueuedOp::Signal { flag: word, value, doorbell: Arc::as_ptr(region.doorbell()) })
-            }
-            Op::Wait { .. } if !self.options.caps.queued_wait => Err(Error::Argument(
-                "a wait was submitted to an engine without queued_wait; poll the flag instead"
-                    .to_owned(),
-            )),
-            Op::Wait { flag, value, reset } => {
-                check_role("awaited flag", flag.region.role())?;
-                let at = word_within("awaited flag", flag.word, flag.region.bytes())?;
-                let word = flag.region.base().as_ptr().wrapping_add(at).cast();
-                Ok(QueuedOp::Wait { flag: word, value, reset })
+            Op::Signal { flag: Flag { region, word }, value } => QueuedOp::Signal {
+                flag: region.pointer(word * WORD_BYTES).cast(),
+                value,
+                doorbell: Arc::as_ptr(region.doorbell()),
+            },
+            Op::Wait { flag: Flag { region, word }, value, reset } => {
+                QueuedOp::Wait { flag: region.pointer(word * WORD_BYTES).cast(), value, reset }
             }
         }
     }
 
-    /// Creates a copy whose spans were checked.
-    fn copy(&self, dst: (NonNull<u8>, usize), src: (NonNull<u8>, usize), bytes: u64) -> QueuedOp {
+    fn copy(&self, dst: *mut u8, src: *const u8, bytes: u64) -> QueuedOp {
         QueuedOp::Copy {
-            dst: dst.0.as_ptr().wrapping_add(dst.1),
-            src: src.0.as_ptr().wrapping_add(src.1),
+            dst,
+            src,
             bytes: usize::try_from(bytes).expect("a span lies inside a mapped region"),
             streaming: bytes >= self.streaming_bytes_min,
-        }
-    }
-
-    fn check_alignment(&self, what: &str, numbers: [u64; 3]) -> Result<(), Error> {
-        let align = self.options.caps.put_align_bytes;
-        match numbers.into_iter().find(|number| !number.is_multiple_of(align)) {
-            None => Ok(()),
-            Some(odd) => Err(Error::Argument(format!(
-                "a {what} has an offset or length of {odd}, expected a multiple of {align} bytes"
-            ))),
         }
     }
 
@@ -171,7 +144,7 @@ impl QueuedOp {
                     // Both fit, since the pieces tile `now`, which is a `usize`.
                     let (at, length) = (piece.offset as usize, piece.bytes as usize);
                     let (dst, src) = (dst.wrapping_add(at), src.wrapping_add(at));
-                    // SAFETY: `resolve` bounded the span. The contract of `submit` keeps both regions alive
+                    // SAFETY: The check of the slice bounded the span. The contract of `submit` keeps both regions alive
                     // and excludes races.
                     unsafe { copy_piece(dst, src, length, *streaming) };
                 }
@@ -181,7 +154,7 @@ impl QueuedOp {
                 (*bytes == 0, now)
             }
             Self::Signal { flag, value, doorbell } => {
-                // SAFETY: `resolve` bounded the word, the words of a region are aligned, and the contract of
+                // SAFETY: The check of the slice bounded the word, the words of a region are aligned, and the contract of
                 // `submit` keeps the region alive.
                 unsafe { &**flag }.store(*value, Ordering::Release);
                 pending_wakes.push(*doorbell);
@@ -213,71 +186,24 @@ unsafe fn copy_piece(dst: *mut u8, src: *const u8, bytes: usize, streaming: bool
     }
 }
 
-/// Returns the offset as an index, if `bytes` from it are inside a region of `region_bytes`.
-fn within(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<usize, Error> {
-    match offset.checked_add(bytes) {
-        Some(end) if end <= region_bytes => {
-            Ok(usize::try_from(offset).expect("a region fits the address space"))
-        }
-        _ => Err(Error::Argument(format!(
-            "{what} spans {bytes} bytes from offset {offset}, the region has {region_bytes}"
-        ))),
-    }
-}
-
-/// Rejects a region of data. Only regions of flags are known to be aligned.
-fn check_role(what: &str, role: Role) -> Result<(), Error> {
-    match role {
-        Role::Flags => Ok(()),
-        Role::Data => Err(Error::Argument(format!(
-            "the {what} lies in a region registered as Data, expected Flags"
-        ))),
-    }
-}
-
-fn word_within(what: &str, word: u64, region_bytes: u64) -> Result<usize, Error> {
-    // The saturated offset overflows in the sum and is rejected.
-    within(what, word.saturating_mul(WORD_BYTES), WORD_BYTES, region_bytes)
-}
-
 impl CopyEngine for Engine {
     type Error = Error;
     type Local = Local;
     type Remote = Remote;
 
     fn caps(&self) -> &Caps {
-        &self.options.caps
+        self.state.caps()
     }
 
     unsafe fn submit(&mut self, ops: &[Op<'_, Local, Remote>]) -> Result<Ticket, Error> {
-        if self.released {
-            return Err(Error::Released);
-        }
-        let slice_ops_max = self.options.caps.slice_ops_max;
-        if ops.len() > slice_ops_max {
-            return Err(Error::Argument(format!(
-                "a slice has {} ops, expected at most slice_ops_max = {slice_ops_max}",
-                ops.len()
-            )));
-        }
-        let (queued, room) = (self.queue.len(), self.options.queue_ops);
-        // A slice without ops takes a ticket, and tickets have no more room than ops.
-        if queued + ops.len() > room || self.tickets.open() >= room {
-            return Err(Error::QueueFull { queued, room, requested: ops.len() });
-        }
-        let parts = u32::try_from(ops.len()).expect("a queue holds fewer than 2^32 ops");
-        let ticket = Ticket(self.tickets.last().0 + 1);
+        self.state.check_slice(ops)?;
+        self.tickets.check_room(self.queue.len(), ops.len())?;
+        let count = u32::try_from(ops.len()).expect("a slice has fewer than 2^32 ops");
+        let ticket = self.tickets.issue(count);
         for op in ops {
-            match self.resolve(op) {
-                Ok(resolved) => self.queue.push_back(Entry { ticket, op: resolved }),
-                Err(error) => {
-                    self.queue.truncate(queued);
-                    return Err(error);
-                }
-            }
+            let op = self.resolve(op);
+            self.queue.push_back(Entry { ticket, op });
         }
-        let issued = self.tickets.issue(parts);
-        debug_assert_eq!(issued, ticket);
         self.parker.busy();
         self.run(SUBMIT_BYTES_MAX);
         Ok(ticket)
@@ -304,7 +230,7 @@ impl CopyEngine for Engine {
     }
 
     fn release(&mut self) -> Result<(), Error> {
-        self.released = true;
+        self.state.release();
         self.queue.clear();
         self.tickets.finish_all();
         Ok(())

@@ -11,7 +11,7 @@ use super::engine::Engine;
 use super::error::Error;
 use super::key::{Access, Key};
 use super::memory::{Local, Memory};
-use peerlane_hal::wire::{Reader, Writer};
+use peerlane_hal::wire::{Reader, Truncated, Writer};
 use peerlane_hal::{
     BackendId, Caps, Deadline, EngineRequirements, Fabric as FabricTrait, Generation, Link,
     LinkKind, Rank, Role,
@@ -127,7 +127,7 @@ impl Fabric {
             )));
         }
         options.check()?;
-        let server = Server::enter().map_err(Error::of_handover(rank, Generation(0)))?;
+        let server = Server::enter().map_err(Error::of_handover(rank, 0))?;
         let doorbell_region = Arc::new(Local::allocate(rank, Doorbell::BYTES, Role::Flags)?);
         let doorbell = Doorbell::of(doorbell_region.share());
         let peers = Arc::new(Peers(Mutex::new(vec![None; ranks])));
@@ -143,7 +143,7 @@ impl Fabric {
     pub fn second(&self, options: Options) -> Result<Self, Error> {
         options.check()?;
         let (rank, ranks) = (self.memory.rank, self.ranks);
-        let server = Server::enter().map_err(Error::of_handover(rank, Generation(0)))?;
+        let server = Server::enter().map_err(Error::of_handover(rank, 0))?;
         let peers = Arc::new(Peers(Mutex::new(vec![None; ranks])));
         let memory = Memory { rank, peers };
         let (doorbell, doorbell_region) =
@@ -153,27 +153,28 @@ impl Fabric {
 
     fn parse_address(&self, peer: Rank, address: &[u8]) -> Result<Key, Error> {
         let malformed = |what: String| Err(Error::Address { peer, what });
+        let short = |truncated: Truncated| Error::Address { peer, what: truncated.to_string() };
         let mut reader = Reader::new(address);
-        let magic = reader.array("magic").map_err(Error::address(peer))?;
+        let magic = reader.array("magic").map_err(short)?;
         if magic != ADDRESS_MAGIC {
             return malformed(format!(
                 "it starts with {magic:02x?}, expected {ADDRESS_MAGIC:02x?}"
             ));
         }
-        let version = reader.u16("version").map_err(Error::address(peer))?;
+        let version = reader.u16("version").map_err(short)?;
         if version != ADDRESS_VERSION {
             return malformed(format!("it has version {version}, expected {ADDRESS_VERSION}"));
         }
-        let backend = BackendId(reader.u16("backend").map_err(Error::address(peer))?);
+        let backend = BackendId(reader.u16("backend").map_err(short)?);
         if backend != BackendId::HOST {
             return malformed(format!("it is of backend {backend}, expected {}", BackendId::HOST));
         }
-        let rank = Rank(reader.u32("rank").map_err(Error::address(peer))?);
+        let rank = Rank(reader.u32("rank").map_err(short)?);
         if rank != peer {
             return malformed(format!("it is of rank {rank}"));
         }
-        let process = ProcessToken(reader.array("process token").map_err(Error::address(peer))?);
-        let generation = reader.u64("doorbell").map(Generation).map_err(Error::address(peer))?;
+        let process = ProcessToken(reader.array("process token").map_err(short)?);
+        let generation = reader.u64("doorbell").map(Generation).map_err(short)?;
         if !reader.rest().is_empty() {
             return malformed(format!("it has {} trailing bytes", reader.rest().len()));
         }

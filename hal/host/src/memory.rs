@@ -17,6 +17,7 @@ use peerlane_hal::{
 };
 use peerlane_toolkit::handover::{self, Claim, Entry, Handover, ProcessToken};
 use peerlane_toolkit::mapping::{self, MappedSpan, Mapping};
+use peerlane_toolkit::{EngineRegion, RegionBounds};
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
@@ -67,6 +68,11 @@ impl Local {
         self.registration.role
     }
 
+    /// Returns a pointer to an offset that was checked.
+    pub(super) fn pointer(&self, offset: u64) -> *mut u8 {
+        self.registration.pointer(offset)
+    }
+
     pub(super) fn share(&self) -> Arc<Registration> {
         Arc::clone(&self.registration)
     }
@@ -109,17 +115,50 @@ impl Region for Local {
     }
 }
 
-impl Remote {
-    pub(super) fn base(&self) -> NonNull<u8> {
-        self.registration.base()
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
+impl RegionBounds for Local {
+    fn bytes(&self) -> u64 {
         self.registration.bytes
     }
 
-    pub(super) fn role(&self) -> Role {
+    fn role(&self) -> Role {
         self.registration.role
+    }
+}
+
+impl EngineRegion for Local {
+    fn address(&self) -> u64 {
+        self.registration.base().as_ptr() as u64
+    }
+
+    fn host_address(&self) -> Option<u64> {
+        Some(self.address())
+    }
+}
+
+impl RegionBounds for Remote {
+    fn bytes(&self) -> u64 {
+        self.registration.bytes
+    }
+
+    fn role(&self) -> Role {
+        self.registration.role
+    }
+}
+
+impl EngineRegion for Remote {
+    fn address(&self) -> u64 {
+        self.registration.base().as_ptr() as u64
+    }
+
+    fn host_address(&self) -> Option<u64> {
+        Some(self.address())
+    }
+}
+
+impl Remote {
+    /// Returns a pointer to an offset that was checked.
+    pub(super) fn pointer(&self, offset: u64) -> *mut u8 {
+        self.registration.pointer(offset)
     }
 
     pub(super) fn doorbell(&self) -> &Arc<Doorbell> {
@@ -134,7 +173,10 @@ impl Remote {
 
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Remote").field("peer", &self.peer).field("bytes", &self.bytes()).finish()
+        f.debug_struct("Remote")
+            .field("peer", &self.peer)
+            .field("bytes", &self.registration.bytes)
+            .finish()
     }
 }
 
@@ -149,9 +191,13 @@ pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Regi
         let found = handover::find::<Registration>(&claim).filter(|found| found.bytes == bytes);
         return found.ok_or(Error::Freed { peer, generation: key.generation.0 });
     }
-    let Access::Shared { head } = key.access else { return Err(Error::PrivateMemory { peer }) };
+    let Access::Shared { head } = key.access else {
+        let why = "it was registered by its owner, so only ranks of the owner's process can import it; \
+                   use memory from `allocate` between processes";
+        return Err(Error::PrivateMemory { peer, why: why.to_owned() });
+    };
     let fds = handover::ask(key.process, &claim, deadline)
-        .map_err(Error::of_handover(peer, key.generation))?;
+        .map_err(Error::of_handover(peer, key.generation.0))?;
     let count = fds.len();
     let Ok([fd]) = <[_; 1]>::try_from(fds) else {
         let how = format!("it handed over {count} descriptors for one region, expected 1");
@@ -216,7 +262,10 @@ impl PeerMemory for Memory {
             return Err(Error::NotConnected { peer });
         };
         if key.rank != peer {
-            return Err(Error::ForeignKey { expected: peer, found: key.rank });
+            return Err(Error::ForeignKey {
+                expected: format!("rank {peer}"),
+                found: format!("rank {}", key.rank),
+            });
         }
         Ok(Remote { registration: open(peer, key, deadline)?, doorbell, peer })
     }
@@ -255,6 +304,11 @@ impl Registration {
             Backing::Mapped(mapping, head) => unsafe { mapping.base().add(*head) },
             Backing::Span(base, _) | Backing::Borrowed(base) => *base,
         }
+    }
+
+    fn pointer(&self, offset: u64) -> *mut u8 {
+        // The offset lies in a mapped region, so it fits.
+        self.base().as_ptr().wrapping_add(offset as usize)
     }
 
     /// Returns how another process accesses the memory.

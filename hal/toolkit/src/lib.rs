@@ -3,17 +3,18 @@
 //! | kind of device | parts |
 //! | --- | --- |
 //! | GPU with streams, events and waits for 64-bit words (CUDA, HIP) | implement the traits of [`device`]; [`streams`] is the engine, [`regions`] the memory, [`peers`] the fabric |
-//! | ring and doorbell, such as a DMA engine or an accelerator without streams | [`TicketCounter`], [`pieces`], [`Poison`], [`Parker`], and [`op_checks`] for the checks of ops |
-//! | NIC (verbs) | [`TicketCounter`], [`pieces`], [`Poison`], and [`handover`] for host memory of other processes |
-//! | host memory | [`mapping`] and [`handover`] |
+//! | ring and doorbell, such as a DMA engine or an accelerator without streams | [`EngineState`], [`TicketCounter`], [`pieces`], and [`TimedParker`] or [`Parker`] |
+//! | NIC (verbs) | [`EngineState`], [`TicketCounter`], [`pieces`], [`Parker`], and [`handover`] for host memory of other processes |
+//! | host memory | [`EngineState`], [`TicketCounter`], [`Parker`], [`mapping`] and [`handover`] |
 //!
 //! | part | what it does |
 //! | --- | --- |
+//! | [`EngineState`] | checks slices, and remembers the first error and the release |
 //! | [`TicketCounter`] | issues tickets and tracks their completion, also out of order |
+//! | [`Poison`] | remembers the first error, for a device that several engines share |
 //! | [`pieces`] | splits copies at a size limit |
-//! | [`Poison`] | remembers the first error of an engine |
-//! | [`Parker`] | parks a thread until the device may have made progress |
-//! | [`op_checks`] | checks ops against their regions |
+//! | [`Parker`], [`TimedParker`] | park a thread until the device may have made progress |
+//! | [`Fault`] | the errors that are the same for every backend |
 //! | [`mapping`] | maps shared host memory |
 //! | [`handover`] | hands memory to other processes as file descriptors |
 //! | [`device`] | traits for the driver of a GPU |
@@ -37,18 +38,21 @@
 
 mod deferred_free;
 pub mod device;
+mod fault;
 pub mod handover;
 pub mod mapping;
-pub mod op_checks;
 mod park;
 pub mod peers;
 mod pieces;
 mod poison;
 pub mod regions;
 pub mod streams;
+mod submit;
 mod tickets;
 
-pub use park::Parker;
+pub use fault::Fault;
+pub use park::{ParkStep, Parker, TimedParker, Unpark};
 pub use pieces::{Piece, pieces};
 pub use poison::Poison;
+pub use submit::{EngineRegion, EngineState, PeerRegion, PeerSet, RegionBounds};
 pub use tickets::TicketCounter;

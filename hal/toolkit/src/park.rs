@@ -1,81 +1,95 @@
-//! Parks a thread until the device may have made progress.
+//! Parks the thread of an engine: it polls for a while, announces that it will sleep, and sleeps.
 //!
-//! A blocking wait of the driver cannot be ended by a waker, may be illegal during a capture, or may spin
-//! itself. So the parked thread polls the oldest work: first without sleeping, which covers a small
-//! all-gather, then with growing sleeps. Flags of this rank change without a wake-up, so each call is short
-//! and its caller checks again.
+//! [`Parker`] decides on each step, and a backend does it with the means of its device: a futex, completion
+//! channels, or a sleep with a time limit. Between two steps the caller checks its flags, so a flag that is
+//! set before the announcement is not missed, and a flag that is set after it ends the sleep.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-/// Time to poll without sleeping after progress.
-const SPIN: Duration = Duration::from_micros(20);
-const SLEEP_MIN: Duration = Duration::from_micros(5);
-/// Longest sleep where the device waits for flags itself.
-const SLEEP_MAX: Duration = Duration::from_micros(200);
-/// Longest time in one call.
-const PARK_MAX: Duration = Duration::from_millis(1);
+/// Ends the sleep of a parked thread.
+pub trait Unpark: Send + Sync {
+    /// Ends the sleep of the thread if it sleeps or has announced that it will.
+    fn unpark(&self);
+}
+
+impl<U: Unpark + ?Sized> Unpark for Arc<U> {
+    fn unpark(&self) {
+        (**self).unpark();
+    }
+}
+
+/// The next step of a thread that has nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParkStep {
+    /// The waker was called: return.
+    Woken,
+    /// Poll again soon.
+    Poll,
+    /// Announce to the device and to peers that this thread is about to sleep.
+    Announce,
+    /// Sleep, for at most the limit of the caller.
+    Sleep,
+}
+
+/// Decides whether a thread without work polls, announces its sleep or sleeps.
+///
+/// ```
+/// use std::time::Duration;
+/// use peerlane_toolkit::{ParkStep, Parker, Unpark};
+///
+/// struct Device;
+/// impl Unpark for Device {
+///     fn unpark(&self) { /* write an event descriptor, wake a futex */ }
+/// }
+///
+/// let mut parker = Parker::new(Device);
+/// let (spin, limit) = (Duration::ZERO, Duration::from_secs(1));
+/// assert_eq!(parker.step(spin, limit), ParkStep::Announce);
+/// // The caller has checked its flags once more.
+/// assert_eq!(parker.step(spin, limit), ParkStep::Sleep);
+/// parker.waker().wake();
+/// assert_eq!(parker.step(spin, limit), ParkStep::Woken);
+/// ```
+#[derive(Debug)]
+pub struct Parker<U> {
+    wakeup: Arc<Wakeup<U>>,
+    /// The time since which the engine has had no work.
+    idle_since: Option<Instant>,
+    announced: bool,
+}
 
 /// The state that a waker sets.
-#[derive(Debug, Default)]
-struct Wakeup {
+#[derive(Debug)]
+struct Wakeup<U> {
     woken: AtomicBool,
-    sleeping: Mutex<()>,
-    changed: Condvar,
+    unpark: U,
 }
 
-impl Wakeup {
-    fn take(&self) -> bool {
-        self.woken.swap(false, Ordering::AcqRel)
-    }
-
-    /// Sleeps for at most `time`, unless it was woken.
-    fn sleep(&self, time: Duration) {
-        let sleeping = self.sleeping.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if !self.woken.load(Ordering::Acquire) {
-            // After an early or late wake-up, the caller checks everything again.
-            let _ = self.changed.wait_timeout(sleeping, time);
-        }
-    }
-}
-
-impl Wake for Wakeup {
+impl<U: Unpark + 'static> Wake for Wakeup<U> {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.woken.store(true, Ordering::Release);
-        // Under the lock, so that a parked thread either has seen `woken` or already sleeps.
-        drop(self.sleeping.lock());
-        self.changed.notify_all();
+        self.woken.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        self.unpark.unpark();
     }
 }
 
-/// Parks the thread that drives an engine.
-#[derive(Debug)]
-pub struct Parker {
-    wakeup: Arc<Wakeup>,
-    spin: Duration,
-    sleep_max: Duration,
-    /// The next sleep; `None` while polling without sleep is worthwhile.
-    sleep: Option<Duration>,
-}
-
-impl Default for Parker {
-    /// Creates a parker for an engine whose device waits for flags itself.
-    fn default() -> Self {
-        Self::new(SPIN, SLEEP_MAX)
+impl<U: Unpark + 'static> Parker<U> {
+    /// Creates a parker whose waker calls `unpark`.
+    pub fn new(unpark: U) -> Self {
+        let wakeup = Arc::new(Wakeup { woken: AtomicBool::new(false), unpark });
+        Self { wakeup, idle_since: None, announced: false }
     }
-}
 
-impl Parker {
-    /// Creates a parker that polls without sleeping for `spin` after progress, and then sleeps for at most
-    /// `sleep_max` between two polls.
-    pub fn new(spin: Duration, sleep_max: Duration) -> Self {
-        Self { wakeup: Arc::default(), spin, sleep_max, sleep: None }
+    /// Returns what ends the sleep of the thread.
+    pub fn unpark(&self) -> &U {
+        &self.wakeup.unpark
     }
 
     /// Returns a waker that ends the present or the next park.
@@ -83,33 +97,130 @@ impl Parker {
         Waker::from(Arc::clone(&self.wakeup))
     }
 
-    /// Notes progress or a submission: more progress may follow soon.
-    pub fn busy(&mut self) {
-        self.sleep = None;
+    /// Returns whether the next step is a sleep, unless the waker is called.
+    pub fn is_announced(&self) -> bool {
+        self.announced
     }
 
-    /// Sleeps until `moved` returns true, the waker is called, `limit` has passed, or a short time has
-    /// passed.
-    pub fn park(&mut self, limit: Duration, moved: impl Fn() -> bool) {
+    /// Returns the time since which the engine has had no work; `None` before its first step.
+    pub fn idle_since(&self) -> Option<Instant> {
+        self.idle_since
+    }
+
+    /// Notes progress or a submission: the next park polls before it sleeps. An announcement ends.
+    pub fn busy(&mut self) {
+        (self.idle_since, self.announced) = (None, false);
+    }
+
+    /// Returns the next step, for a thread that polls for `spin` before it sleeps and returns after `limit`.
+    pub fn step(&mut self, spin: Duration, limit: Duration) -> ParkStep {
+        // Usually it was not called, and a load is cheaper than a swap.
+        let woken = &self.wakeup.woken;
+        if woken.load(Ordering::SeqCst) && woken.swap(false, Ordering::SeqCst) {
+            self.busy();
+            return ParkStep::Woken;
+        }
+        if std::mem::take(&mut self.announced) {
+            return ParkStep::Sleep;
+        }
+        let now = Instant::now();
+        let idle_since = *self.idle_since.get_or_insert(now);
+        if now.duration_since(idle_since) < spin.min(limit) {
+            return ParkStep::Poll;
+        }
+        self.announced = true;
+        ParkStep::Announce
+    }
+}
+
+const SLEEP_MIN: Duration = Duration::from_micros(5);
+/// Longest time in one call of [`TimedParker::park`].
+const PARK_MAX: Duration = Duration::from_millis(1);
+
+/// Parks the thread of an engine whose device sends no event that a thread could sleep on.
+///
+/// A blocking wait of a GPU driver cannot be ended by a waker, may be illegal during a capture, or may spin
+/// itself. So the parked thread polls: first without sleeping, which covers a small all-gather, then with
+/// growing sleeps. Flags of this rank change without a wake-up, so each call is short and its caller checks
+/// again.
+#[derive(Debug)]
+pub struct TimedParker {
+    parker: Parker<TimedSleep>,
+    spin: Duration,
+    sleep_max: Duration,
+    next_sleep: Duration,
+}
+
+impl TimedParker {
+    /// Creates a parker that polls without sleeping for `spin` after progress, and then sleeps for at most
+    /// `sleep_max` between two polls.
+    pub fn new(spin: Duration, sleep_max: Duration) -> Self {
+        let parker = Parker::new(TimedSleep::default());
+        Self { parker, spin, sleep_max, next_sleep: SLEEP_MIN }
+    }
+
+    /// Returns a waker that ends the present or the next park.
+    pub fn waker(&self) -> Waker {
+        self.parker.waker()
+    }
+
+    /// Notes progress or a submission: more progress may follow soon.
+    pub fn busy(&mut self) {
+        self.parker.busy();
+        self.next_sleep = SLEEP_MIN;
+    }
+
+    /// Sleeps until `has_progress` returns true, the waker is called, `limit` has passed, or a short time
+    /// has passed.
+    pub fn park(&mut self, limit: Duration, has_progress: impl Fn() -> bool) {
         let start = Instant::now();
         let limit = limit.min(PARK_MAX);
-        if self.sleep.is_none() {
-            while start.elapsed() < limit.min(self.spin) {
-                if self.wakeup.take() || moved() {
-                    return;
-                }
-                std::thread::yield_now();
-            }
-        }
         loop {
             let left = limit.saturating_sub(start.elapsed());
-            if self.wakeup.take() || moved() || left.is_zero() {
-                return;
+            match self.parker.step(self.spin, left) {
+                ParkStep::Woken => return,
+                _ if has_progress() || left.is_zero() => return,
+                ParkStep::Poll => std::thread::yield_now(),
+                ParkStep::Announce => self.parker.unpark().announce(),
+                ParkStep::Sleep => {
+                    self.parker.unpark().sleep(self.next_sleep.min(left));
+                    self.next_sleep = (self.next_sleep * 2).min(self.sleep_max);
+                }
             }
-            let sleep = self.sleep.unwrap_or(SLEEP_MIN);
-            self.wakeup.sleep(sleep.min(left));
-            self.sleep = Some((sleep * 2).min(self.sleep_max));
         }
+    }
+}
+
+/// Sleeps for a limited time, unless a waker ends the sleep.
+#[derive(Debug, Default)]
+struct TimedSleep {
+    /// Whether the thread was woken since it announced its sleep.
+    unparked: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl TimedSleep {
+    fn lock(&self) -> std::sync::MutexGuard<'_, bool> {
+        self.unparked.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn announce(&self) {
+        *self.lock() = false;
+    }
+
+    fn sleep(&self, time: Duration) {
+        let unparked = self.lock();
+        if !*unparked {
+            // After an early or late wake-up, the caller checks everything again.
+            let _ = self.changed.wait_timeout(unparked, time);
+        }
+    }
+}
+
+impl Unpark for TimedSleep {
+    fn unpark(&self) {
+        *self.lock() = true;
+        self.changed.notify_all();
     }
 }
 
@@ -117,19 +228,47 @@ impl Parker {
 mod tests {
     use super::*;
 
+    fn parker(spin: Duration) -> TimedParker {
+        TimedParker::new(spin, Duration::from_micros(200))
+    }
+
     #[test]
     fn a_wake_before_the_sleep_is_not_lost() {
-        let mut parker = Parker { sleep: Some(SLEEP_MAX), ..Parker::default() };
+        let mut parker = parker(Duration::ZERO);
         parker.waker().wake();
-        parker.park(Duration::MAX, || panic!("woken: there is nothing to look at"));
+        parker.park(Duration::MAX, || panic!("woken: nothing needs to be checked"));
         let start = Instant::now();
         parker.park(Duration::from_millis(1), || false);
         assert!(start.elapsed() >= Duration::from_millis(1), "the waker was called once");
     }
 
     #[test]
-    fn it_returns_when_something_moved_and_at_the_limit() {
-        let mut parker = Parker::default();
+    fn a_wake_between_announcement_and_sleep_is_not_lost() {
+        let mut parker = Parker::new(TimedSleep::default());
+        assert_eq!(parker.step(Duration::ZERO, Duration::MAX), ParkStep::Announce);
+        parker.unpark().announce();
+        assert_eq!(parker.step(Duration::ZERO, Duration::MAX), ParkStep::Sleep);
+        parker.waker().wake();
+        // Would never end otherwise.
+        parker.unpark().sleep(Duration::MAX);
+        assert_eq!(parker.step(Duration::ZERO, Duration::MAX), ParkStep::Woken);
+    }
+
+    #[test]
+    fn it_polls_before_it_sleeps_and_again_after_progress() {
+        let mut parker = Parker::new(TimedSleep::default());
+        let hour = Duration::from_secs(3600);
+        assert_eq!(parker.step(hour, Duration::MAX), ParkStep::Poll);
+        assert_eq!(parker.step(Duration::ZERO, Duration::MAX), ParkStep::Announce);
+        assert!(parker.is_announced());
+        parker.busy();
+        assert_eq!(parker.step(hour, Duration::MAX), ParkStep::Poll);
+        assert_eq!(parker.step(hour, Duration::ZERO), ParkStep::Announce, "the limit is short");
+    }
+
+    #[test]
+    fn it_returns_when_there_is_progress_and_at_the_limit() {
+        let mut parker = parker(Duration::from_micros(20));
         parker.park(Duration::MAX, || true);
         parker.park(Duration::ZERO, || false);
         let start = Instant::now();

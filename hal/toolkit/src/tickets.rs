@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 use peerlane_hal::Ticket;
 
+use crate::Fault;
+
 /// Issues tickets and tracks which are complete, also where the ops of a ticket finish out of order, such
 /// as a copy that is split over engines, or queue pairs to several peers.
 ///
@@ -15,12 +17,28 @@ pub struct TicketCounter {
     /// Number of open ops of each ticket after `done`, oldest first.
     open: VecDeque<u32>,
     done: u64,
+    room: usize,
 }
 
 impl TicketCounter {
-    /// Creates a counter that does not allocate while at most `tickets` are open.
-    pub fn with_capacity(tickets: usize) -> Self {
-        Self { open: VecDeque::with_capacity(tickets), done: 0 }
+    /// Creates a counter for a queue with room for this number of ops. It does not allocate while at most
+    /// as many tickets are open.
+    pub fn with_capacity(room: usize) -> Self {
+        Self { open: VecDeque::with_capacity(room), done: 0, room }
+    }
+
+    /// Checks that a queue that holds `queued` ops has room for `requested` more.
+    ///
+    /// A slice without ops takes a ticket, and as many tickets as ops can be open.
+    ///
+    /// # Errors
+    /// Returns [`Fault::QueueFull`].
+    pub fn check_room(&self, queued: usize, requested: usize) -> Result<(), Fault> {
+        let room = self.room;
+        if queued + requested > room || self.open() >= room {
+            return Err(Fault::QueueFull { queued, room, requested });
+        }
+        Ok(())
     }
 
     /// Issues the next ticket, with `ops` to finish. A ticket without ops is complete as soon as all

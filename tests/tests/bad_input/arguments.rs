@@ -94,7 +94,7 @@ fn a_shard_that_no_address_space_holds() {
     assert_snapshot!(prepared(|group| group.all_gather(usize::MAX / 2).prepare()), @"all: invalid argument, no rank: shard_len is 9223372036854775807, too many elements of f32");
     let half = isize::MAX as usize / 4;
     let text = prepared(|group| group.all_gather(half).prepare());
-    assert_snapshot!(without_available(&text), @"all: out of memory, no rank: allocate the output: cannot allocate 18446744073709551608 bytes of shared memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks");
+    assert_snapshot!(without_available(&text), @"all: out of memory, no rank: allocate the output: cannot allocate 18446744073709551608 bytes of host memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks");
 }
 
 #[test]
@@ -110,15 +110,15 @@ fn more_memory_than_the_machine_has_on_one_rank() {
         group.all_gather(shard_len).prepare()
     });
     assert_snapshot!(without_available(&text), @r"
-    rank 0: aborted, rank 1: all-gather 1: rank 1 failed (out of memory): allocate the output: cannot allocate 281474976710656 bytes of shared memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks
-    rank 1: out of memory, no rank: allocate the output: cannot allocate 281474976710656 bytes of shared memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks
+    rank 0: aborted, rank 1: all-gather 1: rank 1 failed (out of memory): allocate the output: cannot allocate 281474976710656 bytes of host memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks
+    rank 1: out of memory, no rank: allocate the output: cannot allocate 281474976710656 bytes of host memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks
     ");
 }
 
 #[test]
 fn more_memory_than_the_machine_has() {
     let results = in_group(2, LONG, |group| group.allocate::<u8>(1 << 50).map(drop));
-    assert_snapshot!(without_available(&all_said(results)), @"all: out of memory, no rank: allocate a buffer: cannot allocate 1125899906842624 bytes of shared memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks");
+    assert_snapshot!(without_available(&all_said(results)), @"all: out of memory, no rank: allocate a buffer: cannot allocate 1125899906842624 bytes of host memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks");
 }
 
 /// How much memory the machine has left differs from run to run.

@@ -156,8 +156,8 @@ fn private_memory_is_not_for_other_processes() {
     };
     other.finish(deadline()).expect("it ends well");
     assert_snapshot!(format!("rank 0: {}\nrank 1: {there}", said(here)), @r"
-    rank 0: invalid argument, rank 1: import the output of rank 1: rank 1 registered memory of its own process; only ranks of that process can import it: use memory from `allocate` between processes
-    rank 1: invalid argument, rank 0: import the output of rank 0: rank 0 registered memory of its own process; only ranks of that process can import it: use memory from `allocate` between processes
+    rank 0: invalid argument, rank 1: import the output of rank 1: memory of rank 1 cannot be imported here: it was registered by its owner, so only ranks of the owner's process can import it; use memory from `allocate` between processes
+    rank 1: invalid argument, rank 0: import the output of rank 0: memory of rank 0 cannot be imported here: it was registered by its owner, so only ranks of the owner's process can import it; use memory from `allocate` between processes
     ");
 }
 

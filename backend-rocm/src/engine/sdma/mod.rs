@@ -36,13 +36,10 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use peerlane_hal::{At, Caps, Deadline, Op, Rank, Ticket};
+use peerlane_hal::{At, Caps, Deadline, Flag, Op, Rank, Ticket};
 use peerlane_toolkit::device::{DeviceContext as _, Fault};
-use peerlane_toolkit::op_checks::{
-    EngineRegion, PeerRegion, PeerSet, check_slice, flag_within, within,
-};
 use peerlane_toolkit::peers::ConnectedPeer;
-use peerlane_toolkit::{Parker, Poison};
+use peerlane_toolkit::{EngineRegion, EngineState, PeerRegion, PeerSet, TimedParker};
 
 use self::hsa::HsaSdma;
 use self::pending::{Command, FlagAddress};
@@ -65,7 +62,7 @@ const QUEUE_OPS: usize = 1024;
 /// waits.
 const SPIN: Duration = Duration::from_micros(100);
 /// Longest sleep of a parked rank between two checks.
-const NAP_MAX: Duration = Duration::from_micros(50);
+const SLEEP_MAX: Duration = Duration::from_micros(50);
 /// Time that a dropped engine waits for copies in flight.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -73,13 +70,11 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct SdmaQueue<R: SdmaRuntime = HsaSdma> {
     queue: CopyQueue<R>,
-    caps: Caps,
+    state: EngineState<R::Error>,
     peer_set: PeerSet,
     /// Commands of the slice that is being submitted; kept to reuse the allocation.
     commands: Vec<PeerCommand>,
-    parker: Parker,
-    poison: Poison<R::Error>,
-    released: bool,
+    parker: TimedParker,
 }
 
 /// The SDMA engines that make the copies to and from a peer.
@@ -137,12 +132,10 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
         };
         Self {
             queue: CopyQueue::new(runtime, rank.index(), engines, QUEUE_OPS, caps.piece_bytes_max),
-            caps,
+            state: EngineState::new(caps),
             peer_set,
             commands: Vec::with_capacity(SLICE_OPS_MAX),
-            parker: Parker::new(SPIN, NAP_MAX),
-            poison: Poison::new(),
-            released: false,
+            parker: TimedParker::new(SPIN, SLEEP_MAX),
         }
     }
 
@@ -156,7 +149,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
         engines.collect()
     }
 
-    /// Validates a slice and stores it in `commands`. Copies of 0 bytes are left out.
+    /// Resolves a checked slice into `commands`. Copies of 0 bytes are left out.
     fn resolve<L: EngineRegion, P: PeerRegion>(
         &mut self,
         ops: &[Op<'_, L, P>],
@@ -165,33 +158,22 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
         for op in ops {
             let (peer, command) = match *op {
                 Op::Put { dst, src, bytes } => {
-                    let dst_address = address_of("put destination", dst, bytes)?;
-                    let src_address = address_of("put source", src, bytes)?;
-                    let span = Span { dst: dst_address, src: src_address, bytes };
-                    (self.peer_set.peer_of(dst.region)?, copy(Direction::Put, span))
+                    let peer = self.peer_set.peer_of(dst.region)?;
+                    (peer, copy(Direction::Put, address_at(dst), address_at(src), bytes))
                 }
                 Op::Get { dst, src, bytes } => {
-                    let dst_address = address_of("get destination", dst, bytes)?;
-                    let src_address = address_of("get source", src, bytes)?;
-                    let span = Span { dst: dst_address, src: src_address, bytes };
-                    (self.peer_set.peer_of(src.region)?, copy(Direction::Get, span))
+                    let peer = self.peer_set.peer_of(src.region)?;
+                    (peer, copy(Direction::Get, address_at(dst), address_at(src), bytes))
                 }
-                Op::Signal { flag, value } => {
-                    let at = flag_within("signalled flag", flag.word, flag.region)?;
-                    let host = flag.region.host_address().map(|base| (base + at) as *mut _);
-                    let address = match host.and_then(NonNull::new) {
+                Op::Signal { flag: Flag { region, word }, value } => {
+                    let host = region.host_flag_address(word).map(|address| address as *mut _);
+                    let flag = match host.and_then(NonNull::new) {
                         Some(address) => FlagAddress::Host(address),
-                        None => FlagAddress::Device(flag.region.address() + at),
+                        None => FlagAddress::Device(region.flag_address(word)),
                     };
-                    let command = Command::Signal { flag: address, value };
-                    (self.peer_set.peer_of(flag.region)?, Some(command))
+                    (self.peer_set.peer_of(region)?, Some(Command::Signal { flag, value }))
                 }
-                Op::Wait { .. } => {
-                    return Err(Fault::Argument(
-                        "a wait was submitted to an engine without queued_wait; poll the flag instead"
-                            .to_owned(),
-                    ));
-                }
+                Op::Wait { .. } => unreachable!("the check of the slice refuses waits"),
             };
             let command = command.map(|command| PeerCommand { peer: peer.index(), command });
             self.commands.extend(command);
@@ -202,7 +184,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
     fn progress(&mut self) -> Result<(), R::Error> {
         // SAFETY: the contract of `submit` keeps every pushed command valid until its ticket completes.
         let progressed = unsafe { self.queue.progress() };
-        if self.poison.keep(progressed)? {
+        if self.state.keep(progressed)? {
             self.parker.busy();
         }
         Ok(())
@@ -210,7 +192,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
 
     /// Returns what the engine supports.
     pub(crate) fn caps(&self) -> &Caps {
-        &self.caps
+        self.state.caps()
     }
 
     /// Submits a slice.
@@ -221,16 +203,8 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
         &mut self,
         ops: &[Op<'_, L, P>],
     ) -> Result<Ticket, R::Error> {
-        self.poison.check()?;
-        if self.released {
-            return Err(Fault::Released.into());
-        }
-        check_slice(ops.len(), SLICE_OPS_MAX)?;
-        let (queued, room) = (self.queue.len(), QUEUE_OPS);
-        // Empty slices use tickets, and as many tickets as ops can be open.
-        if queued + ops.len() > room || self.queue.tickets().open() >= room {
-            return Err(Fault::QueueFull { queued, room, requested: ops.len() }.into());
-        }
+        self.state.check_slice(ops)?;
+        self.queue.tickets().check_room(self.queue.len(), ops.len())?;
         self.resolve(ops)?;
         let ticket = self.queue.push(&self.commands);
         self.parker.busy();
@@ -239,13 +213,13 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
     }
 
     pub(crate) fn completed(&mut self) -> Result<Ticket, R::Error> {
-        self.poison.check()?;
+        self.state.check()?;
         self.progress()?;
         Ok(self.queue.tickets().completed())
     }
 
     pub(crate) fn park(&mut self, limit: Duration) -> Result<(), R::Error> {
-        self.poison.check()?;
+        self.state.check()?;
         let queue = &self.queue;
         self.parker.park(limit, || queue.has_completions());
         Ok(())
@@ -256,10 +230,10 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
     }
 
     pub(crate) fn release(&mut self) -> Result<(), R::Error> {
-        self.released = true;
+        self.state.release();
         // A poisoned engine is released too: copies that depend on a failed one occupy an SDMA engine.
         self.queue.release();
-        self.poison.check()
+        self.state.check()
     }
 }
 
@@ -270,13 +244,12 @@ impl<R: SdmaRuntime> Drop for SdmaQueue<R> {
 }
 
 /// Creates the command of a copy; `None` for a copy of 0 bytes.
-fn copy(direction: Direction, span: Span) -> Option<Command> {
-    (span.bytes > 0).then_some(Command::Copy { direction, span })
+fn copy(direction: Direction, dst: u64, src: u64, bytes: u64) -> Option<Command> {
+    (bytes > 0).then_some(Command::Copy { direction, span: Span { dst, src, bytes } })
 }
 
-/// Returns the address of a span after a check of its bounds.
-fn address_of<P: EngineRegion>(what: &str, at: At<'_, P>, bytes: u64) -> Result<u64, Fault> {
-    Ok(at.region.address() + within(what, at.offset, bytes, at.region.bytes())?)
+fn address_at<P: EngineRegion>(at: At<'_, P>) -> u64 {
+    at.region.address_at(at.offset)
 }
 
 #[cfg(test)]
@@ -284,7 +257,8 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Instant;
 
-    use peerlane_hal::{ErrorKind, Flag, Role};
+    use peerlane_hal::{ErrorKind, Role};
+    use peerlane_toolkit::RegionBounds;
     use peerlane_toolkit::device::DevicePtr;
 
     use super::runtime::tests::{Failure, TestRuntime};
@@ -317,17 +291,19 @@ mod tests {
         }
     }
 
-    impl EngineRegion for Bytes {
-        fn address(&self) -> DevicePtr {
-            self.words.as_ptr() as DevicePtr
-        }
-
+    impl RegionBounds for Bytes {
         fn bytes(&self) -> u64 {
             self.words.len() as u64 * 8
         }
 
         fn role(&self) -> Role {
             self.role
+        }
+    }
+
+    impl EngineRegion for Bytes {
+        fn address(&self) -> DevicePtr {
+            self.words.as_ptr() as DevicePtr
         }
 
         fn host_address(&self) -> Option<u64> {

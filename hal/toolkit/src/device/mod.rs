@@ -4,7 +4,6 @@
 //! | --- | --- |
 //! | `traits.rs` | all traits, in the order in which a port needs them |
 //! | `types.rs` | the types in their methods |
-//! | `fault.rs` | the errors that are the same for every vendor |
 //!
 //! The driver's handles are opaque pointers with every vendor, so they are plain types here, and so are
 //! addresses. Methods are `unsafe` where the driver follows a handle or an address.
@@ -13,7 +12,6 @@
 //! traits. The rules of a vendor, the names of its calls in errors, and its optional symbols stay in its
 //! backend.
 
-mod fault;
 mod traits;
 mod types;
 
@@ -21,7 +19,7 @@ use std::marker::PhantomData;
 
 use peerlane_hal::BackendId;
 
-pub use fault::Fault;
+pub use crate::Fault;
 pub use traits::{
     CopyCalls, DeviceContext, GraphCalls, IpcCalls, MemoryCalls, PeerDevice, PeerOptions,
     RegionDevice, StreamCalls, StreamDevice, Vendor, VirtualCalls, WordCalls,

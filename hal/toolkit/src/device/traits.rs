@@ -17,7 +17,7 @@
 //! The context is current in every call, except in those of [`DeviceContext`] and where a method says so.
 
 use std::ffi::c_void;
-use std::fmt::{self, Debug};
+use std::fmt::Debug;
 use std::hash::Hash;
 use std::marker::PhantomData;
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -12,7 +12,7 @@ use super::registration::Registration;
 use super::transfer::Transfer;
 use crate::device::{DevicePtr, Fault, RegionDevice};
 use crate::handover::Entry;
-use crate::op_checks::{EngineRegion, PeerRegion};
+use crate::{EngineRegion, PeerRegion, RegionBounds};
 use peerlane_hal::{DmaBuf, Flush, Rank, Region, Role, Space};
 
 /// Time limit of a read of one flag.
@@ -178,11 +178,7 @@ impl<D: RegionDevice> Remote<D> {
     }
 }
 
-impl<D: RegionDevice> EngineRegion for Local<D> {
-    fn address(&self) -> DevicePtr {
-        self.device_ptr()
-    }
-
+impl<D: RegionDevice> RegionBounds for Local<D> {
     fn bytes(&self) -> u64 {
         Region::bytes(self)
     }
@@ -190,23 +186,31 @@ impl<D: RegionDevice> EngineRegion for Local<D> {
     fn role(&self) -> Role {
         Self::role(self)
     }
+}
+
+impl<D: RegionDevice> EngineRegion for Local<D> {
+    fn address(&self) -> DevicePtr {
+        self.device_ptr()
+    }
 
     fn host_address(&self) -> Option<u64> {
         self.registration.host().map(|host| host.base.as_ptr() as u64)
     }
 }
 
-impl<D: RegionDevice> EngineRegion for Remote<D> {
-    fn address(&self) -> DevicePtr {
-        self.device_ptr()
-    }
-
+impl<D: RegionDevice> RegionBounds for Remote<D> {
     fn bytes(&self) -> u64 {
         Self::bytes(self)
     }
 
     fn role(&self) -> Role {
         Self::role(self)
+    }
+}
+
+impl<D: RegionDevice> EngineRegion for Remote<D> {
+    fn address(&self) -> DevicePtr {
+        self.device_ptr()
     }
 
     fn host_address(&self) -> Option<u64> {

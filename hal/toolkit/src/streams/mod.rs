@@ -54,11 +54,10 @@ pub use self::steps::SelfCopy;
 use self::steps::{LinkCopy, OpResolver, SliceTotals, Step, StreamPlan, mark_link_copies};
 use crate::device::{Fault, StreamHandle};
 pub use crate::device::{StreamDevice, StreamLimits};
-use crate::op_checks::{EngineRegion, PeerRegion, check_slice};
-use crate::{Parker, Poison};
+use crate::{EngineRegion, EngineState, PeerRegion, TimedParker};
 use peerlane_hal::{Caps, Error as _, ErrorKind, Op, Rank, Ticket};
 
-/// The method by which signals resolver a peer.
+/// The method by which signals reach a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SignalBy {
     /// The stream writes the peer's flag.
@@ -77,6 +76,10 @@ const fn commands_max(ops: usize) -> usize {
 }
 const _: () = assert!(commands_max(SLICE_OPS_MAX) <= COMMANDS_MAX);
 
+/// Time to poll without sleeping after progress.
+const SPIN: Duration = Duration::from_micros(20);
+/// Longest sleep of a parked thread between two checks. The streams wait for flags themselves.
+const SLEEP_MAX: Duration = Duration::from_micros(200);
 /// Number of submitted slices after which a query right after a submit is worth its cost.
 const SUBMITS_MAX: usize = 16;
 
@@ -87,7 +90,7 @@ pub struct EngineSetup {
     pub rank: Rank,
     /// The connected peers.
     pub peers: Vec<Rank>,
-    /// The method by which signals resolver them.
+    /// The method by which signals reach them.
     pub signal: SignalBy,
     /// The method of self copies.
     pub self_copy: SelfCopy,
@@ -101,7 +104,8 @@ pub struct EngineSetup {
 pub struct Engine<D: StreamDevice> {
     context: Arc<D>,
     limits: StreamLimits,
-    caps: Caps,
+    /// Abilities, first error and release.
+    state: EngineState<D::Error>,
     resolver: OpResolver,
     stream_plan: StreamPlan,
     /// The driver's resources of this engine; dropped only where that cannot block.
@@ -120,13 +124,11 @@ pub struct Engine<D: StreamDevice> {
     last_main: StreamHandle,
     /// The reason why captures cannot be used on this device, if there is one.
     capture_ability: Result<(), D::Error>,
-    parker: Parker,
+    parker: TimedParker,
     /// Whether a slice was submitted since the last call of `completed`.
     just_submitted: bool,
     /// Number of slices since the last query of the driver.
     submits: usize,
-    poison: Poison<D::Error>,
-    released: bool,
 }
 
 #[derive(Debug)]
@@ -198,7 +200,7 @@ impl<D: StreamDevice> Engine<D> {
             put_align_bytes: 1,
         };
         Ok(Self {
-            caps,
+            state: EngineState::new(caps),
             limits,
             resolver,
             stream_plan,
@@ -217,11 +219,9 @@ impl<D: StreamDevice> Engine<D> {
             pending: Pending::new(),
             forked: None,
             capture_ability,
-            parker: Parker::default(),
+            parker: TimedParker::new(SPIN, SLEEP_MAX),
             just_submitted: false,
             submits: 0,
-            poison: Poison::new(),
-            released: false,
             context,
         })
     }
@@ -252,7 +252,7 @@ impl<D: StreamDevice> Engine<D> {
 impl<D: StreamDevice> Engine<D> {
     /// Returns what the engine supports.
     pub fn caps(&self) -> &Caps {
-        &self.caps
+        self.state.caps()
     }
 
     /// Submits a slice.
@@ -266,11 +266,7 @@ impl<D: StreamDevice> Engine<D> {
         &mut self,
         ops: &[Op<'_, L, R>],
     ) -> Result<Ticket, D::Error> {
-        self.poison.check()?;
-        if self.released {
-            return Err(Fault::Released.into());
-        }
-        check_slice(ops.len(), SLICE_OPS_MAX)?;
+        self.state.check_slice(ops)?;
         let totals = steps::resolve(ops, &self.resolver, &mut self.steps)?;
         if let Some(Forked { stream, captured: Some(sides) }) = &self.forked {
             let (main, sides) = (stream.raw(), *sides);
@@ -279,19 +275,19 @@ impl<D: StreamDevice> Engine<D> {
                 // An error in a capture usually concerns the capture only, and the eager work of the engine
                 // goes on.
                 Err(error) if error.kind() != ErrorKind::DeviceLost => Err(error),
-                Err(error) => self.poison.keep(Err(error)),
+                Err(error) => self.state.keep(Err(error)),
             };
         }
         let commands = commands_max(ops.len()).saturating_add(totals.more_copies);
         if self.pending.admit(commands).is_err() {
             let settled = self.settle();
-            self.poison.keep(settled)?;
+            self.state.keep(settled)?;
             self.pending.admit(commands)?;
         }
         (self.just_submitted, self.submits) = (true, self.submits + 1);
         self.parker.busy();
         let emitted = self.emit(&totals);
-        self.poison.keep(emitted)
+        self.state.keep(emitted)
     }
 
     /// Returns the last ticket up to which everything is complete.
@@ -299,14 +295,14 @@ impl<D: StreamDevice> Engine<D> {
     /// # Errors
     /// As [`CopyEngine::completed`](peerlane_hal::CopyEngine::completed).
     pub fn completed(&mut self) -> Result<Ticket, D::Error> {
-        self.poison.check()?;
+        self.state.check()?;
         // Right after a submit hardly anything has changed, and a query of the driver costs as much as a
         // copy.
         let hurried = std::mem::take(&mut self.just_submitted) && self.submits < SUBMITS_MAX;
         if !hurried {
             self.submits = 0;
             let settled = self.settle();
-            self.poison.keep(settled)?;
+            self.state.keep(settled)?;
         }
         Ok(Ticket(self.pending.done()))
     }
@@ -316,7 +312,7 @@ impl<D: StreamDevice> Engine<D> {
     /// # Errors
     /// As [`CopyEngine::park`](peerlane_hal::CopyEngine::park).
     pub fn park(&mut self, limit: Duration) -> Result<(), D::Error> {
-        self.poison.check()?;
+        self.state.check()?;
         let (tickets, context) = (&self.hardware.tickets, &self.context);
         self.parker.park(limit, || tickets.has_news(context));
         Ok(())
@@ -332,12 +328,12 @@ impl<D: StreamDevice> Engine<D> {
     /// # Errors
     /// As [`CopyEngine::release`](peerlane_hal::CopyEngine::release).
     pub fn release(&mut self) -> Result<(), D::Error> {
-        self.released = true;
+        self.state.release();
         let settled = self.settle();
         // A poisoned engine is released too, since its streams may hold waits.
         let round = self.release_round();
-        self.poison.check()?;
-        self.poison.keep(settled.and(round))
+        self.state.check()?;
+        self.state.keep(settled.and(round))
     }
 }
 
@@ -355,7 +351,7 @@ impl<D: StreamDevice> Engine<D> {
     /// # Errors
     /// As [`StreamOrdered::is_capturing`](peerlane_hal::StreamOrdered::is_capturing).
     pub fn is_capturing(&mut self, stream: &Stream) -> Result<bool, D::Error> {
-        self.poison.check()?;
+        self.state.check()?;
         let _entered = self.context.enter()?;
         stream.check(&*self.context)?;
         stream.is_capturing(&*self.context)
@@ -366,7 +362,7 @@ impl<D: StreamDevice> Engine<D> {
     /// # Errors
     /// As [`StreamOrdered::fork`](peerlane_hal::StreamOrdered::fork).
     pub fn fork(&mut self, from: &Stream) -> Result<(), D::Error> {
-        self.poison.check()?;
+        self.state.check()?;
         let _entered = self.context.enter()?;
         self.forked = None;
         from.check(&*self.context)?;
@@ -387,7 +383,7 @@ impl<D: StreamDevice> Engine<D> {
     /// As [`StreamOrdered::join`](peerlane_hal::StreamOrdered::join).
     pub fn join(&mut self, into: &Stream) -> Result<(), D::Error> {
         let forked = self.forked.take();
-        self.poison.check()?;
+        self.state.check()?;
         let context = Arc::clone(&self.context);
         let _entered = context.enter()?;
         match forked {

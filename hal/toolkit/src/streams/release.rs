@@ -125,7 +125,7 @@ const ROUND_INTERVAL: Duration = Duration::from_micros(50);
 
 impl<D: StreamDevice> Drop for Engine<D> {
     fn drop(&mut self) {
-        let lost = self.poison.check().is_err_and(|error| error.kind() == ErrorKind::DeviceLost);
+        let lost = self.state.check().is_err_and(|error| error.kind() == ErrorKind::DeviceLost);
         if lost || !self.drain() {
             return;
         }
@@ -172,7 +172,7 @@ impl<D: StreamDevice> Engine<D> {
         if !release.is_written(page) || captures.awaited(page).next().is_some() {
             return Some(false);
         }
-        if self.poison.check().is_ok() {
+        if self.state.check().is_ok() {
             return Some(self.pending.is_empty());
         }
         // A slice that failed half-way has no ticket, so its streams are queried. Nothing can be known of a

@@ -23,8 +23,8 @@
 //! link, and no kernel. The caller chooses by [`SelfCopy`].
 
 use crate::device::{CopyKind, DevicePtr, Fault, StreamLimits};
-use crate::op_checks::{self, EngineRegion, PeerRegion, flag_within, within};
-use peerlane_hal::{Flag, Op, Rank};
+use crate::{EngineRegion, PeerRegion, PeerSet};
+use peerlane_hal::{Op, Rank};
 
 use super::resources::BOUNCE_BYTES;
 
@@ -57,13 +57,13 @@ pub(super) enum Step {
 /// The peers of an engine and the largest piece of a copy, for the checks of ops.
 #[derive(Debug)]
 pub(super) struct OpResolver {
-    peers: op_checks::PeerSet,
+    peers: PeerSet,
     piece_bytes_max: u64,
 }
 
 impl OpResolver {
     pub(super) fn new(rank: Rank, peers: &[Rank], limits: &StreamLimits) -> Self {
-        let peers = op_checks::PeerSet::new(rank, peers.iter().copied());
+        let peers = PeerSet::new(rank, peers.iter().copied());
         Self { peers, piece_bytes_max: limits.piece_bytes_max }
     }
 
@@ -78,10 +78,10 @@ impl OpResolver {
     }
 }
 
-/// Resolves a slice into `steps`.
+/// Resolves a checked slice into `steps`.
 ///
 /// # Errors
-/// Returns [`Fault::Argument`] for the first invalid op.
+/// Returns [`Fault::Argument`] for the first op that names a peer that is not connected.
 pub(super) fn resolve<L: EngineRegion, R: PeerRegion>(
     ops: &[Op<'_, L, R>],
     resolver: &OpResolver,
@@ -93,31 +93,34 @@ pub(super) fn resolve<L: EngineRegion, R: PeerRegion>(
         match *op {
             Op::Put { dst, src, bytes } => {
                 let target = resolver.target(dst.region)?;
-                let to = within("put destination", dst.offset, bytes, dst.region.bytes())?;
-                let from = within("put source", src.offset, bytes, src.region.bytes())?;
-                let addresses = (dst.region.address() + to, src.region.address() + from);
+                let addresses =
+                    (dst.region.address_at(dst.offset), src.region.address_at(src.offset));
                 let on_host = (dst.region.is_on_host(), src.region.is_on_host());
                 copy(target, addresses, bytes, on_host, resolver, &mut totals, steps);
             }
             Op::Get { dst, src, bytes } => {
                 let target = resolver.target(src.region)?;
-                let to = within("get destination", dst.offset, bytes, dst.region.bytes())?;
-                let from = within("get source", src.offset, bytes, src.region.bytes())?;
-                let addresses = (dst.region.address() + to, src.region.address() + from);
+                let addresses =
+                    (dst.region.address_at(dst.offset), src.region.address_at(src.offset));
                 let on_host = (dst.region.is_on_host(), src.region.is_on_host());
                 copy(target, addresses, bytes, on_host, resolver, &mut totals, steps);
             }
             Op::Signal { flag, value } => {
                 let target = resolver.target(flag.region)?;
-                let Flag { region, word } = flag;
-                let at = flag_within("signalled flag", word, region)?;
-                steps.push(Step::Signal { target, flag: region.address() + at, value });
+                steps.push(Step::Signal {
+                    target,
+                    flag: flag.region.flag_address(flag.word),
+                    value,
+                });
             }
-            Op::Wait { flag: Flag { region, word }, value, reset } => {
-                let at = flag_within("awaited flag", word, region)?;
+            Op::Wait { flag, value, reset } => {
                 totals.waits += 1;
-                let host = region.host_address().map(|base| base + at);
-                steps.push(Step::Wait { flag: region.address() + at, host, value, reset });
+                steps.push(Step::Wait {
+                    flag: flag.region.flag_address(flag.word),
+                    host: flag.region.host_flag_address(flag.word),
+                    value,
+                    reset,
+                });
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Errors that are the same for every vendor.
+//! Defines the errors that are the same for every backend.
 
 use std::time::Duration;
 
@@ -123,6 +123,14 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// Returns a conversion of an error of the standard library; `what` names the action that failed.
+    pub fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        move |error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            Self::System { what: what.into(), errno }
+        }
+    }
+
     /// Returns a conversion of the error of mapping host memory of `owner`.
     pub fn of_mapping(owner: Rank) -> impl FnOnce(MappingError) -> Self {
         move |error| match error {

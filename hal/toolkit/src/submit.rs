@@ -1,0 +1,333 @@
+//! The part of `submit` that is the same for every engine: limits, state, and the checks of the ops.
+//!
+//! An engine checks the whole slice before it accepts any op of it. Then every address that it computes lies
+//! in its region.
+
+use peerlane_hal::{Caps, Op, Rank, Role};
+
+use crate::device::DevicePtr;
+use crate::{Fault, Poison};
+
+const WORD_BYTES: u64 = size_of::<u64>() as u64;
+
+/// Keeps what every engine keeps: its abilities, its first error, and whether it was released.
+///
+/// ```
+/// use peerlane_hal::Caps;
+/// use peerlane_toolkit::{EngineState, Fault};
+///
+/// # let caps = Caps { kind: "ring", queued_wait: false, polled: true, flags_batched: false,
+/// #     slice_ops_max: 4, piece_bytes_max: u64::MAX, put_align_bytes: 1 };
+/// let mut state = EngineState::<Fault>::new(caps);
+/// assert_eq!(state.check(), Ok(()));
+/// // Every call after a failed one returns the first error.
+/// let lost = Fault::Unavailable("the device does not answer".into());
+/// let _ = state.keep::<()>(Err(lost.clone()));
+/// assert_eq!(state.check(), Err(lost));
+/// ```
+#[derive(Debug)]
+pub struct EngineState<E> {
+    caps: Caps,
+    poison: Poison<E>,
+    released: bool,
+}
+
+impl<E: Clone> EngineState<E> {
+    /// Creates the state of an engine with these abilities.
+    pub fn new(caps: Caps) -> Self {
+        Self { caps, poison: Poison::new(), released: false }
+    }
+
+    /// Returns the abilities of the engine.
+    pub fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    /// Returns the first error, if there was one.
+    ///
+    /// # Errors
+    /// Returns the first error.
+    pub fn check(&self) -> Result<(), E> {
+        self.poison.check()
+    }
+
+    /// Remembers the error of `result` if it is the first one, and returns `result`.
+    ///
+    /// # Errors
+    /// Returns the error of `result`.
+    pub fn keep<T>(&mut self, result: Result<T, E>) -> Result<T, E> {
+        self.poison.keep(result)
+    }
+
+    /// Records that the engine was released. Returns whether it is the first time.
+    pub fn release(&mut self) -> bool {
+        !std::mem::replace(&mut self.released, true)
+    }
+
+    /// Returns whether the engine was released.
+    pub fn is_released(&self) -> bool {
+        self.released
+    }
+}
+
+impl<E: Clone + From<Fault>> EngineState<E> {
+    /// Checks that the engine can take a slice: it has not failed and was not released, the slice is not too
+    /// long, and each op lies in its regions. Room in the queue is checked by
+    /// [`TicketCounter::check_room`](crate::TicketCounter::check_room).
+    ///
+    /// # Errors
+    /// Returns the first error of the engine, [`Fault::Released`], or [`Fault::Argument`] for the first op
+    /// that is not valid.
+    pub fn check_slice<L, R>(&self, ops: &[Op<'_, L, R>]) -> Result<(), E>
+    where
+        L: RegionBounds,
+        R: RegionBounds,
+    {
+        self.check()?;
+        if self.released {
+            return Err(Fault::Released.into());
+        }
+        let slice_ops_max = self.caps.slice_ops_max;
+        if ops.len() > slice_ops_max {
+            return Err(Fault::Argument(format!(
+                "a slice has {} ops, expected at most slice_ops_max = {slice_ops_max}",
+                ops.len()
+            ))
+            .into());
+        }
+        Ok(ops.iter().try_for_each(|op| self.check_op(op))?)
+    }
+
+    fn check_op<L, R>(&self, op: &Op<'_, L, R>) -> Result<(), Fault>
+    where
+        L: RegionBounds,
+        R: RegionBounds,
+    {
+        match *op {
+            Op::Put { dst, src, bytes } => {
+                self.check_alignment("put", [dst.offset, src.offset, bytes])?;
+                within("put destination", dst.offset, bytes, dst.region)?;
+                within("put source", src.offset, bytes, src.region)
+            }
+            Op::Get { dst, src, bytes } => {
+                self.check_alignment("get", [dst.offset, src.offset, bytes])?;
+                within("get destination", dst.offset, bytes, dst.region)?;
+                within("get source", src.offset, bytes, src.region)
+            }
+            Op::Signal { flag, .. } => flag_within("signalled flag", flag.word, flag.region),
+            Op::Wait { .. } if !self.caps.queued_wait => Err(Fault::Argument(
+                "a wait was submitted to an engine without queued_wait; poll the flag instead"
+                    .to_owned(),
+            )),
+            Op::Wait { flag, .. } => flag_within("awaited flag", flag.word, flag.region),
+        }
+    }
+
+    fn check_alignment(&self, what: &str, numbers: [u64; 3]) -> Result<(), Fault> {
+        let align = self.caps.put_align_bytes;
+        match numbers.into_iter().find(|number| !number.is_multiple_of(align)) {
+            None => Ok(()),
+            Some(odd) => Err(Fault::Argument(format!(
+                "a {what} has an offset or length of {odd}, expected a multiple of {align} bytes"
+            ))),
+        }
+    }
+}
+
+/// Checks that `bytes` from `offset` lie in the region.
+fn within(
+    what: &str,
+    offset: u64,
+    bytes: u64,
+    region: &(impl RegionBounds + ?Sized),
+) -> Result<(), Fault> {
+    let region_bytes = region.bytes();
+    match offset.checked_add(bytes) {
+        Some(end) if end <= region_bytes => Ok(()),
+        _ => Err(Fault::Argument(format!(
+            "{what} spans {bytes} bytes from offset {offset}, the region has {region_bytes}"
+        ))),
+    }
+}
+
+/// Checks that the region holds the flag. Only regions of flags are known to be aligned.
+fn flag_within(what: &str, word: u64, region: &(impl RegionBounds + ?Sized)) -> Result<(), Fault> {
+    if region.role() == Role::Data {
+        return Err(Fault::Argument(format!(
+            "the {what} lies in a region registered as Data, expected Flags"
+        )));
+    }
+    // The saturated offset overflows in the sum and is rejected.
+    within(what, word.saturating_mul(WORD_BYTES), WORD_BYTES, region)
+}
+
+/// Describes a region for the checks of ops.
+pub trait RegionBounds {
+    /// Returns the length in bytes.
+    fn bytes(&self) -> u64;
+    /// Returns the role of the memory.
+    fn role(&self) -> Role;
+}
+
+/// Memory of this rank, as its device accesses it.
+pub trait EngineRegion: RegionBounds {
+    /// Returns the address of the first byte.
+    fn address(&self) -> DevicePtr;
+    /// Returns the address in this process, if it is host memory that is mapped here.
+    fn host_address(&self) -> Option<u64>;
+
+    /// Returns the address of an offset that was checked.
+    fn address_at(&self, offset: u64) -> DevicePtr {
+        self.address() + offset
+    }
+
+    /// Returns the address of a flag that was checked.
+    fn flag_address(&self, word: u64) -> DevicePtr {
+        self.address() + word * WORD_BYTES
+    }
+
+    /// Returns the address of a flag that was checked in this process, if it is host memory that is mapped
+    /// here.
+    fn host_flag_address(&self, word: u64) -> Option<u64> {
+        self.host_address().map(|base| base + word * WORD_BYTES)
+    }
+
+    /// Returns whether it is host memory.
+    fn is_on_host(&self) -> bool {
+        self.host_address().is_some()
+    }
+}
+
+/// Imported memory of a peer.
+pub trait PeerRegion: EngineRegion {
+    /// Returns the owner of the memory.
+    fn peer(&self) -> Rank;
+}
+
+/// The peers that an engine reaches.
+#[derive(Debug)]
+pub struct PeerSet {
+    rank: Rank,
+    /// Whether each rank is connected.
+    connected: Vec<bool>,
+}
+
+impl PeerSet {
+    /// Creates the set of peers of an engine of `rank`.
+    pub fn new(rank: Rank, peers: impl IntoIterator<Item = Rank>) -> Self {
+        let mut connected = Vec::new();
+        for peer in peers {
+            if connected.len() <= peer.index() {
+                connected.resize(peer.index() + 1, false);
+            }
+            connected[peer.index()] = true;
+        }
+        Self { rank, connected }
+    }
+
+    /// Returns a number larger than every rank that can be reached.
+    pub fn ranks(&self) -> usize {
+        self.connected.len()
+    }
+
+    /// Returns the rank of the engine.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// Returns the owner of the memory that an op names.
+    ///
+    /// # Errors
+    /// Returns [`Fault::Argument`] if the engine does not reach that peer.
+    pub fn peer_of(&self, region: &impl PeerRegion) -> Result<Rank, Fault> {
+        let peer = region.peer();
+        if peer == self.rank || self.connected.get(peer.index()) == Some(&true) {
+            return Ok(peer);
+        }
+        Err(Fault::Argument(format!(
+            "an op names memory of rank {peer}, which was not connected when this engine of rank {} \
+             was made",
+            self.rank
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use peerlane_hal::{At, Flag};
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Memory(u64, Role);
+
+    impl RegionBounds for Memory {
+        fn bytes(&self) -> u64 {
+            self.0
+        }
+
+        fn role(&self) -> Role {
+            self.1
+        }
+    }
+
+    const CAPS: Caps = Caps {
+        kind: "test",
+        queued_wait: true,
+        polled: true,
+        flags_batched: false,
+        slice_ops_max: 2,
+        piece_bytes_max: u64::MAX,
+        put_align_bytes: 4,
+    };
+
+    fn text(state: &EngineState<Fault>, op: Op<'_, Memory, Memory>) -> String {
+        state.check_slice(&[op]).expect_err("an invalid op").to_string()
+    }
+
+    #[test]
+    fn spans_and_flags_stay_inside_their_regions() {
+        let state = EngineState::<Fault>::new(CAPS);
+        let (data, flags) = (Memory(16, Role::Data), Memory(16, Role::Flags));
+        let put = |to, from, bytes| Op::Put {
+            dst: At { region: &data, offset: to },
+            src: At { region: &data, offset: from },
+            bytes,
+        };
+        let signal = |word| Op::Signal { flag: Flag { region: &flags, word }, value: 1 };
+        let wait = |region, word| Op::Wait { flag: Flag { region, word }, value: 1, reset: false };
+        state.check_slice(&[put(8, 0, 8), put(16, 0, 0)]).expect("inside, and nothing at the end");
+        state.check_slice(&[signal(1), wait(&flags, 0)]).expect("the last word and the first");
+        assert_eq!(
+            text(&state, put(0, 12, 8)),
+            "put source spans 8 bytes from offset 12, the region has 16"
+        );
+        assert_eq!(
+            text(&state, put(0, 0, 6)),
+            "a put has an offset or length of 6, expected a multiple of 4 bytes"
+        );
+        text(&state, put(u64::MAX - 3, 0, 4));
+        for word in [2, u64::MAX / 8 + 1, u64::MAX] {
+            text(&state, signal(word));
+        }
+        assert_eq!(
+            text(&state, wait(&data, 0)),
+            "the awaited flag lies in a region registered as Data, expected Flags"
+        );
+        let polled = EngineState::<Fault>::new(Caps { queued_wait: false, ..CAPS });
+        assert!(text(&polled, wait(&flags, 0)).contains("without queued_wait"));
+    }
+
+    #[test]
+    fn long_slices_and_released_engines_are_refused() {
+        let mut state = EngineState::<Fault>::new(CAPS);
+        let flags = Memory(8, Role::Flags);
+        let op: Op<'_, _, Memory> =
+            Op::Wait { flag: Flag { region: &flags, word: 0 }, value: 1, reset: false };
+        let error = state.check_slice(&[op; 3]).expect_err("three of two").to_string();
+        assert_eq!(error, "a slice has 3 ops, expected at most slice_ops_max = 2");
+        assert!(state.release());
+        assert!(!state.release());
+        assert_eq!(state.check_slice(&[op]), Err(Fault::Released));
+    }
+}
