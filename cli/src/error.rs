@@ -93,6 +93,7 @@ impl From<Error> for Failure {
 /// Returns general advice for a kind of error, for texts that cannot contain it.
 fn advice(kind: ErrorKind) -> Option<&'static str> {
     match kind {
+        ErrorKind::Unavailable => Some("`peerlane doctor` shows what this machine has"),
         ErrorKind::OutOfMemory => Some("lower --max-bytes or --ranks"),
         ErrorKind::PeerLost => Some("see the last messages of that rank; this rank has no error"),
         ErrorKind::Timeout => {

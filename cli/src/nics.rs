@@ -1,10 +1,9 @@
-//! Options of NICs, and opening the NIC of a rank.
+//! Options of NICs.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::time::Duration;
 
 use clap::Args;
-use peerlane::{Rank, rdma};
+use peerlane::rdma;
 
 use crate::error::{Failure, Result};
 
@@ -31,8 +30,6 @@ pub(crate) struct NicOptions {
 /// The rank that opens a NIC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NicRank {
-    pub(crate) rank: Rank,
-    pub(crate) ranks: usize,
     /// Index among the ranks of this machine.
     pub(crate) local_rank: usize,
     /// Whether all ranks are on this machine.
@@ -77,22 +74,14 @@ impl NicOptions {
         given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
     }
 
-    /// Opens the NIC of a rank. A waiting rank spins for `spin` before it sleeps.
-    ///
-    /// # Errors
-    /// If the backend cannot open the device.
-    pub(crate) fn open(&self, nic_rank: NicRank, spin: Option<Duration>) -> Result<rdma::Fabric> {
-        let mut options = self.options(nic_rank);
-        options.spin = spin;
-        rdma::Fabric::open_with(nic_rank.rank, nic_rank.ranks, options).map_err(nic_failure)
-    }
-
     /// Returns the number of queue pairs for each peer and device.
     pub(crate) fn queue_pairs(&self) -> u32 {
         self.queue_pairs.unwrap_or(rdma::Options::default().queue_pairs)
     }
 
-    fn options(&self, NicRank { local_rank, single_host, .. }: NicRank) -> rdma::Options {
+    /// Returns the options of the fabric of a rank.
+    pub(crate) fn options(&self, nic_rank: NicRank) -> rdma::Options {
+        let NicRank { local_rank, single_host } = nic_rank;
         let own = local_rank.checked_rem(self.device.len()).map(|index| &self.device[index]);
         let mut names = own.into_iter().flat_map(|names| names.split('+'));
         let named = |name: &str| rdma::DeviceChoice::Name(name.to_owned());
@@ -124,7 +113,7 @@ mod tests {
         let device = vec!["mlx5_0".to_owned(), "mlx5_1+mlx5_2".to_owned()];
         let nics = NicOptions { device, port: Some(1), gid_index: Some(3), queue_pairs: Some(2) };
         let options = |local_rank| {
-            let nic_rank = NicRank { rank: Rank(7), ranks: 8, local_rank, single_host: false };
+            let nic_rank = NicRank { local_rank, single_host: false };
             nics.options(nic_rank)
         };
         let names: Vec<_> = (0..3).map(|local| options(local).device.to_string()).collect();
@@ -138,7 +127,7 @@ mod tests {
     #[test]
     fn ranks_of_one_machine_use_the_loopback_address() {
         let of = |single_host| {
-            let nic_rank = NicRank { rank: Rank(0), ranks: 2, local_rank: 0, single_host };
+            let nic_rank = NicRank { local_rank: 0, single_host };
             NicOptions::default().options(nic_rank)
         };
         assert_eq!(of(false), rdma::Options::default());

@@ -41,6 +41,16 @@ pub(crate) enum Backend {
 pub(crate) struct Devices(Vec<u32>);
 
 impl Backend {
+    /// Returns the backend of the library; `Auto` was resolved before.
+    pub(crate) fn in_library(self) -> open::Backend {
+        match self {
+            Self::Auto | Self::Host => open::Backend::Host,
+            Self::Cuda => open::Backend::Cuda,
+            Self::Rocm => open::Backend::Rocm,
+            Self::Rdma => open::Backend::Rdma,
+        }
+    }
+
     /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {

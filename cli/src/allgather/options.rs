@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use peerlane::collective::Collective;
 use peerlane::schedule::algorithms;
-use peerlane::{DType, Deadline};
+use peerlane::{DType, Deadline, cuda};
 
 use super::algorithm::AlgorithmOptions;
 use super::backend::{EngineKind, TargetOptions};
@@ -142,6 +142,15 @@ impl SelfCopy {
             Self::Auto => "auto",
             Self::Local => "local",
             Self::Link => "link",
+        }
+    }
+
+    /// Returns the method in the terms of the GPU backends.
+    pub(super) fn in_library(self) -> cuda::SelfCopy {
+        match self {
+            Self::Auto => cuda::SelfCopy::Auto,
+            Self::Local => cuda::SelfCopy::Local,
+            Self::Link => cuda::SelfCopy::Link,
         }
     }
 }

@@ -2,8 +2,6 @@
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::DynFabric;
-use peerlane::{Group, host};
-use peerlane_layers::Wrapped;
 
 use super::backend::{Backend, Selected};
 use super::limit::Limit;
@@ -14,7 +12,7 @@ use super::setup::Setup;
 use super::timer::TimingOptions;
 use super::topology::RankTopology;
 use super::{gpu, topology};
-use crate::error::{Failure, Result};
+use crate::error::Result;
 use crate::ranks::comm::Comm;
 
 /// Runs this rank over `bootstrap`. `local_rank` is its index on this machine, if the launcher
@@ -39,8 +37,7 @@ pub(crate) fn run(
     let context = RankContext { options, comm, rank_topology: &rank_topology, seed, sink };
     match selected.slot(rank_topology.local_rank) {
         Some(slot) => gpu::run(context, slot, selected.backend),
-        None if selected.backend == Backend::Rdma => on_rdma(context),
-        None => on_host(context),
+        None => on_host(context, selected.backend),
     }
 }
 
@@ -53,51 +50,42 @@ pub(super) struct RankContext<'a> {
     pub(super) sink: Sink<'a>,
 }
 
-fn on_host(context: RankContext<'_>) -> Result<()> {
-    let RankContext { options, comm, rank_topology, .. } = &context;
-    let (rank, ranks) = (comm.rank(), comm.ranks());
-    let open = |streaming_bytes_min| {
-        let options = host::Options { streaming_bytes_min, ..host::Options::default() };
-        host::Fabric::open_with(rank, ranks, options).map_err(Failure::of_backend)
-    };
-    let fabric = |fabric| match options.node_options.throttle_inside() {
-        None => DynFabric::new(fabric),
-        Some(layer) => DynFabric::new(Wrapped::new(fabric, layer)),
-    };
-    // One fabric copies through the cache, the other with streaming stores.
-    let limit_fabrics = match options.limit {
-        true => vec![fabric(open(Some(u64::MAX))?), fabric(open(Some(0))?)],
-        false => vec![],
-    };
-    // Two fabrics that are opened together wake each other's waiters.
-    let local = open(None)?;
-    let network = local.second(host::Options::default()).map_err(Failure::of_backend);
-    let network = || network.map(DynFabric::new);
-    let group = topology::open(options, comm, rank_topology, fabric(local), network)?;
-    with_group(context, group, limit_fabrics)
-}
-
-/// Measures over NICs, also between ranks of one host.
-fn on_rdma(context: RankContext<'_>) -> Result<()> {
-    let RankContext { options, comm, rank_topology, .. } = &context;
-    let nic_rank = rank_topology.nic_rank(comm);
-    let open = || options.nics.open(nic_rank, None).map(DynFabric::new);
-    let limit_fabrics = if options.limit { vec![open()?] } else { vec![] };
-    let group = topology::open(options, comm, rank_topology, open()?, open)?;
-    with_group(context, group, limit_fabrics)
-}
-
-fn with_group(context: RankContext<'_>, group: Group, limit_fabrics: Vec<DynFabric>) -> Result<()> {
+/// Measures over the host backend, or over NICs, also between ranks of one host.
+fn on_host(context: RankContext<'_>, backend: Backend) -> Result<()> {
     let RankContext { options, comm, rank_topology, seed, sink } = context;
+    let limit_fabrics = limit_fabrics(options, &comm, rank_topology, backend)?;
+    let group = topology::open(options, &comm, rank_topology, backend, None)?;
     let setup = Setup::of(options, &comm, rank_topology, &group)?;
-    let limit = if limit_fabrics.is_empty() {
-        None
-    } else {
-        Some(Limit::open(limit_fabrics, &comm, rank_topology.hosts)?)
+    let limit = match limit_fabrics.is_empty() {
+        true => None,
+        false => Some(Limit::open(limit_fabrics, &comm, rank_topology.hosts)?),
     };
     let timing_options = TimingOptions { warmup: options.warmup, iterations: options.iterations };
-    let measurement = Measurement { setup, seed, timing_options, comm, group, limit, sink };
-    sweep(measurement)
+    sweep(Measurement { setup, seed, timing_options, comm, group, limit, sink })
+}
+
+/// Opens the fabrics for `--limit`. On the host, one copies through the cache, the other with streaming
+/// stores.
+fn limit_fabrics(
+    options: &Options,
+    comm: &Comm,
+    rank_topology: &RankTopology,
+    backend: Backend,
+) -> Result<Vec<DynFabric>> {
+    if !options.limit {
+        return Ok(Vec::new());
+    }
+    let layer = options.node_options.throttle_inside();
+    let open = |streaming_bytes_min| -> Result<DynFabric> {
+        let mut fabrics = topology::fabric_options(options, rank_topology);
+        fabrics.host.streaming_bytes_min = streaming_bytes_min;
+        let fabric = fabrics.open(backend.in_library(), comm.rank(), comm.ranks())?;
+        Ok(topology::throttled(fabric, layer))
+    };
+    match backend {
+        Backend::Host => Ok(vec![open(Some(u64::MAX))?, open(Some(0))?]),
+        _ => Ok(vec![open(None)?]),
+    }
 }
 
 fn sweep(mut measurement: Measurement<'_>) -> Result<()> {

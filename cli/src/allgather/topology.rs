@@ -11,8 +11,9 @@ use clap::{Args, ValueEnum};
 use peerlane::bootstrap::Bootstrap;
 use peerlane::cost::{Link, Links};
 use peerlane::hal::DynFabric;
+use peerlane::open::{self, FabricOptions, OpenOptions};
 use peerlane::topology::Topology;
-use peerlane::{Group, GroupOptions, Rank};
+use peerlane::{Group, Rank};
 use peerlane_layers::{ThrottleLayer, Wrapped};
 
 use super::backend::Backend;
@@ -101,9 +102,8 @@ impl RankTopology {
     }
 
     /// Returns the description of this rank for opening a NIC.
-    pub(super) fn nic_rank(&self, comm: &Comm) -> NicRank {
-        let (rank, ranks) = (comm.rank(), comm.ranks());
-        NicRank { rank, ranks, local_rank: self.local_rank, single_host: self.hosts == 1 }
+    pub(super) fn nic_rank(&self) -> NicRank {
+        NicRank { local_rank: self.local_rank, single_host: self.hosts == 1 }
     }
 
     /// Returns the automatic choice between nodes and its reason, if there was one.
@@ -256,45 +256,55 @@ impl NodeOptions {
     }
 }
 
-/// Opens the group over the fabric `local` and, if there is one, a second fabric between nodes: the
-/// result of `same`, or the NIC of this rank. Collective.
+/// Opens the group: the fabric of the backend, a second one between nodes, and the throttles. `device`
+/// is the GPU of this rank. Collective.
 ///
 /// # Errors
-/// If the group or a NIC cannot be opened.
+/// If a fabric or the group cannot be opened.
 pub(super) fn open(
     options: &Options,
     comm: &Comm,
     rank_topology: &RankTopology,
-    local: DynFabric,
-    same: impl FnOnce() -> Result<DynFabric>,
+    backend: Backend,
+    device: Option<u32>,
 ) -> Result<Group> {
-    match rank_topology.network_fabric {
-        NetworkFabric::None => Ok(group(options, rank_topology).open(comm.clone(), local)?),
-        NetworkFabric::Same => open_tiers(options, comm, rank_topology, local, same()?),
-        NetworkFabric::Rdma => {
-            let nic = options.nics.open(rank_topology.nic_rank(comm), None)?;
-            open_tiers(options, comm, rank_topology, local, DynFabric::new(nic))
-        }
+    let mut open = OpenOptions::default()
+        .backend(backend.in_library())
+        .topology(rank_topology.topology.clone())
+        .fabrics(fabric_options(options, rank_topology))
+        .timeout(options.run.timeout)
+        .strict(options.strict);
+    if let Some(ordinal) = device {
+        open = open.device(ordinal);
     }
+    match rank_topology.network_fabric {
+        NetworkFabric::None => {}
+        NetworkFabric::Same => open = open.network(backend.in_library()),
+        NetworkFabric::Rdma => open = open.network(open::Backend::Rdma),
+    }
+    let mut fabrics = open.open_fabrics(comm)?;
+    fabrics.local = throttled(fabrics.local, options.node_options.throttle_inside());
+    let layer = options.node_options.throttle();
+    fabrics.network = fabrics.network.map(|network| throttled(network, layer));
+    Ok(fabrics.into_group(comm.clone())?)
 }
 
-fn open_tiers(
-    options: &Options,
-    comm: &Comm,
-    rank_topology: &RankTopology,
-    local: DynFabric,
-    network: DynFabric,
-) -> Result<Group> {
-    let (group, comm) = (group(options, rank_topology), comm.clone());
-    Ok(match options.node_options.throttle() {
-        None => group.open_tiers(comm, local, network)?,
-        Some(layer) => group.open_tiers(comm, local, Wrapped::new(network, layer))?,
-    })
+/// Returns the options of all backends for this rank.
+pub(super) fn fabric_options(options: &Options, rank_topology: &RankTopology) -> FabricOptions {
+    let mut fabrics = FabricOptions::default();
+    fabrics.rdma = options.nics.options(rank_topology.nic_rank());
+    fabrics.cuda.self_copy = options.self_copy.in_library();
+    fabrics.rocm.self_copy = fabrics.cuda.self_copy;
+    fabrics.rocm.engine = options.engine.kind();
+    fabrics
 }
 
-fn group(options: &Options, rank_topology: &RankTopology) -> GroupOptions {
-    let group = GroupOptions::default().timeout(options.run.timeout).strict(options.strict);
-    group.topology(rank_topology.topology.clone())
+/// Puts a throttle around a fabric, if there is one.
+pub(super) fn throttled(fabric: DynFabric, layer: Option<ThrottleLayer>) -> DynFabric {
+    match layer {
+        None => fabric,
+        Some(layer) => DynFabric::new(Wrapped::new(fabric, layer)),
+    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! `peerlane perf`: measures bare puts, gets and signals between two ranks.
 
+use peerlane::Deadline;
 use peerlane::bootstrap::Bootstrap;
 use peerlane::bootstrap::environment::Environment;
 use peerlane::bootstrap::tcp::TcpBootstrap;
-use peerlane::hal::DynFabric;
-use peerlane::{Deadline, host};
+use peerlane::open::{Backend, FabricOptions};
 
 use crate::error::{Failure, Result};
 use crate::nics::NicRank;
@@ -83,35 +83,25 @@ fn measure(
     // A rank that is only the target of puts and gets does not have to react quickly.
     let has_waiting_peer = rank.0 == 0 || options.signal;
     let spin = options.spin.filter(|_| has_waiting_peer).map(|spin| spin.0);
-    match options.backend {
+    let mut fabrics = FabricOptions::default();
+    let backend = match options.backend {
         PerfBackend::Host => {
             let hosts = comm.share("host", &comm.host().to_owned())?;
             if hosts[0] != hosts[1] {
                 let text = "the two ranks are on different hosts, which share no memory";
                 return Err(Failure::failed(text).with_advice("use --backend rdma"));
             }
-            let fabric_options = host::Options { spin, ..host::Options::default() };
-            let fabric = host::Fabric::open_with(rank, ranks, fabric_options)
-                .map_err(Failure::of_backend)?;
-            with_fabric(options, comm, DynFabric::new(fabric), seed, sink)
+            fabrics.host.spin = spin;
+            Backend::Host
         }
         PerfBackend::Rdma => {
             let local_rank = environment.local_rank.unwrap_or(0) as usize;
-            let nic_rank = NicRank { rank, ranks, local_rank, single_host };
-            let fabric = options.nics.open(nic_rank, spin)?;
-            with_fabric(options, comm, DynFabric::new(fabric), seed, sink)
+            fabrics.rdma = options.nics.options(NicRank { local_rank, single_host });
+            fabrics.rdma.spin = spin;
+            Backend::Rdma
         }
-    }
-}
-
-fn with_fabric(
-    options: &Options,
-    comm: Comm,
-    fabric: DynFabric,
-    seed: u64,
-    sink: Sink<'_>,
-) -> Result<()> {
-    let mut pair = Pair::open(options, comm, fabric, seed)?;
+    };
+    let mut pair = Pair::open(options, comm, fabrics.open(backend, rank, ranks)?, seed)?;
     for (work, sizes) in options.plan() {
         for bytes in sizes {
             let row = match work {

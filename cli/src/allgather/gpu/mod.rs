@@ -14,12 +14,9 @@
 //! | `device`, `driver` | a GPU and the calls of its driver |
 
 use peerlane::bootstrap::Bootstrap;
-use peerlane::hal::DynFabric;
 use peerlane::plan::Algorithm;
-use peerlane::{cuda, rocm};
 
 use super::backend::{Backend, GpuSlot};
-use super::options::SelfCopy;
 use super::printer::ProgressEvent;
 use super::rank::RankContext;
 use super::setup::Setup;
@@ -50,42 +47,11 @@ use timer::StreamTimer;
 /// # Errors
 /// If the group or a measurement fails.
 pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) -> Result<()> {
-    let (rank, ranks) = (context.comm.rank(), context.comm.ranks());
-    let (device, strict) = (slot.ordinal, context.options.strict);
-    let self_copy = context.options.self_copy;
-    if backend == Backend::Rocm {
-        let self_copy = match self_copy {
-            SelfCopy::Auto => rocm::SelfCopy::Auto,
-            SelfCopy::Local => rocm::SelfCopy::Local,
-            SelfCopy::Link => rocm::SelfCopy::Link,
-        };
-        let engine = context.options.engine.kind();
-        let how = rocm::Options { device, strict, self_copy, engine, ..rocm::Options::default() };
-        let open = || rocm::Fabric::open_with(rank, ranks, how.clone());
-        return measure(context, slot, backend, || {
-            open().map(DynFabric::new).map_err(Failure::of_backend)
-        });
-    }
-    let self_copy = match self_copy {
-        SelfCopy::Auto => cuda::SelfCopy::Auto,
-        SelfCopy::Local => cuda::SelfCopy::Local,
-        SelfCopy::Link => cuda::SelfCopy::Link,
-    };
-    let how = cuda::Options { device, strict, self_copy, ..cuda::Options::default() };
-    let open = || cuda::Fabric::open_with(rank, ranks, how.clone());
-    measure(context, slot, backend, || open().map(DynFabric::new).map_err(Failure::of_backend))
-}
-
-fn measure(
-    context: RankContext<'_>,
-    slot: &GpuSlot,
-    backend: Backend,
-    fabric: impl Fn() -> Result<DynFabric>,
-) -> Result<()> {
     let RankContext { options, comm, rank_topology, seed, sink } = context;
     let lengths = options.sweep(comm.ranks()).shard_lengths();
     let gpu = Gpu::open(backend, slot.ordinal, options.run.timeout)?;
-    let mut group = topology::open(options, &comm, rank_topology, fabric()?, &fabric)?;
+    let device = Some(slot.ordinal);
+    let mut group = topology::open(options, &comm, rank_topology, backend, device)?;
     let setup = Setup::of(options, &comm, rank_topology, &group)?;
     let shards = lengths.last().map_or_else(Vec::new, |length| setup.shard_bytes(*length));
     let shard_bytes = shards.iter().copied().max().unwrap_or(0);

@@ -6,215 +6,25 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
-use cfg_if::cfg_if;
 use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::wire::{Reader, Truncated, Writer};
-use peerlane_hal::{Deadline, DynFabric, ErrorKind, Rank};
+use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 use crate::{Error, Group, GroupOptions};
 
+mod fabrics;
+mod survey;
+
+pub use fabrics::{FabricOptions, Fabrics};
+pub use survey::{Backend, Device, Survey};
+
 /// The timeout of opening a group, and the default timeout of its operations.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// The number of GPUs from which they are chosen automatically; a single one has no peer.
-const GPUS_MIN: usize = 2;
-
-/// A backend by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum Backend {
-    /// Threads or processes of one machine, over shared memory.
-    Host,
-    /// NVIDIA GPUs of one machine.
-    Cuda,
-    /// AMD GPUs of one machine.
-    Rocm,
-    /// RDMA NICs, between machines or inside one.
-    Rdma,
-}
-
-impl Backend {
-    /// All backends.
-    pub const ALL: [Self; 4] = [Self::Host, Self::Cuda, Self::Rocm, Self::Rdma];
-
-    /// Returns the name, such as `cuda`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Host => "host",
-            Self::Cuda => "cuda",
-            Self::Rocm => "rocm",
-            Self::Rdma => "rdma",
-        }
-    }
-
-    /// Returns whether this build contains the backend, which is a feature of the crate.
-    pub const fn is_built_in(self) -> bool {
-        match self {
-            Self::Host => cfg!(feature = "host"),
-            Self::Cuda => cfg!(feature = "cuda"),
-            Self::Rocm => cfg!(feature = "rocm"),
-            Self::Rdma => cfg!(feature = "rdma"),
-        }
-    }
-
-    fn check_built_in(self) -> Result<(), Error> {
-        if self.is_built_in() {
-            return Ok(());
-        }
-        let text = format!(
-            "this program was built without the backend {self}; enable the feature `{self}` of the crate peerlane"
-        );
-        Err(Error::new(ErrorKind::Unavailable, text))
-    }
-}
-
-impl fmt::Display for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Backend {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        Self::ALL.into_iter().find(|backend| backend.name() == text).ok_or_else(|| {
-            let names = Self::ALL.map(Self::name).join(", ");
-            let text = format!("backend is {text:?}, expected one of {names}");
-            Error::new(ErrorKind::InvalidArgument, text)
-        })
-    }
-}
-
-/// A GPU or NIC of this machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Device {
-    /// The number of a GPU in its driver; the position of a NIC in the list.
-    pub ordinal: u32,
-    /// The PCI address of a GPU, such as `0000:1b:00.0`; the name of a NIC, such as `mlx5_0`.
-    pub name: String,
-}
-
-impl Device {
-    /// Creates a device, for example for tests of a selection.
-    pub fn new(ordinal: u32, name: impl Into<String>) -> Self {
-        Self { ordinal, name: name.into() }
-    }
-}
-
-/// The devices of this machine, or per backend the reason why there are none.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Survey {
-    /// NVIDIA GPUs.
-    pub cuda: Result<Vec<Device>, String>,
-    /// AMD GPUs.
-    pub rocm: Result<Vec<Device>, String>,
-    /// RDMA NICs.
-    pub rdma: Result<Vec<Device>, String>,
-}
-
-impl Survey {
-    /// Looks for the devices of all backends, which loads the libraries of the vendors.
-    pub fn of_machine() -> Self {
-        Self { cuda: cuda_devices(), rocm: rocm_devices(), rdma: rdma_devices() }
-    }
-
-    /// Chooses between GPUs and the host for `local_ranks` ranks of this machine, or for as many as there are GPUs. Returns the
-    /// backend and the reasons.
-    ///
-    /// Every rank needs a GPU of its own. A single GPU is chosen only if there are ranks on other machines.
-    pub fn choose_local(
-        &self,
-        local_ranks: Option<usize>,
-        several_hosts: bool,
-    ) -> (Backend, Vec<String>) {
-        let mut reasons = Vec::new();
-        for (backend, devices) in [(Backend::Cuda, &self.cuda), (Backend::Rocm, &self.rocm)] {
-            if !backend.is_built_in() {
-                continue;
-            }
-            let reason = match devices {
-                Err(reason) => reason.clone(),
-                Ok(devices) => {
-                    let gpus = match devices.len() {
-                        1 => "1 GPU".to_owned(),
-                        count => format!("{count} GPUs"),
-                    };
-                    let too_many = local_ranks.filter(|ranks| *ranks > devices.len());
-                    if devices.len() < GPUS_MIN && !several_hosts {
-                        format!("{gpus}, expected {GPUS_MIN} or more")
-                    } else if let Some(ranks) = too_many {
-                        format!(
-                            "{gpus} for {ranks} ranks; name the backend {backend} to share GPUs"
-                        )
-                    } else {
-                        return (backend, vec![gpus]);
-                    }
-                }
-            };
-            reasons.push(format!("{backend}: {reason}"));
-        }
-        (Backend::Host, reasons)
-    }
-}
-
-fn cuda_devices() -> Result<Vec<Device>, String> {
-    cfg_if! {
-        if #[cfg(feature = "cuda")] {
-            let devices = peerlane_cuda::discover().map_err(|error| error.to_string())?;
-            let device = |device: peerlane_cuda::Device| {
-                Device::new(device.ordinal, device.pci_bus_id)
-            };
-            Ok(devices.into_iter().map(device).collect())
-        } else {
-            not_built_in(Backend::Cuda)
-        }
-    }
-}
-
-fn rocm_devices() -> Result<Vec<Device>, String> {
-    cfg_if! {
-        if #[cfg(feature = "rocm")] {
-            let devices = peerlane_rocm::discover().map_err(|error| error.to_string())?;
-            let device = |device: peerlane_rocm::Device| {
-                Device::new(device.ordinal, device.pci.to_string())
-            };
-            Ok(devices.into_iter().map(device).collect())
-        } else {
-            not_built_in(Backend::Rocm)
-        }
-    }
-}
-
-fn rdma_devices() -> Result<Vec<Device>, String> {
-    cfg_if! {
-        if #[cfg(feature = "rdma")] {
-            let devices = peerlane_rdma::discover().map_err(|error| error.to_string())?;
-            if devices.is_empty() {
-                return Err("this machine has no RDMA device".to_owned());
-            }
-            let device = |(ordinal, device): (u32, peerlane_rdma::Device)| {
-                Device::new(ordinal, device.name)
-            };
-            Ok((0..).zip(devices).map(device).collect())
-        } else {
-            not_built_in(Backend::Rdma)
-        }
-    }
-}
-
-#[cfg(not(all(feature = "cuda", feature = "rocm", feature = "rdma")))]
-fn not_built_in(backend: Backend) -> Result<Vec<Device>, String> {
-    Err(format!("the feature `{backend}` of the crate peerlane is off"))
-}
-
 /// Opens groups from the environment of a launcher.
 ///
 /// The trait adds [`from_env`](Self::from_env) to [`Group`], which is of a crate without backends.
@@ -292,8 +102,11 @@ impl fmt::Display for Selection {
 pub struct OpenOptions {
     backend: Option<Backend>,
     device: Option<u32>,
+    network: Option<Backend>,
+    topology: Option<Topology>,
     timeout: Option<Duration>,
     strict: bool,
+    fabrics: FabricOptions,
 }
 
 impl OpenOptions {
@@ -309,6 +122,28 @@ impl OpenOptions {
     #[must_use]
     pub fn device(mut self, ordinal: u32) -> Self {
         self.device = Some(ordinal);
+        self
+    }
+
+    /// Sets the backend between nodes, equal on all ranks. By default it is RDMA between machines, and a second fabric of the same
+    /// backend between nodes of one machine.
+    #[must_use]
+    pub fn network(mut self, backend: Backend) -> Self {
+        self.network = Some(backend);
+        self
+    }
+
+    /// Sets the nodes of the ranks, equal on all ranks. By default, the ranks of a machine are a node.
+    #[must_use]
+    pub fn topology(mut self, topology: Topology) -> Self {
+        self.topology = Some(topology);
+        self
+    }
+
+    /// Sets options of the backends, such as the NICs of this rank.
+    #[must_use]
+    pub fn fabrics(mut self, options: FabricOptions) -> Self {
+        self.fabrics = options;
         self
     }
 
@@ -347,12 +182,22 @@ impl OpenOptions {
     /// Opens a group over `bootstrap`. Collective.
     ///
     /// # Errors
+    /// As [`open_fabrics`](Self::open_fabrics) and [`GroupOptions::open`].
+    pub fn open(self, bootstrap: impl Bootstrap + 'static) -> Result<(Group, Selection), Error> {
+        let fabrics = self.open_fabrics(&bootstrap)?;
+        let selection = fabrics.selection.clone();
+        Ok((fabrics.into_group(bootstrap)?, selection))
+    }
+
+    /// Opens the fabrics of this rank, which the caller makes a group, for example with layers around them. Collective.
+    ///
+    /// # Errors
     /// [`Unavailable`](ErrorKind::Unavailable) if a backend was not built in, or a device or library is missing;
     /// [`Mismatch`](ErrorKind::Mismatch) if ranks of a machine name different backends;
-    /// otherwise as [`GroupOptions::open`].
-    pub fn open(self, bootstrap: impl Bootstrap + 'static) -> Result<(Group, Selection), Error> {
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if backends or nodes do not fit the machines.
+    pub fn open_fabrics(self, bootstrap: &impl Bootstrap) -> Result<Fabrics, Error> {
         let timeout = self.timeout.unwrap_or(TIMEOUT);
-        let survey = Survey::of_machine();
+        let survey = Survey::for_request(self.backend);
         let own = RankDevices::of(&survey, self.backend, bootstrap.host());
         let all = bootstrap.exchange("backends", &own.encode(), Deadline::after(timeout))?;
         let decode = |(index, bytes): (usize, &Vec<u8>)| {
@@ -363,19 +208,24 @@ impl OpenOptions {
             })
         };
         let all = all.iter().enumerate().map(decode).collect::<Result<Vec<_>, _>>()?;
-        let me = bootstrap.rank();
-        let selection = select(&self, &survey, &all, me)?;
-        let local = open_fabric(selection.local, me, all.len(), selection.device)?;
-        let options =
-            GroupOptions::default().timeout(timeout).strict(self.strict).topology(topology(&all)?);
-        let group = match selection.network {
-            None => options.open(bootstrap, local)?,
-            Some(network) => {
-                let network = open_fabric(network, me, all.len(), None)?;
-                options.open_tiers(bootstrap, local, network)?
-            }
-        };
-        Ok((group, selection))
+        let (me, ranks) = (bootstrap.rank(), all.len());
+        let (selection, topology) = select(&self, &survey, &all, me)?;
+        let mut options = self.fabrics;
+        if let Some(ordinal) = selection.device {
+            options.set_device(ordinal);
+        }
+        if self.strict {
+            options.set_strict();
+        }
+        if all.iter().all(|found| found.host == all[0].host) {
+            options.stay_on_machine();
+        }
+        let local = options.open(selection.local, me, ranks)?;
+        let network =
+            selection.network.map(|network| options.open_second(&local, network, me, ranks));
+        let group_options =
+            GroupOptions::default().timeout(timeout).strict(self.strict).topology(topology);
+        Ok(Fabrics { network: network.transpose()?, local, selection, group_options })
     }
 }
 
@@ -437,7 +287,7 @@ fn select(
     survey: &Survey,
     all: &[RankDevices],
     me: Rank,
-) -> Result<Selection, Error> {
+) -> Result<(Selection, Topology), Error> {
     let own = &all[me.index()];
     let mates: Vec<usize> = (0..all.len()).filter(|&rank| all[rank].host == own.host).collect();
     let several_hosts = mates.len() < all.len();
@@ -491,29 +341,68 @@ fn select(
         Some(ordinal) => Some(ordinal).filter(|_| !gpus.is_empty()),
         None => index.checked_rem(gpus.len()).map(|index| gpus[index].ordinal),
     };
-    let network = (several_hosts && local != Backend::Rdma).then_some(Backend::Rdma);
-    if let Some(network) = network {
-        network.check_built_in()?;
+    let machines = machines(all)?;
+    let topology = options.topology.clone().unwrap_or_else(|| machines.clone());
+    let network = select_network(options.network, local, &topology, &machines)?;
+    if network == Some(Backend::Rdma) {
+        Backend::Rdma.check_built_in()?;
         if let Some(rank) = all.iter().position(|found| found.rdma == 0) {
             let reason = match &survey.rdma {
                 Err(reason) if rank == me.index() => format!(": {reason}"),
                 _ => String::new(),
             };
             let text = format!(
-                "the ranks are on several machines, which need RDMA between them, but rank {rank} on {} has no usable RDMA \
-                 device{reason}; install rdma-core, and see `peerlane doctor`",
+                "the ranks use RDMA between {} nodes, but rank {rank} on {} has no usable RDMA device{reason}; install \
+                 rdma-core, and see `peerlane doctor`",
+                topology.nodes(),
                 all[rank].host
             );
             return Err(Error::new(ErrorKind::Unavailable, text).with_peer(Rank::at(rank)));
         }
-        let hosts = topology(all)?.nodes();
-        reasons.push(format!("rdma: the ranks are on {hosts} machines"));
+        if options.network.is_none() {
+            reasons.push(format!("rdma: the ranks are on {} machines", machines.nodes()));
+        }
     }
-    Ok(Selection { local, device, network, reasons })
+    Ok((Selection { local, device, network, reasons }, topology))
+}
+
+/// Chooses the backend between the nodes; `None` if the local fabric connects all ranks.
+fn select_network(
+    requested: Option<Backend>,
+    local: Backend,
+    topology: &Topology,
+    machines: &Topology,
+) -> Result<Option<Backend>, Error> {
+    let refuse = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
+    if topology.ranks() != machines.ranks() {
+        let (given, ranks) = (topology.ranks(), machines.ranks());
+        return refuse(format!("the topology has {given} ranks, expected {ranks}"));
+    }
+    if topology.nodes() == 1 || (local == Backend::Rdma && requested.is_none()) {
+        return match requested {
+            Some(network) if topology.nodes() == 1 => refuse(format!(
+                "{network} is to connect nodes, but all ranks are on one node; set a topology or remove the network"
+            )),
+            _ if local != Backend::Rdma && machines.nodes() > 1 => refuse(format!(
+                "the topology has one node, but the ranks are on {} machines, which {local} does not connect",
+                machines.nodes()
+            )),
+            _ => Ok(None),
+        };
+    }
+    let default = if machines.nodes() > 1 { Backend::Rdma } else { local };
+    let network = requested.unwrap_or(default);
+    if network != Backend::Rdma && machines.nodes() > 1 {
+        let machines = machines.nodes();
+        return refuse(format!(
+            "the ranks are on {machines} machines, which {network} does not connect; use rdma"
+        ));
+    }
+    Ok(Some(network))
 }
 
 /// Returns the topology in which the ranks of a machine are a node.
-fn topology(all: &[RankDevices]) -> Result<Topology, Error> {
+fn machines(all: &[RankDevices]) -> Result<Topology, Error> {
     let mut numbers: BTreeMap<&str, u32> = BTreeMap::new();
     let mut nodes = Vec::with_capacity(all.len());
     for found in all {
@@ -521,32 +410,6 @@ fn topology(all: &[RankDevices]) -> Result<Topology, Error> {
         nodes.push(*numbers.entry(&found.host).or_insert(next));
     }
     Topology::of_nodes(&nodes)
-}
-
-/// Opens a fabric of a backend.
-fn open_fabric(
-    backend: Backend,
-    rank: Rank,
-    ranks: usize,
-    device: Option<u32>,
-) -> Result<DynFabric, Error> {
-    let device = device.unwrap_or(0);
-    match backend {
-        #[cfg(feature = "host")]
-        Backend::Host => Ok(DynFabric::new(peerlane_host::Fabric::open(rank, ranks)?)),
-        #[cfg(feature = "cuda")]
-        Backend::Cuda => Ok(DynFabric::new(peerlane_cuda::Fabric::open(rank, ranks, device)?)),
-        #[cfg(feature = "rocm")]
-        Backend::Rocm => Ok(DynFabric::new(peerlane_rocm::Fabric::open(rank, ranks, device)?)),
-        #[cfg(feature = "rdma")]
-        Backend::Rdma => Ok(DynFabric::new(peerlane_rdma::Fabric::open(rank, ranks)?)),
-        #[allow(unreachable_patterns, reason = "with all features, every backend is built in")]
-        backend => {
-            let _ = (rank, ranks, device);
-            backend.check_built_in()?;
-            unreachable!("a backend that is built in has an arm")
-        }
-    }
 }
 
 #[cfg(test)]
@@ -622,7 +485,9 @@ mod tests {
         let options = OpenOptions::default();
         let own = Survey { cuda: gpus(2), rocm: missing(), rdma: gpus(1) };
         let all = ["a", "b", "a", "b"].map(|host| found(host, 2, 1));
-        let selection = |rank, all: &[RankDevices]| select(&options, &own, all, Rank(rank));
+        let selection = |rank, all: &[RankDevices]| {
+            select(&options, &own, all, Rank(rank)).map(|(selection, _)| selection)
+        };
         let chosen = selection(2, &all).unwrap();
         assert_eq!((chosen.local, chosen.device), (Backend::Cuda, Some(1)));
         assert_eq!(chosen.network, Some(Backend::Rdma));
@@ -644,6 +509,52 @@ mod tests {
         differ[2].requested = Some(Backend::Host);
         let error = selection(0, &differ).unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(Rank(2))));
+    }
+
+    #[test]
+    fn the_network_fits_nodes_and_machines() {
+        let network = |requested, local, nodes: &[u32], machines: &[u32]| {
+            let of = |nodes| Topology::of_nodes(nodes).unwrap();
+            select_network(requested, local, &of(nodes), &of(machines))
+                .map_err(|error| error.to_string())
+        };
+        let (host, rdma) = (Backend::Host, Backend::Rdma);
+        assert_eq!(network(None, host, &[0, 0], &[0, 0]), Ok(None));
+        assert_eq!(network(None, host, &[0, 1], &[0, 0]), Ok(Some(host)));
+        assert_eq!(network(Some(rdma), host, &[0, 1], &[0, 0]), Ok(Some(rdma)));
+        assert_eq!(network(None, host, &[0, 1], &[0, 1]), Ok(Some(rdma)));
+        assert_eq!(network(None, rdma, &[0, 1], &[0, 1]), Ok(None));
+        assert_eq!(network(Some(rdma), rdma, &[0, 1], &[0, 1]), Ok(Some(rdma)));
+        let refusals = [
+            (network(Some(rdma), host, &[0, 0], &[0, 0]), "all ranks are on one node"),
+            (network(Some(host), host, &[0, 1], &[0, 1]), "which host does not connect; use rdma"),
+            (network(None, host, &[0, 0], &[0, 1]), "which host does not connect"),
+            (network(None, host, &[0, 0, 0], &[0, 0]), "the topology has 3 ranks, expected 2"),
+        ];
+        for (refusal, text) in refusals {
+            assert!(
+                refusal.as_ref().is_err_and(|error| error.contains(text)),
+                "{refusal:?}: {text}"
+            );
+        }
+    }
+
+    #[cfg(feature = "host")]
+    #[test]
+    fn nodes_of_one_machine_have_a_second_fabric() {
+        in_process::run(4, |bootstrap| {
+            let options = OpenOptions::default().backend(Backend::Host);
+            let topology = Topology::of_nodes(&[0, 0, 1, 1])?;
+            let (mut group, selection) = options.topology(topology).open(bootstrap)?;
+            assert_eq!(selection.network, Some(Backend::Host));
+            let mut gather = group.all_gather::<u8>(1).prepare()?;
+            gather.input_mut()?[0] = 7;
+            gather.run()?;
+            assert_eq!(gather.output()?, [7; 4]);
+            drop(gather);
+            group.close()
+        })
+        .unwrap();
     }
 
     #[cfg(feature = "host")]
