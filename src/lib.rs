@@ -3,7 +3,7 @@
 //! A [`Group`] connects ranks over a fabric: [`host`] for threads and processes of one machine, and NVLink, XGMI and RDMA with
 //! the features `cuda`, `rocm` and `rdma`. [`Group::from_env`](OpenGroup::from_env) joins the ranks of a launcher such as
 //! torchrun and chooses the fabrics; [`open`](mod@open) says how. A group prepares [operations](Operation): all-gathers, broadcasts and
-//! all-to-alls. An operation runs a [`plan`], which is data and is [verified](verify) for all ranks before a byte moves.
+//! all-to-alls. An operation runs a [`plan`](planning::plan), which is data and is [verified](mod@planning::verify) for all ranks before a byte moves.
 //!
 //! ```
 //! # #[cfg(feature = "host")]
@@ -30,7 +30,7 @@
 //! | you want to | start at |
 //! | --- | --- |
 //! | use collectives | [`Group`] and [`Operation`] |
-//! | plan, verify, predict and simulate without hardware | [`schedule`], [`verify`](mod@verify), [`cost`], [`simulate`](mod@simulate) |
+//! | plan, verify, predict and simulate without hardware | [`planning`] |
 //! | write an algorithm or a runtime on the hardware traits | [`hal::for_algorithm_authors`] |
 //! | support another accelerator | [`hal::for_backend_authors`] |
 //!
@@ -52,14 +52,30 @@ pub use peerlane_collectives::group::{
     AllGather, Destination, Gathered, Group, GroupOptions, Lease, MemoryRange, Operation, Started,
     Window,
 };
-pub use peerlane_collectives::{
-    bootstrap, collective, cost, element, error, group, layout, plan, schedule, simulate, topology,
-    trace, verify,
-};
+pub use peerlane_collectives::plan::Algorithm;
+pub use peerlane_collectives::{bootstrap, collective, element, error, group, topology, trace};
 pub use peerlane_hal as hal;
 pub use peerlane_hal::{Deadline, DynFabric, ErrorKind, Rank};
 #[cfg(feature = "host")]
 pub use peerlane_host as host;
+
+/// Plans, proves, predicts and simulates collectives without hardware.
+///
+/// Groups do all of this when they prepare an operation, so a user of [`Group`] needs nothing here. These are
+/// tools for those who choose hardware, write schedules or explain a measurement; `peerlane plan`, `simulate`
+/// and `explain` are built on them.
+///
+/// | module | what it does |
+/// | --- | --- |
+/// | [`schedule`](planning::schedule) | builds the plans of an algorithm |
+/// | [`plan`](planning::plan) | defines plans: lanes, steps, and their text form |
+/// | [`verify`](mod@planning::verify) | proves the plans of all ranks |
+/// | [`cost`](planning::cost) | predicts the time from the rates of the links, and chooses an algorithm |
+/// | [`simulate`](mod@planning::simulate) | executes the plans of all ranks over modelled links |
+/// | [`layout`](planning::layout) | describes the shards and chunks of buffers |
+pub mod planning {
+    pub use peerlane_collectives::{cost, layout, plan, schedule, simulate, verify};
+}
 
 /// Runs the examples of the README.
 #[cfg(all(doctest, feature = "host"))]

@@ -13,9 +13,9 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use peerlane::Algorithm;
 use peerlane::bootstrap::Bootstrap;
 use peerlane::bootstrap::in_process::{self, InProcessBootstrap};
-use peerlane::plan::Algorithm;
 use peerlane::topology::Topology;
 use peerlane::{AllGather, Error, Group, GroupOptions, host};
 use peerlane_layers::{ThrottleLayer, Wrapped};

@@ -4,9 +4,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use peerlane::cost::{self, Links, Question};
-use peerlane::plan::FlagOrder;
-use peerlane::schedule::Shape;
+use peerlane::planning::cost::{self, Links, Question};
+use peerlane::planning::plan::FlagOrder;
+use peerlane::planning::schedule::Shape;
 use peerlane::topology::Topology;
 
 use crate::calibrate;

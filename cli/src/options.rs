@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
-use peerlane::plan::{Algorithm, FlagOrder};
+use peerlane::planning::plan::{Algorithm, FlagOrder};
 use peerlane::topology::Topology;
 
 use crate::error::{Failure, Result};

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use peerlane::collective::Collective;
-use peerlane::plan::{Algorithm, CHUNKS_MAX};
-use peerlane::schedule::algorithms;
+use peerlane::planning::plan::{Algorithm, CHUNKS_MAX};
+use peerlane::planning::schedule::algorithms;
 
 use crate::error::{Failure, Result};
 use crate::options::{AlgorithmChoice, parse_algorithm, unknown_algorithm};

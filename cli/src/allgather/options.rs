@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use peerlane::collective::Collective;
-use peerlane::schedule::algorithms;
+use peerlane::planning::schedule::algorithms;
 use peerlane::{DType, Deadline, cuda};
 
 use super::algorithm::AlgorithmOptions;

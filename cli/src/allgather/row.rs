@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use peerlane::group::Report;
 use peerlane::hal::BackendId;
-use peerlane::plan::Tier;
+use peerlane::planning::plan::Tier;
 
 use super::setup::Setup;
 use crate::ranks::statistics::Statistics;

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use peerlane::Algorithm;
 use peerlane::bootstrap::Bootstrap;
 use peerlane::collective::Collective;
-use peerlane::cost::{Key, Links};
 use peerlane::group::Report;
 use peerlane::hal::{Fabric, LinkKind};
-use peerlane::plan::Algorithm;
+use peerlane::planning::cost::{Key, Links};
 use peerlane::topology::Topology;
 use peerlane::{AllGather, Element, Group, Rank};
 

@@ -5,7 +5,7 @@
 
 use peerlane::Group;
 use peerlane::bootstrap::Bootstrap;
-use peerlane::plan::{Step, Tier};
+use peerlane::planning::plan::{Step, Tier};
 use peerlane::trace::{Trace, TracedStart};
 use serde::{Deserialize, Serialize};
 
@@ -114,7 +114,7 @@ fn name(step: &Step) -> String {
 #[cfg(test)]
 mod tests {
     use peerlane::Rank;
-    use peerlane::plan::{Cell, Flag, LaneId, Source};
+    use peerlane::planning::plan::{Cell, Flag, LaneId, Source};
     use peerlane::trace::{TracedLane, TracedStep};
 
     use super::*;

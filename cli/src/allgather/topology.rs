@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use peerlane::bootstrap::Bootstrap;
-use peerlane::cost::{Link, Links};
 use peerlane::hal::DynFabric;
 use peerlane::open::{self, FabricOptions, OpenOptions};
+use peerlane::planning::cost::{Link, Links};
 use peerlane::topology::Topology;
 use peerlane::{Group, Rank};
 use peerlane_layers::{ThrottleLayer, Wrapped};

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use peerlane::cost::{Calibration, GOOD, Question, Sample, choose, predict};
-use peerlane::plan::Algorithm;
+use peerlane::Algorithm;
+use peerlane::planning::cost::{Calibration, GOOD, Question, Sample, choose, predict};
 use peerlane::topology::Topology;
 use serde::{Deserialize, Serialize};
 

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::process::{Command, Stdio};
 
 use clap::ValueEnum;
-use peerlane::cost::Sample;
-use peerlane::plan::{Algorithm, FlagOrder, Lane};
-use peerlane::schedule::{Shape, plans};
+use peerlane::planning::cost::Sample;
+use peerlane::planning::plan::{Algorithm, FlagOrder, Lane};
+use peerlane::planning::schedule::{Shape, plans};
 use peerlane::topology::Topology;
 
 use super::Options;

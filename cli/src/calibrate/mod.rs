@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use peerlane::cost::{Calibration, Key, Links, Sample};
+use peerlane::Algorithm;
 use peerlane::hal::LinkKind;
-use peerlane::plan::Algorithm;
+use peerlane::planning::cost::{Calibration, Key, Links, Sample};
 use peerlane::topology::Topology;
 use peerlane::{cuda, host};
 use serde::Serialize;

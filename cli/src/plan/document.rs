@@ -6,12 +6,13 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use peerlane::Rank;
 use peerlane::collective::Collective;
-use peerlane::layout::Layout;
-use peerlane::plan::{Cell, FlagOrder, Plan};
-use peerlane::schedule::Shape;
+use peerlane::planning::layout::Layout;
+use peerlane::planning::plan::{Cell, FlagOrder, Plan};
+use peerlane::planning::schedule::Shape;
+use peerlane::planning::{schedule, verify};
 use peerlane::topology::Topology;
-use peerlane::{Rank, schedule, verify};
 use serde::{Deserialize, Serialize};
 
 use super::Options;
@@ -240,8 +241,8 @@ fn sections(text: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use peerlane::plan::Algorithm;
-    use peerlane::schedule::{self, Shape};
+    use peerlane::Algorithm;
+    use peerlane::planning::schedule::{self, Shape};
     use peerlane::topology::Topology;
 
     use super::*;

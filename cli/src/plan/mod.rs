@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use peerlane::Algorithm;
 use peerlane::Rank;
-use peerlane::plan::Algorithm;
 use peerlane::topology::Topology;
 
 use crate::error::{Failure, Result};

@@ -1,9 +1,9 @@
 //! Draws a simulation as an SVG chart: the activity of each lane over time, and the use of the
 //! links.
 
-use peerlane::cost::Links;
-use peerlane::plan::Step;
-use peerlane::simulate::{LinkClass, Simulation, Slice};
+use peerlane::planning::cost::Links;
+use peerlane::planning::plan::Step;
+use peerlane::planning::simulate::{LinkClass, Simulation, Slice};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
@@ -182,11 +182,11 @@ fn text(area: &Area<'_>, text: &str, at: (i32, i32), size: i32) -> Drawn {
 
 #[cfg(test)]
 mod tests {
+    use peerlane::Algorithm;
     use peerlane::Rank;
-    use peerlane::layout::Layout;
-    use peerlane::plan::Algorithm;
-    use peerlane::schedule::{self, Shape};
-    use peerlane::simulate::{Options, simulate};
+    use peerlane::planning::layout::Layout;
+    use peerlane::planning::schedule::{self, Shape};
+    use peerlane::planning::simulate::{Options, simulate};
     use peerlane::topology::Topology;
 
     use super::*;

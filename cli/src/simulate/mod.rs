@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use peerlane::cost::{self, Choice, Links, Question};
-use peerlane::layout::Layout;
-use peerlane::plan::{Algorithm, FlagOrder};
-use peerlane::schedule::{self, Shape};
-use peerlane::simulate::{self, Simulation, Slice};
+use peerlane::planning::cost::{self, Choice, Links, Question};
+use peerlane::planning::layout::Layout;
+use peerlane::planning::plan::{Algorithm, FlagOrder};
+use peerlane::planning::schedule::{self, Shape};
+use peerlane::planning::simulate::{self, Simulation, Slice};
 use peerlane::topology::Topology;
 
 use crate::error::{Failure, Result};

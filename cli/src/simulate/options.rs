@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use peerlane::Algorithm;
+use peerlane::Rank;
 use peerlane::collective::Collective;
-use peerlane::cost::{Calibration, Link, Links};
-use peerlane::plan::Algorithm;
+use peerlane::planning::cost::{Calibration, Link, Links};
+use peerlane::planning::schedule;
 use peerlane::topology::Topology;
-use peerlane::{Rank, schedule};
 
 use crate::error::{Failure, Result};
 use crate::options::{

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use peerlane::simulate::{LinkClass, PathStep, Simulation};
+use peerlane::planning::simulate::{LinkClass, PathStep, Simulation};
 use serde_json::{Value, json};
 
 use super::{Run, Scenario};
@@ -156,7 +156,7 @@ impl Report<'_> {
                 "utilisation_max": share.most,
             })
         });
-        let incast = |target: &str, incast: peerlane::simulate::Incast| json!({"into": target, "flows_max": incast.flows, "rank": incast.rank.0});
+        let incast = |target: &str, incast: peerlane::planning::simulate::Incast| json!({"into": target, "flows_max": incast.flows, "rank": incast.rank.0});
         let [local, network] = simulation.incast;
         json!({
             "algorithm": algorithm,
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn long_paths_are_shown_from_both_ends() {
         use peerlane::Rank;
-        use peerlane::plan::{Flag, LaneId, Step};
+        use peerlane::planning::plan::{Flag, LaneId, Step};
         let lane = LaneId::HOME;
         let step = |end_ps| PathStep {
             rank: Rank(0),

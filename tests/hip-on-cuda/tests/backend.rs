@@ -6,7 +6,7 @@ use std::time::Duration;
 use hip_sys::{hipMemcpyKind, hipStreamNonBlocking};
 use peerlane::bootstrap::{Bootstrap, in_process};
 use peerlane::group::MemoryRange;
-use peerlane::plan::Algorithm;
+use peerlane::planning::plan::Algorithm;
 use peerlane::{Error, Group, Rank, rocm};
 use support::{done, hip};
 

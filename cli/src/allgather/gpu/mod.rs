@@ -13,8 +13,8 @@
 //! | `content` | filling and comparing GPU memory |
 //! | `device`, `driver` | a GPU and the calls of its driver |
 
+use peerlane::Algorithm;
 use peerlane::bootstrap::Bootstrap;
-use peerlane::plan::Algorithm;
 
 use super::backend::{Backend, GpuSlot};
 use super::printer::ProgressEvent;
