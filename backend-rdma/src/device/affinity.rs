@@ -1,8 +1,8 @@
-//! How far a card is from another PCI device, such as a GPU: what both hang from.
+//! Measures the distance between a NIC and another PCI device, such as a GPU.
 //!
-//! The kernel's tree of devices is the tree of bridges, so two devices behind one switch share the
-//! beginning of their path there; what goes between them need not pass the processor. Where they share
-//! no bridge, the host bridge and the memory node tell what the way crosses.
+//! The kernel's tree of devices is the tree of PCI bridges. Two devices behind one switch share the beginning of
+//! their path, and data between them need not pass the processor. If they share no bridge, the host bridge and
+//! the NUMA node tell what the path crosses.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub enum Distance {
     MemoryNode,
     /// On different NUMA nodes.
     Far,
-    /// Software devices, or devices whose place the kernel does not report.
+    /// Software devices, or devices whose location the kernel does not report.
     Unknown,
 }
 
@@ -46,23 +46,23 @@ impl fmt::Display for Distance {
 /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument): there is no PCI device at that address.
 pub fn distance(name: &str, address: &str) -> Result<Distance, Error> {
     let sysfs = Path::new(SYSFS);
-    Ok(Place::of_address(sysfs, address)?.distance(Place::of_card(sysfs, name).as_ref()))
+    Ok(PciLocation::of_address(sysfs, address)?.distance(PciLocation::of_nic(sysfs, name).as_ref()))
 }
 
 /// The location of a PCI device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct PciLocation {
     /// The host bridge, the bridges, and the device.
     path: Vec<String>,
-    memory_node: Option<u32>,
+    numa_node: Option<u32>,
 }
 
-impl Place {
+impl PciLocation {
     /// Returns the location of the PCI device at an address, in the notation of the vendors' drivers.
     pub(super) fn of_address(sysfs: &Path, address: &str) -> Result<Self, Error> {
-        let place = normal(address)
+        let location = kernel_notation(address)
             .and_then(|address| Self::at(sysfs, &sysfs.join("bus/pci/devices").join(address)));
-        place.ok_or_else(|| {
+        location.ok_or_else(|| {
             Error::argument(format!(
                 "device is the one nearest to {address:?}, and there is no PCI device at that address; \
                  expected one of /sys/bus/pci/devices, such as 0000:3b:00.0"
@@ -71,7 +71,7 @@ impl Place {
     }
 
     /// Returns the location of a NIC, or `None` for a software device.
-    pub(super) fn of_card(sysfs: &Path, name: &str) -> Option<Self> {
+    pub(super) fn of_nic(sysfs: &Path, name: &str) -> Option<Self> {
         Self::at(sysfs, &sysfs.join("class/infiniband").join(name).join("device"))
     }
 
@@ -84,23 +84,24 @@ impl Place {
         if !path.first()?.starts_with("pci") {
             return None;
         }
-        let memory_node = std::fs::read_to_string(device.join("numa_node")).ok();
-        // -1 where there is only one, or the firmware does not say.
-        let memory_node = memory_node.and_then(|text| text.trim().parse().ok());
-        Some(Self { path, memory_node })
+        let numa_node = std::fs::read_to_string(device.join("numa_node")).ok();
+        // The kernel reports -1 if there is only one node, or if the firmware does not report it.
+        let numa_node = numa_node.and_then(|text| text.trim().parse().ok());
+        Some(Self { path, numa_node })
     }
 
+    /// Returns the distance to another device; `None` is a software device.
     pub(super) fn distance(&self, other: Option<&Self>) -> Distance {
         let Some(other) = other else { return Distance::Unknown };
         let same = self.path.iter().zip(&other.path).take_while(|(one, two)| one == two).count();
         match same {
-            // The bridge above both, and those down to each of them.
+            // Counts the bridge above both, and those on the paths down to each device.
             2.. => {
                 let apart = (self.path.len() - same) + (other.path.len() - same);
                 Distance::Bridges(apart.saturating_sub(1) as u32)
             }
             1 => Distance::HostBridge,
-            _ => match (self.memory_node, other.memory_node) {
+            _ => match (self.numa_node, other.numa_node) {
                 (Some(one), Some(two)) if one == two => Distance::MemoryNode,
                 (Some(_), Some(_)) => Distance::Far,
                 _ => Distance::Unknown,
@@ -110,7 +111,7 @@ impl Place {
 }
 
 /// Returns an address in the notation of the kernel: lower case, and four digits of the domain.
-fn normal(address: &str) -> Option<String> {
+fn kernel_notation(address: &str) -> Option<String> {
     let mut parts = address.trim().split(':');
     let (domain, bus, device) = (parts.next()?, parts.next()?, parts.next()?);
     let (slot, function) = device.split_once('.')?;
@@ -137,8 +138,8 @@ pub(super) mod tests {
         }
     }
 
-    const PLACES: [(&str, &str, &str); 7] = [
-        // A GPU and two cards behind the switch at 0000:11:00.0, one of them behind one more bridge.
+    const DEVICES: [(&str, &str, &str); 7] = [
+        // A GPU and two NICs behind the switch at 0000:11:00.0, one of them behind one more bridge.
         ("pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0/0000:13:00.0", "gpu", "0"),
         ("pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:01.0/0000:14:00.0", "mlx5_2", "0"),
         (
@@ -161,32 +162,32 @@ pub(super) mod tests {
             std::fs::create_dir_all(&path).unwrap();
             path
         };
-        let (pci, cards) = (folder(root.join("bus/pci/devices")), root.join("class/infiniband"));
-        for (path, name, node) in PLACES {
+        let (pci, nics) = (folder(root.join("bus/pci/devices")), root.join("class/infiniband"));
+        for (path, name, node) in DEVICES {
             let device = folder(root.join("devices").join(path));
             std::fs::write(device.join("numa_node"), format!("{node}\n")).unwrap();
             symlink(&device, pci.join(device.file_name().unwrap())).unwrap();
             if name != "gpu" {
-                symlink(&device, folder(cards.join(name)).join("device")).unwrap();
+                symlink(&device, folder(nics.join(name)).join("device")).unwrap();
             }
         }
-        // Software devices hang from nothing.
-        folder(cards.join("rxe0"));
+        // Software devices have no PCI device.
+        folder(nics.join("rxe0"));
         machine
     }
 
     #[test]
-    fn what_is_shared_on_the_way_to_the_processor_is_the_distance() {
+    fn the_shared_path_to_the_processor_is_the_distance() {
         let machine = machine("distances");
-        let gpu = Place::of_address(&machine.0, "0000:13:00.0").unwrap();
-        let distance = |card| gpu.distance(Place::of_card(&machine.0, card).as_ref());
+        let gpu = PciLocation::of_address(&machine.0, "0000:13:00.0").unwrap();
+        let distance = |nic| gpu.distance(PciLocation::of_nic(&machine.0, nic).as_ref());
         assert_eq!(distance("mlx5_2"), Distance::Bridges(3));
         assert_eq!(distance("mlx5_3"), Distance::Bridges(4));
         assert_eq!(distance("mlx5_1"), Distance::HostBridge);
         assert_eq!(distance("mlx5_0"), Distance::MemoryNode);
         assert_eq!(distance("mlx5_4"), Distance::Far);
-        for card in ["mlx5_5", "rxe0", "mlx5_77"] {
-            assert_eq!(distance(card), Distance::Unknown, "{card}");
+        for nic in ["mlx5_5", "rxe0", "mlx5_77"] {
+            assert_eq!(distance(nic), Distance::Unknown, "{nic}");
         }
         let order = ["mlx5_2", "mlx5_3", "mlx5_1", "mlx5_0", "mlx5_4", "rxe0"].map(distance);
         assert!(order.is_sorted(), "{order:?}");
@@ -197,12 +198,12 @@ pub(super) mod tests {
     fn addresses_are_read_as_drivers_write_them() {
         let machine = machine("addresses");
         for address in ["0000:13:00.0", "00000000:13:00.0", "0000:13:00.0\n", "0:13:0.0"] {
-            Place::of_address(&machine.0, address).unwrap();
+            PciLocation::of_address(&machine.0, address).unwrap();
         }
         for address in
             ["", "13:00.0", "0000:13:00", "0000:13:00.0:1", "0000:zz:00.0", "0000:99:00.0"]
         {
-            let error = Place::of_address(&machine.0, address).unwrap_err();
+            let error = PciLocation::of_address(&machine.0, address).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
             assert_eq!(
                 error.to_string(),
@@ -212,6 +213,6 @@ pub(super) mod tests {
                 )
             );
         }
-        assert_eq!(normal("0000:3B:0A.1").as_deref(), Some("0000:3b:0a.1"));
+        assert_eq!(kernel_notation("0000:3B:0A.1").as_deref(), Some("0000:3b:0a.1"));
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ibverbs_sys::{ibv_device_attr, ibv_mtu, ibv_port_attr};
 use peerlane_toolkit::device::Fault;
 
-use super::affinity::{self, SYSFS};
+use super::affinity::{PciLocation, SYSFS};
 use super::{Device, Gid, GidKind, LinkLayer, Port, describe};
 use crate::error::Error;
 use crate::sys::{self, Context};
@@ -28,11 +28,12 @@ pub enum DeviceChoice {
 }
 
 impl DeviceChoice {
-    fn takes(&self, index: usize, name: &str) -> bool {
+    /// Returns whether a device has the requested name or index.
+    fn matches(&self, index: usize, name: &str) -> bool {
         match self {
             Self::Any | Self::Near(_) => true,
-            Self::Name(wanted) => wanted == name,
-            Self::Index(wanted) => *wanted == index,
+            Self::Name(requested) => requested == name,
+            Self::Index(requested) => *requested == index,
         }
     }
 }
@@ -50,10 +51,10 @@ impl fmt::Display for DeviceChoice {
 
 /// A selected port, with everything that connecting needs.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct OpenPort {
     pub(crate) context: Arc<Context>,
     pub(crate) limits: ibv_device_attr,
-    pub(crate) port: u8,
+    pub(crate) number: u8,
     pub(crate) link: LinkLayer,
     pub(crate) lid: u16,
     pub(crate) gid: Gid,
@@ -67,9 +68,9 @@ pub(crate) fn choose(
     device: &DeviceChoice,
     port: Option<u8>,
     gid: Option<u32>,
-) -> Result<Place, Error> {
+) -> Result<OpenPort, Error> {
     let library = sys::library()?;
-    let mut contexts = sys::open_all(library, |index, name| device.takes(index, name))?;
+    let mut contexts = sys::open_all(library, |index, name| device.matches(index, name))?;
     if let DeviceChoice::Near(address) = device {
         sort_by_distance(Path::new(SYSFS), &mut contexts, address, |context| &context.name)?;
     }
@@ -78,9 +79,9 @@ pub(crate) fn choose(
     }
     let mut refused = Vec::new();
     for context in contexts {
-        match place_on(&context, port, gid) {
+        match open_port(&context, port, gid) {
             Err(Error::Fault(Fault::Unavailable(text))) => refused.push(text),
-            answer => return answer,
+            result => return result,
         }
     }
     Err(Error::unavailable(refused.join("; ")))
@@ -89,14 +90,12 @@ pub(crate) fn choose(
 /// Sorts NICs by their distance from a PCI device. The order of equally near NICs does not change.
 fn sort_by_distance<T>(
     sysfs: &Path,
-    cards: &mut [T],
+    nics: &mut [T],
     address: &str,
     name: impl Fn(&T) -> &str,
 ) -> Result<(), Error> {
-    let near = affinity::Place::of_address(sysfs, address)?;
-    cards.sort_by_cached_key(|card| {
-        near.distance(affinity::Place::of_card(sysfs, name(card)).as_ref())
-    });
+    let near = PciLocation::of_address(sysfs, address)?;
+    nics.sort_by_cached_key(|nic| near.distance(PciLocation::of_nic(sysfs, name(nic)).as_ref()));
     Ok(())
 }
 
@@ -112,16 +111,21 @@ fn none_found(device: &DeviceChoice, names: &[String]) -> Error {
     Error::unavailable(format!("there is no RDMA device {device}; there are: {names}"))
 }
 
-fn place_on(context: &Arc<Context>, port: Option<u8>, gid: Option<u32>) -> Result<Place, Error> {
+/// Selects a port and an address of an opened device.
+fn open_port(
+    context: &Arc<Context>,
+    port: Option<u8>,
+    gid: Option<u32>,
+) -> Result<OpenPort, Error> {
     let limits = context.attributes()?;
     let device = describe(context)?;
     let found = port_of(&device, port)?;
     let gid = gid_of(&device.name, found, gid)?;
     let attributes: ibv_port_attr = context.port(found.number)?;
-    Ok(Place {
+    Ok(OpenPort {
         context: Arc::clone(context),
         limits,
-        port: found.number,
+        number: found.number,
         link: found.link,
         lid: attributes.lid,
         gid,
@@ -131,12 +135,13 @@ fn place_on(context: &Arc<Context>, port: Option<u8>, gid: Option<u32>) -> Resul
     })
 }
 
-fn port_of(device: &Device, wanted: Option<u8>) -> Result<&Port, Error> {
+/// Returns the requested port, or the first active one.
+fn port_of(device: &Device, requested: Option<u8>) -> Result<&Port, Error> {
     let name = &device.name;
-    let named = |port: &&Port| wanted.is_none_or(|wanted| wanted == port.number);
-    if let Some(wanted) = wanted.filter(|_| !device.ports.iter().any(|port| named(&port))) {
+    let named = |port: &&Port| requested.is_none_or(|requested| requested == port.number);
+    if let Some(requested) = requested.filter(|_| !device.ports.iter().any(|port| named(&port))) {
         let count = device.ports.len();
-        return Err(Error::argument(format!("port is {wanted}, {name} has 1 to {count}")));
+        return Err(Error::argument(format!("port is {requested}, {name} has 1 to {count}")));
     }
     let mut ports = device.ports.iter().filter(named);
     ports.clone().find(|port| port.active).ok_or_else(|| {
@@ -147,17 +152,18 @@ fn port_of(device: &Device, wanted: Option<u8>) -> Result<&Port, Error> {
     })
 }
 
-fn gid_of(name: &str, port: &Port, wanted: Option<u32>) -> Result<Gid, Error> {
-    let seen = || {
-        let seen: Vec<String> = port.gids.iter().map(ToString::to_string).collect();
-        if seen.is_empty() { "none".to_owned() } else { seen.join(", ") }
+/// Returns the requested address of a port, or the best one.
+fn gid_of(name: &str, port: &Port, requested: Option<u32>) -> Result<Gid, Error> {
+    let available = || {
+        let gids: Vec<String> = port.gids.iter().map(ToString::to_string).collect();
+        if gids.is_empty() { "none".to_owned() } else { gids.join(", ") }
     };
-    if let Some(wanted) = wanted {
-        let found = port.gids.iter().find(|gid| gid.index == wanted);
+    if let Some(requested) = requested {
+        let found = port.gids.iter().find(|gid| gid.index == requested);
         return found.copied().ok_or_else(|| {
-            let (number, seen) = (port.number, seen());
+            let (number, available) = (port.number, available());
             Error::argument(format!(
-                "gid_index is {wanted}, port {number} of {name} has no address there; it has: {seen}"
+                "gid_index is {requested}, port {number} of {name} has no address there; it has: {available}"
             ))
         });
     }
@@ -166,9 +172,9 @@ fn gid_of(name: &str, port: &Port, wanted: Option<u32>) -> Result<Gid, Error> {
         return Ok(best.unwrap_or(Gid { index: 0, bytes: [0; 16], kind: GidKind::InfiniBand }));
     }
     best.ok_or_else(|| {
-        let (number, seen) = (port.number, seen());
+        let (number, available) = (port.number, available());
         Error::unavailable(format!(
-            "port {number} of {name} has no address that other hosts reach; it has: {seen}; give its \
+            "port {number} of {name} has no address that other hosts reach; it has: {available}; give its \
              network interface an IP address, or choose one by gid_index"
         ))
     })
@@ -179,7 +185,7 @@ mod tests {
     use peerlane_hal::{Error as _, ErrorKind};
 
     use super::*;
-    use crate::device::gid::tests::gid;
+    use crate::device::tests::gid;
 
     fn port(number: u8, active: bool, gids: Vec<Gid>) -> Port {
         Port {
@@ -236,14 +242,14 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_card_comes_first_and_equals_keep_their_order() {
-        let machine = affinity::tests::machine("choice");
-        let mut cards = ["rxe0", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5"];
-        sort_by_distance(&machine.0, &mut cards, "0000:13:00.0", |name| name).unwrap();
-        assert_eq!(cards, ["mlx5_2", "mlx5_3", "mlx5_1", "mlx5_0", "mlx5_4", "rxe0", "mlx5_5"]);
-        sort_by_distance(&machine.0, &mut cards, "0000:31:00.0", |name| name).unwrap();
-        assert_eq!(cards[0], "mlx5_4");
-        let error = sort_by_distance(&machine.0, &mut cards, "mlx5_1", |name| name).unwrap_err();
+    fn the_nearest_nic_comes_first_and_equals_keep_their_order() {
+        let machine = crate::device::affinity::tests::machine("choice");
+        let mut nics = ["rxe0", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5"];
+        sort_by_distance(&machine.0, &mut nics, "0000:13:00.0", |name| name).unwrap();
+        assert_eq!(nics, ["mlx5_2", "mlx5_3", "mlx5_1", "mlx5_0", "mlx5_4", "rxe0", "mlx5_5"]);
+        sort_by_distance(&machine.0, &mut nics, "0000:31:00.0", |name| name).unwrap();
+        assert_eq!(nics[0], "mlx5_4");
+        let error = sort_by_distance(&machine.0, &mut nics, "mlx5_1", |name| name).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(
             error.to_string().starts_with("device is the one nearest to \"mlx5_1\""),
@@ -252,10 +258,12 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_device_is_named_with_those_that_there_are() {
-        let wanted = DeviceChoice::Name("mlx5_7".into());
-        let text = none_found(&wanted, &["rxe0".into(), "rxe1".into()]).to_string();
+    fn a_missing_device_is_named_with_the_existing_ones() {
+        let requested = DeviceChoice::Name("mlx5_7".into());
+        let text = none_found(&requested, &["rxe0".into(), "rxe1".into()]).to_string();
         assert_eq!(text, "there is no RDMA device \"mlx5_7\"; there are: rxe0, rxe1");
-        assert!(none_found(&wanted, &[]).to_string().starts_with("there is no RDMA device: see"));
+        assert!(
+            none_found(&requested, &[]).to_string().starts_with("there is no RDMA device: see")
+        );
     }
 }

@@ -26,17 +26,17 @@ unsafe impl Sync for Cq {}
 impl Cq {
     /// Creates a queue with room for this number of completions.
     pub(crate) fn create(context: &Arc<Context>, completions: u32) -> Result<Self, Error> {
-        let (library, place) = (context.library, &context.name);
+        let (library, device) = (context.library, &context.name);
         // SAFETY: the context is open.
         let channel = unsafe { (library.create_comp_channel)(context.raw()) };
         let channel =
-            NonNull::new(channel).ok_or_else(|| Error::last("ibv_create_comp_channel", place))?;
+            NonNull::new(channel).ok_or_else(|| Error::last("ibv_create_comp_channel", device))?;
         let count = c_int::try_from(completions).unwrap_or(c_int::MAX);
         let create = library.create_cq;
         // SAFETY: as above; the channel was just made.
         let raw = unsafe { create(context.raw(), count, null_mut(), channel.as_ptr(), 0) };
         let Some(raw) = NonNull::new(raw) else {
-            let error = Error::last("ibv_create_cq", place);
+            let error = Error::last("ibv_create_cq", device);
             // SAFETY: nobody uses the channel.
             let _ = unsafe { (library.destroy_comp_channel)(channel.as_ptr()) };
             return Err(error);
@@ -65,14 +65,14 @@ impl Cq {
         // SAFETY: the queue is alive, and there is room for as many.
         let taken = unsafe { poll_cq(self.raw.as_ptr(), room, completions.as_mut_ptr()) };
         usize::try_from(taken)
-            .map_err(|_| Error::of_answer("ibv_poll_cq", &self.context.name, taken))
+            .map_err(|_| Error::from_code("ibv_poll_cq", &self.context.name, taken))
     }
 
     /// Requests an event at the next completion.
-    pub(crate) fn arm(&self) -> Result<(), Error> {
+    pub(crate) fn request_event(&self) -> Result<(), Error> {
         // SAFETY: the queue is alive.
-        let answer = unsafe { req_notify_cq(self.raw.as_ptr(), 0) };
-        self.context.check("ibv_req_notify_cq", answer)
+        let code = unsafe { req_notify_cq(self.raw.as_ptr(), 0) };
+        self.context.check("ibv_req_notify_cq", code)
     }
 
     /// Takes all events. Two threads must not call it at the same time.
@@ -112,23 +112,23 @@ unsafe impl Sync for Srq {}
 impl Srq {
     pub(crate) fn create(domain: &Arc<Domain>, receives: u32) -> Result<Self, Error> {
         let attr = ibv_srq_attr { max_wr: receives, max_sge: 1, srq_limit: 0 };
-        let mut wanted = ibv_srq_init_attr { srq_context: null_mut(), attr };
+        let mut attributes = ibv_srq_init_attr { srq_context: null_mut(), attr };
         let create = domain.context.library.create_srq;
         // SAFETY: the domain is open, and the structure is the library's.
-        let raw = unsafe { create(domain.raw.as_ptr(), &mut wanted) };
+        let raw = unsafe { create(domain.raw.as_ptr(), &mut attributes) };
         let raw =
             NonNull::new(raw).ok_or_else(|| Error::last("ibv_create_srq", &domain.context.name))?;
         Ok(Self { domain: Arc::clone(domain), raw })
     }
 
     /// Requests one event when fewer buffers than this are left.
-    pub(crate) fn warn_below(&self, places: u32) -> Result<(), Error> {
-        let mut attributes = ibv_srq_attr { srq_limit: places, ..ibv_srq_attr::default() };
+    pub(crate) fn set_limit(&self, limit: u32) -> Result<(), Error> {
+        let mut attributes = ibv_srq_attr { srq_limit: limit, ..ibv_srq_attr::default() };
         let modify = self.domain.context.library.modify_srq;
         let mask = ibv_srq_attr_mask::LIMIT.bits().cast_signed();
         // SAFETY: the queue is alive, and the structure is the library's.
-        let answer = unsafe { modify(self.raw.as_ptr(), &mut attributes, mask) };
-        self.domain.context.check("ibv_modify_srq", answer)
+        let code = unsafe { modify(self.raw.as_ptr(), &mut attributes, mask) };
+        self.domain.context.check("ibv_modify_srq", code)
     }
 
     /// Posts a chain of requests.
@@ -138,8 +138,8 @@ impl Srq {
     pub(crate) unsafe fn post(&self, chain: &mut ibv_recv_wr) -> Result<(), Error> {
         let mut bad = null_mut();
         // SAFETY: the queue is alive; the caller's.
-        let answer = unsafe { post_srq_recv(self.raw.as_ptr(), chain, &mut bad) };
-        self.domain.context.check("ibv_post_srq_recv", answer)
+        let code = unsafe { post_srq_recv(self.raw.as_ptr(), chain, &mut bad) };
+        self.domain.context.check("ibv_post_srq_recv", code)
     }
 }
 
@@ -184,7 +184,7 @@ impl Qp {
         let create = domain.context.library.create_qp;
         let mut inline_bytes = sizes.inline_bytes;
         loop {
-            let mut wanted = ibv_qp_init_attr {
+            let mut attributes = ibv_qp_init_attr {
                 send_cq: completions.raw.as_ptr(),
                 recv_cq: completions.raw.as_ptr(),
                 srq: receives.map_or(null_mut(), |srq| srq.raw.as_ptr()),
@@ -199,14 +199,14 @@ impl Qp {
                 ..ibv_qp_init_attr::default()
             };
             // SAFETY: domain and queues are alive, and the structure is the library's.
-            let raw = unsafe { create(domain.raw.as_ptr(), &mut wanted) };
+            let raw = unsafe { create(domain.raw.as_ptr(), &mut attributes) };
             if let Some(raw) = NonNull::new(raw) {
                 return Ok(Self {
                     domain: Arc::clone(domain),
                     _completions: Arc::clone(completions),
                     _receives: receives.map(Arc::clone),
                     raw,
-                    inline_bytes: wanted.cap.max_inline_data,
+                    inline_bytes: attributes.cap.max_inline_data,
                 });
             }
             let error = Error::last("ibv_create_qp", &domain.context.name);
@@ -234,9 +234,8 @@ impl Qp {
         let mut attributes = *attributes;
         let modify = self.domain.context.library.modify_qp;
         // SAFETY: it is alive, and the structure is the library's.
-        let answer =
-            unsafe { modify(self.raw.as_ptr(), &mut attributes, mask.bits().cast_signed()) };
-        self.domain.context.check("ibv_modify_qp", answer)
+        let code = unsafe { modify(self.raw.as_ptr(), &mut attributes, mask.bits().cast_signed()) };
+        self.domain.context.check("ibv_modify_qp", code)
     }
 
     /// Moves the queue pair to the error state; its requests complete as flushed.
@@ -250,9 +249,9 @@ impl Qp {
     pub(crate) fn writes_in_order(&self) -> bool {
         let query = self.domain.context.library.query_qp_data_in_order;
         // SAFETY: it is alive; the call changes nothing.
-        let answer =
+        let code =
             query.map(|query| unsafe { query(self.raw.as_ptr(), ibv_wr_opcode::RDMA_WRITE, 0) });
-        answer == Some(1)
+        code == Some(1)
     }
 
     /// Posts a chain of requests.
@@ -262,8 +261,8 @@ impl Qp {
     pub(crate) unsafe fn post(&self, chain: &mut ibv_send_wr) -> Result<(), Error> {
         let mut bad = null_mut();
         // SAFETY: it is alive; the caller's.
-        let answer = unsafe { post_send(self.raw.as_ptr(), chain, &mut bad) };
-        self.domain.context.check("ibv_post_send", answer)
+        let code = unsafe { post_send(self.raw.as_ptr(), chain, &mut bad) };
+        self.domain.context.check("ibv_post_send", code)
     }
 }
 

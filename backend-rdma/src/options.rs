@@ -3,9 +3,11 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::card::CARDS_MAX;
 use crate::device::DeviceChoice;
 use crate::error::Error;
+
+/// Maximum number of NICs of one rank.
+pub(crate) const NICS_MAX: usize = 4;
 
 /// The method by which signals reach a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -117,9 +119,9 @@ impl Default for Options {
 }
 
 impl Options {
-    pub(super) fn check(&self) -> Result<(), Error> {
-        let wrong = |field, seen: u64, wanted| {
-            Err(Error::argument(format!("{field} is {seen}, expected {wanted}")))
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let wrong = |field, found: u64, expected| {
+            Err(Error::argument(format!("{field} is {found}, expected {expected}")))
         };
         match self {
             Self { service_level: 16.., .. } => {
@@ -128,9 +130,9 @@ impl Options {
             Self { timeout_exponent: 0 | 32.., .. } => {
                 wrong("timeout_exponent", self.timeout_exponent.into(), "1 to 31")
             }
-            Self { further_devices, .. } if further_devices.len() >= CARDS_MAX => {
-                let seen = further_devices.len() as u64;
-                wrong("number of further_devices", seen, "at most 3")
+            Self { further_devices, .. } if further_devices.len() >= NICS_MAX => {
+                let found = further_devices.len() as u64;
+                wrong("number of further_devices", found, "at most 3")
             }
             Self { queue_pairs: 0 | 9.., .. } => {
                 wrong("queue_pairs", self.queue_pairs.into(), "1 to 8")

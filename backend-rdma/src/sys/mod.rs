@@ -24,7 +24,7 @@ pub(crate) fn library() -> Result<&'static Library, Error> {
 /// Opens the devices whose names are accepted. Returns none if the kernel has no RDMA.
 pub(crate) fn open_all(
     library: &'static Library,
-    wanted: impl Fn(usize, &str) -> bool,
+    accept: impl Fn(usize, &str) -> bool,
 ) -> Result<Vec<Arc<Context>>, Error> {
     let mut count: c_int = 0;
     // SAFETY: the count lives for the call.
@@ -45,7 +45,7 @@ pub(crate) fn open_all(
         let name = unsafe { (library.get_device_name)(*device) };
         // SAFETY: the library's names end with a zero and live as long as the list.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
-        if !wanted(index, &name) {
+        if !accept(index, &name) {
             continue;
         }
         let context = Context::open(library, *device, name.into());
@@ -102,8 +102,8 @@ impl Context {
     pub(crate) fn attributes(&self) -> Result<ibv_device_attr, Error> {
         let mut attributes = ibv_device_attr::default();
         // SAFETY: the context is open, and the structure is the library's.
-        let answer = unsafe { (self.library.query_device)(self.raw(), &mut attributes) };
-        self.check("ibv_query_device", answer).map(|()| attributes)
+        let code = unsafe { (self.library.query_device)(self.raw(), &mut attributes) };
+        self.check("ibv_query_device", code).map(|()| attributes)
     }
 
     pub(crate) fn completion_vectors(&self) -> u32 {
@@ -115,17 +115,17 @@ impl Context {
     pub(crate) fn port(&self, port: u8) -> Result<ibv_port_attr, Error> {
         let mut attributes = ibv_port_attr::default();
         // SAFETY: as above.
-        let answer = unsafe { (self.library.query_port)(self.raw(), port, &mut attributes) };
-        self.check("ibv_query_port", answer).map(|()| attributes)
+        let code = unsafe { (self.library.query_port)(self.raw(), port, &mut attributes) };
+        self.check("ibv_query_port", code).map(|()| attributes)
     }
 
     /// Returns an entry of the port's GID table and its type; `None` for an empty entry.
     pub(crate) fn gid(&self, port: u8, index: u32) -> Option<ibv_gid_entry> {
         let mut entry = ibv_gid_entry::default();
         // SAFETY: the context is open; the library refuses ports that it has not.
-        let answer =
+        let code =
             unsafe { query_gid_entry(self.library, self.raw(), port.into(), index, &mut entry) };
-        match answer {
+        match code {
             Some(0) => Some(entry),
             Some(_) => None,
             None => self.gid_of_old_library(port, index),
@@ -133,10 +133,10 @@ impl Context {
     }
 
     fn gid_of_old_library(&self, port: u8, index: u32) -> Option<ibv_gid_entry> {
-        let place = c_int::try_from(index).ok()?;
+        let device = c_int::try_from(index).ok()?;
         let mut gid = ibv_gid::default();
         // SAFETY: as above.
-        let answer = unsafe { (self.library.query_gid)(self.raw(), port, place, &mut gid) };
+        let code = unsafe { (self.library.query_gid)(self.raw(), port, device, &mut gid) };
         let path =
             format!("/sys/class/infiniband/{}/ports/{port}/gid_attrs/types/{index}", self.name);
         let gid_type = match std::fs::read_to_string(path).unwrap_or_default().trim() {
@@ -144,7 +144,7 @@ impl Context {
             _ => IBV_GID_TYPE_ROCE_V1,
         };
         let entry = ibv_gid_entry { gid, gid_index: index, gid_type, ..ibv_gid_entry::default() };
-        (answer == 0 && gid != ibv_gid::default()).then_some(entry)
+        (code == 0 && gid != ibv_gid::default()).then_some(entry)
     }
 
     /// Returns the descriptor that is readable when the device reports an event.
@@ -158,8 +158,8 @@ impl Context {
         let mut event =
             ibv_async_event { element: std::ptr::null_mut(), event_type: ibv_event_type(0) };
         // SAFETY: the context is open, and the structure is the library's.
-        let answer = unsafe { (self.library.get_async_event)(self.raw(), &mut event) };
-        if answer != 0 {
+        let code = unsafe { (self.library.get_async_event)(self.raw(), &mut event) };
+        if code != 0 {
             return Err(Error::last("ibv_get_async_event", &self.name));
         }
         // SAFETY: the event was just taken, and is acknowledged once.
@@ -179,10 +179,10 @@ impl Context {
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
-    pub(crate) fn check(&self, call: &'static str, answer: c_int) -> Result<(), Error> {
-        match answer {
+    pub(crate) fn check(&self, call: &'static str, code: c_int) -> Result<(), Error> {
+        match code {
             0 => Ok(()),
-            code => Err(Error::of_answer(call, &self.name, code)),
+            code => Err(Error::from_code(call, &self.name, code)),
         }
     }
 }
@@ -231,10 +231,10 @@ impl Domain {
         // SAFETY: the domain is open; the caller keeps the memory.
         let raw = unsafe { register(self.raw.as_ptr(), start, bytes, access.bits().cast_signed()) };
         let raw = NonNull::new(raw).ok_or_else(|| {
-            let place = Arc::clone(&self.context.name);
-            match Error::last("ibv_reg_mr", &place) {
+            let device = Arc::clone(&self.context.name);
+            match Error::last("ibv_reg_mr", &device) {
                 Error::Verbs { errno, .. } => {
-                    Error::NotLocked { bytes: bytes as u64, place, errno }
+                    Error::NotLocked { bytes: bytes as u64, device, errno }
                 }
                 error => error,
             }
