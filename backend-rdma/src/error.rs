@@ -32,7 +32,7 @@ pub enum Error {
         call: &'static str,
         /// The device, such as `rxe0`.
         device: Arc<str>,
-        /// Its code.
+        /// The error number.
         #[source]
         errno: Errno,
     },
@@ -53,7 +53,7 @@ pub enum Error {
         /// The status of the completion.
         #[source]
         status: VerbsStatus,
-        /// More about the state of the device; empty if there is nothing.
+        /// A port of the device that is down; empty if there is none.
         port_warning: String,
     },
     /// The device stopped working.
@@ -70,18 +70,18 @@ pub enum Error {
          `ulimit -l` (memlock), expected unlimited, and the free memory of this machine"
     )]
     NotLocked {
-        /// How many bytes.
+        /// Size of the region in bytes.
         bytes: u64,
         /// The device.
         device: Arc<str>,
-        /// The code.
+        /// The error number.
         #[source]
         errno: Errno,
     },
     /// The NIC cannot access this device memory.
     #[error("cannot register {bytes} bytes of a device with {device}: {reasons}")]
     DeviceMemory {
-        /// How many bytes.
+        /// Size of the region in bytes.
         bytes: u64,
         /// The NIC.
         device: Arc<str>,
@@ -89,7 +89,7 @@ pub enum Error {
         reasons: String,
     },
     /// Received data cannot be made visible to the device.
-    #[error("what has come for memory of a device is not visible there: {0}")]
+    #[error("received data is not visible to the device: {0}")]
     Flush(String),
     /// The queue has no room for the slice.
     #[error("the queue holds {queued} of {room} ops, {requested} more do not fit now")]
@@ -158,9 +158,9 @@ impl Error {
         Fault::Argument(text.into()).into()
     }
 
-    /// Creates the error of a key of rank `seen` where one of rank `requested` was expected.
-    pub(crate) fn foreign_key(requested: Rank, seen: Rank) -> Self {
-        Fault::ForeignKey { expected: format!("rank {requested}"), found: format!("rank {seen}") }
+    /// Creates the error of a key of another rank.
+    pub(crate) fn foreign_key(expected: Rank, found: Rank) -> Self {
+        Fault::ForeignKey { expected: format!("rank {expected}"), found: format!("rank {found}") }
             .into()
     }
 

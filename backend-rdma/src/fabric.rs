@@ -26,9 +26,10 @@ impl Fabric {
     /// Opens the fabric as `rank` of `ranks` on the first device that has an active port.
     ///
     /// # Errors
-    /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): there is no library, no device, no active port, no
-    /// address that other hosts reach, or no permission;
-    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument): the rank, port or address does not exist.
+    /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): there is no library, no device, no active port,
+    /// no address that other hosts reach, or no permission;
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument): the rank, port or address does not
+    /// exist.
     pub fn open(rank: Rank, ranks: usize) -> Result<Self, Error> {
         Self::open_with(rank, ranks, Options::default())
     }

@@ -90,8 +90,8 @@ impl Region for Local {
         (self.registration.role == Role::Flags).then(|| {
             let words = self.registration.bytes / WORD_BYTES;
             let words = usize::try_from(words).expect("a region fits the address space");
-            // SAFETY: `register` checked the alignment of flags, and its caller keeps them allocated. Engines and
-            // NICs access flags as whole words only.
+            // SAFETY: `register` checked the alignment of flags, and its caller keeps them allocated. Engines
+            // and NICs access flags as whole words only.
             unsafe { std::slice::from_raw_parts(self.base().as_ptr().cast(), words) }
         })
     }

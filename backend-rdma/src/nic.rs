@@ -1,7 +1,7 @@
 //! Opens a NIC for a rank, and connects queue pairs.
 //!
-//! The end of a queue pair at the peer is passive: it belongs to the peer's fabric, receives messages into the
-//! shared receive queue, answers reads and writes, and never sends.
+//! The end of a queue pair at the peer is passive: it belongs to the peer's fabric, receives messages into
+//! the shared receive queue, answers reads and writes, and never sends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -85,8 +85,8 @@ impl Nic {
         let at = slot as usize * MESSAGE_BYTES;
         let from = self.buffers.memory.base().as_ptr().wrapping_add(at);
         let mut bytes = [0; MESSAGE_BYTES];
-        // SAFETY: `receive` posted the slot, so it lies inside the mapping. Its completion was taken, so the NIC
-        // does not write to it until it is posted again.
+        // SAFETY: `receive` posted the slot, so it lies inside the mapping. Its completion was taken, so the
+        // NIC does not write to it until it is posted again.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), MESSAGE_BYTES) };
         bytes
     }
@@ -108,8 +108,8 @@ impl Nic {
 
     /// Requests one event when few receive buffers are free.
     ///
-    /// Without the event, peers of a rank that does not poll wait longer. So a device that cannot send it is no
-    /// error.
+    /// Without the event, peers of a rank that does not poll wait longer. So a device that cannot send it is
+    /// no error.
     pub(crate) fn request_low_event(&self) {
         let _ = self.srq.set_limit(self.low);
     }

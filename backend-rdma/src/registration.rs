@@ -21,7 +21,8 @@ use crate::sys::{Domain, Mr};
 /// A registration with all NICs of a rank. Aliases in this process share it.
 #[derive(Debug)]
 pub(crate) struct Registration {
-    /// One memory region per NIC, dropped before the memory is freed. Empty for a region without bytes, which NICs refuse.
+    /// One memory region per NIC, dropped before the memory is freed. Empty for a region without bytes, which
+    /// NICs refuse.
     mrs: Vec<Mr>,
     nics: u16,
     _mapping: Option<Mapping>,
@@ -185,8 +186,8 @@ impl Registrar for Arc<Domain> {
         bytes: usize,
         address: u64,
     ) -> Result<Mr, Error> {
-        // SAFETY: the dma-buf keeps the memory allocated. The contract of `adopt` says that the region exists as long
-        // as it is accessed.
+        // SAFETY: the dma-buf keeps the memory allocated. The contract of `adopt` says that the region exists
+        // as long as it is accessed.
         unsafe { self.register_dma_buf(fd, offset, bytes, address) }
     }
 
@@ -196,7 +197,8 @@ impl Registrar for Arc<Domain> {
     }
 }
 
-/// Registers a region of device memory with the first allowed method that works. The region must not be empty.
+/// Registers a region of device memory with the first allowed method that works. The region must not be
+/// empty.
 ///
 /// # Errors
 /// Returns why each method fails.

@@ -1,12 +1,12 @@
 //! Receives the signals of peers and stores the flags.
 //!
-//! A peer may not write a flag directly, because not every NIC guarantees that the data of a write arrives in order. A signal is
-//! therefore a message behind the data, on the same queue pair. Its completion here proves that the data has arrived, and only then
-//! this rank stores the flag.
+//! A peer may not write a flag directly, because not every NIC guarantees that the data of a write arrives in
+//! order. A signal is therefore a message behind the data, on the same queue pair. Its completion here proves
+//! that the data has arrived, and only then this rank stores the flag.
 //!
-//! A message names its flag by registration and word, so a message for freed memory finds nothing. It also gives the flag a short
-//! id that this queue pair knows from then on: if the next value is only a little larger, it comes as the immediate value of a
-//! write, in one request with the last bytes.
+//! A message names its flag by registration and word, so a message for freed memory finds nothing. It also
+//! gives the flag a short id that this queue pair knows from then on: if the next value is only a little
+//! larger, it comes as the immediate value of a write, in one request with the last bytes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
@@ -176,7 +176,8 @@ impl SignalReceiver {
 
     /// Wakes the sleeping threads after a flag was stored.
     pub(crate) fn wake(&self) {
-        // Orders the store of the flag before the check for sleepers, which register before they check the flag.
+        // Orders the store of the flag before the check for sleepers, which register before they check the
+        // flag.
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) == 0 {
             return;

@@ -1,6 +1,7 @@
 //! The service thread: answers the requests of peers and handles events of the device.
 //!
-//! It owns the passive ends of the peers' queue pairs. They live as long as the connection that requested them.
+//! It owns the passive ends of the peers' queue pairs. They live as long as the connection that requested
+//! them.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -200,8 +201,8 @@ impl Server {
             }
             // The rank does not poll now, and peers continue to send.
             ibv_event_type::SRQ_LIMIT_REACHED => {
-                // Requested before the poll: if all buffers were used in between, no message could arrive that
-                // causes the event.
+                // Requested before the poll: if all buffers were used in between, no message could arrive
+                // that causes the event.
                 self.resources.nics[nic].request_low_event();
                 // An error is returned again to the next caller that polls.
                 let _ = self.resources.receiver.poll();

@@ -1,12 +1,12 @@
 //! Encodes signals, and orders those that arrive.
 //!
-//! The signals of one engine arrive in order on the first of its queue pairs to this rank, the *primary* one. Data that was put
-//! before may have gone over other queue pairs. So a signal names them, and on each of them a *marker* follows the data: an
-//! empty write with an immediate value. A flag is stored when its markers have arrived, and never before the flags that were
-//! signalled earlier.
+//! The signals of one engine arrive in order on the first of its queue pairs to this rank, the *primary* one.
+//! Data that was put before may have gone over other queue pairs. So a signal names them, and on each of them
+//! a *marker* follows the data: an empty write with an immediate value. A flag is stored when its markers
+//! have arrived, and never before the flags that were signalled earlier.
 //!
-//! The first signal of a flag is a message, which names the flag by registration and word and gives it a short
-//! id. Later values that are only a little larger are sent as the immediate value of a write.
+//! The first signal of a flag is a message, which names the flag by registration and word and gives it a
+//! short id. Later values that are only a little larger are sent as the immediate value of a write.
 
 use std::collections::{HashMap, VecDeque};
 use std::ptr::NonNull;
@@ -18,7 +18,8 @@ use crate::nic::MESSAGE_BYTES;
 pub(crate) const FLAG_IDS_MAX: u32 = 1 << 14;
 /// Largest increment of a flag that an immediate value can hold, inclusive.
 pub(crate) const INCREMENT_MAX: u64 = 0xff;
-/// Maximum number of queue pairs of one engine to one peer: the primary one, and one bit for each of the others.
+/// Maximum number of queue pairs of one engine to one peer: the primary one, and one bit for each of the
+/// others.
 pub(crate) const RAILS_MAX: usize = 8;
 
 const INCREMENT_BITS: u32 = 8;
@@ -251,8 +252,8 @@ fn store(flags: &HashMap<u64, FlagArray>, message: Message) -> bool {
     let Some(words) = words.filter(|words| message.word < words.count) else { return false };
     // The word is in bounds, so it fits.
     let at = message.word as usize;
-    // SAFETY: the word was checked to lie inside the flags. The caller of `add_flags` keeps them allocated until
-    // they are removed from the table, and all accesses to flags are atomic.
+    // SAFETY: the word was checked to lie inside the flags. The caller of `add_flags` keeps them allocated
+    // until they are removed from the table, and all accesses to flags are atomic.
     let flag = unsafe { &*words.base.as_ptr().wrapping_add(at) };
     flag.store(message.value, Ordering::Release);
     true
@@ -270,8 +271,8 @@ pub(crate) struct FlagWord {
 }
 
 impl FlagIds {
-    /// Returns the immediate value of a signal if the peer knows the id of the flag and the increment is small
-    /// enough.
+    /// Returns the immediate value of a signal if the peer knows the id of the flag and the increment is
+    /// small enough.
     pub(crate) fn immediate(&mut self, flag: FlagWord, value: u64, markers: u32) -> Option<u32> {
         let (id, last) = self.0.get_mut(&flag)?;
         let increment = value.checked_sub(*last)?;

@@ -1,6 +1,5 @@
 //! Lists the RDMA NICs of this machine with their ports and addresses, and probes for dma-bufs.
 
-mod affinity;
 mod choice;
 
 use std::fmt;
@@ -16,8 +15,7 @@ use rustix::io::Errno;
 use crate::error::Error;
 use crate::sys::{self, Context, Domain};
 
-pub use affinity::{Distance, distance};
-pub use choice::DeviceChoice;
+pub use choice::{DeviceChoice, Distance, distance};
 pub(crate) use choice::{OpenPort, choose};
 
 /// An RDMA NIC.
@@ -54,7 +52,8 @@ pub struct Port {
     pub link: LinkLayer,
     /// The largest packet's payload in bytes.
     pub mtu_bytes: u32,
-    /// The bandwidth in bytes per second and direction, from link width and speed. The value of a software device means little.
+    /// The bandwidth in bytes per second and direction, from link width and speed. The value of a software
+    /// device means little.
     pub bytes_per_second: Option<f64>,
     /// The largest single message in bytes.
     pub message_bytes_max: u32,
@@ -75,7 +74,8 @@ pub enum LinkLayer {
 }
 
 impl Port {
-    /// Returns the address that is used by default: with RoCE the best one that other hosts reach, with InfiniBand the first.
+    /// Returns the address that is used by default: with RoCE the best one that other hosts reach, with
+    /// InfiniBand the first.
     pub fn best_gid(&self) -> Option<Gid> {
         if self.link != LinkLayer::Ethernet {
             return self.gids.first().copied();
@@ -89,8 +89,8 @@ impl Port {
 /// Lists the RDMA NICs of this machine. The list is empty if the kernel has no RDMA.
 ///
 /// # Errors
-/// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): libibverbs is missing or too old, or a device cannot be
-/// opened.
+/// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): libibverbs is missing or too old, or a device
+/// cannot be opened.
 pub fn discover() -> Result<Vec<Device>, Error> {
     let contexts = sys::open_all(sys::library()?, |_, _| true)?;
     contexts.iter().map(describe).collect()
@@ -225,7 +225,8 @@ impl Gid {
         Ipv6Addr::from(self.bytes).to_canonical()
     }
 
-    /// Returns whether the address is link-local: only hosts of the same segment reach it, and only if they name the interface.
+    /// Returns whether the address is link-local: only hosts of the same segment reach it, and only if they
+    /// name the interface.
     pub fn is_link_local(&self) -> bool {
         match self.ip() {
             IpAddr::V4(ip) => ip.is_link_local(),
@@ -281,7 +282,7 @@ impl fmt::Display for DmabufRefusal {
 /// # Errors
 /// As [`discover`], or if there is no such device.
 pub fn probe_dmabuf(name: &str) -> Result<Result<(), DmabufRefusal>, Error> {
-    let contexts = sys::open_all(sys::library()?, |_, seen| seen == name)?;
+    let contexts = sys::open_all(sys::library()?, |_, found| found == name)?;
     let Some(context) = contexts.first() else {
         return Err(Error::unavailable(format!("there is no RDMA device {name:?}")));
     };

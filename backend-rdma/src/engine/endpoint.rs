@@ -35,8 +35,8 @@ pub(super) struct Endpoint {
     /// The order and ticket of the last op of each slice.
     slice_ends: VecDeque<(u64, Ticket)>,
     flag_ids: FlagIds,
-    /// An empty write that is still to be posted on the primary rail, with the order of its op. Its completion
-    /// covers the unsignaled requests of the primary after the op ended on another rail.
+    /// An empty write that is still to be posted on the primary rail, with the order of its op. Its
+    /// completion covers the unsignaled requests of the primary after the op ended on another rail.
     flush: Option<(ibv_send_target, u64)>,
     stall: StallTimer,
 }
@@ -49,8 +49,8 @@ struct Queued {
     op: PeerOp,
     /// Whether the copy is cut into stripes over all rails.
     striped: bool,
-    /// Whether the last request of the op must be signaled: the op is the last of its slice for this peer, or a
-    /// flag of the own rank waits for it.
+    /// Whether the last request of the op must be signaled: the op is the last of its slice for this peer, or
+    /// a flag of the own rank waits for it.
     signaled: bool,
 }
 

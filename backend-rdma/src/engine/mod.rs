@@ -154,7 +154,8 @@ impl Engine {
             match op {
                 CheckedOp::Empty => {}
                 CheckedOp::Loopback(op) => {
-                    // A flag of the own rank is stored after all earlier ops, so their completions are needed.
+                    // A flag of the own rank is stored after all earlier ops, so their completions are
+                    // needed.
                     if matches!(op, LoopbackOp::Store { .. }) {
                         self.endpoints.iter_mut().flatten().for_each(Endpoint::signal_last);
                     }

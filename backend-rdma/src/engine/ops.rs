@@ -217,8 +217,8 @@ impl Loopback {
             match &mut head.op {
                 LoopbackOp::Copy { dst, src, bytes } => {
                     let now = (*bytes).min(budget);
-                    // SAFETY: the op was checked against its regions, which `submit`'s contract keeps alive and free of
-                    // races. Source and destination may be one region, and `copy` allows overlap.
+                    // SAFETY: the op was checked against its regions, which `submit`'s contract keeps alive
+                    // and free of races. Source and destination may be one region, and `copy` allows overlap.
                     unsafe { std::ptr::copy(*src, *dst, now) };
                     (*dst, *src) = (dst.wrapping_add(now), src.wrapping_add(now));
                     *bytes -= now;

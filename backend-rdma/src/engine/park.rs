@@ -58,7 +58,8 @@ impl Parker {
 
     /// Does one step of parking.
     ///
-    /// The caller checks its flags between two steps, so that a flag set before the announcement is not missed.
+    /// The caller checks its flags between two steps, so that a flag set before the announcement is not
+    /// missed.
     pub(super) fn park(
         &mut self,
         receiver: &SignalReceiver,
@@ -73,8 +74,8 @@ impl Parker {
             let slept = self.sleep(receiver, cqs, limit);
             self.withdraw(receiver);
             if slept? {
-                // The event was one that another sleeper waits for too, and no further event arrives until it is
-                // requested.
+                // The event was one that another sleeper waits for too, and no further event arrives until it
+                // is requested.
                 receiver.wake();
             }
             return Ok(());

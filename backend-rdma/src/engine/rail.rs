@@ -281,8 +281,8 @@ impl RequestChain {
             next = request;
         }
         let posted = match self.requests.first_mut() {
-            // SAFETY: the chain was just built and is valid for the call. `submit`'s contract keeps the memory of
-            // copies alive, and messages are in buffers of the endpoint.
+            // SAFETY: the chain was just built and is valid for the call. `submit`'s contract keeps the
+            // memory of copies alive, and messages are in buffers of the endpoint.
             Some(first) => unsafe { qp.post(first) },
             None => Ok(()),
         };

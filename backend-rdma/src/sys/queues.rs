@@ -1,4 +1,4 @@
-//! Completion queues with their channels, shared receive queues and queue pairs.
+//! Wraps completion queues with their channels, shared receive queues and queue pairs.
 
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
@@ -37,7 +37,7 @@ impl Cq {
         let raw = unsafe { create(context.raw(), count, null_mut(), channel.as_ptr(), 0) };
         let Some(raw) = NonNull::new(raw) else {
             let error = Error::last("ibv_create_cq", device);
-            // SAFETY: nobody uses the channel.
+            // SAFETY: the channel was just made, and no queue uses it.
             let _ = unsafe { (library.destroy_comp_channel)(channel.as_ptr()) };
             return Err(error);
         };
@@ -53,7 +53,7 @@ impl Cq {
 
     /// Returns the descriptor of the channel, which is readable when there is an event.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel lives as long as this.
+        // SAFETY: the channel is destroyed when `self` is dropped.
         let fd = unsafe { (*self.channel.as_ptr()).fd };
         // SAFETY: the descriptor is open as long as the channel.
         unsafe { BorrowedFd::borrow_raw(fd) }
@@ -62,7 +62,7 @@ impl Cq {
     /// Takes completions and returns their number.
     pub(crate) fn poll(&self, completions: &mut [ibv_wc]) -> Result<usize, Error> {
         let room = c_int::try_from(completions.len()).unwrap_or(c_int::MAX);
-        // SAFETY: the queue is alive, and there is room for as many.
+        // SAFETY: the queue exists, and the slice has room for `room` completions.
         let taken = unsafe { poll_cq(self.raw.as_ptr(), room, completions.as_mut_ptr()) };
         usize::try_from(taken)
             .map_err(|_| Error::from_code("ibv_poll_cq", &self.context.name, taken))
@@ -70,7 +70,7 @@ impl Cq {
 
     /// Requests an event at the next completion.
     pub(crate) fn request_event(&self) -> Result<(), Error> {
-        // SAFETY: the queue is alive.
+        // SAFETY: the queue exists until `self` is dropped.
         let code = unsafe { req_notify_cq(self.raw.as_ptr(), 0) };
         self.context.check("ibv_req_notify_cq", code)
     }
@@ -79,7 +79,7 @@ impl Cq {
     pub(crate) fn drain_events(&self) {
         let library = self.context.library;
         let (mut queue, mut tag) = (null_mut(), null_mut());
-        // SAFETY: the channel is alive and does not block.
+        // SAFETY: the channel exists and does not block.
         while unsafe { (library.get_cq_event)(self.channel.as_ptr(), &mut queue, &mut tag) } == 0 {
             // SAFETY: one event of this queue was taken.
             unsafe { (library.ack_cq_events)(self.raw.as_ptr(), 1) };
@@ -90,9 +90,9 @@ impl Cq {
 impl Drop for Cq {
     fn drop(&mut self) {
         let library = self.context.library;
-        // SAFETY: queue pairs hold their queues, so none is left; all events are acknowledged.
+        // SAFETY: queue pairs keep their queues alive, so none is left. All events are acknowledged.
         let _ = unsafe { (library.destroy_cq)(self.raw.as_ptr()) };
-        // SAFETY: its only queue is gone.
+        // SAFETY: the only queue of the channel was destroyed above.
         let _ = unsafe { (library.destroy_comp_channel)(self.channel.as_ptr()) };
     }
 }
@@ -114,7 +114,7 @@ impl Srq {
         let attr = ibv_srq_attr { max_wr: receives, max_sge: 1, srq_limit: 0 };
         let mut attributes = ibv_srq_init_attr { srq_context: null_mut(), attr };
         let create = domain.context.library.create_srq;
-        // SAFETY: the domain is open, and the structure is the library's.
+        // SAFETY: the domain is open, and the structure has the layout of the library.
         let raw = unsafe { create(domain.raw.as_ptr(), &mut attributes) };
         let raw =
             NonNull::new(raw).ok_or_else(|| Error::last("ibv_create_srq", &domain.context.name))?;
@@ -126,7 +126,7 @@ impl Srq {
         let mut attributes = ibv_srq_attr { srq_limit: limit, ..ibv_srq_attr::default() };
         let modify = self.domain.context.library.modify_srq;
         let mask = ibv_srq_attr_mask::LIMIT.bits().cast_signed();
-        // SAFETY: the queue is alive, and the structure is the library's.
+        // SAFETY: the queue exists, and the structure has the layout of the library.
         let code = unsafe { modify(self.raw.as_ptr(), &mut attributes, mask) };
         self.domain.context.check("ibv_modify_srq", code)
     }
@@ -134,10 +134,10 @@ impl Srq {
     /// Posts a chain of requests.
     ///
     /// # Safety
-    /// What the chain names is registered until the requests complete.
+    /// The memory of the chain must stay registered until the requests complete.
     pub(crate) unsafe fn post(&self, chain: &mut ibv_recv_wr) -> Result<(), Error> {
         let mut bad = null_mut();
-        // SAFETY: the queue is alive; the caller's.
+        // SAFETY: the queue exists; the caller keeps the memory registered.
         let code = unsafe { post_srq_recv(self.raw.as_ptr(), chain, &mut bad) };
         self.domain.context.check("ibv_post_srq_recv", code)
     }
@@ -145,7 +145,7 @@ impl Srq {
 
 impl Drop for Srq {
     fn drop(&mut self) {
-        // SAFETY: queue pairs hold it, so none is left.
+        // SAFETY: queue pairs keep the queue alive, so none is left.
         let _ = unsafe { (self.domain.context.library.destroy_srq)(self.raw.as_ptr()) };
     }
 }
@@ -198,7 +198,7 @@ impl Qp {
                 qp_type: ibv_qp_type::RC,
                 ..ibv_qp_init_attr::default()
             };
-            // SAFETY: domain and queues are alive, and the structure is the library's.
+            // SAFETY: domain and queues exist, and the structure has the layout of the library.
             let raw = unsafe { create(domain.raw.as_ptr(), &mut attributes) };
             if let Some(raw) = NonNull::new(raw) {
                 return Ok(Self {
@@ -210,7 +210,7 @@ impl Qp {
                 });
             }
             let error = Error::last("ibv_create_qp", &domain.context.name);
-            // How much a device takes inline can only be tried.
+            // No attribute reports the limit of inline data, so smaller sizes are tried.
             if inline_bytes == 0 {
                 return Err(error);
             }
@@ -222,7 +222,7 @@ impl Qp {
     }
 
     pub(crate) fn number(&self) -> u32 {
-        // SAFETY: it is alive, and the number never changes.
+        // SAFETY: the queue pair exists, and its number never changes.
         unsafe { (*self.raw.as_ptr()).qp_num }
     }
 
@@ -233,7 +233,7 @@ impl Qp {
     ) -> Result<(), Error> {
         let mut attributes = *attributes;
         let modify = self.domain.context.library.modify_qp;
-        // SAFETY: it is alive, and the structure is the library's.
+        // SAFETY: the queue pair exists, and the structure has the layout of the library.
         let code = unsafe { modify(self.raw.as_ptr(), &mut attributes, mask.bits().cast_signed()) };
         self.domain.context.check("ibv_modify_qp", code)
     }
@@ -241,14 +241,14 @@ impl Qp {
     /// Moves the queue pair to the error state; its requests complete as flushed.
     pub(crate) fn fail(&self) {
         let attributes = ibv_qp_attr { qp_state: ibv_qp_state::ERR, ..ibv_qp_attr::default() };
-        // What is in error already stays so.
+        // The call may fail if the queue pair is in the error state already.
         let _ = self.modify(&attributes, ibv_qp_attr_mask::STATE);
     }
 
     /// Returns whether a written word may be polled, because the bytes before it are visible first.
     pub(crate) fn writes_in_order(&self) -> bool {
         let query = self.domain.context.library.query_qp_data_in_order;
-        // SAFETY: it is alive; the call changes nothing.
+        // SAFETY: the queue pair exists, and the call changes nothing.
         let code =
             query.map(|query| unsafe { query(self.raw.as_ptr(), ibv_wr_opcode::RDMA_WRITE, 0) });
         code == Some(1)
@@ -257,10 +257,10 @@ impl Qp {
     /// Posts a chain of requests.
     ///
     /// # Safety
-    /// The chain is valid, and what it names is registered until the requests complete.
+    /// The chain must be valid, and its memory must stay registered until the requests complete.
     pub(crate) unsafe fn post(&self, chain: &mut ibv_send_wr) -> Result<(), Error> {
         let mut bad = null_mut();
-        // SAFETY: it is alive; the caller's.
+        // SAFETY: the queue pair exists; the caller passes a valid chain and keeps the memory registered.
         let code = unsafe { post_send(self.raw.as_ptr(), chain, &mut bad) };
         self.domain.context.check("ibv_post_send", code)
     }
@@ -268,7 +268,7 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it after its owner.
+        // SAFETY: `self` is the only owner of the queue pair.
         let _ = unsafe { (self.domain.context.library.destroy_qp)(self.raw.as_ptr()) };
     }
 }
