@@ -1,4 +1,4 @@
-//! The remote key: owner, registration, address, length, and the remote key of each NIC.
+//! Encodes remote keys: owner, registration, address, length, and the remote key of each NIC.
 
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{BackendId, Envelope, Generation, KeyError, Rank, RemoteKey, Role};
@@ -39,6 +39,7 @@ impl Key {
         keys.fold(start, |writer, key| writer.u32(*key))
     }
 
+    /// Reads the fields, and refuses impossible values.
     pub(crate) fn read(reader: &mut Reader<'_>, generation: Generation) -> Result<Self, KeyError> {
         let rank = Rank(reader.u32("rank")?);
         let role = role_of(reader.u32("role")?)?;

@@ -74,6 +74,7 @@
 //!   back-off that grows to ten milliseconds.
 //! - Queued waits: no NIC can wait for a word of memory.
 
+// Imports go one way: fabric, engine, memory, connection, registration, nic, key and options, device, sys, error.
 mod connection;
 mod device;
 mod engine;

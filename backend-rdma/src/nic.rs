@@ -63,14 +63,14 @@ impl Nic {
         let (buffers, down) = (ReceiveBuffers { mr, memory }, AtomicBool::new(false));
         let nic = Self { port, domain, cq, srq, buffers, down, low };
         for slot in 0..u64::from(receives) {
-            nic.receive(slot)?;
+            nic.post_receive(slot)?;
         }
         nic.request_low_event();
         Ok(nic)
     }
 
     /// Posts a receive buffer.
-    pub(crate) fn receive(&self, slot: u64) -> Result<(), Error> {
+    pub(crate) fn post_receive(&self, slot: u64) -> Result<(), Error> {
         let addr = self.buffers.memory.base().as_ptr() as u64 + slot * MESSAGE_BYTES as u64;
         let mut sge =
             ibv_sge { addr, length: MESSAGE_BYTES as u32, lkey: self.buffers.mr.local_key() };
@@ -85,7 +85,7 @@ impl Nic {
         let at = slot as usize * MESSAGE_BYTES;
         let from = self.buffers.memory.base().as_ptr().wrapping_add(at);
         let mut bytes = [0; MESSAGE_BYTES];
-        // SAFETY: `receive` posted the slot, so it lies inside the mapping. Its completion was taken, so the
+        // SAFETY: `post_receive` posted the slot, so it lies inside the mapping. Its completion was taken, so the
         // NIC does not write to it until it is posted again.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), MESSAGE_BYTES) };
         bytes

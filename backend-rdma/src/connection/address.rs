@@ -1,4 +1,4 @@
-//! Addresses: the TCP address of a rank's service, and the token that it expects.
+//! Encodes addresses: the TCP address of a rank's service, and the token that it expects.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -31,6 +31,7 @@ pub(crate) struct Address {
 }
 
 impl Address {
+    /// Encodes the address with a checksum.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let ip = match self.service.ip() {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),

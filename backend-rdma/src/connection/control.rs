@@ -45,7 +45,8 @@ impl Control {
         let location = address.location();
         let left = deadline.remaining().max(Duration::from_millis(1));
         let stream = TcpStream::connect_timeout(&address.service, left);
-        let stream = stream.map_err(|error| lost(peer, &location, &error, "answer", deadline))?;
+        let stream =
+            stream.map_err(|error| tcp_error(peer, &location, &error, "answer", deadline))?;
         // A request is one small packet; the connection works without this, only slower.
         let _ = stream.set_nodelay(true);
         let nics = usize::from(address.nics);
@@ -115,7 +116,7 @@ impl Control {
         };
         let response = exchange(open, &request.encode(), deadline);
         let response =
-            response.map_err(|error| lost(self.peer, &self.location, &error, what, deadline));
+            response.map_err(|error| tcp_error(self.peer, &self.location, &error, what, deadline));
         let decoded = response.and_then(|bytes| {
             Response::decode(&bytes).map_err(|error| {
                 let how = format!("{} sent a malformed response: {error}", self.location);
@@ -135,12 +136,12 @@ fn exchange(
     request: &[u8],
     deadline: Deadline,
 ) -> std::io::Result<Vec<u8>> {
-    bound(stream, deadline)?;
+    set_timeouts(stream, deadline)?;
     stream.write_all(&framed(request))?;
     let mut length = [0; 4];
     read_exact(stream, &mut length, deadline)?;
     let length = u32::from_le_bytes(length) as usize;
-    if length > MESSAGE_BYTES_MAX {
+    if length > FRAME_BYTES_MAX {
         return Err(std::io::Error::other(format!("it announced a response of {length} bytes")));
     }
     let mut response = vec![0; length];
@@ -158,7 +159,7 @@ pub(super) fn framed(message: &[u8]) -> Vec<u8> {
 fn read_exact(stream: &mut TcpStream, bytes: &mut [u8], deadline: Deadline) -> std::io::Result<()> {
     let mut filled = 0;
     while filled < bytes.len() {
-        bound(stream, deadline)?;
+        set_timeouts(stream, deadline)?;
         match stream.read(&mut bytes[filled..]) {
             Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
             Ok(more) => filled += more,
@@ -170,7 +171,7 @@ fn read_exact(stream: &mut TcpStream, bytes: &mut [u8], deadline: Deadline) -> s
 }
 
 /// Sets the timeout of the next call to the time until the deadline.
-fn bound(stream: &TcpStream, deadline: Deadline) -> std::io::Result<()> {
+fn set_timeouts(stream: &TcpStream, deadline: Deadline) -> std::io::Result<()> {
     // The socket API takes no timeout of zero.
     let left = Some(deadline.remaining().max(Duration::from_millis(1)));
     stream.set_read_timeout(left)?;
@@ -178,7 +179,7 @@ fn bound(stream: &TcpStream, deadline: Deadline) -> std::io::Result<()> {
 }
 
 /// Converts the error of a TCP call.
-fn lost(
+fn tcp_error(
     peer: Rank,
     location: &str,
     error: &std::io::Error,
@@ -200,8 +201,8 @@ fn lost(
     fault.into()
 }
 
-/// Maximum size of a message in bytes.
-pub(super) const MESSAGE_BYTES_MAX: usize = 4096;
+/// Maximum size of a request or response in bytes.
+pub(super) const FRAME_BYTES_MAX: usize = 4096;
 
 const HELLO: u16 = 1;
 const IMPORT: u16 = 2;
@@ -318,7 +319,7 @@ impl Response {
             Self::Yes => writer.u16(0).finish(),
             Self::Freed => writer.u16(1).finish(),
             Self::Refused(why) => {
-                let why = &why.as_bytes()[..why.len().min(MESSAGE_BYTES_MAX / 2)];
+                let why = &why.as_bytes()[..why.len().min(FRAME_BYTES_MAX / 2)];
                 writer.u16(2).bytes(why).finish()
             }
             Self::Opened { address, signal } => {

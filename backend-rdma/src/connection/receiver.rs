@@ -23,7 +23,7 @@ use crate::nic::{MESSAGE_BYTES, Nic};
 use crate::registration::Registration;
 
 /// Maximum number of completions per `ibv_poll_cq`.
-const BATCH: usize = 32;
+const POLL_BATCH: usize = 32;
 
 /// Receives the signals of all peers and stores the flags.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub(crate) struct SignalReceiver {
 #[derive(Debug, Default)]
 struct State {
     streams: SignalStreams,
-    batch: Vec<ibv_wc>,
+    completions: Vec<ibv_wc>,
 }
 
 // SAFETY: `ibv_wc` holds numbers only.
@@ -78,8 +78,8 @@ impl SignalReceiver {
         let mut flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
         if self.direct_writes.load(Ordering::SeqCst) {
             return Err(Error::unavailable(
-                "peers write flags of this rank without its help already, and memory of its device has \
-                 to be flushed before a flag is seen; set `signal` to Message"
+                "peers already write the flags of this rank directly, but its device memory must be flushed \
+                 before a flag is visible; set `signal` to Message"
                     .to_owned(),
             ));
         }
@@ -122,42 +122,42 @@ impl SignalReceiver {
         queue_pairs.for_each(|qp| state.streams.close(qp));
     }
 
-    /// Takes all messages that have arrived, and returns whether there were any.
+    /// Processes all messages that have arrived; returns whether a flag was stored.
     pub(crate) fn poll(&self) -> Result<bool, Error> {
         let mut state = self.state();
-        let mut any = false;
+        let mut stored = false;
         for nic in 0..self.nics.len() {
-            any |= self.poll_nic(&mut state, nic)?;
+            stored |= self.poll_nic(&mut state, nic)?;
         }
         drop(state);
-        if any {
+        if stored {
             self.wake();
         }
-        Ok(any)
+        Ok(stored)
     }
 
+    /// Processes the messages of one NIC; returns whether a flag was stored.
     fn poll_nic(&self, state: &mut State, nic_index: usize) -> Result<bool, Error> {
         let nic = &self.nics[nic_index];
-        let mut any = false;
+        let mut stored = false;
         loop {
-            let State { batch, .. } = &mut *state;
-            batch.resize(BATCH, ibv_wc::default());
-            let taken = nic.cq.poll(batch)?;
-            if taken > 0 {
+            state.completions.resize(POLL_BATCH, ibv_wc::default());
+            let count = nic.cq.poll(&mut state.completions)?;
+            if count > 0 {
                 self.flush()?;
             }
-            for index in 0..taken {
-                let completion = state.batch[index];
-                any |= process(&mut state.streams, (nic_index, nic), &completion);
+            for index in 0..count {
+                let completion = state.completions[index];
+                stored |= process(&mut state.streams, (nic_index, nic), &completion);
                 // After an error only the `wr_id` of the completion is valid.
-                let sent = completion.status == ibv_wc_status::SUCCESS
+                let is_send = completion.status == ibv_wc_status::SUCCESS
                     && completion.opcode.0 & ibv_wc_opcode::RECV.0 == 0;
-                if !sent {
-                    nic.receive(completion.wr_id)?;
+                if !is_send {
+                    nic.post_receive(completion.wr_id)?;
                 }
             }
-            if taken < BATCH {
-                return Ok(any);
+            if count < POLL_BATCH {
+                return Ok(stored);
             }
         }
     }
@@ -227,7 +227,7 @@ pub(crate) struct WakeupEvent {
 impl WakeupEvent {
     pub(crate) fn new() -> Result<Arc<Self>, Error> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(Error::system("make an event descriptor"))?;
+            .map_err(Error::system("create an event descriptor"))?;
         let (asleep, woken) = (AtomicBool::new(false), AtomicBool::new(false));
         Ok(Arc::new(Self { event, asleep, woken }))
     }

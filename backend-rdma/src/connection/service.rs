@@ -1,4 +1,4 @@
-//! The service thread: answers the requests of peers and handles events of the device.
+//! Answers the requests of peers and handles the events of the NICs, on a thread.
 //!
 //! It owns the passive ends of the peers' queue pairs. They live as long as the connection that requested
 //! them.
@@ -16,7 +16,7 @@ use ibverbs_sys::ibv_event_type;
 use peerlane_hal::{Rank, RemoteKey as _};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::control::{MESSAGE_BYTES_MAX, OpenRequest, Request, Response, framed};
+use super::control::{FRAME_BYTES_MAX, OpenRequest, Request, Response, framed};
 use super::receiver::{SignalReceiver, WakeupEvent};
 use super::signals::RAILS_MAX;
 use crate::error::Error;
@@ -43,6 +43,7 @@ pub(crate) struct Resources {
 }
 
 impl Resources {
+    /// Creates the state with a random token.
     pub(crate) fn new(
         rank: Rank,
         ranks: usize,
@@ -64,19 +65,19 @@ impl Resources {
         self.receiver.wake();
     }
 
-    /// Returns the number of queue pairs that an engine has to a peer with `peer_nics` NICs.
+    /// Returns the number of queue pairs that an engine opens to a peer with `peer_nics` NICs.
     pub(crate) fn rails(&self, peer_nics: usize) -> usize {
         let nics = self.nics.len().max(peer_nics);
         (self.options.queue_pairs as usize * nics).min(RAILS_MAX)
     }
 
-    /// Checks that the device still works.
+    /// Checks that every NIC still works.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.lost.get().cloned().map_or(Ok(()), Err)
     }
 }
 
-/// A handle that keeps the service thread running.
+/// Keeps the service thread running; stops it when dropped.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) address: SocketAddr,
@@ -151,6 +152,7 @@ struct PassiveQp {
 }
 
 impl Server {
+    /// Runs until the service is stopped.
     fn run(&mut self) {
         while !self.stopped.load(Ordering::SeqCst) {
             let Ok(ready) = self.sleep() else { return };
@@ -259,9 +261,9 @@ impl Client {
     fn request(&mut self) -> std::io::Result<Option<Request>> {
         let Some((length, rest)) = self.bytes.split_first_chunk::<4>() else { return Ok(None) };
         let length = u32::from_le_bytes(*length) as usize;
-        if length > MESSAGE_BYTES_MAX {
+        if length > FRAME_BYTES_MAX {
             return Err(std::io::Error::other(format!(
-                "a request of {length} bytes, expected at most {MESSAGE_BYTES_MAX}"
+                "a request of {length} bytes, expected at most {FRAME_BYTES_MAX}"
             )));
         }
         let Some(request) = rest.get(..length) else { return Ok(None) };

@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::nic::MESSAGE_BYTES;
 
 /// Maximum number of flags per primary queue pair that can have an id.
-pub(crate) const FLAG_IDS_MAX: u32 = 1 << 14;
+const FLAG_IDS_MAX: u32 = 1 << 14;
 /// Largest increment of a flag that an immediate value can hold, inclusive.
-pub(crate) const INCREMENT_MAX: u64 = 0xff;
+const INCREMENT_MAX: u64 = 0xff;
 /// Maximum number of queue pairs of one engine to one peer: the primary one, and one bit for each of the
 /// others.
 pub(crate) const RAILS_MAX: usize = 8;
@@ -28,7 +28,7 @@ const MARKER: u32 = 1 << 31;
 
 /// The message of a signal: a flag and its new value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Message {
+pub(super) struct Message {
     pub(crate) generation: u64,
     pub(crate) word: u64,
     pub(crate) value: u64,
@@ -55,7 +55,7 @@ impl Message {
             word.copy_from_slice(&bytes[at..at + 8]);
             u64::from_le_bytes(word)
         };
-        // Two halves of one word.
+        // The id and the markers are the two halves of one word.
         let (id, markers) = (word(24) as u32, (word(24) >> 32) as u32);
         Self { generation: word(0), word: word(8), value: word(16), id, markers }
     }
@@ -83,6 +83,7 @@ impl Immediate {
         }
     }
 
+    /// Decodes the value from wire format.
     fn decode(immediate: u32) -> Self {
         let immediate = u32::from_be(immediate);
         if immediate & MARKER != 0 {
@@ -111,10 +112,12 @@ pub(crate) struct QpRole {
 /// Stores the flags of this rank in the order of the signals that arrive.
 #[derive(Debug, Default)]
 pub(super) struct SignalStreams {
+    /// The flags by the generation of their registration.
     flags: HashMap<u64, FlagArray>,
     /// The streams by the number of the primary queue pair, which is always on the first NIC.
     streams: HashMap<u32, SignalStream>,
-    /// The queue pairs that are not primary.
+    /// The other queue pairs, with the number of the primary one and the index among the queue pairs of the
+    /// engine.
     others: HashMap<QpId, (u32, usize)>,
 }
 
@@ -125,7 +128,7 @@ struct SignalStream {
     known: Vec<Message>,
     /// Number of markers that have arrived and that no signal has used, by queue pair.
     markers: [u32; RAILS_MAX - 1],
-    /// The signals that wait for markers, and the signals behind them.
+    /// The signals that wait for markers, and those after them.
     held: VecDeque<Message>,
 }
 
@@ -153,6 +156,7 @@ impl SignalStreams {
         self.flags.insert(generation, FlagArray { base, count });
     }
 
+    /// Removes the flags of a registration; later signals to them are ignored.
     pub(super) fn remove_flags(&mut self, generation: u64) {
         self.flags.remove(&generation);
     }
@@ -169,6 +173,7 @@ impl SignalStreams {
         }
     }
 
+    /// Removes a queue pair.
     pub(super) fn close(&mut self, qp: QpId) {
         if self.others.remove(&qp).is_none() && qp.0 == 0 {
             self.streams.remove(&qp.1);
@@ -180,7 +185,7 @@ impl SignalStreams {
         let Some(stream) = self.streams.get_mut(&qp.1).filter(|_| qp.0 == 0) else {
             return false;
         };
-        stream.learn(message);
+        stream.set_flag(message);
         stream.held.push_back(message);
         self.store_ready(qp.1)
     }
@@ -223,7 +228,7 @@ impl SignalStreams {
 
 impl SignalStream {
     /// Records the flag of an id.
-    fn learn(&mut self, message: Message) {
+    fn set_flag(&mut self, message: Message) {
         if message.id >= FLAG_IDS_MAX {
             return;
         }
