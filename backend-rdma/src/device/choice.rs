@@ -102,6 +102,7 @@ fn sort_by_distance<T>(
     Ok(())
 }
 
+/// Creates the error of a choice that no device matches.
 fn none_found(device: &DeviceChoice, names: &[String]) -> Error {
     if names.is_empty() {
         return Error::unavailable(
@@ -195,9 +196,9 @@ pub enum Distance {
     /// Behind one host bridge of the processor.
     HostBridge,
     /// On one NUMA node.
-    MemoryNode,
+    NumaNode,
     /// On different NUMA nodes.
-    Far,
+    OtherNumaNode,
     /// Software devices, or devices whose location the kernel does not report.
     Unknown,
 }
@@ -207,8 +208,8 @@ impl fmt::Display for Distance {
         match self {
             Self::Bridges(count) => write!(f, "{count} bridges apart"),
             Self::HostBridge => f.write_str("behind one host bridge"),
-            Self::MemoryNode => f.write_str("at one memory node"),
-            Self::Far => f.write_str("across processors"),
+            Self::NumaNode => f.write_str("on one NUMA node"),
+            Self::OtherNumaNode => f.write_str("on different NUMA nodes"),
             Self::Unknown => f.write_str("at an unknown distance"),
         }
     }
@@ -276,8 +277,8 @@ impl PciLocation {
             }
             1 => Distance::HostBridge,
             _ => match (self.numa_node, other.numa_node) {
-                (Some(one), Some(two)) if one == two => Distance::MemoryNode,
-                (Some(_), Some(_)) => Distance::Far,
+                (Some(one), Some(two)) if one == two => Distance::NumaNode,
+                (Some(_), Some(_)) => Distance::OtherNumaNode,
                 _ => Distance::Unknown,
             },
         }
@@ -440,8 +441,8 @@ mod tests {
         assert_eq!(distance("mlx5_2"), Distance::Bridges(3));
         assert_eq!(distance("mlx5_3"), Distance::Bridges(4));
         assert_eq!(distance("mlx5_1"), Distance::HostBridge);
-        assert_eq!(distance("mlx5_0"), Distance::MemoryNode);
-        assert_eq!(distance("mlx5_4"), Distance::Far);
+        assert_eq!(distance("mlx5_0"), Distance::NumaNode);
+        assert_eq!(distance("mlx5_4"), Distance::OtherNumaNode);
         for nic in ["mlx5_5", "rxe0", "mlx5_77"] {
             assert_eq!(distance(nic), Distance::Unknown, "{nic}");
         }

@@ -1,7 +1,7 @@
 //! Implements the RDMA engine: one completion queue per NIC, and an endpoint for each peer that an op has
 //! named.
 //!
-//! The calling thread posts and completes everything; the engine has no thread. Puts are writes, gets are
+//! The calling thread posts and completes everything; a thread only opens queue pairs. Puts are writes, gets are
 //! reads, and a signal follows the bytes on the same queue pair. The processor does the self copies, and a
 //! flag of the own rank is stored when all earlier ops are complete.
 //!
@@ -47,6 +47,7 @@ const POLL_BATCH: usize = 32;
 /// Number of `completed` calls between two stall checks. A caller that drives the engine polls at least a
 /// hundred times a second.
 const POLLS_PER_STALL_CHECK: u32 = 64;
+
 /// An in-order queue of ops over RDMA, driven by its caller.
 #[derive(Debug)]
 pub struct Engine {

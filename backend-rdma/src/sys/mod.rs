@@ -107,12 +107,14 @@ impl Context {
         self.check("ibv_query_device", code).map(|()| attributes)
     }
 
+    /// Returns the number of interrupts over which completions can be spread.
     pub(crate) fn completion_vectors(&self) -> u32 {
         // SAFETY: the context is open, and the library fills this field when it opens it.
         let vectors = unsafe { (*self.raw()).num_comp_vectors };
         vectors.max(0).cast_unsigned()
     }
 
+    /// Returns the state of a port.
     pub(crate) fn port(&self, port: u8) -> Result<ibv_port_attr, Error> {
         let mut attributes = ibv_port_attr::default();
         // SAFETY: as above.
@@ -135,10 +137,10 @@ impl Context {
 
     /// Reads an entry with a library that has no `ibv_query_gid_ex`, and its type from the kernel.
     fn gid_of_old_library(&self, port: u8, index: u32) -> Option<ibv_gid_entry> {
-        let device = c_int::try_from(index).ok()?;
+        let position = c_int::try_from(index).ok()?;
         let mut gid = ibv_gid::default();
         // SAFETY: as above.
-        let code = unsafe { (self.library.query_gid)(self.raw(), port, device, &mut gid) };
+        let code = unsafe { (self.library.query_gid)(self.raw(), port, position, &mut gid) };
         let path =
             format!("/sys/class/infiniband/{}/ports/{port}/gid_attrs/types/{index}", self.name);
         let gid_type = match std::fs::read_to_string(path).unwrap_or_default().trim() {
@@ -274,7 +276,7 @@ impl Domain {
 }
 
 impl Domain {
-    /// Returns the error of registering a file that is not a dma-buf; `None` if the library does not support
+    /// Returns the error of registering an invalid file as a dma-buf; `None` if the library does not support
     /// dma-bufs.
     pub(crate) fn refuse_dmabuf(&self) -> Option<Errno> {
         let register = self.context.library.reg_dmabuf_mr?;
