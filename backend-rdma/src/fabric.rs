@@ -37,7 +37,7 @@ impl Fabric {
     /// Opens the fabric with options.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// Returns the errors of [`open`](Self::open).
     pub fn open_with(rank: Rank, ranks: usize, options: Options) -> Result<Self, Error> {
         if rank.index() >= ranks {
             return Err(Error::argument(format!(
@@ -68,7 +68,7 @@ impl Fabric {
     /// Returns the first device of this rank, with its current state.
     ///
     /// # Errors
-    /// If the device does not answer.
+    /// Returns an error if the device does not answer.
     pub fn device(&self) -> Result<Device, Error> {
         device::describe(&self.resources().nics[0].port.context)
     }

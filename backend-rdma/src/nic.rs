@@ -122,7 +122,7 @@ const RNR_RETRIES: u8 = 7;
 /// Packet sequence numbers have 24 bits.
 const PSN_MASK: u32 = 0xff_ffff;
 
-/// What one end of a queue pair sends to the other so that it can connect.
+/// The parameters that one end of a queue pair sends to the other to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QpAddress {
     pub(crate) qp_num: u32,

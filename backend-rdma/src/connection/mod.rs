@@ -78,7 +78,7 @@ impl Connections {
     /// Returns the connection to a rank.
     ///
     /// # Errors
-    /// If there is none.
+    /// Returns [`Fault::NotConnected`] if there is none.
     pub(crate) fn peer(&self, peer: Rank) -> Result<Peer, Error> {
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let found = peers.get(peer.index()).cloned().flatten();

@@ -249,7 +249,7 @@ impl Server {
     }
 }
 
-/// What has become readable: the listener, NICs and clients by index.
+/// The descriptors that are readable: the listener, and NICs and clients by index.
 struct Ready {
     listener: bool,
     nics: Vec<usize>,

@@ -280,7 +280,8 @@ impl fmt::Display for DmabufRefusal {
 /// Returns whether the device of this name can register dma-bufs of other devices, and why not.
 ///
 /// # Errors
-/// As [`discover`], or if there is no such device.
+/// Returns the errors of [`discover`], and [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if there is no
+/// such device.
 pub fn probe_dmabuf(name: &str) -> Result<Result<(), DmabufRefusal>, Error> {
     let contexts = sys::open_all(sys::library()?, |_, found| found == name)?;
     let Some(context) = contexts.first() else {

@@ -20,7 +20,7 @@ use crate::sys::{Cq, Mr, Qp, QpSizes};
 /// Time to wait for the peers to close their queue pairs when an engine is dropped.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the thread needs to open the queue pairs to a peer.
+/// Opens the queue pairs to a peer.
 #[derive(Debug)]
 pub(super) struct ConnectJob {
     pub(super) resources: Arc<Resources>,

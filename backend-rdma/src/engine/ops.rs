@@ -179,7 +179,7 @@ struct Queued {
     op: LoopbackOp,
 }
 
-/// What one [`run`](Loopback::run) has completed.
+/// The results of a [`run`](Loopback::run).
 #[derive(Debug, Default)]
 pub(super) struct LoopbackProgress {
     /// The tickets of the completed ops.
