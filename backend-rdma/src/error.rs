@@ -26,19 +26,19 @@ pub struct VerbsStatus {
 #[non_exhaustive]
 pub enum Error {
     /// A call of libibverbs or of the operating system failed.
-    #[error("{call} on {place}: {errno}{}", hint(*.errno))]
+    #[error("{call} on {device}: {errno}{}", hint(*.errno))]
     Verbs {
         /// The name of the function.
         call: &'static str,
         /// The device, such as `rxe0`.
-        place: Arc<str>,
-        /// Its answer.
+        device: Arc<str>,
+        /// The error number.
         #[source]
         errno: Errno,
     },
     /// A posted request failed.
     #[error(
-        "{what} rank {peer} at {address} failed on {place}: {status}{}{trouble}",
+        "{what} rank {peer} at {address} failed on {device}: {status}{}{port_warning}",
         advice(status)
     )]
     Completion {
@@ -49,57 +49,57 @@ pub enum Error {
         /// The address of the peer.
         address: String,
         /// The device of this rank.
-        place: Arc<str>,
+        device: Arc<str>,
         /// The status of the completion.
         #[source]
         status: VerbsStatus,
-        /// More about the state of the device; empty if there is nothing.
-        trouble: String,
+        /// A port of the device that is down; empty if there is none.
+        port_warning: String,
     },
     /// The device stopped working.
-    #[error("{place} stopped working: {event}; everything on it is lost")]
+    #[error("{device} stopped working: {event}; everything on it is lost")]
     DeviceLost {
         /// The device.
-        place: Arc<str>,
+        device: Arc<str>,
         /// The event that the device reported.
         event: String,
     },
     /// Memory cannot be locked for the NIC.
     #[error(
-        "cannot register {bytes} bytes with {place}: {errno}; registered memory is locked: see \
+        "cannot register {bytes} bytes with {device}: {errno}; registered memory is locked: see \
          `ulimit -l` (memlock), expected unlimited, and the free memory of this machine"
     )]
     NotLocked {
-        /// How many bytes.
+        /// Size of the region in bytes.
         bytes: u64,
         /// The device.
-        place: Arc<str>,
-        /// The answer.
+        device: Arc<str>,
+        /// The error number.
         #[source]
         errno: Errno,
     },
     /// The NIC cannot access this device memory.
-    #[error("cannot register {bytes} bytes of a device with {place}: {reasons}")]
-    OfDevice {
-        /// How many bytes.
+    #[error("cannot register {bytes} bytes of a device with {device}: {reasons}")]
+    DeviceMemory {
+        /// Size of the region in bytes.
         bytes: u64,
         /// The NIC.
-        place: Arc<str>,
+        device: Arc<str>,
         /// The reason for each method.
         reasons: String,
     },
     /// Received data cannot be made visible to the device.
-    #[error("what has come for memory of a device is not visible there: {0}")]
+    #[error("received data is not visible to the device: {0}")]
     Flush(String),
     /// The queue has no room for the slice.
-    #[error("the queue holds {queued} of {room} ops, {wanted} more do not fit now")]
+    #[error("the queue holds {queued} of {room} ops, {requested} more do not fit now")]
     QueueFull {
         /// Ops in the queue.
         queued: usize,
         /// Ops that fit.
         room: usize,
         /// Ops in the slice.
-        wanted: usize,
+        requested: usize,
     },
     /// An error that all backends share.
     #[error(transparent)]
@@ -119,7 +119,7 @@ fn hint(errno: Errno) -> &'static str {
 fn advice(status: &VerbsStatus) -> &'static str {
     match ibv_wc_status(status.code) {
         ibv_wc_status::RETRY_EXC_ERR | ibv_wc_status::RESP_TIMEOUT_ERR => {
-            "; it does not answer: its process or host is gone, or the link between them"
+            "; it does not code: its process or host is gone, or the link between them"
         }
         ibv_wc_status::REM_ACCESS_ERR => "; the remote key does not allow it: its memory was freed",
         _ => "",
@@ -158,9 +158,9 @@ impl Error {
         Fault::Argument(text.into()).into()
     }
 
-    /// Creates the error of a key of rank `seen` where one of rank `wanted` was expected.
-    pub(crate) fn foreign_key(wanted: Rank, seen: Rank) -> Self {
-        Fault::ForeignKey { expected: format!("rank {wanted}"), found: format!("rank {seen}") }
+    /// Creates the error of a key of another rank.
+    pub(crate) fn foreign_key(expected: Rank, found: Rank) -> Self {
+        Fault::ForeignKey { expected: format!("rank {expected}"), found: format!("rank {found}") }
             .into()
     }
 
@@ -172,18 +172,18 @@ impl Error {
     }
 
     /// Creates the error of a call that set `errno`.
-    pub(crate) fn last(call: &'static str, place: &Arc<str>) -> Self {
+    pub(crate) fn last(call: &'static str, device: &Arc<str>) -> Self {
         let errno = Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO);
-        Self::Verbs { call, place: Arc::clone(place), errno }
+        Self::Verbs { call, device: Arc::clone(device), errno }
     }
 
     /// Creates the error of a call that returned an `errno` with either sign, or returned -1 and set `errno`.
-    pub(crate) fn of_answer(call: &'static str, place: &Arc<str>, answer: i32) -> Self {
-        match answer {
-            -1 => Self::last(call, place),
+    pub(crate) fn from_code(call: &'static str, device: &Arc<str>, code: i32) -> Self {
+        match code {
+            -1 => Self::last(call, device),
             code => {
                 let errno = Errno::from_raw_os_error(code.abs());
-                Self::Verbs { call, place: Arc::clone(place), errno }
+                Self::Verbs { call, device: Arc::clone(device), errno }
             }
         }
     }
@@ -199,11 +199,11 @@ impl Error {
         }
     }
 
-    pub(crate) fn of_mapping(error: MappingError) -> Self {
+    pub(crate) fn mapping(error: MappingError) -> Self {
         let fault = match error {
             MappingError::System { what, errno } => Fault::System { what, errno },
-            MappingError::Full { requested: wanted, available } => {
-                Fault::HostOutOfMemory { requested: wanted, available }
+            MappingError::Full { requested, available } => {
+                Fault::HostOutOfMemory { requested, available }
             }
             MappingError::Unsound { how } => Fault::Mismatch(how),
         };
@@ -218,7 +218,7 @@ impl Error {
 impl peerlane_hal::Error for Error {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::OfDevice { .. } => ErrorKind::Unavailable,
+            Self::DeviceMemory { .. } => ErrorKind::Unavailable,
             Self::Verbs { errno, .. } => match *errno {
                 Errno::NOMEM | Errno::NOSPC | Errno::MFILE | Errno::NFILE => ErrorKind::OutOfMemory,
                 Errno::PERM | Errno::ACCESS | Errno::NOSYS => ErrorKind::Unavailable,
@@ -249,9 +249,9 @@ mod tests {
             what: "a put to",
             peer: Rank(3),
             address: "10.0.0.2".into(),
-            place: "rxe0".into(),
+            device: "rxe0".into(),
             status: VerbsStatus { code: status.0, text: text.into(), vendor: 0 },
-            trouble: String::new(),
+            port_warning: String::new(),
         }
     }
 
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "a put to rank 3 at 10.0.0.2 failed on rxe0: transport retry counter exceeded (status \
-             12); it does not answer: its process or host is gone, or the link between them"
+             12); it does not code: its process or host is gone, or the link between them"
         );
         assert!(std::error::Error::source(&error).is_some());
     }

@@ -1,15 +1,15 @@
-//! The remote key: owner, registration, address, length, and the remote key of each NIC.
+//! Encodes remote keys: owner, registration, address, length, and the remote key of each NIC.
 
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{BackendId, Envelope, Generation, KeyError, Rank, RemoteKey, Role};
 use peerlane_toolkit::handover::{role_number, role_of};
 
-use crate::fabric::CARDS_MAX;
+use crate::options::NICS_MAX;
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
 /// The keys of a registration by NIC; 0 for NICs that do not exist.
-pub(crate) type CardKeys = [u32; CARDS_MAX];
+pub(crate) type NicKeys = [u32; NICS_MAX];
 
 /// The bytes that let a peer import a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,9 +21,9 @@ pub struct Key {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     /// The number of NICs of the owner.
-    pub(crate) cards: u16,
+    pub(crate) nics: u16,
     /// The remote keys of the NICs.
-    pub(crate) remote_keys: CardKeys,
+    pub(crate) remote_keys: NicKeys,
 }
 
 impl Key {
@@ -34,35 +34,36 @@ impl Key {
             .u32(role_number(self.role))
             .u64(self.address)
             .u64(self.bytes)
-            .u16(self.cards);
-        let keys = self.remote_keys.iter().take(self.cards.into());
+            .u16(self.nics);
+        let keys = self.remote_keys.iter().take(self.nics.into());
         keys.fold(start, |writer, key| writer.u32(*key))
     }
 
+    /// Reads the fields, and refuses impossible values.
     pub(crate) fn read(reader: &mut Reader<'_>, generation: Generation) -> Result<Self, KeyError> {
         let rank = Rank(reader.u32("rank")?);
         let role = role_of(reader.u32("role")?)?;
         let address = reader.u64("address")?;
         let bytes = reader.u64("region bytes")?;
-        let cards = reader.u16("number of cards")?;
-        if !(1..=CARDS_MAX).contains(&usize::from(cards)) {
-            let (field, wanted) = ("number of cards", "1 to 4");
-            return Err(KeyError::Field { field, found: cards.into(), expected: wanted });
+        let nics = reader.u16("number of NICs")?;
+        if !(1..=NICS_MAX).contains(&usize::from(nics)) {
+            let (field, expected) = ("number of NICs", "1 to 4");
+            return Err(KeyError::Field { field, found: nics.into(), expected });
         }
-        let mut remote_keys = CardKeys::default();
-        for key in remote_keys.iter_mut().take(cards.into()) {
+        let mut remote_keys = NicKeys::default();
+        for key in remote_keys.iter_mut().take(nics.into()) {
             *key = reader.u32("remote key")?;
         }
         if bytes > isize::MAX as u64 {
-            let (field, wanted) = ("region bytes", "at most 2^63 - 1");
-            return Err(KeyError::Field { field, found: bytes, expected: wanted });
+            let (field, expected) = ("region bytes", "at most 2^63 - 1");
+            return Err(KeyError::Field { field, found: bytes, expected });
         }
         let aligned = role == Role::Data || address.is_multiple_of(WORD_BYTES);
         if address.checked_add(bytes).is_none() || !aligned {
-            let (field, wanted) = ("address", "an end below 2^64, aligned for flags");
-            return Err(KeyError::Field { field, found: address, expected: wanted });
+            let (field, expected) = ("address", "an end below 2^64, aligned for flags");
+            return Err(KeyError::Field { field, found: address, expected });
         }
-        Ok(Self { generation, rank, role, address, bytes, cards, remote_keys })
+        Ok(Self { generation, rank, role, address, bytes, nics, remote_keys })
     }
 }
 
@@ -102,7 +103,7 @@ mod tests {
             role: Role::Flags,
             address: 0x7f00_0000_1000,
             bytes: 4096,
-            cards: 2,
+            nics: 2,
             remote_keys: [0xabcd, 0xef, 0, 0],
         }
     }
@@ -118,7 +119,7 @@ mod tests {
             Key { bytes: u64::MAX, ..key() },
             Key { address: u64::MAX - 7, ..key() },
             Key { address: 0x1001, ..key() },
-            Key { cards: 0, ..key() },
+            Key { nics: 0, ..key() },
         ];
         for key in wrong {
             let error = Key::decode(&key.encode()).unwrap_err();

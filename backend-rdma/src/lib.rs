@@ -74,20 +74,26 @@
 //!   back-off that grows to ten milliseconds.
 //! - Queued waits: no NIC can wait for a word of memory.
 
+// Imports go one way: fabric, engine, memory, connection, registration, nic, key and options, device, sys, error.
+mod connection;
 mod device;
 mod engine;
 mod error;
 mod fabric;
 mod key;
 mod memory;
+mod nic;
+mod options;
+mod registration;
 mod sys;
 
 pub use device::{
     Device, DeviceChoice, Distance, DmabufRefusal, Gid, GidKind, LinkLayer, Port, discover,
-    distance, try_dmabuf,
+    distance, probe_dmabuf,
 };
 pub use engine::Engine;
 pub use error::{Error, VerbsStatus};
-pub use fabric::{DeviceMemory, Fabric, Options, SignalBy};
+pub use fabric::Fabric;
 pub use key::Key;
 pub use memory::{Local, Memory, Remote};
+pub use options::{DeviceMemory, Options, SignalBy};

@@ -1,8 +1,5 @@
 //! Registers, exports and imports host memory, and device memory that another fabric of the rank holds.
 
-mod device;
-mod registration;
-
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -13,21 +10,20 @@ use peerlane_hal::{
     RemoteKey as _, Role, Space,
 };
 use peerlane_toolkit::device::Fault;
-use peerlane_toolkit::handover::{self, Claim, Entry};
+use peerlane_toolkit::handover::{self, Entry};
 use peerlane_toolkit::mapping::Mapping;
 
+use crate::connection::{Connections, Peer};
 use crate::error::Error;
-use crate::fabric::Shared;
 use crate::key::Key;
-
-pub(crate) use registration::{Registration, find};
+use crate::registration::{self, Registration};
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
 /// Registers memory of this rank and imports memory of its peers.
 #[derive(Debug)]
 pub struct Memory {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) connections: Arc<Connections>,
 }
 
 /// A registered region of this rank.
@@ -36,26 +32,27 @@ pub struct Local {
     registration: Arc<Registration>,
     /// The entry in the registrations of the process, removed when this is dropped.
     entry: Entry,
-    shared: Arc<Shared>,
+    connections: Arc<Connections>,
 }
 
 /// An imported region of a peer.
 pub struct Remote {
     pub(crate) key: Key,
     /// The registration, if the region is of this rank.
-    pub(crate) own: Option<Arc<Registration>>,
+    pub(crate) alias: Option<Arc<Registration>>,
 }
 
 impl Memory {
-    fn enter(&self, registration: Registration) -> Local {
+    /// Makes a registration known to this process, and its flags to the receiver of signals.
+    fn publish(&self, registration: Registration) -> Local {
         let (owner, role) = (registration.owner, registration.role);
         let registration = Arc::new(registration);
-        let shared = Arc::clone(&registration);
-        let entry = handover::enter(BackendId::RDMA, owner, role, shared);
+        let handover = Arc::clone(&registration);
+        let entry = handover::enter(BackendId::RDMA, owner, role, handover);
         if role == Role::Flags {
-            self.shared.arrivals().enter(entry.generation().0, &registration);
+            self.connections.receiver().add_flags(entry.generation().0, &registration);
         }
-        Local { registration, entry, shared: Arc::clone(&self.shared) }
+        Local { registration, entry, connections: Arc::clone(&self.connections) }
     }
 }
 
@@ -71,8 +68,8 @@ impl Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        // What is still under way to these flags is dropped from now on.
-        self.shared.arrivals().forget(self.generation().0);
+        // Signals that are still in flight to these flags are ignored from now on.
+        self.connections.receiver().remove_flags(self.generation().0);
     }
 }
 
@@ -86,15 +83,15 @@ impl Region for Local {
     }
 
     fn space(&self) -> Space {
-        if self.registration.is_of_device() { Space::Device } else { Space::Host }
+        if self.registration.is_device_memory() { Space::Device } else { Space::Host }
     }
 
     fn flags(&self) -> Option<&[AtomicU64]> {
         (self.registration.role == Role::Flags).then(|| {
             let words = self.registration.bytes / WORD_BYTES;
             let words = usize::try_from(words).expect("a region fits the address space");
-            // SAFETY: `register` checked the alignment of flags and made their lifetime the caller's
-            // duty; engines and the card touch flags as whole words only.
+            // SAFETY: `register` checked the alignment of flags, and its caller keeps them allocated. Engines
+            // and NICs access flags as whole words only.
             unsafe { std::slice::from_raw_parts(self.base().as_ptr().cast(), words) }
         })
     }
@@ -105,14 +102,14 @@ impl Region for Local {
     }
 
     fn dma_buf(&self) -> Result<DmaBuf, String> {
-        match self.registration.device() {
+        match self.registration.device_region() {
             Some(region) => region.dma_buf(),
             None => Err("it is host memory, which fabrics register by its address".to_owned()),
         }
     }
 
     fn flush(&self) -> Option<Arc<dyn Flush>> {
-        self.registration.device()?.flush()
+        self.registration.device_region()?.flush()
     }
 }
 
@@ -139,13 +136,13 @@ impl PeerMemory for Memory {
     type Remote = Remote;
 
     fn allocate(&self, bytes: u64, role: Role) -> Result<Local, Error> {
-        let mapping = Mapping::create(bytes).map_err(Error::of_mapping)?;
+        let mapping = Mapping::create(bytes).map_err(Error::mapping)?;
         let base = mapping.base();
-        let (cards, owner) = (self.shared.cards(), self.shared.rank());
+        let (nics, owner) = (self.connections.nics(), self.connections.rank());
         // SAFETY: the registration keeps the mapping.
         let registration =
-            unsafe { Registration::new(cards, base, bytes, owner, role, Some(mapping)) };
-        Ok(self.enter(registration?))
+            unsafe { Registration::new(nics, base, bytes, owner, role, Some(mapping)) };
+        Ok(self.publish(registration?))
     }
 
     fn allocate_polled_flags(&self, bytes: u64) -> Result<Local, Error> {
@@ -157,15 +154,15 @@ impl PeerMemory for Memory {
             let text = format!("flags at {base:p} are not aligned to {WORD_BYTES} bytes");
             return Err(Error::argument(text));
         }
-        let (cards, owner) = (self.shared.cards(), self.shared.rank());
-        // SAFETY: the caller's.
-        let registration = unsafe { Registration::new(cards, base, bytes, owner, role, None) };
-        Ok(self.enter(registration?))
+        let (nics, owner) = (self.connections.nics(), self.connections.rank());
+        // SAFETY: the caller upholds the same contract.
+        let registration = unsafe { Registration::new(nics, base, bytes, owner, role, None) };
+        Ok(self.publish(registration?))
     }
 
     unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<Local, Error> {
         if region.space() == Space::Host {
-            // SAFETY: the caller's.
+            // SAFETY: the caller upholds the same contract.
             return unsafe { self.register(region.base(), region.bytes(), role) };
         }
         if role == Role::Flags {
@@ -175,21 +172,19 @@ impl PeerMemory for Memory {
             );
             return Err(Error::argument(text));
         }
-        let (cards, owner) = (self.shared.cards(), self.shared.rank());
-        let ways = self.shared.inner.options.device_memory;
+        let (nics, owner) = (self.connections.nics(), self.connections.rank());
+        let method = self.connections.resources.options.device_memory;
         let flush = region.flush();
-        // One that fails now would fail when bytes have come.
+        // A flush that fails now would fail when bytes arrive.
         flush.as_ref().map_or(Ok(()), |flush| flush.flush()).map_err(|reasons| {
-            let place = Arc::clone(&cards[0].place.context.name);
-            Error::OfDevice { bytes: region.bytes(), place, reasons }
+            let device = Arc::clone(&nics[0].port.context.name);
+            Error::DeviceMemory { bytes: region.bytes(), device, reasons }
         })?;
-        let with = if region.bytes() == 0 { &[] } else { cards };
-        let mrs = with.iter().map(|card| device::register(&card.domain, region, ways));
-        let mrs = mrs.collect::<Result<_, _>>()?;
+        let registration = Registration::for_device(nics, region, owner, method)?;
         if let Some(flush) = flush {
-            self.shared.arrivals().flush_with(flush)?;
+            self.connections.receiver().add_flush(flush)?;
         }
-        Ok(self.enter(Registration::of_device(mrs, cards.len(), region.clone(), owner)))
+        Ok(self.publish(registration))
     }
 
     fn export(&self, local: &Local) -> Result<Key, Error> {
@@ -197,20 +192,20 @@ impl PeerMemory for Memory {
     }
 
     fn import(&self, peer: Rank, key: &Key, deadline: Deadline) -> Result<Remote, Error> {
-        let connected = self.shared.peer(peer)?;
+        let connected = self.connections.peer(peer)?;
         if key.rank != peer {
             return Err(Error::foreign_key(peer, key.rank));
         }
-        let Some(control) = &connected.control else {
-            let own = find(key).ok_or(Fault::Freed { peer, generation: key.generation().0 })?;
-            return Ok(Remote { key: *key, own: Some(own) });
+        let alias = match connected {
+            Peer::Own => {
+                let found = registration::find(key);
+                Some(found.ok_or(Fault::Freed { peer, generation: key.generation().0 })?)
+            }
+            Peer::Other(control) => {
+                control.import(key, deadline)?;
+                None
+            }
         };
-        control.import(key, deadline)?;
-        Ok(Remote { key: *key, own: None })
+        Ok(Remote { key: *key, alias })
     }
-}
-
-/// Returns the registration that a key of this process names.
-fn claim(key: &Key) -> Claim {
-    Claim { backend: BackendId::RDMA, generation: key.generation, owner: key.rank, role: key.role }
 }

@@ -1,13 +1,16 @@
-//! Chooses a device, a port and an address.
+//! Chooses a device, a port and an address, and measures the distance of devices.
+//!
+//! The kernel's tree of devices is the tree of PCI bridges. Two devices behind one switch share the beginning
+//! of their path, and data between them need not pass the processor. If they share no bridge, the host bridge
+//! and the NUMA node tell what the path crosses.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ibverbs_sys::{ibv_device_attr, ibv_mtu, ibv_port_attr};
 use peerlane_toolkit::device::Fault;
 
-use super::affinity::{self, SYSFS};
 use super::{Device, Gid, GidKind, LinkLayer, Port, describe};
 use crate::error::Error;
 use crate::sys::{self, Context};
@@ -22,17 +25,18 @@ pub enum DeviceChoice {
     Name(String),
     /// The device at this position of the list, from 0.
     Index(usize),
-    /// The device with an active port that is nearest to the PCI device at this address, such as a GPU at `0000:3b:00.0`; the
-    /// first one if several are equally near.
+    /// The device with an active port that is nearest to the PCI device at this address, such as a GPU at
+    /// `0000:3b:00.0`; the first one if several are equally near.
     Near(String),
 }
 
 impl DeviceChoice {
-    fn takes(&self, index: usize, name: &str) -> bool {
+    /// Returns whether a device has the requested name or index.
+    fn matches(&self, index: usize, name: &str) -> bool {
         match self {
             Self::Any | Self::Near(_) => true,
-            Self::Name(wanted) => wanted == name,
-            Self::Index(wanted) => *wanted == index,
+            Self::Name(requested) => requested == name,
+            Self::Index(requested) => *requested == index,
         }
     }
 }
@@ -50,10 +54,10 @@ impl fmt::Display for DeviceChoice {
 
 /// A selected port, with everything that connecting needs.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct OpenPort {
     pub(crate) context: Arc<Context>,
     pub(crate) limits: ibv_device_attr,
-    pub(crate) port: u8,
+    pub(crate) number: u8,
     pub(crate) link: LinkLayer,
     pub(crate) lid: u16,
     pub(crate) gid: Gid,
@@ -67,9 +71,9 @@ pub(crate) fn choose(
     device: &DeviceChoice,
     port: Option<u8>,
     gid: Option<u32>,
-) -> Result<Place, Error> {
+) -> Result<OpenPort, Error> {
     let library = sys::library()?;
-    let mut contexts = sys::open_all(library, |index, name| device.takes(index, name))?;
+    let mut contexts = sys::open_all(library, |index, name| device.matches(index, name))?;
     if let DeviceChoice::Near(address) = device {
         sort_by_distance(Path::new(SYSFS), &mut contexts, address, |context| &context.name)?;
     }
@@ -78,9 +82,9 @@ pub(crate) fn choose(
     }
     let mut refused = Vec::new();
     for context in contexts {
-        match place_on(&context, port, gid) {
+        match open_port(&context, port, gid) {
             Err(Error::Fault(Fault::Unavailable(text))) => refused.push(text),
-            answer => return answer,
+            result => return result,
         }
     }
     Err(Error::unavailable(refused.join("; ")))
@@ -89,17 +93,16 @@ pub(crate) fn choose(
 /// Sorts NICs by their distance from a PCI device. The order of equally near NICs does not change.
 fn sort_by_distance<T>(
     sysfs: &Path,
-    cards: &mut [T],
+    nics: &mut [T],
     address: &str,
     name: impl Fn(&T) -> &str,
 ) -> Result<(), Error> {
-    let near = affinity::Place::of_address(sysfs, address)?;
-    cards.sort_by_cached_key(|card| {
-        near.distance(affinity::Place::of_card(sysfs, name(card)).as_ref())
-    });
+    let near = PciLocation::of_address(sysfs, address)?;
+    nics.sort_by_cached_key(|nic| near.distance(PciLocation::of_nic(sysfs, name(nic)).as_ref()));
     Ok(())
 }
 
+/// Creates the error of a choice that no device matches.
 fn none_found(device: &DeviceChoice, names: &[String]) -> Error {
     if names.is_empty() {
         return Error::unavailable(
@@ -112,16 +115,21 @@ fn none_found(device: &DeviceChoice, names: &[String]) -> Error {
     Error::unavailable(format!("there is no RDMA device {device}; there are: {names}"))
 }
 
-fn place_on(context: &Arc<Context>, port: Option<u8>, gid: Option<u32>) -> Result<Place, Error> {
+/// Selects a port and an address of an opened device.
+fn open_port(
+    context: &Arc<Context>,
+    port: Option<u8>,
+    gid: Option<u32>,
+) -> Result<OpenPort, Error> {
     let limits = context.attributes()?;
     let device = describe(context)?;
     let found = port_of(&device, port)?;
     let gid = gid_of(&device.name, found, gid)?;
     let attributes: ibv_port_attr = context.port(found.number)?;
-    Ok(Place {
+    Ok(OpenPort {
         context: Arc::clone(context),
         limits,
-        port: found.number,
+        number: found.number,
         link: found.link,
         lid: attributes.lid,
         gid,
@@ -131,12 +139,13 @@ fn place_on(context: &Arc<Context>, port: Option<u8>, gid: Option<u32>) -> Resul
     })
 }
 
-fn port_of(device: &Device, wanted: Option<u8>) -> Result<&Port, Error> {
+/// Returns the requested port, or the first active one.
+fn port_of(device: &Device, requested: Option<u8>) -> Result<&Port, Error> {
     let name = &device.name;
-    let named = |port: &&Port| wanted.is_none_or(|wanted| wanted == port.number);
-    if let Some(wanted) = wanted.filter(|_| !device.ports.iter().any(|port| named(&port))) {
+    let named = |port: &&Port| requested.is_none_or(|requested| requested == port.number);
+    if let Some(requested) = requested.filter(|_| !device.ports.iter().any(|port| named(&port))) {
         let count = device.ports.len();
-        return Err(Error::argument(format!("port is {wanted}, {name} has 1 to {count}")));
+        return Err(Error::argument(format!("port is {requested}, {name} has 1 to {count}")));
     }
     let mut ports = device.ports.iter().filter(named);
     ports.clone().find(|port| port.active).ok_or_else(|| {
@@ -147,17 +156,18 @@ fn port_of(device: &Device, wanted: Option<u8>) -> Result<&Port, Error> {
     })
 }
 
-fn gid_of(name: &str, port: &Port, wanted: Option<u32>) -> Result<Gid, Error> {
-    let seen = || {
-        let seen: Vec<String> = port.gids.iter().map(ToString::to_string).collect();
-        if seen.is_empty() { "none".to_owned() } else { seen.join(", ") }
+/// Returns the requested address of a port, or the best one.
+fn gid_of(name: &str, port: &Port, requested: Option<u32>) -> Result<Gid, Error> {
+    let available = || {
+        let gids: Vec<String> = port.gids.iter().map(ToString::to_string).collect();
+        if gids.is_empty() { "none".to_owned() } else { gids.join(", ") }
     };
-    if let Some(wanted) = wanted {
-        let found = port.gids.iter().find(|gid| gid.index == wanted);
+    if let Some(requested) = requested {
+        let found = port.gids.iter().find(|gid| gid.index == requested);
         return found.copied().ok_or_else(|| {
-            let (number, seen) = (port.number, seen());
+            let (number, available) = (port.number, available());
             Error::argument(format!(
-                "gid_index is {wanted}, port {number} of {name} has no address there; it has: {seen}"
+                "gid_index is {requested}, port {number} of {name} has no address there; it has: {available}"
             ))
         });
     }
@@ -166,20 +176,134 @@ fn gid_of(name: &str, port: &Port, wanted: Option<u32>) -> Result<Gid, Error> {
         return Ok(best.unwrap_or(Gid { index: 0, bytes: [0; 16], kind: GidKind::InfiniBand }));
     }
     best.ok_or_else(|| {
-        let (number, seen) = (port.number, seen());
+        let (number, available) = (port.number, available());
         Error::unavailable(format!(
-            "port {number} of {name} has no address that other hosts reach; it has: {seen}; give its \
+            "port {number} of {name} has no address that other hosts reach; it has: {available}; give its \
              network interface an IP address, or choose one by gid_index"
         ))
     })
 }
 
+/// The directory in which the kernel shows its devices.
+const SYSFS: &str = "/sys";
+
+/// The distance between two devices, from near to far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Distance {
+    /// Behind one switch or root port, this number of bridges apart.
+    Bridges(u32),
+    /// Behind one host bridge of the processor.
+    HostBridge,
+    /// On one NUMA node.
+    NumaNode,
+    /// On different NUMA nodes.
+    OtherNumaNode,
+    /// Software devices, or devices whose location the kernel does not report.
+    Unknown,
+}
+
+impl fmt::Display for Distance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bridges(count) => write!(f, "{count} bridges apart"),
+            Self::HostBridge => f.write_str("behind one host bridge"),
+            Self::NumaNode => f.write_str("on one NUMA node"),
+            Self::OtherNumaNode => f.write_str("on different NUMA nodes"),
+            Self::Unknown => f.write_str("at an unknown distance"),
+        }
+    }
+}
+
+/// Returns the distance of the NIC `name` from the PCI device at `address`, such as `0000:3b:00.0`.
+///
+/// # Errors
+/// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument): there is no PCI device at that address.
+pub fn distance(name: &str, address: &str) -> Result<Distance, Error> {
+    let sysfs = Path::new(SYSFS);
+    Ok(PciLocation::of_address(sysfs, address)?.distance(PciLocation::of_nic(sysfs, name).as_ref()))
+}
+
+/// The location of a PCI device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct PciLocation {
+    /// The host bridge, the bridges, and the device.
+    path: Vec<String>,
+    numa_node: Option<u32>,
+}
+
+impl PciLocation {
+    /// Returns the location of the PCI device at an address, in the notation of the vendors' drivers.
+    fn of_address(sysfs: &Path, address: &str) -> Result<Self, Error> {
+        let location = kernel_notation(address)
+            .and_then(|address| Self::at(sysfs, &sysfs.join("bus/pci/devices").join(address)));
+        location.ok_or_else(|| {
+            Error::argument(format!(
+                "device is the one nearest to {address:?}, and there is no PCI device at that address; \
+                 expected one of /sys/bus/pci/devices, such as 0000:3b:00.0"
+            ))
+        })
+    }
+
+    /// Returns the location of a NIC, or `None` for a software device.
+    fn of_nic(sysfs: &Path, name: &str) -> Option<Self> {
+        Self::at(sysfs, &sysfs.join("class/infiniband").join(name).join("device"))
+    }
+
+    fn at(sysfs: &Path, link: &Path) -> Option<Self> {
+        let device: PathBuf = std::fs::canonicalize(link).ok()?;
+        let devices = std::fs::canonicalize(sysfs.join("devices")).ok()?;
+        let below = device.strip_prefix(devices).ok()?;
+        let path: Vec<String> =
+            below.iter().map(|part| part.to_string_lossy().into_owned()).collect();
+        if !path.first()?.starts_with("pci") {
+            return None;
+        }
+        let numa_node = std::fs::read_to_string(device.join("numa_node")).ok();
+        // The kernel reports -1 if there is only one node, or if the firmware does not report it.
+        let numa_node = numa_node.and_then(|text| text.trim().parse().ok());
+        Some(Self { path, numa_node })
+    }
+
+    /// Returns the distance to another device; `None` is a software device.
+    fn distance(&self, other: Option<&Self>) -> Distance {
+        let Some(other) = other else { return Distance::Unknown };
+        let same = self.path.iter().zip(&other.path).take_while(|(one, two)| one == two).count();
+        match same {
+            // Counts the bridge above both, and those on the paths down to each device.
+            2.. => {
+                let apart = (self.path.len() - same) + (other.path.len() - same);
+                Distance::Bridges(apart.saturating_sub(1) as u32)
+            }
+            1 => Distance::HostBridge,
+            _ => match (self.numa_node, other.numa_node) {
+                (Some(one), Some(two)) if one == two => Distance::NumaNode,
+                (Some(_), Some(_)) => Distance::OtherNumaNode,
+                _ => Distance::Unknown,
+            },
+        }
+    }
+}
+
+/// Returns an address in the notation of the kernel: lower case, and four digits of the domain.
+fn kernel_notation(address: &str) -> Option<String> {
+    let mut parts = address.trim().split(':');
+    let (domain, bus, device) = (parts.next()?, parts.next()?, parts.next()?);
+    let (slot, function) = device.split_once('.')?;
+    let number = |text: &str| u32::from_str_radix(text, 16).ok();
+    let [domain, bus, slot, function] =
+        [number(domain)?, number(bus)?, number(slot)?, number(function)?];
+    parts.next().is_none().then(|| format!("{domain:04x}:{bus:02x}:{slot:02x}.{function:x}"))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use peerlane_hal::{Error as _, ErrorKind};
 
     use super::*;
-    use crate::device::gid::tests::gid;
+    use crate::device::tests::gid;
 
     fn port(number: u8, active: bool, gids: Vec<Gid>) -> Port {
         Port {
@@ -236,14 +360,14 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_card_comes_first_and_equals_keep_their_order() {
-        let machine = affinity::tests::machine("choice");
-        let mut cards = ["rxe0", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5"];
-        sort_by_distance(&machine.0, &mut cards, "0000:13:00.0", |name| name).unwrap();
-        assert_eq!(cards, ["mlx5_2", "mlx5_3", "mlx5_1", "mlx5_0", "mlx5_4", "rxe0", "mlx5_5"]);
-        sort_by_distance(&machine.0, &mut cards, "0000:31:00.0", |name| name).unwrap();
-        assert_eq!(cards[0], "mlx5_4");
-        let error = sort_by_distance(&machine.0, &mut cards, "mlx5_1", |name| name).unwrap_err();
+    fn the_nearest_nic_comes_first_and_equals_keep_their_order() {
+        let machine = machine("choice");
+        let mut nics = ["rxe0", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5"];
+        sort_by_distance(&machine.0, &mut nics, "0000:13:00.0", |name| name).unwrap();
+        assert_eq!(nics, ["mlx5_2", "mlx5_3", "mlx5_1", "mlx5_0", "mlx5_4", "rxe0", "mlx5_5"]);
+        sort_by_distance(&machine.0, &mut nics, "0000:31:00.0", |name| name).unwrap();
+        assert_eq!(nics[0], "mlx5_4");
+        let error = sort_by_distance(&machine.0, &mut nics, "mlx5_1", |name| name).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(
             error.to_string().starts_with("device is the one nearest to \"mlx5_1\""),
@@ -252,10 +376,100 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_device_is_named_with_those_that_there_are() {
-        let wanted = DeviceChoice::Name("mlx5_7".into());
-        let text = none_found(&wanted, &["rxe0".into(), "rxe1".into()]).to_string();
+    fn a_missing_device_is_named_with_the_existing_ones() {
+        let requested = DeviceChoice::Name("mlx5_7".into());
+        let text = none_found(&requested, &["rxe0".into(), "rxe1".into()]).to_string();
         assert_eq!(text, "there is no RDMA device \"mlx5_7\"; there are: rxe0, rxe1");
-        assert!(none_found(&wanted, &[]).to_string().starts_with("there is no RDMA device: see"));
+        assert!(
+            none_found(&requested, &[]).to_string().starts_with("there is no RDMA device: see")
+        );
+    }
+
+    /// A simulated machine with two processors, which have one host bridge per switch except for one. Removed
+    /// when dropped.
+    struct Machine(PathBuf);
+
+    impl Drop for Machine {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    const DEVICES: [(&str, &str, &str); 7] = [
+        // A GPU and two NICs behind the switch at 0000:11:00.0, one of them behind one more bridge.
+        ("pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0/0000:13:00.0", "gpu", "0"),
+        ("pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:01.0/0000:14:00.0", "mlx5_2", "0"),
+        (
+            "pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:02.0/0000:15:00.0/0000:16:00.0",
+            "mlx5_3",
+            "0",
+        ),
+        // The same host bridge.
+        ("pci0000:10/0000:10:02.0/0000:18:00.0", "mlx5_1", "0"),
+        // The same processor, and the other one.
+        ("pci0000:20/0000:20:01.0/0000:21:00.0", "mlx5_0", "0"),
+        ("pci0000:30/0000:30:01.0/0000:31:00.0", "mlx5_4", "1"),
+        ("pci0000:40/0000:40:01.0/0000:41:00.0", "mlx5_5", "-1"),
+    ];
+
+    fn machine(name: &str) -> Machine {
+        let root = std::env::temp_dir().join(format!("peerlane-{}-{name}", std::process::id()));
+        let machine = Machine(root.clone());
+        let folder = |path: PathBuf| {
+            std::fs::create_dir_all(&path).unwrap();
+            path
+        };
+        let (pci, nics) = (folder(root.join("bus/pci/devices")), root.join("class/infiniband"));
+        for (path, name, node) in DEVICES {
+            let device = folder(root.join("devices").join(path));
+            std::fs::write(device.join("numa_node"), format!("{node}\n")).unwrap();
+            symlink(&device, pci.join(device.file_name().unwrap())).unwrap();
+            if name != "gpu" {
+                symlink(&device, folder(nics.join(name)).join("device")).unwrap();
+            }
+        }
+        // Software devices have no PCI device.
+        folder(nics.join("rxe0"));
+        machine
+    }
+
+    #[test]
+    fn the_shared_path_to_the_processor_is_the_distance() {
+        let machine = machine("distances");
+        let gpu = PciLocation::of_address(&machine.0, "0000:13:00.0").unwrap();
+        let distance = |nic| gpu.distance(PciLocation::of_nic(&machine.0, nic).as_ref());
+        assert_eq!(distance("mlx5_2"), Distance::Bridges(3));
+        assert_eq!(distance("mlx5_3"), Distance::Bridges(4));
+        assert_eq!(distance("mlx5_1"), Distance::HostBridge);
+        assert_eq!(distance("mlx5_0"), Distance::NumaNode);
+        assert_eq!(distance("mlx5_4"), Distance::OtherNumaNode);
+        for nic in ["mlx5_5", "rxe0", "mlx5_77"] {
+            assert_eq!(distance(nic), Distance::Unknown, "{nic}");
+        }
+        let order = ["mlx5_2", "mlx5_3", "mlx5_1", "mlx5_0", "mlx5_4", "rxe0"].map(distance);
+        assert!(order.is_sorted(), "{order:?}");
+        assert_eq!(order[0].to_string(), "3 bridges apart");
+    }
+
+    #[test]
+    fn addresses_are_read_as_drivers_write_them() {
+        let machine = machine("addresses");
+        for address in ["0000:13:00.0", "00000000:13:00.0", "0000:13:00.0\n", "0:13:0.0"] {
+            PciLocation::of_address(&machine.0, address).unwrap();
+        }
+        for address in
+            ["", "13:00.0", "0000:13:00", "0000:13:00.0:1", "0000:zz:00.0", "0000:99:00.0"]
+        {
+            let error = PciLocation::of_address(&machine.0, address).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "device is the one nearest to {address:?}, and there is no PCI device at that \
+                     address; expected one of /sys/bus/pci/devices, such as 0000:3b:00.0"
+                )
+            );
+        }
+        assert_eq!(kernel_notation("0000:3B:0A.1").as_deref(), Some("0000:3b:0a.1"));
     }
 }

@@ -1,4 +1,11 @@
 //! Puts a rank to sleep on the completion channels until a flag may have changed.
+//!
+//! Before it sleeps, an engine polls for a time that [`SpinPolicy`] chooses. A sleep costs tens of
+//! microseconds, and hundreds on emulated processors: system calls to request events and to sleep, and an
+//! interrupt of a core. If waits take only a few times as long as that, it is better to poll through them.
+//! But if processors are scarce, a polling thread delays the threads that would end the wait. So longer
+//! spins are tried, kept while most waits are shorter than they were with a sleep, and otherwise not tried
+//! again for some time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,40 +14,41 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::look::Look;
+use crate::connection::{SignalReceiver, WakeupEvent};
 use crate::error::Error;
-use crate::fabric::{Alarm, Arrivals, CARDS_MAX};
+use crate::options::NICS_MAX;
 use crate::sys::Cq;
 
 /// Longest sleep while peers may write flags without a message.
-const SILENT_SLEEP_MAX: Duration = Duration::from_micros(200);
+const DIRECT_WRITES_SLEEP_MAX: Duration = Duration::from_micros(200);
 
 /// The wake-up descriptor, and two completion channels per NIC.
-const FDS_MAX: usize = 1 + 2 * CARDS_MAX;
+const FDS_MAX: usize = 1 + 2 * NICS_MAX;
 
 /// Parks one engine: polls for a while, announces the sleep, polls once more, sleeps.
 #[derive(Debug)]
 pub(super) struct Parker {
-    alarm: Arc<Alarm>,
-    look: Look,
+    wakeup: Arc<WakeupEvent>,
+    spin: SpinPolicy,
     /// Start of the current idle time.
     idle_since: Option<Instant>,
+    /// Whether the sleep is announced, so that the next park sleeps.
     announced: bool,
 }
 
 impl Parker {
-    pub(super) fn new(arrivals: &Arrivals, spin: Option<Duration>) -> Result<Self, Error> {
-        let alarm = Alarm::new()?;
-        arrivals.add(&alarm);
-        Ok(Self { alarm, look: Look::new(spin), idle_since: None, announced: false })
+    pub(super) fn new(receiver: &SignalReceiver, spin: Option<Duration>) -> Result<Self, Error> {
+        let wakeup = WakeupEvent::new()?;
+        receiver.add_sleeper(&wakeup);
+        Ok(Self { wakeup, spin: SpinPolicy::new(spin), idle_since: None, announced: false })
     }
 
     pub(super) fn waker(&self) -> Waker {
-        Waker::from(self.alarm())
+        Waker::from(self.wakeup())
     }
 
-    pub(super) fn alarm(&self) -> Arc<Alarm> {
-        Arc::clone(&self.alarm)
+    pub(super) fn wakeup(&self) -> Arc<WakeupEvent> {
+        Arc::clone(&self.wakeup)
     }
 
     /// Returns whether the next park sleeps.
@@ -48,59 +56,67 @@ impl Parker {
         self.announced
     }
 
-    /// Does one step of parking. The caller checks its flags between two steps, so that a flag set before the
-    /// announcement is not missed.
+    /// Does one step of parking.
+    ///
+    /// The caller checks its flags between two steps, so that a flag set before the announcement is not
+    /// missed.
     pub(super) fn park(
         &mut self,
-        arrivals: &Arrivals,
+        receiver: &SignalReceiver,
         cqs: &[Arc<Cq>],
         limit: Duration,
     ) -> Result<(), Error> {
-        if self.alarm.was_used() {
-            self.busy(arrivals);
+        if self.wakeup.take_wakeup() {
+            self.record_progress(receiver);
             return Ok(());
         }
         if self.announced {
-            let slept = self.sleep(arrivals, cqs, limit);
-            self.withdraw(arrivals);
+            let slept = self.sleep(receiver, cqs, limit);
+            self.withdraw(receiver);
             if slept? {
-                // This took the event that another sleeper waits for; no further event comes until it is requested.
-                arrivals.wake();
+                // The event was one that another sleeper waits for too, and no further event arrives until it
+                // is requested.
+                receiver.wake();
             }
             return Ok(());
         }
         let now = Instant::now();
         let idle_since = *self.idle_since.get_or_insert(now);
-        if now.duration_since(idle_since) < self.look.limit().min(limit) {
+        if now.duration_since(idle_since) < self.spin.duration().min(limit) {
             // The peer may be a thread or process that needs this core.
-            match self.look.yields() {
+            match self.spin.yields() {
                 true => std::thread::yield_now(),
                 false => std::hint::spin_loop(),
             }
             return Ok(());
         }
         self.announced = true;
-        arrivals.asleep.fetch_add(1, Ordering::SeqCst);
-        self.alarm.announce(true);
-        arrivals.arm()?;
-        cqs.iter().try_for_each(|cq| cq.arm())
+        receiver.asleep.fetch_add(1, Ordering::SeqCst);
+        self.wakeup.set_asleep(true);
+        receiver.request_events()?;
+        cqs.iter().try_for_each(|cq| cq.request_event())
     }
 
     /// Sleeps; returns whether it took the event of an arrival.
-    fn sleep(&self, arrivals: &Arrivals, cqs: &[Arc<Cq>], limit: Duration) -> Result<bool, Error> {
-        let silent = arrivals.silent.load(Ordering::SeqCst);
-        let limit = if silent { limit.min(SILENT_SLEEP_MAX) } else { limit };
+    fn sleep(
+        &self,
+        receiver: &SignalReceiver,
+        cqs: &[Arc<Cq>],
+        limit: Duration,
+    ) -> Result<bool, Error> {
+        let direct_writes = receiver.direct_writes.load(Ordering::SeqCst);
+        let limit = if direct_writes { limit.min(DIRECT_WRITES_SLEEP_MAX) } else { limit };
         let limit = (limit < Duration::MAX).then(|| Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: limit.subsec_nanos().into(),
         });
         // The wake-up first, then the receive queue of each NIC, then the completion queue of each NIC.
-        let alarm = self.alarm.fd();
-        let arriving = arrivals.cards.iter().map(|card| card.cq.fd());
-        let mut places = arriving.chain(cqs.iter().map(|cq| cq.fd()));
+        let wakeup = self.wakeup.fd();
+        let receive_fds = receiver.nics.iter().map(|nic| nic.cq.fd());
+        let mut channels = receive_fds.chain(cqs.iter().map(|cq| cq.fd()));
         let mut fds: [PollFd<'_>; FDS_MAX] = std::array::from_fn(|at| {
-            let fd = if at == 0 { None } else { places.next() };
-            PollFd::from_borrowed_fd(fd.unwrap_or(alarm), PollFlags::IN)
+            let fd = if at == 0 { None } else { channels.next() };
+            PollFd::from_borrowed_fd(fd.unwrap_or(wakeup), PollFlags::IN)
         });
         match poll(&mut fds[..1 + 2 * cqs.len()], limit.as_ref()) {
             // Woken, interrupted or timed out: the caller checks its flags in every case.
@@ -108,32 +124,223 @@ impl Parker {
             Err(errno) => return Err(Error::system("sleep on completion channels")(errno)),
         }
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        let (arriving, completing) = fds[1..].split_at(cqs.len());
-        let arrived = arriving.iter().any(is_ready);
+        let (receive_fds, completion_fds) = fds[1..].split_at(cqs.len());
+        let arrived = receive_fds.iter().any(is_ready);
         if arrived {
-            arrivals.drain_events();
+            receiver.drain_events();
         }
-        for (cq, _) in cqs.iter().zip(completing).filter(|(_, fd)| is_ready(fd)) {
+        for (cq, _) in cqs.iter().zip(completion_fds).filter(|(_, fd)| is_ready(fd)) {
             cq.drain_events();
         }
         if is_ready(&fds[0]) {
-            self.alarm.quiet();
+            self.wakeup.clear();
         }
         Ok(arrived)
     }
 
-    fn withdraw(&mut self, arrivals: &Arrivals) {
+    /// Takes the announcement of a sleep back.
+    fn withdraw(&mut self, receiver: &SignalReceiver) {
         if std::mem::take(&mut self.announced) {
-            self.alarm.announce(false);
-            arrivals.asleep.fetch_sub(1, Ordering::SeqCst);
+            self.wakeup.set_asleep(false);
+            receiver.asleep.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
     /// Records progress: the next park polls before it sleeps.
-    pub(super) fn busy(&mut self, arrivals: &Arrivals) {
+    pub(super) fn record_progress(&mut self, receiver: &SignalReceiver) {
         if let Some(since) = self.idle_since.take() {
-            self.look.waited(since.elapsed());
+            self.spin.record_wait(since.elapsed());
         }
-        self.withdraw(arrivals);
+        self.withdraw(receiver);
+    }
+}
+
+/// Initial spin: a few times the latency of a message on a fast network, about the cost of a wake-up.
+const SPIN_MIN: Duration = Duration::from_micros(100);
+/// Longest spin: for longer waits the wake-up adds little, and an unsuccessful spin wastes as much.
+const SPIN_MAX: Duration = Duration::from_millis(1);
+/// Number of sleeps before the next trial of a longer spin, after the first unsuccessful one.
+const REST: u32 = 16;
+/// Number of sleeps before the next trial of a longer spin, after many unsuccessful ones.
+const REST_MAX: u32 = 1024;
+/// Initial credit of a trial; each wait that was shorter than with a sleep earns one.
+const CREDIT: u32 = 2;
+/// Maximum credit of a trial.
+const CREDIT_MAX: u32 = 16;
+/// Credit that a wait costs if it was longer, or needed a sleep all the same.
+const CHARGE: u32 = 2;
+
+/// Chooses the spin time from recent waits, unless the caller has set it.
+#[derive(Clone, Copy, Debug)]
+struct SpinPolicy {
+    fixed: Option<Duration>,
+    /// From [`SPIN_MIN`] to [`SPIN_MAX`].
+    adaptive: Duration,
+    /// Average duration of recent waits that needed a sleep.
+    average_with_sleep: Option<Duration>,
+    credit: u32,
+    /// Sleeps left before a longer spin is tried.
+    rest: u32,
+    /// Value of `rest` after the next unsuccessful trial.
+    next_rest: u32,
+}
+
+impl SpinPolicy {
+    fn new(fixed: Option<Duration>) -> Self {
+        Self {
+            fixed,
+            adaptive: SPIN_MIN,
+            average_with_sleep: None,
+            credit: CREDIT,
+            rest: 0,
+            next_rest: REST,
+        }
+    }
+
+    /// Returns how long to poll before a sleep.
+    fn duration(self) -> Duration {
+        self.fixed.unwrap_or(self.adaptive)
+    }
+
+    /// Returns whether to yield the processor while polling: the caller has not asked for a pure spin.
+    fn yields(self) -> bool {
+        self.fixed.is_none()
+    }
+
+    /// Records the duration of a wait; it included a sleep if it was longer than the spin.
+    fn record_wait(&mut self, wait: Duration) {
+        let slept = wait > self.adaptive;
+        match (slept, self.adaptive > SPIN_MIN) {
+            (true, true) => self.charge(),
+            (true, false) => self.record_sleep(wait),
+            (false, _) => self.record_spin(wait),
+        }
+    }
+
+    fn record_sleep(&mut self, wait: Duration) {
+        if wait <= SPIN_MAX {
+            let average = self.average_with_sleep.map_or(wait, |average| (7 * average + wait) / 8);
+            self.average_with_sleep = Some(average);
+        }
+        if self.rest > 0 {
+            self.rest -= 1;
+        } else if wait <= SPIN_MAX {
+            (self.adaptive, self.credit) = ((2 * wait).min(SPIN_MAX), CREDIT);
+        }
+    }
+
+    fn record_spin(&mut self, wait: Duration) {
+        if wait > SPIN_MIN {
+            // Waits vary, so allow a quarter more.
+            if self.average_with_sleep.is_some_and(|average| wait > average * 5 / 4) {
+                return self.charge();
+            }
+            self.credit = (self.credit + 1).min(CREDIT_MAX);
+            // An unsuccessful spin costs more than a successful one saves, so the penalty shrinks slowly.
+            self.next_rest = (self.next_rest - 1).max(REST);
+        }
+        // Short waits shrink the spin slowly.
+        self.adaptive = (self.adaptive * 7 / 8).max((2 * wait).min(SPIN_MAX)).max(SPIN_MIN);
+    }
+
+    /// Charges an unsuccessful longer spin; ends the trial when the credit is used up.
+    fn charge(&mut self) {
+        if let Some(credit) = self.credit.checked_sub(CHARGE) {
+            self.credit = credit;
+            return;
+        }
+        (self.adaptive, self.rest) = (SPIN_MIN, self.next_rest);
+        self.next_rest = (2 * self.next_rest).min(REST_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn us(micros: u64) -> Duration {
+        Duration::from_micros(micros)
+    }
+
+    /// Returns how many of 1000 waits had a longer spin; `wait` returns the wait that follows from a spin.
+    fn long_spins(spin: &mut SpinPolicy, wait: impl Fn(Duration) -> Duration) -> usize {
+        let mut is_long = || {
+            let duration = spin.duration();
+            spin.record_wait(wait(duration));
+            duration > SPIN_MIN
+        };
+        (0..1000).filter(|_| is_long()).count()
+    }
+
+    #[test]
+    fn short_waits_are_polled_through() {
+        let mut spin = SpinPolicy::new(None);
+        assert_eq!(spin.duration(), SPIN_MIN);
+        spin.record_wait(us(140));
+        assert_eq!(spin.duration(), us(280), "the next wait like this needs no sleep");
+        spin.record_wait(us(160));
+        assert_eq!(spin.duration(), us(320));
+        spin.record_wait(us(20));
+        assert_eq!(spin.duration(), us(280), "a shorter wait counts little");
+        for _ in 0..100 {
+            spin.record_wait(us(3));
+        }
+        assert_eq!(spin.duration(), SPIN_MIN);
+    }
+
+    #[test]
+    fn long_waits_are_slept_through() {
+        let mut spin = SpinPolicy::new(None);
+        for _ in 0..3 {
+            spin.record_wait(us(30_000));
+            assert_eq!(spin.duration(), SPIN_MIN);
+        }
+    }
+
+    #[test]
+    fn an_unsuccessful_long_spin_is_not_tried_again_soon() {
+        let mut spin = SpinPolicy::new(None);
+        // Polling itself makes waits longer, as if both sides share one processor.
+        let tries = long_spins(&mut spin, |duration| duration + us(200));
+        assert!(tries < 20, "{tries} tries");
+        while spin.duration() == SPIN_MIN {
+            spin.record_wait(us(300));
+        }
+        spin.record_wait(us(300));
+        for _ in 0..3 {
+            spin.record_wait(us(5000));
+        }
+        assert_eq!(spin.duration(), SPIN_MIN);
+        assert!(spin.rest > REST, "one success outweighs few failures");
+    }
+
+    #[test]
+    fn spins_that_make_waits_longer_end() {
+        // Both sides share one processor.
+        let wait = |duration| if duration > SPIN_MIN { us(450) } else { us(300) };
+        let spins = long_spins(&mut SpinPolicy::new(None), wait);
+        assert!(spins < 40, "{spins} waits became longer");
+    }
+
+    #[test]
+    fn spins_that_make_waits_shorter_go_on() {
+        let mut spin = SpinPolicy::new(None);
+        for _ in 0..100 {
+            // Waking takes longer than the message.
+            spin.record_wait(if spin.duration() > SPIN_MIN { us(250) } else { us(620) });
+        }
+        assert!(spin.duration() >= us(500), "{spin:?}");
+        // Some waits are longer.
+        for round in 0..100 {
+            spin.record_wait(if round % 5 == 0 { us(700) } else { us(250) });
+        }
+        assert!(spin.duration() >= us(500), "{spin:?}");
+    }
+
+    #[test]
+    fn a_fixed_spin_does_not_change() {
+        let mut spin = SpinPolicy::new(Some(us(7)));
+        spin.record_wait(us(400));
+        assert_eq!(spin.duration(), us(7));
     }
 }

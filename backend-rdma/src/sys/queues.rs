@@ -1,4 +1,4 @@
-//! Completion queues with their channels, shared receive queues and queue pairs.
+//! Wraps completion queues with their channels, shared receive queues and queue pairs.
 
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
@@ -26,18 +26,18 @@ unsafe impl Sync for Cq {}
 impl Cq {
     /// Creates a queue with room for this number of completions.
     pub(crate) fn create(context: &Arc<Context>, completions: u32) -> Result<Self, Error> {
-        let (library, place) = (context.library, &context.name);
+        let (library, device) = (context.library, &context.name);
         // SAFETY: the context is open.
         let channel = unsafe { (library.create_comp_channel)(context.raw()) };
         let channel =
-            NonNull::new(channel).ok_or_else(|| Error::last("ibv_create_comp_channel", place))?;
+            NonNull::new(channel).ok_or_else(|| Error::last("ibv_create_comp_channel", device))?;
         let count = c_int::try_from(completions).unwrap_or(c_int::MAX);
         let create = library.create_cq;
         // SAFETY: as above; the channel was just made.
         let raw = unsafe { create(context.raw(), count, null_mut(), channel.as_ptr(), 0) };
         let Some(raw) = NonNull::new(raw) else {
-            let error = Error::last("ibv_create_cq", place);
-            // SAFETY: nobody uses the channel.
+            let error = Error::last("ibv_create_cq", device);
+            // SAFETY: the channel was just made, and no queue uses it.
             let _ = unsafe { (library.destroy_comp_channel)(channel.as_ptr()) };
             return Err(error);
         };
@@ -53,7 +53,7 @@ impl Cq {
 
     /// Returns the descriptor of the channel, which is readable when there is an event.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel lives as long as this.
+        // SAFETY: the channel is destroyed when `self` is dropped.
         let fd = unsafe { (*self.channel.as_ptr()).fd };
         // SAFETY: the descriptor is open as long as the channel.
         unsafe { BorrowedFd::borrow_raw(fd) }
@@ -62,24 +62,24 @@ impl Cq {
     /// Takes completions and returns their number.
     pub(crate) fn poll(&self, completions: &mut [ibv_wc]) -> Result<usize, Error> {
         let room = c_int::try_from(completions.len()).unwrap_or(c_int::MAX);
-        // SAFETY: the queue is alive, and there is room for as many.
+        // SAFETY: the queue exists, and the slice has room for `room` completions.
         let taken = unsafe { poll_cq(self.raw.as_ptr(), room, completions.as_mut_ptr()) };
         usize::try_from(taken)
-            .map_err(|_| Error::of_answer("ibv_poll_cq", &self.context.name, taken))
+            .map_err(|_| Error::from_code("ibv_poll_cq", &self.context.name, taken))
     }
 
     /// Requests an event at the next completion.
-    pub(crate) fn arm(&self) -> Result<(), Error> {
-        // SAFETY: the queue is alive.
-        let answer = unsafe { req_notify_cq(self.raw.as_ptr(), 0) };
-        self.context.check("ibv_req_notify_cq", answer)
+    pub(crate) fn request_event(&self) -> Result<(), Error> {
+        // SAFETY: the queue exists until `self` is dropped.
+        let code = unsafe { req_notify_cq(self.raw.as_ptr(), 0) };
+        self.context.check("ibv_req_notify_cq", code)
     }
 
     /// Takes all events. Two threads must not call it at the same time.
     pub(crate) fn drain_events(&self) {
         let library = self.context.library;
         let (mut queue, mut tag) = (null_mut(), null_mut());
-        // SAFETY: the channel is alive and does not block.
+        // SAFETY: the channel exists and does not block.
         while unsafe { (library.get_cq_event)(self.channel.as_ptr(), &mut queue, &mut tag) } == 0 {
             // SAFETY: one event of this queue was taken.
             unsafe { (library.ack_cq_events)(self.raw.as_ptr(), 1) };
@@ -90,9 +90,9 @@ impl Cq {
 impl Drop for Cq {
     fn drop(&mut self) {
         let library = self.context.library;
-        // SAFETY: queue pairs hold their queues, so none is left; all events are acknowledged.
+        // SAFETY: queue pairs keep their queues alive, so none is left. All events are acknowledged.
         let _ = unsafe { (library.destroy_cq)(self.raw.as_ptr()) };
-        // SAFETY: its only queue is gone.
+        // SAFETY: the only queue of the channel was destroyed above.
         let _ = unsafe { (library.destroy_comp_channel)(self.channel.as_ptr()) };
     }
 }
@@ -112,40 +112,40 @@ unsafe impl Sync for Srq {}
 impl Srq {
     pub(crate) fn create(domain: &Arc<Domain>, receives: u32) -> Result<Self, Error> {
         let attr = ibv_srq_attr { max_wr: receives, max_sge: 1, srq_limit: 0 };
-        let mut wanted = ibv_srq_init_attr { srq_context: null_mut(), attr };
+        let mut attributes = ibv_srq_init_attr { srq_context: null_mut(), attr };
         let create = domain.context.library.create_srq;
-        // SAFETY: the domain is open, and the structure is the library's.
-        let raw = unsafe { create(domain.raw.as_ptr(), &mut wanted) };
+        // SAFETY: the domain is open, and the structure has the layout of the library.
+        let raw = unsafe { create(domain.raw.as_ptr(), &mut attributes) };
         let raw =
             NonNull::new(raw).ok_or_else(|| Error::last("ibv_create_srq", &domain.context.name))?;
         Ok(Self { domain: Arc::clone(domain), raw })
     }
 
     /// Requests one event when fewer buffers than this are left.
-    pub(crate) fn warn_below(&self, places: u32) -> Result<(), Error> {
-        let mut attributes = ibv_srq_attr { srq_limit: places, ..ibv_srq_attr::default() };
+    pub(crate) fn set_limit(&self, limit: u32) -> Result<(), Error> {
+        let mut attributes = ibv_srq_attr { srq_limit: limit, ..ibv_srq_attr::default() };
         let modify = self.domain.context.library.modify_srq;
         let mask = ibv_srq_attr_mask::LIMIT.bits().cast_signed();
-        // SAFETY: the queue is alive, and the structure is the library's.
-        let answer = unsafe { modify(self.raw.as_ptr(), &mut attributes, mask) };
-        self.domain.context.check("ibv_modify_srq", answer)
+        // SAFETY: the queue exists, and the structure has the layout of the library.
+        let code = unsafe { modify(self.raw.as_ptr(), &mut attributes, mask) };
+        self.domain.context.check("ibv_modify_srq", code)
     }
 
     /// Posts a chain of requests.
     ///
     /// # Safety
-    /// What the chain names is registered until the requests complete.
+    /// The memory of the chain must stay registered until the requests complete.
     pub(crate) unsafe fn post(&self, chain: &mut ibv_recv_wr) -> Result<(), Error> {
         let mut bad = null_mut();
-        // SAFETY: the queue is alive; the caller's.
-        let answer = unsafe { post_srq_recv(self.raw.as_ptr(), chain, &mut bad) };
-        self.domain.context.check("ibv_post_srq_recv", answer)
+        // SAFETY: the queue exists; the caller keeps the memory registered.
+        let code = unsafe { post_srq_recv(self.raw.as_ptr(), chain, &mut bad) };
+        self.domain.context.check("ibv_post_srq_recv", code)
     }
 }
 
 impl Drop for Srq {
     fn drop(&mut self) {
-        // SAFETY: queue pairs hold it, so none is left.
+        // SAFETY: queue pairs keep the queue alive, so none is left.
         let _ = unsafe { (self.domain.context.library.destroy_srq)(self.raw.as_ptr()) };
     }
 }
@@ -184,7 +184,7 @@ impl Qp {
         let create = domain.context.library.create_qp;
         let mut inline_bytes = sizes.inline_bytes;
         loop {
-            let mut wanted = ibv_qp_init_attr {
+            let mut attributes = ibv_qp_init_attr {
                 send_cq: completions.raw.as_ptr(),
                 recv_cq: completions.raw.as_ptr(),
                 srq: receives.map_or(null_mut(), |srq| srq.raw.as_ptr()),
@@ -198,19 +198,19 @@ impl Qp {
                 qp_type: ibv_qp_type::RC,
                 ..ibv_qp_init_attr::default()
             };
-            // SAFETY: domain and queues are alive, and the structure is the library's.
-            let raw = unsafe { create(domain.raw.as_ptr(), &mut wanted) };
+            // SAFETY: domain and queues exist, and the structure has the layout of the library.
+            let raw = unsafe { create(domain.raw.as_ptr(), &mut attributes) };
             if let Some(raw) = NonNull::new(raw) {
                 return Ok(Self {
                     domain: Arc::clone(domain),
                     _completions: Arc::clone(completions),
                     _receives: receives.map(Arc::clone),
                     raw,
-                    inline_bytes: wanted.cap.max_inline_data,
+                    inline_bytes: attributes.cap.max_inline_data,
                 });
             }
             let error = Error::last("ibv_create_qp", &domain.context.name);
-            // How much a device takes inline can only be tried.
+            // No attribute reports the limit of inline data, so smaller sizes are tried.
             if inline_bytes == 0 {
                 return Err(error);
             }
@@ -222,7 +222,7 @@ impl Qp {
     }
 
     pub(crate) fn number(&self) -> u32 {
-        // SAFETY: it is alive, and the number never changes.
+        // SAFETY: the queue pair exists, and its number never changes.
         unsafe { (*self.raw.as_ptr()).qp_num }
     }
 
@@ -233,43 +233,42 @@ impl Qp {
     ) -> Result<(), Error> {
         let mut attributes = *attributes;
         let modify = self.domain.context.library.modify_qp;
-        // SAFETY: it is alive, and the structure is the library's.
-        let answer =
-            unsafe { modify(self.raw.as_ptr(), &mut attributes, mask.bits().cast_signed()) };
-        self.domain.context.check("ibv_modify_qp", answer)
+        // SAFETY: the queue pair exists, and the structure has the layout of the library.
+        let code = unsafe { modify(self.raw.as_ptr(), &mut attributes, mask.bits().cast_signed()) };
+        self.domain.context.check("ibv_modify_qp", code)
     }
 
     /// Moves the queue pair to the error state; its requests complete as flushed.
     pub(crate) fn fail(&self) {
         let attributes = ibv_qp_attr { qp_state: ibv_qp_state::ERR, ..ibv_qp_attr::default() };
-        // What is in error already stays so.
+        // The call may fail if the queue pair is in the error state already.
         let _ = self.modify(&attributes, ibv_qp_attr_mask::STATE);
     }
 
     /// Returns whether a written word may be polled, because the bytes before it are visible first.
     pub(crate) fn writes_in_order(&self) -> bool {
         let query = self.domain.context.library.query_qp_data_in_order;
-        // SAFETY: it is alive; the call changes nothing.
-        let answer =
+        // SAFETY: the queue pair exists, and the call changes nothing.
+        let code =
             query.map(|query| unsafe { query(self.raw.as_ptr(), ibv_wr_opcode::RDMA_WRITE, 0) });
-        answer == Some(1)
+        code == Some(1)
     }
 
     /// Posts a chain of requests.
     ///
     /// # Safety
-    /// The chain is valid, and what it names is registered until the requests complete.
+    /// The chain must be valid, and its memory must stay registered until the requests complete.
     pub(crate) unsafe fn post(&self, chain: &mut ibv_send_wr) -> Result<(), Error> {
         let mut bad = null_mut();
-        // SAFETY: it is alive; the caller's.
-        let answer = unsafe { post_send(self.raw.as_ptr(), chain, &mut bad) };
-        self.domain.context.check("ibv_post_send", answer)
+        // SAFETY: the queue pair exists; the caller passes a valid chain and keeps the memory registered.
+        let code = unsafe { post_send(self.raw.as_ptr(), chain, &mut bad) };
+        self.domain.context.check("ibv_post_send", code)
     }
 }
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it after its owner.
+        // SAFETY: `self` is the only owner of the queue pair.
         let _ = unsafe { (self.domain.context.library.destroy_qp)(self.raw.as_ptr()) };
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn inspect() -> Vec<Finding> {
     for device in &devices {
         findings.push(nic(device));
         findings.extend(device.ports.iter().flat_map(|port| port_findings(device, port)));
-        findings.push(dmabuf(&device.name, rdma::try_dmabuf(&device.name)));
+        findings.push(dmabuf(&device.name, rdma::probe_dmabuf(&device.name)));
     }
     findings
 }
@@ -145,9 +145,9 @@ fn port_finding(device: &str, port: &Port, interface: Option<&str>) -> Finding {
     Finding::ok(topic, found)
 }
 
-fn dmabuf(name: &str, trial: Result<Result<(), rdma::DmabufRefusal>, rdma::Error>) -> Finding {
+fn dmabuf(name: &str, probe: Result<Result<(), rdma::DmabufRefusal>, rdma::Error>) -> Finding {
     let topic = "dma-buf";
-    let refusal = match trial {
+    let refusal = match probe {
         Ok(Ok(())) => {
             let found = format!("{name} registers GPU memory (needs Linux 5.12 or newer)");
             return Finding::ok(topic, found);

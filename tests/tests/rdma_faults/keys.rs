@@ -28,7 +28,7 @@ pub(crate) fn changed() -> Outcome {
     Ok(())
 }
 
-/// The owner breaks the rule: the card refuses, the origin hears of it, and the target is unharmed.
+/// The owner breaks the rule: the NIC refuses, the origin gets an error, and the target is unharmed.
 pub(crate) fn freed() -> Outcome {
     let mut fabrics = pair(|_| {})?;
     let (freed, remote) = region(&fabrics, 4096, Role::Data)?;

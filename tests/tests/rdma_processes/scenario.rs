@@ -27,7 +27,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 const STOPPED_TIMEOUT: Duration = Duration::from_secs(6);
 const SHARD_BYTES: [usize; 3] = [1, 5001, 300_000];
 const STARTS: u64 = 3;
-/// Beyond what a card needs to find out that a peer does not answer.
+/// Beyond what a NIC needs to find out that a peer does not answer.
 const LOST_WITHIN: Duration = Duration::from_secs(20);
 
 /// What is gathered beside waiting.
@@ -59,7 +59,7 @@ pub(crate) enum Scenario {
     IdleTiers,
     /// The last rank is killed.
     Killed,
-    /// The last rank is stopped: its card and its connections live.
+    /// The last rank is stopped: its NIC and its connections live.
     Stopped,
     /// The same without a group, while one rank sends messages to the other.
     Stalled,

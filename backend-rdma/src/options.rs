@@ -3,18 +3,20 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::card::CARDS_MAX;
 use crate::device::DeviceChoice;
 use crate::error::Error;
+
+/// Maximum number of NICs of one rank.
+pub(crate) const NICS_MAX: usize = 4;
 
 /// The method by which signals reach a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SignalBy {
-    /// Sends a message. Its completion at the peer proves that the data before it has arrived; the peer then stores the flag. The
-    /// peer can sleep until then.
+    /// Sends a message. Its completion at the peer proves that the data before it has arrived; the peer then
+    /// stores the flag. The peer can sleep until then.
     Message,
-    /// Writes the flag directly. This is correct only if the receiving NIC writes in order (`ibv_query_qp_data_in_order`), and
-    /// the peer must poll its flags.
+    /// Writes the flag directly. This is correct only if the receiving NIC writes in order
+    /// (`ibv_query_qp_data_in_order`), and the peer must poll its flags.
     Write,
 }
 
@@ -37,20 +39,22 @@ pub enum DeviceMemory {
 pub struct Options {
     /// The device.
     pub device: DeviceChoice,
-    /// Up to three further devices. Large puts and gets are striped over them as well, on the first active port and the best
-    /// address of each.
+    /// Up to three further devices. Large puts and gets are striped over them as well, on the first active
+    /// port and the best address of each.
     pub further_devices: Vec<DeviceChoice>,
-    /// The number of queue pairs per peer and device, 1 to 8. With several queue pairs or devices, puts and gets of at least two
-    /// stripes are striped over all of them, at most 8.
+    /// The number of queue pairs per peer and device, 1 to 8. With several queue pairs or devices, puts and
+    /// gets of at least two stripes are striped over all of them, at most 8.
     pub queue_pairs: u32,
-    /// The stripe size in bytes, a power of two of at least 4096. Stripes of the peer's memory go over the queue pairs in turn.
+    /// The stripe size in bytes, a power of two of at least 4096. Stripes of the peer's memory go over the
+    /// queue pairs in turn.
     pub stripe_bytes: u64,
     /// The port, from 1; by default the first active one.
     pub port: Option<u8>,
-    /// The index of the port's address; by default the best one, which is RoCE v2 over IPv4 and never link-local.
+    /// The index of the port's address; by default the best one, which is RoCE v2 over IPv4 and never
+    /// link-local.
     pub gid_index: Option<u32>,
-    /// The address at which peers reach this host by TCP; by default that of the port, or of the route to the default gateway if
-    /// the port has none.
+    /// The address at which peers reach this host by TCP; by default that of the port, or of the route to the
+    /// default gateway if the port has none.
     pub service_ip: Option<IpAddr>,
     /// The method of signals; by default the one that the receiving NIC supports.
     pub signal: Option<SignalBy>,
@@ -62,11 +66,11 @@ pub struct Options {
     pub traffic_class: u8,
     /// The acknowledgement timeout: 4.096 µs × 2 to the power of this, 1 to 31.
     pub timeout_exponent: u8,
-    /// The number of retransmissions, 0 to 7. With the default timeout of 67 ms and 7 retries, a peer that does not answer is lost
-    /// after half a second; with some NICs after two.
+    /// The number of retransmissions, 0 to 7. With the default timeout of 67 ms and 7 retries, a peer that
+    /// does not answer is lost after half a second; with some NICs after two.
     pub retries: u8,
-    /// The time without progress after which a peer counts as lost. Without it, a NIC would retry without a limit while the peer has
-    /// no receive buffer.
+    /// The time without progress after which a peer counts as lost. Without it, a NIC would retry without a
+    /// limit while the peer has no receive buffer.
     pub stall_timeout: Duration,
     /// The number of ops that an engine's queue holds.
     pub queue_ops: usize,
@@ -80,8 +84,8 @@ pub struct Options {
     pub inline_bytes: u32,
     /// The number of receive buffers for all peers; the device may support fewer.
     pub receives: u32,
-    /// The time for which `park` polls without yielding before it sleeps, for ranks with a core of their own. By default it yields
-    /// while it polls, for 100 µs, or up to 1 ms if that makes waits shorter.
+    /// The time for which `park` polls without yielding before it sleeps, for ranks with a core of their own.
+    /// By default it yields while it polls, for 100 µs, or up to 1 ms if that makes waits shorter.
     pub spin: Option<Duration>,
     /// The time limit for opening the queue pairs to a peer. Opening does not block other peers.
     pub open_timeout: Duration,
@@ -117,9 +121,9 @@ impl Default for Options {
 }
 
 impl Options {
-    pub(super) fn check(&self) -> Result<(), Error> {
-        let wrong = |field, seen: u64, wanted| {
-            Err(Error::argument(format!("{field} is {seen}, expected {wanted}")))
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let wrong = |field, found: u64, expected| {
+            Err(Error::argument(format!("{field} is {found}, expected {expected}")))
         };
         match self {
             Self { service_level: 16.., .. } => {
@@ -128,9 +132,9 @@ impl Options {
             Self { timeout_exponent: 0 | 32.., .. } => {
                 wrong("timeout_exponent", self.timeout_exponent.into(), "1 to 31")
             }
-            Self { further_devices, .. } if further_devices.len() >= CARDS_MAX => {
-                let seen = further_devices.len() as u64;
-                wrong("number of further_devices", seen, "at most 3")
+            Self { further_devices, .. } if further_devices.len() >= NICS_MAX => {
+                let found = further_devices.len() as u64;
+                wrong("number of further_devices", found, "at most 3")
             }
             Self { queue_pairs: 0 | 9.., .. } => {
                 wrong("queue_pairs", self.queue_pairs.into(), "1 to 8")

@@ -1,4 +1,4 @@
-//! Addresses: the TCP address of a rank's service, and the token that it expects.
+//! Encodes addresses: the TCP address of a rank's service, and the token that it expects.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -6,8 +6,8 @@ use peerlane_hal::wire::{Reader, Writer, checksum};
 use peerlane_hal::{BackendId, Rank};
 use peerlane_toolkit::device::Fault;
 
-use super::card::CARDS_MAX;
 use crate::error::Error;
+use crate::options::NICS_MAX;
 
 const MAGIC: [u8; 4] = *b"PLRA";
 const VERSION: u16 = 2;
@@ -24,13 +24,14 @@ pub(crate) struct Address {
     /// The TCP address of the service.
     pub(crate) service: SocketAddr,
     /// The number of NICs of the rank.
-    pub(crate) cards: u16,
+    pub(crate) nics: u16,
     /// The name of the host, for error texts.
     pub(crate) host: String,
     pub(crate) device: String,
 }
 
 impl Address {
+    /// Encodes the address with a checksum.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let ip = match self.service.ip() {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -45,7 +46,7 @@ impl Address {
             .bytes(&self.token)
             .bytes(&ip.octets())
             .u16(self.service.port())
-            .u16(self.cards);
+            .u16(self.nics);
         let bytes = write_name(write_name(start, &self.host), &self.device).finish();
         let sum = checksum(&bytes);
         Writer::new().bytes(&bytes).u64(sum).finish()
@@ -73,30 +74,30 @@ impl Address {
         let token = reader.array("token").map_err(&short)?;
         let ip = Ipv6Addr::from(reader.array::<16>("address of the service").map_err(&short)?);
         let port = reader.u16("port of the service").map_err(&short)?;
-        let cards = reader.u16("number of cards").map_err(&short)?;
+        let nics = reader.u16("number of NICs").map_err(&short)?;
         let host = read_name(&mut reader, "name of the host").map_err(&short)?;
         let device = read_name(&mut reader, "name of the device").map_err(&short)?;
         let summed = &bytes[..bytes.len() - reader.rest().len()];
         let sum = reader.u64("checksum").map_err(&short)?;
-        // To ask at a wrong address would take until a deadline.
+        // A connection to a wrong address would fail only at its deadline.
         if sum != checksum(summed) {
             return malformed("its checksum is wrong".to_owned());
         }
         if !reader.rest().is_empty() {
             return malformed(format!("it has {} bytes too many", reader.rest().len()));
         }
-        if !(1..=CARDS_MAX).contains(&usize::from(cards)) {
-            return malformed(format!("it is of {cards} cards, expected 1 to {CARDS_MAX}"));
+        if !(1..=NICS_MAX).contains(&usize::from(nics)) {
+            return malformed(format!("it names {nics} NICs, expected 1 to {NICS_MAX}"));
         }
         if rank != peer {
             return malformed(format!("it is of rank {rank}"));
         }
         let service = SocketAddr::new(ip.to_canonical(), port);
-        Ok(Self { rank, ranks, token, service, cards, host, device })
+        Ok(Self { rank, ranks, token, service, nics, host, device })
     }
 
     /// Returns the location of the rank, for error texts.
-    pub(crate) fn place(&self) -> String {
+    pub(crate) fn location(&self) -> String {
         format!("{} ({}, {})", self.service.ip(), self.host, self.device)
     }
 }
@@ -126,7 +127,7 @@ mod tests {
             ranks: 4,
             token: [9; 16],
             service: "10.0.0.7:4711".parse().unwrap(),
-            cards: 2,
+            nics: 2,
             host: "node-3".into(),
             device: "rxe0".into(),
         }
@@ -136,7 +137,7 @@ mod tests {
     fn an_address_survives_encoding() {
         let address = address();
         assert_eq!(Address::decode(Rank(2), &address.encode()).unwrap(), address);
-        assert_eq!(address.place(), "10.0.0.7 (node-3, rxe0)");
+        assert_eq!(address.location(), "10.0.0.7 (node-3, rxe0)");
     }
 
     #[test]

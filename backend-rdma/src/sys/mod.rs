@@ -1,6 +1,6 @@
-//! Raw calls of libibverbs. Only this file and its submodules contain any.
+//! Calls libibverbs. Only this module contains raw calls.
 //!
-//! Each object of libibverbs is a value that destroys it when dropped, and keeps its parents alive.
+//! Each type owns an object of libibverbs, destroys it when dropped, and keeps its parents alive.
 
 mod queues;
 
@@ -21,13 +21,13 @@ pub(crate) fn library() -> Result<&'static Library, Error> {
     Library::load().map_err(|error| Error::no_library(&error))
 }
 
-/// Opens the devices whose names are accepted. Returns none if the kernel has no RDMA.
+/// Opens the devices that `accept` chooses by index and name. Returns none if the kernel has no RDMA.
 pub(crate) fn open_all(
     library: &'static Library,
-    wanted: impl Fn(usize, &str) -> bool,
+    accept: impl Fn(usize, &str) -> bool,
 ) -> Result<Vec<Arc<Context>>, Error> {
     let mut count: c_int = 0;
-    // SAFETY: the count lives for the call.
+    // SAFETY: the pointer to the count is valid for the call.
     let list = unsafe { (library.get_device_list)(&mut count) };
     if list.is_null() {
         let error = Error::last("ibv_get_device_list", &"this machine".into());
@@ -41,11 +41,11 @@ pub(crate) fn open_all(
     let devices = unsafe { std::slice::from_raw_parts(list, count) };
     let mut opened = Ok(Vec::new());
     for (index, device) in devices.iter().enumerate() {
-        // SAFETY: the device is of the list, which is not freed yet.
+        // SAFETY: the device belongs to the list, which is not freed yet.
         let name = unsafe { (library.get_device_name)(*device) };
-        // SAFETY: the library's names end with a zero and live as long as the list.
+        // SAFETY: the name ends with a zero and is valid as long as the list.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
-        if !wanted(index, &name) {
+        if !accept(index, &name) {
             continue;
         }
         let context = Context::open(library, *device, name.into());
@@ -55,7 +55,7 @@ pub(crate) fn open_all(
             Err(error) => opened = Err(error),
         }
     }
-    // SAFETY: the list is the library's; opened devices outlive it.
+    // SAFETY: the library made the list, and it is freed once. Opened devices stay valid without it.
     unsafe { (library.free_device_list)(list) };
     opened
 }
@@ -80,7 +80,7 @@ pub(crate) struct Context {
 
 // SAFETY: libibverbs may be called from any thread.
 unsafe impl Send for Context {}
-// SAFETY: as above; its calls lock where they must.
+// SAFETY: as above; the library locks its state.
 unsafe impl Sync for Context {}
 
 impl Context {
@@ -89,7 +89,7 @@ impl Context {
         device: *mut ibv_device,
         name: Arc<str>,
     ) -> Result<Self, Error> {
-        // SAFETY: the device is of a list that is not freed yet.
+        // SAFETY: the device belongs to a list that is not freed yet.
         let raw = unsafe { (library.open_device)(device) };
         let raw = NonNull::new(raw).ok_or_else(|| Error::last("ibv_open_device", &name))?;
         Ok(Self { library, name, raw })
@@ -99,44 +99,48 @@ impl Context {
         self.raw.as_ptr()
     }
 
+    /// Returns the limits of the device.
     pub(crate) fn attributes(&self) -> Result<ibv_device_attr, Error> {
         let mut attributes = ibv_device_attr::default();
-        // SAFETY: the context is open, and the structure is the library's.
-        let answer = unsafe { (self.library.query_device)(self.raw(), &mut attributes) };
-        self.check("ibv_query_device", answer).map(|()| attributes)
+        // SAFETY: the context is open, and the structure has the layout of the library.
+        let code = unsafe { (self.library.query_device)(self.raw(), &mut attributes) };
+        self.check("ibv_query_device", code).map(|()| attributes)
     }
 
+    /// Returns the number of interrupts over which completions can be spread.
     pub(crate) fn completion_vectors(&self) -> u32 {
         // SAFETY: the context is open, and the library fills this field when it opens it.
         let vectors = unsafe { (*self.raw()).num_comp_vectors };
         vectors.max(0).cast_unsigned()
     }
 
+    /// Returns the state of a port.
     pub(crate) fn port(&self, port: u8) -> Result<ibv_port_attr, Error> {
         let mut attributes = ibv_port_attr::default();
         // SAFETY: as above.
-        let answer = unsafe { (self.library.query_port)(self.raw(), port, &mut attributes) };
-        self.check("ibv_query_port", answer).map(|()| attributes)
+        let code = unsafe { (self.library.query_port)(self.raw(), port, &mut attributes) };
+        self.check("ibv_query_port", code).map(|()| attributes)
     }
 
     /// Returns an entry of the port's GID table and its type; `None` for an empty entry.
     pub(crate) fn gid(&self, port: u8, index: u32) -> Option<ibv_gid_entry> {
         let mut entry = ibv_gid_entry::default();
-        // SAFETY: the context is open; the library refuses ports that it has not.
-        let answer =
+        // SAFETY: the context is open; the library refuses ports that do not exist.
+        let code =
             unsafe { query_gid_entry(self.library, self.raw(), port.into(), index, &mut entry) };
-        match answer {
+        match code {
             Some(0) => Some(entry),
             Some(_) => None,
             None => self.gid_of_old_library(port, index),
         }
     }
 
+    /// Reads an entry with a library that has no `ibv_query_gid_ex`, and its type from the kernel.
     fn gid_of_old_library(&self, port: u8, index: u32) -> Option<ibv_gid_entry> {
-        let place = c_int::try_from(index).ok()?;
+        let position = c_int::try_from(index).ok()?;
         let mut gid = ibv_gid::default();
         // SAFETY: as above.
-        let answer = unsafe { (self.library.query_gid)(self.raw(), port, place, &mut gid) };
+        let code = unsafe { (self.library.query_gid)(self.raw(), port, position, &mut gid) };
         let path =
             format!("/sys/class/infiniband/{}/ports/{port}/gid_attrs/types/{index}", self.name);
         let gid_type = match std::fs::read_to_string(path).unwrap_or_default().trim() {
@@ -144,7 +148,7 @@ impl Context {
             _ => IBV_GID_TYPE_ROCE_V1,
         };
         let entry = ibv_gid_entry { gid, gid_index: index, gid_type, ..ibv_gid_entry::default() };
-        (answer == 0 && gid != ibv_gid::default()).then_some(entry)
+        (code == 0 && gid != ibv_gid::default()).then_some(entry)
     }
 
     /// Returns the descriptor that is readable when the device reports an event.
@@ -157,14 +161,14 @@ impl Context {
     pub(crate) fn event(&self) -> Result<(ibv_event_type, String), Error> {
         let mut event =
             ibv_async_event { element: std::ptr::null_mut(), event_type: ibv_event_type(0) };
-        // SAFETY: the context is open, and the structure is the library's.
-        let answer = unsafe { (self.library.get_async_event)(self.raw(), &mut event) };
-        if answer != 0 {
+        // SAFETY: the context is open, and the structure has the layout of the library.
+        let code = unsafe { (self.library.get_async_event)(self.raw(), &mut event) };
+        if code != 0 {
             return Err(Error::last("ibv_get_async_event", &self.name));
         }
         // SAFETY: the event was just taken, and is acknowledged once.
         unsafe { (self.library.ack_async_event)(&mut event) };
-        // SAFETY: the library answers a constant text for every number.
+        // SAFETY: the library returns a constant string for every number.
         let text = unsafe { (self.library.event_type_str)(event.event_type) };
         // SAFETY: as above.
         let text = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
@@ -173,23 +177,24 @@ impl Context {
 
     /// Returns the text of a status.
     pub(crate) fn status_text(&self, status: ibv_wc_status) -> String {
-        // SAFETY: the library answers a constant text for every number.
+        // SAFETY: the library returns a constant string for every number.
         let text = unsafe { (self.library.wc_status_str)(status) };
         // SAFETY: as above.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
-    pub(crate) fn check(&self, call: &'static str, answer: c_int) -> Result<(), Error> {
-        match answer {
+    /// Converts the return code of a call.
+    pub(crate) fn check(&self, call: &'static str, code: c_int) -> Result<(), Error> {
+        match code {
             0 => Ok(()),
-            code => Err(Error::of_answer(call, &self.name, code)),
+            code => Err(Error::from_code(call, &self.name, code)),
         }
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: whatever was made from it holds it, so nothing is left.
+        // SAFETY: every object of the context keeps it alive, so none is left.
         let _ = unsafe { (self.library.close_device)(self.raw()) };
     }
 }
@@ -228,13 +233,13 @@ impl Domain {
             | ibv_access_flags::REMOTE_READ;
         let register = self.context.library.reg_mr;
         let start = base.as_ptr().cast();
-        // SAFETY: the domain is open; the caller keeps the memory.
+        // SAFETY: the domain is open; the caller keeps the memory allocated.
         let raw = unsafe { register(self.raw.as_ptr(), start, bytes, access.bits().cast_signed()) };
         let raw = NonNull::new(raw).ok_or_else(|| {
-            let place = Arc::clone(&self.context.name);
-            match Error::last("ibv_reg_mr", &place) {
+            let device = Arc::clone(&self.context.name);
+            match Error::last("ibv_reg_mr", &device) {
                 Error::Verbs { errno, .. } => {
-                    Error::NotLocked { bytes: bytes as u64, place, errno }
+                    Error::NotLocked { bytes: bytes as u64, device, errno }
                 }
                 error => error,
             }
@@ -262,7 +267,7 @@ impl Domain {
             return Err(Error::unavailable(text));
         };
         let (domain, fd, access) = (self.raw.as_ptr(), fd.as_raw_fd(), access.bits().cast_signed());
-        // SAFETY: the domain is open and so is the descriptor; the caller keeps what it names.
+        // SAFETY: the domain and the descriptor are open; the caller keeps the memory allocated.
         let raw = unsafe { register(domain, offset, bytes, address, fd, access) };
         let raw = NonNull::new(raw);
         let raw = raw.ok_or_else(|| Error::last("ibv_reg_dmabuf_mr", &self.context.name))?;
@@ -271,16 +276,17 @@ impl Domain {
 }
 
 impl Domain {
-    /// Returns the error of registering a file that is not a dma-buf; `None` if the library does not support dma-bufs.
+    /// Returns the error of registering an invalid file as a dma-buf; `None` if the library does not support
+    /// dma-bufs.
     pub(crate) fn refuse_dmabuf(&self) -> Option<Errno> {
         let register = self.context.library.reg_dmabuf_mr?;
         let access = ibv_access_flags::LOCAL_WRITE.bits().cast_signed();
-        // SAFETY: the domain is open, and -1 is no file, so that nothing can be registered.
+        // SAFETY: the domain is open, and -1 is no file, so nothing can be registered.
         let registered = unsafe { register(self.raw.as_ptr(), 0, 4096, 0, -1, access) };
         if registered.is_null() {
             return Errno::from_io_error(&std::io::Error::last_os_error());
         }
-        // SAFETY: it was registered right above, and nobody has used it.
+        // SAFETY: it was registered right above and is not used.
         let _ = unsafe { (self.context.library.dereg_mr)(registered) };
         None
     }
@@ -288,7 +294,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: whatever was made in it holds it, so nothing is left.
+        // SAFETY: every object of the domain keeps it alive, so none is left.
         let _ = unsafe { (self.context.library.dealloc_pd)(self.raw.as_ptr()) };
     }
 }
@@ -307,7 +313,7 @@ unsafe impl Sync for Mr {}
 
 impl Mr {
     pub(crate) fn local_key(&self) -> u32 {
-        // SAFETY: it is registered until dropped, and the key never changes.
+        // SAFETY: the region is registered until `self` is dropped, and its keys never change.
         unsafe { (*self.raw.as_ptr()).lkey }
     }
 
@@ -319,7 +325,7 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // SAFETY: it was registered once, and nobody uses it after its owner.
+        // SAFETY: `self` is the only owner of the registration.
         let _ = unsafe { (self.domain.context.library.dereg_mr)(self.raw.as_ptr()) };
     }
 }

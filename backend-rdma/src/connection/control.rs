@@ -1,0 +1,426 @@
+//! Sends requests to a peer's service over TCP, and encodes requests and responses.
+//!
+//! A message is its length in four bytes, followed by that number of bytes. Each request has one response, in
+//! order.
+//!
+//! | request | fields | response |
+//! | --- | --- | --- |
+//! | hello | token of the fabric, rank and number of ranks of the sender | yes, or the reason of the refusal |
+//! | import | generation and fields of a key | yes, or that the memory has been freed |
+//! | open | address of an engine's queue pair, its index and NIC, and the requested method of signals | address of the other end, and the method that is possible |
+//! | close | number of the primary queue pair at the receiver | yes, after it and the other queue pairs of its engine are closed |
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use peerlane_hal::wire::{Reader, Writer};
+use peerlane_hal::{Deadline, Generation, KeyError, Rank, RemoteKey as _};
+use peerlane_toolkit::device::Fault;
+
+use super::address::Address;
+use super::signals::{QpRole, RAILS_MAX};
+use crate::error::Error;
+use crate::key::Key;
+use crate::nic::QpAddress;
+use crate::options::{NICS_MAX, SignalBy};
+
+/// The TCP connection to a peer's service, from `connect` until the last user is dropped.
+#[derive(Debug)]
+pub(crate) struct Control {
+    pub(crate) peer: Rank,
+    /// The location of the peer, for error texts.
+    pub(crate) location: String,
+    /// The number of NICs of the peer.
+    pub(crate) nics: usize,
+    /// `None` after a request without a response, because the next bytes would be that response.
+    stream: Mutex<Option<TcpStream>>,
+}
+
+impl Control {
+    /// Connects to the service at an address as rank `me`.
+    pub(crate) fn open(me: Rank, address: &Address, deadline: Deadline) -> Result<Self, Error> {
+        let peer = address.rank;
+        let location = address.location();
+        let left = deadline.remaining().max(Duration::from_millis(1));
+        let stream = TcpStream::connect_timeout(&address.service, left);
+        let stream =
+            stream.map_err(|error| tcp_error(peer, &location, &error, "answer", deadline))?;
+        // A request is one small packet; the connection works without this, only slower.
+        let _ = stream.set_nodelay(true);
+        let nics = usize::from(address.nics);
+        let control = Self { peer, location, nics, stream: Mutex::new(Some(stream)) };
+        let Address { token, ranks, .. } = *address;
+        match control.call(&Request::Hello { token, rank: me, ranks }, "say hello", deadline)? {
+            Response::Yes => Ok(control),
+            Response::Refused(why) => Err(Fault::PeerLost { peer, how: why }.into()),
+            response => Err(control.unexpected_response(&response)),
+        }
+    }
+
+    /// Asks the peer whether it still has the region that a key names.
+    pub(crate) fn import(&self, key: &Key, deadline: Deadline) -> Result<(), Error> {
+        match self.call(
+            &Request::Import(*key),
+            "answer whether its memory still exists",
+            deadline,
+        )? {
+            Response::Yes => Ok(()),
+            Response::Freed => {
+                Err(Fault::Freed { peer: self.peer, generation: key.generation().0 }.into())
+            }
+            response => Err(self.unexpected_response(&response)),
+        }
+    }
+
+    /// Asks the peer to open the other end of a queue pair.
+    pub(crate) fn open_queue_pair(
+        &self,
+        open: OpenRequest,
+        deadline: Deadline,
+    ) -> Result<(QpAddress, SignalBy), Error> {
+        match self.call(&Request::Open(open), "open a queue pair", deadline)? {
+            Response::Opened { address, signal } => Ok((address, signal)),
+            Response::Refused(why) => {
+                let (peer, location) = (self.peer, &self.location);
+                let how = format!("{location} cannot open a queue pair: {why}");
+                Err(Fault::PeerLost { peer, how }.into())
+            }
+            response => Err(self.unexpected_response(&response)),
+        }
+    }
+
+    /// Asks the peer to close an engine's queue pairs. A peer that has ended has closed them already.
+    pub(crate) fn close_queue_pairs(&self, primary: u32, deadline: Deadline) {
+        let _ = self.call(&Request::Close { primary }, "close a queue pair", deadline);
+    }
+
+    fn unexpected_response(&self, response: &Response) -> Error {
+        let (peer, location) = (self.peer, &self.location);
+        let how = format!("{location} answered {response:?} to another request");
+        Fault::PeerLost { peer, how }.into()
+    }
+
+    /// Sends a request and waits for the response; `what` completes "rank 1 did not ...".
+    fn call(
+        &self,
+        request: &Request,
+        what: &'static str,
+        deadline: Deadline,
+    ) -> Result<Response, Error> {
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(open) = stream.as_mut() else {
+            let how = format!("{} did not answer an earlier request", self.location);
+            return Err(Fault::PeerLost { peer: self.peer, how }.into());
+        };
+        let response = exchange(open, &request.encode(), deadline);
+        let response =
+            response.map_err(|error| tcp_error(self.peer, &self.location, &error, what, deadline));
+        let decoded = response.and_then(|bytes| {
+            Response::decode(&bytes).map_err(|error| {
+                let how = format!("{} sent a malformed response: {error}", self.location);
+                Fault::PeerLost { peer: self.peer, how }.into()
+            })
+        });
+        if decoded.is_err() {
+            *stream = None;
+        }
+        decoded
+    }
+}
+
+/// Sends a message and receives the next one.
+fn exchange(
+    stream: &mut TcpStream,
+    request: &[u8],
+    deadline: Deadline,
+) -> std::io::Result<Vec<u8>> {
+    set_timeouts(stream, deadline)?;
+    stream.write_all(&framed(request))?;
+    let mut length = [0; 4];
+    read_exact(stream, &mut length, deadline)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > FRAME_BYTES_MAX {
+        return Err(std::io::Error::other(format!("it announced a response of {length} bytes")));
+    }
+    let mut response = vec![0; length];
+    read_exact(stream, &mut response, deadline)?;
+    Ok(response)
+}
+
+/// Returns a message with its length prefix.
+pub(super) fn framed(message: &[u8]) -> Vec<u8> {
+    let length = message.len() as u32;
+    [&length.to_le_bytes(), message].concat()
+}
+
+/// Fills the buffer before the deadline.
+fn read_exact(stream: &mut TcpStream, bytes: &mut [u8], deadline: Deadline) -> std::io::Result<()> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        set_timeouts(stream, deadline)?;
+        match stream.read(&mut bytes[filled..]) {
+            Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            Ok(more) => filled += more,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Sets the timeout of the next call to the time until the deadline.
+fn set_timeouts(stream: &TcpStream, deadline: Deadline) -> std::io::Result<()> {
+    // The socket API takes no timeout of zero.
+    let left = Some(deadline.remaining().max(Duration::from_millis(1)));
+    stream.set_read_timeout(left)?;
+    stream.set_write_timeout(left)
+}
+
+/// Converts the error of a TCP call.
+fn tcp_error(
+    peer: Rank,
+    location: &str,
+    error: &std::io::Error,
+    what: &'static str,
+    deadline: Deadline,
+) -> Error {
+    use std::io::ErrorKind;
+    let fault = match error.kind() {
+        ErrorKind::TimedOut | ErrorKind::WouldBlock => {
+            let what = format!("rank {peer} did not {what}");
+            Fault::Timeout { what, timeout: deadline.timeout() }
+        }
+        ErrorKind::UnexpectedEof => {
+            let how = format!("{location} closed the connection instead of answering");
+            Fault::PeerLost { peer, how }
+        }
+        _ => Fault::PeerLost { peer, how: format!("{location}: {error}") },
+    };
+    fault.into()
+}
+
+/// Maximum size of a request or response in bytes.
+pub(super) const FRAME_BYTES_MAX: usize = 4096;
+
+const HELLO: u16 = 1;
+const IMPORT: u16 = 2;
+const OPEN: u16 = 3;
+const CLOSE: u16 = 4;
+
+/// A request of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Request {
+    Hello { token: [u8; 16], rank: Rank, ranks: u32 },
+    Import(Key),
+    Open(OpenRequest),
+    Close { primary: u32 },
+}
+
+/// The request to open a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OpenRequest {
+    pub(crate) address: QpAddress,
+    pub(crate) role: QpRole,
+    /// The index of the NIC at the receiver of the request.
+    pub(crate) nic: u8,
+    pub(crate) signal: Option<SignalBy>,
+}
+
+impl Request {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let writer = Writer::new();
+        match self {
+            Self::Hello { token, rank, ranks } => {
+                writer.u16(HELLO).bytes(token).u32(rank.0).u32(*ranks).finish()
+            }
+            Self::Import(key) => key.write(writer.u16(IMPORT).u64(key.generation.0)).finish(),
+            Self::Open(open) => open.write(writer.u16(OPEN)).finish(),
+            Self::Close { primary } => writer.u16(CLOSE).u32(*primary).finish(),
+        }
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, KeyError> {
+        let mut reader = Reader::new(bytes);
+        Ok(match reader.u16("request")? {
+            HELLO => Self::Hello {
+                token: reader.array("token")?,
+                rank: Rank(reader.u32("rank")?),
+                ranks: reader.u32("number of ranks")?,
+            },
+            IMPORT => {
+                let generation = Generation(reader.u64("generation")?);
+                Self::Import(Key::read(&mut reader, generation)?)
+            }
+            OPEN => Self::Open(OpenRequest::read(&mut reader)?),
+            CLOSE => Self::Close { primary: reader.u32("queue pair")? },
+            found => {
+                let (field, expected) = ("request", "1 to 4");
+                return Err(KeyError::Field { field, found: found.into(), expected });
+            }
+        })
+    }
+}
+
+impl OpenRequest {
+    fn write(&self, writer: Writer) -> Writer {
+        let Self { address, role, nic, signal } = self;
+        // Numbers of queue pairs have 24 bits.
+        let primary = role.primary.unwrap_or(u32::MAX);
+        address
+            .write(writer)
+            .u32(primary)
+            .u16(role.index.into())
+            .u16((*nic).into())
+            .u16(signal_number(*signal))
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self, KeyError> {
+        let address = QpAddress::read(reader)?;
+        let primary =
+            Some(reader.u32("primary queue pair")?).filter(|primary| *primary != u32::MAX);
+        let index = reader.u16("rail")?;
+        let nic = reader.u16("NIC")?;
+        let signal = signal_method(reader.u16("signal method")?)?;
+        let index_max = if primary.is_some() { RAILS_MAX - 1 } else { 0 };
+        if usize::from(index) > index_max || primary.is_some() && index == 0 {
+            let (field, expected) = ("rail", "0 for the primary queue pair, 1 to 7 for the others");
+            return Err(KeyError::Field { field, found: index.into(), expected });
+        }
+        if usize::from(nic) >= NICS_MAX {
+            let (field, expected) = ("NIC", "0 to 3");
+            return Err(KeyError::Field { field, found: nic.into(), expected });
+        }
+        // Both were just checked to be small.
+        let role = QpRole { primary, index: index as u8 };
+        Ok(Self { address, role, nic: nic as u8, signal })
+    }
+}
+
+/// A response to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Response {
+    Yes,
+    /// The memory has been freed.
+    Freed,
+    /// The request was refused, with the reason.
+    Refused(String),
+    Opened {
+        address: QpAddress,
+        signal: SignalBy,
+    },
+}
+
+impl Response {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let writer = Writer::new();
+        match self {
+            Self::Yes => writer.u16(0).finish(),
+            Self::Freed => writer.u16(1).finish(),
+            Self::Refused(why) => {
+                let why = &why.as_bytes()[..why.len().min(FRAME_BYTES_MAX / 2)];
+                writer.u16(2).bytes(why).finish()
+            }
+            Self::Opened { address, signal } => {
+                address.write(writer.u16(3)).u16(signal_number(Some(*signal))).finish()
+            }
+        }
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, KeyError> {
+        let mut reader = Reader::new(bytes);
+        Ok(match reader.u16("response")? {
+            0 => Self::Yes,
+            1 => Self::Freed,
+            2 => Self::Refused(String::from_utf8_lossy(reader.rest()).into_owned()),
+            3 => Self::Opened {
+                address: QpAddress::read(&mut reader)?,
+                signal: signal_method(reader.u16("signal method")?)?.unwrap_or(SignalBy::Message),
+            },
+            found => {
+                let (field, expected) = ("response", "0 to 3");
+                return Err(KeyError::Field { field, found: found.into(), expected });
+            }
+        })
+    }
+}
+
+/// Returns the number of a signal method on the wire.
+fn signal_number(signal: Option<SignalBy>) -> u16 {
+    match signal {
+        None => 0,
+        Some(SignalBy::Message) => 1,
+        Some(SignalBy::Write) => 2,
+    }
+}
+
+/// Returns the signal method of a number on the wire.
+fn signal_method(number: u16) -> Result<Option<SignalBy>, KeyError> {
+    match number {
+        0 => Ok(None),
+        1 => Ok(Some(SignalBy::Message)),
+        2 => Ok(Some(SignalBy::Write)),
+        found => {
+            let (field, expected) = ("signal method", "0 to 2");
+            Err(KeyError::Field { field, found: found.into(), expected })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use peerlane_hal::Role;
+
+    use super::*;
+
+    #[test]
+    fn requests_and_responses_survive_the_wire() {
+        let address = QpAddress { qp_num: 17, psn: 1, gid: [3; 16], lid: 5, mtu: 3, reads: 16 };
+        let key = Key {
+            generation: Generation(5),
+            rank: Rank(1),
+            role: Role::Data,
+            address: 4096,
+            bytes: 77,
+            nics: 1,
+            remote_keys: [8, 0, 0, 0],
+        };
+        let primary = QpRole { primary: None, index: 0 };
+        let open = OpenRequest { address, role: primary, nic: 3, signal: Some(SignalBy::Write) };
+        let other = QpRole { primary: Some(17), index: 7 };
+        let requests = [
+            Request::Hello { token: [7; 16], rank: Rank(3), ranks: 5 },
+            Request::Import(key),
+            Request::Open(open),
+            Request::Open(OpenRequest { role: other, signal: None, ..open }),
+            Request::Close { primary: 3 },
+        ];
+        for request in requests {
+            let bytes = request.encode();
+            assert_eq!(Request::decode(&bytes), Ok(request));
+            for length in 0..bytes.len() {
+                Request::decode(&bytes[..length]).unwrap_err();
+            }
+        }
+        for wrong in [
+            OpenRequest { role: QpRole { primary: None, index: 1 }, ..open },
+            OpenRequest { role: QpRole { primary: Some(17), index: 0 }, ..open },
+            OpenRequest { role: QpRole { primary: Some(17), index: 8 }, ..open },
+            OpenRequest { nic: 4, ..open },
+        ] {
+            Request::decode(&Request::Open(wrong).encode()).unwrap_err();
+        }
+        let responses = [
+            Response::Yes,
+            Response::Freed,
+            Response::Refused("no".into()),
+            Response::Opened { address, signal: SignalBy::Message },
+        ];
+        for response in responses {
+            assert_eq!(Response::decode(&response.encode()), Ok(response));
+        }
+        Request::decode(&[9, 9]).unwrap_err();
+        Response::decode(&[9, 9]).unwrap_err();
+    }
+}

@@ -1,0 +1,301 @@
+//! Receives the signals of peers and stores the flags.
+//!
+//! A peer may not write a flag directly, because not every NIC guarantees that the data of a write arrives in
+//! order. A signal is therefore a message behind the data, on the same queue pair. Its completion here proves
+//! that the data has arrived, and only then this rank stores the flag.
+//!
+//! A message names its flag by registration and word, so a message for freed memory finds nothing. It also
+//! gives the flag a short id that this queue pair knows from then on: if the next value is only a little
+//! larger, it comes as the immediate value of a write, in one request with the last bytes.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Wake;
+
+use ibverbs_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
+use peerlane_hal::Flush;
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::signals::{Message, QpId, QpRole, SignalStreams};
+use crate::error::Error;
+use crate::nic::{MESSAGE_BYTES, Nic};
+use crate::registration::Registration;
+
+/// Maximum number of completions per `ibv_poll_cq`.
+const POLL_BATCH: usize = 32;
+
+/// Receives the signals of all peers and stores the flags.
+#[derive(Debug)]
+pub(crate) struct SignalReceiver {
+    pub(crate) nics: Arc<[Nic]>,
+    state: Mutex<State>,
+    /// The engines whose threads may sleep until a flag changes.
+    sleepers: Mutex<Vec<Weak<WakeupEvent>>>,
+    /// The number of threads that sleep.
+    pub(crate) asleep: AtomicUsize,
+    /// Whether peers write flags without a message. Then no thread may sleep long.
+    pub(crate) direct_writes: AtomicBool,
+    /// The flushes that make received data visible to devices.
+    flushes: Mutex<Vec<Arc<dyn Flush>>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    streams: SignalStreams,
+    completions: Vec<ibv_wc>,
+}
+
+// SAFETY: `ibv_wc` holds numbers only.
+unsafe impl Send for State {}
+
+impl SignalReceiver {
+    pub(crate) fn new(nics: Arc<[Nic]>) -> Self {
+        Self {
+            nics,
+            state: Mutex::default(),
+            sleepers: Mutex::default(),
+            asleep: AtomicUsize::new(0),
+            direct_writes: AtomicBool::new(false),
+            flushes: Mutex::default(),
+        }
+    }
+
+    /// Adds the flags of a registration, which can be signalled from now on.
+    pub(crate) fn add_flags(&self, generation: u64, registration: &Registration) {
+        let (base, count) = (registration.base.cast(), registration.bytes / 8);
+        // SAFETY: the registration's owner calls `remove_flags` before it frees the memory.
+        unsafe { self.state().streams.add_flags(generation, base, count) };
+    }
+
+    /// Removes the flags of a registration that is about to be freed.
+    pub(crate) fn remove_flags(&self, generation: u64) {
+        self.state().streams.remove_flags(generation);
+    }
+
+    /// Adds a flush that runs before every flag is stored.
+    pub(crate) fn add_flush(&self, flush: Arc<dyn Flush>) -> Result<(), Error> {
+        let mut flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.direct_writes.load(Ordering::SeqCst) {
+            return Err(Error::unavailable(
+                "peers already write the flags of this rank directly, but its device memory must be flushed \
+                 before a flag is visible; set `signal` to Message"
+                    .to_owned(),
+            ));
+        }
+        if !flushes.iter().any(|known| Arc::ptr_eq(known, &flush)) {
+            flushes.push(flush);
+        }
+        Ok(())
+    }
+
+    /// Lets peers write flags directly. Refuses if a flush must run before a flag is visible.
+    pub(super) fn allow_direct_writes(&self) -> bool {
+        let flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
+        if !flushes.is_empty() {
+            return false;
+        }
+        // Stored under the lock, so that either `add_flush` sees it, or this call sees the flush.
+        self.direct_writes.store(true, Ordering::SeqCst);
+        drop(flushes);
+        // A thread that sleeps already would not see a flag that is written without a message.
+        self.wake();
+        true
+    }
+
+    /// Makes received data visible to the devices.
+    fn flush(&self) -> Result<(), Error> {
+        let flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
+        flushes.iter().try_for_each(|flush| flush.flush()).map_err(Error::Flush)
+    }
+
+    /// Adds a queue pair on which messages can arrive.
+    pub(super) fn open(&self, qp: QpId, role: QpRole) {
+        self.state().streams.open(qp, role);
+    }
+
+    /// Removes queue pairs, after taking what has arrived on them.
+    pub(super) fn close(&self, queue_pairs: impl Iterator<Item = QpId>) {
+        // An error is returned again to the next caller that polls.
+        let _ = self.poll();
+        let mut state = self.state();
+        queue_pairs.for_each(|qp| state.streams.close(qp));
+    }
+
+    /// Processes all messages that have arrived; returns whether a flag was stored.
+    pub(crate) fn poll(&self) -> Result<bool, Error> {
+        let mut state = self.state();
+        let mut stored = false;
+        for nic in 0..self.nics.len() {
+            stored |= self.poll_nic(&mut state, nic)?;
+        }
+        drop(state);
+        if stored {
+            self.wake();
+        }
+        Ok(stored)
+    }
+
+    /// Processes the messages of one NIC; returns whether a flag was stored.
+    fn poll_nic(&self, state: &mut State, nic_index: usize) -> Result<bool, Error> {
+        let nic = &self.nics[nic_index];
+        let mut stored = false;
+        loop {
+            state.completions.resize(POLL_BATCH, ibv_wc::default());
+            let count = nic.cq.poll(&mut state.completions)?;
+            if count > 0 {
+                self.flush()?;
+            }
+            for index in 0..count {
+                let completion = state.completions[index];
+                stored |= process(&mut state.streams, (nic_index, nic), &completion);
+                // After an error only the `wr_id` of the completion is valid.
+                let is_send = completion.status == ibv_wc_status::SUCCESS
+                    && completion.opcode.0 & ibv_wc_opcode::RECV.0 == 0;
+                if !is_send {
+                    nic.post_receive(completion.wr_id)?;
+                }
+            }
+            if count < POLL_BATCH {
+                return Ok(stored);
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic cannot leave the state half changed: it is consistent after every statement.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an engine whose thread sleeps until a flag changes.
+    pub(crate) fn add_sleeper(&self, wakeup: &Arc<WakeupEvent>) {
+        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        sleepers.retain(|wakeup| wakeup.strong_count() > 0);
+        sleepers.push(Arc::downgrade(wakeup));
+    }
+
+    /// Wakes the sleeping threads after a flag was stored.
+    pub(crate) fn wake(&self) {
+        // Orders the store of the flag before the check for sleepers, which register before they check the
+        // flag.
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        sleepers.iter().filter_map(Weak::upgrade).for_each(|wakeup| wakeup.notify());
+    }
+
+    /// Requests an event at the next arrival on each NIC.
+    pub(crate) fn request_events(&self) -> Result<(), Error> {
+        self.nics.iter().try_for_each(|nic| nic.cq.request_event())
+    }
+
+    /// Takes the events that ended a sleep.
+    pub(crate) fn drain_events(&self) {
+        let state = self.state();
+        self.nics.iter().for_each(|nic| nic.cq.drain_events());
+        drop(state);
+    }
+}
+
+/// Processes one completion and returns whether it stored a flag.
+fn process(streams: &mut SignalStreams, (index, nic): (usize, &Nic), completion: &ibv_wc) -> bool {
+    if completion.status != ibv_wc_status::SUCCESS {
+        return false;
+    }
+    let qp = (index, completion.qp_num);
+    match completion.opcode {
+        ibv_wc_opcode::RECV if completion.byte_len as usize == MESSAGE_BYTES => {
+            streams.message(qp, Message::decode(&nic.message(completion.wr_id)))
+        }
+        ibv_wc_opcode::RECV_RDMA_WITH_IMM => streams.immediate(qp, completion.imm_data),
+        _ => false,
+    }
+}
+
+/// Wakes the thread that sleeps in one engine's `park`, with an event descriptor.
+#[derive(Debug)]
+pub(crate) struct WakeupEvent {
+    event: OwnedFd,
+    /// Whether a thread sleeps or is about to.
+    asleep: AtomicBool,
+    /// Whether the waker was used since the last check.
+    woken: AtomicBool,
+}
+
+impl WakeupEvent {
+    pub(crate) fn new() -> Result<Arc<Self>, Error> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(Error::system("create an event descriptor"))?;
+        let (asleep, woken) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Arc::new(Self { event, asleep, woken }))
+    }
+
+    /// Returns the descriptor, which is readable after a wake-up.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    /// Records whether a thread is about to sleep.
+    pub(crate) fn set_asleep(&self, asleep: bool) {
+        self.asleep.store(asleep, Ordering::SeqCst);
+    }
+
+    /// Wakes the thread if it sleeps.
+    pub(crate) fn notify(&self) {
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            // If the counter is full, the write fails, but the descriptor is readable.
+            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Clears the wake-ups, so that the next sleep can begin.
+    pub(crate) fn clear(&self) {
+        let mut count = [0; 8];
+        // An empty counter is no error.
+        let _ = rustix::io::read(&self.event, &mut count);
+    }
+
+    /// Returns whether the waker was used since the last call.
+    pub(crate) fn take_wakeup(&self) -> bool {
+        // Mostly it was not, and a load is cheaper than a swap.
+        self.woken.load(Ordering::SeqCst) && self.woken.swap(false, Ordering::SeqCst)
+    }
+}
+
+impl Wake for WakeupEvent {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.woken.store(true, Ordering::SeqCst);
+        self.notify();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct NoFlush;
+
+    impl Flush for NoFlush {
+        fn flush(&self) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn direct_writes_of_flags_and_flushes_exclude_each_other() {
+        let receiver = || SignalReceiver::new(Arc::from(Vec::new()));
+        let (written, flushed) = (receiver(), receiver());
+        assert!(written.allow_direct_writes());
+        let error = written.add_flush(Arc::new(NoFlush)).unwrap_err().to_string();
+        assert!(error.ends_with("set `signal` to Message"), "{error}");
+        flushed.add_flush(Arc::new(NoFlush)).unwrap();
+        assert!(!flushed.allow_direct_writes() && !flushed.direct_writes.load(Ordering::SeqCst));
+    }
+}

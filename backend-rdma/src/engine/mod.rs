@@ -1,0 +1,414 @@
+//! Implements the RDMA engine: one completion queue per NIC, and an endpoint for each peer that an op has
+//! named.
+//!
+//! The calling thread posts and completes everything; a thread only opens queue pairs. Puts are writes, gets are
+//! reads, and a signal follows the bytes on the same queue pair. The processor does the self copies, and a
+//! flag of the own rank is stored when all earlier ops are complete.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `connect.rs` | the thread that opens the queue pairs to a peer |
+//! | `endpoint.rs` | the ops for one peer: striping, signals, stall detection |
+//! | `mod.rs` | the engine: tickets, progress, release |
+//! | `ops.rs` | checks of ops against their regions, and the ops for the own rank |
+//! | `park.rs` | sleeping on the completion channels, and the polling before it |
+//! | `rail.rs` | one queue pair: limits, request ids, copies in flight, chains of requests |
+
+mod connect;
+mod endpoint;
+mod ops;
+mod park;
+mod rail;
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use ibverbs_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
+use peerlane_hal::{Caps, CopyEngine, Deadline, Op, Rank, StreamOrdered, Ticket};
+use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::{Poison, TicketCounter};
+
+use connect::{CLOSE_TIMEOUT, ConnectJob};
+use endpoint::Endpoint;
+use ops::{CheckedOp, Loopback, LoopbackOp, LoopbackProgress};
+use park::Parker;
+use rail::{RailLimits, RequestChain, RequestId};
+
+use crate::connection::{Connections, Peer, RAILS_MAX, Resources};
+use crate::error::{Error, VerbsStatus};
+use crate::memory::{Local, Remote};
+use crate::sys::Cq;
+
+/// Maximum number of ops in a slice; a queue holds more.
+const SLICE_OPS_MAX: usize = 1024;
+/// Maximum number of completions per `ibv_poll_cq`.
+const POLL_BATCH: usize = 32;
+/// Number of `completed` calls between two stall checks. A caller that drives the engine polls at least a
+/// hundred times a second.
+const POLLS_PER_STALL_CHECK: u32 = 64;
+
+/// An in-order queue of ops over RDMA, driven by its caller.
+#[derive(Debug)]
+pub struct Engine {
+    // Declared first, so that they are dropped before the completion queues and the connections.
+    /// The endpoint of each rank that an op has named.
+    endpoints: Vec<Option<Endpoint>>,
+    loopback: Loopback,
+    caps: Caps,
+    /// Maximum number of queued ops.
+    queue_ops: usize,
+    limits: RailLimits,
+    tickets: TicketCounter,
+    poison: Poison<Error>,
+    released: bool,
+    /// Number of ops submitted so far.
+    order: u64,
+    /// The ops of the slice that is being submitted.
+    checked: Vec<CheckedOp>,
+    /// One chain per rail of the endpoint that is being posted to.
+    chains: Vec<RequestChain>,
+    loopback_progress: LoopbackProgress,
+    completions: Vec<ibv_wc>,
+    parker: Parker,
+    /// Number of `completed` calls since the last stall check.
+    polls: u32,
+    /// One completion queue per NIC.
+    cqs: Arc<[Arc<Cq>]>,
+    connections: Arc<Connections>,
+}
+
+impl Engine {
+    /// Creates an engine that reaches every connected peer.
+    pub(crate) fn open(connections: &Arc<Connections>) -> Result<Self, Error> {
+        let resources = &connections.resources;
+        resources.check()?;
+        let options = &resources.options;
+        let queue_pairs = connections.queue_pairs_per_nic();
+        let limits = rail_limits(resources, queue_pairs)?;
+        let cqes = limits.requests.saturating_mul(queue_pairs);
+        let cqs =
+            resources.nics.iter().map(|nic| Cq::create(&nic.port.context, cqes).map(Arc::new));
+        let cqs: Arc<[Arc<Cq>]> = cqs.collect::<Result<_, _>>()?;
+        let queue_ops = options.queue_ops;
+        let caps = Caps {
+            kind: "queue pairs",
+            queued_wait: false,
+            polled: true,
+            flags_batched: false,
+            slice_ops_max: SLICE_OPS_MAX.min(queue_ops),
+            piece_bytes_max: limits.piece_bytes,
+            put_align_bytes: 1,
+        };
+        Ok(Self {
+            endpoints: (0..resources.ranks).map(|_| None).collect(),
+            loopback: Loopback::default(),
+            caps,
+            queue_ops,
+            limits,
+            tickets: TicketCounter::with_capacity(queue_ops),
+            poison: Poison::new(),
+            released: false,
+            order: 0,
+            checked: Vec::with_capacity(caps.slice_ops_max),
+            chains: (0..RAILS_MAX).map(|_| RequestChain::new()).collect(),
+            loopback_progress: LoopbackProgress::default(),
+            completions: vec![ibv_wc::default(); POLL_BATCH],
+            parker: Parker::new(&resources.receiver, options.spin)?,
+            polls: 0,
+            cqs,
+            connections: Arc::clone(connections),
+        })
+    }
+
+    /// Creates the endpoint of a peer unless it exists; its queue pairs open in the background.
+    fn open_endpoint(&mut self, peer: Rank) -> Result<(), Error> {
+        if self.endpoints[peer.index()].is_some() {
+            return Ok(());
+        }
+        let Peer::Other(control) = self.connections.peer(peer)? else {
+            return Err(Fault::NotConnected { peer }.into());
+        };
+        let job = ConnectJob {
+            resources: Arc::clone(&self.connections.resources),
+            control,
+            cqs: Arc::clone(&self.cqs),
+            limits: self.limits,
+            wakeup: self.parker.wakeup(),
+        };
+        self.endpoints[peer.index()] = Some(Endpoint::open(job)?);
+        Ok(())
+    }
+
+    /// Queues a checked slice and posts what the limits allow.
+    fn enqueue(&mut self) -> Result<Ticket, Error> {
+        for index in 0..self.checked.len() {
+            if let CheckedOp::Peer(peer, _) = self.checked[index] {
+                self.open_endpoint(peer)?;
+            }
+        }
+        let ticket = Ticket(self.tickets.last().0 + 1);
+        // Number of completions that end the ticket: one per loopback op, and one per endpoint.
+        let mut pending = 0_u32;
+        for op in self.checked.drain(..) {
+            self.order += 1;
+            match op {
+                CheckedOp::Empty => {}
+                CheckedOp::Loopback(op) => {
+                    // A flag of the own rank is stored after all earlier ops, so their completions are
+                    // needed.
+                    if matches!(op, LoopbackOp::Store { .. }) {
+                        self.endpoints.iter_mut().flatten().for_each(Endpoint::signal_last);
+                    }
+                    self.loopback.push(ticket, self.order, op);
+                    pending += 1;
+                }
+                CheckedOp::Peer(peer, op) => {
+                    let endpoint = self.endpoints[peer.index()].as_mut();
+                    endpoint.expect("it was just opened").push(ticket, self.order, op);
+                }
+            }
+        }
+        for endpoint in self.endpoints.iter_mut().flatten() {
+            pending += u32::from(endpoint.end_slice(ticket));
+        }
+        let issued = self.tickets.issue(pending);
+        debug_assert_eq!(issued, ticket);
+        self.parker.record_progress(self.connections.receiver());
+        self.progress()?;
+        Ok(ticket)
+    }
+
+    /// Posts what the limits allow and runs the loopback ops.
+    fn progress(&mut self) -> Result<(), Error> {
+        for endpoint in self.endpoints.iter_mut().flatten() {
+            if endpoint.has_work() {
+                endpoint.post_queued(&mut self.chains)?;
+            }
+        }
+        if self.loopback.len() > 0 {
+            let endpoints = &self.endpoints;
+            self.loopback.run(&mut self.loopback_progress, |order| {
+                endpoints.iter().flatten().all(|endpoint| endpoint.is_complete(order))
+            });
+            for ticket in self.loopback_progress.tickets.drain(..) {
+                self.tickets.finish_op(ticket);
+            }
+            if std::mem::take(&mut self.loopback_progress.stored) {
+                self.connections.receiver().wake();
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes completions and arrived signals.
+    fn poll_completions(&mut self) -> Result<(), Error> {
+        self.connections.resources.check()?;
+        let mut progressed = self.connections.receiver().poll()?;
+        for nic in 0..self.cqs.len() {
+            loop {
+                let count = self.cqs[nic].poll(&mut self.completions)?;
+                progressed |= count > 0;
+                for index in 0..count {
+                    let completion = self.completions[index];
+                    self.complete(nic, &completion)?;
+                }
+                if count < POLL_BATCH {
+                    break;
+                }
+            }
+        }
+        if progressed {
+            self.parker.record_progress(self.connections.receiver());
+        }
+        Ok(())
+    }
+
+    /// Handles one completion; `nic` is the index of the completion queue.
+    fn complete(&mut self, nic: usize, completion: &ibv_wc) -> Result<(), Error> {
+        let RequestId { peer, rail, sequence } = RequestId::decode(completion.wr_id);
+        let Some(endpoint) = self.endpoints.get_mut(peer).and_then(Option::as_mut) else {
+            return Ok(());
+        };
+        if completion.status != ibv_wc_status::SUCCESS && !self.released {
+            let is_read = completion.opcode == ibv_wc_opcode::RDMA_READ;
+            let nic = &self.connections.nics()[nic];
+            let context = &nic.port.context;
+            return Err(Error::Completion {
+                what: if is_read { "a get from" } else { "a put or signal to" },
+                peer: endpoint.control.peer,
+                address: endpoint.control.location.clone(),
+                device: Arc::clone(&context.name),
+                status: VerbsStatus {
+                    code: completion.status.0,
+                    text: context.status_text(completion.status),
+                    vendor: completion.vendor_err,
+                },
+                port_warning: nic.port_warning(),
+            });
+        }
+        let (tickets, released) = (&mut self.tickets, self.released);
+        endpoint.complete((rail, sequence), |ticket| {
+            if !released {
+                tickets.finish_op(ticket);
+            }
+        });
+        Ok(())
+    }
+
+    /// Completes every ticket of a released engine once no request is in flight.
+    fn finish_release(&mut self) {
+        if self.released && self.endpoints.iter().flatten().all(Endpoint::is_drained) {
+            self.tickets.finish_all();
+        }
+    }
+
+    /// Returns the time left until a peer without progress counts as lost.
+    fn stall_time_left(&mut self) -> Result<Duration, Error> {
+        let mut least = Duration::MAX;
+        if !self.released {
+            let now = Instant::now();
+            let limit = self.connections.resources.options.stall_timeout;
+            for endpoint in self.endpoints.iter_mut().flatten() {
+                let left = endpoint.stall_time_left(now, limit)?;
+                least = least.min(left.unwrap_or(Duration::MAX));
+            }
+        }
+        Ok(least)
+    }
+
+    /// Checks for a stall every [`POLLS_PER_STALL_CHECK`] calls: a thread that drives several engines may
+    /// never park on this one.
+    fn check_stalls(&mut self) -> Result<(), Error> {
+        self.polls = (self.polls + 1) % POLLS_PER_STALL_CHECK;
+        if self.polls == 0 {
+            self.stall_time_left()?;
+        }
+        Ok(())
+    }
+
+    /// Returns the number of ops that wait to be posted or run.
+    fn queued(&self) -> usize {
+        self.loopback.len() + self.endpoints.iter().flatten().map(Endpoint::queued).sum::<usize>()
+    }
+}
+
+/// Returns the limits of a rail that the options and all NICs allow.
+///
+/// # Errors
+/// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): a completion queue of a NIC is too small.
+fn rail_limits(resources: &Resources, queue_pairs: u32) -> Result<RailLimits, Error> {
+    let options = &resources.options;
+    let mut limits = RailLimits {
+        requests: options.requests_max,
+        bytes: options.posted_bytes_max,
+        piece_bytes: options.piece_bytes_max,
+    };
+    for nic in &*resources.nics {
+        let device = &nic.port.limits;
+        // A queue pair in error completes every request, so the completion queue needs room for all of them.
+        let requests_max = device.max_cqe.max(1).cast_unsigned() / queue_pairs;
+        let requests_max = requests_max.min(device.max_qp_wr.max(1).cast_unsigned());
+        if requests_max < 8 {
+            let (name, cqe) = (&nic.port.context.name, device.max_cqe);
+            return Err(Error::unavailable(format!(
+                "a completion queue of {name} holds {cqe} completions, too few for {queue_pairs} \
+                 queue pairs"
+            )));
+        }
+        limits.requests = limits.requests.min(requests_max);
+        limits.piece_bytes = limits.piece_bytes.min(nic.port.message_bytes_max.max(1).into());
+    }
+    Ok(limits)
+}
+
+impl CopyEngine for Engine {
+    type Error = Error;
+    type Local = Local;
+    type Remote = Remote;
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    unsafe fn submit(&mut self, ops: &[Op<'_, Local, Remote>]) -> Result<Ticket, Error> {
+        self.poison.check()?;
+        if self.released {
+            return Err(Fault::Released.into());
+        }
+        let slice_ops_max = self.caps.slice_ops_max;
+        if ops.len() > slice_ops_max {
+            return Err(Error::argument(format!(
+                "a slice has {} ops, expected at most slice_ops_max = {slice_ops_max}",
+                ops.len()
+            )));
+        }
+        let (queued, room) = (self.queued(), self.queue_ops);
+        // Slices without ops use tickets too, so open tickets have the limit of ops.
+        if queued + ops.len() > room || self.tickets.open() >= room {
+            return Err(Error::QueueFull { queued, room, requested: ops.len() });
+        }
+        self.checked.clear();
+        for op in ops {
+            self.checked.push(ops::check(op)?);
+        }
+        let ticket = self.enqueue();
+        self.poison.keep(ticket)
+    }
+
+    fn completed(&mut self) -> Result<Ticket, Error> {
+        self.poison.check()?;
+        let result = self.poll_completions().and_then(|()| self.progress());
+        let result = result.and_then(|()| self.check_stalls());
+        self.poison.keep(result)?;
+        self.finish_release();
+        Ok(self.tickets.completed())
+    }
+
+    fn park(&mut self, limit: Duration) -> Result<(), Error> {
+        self.poison.check()?;
+        if self.is_busy() {
+            return Ok(());
+        }
+        // Only a park that sleeps needs the limit; the others are polls.
+        let stall_limit =
+            if self.parker.is_announced() { self.stall_time_left() } else { Ok(Duration::MAX) };
+        let parked = stall_limit.and_then(|stall_limit| {
+            let limit = limit.min(stall_limit);
+            self.parker.park(self.connections.receiver(), &self.cqs, limit)
+        });
+        self.poison.keep(parked)
+    }
+
+    fn is_busy(&self) -> bool {
+        self.loopback.is_copying()
+    }
+
+    fn waker(&self) -> Waker {
+        self.parker.waker()
+    }
+
+    fn release(&mut self) -> Result<(), Error> {
+        self.poison.check()?;
+        if !self.released {
+            self.released = true;
+            self.loopback.clear();
+            self.endpoints.iter_mut().flatten().for_each(Endpoint::fail);
+        }
+        self.finish_release();
+        Ok(())
+    }
+
+    fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>> {
+        None
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.parker.record_progress(self.connections.receiver());
+        let deadline = Deadline::after(CLOSE_TIMEOUT);
+        // The endpoints close when they are dropped, right after this.
+        self.endpoints.iter_mut().flatten().for_each(|endpoint| endpoint.close_by(deadline));
+    }
+}
