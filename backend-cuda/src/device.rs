@@ -10,7 +10,8 @@ use std::ffi::{CStr, c_char, c_int};
 use std::sync::Arc;
 
 use peerlane_hal::LinkKind;
-use peerlane_toolkit::device::{DeviceContext, Fault};
+use peerlane_toolkit::Fault;
+use peerlane_toolkit::device::DeviceContext;
 use peerlane_toolkit::regions::{Physical, Plain};
 
 use crate::error::Error;

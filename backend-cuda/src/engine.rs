@@ -20,9 +20,10 @@ use std::task::Waker;
 use std::time::Duration;
 
 use peerlane_hal::{Caps, CopyEngine, Op, StreamOrdered, Ticket};
+use peerlane_toolkit::Fault;
 use peerlane_toolkit::device::{
     Batching, CaptureState, CopyBatch, CopyCalls, CopyKind, DevicePtr, EventHandle, ExecHandle,
-    Fault, GraphCalls, GraphHandle, StreamCalls, StreamHandle, WordCalls,
+    GraphCalls, GraphHandle, StreamCalls, StreamHandle, WordCalls,
 };
 use peerlane_toolkit::streams::{self, ProbeCache, StreamDevice, StreamLimits};
 pub(crate) use peerlane_toolkit::streams::{EngineSetup, probe_signal};

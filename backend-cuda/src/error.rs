@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use peerlane_hal::ErrorKind;
-use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::Fault;
 
 use crate::sys::{self, CUresult, Driver};
 

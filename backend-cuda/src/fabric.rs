@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use peerlane_hal::ErrorKind;
-use peerlane_toolkit::device::{DevicePtr, Fault};
+use peerlane_toolkit::Fault;
+use peerlane_toolkit::device::DevicePtr;
 use peerlane_toolkit::peers::{
     self, DeviceId, EngineRequest, PeerDevice, PeerOptions, Reachability,
 };

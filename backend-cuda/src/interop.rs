@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream, CudaViewMut, DevicePtr as _};
 use peerlane_hal::{PeerMemory as _, Region as _, Role};
-use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::Fault;
 
 use crate::error::Error;
 use crate::memory::{Local, Memory};

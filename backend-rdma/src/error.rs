@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ibverbs_sys::{LoadError, ibv_wc_status};
 use peerlane_hal::wire::Truncated;
 use peerlane_hal::{ErrorKind, Rank};
-use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::Fault;
 use peerlane_toolkit::mapping::MappingError;
 use rustix::io::Errno;
 
@@ -91,16 +91,6 @@ pub enum Error {
     /// Received data cannot be made visible to the device.
     #[error("received data is not visible to the device: {0}")]
     Flush(String),
-    /// The queue has no room for the slice.
-    #[error("the queue holds {queued} of {room} ops, {requested} more do not fit now")]
-    QueueFull {
-        /// Ops in the queue.
-        queued: usize,
-        /// Ops that fit.
-        room: usize,
-        /// Ops in the slice.
-        requested: usize,
-    },
     /// An error that all backends share.
     #[error(transparent)]
     Fault(#[from] Fault),
@@ -232,7 +222,6 @@ impl peerlane_hal::Error for Error {
                 Errno::FAULT | Errno::INVAL => ErrorKind::InvalidArgument,
                 _ => ErrorKind::Other,
             },
-            Self::QueueFull { .. } => ErrorKind::QueueFull,
             Self::Fault(fault) => fault.kind(),
         }
     }

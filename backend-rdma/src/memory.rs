@@ -9,7 +9,8 @@ use peerlane_hal::{
     BackendId, Deadline, DmaBuf, DynRegion, Flush, Generation, PeerMemory, Rank, Region,
     RemoteKey as _, Role, Space,
 };
-use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::Fault;
+use peerlane_toolkit::RegionBounds;
 use peerlane_toolkit::handover::{self, Entry};
 use peerlane_toolkit::mapping::Mapping;
 
@@ -110,6 +111,26 @@ impl Region for Local {
 
     fn flush(&self) -> Option<Arc<dyn Flush>> {
         self.registration.device_region()?.flush()
+    }
+}
+
+impl RegionBounds for Local {
+    fn bytes(&self) -> u64 {
+        Region::bytes(self)
+    }
+
+    fn role(&self) -> Role {
+        self.registration().role
+    }
+}
+
+impl RegionBounds for Remote {
+    fn bytes(&self) -> u64 {
+        self.key.bytes
+    }
+
+    fn role(&self) -> Role {
+        self.key.role
     }
 }
 

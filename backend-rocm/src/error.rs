@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use peerlane_hal::ErrorKind;
-use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::Fault;
 use rocm_library::LoadError;
 
 use crate::device::why_no_gpu;

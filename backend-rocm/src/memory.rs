@@ -35,8 +35,9 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
 use peerlane_hal::{DmaBuf, Flush};
+use peerlane_toolkit::Fault;
 use peerlane_toolkit::device::{
-    DeviceContext as _, DevicePtr, Extent, Fault, FreeBytes, IpcCalls, IpcHandle, MemoryCalls,
+    DeviceContext as _, DevicePtr, Extent, FreeBytes, IpcCalls, IpcHandle, MemoryCalls,
     MemoryHandle, VirtualCalls,
 };
 use peerlane_toolkit::regions::{self, Pointee, RegionDevice};

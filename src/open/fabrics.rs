@@ -46,7 +46,7 @@ impl FabricOptions {
         match backend {
             #[cfg(feature = "host")]
             Backend::Host => {
-                let fabric = peerlane_host::Fabric::open_with(rank, ranks, self.host.clone())?;
+                let fabric = peerlane_host::Fabric::open_with(rank, ranks, self.host)?;
                 Ok(DynFabric::new(fabric))
             }
             #[cfg(feature = "cuda")]
@@ -86,7 +86,7 @@ impl FabricOptions {
         if let (Backend::Host, Some(first)) =
             (backend, first.downcast_ref::<peerlane_host::Fabric>())
         {
-            return Ok(DynFabric::new(first.second(self.host.clone())?));
+            return Ok(DynFabric::new(first.second(self.host)?));
         }
         let _ = first;
         self.open(backend, rank, ranks)

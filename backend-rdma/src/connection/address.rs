@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use peerlane_hal::wire::{Reader, Writer, checksum};
 use peerlane_hal::{BackendId, Rank};
-use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::Fault;
 
 use crate::error::Error;
 use crate::options::NICS_MAX;

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{Deadline, Generation, KeyError, Rank, RemoteKey as _};
-use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::Fault;
 
 use super::address::Address;
 use super::signals::{QpRole, RAILS_MAX};

@@ -23,7 +23,7 @@ mod signals;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use peerlane_hal::Rank;
-use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::Fault;
 
 use crate::error::Error;
 use crate::nic::Nic;

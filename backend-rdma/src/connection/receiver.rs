@@ -11,10 +11,10 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::Wake;
 
 use ibverbs_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
 use peerlane_hal::Flush;
+use peerlane_toolkit::Unpark;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::signals::{Message, QpId, QpRole, SignalStreams};
@@ -220,16 +220,13 @@ pub(crate) struct WakeupEvent {
     event: OwnedFd,
     /// Whether a thread sleeps or is about to.
     asleep: AtomicBool,
-    /// Whether the waker was used since the last check.
-    woken: AtomicBool,
 }
 
 impl WakeupEvent {
     pub(crate) fn new() -> Result<Arc<Self>, Error> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(Error::system("create an event descriptor"))?;
-        let (asleep, woken) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Arc::new(Self { event, asleep, woken }))
+        Ok(Arc::new(Self { event, asleep: AtomicBool::new(false) }))
     }
 
     /// Returns the descriptor, which is readable after a wake-up.
@@ -256,21 +253,10 @@ impl WakeupEvent {
         // An empty counter is no error.
         let _ = rustix::io::read(&self.event, &mut count);
     }
-
-    /// Returns whether the waker was used since the last call.
-    pub(crate) fn take_wakeup(&self) -> bool {
-        // Mostly it was not, and a load is cheaper than a swap.
-        self.woken.load(Ordering::SeqCst) && self.woken.swap(false, Ordering::SeqCst)
-    }
 }
 
-impl Wake for WakeupEvent {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.woken.store(true, Ordering::SeqCst);
+impl Unpark for WakeupEvent {
+    fn unpark(&self) {
         self.notify();
     }
 }

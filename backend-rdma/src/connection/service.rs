@@ -8,7 +8,6 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::Wake;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -117,7 +116,7 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         self.stopped.store(true, Ordering::SeqCst);
-        self.stop.wake_by_ref();
+        self.stop.notify();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ibverbs_sys::{ibv_device_attr, ibv_mtu, ibv_port_attr};
-use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::Fault;
 
 use super::{Device, Gid, GidKind, LinkLayer, Port, describe};
 use crate::error::Error;

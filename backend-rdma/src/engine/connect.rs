@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, Rank};
-use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::Fault;
 use peerlane_toolkit::mapping::Mapping;
 
 use super::rail::{Rail, RailLimits};

@@ -14,7 +14,7 @@ use ibverbs_sys::{
     ibv_send_flags, ibv_send_rdma, ibv_send_target, ibv_send_wr, ibv_sge, ibv_wr_opcode,
 };
 use peerlane_hal::{Deadline, Ticket};
-use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::Fault;
 
 use super::connect::{ConnectJob, Connected, Connecting};
 use super::ops::{CopySpan, FlagSignal, PeerOp};

@@ -10,7 +10,7 @@
 //! | `connect.rs` | the thread that opens the queue pairs to a peer |
 //! | `endpoint.rs` | the ops for one peer: striping, signals, stall detection |
 //! | `mod.rs` | the engine: tickets, progress, release |
-//! | `ops.rs` | checks of ops against their regions, and the ops for the own rank |
+//! | `ops.rs` | the addresses of ops, and the ops for the own rank |
 //! | `park.rs` | sleeping on the completion channels, and the polling before it |
 //! | `rail.rs` | one queue pair: limits, request ids, copies in flight, chains of requests |
 
@@ -26,13 +26,12 @@ use std::time::{Duration, Instant};
 
 use ibverbs_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
 use peerlane_hal::{Caps, CopyEngine, Deadline, Op, Rank, StreamOrdered, Ticket};
-use peerlane_toolkit::device::Fault;
-use peerlane_toolkit::{Poison, TicketCounter};
+use peerlane_toolkit::{EngineState, Fault, TicketCounter};
 
 use connect::{CLOSE_TIMEOUT, ConnectJob};
 use endpoint::Endpoint;
-use ops::{CheckedOp, Loopback, LoopbackOp, LoopbackProgress};
-use park::Parker;
+use ops::{Loopback, LoopbackOp, LoopbackProgress, ResolvedOp};
+use park::EventParker;
 use rail::{RailLimits, RequestChain, RequestId};
 
 use crate::connection::{Connections, Peer, RAILS_MAX, Resources};
@@ -55,22 +54,19 @@ pub struct Engine {
     /// The endpoint of each rank that an op has named.
     endpoints: Vec<Option<Endpoint>>,
     loopback: Loopback,
-    caps: Caps,
-    /// Maximum number of queued ops.
-    queue_ops: usize,
+    /// Abilities, first error and release.
+    state: EngineState<Error>,
     limits: RailLimits,
     tickets: TicketCounter,
-    poison: Poison<Error>,
-    released: bool,
     /// Number of ops submitted so far.
     order: u64,
     /// The ops of the slice that is being submitted.
-    checked: Vec<CheckedOp>,
+    resolved: Vec<ResolvedOp>,
     /// One chain per rail of the endpoint that is being posted to.
     chains: Vec<RequestChain>,
     loopback_progress: LoopbackProgress,
     completions: Vec<ibv_wc>,
-    parker: Parker,
+    parker: EventParker,
     /// Number of `completed` calls since the last stall check.
     polls: u32,
     /// One completion queue per NIC.
@@ -103,18 +99,15 @@ impl Engine {
         Ok(Self {
             endpoints: (0..resources.ranks).map(|_| None).collect(),
             loopback: Loopback::default(),
-            caps,
-            queue_ops,
+            state: EngineState::new(caps),
             limits,
             tickets: TicketCounter::with_capacity(queue_ops),
-            poison: Poison::new(),
-            released: false,
             order: 0,
-            checked: Vec::with_capacity(caps.slice_ops_max),
+            resolved: Vec::with_capacity(caps.slice_ops_max),
             chains: (0..RAILS_MAX).map(|_| RequestChain::new()).collect(),
             loopback_progress: LoopbackProgress::default(),
             completions: vec![ibv_wc::default(); POLL_BATCH],
-            parker: Parker::new(&resources.receiver, options.spin)?,
+            parker: EventParker::new(&resources.receiver, options.spin)?,
             polls: 0,
             cqs,
             connections: Arc::clone(connections),
@@ -142,19 +135,19 @@ impl Engine {
 
     /// Queues a checked slice and posts what the limits allow.
     fn enqueue(&mut self) -> Result<Ticket, Error> {
-        for index in 0..self.checked.len() {
-            if let CheckedOp::Peer(peer, _) = self.checked[index] {
+        for index in 0..self.resolved.len() {
+            if let ResolvedOp::Peer(peer, _) = self.resolved[index] {
                 self.open_endpoint(peer)?;
             }
         }
         let ticket = Ticket(self.tickets.last().0 + 1);
         // Number of completions that end the ticket: one per loopback op, and one per endpoint.
         let mut pending = 0_u32;
-        for op in self.checked.drain(..) {
+        for op in self.resolved.drain(..) {
             self.order += 1;
             match op {
-                CheckedOp::Empty => {}
-                CheckedOp::Loopback(op) => {
+                ResolvedOp::Empty => {}
+                ResolvedOp::Loopback(op) => {
                     // A flag of the own rank is stored after all earlier ops, so their completions are
                     // needed.
                     if matches!(op, LoopbackOp::Store { .. }) {
@@ -163,7 +156,7 @@ impl Engine {
                     self.loopback.push(ticket, self.order, op);
                     pending += 1;
                 }
-                CheckedOp::Peer(peer, op) => {
+                ResolvedOp::Peer(peer, op) => {
                     let endpoint = self.endpoints[peer.index()].as_mut();
                     endpoint.expect("it was just opened").push(ticket, self.order, op);
                 }
@@ -230,7 +223,7 @@ impl Engine {
         let Some(endpoint) = self.endpoints.get_mut(peer).and_then(Option::as_mut) else {
             return Ok(());
         };
-        if completion.status != ibv_wc_status::SUCCESS && !self.released {
+        if completion.status != ibv_wc_status::SUCCESS && !self.state.is_released() {
             let is_read = completion.opcode == ibv_wc_opcode::RDMA_READ;
             let nic = &self.connections.nics()[nic];
             let context = &nic.port.context;
@@ -247,7 +240,7 @@ impl Engine {
                 port_warning: nic.port_warning(),
             });
         }
-        let (tickets, released) = (&mut self.tickets, self.released);
+        let (tickets, released) = (&mut self.tickets, self.state.is_released());
         endpoint.complete((rail, sequence), |ticket| {
             if !released {
                 tickets.finish_op(ticket);
@@ -258,7 +251,7 @@ impl Engine {
 
     /// Completes every ticket of a released engine once no request is in flight.
     fn finish_release(&mut self) {
-        if self.released && self.endpoints.iter().flatten().all(Endpoint::is_drained) {
+        if self.state.is_released() && self.endpoints.iter().flatten().all(Endpoint::is_drained) {
             self.tickets.finish_all();
         }
     }
@@ -266,7 +259,7 @@ impl Engine {
     /// Returns the time left until a peer without progress counts as lost.
     fn stall_time_left(&mut self) -> Result<Duration, Error> {
         let mut least = Duration::MAX;
-        if !self.released {
+        if !self.state.is_released() {
             let now = Instant::now();
             let limit = self.connections.resources.options.stall_timeout;
             for endpoint in self.endpoints.iter_mut().flatten() {
@@ -328,45 +321,31 @@ impl CopyEngine for Engine {
     type Remote = Remote;
 
     fn caps(&self) -> &Caps {
-        &self.caps
+        self.state.caps()
     }
 
     unsafe fn submit(&mut self, ops: &[Op<'_, Local, Remote>]) -> Result<Ticket, Error> {
-        self.poison.check()?;
-        if self.released {
-            return Err(Fault::Released.into());
-        }
-        let slice_ops_max = self.caps.slice_ops_max;
-        if ops.len() > slice_ops_max {
-            return Err(Error::argument(format!(
-                "a slice has {} ops, expected at most slice_ops_max = {slice_ops_max}",
-                ops.len()
-            )));
-        }
-        let (queued, room) = (self.queued(), self.queue_ops);
-        // Slices without ops use tickets too, so open tickets have the limit of ops.
-        if queued + ops.len() > room || self.tickets.open() >= room {
-            return Err(Error::QueueFull { queued, room, requested: ops.len() });
-        }
-        self.checked.clear();
+        self.state.check_slice(ops)?;
+        self.tickets.check_room(self.queued(), ops.len())?;
+        self.resolved.clear();
         for op in ops {
-            self.checked.push(ops::check(op)?);
+            self.resolved.push(ops::resolve(op)?);
         }
         let ticket = self.enqueue();
-        self.poison.keep(ticket)
+        self.state.keep(ticket)
     }
 
     fn completed(&mut self) -> Result<Ticket, Error> {
-        self.poison.check()?;
+        self.state.check()?;
         let result = self.poll_completions().and_then(|()| self.progress());
         let result = result.and_then(|()| self.check_stalls());
-        self.poison.keep(result)?;
+        self.state.keep(result)?;
         self.finish_release();
         Ok(self.tickets.completed())
     }
 
     fn park(&mut self, limit: Duration) -> Result<(), Error> {
-        self.poison.check()?;
+        self.state.check()?;
         if self.is_busy() {
             return Ok(());
         }
@@ -377,7 +356,7 @@ impl CopyEngine for Engine {
             let limit = limit.min(stall_limit);
             self.parker.park(self.connections.receiver(), &self.cqs, limit)
         });
-        self.poison.keep(parked)
+        self.state.keep(parked)
     }
 
     fn is_busy(&self) -> bool {
@@ -389,9 +368,8 @@ impl CopyEngine for Engine {
     }
 
     fn release(&mut self) -> Result<(), Error> {
-        self.poison.check()?;
-        if !self.released {
-            self.released = true;
+        self.state.check()?;
+        if self.state.release() {
             self.loopback.clear();
             self.endpoints.iter_mut().flatten().for_each(Endpoint::fail);
         }

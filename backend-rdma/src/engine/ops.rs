@@ -1,4 +1,4 @@
-//! Checks ops against their regions, and runs those for the own rank.
+//! Computes the addresses of ops, and runs the ops for the own rank.
 //!
 //! The processor does copies to the own rank. A flag of the own rank is stored when all earlier ops of the
 //! engine are complete.
@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use peerlane_hal::{Op, Rank, Region as _, Role, Ticket};
+use peerlane_hal::{Op, Rank, Region as _, Ticket};
 
 use crate::connection::FlagWord;
 use crate::error::Error;
@@ -18,9 +18,9 @@ const WORD_BYTES: u64 = size_of::<u64>() as u64;
 /// Maximum number of bytes that one call copies, so that it does not block for long.
 const CALL_BYTES_MAX: usize = 4 << 20;
 
-/// An op whose ranges were checked, with its addresses.
+/// A checked op with its addresses.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum CheckedOp {
+pub(super) enum ResolvedOp {
     /// A copy of zero bytes.
     Empty,
     /// An op on memory of this rank.
@@ -70,49 +70,31 @@ pub(super) struct FlagSignal {
     pub(super) key: u32,
 }
 
-/// Checks an op and computes its addresses.
-pub(super) fn check(op: &Op<'_, Local, Remote>) -> Result<CheckedOp, Error> {
+/// Computes the addresses of a checked op.
+pub(super) fn resolve(op: &Op<'_, Local, Remote>) -> Result<ResolvedOp, Error> {
     match *op {
         Op::Put { dst, src, bytes } => {
-            check_range("put destination", dst.offset, bytes, dst.region.key.bytes)?;
-            check_range("put source", src.offset, bytes, src.region.bytes())?;
-            let local = (src.region, src.offset);
-            copy(local, (dst.region, dst.offset), bytes, Direction::Put)
+            copy((src.region, src.offset), (dst.region, dst.offset), bytes, Direction::Put)
         }
         Op::Get { dst, src, bytes } => {
-            check_range("get destination", dst.offset, bytes, dst.region.bytes())?;
-            check_range("get source", src.offset, bytes, src.region.key.bytes)?;
-            let local = (dst.region, dst.offset);
-            copy(local, (src.region, src.offset), bytes, Direction::Get)
+            copy((dst.region, dst.offset), (src.region, src.offset), bytes, Direction::Get)
         }
         Op::Signal { flag, value } => {
-            let key = &flag.region.key;
-            if key.role == Role::Data {
-                return Err(Error::argument(
-                    "the signalled flag lies in a region registered as Data, expected Flags"
-                        .to_owned(),
-                ));
-            }
-            // A saturated offset is out of bounds and is refused.
-            let offset = flag.word.saturating_mul(WORD_BYTES);
-            check_range("signalled flag", offset, WORD_BYTES, key.bytes)?;
+            let (key, offset) = (&flag.region.key, flag.word * WORD_BYTES);
             Ok(match &flag.region.alias {
                 Some(alias) => {
                     let flag = alias.base.as_ptr().wrapping_add(offset as usize).cast();
-                    CheckedOp::Loopback(LoopbackOp::Store { flag, value })
+                    ResolvedOp::Loopback(LoopbackOp::Store { flag, value })
                 }
                 None => {
                     let word = FlagWord { generation: key.generation.0, word: flag.word };
                     let (address, remote_key) = (key.address + offset, key.remote_keys[0]);
                     let signal = FlagSignal { flag: word, value, address, key: remote_key };
-                    CheckedOp::Peer(key.rank, PeerOp::Signal(signal))
+                    ResolvedOp::Peer(key.rank, PeerOp::Signal(signal))
                 }
             })
         }
-        Op::Wait { .. } => Err(Error::argument(
-            "a wait was submitted to an engine without queued_wait; poll the flag instead"
-                .to_owned(),
-        )),
+        Op::Wait { .. } => unreachable!("the check of the slice refuses waits"),
     }
 }
 
@@ -128,9 +110,9 @@ fn copy(
     (remote_region, remote_offset): (&Remote, u64),
     bytes: u64,
     direction: Direction,
-) -> Result<CheckedOp, Error> {
+) -> Result<ResolvedOp, Error> {
     if bytes == 0 {
-        return Ok(CheckedOp::Empty);
+        return Ok(ResolvedOp::Empty);
     }
     // The ranges lie inside regions, which fit the address space.
     let local = local_region.base().as_ptr().wrapping_add(local_offset as usize);
@@ -143,7 +125,7 @@ fn copy(
         let aliased = alias.base.as_ptr().wrapping_add(remote_offset as usize);
         let (dst, src) =
             if direction == Direction::Put { (aliased, local) } else { (local, aliased) };
-        return Ok(CheckedOp::Loopback(LoopbackOp::Copy { dst, src, bytes: bytes as usize }));
+        return Ok(ResolvedOp::Loopback(LoopbackOp::Copy { dst, src, bytes: bytes as usize }));
     }
     let span = CopySpan {
         local: local as u64,
@@ -154,17 +136,7 @@ fn copy(
         is_device_memory,
     };
     let op = if direction == Direction::Put { PeerOp::Write(span) } else { PeerOp::Read(span) };
-    Ok(CheckedOp::Peer(remote_region.key.rank, op))
-}
-
-/// Checks that a range lies inside its region.
-fn check_range(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<(), Error> {
-    match offset.checked_add(bytes) {
-        Some(end) if end <= region_bytes => Ok(()),
-        _ => Err(Error::argument(format!(
-            "{what} spans {bytes} bytes from offset {offset}, the region has {region_bytes}"
-        ))),
-    }
+    Ok(ResolvedOp::Peer(remote_region.key.rank, op))
 }
 
 /// A queue of loopback ops, in the order of submission.

@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use peerlane_toolkit::{ParkStep, Parker};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::connection::{SignalReceiver, WakeupEvent};
@@ -27,33 +28,29 @@ const FDS_MAX: usize = 1 + 2 * NICS_MAX;
 
 /// Parks one engine: polls for a while, announces the sleep, polls once more, sleeps.
 #[derive(Debug)]
-pub(super) struct Parker {
-    wakeup: Arc<WakeupEvent>,
+pub(super) struct EventParker {
+    parker: Parker<Arc<WakeupEvent>>,
     spin: SpinPolicy,
-    /// Start of the current idle time.
-    idle_since: Option<Instant>,
-    /// Whether the sleep is announced, so that the next park sleeps.
-    announced: bool,
 }
 
-impl Parker {
+impl EventParker {
     pub(super) fn new(receiver: &SignalReceiver, spin: Option<Duration>) -> Result<Self, Error> {
         let wakeup = WakeupEvent::new()?;
         receiver.add_sleeper(&wakeup);
-        Ok(Self { wakeup, spin: SpinPolicy::new(spin), idle_since: None, announced: false })
+        Ok(Self { parker: Parker::new(wakeup), spin: SpinPolicy::new(spin) })
     }
 
     pub(super) fn waker(&self) -> Waker {
-        Waker::from(self.wakeup())
+        self.parker.waker()
     }
 
     pub(super) fn wakeup(&self) -> Arc<WakeupEvent> {
-        Arc::clone(&self.wakeup)
+        Arc::clone(self.parker.unpark())
     }
 
     /// Returns whether the next park sleeps.
     pub(super) fn is_announced(&self) -> bool {
-        self.announced
+        self.parker.is_announced()
     }
 
     /// Does one step of parking.
@@ -66,35 +63,29 @@ impl Parker {
         cqs: &[Arc<Cq>],
         limit: Duration,
     ) -> Result<(), Error> {
-        if self.wakeup.take_wakeup() {
-            self.record_progress(receiver);
-            return Ok(());
-        }
-        if self.announced {
-            let slept = self.sleep(receiver, cqs, limit);
-            self.withdraw(receiver);
-            if slept? {
-                // The event was one that another sleeper waits for too, and no further event arrives until it
-                // is requested.
-                receiver.wake();
-            }
-            return Ok(());
-        }
-        let now = Instant::now();
-        let idle_since = *self.idle_since.get_or_insert(now);
-        if now.duration_since(idle_since) < self.spin.duration().min(limit) {
+        let (idle_since, announced) = (self.parker.idle_since(), self.parker.is_announced());
+        match self.parker.step(self.spin.duration(), limit) {
+            ParkStep::Woken => self.end_wait(receiver, idle_since, announced),
             // The peer may be a thread or process that needs this core.
-            match self.spin.yields() {
-                true => std::thread::yield_now(),
-                false => std::hint::spin_loop(),
+            ParkStep::Poll if self.spin.yields() => std::thread::yield_now(),
+            ParkStep::Poll => std::hint::spin_loop(),
+            ParkStep::Announce => {
+                receiver.asleep.fetch_add(1, Ordering::SeqCst);
+                self.parker.unpark().set_asleep(true);
+                receiver.request_events()?;
+                return cqs.iter().try_for_each(|cq| cq.request_event());
             }
-            return Ok(());
+            ParkStep::Sleep => {
+                let slept = self.sleep(receiver, cqs, limit);
+                self.withdraw(receiver);
+                if slept? {
+                    // The event was one that another sleeper waits for too, and no further event arrives
+                    // until it is requested.
+                    receiver.wake();
+                }
+            }
         }
-        self.announced = true;
-        receiver.asleep.fetch_add(1, Ordering::SeqCst);
-        self.wakeup.set_asleep(true);
-        receiver.request_events()?;
-        cqs.iter().try_for_each(|cq| cq.request_event())
+        Ok(())
     }
 
     /// Sleeps; returns whether it took the event of an arrival.
@@ -111,7 +102,7 @@ impl Parker {
             tv_nsec: limit.subsec_nanos().into(),
         });
         // The wake-up first, then the receive queue of each NIC, then the completion queue of each NIC.
-        let wakeup = self.wakeup.fd();
+        let wakeup = self.parker.unpark().fd();
         let receive_fds = receiver.nics.iter().map(|nic| nic.cq.fd());
         let mut channels = receive_fds.chain(cqs.iter().map(|cq| cq.fd()));
         let mut fds: [PollFd<'_>; FDS_MAX] = std::array::from_fn(|at| {
@@ -133,25 +124,31 @@ impl Parker {
             cq.drain_events();
         }
         if is_ready(&fds[0]) {
-            self.wakeup.clear();
+            self.parker.unpark().clear();
         }
         Ok(arrived)
     }
 
     /// Takes the announcement of a sleep back.
-    fn withdraw(&mut self, receiver: &SignalReceiver) {
-        if std::mem::take(&mut self.announced) {
-            self.wakeup.set_asleep(false);
-            receiver.asleep.fetch_sub(1, Ordering::SeqCst);
-        }
+    fn withdraw(&self, receiver: &SignalReceiver) {
+        self.parker.unpark().set_asleep(false);
+        receiver.asleep.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Records progress: the next park polls before it sleeps.
     pub(super) fn record_progress(&mut self, receiver: &SignalReceiver) {
-        if let Some(since) = self.idle_since.take() {
+        let (idle_since, announced) = (self.parker.idle_since(), self.parker.is_announced());
+        self.parker.busy();
+        self.end_wait(receiver, idle_since, announced);
+    }
+
+    fn end_wait(&mut self, receiver: &SignalReceiver, since: Option<Instant>, announced: bool) {
+        if let Some(since) = since {
             self.spin.record_wait(since.elapsed());
         }
-        self.withdraw(receiver);
+        if announced {
+            self.withdraw(receiver);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_void};
 
-use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::Fault;
 
 use super::{Device, PciAddress, uuid_text};
 use crate::error::Error;

@@ -21,7 +21,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fmt, fs};
 
-use peerlane_toolkit::device::{DeviceContext, Fault};
+use peerlane_toolkit::Fault;
+use peerlane_toolkit::device::DeviceContext;
 
 pub use agent::{Agent, AgentKind, agent};
 pub(crate) use agent::{MemoryPool, agents, find_agent, memory_pools};

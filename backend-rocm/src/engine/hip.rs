@@ -18,9 +18,10 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use peerlane_toolkit::Fault;
 use peerlane_toolkit::device::{
     Batching, CaptureState, CopyBatch, CopyCalls, CopyKind, DeviceContext as _, DevicePtr,
-    EventHandle, ExecHandle, Fault, GraphCalls, GraphHandle, StreamCalls, StreamHandle, WordCalls,
+    EventHandle, ExecHandle, GraphCalls, GraphHandle, StreamCalls, StreamHandle, WordCalls,
 };
 use peerlane_toolkit::streams::{ProbeCache, StreamDevice, StreamLimits};
 

@@ -34,7 +34,8 @@ use std::task::Waker;
 use std::time::Duration;
 
 use peerlane_hal::{Caps, CopyEngine, EngineRequirements, Op, StreamOrdered, Ticket};
-use peerlane_toolkit::device::{Fault, StreamHandle};
+use peerlane_toolkit::Fault;
+use peerlane_toolkit::device::StreamHandle;
 use peerlane_toolkit::peers::EngineRequest;
 use peerlane_toolkit::streams;
 pub(crate) use peerlane_toolkit::streams::{EngineSetup, probe_signal};

@@ -37,7 +37,8 @@ use std::task::Waker;
 use std::time::Duration;
 
 use peerlane_hal::{At, Caps, Deadline, Flag, Op, Rank, Ticket};
-use peerlane_toolkit::device::{DeviceContext as _, Fault};
+use peerlane_toolkit::Fault;
+use peerlane_toolkit::device::DeviceContext as _;
 use peerlane_toolkit::peers::ConnectedPeer;
 use peerlane_toolkit::{EngineRegion, EngineState, PeerRegion, PeerSet, TimedParker};
 

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, Ticket};
-use peerlane_toolkit::{TicketCounter, device::Fault};
+use peerlane_toolkit::{Fault, TicketCounter};
 
 use super::pending::{Command, FLAG_BYTES, FlagAddress, InFlight, PeerQueue, Signals};
 use super::pieces::{self, EngineLoads};

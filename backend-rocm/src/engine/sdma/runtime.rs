@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use peerlane_toolkit::device::Fault;
+use peerlane_toolkit::Fault;
 
 use super::select::SdmaId;
 

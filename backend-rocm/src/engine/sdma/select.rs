@@ -8,7 +8,8 @@
 use std::fmt;
 
 use peerlane_hal::LinkKind;
-use peerlane_toolkit::device::{DeviceContext as _, Fault};
+use peerlane_toolkit::Fault;
+use peerlane_toolkit::device::DeviceContext as _;
 use peerlane_toolkit::peers::ConnectedPeer;
 
 use super::hsa;

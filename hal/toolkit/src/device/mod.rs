@@ -19,7 +19,6 @@ use std::marker::PhantomData;
 
 use peerlane_hal::BackendId;
 
-pub use crate::Fault;
 pub use traits::{
     CopyCalls, DeviceContext, GraphCalls, IpcCalls, MemoryCalls, PeerDevice, PeerOptions,
     RegionDevice, StreamCalls, StreamDevice, Vendor, VirtualCalls, WordCalls,

@@ -31,7 +31,8 @@ use super::types::{
     FreeBytes, GraphHandle, IpcHandle, MemoryHandle, Pointee, Reachability, StreamHandle,
     StreamLimits,
 };
-use super::{DevicePtr, Entered, Fault, Relaxed};
+use super::{DevicePtr, Entered, Relaxed};
+use crate::Fault;
 use crate::peers::DeviceId;
 use crate::regions::{Local, Remote};
 use crate::streams::{ProbeCache, SignalBy};

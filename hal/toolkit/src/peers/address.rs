@@ -1,6 +1,6 @@
 //! The address of a rank: its host, its device, and the key of a small region for probes.
 
-use crate::device::Fault;
+use crate::Fault;
 use crate::regions::{Key, Vendor};
 use peerlane_hal::Rank;
 use peerlane_hal::wire::{Reader, Truncated, Writer};

@@ -22,7 +22,7 @@ use address::{Address, Host};
 pub use crate::device::{ConnectedPeer, EngineRequest, PeerDevice, PeerOptions, Reachability};
 pub use address::DeviceId;
 
-use crate::device::Fault;
+use crate::Fault;
 use crate::handover::Server;
 use crate::regions::{Key, Local, Memory, Owner, Remote, Vendor};
 use crate::streams::SignalBy;

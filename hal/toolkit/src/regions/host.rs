@@ -14,7 +14,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::device::{DevicePtr, Fault, Pointee, RegionDevice, backend_id};
+use crate::Fault;
+use crate::device::{DevicePtr, Pointee, RegionDevice, backend_id};
 use crate::mapping::{self, MappedSpan, Mapping};
 use peerlane_hal::{BackendId, Rank, Role};
 

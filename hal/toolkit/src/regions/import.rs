@@ -13,7 +13,8 @@ use super::host::PinnedHost;
 use super::key::{Access, Key};
 use super::region::{KeepAlive, Remote};
 use super::registration::Registration;
-use crate::device::{DevicePtr, Fault, IpcHandle, RegionDevice, Vendor, backend_id};
+use crate::Fault;
+use crate::device::{DevicePtr, IpcHandle, RegionDevice, Vendor, backend_id};
 use crate::handover::{self, Claim, ProcessToken};
 use peerlane_hal::{BackendId, Deadline, Generation, Rank};
 

@@ -50,7 +50,8 @@ pub use key::Key;
 pub(super) use key::TestVendor;
 pub use region::{Local, Remote};
 
-use crate::device::{DevicePtr, Fault, backend_id};
+use crate::Fault;
+use crate::device::{DevicePtr, backend_id};
 use crate::handover::{self, ProcessToken};
 use host::AdoptedHost;
 use key::Access;

@@ -12,8 +12,9 @@ use std::sync::{Arc, OnceLock};
 use super::allocation::{Mapped, Physical, Plain, allow};
 use super::host::{AdoptedHost, HostView, PinnedHost};
 use super::key::{Access, PrivateReason};
+use crate::Fault;
 use crate::deferred_free;
-use crate::device::{DevicePtr, Extent, Fault, IpcHandle, Pointee, RegionDevice, Vendor};
+use crate::device::{DevicePtr, Extent, IpcHandle, Pointee, RegionDevice, Vendor};
 use crate::handover::Handover;
 use peerlane_hal::{Rank, Role};
 

@@ -9,8 +9,9 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
+use crate::Fault;
 use crate::deferred_free;
-use crate::device::{CopyKind, DevicePtr, EventHandle, Fault, RegionDevice, Relaxed, StreamHandle};
+use crate::device::{CopyKind, DevicePtr, EventHandle, RegionDevice, Relaxed, StreamHandle};
 
 const STAGING_BYTES: usize = 1 << 20;
 /// Time limit of a copy; the longest take a second.

@@ -12,8 +12,9 @@
 //! 2052). There the stream writes the value of a signal to a word of its own and copies that word, eight
 //! aligned bytes, in one piece.
 
+use crate::Fault;
 use crate::device::{
-    CopyBatch, CopyCalls, CopyKind, DevicePtr, Fault, MemoryCalls, StreamHandle, WordCalls,
+    CopyBatch, CopyCalls, CopyKind, DevicePtr, MemoryCalls, StreamHandle, WordCalls,
 };
 
 use super::resources::{DevicePage, PAGE_WORDS};

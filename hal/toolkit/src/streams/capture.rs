@@ -11,7 +11,8 @@ use super::StreamDevice;
 use super::emit::SideStream;
 use super::pending::Awaited;
 use super::resources::{DevicePage, Event, OwnStream, PAGE_WORDS, PinnedPage, Stream};
-use crate::device::{CaptureState, CopyKind, DevicePtr, Fault};
+use crate::Fault;
+use crate::device::{CaptureState, CopyKind, DevicePtr};
 
 /// First word of the page for recorded slices.
 const BUSY_FIRST: usize = 64;

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 
 use super::resources::Event;
-use crate::device::{DevicePtr, Fault, StreamCalls, StreamHandle};
+use crate::Fault;
+use crate::device::{DevicePtr, StreamCalls, StreamHandle};
 
 /// Largest number of commands on one stream. The driver has room for about a thousand and then blocks the
 /// caller. Behind a wait that only this caller can release, that would be a deadlock.

@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 use super::batches::{PendingCopies, WordBatch};
 use super::resources::{DevicePage, Event, OwnStream, PinnedPage};
 use super::{SignalBy, StreamDevice};
-use crate::device::{Batching, CopyKind, DevicePtr, ExecHandle, Fault, GraphHandle, StreamHandle};
+use crate::Fault;
+use crate::device::{Batching, CopyKind, DevicePtr, ExecHandle, GraphHandle, StreamHandle};
 use peerlane_hal::{Error as _, ErrorKind};
 
 /// Time limit of each step of a probe.

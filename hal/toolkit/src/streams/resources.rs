@@ -23,9 +23,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::Fault;
 use crate::deferred_free;
 use crate::device::{
-    CaptureState, CopyCalls, DevicePtr, EventHandle, Fault, MemoryCalls, StreamCalls, StreamHandle,
+    CaptureState, CopyCalls, DevicePtr, EventHandle, MemoryCalls, StreamCalls, StreamHandle,
 };
 
 /// A stream of the caller, on which it computes. Each backend wraps it in its own type, so that a stream of

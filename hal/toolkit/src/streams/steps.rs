@@ -22,7 +22,8 @@
 //! bytes are put to a peer anyway, a copy engine can copy them back from there: one more transfer over the
 //! link, and no kernel. The caller chooses by [`SelfCopy`].
 
-use crate::device::{CopyKind, DevicePtr, Fault, StreamLimits};
+use crate::Fault;
+use crate::device::{CopyKind, DevicePtr, StreamLimits};
 use crate::{EngineRegion, PeerRegion, PeerSet};
 use peerlane_hal::{Op, Rank};
 
