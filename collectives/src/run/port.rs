@@ -159,7 +159,7 @@ fn resolve<'a>(
 
 /// Reuses an allocation for ops of another lifetime.
 ///
-/// Collecting an emptied vector in place keeps its buffer. tests/tests/steady_state.rs tests that a start allocates nothing.
+/// Collecting an emptied vector in place keeps its buffer. tests/tests/steady_state tests that a start allocates nothing.
 fn recycle<'b, L, R>(mut ops: Vec<Op<'_, L, R>>) -> Vec<Op<'b, L, R>> {
     ops.clear();
     ops.into_iter().map(|_| unreachable!("cleared above")).collect()

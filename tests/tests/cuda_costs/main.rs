@@ -4,19 +4,17 @@
 //! The simulated driver counts its calls; on GPUs only allocations are counted. Each rank is a
 //! process.
 
-#[path = "steady_state/counting.rs"]
+#[path = "../steady_state/counting.rs"]
 mod counting;
-#[path = "steady_state/rest.rs"]
+#[path = "../steady_state/rest.rs"]
 mod rest;
 
-#[path = "gpu_support/mod.rs"]
+#[path = "../gpu_support/mod.rs"]
 mod support;
-#[path = "cuda_support/mod.rs"]
+#[path = "../cuda_support/mod.rs"]
 mod vendor;
 
-#[path = "cuda_costs/calls.rs"]
 mod calls;
-#[path = "cuda_costs/machine.rs"]
 mod machine;
 
 use std::process::{Command, ExitCode};

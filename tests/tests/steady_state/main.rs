@@ -5,13 +5,9 @@
 //! traced rank marks the interval by two system calls that are not used otherwise, and only gathers
 //! between them.
 
-#[path = "steady_state/counting.rs"]
 mod counting;
-#[path = "steady_state/rest.rs"]
 mod rest;
-#[path = "steady_state/system_calls.rs"]
 mod system_calls;
-#[path = "steady_state/windows.rs"]
 mod windows;
 
 use std::process::ExitCode;

@@ -4,13 +4,10 @@
 //! It also tests what happens to a group when one of its processes is killed or stopped. The nodes
 //! are network namespaces, each with its own RDMA device; without these the tests are skipped.
 
-#[path = "rdma_support/mod.rs"]
+#[path = "../rdma_support/mod.rs"]
 mod rdma_support;
-#[path = "rdma_processes/rounds.rs"]
 mod rounds;
-#[path = "rdma_processes/scenario.rs"]
 mod scenario;
-#[path = "rdma_processes/stopped.rs"]
 mod stopped;
 
 use std::process::ExitCode;

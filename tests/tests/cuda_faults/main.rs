@@ -1,15 +1,13 @@
 //! Tests faults of GPUs under the CUDA backend; each fault has its own processes.
 
-#[path = "gpu_faults/mod.rs"]
+#[path = "../gpu_faults/mod.rs"]
 mod faults;
-#[path = "gpu_support/mod.rs"]
+#[path = "../gpu_support/mod.rs"]
 mod support;
-#[path = "cuda_support/mod.rs"]
+#[path = "../cuda_support/mod.rs"]
 mod vendor;
 
-#[path = "cuda_faults/driver.rs"]
 mod driver;
-#[path = "cuda_faults/opening.rs"]
 mod opening;
 
 use std::process::ExitCode;

@@ -1,15 +1,13 @@
 //! Tests faults of GPUs under the ROCm backend; each fault has its own processes.
 
-#[path = "gpu_faults/mod.rs"]
+#[path = "../gpu_faults/mod.rs"]
 mod faults;
-#[path = "gpu_support/mod.rs"]
+#[path = "../gpu_support/mod.rs"]
 mod support;
-#[path = "rocm_support/mod.rs"]
+#[path = "../rocm_support/mod.rs"]
 mod vendor;
 
-#[path = "rocm_faults/driver.rs"]
 mod driver;
-#[path = "rocm_faults/opening.rs"]
 mod opening;
 
 use std::process::ExitCode;

@@ -5,9 +5,7 @@
 //! wait for it. Killing two ranks at once is left out on purpose: which of them is named depends on
 //! chance.
 
-#[path = "kill/case.rs"]
 mod case;
-#[path = "kill/rank.rs"]
 mod rank;
 
 use std::process::ExitCode;

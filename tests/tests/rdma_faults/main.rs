@@ -2,17 +2,12 @@
 //!
 //! Without a device only the tests that need none run.
 
-#[path = "rdma_faults/keys.rs"]
 mod keys;
-#[path = "rdma_faults/limits.rs"]
 mod limits;
-#[path = "rdma_faults/links.rs"]
 mod links;
-#[path = "rdma_faults/opening.rs"]
 mod opening;
-#[path = "rdma_support/pair.rs"]
+#[path = "../rdma_support/pair.rs"]
 mod pair;
-#[path = "rdma_faults/queues.rs"]
 mod queues;
 
 use std::process::ExitCode;
