@@ -67,7 +67,8 @@ impl Backend {
             return Ok(());
         }
         let text = format!(
-            "this program was built without the backend {self}; enable the feature `{self}` of the crate peerlane"
+            "this program was built without the backend {self}; enable the feature `{self}` of the \
+             crate `peerlane` and build it again"
         );
         Err(Error::new(ErrorKind::Unavailable, text))
     }
@@ -85,7 +86,7 @@ impl FromStr for Backend {
     fn from_str(text: &str) -> Result<Self, Error> {
         Self::ALL.into_iter().find(|backend| backend.name() == text).ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");
-            let text = format!("backend is {text:?}, expected one of {names}");
+            let text = format!("unknown backend {text:?}, expected one of {names}");
             Error::new(ErrorKind::InvalidArgument, text)
         })
     }
@@ -152,7 +153,8 @@ impl Survey {
                         format!("{gpus}, expected {GPUS_MIN} or more")
                     } else if let Some(ranks) = too_many {
                         format!(
-                            "{gpus} for {ranks} ranks; name the backend {backend} to share GPUs"
+                            "{gpus} for {ranks} ranks; select the backend {backend} explicitly to \
+                             share GPUs"
                         )
                     } else {
                         return (backend, vec![gpus]);
@@ -198,7 +200,8 @@ fn rdma_devices() -> Result<Vec<Device>, String> {
         if #[cfg(feature = "rdma")] {
             let devices = peerlane_rdma::discover().map_err(|error| error.to_string())?;
             if devices.is_empty() {
-                return Err("this machine has no RDMA device".to_owned());
+                return Err(
+                    "this machine has no RDMA device; run `peerlane doctor` for details".to_owned());
             }
             let device = |(ordinal, device): (u32, peerlane_rdma::Device)| {
                 Device::new(ordinal, device.name)
@@ -212,7 +215,7 @@ fn rdma_devices() -> Result<Vec<Device>, String> {
 
 #[cfg(not(all(feature = "cuda", feature = "rocm", feature = "rdma")))]
 fn not_built_in(backend: Backend) -> Result<Vec<Device>, String> {
-    Err(format!("the feature `{backend}` of the crate peerlane is off"))
+    Err(format!("this program was built without the feature `{backend}` of the crate `peerlane`"))
 }
 
 /// Opens groups from the environment of a launcher.
@@ -358,7 +361,10 @@ impl OpenOptions {
         let decode = |(index, bytes): (usize, &Vec<u8>)| {
             RankDevices::decode(bytes).map_err(|error| {
                 let peer = Rank::at(index);
-                let text = format!("the backends of rank {peer} cannot be read: {error}");
+                let text = format!(
+                    "cannot decode the list of backends of rank {peer}: {error}; run the same \
+                     Peerlane on all ranks"
+                );
                 Error::new(ErrorKind::Mismatch, text).with_peer(peer)
             })
         };
@@ -444,7 +450,8 @@ fn select(
     if let Some(&other) = mates.iter().find(|&&rank| all[rank].requested != own.requested) {
         let name = |requested: Option<Backend>| requested.map_or("automatic", Backend::name);
         let text = format!(
-            "backend is {} on rank {other}, {} on rank {me} of the same machine",
+            "ranks of one machine request different backends: {} on rank {other}, {} on rank {me}; \
+             request the same backend on both",
             name(all[other].requested),
             name(own.requested)
         );
@@ -457,7 +464,7 @@ fn select(
                 let fewest = mates.iter().min_by_key(|&&rank| all[rank].count(backend));
                 let rank = *fewest.expect("this rank is on its own machine");
                 match (all[rank].count(backend), devices) {
-                    (0, Ok(_)) => Err(format!("rank {rank} has none")),
+                    (0, Ok(_)) => Err(format!("rank {rank} found no GPU")),
                     (count, Ok(devices)) => Ok(devices[..count as usize].to_vec()),
                     (_, Err(reason)) => Err(reason.clone()),
                 }
@@ -478,7 +485,7 @@ fn select(
         _ => None,
     };
     if let Some(reason) = missing {
-        let text = format!("the backend {local} cannot be opened: {reason}");
+        let text = format!("cannot open the backend {local}: {reason}");
         return Err(Error::new(ErrorKind::Unavailable, text));
     }
     let gpus = match local {
@@ -500,8 +507,8 @@ fn select(
                 _ => String::new(),
             };
             let text = format!(
-                "the ranks are on several machines, which need RDMA between them, but rank {rank} on {} has no usable RDMA \
-                 device{reason}; install rdma-core, and see `peerlane doctor`",
+                "rank {rank} on {} has no usable RDMA device{reason}; groups on several machines \
+                 need one on each: install rdma-core, and run `peerlane doctor` for details",
                 all[rank].host
             );
             return Err(Error::new(ErrorKind::Unavailable, text).with_peer(Rank::at(rank)));
@@ -575,7 +582,10 @@ mod tests {
             assert_eq!(backend.name().parse::<Backend>().unwrap(), backend);
         }
         let error = "cud".parse::<Backend>().unwrap_err();
-        assert_eq!(error.to_string(), "backend is \"cud\", expected one of host, cuda, rocm, rdma");
+        assert_eq!(
+            error.to_string(),
+            "unknown backend \"cud\", expected one of host, cuda, rocm, rdma"
+        );
     }
 
     #[test]
@@ -612,7 +622,8 @@ mod tests {
         );
         assert_eq!(
             choose(survey(gpus(4), missing()), Some(8), false),
-            "host (cuda: 4 GPUs for 8 ranks; name the backend cuda to share GPUs; rocm: the library is missing)"
+            "host (cuda: 4 GPUs for 8 ranks; select the backend cuda explicitly to share GPUs; \
+             rocm: the library is missing)"
         );
     }
 
@@ -635,7 +646,7 @@ mod tests {
         fewer[2].cuda = 0;
         let chosen = selection(0, &fewer).unwrap();
         assert_eq!((chosen.local, chosen.device), (Backend::Host, None));
-        assert!(chosen.reasons[0].starts_with("cuda: rank 2 has none"), "{chosen}");
+        assert!(chosen.reasons[0].starts_with("cuda: rank 2 found no GPU"), "{chosen}");
         let mut without = all.clone();
         without[3].rdma = 0;
         let error = selection(0, &without).unwrap_err();

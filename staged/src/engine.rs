@@ -44,7 +44,8 @@ impl<D: Fabric, N: Fabric> Engine<D, N> {
         match numbers.into_iter().find(|number| !number.is_multiple_of(align)) {
             None => Ok(()),
             Some(odd) => Err(Error::argument(format!(
-                "a {what} has an offset or length of {odd}, expected a multiple of {align} bytes"
+                "misaligned {what}: an offset or the length is {odd} bytes, expected a multiple of \
+                 {align} bytes (put_align_bytes)"
             ))),
         }
     }
@@ -75,7 +76,8 @@ impl<D: Fabric, N: Fabric> Engine<D, N> {
                 let region = &flag.region.0;
                 if region.role == Role::Data {
                     return Err(Error::argument(
-                        "the signalled flag lies in a region registered as Data, expected Flags"
+                        "the signalled flag is in a region of role Data, expected role Flags; \
+                         register its memory with Role::Flags"
                             .to_owned(),
                     ));
                 }
@@ -88,7 +90,8 @@ impl<D: Fabric, N: Fabric> Engine<D, N> {
             }
             Op::Wait { .. } => {
                 return Err(Error::argument(
-                    "a wait was submitted to an engine without queued_wait; poll the flag instead"
+                    "a wait was submitted to an engine that cannot queue waits (queued_wait is \
+                     false); poll the flag instead"
                         .to_owned(),
                 ));
             }
@@ -115,12 +118,16 @@ impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
         let mut transport = self.shared.transport();
         transport.check()?;
         if self.released {
-            return Err(Error::new(ErrorKind::Aborted, "the engine was released"));
+            return Err(Error::new(
+                ErrorKind::Aborted,
+                "the engine accepts no more ops, because it was released after an abort",
+            ));
         }
         let slice_ops_max = self.caps.slice_ops_max;
         if ops.len() > slice_ops_max {
             return Err(Error::argument(format!(
-                "a slice has {} ops, expected at most slice_ops_max = {slice_ops_max}",
+                "a slice has {} ops, expected at most {slice_ops_max} (slice_ops_max of the \
+                 engine); split it into several slices",
                 ops.len()
             )));
         }
@@ -128,8 +135,10 @@ impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
         // Slices without ops take tickets, of which there are as many as ops.
         if queue.len() + ops.len() > QUEUE_OPS || queue.tickets.open() >= QUEUE_OPS {
             let (queued, new) = (queue.len(), ops.len());
-            let text =
-                format!("the queue holds {queued} of {QUEUE_OPS} ops, no room for {new} more");
+            let text = format!(
+                "the queue of the engine is full: it holds {queued} of at most {QUEUE_OPS} ops, no \
+                 room for {new} more; submit again after a ticket completes"
+            );
             return Err(Error::new(ErrorKind::QueueFull, text));
         }
         let resolved: Result<Vec<_>, Error> =
@@ -206,7 +215,8 @@ fn within(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<(), 
     match offset.checked_add(bytes) {
         Some(end) if end <= region_bytes => Ok(()),
         _ => Err(Error::argument(format!(
-            "{what} spans {bytes} bytes from offset {offset}, the region has {region_bytes}"
+            "{what} out of range: {bytes} bytes from offset {offset}, but the region has \
+             {region_bytes} bytes"
         ))),
     }
 }

@@ -99,7 +99,8 @@ impl Engine {
                 Ok(QueuedOp::Signal { flag: word, value, doorbell: Arc::as_ptr(region.doorbell()) })
             }
             Op::Wait { .. } if !self.options.caps.queued_wait => Err(Error::Argument(
-                "a wait was submitted to an engine without queued_wait; poll the flag instead"
+                "a wait was submitted to an engine that cannot queue waits (queued_wait is false); \
+                 poll the flag instead"
                     .to_owned(),
             )),
             Op::Wait { flag, value, reset } => {
@@ -126,7 +127,8 @@ impl Engine {
         match numbers.into_iter().find(|number| !number.is_multiple_of(align)) {
             None => Ok(()),
             Some(odd) => Err(Error::Argument(format!(
-                "a {what} has an offset or length of {odd}, expected a multiple of {align} bytes"
+                "misaligned {what}: an offset or the length is {odd} bytes, expected a multiple of \
+                 {align} bytes (put_align_bytes)"
             ))),
         }
     }
@@ -220,7 +222,8 @@ fn within(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<usiz
             Ok(usize::try_from(offset).expect("a region fits the address space"))
         }
         _ => Err(Error::Argument(format!(
-            "{what} spans {bytes} bytes from offset {offset}, the region has {region_bytes}"
+            "{what} out of range: {bytes} bytes from offset {offset}, but the region has \
+             {region_bytes} bytes"
         ))),
     }
 }
@@ -230,7 +233,8 @@ fn check_role(what: &str, role: Role) -> Result<(), Error> {
     match role {
         Role::Flags => Ok(()),
         Role::Data => Err(Error::Argument(format!(
-            "the {what} lies in a region registered as Data, expected Flags"
+            "the {what} is in a region of role Data, expected role Flags; register its memory with \
+             Role::Flags"
         ))),
     }
 }
@@ -256,7 +260,8 @@ impl CopyEngine for Engine {
         let slice_ops_max = self.options.caps.slice_ops_max;
         if ops.len() > slice_ops_max {
             return Err(Error::Argument(format!(
-                "a slice has {} ops, expected at most slice_ops_max = {slice_ops_max}",
+                "a slice has {} ops, expected at most {slice_ops_max} (slice_ops_max of the \
+                 engine); split it into several slices",
                 ops.len()
             )));
         }

@@ -37,7 +37,10 @@ pub enum Error {
     #[error(transparent)]
     Key(#[from] KeyError),
     /// A key names memory that its owner has freed.
-    #[error("remote key of rank {peer}, generation {generation}: the memory has been freed")]
+    #[error(
+        "remote key of rank {peer} is stale: rank {peer} has freed the memory (generation \
+         {generation})"
+    )]
     Freed {
         /// The owner.
         peer: Rank,
@@ -45,7 +48,7 @@ pub enum Error {
         generation: u64,
     },
     /// A key was exported by another rank than the caller says.
-    #[error("remote key is of rank {found}, expected rank {expected}")]
+    #[error("remote key belongs to rank {found}, expected a key of rank {expected}")]
     ForeignKey {
         /// The rank that the caller named.
         expected: Rank,
@@ -54,15 +57,16 @@ pub enum Error {
     },
     /// Memory that the peer registered itself cannot be imported by another process.
     #[error(
-        "rank {peer} registered memory of its own process; only ranks of that process can import \
-         it: use memory from `allocate` between processes"
+        "memory of rank {peer} cannot be imported by another process: rank {peer} registered its \
+         own memory instead of calling `allocate`; let rank {peer} allocate this memory with \
+         `allocate`"
     )]
     PrivateMemory {
         /// The owner.
         peer: Rank,
     },
     /// An address is malformed.
-    #[error("address of rank {peer} is malformed: {what}")]
+    #[error("invalid address of rank {peer}: {what}")]
     Address {
         /// The rank of the address.
         peer: Rank,
@@ -76,7 +80,7 @@ pub enum Error {
         peer: Rank,
     },
     /// The peer's process has ended.
-    #[error("rank {peer} is gone: {how}")]
+    #[error("connection to rank {peer} lost: {how}")]
     PeerLost {
         /// The peer.
         peer: Rank,
@@ -97,7 +101,10 @@ pub enum Error {
     #[error("{0}")]
     Argument(String),
     /// The queue has no room for the slice now.
-    #[error("the queue holds {queued} of {room} ops, {requested} more do not fit now")]
+    #[error(
+        "the queue of the engine is full: it holds {queued} of at most {room} ops, no room for \
+         {requested} more; submit again after a ticket completes"
+    )]
     QueueFull {
         /// Number of ops in the queue.
         queued: usize,
@@ -107,7 +114,7 @@ pub enum Error {
         requested: usize,
     },
     /// The engine was released.
-    #[error("the engine was released after an abort and takes no more ops")]
+    #[error("the engine accepts no more ops, because it was released after an abort")]
     Released,
 }
 
@@ -124,9 +131,7 @@ impl Error {
         move |refusal| match refusal {
             Refusal::Freed => Self::Freed { peer, generation: generation.0 },
             Refusal::Gone { how } => Self::PeerLost { peer, how },
-            Refusal::Late { timeout } => {
-                Self::Timeout { peer, what: "hand over its memory", timeout }
-            }
+            Refusal::Late { timeout } => Self::Timeout { peer, what: "send its memory", timeout },
             Refusal::Failed { why } => Self::PeerLost { peer, how: why },
             Refusal::System { what, errno } => Self::System { what, errno },
         }

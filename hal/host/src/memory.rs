@@ -101,7 +101,8 @@ impl Region for Local {
     }
 
     fn dma_buf(&self) -> Result<DmaBuf, String> {
-        Err("it is host memory, which fabrics register by its address".to_owned())
+        Err("the region is host memory, which has no dma-buf; register it by its address"
+            .to_owned())
     }
 
     fn flush(&self) -> Option<Arc<dyn Flush>> {
@@ -154,7 +155,7 @@ pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Regi
         .map_err(Error::of_handover(peer, key.generation))?;
     let count = fds.len();
     let Ok([fd]) = <[_; 1]>::try_from(fds) else {
-        let how = format!("it handed over {count} descriptors for one region, expected 1");
+        let how = format!("the peer sent {count} file descriptors for one region, expected 1");
         return Err(Error::PeerLost { peer, how });
     };
     let mapped = Mapping::import(fd, head, bytes).map_err(Error::of_mapping(peer));
@@ -179,7 +180,10 @@ impl PeerMemory for Memory {
 
     unsafe fn register(&self, base: NonNull<u8>, bytes: u64, role: Role) -> Result<Local, Error> {
         if role == Role::Flags && !(base.as_ptr() as u64).is_multiple_of(WORD_BYTES) {
-            let text = format!("flags at {base:p} are not aligned to {WORD_BYTES} bytes");
+            let text = format!(
+                "misaligned flags: their address is {base:p}, expected a multiple of {WORD_BYTES} \
+                 bytes"
+            );
             return Err(Error::Argument(text));
         }
         let backing = match mapping::find(base, bytes) {
@@ -193,7 +197,8 @@ impl PeerMemory for Memory {
         if region.space() == Space::Device {
             let (bytes, base) = (region.bytes(), region.base());
             return Err(Error::Argument(format!(
-                "{bytes} bytes at {base:p} are device memory, expected host memory"
+                "cannot adopt {bytes} bytes at {base:p}: the region is device memory, expected \
+                 host memory"
             )));
         }
         // SAFETY: the caller's promise.
@@ -276,9 +281,13 @@ impl Handover for Registration {
         let fd = match &self.backing {
             Backing::Mapped(mapping, _) => mapping.fd(),
             Backing::Span(_, span) => span.fd(),
-            Backing::Borrowed(_) => return Err("the memory is private to its process".to_owned()),
+            Backing::Borrowed(_) => return Err(
+                "the memory was registered from another allocator, so it has no file descriptor \
+                 that a peer can map"
+                    .to_owned(),
+            ),
         };
         fd.try_clone_to_owned()
-            .map_err(|error| format!("cannot duplicate the descriptor of the memory: {error}"))
+            .map_err(|error| format!("cannot duplicate the file descriptor of the memory: {error}"))
     }
 }

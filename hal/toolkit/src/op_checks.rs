@@ -70,8 +70,8 @@ impl PeerSet {
             return Ok(peer);
         }
         Err(Fault::Argument(format!(
-            "an op names memory of rank {peer}, which was not connected when this engine of rank {} \
-             was made",
+            "an op names memory of rank {peer}, which was not connected when this engine of rank \
+             {} was created; connect all peers first, then create the engine",
             self.rank
         )))
     }
@@ -86,7 +86,8 @@ pub fn check_slice(ops: usize, slice_ops_max: usize) -> Result<(), Fault> {
         return Ok(());
     }
     Err(Fault::Argument(format!(
-        "a slice has {ops} ops, expected at most slice_ops_max = {slice_ops_max}"
+        "a slice has {ops} ops, expected at most {slice_ops_max} (slice_ops_max of the engine); \
+         split it into several slices"
     )))
 }
 
@@ -98,7 +99,8 @@ pub fn within(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<
     match offset.checked_add(bytes) {
         Some(end) if end <= region_bytes => Ok(offset),
         _ => Err(Fault::Argument(format!(
-            "{what} spans {bytes} bytes from offset {offset}, the region has {region_bytes}"
+            "{what} out of range: {bytes} bytes from offset {offset}, but the region has \
+             {region_bytes} bytes"
         ))),
     }
 }
@@ -110,7 +112,8 @@ pub fn within(what: &str, offset: u64, bytes: u64, region_bytes: u64) -> Result<
 pub fn flag_within(what: &str, word: u64, region: &impl EngineRegion) -> Result<u64, Fault> {
     if region.role() == Role::Data {
         return Err(Fault::Argument(format!(
-            "the {what} lies in a region registered as Data, expected Flags"
+            "the {what} is in a region of role Data, expected role Flags; register its memory with \
+             Role::Flags"
         )));
     }
     word_within(what, word, region.bytes())
@@ -130,7 +133,10 @@ mod tests {
         assert_eq!(within("span", 8, 8, 16).expect("inside"), 8);
         assert_eq!(within("span", 16, 0, 16).expect("nothing at the end"), 16);
         let error = within("put source", 9, 8, 16).expect_err("one too many").to_string();
-        assert_eq!(error, "put source spans 8 bytes from offset 9, the region has 16");
+        assert_eq!(
+            error,
+            "put source out of range: 8 bytes from offset 9, but the region has 16 bytes"
+        );
         within("span", u64::MAX, 1, 16).expect_err("overflow");
         assert_eq!(word_within("flag", 1, 16).expect("the last one"), 8);
         for word in [2, u64::MAX / 8 + 1, u64::MAX] {
